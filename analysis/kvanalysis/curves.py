@@ -1,0 +1,112 @@
+"""Draws error against budget on one axes: curves, bands, levels, ticks."""
+
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from .plotstyle import DOTTED
+
+# A mean error below this is rounding of the replay's own arithmetic (float32), not a loss to plot.
+ROUNDING = 1e-5
+LOG_RATIO = 5  # from this ratio of largest to smallest error a linear axis would flatten the good methods
+TICK_ROOM = 0.28  # inches; budgets closer than this on the axis would print over each other
+SIDE_BY_SIDE = 0.08  # powers of two that the labels of a single budget are spread over
+BAND_OPACITY = 0.13
+
+
+def drawable(points):
+    """The rows of a summary that can be drawn: a mean error above rounding."""
+    return points[points["rel_err_out_mean"] > ROUNDING]
+
+
+def draw(axes, points, looks):
+    """Curves of every label in `points` (rows of `summarise`, thus by rising budget; one panel)."""
+    curves = points[points["budget_tokens"].notna()]
+    for label, rows in curves.groupby("label", sort=True):
+        _curve(axes, rows, looks[label], _aside(label, curves))
+    for _, row in points[points["budget_tokens"].isna()].iterrows():
+        _level(axes, row, looks[row["label"]])
+
+
+def _aside(label, curves):
+    """A factor on the budget: 1, unless one budget alone was run; then the labels stand side by side."""
+    labels = sorted(curves["label"].unique())
+    if len(labels) < 2 or curves["budget_tokens"].nunique() > 1:
+        return 1.0
+    return 2.0 ** (SIDE_BY_SIDE * (labels.index(label) / (len(labels) - 1) - 0.5))
+
+
+def _curve(axes, rows, look, aside):
+    budget = rows["budget_tokens"].to_numpy(dtype=float) * aside
+    error, low, high = (rows[name].to_numpy() for name in ("rel_err_out_mean", "rel_err_low", "rel_err_high"))
+    if len(rows) > 1:
+        axes.fill_between(budget, low, high, color=look.colour, alpha=BAND_OPACITY, linewidth=0)
+    elif np.isfinite(low[0]):
+        axes.vlines(budget, low, high, color=look.colour, linewidth=0.8)
+    axes.plot(budget, error, color=look.colour, linestyle=look.dashes)
+    # Hollow where cells are missing: such a mean is over other heads than its neighbours'.
+    partial = (rows["n_rows"] < rows["n_cells"]).to_numpy()
+    for mask, face in ((~partial, look.colour), (partial, "white")):
+        axes.plot(budget[mask], error[mask], look.marker, color=look.colour, markerfacecolor=face)
+
+
+def _level(axes, row, look):
+    axes.axhspan(
+        row["rel_err_low"], row["rel_err_high"], color=look.colour, alpha=BAND_OPACITY / 2, linewidth=0
+    )
+    axes.axhline(row["rel_err_out_mean"], color=look.colour, linestyle=DOTTED)
+
+
+def handle(look, with_budget):
+    """The legend entry of a label: its curve, or its dotted level if it has no budget."""
+    if with_budget:
+        return Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.dashes)
+    return Line2D([], [], color=look.colour, linestyle=DOTTED)
+
+
+def legend_text(rows):
+    """The label, and in words what the line style says."""
+    notes = []
+    if rows["oracle"].any():
+        notes.append("oracle")
+    if rows["full_cache"].any():
+        notes.append("holds the full cache")
+    if rows["budget_tokens"].isna().all():
+        notes.append(f"no budget, keeps {rows['peak_kept_tokens'].mean():.0f} tokens")
+    return rows["label"].iloc[0] + (f" ({', '.join(notes)})" if notes else "")
+
+
+def set_budget_axis(axes, budgets, width):
+    """Logarithmic, ticks at the budgets that were run; `width` is that of the axes in inches."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_minor_locator(NullLocator())
+    if not budgets:
+        axes.xaxis.set_major_locator(NullLocator())
+        return
+    axes.xaxis.set_major_locator(FixedLocator(_spaced(budgets, TICK_ROOM / width)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    margin = max(budgets[-1] / budgets[0], 2.0) ** 0.06
+    axes.set_xlim(budgets[0] / margin, budgets[-1] * margin)
+
+
+def _spaced(budgets, gap):
+    """The budgets whose labels fit, the smallest first."""
+    span = np.log(budgets[-1] / budgets[0]) or 1.0
+    kept = [budgets[0]]
+    for budget in budgets[1:]:
+        if np.log(budget / kept[-1]) >= gap * span:
+            kept.append(budget)
+    return kept
+
+
+def set_error_axis(axes, errors):
+    """Logarithmic if the errors span a large ratio, else linear from zero."""
+    errors = np.asarray(errors, dtype=float)
+    if len(errors) and errors.max() / errors.min() >= LOG_RATIO:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_ylim(bottom=0)

@@ -1,0 +1,123 @@
+"""Colours, markers, sizes and the page geometry that all figures share. Lengths are inches."""
+
+from dataclasses import dataclass
+from itertools import cycle
+from textwrap import wrap
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+COLUMN_WIDTH, PAGE_WIDTH = 3.3, 6.9
+DPI = 200
+# Okabe and Ito's palette without yellow (too faint on white), then Tol's indigo and wine, which stay
+# apart from them in lightness; black and grey are kept for oracles.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#332288", "#882255")
+ORACLE_COLOURS = ("#000000", "#7A7A7A")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+DASHED, DOTTED = (0, (4, 2)), (0, (1, 1.6))
+# A second round through the colours changes the dashes too.
+ROUND_DASHES = ("-", (0, (6, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
+GLYPH_EMS = 0.53  # mean width of DejaVu Sans, which matplotlib ships, so that files agree everywhere
+LEFT, RIGHT, TOP, GAP = 0.52, 0.10, 0.10, 0.07
+RC = {
+    "font.family": "DejaVu Sans",
+    "font.size": 7,
+    "axes.labelsize": 7.5,
+    "axes.titlesize": 7.5,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4,
+    "legend.fontsize": 6.5,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
+NOTE_SIZE = 5.8
+LEGEND_HANDLE = 0.6  # a legend entry without its text
+LONG_LEGEND = 5  # from more entries on, long ones are wrapped so that two columns fit
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one label is drawn, the same in every figure of a run."""
+
+    colour: str
+    marker: str
+    dashes: object
+
+
+def looks(labels, held):
+    """{label: Look} for `labels` in order; those in `held` are dashed, black or grey."""
+    found, free, black = {}, 0, 0
+    for label, marker in zip(labels, cycle(MARKERS), strict=False):
+        if label in held:
+            found[label] = Look(ORACLE_COLOURS[black % len(ORACLE_COLOURS)], marker, DASHED)
+            black += 1
+        else:
+            dashes = ROUND_DASHES[free // len(COLOURS) % len(ROUND_DASHES)]
+            found[label] = Look(COLOURS[free % len(COLOURS)], marker, dashes)
+            free += 1
+    return found
+
+
+def axes_width(width):
+    """Inches between the margins of a figure `width` inches wide."""
+    return width - LEFT - RIGHT
+
+
+def new_figure(width):
+    """A figure with the one canvas that needs no display; call inside `styled()`."""
+    figure = Figure(figsize=(width, width), dpi=DPI)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def styled():
+    """Context manager: matplotlib's own defaults plus RC, whatever the user's matplotlibrc says."""
+    return matplotlib.rc_context(matplotlib.rcParamsDefault | RC)
+
+
+def finish(figure, handles, labels, note, axes_height, below=0.42, hspace=0.0, wspace=0.0, top=TOP):
+    """Stacks axes, legend and footnote without overlap, whatever their sizes, and sets the height.
+
+    `below` is the room for tick labels and the x label; spacings are matplotlib's fractions of an axes.
+    """
+    width = figure.get_size_inches()[0]
+    text = figure.text(LEFT / 4 / width, 0, _wrapped(note, width - LEFT / 2, NOTE_SIZE), fontsize=NOTE_SIZE)
+    text.set(color="#555555", va="bottom", linespacing=1.25)
+    pair = 2 if width > COLUMN_WIDTH and len(labels) > LONG_LEGEND else 1
+    names = [_wrapped(label, (width - 0.1) / pair - LEGEND_HANDLE, RC["legend.fontsize"]) for label in labels]
+    legend = figure.legend(handles, names, loc="lower center", ncols=_columns(names, width), handlelength=3.2)
+    legend.set_in_layout(False)
+    note_height, legend_height = _height(text), _height(legend)
+    bottom = GAP + note_height + legend_height + below
+    height = bottom + axes_height + top
+    figure.set_size_inches(width, height)
+    text.set_y(GAP / height)
+    legend.set_bbox_to_anchor((0, (GAP + note_height) / height, 1, 0.1))
+    figure.subplots_adjust(LEFT / width, bottom / height, 1 - RIGHT / width, 1 - top / height, wspace, hspace)
+
+
+def _height(artist):
+    return artist.get_window_extent(artist.figure.canvas.get_renderer()).height / artist.figure.dpi
+
+
+def _wrapped(text, width, size):
+    return "\n".join(wrap(text, max(12, int(width * 72 / (size * GLYPH_EMS))), break_long_words=False))
+
+
+def _columns(names, width):
+    longest = max((len(line) for name in names for line in name.split("\n")), default=1)
+    return max(1, int((width - 0.1) / (LEGEND_HANDLE + longest * RC["legend.fontsize"] * GLYPH_EMS / 72)))

@@ -1,0 +1,45 @@
+#pragma once
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace kvreplay::app {
+
+// Data goes to stdout, everything said about the work to stderr (and to --log FILE).
+class Console {
+ public:
+  enum class Color { automatic, always, never };
+  int verbosity = 0;  // -1 quiet: warnings and errors only; 1 and more: details
+  Color color = Color::automatic;
+
+  void open_log(const std::string& file);  // throws OutputError
+  bool has_log() const { return log_ != nullptr; }
+
+  void note(const std::string& text);     // what is being done
+  void detail(const std::string& text);   // with -v
+  void warning(const std::string& text);  // complete lines `...: warning: ...` are coloured, others get the prefix
+  void error(const std::string& text);
+  void log_only(const std::string& text);
+
+  // A line that the next one replaces, and its end. Other messages stand above it.
+  void redraw(const std::string& line);
+  void end_redraw();
+
+ private:
+  void say(const std::string& text, const char* severity, const char* paint);
+  bool paints() const;
+
+  std::mutex mutex_;
+  std::unique_ptr<FILE, int (*)(FILE*)> log_{nullptr, nullptr};
+  std::string redrawn_;
+};
+
+// Writes to stdout; a full disk or a closed pipe is found by finish_output().
+void print(const std::string& text);
+void finish_output();  // throws OutputError
+
+bool stderr_is_terminal();
+int terminal_width();
+
+}  // namespace kvreplay::app

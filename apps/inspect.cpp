@@ -1,0 +1,96 @@
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "config/run_config.hpp"
+#include "devices.hpp"
+#include "options.hpp"
+#include "plan/plan.hpp"
+#include "results/store.hpp"
+#include "trace/inspect.hpp"
+
+// `kvreplay inspect TRACE` and `kvreplay validate FILE`: look at files without running anything.
+
+namespace kvreplay::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The reader's own message for a missing file knows no neighbours.
+Trace open_trace(const std::string& file) {
+  std::error_code ignored;
+  if (fs::exists(file, ignored)) return Trace(file);
+  if (fs::exists(file + ".part", ignored))
+    throw TraceError(fmt::format("{}: does not exist, only {}.part: the dump is unfinished, run kvdump again with --resume", file, file));
+  const fs::path folder = fs::path(file).parent_path();
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, ignored)) names.push_back(entry.path().filename().string());
+  throw TraceError(fmt::format("{}: no such file{}", file, did_you_mean(fs::path(file).filename().string(), names)));
+}
+
+struct InspectChoices {
+  std::string file;
+  bool json = false;
+};
+
+int inspect(const InspectChoices& choices) {
+  const Trace trace = open_trace(choices.file);
+  print(choices.json ? inspect_json(trace).dump(2) + "\n" : inspect_text(trace));
+  return 0;
+}
+
+struct ValidateChoices {
+  ConfigOptions config;
+  bool deep = false;
+};
+
+void check_deep(const Trace& trace, const std::string& file) {
+  const std::vector<std::string> problems = deep_check(trace);
+  if (!problems.empty()) throw TraceError(fmt::format("{}: {}", file, join(problems, "\n" + file + ": ")));
+}
+
+int validate_trace(const ValidateChoices& choices) {
+  const Trace trace = open_trace(choices.config.file);
+  if (choices.deep) check_deep(trace, choices.config.file);
+  print(fmt::format("{}: a sound trace{}\n", choices.config.file, choices.deep ? ", every number read" : ""));
+  return 0;
+}
+
+int validate_config(const ValidateChoices& choices, Console& console) {
+  std::vector<std::string> measures;
+  for (const Column& c : columns())
+    if (c.measure) measures.emplace_back(c.name);
+  const LoadedRun loaded = load_run(choices.config.file, choices.config.sets, registry(), measures);
+  for (const std::string& warning : loaded.config.warnings) console.warning(warning);
+  require_device(loaded.config);
+  if (choices.deep)
+    for (const fs::path& path : loaded.config.traces) check_deep(Trace(path), path.string());
+  print(fmt::format("{}: a sound configuration of {} cells\n", choices.config.file, plan_cells(loaded.config, loaded.traces).size()));
+  return 0;
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, std::vector<Command>& commands) {
+  const auto shown = std::make_shared<InspectChoices>();
+  CLI::App* command = app.add_subcommand("inspect", "a trace: model, prompts, layers, heads, tokens, dtypes, sizes, checks");
+  command->add_option("trace", shown->file, "a trace (HDF5)")->required()->type_name("TRACE");
+  command->add_flag("--json", shown->json, "as JSON");
+  commands.push_back({command, [shown](Context&) { return inspect(*shown); }});
+
+  const auto checked = std::make_shared<ValidateChoices>();
+  command = app.add_subcommand("validate", "check a configuration or a trace without running");
+  add_config_options(*command, checked->config, "a configuration (YAML) or a trace (HDF5)");
+  command->add_flag("--deep", checked->deep, "read every tensor of the traces and verify every checksum");
+  commands.push_back({command, [checked](Context& context) {
+                        if (checked->config.file.empty()) throw ConfigError("validate needs a file: kvreplay validate configs/quickstart.yaml");
+                        const bool trace = looks_like_trace(checked->config.file);
+                        return trace ? validate_trace(*checked) : validate_config(*checked, context.console);
+                      }});
+}
+
+}  // namespace kvreplay::app

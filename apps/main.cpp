@@ -1,0 +1,140 @@
+#include <fmt/format.h>
+
+#include <exception>
+#include <new>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "meta.hpp"
+#include "options.hpp"
+
+// The front door: parses the command line, calls one command, turns errors into exit codes.
+
+namespace kvreplay::app {
+namespace {
+
+constexpr int kUsage = 2, kOutOfMemory = 4, kOurMistake = 70;
+
+constexpr const char* kExamples =
+    "examples:\n"
+    "  kvreplay run configs/quickstart.yaml\n"
+    "  kvreplay run TRACE.h5 --method h2o,snapkv --budget 64,256 -o out/first\n"
+    "  kvreplay describe h2o\n";
+
+struct General {
+  bool quiet = false;
+  int verbose = 0;
+  std::string log, color = "auto";
+};
+
+void add_general(CLI::App& app, General& general) {
+  app.add_flag("-q,--quiet", general.quiet, "warnings and errors only");
+  app.add_flag("-v,--verbose", general.verbose, "more about the work");
+  app.add_option("--log", general.log, "also append all messages to FILE")->type_name("FILE");
+  app.add_option("--color", general.color, "auto, always or never")->check(CLI::IsMember({"auto", "always", "never"}));
+  app.set_version_flag("--version", version_text());
+}
+
+void apply(const General& general, Console& console) {
+  console.verbosity = general.quiet ? -1 : general.verbose;
+  console.color = general.color == "always"  ? Console::Color::always
+                  : general.color == "never" ? Console::Color::never
+                                             : Console::Color::automatic;
+  if (!general.log.empty()) console.open_log(general.log);
+}
+
+std::string quoted(const std::string& word) {
+  const bool plain = !word.empty() && word.find_first_of(" \t\n'\"\\$*?[]{}()<>|&;`!#~") == std::string::npos;
+  if (plain) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
+std::string command_line(int argc, char** argv) {
+  std::string text;
+  for (int i = 0; i < argc; ++i) text += (i > 0 ? " " : "") + quoted(argv[i]);
+  return text;
+}
+
+// The parser names what it did not expect; this says what was probably meant.
+std::string guess(const CLI::App& app, const std::vector<Command>& commands, int argc, char** argv) {
+  std::vector<std::string> known;
+  const CLI::App* chosen = &app;
+  for (const Command& c : commands) {
+    known.push_back(c.parser->get_name());
+    if (c.parser->parsed()) chosen = c.parser;
+  }
+  if (chosen != &app) {
+    known.clear();
+    for (const CLI::App* place : {chosen, &app})
+      for (const CLI::Option* option : place->get_options())
+        for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+    if (word.empty() || (chosen != &app && !word.starts_with("--"))) continue;
+    if (std::find(known.begin(), known.end(), word) == known.end()) return did_you_mean(word, known);
+  }
+  return "";
+}
+
+int usage_error(const CLI::App& app, const CLI::ParseError& error, const std::vector<Command>& commands, int argc, char** argv) {
+  Console console;
+  std::string line = "kvreplay";
+  for (const Command& c : commands)
+    if (c.parser->parsed()) line += " " + c.parser->get_name();
+  console.error(fmt::format("{}{}. See {} --help", error.what(), guess(app, commands, argc, argv), line));
+  return kUsage;
+}
+
+int dispatch(int argc, char** argv, Context& context) {
+  CLI::App app("Replays recorded queries, keys and values through KV-cache compression methods.", "kvreplay");
+  General general;
+  add_general(app, general);
+  app.footer(kExamples);
+  app.require_subcommand(0, 1);
+  std::vector<Command> commands;
+  add_run(app, commands);
+  add_inspect(app, commands);
+  add_synth(app, commands);
+  add_list(app, commands);
+  add_report(app, commands);
+  for (const Command& c : commands) c.parser->fallthrough();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& asked) {  // --help, --version
+    return app.exit(asked);
+  } catch (const CLI::ParseError& error) {
+    return usage_error(app, error, commands, argc, argv);
+  }
+  apply(general, context.console);
+  for (const Command& c : commands)
+    if (c.parser->parsed()) return c.run(context);
+  print(app.help());
+  return 0;
+}
+
+int guarded(int argc, char** argv) {
+  Context context;
+  context.command_line = command_line(argc, argv);
+  try {
+    const int code = dispatch(argc, argv, context);
+    finish_output();
+    return code;
+  } catch (const UserError& e) {
+    context.console.error(e.what());
+    return e.exit_code();
+  } catch (const std::bad_alloc&) {
+    context.console.error("out of memory: fewer --jobs need less, and so do fewer layers or methods at a time");
+    return kOutOfMemory;
+  } catch (const std::exception& e) {
+    context.console.error(fmt::format("internal error: {}. Please report it with this command line: {}", e.what(), context.command_line));
+    return kOurMistake;
+  }
+}
+
+}  // namespace
+}  // namespace kvreplay::app
+
+int main(int argc, char** argv) { return kvreplay::app::guarded(argc, argv); }

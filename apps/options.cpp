@@ -1,0 +1,40 @@
+#include "options.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/text.hpp"
+
+namespace kvreplay::app {
+
+void add_config_options(CLI::App& command, ConfigOptions& options, const std::string& what) {
+  command.add_option("file,-c,--config", options.file, what)->type_name("FILE");
+  command.add_option("-s,--set", options.sets, "override a value of the configuration: budget.tokens=[64,128], methods.0.window=16")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+}
+
+std::string text_override(const std::string& key, const std::string& value) {
+  using nlohmann::json;  // a JSON text is a YAML text
+  return key + "=" + json(value).dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string list_override(const std::string& key, const std::string& comma_list, bool texts) {
+  std::vector<std::string> items;
+  for (const std::string& item : CLI::detail::split(comma_list, ','))
+    items.push_back(texts ? nlohmann::json(item).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) : item);
+  return fmt::format("{}=[{}]", key, join(items));
+}
+
+bool looks_like_trace(const std::string& file) {
+  constexpr std::string_view kSignature = "\x89HDF\r\n\x1a\n";
+  std::array<char, 8> start{};
+  std::ifstream in(file, std::ios::binary);
+  if (in.read(start.data(), start.size())) return std::string_view(start.data(), start.size()) == kSignature;
+  return file.ends_with(".h5") || file.ends_with(".hdf5") || file.ends_with(".part");
+}
+
+}  // namespace kvreplay::app

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# From a fresh Debian 12 machine to a table, figures and a report of the sample trace.
+# Can be run again at no cost.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+bash apps/install_packages.sh build
+echo "build: build/release"
+cmake --preset release -DKVREPLAY_TESTS=OFF -DKVREPLAY_WERROR=OFF >build.log 2>&1 || { cat build.log; exit 1; }
+rm -f build.log
+cmake --build build/release --target kvreplay_program
+KVREPLAY_PYTHON=$(bash apps/python_env.sh analysis)
+export KVREPLAY_PYTHON
+
+echo "replay: configs/quickstart.yaml on traces/samples/smollm2-135m.h5"
+build/release/kvreplay run configs/quickstart.yaml
+build/release/kvreplay figures out/quickstart
+build/release/kvreplay report out/quickstart
+echo "done: out/quickstart/results.csv, out/quickstart/figures/, out/quickstart/report.html"

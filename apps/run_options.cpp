@@ -1,0 +1,102 @@
+#include "run_options.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+
+namespace kvreplay::app {
+namespace {
+
+bool names_a_trace(const RunChoices& choices) { return !choices.config.file.empty() && looks_like_trace(choices.config.file); }
+
+}  // namespace
+
+void add_run_options(CLI::App& command, RunChoices& choices) {
+  add_config_options(command, choices.config, "a configuration (YAML), or a trace (HDF5) together with --method");
+  command.add_option("-o,--out", choices.out, "where results go (default: output.dir, else out/NAME)")->type_name("DIR");
+  command.add_option("-j,--jobs", choices.jobs, "threads; the numbers do not depend on it (default: all cores)")->type_name("N");
+  command.add_option("--device", choices.device, "cpu or cuda[:N]")->type_name("DEVICE");
+  command.add_flag("-n,--dry-run", choices.dry_run, "only show cells, memory and estimated time");
+  command.add_flag("--force", choices.force, "forget what an earlier run left in the output directory");
+  CLI::Option* fail_fast = command.add_flag("--fail-fast", choices.fail_fast, "stop at the first failed cell");
+  command.add_flag("--keep-going", choices.keep_going, "replay the other cells after a failure (default)")->excludes(fail_fast);
+  command.add_option("--progress", choices.progress, "auto, bar, plain, json or none")
+      ->check(CLI::IsMember({"auto", "bar", "plain", "json", "none"}));
+  const std::string group = "Instead of a configuration, or over it";
+  const auto add = [&](const char* name, std::string& value, const char* help, const char* type) {
+    command.add_option(name, value, help)->type_name(type)->group(group);
+  };
+  add("--method", choices.methods, "methods: h2o,snapkv", "LIST");
+  add("--budget", choices.budget, "tokens per kv head: 64,256; or shares of the prompt: 5%,10%", "LIST");
+  add("--prefill", choices.prefill, "tokens that arrive in the one prompt call (default: as recorded)", "N");
+  add("--tokens", choices.tokens, "use the first N tokens (default: all)", "N");
+  add("--layers", choices.layers, "layers: 0,7,15 (default: all)", "LIST");
+  add("--kv-heads", choices.kv_heads, "kv heads: 0,2 (default: all)", "LIST");
+  add("--prompts", choices.prompts, "prompts by id (default: all)", "LIST");
+  add("--seeds", choices.seeds, "seeds of the random methods: how many from 0, or FIRST:COUNT (default: 5)", "N");
+  add("--save", choices.save, "curves,kept,outputs: arrays that go to HDF5 (default: none)", "LIST");
+  add("--precision", choices.precision, "single (default) or double", "WORD");
+}
+
+std::filesystem::path config_file(const RunChoices& choices) {
+  if (choices.config.file.empty())
+    throw ConfigError("run needs a configuration or a trace: kvreplay run configs/quickstart.yaml, "
+                      "or kvreplay run TRACE.h5 --method h2o --budget 64,256");
+  return names_a_trace(choices) ? std::filesystem::path() : std::filesystem::path(choices.config.file);
+}
+
+std::string budget_override(const std::string& text) {
+  std::vector<std::string> values;
+  bool shares = false, tokens = false;
+  for (std::string item : CLI::detail::split(text, ',')) {
+    const bool percent = item.ends_with('%');
+    if (percent) item = fmt::format("{}", std::strtod(item.c_str(), nullptr) / 100);
+    const bool share = percent || item.find('.') != std::string::npos;
+    (share ? shares : tokens) = true;
+    values.push_back(item);
+  }
+  if (shares && tokens)
+    throw ConfigError(fmt::format("--budget {}: mixes tokens and shares of the prompt. Use one kind", text));
+  return fmt::format("budget={{{}: [{}]}}", shares ? "fraction_kept" : "tokens", join(values));
+}
+
+std::vector<std::string> overrides_of(const RunChoices& choices) {
+  std::vector<std::string> all;
+  if (names_a_trace(choices)) {
+    all = {"schema=1", text_override("traces", choices.config.file),
+           text_override("name", std::filesystem::path(choices.config.file).stem().string())};
+    if (choices.methods.empty() && choices.config.sets.empty())
+      throw ConfigError("a trace needs --method: kvreplay run TRACE.h5 --method h2o,snapkv --budget 64,256 "
+                        "(kvreplay list methods)");
+  }
+  const auto list = [&](const char* key, const std::string& value, bool texts) {
+    if (!value.empty()) all.push_back(value == "all" ? fmt::format("{}=all", key) : list_override(key, value, texts));
+  };
+  const auto plain = [&](const char* key, const std::string& value) {
+    if (!value.empty()) all.push_back(fmt::format("{}={}", key, value));
+  };
+  list("methods", choices.methods, true);
+  if (!choices.budget.empty()) all.push_back(budget_override(choices.budget));
+  list("select.layers", choices.layers, false);
+  list("select.kv_heads", choices.kv_heads, false);
+  list("select.prompts", choices.prompts, true);
+  plain("replay.prefill", choices.prefill);
+  plain("replay.tokens", choices.tokens);
+  const size_t colon = choices.seeds.find(':');
+  if (colon != std::string::npos) plain("seeds.first", choices.seeds.substr(0, colon));
+  plain("seeds.count", colon == std::string::npos ? choices.seeds : choices.seeds.substr(colon + 1));
+  list("output.save", choices.save, true);
+  plain("run.precision", choices.precision);
+  plain("run.jobs", choices.jobs);
+  if (!choices.device.empty()) all.push_back(text_override("run.device", choices.device));
+  // Paths of a configuration are relative to it; this one is relative to where the command runs.
+  if (!choices.out.empty()) all.push_back(text_override("output.dir", std::filesystem::absolute(choices.out).string()));
+  all.insert(all.end(), choices.config.sets.begin(), choices.config.sets.end());
+  return all;
+}
+
+}  // namespace kvreplay::app

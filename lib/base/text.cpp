@@ -1,0 +1,140 @@
+#include "base/text.hpp"
+
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <charconv>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+namespace kvreplay {
+namespace {
+
+using nlohmann::json;
+
+// Case and the choice of dash are not what separates two words.
+std::string folded(std::string_view word) {
+  std::string out(word);
+  for (char& c : out) {
+    if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
+    if (c == '-') c = '_';
+  }
+  return out;
+}
+
+// Insertions, deletions, replacements and swaps of neighbours that lead from a to b.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
+  std::iota(last.begin(), last.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
+      const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (swapped) row[j] = std::min(row[j], before[j - 2] + 1);
+    }
+    std::swap(before, last);
+    std::swap(last, row);
+  }
+  return last[b.size()];
+}
+
+// Text from a trace may be anything; bytes that are not UTF-8 become U+FFFD instead of an exception.
+std::string dumped(const json& text) { return text.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+void append_canonical(const json& value, std::string& out);
+
+void append_array(const json& array, std::string& out) {
+  out += '[';
+  const char* between = "";
+  for (const json& element : array) {
+    out += between;
+    append_canonical(element, out);
+    between = ",";
+  }
+  out += ']';
+}
+
+void append_object(const json& object, std::string& out) {
+  out += '{';
+  const char* between = "";
+  for (const auto& [name, element] : object.items()) {  // nlohmann::json keeps names sorted
+    out += between + dumped(name) + ':';
+    append_canonical(element, out);
+    between = ",";
+  }
+  out += '}';
+}
+
+void append_canonical(const json& value, std::string& out) {
+  if (value.is_object()) return append_object(value, out);
+  if (value.is_array()) return append_array(value, out);
+  out += value.is_number_float() ? number_text(value.get<double>()) : dumped(value);
+}
+
+}  // namespace
+
+std::string nearest_word(std::string_view word, const std::vector<std::string>& known) {
+  const std::string wanted = folded(word);
+  size_t nearest = word.size() / 3 + 1;
+  std::string found;
+  for (const std::string& candidate : known) {
+    const size_t distance = edit_distance(wanted, folded(candidate));
+    if (distance >= nearest) continue;
+    nearest = distance;
+    found = candidate;
+  }
+  return found;
+}
+
+std::string join(const std::vector<std::string>& words, std::string_view between) {
+  std::string out;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) out += between;
+    out += words[i];
+  }
+  return out;
+}
+
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& known) {
+  const std::string nearest = nearest_word(word, known);
+  return nearest.empty() ? "" : " (did you mean " + nearest + "?)";
+}
+
+std::string number_text(double value) {
+  assert(std::isfinite(value));
+  constexpr double kWholeBelow = 9007199254740992.0;  // 2^53: up to here every whole number is a double
+  std::array<char, 32> text{};
+  char* const begin = text.data();
+  char* const end = begin + text.size();
+  const bool whole = std::abs(value) < kWholeBelow && value == std::trunc(value);
+  const auto written = whole ? std::to_chars(begin, end, int64_t(value)) : std::to_chars(begin, end, value);
+  assert(written.ec == std::errc());
+  return {begin, written.ptr};
+}
+
+std::string canonical(const json& value) {
+  std::string out;
+  append_canonical(value, out);
+  return out;
+}
+
+std::string sha256_hex(std::string_view bytes) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int size = 0;
+  [[maybe_unused]] const int done =
+      EVP_Digest(bytes.data(), bytes.size(), digest.data(), &size, EVP_sha256(), nullptr);
+  assert(done == 1 && size == 32);
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string hex;
+  for (unsigned int i = 0; i < size; ++i) {
+    hex += kDigits[digest[i] >> 4];
+    hex += kDigits[digest[i] & 15];
+  }
+  return hex;
+}
+
+}  // namespace kvreplay

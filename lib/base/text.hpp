@@ -1,0 +1,25 @@
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvreplay {
+
+// The word of `known` that `word` most likely means (edit distance at most a third of its length),
+// or "" when none is near.
+std::string nearest_word(std::string_view word, const std::vector<std::string>& known);
+std::string join(const std::vector<std::string>& words, std::string_view between = ", ");
+// " (did you mean x?)" or "".
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& known);
+
+// The shortest decimal text that reads back as the same number; whole numbers have no point, so that 1
+// and 1.0 are one text. `value` must be finite.
+std::string number_text(double value);
+// One form for one value: sorted keys, no spaces, numbers as number_text writes them.
+std::string canonical(const nlohmann::json& value);
+// Lower-case hex of SHA-256 (64 digits).
+std::string sha256_hex(std::string_view bytes);
+
+}  // namespace kvreplay

@@ -1,0 +1,52 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "catalog/parameter.hpp"
+#include "core/philox.hpp"
+#include "core/method_info.hpp"
+
+// What the rest of the program knows of a method: one entry of the registry, made from the method's
+// file by the line in lib/methods/methods.list.
+
+namespace kvreplay {
+
+nlohmann::json to_json(const Axes& axes);
+const char* word(Phase phase);
+const char* word(GqaLevel level);
+const char* word(Aggregate how);
+const char* word(Positions positions);
+const char* word(Order order);
+
+template <class Real>
+class Lane;  // replay/lane.hpp: one cache that is replayed
+
+// How one cache is to be run: what the engine hands to Method::lane.
+struct LaneOrder {
+  nlohmann::json params;  // resolved
+  Axes axes;
+  Scene scene;
+  Draws draws;
+};
+
+struct Method {
+  MethodInfo info;
+  std::vector<ParameterSpec> parameters;
+  // Fills in what follows from the budget and checks the parameters against each other and the scene.
+  // Returns every parameter, as integers, reals, booleans and words. Throws ParameterError.
+  std::function<nlohmann::json(const nlohmann::json& params, const Scene&)> resolve;
+  std::function<bool(const nlohmann::json& params)> random;          // does this instance repeat over seeds?
+  std::function<bool(const nlohmann::json& params)> needs_prompt_queries;  // refuse traces with strided queries
+  std::function<std::unique_ptr<Lane<float>>(const LaneOrder&)> lane_single;
+  std::function<std::unique_ptr<Lane<double>>(const LaneOrder&)> lane_double;
+};
+
+using Registry = std::vector<Method>;
+const Registry& registry();  // generated from methods.list; in its order
+const Method* find_method(const Registry& methods, const std::string& name_or_alias);
+
+}  // namespace kvreplay

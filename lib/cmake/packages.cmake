@@ -1,0 +1,53 @@
+# Every package is a Debian package; a missing one is named in one line, all of them at once.
+set(missing "")
+
+macro(need package debian)
+  find_package(${package} ${ARGN} QUIET)
+  if(NOT ${package}_FOUND)
+    string(APPEND missing "\n  ${package}: apt-get install ${debian}")
+  endif()
+endmacro()
+
+set(HDF5_PREFER_PARALLEL OFF)
+need(HDF5 libhdf5-dev COMPONENTS C)
+need(Eigen3 libeigen3-dev)
+need(OpenMP g++ COMPONENTS CXX)
+need(CLI11 libcli11-dev)
+need(fmt libfmt-dev)
+need(yaml-cpp libyaml-cpp-dev)
+need(nlohmann_json nlohmann-json3-dev)
+need(OpenSSL libssl-dev COMPONENTS Crypto)
+if(KVREPLAY_TESTS)
+  need(Catch2 catch2)
+endif()
+if(missing)
+  message(FATAL_ERROR "packages are missing:${missing}")
+endif()
+
+add_library(kvreplay_packages INTERFACE)
+target_include_directories(kvreplay_packages SYSTEM INTERFACE ${HDF5_C_INCLUDE_DIRS} ${YAML_CPP_INCLUDE_DIR})
+target_link_libraries(kvreplay_packages INTERFACE ${HDF5_C_LIBRARIES} Eigen3::Eigen fmt::fmt yaml-cpp OpenSSL::Crypto)
+# Threads run over kv heads; a product that starts its own would only get in their way.
+target_compile_definitions(kvreplay_packages INTERFACE EIGEN_DONT_PARALLELIZE)
+
+add_library(kvreplay_flags INTERFACE)
+target_compile_options(kvreplay_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-unknown-pragmas)
+# g++ 12 warns wrongly about std::string concatenation (its bug 105651).
+target_compile_options(kvreplay_flags INTERFACE -Wno-restrict)
+if(KVREPLAY_WERROR)
+  target_compile_options(kvreplay_flags INTERFACE -Werror)
+endif()
+if(KVREPLAY_SANITIZE)
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+endif()
+
+find_package(Git QUIET)
+set(KVREPLAY_GIT_COMMIT unknown)
+if(Git_FOUND)
+  execute_process(COMMAND ${GIT_EXECUTABLE} rev-parse --short=12 HEAD WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
+                  OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+  if(NOT failed)
+    set(KVREPLAY_GIT_COMMIT ${commit})
+  endif()
+endif()

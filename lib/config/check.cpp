@@ -1,0 +1,183 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/text.hpp"
+#include "config/sections.hpp"
+
+// Checks of a configuration against the traces it names.
+
+namespace kvreplay {
+namespace {
+
+Mark mark_of(const RunConfig& config, std::initializer_list<std::string> names) {
+  for (const std::string& name : names)
+    if (const auto found = config.marks.find(name); found != config.marks.end()) return found->second;
+  return {};
+}
+
+// "0 to 29", "0, 7, 15": what a trace holds, short enough for a message.
+std::string numbers_text(const std::vector<int32_t>& numbers) {
+  const bool gapless = numbers.size() > 2 && numbers.back() - numbers.front() + 1 == int32_t(numbers.size());
+  return gapless ? fmt::format("{} to {}", numbers.front(), numbers.back()) : fmt::format("{}", fmt::join(numbers, ", "));
+}
+
+// What one (trace, prompt) is replayed with.
+struct Extent {
+  int64_t prefill, tokens;
+};
+
+class TraceChecks {
+ public:
+  TraceChecks(const RunConfig& config, Problems& problems) : config_(config), problems_(problems) {}
+
+  void check(const TraceInfo& trace) {
+    check_prompts(trace);
+    for (const PromptInfo& prompt : trace.prompts) {
+      const auto& wanted = config_.select.prompts;
+      if (!wanted || std::find(wanted->begin(), wanted->end(), prompt.id) != wanted->end()) check(trace, prompt);
+    }
+  }
+
+ private:
+  void check_prompts(const TraceInfo& trace) {
+    if (!config_.select.prompts) return;
+    std::vector<std::string> held;
+    for (const PromptInfo& p : trace.prompts) held.push_back(p.id);
+    for (size_t i = 0; i < config_.select.prompts->size(); ++i) {
+      const std::string& id = (*config_.select.prompts)[i];
+      if (std::find(held.begin(), held.end(), id) != held.end()) continue;
+      const Mark mark = mark_of(config_, {fmt::format("select.prompts[{}]", i), "select.prompts"});
+      problems_.error(mark, fmt::format("{} has no prompt {}{}. It holds {}", trace.path.string(), id, did_you_mean(id, held), join(held)));
+    }
+  }
+
+  void check(const TraceInfo& trace, const PromptInfo& prompt) {
+    check_layers(trace, prompt);
+    const auto extent = extent_of(prompt);
+    for (const LayerInfo& layer : prompt.layers) {
+      const auto& wanted = config_.select.layers;
+      if (wanted && std::find(wanted->begin(), wanted->end(), layer.layer) == wanted->end()) continue;
+      check_heads(trace, layer);
+      for (size_t m = 0; m < config_.methods.size(); ++m) {
+        check_needs(m, layer);
+        if (extent) check_method(m, trace, layer, *extent);
+      }
+    }
+    if (extent) check_budgets(prompt, *extent);
+  }
+
+  void check_layers(const TraceInfo& trace, const PromptInfo& prompt) {
+    if (!config_.select.layers) return;
+    std::vector<int32_t> held;
+    for (const LayerInfo& l : prompt.layers) held.push_back(l.layer);
+    for (size_t i = 0; i < config_.select.layers->size(); ++i) {
+      const int32_t layer = (*config_.select.layers)[i];
+      if (std::find(held.begin(), held.end(), layer) != held.end()) continue;
+      problems_.error(mark_of(config_, {fmt::format("select.layers[{}]", i), "select.layers"}),
+                      fmt::format("{} has no layer {} in prompt {}. It holds {}", trace.path.string(), layer, prompt.id, numbers_text(held)));
+    }
+  }
+
+  void check_heads(const TraceInfo& trace, const LayerInfo& layer) {
+    if (!config_.select.kv_heads) return;
+    for (size_t i = 0; i < config_.select.kv_heads->size(); ++i) {
+      const int32_t head = (*config_.select.kv_heads)[i];
+      if (head < layer.kv_heads) continue;
+      problems_.error(mark_of(config_, {fmt::format("select.kv_heads[{}]", i), "select.kv_heads"}),
+                      fmt::format("{} has no kv head {}. Layer {} holds 0 to {}", trace.path.string(), head, layer.layer, layer.kv_heads - 1));
+    }
+  }
+
+  // Prompt and tokens of a replay, or nothing after reporting why there is none.
+  std::optional<Extent> extent_of(const PromptInfo& prompt) {
+    const auto& replay = config_.replay;
+    const int64_t tokens = replay.tokens.value_or(prompt.tokens);
+    if (tokens > prompt.tokens) {
+      problems_.error(mark_of(config_, {"replay.tokens"}),
+                      fmt::format("replay.tokens is {}, but prompt {} has {} tokens: write at most {}, or all", tokens, prompt.id, prompt.tokens, prompt.tokens));
+      return std::nullopt;
+    }
+    const int64_t prefill = replay.prefill.value_or(prompt.n_prompt);
+    const Mark mark = mark_of(config_, {"replay.prefill", "replay.tokens", "traces[0]"});
+    if (prefill > tokens) {
+      problems_.error(mark, fmt::format("the prompt call takes {} tokens{}, but only {} of prompt {} are replayed: set replay.prefill below {}",
+                                        prefill, replay.prefill ? "" : " (as recorded)", tokens, prompt.id, tokens));
+      return std::nullopt;
+    }
+    if (prefill == tokens && !config_.output.kept) {
+      problems_.error(mark, fmt::format("the prompt call takes all {} tokens of prompt {}, so no decode row is left to score: "
+                                        "set replay.prefill below {}, or output.save: [kept] to keep the sets alone", tokens, prompt.id, tokens));
+      return std::nullopt;
+    }
+    return Extent{prefill, tokens};
+  }
+
+  void check_needs(size_t m, const LayerInfo& layer) {
+    const MethodInstance& instance = config_.methods[m];
+    const std::string name = instance.method->info.name;
+    const Mark positions = mark_of(config_, {fmt::format("methods[{}].positions", m), fmt::format("methods[{}]", m)});
+    if (instance.axes.positions == Positions::cache && !layer.rope_recorded)
+      problems_.error(positions, fmt::format("{} re-assigns positions, but the trace records no rotary embedding (layer {}): "
+                                             "write {{name: {}, positions: original}}", name, layer.layer, name));
+    const bool prompt_queries = instance.method->needs_prompt_queries && instance.method->needs_prompt_queries(instance.params);
+    if (prompt_queries && layer.query_rows < layer.tokens)
+      problems_.error(instance.mark, fmt::format("{} needs every query of the prompt, but the trace holds {} of {} (layer {}): "
+                                                 "record it with kvdump --query-stride 1", name, layer.query_rows, layer.tokens, layer.layer));
+  }
+
+  void check_method(size_t m, const TraceInfo& trace, const LayerInfo& layer, const Extent& extent) {
+    const MethodInstance& instance = config_.methods[m];
+    const int32_t heads = instance.axes.gqa_level == GqaLevel::query ? 1 : layer.group();
+    Scene scene{0, int32_t(extent.prefill), int32_t(extent.tokens), {layer.head_dim, layer.v_head_dim, heads}, layer.layer, trace.n_layers};
+    if (!instance.method->info.takes_budget) return resolve(m, scene);
+    for (const double value : config_.budget.values) {
+      scene.budget = budget_tokens(config_.budget.kind, value, scene.prompt, layer);
+      if (scene.budget >= 1) resolve(m, scene);
+    }
+  }
+
+  void resolve(size_t m, const Scene& scene) {
+    const MethodInstance& instance = config_.methods[m];
+    try {
+      (void)instance.method->resolve(instance.params, scene);
+    } catch (const ParameterError& e) {
+      const std::string place = fmt::format("methods[{}]", m);
+      const Mark mark = mark_of(config_, {place + "." + e.parameter, place});
+      problems_.error(mark, fmt::format("{}: {}", instance.method->info.name, e.what()));
+    }
+  }
+
+  void check_budgets(const PromptInfo& prompt, const Extent& extent) {
+    const bool used = std::any_of(config_.methods.begin(), config_.methods.end(),
+                                  [](const MethodInstance& m) { return m.method->info.takes_budget; });
+    if (!used || prompt.layers.empty()) return;
+    const LayerInfo& layer = prompt.layers.front();
+    for (size_t i = 0; i < config_.budget.values.size(); ++i) {
+      const double value = config_.budget.values[i];
+      const Mark mark = i < config_.budget.marks.size() ? config_.budget.marks[i] : mark_of(config_, {"budget"});
+      const int32_t tokens = budget_tokens(config_.budget.kind, value, int32_t(extent.prefill), layer);
+      if (tokens < 1)
+        problems_.error(mark, fmt::format("a budget of {} bytes holds no token: one takes {}", value,
+                                          (layer.head_dim + layer.v_head_dim) * bytes_of(layer.dtype)));
+      else if (tokens >= extent.tokens)
+        problems_.warning(mark, fmt::format("a budget of {} tokens never evicts: {} tokens of prompt {} are replayed", tokens, extent.tokens, prompt.id));
+      if (config_.budget.kind == BudgetList::Kind::fraction_kept && value * double(extent.prefill) < 1)
+        problems_.warning(mark, fmt::format("fraction_kept {} of {} tokens is less than one: 1 token is kept", value, extent.prefill));
+    }
+  }
+
+  const RunConfig& config_;
+  Problems& problems_;
+};
+
+}  // namespace
+
+void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems) {
+  TraceChecks checks(config, problems);
+  for (const TraceInfo& trace : traces) checks.check(trace);
+  for (const MethodInstance& m : config.methods)
+    if (*m.method->info.warning != '\0') problems.warning(m.mark, fmt::format("{}: {}", m.method->info.name, m.method->info.warning));
+}
+
+}  // namespace kvreplay

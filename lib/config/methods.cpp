@@ -1,0 +1,272 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/text.hpp"
+#include "config/sections.hpp"
+
+// The list of methods: names, parameters, and the axes that every method can be combined with. A list
+// where one value is expected is a sweep axis; an entry becomes one instance for every combination.
+
+namespace kvreplay {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMaxInstances = 10'000;
+
+struct SweepAxis {
+  std::string name;
+  Mark mark;
+  std::vector<nlohmann::json> values;
+};
+
+struct Entry {
+  const Method* method = nullptr;
+  Mark mark;
+  std::vector<SweepAxis> sweep;
+  fs::path uniforms;
+};
+
+template <class E>
+std::vector<std::string> words_of(std::initializer_list<E> values) {
+  std::vector<std::string> words;
+  for (const E value : values) words.emplace_back(word(value));
+  return words;
+}
+
+// The axes of conventions C4, C6, C9, C14 and the values they take.
+const std::map<std::string, std::vector<std::string>>& axis_words() {
+  static const std::map<std::string, std::vector<std::string>> all = {
+      {"phase", words_of({Phase::stream, Phase::oneshot})},
+      {"positions", words_of({Positions::original, Positions::cache})},
+      {"order", words_of({Order::attend_then_evict, Order::evict_then_attend})},
+      {"gqa.level", words_of({GqaLevel::kv, GqaLevel::query})},
+      {"gqa.agg", words_of({Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first})},
+      {"row_format", {"source"}}};
+  return all;
+}
+
+template <class E>
+void take_word(E& axis, const std::string& wanted, std::initializer_list<E> values) {
+  for (const E value : values)
+    if (wanted == word(value)) axis = value;
+}
+
+void set_axis(Axes& axes, const std::string& name, const std::string& value) {
+  if (name == "phase") take_word(axes.phase, value, {Phase::stream, Phase::oneshot});
+  if (name == "positions") take_word(axes.positions, value, {Positions::original, Positions::cache});
+  if (name == "order") take_word(axes.order, value, {Order::attend_then_evict, Order::evict_then_attend});
+  if (name == "gqa.level") take_word(axes.gqa_level, value, {GqaLevel::kv, GqaLevel::query});
+  if (name == "gqa.agg")
+    take_word(axes.gqa_aggregate, value, {Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first});
+}
+
+std::vector<std::string> names_of(const Registry& methods) {
+  std::vector<std::string> names;
+  for (const Method& m : methods) {
+    names.emplace_back(m.info.name);
+    if (*m.info.alias != '\0') names.emplace_back(m.info.alias);
+  }
+  return names;
+}
+
+const ParameterSpec* find_parameter(const Method& method, const std::string& name) {
+  for (const ParameterSpec& spec : method.parameters)
+    if (spec.name == name) return &spec;
+  return nullptr;
+}
+
+std::vector<std::string> keys_of(const Method& method) {
+  std::vector<std::string> keys;
+  for (const ParameterSpec& spec : method.parameters) keys.push_back(spec.name);
+  for (const auto& [name, words] : axis_words()) keys.push_back(name);
+  keys.insert(keys.end(), {"name", "uniforms", "gqa"});
+  return keys;
+}
+
+// Whose parameter is it? "of snapkv and pyramidkv".
+std::string owners(const Registry& methods, const std::string& parameter) {
+  std::vector<std::string> names;
+  for (const Method& m : methods)
+    if (find_parameter(m, parameter) != nullptr) names.emplace_back(m.info.name);
+  return join(names, " and ");
+}
+
+class MethodsReader {
+ public:
+  MethodsReader(RunConfig& config, const Source& source, Problems& problems)
+      : config_(config), source_(source), problems_(problems) {}
+
+  void read(const Node& node) {
+    const Method* method = method_of(node);
+    if (method == nullptr) return;
+    Entry entry{method, node.mark, {}, {}};
+    if (node.kind == Node::Kind::map)
+      for (size_t i = 0; i < node.keys.size(); ++i) read_key(entry, node.keys[i], node.items[i]);
+    expand(entry);
+  }
+
+ private:
+  const Method* method_of(const Node& node) {
+    const Node* name = node.kind == Node::Kind::map ? node.find("name") : &node;
+    if (name == nullptr) return report_nameless(node), nullptr;
+    if (name->kind != Node::Kind::scalar)
+      return must_be(problems_, *name, "a method", "a name, or a map {name: h2o, ...}"), nullptr;
+    const Method* method = find_method(source_.methods, name->text);
+    if (method == nullptr)
+      problems_.error(name->mark, fmt::format("unknown method \"{}\"{}: see kvreplay list methods", name->text,
+                                              did_you_mean(name->text, names_of(source_.methods))));
+    return method;
+  }
+
+  void report_nameless(const Node& node) {
+    const bool name_as_key = node.keys.size() == 1 && find_method(source_.methods, node.keys[0].text) != nullptr;
+    problems_.error(node.mark, name_as_key ? fmt::format("write {{name: {}, ...}} with the parameters beside the name", node.keys[0].text)
+                                           : "the method's name is missing: write {name: h2o, ...}");
+  }
+
+  void read_key(Entry& entry, const Key& key, const Node& value) {
+    if (key.text == "name") return;
+    if (key.text == "uniforms") return read_uniforms(entry, value);
+    if (key.text == "gqa") return read_gqa(entry, value);
+    if (const ParameterSpec* spec = find_parameter(*entry.method, key.text)) return read_parameters(entry, key, value, *spec);
+    const auto axis = axis_words().find(key.text);
+    if (axis != axis_words().end()) return read_words(entry, key, value, axis->first);
+    problems_.error(key.mark, unknown_key(*entry.method, key.text));
+  }
+
+  std::string unknown_key(const Method& method, const std::string& key) const {
+    const std::string name = method.info.name;
+    if (key == "budget" || key == "tokens" || key == "fraction_kept" || key == "bytes") {
+      if (!method.info.takes_budget)
+        return fmt::format("{} has no budget of its own: its size is an output. Remove \"{}\"", name, key);
+      return fmt::format("{} has no budget of its own: budgets stand once, under budget at the top level, and hold for "
+                         "every method", name);
+    }
+    const std::string whose = owners(source_.methods, key);
+    if (!whose.empty()) return fmt::format("\"{}\" is a parameter of {}, not of {}", key, whose, name);
+    const std::string guess = did_you_mean(key, keys_of(method));
+    return fmt::format("unknown parameter \"{}\" of {}{}: see kvreplay describe {}", key, name, guess, name);
+  }
+
+  void read_uniforms(Entry& entry, const Node& value) {
+    const auto text = read_text(problems_, value, "uniforms");
+    if (!text) return;
+    entry.uniforms = fs::path(*text).is_absolute() ? fs::path(*text) : (source_.base / *text).lexically_normal();
+    std::error_code ignored;
+    if (!fs::is_regular_file(entry.uniforms, ignored))
+      problems_.error(value.mark, fmt::format("no file {} with uniforms (the path is relative to this file)", entry.uniforms.string()));
+  }
+
+  void read_gqa(Entry& entry, const Node& value) {
+    const Section section(&value, "gqa", {"level", "agg"}, problems_);
+    for (const char* key : {"level", "agg"})
+      if (const Node* words = section.find(key)) {
+        const std::string axis = fmt::format("gqa.{}", key);
+        read_words(entry, {axis, value.key_mark(key)}, *words, axis);
+      }
+  }
+
+  void read_parameters(Entry& entry, const Key& key, const Node& value, const ParameterSpec& spec) {
+    if (value.kind == Node::Kind::null) {
+      if (!spec.default_value.is_null()) must_be(problems_, value, key.text, "given, or left out for the default");
+      return;
+    }
+    read_axis(entry, key, value, [&](const Node& item) { return read_parameter(problems_, item, spec); });
+  }
+
+  void read_words(Entry& entry, const Key& key, const Node& value, const std::string& axis) {
+    read_axis(entry, key, value, [&](const Node& item) { return read_axis_word(entry, item, axis); });
+  }
+
+  std::optional<nlohmann::json> read_axis_word(const Entry& entry, const Node& item, const std::string& axis) {
+    const auto text = read_word(problems_, item, axis, axis_words().at(axis));
+    if (!text) return std::nullopt;
+    const MethodInfo& info = entry.method->info;
+    const bool has = axis != "phase" || (*text == "stream" ? info.streams : info.oneshots);
+    if (!has) return must_be(problems_, item, fmt::format("the phase of {}", info.name), info.streams ? "stream" : "oneshot"), std::nullopt;
+    const bool positioned = axis != "positions" || *text == "original" || info.any_positions;
+    if (!positioned) return must_be(problems_, item, fmt::format("positions of {}", info.name), "original"), std::nullopt;
+    return *text;
+  }
+
+  template <class Read>
+  void read_axis(Entry& entry, const Key& key, const Node& value, Read read) {
+    const auto same = std::find_if(entry.sweep.begin(), entry.sweep.end(), [&](const SweepAxis& a) { return a.name == key.text; });
+    if (same != entry.sweep.end()) return problems_.error(key.mark, fmt::format("{} is given twice", key.text));
+    SweepAxis axis{key.text, value.mark, {}};
+    for (const Node* item : one_or_many(value)) {
+      const auto read_value = read(*item);
+      if (!read_value) continue;
+      if (std::find(axis.values.begin(), axis.values.end(), *read_value) != axis.values.end())
+        problems_.error(item->mark, fmt::format("{} is listed twice in {}", item->text, key.text));
+      else
+        axis.values.push_back(*read_value);
+    }
+    if (value.kind == Node::Kind::list && value.items.empty())
+      problems_.error(value.mark, fmt::format("{} is an empty list: write the values to sweep over", key.text));
+    if (!axis.values.empty()) entry.sweep.push_back(std::move(axis));
+  }
+
+  // One instance for every combination; the last axis varies fastest.
+  void expand(const Entry& entry) {
+    size_t combinations = 1;
+    for (const SweepAxis& axis : entry.sweep) combinations = std::min(combinations * axis.values.size(), 2 * kMaxInstances);
+    if (config_.methods.size() + combinations > kMaxInstances)
+      return problems_.error(entry.mark, fmt::format("the lists of this entry make more than {} methods", kMaxInstances));
+    for (size_t c = 0; c < combinations; ++c) add(entry, c);
+  }
+
+  void add(const Entry& entry, size_t combination) {
+    MethodInstance instance;
+    instance.method = entry.method;
+    instance.mark = entry.mark;
+    instance.uniforms = entry.uniforms;
+    instance.axes.phase = entry.method->info.default_phase;
+    instance.axes.positions = entry.method->info.default_positions;
+    instance.params = nlohmann::json::object();
+    for (const ParameterSpec& spec : entry.method->parameters) instance.params[spec.name] = spec.default_value;
+    const std::string place = fmt::format("methods[{}]", config_.methods.size());
+    for (size_t a = entry.sweep.size(); a-- > 0;) {
+      const SweepAxis& axis = entry.sweep[a];
+      const nlohmann::json& value = axis.values[combination % axis.values.size()];
+      combination /= axis.values.size();
+      if (find_parameter(*entry.method, axis.name) != nullptr) instance.params[axis.name] = value;
+      else set_axis(instance.axes, axis.name, value.get<std::string>());
+      config_.marks[place + "." + axis.name] = axis.mark;
+    }
+    const auto [first, is_new] = seen_.emplace(identity(instance), instance.mark);
+    if (!is_new) return report_repetition(instance, first->second);
+    config_.marks[place] = instance.mark;
+    config_.methods.push_back(std::move(instance));
+  }
+
+  static std::string identity(const MethodInstance& m) {
+    return canonical(nlohmann::json{m.method->info.name, m.params, to_json(m.axes), m.uniforms.string()});
+  }
+
+  void report_repetition(const MethodInstance& instance, const Mark& first) {
+    const std::string where = first.line > 0 ? fmt::format(" (first on line {})", first.line) : "";
+    problems_.error(instance.mark, fmt::format("{} is listed twice with the same parameters{}: remove one", instance.method->info.name, where));
+  }
+
+  RunConfig& config_;
+  const Source& source_;
+  Problems& problems_;
+  std::map<std::string, Mark> seen_;
+};
+
+}  // namespace
+
+void read_methods(RunConfig& config, const Node* node, const Mark& missing, const Source& source, Problems& problems) {
+  if (node == nullptr || (node->kind == Node::Kind::list && node->items.empty()))
+    return problems.error(missing, "methods is missing: add for example methods: [exact, streaming_llm, h2o]");
+  if (node->kind == Node::Kind::map) return must_be(problems, *node, "methods", "a list: one method a line, each after \"- \"");
+  MethodsReader reader(config, source, problems);
+  for (const Node* item : one_or_many(*node)) reader.read(*item);
+}
+
+}  // namespace kvreplay

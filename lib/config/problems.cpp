@@ -1,0 +1,51 @@
+#include "config/problems.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+#include "base/text.hpp"
+
+namespace kvreplay {
+
+void Problems::add(Problem problem) {
+  for (const Problem& p : problems_)
+    if (p.text == problem.text && p.mark.line == problem.mark.line && p.mark.column == problem.mark.column) return;
+  problems_.push_back(std::move(problem));
+}
+
+bool Problems::any_error() const {
+  return std::any_of(problems_.begin(), problems_.end(), [](const Problem& p) { return p.kind != Kind::warning; });
+}
+
+std::vector<Problems::Problem> Problems::sorted() const {
+  std::vector<Problem> all = problems_;
+  std::stable_sort(all.begin(), all.end(), [](const Problem& a, const Problem& b) {
+    return std::tie(a.mark.line, a.mark.column) < std::tie(b.mark.line, b.mark.column);
+  });
+  return all;
+}
+
+std::vector<std::string> Problems::errors(const RunConfig& config) const {
+  std::vector<std::string> lines;
+  for (const Problem& p : sorted())
+    if (p.kind != Kind::warning) lines.push_back(config.at(p.mark, "error", p.text));
+  return lines;
+}
+
+std::vector<std::string> Problems::warnings(const RunConfig& config) const {
+  std::vector<std::string> lines;
+  for (const Problem& p : sorted())
+    if (p.kind == Kind::warning) lines.push_back(config.at(p.mark, "warning", p.text));
+  return lines;
+}
+
+void Problems::raise(const RunConfig& config) const {
+  const std::vector<std::string> lines = errors(config);
+  if (lines.empty()) return;
+  const bool only_traces =
+      std::none_of(problems_.begin(), problems_.end(), [](const Problem& p) { return p.kind == Kind::error; });
+  if (only_traces) throw TraceError(join(lines, "\n"));
+  throw ConfigError(join(lines, "\n"));
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,109 @@
+#include "config/run_config.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "base/text.hpp"
+#include "config/sections.hpp"
+
+namespace kvreplay {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uintmax_t kMaxBytes = std::uintmax_t{1} << 20;
+
+std::string similar_files(const fs::path& file) {
+  std::error_code ignored;
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(file.parent_path().empty() ? "." : file.parent_path(), ignored))
+    if (entry.path().extension() == ".yaml" || entry.path().extension() == ".yml") names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return did_you_mean(file.filename().string(), names);
+}
+
+std::string read_file(const fs::path& file) {
+  std::error_code ignored;
+  if (!fs::exists(file, ignored)) throw ConfigError(fmt::format("{}: error: no such file{}", file.string(), similar_files(file)));
+  if (!fs::is_regular_file(file, ignored)) throw ConfigError(fmt::format("{}: error: not a file", file.string()));
+  if (fs::file_size(file, ignored) > kMaxBytes)
+    throw ConfigError(fmt::format("{}:1:1: error: larger than 1 MiB: this is no configuration", file.string()));
+  std::ifstream in(file, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) throw ConfigError(fmt::format("{}: error: cannot be read", file.string()));
+  return text.str();
+}
+
+// An empty `label` means that everything comes from the command line.
+RunConfig read_config(const std::string& text, const std::string& label, const Source& source,
+                      const std::vector<std::string>& overrides, Problems& problems) {
+  RunConfig config;
+  config.file = label;
+  Node root = parse_yaml(text, !label.empty(), problems);
+  if (problems.any_error() && root.kind == Node::Kind::null) return config;  // not even YAML
+  for (const std::string& assignment : overrides) apply_override(root, assignment, problems);
+  read_root(config, root, source, problems);
+  return config;
+}
+
+// Unfinished and foreign files are told by the reader, missing ones by the configuration.
+std::vector<TraceInfo> open_traces(const RunConfig& config, Problems& problems) {
+  std::vector<TraceInfo> traces;
+  for (size_t i = 0; i < config.traces.size(); ++i) {
+    try {
+      traces.push_back(Trace(config.traces[i]).info());
+    } catch (const TraceError& e) {
+      problems.trace_error(config.marks.at(fmt::format("traces[{}]", i)), e.what());
+    }
+  }
+  return traces;
+}
+
+}  // namespace
+
+std::string RunConfig::at(const Mark& mark, const std::string& severity, const std::string& text) const {
+  if (file.empty() || mark.line <= 0) return fmt::format("command line: {}: {}", severity, text);
+  return fmt::format("{}:{}:{}: {}: {}", file.string(), mark.line, mark.column, severity, text);
+}
+
+RunConfig parse_config(const std::string& text, const fs::path& base, const std::string& label,
+                       const std::vector<std::string>& overrides, const Registry& methods,
+                       const std::vector<std::string>& measures) {
+  Problems problems;
+  RunConfig config = read_config(text, label, {methods, measures, base}, overrides, problems);
+  problems.raise(config);
+  config.warnings = problems.warnings(config);
+  return config;
+}
+
+RunConfig load_config(const fs::path& file, const std::vector<std::string>& overrides, const Registry& methods,
+                      const std::vector<std::string>& measures) {
+  return parse_config(read_file(file), file.parent_path(), file.string(), overrides, methods, measures);
+}
+
+void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces, std::vector<std::string>& problems) {
+  Problems found;
+  check_against_traces(config, traces, found);
+  const auto errors = found.errors(config), warnings = found.warnings(config);
+  problems.insert(problems.end(), errors.begin(), errors.end());
+  config.warnings.insert(config.warnings.end(), warnings.begin(), warnings.end());
+}
+
+LoadedRun load_run(const fs::path& file, const std::vector<std::string>& overrides, const Registry& methods,
+                   const std::vector<std::string>& measures) {
+  Problems problems;
+  const std::string text = file.empty() ? "{}" : read_file(file);
+  LoadedRun run;
+  run.config = read_config(text, file.string(), {methods, measures, file.parent_path()}, overrides, problems);
+  run.traces = open_traces(run.config, problems);
+  check_against_traces(run.config, run.traces, problems);
+  problems.raise(run.config);
+  run.config.warnings = problems.warnings(run.config);
+  return run;
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,103 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "catalog/method.hpp"
+#include "trace/trace.hpp"
+
+// A run, as written in YAML (docs/configuration.md): parsed, checked, sweep axes expanded.
+
+namespace kvreplay {
+
+struct Mark {  // where something stands in the configuration; line 0: the command line
+  int line = 0, column = 0;
+};
+
+// One method with one value for every parameter.
+struct MethodInstance {
+  const Method* method = nullptr;
+  nlohmann::json params;  // every declared parameter; null where it is derived from the budget
+  Axes axes;
+  std::filesystem::path uniforms;  // empty: counter-based
+  Mark mark;
+};
+
+struct BudgetList {
+  enum class Kind { tokens, fraction_kept, bytes } kind = Kind::tokens;
+  std::vector<double> values;
+  std::vector<Mark> marks;
+};
+
+struct RunConfig {
+  std::filesystem::path file;  // empty: built on the command line
+  std::string name = "run";
+  std::vector<std::filesystem::path> traces;
+  struct Select {
+    std::optional<std::vector<std::string>> prompts;  // nullopt: all
+    std::optional<std::vector<int32_t>> layers, kv_heads;
+  } select;
+  struct Replay {
+    std::optional<int64_t> tokens, prefill;  // nullopt: all of the trace; the recorded prompt
+    bool prompt_streams = false;             // convention C5
+    enum class Queries { all, last, stride } queries = Queries::all;
+    int64_t queries_count = 0;               // of last, or the stride
+  } replay;
+  std::vector<MethodInstance> methods;
+  BudgetList budget;
+  uint32_t seed_first = 0, seed_count = 5;
+  std::vector<std::string> metrics;  // column names; empty: default
+  struct Run {
+    std::string device = "cpu";
+    int jobs = 0;  // 0: all cores
+    bool double_precision = false;
+    bool audit = false;  // evicted and future tokens are overwritten with NaN while a method runs
+  } run;
+  struct Output {
+    std::filesystem::path dir;
+    bool curves = false, kept = false, outputs = false;
+  } output;
+  std::map<std::string, Mark> marks;  // of "traces[0]", "select.layers[2]", "replay.tokens", "budget", ...
+  std::vector<std::string> warnings;  // complete lines, `file:line:column: warning: ...`
+
+  // `file:line:column: error: text`, or `command line: error: text`.
+  std::string at(const Mark& mark, const std::string& severity, const std::string& text) const;
+};
+
+// Reads a configuration. `overrides` are `a.b.c=value` with YAML values, applied before checking.
+// Relative paths are relative to the file. `measures` are the columns that `metrics:` may name (empty:
+// not checked). Throws ConfigError holding all problems, one a line, or TraceError if each of them is
+// about a trace file.
+RunConfig load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                      const Registry& methods, const std::vector<std::string>& measures = {});
+// The same from text; `base` resolves relative paths, `label` stands for the file name in messages
+// (empty: everything was given on the command line).
+RunConfig parse_config(const std::string& text, const std::filesystem::path& base, const std::string& label,
+                       const std::vector<std::string>& overrides, const Registry& methods,
+                       const std::vector<std::string>& measures = {});
+// Checks that need the traces: layers, heads, prompts, tokens, prefill, and every (method, budget)
+// through Method::resolve. Problems are added to `problems`, warnings to config.warnings.
+void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces, std::vector<std::string>& problems);
+
+struct LoadedRun {
+  RunConfig config;
+  std::vector<TraceInfo> traces;  // of config.traces
+};
+// All of the above: reads, opens the traces, checks one against the other, and tells every problem at
+// once. An empty `file` means that `overrides` hold the whole configuration.
+LoadedRun load_run(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                   const Registry& methods, const std::vector<std::string>& measures = {});
+
+// A budget in tokens for one layer (convention C10); below 1 only when `bytes` hold no token.
+int32_t budget_tokens(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer);
+
+// "at least 1", "1 to 8", "in (0, 1]": the values a parameter may take.
+std::string range_text(double low, double high, bool whole);
+
+// The configuration with all defaults filled in, as results.meta.json records it.
+nlohmann::json resolved_json(const RunConfig& config);
+
+}  // namespace kvreplay

@@ -1,0 +1,144 @@
+#include "config/sections.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/text.hpp"
+
+namespace kvreplay {
+namespace {
+
+constexpr Range kTokens{1, kManyTokens};
+constexpr Range kLayers{0, 999};     // three digits in a trace
+constexpr Range kHeads{0, 65535};    // 16 bits in the counter of the random numbers
+constexpr Range kSeeds{0, 4294967295.0};
+constexpr Range kJobs{1, 4096};
+
+bool is_word(const Node* node, const char* word) {
+  return node == nullptr || (node->kind == Node::Kind::scalar && node->text == word);
+}
+
+std::string indexed(const std::string& name, size_t i) { return fmt::format("{}[{}]", name, i); }
+
+// `all`, one value or a list without repetition.
+template <class T, class Read>
+std::optional<std::vector<T>> read_selection(RunConfig& config, const Section& section, const std::string& key,
+                                             Problems& problems, Read read) {
+  const Node* node = section.find(key);
+  const std::string name = "select." + key;
+  if (is_word(node, "all")) return std::nullopt;
+  config.marks[name] = node->mark;
+  if (node->kind == Node::Kind::list && node->items.empty())
+    return problems.error(node->mark, name + " is an empty list: write all, or what to select"), std::nullopt;
+  std::vector<T> chosen;
+  for (const Node* item : one_or_many(*node)) {
+    const auto value = read(*item);
+    if (!value) continue;
+    if (std::find(chosen.begin(), chosen.end(), T(*value)) != chosen.end()) {
+      problems.error(item->mark, fmt::format("{} is listed twice in {}", *value, name));
+      continue;
+    }
+    config.marks[indexed(name, chosen.size())] = item->mark;
+    chosen.push_back(T(*value));
+  }
+  return chosen;
+}
+
+void read_queries(RunConfig& config, const Node* node, Problems& problems) {
+  if (is_word(node, "all")) return;
+  config.marks["replay.queries"] = node->mark;
+  if (node->kind != Node::Kind::map || node->keys.size() != 1)
+    return must_be(problems, *node, "replay.queries", "all, {last: 256} or {stride: 16}");
+  const Section section(node, "replay.queries", {"last", "stride"}, problems);
+  for (const char* key : {"last", "stride"}) {
+    const Node* count = section.find(key);
+    if (count == nullptr) continue;
+    using Queries = RunConfig::Replay::Queries;
+    config.replay.queries = *key == 'l' ? Queries::last : Queries::stride;
+    config.replay.queries_count = read_integer(problems, *count, fmt::format("replay.queries.{}", key), kTokens).value_or(1);
+  }
+}
+
+void read_count(RunConfig& config, const Section& section, const std::string& key, const char* default_word,
+                std::optional<int64_t>& into, Problems& problems) {
+  const Node* node = section.find(key);
+  if (is_word(node, default_word)) return;
+  config.marks["replay." + key] = node->mark;
+  into = read_integer(problems, *node, "replay." + key, kTokens);
+}
+
+}  // namespace
+
+void read_select(RunConfig& config, const Node* node, Problems& problems) {
+  const Section section(node, "select", {"prompts", "layers", "kv_heads"}, problems);
+  const auto integers = [&](const std::string& name, Range range) {
+    return [&problems, name, range](const Node& item) { return read_integer(problems, item, name, range); };
+  };
+  config.select.prompts = read_selection<std::string>(config, section, "prompts", problems, [&](const Node& item) {
+    return read_text(problems, item, "select.prompts");
+  });
+  config.select.layers = read_selection<int32_t>(config, section, "layers", problems, integers("select.layers", kLayers));
+  config.select.kv_heads = read_selection<int32_t>(config, section, "kv_heads", problems, integers("select.kv_heads", kHeads));
+}
+
+void read_replay(RunConfig& config, const Node* node, Problems& problems) {
+  const Section section(node, "replay", {"tokens", "prefill", "prompt", "queries"}, problems);
+  read_count(config, section, "tokens", "all", config.replay.tokens, problems);
+  read_count(config, section, "prefill", "trace", config.replay.prefill, problems);
+  if (const Node* prompt = section.find("prompt"))
+    config.replay.prompt_streams = read_word(problems, *prompt, "replay.prompt", {"cut", "stream"}) == "stream";
+  read_queries(config, section.find("queries"), problems);
+  const auto &tokens = config.replay.tokens, &prefill = config.replay.prefill;
+  if (tokens && prefill && *prefill > *tokens)
+    problems.error(config.marks["replay.prefill"],
+                   fmt::format("replay.prefill is {} and must be at most replay.tokens, {}", *prefill, *tokens));
+}
+
+void read_seeds(RunConfig& config, const Node* node, Problems& problems) {
+  const Section section(node, "seeds", {"first", "count"}, problems);
+  if (const Node* first = section.find("first"))
+    config.seed_first = uint32_t(read_integer(problems, *first, "seeds.first", kSeeds).value_or(0));
+  if (const Node* count = section.find("count"))
+    config.seed_count = uint32_t(read_integer(problems, *count, "seeds.count", {1, 1e6}).value_or(1));
+  if (double(config.seed_first) + double(config.seed_count) - 1 > kSeeds.high)
+    problems.error(node->mark, fmt::format("seeds go beyond {:.0f}", kSeeds.high));
+}
+
+void read_metrics(RunConfig& config, const Node* node, const Source& source, Problems& problems) {
+  if (is_word(node, "default")) return;
+  if (node->kind != Node::Kind::list || node->items.empty())
+    return must_be(problems, *node, "metrics", "default, or a list of columns (kvreplay list metrics)");
+  for (const Node& item : node->items) {
+    const auto name = read_text(problems, item, "metrics");
+    if (!name) continue;
+    const bool known = source.measures.empty() || std::find(source.measures.begin(), source.measures.end(), *name) != source.measures.end();
+    if (!known)
+      problems.error(item.mark, fmt::format("unknown metric \"{}\"{}: see kvreplay list metrics", *name, did_you_mean(*name, source.measures)));
+    else if (std::find(config.metrics.begin(), config.metrics.end(), *name) != config.metrics.end())
+      problems.error(item.mark, fmt::format("{} is listed twice in metrics", *name));
+    else
+      config.metrics.push_back(*name);
+  }
+}
+
+void read_run(RunConfig& config, const Node* node, Problems& problems) {
+  const Section section(node, "run", {"device", "jobs", "precision", "audit"}, problems);
+  if (const Node* device = section.find("device")) {
+    config.marks["run.device"] = device->mark;
+    const auto word = read_text(problems, *device, "run.device").value_or("cpu");
+    const bool indexed_cuda = word.starts_with("cuda:") && word.size() > 5 && word.size() < 8 &&
+                              word.find_first_not_of("0123456789", 5) == std::string::npos;
+    if (word != "cpu" && word != "cuda" && !indexed_cuda) must_be(problems, *device, "run.device", "cpu, cuda or cuda:N");
+    config.run.device = word;
+  }
+  if (const Node* jobs = section.find("jobs"); !is_word(jobs, "auto"))
+    config.run.jobs = int(read_integer(problems, *jobs, "run.jobs", kJobs).value_or(1));
+  if (const Node* precision = section.find("precision"))
+    config.run.double_precision = read_word(problems, *precision, "run.precision", {"single", "double"}) == "double";
+  if (const Node* audit = section.find("audit"))
+    config.run.audit = read_boolean(problems, *audit, "run.audit").value_or(false);
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,181 @@
+#include "config/values.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "base/text.hpp"
+
+namespace kvreplay {
+namespace {
+
+constexpr double kOpenZero = 1e-6;  // a real range that starts here or below excludes zero itself
+
+std::string shown(const Node& node) {
+  switch (node.kind) {
+    case Node::Kind::null: return "empty";
+    case Node::Kind::list: return "a list";
+    case Node::Kind::map: return "a map";
+    case Node::Kind::scalar: break;
+  }
+  constexpr size_t kLongest = 60;
+  const std::string text = node.text.size() > kLongest ? node.text.substr(0, kLongest) + "..." : node.text;
+  const bool number = !node.quoted && !text.empty() && text.find_first_not_of("0123456789.-+eE") == std::string::npos;
+  return number ? text : '"' + text + '"';
+}
+
+// 010 is eight to some readers of YAML and ten to others.
+bool leading_zero(const std::string& text) {
+  const size_t start = !text.empty() && (text[0] == '-' || text[0] == '+') ? 1 : 0;
+  return text.size() > start + 1 && text[start] == '0' &&
+         text.find_first_not_of("0123456789", start) == std::string::npos;
+}
+
+std::string without_leading_zeros(const std::string& text) {
+  const size_t start = text.find_first_not_of("+0");
+  return start == std::string::npos ? "0" : text.substr(start);
+}
+
+template <class T>
+std::optional<T> number(const std::string& text) {
+  const size_t start = !text.empty() && text[0] == '+' ? 1 : 0;
+  T value{};
+  const auto [end, error] = std::from_chars(text.data() + start, text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || text.size() == start) return std::nullopt;
+  return value;
+}
+
+// A plain scalar, with the problems that every number can have.
+bool plain_number(Problems& problems, const Node& node, const std::string& name, const std::string& what) {
+  if (node.kind != Node::Kind::scalar) return must_be(problems, node, name, what), false;
+  if (node.quoted) return must_be(problems, node, name, what + ": remove the quotes"), false;
+  if (!leading_zero(node.text)) return true;
+  must_be(problems, node, name,
+          fmt::format("written without the leading zero, which some readers take for octal: {}",
+                      without_leading_zeros(node.text)));
+  return false;
+}
+
+std::string bound(double value, bool whole) {
+  return whole ? fmt::format("{}", int64_t(value)) : fmt::format("{}", value);
+}
+
+const std::vector<std::pair<std::string, std::vector<std::string>>>& sections() {
+  static const std::vector<std::pair<std::string, std::vector<std::string>>> all = {
+      {"select", {"prompts", "layers", "kv_heads"}},
+      {"replay", {"tokens", "prefill", "prompt", "queries"}},
+      {"budget", {"fraction_kept", "bytes"}},
+      {"seeds", {"first", "count"}},
+      {"run", {"device", "jobs", "precision", "audit"}},
+      {"output", {"dir", "save"}}};
+  return all;
+}
+
+std::string unknown_key(const std::string& section, const std::string& key, const std::vector<std::string>& known) {
+  const std::string where = section.empty() ? "" : " in " + section;
+  const std::string guess = did_you_mean(key, known);
+  if (!guess.empty()) return fmt::format("unknown key \"{}\"{}{}", key, where, guess);
+  for (const auto& [other, keys] : sections())
+    if (other != section && std::find(keys.begin(), keys.end(), key) != keys.end())
+      return fmt::format("unknown key \"{}\"{}: it belongs under {}", key, where, other);
+  return fmt::format("unknown key \"{}\"{}: the keys here are {}", key, where, join(known));
+}
+
+}  // namespace
+
+void must_be(Problems& problems, const Node& node, const std::string& name, const std::string& what) {
+  problems.error(node.mark, fmt::format("{} is {} and must be {}", name, shown(node), what));
+}
+
+std::string range_text(double low, double high, bool whole) {
+  const bool bounded = high < kManyTokens;
+  const bool open_zero = !whole && low > 0 && low <= kOpenZero;
+  if (open_zero) return bounded ? fmt::format("in (0, {}]", bound(high, whole)) : "above 0";
+  if (!bounded) return low <= -kManyTokens ? "a number" : "at least " + bound(low, whole);
+  if (whole) return low == high ? bound(low, true) : fmt::format("{} to {}", bound(low, true), bound(high, true));
+  return fmt::format("in [{}, {}]", bound(low, false), bound(high, false));
+}
+
+std::optional<int64_t> read_integer(Problems& problems, const Node& node, const std::string& name, Range range) {
+  if (!plain_number(problems, node, name, "a whole number")) return std::nullopt;
+  const auto value = number<int64_t>(node.text);
+  if (!value) return must_be(problems, node, name, "a whole number"), std::nullopt;
+  if (double(*value) >= range.low && double(*value) <= range.high) return value;
+  const bool too_large = double(*value) > range.high && range.high >= kManyTokens;
+  must_be(problems, node, name, too_large ? "at most " + bound(range.high, true) : range_text(range.low, range.high, true));
+  return std::nullopt;
+}
+
+std::optional<double> read_real(Problems& problems, const Node& node, const std::string& name, Range range) {
+  if (!plain_number(problems, node, name, "a number")) return std::nullopt;
+  const auto value = number<double>(node.text);
+  if (!value || !std::isfinite(*value)) return must_be(problems, node, name, "a number"), std::nullopt;
+  if (*value >= range.low && *value <= range.high) return value;
+  must_be(problems, node, name, range_text(range.low, range.high, false));
+  return std::nullopt;
+}
+
+std::optional<bool> read_boolean(Problems& problems, const Node& node, const std::string& name) {
+  if (node.kind == Node::Kind::scalar && !node.quoted && node.text == "true") return true;
+  if (node.kind == Node::Kind::scalar && !node.quoted && node.text == "false") return false;
+  must_be(problems, node, name, "true or false");
+  return std::nullopt;
+}
+
+std::optional<std::string> read_text(Problems& problems, const Node& node, const std::string& name) {
+  if (node.kind == Node::Kind::scalar && !node.text.empty()) return node.text;
+  must_be(problems, node, name, "a text");
+  return std::nullopt;
+}
+
+std::optional<std::string> read_word(Problems& problems, const Node& node, const std::string& name,
+                                     const std::vector<std::string>& words) {
+  if (node.kind == Node::Kind::scalar && std::find(words.begin(), words.end(), node.text) != words.end()) return node.text;
+  const std::string guess = node.kind == Node::Kind::scalar ? did_you_mean(node.text, words) : "";
+  must_be(problems, node, name, (words.size() > 1 ? "one of " : "") + join(words) + guess);
+  return std::nullopt;
+}
+
+std::optional<nlohmann::json> read_parameter(Problems& problems, const Node& node, const ParameterSpec& spec) {
+  const bool word = node.kind == Node::Kind::scalar && spec.kind == ParameterSpec::Kind::integer &&
+                    std::find(spec.choices.begin(), spec.choices.end(), node.text) != spec.choices.end();
+  if (word) return node.text;
+  const auto json = [](const auto& value) {
+    return value ? std::optional<nlohmann::json>(*value) : std::nullopt;
+  };
+  switch (spec.kind) {
+    case ParameterSpec::Kind::integer: return json(read_integer(problems, node, spec.name, {spec.low, spec.high}));
+    case ParameterSpec::Kind::real: return json(read_real(problems, node, spec.name, {spec.low, spec.high}));
+    case ParameterSpec::Kind::boolean: return json(read_boolean(problems, node, spec.name));
+    case ParameterSpec::Kind::choice: return json(read_word(problems, node, spec.name, spec.choices));
+  }
+  return std::nullopt;
+}
+
+std::vector<const Node*> one_or_many(const Node& node) {
+  if (node.kind != Node::Kind::list) return {&node};
+  std::vector<const Node*> items;
+  for (const Node& item : node.items) items.push_back(&item);
+  return items;
+}
+
+Section::Section(const Node* node, std::string name, std::vector<std::string> keys, Problems& problems) : node_(node) {
+  if (node_ == nullptr || node_->kind == Node::Kind::null) return;
+  if (node_->kind != Node::Kind::map) {
+    must_be(problems, *node_, name.empty() ? "the configuration" : name, "a map with the keys " + join(keys));
+    return;
+  }
+  for (const Key& key : node_->keys)
+    if (std::find(keys.begin(), keys.end(), key.text) == keys.end())
+      problems.error(key.mark, unknown_key(name, key.text, keys));
+}
+
+const Node* Section::find(const std::string& key) const {
+  if (node_ == nullptr || node_->kind != Node::Kind::map) return nullptr;
+  const Node* value = node_->find(key);
+  return value == nullptr || value->kind == Node::Kind::null ? nullptr : value;
+}
+
+}  // namespace kvreplay

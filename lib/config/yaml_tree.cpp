@@ -1,0 +1,227 @@
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/mark.h>
+#include <yaml-cpp/parser.h>
+
+#include <fmt/format.h>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <unordered_map>
+
+#include "config/tree.hpp"
+
+// The tree is built from the parser's events and not from YAML::Node: that one keeps one of two equal
+// keys, expands aliases without limit and forgets where keys stand.
+
+namespace kvreplay {
+namespace {
+
+constexpr size_t kMaxDepth = 20;
+constexpr size_t kMaxNodes = 100'000;
+constexpr size_t kMaxBytes = size_t{1} << 20;
+
+struct Refused {  // ends the parse
+  Mark mark;
+  std::string text;
+};
+
+size_t count(const Node& node) {
+  size_t n = 1;
+  for (const Node& item : node.items) n += count(item);
+  return n;
+}
+
+size_t depth(const Node& node) {
+  size_t deepest = 0;
+  for (const Node& item : node.items) deepest = std::max(deepest, depth(item));
+  return deepest + 1;
+}
+
+class TreeBuilder final : public YAML::EventHandler {
+ public:
+  TreeBuilder(bool place, Problems& problems) : place_(place), problems_(problems) {}
+  Node root;
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    Node node;
+    node.mark = key_is_waiting() ? open_.back().key->mark : at(mark);
+    finish(std::move(node), anchor);
+  }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    const auto found = anchored_.find(anchor);
+    if (found == anchored_.end()) throw Refused{at(mark), "an alias inside its own anchor"};
+    nodes_ += count(found->second);
+    if (open_.size() + depth(found->second) > kMaxDepth) refuse_depth(at(mark));
+    finish(found->second, YAML::NullAnchor);
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, const std::string& value) override {
+    check_tag(mark, tag);
+    Node node;
+    node.kind = Node::Kind::scalar;
+    node.text = value;
+    node.quoted = tag == "!";
+    node.mark = at(mark);
+    finish(std::move(node), anchor);
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
+    open(Node::Kind::list, mark, tag, anchor);
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
+    open(Node::Kind::map, mark, tag, anchor);
+  }
+  void OnMapEnd() override { close(); }
+
+ private:
+  struct Open {  // a list or map whose end has not come yet
+    Node node;
+    YAML::anchor_t anchor;
+    std::optional<Key> key;  // waits for its value
+    std::unordered_map<std::string, int> line_of;
+  };
+
+  Mark at(const YAML::Mark& mark) const {
+    return place_ && !mark.is_null() ? Mark{mark.line + 1, mark.column + 1} : Mark{};
+  }
+  bool key_is_waiting() const { return !open_.empty() && open_.back().key.has_value(); }
+  [[noreturn]] static void refuse_depth(const Mark& mark) {
+    throw Refused{mark, fmt::format("nested more than {} levels deep", kMaxDepth)};
+  }
+
+  void check_tag(const YAML::Mark& mark, const std::string& tag) {
+    if (tag.empty() || tag == "?" || tag == "!") return;
+    problems_.error(at(mark), fmt::format("the tag \"{}\" is not read here: write the plain value", tag));
+  }
+
+  void open(Node::Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
+    check_tag(mark, tag);
+    if (open_.size() >= kMaxDepth) refuse_depth(at(mark));
+    Open o{};
+    o.node.kind = kind;
+    o.node.mark = at(mark);
+    o.anchor = anchor;
+    open_.push_back(std::move(o));
+  }
+
+  void close() {
+    Open o = std::move(open_.back());
+    open_.pop_back();
+    finish(std::move(o.node), o.anchor);
+  }
+
+  void finish(Node node, YAML::anchor_t anchor) {
+    if (++nodes_ > kMaxNodes) throw Refused{node.mark, fmt::format("more than {} values", kMaxNodes)};
+    if (anchor != YAML::NullAnchor) anchored_[anchor] = node;
+    if (open_.empty()) {
+      root = std::move(node);
+    } else if (open_.back().node.kind == Node::Kind::list) {
+      open_.back().node.items.push_back(std::move(node));
+    } else if (!open_.back().key) {
+      take_key(node);
+    } else {
+      take_value(std::move(node));
+    }
+  }
+
+  void take_key(const Node& node) {
+    if (node.kind != Node::Kind::scalar) throw Refused{node.mark, "a key must be a plain word"};
+    open_.back().key = Key{node.text, node.mark};
+  }
+
+  void take_value(Node value) {
+    Open& map = open_.back();
+    Key key = std::move(*map.key);
+    map.key.reset();
+    if (key.text == "<<") {
+      problems_.error(key.mark, "the merge key << is not read here: write the keys out");
+      return;
+    }
+    const auto [first, is_new] = map.line_of.emplace(key.text, key.mark.line);
+    if (!is_new) {
+      const std::string where = first->second > 0 ? fmt::format(" (first on line {})", first->second) : "";
+      problems_.error(key.mark, fmt::format("the key \"{}\" is given twice{}: remove one", key.text, where));
+      return;
+    }
+    map.node.keys.push_back(std::move(key));
+    map.node.items.push_back(std::move(value));
+  }
+
+  bool place_;
+  Problems& problems_;
+  std::vector<Open> open_;
+  std::map<YAML::anchor_t, Node> anchored_;
+  size_t nodes_ = 0;
+};
+
+// Length of the UTF-8 sequence that starts at text[i], 0 if it is not one.
+size_t utf8_length(const std::string& text, size_t i) {
+  const auto byte = [&](size_t k) { return static_cast<unsigned char>(text[k]); };
+  const unsigned char lead = byte(i);
+  const size_t length = lead < 0x80 ? 1 : lead >> 5 == 6 ? 2 : lead >> 4 == 14 ? 3 : lead >> 3 == 30 ? 4 : 0;
+  if (length == 0 || i + length > text.size()) return 0;
+  uint32_t code = length == 1 ? lead : lead & (0xFFu >> (length + 1));
+  for (size_t k = 1; k < length; ++k) {
+    if (byte(i + k) >> 6 != 2) return 0;
+    code = code << 6 | (byte(i + k) & 0x3Fu);
+  }
+  constexpr uint32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code >= 0xD800 && code < 0xE000;
+  return code >= kSmallest[length] && code <= 0x10FFFF && !surrogate ? length : 0;
+}
+
+// The parser stops silently at some control characters and repairs broken UTF-8: both hide text.
+std::optional<Refused> strange_byte(const std::string& text) {
+  int line = 1, column = 1;
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const size_t length = utf8_length(text, i);
+    const bool control = (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r') || byte == 0x7F;
+    if (length == 0 || control)
+      return Refused{{line, column}, fmt::format("the byte 0x{:02x} is not text: write the file as UTF-8", byte)};
+    i += length;
+    ++column;
+    if (byte == '\n') ++line, column = 1;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+const Node* Node::find(const std::string& key) const {
+  for (size_t i = 0; i < keys.size(); ++i)
+    if (keys[i].text == key) return &items[i];
+  return nullptr;
+}
+
+const Mark& Node::key_mark(const std::string& key) const {
+  for (const Key& k : keys)
+    if (k.text == key) return k.mark;
+  return mark;
+}
+
+Node parse_yaml(const std::string& text, bool place, Problems& problems) {
+  const auto refuse = [&](const Mark& mark, const std::string& why) {
+    problems.error(place ? mark : Mark{}, why);
+    return Node{};
+  };
+  if (text.size() > kMaxBytes) return refuse({1, 1}, "larger than 1 MiB: this is no configuration");
+  if (const auto strange = strange_byte(text)) return refuse(strange->mark, strange->text);
+  TreeBuilder builder(place, problems);
+  try {
+    std::istringstream in(text);
+    YAML::Parser parser(in);
+    parser.HandleNextDocument(builder);
+    TreeBuilder next(place, problems);
+    if (parser.HandleNextDocument(next)) problems.error(next.root.mark, "a second document: a file holds one configuration");
+  } catch (const Refused& refused) {
+    return refuse(refused.mark, refused.text);
+  } catch (const YAML::Exception& e) {
+    return refuse(e.mark.is_null() ? Mark{1, 1} : Mark{e.mark.line + 1, e.mark.column + 1}, "not valid YAML: " + e.msg);
+  }
+  return std::move(builder.root);
+}
+
+}  // namespace kvreplay

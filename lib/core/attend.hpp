@@ -1,0 +1,167 @@
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include "core/cache.hpp"
+
+// One attention for every family of methods. Weights e_i = exp(l_i - shift) come in one of two ways
+// (OwnDots, StripGather: a policy cannot tell them apart); the output leaves in one of two ways
+// (DirectOutput here, deferred to the end of a tile in replay/tile_output.hpp).
+
+namespace kvreplay {
+
+// l = scale <q, k>, then the layer's soft cap if it has one (convention C3).
+template <class Real>
+struct LogitRule {
+  Real scale = 1, softcap = 0;
+  KVR_FN Real operator()(Real dot) const {
+    const Real l = scale * dot;
+    return softcap > 0 ? softcap * std::tanh(l / softcap) : l;
+  }
+};
+
+template <class Real>
+KVR_FN Real dot_product(std::span<const Real> a, std::span<const Real> b) {
+  Real s = 0;
+  const Real *x = a.data(), *y = b.data();
+  const int32_t n = int32_t(a.size());
+  KVR_SIMD_SUM(s) for (int32_t c = 0; c < n; ++c) s += x[c] * y[c];
+  return s;
+}
+
+// Re-assigned positions (convention C14): row j of L live rows stands at position j and the query at
+// L-1, so key j is rotated forward by the distance that it lost, always from the stored original.
+template <class Real>
+struct Rotation {
+  const Real *cosines = nullptr, *sines = nullptr;  // [offset, pairs]; null: positions as recorded
+  const int32_t* positions = nullptr;               // position id of each token
+  int32_t pairs = 0;
+  bool interleaved = false;
+
+  KVR_FN bool active() const { return cosines != nullptr; }
+  KVR_FN int32_t offset(int32_t query_token, int32_t row_token, int32_t row, int32_t rows) const {
+    return (positions[query_token] - positions[row_token]) - (rows - 1 - row);
+  }
+  // <R(offset) key, query>; the dimensions beyond 2 * pairs are not rotated.
+  KVR_FN Real dot(std::span<const Real> key, std::span<const Real> query, int32_t offset) const {
+    const Real *c = cosines + int64_t(offset) * pairs, *s = sines + int64_t(offset) * pairs;
+    const int32_t step = interleaved ? 2 : 1, partner = interleaved ? 1 : pairs;
+    Real sum = 0;
+    for (int32_t i = 0; i < pairs; ++i) {
+      const int32_t a = i * step, b = a + partner;
+      sum += c[i] * (key[a] * query[a] + key[b] * query[b]) + s[i] * (key[a] * query[b] - key[b] * query[a]);
+    }
+    const size_t rotated = 2 * size_t(pairs);
+    return sum + dot_product(key.subspan(rotated), query.subspan(rotated));
+  }
+};
+
+// What one query sees of one cache.
+template <class Real>
+struct QueryView {
+  std::span<const Real> query;
+  LogitRule<Real> rule;
+  Rotation<Real> rotation;
+  int32_t token;                   // index of the query's token
+  const uint8_t* chosen = nullptr;  // query-time methods: rows that are read; null: all
+  Real sink_logit = -INFINITY;     // joins the denominator only
+
+  template <Cache C>
+  KVR_FN int32_t offset(const C& cache, int32_t row) const {
+    if (!rotation.active() || !cache.verbatim(row)) return 0;
+    return rotation.offset(token, cache.token(row), row, cache.size());
+  }
+  template <Cache C>
+  KVR_FN Real logit(const C& cache, int32_t row) const {
+    const int32_t d = offset(cache, row);
+    return rule(d == 0 ? dot_product(cache.key(row), query) : rotation.dot(cache.key(row), query, d));
+  }
+};
+
+// Any row: rotated, quantised, merged or verbatim. The shift is the maximum of l_i + ln max(num, den).
+template <class Real>
+struct OwnDots {
+  QueryView<Real> view;
+  template <Team T, Cache C>
+  KVR_FN Real fill(const T& team, const C& cache, std::span<Real> e) const {
+    const int32_t n = cache.size();
+    team.each(n, [&](int32_t i) { e[i] = view.logit(cache, i); });
+    const Scored top = team.largest(n, [&](int32_t i) {
+      const Real w = cache.num(i) > cache.den(i) ? cache.num(i) : cache.den(i);
+      const bool counts = w > 0 && (view.chosen == nullptr || view.chosen[i] != 0);
+      return counts ? double(e[i]) + (w == 1 ? 0.0 : std::log(double(w))) : -double(INFINITY);
+    });
+    double shift = top.index < 0 ? -double(INFINITY) : top.score;
+    if (double(view.sink_logit) > shift) shift = double(view.sink_logit);
+    if (!(shift > -double(INFINITY))) shift = 0;
+    team.each(n, [&](int32_t i) { e[i] = std::exp(e[i] - Real(shift)); });
+    return Real(shift);
+  }
+};
+
+// Rows that are unmodified tokens of the trace are columns of the shared strip exp(l - shift) that the
+// exact pass left behind; every other row takes its own dot product against the same shift. If the kept
+// rows underflow against the shared maximum, the step falls back to OwnDots.
+template <class Real>
+struct StripGather {
+  const Real* strip;  // [tokens] of this query
+  Real shift;
+  OwnDots<Real> own;
+  template <Team T, Cache C>
+  KVR_FN Real fill(const T& team, const C& cache, std::span<Real> e) const {
+    const int32_t n = cache.size();
+    if (!own.view.rotation.active() && !cache.has_own_rows()) {
+      const int32_t* token = cache.tokens().data();
+      team.each(n, [&](int32_t i) { e[i] = strip[token[i]]; });
+    } else {
+      team.each(n, [&](int32_t i) {
+        const bool column = cache.verbatim(i) && own.view.offset(cache, i) == 0;
+        e[i] = column ? strip[cache.token(i)] : std::exp(own.view.logit(cache, i) - shift);
+      });
+    }
+    const double z = team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); });
+    const double a = team.sum(n, [&](int32_t i) { return double(cache.num(i) * e[i]); });
+    return safe(z) && (safe(a) || a == 0) ? shift : own.fill(team, cache, e);
+  }
+  KVR_FN static bool safe(double z) { return z > 1e-30 && z < 1e30; }
+};
+
+// o = sum_i coefficient_i v_i, at once.
+template <class Real>
+struct DirectOutput {
+  Real* out;  // [v_dim]
+  template <Team T, Cache C>
+  KVR_FN void emit(const T& team, const C& cache, std::span<const Real> coefficients) const {
+    team.each(cache.shape().v_dim, [&](int32_t c) {
+      Real s = 0;
+      for (int32_t i = 0; i < cache.size(); ++i)
+        if (coefficients[i] != 0) s += coefficients[i] * cache.value(i)[c];
+      out[c] = s;
+    });
+  }
+};
+
+// The denominator of a step in the log domain, so that it can be compared with the exact one.
+struct Normaliser {
+  double sum, shift;  // tau = sum * exp(shift); sum <= 0: there was nothing to attend to
+};
+
+// Fills e with the attention probabilities of the rows (den_i e_i / tau) and emits the output. The
+// scratch `coefficients` receives num_i e_i / tau.
+template <Team T, Cache C, class Real = typename C::real, class Source, class Sink>
+KVR_FN Normaliser attend(const T& team, const QueryView<Real>& view, const Source& source, const C& cache, std::span<Real> e,
+                         std::span<Real> coefficients, const Sink& output) {
+  const int32_t n = cache.size();
+  const Real shift = source.fill(team, cache, e);
+  if (view.chosen != nullptr) team.each(n, [&](int32_t i) { if (view.chosen[i] == 0) e[i] = 0; });
+  double tau = team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); });
+  if (view.sink_logit > -Real(INFINITY)) tau += double(std::exp(view.sink_logit - shift));
+  const double inverse = tau > 0 ? 1 / tau : 0.0;
+  team.each(n, [&](int32_t i) { coefficients[i] = Real(double(cache.num(i) * e[i]) * inverse); });
+  output.emit(team, cache, coefficients);
+  team.each(n, [&](int32_t i) { e[i] = Real(double(cache.den(i) * e[i]) * inverse); });
+  return {tau, double(shift)};
+}
+
+}  // namespace kvreplay

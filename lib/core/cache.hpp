@@ -1,0 +1,189 @@
+#pragma once
+#include <cassert>
+#include <concepts>
+#include <cstdint>
+#include <span>
+
+#include "core/team.hpp"
+#include "core/token.hpp"
+
+// A cache is a list of rows (key, value, num, den), and every method's output is
+//   o(q) = sum_i num_i exp(l_i) v_i / sum_i den_i exp(l_i),   l_i = scale <q, key_i>   (convention C7).
+// Rows stay in the order in which they were pushed. A row that holds an unmodified token of the trace
+// is verbatim: it refers to the token instead of copying it, and its logit can be looked up. A row
+// written by the policy (merged, re-estimated) is stored here.
+
+namespace kvreplay {
+
+// What a policy asks for. Allocated before the first token.
+struct Layout {
+  int64_t state_doubles = 0;  // the policy's own numbers, bound to its `state`
+  bool scores = false;        // one double a row, which lives and dies with the row
+  bool weights = false;       // num and den other than 1
+  int32_t own_rows = 0;       // rows that are no token of the trace
+};
+
+constexpr int32_t kSynthetic = -1;
+constexpr int32_t kEvicted = -1;
+
+template <class Real>
+struct CacheStorage {
+  const Real *keys = nullptr, *values = nullptr;  // of the trace, never given to a policy
+  int32_t* token = nullptr;                       // [capacity] token index, or kSynthetic
+  double* score = nullptr;                        // [capacity] or null
+  Real *num = nullptr, *den = nullptr;            // [capacity] or null: all 1
+  uint8_t* mark = nullptr;                        // [capacity] scratch of selections
+  int32_t* slot = nullptr;                        // [capacity] own row, if there are any
+  int32_t* free_slots = nullptr;                  // [own_rows]
+  Real *own_keys = nullptr, *own_values = nullptr;
+  int32_t* copies = nullptr;  // [tokens] rows that hold a token; kEvicted for good once there is none
+  int32_t* counts = nullptr;  // [4]: rows, free slots, evicted tokens, evicted tokens that were pushed again
+  int32_t capacity = 0, own_rows = 0;
+  HeadShape shape{};
+};
+
+template <class Real>
+class BasicCache {
+ public:
+  using real = Real;
+  BasicCache() = default;
+  KVR_FN explicit BasicCache(const CacheStorage<Real>& s) : s_(s) {}
+
+  KVR_FN int32_t size() const { return s_.counts[0]; }
+  KVR_FN int32_t capacity() const { return s_.capacity; }
+  KVR_FN HeadShape shape() const { return s_.shape; }
+  KVR_FN int32_t token(int32_t row) const { return s_.token[row]; }
+  KVR_FN bool verbatim(int32_t row) const { return s_.token[row] >= 0; }
+  KVR_FN Real num(int32_t row) const { return s_.num != nullptr ? s_.num[row] : Real(1); }
+  KVR_FN Real den(int32_t row) const { return s_.den != nullptr ? s_.den[row] : Real(1); }
+  KVR_FN bool weighted() const { return s_.num != nullptr; }
+  KVR_FN bool has_own_rows() const { return s_.own_rows > 0; }
+  KVR_FN double score(int32_t row) const { return s_.score[row]; }
+  KVR_FN double& score(int32_t row) { return s_.score[row]; }
+  KVR_FN uint8_t& mark(int32_t row) { return s_.mark[row]; }
+  KVR_FN int32_t evictions() const { return s_.counts[2]; }
+  KVR_FN int32_t broken_promises() const { return s_.counts[3]; }
+  KVR_FN std::span<const int32_t> tokens() const { return {s_.token, size_t(size())}; }
+  KVR_FN std::span<const Real> key(int32_t row) const {
+    return verbatim(row) ? at(s_.keys, s_.token[row], s_.shape.dim) : at(s_.own_keys, s_.slot[row], s_.shape.dim);
+  }
+  KVR_FN std::span<const Real> value(int32_t row) const {
+    return verbatim(row) ? at(s_.values, s_.token[row], s_.shape.v_dim)
+                         : at(s_.own_values, s_.slot[row], s_.shape.v_dim);
+  }
+
+  // Appends a token; its score starts at 0.
+  template <Team T>
+  KVR_FN void push(const T& team, const Token<Real>& token, Real num = 1, Real den = 1) {
+    append_row(team, token.index, num, den);
+  }
+  // Appends a row that is no token: key(c) and value(c) give its numbers and may read the cache.
+  template <Team T, class K, class V>
+  KVR_FN void push_own(const T& team, K key, V value, Real num, Real den) {
+    assert(s_.own_rows > 0 && s_.counts[1] > 0);
+    const int32_t slot = s_.free_slots[s_.counts[1] - 1];
+    team.sync();
+    team.each(s_.shape.dim, [&](int32_t c) { s_.own_keys[int64_t(slot) * s_.shape.dim + c] = key(c); });
+    team.each(s_.shape.v_dim, [&](int32_t c) { s_.own_values[int64_t(slot) * s_.shape.v_dim + c] = value(c); });
+    if (team.rank() == 0) s_.counts[1] -= 1;
+    team.sync();
+    append_row(team, kSynthetic, num, den, slot);
+  }
+  // Removes one row; the later ones move down.
+  template <Team T>
+  KVR_FN void drop(const T& team, int32_t row) {
+    assert(row >= 0 && row < size());
+    const int32_t n = size();
+    release(team, row);
+    team.close_gap(s_.token, row, n);
+    if (s_.score != nullptr) team.close_gap(s_.score, row, n);
+    if (s_.num != nullptr) {
+      team.close_gap(s_.num, row, n);
+      team.close_gap(s_.den, row, n);
+    }
+    if (s_.slot != nullptr) team.close_gap(s_.slot, row, n);
+    resize(team, n - 1);
+  }
+  // Removes every row for which stays(row) is false.
+  template <Team T, class F>
+  KVR_FN void retain(const T& team, F stays) {
+    const int32_t n = size();
+    for (int32_t i = 0; i < n; ++i)
+      if (!stays(i)) release(team, i);
+    const int32_t left = team.compact(n, stays, [&](int32_t from, int32_t to) {
+      s_.token[to] = s_.token[from];
+      if (s_.score != nullptr) s_.score[to] = s_.score[from];
+      if (s_.num != nullptr) s_.num[to] = s_.num[from], s_.den[to] = s_.den[from];
+      if (s_.slot != nullptr) s_.slot[to] = s_.slot[from];
+      s_.mark[to] = s_.mark[from];
+    });
+    resize(team, left);
+  }
+  template <Team T>
+  KVR_FN void weigh(const T& team, int32_t row, double num, double den) {
+    assert(s_.num != nullptr);
+    if (team.rank() == 0) s_.num[row] = Real(num), s_.den[row] = Real(den);
+    team.sync();
+  }
+  template <Team T>
+  KVR_FN void clear(const T& team) {
+    if (team.rank() == 0) {
+      s_.counts[0] = s_.counts[2] = s_.counts[3] = 0;
+      s_.counts[1] = s_.own_rows;
+      for (int32_t i = 0; i < s_.own_rows; ++i) s_.free_slots[i] = i;
+    }
+    team.sync();
+  }
+
+ private:
+  KVR_FN static std::span<const Real> at(const Real* base, int32_t i, int32_t width) {
+    return {base + int64_t(i) * width, size_t(width)};
+  }
+  template <Team T>
+  KVR_FN void append_row(const T& team, int32_t token, Real num, Real den, int32_t slot = -1) {
+    const int32_t row = size();
+    assert(row < s_.capacity);
+    team.sync();
+    if (team.rank() == 0) {
+      s_.token[row] = token;
+      if (s_.score != nullptr) s_.score[row] = 0;
+      if (s_.num != nullptr) s_.num[row] = num, s_.den[row] = den;
+      if (s_.slot != nullptr) s_.slot[row] = slot;
+      if (token >= 0 && s_.copies[token] == kEvicted) s_.counts[3] += 1;
+      else if (token >= 0) s_.copies[token] += 1;
+    }
+    resize(team, row + 1);
+  }
+  template <Team T>
+  KVR_FN void release(const T& team, int32_t row) {
+    const int32_t token = s_.token[row];
+    team.sync();
+    if (team.rank() == 0 && s_.slot != nullptr && s_.slot[row] >= 0) s_.free_slots[s_.counts[1]++] = s_.slot[row];
+    if (team.rank() == 0 && token >= 0 && s_.copies[token] > 0 && --s_.copies[token] == 0) {
+      s_.copies[token] = kEvicted;
+      s_.counts[2] += 1;
+    }
+    team.sync();
+  }
+  template <Team T>
+  KVR_FN void resize(const T& team, int32_t rows) {
+    team.sync();
+    if (team.rank() == 0) s_.counts[0] = rows;
+    team.sync();
+  }
+  CacheStorage<Real> s_;
+};
+
+template <class C>
+concept Cache = requires(C cache, const C view, SerialTeam team, const Token<typename C::real>& token) {
+  { view.size() } -> std::same_as<int32_t>;
+  { view.token(0) } -> std::same_as<int32_t>;
+  { view.verbatim(0) } -> std::same_as<bool>;
+  { view.score(0) } -> std::same_as<double>;
+  cache.push(team, token);
+  cache.drop(team, 0);
+  cache.weigh(team, 0, 1, 1);
+};
+static_assert(Cache<BasicCache<float>> && Cache<BasicCache<double>>);
+
+}  // namespace kvreplay

@@ -1,0 +1,67 @@
+#pragma once
+#include <array>
+#include <cstdint>
+
+#include "core/platform.hpp"
+
+// Counter-based random numbers (convention C13): a draw is a function of what it is for, never of
+// the order in which draws are made, so threads, shards and devices agree.
+
+namespace kvreplay {
+
+// Philox4x32-10 of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011), figure 2.
+struct Philox4x32 {
+  uint32_t x[4];
+
+  KVR_FN Philox4x32(const uint32_t (&counter)[4], uint32_t key0, uint32_t key1)
+      : x{counter[0], counter[1], counter[2], counter[3]} {
+    for (int round = 0; round < 10; ++round) {
+      const uint64_t a = uint64_t{0xD2511F53u} * x[0];
+      const uint64_t b = uint64_t{0xCD9E8D57u} * x[2];
+      const uint32_t y[4] = {uint32_t(b >> 32) ^ x[1] ^ key0, uint32_t(b), uint32_t(a >> 32) ^ x[3] ^ key1,
+                             uint32_t(a)};
+      for (int i = 0; i < 4; ++i) x[i] = y[i];
+      key0 += 0x9E3779B9u;
+      key1 += 0xBB67AE85u;
+    }
+  }
+
+  // Uniform in [0, 1) with 53 bits.
+  KVR_FN double uniform() const {
+    return (double(x[0] >> 5) * 67108864.0 + double(x[1] >> 6)) / 9007199254740992.0;
+  }
+};
+
+// What a draw is for. The numbers are part of the reproducibility contract.
+enum class Structure : uint32_t {
+  subgen_clusters = 1,
+  subgen_reservoir = 2,
+  sign_walk = 3,
+  uniform_sampling = 4,
+  keyformer_noise = 5,
+  halving_walk = 6,
+  halving_flip = 7,
+  sketch_matrix = 8,
+  pivots = 9,
+  k_center_start = 10,
+  distance_pairs = 11,
+  bootstrap = 12,
+  synthetic_traces = 13,
+};
+
+// The random numbers of one kv head. Tests may inject an array instead (one per method run):
+// draw (round, position, slot) then reads values[(round * positions + position) * slots + slot].
+struct Draws {
+  uint32_t seed = 0, prompt = 0, layer = 0, kv_head = 0;
+  const double* values = nullptr;
+  int64_t positions = 0, slots = 1;
+
+  KVR_FN double uniform(Structure structure, int64_t position, int64_t slot = 0, int64_t round = 0) const {
+    if (values != nullptr) return values[(round * positions + position) * slots + slot];
+    const uint32_t counter[4] = {uint32_t(slot), uint32_t(position), uint32_t(structure) + 256u * uint32_t(round),
+                                 layer * 65536u + kv_head};
+    return Philox4x32(counter, seed, prompt).uniform();
+  }
+};
+
+}  // namespace kvreplay

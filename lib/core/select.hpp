@@ -1,0 +1,81 @@
+#pragma once
+#include <bit>
+#include <cstdint>
+
+#include "core/cache.hpp"
+
+// The selections that methods are made of. Order is convention C8 everywhere: higher score first,
+// then lower index. Nothing here allocates, and the same text runs on a CUDA block.
+
+namespace kvreplay {
+
+// Monotone map of doubles to integers, so that a threshold can be found by bisection. NaN is lowest.
+KVR_FN inline uint64_t order_key(double x) {
+  if (x != x) return 0;
+  const uint64_t bits = std::bit_cast<uint64_t>(x + 0.0);  // + 0.0: -0 and 0 are equal scores
+  return bits >> 63 != 0 ? ~bits : bits | (uint64_t{1} << 63);
+}
+
+// Calls chosen(i, bool) for i in [0, n): true for the `count` first in C8's order.
+template <Team T, class F, class S>
+KVR_FN void choose_top(const T& team, int32_t n, int32_t count, F score, S chosen) {
+  if (count >= n || count <= 0) {
+    team.each(n, [&](int32_t i) { chosen(i, count > 0); });
+    return;
+  }
+  // Largest threshold with at least `count` keys at or above it.
+  uint64_t low = order_key(-team.largest(n, [&](int32_t i) { return -score(i); }).score);
+  uint64_t high = order_key(team.largest(n, score).score);
+  while (low < high) {
+    const uint64_t middle = low + (high - low) / 2 + 1;
+    const int32_t above = team.count(n, [&](int32_t i) { return order_key(score(i)) >= middle; });
+    if (above >= count) low = middle;
+    else high = middle - 1;
+    if (above == count) break;
+  }
+  const int32_t sure = team.count(n, [&](int32_t i) { return order_key(score(i)) > low; });
+  const int32_t ties = team.count(n, [&](int32_t i) { return order_key(score(i)) == low; });
+  team.each(n, [&](int32_t i) { chosen(i, order_key(score(i)) > low); });
+  if (sure + ties == count) {
+    team.each(n, [&](int32_t i) { if (order_key(score(i)) == low) chosen(i, true); });
+    return;
+  }
+  team.sync();
+  if (team.rank() == 0) {
+    int32_t left = count - sure;
+    for (int32_t i = 0; i < n && left > 0; ++i)
+      if (order_key(score(i)) == low) chosen(i, true), --left;
+  }
+  team.sync();
+}
+
+// Rows that no selection may drop: the first `sinks` and the last `recent` (convention C16).
+struct Protect {
+  int32_t sinks = 0, recent = 0;
+};
+
+// Keeps the protected rows and the `count` best of the others by score(row).
+template <Team T, Cache C, class F>
+KVR_FN void keep_best(const T& team, C& cache, Protect protect, int32_t count, F score) {
+  const int32_t first = protect.sinks, n = cache.size() - protect.sinks - protect.recent;
+  if (n <= count) return;
+  const auto candidate = [&](int32_t i) { return score(first + i); };
+  if (n == count + 1) {
+    cache.drop(team, first + team.smallest(n, candidate).index);
+    return;
+  }
+  team.each(cache.size(), [&](int32_t i) { cache.mark(i) = 1; });
+  choose_top(team, n, count, candidate, [&](int32_t i, bool yes) { cache.mark(first + i) = yes ? 1 : 0; });
+  cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
+}
+
+// Keeps the first `sinks` rows and the last `budget - sinks` of the others.
+template <Team T, Cache C>
+KVR_FN void keep_ends(const T& team, C& cache, int32_t sinks, int32_t budget) {
+  const int32_t excess = cache.size() - budget;
+  if (excess <= 0) return;
+  if (excess == 1) cache.drop(team, sinks);
+  else cache.retain(team, [&](int32_t i) { return i < sinks || i >= sinks + excess; });
+}
+
+}  // namespace kvreplay

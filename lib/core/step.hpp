@@ -1,0 +1,119 @@
+#pragma once
+#include "core/attend.hpp"
+#include "core/policy.hpp"
+
+// One step of the replay, the same text for a CPU thread and a CUDA block. An evaluator knows where the
+// logits come from and where the outputs go; the policy sees neither.
+
+namespace kvreplay {
+
+struct StepRules {
+  bool streaming = true;     // the budget is enforced after every step (phase: stream)
+  bool evict_first = false;  // order: evict_then_attend
+  int32_t window = 0;        // the layer's sliding window; tokens that left it are evicted for everyone
+  Aggregate aggregate = Aggregate::sum;
+};
+
+// Memory of one step, shared by all caches that one team replays. Extents in elements.
+template <class Real>
+struct StepScratch {
+  Real *e, *coefficients;  // [rows]
+  double* group;           // [rows]: probabilities aggregated over the query heads
+  double* by_head;         // [heads, rows]: query-time methods only
+  uint8_t* chosen;         // [heads, rows]: query-time methods only
+};
+
+template <class Real, Team T>
+KVR_FN void collect(const T& team, Aggregate how, int32_t head, int32_t heads, int32_t rows, const Real* e, double* group) {
+  if (how == Aggregate::first && head > 0) return;
+  team.each(rows, [&](int32_t i) {
+    const double p = double(e[i]);
+    if (head == 0) group[i] = p;
+    else if (how == Aggregate::max) group[i] = p > group[i] ? p : group[i];
+    else group[i] += p;
+    if (how == Aggregate::mean && head + 1 == heads) group[i] /= heads;
+  });
+}
+
+struct NoOutput {
+  template <Team T, Cache C>
+  KVR_FN void emit(const T&, const C&, std::span<const typename C::real>) const {}
+};
+
+// Attends with every query head of the cache. `heads.view(h)`, `heads.source(h, view)` and `heads.sink(h)`
+// say how; `heads.done(h, normaliser, cache, e)` takes what came out (e: probabilities, 0 where not read).
+template <Policy P, Team T, Cache C, class Heads, class Real = typename C::real>
+KVR_FN void attend_heads(const T& team, P& policy, C& cache, const StepRules& rules, Heads& heads, const StepScratch<Real>& scratch) {
+  const int32_t rows = cache.size(), n_heads = cache.shape().heads;
+  const std::span<Real> e{scratch.e, size_t(rows)}, coefficients{scratch.coefficients, size_t(rows)};
+  if constexpr (Chooses<P, Real>) {
+    for (int32_t h = 0; h < n_heads; ++h) {
+      const auto view = heads.view(h);
+      attend(team, view, heads.source(h, view), cache, e, coefficients, NoOutput{});
+      team.each(rows, [&](int32_t i) { scratch.by_head[int64_t(h) * rows + i] = double(e[i]); });
+    }
+    policy.choose(team, static_cast<const C&>(cache), HeadProbabilities{scratch.by_head, n_heads, rows}, scratch.chosen);
+  }
+  for (int32_t h = 0; h < n_heads; ++h) {
+    auto view = heads.view(h);
+    if constexpr (Chooses<P, Real>) view.chosen = scratch.chosen + int64_t(h) * rows;
+    const Normaliser tau = attend(team, view, heads.source(h, view), cache, e, coefficients, heads.sink(h));
+    heads.done(h, tau, cache, view.chosen);
+    if constexpr (Observes<P, Real>) collect(team, rules.aggregate, h, n_heads, rows, scratch.e, scratch.group);
+  }
+  if constexpr (Observes<P, Real>) policy.observe(team, cache, {scratch.group, size_t(rows)});
+}
+
+// The end of the prompt: the cache holds every prompt token, and is cut once (convention C5).
+template <Policy P, Team T, Cache C, class Real = typename C::real>
+KVR_FN void replay_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& prompt) {
+  for (int32_t i = 0; i < prompt.size(); ++i) cache.push(team, prompt.token(i));
+  if constexpr (ReadsPrompt<P, Real>) policy.read_prompt(team, prompt, cache);
+  if constexpr (Evicts<P, Real>) policy.evict(team, cache);
+}
+
+// Convention C4. `attends` is false for rows that nobody scores and the policy does not observe.
+// Returns |C_t|, the rows that were (or would have been) attended to.
+template <Policy P, Team T, Cache C, class Heads, class Real = typename C::real>
+KVR_FN int32_t replay_step(const T& team, P& policy, C& cache, const Token<Real>& token, const StepRules& rules, Heads& heads,
+                        const StepScratch<Real>& scratch, bool attends) {
+  if constexpr (Appends<P, Real>) policy.append(team, token, cache);
+  else cache.push(team, token);
+  if (rules.window > 0) {
+    const int32_t first = token.index - rules.window + 1;
+    if (cache.size() > 0 && cache.verbatim(0) && cache.token(0) < first)
+      cache.retain(team, [&](int32_t i) { return !cache.verbatim(i) || cache.token(i) >= first; });
+  }
+  if constexpr (Evicts<P, Real>)
+    if (rules.streaming && rules.evict_first) policy.evict(team, cache);
+  const int32_t attended = cache.size();
+  if (attends) attend_heads(team, policy, cache, rules, heads, scratch);
+  if constexpr (Evicts<P, Real>)
+    if (rules.streaming && !rules.evict_first) policy.evict(team, cache);
+  return attended;
+}
+
+// Evaluates with the rows' own dot products and writes outputs at once: memory does not grow with the
+// trace. The strip evaluator of replay/ must agree with it.
+template <class Real>
+struct Solo {
+  const Real* queries;  // [heads, rows of `token`...]: query of (h) starts at queries + h * head_stride
+  int64_t head_stride;
+  LogitRule<Real> rule;
+  Rotation<Real> rotation;
+  int32_t token, dim, v_dim;
+  Real* out;             // [heads, v_dim]
+  Normaliser* tau;       // [heads] or null
+
+  KVR_FN QueryView<Real> view(int32_t h) const {
+    return {{queries + h * head_stride, size_t(dim)}, rule, rotation, token};
+  }
+  KVR_FN OwnDots<Real> source(int32_t, const QueryView<Real>& v) const { return {v}; }
+  KVR_FN DirectOutput<Real> sink(int32_t h) const { return {out + int64_t(h) * v_dim}; }
+  template <Cache C>
+  KVR_FN void done(int32_t h, Normaliser t, const C&, const uint8_t*) const {
+    if (tau != nullptr) tau[h] = t;
+  }
+};
+
+}  // namespace kvreplay

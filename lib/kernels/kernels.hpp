@@ -1,0 +1,32 @@
+#pragma once
+#include <cstdint>
+
+// Dense arithmetic on tiles: the only part of the engine that knows about instruction sets. Single-
+// threaded on purpose (threads run over kv heads). All matrices are row-major.
+
+namespace kvreplay::kernels {
+
+// out[m, n] (leading dimension ldo) = a[m, d] (lda) * b[n, d]^T
+template <class Real>
+void multiply_transposed(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t n, int32_t d, Real* out, int64_t ldo);
+
+// out[m, n] (ldo) = a[m, k] (lda) * b[k, n]
+template <class Real>
+void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out, int64_t ldo);
+
+struct RowSums {
+  double sum, squares;  // of exp(x - shift)
+};
+// row[i] = exp(row[i] - shift) for i < n.
+template <class Real>
+RowSums exponentiate(Real* row, int32_t n, Real shift);
+
+template <class Real>
+Real row_maximum(const Real* row, int32_t n);
+
+}  // namespace kvreplay::kernels
+
+namespace kvreplay {
+// The instruction set that was chosen at start-up.
+const char* isa_path();
+}  // namespace kvreplay

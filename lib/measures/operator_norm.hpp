@@ -1,0 +1,23 @@
+#pragma once
+#include <Eigen/Core>
+#include <cstdint>
+
+namespace kvreplay {
+
+// ||V_{0..t}||_F and ||V_{0..t}||_op while t grows, from the running Gram matrix V^T V in double.
+class ValueNorms {
+ public:
+  explicit ValueNorms(int32_t v_dim);
+  template <class Real>
+  void add(const Real* value);  // [v_dim]
+  double frobenius() const;
+  // Largest singular value, relative error below 1e-10. Remembers its vector, so that the next call,
+  // a few tokens later, starts close.
+  double spectral();
+
+ private:
+  Eigen::MatrixXd gram_;
+  Eigen::VectorXd start_;
+};
+
+}  // namespace kvreplay

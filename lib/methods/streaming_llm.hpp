@@ -1,0 +1,37 @@
+#pragma once
+#include "core/policy.hpp"
+
+namespace kvreplay {
+
+// StreamingLLM, Xiao et al. 2023, section 3.2: the first tokens (attention sinks) and the most recent
+// ones. Positions are re-assigned inside the cache by rotating the cached keys; `positions: original`
+// leaves them, as most libraries run it.
+// Published settings differ (4+512, 1+255, 4+2000, 4+160): quote sinks and window.
+struct StreamingLlm {
+  static constexpr MethodInfo info{
+      .name = "streaming_llm",
+      .title = "attention sinks + recent window",
+      .source = "StreamingLLM, Xiao et al. 2023, section 3.2",
+      .tier = 1,
+      .memory = "B tokens; re-rotation is arithmetic, not memory",
+      .deviation = "",
+      .default_positions = Positions::cache,
+      .implied_layout = true,
+  };
+  int32_t sinks = 4;
+  int32_t budget = 0;
+
+  static void declare(auto& d) {
+    d.integer("sinks", &StreamingLlm::sinks, {0, kManyTokens}, "first tokens of the trace that always stay");
+  }
+  void resolve(const Scene& scene) {
+    budget = scene.budget;
+    if (sinks >= budget)
+      throw ParameterError("sinks", "sinks " + std::to_string(sinks) + " leave no room for recent tokens in a budget of " +
+                                        std::to_string(budget) + "; give fewer sinks or a larger budget");
+  }
+
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, sinks, budget); }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,96 @@
+#pragma once
+#include <cmath>
+
+#include "core/policy.hpp"
+
+namespace kvreplay {
+
+// SubGen, Zandieh et al. 2024, section 3.2, the version of the experiments: recent tokens plus greedy
+// k-center over the older keys (Gonzalez 1985, farthest-first traversal).
+//  1. If P <= B keep all. Otherwise keep the last `recent` prompt tokens.
+//  2. Centres among keys 0..P-recent-1: start at token `first`, then always the key that is farthest
+//     from its nearest centre (Euclidean, as stored; ties: lowest index), until B - recent are chosen.
+//  3. Later tokens are kept. `weights: cluster_size`: a centre counts for all keys nearest to it.
+// Farthest-first picks outliers, and on most heads is worse than sinks or H2O. That is the method.
+struct SubGen {
+  static constexpr MethodInfo info{
+      .name = "subgen",
+      .title = "recent window + greedy k-center",
+      .source = "SubGen, Zandieh et al. 2024, section 3.2",
+      .tier = 1,
+      .memory = "B prompt tokens and every later one; with cluster_size one weight a centre",
+      .deviation = "the paper gives neither the split of the budget nor the first centre: half and token 0.",
+      .streams = false,
+      .default_phase = Phase::oneshot,
+  };
+  enum class Weights { none, cluster_size };
+  int32_t recent = kDerived, first = 0;
+  Weights weights = Weights::none;
+  int32_t budget = 0;
+  std::span<double> state;  // [P] squared distance to the nearest centre, then [P] which centre
+  Draws draws;
+
+  static void declare(auto& d) {
+    d.integer("recent", &SubGen::recent, {0, kManyTokens}, "last prompt tokens that stay", "floor(B/2)");
+    d.integer_or_word("first", &SubGen::first, {0, kManyTokens}, "random", "token of the first centre");
+    d.choice("weights", &SubGen::weights, {"none", "cluster_size"}, "what a centre counts for");
+  }
+  void resolve(const Scene& scene) {
+    budget = scene.budget;
+    if (recent == kDerived) recent = budget / 2;
+    if (recent >= budget)
+      throw ParameterError("recent", "recent " + std::to_string(recent) + " leaves no centre in a budget of " +
+                                         std::to_string(budget) + "; it must be below the budget");
+    if (scene.prompt > budget && first >= scene.prompt - recent)
+      throw ParameterError("first", "first " + std::to_string(first) + " is not below the " +
+                                        std::to_string(scene.prompt - recent) + " older prompt tokens");
+  }
+  static bool random(const SubGen& s) { return s.first == kWord; }
+  Layout layout(const Scene& scene) const {
+    return {.state_doubles = 2 * int64_t(scene.prompt), .scores = true, .weights = weights == Weights::cluster_size};
+  }
+  int64_t weight_floats(int32_t) const { return weights == Weights::cluster_size ? budget - recent : 0; }
+
+  // Leaves score 1 on what stays and, as weight, how many keys each centre stands for.
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+    const int32_t older = prompt.size() - recent;
+    if (prompt.size() <= budget) return;
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) = i >= older ? 1 : 0; });
+    int32_t centre = first != kWord ? first : int32_t(draws.uniform(Structure::k_center_start, 0) * older);
+    team.each(older, [&](int32_t i) { distance(i) = INFINITY; });
+    for (int32_t chosen = 0; chosen < budget - recent; ++chosen) {
+      if (team.rank() == 0) cache.score(centre) = 1;
+      team.each(older, [&](int32_t i) { visit(prompt, i, centre); });
+      centre = team.largest(older, [&](int32_t i) { return cache.score(i) != 0 ? -1.0 : distance(i); }).index;
+    }
+    if (weights == Weights::cluster_size) count_members(team, cache, older);
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    if (cache.size() > budget) cache.retain(team, [&](int32_t i) { return cache.score(i) != 0; });
+  }
+
+ private:
+  KVR_FN double& distance(int32_t i) { return state[size_t(i)]; }
+  KVR_FN double& nearest(int32_t i) { return state[state.size() / 2 + size_t(i)]; }
+
+  template <class Real>
+  KVR_FN void visit(const Prompt<Real>& prompt, int32_t i, int32_t centre) {
+    const auto a = prompt.key(i), b = prompt.key(centre);
+    double s = 0;
+    for (size_t c = 0; c < a.size(); ++c) {
+      const double x = double(a[c]) - double(b[c]);
+      s += x * x;
+    }
+    if (s < distance(i)) distance(i) = s, nearest(i) = centre;  // strictly: the earlier centre wins ties
+  }
+  KVR_FN void count_members(const Team auto& team, auto& cache, int32_t older) {
+    for (int32_t c = 0; c < older; ++c) {
+      if (cache.score(c) == 0) continue;
+      const double members = team.sum(older, [&](int32_t i) { return nearest(i) == c ? 1.0 : 0.0; });
+      cache.weigh(team, c, members, members);
+    }
+  }
+};
+
+}  // namespace kvreplay

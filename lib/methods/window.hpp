@@ -1,0 +1,27 @@
+#pragma once
+#include "core/policy.hpp"
+
+namespace kvreplay {
+
+// The last B tokens, the newest included: the baseline of every paper. Where a model puts its
+// attention sinks at the start, dropping them makes the error exceed 1; that is the expected result.
+struct Window {
+  static constexpr MethodInfo info{
+      .name = "window",
+      .title = "sliding window",
+      .source = "baseline of H2O, BUZZ, SubGen and BalanceKV",
+      .tier = 1,
+      .memory = "B tokens",
+      .deviation = "",
+      .implied_layout = true,
+      .alias = "sliding_window",
+  };
+  int32_t budget = 0;
+
+  static void declare(auto&) {}
+  void resolve(const Scene& scene) { budget = scene.budget; }
+
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, 0, budget); }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,225 @@
+#include "plan/plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <unordered_set>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+
+namespace kvreplay {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kKeyDigits = 16;
+
+// Where cells are planned: one layer of one prompt of one trace.
+struct Place {
+  size_t trace_index;
+  const TraceInfo& trace;
+  const PromptInfo& prompt;
+  const LayerInfo& layer;
+  int32_t n_prefill, n_tokens;
+};
+
+// A method instance with everything but the kv head.
+struct Variant {
+  const MethodInstance& instance;
+  json params;
+  std::optional<int32_t> budget;
+  std::optional<uint32_t> seed;
+};
+
+// What a list selects out of what there is; without a list, all.
+template <class T>
+std::vector<T> selected(const std::optional<std::vector<T>>& list, const std::vector<T>& held,
+                        const std::string& what) {
+  if (!list) return held;
+  for (const T& wanted : *list)
+    if (std::find(held.begin(), held.end(), wanted) == held.end())
+      throw ConfigError(
+          fmt::format("select.{}: the trace has no {}. It holds {}", what, wanted, fmt::join(held, ", ")));
+  return *list;
+}
+
+template <class T, class Member>
+auto members(const std::vector<T>& items, Member member) {
+  std::vector<std::decay_t<decltype(items[0].*member)>> out;
+  for (const T& item : items) out.push_back(item.*member);
+  return out;
+}
+
+std::string file_digest(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  if (!in || !std::filesystem::is_regular_file(file))
+    throw ConfigError(file.string() + ": cannot be read. Is the path in `uniforms` right?");
+  return sha256_hex(std::string{std::istreambuf_iterator<char>(in), {}});
+}
+
+json queries_json(const RunConfig::Replay& replay) {
+  using Queries = RunConfig::Replay::Queries;
+  if (replay.queries == Queries::all) return "all";
+  return {{replay.queries == Queries::last ? "last" : "stride", replay.queries_count}};
+}
+
+json metrics_json(std::vector<std::string> metrics) {
+  if (metrics.empty()) return "default";
+  std::sort(metrics.begin(), metrics.end());
+  metrics.erase(std::unique(metrics.begin(), metrics.end()), metrics.end());
+  return metrics;
+}
+
+class Planner {
+ public:
+  explicit Planner(const RunConfig& config) : config_(config) {}
+
+  void add(const Place& place) {
+    const std::vector<Variant> variants = variants_of(place);
+    std::vector<int32_t> held(size_t(place.layer.kv_heads));
+    for (size_t i = 0; i < held.size(); ++i) held[i] = int32_t(i);
+    for (const int32_t kv_head : selected(config_.select.kv_heads, held, "kv_heads"))
+      for (const Variant& variant : variants) add(place, kv_head, variant);
+  }
+  std::vector<Cell> take() { return std::move(plan_); }
+
+ private:
+  // Two fractions or sizes in bytes may come to the same number of tokens: one cell.
+  void add(const Place& place, int32_t kv_head, const Variant& variant) {
+    Cell cell;
+    cell.trace = place.trace_index;
+    cell.trace_id = place.trace.trace_id;
+    cell.model = place.trace.model;
+    cell.prompt = place.prompt.id;
+    cell.prompt_rank = uint32_t(&place.prompt - place.trace.prompts.data());
+    cell.n_layers = place.trace.n_layers;
+    cell.layer = place.layer.layer;
+    cell.kv_head = kv_head;
+    cell.method = variant.instance.method;
+    cell.params = variant.params;
+    cell.axes = variant.instance.axes;
+    cell.budget = variant.budget;
+    cell.seed = variant.seed;
+    cell.uniforms = variant.instance.uniforms.string();
+    cell.n_prefill = place.n_prefill;
+    cell.n_tokens = place.n_tokens;
+    cell.n_layers = place.trace.n_layers;
+    cell.key = key_of(cell);
+    if (keys_.insert(cell.key).second) plan_.push_back(std::move(cell));
+  }
+
+  // Whatever changes a number of the cell stands here; paths, threads and the audit do not. The content
+  // of a file of uniforms is part of the parameters.
+  std::string key_of(const Cell& cell) const {
+    const json all = {{"schema", kEngineSchema},
+                      {"trace_id", cell.trace_id},
+                      {"prompt", cell.prompt},
+                      {"layer", cell.layer},
+                      {"kv_head", cell.kv_head},
+                      {"method", cell.method->info.name},
+                      {"params", cell.params},
+                      {"budget", cell.budget ? json(*cell.budget) : json()},
+                      {"seed", cell.seed ? json(*cell.seed) : json()},
+                      {"prefill", cell.n_prefill},
+                      {"tokens", cell.n_tokens},
+                      {"queries", queries_json(config_.replay)},
+                      {"prompt_mode", config_.replay.prompt_streams ? "stream" : "cut"},
+                      {"precision", config_.run.double_precision ? "double" : "single"},
+                      {"metrics", metrics_json(config_.metrics)}};
+    return sha256_hex(canonical(all)).substr(0, kKeyDigits);
+  }
+
+  std::vector<Variant> variants_of(const Place& place) {
+    std::vector<Variant> variants;
+    for (const MethodInstance& instance : config_.methods)
+      for (const auto& budget : budgets_of(instance, place)) add_seeds(instance, budget, place, variants);
+    return variants;
+  }
+
+  void add_seeds(const MethodInstance& instance, std::optional<int32_t> budget, const Place& place,
+                 std::vector<Variant>& variants) {
+    Variant variant{instance, resolved(instance, budget, place), budget, std::nullopt};
+    const bool repeats = instance.uniforms.empty() && instance.method->random(variant.params);
+    if (!repeats) return variants.push_back(std::move(variant));
+    for (uint32_t i = 0; i < config_.seed_count; ++i) {
+      variant.seed = config_.seed_first + i;
+      variants.push_back(variant);
+    }
+  }
+
+  std::vector<std::optional<int32_t>> budgets_of(const MethodInstance& instance, const Place& place) const {
+    if (!instance.method->info.takes_budget) return {std::nullopt};
+    std::vector<std::optional<int32_t>> budgets;
+    for (const double value : config_.budget.values) {
+      budgets.emplace_back(budget_tokens(config_.budget.kind, value, place.n_prefill, place.layer));
+      if (*budgets.back() < 1)
+        throw ConfigError(fmt::format("a budget of {} holds no token", number_text(value)));
+    }
+    if (budgets.empty()) throw ConfigError(fmt::format("{} needs a budget", instance.method->info.name));
+    return budgets;
+  }
+
+  // The parameters that results show: of the method, resolved, and of the axes.
+  json resolved(const MethodInstance& instance, std::optional<int32_t> budget, const Place& place) {
+    const LayerInfo& layer = place.layer;
+    const int32_t heads = instance.axes.gqa_level == GqaLevel::query ? 1 : layer.group();
+    const Scene scene{budget.value_or(0), place.n_prefill,
+                      place.n_tokens,     {layer.head_dim, layer.v_head_dim, heads},
+                      layer.layer,        place.trace.n_layers};
+    json params = instance.method->resolve(instance.params, scene);
+    params.update(to_json(instance.axes));
+    if (!instance.uniforms.empty()) params["uniforms"] = uniforms_digest(instance.uniforms);
+    return params;
+  }
+
+  std::string uniforms_digest(const std::filesystem::path& file) {
+    const auto [at, is_new] = digests_.try_emplace(file);
+    if (is_new) at->second = file_digest(file);
+    return at->second;
+  }
+
+  const RunConfig& config_;
+  std::map<std::filesystem::path, std::string> digests_;
+  std::unordered_set<std::string> keys_;
+  std::vector<Cell> plan_;
+};
+
+template <class T, class Member, class Value>
+const T& find_by(const std::vector<T>& items, Member member, const Value& value) {
+  return *std::find_if(items.begin(), items.end(), [&](const T& item) { return item.*member == value; });
+}
+
+int32_t checked_count(const char* name, int64_t value, int64_t most) {
+  if (value >= 1 && value <= most) return int32_t(value);
+  throw ConfigError(fmt::format("{} is {}, but must be from 1 to {}", name, value, most));
+}
+
+void add_prompt(Planner& planner, const RunConfig& config, const TraceInfo& trace, size_t trace_index,
+                const PromptInfo& prompt) {
+  const int32_t tokens = checked_count("replay.tokens", config.replay.tokens.value_or(prompt.tokens),
+                                       std::min(prompt.tokens, int64_t(kManyTokens)));
+  const int32_t prefill =
+      checked_count("replay.prefill", config.replay.prefill.value_or(prompt.n_prompt), tokens);
+  const auto held = members(prompt.layers, &LayerInfo::layer);
+  for (const int32_t layer : selected(config.select.layers, held, "layers"))
+    planner.add(
+        {trace_index, trace, prompt, find_by(prompt.layers, &LayerInfo::layer, layer), prefill, tokens});
+}
+
+}  // namespace
+
+std::vector<Cell> plan_cells(const RunConfig& config, const std::vector<TraceInfo>& traces) {
+  Planner planner(config);
+  for (size_t i = 0; i < traces.size(); ++i) {
+    const auto held = members(traces[i].prompts, &PromptInfo::id);
+    for (const std::string& id : selected(config.select.prompts, held, "prompts"))
+      add_prompt(planner, config, traces[i], i, find_by(traces[i].prompts, &PromptInfo::id, id));
+  }
+  return planner.take();
+}
+
+}  // namespace kvreplay

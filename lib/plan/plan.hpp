@@ -1,0 +1,29 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "config/run_config.hpp"
+#include "replay/cell.hpp"
+
+// From a checked configuration to the list of cells.
+
+namespace kvreplay {
+
+constexpr int kEngineSchema = 1;  // raised when the same cell would give other numbers
+
+// Cells of one (trace, prompt, layer, kv head) stand together, in the order of the configuration.
+// Budgets are resolved to tokens (convention C10), parameters to integers; deterministic instances
+// have one cell (no seed), methods without a budget one per seed. A cell that would come twice (two
+// fractions that are the same number of tokens) comes once. Expects a configuration that passed
+// check_against_traces, which marks what is wrong where it stands; throws ConfigError otherwise.
+std::vector<Cell> plan_cells(const RunConfig& config, const std::vector<TraceInfo>& traces);
+
+// Rough bytes in memory and relative cost of a plan, for --dry-run and the ETA. cost[i] belongs to cell i.
+struct PlanEstimate {
+  int64_t bytes_peak = 0;
+  std::vector<double> cost;
+};
+PlanEstimate estimate(const RunConfig& config, const std::vector<Cell>& plan,
+                      const std::vector<TraceInfo>& traces);
+
+}  // namespace kvreplay

@@ -1,0 +1,67 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "catalog/method.hpp"
+
+// A cell is the unit of results and of resume: one (trace, prompt, layer, kv head, method instance,
+// budget, seed).
+
+namespace kvreplay {
+
+struct Cell {
+  std::string key;  // first 16 hex digits of SHA-256 over everything that determines the numbers
+  size_t trace = 0;  // index into the run's traces
+  std::string trace_id, model, prompt;
+  uint32_t prompt_rank = 0;  // of the prompt id among the trace's sorted ids
+  int32_t layer = 0, kv_head = 0;
+  const Method* method = nullptr;
+  nlohmann::json params;  // resolved, axes included: what results.csv shows
+  Axes axes;
+  std::optional<int32_t> budget;  // tokens
+  std::optional<uint32_t> seed;   // randomised instances only
+  std::string uniforms;           // file, or empty
+  int32_t n_prefill = 0, n_tokens = 0, n_layers = 0;  // n_layers: of the model
+};
+
+// What replaying one cell gives. An optional without a value does not apply (an empty field).
+struct CellMeasures {
+  int64_t n_queries = 0;
+  std::optional<double> rel_err_out_mean, rel_err_out_p50, rel_err_out_p95, rel_err_out_max, rel_err_fro, cosine_mean;
+  std::optional<double> eps_spectral_mean, eps_spectral_max, eps_frobenius_mean, eps_frobenius_max;
+  std::optional<double> partition_err_mean, partition_err_max, kept_mass_mean, mass_recall, index_recall;
+  int64_t peak_kept_tokens = 0, peak_attended_tokens = 0;
+  double mean_kept_tokens = 0;
+  int64_t peak_bytes = 0, aux_bytes = 0, total_bytes = 0, full_bytes = 0, n_evictions = 0, rows_skipped = 0;
+  std::optional<double> bound_log10_tokens;
+  std::optional<bool> bound_holds;
+  double select_s = 0, attend_s = 0;  // of this run; every comparison leaves them out
+};
+
+// Resident token lists: list i = flat[off[i] .. off[i+1]).
+struct TokenLists {
+  std::vector<int32_t> flat;
+  std::vector<int64_t> off{0};
+};
+
+struct CellResult {
+  CellMeasures measures;
+  bool ok = true;
+  std::string error;  // why not
+  // Only what the run was asked to save; [heads, rows(, v_dim)], row-major.
+  std::vector<int32_t> rows;  // token index of each scored row
+  int32_t heads = 0, v_dim = 0;
+  bool double_precision = false, oneshot = false;
+  std::vector<double> rel_err, partition_err, out;
+  TokenLists kept, attended;
+  std::vector<double> num, den;  // of the kept lists, empty when all are 1
+};
+
+// What a run keeps of a cell besides its measures.
+struct SaveOptions {
+  bool curves = false, kept = false, outputs = false;
+};
+
+}  // namespace kvreplay

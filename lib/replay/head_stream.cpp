@@ -1,0 +1,103 @@
+#include "replay/head_stream.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/errors.hpp"
+
+namespace kvreplay {
+
+template <class Real>
+RotationTable<Real>::RotationTable(const Rope& rope, int32_t offsets)
+    : pairs(int32_t(rope.inv_freq.size())), interleaved(rope.layout == Rope::Layout::interleaved) {
+  cosines.reserve(size_t(offsets) * size_t(pairs));
+  sines.reserve(size_t(offsets) * size_t(pairs));
+  for (int32_t offset = 0; offset < offsets; ++offset)
+    for (const double frequency : rope.inv_freq) {
+      cosines.push_back(Real(std::cos(offset * frequency)));
+      sines.push_back(Real(std::sin(offset * frequency)));
+    }
+}
+
+namespace {
+
+template <class Real>
+std::vector<Real> widen(const std::vector<float>& x) {
+  return {x.begin(), x.end()};
+}
+
+template <class Real>
+void load_queries(const Trace& trace, const HeadRequest& request, HeadStream<Real>& stream) {
+  const std::vector<int32_t> tokens = trace.query_positions(request.prompt, request.layer);
+  stream.query_row.assign(size_t(stream.tokens), -1);
+  for (const int32_t token : tokens)
+    if (token < stream.tokens) stream.query_row[size_t(token)] = stream.query_rows++;
+  const size_t one_head = size_t(stream.query_rows) * size_t(stream.shape.dim);
+  std::vector<float> buffer(one_head);
+  stream.queries.reserve(one_head * size_t(stream.shape.heads));
+  for (int32_t g = 0; g < stream.shape.heads; ++g) {
+    const int32_t head = request.kv_head * stream.shape.heads + g;
+    trace.read_queries(request.prompt, request.layer, head, stream.query_rows, buffer);
+    stream.queries.insert(stream.queries.end(), buffer.begin(), buffer.end());
+  }
+}
+
+// Offsets reach from 0 to the largest distance between two positions.
+template <class Real>
+void prepare_rotation(const Trace& trace, const HeadRequest& request, const LayerInfo& layer, HeadStream<Real>& stream) {
+  if (!layer.rope_recorded)
+    throw TraceError(trace.info().path.string() + ": prompt " + request.prompt + ", layer " + std::to_string(layer.layer) +
+                     ": no rope_json, so positions cannot be re-assigned; use `positions: original`");
+  if (!layer.rope) return;  // a layer without rotary embedding ignores the setting
+  const auto [low, high] = std::minmax_element(stream.positions.begin(), stream.positions.end());
+  stream.rotation = std::make_unique<RotationTable<Real>>(*layer.rope, *high - *low + 1);
+}
+
+template <class Real>
+double largest_norm(const std::vector<Real>& values, int32_t width) {
+  double most = 0;
+  for (size_t i = 0; i < values.size(); i += size_t(width)) {
+    double s = 0;
+    for (size_t c = i; c < i + size_t(width); ++c) s += double(values[c]) * double(values[c]);
+    most = std::max(most, s);
+  }
+  return std::sqrt(most);
+}
+
+}  // namespace
+
+template <class Real>
+HeadStream<Real> load_head(const Trace& trace, const HeadRequest& request) {
+  const LayerInfo& layer = trace.layer(request.prompt, request.layer);
+  HeadStream<Real> stream;
+  stream.shape = {layer.head_dim, layer.v_head_dim, layer.group()};
+  stream.tokens = request.tokens;
+  stream.prompt = request.n_prefill;
+  stream.rule = {Real(layer.scaling), Real(layer.softcap)};
+  stream.window = layer.sliding_window;
+  stream.stored_bytes = bytes_of(layer.dtype);
+  std::vector<float> buffer(size_t(stream.tokens) * size_t(layer.head_dim));
+  trace.read_keys(request.prompt, request.layer, request.kv_head, stream.tokens, buffer);
+  stream.keys = widen<Real>(buffer);
+  buffer.resize(size_t(stream.tokens) * size_t(layer.v_head_dim));
+  trace.read_values(request.prompt, request.layer, request.kv_head, stream.tokens, buffer);
+  stream.values = widen<Real>(buffer);
+  load_queries(trace, request, stream);
+  const std::vector<float> sinks = trace.sink_logits(request.prompt, request.layer);
+  if (!sinks.empty()) {
+    const auto first = sinks.begin() + request.kv_head * layer.group();
+    stream.sink_logits.assign(first, first + layer.group());
+  }
+  stream.positions = trace.position_ids(request.prompt);
+  stream.positions.resize(size_t(stream.tokens));
+  if (request.rotation) prepare_rotation(trace, request, layer, stream);
+  stream.max_value_norm = largest_norm(stream.values, stream.shape.v_dim);
+  return stream;
+}
+
+template struct RotationTable<float>;
+template struct RotationTable<double>;
+template HeadStream<float> load_head(const Trace&, const HeadRequest&);
+template HeadStream<double> load_head(const Trace&, const HeadRequest&);
+
+}  // namespace kvreplay

@@ -1,0 +1,95 @@
+#pragma once
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "core/cache.hpp"
+#include "replay/head_stream.hpp"
+
+namespace kvreplay {
+
+// The memory of one cache, allocated before the first token. With `audit` the trace's rows are a
+// private copy in which everything that no policy may read is NaN: the future until it arrives, and
+// every token from the moment it was evicted.
+template <class Real>
+class LaneMemory {
+ public:
+  void allocate(const HeadStream<Real>& stream, const HeadShape& shape, const Layout& layout, bool audit) {
+    stream_ = &stream;
+    const size_t n = size_t(stream.tokens);
+    const int32_t capacity = stream.tokens + layout.own_rows;
+    token_.resize(size_t(capacity));
+    mark_.resize(size_t(capacity));
+    copies_.assign(n, 0);
+    if (layout.scores) score_.resize(size_t(capacity));
+    if (layout.weights) num_.resize(size_t(capacity)), den_.resize(size_t(capacity));
+    if (layout.own_rows > 0) {
+      slot_.resize(size_t(capacity));
+      free_.resize(size_t(layout.own_rows));
+      own_keys_.resize(size_t(layout.own_rows) * size_t(shape.dim));
+      own_values_.resize(size_t(layout.own_rows) * size_t(shape.v_dim));
+    }
+    state_.assign(size_t(layout.state_doubles), 0.0);
+    if (audit) {
+      keys_.assign(stream.keys.size(), nan());
+      values_.assign(stream.values.size(), nan());
+    }
+    storage_ = {audit ? keys_.data() : stream.keys.data(),
+                audit ? values_.data() : stream.values.data(),
+                token_.data(),
+                pointer(score_),
+                pointer(num_),
+                pointer(den_),
+                mark_.data(),
+                pointer(slot_),
+                pointer(free_),
+                pointer(own_keys_),
+                pointer(own_values_),
+                copies_.data(),
+                counts_,
+                capacity,
+                layout.own_rows,
+                shape};
+  }
+  const CacheStorage<Real>& storage() const { return storage_; }
+  std::span<double> state() { return state_; }
+  bool audited() const { return !keys_.empty(); }
+
+  // Audit: the tokens first..last-1 arrive, unchanged.
+  void reveal(int32_t first, int32_t last) {
+    if (!audited()) return;
+    copy(stream_->keys, keys_, first, last, storage_.shape.dim);
+    copy(stream_->values, values_, first, last, storage_.shape.v_dim);
+  }
+  // Audit: what was evicted by now is gone.
+  void poison_evicted() {
+    if (!audited()) return;
+    for (size_t i = 0; i < copies_.size(); ++i)
+      if (copies_[i] == kEvicted) {
+        fill(keys_, i, storage_.shape.dim);
+        fill(values_, i, storage_.shape.v_dim);
+      }
+  }
+
+ private:
+  static Real nan() { return std::numeric_limits<Real>::quiet_NaN(); }
+  template <class T>
+  static T* pointer(std::vector<T>& v) {
+    return v.empty() ? nullptr : v.data();
+  }
+  static void copy(const std::vector<Real>& from, std::vector<Real>& to, int32_t first, int32_t last, int32_t width) {
+    std::copy(from.begin() + int64_t(first) * width, from.begin() + int64_t(last) * width, to.begin() + int64_t(first) * width);
+  }
+  static void fill(std::vector<Real>& rows, size_t row, int32_t width) {
+    std::fill_n(rows.begin() + int64_t(row) * width, width, nan());
+  }
+  const HeadStream<Real>* stream_ = nullptr;
+  std::vector<int32_t> token_, slot_, free_, copies_;
+  std::vector<double> score_, state_;
+  std::vector<Real> num_, den_, own_keys_, own_values_, keys_, values_;
+  std::vector<uint8_t> mark_;
+  int32_t counts_[4] = {0, 0, 0, 0};
+  CacheStorage<Real> storage_;
+};
+
+}  // namespace kvreplay

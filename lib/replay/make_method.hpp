@@ -1,0 +1,50 @@
+#pragma once
+#include <memory>
+
+#include "catalog/method.hpp"
+#include "replay/lane_of.hpp"
+
+namespace kvreplay {
+
+template <class P>
+P assigned(const nlohmann::json& params) {
+  P policy;
+  Assign<P> assign(policy, params);
+  P::declare(assign);
+  return policy;
+}
+
+template <class P, class Real>
+std::unique_ptr<Lane<Real>> make_lane(const LaneOrder& order) {
+  P policy = assigned<P>(order.params);
+  policy.resolve(order.scene);
+  return std::make_unique<LaneOf<P, Real>>(policy, order);
+}
+
+// The registry's entry for a policy. CMake generates one call for each line of methods.list.
+template <class P>
+Method make_method() {
+  static_assert(Policy<P>, "a policy is a trivially copyable struct with `info` and resolve(); see lib/methods/README.md");
+  Method m;
+  m.info = P::info;
+  Describe<P> describe;
+  P::declare(describe);
+  m.parameters = std::move(describe.specs);
+  m.resolve = [](const nlohmann::json& params, const Scene& scene) {
+    P policy = assigned<P>(params);
+    policy.resolve(scene);
+    Dump<P> dump(policy);
+    P::declare(dump);
+    return dump.values;
+  };
+  m.random = [](const nlohmann::json& params) {
+    if constexpr (requires(P p) { P::random(p); }) return P::random(assigned<P>(params));
+    else return (void)params, false;
+  };
+  m.needs_prompt_queries = [](const nlohmann::json&) { return HasNeeds<P> || Observes<P, float>; };
+  m.lane_single = make_lane<P, float>;
+  m.lane_double = make_lane<P, double>;
+  return m;
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,43 @@
+#pragma once
+#include <algorithm>
+#include <cmath>
+
+#include "core/attend.hpp"
+#include "replay/tile.hpp"
+
+namespace kvreplay {
+
+// What one (query head, row) of a cache says about the exact row (measures.md, section 2).
+struct RowMeasure {
+  double tau = 0;        // the method's denominator / the exact one
+  double kept_mass = 0;  // exact probability of the attended tokens
+  double top_mass = -1;  // the most that as many tokens can hold; negative: not ranked
+  double index_recall = -1;
+  int32_t attended = 0;  // attended tokens
+};
+
+// `cache` is C_t; chosen: rows that a query-time method reads, or null.
+template <class Real>
+RowMeasure measure_row(const Tile<Real>& tile, int32_t head, int32_t row, const BasicCache<Real>& cache, const uint8_t* chosen,
+                       Normaliser tau, const RowRanking* ranking) {
+  const size_t at = size_t(tile.at(head, row));
+  const Real* strip = tile.strip_row(head, row);
+  const auto read = [&](int32_t i) { return cache.verbatim(i) && (chosen == nullptr || chosen[i] != 0); };
+  RowMeasure m;
+  for (int32_t i = 0; i < cache.size(); ++i)
+    if (read(i)) {
+      m.kept_mass += double(strip[cache.token(i)]);
+      ++m.attended;
+    }
+  m.kept_mass /= tile.z[at];
+  m.tau = tau.sum / tile.z[at] * std::exp(tau.shift - double(tile.shift[at]));
+  if (ranking == nullptr || m.attended == 0) return m;
+  int32_t hits = 0;
+  for (int32_t i = 0; i < cache.size(); ++i)
+    if (read(i) && ranking->rank[size_t(cache.token(i))] < m.attended) ++hits;
+  m.index_recall = double(hits) / m.attended;
+  m.top_mass = ranking->top_mass[std::min(size_t(m.attended), ranking->top_mass.size()) - 1];
+  return m;
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,37 @@
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <vector>
+
+#include "replay/cell.hpp"
+
+namespace kvreplay {
+
+// Which decode rows are scored: every row, the last `count`, or every `count`-th from the first.
+struct QuerySelection {
+  enum class Kind { all, last, stride } kind = Kind::all;
+  int64_t count = 0;
+};
+
+struct RunOptions {
+  std::vector<std::filesystem::path> traces;  // Cell::trace indexes these
+  QuerySelection queries;
+  SaveOptions save;
+  int jobs = 1;                   // threads over kv heads; the numbers do not depend on it
+  bool double_precision = false;
+  bool prompt_streams = false;    // convention C5
+  bool audit = false;             // poison what no policy may read
+  bool recalls = true;            // index_recall and mass_recall cost a sort a row
+  // Called from worker threads, one at a time (under a lock).
+  std::function<void(const Cell&, const CellResult&)> on_cell;
+  std::function<void(const Cell&)> on_start;
+  // Asked between cells and tiles; true ends the run after what is in flight.
+  std::function<bool()> stop;
+};
+
+// Replays the cells, grouped by kv head so that the tensors are read and the exact pass is computed
+// once per group. Errors of one cell (a denominator of zero, a broken promise of a policy) become a
+// failed CellResult; a trace that cannot be read throws TraceError.
+void run_cells(const std::vector<Cell>& cells, const RunOptions& options);
+
+}  // namespace kvreplay

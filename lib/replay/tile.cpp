@@ -1,0 +1,159 @@
+#include "replay/tile.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "kernels/kernels.hpp"
+
+namespace kvreplay {
+namespace {
+
+// First token that row t may attend to.
+template <class Real>
+int32_t first_key(const HeadStream<Real>& stream, int32_t t) {
+  return stream.window > 0 ? std::max(0, t - stream.window + 1) : 0;
+}
+
+template <class Real>
+void finish_row(const HeadStream<Real>& stream, Tile<Real>& tile, int32_t head, int32_t row) {
+  const int32_t t = tile.rows[size_t(row)], first = first_key(stream, t), count = t + 1 - first;
+  Real* strip = tile.strip.data() + tile.at(head, row) * tile.stride;
+  for (int32_t i = first; i <= t; ++i) strip[i] = stream.rule(strip[i]);
+  const bool sink = !stream.sink_logits.empty();
+  Real top = kernels::row_maximum(strip + first, count);
+  if (sink) top = std::max(top, stream.sink_logits[size_t(head)]);
+  const kernels::RowSums sums = kernels::exponentiate(strip + first, count, top);
+  std::fill(strip, strip + first, Real(0));
+  std::fill(strip + t + 1, strip + tile.stride, Real(0));
+  const double z = sums.sum + (sink ? std::exp(double(stream.sink_logits[size_t(head)] - top)) : 0.0);
+  const size_t at = size_t(tile.at(head, row));
+  tile.shift[at] = top;
+  tile.z[at] = z;
+  tile.l2[at] = std::sqrt(sums.squares) / z;
+}
+
+template <class Real>
+std::vector<Real> gather_queries(const HeadStream<Real>& stream, const std::vector<int32_t>& rows, int32_t head) {
+  std::vector<Real> q;
+  q.reserve(rows.size() * size_t(stream.shape.dim));
+  for (const int32_t t : rows) q.insert(q.end(), stream.query(head, t), stream.query(head, t) + stream.shape.dim);
+  return q;
+}
+
+template <class Real>
+void strips(const HeadStream<Real>& stream, Tile<Real>& tile) {
+  const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
+  tile.heads = stream.shape.heads;
+  tile.v_dim = stream.shape.v_dim;
+  tile.stride = std::max(tile.end, keys);
+  const size_t cells = size_t(tile.heads) * size_t(rows);
+  tile.strip.resize(cells * size_t(tile.stride));
+  tile.shift.resize(cells);
+  tile.z.resize(cells);
+  tile.l2.resize(cells);
+  for (int32_t h = 0; h < tile.heads; ++h) {
+    const std::vector<Real> q = gather_queries(stream, tile.rows, h);
+    Real* strip = tile.strip.data() + tile.at(h, 0) * tile.stride;
+    kernels::multiply_transposed(q.data(), stream.shape.dim, rows, stream.keys.data(), keys, stream.shape.dim, strip, tile.stride);
+    for (int32_t r = 0; r < rows; ++r) finish_row(stream, tile, h, r);
+  }
+}
+
+RowRanking rank_row(const std::vector<double>& p, int32_t depth) {
+  const int32_t n = int32_t(p.size());
+  const int32_t deep = std::min(depth, n);
+  std::vector<int32_t> order(p.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto before = [&](int32_t a, int32_t b) { return p[size_t(a)] != p[size_t(b)] ? p[size_t(a)] > p[size_t(b)] : a < b; };
+  if (deep < n) std::nth_element(order.begin(), order.begin() + deep, order.end(), before);
+  std::sort(order.begin(), order.begin() + deep, before);
+  RowRanking ranking;
+  ranking.rank.assign(p.size(), RowRanking::kUnranked);
+  ranking.top_mass.reserve(size_t(deep));
+  double mass = 0;
+  for (int32_t i = 0; i < deep; ++i) {
+    const size_t token = size_t(order[size_t(i)]);
+    ranking.rank[token] = i;
+    ranking.top_mass.push_back(mass += p[token]);
+  }
+  return ranking;
+}
+
+// Mean probability of heads [first, first + count) in one row.
+template <class Real>
+std::vector<double> mean_probability(const Tile<Real>& tile, int32_t row, int32_t first, int32_t count) {
+  std::vector<double> p(size_t(tile.rows[size_t(row)]) + 1, 0.0);
+  for (int32_t h = first; h < first + count; ++h) {
+    const Real* strip = tile.strip_row(h, row);
+    const double share = 1 / (tile.z[size_t(tile.at(h, row))] * count);
+    for (size_t i = 0; i < p.size(); ++i) p[i] += double(strip[i]) * share;
+  }
+  return p;
+}
+
+}  // namespace
+
+template <class Real>
+void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
+  strips(stream, tile);
+  const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
+  tile.out.resize(size_t(tile.heads) * size_t(rows) * size_t(tile.v_dim));
+  for (int32_t h = 0; h < tile.heads; ++h) {
+    Real* out = tile.out.data() + tile.at(h, 0) * tile.v_dim;
+    kernels::multiply(tile.strip_row(h, 0), tile.stride, rows, stream.values.data(), keys, tile.v_dim, out, tile.v_dim);
+    for (int32_t r = 0; r < rows; ++r) {
+      const Real inverse = Real(1 / tile.z[size_t(tile.at(h, r))]);
+      for (int32_t c = 0; c < tile.v_dim; ++c) out[int64_t(r) * tile.v_dim + c] *= inverse;
+    }
+  }
+}
+
+template <class Real>
+void rank_rows(Tile<Real>& tile, int32_t depth, bool of_heads) {
+  const int32_t rows = int32_t(tile.rows.size());
+  if (of_heads) tile.head_ranking.assign(size_t(tile.heads), std::vector<RowRanking>(size_t(rows)));
+  else tile.ranking.assign(size_t(rows), {});
+  for (int32_t r = 0; r < rows; ++r) {
+    if (tile.scored[size_t(r)] == 0) continue;
+    if (!of_heads) tile.ranking[size_t(r)] = rank_row(mean_probability(tile, r, 0, tile.heads), depth);
+    for (int32_t h = 0; of_heads && h < tile.heads; ++h)
+      tile.head_ranking[size_t(h)][size_t(r)] = rank_row(mean_probability(tile, r, h, 1), depth);
+  }
+}
+
+template <class Real>
+std::vector<std::vector<double>> prompt_column_sums(const HeadStream<Real>& stream, const std::vector<int32_t>& firsts) {
+  const int32_t prompt = stream.prompt, heads = stream.shape.heads;
+  std::vector<std::vector<double>> sums(firsts.size(), std::vector<double>(size_t(heads) * size_t(prompt), 0.0));
+  if (firsts.empty()) return sums;
+  Tile<Real> tile;
+  for (int32_t begin = *std::min_element(firsts.begin(), firsts.end()); begin < prompt; begin += kTileRows) {
+    tile.begin = begin;
+    tile.end = std::min(prompt, begin + kTileRows);
+    tile.rows.resize(size_t(tile.end - begin));
+    std::iota(tile.rows.begin(), tile.rows.end(), begin);
+    strips(stream, tile);
+    for (int32_t h = 0; h < heads; ++h)
+      for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
+        const Real* strip = tile.strip_row(h, r);
+        const double inverse = 1 / tile.z[size_t(tile.at(h, r))];
+        for (size_t f = 0; f < firsts.size(); ++f) {
+          if (begin + r < firsts[f]) continue;
+          double* sum = sums[f].data() + int64_t(h) * prompt;
+          for (int32_t i = 0; i <= begin + r; ++i) sum[i] += double(strip[i]) * inverse;
+        }
+      }
+  }
+  return sums;
+}
+
+template void exact_pass(const HeadStream<float>&, Tile<float>&);
+template void exact_pass(const HeadStream<double>&, Tile<double>&);
+template void rank_rows(Tile<float>&, int32_t, bool);
+template void rank_rows(Tile<double>&, int32_t, bool);
+template std::vector<std::vector<double>> prompt_column_sums(const HeadStream<float>&, const std::vector<int32_t>&);
+template std::vector<std::vector<double>> prompt_column_sums(const HeadStream<double>&, const std::vector<int32_t>&);
+
+}  // namespace kvreplay

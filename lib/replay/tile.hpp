@@ -1,0 +1,52 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "replay/head_stream.hpp"
+
+namespace kvreplay {
+
+// Tokens of one row in order of their exact probability (C8), for recalls: how much the best m hold.
+struct RowRanking {
+  std::vector<double> top_mass;  // [m]: mass of the first m + 1 tokens, up to the depth that was asked for
+  std::vector<int32_t> rank;     // [tokens of the row]; kUnranked beyond the depth
+  static constexpr int32_t kUnranked = 1 << 30;
+};
+
+// What the exact pass leaves behind for a tile of query rows, once for all methods: the strip
+// exp(l - shift) of every row, its normaliser, and the exact output.
+template <class Real>
+struct Tile {
+  int32_t begin = 0, end = 0;   // tokens that arrive during the tile
+  std::vector<int32_t> rows;    // tokens of it that have a strip, ascending
+  std::vector<uint8_t> scored;  // [rows]
+  int64_t stride = 0;           // of the strip: tokens, at least `end`
+  int32_t heads = 0, v_dim = 0;
+  std::vector<Real> strip;      // [heads, rows, stride]; 0 where a row does not attend
+  std::vector<Real> shift;      // [heads, rows] largest logit
+  std::vector<double> z, l2;    // [heads, rows] sum of the strip; ||x||_2 of the probabilities
+  std::vector<Real> out;        // [heads, rows, v_dim]
+  // Measures of rows, filled for scored rows only.
+  std::vector<double> v_frobenius, v_operator;   // [rows] of V_0..t
+  std::vector<RowRanking> ranking;               // [rows] of the group's mean probability; may be empty
+  std::vector<std::vector<RowRanking>> head_ranking;  // [heads][rows], only where a method needs it
+
+  int64_t at(int32_t head, int32_t row) const { return int64_t(head) * int64_t(rows.size()) + row; }
+  const Real* strip_row(int32_t head, int32_t row) const { return strip.data() + at(head, row) * stride; }
+};
+
+// Fills strip, shift, z, l2 and out for tile.rows. Needs queries for all of them.
+template <class Real>
+void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile);
+
+// Rankings of all scored rows down to `depth` tokens: of the group (heads = false) or of each head.
+template <class Real>
+void rank_rows(Tile<Real>& tile, int32_t depth, bool of_heads);
+
+// Sums over prompt rows first..prompt-1 of the softmax, [heads, prompt], one array for every `first`.
+template <class Real>
+std::vector<std::vector<double>> prompt_column_sums(const HeadStream<Real>& stream, const std::vector<int32_t>& firsts);
+
+constexpr int32_t kTileRows = 48;
+
+}  // namespace kvreplay

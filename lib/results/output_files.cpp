@@ -1,0 +1,115 @@
+#include "results/output_files.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <system_error>
+
+#include "base/errors.hpp"
+#include "trace/publish.hpp"
+
+namespace kvreplay {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void fail(const fs::path& file, const std::string& what, int error) {
+  const char* remedy = error == ENOSPC || error == EDQUOT ? "free some space and run again"
+                                                          : "choose another directory with -o";
+  throw OutputError(fmt::format("{}: {}: {}. What is published so far is kept; {}", file.string(), what,
+                                std::generic_category().message(error), remedy));
+}
+
+// Returns 0 or the error.
+int write_all(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(file, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return errno;
+    text.remove_prefix(size_t(written));
+  }
+  return 0;
+}
+
+std::string host_name() {
+  std::array<char, 256> text{};
+  if (::gethostname(text.data(), text.size() - 1) != 0 || text[0] == '\0') return "host";
+  std::string name = text.data();
+  for (char& c : name)
+    if (c == '/') c = '_';
+  return name;
+}
+
+// So that a new name in it survives a crash. Some file systems cannot; the file itself is synced anyway.
+void sync_directory(const fs::path& dir) {
+  const int file = ::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) return;
+  ::fsync(file);
+  ::close(file);
+}
+
+int create_new(const fs::path& path) {
+  return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+}
+
+}  // namespace
+
+std::string process_name() { return fmt::format("{}.{}", host_name(), ::getpid()); }
+
+fs::path temporary_name(const fs::path& file) {
+  static std::atomic<int> counter{0};
+  return file.parent_path() / fmt::format(".{}~{}.{}", file.filename().string(), process_name(), counter++);
+}
+
+std::string final_name(const std::string& temporary) {
+  const size_t end = temporary.find('~');
+  return temporary.front() == '.' && end != std::string::npos ? temporary.substr(1, end - 1) : "";
+}
+
+void publish_text(const fs::path& file, const std::string& text) {
+  const fs::path temporary = temporary_name(file);
+  const int out = create_new(temporary);
+  if (out < 0) fail(file, "cannot be written", errno);
+  const int error = write_all(out, text);
+  try {
+    if (::close(out) != 0 || error != 0) fail(file, "cannot be written", error != 0 ? error : errno);
+    publish(temporary, file);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+}
+
+// Two processes of one name exist where containers share a host name: the second takes a number.
+LineFile::LineFile(const fs::path& dir) {
+  for (int i = 0; file_ < 0; ++i) {
+    path_ = dir / (process_name() + (i == 0 ? "" : fmt::format("-{}", i)) + ".jsonl");
+    file_ = create_new(path_);
+    if (file_ < 0 && errno != EEXIST) fail(path_, "cannot be created", errno);
+  }
+  sync_directory(dir);
+}
+
+LineFile::~LineFile() {
+  ::close(file_);
+  if (empty_) ::unlink(path_.c_str());
+}
+
+void LineFile::append(const std::string& line) {
+  // Half a line that could not be taken back is closed here, so that it spoils nothing but itself.
+  const int error = write_all(file_, (torn_ ? "\n" : "") + line + "\n");
+  empty_ = false;
+  torn_ = error != 0;
+  if (error != 0) fail(path_, "cannot be written", error);
+  if (::fsync(file_) != 0) fail(path_, "cannot be written to disk", errno);
+  struct stat now {};
+  if (::fstat(file_, &now) != 0 || now.st_nlink == 0)
+    fail(path_, "was removed while the run wrote to it", ENOENT);
+}
+
+}  // namespace kvreplay

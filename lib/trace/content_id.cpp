@@ -1,0 +1,52 @@
+#include "trace/content_id.hpp"
+
+#include <fmt/format.h>
+
+#include "trace/sha256.hpp"
+#include "trace/tensor_read.hpp"
+#include "trace/trace_metadata.hpp"
+
+namespace kvreplay {
+namespace {
+
+void add_arrays(Sha256& sum, const h5::Node& group, std::initializer_list<const char*> names) {
+  for (const char* name : names)
+    if (h5::has_child(group, name)) {
+      const h5::Array array = h5::open_array(group, name);
+      sum.update(fmt::format("{} {} {} {}\n", name, array.element_bytes, h5::describe(array.shape),
+                             array_sha256(array)));
+    }
+}
+
+std::string rope_line(const LayerInfo& layer) {
+  if (!layer.rope) return layer.rope_recorded ? "none" : "unknown";
+  return fmt::format("{} {} {} {}", layer.rope->attention_factor,
+                     layer.rope->layout == Rope::Layout::half_split ? "half" : "pairs",
+                     layer.rope->rotary_dims, fmt::join(layer.rope->inv_freq, " "));
+}
+
+}  // namespace
+
+std::string array_sha256(const h5::Array& array) {
+  Sha256 sum;
+  for_each_piece(array, [&](std::span<const std::byte> piece) { sum.update(piece); });
+  return sum.hex();
+}
+
+std::string content_id(const h5::Node& root, const TraceInfo& info) {
+  Sha256 sum;
+  sum.update(fmt::format("{} {}\n", info.model, info.n_layers));
+  for (const PromptInfo& prompt : info.prompts) {
+    sum.update(fmt::format("{} {}\n", prompt.id, prompt.n_prompt));
+    add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id), {"position_ids", "tokens"});
+    for (const LayerInfo& layer : prompt.layers) {
+      sum.update(fmt::format("{} {} {} {} {} {} {}\n", layer.layer, name_of(layer.dtype), layer.scaling,
+                             layer.sliding_window, layer.softcap, layer.q_prescaled, rope_line(layer)));
+      add_arrays(sum, h5::open_path(root, layer_path(prompt.id, layer.layer)),
+                 {"k", "out", "q", "q_pos", "sinks", "v"});
+    }
+  }
+  return sum.hex();
+}
+
+}  // namespace kvreplay

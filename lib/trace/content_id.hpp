@@ -1,0 +1,16 @@
+#pragma once
+#include <string>
+
+#include "trace/h5_read.hpp"
+#include "trace/trace.hpp"
+
+namespace kvreplay {
+
+// Hex SHA-256 of a dataset's stored bytes in C order, as its attribute `sha256` records it.
+std::string array_sha256(const h5::Array& array);
+
+// The trace_id of a file that records none: a SHA-256 over every stored number and everything that a
+// replay reads beside them. Names of files do not enter.
+std::string content_id(const h5::Node& root, const TraceInfo& info);
+
+}  // namespace kvreplay

@@ -1,0 +1,163 @@
+#include "trace/h5_file.hpp"
+
+#include <fmt/format.h>
+
+#include <cassert>
+#include <functional>
+#include <numeric>
+
+#include "base/errors.hpp"
+#include "trace/h5_read.hpp"
+#include "trace/h5_write.hpp"
+
+namespace kvreplay {
+namespace fs = std::filesystem;
+
+struct H5Output::State {
+  h5::PartFile file;
+};
+
+namespace {
+
+constexpr int64_t kSmallestChunked = 8 << 10, kChunkBytes = 1 << 20;
+
+int64_t product(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+// Whole rows, near kChunkBytes: leading axes are cut first.
+std::vector<int64_t> chunk_shape(const std::vector<int64_t>& shape, int64_t element_bytes) {
+  std::vector<int64_t> chunk = shape;
+  for (int64_t& extent : chunk)
+    while (extent > 1 && product(chunk) * element_bytes > kChunkBytes) extent = (extent + 1) / 2;
+  return chunk;
+}
+
+template <class T>
+void put(const h5::PartFile& file, const std::string& name, hid_t type, std::span<const T> data,
+         const std::vector<int64_t>& shape, bool compress) {
+  assert(product(shape) == static_cast<int64_t>(data.size()));
+  const bool chunked =
+      compress && !shape.empty() && static_cast<int64_t>(data.size_bytes()) >= kSmallestChunked;
+  const h5::Handle dataset = h5::create_dataset(
+      file, name, type, shape, chunked ? chunk_shape(shape, sizeof(T)) : std::vector<int64_t>{},
+      {.shuffle_gzip = chunked});
+  if (data.empty()) return;
+  file.check(H5Dwrite(dataset.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data.data()) >= 0,
+             "writing " + name);
+}
+
+}  // namespace
+
+H5Output::H5Output(const fs::path& path) : state_(nullptr) {
+  const h5::Session session;
+  state_ = new State{h5::PartFile(path)};
+}
+
+H5Output::~H5Output() {
+  const h5::Session session;
+  delete state_;
+}
+
+void H5Output::write(const std::string& name, std::span<const float> data, const std::vector<int64_t>& shape,
+                     bool compress) {
+  const h5::Session session;
+  put(state_->file, name, H5T_NATIVE_FLOAT, data, shape, compress);
+}
+
+void H5Output::write(const std::string& name, std::span<const double> data, const std::vector<int64_t>& shape,
+                     bool compress) {
+  const h5::Session session;
+  put(state_->file, name, H5T_NATIVE_DOUBLE, data, shape, compress);
+}
+
+void H5Output::write(const std::string& name, std::span<const int32_t> data,
+                     const std::vector<int64_t>& shape, bool compress) {
+  const h5::Session session;
+  put(state_->file, name, H5T_NATIVE_INT32, data, shape, compress);
+}
+
+void H5Output::write(const std::string& name, std::span<const int64_t> data,
+                     const std::vector<int64_t>& shape, bool compress) {
+  const h5::Session session;
+  put(state_->file, name, H5T_NATIVE_INT64, data, shape, compress);
+}
+
+void H5Output::attribute(const std::string& object, const std::string& name, int64_t value) {
+  const h5::Session session;
+  h5::set_attribute(state_->file, object, name, value);
+}
+
+void H5Output::attribute(const std::string& object, const std::string& name, double value) {
+  const h5::Session session;
+  h5::set_attribute(state_->file, object, name, value);
+}
+
+void H5Output::attribute(const std::string& object, const std::string& name, const std::string& value) {
+  const h5::Session session;
+  h5::set_attribute(state_->file, object, name, value);
+}
+
+void H5Output::copy_group(const fs::path& from, const std::string& group, const std::string& to) {
+  const h5::Session session;
+  const h5::Handle links = h5::link_list();
+  try {
+    const h5::Node source = h5::open_path(h5::open_root(from), group);
+    const herr_t copied = H5Ocopy(source.id.get(), ".", state_->file.id(), h5::object_path(to).c_str(),
+                                  H5P_DEFAULT, links.get());
+    state_->file.check(copied >= 0, fmt::format("copying {} from {}", group, from.string()));
+  } catch (const h5::Problem& problem) {
+    throw OutputError(problem.what());
+  }
+}
+
+void H5Output::close() {
+  const h5::Session session;
+  state_->file.publish();
+}
+
+std::vector<double> read_dataset(const fs::path& file, const std::string& name, std::vector<int64_t>& shape,
+                                 int64_t max_elements) {
+  const h5::Session session;
+  try {
+    const h5::Array array = h5::open_array(h5::open_root(file), name);
+    const H5T_class_t kind = H5Tget_class(array.type.get());
+    if (kind != H5T_INTEGER && kind != H5T_FLOAT)
+      throw h5::Problem(array.node.where() + ": does not hold numbers");
+    if (array.elements() > max_elements)
+      throw h5::Problem(fmt::format("{}: holds {} numbers, at most {} can be used here", array.node.where(),
+                                    array.elements(), max_elements));
+    std::vector<double> values(static_cast<size_t>(array.elements()));
+    h5::read_box(array, H5T_NATIVE_DOUBLE, std::vector<int64_t>(array.shape.size(), 0), array.shape,
+                 values.data());
+    shape = array.shape;
+    return values;
+  } catch (const h5::Problem& problem) {
+    throw ConfigError(problem.what());
+  }
+}
+
+bool has_dataset(const fs::path& file, const std::string& name) {
+  const h5::Session session;
+  try {
+    h5::Node at = h5::open_root(file);
+    for (const auto& step : fs::path(name).relative_path()) {
+      if (!at.is_group() || !h5::has_child(at, step.string())) return false;
+      at = h5::open_child(at, step.string());
+    }
+    return at.is_dataset();
+  } catch (const h5::Problem& problem) {
+    throw ConfigError(problem.what());
+  }
+}
+
+std::vector<std::string> group_members(const fs::path& file, const std::string& group) {
+  const h5::Session session;
+  try {
+    return h5::members(h5::open_path(h5::open_root(file), group));
+  } catch (const h5::Problem& problem) {
+    throw ConfigError(problem.what());
+  }
+}
+
+}  // namespace kvreplay

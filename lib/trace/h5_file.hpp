@@ -1,0 +1,52 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+// HDF5 output files without HDF5 in the header: what results and traces write. Files are built as
+// `<path>.part`, and close() publishes them: flush, fsync, rename. An object that is destroyed without
+// close() leaves nothing under the final name.
+
+namespace kvreplay {
+
+class H5Output {
+ public:
+  explicit H5Output(const std::filesystem::path& path);  // throws OutputError
+  ~H5Output();
+  H5Output(const H5Output&) = delete;
+  H5Output& operator=(const H5Output&) = delete;
+
+  // `name` may hold groups ("a/b/c"), which are made. Shapes are row-major; data.size() = product.
+  // Datasets of 8 KiB or more are chunked with shuffle + gzip when `compress`, small ones contiguous.
+  void write(const std::string& name, std::span<const float> data, const std::vector<int64_t>& shape,
+             bool compress = true);
+  void write(const std::string& name, std::span<const double> data, const std::vector<int64_t>& shape,
+             bool compress = true);
+  void write(const std::string& name, std::span<const int32_t> data, const std::vector<int64_t>& shape,
+             bool compress = true);
+  void write(const std::string& name, std::span<const int64_t> data, const std::vector<int64_t>& shape,
+             bool compress = true);
+  // Attributes of a group or dataset ("" or "/" = root).
+  void attribute(const std::string& object, const std::string& name, int64_t value);
+  void attribute(const std::string& object, const std::string& name, double value);
+  void attribute(const std::string& object, const std::string& name, const std::string& value);
+  // Copies a group of another HDF5 file (both paths inside the files).
+  void copy_group(const std::filesystem::path& from, const std::string& group, const std::string& to);
+  void close();
+
+ private:
+  struct State;
+  State* state_;
+};
+
+// Reads a whole numeric dataset as doubles, e.g. injected uniforms; `shape` receives its extents.
+// Throws ConfigError naming file and dataset. Refuses more than max_elements.
+std::vector<double> read_dataset(const std::filesystem::path& file, const std::string& name,
+                                 std::vector<int64_t>& shape, int64_t max_elements = int64_t{1} << 28);
+bool has_dataset(const std::filesystem::path& file, const std::string& name);
+// Names of the members of a group ("/" = root), sorted.
+std::vector<std::string> group_members(const std::filesystem::path& file, const std::string& group);
+
+}  // namespace kvreplay

@@ -1,0 +1,69 @@
+#pragma once
+#include <hdf5.h>
+
+#include <mutex>
+#include <string>
+#include <utility>
+
+// The one header that includes HDF5: handles that close themselves, one lock, and a silent error stack.
+
+namespace kvreplay::h5 {
+
+// Owns one HDF5 identifier of any kind.
+class Handle {
+ public:
+  using Close = herr_t (*)(hid_t);
+  Handle() = default;
+  Handle(hid_t id, Close close) : id_(id), close_(close) {}
+  ~Handle() { reset(); }
+  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, H5I_INVALID_HID)), close_(other.close_) {}
+  Handle& operator=(Handle&& other) noexcept {
+    if (this != &other) {
+      reset();
+      id_ = std::exchange(other.id_, H5I_INVALID_HID);
+      close_ = other.close_;
+    }
+    return *this;
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  hid_t get() const { return id_; }
+  bool valid() const { return id_ >= 0; }
+  // Closes now and says whether that worked: a file's last bytes are written by its close.
+  bool reset() {
+    if (id_ < 0) return true;
+    return close_(std::exchange(id_, H5I_INVALID_HID)) >= 0;
+  }
+
+ private:
+  hid_t id_ = H5I_INVALID_HID;
+  Close close_ = nullptr;
+};
+
+// Held by every public function while it calls HDF5: one caller at a time, nothing printed to stderr.
+class Session {
+ public:
+  Session() : lock_(mutex()) { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }
+
+ private:
+  static std::recursive_mutex& mutex() {
+    static std::recursive_mutex one;
+    return one;
+  }
+  std::lock_guard<std::recursive_mutex> lock_;
+};
+
+// The innermost message on HDF5's error stack, which says what went wrong rather than who noticed it.
+inline std::string reason() {
+  std::string text;
+  const auto keep = [](unsigned depth, const H5E_error2_t* error, void* into) -> herr_t {
+    if (depth == 0 && error->desc != nullptr) *static_cast<std::string*>(into) = error->desc;
+    return 0;
+  };
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep, &text);
+  H5Eclear2(H5E_DEFAULT);
+  return text.empty() ? "no further reason" : text;
+}
+
+}  // namespace kvreplay::h5

@@ -1,0 +1,66 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "trace/h5_raii.hpp"
+
+// Walking through an HDF5 file that may be hostile. Links are followed here rather than by HDF5, so that
+// they are bounded and stay inside the file's folder.
+
+namespace kvreplay::h5 {
+
+// What is wrong with a file; the message names file and object. Callers turn it into their own error.
+struct Problem : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A group or a dataset, with the names that messages need.
+struct Node {
+  Handle id;
+  std::filesystem::path file;  // the one that holds it, at the end of external links
+  std::string name;            // as the user knows it, from the root of the file that was opened
+
+  std::string where() const;  // "FILE: NAME"
+  bool is_group() const;
+  bool is_dataset() const;
+};
+
+Node open_root(const std::filesystem::path& file);
+bool has_child(const Node& parent, const std::string& name);
+Node open_child(const Node& parent, const std::string& name);  // follows links
+Node open_path(const Node& parent, const std::string& path);   // "a/b/c"
+std::vector<std::string> members(const Node& group);           // sorted
+
+// Attributes: nullopt where there is none. Numbers of any width, numpy booleans, strings of any kind.
+bool has_attribute(const Node& node, const std::string& name);
+std::optional<double> number(const Node& node, const std::string& name);  // finite
+std::optional<int64_t> integer(const Node& node, const std::string& name, int64_t low, int64_t high);
+std::optional<bool> flag(const Node& node, const std::string& name);
+std::optional<std::string> text(const Node& node, const std::string& name);  // valid UTF-8
+
+// A dataset whose extents are justified by what the file holds.
+struct Array {
+  Node node;
+  Handle type;                        // as stored
+  std::vector<int64_t> shape, chunk;  // chunk is empty unless the layout is chunked
+  int64_t element_bytes = 0;
+  int64_t stored_bytes = 0;
+  bool compressed = false;
+  std::string filters;  // "fletcher32", "shuffle+gzip", or empty
+
+  int64_t elements() const;
+};
+Array open_array(const Node& parent, const std::string& path);
+
+// Reads the box [start, start + count) as `memory_type`.
+void read_box(const Array& array, hid_t memory_type, const std::vector<int64_t>& start,
+              const std::vector<int64_t>& count, void* into);
+std::vector<int64_t> read_integers(const Array& array);  // throws unless the stored numbers are integers
+
+std::string describe(const std::vector<int64_t>& shape);  // "[9, 1024, 64]"
+
+}  // namespace kvreplay::h5

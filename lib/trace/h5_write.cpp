@@ -1,0 +1,122 @@
+#include "trace/h5_write.hpp"
+
+#include <algorithm>
+#include <cassert>
+
+#include "base/errors.hpp"
+#include "trace/publish.hpp"
+
+namespace kvreplay::h5 {
+namespace fs = std::filesystem;
+namespace {
+
+Handle creation_list(const std::vector<int64_t>& chunk, Filters filters) {
+  Handle list(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+  H5Pset_obj_track_times(list.get(), false);  // the same numbers make the same file
+  if (chunk.empty()) return list;
+  const std::vector<hsize_t> extents(chunk.begin(), chunk.end());
+  H5Pset_chunk(list.get(), static_cast<int>(extents.size()), extents.data());
+  if (filters.shuffle_gzip) {
+    H5Pset_shuffle(list.get());
+    H5Pset_deflate(list.get(), 4);
+  }
+  if (filters.fletcher32) H5Pset_fletcher32(list.get());  // last, so that it guards the stored bytes
+  return list;
+}
+
+Handle open_or_make(const PartFile& file, const std::string& path) {
+  Handle object(H5Oopen(file.id(), path.c_str(), H5P_DEFAULT), H5Oclose);
+  if (object.valid()) return object;
+  const Handle links = link_list();
+  return Handle(H5Gcreate2(file.id(), path.c_str(), links.get(), H5P_DEFAULT, H5P_DEFAULT), H5Gclose);
+}
+
+void write_attribute(const PartFile& file, const std::string& object, const std::string& name, hid_t type,
+                     const void* value) {
+  const Handle node = open_or_make(file, object_path(object)), space(H5Screate(H5S_SCALAR), H5Sclose);
+  file.check(node.valid(), "opening " + object);
+  if (H5Aexists(node.get(), name.c_str()) > 0) H5Adelete(node.get(), name.c_str());
+  const Handle attribute(H5Acreate2(node.get(), name.c_str(), type, space.get(), H5P_DEFAULT, H5P_DEFAULT),
+                         H5Aclose);
+  file.check(attribute.valid() && H5Awrite(attribute.get(), type, value) >= 0, "writing attribute " + name);
+}
+
+}  // namespace
+
+PartFile::PartFile(const fs::path& path) : path_(path), part_(path.string() + ".part") {
+  const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  H5Pset_libver_bounds(access.get(), H5F_LIBVER_EARLIEST, H5F_LIBVER_V110);
+  H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
+  // One writer per name is the caller's promise; network file systems know no locks.
+  H5Pset_file_locking(access.get(), false, true);
+  file_ = Handle(H5Fcreate(part_.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose);
+  if (!file_.valid())
+    throw OutputError(path_.string() + ": cannot be written (" + reason() +
+                      "). Check the folder and its permissions");
+}
+
+PartFile::~PartFile() {
+  if (!file_.valid()) return;
+  file_.reset();
+  std::error_code ignored;
+  fs::remove(part_, ignored);
+}
+
+void PartFile::check(bool good, const std::string& what) const {
+  if (!good)
+    throw OutputError(path_.string() + ": " + what + " failed (" + reason() + "). Is the disk full?");
+}
+
+void PartFile::publish() {
+  check(H5Fflush(file_.get(), H5F_SCOPE_GLOBAL) >= 0, "writing");
+  const bool closed = file_.reset();
+  std::error_code ignored;
+  if (!closed) fs::remove(part_, ignored);
+  check(closed, "closing");
+  kvreplay::publish(part_, path_);
+}
+
+Handle create_dataset(const PartFile& file, const std::string& name, hid_t type,
+                      const std::vector<int64_t>& shape, const std::vector<int64_t>& chunk, Filters filters) {
+  const std::vector<hsize_t> extents(shape.begin(), shape.end());
+  const Handle space(extents.empty()
+                         ? H5Screate(H5S_SCALAR)
+                         : H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr),
+                     H5Sclose);
+  const Handle creation = creation_list(chunk, filters), links = link_list();
+  Handle dataset(H5Dcreate2(file.id(), object_path(name).c_str(), type, space.get(), links.get(),
+                            creation.get(), H5P_DEFAULT),
+                 H5Dclose);
+  file.check(dataset.valid(), "creating " + name);
+  return dataset;
+}
+
+void set_attribute(const PartFile& file, const std::string& object, const std::string& name, int64_t value) {
+  write_attribute(file, object, name, H5T_NATIVE_INT64, &value);
+}
+
+void set_attribute(const PartFile& file, const std::string& object, const std::string& name, double value) {
+  write_attribute(file, object, name, H5T_NATIVE_DOUBLE, &value);
+}
+
+void set_attribute(const PartFile& file, const std::string& object, const std::string& name,
+                   const std::string& value) {
+  const Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
+  H5Tset_size(type.get(), std::max<size_t>(value.size(), 1));  // HDF5 has no strings of size 0
+  H5Tset_cset(type.get(), H5T_CSET_UTF8);
+  H5Tset_strpad(type.get(), H5T_STR_NULLPAD);
+  write_attribute(file, object, name, type.get(), value.c_str());
+}
+
+Handle link_list() {
+  Handle list(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
+  H5Pset_create_intermediate_group(list.get(), 1);
+  H5Pset_char_encoding(list.get(), H5T_CSET_UTF8);
+  return list;
+}
+
+std::string object_path(const std::string& name) {
+  return name.empty() ? "/" : name.front() == '/' ? name : "/" + name;
+}
+
+}  // namespace kvreplay::h5

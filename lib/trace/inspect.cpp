@@ -1,0 +1,276 @@
+#include "trace/inspect.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "base/errors.hpp"
+#include "trace/content_id.hpp"
+#include "trace/h5_read.hpp"
+#include "trace/trace_metadata.hpp"
+
+namespace kvreplay {
+namespace {
+
+using nlohmann::json;
+
+int64_t layer_bytes(const LayerInfo& l) {
+  const int64_t q = l.q_heads * l.query_rows, kv = l.kv_heads * l.tokens;
+  return bytes_of(l.dtype) *
+         (q * l.head_dim + kv * (l.head_dim + l.v_head_dim) + (l.has_out ? q * l.v_head_dim : 0));
+}
+
+int64_t prompt_bytes(const PromptInfo& prompt) {
+  int64_t bytes = 0;
+  for (const LayerInfo& layer : prompt.layers) bytes += layer_bytes(layer);
+  return bytes;
+}
+
+std::string mebibytes(int64_t bytes) {
+  return fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+json rope_json(const LayerInfo& layer) {
+  if (!layer.rope) return nullptr;
+  const Rope& rope = *layer.rope;
+  return {{"type", rope.type},
+          {"theta", rope.theta},
+          {"attention_factor", rope.attention_factor},
+          {"layout", rope.layout == Rope::Layout::half_split ? "half_split" : "interleaved"},
+          {"rotary_dims", rope.rotary_dims}};
+}
+
+json layer_json(const LayerInfo& l) {
+  return {{"layer", l.layer},
+          {"q_heads", l.q_heads},
+          {"kv_heads", l.kv_heads},
+          {"head_dim", l.head_dim},
+          {"v_head_dim", l.v_head_dim},
+          {"tokens", l.tokens},
+          {"query_rows", l.query_rows},
+          {"dtype", name_of(l.dtype)},
+          {"source_dtype", l.source_dtype},
+          {"scaling", l.scaling},
+          {"sliding_window", l.sliding_window},
+          {"softcap", l.softcap},
+          {"q_prescaled", l.q_prescaled},
+          {"rope", rope_json(l)},
+          {"rope_recorded", l.rope_recorded},
+          {"out", l.has_out},
+          {"sinks", l.has_sinks},
+          {"q_pos", l.has_q_pos},
+          {"bytes", layer_bytes(l)}};
+}
+
+json prompt_json(const PromptInfo& prompt) {
+  json layers = json::array();
+  for (const LayerInfo& layer : prompt.layers) layers.push_back(layer_json(layer));
+  return {{"id", prompt.id},
+          {"tokens", prompt.tokens},
+          {"n_prompt", prompt.n_prompt},
+          {"n_generated", prompt.n_generated},
+          {"source", prompt.source},
+          {"token_ids", prompt.has_tokens},
+          {"bytes", prompt_bytes(prompt)},
+          {"layers", std::move(layers)}};
+}
+
+// ---- what protects the numbers
+
+struct Checks {
+  int64_t tensors = 0, with_sha256 = 0, with_fletcher32 = 0;
+};
+
+void visit_arrays(const h5::Node& group, const std::function<void(const h5::Array&)>& use) {
+  for (const std::string& name : h5::members(group)) {
+    const h5::Node child = h5::open_child(group, name);
+    if (child.is_dataset()) use(h5::open_array(group, name));
+  }
+}
+
+Checks count_checks(const Trace& trace) {
+  const h5::Session session;
+  Checks checks;
+  try {
+    const h5::Node root = h5::open_root(trace.info().path);
+    for (const PromptInfo& prompt : trace.info().prompts)
+      for (const LayerInfo& layer : prompt.layers)
+        visit_arrays(h5::open_path(root, layer_path(prompt.id, layer.layer)), [&](const h5::Array& array) {
+          ++checks.tensors;
+          checks.with_sha256 += h5::has_attribute(array.node, "sha256");
+          checks.with_fletcher32 += array.filters.find("fletcher32") != std::string::npos;
+        });
+  } catch (const h5::Problem& problem) {
+    throw TraceError(problem.what());
+  }
+  return checks;
+}
+
+// ---- text
+
+std::string window_text(const LayerInfo& l) {
+  return l.sliding_window == 0 ? "-" : std::to_string(l.sliding_window);
+}
+
+std::string rope_text(const LayerInfo& l) {
+  if (!l.rope) return l.rope_recorded ? "none" : "not recorded";
+  const std::string partial =
+      l.rope->rotary_dims == l.head_dim ? "" : fmt::format(", {} dims", l.rope->rotary_dims);
+  return l.rope->theta > 0 ? fmt::format("theta {:g}{}", l.rope->theta, partial) : l.rope->type + partial;
+}
+
+std::string extras_text(const LayerInfo& l) {
+  std::string text;
+  if (l.query_rows != l.tokens) text += fmt::format(" {} query rows", l.query_rows);
+  if (l.softcap > 0) text += fmt::format(" softcap {:g}", l.softcap);
+  if (l.has_sinks) text += " sinks";
+  if (l.has_out) text += " out";
+  if (l.q_prescaled) text += " q prescaled";
+  return text;
+}
+
+void add_layer_text(const LayerInfo& l, std::string& text) {
+  text += fmt::format("  {:>5}  {:>7}  {:>8}  {:>8}  {:>10}  {:<8}  {:>9.4g}  {:>6}  {:>12}  {}{}\n", l.layer,
+                      l.q_heads, l.kv_heads, l.head_dim, l.v_head_dim, name_of(l.dtype), l.scaling,
+                      window_text(l), mebibytes(layer_bytes(l)), rope_text(l), extras_text(l));
+}
+
+void add_prompt_text(const PromptInfo& prompt, std::string& text) {
+  text +=
+      fmt::format("\nprompt {}: {} tokens ({} prompt, {} generated), {} layers, {}{}\n", prompt.id,
+                  prompt.tokens, prompt.n_prompt, prompt.n_generated, prompt.layers.size(),
+                  mebibytes(prompt_bytes(prompt)), prompt.source.empty() ? "" : ", from " + prompt.source);
+  text += fmt::format("  {:>5}  {:>7}  {:>8}  {:>8}  {:>10}  {:<8}  {:>9}  {:>6}  {:>12}  {}\n", "layer",
+                      "q heads", "kv heads", "head dim", "v head dim", "dtype", "scaling", "window", "size",
+                      "rope");
+  for (const LayerInfo& layer : prompt.layers) add_layer_text(layer, text);
+}
+
+// ---- deep check
+
+class DeepCheck {
+ public:
+  explicit DeepCheck(const Trace& trace) : trace_(trace) {}
+
+  std::vector<std::string> run() {
+    for (const PromptInfo& prompt : trace_.info().prompts) {
+      attempt([&] { trace_.token_ids(prompt.id); });
+      attempt([&] { trace_.position_ids(prompt.id); });
+      attempt([&] { compare_digests("prompts/" + prompt.id); });
+      for (const LayerInfo& layer : prompt.layers) check_layer(prompt.id, layer);
+    }
+    return std::move(problems_);
+  }
+
+ private:
+  void attempt(const std::function<void()>& work) {
+    try {
+      work();
+    } catch (const TraceError& error) {
+      add(error.what());
+    } catch (const h5::Problem& problem) {
+      add(problem.what());
+    }
+  }
+
+  void add(const std::string& problem) {
+    if (std::ranges::find(problems_, problem) == problems_.end()) problems_.push_back(problem);
+  }
+
+  void check_layer(const std::string& prompt, const LayerInfo& l) {
+    const auto buffer = [&](int64_t rows, int64_t width) {
+      buffer_.resize(static_cast<size_t>(rows * width));
+      return std::span<float>(buffer_);
+    };
+    attempt([&] {
+      for (int32_t h = 0; h < l.q_heads; ++h)
+        trace_.read_queries(prompt, l.layer, h, l.query_rows, buffer(l.query_rows, l.head_dim));
+    });
+    attempt([&] {
+      for (int32_t h = 0; h < l.kv_heads; ++h)
+        trace_.read_keys(prompt, l.layer, h, l.tokens, buffer(l.tokens, l.head_dim));
+    });
+    attempt([&] {
+      for (int32_t h = 0; h < l.kv_heads; ++h)
+        trace_.read_values(prompt, l.layer, h, l.tokens, buffer(l.tokens, l.v_head_dim));
+    });
+    attempt([&] {
+      for (int32_t h = 0; l.has_out && h < l.q_heads; ++h)
+        trace_.read_out(prompt, l.layer, h, l.query_rows, buffer(l.query_rows, l.v_head_dim));
+    });
+    attempt([&] { trace_.query_positions(prompt, l.layer); });
+    attempt([&] { trace_.sink_logits(prompt, l.layer); });
+    attempt([&] { compare_digests(layer_path(prompt, l.layer)); });
+  }
+
+  void compare_digests(const std::string& group) {
+    const h5::Session session;
+    const h5::Node root = h5::open_root(trace_.info().path);
+    visit_arrays(h5::open_path(root, group), [&](const h5::Array& array) {
+      const auto recorded = h5::text(array.node, "sha256");
+      if (!recorded) return;
+      attempt([&] {
+        const std::string found = array_sha256(array);
+        if (found != *recorded)
+          add(fmt::format("{}: its numbers have sha256 {}, recorded is {}. Make or copy the file again",
+                          array.node.where(), found, *recorded));
+      });
+    });
+  }
+
+  const Trace& trace_;
+  std::vector<std::string> problems_;
+  std::vector<float> buffer_;
+};
+
+}  // namespace
+
+json inspect_json(const Trace& trace) {
+  const TraceInfo& info = trace.info();
+  const Checks checks = count_checks(trace);
+  json prompts = json::array();
+  int64_t bytes = 0;
+  for (const PromptInfo& prompt : info.prompts) {
+    prompts.push_back(prompt_json(prompt));
+    bytes += prompt_bytes(prompt);
+  }
+  return {{"path", info.path.string()},
+          {"trace_id", info.trace_id},
+          {"model", info.model},
+          {"revision", info.revision},
+          {"created_utc", info.created_utc},
+          {"dumper", info.dumper},
+          {"n_layers", info.n_layers},
+          {"bytes", bytes},
+          {"checks",
+           {{"structure", "ok"},
+            {"datasets", checks.tensors},
+            {"with_sha256", checks.with_sha256},
+            {"with_fletcher32", checks.with_fletcher32}}},
+          {"prompts", std::move(prompts)}};
+}
+
+std::string inspect_text(const Trace& trace) {
+  const TraceInfo& info = trace.info();
+  const Checks checks = count_checks(trace);
+  int64_t bytes = 0;
+  for (const PromptInfo& prompt : info.prompts) bytes += prompt_bytes(prompt);
+  std::string text =
+      fmt::format("trace     {}\nmodel     {}{}, {} layers\ntrace id  {}\n", info.path.string(), info.model,
+                  info.revision.empty() ? "" : " @ " + info.revision, info.n_layers, info.trace_id);
+  if (!info.created_utc.empty() || !info.dumper.empty())
+    text += fmt::format("created   {} {}\n", info.created_utc, info.dumper);
+  text += fmt::format("size      {} in {} prompts\n", mebibytes(bytes), info.prompts.size());
+  text += fmt::format(
+      "checks    structure ok; of {} datasets {} have a sha256, {} Fletcher-32 (validate --deep reads them "
+      "all)\n",
+      checks.tensors, checks.with_sha256, checks.with_fletcher32);
+  for (const PromptInfo& prompt : info.prompts) add_prompt_text(prompt, text);
+  return text;
+}
+
+std::vector<std::string> deep_check(const Trace& trace) { return DeepCheck(trace).run(); }
+
+}  // namespace kvreplay

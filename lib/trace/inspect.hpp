@@ -1,0 +1,18 @@
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "trace/trace.hpp"
+
+namespace kvreplay {
+
+// What `kvreplay inspect` shows: model, prompts, layers, heads, tokens, dtypes, sizes in bytes, checks.
+nlohmann::json inspect_json(const Trace& trace);
+std::string inspect_text(const Trace& trace);
+
+// `kvreplay validate --deep`: reads every tensor once (NaN, infinities, recorded sha256 attributes,
+// trace_id). Returns one line per problem; empty means sound.
+std::vector<std::string> deep_check(const Trace& trace);
+
+}  // namespace kvreplay

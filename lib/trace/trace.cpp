@@ -1,0 +1,203 @@
+#include "trace/trace.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "base/errors.hpp"
+#include "trace/content_id.hpp"
+#include "trace/h5_read.hpp"
+#include "trace/rehearsal.hpp"
+#include "trace/tensor_read.hpp"
+#include "trace/trace_metadata.hpp"
+
+namespace kvreplay {
+namespace fs = std::filesystem;
+namespace {
+
+// Runs a piece of reading under the lock; what is wrong with the file becomes a TraceError.
+template <class Work>
+auto reading(const Work& work) {
+  const h5::Session session;
+  try {
+    return work();
+  } catch (const h5::Problem& problem) {
+    throw TraceError(problem.what());
+  }
+}
+
+void check_name(const fs::path& path) {
+  std::error_code error;
+  if (path.extension() == ".part")
+    throw TraceError(path.string() +
+                     ": is an unfinished dump (.part). Finish it with kvdump --resume, or dump it again");
+  if (!fs::exists(path, error) && fs::exists(path.string() + ".part", error))
+    throw TraceError(path.string() + ": no such file, but there is an unfinished dump " + path.string() +
+                     ".part. Finish it with kvdump --resume");
+}
+
+}  // namespace
+
+int bytes_of(DType type) { return type == DType::float32 ? 4 : 2; }
+
+const char* name_of(DType type) {
+  return type == DType::float32 ? "float32" : type == DType::float16 ? "float16" : "bfloat16";
+}
+
+struct Trace::State {
+  h5::Node root;
+  TraceInfo info;
+  // The tensors of the layer that was read last; a replay asks for its heads one after the other.
+  std::string open_layer;
+  std::map<std::string, Tensor> open_tensors;
+
+  const Tensor& tensor(const std::string& prompt, const LayerInfo& layer, const std::string& name);
+  std::vector<int32_t> integers(const std::string& path, int64_t low, int64_t high) const;
+};
+
+const Tensor& Trace::State::tensor(const std::string& prompt, const LayerInfo& layer,
+                                   const std::string& name) {
+  const std::string path = layer_path(prompt, layer.layer);
+  if (open_layer != path) open_tensors.clear();
+  open_layer = path;
+  if (const auto it = open_tensors.find(name); it != open_tensors.end()) return it->second;
+  Tensor opened = open_tensor(root, path + "/" + name, layer.source_dtype);
+  return open_tensors.emplace(name, std::move(opened)).first->second;
+}
+
+std::vector<int32_t> Trace::State::integers(const std::string& path, int64_t low, int64_t high) const {
+  const h5::Array array = h5::open_array(root, path);
+  const std::vector<int64_t> values = h5::read_integers(array);
+  const auto wrong =
+      std::find_if(values.begin(), values.end(), [=](int64_t x) { return x < low || x > high; });
+  if (wrong != values.end())
+    throw h5::Problem(fmt::format("{}: holds {} at {}, it must be from {} to {}", array.node.where(), *wrong,
+                                  wrong - values.begin(), low, high));
+  return {values.begin(), values.end()};
+}
+
+Trace::Trace(const fs::path& path) : state_(std::make_unique<State>()) {
+  check_name(path);
+  reading([&] {
+    const std::string crash = rehearse([&] { read_info(h5::open_root(path), path); });
+    if (!crash.empty())
+      throw h5::Problem(
+          fmt::format("{}: is damaged beyond reading ({}). Make or copy it again", path.string(), crash));
+    state_->root = h5::open_root(path);
+    state_->info = read_info(state_->root, path);
+    if (state_->info.trace_id.empty()) state_->info.trace_id = content_id(state_->root, state_->info);
+  });
+}
+
+Trace::~Trace() {
+  const h5::Session session;
+  state_.reset();
+}
+Trace::Trace(Trace&&) noexcept = default;
+Trace& Trace::operator=(Trace&& other) noexcept {
+  const h5::Session session;
+  state_ = std::move(other.state_);
+  return *this;
+}
+
+const TraceInfo& Trace::info() const { return state_->info; }
+
+const PromptInfo& Trace::prompt(const std::string& id) const {
+  std::vector<std::string> held;
+  for (const PromptInfo& prompt : info().prompts) {
+    if (prompt.id == id) return prompt;
+    held.push_back(prompt.id);
+  }
+  throw TraceError(
+      fmt::format("{}: holds no prompt {}. It holds {}", info().path.string(), id, fmt::join(held, ", ")));
+}
+
+const LayerInfo& Trace::layer(const std::string& prompt_id, int32_t layer) const {
+  std::vector<int32_t> held;
+  for (const LayerInfo& candidate : prompt(prompt_id).layers) {
+    if (candidate.layer == layer) return candidate;
+    held.push_back(candidate.layer);
+  }
+  throw TraceError(fmt::format("{}: prompt {} holds no layer {}. It holds {}", info().path.string(),
+                               prompt_id, layer, fmt::join(held, ", ")));
+}
+
+void Trace::read_keys(const std::string& prompt, int32_t layer_number, int32_t kv_head, int64_t count,
+                      std::span<float> into) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  reading([&] { read_rows(state_->tensor(prompt, info, "k"), kv_head, count, into, "token"); });
+}
+
+void Trace::read_values(const std::string& prompt, int32_t layer_number, int32_t kv_head, int64_t count,
+                        std::span<float> into) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  reading([&] { read_rows(state_->tensor(prompt, info, "v"), kv_head, count, into, "token"); });
+}
+
+void Trace::read_queries(const std::string& prompt, int32_t layer_number, int32_t q_head, int64_t rows,
+                         std::span<float> into) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  reading([&] { read_rows(state_->tensor(prompt, info, "q"), q_head, rows, into, "query"); });
+}
+
+void Trace::read_out(const std::string& prompt, int32_t layer_number, int32_t q_head, int64_t rows,
+                     std::span<float> into) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  assert(info.has_out);
+  reading([&] { read_rows(state_->tensor(prompt, info, "out"), q_head, rows, into, "query"); });
+}
+
+std::vector<int32_t> Trace::token_ids(const std::string& prompt_id) const {
+  const PromptInfo& info = prompt(prompt_id);
+  if (!info.has_tokens) return {};
+  return reading([&] { return state_->integers("prompts/" + prompt_id + "/tokens", INT32_MIN, INT32_MAX); });
+}
+
+std::vector<int32_t> Trace::position_ids(const std::string& prompt_id) const {
+  const PromptInfo& info = prompt(prompt_id);
+  return reading([&] {
+    if (h5::has_child(h5::open_path(state_->root, "prompts/" + prompt_id), "position_ids"))
+      return state_->integers("prompts/" + prompt_id + "/position_ids", 0, INT32_MAX);
+    std::vector<int32_t> positions(static_cast<size_t>(info.tokens));
+    std::iota(positions.begin(), positions.end(), 0);
+    return positions;
+  });
+}
+
+std::vector<int32_t> Trace::query_positions(const std::string& prompt_id, int32_t layer_number) const {
+  const LayerInfo& info = layer(prompt_id, layer_number);
+  if (!info.has_q_pos) {
+    std::vector<int32_t> positions(static_cast<size_t>(info.query_rows));
+    std::iota(positions.begin(), positions.end(), 0);
+    return positions;
+  }
+  return reading([&] {
+    const std::string path = layer_path(prompt_id, layer_number) + "/q_pos";
+    std::vector<int32_t> positions = state_->integers(path, 0, info.tokens - 1);
+    if (const auto at = std::adjacent_find(positions.begin(), positions.end(), std::greater_equal<>());
+        at != positions.end())
+      throw h5::Problem(fmt::format("{}: /{}: must ascend, but {} follows {}", state_->info.path.string(),
+                                    path, at[1], at[0]));
+    return positions;
+  });
+}
+
+std::vector<float> Trace::sink_logits(const std::string& prompt_id, int32_t layer_number) const {
+  const LayerInfo& info = layer(prompt_id, layer_number);
+  if (!info.has_sinks) return {};
+  return reading([&] {
+    const h5::Array array = h5::open_array(state_->root, layer_path(prompt_id, layer_number) + "/sinks");
+    std::vector<float> sinks(static_cast<size_t>(info.q_heads));
+    h5::read_box(array, H5T_NATIVE_FLOAT, {0}, {info.q_heads}, sinks.data());
+    for (size_t head = 0; head < sinks.size(); ++head)
+      if (!std::isfinite(sinks[head]))
+        throw h5::Problem(fmt::format("{}: holds {} at head {}", array.node.where(), sinks[head], head));
+    return sinks;
+  });
+}
+
+}  // namespace kvreplay

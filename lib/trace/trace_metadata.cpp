@@ -1,0 +1,348 @@
+#include "trace/trace_metadata.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "trace/tensor_read.hpp"
+#include "trace/utf8.hpp"
+
+namespace kvreplay {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kMostTokens = INT32_MAX;  // token indices are int32
+constexpr int64_t kMostHeads = 65535;       // a head's random numbers count layer * 65536 + head
+constexpr int64_t kWidestHead = 65536;
+constexpr int64_t kMostLayers = 1000;  // three digits
+
+[[noreturn]] void fail(const std::string& where, const std::string& what) {
+  throw h5::Problem(where + ": " + what);
+}
+
+// ---- rope_json
+
+double json_number(const json& object, const char* key, double missing, const std::string& where) {
+  const auto it = object.find(key);
+  if (it == object.end() || it->is_null()) return missing;
+  if (!it->is_number() || !std::isfinite(it->get<double>()))
+    fail(where, fmt::format("\"{}\" must be a finite number", key));
+  return it->get<double>();
+}
+
+std::string json_text(const json& object, const char* key, const std::string& missing,
+                      const std::string& where) {
+  const auto it = object.find(key);
+  if (it == object.end() || it->is_null()) return missing;
+  if (!it->is_string()) fail(where, fmt::format("\"{}\" must be a string", key));
+  return it->get<std::string>();
+}
+
+Rope::Layout parse_layout(const std::string& layout, const std::string& where) {
+  if (layout == "half_split") return Rope::Layout::half_split;
+  if (layout == "interleaved") return Rope::Layout::interleaved;
+  fail(where, fmt::format("\"layout\" is \"{}\", it must be half_split or interleaved", layout));
+}
+
+int32_t parse_rotary_dims(const json& object, int32_t head_dim, std::optional<int64_t> attribute,
+                          const std::string& where) {
+  const double dims =
+      json_number(object, "rotary_dims", static_cast<double>(attribute.value_or(head_dim)), where);
+  if (dims < 2 || dims > head_dim || dims != 2 * std::floor(dims / 2))
+    fail(where,
+         fmt::format("\"rotary_dims\" is {}, it must be even and from 2 to head_dim {}", dims, head_dim));
+  if (attribute && static_cast<double>(*attribute) != dims)
+    fail(where,
+         fmt::format("\"rotary_dims\" is {}, but the layer's attribute rotary_dims is {}", dims, *attribute));
+  return static_cast<int32_t>(dims);
+}
+
+std::vector<double> parse_frequencies(const json& object, const Rope& rope, const std::string& where) {
+  const size_t pairs = static_cast<size_t>(rope.rotary_dims / 2);
+  std::vector<double> frequencies(pairs);
+  const auto it = object.find("inv_freq");
+  if (it == object.end() || it->is_null()) {
+    if (rope.type != "default" || rope.theta <= 0)
+      fail(where,
+           fmt::format("needs \"inv_freq\", or \"theta\" above 0 with type \"default\" (type is \"{}\")",
+                       rope.type));
+    for (size_t i = 0; i < pairs; ++i)
+      frequencies[i] = std::pow(rope.theta, -2.0 * static_cast<double>(i) / rope.rotary_dims);
+    return frequencies;
+  }
+  if (!it->is_array() || it->size() != pairs)
+    fail(where,
+         fmt::format("\"inv_freq\" must be a list of {} numbers, one per pair of the {} rotated dimensions",
+                     pairs, rope.rotary_dims));
+  for (size_t i = 0; i < pairs; ++i) {
+    const json& value = (*it)[i];
+    if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0)
+      fail(where, fmt::format("\"inv_freq\"[{}] must be a finite number, 0 or more", i));
+    frequencies[i] = value.get<double>();
+  }
+  return frequencies;
+}
+
+// ---- layers
+
+struct Shapes {
+  const Tensor &q, &k, &v;
+};
+
+int32_t checked_extent(const Tensor& tensor, int axis, const char* what, int64_t most) {
+  const int64_t extent = tensor.array.shape[static_cast<size_t>(axis)];
+  if (extent < 1 || extent > most)
+    fail(tensor.array.node.where(), fmt::format("has shape {}: {} {}, it must be from 1 to {}",
+                                                h5::describe(tensor.array.shape), extent, what, most));
+  return static_cast<int32_t>(extent);
+}
+
+void expect_extent(const Tensor& tensor, int axis, int64_t expected, const char* why) {
+  if (tensor.array.shape[static_cast<size_t>(axis)] != expected)
+    fail(tensor.array.node.where(), fmt::format("has shape {}, its axis {} must be {}, {}",
+                                                h5::describe(tensor.array.shape), axis, expected, why));
+}
+
+void read_shapes(const Shapes& s, LayerInfo& layer) {
+  layer.kv_heads = checked_extent(s.k, 0, "heads", kMostHeads);
+  layer.tokens = checked_extent(s.k, 1, "tokens", kMostTokens);
+  layer.head_dim = checked_extent(s.k, 2, "numbers per key", kWidestHead);
+  layer.v_head_dim = checked_extent(s.v, 2, "numbers per value", kWidestHead);
+  layer.q_heads = checked_extent(s.q, 0, "heads", kMostHeads);
+  layer.query_rows = checked_extent(s.q, 1, "query rows", kMostTokens);
+  expect_extent(s.v, 0, layer.kv_heads, "the heads of k");
+  expect_extent(s.v, 1, layer.tokens, "the tokens of k");
+  expect_extent(s.q, 2, layer.head_dim, "the head_dim of k");
+  if (layer.q_heads % layer.kv_heads != 0)
+    fail(s.q.array.node.where(),
+         fmt::format("has {} heads, which is not a multiple of k's {}", layer.q_heads, layer.kv_heads));
+  if (layer.query_rows > layer.tokens)
+    fail(s.q.array.node.where(),
+         fmt::format("has {} query rows, more than k's {} tokens", layer.query_rows, layer.tokens));
+}
+
+void expect_shape(const h5::Array& array, const std::vector<int64_t>& shape) {
+  if (array.shape != shape)
+    fail(array.node.where(),
+         fmt::format("has shape {}, it must be {}", h5::describe(array.shape), h5::describe(shape)));
+}
+
+void expect_integers(const h5::Array& array, int64_t length) {
+  expect_shape(array, {length});
+  if (H5Tget_class(array.type.get()) != H5T_INTEGER) fail(array.node.where(), "does not hold integers");
+}
+
+void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
+  layer.has_q_pos = h5::has_child(node, "q_pos");
+  layer.has_sinks = h5::has_child(node, "sinks");
+  layer.has_out = h5::has_child(node, "out");
+  if (layer.has_q_pos) expect_integers(h5::open_array(node, "q_pos"), layer.query_rows);
+  if (!layer.has_q_pos && layer.query_rows != layer.tokens)
+    fail(node.where() + "/q",
+         fmt::format("has {} rows for {} tokens: strided queries need the dataset q_pos beside it",
+                     layer.query_rows, layer.tokens));
+  if (layer.has_sinks) {
+    const h5::Array sinks = h5::open_array(node, "sinks");
+    expect_shape(sinks, {layer.q_heads});
+    if (H5Tget_class(sinks.type.get()) != H5T_FLOAT)
+      fail(sinks.node.where(), "does not hold floating point numbers");
+  }
+  if (layer.has_out)
+    expect_shape(open_tensor(node, "out", layer.source_dtype).array,
+                 {layer.q_heads, layer.query_rows, layer.v_head_dim});
+}
+
+double positive(const h5::Node& node, const char* name, double value) {
+  if (value <= 0) fail(node.where(), fmt::format("attribute {} is {}, it must be above 0", name, value));
+  return value;
+}
+
+void read_layer_attributes(const h5::Node& node, LayerInfo& layer) {
+  const auto scaling = h5::number(node, "scaling");
+  if (!scaling)
+    fail(node.where(),
+         fmt::format(
+             "the attribute scaling is missing. Write the factor of q.k, often 1/sqrt(head_dim) = {:.6g}",
+             1 / std::sqrt(layer.head_dim)));
+  layer.scaling = positive(node, "scaling", *scaling);
+  layer.sliding_window = static_cast<int32_t>(h5::integer(node, "sliding_window", 0, INT32_MAX).value_or(0));
+  layer.softcap = h5::number(node, "softcap").value_or(0);
+  if (layer.softcap < 0)
+    fail(node.where(), fmt::format("attribute softcap is {}, it must be 0 (none) or above", layer.softcap));
+  layer.q_prescaled = h5::flag(node, "q_prescaled").value_or(false);
+}
+
+// The layer's own rope_json, else the root's, else that of the file that an external link leads to.
+std::optional<std::pair<std::string, std::string>> find_rope_json(const h5::Node& root,
+                                                                  const h5::Node& node) {
+  const h5::Node home{h5::Handle(H5Gopen2(node.id.get(), "/", H5P_DEFAULT), H5Gclose), node.file, "/"};
+  for (const h5::Node* at : {&node, &root, &home})
+    if (auto json_text = h5::text(*at, "rope_json"))
+      return std::pair(*json_text, at->where() + ": attribute rope_json");
+  return std::nullopt;
+}
+
+void read_rope(const h5::Node& root, const h5::Node& node, LayerInfo& layer) {
+  const std::string kind = h5::text(node, "rope").value_or("post");
+  const auto rotary_dims = h5::integer(node, "rotary_dims", 0, layer.head_dim);
+  if (kind != "post" && kind != "none")
+    fail(node.where(),
+         fmt::format("attribute rope is \"{}\", it must be post (q and k are rotated) or none", kind));
+  if (kind == "none" || rotary_dims == 0) {
+    layer.rope_recorded = true;
+    return;
+  }
+  const auto found = find_rope_json(root, node);
+  if (!found || found->first.empty() || found->first == "null") return;
+  layer.rope = parse_rope(found->first, found->second, layer.head_dim, rotary_dims);
+  layer.rope_recorded = true;
+}
+
+LayerInfo read_layer(const h5::Node& root, const h5::Node& node, int32_t number) {
+  LayerInfo layer;
+  layer.layer = number;
+  if (!node.is_group()) fail(node.where(), "is not a group");
+  const std::string source_dtype = h5::text(node, "source_dtype").value_or("");
+  for (const char* name : {"q", "k", "v"})
+    if (!h5::has_child(node, name)) fail(node.where() + "/" + name, "is missing. A layer needs q, k and v");
+  const Tensor q = open_tensor(node, "q", source_dtype), k = open_tensor(node, "k", source_dtype),
+               v = open_tensor(node, "v", source_dtype);
+  layer.dtype = k.dtype;
+  layer.source_dtype = source_dtype.empty() ? name_of(k.dtype) : source_dtype;
+  read_shapes({q, k, v}, layer);
+  read_layer_attributes(node, layer);
+  read_optional_datasets(node, layer);
+  read_rope(root, node, layer);
+  return layer;
+}
+
+// ---- prompts
+
+int32_t layer_number(const h5::Node& layers, const std::string& name) {
+  const bool digits =
+      name.size() == 3 && std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!digits) fail(layers.where() + "/" + name, "is no layer: their names are three digits, e.g. 007");
+  return std::stoi(name);
+}
+
+void check_same_length(const h5::Node& node, const PromptInfo& prompt, const LayerInfo& layer) {
+  const LayerInfo& first = prompt.layers.front();
+  if (layer.tokens != first.tokens)
+    fail(node.where() + "/k", fmt::format("has {} tokens, but layer {} of the same prompt has {}",
+                                          layer.tokens, first.layer, first.tokens));
+}
+
+void read_layers(const h5::Node& root, const h5::Node& node, PromptInfo& prompt) {
+  if (!h5::has_child(node, "layers")) fail(node.where() + "/layers", "is missing");
+  const h5::Node layers = h5::open_child(node, "layers");
+  for (const std::string& name : h5::members(layers)) {
+    const int32_t number = layer_number(layers, name);
+    const h5::Node layer = h5::open_child(layers, name);
+    prompt.layers.push_back(read_layer(root, layer, number));
+    check_same_length(layer, prompt, prompt.layers.back());
+  }
+  if (prompt.layers.empty()) fail(layers.where(), "holds no layers");
+}
+
+PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::string& id) {
+  PromptInfo prompt;
+  prompt.id = id;
+  if (!node.is_group()) fail(node.where(), "is not a group");
+  read_layers(root, node, prompt);
+  prompt.tokens = prompt.layers.front().tokens;
+  prompt.n_prompt = h5::integer(node, "n_prompt", 1, prompt.tokens).value_or(prompt.tokens);
+  prompt.n_generated =
+      h5::integer(node, "n_generated", 0, kMostTokens).value_or(prompt.tokens - prompt.n_prompt);
+  prompt.source = h5::text(node, "source").value_or("");
+  prompt.has_tokens = h5::has_child(node, "tokens");
+  if (prompt.has_tokens) expect_integers(h5::open_array(node, "tokens"), prompt.tokens);
+  if (h5::has_child(node, "position_ids"))
+    expect_integers(h5::open_array(node, "position_ids"), prompt.tokens);
+  return prompt;
+}
+
+// ---- the file
+
+void check_schema(const h5::Node& root) {
+  if (!h5::has_attribute(root, "kvreplay_schema"))
+    fail(root.file.string(),
+         "is an HDF5 file but no trace: the root has no attribute kvreplay_schema = 1 (docs/formats.md)");
+  const double schema = *h5::number(root, "kvreplay_schema");
+  if (schema != 1)
+    fail(root.file.string(),
+         fmt::format("attribute kvreplay_schema is {}, this version reads schema 1", schema));
+  const auto complete = h5::number(root, "complete");
+  if (complete && *complete != 1)
+    fail(root.file.string(),
+         fmt::format("is an unfinished dump (attribute complete is {}). Finish it with kvdump --resume",
+                     *complete));
+}
+
+std::string printable_text(const h5::Node& node, const char* name, const std::string& missing) {
+  const std::string value = h5::text(node, name).value_or(missing);
+  if (!is_printable_utf8(value))
+    fail(node.where(), fmt::format("attribute {} holds control characters", name));
+  return value;
+}
+
+std::string first_text(const h5::Node& root, std::initializer_list<const char*> names) {
+  for (const char* name : names)
+    if (h5::has_attribute(root, name)) return printable_text(root, name, "");
+  return "";
+}
+
+int32_t count_layers(const h5::Node& root, const TraceInfo& info) {
+  int32_t last = 0;
+  for (const PromptInfo& prompt : info.prompts) last = std::max(last, prompt.layers.back().layer);
+  const int64_t layers = h5::integer(root, "n_layers", 1, kMostLayers).value_or(last + 1);
+  if (layers <= last)
+    fail(root.where(), fmt::format("attribute n_layers is {}, but the file holds layer {}", layers, last));
+  return static_cast<int32_t>(layers);
+}
+
+}  // namespace
+
+std::optional<Rope> parse_rope(const std::string& text, const std::string& where, int32_t head_dim,
+                               std::optional<int64_t> rotary_dims) {
+  const json object = json::parse(text, nullptr, false);
+  if (!object.is_object()) fail(where, "is not a JSON object");
+  Rope rope;
+  rope.type = json_text(object, "type", "default", where);
+  if (rope.type == "none") return std::nullopt;
+  rope.theta = json_number(object, "theta", 0, where);
+  if (rope.theta < 0) fail(where, fmt::format("\"theta\" is {}, it must be above 0", rope.theta));
+  rope.attention_factor = json_number(object, "attention_factor", 1, where);
+  if (rope.attention_factor <= 0)
+    fail(where, fmt::format("\"attention_factor\" is {}, it must be above 0", rope.attention_factor));
+  rope.layout = parse_layout(json_text(object, "layout", "half_split", where), where);
+  rope.rotary_dims = parse_rotary_dims(object, head_dim, rotary_dims, where);
+  rope.inv_freq = parse_frequencies(object, rope, where);
+  return rope;
+}
+
+std::string layer_path(const std::string& prompt, int32_t layer) {
+  return fmt::format("prompts/{}/layers/{:03}", prompt, layer);
+}
+
+TraceInfo read_info(const h5::Node& root, const std::filesystem::path& path) {
+  check_schema(root);
+  TraceInfo info;
+  info.path = path;
+  info.trace_id = printable_text(root, "trace_id", "");
+  info.model = printable_text(root, "model", "unknown");
+  info.revision = printable_text(root, "revision", "");
+  info.created_utc = printable_text(root, "created_utc", "");
+  info.dumper = first_text(root, {"dumper", "dumper_version"});
+  if (!h5::has_child(root, "prompts")) fail(root.file.string() + ": /prompts", "is missing");
+  const h5::Node prompts = h5::open_child(root, "prompts");
+  for (const std::string& id : h5::members(prompts))
+    info.prompts.push_back(read_prompt(root, h5::open_child(prompts, id), id));
+  if (info.prompts.empty()) fail(prompts.where(), "holds no prompts");
+  info.n_layers = count_layers(root, info);
+  return info;
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,22 @@
+#pragma once
+#include <optional>
+#include <string>
+
+#include "trace/h5_read.hpp"
+#include "trace/trace.hpp"
+
+// What a trace says about itself: attributes, shapes and defaults. All throw h5::Problem.
+
+namespace kvreplay {
+
+// Everything but the tensors' numbers and, where the file has none, trace_id.
+TraceInfo read_info(const h5::Node& root, const std::filesystem::path& path);
+
+// `where` names the attribute in messages; rotary_dims is the layer's attribute, if there is one. nullopt
+// where the text says that there is no rotary embedding.
+std::optional<Rope> parse_rope(const std::string& json, const std::string& where, int32_t head_dim,
+                               std::optional<int64_t> rotary_dims);
+
+std::string layer_path(const std::string& prompt, int32_t layer);  // "prompts/<id>/layers/<LLL>"
+
+}  // namespace kvreplay

@@ -1,0 +1,69 @@
+#pragma once
+#include <catch2/catch.hpp>
+
+#include "config/run_config.hpp"
+
+// Two methods that exist for the tests of configurations only, and a way to see all messages.
+
+namespace config_stub {
+
+using kvreplay::Method;
+using kvreplay::ParameterSpec;
+using Kind = kvreplay::ParameterSpec::Kind;
+
+// Sinks and a recent window inside the budget; both phases, cache positions by default.
+inline Method keeper() {
+  Method m;
+  m.info = {.name = "keeper", .title = "", .source = "", .tier = 1, .memory = "", .deviation = "",
+            .default_positions = kvreplay::Positions::cache, .alias = "guardian"};
+  m.parameters = {{"sinks", Kind::integer, 0, kvreplay::kManyTokens, {}, 4, "4", ""},
+                  {"recent", Kind::integer, 0, kvreplay::kManyTokens, {}, nullptr, "B - sinks", ""},
+                  {"share", Kind::real, 1e-12, 1, {}, 0.5, "0.5", ""},
+                  {"strict", Kind::boolean, 0, 1, {}, false, "false", ""},
+                  {"first", Kind::integer, 0, 100, {"random"}, 0, "0", ""}};
+  m.resolve = [](const nlohmann::json& params, const kvreplay::Scene& scene) {
+    nlohmann::json all = params;
+    if (all["recent"].is_null()) all["recent"] = scene.budget - all["sinks"].get<int32_t>();
+    if (all["recent"].get<int32_t>() < 0)
+      throw kvreplay::ParameterError("sinks", "sinks " + all["sinks"].dump() + " exceed the budget of " + std::to_string(scene.budget));
+    return all;
+  };
+  m.needs_prompt_queries = [](const nlohmann::json&) { return true; };
+  return m;
+}
+
+// One phase, no budget.
+inline Method pooler() {
+  Method m;
+  m.info = {.name = "pooler", .title = "", .source = "", .tier = 2, .memory = "", .deviation = "", .streams = false,
+            .default_phase = kvreplay::Phase::oneshot, .takes_budget = false};
+  m.parameters = {{"kernel", Kind::integer, 1, 9, {}, 7, "7", ""},
+                  {"pool", Kind::choice, 0, 0, {"max", "avg"}, "max", "max", ""}};
+  m.resolve = [](const nlohmann::json& params, const kvreplay::Scene&) { return params; };
+  m.needs_prompt_queries = [](const nlohmann::json&) { return false; };
+  return m;
+}
+
+inline const kvreplay::Registry& methods() {
+  static const kvreplay::Registry all = {keeper(), pooler()};
+  return all;
+}
+
+// A folder with an empty file a.h5, so that paths of traces exist. Removed at the end.
+class Folder {
+ public:
+  Folder();
+  ~Folder();
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const std::filesystem::path path;
+};
+
+// What comes after `schema: 1` and `traces: [a.h5]` (lines 1 and 2).
+kvreplay::RunConfig parse(const std::string& rest, const std::vector<std::string>& overrides = {});
+// The messages of a configuration that must not pass, one a line.
+std::string errors(const std::string& rest, const std::vector<std::string>& overrides = {});
+// The same for a complete text.
+std::string errors_of_text(const std::string& text, const std::vector<std::string>& overrides = {});
+
+}  // namespace config_stub

@@ -1,0 +1,46 @@
+#include <catch2/catch.hpp>
+
+#include "core/philox.hpp"
+
+using namespace kvreplay;
+
+// Known answers of the authors' Random123 distribution (kat_vectors, philox4x32 10).
+TEST_CASE("Philox4x32-10 gives the published known answers", "[core]") {
+  const uint32_t zero[4] = {0, 0, 0, 0};
+  const Philox4x32 a(zero, 0, 0);
+  CHECK(a.x[0] == 0x6627e8d5u);
+  CHECK(a.x[1] == 0xe169c58du);
+  CHECK(a.x[2] == 0xbc57ac4cu);
+  CHECK(a.x[3] == 0x9b00dbd8u);
+  const uint32_t pi[4] = {0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u};
+  const Philox4x32 b(pi, 0xa4093822u, 0x299f31d0u);
+  CHECK(b.x[0] == 0xd16cfe09u);
+  CHECK(b.x[1] == 0x94fdccebu);
+  CHECK(b.x[2] == 0x5001e420u);
+  CHECK(b.x[3] == 0x24126ea1u);
+}
+
+TEST_CASE("a draw depends on everything it is for", "[core]") {
+  const Draws base{1, 2, 3, 4};
+  const double u = base.uniform(Structure::uniform_sampling, 5, 6, 7);
+  CHECK(u >= 0);
+  CHECK(u < 1);
+  CHECK(u == base.uniform(Structure::uniform_sampling, 5, 6, 7));
+  CHECK(u != Draws{9, 2, 3, 4}.uniform(Structure::uniform_sampling, 5, 6, 7));
+  CHECK(u != Draws{1, 9, 3, 4}.uniform(Structure::uniform_sampling, 5, 6, 7));
+  CHECK(u != Draws{1, 2, 9, 4}.uniform(Structure::uniform_sampling, 5, 6, 7));
+  CHECK(u != Draws{1, 2, 3, 9}.uniform(Structure::uniform_sampling, 5, 6, 7));
+  CHECK(u != base.uniform(Structure::sign_walk, 5, 6, 7));
+  CHECK(u != base.uniform(Structure::uniform_sampling, 9, 6, 7));
+  CHECK(u != base.uniform(Structure::uniform_sampling, 5, 9, 7));
+  CHECK(u != base.uniform(Structure::uniform_sampling, 5, 6, 9));
+}
+
+TEST_CASE("injected uniforms are read at their position", "[core]") {
+  const double values[] = {0.1, 0.2, 0.3, 0.4};
+  Draws draws;
+  draws.values = values;
+  draws.positions = 2;
+  CHECK(draws.uniform(Structure::uniform_sampling, 1) == 0.2);
+  CHECK(draws.uniform(Structure::uniform_sampling, 0, 0, 1) == 0.3);
+}

@@ -1,0 +1,317 @@
+#include <algorithm>
+#include <numeric>
+
+#include "support.hpp"
+
+// Properties that every method of the registry must have, on every kind of data. A new method is
+// covered by its line in methods.list.
+
+using namespace kvreplay;
+using namespace kvreplay::test;
+
+namespace {
+
+constexpr double kDouble = 1e-10, kFloat = 1e-5;  // relative to the largest magnitude of what is compared
+constexpr Look kLooks[] = {Look::gaussian,   Look::clustered, Look::sinks,
+                           Look::duplicates, Look::zero_rows, Look::huge_norms};
+constexpr int32_t kBudget = 40;
+
+// Every method in every phase it has.
+struct Variant {
+  std::string method;
+  Axes axes;
+  std::string label() const { return method + " " + word(axes.phase); }
+  const Method& entry() const { return *find_method(registry(), method); }
+};
+std::vector<Variant> variants() {
+  std::vector<Variant> all;
+  for (const Method& m : registry())
+    for (const Phase phase : {Phase::stream, Phase::oneshot}) {
+      if (!(phase == Phase::stream ? m.info.streams : m.info.oneshots)) continue;
+      Variant v{m.info.name, default_axes(m.info.name)};
+      v.axes.phase = phase;
+      all.push_back(v);
+    }
+  return all;
+}
+Cell cell_of(const Variant& v, int32_t budget, const StreamShape& s) { return make_cell(v.method, budget, s, nlohmann::json::object(), v.axes); }
+
+std::vector<int32_t> all_tokens(int32_t last) {
+  std::vector<int32_t> tokens(size_t(last) + 1);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  return tokens;
+}
+
+// C_t of a resident method: S_{t-1} and token t; a one-shot method keeps what was decoded.
+std::vector<int32_t> attended_set(const CellResult& r, int32_t prompt, int32_t t) {
+  std::vector<int32_t> tokens = r.oneshot ? kept_list(r, 0) : kept_list(r, size_t(t - prompt));
+  for (int32_t i = r.oneshot ? prompt : t; i <= t; ++i) tokens.push_back(i);
+  return tokens;
+}
+
+template <class Real>
+void check_exact_when_everything_fits(double tolerance, const StreamShape& s) {
+  for (const Variant& v : variants())
+    for (const Look look : kLooks) {
+      INFO(v.label() << ", look " << int(look));
+      const auto stream = make_stream<Real>(s, 3, look);
+      const CellResult r = replay(stream, {cell_of(v, s.tokens + 5, s)}).only();
+      REQUIRE(r.ok);
+      CHECK(r.measures.n_evictions == 0);
+      for (size_t row = 0; row < r.rows.size(); ++row)
+        for (int32_t h = 0; h < s.heads; ++h)
+          CHECK(relative_difference(output(r, h, row), naive_attention(stream, h, r.rows[row], all_tokens(r.rows[row]))) < tolerance);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("a budget of the whole trace reproduces exact attention", "[properties]") {
+  check_exact_when_everything_fits<double>(kDouble, {});
+  check_exact_when_everything_fits<float>(kFloat, {});
+  check_exact_when_everything_fits<double>(kDouble, {.tokens = 57, .prompt = 33, .dim = 6, .v_dim = 5, .heads = 1});
+  check_exact_when_everything_fits<double>(kDouble, {.tokens = 40, .prompt = 1, .dim = 2, .v_dim = 3, .heads = 3});
+}
+
+TEST_CASE("a method never holds more than its budget, nor attends to more than one token above it", "[properties]") {
+  const StreamShape s;
+  for (const Variant& v : variants()) {
+    if (!v.entry().info.takes_budget || v.entry().info.reads_full_cache) continue;
+    for (const int32_t budget : {9, 24, kBudget, s.prompt - 1, s.prompt}) {
+      INFO(v.label() << " B=" << budget);
+      const auto stream = make_stream<double>(s);
+      const CellResult r = replay(stream, {cell_of(v, budget, s)}).only();
+      REQUIRE(r.ok);
+      const int32_t decoded = v.axes.phase == Phase::oneshot ? s.tokens - s.prompt : 0;
+      CHECK(r.measures.peak_kept_tokens <= budget + decoded);
+      CHECK(r.measures.peak_attended_tokens <= budget + std::max(decoded, 1));
+      CHECK(int32_t(kept_list(r, 0).size()) <= budget);
+    }
+  }
+}
+
+TEST_CASE("kept lists ascend, hold no duplicates, and an evicted token never returns", "[properties]") {
+  const StreamShape s;
+  for (const Variant& v : variants())
+    for (const Look look : kLooks) {
+      if (v.entry().info.reads_full_cache) continue;
+      INFO(v.label() << ", look " << int(look));
+      const CellResult r = replay(make_stream<double>(s, 5, look), {cell_of(v, kBudget, s)}).only();
+      REQUIRE(r.ok);
+      REQUIRE(r.kept.off.size() == (r.oneshot ? 2u : size_t(s.tokens - s.prompt + 2)));
+      for (size_t i = 0; i + 1 < r.kept.off.size(); ++i) {
+        const auto now = kept_list(r, i);
+        CHECK(std::is_sorted(now.begin(), now.end(), std::less_equal<>()));
+        CHECK(now.back() <= s.prompt - 1 + int32_t(i));
+        if (i == 0) continue;
+        auto allowed = kept_list(r, i - 1);
+        allowed.push_back(s.prompt - 1 + int32_t(i));
+        CHECK(std::includes(allowed.begin(), allowed.end(), now.begin(), now.end()));
+      }
+    }
+}
+
+TEST_CASE("outputs are attention over the kept rows with their weights, and nothing else", "[properties]") {
+  const StreamShape s;
+  for (const Variant& v : variants()) {
+    if (v.entry().info.reads_full_cache || v.axes.positions == Positions::cache) continue;
+    INFO(v.label());
+    const auto stream = make_stream<double>(s, 6, Look::clustered);
+    const CellResult r = replay(stream, {cell_of(v, kBudget, s)}).only();
+    REQUIRE(r.ok);
+    for (size_t row = 0; row < r.rows.size(); ++row) {
+      const int32_t t = r.rows[row];
+      const auto tokens = attended_set(r, s.prompt, t);
+      std::vector<double> num(r.num.begin(), r.num.end()), den(r.den.begin(), r.den.end());
+      if (!num.empty()) num.resize(tokens.size(), 1.0), den.resize(tokens.size(), 1.0);
+      for (int32_t h = 0; h < s.heads; ++h)
+        CHECK(relative_difference(output(r, h, row), naive_attention(stream, h, t, tokens, num, den)) < kDouble);
+    }
+  }
+}
+
+TEST_CASE("poisoning the future and every evicted token changes no number", "[properties]") {
+  const StreamShape s;
+  for (const Variant& v : variants()) {
+    INFO(v.label());
+    const auto stream = make_stream<double>(s, 7, Look::sinks);
+    RunOptions audit;
+    audit.audit = true;
+    const CellResult plain = replay(stream, {cell_of(v, kBudget, s)}).only();
+    const CellResult audited = replay(stream, {cell_of(v, kBudget, s)}, audit).only();
+    REQUIRE(audited.ok);
+    CHECK(plain.kept.flat == audited.kept.flat);
+    CHECK(plain.out == audited.out);
+  }
+}
+
+TEST_CASE("values that are all equal come out without error", "[properties]") {
+  const StreamShape s;
+  for (const Variant& v : variants()) {
+    INFO(v.label());
+    auto stream = make_stream<double>(s, 8, Look::clustered);
+    for (size_t i = 0; i < stream.values.size(); ++i) stream.values[i] = double(i % size_t(s.v_dim)) + 1;
+    const CellResult r = replay(stream, {cell_of(v, kBudget, s)}).only();
+    REQUIRE(r.ok);
+    CHECK(*r.measures.rel_err_out_max < kDouble);
+  }
+}
+
+TEST_CASE("what plain eviction misses of the normaliser is the mass that it misses", "[properties]") {
+  const StreamShape s{.heads = 1};
+  for (const Variant& v : variants()) {
+    Variant original = v;
+    original.axes.positions = Positions::original;
+    const auto stream = make_stream<double>(s, 9, Look::sinks);
+    const CellResult r = replay(stream, {cell_of(original, kBudget, s)}).only();
+    REQUIRE(r.ok);
+    if (!r.num.empty()) continue;  // weighted rows do not have this identity
+    INFO(v.label());
+    CHECK(*r.measures.partition_err_mean == Approx(1 - *r.measures.kept_mass_mean).epsilon(kDouble).margin(kDouble));
+    CHECK(*r.measures.mass_recall <= 1 + kDouble);
+  }
+}
+
+TEST_CASE("the spectral epsilon lies between the Frobenius one and its multiple by the rank", "[properties]") {
+  const StreamShape s;
+  for (const Variant& v : variants()) {
+    INFO(v.label());
+    const CellResult r = replay(make_stream<double>(s, 10), {cell_of(v, kBudget, s)}).only();
+    REQUIRE(r.ok);
+    const double fro = *r.measures.eps_frobenius_mean, spectral = *r.measures.eps_spectral_mean;
+    CHECK(fro <= spectral * (1 + kDouble));
+    CHECK(spectral <= fro * std::sqrt(double(s.v_dim)) * (1 + kDouble));
+  }
+}
+
+TEST_CASE("a row does not depend on tokens that come after it", "[properties]") {
+  const StreamShape s{.tokens = 90}, shorter{.tokens = 75};
+  for (const Variant& v : variants()) {
+    INFO(v.label());
+    const auto stream = make_stream<double>(s, 11, Look::clustered);
+    auto cut = make_stream<double>(s, 11, Look::clustered);
+    cut.tokens = shorter.tokens;
+    const CellResult whole = replay(stream, {cell_of(v, kBudget, s)}).only();
+    const CellResult part = replay(cut, {cell_of(v, kBudget, shorter)}).only();
+    for (size_t row = 0; row < part.rows.size(); ++row)
+      for (int32_t h = 0; h < s.heads; ++h)
+        CHECK(relative_difference(output(part, h, row), output(whole, h, row)) < kDouble);
+    CHECK(std::equal(part.kept.flat.begin(), part.kept.flat.end(), whole.kept.flat.begin()));
+  }
+}
+
+TEST_CASE("scaling the values scales the outputs and leaves the sets", "[properties]") {
+  const StreamShape s;
+  for (const Variant& v : variants()) {
+    INFO(v.label());
+    const auto stream = make_stream<double>(s, 12);
+    auto scaled = make_stream<double>(s, 12);
+    for (double& x : scaled.values) x *= 4;
+    const CellResult a = replay(stream, {cell_of(v, kBudget, s)}).only(), b = replay(scaled, {cell_of(v, kBudget, s)}).only();
+    CHECK(a.kept.flat == b.kept.flat);
+    std::vector<double> fourfold = a.out;
+    for (double& x : fourfold) x *= 4;
+    CHECK(relative_difference(b.out, fourfold) < kDouble);
+  }
+}
+
+TEST_CASE("gqa.level query is one cache for every query head", "[properties]") {
+  const StreamShape s, single{.heads = 1};
+  for (const Variant& v : variants()) {
+    INFO(v.label());
+    const auto stream = make_stream<double>(s, 13, Look::sinks);
+    Variant by_query = v;
+    by_query.axes.gqa_level = GqaLevel::query;
+    const CellResult both = replay(stream, {cell_of(by_query, kBudget, s)}).only();
+    REQUIRE(both.ok);
+    for (int32_t h = 0; h < s.heads; ++h) {
+      auto one = make_stream<double>(s, 13, Look::sinks);
+      one.shape.heads = 1;
+      const auto first = one.queries.begin() + int64_t(h) * s.tokens * s.dim;
+      one.queries = std::vector<double>(first, first + int64_t(s.tokens) * s.dim);
+      const CellResult alone = replay(one, {cell_of(v, kBudget, single)}).only();
+      for (size_t row = 0; row < alone.rows.size(); ++row)
+        CHECK(relative_difference(output(both, h, row), output(alone, 0, row)) < kDouble);
+      if (h == 0) CHECK(both.measures.peak_bytes == s.heads * alone.measures.peak_bytes);
+    }
+  }
+}
+
+TEST_CASE("identical query heads make every aggregation agree", "[properties]") {
+  const StreamShape s{.heads = 3};
+  for (const Variant& v : variants()) {
+    auto stream = make_stream<double>(s, 14);
+    const int64_t head = int64_t(s.tokens) * s.dim;
+    for (int64_t i = head; i < 3 * head; ++i) stream.queries[size_t(i)] = stream.queries[size_t(i % head)];
+    std::vector<int32_t> first;
+    for (const Aggregate how : {Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first}) {
+      INFO(v.label() << " agg " << word(how));
+      Variant aggregated = v;
+      aggregated.axes.gqa_aggregate = how;
+      const CellResult r = replay(stream, {cell_of(aggregated, kBudget, s)}).only();
+      REQUIRE(r.ok);
+      if (how == Aggregate::sum) first = r.kept.flat;
+      CHECK(r.kept.flat == first);
+    }
+  }
+}
+
+TEST_CASE("a prompt that streams obeys the budget from the first token on", "[properties]") {
+  const StreamShape s;
+  for (const Variant& v : variants()) {
+    if (v.axes.phase != Phase::stream) continue;
+    INFO(v.label());
+    RunOptions streamed;
+    streamed.prompt_streams = true;
+    const CellResult r = replay(make_stream<double>(s, 15), {cell_of(v, kBudget, s)}, streamed).only();
+    REQUIRE(r.ok);
+    CHECK(int32_t(r.rows.size()) == s.tokens - s.prompt);
+    CHECK(r.rows.front() == s.prompt);
+    if (v.entry().info.takes_budget && !v.entry().info.reads_full_cache) CHECK(r.measures.peak_attended_tokens <= kBudget + 1);
+  }
+}
+
+TEST_CASE("evict_then_attend attends to no more than the budget", "[properties]") {
+  const StreamShape s;
+  for (const Variant& v : variants()) {
+    if (v.axes.phase != Phase::stream || !v.entry().info.takes_budget || v.entry().info.reads_full_cache) continue;
+    INFO(v.label());
+    Variant first = v;
+    first.axes.order = Order::evict_then_attend;
+    const CellResult r = replay(make_stream<double>(s, 16), {cell_of(first, kBudget, s)}).only();
+    REQUIRE(r.ok);
+    CHECK(r.measures.peak_attended_tokens == kBudget);
+  }
+}
+
+TEST_CASE("cells that are replayed together do not touch each other", "[properties]") {
+  const StreamShape s;
+  const auto stream = make_stream<float>(s, 17);
+  std::vector<Cell> together;
+  for (const Variant& v : variants()) together.push_back(cell_of(v, kBudget, s));
+  const RunResult all = replay(stream, together);
+  for (size_t i = 0; i < together.size(); ++i) {
+    INFO(variants()[i].label());
+    const CellResult alone = replay(stream, {together[i]}).only();
+    CHECK(alone.kept.flat == all.cells[i].kept.flat);
+    CHECK(relative_difference(alone.out, all.cells[i].out) < kFloat);
+  }
+}
+
+TEST_CASE("sampled queries are rows of the full evaluation", "[properties]") {
+  const StreamShape s;
+  for (const Variant& v : variants()) {
+    INFO(v.label());
+    const auto stream = make_stream<double>(s, 18);
+    RunOptions last, stride;
+    last.queries = {QuerySelection::Kind::last, 5};
+    stride.queries = {QuerySelection::Kind::stride, 4};
+    const CellResult all = replay(stream, {cell_of(v, kBudget, s)}).only();
+    const CellResult tail = replay(stream, {cell_of(v, kBudget, s)}, last).only();
+    const CellResult every = replay(stream, {cell_of(v, kBudget, s)}, stride).only();
+    REQUIRE(tail.rows.size() == 5);
+    REQUIRE(every.rows.size() == 8);
+    CHECK(relative_difference(output(tail, 1, 2), output(all, 1, all.rows.size() - 3)) < kDouble);
+    CHECK(relative_difference(output(every, 0, 3), output(all, 0, 12)) < kDouble);
+  }
+}

@@ -1,0 +1,287 @@
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "plan/plan.hpp"
+
+using namespace kvreplay;
+using nlohmann::json;
+
+namespace {
+
+// A method that returns its parameters unchanged, with the budget it was resolved for beside them.
+Method fake_method(const char* name, bool takes_budget, bool random) {
+  Method method;
+  method.info = {};
+  method.info.name = name;
+  method.info.takes_budget = takes_budget;
+  method.resolve = [](const json& params, const Scene& scene) {
+    json all = params;
+    all["resolved_for"] = scene.budget;
+    all["heads"] = scene.shape.heads;
+    return all;
+  };
+  method.random = [random](const json&) { return random; };
+  return method;
+}
+
+const Method& kept_method() {
+  static const Method method = fake_method("keep", true, false);
+  return method;
+}
+const Method& drawn_method() {
+  static const Method method = fake_method("draw", true, true);
+  return method;
+}
+const Method& full_method() {
+  static const Method method = fake_method("full", false, false);
+  return method;
+}
+
+MethodInstance instance_of(const Method& method) {
+  MethodInstance instance;
+  instance.method = &method;
+  instance.params = {{"factor", 1.0}};
+  return instance;
+}
+
+// Two prompts of 100 tokens, 80 of them prompt; layers 0 and 7 with 4 query heads on 2 kv heads.
+TraceInfo small_trace() {
+  LayerInfo layer;
+  layer.q_heads = 4, layer.kv_heads = 2, layer.head_dim = 8, layer.v_head_dim = 8;
+  layer.tokens = layer.query_rows = 100;
+  layer.dtype = DType::float16;
+  PromptInfo prompt;
+  prompt.tokens = 100, prompt.n_prompt = 80;
+  prompt.layers = {layer, layer};
+  prompt.layers[1].layer = 7;
+  TraceInfo trace;
+  trace.path = "/somewhere/a.h5", trace.trace_id = "1234", trace.model = "tiny", trace.n_layers = 8;
+  trace.prompts = {prompt, prompt};
+  trace.prompts[0].id = "p0", trace.prompts[1].id = "p1";
+  return trace;
+}
+
+RunConfig small_config() {
+  RunConfig config;
+  config.methods = {instance_of(kept_method())};
+  config.budget.values = {16};
+  return config;
+}
+
+// The one cell of p0, layer 0, kv head 0.
+Cell only_cell(RunConfig config, const TraceInfo& trace = small_trace()) {
+  config.select.prompts = {{trace.prompts[0].id}};
+  config.select.layers = {{trace.prompts[0].layers[0].layer}};
+  config.select.kv_heads = {{0}};
+  const std::vector<Cell> plan = plan_cells(config, {trace});
+  REQUIRE(plan.size() == 1);
+  return plan[0];
+}
+
+std::string key_after(const std::function<void(RunConfig&, TraceInfo&)>& change) {
+  RunConfig config = small_config();
+  TraceInfo trace = small_trace();
+  change(config, trace);
+  return only_cell(config, trace).key;
+}
+
+std::filesystem::path file_with(const std::string& name, const std::string& text) {
+  const auto path = std::filesystem::temp_directory_path() / name;
+  std::ofstream(path) << text;
+  return path;
+}
+
+}  // namespace
+
+TEST_CASE("A plan has a cell for every prompt, layer, kv head, method, budget and seed") {
+  RunConfig config = small_config();
+  config.methods = {instance_of(full_method()), instance_of(kept_method()), instance_of(drawn_method())};
+  config.budget.values = {16, 32};
+  config.seed_first = 3, config.seed_count = 4;
+  const std::vector<Cell> plan = plan_cells(config, {small_trace()});
+  REQUIRE(plan.size() == 2 * 2 * 2 * (1 + 2 + 2 * 4));
+  CHECK_FALSE(plan[0].budget);
+  CHECK_FALSE(plan[1].seed);
+  CHECK(plan[1].budget == 16);
+  CHECK(plan[3].seed == 3u);
+  CHECK(plan[10].seed == 6u);
+  std::set<std::string> keys;
+  for (const Cell& cell : plan) keys.insert(cell.key);
+  CHECK(keys.size() == plan.size());
+}
+
+TEST_CASE("Cells of one kv head stand together in the order of the configuration") {
+  RunConfig config = small_config();
+  config.methods = {instance_of(kept_method()), instance_of(full_method())};
+  config.select.layers = {{7, 0}};
+  const std::vector<Cell> plan = plan_cells(config, {small_trace()});
+  CHECK(plan[0].layer == 7);
+  CHECK(plan[0].kv_head == 0);
+  CHECK(plan[1].kv_head == 0);
+  CHECK(plan[1].method == &full_method());
+  CHECK(plan[2].kv_head == 1);
+  CHECK(plan[4].layer == 0);
+  CHECK(plan[8].prompt == "p1");
+  CHECK(plan[8].prompt_rank == 1);
+}
+
+TEST_CASE("A cell shows the resolved parameters and the axes") {
+  RunConfig config = small_config();
+  config.methods[0].axes.gqa_level = GqaLevel::query;
+  const Cell cell = only_cell(config);
+  CHECK(cell.params.at("resolved_for") == 16);
+  CHECK(cell.params.at("heads") == 1);
+  CHECK(cell.params.at("gqa.level") == "query");
+  CHECK(cell.params.at("phase") == "stream");
+  CHECK(only_cell(small_config()).params.at("heads") == 2);
+}
+
+TEST_CASE("The prompt is the recorded one unless the configuration sets another") {
+  RunConfig config = small_config();
+  CHECK(only_cell(config).n_prefill == 80);
+  CHECK(only_cell(config).n_tokens == 100);
+  config.replay.prefill = 50, config.replay.tokens = 60;
+  CHECK(only_cell(config).n_prefill == 50);
+  CHECK(only_cell(config).n_tokens == 60);
+  config.replay.prefill = 61;
+  CHECK_THROWS_AS(plan_cells(config, {small_trace()}), ConfigError);
+}
+
+TEST_CASE("Two fractions that keep as many tokens are one cell") {
+  RunConfig config = small_config();
+  config.budget.kind = BudgetList::Kind::fraction_kept;
+  config.budget.values = {0.1, 0.11};  // of 80: floor(8), floor(8.8)
+  CHECK(only_cell(config).budget == 8);
+}
+
+TEST_CASE("A fraction keeps at least one token") {
+  RunConfig config = small_config();
+  config.budget.kind = BudgetList::Kind::fraction_kept;
+  config.budget.values = {0.001};
+  CHECK(only_cell(config).budget == 1);
+}
+
+TEST_CASE("A budget in bytes counts rows at the width of the trace") {
+  RunConfig config = small_config();
+  config.budget.kind = BudgetList::Kind::bytes;
+  config.budget.values = {330};  // a row: (8 + 8) numbers of 2 bytes
+  CHECK(only_cell(config).budget == 10);
+  config.budget.values = {31};
+  CHECK_THROWS_AS(plan_cells(config, {small_trace()}), ConfigError);
+}
+
+TEST_CASE("Injected uniforms leave one cell without a seed, named by their content") {
+  RunConfig config = small_config();
+  config.methods = {instance_of(drawn_method())};
+  config.methods[0].uniforms = file_with("kvreplay-u1", "abc");
+  const Cell cell = only_cell(config);
+  CHECK_FALSE(cell.seed);
+  CHECK(cell.params.at("uniforms").get<std::string>().substr(0, 8) == "ba7816bf");
+  config.methods[0].uniforms = file_with("kvreplay-u2", "abc");
+  CHECK(only_cell(config).key == cell.key);
+  config.methods[0].uniforms = file_with("kvreplay-u3", "abd");
+  CHECK(only_cell(config).key != cell.key);
+  config.methods[0].uniforms = "/nowhere/u.h5";
+  CHECK_THROWS_AS(plan_cells(config, {small_trace()}), ConfigError);
+}
+
+TEST_CASE("A key does not change with paths, threads, device names or what is saved") {
+  const std::string key = key_after([](RunConfig&, TraceInfo&) {});
+  CHECK(key.size() == 16);
+  CHECK(key == key_after([](RunConfig& config, TraceInfo& trace) {
+          trace.path = "/elsewhere/b.h5";
+          config.output.dir = "/out";
+          config.output.kept = true;
+          config.run.jobs = 7;
+          config.run.audit = true;
+          config.name = "another";
+          config.file = "x.yaml";
+        }));
+  CHECK(key == key_after([](RunConfig& config, TraceInfo&) { config.methods[0].params["factor"] = 1; }));
+  CHECK(key ==
+        key_after([](RunConfig& config, TraceInfo&) { config.budget.values = {16}, config.seed_count = 9; }));
+}
+
+TEST_CASE("A key changes with everything that determines the numbers") {
+  using Change = std::function<void(RunConfig&, TraceInfo&)>;
+  using Queries = RunConfig::Replay::Queries;
+  const std::vector<Change> changes = {
+      [](RunConfig&, TraceInfo&) {},
+      [](RunConfig&, TraceInfo& trace) { trace.trace_id = "1235"; },
+      [](RunConfig&, TraceInfo& trace) { trace.prompts[0].id = "p"; },
+      [](RunConfig&, TraceInfo& trace) { trace.prompts[0].layers[0].layer = 1; },
+      [](RunConfig& config, TraceInfo&) { config.methods[0].method = &full_method(); },
+      [](RunConfig& config, TraceInfo&) { config.methods[0].params["factor"] = 1.5; },
+      [](RunConfig& config, TraceInfo&) { config.methods[0].axes.order = Order::evict_then_attend; },
+      [](RunConfig& config, TraceInfo&) { config.budget.values = {17}; },
+      [](RunConfig& config, TraceInfo&) { config.replay.prefill = 79; },
+      [](RunConfig& config, TraceInfo&) { config.replay.tokens = 99; },
+      [](RunConfig& config, TraceInfo&) { config.replay.prompt_streams = true; },
+      [](RunConfig& config, TraceInfo&) {
+        config.replay.queries = Queries::last, config.replay.queries_count = 5;
+      },
+      [](RunConfig& config, TraceInfo&) {
+        config.replay.queries = Queries::stride, config.replay.queries_count = 5;
+      },
+      [](RunConfig& config, TraceInfo&) {
+        config.replay.queries = Queries::last, config.replay.queries_count = 6;
+      },
+      [](RunConfig& config, TraceInfo&) { config.run.double_precision = true; },
+      [](RunConfig& config, TraceInfo&) { config.metrics = {"cosine_mean"}; },
+  };
+  std::set<std::string> keys;
+  for (const Change& change : changes) keys.insert(key_after(change));
+  CHECK(keys.size() == changes.size());
+
+  RunConfig drawn = small_config();
+  drawn.methods = {instance_of(drawn_method())};
+  const std::vector<Cell> plan = plan_cells(drawn, {small_trace()});
+  CHECK(plan[0].key != plan[1].key);  // seeds
+  CHECK(plan[0].key != plan[5].key);  // kv heads
+}
+
+TEST_CASE("The key of a given cell is fixed, so that published results stay valid") {
+  CHECK(only_cell(small_config()).key == "63a765a676366f99");
+}
+
+TEST_CASE("The order in which metrics are listed does not change a key") {
+  CHECK(key_after([](RunConfig& config, TraceInfo&) {
+          config.metrics = {"a", "b"};
+        }) == key_after([](RunConfig& config, TraceInfo&) {
+          config.metrics = {"b", "a", "b"};
+        }));
+}
+
+TEST_CASE("A selection that the trace does not hold is refused") {
+  RunConfig config = small_config();
+  config.select.layers = {{3}};
+  CHECK_THROWS_WITH(plan_cells(config, {small_trace()}), Catch::Contains("holds 0, 7"));
+  config.select.layers.reset();
+  config.select.kv_heads = {{2}};
+  CHECK_THROWS_AS(plan_cells(config, {small_trace()}), ConfigError);
+  config.select.kv_heads.reset();
+  config.select.prompts = {{"p9"}};
+  CHECK_THROWS_WITH(plan_cells(config, {small_trace()}), Catch::Contains("p0, p1"));
+}
+
+TEST_CASE("The estimate has a cost per cell that grows with the budget") {
+  RunConfig config = small_config();
+  config.methods = {instance_of(kept_method()), instance_of(full_method())};
+  config.budget.values = {16, 32};
+  config.run.jobs = 1;
+  const std::vector<TraceInfo> traces = {small_trace()};
+  const std::vector<Cell> plan = plan_cells(config, traces);
+  const PlanEstimate one = estimate(config, plan, traces);
+  REQUIRE(one.cost.size() == plan.size());
+  CHECK(one.cost[0] < one.cost[1]);
+  CHECK(one.cost[1] < one.cost[2]);  // `full` holds all 100 tokens
+  // By hand: exact pass 20 rows * 100 * 2 * 16 * 2 heads over 3 cells, and 20 * 16 * 2 * 16 * 2 of its own.
+  CHECK(one.cost[0] == Approx(20.0 * 100 * 64 / 3 + 20.0 * 16 * 64));
+
+  config.run.jobs = 2;
+  CHECK(estimate(config, plan, traces).bytes_peak == 2 * one.bytes_peak);
+  config.replay.queries = RunConfig::Replay::Queries::last, config.replay.queries_count = 5;
+  CHECK(estimate(config, plan, traces).cost[0] < one.cost[0]);
+}

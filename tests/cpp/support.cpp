@@ -1,0 +1,160 @@
+#include "support.hpp"
+
+#include <algorithm>
+
+#include "core/philox.hpp"
+
+namespace kvreplay::test {
+namespace {
+
+class Gaussian {
+ public:
+  Gaussian(uint32_t seed, uint32_t what) : draws_{seed, what, 0, 0} {}
+  double operator()() {
+    const double u = 1 - draws_.uniform(Structure::synthetic_traces, next_, 0), v = draws_.uniform(Structure::synthetic_traces, next_, 1);
+    ++next_;
+    return std::sqrt(-2 * std::log(u)) * std::cos(6.283185307179586 * v);
+  }
+
+ private:
+  Draws draws_;
+  int64_t next_ = 0;
+};
+
+template <class Real>
+void shape_rows(HeadStream<Real>& s, Look look, uint32_t seed) {
+  Gaussian noise(seed, 7);
+  const size_t d = size_t(s.shape.dim), dv = size_t(s.shape.v_dim);
+  std::vector<double> centres(4 * d);
+  for (double& c : centres) c = 2 * noise();
+  for (size_t i = 0; i < size_t(s.tokens); ++i) {
+    Real *k = s.keys.data() + i * d, *v = s.values.data() + i * dv;
+    for (size_t c = 0; c < d; ++c) {
+      if (look == Look::clustered) k[c] = Real(centres[(i / 8 % 4) * d + c] + 0.2 * double(k[c]));
+      if (look == Look::sinks && i < 2) k[c] = Real(3 + 0.1 * double(k[c]));
+      if (look == Look::duplicates && i % 3 == 1) k[c] = s.keys[(i - 1) * d + c];
+      if (look == Look::zero_rows && i % 5 == 0) k[c] = 0;
+      if (look == Look::huge_norms && i % 7 == 0) k[c] = Real(20 * double(k[c]));
+    }
+    for (size_t c = 0; c < dv; ++c) {
+      if (look == Look::duplicates && i % 3 == 1) v[c] = s.values[(i - 1) * dv + c];
+      if (look == Look::zero_rows && i % 4 == 0) v[c] = 0;
+    }
+  }
+}
+
+}  // namespace
+
+template <class Real>
+HeadStream<Real> make_stream(StreamShape s, uint32_t seed, Look look) {
+  HeadStream<Real> stream;
+  stream.shape = {s.dim, s.v_dim, s.heads};
+  stream.tokens = s.tokens;
+  stream.prompt = s.prompt;
+  stream.query_rows = s.tokens;
+  stream.rule = {Real(1 / std::sqrt(double(s.dim))), 0};
+  Gaussian k(seed, 1), v(seed, 2), q(seed, 3);
+  for (int32_t i = 0; i < s.tokens; ++i) {
+    stream.query_row.push_back(i);
+    stream.positions.push_back(i);
+    for (int32_t c = 0; c < s.dim; ++c) stream.keys.push_back(Real(k()));
+    for (int32_t c = 0; c < s.v_dim; ++c) stream.values.push_back(Real(v()));
+  }
+  for (int32_t i = 0; i < s.heads * s.tokens * s.dim; ++i) stream.queries.push_back(Real(q() + (look == Look::sinks ? 0.5 : 0)));
+  shape_rows(stream, look, seed);
+  stream.max_value_norm = 10;
+  Rope rope;
+  for (int32_t i = 0; i < s.dim / 2; ++i) rope.inv_freq.push_back(std::pow(1e4, -2.0 * i / s.dim));
+  stream.rotation = std::make_unique<RotationTable<Real>>(rope, s.tokens);
+  return stream;
+}
+
+Axes default_axes(const std::string& method) {
+  const Method* m = find_method(registry(), method);
+  Axes axes;
+  axes.phase = m->info.default_phase;
+  axes.positions = m->info.default_positions;
+  return axes;
+}
+
+Cell make_cell(const std::string& method, std::optional<int32_t> budget, const StreamShape& s, const nlohmann::json& params,
+               Axes axes, uint32_t seed) {
+  Cell cell;
+  cell.method = find_method(registry(), method);
+  REQUIRE(cell.method != nullptr);
+  cell.axes = axes;
+  if (cell.method->info.takes_budget) cell.budget = budget;
+  const int32_t heads = axes.gqa_level == GqaLevel::query ? 1 : s.heads;
+  const Scene scene{cell.budget.value_or(0), s.prompt, s.tokens, {s.dim, s.v_dim, heads}, 0, 1};
+  cell.params = cell.method->resolve(params, scene);
+  cell.seed = seed;
+  cell.n_prefill = s.prompt;
+  cell.n_tokens = s.tokens;
+  cell.n_layers = 1;
+  return cell;
+}
+
+template <class Real>
+RunResult replay(const HeadStream<Real>& stream, const std::vector<Cell>& cells, RunOptions options) {
+  options.save = {true, true, true};
+  HeadReplay<Real> head(stream, options);
+  for (const Cell& cell : cells) head.add(cell);
+  RunResult result;
+  head.run([] { return false; }, [&](const Cell&, const CellResult& r) { result.cells.push_back(r); });
+  return result;
+}
+
+std::vector<double> output(const CellResult& r, int32_t head, size_t row) {
+  const size_t at = (size_t(head) * r.rows.size() + row) * size_t(r.v_dim);
+  return {r.out.begin() + int64_t(at), r.out.begin() + int64_t(at) + r.v_dim};
+}
+std::vector<int32_t> kept_list(const CellResult& r, size_t i) {
+  return {r.kept.flat.begin() + r.kept.off.at(i), r.kept.flat.begin() + r.kept.off.at(i + 1)};
+}
+
+template <class Real>
+std::vector<double> naive_attention(const HeadStream<Real>& stream, int32_t head, int32_t token, const std::vector<int32_t>& tokens,
+                                    const std::vector<double>& num, const std::vector<double>& den) {
+  const Real* q = stream.query(head, token);
+  std::vector<double> logits, out(size_t(stream.shape.v_dim), 0.0);
+  double top = -1e300, z = 0;
+  for (const int32_t i : tokens) {
+    double l = 0;
+    for (int32_t c = 0; c < stream.shape.dim; ++c) l += double(q[c]) * double(stream.keys[size_t(i * stream.shape.dim + c)]);
+    logits.push_back(l * double(stream.rule.scale));
+    top = std::max(top, logits.back());
+  }
+  for (size_t j = 0; j < tokens.size(); ++j) {
+    const double e = std::exp(logits[j] - top);
+    z += e * (den.empty() ? 1.0 : den[j]);
+    for (size_t c = 0; c < out.size(); ++c)
+      out[c] += e * (num.empty() ? 1.0 : num[j]) * double(stream.values[size_t(tokens[j]) * out.size() + c]);
+  }
+  for (double& x : out) x /= z;
+  return out;
+}
+
+double relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double worst = 0, most = 1e-300;
+  for (size_t i = 0; i < a.size(); ++i) {
+    worst = std::max(worst, std::abs(a[i] - b[i]));
+    most = std::max(most, std::abs(b[i]));
+  }
+  return worst / most;
+}
+
+std::vector<std::string> methods_with(bool (*want)(const Method&)) {
+  std::vector<std::string> names;
+  for (const Method& m : registry())
+    if (want(m)) names.push_back(m.info.name);
+  return names;
+}
+
+template HeadStream<float> make_stream(StreamShape, uint32_t, Look);
+template HeadStream<double> make_stream(StreamShape, uint32_t, Look);
+template RunResult replay(const HeadStream<float>&, const std::vector<Cell>&, RunOptions);
+template RunResult replay(const HeadStream<double>&, const std::vector<Cell>&, RunOptions);
+template std::vector<double> naive_attention(const HeadStream<float>&, int32_t, int32_t, const std::vector<int32_t>&, const std::vector<double>&, const std::vector<double>&);
+template std::vector<double> naive_attention(const HeadStream<double>&, int32_t, int32_t, const std::vector<int32_t>&, const std::vector<double>&, const std::vector<double>&);
+
+}  // namespace kvreplay::test

@@ -1,0 +1,50 @@
+#pragma once
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "catalog/method.hpp"
+#include "replay/head_replay.hpp"
+
+// Streams and cells made in memory, so that methods are tested without files.
+
+namespace kvreplay::test {
+
+struct StreamShape {
+  int32_t tokens = 96, prompt = 64, dim = 8, v_dim = 8, heads = 2;
+};
+
+// Gaussian keys, values and queries from a seed; `shape` is what they look like.
+enum class Look { gaussian, clustered, sinks, duplicates, zero_rows, huge_norms };
+template <class Real>
+HeadStream<Real> make_stream(StreamShape s, uint32_t seed = 1, Look look = Look::gaussian);
+
+Cell make_cell(const std::string& method, std::optional<int32_t> budget, const StreamShape& s,
+               const nlohmann::json& params = nlohmann::json::object(), Axes axes = {}, uint32_t seed = 0);
+// The axes a method has when the configuration says nothing.
+Axes default_axes(const std::string& method);
+
+struct RunResult {
+  std::vector<CellResult> cells;
+  const CellResult& only() const { return cells.at(0); }
+};
+template <class Real>
+RunResult replay(const HeadStream<Real>& stream, const std::vector<Cell>& cells, RunOptions options = {});
+
+// Output of a scored row: [v_dim].
+std::vector<double> output(const CellResult& r, int32_t head, size_t row);
+std::vector<int32_t> kept_list(const CellResult& r, size_t i);
+// Exact attention in double, written as plainly as possible.
+template <class Real>
+std::vector<double> naive_attention(const HeadStream<Real>& stream, int32_t head, int32_t token,
+                                    const std::vector<int32_t>& tokens, const std::vector<double>& num = {},
+                                    const std::vector<double>& den = {});
+double relative_difference(const std::vector<double>& a, const std::vector<double>& b);
+
+// A set of parameters with which each method of the registry can run on the default stream.
+std::vector<std::string> methods_with(bool (*want)(const Method&));
+
+}  // namespace kvreplay::test

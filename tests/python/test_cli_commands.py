@@ -1,0 +1,226 @@
+"""The command line: help, exit codes, what goes to stdout and what to stderr."""
+
+import json
+import re
+
+import pytest
+from kvreplay_cli import BINARY, kvreplay, synth, table
+
+COMMANDS = ["run", "inspect", "validate", "synth", "list", "describe", "report", "figures"]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    return synth(tmp_path_factory.mktemp("trace") / "small.h5", "--tokens", 160, "--prompt", 128)
+
+
+def config(folder, text):
+    path = folder / "c.yaml"
+    path.write_text("schema: 1\n" + text)
+    return path
+
+
+def test_a_bare_call_prints_help_with_three_examples():
+    result = kvreplay()
+    assert result.returncode == 0
+    assert result.stderr == ""
+    examples = result.stdout.split("examples:")[1]
+    assert len(re.findall(r"^  kvreplay ", examples, re.M)) == 3
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} ", result.stdout, re.M)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_on_stdout(command):
+    result = kvreplay(command, "--help")
+    assert result.returncode == 0
+    assert "Usage:" in result.stdout
+    assert result.stderr == ""
+
+
+def test_the_version_names_the_libraries():
+    result = kvreplay("--version")
+    assert result.returncode == 0
+    assert re.match(r"kvreplay \d+\.\d+\.\d+ \(commit \S+, HDF5 1\.\d+\.\d+, compiler .+\)\n$", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rnu"], "did you mean run?"),
+        (["run", "--progres", "none"], "did you mean --progress?"),
+        (["run"], "run needs a configuration or a trace"),
+        (["list", "method"], "methods"),
+        (["describe", "h2"], 'unknown method "h2" (did you mean h2o?)'),
+        (["run", "x.yaml", "--fail-fast", "--keep-going"], "excludes"),
+        (["synth"], "--out is required"),
+        (["validate"], "validate needs a file"),
+    ],
+)
+def test_bad_usage_is_exit_2_with_a_message_on_stderr(words, message):
+    result = kvreplay(*words)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+
+
+def test_missing_and_foreign_traces_are_exit_3(tmp_path):
+    foreign = tmp_path / "foreign.h5"
+    foreign.write_bytes(b"\x89HDF\r\n\x1a\n" + b"not HDF5 after all" * 40)
+    for words in (["inspect", foreign], ["inspect", tmp_path / "foreing.h5"], ["validate", foreign],
+                  ["run", foreign, "--method", "exact"], ["run", tmp_path / "no.h5", "--method", "exact"]):
+        result = kvreplay(*words, cwd=tmp_path)
+        assert result.returncode == 3, words
+        assert result.stdout == ""
+        assert "h5" in result.stderr
+    assert "did you mean foreign.h5?" in kvreplay("inspect", tmp_path / "foreing.h5").stderr
+
+
+def test_an_unfinished_dump_is_told(tmp_path, trace):
+    (tmp_path / "d.h5.part").write_bytes(trace.read_bytes())
+    result = kvreplay("run", tmp_path / "d.h5", "--method", "exact", cwd=tmp_path)
+    assert result.returncode == 3
+    assert "unfinished" in result.stderr
+    assert "kvdump" in result.stderr
+
+
+def test_a_device_that_is_not_there_is_exit_4(tmp_path, trace):
+    result = kvreplay("run", trace, "--method", "exact", "--device", "cuda:7", cwd=tmp_path)
+    assert result.returncode == 4
+    assert "there is no device cuda:7 here. Devices: cpu" in result.stderr
+    path = config(tmp_path, f"traces: [{trace}]\nmethods: [exact]\nrun: {{device: cuda}}\n")
+    result = kvreplay("run", path, cwd=tmp_path)
+    assert result.returncode == 4
+    assert result.stderr.startswith(f"{path}:4:15: error:")
+
+
+def test_problems_of_a_configuration_and_of_its_traces_are_told_together(tmp_path, trace):
+    path = config(tmp_path, f"traces: [{trace}]\nselect: {{layers: [0, 9]}}\nmethods: [h2oo, exact]\nsede: 3\n")
+    result = kvreplay("run", path, cwd=tmp_path)
+    assert result.returncode == 2
+    lines = result.stderr.splitlines()
+    assert [line.split(": error: ")[0] for line in lines] == [f"{path}:3:22", f"{path}:4:11", f"{path}:5:1"]
+    assert lines[0].endswith("has no layer 9 in prompt synthetic. It holds 0")
+    assert 'unknown method "h2oo" (did you mean h2o?)' in lines[1]
+
+
+def test_the_table_is_on_stdout_and_progress_on_stderr(tmp_path, trace):
+    result = kvreplay("run", trace, "--method", "exact,h2o", "--budget", "32,64", "-o", tmp_path / "o", "--progress", "plain")
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["method", "budget", "rel_err_out_mean", "kept_mass_mean", "partition_err_mean",
+                                "peak_kept_tokens", "total_bytes", "ok", "failed"]
+    assert [line.split()[:2] for line in lines[1:]] == [["exact", "-"], ["h2o", "32"], ["h2o", "64"]]
+    assert all(line.split()[-2:] == ["3", "0"] for line in lines[1:])
+    assert re.search(r"^cells 9/9 · failed 0 · [\d.]+ cells/s · \d+s$", result.stderr, re.M)
+    assert "\x1b" not in result.stdout + result.stderr
+
+
+def test_progress_can_be_silent_or_json(tmp_path, trace):
+    words = ["run", trace, "--method", "window", "--budget", "32", "-o", tmp_path / "o", "--force"]
+    assert kvreplay(*words, "-q").stderr == ""
+    assert "cells/s" not in kvreplay(*words, "--progress", "none").stderr
+    events = [json.loads(x) for x in kvreplay(*words, "--progress", "json").stderr.splitlines() if x.startswith("{")]
+    assert events[-1]["event"] == "end"
+    assert events[-1]["cells_done"] == events[-1]["cells_total"] == 3
+
+
+def test_a_log_holds_what_was_said(tmp_path, trace):
+    log = tmp_path / "log.txt"
+    kvreplay("run", trace, "--method", "exact", "-o", tmp_path / "o", "-q", "--log", log)
+    assert "cells 3/3" in log.read_text()
+    assert kvreplay("list", "methods", "--log", tmp_path / "no" / "x").returncode == 2
+
+
+def test_colours_only_on_request():
+    assert "\x1b[31merror: " in kvreplay("run", "--color", "always").stderr
+    assert "\x1b" not in kvreplay("run", "--color", "auto").stderr
+
+
+def test_a_dry_run_writes_nothing(tmp_path, trace):
+    result = kvreplay("run", trace, "--method", "exact,uniform", "--budget", "32", "--seeds", "2", "-o", tmp_path / "o", "-n")
+    assert result.returncode == 0
+    assert re.search(r"^cells   9 \(0 done, 9 to replay\)$", result.stdout, re.M)
+    assert re.search(r"^memory  about \d+ MiB$", result.stdout, re.M)
+    assert re.search(r"^time    about ", result.stdout, re.M)
+    assert not (tmp_path / "o").exists()
+
+
+def test_the_command_line_says_what_a_configuration_says(tmp_path, trace):
+    path = config(tmp_path, f"traces: [{trace}]\nname: same\nmethods: [window, snapkv]\nbudget: {{tokens: [40]}}\n"
+                            "replay: {prefill: 100, tokens: 150}\nselect: {kv_heads: [1]}\n")
+    assert kvreplay("run", path, "-o", tmp_path / "a").returncode == 0
+    result = kvreplay("run", trace, "--method", "window,snapkv", "--budget", 40, "--prefill", 100, "--tokens", 150,
+                      "--kv-heads", 1, "-o", tmp_path / "b")
+    assert result.returncode == 0
+    assert table(tmp_path / "a") == table(tmp_path / "b")
+
+
+def test_without_an_output_directory_results_go_to_out_and_the_name(tmp_path, trace):
+    path = config(tmp_path, f"traces: [{trace}]\nname: mine\nmethods: [exact]\n")
+    assert kvreplay("run", path, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "out" / "mine" / "results.csv").exists()
+
+
+def test_shares_of_the_prompt_are_budgets_too(tmp_path, trace):
+    kvreplay("run", trace, "--method", "window", "--budget", "25%,0.5", "-o", tmp_path / "o")
+    assert {row["budget_tokens"] for row in table(tmp_path / "o")} == {"32", "64"}
+    mixed = kvreplay("run", trace, "--method", "window", "--budget", "25%,64")
+    assert mixed.returncode == 2
+    assert "mixes tokens and shares" in mixed.stderr
+
+
+def test_an_output_directory_that_cannot_be_written_is_exit_2(tmp_path, trace):
+    (tmp_path / "file").write_text("")
+    result = kvreplay("run", trace, "--method", "exact", "-o", tmp_path / "file" / "x")
+    assert result.returncode == 2
+    assert "is not a directory" in result.stderr
+
+
+def test_validate_looks_without_running(tmp_path, trace):
+    path = config(tmp_path, f"traces: [{trace}]\nmethods: [exact]\noutput: {{dir: o}}\n")
+    result = kvreplay("validate", path)
+    assert (result.returncode, result.stdout) == (0, f"{path}: a sound configuration of 3 cells\n")
+    assert not (tmp_path / "o").exists()
+    assert kvreplay("validate", trace, "--deep").returncode == 0
+    assert kvreplay("validate", path, "-s", "methods=[exat]").returncode == 2
+
+
+def test_inspect_gives_json(trace):
+    result = kvreplay("inspect", trace, "--json")
+    assert result.returncode == 0
+    assert json.loads(result.stdout)
+    assert "128" in kvreplay("inspect", trace).stdout
+
+
+def test_list_names_methods_metrics_and_devices():
+    methods = kvreplay("list", "methods").stdout
+    for name in ["exact", "window", "streaming_llm", "h2o", "snapkv", "uniform", "subgen", "topk_oracle"]:
+        assert re.search(rf"^{name} ", methods, re.M)
+    assert re.search(r"^rel_err_out_mean ", kvreplay("list", "metrics").stdout, re.M)
+    assert re.search(r"^cpu ", kvreplay("list", "devices").stdout, re.M)
+    assert {m["name"] for m in json.loads(kvreplay("list", "methods", "--json").stdout)} >= {"exact", "h2o"}
+
+
+def test_describe_shows_parameters_with_defaults_and_ranges():
+    text = kvreplay("describe", "snapkv").stdout
+    assert re.search(r"^window +32 +at least 1 ", text, re.M)
+    assert re.search(r"^pool +max +max \| avg ", text, re.M)
+    assert "SnapKV" in text
+
+
+def test_report_says_what_is_missing(tmp_path, trace):
+    assert kvreplay("report", tmp_path).returncode == 2
+    kvreplay("run", trace, "--method", "exact", "-o", tmp_path / "o")
+    result = kvreplay("report", tmp_path / "o", KVREPLAY_PYTHON=str(tmp_path / "no-python"))
+    assert result.returncode == 2
+    assert "KVREPLAY_PYTHON" in result.stderr
+
+
+def test_a_full_disk_under_stdout_is_told():
+    import subprocess
+
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([str(BINARY), "list", "methods"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 2
+    assert "stdout cannot be written" in result.stderr

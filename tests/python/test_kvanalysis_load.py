@@ -1,0 +1,179 @@
+"""Loading results.csv: types, refusals, labels."""
+
+import pandas as pd
+import pytest
+from kvanalysis import ResultsError, load
+from test_kvanalysis_fake import COLUMNS, FAKE_META, failed_row, fake_row, write_results
+
+
+def labels(folder, rows):
+    return list(load(write_results(folder, rows))["label"])
+
+
+def refusal(folder, rows, **options):
+    with pytest.raises(ResultsError) as caught:
+        load(write_results(folder, rows, **options))
+    return str(caught.value)
+
+
+def test_counts_are_whole_numbers_and_measures_are_floats(tmp_path):
+    frame = load(write_results(tmp_path, [fake_row(budget=64, rel_err=0.25), fake_row("exact", budget="")]))
+    assert frame["budget_tokens"].tolist() == [64, pd.NA]
+    assert str(frame["layer"].dtype) == "Int64"
+    assert frame["rel_err_out_mean"].tolist() == [0.25, 0.25]
+
+
+def test_an_empty_measure_is_missing_and_not_zero(tmp_path):
+    frame = load(write_results(tmp_path, [fake_row(bound_holds="")]))
+    assert frame["bound_holds"].isna().all()
+
+
+def test_parameters_become_dictionaries_and_an_empty_field_means_none(tmp_path):
+    frame = load(
+        write_results(tmp_path, [fake_row("snapkv", {"window": 32}), fake_row("tova") | {"params": ""}])
+    )
+    assert frame["params"].tolist() == [{"window": 32}, {}]
+
+
+def test_text_that_looks_like_a_number_or_like_missing_stays_text(tmp_path):
+    frame = load(write_results(tmp_path, [fake_row(prompt="007"), fake_row(prompt="NA")]))
+    assert list(frame["prompt"]) == ["007", "NA"]
+
+
+def test_failed_rows_stay_with_their_status_and_message(tmp_path):
+    frame = load(write_results(tmp_path, [fake_row(kv_head=0), failed_row("no mass", kv_head=1)]))
+    assert list(frame["status"]) == ["ok", "failed"]
+    assert frame["error"].iloc[1] == "no mass"
+
+
+def test_the_meta_file_travels_with_the_table_and_may_be_absent(tmp_path):
+    assert load(write_results(tmp_path / "with", [fake_row()], FAKE_META)).attrs["meta"] == FAKE_META
+    assert load(write_results(tmp_path / "without", [fake_row()])).attrs["meta"] == {}
+
+
+def test_columns_beyond_the_contract_are_kept(tmp_path):
+    frame = load(write_results(tmp_path, [fake_row(rmse=0.5)], columns=[*COLUMNS, "rmse"]))
+    assert list(frame["rmse"]) == ["0.5"]
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ResultsError, match=r"results\.csv: no such file"):
+        load(tmp_path)
+
+
+def test_missing_columns_are_named(tmp_path):
+    columns = [name for name in COLUMNS if name not in ("seed", "status")]
+    assert refusal(tmp_path, [fake_row()], columns=columns).endswith("missing columns: seed, status")
+
+
+def test_a_foreign_table_is_not_called_incomplete(tmp_path):
+    (tmp_path / "results.csv").write_text("epoch,loss\n1,0.5\n")
+    with pytest.raises(ResultsError, match="not a kvreplay results file"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n\x00\xff", b"\x00" * 64])
+def test_a_file_that_is_no_table_is_refused(tmp_path, content):
+    (tmp_path / "results.csv").write_bytes(content)
+    with pytest.raises(ResultsError, match="not a kvreplay results file"):
+        load(tmp_path)
+
+
+def test_a_table_without_rows_says_so(tmp_path):
+    assert "holds no cell yet" in refusal(tmp_path, [])
+
+
+@pytest.mark.parametrize("line", ["only,three,fields", ",".join(["1"] * 60)])
+def test_a_row_with_too_few_or_too_many_fields_is_refused(tmp_path, line):
+    path = write_results(tmp_path, [fake_row()]) / "results.csv"
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(ResultsError, match=r"row 2: prompt is empty|not a kvreplay results file"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "wanted"),
+    [
+        ("rel_err_out_mean", "much", "a finite number"),
+        ("rel_err_out_mean", "nan", "a finite number"),
+        ("cosine_mean", "inf", "a finite number"),
+        ("budget_tokens", "64.5", "a whole number"),
+    ],
+)
+def test_a_value_that_is_no_number_is_named_with_its_row_and_column(tmp_path, column, value, wanted):
+    text = refusal(tmp_path, [fake_row(kv_head=0), fake_row(kv_head=1, **{column: value})])
+    assert f"row 2, column {column}: '{value}' is not {wanted}" in text
+
+
+def test_an_empty_identity_field_is_refused(tmp_path):
+    assert "row 1: method is empty" in refusal(tmp_path, [fake_row("")])
+
+
+def test_a_cell_that_stands_twice_is_refused_because_it_would_count_twice(tmp_path):
+    assert "row 2 repeats a cell" in refusal(tmp_path, [fake_row(), fake_row(rel_err=0.5)])
+
+
+@pytest.mark.parametrize("text", ["{window", "[1]"])
+def test_parameters_that_are_no_json_object_are_refused(tmp_path, text):
+    assert "params is not" in refusal(tmp_path, [fake_row() | {"params": text}])
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_meta_file_that_is_no_json_object_is_refused(tmp_path, text):
+    (write_results(tmp_path, [fake_row()]) / "results.meta.json").write_text(text)
+    with pytest.raises(ResultsError, match=r"results\.meta\.json"):
+        load(tmp_path)
+
+
+def test_a_method_with_one_instance_is_labelled_by_its_name(tmp_path):
+    assert labels(tmp_path, [fake_row("h2o", {"recent_frac": 0.5, "heavy": 32})]) == ["h2o"]
+
+
+def test_only_the_parameters_that_differ_enter_the_label(tmp_path):
+    rows = [fake_row("streaming_llm", {"positions": p, "sinks": 4}) for p in ("cache", "original")]
+    assert labels(tmp_path, rows) == ["streaming_llm positions=cache", "streaming_llm positions=original"]
+
+
+def test_a_parameter_that_one_instance_lacks_is_shown_on_the_other(tmp_path):
+    assert labels(tmp_path, [fake_row("h2o"), fake_row("h2o", {"row_format": "int4"})]) == [
+        "h2o",
+        "h2o row_format=int4",
+    ]
+
+
+def test_a_size_that_follows_from_the_budget_does_not_split_a_curve(tmp_path):
+    rows = [fake_row("h2o", {"recent": budget // 2}, budget) for budget in (64, 128)]
+    assert labels(tmp_path, rows) == ["h2o", "h2o"]
+
+
+def test_a_size_that_follows_from_a_swept_share_leaves_the_label_to_the_share(tmp_path):
+    rows = [
+        fake_row("h2o", {"recent_frac": share, "recent": int(share * budget)}, budget)
+        for share in (0.25, 0.5)
+        for budget in (64, 128)
+    ]
+    assert labels(tmp_path, rows) == ["h2o recent_frac=0.25"] * 2 + ["h2o recent_frac=0.5"] * 2
+
+
+def test_chosen_parameters_that_change_together_are_both_shown(tmp_path):
+    rows = [fake_row("snapkv", {"window": w, "kernel": k}) for w, k in ((32, 7), (64, 9))]
+    assert labels(tmp_path, rows) == ["snapkv kernel=7 window=32", "snapkv kernel=9 window=64"]
+
+
+def test_variants_run_at_different_budgets_are_still_told_apart(tmp_path):
+    rows = [fake_row("h2o", {"recent_frac": 0.25}, 64), fake_row("h2o", {"recent_frac": 0.5}, 128)]
+    assert labels(tmp_path, rows) == ["h2o recent_frac=0.25", "h2o recent_frac=0.5"]
+
+
+def test_a_parameter_set_at_one_place_only_is_no_reason_to_split(tmp_path):
+    rows = [
+        fake_row("pyramidkv", {"layer_budget": size}, 64, layer=layer) for layer, size in ((0, 90), (1, 38))
+    ]
+    assert labels(tmp_path, rows) == ["pyramidkv", "pyramidkv"]
+
+
+def test_scores_from_the_future_are_an_oracle_and_never_called_h2o(tmp_path):
+    rows = [fake_row("h2o", {"variant": v}) for v in ("real_drop", "oracle_global")]
+    frame = load(write_results(tmp_path, rows))
+    assert list(frame["label"]) == ["h2o variant=real_drop", "oracle_global"]
+    assert list(frame["oracle"]) == [False, True]

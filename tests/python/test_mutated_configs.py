@@ -1,0 +1,122 @@
+"""A hundred broken configurations: each ends in a whole result or in a message that names the place."""
+
+import copy
+import json
+import random
+import re
+
+import pytest
+import yaml
+from kvreplay_cli import kvreplay, synth, table
+
+COUNT = 100
+LIMIT_S = 30
+GOOD = {
+    "schema": 1,
+    "name": "mutant",
+    "traces": ["t.h5"],
+    "select": {"prompts": "all", "layers": [0, 1], "kv_heads": "all"},
+    "replay": {"tokens": 96, "prefill": 64, "prompt": "cut", "queries": {"stride": 2}},
+    "methods": [
+        "exact",
+        {"name": "h2o", "recent_frac": 0.25, "gqa": {"level": "kv", "agg": "max"}},
+        {"name": "snapkv", "window": [4, 8], "pool": "avg", "kernel": 3},
+        {"name": "streaming_llm", "sinks": 2, "positions": "original", "phase": "stream"},
+    ],
+    "budget": {"tokens": [16, 32]},
+    "seeds": {"first": 0, "count": 2},
+    "metrics": "default",
+    "run": {"device": "cpu", "jobs": 1, "precision": "single"},
+    "output": {"dir": "o", "save": ["kept"]},
+}
+STRANGE = [None, True, -1, 0, 1, 3, 17, 1e300, 0.5, float("nan"), float("inf"), "", "all", "exact", "stream", "010", "\u00e4", "x" * 300,
+           "../..", [], {}, [[]], {"a": {"b": []}}, [1, "1", 1.0], 2**70, "cuda", "kept", ["h2o", "h2o"]]
+
+
+def places(node, path=()):
+    """Every path to a value inside a tree of maps and lists."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def parent(tree, path):
+    for key in path[:-1]:
+        tree = tree[key]
+    return tree
+
+
+def change_structure(rng):
+    """A value replaced, removed, repeated or moved under another key."""
+    tree = copy.deepcopy(GOOD)
+    for _ in range(rng.choice([1, 1, 2])):
+        path = rng.choice(list(places(tree)))
+        holder, key = parent(tree, path), path[-1]
+        what = rng.choice(["replace", "replace", "remove", "repeat", "rename"])
+        if what == "replace":
+            holder[key] = rng.choice(STRANGE)
+        elif what == "remove":
+            del holder[key]
+        elif isinstance(holder, list):
+            holder.append(holder[key])
+        elif what == "rename":
+            name = str(key)
+            holder[name[:-1] + rng.choice("xyz")] = holder.pop(key)
+        else:
+            holder[str(key) + "s"] = holder[key]
+    return yaml.safe_dump(tree, allow_unicode=True, sort_keys=False).encode()
+
+
+def change_bytes(rng):
+    """Bytes flipped, cut out, inserted, or the end torn off."""
+    data = bytearray(yaml.safe_dump(GOOD, sort_keys=False).encode())
+    for _ in range(rng.choice([1, 1, 3, 10])):
+        at = rng.randrange(len(data))
+        what = rng.choice(["flip", "cut", "insert", "tear", "copy"])
+        if what == "flip":
+            data[at] ^= 1 << rng.randrange(8)
+        elif what == "cut":
+            del data[at : at + rng.randrange(1, 12)]
+        elif what == "insert":
+            data[at:at] = rng.choice([b":", b"- ", b"[", b"}", b"&a ", b"*a", b"!!", b"\t", b"\n", b"\x00", b"%", b'"', b"<<: ", b"|", b"?"])
+        elif what == "tear":
+            del data[max(at, 10) :]
+        else:
+            data[at:at] = data[at : at + rng.randrange(1, 60)]
+        if not data:
+            return b""
+    return bytes(data)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mutants")
+    synth(path / "t.h5", "--tokens", 128, "--prompt", 96, "--layers", 2, "--q-heads", 2, "--kv-heads", 1)
+    return path
+
+
+def test_the_unchanged_configuration_runs(folder):
+    (folder / "c.yaml").write_text(yaml.safe_dump(GOOD, sort_keys=False))
+    result = kvreplay("run", folder / "c.yaml", "-o", folder / "good", "--progress", "none", timeout=LIMIT_S)
+    assert result.returncode == 0, result.stderr
+    assert all(row["status"] == "ok" for row in table(folder / "good"))
+
+
+@pytest.mark.parametrize("seed", range(COUNT))
+def test_a_mutated_configuration_ends_well(folder, seed):
+    rng = random.Random(seed)
+    text = change_structure(rng) if seed % 2 else change_bytes(rng)
+    config, out = folder / f"m{seed}.yaml", folder / f"out{seed}"
+    config.write_bytes(text)
+    result = kvreplay("run", config, "-o", out, "--force", "--progress", "none", timeout=LIMIT_S)
+    assert result.returncode in (0, 2, 3, 4), result.stderr
+    if result.returncode == 0:
+        meta = json.loads((out / "results.meta.json").read_text())
+        rows = table(out)
+        assert len(rows) == meta["cells"]["planned"] > 0
+        assert all(row["status"] == "ok" for row in rows)
+    else:
+        place = rf"^({re.escape(str(config))}:\d+:\d+|command line): error: \S"
+        assert re.search(place, result.stderr, re.M), result.stderr
+        assert "internal error" not in result.stderr

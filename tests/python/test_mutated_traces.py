@@ -1,0 +1,66 @@
+"""Damaged traces end in a whole table or in a message that names the file: never in a crash or a hang."""
+
+import csv
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("h5py")
+from mutate_trace import KV_HEADS, mutations, write_trace
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BINARY = Path(os.environ.get("KVREPLAY", REPOSITORY / "build/release/kvreplay"))
+METHODS = ("streaming_llm", "h2o")
+LONGEST_S = 30
+# What a message must name: the file or the dataset; where the trace is sound, but not for these methods
+# (exit 2), at least the prompt or the layer.
+PLACES = {2: ("damaged.h5", "/prompts", "prompt p0", "layer 0"), 3: ("damaged.h5", "/prompts")}
+
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("sound") / "sound.h5"
+    write_trace(path)
+    return path
+
+
+def replay(trace: Path, out: Path) -> subprocess.CompletedProcess:
+    command = [BINARY, "run", trace, "--method", ",".join(METHODS), "--budget", "16", "-o", out]
+    command += ["--progress", "none"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+
+
+def check_whole(table: Path, layers: int | None = None) -> None:
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows, "the table is empty"
+    if layers is not None:
+        assert len(rows) == layers * KV_HEADS * len(METHODS)
+    for row in rows:
+        assert None not in row and None not in row.values(), "a row is torn"
+        assert row["status"] == "ok"
+        assert "nan" not in {value.lower() for value in row.values()}
+
+
+def test_the_sound_trace_replays(sound, tmp_path):
+    done = replay(sound, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    check_whole(tmp_path / "out/results.csv", layers=1)
+
+
+@pytest.mark.parametrize(("name", "damage"), [pytest.param(*m, id=m[0]) for m in mutations(140)])
+def test_a_damaged_trace_ends_in_a_table_or_a_message(name, damage, sound, tmp_path):
+    trace = tmp_path / "damaged.h5"
+    shutil.copy(sound, trace)
+    damage(trace)
+    done = replay(trace, tmp_path / "out")
+    assert done.returncode in (0, 2, 3), f"exit {done.returncode}: {done.stderr}"
+    if done.returncode == 0:
+        check_whole(tmp_path / "out/results.csv")
+    else:
+        assert any(place in done.stderr for place in PLACES[done.returncode]), done.stderr

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Installs, builds and runs every test. --fast leaves out what needs torch.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+fast=0
+case "${1:-}" in
+  --fast) fast=1 ;;
+  "") ;;
+  *) echo "usage: tests/run.sh [--fast]" >&2; exit 2 ;;
+esac
+
+failed=()
+step() {  # step NAME COMMAND...: says what is done, how long it took, and goes on when it fails
+  local name=$1 start=$SECONDS
+  shift
+  echo "== $name"
+  "$@" || failed+=("$name")
+  echo "== $name: $((SECONDS - start)) s"
+}
+
+build() { cmake --preset "$1" >"build/$1.log" 2>&1 || { cat "build/$1.log"; return 1; }; cmake --build "build/$1" ; }
+format() { git ls-files -z 'lib/*.hpp' 'lib/*.cpp' 'lib/*.cuh' 'apps/*.hpp' 'apps/*.cpp' 'tests/*.hpp' 'tests/*.cpp' | xargs -0 clang-format --dry-run -Werror; }
+lint() { "$python" -m ruff check . && "$python" -m ruff format --check .; }
+
+mkdir -p build
+step "packages" bash apps/install_packages.sh test
+step "build release" build release
+extras=analysis,test
+python=$(bash apps/python_env.sh $extras) || failed+=("python environment")
+export KVREPLAY=$PWD/build/release/kvreplay KVREPLAY_PYTHON=$python
+step "C++ tests" ctest --preset release
+step "build with sanitizers" build asan
+step "C++ tests with sanitizers" ctest --preset asan
+if command -v nvcc >/dev/null; then
+  step "policies as device code" build cuda
+else
+  echo "== policies as device code: skipped, no nvcc"
+fi
+step "format" format
+step "lint" lint
+if [ $fast -eq 1 ]; then
+  step "Python tests without torch" "$python" -m pytest -q -m "not torch" tests/python
+else
+  step "torch" bash tests/install_torch.sh build/venv
+  step "Python tests" "$python" -m pytest -q tests/python
+fi
+
+if [ ${#failed[@]} -gt 0 ]; then
+  printf 'FAILED: %s\n' "${failed[@]}"
+  exit 1
+fi
+echo "all steps passed in $SECONDS s"

@@ -49,7 +49,8 @@ void Console::say(const std::string& text, const char* severity, const char* pai
     size_t at = word.empty() ? std::string::npos : line.find(word);
     if (!word.empty() && at == std::string::npos) line = "kvreplay: " + word + line, at = 10;
     log_only(line);
-    if (at != std::string::npos && paints()) line = line.substr(0, at) + paint + word + "\x1b[0m" + line.substr(at + word.size());
+    if (at != std::string::npos && paints())
+      line = line.substr(0, at) + paint + word + "\x1b[0m" + line.substr(at + word.size());
     std::fprintf(stderr, "%s\n", line.c_str());
   }
   if (!redrawn_.empty()) std::fputs(redrawn_.c_str(), stderr);

@@ -21,8 +21,9 @@ void require_device(const RunConfig& config) {
   for (const Device& device : devices()) names.push_back(device.name);
   if (std::find(names.begin(), names.end(), config.run.device) != names.end()) return;
   const auto mark = config.marks.find("run.device");
-  throw DeviceError(config.at(mark == config.marks.end() ? Mark{} : mark->second, "error",
-                              fmt::format("there is no device {} here. Devices: {}", config.run.device, join(names))));
+  throw DeviceError(
+      config.at(mark == config.marks.end() ? Mark{} : mark->second, "error",
+                fmt::format("there is no device {} here. Devices: {}", config.run.device, join(names))));
 }
 
 }  // namespace kvreplay::app

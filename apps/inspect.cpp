@@ -25,11 +25,15 @@ Trace open_trace(const std::string& file) {
   std::error_code ignored;
   if (fs::exists(file, ignored)) return Trace(file);
   if (fs::exists(file + ".part", ignored))
-    throw TraceError(fmt::format("{}: does not exist, only {}.part: the dump is unfinished, run kvdump again with --resume", file, file));
+    throw TraceError(fmt::format(
+        "{}: does not exist, only {}.part: the dump is unfinished, run kvdump again with --resume", file,
+        file));
   const fs::path folder = fs::path(file).parent_path();
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, ignored)) names.push_back(entry.path().filename().string());
-  throw TraceError(fmt::format("{}: no such file{}", file, did_you_mean(fs::path(file).filename().string(), names)));
+  for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, ignored))
+    names.push_back(entry.path().filename().string());
+  throw TraceError(
+      fmt::format("{}: no such file{}", file, did_you_mean(fs::path(file).filename().string(), names)));
 }
 
 struct InspectChoices {
@@ -69,7 +73,8 @@ int validate_config(const ValidateChoices& choices, Console& console) {
   require_device(loaded.config);
   if (choices.deep)
     for (const fs::path& path : loaded.config.traces) check_deep(Trace(path), path.string());
-  print(fmt::format("{}: a sound configuration of {} cells\n", choices.config.file, plan_cells(loaded.config, loaded.traces).size()));
+  print(fmt::format("{}: a sound configuration of {} cells\n", choices.config.file,
+                    plan_cells(loaded.config, loaded.traces).size()));
   return 0;
 }
 
@@ -77,7 +82,8 @@ int validate_config(const ValidateChoices& choices, Console& console) {
 
 void add_inspect(CLI::App& app, std::vector<Command>& commands) {
   const auto shown = std::make_shared<InspectChoices>();
-  CLI::App* command = app.add_subcommand("inspect", "a trace: model, prompts, layers, heads, tokens, dtypes, sizes, checks");
+  CLI::App* command =
+      app.add_subcommand("inspect", "a trace: model, prompts, layers, heads, tokens, dtypes, sizes, checks");
   command->add_option("trace", shown->file, "a trace (HDF5)")->required()->type_name("TRACE");
   command->add_flag("--json", shown->json, "as JSON");
   commands.push_back({command, [shown](Context&) { return inspect(*shown); }});
@@ -87,7 +93,9 @@ void add_inspect(CLI::App& app, std::vector<Command>& commands) {
   add_config_options(*command, checked->config, "a configuration (YAML) or a trace (HDF5)");
   command->add_flag("--deep", checked->deep, "read every tensor of the traces and verify every checksum");
   commands.push_back({command, [checked](Context& context) {
-                        if (checked->config.file.empty()) throw ConfigError("validate needs a file: kvreplay validate configs/quickstart.yaml");
+                        if (checked->config.file.empty())
+                          throw ConfigError(
+                              "validate needs a file: kvreplay validate configs/quickstart.yaml");
                         const bool trace = looks_like_trace(checked->config.file);
                         return trace ? validate_trace(*checked) : validate_config(*checked, context.console);
                       }});

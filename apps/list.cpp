@@ -27,12 +27,18 @@ std::string phases(const MethodInfo& info) {
 json method_json(const Method& method) {
   json parameters = json::array();
   for (const ParameterSpec& spec : method.parameters)
-    parameters.push_back({{"name", spec.name}, {"default", spec.default_value}, {"default_text", spec.default_text},
-                          {"low", spec.low}, {"high", spec.high}, {"choices", spec.choices}, {"help", spec.help}});
+    parameters.push_back({{"name", spec.name},
+                          {"default", spec.default_value},
+                          {"default_text", spec.default_text},
+                          {"low", spec.low},
+                          {"high", spec.high},
+                          {"choices", spec.choices},
+                          {"help", spec.help}});
   const MethodInfo& info = method.info;
-  return {{"name", info.name}, {"title", info.title}, {"source", info.source}, {"tier", info.tier},
-          {"memory", info.memory}, {"deviation", info.deviation}, {"phases", phases(info)}, {"alias", info.alias},
-          {"takes_budget", info.takes_budget}, {"parameters", parameters}};
+  return {{"name", info.name},       {"title", info.title},   {"source", info.source},
+          {"tier", info.tier},       {"memory", info.memory}, {"deviation", info.deviation},
+          {"phases", phases(info)},  {"alias", info.alias},   {"takes_budget", info.takes_budget},
+          {"parameters", parameters}};
 }
 
 void list_methods(bool as_json) {
@@ -40,7 +46,8 @@ void list_methods(bool as_json) {
   std::vector<std::vector<std::string>> rows = {{"name", "tier", "phases", "budget", "title"}};
   for (const Method& m : registry()) {
     all.push_back(method_json(m));
-    rows.push_back({m.info.name, std::to_string(m.info.tier), phases(m.info), m.info.takes_budget ? "yes" : "no", m.info.title});
+    rows.push_back({m.info.name, std::to_string(m.info.tier), phases(m.info),
+                    m.info.takes_budget ? "yes" : "no", m.info.title});
   }
   print(as_json ? all.dump(2) + "\n" : left_aligned(rows));
 }
@@ -81,15 +88,17 @@ std::string field(const char* name, const std::string& text) {
 void describe(const Method& method) {
   const MethodInfo& info = method.info;
   std::string text = fmt::format("{}: {}\n\n", info.name, info.title);
-  text += field("source", info.source) + field("tier", std::to_string(info.tier)) + field("alias", info.alias) +
-          field("phases", phases(info) + " (the first is the default)") +
-          field("positions", info.any_positions ? fmt::format("{} (default), {}", word(info.default_positions),
-                                                              info.default_positions == Positions::cache ? "original" : "cache")
-                                                : "original") +
-          field("budget", !info.takes_budget ? "none: its size is an output"
-                          : info.reads_full_cache ? "tokens that are read; the whole cache is stored"
-                                                  : "tokens that stay, protected ones included") +
-          field("memory", info.memory) + field("deviation", info.deviation) + field("warning", info.warning);
+  text +=
+      field("source", info.source) + field("tier", std::to_string(info.tier)) + field("alias", info.alias) +
+      field("phases", phases(info) + " (the first is the default)") +
+      field("positions", info.any_positions
+                             ? fmt::format("{} (default), {}", word(info.default_positions),
+                                           info.default_positions == Positions::cache ? "original" : "cache")
+                             : "original") +
+      field("budget", !info.takes_budget      ? "none: its size is an output"
+                      : info.reads_full_cache ? "tokens that are read; the whole cache is stored"
+                                              : "tokens that stay, protected ones included") +
+      field("memory", info.memory) + field("deviation", info.deviation) + field("warning", info.warning);
   std::vector<std::vector<std::string>> rows = {{"parameter", "default", "values", "meaning"}};
   for (const ParameterSpec& spec : method.parameters)
     rows.push_back({spec.name, spec.default_text, values_of(spec), spec.help});
@@ -102,7 +111,8 @@ const Method& named(const std::string& name) {
   if (const Method* method = find_method(registry(), name)) return *method;
   std::vector<std::string> names;
   for (const Method& m : registry()) names.emplace_back(m.info.name);
-  throw ConfigError(fmt::format("unknown method \"{}\"{}. Methods: {}", name, did_you_mean(name, names), join(names)));
+  throw ConfigError(
+      fmt::format("unknown method \"{}\"{}. Methods: {}", name, did_you_mean(name, names), join(names)));
 }
 
 struct ListChoices {
@@ -115,7 +125,9 @@ struct ListChoices {
 void add_list(CLI::App& app, std::vector<Command>& commands) {
   const auto choices = std::make_shared<ListChoices>();
   CLI::App* list = app.add_subcommand("list", "what there is: methods, metrics or devices");
-  list->add_option("what", choices->what, "methods, metrics or devices")->required()->check(CLI::IsMember({"methods", "metrics", "devices"}));
+  list->add_option("what", choices->what, "methods, metrics or devices")
+      ->required()
+      ->check(CLI::IsMember({"methods", "metrics", "devices"}));
   list->add_flag("--json", choices->json, "as JSON");
   commands.push_back({list, [choices](Context&) {
                         if (choices->what == "methods") list_methods(choices->json);

@@ -31,7 +31,8 @@ void add_general(CLI::App& app, General& general) {
   app.add_flag("-q,--quiet", general.quiet, "warnings and errors only");
   app.add_flag("-v,--verbose", general.verbose, "more about the work");
   app.add_option("--log", general.log, "also append all messages to FILE")->type_name("FILE");
-  app.add_option("--color", general.color, "auto, always or never")->check(CLI::IsMember({"auto", "always", "never"}));
+  app.add_option("--color", general.color, "auto, always or never")
+      ->check(CLI::IsMember({"auto", "always", "never"}));
   app.set_version_flag("--version", version_text());
 }
 
@@ -79,7 +80,8 @@ std::string guess(const CLI::App& app, const std::vector<Command>& commands, int
   return "";
 }
 
-int usage_error(const CLI::App& app, const CLI::ParseError& error, const std::vector<Command>& commands, int argc, char** argv) {
+int usage_error(const CLI::App& app, const CLI::ParseError& error, const std::vector<Command>& commands,
+                int argc, char** argv) {
   Console console;
   std::string line = "kvreplay";
   for (const Command& c : commands)
@@ -126,10 +128,12 @@ int guarded(int argc, char** argv) {
     context.console.error(e.what());
     return e.exit_code();
   } catch (const std::bad_alloc&) {
-    context.console.error("out of memory: fewer --jobs need less, and so do fewer layers or methods at a time");
+    context.console.error(
+        "out of memory: fewer --jobs need less, and so do fewer layers or methods at a time");
     return kOutOfMemory;
   } catch (const std::exception& e) {
-    context.console.error(fmt::format("internal error: {}. Please report it with this command line: {}", e.what(), context.command_line));
+    context.console.error(fmt::format("internal error: {}. Please report it with this command line: {}",
+                                      e.what(), context.command_line));
     return kOurMistake;
   }
 }

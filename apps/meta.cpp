@@ -65,7 +65,8 @@ nlohmann::json run_record(const RunConfig& config, const std::vector<TraceInfo>&
 }
 
 std::string version_text() {
-  return fmt::format("kvreplay {} (commit {}, HDF5 {}, compiler {})", version(), git_commit(), hdf5_version(), compiler());
+  return fmt::format("kvreplay {} (commit {}, HDF5 {}, compiler {})", version(), git_commit(), hdf5_version(),
+                     compiler());
 }
 
 }  // namespace kvreplay::app

@@ -12,7 +12,9 @@ namespace kvreplay::app {
 
 void add_config_options(CLI::App& command, ConfigOptions& options, const std::string& what) {
   command.add_option("file,-c,--config", options.file, what)->type_name("FILE");
-  command.add_option("-s,--set", options.sets, "override a value of the configuration: budget.tokens=[64,128], methods.0.window=16")
+  command
+      .add_option("-s,--set", options.sets,
+                  "override a value of the configuration: budget.tokens=[64,128], methods.0.window=16")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
 }
@@ -25,7 +27,8 @@ std::string text_override(const std::string& key, const std::string& value) {
 std::string list_override(const std::string& key, const std::string& comma_list, bool texts) {
   std::vector<std::string> items;
   for (const std::string& item : CLI::detail::split(comma_list, ','))
-    items.push_back(texts ? nlohmann::json(item).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) : item);
+    items.push_back(
+        texts ? nlohmann::json(item).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) : item);
   return fmt::format("{}=[{}]", key, join(items));
 }
 

@@ -47,7 +47,8 @@ Progress::Mode Progress::mode_of(const std::string& word, bool quiet) {
   return stderr_is_terminal() ? Mode::bar : Mode::plain;
 }
 
-Progress::Progress(Console& console, Mode mode, size_t done, const std::vector<Cell>& todo, const std::vector<double>& cost)
+Progress::Progress(Console& console, Mode mode, size_t done, const std::vector<Cell>& todo,
+                   const std::vector<double>& cost)
     : console_(console), mode_(mode), done_before_(done), total_(done + todo.size()) {
   for (size_t i = 0; i < todo.size(); ++i) {
     cost_[todo[i].key] = cost[i];
@@ -124,15 +125,17 @@ double Progress::seconds_left() const {
 
 std::string Progress::line() const {
   const double rate = seconds() > 0 ? double(now_) / seconds() : 0;
-  std::string text = fmt::format("cells {}/{} · failed {} · {:.1f} cells/s", done_before_ + now_, total_, failed_, rate);
+  std::string text =
+      fmt::format("cells {}/{} · failed {} · {:.1f} cells/s", done_before_ + now_, total_, failed_, rate);
   if (ended_) return text + " · " + duration_text(seconds());
   text += " · ETA " + (seconds_left() < 0 ? "?" : duration_text(seconds_left()));
   return current_.empty() ? text : text + " · " + current_;
 }
 
 std::string Progress::json_line(const char* event) const {
-  nlohmann::json j = {{"event", event},   {"cells_done", done_before_ + now_}, {"cells_total", total_},
-                      {"failed", failed_}, {"elapsed_s", seconds()},           {"cell", current_}};
+  nlohmann::json j = {{"event", event},         {"cells_done", done_before_ + now_},
+                      {"cells_total", total_},  {"failed", failed_},
+                      {"elapsed_s", seconds()}, {"cell", current_}};
   j["eta_s"] = seconds_left() < 0 ? nlohmann::json() : nlohmann::json(seconds_left());
   return j.dump();
 }

@@ -29,7 +29,8 @@ void offer_checkout() {
   const fs::path analysis = binary.parent_path().parent_path().parent_path() / "analysis";
   if (!fs::exists(analysis / "kvanalysis" / "__main__.py", error)) return;
   const char* known = std::getenv("PYTHONPATH");
-  const std::string path = known == nullptr || *known == '\0' ? analysis.string() : fmt::format("{}:{}", known, analysis.string());
+  const std::string path =
+      known == nullptr || *known == '\0' ? analysis.string() : fmt::format("{}:{}", known, analysis.string());
   ::setenv("PYTHONPATH", path.c_str(), 1);
 }
 
@@ -50,11 +51,17 @@ int call(std::vector<std::string> words) {
 }
 
 void require_analysis(const std::string& python) {
-  const int found = call({python, "-c", "import importlib.util, sys; sys.exit(10 if importlib.util.find_spec('kvanalysis') is None else 0)"});
-  if (found == 127) throw UserError(2, fmt::format("{} is not there: install Python 3, or name it in KVREPLAY_PYTHON", python));
+  const int found = call(
+      {python, "-c",
+       "import importlib.util, sys; sys.exit(10 if importlib.util.find_spec('kvanalysis') is None else 0)"});
+  if (found == 127)
+    throw UserError(2,
+                    fmt::format("{} is not there: install Python 3, or name it in KVREPLAY_PYTHON", python));
   if (found == 10)
-    throw UserError(2, fmt::format("{} has no package kvanalysis: pip install the checkout with [analysis], or name an "
-                                   "interpreter that has it in KVREPLAY_PYTHON", python));
+    throw UserError(
+        2, fmt::format("{} has no package kvanalysis: pip install the checkout with [analysis], or name an "
+                       "interpreter that has it in KVREPLAY_PYTHON",
+                       python));
 }
 
 struct ReportChoices {
@@ -63,7 +70,8 @@ struct ReportChoices {
 
 int analyse(const char* verb, const ReportChoices& choices) {
   if (std::error_code ignored; !fs::is_regular_file(fs::path(choices.out) / "results.csv", ignored))
-    throw ConfigError(fmt::format("{}: holds no results.csv. {} takes the output directory of a run", choices.out, verb));
+    throw ConfigError(
+        fmt::format("{}: holds no results.csv. {} takes the output directory of a run", choices.out, verb));
   offer_checkout();
   require_analysis(interpreter());
   return call({interpreter(), "-m", "kvanalysis", verb, choices.out});
@@ -75,7 +83,8 @@ void add_report(CLI::App& app, std::vector<Command>& commands) {
   const auto choices = std::make_shared<ReportChoices>();
   for (const char* verb : {"report", "figures"}) {
     const bool report = std::string(verb) == "report";
-    CLI::App* command = app.add_subcommand(verb, report ? "figures and one self-contained HTML page of a run" : "figures of a run");
+    CLI::App* command = app.add_subcommand(
+        verb, report ? "figures and one self-contained HTML page of a run" : "figures of a run");
     command->add_option("out", choices->out, "output directory of a run")->required()->type_name("OUT");
     commands.push_back({command, [choices, verb](Context&) { return analyse(verb, *choices); }});
   }

@@ -64,8 +64,10 @@ std::vector<Cell> missing_cells(const std::vector<Cell>& plan, const Store& stor
 void refuse_other_plan(const Work& work, const Store& store) {
   const size_t foreign = store.foreign(work.plan);
   if (foreign == 0) return;
-  throw ConfigError(fmt::format("{}: error: holds {} cells of another plan (another configuration, trace or precision). "
-                                "Choose another directory with -o, or forget them with --force", work.out.string(), foreign));
+  throw ConfigError(
+      fmt::format("{}: error: holds {} cells of another plan (another configuration, trace or precision). "
+                  "Choose another directory with -o, or forget them with --force",
+                  work.out.string(), foreign));
 }
 
 int dry_run(const Work& work) {
@@ -77,9 +79,11 @@ int dry_run(const Work& work) {
   double cost = 0;
   for (const double c : estimate(work.config, todo, work.traces).cost) cost += c;
   const double bytes = double(estimate(work.config, work.plan, work.traces).bytes_peak);
-  print(fmt::format("cells   {} ({} done, {} to replay)\nmemory  about {:.0f} MiB\ntime    about {} with {} jobs\noutput  {}\n",
-                    work.plan.size(), work.plan.size() - todo.size(), todo.size(), std::max(1.0, bytes / (1 << 20)),
-                    duration_text(cost / kRate / work.jobs), work.jobs, work.out.string()));
+  print(fmt::format(
+      "cells   {} ({} done, {} to replay)\nmemory  about {:.0f} MiB\ntime    about {} with {} jobs\noutput  "
+      "{}\n",
+      work.plan.size(), work.plan.size() - todo.size(), todo.size(), std::max(1.0, bytes / (1 << 20)),
+      duration_text(cost / kRate / work.jobs), work.jobs, work.out.string()));
   return 0;
 }
 
@@ -97,7 +101,9 @@ RunOptions engine_options(const Work& work) {
   options.double_precision = config.run.double_precision;
   options.prompt_streams = config.replay.prompt_streams;
   options.audit = config.run.audit;
-  const auto asks = [&](const char* name) { return std::find(config.metrics.begin(), config.metrics.end(), name) != config.metrics.end(); };
+  const auto asks = [&](const char* name) {
+    return std::find(config.metrics.begin(), config.metrics.end(), name) != config.metrics.end();
+  };
   options.recalls = config.metrics.empty() || asks("index_recall") || asks("mass_recall");
   return options;
 }
@@ -106,10 +112,11 @@ struct Outcome {
   size_t finished = 0, failed = 0;
 };
 
-Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices& choices, Store& store, Console& console) {
+Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices& choices, Store& store,
+               Console& console) {
   const PlanEstimate estimated = estimate(work.config, todo, work.traces);
-  Progress progress(console, Progress::mode_of(choices.progress, console.verbosity < 0), work.plan.size() - todo.size(),
-                    todo, estimated.cost);
+  Progress progress(console, Progress::mode_of(choices.progress, console.verbosity < 0),
+                    work.plan.size() - todo.size(), todo, estimated.cost);
   std::atomic<bool> give_up{false};
   RunOptions options = engine_options(work);
   options.on_start = [&](const Cell& cell) { progress.started(cell); };
@@ -130,11 +137,13 @@ void tell_failures(const Work& work, const Store& store, Console& console) {
   constexpr size_t kTold = 5;
   std::map<std::string, size_t> reasons;
   for (const auto& row : store.table(work.plan))
-    if (row[column_index("status")] != "ok") ++reasons[row[column_index("method")] + ": " + row[column_index("error")]];
+    if (row[column_index("status")] != "ok")
+      ++reasons[row[column_index("method")] + ": " + row[column_index("error")]];
   size_t told = 0;
   for (const auto& [reason, count] : reasons)
     if (told++ < kTold) console.error(fmt::format("{} cells failed: {}", count, reason));
-  if (reasons.size() > kTold) console.error(fmt::format("and {} other reasons, see the column `error`", reasons.size() - kTold));
+  if (reasons.size() > kTold)
+    console.error(fmt::format("and {} other reasons, see the column `error`", reasons.size() - kTold));
 }
 
 int run(const RunChoices& choices, Context& context) {
@@ -144,8 +153,8 @@ int run(const RunChoices& choices, Context& context) {
   Store store(work.out, work.save(), choices.force, cell_record(work.config));
   if (!choices.force) refuse_other_plan(work, store);
   const std::vector<Cell> todo = missing_cells(work.plan, store);
-  console.note(fmt::format("{} cells, {} done before, {} jobs, output {}", work.plan.size(), work.plan.size() - todo.size(),
-                           work.jobs, work.out.string()));
+  console.note(fmt::format("{} cells, {} done before, {} jobs, output {}", work.plan.size(),
+                           work.plan.size() - todo.size(), work.jobs, work.out.string()));
   ::signal(SIGPIPE, SIG_IGN);  // a closed terminal or pipe must not lose a run
   const StopSignals signals;
   const Outcome outcome = replay(work, todo, choices, store, console);
@@ -154,7 +163,8 @@ int run(const RunChoices& choices, Context& context) {
   tell_failures(work, store, console);
   console.note(fmt::format("wrote {}", (work.out / "results.csv").string()));
   if (StopSignals::stop() && outcome.finished < todo.size()) {
-    console.note(fmt::format("stopped: {} cells are left, run the same command to continue", todo.size() - outcome.finished));
+    console.note(fmt::format("stopped: {} cells are left, run the same command to continue",
+                             todo.size() - outcome.finished));
     return StopSignals::exit_code();
   }
   return outcome.failed > 0 ? 1 : 0;
@@ -163,7 +173,8 @@ int run(const RunChoices& choices, Context& context) {
 }  // namespace
 
 void add_run(CLI::App& app, std::vector<Command>& commands) {
-  CLI::App* command = app.add_subcommand("run", "replay on this machine, all cores; skips cells that are already done");
+  CLI::App* command =
+      app.add_subcommand("run", "replay on this machine, all cores; skips cells that are already done");
   const auto choices = std::make_shared<RunChoices>();
   add_run_options(*command, *choices);
   commands.push_back({command, [choices](Context& context) { return run(*choices, context); }});

@@ -11,19 +11,27 @@
 namespace kvreplay::app {
 namespace {
 
-bool names_a_trace(const RunChoices& choices) { return !choices.config.file.empty() && looks_like_trace(choices.config.file); }
+bool names_a_trace(const RunChoices& choices) {
+  return !choices.config.file.empty() && looks_like_trace(choices.config.file);
+}
 
 }  // namespace
 
 void add_run_options(CLI::App& command, RunChoices& choices) {
-  add_config_options(command, choices.config, "a configuration (YAML), or a trace (HDF5) together with --method");
-  command.add_option("-o,--out", choices.out, "where results go (default: output.dir, else out/NAME)")->type_name("DIR");
-  command.add_option("-j,--jobs", choices.jobs, "threads; the numbers do not depend on it (default: all cores)")->type_name("N");
+  add_config_options(command, choices.config,
+                     "a configuration (YAML), or a trace (HDF5) together with --method");
+  command.add_option("-o,--out", choices.out, "where results go (default: output.dir, else out/NAME)")
+      ->type_name("DIR");
+  command
+      .add_option("-j,--jobs", choices.jobs, "threads; the numbers do not depend on it (default: all cores)")
+      ->type_name("N");
   command.add_option("--device", choices.device, "cpu or cuda[:N]")->type_name("DEVICE");
   command.add_flag("-n,--dry-run", choices.dry_run, "only show cells, memory and estimated time");
   command.add_flag("--force", choices.force, "forget what an earlier run left in the output directory");
-  CLI::Option* fail_fast = command.add_flag("--fail-fast", choices.fail_fast, "stop at the first failed cell");
-  command.add_flag("--keep-going", choices.keep_going, "replay the other cells after a failure (default)")->excludes(fail_fast);
+  CLI::Option* fail_fast =
+      command.add_flag("--fail-fast", choices.fail_fast, "stop at the first failed cell");
+  command.add_flag("--keep-going", choices.keep_going, "replay the other cells after a failure (default)")
+      ->excludes(fail_fast);
   command.add_option("--progress", choices.progress, "auto, bar, plain, json or none")
       ->check(CLI::IsMember({"auto", "bar", "plain", "json", "none"}));
   const std::string group = "Instead of a configuration, or over it";
@@ -37,15 +45,17 @@ void add_run_options(CLI::App& command, RunChoices& choices) {
   add("--layers", choices.layers, "layers: 0,7,15 (default: all)", "LIST");
   add("--kv-heads", choices.kv_heads, "kv heads: 0,2 (default: all)", "LIST");
   add("--prompts", choices.prompts, "prompts by id (default: all)", "LIST");
-  add("--seeds", choices.seeds, "seeds of the random methods: how many from 0, or FIRST:COUNT (default: 5)", "N");
+  add("--seeds", choices.seeds, "seeds of the random methods: how many from 0, or FIRST:COUNT (default: 5)",
+      "N");
   add("--save", choices.save, "curves,kept,outputs: arrays that go to HDF5 (default: none)", "LIST");
   add("--precision", choices.precision, "single (default) or double", "WORD");
 }
 
 std::filesystem::path config_file(const RunChoices& choices) {
   if (choices.config.file.empty())
-    throw ConfigError("run needs a configuration or a trace: kvreplay run configs/quickstart.yaml, "
-                      "or kvreplay run TRACE.h5 --method h2o --budget 64,256");
+    throw ConfigError(
+        "run needs a configuration or a trace: kvreplay run configs/quickstart.yaml, "
+        "or kvreplay run TRACE.h5 --method h2o --budget 64,256");
   return names_a_trace(choices) ? std::filesystem::path() : std::filesystem::path(choices.config.file);
 }
 
@@ -70,11 +80,13 @@ std::vector<std::string> overrides_of(const RunChoices& choices) {
     all = {"schema=1", text_override("traces", choices.config.file),
            text_override("name", std::filesystem::path(choices.config.file).stem().string())};
     if (choices.methods.empty() && choices.config.sets.empty())
-      throw ConfigError("a trace needs --method: kvreplay run TRACE.h5 --method h2o,snapkv --budget 64,256 "
-                        "(kvreplay list methods)");
+      throw ConfigError(
+          "a trace needs --method: kvreplay run TRACE.h5 --method h2o,snapkv --budget 64,256 "
+          "(kvreplay list methods)");
   }
   const auto list = [&](const char* key, const std::string& value, bool texts) {
-    if (!value.empty()) all.push_back(value == "all" ? fmt::format("{}=all", key) : list_override(key, value, texts));
+    if (!value.empty())
+      all.push_back(value == "all" ? fmt::format("{}=all", key) : list_override(key, value, texts));
   };
   const auto plain = [&](const char* key, const std::string& value) {
     if (!value.empty()) all.push_back(fmt::format("{}={}", key, value));
@@ -94,7 +106,8 @@ std::vector<std::string> overrides_of(const RunChoices& choices) {
   plain("run.jobs", choices.jobs);
   if (!choices.device.empty()) all.push_back(text_override("run.device", choices.device));
   // Paths of a configuration are relative to it; this one is relative to where the command runs.
-  if (!choices.out.empty()) all.push_back(text_override("output.dir", std::filesystem::absolute(choices.out).string()));
+  if (!choices.out.empty())
+    all.push_back(text_override("output.dir", std::filesystem::absolute(choices.out).string()));
   all.insert(all.end(), choices.config.sets.begin(), choices.config.sets.end());
   return all;
 }

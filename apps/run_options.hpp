@@ -23,7 +23,8 @@ void add_run_options(CLI::App& command, RunChoices& choices);
 std::filesystem::path config_file(const RunChoices& choices);
 std::vector<std::string> overrides_of(const RunChoices& choices);
 
-// "64,256" -> tokens, "5%,10%" or "0.05,0.1" -> fraction_kept; as an override. Throws ConfigError on a mixture.
+// "64,256" -> tokens, "5%,10%" or "0.05,0.1" -> fraction_kept; as an override. Throws ConfigError on a
+// mixture.
 std::string budget_override(const std::string& text);
 
 }  // namespace kvreplay::app

@@ -11,7 +11,8 @@
 namespace kvreplay::app {
 namespace {
 
-constexpr const char* kMeans[] = {"rel_err_out_mean", "kept_mass_mean", "partition_err_mean", "peak_kept_tokens", "total_bytes"};
+constexpr const char* kMeans[] = {"rel_err_out_mean", "kept_mass_mean", "partition_err_mean",
+                                  "peak_kept_tokens", "total_bytes"};
 constexpr size_t kMeanCount = std::size(kMeans);
 
 struct Mean {
@@ -50,7 +51,8 @@ size_t instance_of(const Cell& cell, const RunConfig& config) {
 
 using GroupKey = std::pair<size_t, int32_t>;  // instance, budget
 
-std::map<GroupKey, Group> grouped(const RunConfig& config, const std::vector<Cell>& plan, const Store& store) {
+std::map<GroupKey, Group> grouped(const RunConfig& config, const std::vector<Cell>& plan,
+                                  const Store& store) {
   std::unordered_map<std::string, GroupKey> group_of;
   std::map<GroupKey, Group> groups;
   for (const Cell& cell : plan) {
@@ -73,7 +75,8 @@ std::map<GroupKey, Group> grouped(const RunConfig& config, const std::vector<Cel
 
 size_t column_index(const std::string& name) {
   const auto& all = columns();
-  return size_t(std::find_if(all.begin(), all.end(), [&](const Column& c) { return name == c.name; }) - all.begin());
+  return size_t(std::find_if(all.begin(), all.end(), [&](const Column& c) { return name == c.name; }) -
+                all.begin());
 }
 
 std::string instance_text(const MethodInstance& instance) {
@@ -94,7 +97,9 @@ std::string instance_text(const MethodInstance& instance) {
 
 std::string summary_table(const RunConfig& config, const std::vector<Cell>& plan, const Store& store) {
   const auto groups = grouped(config, plan, store);
-  const bool missing = std::any_of(groups.begin(), groups.end(), [](const auto& g) { return g.second.planned > g.second.ok + g.second.failed; });
+  const bool missing = std::any_of(groups.begin(), groups.end(), [](const auto& g) {
+    return g.second.planned > g.second.ok + g.second.failed;
+  });
   std::vector<std::vector<std::string>> rows = {{"method", "budget"}};
   rows[0].insert(rows[0].end(), std::begin(kMeans), std::end(kMeans));
   rows[0].insert(rows[0].end(), {"ok", "failed"});
@@ -124,7 +129,8 @@ std::string padded(const std::vector<std::vector<std::string>>& rows, size_t lef
   for (const auto& row : rows) {
     std::string line;
     for (size_t i = 0; i < row.size(); ++i)
-      line += (i > 0 ? "  " : "") + (i < left_columns ? fmt::format("{:<{}}", row[i], widths[i]) : fmt::format("{:>{}}", row[i], widths[i]));
+      line += (i > 0 ? "  " : "") + (i < left_columns ? fmt::format("{:<{}}", row[i], widths[i])
+                                                      : fmt::format("{:>{}}", row[i], widths[i]));
     text += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
   }
   return text;

@@ -2,8 +2,8 @@
 #include <string>
 #include <vector>
 
+#include "catalog/cell.hpp"
 #include "config/run_config.hpp"
-#include "replay/cell.hpp"
 #include "results/store.hpp"
 
 namespace kvreplay::app {

@@ -29,9 +29,12 @@ int synth(SynthChoices& choices, Console& console) {
 void add_synth(CLI::App& app, std::vector<Command>& commands) {
   const auto choices = std::make_shared<SynthChoices>();
   SynthOptions& t = choices->trace;
-  CLI::App* command = app.add_subcommand("synth", "a synthetic trace with planted structure (clusters, sinks, heavy hitters, norms)");
+  CLI::App* command = app.add_subcommand(
+      "synth", "a synthetic trace with planted structure (clusters, sinks, heavy hitters, norms)");
   command->add_option("-o,--out", choices->out, "the trace to write")->required()->type_name("FILE");
-  const auto add = [&](const char* name, auto& value, const char* help) { command->add_option(name, value, help)->capture_default_str(); };
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    command->add_option(name, value, help)->capture_default_str();
+  };
   add("--tokens", t.tokens, "tokens");
   add("--prompt", t.prompt, "tokens of the prompt");
   add("--layers", t.layers, "layers");
@@ -40,7 +43,8 @@ void add_synth(CLI::App& app, std::vector<Command>& commands) {
   add("--head-dim", t.head_dim, "numbers of a key and of a query");
   add("--v-head-dim", t.v_head_dim, "numbers of a value");
   add("--clusters", t.clusters, "topics the keys drift through; 0: isotropic keys");
-  add("--cluster-spread", t.cluster_spread, "standard deviation inside a topic, in units of a key's coordinate");
+  add("--cluster-spread", t.cluster_spread,
+      "standard deviation inside a topic, in units of a key's coordinate");
   add("--sinks", t.sinks, "first tokens that every query likes");
   add("--sink-strength", t.sink_strength, "their advantage in logits");
   add("--heavy-share", t.heavy_share, "share of tokens that many queries like");
@@ -51,9 +55,12 @@ void add_synth(CLI::App& app, std::vector<Command>& commands) {
   add("--seed", t.seed, "seed");
   command->add_flag("--no-rope", choices->no_rope, "no rotary embedding");
   command->add_flag("--with-out", t.with_out, "also write the exact attention output");
-  const std::map<std::string, SynthOptions::Type> types = {
-      {"f32", SynthOptions::Type::float32}, {"f16", SynthOptions::Type::float16}, {"bf16", SynthOptions::Type::bfloat16}};
-  command->add_option("--dtype", t.type, "f32, f16 or bf16")->transform(CLI::CheckedTransformer(types))->type_name("TYPE");
+  const std::map<std::string, SynthOptions::Type> types = {{"f32", SynthOptions::Type::float32},
+                                                           {"f16", SynthOptions::Type::float16},
+                                                           {"bf16", SynthOptions::Type::bfloat16}};
+  command->add_option("--dtype", t.type, "f32, f16 or bf16")
+      ->transform(CLI::CheckedTransformer(types))
+      ->type_name("TYPE");
   commands.push_back({command, [choices](Context& context) { return synth(*choices, context.console); }});
 }
 

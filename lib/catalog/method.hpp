@@ -39,6 +39,7 @@ struct Method {
   // Fills in what follows from the budget and checks the parameters against each other and the scene.
   // Returns every parameter, as integers, reals, booleans and words. Throws ParameterError.
   std::function<nlohmann::json(const nlohmann::json& params, const Scene&)> resolve;
+  std::function<Phase(const nlohmann::json& params)> default_phase;  // MethodInfo's, unless a variant has its own
   std::function<bool(const nlohmann::json& params)> random;          // does this instance repeat over seeds?
   std::function<bool(const nlohmann::json& params)> needs_prompt_queries;  // refuse traces with strided queries
   std::function<std::unique_ptr<Lane<float>>(const LaneOrder&)> lane_single;

@@ -14,30 +14,39 @@ function(kvreplay_methods_of list names structs)
   set(${structs} ${types} PARENT_SCOPE)
 endfunction()
 
-# kvreplay_registry(TARGET LIST...): a library that holds registry(), with one translation unit for each
-# method, so that a method is one file and one line. A method's file stands beside its list.
-function(kvreplay_registry target)
+# kvreplay_methods(TARGET LIST): compiles the methods of a list, one translation unit each. A method's file
+# stands beside its list.
+function(kvreplay_methods target list)
+  get_filename_component(folder ${list} DIRECTORY)
   set(out ${CMAKE_CURRENT_BINARY_DIR}/${target})
-  set(declarations "")
-  set(calls "")
-  set(sources "")
-  foreach(list IN LISTS ARGN)
-    get_filename_component(folder ${list} DIRECTORY)
-    kvreplay_methods_of(${list} names structs)
-    foreach(name struct IN ZIP_LISTS names structs)
-      file(CONFIGURE OUTPUT ${out}/${name}.cpp CONTENT [[
+  kvreplay_methods_of(${list} names structs)
+  foreach(name struct IN ZIP_LISTS names structs)
+    file(CONFIGURE OUTPUT ${out}/${name}.cpp CONTENT [[
 #include "@folder@/@name@.hpp"
 #include "replay/make_method.hpp"
 namespace kvreplay {
 Method method_@name@() { return make_method<@struct@>(); }
 }  // namespace kvreplay
 ]] @ONLY)
-      list(APPEND sources ${out}/${name}.cpp)
+    list(APPEND sources ${out}/${name}.cpp)
+  endforeach()
+  add_library(${target} STATIC ${sources})
+  target_link_libraries(${target} PUBLIC kvreplay PRIVATE kvreplay_flags kvreplay_packages)
+  set_target_properties(${target} PROPERTIES kvreplay_names "${names}")
+endfunction()
+
+# kvreplay_registry(TARGET METHODS...): registry() over the methods of these targets, in their order.
+function(kvreplay_registry target)
+  set(declarations "")
+  set(calls "")
+  foreach(methods IN LISTS ARGN)
+    get_target_property(names ${methods} kvreplay_names)
+    foreach(name IN LISTS names)
       string(APPEND declarations "Method method_${name}();\n")
       string(APPEND calls "method_${name}(), ")
     endforeach()
   endforeach()
-  file(CONFIGURE OUTPUT ${out}/registry.cpp CONTENT [[
+  file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${target}.cpp CONTENT [[
 #include "catalog/method.hpp"
 namespace kvreplay {
 @declarations@
@@ -47,6 +56,6 @@ const Registry& registry() {
 }
 }  // namespace kvreplay
 ]] @ONLY)
-  add_library(${target} STATIC ${sources} ${out}/registry.cpp)
-  target_link_libraries(${target} PUBLIC kvreplay PRIVATE kvreplay_flags kvreplay_packages)
+  add_library(${target} STATIC ${CMAKE_CURRENT_BINARY_DIR}/${target}.cpp)
+  target_link_libraries(${target} PUBLIC ${ARGN} PRIVATE kvreplay_flags)
 endfunction()

@@ -32,9 +32,12 @@ std::optional<double> read_tokens(const Node& node, Problems& problems) {
 
 std::optional<double> read_one(BudgetList::Kind kind, const Node& node, Problems& problems) {
   switch (kind) {
-    case BudgetList::Kind::tokens: return read_tokens(node, problems);
-    case BudgetList::Kind::fraction_kept: return read_fraction(node, problems);
-    case BudgetList::Kind::bytes: return read_integer(problems, node, "budget.bytes", {1, kMaxBytes});
+    case BudgetList::Kind::tokens:
+      return read_tokens(node, problems);
+    case BudgetList::Kind::fraction_kept:
+      return read_fraction(node, problems);
+    case BudgetList::Kind::bytes:
+      return read_integer(problems, node, "budget.bytes", {1, kMaxBytes});
   }
   return std::nullopt;
 }
@@ -58,21 +61,27 @@ void read_values(RunConfig& config, const Node& node, Problems& problems) {
 }  // namespace
 
 void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems& problems) {
-  static const std::vector<std::string> kinds = {"tokens", "fraction_kept", "bytes"};  // in the order of BudgetList::Kind
+  static const std::vector<std::string> kinds = {"tokens", "fraction_kept",
+                                                 "bytes"};  // in the order of BudgetList::Kind
   if (node == nullptr) return;
   config.marks["budget"] = key;
   if (node->kind != Node::Kind::map)
-    return must_be(problems, *node, "budget", "a map: {tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]} or {bytes: [...]}");
+    return must_be(problems, *node, "budget",
+                   "a map: {tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]} or {bytes: [...]}");
   const Section section(node, "budget", kinds, problems);
   const Node* only = nullptr;
   for (size_t i = 0; i < kinds.size(); ++i) {
     const Node* values = section.find(kinds[i]);
     if (values == nullptr) continue;
-    if (only != nullptr) return problems.error(node->key_mark(kinds[i]), "budget takes one of tokens, fraction_kept and bytes, not two");
+    if (only != nullptr)
+      return problems.error(node->key_mark(kinds[i]),
+                            "budget takes one of tokens, fraction_kept and bytes, not two");
     only = values;
     config.budget.kind = BudgetList::Kind(i);
   }
-  if (only == nullptr) return problems.error(key, "budget is empty: write {tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]} or {bytes: [...]}");
+  if (only == nullptr)
+    return problems.error(
+        key, "budget is empty: write {tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]} or {bytes: [...]}");
   read_values(config, *only, problems);
 }
 

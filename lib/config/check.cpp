@@ -19,7 +19,8 @@ Mark mark_of(const RunConfig& config, std::initializer_list<std::string> names) 
 // "0 to 29", "0, 7, 15": what a trace holds, short enough for a message.
 std::string numbers_text(const std::vector<int32_t>& numbers) {
   const bool gapless = numbers.size() > 2 && numbers.back() - numbers.front() + 1 == int32_t(numbers.size());
-  return gapless ? fmt::format("{} to {}", numbers.front(), numbers.back()) : fmt::format("{}", fmt::join(numbers, ", "));
+  return gapless ? fmt::format("{} to {}", numbers.front(), numbers.back())
+                 : fmt::format("{}", fmt::join(numbers, ", "));
 }
 
 // What one (trace, prompt) is replayed with.
@@ -35,7 +36,8 @@ class TraceChecks {
     check_prompts(trace);
     for (const PromptInfo& prompt : trace.prompts) {
       const auto& wanted = config_.select.prompts;
-      if (!wanted || std::find(wanted->begin(), wanted->end(), prompt.id) != wanted->end()) check(trace, prompt);
+      if (!wanted || std::find(wanted->begin(), wanted->end(), prompt.id) != wanted->end())
+        check(trace, prompt);
     }
   }
 
@@ -48,7 +50,8 @@ class TraceChecks {
       const std::string& id = (*config_.select.prompts)[i];
       if (std::find(held.begin(), held.end(), id) != held.end()) continue;
       const Mark mark = mark_of(config_, {fmt::format("select.prompts[{}]", i), "select.prompts"});
-      problems_.error(mark, fmt::format("{} has no prompt {}{}. It holds {}", trace.path.string(), id, did_you_mean(id, held), join(held)));
+      problems_.error(mark, fmt::format("{} has no prompt {}{}. It holds {}", trace.path.string(), id,
+                                        did_you_mean(id, held), join(held)));
     }
   }
 
@@ -75,7 +78,8 @@ class TraceChecks {
       const int32_t layer = (*config_.select.layers)[i];
       if (std::find(held.begin(), held.end(), layer) != held.end()) continue;
       problems_.error(mark_of(config_, {fmt::format("select.layers[{}]", i), "select.layers"}),
-                      fmt::format("{} has no layer {} in prompt {}. It holds {}", trace.path.string(), layer, prompt.id, numbers_text(held)));
+                      fmt::format("{} has no layer {} in prompt {}. It holds {}", trace.path.string(), layer,
+                                  prompt.id, numbers_text(held)));
     }
   }
 
@@ -85,7 +89,8 @@ class TraceChecks {
       const int32_t head = (*config_.select.kv_heads)[i];
       if (head < layer.kv_heads) continue;
       problems_.error(mark_of(config_, {fmt::format("select.kv_heads[{}]", i), "select.kv_heads"}),
-                      fmt::format("{} has no kv head {}. Layer {} holds 0 to {}", trace.path.string(), head, layer.layer, layer.kv_heads - 1));
+                      fmt::format("{} has no kv head {}. Layer {} holds 0 to {}", trace.path.string(), head,
+                                  layer.layer, layer.kv_heads - 1));
     }
   }
 
@@ -94,20 +99,27 @@ class TraceChecks {
     const auto& replay = config_.replay;
     const int64_t tokens = replay.tokens.value_or(prompt.tokens);
     if (tokens > prompt.tokens) {
-      problems_.error(mark_of(config_, {"replay.tokens"}),
-                      fmt::format("replay.tokens is {}, but prompt {} has {} tokens: write at most {}, or all", tokens, prompt.id, prompt.tokens, prompt.tokens));
+      problems_.error(
+          mark_of(config_, {"replay.tokens"}),
+          fmt::format("replay.tokens is {}, but prompt {} has {} tokens: write at most {}, or all", tokens,
+                      prompt.id, prompt.tokens, prompt.tokens));
       return std::nullopt;
     }
     const int64_t prefill = replay.prefill.value_or(prompt.n_prompt);
     const Mark mark = mark_of(config_, {"replay.prefill", "replay.tokens", "traces[0]"});
     if (prefill > tokens) {
-      problems_.error(mark, fmt::format("the prompt call takes {} tokens{}, but only {} of prompt {} are replayed: set replay.prefill below {}",
-                                        prefill, replay.prefill ? "" : " (as recorded)", tokens, prompt.id, tokens));
+      problems_.error(
+          mark, fmt::format("the prompt call takes {} tokens{}, but only {} of prompt {} are replayed: set "
+                            "replay.prefill below {}",
+                            prefill, replay.prefill ? "" : " (as recorded)", tokens, prompt.id, tokens));
       return std::nullopt;
     }
     if (prefill == tokens && !config_.output.kept) {
-      problems_.error(mark, fmt::format("the prompt call takes all {} tokens of prompt {}, so no decode row is left to score: "
-                                        "set replay.prefill below {}, or output.save: [kept] to keep the sets alone", tokens, prompt.id, tokens));
+      problems_.error(
+          mark,
+          fmt::format("the prompt call takes all {} tokens of prompt {}, so no decode row is left to score: "
+                      "set replay.prefill below {}, or output.save: [kept] to keep the sets alone",
+                      tokens, prompt.id, tokens));
       return std::nullopt;
     }
     return Extent{prefill, tokens};
@@ -116,20 +128,27 @@ class TraceChecks {
   void check_needs(size_t m, const LayerInfo& layer) {
     const MethodInstance& instance = config_.methods[m];
     const std::string name = instance.method->info.name;
-    const Mark positions = mark_of(config_, {fmt::format("methods[{}].positions", m), fmt::format("methods[{}]", m)});
+    const Mark positions =
+        mark_of(config_, {fmt::format("methods[{}].positions", m), fmt::format("methods[{}]", m)});
     if (instance.axes.positions == Positions::cache && !layer.rope_recorded)
-      problems_.error(positions, fmt::format("{} re-assigns positions, but the trace records no rotary embedding (layer {}): "
-                                             "write {{name: {}, positions: original}}", name, layer.layer, name));
-    const bool prompt_queries = instance.method->needs_prompt_queries && instance.method->needs_prompt_queries(instance.params);
+      problems_.error(
+          positions,
+          fmt::format("{} re-assigns positions, but the trace records no rotary embedding (layer {}): "
+                      "write {{name: {}, positions: original}}",
+                      name, layer.layer, name));
+    const bool prompt_queries =
+        instance.method->needs_prompt_queries && instance.method->needs_prompt_queries(instance.params);
     if (prompt_queries && layer.query_rows < layer.tokens)
-      problems_.error(instance.mark, fmt::format("{} needs every query of the prompt, but the trace holds {} of {} (layer {}): "
-                                                 "record it with kvdump --query-stride 1", name, layer.query_rows, layer.tokens, layer.layer));
+      problems_.error(
+          instance.mark,
+          fmt::format("{} needs every query of the prompt, but the trace holds {} of {} (layer {}): "
+                      "record it with kvdump --query-stride 1",
+                      name, layer.query_rows, layer.tokens, layer.layer));
   }
 
   void check_method(size_t m, const TraceInfo& trace, const LayerInfo& layer, const Extent& extent) {
     const MethodInstance& instance = config_.methods[m];
-    const int32_t heads = instance.axes.gqa_level == GqaLevel::query ? 1 : layer.group();
-    Scene scene{0, int32_t(extent.prefill), int32_t(extent.tokens), {layer.head_dim, layer.v_head_dim, heads}, layer.layer, trace.n_layers};
+    Scene scene = scene_of(instance, layer, trace.n_layers, 0, extent.prefill, extent.tokens);
     if (!instance.method->info.takes_budget) return resolve(m, scene);
     for (const double value : config_.budget.values) {
       scene.budget = budget_tokens(config_.budget.kind, value, scene.prompt, layer);
@@ -155,15 +174,19 @@ class TraceChecks {
     const LayerInfo& layer = prompt.layers.front();
     for (size_t i = 0; i < config_.budget.values.size(); ++i) {
       const double value = config_.budget.values[i];
-      const Mark mark = i < config_.budget.marks.size() ? config_.budget.marks[i] : mark_of(config_, {"budget"});
+      const Mark mark =
+          i < config_.budget.marks.size() ? config_.budget.marks[i] : mark_of(config_, {"budget"});
       const int32_t tokens = budget_tokens(config_.budget.kind, value, int32_t(extent.prefill), layer);
       if (tokens < 1)
         problems_.error(mark, fmt::format("a budget of {} bytes holds no token: one takes {}", value,
                                           (layer.head_dim + layer.v_head_dim) * bytes_of(layer.dtype)));
       else if (tokens >= extent.tokens)
-        problems_.warning(mark, fmt::format("a budget of {} tokens never evicts: {} tokens of prompt {} are replayed", tokens, extent.tokens, prompt.id));
+        problems_.warning(
+            mark, fmt::format("a budget of {} tokens never evicts: {} tokens of prompt {} are replayed",
+                              tokens, extent.tokens, prompt.id));
       if (config_.budget.kind == BudgetList::Kind::fraction_kept && value * double(extent.prefill) < 1)
-        problems_.warning(mark, fmt::format("fraction_kept {} of {} tokens is less than one: 1 token is kept", value, extent.prefill));
+        problems_.warning(mark, fmt::format("fraction_kept {} of {} tokens is less than one: 1 token is kept",
+                                            value, extent.prefill));
     }
   }
 
@@ -173,11 +196,19 @@ class TraceChecks {
 
 }  // namespace
 
+Scene scene_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers, int32_t budget,
+               int64_t prefill, int64_t tokens) {
+  const int32_t heads = instance.axes.gqa_level == GqaLevel::query ? 1 : layer.group();
+  return {budget,      int32_t(prefill), int32_t(tokens),    {layer.head_dim, layer.v_head_dim, heads},
+          layer.layer, n_layers,         instance.axes.phase};
+}
+
 void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems) {
   TraceChecks checks(config, problems);
   for (const TraceInfo& trace : traces) checks.check(trace);
   for (const MethodInstance& m : config.methods)
-    if (*m.method->info.warning != '\0') problems.warning(m.mark, fmt::format("{}: {}", m.method->info.name, m.method->info.warning));
+    if (*m.method->info.warning != '\0')
+      problems.warning(m.mark, fmt::format("{}: {}", m.method->info.name, m.method->info.warning));
 }
 
 }  // namespace kvreplay

@@ -117,22 +117,27 @@ class MethodsReader {
       return must_be(problems_, *name, "a method", "a name, or a map {name: h2o, ...}"), nullptr;
     const Method* method = find_method(source_.methods, name->text);
     if (method == nullptr)
-      problems_.error(name->mark, fmt::format("unknown method \"{}\"{}: see kvreplay list methods", name->text,
-                                              did_you_mean(name->text, names_of(source_.methods))));
+      problems_.error(name->mark,
+                      fmt::format("unknown method {}{}: see kvreplay list methods", in_quotes(name->text),
+                                  did_you_mean(name->text, names_of(source_.methods))));
     return method;
   }
 
   void report_nameless(const Node& node) {
-    const bool name_as_key = node.keys.size() == 1 && find_method(source_.methods, node.keys[0].text) != nullptr;
-    problems_.error(node.mark, name_as_key ? fmt::format("write {{name: {}, ...}} with the parameters beside the name", node.keys[0].text)
-                                           : "the method's name is missing: write {name: h2o, ...}");
+    const bool name_as_key =
+        node.keys.size() == 1 && find_method(source_.methods, node.keys[0].text) != nullptr;
+    problems_.error(node.mark,
+                    name_as_key ? fmt::format("write {{name: {}, ...}} with the parameters beside the name",
+                                              node.keys[0].text)
+                                : "the method's name is missing: write {name: h2o, ...}");
   }
 
   void read_key(Entry& entry, const Key& key, const Node& value) {
     if (key.text == "name") return;
     if (key.text == "uniforms") return read_uniforms(entry, value);
     if (key.text == "gqa") return read_gqa(entry, value);
-    if (const ParameterSpec* spec = find_parameter(*entry.method, key.text)) return read_parameters(entry, key, value, *spec);
+    if (const ParameterSpec* spec = find_parameter(*entry.method, key.text))
+      return read_parameters(entry, key, value, *spec);
     const auto axis = axis_words().find(key.text);
     if (axis != axis_words().end()) return read_words(entry, key, value, axis->first);
     problems_.error(key.mark, unknown_key(*entry.method, key.text));
@@ -143,22 +148,27 @@ class MethodsReader {
     if (key == "budget" || key == "tokens" || key == "fraction_kept" || key == "bytes") {
       if (!method.info.takes_budget)
         return fmt::format("{} has no budget of its own: its size is an output. Remove \"{}\"", name, key);
-      return fmt::format("{} has no budget of its own: budgets stand once, under budget at the top level, and hold for "
-                         "every method", name);
+      return fmt::format(
+          "{} has no budget of its own: budgets stand once, under budget at the top level, and hold for "
+          "every method",
+          name);
     }
     const std::string whose = owners(source_.methods, key);
-    if (!whose.empty()) return fmt::format("\"{}\" is a parameter of {}, not of {}", key, whose, name);
+    if (!whose.empty()) return fmt::format("{} is a parameter of {}, not of {}", in_quotes(key), whose, name);
     const std::string guess = did_you_mean(key, keys_of(method));
-    return fmt::format("unknown parameter \"{}\" of {}{}: see kvreplay describe {}", key, name, guess, name);
+    return fmt::format("unknown parameter {} of {}{}: see kvreplay describe {}", in_quotes(key), name, guess,
+                       name);
   }
 
   void read_uniforms(Entry& entry, const Node& value) {
     const auto text = read_text(problems_, value, "uniforms");
     if (!text) return;
-    entry.uniforms = fs::path(*text).is_absolute() ? fs::path(*text) : (source_.base / *text).lexically_normal();
+    entry.uniforms =
+        fs::path(*text).is_absolute() ? fs::path(*text) : (source_.base / *text).lexically_normal();
     std::error_code ignored;
     if (!fs::is_regular_file(entry.uniforms, ignored))
-      problems_.error(value.mark, fmt::format("no file {} with uniforms (the path is relative to this file)", entry.uniforms.string()));
+      problems_.error(value.mark, fmt::format("no file {} with uniforms (the path is relative to this file)",
+                                              entry.uniforms.string()));
   }
 
   void read_gqa(Entry& entry, const Node& value) {
@@ -172,7 +182,8 @@ class MethodsReader {
 
   void read_parameters(Entry& entry, const Key& key, const Node& value, const ParameterSpec& spec) {
     if (value.kind == Node::Kind::null) {
-      if (!spec.default_value.is_null()) must_be(problems_, value, key.text, "given, or left out for the default");
+      if (!spec.default_value.is_null())
+        must_be(problems_, value, key.text, "given, or left out for the default");
       return;
     }
     read_axis(entry, key, value, [&](const Node& item) { return read_parameter(problems_, item, spec); });
@@ -182,41 +193,50 @@ class MethodsReader {
     read_axis(entry, key, value, [&](const Node& item) { return read_axis_word(entry, item, axis); });
   }
 
-  std::optional<nlohmann::json> read_axis_word(const Entry& entry, const Node& item, const std::string& axis) {
+  std::optional<nlohmann::json> read_axis_word(const Entry& entry, const Node& item,
+                                               const std::string& axis) {
     const auto text = read_word(problems_, item, axis, axis_words().at(axis));
     if (!text) return std::nullopt;
     const MethodInfo& info = entry.method->info;
     const bool has = axis != "phase" || (*text == "stream" ? info.streams : info.oneshots);
-    if (!has) return must_be(problems_, item, fmt::format("the phase of {}", info.name), info.streams ? "stream" : "oneshot"), std::nullopt;
+    if (!has)
+      return must_be(problems_, item, fmt::format("the phase of {}", info.name),
+                     info.streams ? "stream" : "oneshot"),
+             std::nullopt;
     const bool positioned = axis != "positions" || *text == "original" || info.any_positions;
-    if (!positioned) return must_be(problems_, item, fmt::format("positions of {}", info.name), "original"), std::nullopt;
+    if (!positioned)
+      return must_be(problems_, item, fmt::format("positions of {}", info.name), "original"), std::nullopt;
     return *text;
   }
 
   template <class Read>
   void read_axis(Entry& entry, const Key& key, const Node& value, Read read) {
-    const auto same = std::find_if(entry.sweep.begin(), entry.sweep.end(), [&](const SweepAxis& a) { return a.name == key.text; });
-    if (same != entry.sweep.end()) return problems_.error(key.mark, fmt::format("{} is given twice", key.text));
+    const auto same = std::find_if(entry.sweep.begin(), entry.sweep.end(),
+                                   [&](const SweepAxis& a) { return a.name == key.text; });
+    if (same != entry.sweep.end())
+      return problems_.error(key.mark, fmt::format("{} is given twice", key.text));
     SweepAxis axis{key.text, value.mark, {}};
     for (const Node* item : one_or_many(value)) {
       const auto read_value = read(*item);
       if (!read_value) continue;
       if (std::find(axis.values.begin(), axis.values.end(), *read_value) != axis.values.end())
         problems_.error(item->mark, fmt::format("{} is listed twice in {}", item->text, key.text));
-      else
-        axis.values.push_back(*read_value);
+      else axis.values.push_back(*read_value);
     }
     if (value.kind == Node::Kind::list && value.items.empty())
-      problems_.error(value.mark, fmt::format("{} is an empty list: write the values to sweep over", key.text));
+      problems_.error(value.mark,
+                      fmt::format("{} is an empty list: write the values to sweep over", key.text));
     if (!axis.values.empty()) entry.sweep.push_back(std::move(axis));
   }
 
   // One instance for every combination; the last axis varies fastest.
   void expand(const Entry& entry) {
     size_t combinations = 1;
-    for (const SweepAxis& axis : entry.sweep) combinations = std::min(combinations * axis.values.size(), 2 * kMaxInstances);
+    for (const SweepAxis& axis : entry.sweep)
+      combinations = std::min(combinations * axis.values.size(), 2 * kMaxInstances);
     if (config_.methods.size() + combinations > kMaxInstances)
-      return problems_.error(entry.mark, fmt::format("the lists of this entry make more than {} methods", kMaxInstances));
+      return problems_.error(entry.mark,
+                             fmt::format("the lists of this entry make more than {} methods", kMaxInstances));
     for (size_t c = 0; c < combinations; ++c) add(entry, c);
   }
 
@@ -225,19 +245,22 @@ class MethodsReader {
     instance.method = entry.method;
     instance.mark = entry.mark;
     instance.uniforms = entry.uniforms;
-    instance.axes.phase = entry.method->info.default_phase;
     instance.axes.positions = entry.method->info.default_positions;
     instance.params = nlohmann::json::object();
-    for (const ParameterSpec& spec : entry.method->parameters) instance.params[spec.name] = spec.default_value;
+    for (const ParameterSpec& spec : entry.method->parameters)
+      instance.params[spec.name] = spec.default_value;
     const std::string place = fmt::format("methods[{}]", config_.methods.size());
+    bool phase_given = false;
     for (size_t a = entry.sweep.size(); a-- > 0;) {
       const SweepAxis& axis = entry.sweep[a];
       const nlohmann::json& value = axis.values[combination % axis.values.size()];
       combination /= axis.values.size();
       if (find_parameter(*entry.method, axis.name) != nullptr) instance.params[axis.name] = value;
       else set_axis(instance.axes, axis.name, value.get<std::string>());
+      phase_given = phase_given || axis.name == "phase";
       config_.marks[place + "." + axis.name] = axis.mark;
     }
+    if (!phase_given) instance.axes.phase = entry.method->default_phase(instance.params);
     const auto [first, is_new] = seen_.emplace(identity(instance), instance.mark);
     if (!is_new) return report_repetition(instance, first->second);
     config_.marks[place] = instance.mark;
@@ -250,7 +273,8 @@ class MethodsReader {
 
   void report_repetition(const MethodInstance& instance, const Mark& first) {
     const std::string where = first.line > 0 ? fmt::format(" (first on line {})", first.line) : "";
-    problems_.error(instance.mark, fmt::format("{} is listed twice with the same parameters{}: remove one", instance.method->info.name, where));
+    problems_.error(instance.mark, fmt::format("{} is listed twice with the same parameters{}: remove one",
+                                               instance.method->info.name, where));
   }
 
   RunConfig& config_;
@@ -261,10 +285,13 @@ class MethodsReader {
 
 }  // namespace
 
-void read_methods(RunConfig& config, const Node* node, const Mark& missing, const Source& source, Problems& problems) {
+void read_methods(RunConfig& config, const Node* node, const Mark& missing, const Source& source,
+                  Problems& problems) {
   if (node == nullptr || (node->kind == Node::Kind::list && node->items.empty()))
-    return problems.error(missing, "methods is missing: add for example methods: [exact, streaming_llm, h2o]");
-  if (node->kind == Node::Kind::map) return must_be(problems, *node, "methods", "a list: one method a line, each after \"- \"");
+    return problems.error(missing,
+                          "methods is missing: add for example methods: [exact, streaming_llm, h2o]");
+  if (node->kind == Node::Kind::map)
+    return must_be(problems, *node, "methods", "a list: one method a line, each after \"- \"");
   MethodsReader reader(config, source, problems);
   for (const Node* item : one_or_many(*node)) reader.read(*item);
 }

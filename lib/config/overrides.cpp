@@ -33,7 +33,8 @@ Node* descend(Node* node, std::string path, std::string& why) {
   std::string walked;
   while (!path.empty()) {
     const bool in_methods = walked.starts_with("methods.");
-    if (node->kind == Node::Kind::null || (node->kind == Node::Kind::scalar && in_methods)) become_map(*node, in_methods);
+    if (node->kind == Node::Kind::null || (node->kind == Node::Kind::scalar && in_methods))
+      become_map(*node, in_methods);
     if (node->kind == Node::Kind::scalar) {
       why = fmt::format("{} is a single value and has no \"{}\"", walked.substr(0, walked.size() - 1), path);
       return nullptr;
@@ -46,13 +47,14 @@ Node* descend(Node* node, std::string path, std::string& why) {
     if (node->kind == Node::Kind::list) {
       const auto index = list_index(word);
       if (!index || *index >= node->items.size()) {
-        why = fmt::format("{} has {} entries, numbered from 0, and none is \"{}\"", walked.substr(0, walked.size() - 1),
-                          node->items.size(), word);
+        why = fmt::format("{} has {} entries, numbered from 0, and none is \"{}\"",
+                          walked.substr(0, walked.size() - 1), node->items.size(), word);
         return nullptr;
       }
       node = &node->items[*index];
     } else {
-      const auto found = std::find_if(node->keys.begin(), node->keys.end(), [&](const Key& k) { return k.text == word; });
+      const auto found =
+          std::find_if(node->keys.begin(), node->keys.end(), [&](const Key& k) { return k.text == word; });
       const auto at = size_t(found - node->keys.begin());
       if (found == node->keys.end()) {
         node->keys.push_back({word, Mark{}});
@@ -71,7 +73,8 @@ Node* descend(Node* node, std::string path, std::string& why) {
 void apply_override(Node& root, const std::string& assignment, Problems& problems) {
   const size_t equals = assignment.find('=');
   if (equals == std::string::npos || equals == 0) {
-    problems.error({}, fmt::format("--set {}: write KEY=VALUE, for example --set budget.tokens=[64,128]", assignment));
+    problems.error(
+        {}, fmt::format("--set {}: write KEY=VALUE, for example --set budget.tokens=[64,128]", assignment));
     return;
   }
   Problems of_value;

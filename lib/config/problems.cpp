@@ -9,12 +9,14 @@ namespace kvreplay {
 
 void Problems::add(Problem problem) {
   for (const Problem& p : problems_)
-    if (p.text == problem.text && p.mark.line == problem.mark.line && p.mark.column == problem.mark.column) return;
+    if (p.text == problem.text && p.mark.line == problem.mark.line && p.mark.column == problem.mark.column)
+      return;
   problems_.push_back(std::move(problem));
 }
 
 bool Problems::any_error() const {
-  return std::any_of(problems_.begin(), problems_.end(), [](const Problem& p) { return p.kind != Kind::warning; });
+  return std::any_of(problems_.begin(), problems_.end(),
+                     [](const Problem& p) { return p.kind != Kind::warning; });
 }
 
 std::vector<Problems::Problem> Problems::sorted() const {
@@ -42,8 +44,8 @@ std::vector<std::string> Problems::warnings(const RunConfig& config) const {
 void Problems::raise(const RunConfig& config) const {
   const std::vector<std::string> lines = errors(config);
   if (lines.empty()) return;
-  const bool only_traces =
-      std::none_of(problems_.begin(), problems_.end(), [](const Problem& p) { return p.kind == Kind::error; });
+  const bool only_traces = std::none_of(problems_.begin(), problems_.end(),
+                                        [](const Problem& p) { return p.kind == Kind::error; });
   if (only_traces) throw TraceError(join(lines, "\n"));
   throw ConfigError(join(lines, "\n"));
 }

@@ -21,7 +21,8 @@ void read_name(RunConfig& config, const Section& root, Problems& problems) {
   const auto name = read_text(problems, *node, "name");
   if (!name) return;
   if (name->find('/') != std::string::npos || name->starts_with(".") || name->size() > 200) {
-    must_be(problems, *node, "name", "usable as a folder's name: no slash, no leading point, at most 200 bytes");
+    must_be(problems, *node, "name",
+            "usable as a folder's name: no slash, no leading point, at most 200 bytes");
     return;
   }
   config.name = *name;
@@ -31,20 +32,24 @@ void check_prompt_streams(const RunConfig& config, Problems& problems) {
   if (!config.replay.prompt_streams) return;
   for (const MethodInstance& m : config.methods) {
     if (m.axes.phase == Phase::stream) continue;
-    const std::string remedy =
-        m.method->info.streams ? fmt::format("write {{name: {}, phase: stream}}", m.method->info.name)
-                               : "it has no phase stream: remove it, or take replay.prompt: cut";
-    problems.error(m.mark, fmt::format("replay.prompt: stream feeds the prompt token by token, but {} cuts it once "
-                                       "(phase: oneshot): {}", m.method->info.name, remedy));
+    const std::string remedy = m.method->info.streams
+                                   ? fmt::format("write {{name: {}, phase: stream}}", m.method->info.name)
+                                   : "it has no phase stream: remove it, or take replay.prompt: cut";
+    problems.error(m.mark,
+                   fmt::format("replay.prompt: stream feeds the prompt token by token, but {} cuts it once "
+                               "(phase: oneshot): {}",
+                               m.method->info.name, remedy));
   }
 }
 
-void check_budget_is_used(const RunConfig& config, const Node* budget, const Mark& missing, Problems& problems) {
+void check_budget_is_used(const RunConfig& config, const Node* budget, const Mark& missing,
+                          Problems& problems) {
   for (const MethodInstance& m : config.methods) {
     if (!m.method->info.takes_budget) continue;
     if (budget == nullptr)
-      problems.error(missing, fmt::format("budget is missing, and {} takes one: add budget: {{tokens: [64, 128]}}",
-                                          m.method->info.name));
+      problems.error(missing,
+                     fmt::format("budget is missing, and {} takes one: add budget: {{tokens: [64, 128]}}",
+                                 m.method->info.name));
     return;
   }
   if (budget != nullptr && !config.methods.empty())
@@ -56,13 +61,14 @@ void check_budget_is_used(const RunConfig& config, const Node* budget, const Mar
 void read_root(RunConfig& config, const Node& root, const Source& source, Problems& problems) {
   if (root.kind != Node::Kind::map) {
     const Mark start = config.file.empty() ? Mark{} : Mark{1, 1};
-    problems.error(start, root.kind == Node::Kind::null ? "the configuration is empty: it starts with the line \"schema: 1\""
-                                                        : "a configuration is a map that starts with the line \"schema: 1\"");
+    problems.error(start, root.kind == Node::Kind::null
+                              ? "the configuration is empty: it starts with the line \"schema: 1\""
+                              : "a configuration is a map that starts with the line \"schema: 1\"");
     return;
   }
   const Section section(&root, "",
-                        {"schema", "name", "traces", "select", "replay", "methods", "budget", "seeds", "metrics", "run",
-                         "output"},
+                        {"schema", "name", "traces", "select", "replay", "methods", "budget", "seeds",
+                         "metrics", "run", "output"},
                         problems);
   read_schema(section, root.key_mark("schema"), problems);
   read_name(config, section, problems);

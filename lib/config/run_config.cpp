@@ -19,18 +19,23 @@ constexpr std::uintmax_t kMaxBytes = std::uintmax_t{1} << 20;
 std::string similar_files(const fs::path& file) {
   std::error_code ignored;
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(file.parent_path().empty() ? "." : file.parent_path(), ignored))
-    if (entry.path().extension() == ".yaml" || entry.path().extension() == ".yml") names.push_back(entry.path().filename().string());
+  for (const auto& entry :
+       fs::directory_iterator(file.parent_path().empty() ? "." : file.parent_path(), ignored))
+    if (entry.path().extension() == ".yaml" || entry.path().extension() == ".yml")
+      names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return did_you_mean(file.filename().string(), names);
 }
 
 std::string read_file(const fs::path& file) {
   std::error_code ignored;
-  if (!fs::exists(file, ignored)) throw ConfigError(fmt::format("{}: error: no such file{}", file.string(), similar_files(file)));
-  if (!fs::is_regular_file(file, ignored)) throw ConfigError(fmt::format("{}: error: not a file", file.string()));
+  if (!fs::exists(file, ignored))
+    throw ConfigError(fmt::format("{}: error: no such file{}", file.string(), similar_files(file)));
+  if (!fs::is_regular_file(file, ignored))
+    throw ConfigError(fmt::format("{}: error: not a file", file.string()));
   if (fs::file_size(file, ignored) > kMaxBytes)
-    throw ConfigError(fmt::format("{}:1:1: error: larger than 1 MiB: this is no configuration", file.string()));
+    throw ConfigError(
+        fmt::format("{}:1:1: error: larger than 1 MiB: this is no configuration", file.string()));
   std::ifstream in(file, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
@@ -80,12 +85,13 @@ RunConfig parse_config(const std::string& text, const fs::path& base, const std:
   return config;
 }
 
-RunConfig load_config(const fs::path& file, const std::vector<std::string>& overrides, const Registry& methods,
-                      const std::vector<std::string>& measures) {
+RunConfig load_config(const fs::path& file, const std::vector<std::string>& overrides,
+                      const Registry& methods, const std::vector<std::string>& measures) {
   return parse_config(read_file(file), file.parent_path(), file.string(), overrides, methods, measures);
 }
 
-void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces, std::vector<std::string>& problems) {
+void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces,
+                          std::vector<std::string>& problems) {
   Problems found;
   check_against_traces(config, traces, found);
   const auto errors = found.errors(config), warnings = found.warnings(config);

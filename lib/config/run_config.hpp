@@ -44,7 +44,7 @@ struct RunConfig {
     std::optional<int64_t> tokens, prefill;  // nullopt: all of the trace; the recorded prompt
     bool prompt_streams = false;             // convention C5
     enum class Queries { all, last, stride } queries = Queries::all;
-    int64_t queries_count = 0;               // of last, or the stride
+    int64_t queries_count = 0;  // of last, or the stride
   } replay;
   std::vector<MethodInstance> methods;
   BudgetList budget;
@@ -78,9 +78,13 @@ RunConfig load_config(const std::filesystem::path& file, const std::vector<std::
 RunConfig parse_config(const std::string& text, const std::filesystem::path& base, const std::string& label,
                        const std::vector<std::string>& overrides, const Registry& methods,
                        const std::vector<std::string>& measures = {});
+// What a method instance is resolved for: one budget (0: none) on one layer.
+Scene scene_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers, int32_t budget,
+               int64_t prefill, int64_t tokens);
 // Checks that need the traces: layers, heads, prompts, tokens, prefill, and every (method, budget)
 // through Method::resolve. Problems are added to `problems`, warnings to config.warnings.
-void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces, std::vector<std::string>& problems);
+void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces,
+                          std::vector<std::string>& problems);
 
 struct LoadedRun {
   RunConfig config;

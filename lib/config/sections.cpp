@@ -11,8 +11,8 @@ namespace kvreplay {
 namespace {
 
 constexpr Range kTokens{1, kManyTokens};
-constexpr Range kLayers{0, 999};     // three digits in a trace
-constexpr Range kHeads{0, 65535};    // 16 bits in the counter of the random numbers
+constexpr Range kLayers{0, 999};   // three digits in a trace
+constexpr Range kHeads{0, 65535};  // 16 bits in the counter of the random numbers
 constexpr Range kSeeds{0, 4294967295.0};
 constexpr Range kJobs{1, 4096};
 
@@ -24,8 +24,8 @@ std::string indexed(const std::string& name, size_t i) { return fmt::format("{}[
 
 // `all`, one value or a list without repetition.
 template <class T, class Read>
-std::optional<std::vector<T>> read_selection(RunConfig& config, const Section& section, const std::string& key,
-                                             Problems& problems, Read read) {
+std::optional<std::vector<T>> read_selection(RunConfig& config, const Section& section,
+                                             const std::string& key, Problems& problems, Read read) {
   const Node* node = section.find(key);
   const std::string name = "select." + key;
   if (is_word(node, "all")) return std::nullopt;
@@ -57,7 +57,8 @@ void read_queries(RunConfig& config, const Node* node, Problems& problems) {
     if (count == nullptr) continue;
     using Queries = RunConfig::Replay::Queries;
     config.replay.queries = *key == 'l' ? Queries::last : Queries::stride;
-    config.replay.queries_count = read_integer(problems, *count, fmt::format("replay.queries.{}", key), kTokens).value_or(1);
+    config.replay.queries_count =
+        read_integer(problems, *count, fmt::format("replay.queries.{}", key), kTokens).value_or(1);
   }
 }
 
@@ -76,11 +77,13 @@ void read_select(RunConfig& config, const Node* node, Problems& problems) {
   const auto integers = [&](const std::string& name, Range range) {
     return [&problems, name, range](const Node& item) { return read_integer(problems, item, name, range); };
   };
-  config.select.prompts = read_selection<std::string>(config, section, "prompts", problems, [&](const Node& item) {
-    return read_text(problems, item, "select.prompts");
-  });
-  config.select.layers = read_selection<int32_t>(config, section, "layers", problems, integers("select.layers", kLayers));
-  config.select.kv_heads = read_selection<int32_t>(config, section, "kv_heads", problems, integers("select.kv_heads", kHeads));
+  config.select.prompts = read_selection<std::string>(
+      config, section, "prompts", problems,
+      [&](const Node& item) { return read_text(problems, item, "select.prompts"); });
+  config.select.layers =
+      read_selection<int32_t>(config, section, "layers", problems, integers("select.layers", kLayers));
+  config.select.kv_heads =
+      read_selection<int32_t>(config, section, "kv_heads", problems, integers("select.kv_heads", kHeads));
 }
 
 void read_replay(RunConfig& config, const Node* node, Problems& problems) {
@@ -88,12 +91,14 @@ void read_replay(RunConfig& config, const Node* node, Problems& problems) {
   read_count(config, section, "tokens", "all", config.replay.tokens, problems);
   read_count(config, section, "prefill", "trace", config.replay.prefill, problems);
   if (const Node* prompt = section.find("prompt"))
-    config.replay.prompt_streams = read_word(problems, *prompt, "replay.prompt", {"cut", "stream"}) == "stream";
+    config.replay.prompt_streams =
+        read_word(problems, *prompt, "replay.prompt", {"cut", "stream"}) == "stream";
   read_queries(config, section.find("queries"), problems);
   const auto &tokens = config.replay.tokens, &prefill = config.replay.prefill;
   if (tokens && prefill && *prefill > *tokens)
-    problems.error(config.marks["replay.prefill"],
-                   fmt::format("replay.prefill is {} and must be at most replay.tokens, {}", *prefill, *tokens));
+    problems.error(
+        config.marks["replay.prefill"],
+        fmt::format("replay.prefill is {} and must be at most replay.tokens, {}", *prefill, *tokens));
 }
 
 void read_seeds(RunConfig& config, const Node* node, Problems& problems) {
@@ -113,13 +118,14 @@ void read_metrics(RunConfig& config, const Node* node, const Source& source, Pro
   for (const Node& item : node->items) {
     const auto name = read_text(problems, item, "metrics");
     if (!name) continue;
-    const bool known = source.measures.empty() || std::find(source.measures.begin(), source.measures.end(), *name) != source.measures.end();
+    const bool known = source.measures.empty() || std::find(source.measures.begin(), source.measures.end(),
+                                                            *name) != source.measures.end();
     if (!known)
-      problems.error(item.mark, fmt::format("unknown metric \"{}\"{}: see kvreplay list metrics", *name, did_you_mean(*name, source.measures)));
+      problems.error(item.mark, fmt::format("unknown metric {}{}: see kvreplay list metrics",
+                                            in_quotes(*name), did_you_mean(*name, source.measures)));
     else if (std::find(config.metrics.begin(), config.metrics.end(), *name) != config.metrics.end())
       problems.error(item.mark, fmt::format("{} is listed twice in metrics", *name));
-    else
-      config.metrics.push_back(*name);
+    else config.metrics.push_back(*name);
   }
 }
 
@@ -130,13 +136,15 @@ void read_run(RunConfig& config, const Node* node, Problems& problems) {
     const auto word = read_text(problems, *device, "run.device").value_or("cpu");
     const bool indexed_cuda = word.starts_with("cuda:") && word.size() > 5 && word.size() < 8 &&
                               word.find_first_not_of("0123456789", 5) == std::string::npos;
-    if (word != "cpu" && word != "cuda" && !indexed_cuda) must_be(problems, *device, "run.device", "cpu, cuda or cuda:N");
+    if (word != "cpu" && word != "cuda" && !indexed_cuda)
+      must_be(problems, *device, "run.device", "cpu, cuda or cuda:N");
     config.run.device = word;
   }
   if (const Node* jobs = section.find("jobs"); !is_word(jobs, "auto"))
     config.run.jobs = int(read_integer(problems, *jobs, "run.jobs", kJobs).value_or(1));
   if (const Node* precision = section.find("precision"))
-    config.run.double_precision = read_word(problems, *precision, "run.precision", {"single", "double"}) == "double";
+    config.run.double_precision =
+        read_word(problems, *precision, "run.precision", {"single", "double"}) == "double";
   if (const Node* audit = section.find("audit"))
     config.run.audit = read_boolean(problems, *audit, "run.audit").value_or(false);
 }

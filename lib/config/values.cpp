@@ -15,15 +15,18 @@ constexpr double kOpenZero = 1e-6;  // a real range that starts here or below ex
 
 std::string shown(const Node& node) {
   switch (node.kind) {
-    case Node::Kind::null: return "empty";
-    case Node::Kind::list: return "a list";
-    case Node::Kind::map: return "a map";
-    case Node::Kind::scalar: break;
+    case Node::Kind::null:
+      return "empty";
+    case Node::Kind::list:
+      return "a list";
+    case Node::Kind::map:
+      return "a map";
+    case Node::Kind::scalar:
+      break;
   }
-  constexpr size_t kLongest = 60;
-  const std::string text = node.text.size() > kLongest ? node.text.substr(0, kLongest) + "..." : node.text;
-  const bool number = !node.quoted && !text.empty() && text.find_first_not_of("0123456789.-+eE") == std::string::npos;
-  return number ? text : '"' + text + '"';
+  const bool number = !node.quoted && !node.text.empty() && node.text.size() < 60 &&
+                      node.text.find_first_not_of("0123456789.-+eE") == std::string::npos;
+  return number ? node.text : in_quotes(node.text);
 }
 
 // 010 is eight to some readers of YAML and ten to others.
@@ -73,17 +76,31 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& sections() 
   return all;
 }
 
-std::string unknown_key(const std::string& section, const std::string& key, const std::vector<std::string>& known) {
+std::string unknown_key(const std::string& section, const std::string& key,
+                        const std::vector<std::string>& known) {
   const std::string where = section.empty() ? "" : " in " + section;
   const std::string guess = did_you_mean(key, known);
-  if (!guess.empty()) return fmt::format("unknown key \"{}\"{}{}", key, where, guess);
+  if (!guess.empty()) return fmt::format("unknown key {}{}{}", in_quotes(key), where, guess);
   for (const auto& [other, keys] : sections())
     if (other != section && std::find(keys.begin(), keys.end(), key) != keys.end())
-      return fmt::format("unknown key \"{}\"{}: it belongs under {}", key, where, other);
-  return fmt::format("unknown key \"{}\"{}: the keys here are {}", key, where, join(known));
+      return fmt::format("unknown key {}{}: it belongs under {}", in_quotes(key), where, other);
+  return fmt::format("unknown key {}{}: the keys here are {}", in_quotes(key), where, join(known));
 }
 
 }  // namespace
+
+std::string in_quotes(const std::string& text) {
+  constexpr size_t kLongest = 60;
+  std::string shown = text;
+  if (text.size() > kLongest) {
+    size_t end = kLongest;  // never inside a character
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+    shown = text.substr(0, end) + "...";
+  }
+  std::replace_if(
+      shown.begin(), shown.end(), [](char c) { return c == '\n' || c == '\r' || c == '\t'; }, ' ');
+  return '"' + shown + '"';
+}
 
 void must_be(Problems& problems, const Node& node, const std::string& name, const std::string& what) {
   problems.error(node.mark, fmt::format("{} is {} and must be {}", name, shown(node), what));
@@ -94,17 +111,20 @@ std::string range_text(double low, double high, bool whole) {
   const bool open_zero = !whole && low > 0 && low <= kOpenZero;
   if (open_zero) return bounded ? fmt::format("in (0, {}]", bound(high, whole)) : "above 0";
   if (!bounded) return low <= -kManyTokens ? "a number" : "at least " + bound(low, whole);
-  if (whole) return low == high ? bound(low, true) : fmt::format("{} to {}", bound(low, true), bound(high, true));
+  if (whole)
+    return low == high ? bound(low, true) : fmt::format("{} to {}", bound(low, true), bound(high, true));
   return fmt::format("in [{}, {}]", bound(low, false), bound(high, false));
 }
 
-std::optional<int64_t> read_integer(Problems& problems, const Node& node, const std::string& name, Range range) {
+std::optional<int64_t> read_integer(Problems& problems, const Node& node, const std::string& name,
+                                    Range range) {
   if (!plain_number(problems, node, name, "a whole number")) return std::nullopt;
   const auto value = number<int64_t>(node.text);
   if (!value) return must_be(problems, node, name, "a whole number"), std::nullopt;
   if (double(*value) >= range.low && double(*value) <= range.high) return value;
   const bool too_large = double(*value) > range.high && range.high >= kManyTokens;
-  must_be(problems, node, name, too_large ? "at most " + bound(range.high, true) : range_text(range.low, range.high, true));
+  must_be(problems, node, name,
+          too_large ? "at most " + bound(range.high, true) : range_text(range.low, range.high, true));
   return std::nullopt;
 }
 
@@ -132,13 +152,15 @@ std::optional<std::string> read_text(Problems& problems, const Node& node, const
 
 std::optional<std::string> read_word(Problems& problems, const Node& node, const std::string& name,
                                      const std::vector<std::string>& words) {
-  if (node.kind == Node::Kind::scalar && std::find(words.begin(), words.end(), node.text) != words.end()) return node.text;
+  if (node.kind == Node::Kind::scalar && std::find(words.begin(), words.end(), node.text) != words.end())
+    return node.text;
   const std::string guess = node.kind == Node::Kind::scalar ? did_you_mean(node.text, words) : "";
   must_be(problems, node, name, (words.size() > 1 ? "one of " : "") + join(words) + guess);
   return std::nullopt;
 }
 
-std::optional<nlohmann::json> read_parameter(Problems& problems, const Node& node, const ParameterSpec& spec) {
+std::optional<nlohmann::json> read_parameter(Problems& problems, const Node& node,
+                                             const ParameterSpec& spec) {
   const bool word = node.kind == Node::Kind::scalar && spec.kind == ParameterSpec::Kind::integer &&
                     std::find(spec.choices.begin(), spec.choices.end(), node.text) != spec.choices.end();
   if (word) return node.text;
@@ -146,10 +168,14 @@ std::optional<nlohmann::json> read_parameter(Problems& problems, const Node& nod
     return value ? std::optional<nlohmann::json>(*value) : std::nullopt;
   };
   switch (spec.kind) {
-    case ParameterSpec::Kind::integer: return json(read_integer(problems, node, spec.name, {spec.low, spec.high}));
-    case ParameterSpec::Kind::real: return json(read_real(problems, node, spec.name, {spec.low, spec.high}));
-    case ParameterSpec::Kind::boolean: return json(read_boolean(problems, node, spec.name));
-    case ParameterSpec::Kind::choice: return json(read_word(problems, node, spec.name, spec.choices));
+    case ParameterSpec::Kind::integer:
+      return json(read_integer(problems, node, spec.name, {spec.low, spec.high}));
+    case ParameterSpec::Kind::real:
+      return json(read_real(problems, node, spec.name, {spec.low, spec.high}));
+    case ParameterSpec::Kind::boolean:
+      return json(read_boolean(problems, node, spec.name));
+    case ParameterSpec::Kind::choice:
+      return json(read_word(problems, node, spec.name, spec.choices));
   }
   return std::nullopt;
 }
@@ -161,7 +187,8 @@ std::vector<const Node*> one_or_many(const Node& node) {
   return items;
 }
 
-Section::Section(const Node* node, std::string name, std::vector<std::string> keys, Problems& problems) : node_(node) {
+Section::Section(const Node* node, std::string name, std::vector<std::string> keys, Problems& problems)
+    : node_(node) {
   if (node_ == nullptr || node_->kind == Node::Kind::null) return;
   if (node_->kind != Node::Kind::map) {
     must_be(problems, *node_, name.empty() ? "the configuration" : name, "a map with the keys " + join(keys));

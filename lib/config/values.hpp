@@ -13,7 +13,11 @@ namespace kvreplay {
 // "window is 0 and must be at least 1"
 void must_be(Problems& problems, const Node& node, const std::string& name, const std::string& what);
 
-std::optional<int64_t> read_integer(Problems& problems, const Node& node, const std::string& name, Range range);
+// Text of the user's for a message: at most 60 bytes of it, in quotes.
+std::string in_quotes(const std::string& text);
+
+std::optional<int64_t> read_integer(Problems& problems, const Node& node, const std::string& name,
+                                    Range range);
 std::optional<double> read_real(Problems& problems, const Node& node, const std::string& name, Range range);
 std::optional<bool> read_boolean(Problems& problems, const Node& node, const std::string& name);
 std::optional<std::string> read_text(Problems& problems, const Node& node, const std::string& name);

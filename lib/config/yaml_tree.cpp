@@ -9,7 +9,7 @@
 #include <sstream>
 #include <unordered_map>
 
-#include "config/tree.hpp"
+#include "config/values.hpp"
 
 // The tree is built from the parser's events and not from YAML::Node: that one keeps one of two equal
 // keys, expands aliases without limit and forgets where keys stand.
@@ -57,7 +57,8 @@ class TreeBuilder final : public YAML::EventHandler {
     if (open_.size() + depth(found->second) > kMaxDepth) refuse_depth(at(mark));
     finish(found->second, YAML::NullAnchor);
   }
-  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, const std::string& value) override {
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
     check_tag(mark, tag);
     Node node;
     node.kind = Node::Kind::scalar;
@@ -66,11 +67,13 @@ class TreeBuilder final : public YAML::EventHandler {
     node.mark = at(mark);
     finish(std::move(node), anchor);
   }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
     open(Node::Kind::list, mark, tag, anchor);
   }
   void OnSequenceEnd() override { close(); }
-  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
     open(Node::Kind::map, mark, tag, anchor);
   }
   void OnMapEnd() override { close(); }
@@ -93,7 +96,8 @@ class TreeBuilder final : public YAML::EventHandler {
 
   void check_tag(const YAML::Mark& mark, const std::string& tag) {
     if (tag.empty() || tag == "?" || tag == "!") return;
-    problems_.error(at(mark), fmt::format("the tag \"{}\" is not read here: write the plain value", tag));
+    problems_.error(at(mark),
+                    fmt::format("the tag {} is not read here: write the plain value", in_quotes(tag)));
   }
 
   void open(Node::Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
@@ -142,7 +146,8 @@ class TreeBuilder final : public YAML::EventHandler {
     const auto [first, is_new] = map.line_of.emplace(key.text, key.mark.line);
     if (!is_new) {
       const std::string where = first->second > 0 ? fmt::format(" (first on line {})", first->second) : "";
-      problems_.error(key.mark, fmt::format("the key \"{}\" is given twice{}: remove one", key.text, where));
+      problems_.error(key.mark,
+                      fmt::format("the key {} is given twice{}: remove one", in_quotes(key.text), where));
       return;
     }
     map.node.keys.push_back(std::move(key));
@@ -180,7 +185,8 @@ std::optional<Refused> strange_byte(const std::string& text) {
     const size_t length = utf8_length(text, i);
     const bool control = (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r') || byte == 0x7F;
     if (length == 0 || control)
-      return Refused{{line, column}, fmt::format("the byte 0x{:02x} is not text: write the file as UTF-8", byte)};
+      return Refused{{line, column},
+                     fmt::format("the byte 0x{:02x} is not text: write the file as UTF-8", byte)};
     i += length;
     ++column;
     if (byte == '\n') ++line, column = 1;
@@ -215,11 +221,13 @@ Node parse_yaml(const std::string& text, bool place, Problems& problems) {
     YAML::Parser parser(in);
     parser.HandleNextDocument(builder);
     TreeBuilder next(place, problems);
-    if (parser.HandleNextDocument(next)) problems.error(next.root.mark, "a second document: a file holds one configuration");
+    if (parser.HandleNextDocument(next))
+      problems.error(next.root.mark, "a second document: a file holds one configuration");
   } catch (const Refused& refused) {
     return refuse(refused.mark, refused.text);
   } catch (const YAML::Exception& e) {
-    return refuse(e.mark.is_null() ? Mark{1, 1} : Mark{e.mark.line + 1, e.mark.column + 1}, "not valid YAML: " + e.msg);
+    return refuse(e.mark.is_null() ? Mark{1, 1} : Mark{e.mark.line + 1, e.mark.column + 1},
+                  "not valid YAML: " + e.msg);
   }
   return std::move(builder.root);
 }

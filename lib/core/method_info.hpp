@@ -51,6 +51,7 @@ struct Scene {
   int32_t prompt = 0, tokens = 0;  // P, n
   HeadShape shape{};
   int32_t layer = 0, n_layers = 0;
+  Phase phase = Phase::stream;
 };
 
 // An integer that follows from the budget unless the user gives it.

@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "replay/cell.hpp"
-#include "replay/lane.hpp"
+#include "catalog/cell.hpp"
+#include "measures/row_measure.hpp"
 
 namespace kvreplay {
 

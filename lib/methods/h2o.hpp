@@ -9,6 +9,8 @@ namespace kvreplay {
 //  2. Decode: append; A[i] += p_t(i) for every resident i, the newest included.
 //  3. If more than heavy + recent tokens are held: keep the last `recent` and the top `heavy` by A.
 //  4. An evicted token loses its score for good; survivors keep theirs, without decay.
+// `variant: observed` (the "observed attention" of later libraries): one cut after the prompt by the mean
+// over the rows that saw a token instead of the sum, without a recent window; later tokens are kept.
 struct H2o {
   static constexpr MethodInfo info{
       .name = "h2o",
@@ -20,17 +22,25 @@ struct H2o {
                    "weight; the paper's Algorithm 1 protects nothing. Scores of grouped query heads are summed "
                    "(the release knows no groups) and kept in double precision.",
   };
+  enum class Variant { real_drop, observed };
+  Variant variant = Variant::real_drop;
   double recent_frac = 0.5;
   int32_t heavy = kDerived, recent = kDerived;
   int32_t budget = 0;
 
   static void declare(auto& d) {
+    d.choice("variant", &H2o::variant, {"real_drop", "observed"}, "which released rule");
     d.real("recent_frac", &H2o::recent_frac, {0, 1}, "share of the budget that is the recent window");
     d.integer("heavy", &H2o::heavy, {0, kManyTokens}, "heavy hitters, tokens", "floor((1 - recent_frac) * B + 1e-9)");
     d.integer("recent", &H2o::recent, {0, kManyTokens}, "recent window, tokens", "B - heavy");
   }
   void resolve(const Scene& scene) {
     budget = scene.budget;
+    if (variant == Variant::observed) {
+      if (heavy == kDerived) heavy = budget;
+      if (scene.phase == Phase::stream)
+        throw ParameterError("variant", "variant observed cuts once; it runs with `phase: oneshot` only");
+    }
     if (heavy == kDerived) heavy = recent == kDerived ? int32_t((1 - recent_frac) * budget + 1e-9) : budget - recent;
     if (recent == kDerived) recent = budget - heavy;
     if (heavy < 0 || recent < 0 || heavy + recent != budget)
@@ -38,12 +48,16 @@ struct H2o {
                                         " is not the budget of " + std::to_string(budget) +
                                         "; leave one of them out, or make them add up");
   }
+  static Phase default_phase(const H2o& m) { return m.variant == Variant::observed ? Phase::oneshot : Phase::stream; }
   Layout layout(const Scene&) const { return {.scores = true}; }
   PromptNeeds needs(const Scene&) const { return {.column_sums_from = 0}; }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
-    team.each(cache.size(), [&](int32_t i) { cache.score(i) = prompt.column_sum(i); });
+    const bool mean = variant == Variant::observed;
+    team.each(cache.size(), [&](int32_t i) {
+      cache.score(i) = prompt.column_sum(i) / (mean ? prompt.size() - i : 1);
+    });
   }
   KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
     team.each(cache.size(), [&](int32_t i) { cache.score(i) += p[size_t(i)]; });

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <span>
 #include <thread>
 
 #include "plan/plan.hpp"

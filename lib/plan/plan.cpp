@@ -165,11 +165,8 @@ class Planner {
 
   // The parameters that results show: of the method, resolved, and of the axes.
   json resolved(const MethodInstance& instance, std::optional<int32_t> budget, const Place& place) {
-    const LayerInfo& layer = place.layer;
-    const int32_t heads = instance.axes.gqa_level == GqaLevel::query ? 1 : layer.group();
-    const Scene scene{budget.value_or(0), place.n_prefill,
-                      place.n_tokens,     {layer.head_dim, layer.v_head_dim, heads},
-                      layer.layer,        place.trace.n_layers};
+    const Scene scene = scene_of(instance, place.layer, place.trace.n_layers, budget.value_or(0),
+                                 place.n_prefill, place.n_tokens);
     json params = instance.method->resolve(instance.params, scene);
     params.update(to_json(instance.axes));
     if (!instance.uniforms.empty()) params["uniforms"] = uniforms_digest(instance.uniforms);

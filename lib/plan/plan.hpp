@@ -2,8 +2,8 @@
 #include <string>
 #include <vector>
 
+#include "catalog/cell.hpp"
 #include "config/run_config.hpp"
-#include "replay/cell.hpp"
 
 // From a checked configuration to the list of cells.
 

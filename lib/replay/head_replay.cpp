@@ -55,7 +55,8 @@ void HeadReplay<Real>::add(const Cell& cell) {
   const bool by_query = cell.axes.gqa_level == GqaLevel::query;
   HeadShape shape = stream_.shape;
   if (by_query) shape.heads = 1;
-  order.scene = {cell.budget.value_or(0), stream_.prompt, stream_.tokens, shape, cell.layer, cell.n_layers};
+  order.scene = {cell.budget.value_or(0), stream_.prompt, stream_.tokens, shape, cell.layer, cell.n_layers,
+                 cell.axes.phase};
   order.draws = {cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.layer), uint32_t(cell.kv_head)};
   if (!cell.uniforms.empty()) {
     r.uniforms = read_uniforms(cell, order.draws);

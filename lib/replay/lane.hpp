@@ -3,25 +3,11 @@
 #include <stdexcept>
 #include <vector>
 
-#include "replay/cell.hpp"
-#include "replay/row_measure.hpp"
-#include "replay/tile.hpp"
+#include "catalog/cell.hpp"
+#include "measures/row_measure.hpp"
+#include "exact/tile.hpp"
 
 namespace kvreplay {
-
-// What one cache gives for the rows of a tile. Only scored rows are filled.
-template <class Real>
-struct LaneTile {
-  int32_t heads = 0, rows = 0, v_dim = 0;
-  std::vector<Real> out;             // [heads, rows, v_dim]
-  std::vector<RowMeasure> measures;  // [heads, rows]
-  void resize(int32_t heads_, int32_t rows_, int32_t v_dim_) {
-    heads = heads_, rows = rows_, v_dim = v_dim_;
-    out.assign(size_t(heads) * size_t(rows) * size_t(v_dim), Real(0));
-    measures.assign(size_t(heads) * size_t(rows), {});
-  }
-  size_t at(int32_t head, int32_t row) const { return size_t(head) * size_t(rows) + size_t(row); }
-};
 
 // Sizes and events of one cache over its whole life (measures.md, section 3).
 struct LaneLedger {

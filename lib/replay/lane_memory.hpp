@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/cache.hpp"
-#include "replay/head_stream.hpp"
+#include "exact/head_stream.hpp"
 
 namespace kvreplay {
 

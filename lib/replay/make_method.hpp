@@ -37,6 +37,10 @@ Method make_method() {
     P::declare(dump);
     return dump.values;
   };
+  m.default_phase = [](const nlohmann::json& params) {
+    if constexpr (requires(P p) { P::default_phase(p); }) return P::default_phase(assigned<P>(params));
+    else return (void)params, P::info.default_phase;
+  };
   m.random = [](const nlohmann::json& params) {
     if constexpr (requires(P p) { P::random(p); }) return P::random(assigned<P>(params));
     else return (void)params, false;

@@ -3,7 +3,7 @@
 #include <functional>
 #include <vector>
 
-#include "replay/cell.hpp"
+#include "catalog/cell.hpp"
 
 namespace kvreplay {
 

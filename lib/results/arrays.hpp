@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "replay/cell.hpp"
+#include "catalog/cell.hpp"
 
 // Arrays of cells: one small HDF5 file per cell, gathered into curves.h5, kept.h5 and outputs.h5.
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "replay/cell.hpp"
+#include "catalog/cell.hpp"
 #include "results/store.hpp"
 
 // Where the columns of results.csv get their values.

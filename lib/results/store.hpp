@@ -7,7 +7,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "replay/cell.hpp"
+#include "catalog/cell.hpp"
 
 // The output directory of a run. A cell is published whole or not at all: one fsynced JSON line in this
 // process's shard file OUT/shards/<name>.jsonl (a torn last line does not exist); arrays that the run

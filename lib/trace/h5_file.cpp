@@ -50,56 +50,56 @@ void put(const h5::PartFile& file, const std::string& name, hid_t type, std::spa
 }  // namespace
 
 H5Output::H5Output(const fs::path& path) : state_(nullptr) {
-  const h5::Session session;
+  const h5::Lock lock;
   state_ = new State{h5::PartFile(path)};
 }
 
 H5Output::~H5Output() {
-  const h5::Session session;
+  const h5::Lock lock;
   delete state_;
 }
 
 void H5Output::write(const std::string& name, std::span<const float> data, const std::vector<int64_t>& shape,
                      bool compress) {
-  const h5::Session session;
+  const h5::Lock lock;
   put(state_->file, name, H5T_NATIVE_FLOAT, data, shape, compress);
 }
 
 void H5Output::write(const std::string& name, std::span<const double> data, const std::vector<int64_t>& shape,
                      bool compress) {
-  const h5::Session session;
+  const h5::Lock lock;
   put(state_->file, name, H5T_NATIVE_DOUBLE, data, shape, compress);
 }
 
 void H5Output::write(const std::string& name, std::span<const int32_t> data,
                      const std::vector<int64_t>& shape, bool compress) {
-  const h5::Session session;
+  const h5::Lock lock;
   put(state_->file, name, H5T_NATIVE_INT32, data, shape, compress);
 }
 
 void H5Output::write(const std::string& name, std::span<const int64_t> data,
                      const std::vector<int64_t>& shape, bool compress) {
-  const h5::Session session;
+  const h5::Lock lock;
   put(state_->file, name, H5T_NATIVE_INT64, data, shape, compress);
 }
 
 void H5Output::attribute(const std::string& object, const std::string& name, int64_t value) {
-  const h5::Session session;
+  const h5::Lock lock;
   h5::set_attribute(state_->file, object, name, value);
 }
 
 void H5Output::attribute(const std::string& object, const std::string& name, double value) {
-  const h5::Session session;
+  const h5::Lock lock;
   h5::set_attribute(state_->file, object, name, value);
 }
 
 void H5Output::attribute(const std::string& object, const std::string& name, const std::string& value) {
-  const h5::Session session;
+  const h5::Lock lock;
   h5::set_attribute(state_->file, object, name, value);
 }
 
 void H5Output::copy_group(const fs::path& from, const std::string& group, const std::string& to) {
-  const h5::Session session;
+  const h5::Lock lock;
   const h5::Handle links = h5::link_list();
   try {
     const h5::Node source = h5::open_path(h5::open_root(from), group);
@@ -112,13 +112,13 @@ void H5Output::copy_group(const fs::path& from, const std::string& group, const 
 }
 
 void H5Output::close() {
-  const h5::Session session;
+  const h5::Lock lock;
   state_->file.publish();
 }
 
 std::vector<double> read_dataset(const fs::path& file, const std::string& name, std::vector<int64_t>& shape,
                                  int64_t max_elements) {
-  const h5::Session session;
+  const h5::Lock lock;
   try {
     const h5::Array array = h5::open_array(h5::open_root(file), name);
     const H5T_class_t kind = H5Tget_class(array.type.get());
@@ -138,7 +138,7 @@ std::vector<double> read_dataset(const fs::path& file, const std::string& name, 
 }
 
 bool has_dataset(const fs::path& file, const std::string& name) {
-  const h5::Session session;
+  const h5::Lock lock;
   try {
     h5::Node at = h5::open_root(file);
     for (const auto& step : fs::path(name).relative_path()) {
@@ -152,7 +152,7 @@ bool has_dataset(const fs::path& file, const std::string& name) {
 }
 
 std::vector<std::string> group_members(const fs::path& file, const std::string& group) {
-  const h5::Session session;
+  const h5::Lock lock;
   try {
     return h5::members(h5::open_path(h5::open_root(file), group));
   } catch (const h5::Problem& problem) {

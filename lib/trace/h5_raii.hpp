@@ -42,9 +42,9 @@ class Handle {
 };
 
 // Held by every public function while it calls HDF5: one caller at a time, nothing printed to stderr.
-class Session {
+class Lock {
  public:
-  Session() : lock_(mutex()) { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }
+  Lock() : lock_(mutex()) { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }
 
  private:
   static std::recursive_mutex& mutex() {

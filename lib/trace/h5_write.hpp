@@ -6,7 +6,7 @@
 
 #include "trace/h5_raii.hpp"
 
-// Building HDF5 files that are published whole or not at all. Callers hold an h5::Session.
+// Building HDF5 files that are published whole or not at all. Callers hold an h5::Lock.
 
 namespace kvreplay::h5 {
 

@@ -91,7 +91,7 @@ void visit_arrays(const h5::Node& group, const std::function<void(const h5::Arra
 }
 
 Checks count_checks(const Trace& trace) {
-  const h5::Session session;
+  const h5::Lock lock;
   Checks checks;
   try {
     const h5::Node root = h5::open_root(trace.info().path);
@@ -206,7 +206,7 @@ class DeepCheck {
   }
 
   void compare_digests(const std::string& group) {
-    const h5::Session session;
+    const h5::Lock lock;
     const h5::Node root = h5::open_root(trace_.info().path);
     visit_arrays(h5::open_path(root, group), [&](const h5::Array& array) {
       const auto recorded = h5::text(array.node, "sha256");

@@ -22,7 +22,7 @@ namespace {
 // Runs a piece of reading under the lock; what is wrong with the file becomes a TraceError.
 template <class Work>
 auto reading(const Work& work) {
-  const h5::Session session;
+  const h5::Lock lock;
   try {
     return work();
   } catch (const h5::Problem& problem) {
@@ -94,12 +94,12 @@ Trace::Trace(const fs::path& path) : state_(std::make_unique<State>()) {
 }
 
 Trace::~Trace() {
-  const h5::Session session;
+  const h5::Lock lock;
   state_.reset();
 }
 Trace::Trace(Trace&&) noexcept = default;
 Trace& Trace::operator=(Trace&& other) noexcept {
-  const h5::Session session;
+  const h5::Lock lock;
   state_ = std::move(other.state_);
   return *this;
 }

@@ -155,8 +155,13 @@ void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
                  {layer.q_heads, layer.query_rows, layer.v_head_dim});
 }
 
-double positive(const h5::Node& node, const char* name, double value) {
-  if (value <= 0) fail(node.where(), fmt::format("attribute {} is {}, it must be above 0", name, value));
+// Factors beyond these bounds overflow or vanish in single precision; no model has them.
+constexpr double kSmallestFactor = 1e-12, kLargestFactor = 1e12;
+
+double checked_factor(const h5::Node& node, const char* name, double value) {
+  if (value < kSmallestFactor || value > kLargestFactor)
+    fail(node.where(), fmt::format("attribute {} is {}, it must be from {} to {}", name, value,
+                                   kSmallestFactor, kLargestFactor));
   return value;
 }
 
@@ -167,11 +172,10 @@ void read_layer_attributes(const h5::Node& node, LayerInfo& layer) {
          fmt::format(
              "the attribute scaling is missing. Write the factor of q.k, often 1/sqrt(head_dim) = {:.6g}",
              1 / std::sqrt(layer.head_dim)));
-  layer.scaling = positive(node, "scaling", *scaling);
+  layer.scaling = checked_factor(node, "scaling", *scaling);
   layer.sliding_window = static_cast<int32_t>(h5::integer(node, "sliding_window", 0, INT32_MAX).value_or(0));
   layer.softcap = h5::number(node, "softcap").value_or(0);
-  if (layer.softcap < 0)
-    fail(node.where(), fmt::format("attribute softcap is {}, it must be 0 (none) or above", layer.softcap));
+  if (layer.softcap != 0) checked_factor(node, "softcap", layer.softcap);  // 0: none
   layer.q_prescaled = h5::flag(node, "q_prescaled").value_or(false);
 }
 

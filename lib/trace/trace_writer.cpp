@@ -70,33 +70,33 @@ void TraceWriter::State::write_rows(int64_t head, int64_t row, int64_t count, co
 }
 
 TraceWriter::TraceWriter(const std::filesystem::path& path) {
-  const h5::Session session;
+  const h5::Lock lock;
   state_ = std::unique_ptr<State>(new State{h5::PartFile(path), std::nullopt, {}});
   h5::set_attribute(state_->file, "/", "kvreplay_schema", int64_t{1});
 }
 
 TraceWriter::~TraceWriter() {
-  const h5::Session session;
+  const h5::Lock lock;
   state_.reset();
 }
 
 void TraceWriter::attribute(const std::string& object, const std::string& name, int64_t value) {
-  const h5::Session session;
+  const h5::Lock lock;
   h5::set_attribute(state_->file, object, name, value);
 }
 
 void TraceWriter::attribute(const std::string& object, const std::string& name, double value) {
-  const h5::Session session;
+  const h5::Lock lock;
   h5::set_attribute(state_->file, object, name, value);
 }
 
 void TraceWriter::attribute(const std::string& object, const std::string& name, const std::string& value) {
-  const h5::Session session;
+  const h5::Lock lock;
   h5::set_attribute(state_->file, object, name, value);
 }
 
 void TraceWriter::integers(const std::string& name, std::span<const int32_t> data) {
-  const h5::Session session;
+  const h5::Lock lock;
   const auto length = static_cast<int64_t>(data.size());
   const h5::Handle dataset = h5::create_dataset(state_->file, name, H5T_STD_I32LE, {length}, {}, {});
   state_->file.check(
@@ -109,7 +109,7 @@ void TraceWriter::integers(const std::string& name, std::span<const int32_t> dat
 
 void TraceWriter::begin_tensor(const std::string& name, int64_t heads, int64_t rows, int64_t width,
                                DType type) {
-  const h5::Session session;
+  const h5::Lock lock;
   assert(!state_->tensor);
   h5::Handle file_type = stored_type(type);
   h5::Handle dataset = h5::create_dataset(state_->file, name, file_type.get(), {heads, rows, width},
@@ -119,7 +119,7 @@ void TraceWriter::begin_tensor(const std::string& name, int64_t heads, int64_t r
 }
 
 void TraceWriter::append(std::span<const float> values) {
-  const h5::Session session;
+  const h5::Lock lock;
   OpenTensor& tensor = *state_->tensor;
   const int64_t count = static_cast<int64_t>(values.size()) / tensor.width, head = tensor.at / tensor.rows,
                 row = tensor.at % tensor.rows;
@@ -140,7 +140,7 @@ void TraceWriter::append(std::span<const float> values) {
 }
 
 void TraceWriter::end_tensor() {
-  const h5::Session session;
+  const h5::Lock lock;
   assert(state_->tensor->at % state_->tensor->rows == 0);
   const std::string name = state_->tensor->name, digest = state_->tensor->digest.hex();
   state_->tensor.reset();
@@ -148,7 +148,7 @@ void TraceWriter::end_tensor() {
 }
 
 void TraceWriter::close(const std::string& metadata) {
-  const h5::Session session;
+  const h5::Lock lock;
   assert(!state_->tensor);
   std::sort(state_->digests.begin(), state_->digests.end());
   Sha256 id;

@@ -11,6 +11,8 @@ TEST_CASE("The nearest word is found for a typing error and for another case or 
   CHECK(nearest_word("snpakv", known) == "snapkv");
   CHECK(nearest_word("streaming-LLM", known) == "streaming_llm");
   CHECK(nearest_word("h20", known) == "h2o");
+  CHECK(nearest_word("tvoa", {"tova"}) == "tova");     // two neighbours swapped are one error
+  CHECK(nearest_word("A-B-C", {"a_b_c"}) == "a_b_c");  // and these are none
   CHECK(nearest_word("subgem", known) == "subgen");
 }
 

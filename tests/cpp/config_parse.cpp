@@ -34,7 +34,8 @@ TEST_CASE("A bare method name takes the declared defaults, and derived values st
   REQUIRE(c.methods.size() == 1);
   const MethodInstance& m = c.methods[0];
   CHECK(std::string(m.method->info.name) == "keeper");
-  CHECK(m.params == nlohmann::json{{"sinks", 4}, {"recent", nullptr}, {"share", 0.5}, {"strict", false}, {"first", 0}});
+  CHECK(m.params ==
+        nlohmann::json{{"sinks", 4}, {"recent", nullptr}, {"share", 0.5}, {"strict", false}, {"first", 0}});
   CHECK(m.axes.positions == Positions::cache);
   CHECK(m.axes.phase == Phase::stream);
   CHECK(m.mark.line == 3);
@@ -48,7 +49,8 @@ TEST_CASE("Every part of a full configuration is read") {
       "replay: {tokens: 1000, prefill: 700, prompt: stream, queries: {stride: 16}}\n"
       "methods:\n"
       "  - {name: keeper, sinks: 2, recent: 10, share: 1, strict: true, first: random, phase: stream,\n"
-      "     positions: original, order: evict_then_attend, gqa: {level: query, agg: max}, row_format: source}\n"
+      "     positions: original, order: evict_then_attend, gqa: {level: query, agg: max}, row_format: "
+      "source}\n"
       "budget: {fraction_kept: [0.05, 1]}\n"
       "seeds: {first: 3, count: 2}\n"
       "metrics: [rel_err_out_mean]\n"
@@ -64,7 +66,8 @@ TEST_CASE("Every part of a full configuration is read") {
   CHECK(c.replay.queries == RunConfig::Replay::Queries::stride);
   CHECK(c.replay.queries_count == 16);
   const MethodInstance& m = c.methods.at(0);
-  CHECK(m.params == nlohmann::json{{"sinks", 2}, {"recent", 10}, {"share", 1.0}, {"strict", true}, {"first", "random"}});
+  CHECK(m.params ==
+        nlohmann::json{{"sinks", 2}, {"recent", 10}, {"share", 1.0}, {"strict", true}, {"first", "random"}});
   CHECK(m.axes.positions == Positions::original);
   CHECK(m.axes.order == Order::evict_then_attend);
   CHECK(m.axes.gqa_level == GqaLevel::query);
@@ -82,10 +85,13 @@ TEST_CASE("Every part of a full configuration is read") {
 }
 
 TEST_CASE("Lists are sweep axes and the last one varies fastest") {
-  const RunConfig c = parse("methods:\n  - {name: pooler, kernel: [1, 3], pool: [max, avg]}\n  - {name: pooler, gqa.agg: [mean, max]}\n");
+  const RunConfig c = parse(
+      "methods:\n  - {name: pooler, kernel: [1, 3], pool: [max, avg]}\n  - {name: pooler, gqa.agg: [mean, "
+      "max]}\n");
   REQUIRE(c.methods.size() == 6);
   const auto text = [&](size_t i) {
-    return c.methods[i].params["kernel"].dump() + c.methods[i].params["pool"].get<std::string>() + word(c.methods[i].axes.gqa_aggregate);
+    return c.methods[i].params["kernel"].dump() + c.methods[i].params["pool"].get<std::string>() +
+           word(c.methods[i].axes.gqa_aggregate);
   };
   CHECK(text(0) == "1maxsum");
   CHECK(text(1) == "1avgsum");
@@ -97,8 +103,9 @@ TEST_CASE("Lists are sweep axes and the last one varies fastest") {
 
 TEST_CASE("Overrides change values, entries of lists and bare method names") {
   const std::string rest = "methods: [keeper, pooler]\nbudget: {tokens: [64]}\n";
-  const RunConfig c = parse(rest, {"budget.tokens=[32, 48]", "methods.0.sinks=[1, 2]", "methods.1.gqa.level=query",
-                                   "seeds.count=2", "select.layers=3", "name='a b'"});
+  const RunConfig c =
+      parse(rest, {"budget.tokens=[32, 48]", "methods.0.sinks=[1, 2]", "methods.1.gqa.level=query",
+                   "seeds.count=2", "select.layers=3", "name='a b'"});
   CHECK(c.budget.values == std::vector<double>{32, 48});
   REQUIRE(c.methods.size() == 3);
   CHECK(c.methods[1].params["sinks"] == 2);
@@ -114,12 +121,14 @@ TEST_CASE("An override reaches a key that holds a point") {
 }
 
 TEST_CASE("Aliases are copied where they stand") {
-  const RunConfig c = parse("methods:\n  - {name: pooler, kernel: &k [1, 3]}\n  - {name: pooler, kernel: *k, pool: avg}\n");
+  const RunConfig c =
+      parse("methods:\n  - {name: pooler, kernel: &k [1, 3]}\n  - {name: pooler, kernel: *k, pool: avg}\n");
   CHECK(c.methods.size() == 4);
 }
 
 TEST_CASE("Any number of forms of whole and real numbers is read the same way") {
-  const RunConfig c = parse("methods:\n  - {name: keeper, share: 2.5e-1, sinks: +3}\nbudget: {bytes: [4096]}\n");
+  const RunConfig c =
+      parse("methods:\n  - {name: keeper, share: 2.5e-1, sinks: +3}\nbudget: {bytes: [4096]}\n");
   CHECK(c.methods.at(0).params["share"] == 0.25);
   CHECK(c.methods.at(0).params["sinks"] == 3);
   CHECK(c.budget.kind == BudgetList::Kind::bytes);

@@ -25,14 +25,15 @@ Folder::~Folder() {
 
 kvreplay::RunConfig parse(const std::string& rest, const std::vector<std::string>& overrides) {
   const Folder folder;
-  return kvreplay::parse_config("schema: 1\ntraces: [a.h5]\n" + rest, folder.path, "c.yaml", overrides, methods(),
-                                {"rel_err_out_mean", "index_recall"});
+  return kvreplay::parse_config("schema: 1\ntraces: [a.h5]\n" + rest, folder.path, "c.yaml", overrides,
+                                methods(), {"rel_err_out_mean", "index_recall"});
 }
 
 std::string errors_of_text(const std::string& text, const std::vector<std::string>& overrides) {
   const Folder folder;
   try {
-    kvreplay::parse_config(text, folder.path, "c.yaml", overrides, methods(), {"rel_err_out_mean", "index_recall"});
+    kvreplay::parse_config(text, folder.path, "c.yaml", overrides, methods(),
+                           {"rel_err_out_mean", "index_recall"});
   } catch (const kvreplay::UserError& e) {
     return e.what();
   }

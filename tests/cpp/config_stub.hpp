@@ -14,8 +14,14 @@ using Kind = kvreplay::ParameterSpec::Kind;
 // Sinks and a recent window inside the budget; both phases, cache positions by default.
 inline Method keeper() {
   Method m;
-  m.info = {.name = "keeper", .title = "", .source = "", .tier = 1, .memory = "", .deviation = "",
-            .default_positions = kvreplay::Positions::cache, .alias = "guardian"};
+  m.info = {.name = "keeper",
+            .title = "",
+            .source = "",
+            .tier = 1,
+            .memory = "",
+            .deviation = "",
+            .default_positions = kvreplay::Positions::cache,
+            .alias = "guardian"};
   m.parameters = {{"sinks", Kind::integer, 0, kvreplay::kManyTokens, {}, 4, "4", ""},
                   {"recent", Kind::integer, 0, kvreplay::kManyTokens, {}, nullptr, "B - sinks", ""},
                   {"share", Kind::real, 1e-12, 1, {}, 0.5, "0.5", ""},
@@ -25,7 +31,8 @@ inline Method keeper() {
     nlohmann::json all = params;
     if (all["recent"].is_null()) all["recent"] = scene.budget - all["sinks"].get<int32_t>();
     if (all["recent"].get<int32_t>() < 0)
-      throw kvreplay::ParameterError("sinks", "sinks " + all["sinks"].dump() + " exceed the budget of " + std::to_string(scene.budget));
+      throw kvreplay::ParameterError(
+          "sinks", "sinks " + all["sinks"].dump() + " exceed the budget of " + std::to_string(scene.budget));
     return all;
   };
   m.needs_prompt_queries = [](const nlohmann::json&) { return true; };
@@ -35,8 +42,15 @@ inline Method keeper() {
 // One phase, no budget.
 inline Method pooler() {
   Method m;
-  m.info = {.name = "pooler", .title = "", .source = "", .tier = 2, .memory = "", .deviation = "", .streams = false,
-            .default_phase = kvreplay::Phase::oneshot, .takes_budget = false};
+  m.info = {.name = "pooler",
+            .title = "",
+            .source = "",
+            .tier = 2,
+            .memory = "",
+            .deviation = "",
+            .streams = false,
+            .default_phase = kvreplay::Phase::oneshot,
+            .takes_budget = false};
   m.parameters = {{"kernel", Kind::integer, 1, 9, {}, 7, "7", ""},
                   {"pool", Kind::choice, 0, 0, {"max", "avg"}, "max", "max", ""}};
   m.resolve = [](const nlohmann::json& params, const kvreplay::Scene&) { return params; };

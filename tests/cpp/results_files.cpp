@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "base/errors.hpp"
 #include "results_fixture.hpp"
 #include "trace/h5_file.hpp"
 
@@ -127,4 +128,14 @@ TEST_CASE("Finishing leaves no temporary file") {
   store.finish({cell_of(0)}, json::object());
   for (const auto& entry : fs::recursive_directory_iterator(dir.path))
     CHECK(entry.path().filename().string().front() != '.');
+}
+
+TEST_CASE("A final name that something else occupies is an output error without litter") {
+  const ScratchDir dir;
+  Store store(dir.path, {true, false, false}, false);
+  store.publish(cell_of(0), result_of(0.5));
+  fs::create_directories(dir.path / "curves.h5" / "taken");
+  const size_t files = files_in(dir.path).size();
+  CHECK_THROWS_AS(store.finish({cell_of(0)}, json::object()), OutputError);
+  CHECK(files_in(dir.path).size() == files);
 }

@@ -85,7 +85,7 @@ Cell make_cell(const std::string& method, std::optional<int32_t> budget, const S
   cell.axes = axes;
   if (cell.method->info.takes_budget) cell.budget = budget;
   const int32_t heads = axes.gqa_level == GqaLevel::query ? 1 : s.heads;
-  const Scene scene{cell.budget.value_or(0), s.prompt, s.tokens, {s.dim, s.v_dim, heads}, 0, 1};
+  const Scene scene{cell.budget.value_or(0), s.prompt, s.tokens, {s.dim, s.v_dim, heads}, 0, 1, axes.phase};
   cell.params = cell.method->resolve(params, scene);
   cell.seed = seed;
   cell.n_prefill = s.prompt;

@@ -255,6 +255,20 @@ TEST_CASE("Extents that the file cannot justify are errors before anything is al
   CHECK_THAT(error_of(file), Catch::Contains(kLayer + "/v: declares [2, 1099511627776, 5]"));
 }
 
+TEST_CASE("An extent that was enlarged in the file's bytes is an error") {
+  const Folder folder;
+  std::string bytes = read_bytes(SmallTrace{}.write(folder / "whole.h5"));
+  const int64_t shape[3] = {2, 10, 5}, larger[3] = {2, 11, 5};
+  const std::string pattern(reinterpret_cast<const char*>(shape), sizeof shape);
+  int found = 0;
+  for (size_t at = bytes.find(pattern); at != std::string::npos; at = bytes.find(pattern, at + 1), ++found)
+    bytes.replace(at, sizeof larger, reinterpret_cast<const char*>(larger), sizeof larger);
+  REQUIRE(found > 0);
+  write_bytes(folder / "t.h5", bytes);
+  CHECK_THAT(error_of(folder / "t.h5"),
+             Catch::Contains(kLayer + "/v: declares [2, 11, 5], 440 bytes, but the file holds only"));
+}
+
 // ---- links
 
 void link_external(const std::filesystem::path& file, const std::string& target, const std::string& object) {

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 from kvreplay_cli import BINARY, kvreplay, synth, table
@@ -51,7 +53,7 @@ def test_the_version_names_the_libraries():
         (["run", "--progres", "none"], "did you mean --progress?"),
         (["run"], "run needs a configuration or a trace"),
         (["list", "method"], "methods"),
-        (["describe", "h2"], 'unknown method "h2" (did you mean h2o?)'),
+        (["describe", "h2oo"], 'unknown method "h2oo" (did you mean h2o?)'),
         (["run", "x.yaml", "--fail-fast", "--keep-going"], "excludes"),
         (["synth"], "--out is required"),
         (["validate"], "validate needs a file"),
@@ -67,8 +69,13 @@ def test_bad_usage_is_exit_2_with_a_message_on_stderr(words, message):
 def test_missing_and_foreign_traces_are_exit_3(tmp_path):
     foreign = tmp_path / "foreign.h5"
     foreign.write_bytes(b"\x89HDF\r\n\x1a\n" + b"not HDF5 after all" * 40)
-    for words in (["inspect", foreign], ["inspect", tmp_path / "foreing.h5"], ["validate", foreign],
-                  ["run", foreign, "--method", "exact"], ["run", tmp_path / "no.h5", "--method", "exact"]):
+    for words in (
+        ["inspect", foreign],
+        ["inspect", tmp_path / "foreing.h5"],
+        ["validate", foreign],
+        ["run", foreign, "--method", "exact"],
+        ["run", tmp_path / "no.h5", "--method", "exact"],
+    ):
         result = kvreplay(*words, cwd=tmp_path)
         assert result.returncode == 3, words
         assert result.stdout == ""
@@ -95,7 +102,9 @@ def test_a_device_that_is_not_there_is_exit_4(tmp_path, trace):
 
 
 def test_problems_of_a_configuration_and_of_its_traces_are_told_together(tmp_path, trace):
-    path = config(tmp_path, f"traces: [{trace}]\nselect: {{layers: [0, 9]}}\nmethods: [h2oo, exact]\nsede: 3\n")
+    path = config(
+        tmp_path, f"traces: [{trace}]\nselect: {{layers: [0, 9]}}\nmethods: [h2oo, exact]\nsede: 3\n"
+    )
     result = kvreplay("run", path, cwd=tmp_path)
     assert result.returncode == 2
     lines = result.stderr.splitlines()
@@ -105,11 +114,31 @@ def test_problems_of_a_configuration_and_of_its_traces_are_told_together(tmp_pat
 
 
 def test_the_table_is_on_stdout_and_progress_on_stderr(tmp_path, trace):
-    result = kvreplay("run", trace, "--method", "exact,h2o", "--budget", "32,64", "-o", tmp_path / "o", "--progress", "plain")
+    result = kvreplay(
+        "run",
+        trace,
+        "--method",
+        "exact,h2o",
+        "--budget",
+        "32,64",
+        "-o",
+        tmp_path / "o",
+        "--progress",
+        "plain",
+    )
     assert result.returncode == 0
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["method", "budget", "rel_err_out_mean", "kept_mass_mean", "partition_err_mean",
-                                "peak_kept_tokens", "total_bytes", "ok", "failed"]
+    assert lines[0].split() == [
+        "method",
+        "budget",
+        "rel_err_out_mean",
+        "kept_mass_mean",
+        "partition_err_mean",
+        "peak_kept_tokens",
+        "total_bytes",
+        "ok",
+        "failed",
+    ]
     assert [line.split()[:2] for line in lines[1:]] == [["exact", "-"], ["h2o", "32"], ["h2o", "64"]]
     assert all(line.split()[-2:] == ["3", "0"] for line in lines[1:])
     assert re.search(r"^cells 9/9 · failed 0 · [\d.]+ cells/s · \d+s$", result.stderr, re.M)
@@ -120,7 +149,9 @@ def test_progress_can_be_silent_or_json(tmp_path, trace):
     words = ["run", trace, "--method", "window", "--budget", "32", "-o", tmp_path / "o", "--force"]
     assert kvreplay(*words, "-q").stderr == ""
     assert "cells/s" not in kvreplay(*words, "--progress", "none").stderr
-    events = [json.loads(x) for x in kvreplay(*words, "--progress", "json").stderr.splitlines() if x.startswith("{")]
+    events = [
+        json.loads(x) for x in kvreplay(*words, "--progress", "json").stderr.splitlines() if x.startswith("{")
+    ]
     assert events[-1]["event"] == "end"
     assert events[-1]["cells_done"] == events[-1]["cells_total"] == 3
 
@@ -138,7 +169,19 @@ def test_colours_only_on_request():
 
 
 def test_a_dry_run_writes_nothing(tmp_path, trace):
-    result = kvreplay("run", trace, "--method", "exact,uniform", "--budget", "32", "--seeds", "2", "-o", tmp_path / "o", "-n")
+    result = kvreplay(
+        "run",
+        trace,
+        "--method",
+        "exact,uniform",
+        "--budget",
+        "32",
+        "--seeds",
+        "2",
+        "-o",
+        tmp_path / "o",
+        "-n",
+    )
     assert result.returncode == 0
     assert re.search(r"^cells   9 \(0 done, 9 to replay\)$", result.stdout, re.M)
     assert re.search(r"^memory  about \d+ MiB$", result.stdout, re.M)
@@ -147,11 +190,28 @@ def test_a_dry_run_writes_nothing(tmp_path, trace):
 
 
 def test_the_command_line_says_what_a_configuration_says(tmp_path, trace):
-    path = config(tmp_path, f"traces: [{trace}]\nname: same\nmethods: [window, snapkv]\nbudget: {{tokens: [40]}}\n"
-                            "replay: {prefill: 100, tokens: 150}\nselect: {kv_heads: [1]}\n")
+    path = config(
+        tmp_path,
+        f"traces: [{trace}]\nname: same\nmethods: [window, snapkv]\nbudget: {{tokens: [40]}}\n"
+        "replay: {prefill: 100, tokens: 150}\nselect: {kv_heads: [1]}\n",
+    )
     assert kvreplay("run", path, "-o", tmp_path / "a").returncode == 0
-    result = kvreplay("run", trace, "--method", "window,snapkv", "--budget", 40, "--prefill", 100, "--tokens", 150,
-                      "--kv-heads", 1, "-o", tmp_path / "b")
+    result = kvreplay(
+        "run",
+        trace,
+        "--method",
+        "window,snapkv",
+        "--budget",
+        40,
+        "--prefill",
+        100,
+        "--tokens",
+        150,
+        "--kv-heads",
+        1,
+        "-o",
+        tmp_path / "b",
+    )
     assert result.returncode == 0
     assert table(tmp_path / "a") == table(tmp_path / "b")
 
@@ -218,9 +278,9 @@ def test_report_says_what_is_missing(tmp_path, trace):
 
 
 def test_a_full_disk_under_stdout_is_told():
-    import subprocess
-
-    with open("/dev/full", "w") as full:
-        result = subprocess.run([str(BINARY), "list", "methods"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [str(BINARY), "list", "methods"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert result.returncode == 2
     assert "stdout cannot be written" in result.stderr

@@ -8,14 +8,22 @@ import pytest
 from kvreplay_cli import kvreplay, published, start, synth, table
 
 # Enough work for several seconds on one thread, so that a signal meets a run in flight.
-WORK = ["--method", "h2o,window,snapkv,subgen,streaming_llm,uniform", "--budget", "64,128,256,512", "--seeds", "3",
-        "--progress", "none"]
+WORK = [
+    "--method",
+    "h2o,window,snapkv,subgen,streaming_llm,uniform",
+    "--budget",
+    "64,256",
+    "--seeds",
+    "3",
+    "--progress",
+    "none",
+]
 WAIT_S = 60
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    return synth(tmp_path_factory.mktemp("trace") / "t.h5", "--tokens", 1536, "--prompt", 768, "--layers", 4)
+    return synth(tmp_path_factory.mktemp("trace") / "t.h5", "--tokens", 1280, "--prompt", 640, "--layers", 3)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +35,7 @@ def whole(trace, tmp_path_factory):
 
 
 def stop_in_the_middle(trace, out, *signals):
-    """Starts a run, waits until some cells are published, sends the signals; returns exit code and messages."""
+    """Starts a run and sends the signals once some cells are published; gives exit code and messages."""
     process = start("run", trace, *WORK, "-j", 1, "-o", out)
     until = time.monotonic() + WAIT_S
     while published(out) < 10 and process.poll() is None and time.monotonic() < until:
@@ -59,7 +67,9 @@ def test_a_killed_run_continues_to_the_same_table(trace, whole, tmp_path):
     assert published(tmp_path) <= len(whole) + 1  # a torn line may stay behind
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
+)
 def test_a_signal_saves_what_is_done(trace, whole, tmp_path, number, code):
     got, messages = stop_in_the_middle(trace, tmp_path, number)
     assert got == code

@@ -18,6 +18,7 @@ from kvdump.text import PUNCTUATION, SPECIAL, WORD, token_class
 from kvdump.writer import TraceFile, trace_id
 
 SMOL = Shape(n_layers=30, n_q_heads=9, n_kv_heads=3, head_dim=64, v_head_dim=64, hidden=576)
+DIRECTORY_DATASETS = ("tokens", "layers/000/k", "layers/001/k")
 ROOT = {"model": "toy", "n_layers": 2, "dump_json": json.dumps({"dtype": "f32"})}
 
 
@@ -85,7 +86,7 @@ def test_the_file_is_readable_by_hdf5_1_10(tmp_path):
 
 
 def test_a_dataset_carries_the_sha256_of_its_raw_bytes(tmp_path):
-    write_trace(tmp_path / "t.h5", np.uint16([[[0x3F80, 0xC000]]]), "bf16")
+    write_trace(tmp_path / "t.h5", np.uint16([[[0x3F80]], [[0xC000]]]), "bf16")
     with h5py.File(tmp_path / "t.h5") as file:
         expected = hashlib.sha256(struct.pack("<HH", 0x3F80, 0xC000)).hexdigest()
         assert file["prompts/0/layers/000/k"].attrs["sha256"] == expected
@@ -129,7 +130,9 @@ def test_a_directory_holds_a_trace_per_layer_and_an_index_that_links_them(tmp_pa
         assert index["prompts/a/layers/001/k"][0, 0, 0] == 1
         assert single["prompts/a/layers/001"].attrs["scaling"] == 0.5
         assert single["prompts/a"].attrs["n_prompt"] == 2
-        assert index.attrs["trace_id"] != single.attrs["trace_id"]
+        digests = [index[f"prompts/a/{name}"].attrs["sha256"] for name in DIRECTORY_DATASETS]
+        assert index.attrs["trace_id"] == trace_id(digests, ROOT)
+        assert single.attrs["trace_id"] == trace_id([digests[0], digests[2]], ROOT)
     assert published(tmp_path / "d/a/001.h5", {"dtype": "f32"})
     with pytest.raises(UsageError, match="other settings"):
         published(tmp_path / "d/a/001.h5", {"dtype": "bf16"})

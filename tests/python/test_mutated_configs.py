@@ -29,8 +29,36 @@ GOOD = {
     "run": {"device": "cpu", "jobs": 1, "precision": "single"},
     "output": {"dir": "o", "save": ["kept"]},
 }
-STRANGE = [None, True, -1, 0, 1, 3, 17, 1e300, 0.5, float("nan"), float("inf"), "", "all", "exact", "stream", "010", "\u00e4", "x" * 300,
-           "../..", [], {}, [[]], {"a": {"b": []}}, [1, "1", 1.0], 2**70, "cuda", "kept", ["h2o", "h2o"]]
+STRANGE = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    3,
+    17,
+    1e300,
+    0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "all",
+    "exact",
+    "stream",
+    "010",
+    "\u00e4",
+    "x" * 300,
+    "../..",
+    [],
+    {},
+    [[]],
+    {"a": {"b": []}},
+    [1, "1", 1.0],
+    2**70,
+    "cuda",
+    "kept",
+    ["h2o", "h2o"],
+]
 
 
 def places(node, path=()):
@@ -79,7 +107,25 @@ def change_bytes(rng):
         elif what == "cut":
             del data[at : at + rng.randrange(1, 12)]
         elif what == "insert":
-            data[at:at] = rng.choice([b":", b"- ", b"[", b"}", b"&a ", b"*a", b"!!", b"\t", b"\n", b"\x00", b"%", b'"', b"<<: ", b"|", b"?"])
+            data[at:at] = rng.choice(
+                [
+                    b":",
+                    b"- ",
+                    b"[",
+                    b"}",
+                    b"&a ",
+                    b"*a",
+                    b"!!",
+                    b"\t",
+                    b"\n",
+                    b"\x00",
+                    b"%",
+                    b'"',
+                    b"<<: ",
+                    b"|",
+                    b"?",
+                ]
+            )
         elif what == "tear":
             del data[max(at, 10) :]
         else:

@@ -1,4 +1,4 @@
-#include "replay/tile.hpp"
+#include "exact/tile.hpp"
 
 #include <algorithm>
 #include <cmath>

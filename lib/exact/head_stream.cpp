@@ -1,7 +1,8 @@
-#include "replay/head_stream.hpp"
+#include "exact/head_stream.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "base/errors.hpp"
 
@@ -20,6 +21,8 @@ RotationTable<Real>::RotationTable(const Rope& rope, int32_t offsets)
 }
 
 namespace {
+
+constexpr int32_t kMostOffsets = 1 << 22;  // 4 million tokens: beyond that a position id is a mistake
 
 template <class Real>
 std::vector<Real> widen(const std::vector<float>& x) {
@@ -49,8 +52,17 @@ void prepare_rotation(const Trace& trace, const HeadRequest& request, const Laye
     throw TraceError(trace.info().path.string() + ": prompt " + request.prompt + ", layer " + std::to_string(layer.layer) +
                      ": no rope_json, so positions cannot be re-assigned; use `positions: original`");
   if (!layer.rope) return;  // a layer without rotary embedding ignores the setting
-  const auto [low, high] = std::minmax_element(stream.positions.begin(), stream.positions.end());
-  stream.rotation = std::make_unique<RotationTable<Real>>(*layer.rope, *high - *low + 1);
+  // Offsets are lost distances: they are not negative only where positions ascend.
+  const auto repeated = std::adjacent_find(stream.positions.begin(), stream.positions.end(), std::greater_equal<>());
+  if (repeated != stream.positions.end())
+    throw TraceError(trace.info().path.string() + ": /prompts/" + request.prompt + "/position_ids do not ascend after token " +
+                     std::to_string(repeated - stream.positions.begin()) +
+                     ", so positions cannot be re-assigned; use `positions: original`");
+  const int32_t span = stream.positions.back() - stream.positions.front();
+  if (span >= kMostOffsets)
+    throw TraceError(trace.info().path.string() + ": /prompts/" + request.prompt + "/position_ids span " + std::to_string(span) +
+                     " positions, too many to re-assign; use `positions: original`");
+  stream.rotation = std::make_unique<RotationTable<Real>>(*layer.rope, span + 1);
 }
 
 template <class Real>

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "replay/head_stream.hpp"
+#include "exact/head_stream.hpp"
 
 namespace kvreplay {
 

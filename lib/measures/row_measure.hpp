@@ -1,9 +1,10 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/attend.hpp"
-#include "replay/tile.hpp"
+#include "exact/tile.hpp"
 
 namespace kvreplay {
 
@@ -14,6 +15,20 @@ struct RowMeasure {
   double top_mass = -1;  // the most that as many tokens can hold; negative: not ranked
   double index_recall = -1;
   int32_t attended = 0;  // attended tokens
+};
+
+// What one cache gives for the rows of a tile. Only scored rows are filled.
+template <class Real>
+struct LaneTile {
+  int32_t heads = 0, rows = 0, v_dim = 0;
+  std::vector<Real> out;             // [heads, rows, v_dim]
+  std::vector<RowMeasure> measures;  // [heads, rows]
+  void resize(int32_t heads_, int32_t rows_, int32_t v_dim_) {
+    heads = heads_, rows = rows_, v_dim = v_dim_;
+    out.assign(size_t(heads) * size_t(rows) * size_t(v_dim), Real(0));
+    measures.assign(size_t(heads) * size_t(rows), {});
+  }
+  size_t at(int32_t head, int32_t row) const { return size_t(head) * size_t(rows) + size_t(row); }
 };
 
 // `cache` is C_t; chosen: rows that a query-time method reads, or null.

@@ -1,0 +1,11 @@
+// A hook that asks for the whole stream is no hook: nothing would call it.
+#include "policy_under_test.hpp"
+#include "exact/head_stream.hpp"
+struct Oracle : Base {
+#ifdef OFFENCE
+  KVR_FN void append(const Team auto&, const auto&, Cache auto&, const HeadStream<float>&) {}
+#else
+  KVR_FN void append(const Team auto&, const auto&, Cache auto&) {}
+#endif
+};
+static_assert(Appends<Oracle, float>);

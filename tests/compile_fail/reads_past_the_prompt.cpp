@@ -1,0 +1,13 @@
+// The prompt has accessors only: there is no base pointer to index past its end.
+#include "policy_under_test.hpp"
+struct Reader : Base {
+  KVR_FN void read_prompt(const Team auto&, const auto& prompt, Cache auto&) {
+#ifdef OFFENCE
+    const auto* base = prompt.view_.keys;
+#else
+    const auto* base = prompt.key(0).data();
+#endif
+    (void)base;
+  }
+};
+REPLAYED(Reader)

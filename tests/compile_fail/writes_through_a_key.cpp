@@ -1,0 +1,11 @@
+// What a row shows is read-only: weights and rows change through the cache's own verbs.
+#include "policy_under_test.hpp"
+struct Forger : Base {
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+#ifdef OFFENCE
+    cache.key(0)[0] = 1;
+#endif
+    (void)team, (void)cache;
+  }
+};
+REPLAYED(Forger)

@@ -1,0 +1,220 @@
+#include "core/step.hpp"
+#include "methods/h2o.hpp"
+#include "methods/streaming_llm.hpp"
+#include "methods/topk_oracle.hpp"
+#include "replay/lane_of.hpp"
+#include "support.hpp"
+
+// The two ways through attend: columns of the shared strip with outputs deferred to the end of a tile, and
+// own dot products with outputs at once.
+
+using namespace kvreplay;
+using namespace kvreplay::test;
+
+namespace {
+
+// A policy with rows that are no token: what leaves the recent window is averaged into one merged row.
+// A test of synthetic rows, no published method.
+struct MergedTail {
+  static constexpr MethodInfo info{.name = "merged_tail", .title = "", .source = "test", .tier = 3, .memory = "", .deviation = ""};
+  int32_t budget = 0;
+  static void declare(auto&) {}
+  void resolve(const Scene& scene) { budget = scene.budget; }
+  Layout layout(const Scene&) const { return {.weights = true, .own_rows = 1000}; }
+
+  // The two oldest rows become one, at the end of the list: the order of rows has no meaning here.
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    using Real = typename std::remove_cvref_t<decltype(cache)>::real;
+    while (cache.size() > budget) {
+      const Real na = cache.num(0), nb = cache.num(1), a = na / (na + nb), b = nb / (na + nb);
+      cache.push_own(
+          team, [&](int32_t c) { return a * cache.key(0)[size_t(c)] + b * cache.key(1)[size_t(c)]; },
+          [&](int32_t c) { return a * cache.value(0)[size_t(c)] + b * cache.value(1)[size_t(c)]; }, na + nb, na + nb);
+      cache.drop(team, 1);
+      cache.drop(team, 0);
+    }
+  }
+};
+
+template <class P, class Real>
+struct SoloRun {
+  std::vector<Real> out;  // [rows, heads, v_dim]
+  SoloRun(const HeadStream<Real>& stream, const LaneOrder& order, const std::vector<double>& column_sums) {
+    P policy = assigned_policy(order);
+    LaneMemory<Real> memory;
+    Layout layout;
+    if constexpr (HasLayout<P>) layout = policy.layout(order.scene);
+    memory.allocate(stream, order.scene.shape, layout, false);
+    if constexpr (HasState<P>) policy.state = memory.state();
+    BasicCache<Real> cache(memory.storage());
+    const SerialTeam team;
+    cache.clear(team);
+    const StepRules rules{order.axes.phase == Phase::stream, false, 0, Aggregate::sum};
+    std::vector<Real> e(size_t(stream.tokens) + 1), coefficients(e.size());
+    std::vector<double> group(e.size()), by_head(e.size() * size_t(stream.shape.heads));
+    std::vector<uint8_t> chosen(by_head.size());
+    const Prompt<Real> prompt({stream.keys.data(), stream.values.data(), column_sums.data(), stream.prompt, stream.shape, Aggregate::sum});
+    replay_prompt(team, policy, cache, prompt);
+    const size_t d = size_t(stream.shape.dim), dv = size_t(stream.shape.v_dim);
+    out.resize(size_t(stream.tokens - stream.prompt) * size_t(stream.shape.heads) * dv);
+    for (int32_t t = stream.prompt; t < stream.tokens; ++t) {
+      const Token<Real> token({stream.keys.data() + size_t(t) * d, d}, {stream.values.data() + size_t(t) * dv, dv}, t);
+      Real* to = out.data() + size_t(t - stream.prompt) * size_t(stream.shape.heads) * dv;
+      const Rotation<Real> rotation = order.axes.positions == Positions::cache ? stream.rotate() : Rotation<Real>{};
+      Solo<Real> heads{stream.query(0, t), int64_t(stream.query_rows) * stream.shape.dim, stream.rule, rotation, t,
+                       stream.shape.dim, stream.shape.v_dim, to, nullptr};
+      replay_step(team, policy, cache, token, rules, heads,
+                  StepScratch<Real>{e.data(), coefficients.data(), group.data(), by_head.data(), chosen.data()}, true);
+    }
+  }
+  static P assigned_policy(const LaneOrder& order) {
+    P policy;
+    policy.resolve(order.scene);
+    return policy;
+  }
+};
+
+template <class P, class Real>
+double strip_against_solo(const HeadStream<Real>& stream, int32_t budget, Positions positions) {
+  LaneOrder order;
+  order.axes.positions = positions;
+  order.axes.phase = P::info.default_phase;
+  order.scene = {budget, stream.prompt, stream.tokens, stream.shape, 0, 1, order.axes.phase};
+  const auto sums = prompt_column_sums(stream, {0}).front();
+  const SoloRun<P, Real> solo(stream, order, sums);
+  P policy;
+  policy.resolve(order.scene);
+  LaneOf<P, Real> lane(policy, order);
+  lane.bind(stream, 0, false, {});
+  lane.read_prompt(sums.data());
+  LaneWorkspace<Real> workspace;
+  double worst = 0;
+  for (int32_t begin = stream.prompt; begin < stream.tokens; begin += 7) {
+    Tile<Real> tile;
+    tile.begin = begin, tile.end = std::min(stream.tokens, begin + 7);
+    for (int32_t t = begin; t < tile.end; ++t) tile.rows.push_back(t), tile.scored.push_back(1);
+    exact_pass(stream, tile);
+    LaneTile<Real> result;
+    lane.replay(tile, workspace, result);
+    for (int32_t r = 0; r < result.rows; ++r)
+      for (int32_t h = 0; h < result.heads; ++h) {
+        std::vector<double> a, b;
+        for (int32_t c = 0; c < result.v_dim; ++c) {
+          a.push_back(double(result.out[result.at(h, r) * size_t(result.v_dim) + size_t(c)]));
+          const size_t row = size_t(begin + r - stream.prompt) * size_t(result.heads) + size_t(h);
+          b.push_back(double(solo.out[row * size_t(result.v_dim) + size_t(c)]));
+        }
+        worst = std::max(worst, relative_difference(a, b));
+      }
+  }
+  return worst;
+}
+
+}  // namespace
+
+TEST_CASE("strip and own dot products give the same outputs", "[replay]") {
+  const StreamShape s;
+  for (const Look look : {Look::gaussian, Look::sinks, Look::huge_norms}) {
+    const auto wide = make_stream<double>(s, 21, look);
+    const auto narrow = make_stream<float>(s, 21, look);
+    CHECK(strip_against_solo<H2o>(wide, 30, Positions::original) < 1e-10);
+    CHECK(strip_against_solo<H2o>(wide, 30, Positions::cache) < 1e-10);
+    CHECK(strip_against_solo<StreamingLlm>(wide, 30, Positions::cache) < 1e-10);
+    CHECK(strip_against_solo<TopkOracle>(wide, 30, Positions::original) < 1e-10);
+    CHECK(strip_against_solo<MergedTail>(wide, 30, Positions::original) < 1e-10);
+    CHECK(strip_against_solo<StreamingLlm>(narrow, 30, Positions::cache) < 2e-4);  // logits up to 100 in float32
+    CHECK(strip_against_solo<MergedTail>(narrow, 30, Positions::original) < 2e-4);
+  }
+}
+
+TEST_CASE("positions inside the cache: rotating only the sinks equals rotating everything", "[replay]") {
+  const StreamShape s{.heads = 1};
+  const auto stream = make_stream<double>(s, 22);
+  Axes axes = default_axes("streaming_llm");
+  const CellResult r = replay(stream, {make_cell("streaming_llm", 20, s, {}, axes)}).only();
+  const Rotation<double> rotation = stream.rotate();
+  for (size_t row = 0; row < r.rows.size(); ++row) {
+    const int32_t t = r.rows[row];
+    auto tokens = kept_list(r, row);
+    tokens.push_back(t);
+    // slot j stands at position j, the query at L-1: rotate key j by j - index and the query by L-1-t,
+    // which is the same as the key alone by (j - index) - (L-1-t)
+    std::vector<double> out(size_t(s.v_dim), 0.0);
+    double z = 0;
+    for (size_t j = 0; j < tokens.size(); ++j) {
+      const int32_t offset = (int32_t(j) - tokens[j]) - (int32_t(tokens.size()) - 1 - t);
+      const double* k = stream.keys.data() + size_t(tokens[j]) * size_t(s.dim);
+      const double l = rotation.dot({k, size_t(s.dim)}, {stream.query(0, t), size_t(s.dim)}, offset);
+      const double e = std::exp(l * stream.rule.scale);
+      z += e;
+      for (size_t c = 0; c < out.size(); ++c) out[c] += e * stream.values[size_t(tokens[j]) * out.size() + c];
+    }
+    for (double& x : out) x /= z;
+    CHECK(relative_difference(output(r, 0, row), out) < 1e-9);
+  }
+}
+
+TEST_CASE("a sliding window evicts for every method, and the reference honours it", "[replay]") {
+  const StreamShape s;
+  auto stream = make_stream<double>(s, 23);
+  stream.window = 20;
+  for (const char* method : {"exact", "h2o", "snapkv", "topk_oracle"}) {
+    INFO(method);
+    const CellResult r = replay(stream, {make_cell(method, s.tokens, s, {}, default_axes(method))}).only();
+    REQUIRE(r.ok);
+    for (size_t row = 0; row < r.rows.size(); ++row) {
+      std::vector<int32_t> tokens;
+      for (int32_t i = std::max(0, r.rows[row] - 19); i <= r.rows[row]; ++i) tokens.push_back(i);
+      CHECK(relative_difference(output(r, 1, row), naive_attention(stream, 1, r.rows[row], tokens)) < 1e-10);
+    }
+    CHECK(*r.measures.rel_err_out_max < 1e-10);
+  }
+}
+
+TEST_CASE("soft cap and sink logits are part of the reference and of every method", "[replay]") {
+  const StreamShape s;
+  auto stream = make_stream<double>(s, 24);
+  stream.rule.softcap = 1.5;
+  stream.sink_logits = {0.3, 2.0};
+  for (const char* method : {"exact", "h2o", "window"}) {
+    INFO(method);
+    const CellResult r = replay(stream, {make_cell(method, s.tokens, s, {}, default_axes(method))}).only();
+    REQUIRE(r.ok);
+    const int32_t t = r.rows.front();
+    std::vector<double> out(size_t(s.v_dim), 0.0);
+    double z = std::exp(2.0);
+    for (int32_t i = 0; i <= t; ++i) {
+      double dot = 0;
+      for (int32_t c = 0; c < s.dim; ++c) dot += stream.query(1, t)[c] * stream.keys[size_t(i * s.dim + c)];
+      const double e = std::exp(1.5 * std::tanh(dot * stream.rule.scale / 1.5));
+      z += e;
+      for (size_t c = 0; c < out.size(); ++c) out[c] += e * stream.values[size_t(i) * out.size() + c];
+    }
+    for (double& x : out) x /= z;
+    CHECK(relative_difference(output(r, 1, 0), out) < 1e-10);
+    CHECK(*r.measures.rel_err_out_max < 1e-10);
+  }
+}
+
+TEST_CASE("a method that dropped a sink 300 nats above the rest is evaluated with its own maximum", "[replay]") {
+  const StreamShape s{.heads = 1};
+  auto stream = make_stream<float>(s, 25);
+  for (int32_t t = 0; t < s.tokens; ++t) stream.queries[size_t(t * s.dim)] = 30;
+  for (int32_t i = 0; i < s.tokens; ++i) stream.keys[size_t(i * s.dim)] = i == 0 ? 60.f : 0.f;
+  const CellResult r = replay(stream, {make_cell("window", 16, s)}).only();
+  REQUIRE(r.ok);
+  for (size_t row = 0; row < r.rows.size(); ++row) {
+    auto tokens = kept_list(r, row);
+    tokens.push_back(r.rows[row]);
+    CHECK(relative_difference(output(r, 0, row), naive_attention(stream, 0, r.rows[row], tokens)) < 1e-5);
+  }
+}
+
+TEST_CASE("a prompt that is the whole trace leaves no query to score", "[replay]") {
+  const StreamShape s{.tokens = 64, .prompt = 64};
+  const CellResult r = replay(make_stream<double>(s), {make_cell("h2o", 16, s)}).only();
+  CHECK(r.ok);
+  CHECK(r.measures.n_queries == 0);
+  CHECK_FALSE(r.measures.rel_err_out_mean.has_value());
+  CHECK(kept_list(r, 0).size() == 16);
+}

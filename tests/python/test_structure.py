@@ -1,0 +1,98 @@
+"""The map of the code: which room may include which, and who may see which library."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+LIB = Path(__file__).parents[2] / "lib"
+
+# A room may include itself and these. Data flows from the bottom of this table to its top.
+MAY_INCLUDE = {
+    "base": set(),
+    "kernels": set(),
+    "core": {"base"},
+    "methods": {"core"},
+    "trace": {"base", "core"},
+    "catalog": {"base", "core"},
+    "exact": {"base", "core", "kernels", "trace"},
+    "measures": {"base", "core", "catalog", "exact"},
+    "replay": {"base", "core", "kernels", "trace", "catalog", "exact", "measures"},
+    "config": {"base", "core", "trace", "catalog"},
+    "plan": {"base", "core", "trace", "catalog", "config"},
+    "results": {"base", "core", "trace", "catalog"},
+    "backend": {"core", "methods"},
+}
+# Libraries that belong to one room.
+OWNED = {
+    r"hdf5\.h|H5\w*\.h": "trace",
+    r"yaml-cpp/.*": "config",
+    r"cuda\w*\.h|cuda/.*": "backend",
+    r"CLI/.*": None,  # apps only
+}
+
+
+def sources():
+    return [p for p in LIB.rglob("*") if p.suffix in {".hpp", ".cpp", ".cuh", ".cu"}]
+
+
+def includes(path):
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), re.M)
+
+
+def room(path):
+    return path.relative_to(LIB).parts[0]
+
+
+def test_every_room_is_on_the_map():
+    assert {room(p) for p in sources()} == set(MAY_INCLUDE)
+
+
+@pytest.mark.parametrize("name", MAY_INCLUDE)
+def test_a_room_includes_only_what_lies_below_it(name):
+    files = [p for p in sources() if room(p) == name]
+    for path in files:
+        for target in includes(path):
+            other = target.split("/")[0]
+            if other in MAY_INCLUDE and other != name:
+                assert other in MAY_INCLUDE[name], f"{path.relative_to(LIB)} includes {target}"
+
+
+@pytest.mark.parametrize("pattern,owner", OWNED.items())
+def test_a_library_is_seen_by_its_own_room_only(pattern, owner):
+    for path in sources():
+        for target in includes(path):
+            if re.fullmatch(pattern, target) and not (LIB / target).exists():
+                assert room(path) == owner, f"{path.relative_to(LIB)} includes {target}"
+
+
+def test_the_map_has_no_circle():
+    below = {name: set(rooms) for name, rooms in MAY_INCLUDE.items()}
+    while below:
+        ground = {name for name, rooms in below.items() if not rooms & set(below)}
+        assert ground, f"a circle among {sorted(below)}"
+        for name in ground:
+            del below[name]
+
+
+def test_the_library_neither_prints_nor_exits():
+    forbidden = re.compile(r"\b(?:std::)?(?:cout|cerr|clog|printf|puts|exit|abort|_exit)\s*[(<]")
+    for path in sources():
+        code = re.sub(r"//.*", "", path.read_text())
+        found = forbidden.search(code)
+        assert not found, f"{path.relative_to(LIB)}: {found.group(0)}"
+
+
+def test_policies_have_no_hidden_memory():
+    """Types stop accidents; these words would get around them."""
+    for path in (LIB / "methods").glob("*.hpp"):
+        code = re.sub(r"//.*", "", path.read_text())
+        assert not re.search(r"\b(const_cast|reinterpret_cast|thread_local|new)\b", code), path.name
+        assert not re.search(r"\bstatic\s+(?!constexpr|void|bool|Phase|KVR_FN|auto|double\s+\w+\()", code), path.name
+        for target in includes(path):
+            assert target == "core/policy.hpp" or target in {"cmath", "span", "cstdint"}, f"{path.name}: {target}"
+
+
+def test_a_method_file_is_short():
+    for path in (LIB / "methods").glob("*.hpp"):
+        assert len(path.read_text().splitlines()) <= 150, path.name

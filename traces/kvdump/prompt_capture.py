@@ -1,0 +1,152 @@
+"""One prompt on its way from attention calls to the trace."""
+
+import numpy as np
+import torch
+
+from .dtypes import is_finite
+from .errors import DumpError
+from .residual import o_proj_weights, watch_residual
+from .text import token_classes
+
+TORCH_OF = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def to_stored(tensor, dtype):
+    """Tensor -> contiguous numpy array of its stored bits ("f32", "f16"; "bf16" as uint16)."""
+    stored = tensor.detach().to(TORCH_OF[dtype]).contiguous().cpu()
+    return stored.view(torch.uint16).numpy() if dtype == "bf16" else stored.numpy()
+
+
+class PromptCapture:
+    """Collects one prompt's tokens and rows, checks that they fit together, and writes them to the sink."""
+
+    def __init__(self, recorder, prompt_id, layers, attributes, on_step):
+        self.recorder = recorder
+        self.prompt_id = prompt_id
+        self.layers = layers
+        self.attributes = attributes
+        self.on_step = on_step
+        self.tokens = []
+        self.position_ids = []
+        self.n_prompt = 0
+        self.rows = dict.fromkeys(layers, 0)
+        self.modules = {}
+        self.sinks = {}
+        self.taps = []
+        options = recorder.options
+        self.out_layers = set(layers) if options.with_output else set(options.out_layers)
+        if options.with_output:
+            self.taps = watch_residual(recorder.model, layers, self._on_residual)
+
+    def on_forward(self, args, kwargs):
+        """Before every forward pass of the model: take down token ids and positions."""
+        ids = args[0] if args else kwargs.get("input_ids")
+        if ids is None:
+            raise DumpError("the model runs on embeddings: kvdump needs input_ids")
+        mask = kwargs.get("attention_mask")
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2 and not bool(mask.all()):
+            raise DumpError("padded input: record every prompt on its own, without padding")
+        start = len(self.tokens)
+        self.tokens += ids[0].tolist()
+        positions = kwargs.get("position_ids")
+        if positions is None:
+            self.position_ids += range(start, len(self.tokens))
+        else:
+            self.position_ids += positions[0].tolist()
+        self.n_prompt = self.n_prompt or len(self.tokens)
+
+    def on_call(self, call):
+        """After every attention call: keep the new rows of a chosen layer."""
+        if call.layer not in self.rows:
+            return
+        start = self.rows[call.layer]
+        new = call.q.shape[1]
+        self._check_cache(call, start + new)
+        self.rows[call.layer] = start + new
+        self.modules[call.layer] = call.module
+        self.sinks[call.layer] = call.sinks
+        queries = slice(-start % self.recorder.options.query_stride, None, self.recorder.options.query_stride)
+        self._keep(call.layer, "q", call.q[:, queries])
+        self._keep(call.layer, "k", call.k)
+        self._keep(call.layer, "v", call.v)
+        if call.layer in self.out_layers:
+            self._keep(call.layer, "out", call.out[:, queries])
+        self.on_step(f"layer {call.layer}, {start + new} tokens")
+
+    def _check_cache(self, call, expected):
+        if call.kv_len > expected:
+            raise DumpError(
+                f"layer {call.layer}: attention saw {call.kv_len} rows, {expected} were recorded: "
+                "a static cache, or one that was filled before; use a fresh dynamic cache"
+            )
+        if call.kv_len < expected and not call.sliding_window:
+            raise DumpError(
+                f"layer {call.layer}: the sequence started over; use a cache (use_cache=True), "
+                "and rec.prompt(id) for a second prompt"
+            )
+
+    def _keep(self, layer, name, rows):
+        if rows.shape[1]:
+            dtype = self._dtype(name)
+            self.recorder.spool.append(layer, name, to_stored(rows, dtype))
+
+    def _dtype(self, name):
+        return "f32" if name == "resid_norm" else self.recorder.dtype
+
+    def _on_residual(self, layer, residual):
+        norm = residual[0].float().norm(dim=-1)
+        self._keep(layer, "resid_norm", norm[None, :, None])
+
+    def write(self):
+        """Write the prompt, then layer after layer, each read back from the spool alone."""
+        for tap in self.taps:
+            tap.remove()
+        total = len(self.tokens)
+        short = [layer for layer, rows in self.rows.items() if rows != total]
+        if short:
+            raise DumpError(f"layers {short} recorded {self.rows[short[0]]} rows for {total} tokens")
+        sink = self.recorder.sink
+        sink.write_prompt(self.prompt_id, *self._prompt_parts())
+        for layer in self.recorder.layers:
+            if layer in self.rows:
+                sink.write_layer(self.prompt_id, layer, *self._layer_parts(layer))
+                self.on_step(f"layer {layer} written")
+            else:
+                sink.link(self.prompt_id, layer)
+
+    def _prompt_parts(self):
+        datasets = {
+            "tokens": np.array(self.tokens, dtype=np.int32),
+            "position_ids": np.array(self.position_ids, dtype=np.int32),
+        }
+        attributes = {
+            "n_prompt": self.n_prompt,
+            "n_generated": len(self.tokens) - self.n_prompt,
+            **self.attributes,
+        }
+        if self.recorder.options.with_text:
+            tokenizer = self.recorder.tokenizer
+            attributes["text"] = tokenizer.decode(self.tokens)
+            datasets["token_class"] = token_classes(tokenizer, self.tokens)
+        return datasets, attributes
+
+    def _layer_parts(self, layer):
+        spool = self.recorder.spool
+        datasets = {}
+        for name in spool.names(layer):
+            stored, dtype = spool.take(layer, name), self._dtype(name)
+            if not is_finite(stored, dtype):
+                raise DumpError(
+                    f"prompt {self.prompt_id}, layer {layer}: {name} holds NaN or infinity as {dtype}"
+                )
+            datasets[name] = (stored[0, :, 0] if name == "resid_norm" else stored, dtype)
+        stride = self.recorder.options.query_stride
+        if stride > 1:
+            datasets["q_pos"] = (np.arange(0, len(self.tokens), stride, dtype=np.int32), None)
+        if self.sinks[layer] is not None:
+            datasets["sinks"] = (to_stored(self.sinks[layer], "f32"), "f32")
+        if self.recorder.options.with_output:
+            heads = datasets["q"][0].shape[0]
+            datasets["o_proj"] = (to_stored(o_proj_weights(self.modules[layer], heads), "f32"), "f32")
+        root_rope = self.recorder.sink.root["rope_json"]
+        return datasets, self.recorder.facts[layer].attributes(root_rope)

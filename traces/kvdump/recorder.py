@@ -1,0 +1,173 @@
+"""Recording a model: `with record(model, path) as rec: model.generate(...)`."""
+
+import json
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+
+import torch
+
+from . import __version__
+from .errors import DumpError
+from .facts import measure, require_layers
+from .hook import AttentionHook
+from .plan import select_layers
+from .prompt_capture import PromptCapture
+from .sinks import DirectorySink, FileSink, is_directory_target
+from .spool import RowSpool
+
+STORAGE_OF = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to record. `dtype` "source" keeps the model's own; `out_layers` get `out` alone, `with_output`
+    adds `out`, `o_proj` and `resid_norm` to every layer; every `query_stride`-th query is kept."""
+
+    layers: str | tuple = "all"
+    dtype: str = "source"
+    query_stride: int = 1
+    out_layers: tuple = ()
+    with_output: bool = False
+    with_text: bool = False
+    compress: bool = False
+
+
+def storage_dtype(dtype, model_dtype):
+    """ "f32", "f16" or "bf16" of an option that may say "source"."""
+    if dtype != "source":
+        return dtype
+    if model_dtype not in STORAGE_OF:
+        raise DumpError(f"the model computes in {model_dtype}: choose --dtype f32, f16 or bf16")
+    return STORAGE_OF[model_dtype]
+
+
+def version_attributes():
+    """Versions of everything that determines the numbers, and the time."""
+    versions = {f"{name}_version": metadata.version(name) for name in ("torch", "transformers", "h5py")}
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"created_utc": now, "dumper": f"kvdump {__version__}", **versions}
+
+
+class Recorder:
+    """Records the prompts that run through a model. A context manager; publishes on a clean exit only.
+
+    Without `prompt` the first forward call opens prompt "0". One sequence at a time, with a growing cache.
+    """
+
+    def __init__(self, model, path, options, root=None, settings=None, tokenizer=None, resume=False):
+        self.model = model
+        self.path = path
+        self.tokenizer = tokenizer
+        self.resume = resume
+        self.dtype = storage_dtype(options.dtype, model.dtype)
+        self.options = options
+        self.settings = settings or {}
+        self.root = root or {}
+        self.capture = None
+
+    def __enter__(self):
+        self.facts = measure(self.model)
+        n_layers = self.model.config.get_text_config().num_hidden_layers
+        wanted = self.options.layers
+        self.layers = list(self.facts) if wanted == "all" else select_layers(wanted, n_layers)
+        require_layers(self.model, self.facts, self.layers)
+        root = self._root_attributes(n_layers)
+        if is_directory_target(self.path):
+            self.sink = DirectorySink(self.path, root, self.options.compress, self.resume)
+        else:
+            self.sink = FileSink(self.path, root, self.options.compress)
+        self.spool = RowSpool(f"{self.path}.spool")
+        self.hook = AttentionHook(self.model, self._on_call)
+        self.hook.__enter__()
+        self.tap = self.model.register_forward_pre_hook(self._on_forward, with_kwargs=True)
+        return self
+
+    def __exit__(self, failed, *_):
+        self.tap.remove()
+        self.hook.__exit__()
+        try:
+            if failed is None and self.capture is not None:
+                self._finish_prompt()
+            if failed is None:
+                self.sink.publish()
+        except BaseException:
+            failed = DumpError
+            raise
+        finally:
+            self.spool.close()
+            if failed is not None:
+                self.sink.abandon()
+
+    @contextmanager
+    def prompt(self, prompt_id, attributes=None, on_step=None):
+        """Record what runs inside as one prompt. Yields a dict: attributes of the prompt's group, which may
+        grow until the block ends. `on_step(note)` hears of every captured and written layer."""
+        attributes = dict(attributes or {})
+        missing = self.sink.missing_layers(prompt_id, self.layers)
+        self._begin_prompt(prompt_id, missing, attributes, on_step)
+        try:
+            yield attributes
+        except BaseException:
+            self.capture = None
+            raise
+        self._finish_prompt()
+
+    def _begin_prompt(self, prompt_id, layers, attributes=None, on_step=None):
+        on_step = on_step or (lambda note: None)
+        self.capture = PromptCapture(self, prompt_id, layers, attributes or {}, on_step)
+
+    def _finish_prompt(self):
+        capture, self.capture = self.capture, None
+        if not capture.tokens:
+            raise DumpError(f"prompt {capture.prompt_id}: the model never ran")
+        capture.write()
+
+    def _on_forward(self, module, args, kwargs):
+        if self.capture is None:
+            self._begin_prompt("0", self.sink.missing_layers("0", self.layers))
+        self.capture.on_forward(args, kwargs)
+
+    def _on_call(self, call):
+        if self.capture is not None:
+            self.capture.on_call(call)
+
+    def all_settings(self):
+        """Everything that determines the rows of this trace; equal settings make an equal trace."""
+        return json.loads(json.dumps({**self.settings, **asdict(self.options), "dtype": self.dtype}))
+
+    def _root_attributes(self, n_layers):
+        first = self.facts[self.layers[0]]
+        rope = next((f.rope_json for f in self.facts.values() if f.rope_json), None)
+        config = self.model.config.to_dict()
+        config.pop("_name_or_path", None)
+        name = self.root.get("model") or self.model.config.model_type
+        tokenizer = self.tokenizer and f"{type(self.tokenizer).__name__}, {len(self.tokenizer)} tokens"
+        return {
+            **version_attributes(),
+            "command_line": "record()" if not self.settings else " ".join(["kvdump", *sys.argv[1:]]),
+            "config_json": json.dumps(config, sort_keys=True, default=str),
+            "n_layers": n_layers,
+            "n_q_heads": first.n_q_heads,
+            "n_kv_heads": first.n_kv_heads,
+            "head_dim": first.head_dim,
+            "v_head_dim": first.v_head_dim,
+            "rope_json": rope,
+            "tokenizer": tokenizer,
+            "dump_json": json.dumps(self.all_settings(), sort_keys=True),
+            **self.root,
+            "model": name,
+        }
+
+
+def record(model, path, tokenizer=None, **options):
+    """Recorder of `model` into `path`: a file, or a directory for one file per layer.
+
+    `options` are the fields of Options; `tokenizer` is needed by `with_text` only. Raises DumpError when the
+    model never calls the attention interface, for padded or batched input, and without a growing cache.
+    """
+    if options.get("with_text") and tokenizer is None:
+        raise DumpError("with_text needs the tokenizer")
+    return Recorder(model, path, Options(**options), tokenizer=tokenizer)

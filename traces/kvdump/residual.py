@@ -1,0 +1,47 @@
+"""What the attention block adds to, for `--with-output`: the output projection and the residual stream."""
+
+from .errors import DumpError
+
+
+def o_proj_weights(module, n_heads):
+    """Output projection of an attention module as [Hq, Dv, hidden]: out[h] @ o_proj[h] summed over h."""
+    projections = [getattr(module, name) for name in ("o_proj", "out_proj", "dense") if hasattr(module, name)]
+    if not projections:
+        raise DumpError(f"--with-output: {type(module).__name__} has no output projection that kvdump knows")
+    weight = projections[0].weight
+    return weight.reshape(weight.shape[0], n_heads, -1).permute(1, 2, 0)
+
+
+def watch_residual(model, layers, on_residual):
+    """Call `on_residual(layer, residual [1, n, hidden])` with the stream after the attention block was added.
+
+    That sum is the input of the norm before the feed-forward part. Its name says which layout a block has;
+    an unknown layout is refused. Returns the hooks' handles.
+    """
+    handles = []
+    for block in model.modules():
+        attention = getattr(block, "self_attn", None)
+        layer = getattr(attention, "layer_idx", None)
+        if layer not in layers:
+            continue
+
+        def tap(_, args, layer=layer):
+            on_residual(layer, args[0])
+
+        handles.append(_norm_before_feed_forward(block).register_forward_pre_hook(tap))
+    if len(handles) != len(layers):
+        raise DumpError(
+            "--with-output: kvdump does not know the layout of the model's blocks; use --out-layers"
+        )
+    return handles
+
+
+def _norm_before_feed_forward(block):
+    if hasattr(block, "pre_feedforward_layernorm"):
+        return block.pre_feedforward_layernorm
+    # With a norm after the feed-forward part, post_attention_layernorm sees the attention output alone.
+    if hasattr(block, "post_attention_layernorm") and not hasattr(block, "post_feedforward_layernorm"):
+        return block.post_attention_layernorm
+    raise DumpError(
+        f"--with-output: {type(block).__name__} has no residual norm that kvdump knows; use --out-layers"
+    )

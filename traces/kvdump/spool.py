@@ -1,0 +1,42 @@
+"""Rows that wait on disk until their prompt is whole, so that memory holds one layer at a time."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+
+class RowSpool:
+    """One raw file per (layer, tensor), token-major, in a folder of its own that `close` removes."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self._row = {}
+
+    def append(self, layer, name, rows):
+        """Add stored rows [heads, n, dim] of a tensor."""
+        by_token = np.ascontiguousarray(rows.swapaxes(0, 1))
+        self._row[layer, name] = (by_token.shape[1:], by_token.dtype)
+        with self._file(layer, name).open("ab") as file:
+            file.write(by_token.data)
+
+    def names(self, layer):
+        """Names of the tensors that have rows for this layer."""
+        return [name for of, name in self._row if of == layer]
+
+    def take(self, layer, name):
+        """All rows [heads, tokens, dim] of a tensor; its file is gone afterwards."""
+        shape, dtype = self._row.pop((layer, name))
+        file = self._file(layer, name)
+        rows = np.fromfile(file, dtype=dtype).reshape(-1, *shape)
+        file.unlink()
+        return np.ascontiguousarray(rows.swapaxes(0, 1))
+
+    def close(self):
+        """Remove the folder and whatever is left in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _file(self, layer, name):
+        return self.folder / f"{layer:03d}.{name}"

@@ -1,0 +1,22 @@
+"""Classes of tokens, for methods that treat special tokens and punctuation apart."""
+
+import unicodedata
+
+import numpy as np
+
+WORD, PUNCTUATION, SPECIAL = 0, 1, 2
+
+
+def token_class(text, is_special):
+    """Class of one token: SPECIAL, PUNCTUATION (only punctuation and symbols besides space), else WORD."""
+    if is_special:
+        return SPECIAL
+    marks = text.strip()
+    return PUNCTUATION if marks and all(unicodedata.category(c)[0] in "PS" for c in marks) else WORD
+
+
+def token_classes(tokenizer, tokens):
+    """uint8 [T]: class of every token id (0 word, 1 punctuation, 2 special)."""
+    special = set(tokenizer.all_special_ids)
+    known = {t: token_class(tokenizer.decode([t]), t in special) for t in set(tokens)}
+    return np.array([known[t] for t in tokens], dtype=np.uint8)

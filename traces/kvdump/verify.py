@@ -1,0 +1,124 @@
+"""`--verify`: the trace against the model that made it.
+
+Three checks per prompt. The logits with and without the hook are equal. One full prefill over the recorded
+tokens gives the recorded q, k, v (so decode captured the same rows). Exact attention recomputed from the
+stored q, k, v gives the layer's own output.
+"""
+
+from dataclasses import dataclass
+
+import h5py
+import numpy as np
+import torch
+
+from .attention import exact_attention, mean_relative_deviation
+from .dtypes import read_floats, stored_dtype
+from .hook import AttentionHook, own_implementation
+from .sinks import layer_group
+
+# Mean relative deviations. float32: the order of sums differs between decode and prefill. 16 bit: rounding
+# of the stored q, k, v (2^-9 bfloat16, 2^-11 float16), amplified by the softmax.
+TOLERANCE_OUT = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}
+TOLERANCE_ROWS = {"f32": 1e-4, "f16": 2e-3, "bf16": 5e-3}
+# A model that computes in 16 bits itself is no more precise than this.
+TOLERANCE_HALF_MODEL = 3e-2
+
+
+@dataclass
+class Check:
+    """One number against its bound."""
+
+    prompt: str
+    what: str
+    deviation: float
+    bound: float
+
+    @property
+    def ok(self):
+        """True within the bound (a NaN is not)."""
+        return self.deviation <= self.bound
+
+    def __str__(self):
+        verdict = f"(<= {self.bound:.0e}) {'ok' if self.ok else 'FAILED'}"
+        return f"verify: prompt {self.prompt}: {self.what}: {self.deviation:.2e} {verdict}"
+
+
+def attend_stored(group):
+    """Exact attention [Hq, Tq, Dv] from the stored tensors of an open layer group."""
+    q, k, v = (read_floats(group[name]) for name in "qkv")
+    q_pos = group["q_pos"][...] if "q_pos" in group else np.arange(k.shape[1])
+    attributes = group.attrs
+    return exact_attention(
+        q,
+        k,
+        v,
+        q_pos,
+        float(attributes["scaling"]),
+        int(attributes["sliding_window"]),
+        float(attributes["softcap"]),
+        group["sinks"][...] if "sinks" in group else None,
+    )
+
+
+def verify(model, path):
+    """All checks (list of Check) of every prompt of a published trace against its model."""
+    checks = []
+    with h5py.File(path, "r") as trace, torch.no_grad():
+        for prompt_id in trace["prompts"]:
+            tokens = trace[f"prompts/{prompt_id}/tokens"][...].astype(np.int64)
+            ids = torch.from_numpy(tokens)[None].to(model.device)
+            compare = _LayerComparison(model, trace, prompt_id)
+            with AttentionHook(model, compare):
+                hooked = model(input_ids=ids, use_cache=False).logits
+            plain = _plain_logits(model, ids)
+            difference = float((hooked - plain).abs().max())
+            checks.append(Check(prompt_id, "largest logit difference with the hook", difference, 0.0))
+            checks += compare.checks
+    return checks
+
+
+def _plain_logits(model, ids):
+    before = model.config._attn_implementation
+    model.set_attn_implementation(own_implementation(model))
+    try:
+        return model(input_ids=ids, use_cache=False).logits
+    finally:
+        model.set_attn_implementation(before)
+
+
+class _LayerComparison:
+    """Compares every recorded layer with the call that passes by, so that memory holds one layer."""
+
+    def __init__(self, model, trace, prompt_id):
+        self.half = model.dtype in (torch.float16, torch.bfloat16)
+        self.trace = trace
+        self.prompt_id = prompt_id
+        self.checks = []
+
+    def __call__(self, call):
+        name = layer_group(self.prompt_id, call.layer)
+        if name not in self.trace:
+            return
+        group = self.trace[name]
+        dtype = stored_dtype(group["k"])
+        q_pos = group["q_pos"][...] if "q_pos" in group else slice(None)
+        seen = {"q": call.q[:, q_pos], "k": call.k, "v": call.v}
+        rows = max(
+            mean_relative_deviation(read_floats(group[tensor]), _doubles(live))
+            for tensor, live in seen.items()
+        )
+        self._add(call.layer, "q, k, v against one full prefill", rows, TOLERANCE_ROWS[dtype])
+        out = attend_stored(group)
+        live = mean_relative_deviation(out, _doubles(call.out[:, q_pos]))
+        self._add(call.layer, "recomputed attention against the layer's output", live, TOLERANCE_OUT[dtype])
+        if "out" in group:
+            stored = mean_relative_deviation(out, read_floats(group["out"]))
+            self._add(call.layer, "recomputed attention against stored out", stored, TOLERANCE_OUT[dtype])
+
+    def _add(self, layer, what, deviation, bound):
+        bound = max(bound, TOLERANCE_HALF_MODEL) if self.half else bound
+        self.checks.append(Check(self.prompt_id, f"layer {layer}: {what}", deviation, bound))
+
+
+def _doubles(tensor):
+    return tensor.detach().double().cpu().numpy()

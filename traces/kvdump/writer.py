@@ -1,0 +1,133 @@
+"""One trace file, schema 1: written as `<file>.part`, fsynced, renamed.
+
+Every dataset carries an attribute `sha256`: the hex digest of its raw stored bytes in C order (before any
+filter), little endian, bfloat16 as its two bytes.
+
+`trace_id` is the hex sha256 of this UTF-8 text: the `sha256` digests of all datasets of the trace, sorted
+and joined without separator, followed by the canonical JSON of the model's metadata. That JSON is the
+object {name: value} of the root attributes listed in MODEL_ATTRIBUTES that are present, integers as JSON
+integers and everything else as JSON strings (`config_json` and `rope_json` stay strings), keys sorted by
+code point, separators "," and ":", non-ASCII characters written as themselves.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+from h5py import h5d, h5p, h5s
+
+from .dtypes import file_type
+from .errors import DumpError
+
+SCHEMA = 1
+CHUNK_TOKENS = 1024
+MODEL_ATTRIBUTES = (
+    "model",
+    "revision",
+    "config_json",
+    "n_layers",
+    "n_q_heads",
+    "n_kv_heads",
+    "head_dim",
+    "v_head_dim",
+    "rope_json",
+    "tokenizer",
+)
+
+
+def trace_id(digests, root_attributes):
+    """Identity of a trace (module docstring) from its datasets' hex digests and its root attributes."""
+    model = {name: root_attributes[name] for name in MODEL_ATTRIBUTES if name in root_attributes}
+    canonical = json.dumps(model, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(("".join(sorted(digests)) + canonical).encode()).hexdigest()
+
+
+def part_path(path):
+    """Where a trace lives until it is whole."""
+    return Path(f"{path}.part")
+
+
+def fsync_path(path):
+    """Force a file or a directory entry to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class TraceFile:
+    """An HDF5 file under construction. `publish` makes it visible; before that only `<path>.part` exists."""
+
+    def __init__(self, path, compress=False):
+        self.path = Path(path)
+        self.part = part_path(path)
+        self.compress = compress
+        self.digests = []
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = h5py.File(self.part, "w", libver=("earliest", "v110"))
+        except OSError as error:
+            raise DumpError(f"{self.part}: cannot write: {error}") from error
+
+    def add(self, name, stored, dtype=None):
+        """Write a whole dataset from its stored bits.
+
+        `stored`: [heads, tokens, dim] for q, k, v, out, any shape otherwise; bfloat16 as uint16 with
+        dtype="bf16". `dtype`: "f32", "f16", "bf16", or None for the array's own type. Returns the digest.
+        """
+        stored = np.ascontiguousarray(stored)
+        stored_type = file_type(dtype or stored.dtype)
+        group = self.file.require_group(str(Path(name).parent))
+        properties = self._properties(stored.shape)
+        space = h5s.create_simple(stored.shape)
+        dataset = h5py.Dataset(
+            h5d.create(group.id, Path(name).name.encode(), stored_type, space, dcpl=properties)
+        )
+        dataset.id.write(h5s.ALL, h5s.ALL, stored, mtype=stored_type)
+        digest = hashlib.sha256(stored).hexdigest()
+        dataset.attrs["sha256"] = digest
+        self.digests.append(digest)
+        return digest
+
+    def _properties(self, shape):
+        properties = h5p.create(h5p.DATASET_CREATE)
+        if 0 in shape:
+            return properties
+        # A head's tokens lie together: a reader takes one head without touching the others.
+        token_axis = max(len(shape) - 2, 0)
+        ones = [1] * token_axis
+        properties.set_chunk((*ones, min(CHUNK_TOKENS, shape[token_axis]), *shape[token_axis + 1 :]))
+        if self.compress:
+            properties.set_shuffle()
+            properties.set_deflate(4)
+        properties.set_fletcher32()
+        return properties
+
+    def link(self, name, file_name):
+        """Make `name` an external link to the same name in `file_name` (relative to this file)."""
+        self.file[name] = h5py.ExternalLink(str(file_name), name)
+
+    def set_attributes(self, name, attributes):
+        """Set attributes of the group or dataset `name` ("/" is the root), leaving out the None ones."""
+        target = self.file.require_group(name)
+        target.attrs.update({key: value for key, value in attributes.items() if value is not None})
+
+    def publish(self, root_attributes, linked_digests=()):
+        """Write the root attributes, `complete` last, then fsync and rename. Returns the trace id."""
+        identity = trace_id([*self.digests, *linked_digests], root_attributes)
+        self.set_attributes("/", {"kvreplay_schema": SCHEMA, **root_attributes, "trace_id": identity})
+        self.file.flush()
+        self.file.attrs["complete"] = 1
+        self.file.close()
+        fsync_path(self.part)
+        self.part.replace(self.path)
+        fsync_path(self.path.parent)
+        return identity
+
+    def abandon(self):
+        """Close without publishing: `<path>.part` stays behind, `path` is untouched."""
+        self.file.close()

@@ -6,8 +6,8 @@ cd "$(dirname "$0")/.."
 
 bash apps/install_packages.sh build
 echo "build: build/release"
-cmake --preset release -DKVREPLAY_TESTS=OFF -DKVREPLAY_WERROR=OFF >build.log 2>&1 || { cat build.log; exit 1; }
-rm -f build.log
+mkdir -p build
+cmake --preset release >build/release.log 2>&1 || { cat build/release.log; exit 1; }
 cmake --build build/release --target kvreplay_program
 KVREPLAY_PYTHON=$(bash apps/python_env.sh analysis)
 export KVREPLAY_PYTHON

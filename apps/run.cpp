@@ -101,6 +101,9 @@ RunOptions engine_options(const Work& work) {
   options.double_precision = config.run.double_precision;
   options.prompt_streams = config.replay.prompt_streams;
   options.audit = config.run.audit;
+  options.every_row = std::any_of(work.plan.begin(), work.plan.end(), [](const Cell& cell) {
+    return cell.method->needs_every_query && cell.axes.phase == Phase::stream;
+  });
   const auto asks = [&](const char* name) {
     return std::find(config.metrics.begin(), config.metrics.end(), name) != config.metrics.end();
   };
@@ -121,10 +124,10 @@ Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices
   RunOptions options = engine_options(work);
   options.on_start = [&](const Cell& cell) { progress.started(cell); };
   options.on_cell = [&](const Cell& cell, const CellResult& result) {
-    store.publish(cell, result);
-    progress.finished(cell, result.ok);
-    if (!result.ok) console.detail(fmt::format("failed: {}: {}", cell_text(cell), result.error));
-    if (!result.ok && choices.fail_fast) give_up = true;
+    const bool ok = store.publish(cell, result);
+    progress.finished(cell, ok);
+    if (!ok) console.detail(fmt::format("failed: {}: {}", cell_text(cell), result.error));
+    if (!ok && choices.fail_fast) give_up = true;
   };
   options.stop = [&] { return give_up || StopSignals::stop(); };
   run_cells(todo, options);
@@ -155,10 +158,22 @@ int run(const RunChoices& choices, Context& context) {
   const std::vector<Cell> todo = missing_cells(work.plan, store);
   console.note(fmt::format("{} cells, {} done before, {} jobs, output {}", work.plan.size(),
                            work.plan.size() - todo.size(), work.jobs, work.out.string()));
+  if (store.unreadable_lines() > 0)
+    console.warning(fmt::format("{}: {} damaged lines in shards/ are left out; their cells are replayed",
+                                work.out.string(), store.unreadable_lines()));
   ::signal(SIGPIPE, SIG_IGN);  // a closed terminal or pipe must not lose a run
   const StopSignals signals;
-  const Outcome outcome = replay(work, todo, choices, store, console);
-  store.finish(work.plan, run_record(work.config, work.traces, work.jobs, context.command_line));
+  const auto finish = [&] {
+    store.finish(work.plan, run_record(work.config, work.traces, work.jobs, context.command_line));
+  };
+  Outcome outcome;
+  try {
+    outcome = replay(work, todo, choices, store, console);
+  } catch (...) {
+    finish();  // what other heads gave stands in the table
+    throw;
+  }
+  finish();
   print(summary_table(work.config, work.plan, store));
   tell_failures(work, store, console);
   console.note(fmt::format("wrote {}", (work.out / "results.csv").string()));

@@ -87,7 +87,7 @@ std::string instance_text(const MethodInstance& instance) {
       text += fmt::format(" {}={}", spec.name, value.is_string() ? value.get<std::string>() : value.dump());
   }
   Axes usual;
-  usual.phase = instance.method->info.default_phase;
+  usual.phase = instance.method->default_phase(instance.params);
   usual.positions = instance.method->info.default_positions;
   const nlohmann::json axes = to_json(instance.axes), defaults = to_json(usual);
   for (const auto& [name, value] : axes.items())

@@ -20,7 +20,7 @@ step() {  # step NAME COMMAND...: says what is done, how long it took, and goes 
 }
 
 build() { cmake --preset "$1" >"build/$1.log" 2>&1 || { cat "build/$1.log"; return 1; }; cmake --build "build/$1" ; }
-format() { git ls-files -z 'lib/*.hpp' 'lib/*.cpp' 'lib/*.cuh' 'apps/*.hpp' 'apps/*.cpp' 'tests/*.hpp' 'tests/*.cpp' | xargs -0 clang-format --dry-run -Werror; }
+format() { find lib apps tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' | xargs clang-format --dry-run -Werror; }
 lint() { "$python" -m ruff check . && "$python" -m ruff format --check .; }
 
 mkdir -p build

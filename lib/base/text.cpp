@@ -1,5 +1,7 @@
 #include "base/text.hpp"
 
+#include <fmt/format.h>
+
 #include <openssl/evp.h>
 
 #include <algorithm>
@@ -62,7 +64,9 @@ void append_object(const json& object, std::string& out) {
   out += '{';
   const char* between = "";
   for (const auto& [name, element] : object.items()) {  // nlohmann::json keeps names sorted
-    out += between + dumped(name) + ':';
+    out += between;
+    out += dumped(name);
+    out += ':';
     append_canonical(element, out);
     between = ",";
   }
@@ -101,7 +105,8 @@ std::string join(const std::vector<std::string>& words, std::string_view between
 
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& known) {
   const std::string nearest = nearest_word(word, known);
-  return nearest.empty() ? "" : " (did you mean " + nearest + "?)";
+  if (nearest.empty()) return {};
+  return fmt::format(" (did you mean {}?)", nearest);
 }
 
 std::string number_text(double value) {

@@ -41,7 +41,11 @@ struct Method {
   std::function<nlohmann::json(const nlohmann::json& params, const Scene&)> resolve;
   std::function<Phase(const nlohmann::json& params)> default_phase;  // MethodInfo's, unless a variant has its own
   std::function<bool(const nlohmann::json& params)> random;          // does this instance repeat over seeds?
-  std::function<bool(const nlohmann::json& params)> needs_prompt_queries;  // refuse traces with strided queries
+  // Random numbers that a run reads from an injected array; 0: the method draws nothing.
+  std::function<int64_t(const nlohmann::json& params, const Scene&)> draws_needed;
+  bool needs_every_query = false;  // refuse traces with strided queries
+  // Looks at probabilities; a method that looks only at keys and values runs once per kv head (C9).
+  bool looks_at_queries = false;
   std::function<std::unique_ptr<Lane<float>>(const LaneOrder&)> lane_single;
   std::function<std::unique_ptr<Lane<double>>(const LaneOrder&)> lane_double;
 };

@@ -32,6 +32,7 @@ Method method_@name@() { return make_method<@struct@>(); }
   endforeach()
   add_library(${target} STATIC ${sources})
   target_link_libraries(${target} PUBLIC kvreplay PRIVATE kvreplay_flags kvreplay_packages)
+  target_precompile_headers(${target} REUSE_FROM kvreplay)
   set_target_properties(${target} PROPERTIES kvreplay_names "${names}")
 endfunction()
 

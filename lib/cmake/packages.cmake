@@ -32,8 +32,8 @@ target_compile_definitions(kvreplay_packages INTERFACE EIGEN_DONT_PARALLELIZE)
 
 add_library(kvreplay_flags INTERFACE)
 target_compile_options(kvreplay_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-unknown-pragmas)
-# g++ 12 warns wrongly about std::string concatenation (its bug 105651).
-target_compile_options(kvreplay_flags INTERFACE -Wno-restrict)
+# g++ 12 warns wrongly about std::string concatenation (its bugs 105329 and 105651).
+target_compile_options(kvreplay_flags INTERFACE -Wno-restrict -Wno-stringop-overflow)
 if(KVREPLAY_WERROR)
   target_compile_options(kvreplay_flags INTERFACE -Werror)
 endif()

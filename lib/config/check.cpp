@@ -4,6 +4,7 @@
 
 #include "base/text.hpp"
 #include "config/sections.hpp"
+#include "trace/uniforms.hpp"
 
 // Checks of a configuration against the traces it names.
 
@@ -64,7 +65,7 @@ class TraceChecks {
       check_heads(trace, layer);
       for (size_t m = 0; m < config_.methods.size(); ++m) {
         check_needs(m, layer);
-        if (extent) check_method(m, trace, layer, *extent);
+        if (extent) check_method(m, trace, prompt, layer, *extent);
       }
     }
     if (extent) check_budgets(prompt, *extent);
@@ -136,9 +137,7 @@ class TraceChecks {
           fmt::format("{} re-assigns positions, but the trace records no rotary embedding (layer {}): "
                       "write {{name: {}, positions: original}}",
                       name, layer.layer, name));
-    const bool prompt_queries =
-        instance.method->needs_prompt_queries && instance.method->needs_prompt_queries(instance.params);
-    if (prompt_queries && layer.query_rows < layer.tokens)
+    if (instance.method->needs_every_query && layer.query_rows < layer.tokens)
       problems_.error(
           instance.mark,
           fmt::format("{} needs every query of the prompt, but the trace holds {} of {} (layer {}): "
@@ -146,24 +145,45 @@ class TraceChecks {
                       name, layer.query_rows, layer.tokens, layer.layer));
   }
 
-  void check_method(size_t m, const TraceInfo& trace, const LayerInfo& layer, const Extent& extent) {
+  void check_method(size_t m, const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer,
+                    const Extent& extent) {
     const MethodInstance& instance = config_.methods[m];
     Scene scene = scene_of(instance, layer, trace.n_layers, 0, extent.prefill, extent.tokens);
-    if (!instance.method->info.takes_budget) return resolve(m, scene);
+    if (!instance.method->info.takes_budget) return resolve(m, scene, prompt);
     for (const double value : config_.budget.values) {
       scene.budget = budget_tokens(config_.budget.kind, value, scene.prompt, layer);
-      if (scene.budget >= 1) resolve(m, scene);
+      if (scene.budget >= 1) resolve(m, scene, prompt);
     }
   }
 
-  void resolve(size_t m, const Scene& scene) {
+  void resolve(size_t m, const Scene& scene, const PromptInfo& prompt) {
     const MethodInstance& instance = config_.methods[m];
     try {
-      (void)instance.method->resolve(instance.params, scene);
+      const nlohmann::json params = instance.method->resolve(instance.params, scene);
+      if (!instance.uniforms.empty()) check_uniforms(instance, params, scene, prompt);
     } catch (const ParameterError& e) {
       const std::string place = fmt::format("methods[{}]", m);
       const Mark mark = mark_of(config_, {place + "." + e.parameter, place});
       problems_.error(mark, fmt::format("{}: {}", instance.method->info.name, e.what()));
+    }
+  }
+
+  void check_uniforms(const MethodInstance& instance, const nlohmann::json& params, const Scene& scene,
+                      const PromptInfo& prompt) {
+    const int64_t needed = instance.method->draws_needed(params, scene);
+    if (needed == 0 && !instance.method->random(params))
+      return problems_.error(instance.mark, fmt::format("{} draws nothing with these parameters: remove uniforms",
+                                                        instance.method->info.name));
+    const auto layer = std::find_if(prompt.layers.begin(), prompt.layers.end(),
+                                    [&](const LayerInfo& l) { return l.layer == scene.layer; });
+    for (int32_t head = 0; head < layer->kv_heads; ++head) {
+      const auto& wanted = config_.select.kv_heads;
+      if (wanted && std::find(wanted->begin(), wanted->end(), head) == wanted->end()) continue;
+      try {
+        (void)read_uniforms(instance.uniforms, prompt.id, scene.layer, head, needed);
+      } catch (const ConfigError& e) {
+        problems_.error(instance.mark, e.what());
+      }
     }
   }
 

@@ -95,7 +95,11 @@ struct OwnDots {
     double shift = top.index < 0 ? -double(INFINITY) : top.score;
     if (double(view.sink_logit) > shift) shift = double(view.sink_logit);
     if (!(shift > -double(INFINITY))) shift = 0;
-    team.each(n, [&](int32_t i) { e[i] = std::exp(e[i] - Real(shift)); });
+    // A row without weight is no part of the maximum, so its exponential may overflow: it is left out.
+    team.each(n, [&](int32_t i) {
+      const bool counts = cache.num(i) > 0 || cache.den(i) > 0;
+      e[i] = counts ? std::exp(e[i] - Real(shift)) : Real(0);
+    });
     return Real(shift);
   }
 };

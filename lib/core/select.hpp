@@ -49,6 +49,15 @@ KVR_FN void choose_top(const T& team, int32_t n, int32_t count, F score, S chose
   team.sync();
 }
 
+// Leading rows that hold one of the first `sinks` tokens of the trace; fewer once a layer's sliding window
+// has passed them.
+template <Cache C>
+KVR_FN int32_t held_sinks(const C& cache, int32_t sinks) {
+  int32_t held = 0;
+  while (held < sinks && held < cache.size() && cache.token(held) < sinks) ++held;
+  return held;
+}
+
 // Rows that no selection may drop: the first `sinks` and the last `recent` (convention C16).
 struct Protect {
   int32_t sinks = 0, recent = 0;
@@ -57,7 +66,7 @@ struct Protect {
 // Keeps the protected rows and the `count` best of the others by score(row).
 template <Team T, Cache C, class F>
 KVR_FN void keep_best(const T& team, C& cache, Protect protect, int32_t count, F score) {
-  const int32_t first = protect.sinks, n = cache.size() - protect.sinks - protect.recent;
+  const int32_t first = held_sinks(cache, protect.sinks), n = cache.size() - first - protect.recent;
   if (n <= count) return;
   const auto candidate = [&](int32_t i) { return score(first + i); };
   if (n == count + 1) {
@@ -69,13 +78,14 @@ KVR_FN void keep_best(const T& team, C& cache, Protect protect, int32_t count, F
   cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
 }
 
-// Keeps the first `sinks` rows and the last `budget - sinks` of the others.
+// Keeps the first `sinks` tokens of the trace and the last `budget - sinks` of the others.
 template <Team T, Cache C>
 KVR_FN void keep_ends(const T& team, C& cache, int32_t sinks, int32_t budget) {
   const int32_t excess = cache.size() - budget;
   if (excess <= 0) return;
-  if (excess == 1) cache.drop(team, sinks);
-  else cache.retain(team, [&](int32_t i) { return i < sinks || i >= sinks + excess; });
+  const int32_t held = held_sinks(cache, sinks);
+  if (excess == 1) cache.drop(team, held);
+  else cache.retain(team, [&](int32_t i) { return i < held || i >= held + excess; });
 }
 
 }  // namespace kvreplay

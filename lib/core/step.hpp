@@ -59,15 +59,28 @@ KVR_FN void attend_heads(const T& team, P& policy, C& cache, const StepRules& ru
     if constexpr (Chooses<P, Real>) view.chosen = scratch.chosen + int64_t(h) * rows;
     const Normaliser tau = attend(team, view, heads.source(h, view), cache, e, coefficients, heads.sink(h));
     heads.done(h, tau, cache, view.chosen);
-    if constexpr (Observes<P, Real>) collect(team, rules.aggregate, h, n_heads, rows, scratch.e, scratch.group);
+    if constexpr (Observes<P, Real>)
+      if (rules.streaming) collect(team, rules.aggregate, h, n_heads, rows, scratch.e, scratch.group);
   }
-  if constexpr (Observes<P, Real>) policy.observe(team, cache, {scratch.group, size_t(rows)});
+  // After a one-shot cut scores decide nothing any more.
+  if constexpr (Observes<P, Real>)
+    if (rules.streaming) policy.observe(team, cache, {scratch.group, size_t(rows)});
 }
 
-// The end of the prompt: the cache holds every prompt token, and is cut once (convention C5).
+// A layer's sliding window: what left it by token `last` is evicted, for every method (convention C3).
+template <Team T, Cache C>
+KVR_FN void leave_window(const T& team, C& cache, int32_t window, int32_t last) {
+  const int32_t first = last - window + 1;
+  if (window <= 0 || cache.size() == 0 || !cache.verbatim(0) || cache.token(0) >= first) return;
+  cache.retain(team, [&](int32_t i) { return !cache.verbatim(i) || cache.token(i) >= first; });
+}
+
+// The end of the prompt: the cache holds every prompt token that a query can see, and is cut once
+// (convention C5).
 template <Policy P, Team T, Cache C, class Real = typename C::real>
-KVR_FN void replay_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& prompt) {
+KVR_FN void replay_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& prompt, const StepRules& rules) {
   for (int32_t i = 0; i < prompt.size(); ++i) cache.push(team, prompt.token(i));
+  leave_window(team, cache, rules.window, prompt.size() - 1);
   if constexpr (ReadsPrompt<P, Real>) policy.read_prompt(team, prompt, cache);
   if constexpr (Evicts<P, Real>) policy.evict(team, cache);
 }
@@ -79,11 +92,7 @@ KVR_FN int32_t replay_step(const T& team, P& policy, C& cache, const Token<Real>
                         const StepScratch<Real>& scratch, bool attends) {
   if constexpr (Appends<P, Real>) policy.append(team, token, cache);
   else cache.push(team, token);
-  if (rules.window > 0) {
-    const int32_t first = token.index - rules.window + 1;
-    if (cache.size() > 0 && cache.verbatim(0) && cache.token(0) < first)
-      cache.retain(team, [&](int32_t i) { return !cache.verbatim(i) || cache.token(i) >= first; });
-  }
+  leave_window(team, cache, rules.window, token.index);
   if constexpr (Evicts<P, Real>)
     if (rules.streaming && rules.evict_first) policy.evict(team, cache);
   const int32_t attended = cache.size();
@@ -102,11 +111,13 @@ struct Solo {
   LogitRule<Real> rule;
   Rotation<Real> rotation;
   int32_t token, dim, v_dim;
-  Real* out;             // [heads, v_dim]
-  Normaliser* tau;       // [heads] or null
+  const Real* sink_logits;  // [heads] or null
+  Real* out;                // [heads, v_dim]
+  Normaliser* tau;          // [heads] or null
 
   KVR_FN QueryView<Real> view(int32_t h) const {
-    return {{queries + h * head_stride, size_t(dim)}, rule, rotation, token};
+    const Real sink = sink_logits == nullptr ? -Real(INFINITY) : sink_logits[h];
+    return {{queries + h * head_stride, size_t(dim)}, rule, rotation, token, nullptr, sink};
   }
   KVR_FN OwnDots<Real> source(int32_t, const QueryView<Real>& v) const { return {v}; }
   KVR_FN DirectOutput<Real> sink(int32_t h) const { return {out + int64_t(h) * v_dim}; }

@@ -129,7 +129,9 @@ std::vector<std::vector<double>> prompt_column_sums(const HeadStream<Real>& stre
   std::vector<std::vector<double>> sums(firsts.size(), std::vector<double>(size_t(heads) * size_t(prompt), 0.0));
   if (firsts.empty()) return sums;
   Tile<Real> tile;
-  for (int32_t begin = *std::min_element(firsts.begin(), firsts.end()); begin < prompt; begin += kTileRows) {
+  // The same tiles whoever asks, so that a sum does not depend on what else is asked for.
+  const int32_t first = *std::min_element(firsts.begin(), firsts.end());
+  for (int32_t begin = first / kTileRows * kTileRows; begin < prompt; begin += kTileRows) {
     tile.begin = begin;
     tile.end = std::min(prompt, begin + kTileRows);
     tile.rows.resize(size_t(tile.end - begin));

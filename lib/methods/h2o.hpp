@@ -56,7 +56,8 @@ struct H2o {
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     const bool mean = variant == Variant::observed;
     team.each(cache.size(), [&](int32_t i) {
-      cache.score(i) = prompt.column_sum(i) / (mean ? prompt.size() - i : 1);
+      const int32_t token = cache.token(i);
+      cache.score(i) = prompt.column_sum(token) / (mean ? prompt.size() - token : 1);
     });
   }
   KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {

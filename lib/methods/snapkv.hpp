@@ -43,8 +43,8 @@ struct SnapKv {
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
-    const int32_t prefix = prompt.size() - window;
-    team.each(prefix, [&](int32_t j) { state[size_t(j)] = prompt.column_sum(j); });
+    const int32_t prefix = cache.size() - window;
+    team.each(prefix, [&](int32_t j) { state[size_t(j)] = prompt.column_sum(cache.token(j)); });
     team.each(prefix, [&](int32_t j) { cache.score(j) = pooled(j, prefix); });
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {

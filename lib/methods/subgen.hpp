@@ -46,6 +46,7 @@ struct SubGen {
                                         std::to_string(scene.prompt - recent) + " older prompt tokens");
   }
   static bool random(const SubGen& s) { return s.first == kWord; }
+  int64_t draws_needed(const Scene&) const { return first == kWord ? 1 : 0; }
   Layout layout(const Scene& scene) const {
     return {.state_doubles = 2 * int64_t(scene.prompt), .scores = true, .weights = weights == Weights::cluster_size};
   }
@@ -53,15 +54,16 @@ struct SubGen {
 
   // Leaves score 1 on what stays and, as weight, how many keys each centre stands for.
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
-    const int32_t older = prompt.size() - recent;
-    if (prompt.size() <= budget) return;
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
+    const int32_t older = cache.size() - recent;
+    if (cache.size() <= budget) return;
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = i >= older ? 1 : 0; });
     int32_t centre = first != kWord ? first : int32_t(draws.uniform(Structure::k_center_start, 0) * older);
+    if (centre >= older) centre = older - 1;  // a sliding window leaves fewer tokens than the prompt had
     team.each(older, [&](int32_t i) { distance(i) = INFINITY; });
     for (int32_t chosen = 0; chosen < budget - recent; ++chosen) {
       if (team.rank() == 0) cache.score(centre) = 1;
-      team.each(older, [&](int32_t i) { visit(prompt, i, centre); });
+      team.each(older, [&](int32_t i) { visit(cache, i, centre); });
       centre = team.largest(older, [&](int32_t i) { return cache.score(i) != 0 ? -1.0 : distance(i); }).index;
     }
     if (weights == Weights::cluster_size) count_members(team, cache, older);
@@ -74,9 +76,8 @@ struct SubGen {
   KVR_FN double& distance(int32_t i) { return state[size_t(i)]; }
   KVR_FN double& nearest(int32_t i) { return state[state.size() / 2 + size_t(i)]; }
 
-  template <class Real>
-  KVR_FN void visit(const Prompt<Real>& prompt, int32_t i, int32_t centre) {
-    const auto a = prompt.key(i), b = prompt.key(centre);
+  KVR_FN void visit(const auto& cache, int32_t i, int32_t centre) {
+    const auto a = cache.key(i), b = cache.key(centre);
     double s = 0;
     for (size_t c = 0; c < a.size(); ++c) {
       const double x = double(a[c]) - double(b[c]);

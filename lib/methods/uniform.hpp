@@ -21,6 +21,7 @@ struct Uniform {
   enum class Weights { ratio, none };
   int32_t sinks = kDerived, recent = kDerived, m = kDerived;
   Weights weights = Weights::ratio;
+  int32_t budget = 0;
   Draws draws;
 
   static void declare(auto& d) {
@@ -31,41 +32,44 @@ struct Uniform {
     d.choice("weights", &Uniform::weights, {"ratio", "none"}, "M/m on sampled tokens, or 1");
   }
   void resolve(const Scene& scene) {
-    const bool small = scene.budget < 1024;
+    budget = scene.budget;
+    const bool small = budget < 1024;
     if (sinks == kDerived) sinks = small ? 4 : 256;
-    if (recent == kDerived) recent = small ? scene.budget / 4 : 256;
-    if (sinks + recent > scene.budget)
+    if (recent == kDerived) recent = small ? budget / 4 : 256;
+    if (sinks + recent > budget)
       throw ParameterError("recent", "sinks " + std::to_string(sinks) + " + recent " + std::to_string(recent) +
-                                         " exceed the budget of " + std::to_string(scene.budget) +
+                                         " exceed the budget of " + std::to_string(budget) +
                                          "; make them smaller or the budget larger");
-    const int32_t room = scene.budget - sinks - recent;
+    const int32_t room = budget - sinks - recent;
     if (m == kDerived) m = room;
     if (m > room)
       throw ParameterError("m", "m " + std::to_string(m) + " with sinks " + std::to_string(sinks) + " and recent " +
-                                    std::to_string(recent) + " exceeds the budget of " + std::to_string(scene.budget));
+                                    std::to_string(recent) + " exceeds the budget of " + std::to_string(budget));
   }
   static bool random(const Uniform&) { return true; }
+  int64_t draws_needed(const Scene& s) const { return s.prompt > sinks + recent ? s.prompt - sinks - recent : 0; }
   Layout layout(const Scene&) const { return {.scores = true, .weights = weights == Weights::ratio}; }
   int64_t weight_floats(int32_t) const { return weights == Weights::ratio ? 1 : 0; }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
+    const int32_t first = held_sinks(cache, sinks);
     team.each(middle(cache), [&](int32_t j) {
-      cache.score(sinks + j) = -draws.uniform(Structure::uniform_sampling, j);
+      cache.score(first + j) = -draws.uniform(Structure::uniform_sampling, j);
     });
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
-    const int32_t M = middle(cache);
-    if (M <= m) return;
+    const int32_t M = middle(cache), first = held_sinks(cache, sinks);
+    if (cache.size() <= budget || M <= m) return;
     keep_best(team, cache, {.sinks = sinks, .recent = recent}, m, [&](int32_t i) { return cache.score(i); });
     if (weights == Weights::none) return;
     const double w = double(M) / m;
-    for (int32_t i = sinks; i < sinks + m; ++i) cache.weigh(team, i, w, w);
+    for (int32_t i = first; i < first + m; ++i) cache.weigh(team, i, w, w);
   }
 
  private:
   KVR_FN int32_t middle(const auto& cache) const {
-    const int32_t M = cache.size() - sinks - recent;
+    const int32_t M = cache.size() - held_sinks(cache, sinks) - recent;
     return M > 0 ? M : 0;
   }
 };

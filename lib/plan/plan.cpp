@@ -74,6 +74,13 @@ json metrics_json(std::vector<std::string> metrics) {
   return metrics;
 }
 
+// A trace id may cover the tensors alone: what else enters the logits of a layer.
+json logits_json(const LayerInfo& layer) {
+  json facts = {layer.scaling, layer.softcap, layer.sliding_window, layer.q_prescaled, layer.query_rows, layer.has_sinks};
+  if (layer.rope) facts.push_back({layer.rope->inv_freq, int(layer.rope->layout)});
+  return facts;
+}
+
 class Planner {
  public:
   explicit Planner(const RunConfig& config) : config_(config) {}
@@ -96,7 +103,6 @@ class Planner {
     cell.model = place.trace.model;
     cell.prompt = place.prompt.id;
     cell.prompt_rank = uint32_t(&place.prompt - place.trace.prompts.data());
-    cell.n_layers = place.trace.n_layers;
     cell.layer = place.layer.layer;
     cell.kv_head = kv_head;
     cell.method = variant.instance.method;
@@ -108,17 +114,19 @@ class Planner {
     cell.n_prefill = place.n_prefill;
     cell.n_tokens = place.n_tokens;
     cell.n_layers = place.trace.n_layers;
-    cell.key = key_of(cell);
+    cell.key = key_of(cell, place.layer);
     if (keys_.insert(cell.key).second) plan_.push_back(std::move(cell));
   }
 
   // Whatever changes a number of the cell stands here; paths, threads and the audit do not. The content
   // of a file of uniforms is part of the parameters.
-  std::string key_of(const Cell& cell) const {
+  std::string key_of(const Cell& cell, const LayerInfo& layer) const {
     const json all = {{"schema", kEngineSchema},
                       {"trace_id", cell.trace_id},
                       {"prompt", cell.prompt},
+                      {"prompt_rank", cell.prompt_rank},
                       {"layer", cell.layer},
+                      {"logits", logits_json(layer)},
                       {"kv_head", cell.kv_head},
                       {"method", cell.method->info.name},
                       {"params", cell.params},

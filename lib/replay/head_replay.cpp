@@ -2,47 +2,34 @@
 
 #include <algorithm>
 
-#include "trace/h5_file.hpp"
+#include "trace/uniforms.hpp"
 
 namespace kvreplay {
 namespace {
 
 constexpr double kTinyShare = 1e-12;  // of max ||v||: rows with a smaller output are counted, not divided by
 
-// Injected uniforms: under /<prompt>/<LLL>/<kv head>/ of the file, or at its root.
-std::vector<double> read_uniforms(const Cell& cell, Draws& draws) {
-  char layer[16];
-  std::snprintf(layer, sizeof layer, "%03d", cell.layer);
-  const std::string group = cell.prompt + "/" + layer + "/" + std::to_string(cell.kv_head) + "/";
-  for (const std::string& prefix : {group, std::string()})
-    for (const char* name : {"u", "U", "UD", "UM", "uniforms"}) {
-      if (!has_dataset(cell.uniforms, prefix + name)) continue;
-      std::vector<int64_t> shape;
-      std::vector<double> values = read_dataset(cell.uniforms, prefix + name, shape);
-      draws.positions = shape.empty() ? 1 : shape.back();
-      return values;
-    }
-  throw ConfigError(cell.uniforms + ": no dataset u, U, UD, UM or uniforms, neither under /" + group + " nor at the root");
-}
-
 }  // namespace
 
 template <class Real>
 HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& options)
-    : stream_(stream), options_(options), norms_(stream.shape.v_dim) {
+    : stream_(stream), options_(options), every_row_(options.every_row), norms_(stream.shape.v_dim) {
   scored_ = scored_tokens();
   scored_rows_ = std::count(scored_.begin(), scored_.end(), uint8_t{1});
 }
 
-// Decode rows that the selection names and the trace has a query for.
+// The selection is taken from the decode rows that the trace has a query for.
 template <class Real>
 std::vector<uint8_t> HeadReplay<Real>::scored_tokens() const {
-  std::vector<uint8_t> scored(size_t(stream_.tokens), 0);
+  std::vector<size_t> rows;
+  for (size_t t = size_t(stream_.prompt); t < size_t(stream_.tokens); ++t)
+    if (stream_.query_row[t] >= 0) rows.push_back(t);
+  using Kind = QuerySelection::Kind;
   const QuerySelection& q = options_.queries;
-  const int64_t first = q.kind == QuerySelection::Kind::last ? std::max<int64_t>(stream_.prompt, stream_.tokens - q.count) : stream_.prompt;
-  const int64_t step = q.kind == QuerySelection::Kind::stride ? q.count : 1;
-  for (int64_t t = first; t < stream_.tokens; t += step)
-    if (stream_.query_row[size_t(t)] >= 0) scored[size_t(t)] = 1;
+  const size_t count = size_t(q.count), step = q.kind == Kind::stride ? count : 1;
+  const size_t first = q.kind == Kind::last && rows.size() > count ? rows.size() - count : 0;
+  std::vector<uint8_t> scored(size_t(stream_.tokens), 0);
+  for (size_t i = first; i < rows.size(); i += step) scored[rows[i]] = 1;
   return scored;
 }
 
@@ -52,15 +39,20 @@ void HeadReplay<Real>::add(const Cell& cell) {
   r.cell = &cell;
   r.errors = std::make_unique<Accumulator>(stream_.shape.heads, scored_rows_, kTinyShare * stream_.max_value_norm);
   LaneOrder order{cell.params, cell.axes, {}, {}};
-  const bool by_query = cell.axes.gqa_level == GqaLevel::query;
+  // What looks only at keys and values decides the same for every query head: one cache (C9).
+  const bool by_query = cell.axes.gqa_level == GqaLevel::query && cell.method->looks_at_queries;
+  if (!by_query) order.axes.gqa_level = GqaLevel::kv;
   HeadShape shape = stream_.shape;
   if (by_query) shape.heads = 1;
   order.scene = {cell.budget.value_or(0), stream_.prompt, stream_.tokens, shape, cell.layer, cell.n_layers,
                  cell.axes.phase};
   order.draws = {cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.layer), uint32_t(cell.kv_head)};
   if (!cell.uniforms.empty()) {
-    r.uniforms = read_uniforms(cell, order.draws);
+    InjectedUniforms u = read_uniforms(cell.uniforms, cell.prompt, cell.layer, cell.kv_head,
+                                       cell.method->draws_needed(cell.params, order.scene));
+    r.uniforms = std::move(u.values);
     order.draws.values = r.uniforms.data();
+    order.draws.positions = u.positions;
   }
   for (int32_t h = 0; h < (by_query ? stream_.shape.heads : 1); ++h) {
     if constexpr (sizeof(Real) == sizeof(double)) r.lanes.push_back(cell.method->lane_double(order));
@@ -103,16 +95,16 @@ void HeadReplay<Real>::read_prompts() {
     });
 }
 
-// Tokens from `begin` on until kTileRows of them have a strip.
+// Tiles are the same whatever is replayed on them, so that a resumed run computes what a whole one does.
 template <class Real>
 Tile<Real> HeadReplay<Real>::next_tile(int32_t begin) const {
   Tile<Real> tile;
-  tile.begin = tile.end = begin;
-  while (tile.end < stream_.tokens && int32_t(tile.rows.size()) < kTileRows) {
-    const size_t t = size_t(tile.end++);
-    if (!every_row_ && scored_[t] == 0) continue;
-    tile.rows.push_back(int32_t(t));
-    tile.scored.push_back(scored_[t]);
+  tile.begin = begin;
+  tile.end = std::min(stream_.tokens, begin + kTileRows);
+  for (int32_t t = begin; t < tile.end; ++t) {
+    if (!every_row_ && scored_[size_t(t)] == 0) continue;
+    tile.rows.push_back(t);
+    tile.scored.push_back(scored_[size_t(t)]);
   }
   return tile;
 }
@@ -133,8 +125,10 @@ void HeadReplay<Real>::fill_tile(Tile<Real>& tile) {
   if (!options_.recalls) return;
   int32_t depth = 0, depth_of_heads = 0;
   for (const Replayed& r : cells_)
-    for (const auto& lane : r.lanes)
-      (r.lanes.size() > 1 ? depth_of_heads : depth) = std::max(r.lanes.size() > 1 ? depth_of_heads : depth, lane->attended_bound());
+    for (const auto& lane : r.lanes) {
+      int32_t& of = lane->heads_differ() ? depth_of_heads : depth;
+      of = std::max(of, lane->attended_bound(tile.end - tile.begin));
+    }
   if (depth > 0) rank_rows(tile, depth, false);
   if (depth_of_heads > 0) rank_rows(tile, depth_of_heads, true);
 }
@@ -206,7 +200,8 @@ void HeadReplay<Real>::account(Replayed& r, CellMeasures& m) const {
   }
   m.mean_kept_tokens = kept / double(r.lanes.size());
   m.total_bytes = m.peak_bytes + m.aux_bytes;
-  m.full_bytes = stream_.tokens * row_bytes;
+  // The exact cache of a layer with a sliding window holds the window.
+  m.full_bytes = (stream_.window > 0 ? std::min(stream_.tokens, stream_.window) : stream_.tokens) * row_bytes;
 }
 
 template class HeadReplay<float>;

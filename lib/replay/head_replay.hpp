@@ -45,9 +45,9 @@ class HeadReplay {
   const HeadStream<Real>& stream_;
   const RunOptions& options_;
   std::vector<Replayed> cells_;
+  bool every_row_;  // some method needs the probabilities of rows that are not scored
   std::vector<uint8_t> scored_;  // [tokens]
   int64_t scored_rows_ = 0;
-  bool every_row_ = false;  // some cache needs the probabilities of rows that are not scored
   ValueNorms norms_;
   int32_t norms_up_to_ = 0;
   LaneWorkspace<Real> workspace_;

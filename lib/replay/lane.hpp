@@ -37,8 +37,10 @@ class Lane {
  public:
   virtual ~Lane() = default;
   virtual PromptNeeds needs() const = 0;
-  virtual bool observes() const = 0;           // needs the probabilities of every decode row
-  virtual int32_t attended_bound() const = 0;  // most tokens that rows of the next tile attend to, for rankings
+  virtual bool observes() const = 0;  // needs the probabilities of every decode row
+  // Most tokens that a row attends to while `tokens` more arrive, for rankings.
+  virtual int32_t attended_bound(int32_t tokens) const = 0;
+  virtual bool heads_differ() const = 0;  // each query head attends to tokens of its own choice
   // Fixes the stream and the first query head; with `audit` on a private copy that is poisoned.
   virtual void bind(const HeadStream<Real>& stream, int32_t first_head, bool audit, const SaveOptions& save) = 0;
   // Tokens 0..prompt-1 arrive in one call. column_sums: [heads of the stream, prompt] or null.

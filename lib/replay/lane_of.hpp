@@ -22,10 +22,14 @@ class LaneOf final : public Lane<Real> {
     if constexpr (HasNeeds<P>) return policy_.needs(order_.scene);
     else return {};
   }
-  bool observes() const override { return Observes<P, Real>; }
-  int32_t attended_bound() const override {
+  bool observes() const override { return Observes<P, Real> && order_.axes.phase == Phase::stream; }
+  int32_t attended_bound(int32_t tokens) const override {
     if constexpr (Chooses<P, Real>) return order_.scene.budget + 1;
-    else return cache_.size() + kTileRows;
+    else return cache_.size() + tokens;
+  }
+  bool heads_differ() const override {
+    if constexpr (requires { policy_.per_head; }) return policy_.per_head;
+    else return order_.axes.gqa_level == GqaLevel::query;
   }
   const LaneLedger& ledger() const override { return ledger_; }
   const LaneLists& lists() const override { return lists_; }
@@ -51,7 +55,7 @@ class LaneOf final : public Lane<Real> {
     const auto& s = memory_.storage();
     const double* sums = column_sums == nullptr ? nullptr : column_sums + int64_t(first_head_) * stream_->prompt;
     const Prompt<Real> prompt({s.keys, s.values, sums, stream_->prompt, s.shape, order_.axes.gqa_aggregate});
-    replay_prompt(team_, policy_, cache_, prompt);
+    replay_prompt(team_, policy_, cache_, prompt, rules_);
     close_step(stream_->prompt - 1);
     ledger_.select_s += seconds_since(start);
   }
@@ -123,7 +127,7 @@ class LaneOf final : public Lane<Real> {
     at.result.measures[at.result.at(h, at.row)] = measure_row(at.tile, first_head_ + h, at.row, cache, chosen, tau, ranking);
   }
   const RowRanking* ranking_of(const Tile<Real>& tile, int32_t head, int32_t row) const {
-    if (heads() == tile.heads) return tile.ranking.empty() ? nullptr : &tile.ranking[size_t(row)];
+    if (!heads_differ()) return tile.ranking.empty() ? nullptr : &tile.ranking[size_t(row)];
     return tile.head_ranking.empty() ? nullptr : &tile.head_ranking[size_t(head)][size_t(row)];
   }
 
@@ -141,7 +145,7 @@ class LaneOf final : public Lane<Real> {
     ledger_.evictions = cache_.evictions();
     if (t >= stream_->prompt - 1) ledger_.kept_sum += rows, ledger_.kept_steps += 1;
     int64_t aux = P::info.implied_layout ? 0 : 4 * rows;
-    if constexpr (Observes<P, Real>) aux += 8 * rows;
+    if (observes()) aux += 8 * rows;
     ledger_.peak_aux_bytes = std::max(ledger_.peak_aux_bytes, aux);
     if constexpr (requires { policy_.weight_floats(int32_t{}); })
       if (ledger_.evictions > 0) ledger_.weight_floats = policy_.weight_floats(int32_t(rows));

@@ -45,7 +45,16 @@ Method make_method() {
     if constexpr (requires(P p) { P::random(p); }) return P::random(assigned<P>(params));
     else return (void)params, false;
   };
-  m.needs_prompt_queries = [](const nlohmann::json&) { return HasNeeds<P> || Observes<P, float>; };
+  m.draws_needed = [](const nlohmann::json& params, const Scene& scene) -> int64_t {
+    if constexpr (requires(const P p) { p.draws_needed(scene); }) {
+      P policy = assigned<P>(params);
+      policy.resolve(scene);
+      return policy.draws_needed(scene);
+    }
+    return 0;
+  };
+  m.needs_every_query = HasNeeds<P> || Observes<P, float>;
+  m.looks_at_queries = m.needs_every_query || Chooses<P, float>;
   m.lane_single = make_lane<P, float>;
   m.lane_double = make_lane<P, double>;
   return m;

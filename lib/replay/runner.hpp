@@ -21,6 +21,9 @@ struct RunOptions {
   bool double_precision = false;
   bool prompt_streams = false;    // convention C5
   bool audit = false;             // poison what no policy may read
+  // Some method of the plan (not only of these cells) observes every decode row. Strips are computed for all
+  // rows then, so that a resumed run computes what a whole one does.
+  bool every_row = false;
   bool recalls = true;            // index_recall and mass_recall cost a sort a row
   // Called from worker threads, one at a time (under a lock).
   std::function<void(const Cell&, const CellResult&)> on_cell;

@@ -137,7 +137,7 @@ size_t Store::foreign(const std::vector<Cell>& plan) const {
   return count;
 }
 
-void Store::publish(const Cell& cell, const CellResult& result) {
+bool Store::publish(const Cell& cell, const CellResult& result) {
   const json row = row_values(cell, result, state_->run);
   const bool ok = row.at("status") == "ok";
   const std::string line = shard_line(row, state_->run);
@@ -145,12 +145,18 @@ void Store::publish(const Cell& cell, const CellResult& result) {
   // The arrays first: a line says that all of its cell is there.
   if (ok && !kinds_of(state_->save).empty()) save_arrays(state_->arrays_of(cell.key), result, state_->save);
   state_->lines->append(line);
-  state_->shards.add(cell.key, {ok, row.dump()});
+  state_->shards.add(cell.key, {ok, row.dump(-1, ' ', false, json::error_handler_t::replace)});
   if (ok) state_->done.insert(cell.key);
+  return ok;
 }
 
 void Store::finish(const std::vector<Cell>& plan, const json& meta) {
   const std::lock_guard lock(state_->mutex);
+  // Another process may have published cells of the same plan.
+  in_directory(state_->dir, [&] {
+    state_->shards = read_shards(state_->dir / "shards");
+    state_->find_done();
+  });
   std::string csv = csv_line(column_names());
   for (const auto& fields : state_->table(plan)) csv += csv_line(fields);
   json all = meta;
@@ -159,7 +165,7 @@ void Store::finish(const std::vector<Cell>& plan, const json& meta) {
   for (const std::string& kind : kinds_of(state_->save))
     gather_arrays(state_->dir / (kind + ".h5"), kind, state_->done_arrays(plan));
   publish_text(state_->dir / kTableFile, csv);
-  publish_text(state_->dir / kMetaFile, all.dump(2) + "\n");
+  publish_text(state_->dir / kMetaFile, all.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
 }
 
 std::vector<std::vector<std::string>> Store::table(const std::vector<Cell>& plan) const {

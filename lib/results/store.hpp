@@ -41,8 +41,9 @@ class Store {
   size_t unreadable_lines() const;
   // Published cells that `plan` does not hold: not 0 when an earlier run here had another plan.
   size_t foreign(const std::vector<Cell>& plan) const;
-  // Thread-safe. When it returns, the cell is on disk.
-  void publish(const Cell& cell, const CellResult& result);
+  // Thread-safe. When it returns, the cell is on disk; false: as a failed one (result.ok was false, or
+  // it held a number that is none).
+  bool publish(const Cell& cell, const CellResult& result);
   // Writes results.csv (rows of `plan`, in its order; columns above), results.meta.json and the .h5
   // files asked for, from the published cells.
   void finish(const std::vector<Cell>& plan, const nlohmann::json& meta);

@@ -44,7 +44,11 @@ class Handle {
 // Held by every public function while it calls HDF5: one caller at a time, nothing printed to stderr.
 class Lock {
  public:
-  Lock() : lock_(mutex()) { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }
+  Lock() : lock_(mutex()) {
+    // After a close that failed (a full disk) HDF5's exit handler crashes; our handles close themselves.
+    [[maybe_unused]] static const herr_t once = H5dont_atexit();
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+  }
 
  private:
   static std::recursive_mutex& mutex() {

@@ -35,7 +35,9 @@ inline Method keeper() {
           "sinks", "sinks " + all["sinks"].dump() + " exceed the budget of " + std::to_string(scene.budget));
     return all;
   };
-  m.needs_prompt_queries = [](const nlohmann::json&) { return true; };
+  m.default_phase = [](const nlohmann::json&) { return kvreplay::Phase::stream; };
+  m.needs_every_query = m.looks_at_queries = true;
+  m.draws_needed = [](const nlohmann::json&, const kvreplay::Scene&) { return int64_t{0}; };
   return m;
 }
 
@@ -54,7 +56,8 @@ inline Method pooler() {
   m.parameters = {{"kernel", Kind::integer, 1, 9, {}, 7, "7", ""},
                   {"pool", Kind::choice, 0, 0, {"max", "avg"}, "max", "max", ""}};
   m.resolve = [](const nlohmann::json& params, const kvreplay::Scene&) { return params; };
-  m.needs_prompt_queries = [](const nlohmann::json&) { return false; };
+  m.default_phase = [](const nlohmann::json&) { return kvreplay::Phase::oneshot; };
+  m.draws_needed = [](const nlohmann::json&, const kvreplay::Scene&) { return int64_t{0}; };
   return m;
 }
 

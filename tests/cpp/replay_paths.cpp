@@ -49,12 +49,12 @@ struct SoloRun {
     BasicCache<Real> cache(memory.storage());
     const SerialTeam team;
     cache.clear(team);
-    const StepRules rules{order.axes.phase == Phase::stream, false, 0, Aggregate::sum};
+    const StepRules rules{order.axes.phase == Phase::stream, false, stream.window, Aggregate::sum};
     std::vector<Real> e(size_t(stream.tokens) + 1), coefficients(e.size());
     std::vector<double> group(e.size()), by_head(e.size() * size_t(stream.shape.heads));
     std::vector<uint8_t> chosen(by_head.size());
     const Prompt<Real> prompt({stream.keys.data(), stream.values.data(), column_sums.data(), stream.prompt, stream.shape, Aggregate::sum});
-    replay_prompt(team, policy, cache, prompt);
+    replay_prompt(team, policy, cache, prompt, rules);
     const size_t d = size_t(stream.shape.dim), dv = size_t(stream.shape.v_dim);
     out.resize(size_t(stream.tokens - stream.prompt) * size_t(stream.shape.heads) * dv);
     for (int32_t t = stream.prompt; t < stream.tokens; ++t) {
@@ -62,7 +62,8 @@ struct SoloRun {
       Real* to = out.data() + size_t(t - stream.prompt) * size_t(stream.shape.heads) * dv;
       const Rotation<Real> rotation = order.axes.positions == Positions::cache ? stream.rotate() : Rotation<Real>{};
       Solo<Real> heads{stream.query(0, t), int64_t(stream.query_rows) * stream.shape.dim, stream.rule, rotation, t,
-                       stream.shape.dim, stream.shape.v_dim, to, nullptr};
+                       stream.shape.dim, stream.shape.v_dim,
+                       stream.sink_logits.empty() ? nullptr : stream.sink_logits.data(), to, nullptr};
       replay_step(team, policy, cache, token, rules, heads,
                   StepScratch<Real>{e.data(), coefficients.data(), group.data(), by_head.data(), chosen.data()}, true);
     }
@@ -122,6 +123,10 @@ TEST_CASE("strip and own dot products give the same outputs", "[replay]") {
     CHECK(strip_against_solo<StreamingLlm>(wide, 30, Positions::cache) < 1e-10);
     CHECK(strip_against_solo<TopkOracle>(wide, 30, Positions::original) < 1e-10);
     CHECK(strip_against_solo<MergedTail>(wide, 30, Positions::original) < 1e-10);
+    auto special = make_stream<double>(s, 21, look);
+    special.window = 25;
+    special.sink_logits = {1, -1};
+    CHECK(strip_against_solo<H2o>(special, 20, Positions::original) < 1e-10);
     CHECK(strip_against_solo<StreamingLlm>(narrow, 30, Positions::cache) < 2e-4);  // logits up to 100 in float32
     CHECK(strip_against_solo<MergedTail>(narrow, 30, Positions::original) < 2e-4);
   }

@@ -22,7 +22,7 @@ const std::string kContractColumns =
 TEST_CASE("A number that is none fails its cell instead of reaching a file") {
   const ScratchDir dir;
   Store store(dir.path, {}, false);
-  store.publish(cell_of(0), result_of(std::nan("")));
+  CHECK_FALSE(store.publish(cell_of(0), result_of(std::nan(""))));
   CHECK(store.done().empty());
   CHECK_THAT(store.table({cell_of(0)}).at(0)[index_of("error")], Catch::Contains("rel_err_out_mean"));
   CellResult curve = result_of(0.5);

@@ -46,14 +46,14 @@ TEST_CASE("A torn last line does not exist and a corrupt line in the middle is c
 TEST_CASE("Failed cells are in the table but not done, and success replaces failure") {
   const ScratchDir dir;
   Store store(dir.path, {}, false);
-  store.publish(cell_of(0), failure());
+  CHECK_FALSE(store.publish(cell_of(0), failure()));
   CHECK(store.done().empty());
   const auto row = store.table({cell_of(0)}).at(0);
   CHECK(row[index_of("status")] == "failed");
   CHECK(row[index_of("error")] == "the denominator is zero at row 4");
   CHECK(row[index_of("peak_bytes")].empty());
 
-  store.publish(cell_of(0), result_of(0.5));
+  CHECK(store.publish(cell_of(0), result_of(0.5)));
   store.publish(cell_of(0), failure());
   CHECK(store.done().size() == 1);
   CHECK(store.table({cell_of(0)}).at(0)[index_of("status")] == "ok");
@@ -110,6 +110,7 @@ TEST_CASE("Two stores of one process write to one directory without harm") {
     b.publish(cell_of(0), result_of(0.5));
     b.publish(cell_of(1), result_of(0.5));
     a.finish({cell_of(0), cell_of(1)}, json::object());
+    CHECK(a.table({cell_of(0), cell_of(1)}).size() == 2);  // what the other published is in the table too
   }
   const Store store(dir.path, {}, false);
   CHECK(store.done().size() == 2);

@@ -12,7 +12,7 @@
 namespace kvreplay {
 
 struct Cell {
-  std::string key;  // first 16 hex digits of SHA-256 over everything that determines the numbers
+  std::string key;   // first 16 hex digits of SHA-256 over everything that determines the numbers
   size_t trace = 0;  // index into the run's traces
   std::string trace_id, model, prompt;
   uint32_t prompt_rank = 0;  // of the prompt id among the trace's sorted ids
@@ -20,16 +20,17 @@ struct Cell {
   const Method* method = nullptr;
   nlohmann::json params;  // resolved, axes included: what results.csv shows
   Axes axes;
-  std::optional<int32_t> budget;  // tokens
-  std::optional<uint32_t> seed;   // randomised instances only
-  std::string uniforms;           // file, or empty
+  std::optional<int32_t> budget;                      // tokens
+  std::optional<uint32_t> seed;                       // randomised instances only
+  std::string uniforms;                               // file, or empty
   int32_t n_prefill = 0, n_tokens = 0, n_layers = 0;  // n_layers: of the model
 };
 
 // What replaying one cell gives. An optional without a value does not apply (an empty field).
 struct CellMeasures {
   int64_t n_queries = 0;
-  std::optional<double> rel_err_out_mean, rel_err_out_p50, rel_err_out_p95, rel_err_out_max, rel_err_fro, cosine_mean;
+  std::optional<double> rel_err_out_mean, rel_err_out_p50, rel_err_out_p95, rel_err_out_max, rel_err_fro,
+      cosine_mean;
   std::optional<double> eps_spectral_mean, eps_spectral_max, eps_frobenius_mean, eps_frobenius_max;
   std::optional<double> partition_err_mean, partition_err_max, kept_mass_mean, mass_recall, index_recall;
   int64_t peak_kept_tokens = 0, peak_attended_tokens = 0;

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "catalog/parameter.hpp"
-#include "core/philox.hpp"
 #include "core/method_info.hpp"
+#include "core/philox.hpp"
 
 // What the rest of the program knows of a method: one entry of the registry, made from the method's
 // file by the line in lib/methods/methods.list.
@@ -39,8 +39,9 @@ struct Method {
   // Fills in what follows from the budget and checks the parameters against each other and the scene.
   // Returns every parameter, as integers, reals, booleans and words. Throws ParameterError.
   std::function<nlohmann::json(const nlohmann::json& params, const Scene&)> resolve;
-  std::function<Phase(const nlohmann::json& params)> default_phase;  // MethodInfo's, unless a variant has its own
-  std::function<bool(const nlohmann::json& params)> random;          // does this instance repeat over seeds?
+  std::function<Phase(const nlohmann::json& params)>
+      default_phase;                                         // MethodInfo's, unless a variant has its own
+  std::function<bool(const nlohmann::json& params)> random;  // does this instance repeat over seeds?
   // Random numbers that a run reads from an injected array; 0: the method draws nothing.
   std::function<int64_t(const nlohmann::json& params, const Scene&)> draws_needed;
   bool needs_every_query = false;  // refuse traces with strided queries

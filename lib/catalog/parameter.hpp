@@ -28,12 +28,15 @@ template <class M>
 class Describe {
  public:
   std::vector<ParameterSpec> specs;
-  void integer(const char* name, int32_t M::*member, Range range, const char* help, const char* derived = "") {
+  void integer(const char* name, int32_t M::*member, Range range, const char* help,
+               const char* derived = "") {
     const int32_t value = M{}.*member;
-    add(name, ParameterSpec::Kind::integer, range, help, derived, value == kDerived ? nlohmann::json() : nlohmann::json(value));
+    add(name, ParameterSpec::Kind::integer, range, help, derived,
+        value == kDerived ? nlohmann::json() : nlohmann::json(value));
   }
   // An integer, or one word instead (ParameterSpec::choices holds it).
-  void integer_or_word(const char* name, int32_t M::*member, Range range, const char* other, const char* help) {
+  void integer_or_word(const char* name, int32_t M::*member, Range range, const char* other,
+                       const char* help) {
     integer(name, member, range, help);
     specs.back().choices = {other};
   }
@@ -51,17 +54,23 @@ class Describe {
   }
 
  private:
-  void add(const char* name, ParameterSpec::Kind kind, Range range, const char* help, const char* derived, nlohmann::json value) {
-    const std::string text = value.is_null() ? derived : value.is_string() ? value.get<std::string>() : value.dump();
+  void add(const char* name, ParameterSpec::Kind kind, Range range, const char* help, const char* derived,
+           nlohmann::json value) {
+    const std::string text = value.is_null()     ? derived
+                             : value.is_string() ? value.get<std::string>()
+                                                 : value.dump();
     specs.push_back({name, kind, range.low, range.high, {}, std::move(value), text, help});
   }
 };
 
 template <class M>
-class Assign {  // json values that are present and not null go to the members; the parser has checked types and ranges
+class Assign {  // json values that are present and not null go to the members; the parser has checked types
+                // and ranges
  public:
   Assign(M& method, const nlohmann::json& values) : method_(method), values_(values) {}
-  void integer(const char* name, int32_t M::*member, Range, const char*, const char* = "") { set(name, method_.*member); }
+  void integer(const char* name, int32_t M::*member, Range, const char*, const char* = "") {
+    set(name, method_.*member);
+  }
   void integer_or_word(const char* name, int32_t M::*member, Range, const char*, const char*) {
     if (has(name) && values_.at(name).is_string()) method_.*member = kWord;
     else set(name, method_.*member);

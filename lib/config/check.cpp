@@ -172,8 +172,9 @@ class TraceChecks {
                       const PromptInfo& prompt) {
     const int64_t needed = instance.method->draws_needed(params, scene);
     if (needed == 0 && !instance.method->random(params))
-      return problems_.error(instance.mark, fmt::format("{} draws nothing with these parameters: remove uniforms",
-                                                        instance.method->info.name));
+      return problems_.error(
+          instance.mark,
+          fmt::format("{} draws nothing with these parameters: remove uniforms", instance.method->info.name));
     const auto layer = std::find_if(prompt.layers.begin(), prompt.layers.end(),
                                     [&](const LayerInfo& l) { return l.layer == scene.layer; });
     for (int32_t head = 0; head < layer->kv_heads; ++head) {

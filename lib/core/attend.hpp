@@ -63,9 +63,9 @@ struct QueryView {
   std::span<const Real> query;
   LogitRule<Real> rule;
   Rotation<Real> rotation;
-  int32_t token;                   // index of the query's token
+  int32_t token;                    // index of the query's token
   const uint8_t* chosen = nullptr;  // query-time methods: rows that are read; null: all
-  Real sink_logit = -INFINITY;     // joins the denominator only
+  Real sink_logit = -INFINITY;      // joins the denominator only
 
   template <Cache C>
   KVR_FN int32_t offset(const C& cache, int32_t row) const {
@@ -154,11 +154,14 @@ struct Normaliser {
 // Fills e with the attention probabilities of the rows (den_i e_i / tau) and emits the output. The
 // scratch `coefficients` receives num_i e_i / tau.
 template <Team T, Cache C, class Real = typename C::real, class Source, class Sink>
-KVR_FN Normaliser attend(const T& team, const QueryView<Real>& view, const Source& source, const C& cache, std::span<Real> e,
-                         std::span<Real> coefficients, const Sink& output) {
+KVR_FN Normaliser attend(const T& team, const QueryView<Real>& view, const Source& source, const C& cache,
+                         std::span<Real> e, std::span<Real> coefficients, const Sink& output) {
   const int32_t n = cache.size();
   const Real shift = source.fill(team, cache, e);
-  if (view.chosen != nullptr) team.each(n, [&](int32_t i) { if (view.chosen[i] == 0) e[i] = 0; });
+  if (view.chosen != nullptr)
+    team.each(n, [&](int32_t i) {
+      if (view.chosen[i] == 0) e[i] = 0;
+    });
   double tau = team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); });
   if (view.sink_logit > -Real(INFINITY)) tau += double(std::exp(view.sink_logit - shift));
   const double inverse = tau > 0 ? 1 / tau : 0.0;

@@ -65,7 +65,8 @@ class BasicCache {
   KVR_FN int32_t broken_promises() const { return s_.counts[3]; }
   KVR_FN std::span<const int32_t> tokens() const { return {s_.token, size_t(size())}; }
   KVR_FN std::span<const Real> key(int32_t row) const {
-    return verbatim(row) ? at(s_.keys, s_.token[row], s_.shape.dim) : at(s_.own_keys, s_.slot[row], s_.shape.dim);
+    return verbatim(row) ? at(s_.keys, s_.token[row], s_.shape.dim)
+                         : at(s_.own_keys, s_.slot[row], s_.shape.dim);
   }
   KVR_FN std::span<const Real> value(int32_t row) const {
     return verbatim(row) ? at(s_.values, s_.token[row], s_.shape.v_dim)
@@ -84,7 +85,8 @@ class BasicCache {
     const int32_t slot = s_.free_slots[s_.counts[1] - 1];
     team.sync();
     team.each(s_.shape.dim, [&](int32_t c) { s_.own_keys[int64_t(slot) * s_.shape.dim + c] = key(c); });
-    team.each(s_.shape.v_dim, [&](int32_t c) { s_.own_values[int64_t(slot) * s_.shape.v_dim + c] = value(c); });
+    team.each(s_.shape.v_dim,
+              [&](int32_t c) { s_.own_values[int64_t(slot) * s_.shape.v_dim + c] = value(c); });
     if (team.rank() == 0) s_.counts[1] -= 1;
     team.sync();
     append_row(team, kSynthetic, num, den, slot);
@@ -158,7 +160,8 @@ class BasicCache {
   KVR_FN void release(const T& team, int32_t row) {
     const int32_t token = s_.token[row];
     team.sync();
-    if (team.rank() == 0 && s_.slot != nullptr && s_.slot[row] >= 0) s_.free_slots[s_.counts[1]++] = s_.slot[row];
+    if (team.rank() == 0 && s_.slot != nullptr && s_.slot[row] >= 0)
+      s_.free_slots[s_.counts[1]++] = s_.slot[row];
     if (team.rank() == 0 && token >= 0 && s_.copies[token] > 0 && --s_.copies[token] == 0) {
       s_.copies[token] = kEvicted;
       s_.counts[2] += 1;

@@ -12,9 +12,9 @@
 
 namespace kvreplay {
 
-enum class Phase { stream, oneshot };                       // convention C6
-enum class GqaLevel { kv, query };                          // convention C9: one set per kv head, or per query head
-enum class Positions { original, cache };                   // convention C14
+enum class Phase { stream, oneshot };      // convention C6
+enum class GqaLevel { kv, query };         // convention C9: one set per kv head, or per query head
+enum class Positions { original, cache };  // convention C14
 enum class Order { attend_then_evict, evict_then_attend };  // convention C4
 
 // What every method can be combined with.
@@ -37,7 +37,7 @@ struct MethodInfo {
   bool oneshots = true;   // can run with phase: oneshot
   Phase default_phase = Phase::stream;
   Positions default_positions = Positions::original;
-  bool any_positions = true;      // `positions: cache` has a meaning
+  bool any_positions = true;  // `positions: cache` has a meaning
   bool takes_budget = true;
   bool implied_layout = false;    // which tokens are held follows from the step, so no positions are stored
   bool reads_full_cache = false;  // query-time selection: the budget bounds what is read, not what is stored

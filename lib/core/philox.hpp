@@ -58,8 +58,8 @@ struct Draws {
 
   KVR_FN double uniform(Structure structure, int64_t position, int64_t slot = 0, int64_t round = 0) const {
     if (values != nullptr) return values[(round * positions + position) * slots + slot];
-    const uint32_t counter[4] = {uint32_t(slot), uint32_t(position), uint32_t(structure) + 256u * uint32_t(round),
-                                 layer * 65536u + kv_head};
+    const uint32_t counter[4] = {uint32_t(slot), uint32_t(position),
+                                 uint32_t(structure) + 256u * uint32_t(round), layer * 65536u + kv_head};
     return Philox4x32(counter, seed, prompt).uniform();
   }
 };

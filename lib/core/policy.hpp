@@ -32,13 +32,16 @@ concept ReadsPrompt = requires(P p, SerialTeam team, const Prompt<Real>& prompt,
   p.read_prompt(team, prompt, cache);
 };
 template <class P, class Real>
-concept Evicts = requires(P p, SerialTeam team, BasicCache<Real>& cache) { p.evict(team, cache); };
+concept Evicts = requires(P p, SerialTeam team, BasicCache<Real>& cache) {
+  p.evict(team, cache);
+};
 template <class P, class Real>
 concept Appends = requires(P p, SerialTeam team, const Token<Real>& token, BasicCache<Real>& cache) {
   p.append(team, token, cache);
 };
 template <class P, class Real>
-concept Chooses = requires(P p, SerialTeam team, const BasicCache<Real>& cache, HeadProbabilities q, uint8_t* chosen) {
+concept Chooses = requires(P p, SerialTeam team, const BasicCache<Real>& cache, HeadProbabilities q,
+                           uint8_t* chosen) {
   p.choose(team, cache, q, chosen);
 };
 template <class P, class Real>
@@ -46,9 +49,13 @@ concept Observes = requires(P p, SerialTeam team, BasicCache<Real>& cache, std::
   p.observe(team, cache, q);
 };
 template <class P>
-concept HasState = requires(P p, std::span<double> state) { p.state = state; };
+concept HasState = requires(P p, std::span<double> state) {
+  p.state = state;
+};
 template <class P>
-concept HasDraws = requires(P p, Draws draws) { p.draws = draws; };
+concept HasDraws = requires(P p, Draws draws) {
+  p.draws = draws;
+};
 template <class P>
 concept HasLayout = requires(const P p, Scene scene) {
   { p.layout(scene) } -> std::same_as<Layout>;
@@ -60,7 +67,8 @@ concept HasNeeds = requires(const P p, Scene scene) {
 
 // g++ 12 needs both traits: a struct that holds a Token is still "trivially copyable" for it.
 template <class P>
-concept Policy = std::is_trivially_copyable_v<P> && std::is_trivially_copy_constructible_v<P> && requires(P p, Scene scene) {
+concept Policy = std::is_trivially_copyable_v<P> && std::is_trivially_copy_constructible_v<P> &&
+    requires(P p, Scene scene) {
   { P::info } -> std::convertible_to<MethodInfo>;
   p.resolve(scene);
 };

@@ -37,7 +37,9 @@ KVR_FN void choose_top(const T& team, int32_t n, int32_t count, F score, S chose
   const int32_t ties = team.count(n, [&](int32_t i) { return order_key(score(i)) == low; });
   team.each(n, [&](int32_t i) { chosen(i, order_key(score(i)) > low); });
   if (sure + ties == count) {
-    team.each(n, [&](int32_t i) { if (order_key(score(i)) == low) chosen(i, true); });
+    team.each(n, [&](int32_t i) {
+      if (order_key(score(i)) == low) chosen(i, true);
+    });
     return;
   }
   team.sync();

@@ -24,7 +24,8 @@ struct StepScratch {
 };
 
 template <class Real, Team T>
-KVR_FN void collect(const T& team, Aggregate how, int32_t head, int32_t heads, int32_t rows, const Real* e, double* group) {
+KVR_FN void collect(const T& team, Aggregate how, int32_t head, int32_t heads, int32_t rows, const Real* e,
+                    double* group) {
   if (how == Aggregate::first && head > 0) return;
   team.each(rows, [&](int32_t i) {
     const double p = double(e[i]);
@@ -43,7 +44,8 @@ struct NoOutput {
 // Attends with every query head of the cache. `heads.view(h)`, `heads.source(h, view)` and `heads.sink(h)`
 // say how; `heads.done(h, normaliser, cache, e)` takes what came out (e: probabilities, 0 where not read).
 template <Policy P, Team T, Cache C, class Heads, class Real = typename C::real>
-KVR_FN void attend_heads(const T& team, P& policy, C& cache, const StepRules& rules, Heads& heads, const StepScratch<Real>& scratch) {
+KVR_FN void attend_heads(const T& team, P& policy, C& cache, const StepRules& rules, Heads& heads,
+                         const StepScratch<Real>& scratch) {
   const int32_t rows = cache.size(), n_heads = cache.shape().heads;
   const std::span<Real> e{scratch.e, size_t(rows)}, coefficients{scratch.coefficients, size_t(rows)};
   if constexpr (Chooses<P, Real>) {
@@ -52,7 +54,8 @@ KVR_FN void attend_heads(const T& team, P& policy, C& cache, const StepRules& ru
       attend(team, view, heads.source(h, view), cache, e, coefficients, NoOutput{});
       team.each(rows, [&](int32_t i) { scratch.by_head[int64_t(h) * rows + i] = double(e[i]); });
     }
-    policy.choose(team, static_cast<const C&>(cache), HeadProbabilities{scratch.by_head, n_heads, rows}, scratch.chosen);
+    policy.choose(team, static_cast<const C&>(cache), HeadProbabilities{scratch.by_head, n_heads, rows},
+                  scratch.chosen);
   }
   for (int32_t h = 0; h < n_heads; ++h) {
     auto view = heads.view(h);
@@ -78,7 +81,8 @@ KVR_FN void leave_window(const T& team, C& cache, int32_t window, int32_t last) 
 // The end of the prompt: the cache holds every prompt token that a query can see, and is cut once
 // (convention C5).
 template <Policy P, Team T, Cache C, class Real = typename C::real>
-KVR_FN void replay_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& prompt, const StepRules& rules) {
+KVR_FN void replay_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& prompt,
+                          const StepRules& rules) {
   for (int32_t i = 0; i < prompt.size(); ++i) cache.push(team, prompt.token(i));
   leave_window(team, cache, rules.window, prompt.size() - 1);
   if constexpr (ReadsPrompt<P, Real>) policy.read_prompt(team, prompt, cache);
@@ -88,8 +92,9 @@ KVR_FN void replay_prompt(const T& team, P& policy, C& cache, const Prompt<Real>
 // Convention C4. `attends` is false for rows that nobody scores and the policy does not observe.
 // Returns |C_t|, the rows that were (or would have been) attended to.
 template <Policy P, Team T, Cache C, class Heads, class Real = typename C::real>
-KVR_FN int32_t replay_step(const T& team, P& policy, C& cache, const Token<Real>& token, const StepRules& rules, Heads& heads,
-                        const StepScratch<Real>& scratch, bool attends) {
+KVR_FN int32_t replay_step(const T& team, P& policy, C& cache, const Token<Real>& token,
+                           const StepRules& rules, Heads& heads, const StepScratch<Real>& scratch,
+                           bool attends) {
   if constexpr (Appends<P, Real>) policy.append(team, token, cache);
   else cache.push(team, token);
   leave_window(team, cache, rules.window, token.index);

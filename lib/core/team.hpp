@@ -16,8 +16,8 @@ struct Scored {
 };
 
 template <class T>
-concept Team = requires(const T team, double (*f)(int32_t), bool (*is)(int32_t), void (*move)(int32_t, int32_t),
-                        int32_t* array) {
+concept Team = requires(const T team, double (*f)(int32_t), bool (*is)(int32_t),
+                        void (*move)(int32_t, int32_t), int32_t* array) {
   { team.rank() } -> std::convertible_to<int>;
   team.sync();
   team.each(1, f);

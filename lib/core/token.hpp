@@ -48,8 +48,8 @@ template <class Real>
 class Prompt {
  public:
   struct View {
-    const Real *keys, *values;   // [size, dim], [size, v_dim]
-    const double* column_sums;   // [heads, size] or null: see PromptNeeds
+    const Real *keys, *values;  // [size, dim], [size, v_dim]
+    const double* column_sums;  // [heads, size] or null: see PromptNeeds
     int32_t size;
     HeadShape shape;
     Aggregate aggregate;

@@ -47,21 +47,25 @@ void load_queries(const Trace& trace, const HeadRequest& request, HeadStream<Rea
 
 // Offsets reach from 0 to the largest distance between two positions.
 template <class Real>
-void prepare_rotation(const Trace& trace, const HeadRequest& request, const LayerInfo& layer, HeadStream<Real>& stream) {
+void prepare_rotation(const Trace& trace, const HeadRequest& request, const LayerInfo& layer,
+                      HeadStream<Real>& stream) {
   if (!layer.rope_recorded)
-    throw TraceError(trace.info().path.string() + ": prompt " + request.prompt + ", layer " + std::to_string(layer.layer) +
+    throw TraceError(trace.info().path.string() + ": prompt " + request.prompt + ", layer " +
+                     std::to_string(layer.layer) +
                      ": no rope_json, so positions cannot be re-assigned; use `positions: original`");
   if (!layer.rope) return;  // a layer without rotary embedding ignores the setting
   // Offsets are lost distances: they are not negative only where positions ascend.
-  const auto repeated = std::adjacent_find(stream.positions.begin(), stream.positions.end(), std::greater_equal<>());
+  const auto repeated =
+      std::adjacent_find(stream.positions.begin(), stream.positions.end(), std::greater_equal<>());
   if (repeated != stream.positions.end())
-    throw TraceError(trace.info().path.string() + ": /prompts/" + request.prompt + "/position_ids do not ascend after token " +
+    throw TraceError(trace.info().path.string() + ": /prompts/" + request.prompt +
+                     "/position_ids do not ascend after token " +
                      std::to_string(repeated - stream.positions.begin()) +
                      ", so positions cannot be re-assigned; use `positions: original`");
   const int32_t span = stream.positions.back() - stream.positions.front();
   if (span >= kMostOffsets)
-    throw TraceError(trace.info().path.string() + ": /prompts/" + request.prompt + "/position_ids span " + std::to_string(span) +
-                     " positions, too many to re-assign; use `positions: original`");
+    throw TraceError(trace.info().path.string() + ": /prompts/" + request.prompt + "/position_ids span " +
+                     std::to_string(span) + " positions, too many to re-assign; use `positions: original`");
   stream.rotation = std::make_unique<RotationTable<Real>>(*layer.rope, span + 1);
 }
 

@@ -23,24 +23,25 @@ template <class Real>
 struct HeadStream {
   HeadShape shape{};  // heads = the whole group
   int32_t tokens = 0, prompt = 0;
-  std::vector<Real> keys, values;   // [tokens, dim], [tokens, v_dim]
-  std::vector<Real> queries;        // [heads, query_rows, dim]
-  std::vector<int32_t> query_row;   // [tokens] row in queries, or -1 where the trace has none
+  std::vector<Real> keys, values;  // [tokens, dim], [tokens, v_dim]
+  std::vector<Real> queries;       // [heads, query_rows, dim]
+  std::vector<int32_t> query_row;  // [tokens] row in queries, or -1 where the trace has none
   int32_t query_rows = 0;
   LogitRule<Real> rule;
-  int32_t window = 0;               // sliding window of the layer; 0: none
-  std::vector<Real> sink_logits;    // [heads], or empty
-  std::vector<int32_t> positions;   // [tokens] position ids
+  int32_t window = 0;                             // sliding window of the layer; 0: none
+  std::vector<Real> sink_logits;                  // [heads], or empty
+  std::vector<int32_t> positions;                 // [tokens] position ids
   std::unique_ptr<RotationTable<Real>> rotation;  // only where a method re-assigns positions
-  int32_t stored_bytes = 4;          // of one number in the trace
-  double max_value_norm = 0;        // of tokens 0..tokens-1
+  int32_t stored_bytes = 4;                       // of one number in the trace
+  double max_value_norm = 0;                      // of tokens 0..tokens-1
 
   const Real* query(int32_t head, int32_t token) const {
     return queries.data() + (int64_t(head) * query_rows + query_row[size_t(token)]) * shape.dim;
   }
   Rotation<Real> rotate() const {
     if (rotation == nullptr) return {};
-    return {rotation->cosines.data(), rotation->sines.data(), positions.data(), rotation->pairs, rotation->interleaved};
+    return {rotation->cosines.data(), rotation->sines.data(), positions.data(), rotation->pairs,
+            rotation->interleaved};
   }
 };
 

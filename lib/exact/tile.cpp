@@ -35,10 +35,12 @@ void finish_row(const HeadStream<Real>& stream, Tile<Real>& tile, int32_t head, 
 }
 
 template <class Real>
-std::vector<Real> gather_queries(const HeadStream<Real>& stream, const std::vector<int32_t>& rows, int32_t head) {
+std::vector<Real> gather_queries(const HeadStream<Real>& stream, const std::vector<int32_t>& rows,
+                                 int32_t head) {
   std::vector<Real> q;
   q.reserve(rows.size() * size_t(stream.shape.dim));
-  for (const int32_t t : rows) q.insert(q.end(), stream.query(head, t), stream.query(head, t) + stream.shape.dim);
+  for (const int32_t t : rows)
+    q.insert(q.end(), stream.query(head, t), stream.query(head, t) + stream.shape.dim);
   return q;
 }
 
@@ -56,7 +58,8 @@ void strips(const HeadStream<Real>& stream, Tile<Real>& tile) {
   for (int32_t h = 0; h < tile.heads; ++h) {
     const std::vector<Real> q = gather_queries(stream, tile.rows, h);
     Real* strip = tile.strip.data() + tile.at(h, 0) * tile.stride;
-    kernels::multiply_transposed(q.data(), stream.shape.dim, rows, stream.keys.data(), keys, stream.shape.dim, strip, tile.stride);
+    kernels::multiply_transposed(q.data(), stream.shape.dim, rows, stream.keys.data(), keys, stream.shape.dim,
+                                 strip, tile.stride);
     for (int32_t r = 0; r < rows; ++r) finish_row(stream, tile, h, r);
   }
 }
@@ -66,7 +69,9 @@ RowRanking rank_row(const std::vector<double>& p, int32_t depth) {
   const int32_t deep = std::min(depth, n);
   std::vector<int32_t> order(p.size());
   std::iota(order.begin(), order.end(), 0);
-  const auto before = [&](int32_t a, int32_t b) { return p[size_t(a)] != p[size_t(b)] ? p[size_t(a)] > p[size_t(b)] : a < b; };
+  const auto before = [&](int32_t a, int32_t b) {
+    return p[size_t(a)] != p[size_t(b)] ? p[size_t(a)] > p[size_t(b)] : a < b;
+  };
   if (deep < n) std::nth_element(order.begin(), order.begin() + deep, order.end(), before);
   std::sort(order.begin(), order.begin() + deep, before);
   RowRanking ranking;
@@ -102,7 +107,8 @@ void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
   tile.out.resize(size_t(tile.heads) * size_t(rows) * size_t(tile.v_dim));
   for (int32_t h = 0; h < tile.heads; ++h) {
     Real* out = tile.out.data() + tile.at(h, 0) * tile.v_dim;
-    kernels::multiply(tile.strip_row(h, 0), tile.stride, rows, stream.values.data(), keys, tile.v_dim, out, tile.v_dim);
+    kernels::multiply(tile.strip_row(h, 0), tile.stride, rows, stream.values.data(), keys, tile.v_dim, out,
+                      tile.v_dim);
     for (int32_t r = 0; r < rows; ++r) {
       const Real inverse = Real(1 / tile.z[size_t(tile.at(h, r))]);
       for (int32_t c = 0; c < tile.v_dim; ++c) out[int64_t(r) * tile.v_dim + c] *= inverse;
@@ -124,9 +130,11 @@ void rank_rows(Tile<Real>& tile, int32_t depth, bool of_heads) {
 }
 
 template <class Real>
-std::vector<std::vector<double>> prompt_column_sums(const HeadStream<Real>& stream, const std::vector<int32_t>& firsts) {
+std::vector<std::vector<double>> prompt_column_sums(const HeadStream<Real>& stream,
+                                                    const std::vector<int32_t>& firsts) {
   const int32_t prompt = stream.prompt, heads = stream.shape.heads;
-  std::vector<std::vector<double>> sums(firsts.size(), std::vector<double>(size_t(heads) * size_t(prompt), 0.0));
+  std::vector<std::vector<double>> sums(firsts.size(),
+                                        std::vector<double>(size_t(heads) * size_t(prompt), 0.0));
   if (firsts.empty()) return sums;
   Tile<Real> tile;
   // The same tiles whoever asks, so that a sum does not depend on what else is asked for.
@@ -155,7 +163,9 @@ template void exact_pass(const HeadStream<float>&, Tile<float>&);
 template void exact_pass(const HeadStream<double>&, Tile<double>&);
 template void rank_rows(Tile<float>&, int32_t, bool);
 template void rank_rows(Tile<double>&, int32_t, bool);
-template std::vector<std::vector<double>> prompt_column_sums(const HeadStream<float>&, const std::vector<int32_t>&);
-template std::vector<std::vector<double>> prompt_column_sums(const HeadStream<double>&, const std::vector<int32_t>&);
+template std::vector<std::vector<double>> prompt_column_sums(const HeadStream<float>&,
+                                                             const std::vector<int32_t>&);
+template std::vector<std::vector<double>> prompt_column_sums(const HeadStream<double>&,
+                                                             const std::vector<int32_t>&);
 
 }  // namespace kvreplay

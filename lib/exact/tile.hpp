@@ -22,13 +22,13 @@ struct Tile {
   std::vector<uint8_t> scored;  // [rows]
   int64_t stride = 0;           // of the strip: tokens, at least `end`
   int32_t heads = 0, v_dim = 0;
-  std::vector<Real> strip;      // [heads, rows, stride]; 0 where a row does not attend
-  std::vector<Real> shift;      // [heads, rows] largest logit
-  std::vector<double> z, l2;    // [heads, rows] sum of the strip; ||x||_2 of the probabilities
-  std::vector<Real> out;        // [heads, rows, v_dim]
+  std::vector<Real> strip;    // [heads, rows, stride]; 0 where a row does not attend
+  std::vector<Real> shift;    // [heads, rows] largest logit
+  std::vector<double> z, l2;  // [heads, rows] sum of the strip; ||x||_2 of the probabilities
+  std::vector<Real> out;      // [heads, rows, v_dim]
   // Measures of rows, filled for scored rows only.
-  std::vector<double> v_frobenius, v_operator;   // [rows] of V_0..t
-  std::vector<RowRanking> ranking;               // [rows] of the group's mean probability; may be empty
+  std::vector<double> v_frobenius, v_operator;        // [rows] of V_0..t
+  std::vector<RowRanking> ranking;                    // [rows] of the group's mean probability; may be empty
   std::vector<std::vector<RowRanking>> head_ranking;  // [heads][rows], only where a method needs it
 
   int64_t at(int32_t head, int32_t row) const { return int64_t(head) * int64_t(rows.size()) + row; }
@@ -45,7 +45,8 @@ void rank_rows(Tile<Real>& tile, int32_t depth, bool of_heads);
 
 // Sums over prompt rows first..prompt-1 of the softmax, [heads, prompt], one array for every `first`.
 template <class Real>
-std::vector<std::vector<double>> prompt_column_sums(const HeadStream<Real>& stream, const std::vector<int32_t>& firsts);
+std::vector<std::vector<double>> prompt_column_sums(const HeadStream<Real>& stream,
+                                                    const std::vector<int32_t>& firsts);
 
 constexpr int32_t kTileRows = 48;
 

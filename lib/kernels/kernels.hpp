@@ -8,11 +8,13 @@ namespace kvreplay::kernels {
 
 // out[m, n] (leading dimension ldo) = a[m, d] (lda) * b[n, d]^T
 template <class Real>
-void multiply_transposed(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t n, int32_t d, Real* out, int64_t ldo);
+void multiply_transposed(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t n, int32_t d,
+                         Real* out, int64_t ldo);
 
 // out[m, n] (ldo) = a[m, k] (lda) * b[k, n]
 template <class Real>
-void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out, int64_t ldo);
+void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
+              int64_t ldo);
 
 struct RowSums {
   double sum, squares;  // of exp(x - shift)

@@ -16,13 +16,16 @@ using Target = Eigen::Map<Matrix<Real>, 0, Eigen::OuterStride<>>;
 }  // namespace
 
 template <class Real>
-void multiply_transposed(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t n, int32_t d, Real* out, int64_t ldo) {
+void multiply_transposed(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t n, int32_t d,
+                         Real* out, int64_t ldo) {
   Target<Real>(out, m, n, Eigen::OuterStride<>(ldo)).noalias() =
-      View<Real>(a, m, d, Eigen::OuterStride<>(lda)) * View<Real>(b, n, d, Eigen::OuterStride<>(d)).transpose();
+      View<Real>(a, m, d, Eigen::OuterStride<>(lda)) *
+      View<Real>(b, n, d, Eigen::OuterStride<>(d)).transpose();
 }
 
 template <class Real>
-void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out, int64_t ldo) {
+void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
+              int64_t ldo) {
   Target<Real>(out, m, n, Eigen::OuterStride<>(ldo)).noalias() =
       View<Real>(a, m, k, Eigen::OuterStride<>(lda)) * View<Real>(b, k, n, Eigen::OuterStride<>(n));
 }
@@ -40,8 +43,10 @@ Real row_maximum(const Real* row, int32_t n) {
   return Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(row, n).maxCoeff();
 }
 
-template void multiply_transposed(const float*, int64_t, int32_t, const float*, int32_t, int32_t, float*, int64_t);
-template void multiply_transposed(const double*, int64_t, int32_t, const double*, int32_t, int32_t, double*, int64_t);
+template void multiply_transposed(const float*, int64_t, int32_t, const float*, int32_t, int32_t, float*,
+                                  int64_t);
+template void multiply_transposed(const double*, int64_t, int32_t, const double*, int32_t, int32_t, double*,
+                                  int64_t);
 template void multiply(const float*, int64_t, int32_t, const float*, int32_t, int32_t, float*, int64_t);
 template void multiply(const double*, int64_t, int32_t, const double*, int32_t, int32_t, double*, int64_t);
 template RowSums exponentiate(float*, int32_t, float);

@@ -40,7 +40,9 @@ void Accumulator::Sums::add(double x) {
 std::optional<double> Accumulator::Sums::mean() const {
   return count > 0 ? std::optional(sum / double(count)) : std::nullopt;
 }
-std::optional<double> Accumulator::Sums::maximum() const { return count > 0 ? std::optional(most) : std::nullopt; }
+std::optional<double> Accumulator::Sums::maximum() const {
+  return count > 0 ? std::optional(most) : std::nullopt;
+}
 
 Accumulator::Accumulator(int32_t heads, int64_t rows, double tiny_norm)
     : heads_(heads), rows_(rows), tiny_norm_(tiny_norm), filled_(size_t(heads), 0) {
@@ -49,7 +51,8 @@ Accumulator::Accumulator(int32_t heads, int64_t rows, double tiny_norm)
 }
 
 template <class Real>
-void Accumulator::add(const Tile<Real>& tile, const LaneTile<Real>& lane, int32_t first_head, bool keep_outputs) {
+void Accumulator::add(const Tile<Real>& tile, const LaneTile<Real>& lane, int32_t first_head,
+                      bool keep_outputs) {
   v_dim_ = tile.v_dim;
   if (keep_outputs) out_.resize(rel_.size() * size_t(v_dim_));
   for (int32_t r = 0; r < lane.rows; ++r) {
@@ -61,8 +64,8 @@ void Accumulator::add(const Tile<Real>& tile, const LaneTile<Real>& lane, int32_
 }
 
 template <class Real>
-void Accumulator::add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, int32_t first_head, int32_t head, int32_t row,
-                          bool keep_output) {
+void Accumulator::add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, int32_t first_head,
+                          int32_t head, int32_t row, bool keep_output) {
   const size_t exact = size_t(tile.at(first_head + head, row)), mine = lane.at(head, row);
   const Real* z = lane.out.data() + int64_t(mine) * tile.v_dim;
   const Comparison<Real> c(z, tile.out.data() + int64_t(exact) * tile.v_dim, tile.v_dim);
@@ -75,9 +78,12 @@ void Accumulator::add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, in
   tau_err_[at] = std::abs(m.tau - 1);
   error2_[at] = c.error2;
   norm2_[at] = c.exact2;
-  if (keep_output) std::transform(z, z + tile.v_dim, out_.begin() + int64_t(at) * tile.v_dim, [](Real x) { return double(x); });
+  if (keep_output)
+    std::transform(z, z + tile.v_dim, out_.begin() + int64_t(at) * tile.v_dim,
+                   [](Real x) { return double(x); });
   if (!skipped && c.mine2 > 0) cosine_.add(c.inner / (norm * std::sqrt(c.mine2)));
-  const double l2 = tile.l2[exact], v_op = tile.v_operator[size_t(row)], v_fro = tile.v_frobenius[size_t(row)];
+  const double l2 = tile.l2[exact], v_op = tile.v_operator[size_t(row)],
+               v_fro = tile.v_frobenius[size_t(row)];
   if (l2 * v_op > 0) spectral_.add(error / (l2 * v_op)), frobenius_.add(error / (l2 * v_fro));
   partition_.add(tau_err_[at]);
   mass_.add(m.kept_mass);

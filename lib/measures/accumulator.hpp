@@ -28,17 +28,18 @@ class Accumulator {
     std::optional<double> maximum() const;
   };
   template <class Real>
-  void add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, int32_t first_head, int32_t head, int32_t row, bool keep_output);
+  void add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, int32_t first_head, int32_t head,
+               int32_t row, bool keep_output);
   template <class Real>
   void add_recalls(const Tile<Real>& tile, const LaneTile<Real>& lane);
 
   int32_t heads_;
   int64_t rows_, skipped_ = 0;
   double tiny_norm_;
-  std::vector<int64_t> filled_;                  // [heads] rows so far
-  std::vector<double> rel_, tau_err_, out_;      // [heads, rows], [heads, rows, v_dim]
-  std::vector<double> error2_, norm2_;           // [heads, rows] for the ratio of norms
-  std::vector<int32_t> tokens_;                  // of head 0's rows
+  std::vector<int64_t> filled_;              // [heads] rows so far
+  std::vector<double> rel_, tau_err_, out_;  // [heads, rows], [heads, rows, v_dim]
+  std::vector<double> error2_, norm2_;       // [heads, rows] for the ratio of norms
+  std::vector<int32_t> tokens_;              // of head 0's rows
   int32_t v_dim_ = 0;
   Sums cosine_, spectral_, frobenius_, partition_, mass_, mass_recall_, index_recall_;
 };

@@ -17,11 +17,13 @@ Eigen::VectorXd generic_vector(int64_t d) {
 
 }  // namespace
 
-ValueNorms::ValueNorms(int32_t v_dim) : gram_(Eigen::MatrixXd::Zero(v_dim, v_dim)), start_(generic_vector(v_dim)) {}
+ValueNorms::ValueNorms(int32_t v_dim)
+    : gram_(Eigen::MatrixXd::Zero(v_dim, v_dim)), start_(generic_vector(v_dim)) {}
 
 template <class Real>
 void ValueNorms::add(const Real* value) {
-  const Eigen::VectorXd v = Eigen::Map<const Eigen::Matrix<Real, Eigen::Dynamic, 1>>(value, gram_.rows()).template cast<double>();
+  const Eigen::VectorXd v =
+      Eigen::Map<const Eigen::Matrix<Real, Eigen::Dynamic, 1>>(value, gram_.rows()).template cast<double>();
   gram_.noalias() += v * v.transpose();
 }
 template void ValueNorms::add(const float*);

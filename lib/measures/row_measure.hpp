@@ -33,8 +33,8 @@ struct LaneTile {
 
 // `cache` is C_t; chosen: rows that a query-time method reads, or null.
 template <class Real>
-RowMeasure measure_row(const Tile<Real>& tile, int32_t head, int32_t row, const BasicCache<Real>& cache, const uint8_t* chosen,
-                       Normaliser tau, const RowRanking* ranking) {
+RowMeasure measure_row(const Tile<Real>& tile, int32_t head, int32_t row, const BasicCache<Real>& cache,
+                       const uint8_t* chosen, Normaliser tau, const RowRanking* ranking) {
   const size_t at = size_t(tile.at(head, row));
   const Real* strip = tile.strip_row(head, row);
   const auto read = [&](int32_t i) { return cache.verbatim(i) && (chosen == nullptr || chosen[i] != 0); };

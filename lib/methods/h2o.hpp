@@ -18,9 +18,10 @@ struct H2o {
       .source = "H2O, Zhang et al. 2023, section 4 (the released real-drop class)",
       .tier = 1,
       .memory = "heavy + recent tokens, one score each",
-      .deviation = "follows the released code, which protects recent tokens and lets the prompt's rows vote at full "
-                   "weight; the paper's Algorithm 1 protects nothing. Scores of grouped query heads are summed "
-                   "(the release knows no groups) and kept in double precision.",
+      .deviation =
+          "follows the released code, which protects recent tokens and lets the prompt's rows vote at full "
+          "weight; the paper's Algorithm 1 protects nothing. Scores of grouped query heads are summed "
+          "(the release knows no groups) and kept in double precision.",
   };
   enum class Variant { real_drop, observed };
   Variant variant = Variant::real_drop;
@@ -31,7 +32,8 @@ struct H2o {
   static void declare(auto& d) {
     d.choice("variant", &H2o::variant, {"real_drop", "observed"}, "which released rule");
     d.real("recent_frac", &H2o::recent_frac, {0, 1}, "share of the budget that is the recent window");
-    d.integer("heavy", &H2o::heavy, {0, kManyTokens}, "heavy hitters, tokens", "floor((1 - recent_frac) * B + 1e-9)");
+    d.integer("heavy", &H2o::heavy, {0, kManyTokens}, "heavy hitters, tokens",
+              "floor((1 - recent_frac) * B + 1e-9)");
     d.integer("recent", &H2o::recent, {0, kManyTokens}, "recent window, tokens", "B - heavy");
   }
   void resolve(const Scene& scene) {
@@ -41,14 +43,17 @@ struct H2o {
       if (scene.phase == Phase::stream)
         throw ParameterError("variant", "variant observed cuts once; it runs with `phase: oneshot` only");
     }
-    if (heavy == kDerived) heavy = recent == kDerived ? int32_t((1 - recent_frac) * budget + 1e-9) : budget - recent;
+    if (heavy == kDerived)
+      heavy = recent == kDerived ? int32_t((1 - recent_frac) * budget + 1e-9) : budget - recent;
     if (recent == kDerived) recent = budget - heavy;
     if (heavy < 0 || recent < 0 || heavy + recent != budget)
       throw ParameterError("heavy", "heavy " + std::to_string(heavy) + " + recent " + std::to_string(recent) +
                                         " is not the budget of " + std::to_string(budget) +
                                         "; leave one of them out, or make them add up");
   }
-  static Phase default_phase(const H2o& m) { return m.variant == Variant::observed ? Phase::oneshot : Phase::stream; }
+  static Phase default_phase(const H2o& m) {
+    return m.variant == Variant::observed ? Phase::oneshot : Phase::stream;
+  }
   Layout layout(const Scene&) const { return {.scores = true}; }
   PromptNeeds needs(const Scene&) const { return {.column_sums_from = 0}; }
 

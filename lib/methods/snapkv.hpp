@@ -15,8 +15,9 @@ struct SnapKv {
       .source = "SnapKV, Li et al. 2024, section 4",
       .tier = 1,
       .memory = "B prompt tokens and every later one",
-      .deviation = "grouped query heads are summed before pooling; the release selects per query head "
-                   "(gqa.level: query). At least five sets of published defaults exist.",
+      .deviation =
+          "grouped query heads are summed before pooling; the release selects per query head "
+          "(gqa.level: query). At least five sets of published defaults exist.",
       .streams = false,
       .default_phase = Phase::oneshot,
   };
@@ -34,7 +35,8 @@ struct SnapKv {
   void resolve(const Scene& scene) {
     budget = scene.budget;
     if (kernel % 2 == 0)
-      throw ParameterError("kernel", "kernel " + std::to_string(kernel) + " must be odd, so that pooling has a centre");
+      throw ParameterError("kernel",
+                           "kernel " + std::to_string(kernel) + " must be odd, so that pooling has a centre");
   }
   Layout layout(const Scene& scene) const { return {.state_doubles = scene.prompt, .scores = true}; }
   PromptNeeds needs(const Scene& scene) const {
@@ -50,7 +52,8 @@ struct SnapKv {
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     if (cache.size() <= budget) return;
     if (budget <= window) keep_ends(team, cache, 0, budget);
-    else keep_best(team, cache, {.recent = window}, budget - window, [&](int32_t i) { return cache.score(i); });
+    else
+      keep_best(team, cache, {.recent = window}, budget - window, [&](int32_t i) { return cache.score(i); });
   }
 
  private:

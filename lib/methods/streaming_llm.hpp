@@ -27,7 +27,8 @@ struct StreamingLlm {
   void resolve(const Scene& scene) {
     budget = scene.budget;
     if (sinks >= budget)
-      throw ParameterError("sinks", "sinks " + std::to_string(sinks) + " leave no room for recent tokens in a budget of " +
+      throw ParameterError("sinks", "sinks " + std::to_string(sinks) +
+                                        " leave no room for recent tokens in a budget of " +
                                         std::to_string(budget) + "; give fewer sinks or a larger budget");
   }
 

@@ -39,8 +39,9 @@ struct SubGen {
     budget = scene.budget;
     if (recent == kDerived) recent = budget / 2;
     if (recent >= budget)
-      throw ParameterError("recent", "recent " + std::to_string(recent) + " leaves no centre in a budget of " +
-                                         std::to_string(budget) + "; it must be below the budget");
+      throw ParameterError("recent", "recent " + std::to_string(recent) +
+                                         " leaves no centre in a budget of " + std::to_string(budget) +
+                                         "; it must be below the budget");
     if (scene.prompt > budget && first >= scene.prompt - recent)
       throw ParameterError("first", "first " + std::to_string(first) + " is not below the " +
                                         std::to_string(scene.prompt - recent) + " older prompt tokens");
@@ -48,7 +49,9 @@ struct SubGen {
   static bool random(const SubGen& s) { return s.first == kWord; }
   int64_t draws_needed(const Scene&) const { return first == kWord ? 1 : 0; }
   Layout layout(const Scene& scene) const {
-    return {.state_doubles = 2 * int64_t(scene.prompt), .scores = true, .weights = weights == Weights::cluster_size};
+    return {.state_doubles = 2 * int64_t(scene.prompt),
+            .scores = true,
+            .weights = weights == Weights::cluster_size};
   }
   int64_t weight_floats(int32_t) const { return weights == Weights::cluster_size ? budget - recent : 0; }
 

@@ -26,7 +26,8 @@ struct TopkOracle {
   int32_t budget = 0;
 
   static void declare(auto& d) {
-    d.integer("extra", &TopkOracle::extra, {0, 1}, "1: read B + 1 tokens, as many as a streaming method attends to");
+    d.integer("extra", &TopkOracle::extra, {0, 1},
+              "1: read B + 1 tokens, as many as a streaming method attends to");
     d.boolean("per_head", &TopkOracle::per_head, "every query head reads its own tokens");
   }
   void resolve(const Scene& scene) { budget = scene.budget; }
@@ -38,8 +39,9 @@ struct TopkOracle {
         team.each(rows, [&](int32_t i) { chosen[int64_t(h) * rows + i] = chosen[i]; });
         continue;
       }
-      choose_top(team, rows, count, [&](int32_t i) { return per_head ? p(h, i) : group(p, i); },
-                 [&](int32_t i, bool yes) { chosen[int64_t(h) * rows + i] = yes ? 1 : 0; });
+      choose_top(
+          team, rows, count, [&](int32_t i) { return per_head ? p(h, i) : group(p, i); },
+          [&](int32_t i, bool yes) { chosen[int64_t(h) * rows + i] = yes ? 1 : 0; });
     }
   }
 

@@ -25,7 +25,8 @@ struct Uniform {
   Draws draws;
 
   static void declare(auto& d) {
-    d.integer("sinks", &Uniform::sinks, {0, kManyTokens}, "first prompt tokens that stay", "4 below B = 1024, else 256");
+    d.integer("sinks", &Uniform::sinks, {0, kManyTokens}, "first prompt tokens that stay",
+              "4 below B = 1024, else 256");
     d.integer("recent", &Uniform::recent, {0, kManyTokens}, "last prompt tokens that stay",
               "floor(B/4) below B = 1024, else 256");
     d.integer("m", &Uniform::m, {0, kManyTokens}, "tokens sampled from the middle", "B - sinks - recent");
@@ -37,26 +38,28 @@ struct Uniform {
     if (sinks == kDerived) sinks = small ? 4 : 256;
     if (recent == kDerived) recent = small ? budget / 4 : 256;
     if (sinks + recent > budget)
-      throw ParameterError("recent", "sinks " + std::to_string(sinks) + " + recent " + std::to_string(recent) +
-                                         " exceed the budget of " + std::to_string(budget) +
-                                         "; make them smaller or the budget larger");
+      throw ParameterError("recent", "sinks " + std::to_string(sinks) + " + recent " +
+                                         std::to_string(recent) + " exceed the budget of " +
+                                         std::to_string(budget) + "; make them smaller or the budget larger");
     const int32_t room = budget - sinks - recent;
     if (m == kDerived) m = room;
     if (m > room)
-      throw ParameterError("m", "m " + std::to_string(m) + " with sinks " + std::to_string(sinks) + " and recent " +
-                                    std::to_string(recent) + " exceeds the budget of " + std::to_string(budget));
+      throw ParameterError("m", "m " + std::to_string(m) + " with sinks " + std::to_string(sinks) +
+                                    " and recent " + std::to_string(recent) + " exceeds the budget of " +
+                                    std::to_string(budget));
   }
   static bool random(const Uniform&) { return true; }
-  int64_t draws_needed(const Scene& s) const { return s.prompt > sinks + recent ? s.prompt - sinks - recent : 0; }
+  int64_t draws_needed(const Scene& s) const {
+    return s.prompt > sinks + recent ? s.prompt - sinks - recent : 0;
+  }
   Layout layout(const Scene&) const { return {.scores = true, .weights = weights == Weights::ratio}; }
   int64_t weight_floats(int32_t) const { return weights == Weights::ratio ? 1 : 0; }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
     const int32_t first = held_sinks(cache, sinks);
-    team.each(middle(cache), [&](int32_t j) {
-      cache.score(first + j) = -draws.uniform(Structure::uniform_sampling, j);
-    });
+    team.each(middle(cache),
+              [&](int32_t j) { cache.score(first + j) = -draws.uniform(Structure::uniform_sampling, j); });
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const int32_t M = middle(cache), first = held_sinks(cache, sinks);

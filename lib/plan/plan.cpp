@@ -76,7 +76,8 @@ json metrics_json(std::vector<std::string> metrics) {
 
 // A trace id may cover the tensors alone: what else enters the logits of a layer.
 json logits_json(const LayerInfo& layer) {
-  json facts = {layer.scaling, layer.softcap, layer.sliding_window, layer.q_prescaled, layer.query_rows, layer.has_sinks};
+  json facts = {layer.scaling,     layer.softcap,    layer.sliding_window,
+                layer.q_prescaled, layer.query_rows, layer.has_sinks};
   if (layer.rope) facts.push_back({layer.rope->inv_freq, int(layer.rope->layout)});
   return facts;
 }

@@ -37,15 +37,16 @@ template <class Real>
 void HeadReplay<Real>::add(const Cell& cell) {
   Replayed r;
   r.cell = &cell;
-  r.errors = std::make_unique<Accumulator>(stream_.shape.heads, scored_rows_, kTinyShare * stream_.max_value_norm);
+  r.errors =
+      std::make_unique<Accumulator>(stream_.shape.heads, scored_rows_, kTinyShare * stream_.max_value_norm);
   LaneOrder order{cell.params, cell.axes, {}, {}};
   // What looks only at keys and values decides the same for every query head: one cache (C9).
   const bool by_query = cell.axes.gqa_level == GqaLevel::query && cell.method->looks_at_queries;
   if (!by_query) order.axes.gqa_level = GqaLevel::kv;
   HeadShape shape = stream_.shape;
   if (by_query) shape.heads = 1;
-  order.scene = {cell.budget.value_or(0), stream_.prompt, stream_.tokens, shape, cell.layer, cell.n_layers,
-                 cell.axes.phase};
+  order.scene = {cell.budget.value_or(0), stream_.prompt, stream_.tokens, shape, cell.layer,
+                 cell.n_layers,           cell.axes.phase};
   order.draws = {cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.layer), uint32_t(cell.kv_head)};
   if (!cell.uniforms.empty()) {
     InjectedUniforms u = read_uniforms(cell.uniforms, cell.prompt, cell.layer, cell.kv_head,
@@ -174,8 +175,11 @@ CellResult HeadReplay<Real>::result_of(Replayed& r) const {
     append(result.kept, lists.kept);
     result.num.insert(result.num.end(), lists.num.begin(), lists.num.end());
     result.den.insert(result.den.end(), lists.den.begin(), lists.den.end());
-    const auto same = [&](const TokenLists& s) { return s.flat == lists.attended.front().flat && s.off == lists.attended.front().off; };
-    const bool shared = std::all_of(lists.attended.begin(), lists.attended.end(), same);  // heads that read the same tokens
+    const auto same = [&](const TokenLists& s) {
+      return s.flat == lists.attended.front().flat && s.off == lists.attended.front().off;
+    };
+    const bool shared =
+        std::all_of(lists.attended.begin(), lists.attended.end(), same);  // heads that read the same tokens
     for (size_t h = 0; h < (shared ? std::min<size_t>(1, lists.attended.size()) : lists.attended.size()); ++h)
       append(result.attended, lists.attended[h]);
   }

@@ -45,7 +45,7 @@ class HeadReplay {
   const HeadStream<Real>& stream_;
   const RunOptions& options_;
   std::vector<Replayed> cells_;
-  bool every_row_;  // some method needs the probabilities of rows that are not scored
+  bool every_row_;               // some method needs the probabilities of rows that are not scored
   std::vector<uint8_t> scored_;  // [tokens]
   int64_t scored_rows_ = 0;
   ValueNorms norms_;

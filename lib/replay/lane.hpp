@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "catalog/cell.hpp"
-#include "measures/row_measure.hpp"
 #include "exact/tile.hpp"
+#include "measures/row_measure.hpp"
 
 namespace kvreplay {
 
@@ -42,7 +42,8 @@ class Lane {
   virtual int32_t attended_bound(int32_t tokens) const = 0;
   virtual bool heads_differ() const = 0;  // each query head attends to tokens of its own choice
   // Fixes the stream and the first query head; with `audit` on a private copy that is poisoned.
-  virtual void bind(const HeadStream<Real>& stream, int32_t first_head, bool audit, const SaveOptions& save) = 0;
+  virtual void bind(const HeadStream<Real>& stream, int32_t first_head, bool audit,
+                    const SaveOptions& save) = 0;
   // Tokens 0..prompt-1 arrive in one call. column_sums: [heads of the stream, prompt] or null.
   virtual void read_prompt(const double* column_sums) = 0;
   // Tokens tile.begin..tile.end-1 arrive one by one. Throws LaneError.

@@ -77,8 +77,10 @@ class LaneMemory {
   static T* pointer(std::vector<T>& v) {
     return v.empty() ? nullptr : v.data();
   }
-  static void copy(const std::vector<Real>& from, std::vector<Real>& to, int32_t first, int32_t last, int32_t width) {
-    std::copy(from.begin() + int64_t(first) * width, from.begin() + int64_t(last) * width, to.begin() + int64_t(first) * width);
+  static void copy(const std::vector<Real>& from, std::vector<Real>& to, int32_t first, int32_t last,
+                   int32_t width) {
+    std::copy(from.begin() + int64_t(first) * width, from.begin() + int64_t(last) * width,
+              to.begin() + int64_t(first) * width);
   }
   static void fill(std::vector<Real>& rows, size_t row, int32_t width) {
     std::fill_n(rows.begin() + int64_t(row) * width, width, nan());

@@ -34,7 +34,8 @@ class LaneOf final : public Lane<Real> {
   const LaneLedger& ledger() const override { return ledger_; }
   const LaneLists& lists() const override { return lists_; }
 
-  void bind(const HeadStream<Real>& stream, int32_t first_head, bool audit, const SaveOptions& save) override {
+  void bind(const HeadStream<Real>& stream, int32_t first_head, bool audit,
+            const SaveOptions& save) override {
     stream_ = &stream;
     first_head_ = first_head;
     save_ = save;
@@ -42,8 +43,8 @@ class LaneOf final : public Lane<Real> {
     cache_ = BasicCache<Real>(memory_.storage());
     cache_.clear(team_);
     column_of_.resize(size_t(stream.tokens));
-    rules_ = {order_.axes.phase == Phase::stream, order_.axes.order == Order::evict_then_attend, stream.window,
-              order_.axes.gqa_aggregate};
+    rules_ = {order_.axes.phase == Phase::stream, order_.axes.order == Order::evict_then_attend,
+              stream.window, order_.axes.gqa_aggregate};
     if constexpr (Chooses<P, Real>) lists_.attended.resize(size_t(order_.scene.shape.heads));
     if constexpr (HasState<P>) policy_.state = memory_.state();
     if constexpr (HasDraws<P>) policy_.draws = order_.draws;
@@ -53,7 +54,8 @@ class LaneOf final : public Lane<Real> {
     const auto start = Clock::now();
     memory_.reveal(0, stream_->prompt);
     const auto& s = memory_.storage();
-    const double* sums = column_sums == nullptr ? nullptr : column_sums + int64_t(first_head_) * stream_->prompt;
+    const double* sums =
+        column_sums == nullptr ? nullptr : column_sums + int64_t(first_head_) * stream_->prompt;
     const Prompt<Real> prompt({s.keys, s.values, sums, stream_->prompt, s.shape, order_.axes.gqa_aggregate});
     replay_prompt(team_, policy_, cache_, prompt, rules_);
     close_step(stream_->prompt - 1);
@@ -77,7 +79,9 @@ class LaneOf final : public Lane<Real> {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+  static double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
   int32_t heads() const { return order_.scene.shape.heads; }
 
   // How this cache's query heads see one row of the tile: what core/step.hpp calls an evaluator.
@@ -90,7 +94,8 @@ class LaneOf final : public Lane<Real> {
     QueryView<Real> view(int32_t h) const {
       const HeadStream<Real>& s = *lane.stream_;
       const int32_t head = lane.first_head_ + h;
-      const Rotation<Real> rotation = lane.order_.axes.positions == Positions::cache ? s.rotate() : Rotation<Real>{};
+      const Rotation<Real> rotation =
+          lane.order_.axes.positions == Positions::cache ? s.rotate() : Rotation<Real>{};
       const Real sink = s.sink_logits.empty() ? -Real(INFINITY) : s.sink_logits[size_t(head)];
       return {{s.query(head, token), size_t(s.shape.dim)}, s.rule, rotation, token, nullptr, sink};
     }
@@ -111,20 +116,24 @@ class LaneOf final : public Lane<Real> {
     const Token<Real> token({s.keys + int64_t(t) * s.shape.dim, size_t(s.shape.dim)},
                             {s.values + int64_t(t) * s.shape.v_dim, size_t(s.shape.v_dim)}, t);
     const bool attends = row >= 0 && (observes() || heads.tile.scored[size_t(row)] != 0);
-    const StepScratch<Real> scratch{w.e.data(), w.coefficients.data(), w.group.data(), w.by_head.data(), w.chosen.data()};
+    const StepScratch<Real> scratch{w.e.data(), w.coefficients.data(), w.group.data(), w.by_head.data(),
+                                    w.chosen.data()};
     const int32_t attended = replay_step(team_, policy_, cache_, token, rules_, heads, scratch, attends);
     ledger_.peak_attended = std::max<int64_t>(ledger_.peak_attended, attended);
     close_step(t);
   }
 
   // core/step.hpp calls this through done(), before the eviction: cache is C_t.
-  void measure(const StripHeads& at, int32_t h, Normaliser tau, const BasicCache<Real>& cache, const uint8_t* chosen) {
+  void measure(const StripHeads& at, int32_t h, Normaliser tau, const BasicCache<Real>& cache,
+               const uint8_t* chosen) {
     if (!(tau.sum > 0) || !std::isfinite(tau.sum))
-      throw LaneError("the denominator at token " + std::to_string(at.token) + " is zero or not finite: nothing left to attend to");
+      throw LaneError("the denominator at token " + std::to_string(at.token) +
+                      " is zero or not finite: nothing left to attend to");
     if (at.tile.scored[size_t(at.row)] == 0) return;
     if (save_.kept && chosen != nullptr) save_attended(cache, chosen, lists_.attended[size_t(h)]);
     const RowRanking* ranking = ranking_of(at.tile, first_head_ + h, at.row);
-    at.result.measures[at.result.at(h, at.row)] = measure_row(at.tile, first_head_ + h, at.row, cache, chosen, tau, ranking);
+    at.result.measures[at.result.at(h, at.row)] =
+        measure_row(at.tile, first_head_ + h, at.row, cache, chosen, tau, ranking);
   }
   const RowRanking* ranking_of(const Tile<Real>& tile, int32_t head, int32_t row) const {
     if (!heads_differ()) return tile.ranking.empty() ? nullptr : &tile.ranking[size_t(row)];
@@ -138,7 +147,9 @@ class LaneOf final : public Lane<Real> {
     check(rows);
     memory_.poison_evicted();
     const bool first_list = lists_.kept.off.size() == 1;
-    if (save_.kept && !P::info.reads_full_cache && t >= stream_->prompt - 1 && (rules_.streaming || first_list)) save_kept();
+    if (save_.kept && !P::info.reads_full_cache && t >= stream_->prompt - 1 &&
+        (rules_.streaming || first_list))
+      save_kept();
   }
   void account(int64_t rows, int32_t t) {
     ledger_.peak_kept = std::max(ledger_.peak_kept, rows);
@@ -162,7 +173,8 @@ class LaneOf final : public Lane<Real> {
     for (int32_t i = 0; i < cache_.size(); ++i)
       if (cache_.verbatim(i)) {
         lists_.kept.flat.push_back(cache_.token(i));
-        if (cache_.weighted()) lists_.num.push_back(double(cache_.num(i))), lists_.den.push_back(double(cache_.den(i)));
+        if (cache_.weighted())
+          lists_.num.push_back(double(cache_.num(i))), lists_.den.push_back(double(cache_.den(i)));
       }
     lists_.kept.off.push_back(int64_t(lists_.kept.flat.size()));
   }

@@ -24,7 +24,9 @@ std::unique_ptr<Lane<Real>> make_lane(const LaneOrder& order) {
 // The registry's entry for a policy. CMake generates one call for each line of methods.list.
 template <class P>
 Method make_method() {
-  static_assert(Policy<P>, "a policy is a trivially copyable struct with `info` and resolve(); see lib/methods/README.md");
+  static_assert(
+      Policy<P>,
+      "a policy is a trivially copyable struct with `info` and resolve(); see lib/methods/README.md");
   Method m;
   m.info = P::info;
   Describe<P> describe;

@@ -17,14 +17,14 @@ struct RunOptions {
   std::vector<std::filesystem::path> traces;  // Cell::trace indexes these
   QuerySelection queries;
   SaveOptions save;
-  int jobs = 1;                   // threads over kv heads; the numbers do not depend on it
+  int jobs = 1;  // threads over kv heads; the numbers do not depend on it
   bool double_precision = false;
-  bool prompt_streams = false;    // convention C5
-  bool audit = false;             // poison what no policy may read
+  bool prompt_streams = false;  // convention C5
+  bool audit = false;           // poison what no policy may read
   // Some method of the plan (not only of these cells) observes every decode row. Strips are computed for all
   // rows then, so that a resumed run computes what a whole one does.
   bool every_row = false;
-  bool recalls = true;            // index_recall and mass_recall cost a sort a row
+  bool recalls = true;  // index_recall and mass_recall cost a sort a row
   // Called from worker threads, one at a time (under a lock).
   std::function<void(const Cell&, const CellResult&)> on_cell;
   std::function<void(const Cell&)> on_start;

@@ -16,7 +16,8 @@ class TileOutput {
  public:
   // `cache` as it stands before token tile.begin arrives. `query_rows`: rows that will be emitted.
   template <class C>
-  void open(const C& cache, const Tile<Real>& tile, int32_t heads, LaneWorkspace<Real>& w, std::vector<int32_t>& column_of) {
+  void open(const C& cache, const Tile<Real>& tile, int32_t heads, LaneWorkspace<Real>& w,
+            std::vector<int32_t>& column_of) {
     rows_ = int32_t(tile.rows.size());
     heads_ = heads;
     v_dim_ = cache.shape().v_dim;
@@ -54,9 +55,11 @@ class TileOutput {
   void close(const Real* values, LaneWorkspace<Real>& w, LaneTile<Real>& result) const {
     w.tile_values.resize(size_t(columns_) * size_t(v_dim_));
     for (int32_t c = 0; c < columns_; ++c)
-      std::copy_n(values + int64_t(tokens_[size_t(c)]) * v_dim_, v_dim_, w.tile_values.data() + int64_t(c) * v_dim_);
+      std::copy_n(values + int64_t(tokens_[size_t(c)]) * v_dim_, v_dim_,
+                  w.tile_values.data() + int64_t(c) * v_dim_);
     w.product.resize(size_t(heads_) * size_t(rows_) * size_t(v_dim_));
-    kernels::multiply(coefficients_, columns_, heads_ * rows_, w.tile_values.data(), columns_, v_dim_, w.product.data(), v_dim_);
+    kernels::multiply(coefficients_, columns_, heads_ * rows_, w.tile_values.data(), columns_, v_dim_,
+                      w.product.data(), v_dim_);
     for (size_t i = 0; i < result.out.size(); ++i) result.out[i] += w.product[i];
   }
 

@@ -28,8 +28,8 @@ InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::str
                                   u.values.size(), needed));
   for (size_t i = 0; i < u.values.size(); ++i)
     if (!(u.values[i] >= 0 && u.values[i] < 1))
-      throw ConfigError(
-          fmt::format("{}: /{} holds {} at {}, but uniforms lie in [0, 1)", file.string(), name, u.values[i], i));
+      throw ConfigError(fmt::format("{}: /{} holds {} at {}, but uniforms lie in [0, 1)", file.string(), name,
+                                    u.values[i], i));
   return u;
 }
 

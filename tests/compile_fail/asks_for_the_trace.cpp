@@ -1,6 +1,6 @@
 // A hook that asks for the whole stream is no hook: nothing would call it.
-#include "policy_under_test.hpp"
 #include "exact/head_stream.hpp"
+#include "policy_under_test.hpp"
 struct Oracle : Base {
 #ifdef OFFENCE
   KVR_FN void append(const Team auto&, const auto&, Cache auto&, const HeadStream<float>&) {}

@@ -4,16 +4,16 @@
 using namespace kvreplay;
 
 struct Base {
-  static constexpr MethodInfo info{.name = "test", .title = "", .source = "", .tier = 3, .memory = "", .deviation = ""};
+  static constexpr MethodInfo info{
+      .name = "test", .title = "", .source = "", .tier = 3, .memory = "", .deviation = ""};
   static void declare(auto&) {}
   void resolve(const Scene&) {}
 };
 
 // Instantiates the hooks: a concept does not look into bodies.
-#define REPLAYED(P)                                                                                                     \
-  template void kvreplay::replay_prompt<P, SerialTeam, BasicCache<float>, float>(const SerialTeam&, P&,                 \
-                                                                                 BasicCache<float>&, const Prompt<float>&, \
-                                                                                 const StepRules&);              \
-  template int32_t kvreplay::replay_step<P, SerialTeam, BasicCache<float>, Solo<float>, float>(                         \
-      const SerialTeam&, P&, BasicCache<float>&, const Token<float>&, const StepRules&, Solo<float>&,                   \
+#define REPLAYED(P)                                                                                   \
+  template void kvreplay::replay_prompt<P, SerialTeam, BasicCache<float>, float>(                     \
+      const SerialTeam&, P&, BasicCache<float>&, const Prompt<float>&, const StepRules&);             \
+  template int32_t kvreplay::replay_step<P, SerialTeam, BasicCache<float>, Solo<float>, float>(       \
+      const SerialTeam&, P&, BasicCache<float>&, const Token<float>&, const StepRules&, Solo<float>&, \
       const StepScratch<float>&, bool);

@@ -68,7 +68,9 @@ TEST_CASE("own rows hold what the policy wrote, and their memory is used again",
   SmallCache c(4, {.weights = true, .own_rows = 1});
   c.push(2), c.push(3);
   for (int round = 0; round < 3; ++round) {
-    c.cache.push_own(kTeam, [&](int32_t) { return 0.5 * (c.cache.key(0)[0] + c.cache.key(1)[0]); }, [&](int32_t) { return 7.0; }, 2, 3);
+    c.cache.push_own(
+        kTeam, [&](int32_t) { return 0.5 * (c.cache.key(0)[0] + c.cache.key(1)[0]); },
+        [&](int32_t) { return 7.0; }, 2, 3);
     CHECK_FALSE(c.cache.verbatim(2));
     CHECK(c.cache.key(2)[0] == 2.5);
     CHECK(c.cache.value(2)[0] == 7);
@@ -82,8 +84,9 @@ TEST_CASE("the first of C8's order are chosen: higher score, then lower index", 
   const auto chosen = [&](int32_t count) {
     std::vector<int32_t> kept;
     std::vector<uint8_t> mark(score.size());
-    choose_top(kTeam, int32_t(score.size()), count, [&](int32_t i) { return score[size_t(i)]; },
-               [&](int32_t i, bool yes) { mark[size_t(i)] = yes; });
+    choose_top(
+        kTeam, int32_t(score.size()), count, [&](int32_t i) { return score[size_t(i)]; },
+        [&](int32_t i, bool yes) { mark[size_t(i)] = yes; });
     for (size_t i = 0; i < mark.size(); ++i)
       if (mark[i] != 0) kept.push_back(int32_t(i));
     return kept;
@@ -100,14 +103,18 @@ TEST_CASE("choosing agrees with a stable sort on random scores with ties", "[cor
   for (int32_t trial = 0; trial < 200; ++trial) {
     const int32_t n = 1 + trial % 40;
     std::vector<double> score;
-    for (int32_t i = 0; i < n; ++i) score.push_back(std::floor(8 * draws.uniform(Structure::bootstrap, i, trial)) - 4);
+    for (int32_t i = 0; i < n; ++i)
+      score.push_back(std::floor(8 * draws.uniform(Structure::bootstrap, i, trial)) - 4);
     std::vector<int32_t> order(static_cast<size_t>(n));
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return score[size_t(a)] > score[size_t(b)]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t a, int32_t b) { return score[size_t(a)] > score[size_t(b)]; });
     const int32_t count = trial % (n + 1);
     std::vector<uint8_t> mark(static_cast<size_t>(n)), want(static_cast<size_t>(n));
     for (int32_t i = 0; i < count; ++i) want[size_t(order[size_t(i)])] = 1;
-    choose_top(kTeam, n, count, [&](int32_t i) { return score[size_t(i)]; }, [&](int32_t i, bool yes) { mark[size_t(i)] = yes; });
+    choose_top(
+        kTeam, n, count, [&](int32_t i) { return score[size_t(i)]; },
+        [&](int32_t i, bool yes) { mark[size_t(i)] = yes; });
     CHECK(mark == want);
   }
 }
@@ -133,7 +140,8 @@ TEST_CASE("two rows: the output is the softmax by hand, with weights and a sink 
   QueryView<double> view{{&query, 1}, {1, 0}, {}, 2};
   std::vector<double> e(3), coefficients(3), out(1);
   const auto run = [&] {
-    return attend(kTeam, view, OwnDots<double>{view}, c.cache, std::span(e).first(2), std::span(coefficients).first(2), DirectOutput<double>{out.data()});
+    return attend(kTeam, view, OwnDots<double>{view}, c.cache, std::span(e).first(2),
+                  std::span(coefficients).first(2), DirectOutput<double>{out.data()});
   };
   const Normaliser plain = run();
   CHECK(plain.sum * std::exp(plain.shift) == Approx(1 * 1 + 2 * 2));
@@ -149,11 +157,13 @@ TEST_CASE("an empty cache or one without denominator gives tau 0 and no NaN", "[
   const double query = 1;
   const QueryView<double> view{{&query, 1}, {1, 0}, {}, 1};
   std::vector<double> e(2), coefficients(2), out(1, 99.0);
-  const Normaliser empty = attend(kTeam, view, OwnDots<double>{view}, c.cache, std::span(e).first(0), std::span(coefficients).first(0), DirectOutput<double>{out.data()});
+  const Normaliser empty = attend(kTeam, view, OwnDots<double>{view}, c.cache, std::span(e).first(0),
+                                  std::span(coefficients).first(0), DirectOutput<double>{out.data()});
   CHECK(empty.sum == 0);
   CHECK(out[0] == 0);
   c.push(1, 1, 0);
-  const Normaliser none = attend(kTeam, view, OwnDots<double>{view}, c.cache, std::span(e).first(1), std::span(coefficients).first(1), DirectOutput<double>{out.data()});
+  const Normaliser none = attend(kTeam, view, OwnDots<double>{view}, c.cache, std::span(e).first(1),
+                                 std::span(coefficients).first(1), DirectOutput<double>{out.data()});
   CHECK(none.sum == 0);
   CHECK(out[0] == 0);
 }
@@ -165,7 +175,8 @@ TEST_CASE("a strip whose kept rows underflow falls back to its own maximum", "[c
   const QueryView<double> view{{&query, 1}, {1, 0}, {}, 2};
   const double strip[] = {1, std::exp(-900.0), std::exp(-899.0)};  // token 0 is 900 nats above: both are 0
   std::vector<double> e(2), coefficients(2), out(1);
-  attend(kTeam, view, StripGather<double>{strip, 901, {view}}, c.cache, std::span(e), std::span(coefficients), DirectOutput<double>{out.data()});
+  attend(kTeam, view, StripGather<double>{strip, 901, {view}}, c.cache, std::span(e), std::span(coefficients),
+         DirectOutput<double>{out.data()});
   CHECK(out[0] == Approx((1 + 2 * std::exp(1.0)) / (1 + std::exp(1.0))));
 }
 
@@ -182,15 +193,18 @@ TEST_CASE("rotating a key forward turns each pair by offset times its frequency"
     rope.layout = layout;
     const RotationTable<double> table(rope, 5);
     const std::vector<int32_t> positions{0, 1, 2, 3, 4};
-    const Rotation<double> rotation{table.cosines.data(), table.sines.data(), positions.data(), 2, table.interleaved};
-    const std::vector<double> key{1, 2, 3, 4, 5}, query{0.3, -1, 2, 0.7, 1.5};  // the fifth dimension is not rotated
+    const Rotation<double> rotation{table.cosines.data(), table.sines.data(), positions.data(), 2,
+                                    table.interleaved};
+    const std::vector<double> key{1, 2, 3, 4, 5},
+        query{0.3, -1, 2, 0.7, 1.5};  // the fifth dimension is not rotated
     const auto turned = [&](int a, int b, double angle) {
       const double x = key[size_t(a)] * std::cos(angle) - key[size_t(b)] * std::sin(angle);
       const double y = key[size_t(a)] * std::sin(angle) + key[size_t(b)] * std::cos(angle);
       return x * query[size_t(a)] + y * query[size_t(b)];
     };
     const bool half = layout == Rope::Layout::half_split;
-    const double by_hand = turned(0, half ? 2 : 1, 3 * 0.5) + turned(half ? 1 : 2, 3, 3 * 0.1) + key[4] * query[4];
+    const double by_hand =
+        turned(0, half ? 2 : 1, 3 * 0.5) + turned(half ? 1 : 2, 3, 3 * 0.1) + key[4] * query[4];
     CHECK(rotation.dot(key, query, 3) == Approx(by_hand));
   }
 }

@@ -24,7 +24,8 @@ TEST_CASE("the running operator norm equals the largest singular value", "[measu
       norms.add(row.data());
       if (t % 17 != 0 && t != 149) continue;
       const Eigen::MatrixXd seen = v.topRows(t + 1);
-      CHECK(norms.spectral() == Approx(Eigen::JacobiSVD<Eigen::MatrixXd>(seen).singularValues()(0)).epsilon(1e-9));
+      CHECK(norms.spectral() ==
+            Approx(Eigen::JacobiSVD<Eigen::MatrixXd>(seen).singularValues()(0)).epsilon(1e-9));
       CHECK(norms.frobenius() == Approx(seen.norm()).epsilon(1e-12));
     }
   }
@@ -74,7 +75,8 @@ TEST_CASE("errors of one row by hand", "[measures]") {
 TEST_CASE("rows with no output are counted, never divided by", "[measures]") {
   Tile<double> tile;
   tile.rows = {1}, tile.scored = {1}, tile.heads = 1, tile.v_dim = 1, tile.stride = 2;
-  tile.out = {0}, tile.z = {1}, tile.l2 = {1}, tile.shift = {0}, tile.v_operator = {1}, tile.v_frobenius = {1};
+  tile.out = {0}, tile.z = {1}, tile.l2 = {1}, tile.shift = {0}, tile.v_operator = {1},
+  tile.v_frobenius = {1};
   LaneTile<double> lane;
   lane.resize(1, 1, 1);
   lane.out = {1};

@@ -34,7 +34,9 @@ std::vector<Variant> variants() {
     }
   return all;
 }
-Cell cell_of(const Variant& v, int32_t budget, const StreamShape& s) { return make_cell(v.method, budget, s, nlohmann::json::object(), v.axes); }
+Cell cell_of(const Variant& v, int32_t budget, const StreamShape& s) {
+  return make_cell(v.method, budget, s, nlohmann::json::object(), v.axes);
+}
 
 std::vector<int32_t> all_tokens(int32_t last) {
   std::vector<int32_t> tokens(size_t(last) + 1);
@@ -60,7 +62,8 @@ void check_exact_when_everything_fits(double tolerance, const StreamShape& s) {
       CHECK(r.measures.n_evictions == 0);
       for (size_t row = 0; row < r.rows.size(); ++row)
         for (int32_t h = 0; h < s.heads; ++h)
-          CHECK(relative_difference(output(r, h, row), naive_attention(stream, h, r.rows[row], all_tokens(r.rows[row]))) < tolerance);
+          CHECK(relative_difference(output(r, h, row), naive_attention(stream, h, r.rows[row],
+                                                                       all_tokens(r.rows[row]))) < tolerance);
     }
 }
 
@@ -69,11 +72,14 @@ void check_exact_when_everything_fits(double tolerance, const StreamShape& s) {
 TEST_CASE("a budget of the whole trace reproduces exact attention", "[properties]") {
   check_exact_when_everything_fits<double>(kDouble, {});
   check_exact_when_everything_fits<float>(kFloat, {});
-  check_exact_when_everything_fits<double>(kDouble, {.tokens = 57, .prompt = 33, .dim = 6, .v_dim = 5, .heads = 1});
-  check_exact_when_everything_fits<double>(kDouble, {.tokens = 40, .prompt = 1, .dim = 2, .v_dim = 3, .heads = 3});
+  check_exact_when_everything_fits<double>(kDouble,
+                                           {.tokens = 57, .prompt = 33, .dim = 6, .v_dim = 5, .heads = 1});
+  check_exact_when_everything_fits<double>(kDouble,
+                                           {.tokens = 40, .prompt = 1, .dim = 2, .v_dim = 3, .heads = 3});
 }
 
-TEST_CASE("a method never holds more than its budget, nor attends to more than one token above it", "[properties]") {
+TEST_CASE("a method never holds more than its budget, nor attends to more than one token above it",
+          "[properties]") {
   const StreamShape s;
   for (const Variant& v : variants()) {
     if (!v.entry().info.takes_budget || v.entry().info.reads_full_cache) continue;
@@ -125,7 +131,8 @@ TEST_CASE("outputs are attention over the kept rows with their weights, and noth
       std::vector<double> num(r.num.begin(), r.num.end()), den(r.den.begin(), r.den.end());
       if (!num.empty()) num.resize(tokens.size(), 1.0), den.resize(tokens.size(), 1.0);
       for (int32_t h = 0; h < s.heads; ++h)
-        CHECK(relative_difference(output(r, h, row), naive_attention(stream, h, t, tokens, num, den)) < kDouble);
+        CHECK(relative_difference(output(r, h, row), naive_attention(stream, h, t, tokens, num, den)) <
+              kDouble);
     }
   }
 }
@@ -167,12 +174,14 @@ TEST_CASE("what plain eviction misses of the normaliser is the mass that it miss
     REQUIRE(r.ok);
     if (!r.num.empty()) continue;  // weighted rows do not have this identity
     INFO(v.label());
-    CHECK(*r.measures.partition_err_mean == Approx(1 - *r.measures.kept_mass_mean).epsilon(kDouble).margin(kDouble));
+    CHECK(*r.measures.partition_err_mean ==
+          Approx(1 - *r.measures.kept_mass_mean).epsilon(kDouble).margin(kDouble));
     CHECK(*r.measures.mass_recall <= 1 + kDouble);
   }
 }
 
-TEST_CASE("the spectral epsilon lies between the Frobenius one and its multiple by the rank", "[properties]") {
+TEST_CASE("the spectral epsilon lies between the Frobenius one and its multiple by the rank",
+          "[properties]") {
   const StreamShape s;
   for (const Variant& v : variants()) {
     INFO(v.label());
@@ -207,7 +216,8 @@ TEST_CASE("scaling the values scales the outputs and leaves the sets", "[propert
     const auto stream = make_stream<double>(s, 12);
     auto scaled = make_stream<double>(s, 12);
     for (double& x : scaled.values) x *= 4;
-    const CellResult a = replay(stream, {cell_of(v, kBudget, s)}).only(), b = replay(scaled, {cell_of(v, kBudget, s)}).only();
+    const CellResult a = replay(stream, {cell_of(v, kBudget, s)}).only(),
+                     b = replay(scaled, {cell_of(v, kBudget, s)}).only();
     CHECK(a.kept.flat == b.kept.flat);
     std::vector<double> fourfold = a.out;
     for (double& x : fourfold) x *= 4;
@@ -270,14 +280,16 @@ TEST_CASE("a prompt that streams obeys the budget from the first token on", "[pr
     CHECK(int32_t(r.rows.size()) == s.tokens - s.prompt);
     CHECK(r.rows.front() == s.prompt);
     CHECK(*r.measures.mass_recall <= 1 + kDouble);
-    if (v.entry().info.takes_budget && !v.entry().info.reads_full_cache) CHECK(r.measures.peak_attended_tokens <= kBudget + 1);
+    if (v.entry().info.takes_budget && !v.entry().info.reads_full_cache)
+      CHECK(r.measures.peak_attended_tokens <= kBudget + 1);
   }
 }
 
 TEST_CASE("evict_then_attend attends to no more than the budget", "[properties]") {
   const StreamShape s;
   for (const Variant& v : variants()) {
-    if (v.axes.phase != Phase::stream || !v.entry().info.takes_budget || v.entry().info.reads_full_cache) continue;
+    if (v.axes.phase != Phase::stream || !v.entry().info.takes_budget || v.entry().info.reads_full_cache)
+      continue;
     INFO(v.label());
     Variant first = v;
     first.axes.order = Order::evict_then_attend;
@@ -320,7 +332,8 @@ TEST_CASE("what else is replayed changes no bit of a sampled run once the plan i
 
 TEST_CASE("per-head choices of the oracle are recalled against each head's own ranking", "[properties]") {
   const StreamShape s;
-  const CellResult r = replay(make_stream<double>(s, 20), {make_cell("topk_oracle", 20, s, {{"per_head", true}})}).only();
+  const CellResult r =
+      replay(make_stream<double>(s, 20), {make_cell("topk_oracle", 20, s, {{"per_head", true}})}).only();
   CHECK(*r.measures.mass_recall == Approx(1));
   CHECK(*r.measures.index_recall == Approx(1));
 }

@@ -16,7 +16,8 @@ namespace {
 // A policy with rows that are no token: what leaves the recent window is averaged into one merged row.
 // A test of synthetic rows, no published method.
 struct MergedTail {
-  static constexpr MethodInfo info{.name = "merged_tail", .title = "", .source = "test", .tier = 3, .memory = "", .deviation = ""};
+  static constexpr MethodInfo info{
+      .name = "merged_tail", .title = "", .source = "test", .tier = 3, .memory = "", .deviation = ""};
   int32_t budget = 0;
   static void declare(auto&) {}
   void resolve(const Scene& scene) { budget = scene.budget; }
@@ -29,7 +30,8 @@ struct MergedTail {
       const Real na = cache.num(0), nb = cache.num(1), a = na / (na + nb), b = nb / (na + nb);
       cache.push_own(
           team, [&](int32_t c) { return a * cache.key(0)[size_t(c)] + b * cache.key(1)[size_t(c)]; },
-          [&](int32_t c) { return a * cache.value(0)[size_t(c)] + b * cache.value(1)[size_t(c)]; }, na + nb, na + nb);
+          [&](int32_t c) { return a * cache.value(0)[size_t(c)] + b * cache.value(1)[size_t(c)]; }, na + nb,
+          na + nb);
       cache.drop(team, 1);
       cache.drop(team, 0);
     }
@@ -53,19 +55,31 @@ struct SoloRun {
     std::vector<Real> e(size_t(stream.tokens) + 1), coefficients(e.size());
     std::vector<double> group(e.size()), by_head(e.size() * size_t(stream.shape.heads));
     std::vector<uint8_t> chosen(by_head.size());
-    const Prompt<Real> prompt({stream.keys.data(), stream.values.data(), column_sums.data(), stream.prompt, stream.shape, Aggregate::sum});
+    const Prompt<Real> prompt({stream.keys.data(), stream.values.data(), column_sums.data(), stream.prompt,
+                               stream.shape, Aggregate::sum});
     replay_prompt(team, policy, cache, prompt, rules);
     const size_t d = size_t(stream.shape.dim), dv = size_t(stream.shape.v_dim);
     out.resize(size_t(stream.tokens - stream.prompt) * size_t(stream.shape.heads) * dv);
     for (int32_t t = stream.prompt; t < stream.tokens; ++t) {
-      const Token<Real> token({stream.keys.data() + size_t(t) * d, d}, {stream.values.data() + size_t(t) * dv, dv}, t);
+      const Token<Real> token({stream.keys.data() + size_t(t) * d, d},
+                              {stream.values.data() + size_t(t) * dv, dv}, t);
       Real* to = out.data() + size_t(t - stream.prompt) * size_t(stream.shape.heads) * dv;
-      const Rotation<Real> rotation = order.axes.positions == Positions::cache ? stream.rotate() : Rotation<Real>{};
-      Solo<Real> heads{stream.query(0, t), int64_t(stream.query_rows) * stream.shape.dim, stream.rule, rotation, t,
-                       stream.shape.dim, stream.shape.v_dim,
-                       stream.sink_logits.empty() ? nullptr : stream.sink_logits.data(), to, nullptr};
-      replay_step(team, policy, cache, token, rules, heads,
-                  StepScratch<Real>{e.data(), coefficients.data(), group.data(), by_head.data(), chosen.data()}, true);
+      const Rotation<Real> rotation =
+          order.axes.positions == Positions::cache ? stream.rotate() : Rotation<Real>{};
+      Solo<Real> heads{stream.query(0, t),
+                       int64_t(stream.query_rows) * stream.shape.dim,
+                       stream.rule,
+                       rotation,
+                       t,
+                       stream.shape.dim,
+                       stream.shape.v_dim,
+                       stream.sink_logits.empty() ? nullptr : stream.sink_logits.data(),
+                       to,
+                       nullptr};
+      replay_step(
+          team, policy, cache, token, rules, heads,
+          StepScratch<Real>{e.data(), coefficients.data(), group.data(), by_head.data(), chosen.data()},
+          true);
     }
   }
   static P assigned_policy(const LaneOrder& order) {
@@ -127,7 +141,8 @@ TEST_CASE("strip and own dot products give the same outputs", "[replay]") {
     special.window = 25;
     special.sink_logits = {1, -1};
     CHECK(strip_against_solo<H2o>(special, 20, Positions::original) < 1e-10);
-    CHECK(strip_against_solo<StreamingLlm>(narrow, 30, Positions::cache) < 2e-4);  // logits up to 100 in float32
+    CHECK(strip_against_solo<StreamingLlm>(narrow, 30, Positions::cache) <
+          2e-4);  // logits up to 100 in float32
     CHECK(strip_against_solo<MergedTail>(narrow, 30, Positions::original) < 2e-4);
   }
 }
@@ -201,7 +216,8 @@ TEST_CASE("soft cap and sink logits are part of the reference and of every metho
   }
 }
 
-TEST_CASE("a method that dropped a sink 300 nats above the rest is evaluated with its own maximum", "[replay]") {
+TEST_CASE("a method that dropped a sink 300 nats above the rest is evaluated with its own maximum",
+          "[replay]") {
   const StreamShape s{.heads = 1};
   auto stream = make_stream<float>(s, 25);
   for (int32_t t = 0; t < s.tokens; ++t) stream.queries[size_t(t * s.dim)] = 30;

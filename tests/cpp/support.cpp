@@ -11,7 +11,8 @@ class Gaussian {
  public:
   Gaussian(uint32_t seed, uint32_t what) : draws_{seed, what, 0, 0} {}
   double operator()() {
-    const double u = 1 - draws_.uniform(Structure::synthetic_traces, next_, 0), v = draws_.uniform(Structure::synthetic_traces, next_, 1);
+    const double u = 1 - draws_.uniform(Structure::synthetic_traces, next_, 0),
+                 v = draws_.uniform(Structure::synthetic_traces, next_, 1);
     ++next_;
     return std::sqrt(-2 * std::log(u)) * std::cos(6.283185307179586 * v);
   }
@@ -60,7 +61,8 @@ HeadStream<Real> make_stream(StreamShape s, uint32_t seed, Look look) {
     for (int32_t c = 0; c < s.dim; ++c) stream.keys.push_back(Real(k()));
     for (int32_t c = 0; c < s.v_dim; ++c) stream.values.push_back(Real(v()));
   }
-  for (int32_t i = 0; i < s.heads * s.tokens * s.dim; ++i) stream.queries.push_back(Real(q() + (look == Look::sinks ? 0.5 : 0)));
+  for (int32_t i = 0; i < s.heads * s.tokens * s.dim; ++i)
+    stream.queries.push_back(Real(q() + (look == Look::sinks ? 0.5 : 0)));
   shape_rows(stream, look, seed);
   stream.max_value_norm = 10;
   Rope rope;
@@ -77,8 +79,8 @@ Axes default_axes(const std::string& method) {
   return axes;
 }
 
-Cell make_cell(const std::string& method, std::optional<int32_t> budget, const StreamShape& s, const nlohmann::json& params,
-               Axes axes, uint32_t seed) {
+Cell make_cell(const std::string& method, std::optional<int32_t> budget, const StreamShape& s,
+               const nlohmann::json& params, Axes axes, uint32_t seed) {
   Cell cell;
   cell.method = find_method(registry(), method);
   REQUIRE(cell.method != nullptr);
@@ -113,14 +115,16 @@ std::vector<int32_t> kept_list(const CellResult& r, size_t i) {
 }
 
 template <class Real>
-std::vector<double> naive_attention(const HeadStream<Real>& stream, int32_t head, int32_t token, const std::vector<int32_t>& tokens,
-                                    const std::vector<double>& num, const std::vector<double>& den) {
+std::vector<double> naive_attention(const HeadStream<Real>& stream, int32_t head, int32_t token,
+                                    const std::vector<int32_t>& tokens, const std::vector<double>& num,
+                                    const std::vector<double>& den) {
   const Real* q = stream.query(head, token);
   std::vector<double> logits, out(size_t(stream.shape.v_dim), 0.0);
   double top = -1e300, z = 0;
   for (const int32_t i : tokens) {
     double l = 0;
-    for (int32_t c = 0; c < stream.shape.dim; ++c) l += double(q[c]) * double(stream.keys[size_t(i * stream.shape.dim + c)]);
+    for (int32_t c = 0; c < stream.shape.dim; ++c)
+      l += double(q[c]) * double(stream.keys[size_t(i * stream.shape.dim + c)]);
     logits.push_back(l * double(stream.rule.scale));
     top = std::max(top, logits.back());
   }
@@ -154,7 +158,11 @@ template HeadStream<float> make_stream(StreamShape, uint32_t, Look);
 template HeadStream<double> make_stream(StreamShape, uint32_t, Look);
 template RunResult replay(const HeadStream<float>&, const std::vector<Cell>&, RunOptions);
 template RunResult replay(const HeadStream<double>&, const std::vector<Cell>&, RunOptions);
-template std::vector<double> naive_attention(const HeadStream<float>&, int32_t, int32_t, const std::vector<int32_t>&, const std::vector<double>&, const std::vector<double>&);
-template std::vector<double> naive_attention(const HeadStream<double>&, int32_t, int32_t, const std::vector<int32_t>&, const std::vector<double>&, const std::vector<double>&);
+template std::vector<double> naive_attention(const HeadStream<float>&, int32_t, int32_t,
+                                             const std::vector<int32_t>&, const std::vector<double>&,
+                                             const std::vector<double>&);
+template std::vector<double> naive_attention(const HeadStream<double>&, int32_t, int32_t,
+                                             const std::vector<int32_t>&, const std::vector<double>&,
+                                             const std::vector<double>&);
 
 }  // namespace kvreplay::test

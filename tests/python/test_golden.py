@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import h5py
@@ -62,7 +63,12 @@ def write_trace(path, case, repeat_last=False):
     if repeat_last:
         q, k, v = (np.concatenate([x, x[:, -1:]], axis=1) for x in (q, k, v))
     d = q.shape[2]
-    rope = {"type": "default", "theta": float(case.attrs["rope_theta"]), "layout": "half_split", "rotary_dims": d}
+    rope = {
+        "type": "default",
+        "theta": float(case.attrs["rope_theta"]),
+        "layout": "half_split",
+        "rotary_dims": d,
+    }
     rope["inv_freq"] = (rope["theta"] ** (-np.arange(0, d, 2) / d)).tolist()
     with h5py.File(path, "w") as f:
         f.attrs["kvreplay_schema"] = 1
@@ -86,14 +92,16 @@ def run(folder, trace, prefill, method, budget):
     }
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(config))
-    done = subprocess.run([BINARY, "run", path, "--force", "--progress", "none"], capture_output=True, text=True)
+    done = subprocess.run(
+        [BINARY, "run", path, "--force", "--progress", "none"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return pd.read_csv(folder / "out/results.csv"), folder / "out"
 
 
 def ragged(group, name):
     flat, off = group[name + "_flat"][:], group[name + "_off"][:]
-    return [flat[a:b] for a, b in zip(off[:-1], off[1:], strict=True)]
+    return [flat[a:b] for a, b in pairwise(off)]
 
 
 def decided_steps(margins):
@@ -116,7 +124,9 @@ def test_a_method_reproduces_the_oracle(tmp_path, case, key):
             with h5py.File(tmp_path / "u.h5", "w") as u:
                 u["u"] = r["u"][:]
             method["uniforms"] = str(tmp_path / "u.h5")
-        rows, out = run(tmp_path, tmp_path / "t.h5", prefill, method, a.get("B") or a["sink"] + a["recent"] + a["m"])
+        rows, out = run(
+            tmp_path, tmp_path / "t.h5", prefill, method, a.get("B") or a["sink"] + a["recent"] + a["m"]
+        )
         row = rows.iloc[0]
         margins = np.full(1 << 20, np.inf) if key == "snapkv_max" else r["margins"][:].ravel()
         if margins.min() >= TINY_MARGIN:
@@ -139,20 +149,31 @@ def test_a_method_reproduces_the_oracle(tmp_path, case, key):
         with h5py.File(out / "outputs.h5") as h, h5py.File(out / "curves.h5") as curves:
             at = np.searchsorted(h[row.key]["rows"][:], c["out_rows"][:])
             expected = r["out"][:]
-            assert np.abs(h[row.key]["out"][:][:, at] - expected).max() <= OUTPUT_TOLERANCE * np.abs(expected).max()
+            assert (
+                np.abs(h[row.key]["out"][:][:, at] - expected).max()
+                <= OUTPUT_TOLERANCE * np.abs(expected).max()
+            )
             rel = r["rel"][:]
             assert np.abs(curves[row.key]["rel_err"][:] - rel).max() <= OUTPUT_TOLERANCE * rel.max()
 
 
 REFERENCE = {
-    "h2o_real_drop": lambda a: ({"name": "h2o", "heavy": a["heavy"], "recent": a["recent"]}, a["heavy"] + a["recent"]),
+    "h2o_real_drop": lambda a: (
+        {"name": "h2o", "heavy": a["heavy"], "recent": a["recent"]},
+        a["heavy"] + a["recent"],
+    ),
     "streaming_llm": lambda a: ({"name": "streaming_llm", "sinks": a["sink"]}, a["sink"] + a["recent"]),
 }
 
 
 def reference_keys():
     with golden("reference") as f:
-        return [(c, k) for c, g in f["cases"].items() for k, r in g["results"].items() if r.attrs["method"] in REFERENCE]
+        return [
+            (c, k)
+            for c, g in f["cases"].items()
+            for k, r in g["results"].items()
+            if r.attrs["method"] in REFERENCE
+        ]
 
 
 @pytest.mark.parametrize("case,key", reference_keys())
@@ -191,7 +212,12 @@ KVPRESS = {
 
 def kvpress_keys():
     with golden("kvpress") as f:
-        return [(c, k) for c, g in f["cases"].items() for k, r in g["results"].items() if r.attrs["method"] in KVPRESS]
+        return [
+            (c, k)
+            for c, g in f["cases"].items()
+            for k, r in g["results"].items()
+            if r.attrs["method"] in KVPRESS
+        ]
 
 
 @pytest.mark.parametrize("case,key", kvpress_keys())

@@ -77,7 +77,9 @@ def test_exact_attention_agrees_with_float64(exact, layer):
 def test_exact_attention_agrees_with_the_models_own_output(exact):
     with h5py.File(SAMPLE) as f:
         out = layer_group(f, 0)["out"]
-        theirs = (out[:].astype(float) if out.dtype.kind == "f" and out.dtype.itemsize == 4 else widened(out))[:, DECODE_FROM:]
+        theirs = (
+            out[:].astype(float) if out.dtype.kind == "f" and out.dtype.itemsize == 4 else widened(out)
+        )[:, DECODE_FROM:]
     mine = np.concatenate([exact[0, h] for h in range(3)])
     deviation = np.linalg.norm(mine - theirs, axis=2) / np.linalg.norm(theirs, axis=2)
     assert deviation.mean() <= STORED_BF16
@@ -92,7 +94,9 @@ def test_exact_attention_agrees_with_torch(exact, layer):
         q, k, v = (torch.from_numpy(widened(g[name]).astype(np.float32)) for name in "qkv")
         scaling = float(g.attrs["scaling"])
     k, v = k.repeat_interleave(3, 0), v.repeat_interleave(3, 0)
-    theirs = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, scale=scaling)
+    theirs = torch.nn.functional.scaled_dot_product_attention(
+        q[None], k[None], v[None], is_causal=True, scale=scaling
+    )
     theirs = theirs[0, :, DECODE_FROM:].numpy()
     mine = np.concatenate([exact[layer, h] for h in range(3)])
     assert np.abs(mine - theirs).max() <= FLOAT32 * np.abs(theirs).max()

@@ -22,7 +22,8 @@ struct EveryOther {
   }
   void resolve(const Scene& scene) {
     budget = scene.budget;
-    if (recent > budget) throw ParameterError("recent", "recent exceeds the budget; give fewer recent tokens");
+    if (recent > budget)
+      throw ParameterError("recent", "recent exceeds the budget; give fewer recent tokens");
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     if (cache.size() <= budget) return;

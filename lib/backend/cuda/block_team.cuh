@@ -32,11 +32,15 @@ struct BlockTeam {
   }
   template <class F>
   __device__ Scored largest(int32_t n, F score) const {
-    return best(n, score, [](Scored a, Scored b) { return a.score > b.score || (a.score == b.score && a.index < b.index); });
+    return best(n, score, [](Scored a, Scored b) {
+      return a.score > b.score || (a.score == b.score && a.index < b.index);
+    });
   }
   template <class F>
   __device__ Scored smallest(int32_t n, F score) const {
-    return best(n, score, [](Scored a, Scored b) { return a.score < b.score || (a.score == b.score && a.index > b.index); });
+    return best(n, score, [](Scored a, Scored b) {
+      return a.score < b.score || (a.score == b.score && a.index > b.index);
+    });
   }
   // One thread moves: rows are few numbers wide, and a cut happens once a prompt.
   template <class F, class M>
@@ -77,7 +81,8 @@ struct BlockTeam {
     scratch[threadIdx.x] = mine;
     __syncthreads();
     for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
-      if (threadIdx.x < half) scratch[threadIdx.x] = combine(scratch[threadIdx.x], scratch[threadIdx.x + half]);
+      if (threadIdx.x < half)
+        scratch[threadIdx.x] = combine(scratch[threadIdx.x], scratch[threadIdx.x + half]);
       __syncthreads();
     }
     const Scored all = scratch[0];
@@ -87,7 +92,8 @@ struct BlockTeam {
   template <class F, class Before>
   __device__ Scored best(int32_t n, F score, Before before) const {
     Scored mine{0, -1};
-    for (int32_t i = int32_t(threadIdx.x); i < n; i += int32_t(blockDim.x)) mine = pick(mine, {score(i), i}, before);
+    for (int32_t i = int32_t(threadIdx.x); i < n; i += int32_t(blockDim.x))
+      mine = pick(mine, {score(i), i}, before);
     return reduce(mine, [&](Scored a, Scored b) { return pick(a, b, before); });
   }
   template <class Before>

@@ -20,18 +20,28 @@ struct DeviceHead {
 };
 
 template <class P, class Real>
-__global__ void replay_kernel(P policy, DeviceHead<Real> head, CacheStorage<Real> storage, StepRules rules, StepScratch<Real> scratch) {
+__global__ void replay_kernel(P policy, DeviceHead<Real> head, CacheStorage<Real> storage, StepRules rules,
+                              StepScratch<Real> scratch) {
   __shared__ Scored shared[BlockTeam::kMaxThreads];
   const BlockTeam team{shared};
   BasicCache<Real> cache(storage);
   cache.clear(team);
-  const Prompt<Real> prompt({head.keys, head.values, head.column_sums, head.prompt, head.shape, rules.aggregate});
+  const Prompt<Real> prompt(
+      {head.keys, head.values, head.column_sums, head.prompt, head.shape, rules.aggregate});
   replay_prompt(team, policy, cache, prompt, rules);
   const size_t dim = size_t(head.shape.dim), v_dim = size_t(head.shape.v_dim);
   for (int32_t t = head.prompt; t < head.tokens; ++t) {
     const Token<Real> token({head.keys + t * dim, dim}, {head.values + t * v_dim, v_dim}, t);
-    Solo<Real> heads{head.queries + t * dim, int64_t(head.tokens) * head.shape.dim, head.rule, head.rotation, t, head.shape.dim,
-                     head.shape.v_dim, head.sink_logits, head.out + int64_t(t - head.prompt) * head.shape.heads * head.shape.v_dim, nullptr};
+    Solo<Real> heads{head.queries + t * dim,
+                     int64_t(head.tokens) * head.shape.dim,
+                     head.rule,
+                     head.rotation,
+                     t,
+                     head.shape.dim,
+                     head.shape.v_dim,
+                     head.sink_logits,
+                     head.out + int64_t(t - head.prompt) * head.shape.heads * head.shape.v_dim,
+                     nullptr};
     replay_step(team, policy, cache, token, rules, heads, scratch, true);
   }
 }

@@ -146,6 +146,11 @@ def footnote(rows, points):
     ]
     if (points["oracle"] | points["full_cache"]).any():
         parts.append("Dashed: oracle, or holds the full cache; no cache of that budget can do this.")
+    oneshot = sorted(
+        {label for label, p in zip(rows["label"], rows["params"], strict=True) if p.get("phase") == "oneshot"}
+    )
+    if oneshot:
+        parts.append(f"One cut, every later token kept (compare by bytes): {', '.join(oneshot)}.")
     hollow = drawable(points)
     if (hollow["n_rows"] < hollow["n_cells"]).any():
         parts.append("Hollow: some cells have no result.")

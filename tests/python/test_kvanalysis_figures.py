@@ -133,6 +133,12 @@ def test_the_footnote_says_what_was_replayed(tmp_path):
     assert "2000 resamples, seed 0" in text
 
 
+def test_the_footnote_names_methods_that_keep_later_tokens(tmp_path):
+    rows = [fake_row("snapkv", {"phase": "oneshot"}), fake_row("h2o", {"phase": "stream"})]
+    frame = load(write_results(tmp_path, rows))
+    assert "every later token kept (compare by bytes): snapkv." in footnote(frame, summarise(frame))
+
+
 def test_an_oracle_is_called_one_and_drawn_dashed(tmp_path):
     table = points(tmp_path, [fake_row("topk_oracle")])
     assert legend_text(table) == "topk_oracle (oracle, holds the full cache)"

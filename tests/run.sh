@@ -19,7 +19,10 @@ step() {  # step NAME COMMAND...: says what is done, how long it took, and goes 
   echo "== $name: $((SECONDS - start)) s"
 }
 
-build() { cmake --preset "$1" >"build/$1.log" 2>&1 || { cat "build/$1.log"; return 1; }; cmake --build "build/$1" ; }
+build() {  # build PRESET [TARGET]
+  cmake --preset "$1" >"build/$1.log" 2>&1 || { cat "build/$1.log"; return 1; }
+  cmake --build "build/$1" --target "${2:-all}"
+}
 format() { find lib apps tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' | xargs clang-format --dry-run -Werror; }
 lint() { "$python" -m ruff check . && "$python" -m ruff format --check .; }
 
@@ -30,10 +33,10 @@ extras=analysis,test
 python=$(bash apps/python_env.sh $extras) || failed+=("python environment")
 export KVREPLAY=$PWD/build/release/kvreplay KVREPLAY_PYTHON=$python
 step "C++ tests" ctest --preset release
-step "build with sanitizers" build asan
+step "build with sanitizers" build asan kvreplay_tests
 step "C++ tests with sanitizers" ctest --preset asan
 if command -v nvcc >/dev/null; then
-  step "policies as device code" build cuda
+  step "policies as device code" build cuda kvreplay_cuda
 else
   echo "== policies as device code: skipped, no nvcc"
 fi

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <openssl/evp.h>
-
 #include <algorithm>
 #include <array>
 #include <cassert>
@@ -11,6 +9,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
+
+#include "base/sha256.hpp"
 
 namespace kvreplay {
 namespace {
@@ -128,18 +128,9 @@ std::string canonical(const json& value) {
 }
 
 std::string sha256_hex(std::string_view bytes) {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
-  unsigned int size = 0;
-  [[maybe_unused]] const int done =
-      EVP_Digest(bytes.data(), bytes.size(), digest.data(), &size, EVP_sha256(), nullptr);
-  assert(done == 1 && size == 32);
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string hex;
-  for (unsigned int i = 0; i < size; ++i) {
-    hex += kDigits[digest[i] >> 4];
-    hex += kDigits[digest[i] & 15];
-  }
-  return hex;
+  Sha256 hash;
+  hash.update(bytes);
+  return hash.hex();
 }
 
 }  // namespace kvreplay

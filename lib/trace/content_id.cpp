@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "trace/sha256.hpp"
+#include "base/sha256.hpp"
 #include "trace/tensor_read.hpp"
 #include "trace/trace_metadata.hpp"
 

@@ -1,7 +1,7 @@
 #pragma once
 #include <string>
 
-#include "trace/h5_read.hpp"
+#include "trace/h5_array.hpp"
 #include "trace/trace.hpp"
 
 namespace kvreplay {

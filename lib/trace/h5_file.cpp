@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "base/errors.hpp"
-#include "trace/h5_read.hpp"
+#include "trace/h5_array.hpp"
 #include "trace/h5_write.hpp"
 
 namespace kvreplay {

@@ -8,7 +8,7 @@
 
 #include "base/errors.hpp"
 #include "trace/content_id.hpp"
-#include "trace/h5_read.hpp"
+#include "trace/h5_array.hpp"
 #include "trace/trace_metadata.hpp"
 
 namespace kvreplay {

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "trace/h5_read.hpp"
+#include "trace/h5_array.hpp"
 #include "trace/trace.hpp"
 
 // Tensors [heads, rows, width] of a trace: raw bits from the file, widened here.

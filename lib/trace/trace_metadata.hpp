@@ -2,7 +2,7 @@
 #include <optional>
 #include <string>
 
-#include "trace/h5_read.hpp"
+#include "trace/h5_array.hpp"
 #include "trace/trace.hpp"
 
 // What a trace says about itself: attributes, shapes and defaults. All throw h5::Problem.

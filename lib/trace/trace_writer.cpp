@@ -11,7 +11,7 @@
 #include "base/errors.hpp"
 #include "trace/h5_write.hpp"
 #include "trace/halves.hpp"
-#include "trace/sha256.hpp"
+#include "base/sha256.hpp"
 
 namespace kvreplay {
 namespace {

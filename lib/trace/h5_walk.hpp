@@ -29,6 +29,9 @@ struct Node {
   bool is_dataset() const;
 };
 
+[[noreturn]] void fail(const std::string& where, const std::string& what);
+[[noreturn]] void fail(const Node& node, const std::string& what);
+
 Node open_root(const std::filesystem::path& file);
 bool has_child(const Node& parent, const std::string& name);
 Node open_child(const Node& parent, const std::string& name);  // follows links
@@ -41,26 +44,5 @@ std::optional<double> number(const Node& node, const std::string& name);  // fin
 std::optional<int64_t> integer(const Node& node, const std::string& name, int64_t low, int64_t high);
 std::optional<bool> flag(const Node& node, const std::string& name);
 std::optional<std::string> text(const Node& node, const std::string& name);  // valid UTF-8
-
-// A dataset whose extents are justified by what the file holds.
-struct Array {
-  Node node;
-  Handle type;                        // as stored
-  std::vector<int64_t> shape, chunk;  // chunk is empty unless the layout is chunked
-  int64_t element_bytes = 0;
-  int64_t stored_bytes = 0;
-  bool compressed = false;
-  std::string filters;  // "fletcher32", "shuffle+gzip", or empty
-
-  int64_t elements() const;
-};
-Array open_array(const Node& parent, const std::string& path);
-
-// Reads the box [start, start + count) as `memory_type`.
-void read_box(const Array& array, hid_t memory_type, const std::vector<int64_t>& start,
-              const std::vector<int64_t>& count, void* into);
-std::vector<int64_t> read_integers(const Array& array);  // throws unless the stored numbers are integers
-
-std::string describe(const std::vector<int64_t>& shape);  // "[9, 1024, 64]"
 
 }  // namespace kvreplay::h5

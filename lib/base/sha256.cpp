@@ -1,4 +1,4 @@
-#include "trace/sha256.hpp"
+#include "base/sha256.hpp"
 
 #include <fmt/format.h>
 #include <openssl/evp.h>

@@ -9,6 +9,7 @@
 set -euo pipefail
 
 venv=${1:?usage: tests/install_torch.sh VENV}
+[[ $venv = /* ]] || venv=$PWD/$venv
 python=$venv/bin/python
 torch_version=${TORCH_VERSION:-2.15.0}
 say() { echo "install_torch: $*" >&2; }

@@ -16,21 +16,30 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string interpreter() {
-  const char* chosen = std::getenv("KVREPLAY_PYTHON");
-  return chosen != nullptr && *chosen != '\0' ? chosen : "python3";
-}
-
-// A checkout holds the package beside build/<preset>/kvreplay; elsewhere it has to be installed.
-void offer_checkout() {
+// The checkout that this binary was built in, build/<preset>/kvreplay, or an empty path.
+fs::path checkout() {
   std::error_code error;
   const fs::path binary = fs::read_symlink("/proc/self/exe", error);
-  if (error) return;
-  const fs::path analysis = binary.parent_path().parent_path().parent_path() / "analysis";
-  if (!fs::exists(analysis / "kvanalysis" / "__main__.py", error)) return;
+  const fs::path root = binary.parent_path().parent_path().parent_path();
+  return !error && fs::exists(root / "analysis" / "kvanalysis" / "__main__.py", error) ? root : fs::path();
+}
+
+// The one that the user names, else the environment that apps/python_env.sh makes in a checkout.
+std::string interpreter() {
+  const char* chosen = std::getenv("KVREPLAY_PYTHON");
+  if (chosen != nullptr && *chosen != '\0') return chosen;
+  std::error_code error;
+  const fs::path made = checkout() / "build" / "venv" / "bin" / "python";
+  return fs::exists(made, error) ? made.string() : "python3";
+}
+
+// Outside of a checkout the package has to be installed.
+void offer_checkout() {
+  if (checkout().empty()) return;
+  const std::string analysis = (checkout() / "analysis").string();
   const char* known = std::getenv("PYTHONPATH");
   const std::string path =
-      known == nullptr || *known == '\0' ? analysis.string() : fmt::format("{}:{}", known, analysis.string());
+      known == nullptr || *known == '\0' ? analysis : fmt::format("{}:{}", known, analysis);
   ::setenv("PYTHONPATH", path.c_str(), 1);
 }
 
@@ -51,16 +60,18 @@ int call(std::vector<std::string> words) {
 }
 
 void require_analysis(const std::string& python) {
-  const int found = call(
-      {python, "-c",
-       "import importlib.util, sys; sys.exit(10 if importlib.util.find_spec('kvanalysis') is None else 0)"});
+  const int found = call({python, "-c",
+                          "import importlib.util as u, sys\n"
+                          "wanted = ('kvanalysis', 'numpy', 'pandas', 'matplotlib')\n"
+                          "sys.exit(10 if any(u.find_spec(name) is None for name in wanted) else 0)"});
   if (found == 127)
     throw UserError(2,
                     fmt::format("{} is not there: install Python 3, or name it in KVREPLAY_PYTHON", python));
   if (found == 10)
     throw UserError(
-        2, fmt::format("{} has no package kvanalysis: pip install the checkout with [analysis], or name an "
-                       "interpreter that has it in KVREPLAY_PYTHON",
+        2, fmt::format("{} lacks kvanalysis or what it needs (numpy, pandas, matplotlib): run `bash "
+                       "apps/python_env.sh analysis` or pip install the checkout with [analysis], or name an "
+                       "interpreter that has them in KVREPLAY_PYTHON",
                        python));
 }
 

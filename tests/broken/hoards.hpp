@@ -1,0 +1,21 @@
+#pragma once
+#include "core/policy.hpp"
+
+namespace kvreplay {
+
+// Takes a budget and never evicts: a method that breaks its promise, so that the engine can be seen to
+// notice.
+struct Hoards {
+  static constexpr MethodInfo info{
+      .name = "hoards",
+      .title = "keeps everything, whatever the budget",
+      .source = "made up for a test",
+      .tier = 3,
+      .memory = "more than B tokens",
+      .deviation = "",
+  };
+  static void declare(auto&) {}
+  void resolve(const Scene&) {}
+};
+
+}  // namespace kvreplay

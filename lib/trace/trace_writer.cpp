@@ -9,9 +9,9 @@
 #include <optional>
 
 #include "base/errors.hpp"
+#include "base/sha256.hpp"
 #include "trace/h5_write.hpp"
 #include "trace/halves.hpp"
-#include "base/sha256.hpp"
 
 namespace kvreplay {
 namespace {

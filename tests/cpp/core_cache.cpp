@@ -56,7 +56,7 @@ TEST_CASE("a token that was evicted and pushed again is noticed", "[core]") {
 }
 
 TEST_CASE("a token that is held twice is evicted with its last row", "[core]") {
-  SmallCache c(2);
+  SmallCache c(3);
   c.push(0), c.push(0), c.push(1);
   c.cache.drop(kTeam, 0);
   CHECK(c.cache.evictions() == 0);

@@ -132,6 +132,13 @@ TEST_CASE("SubGen's centres are the farthest keys, and count for the keys around
   CHECK(r.num == std::vector<double>{2, 1, 2, 1});
 }
 
+TEST_CASE("a key between two of SubGen's centres counts for the earlier one", "[hand]") {
+  const auto s = stream_of({0, 2, 4, 9, 1}, 4);
+  const CellResult r = run(s, "subgen", 3, {{"recent", 1}, {"weights", "cluster_size"}});
+  CHECK(kept_list(r, 0) == Tokens{0, 2, 3});
+  CHECK(r.num == std::vector<double>{2, 1, 1});
+}
+
 TEST_CASE("SubGen takes the lowest index among equally far keys", "[hand]") {
   const auto s = stream_of({0, 5, -5, 5, 1, 9, 3}, 6);
   CHECK(kept_list(run(s, "subgen", 3, {{"recent", 1}}), 0) == Tokens{0, 1, 5});

@@ -149,6 +149,7 @@ TEST_CASE("poisoning the future and every evicted token changes no number", "[pr
     REQUIRE(audited.ok);
     CHECK(plain.kept.flat == audited.kept.flat);
     CHECK(plain.out == audited.out);
+    CHECK(plain.measures.rows_skipped == 0);
   }
 }
 

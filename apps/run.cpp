@@ -102,7 +102,7 @@ RunOptions engine_options(const Work& work) {
   options.prompt_streams = config.replay.prompt_streams;
   options.audit = config.run.audit;
   options.every_row = std::any_of(work.plan.begin(), work.plan.end(), [](const Cell& cell) {
-    return cell.method->needs_every_query && cell.axes.phase == Phase::stream;
+    return cell.method->observes(cell.params, cell.axes);
   });
   const auto asks = [&](const char* name) {
     return std::find(config.metrics.begin(), config.metrics.end(), name) != config.metrics.end();

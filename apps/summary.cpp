@@ -86,12 +86,11 @@ std::string instance_text(const MethodInstance& instance) {
     if (value != spec.default_value)
       text += fmt::format(" {}={}", spec.name, value.is_string() ? value.get<std::string>() : value.dump());
   }
-  Axes usual;
-  usual.phase = instance.method->default_phase(instance.params);
-  usual.positions = instance.method->info.default_positions;
+  const Axes usual = instance.method->default_axes(instance.params);
   const nlohmann::json axes = to_json(instance.axes), defaults = to_json(usual);
   for (const auto& [name, value] : axes.items())
-    if (value != defaults.at(name)) text += fmt::format(" {}={}", name, value.get<std::string>());
+    if (value != defaults.at(name))
+      text += fmt::format(" {}={}", name, value.is_string() ? value.get<std::string>() : value.dump());
   return text;
 }
 

@@ -103,6 +103,16 @@ std::string join(const std::vector<std::string>& words, std::string_view between
   return out;
 }
 
+std::vector<std::string> split_words(std::string_view text) {
+  std::vector<std::string> words;
+  for (size_t at = 0; (at = text.find_first_not_of(' ', at)) != std::string_view::npos;) {
+    const size_t end = std::min(text.find(' ', at), text.size());
+    words.emplace_back(text.substr(at, end - at));
+    at = end;
+  }
+  return words;
+}
+
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& known) {
   const std::string nearest = nearest_word(word, known);
   if (nearest.empty()) return {};

@@ -11,6 +11,8 @@ namespace kvreplay {
 // or "" when none is near.
 std::string nearest_word(std::string_view word, const std::vector<std::string>& known);
 std::string join(const std::vector<std::string>& words, std::string_view between = ", ");
+// Words between spaces.
+std::vector<std::string> split_words(std::string_view text);
 // " (did you mean x?)" or "".
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& known);
 

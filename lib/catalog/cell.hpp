@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,9 +22,19 @@ struct Cell {
   nlohmann::json params;  // resolved, axes included: what results.csv shows
   Axes axes;
   std::optional<int32_t> budget;                      // tokens
+  std::optional<int32_t> allocated;                   // this head's share, where an allocator decides
   std::optional<uint32_t> seed;                       // randomised instances only
   std::string uniforms;                               // file, or empty
   int32_t n_prefill = 0, n_tokens = 0, n_layers = 0;  // n_layers: of the model
+  HeadShape shape{};                                  // of what decides together (gqa.level)
+  double scale = 1;                                   // of the layer's logits
+
+  // The situation that the method is resolved for.
+  Scene scene() const {
+    return {allocated.value_or(budget.value_or(0)), n_prefill, n_tokens, shape, layer, n_layers, axes.phase,
+            scale};
+  }
+  bool shares() const { return axes.allocator != Allocator::uniform || method->council != Council::none; }
 };
 
 // What replaying one cell gives. An optional without a value does not apply (an empty field).
@@ -34,10 +45,12 @@ struct CellMeasures {
   std::optional<double> eps_spectral_mean, eps_spectral_max, eps_frobenius_mean, eps_frobenius_max;
   std::optional<double> partition_err_mean, partition_err_max, kept_mass_mean, mass_recall, index_recall;
   int64_t peak_kept_tokens = 0, peak_attended_tokens = 0;
-  double mean_kept_tokens = 0;
-  int64_t peak_bytes = 0, aux_bytes = 0, total_bytes = 0, full_bytes = 0, n_evictions = 0, rows_skipped = 0;
+  double mean_kept_tokens = 0, mean_attended_tokens = 0;
+  int64_t peak_bytes = 0, aux_bytes = 0, total_bytes = 0, full_bytes = 0, n_evictions = 0, n_quantised = 0,
+          rows_skipped = 0;
   std::optional<double> bound_log10_tokens;
   std::optional<bool> bound_holds;
+  std::map<std::string, double> extras;  // what the method reports of itself
   double select_s = 0, attend_s = 0;  // of this run; every comparison leaves them out
 };
 

@@ -8,12 +8,43 @@ nlohmann::json to_json(const Axes& axes) {
           {"gqa.level", word(axes.gqa_level)},
           {"gqa.agg", word(axes.gqa_aggregate)},
           {"positions", word(axes.positions)},
-          {"order", word(axes.order)}};
+          {"order", word(axes.order)},
+          {"reweight", word(axes.reweight)},
+          {"allocator", word(axes.allocator)},
+          {"row_format", to_json(axes.row_format)}};
+}
+
+// A word where nothing but the kind was chosen by the user or applies.
+nlohmann::json to_json(const RowFormat& f) {
+  using Kind = RowFormat::Kind;
+  nlohmann::json all = {{"name", word(f.kind)}};
+  if (!f.quantises()) return word(f.kind);
+  if (f.kind == Kind::int8 || f.kind == Kind::int4) {
+    all["group"] = f.group;
+    return all;
+  }
+  all.update({{"bits", f.bits}, {"g", f.group}, {"R", f.residual}});
+  if (f.kind == Kind::gear) all.update({{"rank", f.rank}, {"outliers", f.outliers}});
+  return all;
+}
+
+const char* word(RowFormat::Kind kind) {
+  constexpr const char* words[] = {"source", "f32", "f16", "bf16", "int8", "int4", "kivi", "gear"};
+  return words[int32_t(kind)];
+}
+
+const char* word(Reweight reweight) { return reweight == Reweight::none ? "none" : "uniform"; }
+
+const char* word(Allocator allocator) {
+  constexpr const char* words[] = {"uniform", "pyramid", "ada", "cake", "file"};
+  return words[int(allocator)];
 }
 
 const char* word(Phase phase) { return phase == Phase::stream ? "stream" : "oneshot"; }
 
-const char* word(GqaLevel level) { return level == GqaLevel::kv ? "kv" : "query"; }
+const char* word(GqaLevel level) {
+  return level == GqaLevel::kv ? "kv" : level == GqaLevel::query ? "query" : "layer";
+}
 
 const char* word(Aggregate how) {
   switch (how) {

@@ -9,6 +9,7 @@
 #include "catalog/parameter.hpp"
 #include "core/method_info.hpp"
 #include "core/philox.hpp"
+#include "core/select.hpp"
 
 // What the rest of the program knows of a method: one entry of the registry, made from the method's
 // file by the line in lib/methods/methods.list.
@@ -21,6 +22,10 @@ const char* word(GqaLevel level);
 const char* word(Aggregate how);
 const char* word(Positions positions);
 const char* word(Order order);
+const char* word(Reweight reweight);
+const char* word(Allocator allocator);
+const char* word(RowFormat::Kind kind);
+nlohmann::json to_json(const RowFormat& format);
 
 template <class Real>
 class Lane;  // replay/lane.hpp: one cache that is replayed
@@ -33,20 +38,37 @@ struct LaneOrder {
   Draws draws;
 };
 
+// What one kv head says when a budget is shared: its prompt scores, and numbers of the method's own.
+struct Testimony {
+  int32_t layer = 0, kv_head = 0;
+  Protect protect;
+  std::vector<double> scores;  // [P]
+  std::vector<double> extras;  // of the policy's testify()
+};
+// Whose testimonies a budget is shared over.
+enum class Council { none, head, layer, model };  // head: a formula of the layer and kv head alone
+
 struct Method {
   MethodInfo info;
   std::vector<ParameterSpec> parameters;
   // Fills in what follows from the budget and checks the parameters against each other and the scene.
   // Returns every parameter, as integers, reals, booleans and words. Throws ParameterError.
   std::function<nlohmann::json(const nlohmann::json& params, const Scene&)> resolve;
-  std::function<Phase(const nlohmann::json& params)>
-      default_phase;                                         // MethodInfo's, unless a variant has its own
+  // Axes that the user did not give: MethodInfo's, unless a variant has its own.
+  std::function<Axes(const nlohmann::json& params)> default_axes;
   std::function<bool(const nlohmann::json& params)> random;  // does this instance repeat over seeds?
-  // Random numbers that a run reads from an injected array; 0: the method draws nothing.
-  std::function<int64_t(const nlohmann::json& params, const Scene&)> draws_needed;
-  bool needs_every_query = false;  // refuse traces with strided queries
+  // Random numbers that a run can read from injected arrays.
+  std::function<std::vector<DrawArray>(const nlohmann::json& params, const Scene&)> draw_arrays;
+  std::function<PromptNeeds(const nlohmann::json& params, const Scene&)> needs;
+  std::function<bool(const nlohmann::json& params, const Axes&)> observes;  // every decode row
   // Looks at probabilities; a method that looks only at keys and values runs once per kv head (C9).
   bool looks_at_queries = false;
+  bool scores_prompt = false;  // takes allocators and reweighting
+  // A method with a way of its own to share budgets: tokens for every testimony.
+  Council council = Council::none;
+  std::function<std::vector<int32_t>(const nlohmann::json& params, const Scene&,
+                                     const std::vector<Testimony>&)>
+      share;
   std::function<std::unique_ptr<Lane<float>>(const LaneOrder&)> lane_single;
   std::function<std::unique_ptr<Lane<double>>(const LaneOrder&)> lane_double;
 };

@@ -1,17 +1,55 @@
-# kvreplay_methods_of(LIST names structs): reads a methods.list.
-function(kvreplay_methods_of list names structs)
+# kvreplay_methods_of(LIST names structs scorers): reads a methods.list. scorers: names of the lines that end in
+# the word "scorer".
+function(kvreplay_methods_of list names structs scorers)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list})
   file(STRINGS ${list} lines REGEX "^[a-z]")
   foreach(line IN LISTS lines)
-    string(REGEX MATCH "^([a-z0-9_]+)[ \t]+([A-Za-z0-9_]+)[ \t]*$" ok "${line}")
+    string(REGEX MATCH "^([a-z0-9_]+)[ \t]+([A-Za-z0-9_]+)([ \t]+scorer)?[ \t]*$" ok "${line}")
     if(NOT ok)
-      message(FATAL_ERROR "${list}: '${line}' is not 'file Struct'")
+      message(FATAL_ERROR "${list}: '${line}' is not 'file Struct' or 'file Struct scorer'")
+    endif()
+    if(CMAKE_MATCH_3)
+      list(APPEND scoring ${CMAKE_MATCH_1})
     endif()
     list(APPEND found ${CMAKE_MATCH_1})
     list(APPEND types ${CMAKE_MATCH_2})
   endforeach()
   set(${names} ${found} PARENT_SCOPE)
   set(${structs} ${types} PARENT_SCOPE)
+  set(${scorers} ${scoring} PARENT_SCOPE)
+endfunction()
+
+# kvreplay_any_scorer(LIST FILE): a struct that is one of the scorers of a list, chosen at run time, for the
+# methods that wrap one.
+function(kvreplay_any_scorer list file)
+  kvreplay_methods_of(${list} names structs scorers)
+  set(kind 0)
+  foreach(name struct IN ZIP_LISTS names structs)
+    if(NOT name IN_LIST scorers)
+      continue()
+    endif()
+    string(APPEND includes "#include \"methods/${name}.hpp\"\n")
+    string(APPEND members "  ${struct} ${name};\n")
+    string(APPEND cases "      case ${kind}: return f(self.${name});\n")
+    set(last ${name})
+    math(EXPR kind "${kind} + 1")
+  endforeach()
+  file(CONFIGURE OUTPUT ${file} CONTENT [[
+#pragma once
+#include "core/wrapped.hpp"
+@includes@
+namespace kvreplay {
+struct Scorers {
+  static constexpr int32_t kinds = @kind@;
+@members@  KVR_FN static decltype(auto) pick(auto& self, int32_t kind, auto&& f) {
+    switch (kind) {
+@cases@      default: return f(self.@last@);
+    }
+  }
+};
+using AnyScorer = Wrapped<Scorers>;
+}  // namespace kvreplay
+]] @ONLY)
 endfunction()
 
 # kvreplay_methods(TARGET LIST): compiles the methods of a list, one translation unit each. A method's file
@@ -19,7 +57,7 @@ endfunction()
 function(kvreplay_methods target list)
   get_filename_component(folder ${list} DIRECTORY)
   set(out ${CMAKE_CURRENT_BINARY_DIR}/${target})
-  kvreplay_methods_of(${list} names structs)
+  kvreplay_methods_of(${list} names structs scorers)
   foreach(name struct IN ZIP_LISTS names structs)
     file(CONFIGURE OUTPUT ${out}/${name}.cpp CONTENT [[
 #include "@folder@/@name@.hpp"

@@ -5,6 +5,7 @@
 
 #include "base/text.hpp"
 #include "config/sections.hpp"
+#include "formats/row_bytes.hpp"
 
 namespace kvreplay {
 namespace {
@@ -85,12 +86,19 @@ void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems&
   read_values(config, *only, problems);
 }
 
-int32_t budget_tokens(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer) {
+int32_t budget_tokens(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,
+                      const RowFormat& format) {
   double tokens = value;
   if (kind == BudgetList::Kind::fraction_kept) tokens = std::max(1.0, std::floor(value * prompt));
   if (kind == BudgetList::Kind::bytes)
-    tokens = std::floor(value / ((layer.head_dim + layer.v_head_dim) * bytes_of(layer.dtype)));
+    tokens = std::floor(value / row_bytes(format, layer.head_dim, layer.v_head_dim, bytes_of(layer.dtype)));
   return int32_t(std::min(tokens, kManyTokens));
+}
+
+BudgetList budgets_for(const MethodInstance& instance, const BudgetList& list) {
+  const double share = instance.method->info.default_fraction;
+  if (!list.values.empty() || share == 0) return list;
+  return {BudgetList::Kind::fraction_kept, {share}, {instance.mark}};
 }
 
 }  // namespace kvreplay

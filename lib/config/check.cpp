@@ -137,7 +137,14 @@ class TraceChecks {
           fmt::format("{} re-assigns positions, but the trace records no rotary embedding (layer {}): "
                       "write {{name: {}, positions: original}}",
                       name, layer.layer, name));
-    if (instance.method->needs_every_query && layer.query_rows < layer.tokens)
+    if (instance.method->info.needs_linear_logits && layer.softcap > 0)
+      problems_.error(instance.mark,
+                      fmt::format("{} estimates inner products of queries and keys, which the soft cap of layer {} "
+                                  "bends: leave the layer out of select.layers",
+                                  name, layer.layer));
+    const bool decides_by_rows =
+        instance.method->observes(instance.params, instance.axes) || reads_prompt_queries(instance, layer);
+    if (decides_by_rows && layer.query_rows < layer.tokens)
       problems_.error(
           instance.mark,
           fmt::format("{} needs every query of the prompt, but the trace holds {} of {} (layer {}): "
@@ -145,13 +152,24 @@ class TraceChecks {
                       name, layer.query_rows, layer.tokens, layer.layer));
   }
 
+  // Which prompt statistics a method needs does not depend on the budget.
+  static bool reads_prompt_queries(const MethodInstance& instance, const LayerInfo& layer) {
+    try {
+      const Scene any = scene_of(instance, layer, 1, int32_t(layer.tokens), layer.tokens, layer.tokens);
+      return instance.method->needs(instance.params, any).reads_queries();
+    } catch (const ParameterError&) {
+      return false;  // told where the real scene is checked
+    }
+  }
+
   void check_method(size_t m, const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer,
                     const Extent& extent) {
     const MethodInstance& instance = config_.methods[m];
     Scene scene = scene_of(instance, layer, trace.n_layers, 0, extent.prefill, extent.tokens);
     if (!instance.method->info.takes_budget) return resolve(m, scene, prompt);
-    for (const double value : config_.budget.values) {
-      scene.budget = budget_tokens(config_.budget.kind, value, scene.prompt, layer);
+    const BudgetList budgets = budgets_for(instance, config_.budget);
+    for (const double value : budgets.values) {
+      scene.budget = budget_tokens(budgets.kind, value, scene.prompt, layer, instance.axes.row_format);
       if (scene.budget >= 1) resolve(m, scene, prompt);
     }
   }
@@ -170,8 +188,8 @@ class TraceChecks {
 
   void check_uniforms(const MethodInstance& instance, const nlohmann::json& params, const Scene& scene,
                       const PromptInfo& prompt) {
-    const int64_t needed = instance.method->draws_needed(params, scene);
-    if (needed == 0 && !instance.method->random(params))
+    const std::vector<DrawArray> arrays = instance.method->draw_arrays(params, scene);
+    if (arrays.empty())
       return problems_.error(
           instance.mark,
           fmt::format("{} draws nothing with these parameters: remove uniforms", instance.method->info.name));
@@ -181,7 +199,9 @@ class TraceChecks {
       const auto& wanted = config_.select.kv_heads;
       if (wanted && std::find(wanted->begin(), wanted->end(), head) == wanted->end()) continue;
       try {
-        (void)read_uniforms(instance.uniforms, prompt.id, scene.layer, head, needed);
+        for (const DrawArray& a : arrays)
+          (void)read_uniforms(instance.uniforms, prompt.id, scene.layer, head,
+                              {split_words(a.names), a.rounds, a.positions, a.slots});
       } catch (const ConfigError& e) {
         problems_.error(instance.mark, e.what());
       }
@@ -197,7 +217,7 @@ class TraceChecks {
       const double value = config_.budget.values[i];
       const Mark mark =
           i < config_.budget.marks.size() ? config_.budget.marks[i] : mark_of(config_, {"budget"});
-      const int32_t tokens = budget_tokens(config_.budget.kind, value, int32_t(extent.prefill), layer);
+      const int32_t tokens = budget_tokens(config_.budget.kind, value, int32_t(extent.prefill), layer, {});
       if (tokens < 1)
         problems_.error(mark, fmt::format("a budget of {} bytes holds no token: one takes {}", value,
                                           (layer.head_dim + layer.v_head_dim) * bytes_of(layer.dtype)));
@@ -219,9 +239,11 @@ class TraceChecks {
 
 Scene scene_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers, int32_t budget,
                int64_t prefill, int64_t tokens) {
-  const int32_t heads = instance.axes.gqa_level == GqaLevel::query ? 1 : layer.group();
-  return {budget,      int32_t(prefill), int32_t(tokens),    {layer.head_dim, layer.v_head_dim, heads},
-          layer.layer, n_layers,         instance.axes.phase};
+  HeadShape shape{layer.head_dim, layer.v_head_dim, layer.group(), 1};
+  if (instance.axes.gqa_level == GqaLevel::query) shape.heads = 1;
+  if (instance.axes.gqa_level == GqaLevel::layer) shape.heads = layer.q_heads, shape.blocks = layer.kv_heads;
+  return {budget,      int32_t(prefill), int32_t(tokens),     shape,
+          layer.layer, n_layers,         instance.axes.phase, layer.scaling};
 }
 
 void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems) {

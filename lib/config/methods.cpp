@@ -37,15 +37,22 @@ std::vector<std::string> words_of(std::initializer_list<E> values) {
   return words;
 }
 
-// The axes of conventions C4, C6, C9, C14 and the values they take.
+using Format = RowFormat::Kind;
+constexpr std::initializer_list<Format> kFormats = {Format::source, Format::f32,  Format::f16,  Format::bf16,
+                                                    Format::int8,   Format::int4, Format::kivi, Format::gear};
+constexpr const char* kFilePrefix = "file:";
+
+// The axes of conventions C4, C6, C9, C14, the row formats, and the values they take.
 const std::map<std::string, std::vector<std::string>>& axis_words() {
   static const std::map<std::string, std::vector<std::string>> all = {
       {"phase", words_of({Phase::stream, Phase::oneshot})},
       {"positions", words_of({Positions::original, Positions::cache})},
       {"order", words_of({Order::attend_then_evict, Order::evict_then_attend})},
-      {"gqa.level", words_of({GqaLevel::kv, GqaLevel::query})},
+      {"gqa.level", words_of({GqaLevel::kv, GqaLevel::query, GqaLevel::layer})},
       {"gqa.agg", words_of({Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first})},
-      {"row_format", {"source"}}};
+      {"reweight", words_of({Reweight::none, Reweight::uniform})},
+      {"allocator", words_of({Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake})},
+      {"row_format", words_of(kFormats)}};
   return all;
 }
 
@@ -55,13 +62,64 @@ void take_word(E& axis, const std::string& wanted, std::initializer_list<E> valu
     if (wanted == word(value)) axis = value;
 }
 
-void set_axis(Axes& axes, const std::string& name, const std::string& value) {
+RowFormat format_of(const nlohmann::json& value) {
+  RowFormat format;
+  take_word(format.kind, value.at("name").get<std::string>(), kFormats);
+  const bool grouped_by_token = format.kind == Format::kivi || format.kind == Format::gear;
+  format.bits = value.value("bits", format.bits);
+  format.group = value.value(grouped_by_token ? "g" : "group", grouped_by_token ? 32 : 64);
+  format.residual = value.value("R", format.residual);
+  format.rank = value.value("rank", format.rank);
+  format.outliers = value.value("outliers", format.outliers);
+  return format;
+}
+
+void set_axis(Axes& axes, const std::string& name, const nlohmann::json& given) {
+  if (name == "row_format") {
+    axes.row_format = format_of(given);
+    return;
+  }
+  const std::string value = given.get<std::string>();
   if (name == "phase") take_word(axes.phase, value, {Phase::stream, Phase::oneshot});
   if (name == "positions") take_word(axes.positions, value, {Positions::original, Positions::cache});
   if (name == "order") take_word(axes.order, value, {Order::attend_then_evict, Order::evict_then_attend});
-  if (name == "gqa.level") take_word(axes.gqa_level, value, {GqaLevel::kv, GqaLevel::query});
+  if (name == "gqa.level") take_word(axes.gqa_level, value, {GqaLevel::kv, GqaLevel::query, GqaLevel::layer});
   if (name == "gqa.agg")
     take_word(axes.gqa_aggregate, value, {Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first});
+  if (name == "reweight") take_word(axes.reweight, value, {Reweight::none, Reweight::uniform});
+  if (name == "allocator" && value.starts_with(kFilePrefix)) {
+    axes.allocator = Allocator::file;
+    axes.allocator_file = value.substr(std::string(kFilePrefix).size());
+  } else if (name == "allocator") {
+    take_word(axes.allocator, value,
+              {Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake});
+  }
+}
+
+// A combination without meaning, and what to do instead; "" when it has one.
+std::string senseless(const MethodInstance& m) {
+  const Axes& axes = m.axes;
+  const std::string name = m.method->info.name;
+  if (axes.gqa_level == GqaLevel::layer && !m.method->looks_at_queries)
+    return fmt::format("{} looks only at keys and values, which a layer's kv heads do not share: leave out "
+                       "gqa.level layer",
+                       name);
+  if (axes.reweight != Reweight::none && (!m.method->scores_prompt || axes.phase != Phase::oneshot))
+    return fmt::format("reweight gives weight to what a one-shot selection kept of the prompt, and {} {}: leave "
+                       "it out{}",
+                       name, m.method->scores_prompt ? "streams here" : "does not select by scores",
+                       m.method->scores_prompt ? ", or add phase: oneshot" : "");
+  if (axes.allocator != Allocator::uniform && m.method->council != Council::none)
+    return fmt::format("{} shares its budget by a rule of its own: leave out allocator", name);
+  const bool formula = axes.allocator == Allocator::pyramid || axes.allocator == Allocator::file;
+  if (axes.allocator != Allocator::uniform && !(m.method->scores_prompt || formula))
+    return fmt::format("allocator {} compares scores of prompt tokens, and {} gives none: use pyramid or file:PATH",
+                       word(axes.allocator), name);
+  if (axes.allocator != Allocator::uniform && !m.method->info.takes_budget)
+    return fmt::format("{} takes no budget that an allocator could share: leave out allocator", name);
+  if (axes.allocator != Allocator::uniform && axes.gqa_level == GqaLevel::layer)
+    return fmt::format("with gqa.level layer all kv heads of {} hold the same tokens: leave out allocator", name);
+  return "";
 }
 
 std::vector<std::string> names_of(const Registry& methods) {
@@ -186,7 +244,12 @@ class MethodsReader {
         must_be(problems_, value, key.text, "given, or left out for the default");
       return;
     }
-    read_axis(entry, key, value, [&](const Node& item) { return read_parameter(problems_, item, spec); });
+    // A set of layers is a list itself; a list of lists sweeps over it.
+    const bool is_one = spec.kind == ParameterSpec::Kind::layers &&
+                        std::none_of(value.items.begin(), value.items.end(),
+                                     [](const Node& item) { return item.kind == Node::Kind::list; });
+    read_axis(
+        entry, key, value, [&](const Node& item) { return read_parameter(problems_, item, spec); }, is_one);
   }
 
   void read_words(Entry& entry, const Key& key, const Node& value, const std::string& axis) {
@@ -195,6 +258,9 @@ class MethodsReader {
 
   std::optional<nlohmann::json> read_axis_word(const Entry& entry, const Node& item,
                                                const std::string& axis) {
+    if (axis == "row_format") return read_format(item);
+    if (axis == "allocator" && item.kind == Node::Kind::scalar && item.text.starts_with(kFilePrefix))
+      return read_allocator_file(item);
     const auto text = read_word(problems_, item, axis, axis_words().at(axis));
     if (!text) return std::nullopt;
     const MethodInfo& info = entry.method->info;
@@ -209,21 +275,71 @@ class MethodsReader {
     return *text;
   }
 
+  std::optional<nlohmann::json> read_allocator_file(const Node& item) {
+    const fs::path given = item.text.substr(std::string(kFilePrefix).size());
+    const fs::path file = given.is_absolute() ? given : (source_.base / given).lexically_normal();
+    std::error_code ignored;
+    if (fs::is_regular_file(file, ignored)) return kFilePrefix + file.string();
+    problems_.error(item.mark, fmt::format("no file {} of budgets (the path is relative to this file): one row "
+                                           "layer,kv_head,tokens for every head",
+                                           file.string()));
+    return std::nullopt;
+  }
+
+  // row_format: a word, or {name: kivi, bits: 2, g: 32, R: 128}.
+  std::optional<nlohmann::json> read_format(const Node& item) {
+    const bool map = item.kind == Node::Kind::map;
+    const Node* name = map ? item.find("name") : &item;
+    if (name == nullptr)
+      return must_be(problems_, item, "row_format", "a word, or a map with a name: {name: kivi, bits: 2}"),
+             std::nullopt;
+    const auto word = read_word(problems_, *name, "row_format", axis_words().at("row_format"));
+    if (!word) return std::nullopt;
+    nlohmann::json value = {{"name", *word}};
+    if (map) read_format_keys(item, *word, value);
+    const bool sound = !value.contains("R") || !value.contains("g") ||
+                       value["R"].get<int>() % value["g"].get<int>() == 0;
+    if (sound) return value;
+    must_be(problems_, *item.find("R"), "R", "a multiple of g, so that full groups leave the residual");
+    return std::nullopt;
+  }
+  void read_format_keys(const Node& item, const std::string& word, nlohmann::json& value) {
+    std::vector<std::string> keys = {"name"};
+    if (word == "int4" || word == "int8") keys = {"name", "group"};
+    if (word == "kivi") keys = {"name", "bits", "g", "R"};
+    if (word == "gear") keys = {"name", "bits", "g", "R", "rank", "outliers"};
+    const Section section(&item, "row_format", keys, problems_);
+    const auto whole = [&](const char* key, Range range) {
+      if (std::find(keys.begin(), keys.end(), key) == keys.end()) return;
+      if (const Node* node = section.find(key))
+        if (const auto read = read_integer(problems_, *node, key, range)) value[key] = int32_t(*read);
+    };
+    whole("group", {1, 1 << 16});
+    whole("bits", {2, 4});
+    whole("g", {1, 1 << 16});
+    whole("R", {1, kManyTokens});
+    whole("rank", {0, 256});
+    if (const Node* bits = section.find("bits"); bits != nullptr && value.value("bits", 0) == 3)
+      must_be(problems_, *bits, "bits", "2 or 4");
+    if (const Node* share = word == "gear" ? section.find("outliers") : nullptr)
+      if (const auto read = read_real(problems_, *share, "outliers", {0, 100})) value["outliers"] = *read;
+  }
+
   template <class Read>
-  void read_axis(Entry& entry, const Key& key, const Node& value, Read read) {
+  void read_axis(Entry& entry, const Key& key, const Node& value, Read read, bool is_one = false) {
     const auto same = std::find_if(entry.sweep.begin(), entry.sweep.end(),
                                    [&](const SweepAxis& a) { return a.name == key.text; });
     if (same != entry.sweep.end())
       return problems_.error(key.mark, fmt::format("{} is given twice", key.text));
     SweepAxis axis{key.text, value.mark, {}};
-    for (const Node* item : one_or_many(value)) {
+    for (const Node* item : is_one ? std::vector<const Node*>{&value} : one_or_many(value)) {
       const auto read_value = read(*item);
       if (!read_value) continue;
       if (std::find(axis.values.begin(), axis.values.end(), *read_value) != axis.values.end())
         problems_.error(item->mark, fmt::format("{} is listed twice in {}", item->text, key.text));
       else axis.values.push_back(*read_value);
     }
-    if (value.kind == Node::Kind::list && value.items.empty())
+    if (!is_one && value.kind == Node::Kind::list && value.items.empty())
       problems_.error(value.mark,
                       fmt::format("{} is an empty list: write the values to sweep over", key.text));
     if (!axis.values.empty()) entry.sweep.push_back(std::move(axis));
@@ -245,22 +361,22 @@ class MethodsReader {
     instance.method = entry.method;
     instance.mark = entry.mark;
     instance.uniforms = entry.uniforms;
-    instance.axes.positions = entry.method->info.default_positions;
     instance.params = nlohmann::json::object();
     for (const ParameterSpec& spec : entry.method->parameters)
       instance.params[spec.name] = spec.default_value;
     const std::string place = fmt::format("methods[{}]", config_.methods.size());
-    bool phase_given = false;
+    std::vector<std::pair<const std::string*, const nlohmann::json*>> axes;
     for (size_t a = entry.sweep.size(); a-- > 0;) {
       const SweepAxis& axis = entry.sweep[a];
       const nlohmann::json& value = axis.values[combination % axis.values.size()];
       combination /= axis.values.size();
       if (find_parameter(*entry.method, axis.name) != nullptr) instance.params[axis.name] = value;
-      else set_axis(instance.axes, axis.name, value.get<std::string>());
-      phase_given = phase_given || axis.name == "phase";
+      else axes.emplace_back(&axis.name, &value);
       config_.marks[place + "." + axis.name] = axis.mark;
     }
-    if (!phase_given) instance.axes.phase = entry.method->default_phase(instance.params);
+    instance.axes = entry.method->default_axes(instance.params);
+    for (const auto& [name, value] : axes) set_axis(instance.axes, *name, *value);
+    if (const std::string why = senseless(instance); !why.empty()) return problems_.error(entry.mark, why);
     const auto [first, is_new] = seen_.emplace(identity(instance), instance.mark);
     if (!is_new) return report_repetition(instance, first->second);
     config_.marks[place] = instance.mark;

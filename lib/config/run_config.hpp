@@ -96,7 +96,11 @@ LoadedRun load_run(const std::filesystem::path& file, const std::vector<std::str
                    const Registry& methods, const std::vector<std::string>& measures = {});
 
 // A budget in tokens for one layer (convention C10); below 1 only when `bytes` hold no token.
-int32_t budget_tokens(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer);
+int32_t budget_tokens(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,
+                      const RowFormat& format);
+// The budgets that a method runs with: the list, or where there is none, its own share of the prompt if it has
+// one.
+BudgetList budgets_for(const MethodInstance& instance, const BudgetList& list);
 
 // "at least 1", "1 to 8", "in (0, 1]": the values a parameter may take.
 std::string range_text(double low, double high, bool whole);

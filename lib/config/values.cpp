@@ -159,23 +159,73 @@ std::optional<std::string> read_word(Problems& problems, const Node& node, const
   return std::nullopt;
 }
 
+namespace {
+
+std::optional<nlohmann::json> read_layers(Problems& problems, const Node& node, const ParameterSpec& spec) {
+  if (node.kind != Node::Kind::list)
+    return must_be(problems, node, spec.name, "a list of layers: [0, 1]"), std::nullopt;
+  nlohmann::json layers = nlohmann::json::array();
+  for (const Node& item : node.items)
+    if (const auto layer = read_integer(problems, item, spec.name, {spec.low, spec.high}))
+      layers.push_back(*layer);
+  return layers;
+}
+
+std::optional<nlohmann::json> read_rows(Problems& problems, const Node& node, const ParameterSpec& spec) {
+  const std::string& text = node.text;
+  const bool digits = text.size() > 5 && text.size() < 14 &&
+                      text.find_first_not_of("0123456789", 5) == std::string::npos && text[5] != '0';
+  const bool last = text.starts_with("last:") && digits;
+  if (node.kind == Node::Kind::scalar && (text == "full" || text == "decode_only" || last)) return text;
+  return must_be(problems, node, spec.name, "full, decode_only or last:w, such as last:64"), std::nullopt;
+}
+
+// A name, or a map of a name and parameters of that scorer.
+std::optional<nlohmann::json> read_scorer(Problems& problems, const Node& node, const ParameterSpec& spec) {
+  const Node* name = node.kind == Node::Kind::map ? node.find("name") : &node;
+  if (name == nullptr)
+    return must_be(problems, node, spec.name, "a name, or a map with one: {name: snapkv, window: 64}"),
+           std::nullopt;
+  const auto word = read_word(problems, *name, spec.name, spec.choices);
+  if (!word || node.kind != Node::Kind::map) return word ? std::optional<nlohmann::json>(*word) : std::nullopt;
+  const size_t which = size_t(std::find(spec.choices.begin(), spec.choices.end(), *word) - spec.choices.begin());
+  std::vector<std::string> keys = {"name"};
+  for (const ParameterSpec& inner : spec.nested.at(which)) keys.push_back(inner.name);
+  const Section section(&node, spec.name, keys, problems);
+  nlohmann::json value = {{"name", *word}};
+  for (const ParameterSpec& inner : spec.nested.at(which))
+    if (const Node* given = section.find(inner.name))
+      if (const auto read = read_parameter(problems, *given, inner)) value[inner.name] = *read;
+  return value;
+}
+
+}  // namespace
+
 std::optional<nlohmann::json> read_parameter(Problems& problems, const Node& node,
                                              const ParameterSpec& spec) {
-  const bool word = node.kind == Node::Kind::scalar && spec.kind == ParameterSpec::Kind::integer &&
+  using Kind = ParameterSpec::Kind;
+  const bool word = node.kind == Node::Kind::scalar &&
+                    (spec.kind == Kind::integer || spec.kind == Kind::real) &&
                     std::find(spec.choices.begin(), spec.choices.end(), node.text) != spec.choices.end();
   if (word) return node.text;
   const auto json = [](const auto& value) {
     return value ? std::optional<nlohmann::json>(*value) : std::nullopt;
   };
   switch (spec.kind) {
-    case ParameterSpec::Kind::integer:
+    case Kind::integer:
       return json(read_integer(problems, node, spec.name, {spec.low, spec.high}));
-    case ParameterSpec::Kind::real:
+    case Kind::real:
       return json(read_real(problems, node, spec.name, {spec.low, spec.high}));
-    case ParameterSpec::Kind::boolean:
+    case Kind::boolean:
       return json(read_boolean(problems, node, spec.name));
-    case ParameterSpec::Kind::choice:
+    case Kind::choice:
       return json(read_word(problems, node, spec.name, spec.choices));
+    case Kind::layers:
+      return read_layers(problems, node, spec);
+    case Kind::rows:
+      return read_rows(problems, node, spec);
+    case Kind::scorer:
+      return read_scorer(problems, node, spec);
   }
   return std::nullopt;
 }

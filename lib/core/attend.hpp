@@ -15,9 +15,10 @@ namespace kvreplay {
 template <class Real>
 struct LogitRule {
   Real scale = 1, softcap = 0;
+  Real factor = 1;  // of a method that changes the temperature
   KVR_FN Real operator()(Real dot) const {
     const Real l = scale * dot;
-    return softcap > 0 ? softcap * std::tanh(l / softcap) : l;
+    return factor * (softcap > 0 ? softcap * std::tanh(l / softcap) : l);
   }
 };
 
@@ -66,16 +67,18 @@ struct QueryView {
   int32_t token;                    // index of the query's token
   const uint8_t* chosen = nullptr;  // query-time methods: rows that are read; null: all
   Real sink_logit = -INFINITY;      // joins the denominator only
+  int32_t block = 0;                // kv head of the query, in a cache that spans a layer
 
   template <Cache C>
   KVR_FN int32_t offset(const C& cache, int32_t row) const {
-    if (!rotation.active() || !cache.verbatim(row)) return 0;
+    if (!rotation.active() || cache.token(row) < 0) return 0;
     return rotation.offset(token, cache.token(row), row, cache.size());
   }
   template <Cache C>
   KVR_FN Real logit(const C& cache, int32_t row) const {
     const int32_t d = offset(cache, row);
-    return rule(d == 0 ? dot_product(cache.key(row), query) : rotation.dot(cache.key(row), query, d));
+    const auto key = cache.key(row, block);
+    return rule(d == 0 ? dot_product(key, query) : rotation.dot(key, query, d));
   }
 };
 
@@ -97,7 +100,7 @@ struct OwnDots {
     if (!(shift > -double(INFINITY))) shift = 0;
     // A row without weight is no part of the maximum, so its exponential may overflow: it is left out.
     team.each(n, [&](int32_t i) {
-      const bool counts = cache.num(i) > 0 || cache.den(i) > 0;
+      const bool counts = cache.num(i) != 0 || cache.den(i) != 0;
       e[i] = counts ? std::exp(e[i] - Real(shift)) : Real(0);
     });
     return Real(shift);
@@ -115,19 +118,22 @@ struct StripGather {
   template <Team T, Cache C>
   KVR_FN Real fill(const T& team, const C& cache, std::span<Real> e) const {
     const int32_t n = cache.size();
+    if (own.view.rule.factor != 1) return own.fill(team, cache, e);
     if (!own.view.rotation.active() && !cache.has_own_rows()) {
       const int32_t* token = cache.tokens().data();
       team.each(n, [&](int32_t i) { e[i] = strip[token[i]]; });
     } else {
       team.each(n, [&](int32_t i) {
         const bool column = cache.verbatim(i) && own.view.offset(cache, i) == 0;
-        e[i] = column ? strip[cache.token(i)] : std::exp(own.view.logit(cache, i) - shift);
+        e[i] = !counts(cache, i) ? Real(0)
+               : column ? strip[cache.token(i)] : std::exp(own.view.logit(cache, i) - shift);
       });
     }
     const double z = team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); });
     const double a = team.sum(n, [&](int32_t i) { return double(cache.num(i) * e[i]); });
     return safe(z) && (safe(a) || a == 0) ? shift : own.fill(team, cache, e);
   }
+  KVR_FN static bool counts(const auto& cache, int32_t i) { return cache.num(i) != 0 || cache.den(i) != 0; }
   KVR_FN static bool safe(double z) { return z > 1e-30 && z < 1e30; }
 };
 
@@ -135,12 +141,13 @@ struct StripGather {
 template <class Real>
 struct DirectOutput {
   Real* out;  // [v_dim]
+  int32_t block = 0;
   template <Team T, Cache C>
   KVR_FN void emit(const T& team, const C& cache, std::span<const Real> coefficients) const {
     team.each(cache.shape().v_dim, [&](int32_t c) {
       Real s = 0;
       for (int32_t i = 0; i < cache.size(); ++i)
-        if (coefficients[i] != 0) s += coefficients[i] * cache.value(i)[c];
+        if (coefficients[i] != 0) s += coefficients[i] * cache.value(i, block)[c];
       out[c] = s;
     });
   }

@@ -10,8 +10,10 @@
 // A cache is a list of rows (key, value, num, den), and every method's output is
 //   o(q) = sum_i num_i exp(l_i) v_i / sum_i den_i exp(l_i),   l_i = scale <q, key_i>   (convention C7).
 // Rows stay in the order in which they were pushed. A row that holds an unmodified token of the trace
-// is verbatim: it refers to the token instead of copying it, and its logit can be looked up. A row
-// written by the policy (merged, re-estimated) is stored here.
+// is verbatim: it refers to the token instead of copying it, and its logit can be looked up. A row that
+// was written (merged, re-estimated, quantised) is stored here; it may still stand for one token.
+// A row with num = 0 counts for the denominator only and stores no value; one with num = den = 0 is a key
+// that the policy remembers.
 
 namespace kvreplay {
 
@@ -20,7 +22,9 @@ struct Layout {
   int64_t state_doubles = 0;  // the policy's own numbers, bound to its `state`
   bool scores = false;        // one double a row, which lives and dies with the row
   bool weights = false;       // num and den other than 1
-  int32_t own_rows = 0;       // rows that are no token of the trace
+  bool split = false;         // rows may count for the numerator or the denominator alone
+  int32_t own_rows = 0;       // rows that are written
+  int64_t extra_rows = 0;     // rows beyond one a token, for caches that hold a token several times
 };
 
 constexpr int32_t kSynthetic = -1;
@@ -37,9 +41,14 @@ struct CacheStorage {
   int32_t* free_slots = nullptr;                  // [own_rows]
   Real *own_keys = nullptr, *own_values = nullptr;
   int32_t* copies = nullptr;  // [tokens] rows that hold a token; kEvicted for good once there is none
-  int32_t* counts = nullptr;  // [4]: rows, free slots, evicted tokens, evicted tokens that were pushed again
+  int32_t* counts = nullptr;  // [kCounts], see Count
   int32_t capacity = 0, own_rows = 0;
+  int64_t key_block = 0, value_block = 0;  // of the trace: elements from one kv head to the next
   HeadShape shape{};
+};
+
+struct Count {
+  enum : int { rows, free_slots, evicted, returned, failure, failed_at, kCounts };
 };
 
 template <class Real>
@@ -49,11 +58,11 @@ class BasicCache {
   BasicCache() = default;
   KVR_FN explicit BasicCache(const CacheStorage<Real>& s) : s_(s) {}
 
-  KVR_FN int32_t size() const { return s_.counts[0]; }
+  KVR_FN int32_t size() const { return s_.counts[Count::rows]; }
   KVR_FN int32_t capacity() const { return s_.capacity; }
   KVR_FN HeadShape shape() const { return s_.shape; }
   KVR_FN int32_t token(int32_t row) const { return s_.token[row]; }
-  KVR_FN bool verbatim(int32_t row) const { return s_.token[row] >= 0; }
+  KVR_FN bool verbatim(int32_t row) const { return s_.slot == nullptr || s_.slot[row] < 0; }
   KVR_FN Real num(int32_t row) const { return s_.num != nullptr ? s_.num[row] : Real(1); }
   KVR_FN Real den(int32_t row) const { return s_.den != nullptr ? s_.den[row] : Real(1); }
   KVR_FN bool weighted() const { return s_.num != nullptr; }
@@ -61,16 +70,17 @@ class BasicCache {
   KVR_FN double score(int32_t row) const { return s_.score[row]; }
   KVR_FN double& score(int32_t row) { return s_.score[row]; }
   KVR_FN uint8_t& mark(int32_t row) { return s_.mark[row]; }
-  KVR_FN int32_t evictions() const { return s_.counts[2]; }
-  KVR_FN int32_t broken_promises() const { return s_.counts[3]; }
+  KVR_FN int32_t evictions() const { return s_.counts[Count::evicted]; }
+  KVR_FN int32_t broken_promises() const { return s_.counts[Count::returned]; }
   KVR_FN std::span<const int32_t> tokens() const { return {s_.token, size_t(size())}; }
-  KVR_FN std::span<const Real> key(int32_t row) const {
-    return verbatim(row) ? at(s_.keys, s_.token[row], s_.shape.dim)
-                         : at(s_.own_keys, s_.slot[row], s_.shape.dim);
+  // Of one kv head; `block` is 0 unless the cache spans a layer.
+  KVR_FN std::span<const Real> key(int32_t row, int32_t block = 0) const {
+    return verbatim(row) ? at(s_.keys + block * s_.key_block, s_.token[row], s_.shape.dim)
+                         : at(s_.own_keys, s_.slot[row] * s_.shape.blocks + block, s_.shape.dim);
   }
-  KVR_FN std::span<const Real> value(int32_t row) const {
-    return verbatim(row) ? at(s_.values, s_.token[row], s_.shape.v_dim)
-                         : at(s_.own_values, s_.slot[row], s_.shape.v_dim);
+  KVR_FN std::span<const Real> value(int32_t row, int32_t block = 0) const {
+    return verbatim(row) ? at(s_.values + block * s_.value_block, s_.token[row], s_.shape.v_dim)
+                         : at(s_.own_values, s_.slot[row] * s_.shape.blocks + block, s_.shape.v_dim);
   }
 
   // Appends a token; its score starts at 0.
@@ -81,15 +91,29 @@ class BasicCache {
   // Appends a row that is no token: key(c) and value(c) give its numbers and may read the cache.
   template <Team T, class K, class V>
   KVR_FN void push_own(const T& team, K key, V value, Real num, Real den) {
-    assert(s_.own_rows > 0 && s_.counts[1] > 0);
-    const int32_t slot = s_.free_slots[s_.counts[1] - 1];
-    team.sync();
-    team.each(s_.shape.dim, [&](int32_t c) { s_.own_keys[int64_t(slot) * s_.shape.dim + c] = key(c); });
-    team.each(s_.shape.v_dim,
-              [&](int32_t c) { s_.own_values[int64_t(slot) * s_.shape.v_dim + c] = value(c); });
-    if (team.rank() == 0) s_.counts[1] -= 1;
-    team.sync();
+    const int32_t slot = take_slot(team);
+    write(team, slot, key, value);
     append_row(team, kSynthetic, num, den, slot);
+  }
+  // Stores a row's numbers here instead of referring to the trace; it keeps its token. key(block, c) and
+  // value(block, c) may read the row as it was.
+  template <Team T, class K, class V>
+  KVR_FN void rewrite(const T& team, int32_t row, K key, V value) {
+    const int32_t slot = verbatim(row) ? take_slot(team) : s_.slot[row];
+    for (int32_t b = 0; b < s_.shape.blocks; ++b)
+      write(team, slot * s_.shape.blocks + b, [&](int32_t c) { return key(b, c); },
+            [&](int32_t c) { return value(b, c); });
+    if (team.rank() == 0) s_.slot[row] = slot;
+    team.sync();
+  }
+  // Puts a token in the place of what the row held.
+  template <Team T>
+  KVR_FN void replace(const T& team, int32_t row, const Token<Real>& token, Real num, Real den) {
+    if (s_.token[row] != token.index) release(team, row);
+    else if (team.rank() == 0) s_.copies[token.index] -= 1;
+    team.sync();
+    if (team.rank() == 0) hold(row, token.index, num, den, -1);
+    team.sync();
   }
   // Removes one row; the later ones move down.
   template <Team T>
@@ -127,11 +151,20 @@ class BasicCache {
     if (team.rank() == 0) s_.num[row] = Real(num), s_.den[row] = Real(den);
     team.sync();
   }
+  // The method cannot go on (its run is recorded as failed): `code` is the policy's own, > 0.
+  template <Team T>
+  KVR_FN void fail(const T& team, int32_t code, int32_t at) {
+    if (team.rank() == 0 && s_.counts[Count::failure] == 0)
+      s_.counts[Count::failure] = code, s_.counts[Count::failed_at] = at;
+    team.sync();
+  }
+  KVR_FN int32_t failure() const { return s_.counts[Count::failure]; }
+  KVR_FN int32_t failed_at() const { return s_.counts[Count::failed_at]; }
   template <Team T>
   KVR_FN void clear(const T& team) {
     if (team.rank() == 0) {
-      s_.counts[0] = s_.counts[2] = s_.counts[3] = 0;
-      s_.counts[1] = s_.own_rows;
+      for (int i = 0; i < Count::kCounts; ++i) s_.counts[i] = 0;
+      s_.counts[Count::free_slots] = s_.own_rows;
       for (int32_t i = 0; i < s_.own_rows; ++i) s_.free_slots[i] = i;
     }
     team.sync();
@@ -142,18 +175,34 @@ class BasicCache {
     return {base + int64_t(i) * width, size_t(width)};
   }
   template <Team T>
+  KVR_FN int32_t take_slot(const T& team) {
+    assert(s_.counts[Count::free_slots] > 0);
+    const int32_t slot = s_.free_slots[s_.counts[Count::free_slots] - 1];
+    team.sync();
+    if (team.rank() == 0) s_.counts[Count::free_slots] -= 1;
+    team.sync();
+    return slot;
+  }
+  template <Team T, class K, class V>
+  KVR_FN void write(const T& team, int32_t slot, K key, V value) {
+    team.each(s_.shape.dim, [&](int32_t c) { s_.own_keys[int64_t(slot) * s_.shape.dim + c] = key(c); });
+    team.each(s_.shape.v_dim,
+              [&](int32_t c) { s_.own_values[int64_t(slot) * s_.shape.v_dim + c] = value(c); });
+  }
+  KVR_FN void hold(int32_t row, int32_t token, Real num, Real den, int32_t slot) {
+    s_.token[row] = token;
+    if (s_.score != nullptr) s_.score[row] = 0;
+    if (s_.num != nullptr) s_.num[row] = num, s_.den[row] = den;
+    if (s_.slot != nullptr) s_.slot[row] = slot;
+    if (token >= 0 && s_.copies[token] == kEvicted) s_.counts[Count::returned] += 1;
+    else if (token >= 0) s_.copies[token] += 1;
+  }
+  template <Team T>
   KVR_FN void append_row(const T& team, int32_t token, Real num, Real den, int32_t slot = -1) {
     const int32_t row = size();
     assert(row < s_.capacity);
     team.sync();
-    if (team.rank() == 0) {
-      s_.token[row] = token;
-      if (s_.score != nullptr) s_.score[row] = 0;
-      if (s_.num != nullptr) s_.num[row] = num, s_.den[row] = den;
-      if (s_.slot != nullptr) s_.slot[row] = slot;
-      if (token >= 0 && s_.copies[token] == kEvicted) s_.counts[3] += 1;
-      else if (token >= 0) s_.copies[token] += 1;
-    }
+    if (team.rank() == 0) hold(row, token, num, den, slot);
     resize(team, row + 1);
   }
   template <Team T>
@@ -161,17 +210,17 @@ class BasicCache {
     const int32_t token = s_.token[row];
     team.sync();
     if (team.rank() == 0 && s_.slot != nullptr && s_.slot[row] >= 0)
-      s_.free_slots[s_.counts[1]++] = s_.slot[row];
+      s_.free_slots[s_.counts[Count::free_slots]++] = s_.slot[row];
     if (team.rank() == 0 && token >= 0 && s_.copies[token] > 0 && --s_.copies[token] == 0) {
       s_.copies[token] = kEvicted;
-      s_.counts[2] += 1;
+      s_.counts[Count::evicted] += 1;
     }
     team.sync();
   }
   template <Team T>
   KVR_FN void resize(const T& team, int32_t rows) {
     team.sync();
-    if (team.rank() == 0) s_.counts[0] = rows;
+    if (team.rank() == 0) s_.counts[Count::rows] = rows;
     team.sync();
   }
   CacheStorage<Real> s_;

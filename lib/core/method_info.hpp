@@ -3,8 +3,10 @@
 #include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/errors.hpp"
+#include "core/philox.hpp"
 #include "core/token.hpp"
 
 // What a method file says of itself besides its steps. Light on purpose: method files are compiled for
@@ -13,9 +15,24 @@
 namespace kvreplay {
 
 enum class Phase { stream, oneshot };      // convention C6
-enum class GqaLevel { kv, query };         // convention C9: one set per kv head, or per query head
+enum class GqaLevel { kv, query, layer };  // convention C9: one set per kv head, query head or layer
 enum class Positions { original, cache };  // convention C14
 enum class Order { attend_then_evict, evict_then_attend };  // convention C4
+
+enum class Reweight { none, uniform };     // kept unprotected prompt tokens stand for the others
+enum class Allocator { uniform, pyramid, ada, cake, file };  // how a budget is shared over heads and layers
+
+// How stored entries are written (methods.md, row formats).
+struct RowFormat {
+  enum class Kind : int32_t { source, f32, f16, bf16, int8, int4, kivi, gear };
+  Kind kind = Kind::source;
+  int32_t bits = 4;        // kivi, gear: 2 or 4
+  int32_t group = 0;       // numbers that share offset and step; 0: 64 for int4 and int8, 32 for kivi and gear
+  int32_t residual = 128;  // kivi, gear: newest tokens that stay exact
+  int32_t rank = 4;        // gear: of the correction
+  double outliers = 2;     // gear: per cent of the residuals kept exactly
+  bool quantises() const { return kind >= Kind::int8; }
+};
 
 // What every method can be combined with.
 struct Axes {
@@ -24,6 +41,10 @@ struct Axes {
   Aggregate gqa_aggregate = Aggregate::sum;
   Positions positions = Positions::original;
   Order order = Order::attend_then_evict;
+  Reweight reweight = Reweight::none;
+  Allocator allocator = Allocator::uniform;
+  std::string allocator_file;  // of Allocator::file: rows layer,kv_head,tokens
+  RowFormat row_format;
 };
 
 struct MethodInfo {
@@ -41,6 +62,8 @@ struct MethodInfo {
   bool takes_budget = true;
   bool implied_layout = false;    // which tokens are held follows from the step, so no positions are stored
   bool reads_full_cache = false;  // query-time selection: the budget bounds what is read, not what is stored
+  bool needs_linear_logits = false;  // sketches or bounds <q, k>: refused on soft-capped layers
+  double default_fraction = 0;       // of the prompt, where no budget is given; 0: one must be given
   const char* alias = "";
   const char* warning = "";  // worth saying before a run
 };
@@ -52,12 +75,43 @@ struct Scene {
   HeadShape shape{};
   int32_t layer = 0, n_layers = 0;
   Phase phase = Phase::stream;
+  double scale = 1;  // of the logits
+};
+
+// A set of layers, small enough to travel with a policy.
+struct LayerSet {
+  static constexpr int32_t kMost = 256;
+  uint64_t bits[kMost / 64] = {};
+  KVR_FN bool has(int32_t layer) const {
+    return layer >= 0 && layer < kMost && (bits[layer / 64] >> (layer % 64) & 1) != 0;
+  }
+  void add(int32_t layer) { bits[layer / 64] |= uint64_t{1} << (layer % 64); }
+};
+
+// Numbers that a policy's cache stores, beyond what the engine counts itself: key and value floats of rows,
+// 8 bytes a score where the policy observes, 4 bytes a position where the layout does not imply it.
+struct Charge {
+  int64_t weight_floats = 0;  // weights, counts, masses
+  int64_t key_floats = 0;     // besides the rows'
+  int64_t aux_bytes = 0;      // sketches, rings of marks, extremes
+};
+
+// An array of uniforms that a run can be given instead of counter-based ones, with the extents it reads.
+struct DrawArray {
+  const char* names;  // datasets, the first that is found: "U uniforms"
+  Structure structure;
+  int64_t rounds, positions, slots = 0;  // slots 0: the array has no such axis
 };
 
 // An integer that follows from the budget unless the user gives it.
 constexpr int32_t kDerived = std::numeric_limits<int32_t>::min();
 // An integer parameter that was given as its word instead ("random").
 constexpr int32_t kWord = kDerived + 1;
+// A real parameter that was not given, or given as its word.
+constexpr double kUnset = -std::numeric_limits<double>::infinity();
+constexpr double kRealWord = std::numeric_limits<double>::infinity();
+// Which rows vote (score_rows): all, none of the prompt's, or the last w > 0 of them.
+constexpr int32_t kAllRows = 0, kDecodeRows = -1;
 
 struct Range {
   double low, high;  // inclusive
@@ -69,5 +123,11 @@ struct ParameterError : ConfigError {
   ParameterError(std::string name, const std::string& m) : ConfigError(m), parameter(std::move(name)) {}
   std::string parameter;
 };
+
+inline ParameterError too_much_protection(int32_t sinks, int32_t recent, int32_t budget) {
+  return {recent > 0 ? "recent" : "sinks",
+          "sinks " + std::to_string(sinks) + " + recent " + std::to_string(recent) + " exceed the budget of " +
+              std::to_string(budget) + "; make them smaller or the budget larger"};
+}
 
 }  // namespace kvreplay

@@ -49,15 +49,24 @@ enum class Structure : uint32_t {
   synthetic_traces = 13,
 };
 
-// The random numbers of one kv head. Tests may inject an array instead (one per method run):
-// draw (round, position, slot) then reads values[(round * positions + position) * slots + slot].
-struct Draws {
-  uint32_t seed = 0, prompt = 0, layer = 0, kv_head = 0;
+// An array that tests inject instead of counter-based numbers: draw (round, position, slot) of its
+// structure reads values[(round * positions + position) * slots + slot].
+struct InjectedArray {
   const double* values = nullptr;
+  Structure structure{};
   int64_t positions = 0, slots = 1;
+};
+
+// The random numbers of one kv head.
+struct Draws {
+  static constexpr int kArrays = 2;
+  uint32_t seed = 0, prompt = 0, layer = 0, kv_head = 0;
+  InjectedArray injected[kArrays] = {};
 
   KVR_FN double uniform(Structure structure, int64_t position, int64_t slot = 0, int64_t round = 0) const {
-    if (values != nullptr) return values[(round * positions + position) * slots + slot];
+    for (const InjectedArray& a : injected)
+      if (a.values != nullptr && a.structure == structure)
+        return a.values[(round * a.positions + position) * a.slots + slot];
     const uint32_t counter[4] = {uint32_t(slot), uint32_t(position),
                                  uint32_t(structure) + 256u * uint32_t(round), layer * 65536u + kv_head};
     return Philox4x32(counter, seed, prompt).uniform();

@@ -9,14 +9,19 @@
 // What a method is. A policy is a trivially copyable struct (no heap, no kept Token, the same bytes on a
 // GPU) with any of these hooks, called in this order:
 //
+//   observe_prompt(team, t, probabilities)  every prompt row from needs().rows_from on, in order: p over
+//                                           tokens 0..t, for each query head
 //   read_prompt(team, prompt, cache)        once, with all prompt tokens in the cache: set scores
 //   evict(team, cache)                      after the prompt, and after every decode step when streaming
 //   append(team, token, cache)              decode; default: cache.push(token)
-//   choose(team, cache, probabilities, chosen)  query-time methods: which rows are read in this step
-//   observe(team, cache, probabilities)     decode: p_t over the rows, aggregated over the query heads
+//   choose(team, cache, what, chosen)       query-time methods: which rows are read in this step; `what` is
+//                                           HeadProbabilities (oracles) or StepQueries (everyone else)
+//   observe(team, cache, what)              decode: p_t over the rows; `what` is a span aggregated over the
+//                                           query heads, or HeadProbabilities
 //
-// and, on the host: resolve(scene), layout(scene), needs(scene), and a member `state` or `draws` that the
-// engine binds. Nothing else reaches a policy: no trace, no future, no token that left the cache.
+// and, on the host: resolve(scene), layout(scene), needs(scene), bound(scene), charge(...), draws(scene),
+// report(...), and members `state` and `draws` that the engine binds. Nothing else reaches a policy: no
+// trace, no future, no token that left the cache.
 
 namespace kvreplay {
 
@@ -27,6 +32,22 @@ struct HeadProbabilities {
   KVR_FN double operator()(int32_t head, int32_t row) const { return values[int64_t(head) * rows + row]; }
 };
 
+// This step's queries.
+template <class Real>
+struct StepQueries {
+  const Real* values;  // [heads, *, dim]
+  int64_t head_stride;
+  int32_t heads, dim, token;
+  double scale;
+  KVR_FN std::span<const Real> operator()(int32_t head) const {
+    return {values + head * head_stride, size_t(dim)};
+  }
+};
+
+template <class P>
+concept ObservesPrompt = requires(P p, SerialTeam team, HeadProbabilities q) {
+  p.observe_prompt(team, 0, q);
+};
 template <class P, class Real>
 concept ReadsPrompt = requires(P p, SerialTeam team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
   p.read_prompt(team, prompt, cache);
@@ -40,14 +61,27 @@ concept Appends = requires(P p, SerialTeam team, const Token<Real>& token, Basic
   p.append(team, token, cache);
 };
 template <class P, class Real>
-concept Chooses = requires(P p, SerialTeam team, const BasicCache<Real>& cache, HeadProbabilities q,
-                           uint8_t* chosen) {
+concept ChoosesByMass = requires(P p, SerialTeam team, const BasicCache<Real>& cache, HeadProbabilities q,
+                                 uint8_t* chosen) {
   p.choose(team, cache, q, chosen);
 };
 template <class P, class Real>
-concept Observes = requires(P p, SerialTeam team, BasicCache<Real>& cache, std::span<const double> q) {
+concept ChoosesByQuery = requires(P p, SerialTeam team, const BasicCache<Real>& cache,
+                                  const StepQueries<Real>& q, uint8_t* chosen) {
+  p.choose(team, cache, q, chosen);
+};
+template <class P, class Real>
+concept Chooses = ChoosesByMass<P, Real> || ChoosesByQuery<P, Real>;
+template <class P, class Real>
+concept ObservesGroup = requires(P p, SerialTeam team, BasicCache<Real>& cache, std::span<const double> q) {
   p.observe(team, cache, q);
 };
+template <class P, class Real>
+concept ObservesHeads = requires(P p, SerialTeam team, BasicCache<Real>& cache, HeadProbabilities q) {
+  p.observe(team, cache, q);
+};
+template <class P, class Real>
+concept Observes = ObservesGroup<P, Real> || ObservesHeads<P, Real>;
 template <class P>
 concept HasState = requires(P p, std::span<double> state) {
   p.state = state;
@@ -64,6 +98,24 @@ template <class P>
 concept HasNeeds = requires(const P p, Scene scene) {
   { p.needs(scene) } -> std::same_as<PromptNeeds>;
 };
+// What of the prompt no selection may drop; a policy that has it leaves its prompt scores on the rows, so
+// that allocators, reweighting and wrappers can use them.
+template <class P>
+concept ScoresPrompt = requires(const P p) {
+  { p.protection() } -> std::same_as<Protect>;
+};
+// A variant that chooses is a run-time matter for some methods.
+template <class P>
+KVR_FN bool chooses_now(const P& policy) {
+  if constexpr (requires { policy.chooses(); }) return policy.chooses();
+  else return true;
+}
+// A factor on all logits of a step (BUZZ's log n).
+template <class P>
+KVR_FN double logit_factor(const P& policy, int32_t rows, int32_t token) {
+  if constexpr (requires { policy.logit_factor(rows, token); }) return policy.logit_factor(rows, token);
+  else return 1;
+}
 
 // g++ 12 needs both traits: a struct that holds a Token is still "trivially copyable" for it.
 template <class P>

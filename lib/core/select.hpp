@@ -80,6 +80,14 @@ KVR_FN void keep_best(const T& team, C& cache, Protect protect, int32_t count, F
   cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
 }
 
+// Cuts to the budget by cache.score(row): the protected rows and the best of the others.
+template <Team T, Cache C>
+KVR_FN void keep_scored(const T& team, C& cache, Protect protect, int32_t budget) {
+  if (cache.size() <= budget) return;
+  const int32_t count = budget - held_sinks(cache, protect.sinks) - protect.recent;
+  keep_best(team, cache, protect, count, [&](int32_t i) { return cache.score(i); });
+}
+
 // Keeps the first `sinks` tokens of the trace and the last `budget - sinks` of the others.
 template <Team T, Cache C>
 KVR_FN void keep_ends(const T& team, C& cache, int32_t sinks, int32_t budget) {

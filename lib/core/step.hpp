@@ -19,8 +19,8 @@ template <class Real>
 struct StepScratch {
   Real *e, *coefficients;  // [rows]
   double* group;           // [rows]: probabilities aggregated over the query heads
-  double* by_head;         // [heads, rows]: query-time methods only
-  uint8_t* chosen;         // [heads, rows]: query-time methods only
+  double* by_head;         // [heads, rows]: methods that see every query head
+  uint8_t* chosen;         // [heads, rows]: query-time methods
 };
 
 template <class Real, Team T>
@@ -41,51 +41,76 @@ struct NoOutput {
   KVR_FN void emit(const T&, const C&, std::span<const typename C::real>) const {}
 };
 
-// Attends with every query head of the cache. `heads.view(h)`, `heads.source(h, view)` and `heads.sink(h)`
-// say how; `heads.done(h, normaliser, cache, e)` takes what came out (e: probabilities, 0 where not read).
+// Which rows a query-time method reads in this step.
 template <Policy P, Team T, Cache C, class Heads, class Real = typename C::real>
-KVR_FN void attend_heads(const T& team, P& policy, C& cache, const StepRules& rules, Heads& heads,
-                         const StepScratch<Real>& scratch) {
+KVR_FN void choose_rows(const T& team, P& policy, const C& cache, Heads& heads,
+                        const StepScratch<Real>& scratch) {
   const int32_t rows = cache.size(), n_heads = cache.shape().heads;
-  const std::span<Real> e{scratch.e, size_t(rows)}, coefficients{scratch.coefficients, size_t(rows)};
-  if constexpr (Chooses<P, Real>) {
+  if constexpr (ChoosesByMass<P, Real>) {
+    const std::span<Real> e{scratch.e, size_t(rows)}, coefficients{scratch.coefficients, size_t(rows)};
     for (int32_t h = 0; h < n_heads; ++h) {
       const auto view = heads.view(h);
       attend(team, view, heads.source(h, view), cache, e, coefficients, NoOutput{});
       team.each(rows, [&](int32_t i) { scratch.by_head[int64_t(h) * rows + i] = double(e[i]); });
     }
-    policy.choose(team, static_cast<const C&>(cache), HeadProbabilities{scratch.by_head, n_heads, rows},
-                  scratch.chosen);
+    policy.choose(team, cache, HeadProbabilities{scratch.by_head, n_heads, rows}, scratch.chosen);
+  } else {
+    policy.choose(team, cache, heads.queries_of_step(), scratch.chosen);
   }
+}
+
+// Attends with every query head of the cache. `heads.view(h)`, `heads.source(h, view)` and `heads.sink(h)`
+// say how; `heads.done(h, normaliser, cache, chosen)` takes what came out. `e` then holds the probabilities, 0
+// where a row was not read.
+template <Policy P, Team T, Cache C, class Heads, class Real = typename C::real>
+KVR_FN void attend_heads(const T& team, P& policy, C& cache, const StepRules& rules, Heads& heads,
+                         const StepScratch<Real>& scratch) {
+  const int32_t rows = cache.size(), n_heads = cache.shape().heads;
+  const std::span<Real> e{scratch.e, size_t(rows)}, coefficients{scratch.coefficients, size_t(rows)};
+  bool chooses = false;
+  if constexpr (Chooses<P, Real>) {
+    chooses = chooses_now(policy);
+    if (chooses) choose_rows(team, policy, static_cast<const C&>(cache), heads, scratch);
+  }
+  const bool observed = Observes<P, Real> && rules.streaming;  // after a one-shot cut scores decide nothing
   for (int32_t h = 0; h < n_heads; ++h) {
     auto view = heads.view(h);
-    if constexpr (Chooses<P, Real>) view.chosen = scratch.chosen + int64_t(h) * rows;
+    view.rule.factor = Real(logit_factor(policy, rows, view.token));
+    if (chooses) view.chosen = scratch.chosen + int64_t(h) * rows;
     const Normaliser tau = attend(team, view, heads.source(h, view), cache, e, coefficients, heads.sink(h));
     heads.done(h, tau, cache, view.chosen);
-    if constexpr (Observes<P, Real>)
-      if (rules.streaming) collect(team, rules.aggregate, h, n_heads, rows, scratch.e, scratch.group);
+    if constexpr (ObservesHeads<P, Real>)
+      team.each(rows, [&](int32_t i) { scratch.by_head[int64_t(h) * rows + i] = double(e[i]); });
+    else if (observed) collect(team, rules.aggregate, h, n_heads, rows, scratch.e, scratch.group);
   }
-  // After a one-shot cut scores decide nothing any more.
-  if constexpr (Observes<P, Real>)
-    if (rules.streaming) policy.observe(team, cache, {scratch.group, size_t(rows)});
+  if (!observed) return;
+  if constexpr (ObservesHeads<P, Real>)
+    policy.observe(team, cache, HeadProbabilities{scratch.by_head, n_heads, rows});
+  else if constexpr (ObservesGroup<P, Real>)
+    policy.observe(team, cache, std::span<const double>{scratch.group, size_t(rows)});
 }
 
 // A layer's sliding window: what left it by token `last` is evicted, for every method (convention C3).
 template <Team T, Cache C>
 KVR_FN void leave_window(const T& team, C& cache, int32_t window, int32_t last) {
   const int32_t first = last - window + 1;
-  if (window <= 0 || cache.size() == 0 || !cache.verbatim(0) || cache.token(0) >= first) return;
-  cache.retain(team, [&](int32_t i) { return !cache.verbatim(i) || cache.token(i) >= first; });
+  if (window <= 0 || cache.size() == 0 || cache.token(0) < 0 || cache.token(0) >= first) return;
+  cache.retain(team, [&](int32_t i) { return cache.token(i) < 0 || cache.token(i) >= first; });
 }
 
-// The end of the prompt: the cache holds every prompt token that a query can see, and is cut once
-// (convention C5).
+// The end of the prompt: the cache holds every prompt token that a query can see, and scores stand on it.
 template <Policy P, Team T, Cache C, class Real = typename C::real>
-KVR_FN void replay_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& prompt,
-                          const StepRules& rules) {
+KVR_FN void read_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& prompt, const StepRules& rules) {
   for (int32_t i = 0; i < prompt.size(); ++i) cache.push(team, prompt.token(i));
   leave_window(team, cache, rules.window, prompt.size() - 1);
   if constexpr (ReadsPrompt<P, Real>) policy.read_prompt(team, prompt, cache);
+}
+
+// It is cut once (convention C5).
+template <Policy P, Team T, Cache C, class Real = typename C::real>
+KVR_FN void replay_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& prompt,
+                          const StepRules& rules) {
+  read_prompt(team, policy, cache, prompt, rules);
   if constexpr (Evicts<P, Real>) policy.evict(team, cache);
 }
 
@@ -115,17 +140,24 @@ struct Solo {
   int64_t head_stride;
   LogitRule<Real> rule;
   Rotation<Real> rotation;
-  int32_t token, dim, v_dim;
+  int32_t token;
+  HeadShape shape;
   const Real* sink_logits;  // [heads] or null
   Real* out;                // [heads, v_dim]
   Normaliser* tau;          // [heads] or null
 
   KVR_FN QueryView<Real> view(int32_t h) const {
     const Real sink = sink_logits == nullptr ? -Real(INFINITY) : sink_logits[h];
-    return {{queries + h * head_stride, size_t(dim)}, rule, rotation, token, nullptr, sink};
+    return {{queries + h * head_stride, size_t(shape.dim)}, rule, rotation, token, nullptr, sink,
+            shape.block_of(h)};
   }
   KVR_FN OwnDots<Real> source(int32_t, const QueryView<Real>& v) const { return {v}; }
-  KVR_FN DirectOutput<Real> sink(int32_t h) const { return {out + int64_t(h) * v_dim}; }
+  KVR_FN StepQueries<Real> queries_of_step() const {
+    return {queries, head_stride, shape.heads, shape.dim, token, double(rule.scale)};
+  }
+  KVR_FN DirectOutput<Real> sink(int32_t h) const {
+    return {out + int64_t(h) * shape.v_dim, shape.block_of(h)};
+  }
   template <Cache C>
   KVR_FN void done(int32_t h, Normaliser t, const C&, const uint8_t*) const {
     if (tau != nullptr) tau[h] = t;

@@ -10,11 +10,14 @@
 
 namespace kvreplay {
 
-// One kv head and the query heads that share one cache (convention C1, C9).
+// What shares one cache (conventions C1, C9): one kv head and its query heads, one query head alone
+// (gqa.level query), or all kv heads of a layer (gqa.level layer), which hold the same tokens.
 struct HeadShape {
-  int32_t dim;    // numbers of a key and of a query
-  int32_t v_dim;  // numbers of a value
-  int32_t heads;  // query heads that decide together: the group, or 1 with gqa.level query
+  int32_t dim;         // numbers of a key and of a query
+  int32_t v_dim;       // numbers of a value
+  int32_t heads;       // query heads that decide together
+  int32_t blocks = 1;  // kv heads; query head h reads block h / (heads / blocks)
+  KVR_FN int32_t block_of(int32_t head) const { return blocks == 1 ? 0 : head / (heads / blocks); }
 };
 
 // The present: one token, for the duration of one call.
@@ -42,17 +45,38 @@ KVR_FN inline double aggregate(Aggregate how, const double* of_head, int64_t str
   return how == Aggregate::mean ? a / heads : a;
 }
 
-// Tokens 0..size-1 and the statistics of prompt rows that the policy declared it needs
-// (PromptNeeds). Valid during compress() only.
+// Rotary embedding of the layer (convention C15). Without one, `pairs` is 0.
+struct RopeView {
+  const double* inv_freq = nullptr;  // [pairs]
+  int32_t pairs = 0;
+  bool interleaved = false;
+  double attention_factor = 1;
+};
+
+// Text class of a token (methods that look at the text).
+enum class TokenClass : uint8_t { plain = 0, special = 1, punctuation = 2 };
+
+// Tokens 0..size-1 and what the policy declared that it needs of them (PromptNeeds). Valid during
+// read_prompt() only.
 template <class Real>
 class Prompt {
  public:
   struct View {
-    const Real *keys, *values;  // [size, dim], [size, v_dim]
-    const double* column_sums;  // [heads, size] or null: see PromptNeeds
+    const Real *keys, *values;  // [blocks, *, dim], [blocks, *, v_dim]
+    int64_t key_block = 0, value_block = 0;  // elements from one block to the next
+    const double* column_sums = nullptr;     // [heads, size]
+    const double* column_max_sums = nullptr; // [size]: of each row's maximum over the heads (Aggregate::max)
+    const double* future_sums = nullptr;     // [heads, tokens]
+    int32_t tokens = 0;                      // n, for oracles
+    const Real* queries = nullptr;           // [heads, *, dim]
+    int64_t query_head = 0;                  // elements from one query head to the next
+    const uint8_t* classes = nullptr;        // [size]
+    const int32_t* positions = nullptr;      // [size]
+    RopeView rope;
     int32_t size;
     HeadShape shape;
     Aggregate aggregate;
+    double scale;
   };
   KVR_FN explicit Prompt(const View& view) : view_(view) {}
   Prompt(const Prompt&) = delete;
@@ -60,17 +84,52 @@ class Prompt {
 
   KVR_FN int32_t size() const { return view_.size; }
   KVR_FN HeadShape shape() const { return view_.shape; }
+  KVR_FN double scale() const { return view_.scale; }
+  KVR_FN RopeView rope() const { return view_.rope; }
+  KVR_FN int32_t position(int32_t i) const { return view_.positions[i]; }
+  KVR_FN Aggregate how() const { return view_.aggregate; }
   KVR_FN std::span<const Real> key(int32_t i) const { return at(view_.keys, i, view_.shape.dim); }
   KVR_FN std::span<const Real> value(int32_t i) const { return at(view_.values, i, view_.shape.v_dim); }
   KVR_FN Token<Real> token(int32_t i) const { return {key(i), value(i), i}; }
-  // Attention mass that prompt rows first_row..size-1 put on token i, one query head or the group.
+  // Attention mass that prompt rows column_sums_from..size-1 put on token i: one query head, or aggregated.
   KVR_FN double column_sum(int32_t i, int32_t head) const {
     assert(view_.column_sums != nullptr && i >= 0 && i < view_.size);
     return view_.column_sums[int64_t(head) * view_.size + i];
   }
   KVR_FN double column_sum(int32_t i) const {
     assert(view_.column_sums != nullptr && i >= 0 && i < view_.size);
+    if (view_.column_max_sums != nullptr) return view_.column_max_sums[i];
     return kvreplay::aggregate(view_.aggregate, view_.column_sums + i, view_.size, view_.shape.heads);
+  }
+  // The same over all scored decode rows, for any token of the trace: only for oracles, whose file says that
+  // they see the future.
+  KVR_FN int32_t future_tokens() const { return view_.tokens; }
+  KVR_FN double future_sum(int32_t i) const {
+    assert(view_.future_sums != nullptr && i >= 0 && i < view_.tokens);
+    return kvreplay::aggregate(view_.aggregate, view_.future_sums + i, view_.tokens, view_.shape.heads);
+  }
+  // Query of a prompt row.
+  KVR_FN std::span<const Real> query(int32_t head, int32_t row) const {
+    assert(view_.queries != nullptr && head < view_.shape.heads);
+    return at(view_.queries + head * view_.query_head, row, view_.shape.dim);
+  }
+  KVR_FN TokenClass token_class(int32_t i) const {
+    assert(view_.classes != nullptr);
+    return TokenClass(view_.classes[i]);
+  }
+  // One kv head of a layer, with its own group of query heads.
+  KVR_FN Prompt block(int32_t b) const {
+    View v = view_;
+    const int32_t group = v.shape.heads / v.shape.blocks;
+    v.keys += b * v.key_block;
+    v.values += b * v.value_block;
+    if (v.column_sums != nullptr) v.column_sums += int64_t(b) * group * v.size;
+    if (v.future_sums != nullptr) v.future_sums += int64_t(b) * group * v.tokens;
+    if (v.queries != nullptr) v.queries += b * group * v.query_head;
+    v.column_max_sums = nullptr;
+    v.shape.heads = group;
+    v.shape.blocks = 1;
+    return Prompt(v);
   }
 
  private:
@@ -81,11 +140,16 @@ class Prompt {
   View view_;
 };
 
-// Statistics of the prompt's attention rows, computed once and shared by every cache that asks for
-// the same. column_sums_from: first row of the sums, or kNoRows.
+// What a policy reads of the prompt besides keys and values. Sums are computed once and shared by every
+// cache that asks for the same.
 struct PromptNeeds {
   static constexpr int32_t kNoRows = -1;
-  int32_t column_sums_from = kNoRows;
+  int32_t column_sums_from = kNoRows;  // first row of Prompt::column_sum
+  int32_t rows_from = kNoRows;         // first row that observe_prompt() is shown
+  bool queries = false;                // Prompt::query
+  bool future_sums = false;            // Prompt::future_sum: the policy is an oracle
+  bool token_classes = false;          // Prompt::token_class: the trace must hold the text
+  bool reads_queries() const { return queries || column_sums_from >= 0 || rows_from >= 0; }
 };
 
 }  // namespace kvreplay

@@ -25,12 +25,22 @@ namespace {
 constexpr int32_t kMostOffsets = 1 << 22;  // 4 million tokens: beyond that a position id is a mistake
 
 template <class Real>
-std::vector<Real> widen(const std::vector<float>& x) {
-  return {x.begin(), x.end()};
+void append(std::vector<Real>& to, const std::vector<float>& from) {
+  to.insert(to.end(), from.begin(), from.end());
 }
 
 template <class Real>
-void load_queries(const Trace& trace, const HeadRequest& request, HeadStream<Real>& stream) {
+void load_rows(const Trace& trace, const HeadRequest& request, int32_t head, HeadStream<Real>& stream) {
+  std::vector<float> buffer(size_t(stream.tokens) * size_t(stream.shape.dim));
+  trace.read_keys(request.prompt, request.layer, head, stream.tokens, buffer);
+  append(stream.keys, buffer);
+  buffer.resize(size_t(stream.tokens) * size_t(stream.shape.v_dim));
+  trace.read_values(request.prompt, request.layer, head, stream.tokens, buffer);
+  append(stream.values, buffer);
+}
+
+template <class Real>
+void load_queries(const Trace& trace, const HeadRequest& request, int32_t first, HeadStream<Real>& stream) {
   const std::vector<int32_t> tokens = trace.query_positions(request.prompt, request.layer);
   stream.query_row.assign(size_t(stream.tokens), -1);
   for (const int32_t token : tokens)
@@ -39,9 +49,9 @@ void load_queries(const Trace& trace, const HeadRequest& request, HeadStream<Rea
   std::vector<float> buffer(one_head);
   stream.queries.reserve(one_head * size_t(stream.shape.heads));
   for (int32_t g = 0; g < stream.shape.heads; ++g) {
-    const int32_t head = request.kv_head * stream.shape.heads + g;
+    const int32_t head = first + g;
     trace.read_queries(request.prompt, request.layer, head, stream.query_rows, buffer);
-    stream.queries.insert(stream.queries.end(), buffer.begin(), buffer.end());
+    append(stream.queries, buffer);
   }
 }
 
@@ -85,24 +95,26 @@ double largest_norm(const std::vector<Real>& values, int32_t width) {
 template <class Real>
 HeadStream<Real> load_head(const Trace& trace, const HeadRequest& request) {
   const LayerInfo& layer = trace.layer(request.prompt, request.layer);
+  const bool whole = request.kv_head == HeadRequest::kWholeLayer;
+  const int32_t first = whole ? 0 : request.kv_head, blocks = whole ? layer.kv_heads : 1;
   HeadStream<Real> stream;
-  stream.shape = {layer.head_dim, layer.v_head_dim, layer.group()};
+  stream.shape = {layer.head_dim, layer.v_head_dim, layer.group() * blocks, blocks};
   stream.tokens = request.tokens;
   stream.prompt = request.n_prefill;
   stream.rule = {Real(layer.scaling), Real(layer.softcap)};
   stream.window = layer.sliding_window;
   stream.stored_bytes = bytes_of(layer.dtype);
-  std::vector<float> buffer(size_t(stream.tokens) * size_t(layer.head_dim));
-  trace.read_keys(request.prompt, request.layer, request.kv_head, stream.tokens, buffer);
-  stream.keys = widen<Real>(buffer);
-  buffer.resize(size_t(stream.tokens) * size_t(layer.v_head_dim));
-  trace.read_values(request.prompt, request.layer, request.kv_head, stream.tokens, buffer);
-  stream.values = widen<Real>(buffer);
-  load_queries(trace, request, stream);
+  for (int32_t head = first; head < first + blocks; ++head) load_rows(trace, request, head, stream);
+  load_queries(trace, request, first * layer.group(), stream);
   const std::vector<float> sinks = trace.sink_logits(request.prompt, request.layer);
   if (!sinks.empty()) {
-    const auto first = sinks.begin() + request.kv_head * layer.group();
-    stream.sink_logits.assign(first, first + layer.group());
+    const auto of_first = sinks.begin() + first * layer.group();
+    stream.sink_logits.assign(of_first, of_first + stream.shape.heads);
+  }
+  if (layer.rope) {
+    stream.inv_freq = layer.rope->inv_freq;
+    stream.interleaved = layer.rope->layout == Rope::Layout::interleaved;
+    stream.attention_factor = layer.rope->attention_factor;
   }
   stream.positions = trace.position_ids(request.prompt);
   stream.positions.resize(size_t(stream.tokens));

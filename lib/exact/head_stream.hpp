@@ -18,12 +18,13 @@ struct RotationTable {
   RotationTable(const Rope& rope, int32_t offsets);
 };
 
-// One kv head of one layer of one prompt, as the engine holds it. No policy can name it.
+// One kv head of one layer of one prompt, or all kv heads of the layer (shape.blocks), as the engine holds
+// it. No policy can name it.
 template <class Real>
 struct HeadStream {
-  HeadShape shape{};  // heads = the whole group
+  HeadShape shape{};  // heads = the whole group, or the layer's
   int32_t tokens = 0, prompt = 0;
-  std::vector<Real> keys, values;  // [tokens, dim], [tokens, v_dim]
+  std::vector<Real> keys, values;  // [blocks, tokens, dim], [blocks, tokens, v_dim]
   std::vector<Real> queries;       // [heads, query_rows, dim]
   std::vector<int32_t> query_row;  // [tokens] row in queries, or -1 where the trace has none
   int32_t query_rows = 0;
@@ -32,9 +33,17 @@ struct HeadStream {
   std::vector<Real> sink_logits;                  // [heads], or empty
   std::vector<int32_t> positions;                 // [tokens] position ids
   std::unique_ptr<RotationTable<Real>> rotation;  // only where a method re-assigns positions
+  std::vector<double> inv_freq;                   // [pairs] rotary embedding; empty: none
+  bool interleaved = false;
+  double attention_factor = 1;
+  std::vector<uint8_t> classes;  // [tokens] TokenClass, only where a method asks
   int32_t stored_bytes = 4;                       // of one number in the trace
   double max_value_norm = 0;                      // of tokens 0..tokens-1
 
+  const Real* block_keys(int32_t block) const { return keys.data() + int64_t(block) * tokens * shape.dim; }
+  const Real* block_values(int32_t block) const {
+    return values.data() + int64_t(block) * tokens * shape.v_dim;
+  }
   const Real* query(int32_t head, int32_t token) const {
     return queries.data() + (int64_t(head) * query_rows + query_row[size_t(token)]) * shape.dim;
   }
@@ -47,9 +56,11 @@ struct HeadStream {
 
 // What to load.
 struct HeadRequest {
+  static constexpr int32_t kWholeLayer = -1;
   std::string prompt;
-  int32_t layer = 0, kv_head = 0, tokens = 0, n_prefill = 0;
-  bool rotation = false;  // a method re-assigns positions
+  int32_t layer = 0, kv_head = 0, tokens = 0, n_prefill = 0;  // kv_head may be kWholeLayer
+  bool rotation = false;                                      // a method re-assigns positions
+  bool classes = false;                                       // a method looks at the text
 };
 // Throws TraceError when the trace cannot be read, or lacks the rotary metadata that `rotation` needs.
 template <class Real>

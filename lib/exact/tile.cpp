@@ -49,6 +49,7 @@ void strips(const HeadStream<Real>& stream, Tile<Real>& tile) {
   const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
   tile.heads = stream.shape.heads;
   tile.v_dim = stream.shape.v_dim;
+  tile.blocks = stream.shape.blocks;
   tile.stride = std::max(tile.end, keys);
   const size_t cells = size_t(tile.heads) * size_t(rows);
   tile.strip.resize(cells * size_t(tile.stride));
@@ -58,7 +59,7 @@ void strips(const HeadStream<Real>& stream, Tile<Real>& tile) {
   for (int32_t h = 0; h < tile.heads; ++h) {
     const std::vector<Real> q = gather_queries(stream, tile.rows, h);
     Real* strip = tile.strip.data() + tile.at(h, 0) * tile.stride;
-    kernels::multiply_transposed(q.data(), stream.shape.dim, rows, stream.keys.data(), keys, stream.shape.dim,
+    kernels::multiply_transposed(q.data(), stream.shape.dim, rows, stream.block_keys(stream.shape.block_of(h)), keys, stream.shape.dim,
                                  strip, tile.stride);
     for (int32_t r = 0; r < rows; ++r) finish_row(stream, tile, h, r);
   }
@@ -98,6 +99,41 @@ std::vector<double> mean_probability(const Tile<Real>& tile, int32_t row, int32_
   return p;
 }
 
+// sum[i] += probability of token i < width in the rows of the tile from token `first` on.
+template <class Real>
+void add_columns(const Tile<Real>& tile, int32_t head, int32_t first, int32_t width, double* sum) {
+  for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
+    const int32_t t = tile.rows[size_t(r)];
+    if (t < first) continue;
+    const Real* strip = tile.strip_row(head, r);
+    const double inverse = 1 / tile.z[size_t(tile.at(head, r))];
+    for (int32_t i = 0; i <= std::min(t, width - 1); ++i) sum[i] += double(strip[i]) * inverse;
+  }
+}
+
+// Of every query head over tokens 0..t, [heads, t + 1].
+template <class Real>
+void probabilities(const Tile<Real>& tile, int32_t row, std::vector<double>& p) {
+  const size_t n = size_t(tile.rows[size_t(row)]) + 1;
+  p.resize(size_t(tile.heads) * n);
+  for (int32_t h = 0; h < tile.heads; ++h) {
+    const Real* strip = tile.strip_row(h, row);
+    const double inverse = 1 / tile.z[size_t(tile.at(h, row))];
+    for (size_t i = 0; i < n; ++i) p[size_t(h) * n + i] = double(strip[i]) * inverse;
+  }
+}
+
+template <class Real>
+void add_maxima(const Tile<Real>& tile, int32_t first, std::vector<double>& p, double* sum) {
+  for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
+    if (tile.rows[size_t(r)] < first) continue;
+    probabilities(tile, r, p);
+    const size_t n = p.size() / size_t(tile.heads);
+    for (size_t i = 0; i < n; ++i)
+      sum[i] += aggregate(Aggregate::max, p.data() + i, int64_t(n), tile.heads);
+  }
+}
+
 }  // namespace
 
 template <class Real>
@@ -107,7 +143,7 @@ void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
   tile.out.resize(size_t(tile.heads) * size_t(rows) * size_t(tile.v_dim));
   for (int32_t h = 0; h < tile.heads; ++h) {
     Real* out = tile.out.data() + tile.at(h, 0) * tile.v_dim;
-    kernels::multiply(tile.strip_row(h, 0), tile.stride, rows, stream.values.data(), keys, tile.v_dim, out,
+    kernels::multiply(tile.strip_row(h, 0), tile.stride, rows, stream.block_values(stream.shape.block_of(h)), keys, tile.v_dim, out,
                       tile.v_dim);
     for (int32_t r = 0; r < rows; ++r) {
       const Real inverse = Real(1 / tile.z[size_t(tile.at(h, r))]);
@@ -130,13 +166,15 @@ void rank_rows(Tile<Real>& tile, int32_t depth, bool of_heads) {
 }
 
 template <class Real>
-std::vector<std::vector<double>> prompt_column_sums(const HeadStream<Real>& stream,
-                                                    const std::vector<int32_t>& firsts) {
+std::vector<std::vector<double>> prompt_pass(const HeadStream<Real>& stream, const PromptPass& pass) {
   const int32_t prompt = stream.prompt, heads = stream.shape.heads;
-  std::vector<std::vector<double>> sums(firsts.size(),
-                                        std::vector<double>(size_t(heads) * size_t(prompt), 0.0));
+  std::vector<std::vector<double>> sums(pass.sums_from.size(),
+                                        std::vector<double>(size_t(heads + 1) * size_t(prompt), 0.0));
+  std::vector<int32_t> firsts = pass.sums_from;
+  if (pass.rows_from >= 0) firsts.push_back(pass.rows_from);
   if (firsts.empty()) return sums;
   Tile<Real> tile;
+  std::vector<double> p;
   // The same tiles whoever asks, so that a sum does not depend on what else is asked for.
   const int32_t first = *std::min_element(firsts.begin(), firsts.end());
   for (int32_t begin = first / kTileRows * kTileRows; begin < prompt; begin += kTileRows) {
@@ -145,16 +183,34 @@ std::vector<std::vector<double>> prompt_column_sums(const HeadStream<Real>& stre
     tile.rows.resize(size_t(tile.end - begin));
     std::iota(tile.rows.begin(), tile.rows.end(), begin);
     strips(stream, tile);
-    for (int32_t h = 0; h < heads; ++h)
-      for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
-        const Real* strip = tile.strip_row(h, r);
-        const double inverse = 1 / tile.z[size_t(tile.at(h, r))];
-        for (size_t f = 0; f < firsts.size(); ++f) {
-          if (begin + r < firsts[f]) continue;
-          double* sum = sums[f].data() + int64_t(h) * prompt;
-          for (int32_t i = 0; i <= begin + r; ++i) sum[i] += double(strip[i]) * inverse;
-        }
-      }
+    for (size_t f = 0; f < pass.sums_from.size(); ++f)
+      for (int32_t h = 0; h < heads; ++h)
+        add_columns(tile, h, pass.sums_from[f], prompt, sums[f].data() + int64_t(h) * prompt);
+    for (size_t f = 0; f < pass.sums_from.size() && pass.maxima; ++f)
+      add_maxima(tile, pass.sums_from[f], p, sums[f].data() + int64_t(heads) * prompt);
+    if (pass.rows_from < 0) continue;
+    for (int32_t r = std::max(0, pass.rows_from - begin); r < int32_t(tile.rows.size()); ++r) {
+      probabilities(tile, r, p);
+      pass.on_row(begin + r, {p.data(), heads, begin + r + 1});
+    }
+  }
+  return sums;
+}
+
+template <class Real>
+std::vector<double> future_sums(const HeadStream<Real>& stream, const std::vector<uint8_t>& scored) {
+  std::vector<double> sums(size_t(stream.shape.heads) * size_t(stream.tokens), 0.0);
+  Tile<Real> tile;
+  for (int32_t begin = stream.prompt; begin < stream.tokens; begin += kTileRows) {
+    tile.begin = begin;
+    tile.end = std::min(stream.tokens, begin + kTileRows);
+    tile.rows.clear();
+    for (int32_t t = begin; t < tile.end; ++t)
+      if (scored[size_t(t)] != 0) tile.rows.push_back(t);
+    if (tile.rows.empty()) continue;
+    strips(stream, tile);
+    for (int32_t h = 0; h < stream.shape.heads; ++h)
+      add_columns(tile, h, 0, stream.tokens, sums.data() + int64_t(h) * stream.tokens);
   }
   return sums;
 }
@@ -163,9 +219,9 @@ template void exact_pass(const HeadStream<float>&, Tile<float>&);
 template void exact_pass(const HeadStream<double>&, Tile<double>&);
 template void rank_rows(Tile<float>&, int32_t, bool);
 template void rank_rows(Tile<double>&, int32_t, bool);
-template std::vector<std::vector<double>> prompt_column_sums(const HeadStream<float>&,
-                                                             const std::vector<int32_t>&);
-template std::vector<std::vector<double>> prompt_column_sums(const HeadStream<double>&,
-                                                             const std::vector<int32_t>&);
+template std::vector<std::vector<double>> prompt_pass(const HeadStream<float>&, const PromptPass&);
+template std::vector<std::vector<double>> prompt_pass(const HeadStream<double>&, const PromptPass&);
+template std::vector<double> future_sums(const HeadStream<float>&, const std::vector<uint8_t>&);
+template std::vector<double> future_sums(const HeadStream<double>&, const std::vector<uint8_t>&);
 
 }  // namespace kvreplay

@@ -1,7 +1,9 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "core/policy.hpp"
 #include "exact/head_stream.hpp"
 
 namespace kvreplay {
@@ -21,13 +23,13 @@ struct Tile {
   std::vector<int32_t> rows;    // tokens of it that have a strip, ascending
   std::vector<uint8_t> scored;  // [rows]
   int64_t stride = 0;           // of the strip: tokens, at least `end`
-  int32_t heads = 0, v_dim = 0;
+  int32_t heads = 0, v_dim = 0, blocks = 1;
   std::vector<Real> strip;    // [heads, rows, stride]; 0 where a row does not attend
   std::vector<Real> shift;    // [heads, rows] largest logit
   std::vector<double> z, l2;  // [heads, rows] sum of the strip; ||x||_2 of the probabilities
   std::vector<Real> out;      // [heads, rows, v_dim]
   // Measures of rows, filled for scored rows only.
-  std::vector<double> v_frobenius, v_operator;        // [rows] of V_0..t
+  std::vector<double> v_frobenius, v_operator;        // [blocks, rows] of V_0..t
   std::vector<RowRanking> ranking;                    // [rows] of the group's mean probability; may be empty
   std::vector<std::vector<RowRanking>> head_ranking;  // [heads][rows], only where a method needs it
 
@@ -43,10 +45,21 @@ void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile);
 template <class Real>
 void rank_rows(Tile<Real>& tile, int32_t depth, bool of_heads);
 
-// Sums over prompt rows first..prompt-1 of the softmax, [heads, prompt], one array for every `first`.
+// One pass over the prompt's attention rows, for everyone.
+struct PromptPass {
+  std::vector<int32_t> sums_from;  // column sums from these rows on
+  bool maxima = false;             // some method aggregates by the maximum over query heads
+  int32_t rows_from = -1;          // first row for on_row; negative: none
+  std::function<void(int32_t row, const HeadProbabilities&)> on_row;  // over tokens 0..row
+};
+// Sums over prompt rows first..prompt-1 of the softmax, [heads + 1, prompt], one array for every `first`. The last
+// row sums what each row's largest head gives (filled only with `maxima`).
 template <class Real>
-std::vector<std::vector<double>> prompt_column_sums(const HeadStream<Real>& stream,
-                                                    const std::vector<int32_t>& firsts);
+std::vector<std::vector<double>> prompt_pass(const HeadStream<Real>& stream, const PromptPass& pass);
+
+// Sums over the marked decode rows, [heads, tokens]: what only an oracle knows.
+template <class Real>
+std::vector<double> future_sums(const HeadStream<Real>& stream, const std::vector<uint8_t>& scored);
 
 constexpr int32_t kTileRows = 48;
 

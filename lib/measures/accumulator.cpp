@@ -51,26 +51,28 @@ Accumulator::Accumulator(int32_t heads, int64_t rows, double tiny_norm)
 }
 
 template <class Real>
-void Accumulator::add(const Tile<Real>& tile, const LaneTile<Real>& lane, int32_t first_head,
+void Accumulator::add(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads,
                       bool keep_outputs) {
   v_dim_ = tile.v_dim;
   if (keep_outputs) out_.resize(rel_.size() * size_t(v_dim_));
   for (int32_t r = 0; r < lane.rows; ++r) {
     if (tile.scored[size_t(r)] == 0) continue;
-    if (first_head == 0) tokens_.push_back(tile.rows[size_t(r)]);
-    for (int32_t h = 0; h < lane.heads; ++h) add_row(tile, lane, first_head, h, r, keep_outputs);
+    if (heads.own_head == 0) tokens_.push_back(tile.rows[size_t(r)]);
+    for (int32_t h = 0; h < heads.count; ++h) add_row(tile, lane, heads, h, r, keep_outputs);
   }
-  add_recalls(tile, lane);
+  add_recalls(tile, lane, heads);
 }
 
 template <class Real>
-void Accumulator::add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, int32_t first_head,
-                          int32_t head, int32_t row, bool keep_output) {
-  const size_t exact = size_t(tile.at(first_head + head, row)), mine = lane.at(head, row);
+void Accumulator::add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads, int32_t head,
+                          int32_t row, bool keep_output) {
+  const size_t exact = size_t(tile.at(heads.tile_head + head, row)), mine = lane.at(heads.lane_head + head, row);
+  const size_t own = size_t(heads.own_head + head);
+  const size_t block = size_t((heads.tile_head + head) / (tile.heads / tile.blocks)) * tile.rows.size();
   const Real* z = lane.out.data() + int64_t(mine) * tile.v_dim;
   const Comparison<Real> c(z, tile.out.data() + int64_t(exact) * tile.v_dim, tile.v_dim);
   const RowMeasure& m = lane.measures[mine];
-  const size_t at = size_t(first_head + head) * size_t(rows_) + size_t(filled_[size_t(first_head + head)]++);
+  const size_t at = own * size_t(rows_) + size_t(filled_[own]++);
   const double error = std::sqrt(c.error2), norm = std::sqrt(c.exact2);
   const bool skipped = norm < tiny_norm_;
   skipped_ += skipped ? 1 : 0;
@@ -82,8 +84,8 @@ void Accumulator::add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, in
     std::transform(z, z + tile.v_dim, out_.begin() + int64_t(at) * tile.v_dim,
                    [](Real x) { return double(x); });
   if (!skipped && c.mine2 > 0) cosine_.add(c.inner / (norm * std::sqrt(c.mine2)));
-  const double l2 = tile.l2[exact], v_op = tile.v_operator[size_t(row)],
-               v_fro = tile.v_frobenius[size_t(row)];
+  const double l2 = tile.l2[exact], v_op = tile.v_operator[block + size_t(row)],
+               v_fro = tile.v_frobenius[block + size_t(row)];
   if (l2 * v_op > 0) spectral_.add(error / (l2 * v_op)), frobenius_.add(error / (l2 * v_fro));
   partition_.add(tau_err_[at]);
   mass_.add(m.kept_mass);
@@ -91,11 +93,11 @@ void Accumulator::add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, in
 
 // One value a row: heads that decide together share the ranking of their mean probability.
 template <class Real>
-void Accumulator::add_recalls(const Tile<Real>& tile, const LaneTile<Real>& lane) {
+void Accumulator::add_recalls(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads) {
   for (int32_t r = 0; r < lane.rows; ++r) {
     if (tile.scored[size_t(r)] == 0) continue;
     double mass = 0, top = 0, index = 0;
-    for (int32_t h = 0; h < lane.heads; ++h) {
+    for (int32_t h = heads.lane_head; h < heads.lane_head + heads.count; ++h) {
       const RowMeasure& m = lane.measures[lane.at(h, r)];
       if (m.index_recall < 0) return;
       mass += m.kept_mass;
@@ -103,7 +105,7 @@ void Accumulator::add_recalls(const Tile<Real>& tile, const LaneTile<Real>& lane
       index += m.index_recall;
     }
     if (top > 0) mass_recall_.add(mass / top);
-    index_recall_.add(index / lane.heads);
+    index_recall_.add(index / heads.count);
   }
 }
 
@@ -140,7 +142,7 @@ void Accumulator::finish(CellMeasures& measures, CellResult& result, const SaveO
   if (save.outputs) result.out = std::move(out_);
 }
 
-template void Accumulator::add(const Tile<float>&, const LaneTile<float>&, int32_t, bool);
-template void Accumulator::add(const Tile<double>&, const LaneTile<double>&, int32_t, bool);
+template void Accumulator::add(const Tile<float>&, const LaneTile<float>&, const Heads&, bool);
+template void Accumulator::add(const Tile<double>&, const LaneTile<double>&, const Heads&, bool);
 
 }  // namespace kvreplay

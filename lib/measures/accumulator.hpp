@@ -13,9 +13,13 @@ class Accumulator {
  public:
   // heads: query heads of the cell (the whole group); rows: scored rows in total.
   Accumulator(int32_t heads, int64_t rows, double tiny_norm);
-  // Rows of one tile for query heads first_head .. first_head + lane.heads - 1.
+  // Rows of one tile: `count` query heads, found from lane_head in the cache's results, from tile_head in the
+  // exact ones, and from own_head in this cell's group.
+  struct Heads {
+    int32_t lane_head, tile_head, own_head, count;
+  };
   template <class Real>
-  void add(const Tile<Real>& tile, const LaneTile<Real>& lane, int32_t first_head, bool keep_outputs);
+  void add(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads, bool keep_outputs);
   // Everything but sizes, bytes and times. Moves the curves and outputs that were kept.
   void finish(CellMeasures& measures, CellResult& result, const SaveOptions& save);
 
@@ -28,10 +32,10 @@ class Accumulator {
     std::optional<double> maximum() const;
   };
   template <class Real>
-  void add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, int32_t first_head, int32_t head,
-               int32_t row, bool keep_output);
+  void add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads, int32_t head, int32_t row,
+               bool keep_output);
   template <class Real>
-  void add_recalls(const Tile<Real>& tile, const LaneTile<Real>& lane);
+  void add_recalls(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads);
 
   int32_t heads_;
   int64_t rows_, skipped_ = 0;

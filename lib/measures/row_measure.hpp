@@ -1,6 +1,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "core/attend.hpp"
@@ -31,25 +32,24 @@ struct LaneTile {
   size_t at(int32_t head, int32_t row) const { return size_t(head) * size_t(rows) + size_t(row); }
 };
 
-// `cache` is C_t; chosen: rows that a query-time method reads, or null.
+// tokens: what the row attends to, each once; negative entries are rows that stand for no token.
 template <class Real>
-RowMeasure measure_row(const Tile<Real>& tile, int32_t head, int32_t row, const BasicCache<Real>& cache,
-                       const uint8_t* chosen, Normaliser tau, const RowRanking* ranking) {
+RowMeasure measure_row(const Tile<Real>& tile, int32_t head, int32_t row, std::span<const int32_t> tokens,
+                       Normaliser tau, const RowRanking* ranking) {
   const size_t at = size_t(tile.at(head, row));
   const Real* strip = tile.strip_row(head, row);
-  const auto read = [&](int32_t i) { return cache.verbatim(i) && (chosen == nullptr || chosen[i] != 0); };
   RowMeasure m;
-  for (int32_t i = 0; i < cache.size(); ++i)
-    if (read(i)) {
-      m.kept_mass += double(strip[cache.token(i)]);
+  for (const int32_t token : tokens)
+    if (token >= 0) {
+      m.kept_mass += double(strip[token]);
       ++m.attended;
     }
   m.kept_mass /= tile.z[at];
   m.tau = tau.sum / tile.z[at] * std::exp(tau.shift - double(tile.shift[at]));
   if (ranking == nullptr || m.attended == 0) return m;
   int32_t hits = 0;
-  for (int32_t i = 0; i < cache.size(); ++i)
-    if (read(i) && ranking->rank[size_t(cache.token(i))] < m.attended) ++hits;
+  for (const int32_t token : tokens)
+    if (token >= 0 && ranking->rank[size_t(token)] < m.attended) ++hits;
   m.index_recall = double(hits) / m.attended;
   m.top_mass = ranking->top_mass[std::min(size_t(m.attended), ranking->top_mass.size()) - 1];
   return m;

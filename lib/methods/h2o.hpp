@@ -51,9 +51,10 @@ struct H2o {
                                         " is not the budget of " + std::to_string(budget) +
                                         "; leave one of them out, or make them add up");
   }
-  static Phase default_phase(const H2o& m) {
-    return m.variant == Variant::observed ? Phase::oneshot : Phase::stream;
+  static void set_axes(const H2o& m, Axes& axes) {
+    if (m.variant == Variant::observed) axes.phase = Phase::oneshot;
   }
+  Protect protection() const { return {.recent = recent}; }
   Layout layout(const Scene&) const { return {.scores = true}; }
   PromptNeeds needs(const Scene&) const { return {.column_sums_from = 0}; }
 

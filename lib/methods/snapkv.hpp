@@ -43,6 +43,8 @@ struct SnapKv {
     return {.column_sums_from = scene.prompt > window ? scene.prompt - window : 0};
   }
 
+  Protect protection() const { return {.recent = window}; }
+
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     const int32_t prefix = cache.size() - window;

@@ -47,13 +47,19 @@ struct SubGen {
                                         std::to_string(scene.prompt - recent) + " older prompt tokens");
   }
   static bool random(const SubGen& s) { return s.first == kWord; }
-  int64_t draws_needed(const Scene&) const { return first == kWord ? 1 : 0; }
+  std::vector<DrawArray> draw_arrays(const Scene&) const {
+    if (first != kWord) return {};
+    return {{"u uniforms", Structure::k_center_start, 1, 1}};
+  }
   Layout layout(const Scene& scene) const {
     return {.state_doubles = 2 * int64_t(scene.prompt),
             .scores = true,
             .weights = weights == Weights::cluster_size};
   }
-  int64_t weight_floats(int32_t) const { return weights == Weights::cluster_size ? budget - recent : 0; }
+  void charge(Charge& c, const auto& cache) const {
+    const bool weighs = weights == Weights::cluster_size && cache.evictions() > 0;
+    c.weight_floats = weighs ? budget - recent : 0;
+  }
 
   // Leaves score 1 on what stays and, as weight, how many keys each centre stands for.
   template <class Real>

@@ -31,6 +31,7 @@ struct TopkOracle {
     d.boolean("per_head", &TopkOracle::per_head, "every query head reads its own tokens");
   }
   void resolve(const Scene& scene) { budget = scene.budget; }
+  int32_t read_bound() const { return budget + extra; }
 
   KVR_FN void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities p, uint8_t* chosen) {
     const int32_t rows = cache.size(), count = budget + extra < rows ? budget + extra : rows;

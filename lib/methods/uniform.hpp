@@ -1,4 +1,6 @@
 #pragma once
+#include <algorithm>
+
 #include "core/policy.hpp"
 
 namespace kvreplay {
@@ -49,11 +51,13 @@ struct Uniform {
                                     std::to_string(budget));
   }
   static bool random(const Uniform&) { return true; }
-  int64_t draws_needed(const Scene& s) const {
-    return s.prompt > sinks + recent ? s.prompt - sinks - recent : 0;
+  std::vector<DrawArray> draw_arrays(const Scene& s) const {
+    return {{"u uniforms", Structure::uniform_sampling, 1, std::max(0, s.prompt - sinks - recent)}};
   }
   Layout layout(const Scene&) const { return {.scores = true, .weights = weights == Weights::ratio}; }
-  int64_t weight_floats(int32_t) const { return weights == Weights::ratio ? 1 : 0; }
+  void charge(Charge& c, const auto& cache) const {
+    c.weight_floats = weights == Weights::ratio && cache.evictions() > 0 ? 1 : 0;
+  }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {

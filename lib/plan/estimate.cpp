@@ -41,7 +41,9 @@ double scored_rows(const RunConfig::Replay& replay, double decode_rows) {
 
 double cached_rows(const Cell& cell) { return std::min(cell.budget.value_or(cell.n_tokens), cell.n_tokens); }
 
-bool reads_prompt_queries(const Cell& cell) { return cell.method->needs_every_query; }
+bool reads_prompt_queries(const Cell& cell) {
+  return cell.method->needs(cell.params, cell.scene()).reads_queries();
+}
 
 struct Unit {
   std::span<const Cell> cells;

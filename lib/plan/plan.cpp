@@ -57,7 +57,7 @@ auto members(const std::vector<T>& items, Member member) {
 std::string file_digest(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
   if (!in || !std::filesystem::is_regular_file(file))
-    throw ConfigError(file.string() + ": cannot be read. Is the path in `uniforms` right?");
+    throw ConfigError(file.string() + ": cannot be read. Is the path right?");
   return sha256_hex(std::string{std::istreambuf_iterator<char>(in), {}});
 }
 
@@ -115,6 +115,9 @@ class Planner {
     cell.n_prefill = place.n_prefill;
     cell.n_tokens = place.n_tokens;
     cell.n_layers = place.trace.n_layers;
+    const Scene scene = scene_of(variant.instance, place.layer, place.trace.n_layers, 0, 1, 1);
+    cell.shape = scene.shape;
+    cell.scale = scene.scale;
     cell.key = key_of(cell, place.layer);
     if (keys_.insert(cell.key).second) plan_.push_back(std::move(cell));
   }
@@ -163,8 +166,10 @@ class Planner {
   std::vector<std::optional<int32_t>> budgets_of(const MethodInstance& instance, const Place& place) const {
     if (!instance.method->info.takes_budget) return {std::nullopt};
     std::vector<std::optional<int32_t>> budgets;
-    for (const double value : config_.budget.values) {
-      budgets.emplace_back(budget_tokens(config_.budget.kind, value, place.n_prefill, place.layer));
+    const BudgetList list = budgets_for(instance, config_.budget);
+    for (const double value : list.values) {
+      budgets.emplace_back(budget_tokens(list.kind, value, place.n_prefill, place.layer,
+                                         instance.axes.row_format));
       if (*budgets.back() < 1)
         throw ConfigError(fmt::format("a budget of {} holds no token", number_text(value)));
     }
@@ -178,11 +183,13 @@ class Planner {
                                  place.n_prefill, place.n_tokens);
     json params = instance.method->resolve(instance.params, scene);
     params.update(to_json(instance.axes));
-    if (!instance.uniforms.empty()) params["uniforms"] = uniforms_digest(instance.uniforms);
+    if (instance.axes.allocator == Allocator::file)
+      params["allocator"] = "file:" + digest_of_file(instance.axes.allocator_file);
+    if (!instance.uniforms.empty()) params["uniforms"] = digest_of_file(instance.uniforms);
     return params;
   }
 
-  std::string uniforms_digest(const std::filesystem::path& file) {
+  std::string digest_of_file(const std::filesystem::path& file) {
     const auto [at, is_new] = digests_.try_emplace(file);
     if (is_new) at->second = file_digest(file);
     return at->second;

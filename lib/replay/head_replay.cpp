@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/text.hpp"
 #include "trace/uniforms.hpp"
 
 namespace kvreplay {
@@ -13,7 +14,10 @@ constexpr double kTinyShare = 1e-12;  // of max ||v||: rows with a smaller outpu
 
 template <class Real>
 HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& options)
-    : stream_(stream), options_(options), every_row_(options.every_row), norms_(stream.shape.v_dim) {
+    : stream_(stream),
+      options_(options),
+      every_row_(options.every_row),
+      norms_(size_t(stream.shape.blocks), ValueNorms(stream.shape.v_dim)) {
   scored_ = scored_tokens();
   scored_rows_ = std::count(scored_.begin(), scored_.end(), uint8_t{1});
 }
@@ -34,34 +38,41 @@ std::vector<uint8_t> HeadReplay<Real>::scored_tokens() const {
 }
 
 template <class Real>
-void HeadReplay<Real>::add(const Cell& cell) {
+void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
+  const Cell& cell = *cells.front();
   Replayed r;
-  r.cell = &cell;
-  r.errors =
-      std::make_unique<Accumulator>(stream_.shape.heads, scored_rows_, kTinyShare * stream_.max_value_norm);
-  LaneOrder order{cell.params, cell.axes, {}, {}};
+  r.cells = cells;
+  for (size_t i = 0; i < cells.size(); ++i)
+    r.errors.push_back(
+        std::make_unique<Accumulator>(group(), scored_rows_, kTinyShare * stream_.max_value_norm));
+  LaneOrder order{cell.params, cell.axes, cell.scene(), {}};
   // What looks only at keys and values decides the same for every query head: one cache (C9).
   const bool by_query = cell.axes.gqa_level == GqaLevel::query && cell.method->looks_at_queries;
-  if (!by_query) order.axes.gqa_level = GqaLevel::kv;
-  HeadShape shape = stream_.shape;
-  if (by_query) shape.heads = 1;
-  order.scene = {cell.budget.value_or(0), stream_.prompt, stream_.tokens, shape, cell.layer,
-                 cell.n_layers,           cell.axes.phase};
-  order.draws = {cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.layer), uint32_t(cell.kv_head)};
-  if (!cell.uniforms.empty()) {
-    InjectedUniforms u = read_uniforms(cell.uniforms, cell.prompt, cell.layer, cell.kv_head,
-                                       cell.method->draws_needed(cell.params, order.scene));
-    r.uniforms = std::move(u.values);
-    order.draws.values = r.uniforms.data();
-    order.draws.positions = u.positions;
-  }
+  if (cell.axes.gqa_level == GqaLevel::query && !by_query) order.axes.gqa_level = GqaLevel::kv;
+  order.scene.shape = stream_.shape;
+  if (by_query) order.scene.shape.heads = 1;
+  order.draws = {cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.layer), uint32_t(cell.kv_head), {}};
+  if (!cell.uniforms.empty()) inject(r, order);
   for (int32_t h = 0; h < (by_query ? stream_.shape.heads : 1); ++h) {
     if constexpr (sizeof(Real) == sizeof(double)) r.lanes.push_back(cell.method->lane_double(order));
     else r.lanes.push_back(cell.method->lane_single(order));
     r.lanes.back()->bind(stream_, h, options_.audit, options_.save);
     every_row_ = every_row_ || r.lanes.back()->observes();
   }
-  cells_.push_back(std::move(r));
+  decisions_.push_back(std::move(r));
+}
+
+template <class Real>
+void HeadReplay<Real>::inject(Replayed& r, LaneOrder& order) {
+  const Cell& cell = *r.cells.front();
+  const std::vector<DrawArray> arrays = cell.method->draw_arrays(cell.params, order.scene);
+  for (size_t i = 0; i < arrays.size() && i < size_t(Draws::kArrays); ++i) {
+    const DrawArray& a = arrays[i];
+    InjectedUniforms u = read_uniforms(cell.uniforms, cell.prompt, cell.layer, cell.kv_head,
+                                       {split_words(a.names), a.rounds, a.positions, a.slots});
+    r.uniforms.push_back(std::move(u.values));
+    order.draws.injected[i] = {r.uniforms.back().data(), a.structure, u.positions, u.slots};
+  }
 }
 
 // A cell that fails is reported as failed; the others go on.
@@ -76,32 +87,60 @@ void HeadReplay<Real>::guarded(Replayed& r, F f) {
   }
 }
 
-// Statistics of prompt rows are computed once for all caches that ask for the same rows.
+// Statistics of prompt rows are computed once for all caches that ask for the same rows. f(lane, sums) for every
+// cache that takes the prompt in one call.
 template <class Real>
-void HeadReplay<Real>::read_prompts() {
-  std::vector<int32_t> firsts;
-  for (const Replayed& r : cells_)
-    for (const auto& lane : r.lanes) firsts.push_back(lane->needs().column_sums_from);
-  std::sort(firsts.begin(), firsts.end());
-  firsts.erase(std::unique(firsts.begin(), firsts.end()), firsts.end());
-  std::erase(firsts, PromptNeeds::kNoRows);
-  const std::vector<std::vector<double>> sums = prompt_column_sums(stream_, firsts);
-  const auto sums_from = [&](int32_t first) -> const double* {
-    const auto at = std::lower_bound(firsts.begin(), firsts.end(), first);
-    return at == firsts.end() || *at != first ? nullptr : sums[size_t(at - firsts.begin())].data();
+template <class F>
+void HeadReplay<Real>::with_prompt(F f) {
+  PromptPass pass;
+  bool future = false;
+  for (const Replayed& r : decisions_)
+    for (const auto& lane : r.lanes) {
+      if (lane->streams_prompt()) continue;
+      const PromptNeeds needs = lane->needs();
+      future = future || needs.future_sums;
+      pass.maxima = pass.maxima || r.cells.front()->axes.gqa_aggregate == Aggregate::max;
+      if (needs.column_sums_from >= 0) pass.sums_from.push_back(needs.column_sums_from);
+      if (needs.rows_from >= 0)
+        pass.rows_from = pass.rows_from < 0 ? needs.rows_from : std::min(pass.rows_from, needs.rows_from);
+    }
+  std::sort(pass.sums_from.begin(), pass.sums_from.end());
+  pass.sums_from.erase(std::unique(pass.sums_from.begin(), pass.sums_from.end()), pass.sums_from.end());
+  pass.on_row = [&](int32_t t, const HeadProbabilities& p) {
+    for (const Replayed& r : decisions_)
+      for (const auto& lane : r.lanes) {
+        const int32_t from = lane->needs().rows_from;
+        if (from >= 0 && t >= from && !lane->streams_prompt()) lane->observe_prompt(t, p);
+      }
   };
-  for (Replayed& r : cells_)
+  const std::vector<std::vector<double>> sums = prompt_pass(stream_, pass);
+  const std::vector<double> later = future ? future_sums(stream_, scored_) : std::vector<double>{};
+  for (Replayed& r : decisions_)
     guarded(r, [&] {
-      for (const auto& lane : r.lanes) lane->read_prompt(sums_from(lane->needs().column_sums_from));
+      for (const auto& lane : r.lanes) {
+        if (lane->streams_prompt()) continue;
+        const auto& firsts = pass.sums_from;
+        const auto at = std::lower_bound(firsts.begin(), firsts.end(), lane->needs().column_sums_from);
+        const bool found = at != firsts.end() && *at == lane->needs().column_sums_from;
+        f(*lane, PromptSums{found ? sums[size_t(at - firsts.begin())].data() : nullptr,
+                            later.empty() ? nullptr : later.data()});
+      }
     });
+}
+
+template <class Real>
+std::vector<Testimony> HeadReplay<Real>::testify() {
+  std::vector<Testimony> all;
+  with_prompt([&](Lane<Real>& lane, const PromptSums& sums) { all.push_back(lane.testify(sums)); });
+  return all;
 }
 
 // Tiles are the same whatever is replayed on them, so that a resumed run computes what a whole one does.
 template <class Real>
-Tile<Real> HeadReplay<Real>::next_tile(int32_t begin) const {
+Tile<Real> HeadReplay<Real>::next_tile(int32_t begin, int32_t end) const {
   Tile<Real> tile;
   tile.begin = begin;
-  tile.end = std::min(stream_.tokens, begin + kTileRows);
+  tile.end = std::min(end, begin + kTileRows);
   for (int32_t t = begin; t < tile.end; ++t) {
     if (!every_row_ && scored_[size_t(t)] == 0) continue;
     tile.rows.push_back(t);
@@ -114,18 +153,26 @@ template <class Real>
 void HeadReplay<Real>::fill_tile(Tile<Real>& tile) {
   if (tile.rows.empty()) return;
   exact_pass(stream_, tile);
-  tile.v_frobenius.assign(tile.rows.size(), 0.0);
-  tile.v_operator.assign(tile.rows.size(), 0.0);
-  for (size_t r = 0; r < tile.rows.size(); ++r) {
+  const size_t rows = tile.rows.size();
+  tile.v_frobenius.assign(rows * norms_.size(), 0.0);
+  tile.v_operator.assign(rows * norms_.size(), 0.0);
+  for (size_t r = 0; r < rows; ++r) {
     if (tile.scored[r] == 0) continue;
     for (; norms_up_to_ <= tile.rows[r]; ++norms_up_to_)
-      norms_.add(stream_.values.data() + int64_t(norms_up_to_) * stream_.shape.v_dim);
-    tile.v_frobenius[r] = norms_.frobenius();
-    tile.v_operator[r] = norms_.spectral();
+      for (size_t b = 0; b < norms_.size(); ++b)
+        norms_[b].add(stream_.block_values(int32_t(b)) + int64_t(norms_up_to_) * stream_.shape.v_dim);
+    for (size_t b = 0; b < norms_.size(); ++b) {
+      tile.v_frobenius[b * rows + r] = norms_[b].frobenius();
+      tile.v_operator[b * rows + r] = norms_[b].spectral();
+    }
   }
-  if (!options_.recalls) return;
+  if (options_.recalls) rank(tile);
+}
+
+template <class Real>
+void HeadReplay<Real>::rank(Tile<Real>& tile) {
   int32_t depth = 0, depth_of_heads = 0;
-  for (const Replayed& r : cells_)
+  for (const Replayed& r : decisions_)
     for (const auto& lane : r.lanes) {
       int32_t& of = lane->heads_differ() ? depth_of_heads : depth;
       of = std::max(of, lane->attended_bound(tile.end - tile.begin));
@@ -136,36 +183,53 @@ void HeadReplay<Real>::fill_tile(Tile<Real>& tile) {
 
 template <class Real>
 void HeadReplay<Real>::replay_tile(const Tile<Real>& tile, Replayed& r) {
+  const bool keep = options_.save.outputs, layer = stream_.shape.blocks > 1;
   for (size_t l = 0; l < r.lanes.size(); ++l) {
     r.lanes[l]->replay(tile, workspace_, lane_tile_);
-    r.errors->add(tile, lane_tile_, int32_t(l), options_.save.outputs);
+    for (size_t c = 0; c < r.cells.size(); ++c) {
+      const int32_t head = layer ? r.cells[c]->kv_head * group() : int32_t(l);
+      const int32_t count = layer ? group() : lane_tile_.heads;
+      r.errors[c]->add(tile, lane_tile_, {layer ? head : 0, head, layer ? 0 : int32_t(l), count}, keep);
+    }
   }
 }
 
 template <class Real>
 void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
-  if (!options_.prompt_streams) read_prompts();
-  for (int32_t t = options_.prompt_streams ? 0 : stream_.prompt; t < stream_.tokens;) {
+  const bool all_stream = options_.prompt_streams;
+  if (!all_stream)
+    with_prompt([](Lane<Real>& lane, const PromptSums& sums) { lane.read_prompt(sums); });
+  const auto streams = [&](const Replayed& r) { return r.streams_prompt(all_stream); };
+  const bool some = std::any_of(decisions_.begin(), decisions_.end(), streams);
+  for (int32_t t = some ? 0 : stream_.prompt; t < stream_.tokens;) {
     if (stop()) return;
-    Tile<Real> tile = next_tile(t);
+    const bool prompt = t < stream_.prompt;
+    Tile<Real> tile = next_tile(t, prompt ? stream_.prompt : stream_.tokens);
     fill_tile(tile);
-    for (Replayed& r : cells_) guarded(r, [&] { replay_tile(tile, r); });
+    for (Replayed& r : decisions_)
+      if (!prompt || streams(r)) guarded(r, [&] { replay_tile(tile, r); });
     t = tile.end;
   }
-  for (Replayed& r : cells_) report(*r.cell, result_of(r));
+  for (Replayed& r : decisions_)
+    for (size_t c = 0; c < r.cells.size(); ++c) report(*r.cells[c], result_of(r, c));
 }
 
 template <class Real>
-CellResult HeadReplay<Real>::result_of(Replayed& r) const {
+CellResult HeadReplay<Real>::result_of(Replayed& r, size_t cell) const {
   CellResult result;
   result.ok = r.alive();
   result.error = r.failure;
   if (!r.alive()) return result;
   account(r, result.measures);
-  r.errors->finish(result.measures, result, options_.save);
+  r.errors[cell]->finish(result.measures, result, options_.save);
   result.double_precision = sizeof(Real) == sizeof(double);
-  result.oneshot = r.cell->axes.phase == Phase::oneshot;
-  if (!options_.save.kept) return result;
+  result.oneshot = r.cells[cell]->axes.phase == Phase::oneshot;
+  if (options_.save.kept) keep_lists(r, result);
+  return result;
+}
+
+template <class Real>
+void HeadReplay<Real>::keep_lists(const Replayed& r, CellResult& result) const {
   const auto append = [](TokenLists& to, const TokenLists& from) {
     for (size_t i = 1; i < from.off.size(); ++i) to.off.push_back(int64_t(to.flat.size()) + from.off[i]);
     to.flat.insert(to.flat.end(), from.flat.begin(), from.flat.end());
@@ -183,27 +247,34 @@ CellResult HeadReplay<Real>::result_of(Replayed& r) const {
     for (size_t h = 0; h < (shared ? std::min<size_t>(1, lists.attended.size()) : lists.attended.size()); ++h)
       append(result.attended, lists.attended[h]);
   }
-  return result;
 }
 
-// Sizes per set; bytes summed over the sets of the cell (measures.md, section 3).
+// Sizes per set; bytes summed over the sets of the cell (measures.md, section 3). A cache that spans a layer
+// charges each kv head its own rows.
 template <class Real>
-void HeadReplay<Real>::account(Replayed& r, CellMeasures& m) const {
+void HeadReplay<Real>::account(const Replayed& r, CellMeasures& m) const {
   const int64_t row_bytes = int64_t(stream_.shape.dim + stream_.shape.v_dim) * stream_.stored_bytes;
   double kept = 0;
+  int64_t attended = 0, rows = 0;
   for (const auto& lane : r.lanes) {
     const LaneLedger& l = lane->ledger();
     m.peak_kept_tokens = std::max(m.peak_kept_tokens, l.peak_kept);
     m.peak_attended_tokens = std::max(m.peak_attended_tokens, l.peak_attended);
     kept += l.kept_steps > 0 ? double(l.kept_sum) / double(l.kept_steps) : 0.0;
-    m.peak_bytes += std::max(l.peak_attended, l.peak_kept) * row_bytes + 4 * l.weight_floats;
+    attended += l.attended_sum, rows += l.attended_rows;
+    m.peak_bytes += l.peak_bytes;
     m.aux_bytes += l.peak_aux_bytes;
     m.n_evictions += l.evictions;
+    m.n_quantised += l.quantised;
     m.select_s += l.select_s;
     m.attend_s += l.attend_s;
+    m.extras.insert(l.extras.begin(), l.extras.end());
   }
   m.mean_kept_tokens = kept / double(r.lanes.size());
+  if (rows > 0) m.mean_attended_tokens = double(attended) / double(rows);
   m.total_bytes = m.peak_bytes + m.aux_bytes;
+  if (const auto bound = m.extras.find("bound_log10_tokens"); bound != m.extras.end())
+    m.bound_log10_tokens = bound->second;
   // The exact cache of a layer with a sliding window holds the window.
   m.full_bytes = (stream_.window > 0 ? std::min(stream_.tokens, stream_.window) : stream_.tokens) * row_bytes;
 }

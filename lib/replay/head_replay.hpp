@@ -11,44 +11,55 @@
 
 namespace kvreplay {
 
-// All cells of one kv head, replayed together: tile after tile, the exact pass once, then every cache.
+// All cells of one kv head (or of one layer, where its kv heads decide together), replayed together: tile after
+// tile, the exact pass once, then every cache.
 template <class Real>
 class HeadReplay {
  public:
   HeadReplay(const HeadStream<Real>& stream, const RunOptions& options);
-  void add(const Cell& cell);
+  // One decision: a cell, or with gqa.level layer the cells of the selected kv heads.
+  void add(const std::vector<const Cell*>& cells);
+  void add(const Cell& cell) { add(std::vector<const Cell*>{&cell}); }
   using Stop = std::function<bool()>;
   using Report = std::function<void(const Cell&, const CellResult&)>;
   // Reports every cell that was finished; a stopped run reports none of those in flight.
   void run(const Stop& stop, const Report& report);
+  // Instead of a run: what each decision says when budgets are shared, in the order of add().
+  std::vector<Testimony> testify();
 
  private:
-  // A cell: one cache for the group, or with gqa.level query one for each of its query heads.
+  // One cache for the group or the layer, or with gqa.level query one for each query head.
   struct Replayed {
-    const Cell* cell;
+    std::vector<const Cell*> cells;
     std::vector<std::unique_ptr<Lane<Real>>> lanes;
-    std::unique_ptr<Accumulator> errors;
-    std::vector<double> uniforms;
+    std::vector<std::unique_ptr<Accumulator>> errors;  // of each cell
+    std::vector<std::vector<double>> uniforms;
     std::string failure;
     bool alive() const { return failure.empty(); }
+    bool streams_prompt(bool all) const { return all || lanes.front()->streams_prompt(); }
   };
   std::vector<uint8_t> scored_tokens() const;
-  void read_prompts();
-  Tile<Real> next_tile(int32_t begin) const;
+  void inject(Replayed& r, LaneOrder& order);
+  template <class F>
+  void with_prompt(F f);
+  Tile<Real> next_tile(int32_t begin, int32_t end) const;
   void fill_tile(Tile<Real>& tile);
+  void rank(Tile<Real>& tile);
   void replay_tile(const Tile<Real>& tile, Replayed& r);
-  CellResult result_of(Replayed& r) const;
-  void account(Replayed& r, CellMeasures& m) const;
+  CellResult result_of(Replayed& r, size_t cell) const;
+  void account(const Replayed& r, CellMeasures& m) const;
+  void keep_lists(const Replayed& r, CellResult& result) const;
   template <class F>
   void guarded(Replayed& r, F f);
+  int32_t group() const { return stream_.shape.heads / stream_.shape.blocks; }
 
   const HeadStream<Real>& stream_;
   const RunOptions& options_;
-  std::vector<Replayed> cells_;
+  std::vector<Replayed> decisions_;
   bool every_row_;               // some method needs the probabilities of rows that are not scored
   std::vector<uint8_t> scored_;  // [tokens]
   int64_t scored_rows_ = 0;
-  ValueNorms norms_;
+  std::vector<ValueNorms> norms_;  // of each kv head
   int32_t norms_up_to_ = 0;
   LaneWorkspace<Real> workspace_;
   LaneTile<Real> lane_tile_;

@@ -1,9 +1,12 @@
 #pragma once
 #include <cstdint>
+#include <map>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "catalog/cell.hpp"
+#include "core/policy.hpp"
 #include "exact/tile.hpp"
 #include "measures/row_measure.hpp"
 
@@ -12,8 +15,16 @@ namespace kvreplay {
 // Sizes and events of one cache over its whole life (measures.md, section 3).
 struct LaneLedger {
   int64_t peak_kept = 0, peak_attended = 0, kept_sum = 0, kept_steps = 0;
-  int64_t weight_floats = 0, peak_aux_bytes = 0, evictions = 0;
+  int64_t peak_bytes = 0, peak_aux_bytes = 0;  // of one kv head's share
+  int64_t evictions = 0, quantised = 0;
+  int64_t attended_sum = 0, attended_rows = 0;  // over scored rows and heads
   double select_s = 0, attend_s = 0;
+  std::map<std::string, double> extras;  // what the policy reports of itself
+};
+
+// Sums over rows of the prompt and, for oracles, of the future: of all heads of the stream, or null.
+struct PromptSums {
+  const double *columns = nullptr, *future = nullptr;  // [heads, prompt], [heads, tokens]
 };
 
 // Token lists for kept.h5; num and den are empty when all weights are 1.
@@ -37,15 +48,20 @@ class Lane {
  public:
   virtual ~Lane() = default;
   virtual PromptNeeds needs() const = 0;
-  virtual bool observes() const = 0;  // needs the probabilities of every decode row
+  virtual bool observes() const = 0;        // needs the probabilities of every decode row
+  virtual bool streams_prompt() const = 0;  // wants the prompt as decode steps
   // Most tokens that a row attends to while `tokens` more arrive, for rankings.
   virtual int32_t attended_bound(int32_t tokens) const = 0;
   virtual bool heads_differ() const = 0;  // each query head attends to tokens of its own choice
   // Fixes the stream and the first query head; with `audit` on a private copy that is poisoned.
   virtual void bind(const HeadStream<Real>& stream, int32_t first_head, bool audit,
                     const SaveOptions& save) = 0;
-  // Tokens 0..prompt-1 arrive in one call. column_sums: [heads of the stream, prompt] or null.
-  virtual void read_prompt(const double* column_sums) = 0;
+  // Row t of the prompt, from needs().rows_from on; probabilities of all heads of the stream.
+  virtual void observe_prompt(int32_t t, const HeadProbabilities& p) = 0;
+  // Tokens 0..prompt-1 arrive in one call.
+  virtual void read_prompt(const PromptSums& sums) = 0;
+  // The same without the cut: what this cache says when a budget is shared.
+  virtual Testimony testify(const PromptSums& sums) = 0;
   // Tokens tile.begin..tile.end-1 arrive one by one. Throws LaneError.
   virtual void replay(const Tile<Real>& tile, LaneWorkspace<Real>& workspace, LaneTile<Real>& result) = 0;
   virtual const LaneLedger& ledger() const = 0;

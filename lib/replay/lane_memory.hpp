@@ -17,7 +17,7 @@ class LaneMemory {
   void allocate(const HeadStream<Real>& stream, const HeadShape& shape, const Layout& layout, bool audit) {
     stream_ = &stream;
     const size_t n = size_t(stream.tokens);
-    const int32_t capacity = stream.tokens + layout.own_rows;
+    const int32_t capacity = stream.tokens + layout.own_rows + int32_t(layout.extra_rows);
     token_.resize(size_t(capacity));
     mark_.resize(size_t(capacity));
     copies_.assign(n, 0);
@@ -26,8 +26,8 @@ class LaneMemory {
     if (layout.own_rows > 0) {
       slot_.resize(size_t(capacity));
       free_.resize(size_t(layout.own_rows));
-      own_keys_.resize(size_t(layout.own_rows) * size_t(shape.dim));
-      own_values_.resize(size_t(layout.own_rows) * size_t(shape.v_dim));
+      own_keys_.resize(size_t(layout.own_rows) * size_t(shape.blocks * shape.dim));
+      own_values_.resize(size_t(layout.own_rows) * size_t(shape.blocks * shape.v_dim));
     }
     state_.assign(size_t(layout.state_doubles), 0.0);
     if (audit) {
@@ -49,6 +49,8 @@ class LaneMemory {
                 counts_,
                 capacity,
                 layout.own_rows,
+                int64_t(stream.tokens) * shape.dim,
+                int64_t(stream.tokens) * shape.v_dim,
                 shape};
   }
   const CacheStorage<Real>& storage() const { return storage_; }
@@ -58,16 +60,21 @@ class LaneMemory {
   // Audit: the tokens first..last-1 arrive, unchanged.
   void reveal(int32_t first, int32_t last) {
     if (!audited()) return;
-    copy(stream_->keys, keys_, first, last, storage_.shape.dim);
-    copy(stream_->values, values_, first, last, storage_.shape.v_dim);
+    for (int32_t b = 0; b < storage_.shape.blocks; ++b) {
+      const int32_t offset = b * stream_->tokens;
+      copy(stream_->keys, keys_, offset + first, offset + last, storage_.shape.dim);
+      copy(stream_->values, values_, offset + first, offset + last, storage_.shape.v_dim);
+    }
   }
   // Audit: what was evicted by now is gone.
   void poison_evicted() {
     if (!audited()) return;
     for (size_t i = 0; i < copies_.size(); ++i)
       if (copies_[i] == kEvicted) {
-        fill(keys_, i, storage_.shape.dim);
-        fill(values_, i, storage_.shape.v_dim);
+        for (size_t b = 0; b < size_t(storage_.shape.blocks); ++b) {
+          fill(keys_, b * copies_.size() + i, storage_.shape.dim);
+          fill(values_, b * copies_.size() + i, storage_.shape.v_dim);
+        }
       }
   }
 
@@ -90,7 +97,7 @@ class LaneMemory {
   std::vector<double> score_, state_;
   std::vector<Real> num_, den_, own_keys_, own_values_, keys_, values_;
   std::vector<uint8_t> mark_;
-  int32_t counts_[4] = {0, 0, 0, 0};
+  int32_t counts_[Count::kCounts] = {};
   CacheStorage<Real> storage_;
 };
 

@@ -2,14 +2,28 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "catalog/method.hpp"
 #include "core/step.hpp"
+#include "formats/formatter.hpp"
 #include "replay/lane_memory.hpp"
 #include "replay/tile_output.hpp"
 
 namespace kvreplay {
+
+template <class P>
+bool policy_observes(const P& policy, const Axes& axes) {
+  if constexpr (requires { policy.observes(); }) return policy.observes() && axes.phase == Phase::stream;
+  else return Observes<P, float> && axes.phase == Phase::stream;
+}
+template <class P>
+bool policy_streams_prompt(const P& policy) {
+  if constexpr (requires { policy.streams_prompt(); }) return policy.streams_prompt();
+  else return false;
+}
 
 // The CPU's replay of one policy: core/step.hpp, with logits from the shared strip and outputs deferred
 // to the end of the tile.
@@ -22,9 +36,10 @@ class LaneOf final : public Lane<Real> {
     if constexpr (HasNeeds<P>) return policy_.needs(order_.scene);
     else return {};
   }
-  bool observes() const override { return Observes<P, Real> && order_.axes.phase == Phase::stream; }
+  bool observes() const override { return policy_observes<P>(policy_, order_.axes); }
+  bool streams_prompt() const override { return policy_streams_prompt(policy_); }
   int32_t attended_bound(int32_t tokens) const override {
-    if constexpr (Chooses<P, Real>) return order_.scene.budget + 1;
+    if constexpr (requires { policy_.read_bound(); }) return policy_.read_bound();
     else return cache_.size() + tokens;
   }
   bool heads_differ() const override {
@@ -39,27 +54,47 @@ class LaneOf final : public Lane<Real> {
     stream_ = &stream;
     first_head_ = first_head;
     save_ = save;
-    memory_.allocate(stream, order_.scene.shape, layout(), audit);
+    formatter_ = Formatter<Real>(order_.axes.row_format, stream.stored_bytes);
+    layout_ = layout();
+    memory_.allocate(stream, order_.scene.shape, layout_, audit);
     cache_ = BasicCache<Real>(memory_.storage());
     cache_.clear(team_);
     column_of_.resize(size_t(stream.tokens));
     rules_ = {order_.axes.phase == Phase::stream, order_.axes.order == Order::evict_then_attend,
               stream.window, order_.axes.gqa_aggregate};
-    if constexpr (Chooses<P, Real>) lists_.attended.resize(size_t(order_.scene.shape.heads));
+    if (chooses()) lists_.attended.resize(size_t(order_.scene.shape.heads));
     if constexpr (HasState<P>) policy_.state = memory_.state();
     if constexpr (HasDraws<P>) policy_.draws = order_.draws;
   }
 
-  void read_prompt(const double* column_sums) override {
+  void observe_prompt(int32_t t, const HeadProbabilities& p) override {
+    const auto start = Clock::now();
+    if constexpr (ObservesPrompt<P>)
+      policy_.observe_prompt(team_, t, {p.values + int64_t(first_head_) * p.rows, heads(), p.rows});
+    ledger_.select_s += seconds_since(start);
+  }
+
+  void read_prompt(const PromptSums& sums) override {
     const auto start = Clock::now();
     memory_.reveal(0, stream_->prompt);
-    const auto& s = memory_.storage();
-    const double* sums =
-        column_sums == nullptr ? nullptr : column_sums + int64_t(first_head_) * stream_->prompt;
-    const Prompt<Real> prompt({s.keys, s.values, sums, stream_->prompt, s.shape, order_.axes.gqa_aggregate});
-    replay_prompt(team_, policy_, cache_, prompt, rules_);
+    replay_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
+    reweight();
+    formatter_.after_prompt(cache_);
     close_step(stream_->prompt - 1);
     ledger_.select_s += seconds_since(start);
+  }
+
+  Testimony testify(const PromptSums& sums) override {
+    Testimony t;
+    if constexpr (ScoresPrompt<P>) {
+      memory_.reveal(0, stream_->prompt);
+      kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
+      t.protect = policy_.protection();
+      t.scores.assign(size_t(stream_->prompt), 0.0);
+      for (int32_t i = 0; i < cache_.size(); ++i) t.scores[size_t(cache_.token(i))] = cache_.score(i);
+      if constexpr (requires { policy_.testify(t.extras); }) policy_.testify(t.extras);
+    }
+    return t;
   }
 
   void replay(const Tile<Real>& tile, LaneWorkspace<Real>& w, LaneTile<Real>& result) override {
@@ -73,7 +108,7 @@ class LaneOf final : public Lane<Real> {
       step({*this, tile, result, has_row ? row : -1, t}, w);
       row += has_row ? 1 : 0;
     }
-    output_.close(stream_->values.data(), w, result);
+    output_.close(*stream_, w, result);
     ledger_.attend_s += seconds_since(start);
   }
 
@@ -83,6 +118,48 @@ class LaneOf final : public Lane<Real> {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
   int32_t heads() const { return order_.scene.shape.heads; }
+  bool chooses() const {
+    if constexpr (Chooses<P, Real>) return chooses_now(policy_);
+    else return false;
+  }
+  bool holds_all() const {
+    if constexpr (requires { policy_.holds_all(); }) return policy_.holds_all();
+    else return P::info.reads_full_cache;
+  }
+  Prompt<Real> prompt_view(const PromptSums& sums) const {
+    const HeadStream<Real>& s = *stream_;
+    const auto& held = memory_.storage();
+    typename Prompt<Real>::View view{};
+    view.keys = held.keys, view.values = held.values;
+    view.key_block = held.key_block, view.value_block = held.value_block;
+    view.tokens = s.tokens, view.size = s.prompt, view.shape = held.shape;
+    view.aggregate = order_.axes.gqa_aggregate, view.scale = double(s.rule.scale);
+    if (sums.columns != nullptr) view.column_sums = sums.columns + int64_t(first_head_) * s.prompt;
+    const bool by_row = order_.axes.gqa_aggregate == Aggregate::max && heads() == s.shape.heads;
+    if (sums.columns != nullptr && by_row) view.column_max_sums = sums.columns + int64_t(heads()) * s.prompt;
+    if (sums.future != nullptr) view.future_sums = sums.future + int64_t(first_head_) * s.tokens;
+    if (needs().queries) {
+      view.queries = s.query(first_head_, 0);
+      view.query_head = int64_t(s.query_rows) * s.shape.dim;
+    }
+    if (!s.classes.empty()) view.classes = s.classes.data();
+    view.positions = s.positions.data();
+    view.rope = {s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor};
+    return Prompt<Real>(view);
+  }
+  // Kept prompt tokens that nothing protects stand for all such tokens (axis `reweight`).
+  void reweight() {
+    if constexpr (ScoresPrompt<P>) {
+      if (order_.axes.reweight == Reweight::none) return;
+      const Protect protect = policy_.protection();
+      const int32_t first = held_sinks(cache_, protect.sinks), kept = cache_.size();
+      const int32_t last = std::max(first, kept - protect.recent), safe = kept - (last - first);
+      if (last == first) return;
+      const double w = double(stream_->prompt - safe) / double(last - first);
+      for (int32_t i = first; i < last; ++i) cache_.weigh(team_, i, w, w);
+      reweighted_ = true;
+    }
+  }
 
   // How this cache's query heads see one row of the tile: what core/step.hpp calls an evaluator.
   struct StripHeads {
@@ -97,7 +174,13 @@ class LaneOf final : public Lane<Real> {
       const Rotation<Real> rotation =
           lane.order_.axes.positions == Positions::cache ? s.rotate() : Rotation<Real>{};
       const Real sink = s.sink_logits.empty() ? -Real(INFINITY) : s.sink_logits[size_t(head)];
-      return {{s.query(head, token), size_t(s.shape.dim)}, s.rule, rotation, token, nullptr, sink};
+      return {{s.query(head, token), size_t(s.shape.dim)}, s.rule, rotation, token, nullptr, sink,
+              s.shape.block_of(head) - s.shape.block_of(lane.first_head_)};
+    }
+    StepQueries<Real> queries_of_step() const {
+      const HeadStream<Real>& s = *lane.stream_;
+      return {s.query(lane.first_head_, token), int64_t(s.query_rows) * s.shape.dim, lane.heads(), s.shape.dim,
+              token, double(s.rule.scale)};
     }
     StripGather<Real> source(int32_t h, const QueryView<Real>& v) const {
       const int32_t head = lane.first_head_ + h;
@@ -119,7 +202,11 @@ class LaneOf final : public Lane<Real> {
     const StepScratch<Real> scratch{w.e.data(), w.coefficients.data(), w.group.data(), w.by_head.data(),
                                     w.chosen.data()};
     const int32_t attended = replay_step(team_, policy_, cache_, token, rules_, heads, scratch, attends);
-    ledger_.peak_attended = std::max<int64_t>(ledger_.peak_attended, attended);
+    if (t >= stream_->prompt) {
+      ledger_.peak_attended = std::max<int64_t>(ledger_.peak_attended, attended);
+      if (!layout_.split) take_peak(payload(attended));
+    }
+    formatter_.after_step(cache_);
     close_step(t);
   }
 
@@ -130,10 +217,12 @@ class LaneOf final : public Lane<Real> {
       throw LaneError("the denominator at token " + std::to_string(at.token) +
                       " is zero or not finite: nothing left to attend to");
     if (at.tile.scored[size_t(at.row)] == 0) return;
-    if (save_.kept && chosen != nullptr) save_attended(cache, chosen, lists_.attended[size_t(h)]);
+    const std::span<const int32_t> tokens = attended_tokens(cache, chosen);
+    if (save_.kept && chosen != nullptr) save_attended(tokens, lists_.attended[size_t(h)]);
+    ledger_.attended_sum += int64_t(tokens.size()), ledger_.attended_rows += 1;
     const RowRanking* ranking = ranking_of(at.tile, first_head_ + h, at.row);
     at.result.measures[at.result.at(h, at.row)] =
-        measure_row(at.tile, first_head_ + h, at.row, cache, chosen, tau, ranking);
+        measure_row(at.tile, first_head_ + h, at.row, tokens, tau, ranking);
   }
   const RowRanking* ranking_of(const Tile<Real>& tile, int32_t head, int32_t row) const {
     if (!heads_differ()) return tile.ranking.empty() ? nullptr : &tile.ranking[size_t(row)];
@@ -143,55 +232,105 @@ class LaneOf final : public Lane<Real> {
   // S_t stands: after the prompt, and after every step.
   void close_step(int32_t t) {
     const int64_t rows = cache_.size();
-    account(rows, t);
     check(rows);
+    if (t >= stream_->prompt - 1) account(rows, t);
     memory_.poison_evicted();
     const bool first_list = lists_.kept.off.size() == 1;
-    if (save_.kept && !P::info.reads_full_cache && t >= stream_->prompt - 1 &&
+    if (save_.kept && !holds_all() && t >= stream_->prompt - 1 &&
         (rules_.streaming || first_list))
       save_kept();
   }
-  void account(int64_t rows, int32_t t) {
+  void account(int64_t rows, int32_t) {
     ledger_.peak_kept = std::max(ledger_.peak_kept, rows);
     ledger_.evictions = cache_.evictions();
-    if (t >= stream_->prompt - 1) ledger_.kept_sum += rows, ledger_.kept_steps += 1;
+    ledger_.quantised = formatter_.quantised();
+    ledger_.kept_sum += rows, ledger_.kept_steps += 1;
+    Charge charge;
+    if constexpr (requires { policy_.charge(charge, cache_); }) policy_.charge(charge, cache_);
+    if (reweighted_) charge.weight_floats += 1;
+    const auto& shape = cache_.shape();
+    weight_bytes_ = 4 * charge.weight_floats / shape.blocks;
+    int64_t values = rows;
+    if (layout_.split) {
+      values = 0;
+      for (int32_t i = 0; i < rows; ++i) values += cache_.num(i) != 0 ? 1 : 0;
+    }
+    take_peak(formatter_.payload_bytes(cache_, rows, values) + formatter_.exact_bytes(charge.key_floats));
     int64_t aux = P::info.implied_layout ? 0 : 4 * rows;
     if (observes()) aux += 8 * rows;
+    aux = (aux + charge.aux_bytes) / shape.blocks + formatter_.sketch_bytes(cache_);
     ledger_.peak_aux_bytes = std::max(ledger_.peak_aux_bytes, aux);
-    if constexpr (requires { policy_.weight_floats(int32_t{}); })
-      if (ledger_.evictions > 0) ledger_.weight_floats = policy_.weight_floats(int32_t(rows));
+    if constexpr (requires { policy_.report(ledger_.extras, cache_); })
+      policy_.report(ledger_.extras, cache_);
+  }
+  // While a step attends, its newest row is exact.
+  int64_t payload(int64_t attended) const { return formatter_.payload_bytes(cache_, attended, attended); }
+  void take_peak(int64_t bytes) {
+    ledger_.peak_bytes = std::max(ledger_.peak_bytes, bytes + weight_bytes_);
   }
   // Promises that types cannot enforce.
   void check(int64_t rows) const {
     if (cache_.broken_promises() > 0) throw LaneError("the policy brought back a token that it had evicted");
-    const bool bounded = P::info.takes_budget && !P::info.reads_full_cache && rules_.streaming;
-    if (bounded && rows > order_.scene.budget)
+    if (cache_.failure() > 0) throw LaneError(failure_text());
+    const bool bounded = P::info.takes_budget && !holds_all() && rules_.streaming;
+    if (bounded && rows > bound())
       throw LaneError("the policy holds " + std::to_string(rows) + " tokens, more than its budget of " +
-                      std::to_string(order_.scene.budget));
+                      std::to_string(bound()));
   }
+  // Most rows after a step, where a method's own rule is not the budget.
+  int64_t bound() const {
+    if constexpr (requires { policy_.bound(order_.scene); }) return policy_.bound(order_.scene);
+    else return order_.scene.budget;
+  }
+  std::string failure_text() const {
+    if constexpr (requires { P::failure_text(1, 0); })
+      return P::failure_text(cache_.failure(), cache_.failed_at());
+    else return "the method failed at " + std::to_string(cache_.failed_at());
+  }
+  // Every resident token once, ascending; its weights summed over the rows that hold it.
   void save_kept() {
+    std::map<int32_t, std::pair<double, double>> weights;
     for (int32_t i = 0; i < cache_.size(); ++i)
-      if (cache_.verbatim(i)) {
-        lists_.kept.flat.push_back(cache_.token(i));
-        if (cache_.weighted())
-          lists_.num.push_back(double(cache_.num(i))), lists_.den.push_back(double(cache_.den(i)));
+      if (const int32_t token = cache_.token(i); token >= 0) {
+        weights[token].first += double(cache_.num(i));
+        weights[token].second += double(cache_.den(i));
       }
+    for (const auto& [token, w] : weights) {
+      lists_.kept.flat.push_back(token);
+      if (cache_.weighted()) lists_.num.push_back(w.first), lists_.den.push_back(w.second);
+    }
     lists_.kept.off.push_back(int64_t(lists_.kept.flat.size()));
   }
-  static void save_attended(const BasicCache<Real>& cache, const uint8_t* chosen, TokenLists& lists) {
-    for (int32_t i = 0; i < cache.size(); ++i)
-      if (chosen[i] != 0) lists.flat.push_back(cache.token(i));
+  static void save_attended(std::span<const int32_t> tokens, TokenLists& lists) {
+    lists.flat.insert(lists.flat.end(), tokens.begin(), tokens.end());
     lists.off.push_back(int64_t(lists.flat.size()));
+  }
+  // The tokens that a row of C_t attends to, each once.
+  std::span<const int32_t> attended_tokens(const BasicCache<Real>& cache, const uint8_t* chosen) {
+    if (chosen == nullptr && !layout_.split) return cache.tokens();
+    attended_.clear();
+    for (int32_t i = 0; i < cache.size(); ++i) {
+      const bool counts = cache.num(i) != 0 || cache.den(i) != 0;
+      if (cache.token(i) >= 0 && counts && (chosen == nullptr || chosen[i] != 0))
+        attended_.push_back(cache.token(i));
+    }
+    if (!layout_.split) return attended_;
+    std::sort(attended_.begin(), attended_.end());
+    attended_.erase(std::unique(attended_.begin(), attended_.end()), attended_.end());
+    return attended_;
   }
 
   Layout layout() const {
-    if constexpr (HasLayout<P>) return policy_.layout(order_.scene);
-    else return {};
+    Layout layout;
+    if constexpr (HasLayout<P>) layout = policy_.layout(order_.scene);
+    layout.weights = layout.weights || order_.axes.reweight != Reweight::none;
+    layout.own_rows += formatter_.own_rows(stream_->tokens + int32_t(layout.extra_rows));
+    return layout;
   }
   void reserve(LaneWorkspace<Real>& w, int32_t rows) const {
-    const size_t n = size_t(rows + 1), choosers = Chooses<P, Real> ? size_t(heads()) : 0;
+    const size_t n = size_t(rows + 1), by_head = Chooses<P, Real> || ObservesHeads<P, Real> ? size_t(heads()) : 0;
     if (w.e.size() < n) w.e.resize(n), w.coefficients.resize(n), w.group.resize(n);
-    if (w.by_head.size() < choosers * n) w.by_head.resize(choosers * n), w.chosen.resize(choosers * n);
+    if (w.by_head.size() < by_head * n) w.by_head.resize(by_head * n), w.chosen.resize(by_head * n);
   }
 
   P policy_;
@@ -200,11 +339,15 @@ class LaneOf final : public Lane<Real> {
   LaneMemory<Real> memory_;
   BasicCache<Real> cache_;
   TileOutput<Real> output_;
+  Formatter<Real> formatter_{{}, 4};
+  Layout layout_;
+  int64_t weight_bytes_ = 0;
+  bool reweighted_ = false;
   StepRules rules_;
   const HeadStream<Real>* stream_ = nullptr;
   int32_t first_head_ = 0;
   SaveOptions save_;
-  std::vector<int32_t> column_of_;
+  std::vector<int32_t> column_of_, attended_;
   LaneLedger ledger_;
   LaneLists lists_;
 };

@@ -13,12 +13,28 @@ P assigned(const nlohmann::json& params) {
   P::declare(assign);
   return policy;
 }
+template <class P>
+P resolved(const nlohmann::json& params, const Scene& scene) {
+  P policy = assigned<P>(params);
+  policy.resolve(scene);
+  return policy;
+}
 
 template <class P, class Real>
 std::unique_ptr<Lane<Real>> make_lane(const LaneOrder& order) {
-  P policy = assigned<P>(order.params);
-  policy.resolve(order.scene);
-  return std::make_unique<LaneOf<P, Real>>(policy, order);
+  return std::make_unique<LaneOf<P, Real>>(resolved<P>(order.params, order.scene), order);
+}
+
+// What follows from the text of a policy alone.
+template <class P>
+void set_traits(Method& m) {
+  m.info = P::info;
+  Describe<P> describe;
+  P::declare(describe);
+  m.parameters = std::move(describe.specs);
+  m.looks_at_queries = HasNeeds<P> || ObservesPrompt<P> || Observes<P, float> || Chooses<P, float>;
+  m.scores_prompt = ScoresPrompt<P>;
+  if constexpr (requires { P::council; }) m.council = P::council;
 }
 
 // The registry's entry for a policy. CMake generates one call for each line of methods.list.
@@ -28,35 +44,41 @@ Method make_method() {
       Policy<P>,
       "a policy is a trivially copyable struct with `info` and resolve(); see lib/methods/README.md");
   Method m;
-  m.info = P::info;
-  Describe<P> describe;
-  P::declare(describe);
-  m.parameters = std::move(describe.specs);
+  set_traits<P>(m);
   m.resolve = [](const nlohmann::json& params, const Scene& scene) {
-    P policy = assigned<P>(params);
-    policy.resolve(scene);
+    const P policy = resolved<P>(params, scene);
     Dump<P> dump(policy);
     P::declare(dump);
     return dump.values;
   };
-  m.default_phase = [](const nlohmann::json& params) {
-    if constexpr (requires(P p) { P::default_phase(p); }) return P::default_phase(assigned<P>(params));
-    else return (void)params, P::info.default_phase;
+  m.default_axes = [](const nlohmann::json& params) {
+    Axes axes;
+    axes.phase = P::info.default_phase;
+    axes.positions = P::info.default_positions;
+    const P policy = assigned<P>(params);
+    if constexpr (requires { P::set_axes(policy, axes); }) P::set_axes(policy, axes);
+    return axes;
   };
   m.random = [](const nlohmann::json& params) {
     if constexpr (requires(P p) { P::random(p); }) return P::random(assigned<P>(params));
     else return (void)params, false;
   };
-  m.draws_needed = [](const nlohmann::json& params, const Scene& scene) -> int64_t {
-    if constexpr (requires(const P p) { p.draws_needed(scene); }) {
-      P policy = assigned<P>(params);
-      policy.resolve(scene);
-      return policy.draws_needed(scene);
-    }
-    return 0;
+  m.draw_arrays = [](const nlohmann::json& params, const Scene& scene) -> std::vector<DrawArray> {
+    if constexpr (requires(const P p) { p.draw_arrays(scene); })
+      return resolved<P>(params, scene).draw_arrays(scene);
+    else return (void)params, (void)scene, std::vector<DrawArray>{};
   };
-  m.needs_every_query = HasNeeds<P> || Observes<P, float>;
-  m.looks_at_queries = m.needs_every_query || Chooses<P, float>;
+  m.needs = [](const nlohmann::json& params, const Scene& scene) -> PromptNeeds {
+    if constexpr (HasNeeds<P>) return resolved<P>(params, scene).needs(scene);
+    else return (void)params, (void)scene, PromptNeeds{};
+  };
+  m.observes = [](const nlohmann::json& params, const Axes& axes) {
+    return policy_observes<P>(assigned<P>(params), axes);
+  };
+  if constexpr (requires { P::council; })
+    m.share = [](const nlohmann::json& params, const Scene& scene, const std::vector<Testimony>& heads) {
+      return resolved<P>(params, scene).share(scene, heads);
+    };
   m.lane_single = make_lane<P, float>;
   m.lane_double = make_lane<P, double>;
   return m;

@@ -8,22 +8,44 @@
 #include <numeric>
 #include <tuple>
 
+#include "replay/council.hpp"
 #include "replay/head_replay.hpp"
 
 namespace kvreplay {
 namespace {
 
-// Cells that share tensors and the exact pass: [first, last) of the list.
+// Cells that share tensors and the exact pass: of one kv head, or of a layer whose heads decide together.
 struct Group {
-  size_t first, last;
+  size_t trace;
+  HeadRequest request;
+  std::vector<std::vector<const Cell*>> decisions;
 };
 
+bool decides_together(const Cell& cell) {
+  return cell.axes.gqa_level == GqaLevel::layer && cell.method->looks_at_queries;
+}
+bool same_decision(const Cell& a, const Cell& b) {
+  return decides_together(a) && decides_together(b) && a.method == b.method && a.params == b.params &&
+         a.budget == b.budget && a.seed == b.seed;
+}
+
 std::vector<Group> group_cells(const std::vector<Cell>& cells) {
-  const auto head = [](const Cell& c) { return std::tie(c.trace, c.prompt, c.layer, c.kv_head); };
   std::vector<Group> groups;
-  for (size_t i = 0; i < cells.size(); ++i) {
-    if (groups.empty() || head(cells[groups.back().first]) != head(cells[i])) groups.push_back({i, i});
-    groups.back().last = i + 1;
+  std::map<std::tuple<size_t, std::string, int32_t, int32_t>, size_t> at;
+  for (const Cell& cell : cells) {
+    const int32_t head = decides_together(cell) ? HeadRequest::kWholeLayer : cell.kv_head;
+    const auto [found, is_new] = at.emplace(std::tuple(cell.trace, cell.prompt, cell.layer, head), groups.size());
+    if (is_new)
+      groups.push_back(
+          {cell.trace, {cell.prompt, cell.layer, head, cell.n_tokens, cell.n_prefill, false, false}, {}});
+    Group& group = groups[found->second];
+    group.request.rotation = group.request.rotation || cell.axes.positions == Positions::cache;
+    group.request.classes =
+        group.request.classes || cell.method->needs(cell.params, cell.scene()).token_classes;
+    const auto same = std::find_if(group.decisions.begin(), group.decisions.end(),
+                                   [&](const auto& d) { return same_decision(*d.front(), cell); });
+    if (same == group.decisions.end()) group.decisions.push_back({&cell});
+    else same->push_back(&cell);
   }
   return groups;
 }
@@ -35,24 +57,25 @@ class Reader {
   template <class Real>
   HeadStream<Real> load(size_t trace, const HeadRequest& request) {
     const std::lock_guard lock(mutex_);
-    auto found = open_.find(trace);
-    if (found == open_.end()) found = open_.emplace(trace, Trace(paths_.at(trace))).first;
-    return load_head<Real>(found->second, request);
+    return load_head<Real>(opened(trace), request);
+  }
+  std::vector<HeldLayer> layers(size_t trace, const std::string& prompt) {
+    const std::lock_guard lock(mutex_);
+    std::vector<HeldLayer> held;
+    for (const LayerInfo& l : opened(trace).prompt(prompt).layers) held.push_back({l.layer, l.kv_heads});
+    return held;
   }
 
  private:
+  const Trace& opened(size_t trace) {
+    auto found = open_.find(trace);
+    if (found == open_.end()) found = open_.emplace(trace, Trace(paths_.at(trace))).first;
+    return found->second;
+  }
   const std::vector<std::filesystem::path>& paths_;
   std::map<size_t, Trace> open_;
   std::mutex mutex_;
 };
-
-HeadRequest request_of(const std::vector<Cell>& cells, const Group& group) {
-  const Cell& first = cells[group.first];
-  HeadRequest request{first.prompt, first.layer, first.kv_head, first.n_tokens, first.n_prefill, false};
-  for (size_t i = group.first; i < group.last; ++i)
-    request.rotation = request.rotation || cells[i].axes.positions == Positions::cache;
-  return request;
-}
 
 // Keeps the first exception of a parallel region, and tells the others to stop.
 class FirstError {
@@ -74,9 +97,12 @@ class FirstError {
 };
 
 template <class Real>
-void run_typed(const std::vector<Cell>& cells, const RunOptions& options) {
-  const std::vector<Group> groups = group_cells(cells);
+void run_typed(std::vector<Cell> cells, const RunOptions& options) {
   Reader reader(options.traces);
+  allocate_budgets<Real>(
+      cells, options, [&](size_t trace, const HeadRequest& r) { return reader.load<Real>(trace, r); },
+      [&](size_t trace, const std::string& prompt) { return reader.layers(trace, prompt); });
+  const std::vector<Group> groups = group_cells(cells);
   FirstError error;
   std::mutex reporting;
   const auto report = [&](const Cell& cell, const CellResult& result) {
@@ -93,10 +119,10 @@ void run_typed(const std::vector<Cell>& cells, const RunOptions& options) {
     if (stop()) continue;
     try {
       const Group& group = groups[g];
-      start(cells[group.first]);
-      const HeadStream<Real> stream = reader.load<Real>(cells[group.first].trace, request_of(cells, group));
+      start(*group.decisions.front().front());
+      const HeadStream<Real> stream = reader.load<Real>(group.trace, group.request);
       HeadReplay<Real> replay(stream, options);
-      for (size_t i = group.first; i < group.last; ++i) replay.add(cells[i]);
+      for (const auto& decision : group.decisions) replay.add(decision);
       replay.run(stop, report);
     } catch (...) {
       error.keep(std::current_exception());

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -21,11 +22,13 @@ class TileOutput {
     rows_ = int32_t(tile.rows.size());
     heads_ = heads;
     v_dim_ = cache.shape().v_dim;
+    shape_ = cache.shape();
     column_of_ = column_of.data();
     columns_ = 0;
     tokens_.clear();
+    std::fill(column_of.begin(), column_of.end(), -1);
     for (const int32_t token : cache.tokens())
-      if (token >= 0) add(token);
+      if (token >= 0 && column_of[size_t(token)] < 0) add(token);
     for (int32_t t = tile.begin; t < tile.end; ++t) add(t);
     w.tile_coefficients.assign(size_t(heads) * size_t(rows_) * size_t(columns_), Real(0));
     coefficients_ = w.tile_coefficients.data();
@@ -35,11 +38,13 @@ class TileOutput {
   struct Sink {
     const int32_t* column_of;
     Real *coefficients, *out;  // of this (head, row): [columns], [v_dim]
+    int32_t block;
     template <Team T, Cache C>
     void emit(const T&, const C& cache, std::span<const Real> c) const {
       for (int32_t i = 0; i < cache.size(); ++i) {
+        if (c[size_t(i)] == 0) continue;
         if (cache.verbatim(i)) coefficients[column_of[cache.token(i)]] += c[size_t(i)];
-        else add_value(cache.value(i), c[size_t(i)]);
+        else add_value(cache.value(i, block), c[size_t(i)]);
       }
     }
     void add_value(std::span<const Real> value, Real weight) const {
@@ -48,18 +53,24 @@ class TileOutput {
   };
   Sink sink(int32_t head, int32_t row, LaneTile<Real>& result) const {
     const int64_t at = int64_t(head) * rows_ + row;
-    return {column_of_, coefficients_ + at * columns_, result.out.data() + at * v_dim_};
+    return {column_of_, coefficients_ + at * columns_, result.out.data() + at * v_dim_,
+            shape_.block_of(head)};
   }
 
-  // out += coefficients [heads * rows, columns] * values [columns, v_dim].
-  void close(const Real* values, LaneWorkspace<Real>& w, LaneTile<Real>& result) const {
+  // out += coefficients [heads * rows, columns] * values [columns, v_dim], for each kv head.
+  void close(const HeadStream<Real>& stream, LaneWorkspace<Real>& w, LaneTile<Real>& result) const {
     w.tile_values.resize(size_t(columns_) * size_t(v_dim_));
-    for (int32_t c = 0; c < columns_; ++c)
-      std::copy_n(values + int64_t(tokens_[size_t(c)]) * v_dim_, v_dim_,
-                  w.tile_values.data() + int64_t(c) * v_dim_);
     w.product.resize(size_t(heads_) * size_t(rows_) * size_t(v_dim_));
-    kernels::multiply(coefficients_, columns_, heads_ * rows_, w.tile_values.data(), columns_, v_dim_,
-                      w.product.data(), v_dim_);
+    const int32_t group_rows = heads_ / shape_.blocks * rows_;
+    for (int32_t b = 0; b < shape_.blocks; ++b) {
+      const Real* values = stream.block_values(b);
+      for (int32_t c = 0; c < columns_; ++c)
+        std::copy_n(values + int64_t(tokens_[size_t(c)]) * v_dim_, v_dim_,
+                    w.tile_values.data() + int64_t(c) * v_dim_);
+      kernels::multiply(coefficients_ + int64_t(b) * group_rows * columns_, columns_, group_rows,
+                        w.tile_values.data(), columns_, v_dim_,
+                        w.product.data() + int64_t(b) * group_rows * v_dim_, v_dim_);
+    }
     for (size_t i = 0; i < result.out.size(); ++i) result.out[i] += w.product[i];
   }
 
@@ -71,6 +82,7 @@ class TileOutput {
   int32_t rows_ = 0, heads_ = 0, v_dim_ = 0, columns_ = 0;
   int32_t* column_of_ = nullptr;
   Real* coefficients_ = nullptr;
+  HeadShape shape_{};
   std::vector<int32_t> tokens_;
 };
 

@@ -50,6 +50,9 @@ json error_text(const Row& row) {
       text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
   return text;
 }
+json extras_text(const Row& row) {
+  return row.result.measures.extras.empty() ? json() : json(canonical(row.result.measures.extras));
+}
 json precision(const Row& row) { return row.run.value("precision", json()); }
 json device(const Row& row) { return row.run.value("device", json()); }
 json schema(const Row& row) { return row.run.value("schema", json()); }
@@ -126,6 +129,10 @@ const std::vector<Source>& sources() {
       {{"error", "", "why it failed", kNot, kNot}, error_text},
       {{"rows_skipped", "rows", "rows whose exact output is zero, left out of every ratio", kMeasure, kNot},
        measured<&M::rows_skipped>},
+      {{"mean_attended_tokens", "tokens", "attended in a step, mean over heads and scored rows", kMeasure, kNot},
+       measured<&M::mean_attended_tokens>},
+      {{"n_quantised", "rows", "rows that the row format rewrote", kMeasure, kNot}, measured<&M::n_quantised>},
+      {{"extras", "", "what the method reports of itself, as canonical JSON", kNot, kNot}, extras_text},
       {{"precision", "", "width of the arithmetic: single or double", kNot, kNot}, precision},
       {{"device", "", "where it was computed", kNot, kNot}, device},
       {{"schema", "", "version of the definitions", kNot, kNot}, schema},

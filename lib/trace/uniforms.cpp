@@ -2,30 +2,46 @@
 
 #include <fmt/format.h>
 
+#include <array>
+
 #include "base/errors.hpp"
 #include "trace/h5_file.hpp"
 
 namespace kvreplay {
 namespace {
 
-std::string dataset_of(const std::filesystem::path& file, const std::string& group) {
+std::string dataset_of(const std::filesystem::path& file, const std::string& group,
+                       const std::vector<std::string>& names) {
   for (const std::string& prefix : {group, std::string()})
-    for (const char* name : {"u", "U", "UD", "UM", "uniforms"})
+    for (const std::string& name : names)
       if (has_dataset(file, prefix + name)) return prefix + name;
-  throw ConfigError(fmt::format("{}: no dataset u, U, UD, UM or uniforms, neither under /{} nor at the root",
-                                file.string(), group));
+  throw ConfigError(fmt::format("{}: no dataset {}, neither under /{} nor at the root", file.string(),
+                                fmt::join(names, " or "), group));
+}
+
+// [rounds, positions, slots] of a stored array, whose leading extents may be left out when they are 1.
+std::array<int64_t, 3> extents(const std::vector<int64_t>& shape, bool has_slots) {
+  std::vector<int64_t> all = shape;
+  if (!has_slots) all.push_back(1);
+  while (all.size() < 3) all.insert(all.begin(), 1);
+  return {all[all.size() - 3], all[all.size() - 2], all.back()};
 }
 
 }  // namespace
 
 InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::string& prompt, int32_t layer,
-                               int32_t kv_head, int64_t needed) {
-  const std::string name = dataset_of(file, fmt::format("{}/{:03d}/{}/", prompt, layer, kv_head));
+                               int32_t kv_head, const UniformsRequest& request) {
+  const std::string name =
+      dataset_of(file, fmt::format("{}/{:03d}/{}/", prompt, layer, kv_head), request.names);
   std::vector<int64_t> shape;
-  InjectedUniforms u{read_dataset(file, name, shape), shape.empty() ? 1 : shape.back()};
-  if (int64_t(u.values.size()) < needed)
-    throw ConfigError(fmt::format("{}: /{} holds {} numbers, but {} are drawn", file.string(), name,
-                                  u.values.size(), needed));
+  InjectedUniforms u{read_dataset(file, name, shape), 0, 1};
+  const auto [rounds, positions, slots] = extents(shape, request.slots > 0);
+  u.positions = positions, u.slots = slots;
+  if (rounds < request.rounds || positions < request.positions || slots < request.slots)
+    throw ConfigError(fmt::format("{}: /{} has the extents {} x {} x {} (rounds, positions, slots), but {} x {} x {} "
+                                  "are drawn",
+                                  file.string(), name, rounds, positions, slots, request.rounds,
+                                  request.positions, request.slots));
   for (size_t i = 0; i < u.values.size(); ++i)
     if (!(u.values[i] >= 0 && u.values[i] < 1))
       throw ConfigError(fmt::format("{}: /{} holds {} at {}, but uniforms lie in [0, 1)", file.string(), name,

@@ -8,14 +8,18 @@ namespace kvreplay {
 
 // Random numbers that a test injects instead of the counter-based ones.
 struct InjectedUniforms {
-  std::vector<double> values;  // row-major, each in [0, 1)
-  int64_t positions = 0;       // last extent
+  std::vector<double> values;  // [rounds, positions, slots], each in [0, 1)
+  int64_t positions = 0, slots = 1;
+};
+// A dataset to look for: its names, the first that is found, and the least extents.
+struct UniformsRequest {
+  std::vector<std::string> names;
+  int64_t rounds = 1, positions = 0, slots = 0;  // slots 0: no such axis
 };
 
-// The dataset u, U, UD, UM or uniforms under /<prompt>/<LLL>/<kv head>/, or at the root of the file. Throws
-// ConfigError naming file and dataset when it is missing, has fewer than `needed` values, or holds a value
-// outside [0, 1).
+// The dataset under /<prompt>/<LLL>/<kv head>/, or at the root of the file. Throws ConfigError naming file and
+// dataset when it is missing, too small, or holds a value outside [0, 1).
 InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::string& prompt, int32_t layer,
-                               int32_t kv_head, int64_t needed);
+                               int32_t kv_head, const UniformsRequest& request);
 
 }  // namespace kvreplay

@@ -189,8 +189,9 @@ TEST_CASE("A phase that a method lacks is refused with the one it has") {
 }
 
 TEST_CASE("Row formats and metrics that do not exist are refused") {
-  CHECK(errors("methods: [{name: pooler, row_format: int4}]\n") ==
-        "c.yaml:3:38: error: row_format is \"int4\" and must be source");
+  CHECK(errors("methods: [{name: pooler, row_format: int5}]\n") ==
+        "c.yaml:3:38: error: row_format is \"int5\" and must be one of source, f32, f16, bf16, int8, int4, kivi, "
+        "gear (did you mean int8?)");
   CHECK(errors(kGood + "metrics: [rel_err]\n") ==
         "c.yaml:5:11: error: unknown metric \"rel_err\": see kvreplay list metrics");
   CHECK(errors(kGood + "metrics: [index_recal]\n") ==

@@ -139,11 +139,11 @@ TEST_CASE("Budgets become tokens by one rule") {
   layer.head_dim = 64;
   layer.v_head_dim = 32;
   layer.dtype = DType::bfloat16;
-  CHECK(budget_tokens(BudgetList::Kind::tokens, 77, 768, layer) == 77);
-  CHECK(budget_tokens(BudgetList::Kind::fraction_kept, 0.1, 768, layer) == 76);
-  CHECK(budget_tokens(BudgetList::Kind::fraction_kept, 0.0001, 768, layer) == 1);
-  CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer) == 5);  // a row takes (64 + 32) * 2 bytes
-  CHECK(budget_tokens(BudgetList::Kind::bytes, 100, 768, layer) == 0);
+  CHECK(budget_tokens(BudgetList::Kind::tokens, 77, 768, layer, {}) == 77);
+  CHECK(budget_tokens(BudgetList::Kind::fraction_kept, 0.1, 768, layer, {}) == 76);
+  CHECK(budget_tokens(BudgetList::Kind::fraction_kept, 0.0001, 768, layer, {}) == 1);
+  CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer, {}) == 5);  // a row takes (64 + 32) * 2 bytes
+  CHECK(budget_tokens(BudgetList::Kind::bytes, 100, 768, layer, {}) == 0);
 }
 
 TEST_CASE("The resolved configuration is a configuration again") {

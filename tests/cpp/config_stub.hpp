@@ -11,6 +11,20 @@ using kvreplay::Method;
 using kvreplay::ParameterSpec;
 using Kind = kvreplay::ParameterSpec::Kind;
 
+// What make_method() fills in for a policy.
+inline void set_hooks(Method& m, bool observes) {
+  m.default_axes = [info = m.info](const nlohmann::json&) {
+    kvreplay::Axes axes;
+    axes.phase = info.default_phase;
+    axes.positions = info.default_positions;
+    return axes;
+  };
+  m.random = [](const nlohmann::json&) { return false; };
+  m.draw_arrays = [](const nlohmann::json&, const kvreplay::Scene&) { return std::vector<kvreplay::DrawArray>{}; };
+  m.needs = [](const nlohmann::json&, const kvreplay::Scene&) { return kvreplay::PromptNeeds{}; };
+  m.observes = [observes](const nlohmann::json&, const kvreplay::Axes&) { return observes; };
+}
+
 // Sinks and a recent window inside the budget; both phases, cache positions by default.
 inline Method keeper() {
   Method m;
@@ -35,9 +49,8 @@ inline Method keeper() {
           "sinks", "sinks " + all["sinks"].dump() + " exceed the budget of " + std::to_string(scene.budget));
     return all;
   };
-  m.default_phase = [](const nlohmann::json&) { return kvreplay::Phase::stream; };
-  m.needs_every_query = m.looks_at_queries = true;
-  m.draws_needed = [](const nlohmann::json&, const kvreplay::Scene&) { return int64_t{0}; };
+  m.looks_at_queries = true;
+  set_hooks(m, true);
   return m;
 }
 
@@ -56,8 +69,7 @@ inline Method pooler() {
   m.parameters = {{"kernel", Kind::integer, 1, 9, {}, 7, "7", ""},
                   {"pool", Kind::choice, 0, 0, {"max", "avg"}, "max", "max", ""}};
   m.resolve = [](const nlohmann::json& params, const kvreplay::Scene&) { return params; };
-  m.default_phase = [](const nlohmann::json&) { return kvreplay::Phase::oneshot; };
-  m.draws_needed = [](const nlohmann::json&, const kvreplay::Scene&) { return int64_t{0}; };
+  set_hooks(m, false);
   return m;
 }
 

@@ -39,8 +39,9 @@ TEST_CASE("a draw depends on everything it is for", "[core]") {
 TEST_CASE("injected uniforms are read at their position", "[core]") {
   const double values[] = {0.1, 0.2, 0.3, 0.4};
   Draws draws;
-  draws.values = values;
-  draws.positions = 2;
+  draws.injected[0] = {values, Structure::uniform_sampling, 2, 1};
   CHECK(draws.uniform(Structure::uniform_sampling, 1) == 0.2);
   CHECK(draws.uniform(Structure::uniform_sampling, 0, 0, 1) == 0.3);
+  // Another structure keeps its own numbers.
+  CHECK(draws.uniform(Structure::sign_walk, 1) == Draws{}.uniform(Structure::sign_walk, 1));
 }

@@ -57,7 +57,7 @@ TEST_CASE("errors of one row by hand", "[measures]") {
   lane.out = {3, 1};
   lane.measures[0] = {.tau = 0.7, .kept_mass = 0.6, .top_mass = 0.8, .index_recall = 0.25, .attended = 1};
   Accumulator a(1, 1, 1e-12);
-  a.add(tile, lane, 0, false);
+  a.add(tile, lane, {0, 0, 0, 1}, false);
   CellMeasures m;
   CellResult r;
   a.finish(m, r, {});
@@ -81,7 +81,7 @@ TEST_CASE("rows with no output are counted, never divided by", "[measures]") {
   lane.resize(1, 1, 1);
   lane.out = {1};
   Accumulator a(1, 1, 1e-9);
-  a.add(tile, lane, 0, false);
+  a.add(tile, lane, {0, 0, 0, 1}, false);
   CellMeasures m;
   CellResult r;
   a.finish(m, r, {});

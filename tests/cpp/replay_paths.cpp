@@ -55,8 +55,11 @@ struct SoloRun {
     std::vector<Real> e(size_t(stream.tokens) + 1), coefficients(e.size());
     std::vector<double> group(e.size()), by_head(e.size() * size_t(stream.shape.heads));
     std::vector<uint8_t> chosen(by_head.size());
-    const Prompt<Real> prompt({stream.keys.data(), stream.values.data(), column_sums.data(), stream.prompt,
-                               stream.shape, Aggregate::sum});
+    typename Prompt<Real>::View view{};
+    view.keys = stream.keys.data(), view.values = stream.values.data();
+    view.column_sums = column_sums.data();
+    view.size = stream.prompt, view.shape = stream.shape;
+    const Prompt<Real> prompt(view);
     replay_prompt(team, policy, cache, prompt, rules);
     const size_t d = size_t(stream.shape.dim), dv = size_t(stream.shape.v_dim);
     out.resize(size_t(stream.tokens - stream.prompt) * size_t(stream.shape.heads) * dv);
@@ -71,8 +74,7 @@ struct SoloRun {
                        stream.rule,
                        rotation,
                        t,
-                       stream.shape.dim,
-                       stream.shape.v_dim,
+                       stream.shape,
                        stream.sink_logits.empty() ? nullptr : stream.sink_logits.data(),
                        to,
                        nullptr};
@@ -94,14 +96,14 @@ double strip_against_solo(const HeadStream<Real>& stream, int32_t budget, Positi
   LaneOrder order;
   order.axes.positions = positions;
   order.axes.phase = P::info.default_phase;
-  order.scene = {budget, stream.prompt, stream.tokens, stream.shape, 0, 1, order.axes.phase};
-  const auto sums = prompt_column_sums(stream, {0}).front();
+  order.scene = {budget, stream.prompt, stream.tokens, stream.shape, 0, 1, order.axes.phase, 1};
+  const auto sums = prompt_pass(stream, {{0}, false, -1, {}}).front();
   const SoloRun<P, Real> solo(stream, order, sums);
   P policy;
   policy.resolve(order.scene);
   LaneOf<P, Real> lane(policy, order);
   lane.bind(stream, 0, false, {});
-  lane.read_prompt(sums.data());
+  lane.read_prompt({sums.data(), nullptr});
   LaneWorkspace<Real> workspace;
   double worst = 0;
   for (int32_t begin = stream.prompt; begin < stream.tokens; begin += 7) {

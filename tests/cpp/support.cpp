@@ -73,10 +73,7 @@ HeadStream<Real> make_stream(StreamShape s, uint32_t seed, Look look) {
 
 Axes default_axes(const std::string& method) {
   const Method* m = find_method(registry(), method);
-  Axes axes;
-  axes.phase = m->info.default_phase;
-  axes.positions = m->info.default_positions;
-  return axes;
+  return m->default_axes(nlohmann::json::object());
 }
 
 Cell make_cell(const std::string& method, std::optional<int32_t> budget, const StreamShape& s,
@@ -86,13 +83,13 @@ Cell make_cell(const std::string& method, std::optional<int32_t> budget, const S
   REQUIRE(cell.method != nullptr);
   cell.axes = axes;
   if (cell.method->info.takes_budget) cell.budget = budget;
-  const int32_t heads = axes.gqa_level == GqaLevel::query ? 1 : s.heads;
-  const Scene scene{cell.budget.value_or(0), s.prompt, s.tokens, {s.dim, s.v_dim, heads}, 0, 1, axes.phase};
-  cell.params = cell.method->resolve(params, scene);
   cell.seed = seed;
   cell.n_prefill = s.prompt;
   cell.n_tokens = s.tokens;
   cell.n_layers = 1;
+  cell.shape = {s.dim, s.v_dim, axes.gqa_level == GqaLevel::query ? 1 : s.heads, 1};
+  cell.scale = 1 / std::sqrt(double(s.dim));
+  cell.params = cell.method->resolve(params, cell.scene());
   return cell;
 }
 

@@ -26,8 +26,12 @@ __global__ void replay_kernel(P policy, DeviceHead<Real> head, CacheStorage<Real
   const BlockTeam team{shared};
   BasicCache<Real> cache(storage);
   cache.clear(team);
-  const Prompt<Real> prompt(
-      {head.keys, head.values, head.column_sums, head.prompt, head.shape, rules.aggregate});
+  typename Prompt<Real>::View view{};
+  view.keys = head.keys, view.values = head.values, view.column_sums = head.column_sums;
+  view.queries = head.queries, view.query_head = int64_t(head.tokens) * head.shape.dim;
+  view.size = head.prompt, view.tokens = head.tokens, view.shape = head.shape;
+  view.aggregate = rules.aggregate, view.scale = double(head.rule.scale);
+  const Prompt<Real> prompt(view);
   replay_prompt(team, policy, cache, prompt, rules);
   const size_t dim = size_t(head.shape.dim), v_dim = size_t(head.shape.v_dim);
   for (int32_t t = head.prompt; t < head.tokens; ++t) {
@@ -37,8 +41,7 @@ __global__ void replay_kernel(P policy, DeviceHead<Real> head, CacheStorage<Real
                      head.rule,
                      head.rotation,
                      t,
-                     head.shape.dim,
-                     head.shape.v_dim,
+                     head.shape,
                      head.sink_logits,
                      head.out + int64_t(t - head.prompt) * head.shape.heads * head.shape.v_dim,
                      nullptr};

@@ -1,0 +1,49 @@
+#pragma once
+#include "core/selecting.hpp"
+
+namespace kvreplay {
+
+// A scorer inside another method: one of the structs of `Scorers`, chosen by `kind`. Its prompt scores, its
+// protection and what it needs are passed on; what is kept is the wrapper's business. Scores that depend on the
+// budget are no scores, so a scorer is resolved for a budget that holds the whole prompt.
+template <class Scorers>
+struct Wrapped : Scorers {
+  static constexpr int32_t kinds = Scorers::kinds;
+  int32_t kind = 0;
+
+  KVR_FN decltype(auto) visit(auto&& f) { return Scorers::pick(*this, kind, f); }
+  KVR_FN decltype(auto) visit(auto&& f) const { return Scorers::pick(*this, kind, f); }
+
+  const char* name() const {
+    return visit([]<class P>(const P&) { return P::info.name; });
+  }
+  void resolve(Scene scene) {
+    scene.budget = scene.prompt;
+    visit([&](auto& p) { p.resolve(scene); });
+  }
+  int64_t state_doubles(const Scene& scene) const {
+    return visit([&](const auto& p) -> int64_t { return p.layout(scene).state_doubles; });
+  }
+  PromptNeeds needs(const Scene& scene) const {
+    return visit([&]<class P>(const P& p) {
+      if constexpr (HasNeeds<P>) return p.needs(scene);
+      else return PromptNeeds{};
+    });
+  }
+  // Prompt tokens that no selection may drop.
+  Protect protection() const {
+    return visit([](const auto& p) { return p.protection(); });
+  }
+  // `state`: as many doubles as state_doubles() said.
+  KVR_FN void bind(std::span<double> state) {
+    visit([&]<class P>(P& p) {
+      if constexpr (HasState<P>) p.state = state;
+    });
+  }
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+    visit([&](auto& p) { p.read_prompt(team, prompt, cache); });
+  }
+};
+
+}  // namespace kvreplay

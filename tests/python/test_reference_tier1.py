@@ -1,0 +1,249 @@
+"""The numpy reference of the tier 1 methods against recorded expectations (tests/golden/README.md)."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from reference.balance import balancekv, sign_walk, uniform
+from reference.buzz import buzz
+from reference.common import Head, Rope, per_query_head, philox
+from reference.h2o import h2o, h2o_heavy
+from reference.oracles import topk_oracle
+from reference.recency import streaming_llm, window
+from reference.scissorhands import scissorhands
+from reference.snapkv import layer_budget, pyramidkv, snapkv
+from reference.subgen import subgen, subgen_stream
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+TINY_MARGIN = 1e-9  # float64 against float64, other summation orders: closer decisions are not judged
+OUTPUT_TOLERANCE = 1e-6  # of the largest expected magnitude; expectations are stored in float32
+
+
+def golden(kind):
+    return h5py.File(GOLDEN / f"{kind}_dev.h5")
+
+
+def keys(kind, wanted):
+    with golden(kind) as f:
+        return [(c, k) for c, g in f["cases"].items() for k in g["results"] if wanted(k)]
+
+
+def attributes(group):
+    return {name: x.item() if hasattr(x, "item") else x for name, x in group.attrs.items()}
+
+
+def head_of(case, kv_head=0, prefill=None, repeat_last=False):
+    a = attributes(case)
+    q, k, v = (case[name][:].astype(float) for name in "qkv")
+    if repeat_last:
+        q, k, v = (np.concatenate([x, x[:, -1:]], axis=1) for x in (q, k, v))
+    d = a["d"]
+    return Head(
+        q[kv_head * a["G"] : (kv_head + 1) * a["G"]],
+        k[kv_head],
+        v[kv_head],
+        a["scale"],
+        a["P"] if prefill is None else prefill,
+        layer=a.get("layer", 1),
+        kv_head=kv_head,
+        n_layers=a.get("n_layers", 30),
+        rope=Rope(a["rope_theta"] ** (-np.arange(0, d, 2) / d)),
+    )
+
+
+def ragged(group, name):
+    flat, off = group[name + "_flat"][:], group[name + "_off"][:]
+    return [flat[a:b] for a, b in pairwise(off)]
+
+
+def same_lists(got, want, head):
+    """A one-shot result stores its first list only."""
+    if len(got) == 1 < len(want):
+        got = [np.append(got[0], np.arange(head.P, t)) for t in range(head.P, head.n + 1)]
+    assert len(got) == len(want)
+    for i, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+        assert np.array_equal(mine, theirs), f"list {i}"
+
+
+def same_outputs(out, rows, expected, head):
+    got = out[:, rows - head.P]
+    assert np.abs(got - expected).max() <= OUTPUT_TOLERANCE * np.abs(expected).max()
+
+
+def oracle_call(key, a, r):
+    """The reference call of one oracle key."""
+    uniforms = {name: r[name][:] for name in ("UD", "UM", "U", "u") if name in r}
+    if key.startswith("balancekv"):
+        sizes = {"sinks": a["sink"], "recent": a["recent"], "rounds": a["T"], "block": a["b"]}
+        more = {"walk": "paper", "c": a["c"], "temp": a["temp"], "U": uniforms["U"]}
+        return lambda h: balancekv(h, None, **sizes, **more)
+    return {
+        "window": lambda h: window(h, a["B"]),
+        "sink": lambda h: streaming_llm(h, a["B"], sinks=a["sink"], positions="original"),
+        "sink_repos": lambda h: streaming_llm(h, a["B"], sinks=a["sink"]),
+        "h2o": lambda h: h2o(h, a["B"]),
+        "h2o_heavy_only": lambda h: h2o_heavy(h, a["B"]),
+        "scissorhands": lambda h: scissorhands(h, a["B"], hist=a["hist"], recent=a["recent"], drop=a["drop"]),
+        "snapkv_max": lambda h: snapkv(h, a["B"], window=a["window"], kernel=a["kernel"], pool="max"),
+        "snapkv_avg": lambda h: snapkv(h, a["B"], window=a["window"], kernel=a["kernel"], pool="avg"),
+        "buzz": lambda h: buzz(
+            h,
+            None,
+            sinks=a["sink"],
+            stride=a["stride"],
+            window=a["window"],
+            threshold=a["T"],
+            variant="paper",
+        ),
+        "subgen_practical": lambda h: subgen(h, a["B"], recent=a["recent"]),
+        "subgen_practical_w": lambda h: subgen(h, a["B"], recent=a["recent"], weights="cluster_size"),
+        "subgen_alg1": lambda h: subgen_stream(h, delta=a["delta"], t=a["t"], s=a["s"], **uniforms),
+        "topk_group": lambda h: topk_oracle(h, a["B"], extra=a["extra"]),
+        "topk_head": lambda h: topk_oracle(h, a["B"], extra=a["extra"], per_head=True),
+        "uniform": lambda h: uniform(
+            h,
+            a["sink"] + a["recent"] + a["m"],
+            sinks=a["sink"],
+            recent=a["recent"],
+            m=a["m"],
+            u=uniforms["u"],
+        ),
+    }.get(key)
+
+
+NOT_HERE = ("keydiff", "knorm", "tova", "sparsity", "sbwalk")
+
+
+@pytest.mark.parametrize("case,key", keys("oracle", lambda k: not k.startswith(NOT_HERE)))
+def test_the_reference_equals_the_oracle(case, key):
+    with golden("oracle") as f:
+        c, r = f["cases"][case], f["cases"][case]["results"][key]
+        head, a = head_of(c), attributes(r)
+        result = oracle_call(key, a, r)(head)
+        if "kept_flat" in r:
+            same_lists(result.kept, ragged(r, "kept"), head)
+        if "attended_flat" in r:
+            same_lists(result.attended, ragged(r, "attended"), head)
+        if "weights" in r:
+            assert np.array_equal(result.num[0], r["weights"][:])
+            assert np.array_equal(result.den[0], r["weights"][:])
+        same_outputs(result.out, c["out_rows"][:], r["out"][:], head)
+        for name in ("m", "reps", "counts", "lists", "M"):
+            if key == "subgen_alg1":
+                assert np.array_equal(result.extras[name], r[name][:]), name
+
+
+@pytest.mark.parametrize("case,key", keys("oracle", lambda k: k.startswith("sbwalk")))
+def test_the_bare_walk_equals_the_oracle(case, key):
+    with golden("oracle") as f:
+        c, r = f["cases"][case], f["cases"][case]["results"][key]
+        a = attributes(r)
+        k = c["k"][0].astype(float)
+        assert a["r"] == pytest.approx(np.sqrt((k**2).sum(axis=1)).max(), rel=1e-6)
+        U = f["cases"][case]["results"]["sbwalk/U"][:]
+        sign, p, failed = sign_walk(k @ k.T, U, a["c"] * a["r"] ** 2)
+        assert failed == a["fail_index"]
+        assert np.array_equal(sign, r["eps"][:])
+        assert np.abs(p - r["p"][:]).max() <= OUTPUT_TOLERANCE
+
+
+def reference_call(a, r):
+    """Reference call, and what the case's P is replaced by."""
+    positions = {"reassign": "cache", "original": "original"}.get(a.get("rope"))
+    if a["method"].startswith("balancekv"):
+        more = {
+            "sinks": a["sink"],
+            "recent": 0,
+            "rounds": a["T"],
+            "block": a["block"],
+            "gamma": a.get("gamma", 0.0),
+            "tau": a.get("tau", 0.1),
+            "beta": a.get("beta", 0.0),
+            "c0": a.get("kernel_const", 0.025),
+            "den": a["den"],
+            "U": r["uniforms"][:],
+        }
+        return lambda h: balancekv(h, None, **more)
+    if a["method"] == "h2o_real_drop":
+        return lambda h: h2o(h, None, heavy=a["heavy"], recent=a["recent"], positions=positions)
+    if a["method"] == "buzz":
+        sizes = {"sinks": a["sink"], "window": a["window"], "threshold": a["T"], "stride": a["stride"]}
+        return lambda h: buzz(h, None, prefill_passes=a["prefill_passes"], positions=positions, **sizes)
+    return lambda h: streaming_llm(h, a["sink"] + a["recent"], sinks=a["sink"], positions=positions)
+
+
+@pytest.mark.parametrize("case,key", keys("reference", lambda k: True))
+def test_the_reference_equals_the_public_code(case, key):
+    with golden("reference") as f:
+        c, r = f["cases"][case], f["cases"][case]["results"][key]
+        a = attributes(r)
+        shot = a["method"].startswith("balancekv")
+        head = head_of(c, prefill=int(c.attrs["n"]) - a["window"] if shot else None)
+        call = reference_call(a, r)
+        result = per_query_head(call, head) if a.get("granularity") == "per_q_head" else call(head)
+        if shot:
+            assert np.array_equal(result.extras["middle"], r["kept"][:])
+            assert np.array_equal(result.extras["w"], r["weights"][:])
+            assert np.array_equal(result.extras["signs"][0], r["signs_pass0"][:])
+            assert np.array_equal(result.den[0][a["sink"] :], r["den_weights"][:])
+        else:
+            same_lists(result.kept, ragged(r, "kept"), head)
+        same_outputs(result.out, r["out_rows"][:], r["out"][:], head)
+
+
+KVPRESS = {
+    "snapkv": lambda a: (
+        lambda h: snapkv(
+            h, a["n_kept"], variant="kvpress", window=a["window"], kernel=a["kernel"], pool=a["pool"]
+        )
+    ),
+    "pyramidkv": lambda a: (
+        lambda h: pyramidkv(
+            h,
+            h.P * (1 - a["ratio"]),
+            variant="kvpress",
+            beta=a["beta"],
+            window=a["window"],
+            kernel=a["kernel"],
+            pool=a["pool"],
+        )
+    ),
+    "streaming_llm": lambda a: (
+        lambda h: streaming_llm(h, a["n_kept"], sinks=a["sink"], positions="original", phase="oneshot")
+    ),
+    "observed_attention": lambda a: lambda h: h2o(h, a["n_kept"], variant="observed"),
+}
+
+
+@pytest.mark.parametrize("case,key", keys("kvpress", lambda k: k.startswith(tuple(KVPRESS))))
+def test_the_reference_keeps_what_kvpress_keeps(case, key):
+    with golden("kvpress") as f:
+        c, r = f["cases"][case], f["cases"][case]["results"][key]
+        a = attributes(r)
+        for kv_head, want in enumerate(ragged(r, "kept")):
+            head = head_of(c, kv_head, prefill=int(c.attrs["n"]), repeat_last=True)
+            assert r["margins"][kv_head] >= TINY_MARGIN
+            assert np.array_equal(KVPRESS[a["method"]](a)(head).kept[0], want), f"kv head {kv_head}"
+
+
+def test_pyramid_budgets_equal_the_package_in_every_row_of_its_table():
+    with golden("kvpress") as f:
+        for n, ratio, window_size, beta, *want in f["pyramid_budgets/table"][:]:
+            budgets = [
+                layer_budget(n * (1 - ratio), int(n), int(window_size), beta, layer, 30)
+                for layer in range(30)
+            ]
+            assert budgets == want, (n, ratio, window_size, beta)
+
+
+def test_philox_gives_the_published_known_answers():
+    ones = 0xFFFFFFFF
+    assert [int(x) for x in philox((0, 0, 0, 0), (0, 0))] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert [int(x) for x in philox((ones,) * 4, (ones,) * 2)] == [
+        0x408F276D,
+        0x41C83B0E,
+        0xA20BC7C6,
+        0x6D5451FD,
+    ]

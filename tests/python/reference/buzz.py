@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from .common import Result, aggregate, replay, softmax
+from .common import Result, aggregate, dots, replay, softmax
 
 
 def sizes(B, sinks=4, stride=5):
@@ -26,7 +26,7 @@ def causal_scores(head, log_n):
     x = np.zeros((head.G, head.P, head.P))
     for i in range(head.P):
         factor = log_factor(log_n, i + 1, i)
-        x[:, i, : i + 1] = softmax(factor * head.scale * head.q[:, i] @ head.k[: i + 1].T)
+        x[:, i, : i + 1] = softmax(factor * head.scale * dots(head.q[:, i], head.k[: i + 1]))
     return x
 
 

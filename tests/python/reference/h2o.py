@@ -8,6 +8,7 @@ from .common import (
     Result,
     aggregate,
     causal_probs,
+    dots,
     oneshot,
     query_time,
     replay,
@@ -99,7 +100,7 @@ def alg1(head, B, agg="sum"):
     for t in range(head.n):
         full = len(live) >= B
         live = np.append(live, t)
-        p = softmax(head.scale * head.q[:, t] @ head.k[live].T)
+        p = softmax(head.scale * dots(head.q[:, t], head.k[live]))
         if t >= head.P:
             outs.append(p @ head.v[live])
         if full:
@@ -120,7 +121,7 @@ def hf_mask(head, heavy, recent):
             visible = np.append(top(A[: K - recent], heavy), np.arange(K + 1 - recent, K + 1))
             hidden = np.setdiff1d(np.arange(K - recent), visible)
             A[hidden] = 0.0
-        p = softmax(head.scale * head.q[:, K] @ head.k[visible].T)
+        p = softmax(head.scale * dots(head.q[:, K], head.k[visible]))
         outs.append(p @ head.v[visible])
         A[visible] += aggregate(p)
         attended.append(visible)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from .common import Result, aggregate, causal_probs, head_uniform, replay, softmax, top
+from .common import Result, aggregate, causal_probs, dots, head_uniform, replay, softmax, top
 
 
 def keyformer(
@@ -24,7 +24,7 @@ def keyformer(
     f = np.zeros(head.n)
 
     def add(t, live, tau):
-        logits = head.scale * head.q[:, t] @ head.k[live].T
+        logits = head.scale * dots(head.q[:, t], head.k[live])
         if noise:
             u = head_uniform(head, seed, "keyformer", live, np.arange(head.G)[:, None], t)
             logits = logits - np.log(-np.log(np.maximum(u, 2.0**-53)))

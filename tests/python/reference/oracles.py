@@ -8,6 +8,7 @@ from .common import (
     Result,
     aggregate,
     causal_probs,
+    dots,
     oneshot,
     per_query_head,
     query_time,
@@ -19,7 +20,7 @@ from .common import (
 
 def exact_row(head, t):
     """x_t per query head: [G, t + 1]."""
-    return softmax(head.scale * head.q[:, t] @ head.k[: t + 1].T)
+    return softmax(head.scale * dots(head.q[:, t], head.k[: t + 1]))
 
 
 def _read(head, choose):

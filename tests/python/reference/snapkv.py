@@ -47,7 +47,7 @@ def snapkv(head, B, seed=0, variant="default", **given):
 def layer_budget(B, P, window, beta, layer, n_layers):
     """Tokens that PyramidKV gives one layer, window included; B is the average.
 
-    B may be real (variant kvpress); where a layer gets B itself it is rounded as in step 4, as the package does.
+    B may be real (variant kvpress); a layer that gets B itself rounds it as in step 4, as the package does.
     """
     if n_layers == 1:
         return round(B)

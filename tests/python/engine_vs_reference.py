@@ -168,7 +168,8 @@ SCISSORHANDS = [
 
 SUBGEN = [
     case(subgen_stream, delta=2.5, budgets=None),
-    case(subgen_stream, delta=4.0, t=3, s=17, budgets=None),
+    case(subgen_stream, delta=5.0, t=3, s=17, budgets=None),
+    case(subgen_stream, delta=7.5, t=8, s=64, sinks=1, budgets=None),
     case(subgen_stream, delta=0.5, t=1, s=5, sinks=3, budgets=None),
     case(subgen_stream, delta=0.05, epsilon=0.9, t_max=6, s_max=40, budgets=None),
     case(subgen_stream, delta=0.05, epsilon=0.9, c_t=0.3, c_s=2.0, budgets=None),
@@ -207,26 +208,29 @@ SAMPLES = [
     case(uniform),
     case(uniform, sinks=2, recent=3),
     case(uniform, sinks=0, recent=0),
-    case(uniform, sinks=2, recent=5, m=10),
+    case(uniform, sinks=2, recent=5, m=10, budgets=(17,)),
     case(uniform, weights="none"),
     case(uniform, rounds=3, budgets=FIXED_BUDGET),
     case(uniform, rounds=3, weights="pow2", budgets=FIXED_BUDGET),
-    case(uniform, rounds=2, weights="pow2", sinks=3, recent=6, budgets=FIXED_BUDGET),
+    case(uniform, rounds=3, weights="pow2", sinks=3, recent=6, budgets=FIXED_BUDGET),
     case(uniform, tail=4),
     case(uniform, tail=6, sinks=1, recent=2, weights="none"),
     case(uniform, variant="coin"),
-    case(uniform, variant="coin", sinks=3, recent=5, rounds=2, budgets=FIXED_BUDGET),
-    case(uniform, variant="notebook", rounds=2, sinks=3, recent=5, budgets=FIXED_BUDGET),
+    case(uniform, variant="coin", sinks=3, recent=5, rounds=3, budgets=FIXED_BUDGET),
+    case(uniform, variant="notebook", rounds=3, sinks=3, recent=5, budgets=FIXED_BUDGET),
 ]
 
 WALKS = [
     case(self_balancing_walk),
     case(self_balancing_walk, kernel="k"),
     case(self_balancing_walk, kernel="kv", rounds=2),
-    case(self_balancing_walk, c=0.3, on_fail="clamp"),
-    case(self_balancing_walk, c=0.02, on_fail="coin", rounds=3),
-    case(self_balancing_walk, c=0.01, on_fail="fail"),
-    case(self_balancing_walk, kernel="k", c=1.0, r=20.0, on_fail="clamp", sinks=2, recent=6),
+    case(self_balancing_walk, c=1e-4, on_fail="clamp"),
+    case(self_balancing_walk, c=1e-4, on_fail="coin", rounds=3),
+    case(self_balancing_walk, c=1e-4, on_fail="fail"),
+    case(self_balancing_walk, kernel="k", c=1.0, on_fail="clamp"),
+    case(self_balancing_walk, kernel="k", c=2.0, on_fail="coin", rounds=2),
+    case(self_balancing_walk, kernel="kv", c=0.3, on_fail="fail"),
+    case(self_balancing_walk, kernel="k", c=0.5, r=20.0, on_fail="clamp", sinks=2, recent=6),
     case(self_balancing_walk, delta=0.01, sinks=0, recent=0, rounds=2),
 ]
 
@@ -244,15 +248,18 @@ BALANCE = [
     case(balancekv, walk="paper", c="theory"),
     case(balancekv, walk="paper", c="greedy"),
     case(balancekv, walk="paper", c=0, block=16, rounds=2),
-    case(balancekv, walk="paper", c=0.05, block=17, rounds=2, sinks=3, recent=5),
-    case(balancekv, walk="paper", c=0.05, temp=0.2, block=16),
+    case(balancekv, walk="paper", c=1e-4, block=17, rounds=2, sinks=3, recent=5),
+    case(balancekv, walk="paper", c=0.005, temp=0.2, block=16),
     case(balancekv, walk="paper", c="theory", delta=0.01, block=9, rounds=1),
     case(balancekv_stream, budgets=None, batch=16),
-    case(balancekv_stream, budgets=None, batch=10, levels=2, c=1.0, on_fail="clamp"),
-    case(balancekv_stream, budgets=None, batch=7, levels=3, c=0.05, on_fail="coin"),
+    case(balancekv_stream, budgets=None, batch=10, levels=2, c=1e-4, on_fail="clamp"),
+    case(balancekv_stream, budgets=None, batch=7, levels=3, c=1e-3, on_fail="coin"),
     case(balancekv_stream, budgets=None, batch=12, centre_keys=True, delta=0.1),
     case(balancekv_stream, budgets=None, batch=8, r=0.5, epsilon=0.9),
-    case(balancekv_stream, budgets=None, batch=8, r=0.5, epsilon=0.9, bucket_erase=False),
+    case(balancekv_stream, budgets=None, batch=16, levels=2, r=0.5, epsilon=0.9),
+    case(balancekv_stream, budgets=None, batch=16, levels=2, r=0.5, epsilon=0.9, bucket_erase=False),
+    case(balancekv_stream, budgets=None, batch=24, levels=1),
+    case(balancekv_stream, budgets=None, batch=16, c=1e-3, on_fail="fail"),
     case(balancekv_stream, budgets=None, batch=300),
 ]
 
@@ -281,11 +288,11 @@ SNAPKV = [
     by_query_head(snapkv, window=8),
 ]
 
-EVERY_LAYER = {"traces": ("layered", "single"), "budgets": (25, 37, 49)}
+EVERY_LAYER = {"traces": ("layered", "single", "short"), "budgets": (13, 25, 37)}
 PYRAMIDKV = [
     case(pyramidkv, window=4, **EVERY_LAYER),
     case(pyramidkv, window=8, beta=3, **EVERY_LAYER),
-    case(pyramidkv, **EVERY_LAYER),
+    case(pyramidkv, traces=("layered", "single"), budgets=(25, 49)),
     case(pyramidkv, window=4, kernel=3, pool="avg", beta=5, **EVERY_LAYER),
     case(pyramidkv, variant="kvpress", window=4, **EVERY_LAYER),
     case(pyramidkv, variant="kvfactory", window=4, beta=7, **EVERY_LAYER),

@@ -6,10 +6,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from reference.balance import balancekv, sign_walk, uniform
+from engine_vs_reference import CASES, H2O, KEYFORMER, RECENCY, SCISSORHANDS
+from reference.balance import WalkFailed, balancekv, sign_walk, uniform
 from reference.buzz import buzz
-from reference.common import Head, Rope, per_query_head, philox
+from reference.common import EmptyDenominator, Head, Rope, exact_out, per_query_head, philox
 from reference.h2o import h2o, h2o_heavy
+from reference.heads import SHAPES, heads
+from reference.keyformer import fastgen
 from reference.oracles import topk_oracle
 from reference.recency import streaming_llm, window
 from reference.scissorhands import scissorhands
@@ -236,6 +239,96 @@ def test_pyramid_budgets_equal_the_package_in_every_row_of_its_table():
                 for layer in range(30)
             ]
             assert budgets == want, (n, ratio, window_size, beta)
+
+
+FIRST_HEADS = {name: next(iter(heads(shape).values())) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+def test_every_case_runs_and_its_lists_ascend(case):
+    for trace in case.traces:
+        head = FIRST_HEADS[trace]
+        for budget in case.budgets or (None,):
+            try:
+                result = case.call(head, budget, 3)
+            except (WalkFailed, EmptyDenominator):
+                continue
+            assert result.out.shape == (head.G, head.n - head.P, head.dv)
+            assert np.isfinite(result.out).all()
+            assert all(np.all(np.diff(kept) > 0) for kept in result.kept or [])
+
+
+MAY_STAY_INEXACT = {
+    "log_n",
+    "preset",
+    "f",
+    "variant",
+    "rounds",
+    "heavy",
+    "window",
+    "threshold",
+    "w",
+    "l",
+    "c",
+}
+
+
+def keeps_all(case):
+    fixed = {"topk_oracle", "self_balancing_walk"}
+    keys_given = set(case.entry) - {"name"}
+    return case.budgets is not None and case.entry["name"] not in fixed and not keys_given & MAY_STAY_INEXACT
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if keeps_all(c)], ids=lambda c: c.id)
+def test_a_budget_of_all_tokens_is_exact(case):
+    for trace in case.traces:
+        head = FIRST_HEADS[trace]
+        exact = exact_out(head)
+        out = case.call(head, 4 * head.n, 3).out  # static patterns need room for a stride of 1
+        assert np.abs(out - exact).max() <= 1e-12 * np.abs(exact).max(), trace
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in RECENCY + H2O + SCISSORHANDS + KEYFORMER if c.budgets], ids=lambda c: c.id
+)
+def test_no_kept_list_exceeds_the_budget(case):
+    for trace in case.traces:
+        for budget in case.budgets:
+            result = case.call(FIRST_HEADS[trace], budget, 3)
+            more = case.entry.get("variant") == "lm_eval"
+            assert all(len(kept) <= budget + more for kept in result.kept or [])
+
+
+def test_fastgen_takes_the_cheapest_policy_that_recovers_enough():
+    head = FIRST_HEADS["grouped"]
+    classes = np.zeros(head.n, dtype=int)
+    classes[0], classes[5::7] = 1, 2
+    policies = []
+    for recovery in (1e-9, 0.3, 0.6, 0.8, 0.95, 1.0):
+        result = fastgen(head, classes=classes, recovery=recovery)
+        policies.append(result.extras["policy"])
+        assert all(kept[0] == 0 for kept in result.kept)
+    assert policies[0] == 0
+    assert policies == sorted(policies)
+    assert policies[-1] == 4
+    assert np.abs(result.out - exact_out(head)).max() <= 1e-12 * np.abs(result.out).max()
+
+
+def test_flexgen_holds_one_less_than_two_halves_and_promotes_the_oldest_recent():
+    head = FIRST_HEADS["single"]
+    kept = h2o(head, 17, variant="flexgen").kept
+    for t, (before, after) in enumerate(pairwise(kept), start=head.P):
+        assert len(after) == 15
+        assert t - 7 in after  # recents are the last 7; the one before them was promoted
+        assert len(np.setdiff1d(before, after)) == 1
+
+
+def test_the_mask_simulation_hides_a_column_for_exactly_one_step():
+    head = FIRST_HEADS["single"]
+    attended = h2o(head, 17, variant="hf_mask").attended
+    for t, visible in enumerate(attended, start=head.P):
+        assert t - 9 not in visible  # recent = 9: columns t-8..t are recent, t-9 is in neither list
+        assert len(visible) == 17
 
 
 def test_philox_gives_the_published_known_answers():

@@ -348,7 +348,7 @@ def balancekv_stream(
 
     def halver(values, r_value2, slot):
         def halve(ids, level):
-            ids = np.array(ids)
+            ids = np.array(ids, dtype=int)
             K = normalised_kernel(keys[ids], values[ids], head.scale, r_value2)
             sign, _, failed = sign_walk(
                 K, head_uniform(head, seed, "sign_walk", ids, slot, level), c, on_fail

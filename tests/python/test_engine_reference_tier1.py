@@ -1,0 +1,128 @@
+"""The engine against the numpy reference on small odd traces: kept sets at every step, weights, outputs."""
+
+from itertools import pairwise
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from engine_vs_reference import CASES
+from kvreplay_cli import BINARY, kvreplay
+from reference.balance import WalkFailed
+from reference.common import EmptyDenominator
+from reference.heads import SHAPES, heads, write_trace
+
+OUTPUT_TOLERANCE = 1e-8  # of the largest magnitude: double against double, other orders of summation
+WEIGHT_TOLERANCE = 1e-12
+SEEDS = (3, 2)  # first, count
+PAIRS = [(case, trace) for case in CASES for trace in case.traces]
+
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traces")
+    for name, shape in SHAPES.items():
+        write_trace(folder / f"{name}.h5", shape)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def known():
+    """Names the binary knows."""
+    lines = kvreplay("list", "methods").stdout.splitlines()[1:]
+    return {line.split()[0] for line in lines if line.strip()} | {"sliding_window"}
+
+
+def run(folder, trace, shape, case):
+    config = {
+        "schema": 1,
+        "traces": [str(trace)],
+        "replay": {"prefill": shape.P, **dict(case.replay)},
+        "methods": [case.entry],
+        "seeds": {"first": SEEDS[0], "count": SEEDS[1]},
+        "run": {"precision": "double"},
+        "output": {"dir": str(folder), "save": ["kept", "outputs"]},
+    }
+    if case.budgets is not None:
+        config["budget"] = {"tokens": list(case.budgets)}
+    path = folder.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(config))
+    done = kvreplay("run", path, "--force", "--progress", "none")
+    assert done.returncode in (0, 1), done.stderr  # 1: some cells failed, which may be expected
+    rows = pd.read_csv(folder / "results.csv", dtype={"prompt": str})
+    assert len(rows) > 0
+    return rows
+
+
+def ragged(group, name):
+    flat, off = group[name + "_flat"][:], group[name + "_off"][:]
+    return [flat[a:b] for a, b in pairwise(off)]
+
+
+def same_lists(got, want, what):
+    assert len(got) == len(want), what
+    for i, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+        assert np.array_equal(mine, theirs), f"{what} list {i}: {mine} is not {theirs}"
+
+
+def flat_attended(attended):
+    """One list per row, or head after head."""
+    if not isinstance(attended[0], list):
+        return attended
+    return [sets[g] for g in range(len(attended[0])) for sets in attended]
+
+
+def same_weights(group, name, lists):
+    flat = np.concatenate(lists) if lists is not None else None
+    if name not in group:
+        assert flat is None or np.all(flat == 1.0), name
+        return
+    got = group[name][:]
+    want = np.ones(len(got)) if flat is None else flat
+    assert len(got) == len(want), name
+    assert np.abs(got - want).max(initial=0.0) <= WEIGHT_TOLERANCE * np.abs(want).max(initial=1.0), name
+
+
+def compare(kept, outputs, result, what):
+    if result.kept is not None:
+        same_lists(ragged(kept, "kept"), result.kept, f"{what} kept")
+        same_weights(kept, "num", result.num)
+        same_weights(kept, "den", result.den)
+    if result.attended is not None and kept is not None and "attended_flat" in kept:
+        same_lists(ragged(kept, "attended"), flat_attended(result.attended), f"{what} attended")
+    got, want = outputs["out"][:], result.out
+    assert got.shape == want.shape, what
+    assert np.abs(got - want).max() <= OUTPUT_TOLERANCE * np.abs(want).max(), f"{what} outputs"
+
+
+def expected(case, head, row):
+    """The reference of one row, or None where the method fails by design."""
+    budget = None if case.budgets is None else int(row.budget_tokens)
+    seed = int(row.seed) if case.random else 0
+    try:
+        return case.call(head, budget, seed)
+    except (WalkFailed, EmptyDenominator):
+        return None
+
+
+@pytest.mark.parametrize("case,trace", PAIRS, ids=lambda x: getattr(x, "id", x))
+def test_the_engine_equals_the_reference(tmp_path, traces, known, case, trace):
+    if case.entry["name"] not in known:
+        pytest.skip(f"no method {case.entry['name']} yet")
+    shape = SHAPES[trace]
+    all_heads = heads(shape)
+    rows = run(tmp_path / "out", traces / f"{trace}.h5", shape, case)
+    per_head = max(1, len(case.budgets or ())) * (SEEDS[1] if case.random else 1)
+    assert len(rows) == len(all_heads) * per_head
+    with h5py.File(tmp_path / "out/kept.h5") as kept, h5py.File(tmp_path / "out/outputs.h5") as outputs:
+        for row in rows.itertuples():
+            what = f"{row.prompt} layer {row.layer} head {row.kv_head} B={row.budget_tokens} seed={row.seed}"
+            result = expected(case, all_heads[row.prompt, row.layer, row.kv_head], row)
+            if result is None:
+                assert row.status == "failed", what
+                continue
+            assert row.status == "ok", f"{what}: {row.error}"
+            compare(kept.get(row.key), outputs[row.key], result, what)

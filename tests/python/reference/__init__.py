@@ -1,0 +1,1 @@
+"""Plain numpy definitions of the compression methods, written from their specification alone."""

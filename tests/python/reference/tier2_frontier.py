@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .common import Result, causal_probs, head_uniform, rotate, softmax, stack, top
+from .common import Result, head_uniform, rotate, softmax, stack, top
 from .tier2_formats import Kivi, replay_stored
 from .tier2_scores import dots, ends, norms, score, unrotated
 from .tier2_select import keep_top
@@ -275,7 +275,3 @@ def hybrid(head, B, seed=0, scorer="snapkv", top_frac=0.5, sinks=4, row_format=N
     weight = np.where(np.isin(kept, drawn), len(others) / max(1, len(drawn)), 1.0)
     return replay_stored(head, kept, None, row_format, weight)
 
-
-def mean_mass(head):
-    """Mean exact attention that the decode rows pay to the prompt: a plausibility figure for tests."""
-    return causal_probs(head)[:, head.P :, : head.P].sum(axis=2).mean()

@@ -265,7 +265,7 @@ def pyramid_budget(B, P, w, layer, layers, beta=20):
     if high >= P - w:
         high, low = P - w, 2 * B - (P - w)
     if layers == 1 or not P >= high >= low >= w:
-        return int(np.floor(B))
+        return round(B)
     return round(high - layer * (high - low) / (layers - 1))
 
 

@@ -291,7 +291,7 @@ def oneshot(head, kept, num=None, den=None, positions="original", extras=None):
 
 
 def query_time(head, attended):
-    """Plain attention over the attended set of each decode row; an entry may be a list of one set per head."""
+    """Plain attention over the attended set of each decode row; a list entry = one set per head."""
     outs = []
     for t, live in enumerate(attended, start=head.P):
         sets = live if isinstance(live, list) else [live] * head.G

@@ -32,16 +32,29 @@ def outlier_channels(keys, outliers):
     return mask
 
 
-def sketched_product(q, k, mask, sketch, m_in, m_out):
-    """Step 4: the estimate of <q, k>, outlier channels and the others apart."""
+class Sketched:
+    """Step 3: what is stored of one key, and step 4: the estimate of <q, k> from it."""
 
-    def part(channels, length, m):
-        signs = np.where(sketch[:, :m].T @ np.where(channels, k, 0.0) >= 0, 1.0, -1.0)
-        return np.sqrt(np.pi / 2) / m * length * (sketch[:, :m].T @ np.where(channels, q, 0.0)) @ signs
+    def __init__(self, k, mask, sketch, m_in, m_out):
+        out = np.sqrt((k[mask] ** 2).sum())
+        rest = np.sqrt(max(0.0, (k**2).sum() - out**2))
+        self.parts = []
+        for channels, length, m in ((~mask, rest, m_in), (mask, out, m_out)):
+            signs = np.where(sketch[:, :m].T @ np.where(channels, k, 0.0) >= 0, 1.0, -1.0)
+            self.parts.append(np.where(channels, np.sqrt(np.pi / 2) / m * length * (sketch[:, :m] @ signs), 0.0))
 
-    out = np.sqrt((k[mask] ** 2).sum())
-    rest = np.sqrt(max(0.0, (k**2).sum() - out**2))
-    return part(~mask, rest, m_in) + part(mask, out, m_out)
+    def product(self, q):
+        return sum(q @ part for part in self.parts)
+
+
+def sketch_tokens(head, first, last, group, outliers, *matrix):
+    """The keys of tokens first..last-1 as they are stored, in groups that share their outlier channels."""
+    stored = []
+    for start in range(first, last, group):
+        keys = head.k[start : min(last, start + group)]
+        mask = outlier_channels(keys, outliers)
+        stored += [Sketched(k, mask, *matrix) for k in keys]
+    return stored
 
 
 def qjl(head, B=None, seed=0, m_in=256, m_out=256, outliers=8, group=32, buffer=128):
@@ -50,20 +63,16 @@ def qjl(head, B=None, seed=0, m_in=256, m_out=256, outliers=8, group=32, buffer=
     One matrix serves both sketches (its first columns). A buffer's keys are sketched at the end of the step
     that fills it; the values' kivi has the same group and buffer.
     """
-    sketch = sketch_matrix(head, seed, max(m_in, m_out))
+    matrix = (sketch_matrix(head, seed, max(m_in, m_out)), m_in, m_out)
     values = Kivi(head, bits=2, g=group, R=buffer)
-    outs = []
     values.settle(np.arange(head.P))
+    stored, outs = [], []
     for t in range(head.P, head.n):
-        done = t - t % buffer
+        stored += sketch_tokens(head, len(stored), t - t % buffer, group, outliers, *matrix)
         logits = np.zeros((head.G, t + 1))
-        for g in range(head.G):
-            logits[g, done:] = dots(head.k[done : t + 1], head.q[g, t])
-            for start in range(0, done, group):
-                keys = head.k[start : min(done, start + group)]
-                mask = outlier_channels(keys, outliers)
-                for i, k in enumerate(keys):
-                    logits[g, start + i] = sketched_product(head.q[g, t], k, mask, sketch, m_in, m_out)
+        for g, q in enumerate(head.q[:, t]):
+            logits[g, : len(stored)] = [s.product(q) for s in stored]
+            logits[g, len(stored) :] = dots(head.k[len(stored) : t + 1], q)
         outs.append(softmax(head.scale * logits) @ values.v[: t + 1])
         values.settle(np.arange(t + 1))
     return Result(kept=None, out=stack(head, outs))

@@ -300,23 +300,35 @@ def spread(budgets, limit):
     return budgets
 
 
-def cake(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0, sinks=0, recent=0):
-    """CAKE: a first pass finds each layer's preference, a second one cuts. One list of results per layer."""
-    P = layers[0][0].P
-    if B >= P:
-        return [[finish(h, np.arange(P), np.ones(P, bool)) for h in heads] for heads in layers]
+def cake_budgets(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0):
+    """CAKE steps 2-3: the budget of every layer, window excluded."""
     found = [[window_statistics(h, w, gamma) for h in heads] for heads in layers]
     entropy = np.array([sum(s[1] for s in heads) for heads in found])
     variance = np.array([sum(s[2] for s in heads) for heads in found])
     preference = entropy ** (1 / tau1) * variance ** (1 / tau2)
     shares = preference / preference.sum()
-    budgets = spread([int(s * (B - w) * len(layers)) for s in shares], P - w)
+    return spread([int(s * (B - w) * len(layers)) for s in shares], layers[0][0].P - w)
+
+
+def cake(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0, sinks=0, recent=0):
+    """CAKE: a first pass finds each layer's preference, a second one cuts. One list of results per layer."""
+    P = layers[0][0].P
+    if B >= P:
+        return [[finish(h, np.arange(P), np.ones(P, bool)) for h in heads] for heads in layers]
     results = []
-    for heads, statistics, budget in zip(layers, found, budgets, strict=True):
-        scores = np.stack([np.append(s[0], np.zeros(w)) for s in statistics])
+    for heads, budget in zip(layers, cake_budgets(layers, B, w, gamma, tau1, tau2), strict=True):
+        scores = np.stack([np.append(window_statistics(h, w, gamma)[0], np.zeros(w)) for h in heads])
         scored = protect(Scored(scores, ends(P, recent=w)), sinks, recent)
         results.append(select_oneshot(heads, scored, budget + w))
     return results
+
+
+def cake_allocated(layers, B, scorer, w):
+    """`allocator: cake`: any scorer with CAKE's budgets; w is the scorer's window."""
+    if B >= layers[0][0].P:
+        return [by_score(heads, B, scorer) for heads in layers]
+    budgets = cake_budgets(layers, B, w)
+    return [by_score(heads, b + w, scorer) for heads, b in zip(layers, budgets, strict=True)]
 
 
 # --- Query time ----------------------------------------------------------------------------------------------

@@ -4,20 +4,21 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from inspect import signature
 
 import h5py
 import numpy as np
 from reference import tier2_formats as formats
 from reference import tier2_frontier as frontier
 from reference import tier2_select as select
-from reference.common import Head, Rope, per_query_head
+from reference.common import Head, Rope, streamed_prompt
 
-# --- Traces --------------------------------------------------------------------------------------------------
+# --- Traces ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A synthetic trace: sizes, the layers it holds of a model of `n_layers`, spacing of duplicates (0: none)."""
+    """A synthetic trace. layers: those held of n_layers; duplicates: their spacing, 0 = none."""
 
     n: int
     P: int
@@ -28,13 +29,14 @@ class Shape:
     layers: tuple = (0, 1, 2)
     n_layers: int = 3
     rotary: int = 8
+    layout: str = "half_split"
     duplicates: int = 0
     seed: int = 0
 
 
 TRACES = {
     "g1": Shape(n=173, P=133, d=11, dv=7, kv_heads=2, group=1, duplicates=9, seed=1),
-    "g3": Shape(n=151, P=121, d=12, dv=10, kv_heads=3, group=3, duplicates=7, seed=2),
+    "g3": Shape(n=151, P=121, d=12, dv=10, kv_heads=3, group=3, layout="interleaved", duplicates=7, seed=2),
     "smooth": Shape(n=151, P=131, d=12, dv=9, kv_heads=2, group=3, seed=3),
     "long": Shape(n=331, P=301, d=8, dv=6, kv_heads=2, group=2, layers=(0, 2), n_layers=4, seed=4),
 }
@@ -56,6 +58,8 @@ def head_arrays(rng, shape):
     if shape.duplicates:
         again = np.arange(20, shape.n, shape.duplicates)
         k[again], v[again] = k[again - 11], v[again - 11]
+        k[26] = 0.0
+        v[33] = 0.0
     return tuple(x.astype(np.float32) for x in (q, k, v))
 
 
@@ -64,7 +68,7 @@ def layers_of(trace):
     """All heads of a trace: a list of kv heads per layer it holds."""
     shape = TRACES[trace]
     rng = np.random.default_rng(shape.seed)
-    rope = Rope(10000.0 ** (-np.arange(0, shape.rotary, 2) / shape.rotary))
+    rope = Rope(10000.0 ** (-np.arange(0, shape.rotary, 2) / shape.rotary), shape.layout)
     return [
         [
             Head(
@@ -88,7 +92,7 @@ def write_trace(path, trace):
     rope = {
         "type": "default",
         "theta": 10000.0,
-        "layout": "half_split",
+        "layout": shape.layout,
         "rotary_dims": shape.rotary,
         "inv_freq": layers[0][0].rope.inv_freq.tolist(),
         "attention_factor": 1.0,
@@ -107,15 +111,17 @@ def write_trace(path, trace):
         f["prompts/p0"].attrs["n_prompt"] = shape.P
 
 
-# --- Cases ---------------------------------------------------------------------------------------------------
+SEED = 3  # of every random method
+
+# --- Cases ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Case:
     """One configuration entry and the same in numpy.
 
-    reference(layers, B) gives a list of results per layer. tolerance is of the largest output. `{folder}` in
-    strings of the entry is where the test keeps its files.
+    reference(layers, B) gives a list of results per layer. tolerance is of the largest output. prompt is that
+    of `replay:`. `{folder}` in strings of the entry is where the test keeps its files.
     """
 
     entry: dict
@@ -123,11 +129,15 @@ class Case:
     traces: tuple = ("g1", "g3")
     budgets: tuple = (41, 64)
     tolerance: float = 1e-8
+    prompt: str = "cut"
 
     @property
     def label(self):
         words = {k: v for k, v in self.entry.items() if k != "name"}
-        return " ".join([self.entry["name"], *(f"{k}={json.dumps(v)}" for k, v in words.items())]).replace('"', "")
+        words |= {"prompt": self.prompt} if self.prompt != "cut" else {}
+        return " ".join([self.entry["name"], *(f"{k}={json.dumps(v)}" for k, v in words.items())]).replace(
+            '"', ""
+        )
 
 
 def per_head(method, **o):
@@ -151,6 +161,15 @@ def changed(case, **fields):
     return Case(**{**case.__dict__, **fields})
 
 
+def streamed(name, method, **o):
+    """The prompt arrives token by token (C5)."""
+
+    def reference(layers, B):
+        return [[streamed_prompt(method, h, B, phase="stream", **o) for h in heads] for heads in layers]
+
+    return Case({"name": name, "phase": "stream", **o}, reference, prompt="stream")
+
+
 def exact(row_format):
     return lambda layers, B: [[formats.exact(h, row_format) for h in heads] for heads in layers]
 
@@ -170,6 +189,9 @@ TOVA = [
         Case({"name": "tova", "gqa": {"agg": agg}}, per_head(select.tova, agg=agg), traces=("g3",))
         for agg in ("mean", "max", "first")
     ),
+    streamed("tova", select.tova),
+    streamed("tova", select.tova, recent=4, sinks=2),
+    streamed("tova", select.tova, row_format="int4"),
     Case({"name": "tova", "gqa": {"level": "query"}}, per_head(select.tova, level="query"), traces=("g3",)),
     Case(
         {"name": "tova", "gqa": {"level": "query"}, "phase": "oneshot"},
@@ -193,6 +215,8 @@ NORMS = [
     same("knorm", select.knorm, skip_layers=[0, 2]),
     same("knorm", select.knorm, phase="stream", skip_layers=[1]),
     changed(same("knorm", select.knorm, phase="stream"), budgets=FEW),
+    streamed("knorm", select.knorm, recent=6),
+    streamed("keydiff", select.keydiff, recent=6),
     same("keydiff", select.keydiff),
     same("keydiff", select.keydiff, phase="stream"),
     same("keydiff", select.keydiff, phase="stream", recent=11),
@@ -243,8 +267,14 @@ SCORED = [
         scored("expected_attention", level="query"),
         traces=("g3",),
     ),
-    Case({"name": "noncausal", "gqa": {"level": "query"}}, scored("noncausal", level="query"), traces=("g3",)),
-    Case({"name": "noncausal", "gqa": {"agg": "max"}}, scored({"name": "noncausal", "agg": "max"}), traces=("g3",)),
+    Case(
+        {"name": "noncausal", "gqa": {"level": "query"}}, scored("noncausal", level="query"), traces=("g3",)
+    ),
+    Case(
+        {"name": "noncausal", "gqa": {"agg": "max"}},
+        scored({"name": "noncausal", "agg": "max"}),
+        traces=("g3",),
+    ),
 ]
 
 # Methods of other tests that carry this file's axes.
@@ -261,7 +291,10 @@ AXES = [
     ),
     Case({**OBSERVED, "gqa": {"level": "query"}}, scored("observed", level="query"), traces=("g3",)),
     Case(SNAP, scored(SNAP)),
-    Case({"name": "snapkv", "window": 9, "pool": "max", "kernel": 3}, scored({**SNAP, "window": 9, "pool": "max", "kernel": 3})),
+    Case(
+        {"name": "snapkv", "window": 9, "pool": "max", "kernel": 3},
+        scored({**SNAP, "window": 9, "pool": "max", "kernel": 3}),
+    ),
     *(
         Case({**SNAP, "gqa": {"agg": agg}}, scored({**SNAP, "agg": agg}), traces=("g3",))
         for agg in ("mean", "max", "first")
@@ -336,12 +369,7 @@ LAYERS = [
     cake(w=7, gamma=0),
     cake(w=9, gamma=5, tau1=2, tau2=0.5),
     changed(cake(w=8, tau2=0.1), budgets=(100, 110)),
-    Case(
-        {"name": "pyramidkv", "beta": 4, "scorer": SNAP},
-        pyramidkv(4, SNAP),
-        traces=("g3", "long"),
-        budgets=(64, 97),
-    ),
+    Case({**SNAP, "name": "pyramidkv", "beta": 4}, pyramidkv(4), traces=("g3", "long"), budgets=(64, 97)),
     changed(allocated("pyramid", pyramidkv(20)), budgets=(41, 110)),
     allocated("pyramid", pyramidkv(20, {"name": "tova"}), {"name": "tova", "phase": "oneshot"}),
     allocated("ada", per_layer(select.adakv, scorer=SNAP)),
@@ -402,13 +430,23 @@ ROWS = [
         per_head(select.tova, level="query", row_format="int4"),
         traces=("g3",),
     ),
-    Case({"name": "tova", "variant": "layer", "row_format": "int4"}, per_layer(select.tova_layer, row_format="int4")),
-    Case({"name": "adakv", "scorer": SNAP, "row_format": "int4"}, per_layer(select.adakv, scorer=SNAP, row_format="int4")),
+    Case(
+        {"name": "tova", "variant": "layer", "row_format": "int4"},
+        per_layer(select.tova_layer, row_format="int4"),
+    ),
+    Case(
+        {"name": "adakv", "scorer": SNAP, "row_format": "int4"},
+        per_layer(select.adakv, scorer=SNAP, row_format="int4"),
+    ),
 ]
 
 
 def random(name, method, traces=("smooth", "long"), budgets=(41, 64), tolerance=1e-8, **o):
-    return Case({"name": name, **o}, per_head(method, **o), traces, budgets, tolerance)
+    return Case({"name": name, **o}, per_head(method, **o, **seeded(method)), traces, budgets, tolerance)
+
+
+def seeded(method):
+    return {"seed": SEED} if "seed" in signature(method).parameters else {}
 
 
 SOLVED = 1e-6  # a linear system stands between the inputs and the outputs
@@ -435,5 +473,29 @@ FRONTIER = [
     random("hybrid", frontier.hybrid, scorer="knorm", top_frac=0, sinks=0),
 ]
 
-CASES = [*TOVA, *NORMS, *SCORED, *AXES, *WRAPPERS, *LAYERS, *QUEST, *ROWS, *FRONTIER]
-__all__ = ["CASES", "FILE", "TRACES", "Case", "layers_of", "per_query_head", "write_trace"]
+AROUND_P = (120, 131, 140)  # the prompt of "smooth" has 131 tokens
+EDGES = [
+    changed(case, traces=("smooth",), budgets=AROUND_P)
+    for case in (
+        same("tova", select.tova),
+        same("knorm", select.knorm, phase="stream"),
+        same("keydiff", select.keydiff, phase="stream", block=9),
+        Case({"name": "tova", "variant": "layer"}, per_layer(select.tova_layer)),
+        scorer_case("expected_attention"),
+        scorer_case("lagkv", lag=16),
+        scorer_case("curdkv"),
+        scorer_case("noncausal"),
+        wrapper("adakv", select.adakv, scorer=SNAP),
+        wrapper("adakv", select.adakv, scorer=SNAP, variant="reference"),
+        wrapper("chunkkv", select.chunkkv, scorer=SNAP),
+        cake(w=16),
+        same("quest", select.quest, dense_layers=[]),
+        random("kernel_halving", frontier.kernel_halving),
+        random("wildcat", frontier.wildcat, tolerance=SOLVED),
+        random("attention_matching", frontier.attention_matching, tolerance=SOLVED),
+        random("hybrid", frontier.hybrid),
+        Case({**SNAP, "reweight": "uniform"}, scored(SNAP, reweight="uniform")),
+    )
+]
+
+CASES = [*TOVA, *NORMS, *SCORED, *AXES, *WRAPPERS, *LAYERS, *QUEST, *ROWS, *FRONTIER, *EDGES]

@@ -48,7 +48,10 @@ def heads_of(case):
 def keys_of(kind, methods):
     with golden(kind) as f:
         return [
-            (c, k) for c, g in f["cases"].items() for k, r in g["results"].items() if r.attrs["method"] in methods
+            (c, k)
+            for c, g in f["cases"].items()
+            for k, r in g["results"].items()
+            if r.attrs["method"] in methods
         ]
 
 
@@ -75,7 +78,13 @@ def test_a_reference_reproduces_the_oracle(case, key):
 
 
 def snapkv(a):
-    return {"name": "snapkv", "window": int(a["window"]), "kernel": int(a["kernel"]), "pool": a["pool"], **MEAN_AFTER}
+    return {
+        "name": "snapkv",
+        "window": int(a["window"]),
+        "kernel": int(a["kernel"]),
+        "pool": a["pool"],
+        **MEAN_AFTER,
+    }
 
 
 MEAN_AFTER = {"agg": "mean", "when": "after"}

@@ -79,6 +79,11 @@ class EmptyDenominator(ValueError):
 # --- Attention -------------------------------------------------------------------------------------------
 
 
+def dots(q, k):
+    """Inner products of queries [..., d] with keys [m, d], each summed alike: equal keys tie exactly."""
+    return np.einsum("...d,md->...m", q, k)
+
+
 def softmax(logits):
     """Softmax along the last axis; -inf entries get 0."""
     e = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -88,7 +93,9 @@ def softmax(logits):
 def causal_probs(head, rows=None):
     """x_t(i) for the first `rows` rows (default all): [G, rows, rows], 0 above the diagonal."""
     rows = head.n if rows is None else rows
-    logits = head.scale * head.q[:, :rows] @ head.k[:rows].T
+    if rows == 0:
+        return np.zeros((head.G, 0, 0))
+    logits = head.scale * dots(head.q[:, :rows], head.k[:rows])
     return softmax(np.where(np.tril(np.ones((rows, rows), dtype=bool)), logits, -np.inf))
 
 
@@ -101,7 +108,7 @@ def log_normaliser(head):
     """ln Z_t of the decode rows: [G, n - P]."""
     out = np.empty((head.G, head.n - head.P))
     for t in range(head.P, head.n):
-        logits = head.scale * head.q[:, t] @ head.k[: t + 1].T
+        logits = head.scale * dots(head.q[:, t], head.k[: t + 1])
         out[:, t - head.P] = np.logaddexp.reduce(logits, axis=1)
     return out
 
@@ -119,7 +126,7 @@ def weighted_output(q_row, keys, values, a, b, scale):
     """C7: sum a e^l v / sum b e^l for one query row."""
     if len(keys) == 0 or not np.any(np.asarray(b) > 0):
         raise EmptyDenominator
-    num, den, _ = weighted_sums(scale * keys @ q_row, values, np.asarray(a, float), np.asarray(b, float))
+    num, den, _ = weighted_sums(scale * dots(q_row, keys), values, np.asarray(a, float), np.asarray(b, float))
     return num / den
 
 
@@ -243,22 +250,25 @@ def live_keys(head, t, live, positions="original"):
 
 def attend(head, t, live, positions="original", factor=1.0):
     """Row t over its live tokens: probabilities [G, m] and outputs [G, dv]."""
-    p = softmax(factor * head.scale * head.q[:, t] @ live_keys(head, t, live, positions).T)
+    p = softmax(factor * head.scale * dots(head.q[:, t], live_keys(head, t, live, positions)))
     return p, p @ head.v[live]
 
 
-def replay(head, start, evict=None, positions="original", factor=None):
+def replay(head, start, evict=None, positions="original", factor=None, order="attend_then_evict"):
     """C4: append, attend, let `evict(t, live, p)` name the survivors. Without `evict` all are kept.
 
-    Returns the kept lists (the first is `start`) and the outputs.
+    Returns the kept lists (the first is `start`) and the outputs. With `order: evict_then_attend` the
+    output is over the survivors (for rules that use no score of the row, where nothing else changes).
     """
     live, kept, outs = np.asarray(start, dtype=int), [np.asarray(start, dtype=int)], []
     for t in range(head.P, head.n):
         live = np.append(live, t)
         p, out = attend(head, t, live, positions, factor(t, live) if factor else 1.0)
-        outs.append(out)
         if evict is not None:
             live = np.asarray(evict(t, live, p), dtype=int)
+        if order == "evict_then_attend":
+            _, out = attend(head, t, live, positions, factor(t, live) if factor else 1.0)
+        outs.append(out)
         kept.append(live)
     return kept, stack(head, outs)
 
@@ -295,7 +305,9 @@ def query_time(head, attended):
     outs = []
     for t, live in enumerate(attended, start=head.P):
         sets = live if isinstance(live, list) else [live] * head.G
-        rows = [softmax(head.scale * head.k[s] @ q[t]) @ head.v[s] for q, s in zip(head.q, sets, strict=True)]
+        rows = [
+            softmax(head.scale * dots(q[t], head.k[s])) @ head.v[s] for q, s in zip(head.q, sets, strict=True)
+        ]
         outs.append(np.array(rows))
     return stack(head, outs)
 
@@ -316,3 +328,9 @@ def per_query_head(method, head, *args, **params):
         attended=joined("attended"),
         extras={"parts": parts},
     )
+
+
+def streamed_prompt(method, head, *args, **params):
+    """`replay.prompt: stream` (C5): the prompt as decode steps from token 0 on, its rows not scored."""
+    result = method(replace(head, P=0), *args, **params)
+    return Result(kept=result.kept[head.P :], out=result.out[:, head.P :], extras=result.extras)

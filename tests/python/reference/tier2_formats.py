@@ -197,7 +197,7 @@ def replay_stored(head, start, evict=None, row_format=None, num=None):
     return Result(kept=lists, out=stack(head, outs), num=weights, den=weights)
 
 
-# --- Tier-1 methods in the little that row formats need ------------------------------------------------------
+# --- Tier-1 methods in the little that row formats need -------------------------------------------
 
 
 def exact(head, row_format=None):

@@ -7,7 +7,7 @@ from .tier2_formats import Kivi, replay_stored
 from .tier2_scores import dots, ends, norms, score, unrotated
 from .tier2_select import keep_top
 
-# --- QJL -----------------------------------------------------------------------------------------------------
+# --- QJL ------------------------------------------------------------------------------------------
 
 
 def gaussians(head, seed, count):
@@ -41,7 +41,9 @@ class Sketched:
         self.parts = []
         for channels, length, m in ((~mask, rest, m_in), (mask, out, m_out)):
             signs = np.where(sketch[:, :m].T @ np.where(channels, k, 0.0) >= 0, 1.0, -1.0)
-            self.parts.append(np.where(channels, np.sqrt(np.pi / 2) / m * length * (sketch[:, :m] @ signs), 0.0))
+            self.parts.append(
+                np.where(channels, np.sqrt(np.pi / 2) / m * length * (sketch[:, :m] @ signs), 0.0)
+            )
 
     def product(self, q):
         return sum(q @ part for part in self.parts)
@@ -78,7 +80,7 @@ def qjl(head, B=None, seed=0, m_in=256, m_out=256, outliers=8, group=32, buffer=
     return Result(kept=None, out=stack(head, outs))
 
 
-# --- Kernel halving ------------------------------------------------------------------------------------------
+# --- Kernel halving -------------------------------------------------------------------------------
 
 
 def middle_tokens(head, sinks, recent):
@@ -151,11 +153,11 @@ def kernel_halving(head, B, seed=0, g=None, sinks=4, recent=32, row_format=None)
     return replay_stored(head, kept, None, row_format, weight)
 
 
-# --- Entries that are no tokens ------------------------------------------------------------------------------
+# --- Entries that are no tokens -------------------------------------------------------------------
 
 
 def attend_entries(head, keys, sums, masses, exact):
-    """Outputs of the decode rows over entries (key, value sum, mass) and exact tokens; masses may be negative."""
+    """Outputs over entries (key, value sum, mass) and exact tokens; masses may be negative."""
     outs = []
     for t in range(head.P, head.n):
         tokens = np.append(exact, np.arange(head.P, t + 1))
@@ -215,7 +217,7 @@ def wildcat(head, B, seed=0, r=None, tau2=1.0, ridge=1e-6, sinks=4, recent=32):
     return Result(kept=[tokens[order]], out=out, den=[den], extras={"negative": int((masses < 0).sum())})
 
 
-# --- Attention matching --------------------------------------------------------------------------------------
+# --- Attention matching ---------------------------------------------------------------------------
 
 
 def training_queries(head, train, max_queries):
@@ -268,7 +270,7 @@ def attention_matching(head, B, ridge=1e-4, clip=3, train="reroped", max_queries
     return Result(kept=[kept], out=out, num=[w], den=[w], extras={"values": C})
 
 
-# --- Hybrid --------------------------------------------------------------------------------------------------
+# --- Hybrid ---------------------------------------------------------------------------------------
 
 
 def hybrid(head, B, seed=0, scorer="snapkv", top_frac=0.5, sinks=4, row_format=None):
@@ -283,4 +285,3 @@ def hybrid(head, B, seed=0, scorer="snapkv", top_frac=0.5, sinks=4, row_format=N
     kept = np.sort(np.append(best, drawn))
     weight = np.where(np.isin(kept, drawn), len(others) / max(1, len(drawn)), 1.0)
     return replay_stored(head, kept, None, row_format, weight)
-

@@ -91,6 +91,8 @@ def snapkv(heads, window=None, kernel=None, pool=None, agg=None, when=None, vari
 
 def tova(heads, recent=0, agg="sum", variant="default"):
     """TOVA: the last prompt row. `layer`: mean over all heads, the same for every kv head, last forced."""
+    if heads[0].P == 0:
+        return Scored(np.zeros((len(heads), 0)), ends(0))
     last = [last_rows(head, 1)[:, 0] for head in heads]
     if variant in ("layer", "kvpress"):
         mean = np.concatenate(last).mean(axis=0)
@@ -105,6 +107,8 @@ def knorm(heads, recent=0):
 
 def cosine_to_anchor(keys):
     """KeyDiff: cosine of every key to the mean of the unit keys; 0 for a zero key or a zero anchor."""
+    if len(keys) == 0:
+        return np.zeros(0)
     unit = units(keys)
     return dots(unit, units(unit.mean(axis=0)))
 

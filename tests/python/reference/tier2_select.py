@@ -78,9 +78,7 @@ def stream(head, start, B, live_scores, sinks=0, recent=0, row_format=None):
     return replay_stored(head, start, evict, row_format)
 
 
-def tova(
-    head, B, phase="stream", recent=0, sinks=0, agg="sum", level="kv", reweight="none", row_format=None
-):
+def tova(head, B, phase="stream", recent=0, sinks=0, agg="sum", level="kv", reweight="none", row_format=None):
     """TOVA: the smallest probability of the current row goes; the newest token is a candidate."""
     if level == "query":
         return per_query_head(tova, head, B, phase, recent, sinks, agg, "kv", reweight, row_format)
@@ -88,9 +86,7 @@ def tova(
     start = keep_top(scored.scores[0], scored.protected, B)
     if phase == "oneshot":
         return finish(head, start, scored.protected, reweight, row_format)
-    return stream(
-        head, start, B, lambda t, live, p, keys: aggregate(p, agg), sinks, recent, row_format
-    )
+    return stream(head, start, B, lambda t, live, p, keys: aggregate(p, agg), sinks, recent, row_format)
 
 
 def tova_layer(heads, B, phase="stream", recent=0, sinks=0, row_format=None):
@@ -116,9 +112,7 @@ def tova_layer(heads, B, phase="stream", recent=0, sinks=0, row_format=None):
     return [Result(kept=kept, out=stack(h, [o[i] for o in outs])) for i, h in enumerate(heads)]
 
 
-def knorm(
-    head, B, phase="oneshot", recent=0, sinks=0, skip_layers=(), reweight="none", row_format=None
-):
+def knorm(head, B, phase="oneshot", recent=0, sinks=0, skip_layers=(), reweight="none", row_format=None):
     """Keys of smallest norm stay; layers in `skip_layers` are left exact."""
     if head.layer in skip_layers:
         B = head.n
@@ -126,9 +120,7 @@ def knorm(
     start = keep_top(scored.scores[0], scored.protected, B)
     if phase == "oneshot":
         return finish(head, start, scored.protected, reweight, row_format)
-    return stream(
-        head, start, B, lambda t, live, p, keys: -norms(keys[live]), sinks, recent, row_format
-    )
+    return stream(head, start, B, lambda t, live, p, keys: -norms(keys[live]), sinks, recent, row_format)
 
 
 def keydiff_block(head, B, block, recent=0, sinks=0):
@@ -141,9 +133,7 @@ def keydiff_block(head, B, block, recent=0, sinks=0):
     return held
 
 
-def keydiff(
-    head, B, phase="oneshot", recent=0, block=0, sinks=0, reweight="none", row_format=None
-):
+def keydiff(head, B, phase="oneshot", recent=0, block=0, sinks=0, reweight="none", row_format=None):
     """Keys that point away from the mean direction stay; the anchor is that of the current candidates."""
     scored = protect(score("keydiff", [head], recent=recent), sinks)
     start = keep_top(scored.scores[0], scored.protected, B)
@@ -156,7 +146,7 @@ def keydiff(
     )
 
 
-# --- Wrappers over the heads of a layer ----------------------------------------------------------------------
+# --- Wrappers over the heads of a layer -----------------------------------------------------------
 
 
 def wrapped_scores(heads, scorer, sinks, recent):
@@ -202,8 +192,7 @@ def adakv_reference(scored, B, f, normalise):
     held = np.flatnonzero(scored.protected)
     caps = adakv_reference_counts(scored.scores[:, free], B - len(held), f, normalise)
     return [
-        np.sort(np.append(held, free[top(s[free], cap)]))
-        for s, cap in zip(scored.scores, caps, strict=True)
+        np.sort(np.append(held, free[top(s[free], cap)])) for s, cap in zip(scored.scores, caps, strict=True)
     ]
 
 
@@ -229,9 +218,7 @@ def adakv(
         kept = adakv_kvpress(scored, B, alpha)
     else:
         kept = adakv_reference(scored, B, f, normalise)
-    return [
-        finish(h, s, scored.protected, reweight, row_format) for h, s in zip(heads, kept, strict=True)
-    ]
+    return [finish(h, s, scored.protected, reweight, row_format) for h, s in zip(heads, kept, strict=True)]
 
 
 def chunk_scores(scored, chunk):
@@ -255,7 +242,7 @@ def chunkkv(heads, B, chunk=20, scorer="snapkv", sinks=0, recent=0, reweight="no
     return [finish(h, kept, scored.protected, reweight, row_format) for h in heads]
 
 
-# --- Budgets over layers -------------------------------------------------------------------------------------
+# --- Budgets over layers --------------------------------------------------------------------------
 
 
 def pyramid_budget(B, P, w, layer, layers, beta=20):
@@ -331,7 +318,7 @@ def cake_allocated(layers, B, scorer, w):
     return [by_score(heads, b + w, scorer) for heads, b in zip(layers, budgets, strict=True)]
 
 
-# --- Query time ----------------------------------------------------------------------------------------------
+# --- Query time -----------------------------------------------------------------------------------
 
 
 def page_bounds(keys, q, page):

@@ -110,7 +110,7 @@ def test_gear_of_full_rank_is_exact_and_a_smaller_rank_helps():
     head = first_head()
     errors = []
     for r in (0, 4, 12):
-        store = formats.Gear(head, bits=2, g=4, R=16, r=r, s=0)
+        store = formats.Gear(head, bits=2, g=4, R=16, rank=r, outliers=0)
         store.settle(np.arange(112))
         errors.append(np.abs(store.k[:112] - head.k[:112]).max())
     assert errors[0] > errors[1] > errors[2]

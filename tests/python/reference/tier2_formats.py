@@ -131,19 +131,19 @@ class Gear(Kivi):
     """GEAR: kivi's codes plus a low-rank part of the residual plus the largest residuals exactly.
 
     The definition leaves three things open; here the block is what is quantised at one time, the outliers
-    are the s percent (rounded down) largest of what the codes and the low-rank part leave, and the power
+    are the largest `outliers` percent (rounded down) of what the codes and the low-rank part leave, and the power
     iteration starts from unit vectors.
     """
 
-    def __init__(self, head, bits=4, g=32, R=128, r=4, s=2):
+    def __init__(self, head, bits=4, g=32, R=128, rank=4, outliers=2):
         super().__init__(head, bits, g, R)
-        self.r, self.s = r, s
+        self.rank, self.outliers = rank, outliers
 
     def fit(self, exact, coded):
-        rank = min(self.r, *exact.shape)
+        rank = min(self.rank, *exact.shape)
         restored = coded + low_rank(exact - coded, rank) if rank else coded.copy()
         left = np.abs(exact - restored).ravel()
-        worst = np.argsort(-left, kind="stable")[: int(self.s * left.size // 100)]
+        worst = np.argsort(-left, kind="stable")[: int(self.outliers * left.size // 100)]
         restored.ravel()[worst] = exact.ravel()[worst]
         return restored
 

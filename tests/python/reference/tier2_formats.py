@@ -130,8 +130,8 @@ def low_rank(residual, r):
 class Gear(Kivi):
     """GEAR: kivi's codes plus a low-rank part of the residual plus the largest residuals exactly.
 
-    The definition leaves three things open; here the block is what is quantised at one time, the outliers
-    are the largest `outliers` percent (rounded down) of what the codes and the low-rank part leave, and the power
+    The definition leaves three things open. Here a block is what is quantised at one time; the outliers are
+    the `outliers` percent (rounded down) of the block's entries that codes and low rank miss most; the power
     iteration starts from unit vectors.
     """
 

@@ -173,3 +173,16 @@ def test_hybrid_weights_stand_for_all_tokens():
 
 def test_equal_ranks_keep_the_lower_index():
     assert scores.ascending_ranks(np.array([0.5, 0.2, 0.5, 0.9])).tolist() == [2, 0, 1, 3]
+
+
+@pytest.mark.parametrize("name", ["knorm", "keydiff", "tova", "expected_attention"])
+@pytest.mark.parametrize("trace", ["g1", "g3"])
+def test_equal_tokens_get_equal_scores(trace, name):
+    for heads in layers_of(trace):
+        found = scores.score(name, heads)
+        for i, head in enumerate(heads):
+            tokens = np.concatenate([head.k, head.v], axis=1)[: head.P]
+            pairs = [t for t in range(11, head.P) if np.array_equal(tokens[t], tokens[t - 11])]
+            assert pairs
+            for t in pairs:
+                assert found.scores[i, t] == found.scores[i, t - 11]

@@ -144,7 +144,7 @@ def expected_logits(head, g, n_future, sinks, covariance):
     keys = head.k[: head.P]
     z = head.scale * dots(keys, mu)
     if covariance:
-        z = z + head.scale**2 / 2 * np.array([k @ sigma @ k for k in keys])
+        z = z + head.scale**2 / 2 * dots(dots(keys[:, None, :], sigma), keys)
     return z
 
 

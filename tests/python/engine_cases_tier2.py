@@ -397,7 +397,7 @@ QUEST = [
 ]
 
 
-def formatted(row_format, traces=("g1", "g3")):
+def formatted(row_format, traces=("g1", "g3"), budgets=(41, 64)):
     """One format under a few methods: full cache, streaming, one-shot, weighted."""
     f = {"row_format": row_format}
     cases = [
@@ -408,20 +408,21 @@ def formatted(row_format, traces=("g1", "g3")):
         Case({"name": "knorm", "phase": "stream", **f}, per_head(select.knorm, phase="stream", **f)),
         Case({**SNAP, "reweight": "uniform", **f}, scored(SNAP, reweight="uniform", **f)),
     ]
-    return [changed(case, traces=traces) for case in cases]
+    return [changed(case, traces=traces, budgets=budgets) for case in cases]
 
 
+BEYOND_R = (160, 290)  # a smaller cache never fills the default residual of 128 keys
 ROWS = [
     *formatted("int4"),
     *formatted({"name": "int4", "group": 5}, ("g1",)),
     *formatted({"name": "int8", "group": 4}, ("g1",)),
     *formatted({"name": "kivi", "bits": 2, "g": 4, "R": 8}),
     *formatted({"name": "kivi", "bits": 4, "g": 5, "R": 15}, ("g1",)),
-    *formatted("kivi", ("long",)),
+    *formatted("kivi", ("long",), BEYOND_R),
     *formatted({"name": "gear", "bits": 2, "g": 4, "R": 16, "rank": 2, "outliers": 5}),
     *formatted({"name": "gear", "bits": 2, "g": 4, "R": 16, "rank": 0, "outliers": 10}, ("g1",)),
     *formatted({"name": "gear", "bits": 4, "g": 8, "R": 8, "rank": 3, "outliers": 0}, ("g1",)),
-    *formatted("gear", ("long",)),
+    *formatted("gear", ("long",), BEYOND_R),
     *formatted("f16", ("g1",)),
     *formatted("bf16", ("g1",)),
     changed(formatted("int8")[3], traces=("g3",)),

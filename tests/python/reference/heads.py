@@ -36,7 +36,7 @@ SHAPES = {
         Shape("grouped", 3, 2, 163, 109, 12, 7, 12**-0.5, prompts=("b-second", "a-first"), seed=1),
         Shape("single", 1, 1, 233, 157, 8, 11, 0.45, layout="interleaved", duplicates=9, seed=2),
         Shape("layered", 2, 1, 131, 83, 10, 10, 0.3, layers=(0, 3, 6), n_layers=7, seed=3),
-        Shape("short", 1, 1, 61, 41, 8, 8, 0.35, seed=4),
+        Shape("short", 1, 1, 61, 41, 8, 8, 0.35, layers=(0,), n_layers=1, seed=4),
     )
 }
 
@@ -61,7 +61,7 @@ def tensors(shape, prompt, layer):
     k[:, [0, 2]] = liked + 0.3 * rng.normal(size=(shape.Hkv, 2, shape.d))
     q = 0.7 * topics[topic] + liked + rng.normal(size=(shape.G * shape.Hkv, shape.n, shape.d))
     v = rng.normal(size=(shape.Hkv, shape.n, shape.dv)) * 2.0 ** rng.uniform(-2, 2, size=(shape.n, 1))
-    v[:, [0, 2]] *= 0.05
+    v[:, [0, 2]] *= [[0.05], [0.002]]
     v[:, 11] = 0.0
     middle = shape.P // 2
     k[:, middle : middle + shape.duplicates] = k[:, 20 : 20 + shape.duplicates]

@@ -1,0 +1,344 @@
+"""Tier-2 eviction methods of one kv head: one-shot selections and their streaming forms."""
+
+import numpy as np
+
+from .common import Result, aggregate, per_query_head, softmax, stack, top
+from .tier2_formats import attend_stored, make_store, replay_stored
+from .tier2_scores import Scored, cosine_to_anchor, dots, ends, last_rows, norms, pooled, protect, score
+
+
+def ranked(scores, protected):
+    """Protected tokens before all others."""
+    return np.where(protected, np.inf, scores)
+
+
+def keep_top(scores, protected, B):
+    """The protected and the best of the others, B in all; everything if it fits.
+
+    More protected tokens than the budget only happens to observation windows: the last B stay (SnapKV 1).
+    """
+    if len(scores) <= B:
+        return np.arange(len(scores))
+    if protected.sum() > B:
+        return np.arange(len(scores) - B, len(scores))
+    return top(ranked(scores, protected), B)
+
+
+def uniform_weights(kept, protected, P):
+    """`reweight: uniform`: (P - p)/(m - p) on kept unprotected prompt tokens, p of them protected."""
+    p, m = protected.sum(), len(kept)
+    if m == p:
+        return np.ones(m)
+    return np.where(protected[kept], 1.0, (P - p) / (m - p))
+
+
+def finish(head, kept, protected, reweight="none", row_format=None):
+    """C6: the prompt cut to `kept`, every later token stays."""
+    num = uniform_weights(kept, protected, head.P) if reweight == "uniform" else None
+    return replay_stored(head, kept, None, row_format, num)
+
+
+def select_oneshot(heads, scored, B, reweight="none", row_format=None):
+    """One result per kv head: its B best prompt tokens."""
+    kept = [keep_top(s, scored.protected, B) for s in scored.scores]
+    return [finish(h, s, scored.protected, reweight, row_format) for h, s in zip(heads, kept, strict=True)]
+
+
+def by_score(
+    heads, B, scorer, sinks=0, recent=0, reweight="none", row_format=None, level="kv", skip_layers=(), **o
+):
+    """Any scorer as a one-shot method: the top B of its scores, with the axes that compose with it."""
+    if heads[0].layer in skip_layers:
+        B = heads[0].n
+    if level == "query":
+        return [
+            per_query_head(
+                lambda one: by_score([one], B, scorer, sinks, recent, reweight, row_format, **o)[0], head
+            )
+            for head in heads
+        ]
+    scored = protect(score(scorer, heads, **o), sinks, recent)
+    return select_oneshot(heads, scored, B, reweight, row_format)
+
+
+def guarded(live, t, sinks, recent):
+    """C16 during decoding: which of the live tokens are protected."""
+    return (live < sinks) | (np.arange(len(live)) >= len(live) - recent)
+
+
+def stream(head, start, B, live_scores, sinks=0, recent=0, row_format=None):
+    """Streaming eviction by `live_scores(t, live, p, keys)`, higher is better."""
+
+    def evict(t, live, p, keys):
+        if len(live) <= B:
+            return live
+        scores = ranked(live_scores(t, live, p, keys), guarded(live, t, sinks, recent))
+        return live[top(scores, B)]
+
+    return replay_stored(head, start, evict, row_format)
+
+
+def tova(head, B, phase="stream", recent=0, sinks=0, agg="sum", level="kv", reweight="none", row_format=None):
+    """TOVA: the smallest probability of the current row goes; the newest token is a candidate."""
+    if level == "query":
+        return per_query_head(tova, head, B, phase, recent, sinks, agg, "kv", reweight, row_format)
+    scored = protect(score("tova", [head], recent=recent, agg=agg), sinks)
+    start = keep_top(scored.scores[0], scored.protected, B)
+    if phase == "oneshot":
+        return finish(head, start, scored.protected, reweight, row_format)
+    return stream(head, start, B, lambda t, live, p, keys: aggregate(p, agg), sinks, recent, row_format)
+
+
+def tova_layer(heads, B, phase="stream", recent=0, sinks=0, row_format=None):
+    """TOVA variant `layer`: one set per layer by the mean over all heads, the newest token forced."""
+    scored = protect(score({"name": "tova", "variant": "layer"}, heads, recent=recent), sinks)
+    live = keep_top(scored.scores[0], scored.protected, B)
+    if phase == "oneshot":
+        return [finish(h, live, scored.protected, row_format=row_format) for h in heads]
+    stores = [make_store(h, row_format) for h in heads]
+    kept, outs, ones = [live], [], np.ones(heads[0].n)
+    for store in stores:
+        store.settle(live)
+    for t in range(heads[0].P, heads[0].n):
+        live = np.append(live, t)
+        step = [attend_stored(h, s, t, live, ones) for h, s in zip(heads, stores, strict=True)]
+        outs.append([out for _, out in step])
+        if len(live) > B:
+            mean = np.concatenate([p for p, _ in step]).mean(axis=0)
+            live = live[top(ranked(mean, guarded(live, t, sinks, max(1, recent))), B)]
+        kept.append(live)
+        for store in stores:
+            store.settle(live)
+    return [Result(kept=kept, out=stack(h, [o[i] for o in outs])) for i, h in enumerate(heads)]
+
+
+def knorm(head, B, phase="oneshot", recent=0, sinks=0, skip_layers=(), reweight="none", row_format=None):
+    """Keys of smallest norm stay; layers in `skip_layers` are left exact."""
+    if head.layer in skip_layers:
+        B = head.n
+    scored = protect(score("knorm", [head], recent=recent), sinks)
+    start = keep_top(scored.scores[0], scored.protected, B)
+    if phase == "oneshot":
+        return finish(head, start, scored.protected, reweight, row_format)
+    return stream(head, start, B, lambda t, live, p, keys: -norms(keys[live]), sinks, recent, row_format)
+
+
+def keydiff_block(head, B, block, recent=0, sinks=0):
+    """KeyDiff over the prompt in blocks: hold the first B, then rescore held and next block, keep B."""
+    held = np.arange(min(B, head.P))
+    for start in range(B, head.P, block):
+        held = np.append(held, np.arange(start, min(head.P, start + block)))
+        scores = -cosine_to_anchor(head.k[held])
+        held = held[top(ranked(scores, guarded(held, start, sinks, recent)), B)]
+    return held
+
+
+def keydiff(head, B, phase="oneshot", recent=0, block=0, sinks=0, reweight="none", row_format=None):
+    """Keys that point away from the mean direction stay; the anchor is that of the current candidates."""
+    scored = protect(score("keydiff", [head], recent=recent), sinks)
+    start = keep_top(scored.scores[0], scored.protected, B)
+    if block and head.P > B:
+        start = keydiff_block(head, B, block, recent, sinks)
+    if phase == "oneshot":
+        return finish(head, start, scored.protected, reweight, row_format)
+    return stream(
+        head, start, B, lambda t, live, p, keys: -cosine_to_anchor(keys[live]), sinks, recent, row_format
+    )
+
+
+# --- Wrappers over the heads of a layer -----------------------------------------------------------
+
+
+def wrapped_scores(heads, scorer, sinks, recent):
+    """A wrapper's scores; Expected Attention adds a little to all of them (its `eps`) under adakv."""
+    return protect(score(scorer, heads), sinks, recent)
+
+
+def with_adakv_eps(scorer):
+    """Under adakv the default `eps` of expected_attention is 1e-2."""
+    spec = {"name": scorer} if isinstance(scorer, str) else dict(scorer)
+    return {"eps": 1e-2} | spec if spec["name"] == "expected_attention" else spec
+
+
+def adakv_kvpress(scored, B, alpha):
+    """Kept tokens per head: the safe ones, then the best of the whole layer until B per head on average.
+
+    The floor(B*alpha) safe tokens are the head's first in rank, where protected ones come first.
+    """
+    heads, P = scored.scores.shape
+    safe = np.tile(scored.protected, (heads, 1))
+    for i in range(heads):
+        safe[i, top(ranked(scored.scores[i], scored.protected), int(B * alpha))] = True
+    flat = top(ranked(scored.scores, safe).ravel(), B * heads)
+    return [flat[flat // P == i] % P for i in range(heads)]
+
+
+def adakv_reference_counts(scores, base, f, normalise):
+    """Head budgets outside the window: counts in the layer's top, mixed with an equal share."""
+    heads, width = scores.shape
+    ordered = -np.sort(-scores, axis=1)
+    if normalise:
+        total = ordered.sum(axis=1, keepdims=True)
+        share = ordered[:, :base].sum(axis=1, keepdims=True) / np.where(total == 0, 1, total)
+        scores = scores * share
+    winners = top(scores.ravel(), base * heads) // width
+    counts = np.bincount(winners, minlength=heads)
+    return np.rint(counts * (1 - f) + np.floor(base * f)).astype(int)
+
+
+def adakv_reference(scored, B, f, normalise):
+    """Variant `reference`: protected tokens plus the head's own count of the best others."""
+    free = np.flatnonzero(~scored.protected)
+    held = np.flatnonzero(scored.protected)
+    caps = adakv_reference_counts(scored.scores[:, free], B - len(held), f, normalise)
+    return [
+        np.sort(np.append(held, free[top(s[free], cap)])) for s, cap in zip(scored.scores, caps, strict=True)
+    ]
+
+
+def adakv(
+    heads,
+    B,
+    alpha=0.2,
+    variant="kvpress",
+    scorer="snapkv",
+    normalise=True,
+    f=0.2,
+    sinks=0,
+    recent=0,
+    reweight="none",
+    row_format=None,
+):
+    """Ada-KV: the layer's budget goes to the heads whose scores are largest."""
+    P = heads[0].P
+    scored = wrapped_scores(heads, with_adakv_eps(scorer), sinks, recent)
+    if B >= P:
+        kept = [np.arange(P)] * len(heads)
+    elif variant == "kvpress":
+        kept = adakv_kvpress(scored, B, alpha)
+    else:
+        kept = adakv_reference(scored, B, f, normalise)
+    return [finish(h, s, scored.protected, reweight, row_format) for h, s in zip(heads, kept, strict=True)]
+
+
+def chunk_scores(scored, chunk):
+    """Scores summed over the heads, protected tokens lifted above the maximum, mean of every chunk."""
+    total = scored.scores.sum(axis=0)
+    free = ~scored.protected
+    total = np.where(free, total, (total[free].max() if free.any() else 0.0) + 1)
+    return np.array([total[i : i + chunk].mean() for i in range(0, len(total), chunk)])
+
+
+def chunkkv(heads, B, chunk=20, scorer="snapkv", sinks=0, recent=0, reweight="none", row_format=None):
+    """ChunkKV: whole chunks, the same for all heads; the size may differ from B."""
+    P = heads[0].P
+    scored = wrapped_scores(heads, scorer, sinks, recent)
+    if B >= P:
+        kept = np.arange(P)
+    else:
+        means = chunk_scores(scored, chunk)
+        best = top(means, max(1, len(means) * B // P))
+        kept = np.concatenate([np.arange(c * chunk, min(P, (c + 1) * chunk)) for c in best])
+    return [finish(h, kept, scored.protected, reweight, row_format) for h in heads]
+
+
+# --- Budgets over layers --------------------------------------------------------------------------
+
+
+def pyramid_budget(B, P, w, layer, layers, beta=20):
+    """PyramidKV's budget of one layer, window included; B may be a real number."""
+    low = B / beta
+    high = 2 * B - low
+    if high >= P - w:
+        high, low = P - w, 2 * B - (P - w)
+    if layers == 1 or not P >= high >= low >= w:
+        return round(B)
+    return round(high - layer * (high - low) / (layers - 1))
+
+
+def pyramid(heads, B, scorer="snapkv", beta=20, w=32, **o):
+    """`allocator: pyramid` (and pyramidkv): the scorer with the layer's own budget."""
+    h = heads[0]
+    return by_score(heads, pyramid_budget(B, h.P, w, h.layer, h.n_layers, beta), scorer, **o)
+
+
+def file_allocation(heads, budgets, method, **o):
+    """`allocator: file`: one integer per layer (row) and kv head (column)."""
+    return [method(h, int(budgets[h.layer][h.kv_head]), **o) for h in heads]
+
+
+def window_statistics(head, w, gamma):
+    """CAKE steps 1-2 for one kv head: its scores, its entropy and its variance over the window rows."""
+    x = last_rows(head, w)[:, :, : head.P - w]
+    variance = x.var(axis=1, ddof=1)
+    scores = pooled(x.mean(axis=1) + gamma * variance, 5, "avg").mean(axis=0)
+    return scores, -(x * np.log(x + 1e-10)).sum(), variance.sum()
+
+
+def spread(budgets, limit):
+    """Budgets above the limit are cut; what they lose goes round the layers below it, one token a turn."""
+    excess = sum(max(0, b - limit) for b in budgets)
+    budgets = [min(b, limit) for b in budgets]
+    while excess > 0 and min(budgets) < limit:
+        for i, b in enumerate(budgets):
+            if b < limit and excess > 0:
+                budgets[i] += 1
+                excess -= 1
+    return budgets
+
+
+def cake_budgets(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0):
+    """CAKE steps 2-3: the budget of every layer, window excluded."""
+    found = [[window_statistics(h, w, gamma) for h in heads] for heads in layers]
+    entropy = np.array([sum(s[1] for s in heads) for heads in found])
+    variance = np.array([sum(s[2] for s in heads) for heads in found])
+    preference = entropy ** (1 / tau1) * variance ** (1 / tau2)
+    shares = preference / preference.sum()
+    return spread([int(s * (B - w) * len(layers)) for s in shares], layers[0][0].P - w)
+
+
+def cake(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0, sinks=0, recent=0):
+    """CAKE: a first pass finds each layer's preference, a second one cuts. One list of results per layer."""
+    P = layers[0][0].P
+    if B >= P:
+        return [[finish(h, np.arange(P), np.ones(P, bool)) for h in heads] for heads in layers]
+    results = []
+    for heads, budget in zip(layers, cake_budgets(layers, B, w, gamma, tau1, tau2), strict=True):
+        scores = np.stack([np.append(window_statistics(h, w, gamma)[0], np.zeros(w)) for h in heads])
+        scored = protect(Scored(scores, ends(P, recent=w)), sinks, recent)
+        results.append(select_oneshot(heads, scored, budget + w))
+    return results
+
+
+def cake_allocated(layers, B, scorer, w):
+    """`allocator: cake`: any scorer with CAKE's budgets; w is the scorer's window."""
+    if B >= layers[0][0].P:
+        return [by_score(heads, B, scorer) for heads in layers]
+    budgets = cake_budgets(layers, B, w)
+    return [by_score(heads, b + w, scorer) for heads, b in zip(layers, budgets, strict=True)]
+
+
+# --- Query time -----------------------------------------------------------------------------------
+
+
+def page_bounds(keys, q, page):
+    """Upper bound of <q, k> in every page of consecutive tokens."""
+    pages = [keys[i : i + page] for i in range(0, len(keys), page)]
+    return np.array([np.maximum(q * p.min(axis=0), q * p.max(axis=0)).sum() for p in pages])
+
+
+def quest(head, B, page=16, dense_layers=(0, 1), level="query", agg="sum"):
+    """Quest: exact attention over the pages with the best bounds; B is a read budget, nothing is evicted."""
+    if level == "query":
+        return per_query_head(quest, head, B, page, dense_layers, "kv", agg)
+    attended, outs = [], []
+    for t in range(head.P, head.n):
+        tokens = np.arange(t + 1)
+        if head.layer not in dense_layers:
+            bounds = aggregate(np.stack([page_bounds(head.k[: t + 1], q, page) for q in head.q[:, t]]), agg)
+            best = top(bounds, max(3, B // page))
+            tokens = tokens[np.isin(tokens // page, best)]
+        p = softmax(np.stack([head.scale * dots(head.k[tokens], q) for q in head.q[:, t]]))
+        attended.append(tokens)
+        outs.append(p @ head.v[tokens])
+    return Result(kept=None, out=stack(head, outs), attended=attended)

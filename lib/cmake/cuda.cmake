@@ -1,5 +1,5 @@
 # The policies as device code: one kernel each.
-kvreplay_methods_of(${CMAKE_CURRENT_SOURCE_DIR}/methods/methods.list names structs)
+kvreplay_methods_of(${CMAKE_CURRENT_SOURCE_DIR}/methods/methods.list names structs scorers)
 set(kernels "")
 foreach(name struct IN ZIP_LISTS names structs)
   file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.cu CONTENT [[
@@ -12,6 +12,6 @@ template __global__ void replay_kernel<@struct@, float>(@struct@, DeviceHead<flo
   list(APPEND kernels ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.cu)
 endforeach()
 add_library(kvreplay_cuda STATIC ${kernels})
-target_include_directories(kvreplay_cuda PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+target_include_directories(kvreplay_cuda PUBLIC ${CMAKE_CURRENT_SOURCE_DIR} ${generated})
 # std::span and std::bit_cast are constexpr functions of the standard library.
 target_compile_options(kvreplay_cuda PRIVATE --expt-relaxed-constexpr -Werror=all-warnings)

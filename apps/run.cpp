@@ -149,6 +149,24 @@ void tell_failures(const Work& work, const Store& store, Console& console) {
     console.error(fmt::format("and {} other reasons, see the column `error`", reasons.size() - kTold));
 }
 
+// A method that never evicted, or a format that never rewrote a row, has not been tested by this run.
+void tell_idle(const Work& work, const Store& store, Console& console) {
+  std::map<std::string, const Cell*> cells;
+  for (const Cell& cell : work.plan) cells[cell.key] = &cell;
+  std::map<std::string, size_t> idle;
+  for (const auto& row : store.table(work.plan)) {
+    const Cell& cell = *cells.at(row[column_index("key")]);
+    if (row[column_index("status")] != "ok") continue;
+    const std::string name = instance_text(work.config.methods[cell.instance]);
+    const bool should_evict =
+        cell.budget && *cell.budget < cell.n_tokens && !cell.method->info.reads_full_cache;
+    if (should_evict && row[column_index("n_evictions")] == "0") ++idle[name + " evicted nothing"];
+    if (cell.axes.row_format.quantises() && row[column_index("n_quantised")] == "0")
+      ++idle[name + " quantised nothing"];
+  }
+  for (const auto& [what, count] : idle) console.warning(fmt::format("{} in {} cells", what, count));
+}
+
 int run(const RunChoices& choices, Context& context) {
   Console& console = context.console;
   const Work work = prepare(choices, console);
@@ -176,6 +194,7 @@ int run(const RunChoices& choices, Context& context) {
   finish();
   print(summary_table(work.config, work.plan, store));
   tell_failures(work, store, console);
+  tell_idle(work, store, console);
   console.note(fmt::format("wrote {}", (work.out / "results.csv").string()));
   if (StopSignals::stop() && outcome.finished < todo.size()) {
     console.note(fmt::format("stopped: {} cells are left, run the same command to continue",

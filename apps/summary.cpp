@@ -35,28 +35,13 @@ struct Group {
   int64_t planned = 0, ok = 0, failed = 0;
 };
 
-// Which instance of the configuration a cell comes from: every value that was given is in the cell.
-bool comes_from(const Cell& cell, const MethodInstance& instance) {
-  if (cell.method != instance.method || to_json(cell.axes) != to_json(instance.axes)) return false;
-  for (const auto& [name, value] : instance.params.items())
-    if (!value.is_null() && cell.params.contains(name) && cell.params.at(name) != value) return false;
-  return true;
-}
-
-size_t instance_of(const Cell& cell, const RunConfig& config) {
-  for (size_t i = 0; i < config.methods.size(); ++i)
-    if (comes_from(cell, config.methods[i])) return i;
-  return config.methods.size();
-}
-
 using GroupKey = std::pair<size_t, int32_t>;  // instance, budget
 
-std::map<GroupKey, Group> grouped(const RunConfig& config, const std::vector<Cell>& plan,
-                                  const Store& store) {
+std::map<GroupKey, Group> grouped(const std::vector<Cell>& plan, const Store& store) {
   std::unordered_map<std::string, GroupKey> group_of;
   std::map<GroupKey, Group> groups;
   for (const Cell& cell : plan) {
-    const GroupKey key{instance_of(cell, config), cell.budget.value_or(0)};
+    const GroupKey key{cell.instance, cell.budget.value_or(0)};
     group_of[cell.key] = key;
     ++groups[key].planned;
   }
@@ -95,7 +80,7 @@ std::string instance_text(const MethodInstance& instance) {
 }
 
 std::string summary_table(const RunConfig& config, const std::vector<Cell>& plan, const Store& store) {
-  const auto groups = grouped(config, plan, store);
+  const auto groups = grouped(plan, store);
   const bool missing = std::any_of(groups.begin(), groups.end(), [](const auto& g) {
     return g.second.planned > g.second.ok + g.second.failed;
   });
@@ -105,7 +90,7 @@ std::string summary_table(const RunConfig& config, const std::vector<Cell>& plan
   if (missing) rows[0].emplace_back("missing");
   for (const auto& [key, group] : groups) {
     const auto& [instance, budget] = key;
-    const std::string name = instance < config.methods.size() ? instance_text(config.methods[instance]) : "?";
+    const std::string name = instance_text(config.methods[instance]);
     std::vector<std::string> row = {name, budget > 0 ? std::to_string(budget) : "-"};
     for (const Mean& mean : group.means) row.push_back(mean.text());
     row.push_back(std::to_string(group.ok));

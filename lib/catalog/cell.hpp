@@ -19,6 +19,7 @@ struct Cell {
   uint32_t prompt_rank = 0;  // of the prompt id among the trace's sorted ids
   int32_t layer = 0, kv_head = 0;
   const Method* method = nullptr;
+  size_t instance = 0;    // of the configuration's methods
   nlohmann::json params;  // resolved, axes included: what results.csv shows
   Axes axes;
   std::optional<int32_t> budget;                      // tokens

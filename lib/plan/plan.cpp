@@ -107,6 +107,7 @@ class Planner {
     cell.layer = place.layer.layer;
     cell.kv_head = kv_head;
     cell.method = variant.instance.method;
+    cell.instance = size_t(&variant.instance - config_.methods.data());
     cell.params = variant.params;
     cell.axes = variant.instance.axes;
     cell.budget = variant.budget;

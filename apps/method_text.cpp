@@ -1,0 +1,183 @@
+#include "method_text.hpp"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "config/run_config.hpp"
+#include "summary.hpp"
+
+namespace kvreplay::app {
+namespace {
+
+using nlohmann::json;
+using Lines = std::vector<std::pair<std::string, std::string>>;
+
+json parameter_json(const ParameterSpec& spec) {
+  return {{"name", spec.name},
+          {"default", spec.default_value},
+          {"default_text", spec.default_text},
+          {"low", spec.low},
+          {"high", spec.high},
+          {"choices", spec.choices},
+          {"help", spec.help}};
+}
+
+std::string values_text(const ParameterSpec& spec) {
+  using Kind = ParameterSpec::Kind;
+  switch (spec.kind) {
+    case Kind::choice:
+    case Kind::rows:
+      return join(spec.choices, " | ");
+    case Kind::scorer:
+      return join(spec.choices, " | ") + ", or {name: one of them, its parameters}";
+    case Kind::boolean:
+      return "true | false";
+    case Kind::layers:
+      return "a list of layers";
+    case Kind::integer:
+    case Kind::real: {
+      const std::string range = range_text(spec.low, spec.high, spec.kind == Kind::integer);
+      return spec.choices.empty() ? range : range + " | " + join(spec.choices, " | ");
+    }
+  }
+  return "";
+}
+
+std::string budget_text(const MethodInfo& info) {
+  if (!info.takes_budget) return "none: its size is an output";
+  if (info.reads_full_cache) return "tokens that are read; the whole cache is stored";
+  const std::string tokens = "tokens that stay, protected ones included";
+  return info.default_fraction > 0
+             ? fmt::format("{}; without one, {} of the prompt", tokens, info.default_fraction)
+             : tokens;
+}
+
+std::string positions_text(const MethodInfo& info) {
+  if (!info.any_positions) return "original";
+  const bool cache = info.default_positions == Positions::cache;
+  return fmt::format("{} (default), {}", word(info.default_positions), cache ? "original" : "cache");
+}
+
+// What is said of a method, in one order everywhere; empty lines are left out.
+Lines facts(const Method& method) {
+  const MethodInfo& info = method.info;
+  const Lines all = {{"source", info.source},
+                     {"tier", std::to_string(info.tier)},
+                     {"alias", info.alias},
+                     {"phases", phases_text(info) + " (the first is the default)"},
+                     {"positions", positions_text(info)},
+                     {"budget", budget_text(info)},
+                     {"memory", info.memory},
+                     {"deviation", info.deviation},
+                     {"warning", info.warning}};
+  Lines said;
+  for (const auto& line : all)
+    if (!line.second.empty()) said.push_back(line);
+  return said;
+}
+
+std::vector<std::vector<std::string>> parameter_rows(const Method& method) {
+  std::vector<std::vector<std::string>> rows = {{"parameter", "default", "values", "meaning"}};
+  for (const ParameterSpec& spec : method.parameters)
+    rows.push_back({spec.name, spec.default_text, values_text(spec), spec.help});
+  return rows;
+}
+
+// A pipe inside a cell would end it.
+std::string cell(const std::string& text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (c == '|') escaped += '\\';
+    escaped += c;
+  }
+  return escaped;
+}
+
+std::string markdown_table(const std::vector<std::vector<std::string>>& rows) {
+  std::string text;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    text += "|";
+    for (const std::string& c : rows[r]) text += fmt::format(" {} |", cell(c));
+    text += "\n";
+    if (r > 0) continue;
+    text += "|";
+    for (size_t c = 0; c < rows[r].size(); ++c) text += "---|";
+    text += "\n";
+  }
+  return text;
+}
+
+constexpr const char* kAxes =
+    "Every method also takes phase, positions, order, gqa.level, gqa.agg, row_format, reweight, allocator "
+    "and "
+    "uniforms, where they have a meaning for it.";
+
+}  // namespace
+
+std::string phases_text(const MethodInfo& info) {
+  if (!info.oneshots) return "stream";
+  if (!info.streams) return "oneshot";
+  return info.default_phase == Phase::stream ? "stream, oneshot" : "oneshot, stream";
+}
+
+json method_json(const Method& method) {
+  json parameters = json::array();
+  for (const ParameterSpec& spec : method.parameters) {
+    parameters.push_back(parameter_json(spec));
+    for (size_t i = 0; i < spec.nested.size(); ++i)
+      for (const ParameterSpec& inner : spec.nested[i])
+        parameters.back()["parameters"][spec.choices[i]].push_back(parameter_json(inner));
+  }
+  const MethodInfo& info = method.info;
+  return {{"name", info.name},           {"title", info.title},     {"source", info.source},
+          {"tier", info.tier},           {"memory", info.memory},   {"deviation", info.deviation},
+          {"phases", phases_text(info)}, {"alias", info.alias},     {"takes_budget", info.takes_budget},
+          {"warning", info.warning},     {"parameters", parameters}};
+}
+
+std::string method_text(const Method& method) {
+  std::string text = fmt::format("{}: {}\n\n", method.info.name, method.info.title);
+  for (const auto& [name, value] : facts(method)) text += fmt::format("{:<11}{}\n", name, value);
+  text += method.parameters.empty() ? "\nno parameters\n" : "\n" + left_aligned(parameter_rows(method));
+  return text + "\n" + kAxes + "\n";
+}
+
+std::string method_markdown(const Method& method) {
+  std::string text = fmt::format("## {}\n\n{}.\n\n", method.info.name, method.info.title);
+  for (const auto& [name, value] : facts(method)) text += fmt::format("- **{}**: {}\n", name, value);
+  if (!method.parameters.empty()) text += "\n" + markdown_table(parameter_rows(method));
+  return text;
+}
+
+std::string methods_markdown_table(const Registry& methods) {
+  std::vector<std::vector<std::string>> rows = {{"name", "what it keeps", "tier", "phases", "source"}};
+  for (const Method& m : methods)
+    rows.push_back({fmt::format("[`{}`](docs/methods.md#{})", m.info.name, m.info.name), m.info.title,
+                    std::to_string(m.info.tier), phases_text(m.info), m.info.source});
+  return markdown_table(rows);
+}
+
+std::string methods_markdown_page(const Registry& methods) {
+  std::string text = fmt::format(
+      "# Methods\n\nWhat every method keeps, its parameters and what it is charged for, from the lines of "
+      "its "
+      "own file (`kvreplay describe all --markdown`). Tier 1: the seed papers and what their figures need; "
+      "tier "
+      "2: the field's standard; tier 3: the frontier.\n\n{}\n",
+      kAxes);
+  for (const Method& m : methods) text += "\n" + method_markdown(m);
+  return text;
+}
+
+const Method& method_named(const Registry& methods, const std::string& name) {
+  if (const Method* method = find_method(methods, name)) return *method;
+  std::vector<std::string> names;
+  for (const Method& m : methods) names.emplace_back(m.info.name);
+  throw ConfigError(
+      fmt::format("unknown method \"{}\"{}. Methods: {}", name, did_you_mean(name, names), join(names)));
+}
+
+}  // namespace kvreplay::app

@@ -1,0 +1,22 @@
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "catalog/method.hpp"
+
+// What a method's lines say of it, for people, for programs and for the documentation.
+
+namespace kvreplay::app {
+
+std::string phases_text(const MethodInfo& info);  // the first is the default
+nlohmann::json method_json(const Method& method);
+std::string method_text(const Method& method);
+std::string method_markdown(const Method& method);
+// The README's table, and the page with a section a method.
+std::string methods_markdown_table(const Registry& methods);
+std::string methods_markdown_page(const Registry& methods);
+
+// Throws ConfigError with what is near.
+const Method& method_named(const Registry& methods, const std::string& name);
+
+}  // namespace kvreplay::app

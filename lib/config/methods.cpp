@@ -297,10 +297,13 @@ class MethodsReader {
     if (!word) return std::nullopt;
     nlohmann::json value = {{"name", *word}};
     if (map) read_format_keys(item, *word, value);
-    const bool sound = !value.contains("R") || !value.contains("g") ||
-                       value["R"].get<int>() % value["g"].get<int>() == 0;
-    if (sound) return value;
-    must_be(problems_, *item.find("R"), "R", "a multiple of g, so that full groups leave the residual");
+    const RowFormat format = format_of(value);
+    if (!format.by_block() || format.residual % format.group == 0) return value;
+    const Node* of = item.find("R") != nullptr ? item.find("R") : item.find("g");
+    problems_.error(of->mark,
+                    fmt::format("R is {} and must be a multiple of g, which is {}, so that full groups leave "
+                                "the residual",
+                                format.residual, format.group));
     return std::nullopt;
   }
   void read_format_keys(const Node& item, const std::string& word, nlohmann::json& value) {

@@ -25,6 +25,16 @@ struct Layout {
   bool split = false;         // rows may count for the numerator or the denominator alone
   int32_t own_rows = 0;       // rows that are written
   int64_t extra_rows = 0;     // rows beyond one a token, for caches that hold a token several times
+  bool coded = false;         // a row format writes rows
+};
+
+// What a row format (formats/) did to a row: where its key and its value were coded. Written by a policy, a
+// row is exact again.
+struct Coding {
+  static constexpr int32_t kExact = -1;
+  int32_t key = kExact, value = kExact;
+  KVR_FN bool key_exact() const { return key == kExact; }
+  KVR_FN bool value_exact() const { return value == kExact; }
 };
 
 constexpr int32_t kSynthetic = -1;
@@ -38,6 +48,7 @@ struct CacheStorage {
   Real *num = nullptr, *den = nullptr;            // [capacity] or null: all 1
   uint8_t* mark = nullptr;                        // [capacity] scratch of selections
   int32_t* slot = nullptr;                        // [capacity] own row, if there are any
+  Coding* coding = nullptr;                       // [capacity] or null: no row format
   int32_t* free_slots = nullptr;                  // [own_rows]
   Real *own_keys = nullptr, *own_values = nullptr;
   int32_t* copies = nullptr;  // [tokens] rows that hold a token; kEvicted for good once there is none
@@ -48,7 +59,7 @@ struct CacheStorage {
 };
 
 struct Count {
-  enum : int { rows, free_slots, evicted, returned, failure, failed_at, kCounts };
+  enum : int { rows, free_slots, evicted, returned, failure, failed_at, coded_keys, coded_values, kCounts };
 };
 
 template <class Real>
@@ -70,6 +81,9 @@ class BasicCache {
   KVR_FN double score(int32_t row) const { return s_.score[row]; }
   KVR_FN double& score(int32_t row) { return s_.score[row]; }
   KVR_FN uint8_t& mark(int32_t row) { return s_.mark[row]; }
+  KVR_FN Coding coding(int32_t row) const { return s_.coding != nullptr ? s_.coding[row] : Coding{}; }
+  KVR_FN int32_t coded_keys() const { return s_.counts[Count::coded_keys]; }
+  KVR_FN int32_t coded_values() const { return s_.counts[Count::coded_values]; }
   KVR_FN int32_t evictions() const { return s_.counts[Count::evicted]; }
   KVR_FN int32_t broken_promises() const { return s_.counts[Count::returned]; }
   KVR_FN std::span<const int32_t> tokens() const { return {s_.token, size_t(size())}; }
@@ -103,14 +117,24 @@ class BasicCache {
     for (int32_t b = 0; b < s_.shape.blocks; ++b)
       write(team, slot * s_.shape.blocks + b, [&](int32_t c) { return key(b, c); },
             [&](int32_t c) { return value(b, c); });
-    if (team.rank() == 0) s_.slot[row] = slot;
+    if (team.rank() == 0) s_.slot[row] = slot, forget_coding(row);
+    team.sync();
+  }
+  // For a row format, after what it rewrote.
+  template <Team T>
+  KVR_FN void set_coding(const T& team, int32_t row, Coding coding) {
+    if (team.rank() == 0) {
+      forget_coding(row);
+      s_.coding[row] = coding;
+      count_coding(row, 1);
+    }
     team.sync();
   }
   // Puts a token in the place of what the row held.
   template <Team T>
   KVR_FN void replace(const T& team, int32_t row, const Token<Real>& token, Real num, Real den) {
     if (s_.token[row] != token.index) release(team, row);
-    else if (team.rank() == 0) s_.copies[token.index] -= 1;
+    else if (team.rank() == 0) s_.copies[token.index] -= 1, forget_coding(row);
     team.sync();
     if (team.rank() == 0) hold(row, token.index, num, den, -1);
     team.sync();
@@ -128,6 +152,7 @@ class BasicCache {
       team.close_gap(s_.den, row, n);
     }
     if (s_.slot != nullptr) team.close_gap(s_.slot, row, n);
+    if (s_.coding != nullptr) team.close_gap(s_.coding, row, n);
     resize(team, n - 1);
   }
   // Removes every row for which stays(row) is false.
@@ -141,6 +166,7 @@ class BasicCache {
       if (s_.score != nullptr) s_.score[to] = s_.score[from];
       if (s_.num != nullptr) s_.num[to] = s_.num[from], s_.den[to] = s_.den[from];
       if (s_.slot != nullptr) s_.slot[to] = s_.slot[from];
+      if (s_.coding != nullptr) s_.coding[to] = s_.coding[from];
       s_.mark[to] = s_.mark[from];
     });
     resize(team, left);
@@ -194,6 +220,7 @@ class BasicCache {
     if (s_.score != nullptr) s_.score[row] = 0;
     if (s_.num != nullptr) s_.num[row] = num, s_.den[row] = den;
     if (s_.slot != nullptr) s_.slot[row] = slot;
+    if (s_.coding != nullptr) s_.coding[row] = {};
     if (token >= 0 && s_.copies[token] == kEvicted) s_.counts[Count::returned] += 1;
     else if (token >= 0) s_.copies[token] += 1;
   }
@@ -205,10 +232,20 @@ class BasicCache {
     if (team.rank() == 0) hold(row, token, num, den, slot);
     resize(team, row + 1);
   }
+  KVR_FN void count_coding(int32_t row, int32_t change) {
+    if (!s_.coding[row].key_exact()) s_.counts[Count::coded_keys] += change;
+    if (!s_.coding[row].value_exact()) s_.counts[Count::coded_values] += change;
+  }
+  KVR_FN void forget_coding(int32_t row) {
+    if (s_.coding == nullptr) return;
+    count_coding(row, -1);
+    s_.coding[row] = {};
+  }
   template <Team T>
   KVR_FN void release(const T& team, int32_t row) {
     const int32_t token = s_.token[row];
     team.sync();
+    if (team.rank() == 0) forget_coding(row);
     if (team.rank() == 0 && s_.slot != nullptr && s_.slot[row] >= 0)
       s_.free_slots[s_.counts[Count::free_slots]++] = s_.slot[row];
     if (team.rank() == 0 && token >= 0 && s_.copies[token] > 0 && --s_.copies[token] == 0) {

@@ -32,6 +32,7 @@ struct RowFormat {
   int32_t rank = 4;        // gear: of the correction
   double outliers = 2;     // gear: per cent of the residuals kept exactly
   bool quantises() const { return kind >= Kind::int8; }
+  bool by_block() const { return kind >= Kind::kivi; }  // several rows share offsets and steps
 };
 
 // What every method can be combined with.

@@ -114,7 +114,8 @@ KVR_FN void replay_prompt(const T& team, P& policy, C& cache, const Prompt<Real>
   if constexpr (Evicts<P, Real>) policy.evict(team, cache);
 }
 
-// Convention C4. `attends` is false for rows that nobody scores and the policy does not observe.
+// Convention C4. `attends` is false for rows that nobody scores and the policy does not observe;
+// `heads.opens(cache)`, if there is one, is shown every C_t.
 // Returns |C_t|, the rows that were (or would have been) attended to.
 template <Policy P, Team T, Cache C, class Heads, class Real = typename C::real>
 KVR_FN int32_t replay_step(const T& team, P& policy, C& cache, const Token<Real>& token,
@@ -126,6 +127,7 @@ KVR_FN int32_t replay_step(const T& team, P& policy, C& cache, const Token<Real>
   if constexpr (Evicts<P, Real>)
     if (rules.streaming && rules.evict_first) policy.evict(team, cache);
   const int32_t attended = cache.size();
+  if constexpr (requires { heads.opens(cache); }) heads.opens(cache);
   if (attends) attend_heads(team, policy, cache, rules, heads, scratch);
   if constexpr (Evicts<P, Real>)
     if (rules.streaming && !rules.evict_first) policy.evict(team, cache);

@@ -1,33 +1,85 @@
 #pragma once
+#include <string>
+#include <vector>
+
 #include "core/cache.hpp"
 #include "core/method_info.hpp"
+#include "formats/low_rank.hpp"
 
-// Row formats (methods.md, "row formats"): how the entries of any cache are stored. The formatter rewrites
-// rows after they were exact in their own step; policies then see the dequantised keys and values.
+// Row formats (methods.md, "row formats"): how the entries of any cache are stored. A row is exact in the
+// step in which it was written, by the engine or by a policy, and coded at that step's end, after the
+// eviction; policies then see what is read back. Rows that are due are found through the cache's counts, so a
+// step costs what it changes (kivi and gear: one look at the residual besides, and one at the cache when a
+// coded row has left it).
 
 namespace kvreplay {
 
 template <class Real>
 class Formatter {
  public:
-  // stored_bytes: of one number in the trace.
-  Formatter(const RowFormat& format, int32_t stored_bytes) : format_(format), stored_bytes_(stored_bytes) {}
+  Formatter() = default;
+  // stored_bytes: of one number in the trace. split: rows with num = 0 store no value.
+  Formatter(const RowFormat& format, int32_t stored_bytes, bool split)
+      : format_(format), stored_bytes_(stored_bytes), split_(split) {}
 
-  // Rows that will be written, of a cache that can hold `rows` rows.
-  int32_t own_rows(int32_t rows) const { return format_.kind == RowFormat::Kind::source ? 0 : rows; }
-  void after_prompt(BasicCache<Real>&) {}
-  void after_step(BasicCache<Real>&) {}
-  // Of one kv head: `keys` keys and `values` values, those beyond the rows of the cache exact.
-  int64_t payload_bytes(const BasicCache<Real>& cache, int64_t keys, int64_t values) const {
-    return exact_bytes(keys * cache.shape().dim + values * cache.shape().v_dim);
-  }
-  int64_t sketch_bytes(const BasicCache<Real>&) const { return 0; }
-  int64_t exact_bytes(int64_t floats) const { return floats * stored_bytes_; }
-  int64_t quantised() const { return 0; }
+  bool writes() const { return format_.kind != RowFormat::Kind::source; }
+  // The cache stands: codes what is due.
+  void settle(BasicCache<Real>& cache);
+
+  // Of one kv head: keys and values, coded or exact, and what corrects them.
+  int64_t payload_bytes(const BasicCache<Real>& cache);
+  // Offsets, steps and the indices of outliers.
+  int64_t sketch_bytes(const BasicCache<Real>& cache);
+  int64_t exact_bytes(int64_t numbers) const { return numbers * stored_bytes_; }
+  // Rows that were changed so far; rows whose groups hold a single number do not count.
+  int64_t quantised() const { return quantised_; }
+  const std::string& failure() const { return failure_; }  // or ""
 
  private:
+  enum class Part { key, value };
+  struct Block {  // rows that kivi or gear coded at one time
+    Part part;
+    Correction correction;
+  };
+  // What stays stored as long as one row of it is held.
+  struct Held {
+    int64_t key_groups = 0, factor_numbers = 0, outliers = 0;
+  };
+
+  void settle_rows(BasicCache<Real>& cache);
+  void code_row(BasicCache<Real>& cache, int32_t row);
+  bool code_numbers(std::vector<Real>& numbers, int32_t width) const;
+  bool round_numbers(std::vector<Real>& numbers) const;
+  void settle_keys(BasicCache<Real>& cache);
+  void settle_values(BasicCache<Real>& cache);
+  void code_block(BasicCache<Real>& cache, Part part, const std::vector<int32_t>& rows);
+  bool code_matrix(Part part, int32_t width, std::vector<double>& numbers);
+  void write_part(BasicCache<Real>& cache, Part part, int32_t row, int32_t at, int32_t group);
+  void count_row(const Coding& before, int32_t group, int32_t width);
+  void refuse(int32_t token);
+
+  bool stores_value(const BasicCache<Real>& cache, int32_t row) const {
+    return !split_ || cache.num(row) != 0;
+  }
+  struct Values {
+    int32_t stored, exact;
+  };
+  Values values_of(const BasicCache<Real>& cache) const;
+  int64_t bits() const;  // of one coded number
+  const Held& held(const BasicCache<Real>& cache);
+  void hold(const Block& block, int64_t rows, int32_t width);
+
   RowFormat format_;
-  int32_t stored_bytes_;
+  int32_t stored_bytes_ = 4;
+  bool split_ = false;
+  int64_t quantised_ = 0;
+  std::string failure_;
+  std::vector<Block> blocks_;
+  std::vector<int32_t> block_of_group_;  // of the key groups
+  Held held_;
+  int32_t held_keys_ = 0, held_values_ = 0;    // coded rows when held_ was counted
+  std::vector<std::vector<double>> restored_;  // of each kv head, [rows, width]: scratch of code_block
+  std::vector<Real> key_, value_;              // [blocks, width]: scratch of code_row
 };
 
 }  // namespace kvreplay

@@ -12,7 +12,8 @@
 //   prompt statistics:          P^2 / 2 * 2 d * G, once per unit, if a method reads prompt queries
 //   a cell:                     (n - P) * min(B, n) * (2 d + 2 dv) * G; without a budget B = n
 //   memory of a unit:           q, k, v, a strip of 48 rows a query head, and for every cache the
-//                               bookkeeping of its rows (the rows themselves are those of k and v)
+//                               bookkeeping of its rows (the rows themselves are those of k and v, unless a
+//                               row format rewrites them)
 // The cost of a unit is spread evenly over its cells.
 
 namespace kvreplay {
@@ -41,6 +42,12 @@ double scored_rows(const RunConfig::Replay& replay, double decode_rows) {
 
 double cached_rows(const Cell& cell) { return std::min(cell.budget.value_or(cell.n_tokens), cell.n_tokens); }
 
+// Rows that a row format keeps a copy of.
+double coded_rows(const Cell& cell) {
+  if (cell.axes.row_format.kind == RowFormat::Kind::source) return 0;
+  return cell.axes.phase == Phase::stream ? cached_rows(cell) : cell.n_tokens;
+}
+
 bool reads_prompt_queries(const Cell& cell) {
   return cell.method->needs(cell.params, cell.scene()).reads_queries();
 }
@@ -67,7 +74,8 @@ struct Unit {
     double total = (tensors + kStripRows * tokens() * heads()) * real_bytes;
     for (const Cell& cell : cells) {
       const double caches = cell.axes.gqa_level == GqaLevel::query ? heads() : 1;
-      total += caches * tokens() * (kBytesPerCachedRow + (audit ? width() * real_bytes : 0));
+      const double copied = (audit ? tokens() : 0) + coded_rows(cell);
+      total += caches * (tokens() * kBytesPerCachedRow + copied * width() * real_bytes);
     }
     return total;
   }

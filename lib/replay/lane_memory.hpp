@@ -23,6 +23,7 @@ class LaneMemory {
     copies_.assign(n, 0);
     if (layout.scores) score_.resize(size_t(capacity));
     if (layout.weights) num_.resize(size_t(capacity)), den_.resize(size_t(capacity));
+    if (layout.coded) coding_.resize(size_t(capacity));
     if (layout.own_rows > 0) {
       slot_.resize(size_t(capacity));
       free_.resize(size_t(layout.own_rows));
@@ -42,6 +43,7 @@ class LaneMemory {
                 pointer(den_),
                 mark_.data(),
                 pointer(slot_),
+                pointer(coding_),
                 pointer(free_),
                 pointer(own_keys_),
                 pointer(own_values_),
@@ -97,6 +99,7 @@ class LaneMemory {
   std::vector<double> score_, state_;
   std::vector<Real> num_, den_, own_keys_, own_values_, keys_, values_;
   std::vector<uint8_t> mark_;
+  std::vector<Coding> coding_;
   int32_t counts_[Count::kCounts] = {};
   CacheStorage<Real> storage_;
 };

@@ -54,8 +54,8 @@ class LaneOf final : public Lane<Real> {
     stream_ = &stream;
     first_head_ = first_head;
     save_ = save;
-    formatter_ = Formatter<Real>(order_.axes.row_format, stream.stored_bytes);
     layout_ = layout();
+    formatter_ = Formatter<Real>(order_.axes.row_format, stream.stored_bytes, layout_.split);
     memory_.allocate(stream, order_.scene.shape, layout_, audit);
     cache_ = BasicCache<Real>(memory_.storage());
     cache_.clear(team_);
@@ -79,7 +79,6 @@ class LaneOf final : public Lane<Real> {
     memory_.reveal(0, stream_->prompt);
     replay_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
     reweight();
-    formatter_.after_prompt(cache_);
     close_step(stream_->prompt - 1);
     ledger_.select_s += seconds_since(start);
   }
@@ -186,6 +185,7 @@ class LaneOf final : public Lane<Real> {
       const int32_t head = lane.first_head_ + h;
       return {tile.strip_row(head, row), tile.shift[size_t(tile.at(head, row))], {v}};
     }
+    void opens(const BasicCache<Real>&) const { lane.open_step(token); }
     auto sink(int32_t h) const { return lane.output_.sink(h, row, result); }
     void done(int32_t h, Normaliser tau, const BasicCache<Real>& cache, const uint8_t* chosen) const {
       lane.measure(*this, h, tau, cache, chosen);
@@ -201,13 +201,15 @@ class LaneOf final : public Lane<Real> {
     const bool attends = row >= 0 && (observes() || heads.tile.scored[size_t(row)] != 0);
     const StepScratch<Real> scratch{w.e.data(), w.coefficients.data(), w.group.data(), w.by_head.data(),
                                     w.chosen.data()};
-    const int32_t attended = replay_step(team_, policy_, cache_, token, rules_, heads, scratch, attends);
-    if (t >= stream_->prompt) {
-      ledger_.peak_attended = std::max<int64_t>(ledger_.peak_attended, attended);
-      if (!layout_.split) take_peak(payload(attended));
-    }
-    formatter_.after_step(cache_);
+    replay_step(team_, policy_, cache_, token, rules_, heads, scratch, attends);
     close_step(t);
+  }
+
+  // C_t stands: its newest row is exact.
+  void open_step(int32_t t) {
+    if (t < stream_->prompt) return;
+    ledger_.peak_attended = std::max<int64_t>(ledger_.peak_attended, cache_.size());
+    take_peak(formatter_.payload_bytes(cache_));
   }
 
   // core/step.hpp calls this through done(), before the eviction: cache is C_t.
@@ -229,10 +231,12 @@ class LaneOf final : public Lane<Real> {
     return tile.head_ranking.empty() ? nullptr : &tile.head_ranking[size_t(head)][size_t(row)];
   }
 
-  // S_t stands: after the prompt, and after every step.
+  // S_t stands, after the prompt and after every step: it is pruned, then coded.
   void close_step(int32_t t) {
     const int64_t rows = cache_.size();
     check(rows);
+    formatter_.settle(cache_);
+    if (!formatter_.failure().empty()) throw LaneError(formatter_.failure());
     if (t >= stream_->prompt - 1) account(rows, t);
     memory_.poison_evicted();
     const bool first_list = lists_.kept.off.size() == 1;
@@ -250,12 +254,7 @@ class LaneOf final : public Lane<Real> {
     if (reweighted_) charge.weight_floats += 1;
     const auto& shape = cache_.shape();
     weight_bytes_ = 4 * charge.weight_floats / shape.blocks;
-    int64_t values = rows;
-    if (layout_.split) {
-      values = 0;
-      for (int32_t i = 0; i < rows; ++i) values += cache_.num(i) != 0 ? 1 : 0;
-    }
-    take_peak(formatter_.payload_bytes(cache_, rows, values) + formatter_.exact_bytes(charge.key_floats));
+    take_peak(formatter_.payload_bytes(cache_) + formatter_.exact_bytes(charge.key_floats));
     int64_t aux = P::info.implied_layout ? 0 : 4 * rows;
     if (observes()) aux += 8 * rows;
     aux = (aux + charge.aux_bytes) / shape.blocks + formatter_.sketch_bytes(cache_);
@@ -263,8 +262,6 @@ class LaneOf final : public Lane<Real> {
     if constexpr (requires { policy_.report(ledger_.extras, cache_); })
       policy_.report(ledger_.extras, cache_);
   }
-  // While a step attends, its newest row is exact.
-  int64_t payload(int64_t attended) const { return formatter_.payload_bytes(cache_, attended, attended); }
   void take_peak(int64_t bytes) {
     ledger_.peak_bytes = std::max(ledger_.peak_bytes, bytes + weight_bytes_);
   }
@@ -272,11 +269,11 @@ class LaneOf final : public Lane<Real> {
   void check(int64_t rows) const {
     if (cache_.broken_promises() > 0) throw LaneError("the policy brought back a token that it had evicted");
     if (cache_.failure() > 0) throw LaneError(failure_text());
-    const bool bounded = P::info.takes_budget && !holds_all() && rules_.streaming;
-    if (bounded && rows > bound())
+    if (bounded() && rows > bound())
       throw LaneError("the policy holds " + std::to_string(rows) + " tokens, more than its budget of " +
                       std::to_string(bound()));
   }
+  bool bounded() const { return P::info.takes_budget && !holds_all() && order_.axes.phase == Phase::stream; }
   // Most rows after a step, where a method's own rule is not the budget.
   int64_t bound() const {
     if constexpr (requires { policy_.bound(order_.scene); }) return policy_.bound(order_.scene);
@@ -324,7 +321,10 @@ class LaneOf final : public Lane<Real> {
     Layout layout;
     if constexpr (HasLayout<P>) layout = policy_.layout(order_.scene);
     layout.weights = layout.weights || order_.axes.reweight != Reweight::none;
-    layout.own_rows += formatter_.own_rows(stream_->tokens + int32_t(layout.extra_rows));
+    if (order_.axes.row_format.kind == RowFormat::Kind::source) return layout;
+    layout.coded = true;
+    const int64_t most = stream_->tokens + layout.extra_rows;
+    layout.own_rows += int32_t(bounded() ? std::min(most, bound()) : most);
     return layout;
   }
   void reserve(LaneWorkspace<Real>& w, int32_t rows) const {
@@ -339,7 +339,7 @@ class LaneOf final : public Lane<Real> {
   LaneMemory<Real> memory_;
   BasicCache<Real> cache_;
   TileOutput<Real> output_;
-  Formatter<Real> formatter_{{}, 4};
+  Formatter<Real> formatter_;
   Layout layout_;
   int64_t weight_bytes_ = 0;
   bool reweighted_ = false;

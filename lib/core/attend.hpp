@@ -167,12 +167,15 @@ KVR_FN Normaliser attend(const T& team, const QueryView<Real>& view, const Sourc
   const Real shift = source.fill(team, cache, e);
   if (view.chosen != nullptr)
     team.each(n, [&](int32_t i) {
-      if (view.chosen[i] == 0) e[i] = 0;
+      if (view.chosen[i] == kUnread) e[i] = 0;
     });
   double tau = team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); });
   if (view.sink_logit > -Real(INFINITY)) tau += double(std::exp(view.sink_logit - shift));
   const double inverse = tau > 0 ? 1 / tau : 0.0;
-  team.each(n, [&](int32_t i) { coefficients[i] = Real(double(cache.num(i) * e[i]) * inverse); });
+  team.each(n, [&](int32_t i) {
+    const bool read = view.chosen == nullptr || view.chosen[i] == kRead;
+    coefficients[i] = read ? Real(double(cache.num(i) * e[i]) * inverse) : Real(0);
+  });
   output.emit(team, cache, coefficients);
   team.each(n, [&](int32_t i) { e[i] = Real(double(cache.den(i) * e[i]) * inverse); });
   return {tau, double(shift)};

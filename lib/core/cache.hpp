@@ -39,6 +39,8 @@ struct Coding {
 
 constexpr int32_t kSynthetic = -1;
 constexpr int32_t kEvicted = -1;
+// What a query-time method does with a row. A weighed row counts in the denominator, but its value is not read.
+constexpr uint8_t kUnread = 0, kRead = 1, kWeighed = 2;
 
 template <class Real>
 struct CacheStorage {

@@ -29,7 +29,11 @@ namespace kvreplay {
 struct HeadProbabilities {
   const double* values;  // [heads, rows]
   int32_t heads, rows;
+  Aggregate how = Aggregate::sum;
   KVR_FN double operator()(int32_t head, int32_t row) const { return values[int64_t(head) * rows + row]; }
+  // Of the query heads together (gqa.agg).
+  KVR_FN double group(int32_t row) const { return aggregate(how, values + row, rows, heads); }
+  KVR_FN double mean(int32_t row) const { return aggregate(Aggregate::mean, values + row, rows, heads); }
 };
 
 // This step's queries.

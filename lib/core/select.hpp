@@ -51,6 +51,32 @@ KVR_FN void choose_top(const T& team, int32_t n, int32_t count, F score, S chose
   team.sync();
 }
 
+// Calls chosen(i, bool) for i in [0, n): true for the fewest first in C8's order whose scores (>= 0) add up to
+// `mass`; for all if they do not.
+template <Team T, class F, class S>
+KVR_FN void choose_mass(const T& team, int32_t n, double mass, F score, S chosen) {
+  if (n <= 0) return;
+  const auto above = [&](uint64_t key) {
+    return team.sum(n, [&](int32_t i) { return order_key(score(i)) > key ? score(i) : 0.0; });
+  };
+  // Largest threshold with enough mass at or above it.
+  uint64_t low = order_key(team.smallest(n, score).score), high = order_key(team.largest(n, score).score);
+  while (low < high) {
+    const uint64_t middle = low + (high - low) / 2 + 1;
+    if (above(middle - 1) >= mass) low = middle;
+    else high = middle - 1;
+  }
+  const double sure = above(low);
+  team.each(n, [&](int32_t i) { chosen(i, order_key(score(i)) > low); });
+  team.sync();
+  if (team.rank() == 0) {
+    double sum = sure;
+    for (int32_t i = 0; i < n && sum < mass; ++i)
+      if (order_key(score(i)) == low) chosen(i, true), sum += score(i);
+  }
+  team.sync();
+}
+
 // Leading rows that hold one of the first `sinks` tokens of the trace; fewer once a layer's sliding window
 // has passed them.
 template <Cache C>

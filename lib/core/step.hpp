@@ -43,7 +43,7 @@ struct NoOutput {
 
 // Which rows a query-time method reads in this step.
 template <Policy P, Team T, Cache C, class Heads, class Real = typename C::real>
-KVR_FN void choose_rows(const T& team, P& policy, const C& cache, Heads& heads,
+KVR_FN void choose_rows(const T& team, P& policy, const C& cache, Aggregate how, Heads& heads,
                         const StepScratch<Real>& scratch) {
   const int32_t rows = cache.size(), n_heads = cache.shape().heads;
   if constexpr (ChoosesByMass<P, Real>) {
@@ -53,7 +53,7 @@ KVR_FN void choose_rows(const T& team, P& policy, const C& cache, Heads& heads,
       attend(team, view, heads.source(h, view), cache, e, coefficients, NoOutput{});
       team.each(rows, [&](int32_t i) { scratch.by_head[int64_t(h) * rows + i] = double(e[i]); });
     }
-    policy.choose(team, cache, HeadProbabilities{scratch.by_head, n_heads, rows}, scratch.chosen);
+    policy.choose(team, cache, HeadProbabilities{scratch.by_head, n_heads, rows, how}, scratch.chosen);
   } else {
     policy.choose(team, cache, heads.queries_of_step(), scratch.chosen);
   }
@@ -70,7 +70,7 @@ KVR_FN void attend_heads(const T& team, P& policy, C& cache, const StepRules& ru
   bool chooses = false;
   if constexpr (Chooses<P, Real>) {
     chooses = chooses_now(policy);
-    if (chooses) choose_rows(team, policy, static_cast<const C&>(cache), heads, scratch);
+    if (chooses) choose_rows(team, policy, static_cast<const C&>(cache), rules.aggregate, heads, scratch);
   }
   const bool observed = Observes<P, Real> && rules.streaming;  // after a one-shot cut scores decide nothing
   for (int32_t h = 0; h < n_heads; ++h) {
@@ -85,7 +85,7 @@ KVR_FN void attend_heads(const T& team, P& policy, C& cache, const StepRules& ru
   }
   if (!observed) return;
   if constexpr (ObservesHeads<P, Real>)
-    policy.observe(team, cache, HeadProbabilities{scratch.by_head, n_heads, rows});
+    policy.observe(team, cache, HeadProbabilities{scratch.by_head, n_heads, rows, rules.aggregate});
   else if constexpr (ObservesGroup<P, Real>)
     policy.observe(team, cache, std::span<const double>{scratch.group, size_t(rows)});
 }

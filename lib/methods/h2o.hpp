@@ -1,5 +1,6 @@
 #pragma once
-#include "core/policy.hpp"
+#include "methods/h2o_masks.hpp"
+#include "methods/h2o_variants.hpp"
 
 namespace kvreplay {
 
@@ -9,69 +10,113 @@ namespace kvreplay {
 //  2. Decode: append; A[i] += p_t(i) for every resident i, the newest included.
 //  3. If more than heavy + recent tokens are held: keep the last `recent` and the top `heavy` by A.
 //  4. An evicted token loses its score for good; survivors keep theirs, without decay.
-// `variant: observed` (the "observed attention" of later libraries): one cut after the prompt by the mean
-// over the rows that saw a token instead of the sum, without a recent window; later tokens are kept.
-struct H2o {
+// Variants that evict:
+//  alg1       the paper's box: from token 0 on, add while fewer than B are held; then attend, accumulate, and
+//             evict the smallest A among S and t. Nothing is recent by right: the newest may go at once.
+//  flexgen    the prompt keeps the top `heavy` of its first P-heavy+1 tokens and the last heavy-1; then every
+//             step the weakest heavy one leaves and the oldest recent one takes its place unconditionally.
+//  observed   of later libraries: one cut, by the mean over the rows that saw a token; no recents.
+//  kvfactory  one cut, the last 32 and the top B-32.
+// Variants that only mask (h2o_masks.hpp): hf_mask, local_mask, and the oracle oracle_global.
+struct H2o : H2oVariants {
   static constexpr MethodInfo info{
       .name = "h2o",
       .title = "heavy hitters + recent window",
       .source = "H2O, Zhang et al. 2023, section 4 (the released real-drop class)",
       .tier = 1,
-      .memory = "heavy + recent tokens, one score each",
+      .memory = "heavy + recent tokens, one score each; the variants that mask hold the full cache",
       .deviation =
           "follows the released code, which protects recent tokens and lets the prompt's rows vote at full "
-          "weight; the paper's Algorithm 1 protects nothing. Scores of grouped query heads are summed "
-          "(the release knows no groups) and kept in double precision.",
+          "weight; the paper's Algorithm 1 protects nothing (variant alg1). Scores of grouped query heads "
+          "are summed (the release knows no groups), in double precision. oracle_global sees the future.",
   };
-  enum class Variant { real_drop, observed };
-  Variant variant = Variant::real_drop;
-  double recent_frac = 0.5;
-  int32_t heavy = kDerived, recent = kDerived;
-  int32_t budget = 0;
+  int32_t first_voter = 0;  // rows from here on vote
+  bool ranked = false;      // oracle_global: the future was read
+  std::span<double> state;  // columns of the masks
 
-  static void declare(auto& d) {
-    d.choice("variant", &H2o::variant, {"real_drop", "observed"}, "which released rule");
-    d.real("recent_frac", &H2o::recent_frac, {0, 1}, "share of the budget that is the recent window");
-    d.integer("heavy", &H2o::heavy, {0, kManyTokens}, "heavy hitters, tokens",
-              "floor((1 - recent_frac) * B + 1e-9)");
-    d.integer("recent", &H2o::recent, {0, kManyTokens}, "recent window, tokens", "B - heavy");
+  static void declare(auto& d) { declare_variants<H2o>(d); }
+  Layout layout(const Scene& scene) const {
+    return {.state_doubles =
+                is(Variant::local_mask) || is(Variant::oracle_global) ? 2 * int64_t(scene.tokens) : 0,
+            .scores = true};
   }
-  void resolve(const Scene& scene) {
-    budget = scene.budget;
-    if (variant == Variant::observed) {
-      if (heavy == kDerived) heavy = budget;
-      if (scene.phase == Phase::stream)
-        throw ParameterError("variant", "variant observed cuts once; it runs with `phase: oneshot` only");
-    }
-    if (heavy == kDerived)
-      heavy = recent == kDerived ? int32_t((1 - recent_frac) * budget + 1e-9) : budget - recent;
-    if (recent == kDerived) recent = budget - heavy;
-    if (heavy < 0 || recent < 0 || heavy + recent != budget)
-      throw ParameterError("heavy", "heavy " + std::to_string(heavy) + " + recent " + std::to_string(recent) +
-                                        " is not the budget of " + std::to_string(budget) +
-                                        "; leave one of them out, or make them add up");
+  PromptNeeds needs(const Scene& scene) const {
+    if (is(Variant::local_mask)) return {.rows_from = 0};
+    if (score_rows == kDecodeRows) return {};
+    return {.column_sums_from = first_prompt_voter(scene.prompt), .future_sums = is(Variant::oracle_global)};
   }
-  static void set_axes(const H2o& m, Axes& axes) {
-    if (m.variant == Variant::observed) axes.phase = Phase::oneshot;
+  bool holds_all() const { return chooses(); }
+  bool implied_layout() const { return holds_all(); }
+  bool streams_prompt() const { return is(Variant::alg1); }
+  bool observes() const { return !cuts_once() && !is(Variant::oracle_global); }
+  void charge(Charge& c, const auto&) const {
+    c.aux_bytes = is(Variant::oracle_global) ? 4 * int64_t(heavy) : 0;
   }
-  Protect protection() const { return {.recent = recent}; }
-  Layout layout(const Scene&) const { return {.scores = true}; }
-  PromptNeeds needs(const Scene&) const { return {.column_sums_from = 0}; }
+  void report(auto& extras, const auto&) const {
+    if (is(Variant::oracle_global)) extras["sees_future"] = 1;
+  }
+  static std::string failure_text(int32_t, int32_t) {
+    return "variant oracle_global ranks all rows at the end of the prompt; take replay.prompt: cut";
+  }
 
+  KVR_FN void observe_prompt(const Team auto& team, int32_t, HeadProbabilities x) {
+    h2o_mask::keep_local(
+        team, {state}, heavy, x.rows, [](int32_t i) { return i; }, [&](int32_t i) { return x.group(i); });
+  }
   template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
-    const bool mean = variant == Variant::observed;
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& p, BasicCache<Real>& cache) {
+    if (is(Variant::local_mask)) return;
+    if (is(Variant::oracle_global)) {
+      h2o_mask::keep_global(team, p, {state}, heavy);
+      ranked = true;
+      return;
+    }
+    first_voter = first_prompt_voter(p.size());
+    if (score_rows == kDecodeRows) return;
     team.each(cache.size(), [&](int32_t i) {
       const int32_t token = cache.token(i);
-      cache.score(i) = prompt.column_sum(token) / (mean ? prompt.size() - token : 1);
+      cache.score(i) = p.column_sum(token) / (score_norm == Norm::mean ? seen_by(token, p.size() - 1) : 1);
     });
   }
+  KVR_FN void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
+    const auto see = [&](int32_t i, bool yes) {
+      for (int32_t h = 0; h < x.heads; ++h) chosen[int64_t(h) * x.rows + i] = yes ? kRead : kUnread;
+    };
+    if (is(Variant::hf_mask)) return h2o_mask::see_heavy(team, cache, heavy, recent, see);
+    if (is(Variant::local_mask))
+      h2o_mask::keep_local(
+          team, {state}, heavy, x.rows, [&](int32_t i) { return cache.token(i); },
+          [&](int32_t i) { return x.group(i); });
+    h2o_mask::see_kept(team, {state}, cache, is(Variant::local_mask) ? recent : recent + 1, see);
+  }
   KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
-    team.each(cache.size(), [&](int32_t i) { cache.score(i) += p[size_t(i)]; });
+    if (is(Variant::alg1) && cache.size() <= budget) return;  // the box attends only once the set is full
+    const int32_t t = cache.token(cache.size() - 1);
+    team.each(cache.size(), [&](int32_t i) {
+      double& a = cache.score(i);
+      if (score_norm == Norm::sum) a += p[size_t(i)];
+      else a += (p[size_t(i)] - a) / seen_by(cache.token(i), t);  // the mean, with one row more
+    });
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
-    if (cache.size() > heavy + recent)
-      keep_best(team, cache, {.recent = recent}, heavy, [&](int32_t i) { return cache.score(i); });
+    const int32_t n = cache.size();
+    if (is(Variant::oracle_global) && !ranked) cache.fail(team, 1, 0);
+    if (is(Variant::hf_mask)) return h2o_mask::forget_hidden(team, cache, heavy, recent);
+    if (chooses()) return;
+    if (!is(Variant::flexgen)) return keep_scored(team, cache, protection(), budget);
+    const auto a = [&](int32_t i) { return cache.score(i); };
+    if (cache.token(n - 1) < prompt) keep_best(team, cache, {.recent = recent}, heavy, a);
+    else if (n > heavy) keep_best(team, cache, {.recent = heavy}, n - heavy - 1, a);
+  }
+
+ private:
+  KVR_FN int32_t first_prompt_voter(int32_t size) const {
+    if (score_rows == kAllRows) return 0;
+    return score_rows == kDecodeRows ? size : size > score_rows ? size - score_rows : 0;
+  }
+  // Voting rows that saw a token, up to row t.
+  KVR_FN int32_t seen_by(int32_t token, int32_t t) const {
+    return t + 1 - (token > first_voter ? token : first_voter);
   }
 };
 

@@ -18,14 +18,20 @@ struct StreamingLlm {
       .default_positions = Positions::cache,
       .implied_layout = true,
   };
-  int32_t sinks = 4;
+  int32_t sinks = 4, room_for = 0;
   int32_t budget = 0;
 
   static void declare(auto& d) {
     d.integer("sinks", &StreamingLlm::sinks, {0, kManyTokens}, "first tokens of the trace that always stay");
+    d.integer("room_for", &StreamingLlm::room_for, {0, kManyTokens},
+              "tokens that are evicted for before they arrive: B - room_for stay");
   }
   void resolve(const Scene& scene) {
-    budget = scene.budget;
+    budget = scene.budget - room_for;
+    if (room_for > 0 && sinks >= budget)
+      throw ParameterError("room_for", "room_for " + std::to_string(room_for) + " and sinks " +
+                                           std::to_string(sinks) + " leave no recent token in a budget of " +
+                                           std::to_string(scene.budget) + "; give less or a larger budget");
     if (sinks >= budget)
       throw ParameterError("sinks", "sinks " + std::to_string(sinks) +
                                         " leave no room for recent tokens in a budget of " +

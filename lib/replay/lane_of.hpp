@@ -43,8 +43,9 @@ class LaneOf final : public Lane<Real> {
     else return cache_.size() + tokens;
   }
   bool heads_differ() const override {
+    if (order_.axes.gqa_level == GqaLevel::query) return true;
     if constexpr (requires { policy_.per_head; }) return policy_.per_head;
-    else return order_.axes.gqa_level == GqaLevel::query;
+    else return false;
   }
   const LaneLedger& ledger() const override { return ledger_; }
   const LaneLists& lists() const override { return lists_; }
@@ -70,7 +71,7 @@ class LaneOf final : public Lane<Real> {
   void observe_prompt(int32_t t, const HeadProbabilities& p) override {
     const auto start = Clock::now();
     if constexpr (ObservesPrompt<P>)
-      policy_.observe_prompt(team_, t, {p.values + int64_t(first_head_) * p.rows, heads(), p.rows});
+      policy_.observe_prompt(team_, t, {p.values + int64_t(first_head_) * p.rows, heads(), p.rows, order_.axes.gqa_aggregate});
     ledger_.select_s += seconds_since(start);
   }
 
@@ -124,6 +125,10 @@ class LaneOf final : public Lane<Real> {
   bool holds_all() const {
     if constexpr (requires { policy_.holds_all(); }) return policy_.holds_all();
     else return P::info.reads_full_cache;
+  }
+  bool implied_layout() const {
+    if constexpr (requires { policy_.implied_layout(); }) return policy_.implied_layout();
+    else return P::info.implied_layout;
   }
   Prompt<Real> prompt_view(const PromptSums& sums) const {
     const HeadStream<Real>& s = *stream_;
@@ -255,7 +260,7 @@ class LaneOf final : public Lane<Real> {
     const auto& shape = cache_.shape();
     weight_bytes_ = 4 * charge.weight_floats / shape.blocks;
     take_peak(formatter_.payload_bytes(cache_) + formatter_.exact_bytes(charge.key_floats));
-    int64_t aux = P::info.implied_layout ? 0 : 4 * rows;
+    int64_t aux = implied_layout() ? 0 : 4 * rows;
     if (observes()) aux += 8 * rows;
     aux = (aux + charge.aux_bytes) / shape.blocks + formatter_.sketch_bytes(cache_);
     ledger_.peak_aux_bytes = std::max(ledger_.peak_aux_bytes, aux);
@@ -308,7 +313,7 @@ class LaneOf final : public Lane<Real> {
     attended_.clear();
     for (int32_t i = 0; i < cache.size(); ++i) {
       const bool counts = cache.num(i) != 0 || cache.den(i) != 0;
-      if (cache.token(i) >= 0 && counts && (chosen == nullptr || chosen[i] != 0))
+      if (cache.token(i) >= 0 && counts && (chosen == nullptr || chosen[i] == kRead))
         attended_.push_back(cache.token(i));
     }
     if (!layout_.split) return attended_;

@@ -1,0 +1,53 @@
+#pragma once
+#include "core/accumulate.hpp"
+
+namespace kvreplay {
+
+// A sparse pattern over absolute token indices, in the manner of the sparse transformers: M says which tokens
+// stand in it, what lies outside is evicted. With `with_h2o` half of the budget goes to heavy hitters
+// outside.
+//  M::inside(j, t)    is token j < = t in the pattern of row t?
+//  M::shape(B', n)    parameters that follow from the pattern's budget B' and the length of the trace
+template <class M>
+struct SparsePattern {
+  bool with_h2o = false;
+  int32_t heavy = 0, budget = 0, prompt = 0, tokens = 0;
+
+  static void declare_heavy(auto& d) {
+    d.boolean("with_h2o", static_cast<bool M::*>(&M::with_h2o),
+              "floor(B/2) of the budget for heavy hitters outside the pattern");
+  }
+  void resolve(const Scene& scene) {
+    budget = scene.budget, prompt = scene.prompt, tokens = scene.tokens;
+    heavy = with_h2o ? budget / 2 : 0;
+    if (budget < tokens) self().shape(budget - heavy, tokens);
+  }
+  Layout layout(const Scene&) const { return {.scores = with_h2o}; }
+  PromptNeeds needs(const Scene&) const { return {.column_sums_from = with_h2o ? 0 : PromptNeeds::kNoRows}; }
+  bool observes() const { return with_h2o; }
+  bool implied_layout() const { return !with_h2o; }
+
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& p, BasicCache<Real>& cache) {
+    if (with_h2o) accumulate_prompt(team, p, cache);
+  }
+  KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
+    if (with_h2o) accumulate(team, cache, p);
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    const int32_t n = cache.size(), t = cache.token(n - 1);
+    if (budget >= tokens || (t < prompt && n <= budget)) return;
+    const auto inside = [&](int32_t i) { return self().inside(cache.token(i), t); };
+    if (!with_h2o) return cache.retain(team, inside);
+    const int32_t outside = n - team.count(n, inside);
+    const auto score = [&](int32_t i) { return inside(i) ? -1.0 : cache.score(i); };
+    choose_top(team, n, heavy < outside ? heavy : outside, score,
+               [&](int32_t i, bool yes) { cache.mark(i) = yes || inside(i) ? 1 : 0; });
+    cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
+  }
+
+ private:
+  KVR_FN M& self() { return static_cast<M&>(*this); }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,44 @@
+#pragma once
+#include "core/accumulate.hpp"
+#include "core/selecting.hpp"
+
+namespace kvreplay {
+
+// The ablation of H2O without a recent window: heavy hitters only.
+//  1. A as in h2o: all causal rows of the prompt, then every decode step.
+//  2. If more than B tokens are held: keep the newest, and the top B-1 by A of the others, so that the newest
+//     survives its own step.
+// `variant: strict`: the top B by A; the newest competes with the attention it paid to itself.
+struct H2oHeavy : Selecting<0, kDerived> {
+  static constexpr MethodInfo info{
+      .name = "h2o_heavy",
+      .title = "heavy hitters only",
+      .source = "H2O, Zhang et al. 2023, ablation \"heavy hitters only\"",
+      .tier = 1,
+      .memory = "B tokens, one score each",
+      .deviation =
+          "the newest token is kept for its own step; the paper does not say (variant strict: it is not).",
+  };
+  enum class Variant { newest, strict };
+  Variant variant = Variant::newest;
+
+  static void declare(auto& d) {
+    d.choice("variant", &H2oHeavy::variant, {"default", "strict"}, "strict: no token is safe for being new");
+    protect<H2oHeavy>(d, "1; strict: 0");
+  }
+  void resolve(const Scene& scene) {
+    if (recent == kDerived) recent = variant == Variant::strict ? 0 : 1;
+    Selecting::resolve(scene);
+  }
+  PromptNeeds needs(const Scene&) const { return {.column_sums_from = 0}; }
+
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+    accumulate_prompt(team, prompt, cache);
+  }
+  KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
+    accumulate(team, cache, p);
+  }
+};
+
+}  // namespace kvreplay

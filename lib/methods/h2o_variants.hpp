@@ -1,0 +1,83 @@
+#pragma once
+#include "core/selecting.hpp"
+
+namespace kvreplay {
+
+// The parameters of H2O (h2o.hpp): which rule of those that carry its name, and how the budget is split.
+// heavy + recent is the budget, but for flexgen, which holds 2 * heavy - 1 tokens.
+struct H2oVariants : Selecting<0, kDerived> {
+  enum class Variant { real_drop, alg1, hf_mask, local_mask, flexgen, oracle_global, observed, kvfactory };
+  static constexpr const char* kVariants[] = {"real_drop", "alg1",          "hf_mask",  "local_mask",
+                                              "flexgen",   "oracle_global", "observed", "kvfactory"};
+  enum class Norm { sum, mean };
+  Variant variant = Variant::real_drop;
+  double recent_frac = 0.5;
+  int32_t prompt = 0;
+  int32_t heavy = kDerived, score_rows = kAllRows;
+  Norm score_norm = Norm::sum;
+
+  template <class M>
+  static void declare_variants(auto& d) {
+    d.choice("variant", static_cast<Variant M::*>(&M::variant), {std::begin(kVariants), std::end(kVariants)},
+             "which rule; *_mask and oracle_global hold the full cache, oracle_global sees the future");
+    d.real("recent_frac", &M::recent_frac, {0, 1}, "share of the budget that is the recent window");
+    d.integer("heavy", &M::heavy, {0, kManyTokens}, "heavy hitters, tokens; sinks count among them",
+              "floor((1 - recent_frac) * B + 1e-9)");
+    protect<M>(d, "B - heavy");
+    d.rows("score_rows", &M::score_rows, "rows of the prompt that vote");
+    d.choice("score_norm", static_cast<Norm M::*>(&M::score_norm), {"sum", "mean"},
+             "mean: divided by the rows that saw the token");
+  }
+  void resolve(const Scene& scene) {
+    budget = scene.budget, prompt = scene.prompt;
+    if (is(Variant::observed)) score_norm = Norm::mean;
+    check_variant(scene.phase);
+    if (heavy == kDerived) heavy = recent == kDerived ? default_heavy() : budget - recent;
+    if (recent == kDerived) recent = is(Variant::flexgen) ? heavy - 1 : budget - heavy;
+    check_sizes();
+  }
+  static void set_axes(const H2oVariants& m, Axes& axes) {
+    if (m.cuts_once()) axes.phase = Phase::oneshot;
+  }
+  KVR_FN bool chooses() const {
+    return is(Variant::hf_mask) || is(Variant::local_mask) || is(Variant::oracle_global);
+  }
+  KVR_FN bool is(Variant v) const { return variant == v; }
+  bool cuts_once() const { return is(Variant::observed) || is(Variant::kvfactory); }
+
+ private:
+  int32_t default_heavy() const {
+    if (is(Variant::alg1) || is(Variant::observed)) return budget;
+    if (is(Variant::kvfactory)) return budget > 32 ? budget - 32 : 0;
+    return int32_t((1 - recent_frac) * budget + 1e-9);
+  }
+  void check_variant(Phase phase) const {
+    const std::string name = std::string("variant ") + kVariants[int(variant)];
+    if (cuts_once() && phase == Phase::stream)
+      throw ParameterError("variant", name + " cuts once; it runs with `phase: oneshot` only");
+    if (!cuts_once() && !is(Variant::real_drop) && phase == Phase::oneshot)
+      throw ParameterError("variant", name + " decides at every step; it runs with `phase: stream` only");
+    if (!is(Variant::real_drop) &&
+        (score_rows != kAllRows || (score_norm != Norm::sum && !is(Variant::observed))))
+      throw ParameterError("score_rows",
+                           name + " says itself who votes; leave out score_rows and score_norm");
+    if (sinks > 0 && (chooses() || is(Variant::flexgen)))
+      throw ParameterError("sinks",
+                           name + " is what was released, and protects no first tokens; leave out sinks");
+  }
+  void check_sizes() const {
+    const std::string sizes = "heavy " + std::to_string(heavy) + " + recent " + std::to_string(recent);
+    const bool fits = is(Variant::flexgen) ? heavy + recent <= budget : heavy + recent == budget;
+    if (heavy < 0 || recent < 0 || !fits)
+      throw ParameterError("heavy", sizes + " is not the budget of " + std::to_string(budget) +
+                                        "; leave one of them out, or make them add up");
+    if (is(Variant::hf_mask) && recent == 0)
+      throw ParameterError("recent", "variant hf_mask needs a recent token: lower heavy or recent_frac > 0");
+    if ((is(Variant::flexgen) && recent != heavy - 1) || (is(Variant::local_mask) && heavy == 0))
+      throw ParameterError("heavy", std::string("variant ") + kVariants[int(variant)] +
+                                        " needs a heavy token, and flexgen heavy - 1 recent ones");
+    if (sinks > heavy) throw too_much_protection(sinks, recent, budget);
+  }
+};
+
+}  // namespace kvreplay

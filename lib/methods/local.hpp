@@ -1,0 +1,36 @@
+#pragma once
+#include "core/policy.hpp"
+
+namespace kvreplay {
+
+// "Local" of H2O's tables: the last W = B tokens, which is `window` under another name.
+//  default  the last W tokens, the newest included.
+//  lm_eval  the released band mask includes the diagonal at offset W: W + 1 tokens stay.
+//  buzz     BUZZ's baseline: its sinks + window count as recent tokens, with positions inside the cache.
+struct Local {
+  static constexpr MethodInfo info{
+      .name = "local",
+      .title = "recent tokens only (H2O's name for window)",
+      .source = "H2O, Zhang et al. 2023, baseline \"Local\"; BUZZ, baseline",
+      .tier = 1,
+      .memory = "B tokens; lm_eval one more",
+      .deviation = "",
+      .implied_layout = true,
+  };
+  enum class Variant { plain, lm_eval, buzz };
+  Variant variant = Variant::plain;
+  int32_t budget = 0;
+
+  static void declare(auto& d) {
+    d.choice("variant", &Local::variant, {"default", "lm_eval", "buzz"}, "whose window");
+  }
+  void resolve(const Scene& scene) { budget = scene.budget + (variant == Variant::lm_eval ? 1 : 0); }
+  static void set_axes(const Local& m, Axes& axes) {
+    if (m.variant == Variant::buzz) axes.positions = Positions::cache;
+  }
+  int64_t bound(const Scene&) const { return budget; }
+
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, 0, budget); }
+};
+
+}  // namespace kvreplay

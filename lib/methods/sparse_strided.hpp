@@ -1,0 +1,42 @@
+#pragma once
+#include "core/pattern.hpp"
+
+namespace kvreplay {
+
+// The strided pattern of sparse transformers, a static baseline of H2O.
+//  1. Row t keeps the last w tokens and every token j with j mod l = l-1.
+//  2. What is outside is evicted.  3. `with_h2o`: the top floor(B/2) by A of what is outside stay.
+struct SparseStrided : SparsePattern<SparseStrided> {
+  static constexpr MethodInfo info{
+      .name = "sparse_strided",
+      .title = "static pattern: window + every l-th token",
+      .source = "baseline of H2O, Zhang et al. 2023, Table 1 and Fig. 1",
+      .tier = 1,
+      .memory = "at most B tokens; with_h2o one score each",
+      .deviation = "the definition is ours: no code was released, and the paper gives no sizes.",
+      .oneshots = false,
+  };
+  int32_t w = kDerived, l = kDerived;
+
+  static void declare(auto& d) {
+    d.integer("w", &SparseStrided::w, {1, kManyTokens}, "last tokens that stay", "floor(B'/2)");
+    d.integer("l", &SparseStrided::l, {2, kManyTokens}, "every l-th token stays", "ceil(n / (B' - w))");
+    declare_heavy(d);
+  }
+  void shape(int32_t room, int32_t n) {
+    if (w == kDerived) w = room / 2;
+    if (w < 1 || w >= room)
+      throw ParameterError("w", "a window of " + std::to_string(w) + " and every l-th token do not fit " +
+                                    std::to_string(room) + " tokens; w is between 1 and that less 1, " +
+                                    "so lower w or raise the budget");
+    const int32_t fits = (n + room - w - 1) / (room - w);
+    if (l == kDerived) l = fits < 2 ? 2 : fits;
+    if (w + (n - w) / l > room)
+      throw ParameterError("l", "w " + std::to_string(w) + " and every token of " + std::to_string(l) +
+                                    " grow to " + std::to_string(w + (n - w) / l) + " tokens, more than " +
+                                    std::to_string(room) + "; l " + std::to_string(fits) + " fits");
+  }
+  KVR_FN bool inside(int32_t j, int32_t t) const { return j > t - w || j % l == l - 1; }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,44 @@
+#pragma once
+#include "core/selecting.hpp"
+
+namespace kvreplay {
+
+// The ceiling of every one-shot eviction that only names tokens. IT SEES THE FUTURE: for regret only.
+//  1. F[i] = sum over all scored decode rows and the group of x_t(i), for prompt tokens i.
+//  2. Keep the top B.  3. Later tokens are kept.
+// Weighted sampling can still beat it in diffuse layers, since it carries no weights.
+struct StaticOracle : Selecting<> {
+  static constexpr MethodInfo info{
+      .name = "static_oracle",
+      .title = "best static choice (oracle of the future)",
+      .source = "ceiling; definition",
+      .tier = 1,
+      .memory = "B prompt tokens and every later one",
+      .deviation = "",
+      .streams = false,
+      .default_phase = Phase::oneshot,
+  };
+  bool per_head = false;
+
+  static void declare(auto& d) {
+    d.boolean("per_head", &StaticOracle::per_head, "every query head has its own list (gqa.level: query)");
+    protect<StaticOracle>(d);
+  }
+  void resolve(const Scene& scene) {
+    Selecting::resolve(scene);
+    if (per_head && scene.shape.heads > 1)
+      throw ParameterError("per_head",
+                           "per_head is gqa.level: query, and another level was given; leave one out");
+  }
+  static void set_axes(const StaticOracle& m, Axes& axes) {
+    if (m.per_head) axes.gqa_level = GqaLevel::query;
+  }
+  PromptNeeds needs(const Scene&) const { return {.future_sums = true}; }
+
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) = prompt.future_sum(cache.token(i)); });
+  }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,48 @@
+#pragma once
+#include "core/policy.hpp"
+
+namespace kvreplay {
+
+// Nucleus selection as a ceiling: as many tokens as a share p of the step's attention needs.
+//  1. Sort the exact probabilities of the step (group mean).  2. Read the shortest prefix whose mass reaches
+//  p.
+//  3. Renormalise over it.
+// How many that are on average is the run's mean_attended_tokens.
+struct Topp {
+  static constexpr MethodInfo info{
+      .name = "topp",
+      .title = "share p of the attention, from the full cache (oracle)",
+      .source = "nucleus selection; a ceiling",
+      .tier = 2,
+      .memory = "the full cache",
+      .deviation = "",
+      .oneshots = false,
+      .any_positions = false,
+      .takes_budget = false,
+      .implied_layout = true,
+      .reads_full_cache = true,
+  };
+  double p = 0.95;
+  bool per_head = false;
+
+  static void declare(auto& d) {
+    d.real("p", &Topp::p, {0, 1}, "mass of the step's attention that is read, above 0");
+    d.boolean("per_head", &Topp::per_head, "every query head reads its own tokens");
+  }
+  void resolve(const Scene&) {
+    if (!(p > 0)) throw ParameterError("p", "p 0 reads nothing; give a share above 0");
+  }
+
+  KVR_FN void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
+    const int32_t rows = cache.size();
+    const double mass = p < 1 ? p : INFINITY;  // p = 1 is everything, whatever rounding makes of the sum
+    for (int32_t h = 0; h < (per_head ? x.heads : 1); ++h)
+      choose_mass(
+          team, rows, mass, [&](int32_t i) { return per_head ? x(h, i) : x.mean(i); },
+          [&](int32_t i, bool yes) { chosen[int64_t(h) * rows + i] = yes ? kRead : kUnread; });
+    for (int32_t h = 1; h < x.heads && !per_head; ++h)
+      team.each(rows, [&](int32_t i) { chosen[int64_t(h) * rows + i] = chosen[i]; });
+  }
+};
+
+}  // namespace kvreplay

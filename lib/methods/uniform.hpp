@@ -1,7 +1,7 @@
 #pragma once
 #include <algorithm>
 
-#include "core/policy.hpp"
+#include "methods/balancekv.hpp"
 
 namespace kvreplay {
 
@@ -9,75 +9,126 @@ namespace kvreplay {
 // between them without replacement, each standing for M/m of them.
 //  1. Draw u_j for each middle token.  2. Keep the m with the smallest u_j (ties: lower index).
 //  3. Weight M/m in numerator and denominator on those, 1 on sinks, recents and later tokens.
-struct Uniform {
+// `tail: c`: the last c middle tokens stay exactly, and m - c of the other M - c are sampled. With c = the
+// survivors of weight 1 of a balancekv run (its column extras) the two differ by the walk alone. Variants:
+// `coin` = balancekv with gamma 0, which shares its truncation; `notebook` = rounds of fair coins: the first
+// of each block gets +, stable sort (- before +), the first half stays, weight 2^rounds.
+struct Uniform : Thinning<> {
   static constexpr MethodInfo info{
       .name = "uniform",
       .title = "uniform sample, reweighted",
       .source = "baseline of BalanceKV, Han et al. 2025, section 4",
       .tier = 1,
       .memory = "B prompt tokens and every later one, one weight",
-      .deviation = "exactly m tokens; the released sampler is slightly non-uniform.",
+      .deviation =
+          "exactly m tokens; the released function cannot run and the notebook's sampler is slightly "
+          "non-uniform (variant notebook).",
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  enum class Weights { ratio, none };
-  int32_t sinks = kDerived, recent = kDerived, m = kDerived;
+  enum class Weights { ratio, none, pow2 };
+  enum class Variant { sample, coin, notebook };
+  int32_t m = kDerived, rounds = kDerived, tail = 0, block = 256;
   Weights weights = Weights::ratio;
-  int32_t budget = 0;
+  Variant variant = Variant::sample;
+  BalanceKv coins;
+  std::span<double> state;  // of `coin`
   Draws draws;
 
   static void declare(auto& d) {
-    d.integer("sinks", &Uniform::sinks, {0, kManyTokens}, "first prompt tokens that stay",
-              "4 below B = 1024, else 256");
-    d.integer("recent", &Uniform::recent, {0, kManyTokens}, "last prompt tokens that stay",
-              "floor(B/4) below B = 1024, else 256");
-    d.integer("m", &Uniform::m, {0, kManyTokens}, "tokens sampled from the middle", "B - sinks - recent");
-    d.choice("weights", &Uniform::weights, {"ratio", "none"}, "M/m on sampled tokens, or 1");
+    protect<Uniform>(d);
+    d.integer("m", &Uniform::m, {0, kManyTokens}, "tokens kept of the middle",
+              "B - sinks - recent, or floor(M/2^rounds)");
+    d.integer("rounds", &Uniform::rounds, {1, 8}, "keep what as many halvings keep", "");
+    d.choice("weights", &Uniform::weights, {"ratio", "none", "pow2"},
+             "of sampled tokens: M/m, 1 or 2^rounds");
+    d.integer("tail", &Uniform::tail, {0, kManyTokens}, "last middle tokens that stay exactly, of the m");
+    d.choice("variant", &Uniform::variant, {"default", "coin", "notebook"}, "how the sample is drawn");
+    d.integer("block", &Uniform::block, {2, kManyTokens}, "variants coin and notebook: tokens of a block");
   }
   void resolve(const Scene& scene) {
-    budget = scene.budget;
-    const bool small = budget < 1024;
-    if (sinks == kDerived) sinks = small ? 4 : 256;
-    if (recent == kDerived) recent = small ? budget / 4 : 256;
-    if (sinks + recent > budget)
-      throw ParameterError("recent", "sinks " + std::to_string(sinks) + " + recent " +
-                                         std::to_string(recent) + " exceed the budget of " +
-                                         std::to_string(budget) + "; make them smaller or the budget larger");
-    const int32_t room = budget - sinks - recent;
-    if (m == kDerived) m = room;
-    if (m > room)
-      throw ParameterError("m", "m " + std::to_string(m) + " with sinks " + std::to_string(sinks) +
-                                    " and recent " + std::to_string(recent) + " exceeds the budget of " +
-                                    std::to_string(budget));
+    Thinning::resolve(scene);
+    if (variant != Variant::sample && (m != kDerived || tail > 0))
+      throw ParameterError(tail > 0 ? "tail" : "m",
+                           "variants coin and notebook halve the middle and take neither m "
+                           "nor tail; give rounds");
+    if (variant == Variant::coin) {
+      coins.sinks = sinks, coins.recent = recent, coins.rounds = rounds, coins.block = block, coins.gamma = 0;
+      coins.resolve(scene);
+    }
+    if (variant == Variant::sample) resolve_sample(middle_of(scene));
   }
   static bool random(const Uniform&) { return true; }
   std::vector<DrawArray> draw_arrays(const Scene& s) const {
-    return {{"u uniforms", Structure::uniform_sampling, 1, std::max(0, s.prompt - sinks - recent)}};
+    if (variant == Variant::coin) return coins.draw_arrays(s);
+    const int32_t T = variant == Variant::sample ? 1 : rounds_of(s.prompt, sinks);
+    return {{"u U uniforms", Structure::uniform_sampling, T, middle_of(s)}};
   }
-  Layout layout(const Scene&) const { return {.scores = true, .weights = weights == Weights::ratio}; }
+  Layout layout(const Scene& s) const {
+    if (variant == Variant::coin) return coins.layout(s);
+    return {.scores = true, .weights = weights != Weights::none || variant == Variant::notebook};
+  }
   void charge(Charge& c, const auto& cache) const {
-    c.weight_floats = weights == Weights::ratio && cache.evictions() > 0 ? 1 : 0;
+    if (variant == Variant::coin) coins.charge(c, cache);
+    else c.weight_floats = weights != Weights::none && cache.evictions() > 0 ? 1 : 0;
   }
 
-  template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
-    const int32_t first = held_sinks(cache, sinks);
-    team.each(middle(cache),
-              [&](int32_t j) { cache.score(first + j) = -draws.uniform(Structure::uniform_sampling, j); });
-  }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
-    const int32_t M = middle(cache), first = held_sinks(cache, sinks);
-    if (cache.size() <= budget || M <= m) return;
-    keep_best(team, cache, {.sinks = sinks, .recent = recent}, m, [&](int32_t i) { return cache.score(i); });
-    if (weights == Weights::none) return;
-    const double w = double(M) / m;
-    for (int32_t i = first; i < first + m; ++i) cache.weigh(team, i, w, w);
+    if (variant == Variant::coin) {
+      coins.state = state, coins.draws = draws;
+      coins.evict(team, cache);
+    } else if (cache.size() > budget) {
+      if (variant == Variant::sample) sample(team, cache);
+      else toss(team, cache);
+    }
   }
 
  private:
-  KVR_FN int32_t middle(const auto& cache) const {
-    const int32_t M = cache.size() - held_sinks(cache, sinks) - recent;
-    return M > 0 ? M : 0;
+  KVR_FN int32_t rounds_of(int32_t held, int32_t first) const {
+    return rounds != kDerived ? rounds : rounds_that_fit(held, first);
+  }
+  void resolve_sample(int32_t M) {
+    const int32_t room = budget - sinks - recent, halved = rounds == kDerived ? -1 : M >> rounds;
+    if (m == kDerived) m = rounds == kDerived ? room : halved;
+    if (m > room && m != halved)
+      throw ParameterError("m", "m " + std::to_string(m) + " with sinks " + std::to_string(sinks) +
+                                    " and recent " + std::to_string(recent) + " exceeds the budget of " +
+                                    std::to_string(budget));
+    if (tail > m)
+      throw ParameterError("tail", "tail " + std::to_string(tail) + " exceeds the " + std::to_string(m) +
+                                       " tokens that are kept of the middle");
+    if (weights == Weights::pow2 && rounds == kDerived)
+      throw ParameterError("rounds", "weights pow2 are 2^rounds; give rounds");
+  }
+  KVR_FN double uniform(int32_t j, int32_t round) const {
+    return draws.uniform(Structure::uniform_sampling, j, 0, round);
+  }
+
+  KVR_FN void sample(const Team auto& team, auto& cache) {
+    const Middle all = middle(cache);
+    const int32_t M = all.count - tail, sampled = m - tail;
+    if (all.count <= m) return;
+    team.each(M, [&](int32_t j) { cache.score(all.first + j) = -uniform(j, 0); });
+    keep_best(team, cache, {.sinks = sinks, .recent = recent + tail}, sampled,
+              [&](int32_t i) { return cache.score(i); });
+    if (weights == Weights::none) return;
+    const double w = weights == Weights::ratio ? double(M) / sampled : std::ldexp(1.0, rounds);
+    for (int32_t i = all.first; i < all.first + sampled; ++i) cache.weigh(team, i, w, w);
+  }
+  // The - of the sort are the higher scores; ties keep the order.
+  KVR_FN void toss(const Team auto& team, auto& cache) {
+    const int32_t T = rounds_of(cache.size(), middle(cache).first);
+    for (int32_t round = 0; round < T; ++round) {
+      const Middle all = middle(cache);
+      team.each(all.count, [&](int32_t j) {
+        cache.score(all.first + j) = j % block != 0 && uniform(j, round) >= 0.5 ? 1 : 0;
+      });
+      keep_best(team, cache, {.sinks = sinks, .recent = recent}, all.count / 2,
+                [&](int32_t i) { return cache.score(i); });
+    }
+    const Middle all = middle(cache);
+    const double w = std::ldexp(1.0, T);
+    for (int32_t i = all.first; i < all.first + all.count; ++i) cache.weigh(team, i, w, w);
   }
 };
 

@@ -246,7 +246,7 @@ BALANCE = [
     case(balancekv, gamma=0.0),
     case(balancekv, gamma=0.0, rounds=2, block=16, den="w"),
     case(balancekv, walk="paper", c="theory"),
-    case(balancekv, walk="paper", c="greedy"),
+    case(balancekv, walk="paper", c=0),
     case(balancekv, walk="paper", c=0, block=16, rounds=2),
     case(balancekv, walk="paper", c=1e-4, block=17, rounds=2, sinks=3, recent=5),
     case(balancekv, walk="paper", c=0.005, temp=0.2, block=16),

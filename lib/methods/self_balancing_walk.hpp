@@ -1,0 +1,124 @@
+#pragma once
+#include <algorithm>
+
+#include "core/thinning.hpp"
+#include "core/walk.hpp"
+
+namespace kvreplay {
+
+// Self-Balancing Walk (BalanceKV, Han et al. 2025, Algorithm 2 and SoftmaxBalance; after Alweiss, Liu and
+// Sawhney 2021) on the middle of the prompt, `rounds` times on the survivors.
+//  1. W = 0. For each vector u_i in order: y = <W, u_i>, through the kernel: the sum over j < i of eta_j
+//  K_ij.
+//  2. If |y| > c r^2: fail (or `clamp` p to [0, 1], or toss a `coin`).
+//  3. p = 1/2 - y/(2 c r^2); eta_i = +1 iff U_i < p, else -1.  4. W += eta_i u_i.
+//  5. The smaller sign class stays (equal sizes: +). Survivors weigh 2^rounds in both sums.
+// Kernels: k <ki,kj>; kv <ki,kj><vi,vj>; expv exp(scale <ki,kj>)<vi,vj>, over its largest possible value.
+// With the literal c the walk is a fair coin on real keys.
+struct SelfBalancingWalk : Thinning<> {
+  static constexpr MethodInfo info{
+      .name = "self_balancing_walk",
+      .title = "self-balancing walk, smaller class",
+      .source = "BalanceKV, Han et al. 2025, Algorithm 2 and SoftmaxBalance",
+      .tier = 1,
+      .memory = "survivors of the middle, sinks, recent and later tokens, one weight",
+      .deviation =
+          "the printed update adds k_i where u_i is meant. The size is random, at most half a round: the "
+          "budget sets sinks and recent only.",
+      .streams = false,
+      .default_phase = Phase::oneshot,
+  };
+  enum class Kernel { expv, k, kv };
+  enum Failure : int32_t { walk_failed = 1, radius_too_small };
+  Kernel kernel = Kernel::expv;
+  double delta = kUnset, c = kUnset, r = kUnset;
+  OnFail on_fail = OnFail::fail;
+  int32_t rounds = 1;
+  double scale = 1;
+  Draws draws;
+
+  static void declare(auto& d) {
+    d.choice("kernel", &SelfBalancingWalk::kernel, {"expv", "k", "kv"}, "inner product that is balanced");
+    d.real("delta", &SelfBalancingWalk::delta, {1e-300, 1}, "failure probability of the theorem", "1/n^2");
+    d.real("c", &SelfBalancingWalk::c, {1e-300, 1e300}, "bound of |y| over r^2", "30 ln(n/delta)");
+    d.real("r", &SelfBalancingWalk::r, {1e-300, 1e300}, "bound of the vectors' norms; kernels k and kv",
+           "measured maximum");
+    d.choice("on_fail", &SelfBalancingWalk::on_fail, {"fail", "clamp", "coin"},
+             "what happens when |y| > c r^2");
+    d.integer("rounds", &SelfBalancingWalk::rounds, {1, 30}, "how often the survivors are balanced again");
+    protect<SelfBalancingWalk>(d);
+  }
+  void resolve(const Scene& scene) {
+    Thinning::resolve(scene);
+    scale = scene.scale;
+    if (c == kUnset) c = walk_constant(scene.tokens, delta);
+    if (r != kUnset && kernel == Kernel::expv)
+      throw ParameterError(
+          "r",
+          "kernel expv is divided by its own maximum and takes no r; remove it, or take kernel "
+          "k or kv");
+  }
+  static bool random(const SelfBalancingWalk&) { return true; }
+  std::vector<DrawArray> draw_arrays(const Scene& s) const {
+    return {{"U uniforms", Structure::sign_walk, rounds, middle_of(s)}};
+  }
+  Layout layout(const Scene&) const { return {.scores = true, .weights = true}; }
+  void charge(Charge& charged, const auto& cache) const {
+    charged.weight_floats = cache.evictions() > 0 ? 1 : 0;
+  }
+  static std::string failure_text(int32_t code, int32_t token) {
+    if (code == radius_too_small)
+      return "r is below the norm of token " + std::to_string(token) +
+             "; give a larger r, or none to measure it";
+    return "the walk failed at token " + std::to_string(token) +
+           ": |y| > c r^2; give a larger c, or on_fail clamp or coin";
+  }
+
+  // Scores are the signs.
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    if (cache.size() <= budget) return;
+    for (int32_t round = 0; round < rounds; ++round) {
+      const Middle m = middle(cache);
+      const auto sign = [&](int32_t i) -> double& { return cache.score(m.first + i); };
+      if (!walk(team, cache, m, round, sign)) return;
+      const double small = smaller_class(team, m.count, sign);
+      team.each(m.count, [&](int32_t i) { sign(i) = sign(i) == small ? 1 : 0; });
+      drop_unscored(team, cache, m);
+    }
+    const Middle m = middle(cache);
+    const double w = std::ldexp(1.0, rounds);
+    for (int32_t i = m.first; i < m.first + m.count; ++i) cache.weigh(team, i, w, w);
+  }
+
+ private:
+  // False: the method has failed.
+  KVR_FN bool walk(const Team auto& team, auto& cache, Middle m, int32_t round, auto sign) {
+    const auto keys = [&](int32_t i, int32_t j) {
+      return wide_dot(cache.key(m.first + i), cache.key(m.first + j));
+    };
+    const auto values = [&](int32_t i, int32_t j) {
+      return wide_dot(cache.value(m.first + i), cache.value(m.first + j));
+    };
+    const SoftmaxKernel expv{scale, team.largest(m.count, [&](int32_t i) { return keys(i, i); }).score,
+                             team.largest(m.count, [&](int32_t i) { return values(i, i); }).score};
+    const auto K = [&](int32_t i, int32_t j) {
+      if (kernel == Kernel::k) return keys(i, j);
+      return kernel == Kernel::kv ? keys(i, j) * values(i, j) : expv(keys(i, j), values(i, j));
+    };
+    const Scored longest = team.largest(m.count, [&](int32_t i) { return K(i, i); });
+    if (r != kUnset && r * r < longest.score * (1 - 1e-12)) {
+      cache.fail(team, radius_too_small, cache.token(m.first + longest.index));
+      return false;
+    }
+    const double r2 = kernel == Kernel::expv ? 1 : r != kUnset ? r * r : longest.score;
+    const SelfBalancing rule{c * r2, on_fail};
+    const auto decide = [&](int32_t i, double y) {
+      return rule.sign(y, draws.uniform(Structure::sign_walk, i, 0, round));
+    };
+    const int32_t failed = kernel_walk(team, m.count, K, decide, sign);
+    if (failed >= 0) cache.fail(team, walk_failed, cache.token(m.first + failed));
+    return failed < 0;
+  }
+};
+
+}  // namespace kvreplay

@@ -8,7 +8,7 @@ namespace kvreplay {
 //  1. Per page of `page` consecutive tokens, channel-wise minimum and maximum of the keys, kept up to date as
 //     tokens arrive: the newest page competes with its true extremes.
 //  2. Page score = sum over channels of max(q_c min_c, q_c max_c), an upper bound of <q, k> in the page.
-//  3. Read exactly the tokens of the max(3, floor(B / page)) best pages.
+//  3. Read exactly the tokens of the max(3, floor(B / page)) best pages; of all if B >= n.
 struct Quest {
   static constexpr MethodInfo info{
       .name = "quest",
@@ -82,7 +82,10 @@ struct Quest {
 
  private:
   KVR_FN int32_t pages() const { return (tokens - 1) / page + 1; }
-  KVR_FN int32_t read_pages() const { return budget / page > kFewestPages ? budget / page : kFewestPages; }
+  KVR_FN int32_t read_pages() const {
+    if (budget >= tokens) return pages();  // a last page that is not full is not left out
+    return budget / page > kFewestPages ? budget / page : kFewestPages;
+  }
   KVR_FN int32_t page_of(const auto& cache, int32_t row) const { return cache.token(row) / page; }
   KVR_FN double* extremes(int32_t block, int32_t p, int32_t dim) const {
     return &state[size_t(2 * (int64_t(block) * pages() + p) * dim)];

@@ -1,4 +1,5 @@
 #pragma once
+#include "core/rotary.hpp"
 #include "core/selecting.hpp"
 #include "core/vectors.hpp"
 
@@ -98,26 +99,13 @@ struct ExpectedAttention : Selecting<4> {
       m.sines[size_t(i)] = s / n_future;
     });
   }
-  // (x, y) <- (c x - s y, s x + c y) for pair i of a vector whose coordinates stand `stride` apart.
-  KVR_FN static void turn(const RopeView& rope, int32_t i, double c, double s, double* vector,
-                          int64_t stride = 1) {
-    double& x = vector[(rope.interleaved ? 2 * i : i) * stride];
-    double& y = vector[(rope.interleaved ? 2 * i + 1 : i + rope.pairs) * stride];
-    const double turned = c * x - s * y;
-    y = s * x + c * y;
-    x = turned;
-  }
   // An attention factor (YaRN) would be divided out here and be back in R: it is left in.
   template <class Real>
   KVR_FN void unrotate(const Team auto& team, const Prompt<Real>& prompt, int32_t head, int32_t row,
                        const Moments& m) {
-    const RopeView rope = prompt.rope();
     const auto query = prompt.query(head, row);
     team.each(int32_t(query.size()), [&](int32_t c) { m.query[size_t(c)] = double(query[size_t(c)]); });
-    team.each(rope.pairs, [&](int32_t i) {
-      const double angle = prompt.position(row) * rope.inv_freq[i];
-      turn(rope, i, std::cos(angle), -std::sin(angle), m.query.data());
-    });
+    rotate(team, prompt.rope(), -prompt.position(row), m.query.data());
   }
   // Steps 1 to 3 of one query head.
   template <class Real>
@@ -141,7 +129,7 @@ struct ExpectedAttention : Selecting<4> {
       });
     }
     const auto ahead = [&](int32_t i, double* vector, int64_t stride) {
-      turn(rope, i, m.cosines[size_t(i)], m.sines[size_t(i)], vector, stride);
+      turn_pair(rope, i, m.cosines[size_t(i)], m.sines[size_t(i)], vector, stride);
     };
     team.each(rope.pairs, [&](int32_t i) { ahead(i, m.mean.data(), 1); });
     double* S = m.covariance.data();

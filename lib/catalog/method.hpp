@@ -56,6 +56,8 @@ struct Method {
   std::function<nlohmann::json(const nlohmann::json& params, const Scene&)> resolve;
   // Axes that the user did not give: MethodInfo's, unless a variant has its own.
   std::function<Axes(const nlohmann::json& params)> default_axes;
+  // Worth saying before a run of this instance, or "".
+  std::function<const char*(const nlohmann::json& params, const Axes& axes)> warning;
   std::function<bool(const nlohmann::json& params)> random;  // does this instance repeat over seeds?
   // Random numbers that a run can read from injected arrays.
   std::function<std::vector<DrawArray>(const nlohmann::json& params, const Scene&)> draw_arrays;

@@ -26,6 +26,12 @@ struct ParameterSpec {
 
 // A value of kind scorer is a name, or {"name": ..., parameters}; a set of layers is a list of numbers; rows
 // are "full", "decode_only" or "last:w".
+inline nlohmann::json layers_json(const LayerSet& layers) {
+  nlohmann::json list = nlohmann::json::array();
+  for (int32_t layer = 0; layer < LayerSet::kMost; ++layer)
+    if (layers.has(layer)) list.push_back(layer);
+  return list;
+}
 inline nlohmann::json rows_json(int32_t rows) {
   if (rows == kAllRows) return "full";
   return rows == kDecodeRows ? nlohmann::json("decode_only") : nlohmann::json("last:" + std::to_string(rows));
@@ -63,8 +69,8 @@ class Describe {
     real(name, member, range, help, derived);
     specs.back().choices = {other};
   }
-  void layers(const char* name, LayerSet M::*, const char* help) {
-    add(name, ParameterSpec::Kind::layers, {0, LayerSet::kMost - 1}, help, "", nlohmann::json::array());
+  void layers(const char* name, LayerSet M::*member, const char* help) {
+    add(name, ParameterSpec::Kind::layers, {0, LayerSet::kMost - 1}, help, "", layers_json(M{}.*member));
   }
   void rows(const char* name, int32_t M::*member, const char* help) {
     add(name, ParameterSpec::Kind::rows, {1, kManyTokens}, help, "", rows_json(M{}.*member));
@@ -187,9 +193,7 @@ class Dump {  // members -> json; a derived integer that nothing has resolved ye
     if (value == kUnset) values[name] = nullptr;
   }
   void layers(const char* name, LayerSet M::*member, const char*) {
-    values[name] = nlohmann::json::array();
-    for (int32_t layer = 0; layer < LayerSet::kMost; ++layer)
-      if ((method_.*member).has(layer)) values[name].push_back(layer);
+    values[name] = layers_json(method_.*member);
   }
   void rows(const char* name, int32_t M::*member, const char*) { values[name] = rows_json(method_.*member); }
   template <class S>

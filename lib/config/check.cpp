@@ -250,8 +250,8 @@ void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& trace
   TraceChecks checks(config, problems);
   for (const TraceInfo& trace : traces) checks.check(trace);
   for (const MethodInstance& m : config.methods)
-    if (*m.method->info.warning != '\0')
-      problems.warning(m.mark, fmt::format("{}: {}", m.method->info.name, m.method->info.warning));
+    if (const std::string warning = m.method->warning(m.params, m.axes); !warning.empty())
+      problems.warning(m.mark, fmt::format("{}: {}", m.method->info.name, warning));
 }
 
 }  // namespace kvreplay

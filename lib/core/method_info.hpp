@@ -94,7 +94,8 @@ struct LayerSet {
 struct Charge {
   int64_t weight_floats = 0;  // weights, counts, masses
   int64_t key_floats = 0;     // besides the rows'
-  int64_t aux_bytes = 0;      // sketches, rings of marks, extremes
+  int64_t sketch_floats = 0;  // key numbers of sketches, at the width of the keys
+  int64_t aux_bytes = 0;      // sketches, rings of marks
 };
 
 // An array of uniforms that a run can be given instead of counter-based ones, with the extents it reads.

@@ -256,14 +256,17 @@ void HeadReplay<Real>::account(const Replayed& r, CellMeasures& m) const {
   const int64_t row_bytes = int64_t(stream_.shape.dim + stream_.shape.v_dim) * stream_.stored_bytes;
   double kept = 0;
   int64_t attended = 0, rows = 0;
+  // Query heads that choose what they read from the full cache share it.
+  const bool shared = r.cells.front()->method->info.reads_full_cache;
+  const auto charge = [&](int64_t& to, int64_t bytes) { to = shared ? std::max(to, bytes) : to + bytes; };
   for (const auto& lane : r.lanes) {
     const LaneLedger& l = lane->ledger();
     m.peak_kept_tokens = std::max(m.peak_kept_tokens, l.peak_kept);
     m.peak_attended_tokens = std::max(m.peak_attended_tokens, l.peak_attended);
     kept += l.kept_steps > 0 ? double(l.kept_sum) / double(l.kept_steps) : 0.0;
     attended += l.attended_sum, rows += l.attended_rows;
-    m.peak_bytes += l.peak_bytes;
-    m.aux_bytes += l.peak_aux_bytes;
+    charge(m.peak_bytes, l.peak_bytes);
+    charge(m.aux_bytes, l.peak_aux_bytes);
     m.n_evictions += l.evictions;
     m.n_quantised += l.quantised;
     m.select_s += l.select_s;

@@ -262,7 +262,7 @@ class LaneOf final : public Lane<Real> {
     take_peak(formatter_.payload_bytes(cache_) + formatter_.exact_bytes(charge.key_floats));
     int64_t aux = implied_layout() ? 0 : 4 * rows;
     if (observes()) aux += 8 * rows;
-    aux = (aux + charge.aux_bytes) / shape.blocks + formatter_.sketch_bytes(cache_);
+    aux = (aux + charge.aux_bytes + formatter_.exact_bytes(charge.sketch_floats)) / shape.blocks + formatter_.sketch_bytes(cache_);
     ledger_.peak_aux_bytes = std::max(ledger_.peak_aux_bytes, aux);
     if constexpr (requires { policy_.report(ledger_.extras, cache_); })
       policy_.report(ledger_.extras, cache_);

@@ -59,6 +59,10 @@ Method make_method() {
     if constexpr (requires { P::set_axes(policy, axes); }) P::set_axes(policy, axes);
     return axes;
   };
+  m.warning = [](const nlohmann::json& params, const Axes& axes) {
+    if constexpr (requires(P p) { P::warning(p, axes); }) return P::warning(assigned<P>(params), axes);
+    else return (void)params, (void)axes, P::info.warning;
+  };
   m.random = [](const nlohmann::json& params) {
     if constexpr (requires(P p) { P::random(p); }) return P::random(assigned<P>(params));
     else return (void)params, false;

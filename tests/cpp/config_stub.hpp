@@ -19,6 +19,7 @@ inline void set_hooks(Method& m, bool observes) {
     axes.positions = info.default_positions;
     return axes;
   };
+  m.warning = [info = m.info](const nlohmann::json&, const kvreplay::Axes&) { return info.warning; };
   m.random = [](const nlohmann::json&) { return false; };
   m.draw_arrays = [](const nlohmann::json&, const kvreplay::Scene&) { return std::vector<kvreplay::DrawArray>{}; };
   m.needs = [](const nlohmann::json&, const kvreplay::Scene&) { return kvreplay::PromptNeeds{}; };

@@ -24,6 +24,11 @@ ORACLE = {
     "sink": ({"name": "streaming_llm", "positions": "original"}, {"sinks": "sink"}),
     "sink_repos": ({"name": "streaming_llm"}, {"sinks": "sink"}),
     "h2o": ({"name": "h2o"}, {}),
+    "knorm": ({"name": "knorm"}, {"phase": "mode", "recent": "recent"}),
+    "knorm_oneshot": ({"name": "knorm"}, {"phase": "mode", "recent": "recent"}),
+    "keydiff": ({"name": "keydiff"}, {"phase": "mode", "recent": "recent"}),
+    "keydiff_oneshot": ({"name": "keydiff"}, {"phase": "mode", "recent": "recent"}),
+    "keydiff_recent": ({"name": "keydiff"}, {"phase": "mode", "recent": "recent"}),
     "snapkv_max": ({"name": "snapkv", "pool": "max"}, {"window": "window", "kernel": "kernel"}),
     "snapkv_avg": ({"name": "snapkv", "pool": "avg"}, {"window": "window", "kernel": "kernel"}),
     "uniform": ({"name": "uniform"}, {"sinks": "sink", "recent": "recent", "m": "m"}),
@@ -207,7 +212,26 @@ KVPRESS = {
         "phase": "oneshot",
     },
     "observed_attention": lambda a: {"name": "h2o", "variant": "observed"},
+    "knorm": lambda a: {"name": "knorm"},
+    "keydiff": lambda a: {"name": "keydiff"},
+    "expected_attention": lambda a: {
+        "name": "expected_attention",
+        "n_future": a["n_future"],
+        "sinks": a["sink"],
+        "covariance": bool(a["use_covariance"]),
+        "vnorm": bool(a["use_vnorm"]),
+        "eps": a["epsilon"],
+    },
+    "lagkv": lambda a: {"name": "lagkv", "sinks": a["sink"], "lag": a["lag"]},
+    "cur": lambda a: {"name": "curdkv", "sinks": a["sink"], "block": a["local_window"]},
+    "noncausal": lambda a: {"name": "noncausal"},
 }
+
+
+def is_a_top_set(kept, scores):
+    """Where a decision was too close to judge, the best scores are kept, whichever of them."""
+    dropped = np.delete(scores, kept)
+    return scores[kept].min() >= dropped.max() - TINY_MARGIN * np.abs(scores).max()
 
 
 def kvpress_keys():
@@ -230,6 +254,9 @@ def test_a_method_keeps_what_kvpress_keeps(tmp_path, case, key):
         rows, out = run(tmp_path, tmp_path / "t.h5", n, KVPRESS[a["method"]](a), a["n_kept"])
         with h5py.File(out / "kept.h5") as kept:
             for head, want in enumerate(ragged(r, "kept")):
-                assert r["margins"][head] >= TINY_MARGIN
-                key_of_head = rows[rows.kv_head == head].iloc[0].key
-                assert np.array_equal(ragged(kept[key_of_head], "kept")[0], want), f"kv head {head}"
+                got = ragged(kept[rows[rows.kv_head == head].iloc[0].key], "kept")[0]
+                assert len(got) == len(want), f"kv head {head}"
+                if r["margins"][head] < TINY_MARGIN:
+                    assert is_a_top_set(got, r["scores"][head]), f"kv head {head}"
+                else:
+                    assert np.array_equal(got, want), f"kv head {head}"

@@ -336,7 +336,7 @@ def quest(head, B, page=16, dense_layers=(0, 1), level="query", agg="sum"):
         tokens = np.arange(t + 1)
         if head.layer not in dense_layers:
             bounds = aggregate(np.stack([page_bounds(head.k[: t + 1], q, page) for q in head.q[:, t]]), agg)
-            best = top(bounds, max(3, B // page))
+            best = top(bounds, len(bounds) if head.n <= B else max(3, B // page))
             tokens = tokens[np.isin(tokens // page, best)]
         p = softmax(np.stack([head.scale * dots(head.k[tokens], q) for q in head.q[:, t]]))
         attended.append(tokens)

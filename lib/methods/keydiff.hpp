@@ -1,0 +1,68 @@
+#pragma once
+#include "core/selecting.hpp"
+#include "core/vectors.hpp"
+
+namespace kvreplay {
+
+// KeyDiff, Park et al. 2025, Algorithm 1: keys that differ from the others' mean direction are kept.
+//  1. unit_i = k_i / ||k_i||; a zero key stays zero.
+//  2. anchor = mean of unit over the current candidates, newest and protected included, anew at every
+//  eviction.
+//  3. Keep the B of smallest cosine to the anchor (0 for a zero key or a zero anchor).
+// `block`: the prompt in the paper's streaming form: hold its first B tokens, then rescore what is held with
+// the next block, and keep B.
+struct KeyDiff : Selecting<> {
+  static constexpr MethodInfo info{
+      .name = "keydiff",
+      .title = "keys unlike the mean key",
+      .source = "KeyDiff, Park et al. 2025, Algorithm 1",
+      .tier = 2,
+      .memory = "B tokens",
+      .deviation = "the prompt is cut at once; the paper's blocks are `block`.",
+      .default_phase = Phase::oneshot,
+  };
+  int32_t block = 0;
+  std::span<double> state;  // [dim] anchor
+
+  static void declare(auto& d) {
+    d.integer("block", &KeyDiff::block, {0, kManyTokens},
+              "prompt tokens that arrive together; 0: all at once");
+    protect<KeyDiff>(d);
+  }
+  Layout layout(const Scene& scene) const { return {.state_doubles = scene.shape.dim, .scores = true}; }
+  static const char* warning(const KeyDiff& m, const Axes& axes) {
+    return axes.phase == Phase::stream && m.recent == 0 ? "streaming without recent tokens loses the local "
+                                                          "context; give `recent`, for example a quarter "
+                                                          "of the budget"
+                                                        : "";
+  }
+
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+    rescore(team, cache, cache.size(), [&](int32_t i) { return prompt.key(cache.token(i)); });
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    while (cache.size() > budget) {
+      const int32_t excess = cache.size() - budget, later = block > 0 && excess > block ? excess - block : 0;
+      rescore(team, cache, cache.size() - later, [&](int32_t i) { return cache.key(i); });
+      // Tokens of later blocks have not arrived: they stay and do not count.
+      keep_scored(team, cache, {.sinks = sinks, .recent = recent + later}, budget + later);
+    }
+  }
+
+ private:
+  // score = -cosine to the anchor of rows 0..rows-1.
+  KVR_FN void rescore(const Team auto& team, Cache auto& cache, int32_t rows, auto key) {
+    team.each(rows, [&](int32_t i) { cache.score(i) = inverse(norm(key(i))); });
+    team.each(int32_t(state.size()), [&](int32_t c) {
+      double s = 0;
+      for (int32_t i = 0; i < rows; ++i) s += cache.score(i) * double(key(i)[size_t(c)]);
+      state[size_t(c)] = s / rows;
+    });
+    const double length = inverse(norm(state));
+    team.each(rows, [&](int32_t i) { cache.score(i) *= -wide_dot(key(i), state) * length; });
+  }
+  KVR_FN static double inverse(double length) { return length > 0 ? 1 / length : 0; }
+};
+
+}  // namespace kvreplay

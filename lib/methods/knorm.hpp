@@ -1,0 +1,52 @@
+#pragma once
+#include "core/selecting.hpp"
+#include "core/vectors.hpp"
+
+namespace kvreplay {
+
+// Key norms, Devoto et al. 2024, section 4: keys of small L2 norm tend to receive much attention.
+//  1. Keep the B keys of smallest ||k||_2 outside `recent`.
+// `skip_layers` are left exact: in the first layers the correlation does not hold.
+struct KNorm : Selecting<> {
+  static constexpr MethodInfo info{
+      .name = "knorm",
+      .title = "keys of smallest norm",
+      .source = "Devoto et al. 2024, A simple and effective L2 norm-based strategy, section 4",
+      .tier = 2,
+      .memory = "B tokens; in skipped layers all",
+      .deviation = "",
+      .default_phase = Phase::oneshot,
+  };
+  LayerSet skip_layers;
+
+  static void declare(auto& d) {
+    d.layers("skip_layers", &KNorm::skip_layers, "layers that are left exact");
+    protect<KNorm>(d);
+  }
+  void resolve(Scene scene) {
+    scene.budget = int32_t(bound(scene));
+    Selecting::resolve(scene);
+  }
+  int64_t bound(const Scene& scene) const {
+    return skip_layers.has(scene.layer) ? scene.tokens : scene.budget;
+  }
+  static const char* warning(const KNorm& m, const Axes& axes) {
+    return axes.phase == Phase::stream && m.recent == 0
+               ? "streaming without recent tokens collapses, because the keys of large norm that arrive go "
+                 "at once; give "
+                 "`recent`, for example a quarter of the budget"
+               : "";
+  }
+
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) = -norm(prompt.key(cache.token(i))); });
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    if (cache.size() <= budget) return;
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) = -norm(cache.key(i)); });
+    Selecting::evict(team, cache);
+  }
+};
+
+}  // namespace kvreplay

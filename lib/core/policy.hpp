@@ -30,7 +30,21 @@ struct HeadProbabilities {
   const double* values;  // [heads, rows]
   int32_t heads, rows;
   KVR_FN double operator()(int32_t head, int32_t row) const { return values[int64_t(head) * rows + row]; }
+  KVR_FN double group(Aggregate how, int32_t row) const { return aggregate(how, values + row, rows, heads); }
 };
+
+// The softmax that other weights than exp(l) give: weight(head, row), normalised over the rows of each head.
+// `to`: [heads, rows].
+template <Team T, class F>
+KVR_FN HeadProbabilities normalised(const T& team, int32_t heads, int32_t rows, double* to, F weight) {
+  for (int32_t h = 0; h < heads; ++h) {
+    double* x = to + int64_t(h) * rows;
+    team.each(rows, [&](int32_t i) { x[i] = weight(h, i); });
+    const double z = team.sum(rows, [&](int32_t i) { return x[i]; });
+    team.each(rows, [&](int32_t i) { x[i] /= z; });
+  }
+  return {to, heads, rows};
+}
 
 // This step's queries.
 template <class Real>

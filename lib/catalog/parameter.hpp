@@ -41,6 +41,12 @@ inline int32_t rows_from_json(const std::string& text) {
   return text == "decode_only" ? kDecodeRows : int32_t(std::stol(text.substr(5)));
 }
 
+// Null where a choice follows from other parameters and nothing has resolved it yet.
+template <class E>
+nlohmann::json word_json(E value, const std::vector<std::string>& words) {
+  return size_t(value) < words.size() ? nlohmann::json(words[size_t(value)]) : nlohmann::json();
+}
+
 // declare(d) of a method calls these, one line a parameter. The default is the member's initialiser.
 // Three visitors exist: Describe (specs), Assign (json -> members), Dump (members -> json).
 template <class M>
@@ -93,10 +99,11 @@ class Describe {
   void boolean(const char* name, bool M::*member, const char* help) {
     add(name, ParameterSpec::Kind::boolean, {0, 1}, help, "", M{}.*member);
   }
-  // `E` is an enum whose values 0, 1, ... stand for the words.
+  // `E` is an enum whose values 0, 1, ... stand for the words; the value after them is derived.
   template <class E>
-  void choice(const char* name, E M::*member, std::vector<std::string> words, const char* help) {
-    add(name, ParameterSpec::Kind::choice, {0, 0}, help, "", words.at(size_t(M{}.*member)));
+  void choice(const char* name, E M::*member, std::vector<std::string> words, const char* help,
+              const char* derived = "") {
+    add(name, ParameterSpec::Kind::choice, {0, 0}, help, derived, word_json(M{}.*member, words));
     specs.back().choices = std::move(words);
   }
 
@@ -152,7 +159,8 @@ class Assign {  // json values that are present and not null go to the members; 
   }
   void boolean(const char* name, bool M::*member, const char*) { set(name, method_.*member); }
   template <class E>
-  void choice(const char* name, E M::*member, const std::vector<std::string>& words, const char*) {
+  void choice(const char* name, E M::*member, const std::vector<std::string>& words, const char*,
+              const char* = "") {
     if (!has(name)) return;
     const std::string word = values_.at(name).template get<std::string>();
     for (size_t i = 0; i < words.size(); ++i)
@@ -208,8 +216,9 @@ class Dump {  // members -> json; a derived integer that nothing has resolved ye
   }
   void boolean(const char* name, bool M::*member, const char*) { values[name] = method_.*member; }
   template <class E>
-  void choice(const char* name, E M::*member, const std::vector<std::string>& words, const char*) {
-    values[name] = words.at(size_t(method_.*member));
+  void choice(const char* name, E M::*member, const std::vector<std::string>& words, const char*,
+              const char* = "") {
+    values[name] = word_json(method_.*member, words);
   }
 
  private:

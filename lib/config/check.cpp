@@ -166,7 +166,7 @@ class TraceChecks {
                     const Extent& extent) {
     const MethodInstance& instance = config_.methods[m];
     Scene scene = scene_of(instance, layer, trace.n_layers, 0, extent.prefill, extent.tokens);
-    if (!instance.method->info.takes_budget) return resolve(m, scene, prompt);
+    if (!instance.takes_budget()) return resolve(m, scene, prompt);
     const BudgetList budgets = budgets_for(instance, config_.budget);
     for (const double value : budgets.values) {
       scene.budget = budget_tokens(budgets.kind, value, scene.prompt, layer, instance.axes.row_format);
@@ -210,7 +210,7 @@ class TraceChecks {
 
   void check_budgets(const PromptInfo& prompt, const Extent& extent) {
     const bool used = std::any_of(config_.methods.begin(), config_.methods.end(),
-                                  [](const MethodInstance& m) { return m.method->info.takes_budget; });
+                                  [](const MethodInstance& m) { return m.takes_budget(); });
     if (!used || prompt.layers.empty()) return;
     const LayerInfo& layer = prompt.layers.front();
     for (size_t i = 0; i < config_.budget.values.size(); ++i) {

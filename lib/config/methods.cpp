@@ -115,7 +115,7 @@ std::string senseless(const MethodInstance& m) {
   if (axes.allocator != Allocator::uniform && !(m.method->scores_prompt || formula))
     return fmt::format("allocator {} compares scores of prompt tokens, and {} gives none: use pyramid or file:PATH",
                        word(axes.allocator), name);
-  if (axes.allocator != Allocator::uniform && !m.method->info.takes_budget)
+  if (axes.allocator != Allocator::uniform && !m.takes_budget())
     return fmt::format("{} takes no budget that an allocator could share: leave out allocator", name);
   if (axes.allocator != Allocator::uniform && axes.gqa_level == GqaLevel::layer)
     return fmt::format("with gqa.level layer all kv heads of {} hold the same tokens: leave out allocator", name);

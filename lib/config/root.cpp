@@ -45,7 +45,7 @@ void check_prompt_streams(const RunConfig& config, Problems& problems) {
 void check_budget_is_used(const RunConfig& config, const Node* budget, const Mark& missing,
                           Problems& problems) {
   for (const MethodInstance& m : config.methods) {
-    if (!m.method->info.takes_budget) continue;
+    if (!m.takes_budget() || (budget == nullptr && m.method->info.default_fraction > 0)) continue;
     if (budget == nullptr)
       problems.error(missing,
                      fmt::format("budget is missing, and {} takes one: add budget: {{tokens: [64, 128]}}",

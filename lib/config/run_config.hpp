@@ -24,6 +24,7 @@ struct MethodInstance {
   Axes axes;
   std::filesystem::path uniforms;  // empty: counter-based
   Mark mark;
+  bool takes_budget() const { return method->takes_budget(params); }
 };
 
 struct BudgetList {

@@ -77,6 +77,8 @@ struct Scene {
   int32_t layer = 0, n_layers = 0;
   Phase phase = Phase::stream;
   double scale = 1;  // of the logits
+  Aggregate aggregate = Aggregate::sum;
+  int32_t window = 0;  // the layer's sliding window; known to the replay only
 };
 
 // A set of layers, small enough to travel with a policy.

@@ -36,6 +36,19 @@ struct HeadProbabilities {
   KVR_FN double mean(int32_t row) const { return aggregate(Aggregate::mean, values + row, rows, heads); }
 };
 
+// The softmax that other weights than exp(l) give: weight(head, row), normalised over the rows of each head
+// of p. `to`: [heads, rows].
+template <Team T, class F>
+KVR_FN HeadProbabilities normalised(const T& team, const HeadProbabilities& p, double* to, F weight) {
+  for (int32_t h = 0; h < p.heads; ++h) {
+    double* x = to + int64_t(h) * p.rows;
+    team.each(p.rows, [&](int32_t i) { x[i] = weight(h, i); });
+    const double z = team.sum(p.rows, [&](int32_t i) { return x[i]; });
+    team.each(p.rows, [&](int32_t i) { x[i] /= z; });
+  }
+  return {to, p.heads, p.rows, p.how};
+}
+
 // This step's queries.
 template <class Real>
 struct StepQueries {

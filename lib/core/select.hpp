@@ -16,6 +16,23 @@ KVR_FN inline uint64_t order_key(double x) {
   return bits >> 63 != 0 ? ~bits : bits | (uint64_t{1} << 63);
 }
 
+KVR_FN inline double score_of_key(uint64_t key) {
+  return std::bit_cast<double>(key >> 63 != 0 ? key & ~(uint64_t{1} << 63) : ~key);
+}
+
+// The count-th largest of n scores, 1 <= count <= n.
+template <Team T, class F>
+KVR_FN double score_at_rank(const T& team, int32_t n, int32_t count, F score) {
+  uint64_t low = order_key(-team.largest(n, [&](int32_t i) { return -score(i); }).score);
+  uint64_t high = order_key(team.largest(n, score).score);
+  while (low < high) {
+    const uint64_t middle = low + (high - low) / 2 + 1;
+    if (team.count(n, [&](int32_t i) { return order_key(score(i)) >= middle; }) >= count) low = middle;
+    else high = middle - 1;
+  }
+  return score_of_key(low);
+}
+
 // Calls chosen(i, bool) for i in [0, n): true for the `count` first in C8's order.
 template <Team T, class F, class S>
 KVR_FN void choose_top(const T& team, int32_t n, int32_t count, F score, S chosen) {

@@ -20,16 +20,22 @@ struct HeadShape {
   KVR_FN int32_t block_of(int32_t head) const { return blocks == 1 ? 0 : head / (heads / blocks); }
 };
 
+// Text class of a token, as traces store it; plain where the trace holds no text.
+enum class TokenClass : uint8_t { plain = 0, punctuation = 1, special = 2 };
+
 // The present: one token, for the duration of one call.
 template <class Real>
 class Token {
  public:
-  KVR_FN Token(std::span<const Real> k, std::span<const Real> v, int32_t at) : key(k), value(v), index(at) {}
+  KVR_FN Token(std::span<const Real> k, std::span<const Real> v, int32_t at,
+               TokenClass c = TokenClass::plain)
+      : key(k), value(v), index(at), text_class(c) {}
   Token(const Token&) = delete;
   Token& operator=(const Token&) = delete;
 
   const std::span<const Real> key, value;
   const int32_t index;  // 0-based in the trace
+  const TokenClass text_class;
 };
 
 // How the scores of the query heads become one (gqa.agg).
@@ -52,9 +58,6 @@ struct RopeView {
   bool interleaved = false;
   double attention_factor = 1;
 };
-
-// Text class of a token (methods that look at the text).
-enum class TokenClass : uint8_t { plain = 0, special = 1, punctuation = 2 };
 
 // Tokens 0..size-1 and what the policy declared that it needs of them (PromptNeeds). Valid during
 // read_prompt() only.
@@ -90,7 +93,9 @@ class Prompt {
   KVR_FN Aggregate how() const { return view_.aggregate; }
   KVR_FN std::span<const Real> key(int32_t i) const { return at(view_.keys, i, view_.shape.dim); }
   KVR_FN std::span<const Real> value(int32_t i) const { return at(view_.values, i, view_.shape.v_dim); }
-  KVR_FN Token<Real> token(int32_t i) const { return {key(i), value(i), i}; }
+  KVR_FN Token<Real> token(int32_t i) const {
+    return {key(i), value(i), i, view_.classes == nullptr ? TokenClass::plain : token_class(i)};
+  }
   // Attention mass that prompt rows column_sums_from..size-1 put on token i: one query head, or aggregated.
   KVR_FN double column_sum(int32_t i, int32_t head) const {
     assert(view_.column_sums != nullptr && i >= 0 && i < view_.size);

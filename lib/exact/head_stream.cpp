@@ -79,6 +79,16 @@ void prepare_rotation(const Trace& trace, const HeadRequest& request, const Laye
   stream.rotation = std::make_unique<RotationTable<Real>>(*layer.rope, span + 1);
 }
 
+std::vector<uint8_t> load_classes(const Trace& trace, const HeadRequest& request) {
+  std::vector<uint8_t> classes = trace.token_classes(request.prompt);
+  if (classes.empty())
+    throw TraceError(trace.info().path.string() + ": /prompts/" + request.prompt +
+                     "/token_class is missing, and a listed method looks at the text of tokens; record it with "
+                     "kvdump --with-text");
+  classes.resize(size_t(request.tokens));
+  return classes;
+}
+
 template <class Real>
 double largest_norm(const std::vector<Real>& values, int32_t width) {
   double most = 0;
@@ -118,6 +128,7 @@ HeadStream<Real> load_head(const Trace& trace, const HeadRequest& request) {
   }
   stream.positions = trace.position_ids(request.prompt);
   stream.positions.resize(size_t(stream.tokens));
+  if (request.classes) stream.classes = load_classes(trace, request);
   if (request.rotation) prepare_rotation(trace, request, layer, stream);
   stream.max_value_norm = largest_norm(stream.values, stream.shape.v_dim);
   return stream;

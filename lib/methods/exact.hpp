@@ -1,10 +1,12 @@
 #pragma once
+#include "core/log_n.hpp"
 #include "core/policy.hpp"
 
 namespace kvreplay {
 
 // Exact causal attention: every token stays. The reference that all errors are measured against,
-// replayed as a method so that its cost and its bytes stand in the same table.
+// replayed as a method so that its cost and its bytes stand in the same table. With `log_n` all logits of a step
+// are multiplied by it, so that BUZZ's log n can be told apart from BUZZ.
 struct Exact {
   static constexpr MethodInfo info{
       .name = "exact",
@@ -18,8 +20,11 @@ struct Exact {
       .takes_budget = false,
       .implied_layout = true,
   };
-  static void declare(auto&) {}
+  LogN log_n = LogN::off;
+
+  static void declare(auto& d) { d.choice("log_n", &Exact::log_n, {"off", "live", "context"}, kLogNHelp); }
   void resolve(const Scene&) {}
+  KVR_FN double logit_factor(int32_t rows, int32_t token) const { return log_n_factor(log_n, rows, token); }
 };
 
 }  // namespace kvreplay

@@ -165,7 +165,7 @@ class Planner {
   }
 
   std::vector<std::optional<int32_t>> budgets_of(const MethodInstance& instance, const Place& place) const {
-    if (!instance.method->info.takes_budget) return {std::nullopt};
+    if (!instance.takes_budget()) return {std::nullopt};
     std::vector<std::optional<int32_t>> budgets;
     const BudgetList list = budgets_for(instance, config_.budget);
     for (const double value : list.values) {

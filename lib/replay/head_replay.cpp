@@ -50,6 +50,7 @@ void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
   const bool by_query = cell.axes.gqa_level == GqaLevel::query && cell.method->looks_at_queries;
   if (cell.axes.gqa_level == GqaLevel::query && !by_query) order.axes.gqa_level = GqaLevel::kv;
   order.scene.shape = stream_.shape;
+  order.scene.window = stream_.window;
   if (by_query) order.scene.shape.heads = 1;
   order.draws = {cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.layer), uint32_t(cell.kv_head), {}};
   if (!cell.uniforms.empty()) inject(r, order);

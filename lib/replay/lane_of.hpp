@@ -71,7 +71,8 @@ class LaneOf final : public Lane<Real> {
   void observe_prompt(int32_t t, const HeadProbabilities& p) override {
     const auto start = Clock::now();
     if constexpr (ObservesPrompt<P>)
-      policy_.observe_prompt(team_, t, {p.values + int64_t(first_head_) * p.rows, heads(), p.rows, order_.axes.gqa_aggregate});
+      policy_.observe_prompt(
+          team_, t, {p.values + int64_t(first_head_) * p.rows, heads(), p.rows, order_.axes.gqa_aggregate});
     ledger_.select_s += seconds_since(start);
   }
 
@@ -178,13 +179,22 @@ class LaneOf final : public Lane<Real> {
       const Rotation<Real> rotation =
           lane.order_.axes.positions == Positions::cache ? s.rotate() : Rotation<Real>{};
       const Real sink = s.sink_logits.empty() ? -Real(INFINITY) : s.sink_logits[size_t(head)];
-      return {{s.query(head, token), size_t(s.shape.dim)}, s.rule, rotation, token, nullptr, sink,
+      return {{s.query(head, token), size_t(s.shape.dim)},
+              s.rule,
+              rotation,
+              token,
+              nullptr,
+              sink,
               s.shape.block_of(head) - s.shape.block_of(lane.first_head_)};
     }
     StepQueries<Real> queries_of_step() const {
       const HeadStream<Real>& s = *lane.stream_;
-      return {s.query(lane.first_head_, token), int64_t(s.query_rows) * s.shape.dim, lane.heads(), s.shape.dim,
-              token, double(s.rule.scale)};
+      return {s.query(lane.first_head_, token),
+              int64_t(s.query_rows) * s.shape.dim,
+              lane.heads(),
+              s.shape.dim,
+              token,
+              double(s.rule.scale)};
     }
     StripGather<Real> source(int32_t h, const QueryView<Real>& v) const {
       const int32_t head = lane.first_head_ + h;
@@ -201,8 +211,10 @@ class LaneOf final : public Lane<Real> {
     const int32_t t = heads.token, row = heads.row;
     memory_.reveal(t, t + 1);
     const auto& s = memory_.storage();
-    const Token<Real> token({s.keys + int64_t(t) * s.shape.dim, size_t(s.shape.dim)},
-                            {s.values + int64_t(t) * s.shape.v_dim, size_t(s.shape.v_dim)}, t);
+    const Token<Real> token(
+        {s.keys + int64_t(t) * s.shape.dim, size_t(s.shape.dim)},
+        {s.values + int64_t(t) * s.shape.v_dim, size_t(s.shape.v_dim)}, t,
+        stream_->classes.empty() ? TokenClass::plain : TokenClass(stream_->classes[size_t(t)]));
     const bool attends = row >= 0 && (observes() || heads.tile.scored[size_t(row)] != 0);
     const StepScratch<Real> scratch{w.e.data(), w.coefficients.data(), w.group.data(), w.by_head.data(),
                                     w.chosen.data()};
@@ -245,8 +257,7 @@ class LaneOf final : public Lane<Real> {
     if (t >= stream_->prompt - 1) account(rows, t);
     memory_.poison_evicted();
     const bool first_list = lists_.kept.off.size() == 1;
-    if (save_.kept && !holds_all() && t >= stream_->prompt - 1 &&
-        (rules_.streaming || first_list))
+    if (save_.kept && !holds_all() && t >= stream_->prompt - 1 && (rules_.streaming || first_list))
       save_kept();
   }
   void account(int64_t rows, int32_t) {
@@ -262,14 +273,13 @@ class LaneOf final : public Lane<Real> {
     take_peak(formatter_.payload_bytes(cache_) + formatter_.exact_bytes(charge.key_floats));
     int64_t aux = implied_layout() ? 0 : 4 * rows;
     if (observes()) aux += 8 * rows;
-    aux = (aux + charge.aux_bytes + formatter_.exact_bytes(charge.sketch_floats)) / shape.blocks + formatter_.sketch_bytes(cache_);
+    aux = (aux + charge.aux_bytes + formatter_.exact_bytes(charge.sketch_floats)) / shape.blocks +
+          formatter_.sketch_bytes(cache_);
     ledger_.peak_aux_bytes = std::max(ledger_.peak_aux_bytes, aux);
     if constexpr (requires { policy_.report(ledger_.extras, cache_); })
       policy_.report(ledger_.extras, cache_);
   }
-  void take_peak(int64_t bytes) {
-    ledger_.peak_bytes = std::max(ledger_.peak_bytes, bytes + weight_bytes_);
-  }
+  void take_peak(int64_t bytes) { ledger_.peak_bytes = std::max(ledger_.peak_bytes, bytes + weight_bytes_); }
   // Promises that types cannot enforce.
   void check(int64_t rows) const {
     if (cache_.broken_promises() > 0) throw LaneError("the policy brought back a token that it had evicted");
@@ -333,7 +343,8 @@ class LaneOf final : public Lane<Real> {
     return layout;
   }
   void reserve(LaneWorkspace<Real>& w, int32_t rows) const {
-    const size_t n = size_t(rows + 1), by_head = Chooses<P, Real> || ObservesHeads<P, Real> ? size_t(heads()) : 0;
+    const size_t n = size_t(rows + 1),
+                 by_head = Chooses<P, Real> || ObservesHeads<P, Real> ? size_t(heads()) : 0;
     if (w.e.size() < n) w.e.resize(n), w.coefficients.resize(n), w.group.resize(n);
     if (w.by_head.size() < by_head * n) w.by_head.resize(by_head * n), w.chosen.resize(by_head * n);
   }

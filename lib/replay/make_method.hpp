@@ -67,6 +67,8 @@ Method make_method() {
     if constexpr (requires(P p) { P::random(p); }) return P::random(assigned<P>(params));
     else return (void)params, false;
   };
+  if constexpr (requires(P p) { P::budgetless(p); })
+    m.budgetless = [](const nlohmann::json& params) { return P::budgetless(assigned<P>(params)); };
   m.draw_arrays = [](const nlohmann::json& params, const Scene& scene) -> std::vector<DrawArray> {
     if constexpr (requires(const P p) { p.draw_arrays(scene); })
       return resolved<P>(params, scene).draw_arrays(scene);

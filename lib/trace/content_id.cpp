@@ -38,7 +38,7 @@ std::string content_id(const h5::Node& root, const TraceInfo& info) {
   sum.update(fmt::format("{} {}\n", info.model, info.n_layers));
   for (const PromptInfo& prompt : info.prompts) {
     sum.update(fmt::format("{} {}\n", prompt.id, prompt.n_prompt));
-    add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id), {"position_ids", "tokens"});
+    add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id), {"position_ids", "token_class", "tokens"});
     for (const LayerInfo& layer : prompt.layers) {
       sum.update(fmt::format("{} {} {} {} {} {} {}\n", layer.layer, name_of(layer.dtype), layer.scaling,
                              layer.sliding_window, layer.softcap, layer.q_prescaled, rope_line(layer)));

@@ -73,6 +73,7 @@ json prompt_json(const PromptInfo& prompt) {
           {"n_generated", prompt.n_generated},
           {"source", prompt.source},
           {"token_ids", prompt.has_tokens},
+          {"token_classes", prompt.has_classes},
           {"bytes", prompt_bytes(prompt)},
           {"layers", std::move(layers)}};
 }
@@ -157,6 +158,7 @@ class DeepCheck {
   std::vector<std::string> run() {
     for (const PromptInfo& prompt : trace_.info().prompts) {
       attempt([&] { trace_.token_ids(prompt.id); });
+      attempt([&] { trace_.token_classes(prompt.id); });
       attempt([&] { trace_.position_ids(prompt.id); });
       attempt([&] { compare_digests("prompts/" + prompt.id); });
       for (const LayerInfo& layer : prompt.layers) check_layer(prompt.id, layer);

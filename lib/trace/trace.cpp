@@ -19,6 +19,8 @@ namespace kvreplay {
 namespace fs = std::filesystem;
 namespace {
 
+constexpr int64_t kLastTokenClass = 2;  // word, punctuation, special
+
 // Runs a piece of reading under the lock; what is wrong with the file becomes a TraceError.
 template <class Work>
 auto reading(const Work& work) {
@@ -155,6 +157,13 @@ std::vector<int32_t> Trace::token_ids(const std::string& prompt_id) const {
   const PromptInfo& info = prompt(prompt_id);
   if (!info.has_tokens) return {};
   return reading([&] { return state_->integers("prompts/" + prompt_id + "/tokens", INT32_MIN, INT32_MAX); });
+}
+
+std::vector<uint8_t> Trace::token_classes(const std::string& prompt_id) const {
+  if (!prompt(prompt_id).has_classes) return {};
+  const std::vector<int32_t> classes = reading(
+      [&] { return state_->integers("prompts/" + prompt_id + "/token_class", 0, kLastTokenClass); });
+  return {classes.begin(), classes.end()};
 }
 
 std::vector<int32_t> Trace::position_ids(const std::string& prompt_id) const {

@@ -50,7 +50,7 @@ struct PromptInfo {
   int64_t n_prompt = 0;  // tokens of the recorded prompt (T if the attribute is missing)
   int64_t n_generated = 0;
   std::string source;
-  bool has_tokens = false;
+  bool has_tokens = false, has_classes = false;
   std::vector<LayerInfo> layers;  // ascending by layer
 };
 
@@ -89,6 +89,7 @@ class Trace {
                 std::span<float> into) const;
 
   std::vector<int32_t> token_ids(const std::string& prompt) const;     // empty when not recorded
+  std::vector<uint8_t> token_classes(const std::string& prompt) const;  // as TokenClass; empty: not recorded
   std::vector<int32_t> position_ids(const std::string& prompt) const;  // 0..T-1 when not recorded
   std::vector<int32_t> query_positions(const std::string& prompt,
                                        int32_t layer) const;  // token index of each query row

@@ -263,6 +263,8 @@ PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::st
   prompt.source = h5::text(node, "source").value_or("");
   prompt.has_tokens = h5::has_child(node, "tokens");
   if (prompt.has_tokens) expect_integers(h5::open_array(node, "tokens"), prompt.tokens);
+  prompt.has_classes = h5::has_child(node, "token_class");
+  if (prompt.has_classes) expect_integers(h5::open_array(node, "token_class"), prompt.tokens);
   if (h5::has_child(node, "position_ids"))
     expect_integers(h5::open_array(node, "position_ids"), prompt.tokens);
   return prompt;

@@ -82,7 +82,7 @@ Cell make_cell(const std::string& method, std::optional<int32_t> budget, const S
   cell.method = find_method(registry(), method);
   REQUIRE(cell.method != nullptr);
   cell.axes = axes;
-  if (cell.method->info.takes_budget) cell.budget = budget;
+  if (cell.method->takes_budget(params)) cell.budget = budget;
   cell.seed = seed;
   cell.n_prefill = s.prompt;
   cell.n_tokens = s.tokens;

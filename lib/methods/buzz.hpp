@@ -1,0 +1,190 @@
+#pragma once
+#include "core/log_n.hpp"
+#include "core/policy.hpp"
+
+namespace kvreplay {
+
+// BUZZ, Zhao et al. 2024, algorithms 1 and 2, appendix: sinks, a recent window, and between them a beehive of
+// which every cell keeps its heaviest token.
+//  1. A as in H2O: prompt rows plus decode rows, group sum. The middle is C_t without the first k and last w
+//  tokens.
+//  2. Fire when the middle exceeds T (`reference`) or reaches it (`paper`).
+//  3. Old tokens, those that a pass has kept before: every shat-th stays, shat = floor((s+1)/2).
+//  4. New tokens, cut into segments of s: the largest A of each stays (ties: lowest index).
+//  5. What stayed is old from now on. One pass a step.
+//  6. Prompt: one pass (`single`), until it fits (`until_fit`), or one after every T tokens (`chunked`),
+//  whose rows
+//     vote with their exact probabilities before it.
+// `no_max` keeps the first of each segment instead; `swap` thins old tokens by s and cuts new ones into shat.
+struct Buzz {
+  static constexpr MethodInfo info{
+      .name = "buzz",
+      .title = "sinks + segment winners + recent window",
+      .source = "BUZZ, Zhao et al. 2024, algorithms 1 and 2 (the released code)",
+      .tier = 1,
+      .memory = "up to k + w + T tokens, one score each; more after a single pass over a long prompt",
+      .deviation =
+          "positions stay as recorded; the release re-assigns them (positions: cache). Scores of grouped "
+          "query "
+          "heads are summed; the release mis-groups them.",
+  };
+  enum class Variant { reference, paper };
+  enum class Mode { local_max, no_max, swap };
+  enum class Passes { single, until_fit, chunked, by_variant };
+  Variant variant = Variant::reference;
+  Mode mode = Mode::local_max;
+  Passes passes = Passes::by_variant;
+  LogN log_n = LogN::off;
+  int32_t sinks = 4, stride = 5, window = kDerived, threshold = kDerived;
+  int32_t prompt = 0;
+  int32_t old_step = 3, new_step = 5;
+  int32_t first_new = 0;     // tokens before it have been through a pass
+  bool prompt_ends = false;  // the next call of evict() is the prompt's
+  int32_t listed = 0;
+  std::span<double> state;  // where prompt rows are observed: [P] A, [P] listed tokens, [heads, P] scratch
+
+  static void declare(auto& d) {
+    d.integer("sinks", &Buzz::sinks, {0, kManyTokens}, "first tokens that always stay");
+    d.integer("stride", &Buzz::stride, {3, 1 << 15},
+              "length of a segment; below 3 old tokens would never become fewer");
+    d.integer("window", &Buzz::window, {1, kManyTokens}, "recent window, tokens",
+              "floor((B - sinks)/(1 + rho))");
+    d.integer("threshold", &Buzz::threshold, {1, kManyTokens},
+              "tokens between sinks and window that start a pass", "B - sinks - window");
+    d.choice("variant", &Buzz::variant, {"reference", "paper"}, "fire above the threshold, or at it");
+    d.choice("mode", &Buzz::mode, {"local_max", "no_max", "swap"}, "what of the new and old tokens stays");
+    d.choice("prefill_passes", &Buzz::passes, {"single", "until_fit", "chunked"}, "passes over the prompt",
+             "single; variant paper: until_fit");
+    d.choice("log_n", &Buzz::log_n, {"off", "live", "context"}, kLogNHelp);
+  }
+  void resolve(const Scene& scene) {
+    if (stride < 3)
+      throw ParameterError("stride",
+                           "stride " + std::to_string(stride) +
+                               " keeps every old token in each pass, so the cache would grow without "
+                               "bound; it must be at least 3");
+    resolve_sizes(scene.budget);
+    if (passes == Passes::by_variant) passes = variant == Variant::paper ? Passes::until_fit : Passes::single;
+    prompt = scene.prompt;
+    const int32_t half = (stride + 1) / 2;
+    old_step = mode == Mode::swap ? stride : half;
+    new_step = mode == Mode::swap ? half : stride;
+  }
+  // A middle of two tokens may stand above a threshold of one; one pass over a long prompt leaves what it
+  // leaves.
+  int64_t bound(const Scene& scene) const {
+    const int64_t ends = sinks + window, middle = scene.prompt - ends;
+    const int64_t once =
+        passes == Passes::single && middle > threshold ? (middle + new_step - 1) / new_step : 0;
+    return ends + std::max<int64_t>({threshold, 2, once});
+  }
+  Layout layout(const Scene& s) const {
+    return {.state_doubles = observes_prompt() ? int64_t(2 + s.shape.heads) * s.prompt : 0, .scores = true};
+  }
+  PromptNeeds needs(const Scene&) const {
+    if (observes_prompt()) return {.rows_from = 0};
+    return {.column_sums_from = 0};
+  }
+
+  KVR_FN double logit_factor(int32_t rows, int32_t token) const { return log_n_factor(log_n, rows, token); }
+
+  // The multiplied logits vote: exp(f l) is p to the power f.
+  KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
+    const double factor = logit_factor(t + 1, t);
+    const auto x = factor == 1 ? p : normalised(team, p, scratch(), [&](int32_t h, int32_t i) {
+      return std::pow(p(h, i), factor);
+    });
+    team.each(t + 1, [&](int32_t i) { state[size_t(i)] += x.group(i); });
+    if (passes == Passes::chunked) list(team, t);
+  }
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& text, BasicCache<Real>& cache) {
+    team.each(cache.size(), [&](int32_t i) {
+      const int32_t token = cache.token(i);
+      cache.score(i) = observes_prompt() ? state[size_t(token)] : text.column_sum(token);
+    });
+    prompt_ends = true;
+  }
+  KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) += p[size_t(i)]; });
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    const bool of_prompt = prompt_ends;
+    prompt_ends = false;
+    if (of_prompt && passes == Passes::chunked) return keep_listed(team, cache);
+    while (thin(team, cache) && of_prompt && passes == Passes::until_fit) {
+    }
+  }
+
+ private:
+  void resolve_sizes(int32_t budget) {
+    const int64_t room = budget - sinks, s = stride;
+    // floor(room / (1 + rho)), rho = (s^2 + 1)/(s + 1) for odd s, s - 1 for even s
+    const int64_t derived = s % 2 != 0 ? room * (s + 1) / (s * s + s + 2) : room / s;
+    if (window == kDerived) window = int32_t(threshold == kDerived ? derived : room - threshold);
+    if (threshold == kDerived) threshold = int32_t(room - window);
+    if (window >= 1 && threshold >= 1 && int64_t(window) + threshold == room) return;
+    throw ParameterError("window",
+                         "sinks " + std::to_string(sinks) + ", window " + std::to_string(window) +
+                             " and threshold " + std::to_string(threshold) + " must be a budget of " +
+                             std::to_string(budget) +
+                             " with at least one token each for window and threshold; leave both out, or "
+                             "make them add up");
+  }
+  KVR_FN bool observes_prompt() const { return log_n != LogN::off || passes == Passes::chunked; }
+
+  // Steps 2 to 5 on a list of tokens: marks what stays; false if nothing is to be done.
+  KVR_FN bool pass(const Team auto& team, int32_t size, int32_t first, auto token, auto score, auto stays) {
+    const int32_t middle = size - first - window, end = first + middle;
+    if (middle < threshold + (variant == Variant::reference ? 1 : 0)) return false;
+    const int32_t old = team.count(middle, [&](int32_t j) { return token(first + j) < first_new; });
+    team.each(size, [&](int32_t i) {
+      stays(i) = i < first || i >= end || (i - first < old && (i - first) % old_step == 0) ? 1 : 0;
+    });
+    team.each((middle - old + new_step - 1) / new_step, [&](int32_t segment) {
+      const int32_t from = first + old + segment * new_step,
+                    to = from + new_step < end ? from + new_step : end;
+      int32_t best = from;
+      for (int32_t i = from + 1; i < to && mode != Mode::no_max; ++i)
+        if (score(i) > score(best)) best = i;
+      stays(best) = 1;
+    });
+    first_new = token(end);
+    return true;
+  }
+  // One pass over the cache; false if no token left.
+  KVR_FN bool thin(const Team auto& team, Cache auto& cache) {
+    const int32_t before = cache.size();
+    const bool fired = pass(
+        team, before, held_sinks(cache, sinks), [&](int32_t i) { return cache.token(i); },
+        [&](int32_t i) { return cache.score(i); }, [&](int32_t i) -> uint8_t& { return cache.mark(i); });
+    if (fired) cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
+    return cache.size() < before;
+  }
+
+  // `chunked`: the prompt is not in the cache yet, so its tokens stand in a list.
+  KVR_FN double* scratch() { return state.data() + 2 * prompt; }
+  KVR_FN void list(const Team auto& team, int32_t t) {
+    double *tokens = state.data() + prompt, *stays = scratch();
+    if (team.rank() == 0) tokens[listed] = t;
+    team.sync();
+    ++listed;
+    if ((t + 1) % threshold != 0 && t + 1 != prompt) return;
+    const auto token = [&](int32_t i) { return int32_t(tokens[i]); };
+    const bool fired = pass(
+        team, listed, listed < sinks ? listed : sinks, token,
+        [&](int32_t i) { return state[size_t(token(i))]; }, [&](int32_t i) -> double& { return stays[i]; });
+    if (fired)
+      listed = team.compact(
+          listed, [&](int32_t i) { return stays[i] != 0; },
+          [&](int32_t from, int32_t to) { tokens[to] = tokens[from], stays[to] = stays[from]; });
+  }
+  KVR_FN void keep_listed(const Team auto& team, Cache auto& cache) {
+    double* stays = scratch();
+    team.each(prompt, [&](int32_t i) { stays[i] = 0; });
+    team.each(listed, [&](int32_t i) { stays[int32_t(state[size_t(prompt + i)])] = 1; });
+    cache.retain(team, [&](int32_t i) { return stays[cache.token(i)] != 0; });
+  }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,97 @@
+#pragma once
+#include <cmath>
+
+#include "core/selecting.hpp"
+
+namespace kvreplay {
+
+// Keyformer, Adnan et al. 2024, section 3: accumulated attention whose logits carry Gumbel noise and a
+// temperature that rises while tokens are generated, so that what was dropped does not make the rest
+// overconfident.
+//  1. Row t, every live i: g = -ln(-ln U).
+//  2. f[i] += softmax over live i of (l_t(i) + g) / tau_t, summed over the group; tau_t = tau_init in the
+//  prompt,
+//     tau_init + (t - P)(tau_end - tau_init)/gen_len afterwards.
+//  3. If more than B tokens are held, keep the last `recent` and the top B - recent of f.
+//  4. The attention itself is the ordinary softmax, without noise.
+// Logits are known here by their probabilities, exp(l) up to a factor: (p e^g)^(1/tau), normalised, is the
+// softmax.
+struct Keyformer : Selecting<0, kDerived> {
+  static constexpr MethodInfo info{
+      .name = "keyformer",
+      .title = "Gumbel-regularised heavy hitters + recent window",
+      .source = "Keyformer, Adnan et al. 2024, section 3",
+      .tier = 1,
+      .memory = "B tokens, one score each",
+      .deviation =
+          "scores of grouped query heads are summed, each with its own noise (the release knows no groups).",
+      .default_fraction = 0.6,
+  };
+  double recent_frac = 0.3, tau_init = 1, tau_end = 2;
+  int32_t gen_len = kDerived;
+  bool noise = true;
+  int32_t prompt = 0;
+  std::span<double> state;  // [heads, tokens] the noisy softmax of one row, then [P] f of the prompt
+  Draws draws;
+
+  static void declare(auto& d) {
+    d.real("recent_frac", &Keyformer::recent_frac, {0, 1},
+           "share of the budget that is the recent window, below 1");
+    d.real("tau_init", &Keyformer::tau_init, {1e-6, 1e6}, "temperature of the prompt");
+    d.real("tau_end", &Keyformer::tau_end, {1e-6, 1e6}, "temperature after gen_len decoded tokens");
+    d.integer("gen_len", &Keyformer::gen_len, {1, kManyTokens}, "tokens over which the temperature rises",
+              "n - P");
+    d.boolean("noise", &Keyformer::noise, "Gumbel noise on the logits of the score");
+    protect<Keyformer>(d, "floor(recent_frac * B)");
+  }
+  void resolve(const Scene& scene) {
+    if (recent_frac >= 1)
+      throw ParameterError("recent_frac", "recent_frac must be below 1, or nothing is chosen by its score");
+    if (recent == kDerived) recent = int32_t(recent_frac * scene.budget);
+    if (gen_len == kDerived) gen_len = scene.tokens > scene.prompt ? scene.tokens - scene.prompt : 1;
+    prompt = scene.prompt;
+    Selecting::resolve(scene);
+  }
+  static bool random(const Keyformer& m) { return m.noise; }
+  std::vector<DrawArray> draw_arrays(const Scene& s) const {
+    if (!noise) return {};
+    return {{"UG uniforms", Structure::keyformer_noise, s.tokens, s.tokens, s.shape.heads}};
+  }
+  Layout layout(const Scene& s) const {
+    return {.state_doubles = int64_t(s.shape.heads) * s.tokens + s.prompt, .scores = true};
+  }
+  PromptNeeds needs(const Scene&) const { return {.rows_from = 0}; }
+
+  KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
+    const auto noisy = noisy_softmax(team, t, p, [](int32_t i) { return i; });
+    team.each(t + 1, [&](int32_t i) { prompt_score(i) += noisy.group(i); });
+  }
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) = prompt_score(cache.token(i)); });
+  }
+  KVR_FN void observe(const Team auto& team, Cache auto& cache, HeadProbabilities p) {
+    const int32_t t = cache.token(cache.size() - 1);
+    const auto noisy = noisy_softmax(team, t, p, [&](int32_t i) { return cache.token(i); });
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) += noisy.group(i); });
+  }
+
+ private:
+  KVR_FN double& prompt_score(int32_t i) { return state[state.size() - size_t(prompt) + size_t(i)]; }
+  KVR_FN double temperature(int32_t t) const {
+    return t < prompt ? tau_init : tau_init + (t - prompt) * (tau_end - tau_init) / gen_len;
+  }
+  KVR_FN HeadProbabilities noisy_softmax(const Team auto& team, int32_t t, HeadProbabilities p, auto token) {
+    const double power = 1 / temperature(t);
+    return normalised(team, p, state.data(), [&](int32_t h, int32_t i) {
+      return std::pow(noise ? p(h, i) / gumbel_rate(t, token(i), h) : p(h, i), power);
+    });
+  }
+  // exp(-g) = -ln U.
+  KVR_FN double gumbel_rate(int32_t t, int32_t token, int32_t head) const {
+    const double u = draws.uniform(Structure::keyformer_noise, token, head, t);
+    return -std::log(u > 0x1p-53 ? u : 0x1p-53);
+  }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,51 @@
+#pragma once
+#include "core/selecting.hpp"
+
+namespace kvreplay {
+
+// TOVA, Oren et al. 2024 ("Transformers are multi-state RNNs"), section 3.2: what the present query looks at
+// least is dropped.
+//  1. Score = this step's p_t, summed over the group; nothing is accumulated.
+//  2. If more than B tokens are held, drop the smallest; the newest is a candidate like any other.
+//  3. End of the prompt: score = row P-1, keep the top B at once.
+// `variant: layer` (kvpress): the mean over all heads of the layer decides for the whole layer, and the newest
+// token always stays.
+struct Tova : Selecting<> {
+  static constexpr MethodInfo info{
+      .name = "tova",
+      .title = "least attended by the present query",
+      .source = "TOVA, Oren et al. 2024, section 3.2",
+      .tier = 2,
+      .memory = "B tokens; the score of a step is not kept",
+      .deviation = "one set per kv head by the sum over its query heads; the paper's set for a whole layer is "
+                   "variant layer.",
+  };
+  enum class Variant { standard, layer, kvpress };
+  Variant variant = Variant::standard;
+
+  static void declare(auto& d) {
+    d.choice("variant", &Tova::variant, {"default", "layer", "kvpress"},
+             "a set for each kv head, or one for the layer (kvpress is another name of layer)");
+    protect<Tova>(d);
+  }
+  void resolve(const Scene& scene) {
+    if (variant != Variant::standard && recent == 0) recent = 1;
+    Selecting::resolve(scene);
+  }
+  static void set_axes(const Tova& m, Axes& axes) {
+    if (m.variant == Variant::standard) return;
+    axes.gqa_level = GqaLevel::layer;
+    axes.gqa_aggregate = Aggregate::mean;
+  }
+  PromptNeeds needs(const Scene& scene) const { return {.column_sums_from = scene.prompt - 1}; }
+
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) = prompt.column_sum(cache.token(i)); });
+  }
+  KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) = p[size_t(i)]; });
+  }
+};
+
+}  // namespace kvreplay

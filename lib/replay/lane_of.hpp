@@ -255,6 +255,8 @@ class LaneOf final : public Lane<Real> {
       values = 0;
       for (int32_t i = 0; i < rows; ++i) values += cache_.num(i) != 0 ? 1 : 0;
     }
+    coded_bytes_ = charge.code_bytes - formatter_.exact_bytes(charge.coded_floats);
+    ledger_.quantised += charge.coded_rows;
     take_peak(formatter_.payload_bytes(cache_, rows, values) + formatter_.exact_bytes(charge.key_floats));
     int64_t aux = P::info.implied_layout ? 0 : 4 * rows;
     if (observes()) aux += 8 * rows;
@@ -266,7 +268,7 @@ class LaneOf final : public Lane<Real> {
   // While a step attends, its newest row is exact.
   int64_t payload(int64_t attended) const { return formatter_.payload_bytes(cache_, attended, attended); }
   void take_peak(int64_t bytes) {
-    ledger_.peak_bytes = std::max(ledger_.peak_bytes, bytes + weight_bytes_);
+    ledger_.peak_bytes = std::max(ledger_.peak_bytes, bytes + weight_bytes_ + coded_bytes_);
   }
   // Promises that types cannot enforce.
   void check(int64_t rows) const {
@@ -341,7 +343,7 @@ class LaneOf final : public Lane<Real> {
   TileOutput<Real> output_;
   Formatter<Real> formatter_{{}, 4};
   Layout layout_;
-  int64_t weight_bytes_ = 0;
+  int64_t weight_bytes_ = 0, coded_bytes_ = 0;
   bool reweighted_ = false;
   StepRules rules_;
   const HeadStream<Real>* stream_ = nullptr;

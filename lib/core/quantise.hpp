@@ -1,0 +1,73 @@
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include "core/platform.hpp"
+
+// Rounding to fewer bits (methods.md, "row formats"): 16-bit floating point, and groups of numbers that share an
+// offset and a step. Numbers go in and come back as they are read from storage.
+
+namespace kvreplay {
+
+// To the nearest number of `digits` significant bits that is a multiple of 2^lowest; ties to even.
+KVR_FN inline double round_to_digits(double x, int32_t digits, int32_t lowest) {
+  int exponent = 0;
+  (void)std::frexp(x, &exponent);
+  const int32_t last = exponent - digits > lowest ? exponent - digits : lowest;
+  return std::ldexp(std::rint(std::ldexp(x, -last)), last);
+}
+KVR_FN inline double to_float16(double x) {
+  const double rounded = round_to_digits(x, 11, -24);
+  return std::fabs(rounded) > 65504 ? std::copysign(double(INFINITY), x) : rounded;
+}
+// Through float32, as the dump tools do.
+KVR_FN inline double to_bfloat16(double x) { return double(float(round_to_digits(double(float(x)), 8, -133))); }
+
+// Codes 0..levels over the range of one group. They are computed from the exact extremes, and read back with the
+// offset and the step as they are stored, in float16.
+struct GroupScale {
+  double low = 0, high = 0;
+  int32_t levels = 1;
+
+  KVR_FN double offset() const { return to_float16(low); }
+  KVR_FN double step() const { return to_float16((high - low) / levels); }
+  KVR_FN bool fits() const { return std::isfinite(offset()) && std::isfinite(step()); }
+  KVR_FN int32_t code(double x) const {
+    if (high == low) return 0;
+    const double position = (x - low) * levels / (high - low);
+    return int32_t(std::rint(position < 0 ? 0 : position > levels ? levels : position));
+  }
+};
+KVR_FN constexpr int32_t levels_of(int32_t bits) { return (1 << bits) - 1; }
+
+// Groups of n numbers, number(i) replaced by store(i, read back). False: offset or step exceed float16.
+template <class F, class S>
+KVR_FN bool quantise_group(int32_t n, int32_t levels, F number, S store) {
+  GroupScale scale{double(number(0)), double(number(0)), levels};
+  for (int32_t i = 1; i < n; ++i) {
+    const double x = double(number(i));
+    if (x < scale.low) scale.low = x;
+    if (x > scale.high) scale.high = x;
+  }
+  const double offset = scale.offset(), step = scale.step();
+  for (int32_t i = 0; i < n; ++i) store(i, scale.code(double(number(i))) * step + offset);
+  return scale.fits();
+}
+
+// A row in groups of `group` neighbours, in place; the last group may be shorter.
+template <class Real>
+KVR_FN bool quantise_row(std::span<Real> row, int32_t group, int32_t levels) {
+  bool fits = true;
+  for (int32_t first = 0; first < int32_t(row.size()); first += group) {
+    const int32_t left = int32_t(row.size()) - first;
+    Real* numbers = row.data() + first;
+    const bool ok = quantise_group(
+        left < group ? left : group, levels, [&](int32_t i) { return numbers[i]; },
+        [&](int32_t i, double x) { numbers[i] = Real(x); });
+    fits = fits && ok;
+  }
+  return fits;
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,35 @@
+#pragma once
+#include <cmath>
+#include <span>
+
+#include "core/team.hpp"
+
+// Arithmetic of scores: in double whatever the tensors are (convention C11), and in the same order for equal
+// vectors, so that equal tokens tie (C8).
+
+namespace kvreplay {
+
+template <class A, class B>
+KVR_FN double wide_dot(std::span<A> a, std::span<B> b) {
+  double s = 0;
+  const A* x = a.data();
+  const B* y = b.data();
+  const int32_t n = int32_t(a.size());
+  KVR_SIMD_SUM(s) for (int32_t c = 0; c < n; ++c) s += double(x[c]) * double(y[c]);
+  return s;
+}
+template <class A>
+KVR_FN double norm(std::span<A> a) {
+  return std::sqrt(wide_dot(a, a));
+}
+
+// In place, shifted by the maximum.
+KVR_FN inline void softmax(const Team auto& team, std::span<double> x) {
+  const int32_t n = int32_t(x.size());
+  const double top = team.largest(n, [&](int32_t i) { return x[size_t(i)]; }).score;
+  team.each(n, [&](int32_t i) { x[size_t(i)] = std::exp(x[size_t(i)] - top); });
+  const double total = team.sum(n, [&](int32_t i) { return x[size_t(i)]; });
+  team.each(n, [&](int32_t i) { x[size_t(i)] /= total; });
+}
+
+}  // namespace kvreplay

@@ -66,6 +66,7 @@ struct Method {
   // Random numbers that a run can read from injected arrays.
   std::function<std::vector<DrawArray>(const nlohmann::json& params, const Scene&)> draw_arrays;
   std::function<PromptNeeds(const nlohmann::json& params, const Scene&)> needs;
+  std::function<Hindsight(const nlohmann::json& params)> hindsight;
   std::function<bool(const nlohmann::json& params, const Axes&)> observes;  // every decode row
   // Looks at probabilities; a method that looks only at keys and values runs once per kv head (C9).
   bool looks_at_queries = false;

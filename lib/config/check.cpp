@@ -142,8 +142,18 @@ class TraceChecks {
                       fmt::format("{} estimates inner products of queries and keys, which the soft cap of layer {} "
                                   "bends: leave the layer out of select.layers",
                                   name, layer.layer));
+    if (instance.method->info.needs_every_token && layer.sliding_window > 0)
+      problems_.error(instance.mark,
+                      fmt::format("{} sums up all tokens and cannot forget those that leave the sliding window of "
+                                  "layer {}: leave the layer out of select.layers",
+                                  name, layer.layer));
+    const PromptNeeds needs = prompt_needs(instance, layer);
+    if (needs.rotary && !layer.rope_recorded)
+      problems_.error(instance.mark, fmt::format("{} rotates queries, but the trace records no rotary embedding "
+                                                 "(layer {}): record it again with kvdump",
+                                                 name, layer.layer));
     const bool decides_by_rows =
-        instance.method->observes(instance.params, instance.axes) || reads_prompt_queries(instance, layer);
+        instance.method->observes(instance.params, instance.axes) || needs.reads_queries();
     if (decides_by_rows && layer.query_rows < layer.tokens)
       problems_.error(
           instance.mark,
@@ -153,12 +163,12 @@ class TraceChecks {
   }
 
   // Which prompt statistics a method needs does not depend on the budget.
-  static bool reads_prompt_queries(const MethodInstance& instance, const LayerInfo& layer) {
+  static PromptNeeds prompt_needs(const MethodInstance& instance, const LayerInfo& layer) {
     try {
       const Scene any = scene_of(instance, layer, 1, int32_t(layer.tokens), layer.tokens, layer.tokens);
-      return instance.method->needs(instance.params, any).reads_queries();
+      return instance.method->needs(instance.params, any);
     } catch (const ParameterError&) {
-      return false;  // told where the real scene is checked
+      return {};  // told where the real scene is checked
     }
   }
 

@@ -64,6 +64,7 @@ struct MethodInfo {
   bool implied_layout = false;    // which tokens are held follows from the step, so no positions are stored
   bool reads_full_cache = false;  // query-time selection: the budget bounds what is read, not what is stored
   bool needs_linear_logits = false;  // sketches or bounds <q, k>: refused on soft-capped layers
+  bool needs_every_token = false;    // sums over all tokens in one: refused on layers with a sliding window
   double default_fraction = 0;       // of the prompt, where no budget is given; 0: one must be given
   const char* alias = "";
   const char* warning = "";  // worth saying before a run
@@ -79,6 +80,14 @@ struct Scene {
   double scale = 1;  // of the logits
   Aggregate aggregate = Aggregate::sum;
   int32_t window = 0;  // the layer's sliding window; known to the replay only
+  // Of the whole trace, future included; 0 where the method's hindsight() does not ask, and while a run is planned.
+  double median_key_distance = 0, largest_query_norm = 0;
+};
+
+// Numbers of the trace that no causal method can know. A method that asks for them says so in its text.
+struct Hindsight {
+  bool median_key_distance = false;  // measures.md, section 4: of at most 2000 pairs
+  bool largest_query_norm = false;
 };
 
 // A set of layers, small enough to travel with a policy.
@@ -98,6 +107,9 @@ struct Charge {
   int64_t key_floats = 0;     // besides the rows'
   int64_t sketch_floats = 0;  // key numbers of sketches, at the width of the keys
   int64_t aux_bytes = 0;      // sketches, rings of marks
+  // Of rows that the method stores in a format of its own: numbers that are not held, bytes of codes in their place.
+  int64_t coded_floats = 0, code_bytes = 0;
+  int64_t coded_rows = 0;  // how many rows that are
 };
 
 // An array of uniforms that a run can be given instead of counter-based ones, with the extents it reads.

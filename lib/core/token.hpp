@@ -118,6 +118,11 @@ class Prompt {
     assert(view_.queries != nullptr && head < view_.shape.heads);
     return at(view_.queries + head * view_.query_head, row, view_.shape.dim);
   }
+  // Query of a row after the prompt: only for analyses, whose file says that they see the future.
+  KVR_FN std::span<const Real> future_query(int32_t head, int32_t row) const {
+    assert(view_.queries != nullptr && head < view_.shape.heads && row >= view_.size && row < view_.tokens);
+    return {view_.queries + head * view_.query_head + int64_t(row) * view_.shape.dim, size_t(view_.shape.dim)};
+  }
   KVR_FN TokenClass token_class(int32_t i) const {
     assert(view_.classes != nullptr);
     return TokenClass(view_.classes[i]);
@@ -152,6 +157,7 @@ struct PromptNeeds {
   int32_t column_sums_from = kNoRows;  // first row of Prompt::column_sum
   int32_t rows_from = kNoRows;         // first row that observe_prompt() is shown
   bool queries = false;                // Prompt::query
+  bool rotary = false;                 // Prompt::rope: the trace must say how its vectors were rotated
   bool future_sums = false;            // Prompt::future_sum: the policy is an oracle
   bool token_classes = false;          // Prompt::token_class: the trace must hold the text
   bool reads_queries() const { return queries || column_sums_from >= 0 || rows_from >= 0; }

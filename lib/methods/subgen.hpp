@@ -1,6 +1,7 @@
 #pragma once
 #include <cmath>
 
+#include "core/linear.hpp"
 #include "core/policy.hpp"
 
 namespace kvreplay {
@@ -86,12 +87,7 @@ struct SubGen {
   KVR_FN double& nearest(int32_t i) { return state[state.size() / 2 + size_t(i)]; }
 
   KVR_FN void visit(const auto& cache, int32_t i, int32_t centre) {
-    const auto a = cache.key(i), b = cache.key(centre);
-    double s = 0;
-    for (size_t c = 0; c < a.size(); ++c) {
-      const double x = double(a[c]) - double(b[c]);
-      s += x * x;
-    }
+    const double s = squared_distance(cache.key(i), cache.key(centre));
     if (s < distance(i)) distance(i) = s, nearest(i) = centre;  // strictly: the earlier centre wins ties
   }
   KVR_FN void count_members(const Team auto& team, auto& cache, int32_t older) {

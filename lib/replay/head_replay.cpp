@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/text.hpp"
+#include "exact/hindsight.hpp"
 #include "trace/uniforms.hpp"
 
 namespace kvreplay {
@@ -53,6 +54,9 @@ void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
   order.scene.window = stream_.window;
   if (by_query) order.scene.shape.heads = 1;
   order.draws = {cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.layer), uint32_t(cell.kv_head), {}};
+  const Hindsight asks = cell.method->hindsight(cell.params);
+  if (asks.median_key_distance) order.scene.median_key_distance = median_key_distance(stream_, order.draws);
+  if (asks.largest_query_norm) order.scene.largest_query_norm = largest_query_norm(stream_);
   if (!cell.uniforms.empty()) inject(r, order);
   for (int32_t h = 0; h < (by_query ? stream_.shape.heads : 1); ++h) {
     if constexpr (sizeof(Real) == sizeof(double)) r.lanes.push_back(cell.method->lane_double(order));

@@ -270,6 +270,8 @@ class LaneOf final : public Lane<Real> {
     if (reweighted_) charge.weight_floats += 1;
     const auto& shape = cache_.shape();
     weight_bytes_ = 4 * charge.weight_floats / shape.blocks;
+    coded_bytes_ = charge.code_bytes - formatter_.exact_bytes(charge.coded_floats);
+    ledger_.quantised += charge.coded_rows;
     take_peak(formatter_.payload_bytes(cache_) + formatter_.exact_bytes(charge.key_floats));
     int64_t aux = implied_layout() ? 0 : 4 * rows;
     if (observes()) aux += 8 * rows;
@@ -279,7 +281,9 @@ class LaneOf final : public Lane<Real> {
     if constexpr (requires { policy_.report(ledger_.extras, cache_); })
       policy_.report(ledger_.extras, cache_);
   }
-  void take_peak(int64_t bytes) { ledger_.peak_bytes = std::max(ledger_.peak_bytes, bytes + weight_bytes_); }
+  void take_peak(int64_t bytes) {
+    ledger_.peak_bytes = std::max(ledger_.peak_bytes, bytes + weight_bytes_ + coded_bytes_);
+  }
   // Promises that types cannot enforce.
   void check(int64_t rows) const {
     if (cache_.broken_promises() > 0) throw LaneError("the policy brought back a token that it had evicted");
@@ -357,7 +361,7 @@ class LaneOf final : public Lane<Real> {
   TileOutput<Real> output_;
   Formatter<Real> formatter_;
   Layout layout_;
-  int64_t weight_bytes_ = 0;
+  int64_t weight_bytes_ = 0, coded_bytes_ = 0;
   bool reweighted_ = false;
   StepRules rules_;
   const HeadStream<Real>* stream_ = nullptr;

@@ -78,6 +78,10 @@ Method make_method() {
     if constexpr (HasNeeds<P>) return resolved<P>(params, scene).needs(scene);
     else return (void)params, (void)scene, PromptNeeds{};
   };
+  m.hindsight = [](const nlohmann::json& params) -> Hindsight {
+    if constexpr (requires(const P p) { p.hindsight(); }) return assigned<P>(params).hindsight();
+    else return (void)params, Hindsight{};
+  };
   m.observes = [](const nlohmann::json& params, const Axes& axes) {
     return policy_observes<P>(assigned<P>(params), axes);
   };

@@ -1,0 +1,150 @@
+#pragma once
+#include "core/vectors.hpp"
+
+// Small dense linear algebra in double, by a team. Matrices are row-major.
+
+namespace kvreplay {
+
+template <class A, class B>
+KVR_FN double squared_distance(std::span<A> a, std::span<B> b) {
+  double s = 0;
+  const A* x = a.data();
+  const B* y = b.data();
+  const int32_t n = int32_t(a.size());
+  KVR_SIMD_SUM(s) for (int32_t c = 0; c < n; ++c) {
+    const double difference = double(x[c]) - double(y[c]);
+    s += difference * difference;
+  }
+  return s;
+}
+template <class A>
+KVR_FN double dot(const A* a, const double* b, int32_t n) {
+  return wide_dot(std::span<const A>(a, size_t(n)), std::span<const double>(b, size_t(n)));
+}
+
+// Cuts a span of doubles into arrays, one after the other.
+struct Carver {
+  double* next;
+  KVR_FN std::span<double> operator()(int64_t n) {
+    double* const begin = next;
+    next += n;
+    return {begin, size_t(n)};
+  }
+};
+
+// out[c] = sum_i weight(i) row(i)[c]. A thread takes a few neighbouring columns, so that rows are read in
+// lines.
+template <class W, class R>
+KVR_FN void weighted_sum(const Team auto& team, int32_t n, W weight, R row, std::span<double> out) {
+  constexpr int32_t kColumns = 8;
+  const int32_t width = int32_t(out.size());
+  team.each((width + kColumns - 1) / kColumns, [&](int32_t part) {
+    const int32_t first = part * kColumns, count = width - first < kColumns ? width - first : kColumns;
+    double s[kColumns] = {};
+    for (int32_t i = 0; i < n; ++i) {
+      const double w = weight(i);
+      const auto* x = row(i).data() + first;
+      for (int32_t c = 0; c < count; ++c) s[c] += w * double(x[c]);
+    }
+    for (int32_t c = 0; c < count; ++c) out[size_t(first + c)] = s[c];
+  });
+}
+
+// a += x x^T on the lower triangle of a [n, n].
+KVR_FN inline void add_outer(const Team auto& team, std::span<double> a, std::span<const double> x) {
+  const int32_t n = int32_t(x.size());
+  team.each(n, [&](int32_t i) {
+    double* const row = a.data() + int64_t(i) * n;
+    const double* const y = x.data();
+    const double scale = x[size_t(i)];
+    if (scale == 0) return;
+    KVR_SIMD for (int32_t j = 0; j <= i; ++j) row[j] += scale * y[j];
+  });
+}
+// The upper triangle of a symmetric a [n, n], from the lower one, and `ridge` times its mean diagonal on the
+// diagonal.
+KVR_FN inline void complete(const Team auto& team, std::span<double> a, int32_t n, double ridge) {
+  const double shift =
+      n == 0 ? 0 : ridge / n * team.sum(n, [&](int32_t i) { return a[size_t(i) * size_t(n + 1)]; });
+  team.each(n, [&](int32_t i) {
+    for (int32_t j = 0; j < i; ++j)
+      a[size_t(j) * size_t(n) + size_t(i)] = a[size_t(i) * size_t(n) + size_t(j)];
+    a[size_t(i) * size_t(n + 1)] += shift;
+  });
+}
+
+// a = L L^T in place, L in the lower triangle. False: a is not positive definite.
+KVR_FN inline bool cholesky(const Team auto& team, std::span<double> a, int32_t n) {
+  const auto row = [&](int32_t i) { return a.data() + int64_t(i) * n; };
+  for (int32_t j = 0; j < n; ++j) {
+    const double pivot = row(j)[j] - dot(row(j), row(j), j);
+    if (!(pivot > 0)) return false;
+    const double root = std::sqrt(pivot);
+    team.sync();
+    if (team.rank() == 0) row(j)[j] = root;
+    team.each(n - j - 1, [&](int32_t k) {
+      double* const below = row(j + 1 + k);
+      below[j] = (below[j] - dot(below, row(j), j)) / root;
+    });
+  }
+  return true;
+}
+// b [n, columns] becomes (L L^T)^-1 b.
+KVR_FN inline void cholesky_solve(const Team auto& team, std::span<const double> l, int32_t n,
+                                  std::span<double> b, int32_t columns) {
+  team.each(columns, [&](int32_t c) {
+    const auto x = [&](int32_t i) -> double& { return b[size_t(i) * size_t(columns) + size_t(c)]; };
+    const auto at = [&](int32_t i, int32_t j) { return l[size_t(i) * size_t(n) + size_t(j)]; };
+    for (int32_t i = 0; i < n; ++i) {
+      double s = x(i);
+      for (int32_t j = 0; j < i; ++j) s -= at(i, j) * x(j);
+      x(i) = s / at(i, i);
+    }
+    for (int32_t i = n - 1; i >= 0; --i) {
+      double s = x(i);
+      for (int32_t j = i + 1; j < n; ++j) s -= at(j, i) * x(j);
+      x(i) = s / at(i, i);
+    }
+  });
+}
+
+// Largest eigenvalue of a symmetric a [n, n] without negative numbers, by power iteration: the first
+// eigenvector has no negative number either, so a constant start is never orthogonal to it. scratch: 2 n
+// doubles.
+KVR_FN inline double largest_eigenvalue(const Team auto& team, std::span<const double> a, int32_t n,
+                                        std::span<double> scratch) {
+  constexpr int32_t kMostRounds = 2000;
+  constexpr double kTolerance = 1e-14;
+  const auto x = scratch.subspan(0, size_t(n)), y = scratch.subspan(size_t(n), size_t(n));
+  team.each(n, [&](int32_t i) { x[size_t(i)] = 1 / std::sqrt(double(n)); });
+  double value = 0;
+  for (int32_t round = 0; round < kMostRounds; ++round) {
+    team.each(n, [&](int32_t i) { y[size_t(i)] = dot(a.data() + int64_t(i) * n, x.data(), n); });
+    const double before = value;
+    value = team.sum(n, [&](int32_t i) { return x[size_t(i)] * y[size_t(i)]; });
+    const double length = std::sqrt(team.sum(n, [&](int32_t i) { return y[size_t(i)] * y[size_t(i)]; }));
+    if (!(length > 0)) return 0;
+    team.each(n, [&](int32_t i) { x[size_t(i)] = y[size_t(i)] / length; });
+    if (std::fabs(value - before) <= kTolerance * value) break;
+  }
+  return value;
+}
+
+// Gram-Schmidt, twice for rounding: columns first..first+count-1 of a [n, width] become orthonormal.
+KVR_FN inline void orthonormalise(const Team auto& team, std::span<double> a, int32_t n, int32_t width,
+                                  int32_t first, int32_t count) {
+  const auto at = [&](int32_t i, int32_t j) -> double& {
+    return a[size_t(i) * size_t(width) + size_t(first + j)];
+  };
+  for (int32_t j = 0; j < count; ++j) {
+    for (int32_t other = 0; other < 2 * j; ++other) {
+      const int32_t o = other % j;
+      const double overlap = team.sum(n, [&](int32_t i) { return at(i, j) * at(i, o); });
+      team.each(n, [&](int32_t i) { at(i, j) -= overlap * at(i, o); });
+    }
+    const double length = std::sqrt(team.sum(n, [&](int32_t i) { return at(i, j) * at(i, j); }));
+    team.each(n, [&](int32_t i) { at(i, j) /= length; });
+  }
+}
+
+}  // namespace kvreplay

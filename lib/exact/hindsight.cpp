@@ -1,0 +1,59 @@
+#include "exact/hindsight.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/linear.hpp"
+
+namespace kvreplay {
+namespace {
+
+constexpr int64_t kMostPairs = 2000;
+
+double median(std::vector<double>& x) {
+  if (x.empty()) return 0;
+  const auto middle = x.begin() + int64_t(x.size() / 2);
+  std::nth_element(x.begin(), middle, x.end());
+  return x.size() % 2 == 1 ? *middle : (*middle + *std::max_element(x.begin(), middle)) / 2;
+}
+
+}  // namespace
+
+template <class Real>
+double median_key_distance(const HeadStream<Real>& stream, const Draws& draws) {
+  const int64_t n = stream.tokens, d = stream.shape.dim;
+  const auto key = [&](int64_t i) { return std::span<const Real>(stream.keys.data() + i * d, size_t(d)); };
+  std::vector<double> distances;
+  const auto add = [&](int64_t i, int64_t j) {
+    distances.push_back(std::sqrt(squared_distance(key(i), key(j))));
+  };
+  if (n * (n - 1) / 2 <= kMostPairs) {
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = i + 1; j < n; ++j) add(i, j);
+  } else {
+    for (int64_t pair = 0; pair < kMostPairs; ++pair) {
+      const auto i = int64_t(draws.uniform(Structure::distance_pairs, pair, 0) * double(n));
+      const auto j = int64_t(draws.uniform(Structure::distance_pairs, pair, 1) * double(n - 1));
+      add(i, j + (j >= i ? 1 : 0));  // two different keys
+    }
+  }
+  return median(distances);
+}
+
+template <class Real>
+double largest_query_norm(const HeadStream<Real>& stream) {
+  const size_t d = size_t(stream.shape.dim);
+  double largest = 0;
+  for (size_t at = 0; at < stream.queries.size(); at += d) {
+    const std::span<const Real> q(stream.queries.data() + at, d);
+    largest = std::max(largest, wide_dot(q, q));
+  }
+  return std::sqrt(largest);
+}
+
+template double median_key_distance(const HeadStream<float>&, const Draws&);
+template double median_key_distance(const HeadStream<double>&, const Draws&);
+template double largest_query_norm(const HeadStream<float>&);
+template double largest_query_norm(const HeadStream<double>&);
+
+}  // namespace kvreplay

@@ -1,0 +1,18 @@
+#pragma once
+#include "core/philox.hpp"
+#include "exact/head_stream.hpp"
+
+// Numbers of a whole trace that some methods are parametrised by (Hindsight): they see the future.
+
+namespace kvreplay {
+
+// Median Euclidean distance of two keys as stored: over all pairs where there are at most 2000, else over
+// 2000 drawn ones (measures.md, section 4).
+template <class Real>
+double median_key_distance(const HeadStream<Real>& stream, const Draws& draws);
+
+// The largest norm of a query of any head and row that the trace holds.
+template <class Real>
+double largest_query_norm(const HeadStream<Real>& stream);
+
+}  // namespace kvreplay

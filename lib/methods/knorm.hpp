@@ -32,9 +32,8 @@ struct KNorm : Selecting<> {
   }
   static const char* warning(const KNorm& m, const Axes& axes) {
     return axes.phase == Phase::stream && m.recent == 0
-               ? "streaming without recent tokens collapses, because the keys of large norm that arrive go "
-                 "at once; give "
-                 "`recent`, for example a quarter of the budget"
+               ? "streaming without recent tokens collapses: keys of large norm go as soon as they "
+                 "arrive; give `recent`, for example a quarter of the budget"
                : "";
   }
 

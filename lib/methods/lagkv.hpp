@@ -84,7 +84,7 @@ struct LagKv : Selecting<4> {
     team.each(lag, [&](int32_t i) { share[size_t(i)] += deviation[size_t(i)] / 2; });
   }
   // How many entries come after entry i in C8's order.
-  KVR_FN static int32_t rank(std::span<const double> x, int32_t i) {
+  KVR_FN int32_t rank(std::span<const double> x, int32_t i) const {
     int32_t behind = 0;
     for (int32_t j = 0; j < int32_t(x.size()); ++j)
       behind += x[size_t(j)] < x[size_t(i)] || (x[size_t(j)] == x[size_t(i)] && j > i) ? 1 : 0;

@@ -86,6 +86,7 @@ constexpr Exception kExceptions[] = {
     {"truncation", "balancekv_stream", "levels and delta follow from n"},
     {"order of the query heads", "keyformer", "each head draws its own noise"},
     {"identical query heads", "keyformer", "each head draws its own noise"},
+    {"kv heads of a layer", "keyformer", "each head draws its own noise"},
 };
 bool excused(const char* property, const Variant& v) {
   return std::any_of(std::begin(kExceptions), std::end(kExceptions), [&](const Exception& e) {
@@ -579,6 +580,42 @@ TEST_CASE("the order of the query heads changes no kept list", "[properties]") {
   }
 }
 
+namespace {
+
+// With gqa.level layer, of the layer's kv head `kv_head`.
+CellResult decided_by_layer(const Variant& v, const HeadStream<double>& layer, const StreamShape& s,
+                            int32_t kv_head) {
+  Variant whole = v;
+  whole.axes.gqa_level = GqaLevel::layer;
+  Cell cell = cell_of(whole, kBudget, s);
+  cell.kv_head = kv_head;
+  const CellResult r = replay(layer, {cell}).only();
+  REQUIRE(r.ok);
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("a kv head twice in a layer decides as it does alone, and the order of kv heads is nothing",
+          "[properties]") {
+  const StreamShape s;
+  for (const Variant& v : variants_with("kv heads of a layer")) {
+    if (!v.entry().looks_at_queries) continue;  // decides for every kv head on its own
+    INFO(v.label());
+    Variant alone = v;
+    alone.axes.gqa_level = GqaLevel::kv;
+    const auto a = make_stream<double>(s, 32, Look::clustered), b = make_stream<double>(s, 33, Look::sinks);
+    const CellResult single = replay(a, {cell_of(alone, kBudget, s)}).only(),
+                     twice = decided_by_layer(v, layer_of(a, a), s, 1);
+    CHECK(twice.kept.flat == single.kept.flat);
+    CHECK(relative_difference(twice.out, single.out) < kDouble);
+    const CellResult before = decided_by_layer(v, layer_of(a, b), s, 0),
+                     after = decided_by_layer(v, layer_of(b, a), s, 1);
+    CHECK(before.kept.flat == after.kept.flat);
+    CHECK(relative_difference(after.out, before.out) < kDouble);
+  }
+}
+
 TEST_CASE("what nested selections hold of the mass grows with the budget", "[properties]") {
   const StreamShape s;
   for (const Variant& v : variants()) {
@@ -654,8 +691,9 @@ TEST_CASE("equal keys, zero keys and logits of ten thousand give finite outputs"
 
 TEST_CASE("every exception names a known property, once", "[properties]") {
   const std::vector<std::string> properties = {
-      "everything fits",      "equal values", "shift of the keys",        "scale of the values",
-      "scale of the queries", "truncation",   "order of the query heads", "identical query heads"};
+      "everything fits",          "equal values",          "shift of the keys",
+      "scale of the values",      "scale of the queries",  "truncation",
+      "order of the query heads", "identical query heads", "kv heads of a layer"};
   for (size_t i = 0; i < std::size(kExceptions); ++i) {
     const Exception& e = kExceptions[i];
     INFO(e.property << ": " << e.method);

@@ -208,16 +208,8 @@ TEST_CASE("one decision for a layer asks each kv head with its own keys and valu
   for (const std::string method : {"expected_attention", "noncausal"}) {
     const auto one = make_stream<double>(shape, 5, Look::clustered),
                other = make_stream<double>(shape, 6, Look::clustered);
-    auto layer = make_stream<double>({.tokens = 40, .prompt = 30, .heads = 2}, 5);
-    layer.shape.blocks = 2;
-    for (auto member :
-         {&HeadStream<double>::keys, &HeadStream<double>::values, &HeadStream<double>::queries}) {
-      layer.*member = one.*member;
-      (layer.*member).insert((layer.*member).end(), (other.*member).begin(), (other.*member).end());
-    }
     const auto decided = [&](double of_one, double of_other) {
-      layer.values = one.values;
-      layer.values.insert(layer.values.end(), other.values.begin(), other.values.end());
+      auto layer = layer_of(one, other);
       for (size_t i = 0; i < layer.values.size(); ++i)
         layer.values[i] *= i < layer.values.size() / 2 ? of_one : of_other;
       Axes axes = default_axes(method);

@@ -71,6 +71,17 @@ HeadStream<Real> make_stream(StreamShape s, uint32_t seed, Look look) {
   return stream;
 }
 
+HeadStream<double> layer_of(const HeadStream<double>& a, const HeadStream<double>& b) {
+  const StreamShape s{a.tokens, a.prompt, a.shape.dim, a.shape.v_dim, a.shape.heads};
+  HeadStream<double> layer = make_stream<double>(s);
+  layer.shape.heads = 2 * s.heads, layer.shape.blocks = 2;
+  for (auto member : {&HeadStream<double>::keys, &HeadStream<double>::values, &HeadStream<double>::queries}) {
+    layer.*member = a.*member;
+    (layer.*member).insert((layer.*member).end(), (b.*member).begin(), (b.*member).end());
+  }
+  return layer;
+}
+
 Axes default_axes(const std::string& method) {
   const Method* m = find_method(registry(), method);
   return m->default_axes(nlohmann::json::object());

@@ -22,6 +22,9 @@ enum class Look { gaussian, clustered, sinks, duplicates, zero_rows, huge_norms 
 template <class Real>
 HeadStream<Real> make_stream(StreamShape s, uint32_t seed = 1, Look look = Look::gaussian);
 
+// Two kv heads of one layer.
+HeadStream<double> layer_of(const HeadStream<double>& a, const HeadStream<double>& b);
+
 Cell make_cell(const std::string& method, std::optional<int32_t> budget, const StreamShape& s,
                const nlohmann::json& params = nlohmann::json::object(), Axes axes = {}, uint32_t seed = 0);
 // The axes a method has when the configuration says nothing.

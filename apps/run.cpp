@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -149,6 +150,21 @@ void tell_failures(const Work& work, const Store& store, Console& console) {
     console.error(fmt::format("and {} other reasons, see the column `error`", reasons.size() - kTold));
 }
 
+// A format that rewrote nothing measures nothing: the cell is the one without it.
+void tell_idle_formats(const Work& work, const Store& store, Console& console) {
+  std::set<std::string> formatted;
+  for (const Cell& cell : work.plan)
+    if (cell.axes.row_format.quantises()) formatted.insert(cell.key);
+  const auto rows = store.table(work.plan);
+  const auto idle = std::count_if(rows.begin(), rows.end(), [&](const auto& row) {
+    return formatted.count(row[column_index("key")]) > 0 && row[column_index("n_quantised")] == "0";
+  });
+  if (idle > 0)
+    console.warning(fmt::format("{} cells with a row_format quantised no row: kivi and gear need caches larger "
+                                "than R, and groups of one number are exact",
+                                idle));
+}
+
 int run(const RunChoices& choices, Context& context) {
   Console& console = context.console;
   const Work work = prepare(choices, console);
@@ -176,6 +192,7 @@ int run(const RunChoices& choices, Context& context) {
   finish();
   print(summary_table(work.config, work.plan, store));
   tell_failures(work, store, console);
+  tell_idle_formats(work, store, console);
   console.note(fmt::format("wrote {}", (work.out / "results.csv").string()));
   if (StopSignals::stop() && outcome.finished < todo.size()) {
     console.note(fmt::format("stopped: {} cells are left, run the same command to continue",

@@ -192,6 +192,12 @@ TEST_CASE("Row formats and metrics that do not exist are refused") {
   CHECK(errors("methods: [{name: pooler, row_format: int5}]\n") ==
         "c.yaml:3:38: error: row_format is \"int5\" and must be one of source, f32, f16, bf16, int8, int4, kivi, "
         "gear (did you mean int8?)");
+  CHECK(errors("methods: [{name: pooler, row_format: {name: kivi, g: 48}}]\n") ==
+        "c.yaml:3:54: error: R is 128 and must be a multiple of g, which is 48, so that full groups leave the "
+        "residual");
+  CHECK(errors("methods: [{name: pooler, row_format: {name: gear, g: 8, R: 20}}]\n") ==
+        "c.yaml:3:60: error: R is 20 and must be a multiple of g, which is 8, so that full groups leave the "
+        "residual");
   CHECK(errors(kGood + "metrics: [rel_err]\n") ==
         "c.yaml:5:11: error: unknown metric \"rel_err\": see kvreplay list metrics");
   CHECK(errors(kGood + "metrics: [index_recal]\n") ==

@@ -64,6 +64,7 @@ struct MethodInfo {
   bool implied_layout = false;    // which tokens are held follows from the step, so no positions are stored
   bool reads_full_cache = false;  // query-time selection: the budget bounds what is read, not what is stored
   bool needs_linear_logits = false;  // sketches or bounds <q, k>: refused on soft-capped layers
+  bool own_row_format = false;       // codes its rows itself: row_format has no meaning
   double default_fraction = 0;       // of the prompt, where no budget is given; 0: one must be given
   const char* alias = "";
   const char* warning = "";  // worth saying before a run

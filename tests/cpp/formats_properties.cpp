@@ -27,13 +27,15 @@ struct Variant {
 };
 std::vector<Variant> variants() {
   std::vector<Variant> all;
-  for (const Method& m : registry())
+  for (const Method& m : registry()) {
+    if (m.info.own_row_format) continue;
     for (const Phase phase : {Phase::stream, Phase::oneshot}) {
       if (!(phase == Phase::stream ? m.info.streams : m.info.oneshots)) continue;
       Variant v{m.info.name, default_axes(m.info.name)};
       v.axes.phase = phase;
       all.push_back(v);
     }
+  }
   return all;
 }
 Cell cell_of(const Variant& v, const RowFormat& format, int32_t budget, const StreamShape& s) {

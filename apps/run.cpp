@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -162,7 +163,7 @@ void tell_idle(const Work& work, const Store& store, Console& console) {
         cell.budget && *cell.budget < cell.n_tokens && !cell.method->info.reads_full_cache;
     if (should_evict && row[column_index("n_evictions")] == "0") ++idle[name + " evicted nothing"];
     if (cell.axes.row_format.quantises() && row[column_index("n_quantised")] == "0")
-      ++idle[name + " quantised nothing"];
+      ++idle[name + " quantised nothing (kivi and gear need caches larger than R)"];
   }
   for (const auto& [what, count] : idle) console.warning(fmt::format("{} in {} cells", what, count));
 }

@@ -1,9 +1,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 
 #include "base/text.hpp"
 #include "config/sections.hpp"
+#include "formats/row_bytes.hpp"
 #include "trace/uniforms.hpp"
 
 // Checks of a configuration against the traces it names.
@@ -219,18 +222,23 @@ class TraceChecks {
   }
 
   void check_budgets(const PromptInfo& prompt, const Extent& extent) {
-    const bool used = std::any_of(config_.methods.begin(), config_.methods.end(),
-                                  [](const MethodInstance& m) { return m.takes_budget(); });
-    if (!used || prompt.layers.empty()) return;
+    if (prompt.layers.empty()) return;
+    std::map<std::string, RowFormat> formats;  // a budget in bytes is another number of tokens in each
+    for (const MethodInstance& m : config_.methods)
+      if (m.takes_budget()) formats.emplace(to_json(m.axes.row_format).dump(), m.axes.row_format);
+    for (const auto& [name, format] : formats) check_budgets(prompt, extent, format);
+  }
+  void check_budgets(const PromptInfo& prompt, const Extent& extent, const RowFormat& format) {
     const LayerInfo& layer = prompt.layers.front();
     for (size_t i = 0; i < config_.budget.values.size(); ++i) {
       const double value = config_.budget.values[i];
       const Mark mark =
           i < config_.budget.marks.size() ? config_.budget.marks[i] : mark_of(config_, {"budget"});
-      const int32_t tokens = budget_tokens(config_.budget.kind, value, int32_t(extent.prefill), layer, {});
+      const int32_t tokens = budget_tokens(config_.budget.kind, value, int32_t(extent.prefill), layer, format);
       if (tokens < 1)
         problems_.error(mark, fmt::format("a budget of {} bytes holds no token: one takes {}", value,
-                                          (layer.head_dim + layer.v_head_dim) * bytes_of(layer.dtype)));
+                                          number_text(std::ceil(row_bytes(format, layer.head_dim, layer.v_head_dim,
+                                                                          bytes_of(layer.dtype))))));
       else if (tokens >= extent.tokens)
         problems_.warning(
             mark, fmt::format("a budget of {} tokens never evicts: {} tokens of prompt {} are replayed",

@@ -109,6 +109,8 @@ std::string senseless(const MethodInstance& m) {
                        "it out{}",
                        name, m.method->scores_prompt ? "streams here" : "does not select by scores",
                        m.method->scores_prompt ? ", or add phase: oneshot" : "");
+  if (axes.row_format.kind != Format::source && m.method->info.own_row_format)
+    return fmt::format("{} stores its rows in a format of its own: leave out row_format", name);
   if (axes.allocator != Allocator::uniform && m.method->council != Council::none)
     return fmt::format("{} shares its budget by a rule of its own: leave out allocator", name);
   const bool formula = axes.allocator == Allocator::pyramid || axes.allocator == Allocator::file;

@@ -65,6 +65,7 @@ struct MethodInfo {
   bool reads_full_cache = false;  // query-time selection: the budget bounds what is read, not what is stored
   bool needs_linear_logits = false;  // sketches or bounds <q, k>: refused on soft-capped layers
   bool needs_every_token = false;    // sums over all tokens in one: refused on layers with a sliding window
+  bool own_row_format = false;       // codes its rows itself: row_format has no meaning
   double default_fraction = 0;       // of the prompt, where no budget is given; 0: one must be given
   const char* alias = "";
   const char* warning = "";  // worth saying before a run

@@ -168,6 +168,18 @@ def test_colours_only_on_request():
     assert "\x1b" not in kvreplay("run", "--color", "auto").stderr
 
 
+def test_a_format_that_quantised_nothing_is_told(tmp_path, trace):
+    text = (
+        f"traces: [{trace}]\nmethods: [{{name: window, row_format: [kivi, int4]}}]\n"
+        f"budget: {{tokens: [32]}}\n"
+    )
+    result = kvreplay("run", config(tmp_path, text), "-o", tmp_path / "o", "--progress", "none")
+    assert result.returncode == 0
+    assert "warning: 3 cells with a row_format quantised no row: kivi and gear need caches" in result.stderr
+    rows = table(tmp_path / "o")
+    assert sorted(int(row["n_quantised"]) > 0 for row in rows) == [False] * 3 + [True] * 3
+
+
 def test_a_dry_run_writes_nothing(tmp_path, trace):
     result = kvreplay(
         "run",

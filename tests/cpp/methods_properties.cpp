@@ -34,9 +34,33 @@ std::vector<Variant> variants() {
     }
   return all;
 }
-Cell cell_of(const Variant& v, int32_t budget, const StreamShape& s) {
-  return make_cell(v.method, budget, s, nlohmann::json::object(), v.axes);
+// Where the defaults do not fit these small streams, or would leave nothing to do on them.
+nlohmann::json params_of(const std::string& method) {
+  if (method == "kernel_halving") return {{"sinks", 0}, {"recent", 2}};
+  if (method == "hybrid") return {{"sinks", 1}, {"scorer", {{"name", "snapkv"}, {"window", 2}}}};
+  if (method == "balancekv_stream") return {{"batch", 8}, {"levels", 3}, {"c", 8.0}, {"on_fail", "clamp"}};
+  return nlohmann::json::object();
 }
+Cell cell_of(const Variant& v, int32_t budget, const StreamShape& s) {
+  return make_cell(v.method, budget, s, params_of(v.method), v.axes);
+}
+
+// Exceptions to a property, each with its reason.
+bool among(const Variant& v, std::initializer_list<const char*> methods) {
+  return std::find(methods.begin(), methods.end(), v.method) != methods.end();
+}
+// Its budget sets the protected ends; what is left of the rest is the rounds' affair.
+bool size_is_an_output(const Variant& v) { return among(v, {"self_balancing_walk"}); }
+// Halvings and powers of four: the size may fall well below the budget.
+bool falls_short(const Variant& v) { return among(v, {"self_balancing_walk", "kernel_halving"}); }
+// Denominator weights or rows differ from the numerator's, so that equal values come out scaled.
+bool two_sums(const Variant& v) { return among(v, {"balancekv", "balancekv_stream"}); }
+// Sets depend on the size of the values: c0 and buckets are not scaled.
+bool sees_size_of_values(const Variant& v) { return among(v, {"balancekv", "balancekv_stream"}); }
+// A token joins, and only then is the cache reduced and attended to: C_t is S_t, which no budget makes exact.
+bool reduces_first(const Variant& v) { return among(v, {"balancekv_stream"}); }
+// A parameter follows from the number of tokens (delta, the levels).
+bool sees_length(const Variant& v) { return among(v, {"self_balancing_walk", "balancekv_stream"}); }
 
 std::vector<int32_t> all_tokens(int32_t last) {
   std::vector<int32_t> tokens(size_t(last) + 1);
@@ -55,6 +79,7 @@ template <class Real>
 void check_exact_when_everything_fits(double tolerance, const StreamShape& s) {
   for (const Variant& v : variants())
     for (const Look look : kLooks) {
+      if (reduces_first(v)) continue;
       INFO(v.label() << ", look " << int(look));
       const auto stream = make_stream<Real>(s, 3, look);
       const CellResult r = replay(stream, {cell_of(v, s.tokens + 5, s)}).only();
@@ -82,7 +107,7 @@ TEST_CASE("a method never holds more than its budget, nor attends to more than o
           "[properties]") {
   const StreamShape s;
   for (const Variant& v : variants()) {
-    if (!v.entry().info.takes_budget || v.entry().info.reads_full_cache) continue;
+    if (!v.entry().info.takes_budget || v.entry().info.reads_full_cache || size_is_an_output(v)) continue;
     for (const int32_t budget : {9, 24, kBudget, s.prompt - 1, s.prompt}) {
       INFO(v.label() << " B=" << budget);
       const auto stream = make_stream<double>(s);
@@ -127,8 +152,12 @@ TEST_CASE("outputs are attention over the kept rows with their weights, and noth
     REQUIRE(r.ok);
     for (size_t row = 0; row < r.rows.size(); ++row) {
       const int32_t t = r.rows[row];
-      const auto tokens = attended_set(r, s.prompt, t);
-      std::vector<double> num(r.num.begin(), r.num.end()), den(r.den.begin(), r.den.end());
+      const size_t list = size_t(t - s.prompt + 1);
+      const bool reduced = reduces_first(v);
+      const auto tokens = reduced ? kept_list(r, list) : attended_set(r, s.prompt, t);
+      const auto first = reduced ? r.kept.off[list] : 0;
+      std::vector<double> num(r.num.begin() + std::min(first, int64_t(r.num.size())), r.num.end());
+      std::vector<double> den(r.den.begin() + std::min(first, int64_t(r.den.size())), r.den.end());
       if (!num.empty()) num.resize(tokens.size(), 1.0), den.resize(tokens.size(), 1.0);
       for (int32_t h = 0; h < s.heads; ++h)
         CHECK(relative_difference(output(r, h, row), naive_attention(stream, h, t, tokens, num, den)) <
@@ -157,6 +186,7 @@ TEST_CASE("values that are all equal come out without error", "[properties]") {
   const StreamShape s;
   for (const Variant& v : variants()) {
     INFO(v.label());
+    if (two_sums(v)) continue;
     auto stream = make_stream<double>(s, 8, Look::clustered);
     for (size_t i = 0; i < stream.values.size(); ++i) stream.values[i] = double(i % size_t(s.v_dim)) + 1;
     const CellResult r = replay(stream, {cell_of(v, kBudget, s)}).only();
@@ -198,6 +228,7 @@ TEST_CASE("a row does not depend on tokens that come after it", "[properties]") 
   const StreamShape s{.tokens = 90}, shorter{.tokens = 75};
   for (const Variant& v : variants()) {
     INFO(v.label());
+    if (sees_length(v)) continue;
     const auto stream = make_stream<double>(s, 11, Look::clustered);
     auto cut = make_stream<double>(s, 11, Look::clustered);
     cut.tokens = shorter.tokens;
@@ -214,6 +245,7 @@ TEST_CASE("scaling the values scales the outputs and leaves the sets", "[propert
   const StreamShape s;
   for (const Variant& v : variants()) {
     INFO(v.label());
+    if (sees_size_of_values(v)) continue;
     const auto stream = make_stream<double>(s, 12);
     auto scaled = make_stream<double>(s, 12);
     for (double& x : scaled.values) x *= 4;
@@ -352,8 +384,8 @@ TEST_CASE("in a layer with a sliding window methods choose among what a query ca
       CHECK(r.measures.full_bytes == 16 * 8 * (s.dim + s.v_dim) / 2);
       if (v.entry().info.reads_full_cache || !v.entry().info.takes_budget) continue;
       // Protected sinks that left the window are not replaced.
-      CHECK(int32_t(kept_list(r, 0).size()) <= std::min(budget, 16));
-      CHECK(int32_t(kept_list(r, 0).size()) >= std::min(budget, 16) - 4);
+      if (!size_is_an_output(v)) CHECK(int32_t(kept_list(r, 0).size()) <= std::min(budget, 16));
+      if (!falls_short(v)) CHECK(int32_t(kept_list(r, 0).size()) >= std::min(budget, 16) - 4);
       CHECK(kept_list(r, 0).front() >= s.prompt - 16);
       if (budget >= 16) CHECK(*r.measures.rel_err_out_max < kDouble);
     }

@@ -2,6 +2,7 @@
 
 import math
 
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -64,3 +65,12 @@ def test_the_mean_error_over_seeds_is_the_references(tmp_path, method, params):
     half = Z * math.sqrt((ours.var(ddof=1) + theirs.var(ddof=1)) / SEEDS)
     assert abs(ours.mean() - theirs.mean()) <= half
     assert half < 0.25 * theirs.mean()  # the comparison says something
+
+
+def test_balancekv_stream_refuses_soft_capped_layers(tmp_path):
+    write_trace(tmp_path / "t.h5", SHAPES["short"])
+    with h5py.File(tmp_path / "t.h5", "r+") as f:
+        f["prompts/a/layers/000"].attrs["softcap"] = 30.0
+    done = kvreplay("run", tmp_path / "t.h5", "--method", "balancekv_stream", "-o", tmp_path / "out")
+    assert done.returncode == 2
+    assert "soft cap" in done.stderr

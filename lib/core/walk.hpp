@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-#include "core/team.hpp"
+#include "core/cache.hpp"
 
 // Walks that choose signs so that a signed sum of vectors stays small. Vectors may be given (W is held) or
 // known through their kernel K(i, j) = <u_i, u_j> alone (W is the sum over the earlier signs).
@@ -112,6 +112,25 @@ struct SoftmaxKernel {
   double scale, most_key2, value2;  // max ||k||^2 of the vectors at hand, r_value^2
   KVR_FN double operator()(double keys, double values) const {
     return value2 == 0 ? 0 : std::exp(scale * (keys - most_key2)) * values / value2;
+  }
+};
+
+// Inner products of the rows from `first` on, and SoftmaxBalance's kernel with the largest norms of n of
+// them.
+template <Cache C>
+struct RowProducts {
+  const C& cache;
+  int32_t first;
+  KVR_FN double keys(int32_t i, int32_t j) const {
+    return wide_dot(cache.key(first + i), cache.key(first + j));
+  }
+  KVR_FN double values(int32_t i, int32_t j) const {
+    return wide_dot(cache.value(first + i), cache.value(first + j));
+  }
+  template <Team T>
+  KVR_FN SoftmaxKernel softmax_kernel(const T& team, int32_t n, double scale) const {
+    return {scale, team.largest(n, [&](int32_t i) { return keys(i, i); }).score,
+            team.largest(n, [&](int32_t i) { return values(i, i); }).score};
   }
 };
 

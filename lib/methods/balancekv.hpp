@@ -50,7 +50,7 @@ struct BalanceKv : Thinning<> {
   static void declare(auto& d) {
     d.choice("preset", &BalanceKv::preset, {"single_layer", "longbench"},
              "longbench: sinks 32, recent 32, rounds 2, block 128, tau 1");
-    d.integer("rounds", &BalanceKv::rounds, {0, 8}, "how often the middle is halved",
+    d.integer("rounds", &BalanceKv::rounds, {1, 8}, "how often the middle is halved",
               "smallest that fits the budget");
     d.integer("block", &BalanceKv::block, {2, kManyTokens}, "tokens that are balanced together", "256");
     d.real("gamma", &BalanceKv::gamma, {0, 1e300}, "pull of the walk; 0 is a fair coin");
@@ -155,23 +155,15 @@ struct BalanceKv : Thinning<> {
   }
   KVR_FN void halve_block(const Team auto& team, auto& cache, Middle part, int32_t position) {
     const auto sign = [&](int32_t i) -> double& { return cache.score(part.first + i); };
-    const auto keys = [&](int32_t i, int32_t j) {
-      return wide_dot(cache.key(part.first + i), cache.key(part.first + j));
-    };
-    const auto values = [&](int32_t i, int32_t j) {
-      return wide_dot(cache.value(part.first + i), cache.value(part.first + j));
-    };
-    const SoftmaxKernel kernel{scale * temp,
-                               team.largest(part.count, [&](int32_t i) { return keys(i, i); }).score,
-                               team.largest(part.count, [&](int32_t i) { return values(i, i); }).score};
+    const RowProducts products{cache, part.first};
+    const SoftmaxKernel expv = products.softmax_kernel(team, part.count, scale * temp);
+    const auto K = [&](int32_t i, int32_t j) { return expv(products.keys(i, j), products.values(i, j)); };
     const SelfBalancing rule{c, OnFail::clamp};
     const auto decide = [&](int32_t i, double y) {
       if (c == 0) return y <= 0 ? 1.0 : -1.0;
       return rule.sign(y, uniform(position + i));
     };
-    kernel_walk(
-        team, part.count, [&](int32_t i, int32_t j) { return kernel(keys(i, j), values(i, j)); }, decide,
-        sign);
+    kernel_walk(team, part.count, K, decide, sign);
     const double small = smaller_class(team, part.count, sign);
     const auto choose = [&](int32_t i, bool stays) { cache.mark(part.first + i) = stays ? 2 : 0; };
     choose_top(

@@ -1,8 +1,8 @@
 #pragma once
 #include <algorithm>
 
+#include "core/merge_and_reduce.hpp"
 #include "core/policy.hpp"
-#include "core/walk.hpp"
 
 namespace kvreplay {
 
@@ -46,7 +46,8 @@ struct BalanceKvStream {
   int32_t tokens = 0, dim = 0, v_dim = 0;
   double scale = 1;
   double radius = 0, most_value = 0;  // max ||k||, ||q|| and max ||v|| so far
-  std::span<double> state;  // counters [kSlots], centre of the keys [dim], rows [t] and signs [t] of a walk
+  MergeAndReduce structures;
+  std::span<double> state;  // centre of the keys [dim], then of the structures
   Draws draws;
 
   static void declare(auto& d) {
@@ -65,10 +66,11 @@ struct BalanceKvStream {
     tokens = scene.tokens, dim = scene.shape.dim, v_dim = scene.shape.v_dim, scale = scene.scale;
     if (levels == kDerived) levels = std::max(0, int32_t(std::ceil(std::log2(double(tokens) / batch))));
     if (c == kUnset) c = walk_constant(tokens, delta);
+    structures.batch = batch, structures.levels = levels;
   }
   static bool random(const BalanceKvStream&) { return true; }
   Layout layout(const Scene& s) const {
-    return {.state_doubles = kSlots + s.shape.dim + 2 * int64_t(std::min(batch, tokens)),
+    return {.state_doubles = s.shape.dim + MergeAndReduce::doubles(std::min(batch, tokens)),
             .scores = true,
             .weights = true,
             .split = true};
@@ -76,7 +78,8 @@ struct BalanceKvStream {
   // r is also the queries'.
   PromptNeeds needs(const Scene&) const { return {.queries = r == kUnset}; }
   void charge(Charge& charged, const auto& cache) const {
-    const auto used = std::count_if(state.begin(), state.begin() + kSlots, [](double j) { return j > 0; });
+    const auto first = state.begin() + dim, last = first + MergeAndReduce::kSlots;
+    const auto used = std::count_if(first, last, [](double fed) { return fed > 0; });
     charged.weight_floats = used * (levels + 1);
     for (int32_t i = 0; i < cache.size(); ++i)  // a row of both structures is stored in both
       if (cache.num(i) != 0 && cache.den(i) != 0) charged.key_floats += dim;
@@ -96,9 +99,11 @@ struct BalanceKvStream {
            ": |y| > c; give a larger c, or on_fail clamp or coin";
   }
 
-  // The prompt, token by token. Rows that are not fed yet have no weight.
+  // The prompt, token by token; rows that are not fed yet have no weight. With `replay.prompt: stream` there
+  // is no prompt to look at first: no centre, and r grows from the first key on.
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+    structures.state = state.subspan(size_t(dim));
     if (centre_keys)
       team.each(dim, [&](int32_t x) {
         double sum = 0;
@@ -110,117 +115,78 @@ struct BalanceKvStream {
       const auto norm2 = [&](int32_t i) { return wide_dot(prompt.query(h, i), prompt.query(h, i)); };
       grow(radius, std::sqrt(team.largest(prompt.size(), norm2).score));
     }
-    for (int32_t i = 0; i < cache.size(); ++i) grow(radius, key_norm(cache, i));
+    for (int32_t i = 0; i < cache.size(); ++i) grow(radius, std::sqrt(key_product(cache, i, i)));
     for (int32_t i = 0; i < cache.size(); ++i) cache.weigh(team, i, 0, 0);
     for (int32_t i = 0; i < cache.size(); ++i) feed(team, cache, i);
-    cache.retain(team, [&](int32_t i) { return held(cache, i); });
+    cache.retain(team, [&](int32_t i) { return structures.held(cache, i); });
   }
   template <class Real>
   KVR_FN void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
+    structures.state = state.subspan(size_t(dim));
     cache.push(team, token);
     const int32_t row = cache.size() - 1;
-    grow(radius, key_norm(cache, row));
+    grow(radius, std::sqrt(key_product(cache, row, row)));
     feed(team, cache, row);
-    if (team.count(cache.size(), [&](int32_t i) { return !held(cache, i); }) > 0)
-      cache.retain(team, [&](int32_t i) { return held(cache, i); });
+    if (team.count(cache.size(), [&](int32_t i) { return !structures.held(cache, i); }) > 0)
+      cache.retain(team, [&](int32_t i) { return structures.held(cache, i); });
   }
 
  private:
-  static constexpr int32_t kDenominator = 0, kBucketZero = 2048, kSlots = 4096;  // slot of bucket i: i + 2048
+  static constexpr int32_t kBucketZero = 2048;  // slot of bucket i: i + 2048
 
-  KVR_FN double& counter(int32_t slot) { return state[size_t(slot)]; }
-  KVR_FN std::span<double> centre() const { return state.subspan(kSlots, size_t(dim)); }
-  KVR_FN double& walk_row(int32_t i) { return state[size_t(kSlots + dim + i)]; }
-  KVR_FN double& sign(int32_t i) { return walk_row((int32_t(state.size()) - kSlots - dim) / 2 + i); }
+  KVR_FN std::span<double> centre() const { return state.first(size_t(dim)); }
   KVR_FN double bound() const { return r != kUnset ? r : radius; }
   KVR_FN static void grow(double& most, double x) { most = x > most ? x : most; }
-  KVR_FN static bool held(const auto& cache, int32_t row) {
-    return cache.num(row) != 0 || cache.den(row) != 0;
-  }
-  KVR_FN double key_norm(const auto& cache, int32_t row) const {
-    return std::sqrt(centred_dot(cache.key(row), cache.key(row), std::span<const double>(centre())));
+  KVR_FN double key_product(const auto& cache, int32_t a, int32_t b) const {
+    return centred_dot(cache.key(a), cache.key(b), std::span<const double>(centre()));
   }
   KVR_FN static int32_t slot_of(double norm) {
     int exponent = 0;
     const double mantissa = std::frexp(norm, &exponent);
     return kBucketZero + (mantissa == 0.5 ? exponent - 1 : exponent);
   }
-  // Weight of a row in the structure of a slot, 0 if it is not in it. The score of a row is the slot of its
-  // bucket.
-  KVR_FN static double weight(const auto& cache, int32_t row, int32_t slot) {
-    if (slot == kDenominator) return double(cache.den(row));
-    return cache.score(row) == slot ? double(cache.num(row)) : 0;
-  }
-  KVR_FN static void set_weight(const Team auto& team, auto& cache, int32_t row, int32_t slot, double w) {
-    if (slot == kDenominator) cache.weigh(team, row, double(cache.num(row)), w);
-    else cache.weigh(team, row, w, double(cache.den(row)));
-  }
 
   KVR_FN void feed(const Team auto& team, auto& cache, int32_t row) {
     const double norm = std::sqrt(wide_dot(cache.value(row), cache.value(row)));
-    const int32_t slot = norm > 0 ? slot_of(norm) : kDenominator;
+    const int32_t slot = norm > 0 ? slot_of(norm) : MergeAndReduce::kDenominator;
     team.sync();
     if (team.rank() == 0) cache.score(row) = slot;
     cache.weigh(team, row, norm > 0 ? 1 : 0, 1);
-    merge_and_reduce(team, cache, kDenominator);
-    if (norm > 0) merge_and_reduce(team, cache, slot);
+    merge(team, cache, MergeAndReduce::kDenominator);
+    if (norm > 0) merge(team, cache, slot);
     grow(most_value, norm);
     if (bucket_erase && most_value > 0) erase(team, cache);
   }
-  KVR_FN void merge_and_reduce(const Team auto& team, auto& cache, int32_t slot) {
-    const int64_t j = int64_t(counter(slot)) + 1;
-    team.sync();
-    if (team.rank() == 0) counter(slot) = double(j);
-    team.sync();
-    if (j % batch != 0 || cache.failure() != 0) return;
-    int64_t p = j / batch;
-    for (int32_t level = 0; level < levels; ++level, p /= 2) {
-      balance(team, cache, slot, level);
-      if (p % 2 != 0) break;
-    }
+  KVR_FN void merge(const Team auto& team, auto& cache, int32_t slot) {
+    structures.append(team, cache, slot,
+                      [&](int32_t n, int32_t level) { return balance(team, cache, slot, n, level); });
   }
-  // SoftmaxBalance of one level; the smaller class moves up, the other leaves.
-  KVR_FN void balance(const Team auto& team, auto& cache, int32_t slot, int32_t level) {
-    const double w = std::ldexp(1.0, level);
-    const auto here = [&](int32_t i) { return weight(cache, i, slot) == w; };
-    const int32_t n = team.count(cache.size(), here);
-    if (team.rank() == 0)
-      for (int32_t i = 0, at = 0; i < cache.size(); ++i)
-        if (here(i)) walk_row(at++) = i;
-    team.sync();
-    const auto row = [&](int32_t i) { return int32_t(walk_row(i)); };
-    const auto keys = [&](int32_t i, int32_t j) {
-      return centred_dot(cache.key(row(i)), cache.key(row(j)), std::span<const double>(centre()));
+  // SoftmaxBalance of n rows; false if it fails.
+  KVR_FN bool balance(const Team auto& team, auto& cache, int32_t slot, int32_t n, int32_t level) {
+    const bool ones = slot == MergeAndReduce::kDenominator;
+    const auto row = [&](int32_t i) { return structures.row(i); };
+    const auto key2 = [&](int32_t i) { return key_product(cache, row(i), row(i)); };
+    const SoftmaxKernel expv{scale, team.largest(n, key2).score,
+                             ones ? 1 : std::ldexp(1.0, 2 * (slot - kBucketZero))};
+    const auto K = [&](int32_t i, int32_t j) {
+      const double values = ones ? 1 : wide_dot(cache.value(row(i)), cache.value(row(j)));
+      return expv(key_product(cache, row(i), row(j)), values);
     };
-    const auto values = [&](int32_t i, int32_t j) {
-      return slot == kDenominator ? 1.0 : wide_dot(cache.value(row(i)), cache.value(row(j)));
-    };
-    const SoftmaxKernel expv{scale, team.largest(n, [&](int32_t i) { return keys(i, i); }).score,
-                             slot == kDenominator ? 1 : std::ldexp(1.0, 2 * (slot - kBucketZero))};
     const SelfBalancing rule{c, on_fail};
     const auto decide = [&](int32_t i, double y) {
       return rule.sign(y, draws.uniform(Structure::sign_walk, cache.token(row(i)), slot, level));
     };
-    const int32_t failed = kernel_walk(
-        team, n, [&](int32_t i, int32_t j) { return expv(keys(i, j), values(i, j)); }, decide,
-        [&](int32_t i) -> double& { return sign(i); });
-    if (failed >= 0) return cache.fail(team, 1, cache.token(row(failed)));
-    const double small = smaller_class(team, n, [&](int32_t i) { return sign(i); });
-    for (int32_t i = 0; i < n; ++i) set_weight(team, cache, row(i), slot, sign(i) == small ? 2 * w : 0);
+    const int32_t failed =
+        kernel_walk(team, n, K, decide, [&](int32_t i) -> double& { return structures.sign(i); });
+    if (failed >= 0) cache.fail(team, 1, cache.token(row(failed)));
+    return failed < 0;
   }
   // Step 3 in logarithms: i ln 2 <= ln(epsilon/(2n)) - r^2/sqrt(d) + ln max ||v||.
   KVR_FN void erase(const Team auto& team, auto& cache) {
-    const double floor = std::log(epsilon / (2.0 * tokens)) - bound() * bound() / std::sqrt(double(dim)) +
-                         std::log(most_value);
-    const auto negligible = [&](int32_t slot) { return (slot - kBucketZero) * std::log(2.0) <= floor; };
-    if (!negligible(kBucketZero - 1074)) return;  // no double is that small
-    for (int32_t i = 0; i < cache.size(); ++i)
-      if (cache.num(i) != 0 && negligible(int32_t(cache.score(i))))
-        cache.weigh(team, i, 0, double(cache.den(i)));
-    team.each(kSlots, [&](int32_t slot) {
-      if (slot != kDenominator && negligible(slot)) counter(slot) = 0;
-    });
-    team.sync();
+    const double r2 = bound() * bound() / std::sqrt(double(dim));
+    const double most = (std::log(epsilon / (2.0 * tokens)) - r2 + std::log(most_value)) / std::log(2.0);
+    for (int32_t i = -1074; i <= most; ++i)
+      structures.erase(team, cache, kBucketZero + i);  // from the smallest double
   }
 };
 

@@ -93,17 +93,12 @@ struct SelfBalancingWalk : Thinning<> {
  private:
   // False: the method has failed.
   KVR_FN bool walk(const Team auto& team, auto& cache, Middle m, int32_t round, auto sign) {
-    const auto keys = [&](int32_t i, int32_t j) {
-      return wide_dot(cache.key(m.first + i), cache.key(m.first + j));
-    };
-    const auto values = [&](int32_t i, int32_t j) {
-      return wide_dot(cache.value(m.first + i), cache.value(m.first + j));
-    };
-    const SoftmaxKernel expv{scale, team.largest(m.count, [&](int32_t i) { return keys(i, i); }).score,
-                             team.largest(m.count, [&](int32_t i) { return values(i, i); }).score};
+    const RowProducts products{cache, m.first};
+    const SoftmaxKernel expv = products.softmax_kernel(team, m.count, scale);
     const auto K = [&](int32_t i, int32_t j) {
-      if (kernel == Kernel::k) return keys(i, j);
-      return kernel == Kernel::kv ? keys(i, j) * values(i, j) : expv(keys(i, j), values(i, j));
+      if (kernel == Kernel::k) return products.keys(i, j);
+      const double keys = products.keys(i, j), values = products.values(i, j);
+      return kernel == Kernel::kv ? keys * values : expv(keys, values);
     };
     const Scored longest = team.largest(m.count, [&](int32_t i) { return K(i, i); });
     if (r != kUnset && r * r < longest.score * (1 - 1e-12)) {

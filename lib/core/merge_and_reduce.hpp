@@ -1,0 +1,76 @@
+#pragma once
+#include <cmath>
+
+#include "core/walk.hpp"
+
+namespace kvreplay {
+
+// MergeAndReduce (BalanceKV, Algorithm 3), several structures over the rows of one cache: the denominator and
+// one for each bucket of values. A row counts with `den` in the denominator and with `num` in the bucket that
+// its score names; its weight 2^l there says that it stands in C^l, and 0 that it has left.
+struct MergeAndReduce {
+  static constexpr int32_t kDenominator = 0, kSlots = 4096;
+  int32_t batch = 256, levels = 0;  // t, T
+  std::span<double> state;  // tokens that each slot was fed [kSlots]; rows [t] and signs [t] of a level
+
+  static int64_t doubles(int32_t most) { return kSlots + 2 * int64_t(most); }
+  KVR_FN double& fed(int32_t slot) const { return state[size_t(slot)]; }
+  KVR_FN double& place(int32_t i) const { return state[size_t(kSlots + i)]; }
+  KVR_FN int32_t row(int32_t i) const { return int32_t(place(i)); }
+  KVR_FN double& sign(int32_t i) const { return place(int32_t(state.size() - kSlots) / 2 + i); }
+
+  KVR_FN static bool held(const auto& cache, int32_t row) {
+    return cache.num(row) != 0 || cache.den(row) != 0;
+  }
+  KVR_FN static double weight(const auto& cache, int32_t row, int32_t slot) {
+    if (slot == kDenominator) return double(cache.den(row));
+    return cache.score(row) == slot ? double(cache.num(row)) : 0;
+  }
+  KVR_FN static void weigh(const Team auto& team, auto& cache, int32_t row, int32_t slot, double w) {
+    if (slot == kDenominator) cache.weigh(team, row, double(cache.num(row)), w);
+    else cache.weigh(team, row, w, double(cache.den(row)));
+  }
+
+  // A token has joined C^0. If t divides the counter j: p = j/t, l = 0; while p is an integer and l < T:
+  // C^(l+1) gains what `balance` leaves of C^l, C^l is emptied, l += 1, p /= 2. balance(n, level) sets
+  // sign(i) of row(i), i < n; where it returns false the method has failed.
+  template <Team T, class C, class B>
+  KVR_FN void append(const T& team, C& cache, int32_t slot, B balance) const {
+    const int64_t j = int64_t(fed(slot)) + 1;
+    team.sync();
+    if (team.rank() == 0) fed(slot) = double(j);
+    team.sync();
+    if (j % batch != 0 || cache.failure() != 0) return;
+    int64_t p = j / batch;
+    for (int32_t level = 0; level < levels; ++level, p /= 2) {
+      reduce(team, cache, slot, level, balance);
+      if (p % 2 != 0) break;
+    }
+  }
+  // Erases a structure.
+  KVR_FN void erase(const Team auto& team, auto& cache, int32_t slot) const {
+    if (fed(slot) == 0) return;
+    for (int32_t i = 0; i < cache.size(); ++i)
+      if (weight(cache, i, slot) != 0) weigh(team, cache, i, slot, 0);
+    if (team.rank() == 0) fed(slot) = 0;
+    team.sync();
+  }
+
+ private:
+  // The smaller class moves up, the other leaves.
+  template <Team T, class C, class B>
+  KVR_FN void reduce(const T& team, C& cache, int32_t slot, int32_t level, B balance) const {
+    const double w = std::ldexp(1.0, level);
+    const auto here = [&](int32_t i) { return weight(cache, i, slot) == w; };
+    const int32_t n = team.count(cache.size(), here);
+    if (team.rank() == 0)
+      for (int32_t i = 0, at = 0; i < cache.size(); ++i)
+        if (here(i)) place(at++) = i;
+    team.sync();
+    if (!balance(n, level)) return;
+    const double small = smaller_class(team, n, [&](int32_t i) { return sign(i); });
+    for (int32_t i = 0; i < n; ++i) weigh(team, cache, row(i), slot, sign(i) == small ? 2 * w : 0);
+  }
+};
+
+}  // namespace kvreplay

@@ -82,6 +82,7 @@ struct H2o : H2oVariants {
     const auto see = [&](int32_t i, bool yes) {
       for (int32_t h = 0; h < x.heads; ++h) chosen[int64_t(h) * x.rows + i] = yes ? kRead : kUnread;
     };
+    if (all_fit()) return team.each(x.rows, [&](int32_t i) { see(i, true); });
     if (is(Variant::hf_mask)) return h2o_mask::see_heavy(team, cache, heavy, recent, see);
     if (is(Variant::local_mask))
       h2o_mask::keep_local(
@@ -100,6 +101,7 @@ struct H2o : H2oVariants {
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const int32_t n = cache.size();
+    if (all_fit()) return;
     if (is(Variant::oracle_global) && !ranked) cache.fail(team, 1, 0);
     if (is(Variant::hf_mask)) return h2o_mask::forget_hidden(team, cache, heavy, recent);
     if (chooses()) return;

@@ -12,7 +12,7 @@ struct H2oVariants : Selecting<0, kDerived> {
   enum class Norm { sum, mean };
   Variant variant = Variant::real_drop;
   double recent_frac = 0.5;
-  int32_t prompt = 0;
+  int32_t prompt = 0, tokens = 0;
   int32_t heavy = kDerived, score_rows = kAllRows;
   Norm score_norm = Norm::sum;
 
@@ -29,7 +29,7 @@ struct H2oVariants : Selecting<0, kDerived> {
              "mean: divided by the rows that saw the token");
   }
   void resolve(const Scene& scene) {
-    budget = scene.budget, prompt = scene.prompt;
+    budget = scene.budget, prompt = scene.prompt, tokens = scene.tokens;
     if (is(Variant::observed)) score_norm = Norm::mean;
     check_variant(scene.phase);
     if (heavy == kDerived) heavy = recent == kDerived ? default_heavy() : budget - recent;
@@ -42,6 +42,7 @@ struct H2oVariants : Selecting<0, kDerived> {
   KVR_FN bool chooses() const {
     return is(Variant::hf_mask) || is(Variant::local_mask) || is(Variant::oracle_global);
   }
+  KVR_FN bool all_fit() const { return budget >= tokens; }  // nothing is evicted or hidden (convention C10)
   KVR_FN bool is(Variant v) const { return variant == v; }
   bool cuts_once() const { return is(Variant::observed) || is(Variant::kvfactory); }
 

@@ -75,7 +75,7 @@ struct H2o : H2oVariants {
     if (score_rows == kDecodeRows) return;
     team.each(cache.size(), [&](int32_t i) {
       const int32_t token = cache.token(i);
-      cache.score(i) = p.column_sum(token) / (score_norm == Norm::mean ? seen_by(token, p.size() - 1) : 1);
+      cache.score(i) = p.column_sum(token) / (means() ? seen_by(token, p.size() - 1) : 1);
     });
   }
   KVR_FN void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
@@ -95,8 +95,8 @@ struct H2o : H2oVariants {
     const int32_t t = cache.token(cache.size() - 1);
     team.each(cache.size(), [&](int32_t i) {
       double& a = cache.score(i);
-      if (score_norm == Norm::sum) a += p[size_t(i)];
-      else a += (p[size_t(i)] - a) / seen_by(cache.token(i), t);  // the mean, with one row more
+      if (means()) a += (p[size_t(i)] - a) / seen_by(cache.token(i), t);  // the mean, with one row more
+      else a += p[size_t(i)];
     });
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {

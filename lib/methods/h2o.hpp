@@ -75,13 +75,14 @@ struct H2o : H2oVariants {
     if (score_rows == kDecodeRows) return;
     team.each(cache.size(), [&](int32_t i) {
       const int32_t token = cache.token(i);
-      cache.score(i) = p.column_sum(token) / (score_norm == Norm::mean ? seen_by(token, p.size() - 1) : 1);
+      cache.score(i) = p.column_sum(token) / (means() ? seen_by(token, p.size() - 1) : 1);
     });
   }
   KVR_FN void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
     const auto see = [&](int32_t i, bool yes) {
       for (int32_t h = 0; h < x.heads; ++h) chosen[int64_t(h) * x.rows + i] = yes ? kRead : kUnread;
     };
+    if (all_fit()) return team.each(x.rows, [&](int32_t i) { see(i, true); });
     if (is(Variant::hf_mask)) return h2o_mask::see_heavy(team, cache, heavy, recent, see);
     if (is(Variant::local_mask))
       h2o_mask::keep_local(
@@ -94,12 +95,13 @@ struct H2o : H2oVariants {
     const int32_t t = cache.token(cache.size() - 1);
     team.each(cache.size(), [&](int32_t i) {
       double& a = cache.score(i);
-      if (score_norm == Norm::sum) a += p[size_t(i)];
-      else a += (p[size_t(i)] - a) / seen_by(cache.token(i), t);  // the mean, with one row more
+      if (means()) a += (p[size_t(i)] - a) / seen_by(cache.token(i), t);  // the mean, with one row more
+      else a += p[size_t(i)];
     });
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const int32_t n = cache.size();
+    if (all_fit()) return;
     if (is(Variant::oracle_global) && !ranked) cache.fail(team, 1, 0);
     if (is(Variant::hf_mask)) return h2o_mask::forget_hidden(team, cache, heavy, recent);
     if (chooses()) return;

@@ -12,7 +12,7 @@ struct H2oVariants : Selecting<0, kDerived> {
   enum class Norm { sum, mean };
   Variant variant = Variant::real_drop;
   double recent_frac = 0.5;
-  int32_t prompt = 0;
+  int32_t prompt = 0, tokens = 0;
   int32_t heavy = kDerived, score_rows = kAllRows;
   Norm score_norm = Norm::sum;
 
@@ -26,11 +26,10 @@ struct H2oVariants : Selecting<0, kDerived> {
     protect<M>(d, "B - heavy");
     d.rows("score_rows", &M::score_rows, "rows of the prompt that vote");
     d.choice("score_norm", static_cast<Norm M::*>(&M::score_norm), {"sum", "mean"},
-             "mean: divided by the rows that saw the token");
+             "mean: divided by the rows that saw the token, as in variant observed");
   }
   void resolve(const Scene& scene) {
-    budget = scene.budget, prompt = scene.prompt;
-    if (is(Variant::observed)) score_norm = Norm::mean;
+    budget = scene.budget, prompt = scene.prompt, tokens = scene.tokens;
     check_variant(scene.phase);
     if (heavy == kDerived) heavy = recent == kDerived ? default_heavy() : budget - recent;
     if (recent == kDerived) recent = is(Variant::flexgen) ? heavy - 1 : budget - heavy;
@@ -42,7 +41,9 @@ struct H2oVariants : Selecting<0, kDerived> {
   KVR_FN bool chooses() const {
     return is(Variant::hf_mask) || is(Variant::local_mask) || is(Variant::oracle_global);
   }
+  KVR_FN bool all_fit() const { return budget >= tokens; }  // nothing is evicted or hidden (convention C10)
   KVR_FN bool is(Variant v) const { return variant == v; }
+  KVR_FN bool means() const { return score_norm == Norm::mean || is(Variant::observed); }
   bool cuts_once() const { return is(Variant::observed) || is(Variant::kvfactory); }
 
  private:

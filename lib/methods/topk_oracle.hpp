@@ -45,7 +45,7 @@ struct TopkOracle {
     if (f == kUnset) f = budget < scene.prompt ? double(budget) / scene.prompt : 1;
     if (!renormalise && variant != Variant::topk_plus_current)
       throw ParameterError("renormalise", "only variant topk_plus_current can do without; leave it out");
-    heavy = variant == Variant::with_h2o ? budget / 2 : 0;
+    if (variant == Variant::with_h2o) heavy = budget < scene.tokens ? budget / 2 : budget;
     most = variant == Variant::topk_plus_current ? int32_t(f * scene.tokens) + 1 : budget + 1;
   }
   int32_t read_bound() const { return most; }

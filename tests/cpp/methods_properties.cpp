@@ -107,6 +107,32 @@ bool plain_eviction(const CellResult& r, const Variant& v) {
   return r.num.empty() && !v.entry().info.reads_full_cache;
 }
 
+// Where a property does not hold for a method, and why. Everything else must have it.
+struct Exception {
+  const char *property, *method, *why;
+};
+constexpr Exception kExceptions[] = {
+    {"everything fits", "topp", "reads a share p, whatever the budget"},
+    {"small budgets", "sparse_fixed", "refuses budgets below about 2 sqrt(n)"},
+    {"fills its budget", "sparse_strided", "a pattern grows into its budget"},
+    {"fills its budget", "sparse_fixed", "a pattern grows into its budget"},
+    {"truncation", "static_oracle", "sees the future"},
+    {"truncation", "sparse_strided", "l follows from n"},
+    {"truncation", "sparse_fixed", "l and c follow from n"},
+    {"sampled queries", "static_oracle", "its future is the rows that are scored"},
+};
+bool excused(const char* property, const Variant& v) {
+  return std::any_of(std::begin(kExceptions), std::end(kExceptions), [&](const Exception& e) {
+    return std::string(e.property) == property && e.method == v.method;
+  });
+}
+// Exactly the variants that must have a property.
+std::vector<Variant> variants_with(const char* property) {
+  std::vector<Variant> all = variants();
+  std::erase_if(all, [&](const Variant& v) { return excused(property, v); });
+  return all;
+}
+
 std::vector<int32_t> all_tokens(int32_t last) {
   std::vector<int32_t> tokens(size_t(last) + 1);
   std::iota(tokens.begin(), tokens.end(), 0);
@@ -153,6 +179,7 @@ TEST_CASE("a method never holds more than its budget, nor attends to more than o
   for (const Variant& v : variants()) {
     if (!v.entry().info.takes_budget || v.entry().info.reads_full_cache) continue;
     for (const int32_t budget : {9, 24, kBudget, s.prompt - 1, s.prompt}) {
+      if (budget == 9 && excused("small budgets", v)) continue;
       INFO(v.label() << " B=" << budget);
       const auto stream = make_stream<double>(s);
       const CellResult r = replay(stream, {cell_of(v, budget, s)}).only();
@@ -366,7 +393,8 @@ TEST_CASE("evict_then_attend attends to no more than the budget", "[properties]"
     first.axes.order = Order::evict_then_attend;
     const CellResult r = replay(make_stream<double>(s, 16), {cell_of(first, kBudget, s)}).only();
     REQUIRE(r.ok);
-    CHECK(r.measures.peak_attended_tokens == kBudget);
+    CHECK(r.measures.peak_attended_tokens <= kBudget);
+    if (!excused("fills its budget", v)) CHECK(r.measures.peak_attended_tokens == kBudget);
   }
 }
 
@@ -413,6 +441,7 @@ TEST_CASE("in a layer with a sliding window methods choose among what a query ca
   const StreamShape s{.tokens = 120, .prompt = 80};
   for (const Variant& v : variants())
     for (const int32_t budget : {10, 24}) {
+      if (budget == 10 && excused("small budgets", v)) continue;
       INFO(v.label() << " B=" << budget);
       auto stream = make_stream<double>(s, 21);
       stream.window = 16;
@@ -423,15 +452,16 @@ TEST_CASE("in a layer with a sliding window methods choose among what a query ca
       if (v.entry().info.reads_full_cache || !v.entry().info.takes_budget) continue;
       // Protected sinks that left the window are not replaced.
       CHECK(int32_t(kept_list(r, 0).size()) <= std::min(budget, 16));
-      CHECK(int32_t(kept_list(r, 0).size()) >= std::min(budget, 16) - 4);
       CHECK(kept_list(r, 0).front() >= s.prompt - 16);
+      if (excused("fills its budget", v)) continue;
+      CHECK(int32_t(kept_list(r, 0).size()) >= std::min(budget, 16) - 4);
       if (budget >= 16) CHECK(*r.measures.rel_err_out_max < kDouble);
     }
 }
 
 TEST_CASE("sampled queries are rows of the full evaluation", "[properties]") {
   const StreamShape s;
-  for (const Variant& v : variants()) {
+  for (const Variant& v : variants_with("sampled queries")) {
     INFO(v.label());
     const auto stream = make_stream<double>(s, 18);
     RunOptions last, stride;

@@ -4,14 +4,16 @@
 
 namespace kvreplay {
 
-// BUZZ, Zhao et al. 2024, algorithms 1 and 2, appendix: sinks, a recent window, and between them a beehive of which
-// every cell keeps its heaviest token.
-//  1. A as in H2O: prompt rows plus decode rows, group sum. The middle is C_t without the first k and last w tokens.
+// BUZZ, Zhao et al. 2024, algorithms 1 and 2, appendix: sinks, a recent window, and between them a beehive of
+// which every cell keeps its heaviest token.
+//  1. A as in H2O: prompt rows plus decode rows, group sum. The middle is C_t without the first k and last w
+//  tokens.
 //  2. Fire when the middle exceeds T (`reference`) or reaches it (`paper`).
 //  3. Old tokens, those that a pass has kept before: every shat-th stays, shat = floor((s+1)/2).
 //  4. New tokens, cut into segments of s: the largest A of each stays (ties: lowest index).
 //  5. What stayed is old from now on. One pass a step.
-//  6. Prompt: one pass (`single`), until it fits (`until_fit`), or one after every T tokens (`chunked`), whose rows
+//  6. Prompt: one pass (`single`), until it fits (`until_fit`), or one after every T tokens (`chunked`),
+//  whose rows
 //     vote with their exact probabilities before it.
 // `no_max` keeps the first of each segment instead; `swap` thins old tokens by s and cuts new ones into shat.
 struct Buzz {
@@ -21,8 +23,10 @@ struct Buzz {
       .source = "BUZZ, Zhao et al. 2024, algorithms 1 and 2 (the released code)",
       .tier = 1,
       .memory = "up to k + w + T tokens, one score each; more after a single pass over a long prompt",
-      .deviation = "positions stay as recorded; the release re-assigns them (positions: cache). Scores of grouped query "
-                   "heads are summed; the release mis-groups them.",
+      .deviation =
+          "positions stay as recorded; the release re-assigns them (positions: cache). Scores of grouped "
+          "query "
+          "heads are summed; the release mis-groups them.",
   };
   enum class Variant { reference, paper };
   enum class Mode { local_max, no_max, swap };
@@ -42,10 +46,12 @@ struct Buzz {
 
   static void declare(auto& d) {
     d.integer("sinks", &Buzz::sinks, {0, kManyTokens}, "first tokens that always stay");
-    d.integer("stride", &Buzz::stride, {3, 1 << 15}, "length of a segment; below 3 old tokens would never become fewer");
-    d.integer("window", &Buzz::window, {1, kManyTokens}, "recent window, tokens", "floor((B - sinks)/(1 + rho))");
-    d.integer("threshold", &Buzz::threshold, {1, kManyTokens}, "tokens between sinks and window that start a pass",
-              "B - sinks - window");
+    d.integer("stride", &Buzz::stride, {3, 1 << 15},
+              "length of a segment; below 3 old tokens would never become fewer");
+    d.integer("window", &Buzz::window, {1, kManyTokens}, "recent window, tokens",
+              "floor((B - sinks)/(1 + rho))");
+    d.integer("threshold", &Buzz::threshold, {1, kManyTokens},
+              "tokens between sinks and window that start a pass", "B - sinks - window");
     d.choice("variant", &Buzz::variant, {"reference", "paper"}, "fire above the threshold, or at it");
     d.choice("mode", &Buzz::mode, {"local_max", "no_max", "swap"}, "what of the new and old tokens stays");
     d.choice("prefill_passes", &Buzz::passes, {"single", "until_fit", "chunked"}, "passes over the prompt",
@@ -54,9 +60,10 @@ struct Buzz {
   }
   void resolve(const Scene& scene) {
     if (stride < 3)
-      throw ParameterError("stride", "stride " + std::to_string(stride) +
-                                         " keeps every old token in each pass, so the cache would grow without "
-                                         "bound; it must be at least 3");
+      throw ParameterError("stride",
+                           "stride " + std::to_string(stride) +
+                               " keeps every old token in each pass, so the cache would grow without "
+                               "bound; it must be at least 3");
     resolve_sizes(scene.budget);
     if (passes == Passes::by_variant) passes = variant == Variant::paper ? Passes::until_fit : Passes::single;
     prompt = scene.prompt, heads = scene.shape.heads, how = scene.aggregate;
@@ -64,10 +71,12 @@ struct Buzz {
     old_step = mode == Mode::swap ? stride : half;
     new_step = mode == Mode::swap ? half : stride;
   }
-  // A middle of two tokens may stand above a threshold of one; one pass over a long prompt leaves what it leaves.
+  // A middle of two tokens may stand above a threshold of one; one pass over a long prompt leaves what it
+  // leaves.
   int64_t bound(const Scene& scene) const {
     const int64_t ends = sinks + window, middle = scene.prompt - ends;
-    const int64_t once = passes == Passes::single && middle > threshold ? (middle + new_step - 1) / new_step : 0;
+    const int64_t once =
+        passes == Passes::single && middle > threshold ? (middle + new_step - 1) / new_step : 0;
     return ends + std::max<int64_t>({threshold, 2, once});
   }
   Layout layout(const Scene& s) const {
@@ -104,7 +113,8 @@ struct Buzz {
     const bool of_prompt = prompt_ends;
     prompt_ends = false;
     if (of_prompt && passes == Passes::chunked) return keep_listed(team, cache);
-    while (thin(team, cache) && of_prompt && passes == Passes::until_fit) {}
+    while (thin(team, cache) && of_prompt && passes == Passes::until_fit) {
+    }
   }
 
  private:
@@ -115,11 +125,12 @@ struct Buzz {
     if (window == kDerived) window = int32_t(threshold == kDerived ? derived : room - threshold);
     if (threshold == kDerived) threshold = int32_t(room - window);
     if (window >= 1 && threshold >= 1 && int64_t(window) + threshold == room) return;
-    throw ParameterError("window", "sinks " + std::to_string(sinks) + ", window " + std::to_string(window) +
-                                       " and threshold " + std::to_string(threshold) +
-                                       " must be a budget of " + std::to_string(budget) +
-                                       " with at least one token each for window and threshold; leave both out, or "
-                                       "make them add up");
+    throw ParameterError("window",
+                         "sinks " + std::to_string(sinks) + ", window " + std::to_string(window) +
+                             " and threshold " + std::to_string(threshold) + " must be a budget of " +
+                             std::to_string(budget) +
+                             " with at least one token each for window and threshold; leave both out, or "
+                             "make them add up");
   }
   KVR_FN bool observes_prompt() const { return log_n != LogN::off || passes == Passes::chunked; }
 
@@ -132,7 +143,8 @@ struct Buzz {
       stays(i) = i < first || i >= end || (i - first < old && (i - first) % old_step == 0) ? 1 : 0;
     });
     team.each((middle - old + new_step - 1) / new_step, [&](int32_t segment) {
-      const int32_t from = first + old + segment * new_step, to = from + new_step < end ? from + new_step : end;
+      const int32_t from = first + old + segment * new_step,
+                    to = from + new_step < end ? from + new_step : end;
       int32_t best = from;
       for (int32_t i = from + 1; i < to && mode != Mode::no_max; ++i)
         if (score(i) > score(best)) best = i;
@@ -161,11 +173,12 @@ struct Buzz {
     if ((t + 1) % threshold != 0 && t + 1 != prompt) return;
     const auto token = [&](int32_t i) { return int32_t(tokens[i]); };
     const bool fired = pass(
-        team, listed, listed < sinks ? listed : sinks, token, [&](int32_t i) { return state[size_t(token(i))]; },
-        [&](int32_t i) -> double& { return stays[i]; });
+        team, listed, listed < sinks ? listed : sinks, token,
+        [&](int32_t i) { return state[size_t(token(i))]; }, [&](int32_t i) -> double& { return stays[i]; });
     if (fired)
-      listed = team.compact(listed, [&](int32_t i) { return stays[i] != 0; },
-                            [&](int32_t from, int32_t to) { tokens[to] = tokens[from], stays[to] = stays[from]; });
+      listed = team.compact(
+          listed, [&](int32_t i) { return stays[i] != 0; },
+          [&](int32_t from, int32_t to) { tokens[to] = tokens[from], stays[to] = stays[from]; });
   }
   KVR_FN void keep_listed(const Team auto& team, Cache auto& cache) {
     double* stays = scratch();

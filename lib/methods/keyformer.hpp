@@ -6,13 +6,16 @@
 namespace kvreplay {
 
 // Keyformer, Adnan et al. 2024, section 3: accumulated attention whose logits carry Gumbel noise and a
-// temperature that rises while tokens are generated, so that what was dropped does not make the rest overconfident.
+// temperature that rises while tokens are generated, so that what was dropped does not make the rest
+// overconfident.
 //  1. Row t, every live i: g = -ln(-ln U).
-//  2. f[i] += softmax over live i of (l_t(i) + g) / tau_t, summed over the group; tau_t = tau_init in the prompt,
+//  2. f[i] += softmax over live i of (l_t(i) + g) / tau_t, summed over the group; tau_t = tau_init in the
+//  prompt,
 //     tau_init + (t - P)(tau_end - tau_init)/gen_len afterwards.
 //  3. If more than B tokens are held, keep the last `recent` and the top B - recent of f.
 //  4. The attention itself is the ordinary softmax, without noise.
-// Logits are known here by their probabilities, exp(l) up to a factor: (p e^g)^(1/tau), normalised, is the softmax.
+// Logits are known here by their probabilities, exp(l) up to a factor: (p e^g)^(1/tau), normalised, is the
+// softmax.
 struct Keyformer : Selecting<0, kDerived> {
   static constexpr MethodInfo info{
       .name = "keyformer",
@@ -20,7 +23,8 @@ struct Keyformer : Selecting<0, kDerived> {
       .source = "Keyformer, Adnan et al. 2024, section 3",
       .tier = 1,
       .memory = "B tokens, one score each",
-      .deviation = "scores of grouped query heads are summed, each with its own noise (the release knows no groups).",
+      .deviation =
+          "scores of grouped query heads are summed, each with its own noise (the release knows no groups).",
       .default_fraction = 0.6,
   };
   double recent_frac = 0.3, tau_init = 1, tau_end = 2;
@@ -32,10 +36,12 @@ struct Keyformer : Selecting<0, kDerived> {
   Draws draws;
 
   static void declare(auto& d) {
-    d.real("recent_frac", &Keyformer::recent_frac, {0, 1}, "share of the budget that is the recent window, below 1");
+    d.real("recent_frac", &Keyformer::recent_frac, {0, 1},
+           "share of the budget that is the recent window, below 1");
     d.real("tau_init", &Keyformer::tau_init, {1e-6, 1e6}, "temperature of the prompt");
     d.real("tau_end", &Keyformer::tau_end, {1e-6, 1e6}, "temperature after gen_len decoded tokens");
-    d.integer("gen_len", &Keyformer::gen_len, {1, kManyTokens}, "tokens over which the temperature rises", "n - P");
+    d.integer("gen_len", &Keyformer::gen_len, {1, kManyTokens}, "tokens over which the temperature rises",
+              "n - P");
     d.boolean("noise", &Keyformer::noise, "Gumbel noise on the logits of the score");
     protect<Keyformer>(d, "floor(recent_frac * B)");
   }

@@ -5,17 +5,18 @@
 
 namespace kvreplay {
 
-// Scissorhands, Liu et al. 2023, algorithms 1 and 2: tokens that were seldom looked at in the recent past ("persistence
-// of importance") leave, half of the cache at a time.
+// Scissorhands, Liu et al. 2023, algorithms 1 and 2: tokens that were seldom looked at in the recent past
+// ("persistence of importance") leave, half of the cache at a time.
 //  1. In row t token i is "low" iff the group sum of p_t(i) is strictly below G/|C_t|.
 //  2. Its counter is the number of low marks in the last `hist` rows, prompt rows included.
-//  3. If more than B tokens are held, drop the `drop` tokens with the largest counter outside the last `recent`;
+//  3. If more than B tokens are held, drop the `drop` tokens with the largest counter outside the last
+//  `recent`;
 //     among equal counters the higher index goes first.
 //  4. End of the prompt: drop P - B in the same way.
-// Counters tie in most decisions, so the rule for ties decides. `fraction` divides by the rows that a token has seen
-// of the last `hist`. `authors_code` is another algorithm: from token 100 on a token stays iff one of the last 100
-// rows gave it more than the entry at rank int(0.9 * width) of that row, sorted as stored: a prompt row is P wide,
-// with zeros for its future. The last 10 always stay, and there is no budget.
+// Counters tie in most decisions, so the rule for ties decides. `fraction` divides by the rows that a token
+// has seen of the last `hist`. `authors_code` is another algorithm: from token 100 on a token stays iff one
+// of the last 100 rows gave it more than the entry at rank int(0.9 * width) of that row, sorted as stored: a
+// prompt row is P wide, with zeros for its future. The last 10 always stay, and there is no budget.
 struct Scissorhands : Selecting<0, 10> {
   static constexpr MethodInfo info{
       .name = "scissorhands",
@@ -23,8 +24,9 @@ struct Scissorhands : Selecting<0, 10> {
       .source = "Scissorhands, Liu et al. 2023, algorithms 1 and 2",
       .tier = 1,
       .memory = "B tokens, each with a ring of hist marks (hist/8 bytes) and their count",
-      .deviation = "paper and released code are different algorithms: the paper's is the default. The release runs "
-                   "authors_code on layers 5 to 35 of OPT-66B only.",
+      .deviation =
+          "paper and released code are different algorithms: the paper's is the default. The release runs "
+          "authors_code on layers 5 to 35 of OPT-66B only.",
   };
   enum class Variant { standard, fraction, authors_code };
   static constexpr int32_t kHist = 400, kCodeHist = 100, kCodeFirst = 100;
@@ -56,13 +58,16 @@ struct Scissorhands : Selecting<0, 10> {
   }
   static bool budgetless(const Scissorhands& m) { return m.variant == Variant::authors_code; }
   int64_t bound(const Scene&) const { return variant == Variant::authors_code ? tokens : budget; }
-  Layout layout(const Scene& s) const { return {.state_doubles = int64_t(s.tokens) * words(), .scores = true}; }
+  Layout layout(const Scene& s) const {
+    return {.state_doubles = int64_t(s.tokens) * words(), .scores = true};
+  }
   PromptNeeds needs(const Scene& s) const { return {.rows_from = s.prompt > hist ? s.prompt - hist : 0}; }
   void charge(Charge& c, const auto& cache) const { c.aux_bytes = (int64_t(cache.size()) * hist + 7) / 8; }
 
   KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
     const auto probability = [&](int32_t i) { return p.group(how, i); };
-    const double limit = limit_of(team, t + 1, prompt, window > 0 && window <= t ? window : t + 1, probability);
+    const double limit =
+        limit_of(team, t + 1, prompt, window > 0 && window <= t ? window : t + 1, probability);
     team.each(t + 1, [&](int32_t i) { mark(i, t, is_marked(probability(i), limit)); });
   }
   template <class Real>
@@ -74,7 +79,8 @@ struct Scissorhands : Selecting<0, 10> {
     const int32_t rows = cache.size(), t = cache.token(rows - 1);
     const auto probability = [&](int32_t i) { return p[size_t(i)]; };
     const double limit = limit_of(team, rows, rows, rows, probability);
-    team.each(rows, [&](int32_t i) { cache.score(i) += mark(cache.token(i), t, is_marked(p[size_t(i)], limit)); });
+    team.each(rows,
+              [&](int32_t i) { cache.score(i) += mark(cache.token(i), t, is_marked(p[size_t(i)], limit)); });
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const int32_t rows = cache.size(), newest = cache.token(rows - 1), excess = rows - budget;
@@ -102,12 +108,15 @@ struct Scissorhands : Selecting<0, 10> {
   }
   KVR_FN int32_t words() const { return ((hist < tokens ? hist : tokens) + 63) / 64; }
   // What a row's probabilities are compared with: `held` of them, stored `width` wide, `live` attended to.
-  KVR_FN double limit_of(const Team auto& team, int32_t held, int32_t width, int32_t live, auto probability) const {
+  KVR_FN double limit_of(const Team auto& team, int32_t held, int32_t width, int32_t live,
+                         auto probability) const {
     if (variant != Variant::authors_code) return double(how == Aggregate::sum ? heads : 1) / live;
     const int32_t rank = width - int32_t(kCodeRank * width);  // from the top
     return rank > held ? 0.0 : score_at_rank(team, held, rank, probability);
   }
-  KVR_FN bool is_marked(double p, double limit) const { return variant == Variant::authors_code ? p > limit : p < limit; }
+  KVR_FN bool is_marked(double p, double limit) const {
+    return variant == Variant::authors_code ? p > limit : p < limit;
+  }
   // Sets token i's mark of row t in the place of that of row t - hist; by how much its count changes.
   KVR_FN int32_t mark(int32_t i, int32_t t, bool set) {
     const int32_t at = t % hist;

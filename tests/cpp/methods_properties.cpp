@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <set>
 
 #include "support.hpp"
 
@@ -37,6 +39,15 @@ std::vector<Variant> variants() {
 Cell cell_of(const Variant& v, int32_t budget, const StreamShape& s) {
   return make_cell(v.method, budget, s, nlohmann::json::object(), v.axes);
 }
+
+// Smaller budgets are refused: buzz's window would be empty, scissorhands protects ten tokens.
+const std::map<std::string, int32_t> kLeastBudget = {{"buzz", 10}, {"scissorhands", 10}};
+// A single pass over a long prompt may leave more than the budget (methods_stream.cpp holds the law).
+const std::set<std::string> kMayExceedBudget = {"buzz"};
+// Every query head draws its own noise, so that identical heads differ.
+const std::set<std::string> kNoisyHeads = {"keyformer"};
+// Defaults that follow from the length of the trace, and so from the future.
+const std::map<std::string, nlohmann::json> kWithoutLength = {{"keyformer", {{"gen_len", 32}}}};
 
 std::vector<int32_t> all_tokens(int32_t last) {
   std::vector<int32_t> tokens(size_t(last) + 1);
@@ -82,8 +93,11 @@ TEST_CASE("a method never holds more than its budget, nor attends to more than o
           "[properties]") {
   const StreamShape s;
   for (const Variant& v : variants()) {
-    if (!v.entry().info.takes_budget || v.entry().info.reads_full_cache) continue;
+    if (!v.entry().info.takes_budget || v.entry().info.reads_full_cache || kMayExceedBudget.contains(v.method))
+      continue;
     for (const int32_t budget : {9, 24, kBudget, s.prompt - 1, s.prompt}) {
+      if (const auto least = kLeastBudget.find(v.method); least != kLeastBudget.end() && budget < least->second)
+        continue;
       INFO(v.label() << " B=" << budget);
       const auto stream = make_stream<double>(s);
       const CellResult r = replay(stream, {cell_of(v, budget, s)}).only();
@@ -201,8 +215,10 @@ TEST_CASE("a row does not depend on tokens that come after it", "[properties]") 
     const auto stream = make_stream<double>(s, 11, Look::clustered);
     auto cut = make_stream<double>(s, 11, Look::clustered);
     cut.tokens = shorter.tokens;
-    const CellResult whole = replay(stream, {cell_of(v, kBudget, s)}).only();
-    const CellResult part = replay(cut, {cell_of(v, kBudget, shorter)}).only();
+    const auto given = kWithoutLength.find(v.method);
+    const nlohmann::json params = given == kWithoutLength.end() ? nlohmann::json::object() : given->second;
+    const CellResult whole = replay(stream, {make_cell(v.method, kBudget, s, params, v.axes)}).only();
+    const CellResult part = replay(cut, {make_cell(v.method, kBudget, shorter, params, v.axes)}).only();
     for (size_t row = 0; row < part.rows.size(); ++row)
       for (int32_t h = 0; h < s.heads; ++h)
         CHECK(relative_difference(output(part, h, row), output(whole, h, row)) < kDouble);
@@ -253,6 +269,7 @@ TEST_CASE("gqa.level query is one cache for every query head", "[properties]") {
 TEST_CASE("identical query heads make every aggregation agree", "[properties]") {
   const StreamShape s{.heads = 3};
   for (const Variant& v : variants()) {
+    if (kNoisyHeads.contains(v.method)) continue;
     auto stream = make_stream<double>(s, 14);
     const int64_t head = int64_t(s.tokens) * s.dim;
     for (int64_t i = head; i < 3 * head; ++i) stream.queries[size_t(i)] = stream.queries[size_t(i % head)];

@@ -24,6 +24,13 @@ ORACLE = {
     "sink": ({"name": "streaming_llm", "positions": "original"}, {"sinks": "sink"}),
     "sink_repos": ({"name": "streaming_llm"}, {"sinks": "sink"}),
     "h2o": ({"name": "h2o"}, {}),
+    "scissorhands": ({"name": "scissorhands"}, {"hist": "hist", "recent": "recent", "drop": "drop"}),
+    "tova": ({"name": "tova"}, {"recent": "recent"}),
+    "tova_oneshot": ({"name": "tova", "phase": "oneshot"}, {"recent": "recent"}),
+    "buzz": (
+        {"name": "buzz", "variant": "paper"},
+        {"sinks": "sink", "window": "window", "stride": "stride", "threshold": "T"},
+    ),
     "snapkv_max": ({"name": "snapkv", "pool": "max"}, {"window": "window", "kernel": "kernel"}),
     "snapkv_avg": ({"name": "snapkv", "pool": "avg"}, {"window": "window", "kernel": "kernel"}),
     "uniform": ({"name": "uniform"}, {"sinks": "sink", "recent": "recent", "m": "m"}),
@@ -124,9 +131,8 @@ def test_a_method_reproduces_the_oracle(tmp_path, case, key):
             with h5py.File(tmp_path / "u.h5", "w") as u:
                 u["u"] = r["u"][:]
             method["uniforms"] = str(tmp_path / "u.h5")
-        rows, out = run(
-            tmp_path, tmp_path / "t.h5", prefill, method, a.get("B") or a["sink"] + a["recent"] + a["m"]
-        )
+        budget = a.get("B") or sum(a[part] for part in ("sink", "recent", "window", "m", "T") if part in a)
+        rows, out = run(tmp_path, tmp_path / "t.h5", prefill, method, budget)
         row = rows.iloc[0]
         margins = np.full(1 << 20, np.inf) if key == "snapkv_max" else r["margins"][:].ravel()
         if margins.min() >= TINY_MARGIN:
@@ -163,6 +169,17 @@ REFERENCE = {
         a["heavy"] + a["recent"],
     ),
     "streaming_llm": lambda a: ({"name": "streaming_llm", "sinks": a["sink"]}, a["sink"] + a["recent"]),
+    "buzz": lambda a: (
+        {
+            "name": "buzz",
+            "sinks": a["sink"],
+            "window": a["window"],
+            "stride": a["stride"],
+            "threshold": a["T"],
+            "prefill_passes": a["prefill_passes"],
+        },
+        a["sink"] + a["window"] + a["T"],
+    ),
 }
 
 
@@ -206,6 +223,7 @@ KVPRESS = {
         "positions": "original",
         "phase": "oneshot",
     },
+    "tova": lambda a: {"name": "tova", "variant": "layer", "phase": "oneshot"},
     "observed_attention": lambda a: {"name": "h2o", "variant": "observed"},
 }
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <cmath>
 #include <span>
 #include <type_traits>
 
@@ -33,13 +34,14 @@ struct HeadProbabilities {
   KVR_FN double group(Aggregate how, int32_t row) const { return aggregate(how, values + row, rows, heads); }
 };
 
-// The softmax that other weights than exp(l) give: weight(head, row), normalised over the rows of each head.
-// `to`: [heads, rows].
+// Softmax of a policy's own logits logit(head, row) over the rows of each head. `to`: [heads, rows].
 template <Team T, class F>
-KVR_FN HeadProbabilities normalised(const T& team, int32_t heads, int32_t rows, double* to, F weight) {
+KVR_FN HeadProbabilities softmax(const T& team, int32_t heads, int32_t rows, double* to, F logit) {
   for (int32_t h = 0; h < heads; ++h) {
     double* x = to + int64_t(h) * rows;
-    team.each(rows, [&](int32_t i) { x[i] = weight(h, i); });
+    team.each(rows, [&](int32_t i) { x[i] = logit(h, i); });
+    const double most = team.largest(rows, [&](int32_t i) { return x[i]; }).score;
+    team.each(rows, [&](int32_t i) { x[i] = std::exp(x[i] - most); });
     const double z = team.sum(rows, [&](int32_t i) { return x[i]; });
     team.each(rows, [&](int32_t i) { x[i] /= z; });
   }

@@ -42,8 +42,11 @@ Cell cell_of(const Variant& v, int32_t budget, const StreamShape& s) {
 
 // Smaller budgets are refused: buzz's window would be empty, scissorhands protects ten tokens.
 const std::map<std::string, int32_t> kLeastBudget = {{"buzz", 10}, {"scissorhands", 10}};
-// A single pass over a long prompt may leave more than the budget (methods_stream.cpp holds the law).
-const std::set<std::string> kMayExceedBudget = {"buzz"};
+// Sizes swing by a law of their own, and a single pass over a long prompt may leave more than the budget
+// (methods_stream.cpp).
+const std::set<std::string> kOwnSizes = {"buzz"};
+// Sizes are outputs: no budget holds everything.
+const std::set<std::string> kNeverExact = {"fastgen"};
 // Every query head draws its own noise, so that identical heads differ.
 const std::set<std::string> kNoisyHeads = {"keyformer"};
 // Defaults that follow from the length of the trace, and so from the future.
@@ -66,6 +69,7 @@ template <class Real>
 void check_exact_when_everything_fits(double tolerance, const StreamShape& s) {
   for (const Variant& v : variants())
     for (const Look look : kLooks) {
+      if (kNeverExact.contains(v.method)) continue;
       INFO(v.label() << ", look " << int(look));
       const auto stream = make_stream<Real>(s, 3, look);
       const CellResult r = replay(stream, {cell_of(v, s.tokens + 5, s)}).only();
@@ -93,10 +97,11 @@ TEST_CASE("a method never holds more than its budget, nor attends to more than o
           "[properties]") {
   const StreamShape s;
   for (const Variant& v : variants()) {
-    if (!v.entry().info.takes_budget || v.entry().info.reads_full_cache || kMayExceedBudget.contains(v.method))
+    if (!v.entry().info.takes_budget || v.entry().info.reads_full_cache || kOwnSizes.contains(v.method))
       continue;
     for (const int32_t budget : {9, 24, kBudget, s.prompt - 1, s.prompt}) {
-      if (const auto least = kLeastBudget.find(v.method); least != kLeastBudget.end() && budget < least->second)
+      if (const auto least = kLeastBudget.find(v.method);
+          least != kLeastBudget.end() && budget < least->second)
         continue;
       INFO(v.label() << " B=" << budget);
       const auto stream = make_stream<double>(s);
@@ -370,7 +375,7 @@ TEST_CASE("in a layer with a sliding window methods choose among what a query ca
       if (v.entry().info.reads_full_cache || !v.entry().info.takes_budget) continue;
       // Protected sinks that left the window are not replaced.
       CHECK(int32_t(kept_list(r, 0).size()) <= std::min(budget, 16));
-      CHECK(int32_t(kept_list(r, 0).size()) >= std::min(budget, 16) - 4);
+      if (!kOwnSizes.contains(v.method)) CHECK(int32_t(kept_list(r, 0).size()) >= std::min(budget, 16) - 4);
       CHECK(kept_list(r, 0).front() >= s.prompt - 16);
       if (budget >= 16) CHECK(*r.measures.rel_err_out_max < kDouble);
     }

@@ -123,16 +123,13 @@ TEST_CASE("Scissorhands counts the rows in which a token is below the row's aver
   }
 }
 
-TEST_CASE("a mark leaves the ring of Scissorhands after `hist` rows", "[stream]") {
-  // Token 1 is low in rows 1-3 only, token 3 from row 4 on: after row 6 both have three marks in eight rows,
-  // and in the last three rows token 3 alone.
-  const auto s = weights({2, 1, 4, 3, 8, 1e-9, 1e-9}, 6);
-  const json all = {{"recent", 1}, {"drop", 1}, {"sinks", 1}},
-             few = {{"recent", 1}, {"drop", 1}, {"sinks", 1}, {"hist", 1}};
-  CHECK(kept_list(run(s, "scissorhands", 5, all), 0) == Tokens{0, 2, 3, 4, 5});
-  // Row 5: mean 18/6 = 3, so tokens 0, 1 and 5 are low and token 3 is not (3 is not below 3).
-  CHECK(kept_list(run(s, "scissorhands", 5, few), 0) == Tokens{0, 2, 3, 4, 5});
-  CHECK(kept_list(run(s, "scissorhands", 4, few), 0) == Tokens{0, 2, 3, 5});  // 2, 3 and 4 tie
+// Row means 1.5, 2.33, 2.5, 3.4, 2.83: tokens 0 and 1 are low in many rows, 3 in row 4 alone, 5 in row 5.
+TEST_CASE("a mark of Scissorhands counts for `hist` rows", "[stream]") {
+  const auto s = weights({2, 1, 4, 3, 7, 1e-9, 1}, 6);
+  json ends = {{"recent", 1}, {"drop", 1}, {"sinks", 1}};
+  CHECK(kept_list(run(s, "scissorhands", 4, ends), 0) == Tokens{0, 2, 4, 5});
+  ends["hist"] = 1;
+  CHECK(kept_list(run(s, "scissorhands", 4, ends), 0) == Tokens{0, 2, 3, 5});  // 2, 3 and 4 tie
 }
 
 TEST_CASE("the size of Scissorhands lies between B + 1 - drop and B", "[stream]") {
@@ -216,7 +213,8 @@ TEST_CASE("the sizes of BUZZ follow its recursion for 20000 steps", "[stream]") 
       }
       CHECK(follows);
       CHECK(passes > 100);
-      if (fixed != 0) CHECK(a == fixed);
+      if (fixed != 0 && variant == Buzz::Variant::reference) CHECK(a == fixed);
+      if (fixed != 0) CHECK(std::abs(a - fixed) <= 1);  // paper, s = 4: 67 and 68 in turn
       const double star = threshold / (stride * (1 - 1.0 / half + 1.0 / stride));
       CHECK(a >= star - 1);  // ceilings add less than one to each of the two terms
       CHECK(a <= star + 2 / (1 - 1.0 / half + 1.0 / stride));
@@ -370,7 +368,7 @@ TEST_CASE("FastGen takes the cheapest policy that keeps enough", "[stream]") {
     CHECK(r.measures.n_evictions == 0);
   }
   SECTION("the local window") {
-    const json enough = {{"recovery", 0.75}};  // 1/6 of the rows' mass is missed by the first three
+    const json enough = {{"recovery", 0.68}};  // mass 0.667 without the window, 0.697 with it
     const CellResult r = run(weights(std::vector<double>(20, 1.0), 12), "fastgen", std::nullopt, enough);
     CHECK(chosen(r) == 3);
     CHECK(kept_list(r, 0) == Tokens{0, 1, 2, 4, 9, 10, 11});
@@ -388,6 +386,7 @@ TEST_CASE("a FastGen prompt that streams ends with the same choice", "[stream]")
   const StreamShape shape{s.tokens, s.prompt, 1, 1, 1};
   const CellResult r = replay(s, {make_cell("fastgen", std::nullopt, shape, params)}, streamed).only();
   const CellResult cut = run(s, "fastgen", std::nullopt, params);
-  CHECK(r.measures.extras == cut.measures.extras);
+  CHECK(r.measures.extras.at("candidate") == cut.measures.extras.at("candidate"));
+  CHECK(r.measures.extras.at("recovered_mass") == Approx(cut.measures.extras.at("recovered_mass")));
   CHECK(r.kept.flat == cut.kept.flat);
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <cmath>
 #include <span>
 #include <type_traits>
 
@@ -36,13 +37,14 @@ struct HeadProbabilities {
   KVR_FN double mean(int32_t row) const { return aggregate(Aggregate::mean, values + row, rows, heads); }
 };
 
-// The softmax that other weights than exp(l) give: weight(head, row), normalised over the rows of each head
-// of p. `to`: [heads, rows].
+// Softmax of a policy's own logits logit(head, row) over the rows of each head of p. `to`: [heads, rows].
 template <Team T, class F>
-KVR_FN HeadProbabilities normalised(const T& team, const HeadProbabilities& p, double* to, F weight) {
+KVR_FN HeadProbabilities softmax(const T& team, const HeadProbabilities& p, double* to, F logit) {
   for (int32_t h = 0; h < p.heads; ++h) {
     double* x = to + int64_t(h) * p.rows;
-    team.each(p.rows, [&](int32_t i) { x[i] = weight(h, i); });
+    team.each(p.rows, [&](int32_t i) { x[i] = logit(h, i); });
+    const double most = team.largest(p.rows, [&](int32_t i) { return x[i]; }).score;
+    team.each(p.rows, [&](int32_t i) { x[i] = std::exp(x[i] - most); });
     const double z = team.sum(p.rows, [&](int32_t i) { return x[i]; });
     team.each(p.rows, [&](int32_t i) { x[i] /= z; });
   }

@@ -88,12 +88,11 @@ struct Buzz {
 
   KVR_FN double logit_factor(int32_t rows, int32_t token) const { return log_n_factor(log_n, rows, token); }
 
-  // The multiplied logits vote: exp(f l) is p to the power f.
+  // The multiplied logits vote; ln p is l up to a constant of the row.
   KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
     const double factor = logit_factor(t + 1, t);
-    const auto x = factor == 1 ? p : normalised(team, p, scratch(), [&](int32_t h, int32_t i) {
-      return std::pow(p(h, i), factor);
-    });
+    const auto multiplied = [&](int32_t h, int32_t i) { return factor * std::log(p(h, i)); };
+    const auto x = factor == 1 ? p : softmax(team, p, scratch(), multiplied);
     team.each(t + 1, [&](int32_t i) { state[size_t(i)] += x.group(i); });
     if (passes == Passes::chunked) list(team, t);
   }

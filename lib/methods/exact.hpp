@@ -5,8 +5,8 @@
 namespace kvreplay {
 
 // Exact causal attention: every token stays. The reference that all errors are measured against,
-// replayed as a method so that its cost and its bytes stand in the same table. With `log_n` all logits of a step
-// are multiplied by it, so that BUZZ's log n can be told apart from BUZZ.
+// replayed as a method so that its cost and its bytes stand in the same table. With `log_n` all logits of a
+// step are multiplied by it, so that BUZZ's log n can be told apart from BUZZ.
 struct Exact {
   static constexpr MethodInfo info{
       .name = "exact",

@@ -3,11 +3,13 @@
 
 namespace kvreplay {
 
-// FastGen, Ge et al. 2023, "Model tells you what to discard", algorithms 1 and 2: each head takes the cheapest of
-// five policies that would have kept enough of the prompt's attention.
-//  1. Candidates in order of cost: special tokens; + punctuation; + the top heavy_frac*P by accumulated attention;
+// FastGen, Ge et al. 2023, "Model tells you what to discard", algorithms 1 and 2: each head takes the
+// cheapest of five policies that would have kept enough of the prompt's attention.
+//  1. Candidates in order of cost: special tokens; + punctuation; + the top heavy_frac*P by accumulated
+//  attention;
 //     + the last local_frac*P; everything.
-//  2. End of the prompt: the first candidate whose mean kept mass over the prompt rows is at least `recovery`.
+//  2. End of the prompt: the first candidate whose mean kept mass over the prompt rows is at least
+//  `recovery`.
 //  3. Decode: the chosen policy is enforced after every step.
 // How many tokens that takes is an output.
 struct FastGen {
@@ -17,8 +19,9 @@ struct FastGen {
       .source = "FastGen, Ge et al. 2023, algorithms 1 and 2",
       .tier = 2,
       .memory = "what the chosen policy keeps: one score and one class (1 byte) each",
-      .deviation = "a candidate is judged as the token set it leaves at the end of the prompt. Heavy hitters are the "
-                   "top of all held tokens, the protected ones included.",
+      .deviation =
+          "a candidate is judged as the token set it leaves at the end of the prompt. Heavy hitters are the "
+          "top of all held tokens, the protected ones included.",
       .takes_budget = false,
   };
   enum Candidate : int32_t { special, punctuation, heavy, local, full };
@@ -30,7 +33,8 @@ struct FastGen {
   std::span<double> state;  // [tokens] text class
 
   static void declare(auto& d) {
-    d.real("recovery", &FastGen::recovery, {1e-6, 1}, "share of the prompt's attention that a policy must keep");
+    d.real("recovery", &FastGen::recovery, {1e-6, 1},
+           "share of the prompt's attention that a policy must keep");
     d.real("local_frac", &FastGen::local_frac, {1e-6, 1}, "local window, of the prompt's length");
     d.real("heavy_frac", &FastGen::heavy_frac, {1e-6, 1}, "heavy hitters, of the prompt's length");
     d.integer("sinks", &FastGen::sinks, {0, kManyTokens}, "first tokens that every policy keeps");
@@ -74,7 +78,8 @@ struct FastGen {
     const double all = team.sum(cache.size(), [&](int32_t i) { return cache.score(i); });
     for (chosen = special; chosen < full; chosen = Candidate(chosen + 1)) {
       mark(team, cache, chosen);
-      recovered = team.sum(cache.size(), [&](int32_t i) { return cache.mark(i) ? cache.score(i) : 0.0; }) / all;
+      recovered =
+          team.sum(cache.size(), [&](int32_t i) { return cache.mark(i) ? cache.score(i) : 0.0; }) / all;
       if (recovered >= recovery) return;
     }
     recovered = 1;
@@ -90,7 +95,8 @@ struct FastGen {
     team.each(rows, [&](int32_t i) {
       const int32_t token = cache.token(i);
       const auto text = TokenClass(int32_t(state[size_t(token)]));
-      const bool by_text = text == TokenClass::special || (candidate >= punctuation && text == TokenClass::punctuation);
+      const bool by_text =
+          text == TokenClass::special || (candidate >= punctuation && text == TokenClass::punctuation);
       if (by_text || token > newest - window || token < sinks || i >= rows - recent) cache.mark(i) = 1;
     });
   }

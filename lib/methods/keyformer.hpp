@@ -82,15 +82,14 @@ struct Keyformer : Selecting<0, kDerived> {
     return t < prompt ? tau_init : tau_init + (t - prompt) * (tau_end - tau_init) / gen_len;
   }
   KVR_FN HeadProbabilities noisy_softmax(const Team auto& team, int32_t t, HeadProbabilities p, auto token) {
-    const double power = 1 / temperature(t);
-    return normalised(team, p, state.data(), [&](int32_t h, int32_t i) {
-      return std::pow(noise ? p(h, i) / gumbel_rate(t, token(i), h) : p(h, i), power);
+    const double tau = temperature(t);
+    return softmax(team, p, state.data(), [&](int32_t h, int32_t i) {
+      return (std::log(p(h, i)) + (noise ? gumbel(t, token(i), h) : 0.0)) / tau;
     });
   }
-  // exp(-g) = -ln U.
-  KVR_FN double gumbel_rate(int32_t t, int32_t token, int32_t head) const {
+  KVR_FN double gumbel(int32_t t, int32_t token, int32_t head) const {
     const double u = draws.uniform(Structure::keyformer_noise, token, head, t);
-    return -std::log(u > 0x1p-53 ? u : 0x1p-53);
+    return -std::log(-std::log(u > 0x1p-53 ? u : 0x1p-53));
   }
 };
 

@@ -8,8 +8,8 @@ namespace kvreplay {
 //  1. Score = this step's p_t, summed over the group; nothing is accumulated.
 //  2. If more than B tokens are held, drop the smallest; the newest is a candidate like any other.
 //  3. End of the prompt: score = row P-1, keep the top B at once.
-// `variant: layer` (kvpress): the mean over all heads of the layer decides for the whole layer, and the newest
-// token always stays.
+// `variant: layer` (kvpress): the mean over all heads of the layer decides for the whole layer, and the
+// newest token always stays.
 struct Tova : Selecting<> {
   static constexpr MethodInfo info{
       .name = "tova",
@@ -17,8 +17,9 @@ struct Tova : Selecting<> {
       .source = "TOVA, Oren et al. 2024, section 3.2",
       .tier = 2,
       .memory = "B tokens; the score of a step is not kept",
-      .deviation = "one set per kv head by the sum over its query heads; the paper's set for a whole layer is "
-                   "variant layer.",
+      .deviation =
+          "one set per kv head by the sum over its query heads; the paper's set for a whole layer is "
+          "variant layer.",
   };
   enum class Variant { standard, layer, kvpress };
   Variant variant = Variant::standard;

@@ -65,6 +65,10 @@ HeadStream<Real> make_stream(StreamShape s, uint32_t seed, Look look) {
     stream.queries.push_back(Real(q() + (look == Look::sinks ? 0.5 : 0)));
   shape_rows(stream, look, seed);
   stream.max_value_norm = 10;
+  for (int32_t i = 0; i < s.tokens; ++i)
+    stream.classes.push_back(uint8_t(i == 0       ? TokenClass::special
+                                     : i % 6 == 4 ? TokenClass::punctuation
+                                                  : TokenClass::plain));
   Rope rope;
   for (int32_t i = 0; i < s.dim / 2; ++i) rope.inv_freq.push_back(std::pow(1e4, -2.0 * i / s.dim));
   stream.rotation = std::make_unique<RotationTable<Real>>(rope, s.tokens);

@@ -19,6 +19,7 @@ std::string error_of(const std::filesystem::path& file) {
     const Trace trace(file);
     for (const PromptInfo& prompt : trace.info().prompts) {
       trace.token_ids(prompt.id);
+      trace.token_classes(prompt.id);
       trace.position_ids(prompt.id);
       for (const LayerInfo& l : prompt.layers) {
         std::vector<float> k(static_cast<size_t>(l.tokens * l.head_dim)),
@@ -158,6 +159,10 @@ TEST_CASE("Other datasets of a layer are checked against its shape") {
   };
   CHECK_THAT(error_of(ints("prompts/p0/tokens", four)),
              Catch::Contains("/prompts/p0/tokens: has shape [4], it must be [10]"));
+  CHECK_THAT(error_of(ints("prompts/p0/token_class", four)),
+             Catch::Contains("/prompts/p0/token_class: has shape [4], it must be [10]"));
+  CHECK_THAT(error_of(ints("prompts/p0/token_class", ties)),
+             Catch::Contains("/prompts/p0/token_class: holds 3 at 3, it must be from 0 to 2"));
   CHECK_THAT(error_of(ints("prompts/p0/position_ids", ten)),
              Catch::Contains("/prompts/p0/position_ids: holds -9 at 9"));
   CHECK_THAT(error_of(ints(kLayer + "/q_pos", ties)),

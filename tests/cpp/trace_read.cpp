@@ -111,6 +111,7 @@ TEST_CASE("A trace of a few lines is read with the documented defaults") {
   CHECK_FALSE(layer.has_out);
   CHECK(trace.sink_logits("p0", 3).empty());
   CHECK(trace.token_ids("p0").empty());
+  CHECK(trace.token_classes("p0").empty());
   std::vector<int32_t> ascending(10);
   std::iota(ascending.begin(), ascending.end(), 0);
   CHECK(trace.position_ids("p0") == ascending);
@@ -134,6 +135,7 @@ TEST_CASE("What a layer records about itself is read") {
   const std::string layer = "prompts/p0/layers/003";
   const std::vector<int32_t> rows = {0, 2, 4, 9}, tokens = {5, 4, 3, 2, 1, 0, 9, 8, 7, 6},
                              positions = {3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  const std::vector<int32_t> classes = {2, 0, 0, 1, 0, 0, 1, 0, 0, 1};
   const std::vector<float> sinks = {0.5f, -1, 2, 0};
   SmallTrace small{.q = {4, 4, 6}};
   small.more = [&](H5Output& f) {
@@ -141,6 +143,7 @@ TEST_CASE("What a layer records about itself is read") {
     f.write(layer + "/sinks", std::span<const float>(sinks), {4});
     f.write(layer + "/out", std::span<const float>(marked_tensor(4, 4, 5)), {4, 4, 5});
     f.write("prompts/p0/tokens", std::span<const int32_t>(tokens), {10});
+    f.write("prompts/p0/token_class", std::span<const int32_t>(classes), {10});
     f.write("prompts/p0/position_ids", std::span<const int32_t>(positions), {10});
     f.attribute("prompts/p0", "n_prompt", int64_t{7});
     f.attribute("/", "n_layers", 30.0);  // a float where an int is usual
@@ -165,6 +168,7 @@ TEST_CASE("What a layer records about itself is read") {
   CHECK(info.query_rows == 4);
   CHECK(trace.query_positions("p0", 3) == rows);
   CHECK(trace.token_ids("p0") == tokens);
+  CHECK(trace.token_classes("p0") == std::vector<uint8_t>(classes.begin(), classes.end()));
   CHECK(trace.position_ids("p0") == positions);
   CHECK(trace.sink_logits("p0", 3) == sinks);
   std::vector<float> out(20);

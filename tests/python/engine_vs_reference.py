@@ -7,7 +7,8 @@ from reference.balance import balancekv, balancekv_stream, self_balancing_walk, 
 from reference.buzz import buzz
 from reference.common import per_query_head, streamed_prompt
 from reference.h2o import h2o, h2o_heavy
-from reference.keyformer import keyformer
+from reference.heads import token_classes
+from reference.keyformer import fastgen, keyformer
 from reference.oracles import static_oracle, topk_oracle, topp
 from reference.recency import local, sparse_fixed, sparse_strided, streaming_llm, window
 from reference.scissorhands import scissorhands
@@ -37,7 +38,8 @@ class Case:
 
     @property
     def random(self):
-        return self.entry["name"] in RANDOM or self.entry.get("first") == "random"
+        drawn = self.entry["name"] in RANDOM and self.entry.get("noise", True)
+        return drawn or self.entry.get("first") == "random"
 
 
 def case(function, budgets=BUDGETS, traces=TRACES, name=None, **params):
@@ -270,6 +272,25 @@ KEYFORMER = [
     case(keyformer, noise=False),
 ]
 
+
+
+def by_text(**params):
+    def run(head, B, seed):
+        return fastgen(head, classes=token_classes(head.n), **params)
+
+    return Case({"name": "fastgen", **params}, run, budgets=None)
+
+
+FASTGEN = [
+    by_text(),
+    by_text(recovery=1e-6),
+    by_text(recovery=0.3),
+    by_text(recovery=0.5, heavy_frac=0.1),
+    by_text(recovery=0.7),
+    by_text(recovery=0.8, heavy_frac=0.2, local_frac=0.5),
+    by_text(recovery=1.0),
+]
+
 SNAPKV = [
     case(snapkv),
     case(snapkv, window=8),
@@ -310,6 +331,7 @@ CASES = [
     *WALKS,
     *BALANCE,
     *KEYFORMER,
+    *FASTGEN,
     *SNAPKV,
     *PYRAMIDKV,
 ]

@@ -19,6 +19,7 @@ def write_trace(path: Path) -> None:
     with h5py.File(path, "w", libver=("earliest", "v110")) as file:
         prompt = file.create_group("prompts/p0")
         prompt["tokens"] = np.arange(TOKENS, dtype=np.int32)
+        prompt["token_class"] = (np.arange(TOKENS) % 3).astype(np.uint8)
         prompt["position_ids"] = np.arange(TOKENS, dtype=np.int32)
         prompt.attrs.update(n_prompt=PROMPT, n_generated=TOKENS - PROMPT, source="test")
         layer = file.create_group(LAYER)
@@ -149,6 +150,8 @@ def dataset_changes() -> dict[str, Change]:
         "k virtual": virtual,
         "tokens too short": replaced("prompts/p0/tokens", np.arange(3)),
         "tokens floats": replaced("prompts/p0/tokens", np.ones(TOKENS)),
+        "token classes too short": replaced("prompts/p0/token_class", np.zeros(3, np.uint8)),
+        "token classes floats": replaced("prompts/p0/token_class", np.ones(TOKENS)),
         "positions negative": replaced("prompts/p0/position_ids", np.full(TOKENS, -1)),
         "positions beyond int32": replaced("prompts/p0/position_ids", np.full(TOKENS, 2**40)),
         "q_pos descending": replaced(f"{LAYER}/q_pos", np.arange(TOKENS)[::-1]),

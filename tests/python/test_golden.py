@@ -34,6 +34,13 @@ ORACLE = {
     "keydiff_recent": ({"name": "keydiff"}, {"phase": "mode", "recent": "recent"}),
     "h2o": ({"name": "h2o"}, {"heavy": "heavy", "recent": "recent"}),
     "h2o_heavy_only": ({"name": "h2o_heavy"}, {"recent": "recent"}),
+    "scissorhands": ({"name": "scissorhands"}, {"hist": "hist", "recent": "recent", "drop": "drop"}),
+    "tova": ({"name": "tova"}, {"recent": "recent"}),
+    "tova_oneshot": ({"name": "tova", "phase": "oneshot"}, {"recent": "recent"}),
+    "buzz": (
+        {"name": "buzz", "variant": "paper"},
+        {"sinks": "sink", "window": "window", "stride": "stride", "threshold": "T"},
+    ),
     "snapkv_max": ({"name": "snapkv", "pool": "max"}, {"window": "window", "kernel": "kernel"}),
     "snapkv_avg": ({"name": "snapkv", "pool": "avg"}, {"window": "window", "kernel": "kernel"}),
     "uniform": ({"name": "uniform"}, {"sinks": "sink", "recent": "recent", "m": "m"}),
@@ -141,7 +148,7 @@ def test_a_method_reproduces_the_oracle(tmp_path, case, key):
         method = fixed | {ours: a[theirs] for ours, theirs in names.items()}
         for name in {"u", "U"} & set(r):
             method["uniforms"] = write_uniforms(tmp_path / "u.h5", name, r[name])
-        size = a.get("B") or a["sink"] + a["recent"] + a.get("m", 0)
+        size = a.get("B") or sum(a[part] for part in ("sink", "recent", "window", "m", "T") if part in a)
         rows, out = run(tmp_path, tmp_path / "t.h5", prefill, method, size)
         row = rows.iloc[0]
         margins = np.full(1 << 20, np.inf) if key == "snapkv_max" else r["margins"][:].ravel()
@@ -179,6 +186,17 @@ REFERENCE = {
         a["heavy"] + a["recent"],
     ),
     "streaming_llm": lambda a: ({"name": "streaming_llm", "sinks": a["sink"]}, a["sink"] + a["recent"]),
+    "buzz": lambda a: (
+        {
+            "name": "buzz",
+            "sinks": a["sink"],
+            "window": a["window"],
+            "stride": a["stride"],
+            "threshold": a["T"],
+            "prefill_passes": a["prefill_passes"],
+        },
+        a["sink"] + a["window"] + a["T"],
+    ),
 }
 
 
@@ -279,6 +297,7 @@ KVPRESS = {
         "positions": "original",
         "phase": "oneshot",
     },
+    "tova": lambda a: {"name": "tova", "variant": "layer", "phase": "oneshot"},
     "observed_attention": lambda a: {"name": "h2o", "variant": "observed"},
     "knorm": lambda a: {"name": "knorm"},
     "keydiff": lambda a: {"name": "keydiff"},

@@ -12,7 +12,7 @@ from reference.buzz import buzz
 from reference.common import EmptyDenominator, Head, Rope, exact_out, per_query_head, philox
 from reference.h2o import h2o, h2o_heavy
 from reference.heads import SHAPES, heads
-from reference.keyformer import fastgen
+from reference.keyformer import PUNCTUATION, SPECIAL, fastgen
 from reference.oracles import topk_oracle
 from reference.recency import streaming_llm, window
 from reference.scissorhands import scissorhands
@@ -302,7 +302,7 @@ def test_no_kept_list_exceeds_the_budget(case):
 def test_fastgen_takes_the_cheapest_policy_that_recovers_enough():
     head = FIRST_HEADS["grouped"]
     classes = np.zeros(head.n, dtype=int)
-    classes[0], classes[5::7] = 1, 2
+    classes[0], classes[5::7] = SPECIAL, PUNCTUATION
     policies = []
     for recovery in (1e-9, 0.3, 0.6, 0.8, 0.95, 1.0):
         result = fastgen(head, classes=classes, recovery=recovery)

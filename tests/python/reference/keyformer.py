@@ -46,7 +46,7 @@ def keyformer(
     return Result(kept, out)
 
 
-SPECIAL, PUNCTUATION = 1, 2
+SPECIAL, PUNCTUATION = 2, 1  # as traces store them
 
 
 def fastgen(head, B=None, seed=0, classes=None, recovery=0.95, local_frac=0.3, heavy_frac=0.3):

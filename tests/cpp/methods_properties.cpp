@@ -34,9 +34,26 @@ std::vector<Variant> variants() {
     }
   return all;
 }
-Cell cell_of(const Variant& v, int32_t budget, const StreamShape& s) {
-  return make_cell(v.method, budget, s, nlohmann::json::object(), v.axes);
+// What a method cannot run without on streams as small as these.
+nlohmann::json params_of(const std::string& method) {
+  if (method == "subgen_stream") return {{"delta", 3}};
+  if (method == "qjl") return {{"outliers", 1}, {"group", 4}, {"buffer", 16}};
+  if (method == "wildcat") return {{"sinks", 2}, {"recent", 4}};
+  return nlohmann::json::object();
 }
+Cell cell_of(const Variant& v, int32_t budget, const StreamShape& s) {
+  return make_cell(v.method, budget, s, params_of(v.method), v.axes);
+}
+
+bool one_of(const Variant& v, std::initializer_list<const char*> methods) {
+  return std::any_of(methods.begin(), methods.end(), [&](const char* m) { return v.method == m; });
+}
+// Estimates at every size: there is no budget at which these are exact.
+bool estimates(const Variant& v) { return one_of(v, {"subgen_stream", "qjl"}); }
+// Rows that are no tokens of the trace: keys or values that the method wrote.
+bool writes_rows(const Variant& v) { return one_of(v, {"qjl", "wildcat", "attention_matching"}); }
+// Numerator and denominator of these do not stem from the same weights, or values are fitted.
+bool mixes_values(const Variant& v) { return one_of(v, {"subgen_stream", "qjl", "attention_matching"}); }
 
 std::vector<int32_t> all_tokens(int32_t last) {
   std::vector<int32_t> tokens(size_t(last) + 1);
@@ -55,6 +72,7 @@ template <class Real>
 void check_exact_when_everything_fits(double tolerance, const StreamShape& s) {
   for (const Variant& v : variants())
     for (const Look look : kLooks) {
+      if (estimates(v)) continue;
       INFO(v.label() << ", look " << int(look));
       const auto stream = make_stream<Real>(s, 3, look);
       const CellResult r = replay(stream, {cell_of(v, s.tokens + 5, s)}).only();
@@ -121,6 +139,7 @@ TEST_CASE("outputs are attention over the kept rows with their weights, and noth
   const StreamShape s;
   for (const Variant& v : variants()) {
     if (v.entry().info.reads_full_cache || v.axes.positions == Positions::cache) continue;
+    if (writes_rows(v) || v.method == "subgen_stream") continue;
     INFO(v.label());
     const auto stream = make_stream<double>(s, 6, Look::clustered);
     const CellResult r = replay(stream, {cell_of(v, kBudget, s)}).only();
@@ -156,6 +175,7 @@ TEST_CASE("poisoning the future and every evicted token changes no number", "[pr
 TEST_CASE("values that are all equal come out without error", "[properties]") {
   const StreamShape s;
   for (const Variant& v : variants()) {
+    if (mixes_values(v)) continue;
     INFO(v.label());
     auto stream = make_stream<double>(s, 8, Look::clustered);
     for (size_t i = 0; i < stream.values.size(); ++i) stream.values[i] = double(i % size_t(s.v_dim)) + 1;
@@ -173,7 +193,7 @@ TEST_CASE("what plain eviction misses of the normaliser is the mass that it miss
     const auto stream = make_stream<double>(s, 9, Look::sinks);
     const CellResult r = replay(stream, {cell_of(original, kBudget, s)}).only();
     REQUIRE(r.ok);
-    if (!r.num.empty()) continue;  // weighted rows do not have this identity
+    if (!r.num.empty() || writes_rows(v)) continue;  // weighted rows do not have this identity
     INFO(v.label());
     CHECK(*r.measures.partition_err_mean ==
           Approx(1 - *r.measures.kept_mass_mean).epsilon(kDouble).margin(kDouble));
@@ -343,6 +363,7 @@ TEST_CASE("in a layer with a sliding window methods choose among what a query ca
   const StreamShape s{.tokens = 120, .prompt = 80};
   for (const Variant& v : variants())
     for (const int32_t budget : {10, 24}) {
+      if (v.entry().info.needs_every_token) continue;  // refused there
       INFO(v.label() << " B=" << budget);
       auto stream = make_stream<double>(s, 21);
       stream.window = 16;

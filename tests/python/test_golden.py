@@ -29,6 +29,7 @@ ORACLE = {
     "uniform": ({"name": "uniform"}, {"sinks": "sink", "recent": "recent", "m": "m"}),
     "subgen_practical": ({"name": "subgen"}, {"recent": "recent"}),
     "subgen_practical_w": ({"name": "subgen", "weights": "cluster_size"}, {"recent": "recent"}),
+    "subgen_alg1": ({"name": "subgen_stream"}, {"delta": "delta", "t": "t", "s": "s"}),
     "topk_group": ({"name": "topk_oracle"}, {"extra": "extra"}),
     "topk_head": ({"name": "topk_oracle", "per_head": True}, {"extra": "extra"}),
 }
@@ -85,11 +86,12 @@ def run(folder, trace, prefill, method, budget):
         "traces": [str(trace)],
         "replay": {"prefill": int(prefill)},
         "methods": [method],
-        "budget": {"tokens": [int(budget)]},
         "seeds": {"first": 0, "count": 1},
         "run": {"precision": "double"},
         "output": {"dir": str(folder / "out"), "save": ["kept", "curves", "outputs"]},
     }
+    if budget is not None:
+        config["budget"] = {"tokens": [int(budget)]}
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(config))
     done = subprocess.run(
@@ -110,6 +112,20 @@ def decided_steps(margins):
     return len(margins) if not len(close) else close[0]
 
 
+def budget_of(a):
+    """Tokens, or None for a method whose size is an output."""
+    if "stored_keys" in a:
+        return None
+    return a.get("B") or a["sink"] + a["recent"] + a["m"]
+
+
+def judged_margins(key, a, r):
+    """Of every kept list; max pooling copies values, so that its ties stay decidable."""
+    if key == "snapkv_max":
+        return np.full(1 << 20, np.inf)
+    return r["margins"][:].ravel() if "margins" in r else np.array([a["margin"]])
+
+
 @pytest.mark.parametrize("key", ORACLE)
 @pytest.mark.parametrize("case", cases("oracle"))
 def test_a_method_reproduces_the_oracle(tmp_path, case, key):
@@ -120,15 +136,20 @@ def test_a_method_reproduces_the_oracle(tmp_path, case, key):
         prefill, n = int(c.attrs["P"]), int(c.attrs["n"])
         write_trace(tmp_path / "t.h5", c)
         method = fixed | {ours: a[theirs] for ours, theirs in names.items()}
-        if "u" in r:
+        drawn = [name for name in ("u", "UD", "UM") if name in r]
+        if drawn:
             with h5py.File(tmp_path / "u.h5", "w") as u:
-                u["u"] = r["u"][:]
+                for name in drawn:
+                    u[name] = r[name][:]
             method["uniforms"] = str(tmp_path / "u.h5")
-        rows, out = run(
-            tmp_path, tmp_path / "t.h5", prefill, method, a.get("B") or a["sink"] + a["recent"] + a["m"]
-        )
+        rows, out = run(tmp_path, tmp_path / "t.h5", prefill, method, budget_of(a))
         row = rows.iloc[0]
-        margins = np.full(1 << 20, np.inf) if key == "snapkv_max" else r["margins"][:].ravel()
+        if "mu" in a:
+            said = json.loads(row.extras)
+            assert said["clusters"] == r["m"][-1]
+            assert said["mu"] == pytest.approx(a["mu"], rel=1e-9)
+            assert row.peak_kept_tokens == a["stored_keys"]
+        margins = judged_margins(key, a, r)
         if margins.min() >= TINY_MARGIN:
             for theirs, ours in MEASURES.items():
                 if "metric_" + theirs in a:

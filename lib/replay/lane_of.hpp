@@ -102,7 +102,8 @@ class LaneOf final : public Lane<Real> {
     const auto start = Clock::now();
     result.resize(heads(), int32_t(tile.rows.size()), cache_.shape().v_dim);
     output_.open(cache_, tile, heads(), w, column_of_);
-    reserve(w, cache_.size() + tile.end - tile.begin);
+    // A token that can be held several times may bring more rows than one.
+    reserve(w, layout_.extra_rows > 0 ? cache_.capacity() : cache_.size() + tile.end - tile.begin);
     int32_t row = 0;
     for (int32_t t = tile.begin; t < tile.end; ++t) {
       const bool has_row = row < result.rows && tile.rows[size_t(row)] == t;

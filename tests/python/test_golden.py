@@ -49,6 +49,7 @@ ORACLE = {
     "balancekv_greedy": PAPER_WALK,
     "balancekv_c": PAPER_WALK,
     "balancekv_temp": PAPER_WALK,
+    "subgen_alg1": ({"name": "subgen_stream"}, {"delta": "delta", "t": "t", "s": "s"}),
     "topk_group": ({"name": "topk_oracle"}, {"extra": "extra"}),
     "topk_head": ({"name": "topk_oracle", "per_head": True}, {"extra": "extra"}),
 }
@@ -105,11 +106,12 @@ def run(folder, trace, prefill, method, budget, may_fail=False):
         "traces": [str(trace)],
         "replay": {"prefill": int(prefill)},
         "methods": [method],
-        "budget": {"tokens": [int(budget)]},
         "seeds": {"first": 0, "count": 1},
         "run": {"precision": "double"},
         "output": {"dir": str(folder / "out"), "save": ["kept", "curves", "outputs"]},
     }
+    if budget is not None:
+        config["budget"] = {"tokens": [int(budget)]}
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(config))
     done = subprocess.run(
@@ -119,9 +121,10 @@ def run(folder, trace, prefill, method, budget, may_fail=False):
     return pd.read_csv(folder / "out/results.csv"), folder / "out"
 
 
-def write_uniforms(path, name, values):
+def write_uniforms(path, arrays):
     with h5py.File(path, "w") as f:
-        f[name] = values[:].astype(np.float64)
+        for name, values in arrays.items():
+            f[name] = values[:].astype(np.float64)
     return str(path)
 
 
@@ -136,6 +139,20 @@ def decided_steps(margins):
     return len(margins) if not len(close) else close[0]
 
 
+def budget_of(a):
+    """Tokens, or None for a method whose size is an output."""
+    if "stored_keys" in a:
+        return None
+    return a.get("B") or sum(a[part] for part in ("sink", "recent", "window", "m", "T") if part in a)
+
+
+def judged_margins(key, a, r):
+    """Of every kept list; max pooling copies values, so that its ties stay decidable."""
+    if key == "snapkv_max":
+        return np.full(1 << 20, np.inf)
+    return r["margins"][:].ravel() if "margins" in r else np.array([a["margin"]])
+
+
 @pytest.mark.parametrize("key", ORACLE)
 @pytest.mark.parametrize("case", cases("oracle"))
 def test_a_method_reproduces_the_oracle(tmp_path, case, key):
@@ -146,12 +163,17 @@ def test_a_method_reproduces_the_oracle(tmp_path, case, key):
         prefill, n = int(c.attrs["P"]), int(c.attrs["n"])
         write_trace(tmp_path / "t.h5", c)
         method = fixed | {ours: a[theirs] for ours, theirs in names.items()}
-        for name in {"u", "U"} & set(r):
-            method["uniforms"] = write_uniforms(tmp_path / "u.h5", name, r[name])
-        size = a.get("B") or sum(a[part] for part in ("sink", "recent", "window", "m", "T") if part in a)
-        rows, out = run(tmp_path, tmp_path / "t.h5", prefill, method, size)
+        drawn = {name: r[name] for name in ("u", "U", "UD", "UM") if name in r}
+        if drawn:
+            method["uniforms"] = write_uniforms(tmp_path / "u.h5", drawn)
+        rows, out = run(tmp_path, tmp_path / "t.h5", prefill, method, budget_of(a))
         row = rows.iloc[0]
-        margins = np.full(1 << 20, np.inf) if key == "snapkv_max" else r["margins"][:].ravel()
+        if "mu" in a:
+            said = json.loads(row.extras)
+            assert said["clusters"] == r["m"][-1]
+            assert said["mu"] == pytest.approx(a["mu"], rel=1e-9)
+            assert row.peak_kept_tokens == a["stored_keys"]
+        margins = judged_margins(key, a, r)
         if margins.min() >= TINY_MARGIN:
             for theirs, ours in MEASURES.items():
                 if "metric_" + theirs in a:
@@ -247,7 +269,7 @@ def test_balancekv_halves_as_the_public_code(tmp_path, case, key):
         ours = {"sinks": "sink", "rounds": "T", "c0": "kernel_const"}
         method = {"name": "balancekv", "recent": 0} | {name: a[theirs] for name, theirs in ours.items()}
         method |= {name: a[name] for name in ("block", "gamma", "tau", "beta", "den")}
-        method["uniforms"] = write_uniforms(tmp_path / "u.h5", "uniforms", r["uniforms"])
+        method["uniforms"] = write_uniforms(tmp_path / "u.h5", {"uniforms": r["uniforms"]})
         prefill = int(c.attrs["n"]) - a["window"]
         rows, out = run(tmp_path, tmp_path / "t.h5", prefill, method, a["sink"] + a["n_kept"])
         row = rows.iloc[0]
@@ -275,7 +297,7 @@ def test_the_self_balancing_walk_keeps_the_smaller_class_of_the_oracle(tmp_path,
         write_trace(tmp_path / "t.h5", c)
         method = {"name": "self_balancing_walk", "kernel": "k", "sinks": 0, "recent": 0}
         method |= {"c": float(a["c"]), "r": float(a["r"])}
-        method["uniforms"] = write_uniforms(tmp_path / "u.h5", "U", results["sbwalk"]["U"])
+        method["uniforms"] = write_uniforms(tmp_path / "u.h5", {"U": results["sbwalk"]["U"]})
         rows, out = run(tmp_path, tmp_path / "t.h5", n - 1, method, n // 2, may_fail=True)
         row = rows.iloc[0]
         if a["fail_index"] >= 0:

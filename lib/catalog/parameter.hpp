@@ -35,6 +35,11 @@ inline int32_t rows_from_json(const std::string& text) {
   return text == "decode_only" ? kDecodeRows : int32_t(std::stol(text.substr(5)));
 }
 
+// A word of a choice; null where a variant or the budget decides.
+inline nlohmann::json word_json(const std::vector<std::string>& words, size_t which) {
+  return which < words.size() ? nlohmann::json(words[which]) : nlohmann::json();
+}
+
 // declare(d) of a method calls these, one line a parameter. The default is the member's initialiser.
 // Three visitors exist: Describe (specs), Assign (json -> members), Dump (members -> json).
 template <class M>
@@ -87,10 +92,11 @@ class Describe {
   void boolean(const char* name, bool M::*member, const char* help) {
     add(name, ParameterSpec::Kind::boolean, {0, 1}, help, "", M{}.*member);
   }
-  // `E` is an enum whose values 0, 1, ... stand for the words.
+  // `E` is an enum whose values 0, 1, ... stand for the words; one beyond them is derived.
   template <class E>
-  void choice(const char* name, E M::*member, std::vector<std::string> words, const char* help) {
-    add(name, ParameterSpec::Kind::choice, {0, 0}, help, "", words.at(size_t(M{}.*member)));
+  void choice(const char* name, E M::*member, std::vector<std::string> words, const char* help,
+              const char* derived = "") {
+    add(name, ParameterSpec::Kind::choice, {0, 0}, help, derived, word_json(words, size_t(M{}.*member)));
     specs.back().choices = std::move(words);
   }
 
@@ -146,7 +152,8 @@ class Assign {  // json values that are present and not null go to the members; 
   }
   void boolean(const char* name, bool M::*member, const char*) { set(name, method_.*member); }
   template <class E>
-  void choice(const char* name, E M::*member, const std::vector<std::string>& words, const char*) {
+  void choice(const char* name, E M::*member, const std::vector<std::string>& words, const char*,
+              const char* = "") {
     if (!has(name)) return;
     const std::string word = values_.at(name).template get<std::string>();
     for (size_t i = 0; i < words.size(); ++i)
@@ -204,8 +211,9 @@ class Dump {  // members -> json; a derived integer that nothing has resolved ye
   }
   void boolean(const char* name, bool M::*member, const char*) { values[name] = method_.*member; }
   template <class E>
-  void choice(const char* name, E M::*member, const std::vector<std::string>& words, const char*) {
-    values[name] = words.at(size_t(method_.*member));
+  void choice(const char* name, E M::*member, const std::vector<std::string>& words, const char*,
+              const char* = "") {
+    values[name] = word_json(words, size_t(method_.*member));
   }
 
  private:

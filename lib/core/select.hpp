@@ -107,6 +107,10 @@ KVR_FN int32_t held_sinks(const C& cache, int32_t sinks) {
 struct Protect {
   int32_t sinks = 0, recent = 0;
 };
+// What either of two protects.
+KVR_FN inline Protect both(Protect a, Protect b) {
+  return {a.sinks > b.sinks ? a.sinks : b.sinks, a.recent > b.recent ? a.recent : b.recent};
+}
 
 // Keeps the protected rows and the `count` best of the others by score(row).
 template <Team T, Cache C, class F>
@@ -123,14 +127,6 @@ KVR_FN void keep_best(const T& team, C& cache, Protect protect, int32_t count, F
   cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
 }
 
-// Cuts to the budget by cache.score(row): the protected rows and the best of the others.
-template <Team T, Cache C>
-KVR_FN void keep_scored(const T& team, C& cache, Protect protect, int32_t budget) {
-  if (cache.size() <= budget) return;
-  const int32_t count = budget - held_sinks(cache, protect.sinks) - protect.recent;
-  keep_best(team, cache, protect, count, [&](int32_t i) { return cache.score(i); });
-}
-
 // Keeps the first `sinks` tokens of the trace and the last `budget - sinks` of the others.
 template <Team T, Cache C>
 KVR_FN void keep_ends(const T& team, C& cache, int32_t sinks, int32_t budget) {
@@ -139,6 +135,16 @@ KVR_FN void keep_ends(const T& team, C& cache, int32_t sinks, int32_t budget) {
   const int32_t held = held_sinks(cache, sinks);
   if (excess == 1) cache.drop(team, held);
   else cache.retain(team, [&](int32_t i) { return i < held || i >= held + excess; });
+}
+
+// Cuts to the budget by cache.score(row): the protected rows and the best of the others. An observation window
+// may not fit into the budget: then the sinks stay and the last of the others.
+template <Team T, Cache C>
+KVR_FN void keep_scored(const T& team, C& cache, Protect protect, int32_t budget) {
+  if (cache.size() <= budget) return;
+  const int32_t count = budget - held_sinks(cache, protect.sinks) - protect.recent;
+  if (count <= 0) keep_ends(team, cache, protect.sinks, budget);
+  else keep_best(team, cache, protect, count, [&](int32_t i) { return cache.score(i); });
 }
 
 }  // namespace kvreplay

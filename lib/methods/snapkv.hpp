@@ -1,14 +1,15 @@
 #pragma once
-#include "core/policy.hpp"
+#include "core/selecting.hpp"
 
 namespace kvreplay {
 
 // SnapKV, Li et al. 2024, section 4: the last prompt rows (the observation window) vote for the prefix.
 //  1. s[j] = sum over rows P-w..P-1 and the group of x_row(j), for prefix keys j < P-w.
 //  2. Pool s along j with stride 1: `max` ignores what lies outside the prefix, `avg` counts it as 0.
-//  3. Keep the top B-w of the pooled scores and the w window tokens; later tokens are kept.
+//  3. Keep the top B-w of the pooled scores and the w window tokens; later tokens are kept. If B <= w, keep
+//     the last B prompt tokens.
 // Max pooling makes exact ties at the boundary in most heads: the lower index stays (C8).
-struct SnapKv {
+struct SnapKv : Selecting<> {
   static constexpr MethodInfo info{
       .name = "snapkv",
       .title = "votes of an observation window",
@@ -17,56 +18,90 @@ struct SnapKv {
       .memory = "B prompt tokens and every later one",
       .deviation =
           "grouped query heads are summed before pooling; the release selects per query head "
-          "(gqa.level: query). At least five sets of published defaults exist.",
+          "(gqa.level: query). At least five sets of published defaults exist: see `variant`.",
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  enum class Pool { max, avg };
-  int32_t window = 32, kernel = 7;
-  Pool pool = Pool::max;
-  int32_t budget = 0;
-  std::span<double> state;  // votes [P]
+  enum class Pool { max, avg, derived };
+  enum class When { before, after, derived };
+  enum class Variant { standard, kvpress, paper_config, kvfactory, none_pool };
+  Variant variant = Variant::standard;
+  int32_t window = kDerived, kernel = kDerived;
+  Pool pool = Pool::derived;
+  When when = When::derived;
+  std::span<double> state;  // [heads, P] votes, and the same pooled
 
   static void declare(auto& d) {
-    d.integer("window", &SnapKv::window, {1, kManyTokens}, "observation window, prompt rows that vote");
-    d.integer("kernel", &SnapKv::kernel, {1, kManyTokens}, "pooling width in tokens, odd; 1 = no pooling");
-    d.choice("pool", &SnapKv::pool, {"max", "avg"}, "how neighbours share their votes");
+    d.choice("variant", &SnapKv::variant, {"default", "kvpress", "paper_config", "kvfactory", "none_pool"},
+             "whose defaults");
+    declare_votes<SnapKv>(d);
+    protect<SnapKv>(d);
+  }
+  template <class M>
+  static void declare_votes(auto& d) {
+    d.integer("window", static_cast<int32_t M::*>(&M::window), {1, kManyTokens},
+              "observation window, prompt rows that vote and stay", "32; kvpress 64, kvfactory 8");
+    d.integer("kernel", static_cast<int32_t M::*>(&M::kernel), {1, kManyTokens},
+              "pooling width in tokens, odd; 1 = no pooling", "7; kvpress 5, none_pool 1");
+    d.choice("pool", static_cast<Pool M::*>(&M::pool), {"max", "avg"}, "how neighbours share their votes",
+             "max; kvpress avg");
+    d.choice("when", static_cast<When M::*>(&M::when), {"before", "after"},
+             "query heads become one before or after pooling", "before; kvpress and paper_config after");
   }
   void resolve(const Scene& scene) {
-    budget = scene.budget;
+    Selecting::resolve(scene);
+    const bool kvpress = variant == Variant::kvpress;
+    if (window == kDerived) window = kvpress ? 64 : variant == Variant::kvfactory ? 8 : 32;
+    if (kernel == kDerived) kernel = kvpress ? 5 : variant == Variant::none_pool ? 1 : 7;
+    if (pool == Pool::derived) pool = kvpress ? Pool::avg : Pool::max;
+    if (when == When::derived)
+      when = kvpress || variant == Variant::paper_config ? When::after : When::before;
     if (kernel % 2 == 0)
-      throw ParameterError("kernel",
-                           "kernel " + std::to_string(kernel) + " must be odd, so that pooling has a centre");
+      throw ParameterError("kernel", "kernel " + std::to_string(kernel) +
+                                         " must be odd, so that pooling has a centre; take one more or less");
   }
-  Layout layout(const Scene& scene) const { return {.state_doubles = scene.prompt, .scores = true}; }
+  static void set_axes(const SnapKv& m, Axes& axes) {
+    if (m.variant == Variant::kvpress || m.variant == Variant::paper_config)
+      axes.gqa_aggregate = Aggregate::mean;
+  }
+  Layout layout(const Scene& scene) const {
+    return {.state_doubles = int64_t(2) * scene.shape.heads * scene.prompt, .scores = true};
+  }
   PromptNeeds needs(const Scene& scene) const {
     return {.column_sums_from = scene.prompt > window ? scene.prompt - window : 0};
   }
-
-  Protect protection() const { return {.recent = window}; }
+  KVR_FN Protect protection() const { return {.sinks = sinks, .recent = recent > window ? recent : window}; }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
-    const int32_t prefix = cache.size() - window;
-    team.each(prefix, [&](int32_t j) { state[size_t(j)] = prompt.column_sum(cache.token(j)); });
-    team.each(prefix, [&](int32_t j) { cache.score(j) = pooled(j, prefix); });
+    const int32_t prefix = cache.size() - window, heads = prompt.shape().heads;
+    if (prefix <= 0) return;
+    double *votes = state.data(), *shared = votes + int64_t(heads) * prefix;
+    for (int32_t h = 0; h < heads; ++h)
+      team.each(prefix,
+                [&](int32_t j) { votes[int64_t(h) * prefix + j] = prompt.column_sum(cache.token(j), h); });
+    if (when == When::before)
+      team.each(prefix, [&](int32_t j) { votes[j] = aggregate(prompt.how(), votes + j, prefix, heads); });
+    const int32_t voters = when == When::before ? 1 : heads;
+    for (int32_t h = 0; h < voters; ++h)
+      team.each(prefix, [&](int32_t j) {
+        shared[int64_t(h) * prefix + j] = pooled(votes + int64_t(h) * prefix, j, prefix);
+      });
+    team.each(prefix,
+              [&](int32_t j) { cache.score(j) = aggregate(prompt.how(), shared + j, prefix, voters); });
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
-    if (cache.size() <= budget) return;
-    if (budget <= window) keep_ends(team, cache, 0, budget);
-    else
-      keep_best(team, cache, {.recent = window}, budget - window, [&](int32_t i) { return cache.score(i); });
+    keep_scored(team, cache, protection(), budget);
   }
 
  private:
-  KVR_FN double pooled(int32_t j, int32_t prefix) const {
+  KVR_FN double pooled(const double* s, int32_t j, int32_t prefix) const {
     const int32_t first = j - kernel / 2 < 0 ? 0 : j - kernel / 2;
     const int32_t last = j + kernel / 2 >= prefix ? prefix - 1 : j + kernel / 2;
-    double most = state[size_t(first)], sum = 0;
+    double most = s[first], sum = 0;
     for (int32_t i = first; i <= last; ++i) {
-      const double s = state[size_t(i)];
-      most = s > most ? s : most;
-      sum += s;
+      most = s[i] > most ? s[i] : most;
+      sum += s[i];
     }
     return pool == Pool::max ? most : sum / kernel;
   }

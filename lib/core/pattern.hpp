@@ -15,7 +15,7 @@ struct SparsePattern {
 
   static void declare_heavy(auto& d) {
     d.boolean("with_h2o", static_cast<bool M::*>(&M::with_h2o),
-              "floor(B/2) of the budget for heavy hitters outside the pattern");
+              "floor(B/2) of the budget is for heavy hitters outside the pattern, B' the rest");
   }
   void resolve(const Scene& scene) {
     budget = scene.budget, prompt = scene.prompt, tokens = scene.tokens;

@@ -23,7 +23,8 @@ struct H2oHeavy : Selecting<0, kDerived> {
   Variant variant = Variant::newest;
 
   static void declare(auto& d) {
-    d.choice("variant", &H2oHeavy::variant, {"default", "strict"}, "strict: no token is safe for being new");
+    d.choice("variant", &H2oHeavy::variant, {"default", "strict"},
+             "strict: no token is safe because it is the newest");
     protect<H2oHeavy>(d, "1; strict: 0");
   }
   void resolve(const Scene& scene) {

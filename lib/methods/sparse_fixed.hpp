@@ -10,7 +10,7 @@ namespace kvreplay {
 struct SparseFixed : SparsePattern<SparseFixed> {
   static constexpr MethodInfo info{
       .name = "sparse_fixed",
-      .title = "static pattern: own block + ends of blocks",
+      .title = "sparse pattern: own block + ends of blocks",
       .source = "baseline of H2O, Zhang et al. 2023, Table 1 and Fig. 1",
       .tier = 1,
       .memory = "at most B tokens; with_h2o one score each",

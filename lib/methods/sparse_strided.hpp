@@ -9,7 +9,7 @@ namespace kvreplay {
 struct SparseStrided : SparsePattern<SparseStrided> {
   static constexpr MethodInfo info{
       .name = "sparse_strided",
-      .title = "static pattern: window + every l-th token",
+      .title = "sparse pattern: window + every l-th token",
       .source = "baseline of H2O, Zhang et al. 2023, Table 1 and Fig. 1",
       .tier = 1,
       .memory = "at most B tokens; with_h2o one score each",

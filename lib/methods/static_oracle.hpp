@@ -10,7 +10,7 @@ namespace kvreplay {
 struct StaticOracle : Selecting<> {
   static constexpr MethodInfo info{
       .name = "static_oracle",
-      .title = "best static choice (oracle of the future)",
+      .title = "best choice after the prompt (oracle: sees the future)",
       .source = "ceiling; definition",
       .tier = 1,
       .memory = "B prompt tokens and every later one",

@@ -11,7 +11,7 @@ namespace kvreplay {
 struct Topp {
   static constexpr MethodInfo info{
       .name = "topp",
-      .title = "share p of the attention, from the full cache (oracle)",
+      .title = "share p of the attention from the full cache (oracle)",
       .source = "nucleus selection; a ceiling",
       .tier = 2,
       .memory = "the full cache",

@@ -205,6 +205,12 @@ TEST_CASE("the strided pattern is the last w tokens and every l-th", "[h2o]") {
   CHECK(kept(r) == std::vector<Tokens>{{2, 4, 5}, {2, 5, 6}, {2, 5, 6, 7}, {2, 5, 7, 8}});
 }
 
+TEST_CASE("a pattern cuts no prompt that fits, but every step of the decoding", "[h2o]") {
+  const auto s = weights(std::vector<double>(8, 1.0), 5);
+  const CellResult r = run(s, "sparse_strided", 5, {{"w", 2}, {"l", 3}});
+  CHECK(kept(r) == std::vector<Tokens>{{0, 1, 2, 3, 4}, {2, 4, 5}, {2, 5, 6}, {2, 5, 6, 7}});
+}
+
 TEST_CASE("the fixed pattern is the own block and the ends of the finished ones", "[h2o]") {
   const auto s = weights(std::vector<double>(10, 1.0), 7);
   const CellResult r = run(s, "sparse_fixed", 6, {{"l", 3}, {"c", 1}});
@@ -244,6 +250,7 @@ TEST_CASE("top-p reads the shortest prefix that reaches p, the lowest index amon
   CHECK(reads(0.75) == Tokens{0, 1, 3});
   CHECK(reads(0.85) == Tokens{0, 1, 2, 3});
   CHECK(reads(1) == Tokens{0, 1, 2, 3, 4});
+  CHECK(attended(run(weights({1, 1e-30, 1}, 2), "topp", 0, {{"p", 1.0}})).at(0) == Tokens{0, 1, 2});
   CHECK(run(s, "topp", 0, {{"p", 0.75}}).measures.mean_attended_tokens == 3);
   CHECK(refusal("topp", 0, {{"p", 0.0}}).find("reads nothing") != std::string::npos);
 }

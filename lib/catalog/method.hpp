@@ -57,7 +57,8 @@ struct Method {
   // Axes that the user did not give: MethodInfo's, unless a variant has its own.
   std::function<Axes(const nlohmann::json& params)> default_axes;
   std::function<bool(const nlohmann::json& params)> random;  // does this instance repeat over seeds?
-  std::function<bool(const nlohmann::json& params)> budgetless;  // a variant whose size is an output; may be empty
+  std::function<bool(const nlohmann::json& params)>
+      budgetless;  // a variant whose size is an output; may be empty
   bool takes_budget(const nlohmann::json& params) const {
     return info.takes_budget && !(budgetless && budgetless(params));
   }

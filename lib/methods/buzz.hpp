@@ -52,7 +52,7 @@ struct Buzz {
     d.integer("threshold", &Buzz::threshold, {1, kManyTokens}, "size of the middle that fires",
               "B - sinks - window");
     d.choice("variant", &Buzz::variant, {"reference", "paper"}, "fire above the threshold, or at it");
-    d.choice("mode", &Buzz::mode, {"local_max", "no_max", "swap"}, "what of the new and old tokens stays");
+    d.choice("mode", &Buzz::mode, {"local_max", "no_max", "swap"}, "what of the middle stays");
     d.choice("prefill_passes", &Buzz::passes, {"single", "until_fit", "chunked"}, "passes over the prompt",
              "single; variant paper: until_fit");
     d.choice("log_n", &Buzz::log_n, {"off", "live", "context"}, kLogNHelp);
@@ -61,8 +61,7 @@ struct Buzz {
     if (stride < 3)
       throw ParameterError("stride",
                            "stride " + std::to_string(stride) +
-                               " keeps every old token in each pass: the cache would grow without bound; "
-                               "give at least 3");
+                               " keeps every old token in each pass: the cache would grow; give at least 3");
     resolve_sizes(scene.budget);
     if (passes == Passes::by_variant) passes = variant == Variant::paper ? Passes::until_fit : Passes::single;
     prompt = scene.prompt, heads = scene.shape.heads, how = scene.aggregate;

@@ -196,10 +196,10 @@ class LaneOf final : public Lane<Real> {
     const int32_t t = heads.token, row = heads.row;
     memory_.reveal(t, t + 1);
     const auto& s = memory_.storage();
-    const Token<Real> token({s.keys + int64_t(t) * s.shape.dim, size_t(s.shape.dim)},
-                            {s.values + int64_t(t) * s.shape.v_dim, size_t(s.shape.v_dim)}, t,
-                            stream_->classes.empty() ? TokenClass::plain
-                                                     : TokenClass(stream_->classes[size_t(t)]));
+    const Token<Real> token(
+        {s.keys + int64_t(t) * s.shape.dim, size_t(s.shape.dim)},
+        {s.values + int64_t(t) * s.shape.v_dim, size_t(s.shape.v_dim)}, t,
+        stream_->classes.empty() ? TokenClass::plain : TokenClass(stream_->classes[size_t(t)]));
     const bool attends = row >= 0 && (observes() || heads.tile.scored[size_t(row)] != 0);
     const StepScratch<Real> scratch{w.e.data(), w.coefficients.data(), w.group.data(), w.by_head.data(),
                                     w.chosen.data()};

@@ -32,8 +32,15 @@ struct Cell {
 
   // The situation that the method is resolved for.
   Scene scene() const {
-    return {allocated.value_or(budget.value_or(0)), n_prefill, n_tokens, shape, layer, n_layers, axes.phase,
-            scale, axes.gqa_aggregate};
+    return {allocated.value_or(budget.value_or(0)),
+            n_prefill,
+            n_tokens,
+            shape,
+            layer,
+            n_layers,
+            axes.phase,
+            scale,
+            axes.gqa_aggregate};
   }
   bool shares() const { return axes.allocator != Allocator::uniform || method->council != Council::none; }
 };

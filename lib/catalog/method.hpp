@@ -59,7 +59,8 @@ struct Method {
   // Worth saying before a run of this instance, or "".
   std::function<const char*(const nlohmann::json& params, const Axes& axes)> warning;
   std::function<bool(const nlohmann::json& params)> random;  // does this instance repeat over seeds?
-  std::function<bool(const nlohmann::json& params)> budgetless;  // a variant whose size is an output; may be empty
+  std::function<bool(const nlohmann::json& params)>
+      budgetless;  // a variant whose size is an output; may be empty
   bool takes_budget(const nlohmann::json& params) const {
     return info.takes_budget && !(budgetless && budgetless(params));
   }

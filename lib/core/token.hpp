@@ -27,8 +27,7 @@ enum class TokenClass : uint8_t { plain = 0, punctuation = 1, special = 2 };
 template <class Real>
 class Token {
  public:
-  KVR_FN Token(std::span<const Real> k, std::span<const Real> v, int32_t at,
-               TokenClass c = TokenClass::plain)
+  KVR_FN Token(std::span<const Real> k, std::span<const Real> v, int32_t at, TokenClass c = TokenClass::plain)
       : key(k), value(v), index(at), text_class(c) {}
   Token(const Token&) = delete;
   Token& operator=(const Token&) = delete;

@@ -82,9 +82,10 @@ void prepare_rotation(const Trace& trace, const HeadRequest& request, const Laye
 std::vector<uint8_t> load_classes(const Trace& trace, const HeadRequest& request) {
   std::vector<uint8_t> classes = trace.token_classes(request.prompt);
   if (classes.empty())
-    throw TraceError(trace.info().path.string() + ": /prompts/" + request.prompt +
-                     "/token_class is missing, and a listed method looks at the text of tokens; record it with "
-                     "kvdump --with-text");
+    throw TraceError(
+        trace.info().path.string() + ": /prompts/" + request.prompt +
+        "/token_class is missing, and a listed method looks at the text of tokens; record it with "
+        "kvdump --with-text");
   classes.resize(size_t(request.tokens));
   return classes;
 }

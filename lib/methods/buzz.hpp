@@ -1,4 +1,5 @@
 #pragma once
+#include "core/beehive.hpp"
 #include "core/log_n.hpp"
 #include "core/policy.hpp"
 
@@ -37,22 +38,20 @@ struct Buzz {
   LogN log_n = LogN::off;
   int32_t sinks = 4, stride = 5, window = kDerived, threshold = kDerived;
   int32_t prompt = 0;
-  int32_t old_step = 3, new_step = 5;
-  int32_t first_new = 0;     // tokens before it have been through a pass
+  Beehive hive;              // steps 2 to 5
   bool prompt_ends = false;  // the next call of evict() is the prompt's
   int32_t listed = 0;
   std::span<double> state;  // where prompt rows are observed: [P] A, [P] listed tokens, [heads, P] scratch
 
   static void declare(auto& d) {
     d.integer("sinks", &Buzz::sinks, {0, kManyTokens}, "first tokens that always stay");
-    d.integer("stride", &Buzz::stride, {3, 1 << 15},
-              "length of a segment; below 3 old tokens would never become fewer");
+    d.integer("stride", &Buzz::stride, {3, 1 << 15}, "segment length; below 3 the cache would grow");
     d.integer("window", &Buzz::window, {1, kManyTokens}, "recent window, tokens",
               "floor((B - sinks)/(1 + rho))");
-    d.integer("threshold", &Buzz::threshold, {1, kManyTokens},
-              "tokens between sinks and window that start a pass", "B - sinks - window");
+    d.integer("threshold", &Buzz::threshold, {1, kManyTokens}, "size of the middle that fires",
+              "B - sinks - window");
     d.choice("variant", &Buzz::variant, {"reference", "paper"}, "fire above the threshold, or at it");
-    d.choice("mode", &Buzz::mode, {"local_max", "no_max", "swap"}, "what of the new and old tokens stays");
+    d.choice("mode", &Buzz::mode, {"local_max", "no_max", "swap"}, "what of the middle stays");
     d.choice("prefill_passes", &Buzz::passes, {"single", "until_fit", "chunked"}, "passes over the prompt",
              "single; variant paper: until_fit");
     d.choice("log_n", &Buzz::log_n, {"off", "live", "context"}, kLogNHelp);
@@ -61,21 +60,20 @@ struct Buzz {
     if (stride < 3)
       throw ParameterError("stride",
                            "stride " + std::to_string(stride) +
-                               " keeps every old token in each pass, so the cache would grow without "
-                               "bound; it must be at least 3");
+                               " keeps every old token in each pass: the cache would grow; give at least 3");
     resolve_sizes(scene.budget);
     if (passes == Passes::by_variant) passes = variant == Variant::paper ? Passes::until_fit : Passes::single;
     prompt = scene.prompt;
     const int32_t half = (stride + 1) / 2;
-    old_step = mode == Mode::swap ? stride : half;
-    new_step = mode == Mode::swap ? half : stride;
+    hive.window = window, hive.fires_at = threshold + (variant == Variant::reference ? 1 : 0);
+    hive.old_step = mode == Mode::swap ? stride : half, hive.new_step = mode == Mode::swap ? half : stride;
+    hive.heaviest = mode != Mode::no_max;
   }
-  // A middle of two tokens may stand above a threshold of one; one pass over a long prompt leaves what it
-  // leaves.
+  // A middle of two stands above a threshold of one; one pass over a long prompt leaves what it leaves.
   int64_t bound(const Scene& scene) const {
     const int64_t ends = sinks + window, middle = scene.prompt - ends;
     const int64_t once =
-        passes == Passes::single && middle > threshold ? (middle + new_step - 1) / new_step : 0;
+        passes == Passes::single && middle > threshold ? (middle + hive.new_step - 1) / hive.new_step : 0;
     return ends + std::max<int64_t>({threshold, 2, once});
   }
   Layout layout(const Scene& s) const {
@@ -111,8 +109,8 @@ struct Buzz {
     const bool of_prompt = prompt_ends;
     prompt_ends = false;
     if (of_prompt && passes == Passes::chunked) return keep_listed(team, cache);
-    while (thin(team, cache) && of_prompt && passes == Passes::until_fit) {
-    }
+    bool again = true;
+    while (again) again = hive.thin(team, cache, sinks) && of_prompt && passes == Passes::until_fit;
   }
 
  private:
@@ -123,65 +121,27 @@ struct Buzz {
     if (window == kDerived) window = int32_t(threshold == kDerived ? derived : room - threshold);
     if (threshold == kDerived) threshold = int32_t(room - window);
     if (window >= 1 && threshold >= 1 && int64_t(window) + threshold == room) return;
-    throw ParameterError("window",
-                         "sinks " + std::to_string(sinks) + ", window " + std::to_string(window) +
-                             " and threshold " + std::to_string(threshold) + " must be a budget of " +
-                             std::to_string(budget) +
-                             " with at least one token each for window and threshold; leave both out, or "
-                             "make them add up");
+    throw ParameterError("window", "sinks " + std::to_string(sinks) + ", window " + std::to_string(window) +
+                                       " and threshold " + std::to_string(threshold) +
+                                       " must add up to a budget of " + std::to_string(budget) +
+                                       ", window and threshold at least 1; leave both out");
   }
   KVR_FN bool observes_prompt() const { return log_n != LogN::off || passes == Passes::chunked; }
 
-  // Steps 2 to 5 on a list of tokens: marks what stays; false if nothing is to be done.
-  KVR_FN bool pass(const Team auto& team, int32_t size, int32_t first, auto token, auto score, auto stays) {
-    const int32_t middle = size - first - window, end = first + middle;
-    if (middle < threshold + (variant == Variant::reference ? 1 : 0)) return false;
-    const int32_t old = team.count(middle, [&](int32_t j) { return token(first + j) < first_new; });
-    team.each(size, [&](int32_t i) {
-      stays(i) = i < first || i >= end || (i - first < old && (i - first) % old_step == 0) ? 1 : 0;
-    });
-    team.each((middle - old + new_step - 1) / new_step, [&](int32_t segment) {
-      const int32_t from = first + old + segment * new_step,
-                    to = from + new_step < end ? from + new_step : end;
-      int32_t best = from;
-      for (int32_t i = from + 1; i < to && mode != Mode::no_max; ++i)
-        if (score(i) > score(best)) best = i;
-      stays(best) = 1;
-    });
-    first_new = token(end);
-    return true;
-  }
-  // One pass over the cache; false if no token left.
-  KVR_FN bool thin(const Team auto& team, Cache auto& cache) {
-    const int32_t before = cache.size();
-    const bool fired = pass(
-        team, before, held_sinks(cache, sinks), [&](int32_t i) { return cache.token(i); },
-        [&](int32_t i) { return cache.score(i); }, [&](int32_t i) -> uint8_t& { return cache.mark(i); });
-    if (fired) cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
-    return cache.size() < before;
-  }
-
   // `chunked`: the prompt is not in the cache yet, so its tokens stand in a list.
+  KVR_FN double* listed_tokens() { return state.data() + prompt; }
   KVR_FN double* scratch() { return state.data() + 2 * prompt; }
   KVR_FN void list(const Team auto& team, int32_t t) {
-    double *tokens = state.data() + prompt, *stays = scratch();
-    if (team.rank() == 0) tokens[listed] = t;
+    if (team.rank() == 0) listed_tokens()[listed] = t;
     team.sync();
     ++listed;
-    if ((t + 1) % threshold != 0 && t + 1 != prompt) return;
-    const auto token = [&](int32_t i) { return int32_t(tokens[i]); };
-    const bool fired = pass(
-        team, listed, listed < sinks ? listed : sinks, token,
-        [&](int32_t i) { return state[size_t(token(i))]; }, [&](int32_t i) -> double& { return stays[i]; });
-    if (fired)
-      listed = team.compact(
-          listed, [&](int32_t i) { return stays[i] != 0; },
-          [&](int32_t from, int32_t to) { tokens[to] = tokens[from], stays[to] = stays[from]; });
+    if ((t + 1) % threshold == 0 || t + 1 == prompt)
+      listed = hive.thin(team, listed_tokens(), listed, sinks, state.data(), scratch());
   }
   KVR_FN void keep_listed(const Team auto& team, Cache auto& cache) {
     double* stays = scratch();
     team.each(prompt, [&](int32_t i) { stays[i] = 0; });
-    team.each(listed, [&](int32_t i) { stays[int32_t(state[size_t(prompt + i)])] = 1; });
+    team.each(listed, [&](int32_t i) { stays[int32_t(listed_tokens()[i])] = 1; });
     cache.retain(team, [&](int32_t i) { return stays[cache.token(i)] != 0; });
   }
 };

@@ -161,8 +161,8 @@ std::vector<int32_t> Trace::token_ids(const std::string& prompt_id) const {
 
 std::vector<uint8_t> Trace::token_classes(const std::string& prompt_id) const {
   if (!prompt(prompt_id).has_classes) return {};
-  const std::vector<int32_t> classes = reading(
-      [&] { return state_->integers("prompts/" + prompt_id + "/token_class", 0, kLastTokenClass); });
+  const std::vector<int32_t> classes =
+      reading([&] { return state_->integers("prompts/" + prompt_id + "/token_class", 0, kLastTokenClass); });
   return {classes.begin(), classes.end()};
 }
 

@@ -88,9 +88,9 @@ class Trace {
   void read_out(const std::string& prompt, int32_t layer, int32_t q_head, int64_t rows,
                 std::span<float> into) const;
 
-  std::vector<int32_t> token_ids(const std::string& prompt) const;     // empty when not recorded
+  std::vector<int32_t> token_ids(const std::string& prompt) const;      // empty when not recorded
   std::vector<uint8_t> token_classes(const std::string& prompt) const;  // as TokenClass; empty: not recorded
-  std::vector<int32_t> position_ids(const std::string& prompt) const;  // 0..T-1 when not recorded
+  std::vector<int32_t> position_ids(const std::string& prompt) const;   // 0..T-1 when not recorded
   std::vector<int32_t> query_positions(const std::string& prompt,
                                        int32_t layer) const;  // token index of each query row
   std::vector<float> sink_logits(const std::string& prompt, int32_t layer) const;  // [Hq] or empty

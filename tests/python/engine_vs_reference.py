@@ -273,7 +273,6 @@ KEYFORMER = [
 ]
 
 
-
 def by_text(**params):
     def run(head, B, seed):
         return fastgen(head, classes=token_classes(head.n), **params)

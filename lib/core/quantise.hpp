@@ -5,8 +5,8 @@
 
 #include "core/platform.hpp"
 
-// Rounding to fewer bits (methods.md, "row formats"): 16-bit floating point, and groups of numbers that share an
-// offset and a step. Numbers go in and come back as they are read from storage.
+// Rounding to fewer bits (methods.md, "row formats"): 16-bit floating point, and groups of numbers that share
+// an offset and a step. Numbers go in and come back as they are read from storage.
 
 namespace kvreplay {
 
@@ -22,10 +22,12 @@ KVR_FN inline double to_float16(double x) {
   return std::fabs(rounded) > 65504 ? std::copysign(double(INFINITY), x) : rounded;
 }
 // Through float32, as the dump tools do.
-KVR_FN inline double to_bfloat16(double x) { return double(float(round_to_digits(double(float(x)), 8, -133))); }
+KVR_FN inline double to_bfloat16(double x) {
+  return double(float(round_to_digits(double(float(x)), 8, -133)));
+}
 
-// Codes 0..levels over the range of one group. They are computed from the exact extremes, and read back with the
-// offset and the step as they are stored, in float16.
+// Codes 0..levels over the range of one group. They are computed from the exact extremes, and read back with
+// the offset and the step as they are stored, in float16.
 struct GroupScale {
   double low = 0, high = 0;
   int32_t levels = 1;

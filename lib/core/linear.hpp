@@ -147,4 +147,60 @@ KVR_FN inline void orthonormalise(const Team auto& team, std::span<double> a, in
   }
 }
 
+// Ridge least squares: rows x with targets y come one by one.
+struct LeastSquares {
+  int32_t n, columns;
+  std::span<double> gram, factor, right, solution;  // [n, n], [n, n], [n, columns], [n, columns]
+
+  KVR_FN void clear(const Team auto& team) const {
+    team.each(n * n, [&](int32_t i) { gram[size_t(i)] = 0; });
+    team.each(n * columns, [&](int32_t i) { right[size_t(i)] = 0; });
+  }
+  KVR_FN void add(const Team auto& team, std::span<const double> x, std::span<const double> y) const {
+    add_outer(team, gram, x);
+    team.each(n, [&](int32_t j) {
+      for (int32_t c = 0; c < columns; ++c) right[size_t(j * columns + c)] += x[size_t(j)] * y[size_t(c)];
+    });
+  }
+  // gram then holds the whole matrix, the ridge included. False: there is no unique solution.
+  KVR_FN bool solve(const Team auto& team, double ridge) const {
+    complete(team, gram, n, ridge);
+    team.each(n * n, [&](int32_t i) { factor[size_t(i)] = gram[size_t(i)]; });
+    team.each(n * columns, [&](int32_t i) { solution[size_t(i)] = right[size_t(i)]; });
+    if (!cholesky(team, factor, n)) return false;
+    cholesky_solve(team, factor, n, solution, columns);
+    return true;
+  }
+};
+
+// Randomly pivoted Cholesky of a positive semidefinite entry(i, j), i, j < n: pivots are drawn in proportion
+// to what is left of the diagonal, pivot j with uniform(j), by the running sum. residual [n], factor [n,
+// most], pivots [most]. Returns how many were found: fewer than `most` where nothing is left.
+template <class E, class U>
+KVR_FN int32_t pivoted_cholesky(const Team auto& team, int32_t n, int32_t most, E entry, U uniform,
+                                std::span<double> residual, std::span<double> factor,
+                                std::span<double> pivots) {
+  const auto row = [&](int32_t i) { return factor.data() + int64_t(i) * most; };
+  const auto left = [&](int32_t i) { return residual[size_t(i)]; };
+  team.each(n, [&](int32_t i) { residual[size_t(i)] = entry(i, i); });
+  for (int32_t j = 0; j < most; ++j) {
+    const double total = team.sum(n, left);
+    if (!(total > 0)) return j;
+    double running = 0;
+    const double u = uniform(j) * total;
+    int32_t s = 0;
+    for (int32_t i = 0; i < n && !(running > u); running += left(i++))
+      if (left(i) > 0) s = i;
+    const double root = std::sqrt(left(s));
+    team.sync();
+    if (team.rank() == 0) pivots[size_t(j)] = s;
+    team.each(n, [&](int32_t i) {
+      const double x = (entry(i, s) - dot(row(i), row(s), j)) / root, rest = left(i) - x * x;
+      row(i)[j] = x;
+      residual[size_t(i)] = i == s || rest < 0 ? 0 : rest;
+    });
+  }
+  return most;
+}
+
 }  // namespace kvreplay

@@ -1,10 +1,7 @@
 #pragma once
-#include <cmath>
-#include <vector>
-
-#include "core/linear.hpp"
 #include "core/policy.hpp"
 #include "core/quantise.hpp"
+#include "core/sketch.hpp"
 
 namespace kvreplay {
 
@@ -12,8 +9,7 @@ namespace kvreplay {
 //  1. S: d x m Gaussian, orthogonalised in blocks of d columns, times sqrt(d).
 //  2. In each group of tokens the channels of largest norm are outliers, which are sketched apart.
 //  3. Of a key stay sign(S^T k) of both parts, ||k|| and ||k_out||.
-//  4. <q, k> is estimated as sqrt(pi/2) / m_in ||k_in|| <S^T q_in, sign(S^T k_in)>, plus the same for the
-//  outliers.
+//  4. <q, k> is taken to be sqrt(pi/2) / m_in ||k_in|| <S^T q_in, sign(S^T k_in)>, plus that of the outliers.
 //  5. The tail that does not fill a buffer is exact. Values: kivi, the last `buffer` exact.
 // The estimate is linear in q, so a row holds the vector that it is the inner product with.
 struct Qjl {
@@ -23,9 +19,8 @@ struct Qjl {
       .source = "QJL, Zandieh et al. 2024, Algorithm 1; values as KIVI, Liu et al. 2024",
       .tier = 3,
       .memory =
-          "m_in + m_out sign bits and 2 norms a key, the outlier channels of a group, 2-bit values with "
-          "offset and "
-          "step; an exact tail. S follows from the seed",
+          "m_in + m_out bits and 2 norms a key, a group's outlier channels, 2-bit values with offset and "
+          "step, an exact tail; S follows from the seed",
       .deviation = "one matrix serves both sketches.",
       .oneshots = false,
       .any_positions = false,
@@ -48,16 +43,14 @@ struct Qjl {
               "tokens that are sketched at a time, a multiple of group");
   }
   void resolve(const Scene& scene) {
-    if (buffer % group != 0)
-      throw ParameterError("buffer", "buffer " + std::to_string(buffer) + " is no multiple of group " +
-                                         std::to_string(group) + "; sketched groups must be full");
+    if (buffer % group != 0) throw ParameterError("buffer", "buffer must be a multiple of group");
     if (outliers >= scene.shape.dim)
-      throw ParameterError("outliers", "outliers " + std::to_string(outliers) + " leaves no channel of " +
-                                           std::to_string(scene.shape.dim) + "; it must be below that");
+      throw ParameterError(
+          "outliers", "outliers must be below the " + std::to_string(scene.shape.dim) + " channels of a key");
   }
   static bool random(const Qjl&) { return true; }
   std::vector<DrawArray> draw_arrays(const Scene& scene) const {
-    return {{"U uniforms", Structure::sketch_matrix, 1, even(int64_t(scene.shape.dim) * columns())}};
+    return {{"U uniforms", Structure::sketch_matrix, 1, (int64_t(scene.shape.dim) * columns() + 1) / 2 * 2}};
   }
   Layout layout(const Scene& scene) const {
     const int64_t d = scene.shape.dim, m = columns();
@@ -84,7 +77,7 @@ struct Qjl {
     const int32_t full = tokens - tokens % buffer, old = tokens > buffer ? tokens - buffer : 0;
     team.sync();
     if (team.rank() == 0) state[0] = full, state[1] = old > values ? old : values;
-    if (full > keys && keys == 0) draw_matrix(team, w);
+    if (full > keys && keys == 0) draw_sketch(team, draws, w.matrix, cache.shape().dim, columns());
     for (int32_t i = keys; i < full; i += group)
       if (i + group > first) sketch_group(team, cache, w, (i > first ? i : first) - first, i + group - first);
     for (int32_t i = values > first ? values : first; i < old; ++i) quantise_value(team, cache, w, i - first);
@@ -95,24 +88,10 @@ struct Qjl {
     std::span<double> matrix, norms, outlier, key, signs, value;
   };
   KVR_FN int32_t columns() const { return m_in > m_out ? m_in : m_out; }
-  KVR_FN static int64_t even(int64_t n) { return n + n % 2; }
   KVR_FN Work carve(const HeadShape& s) const {
     Carver cut{state.data() + 2};
     return {
         cut(int64_t(s.dim) * columns()), cut(s.dim), cut(s.dim), cut(s.dim), cut(columns()), cut(s.v_dim)};
-  }
-  // Step 1, row-major. Two uniforms make two Gaussians: the cosine first (Box and Muller).
-  KVR_FN void draw_matrix(const Team auto& team, const Work& w) const {
-    const int32_t n = int32_t(w.matrix.size()), d = int32_t(w.key.size()), m = columns();
-    constexpr double kTau = 6.283185307179586, kLeast = 0x1p-53;
-    team.each(n, [&](int32_t i) {
-      const double u = draws.uniform(Structure::sketch_matrix, i - i % 2),
-                   radius = std::sqrt(-2 * std::log(u > kLeast ? u : kLeast));
-      const double angle = kTau * draws.uniform(Structure::sketch_matrix, i - i % 2 + 1);
-      w.matrix[size_t(i)] = radius * (i % 2 == 0 ? std::cos(angle) : std::sin(angle));
-    });
-    for (int32_t j = 0; j < m; j += d) orthonormalise(team, w.matrix, d, m, j, m - j < d ? m - j : d);
-    team.each(n, [&](int32_t i) { w.matrix[size_t(i)] *= std::sqrt(double(d)); });
   }
   // Steps 2 to 4 for rows first..last-1.
   template <class Real>

@@ -1,8 +1,4 @@
 #pragma once
-#include <cmath>
-#include <map>
-#include <vector>
-
 #include "core/linear.hpp"
 #include "core/policy.hpp"
 
@@ -13,9 +9,9 @@ namespace kvreplay {
 //  2. H_ij = exp(scale / tau2 <k_i, k_j> - shift).
 //  3. r times: draw a pivot with probability proportional to the residual diagonal, and update it.
 //  4. W = (H_SS + ridge trace / r I)^-1 H_S,all.
-//  5. Store (k_S, W V, W 1): a key, a sum of values and a mass, which may be negative. Sinks, recent and
-//  later tokens
-//     stay as they are. Output: sum exp(l) (W V) / sum exp(l) (W 1).
+//  5. Store (k_S, W V, W 1): a key, a sum of values and a mass, which may be negative. Other tokens stay as
+//  they
+//     are. Output: sum exp(l) (W V) / sum exp(l) (W 1).
 struct WildCat {
   static constexpr MethodInfo info{
       .name = "wildcat",
@@ -48,10 +44,10 @@ struct WildCat {
     rate = scene.scale / tau2;
     if (sinks + recent > budget) throw too_much_protection(sinks, recent, budget);
     const int32_t M = std::max(0, scene.prompt - sinks - recent);
-    if (r != kDerived && scene.prompt > budget && r > M)
-      throw ParameterError("r", "r " + std::to_string(r) + " exceeds the " + std::to_string(M) +
-                                    " prompt tokens between sinks and recent; give at most as many");
     if (r == kDerived) r = budget - sinks - recent;
+    else if (r > M && scene.prompt > budget)
+      throw ParameterError("r",
+                           "r must be at most the " + std::to_string(M) + " middle tokens of the prompt");
   }
   static bool random(const WildCat&) { return true; }
   std::vector<DrawArray> draw_arrays(const Scene&) const { return {{"U uniforms", Structure::pivots, 1, r}}; }
@@ -62,122 +58,67 @@ struct WildCat {
   }
   void charge(Charge& c, const auto&) const { c.weight_floats = int64_t(state[0]); }
   void report(std::map<std::string, double>& extras, const auto& cache) const {
-    int32_t negative = 0;
-    for (int32_t i = 0; i < cache.size(); ++i) negative += cache.den(i) < 0 ? 1 : 0;
-    extras["negative_masses"] = negative;
-    extras["pivots"] = state[0];
+    extras["pivots"] = state[0], extras["negative_masses"] = 0;
+    for (int32_t i = 0; i < cache.size(); ++i) extras["negative_masses"] += cache.den(i) < 0 ? 1 : 0;
   }
-  static std::string failure_text(int32_t, int32_t at) {
-    return "H_SS is not positive definite at pivot " + std::to_string(at) +
-           "; give a larger ridge or fewer pivots";
+  static std::string failure_text(int32_t, int32_t pivots) {
+    return "H_SS of " + std::to_string(pivots) + " pivots has no inverse; give a larger ridge";
   }
 
   template <class Real>
   KVR_FN void evict(const Team auto& team, BasicCache<Real>& cache) {
     const int32_t first = held_sinks(cache, sinks), M = cache.size() - first - recent;
     if (cache.size() <= budget || M <= 0) return;
-    const Work w = carve(cache.shape(), M);
-    centre(team, cache, first, w);
-    const int32_t found = choose_pivots(team, w);
-    sum_values(team, cache, first, found, w);
-    if (!solve(team, found, w)) return cache.fail(team, 1, found);
+    const Work w = centre(team, cache, first, M);
+    const int32_t found = pivoted_cholesky(
+        team, M, r, [&](int32_t i, int32_t j) { return w.H(i, j); },
+        [&](int32_t j) { return draws.uniform(Structure::pivots, j); }, w.residual, w.factor, w.pivots);
+    if (!solve(team, cache, first, found, w)) return cache.fail(team, 1, found);
     store(team, cache, first, found, w);
   }
 
  private:
+  // Of the middle tokens. shift: the largest ||k||^2, which no inner product exceeds.
   struct Work {
     int32_t M, d, columns;
-    std::span<double> mean, keys, residual, factor, pivots, inner, sums;
-    KVR_FN std::span<double> key(int32_t i) const { return keys.subspan(size_t(i) * size_t(d), size_t(d)); }
+    double rate, shift = 0;
+    std::span<double> mean = {}, keys = {}, residual = {}, factor = {}, pivots = {}, inner = {}, sums = {};
+    KVR_FN std::span<double> key(int32_t i) const { return keys.subspan(size_t(i * d), size_t(d)); }
+    KVR_FN double* sum(int32_t a) const { return sums.data() + int64_t(a) * columns; }
     KVR_FN int32_t pivot(int32_t a) const { return int32_t(pivots[size_t(a)]); }
-    KVR_FN std::span<double> sum(int32_t a) const {
-      return sums.subspan(size_t(a) * size_t(columns), size_t(columns));
+    KVR_FN double H(int32_t i, int32_t j) const {
+      return std::exp(rate * (wide_dot(key(i), key(j)) - shift));
     }
   };
-  KVR_FN Work carve(const HeadShape& s, int32_t M) const {
+  // Step 1.
+  KVR_FN Work centre(const Team auto& team, const auto& cache, int32_t first, int32_t M) const {
     Carver cut{state.data() + 1};
-    const int64_t d = s.dim, dv = s.v_dim;
-    return {M,
-            s.dim,
-            s.v_dim + 1,
-            cut(d),
-            cut(M * d),
-            cut(M),
-            cut(int64_t(M) * r),
-            cut(r),
-            cut(int64_t(r) * r),
-            cut(r * (dv + 1))};
-  }
-  // H_ij with shift = the largest ||k||^2, which no inner product exceeds.
-  KVR_FN double kernel(const Work& w, int32_t i, int32_t j, double shift) const {
-    return std::exp(rate * (wide_dot(w.key(i), w.key(j)) - shift));
-  }
-  KVR_FN double largest_norm(const Team auto& team, const Work& w) const {
-    return team.largest(w.M, [&](int32_t i) { return wide_dot(w.key(i), w.key(i)); }).score;
-  }
-  KVR_FN void centre(const Team auto& team, const auto& cache, int32_t first, const Work& w) const {
-    weighted_sum(
-        team, w.M, [&](int32_t) { return 1.0 / w.M; }, [&](int32_t i) { return cache.key(first + i); },
-        w.mean);
-    team.each(w.M, [&](int32_t i) {
-      const auto key = cache.key(first + i), centred = w.key(i);
-      for (size_t c = 0; c < w.mean.size(); ++c) centred[c] = double(key[c]) - w.mean[c];
+    Work w{M, cache.shape().dim, cache.shape().v_dim + 1, rate};
+    const int64_t n = M, pivots = r;
+    w.mean = cut(w.d), w.keys = cut(n * w.d), w.residual = cut(n), w.factor = cut(n * pivots);
+    w.pivots = cut(pivots), w.inner = cut(pivots * pivots), w.sums = cut(pivots * w.columns);
+    const auto key = [&](int32_t i) { return cache.key(first + i); };
+    const auto share = [&](int32_t) { return 1.0 / M; };
+    weighted_sum(team, M, share, key, w.mean);
+    team.each(M, [&](int32_t i) {
+      for (size_t c = 0; c < w.mean.size(); ++c) w.key(i)[c] = double(key(i)[c]) - w.mean[c];
     });
+    w.shift = team.largest(M, [&](int32_t i) { return wide_dot(w.key(i), w.key(i)); }).score;
+    return w;
   }
-  // Step 3. Fewer than r where nothing is left to draw.
-  KVR_FN int32_t choose_pivots(const Team auto& team, const Work& w) const {
-    const double shift = largest_norm(team, w);
-    const auto row = [&](int32_t i) { return w.factor.data() + int64_t(i) * r; };
-    team.each(w.M, [&](int32_t i) { w.residual[size_t(i)] = kernel(w, i, i, shift); });
-    for (int32_t j = 0; j < r; ++j) {
-      const double total = team.sum(w.M, [&](int32_t i) { return w.residual[size_t(i)]; });
-      if (!(total > 0)) return j;
-      const int32_t s = draw(w, total * draws.uniform(Structure::pivots, j));
-      const double root = std::sqrt(w.residual[size_t(s)]);
-      team.sync();
-      if (team.rank() == 0) w.pivots[size_t(j)] = s;
-      team.each(w.M, [&](int32_t i) {
-        const double x = (kernel(w, i, s, shift) - dot(row(i), row(s), j)) / root;
-        const double left = w.residual[size_t(i)] - x * x;
-        row(i)[j] = x;
-        w.residual[size_t(i)] = i == s || left < 0 ? 0 : left;
-      });
-    }
-    return r;
-  }
-  // The first token at which the running sum of the residual exceeds u.
-  KVR_FN static int32_t draw(const Work& w, double u) {
-    double running = 0;
-    int32_t last = 0;
-    for (int32_t i = 0; i < w.M; ++i) {
-      const double x = w.residual[size_t(i)];
-      if (x > 0) last = i;
-      running += x;
-      if (running > u) break;
-    }
-    return last;
-  }
-  // H_S,all [V 1], before the inverse.
-  KVR_FN void sum_values(const Team auto& team, const auto& cache, int32_t first, int32_t found,
-                         const Work& w) const {
-    const double shift = largest_norm(team, w);
+  // Step 4: sum(a) = row a of W [V 1]. False: H_SS has no inverse.
+  KVR_FN bool solve(const Team auto& team, const auto& cache, int32_t first, int32_t found,
+                    const Work& w) const {
     team.each(found, [&](int32_t a) {
-      const auto sum = w.sum(a);
-      for (double& x : sum) x = 0;
+      double* const sum = w.sum(a);
+      for (int32_t c = 0; c < w.columns; ++c) sum[c] = 0;
       for (int32_t i = 0; i < w.M; ++i) {
-        const double h = kernel(w, i, w.pivot(a), shift);
+        const double h = w.H(i, w.pivot(a));
         const auto value = cache.value(first + i);
         for (size_t c = 0; c < value.size(); ++c) sum[c] += h * double(value[c]);
         sum[value.size()] += h;
       }
-    });
-  }
-  // Step 4.
-  KVR_FN bool solve(const Team auto& team, int32_t found, const Work& w) const {
-    const double shift = largest_norm(team, w);
-    team.each(found, [&](int32_t a) {
-      for (int32_t b = 0; b <= a; ++b)
-        w.inner[size_t(a) * size_t(found) + size_t(b)] = kernel(w, w.pivot(a), w.pivot(b), shift);
+      for (int32_t b = 0; b <= a; ++b) w.inner[size_t(a * found + b)] = w.H(w.pivot(a), w.pivot(b));
     });
     complete(team, w.inner, found, ridge);
     if (!cholesky(team, w.inner, found)) return false;
@@ -194,12 +135,11 @@ struct WildCat {
       const auto key = cache.key(row);
       cache.rewrite(
           team, row, [&](int32_t, int32_t c) { return key[size_t(c)]; },
-          [&](int32_t, int32_t c) { return Real(w.sum(a)[size_t(c)]); });
-      cache.weigh(team, row, 1, w.sum(a)[size_t(w.columns - 1)]);
-      if (team.rank() == 0) cache.mark(row) = 1;
+          [&](int32_t, int32_t c) { return Real(w.sum(a)[c]); });
+      cache.weigh(team, row, 1, w.sum(a)[w.columns - 1]);
+      if (team.rank() == 0) cache.mark(row) = 1, state[0] = found;
     }
     team.sync();
-    if (team.rank() == 0) state[0] = found;
     cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
   }
 };

@@ -67,7 +67,7 @@ struct Structures {
   std::vector<int32_t> reservoir() const {  // -1: empty
     std::vector<int32_t> found;
     for (int32_t j = 0; j < policy.slots; ++j)
-      found.push_back(cache.score(policy.slot(j)) > 0 ? cache.token(policy.slot(j)) : -1);
+      found.push_back(cache.score(policy.sinks + j) > 0 ? cache.token(policy.sinks + j) : -1);
     return found;
   }
 };

@@ -2,6 +2,10 @@
 
 namespace kvreplay {
 
+nlohmann::json word_json(const std::vector<std::string>& words, size_t which) {
+  return which < words.size() ? nlohmann::json(words[which]) : nlohmann::json();
+}
+
 // The names of the axes in configurations.
 nlohmann::json to_json(const Axes& axes) {
   return {{"phase", word(axes.phase)},

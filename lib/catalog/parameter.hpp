@@ -15,12 +15,12 @@ struct ParameterSpec {
   enum class Kind { integer, real, boolean, choice, layers, rows, scorer };
   std::string name;
   Kind kind = Kind::integer;
-  double low = 0, high = 0;          // inclusive; integers and reals
+  double low = 0, high = 0;  // inclusive; integers and reals
   // Words of a choice; of a number: words that may stand instead; of a scorer: its names.
   std::vector<std::string> choices;
-  nlohmann::json default_value;      // null: derived, see default_text
-  std::string default_text;          // what `describe` shows: "4", "floor(B/2)"
-  std::string help;                  // one sentence, with the unit
+  nlohmann::json default_value;                         // null: derived, see default_text
+  std::string default_text;                             // what `describe` shows: "4", "floor(B/2)"
+  std::string help;                                     // one sentence, with the unit
   std::vector<std::vector<ParameterSpec>> nested = {};  // of a scorer: the parameters of each choice
 };
 
@@ -36,9 +36,7 @@ inline int32_t rows_from_json(const std::string& text) {
 }
 
 // A word of a choice; null where a variant or the budget decides.
-inline nlohmann::json word_json(const std::vector<std::string>& words, size_t which) {
-  return which < words.size() ? nlohmann::json(words[which]) : nlohmann::json();
-}
+nlohmann::json word_json(const std::vector<std::string>& words, size_t which);
 
 // declare(d) of a method calls these, one line a parameter. The default is the member's initialiser.
 // Three visitors exist: Describe (specs), Assign (json -> members), Dump (members -> json).

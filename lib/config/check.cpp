@@ -138,10 +138,11 @@ class TraceChecks {
                       "write {{name: {}, positions: original}}",
                       name, layer.layer, name));
     if (instance.method->info.needs_linear_logits && layer.softcap > 0)
-      problems_.error(instance.mark,
-                      fmt::format("{} estimates inner products of queries and keys, which the soft cap of layer {} "
-                                  "bends: leave the layer out of select.layers",
-                                  name, layer.layer));
+      problems_.error(
+          instance.mark,
+          fmt::format("{} estimates inner products of queries and keys, which the soft cap of layer {} "
+                      "bends: leave the layer out of select.layers",
+                      name, layer.layer));
     const bool decides_by_rows =
         instance.method->observes(instance.params, instance.axes) || reads_prompt_queries(instance, layer);
     if (decides_by_rows && layer.query_rows < layer.tokens)
@@ -169,7 +170,8 @@ class TraceChecks {
     if (!instance.method->info.takes_budget) return resolve(m, scene, prompt);
     const BudgetList budgets = budgets_for(instance, config_.budget);
     for (const double value : budgets.values) {
-      scene.budget = budget_tokens(budgets.kind, value, scene.prompt, layer, instance.axes.row_format);
+      scene.real_budget = real_budget(budgets.kind, value, scene.prompt, layer, instance.axes.row_format);
+      scene.budget = int32_t(scene.real_budget);
       if (scene.budget >= 1) resolve(m, scene, prompt);
     }
   }

@@ -60,6 +60,7 @@ struct MethodInfo {
   Positions default_positions = Positions::original;
   bool any_positions = true;  // `positions: cache` has a meaning
   bool takes_budget = true;
+  bool exact_budget = true;  // false: the realised size comes near B, in whole chunks for example
   bool implied_layout = false;    // which tokens are held follows from the step, so no positions are stored
   bool reads_full_cache = false;  // query-time selection: the budget bounds what is read, not what is stored
   bool needs_linear_logits = false;  // sketches or bounds <q, k>: refused on soft-capped layers
@@ -75,7 +76,9 @@ struct Scene {
   HeadShape shape{};
   int32_t layer = 0, n_layers = 0;
   Phase phase = Phase::stream;
-  double scale = 1;  // of the logits
+  double scale = 1;            // of the logits
+  double real_budget = 0;      // f * P before it was rounded down to B; 0: B itself
+  bool compares_heads = false; // scores of several kv heads will be ranked together
 };
 
 // A set of layers, small enough to travel with a policy.

@@ -77,8 +77,10 @@ class LaneOf final : public Lane<Real> {
   void read_prompt(const PromptSums& sums) override {
     const auto start = Clock::now();
     memory_.reveal(0, stream_->prompt);
-    replay_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
-    reweight();
+    kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
+    const int32_t all = unprotected();
+    if constexpr (Evicts<P, Real>) policy_.evict(team_, cache_);
+    reweight(all);
     formatter_.after_prompt(cache_);
     close_step(stream_->prompt - 1);
     ledger_.select_s += seconds_since(start);
@@ -89,9 +91,8 @@ class LaneOf final : public Lane<Real> {
     if constexpr (ScoresPrompt<P>) {
       memory_.reveal(0, stream_->prompt);
       kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
-      t.protect = policy_.protection();
-      t.scores.assign(size_t(stream_->prompt), 0.0);
-      for (int32_t i = 0; i < cache_.size(); ++i) t.scores[size_t(cache_.token(i))] = cache_.score(i);
+      for (int32_t i = 0; i < cache_.size(); ++i)
+        t.scores.push_back(is_protected(i) ? INFINITY : cache_.score(i));
       if constexpr (requires { policy_.testify(t.extras); }) policy_.testify(t.extras);
     }
     return t;
@@ -147,18 +148,24 @@ class LaneOf final : public Lane<Real> {
     view.rope = {s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor};
     return Prompt<Real>(view);
   }
-  // Kept prompt tokens that nothing protects stand for all such tokens (axis `reweight`).
-  void reweight() {
+  // At the end of the prompt: rows that no selection may drop (convention C16).
+  bool is_protected(int32_t row) const {
     if constexpr (ScoresPrompt<P>) {
-      if (order_.axes.reweight == Reweight::none) return;
       const Protect protect = policy_.protection();
-      const int32_t first = held_sinks(cache_, protect.sinks), kept = cache_.size();
-      const int32_t last = std::max(first, kept - protect.recent), safe = kept - (last - first);
-      if (last == first) return;
-      const double w = double(stream_->prompt - safe) / double(last - first);
-      for (int32_t i = first; i < last; ++i) cache_.weigh(team_, i, w, w);
-      reweighted_ = true;
+      return cache_.token(row) < protect.sinks || cache_.token(row) >= stream_->prompt - protect.recent;
     }
+    return false;
+  }
+  int32_t unprotected() const {
+    return team_.count(cache_.size(), [&](int32_t i) { return !is_protected(i); });
+  }
+  // Kept prompt tokens that nothing protects stand for all such tokens (axis `reweight`).
+  void reweight(int32_t all) {
+    const int32_t kept = unprotected();
+    if (order_.axes.reweight == Reweight::none || kept == 0 || kept == all) return;
+    for (int32_t i = 0; i < cache_.size(); ++i)
+      if (!is_protected(i)) cache_.weigh(team_, i, double(all) / kept, double(all) / kept);
+    reweighted_ = true;
   }
 
   // How this cache's query heads see one row of the tile: what core/step.hpp calls an evaluator.
@@ -174,13 +181,22 @@ class LaneOf final : public Lane<Real> {
       const Rotation<Real> rotation =
           lane.order_.axes.positions == Positions::cache ? s.rotate() : Rotation<Real>{};
       const Real sink = s.sink_logits.empty() ? -Real(INFINITY) : s.sink_logits[size_t(head)];
-      return {{s.query(head, token), size_t(s.shape.dim)}, s.rule, rotation, token, nullptr, sink,
+      return {{s.query(head, token), size_t(s.shape.dim)},
+              s.rule,
+              rotation,
+              token,
+              nullptr,
+              sink,
               s.shape.block_of(head) - s.shape.block_of(lane.first_head_)};
     }
     StepQueries<Real> queries_of_step() const {
       const HeadStream<Real>& s = *lane.stream_;
-      return {s.query(lane.first_head_, token), int64_t(s.query_rows) * s.shape.dim, lane.heads(), s.shape.dim,
-              token, double(s.rule.scale)};
+      return {s.query(lane.first_head_, token),
+              int64_t(s.query_rows) * s.shape.dim,
+              lane.heads(),
+              s.shape.dim,
+              token,
+              double(s.rule.scale)};
     }
     StripGather<Real> source(int32_t h, const QueryView<Real>& v) const {
       const int32_t head = lane.first_head_ + h;
@@ -236,8 +252,7 @@ class LaneOf final : public Lane<Real> {
     if (t >= stream_->prompt - 1) account(rows, t);
     memory_.poison_evicted();
     const bool first_list = lists_.kept.off.size() == 1;
-    if (save_.kept && !holds_all() && t >= stream_->prompt - 1 &&
-        (rules_.streaming || first_list))
+    if (save_.kept && !holds_all() && t >= stream_->prompt - 1 && (rules_.streaming || first_list))
       save_kept();
   }
   void account(int64_t rows, int32_t) {
@@ -265,9 +280,7 @@ class LaneOf final : public Lane<Real> {
   }
   // While a step attends, its newest row is exact.
   int64_t payload(int64_t attended) const { return formatter_.payload_bytes(cache_, attended, attended); }
-  void take_peak(int64_t bytes) {
-    ledger_.peak_bytes = std::max(ledger_.peak_bytes, bytes + weight_bytes_);
-  }
+  void take_peak(int64_t bytes) { ledger_.peak_bytes = std::max(ledger_.peak_bytes, bytes + weight_bytes_); }
   // Promises that types cannot enforce.
   void check(int64_t rows) const {
     if (cache_.broken_promises() > 0) throw LaneError("the policy brought back a token that it had evicted");
@@ -328,7 +341,8 @@ class LaneOf final : public Lane<Real> {
     return layout;
   }
   void reserve(LaneWorkspace<Real>& w, int32_t rows) const {
-    const size_t n = size_t(rows + 1), by_head = Chooses<P, Real> || ObservesHeads<P, Real> ? size_t(heads()) : 0;
+    const size_t n = size_t(rows + 1),
+                 by_head = Chooses<P, Real> || ObservesHeads<P, Real> ? size_t(heads()) : 0;
     if (w.e.size() < n) w.e.resize(n), w.coefficients.resize(n), w.group.resize(n);
     if (w.by_head.size() < by_head * n) w.by_head.resize(by_head * n), w.chosen.resize(by_head * n);
   }

@@ -35,12 +35,10 @@ struct Group {
   int64_t planned = 0, ok = 0, failed = 0;
 };
 
-// Which instance of the configuration a cell comes from: every value that was given is in the cell.
+// Which instance of the configuration a cell comes from.
 bool comes_from(const Cell& cell, const MethodInstance& instance) {
-  if (cell.method != instance.method || to_json(cell.axes) != to_json(instance.axes)) return false;
-  for (const auto& [name, value] : instance.params.items())
-    if (!value.is_null() && cell.params.contains(name) && cell.params.at(name) != value) return false;
-  return true;
+  return cell.method == instance.method && cell.given == instance.params &&
+         to_json(cell.axes) == to_json(instance.axes) && cell.uniforms == instance.uniforms;
 }
 
 size_t instance_of(const Cell& cell, const RunConfig& config) {

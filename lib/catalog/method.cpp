@@ -14,7 +14,7 @@ nlohmann::json to_json(const Axes& axes) {
           {"positions", word(axes.positions)},
           {"order", word(axes.order)},
           {"reweight", word(axes.reweight)},
-          {"allocator", word(axes.allocator)},
+          {"allocator", word(axes.allocator) + (axes.allocator_file.empty() ? "" : ":" + axes.allocator_file)},
           {"row_format", to_json(axes.row_format)}};
 }
 

@@ -120,6 +120,18 @@ def test_a_file_gives_each_head_its_number(trace, tmp_path):
         assert len(prompt_tokens(tmp_path / "out", row)) == 10 + 5 * int(row["layer"]) + int(row["kv_head"])
 
 
+def test_two_files_are_two_methods_and_the_summary_names_every_entry(trace, tmp_path):
+    for name, tokens in (("a", 20), ("b", 30)):
+        (tmp_path / f"{name}.csv").write_text(f"{tokens},{tokens}\n" * LAYERS)
+    files = [{"name": "snapkv", "allocator": f"file:{tmp_path / name}.csv"} for name in "ab"]
+    rows = run(trace, tmp_path / "out", [*files, {"name": "adakv", "scorer": "snapkv"}])
+    sizes = {len(prompt_tokens(tmp_path / "out", row)) for row in of(rows, "snapkv")}
+    assert sizes == {20, 30}
+    shown = kvreplay("run", tmp_path / "out.yaml", "--progress", "none").stdout
+    assert all(word in shown for word in ("a.csv", "b.csv", "adakv"))
+    assert "?" not in shown
+
+
 def test_a_file_without_a_head_or_too_small_for_a_method_is_refused(trace, tmp_path):
     file = tmp_path / "b.csv"
     words = ["run", trace, "--budget", "64", "-o", tmp_path / "out"]

@@ -75,7 +75,8 @@ void list_devices(bool as_json) {
 
 std::string values_of(const ParameterSpec& spec) {
   using Kind = ParameterSpec::Kind;
-  if (spec.kind == Kind::choice) return join(spec.choices, " | ");
+  if (spec.kind == Kind::choice || spec.kind == Kind::scorer || spec.kind == Kind::rows)
+    return join(spec.choices, " | ");
   if (spec.kind == Kind::boolean) return "true | false";
   const std::string range = range_text(spec.low, spec.high, spec.kind == Kind::integer);
   return spec.choices.empty() ? range : range + " | " + join(spec.choices, " | ");
@@ -103,7 +104,10 @@ void describe(const Method& method) {
   for (const ParameterSpec& spec : method.parameters)
     rows.push_back({spec.name, spec.default_text, values_of(spec), spec.help});
   text += rows.size() > 1 ? "\n" + left_aligned(rows) : "\nno parameters\n";
-  text += "\nEvery method also takes phase, positions, order, gqa.level, gqa.agg, row_format and uniforms.\n";
+  text +=
+      "\nEvery method also takes phase, positions, order, gqa.level, gqa.agg, allocator, reweight, "
+      "row_format and "
+      "uniforms.\n";
   print(text);
 }
 

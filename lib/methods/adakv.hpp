@@ -9,8 +9,7 @@ namespace kvreplay {
 // Ada-KV, Feng et al. 2024: a layer's budget goes to the kv heads whose scores are largest.
 //  1. In every kv head the top floor(B alpha) tokens are safe, and the protected ones.
 //  2. Over all scores of the layer keep the safe ones, then the largest others until B a head are kept on
-//  average
-//     (ties: score, head, token). What a head then holds are its best.
+//     average (ties: score, head, token). What a head then holds are its best.
 // Variant `reference`: base = B - w; c_g of the layer's top base * heads unprotected scores are head g's,
 // each head's scores scaled by the share of their mass that its own top `base` have (`normalise`); head g
 // keeps its top round(c_g (1-f) + floor(base f)) and the window.

@@ -7,9 +7,8 @@ namespace kvreplay {
 // CAKE, Qin et al. 2025: layers share one budget by how spread and how restless their attention is.
 //  1. Window rows as in SnapKV; per prefix token e = mean + gamma * variance over the w rows, average pool 5,
 //     mean over the group.
-//  2. Preference of a layer: H^(1/tau1) V^(1/tau2), H = -sum x ln(x + 1e-10) over heads, rows and prefix, V
-//  the
-//     sum of the variances.
+//  2. Preference of a layer: H^(1/tau1) V^(1/tau2), H = -sum x ln(x + 1e-10) over heads, rows and prefix,
+//     V = sum of the variances.
 //  3. Layer budget = floor(preference share * (B-w) * layers), at most P-w; what that cuts off goes round the
 //     layers below, one token each, lower layers first.
 //  4. Keep the top of e in the layer's budget, and the window.

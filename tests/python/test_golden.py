@@ -248,7 +248,8 @@ def test_a_method_keeps_what_kvpress_keeps(tmp_path, case, key):
         a = {name: x.item() if hasattr(x, "item") else x for name, x in r.attrs.items()}
         n = int(c.attrs["n"])
         write_trace(tmp_path / "t.h5", c, repeat_last=True)
-        rows, out = run(tmp_path, tmp_path / "t.h5", n, KVPRESS[a["method"]](a), max(1, int(n * (1 - a["ratio"]))))
+        budget = max(1, int(n * (1 - a["ratio"])))
+        rows, out = run(tmp_path, tmp_path / "t.h5", n, KVPRESS[a["method"]](a), budget)
         with h5py.File(out / "kept.h5") as kept:
             for head, want in enumerate(ragged(r, "kept")):
                 assert r["margins"][head] >= TINY_MARGIN

@@ -21,8 +21,10 @@ struct Cell {
   const Method* method = nullptr;
   size_t instance = 0;    // of the configuration's methods
   nlohmann::json params;  // resolved, axes included: what results.csv shows
+  nlohmann::json given;   // as configured, to be resolved again for a share of the budget
   Axes axes;
   std::optional<int32_t> budget;                      // tokens
+  double real_budget = 0;                             // before it was rounded down; 0: the same
   std::optional<int32_t> allocated;                   // this head's share, where an allocator decides
   std::optional<uint32_t> seed;                       // randomised instances only
   std::string uniforms;                               // file, or empty
@@ -40,9 +42,13 @@ struct Cell {
             n_layers,
             axes.phase,
             scale,
-            axes.gqa_aggregate};
+            axes.gqa_aggregate,
+            0,
+            0,
+            0,
+            real_budget,
+            false};
   }
-  bool shares() const { return axes.allocator != Allocator::uniform || method->council != Council::none; }
 };
 
 // What replaying one cell gives. An optional without a value does not apply (an empty field).
@@ -59,7 +65,7 @@ struct CellMeasures {
   std::optional<double> bound_log10_tokens;
   std::optional<bool> bound_holds;
   std::map<std::string, double> extras;  // what the method reports of itself
-  double select_s = 0, attend_s = 0;  // of this run; every comparison leaves them out
+  double select_s = 0, attend_s = 0;     // of this run; every comparison leaves them out
 };
 
 // Resident token lists: list i = flat[off[i] .. off[i+1]).

@@ -2,16 +2,21 @@
 
 namespace kvreplay {
 
+nlohmann::json word_json(const std::vector<std::string>& words, size_t which) {
+  return which < words.size() ? nlohmann::json(words[which]) : nlohmann::json();
+}
+
 // The names of the axes in configurations.
 nlohmann::json to_json(const Axes& axes) {
-  return {{"phase", word(axes.phase)},
-          {"gqa.level", word(axes.gqa_level)},
-          {"gqa.agg", word(axes.gqa_aggregate)},
-          {"positions", word(axes.positions)},
-          {"order", word(axes.order)},
-          {"reweight", word(axes.reweight)},
-          {"allocator", word(axes.allocator)},
-          {"row_format", to_json(axes.row_format)}};
+  return {
+      {"phase", word(axes.phase)},
+      {"gqa.level", word(axes.gqa_level)},
+      {"gqa.agg", word(axes.gqa_aggregate)},
+      {"positions", word(axes.positions)},
+      {"order", word(axes.order)},
+      {"reweight", word(axes.reweight)},
+      {"allocator", word(axes.allocator) + (axes.allocator_file.empty() ? "" : ":" + axes.allocator_file)},
+      {"row_format", to_json(axes.row_format)}};
 }
 
 // A word where nothing but the kind was chosen by the user or applies.

@@ -10,6 +10,7 @@
 #include "core/method_info.hpp"
 #include "core/philox.hpp"
 #include "core/select.hpp"
+#include "core/share.hpp"
 
 // What the rest of the program knows of a method: one entry of the registry, made from the method's
 // file by the line in lib/methods/methods.list.
@@ -38,16 +39,6 @@ struct LaneOrder {
   Draws draws;
 };
 
-// What one kv head says when a budget is shared: its prompt scores, and numbers of the method's own.
-struct Testimony {
-  int32_t layer = 0, kv_head = 0;
-  Protect protect;
-  std::vector<double> scores;  // [P]
-  std::vector<double> extras;  // of the policy's testify()
-};
-// Whose testimonies a budget is shared over.
-enum class Council { none, head, layer, model };  // head: a formula of the layer and kv head alone
-
 struct Method {
   MethodInfo info;
   std::vector<ParameterSpec> parameters;
@@ -72,6 +63,8 @@ struct Method {
   // Looks at probabilities; a method that looks only at keys and values runs once per kv head (C9).
   bool looks_at_queries = false;
   bool scores_prompt = false;  // takes allocators and reweighting
+  // What of the prompt no selection may drop; of methods that score it.
+  std::function<Protect(const nlohmann::json& params, const Scene&)> protection;
   // A method with a way of its own to share budgets: tokens for every testimony.
   Council council = Council::none;
   std::function<std::vector<int32_t>(const nlohmann::json& params, const Scene&,

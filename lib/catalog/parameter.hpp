@@ -15,12 +15,12 @@ struct ParameterSpec {
   enum class Kind { integer, real, boolean, choice, layers, rows, scorer };
   std::string name;
   Kind kind = Kind::integer;
-  double low = 0, high = 0;          // inclusive; integers and reals
+  double low = 0, high = 0;  // inclusive; integers and reals
   // Words of a choice; of a number: words that may stand instead; of a scorer: its names.
   std::vector<std::string> choices;
-  nlohmann::json default_value;      // null: derived, see default_text
-  std::string default_text;          // what `describe` shows: "4", "floor(B/2)"
-  std::string help;                  // one sentence, with the unit
+  nlohmann::json default_value;                         // null: derived, see default_text
+  std::string default_text;                             // what `describe` shows: "4", "floor(B/2)"
+  std::string help;                                     // one sentence, with the unit
   std::vector<std::vector<ParameterSpec>> nested = {};  // of a scorer: the parameters of each choice
 };
 
@@ -41,11 +41,8 @@ inline int32_t rows_from_json(const std::string& text) {
   return text == "decode_only" ? kDecodeRows : int32_t(std::stol(text.substr(5)));
 }
 
-// Null where a choice follows from other parameters and nothing has resolved it yet.
-template <class E>
-nlohmann::json word_json(E value, const std::vector<std::string>& words) {
-  return size_t(value) < words.size() ? nlohmann::json(words[size_t(value)]) : nlohmann::json();
-}
+// A word of a choice; null where a variant or the budget decides.
+nlohmann::json word_json(const std::vector<std::string>& words, size_t which);
 
 // declare(d) of a method calls these, one line a parameter. The default is the member's initialiser.
 // Three visitors exist: Describe (specs), Assign (json -> members), Dump (members -> json).
@@ -103,7 +100,7 @@ class Describe {
   template <class E>
   void choice(const char* name, E M::*member, std::vector<std::string> words, const char* help,
               const char* derived = "") {
-    add(name, ParameterSpec::Kind::choice, {0, 0}, help, derived, word_json(M{}.*member, words));
+    add(name, ParameterSpec::Kind::choice, {0, 0}, help, derived, word_json(words, size_t(M{}.*member)));
     specs.back().choices = std::move(words);
   }
 
@@ -218,7 +215,7 @@ class Dump {  // members -> json; a derived integer that nothing has resolved ye
   template <class E>
   void choice(const char* name, E M::*member, const std::vector<std::string>& words, const char*,
               const char* = "") {
-    values[name] = word_json(method_.*member, words);
+    values[name] = word_json(words, size_t(method_.*member));
   }
 
  private:

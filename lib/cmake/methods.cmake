@@ -24,6 +24,7 @@ endfunction()
 function(kvreplay_any_scorer list file)
   kvreplay_methods_of(${list} names structs scorers)
   set(kind 0)
+  set(usual 0)
   foreach(name struct IN ZIP_LISTS names structs)
     if(NOT name IN_LIST scorers)
       continue()
@@ -32,6 +33,9 @@ function(kvreplay_any_scorer list file)
     string(APPEND members "  ${struct} ${name};\n")
     string(APPEND cases "      case ${kind}: return f(self.${name});\n")
     set(last ${name})
+    if(name STREQUAL snapkv)
+      set(usual ${kind})
+    endif()
     math(EXPR kind "${kind} + 1")
   endforeach()
   file(CONFIGURE OUTPUT ${file} CONTENT [[
@@ -40,7 +44,7 @@ function(kvreplay_any_scorer list file)
 @includes@
 namespace kvreplay {
 struct Scorers {
-  static constexpr int32_t kinds = @kind@;
+  static constexpr int32_t kinds = @kind@, usual = @usual@;
 @members@  KVR_FN static decltype(auto) pick(auto& self, int32_t kind, auto&& f) {
     switch (kind) {
 @cases@      default: return f(self.@last@);

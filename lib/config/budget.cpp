@@ -86,13 +86,18 @@ void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems&
   read_values(config, *only, problems);
 }
 
+double real_budget(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,
+                   const RowFormat& format) {
+  double tokens = value;
+  if (kind == BudgetList::Kind::fraction_kept) tokens = std::max(1.0, value * prompt);
+  if (kind == BudgetList::Kind::bytes)
+    tokens = value / row_bytes(format, layer.head_dim, layer.v_head_dim, bytes_of(layer.dtype));
+  return std::min(tokens, kManyTokens);
+}
+
 int32_t budget_tokens(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,
                       const RowFormat& format) {
-  double tokens = value;
-  if (kind == BudgetList::Kind::fraction_kept) tokens = std::max(1.0, std::floor(value * prompt));
-  if (kind == BudgetList::Kind::bytes)
-    tokens = std::floor(value / row_bytes(format, layer.head_dim, layer.v_head_dim, bytes_of(layer.dtype)));
-  return int32_t(std::min(tokens, kManyTokens));
+  return int32_t(std::floor(real_budget(kind, value, prompt, layer, format)));
 }
 
 BudgetList budgets_for(const MethodInstance& instance, const BudgetList& list) {

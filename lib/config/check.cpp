@@ -182,7 +182,8 @@ class TraceChecks {
     if (!instance.takes_budget()) return resolve(m, scene, prompt);
     const BudgetList budgets = budgets_for(instance, config_.budget);
     for (const double value : budgets.values) {
-      scene.budget = budget_tokens(budgets.kind, value, scene.prompt, layer, instance.axes.row_format);
+      scene.real_budget = real_budget(budgets.kind, value, scene.prompt, layer, instance.axes.row_format);
+      scene.budget = int32_t(scene.real_budget);
       if (scene.budget >= 1) resolve(m, scene, prompt);
     }
   }

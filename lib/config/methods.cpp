@@ -96,32 +96,55 @@ void set_axis(Axes& axes, const std::string& name, const nlohmann::json& given) 
   }
 }
 
+// What shares a budget with what cannot share it; "" when all is well.
+std::string senseless_share(const MethodInstance& m) {
+  const Axes& axes = m.axes;
+  const std::string name = m.method->info.name, rule = word(axes.allocator);
+  const bool given = axes.allocator != Allocator::uniform, own = m.method->council != Council::none;
+  const bool over_layers = own ? m.method->council == Council::head : axes.allocator == Allocator::pyramid;
+  const bool over_heads = (own || given) && !over_layers;
+  if (given && own)
+    return fmt::format("{} shares its budget by a rule of its own: leave out allocator", name);
+  if (given && !m.takes_budget())
+    return fmt::format("{} takes no budget that an allocator could share: leave out allocator", name);
+  if (given && m.method->info.reads_full_cache)
+    return fmt::format("{} stores every token, so there is no memory to share: leave out allocator", name);
+  if (axes.allocator == Allocator::ada && !m.method->scores_prompt)
+    return fmt::format(
+        "allocator ada compares scores of prompt tokens, and {} gives none: use pyramid, cake or "
+        "file:PATH",
+        name);
+  if (over_heads && axes.gqa_level == GqaLevel::layer)
+    return fmt::format(
+        "with gqa.level layer all kv heads of {} hold the same tokens, and {} gives each its own "
+        "number: leave out one of them",
+        name, own ? name : "allocator " + rule);
+  if (over_heads && axes.allocator != Allocator::file && axes.gqa_level == GqaLevel::query)
+    return fmt::format(
+        "{} compares kv heads, and with gqa.level query each of them has a cache per query head: "
+        "leave out one of them",
+        own ? name : "allocator " + rule);
+  return "";
+}
+
 // A combination without meaning, and what to do instead; "" when it has one.
 std::string senseless(const MethodInstance& m) {
   const Axes& axes = m.axes;
   const std::string name = m.method->info.name;
   if (axes.gqa_level == GqaLevel::layer && !m.method->looks_at_queries)
-    return fmt::format("{} looks only at keys and values, which a layer's kv heads do not share: leave out "
-                       "gqa.level layer",
-                       name);
+    return fmt::format(
+        "{} looks only at keys and values, which a layer's kv heads do not share: leave out "
+        "gqa.level layer",
+        name);
   if (axes.reweight != Reweight::none && (!m.method->scores_prompt || axes.phase != Phase::oneshot))
-    return fmt::format("reweight gives weight to what a one-shot selection kept of the prompt, and {} {}: leave "
-                       "it out{}",
-                       name, m.method->scores_prompt ? "streams here" : "does not select by scores",
-                       m.method->scores_prompt ? ", or add phase: oneshot" : "");
+    return fmt::format(
+        "reweight gives weight to what a one-shot selection kept of the prompt, and {} {}: leave "
+        "it out{}",
+        name, m.method->scores_prompt ? "streams here" : "does not select by scores",
+        m.method->scores_prompt ? ", or add phase: oneshot" : "");
   if (axes.row_format.kind != Format::source && m.method->info.own_row_format)
     return fmt::format("{} stores its rows in a format of its own: leave out row_format", name);
-  if (axes.allocator != Allocator::uniform && m.method->council != Council::none)
-    return fmt::format("{} shares its budget by a rule of its own: leave out allocator", name);
-  const bool formula = axes.allocator == Allocator::pyramid || axes.allocator == Allocator::file;
-  if (axes.allocator != Allocator::uniform && !(m.method->scores_prompt || formula))
-    return fmt::format("allocator {} compares scores of prompt tokens, and {} gives none: use pyramid or file:PATH",
-                       word(axes.allocator), name);
-  if (axes.allocator != Allocator::uniform && !m.takes_budget())
-    return fmt::format("{} takes no budget that an allocator could share: leave out allocator", name);
-  if (axes.allocator != Allocator::uniform && axes.gqa_level == GqaLevel::layer)
-    return fmt::format("with gqa.level layer all kv heads of {} hold the same tokens: leave out allocator", name);
-  return "";
+  return senseless_share(m);
 }
 
 std::vector<std::string> names_of(const Registry& methods) {
@@ -282,9 +305,10 @@ class MethodsReader {
     const fs::path file = given.is_absolute() ? given : (source_.base / given).lexically_normal();
     std::error_code ignored;
     if (fs::is_regular_file(file, ignored)) return kFilePrefix + file.string();
-    problems_.error(item.mark, fmt::format("no file {} of budgets (the path is relative to this file): one row "
-                                           "layer,kv_head,tokens for every head",
-                                           file.string()));
+    problems_.error(item.mark,
+                    fmt::format("no file {} of budgets (the path is relative to this file): one row "
+                                "layer,kv_head,tokens for every head",
+                                file.string()));
     return std::nullopt;
   }
 

@@ -31,6 +31,12 @@ void read_name(RunConfig& config, const Section& root, Problems& problems) {
 void check_prompt_streams(const RunConfig& config, Problems& problems) {
   if (!config.replay.prompt_streams) return;
   for (const MethodInstance& m : config.methods) {
+    const Allocator rule = m.axes.allocator;
+    if (rule == Allocator::ada || rule == Allocator::cake)
+      problems.error(m.mark,
+                     fmt::format("allocator {} looks at the whole prompt before it shares, but "
+                                 "replay.prompt: stream feeds it token by token: leave out one of them",
+                                 word(rule)));
     if (m.axes.phase == Phase::stream) continue;
     const std::string remedy = m.method->info.streams
                                    ? fmt::format("write {{name: {}, phase: stream}}", m.method->info.name)

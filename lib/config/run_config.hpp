@@ -96,7 +96,10 @@ struct LoadedRun {
 LoadedRun load_run(const std::filesystem::path& file, const std::vector<std::string>& overrides,
                    const Registry& methods, const std::vector<std::string>& measures = {});
 
-// A budget in tokens for one layer (convention C10); below 1 only when `bytes` hold no token.
+// A budget in tokens for one layer (convention C10) before it is rounded down, and after; below 1 only when
+// `bytes` hold no token.
+double real_budget(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,
+                   const RowFormat& format);
 int32_t budget_tokens(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,
                       const RowFormat& format);
 // The budgets that a method runs with: the list, or where there is none, its own share of the prompt if it has

@@ -61,6 +61,7 @@ struct MethodInfo {
   Positions default_positions = Positions::original;
   bool any_positions = true;  // `positions: cache` has a meaning
   bool takes_budget = true;
+  bool exact_budget = true;  // false: the realised size comes near B, in whole chunks for example
   bool implied_layout = false;    // which tokens are held follows from the step, so no positions are stored
   bool reads_full_cache = false;  // query-time selection: the budget bounds what is read, not what is stored
   bool needs_linear_logits = false;  // sketches or bounds <q, k>: refused on soft-capped layers
@@ -83,6 +84,8 @@ struct Scene {
   int32_t window = 0;  // the layer's sliding window; known to the replay only
   // Of the whole trace, future included; 0 where the method's hindsight() does not ask, and while a run is planned.
   double median_key_distance = 0, largest_query_norm = 0;
+  double real_budget = 0;       // f * P before it was rounded down to B; 0: B itself
+  bool compares_heads = false;  // scores of several kv heads will be ranked together
 };
 
 // Numbers of the trace that no causal method can know. A method that asks for them says so in its text.

@@ -137,8 +137,8 @@ KVR_FN void keep_ends(const T& team, C& cache, int32_t sinks, int32_t budget) {
   else cache.retain(team, [&](int32_t i) { return i < held || i >= held + excess; });
 }
 
-// Cuts to the budget by cache.score(row): the protected rows and the best of the others. An observation window
-// may not fit into the budget: then the sinks stay and the last of the others.
+// Cuts to the budget by cache.score(row): the protected rows and the best of the others. An observation
+// window may not fit into the budget: then the sinks stay and the last of the others.
 template <Team T, Cache C>
 KVR_FN void keep_scored(const T& team, C& cache, Protect protect, int32_t budget) {
   if (cache.size() <= budget) return;

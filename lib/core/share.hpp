@@ -2,54 +2,78 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 // How a budget is shared over kv heads and layers. Host text: allocation happens once, before the replay.
 
 namespace kvreplay {
 
-// PyramidKV, Cai et al. 2024: tokens of layer `layer`, window included; `budget` is the mean over layers and may
-// be a real number. Falls back to the same for all where the slope does not fit between window and prompt.
-inline int32_t pyramid_tokens(double budget, double beta, int32_t window, int32_t prompt, int32_t layer,
-                              int32_t n_layers) {
-  if (n_layers <= 1) return int32_t(budget);
-  double least = budget / beta, most = 2 * budget - least;
-  if (most >= prompt - window) {
-    most = prompt - window;
-    least = 2 * budget - most;
-  }
-  if (!(prompt >= most && most >= least && least >= window)) return int32_t(budget);
-  return int32_t(std::nearbyint(most - layer * (most - least) / (n_layers - 1)));
-}
+// Whose testimonies a budget is shared over. head: a formula of the layer and kv head alone.
+enum class Council { none, head, layer, model };
 
-// Ada-KV, Feng et al. 2024: over the heads of a layer the largest budget * heads scores stay, and in every head
-// at least the top floor(budget * alpha). Ties: score, then head, then token. Returns tokens per head.
-inline std::vector<int32_t> ada_tokens(const std::vector<std::vector<double>>& scores, int32_t budget,
-                                       double alpha) {
+// What one kv head says when a budget is shared.
+struct Testimony {
+  int32_t layer = 0, kv_head = 0;
+  std::vector<double>
+      scores;  // of the prompt tokens it could hold; infinite where protected. Not of a model's
+  std::vector<double> extras;  // of the policy's testify()
+};
+
+// PyramidKV, Cai et al. 2024: tokens of layer `layer`, window included; `budget` is the mean over layers and
+// may be a real number. Falls back to the same for all where the slope does not fit between window and
+// prompt.
+struct Pyramid {
+  double budget, beta;
+  int32_t window, prompt, layers;
+  bool slopes() const { return layers > 1 && prompt >= most() && most() >= least() && least() >= window; }
+  int32_t tokens(int32_t layer) const {
+    const double step = slopes() ? (most() - least()) / (layers - 1) : 0;
+    return int32_t(std::nearbyint(slopes() ? most() - layer * step : budget));
+  }
+
+ private:
+  bool capped() const { return 2 * budget - budget / beta >= prompt - window; }
+  double most() const { return capped() ? prompt - window : 2 * budget - budget / beta; }
+  double least() const { return capped() ? 2 * budget - (prompt - window) : budget / beta; }
+};
+
+// Of the `count` largest scores of all heads together, how many each head has. Ties: score, head, token.
+inline std::vector<int32_t> winners(const std::vector<std::vector<double>>& scores, int64_t count) {
   struct Entry {
     double score;
-    int32_t head, token;
+    size_t head;
   };
+  std::vector<Entry> all;
+  for (size_t h = 0; h < scores.size(); ++h)
+    for (const double s : scores[h]) all.push_back({s, h});
   const auto before = [](const Entry& a, const Entry& b) {
-    if (a.score != b.score) return a.score > b.score;
-    return a.head != b.head ? a.head < b.head : a.token < b.token;
+    return a.score != b.score ? a.score > b.score : a.head < b.head;
   };
-  const int32_t heads = int32_t(scores.size()), safe = int32_t(budget * alpha);
-  std::vector<int32_t> tokens(scores.size(), 0);
-  std::vector<Entry> others;
-  int64_t left = int64_t(budget) * heads;
-  for (int32_t h = 0; h < heads; ++h) {
-    std::vector<Entry> own;
-    for (int32_t i = 0; i < int32_t(scores[size_t(h)].size()); ++i)
-      own.push_back({scores[size_t(h)][size_t(i)], h, i});
-    std::sort(own.begin(), own.end(), before);
-    tokens[size_t(h)] = std::min(safe, int32_t(own.size()));
-    left -= tokens[size_t(h)];
-    others.insert(others.end(), own.begin() + tokens[size_t(h)], own.end());
+  count = std::min(std::max<int64_t>(count, 0), int64_t(all.size()));
+  std::nth_element(all.begin(), all.begin() + count, all.end(), before);
+  std::vector<int32_t> won(scores.size(), 0);
+  for (int64_t i = 0; i < count; ++i) ++won[all[size_t(i)].head];
+  return won;
+}
+
+inline int32_t protected_tokens(const Testimony& t) {
+  return int32_t(std::count(t.scores.begin(), t.scores.end(), double(INFINITY)));
+}
+
+// Ada-KV, Feng et al. 2024: over the heads of a layer the largest budget * heads scores stay, and in every
+// head at least the top floor(budget * alpha) and what is protected. Returns tokens per head.
+inline std::vector<int32_t> ada_tokens(const std::vector<Testimony>& heads, int32_t budget, double alpha) {
+  std::vector<std::vector<double>> scores;
+  for (const Testimony& t : heads) {
+    if (protected_tokens(t) >= budget) return std::vector<int32_t>(heads.size(), budget);
+    std::vector<double> descending = t.scores;
+    std::sort(descending.begin(), descending.end(), std::greater<>());
+    const size_t safe = std::min(size_t(budget * alpha), descending.size());
+    std::fill_n(descending.begin(), safe, INFINITY);
+    scores.push_back(std::move(descending));
   }
-  std::sort(others.begin(), others.end(), before);
-  for (int64_t i = 0; i < std::min(left, int64_t(others.size())); ++i) ++tokens[size_t(others[size_t(i)].head)];
-  return tokens;
+  return winners(scores, int64_t(budget) * int64_t(heads.size()));
 }
 
 }  // namespace kvreplay

@@ -4,12 +4,12 @@
 namespace kvreplay {
 
 // A scorer inside another method: one of the structs of `Scorers`, chosen by `kind`. Its prompt scores, its
-// protection and what it needs are passed on; what is kept is the wrapper's business. Scores that depend on the
-// budget are no scores, so a scorer is resolved for a budget that holds the whole prompt.
+// protection and what it needs are passed on; what is kept is the wrapper's business. Scores that depend on
+// the budget are no scores, so a scorer is resolved for a budget that holds the whole prompt.
 template <class Scorers>
 struct Wrapped : Scorers {
   static constexpr int32_t kinds = Scorers::kinds;
-  int32_t kind = 0;
+  int32_t kind = Scorers::usual;
 
   KVR_FN decltype(auto) visit(auto&& f) { return Scorers::pick(*this, kind, f); }
   KVR_FN decltype(auto) visit(auto&& f) const { return Scorers::pick(*this, kind, f); }

@@ -31,7 +31,7 @@ struct Place {
 struct Variant {
   const MethodInstance& instance;
   json params;
-  std::optional<int32_t> budget;
+  std::optional<double> budget;  // tokens, before they are rounded down
   std::optional<uint32_t> seed;
 };
 
@@ -109,8 +109,9 @@ class Planner {
     cell.method = variant.instance.method;
     cell.instance = size_t(&variant.instance - config_.methods.data());
     cell.params = variant.params;
+    cell.given = variant.instance.params;
     cell.axes = variant.instance.axes;
-    cell.budget = variant.budget;
+    if (variant.budget) cell.budget = int32_t(*variant.budget), cell.real_budget = *variant.budget;
     cell.seed = variant.seed;
     cell.uniforms = variant.instance.uniforms.string();
     cell.n_prefill = place.n_prefill;
@@ -153,7 +154,7 @@ class Planner {
     return variants;
   }
 
-  void add_seeds(const MethodInstance& instance, std::optional<int32_t> budget, const Place& place,
+  void add_seeds(const MethodInstance& instance, std::optional<double> budget, const Place& place,
                  std::vector<Variant>& variants) {
     Variant variant{instance, resolved(instance, budget, place), budget, std::nullopt};
     const bool repeats = instance.uniforms.empty() && instance.method->random(variant.params);
@@ -164,13 +165,13 @@ class Planner {
     }
   }
 
-  std::vector<std::optional<int32_t>> budgets_of(const MethodInstance& instance, const Place& place) const {
+  std::vector<std::optional<double>> budgets_of(const MethodInstance& instance, const Place& place) const {
     if (!instance.takes_budget()) return {std::nullopt};
-    std::vector<std::optional<int32_t>> budgets;
+    std::vector<std::optional<double>> budgets;
     const BudgetList list = budgets_for(instance, config_.budget);
     for (const double value : list.values) {
-      budgets.emplace_back(budget_tokens(list.kind, value, place.n_prefill, place.layer,
-                                         instance.axes.row_format));
+      budgets.emplace_back(
+          real_budget(list.kind, value, place.n_prefill, place.layer, instance.axes.row_format));
       if (*budgets.back() < 1)
         throw ConfigError(fmt::format("a budget of {} holds no token", number_text(value)));
     }
@@ -179,9 +180,10 @@ class Planner {
   }
 
   // The parameters that results show: of the method, resolved, and of the axes.
-  json resolved(const MethodInstance& instance, std::optional<int32_t> budget, const Place& place) {
-    const Scene scene = scene_of(instance, place.layer, place.trace.n_layers, budget.value_or(0),
-                                 place.n_prefill, place.n_tokens);
+  json resolved(const MethodInstance& instance, std::optional<double> budget, const Place& place) {
+    Scene scene = scene_of(instance, place.layer, place.trace.n_layers, int32_t(budget.value_or(0)),
+                           place.n_prefill, place.n_tokens);
+    scene.real_budget = budget.value_or(0);
     json params = instance.method->resolve(instance.params, scene);
     params.update(to_json(instance.axes));
     if (instance.axes.allocator == Allocator::file)

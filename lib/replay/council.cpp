@@ -1,20 +1,21 @@
 #include "replay/council.hpp"
 
 #include <algorithm>
-#include <fstream>
 #include <map>
-#include <sstream>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "core/share.hpp"
+#include "replay/budget_file.hpp"
+#include "replay/first_error.hpp"
 #include "replay/head_replay.hpp"
 
 namespace kvreplay {
 namespace {
 
-constexpr double kPyramidSlope = 20;  // the published default
+constexpr double kPyramidSlope = 20;  // the published defaults
 constexpr double kAdaFloor = 0.2;
+constexpr int32_t kCakeWindow = 32;
 
 Council council_of(const Cell& cell) {
   if (cell.method->council != Council::none) return cell.method->council;
@@ -32,122 +33,190 @@ Council council_of(const Cell& cell) {
   return Council::none;
 }
 
-// CAKE's rule stands in its own method, which is asked whoever uses the rule.
-const Method& witness(const Cell& cell) {
-  if (cell.axes.allocator != Allocator::cake || cell.method->council != Council::none) return *cell.method;
-  return *find_method(registry(), "cake");
-}
-
-// tokens of (layer, kv head) in a file of rows layer,kv_head,tokens.
-int32_t tokens_in_file(const std::string& path, int32_t layer, int32_t kv_head) {
-  std::ifstream in(path);
-  if (!in) throw ConfigError(path + ": cannot be read. Is the path in `allocator` right?");
-  std::string line;
-  for (int number = 1; std::getline(in, line); ++number) {
-    std::replace(line.begin(), line.end(), ',', ' ');
-    std::istringstream words(line);
-    int64_t l = 0, h = 0, tokens = 0;
-    if (line.find_first_of("0123456789") == std::string::npos) continue;  // a heading
-    if (!(words >> l >> h >> tokens) || tokens < 0 || tokens > int64_t(kManyTokens))
-      throw ConfigError(path + ":" + std::to_string(number) + ": expected layer,kv_head,tokens");
-    if (l == layer && h == kv_head) return int32_t(tokens);
+// From here on the cell is one with a budget of its own: what followed from the shared one follows from it.
+void allocate(Cell& cell, int32_t tokens) {
+  cell.allocated = tokens;
+  try {
+    cell.params.update(cell.method->resolve(cell.given, cell.scene()));
+  } catch (const ParameterError& e) {
+    throw ConfigError(std::string(cell.method->info.name) + ", layer " + std::to_string(cell.layer) +
+                      ", kv head " + std::to_string(cell.kv_head) + ": the allocator gives it " +
+                      std::to_string(tokens) + " tokens, and " + e.what());
   }
-  throw ConfigError(path + ": no row for layer " + std::to_string(layer) + ", kv head " +
-                    std::to_string(kv_head));
 }
 
-int32_t by_formula(const Cell& cell) {
-  if (cell.axes.allocator == Allocator::file)
-    return tokens_in_file(cell.axes.allocator_file, cell.layer, cell.kv_head);
-  return pyramid_tokens(*cell.budget, kPyramidSlope, 0, cell.n_prefill, cell.layer, cell.n_layers);
+// The last prompt tokens that a method protects with this budget: an observation window, or its recent
+// tokens.
+int32_t window_of(const Cell& cell, int32_t budget) {
+  if (!cell.method->protection) return 0;
+  Scene scene = cell.scene();
+  scene.budget = budget;
+  return cell.method->protection(cell.given, scene).recent;
 }
 
-// Protected tokens are safe: they rank before everything else.
-std::vector<int32_t> by_ada(const Cell& cell, const std::vector<Testimony>& heads) {
-  std::vector<std::vector<double>> scores;
-  for (const Testimony& t : heads) {
-    scores.push_back(t.scores);
-    const int32_t n = int32_t(t.scores.size());
-    for (int32_t i = 0; i < n; ++i)
-      if (i < t.protect.sinks || i >= n - t.protect.recent) scores.back()[size_t(i)] = INFINITY;
+// The smallest share must hold what the method protects, which may itself be a part of the share.
+int32_t by_pyramid(const Cell& cell) {
+  int32_t window = 0;
+  try {
+    window = window_of(cell, std::max(1, int32_t(*cell.budget / kPyramidSlope)));
+  } catch (const ParameterError&) {
+    window = window_of(cell, *cell.budget);
   }
-  return ada_tokens(scores, *cell.budget, kAdaFloor);
+  return Pyramid{double(*cell.budget), kPyramidSlope, window, cell.n_prefill, cell.n_layers}.tokens(
+      cell.layer);
+}
+
+// Who speaks for a cell. CAKE's rule stands in its own method, which is asked whoever uses the rule.
+Cell witness_of(const Cell& like) {
+  Cell cell = like;
+  cell.axes.row_format = {};
+  if (like.method->council != Council::none || like.axes.allocator != Allocator::cake) return cell;
+  cell.method = find_method(registry(), "cake");
+  cell.axes = cell.method->default_axes(nlohmann::json::object());
+  const int32_t own = window_of(like, *like.budget);
+  const int32_t window = own < 2 ? std::min(kCakeWindow, *like.budget - 1) : own;
+  try {
+    cell.params = cell.method->resolve({{"w", window}}, cell.scene());
+  } catch (const ParameterError& e) {
+    throw ConfigError(std::string(like.method->info.name) + ": allocator cake: " + e.what());
+  }
+  return cell;
 }
 
 // Cells that share one budget: the same method instance, budget and seed on one layer or one model.
-std::string company(const Cell& cell, Council council) {
-  const nlohmann::json name = {cell.trace,
-                               cell.prompt,
-                               council == Council::layer ? cell.layer : -1,
+struct Company {
+  Council council;
+  Cell witness;
+  std::vector<Cell*> cells;
+  std::vector<Testimony> heads;
+
+  bool hears(int32_t layer) const { return council == Council::model || layer == witness.layer; }
+  void settle() const {
+    const std::vector<int32_t> tokens = witness.method->share
+                                            ? witness.method->share(witness.params, witness.scene(), heads)
+                                            : ada_tokens(heads, *witness.budget, kAdaFloor);
+    for (Cell* cell : cells)
+      for (size_t i = 0; i < heads.size(); ++i)
+        if (heads[i].layer == cell->layer && heads[i].kv_head == cell->kv_head) allocate(*cell, tokens[i]);
+  }
+};
+
+std::string name_of(const Cell& cell, Council council) {
+  const nlohmann::json name = {council == Council::layer ? cell.layer : -1,
                                cell.method->info.name,
-                               cell.params,
-                               cell.budget.value_or(0),
+                               cell.given,
+                               to_json(cell.axes),
+                               *cell.budget,
                                cell.seed.value_or(0)};
   return canonical(name);
 }
 
+// The companies of one prompt.
 template <class Real>
-class Sharing {
+class Hearing {
  public:
-  Sharing(const RunOptions& options, const LoadHead<Real>& load, const ListLayers& layers)
-      : options_(options), load_(load), layers_(layers) {}
+  Hearing(const RunOptions& options, const LoadHead<Real>& load) : options_(options), load_(load) {}
 
-  void settle(const std::vector<Cell*>& company, Council council) {
-    const Cell& first = *company.front();
-    std::vector<Testimony> heads;
-    for (const HeldLayer& held : layers_(first.trace, first.prompt))
-      if (council == Council::model || held.layer == first.layer)
-        for (int32_t h = 0; h < held.kv_heads; ++h) heads.push_back(hear(first, held.layer, h));
-    const Method& rule = witness(first);
-    const std::vector<int32_t> tokens = rule.council != Council::none
-                                            ? rule.share(witness_params(first), first.scene(), heads)
-                                            : by_ada(first, heads);
-    for (Cell* cell : company)
-      for (size_t i = 0; i < heads.size(); ++i)
-        if (heads[i].layer == cell->layer && heads[i].kv_head == cell->kv_head) cell->allocated = tokens[i];
+  void add(Cell& cell, Council council) {
+    const auto [at, is_new] = companies_.try_emplace(name_of(cell, council));
+    if (is_new) at->second = {council, witness_of(cell), {}, {}};
+    at->second.cells.push_back(&cell);
+  }
+  // All heads of the prompt speak, whichever of them are to be replayed: a share does not depend on that.
+  void hold(const std::vector<HeldLayer>& layers) {
+    for (const HeldLayer& held : layers) {
+      std::vector<Company*> present;
+      for (auto& [name, company] : companies_)
+        if (company.hears(held.layer)) present.push_back(&company);
+      if (!present.empty()) hear(held, present);
+      if (stopped()) return;
+      for (Company* company : present)
+        if (company->council == Council::layer) company->settle(), company->heads.clear();
+    }
+    for (const auto& [name, company] : companies_)
+      if (company.council == Council::model) company.settle();
   }
 
  private:
-  nlohmann::json witness_params(const Cell& cell) const {
-    const Method& rule = witness(cell);
-    return &rule == cell.method ? cell.params : rule.resolve(nlohmann::json::object(), cell.scene());
+  void hear(const HeldLayer& held, const std::vector<Company*>& present) {
+    std::vector<std::vector<Testimony>> said(size_t(held.kv_heads));
+    FirstError error;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(options_.jobs)
+    for (int32_t h = 0; h < held.kv_heads; ++h) {
+      if (error.stopped() || stopped()) continue;
+      try {
+        said[size_t(h)] = testimonies(held.layer, h, present);
+      } catch (...) {
+        error.keep(std::current_exception());
+      }
+    }
+    error.rethrow();
+    for (const auto& of_head : said)
+      for (size_t c = 0; c < of_head.size(); ++c) present[c]->heads.push_back(of_head[c]);
   }
-  Testimony hear(const Cell& like, int32_t layer, int32_t kv_head) {
-    Cell cell = like;
-    cell.layer = layer;
-    cell.kv_head = kv_head;
-    cell.params = witness_params(like);
-    cell.method = &witness(like);
-    const HeadStream<Real> stream =
-        load_(like.trace, {like.prompt, layer, kv_head, like.n_tokens, like.n_prefill, false, false});
+  std::vector<Testimony> testimonies(int32_t layer, int32_t kv_head, const std::vector<Company*>& present) {
+    const Cell& any = present.front()->witness;
+    const HeadStream<Real> stream = load_(
+        any.trace, {any.prompt, layer, kv_head, any.n_tokens, any.n_prefill, false, needs_classes(present)});
     HeadReplay<Real> replay(stream, options_);
-    replay.add(cell);
-    Testimony t = replay.testify().at(0);
-    t.layer = layer;
-    t.kv_head = kv_head;
-    return t;
+    std::vector<Cell> cells;
+    for (const Company* company : present) cells.push_back(company->witness);
+    for (Cell& cell : cells) cell.layer = layer, cell.kv_head = kv_head, replay.add(cell);
+    std::vector<Testimony> all = replay.testify();
+    for (size_t c = 0; c < all.size(); ++c) {
+      if (all[c].scores.empty())
+        throw ConfigError(
+            std::string(cells[c].method->info.name) +
+            " takes the prompt token by token with these parameters, so it has no scores of the "
+            "prompt by which a budget could be shared: leave out allocator");
+      all[c].layer = layer, all[c].kv_head = kv_head;
+      if (present[c]->council == Council::model) all[c].scores = {};
+    }
+    return all;
+  }
+  bool stopped() const { return options_.stop && options_.stop(); }
+  static bool needs_classes(const std::vector<Company*>& present) {
+    return std::any_of(present.begin(), present.end(), [](const Company* c) {
+      return c->witness.method->needs(c->witness.params, c->witness.scene()).token_classes;
+    });
   }
   const RunOptions& options_;
   const LoadHead<Real>& load_;
-  const ListLayers& layers_;
+  std::map<std::string, Company> companies_;
 };
+
+int32_t kv_heads_of(const std::vector<HeldLayer>& layers, int32_t layer) {
+  return std::find_if(layers.begin(), layers.end(), [&](const HeldLayer& l) { return l.layer == layer; })
+      ->kv_heads;
+}
 
 }  // namespace
 
 template <class Real>
 void allocate_budgets(std::vector<Cell>& cells, const RunOptions& options, const LoadHead<Real>& load,
-                      const ListLayers& layers) {
-  std::map<std::string, std::vector<Cell*>> companies;
-  for (Cell& cell : cells) {
-    const Council council = council_of(cell);
-    if (council == Council::head) cell.allocated = by_formula(cell);
-    else if (council != Council::none) companies[company(cell, council)].push_back(&cell);
+                      const ListLayers& list_layers) {
+  std::map<std::pair<size_t, std::string>, std::vector<Cell*>> prompts;
+  for (Cell& cell : cells)
+    if (council_of(cell) != Council::none) prompts[{cell.trace, cell.prompt}].push_back(&cell);
+  for (const auto& [place, sharing] : prompts) {
+    const std::vector<HeldLayer> layers = list_layers(place.first, place.second);
+    Hearing<Real> hearing(options, load);
+    for (Cell* cell : sharing) {
+      const Council council = council_of(*cell);
+      if (cell->axes.allocator == Allocator::file)
+        allocate(*cell, tokens_in_file(cell->axes.allocator_file, cell->layer, cell->kv_head,
+                                       kv_heads_of(layers, cell->layer)));
+      else if (cell->axes.allocator == Allocator::pyramid) allocate(*cell, by_pyramid(*cell));
+      else if (council != Council::head && *cell->budget < cell->n_prefill) hearing.add(*cell, council);
+    }
+    hearing.hold(layers);
+    if (options.stop && options.stop()) return;
   }
-  Sharing<Real> sharing(options, load, layers);
-  for (const auto& [name, company] : companies) sharing.settle(company, council_of(*company.front()));
 }
 
-template void allocate_budgets(std::vector<Cell>&, const RunOptions&, const LoadHead<float>&, const ListLayers&);
-template void allocate_budgets(std::vector<Cell>&, const RunOptions&, const LoadHead<double>&, const ListLayers&);
+template void allocate_budgets(std::vector<Cell>&, const RunOptions&, const LoadHead<float>&,
+                               const ListLayers&);
+template void allocate_budgets(std::vector<Cell>&, const RunOptions&, const LoadHead<double>&,
+                               const ListLayers&);
 
 }  // namespace kvreplay

@@ -92,8 +92,8 @@ void HeadReplay<Real>::guarded(Replayed& r, F f) {
   }
 }
 
-// Statistics of prompt rows are computed once for all caches that ask for the same rows. f(lane, sums) for every
-// cache that takes the prompt in one call.
+// Statistics of prompt rows are computed once for all caches that ask for the same rows. f(decision, lane,
+// sums) for every cache that takes the prompt in one call.
 template <class Real>
 template <class F>
 void HeadReplay<Real>::with_prompt(F f) {
@@ -120,23 +120,24 @@ void HeadReplay<Real>::with_prompt(F f) {
   };
   const std::vector<std::vector<double>> sums = prompt_pass(stream_, pass);
   const std::vector<double> later = future ? future_sums(stream_, scored_) : std::vector<double>{};
-  for (Replayed& r : decisions_)
-    guarded(r, [&] {
-      for (const auto& lane : r.lanes) {
+  for (size_t d = 0; d < decisions_.size(); ++d)
+    guarded(decisions_[d], [&] {
+      for (const auto& lane : decisions_[d].lanes) {
         if (lane->streams_prompt()) continue;
         const auto& firsts = pass.sums_from;
         const auto at = std::lower_bound(firsts.begin(), firsts.end(), lane->needs().column_sums_from);
         const bool found = at != firsts.end() && *at == lane->needs().column_sums_from;
-        f(*lane, PromptSums{found ? sums[size_t(at - firsts.begin())].data() : nullptr,
-                            later.empty() ? nullptr : later.data()});
+        f(d, *lane,
+          PromptSums{found ? sums[size_t(at - firsts.begin())].data() : nullptr,
+                     later.empty() ? nullptr : later.data()});
       }
     });
 }
 
 template <class Real>
 std::vector<Testimony> HeadReplay<Real>::testify() {
-  std::vector<Testimony> all;
-  with_prompt([&](Lane<Real>& lane, const PromptSums& sums) { all.push_back(lane.testify(sums)); });
+  std::vector<Testimony> all(decisions_.size());
+  with_prompt([&](size_t d, Lane<Real>& lane, const PromptSums& sums) { all[d] = lane.testify(sums); });
   return all;
 }
 
@@ -203,7 +204,7 @@ template <class Real>
 void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
   const bool all_stream = options_.prompt_streams;
   if (!all_stream)
-    with_prompt([](Lane<Real>& lane, const PromptSums& sums) { lane.read_prompt(sums); });
+    with_prompt([](size_t, Lane<Real>& lane, const PromptSums& sums) { lane.read_prompt(sums); });
   const auto streams = [&](const Replayed& r) { return r.streams_prompt(all_stream); };
   const bool some = std::any_of(decisions_.begin(), decisions_.end(), streams);
   for (int32_t t = some ? 0 : stream_.prompt; t < stream_.tokens;) {
@@ -226,6 +227,7 @@ CellResult HeadReplay<Real>::result_of(Replayed& r, size_t cell) const {
   result.error = r.failure;
   if (!r.alive()) return result;
   account(r, result.measures);
+  if (const auto& share = r.cells[cell]->allocated) result.measures.extras["allocated_tokens"] = *share;
   r.errors[cell]->finish(result.measures, result, options_.save);
   result.double_precision = sizeof(Real) == sizeof(double);
   result.oneshot = r.cells[cell]->axes.phase == Phase::oneshot;

@@ -24,7 +24,8 @@ class HeadReplay {
   using Report = std::function<void(const Cell&, const CellResult&)>;
   // Reports every cell that was finished; a stopped run reports none of those in flight.
   void run(const Stop& stop, const Report& report);
-  // Instead of a run: what each decision says when budgets are shared, in the order of add().
+  // Instead of a run: what each decision (of one cache) says when budgets are shared, in the order of add();
+  // no scores where it streams the prompt.
   std::vector<Testimony> testify();
 
  private:

@@ -79,8 +79,10 @@ class LaneOf final : public Lane<Real> {
   void read_prompt(const PromptSums& sums) override {
     const auto start = Clock::now();
     memory_.reveal(0, stream_->prompt);
-    replay_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
-    reweight();
+    kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
+    const int32_t all = unprotected();
+    if constexpr (Evicts<P, Real>) policy_.evict(team_, cache_);
+    reweight(all);
     close_step(stream_->prompt - 1);
     ledger_.select_s += seconds_since(start);
   }
@@ -90,9 +92,8 @@ class LaneOf final : public Lane<Real> {
     if constexpr (ScoresPrompt<P>) {
       memory_.reveal(0, stream_->prompt);
       kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
-      t.protect = policy_.protection();
-      t.scores.assign(size_t(stream_->prompt), 0.0);
-      for (int32_t i = 0; i < cache_.size(); ++i) t.scores[size_t(cache_.token(i))] = cache_.score(i);
+      for (int32_t i = 0; i < cache_.size(); ++i)
+        t.scores.push_back(is_protected(i) ? INFINITY : cache_.score(i));
       if constexpr (requires { policy_.testify(t.extras); }) policy_.testify(t.extras);
     }
     return t;
@@ -153,18 +154,24 @@ class LaneOf final : public Lane<Real> {
     view.rope = {s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor};
     return Prompt<Real>(view);
   }
-  // Kept prompt tokens that nothing protects stand for all such tokens (axis `reweight`).
-  void reweight() {
+  // At the end of the prompt: rows that no selection may drop (convention C16).
+  bool is_protected(int32_t row) const {
     if constexpr (ScoresPrompt<P>) {
-      if (order_.axes.reweight == Reweight::none) return;
       const Protect protect = policy_.protection();
-      const int32_t first = held_sinks(cache_, protect.sinks), kept = cache_.size();
-      const int32_t last = std::max(first, kept - protect.recent), safe = kept - (last - first);
-      if (last == first) return;
-      const double w = double(stream_->prompt - safe) / double(last - first);
-      for (int32_t i = first; i < last; ++i) cache_.weigh(team_, i, w, w);
-      reweighted_ = true;
+      return cache_.token(row) < protect.sinks || cache_.token(row) >= stream_->prompt - protect.recent;
     }
+    return false;
+  }
+  int32_t unprotected() const {
+    return team_.count(cache_.size(), [&](int32_t i) { return !is_protected(i); });
+  }
+  // Kept prompt tokens that nothing protects stand for all such tokens (axis `reweight`).
+  void reweight(int32_t all) {
+    const int32_t kept = unprotected();
+    if (order_.axes.reweight == Reweight::none || kept == 0 || kept == all) return;
+    for (int32_t i = 0; i < cache_.size(); ++i)
+      if (!is_protected(i)) cache_.weigh(team_, i, double(all) / kept, double(all) / kept);
+    reweighted_ = true;
   }
 
   // How this cache's query heads see one row of the tile: what core/step.hpp calls an evaluator.

@@ -85,7 +85,11 @@ Method make_method() {
   m.observes = [](const nlohmann::json& params, const Axes& axes) {
     return policy_observes<P>(assigned<P>(params), axes);
   };
-  if constexpr (requires { P::council; })
+  if constexpr (ScoresPrompt<P>)
+    m.protection = [](const nlohmann::json& params, const Scene& scene) {
+      return resolved<P>(params, scene).protection();
+    };
+  if constexpr (requires(const P p, const Scene& scene) { p.share(scene, {}); })
     m.share = [](const nlohmann::json& params, const Scene& scene, const std::vector<Testimony>& heads) {
       return resolved<P>(params, scene).share(scene, heads);
     };

@@ -1,14 +1,13 @@
 #include "replay/runner.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
 #include <map>
 #include <mutex>
 #include <numeric>
 #include <tuple>
 
 #include "replay/council.hpp"
+#include "replay/first_error.hpp"
 #include "replay/head_replay.hpp"
 
 namespace kvreplay {
@@ -26,7 +25,7 @@ bool decides_together(const Cell& cell) {
 }
 bool same_decision(const Cell& a, const Cell& b) {
   return decides_together(a) && decides_together(b) && a.method == b.method && a.params == b.params &&
-         a.budget == b.budget && a.seed == b.seed;
+         a.budget == b.budget && a.allocated == b.allocated && a.seed == b.seed;
 }
 
 std::vector<Group> group_cells(const std::vector<Cell>& cells) {
@@ -34,7 +33,8 @@ std::vector<Group> group_cells(const std::vector<Cell>& cells) {
   std::map<std::tuple<size_t, std::string, int32_t, int32_t>, size_t> at;
   for (const Cell& cell : cells) {
     const int32_t head = decides_together(cell) ? HeadRequest::kWholeLayer : cell.kv_head;
-    const auto [found, is_new] = at.emplace(std::tuple(cell.trace, cell.prompt, cell.layer, head), groups.size());
+    const auto [found, is_new] =
+        at.emplace(std::tuple(cell.trace, cell.prompt, cell.layer, head), groups.size());
     if (is_new)
       groups.push_back(
           {cell.trace, {cell.prompt, cell.layer, head, cell.n_tokens, cell.n_prefill, false, false}, {}});
@@ -75,25 +75,6 @@ class Reader {
   const std::vector<std::filesystem::path>& paths_;
   std::map<size_t, Trace> open_;
   std::mutex mutex_;
-};
-
-// Keeps the first exception of a parallel region, and tells the others to stop.
-class FirstError {
- public:
-  void keep(std::exception_ptr error) {
-    const std::lock_guard lock(mutex_);
-    if (!error_) error_ = error;
-    stopped_ = true;
-  }
-  bool stopped() const { return stopped_; }
-  void rethrow() const {
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::exception_ptr error_;
-  std::atomic<bool> stopped_ = false;
 };
 
 template <class Real>

@@ -276,9 +276,10 @@ def test_list_names_methods_metrics_and_devices():
 
 def test_describe_shows_parameters_with_defaults_and_ranges():
     text = kvreplay("describe", "snapkv").stdout
-    assert re.search(r"^window +32 +at least 1 ", text, re.M)
-    assert re.search(r"^pool +max +max \| avg ", text, re.M)
+    assert re.search(r"^window +32; kvpress 64, kvfactory 8 +at least 1 ", text, re.M)
+    assert re.search(r"^pool +max; kvpress avg +max \| avg ", text, re.M)
     assert "SnapKV" in text
+    assert re.search(r"^scorer +snapkv +snapkv", kvreplay("describe", "adakv").stdout, re.M)
 
 
 def test_report_says_what_is_missing(tmp_path, trace):

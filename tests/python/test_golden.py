@@ -94,7 +94,10 @@ def write_trace(path, case, repeat_last=False):
     with h5py.File(path, "w") as f:
         f.attrs["kvreplay_schema"] = 1
         f.attrs["rope_json"] = json.dumps(rope)
-        layer = f.create_group("prompts/p0/layers/001")
+        number = 1
+        if "n_layers" in case.attrs:  # budgets that differ from layer to layer
+            f.attrs["n_layers"], number = int(case.attrs["n_layers"]), int(case.attrs["layer"])
+        layer = f.create_group(f"prompts/p0/layers/{number:03}")
         layer.attrs["scaling"] = float(case.attrs["scale"])
         for name, x in zip("qkv", (q, k, v), strict=True):
             layer[name] = x
@@ -311,6 +314,7 @@ def test_the_self_balancing_walk_keeps_the_smaller_class_of_the_oracle(tmp_path,
             assert np.all(kept[row.key]["num"][:] == 2)
 
 
+KVPRESS_SNAPKV = {"name": "snapkv", "variant": "kvpress"}
 KVPRESS = {
     "snapkv": lambda a: {"name": "snapkv", "window": a["window"], "kernel": a["kernel"], "pool": a["pool"]},
     "streaming_llm": lambda a: {
@@ -320,6 +324,23 @@ KVPRESS = {
         "phase": "oneshot",
     },
     "tova": lambda a: {"name": "tova", "variant": "layer", "phase": "oneshot"},
+    "pyramidkv": lambda a: {
+        "name": "pyramidkv",
+        "variant": "kvpress",
+        "window": a["window"],
+        "kernel": a["kernel"],
+        "beta": a["beta"],
+    },
+    "adakv": lambda a: {
+        "name": "adakv",
+        "alpha": a["alpha_safeguard"],
+        "scorer": KVPRESS_SNAPKV | {"window": a["window"], "kernel": a["kernel"]},
+    },
+    "chunkkv": lambda a: {
+        "name": "chunkkv",
+        "chunk": a["chunk"],
+        "scorer": KVPRESS_SNAPKV | {"window": a["window"], "kernel": a["kernel"]},
+    },
     "observed_attention": lambda a: {"name": "h2o", "variant": "observed"},
     "knorm": lambda a: {"name": "knorm"},
     "keydiff": lambda a: {"name": "keydiff"},
@@ -360,7 +381,8 @@ def test_a_method_keeps_what_kvpress_keeps(tmp_path, case, key):
         a = {name: x.item() if hasattr(x, "item") else x for name, x in r.attrs.items()}
         n = int(c.attrs["n"])
         write_trace(tmp_path / "t.h5", c, repeat_last=True)
-        rows, out = run(tmp_path, tmp_path / "t.h5", n, KVPRESS[a["method"]](a), a["n_kept"])
+        budget = max(1, int(n * (1 - a["ratio"])))
+        rows, out = run(tmp_path, tmp_path / "t.h5", n, KVPRESS[a["method"]](a), budget)
         with h5py.File(out / "kept.h5") as kept:
             for head, want in enumerate(ragged(r, "kept")):
                 got = ragged(kept[rows[rows.kv_head == head].iloc[0].key], "kept")[0]

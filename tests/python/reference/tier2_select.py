@@ -15,12 +15,15 @@ def ranked(scores, protected):
 def keep_top(scores, protected, B):
     """The protected and the best of the others, B in all; everything if it fits.
 
-    More protected tokens than the budget only happens to observation windows: the last B stay (SnapKV 1).
+    More protected tokens than the budget only happens to observation windows: the last B stay (SnapKV 1), or
+    the sinks (C16) and the last of the others.
     """
-    if len(scores) <= B:
-        return np.arange(len(scores))
+    P = len(scores)
+    if P <= B:
+        return np.arange(P)
     if protected.sum() > B:
-        return np.arange(len(scores) - B, len(scores))
+        sinks = int(np.argmin(protected))
+        return np.append(np.arange(sinks), np.arange(P - B + sinks, P))
     return top(ranked(scores, protected), B)
 
 
@@ -212,8 +215,8 @@ def adakv(
     """Ada-KV: the layer's budget goes to the heads whose scores are largest."""
     P = heads[0].P
     scored = wrapped_scores(heads, with_adakv_eps(scorer), sinks, recent)
-    if B >= P:
-        kept = [np.arange(P)] * len(heads)
+    if B >= P or scored.protected.sum() >= B:  # nothing to share
+        kept = [keep_top(s, scored.protected, B) for s in scored.scores]
     elif variant == "kvpress":
         kept = adakv_kvpress(scored, B, alpha)
     else:

@@ -1,0 +1,91 @@
+#pragma once
+#include <numeric>
+
+#include "core/share.hpp"
+#include "methods/any_scorer.hpp"
+
+namespace kvreplay {
+
+// Ada-KV, Feng et al. 2024: a layer's budget goes to the kv heads whose scores are largest.
+//  1. In every kv head the top floor(B alpha) tokens are safe, and the protected ones.
+//  2. Over all scores of the layer keep the safe ones, then the largest others until B a head are kept on
+//     average (ties: score, head, token). What a head then holds are its best.
+// Variant `reference`: base = B - w; c_g of the layer's top base * heads unprotected scores are head g's,
+// each head's scores scaled by the share of their mass that its own top `base` have (`normalise`); head g
+// keeps its top round(c_g (1-f) + floor(base f)) and the window.
+struct AdaKv : Selecting<> {
+  static constexpr MethodInfo info{
+      .name = "adakv",
+      .title = "a layer's budget shared over its kv heads",
+      .source = "Ada-KV, Feng et al. 2024, Algorithm 1",
+      .tier = 2,
+      .memory = "the head's share of B * kv heads prompt tokens, and every later one",
+      .deviation =
+          "default is the later library's safeguard; variant reference mixes with an equal share, as the "
+          "release does. Scores must be comparable between heads: probabilities are, ranks are not.",
+      .streams = false,
+      .default_phase = Phase::oneshot,
+  };
+  static constexpr Council council = Council::layer;
+  enum class Variant { kvpress, reference };
+  Variant variant = Variant::kvpress;
+  AnyScorer scorer;
+  double alpha = 0.2, f = 0.2;
+  bool normalise = true;
+  std::span<double> state;  // the scorer's
+
+  static void declare(auto& d) {
+    d.choice("variant", &AdaKv::variant, {"kvpress", "reference"}, "whose rule shares the budget");
+    d.scorer("scorer", &AdaKv::scorer, "one-shot scores, {name: ..., its parameters}");
+    d.real("alpha", &AdaKv::alpha, {0, 1}, "share of B that is safe in every head (variant kvpress)");
+    d.boolean("normalise", &AdaKv::normalise, "scale each head by the share of its top mass (reference)");
+    d.real("f", &AdaKv::f, {0, 1}, "share of the budget that is equal for all heads (reference)");
+    protect<AdaKv>(d);
+  }
+  void resolve(Scene scene) {
+    Selecting::resolve(scene);
+    scene.compares_heads = true;
+    scorer.resolve(scene);
+  }
+  Layout layout(const Scene& scene) const {
+    return {.state_doubles = scorer.state_doubles(scene), .scores = true};
+  }
+  PromptNeeds needs(const Scene& scene) const { return scorer.needs(scene); }
+  Protect protection() const { return both({sinks, recent}, scorer.protection()); }
+
+  // The head's number of tokens is its scene's budget when it is replayed.
+  std::vector<int32_t> share(const Scene& scene, const std::vector<Testimony>& heads) const {
+    if (variant == Variant::kvpress) return ada_tokens(heads, scene.budget, alpha);
+    const int32_t window = protected_tokens(heads.front()), base = scene.budget - window;
+    if (base <= 0) return std::vector<int32_t>(heads.size(), scene.budget);
+    std::vector<std::vector<double>> scores;
+    for (const Testimony& t : heads) scores.push_back(unprotected(t, base));
+    std::vector<int32_t> tokens = winners(scores, int64_t(base) * int64_t(heads.size()));
+    for (int32_t& c : tokens) c = window + int32_t(std::nearbyint(c * (1 - f) + std::floor(base * f)));
+    return tokens;
+  }
+
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+    scorer.bind(state);
+    scorer.read_prompt(team, prompt, cache);
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    keep_scored(team, cache, protection(), budget);
+  }
+
+ private:
+  std::vector<double> unprotected(const Testimony& t, int32_t base) const {
+    std::vector<double> scores;
+    for (const double s : t.scores)
+      if (s != INFINITY) scores.push_back(s);
+    std::sort(scores.begin(), scores.end(), std::greater<>());
+    const auto top = scores.begin() + std::min<int64_t>(base, int64_t(scores.size()));
+    const double all = std::accumulate(scores.begin(), scores.end(), 0.0);
+    const double share = std::accumulate(scores.begin(), top, 0.0) / (all == 0 ? 1 : all);
+    for (double& s : scores) s *= normalise ? share : 1;
+    return scores;
+  }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,82 @@
+#pragma once
+#include "methods/any_scorer.hpp"
+
+namespace kvreplay {
+
+// ChunkKV, Liu et al. 2025: whole chunks of consecutive tokens, the same for all kv heads of a layer.
+//  1. Sum the scores over the kv heads; protected tokens get the maximum of the others plus 1. Mean in
+//     consecutive chunks (a partial last chunk is a chunk).
+//  2. Keep the max(1, floor(chunks B / P)) best chunks.
+struct ChunkKv : Selecting<> {
+  static constexpr MethodInfo info{
+      .name = "chunkkv",
+      .title = "whole chunks, the same for a layer's kv heads",
+      .source = "ChunkKV, Liu et al. 2025, Algorithm 1",
+      .tier = 2,
+      .memory = "the tokens of the kept chunks (extras: realised_tokens) and every later one",
+      .deviation = "the realised size is a number of whole chunks, not B",
+      .streams = false,
+      .default_phase = Phase::oneshot,
+      .exact_budget = false,
+  };
+  AnyScorer scorer;
+  int32_t chunk = 20;
+  int32_t realised = 0;
+  std::span<double> state;  // [P] scores summed over the kv heads, then the scorer's
+
+  static void declare(auto& d) {
+    d.integer("chunk", &ChunkKv::chunk, {1, kManyTokens}, "tokens of a chunk");
+    d.scorer("scorer", &ChunkKv::scorer, "one-shot scores, {name: ..., its parameters}");
+    protect<ChunkKv>(d);
+  }
+  void resolve(const Scene& scene) {
+    Selecting::resolve(scene);
+    scorer.resolve(scene);
+  }
+  static void set_axes(const ChunkKv&, Axes& axes) { axes.gqa_level = GqaLevel::layer; }
+  Layout layout(const Scene& scene) const {
+    return {.state_doubles = scene.prompt + scorer.state_doubles(scene), .scores = true};
+  }
+  PromptNeeds needs(const Scene& scene) const { return scorer.needs(scene); }
+  KVR_FN Protect protection() const { return both({sinks, recent}, scorer.protection()); }
+
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+    const int32_t n = cache.size();
+    double* total = state.data();
+    scorer.bind(state.subspan(size_t(prompt.size())));
+    for (int32_t b = 0; b < prompt.shape().blocks; ++b) {
+      scorer.read_prompt(team, prompt.block(b), cache);
+      team.each(n, [&](int32_t i) { total[i] = (b > 0 ? total[i] : 0) + cache.score(i); });
+    }
+    const Protect safe = protection();
+    const int32_t first = held_sinks(cache, safe.sinks), last = n - safe.recent;
+    const Scored most = team.largest(last - first, [&](int32_t i) { return total[first + i]; });
+    team.each(n, [&](int32_t i) { total[i] = i < first || i >= last ? most.score + 1 : total[i]; });
+    team.each(n, [&](int32_t i) { cache.score(i) = mean_of_chunk(total, i / chunk * chunk, n); });
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    const int32_t n = cache.size(), chunks = (n + chunk - 1) / chunk;
+    realised = n;
+    if (n <= budget) return;
+    const int32_t best = int32_t(int64_t(chunks) * budget / n);
+    choose_top(
+        team, chunks, best > 1 ? best : 1, [&](int32_t c) { return cache.score(c * chunk); },
+        [&](int32_t c, bool yes) {
+          for (int32_t i = c * chunk; i < n && i < (c + 1) * chunk; ++i) cache.mark(i) = yes ? 1 : 0;
+        });
+    cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
+    realised = cache.size();
+  }
+  void report(auto& extras, const auto&) const { extras["realised_tokens"] = realised; }
+
+ private:
+  KVR_FN double mean_of_chunk(const double* scores, int32_t begin, int32_t n) const {
+    const int32_t end = begin + chunk < n ? begin + chunk : n;
+    double sum = 0;
+    for (int32_t i = begin; i < end; ++i) sum += scores[i];
+    return sum / (end - begin);
+  }
+};
+
+}  // namespace kvreplay

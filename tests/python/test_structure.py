@@ -90,13 +90,10 @@ def test_policies_have_no_hidden_memory():
     for path in (LIB / "methods").glob("*.hpp"):
         code = re.sub(r"//.*", "", path.read_text())
         assert not re.search(r"\b(const_cast|reinterpret_cast|thread_local|new)\b", code), path.name
-        assert not re.search(r"\bstatic\s+(?!constexpr|void|bool|Phase|KVR_FN|auto|double\s+\w+\()", code), (
-            path.name
-        )
+        assert not re.search(r"\bstatic\s+(?!constexpr\b)[^(;={]*[;={]", code), path.name  # data, not functions
         for target in includes(path):
-            assert target == "core/policy.hpp" or target in {"cmath", "span", "cstdint"}, (
-                f"{path.name}: {target}"
-            )
+            allowed = target.startswith(("core/", "methods/")) or target in {"algorithm", "cmath", "span", "cstdint"}
+            assert allowed, f"{path.name}: {target}"
 
 
 def test_a_method_file_is_short():

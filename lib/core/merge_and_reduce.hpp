@@ -1,6 +1,7 @@
 #pragma once
 #include <cmath>
 
+#include "core/philox.hpp"
 #include "core/walk.hpp"
 
 namespace kvreplay {
@@ -70,6 +71,63 @@ struct MergeAndReduce {
     if (!balance(n, level)) return;
     const double small = smaller_class(team, n, [&](int32_t i) { return sign(i); });
     for (int32_t i = 0; i < n; ++i) weigh(team, cache, row(i), slot, sign(i) == small ? 2 * w : 0);
+  }
+};
+
+// A numerator in buckets of ||v||, 2^(i-1) < ||v|| <= 2^i, and a denominator of pairs (k, 1); their levels
+// are halved by SoftmaxBalance.
+struct BalancedSums : MergeAndReduce {
+  static constexpr int32_t kBucketZero = 2048,
+                           kSmallest = -1074;  // slot of bucket i: i + 2048; of the least double
+  double scale = 1;
+  SelfBalancing rule;
+  std::span<double> centre;  // subtracted from the keys in the walks, which softmax does not see [dim]
+  Draws draws;
+
+  KVR_FN double key_product(const auto& cache, int32_t a, int32_t b) const {
+    return centred_dot(cache.key(a), cache.key(b), std::span<const double>(centre));
+  }
+  KVR_FN static int32_t slot_of(double norm) {
+    int exponent = 0;
+    const double mantissa = std::frexp(norm, &exponent);
+    return kBucketZero + (mantissa == 0.5 ? exponent - 1 : exponent);
+  }
+  // The token of a row joins the denominator and, unless its value is zero, its bucket. Returns ||v||.
+  KVR_FN double feed(const Team auto& team, auto& cache, int32_t row) const {
+    const double norm = std::sqrt(wide_dot(cache.value(row), cache.value(row)));
+    const int32_t slot = norm > 0 ? slot_of(norm) : kDenominator;
+    team.sync();
+    if (team.rank() == 0) cache.score(row) = slot;
+    cache.weigh(team, row, norm > 0 ? 1 : 0, 1);
+    append(team, cache, kDenominator,
+           [&](int32_t n, int32_t level) { return balance(team, cache, kDenominator, n, level); });
+    if (norm > 0)
+      append(team, cache, slot,
+             [&](int32_t n, int32_t level) { return balance(team, cache, slot, n, level); });
+    return norm;
+  }
+  // Buckets i <= most.
+  KVR_FN void erase_buckets(const Team auto& team, auto& cache, double most) const {
+    for (int32_t i = kSmallest; i <= most; ++i) erase(team, cache, kBucketZero + i);
+  }
+
+ private:
+  // SoftmaxBalance of n rows; false if it fails.
+  KVR_FN bool balance(const Team auto& team, auto& cache, int32_t slot, int32_t n, int32_t level) const {
+    const bool ones = slot == kDenominator;
+    const auto key2 = [&](int32_t i) { return key_product(cache, row(i), row(i)); };
+    const double value2 = ones ? 1 : std::ldexp(1.0, 2 * (slot - kBucketZero));
+    const SoftmaxKernel expv{scale, team.largest(n, key2).score, value2};
+    const auto K = [&](int32_t i, int32_t j) {
+      const double values = ones ? 1 : wide_dot(cache.value(row(i)), cache.value(row(j)));
+      return expv(key_product(cache, row(i), row(j)), values);
+    };
+    const auto decide = [&](int32_t i, double y) {
+      return rule.sign(y, draws.uniform(Structure::sign_walk, cache.token(row(i)), slot, level));
+    };
+    const int32_t failed = kernel_walk(team, n, K, decide, [&](int32_t i) -> double& { return sign(i); });
+    if (failed >= 0) cache.fail(team, 1, cache.token(row(failed)));
+    return failed < 0;
   }
 };
 

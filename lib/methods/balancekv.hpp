@@ -1,25 +1,18 @@
 #pragma once
-#include <algorithm>
-
-#include "core/thinning.hpp"
-#include "core/walk.hpp"
+#include "core/halving.hpp"
 
 namespace kvreplay {
 
-// BalanceKV, Han et al. 2025, the version of the experiments. The M middle tokens are halved T times. A round
-// on m tokens, h = floor(m/2):
+// BalanceKV, Han et al. 2025, the version of the experiments: the middle is halved T times. A round:
 //  1. Cut them, in order, into blocks of b; the last is filled with zero vectors.
 //  2. kc = k minus the mean of the block, zero rows included; v is multiplied by the token's weight w.
 //  3. G_ij = exp(tau <kc_i, kc_j>/sqrt(d) - beta) (<v_i, v_j> + c0 + 1e-8).
-//  4. In each block e_0 = +1, and e_i = +1 iff U < 1/2 - gamma y with y the sum over j < i of G_ij e_j.
-//  5. cut = the later of the first indices at which the count of -1, and of +1, reaches h (0 if never).
-//  6. Keep what has sign -e_cut up to the cut (its weight doubles) and everything after it; the first h of
-//  these.
+//  4. In each block e_0 = +1, and e_i = +1 iff U < 1/2 - gamma y, y the sum over j < i of G_ij e_j.
+//  5, 6. Truncate to half of them at a cut; the signed ones before it double their weight (core/halving.hpp).
 // Weights: w in the numerator; in the denominator 2^T for all survivors (`den: code`) or w.
-// `walk: paper`: no filling, no centring; the walk of self_balancing_walk on each block with kernel expv, and
-// exactly half of a block stays: the smaller class, topped up with the lowest indices of the other; weight
-// 2^T. `gamma: 0` is a fair coin with the same truncation: it keeps a longer exact tail, which alone improves
-// its error, so compare with uniform at the same `tail` (column extras).
+// `walk: paper`: no filling, no centring; self_balancing_walk on each block, half of which stays; weight 2^T.
+// `gamma: 0` is a coin with the same truncation. Its longer exact tail alone improves its error: compare with
+// uniform at the same `tail` (column extras).
 struct BalanceKv : Thinning<> {
   static constexpr MethodInfo info{
       .name = "balancekv",
@@ -48,29 +41,27 @@ struct BalanceKv : Thinning<> {
   Draws draws;
 
   static void declare(auto& d) {
-    d.choice("preset", &BalanceKv::preset, {"single_layer", "longbench"},
+    using M = BalanceKv;
+    d.choice("preset", &M::preset, {"single_layer", "longbench"},
              "longbench: sinks 32, recent 32, rounds 2, block 128, tau 1");
-    d.integer("rounds", &BalanceKv::rounds, {1, 8}, "how often the middle is halved",
-              "smallest that fits the budget");
-    d.integer("block", &BalanceKv::block, {2, kManyTokens}, "tokens that are balanced together", "256");
-    d.real("gamma", &BalanceKv::gamma, {0, 1e300}, "pull of the walk; 0 is a fair coin");
-    d.real("tau", &BalanceKv::tau, {1e-300, 1e300}, "temperature of the keys' product", "0.1");
-    d.real("beta", &BalanceKv::beta, {-1e300, 1e300}, "subtracted in the exponent");
-    d.real("c0", &BalanceKv::c0, {-1e300, 1e300}, "added to the values' product");
-    d.choice("den", &BalanceKv::den, {"code", "w"}, "denominator weight: 2^rounds, or the numerator's");
-    d.choice("walk", &BalanceKv::walk, {"reference", "paper"}, "the released code's walk, or the paper's");
-    d.real_or_word("c", &BalanceKv::c, {0, 1e300}, "theory",
+    d.integer("rounds", &M::rounds, {1, 8}, "halvings of the middle", "smallest that fits the budget");
+    d.integer("block", &M::block, {2, kManyTokens}, "tokens that are balanced together", "256");
+    d.real("gamma", &M::gamma, {0, 1e300}, "pull of the walk; 0 is a fair coin");
+    d.real("tau", &M::tau, {1e-300, 1e300}, "temperature of the keys' product", "0.1");
+    d.real("beta", &M::beta, {-1e300, 1e300}, "subtracted in the exponent");
+    d.real("c0", &M::c0, {-1e300, 1e300}, "added to the values' product");
+    d.choice("den", &M::den, {"code", "w"}, "denominator weight: 2^rounds, or the numerator's");
+    d.choice("walk", &M::walk, {"reference", "paper"}, "the released code's walk, or the paper's");
+    d.real_or_word("c", &M::c, {0, 1e300}, "theory",
                    "walk paper: bound of |y|; theory: 30 ln(n/delta); 0: greedy", "theory");
-    d.real("delta", &BalanceKv::delta, {1e-300, 1}, "walk paper: failure probability of the theorem",
-           "1/n^2");
-    d.real("temp", &BalanceKv::temp, {1e-300, 1e300}, "walk paper: factor on the scale in the kernel");
+    d.real("delta", &M::delta, {1e-300, 1}, "walk paper: failure probability of the theorem", "1/n^2");
+    d.real("temp", &M::temp, {1e-300, 1e300}, "walk paper: factor on the scale in the kernel");
     protect<BalanceKv>(d);
   }
   void resolve(const Scene& scene) {
     const bool longbench = preset == Preset::longbench;
-    if (longbench && sinks == kDerived) sinks = 32;
-    if (longbench && recent == kDerived) recent = 32;
-    if (longbench && rounds == kDerived) rounds = 2;
+    for (const auto& [given, of_longbench] : {std::pair{&sinks, 32}, {&recent, 32}, {&rounds, 2}})
+      if (longbench && *given == kDerived) *given = of_longbench;
     if (block == kDerived) block = longbench ? 128 : 256;
     if (tau == kUnset) tau = longbench ? 1 : 0.1;
     if (c == kUnset || c == kRealWord) c = walk_constant(scene.tokens, delta);
@@ -94,14 +85,13 @@ struct BalanceKv : Thinning<> {
     for (; done < T; ++done) {
       const Middle m = middle(cache);
       for (int32_t b = 0; b < m.count; b += block) {
-        const int32_t rest = m.count - b;
-        const Middle part{m.first + b, rest < block ? rest : block};
+        const Middle part{m.first + b, m.count - b < block ? m.count - b : block};
         if (walk == Walk::paper) halve_block(team, cache, part, b);
         else sign_block(team, cache, part, b);
       }
-      if (walk == Walk::reference) truncate(team, cache, m);
+      if (walk == Walk::reference) truncate_at_cut(team, cache, m);  // steps 5 and 6
       for (int32_t i = m.first; i < m.first + m.count; ++i)
-        cache.weigh(team, i, cache.score(i) * double(cache.num(i)), 1);
+        cache.weigh(team, i, cache.score(i) * cache.num(i), cache.score(i) * cache.num(i));
       drop_unscored(team, cache, m);
     }
     if (done > 0) weigh(team, cache);
@@ -135,24 +125,6 @@ struct BalanceKv : Thinning<> {
     };
     kernel_walk(team, part.count, G, decide, sign);
   }
-  // Steps 5 and 6.
-  KVR_FN void truncate(const Team auto& team, auto& cache, Middle m) {
-    const int32_t h = m.count / 2;
-    if (team.rank() == 0) {
-      int32_t counts[2] = {0, 0}, reached[2] = {0, 0}, left = h;
-      for (int32_t i = 0; i < m.count; ++i)
-        if (const int side = cache.score(m.first + i) > 0; ++counts[side] == h) reached[side] = i;
-      const int32_t cut = reached[0] > reached[1] ? reached[0] : reached[1];
-      const double sign = m.count > 0 ? cache.score(m.first + cut) : 0;
-      for (int32_t i = 0; i < m.count; ++i) {
-        double& score = cache.score(m.first + i);
-        const bool stays = left > 0 && (i > cut || score == -sign);
-        score = !stays ? 0 : i <= cut ? 2 : 1;
-        left -= stays ? 1 : 0;
-      }
-    }
-    team.sync();
-  }
   KVR_FN void halve_block(const Team auto& team, auto& cache, Middle part, int32_t position) {
     const auto sign = [&](int32_t i) -> double& { return cache.score(part.first + i); };
     const RowProducts products{cache, part.first};
@@ -164,19 +136,14 @@ struct BalanceKv : Thinning<> {
       return rule.sign(y, uniform(position + i));
     };
     kernel_walk(team, part.count, K, decide, sign);
-    const double small = smaller_class(team, part.count, sign);
-    const auto choose = [&](int32_t i, bool stays) { cache.mark(part.first + i) = stays ? 2 : 0; };
-    choose_top(
-        team, part.count, part.count / 2, [&](int32_t i) { return sign(i) == small ? 1.0 : 0.0; }, choose);
-    team.each(part.count, [&](int32_t i) { sign(i) = cache.mark(part.first + i); });
+    smaller_half(team, cache, part);
   }
   KVR_FN void weigh(const Team auto& team, auto& cache) {
     const Middle m = middle(cache);
-    const double all = std::ldexp(1.0, done);
     survivors = m.count;
     tail = team.count(m.count, [&](int32_t i) { return cache.num(m.first + i) == 1; });
-    for (int32_t i = m.first; i < m.first + m.count; ++i)
-      cache.weigh(team, i, double(cache.num(i)), den == Den::code ? all : double(cache.num(i)));
+    for (int32_t i = m.first; den == Den::code && i < m.first + m.count; ++i)
+      cache.weigh(team, i, double(cache.num(i)), std::ldexp(1.0, done));
   }
 };
 

@@ -8,8 +8,8 @@ namespace kvreplay {
 // The best tokens of a scorer, and a reweighted uniform sample of all others.
 //  1. h = floor(top_frac B): sinks and the scorer's protected tokens first, then its top tokens.
 //  2. B - h of the other prompt tokens, uniformly without replacement (as `uniform`: the smallest u, one for
-//  each of
-//     them in order), each standing for (number of others)/(B - h) in both sums.  3. Later tokens are kept.
+//     each of them in order), each standing for (number of others)/(B - h) in both sums.
+//  3. Later tokens are kept.
 struct Hybrid {
   static constexpr MethodInfo info{
       .name = "hybrid",

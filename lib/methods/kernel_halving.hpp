@@ -9,15 +9,13 @@ namespace kvreplay {
 // KH-Compress (kernel halving) of low-rank thinning, Carrell et al. 2025, on the M middle tokens.
 //  1. N = largest power of 4 <= M; take the N tokens floor(i M/N).
 //  2. K(i, j) = exp(scale (<ki, kj> - max ||k||^2)) (<vi, vj> + (largest entry of V)^2).
-//  3. log4(N) - g rounds on buckets of consecutive tokens, 4^(g+1) at first and twice as many after each
-//  round.
+//  3. log4(N) - g rounds on buckets of consecutive tokens: 4^(g+1) at first, doubled after each round.
 //  4. Halve a bucket of S tokens: pairs (2i, 2i+1), D = Gram matrix of their differences, a_i = sqrt(D_ii),
-//  m_i = running
-//     maximum of a, p = 0.5/(4^(g+1) rounds N), c = 1/2 + ln(2S/(p S^2)). Pair 0 keeps its even token; pair i
-//     its odd one iff (2U-1) c a_i m_i <= <D_i, signed sum of the earlier differences> (+ where the even one
-//     was kept).
-//  5. With probability 1/2 (one U a bucket) the other halves stay.  6. The 2^g sqrt(N) survivors weigh
-//  M/survivors.
+//     m_i = running maximum of a, p = 0.5/(4^(g+1) rounds N), c = 1/2 + ln(2S/(p S^2)). Pair 0 keeps its even
+//     token; pair i its odd one iff (2U-1) c a_i m_i <= <D_i, signed sum of the earlier differences> (+ where
+//     the even one was kept).
+//  5. With probability 1/2 (one U a bucket) the other halves stay.
+//  6. The 2^g sqrt(N) survivors weigh M/survivors.
 struct KernelHalving : Thinning<4, 32> {
   static constexpr MethodInfo info{
       .name = "kernel_halving",

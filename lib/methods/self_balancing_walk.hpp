@@ -1,6 +1,4 @@
 #pragma once
-#include <algorithm>
-
 #include "core/thinning.hpp"
 #include "core/walk.hpp"
 
@@ -8,8 +6,7 @@ namespace kvreplay {
 
 // Self-Balancing Walk (BalanceKV, Han et al. 2025, Algorithm 2 and SoftmaxBalance; after Alweiss, Liu and
 // Sawhney 2021) on the middle of the prompt, `rounds` times on the survivors.
-//  1. W = 0. For each vector u_i in order: y = <W, u_i>, through the kernel: the sum over j < i of eta_j
-//  K_ij.
+//  1. W = 0. For each vector u_i in order: y = <W, u_i>; through the kernel, sum over j < i of eta_j K_ij.
 //  2. If |y| > c r^2: fail (or `clamp` p to [0, 1], or toss a `coin`).
 //  3. p = 1/2 - y/(2 c r^2); eta_i = +1 iff U_i < p, else -1.  4. W += eta_i u_i.
 //  5. The smaller sign class stays (equal sizes: +). Survivors weigh 2^rounds in both sums.

@@ -1,6 +1,4 @@
 #pragma once
-#include <algorithm>
-
 #include "methods/balancekv.hpp"
 
 namespace kvreplay {

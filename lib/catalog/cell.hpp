@@ -13,7 +13,7 @@
 namespace kvreplay {
 
 struct Cell {
-  std::string key;   // first 16 hex digits of SHA-256 over everything that determines the numbers
+  std::string key;   // k and 16 hex digits of SHA-256 over everything that determines the numbers
   size_t trace = 0;  // index into the run's traces
   std::string trace_id, model, prompt;
   uint32_t prompt_rank = 0;  // of the prompt id among the trace's sorted ids

@@ -40,7 +40,7 @@ struct ExpectedAttention : Selecting<4> {
   }
   void resolve(const Scene& scene) {
     Selecting::resolve(scene);
-    if (eps == kUnset) eps = 0;
+    if (eps == kUnset) eps = scene.compares_heads ? 1e-2 : 0;
   }
   Layout layout(const Scene& scene) const {
     const int64_t d = scene.shape.dim;

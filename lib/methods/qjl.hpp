@@ -27,6 +27,7 @@ struct Qjl {
       .takes_budget = false,
       .implied_layout = true,
       .needs_linear_logits = true,
+      .own_row_format = true,
   };
   static constexpr int32_t kValueBits = 2;
   int32_t m_in = 256, m_out = 256, outliers = 8, group = 32, buffer = 128;

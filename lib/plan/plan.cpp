@@ -17,6 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kKeyDigits = 16;
+constexpr const char* kKeyLetter = "k";  // hex digits alone may look like a number (123e45) to readers of CSV
 
 // Where cells are planned: one layer of one prompt of one trace.
 struct Place {
@@ -144,7 +145,7 @@ class Planner {
                       {"prompt_mode", config_.replay.prompt_streams ? "stream" : "cut"},
                       {"precision", config_.run.double_precision ? "double" : "single"},
                       {"metrics", metrics_json(config_.metrics)}};
-    return sha256_hex(canonical(all)).substr(0, kKeyDigits);
+    return fmt::format("{}{}", kKeyLetter, sha256_hex(canonical(all)).substr(0, kKeyDigits));
   }
 
   std::vector<Variant> variants_of(const Place& place) {

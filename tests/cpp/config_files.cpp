@@ -165,11 +165,12 @@ TEST_CASE("A budget that never evicts, or comes to nothing, is a warning") {
         Lines{"c.yaml:4:26: warning: fraction_kept 0.001 of 100 tokens is less than one: 1 token is kept"});
   CHECK(check("methods: [{name: keeper, sinks: 0}]\nbudget: {bytes: [10]}\n", trace_of(1, 200)).problems ==
         Lines{"c.yaml:4:18: error: a budget of 10 bytes holds no token: one takes 64"});
-  CHECK(check("methods: [{name: keeper, sinks: 0, row_format: int4}]\nbudget: {bytes: [40]}\n", trace_of(1, 200))
+  CHECK(check("methods: [{name: keeper, sinks: 0, row_format: int4}]\nbudget: {bytes: [40]}\n",
+              trace_of(1, 200))
             .problems.empty());
-  CHECK(check("methods: [{name: keeper, sinks: 0, row_format: int8}]\nbudget: {bytes: [10]}\n", trace_of(1, 200))
-            .problems ==
-        Lines{"c.yaml:4:18: error: a budget of 10 bytes holds no token: one takes 24"});
+  CHECK(check("methods: [{name: keeper, sinks: 0, row_format: int8}]\nbudget: {bytes: [10]}\n",
+              trace_of(1, 200))
+            .problems == Lines{"c.yaml:4:18: error: a budget of 10 bytes holds no token: one takes 24"});
 }
 
 TEST_CASE("Strided queries and a trace without positions are refused for methods that need them") {

@@ -197,18 +197,21 @@ TEST_CASE("A method that codes its rows itself takes no row format") {
     return parse_config(text, folder.path, "c.yaml", {}, methods);
   };
   CHECK(parse("{name: keeper, row_format: source}").methods.size() == 1);
-  CHECK_THROWS_WITH(parse("{name: keeper, row_format: int4}"),
-                    Catch::Contains("c.yaml:3:11: error: keeper stores its rows in a format of its own: leave "
-                                    "out row_format"));
+  CHECK_THROWS_WITH(
+      parse("{name: keeper, row_format: int4}"),
+      Catch::Contains("c.yaml:3:11: error: keeper stores its rows in a format of its own: leave "
+                      "out row_format"));
 }
 
 TEST_CASE("Row formats and metrics that do not exist are refused") {
   CHECK(errors("methods: [{name: pooler, row_format: int5}]\n") ==
-        "c.yaml:3:38: error: row_format is \"int5\" and must be one of source, f32, f16, bf16, int8, int4, kivi, "
+        "c.yaml:3:38: error: row_format is \"int5\" and must be one of source, f32, f16, bf16, int8, int4, "
+        "kivi, "
         "gear (did you mean int8?)");
-  CHECK(errors("methods: [{name: pooler, row_format: {name: kivi, g: 48}}]\n") ==
-        "c.yaml:3:54: error: R is 128 and must be a multiple of g, which is 48, so that full groups leave the "
-        "residual");
+  CHECK(
+      errors("methods: [{name: pooler, row_format: {name: kivi, g: 48}}]\n") ==
+      "c.yaml:3:54: error: R is 128 and must be a multiple of g, which is 48, so that full groups leave the "
+      "residual");
   CHECK(errors("methods: [{name: pooler, row_format: {name: gear, g: 8, R: 20}}]\n") ==
         "c.yaml:3:60: error: R is 20 and must be a multiple of g, which is 8, so that full groups leave the "
         "residual");

@@ -142,10 +142,12 @@ TEST_CASE("Budgets become tokens by one rule") {
   CHECK(budget_tokens(BudgetList::Kind::tokens, 77, 768, layer, {}) == 77);
   CHECK(budget_tokens(BudgetList::Kind::fraction_kept, 0.1, 768, layer, {}) == 76);
   CHECK(budget_tokens(BudgetList::Kind::fraction_kept, 0.0001, 768, layer, {}) == 1);
-  CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer, {}) == 5);  // a row takes (64 + 32) * 2 bytes
+  CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer, {}) ==
+        5);  // a row takes (64 + 32) * 2 bytes
   CHECK(budget_tokens(BudgetList::Kind::bytes, 100, 768, layer, {}) == 0);
   // int4: 48 bytes of codes, an offset and a step of 2 bytes each for the key and for the value
-  CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer, {.kind = RowFormat::Kind::int4, .group = 64}) == 17);
+  CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer,
+                      {.kind = RowFormat::Kind::int4, .group = 64}) == 17);
   CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer, {.kind = RowFormat::Kind::f32}) == 2);
 }
 

@@ -21,7 +21,9 @@ inline void set_hooks(Method& m, bool observes) {
   };
   m.warning = [info = m.info](const nlohmann::json&, const kvreplay::Axes&) { return info.warning; };
   m.random = [](const nlohmann::json&) { return false; };
-  m.draw_arrays = [](const nlohmann::json&, const kvreplay::Scene&) { return std::vector<kvreplay::DrawArray>{}; };
+  m.draw_arrays = [](const nlohmann::json&, const kvreplay::Scene&) {
+    return std::vector<kvreplay::DrawArray>{};
+  };
   m.needs = [](const nlohmann::json&, const kvreplay::Scene&) { return kvreplay::PromptNeeds{}; };
   m.observes = [observes](const nlohmann::json&, const kvreplay::Axes&) { return observes; };
 }

@@ -1,0 +1,124 @@
+#include "property_exceptions.hpp"
+
+#include <algorithm>
+
+namespace kvreplay::test {
+namespace {
+
+struct Exception {
+  const char *property, *method, *why;
+};
+constexpr Exception kExceptions[] = {
+    {"everything fits", "subgen_stream", "its reservoir and its clusters sample whatever the sizes"},
+    {"everything fits", "balancekv_stream", "it halves whatever the sizes"},
+    {"everything fits", "qjl", "signs of a sketch are a quantised format"},
+    {"everything fits", "topp", "reads a share p, whatever the budget"},
+    {"everything fits", "fastgen", "its size is an output"},
+    {"within the budget", "self_balancing_walk",
+     "its budget sets the protected ends; the rounds halve the rest"},
+    {"within the budget", "buzz", "sizes swing by a law of their own (methods_stream.cpp)"},
+    {"small budgets", "sparse_fixed", "refuses budgets below about 2 sqrt(n)"},
+    {"small budgets", "buzz", "its window would be empty"},
+    {"small budgets", "scissorhands", "protects ten tokens"},
+    {"fills its budget", "sparse_strided", "a pattern grows into its budget"},
+    {"fills its budget", "sparse_fixed", "a pattern grows into its budget"},
+    {"fills its budget", "self_balancing_walk", "halves what is not protected"},
+    {"fills its budget", "balancekv", "halvings fall short of a budget"},
+    {"fills its budget", "kernel_halving", "keeps 2^g sqrt(N) for a power of four N"},
+    {"fills its budget", "buzz", "sizes swing by a law of their own"},
+    {"fills its budget", "scissorhands", "drops several tokens at a time"},
+    {"attends to what it kept", "subgen_stream", "a token joins before the step attends: C_t is S_t"},
+    {"attends to what it kept", "balancekv_stream", "a token joins before the step attends: C_t is S_t"},
+    {"attends to what it kept", "qjl", "its keys are sketches"},
+    {"attends to what it kept", "wildcat", "its values are sums"},
+    {"attends to what it kept", "attention_matching", "its values are fitted"},
+    {"equal values", "subgen_stream", "numerator and denominator come from different rows"},
+    {"equal values", "balancekv", "den: code counts 2^T where the numerator counts w"},
+    {"equal values", "balancekv_stream", "numerator and denominator come from different rows"},
+    {"equal values", "qjl", "its values are quantised"},
+    {"equal values", "attention_matching", "its values are fitted"},
+    {"shift of the keys", "knorm", "norms"},
+    {"shift of the keys", "keydiff", "cosines"},
+    {"shift of the keys", "curdkv", "norms"},
+    {"shift of the keys", "expected_attention", "the quadratic form of a key"},
+    {"shift of the keys", "balancekv", "padding zeros enter the mean where a block is not full"},
+    {"shift of the keys", "balancekv_stream", "exp(<k, k>)"},
+    {"shift of the keys", "self_balancing_walk", "exp(<k, k>)"},
+    {"shift of the keys", "kernel_halving", "exp(<k, k>)"},
+    {"shift of the keys", "qjl", "norms"},
+    {"scale of the values", "balancekv", "c0 is not scaled"},
+    {"scale of the values", "balancekv_stream", "buckets of norms move"},
+    {"scale of the queries", "noncausal", "its softmax is without the scale"},
+    {"scale of the queries", "self_balancing_walk", "the kernel on keys contains the scale"},
+    {"scale of the queries", "balancekv_stream", "the kernel on keys contains the scale"},
+    {"scale of the queries", "kernel_halving", "the kernel on keys contains the scale"},
+    {"scale of the queries", "wildcat", "the kernel on keys contains the scale"},
+    {"truncation", "static_oracle", "sees the future"},
+    {"truncation", "sparse_strided", "l follows from n"},
+    {"truncation", "sparse_fixed", "l and c follow from n"},
+    {"truncation", "self_balancing_walk", "delta follows from n"},
+    {"truncation", "balancekv_stream", "levels and delta follow from n"},
+    {"sampled queries", "static_oracle", "its future is the rows that are scored"},
+    {"order of the query heads", "keyformer", "each head draws its own noise"},
+    {"identical query heads", "keyformer", "each head draws its own noise"},
+    {"kv heads of a layer", "keyformer", "each head draws its own noise"},
+};
+
+}  // namespace
+
+std::vector<Variant> variants() {
+  std::vector<Variant> all;
+  for (const Method& m : registry())
+    for (const Phase phase : {Phase::stream, Phase::oneshot}) {
+      if (!(phase == Phase::stream ? m.info.streams : m.info.oneshots)) continue;
+      Variant v{m.info.name, default_axes(m.info.name)};
+      v.axes.phase = phase;
+      all.push_back(v);
+    }
+  return all;
+}
+
+bool excused(const char* property, const Variant& v) {
+  const std::string wanted = property;
+  bool known = false, found = false;
+  for (const Exception& e : kExceptions) {
+    known = known || e.property == wanted;
+    found = found || (e.property == wanted && e.method == v.method);
+  }
+  REQUIRE(known);
+  return found;
+}
+
+std::vector<Variant> variants_with(const char* property) {
+  std::vector<Variant> all = variants();
+  std::erase_if(all, [&](const Variant& v) { return excused(property, v); });
+  return all;
+}
+
+nlohmann::json params_of(const std::string& method) {
+  static const std::map<std::string, nlohmann::json> given = {
+      {"balancekv_stream", {{"batch", 8}, {"levels", 3}, {"c", 8.0}, {"on_fail", "clamp"}}},
+      {"cake", {{"w", 8}}},
+      {"hybrid", {{"sinks", 1}, {"scorer", {{"name", "snapkv"}, {"window", 2}}}}},
+      {"kernel_halving", {{"sinks", 0}, {"recent", 2}}},
+      {"keyformer", {{"gen_len", 32}}},
+      {"lagkv", {{"lag", 16}}},
+      {"qjl", {{"outliers", 1}, {"group", 4}, {"buffer", 16}}},
+      {"quest", {{"dense_layers", nlohmann::json::array()}}},
+      {"subgen_stream", {{"delta", 2.0}}},
+      {"wildcat", {{"sinks", 2}, {"recent", 4}}},
+  };
+  const auto found = given.find(method);
+  return found == given.end() ? nlohmann::json::object() : found->second;
+}
+
+Cell cell_of(const Variant& v, int32_t budget, const StreamShape& s) {
+  return make_cell(v.method, budget, s, params_of(v.method), v.axes);
+}
+
+bool has_parameter(const Variant& v, const std::string& name) {
+  return std::any_of(v.entry().parameters.begin(), v.entry().parameters.end(),
+                     [&](const ParameterSpec& p) { return p.name == name; });
+}
+
+}  // namespace kvreplay::test

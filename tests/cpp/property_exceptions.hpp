@@ -1,0 +1,25 @@
+#pragma once
+#include "support.hpp"
+
+// Who is tested for a property: every method of the registry in every phase it has, but for the exceptions
+// named here with their reasons.
+
+namespace kvreplay::test {
+
+struct Variant {
+  std::string method;
+  Axes axes;
+  std::string label() const { return method + " " + word(axes.phase); }
+  const Method& entry() const { return *find_method(registry(), method); }
+};
+std::vector<Variant> variants();
+// Exactly the variants that must have a property. The name of a property must stand in the table.
+std::vector<Variant> variants_with(const char* property);
+bool excused(const char* property, const Variant& v);
+
+// Parameters without a default, or whose default leaves nothing to test on streams as small as these.
+nlohmann::json params_of(const std::string& method);
+Cell cell_of(const Variant& v, int32_t budget, const StreamShape& s);
+bool has_parameter(const Variant& v, const std::string& name);
+
+}  // namespace kvreplay::test

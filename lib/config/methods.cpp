@@ -131,9 +131,9 @@ std::string senseless_share(const MethodInstance& m) {
 std::string senseless(const MethodInstance& m) {
   const Axes& axes = m.axes;
   const std::string name = m.method->info.name;
-  if (axes.gqa_level == GqaLevel::layer && !m.method->looks_at_queries)
+  if (axes.gqa_level == GqaLevel::layer && !(m.method->looks_at_queries && m.method->info.layer_level))
     return fmt::format(
-        "{} looks only at keys and values, which a layer's kv heads do not share: leave out "
+        "{} decides by keys and values, which a layer's kv heads do not share: leave out "
         "gqa.level layer",
         name);
   if (axes.reweight != Reweight::none && (!m.method->scores_prompt || axes.phase != Phase::oneshot))

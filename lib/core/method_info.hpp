@@ -60,6 +60,7 @@ struct MethodInfo {
   Phase default_phase = Phase::stream;
   Positions default_positions = Positions::original;
   bool any_positions = true;  // `positions: cache` has a meaning
+  bool layer_level = true;    // gqa.level layer has a meaning: what decides is not the keys of one kv head
   bool takes_budget = true;
   bool exact_budget = true;  // false: the realised size comes near B, in whole chunks for example
   bool implied_layout = false;    // which tokens are held follows from the step, so no positions are stored

@@ -27,6 +27,7 @@ struct AttentionMatching {
       .streams = false,
       .default_phase = Phase::oneshot,
       .any_positions = false,
+      .layer_level = false,
       .needs_linear_logits = true,
   };
   double ridge = 1e-4, clip = 3;
@@ -46,9 +47,6 @@ struct AttentionMatching {
   }
   void resolve(const Scene& scene) {
     budget = scene.budget;
-    if (scene.shape.blocks > 1)
-      throw ParameterError("gqa.level",
-                           "attention_matching fits each kv head by itself; use gqa.level kv or query");
     if (train == TrainOn::future && scene.tokens == scene.prompt)
       throw ParameterError("train", "there is no row after the prompt to train on; use reroped");
   }

@@ -28,6 +28,7 @@ struct BalanceKvStream {
           "the prompt and grows with later keys.",
       .oneshots = false,
       .any_positions = false,
+      .layer_level = false,
       .takes_budget = false,
       .needs_linear_logits = true,
   };

@@ -53,7 +53,9 @@ void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
   order.scene.shape = stream_.shape;
   order.scene.window = stream_.window;
   if (by_query) order.scene.shape.heads = 1;
-  order.draws = {cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.layer), uint32_t(cell.kv_head), {}};
+  // A layer that decides as one draws the same numbers whichever of its kv heads are selected.
+  const uint32_t kv_head = stream_.shape.blocks > 1 ? 0 : uint32_t(cell.kv_head);
+  order.draws = {cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.layer), kv_head, {}};
   const Hindsight asks = cell.method->hindsight(cell.params);
   if (asks.median_key_distance) order.scene.median_key_distance = median_key_distance(stream_, order.draws);
   if (asks.largest_query_norm) order.scene.largest_query_norm = largest_query_norm(stream_);

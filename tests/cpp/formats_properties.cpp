@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "core/quantise.hpp"
-#include "support.hpp"
+#include "property_exceptions.hpp"
 
 // What every method of the registry must do under every row format (properties.md, section 3).
 
@@ -20,28 +20,15 @@ const RowFormat kInt8{.kind = Kind::int8, .group = 4}, kInt4{.kind = Kind::int4,
 const RowFormat kFormats[] = {
     {.kind = Kind::f32}, {.kind = Kind::f16}, {.kind = Kind::bf16}, kInt8, kInt4, kKivi2, kKivi4, kGear};
 
-struct Variant {
-  std::string method;
-  Axes axes;
-  const Method& entry() const { return *find_method(registry(), method); }
-};
-std::vector<Variant> variants() {
-  std::vector<Variant> all;
-  for (const Method& m : registry()) {
-    if (m.info.own_row_format) continue;
-    for (const Phase phase : {Phase::stream, Phase::oneshot}) {
-      if (!(phase == Phase::stream ? m.info.streams : m.info.oneshots)) continue;
-      Variant v{m.info.name, default_axes(m.info.name)};
-      v.axes.phase = phase;
-      all.push_back(v);
-    }
-  }
+std::vector<Variant> formatted() {
+  std::vector<Variant> all = variants();
+  std::erase_if(all, [](const Variant& v) { return v.entry().info.own_row_format; });
   return all;
 }
 Cell cell_of(const Variant& v, const RowFormat& format, int32_t budget, const StreamShape& s) {
   Axes axes = v.axes;
   axes.row_format = format;
-  return make_cell(v.method, budget, s, nlohmann::json::object(), axes);
+  return make_cell(v.method, budget, s, params_of(v.method), axes);
 }
 std::string label(const Variant& v, const RowFormat& format) {
   return v.method + " " + word(v.axes.phase) + " " + to_json(format).dump();
@@ -87,7 +74,7 @@ TEST_CASE("quantising what was read back changes nothing", "[formats]") {
 TEST_CASE("every method runs in every row format, and holds as many tokens as without", "[formats]") {
   const StreamShape s;
   const auto stream = make_stream<double>(s, 31, Look::sinks);
-  for (const Variant& v : variants()) {
+  for (const Variant& v : formatted()) {
     if (!v.entry().info.takes_budget && v.method != "exact") continue;  // its size follows from the keys
     const CellResult plain = replay(stream, {cell_of(v, {}, kBudget, s)}).only();
     for (const RowFormat& format : kFormats) {
@@ -111,7 +98,7 @@ TEST_CASE("poisoning the future and every evicted token changes no number under 
   const auto stream = make_stream<double>(s, 32, Look::clustered);
   RunOptions audit;
   audit.audit = true;
-  for (const Variant& v : variants())
+  for (const Variant& v : formatted())
     for (const RowFormat& format : kFormats) {
       INFO(label(v, format));
       const CellResult plain = replay(stream, {cell_of(v, format, kBudget, s)}).only();
@@ -126,7 +113,7 @@ TEST_CASE("poisoning the future and every evicted token changes no number under 
 TEST_CASE("with room for everything the error is small and falls as bits are added", "[formats]") {
   const StreamShape s{.tokens = 120, .prompt = 80};
   const auto stream = make_stream<double>(s, 33);
-  for (const Variant& v : variants()) {
+  for (const Variant& v : formatted()) {
     const auto error = [&](const RowFormat& format) {
       const CellResult r = replay(stream, {cell_of(v, format, s.tokens, s)}).only();
       REQUIRE(r.ok);
@@ -153,7 +140,7 @@ TEST_CASE("row formats compose with the other axes: where the same tokens are ke
   const StreamShape s;
   const auto stream = make_stream<double>(s, 34, Look::sinks);
   int32_t compared = 0;
-  for (const Variant& v : variants()) {
+  for (const Variant& v : formatted()) {
     std::vector<Variant> combined;
     const auto with = [&](auto set) {
       combined.push_back(v);

@@ -190,7 +190,7 @@ TEST_CASE("Injected uniforms leave one cell without a seed, named by their conte
 
 TEST_CASE("A key does not change with paths, threads, device names or what is saved") {
   const std::string key = key_after([](RunConfig&, TraceInfo&) {});
-  CHECK(key.size() == 16);
+  CHECK(key.size() == 17);
   CHECK(key == key_after([](RunConfig& config, TraceInfo& trace) {
           trace.path = "/elsewhere/b.h5";
           config.output.dir = "/out";

@@ -1,6 +1,7 @@
 #include "property_exceptions.hpp"
 
 #include <algorithm>
+#include <set>
 
 namespace kvreplay::test {
 namespace {
@@ -32,6 +33,7 @@ constexpr Exception kExceptions[] = {
     {"attends to what it kept", "qjl", "its keys are sketches"},
     {"attends to what it kept", "wildcat", "its values are sums"},
     {"attends to what it kept", "attention_matching", "its values are fitted"},
+    {"protection", "chunkkv", "a chunk that holds protected tokens may lose by its mean"},
     {"equal values", "subgen_stream", "numerator and denominator come from different rows"},
     {"equal values", "balancekv", "den: code counts 2^T where the numerator counts w"},
     {"equal values", "balancekv_stream", "numerator and denominator come from different rows"},
@@ -65,6 +67,12 @@ constexpr Exception kExceptions[] = {
 };
 
 }  // namespace
+
+std::vector<std::pair<std::string, std::string>> exception_names() {
+  std::vector<std::pair<std::string, std::string>> names;
+  for (const Exception& e : kExceptions) names.emplace_back(e.property, e.method);
+  return names;
+}
 
 std::vector<Variant> variants() {
   std::vector<Variant> all;
@@ -122,3 +130,21 @@ bool has_parameter(const Variant& v, const std::string& name) {
 }
 
 }  // namespace kvreplay::test
+
+using namespace kvreplay;
+using namespace kvreplay::test;
+
+TEST_CASE("every exception names a known property and a method, once", "[properties]") {
+  const std::set<std::string> properties = {
+      "everything fits",         "within the budget",  "small budgets",     "fills its budget",
+      "attends to what it kept", "equal values",       "protection",       "shift of the keys", "scale of the values",
+      "scale of the queries",    "truncation",         "sampled queries",   "order of the query heads",
+      "identical query heads",   "kv heads of a layer"};
+  std::set<std::pair<std::string, std::string>> seen;
+  for (const auto& [property, method] : exception_names()) {
+    INFO(property << ": " << method);
+    CHECK(properties.count(property) == 1);
+    CHECK(find_method(registry(), method) != nullptr);
+    CHECK(seen.emplace(property, method).second);
+  }
+}

@@ -16,6 +16,7 @@ std::vector<Variant> variants();
 // Exactly the variants that must have a property. The name of a property must stand in the table.
 std::vector<Variant> variants_with(const char* property);
 bool excused(const char* property, const Variant& v);
+std::vector<std::pair<std::string, std::string>> exception_names();  // (property, method)
 
 // Parameters without a default, or whose default leaves nothing to test on streams as small as these.
 nlohmann::json params_of(const std::string& method);

@@ -45,7 +45,8 @@ void Shards::add(const std::string& key, Published cell) {
 }
 
 bool is_key(const std::string& text) {
-  return text.size() == 16 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+  return text.size() == 17 && text[0] == 'k' &&
+         text.find_first_not_of("0123456789abcdef", 1) == std::string::npos;
 }
 
 std::string shard_line(const json& row, const json& run) {

@@ -20,7 +20,7 @@ struct Shards {
   void add(const std::string& key, Published cell);
 };
 
-bool is_key(const std::string& text);  // 16 lower-case hex digits
+bool is_key(const std::string& text);  // k and 16 lower-case hex digits
 // {"key", "status", "row", and the members of `run`} in one line, without its end.
 std::string shard_line(const nlohmann::json& row, const nlohmann::json& run);
 // All *.jsonl of `dir`, in the order of their names. What follows the last line's end in a file was

@@ -48,9 +48,9 @@ TEST_CASE("results.csv has the plan's published cells in the plan's order, quote
   REQUIRE(lines.size() == 3);
   CHECK_THAT(lines[1],
              Catch::StartsWith(
-                 "0000000000000010,1234,\"tiny, \"\"quoted\"\"\",p0,0,0,h2o,"
+                 "k0000000000000010,1234,\"tiny, \"\"quoted\"\"\",p0,0,0,h2o,"
                  "\"{\"\"gqa.level\"\":\"\"kv\"\",\"\"recent\"\":8}\",16,,3,5,2,0.3333333333333333,,"));
-  CHECK_THAT(lines[2], Catch::StartsWith("0000000000000011,"));
+  CHECK_THAT(lines[2], Catch::StartsWith("k0000000000000011,"));
   CHECK_THAT(lines[2], Catch::Contains(",2,0.1,,"));
 }
 

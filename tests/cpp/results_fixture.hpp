@@ -42,7 +42,7 @@ inline const Method& some_method() {
 
 inline Cell cell_of(int number) {
   Cell cell;
-  cell.key = "00000000000000" + std::to_string(10 + number);
+  cell.key = "k00000000000000" + std::to_string(10 + number);
   cell.trace_id = "1234", cell.model = "tiny, \"quoted\"", cell.prompt = "p0";
   cell.kv_head = number;
   cell.method = &some_method();

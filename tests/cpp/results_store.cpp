@@ -80,14 +80,14 @@ TEST_CASE("Forcing forgets an earlier run and touches nothing else") {
     store.publish(cell_of(0), result_of(0.5));
     store.finish({cell_of(0)}, json::object());
   }
-  for (const char* ours : {".results.csv~host.1.0", "cells/.0000000000000010.h5~host.1.0.part"})
+  for (const char* ours : {".results.csv~host.1.0", "cells/.k0000000000000010.h5~host.1.0.part"})
     std::ofstream(dir.path / ours) << "half";
   for (const char* theirs : {"notes.txt", "shards/notes.txt", "cells/notes.txt"})
     std::ofstream(dir.path / theirs) << "mine";
   const Store store(dir.path, kept, true);
   CHECK(store.done().empty());
   for (const char* ours : {"results.csv", "results.meta.json", "kept.h5", "cells/0000000000000010.h5",
-                           ".results.csv~host.1.0", "cells/.0000000000000010.h5~host.1.0.part"})
+                           ".results.csv~host.1.0", "cells/.k0000000000000010.h5~host.1.0.part"})
     CHECK_FALSE(fs::exists(dir.path / ours));
   for (const char* theirs : {"notes.txt", "shards/notes.txt", "cells/notes.txt"})
     CHECK(fs::exists(dir.path / theirs));

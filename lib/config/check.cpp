@@ -141,20 +141,23 @@ class TraceChecks {
                       "write {{name: {}, positions: original}}",
                       name, layer.layer, name));
     if (instance.method->info.needs_linear_logits && layer.softcap > 0)
-      problems_.error(instance.mark,
-                      fmt::format("{} estimates inner products of queries and keys, which the soft cap of layer {} "
-                                  "bends: leave the layer out of select.layers",
-                                  name, layer.layer));
+      problems_.error(
+          instance.mark,
+          fmt::format("{} estimates inner products of queries and keys, which the soft cap of layer {} "
+                      "bends: leave the layer out of select.layers",
+                      name, layer.layer));
     if (instance.method->info.needs_every_token && layer.sliding_window > 0)
-      problems_.error(instance.mark,
-                      fmt::format("{} sums up all tokens and cannot forget those that leave the sliding window of "
-                                  "layer {}: leave the layer out of select.layers",
-                                  name, layer.layer));
+      problems_.error(
+          instance.mark,
+          fmt::format("{} sums up all tokens and cannot forget those that leave the sliding window of "
+                      "layer {}: leave the layer out of select.layers",
+                      name, layer.layer));
     const PromptNeeds needs = prompt_needs(instance, layer);
     if (needs.rotary && !layer.rope_recorded)
-      problems_.error(instance.mark, fmt::format("{} rotates queries, but the trace records no rotary embedding "
-                                                 "(layer {}): record it again with kvdump",
-                                                 name, layer.layer));
+      problems_.error(instance.mark,
+                      fmt::format("{} rotates queries, but the trace records no rotary embedding "
+                                  "(layer {}): record it again with kvdump",
+                                  name, layer.layer));
     const bool decides_by_rows =
         instance.method->observes(instance.params, instance.axes) || needs.reads_queries();
     if (decides_by_rows && layer.query_rows < layer.tokens)
@@ -235,11 +238,13 @@ class TraceChecks {
       const double value = config_.budget.values[i];
       const Mark mark =
           i < config_.budget.marks.size() ? config_.budget.marks[i] : mark_of(config_, {"budget"});
-      const int32_t tokens = budget_tokens(config_.budget.kind, value, int32_t(extent.prefill), layer, format);
+      const int32_t tokens =
+          budget_tokens(config_.budget.kind, value, int32_t(extent.prefill), layer, format);
       if (tokens < 1)
-        problems_.error(mark, fmt::format("a budget of {} bytes holds no token: one takes {}", value,
-                                          number_text(std::ceil(row_bytes(format, layer.head_dim, layer.v_head_dim,
-                                                                          bytes_of(layer.dtype))))));
+        problems_.error(mark,
+                        fmt::format("a budget of {} bytes holds no token: one takes {}", value,
+                                    number_text(std::ceil(row_bytes(format, layer.head_dim, layer.v_head_dim,
+                                                                    bytes_of(layer.dtype))))));
       else if (tokens >= extent.tokens)
         problems_.warning(
             mark, fmt::format("a budget of {} tokens never evicts: {} tokens of prompt {} are replayed",

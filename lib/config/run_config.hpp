@@ -102,8 +102,8 @@ double real_budget(BudgetList::Kind kind, double value, int32_t prompt, const La
                    const RowFormat& format);
 int32_t budget_tokens(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,
                       const RowFormat& format);
-// The budgets that a method runs with: the list, or where there is none, its own share of the prompt if it has
-// one.
+// The budgets that a method runs with: the list, or where there is none, its own share of the prompt if it
+// has one.
 BudgetList budgets_for(const MethodInstance& instance, const BudgetList& list);
 
 // "at least 1", "1 to 8", "in (0, 1]": the values a parameter may take.

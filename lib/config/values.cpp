@@ -187,8 +187,10 @@ std::optional<nlohmann::json> read_scorer(Problems& problems, const Node& node, 
     return must_be(problems, node, spec.name, "a name, or a map with one: {name: snapkv, window: 64}"),
            std::nullopt;
   const auto word = read_word(problems, *name, spec.name, spec.choices);
-  if (!word || node.kind != Node::Kind::map) return word ? std::optional<nlohmann::json>(*word) : std::nullopt;
-  const size_t which = size_t(std::find(spec.choices.begin(), spec.choices.end(), *word) - spec.choices.begin());
+  if (!word || node.kind != Node::Kind::map)
+    return word ? std::optional<nlohmann::json>(*word) : std::nullopt;
+  const size_t which =
+      size_t(std::find(spec.choices.begin(), spec.choices.end(), *word) - spec.choices.begin());
   std::vector<std::string> keys = {"name"};
   for (const ParameterSpec& inner : spec.nested.at(which)) keys.push_back(inner.name);
   const Section section(&node, spec.name, keys, problems);

@@ -126,7 +126,8 @@ struct StripGather {
       team.each(n, [&](int32_t i) {
         const bool column = cache.verbatim(i) && own.view.offset(cache, i) == 0;
         e[i] = !counts(cache, i) ? Real(0)
-               : column ? strip[cache.token(i)] : std::exp(own.view.logit(cache, i) - shift);
+               : column          ? strip[cache.token(i)]
+                                 : std::exp(own.view.logit(cache, i) - shift);
       });
     }
     const double z = team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); });

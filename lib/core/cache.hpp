@@ -39,7 +39,8 @@ struct Coding {
 
 constexpr int32_t kSynthetic = -1;
 constexpr int32_t kEvicted = -1;
-// What a query-time method does with a row. A weighed row counts in the denominator, but its value is not read.
+// What a query-time method does with a row. A weighed row counts in the denominator, but its value is not
+// read.
 constexpr uint8_t kUnread = 0, kRead = 1, kWeighed = 2;
 
 template <class Real>
@@ -117,8 +118,9 @@ class BasicCache {
   KVR_FN void rewrite(const T& team, int32_t row, K key, V value) {
     const int32_t slot = verbatim(row) ? take_slot(team) : s_.slot[row];
     for (int32_t b = 0; b < s_.shape.blocks; ++b)
-      write(team, slot * s_.shape.blocks + b, [&](int32_t c) { return key(b, c); },
-            [&](int32_t c) { return value(b, c); });
+      write(
+          team, slot * s_.shape.blocks + b, [&](int32_t c) { return key(b, c); },
+          [&](int32_t c) { return value(b, c); });
     if (team.rank() == 0) s_.slot[row] = slot, forget_coding(row);
     team.sync();
   }

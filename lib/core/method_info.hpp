@@ -19,15 +19,15 @@ enum class GqaLevel { kv, query, layer };  // convention C9: one set per kv head
 enum class Positions { original, cache };  // convention C14
 enum class Order { attend_then_evict, evict_then_attend };  // convention C4
 
-enum class Reweight { none, uniform };     // kept unprotected prompt tokens stand for the others
+enum class Reweight { none, uniform };  // kept unprotected prompt tokens stand for the others
 enum class Allocator { uniform, pyramid, ada, cake, file };  // how a budget is shared over heads and layers
 
 // How stored entries are written (methods.md, row formats).
 struct RowFormat {
   enum class Kind : int32_t { source, f32, f16, bf16, int8, int4, kivi, gear };
   Kind kind = Kind::source;
-  int32_t bits = 4;        // kivi, gear: 2 or 4
-  int32_t group = 0;       // numbers that share offset and step; 0: 64 for int4 and int8, 32 for kivi and gear
+  int32_t bits = 4;   // kivi, gear: 2 or 4
+  int32_t group = 0;  // numbers that share offset and step; 0: 64 for int4 and int8, 32 for kivi and gear
   int32_t residual = 128;  // kivi, gear: newest tokens that stay exact
   int32_t rank = 4;        // gear: of the correction
   double outliers = 2;     // gear: per cent of the residuals kept exactly
@@ -62,7 +62,7 @@ struct MethodInfo {
   bool any_positions = true;  // `positions: cache` has a meaning
   bool layer_level = true;    // gqa.level layer has a meaning: what decides is not the keys of one kv head
   bool takes_budget = true;
-  bool exact_budget = true;  // false: the realised size comes near B, in whole chunks for example
+  bool exact_budget = true;       // false: the realised size comes near B, in whole chunks for example
   bool implied_layout = false;    // which tokens are held follows from the step, so no positions are stored
   bool reads_full_cache = false;  // query-time selection: the budget bounds what is read, not what is stored
   bool needs_linear_logits = false;  // sketches or bounds <q, k>: refused on soft-capped layers
@@ -83,7 +83,8 @@ struct Scene {
   double scale = 1;  // of the logits
   Aggregate aggregate = Aggregate::sum;
   int32_t window = 0;  // the layer's sliding window; known to the replay only
-  // Of the whole trace, future included; 0 where the method's hindsight() does not ask, and while a run is planned.
+  // Of the whole trace, future included; 0 where the method's hindsight() does not ask, and while a run is
+  // planned.
   double median_key_distance = 0, largest_query_norm = 0;
   double real_budget = 0;       // f * P before it was rounded down to B; 0: B itself
   bool compares_heads = false;  // scores of several kv heads will be ranked together
@@ -112,7 +113,8 @@ struct Charge {
   int64_t key_floats = 0;     // besides the rows'
   int64_t sketch_floats = 0;  // key numbers of sketches, at the width of the keys
   int64_t aux_bytes = 0;      // sketches, rings of marks
-  // Of rows that the method stores in a format of its own: numbers that are not held, bytes of codes in their place.
+  // Of rows that the method stores in a format of its own: numbers that are not held, bytes of codes in their
+  // place.
   int64_t coded_floats = 0, code_bytes = 0;
   int64_t coded_rows = 0;  // how many rows that are
 };
@@ -147,8 +149,8 @@ struct ParameterError : ConfigError {
 
 inline ParameterError too_much_protection(int32_t sinks, int32_t recent, int32_t budget) {
   return {recent > 0 ? "recent" : "sinks",
-          "sinks " + std::to_string(sinks) + " + recent " + std::to_string(recent) + " exceed the budget of " +
-              std::to_string(budget) + "; make them smaller or the budget larger"};
+          "sinks " + std::to_string(sinks) + " + recent " + std::to_string(recent) +
+              " exceed the budget of " + std::to_string(budget) + "; make them smaller or the budget larger"};
 }
 
 }  // namespace kvreplay

@@ -68,8 +68,8 @@ KVR_FN void choose_top(const T& team, int32_t n, int32_t count, F score, S chose
   team.sync();
 }
 
-// Calls chosen(i, bool) for i in [0, n): true for the fewest first in C8's order whose scores (>= 0) add up to
-// `mass`; for all if they do not.
+// Calls chosen(i, bool) for i in [0, n): true for the fewest first in C8's order whose scores (>= 0) add up
+// to `mass`; for all if they do not.
 template <Team T, class F, class S>
 KVR_FN void choose_mass(const T& team, int32_t n, double mass, F score, S chosen) {
   if (n <= 0) return;

@@ -60,8 +60,8 @@ KVR_FN void choose_rows(const T& team, P& policy, const C& cache, Aggregate how,
 }
 
 // Attends with every query head of the cache. `heads.view(h)`, `heads.source(h, view)` and `heads.sink(h)`
-// say how; `heads.done(h, normaliser, cache, chosen)` takes what came out. `e` then holds the probabilities, 0
-// where a row was not read.
+// say how; `heads.done(h, normaliser, cache, chosen)` takes what came out. `e` then holds the probabilities,
+// 0 where a row was not read.
 template <Policy P, Team T, Cache C, class Heads, class Real = typename C::real>
 KVR_FN void attend_heads(const T& team, P& policy, C& cache, const StepRules& rules, Heads& heads,
                          const StepScratch<Real>& scratch) {
@@ -100,7 +100,8 @@ KVR_FN void leave_window(const T& team, C& cache, int32_t window, int32_t last) 
 
 // The end of the prompt: the cache holds every prompt token that a query can see, and scores stand on it.
 template <Policy P, Team T, Cache C, class Real = typename C::real>
-KVR_FN void read_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& prompt, const StepRules& rules) {
+KVR_FN void read_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& prompt,
+                        const StepRules& rules) {
   for (int32_t i = 0; i < prompt.size(); ++i) cache.push(team, prompt.token(i));
   leave_window(team, cache, rules.window, prompt.size() - 1);
   if constexpr (ReadsPrompt<P, Real>) policy.read_prompt(team, prompt, cache);
@@ -150,7 +151,12 @@ struct Solo {
 
   KVR_FN QueryView<Real> view(int32_t h) const {
     const Real sink = sink_logits == nullptr ? -Real(INFINITY) : sink_logits[h];
-    return {{queries + h * head_stride, size_t(shape.dim)}, rule, rotation, token, nullptr, sink,
+    return {{queries + h * head_stride, size_t(shape.dim)},
+            rule,
+            rotation,
+            token,
+            nullptr,
+            sink,
             shape.block_of(h)};
   }
   KVR_FN OwnDots<Real> source(int32_t, const QueryView<Real>& v) const { return {v}; }

@@ -64,16 +64,16 @@ template <class Real>
 class Prompt {
  public:
   struct View {
-    const Real *keys, *values;  // [blocks, *, dim], [blocks, *, v_dim]
-    int64_t key_block = 0, value_block = 0;  // elements from one block to the next
-    const double* column_sums = nullptr;     // [heads, size]
-    const double* column_max_sums = nullptr; // [size]: of each row's maximum over the heads (Aggregate::max)
-    const double* future_sums = nullptr;     // [heads, tokens]
-    int32_t tokens = 0;                      // n, for oracles
-    const Real* queries = nullptr;           // [heads, *, dim]
-    int64_t query_head = 0;                  // elements from one query head to the next
-    const uint8_t* classes = nullptr;        // [size]
-    const int32_t* positions = nullptr;      // [size]
+    const Real *keys, *values;                // [blocks, *, dim], [blocks, *, v_dim]
+    int64_t key_block = 0, value_block = 0;   // elements from one block to the next
+    const double* column_sums = nullptr;      // [heads, size]
+    const double* column_max_sums = nullptr;  // [size]: of each row's maximum over the heads (Aggregate::max)
+    const double* future_sums = nullptr;      // [heads, tokens]
+    int32_t tokens = 0;                       // n, for oracles
+    const Real* queries = nullptr;            // [heads, *, dim]
+    int64_t query_head = 0;                   // elements from one query head to the next
+    const uint8_t* classes = nullptr;         // [size]
+    const int32_t* positions = nullptr;       // [size]
     RopeView rope;
     int32_t size;
     HeadShape shape;
@@ -120,7 +120,8 @@ class Prompt {
   // Query of a row after the prompt: only for analyses, whose file says that they see the future.
   KVR_FN std::span<const Real> future_query(int32_t head, int32_t row) const {
     assert(view_.queries != nullptr && head < view_.shape.heads && row >= view_.size && row < view_.tokens);
-    return {view_.queries + head * view_.query_head + int64_t(row) * view_.shape.dim, size_t(view_.shape.dim)};
+    return {view_.queries + head * view_.query_head + int64_t(row) * view_.shape.dim,
+            size_t(view_.shape.dim)};
   }
   KVR_FN TokenClass token_class(int32_t i) const {
     assert(view_.classes != nullptr);

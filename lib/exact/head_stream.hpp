@@ -37,8 +37,8 @@ struct HeadStream {
   bool interleaved = false;
   double attention_factor = 1;
   std::vector<uint8_t> classes;  // [tokens] TokenClass, only where a method asks
-  int32_t stored_bytes = 4;                       // of one number in the trace
-  double max_value_norm = 0;                      // of tokens 0..tokens-1
+  int32_t stored_bytes = 4;      // of one number in the trace
+  double max_value_norm = 0;     // of tokens 0..tokens-1
 
   const Real* block_keys(int32_t block) const { return keys.data() + int64_t(block) * tokens * shape.dim; }
   const Real* block_values(int32_t block) const {

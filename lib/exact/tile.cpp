@@ -59,8 +59,9 @@ void strips(const HeadStream<Real>& stream, Tile<Real>& tile) {
   for (int32_t h = 0; h < tile.heads; ++h) {
     const std::vector<Real> q = gather_queries(stream, tile.rows, h);
     Real* strip = tile.strip.data() + tile.at(h, 0) * tile.stride;
-    kernels::multiply_transposed(q.data(), stream.shape.dim, rows, stream.block_keys(stream.shape.block_of(h)), keys, stream.shape.dim,
-                                 strip, tile.stride);
+    kernels::multiply_transposed(q.data(), stream.shape.dim, rows,
+                                 stream.block_keys(stream.shape.block_of(h)), keys, stream.shape.dim, strip,
+                                 tile.stride);
     for (int32_t r = 0; r < rows; ++r) finish_row(stream, tile, h, r);
   }
 }
@@ -129,8 +130,7 @@ void add_maxima(const Tile<Real>& tile, int32_t first, std::vector<double>& p, d
     if (tile.rows[size_t(r)] < first) continue;
     probabilities(tile, r, p);
     const size_t n = p.size() / size_t(tile.heads);
-    for (size_t i = 0; i < n; ++i)
-      sum[i] += aggregate(Aggregate::max, p.data() + i, int64_t(n), tile.heads);
+    for (size_t i = 0; i < n; ++i) sum[i] += aggregate(Aggregate::max, p.data() + i, int64_t(n), tile.heads);
   }
 }
 
@@ -143,8 +143,8 @@ void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
   tile.out.resize(size_t(tile.heads) * size_t(rows) * size_t(tile.v_dim));
   for (int32_t h = 0; h < tile.heads; ++h) {
     Real* out = tile.out.data() + tile.at(h, 0) * tile.v_dim;
-    kernels::multiply(tile.strip_row(h, 0), tile.stride, rows, stream.block_values(stream.shape.block_of(h)), keys, tile.v_dim, out,
-                      tile.v_dim);
+    kernels::multiply(tile.strip_row(h, 0), tile.stride, rows, stream.block_values(stream.shape.block_of(h)),
+                      keys, tile.v_dim, out, tile.v_dim);
     for (int32_t r = 0; r < rows; ++r) {
       const Real inverse = Real(1 / tile.z[size_t(tile.at(h, r))]);
       for (int32_t c = 0; c < tile.v_dim; ++c) out[int64_t(r) * tile.v_dim + c] *= inverse;

@@ -52,8 +52,8 @@ struct PromptPass {
   int32_t rows_from = -1;          // first row for on_row; negative: none
   std::function<void(int32_t row, const HeadProbabilities&)> on_row;  // over tokens 0..row
 };
-// Sums over prompt rows first..prompt-1 of the softmax, [heads + 1, prompt], one array for every `first`. The last
-// row sums what each row's largest head gives (filled only with `maxima`).
+// Sums over prompt rows first..prompt-1 of the softmax, [heads + 1, prompt], one array for every `first`. The
+// last row sums what each row's largest head gives (filled only with `maxima`).
 template <class Real>
 std::vector<std::vector<double>> prompt_pass(const HeadStream<Real>& stream, const PromptPass& pass);
 

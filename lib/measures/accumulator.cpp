@@ -64,9 +64,10 @@ void Accumulator::add(const Tile<Real>& tile, const LaneTile<Real>& lane, const 
 }
 
 template <class Real>
-void Accumulator::add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads, int32_t head,
-                          int32_t row, bool keep_output) {
-  const size_t exact = size_t(tile.at(heads.tile_head + head, row)), mine = lane.at(heads.lane_head + head, row);
+void Accumulator::add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads,
+                          int32_t head, int32_t row, bool keep_output) {
+  const size_t exact = size_t(tile.at(heads.tile_head + head, row)),
+               mine = lane.at(heads.lane_head + head, row);
   const size_t own = size_t(heads.own_head + head);
   const size_t block = size_t((heads.tile_head + head) / (tile.heads / tile.blocks)) * tile.rows.size();
   const Real* z = lane.out.data() + int64_t(mine) * tile.v_dim;

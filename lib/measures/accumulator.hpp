@@ -32,8 +32,8 @@ class Accumulator {
     std::optional<double> maximum() const;
   };
   template <class Real>
-  void add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads, int32_t head, int32_t row,
-               bool keep_output);
+  void add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads, int32_t head,
+               int32_t row, bool keep_output);
   template <class Real>
   void add_recalls(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads);
 

@@ -18,9 +18,7 @@ struct Qjl {
       .title = "sign sketch of keys, 2-bit values",
       .source = "QJL, Zandieh et al. 2024, Algorithm 1; values as KIVI, Liu et al. 2024",
       .tier = 3,
-      .memory =
-          "m_in + m_out bits and 2 norms a key, a group's outlier channels, 2-bit values with offset and "
-          "step, an exact tail; S follows from the seed",
+      .memory = "signs and 2 norms a key, a group's outlier channels, 2-bit values, an exact tail; not S",
       .deviation = "one matrix serves both sketches.",
       .oneshots = false,
       .any_positions = false,

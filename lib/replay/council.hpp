@@ -7,9 +7,9 @@
 #include "exact/head_stream.hpp"
 #include "replay/runner.hpp"
 
-// Budgets that are shared over the heads of a layer, or over layers, are settled before the replay: every head
-// that shares states its prompt scores, and the rule answers with tokens for each. After that a cell knows its
-// own number and is replayed like any other.
+// Budgets that are shared over the heads of a layer, or over layers, are settled before the replay: every
+// head that shares states its prompt scores, and the rule answers with tokens for each. After that a cell
+// knows its own number and is replayed like any other.
 
 namespace kvreplay {
 

@@ -11,8 +11,8 @@
 
 namespace kvreplay {
 
-// All cells of one kv head (or of one layer, where its kv heads decide together), replayed together: tile after
-// tile, the exact pass once, then every cache.
+// All cells of one kv head (or of one layer, where its kv heads decide together), replayed together: tile
+// after tile, the exact pass once, then every cache.
 template <class Real>
 class HeadReplay {
  public:

@@ -2,28 +2,19 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <map>
 #include <memory>
 #include <string>
 
 #include "catalog/method.hpp"
 #include "core/step.hpp"
 #include "formats/formatter.hpp"
+#include "replay/lane_account.hpp"
+#include "replay/lane_lists.hpp"
 #include "replay/lane_memory.hpp"
+#include "replay/policy_traits.hpp"
 #include "replay/tile_output.hpp"
 
 namespace kvreplay {
-
-template <class P>
-bool policy_observes(const P& policy, const Axes& axes) {
-  if constexpr (requires { policy.observes(); }) return policy.observes() && axes.phase == Phase::stream;
-  else return Observes<P, float> && axes.phase == Phase::stream;
-}
-template <class P>
-bool policy_streams_prompt(const P& policy) {
-  if constexpr (requires { policy.streams_prompt(); }) return policy.streams_prompt();
-  else return false;
-}
 
 // The CPU's replay of one policy: core/step.hpp, with logits from the shared strip and outputs deferred
 // to the end of the tile.
@@ -36,18 +27,14 @@ class LaneOf final : public Lane<Real> {
     if constexpr (HasNeeds<P>) return policy_.needs(order_.scene);
     else return {};
   }
-  bool observes() const override { return policy_observes<P>(policy_, order_.axes); }
-  bool streams_prompt() const override { return policy_streams_prompt(policy_); }
+  bool observes() const override { return traits::observes(policy_, order_.axes); }
+  bool streams_prompt() const override { return traits::streams_prompt(policy_); }
   int32_t attended_bound(int32_t tokens) const override {
     if constexpr (requires { policy_.read_bound(); }) return policy_.read_bound();
     else return cache_.size() + tokens;
   }
-  bool heads_differ() const override {
-    if (order_.axes.gqa_level == GqaLevel::query) return true;
-    if constexpr (requires { policy_.per_head; }) return policy_.per_head;
-    else return false;
-  }
-  const LaneLedger& ledger() const override { return ledger_; }
+  bool heads_differ() const override { return traits::heads_differ(policy_, order_.axes); }
+  const LaneLedger& ledger() const override { return account_.ledger; }
   const LaneLists& lists() const override { return lists_; }
 
   void bind(const HeadStream<Real>& stream, int32_t first_head, bool audit,
@@ -63,7 +50,7 @@ class LaneOf final : public Lane<Real> {
     column_of_.resize(size_t(stream.tokens));
     rules_ = {order_.axes.phase == Phase::stream, order_.axes.order == Order::evict_then_attend,
               stream.window, order_.axes.gqa_aggregate};
-    if (chooses()) lists_.attended.resize(size_t(order_.scene.shape.heads));
+    if (traits::chooses(policy_)) lists_.attended.resize(size_t(order_.scene.shape.heads));
     if constexpr (HasState<P>) policy_.state = memory_.state();
     if constexpr (HasDraws<P>) policy_.draws = order_.draws;
   }
@@ -73,7 +60,7 @@ class LaneOf final : public Lane<Real> {
     if constexpr (ObservesPrompt<P>)
       policy_.observe_prompt(
           team_, t, {p.values + int64_t(first_head_) * p.rows, heads(), p.rows, order_.axes.gqa_aggregate});
-    ledger_.select_s += seconds_since(start);
+    account_.ledger.select_s += seconds_since(start);
   }
 
   void read_prompt(const PromptSums& sums) override {
@@ -84,7 +71,7 @@ class LaneOf final : public Lane<Real> {
     if constexpr (Evicts<P, Real>) policy_.evict(team_, cache_);
     reweight(all);
     close_step(stream_->prompt - 1);
-    ledger_.select_s += seconds_since(start);
+    account_.ledger.select_s += seconds_since(start);
   }
 
   Testimony testify(const PromptSums& sums) override {
@@ -112,7 +99,7 @@ class LaneOf final : public Lane<Real> {
       row += has_row ? 1 : 0;
     }
     output_.close(*stream_, w, result);
-    ledger_.attend_s += seconds_since(start);
+    account_.ledger.attend_s += seconds_since(start);
   }
 
  private:
@@ -121,18 +108,6 @@ class LaneOf final : public Lane<Real> {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
   int32_t heads() const { return order_.scene.shape.heads; }
-  bool chooses() const {
-    if constexpr (Chooses<P, Real>) return chooses_now(policy_);
-    else return false;
-  }
-  bool holds_all() const {
-    if constexpr (requires { policy_.holds_all(); }) return policy_.holds_all();
-    else return P::info.reads_full_cache;
-  }
-  bool implied_layout() const {
-    if constexpr (requires { policy_.implied_layout(); }) return policy_.implied_layout();
-    else return P::info.implied_layout;
-  }
   Prompt<Real> prompt_view(const PromptSums& sums) const {
     const HeadStream<Real>& s = *stream_;
     const auto& held = memory_.storage();
@@ -232,9 +207,7 @@ class LaneOf final : public Lane<Real> {
 
   // C_t stands: its newest row is exact.
   void open_step(int32_t t) {
-    if (t < stream_->prompt) return;
-    ledger_.peak_attended = std::max<int64_t>(ledger_.peak_attended, cache_.size());
-    take_peak(formatter_.payload_bytes(cache_));
+    if (t >= stream_->prompt) account_.attended(cache_, formatter_);
   }
 
   // core/step.hpp calls this through done(), before the eviction: cache is C_t.
@@ -244,9 +217,9 @@ class LaneOf final : public Lane<Real> {
       throw LaneError("the denominator at token " + std::to_string(at.token) +
                       " is zero or not finite: nothing left to attend to");
     if (at.tile.scored[size_t(at.row)] == 0) return;
-    const std::span<const int32_t> tokens = attended_tokens(cache, chosen);
-    if (save_.kept && chosen != nullptr) save_attended(tokens, lists_.attended[size_t(h)]);
-    ledger_.attended_sum += int64_t(tokens.size()), ledger_.attended_rows += 1;
+    const auto tokens = attended_tokens(cache, chosen, layout_.split, attended_);
+    if (save_.kept && chosen != nullptr) list_attended(tokens, lists_.attended[size_t(h)]);
+    account_.ledger.attended_sum += int64_t(tokens.size()), account_.ledger.attended_rows += 1;
     const RowRanking* ranking = ranking_of(at.tile, first_head_ + h, at.row);
     at.result.measures[at.result.at(h, at.row)] =
         measure_row(at.tile, first_head_ + h, at.row, tokens, tau, ranking);
@@ -258,90 +231,30 @@ class LaneOf final : public Lane<Real> {
 
   // S_t stands, after the prompt and after every step: it is pruned, then coded.
   void close_step(int32_t t) {
-    const int64_t rows = cache_.size();
-    check(rows);
+    check();
     formatter_.settle(cache_);
     if (!formatter_.failure().empty()) throw LaneError(formatter_.failure());
-    if (t >= stream_->prompt - 1) account(rows, t);
+    if (t >= stream_->prompt - 1) account_step();
     memory_.poison_evicted();
     const bool first_list = lists_.kept.off.size() == 1;
-    if (save_.kept && !holds_all() && t >= stream_->prompt - 1 && (rules_.streaming || first_list))
-      save_kept();
+    if (save_.kept && !traits::holds_all(policy_) && t >= stream_->prompt - 1 &&
+        (rules_.streaming || first_list))
+      list_kept(cache_, lists_);
   }
-  void account(int64_t rows, int32_t) {
-    ledger_.peak_kept = std::max(ledger_.peak_kept, rows);
-    ledger_.evictions = cache_.evictions();
-    ledger_.quantised = formatter_.quantised();
-    ledger_.kept_sum += rows, ledger_.kept_steps += 1;
-    Charge charge;
-    if constexpr (requires { policy_.charge(charge, cache_); }) policy_.charge(charge, cache_);
-    if (reweighted_) charge.weight_floats += 1;
-    const auto& shape = cache_.shape();
-    weight_bytes_ = 4 * charge.weight_floats / shape.blocks;
-    coded_bytes_ = charge.code_bytes - formatter_.exact_bytes(charge.coded_floats);
-    ledger_.quantised += charge.coded_rows;
-    take_peak(formatter_.payload_bytes(cache_) + formatter_.exact_bytes(charge.key_floats));
-    int64_t aux = implied_layout() ? 0 : 4 * rows;
-    if (observes()) aux += 8 * rows;
-    aux = (aux + charge.aux_bytes + formatter_.exact_bytes(charge.sketch_floats)) / shape.blocks +
-          formatter_.sketch_bytes(cache_);
-    ledger_.peak_aux_bytes = std::max(ledger_.peak_aux_bytes, aux);
-    if constexpr (requires { policy_.report(ledger_.extras, cache_); })
-      policy_.report(ledger_.extras, cache_);
-  }
-  void take_peak(int64_t bytes) {
-    ledger_.peak_bytes = std::max(ledger_.peak_bytes, bytes + weight_bytes_ + coded_bytes_);
+  void account_step() {
+    account_.kept(cache_, formatter_, traits::charge(policy_, cache_),
+                  {!traits::implied_layout(policy_), observes(), reweighted_});
+    auto& extras = account_.ledger.extras;
+    if constexpr (requires { policy_.report(extras, cache_); }) policy_.report(extras, cache_);
   }
   // Promises that types cannot enforce.
-  void check(int64_t rows) const {
+  void check() const {
     if (cache_.broken_promises() > 0) throw LaneError("the policy brought back a token that it had evicted");
-    if (cache_.failure() > 0) throw LaneError(failure_text());
-    if (bounded() && rows > bound())
-      throw LaneError("the policy holds " + std::to_string(rows) + " tokens, more than its budget of " +
-                      std::to_string(bound()));
-  }
-  bool bounded() const { return P::info.takes_budget && !holds_all() && order_.axes.phase == Phase::stream; }
-  // Most rows after a step, where a method's own rule is not the budget.
-  int64_t bound() const {
-    if constexpr (requires { policy_.bound(order_.scene); }) return policy_.bound(order_.scene);
-    else return order_.scene.budget;
-  }
-  std::string failure_text() const {
-    if constexpr (requires { P::failure_text(1, 0); })
-      return P::failure_text(cache_.failure(), cache_.failed_at());
-    else return "the method failed at " + std::to_string(cache_.failed_at());
-  }
-  // Every resident token once, ascending; its weights summed over the rows that hold it.
-  void save_kept() {
-    std::map<int32_t, std::pair<double, double>> weights;
-    for (int32_t i = 0; i < cache_.size(); ++i)
-      if (const int32_t token = cache_.token(i); token >= 0) {
-        weights[token].first += double(cache_.num(i));
-        weights[token].second += double(cache_.den(i));
-      }
-    for (const auto& [token, w] : weights) {
-      lists_.kept.flat.push_back(token);
-      if (cache_.weighted()) lists_.num.push_back(w.first), lists_.den.push_back(w.second);
-    }
-    lists_.kept.off.push_back(int64_t(lists_.kept.flat.size()));
-  }
-  static void save_attended(std::span<const int32_t> tokens, TokenLists& lists) {
-    lists.flat.insert(lists.flat.end(), tokens.begin(), tokens.end());
-    lists.off.push_back(int64_t(lists.flat.size()));
-  }
-  // The tokens that a row of C_t attends to, each once.
-  std::span<const int32_t> attended_tokens(const BasicCache<Real>& cache, const uint8_t* chosen) {
-    if (chosen == nullptr && !layout_.split) return cache.tokens();
-    attended_.clear();
-    for (int32_t i = 0; i < cache.size(); ++i) {
-      const bool counts = cache.num(i) != 0 || cache.den(i) != 0;
-      if (cache.token(i) >= 0 && counts && (chosen == nullptr || chosen[i] == kRead))
-        attended_.push_back(cache.token(i));
-    }
-    if (!layout_.split) return attended_;
-    std::sort(attended_.begin(), attended_.end());
-    attended_.erase(std::unique(attended_.begin(), attended_.end()), attended_.end());
-    return attended_;
+    if (cache_.failure() > 0) throw LaneError(traits::failure_text<P>(cache_.failure(), cache_.failed_at()));
+    const int64_t bound = traits::bound(policy_, order_.scene);
+    if (traits::bounded(policy_, order_.axes) && cache_.size() > bound)
+      throw LaneError("the policy holds " + std::to_string(cache_.size()) +
+                      " tokens, more than its budget of " + std::to_string(bound));
   }
 
   Layout layout() const {
@@ -351,7 +264,8 @@ class LaneOf final : public Lane<Real> {
     if (order_.axes.row_format.kind == RowFormat::Kind::source) return layout;
     layout.coded = true;
     const int64_t most = stream_->tokens + layout.extra_rows;
-    layout.own_rows += int32_t(bounded() ? std::min(most, bound()) : most);
+    const bool bounded = traits::bounded(policy_, order_.axes);
+    layout.own_rows += int32_t(bounded ? std::min(most, traits::bound(policy_, order_.scene)) : most);
     return layout;
   }
   void reserve(LaneWorkspace<Real>& w, int32_t rows) const {
@@ -369,14 +283,13 @@ class LaneOf final : public Lane<Real> {
   TileOutput<Real> output_;
   Formatter<Real> formatter_;
   Layout layout_;
-  int64_t weight_bytes_ = 0, coded_bytes_ = 0;
   bool reweighted_ = false;
   StepRules rules_;
   const HeadStream<Real>* stream_ = nullptr;
   int32_t first_head_ = 0;
   SaveOptions save_;
   std::vector<int32_t> column_of_, attended_;
-  LaneLedger ledger_;
+  LaneAccount<Real> account_;
   LaneLists lists_;
 };
 

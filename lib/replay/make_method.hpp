@@ -83,7 +83,7 @@ Method make_method() {
     else return (void)params, Hindsight{};
   };
   m.observes = [](const nlohmann::json& params, const Axes& axes) {
-    return policy_observes<P>(assigned<P>(params), axes);
+    return traits::observes(assigned<P>(params), axes);
   };
   if constexpr (ScoresPrompt<P>)
     m.protection = [](const nlohmann::json& params, const Scene& scene) {

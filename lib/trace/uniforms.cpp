@@ -38,10 +38,10 @@ InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::str
   const auto [rounds, positions, slots] = extents(shape, request.slots > 0);
   u.positions = positions, u.slots = slots;
   if (rounds < request.rounds || positions < request.positions || slots < request.slots)
-    throw ConfigError(fmt::format("{}: /{} has the extents {} x {} x {} (rounds, positions, slots), but {} x {} x {} "
-                                  "are drawn",
-                                  file.string(), name, rounds, positions, slots, request.rounds,
-                                  request.positions, request.slots));
+    throw ConfigError(fmt::format(
+        "{}: /{} has the extents {} x {} x {} (rounds, positions, slots), but {} x {} x {} "
+        "are drawn",
+        file.string(), name, rounds, positions, slots, request.rounds, request.positions, request.slots));
   for (size_t i = 0; i < u.values.size(); ++i)
     if (!(u.values[i] >= 0 && u.values[i] < 1))
       throw ConfigError(fmt::format("{}: /{} holds {} at {}, but uniforms lie in [0, 1)", file.string(), name,

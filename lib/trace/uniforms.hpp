@@ -17,8 +17,8 @@ struct UniformsRequest {
   int64_t rounds = 1, positions = 0, slots = 0;  // slots 0: no such axis
 };
 
-// The dataset under /<prompt>/<LLL>/<kv head>/, or at the root of the file. Throws ConfigError naming file and
-// dataset when it is missing, too small, or holds a value outside [0, 1).
+// The dataset under /<prompt>/<LLL>/<kv head>/, or at the root of the file. Throws ConfigError naming file
+// and dataset when it is missing, too small, or holds a value outside [0, 1).
 InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::string& prompt, int32_t layer,
                                int32_t kv_head, const UniformsRequest& request);
 

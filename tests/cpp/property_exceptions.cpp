@@ -136,10 +136,10 @@ using namespace kvreplay::test;
 
 TEST_CASE("every exception names a known property and a method, once", "[properties]") {
   const std::set<std::string> properties = {
-      "everything fits",         "within the budget",  "small budgets",     "fills its budget",
-      "attends to what it kept", "equal values",       "protection",       "shift of the keys", "scale of the values",
-      "scale of the queries",    "truncation",         "sampled queries",   "order of the query heads",
-      "identical query heads",   "kv heads of a layer"};
+      "everything fits",          "within the budget",     "small budgets",      "fills its budget",
+      "attends to what it kept",  "equal values",          "protection",         "shift of the keys",
+      "scale of the values",      "scale of the queries",  "truncation",         "sampled queries",
+      "order of the query heads", "identical query heads", "kv heads of a layer"};
   std::set<std::pair<std::string, std::string>> seen;
   for (const auto& [property, method] : exception_names()) {
     INFO(property << ": " << method);

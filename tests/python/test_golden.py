@@ -260,7 +260,8 @@ def test_a_method_reproduces_the_public_code(tmp_path, case, key):
 # BalanceKV and its coin: the tokens before the window are the prompt, so the window needs no protection.
 def balance_keys():
     with golden("reference") as f:
-        return [(c, k) for c, g in f["cases"].items() for k in g["results"] if k.startswith(("balancekv", "coin"))]
+        named = ((c, k) for c, g in f["cases"].items() for k in g["results"])
+        return [(c, k) for c, k in named if k.startswith(("balancekv", "coin"))]
 
 
 @pytest.mark.parametrize("case,key", balance_keys())

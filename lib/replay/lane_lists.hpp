@@ -1,0 +1,50 @@
+#pragma once
+#include <algorithm>
+#include <map>
+#include <span>
+
+#include "core/cache.hpp"
+#include "replay/lane.hpp"
+
+namespace kvreplay {
+
+// Every resident token once, ascending; its weights summed over the rows that hold it.
+template <class Real>
+void list_kept(const BasicCache<Real>& cache, LaneLists& lists) {
+  std::map<int32_t, std::pair<double, double>> weights;
+  for (int32_t i = 0; i < cache.size(); ++i)
+    if (const int32_t token = cache.token(i); token >= 0) {
+      weights[token].first += double(cache.num(i));
+      weights[token].second += double(cache.den(i));
+    }
+  for (const auto& [token, w] : weights) {
+    lists.kept.flat.push_back(token);
+    if (cache.weighted()) lists.num.push_back(w.first), lists.den.push_back(w.second);
+  }
+  lists.kept.off.push_back(int64_t(lists.kept.flat.size()));
+}
+
+inline void list_attended(std::span<const int32_t> tokens, TokenLists& lists) {
+  lists.flat.insert(lists.flat.end(), tokens.begin(), tokens.end());
+  lists.off.push_back(int64_t(lists.flat.size()));
+}
+
+// The tokens that a row of C_t attends to, each once. `split`: several rows may hold one token. `scratch`
+// holds the answer unless it is the cache's own list.
+template <class Real>
+std::span<const int32_t> attended_tokens(const BasicCache<Real>& cache, const uint8_t* chosen, bool split,
+                                         std::vector<int32_t>& scratch) {
+  if (chosen == nullptr && !split) return cache.tokens();
+  scratch.clear();
+  for (int32_t i = 0; i < cache.size(); ++i) {
+    const bool counts = cache.num(i) != 0 || cache.den(i) != 0;
+    if (cache.token(i) >= 0 && counts && (chosen == nullptr || chosen[i] == kRead))
+      scratch.push_back(cache.token(i));
+  }
+  if (!split) return scratch;
+  std::sort(scratch.begin(), scratch.end());
+  scratch.erase(std::unique(scratch.begin(), scratch.end()), scratch.end());
+  return scratch;
+}
+
+}  // namespace kvreplay

@@ -61,6 +61,7 @@ class TraceChecks {
 
   void check(const TraceInfo& trace, const PromptInfo& prompt) {
     check_layers(trace, prompt);
+    check_text(trace, prompt);
     const auto extent = extent_of(prompt);
     for (const LayerInfo& layer : prompt.layers) {
       const auto& wanted = config_.select.layers;
@@ -127,6 +128,16 @@ class TraceChecks {
       return std::nullopt;
     }
     return Extent{prefill, tokens};
+  }
+
+  void check_text(const TraceInfo& trace, const PromptInfo& prompt) {
+    if (prompt.has_classes || prompt.layers.empty()) return;
+    for (const MethodInstance& instance : config_.methods)
+      if (prompt_needs(instance, prompt.layers.front()).token_classes)
+        problems_.error(instance.mark,
+                        fmt::format("{} looks at the text of tokens, but prompt {} of {} has no token_class: "
+                                    "record it with kvdump --with-text",
+                                    instance.method->info.name, prompt.id, trace.path.string()));
   }
 
   void check_needs(size_t m, const LayerInfo& layer) {

@@ -37,7 +37,7 @@ struct Uniform : Thinning<> {
     protect<Uniform>(d);
     d.integer("m", &Uniform::m, {0, kManyTokens}, "tokens kept of the middle",
               "B - sinks - recent, or floor(M/2^rounds)");
-    d.integer("rounds", &Uniform::rounds, {1, 8}, "keep what as many halvings keep", "");
+    d.integer("rounds", &Uniform::rounds, {1, 8}, "keep what as many halvings keep", "unset");
     d.choice("weights", &Uniform::weights, {"ratio", "none", "pow2"},
              "of sampled tokens: M/m, 1 or 2^rounds");
     d.integer("tail", &Uniform::tail, {0, kManyTokens}, "last middle tokens that stay exactly, of the m");

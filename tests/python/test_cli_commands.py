@@ -175,7 +175,7 @@ def test_a_format_that_quantised_nothing_is_told(tmp_path, trace):
     )
     result = kvreplay("run", config(tmp_path, text), "-o", tmp_path / "o", "--progress", "none")
     assert result.returncode == 0
-    assert "warning: 3 cells with a row_format quantised no row: kivi and gear need caches" in result.stderr
+    assert "quantised nothing (kivi and gear need caches larger than R) in 3 cells" in result.stderr
     rows = table(tmp_path / "o")
     assert sorted(int(row["n_quantised"]) > 0 for row in rows) == [False] * 3 + [True] * 3
 
@@ -279,7 +279,7 @@ def test_describe_shows_parameters_with_defaults_and_ranges():
     assert re.search(r"^window +32; kvpress 64, kvfactory 8 +at least 1 ", text, re.M)
     assert re.search(r"^pool +max; kvpress avg +max \| avg ", text, re.M)
     assert "SnapKV" in text
-    assert re.search(r"^scorer +snapkv +snapkv", kvreplay("describe", "adakv").stdout, re.M)
+    assert re.search(r"^scorer +snapkv +tova \| snapkv \| ", kvreplay("describe", "adakv").stdout, re.M)
 
 
 def test_report_says_what_is_missing(tmp_path, trace):

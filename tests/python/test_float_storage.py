@@ -12,6 +12,7 @@ from kvreplay_cli import BINARY, kvreplay
 N, P, D, DV, KV_HEADS, GROUP = 80, 56, 8, 6, 2, 2
 GIVEN = {  # parameters without a default, or that small traces need
     "lagkv": {"lag": 8},
+    "qjl": {"outliers": 2},
     "quest": {"dense_layers": [], "page": 4},
     "subgen_stream": {"delta": 2.0},
 }
@@ -45,6 +46,7 @@ def write_trace(path, tensors, source_dtype):
         for name, x in tensors.items():
             layer[name] = x
         f["prompts/p0"].attrs["n_prompt"] = P
+        f["prompts/p0/token_class"] = (np.arange(tensors["k"].shape[1]) % 3).astype(np.uint8)
 
 
 def run(folder, name, tensors, source_dtype):

@@ -23,7 +23,7 @@ struct Selecting {
     if (sinks + recent > budget) throw too_much_protection(sinks, recent, budget);
   }
   Layout layout(const Scene&) const { return {.scores = true}; }
-  Protect protection() const { return {.sinks = sinks, .recent = recent}; }
+  KVR_FN Protect protection() const { return {.sinks = sinks, .recent = recent}; }
 
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     keep_scored(team, cache, {.sinks = sinks, .recent = recent}, budget);

@@ -31,7 +31,7 @@ struct Wrapped : Scorers {
     });
   }
   // Prompt tokens that no selection may drop.
-  Protect protection() const {
+  KVR_FN Protect protection() const {
     return visit([](const auto& p) { return p.protection(); });
   }
   // `state`: as many doubles as state_doubles() said.

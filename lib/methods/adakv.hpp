@@ -51,7 +51,7 @@ struct AdaKv : Selecting<> {
     return {.state_doubles = scorer.state_doubles(scene), .scores = true};
   }
   PromptNeeds needs(const Scene& scene) const { return scorer.needs(scene); }
-  Protect protection() const { return both({sinks, recent}, scorer.protection()); }
+  KVR_FN Protect protection() const { return both({sinks, recent}, scorer.protection()); }
 
   // The head's number of tokens is its scene's budget when it is replayed.
   std::vector<int32_t> share(const Scene& scene, const std::vector<Testimony>& heads) const {

@@ -35,7 +35,7 @@ struct LagKv : Selecting<4> {
     return {.state_doubles = 2 * int64_t(widest) + 2 * int64_t(scene.prompt), .scores = true};
   }
   // Sinks score 1, as the last chunk does; they are not safe besides.
-  Protect protection() const { return {.recent = recent}; }
+  KVR_FN Protect protection() const { return {.recent = recent}; }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/text.hpp"
+#include "config/axes.hpp"
 #include "config/sections.hpp"
 
 // The list of methods: names, parameters, and the axes that every method can be combined with. A list
@@ -29,123 +30,6 @@ struct Entry {
   std::vector<SweepAxis> sweep;
   fs::path uniforms;
 };
-
-template <class E>
-std::vector<std::string> words_of(std::initializer_list<E> values) {
-  std::vector<std::string> words;
-  for (const E value : values) words.emplace_back(word(value));
-  return words;
-}
-
-using Format = RowFormat::Kind;
-constexpr std::initializer_list<Format> kFormats = {Format::source, Format::f32,  Format::f16,  Format::bf16,
-                                                    Format::int8,   Format::int4, Format::kivi, Format::gear};
-constexpr const char* kFilePrefix = "file:";
-
-// The axes of conventions C4, C6, C9, C14, the row formats, and the values they take.
-const std::map<std::string, std::vector<std::string>>& axis_words() {
-  static const std::map<std::string, std::vector<std::string>> all = {
-      {"phase", words_of({Phase::stream, Phase::oneshot})},
-      {"positions", words_of({Positions::original, Positions::cache})},
-      {"order", words_of({Order::attend_then_evict, Order::evict_then_attend})},
-      {"gqa.level", words_of({GqaLevel::kv, GqaLevel::query, GqaLevel::layer})},
-      {"gqa.agg", words_of({Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first})},
-      {"reweight", words_of({Reweight::none, Reweight::uniform})},
-      {"allocator", words_of({Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake})},
-      {"row_format", words_of(kFormats)}};
-  return all;
-}
-
-template <class E>
-void take_word(E& axis, const std::string& wanted, std::initializer_list<E> values) {
-  for (const E value : values)
-    if (wanted == word(value)) axis = value;
-}
-
-RowFormat format_of(const nlohmann::json& value) {
-  RowFormat format;
-  take_word(format.kind, value.at("name").get<std::string>(), kFormats);
-  const bool grouped_by_token = format.kind == Format::kivi || format.kind == Format::gear;
-  format.bits = value.value("bits", format.bits);
-  format.group = value.value(grouped_by_token ? "g" : "group", grouped_by_token ? 32 : 64);
-  format.residual = value.value("R", format.residual);
-  format.rank = value.value("rank", format.rank);
-  format.outliers = value.value("outliers", format.outliers);
-  return format;
-}
-
-void set_axis(Axes& axes, const std::string& name, const nlohmann::json& given) {
-  if (name == "row_format") {
-    axes.row_format = format_of(given);
-    return;
-  }
-  const std::string value = given.get<std::string>();
-  if (name == "phase") take_word(axes.phase, value, {Phase::stream, Phase::oneshot});
-  if (name == "positions") take_word(axes.positions, value, {Positions::original, Positions::cache});
-  if (name == "order") take_word(axes.order, value, {Order::attend_then_evict, Order::evict_then_attend});
-  if (name == "gqa.level") take_word(axes.gqa_level, value, {GqaLevel::kv, GqaLevel::query, GqaLevel::layer});
-  if (name == "gqa.agg")
-    take_word(axes.gqa_aggregate, value, {Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first});
-  if (name == "reweight") take_word(axes.reweight, value, {Reweight::none, Reweight::uniform});
-  if (name == "allocator" && value.starts_with(kFilePrefix)) {
-    axes.allocator = Allocator::file;
-    axes.allocator_file = value.substr(std::string(kFilePrefix).size());
-  } else if (name == "allocator") {
-    take_word(axes.allocator, value,
-              {Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake});
-  }
-}
-
-// What shares a budget with what cannot share it; "" when all is well.
-std::string senseless_share(const MethodInstance& m) {
-  const Axes& axes = m.axes;
-  const std::string name = m.method->info.name, rule = word(axes.allocator);
-  const bool given = axes.allocator != Allocator::uniform, own = m.method->council != Council::none;
-  const bool over_layers = own ? m.method->council == Council::head : axes.allocator == Allocator::pyramid;
-  const bool over_heads = (own || given) && !over_layers;
-  if (given && own)
-    return fmt::format("{} shares its budget by a rule of its own: leave out allocator", name);
-  if (given && !m.takes_budget())
-    return fmt::format("{} takes no budget that an allocator could share: leave out allocator", name);
-  if (given && m.method->info.reads_full_cache)
-    return fmt::format("{} stores every token, so there is no memory to share: leave out allocator", name);
-  if (axes.allocator == Allocator::ada && !m.method->scores_prompt)
-    return fmt::format(
-        "allocator ada compares scores of prompt tokens, and {} gives none: use pyramid, cake or "
-        "file:PATH",
-        name);
-  if (over_heads && axes.gqa_level == GqaLevel::layer)
-    return fmt::format(
-        "with gqa.level layer all kv heads of {} hold the same tokens, and {} gives each its own "
-        "number: leave out one of them",
-        name, own ? name : "allocator " + rule);
-  if (over_heads && axes.allocator != Allocator::file && axes.gqa_level == GqaLevel::query)
-    return fmt::format(
-        "{} compares kv heads, and with gqa.level query each of them has a cache per query head: "
-        "leave out one of them",
-        own ? name : "allocator " + rule);
-  return "";
-}
-
-// A combination without meaning, and what to do instead; "" when it has one.
-std::string senseless(const MethodInstance& m) {
-  const Axes& axes = m.axes;
-  const std::string name = m.method->info.name;
-  if (axes.gqa_level == GqaLevel::layer && !(m.method->looks_at_queries && m.method->info.layer_level))
-    return fmt::format(
-        "{} decides by keys and values, which a layer's kv heads do not share: leave out "
-        "gqa.level layer",
-        name);
-  if (axes.reweight != Reweight::none && (!m.method->scores_prompt || axes.phase != Phase::oneshot))
-    return fmt::format(
-        "reweight gives weight to what a one-shot selection kept of the prompt, and {} {}: leave "
-        "it out{}",
-        name, m.method->scores_prompt ? "streams here" : "does not select by scores",
-        m.method->scores_prompt ? ", or add phase: oneshot" : "");
-  if (axes.row_format.kind != Format::source && m.method->info.own_row_format)
-    return fmt::format("{} stores its rows in a format of its own: leave out row_format", name);
-  return senseless_share(m);
-}
 
 std::vector<std::string> names_of(const Registry& methods) {
   std::vector<std::string> names;
@@ -283,7 +167,7 @@ class MethodsReader {
 
   std::optional<nlohmann::json> read_axis_word(const Entry& entry, const Node& item,
                                                const std::string& axis) {
-    if (axis == "row_format") return read_format(item);
+    if (axis == "row_format") return read_row_format(problems_, item);
     if (axis == "allocator" && item.kind == Node::Kind::scalar && item.text.starts_with(kFilePrefix))
       return read_allocator_file(item);
     const auto text = read_word(problems_, item, axis, axis_words().at(axis));
@@ -310,48 +194,6 @@ class MethodsReader {
                                 "layer,kv_head,tokens for every head",
                                 file.string()));
     return std::nullopt;
-  }
-
-  // row_format: a word, or {name: kivi, bits: 2, g: 32, R: 128}.
-  std::optional<nlohmann::json> read_format(const Node& item) {
-    const bool map = item.kind == Node::Kind::map;
-    const Node* name = map ? item.find("name") : &item;
-    if (name == nullptr)
-      return must_be(problems_, item, "row_format", "a word, or a map with a name: {name: kivi, bits: 2}"),
-             std::nullopt;
-    const auto word = read_word(problems_, *name, "row_format", axis_words().at("row_format"));
-    if (!word) return std::nullopt;
-    nlohmann::json value = {{"name", *word}};
-    if (map) read_format_keys(item, *word, value);
-    const RowFormat format = format_of(value);
-    if (!format.by_block() || format.residual % format.group == 0) return value;
-    const Node* of = item.find("R") != nullptr ? item.find("R") : item.find("g");
-    problems_.error(of->mark,
-                    fmt::format("R is {} and must be a multiple of g, which is {}, so that full groups leave "
-                                "the residual",
-                                format.residual, format.group));
-    return std::nullopt;
-  }
-  void read_format_keys(const Node& item, const std::string& word, nlohmann::json& value) {
-    std::vector<std::string> keys = {"name"};
-    if (word == "int4" || word == "int8") keys = {"name", "group"};
-    if (word == "kivi") keys = {"name", "bits", "g", "R"};
-    if (word == "gear") keys = {"name", "bits", "g", "R", "rank", "outliers"};
-    const Section section(&item, "row_format", keys, problems_);
-    const auto whole = [&](const char* key, Range range) {
-      if (std::find(keys.begin(), keys.end(), key) == keys.end()) return;
-      if (const Node* node = section.find(key))
-        if (const auto read = read_integer(problems_, *node, key, range)) value[key] = int32_t(*read);
-    };
-    whole("group", {1, 1 << 16});
-    whole("bits", {2, 4});
-    whole("g", {1, 1 << 16});
-    whole("R", {1, kManyTokens});
-    whole("rank", {0, 256});
-    if (const Node* bits = section.find("bits"); bits != nullptr && value.value("bits", 0) == 3)
-      must_be(problems_, *bits, "bits", "2 or 4");
-    if (const Node* share = word == "gear" ? section.find("outliers") : nullptr)
-      if (const auto read = read_real(problems_, *share, "outliers", {0, 100})) value["outliers"] = *read;
   }
 
   template <class Read>

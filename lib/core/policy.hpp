@@ -6,6 +6,7 @@
 #include "core/method_info.hpp"
 #include "core/philox.hpp"
 #include "core/select.hpp"
+#include "core/vectors.hpp"
 
 // What a method is. A policy is a trivially copyable struct (no heap, no kept Token, the same bytes on a
 // GPU) with any of these hooks, called in this order:
@@ -41,12 +42,9 @@ struct HeadProbabilities {
 template <Team T, class F>
 KVR_FN HeadProbabilities softmax(const T& team, const HeadProbabilities& p, double* to, F logit) {
   for (int32_t h = 0; h < p.heads; ++h) {
-    double* x = to + int64_t(h) * p.rows;
-    team.each(p.rows, [&](int32_t i) { x[i] = logit(h, i); });
-    const double most = team.largest(p.rows, [&](int32_t i) { return x[i]; }).score;
-    team.each(p.rows, [&](int32_t i) { x[i] = std::exp(x[i] - most); });
-    const double z = team.sum(p.rows, [&](int32_t i) { return x[i]; });
-    team.each(p.rows, [&](int32_t i) { x[i] /= z; });
+    const std::span<double> x{to + int64_t(h) * p.rows, size_t(p.rows)};
+    team.each(p.rows, [&](int32_t i) { x[size_t(i)] = logit(h, i); });
+    softmax(team, x);
   }
   return {to, p.heads, p.rows, p.how};
 }

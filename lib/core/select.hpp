@@ -20,17 +20,28 @@ KVR_FN inline double score_of_key(uint64_t key) {
   return std::bit_cast<double>(key >> 63 != 0 ? key & ~(uint64_t{1} << 63) : ~key);
 }
 
-// The count-th largest of n scores, 1 <= count <= n.
-template <Team T, class F>
-KVR_FN double score_at_rank(const T& team, int32_t n, int32_t count, F score) {
+// The largest key of n scores for which surplus(key) >= 0, which falls as the key grows and is not negative
+// for the smallest score. A key with surplus 0 is taken as soon as it is met.
+template <Team T, class F, class S>
+KVR_FN uint64_t highest_key(const T& team, int32_t n, F score, S surplus) {
   uint64_t low = order_key(-team.largest(n, [&](int32_t i) { return -score(i); }).score);
   uint64_t high = order_key(team.largest(n, score).score);
   while (low < high) {
     const uint64_t middle = low + (high - low) / 2 + 1;
-    if (team.count(n, [&](int32_t i) { return order_key(score(i)) >= middle; }) >= count) low = middle;
+    const int32_t left = surplus(middle);
+    if (left == 0) return middle;
+    if (left > 0) low = middle;
     else high = middle - 1;
   }
-  return score_of_key(low);
+  return low;
+}
+
+// The count-th largest of n scores, 1 <= count <= n.
+template <Team T, class F>
+KVR_FN double score_at_rank(const T& team, int32_t n, int32_t count, F score) {
+  return score_of_key(highest_key(team, n, score, [&](uint64_t key) {
+    return team.count(n, [&](int32_t i) { return order_key(score(i)) >= key; }) >= count ? 1 : -1;
+  }));
 }
 
 // Calls chosen(i, bool) for i in [0, n): true for the `count` first in C8's order.
@@ -40,16 +51,10 @@ KVR_FN void choose_top(const T& team, int32_t n, int32_t count, F score, S chose
     team.each(n, [&](int32_t i) { chosen(i, count > 0); });
     return;
   }
-  // Largest threshold with at least `count` keys at or above it.
-  uint64_t low = order_key(-team.largest(n, [&](int32_t i) { return -score(i); }).score);
-  uint64_t high = order_key(team.largest(n, score).score);
-  while (low < high) {
-    const uint64_t middle = low + (high - low) / 2 + 1;
-    const int32_t above = team.count(n, [&](int32_t i) { return order_key(score(i)) >= middle; });
-    if (above >= count) low = middle;
-    else high = middle - 1;
-    if (above == count) break;
-  }
+  // A threshold with at least `count` keys at or above it; with exactly so many if there is one.
+  const uint64_t low = highest_key(team, n, score, [&](uint64_t key) {
+    return team.count(n, [&](int32_t i) { return order_key(score(i)) >= key; }) - count;
+  });
   const int32_t sure = team.count(n, [&](int32_t i) { return order_key(score(i)) > low; });
   const int32_t ties = team.count(n, [&](int32_t i) { return order_key(score(i)) == low; });
   team.each(n, [&](int32_t i) { chosen(i, order_key(score(i)) > low); });
@@ -76,13 +81,9 @@ KVR_FN void choose_mass(const T& team, int32_t n, double mass, F score, S chosen
   const auto above = [&](uint64_t key) {
     return team.sum(n, [&](int32_t i) { return order_key(score(i)) > key ? score(i) : 0.0; });
   };
-  // Largest threshold with enough mass at or above it.
-  uint64_t low = order_key(team.smallest(n, score).score), high = order_key(team.largest(n, score).score);
-  while (low < high) {
-    const uint64_t middle = low + (high - low) / 2 + 1;
-    if (above(middle - 1) >= mass) low = middle;
-    else high = middle - 1;
-  }
+  // The largest threshold with enough mass at or above it.
+  const uint64_t low =
+      highest_key(team, n, score, [&](uint64_t key) { return above(key - 1) >= mass ? 1 : -1; });
   const double sure = above(low);
   team.each(n, [&](int32_t i) { chosen(i, order_key(score(i)) > low); });
   team.sync();

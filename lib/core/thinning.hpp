@@ -47,6 +47,10 @@ struct Thinning {
     for (; rounds == 0 || first + recent + left > budget; left /= 2) ++rounds;
     return rounds;
   }
+  // Rows of the middle that stand for others.
+  KVR_FN void weigh_rows(const Team auto& team, auto& cache, Middle m, double w) const {
+    for (int32_t i = m.first; i < m.first + m.count; ++i) cache.weigh(team, i, w, w);
+  }
   // Drops the middle rows that have score 0.
   KVR_FN void drop_unscored(const Team auto& team, auto& cache, Middle m) const {
     cache.retain(team,

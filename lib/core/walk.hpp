@@ -4,21 +4,13 @@
 #include <span>
 
 #include "core/cache.hpp"
+#include "core/vectors.hpp"
 
 // Walks that choose signs so that a signed sum of vectors stays small. Vectors may be given (W is held) or
 // known through their kernel K(i, j) = <u_i, u_j> alone (W is the sum over the earlier signs).
 
 namespace kvreplay {
 
-// Inner products in double, whatever the rows are stored in.
-template <class Real>
-KVR_FN double wide_dot(std::span<const Real> a, std::span<const Real> b) {
-  double s = 0;
-  const Real *x = a.data(), *y = b.data();
-  const int32_t n = int32_t(a.size());
-  KVR_SIMD_SUM(s) for (int32_t c = 0; c < n; ++c) s += double(x[c]) * double(y[c]);
-  return s;
-}
 // <a - mean, b - mean>, from the differences.
 template <class Real>
 KVR_FN double centred_dot(std::span<const Real> a, std::span<const Real> b, std::span<const double> mean) {
@@ -93,7 +85,7 @@ inline int32_t self_balancing_walk(std::span<const double> vectors, int32_t dim,
   for (int32_t i = 0; i < n; ++i) signs[size_t(i)] = probabilities[size_t(i)] = 0;
   for (double& w : W) w = 0;
   return sign_walk(
-      n, [&](int32_t i) { return wide_dot<double>(W, u(i)); },
+      n, [&](int32_t i) { return wide_dot(W, u(i)); },
       [&](int32_t i, double y) {
         const double p = rule.chance(y);
         probabilities[size_t(i)] = p < 0 ? 0 : p;

@@ -30,8 +30,6 @@ void Formatter<Real>::settle(BasicCache<Real>& cache) {
   }
 }
 
-// --- Formats that treat each row alone ---
-
 template <class Real>
 void Formatter<Real>::settle_rows(BasicCache<Real>& cache) {
   int32_t due = cache.size() - cache.coded_keys();
@@ -90,9 +88,8 @@ bool Formatter<Real>::round_numbers(std::vector<Real>& numbers) const {
   return fits;
 }
 
-// --- kivi and gear: keys per channel in groups of g rows, values per row in groups of g channels ---
-
-// Once R keys wait, they are coded together, oldest first.
+// kivi and gear: keys per channel in groups of g rows, values per row in groups of g channels. Once R keys
+// wait, they are coded together, oldest first.
 template <class Real>
 void Formatter<Real>::settle_keys(BasicCache<Real>& cache) {
   const int32_t waiting = cache.size() - cache.coded_keys(), due = waiting - waiting % format_.residual;
@@ -187,8 +184,6 @@ void Formatter<Real>::write_part(BasicCache<Real>& cache, Part part, int32_t row
   count_row(before, format_.group, part == Part::key ? format_.group : shape.v_dim);
   cache.set_coding(kTeam, row, part == Part::key ? Coding{group, before.value} : Coding{before.key, group});
 }
-
-// --- Counting ---
 
 template <class Real>
 void Formatter<Real>::count_row(const Coding& before, int32_t group, int32_t width) {

@@ -1,7 +1,7 @@
 #pragma once
+#include "core/accumulate.hpp"
 #include "core/beehive.hpp"
 #include "core/log_n.hpp"
-#include "core/policy.hpp"
 
 namespace kvreplay {
 
@@ -103,7 +103,7 @@ struct Buzz {
     prompt_ends = true;
   }
   KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
-    team.each(cache.size(), [&](int32_t i) { cache.score(i) += p[size_t(i)]; });
+    accumulate(team, cache, p);
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const bool of_prompt = prompt_ends;

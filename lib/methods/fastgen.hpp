@@ -1,5 +1,5 @@
 #pragma once
-#include "core/policy.hpp"
+#include "core/accumulate.hpp"
 
 namespace kvreplay {
 
@@ -63,7 +63,7 @@ struct FastGen {
     cache.push(team, token);
   }
   KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
-    team.each(cache.size(), [&](int32_t i) { cache.score(i) += p[size_t(i)]; });
+    accumulate(team, cache, p);
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     if (cache.token(cache.size() - 1) == prompt - 1) choose(team, cache);

@@ -75,8 +75,7 @@ struct KernelHalving : Thinning<4, 32> {
       drop_unscored(team, cache, m);
     }
     const int32_t survivors = rounds > 0 ? N >> rounds : N;
-    const double w = double(all.count) / survivors;
-    for (int32_t i = all.first; i < all.first + survivors; ++i) cache.weigh(team, i, w, w);
+    weigh_rows(team, cache, {all.first, survivors}, double(all.count) / survivors);
   }
 
  private:

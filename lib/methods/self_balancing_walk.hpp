@@ -82,9 +82,7 @@ struct SelfBalancingWalk : Thinning<> {
       team.each(m.count, [&](int32_t i) { sign(i) = sign(i) == small ? 1 : 0; });
       drop_unscored(team, cache, m);
     }
-    const Middle m = middle(cache);
-    const double w = std::ldexp(1.0, rounds);
-    for (int32_t i = m.first; i < m.first + m.count; ++i) cache.weigh(team, i, w, w);
+    weigh_rows(team, cache, middle(cache), std::ldexp(1.0, rounds));
   }
 
  private:

@@ -70,7 +70,7 @@ struct SnapKv : Selecting<> {
   PromptNeeds needs(const Scene& scene) const {
     return {.column_sums_from = scene.prompt > window ? scene.prompt - window : 0};
   }
-  KVR_FN Protect protection() const { return {.sinks = sinks, .recent = recent > window ? recent : window}; }
+  KVR_FN Protect protection() const { return both({sinks, recent}, {.recent = window}); }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {

@@ -1,4 +1,5 @@
 #pragma once
+#include "core/accumulate.hpp"
 #include "core/selecting.hpp"
 
 namespace kvreplay {
@@ -42,7 +43,7 @@ struct Tova : Selecting<> {
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
-    team.each(cache.size(), [&](int32_t i) { cache.score(i) = prompt.column_sum(cache.token(i)); });
+    accumulate_prompt(team, prompt, cache);
   }
   KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = p[size_t(i)]; });

@@ -111,7 +111,7 @@ struct Uniform : Thinning<> {
               [&](int32_t i) { return cache.score(i); });
     if (weights == Weights::none) return;
     const double w = weights == Weights::ratio ? double(M) / sampled : std::ldexp(1.0, rounds);
-    for (int32_t i = all.first; i < all.first + sampled; ++i) cache.weigh(team, i, w, w);
+    weigh_rows(team, cache, {all.first, sampled}, w);
   }
   // The - of the sort are the higher scores; ties keep the order.
   KVR_FN void toss(const Team auto& team, auto& cache) {
@@ -124,9 +124,7 @@ struct Uniform : Thinning<> {
       keep_best(team, cache, {.sinks = sinks, .recent = recent}, all.count / 2,
                 [&](int32_t i) { return cache.score(i); });
     }
-    const Middle all = middle(cache);
-    const double w = std::ldexp(1.0, T);
-    for (int32_t i = all.first; i < all.first + all.count; ++i) cache.weigh(team, i, w, w);
+    weigh_rows(team, cache, middle(cache), std::ldexp(1.0, T));
   }
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 #include "core/linear.hpp"
-#include "core/policy.hpp"
+#include "core/thinning.hpp"
 
 namespace kvreplay {
 
@@ -12,7 +12,7 @@ namespace kvreplay {
 //  5. Store (k_S, W V, W 1): a key, a sum of values and a mass, which may be negative. Other tokens stay as
 //  they
 //     are. Output: sum exp(l) (W V) / sum exp(l) (W 1).
-struct WildCat {
+struct WildCat : Thinning<4, 32> {
   static constexpr MethodInfo info{
       .name = "wildcat",
       .title = "randomly pivoted Cholesky coreset",
@@ -25,9 +25,8 @@ struct WildCat {
       .any_positions = false,
       .needs_linear_logits = true,
   };
-  int32_t r = kDerived, sinks = 4, recent = 32;
+  int32_t r = kDerived;
   double tau2 = 1, ridge = 1e-6;
-  int32_t budget = 0;
   double rate = 1;
   std::span<double> state;  // pivots that were found, then Work
   Draws draws;
@@ -36,14 +35,12 @@ struct WildCat {
     d.integer("r", &WildCat::r, {1, kManyTokens}, "pivots", "B - sinks - recent");
     d.real("tau2", &WildCat::tau2, {1e-300, 1e300}, "divisor of the logits in the kernel");
     d.real("ridge", &WildCat::ridge, {0, 1e300}, "regularisation, relative to the mean diagonal of H_SS");
-    d.integer("sinks", &WildCat::sinks, {0, kManyTokens}, "first prompt tokens that stay");
-    d.integer("recent", &WildCat::recent, {0, kManyTokens}, "last prompt tokens that stay");
+    protect<WildCat>(d);
   }
   void resolve(const Scene& scene) {
-    budget = scene.budget;
+    Thinning::resolve(scene);
     rate = scene.scale / tau2;
-    if (sinks + recent > budget) throw too_much_protection(sinks, recent, budget);
-    const int32_t M = std::max(0, scene.prompt - sinks - recent);
+    const int32_t M = middle_of(scene);
     if (r == kDerived) r = budget - sinks - recent;
     else if (r > M && scene.prompt > budget)
       throw ParameterError("r",
@@ -67,8 +64,8 @@ struct WildCat {
 
   template <class Real>
   KVR_FN void evict(const Team auto& team, BasicCache<Real>& cache) {
-    const int32_t first = held_sinks(cache, sinks), M = cache.size() - first - recent;
-    if (cache.size() <= budget || M <= 0) return;
+    const auto [first, M] = middle(cache);
+    if (cache.size() <= budget || M == 0) return;
     const Work w = centre(team, cache, first, M);
     const int32_t found = pivoted_cholesky(
         team, M, r, [&](int32_t i, int32_t j) { return w.H(i, j); },

@@ -100,6 +100,7 @@ template <class Real>
 template <class F>
 void HeadReplay<Real>::with_prompt(F f) {
   PromptPass pass;
+  std::vector<std::pair<Lane<Real>*, int32_t>> watchers;  // and the first row that each is shown
   bool future = false;
   for (const Replayed& r : decisions_)
     for (const auto& lane : r.lanes) {
@@ -108,17 +109,15 @@ void HeadReplay<Real>::with_prompt(F f) {
       future = future || needs.future_sums;
       pass.maxima = pass.maxima || r.cells.front()->axes.gqa_aggregate == Aggregate::max;
       if (needs.column_sums_from >= 0) pass.sums_from.push_back(needs.column_sums_from);
-      if (needs.rows_from >= 0)
-        pass.rows_from = pass.rows_from < 0 ? needs.rows_from : std::min(pass.rows_from, needs.rows_from);
+      if (needs.rows_from < 0) continue;
+      watchers.emplace_back(lane.get(), needs.rows_from);
+      pass.rows_from = pass.rows_from < 0 ? needs.rows_from : std::min(pass.rows_from, needs.rows_from);
     }
   std::sort(pass.sums_from.begin(), pass.sums_from.end());
   pass.sums_from.erase(std::unique(pass.sums_from.begin(), pass.sums_from.end()), pass.sums_from.end());
   pass.on_row = [&](int32_t t, const HeadProbabilities& p) {
-    for (const Replayed& r : decisions_)
-      for (const auto& lane : r.lanes) {
-        const int32_t from = lane->needs().rows_from;
-        if (from >= 0 && t >= from && !lane->streams_prompt()) lane->observe_prompt(t, p);
-      }
+    for (const auto& [lane, from] : watchers)
+      if (t >= from) lane->observe_prompt(t, p);
   };
   const std::vector<std::vector<double>> sums = prompt_pass(stream_, pass);
   const std::vector<double> later = future ? future_sums(stream_, scored_) : std::vector<double>{};

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "core/rotary.hpp"
+
 namespace kvreplay {
 namespace {
 
@@ -74,14 +76,8 @@ std::span<const double> PlantedHead::centre(const std::vector<double>& centres, 
 
 void PlantedHead::rotate(int64_t position, std::span<double> x) const {
   if (rope_ == nullptr) return;
-  const size_t pairs = rope_->inv_freq.size();
-  for (size_t i = 0; i < pairs; ++i) {
-    const double angle = static_cast<double>(position) * rope_->inv_freq[i], c = std::cos(angle),
-                 s = std::sin(angle);
-    const double a = x[i], b = x[i + pairs];
-    x[i] = a * c - b * s;
-    x[i + pairs] = b * c + a * s;
-  }
+  const RopeView rope{rope_->inv_freq.data(), static_cast<int32_t>(rope_->inv_freq.size())};
+  kvreplay::rotate(SerialTeam{}, rope, static_cast<double>(position), x.data());
 }
 
 void PlantedHead::key(int64_t token, std::span<float> into) const {

@@ -1,0 +1,26 @@
+#pragma once
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/run_config.hpp"
+#include "config/values.hpp"
+
+// The axes that every method can be combined with: their names and values, and which combinations mean
+// something.
+
+namespace kvreplay {
+
+constexpr const char* kFilePrefix = "file:";  // of an allocator that reads its budgets from a file
+
+// The axes of conventions C4, C6, C9, C14, the row formats, and the values they take.
+const std::map<std::string, std::vector<std::string>>& axis_words();
+// A value that was read: a word, or for row_format {"name": ..., parameters}.
+void set_axis(Axes& axes, const std::string& name, const nlohmann::json& given);
+// row_format: a word, or {name: kivi, bits: 2, g: 32, R: 128}.
+std::optional<nlohmann::json> read_row_format(Problems& problems, const Node& item);
+// Why a combination has no meaning, and what to do instead; "" when it has one.
+std::string senseless(const MethodInstance& m);
+
+}  // namespace kvreplay

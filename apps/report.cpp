@@ -9,7 +9,7 @@
 #include "base/errors.hpp"
 #include "options.hpp"
 
-// `kvreplay report OUT` and `kvreplay figures OUT`: `python -m kvanalysis` does the work.
+// `kvreplay report OUT` and `kvreplay figures OUT|CONFIG`: `python -m kvanalysis` does the work.
 
 namespace kvreplay::app {
 namespace {
@@ -75,30 +75,80 @@ void require_analysis(const std::string& python) {
                        python));
 }
 
+// The analysis runs this program for the steps of a figure.
+void offer_program() {
+  std::error_code error;
+  const fs::path binary = fs::read_symlink("/proc/self/exe", error);
+  if (!error) ::setenv("KVREPLAY", binary.c_str(), 0);
+}
+
 struct ReportChoices {
-  std::string out;
+  std::string place, out;
+  std::vector<std::string> traces, sets;
+  bool force = false;
 };
 
-int analyse(const char* verb, const ReportChoices& choices) {
-  if (std::error_code ignored; !fs::is_regular_file(fs::path(choices.out) / "results.csv", ignored))
-    throw ConfigError(
-        fmt::format("{}: holds no results.csv. {} takes the output directory of a run", choices.out, verb));
+// A figure configuration, or a folder of them.
+bool holds_configs(const fs::path& place) {
+  std::error_code ignored;
+  if (place.extension() == ".yaml" || place.extension() == ".yml") return true;
+  for (const auto& entry : fs::directory_iterator(place, ignored))
+    if (entry.path().extension() == ".yaml") return true;
+  return false;
+}
+
+std::vector<std::string> words_of(const std::string& verb, const ReportChoices& choices) {
+  const bool draws = verb == "figures" && holds_configs(choices.place);
+  std::vector<std::string> words = {"-m", "kvanalysis", draws ? "figure" : verb, choices.place};
+  if (!draws) return words;
+  if (!choices.out.empty()) words.insert(words.end(), {"-o", choices.out});
+  for (const std::string& trace : choices.traces) words.insert(words.end(), {"--trace", trace});
+  for (const std::string& set : choices.sets) words.insert(words.end(), {"-s", set});
+  if (choices.force) words.emplace_back("--force");
+  return words;
+}
+
+int analyse(const std::string& verb, const ReportChoices& choices) {
+  std::vector<std::string> words = words_of(verb, choices);
+  const fs::path place = choices.place;
+  std::error_code ignored;
+  if (words[2] != "figure" && !fs::is_regular_file(place / "results.csv", ignored))
+    throw ConfigError(fmt::format("{}: holds no results.csv. {} takes the output directory of a run{}",
+                                  choices.place, verb,
+                                  verb == "figures" ? ", or a configuration of configs/figures" : ""));
   offer_checkout();
+  offer_program();
   require_analysis(interpreter());
-  return call({interpreter(), "-m", "kvanalysis", verb, choices.out});
+  words.insert(words.begin(), interpreter());
+  return call(words);
 }
 
 }  // namespace
 
 void add_report(CLI::App& app, std::vector<Command>& commands) {
   const auto choices = std::make_shared<ReportChoices>();
-  for (const char* verb : {"report", "figures"}) {
-    const bool report = std::string(verb) == "report";
-    CLI::App* command = app.add_subcommand(
-        verb, report ? "figures and one self-contained HTML page of a run" : "figures of a run");
-    command->add_option("out", choices->out, "output directory of a run")->required()->type_name("OUT");
-    commands.push_back({command, [choices, verb](Context&) { return analyse(verb, *choices); }});
-  }
+  CLI::App* report = app.add_subcommand("report", "figures and one self-contained HTML page of a run");
+  report->add_option("out", choices->place, "output directory of a run")->required()->type_name("OUT");
+  CLI::App* figures = app.add_subcommand(
+      "figures", "figures of a run, or of a configuration in configs/figures (which is run first)");
+  figures
+      ->add_option("place", choices->place,
+                   "output directory of a run; or a figure's configuration, or a folder")
+      ->required()
+      ->type_name("OUT|CONFIG");
+  const std::string group = "With a configuration";
+  figures->add_option("-o,--out", choices->out, "where figures go (default: out/figures)")
+      ->type_name("DIR")
+      ->group(group);
+  figures->add_option("--trace", choices->traces, "instead of the configuration's traces")
+      ->type_name("FILE")
+      ->group(group);
+  figures->add_option("-s,--set", choices->sets, "override of every run: replay.tokens=512")
+      ->type_name("KEY=VALUE")
+      ->group(group);
+  figures->add_flag("--force", choices->force, "forget what an earlier run left")->group(group);
+  commands.push_back({report, [choices](Context&) { return analyse("report", *choices); }});
+  commands.push_back({figures, [choices](Context&) { return analyse("figures", *choices); }});
 }
 
 }  // namespace kvreplay::app

@@ -1,10 +1,14 @@
-"""`kvanalysis report|figures|table OUT`: 0 done, 2 bad usage or unwritable, 3 missing or foreign results."""
+"""`kvanalysis report|figures|table OUT`, `kvanalysis figure CONFIG`.
+
+Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results.
+"""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 
+from .figure_config import FigureError
 from .load import ResultsError, load
 
 OK, BAD_USAGE, BAD_RESULTS = 0, 2, 3
@@ -20,10 +24,12 @@ def main(arguments=None):
     """Runs one command; returns the exit code. stdout is data, stderr says what went wrong."""
     options = _parser().parse_args(arguments)
     try:
-        options.run(load(options.out), options)
+        options.run(options)
         sys.stdout.flush()
     except ResultsError as problem:
         return _fail(problem, BAD_RESULTS)
+    except FigureError as problem:
+        return _fail(problem, BAD_USAGE)
     except BrokenPipeError:
         # `table | head`: the reader has seen enough. The interpreter must not flush once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -36,13 +42,14 @@ def _parser():
     parser = _Parser(
         prog="kvanalysis", description="Figures, tables and a page from the results of `kvreplay run`."
     )
-    commands = parser.add_subparsers(required=True, metavar="report|figures|table")
+    commands = parser.add_subparsers(required=True, metavar="report|figures|figure|table")
     report = _command(commands, "report", _report, "one self-contained HTML page, and the figures beside it")
     report.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="the page (default: OUT/report.html)"
     )
     _command(commands, "figures", _figures, "OUT/figures/: PNG, PDF and the CSV behind each figure")
     _command(commands, "table", _table, "the summary table on stdout")
+    _add_figure(commands)
     return parser
 
 
@@ -53,26 +60,58 @@ def _command(commands, name, run, text):
     return command
 
 
+def _add_figure(commands):
+    text = "runs a figure configuration (configs/figures/*.yaml), or all of a folder, and draws it"
+    command = commands.add_parser("figure", help=text, description=text)
+    command.add_argument("config", metavar="CONFIG", type=Path, help="a configuration, or a folder of them")
+    command.add_argument(
+        "-o", "--out", metavar="DIR", type=Path, default=Path("out/figures"), help="default: out/figures"
+    )
+    command.add_argument(
+        "--trace", action="append", metavar="FILE", type=Path, help="instead of the configuration's traces"
+    )
+    command.add_argument(
+        "-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="override of every run step"
+    )
+    command.add_argument("--force", action="store_true", help="forget what an earlier run left")
+    command.set_defaults(run=_figure)
+
+
 def _fail(problem, code):
     print(f"kvanalysis: error: {problem}", file=sys.stderr)
     return code
 
 
-def _report(frame, options):
+def _report(options):
     from .report import write_report
 
-    print(write_report(frame, options.out / "figures", options.output or options.out / "report.html"))
+    print(
+        write_report(
+            load(options.out), options.out / "figures", options.output or options.out / "report.html"
+        )
+    )
 
 
-def _figures(frame, options):
+def _figures(options):
     from .figures import write_figures
 
-    for figure in write_figures(frame, options.out / "figures"):
+    for figure in write_figures(load(options.out), options.out / "figures"):
         print(*(path for path in (figure.png, figure.narrow) if path), sep="\n")
 
 
-def _table(frame, options):
+def _figure(options):
+    from .figure_make import figure_configs, make_figure
+
+    for config in figure_configs(options.config):
+        print(f"{config.name}: {config.title}", file=sys.stderr)
+        plot = make_figure(config, options.out / config.name, options.trace, options.set, options.force)
+        print(*(path for drawn in plot.figures for path in (drawn.png, drawn.narrow) if path), sep="\n")
+        for verdict in plot.verdicts:
+            print(f"  {verdict.outcome}: {verdict.claim} ({verdict.numbers})", file=sys.stderr)
+
+
+def _table(options):
     from .format import aligned, table_cells
     from .summary import summarise
 
-    print(aligned(*table_cells(summarise(frame))))
+    print(aligned(*table_cells(summarise(load(options.out)))))

@@ -1,36 +1,13 @@
-"""Error against budget, for a column, for a page, and by layer: PNG, PDF and the CSV behind them."""
+"""Every figure that a run's table allows."""
 
-import math
-from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.ticker import NullLocator
-
-from .curves import draw, drawable, handle, legend_text, set_budget_axis, set_error_axis
-from .plotstyle import COLUMN_WIDTH, DPI, PAGE_WIDTH, axes_width, finish, looks, new_figure, styled
-from .stats import BOOTSTRAP_SEED, LEVEL, RESAMPLES, UNIT
-from .summary import summarise
-
-BUDGET_AXIS, SHORT_BUDGET_AXIS = "budget [tokens per kv head]", "budget [tokens]"
-ERROR_AXIS, SHORT_ERROR_AXIS = "mean relative output error [1]", "mean rel. error [1]"
-PANEL_HEIGHT = 1.25  # inches
-PANEL_GAP = 0.37  # share of a panel's height: its title and the tick labels above it
-PANEL_MARKER = 3.0  # points
-SHORT_LABEL_WIDTH = 1.9  # inches; narrower axes take the short budget label
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """One figure on disk; `narrow` is the same picture for a column or a phone, if there is one."""
-
-    title: str
-    png: Path
-    csv: Path
-    narrow: Path | None = None
+from .plots import OVERVIEW
+from .plotstyle import styled
 
 
 def write_figures(frame, folder):
-    """Writes every figure of `load`'s table to `folder` and returns them as `Drawn`, trace by trace."""
+    """Writes every overview figure of `load`'s table to `folder`; returns them as `Drawn`, trace by trace."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -38,139 +15,6 @@ def write_figures(frame, folder):
     for trace_id, rows in frame.groupby("trace_id", sort=True):
         suffix = f"_{trace_id[:8]}" if several else ""
         with styled():
-            written.append(_whole(rows, folder, suffix))
-            if rows["layer"].nunique() > 1:
-                written.append(_by_layer(rows, folder, suffix))
+            for plot in OVERVIEW:
+                written += plot.draw_frame(rows, folder, suffix)
     return written
-
-
-def _whole(rows, folder, suffix):
-    points = summarise(rows)
-    table = _write_csv(points, folder / f"error_vs_budget{suffix}.csv")
-    paths = []
-    for name, width, height in (("column", COLUMN_WIDTH, 2.2), ("page", PAGE_WIDTH, 3.0)):
-        figure = new_figure(width)
-        axes = figure.subplots()
-        _panel(axes, points, points, axes_width(width))
-        axes.set(xlabel=BUDGET_AXIS, ylabel=ERROR_AXIS)
-        finish(figure, *_legend(points), footnote(rows, points), height)
-        paths.append(_save(figure, folder / f"error_vs_budget_{name}{suffix}"))
-    return Drawn("Error against budget", paths[1], table, narrow=paths[0])
-
-
-def _by_layer(rows, folder, suffix):
-    points = summarise(rows, by=("layer",))
-    table = _write_csv(points, folder / f"error_vs_budget_by_layer{suffix}.csv")
-    paths = []
-    # Panels in a row, in order of preference among equally few empty places.
-    for name, width, panels in (("column", COLUMN_WIDTH, (2,)), ("page", PAGE_WIDTH, (4, 5, 3))):
-        figure = _layer_panels(points, footnote(rows, points), width, panels)
-        paths.append(_save(figure, folder / f"error_vs_budget_by_layer_{name}{suffix}"))
-    return Drawn("Error against budget, by layer", paths[1], table, narrow=paths[0])
-
-
-def _layer_panels(points, note, width, panels):
-    layers = sorted(points["layer"].unique())
-    high, wide = _grid(len(layers), panels)
-    panel_width = axes_width(width) / wide
-    figure = new_figure(width)
-    grid = figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False)
-    for axes, layer in zip(grid.flat, layers, strict=False):
-        _panel(axes, points[points["layer"] == layer], points, panel_width)
-        axes.set_title(f"layer {layer}", loc="left", pad=3)
-        for line in axes.lines:
-            line.set_markersize(PANEL_MARKER)
-    grid[(high - 1) // 2][0].set_ylabel(SHORT_ERROR_AXIS)
-    _label_lowest(grid, len(layers), BUDGET_AXIS if panel_width > SHORT_LABEL_WIDTH else SHORT_BUDGET_AXIS)
-    height = PANEL_HEIGHT * (high + (high - 1) * PANEL_GAP)
-    finish(figure, *_legend(points), note, height, hspace=PANEL_GAP, wspace=0.10, top=0.24)
-    return figure
-
-
-def _grid(count, panels):
-    """(rows, columns) for `count` panels, with as few empty places as possible."""
-    if count <= max(panels):
-        return 1, count
-    wide = min(panels, key=lambda wide: -count % wide)
-    return math.ceil(count / wide), wide
-
-
-def _label_lowest(grid, used, text):
-    """The x label and ticks under the lowest panel of every column; removes the places not `used`."""
-    for index, axes in enumerate(grid.flat):
-        if index >= used:
-            axes.remove()
-        elif index + grid.shape[1] >= used:
-            axes.tick_params(labelbottom=True)
-            axes.set_xlabel(text)
-
-
-def _panel(axes, points, everything, width):
-    """One panel; the scales come from `everything`, so that panels of one figure agree.
-
-    `width` is that of the panel in inches."""
-    shown = drawable(everything)
-    set_budget_axis(axes, sorted(shown["budget_tokens"].dropna().astype(int).unique()), width)
-    draw(axes, drawable(points), _looks(everything))
-    set_error_axis(axes, shown["rel_err_out_mean"])
-    if not len(drawable(points)):
-        axes.text(0.5, 0.5, "no result to draw", transform=axes.transAxes, ha="center", color="#555555")
-        axes.yaxis.set_major_locator(NullLocator() if shown.empty else axes.yaxis.get_major_locator())
-
-
-def _looks(points):
-    shown = drawable(points)
-    held = set(shown.loc[shown["oracle"] | shown["full_cache"], "label"])
-    return looks(sorted(shown["label"].unique()), held)
-
-
-def _legend(points):
-    """Handles and texts, the largest error first, so that the order is that of the curves."""
-    shown = drawable(points)
-    style = _looks(points)
-    worst_first = shown.groupby("label")["rel_err_out_mean"].mean().sort_values(ascending=False)
-    rows = [shown[shown["label"] == label] for label in worst_first.index]
-    handles = [handle(style[group["label"].iloc[0]], group["budget_tokens"].notna().any()) for group in rows]
-    return handles, [legend_text(group) for group in rows]
-
-
-def footnote(rows, points):
-    """What was compared, over how many heads and texts, and what is not in the picture."""
-    heads, texts = len(rows.drop_duplicates(UNIT)), rows["prompt"].nunique()
-    model = rows["model"].iloc[0] or "unnamed model"
-    parts = [
-        f"Teacher-forced replay of {_count(heads, 'kv head')} from {_count(texts, 'text')} of trace"
-        f" {rows['trace_id'].iloc[0][:12]} ({model}); an error never changes later tokens or layers.",
-        f"Bands: {LEVEL:.0%} bootstrap over heads, seeds averaged first"
-        f" ({RESAMPLES} resamples, seed {BOOTSTRAP_SEED}).",
-    ]
-    if (points["oracle"] | points["full_cache"]).any():
-        parts.append("Dashed: oracle, or holds the full cache; no cache of that budget can do this.")
-    oneshot = sorted(
-        {label for label, p in zip(rows["label"], rows["params"], strict=True) if p.get("phase") == "oneshot"}
-    )
-    if oneshot:
-        parts.append(f"One cut, every later token kept (compare by bytes): {', '.join(oneshot)}.")
-    hollow = drawable(points)
-    if (hollow["n_rows"] < hollow["n_cells"]).any():
-        parts.append("Hollow: some cells have no result.")
-    left_out = sorted(set(points["label"]) - set(hollow["label"]))
-    if left_out:
-        parts.append(f"Not drawn (no error beyond rounding, or no result): {', '.join(left_out)}.")
-    return " ".join(parts)
-
-
-def _count(number, noun):
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def _write_csv(points, path):
-    points.to_csv(path, index=False, float_format="%.9g")
-    return path
-
-
-def _save(figure, stem):
-    """PNG and PDF without dates, so that equal results give equal files; returns the PNG's path."""
-    figure.savefig(f"{stem}.pdf", metadata={"CreationDate": None})
-    figure.savefig(f"{stem}.png", dpi=DPI, metadata={"Software": None})
-    return Path(f"{stem}.png")

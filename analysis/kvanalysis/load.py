@@ -38,13 +38,15 @@ class ResultsError(Exception):
 def load(out_dir):
     """One row per cell of the run in `out_dir`, failed cells included.
 
-    Counts are nullable integers, measures are floats (NaN where the field is empty), `params` is a
-    dict, `params_json` its canonical text, `label` the legend entry, `oracle` whether the method sees
-    what a cache could not. `frame.attrs["meta"]` holds results.meta.json, {} without that file.
+    Counts are nullable integers, measures are floats (NaN where the field is empty), a column beyond the
+    contract is floats if all its fields are numbers, `params` is a dict, `params_json` its canonical text,
+    `label` the legend entry, `oracle` whether the method sees what a cache could not.
+    `frame.attrs["meta"]` holds results.meta.json, {} without that file.
     Raises ResultsError. Source: interfaces.md, section 6.
     """
     path = Path(out_dir) / "results.csv"
     frame = _typed(_read_text(path), path)
+    frame = frame.assign(**{name: _guessed(frame[name]) for name in frame if name not in COLUMNS})
     frame["params_json"] = frame["params"]
     frame["params"] = _parse_params(frame["params_json"], path)
     _refuse_repeated_cells(frame, path)
@@ -118,6 +120,12 @@ def _numbers(column, kind, path):
     if kind == NUMBER:
         return np.where(empty, np.nan, values)
     return pd.Series(values.astype("int64"), dtype="Int64").mask(empty).array
+
+
+def _guessed(column):
+    """A column beyond the contract: floats if every field is a number or empty, else text."""
+    numbers = pd.to_numeric(column.where(column != ""), errors="coerce")
+    return numbers.astype(float) if numbers.notna().equals(column != "") else column
 
 
 def _parse_params(texts, path):

@@ -72,9 +72,10 @@ void read_root(RunConfig& config, const Node& root, const Source& source, Proble
                               : "a configuration is a map that starts with the line \"schema: 1\"");
     return;
   }
+  // `figure` says what kvanalysis draws of the results; a run does not look at it.
   const Section section(&root, "",
                         {"schema", "name", "traces", "select", "replay", "methods", "budget", "seeds",
-                         "metrics", "run", "output"},
+                         "metrics", "run", "output", "figure"},
                         problems);
   read_schema(section, root.key_mark("schema"), problems);
   read_name(config, section, problems);

@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from kvanalysis import load
-from kvanalysis.curves import draw, drawable, legend_text, set_budget_axis, set_error_axis
-from kvanalysis.figures import footnote, write_figures
+from kvanalysis.budget_axes import draw, drawable, legend_text, set_budget_axis, set_error_axis
+from kvanalysis.figures import write_figures
+from kvanalysis.plots.error_vs_budget import footnote
 from kvanalysis.plotstyle import DASHED, finish, looks, new_figure, styled
 from kvanalysis.summary import summarise
 from matplotlib.colors import to_hex

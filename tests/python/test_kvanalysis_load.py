@@ -53,7 +53,7 @@ def test_the_meta_file_travels_with_the_table_and_may_be_absent(tmp_path):
 
 def test_columns_beyond_the_contract_are_kept(tmp_path):
     frame = load(write_results(tmp_path, [fake_row(rmse=0.5)], columns=[*COLUMNS, "rmse"]))
-    assert list(frame["rmse"]) == ["0.5"]
+    assert list(frame["rmse"]) == [0.5]
 
 
 def test_a_missing_file_is_named(tmp_path):

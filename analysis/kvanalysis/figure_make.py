@@ -1,0 +1,45 @@
+"""From figure configurations to pictures, each with a figure.json that a page can be made of."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from .figure_config import MARKS, NEEDED, FigureError, read_figure_config
+from .figure_context import Context
+from .figure_steps import run_steps
+from .plots import renderer
+from .plotstyle import styled
+
+
+def figure_configs(path):
+    """The configurations of a file, or of all *.yaml of a folder, sorted by name; raises FigureError."""
+    path = Path(path)
+    files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+    if not files:
+        raise FigureError(f"{path}: holds no figure configuration (*.yaml)")
+    return [read_figure_config(file) for file in files]
+
+
+def make_figure(config, out, traces=None, overrides=(), force=False):
+    """Runs the steps of `config` into `out` and draws; returns the Plot. Raises FigureError, ResultsError."""
+    run_steps(config, out, traces, overrides, force)
+    context = Context(config, out, traces or config.traces)
+    with styled():
+        plot = renderer(config.kind)(context)
+    (out / "figure.json").write_text(json.dumps(_described(config, plot, out), indent=2), encoding="utf-8")
+    return plot
+
+
+def _described(config, plot, out):
+    said = {key: getattr(config, key) for key in ("name", *NEEDED)}
+    figures = [{key: _relative(value, out) for key, value in asdict(drawn).items()} for drawn in plot.figures]
+    return said | {
+        "mark_means": MARKS[config.mark],
+        "config": config.path.name,
+        "figures": figures,
+        "verdicts": [asdict(verdict) for verdict in plot.verdicts],
+    }
+
+
+def _relative(value, out):
+    return str(value.relative_to(out)) if isinstance(value, Path) else value

@@ -1,0 +1,24 @@
+"""One module per kind of figure.
+
+An overview plot has `draw_frame(rows, folder, suffix) -> [Drawn]`: it draws what it can from the rows of
+one trace and returns [] where they do not allow it. A kind that a configuration names in `figure.kind` is
+a module with `draw(context) -> Plot`. Both write PNG, PDF and CSV through `kvanalysis.drawn`.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from . import error_vs_budget
+
+OVERVIEW = (error_vs_budget,)
+
+
+def kinds():
+    """Names that `figure.kind` may take, sorted."""
+    modules = (name for _, name, _ in iter_modules(__path__))
+    return sorted(name for name in modules if hasattr(import_module(f"{__name__}.{name}"), "draw"))
+
+
+def renderer(kind):
+    """The `draw` of one of `kinds()`."""
+    return import_module(f"{__name__}.{kind}").draw

@@ -126,7 +126,9 @@ struct LayerMeans {
     const AttentionShape& a = survey.attention;
     sparsity.add(a.sparsity);
     sink.add(a.sink_mass);
-    if (!a.top_share.empty()) top20.add(a.top_share[2]), null20.add(a.top_share_null[2]);
+    for (size_t at = 2; at < a.top_share_heads.size(); at += std::size(kTopShares))
+      top20.add(a.top_share_heads[at]);
+    if (!a.top_share_null.empty()) null20.add(a.top_share_null[2]);
   }
   std::vector<std::string> fields() {
     std::vector<std::string> row;

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <numeric>
 
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "results/columns.hpp"
 #include "results/output_files.hpp"
@@ -91,6 +93,7 @@ void add_attention(const AttentionShape& a, std::vector<Entry>& entries) {
   add("accumulated_heads", a.accumulated_heads, head, token).table = false;
   add("top_share", a.top_share, share, {});
   add("top_share_null", a.top_share_null, share, {});
+  add("top_share_heads", a.top_share_heads, head, share);
   add("top_share_ratio", a.top_share_ratio, share, {});
   for (const auto& overlap : a.overlaps) add("overlap_" + overlap.name, overlap.jaccard, share, {});
   if (a.gini) add("gini", {*a.gini}, {}, {});
@@ -101,10 +104,22 @@ void add_attention(const AttentionShape& a, std::vector<Entry>& entries) {
   add("exponential_r2", {a.tail->exponential_r2}, {}, {});
 }
 
+// Tensors are finite, but a huge `scaling` may push logits beyond what a double holds.
+void check_finite(const SurveyUnit& unit, const std::vector<Entry>& entries) {
+  for (const Entry& entry : entries)
+    for (const double x : entry.values)
+      if (!std::isfinite(x))
+        throw TraceError(
+            fmt::format("/prompts/{}/layers/{:03}: {} of kv head {} is not a finite number: are "
+                        "`scaling` and the tensors sound?",
+                        unit.prompt, unit.layer, entry.name, unit.kv_head));
+}
+
 std::vector<Entry> entries_of(const UnitSurvey& survey) {
   std::vector<Entry> entries;
   add_attention(survey.attention, entries);
   for (const Clusterability& view : survey.views) add_view(view, entries);
+  check_finite(survey.unit, entries);
   return entries;
 }
 

@@ -18,7 +18,7 @@ struct SurveyHeader {
 // The table beside the HDF5 file: the same name with .csv.
 std::filesystem::path survey_table(const std::filesystem::path& file);
 // Publishes both: each whole or not at all, and neither before both are written. Replaces what was there.
-// Throws OutputError.
+// Throws OutputError, and TraceError where a number is not finite.
 void write_survey(const std::filesystem::path& file, const SurveyHeader& header,
                   const std::vector<UnitSurvey>& surveys);
 

@@ -140,13 +140,25 @@ void compare_statistics(const HeadStream<double>& stream, const Sums& sums, Atte
     return mean;
   };
   const bool has_future = sums.future.rows > 0, has_prompt = sums.prompt.rows > 0;
-  const std::vector<Statistic> all = {{"local", sums.local.rows > 0, of_prompt(sums.local.sum)},
-                                      {"full", has_prompt, of_prompt(sums.prompt.sum)},
-                                      {"future", has_future, of_prompt(sums.future.sum)},
-                                      {"global", has_future, of_prompt(shape.accumulated_heads)}};
+  const std::vector<Statistic> all = {
+      {"local", sums.local.rows > 0, of_prompt(sums.local.sum)},
+      {"full", has_prompt, of_prompt(sums.prompt.sum)},
+      {"future", has_future, of_prompt(sums.future.sum)},
+      {"global", has_future && has_prompt, of_prompt(shape.accumulated_heads)}};
   for (size_t a = 0; a < all.size(); ++a)
     for (size_t b = a + 1; b < all.size(); ++b)
       shape.overlaps.push_back({std::string(all[a].name) + "_" + all[b].name, overlap(all[a], all[b])});
+}
+
+// Empty where a sink logit has taken all of a head's mass.
+std::vector<double> shares_of_heads(const std::vector<double>& sums, int32_t heads, int32_t tokens) {
+  std::vector<double> shares;
+  for (int32_t h = 0; h < heads; ++h) {
+    const auto own = top_shares({sums.data() + int64_t(h) * tokens, size_t(tokens)});
+    if (own.empty()) return {};
+    shares.insert(shares.end(), own.begin(), own.end());
+  }
+  return shares;
 }
 
 void describe_tail(const HeadStream<double>& stream, AttentionShape& shape) {
@@ -154,6 +166,7 @@ void describe_tail(const HeadStream<double>& stream, AttentionShape& shape) {
   shape.gini = gini(shape.accumulated);
   shape.tail = fit_tail(shape.accumulated);
   if (shape.top_share.empty()) return;
+  shape.top_share_heads = shares_of_heads(shape.accumulated_heads, shape.heads, stream.tokens);
   shape.top_share_null = top_shares(uniform_column_sums(stream));
   for (size_t i = 0; i < shape.top_share.size(); ++i)
     shape.top_share_ratio.push_back(shape.top_share[i] / shape.top_share_null[i]);

@@ -29,11 +29,13 @@ struct AttentionShape {
   std::vector<double> accumulated_heads;  // [heads, T]
   // Of `accumulated`; [3] for kTopShares, or empty where it is 0.
   std::vector<double> top_share, top_share_null, top_share_ratio;
+  std::vector<double>
+      top_share_heads;  // [heads, 3] of each head's own sums and top tokens; empty where one is 0
   std::optional<double> gini;
   std::optional<TailFits> tail;
   // Jaccard overlap of the top tokens of the prompt [3] by two sums of probabilities, over: the last
   // kLocalRows rows of the prompt (local), the prompt's rows (full), those after it (future), all (global).
-  // Empty where one of them has no rows.
+  // Empty where one of them has no rows, and with `global` where it is nothing but full or future.
   struct Overlap {
     std::string name;  // local_full, ...
     std::vector<double> jaccard;

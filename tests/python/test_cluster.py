@@ -146,9 +146,11 @@ def median_distance(X, place, seed):
 
 
 def line(x, y):
-    slope, intercept = np.polyfit(x, y, 1)
     total = ((y - y.mean()) ** 2).sum()
-    return slope, 1 - ((y - intercept - slope * x) ** 2).sum() / total if total > 0 else 1.0
+    if total == 0:
+        return 0.0, 1.0
+    slope, intercept = np.polyfit(x, y, 1)
+    return slope, 1 - ((y - intercept - slope * x) ** 2).sum() / total
 
 
 def of_points(X, place, seed):
@@ -222,6 +224,7 @@ def of_rows(unit):
         "accumulated": A,
         "accumulated_heads": heads,
         "top_share": shares_of(A),
+        "top_share_heads": [shares_of(head) for head in heads],
         "top_share_null": shares_of(null),
         "top_share_ratio": shares_of(A) / shares_of(null),
         "gini": np.abs(A[:, None] - A).sum() / (2 * n * A.sum()),
@@ -239,7 +242,7 @@ def of_rows(unit):
     }
     sums = {name: p[:, chosen].sum(1).mean(0)[:P] for name, chosen in parts.items()}
     held = {name: chosen.any() for name, chosen in parts.items()}
-    held["global"] = held["future"]
+    held["global"] = held["future"] and held["full"]
     names = list(parts)
     for i, a in enumerate(names):
         for b in names[i + 1 :]:
@@ -423,7 +426,7 @@ def test_the_table_holds_the_same_numbers(odd, tmp_path):
         found.setdefault(place, []).append(float(r["value"]))
     wanted = {}
     with h5py.File(out) as f:
-        assert {r["trace_id"] for r in lines} == {f.attrs["trace_id"]}
+        assert {r["trace_id"] for r in lines} == {f.attrs["trace_id"].decode()}
         for layer in (0, 1):
             for head in (0, 1):
                 unit = f[f"b/{layer:03d}/{head}"]
@@ -501,6 +504,17 @@ def test_missing_and_damaged_traces_are_exit_3_and_write_nothing(tmp_path):
         assert out.exists() == (done.returncode == 0), name
         if done.returncode == 3:
             assert "damaged.h5" in done.stderr or "/prompts" in done.stderr, name
+
+
+def test_logits_beyond_double_are_told_and_never_written(odd, tmp_path):
+    trace, out = tmp_path / "t.h5", tmp_path / "c.h5"
+    shutil.copy(odd, trace)
+    with h5py.File(trace, "a") as f:
+        f["prompts/a/layers/001"].attrs["scaling"] = 1e308
+    done = cluster(trace, out, "--prompts", "a")
+    assert done.returncode == 3, done.stderr
+    assert "layers/001" in done.stderr
+    assert not out.exists() and not out.with_suffix(".csv").exists()
 
 
 def test_an_unwritable_folder_is_told(odd, tmp_path):

@@ -39,6 +39,7 @@ void add_run(CLI::App& app, std::vector<Command>& commands);
 void add_list(CLI::App& app, std::vector<Command>& commands);
 void add_inspect(CLI::App& app, std::vector<Command>& commands);
 void add_synth(CLI::App& app, std::vector<Command>& commands);
+void add_cluster(CLI::App& app, std::vector<Command>& commands);
 void add_report(CLI::App& app, std::vector<Command>& commands);
 
 }  // namespace kvreplay::app

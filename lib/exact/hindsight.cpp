@@ -20,12 +20,12 @@ double median(std::vector<double>& x) {
 }  // namespace
 
 template <class Real>
-double median_key_distance(const HeadStream<Real>& stream, const Draws& draws) {
-  const int64_t n = stream.tokens, d = stream.shape.dim;
-  const auto key = [&](int64_t i) { return std::span<const Real>(stream.keys.data() + i * d, size_t(d)); };
+double median_distance(std::span<const Real> points, int32_t dim, const Draws& draws) {
+  const int64_t n = int64_t(points.size()) / dim;
+  const auto point = [&](int64_t i) { return points.subspan(size_t(i) * size_t(dim), size_t(dim)); };
   std::vector<double> distances;
   const auto add = [&](int64_t i, int64_t j) {
-    distances.push_back(std::sqrt(squared_distance(key(i), key(j))));
+    distances.push_back(std::sqrt(squared_distance(point(i), point(j))));
   };
   if (n * (n - 1) / 2 <= kMostPairs) {
     for (int64_t i = 0; i < n; ++i)
@@ -34,10 +34,16 @@ double median_key_distance(const HeadStream<Real>& stream, const Draws& draws) {
     for (int64_t pair = 0; pair < kMostPairs; ++pair) {
       const auto i = int64_t(draws.uniform(Structure::distance_pairs, pair, 0) * double(n));
       const auto j = int64_t(draws.uniform(Structure::distance_pairs, pair, 1) * double(n - 1));
-      add(i, j + (j >= i ? 1 : 0));  // two different keys
+      add(i, j + (j >= i ? 1 : 0));  // two different points
     }
   }
   return median(distances);
+}
+
+template <class Real>
+double median_key_distance(const HeadStream<Real>& stream, const Draws& draws) {
+  const size_t numbers = size_t(stream.tokens) * size_t(stream.shape.dim);
+  return median_distance(std::span<const Real>(stream.keys.data(), numbers), stream.shape.dim, draws);
 }
 
 template <class Real>
@@ -51,6 +57,8 @@ double largest_query_norm(const HeadStream<Real>& stream) {
   return std::sqrt(largest);
 }
 
+template double median_distance(std::span<const float>, int32_t, const Draws&);
+template double median_distance(std::span<const double>, int32_t, const Draws&);
 template double median_key_distance(const HeadStream<float>&, const Draws&);
 template double median_key_distance(const HeadStream<double>&, const Draws&);
 template double largest_query_norm(const HeadStream<float>&);

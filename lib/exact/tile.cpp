@@ -10,15 +10,9 @@
 namespace kvreplay {
 namespace {
 
-// First token that row t may attend to.
-template <class Real>
-int32_t first_key(const HeadStream<Real>& stream, int32_t t) {
-  return stream.window > 0 ? std::max(0, t - stream.window + 1) : 0;
-}
-
 template <class Real>
 void finish_row(const HeadStream<Real>& stream, Tile<Real>& tile, int32_t head, int32_t row) {
-  const int32_t t = tile.rows[size_t(row)], first = first_key(stream, t), count = t + 1 - first;
+  const int32_t t = tile.rows[size_t(row)], first = stream.first_key(t), count = t + 1 - first;
   Real* strip = tile.strip.data() + tile.at(head, row) * tile.stride;
   for (int32_t i = first; i <= t; ++i) strip[i] = stream.rule(strip[i]);
   const bool sink = !stream.sink_logits.empty();
@@ -42,28 +36,6 @@ std::vector<Real> gather_queries(const HeadStream<Real>& stream, const std::vect
   for (const int32_t t : rows)
     q.insert(q.end(), stream.query(head, t), stream.query(head, t) + stream.shape.dim);
   return q;
-}
-
-template <class Real>
-void strips(const HeadStream<Real>& stream, Tile<Real>& tile) {
-  const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
-  tile.heads = stream.shape.heads;
-  tile.v_dim = stream.shape.v_dim;
-  tile.blocks = stream.shape.blocks;
-  tile.stride = std::max(tile.end, keys);
-  const size_t cells = size_t(tile.heads) * size_t(rows);
-  tile.strip.resize(cells * size_t(tile.stride));
-  tile.shift.resize(cells);
-  tile.z.resize(cells);
-  tile.l2.resize(cells);
-  for (int32_t h = 0; h < tile.heads; ++h) {
-    const std::vector<Real> q = gather_queries(stream, tile.rows, h);
-    Real* strip = tile.strip.data() + tile.at(h, 0) * tile.stride;
-    kernels::multiply_transposed(q.data(), stream.shape.dim, rows,
-                                 stream.block_keys(stream.shape.block_of(h)), keys, stream.shape.dim, strip,
-                                 tile.stride);
-    for (int32_t r = 0; r < rows; ++r) finish_row(stream, tile, h, r);
-  }
 }
 
 RowRanking rank_row(const std::vector<double>& p, int32_t depth) {
@@ -137,8 +109,30 @@ void add_maxima(const Tile<Real>& tile, int32_t first, std::vector<double>& p, d
 }  // namespace
 
 template <class Real>
+void strip_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
+  const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
+  tile.heads = stream.shape.heads;
+  tile.v_dim = stream.shape.v_dim;
+  tile.blocks = stream.shape.blocks;
+  tile.stride = std::max(tile.end, keys);
+  const size_t cells = size_t(tile.heads) * size_t(rows);
+  tile.strip.resize(cells * size_t(tile.stride));
+  tile.shift.resize(cells);
+  tile.z.resize(cells);
+  tile.l2.resize(cells);
+  for (int32_t h = 0; h < tile.heads; ++h) {
+    const std::vector<Real> q = gather_queries(stream, tile.rows, h);
+    Real* strip = tile.strip.data() + tile.at(h, 0) * tile.stride;
+    kernels::multiply_transposed(q.data(), stream.shape.dim, rows,
+                                 stream.block_keys(stream.shape.block_of(h)), keys, stream.shape.dim, strip,
+                                 tile.stride);
+    for (int32_t r = 0; r < rows; ++r) finish_row(stream, tile, h, r);
+  }
+}
+
+template <class Real>
 void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
-  strips(stream, tile);
+  strip_pass(stream, tile);
   const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
   tile.out.resize(size_t(tile.heads) * size_t(rows) * size_t(tile.v_dim));
   for (int32_t h = 0; h < tile.heads; ++h) {
@@ -182,7 +176,7 @@ std::vector<std::vector<double>> prompt_pass(const HeadStream<Real>& stream, con
     tile.end = std::min(prompt, begin + kTileRows);
     tile.rows.resize(size_t(tile.end - begin));
     std::iota(tile.rows.begin(), tile.rows.end(), begin);
-    strips(stream, tile);
+    strip_pass(stream, tile);
     for (size_t f = 0; f < pass.sums_from.size(); ++f)
       for (int32_t h = 0; h < heads; ++h)
         add_columns(tile, h, pass.sums_from[f], prompt, sums[f].data() + int64_t(h) * prompt);
@@ -208,13 +202,15 @@ std::vector<double> future_sums(const HeadStream<Real>& stream, const std::vecto
     for (int32_t t = begin; t < tile.end; ++t)
       if (scored[size_t(t)] != 0) tile.rows.push_back(t);
     if (tile.rows.empty()) continue;
-    strips(stream, tile);
+    strip_pass(stream, tile);
     for (int32_t h = 0; h < stream.shape.heads; ++h)
       add_columns(tile, h, 0, stream.tokens, sums.data() + int64_t(h) * stream.tokens);
   }
   return sums;
 }
 
+template void strip_pass(const HeadStream<float>&, Tile<float>&);
+template void strip_pass(const HeadStream<double>&, Tile<double>&);
 template void exact_pass(const HeadStream<float>&, Tile<float>&);
 template void exact_pass(const HeadStream<double>&, Tile<double>&);
 template void rank_rows(Tile<float>&, int32_t, bool);

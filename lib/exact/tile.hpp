@@ -37,7 +37,10 @@ struct Tile {
   const Real* strip_row(int32_t head, int32_t row) const { return strip.data() + at(head, row) * stride; }
 };
 
-// Fills strip, shift, z, l2 and out for tile.rows. Needs queries for all of them.
+// Fills strip, shift, z and l2 for tile.rows. Needs queries for all of them.
+template <class Real>
+void strip_pass(const HeadStream<Real>& stream, Tile<Real>& tile);
+// The same, and the exact outputs.
 template <class Real>
 void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile);
 

@@ -17,11 +17,12 @@ MAY_INCLUDE = {
     "trace": {"base", "core"},
     "catalog": {"base", "core"},
     "exact": {"base", "core", "kernels", "trace"},
+    "survey": {"base", "core", "kernels", "trace", "catalog", "exact"},
     "measures": {"base", "core", "catalog", "exact"},
     "replay": {"base", "core", "kernels", "trace", "catalog", "exact", "formats", "measures"},
     "config": {"base", "core", "trace", "catalog", "formats"},
     "plan": {"base", "core", "trace", "catalog", "config"},
-    "results": {"base", "core", "trace", "catalog"},
+    "results": {"base", "core", "trace", "catalog", "survey"},
     "backend": {"core", "methods"},
 }
 # Libraries that belong to one room.

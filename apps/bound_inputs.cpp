@@ -336,8 +336,8 @@ std::vector<const BoundPaper*> chosen_papers(const BoundChoices& choices) {
 
 std::vector<std::vector<BoundCase>> bound_cases(const BoundChoices& choices,
                                                 const std::vector<const BoundPaper*>& papers) {
-  check_options(choices, papers);
   const BoundInputs constants = constants_of(choices);
+  check_options(choices, papers);
   std::vector<std::vector<BoundCase>> cases;
   if (!choices.trace.empty()) {
     const MeasuredTrace trace = measured_trace(request_of(choices, papers));

@@ -95,7 +95,8 @@ std::vector<BoundRow> walk(const BoundInputs& in) {
   Rows r{in, {}};
   const double n = r["n"], c = theory::walk_constant(n, r["failure"]), holds = 1 - r["failure"];
   r.add("c", c, "1", "30 ln(n/failure)");
-  r.add("failure_threshold", theory::walk_failure_threshold(c, r["r"]), "of |<W, u>|", "c r^2", holds);
+  r.add("failure_threshold", theory::walk_failure_threshold(c, r["r"]), "of |<W, u>|",
+        "c r^2: beyond it the walk fails", holds);
   r.add("discrepancy", theory::walk_discrepancy(n, r["failure"], r["r"], 1, r["c_walk"]),
         "per norm of the direction", r.order("c_walk"), holds);
   r.add("coin_discrepancy", theory::coin_discrepancy(n), "per norm of the direction",

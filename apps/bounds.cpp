@@ -44,7 +44,9 @@ std::vector<std::vector<Computed>> computed(const BoundChoices& choices) {
   return all;
 }
 
-json or_null(const std::optional<double>& x) { return x ? json(*x) : json(nullptr); }
+// A whole number has no point, as everywhere.
+json number(double x) { return json::parse(number_text(x)); }
+json or_null(const std::optional<double>& x) { return x ? number(*x) : json(nullptr); }
 
 std::string as_json(const std::vector<std::vector<Computed>>& all) {
   json list = json::array();
@@ -52,7 +54,7 @@ std::string as_json(const std::vector<std::vector<Computed>>& all) {
     for (const Computed& c : of_paper) {
       json inputs;
       for (const auto& [name, value] : c.of.inputs)
-        inputs[name] = name == "variant" ? json(bound_input_text(name, value)) : json(value);
+        inputs[name] = name == "variant" ? json(bound_input_text(name, value)) : number(value);
       for (const BoundRow& row : c.rows)
         list.push_back({{"paper", c.paper->name},
                         {"quantity", row.quantity},
@@ -120,9 +122,10 @@ std::string as_table(const std::vector<Computed>& cases) {
       std::vector<std::string> fields;
       if (heads) fields = {or_empty(c.of.layer), or_empty(c.of.kv_head)};
       for (const std::string& name : columns) fields.push_back(short_text(name, c.of.inputs.at(name)));
-      const auto number = [](const std::optional<double>& x) { return x ? fmt::format("{:.6g}", *x) : "-"; };
-      fields.insert(fields.end(), {row.quantity, row.log10 ? fmt::format("{:.3f}", *row.log10) : "-",
-                                   number(row.value), row.unit, number(row.probability), row.note});
+      const auto shown = [](const std::optional<double>& x) { return x ? fmt::format("{:.6g}", *x) : "-"; };
+      fields.insert(fields.end(),
+                    {row.quantity, row.log10 ? fmt::format("{:.3f}", *row.log10) : "-", shown(row.value),
+                     row.unit, row.probability ? fmt::format("{:.10g}", *row.probability) : "-", row.note});
       table.push_back(std::move(fields));
     }
   return head + "\n" + left_aligned(table);

@@ -49,7 +49,10 @@ inline LogNumber subgen_numerator_rms(LogNumber s) { return LogNumber::exp(-s.ln
 // Var_i.
 inline double subgen_normaliser_variance(int clusters, auto counts, auto variances, double t) {
   double sum = 0;
-  for (int i = 0; i < clusters; ++i) sum += double(counts(i)) * counts(i) / t * variances(i);
+  for (int i = 0; i < clusters; ++i) {
+    const auto n = double(counts(i));
+    sum += n * n / t * variances(i);
+  }
   return sum;
 }
 

@@ -104,31 +104,34 @@ std::string short_text(const std::string& name, double value) {
   return name == "variant" ? bound_input_text(name, value) : fmt::format("{:.6g}", value);
 }
 
+std::vector<std::string> table_fields(const Computed& c, const std::vector<std::string>& columns,
+                                      const BoundRow& row) {
+  std::vector<std::string> fields;
+  if (c.of.layer) fields = {or_empty(c.of.layer), or_empty(c.of.kv_head)};
+  for (const std::string& name : columns) fields.push_back(short_text(name, c.of.inputs.at(name)));
+  const auto shown = [](const std::optional<double>& x, int digits) {
+    return x ? fmt::format("{:.{}g}", *x, digits) : "-";
+  };
+  fields.insert(fields.end(), {row.quantity, row.log10 ? fmt::format("{:.3f}", *row.log10) : "-",
+                               shown(row.value, 6), row.unit, shown(row.probability, 10), row.note});
+  return fields;
+}
+
 std::string as_table(const std::vector<Computed>& cases) {
-  std::string head = fmt::format("{}: {}\n ", cases[0].paper->name, cases[0].paper->title);
-  std::vector<std::string> columns, first;
+  std::string same = fmt::format("{}: {}\n ", cases[0].paper->name, cases[0].paper->title);
+  std::vector<std::string> columns, head;
   for (const std::string& name : bound_input_names()) {
     if (!cases[0].of.inputs.contains(name)) continue;
     if (varies(cases, name)) columns.push_back(name);
-    else head += fmt::format(" {}={}", name, short_text(name, cases[0].of.inputs.at(name)));
+    else same += fmt::format(" {}={}", name, short_text(name, cases[0].of.inputs.at(name)));
   }
-  const bool heads = cases[0].of.layer.has_value();
-  if (heads) first = {"layer", "kv_head"};
-  first.insert(first.end(), columns.begin(), columns.end());
-  first.insert(first.end(), {"quantity", "log10", "value", "unit", "holds", "note"});
-  std::vector<std::vector<std::string>> table = {first};
+  if (cases[0].of.layer) head = {"layer", "kv_head"};
+  head.insert(head.end(), columns.begin(), columns.end());
+  head.insert(head.end(), {"quantity", "log10", "value", "unit", "holds", "note"});
+  std::vector<std::vector<std::string>> table = {head};
   for (const Computed& c : cases)
-    for (const BoundRow& row : c.rows) {
-      std::vector<std::string> fields;
-      if (heads) fields = {or_empty(c.of.layer), or_empty(c.of.kv_head)};
-      for (const std::string& name : columns) fields.push_back(short_text(name, c.of.inputs.at(name)));
-      const auto shown = [](const std::optional<double>& x) { return x ? fmt::format("{:.6g}", *x) : "-"; };
-      fields.insert(fields.end(),
-                    {row.quantity, row.log10 ? fmt::format("{:.3f}", *row.log10) : "-", shown(row.value),
-                     row.unit, row.probability ? fmt::format("{:.10g}", *row.probability) : "-", row.note});
-      table.push_back(std::move(fields));
-    }
-  return head + "\n" + left_aligned(table);
+    for (const BoundRow& row : c.rows) table.push_back(table_fields(c, columns, row));
+  return same + "\n" + left_aligned(table);
 }
 
 int bounds(const BoundChoices& choices) {

@@ -338,7 +338,8 @@ def test_fewer_tokens_layers_heads_and_absolute_radii_of_a_trace(trace):
 def test_subgen_stream_reports_the_bound_that_the_command_prints(trace, tmp_path):
     """One implementation: the cell's bound is the command's, from the same measured numbers."""
     done = kvreplay("run", trace, "--method", "subgen_stream", "--prefill", 109, "--prompts", "b-second",
-                    "--seeds", 1, "-s", "methods.0.delta_rel=0.4", "-s", "methods.0.epsilon=0.3", "-o", tmp_path / "out",
+                    "--seeds", 1, "-s", "methods.0.delta_rel=0.4", "-s", "methods.0.epsilon=0.3",
+                    "-o", tmp_path / "out",
                     "--progress", "none")  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = bounds("subgen", "--trace", trace, "--prompt", "b-second", "--delta-rel", 0.4, "--epsilon", 0.3)

@@ -100,6 +100,12 @@ def test_policies_have_no_hidden_memory():
             assert ours or target in STANDARD, f"{path.name}: {target}"
 
 
+def test_theory_needs_nothing_but_the_standard_library():
+    for path in (LIB / "theory").iterdir():
+        for target in includes(path):
+            assert target.startswith("theory/") or re.fullmatch(r"[a-z_]+", target), f"{path.name}: {target}"
+
+
 def test_a_method_file_is_short():
     for path in (LIB / "methods").glob("*.hpp"):
         assert len(path.read_text().splitlines()) <= 150, path.name

@@ -17,6 +17,17 @@ double median(std::vector<double>& x) {
   return x.size() % 2 == 1 ? *middle : (*middle + *std::max_element(x.begin(), middle)) / 2;
 }
 
+// Of vectors of `width` numbers.
+template <class Real>
+double largest_norm(const std::vector<Real>& vectors, size_t width) {
+  double most = 0;
+  for (size_t at = 0; at < vectors.size(); at += width) {
+    const std::span<const Real> x(vectors.data() + at, width);
+    most = std::max(most, wide_dot(x, x));
+  }
+  return std::sqrt(most);
+}
+
 }  // namespace
 
 template <class Real>
@@ -48,13 +59,26 @@ double median_key_distance(const HeadStream<Real>& stream, const Draws& draws) {
 
 template <class Real>
 double largest_query_norm(const HeadStream<Real>& stream) {
+  return largest_norm(stream.queries, size_t(stream.shape.dim));
+}
+
+template <class Real>
+double largest_key_norm(const HeadStream<Real>& stream) {
+  return largest_norm(stream.keys, size_t(stream.shape.dim));
+}
+
+template <class Real>
+int32_t online_clusters(const HeadStream<Real>& stream, double radius) {
   const size_t d = size_t(stream.shape.dim);
-  double largest = 0;
-  for (size_t at = 0; at < stream.queries.size(); at += d) {
-    const std::span<const Real> q(stream.queries.data() + at, d);
-    largest = std::max(largest, wide_dot(q, q));
+  const auto key = [&](size_t i) { return std::span<const Real>(stream.keys.data() + i * d, d); };
+  std::vector<size_t> representatives;
+  for (size_t i = 0; i < size_t(stream.tokens); ++i) {
+    const bool near = std::any_of(representatives.begin(), representatives.end(), [&](size_t r) {
+      return std::sqrt(squared_distance(key(r), key(i))) <= radius;
+    });
+    if (!near) representatives.push_back(i);
   }
-  return std::sqrt(largest);
+  return int32_t(representatives.size());
 }
 
 template double median_distance(std::span<const float>, int32_t, const Draws&);
@@ -63,5 +87,9 @@ template double median_key_distance(const HeadStream<float>&, const Draws&);
 template double median_key_distance(const HeadStream<double>&, const Draws&);
 template double largest_query_norm(const HeadStream<float>&);
 template double largest_query_norm(const HeadStream<double>&);
+template double largest_key_norm(const HeadStream<float>&);
+template double largest_key_norm(const HeadStream<double>&);
+template int32_t online_clusters(const HeadStream<float>&, double);
+template int32_t online_clusters(const HeadStream<double>&, double);
 
 }  // namespace kvreplay

@@ -20,5 +20,12 @@ double median_key_distance(const HeadStream<Real>& stream, const Draws& draws);
 // The largest norm of a query of any head and row that the trace holds.
 template <class Real>
 double largest_query_norm(const HeadStream<Real>& stream);
+template <class Real>
+double largest_key_norm(const HeadStream<Real>& stream);
+
+// Clusters that SubGen opens over the keys in their order: a key farther than `radius` from every
+// representative becomes one. Takes tokens * clusters distances.
+template <class Real>
+int32_t online_clusters(const HeadStream<Real>& stream, double radius);
 
 }  // namespace kvreplay

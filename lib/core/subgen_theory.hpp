@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/method_info.hpp"
+
 namespace kvreplay {
 
 // What Corollary 1 of SubGen asks for (measures.md, section 7): t = c_t eps^-2 exp(2 delta r) ln n samples a
@@ -20,6 +22,13 @@ struct SubGenTheory {
     return log_t > std::log(most) ? most : std::max(1, int32_t(std::ceil(std::exp(log_t))));
   }
   int32_t slots(int32_t most) const { return int32_t(std::min<double>(s, most)); }
+  // Corollary 1 holds for each query with probability 0.99.
+  Promise promise(double epsilon, int32_t samples, int32_t slots) const {
+    return {.norm = Promise::Norm::spectral,
+            .epsilon = epsilon,
+            .probability = 0.99,
+            .capped = log_t > std::log(samples) || s > slots};
+  }
   // Stored rows of m clusters: m (t + 1) + s.
   double log10_rows(int32_t m) const {
     const double keys = std::log(m) + log_t + std::log1p(std::exp(-log_t));

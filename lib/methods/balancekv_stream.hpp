@@ -80,6 +80,15 @@ struct BalanceKvStream {
     const BalanceTheory theory = balance_theory(epsilon, bound(), tokens, dim, v_dim);
     extras["theory_log10_t"] = theory.log10_batch, extras["bound_log10_tokens"] = theory.log10_tokens;
   }
+  // Theorem 3.1. A batch of n tokens is never halved, whatever t the theorem asks for.
+  Promise promise() const {
+    const double asked = balance_theory(epsilon, bound(), tokens, dim, v_dim).log10_batch;
+    return {.norm = Promise::Norm::frobenius,
+            .epsilon = epsilon,
+            .probability = 1 - (delta == kUnset ? std::pow(double(tokens), -2) : delta),
+            .capped = std::log10(std::min(batch, tokens)) < std::min(asked, std::log10(tokens)),
+            .spread = bound() * bound() / std::sqrt(double(dim))};
+  }
   static std::string failure_text(int32_t, int32_t token) {
     return "a walk failed at token " + std::to_string(token) +
            ": |y| > c; give a larger c, or on_fail clamp or coin";

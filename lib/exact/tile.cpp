@@ -147,6 +147,26 @@ void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
 }
 
 template <class Real>
+void prefix_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
+  const int32_t rows = int32_t(tile.rows.size());
+  tile.prefix_out.resize(tile.out.size());
+  for (int32_t h = 0; h < tile.heads; ++h) {
+    Real* out = tile.prefix_out.data() + tile.at(h, 0) * tile.v_dim;
+    kernels::multiply(tile.strip_row(h, 0), tile.stride, rows, stream.block_values(stream.shape.block_of(h)),
+                      stream.prompt, tile.v_dim, out, tile.v_dim);
+    for (int32_t r = 0; r < rows; ++r) {
+      const Real* strip = tile.strip_row(h, r);
+      double z = std::accumulate(strip, strip + stream.prompt, 0.0);
+      if (!stream.sink_logits.empty())
+        z += std::exp(double(stream.sink_logits[size_t(h)] - tile.shift[size_t(tile.at(h, r))]));
+      const double inverse = z > 0 ? 1 / z : 0;  // may be more than a float holds
+      for (Real* x = out + int64_t(r) * tile.v_dim; x < out + int64_t(r + 1) * tile.v_dim; ++x)
+        *x = Real(double(*x) * inverse);
+    }
+  }
+}
+
+template <class Real>
 void rank_rows(Tile<Real>& tile, int32_t depth, bool of_heads) {
   const int32_t rows = int32_t(tile.rows.size());
   if (of_heads) tile.head_ranking.assign(size_t(tile.heads), std::vector<RowRanking>(size_t(rows)));
@@ -213,6 +233,8 @@ template void strip_pass(const HeadStream<float>&, Tile<float>&);
 template void strip_pass(const HeadStream<double>&, Tile<double>&);
 template void exact_pass(const HeadStream<float>&, Tile<float>&);
 template void exact_pass(const HeadStream<double>&, Tile<double>&);
+template void prefix_pass(const HeadStream<float>&, Tile<float>&);
+template void prefix_pass(const HeadStream<double>&, Tile<double>&);
 template void rank_rows(Tile<float>&, int32_t, bool);
 template void rank_rows(Tile<double>&, int32_t, bool);
 template std::vector<std::vector<double>> prompt_pass(const HeadStream<float>&, const PromptPass&);

@@ -81,6 +81,15 @@ struct BalanceKvStream {
     const auto asked = theory::BalanceKv::of(epsilon, bound(), tokens, dim, v_dim);
     extras["theory_log10_t"] = asked.t.log10(), extras["bound_log10_tokens"] = asked.rows().log10();
   }
+  // Theorem 3.1. A batch of n tokens is never halved, whatever t the theorem asks for.
+  Promise promise() const {
+    const auto asked = theory::BalanceKv::of(epsilon, bound(), tokens, dim, v_dim);
+    return {.norm = Promise::Norm::frobenius,
+            .epsilon = epsilon,
+            .probability = 1 - (delta == kUnset ? std::pow(double(tokens), -2) : delta),
+            .capped = batch < tokens && asked.t > batch,
+            .spread = bound() * bound() / std::sqrt(double(dim))};
+  }
   static std::string failure_text(int32_t, int32_t token) {
     return "a walk failed at token " + std::to_string(token) +
            ": |y| > c; give a larger c, or on_fail clamp or coin";

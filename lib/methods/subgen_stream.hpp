@@ -24,8 +24,7 @@ struct SubGenStream {
       .memory = "m(t+1) keys of m clusters, s keys and s values, m counts, mu; can exceed the full cache",
       .deviation =
           "sampled by ||v||^2 (a sentence of the paper prints ||k||^2); sinks are not in the paper. "
-          "delta_rel "
-          "and epsilon see the whole trace, the future included: for analyses.",
+          "delta_rel and epsilon see the whole trace, the future included: for analyses.",
       .oneshots = false,
       .any_positions = false,
       .takes_budget = false,
@@ -85,8 +84,15 @@ struct SubGenStream {
     extras["delta"] = radius;
     if (epsilon == kUnset) return;
     extras["t"] = samples, extras["s"] = slots;
-    extras["bound_capped"] = asked.t > samples || asked.s > slots ? 1 : 0;
+    extras["bound_capped"] = promise().capped ? 1 : 0;
     extras["bound_log10_tokens"] = asked.rows(clusters(cache)).log10();
+  }
+  Promise promise() const {
+    if (epsilon == kUnset) return {};
+    return {.norm = Promise::Norm::spectral,
+            .epsilon = epsilon,
+            .probability = theory::kSubGenProbability,
+            .capped = asked.t > samples || asked.s > slots};
   }
 
   template <class Real>

@@ -41,7 +41,7 @@ def load(out_dir):
     Counts are nullable integers, measures are floats (NaN where the field is empty), a column beyond the
     contract is floats if all its fields are numbers, `params` is a dict, `params_json` its canonical text,
     `label` the legend entry, `oracle` whether the method sees what a cache could not.
-    `frame.attrs["meta"]` holds results.meta.json, {} without that file.
+    `frame.attrs["meta"]` holds results.meta.json, {} without that file; `frame.attrs["folders"]`: where its arrays are.
     Raises ResultsError. Source: interfaces.md, section 6.
     """
     path = Path(out_dir) / "results.csv"
@@ -52,6 +52,7 @@ def load(out_dir):
     _refuse_repeated_cells(frame, path)
     frame = add_labels(frame)
     frame.attrs["meta"] = load_meta(out_dir)
+    frame.attrs["folders"] = [str(out_dir)]
     return frame
 
 

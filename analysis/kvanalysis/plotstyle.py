@@ -101,7 +101,7 @@ def finish(figure, handles, labels, note, axes_height, below=0.42, hspace=0.0, w
     names = [_wrapped(label, (width - 0.1) / pair - LEGEND_HANDLE, RC["legend.fontsize"]) for label in labels]
     legend = figure.legend(handles, names, loc="lower center", ncols=_columns(names, width), handlelength=3.2)
     legend.set_in_layout(False)
-    note_height, legend_height = _height(text), _height(legend)
+    note_height, legend_height = _height(text), _height(legend) if labels else 0.0
     bottom = GAP + note_height + legend_height + below
     height = bottom + axes_height + top
     figure.set_size_inches(width, height)

@@ -8,9 +8,10 @@ a module with `draw(context) -> Plot`. Both write PNG, PDF and CSV through `kvan
 from importlib import import_module
 from pkgutil import iter_modules
 
-from . import error_vs_budget
+from . import error_vs_budget, error_vs_bytes, layer_head_map
 
-OVERVIEW = (error_vs_budget,)
+# What matters most comes first: a page that grows too large leaves out the last ones.
+OVERVIEW = (error_vs_budget, error_vs_bytes, layer_head_map)
 
 
 def kinds():

@@ -53,9 +53,11 @@ def at_budget(rows, budget):
 
 
 def spread(items, most):
-    """At most `most` of `items`, evenly spread, both ends among them."""
+    """At most `most` of `items`, evenly spread, both ends among them; the middle one if only one may stay."""
     if len(items) <= most:
         return list(items)
+    if most == 1:
+        return [items[(len(items) - 1) // 2]]
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 

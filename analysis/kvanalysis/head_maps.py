@@ -47,7 +47,7 @@ class Grid:
 
 
 def grid(width, places, titles, wide, room=0.0):
-    """The Grid for one panel a title; `places`: index of (layer, kv_head); `room`: inches kept at the right."""
+    """The Grid for one panel a title; `places`: index of (layer, kv_head); `room`: inches at the right."""
     layers, heads = (sorted(places.unique(level)) for level in (0, 1))
     wide = max(1, min(wide, len(titles)))
     high = math.ceil(len(titles) / wide)

@@ -35,6 +35,13 @@ class ResultsError(Exception):
     """The results are missing, unreadable, or not kvreplay's. The message is one line for the user."""
 
 
+class _Meta(dict):
+    """results.meta.json, which nobody changes: pandas copies `attrs` deeply with every selection."""
+
+    def __deepcopy__(self, _):
+        return self
+
+
 def load(out_dir):
     """One row per cell of the run in `out_dir`, failed cells included.
 
@@ -53,7 +60,7 @@ def load(out_dir):
     frame = frame.assign(params=_parse_json(frame["params"], path), given=_parse_json(given, path))
     _refuse_repeated_cells(frame, path)
     frame = add_labels(frame)
-    frame.attrs["meta"] = load_meta(out_dir)
+    frame.attrs["meta"] = _Meta(load_meta(out_dir))
     frame.attrs["folders"] = [str(out_dir)]
     return frame
 

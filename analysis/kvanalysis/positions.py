@@ -1,4 +1,4 @@
-"""Error along the scored rows, averaged over heads: from the curves that a run saved, or from its quarters."""
+"""Error along the scored rows, averaged over heads: from the curves of a run, or from its quarters."""
 
 from functools import reduce
 from pathlib import Path

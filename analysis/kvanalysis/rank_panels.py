@@ -78,7 +78,7 @@ def draw_matrix(pairs, width, note):
 
 def _size(size, width):
     """Points: three numbers need the width of a cell."""
-    return CELL_TEXT if size <= 14 or width > 6 and size <= 16 else 4.6
+    return CELL_TEXT if size <= 14 or (width > 6 and size <= 16) else 4.6
 
 
 def _by_wins(pairs):
@@ -92,7 +92,11 @@ def _by_wins(pairs):
 
 def _cells(pairs, order):
     size = len(order)
-    score, texts, sure = np.full((size, size), np.nan), np.full((size, size), "", object), np.zeros((size, size), bool)
+    score, texts, sure = (
+        np.full((size, size), np.nan),
+        np.full((size, size), "", object),
+        np.zeros((size, size), bool),
+    )
     for _, pair in pairs.iterrows():
         a, b = order.index(pair["first"]), order.index(pair["second"])
         share = (pair["wins"] - pair["losses"]) / pair["n_units"]

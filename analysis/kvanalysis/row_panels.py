@@ -2,12 +2,16 @@
 
 from textwrap import wrap
 
-from .plotstyle import GLYPH_EMS, RIGHT, new_figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from .contenders import budgets_of, spread
+from .plotstyle import GLYPH_EMS, RIGHT, finish, new_figure
 
 ROW_HEIGHT = 0.165  # inches
 NAME_TEXT = 5.8  # points
 MOST_NAME = 1.65  # inches
 NAME_PAD = 0.1
+WIDEST = 1e4  # ratio of the ends of an error axis
 
 
 def names_width(labels, width):
@@ -43,3 +47,37 @@ def set_left(figure, labels):
     """Room for the names; call after plotstyle.finish."""
     width = figure.get_size_inches()[0]
     figure.subplots_adjust(left=(names_width(labels, width) + 0.06) / width, right=1 - RIGHT / width)
+
+
+def panels_by_budget(table, order, paint, x_label, width, most, legend, note):
+    """A panel for each of at most `most` budgets, `paint(axes, rows of the budget, order)`, the names once.
+
+    `table` has budget_tokens and label; `legend` is (handles, texts).
+    """
+    budgets = spread(budgets_of(table), most)
+    figure, [panels] = row_figure(width, len(budgets), [len(order)])
+    for axes, budget in zip(panels, budgets, strict=True):
+        paint(axes, table[table["budget_tokens"] == budget], order)
+        axes.set_title(f"B = {budget}", loc="left", pad=3)
+        axes.set_xlabel(x_label)
+        axes.tick_params(axis="y", length=0)
+    set_rows(panels[0], order, width)
+    finish(figure, *legend, note, ROW_HEIGHT * len(order), wspace=0.11, top=0.26)
+    set_left(figure, order)
+    return figure
+
+
+def log_errors(axes, low, high):
+    """A logarithmic error axis from `low` to `high`, ticks at 1, 2 and 5 as far as they fit.
+
+    An error of zero has no place on it; at most four decades are shown.
+    """
+    if not high > 0:
+        return
+    low = max(low, high / WIDEST)
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3) if high / low > 12 else (1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())

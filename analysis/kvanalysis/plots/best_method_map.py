@@ -107,7 +107,9 @@ def _chances(table, label):
 def _panel(axes, cells, letters, shape):
     order = list(letters)
     at = cells.set_index(["layer", "kv_head"])
-    numbers = head_maps.matrix(at["best"].map({label: i for i, label in enumerate(order)}).astype(float), shape)
+    numbers = head_maps.matrix(
+        at["best"].map({label: i for i, label in enumerate(order)}).astype(float), shape
+    )
     palette = ListedColormap([_colour(i) for i in range(len(order))])
     axes.imshow(np.ma.masked_invalid(numbers), cmap=palette, vmin=-0.5, vmax=len(order) - 0.5, aspect="auto")
     if not head_maps.fits(2, shape):
@@ -124,11 +126,16 @@ def _colour(place):
 
 
 def _note(rows, table):
-    parts = [replay_note(rows), f"Least mean relative output error; {TIE_MARK}: another method within {TIE:.0%}."]
+    parts = [
+        replay_note(rows),
+        f"Least mean relative output error; {TIE_MARK}: another method within {TIE:.0%}.",
+    ]
     parts += [
         f"{family}: {meaning}." for family, meaning in FAMILIES.items() if family in set(table["family"])
     ]
-    parts.append("Methods compete only where a budget means the same; oracles and methods without a budget do not.")
+    parts.append(
+        "Methods compete only where a budget means the same; oracles and methods without a budget do not."
+    )
     left_out = sorted(set(rows["label"]) - set(table["best"]))
     if left_out:
         parts.append(f"Nowhere best: {', '.join(left_out)}.")

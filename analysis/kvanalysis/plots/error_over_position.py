@@ -40,7 +40,9 @@ def _shown(table, names):
     """{family: its labels of least mean error, the largest of them first}."""
     means = table.groupby(["family", "label"])["rel_err_mean"].mean()
     return {
-        family: list(means[family].sort_values().index[:MOST_CURVES][::-1]) for family in names if family in means
+        family: list(means[family].sort_values().index[:MOST_CURVES][::-1])
+        for family in names
+        if family in means
     }
 
 
@@ -69,7 +71,9 @@ def _figure(table, shown, look, width, height, wide, note):
 
 def _curve(axes, rows, look):
     at = rows["position"].to_numpy()
-    axes.fill_between(at, rows["rel_err_low"], rows["rel_err_high"], color=look.colour, alpha=BAND_OPACITY, linewidth=0)
+    axes.fill_between(
+        at, rows["rel_err_low"], rows["rel_err_high"], color=look.colour, alpha=BAND_OPACITY, linewidth=0
+    )
     marks = max(1, len(at) // 5)
     axes.plot(
         at, rows["rel_err_mean"], color=look.colour, linestyle=look.dashes, marker=look.marker, markersize=3,

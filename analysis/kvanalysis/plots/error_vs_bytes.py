@@ -22,9 +22,12 @@ PANEL_GAP = 0.2  # share of a panel's height
 
 
 def draw_frame(rows, folder, suffix=""):
-    """One panel for the peak of the bytes, one for their average over time if the run has it."""
+    """One panel for the peak of the bytes, one for their average over time if the run has it.
+
+    [] with fewer than two points: there is no front to look for.
+    """
     points = _points(rows)
-    if points.empty:
+    if len(points) < 2:
         return []
     sizes = [name for name in (PEAK, MEAN) if points[name].notna().any()]
     for size in sizes:
@@ -103,7 +106,9 @@ def _panel(axes, points, size, look):
         at, error = 100 * curve[size].to_numpy(float), curve["rel_err_out_mean"].to_numpy()
         axes.plot(at, error, color=style.colour, linestyle=style.dashes, linewidth=0.6, alpha=0.7)
         for mask, face in ((~partial, style.colour), (partial, "white")):
-            axes.plot(at[mask], error[mask], style.marker, color=style.colour, markerfacecolor=face, markersize=3.4)
+            axes.plot(
+                at[mask], error[mask], style.marker, color=style.colour, markerfacecolor=face, markersize=3.4
+            )
     _front(axes, points[points[f"front_{size}"].notna()].sort_values(size), size)
     set_error_axis(axes, points["rel_err_out_mean"])
 
@@ -114,7 +119,13 @@ def _front(axes, front, size):
     axes.step(at, error, where="post", color="#9A9A9A", linewidth=2.6, alpha=0.45, zorder=1)
     for x, y, number in zip(at, error, front[f"front_{size}"], strict=True):
         axes.annotate(
-            f"{number:.0f}", (x, y), (-2.5, -3), textcoords="offset points", ha="right", va="top", fontsize=NUMBER_SIZE
+            f"{number:.0f}",
+            (x, y),
+            (-2.5, -3),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=NUMBER_SIZE,
         )
 
 
@@ -122,7 +133,9 @@ def _share_axis(axes, shares):
     low, high = 100 * np.nanmin(shares), 100 * np.nanmax(shares)
     axes.set_xscale("log")
     axes.set_xlim(low / 1.25, high * 1.15)
-    axes.xaxis.set_major_locator(FixedLocator([share for share in SHARES if low / 1.25 <= share <= high * 1.15]))
+    axes.xaxis.set_major_locator(
+        FixedLocator([share for share in SHARES if low / 1.25 <= share <= high * 1.15])
+    )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -130,7 +143,10 @@ def _share_axis(axes, shares):
 
 def _legend(points, look):
     worst_first = points.groupby("label")["rel_err_out_mean"].mean().sort_values(ascending=False).index
-    handles = [Line2D([], [], color=look[label].colour, marker=look[label].marker, linestyle=look[label].dashes) for label in worst_first]
+    handles = [
+        Line2D([], [], color=look[label].colour, marker=look[label].marker, linestyle=look[label].dashes)
+        for label in worst_first
+    ]
     front = Line2D([], [], color="#9A9A9A", linewidth=2.6, alpha=0.45)
     return [*handles, front], [*worst_first, "front: nothing has less error with fewer bytes (numbered)"]
 
@@ -153,7 +169,11 @@ def _caption(points, sizes):
     texts = []
     for size in sizes:
         front = points[points[f"front_{size}"].notna()].sort_values(size)
-        texts.append(f"Front, bytes {NAMES[size]}: " + "; ".join(_named(row, size) for _, row in front.iterrows()) + ".")
+        texts.append(
+            f"Front, bytes {NAMES[size]}: "
+            + "; ".join(_named(row, size) for _, row in front.iterrows())
+            + "."
+        )
     return " ".join(texts)
 
 

@@ -43,9 +43,7 @@ def _figure(rows, table, order, norm, width, budget):
     shape = head_maps.grid(width, table.index, shown, wide, room=head_maps.SCALE_ROOM)
     figure, panels = head_maps.new_panels(width, shape, shown)
     for axes, label in zip(panels, shown, strict=True):
-        head_maps.draw_numbers(
-            axes, head_maps.matrix(table[label], shape), norm, shape, head_maps.short
-        )
+        head_maps.draw_numbers(axes, head_maps.matrix(table[label], shape), norm, shape, head_maps.short)
     finish(figure, [], [], _note(rows, order, shown, budget), shape.axes_height, **head_maps.layout(shape))
     head_maps.add_scale(figure, norm, SCALE)
     return figure
@@ -67,8 +65,8 @@ def _caption(table, used, budget):
     others = [str(b) for b in budgets_of(used) if b != budget]
     more = f" Also run: budgets {', '.join(others)}." if others else ""
     return (
-        f"Mean over {count(table.shape[1], 'method')}: hardest head layer {layer} kv head {head} ({worst:.3g}),"
-        f" hardest layer {by_layer.idxmax()} ({by_layer.max():.3g}), easiest layer {by_layer.idxmin()}"
-        f" ({by_layer.min():.3g}). One model and text: differences between layers below 10 % are not"
-        f" established.{more}"
+        f"Mean over {count(table.shape[1], 'method')}: hardest head layer {layer} kv head {head}"
+        f" ({worst:.3g}), hardest layer {by_layer.idxmax()} ({by_layer.max():.3g}), easiest layer"
+        f" {by_layer.idxmin()} ({by_layer.min():.3g}). One model and text: differences between layers below"
+        f" 10 % are not established.{more}"
     )

@@ -40,4 +40,7 @@ def _frame(context):
     for step, text in context.option("runs", {"run": ""}).items():
         frame = context.frame(step)
         frames.append(frame.assign(label=frame["label"] + text))
-    return pd.concat(frames, ignore_index=True).drop_duplicates(["key", "label"], ignore_index=True)
+    together = pd.concat(frames, ignore_index=True).drop_duplicates(["key", "label"], ignore_index=True)
+    folders = [folder for frame in frames for folder in frame.attrs["folders"]]
+    together.attrs = frames[0].attrs | {"folders": folders}
+    return together

@@ -16,8 +16,8 @@ from ..stats import LEVEL, RESAMPLES, mean_interval
 from ..summary import summarise
 
 MOST_BUDGETS = {COLUMN_WIDTH: 2, PAGE_WIDTH: 4}
-HEADER = ("family", "budget", "method", "mean rank", "95 % interval", "of", "heads", "mean error", "wins", "ties",
-          "losses")  # fmt: skip
+HEADER = ("family", "budget", "method", "mean rank", "95 % interval", "of", "heads", "mean error",
+          "wins", "ties", "losses")  # fmt: skip
 
 
 def draw_frame(rows, folder, suffix=""):
@@ -27,7 +27,9 @@ def draw_frame(rows, folder, suffix=""):
     if not shown:
         return []
     pairs = pd.concat([pair_table(rivals[rivals["family"] == family]) for family in shown], ignore_index=True)
-    ranks = pd.concat([rank_rows(rivals[rivals["family"] == family], pairs) for family in shown], ignore_index=True)
+    ranks = pd.concat(
+        [rank_rows(rivals[rivals["family"] == family], pairs) for family in shown], ignore_index=True
+    )
     if ranks.empty:
         return []
     write_csv(pairs, folder / f"rank_pairs{suffix}.csv")
@@ -59,7 +61,8 @@ def rank_rows(own, pairs):
             found.append(
                 {"family": own["family"].iloc[0], "budget_tokens": budget, "label": label, "mean_rank": mean,
                  "rank_low": low, "rank_high": high, "n_methods": errors.shape[1], "n_units": len(errors),
-                 "rel_err_out_mean": errors[label].mean(), **_totals(pairs, own["family"].iloc[0], budget, label)}
+                 "rel_err_out_mean": errors[label].mean(),
+                 **_totals(pairs, own["family"].iloc[0], budget, label)}
             )  # fmt: skip
     return pd.DataFrame(found).sort_values(["budget_tokens", "mean_rank"]) if found else pd.DataFrame()
 
@@ -89,7 +92,8 @@ def pair_table(own):
 
 def _pair_row(family, budget, first, second, result):
     return {
-        "family": family, "budget_tokens": budget, "first": first, "second": second, "n_units": result.n_units,
+        "family": family, "budget_tokens": budget, "first": first, "second": second,
+        "n_units": result.n_units,
         "first_error": result.first, "second_error": result.second, "difference": result.difference,
         "difference_low": result.low, "difference_high": result.high, "ratio": result.ratio,
         "wins": result.wins, "ties": result.ties, "losses": result.losses,
@@ -112,8 +116,8 @@ def _matrices(rivals, pairs, rows, folder, suffix):
 def _decided(pairs):
     sure = (pairs["difference_high"] < 0) | (pairs["difference_low"] > 0)
     return (
-        f"{int(sure.sum())} of m = {len(pairs)} pairs have a paired {LEVEL:.0%} interval of the difference that"
-        f" excludes 0; without any difference about {(1 - LEVEL) * len(pairs):.1f} would."
+        f"{int(sure.sum())} of m = {len(pairs)} pairs have a paired {LEVEL:.0%} interval of the difference"
+        f" that excludes 0; without any difference about {(1 - LEVEL) * len(pairs):.1f} would."
     )
 
 
@@ -122,9 +126,9 @@ def _matrix_note(rows, own, family, budget):
     return " ".join(
         [
             replay_note(rows),
-            f"Budget {budget}, {family}: {FAMILIES[family]}. A cell: heads on which the method at its left wins /"
-            f" ties / loses against the one above, of {heads} (tie: within 1 %). Bold: the paired {LEVEL:.0%}"
-            f" interval of the difference excludes 0. m = {len(own)} comparisons.",
+            f"Budget {budget}, {family}: {FAMILIES[family]}. A cell: heads on which the method at its left"
+            f" wins / ties / loses against the one above, of {heads} (tie: within 1 %). Bold: the paired"
+            f" {LEVEL:.0%} interval of the difference excludes 0. m = {len(own)} comparisons.",
         ]
     )
 
@@ -134,8 +138,12 @@ def _note(rows, pairs):
         [
             replay_note(rows),
             "Rank 1 has the least error on a head; the grey line is the middle rank."
-            f" Bars: paired {LEVEL:.0%} bootstrap over heads ({RESAMPLES} resamples, the same draws for all).",
-            *(f"{family}: {meaning}." for family, meaning in FAMILIES.items() if family in set(pairs["family"])),
+            f" Bars: paired {LEVEL:.0%} bootstrap over heads ({RESAMPLES} resamples, the same for all).",
+            *(
+                f"{family}: {meaning}."
+                for family, meaning in FAMILIES.items()
+                if family in set(pairs["family"])
+            ),
             f"m = {len(pairs)} pairs were compared.",
         ]
     )
@@ -146,7 +154,9 @@ def _caption(ranks, pairs):
     for (family, budget), own in ranks.groupby(["family", "budget_tokens"], sort=False):
         best = own.iloc[0]
         span = interval(best["rank_low"], best["rank_high"])
-        texts.append(f"{family} B={budget}: {best['label']} {best['mean_rank']:.2f} ({span}) of {best['n_methods']}")
+        texts.append(
+            f"{family} B={budget}: {best['label']} {best['mean_rank']:.2f} ({span}) of {best['n_methods']}"
+        )
     return f"Best mean rank: {'; '.join(texts)}. {_decided(pairs)}"
 
 

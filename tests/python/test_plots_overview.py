@@ -1,6 +1,8 @@
 """The overview figures: numbers that can be checked by hand, and odd input."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -8,6 +10,8 @@ import pandas as pd
 import pytest
 from kvanalysis import load
 from kvanalysis.contenders import families, middle_budget, present, spread
+from kvanalysis.figure_config import FigureError, read_figure_config
+from kvanalysis.figure_context import Context
 from kvanalysis.head_maps import short
 from kvanalysis.plots import (
     OVERVIEW,
@@ -16,6 +20,7 @@ from kvanalysis.plots import (
     error_vs_bytes,
     layer_head_map,
     needle_recall,
+    overview,
     prefix_error,
     rank_table,
     regret_ladder,
@@ -291,6 +296,42 @@ def test_needles_are_shown_span_by_span(tmp_path):
     assert table[["needle_mass", "needle_mass_1", "needle_mass_2", "n_units"]].values.tolist() == [
         [0.5, 0.9, 0.1, 2]
     ]
+
+
+# The kind of a configuration
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs/figures").glob("overview_*.yaml"))
+
+
+def overview_of(folder, options, steps):
+    """A Context of kind overview whose run steps are already there."""
+    for step, rows in steps.items():
+        frame(folder / step, rows)
+    config = read_figure_config(CONFIGS[0])
+    return Context(replace(config, name="mine", options=options), folder, [])
+
+
+def test_runs_are_taken_together_under_names_of_their_own(tmp_path):
+    steps = {"run": heads("h2o", [0.1, 0.2]), "late": heads("h2o", [0.3, 0.4])}
+    context = overview_of(tmp_path, {"plots": ["rank_table"], "runs": {"run": "", "late": ", late"}}, steps)
+    with styled():
+        figures = overview.draw(context).figures
+    assert [figure.csv.name for figure in figures] == ["rank_table_mine.csv", "wins_stream_mine.csv"]
+    assert pd.read_csv(figures[0].csv)["label"].tolist() == ["h2o", "h2o, late"]
+
+
+def test_an_unknown_overview_plot_is_refused_with_the_known_ones(tmp_path):
+    context = overview_of(tmp_path, {"plots": ["pie"]}, {"run": heads("h2o", [0.1, 0.2])})
+    with pytest.raises(FigureError, match=r"no overview plot pie; there are error_vs_budget, error_vs_bytes"):
+        overview.draw(context)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_configurations_name_overview_plots_and_runs_that_exist(path):
+    config = read_figure_config(path)
+    assert config.kind == "overview"
+    assert set(config.options["plots"]) <= {plot.__name__.rpartition(".")[2] for plot in OVERVIEW}
+    assert set(config.options.get("runs", {"run": ""})) == {step.name for step in config.steps}
 
 
 # Odd input

@@ -1,4 +1,4 @@
-"""How much of the attention to planted tokens a method still holds, span by span."""
+"""How much of the attention to marked tokens a method still holds, span by span."""
 
 import json
 
@@ -31,11 +31,11 @@ def draw_frame(rows, folder, suffix=""):
     paths = []
     for name, (width, most) in PANELS.items():
         figure = panels_by_budget(
-            table, order, lambda axes, own, order: _paint(axes, own, order, spans, names), "planted span",
+            table, order, lambda axes, own, order: _paint(axes, own, order, spans, names), "marked span",
             width, most, ([], []), _note(rows, names),
         )  # fmt: skip
         paths.append(save(figure, folder / f"needle_recall_{name}{suffix}"))
-    return [Drawn("Attention to planted spans", paths[1], csv, paths[0], _caption(table, spans, names))]
+    return [Drawn("Attention to marked spans", paths[1], csv, paths[0], _caption(table, spans, names))]
 
 
 def _with_spans(used):
@@ -61,7 +61,7 @@ def _table(used):
 
 
 def _names(rows, spans):
-    """`all`, then where each span was planted, as far as the configuration says so."""
+    """`all`, then where each span starts, as far as the configuration says so."""
     needles = rows.attrs.get("meta", {}).get("config", {}).get("replay", {}).get("needles") or {}
     places = needles.get("at", []) if isinstance(needles, dict) else []
     found = [f"{100 * place:g} %" for place in places]
@@ -83,7 +83,8 @@ def _note(rows, names):
     where = f" Spans at {', '.join(names[1:])} of the prompt." if "%" in "".join(names) else ""
     return (
         f"{replay_note(rows)} Exact attention probability of the marked tokens that the method still attends"
-        f" to, over their full probability; 1: nothing of them is lost. Seeds and heads averaged.{where}"
+        f" to, over their full probability; 1: nothing of them is lost. Seeds and heads averaged; all: the spans"
+        f" pooled, so the one with most attention weighs most.{where}"
     )
 
 

@@ -167,12 +167,16 @@ def _cells(ranks):
         low = None if np.isnan(row["rank_low"]) else row["rank_low"]
         rows.append(
             [
-                (row["family"], row["family"]), (str(row["budget_tokens"]), row["budget_tokens"]),
+                (row["family"], row["family"]), _whole(row["budget_tokens"]),
                 (row["label"], row["label"]), (f"{row['mean_rank']:.2f}", row["mean_rank"]),
-                (interval(row["rank_low"], row["rank_high"]), low), (str(row["n_methods"]), row["n_methods"]),
-                (str(row["n_units"]), row["n_units"]),
+                (interval(row["rank_low"], row["rank_high"]), low), _whole(row["n_methods"]),
+                _whole(row["n_units"]),
                 (significant(row["rel_err_out_mean"]), row["rel_err_out_mean"]),
-                *((str(row[name]), row[name]) for name in ("wins", "ties", "losses")),
+                *(_whole(row[name]) for name in ("wins", "ties", "losses")),
             ]
         )  # fmt: skip
     return HEADER, rows
+
+
+def _whole(value):
+    return str(value), int(value)

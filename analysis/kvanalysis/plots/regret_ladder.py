@@ -1,5 +1,8 @@
 """From the oracles down to each method: what its choice of tokens costs, and what comes on top."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 from matplotlib.lines import Line2D
 
@@ -29,27 +32,47 @@ def draw_frame(rows, folder, suffix=""):
     if table.empty or (table["rung"] != "").all():
         return []
     csv = write_csv(table, folder / f"regret_ladder{suffix}.csv")
-    drawn = [
-        _drawn("Regret against the oracles", table, _paint_ladder, _ladder_legend(table), _note(rows, table),
-               _caption(table), folder / f"regret_ladder_{{}}{suffix}", csv)
-    ]  # fmt: skip
+    pictures = [_ladder_picture(rows, table)]
     if has_values(table, "normaliser_part", "numerator_part"):
-        drawn.append(
-            _drawn("Normaliser and numerator parts of the error", table, _paint_parts, _parts_legend(),
-                   f"{replay_note(rows)} {PARTS_NOTE}", _parts_caption(table),
-                   folder / f"error_parts_{{}}{suffix}", csv)
-        )  # fmt: skip
-    return drawn
+        pictures.append(_parts_picture(rows, table))
+    return [_drawn(picture, table, folder, suffix, csv) for picture in pictures]
 
 
-def _drawn(title, table, paint, legend, note, caption, stem, csv):
+@dataclass(frozen=True)
+class _Picture:
+    """What differs between the two pictures; `legend` is (handles, texts)."""
+
+    title: str
+    stem: str
+    paint: Callable
+    x_label: str
+    legend: tuple
+    note: str
+    caption: str
+
+
+def _ladder_picture(rows, table):
+    return _Picture(
+        "Regret against the oracles", "regret_ladder", _paint_ladder, "mean rel. error [1]",
+        _ladder_legend(table), _note(rows, table), _caption(table),
+    )  # fmt: skip
+
+
+def _parts_picture(rows, table):
+    return _Picture(
+        "Normaliser and numerator parts of the error", "error_parts", _paint_parts, "mean norm / ‖o‖ [1]",
+        _parts_legend(), f"{replay_note(rows)} {PARTS_NOTE}", _parts_caption(table),
+    )  # fmt: skip
+
+
+def _drawn(picture, table, folder, suffix, csv):
     paths = []
     for name, (width, most) in PANELS.items():
         figure = panels_by_budget(
-            table, _order(table), paint, "mean rel. error [1]", width, most, legend, note
+            table, _order(table), picture.paint, picture.x_label, width, most, picture.legend, picture.note
         )
-        paths.append(save(figure, str(stem).format(name)))
-    return Drawn(title, paths[1], csv, paths[0], caption)
+        paths.append(save(figure, folder / f"{picture.stem}_{name}{suffix}"))
+    return Drawn(picture.title, paths[1], csv, paths[0], picture.caption)
 
 
 def _order(table):
@@ -101,7 +124,7 @@ def _ladder_legend(table):
     if has_values(table, "set_error"):
         entries += [
             (Line2D([], [], color=SELECTION, linewidth=2.2), "selection: other tokens than the oracle's"),
-            (Line2D([], [], color=BEYOND, linewidth=2.2), "on top: weights, positions, written rows"),
+            (Line2D([], [], color=BEYOND, linewidth=2.2), "on top, or back: weights, positions, new rows"),
         ]
     else:
         entries.append(

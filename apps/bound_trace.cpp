@@ -9,6 +9,7 @@
 #include "base/errors.hpp"
 #include "exact/hindsight.hpp"
 #include "options.hpp"
+#include "survey/clusters.hpp"
 
 namespace kvreplay::app {
 namespace {
@@ -40,11 +41,15 @@ struct Place {
   int32_t tokens;
 };
 
+int64_t clusters_of(const HeadStream<double>& stream, double radius) {
+  return count_online_clusters(stream.keys, stream.shape.dim, {&radius, 1}, {&stream.tokens, 1}).front();
+}
+
 MeasuredHead measured_head(const Trace& trace, const Place& place, int32_t kv_head,
                            const TraceRequest& request) {
   const LayerInfo& layer = place.layer;
   const auto stream =
-      load_head<float>(trace, {place.prompt.id, layer.layer, kv_head, place.tokens, place.tokens});
+      load_head<double>(trace, {place.prompt.id, layer.layer, kv_head, place.tokens, place.tokens});
   MeasuredHead head{layer.layer, kv_head, layer.scaling, {}, 0, {}};
   head.inputs = {{"n", place.tokens},
                  {"d", layer.head_dim},
@@ -52,15 +57,14 @@ MeasuredHead measured_head(const Trace& trace, const Place& place, int32_t kv_he
                  {"query_norm", largest_query_norm(stream)},
                  {"key_norm", largest_key_norm(stream)},
                  {"value_norm", stream.max_value_norm}};
-  for (const double delta : request.deltas)
-    head.clusters.push_back({{}, delta, online_clusters(stream, delta)});
+  for (const double delta : request.deltas) head.clusters.push_back({{}, delta, clusters_of(stream, delta)});
   if (request.deltas_rel.empty()) return head;
   // The pairs of seed 0 of subgen_stream, so that its radius is this one.
   const Draws draws{0, place.prompt_rank, uint32_t(layer.layer), uint32_t(kv_head), {}};
   head.median_key_distance = median_key_distance(stream, draws);
   for (const double f : request.deltas_rel) {
     const double delta = f * head.median_key_distance;
-    head.clusters.push_back({f, delta, online_clusters(stream, delta)});
+    head.clusters.push_back({f, delta, clusters_of(stream, delta)});
   }
   return head;
 }

@@ -23,7 +23,7 @@ struct MeasuredHead {
   struct Clusters {
     std::optional<double> delta_rel;
     double delta;
-    int32_t clusters;  // that SubGen's rule opens
+    int64_t clusters;  // that SubGen's rule opens
   };
   int32_t layer, kv_head;
   double scale;        // of the logits

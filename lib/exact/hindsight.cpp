@@ -67,20 +67,6 @@ double largest_key_norm(const HeadStream<Real>& stream) {
   return largest_norm(stream.keys, size_t(stream.shape.dim));
 }
 
-template <class Real>
-int32_t online_clusters(const HeadStream<Real>& stream, double radius) {
-  const size_t d = size_t(stream.shape.dim);
-  const auto key = [&](size_t i) { return std::span<const Real>(stream.keys.data() + i * d, d); };
-  std::vector<size_t> representatives;
-  for (size_t i = 0; i < size_t(stream.tokens); ++i) {
-    const bool near = std::any_of(representatives.begin(), representatives.end(), [&](size_t r) {
-      return std::sqrt(squared_distance(key(r), key(i))) <= radius;
-    });
-    if (!near) representatives.push_back(i);
-  }
-  return int32_t(representatives.size());
-}
-
 template double median_distance(std::span<const float>, int32_t, const Draws&);
 template double median_distance(std::span<const double>, int32_t, const Draws&);
 template double median_key_distance(const HeadStream<float>&, const Draws&);
@@ -89,7 +75,5 @@ template double largest_query_norm(const HeadStream<float>&);
 template double largest_query_norm(const HeadStream<double>&);
 template double largest_key_norm(const HeadStream<float>&);
 template double largest_key_norm(const HeadStream<double>&);
-template int32_t online_clusters(const HeadStream<float>&, double);
-template int32_t online_clusters(const HeadStream<double>&, double);
 
 }  // namespace kvreplay

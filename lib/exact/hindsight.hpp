@@ -23,9 +23,4 @@ double largest_query_norm(const HeadStream<Real>& stream);
 template <class Real>
 double largest_key_norm(const HeadStream<Real>& stream);
 
-// Clusters that SubGen opens over the keys in their order: a key farther than `radius` from every
-// representative becomes one. Takes tokens * clusters distances.
-template <class Real>
-int32_t online_clusters(const HeadStream<Real>& stream, double radius);
-
 }  // namespace kvreplay

@@ -79,20 +79,15 @@ struct SubGenStream {
   }
   void charge(Charge& c, const auto& cache) const { c.weight_floats = clusters(cache) + 1; }
   void report(std::map<std::string, double>& extras, const auto& cache) const {
-    extras["clusters"] = clusters(cache);
-    extras["mu"] = state[0];
-    extras["delta"] = radius;
+    extras["clusters"] = clusters(cache), extras["mu"] = state[0], extras["delta"] = radius;
     if (epsilon == kUnset) return;
     extras["t"] = samples, extras["s"] = slots;
-    extras["bound_capped"] = promise().capped ? 1 : 0;
     extras["bound_log10_tokens"] = asked.rows(clusters(cache)).log10();
   }
   Promise promise() const {
     if (epsilon == kUnset) return {};
-    return {.norm = Promise::Norm::spectral,
-            .epsilon = epsilon,
-            .probability = theory::kSubGenProbability,
-            .capped = asked.t > samples || asked.s > slots};
+    const bool capped = asked.t > samples || asked.s > slots;
+    return {Promise::Norm::spectral, epsilon, theory::kSubGenProbability, capped};
   }
 
   template <class Real>
@@ -115,10 +110,9 @@ struct SubGenStream {
   // Steps 1 to 3.
   template <class Real>
   KVR_FN void add_key(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
-    const auto near = [&](int32_t i) {
+    const Scored nearest = team.largest(clusters(cache), [&](int32_t i) {
       return -std::sqrt(squared_distance(cache.key(representative(i)), token.key));
-    };
-    const Scored nearest = team.largest(clusters(cache), near);
+    });
     if (nearest.index < 0 || -nearest.score > radius) {
       cache.push(team, token, 0, 0);
       if (team.rank() == 0) cache.score(cache.size() - 1) = 1;

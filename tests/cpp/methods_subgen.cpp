@@ -267,12 +267,12 @@ TEST_CASE("epsilon gives the sizes of the theory, capped and reported", "[subgen
   const double t = r.measures.extras.at("t"), m = r.measures.extras.at("clusters");
   CHECK(t == 19);
   CHECK(r.measures.extras.at("s") == 32);
-  CHECK(r.measures.extras.at("bound_capped") == 0);
+  CHECK_FALSE(*r.measures.bound_capped);
   CHECK(std::pow(10, *r.measures.bound_log10_tokens) == Approx(m * (t + 1) + 32));
   const CellResult far = run(s, {{"delta", 1e5}, {"epsilon", 0.5}, {"t_max", 5}, {"s_max", 6}});
   CHECK(far.measures.extras.at("t") == 5);
   CHECK(far.measures.extras.at("s") == 6);
-  CHECK(far.measures.extras.at("bound_capped") == 1);
+  CHECK(*far.measures.bound_capped);
   const double expected =
       (std::log(4 * std::log(100)) + 2e5 * largest_query_norm(s) / std::sqrt(8)) / std::log(10);
   CHECK(*far.measures.bound_log10_tokens == Approx(expected));

@@ -135,36 +135,3 @@ TEST_CASE("bytes of caches, int4's share, the greedy line and kernel halving by 
   CHECK(theory::halving_size(1024, 1).plain() == Approx(64));
   CHECK(theory::halving_error(1024, 64, 2).plain() == Approx(2 * 0.1083042470));
 }
-
-// Keys 0, 1, 3, 3.5, 0.5 on a line. Radius 1: 0 takes 1 and 0.5, 3 takes 3.5. Radius 0.9: 1 is its own, and
-// 0.5, as near to it as to 0, joins one of them.
-TEST_CASE("online clusters by hand: a key on the radius joins", "[theory]") {
-  HeadStream<double> s;
-  s.shape = {1, 1, 1};
-  s.tokens = 5, s.keys = {0, 1, 3, 3.5, 0.5};
-  CHECK(online_clusters(s, 1) == 2);
-  CHECK(online_clusters(s, 0.9) == 3);
-  CHECK(online_clusters(s, 0) == 5);
-  CHECK(online_clusters(s, 4) == 1);
-  CHECK(largest_key_norm(s) == 3.5);
-}
-
-TEST_CASE("online clusters of recorded keys are as many as recorded, after every 64 tokens", "[theory]") {
-  const std::filesystem::path file =
-      std::filesystem::path(KVREPLAY_SOURCE_DIR) / "tests/golden/oracle_dev.h5";
-  const std::pair<std::string, double> cases[] = {{"L7h0n512", 4.169}, {"L7h0n512", 6.948},
-                                                  {"L7h0n512", 9.727}, {"synth256", 2.171},
-                                                  {"synth256", 3.618}, {"synth256", 5.064}};
-  for (const auto& [name, delta] : cases) {
-    INFO(name << " delta " << delta);
-    std::vector<int64_t> shape, flat;
-    HeadStream<double> s;
-    s.keys = read_dataset(file, "cases/" + name + "/k", shape);
-    s.shape = {int32_t(shape[2]), int32_t(shape[2]), 1};
-    const auto expected =
-        read_dataset(file, "cases/" + name + "/clusters/keys_m_" + std::to_string(delta).substr(0, 5), flat);
-    REQUIRE(int64_t(expected.size()) == shape[1]);
-    for (s.tokens = 64; s.tokens <= shape[1]; s.tokens += 64)
-      CHECK(online_clusters(s, delta) == expected[size_t(s.tokens) - 1]);
-  }
-}

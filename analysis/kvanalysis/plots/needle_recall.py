@@ -83,8 +83,8 @@ def _note(rows, names):
     where = f" Spans at {', '.join(names[1:])} of the prompt." if "%" in "".join(names) else ""
     return (
         f"{replay_note(rows)} Exact attention probability of the marked tokens that the method still attends"
-        f" to, over their full probability; 1: nothing of them is lost. Seeds and heads averaged; all: the spans"
-        f" pooled, so the one with most attention weighs most.{where}"
+        " to, over their full probability; 1: nothing of them is lost. Seeds and heads averaged; all: the"
+        f" spans pooled, so the one with most attention weighs most.{where}"
     )
 
 

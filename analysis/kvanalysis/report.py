@@ -108,13 +108,19 @@ def _pictures(figures):
     for figure in figures:
         size = sum(path.stat().st_size for path in (figure.png, figure.narrow) if path)
         if size <= room:
-            parts.append(picture(figure.png, f"{figure.title}. Data: {figure.csv.name}", figure.narrow))
+            parts.append(picture(figure.png, _beside(figure), figure.narrow))
             room -= size
         else:
             parts.append(
                 f"<p>{escape(figure.title)}: {escape(figure.png.name)}, left out to keep this page small.</p>"
             )
+        if figure.table:
+            parts.append(sortable_table(*figure.table))
     return parts
+
+
+def _beside(figure):
+    return " ".join(part for part in (f"{figure.title}.", figure.caption, f"Data: {figure.csv.name}") if part)
 
 
 def _summary(frame):

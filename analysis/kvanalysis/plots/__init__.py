@@ -8,9 +8,30 @@ a module with `draw(context) -> Plot`. Both write PNG, PDF and CSV through `kvan
 from importlib import import_module
 from pkgutil import iter_modules
 
-from . import error_vs_budget
+from . import (
+    best_method_map,
+    error_over_position,
+    error_vs_budget,
+    error_vs_bytes,
+    layer_head_map,
+    needle_recall,
+    prefix_error,
+    rank_table,
+    regret_ladder,
+)
 
-OVERVIEW = (error_vs_budget,)
+# What matters most comes first: a page that grows too large leaves out the last ones.
+OVERVIEW = (
+    error_vs_budget,
+    error_vs_bytes,
+    rank_table,
+    regret_ladder,
+    prefix_error,
+    error_over_position,
+    best_method_map,
+    layer_head_map,
+    needle_recall,
+)
 
 
 def kinds():

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from .figure_config import FigureError
@@ -22,13 +23,17 @@ def program():
     return found
 
 
-def run_steps(config, out, traces=None, overrides=(), force=False):
+def run_steps(config, out, traces=None, overrides=(), force=False, settled=None):
     """Runs every step of `config` into the folder `out`; what is already there is not computed again.
 
-    `traces` replaces the configuration's, `overrides` are KEY=VALUE for every `run` step.
+    `traces` replaces the configuration's, `overrides` are KEY=VALUE for every `run` step. `settled(step)` is
+    asked before each run step for what only the trace or an earlier step can tell, as {key: value}; the
+    step's own overrides and `overrides` stand above it.
     """
     out.mkdir(parents=True, exist_ok=True)
     for step in config.steps:
+        if step.command == "run" and settled is not None:
+            step = replace(step, argument=settled(step) | step.argument)
         _COMMANDS[step.command](config, step, out, traces or config.traces, [*overrides], force)
 
 

@@ -27,14 +27,23 @@ def run_steps(config, out, traces=None, overrides=(), force=False, settled=None)
     """Runs every step of `config` into the folder `out`; what is already there is not computed again.
 
     `traces` replaces the configuration's, `overrides` are KEY=VALUE for every `run` step. `settled(step)` is
-    asked before each run step for what only the trace or an earlier step can tell, as {key: value}; the
-    step's own overrides and `overrides` stand above it.
+    asked before each run and cluster step for what only the trace or an earlier step can tell, as
+    {key: value}; a run step's own overrides and `overrides` stand above it.
     """
     out.mkdir(parents=True, exist_ok=True)
     for step in config.steps:
-        if step.command == "run" and settled is not None:
-            step = replace(step, argument=settled(step) | step.argument)
+        if settled is not None:
+            step = _completed(step, settled)
         _COMMANDS[step.command](config, step, out, traces or config.traces, [*overrides], force)
+
+
+def _completed(step, settled):
+    if step.command == "run":
+        return replace(step, argument=settled(step) | step.argument)
+    if step.command != "cluster":
+        return step
+    words = [f"-s {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in settled(step).items()]
+    return replace(step, argument=" ".join([step.argument, *words]))
 
 
 def _run(config, step, out, traces, overrides, force):

@@ -18,7 +18,9 @@ def draw(context):
     tables = [occupancy(context, cell) for _, cell in cells.iterrows()]
     if not tables:
         claim = "A level is occupied exactly when its bit of floor(j/t) is set"
-        return Plot([], [Verdict(claim, "BalanceKV, Fig. 1", "", UNTESTABLE, "no balancekv_stream cell finished")])
+        return Plot(
+            [], [Verdict(claim, "BalanceKV, Fig. 1", "", UNTESTABLE, "no balancekv_stream cell finished")]
+        )
     csv = write_csv(pd.concat(tables), context.stem(".csv"))
     cell, table = cells.iloc[0], tables[0]
     paths = []
@@ -34,7 +36,9 @@ def _cells(context):
     frame = context.frame()
     rows = frame[(frame["method"] == "balancekv_stream") & (frame["status"] == "ok")]
     if (rows["n_prefill"] != 1).any():
-        raise FigureError(f"{context.config.path}: merge_tree follows the tree from token 0: replay.prefill must be 1")
+        raise FigureError(
+            f"{context.config.path}: merge_tree follows the tree from token 0: replay.prefill must be 1"
+        )
     return rows.sort_values(["trace_id", "prompt", "layer", "kv_head", "seed"])
 
 
@@ -95,7 +99,9 @@ def _draw(figure, table, cell):
     tokens, levels = grid.shape[1], grid.shape[0]
     edges = np.arange(tokens + 1) + 0.5
     shown = np.ma.masked_equal(grid, 0)
-    upper.pcolormesh(edges, np.arange(levels + 1) - 0.5, shown, cmap="cividis", norm=LogNorm(1, most), rasterized=True)
+    upper.pcolormesh(
+        edges, np.arange(levels + 1) - 0.5, shown, cmap="cividis", norm=LogNorm(1, most), rasterized=True
+    )
     for level in range(1, levels):
         _counts(upper, grid[level], level, tokens, most)
         _bits(upper, table[table["level"] == level], level)
@@ -108,7 +114,9 @@ def _draw(figure, table, cell):
         f"Denominator's structure of layer {cell['layer']}, kv head {cell['kv_head']}, seed {cell['seed']}: t ="
         f" {cell['params']['batch']}, T = {cell['params']['levels']}. Colour and numbers: entries; white: empty."
     )
-    finish(figure, [bit, held], ["bit of floor(j/t) is set", "entries of all levels"], note, HEIGHT, hspace=0.14)
+    finish(
+        figure, [bit, held], ["bit of floor(j/t) is set", "entries of all levels"], note, HEIGHT, hspace=0.14
+    )
 
 
 def _counts(axes, entries, level, tokens, most):

@@ -40,7 +40,9 @@ def exponents(table):
     extremes = rows.groupby(["param", "view"], sort=True)["value"].agg(["min", "max"]).reset_index()
     fits = rows_of(table, "growth_r2").groupby(["param", "view"])["value"].mean()
     found = found.assign(smallest=extremes["min"], largest=extremes["max"])
-    found["mean_r2"] = [fits.get(key, float("nan")) for key in zip(found["delta_rel"], found["view"], strict=True)]
+    found["mean_r2"] = [
+        fits.get(key, float("nan")) for key in zip(found["delta_rel"], found["view"], strict=True)
+    ]
     return found
 
 

@@ -75,7 +75,9 @@ def _tsne(context, points):
     try:
         from openTSNE import TSNE
     except ImportError as problem:
-        raise FigureError(f"{context.config.path}: tsne_panels needs openTSNE: pip install openTSNE") from problem
+        raise FigureError(
+            f"{context.config.path}: tsne_panels needs openTSNE: pip install openTSNE"
+        ) from problem
     perplexity = min(context.option("perplexity"), (len(points) - 1) / 3)
     how = "bh" if len(points) < FASTEST_BELOW else "fft"
     return TSNE(

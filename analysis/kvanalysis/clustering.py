@@ -62,7 +62,9 @@ def heads_note(table):
     heads, texts = len(table.drop_duplicates(UNIT)), table["prompt"].nunique()
     model = table["model"].iloc[0] or "unnamed model"
     return (
-        f"{count(heads, 'kv head')} from {count(texts, 'text')} of trace {table['trace_id'].iloc[0][:12]} ({model})."
-        " Bands: 95 % bootstrap over the heads of a layer. Keys as stored carry their rotation; un-rotated ones are"
+        f"{count(heads, 'kv head')} from {count(texts, 'text')} of trace {table['trace_id'].iloc[0][:12]}"
+        f" ({model})."
+        " Bands: 95 % bootstrap over the heads of a layer. Keys as stored carry their rotation; un-rotated"
+        " ones are"
         " rotated back to position 0."
     )

@@ -6,7 +6,7 @@ DENSE = (1, 2, 5)
 
 
 def plain_log(axis, subs=DENSE):
-    """Ticks at `subs` times powers of ten, as in 0.05; `axis` is an axes' xaxis or yaxis, already logarithmic."""
+    """Ticks at `subs` times powers of ten, as in 0.05, on a logarithmic xaxis or yaxis."""
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())

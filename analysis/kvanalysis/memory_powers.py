@@ -20,7 +20,7 @@ WIDEST, THINNER = 2.8, 0.8  # points; the first curve is the widest, so that equ
 
 
 def memory_table(context, step):
-    """One row per (head, method instance): stored tokens and epsilon in the form of its own theorem, seeds averaged.
+    """One row per (head, method instance), seeds averaged: stored tokens, epsilon as its own theorem has it.
 
     `stored_tokens` is peak_bytes over the bytes of a row of the exact cache.
     """
@@ -48,7 +48,7 @@ def memory_slopes(rows):
     return unit_slopes(rows, "epsilon", "stored_tokens")
 
 
-def draw_memory(figure, memory, powers):
+def draw_memory(figure, memory):
     wide = figure.get_size_inches()[0] > COLUMN_WIDTH
     panels = figure.subplots(1, 2, sharey=True) if wide else figure.subplots(2, 1)
     style = looks(sorted(memory["name"].unique()), set())
@@ -71,7 +71,8 @@ def draw_memory(figure, memory, powers):
     if wide:
         panels[1].set_ylabel("")
     note = (
-        "Means over heads and seeds; sizes are given, epsilon is measured: ||z - o|| / (||x|| ||V||), Frobenius norm for"
+        "Means over heads and seeds; sizes are given, epsilon is measured: ||z - o|| / (||x|| ||V||),"
+        " Frobenius norm for"
         " balancekv_stream, spectral norm for subgen_stream. Slopes with intervals stand in the caption."
     )
     finish(
@@ -94,7 +95,8 @@ def _curve(axes, x, y, style, name):
 
 def memory_caption(memory, powers):
     words = "; ".join(f"{place}, {name}: {found.text()}" for (place, name), found in powers.items())
-    return f"Slope of ln(stored) against ln(epsilon): {words}. Stated: -1 for BalanceKV, -2 for SubGen. {_asks(memory)}"
+    stated = "Stated: -1 for BalanceKV, -2 for SubGen."
+    return f"Slope of ln(stored) against ln(epsilon): {words}. {stated} {_asks(memory)}"
 
 
 def _asks(memory):
@@ -104,7 +106,8 @@ def _asks(memory):
     t, n = rows["log10_t"], int(rows["n_tokens"].max())
     return (
         f"On the recorded trace BalanceKV's theorem with constants 1 asks for batches of 10^{t.min():.0f} to"
-        f" 10^{t.max():.0f} tokens (e^{t.min() * LN10:.0f} to e^{t.max() * LN10:.0f}) where n = {n}; sizes are given"
+        f" 10^{t.max():.0f} tokens (e^{t.min() * LN10:.0f} to e^{t.max() * LN10:.0f}) where n = {n}; sizes"
+        " are given"
         " here instead."
     )
 

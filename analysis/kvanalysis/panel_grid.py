@@ -8,7 +8,7 @@ PANEL_GAP = 0.42  # share of a panel's height: its title and the tick labels of 
 
 
 def fewest_empty(count, choices):
-    """Panels in a row: all of them, or that of `choices` (first: preferred) which leaves the fewest places empty."""
+    """Panels in a row, of `choices` (first: preferred), so that the fewest places stay empty."""
     return (
         count if count <= max(choices) and count in choices else min(choices, key=lambda wide: -count % wide)
     )

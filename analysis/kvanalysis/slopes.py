@@ -34,7 +34,7 @@ def slope(x, y):
 
 
 def unit_slopes(rows, x, y, unit=UNIT):
-    """Series by head: slope of column `y` against column `x` over the head's rows; heads without one are left out."""
+    """Series by head: slope of column `y` against column `x`; heads without a slope are left out."""
     found = {key: slope(group[x], group[y]) for key, group in rows.groupby(list(unit), sort=True)}
     return pd.Series(found, dtype=float).dropna()
 

@@ -61,14 +61,15 @@ def _panel(axes, counts, powers):
         axes.plot(mine["x"], mine["mean"], **line, label=look.name)
         power = powers[powers["view"] == view]
         if len(power):
-            axes.text(0.97, 0.05 + 0.09 * (len(VIEWS) - 1 - place), f"{power['mean'].iloc[0]:.2f}", ha="right",
-                      color=look.colour, fontsize=6, transform=axes.transAxes)  # fmt: skip
+            height, said = 0.05 + 0.09 * (len(VIEWS) - 1 - place), f"{power['mean'].iloc[0]:.2f}"
+            axes.text(0.97, height, said, ha="right", color=look.colour, fontsize=6, transform=axes.transAxes)
     axes.plot(ticks, ticks, color="#999999", linewidth=0.7, label="m = n")
 
 
 def _note(table):
     return (
-        f"{heads_note(table)} Numbers in the panels: mean exponent over heads (slope of ln m against ln n). delta is a"
+        f"{heads_note(table)} Numbers in the panels: mean exponent over heads (slope of ln m against ln n)."
+        " delta is a"
         " share of the median distance of two points of the whole set."
     )
 
@@ -78,7 +79,8 @@ def _caption(powers):
     for view, rows in powers.groupby("view", sort=False):
         words = [f"{r.delta_rel:g}: {r.mean:.2f} [{r.low:.2f}, {r.high:.2f}]" for r in rows.itertuples()]
         texts.append(f"{VIEWS[view].name} {', '.join(words)}")
-    return f"Growth exponent by delta over the median distance, mean over heads with interval: {'; '.join(texts)}."
+    said = "Growth exponent by delta over the median distance, mean over heads with interval"
+    return f"{said}: {'; '.join(texts)}."
 
 
 def _verdict(powers, view):
@@ -88,7 +90,8 @@ def _verdict(powers, view):
     return Verdict(
         f"The number of clusters grows more slowly than n: {VIEWS[view].name}",
         "SubGen, Definition 1 and Corollary 1",
-        f"95 % interval over heads of the exponent below {LINEAR} at every delta: holds; not below it at any: does not",
+        f"95 % interval over heads of the exponent below {LINEAR} at every delta: holds; not below it at"
+        " any: does not",
         HOLDS if below else FAILS if above else MIXED,
         text,
     )

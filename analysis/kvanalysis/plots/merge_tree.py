@@ -1,5 +1,7 @@
 """Occupancy over time of BalanceKV's MergeAndReduce, read from the weights that balancekv_stream saved."""
 
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm
@@ -51,7 +53,7 @@ def occupancy(context, cell):
     saved = context.arrays("kept")[cell["key"]]
     batch, top = cell["params"]["batch"], cell["params"]["levels"]
     ends, den = saved["kept_off"], saved["den"]
-    entries = np.array([_levels(den[a:b], top) for a, b in zip(ends, ends[1:], strict=False)])
+    entries = np.array([_levels(den[a:b], top) for a, b in pairwise(ends)])
     fed = np.arange(1, len(entries) + 1)
     predicted = np.full(entries.shape, np.nan)
     predicted[:, 0] = fed % batch if top > 0 else fed
@@ -85,9 +87,11 @@ def _verdict(tables):
     return Verdict(
         "Level i+1 is occupied exactly when bit i of floor(j/t) is set; level 0 holds j mod t",
         "BalanceKV, Fig. 1 and Algorithm 3",
-        "every step of every head is compared; a set bit may stay empty only if all that fed the level was empty",
+        "every step of every head is compared; a set bit may stay empty only if all that fed the level was"
+        " empty",
         HOLDS if not (wrong_first or filled or empty) else FAILS,
-        f"{len(tables)} heads: level 0 differs in {wrong_first} of {(everything['level'] == 0).sum()} steps; of {bits}"
+        f"{len(tables)} heads: level 0 differs in {wrong_first} of {(everything['level'] == 0).sum()}"
+        f" steps; of {bits}"
         f" bits, {filled} are 0 where the level is occupied and {empty} are 1 where it is empty",
     )
 
@@ -111,8 +115,10 @@ def _draw(figure, table, cell):
     lower.set(xlabel="tokens fed, j", ylabel="entries", ylim=(0, None), xlim=(0, tokens))
     bit = upper.plot([], [], color=BIT_COLOUR, linewidth=2)[0]
     note = (
-        f"Denominator's structure of layer {cell['layer']}, kv head {cell['kv_head']}, seed {cell['seed']}: t ="
-        f" {cell['params']['batch']}, T = {cell['params']['levels']}. Colour and numbers: entries; white: empty."
+        f"Denominator's structure of layer {cell['layer']}, kv head {cell['kv_head']}, seed {cell['seed']}:"
+        " t ="
+        f" {cell['params']['batch']}, T = {cell['params']['levels']}. Colour and numbers: entries; white:"
+        " empty."
     )
     finish(
         figure, [bit, held], ["bit of floor(j/t) is set", "entries of all levels"], note, HEIGHT, hspace=0.14
@@ -141,6 +147,7 @@ def _caption(cell, table):
     p = int(last["batches"].iloc[0])
     return (
         f"After {held.index[-1]} tokens p = floor(j/t) = {p} (binary {p:b}); entries on levels 0 to"
-        f" {len(last) - 1}: {counts}; at most {held.max()} entries at once where the exact cache holds {held.index[-1]}."
+        f" {len(last) - 1}: {counts}; at most {held.max()} entries at once where the exact cache holds"
+        f" {held.index[-1]}."
         " The top level never empties. The walks are those of the theorem with its literal constant, clamped."
     )

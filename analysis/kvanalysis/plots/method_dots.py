@@ -5,7 +5,7 @@ method's error is lower than the second's at every budget.
 """
 
 import pandas as pd
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from ..claims import lower_everywhere
 from ..drawn import BAND_NOTE, Drawn, Plot, replay_note, save, write_csv
@@ -19,6 +19,7 @@ AXES = {
     "kept_mass_mean": "kept mass [1]",
     "total_bytes": "bytes of the cache",
 }
+SHARES = ("needle_mass", "kept_mass_mean")  # at most 1
 ROW_HEIGHT, EDGE = 0.155, 0.25  # inches
 MOST_TICKS = 4
 LABEL_ROOM = 0.9  # inches left of the first panel, for the names
@@ -41,7 +42,7 @@ def draw(context):
 
 
 def means(frame, measures):
-    """One row per (measure, budget, label): mean over heads (seeds averaged first), interval, heads, cells."""
+    """One row per (measure, budget, label): mean over heads, seeds averaged first, interval, heads, cells."""
     used, rows = used_rows(frame), []
     cells = frame.groupby(["budget_tokens", "label"]).size()
     for measure in measures:
@@ -80,6 +81,9 @@ def _draw(figure, table, measures, note):
         axes.set_xlabel(AXES.get(measure, measure), labelpad=1)
         axes.set_title(f"{rows['share_kept'].iloc[0]:.0%} kept, {budget} tokens", loc="left", pad=3)
         axes.set_yticks(range(len(order)), order if index % across == 0 else [""] * len(order))
+        axes.xaxis.set_major_locator(
+            FixedLocator([0, 0.5, 1]) if measure in SHARES else MaxNLocator(MOST_TICKS)
+        )
         axes.set_xlim(0, 1.25 * table.loc[table["measure"] == measure, ["mean", "high"]].max().max())
     height = EDGE + ROW_HEIGHT * len(order)
     gap = (0.62 if wide else 0.66) / height
@@ -104,24 +108,34 @@ def _panel(axes, rows, style):
             fontsize=5.5,
         )
     axes.set_ylim(-0.6, len(rows) - 0.4)
-    axes.xaxis.set_major_locator(MaxNLocator(MOST_TICKS))
 
 
 def _note(frame):
-    return f"{replay_note(frame)} {BAND_NOTE}"
+    return f"{replay_note(frame)} {BAND_NOTE.replace('Bands', 'Bars')}"
 
 
 def _caption(frame, table, missing):
     random = frame.groupby("label")["seed"].nunique()
     repeated = sorted(random[random > 1].index)
-    words = [f"{row.label} {row.mean:.3g}" for row in table[table["measure"] == "rel_err_out_mean"].itertuples()
-             if row.budget_tokens == table["budget_tokens"].min()]  # fmt: skip
+    smallest = table[table["budget_tokens"] == table["budget_tokens"].min()]
+    errors = smallest[smallest["measure"] == "rel_err_out_mean"]
+    words = [f"{label} {mean:.3g}" for label, mean in zip(errors["label"], errors["mean"], strict=True)]
     text = f"Mean of ratios |z - o|/|o|, not clamped; at the smallest budget: {', '.join(words)}."
     if repeated:
         text += f" {random.max()} seeds of {', '.join(repeated)}, averaged first."
+    text += "".join(f" Identical numbers: {', '.join(names)}." for names in _identical(table))
     failed = int((frame["status"] != "ok").sum())
     text += f" {failed} of {len(frame)} cells have no result." if failed else ""
     return text + (f" Not in these results: {', '.join(missing)}." if missing else "")
+
+
+def _identical(table):
+    """Groups of labels whose means agree in everything that is drawn."""
+    errors = table.pivot_table(index="label", columns=["measure", "budget_tokens"], values="mean")
+    groups = (
+        errors.reset_index().groupby(list(errors.columns))["label"].agg(list) if len(errors.columns) else []
+    )
+    return [sorted(labels) for labels in groups if len(labels) > 1]
 
 
 def _claim(context, frame, first, second):

@@ -60,7 +60,8 @@ def _caption(curves):
         )
     return (
         ". ".join(texts) + ". rms: root mean square distance to the mean. The radius is set by the farthest"
-        " token; the mean distance to the nearest centre, which measures the bulk, can order the two the other way."
+        " token; the mean distance to the nearest centre, which measures the bulk, can order the two the"
+        " other way."
     )
 
 

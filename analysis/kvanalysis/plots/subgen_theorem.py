@@ -1,4 +1,4 @@
-"""SubGen's Theorem 1 on a trace: measured epsilon against the bound, stored rows against n, rows asked for."""
+"""SubGen's Theorem 1: measured epsilon against the bound, stored rows against n, rows asked for."""
 
 import numpy as np
 import pandas as pd
@@ -55,7 +55,7 @@ def cells(frame):
 
 
 def averages(rows):
-    """Mean over heads per (delta_rel, epsilon), the largest of the maxima, and the interval of the mean epsilon."""
+    """Per (delta_rel, epsilon): means over heads, the largest maximum, the interval of the mean epsilon."""
     groups = rows.groupby(["delta_rel", "epsilon"])
     table = groups[[*MEASURES, *THEORY, "s", "t", "clusters", "bound_capped", "n_tokens"]].mean()
     bands = {key: mean_interval(group["eps_spectral_mean"].to_numpy())[1:] for key, group in groups}
@@ -110,7 +110,7 @@ def _bounds(axes, rows):
 
 
 def _draw_asked(axes, rows, style):
-    """log10 of the rows that the theorem asks for, by layer, at the largest epsilon: the least it asks for."""
+    """log10 of the rows that the theorem asks for at the largest epsilon, its smallest demand, by layer."""
     easiest = rows[(rows["epsilon"] == rows["epsilon"].max()) & rows["bound_log10_tokens"].notna()]
     if easiest.empty:
         return say_nothing_to_draw(axes)
@@ -127,8 +127,10 @@ def _draw_asked(axes, rows, style):
 
 def _note(frame, rows):
     return (
-        f"{replay_note(frame)} Epsilon: ||z - o|| / (||x|| ||V||), spectral norm; means over queries and heads, bands 95 %"
-        " bootstrap over heads. Right: one mark a head, at the largest epsilon, which asks for the least. t and s follow"
+        f"{replay_note(frame)} Epsilon: ||z - o|| / (||x|| ||V||), spectral norm; means over queries and"
+        " heads, bands 95 %"
+        " bootstrap over heads. Right: one mark a head, at the largest epsilon, which asks for the least. t"
+        " and s follow"
         f" from the theorem with constants 1; t is cut to {rows['t'].max():.0f}, s to {rows['s'].max():.0f}."
     )
 
@@ -140,11 +142,15 @@ def _caption(rows):
     )
     n = int(rows["n_tokens"].max())
     return (
-        f"Mean epsilon {means.min():.3f} to {means.max():.3f}, largest of all queries {rows['eps_spectral_max'].max():.2g};"
-        f" stored rows {rows['peak_kept_tokens'].min():.0f} to {rows['peak_kept_tokens'].max():.0f} where n = {n}; relative"
-        f" error of the output {rows['rel_err_out_mean'].min():.2f} to {rows['rel_err_out_mean'].max():.2f} by head. The"
+        f"Mean epsilon {means.min():.3f} to {means.max():.3f}, largest of all queries"
+        f" {rows['eps_spectral_max'].max():.2g};"
+        f" stored rows {rows['peak_kept_tokens'].min():.0f} to {rows['peak_kept_tokens'].max():.0f} where n"
+        f" = {n}; relative"
+        f" error of the output {rows['rel_err_out_mean'].min():.2f} to {rows['rel_err_out_mean'].max():.2f}"
+        " by head. The"
         f" theorem asks for 10^{asked.min():.0f} to 10^{asked.max():.0f} rows; t or s was cut in"
-        f" {rows['bound_capped'].mean():.0%} of the settings. delta_rel looks at all keys, the future included."
+        f" {rows['bound_capped'].mean():.0%} of the settings. delta_rel looks at all keys, the future"
+        " included."
         f"{_slack(rows)}"
     )
 
@@ -156,7 +162,10 @@ def _slack(rows):
 
 def _bound(rows):
     claim = "The output's error is within epsilon ||x|| ||V||_op with probability 0.99"
-    how = f"share of queries within the bound, per head and setting: all at least {SURE} holds, all below fails, else mixed"
+    how = (
+        f"share of queries within the bound, per head and setting: all at least {SURE} holds, all below"
+        " fails, else mixed"
+    )
     shares = rows["bound_holds"].dropna()
     if shares.empty:
         # A setting whose worst query is within the bound needs no share.
@@ -194,7 +203,8 @@ def _asked(rows):
     return Verdict(
         "The rows that the theorem asks for (constants 1) are fewer than the text's",
         SOURCE,
-        "log10 of m (t + 1) + s against log10 n, per head and setting: all below holds, none fails, else mixed",
+        "log10 of m (t + 1) + s against log10 n, per head and setting: all below holds, none fails, else"
+        " mixed",
         outcome,
         text,
     )

@@ -87,7 +87,7 @@ def _tsne(context, points):
 
 
 def _numbers(table, centres, layer, view):
-    """r_k/rms for `centres` and the largest k there is, and the mean distance to the nearest centre over rms."""
+    """r_k/rms for `centres` and the largest k; mean distance to the nearest of `centres` over rms."""
     rows = table[(table["layer"] == layer) & (table["view"] == view)]
     rms = rows.loc[rows["measure"] == "rms", "value"].astype(float).iloc[0]
     by_k = {m: rows_of(rows, m).set_index("x")["value"] / rms for m in ("radii", "mean_distance")}
@@ -111,12 +111,12 @@ def _draw(figure, name, panels, maps, numbers, note):
         layer, view = panel
         look, marked = VIEWS[view], points[points["centre"].notna()]
         axes.scatter(points["tsne_1"], points["tsne_2"], s=1.5, color=look.colour, linewidths=0, alpha=0.6)
-        axes.scatter(marked["tsne_1"], marked["tsne_2"], s=13, marker="X", color=CENTRE_COLOUR, edgecolors="white",
-                     linewidths=0.4)  # fmt: skip
+        cross = {"s": 13, "marker": "X", "color": CENTRE_COLOUR, "edgecolors": "white", "linewidths": 0.4}
+        axes.scatter(marked["tsne_1"], marked["tsne_2"], **cross)
         n = numbers[panel]
         said = f"r{n['first_k']} {n['first_radius']:.2f}  r{n['most_k']} {n['most_radius']:.2f}"
-        axes.set_title(f"layer {layer}, {view}\n{said}\nmean {n['first_mean_distance']:.2f}", loc="left", pad=2,
-                       fontsize=6, linespacing=1.15)  # fmt: skip
+        title = f"layer {layer}, {view}\n{said}\nmean {n['first_mean_distance']:.2f}"
+        axes.set_title(title, loc="left", pad=2, fontsize=6, linespacing=1.15)
         axes.set(xticks=[], yticks=[])
         axes.grid(visible=False)
     handles = [Line2D([], [], color=VIEWS[v].colour, marker=".", linestyle="") for v in SHOWN]
@@ -130,8 +130,10 @@ def _draw(figure, name, panels, maps, numbers, note):
 def _note(context, table):
     head = int(table["kv_head"].iloc[0])
     return (
-        f"kv head {head} (drawn with seed {context.option('seed', 0)}) of trace {table['trace_id'].iloc[0][:12]}."
-        " Numbers: k-center radius r_k and mean distance to the nearest of the marked centres, both over the root mean"
+        f"kv head {head} (drawn with seed {context.option('seed', 0)}) of trace"
+        f" {table['trace_id'].iloc[0][:12]}."
+        " Numbers: k-center radius r_k and mean distance to the nearest of the marked centres, both over"
+        " the root mean"
         " square distance to the mean. Axes have no unit."
     )
 
@@ -143,7 +145,9 @@ def _caption(context, numbers):
         for (layer, view), n in numbers.items()
     ]
     return (
-        f"openTSNE, perplexity {context.option('perplexity')}, {context.option('iterations')} iterations, seed"
-        f" {context.option('seed', 0)}. t-SNE alone proves nothing: it shows clusters in any data and distorts distances;"
+        f"openTSNE, perplexity {context.option('perplexity')}, {context.option('iterations')} iterations,"
+        " seed"
+        f" {context.option('seed', 0)}. t-SNE alone proves nothing: it shows clusters in any data and"
+        " distorts distances;"
         f" the numbers are those of the original space. {'; '.join(words)}."
     )

@@ -38,12 +38,25 @@ def draw(context):
     ]
     slopes = {name: unit_slopes(rows, "tokens", "discrepancy") for name, rows in walks.groupby("walk")}
     powers = {key: exponent(memory_slopes(rows)) for key, rows in memory.groupby(["place", "name"])}
+    captions = _walk_caption(walks, slopes), memory_caption(memory, powers)
     figures = [
-        _drawn(context, "discrepancy", csvs[0], "Discrepancy of the walk", _walk_caption(walks, slopes),
-               lambda figure: _draw_walks(figure, walks, slopes)),
-        _drawn(context, "memory", csvs[1], "Memory against the measured epsilon", memory_caption(memory, powers),
-               lambda figure: draw_memory(figure, memory, powers)),
-    ]  # fmt: skip
+        _drawn(
+            context,
+            "discrepancy",
+            csvs[0],
+            "Discrepancy of the walk",
+            captions[0],
+            lambda figure: _draw_walks(figure, walks, slopes),
+        ),
+        _drawn(
+            context,
+            "memory",
+            csvs[1],
+            "Memory against the measured epsilon",
+            captions[1],
+            lambda figure: draw_memory(figure, memory),
+        ),
+    ]
     return Plot(figures, [*_walk_verdicts(walks, slopes), *memory_verdicts(powers), asked(memory)])
 
 
@@ -102,7 +115,8 @@ def _draw_walks(figure, walks, slopes):
     plain_log(axes.yaxis, (1, 1.5, 2, 3, 5, 7))
     axes.set_xticks(sorted(walks["tokens"].unique()), sorted(walks["tokens"].unique()))
     note = (
-        "Synthetic keys with max ||k||^2/sqrt(d) near 1, queries of the same norm. Bands: 95 % bootstrap over heads, seeds"
+        "Synthetic keys with max ||k||^2/sqrt(d) near 1, queries of the same norm. Bands: 95 % bootstrap"
+        " over heads, seeds"
         " averaged first."
     )
     finish(figure, *axes.get_legend_handles_labels(), note, HEIGHT)
@@ -125,7 +139,8 @@ def _walk_caption(walks, slopes):
     n = walks["tokens"]
     return (
         f"Exponent of the discrepancy in n, {n.min()} to {n.max()}: {words}; sqrt(n) has 0.50, ln(n) has"
-        f" {_log_power(n):.2f} on this range. The literal c = 30 ln(n/delta) leaves fair coins until about c d/2 tokens; the"
+        f" {_log_power(n):.2f} on this range. The literal c = 30 ln(n/delta) leaves fair coins until about"
+        " c d/2 tokens; the"
         " smaller c, which the theorem does not cover (p is clamped to [0, 1]), shows what balancing does."
     )
 
@@ -138,7 +153,10 @@ def _log_power(tokens):
 
 def _walk_verdicts(walks, slopes):
     middle = (_log_power(walks["tokens"]) + 0.5) / 2
-    how = f"95 % bootstrap interval over heads of the exponent: below {middle:.2f}, midway to 0.5, holds; above, does not"
+    how = (
+        f"95 % bootstrap interval over heads of the exponent: below {middle:.2f}, midway between"
+        " ln n's and 0.5, holds; above, does not; else mixed"
+    )
     verdicts = []
     for name in sorted(set(slopes) - {COIN}):
         found = exponent(slopes[name])

@@ -147,10 +147,10 @@ def _panel(axes, table, style):
 
 def _note(context, rows, metric):
     found = sizes(context)
-    seeds = rows.groupby("name")["seed"].nunique().max()
+    seeds, queries = rows.groupby("name")["seed"].nunique().max(), rows["n_queries"].max()
     return (
-        f"{replay_note(rows)} Metric: {METRICS[metric]}, mean of ratios over the last {found.scored} rows and"
-        f" the heads. The first {found.sinks} tokens are protected (subgen has no sinks: its centres start at"
+        f"{replay_note(rows)} Metric: {METRICS[metric]}, mean of ratios over {queries} of the last"
+        f" {found.scored} rows and the heads. The first {found.sinks} tokens are protected (subgen has no sinks: its centres start at"
         f" token 0), the {found.scored} newest are exact. Bars: standard deviation over {seeds} seeds of the"
         " mean over heads; deterministic methods have none. Black and grey: controls of ours."
     )

@@ -20,6 +20,7 @@ METRICS = {
     "rel_err_out_mean": "|z - o| / |o|",
     "rel_err_clamped": "|z - o| / |max(o, 0)|, the release's metric",
 }
+LABELS = {"rel_err_out_mean": "mean error [1]", "rel_err_clamped": "clamped error [1]"}
 WALK, COIN, UNIFORM = "balancekv", "coin (gamma 0)", "uniform"
 DEN_W = ", den w"  # the numerator's weights in the denominator too; the release puts 2^T there
 TAILS = {WALK: "uniform, tail of balancekv", COIN: "uniform, tail of the coin"}
@@ -114,7 +115,7 @@ def _figure(context, rows, metric):
             _panel(axes, table[table["layer"] == layer], style)
             axes.set_title(f"layer {layer}", loc="left", pad=3)
             set_error_axis(axes, table["mean"])
-        label_outer(panels, across, "kept of the middle", "mean error [1]")
+        label_outer(panels, across, "kept of the middle", LABELS[metric])
         legend = panels[0].get_legend_handles_labels()
         finish_grid(figure, legend, _note(context, rows, metric), len(layers), across, PANEL_HEIGHT)
         paths.append(save(figure, context.stem(f"_{metric}_{name}")))

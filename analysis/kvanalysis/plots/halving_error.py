@@ -151,9 +151,10 @@ def _note(context, rows, metric):
     seeds, queries = rows.groupby("name")["seed"].nunique().max(), rows["n_queries"].max()
     return (
         f"{replay_note(rows)} Metric: {METRICS[metric]}, mean of ratios over {queries} of the last"
-        f" {found.scored} rows and the heads. The first {found.sinks} tokens are protected (subgen has no sinks: its centres start at"
-        f" token 0), the {found.scored} newest are exact. Bars: standard deviation over {seeds} seeds of the"
-        " mean over heads; deterministic methods have none. Black and grey: controls of ours."
+        f" {found.scored} rows and the heads. The first {found.sinks} tokens are protected (subgen has no"
+        f" sinks: its centres start at token 0), the {found.scored} newest are exact. Bars: standard deviation"
+        f" over {seeds} seeds of the mean over heads; deterministic methods have none. Black and grey:"
+        " controls of ours."
     )
 
 

@@ -184,27 +184,22 @@ def _bound(rows):
 
 
 def _memory(rows):
-    less = rows["peak_kept_tokens"] < rows["n_tokens"]
-    return Verdict(
-        "SubGen stores fewer rows than the exact cache",
-        SOURCE,
-        "peak of stored rows against n, per head and setting: all below holds, none fails, else mixed",
-        HOLDS if less.all() else FAILS if not less.any() else MIXED,
-        f"below n in {less.sum()} of {len(rows)} settings; {rows['peak_kept_tokens'].min():.0f} to"
-        f" {rows['peak_kept_tokens'].max():.0f} rows where n = {int(rows['n_tokens'].max())}",
+    stored, n = rows["peak_kept_tokens"], rows["n_tokens"]
+    text = f"{stored.min():.0f} to {stored.max():.0f} rows where n = {int(n.max())}"
+    return _fewer(
+        "SubGen stores fewer rows than the exact cache", "peak of stored rows against n", stored < n, text
     )
 
 
 def _asked(rows):
     asked = rows["bound_log10_tokens"].dropna()
-    less = asked < np.log10(rows.loc[asked.index, "n_tokens"])
-    outcome = UNTESTABLE if asked.empty else HOLDS if less.all() else FAILS if not less.any() else MIXED
     text = "" if asked.empty else f"10^{asked.min():.1f} to 10^{asked.max():.1f} rows asked for"
-    return Verdict(
-        "The rows that the theorem asks for (constants 1) are fewer than the text's",
-        SOURCE,
-        "log10 of m (t + 1) + s against log10 n, per head and setting: all below holds, none fails, else"
-        " mixed",
-        outcome,
-        text,
-    )
+    claim = "The rows that the theorem asks for (constants 1) are fewer than the text's"
+    less = asked < np.log10(rows.loc[asked.index, "n_tokens"])
+    return _fewer(claim, "log10 of m (t + 1) + s against log10 n", less, text)
+
+
+def _fewer(claim, what, less, text):
+    outcome = UNTESTABLE if less.empty else HOLDS if less.all() else MIXED if less.any() else FAILS
+    how = f"{what}, per head and setting: all below holds, none fails, else mixed"
+    return Verdict(claim, SOURCE, how, outcome, f"below n in {less.sum()} of {len(less)} settings; {text}")

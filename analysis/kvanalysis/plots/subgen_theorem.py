@@ -4,23 +4,14 @@ import numpy as np
 import pandas as pd
 
 from ..drawn import FAILS, HOLDS, MIXED, UNTESTABLE, Drawn, Plot, Verdict, replay_note, save, write_csv
-from ..extras import extra
 from ..figure_config import FigureError
 from ..log_axes import plain_log
 from ..panel_grid import say_nothing_to_draw
 from ..plotstyle import COLUMN_WIDTH, DASHED, DOTTED, PAGE_WIDTH, finish, looks, new_figure
-from ..stats import UNIT, mean_interval, used_rows
+from ..subgen_settings import averages, cells
 
 SURE = 0.99  # the theorem's probability, per query
 SOURCE = "SubGen, Theorem 1 and Corollary 1"
-MEASURES = (
-    "eps_spectral_mean",
-    "eps_spectral_p99",
-    "eps_spectral_max",
-    "rel_err_out_mean",
-    "peak_kept_tokens",
-)
-THEORY = ("bound_log10_tokens", "bound_holds", "bound_slack")
 HEIGHT = 1.75  # inches
 
 
@@ -40,27 +31,6 @@ def draw(context):
         paths.append(save(figure, context.stem(f"_{name}")))
     drawn = Drawn("Measured epsilon, stored rows, rows asked for", paths[1], csv, paths[0], _caption(rows))
     return Plot([drawn], [_bound(rows), _memory(rows), _asked(rows)])
-
-
-def cells(frame):
-    """One row per (head, epsilon, delta_rel), seeds averaged; `ideal` is sqrt(d/s) of the s that was used."""
-    rows = used_rows(frame)
-    rows = rows[[m == "subgen_stream" and {"epsilon", "delta_rel"} <= set(p) and p["epsilon"] is not None
-                 for m, p in zip(rows["method"], rows["params"], strict=True)]]  # fmt: skip
-    given = {name: [p[name] for p in rows["params"]] for name in ("epsilon", "delta_rel")}
-    rows = rows.assign(**given, **{n: extra(rows, n) for n in ("s", "t", "clusters", "bound_capped")})
-    rows = rows.assign(**{name: rows.get(name, np.nan) for name in (*MEASURES, *THEORY)})
-    measures = [*MEASURES, *THEORY, "s", "t", "clusters", "bound_capped", "n_tokens"]
-    return rows.groupby([*UNIT, "delta_rel", "epsilon"])[measures].mean().reset_index()
-
-
-def averages(rows):
-    """Per (delta_rel, epsilon): means over heads, the largest maximum, the interval of the mean epsilon."""
-    groups = rows.groupby(["delta_rel", "epsilon"])
-    table = groups[[*MEASURES, *THEORY, "s", "t", "clusters", "bound_capped", "n_tokens"]].mean()
-    bands = {key: mean_interval(group["eps_spectral_mean"].to_numpy())[1:] for key, group in groups}
-    table["low"], table["high"] = np.transpose([bands[key] for key in table.index])
-    return table.assign(largest=groups["eps_spectral_max"].max(), n_heads=groups.size()).reset_index()
 
 
 def _draw(figure, rows, table, note):
@@ -164,7 +134,7 @@ def _bound(rows):
     claim = "The output's error is within epsilon ||x|| ||V||_op with probability 0.99"
     how = (
         f"share of queries within the bound, per head and setting: all at least {SURE} holds, all below"
-        " fails, else mixed"
+        " fails, else mixed; the queries of a head share one draw of the method"
     )
     shares = rows["bound_holds"].dropna()
     if shares.empty:

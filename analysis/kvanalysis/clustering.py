@@ -64,7 +64,7 @@ def heads_note(table):
     return (
         f"{count(heads, 'kv head')} from {count(texts, 'text')} of trace {table['trace_id'].iloc[0][:12]}"
         f" ({model})."
-        " Bands: 95 % bootstrap over the heads of a layer. Keys as stored carry their rotation; un-rotated"
+        " Bands: 95 % bootstrap over heads. Keys as stored carry their rotation; un-rotated"
         " ones are"
         " rotated back to position 0."
     )

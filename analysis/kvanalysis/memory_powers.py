@@ -139,7 +139,7 @@ def asked(memory):
     outcome = UNTESTABLE if t.empty else HOLDS if below.all() else MIXED if below.any() else FAILS
     return Verdict(
         "The batch that the theorem asks for (constants 1) is smaller than the recorded text",
-        "BalanceKV, Theorem 3.1",
+        "BalanceKV, Theorems 3.1 to 3.5",
         "log10 t of every head against log10 n; a batch of n tokens or more keeps everything",
         outcome,
         _asks(memory),

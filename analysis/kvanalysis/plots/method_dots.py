@@ -4,13 +4,15 @@ options: {measures: [rel_err_out_mean, needle_mass], claims: [[subgen, h2o]]}; a
 method's error is lower than the second's at every budget.
 """
 
+from textwrap import fill
+
 import pandas as pd
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from ..claims import lower_everywhere
 from ..drawn import BAND_NOTE, Drawn, Plot, replay_note, save, write_csv
 from ..panel_grid import finish_grid, panel_grid, say_nothing_to_draw
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, looks, new_figure
+from ..plotstyle import COLUMN_WIDTH, GLYPH_EMS, PAGE_WIDTH, RC, looks, new_figure
 from ..stats import mean_interval, unit_means, used_rows
 
 AXES = {
@@ -22,7 +24,7 @@ AXES = {
 SHARES = ("needle_mass", "kept_mass_mean")  # at most 1
 ROW_HEIGHT, EDGE = 0.155, 0.25  # inches
 MOST_TICKS = 4
-LABEL_ROOM = 0.9  # inches left of the first panel, for the names
+LETTERS = 22  # of a name in a line; longer names are wrapped
 
 
 def draw(context):
@@ -74,21 +76,24 @@ def _draw(figure, table, measures, note):
         .sort_values(ascending=False)
         .index
     )
+    names = [fill(label, LETTERS, break_long_words=False) for label in order]
     style = looks(sorted(order), set())
     for index, (axes, (measure, budget)) in enumerate(zip(panels, places, strict=True)):
         rows = table[(table["measure"] == measure) & (table["budget_tokens"] == budget)].set_index("label")
         _panel(axes, rows.reindex(order), style)
         axes.set_xlabel(AXES.get(measure, measure), labelpad=1)
         axes.set_title(f"{rows['share_kept'].iloc[0]:.0%} kept, {budget} tokens", loc="left", pad=3)
-        axes.set_yticks(range(len(order)), order if index % across == 0 else [""] * len(order))
+        axes.set_yticks(range(len(order)), names if index % across == 0 else [""] * len(order))
         axes.xaxis.set_major_locator(
             FixedLocator([0, 0.5, 1]) if measure in SHARES else MaxNLocator(MOST_TICKS)
         )
         axes.set_xlim(0, 1.25 * table.loc[table["measure"] == measure, ["mean", "high"]].max().max())
-    height = EDGE + ROW_HEIGHT * len(order)
+    height = EDGE + ROW_HEIGHT * sum(1 + name.count("\n") for name in names)
     gap = (0.62 if wide else 0.66) / height
     finish_grid(figure, ([], []), note, len(places), across, height, gap=gap, wspace=0.08)
-    figure.subplots_adjust(left=LABEL_ROOM / figure.get_size_inches()[0])
+    longest = max(len(line) for name in names for line in name.split("\n"))
+    room = longest * RC["ytick.labelsize"] * GLYPH_EMS / 72 + EDGE
+    figure.subplots_adjust(left=room / figure.get_size_inches()[0])
     return None
 
 

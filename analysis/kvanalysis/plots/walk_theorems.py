@@ -166,5 +166,5 @@ def _walk_verdicts(walks, slopes):
         text = f"exponent {found.text()}" + (
             f"; coin {exponent(slopes[COIN]).text()}" if COIN in slopes else ""
         )
-        verdicts.append(Verdict(claim, "BalanceKV, Theorem 3.2", how, outcome, text))
+        verdicts.append(Verdict(claim, "BalanceKV, Theorems 3.1 to 3.5", how, outcome, text))
     return verdicts

@@ -2,7 +2,9 @@
 
 An overview plot has `draw_frame(rows, folder, suffix) -> [Drawn]`: it draws what it can from the rows of
 one trace and returns [] where they do not allow it. A kind that a configuration names in `figure.kind` is
-a module with `draw(context) -> Plot`. Both write PNG, PDF and CSV through `kvanalysis.drawn`.
+a module with `draw(context) -> Plot`; it may have `settled(context, step) -> {key: value}`, overrides of a
+run or cluster step that follow from the trace or from a step before it (the size of a sample from the run
+that it is paired with). Both write PNG, PDF and CSV through `kvanalysis.drawn`.
 """
 
 from importlib import import_module
@@ -43,3 +45,8 @@ def kinds():
 def renderer(kind):
     """The `draw` of one of `kinds()`."""
     return import_module(f"{__name__}.{kind}").draw
+
+
+def settler(kind):
+    """The `settled` of one of `kinds()`, or None."""
+    return getattr(import_module(f"{__name__}.{kind}"), "settled", None)

@@ -18,8 +18,8 @@ def group_attention(recorded, prompt, layer, kv_head, first, tokens):
     k = recorded.tensor(prompt, layer, "k")
     if q.shape[1] != k.shape[1]:
         raise ResultsError(
-            f"layer {layer}: {q.shape[1]} queries for {k.shape[1]} keys (strided): the mass that later queries"
-            " put on a token needs a trace with every query"
+            f"layer {layer}: {q.shape[1]} queries for {k.shape[1]} keys (strided): the mass that later"
+            " queries put on a token needs a trace with every query"
         )
     group = len(q) // len(k)
     heads = range(kv_head * group, (kv_head + 1) * group)

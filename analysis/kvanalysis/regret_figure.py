@@ -9,15 +9,9 @@ from .timeline import evictions
 
 
 def draw_regrets(table, where, listed, stem):
-    """The Drawn of `kept_timeline` rows with columns `label` and `text`: the `listed` worst evictions of each."""
-    worst = pd.concat(
-        [
-            evictions(rows)
-            .head(listed)
-            .assign(rank=range(1, 1 + min(listed, rows["evicted_at"].notna().sum())))
-            for _, rows in table.groupby("label")
-        ]
-    )
+    """The `listed` worst evictions of each label as a Drawn. `table`: kept_timeline's, with `label`, `text`."""
+    worst = pd.concat([evictions(rows).head(listed) for _, rows in table.groupby("label")])
+    worst["rank"] = worst.groupby("label").cumcount() + 1
     csv = write_csv(worst, f"{stem}.csv")
     most = worst["later_mass"].max() if len(worst) else 1.0
     panels = [

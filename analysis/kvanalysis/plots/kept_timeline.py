@@ -117,8 +117,8 @@ def _residence(context, table, where, csv, P, n, listed):
     )
     note = (
         f"{where}, tokens {P} to {n - 1} one by one after a prompt of {P}. Colour: attention that all"
-        " queries from the prompt's end on put on the token, exact, mean over the group's query heads, in rows"
-        " (1: the whole attention of one query). Dots: evictions that the next figure names, three numbered."
+        " queries from the prompt's end on put on the token, exact, mean over the group's query heads, in"
+        " rows (1: the whole attention of one query). Dots: evictions that the next figure names, three numbered."
     )
     page, column = draw_grid(context.stem(), panels, legend, note, on_page=2, height=2.2)
     return Drawn("What one head holds, step by step", page, csv, narrow=column, caption=_caption(table, P, n))
@@ -156,7 +156,7 @@ def _caption(table, P, n):
         gone = rows["evicted_at"].notna().sum()
         share = rows["later_mass"].sum() / (n - P)
         said.append(
-            f"{label}: {gone} of {len(rows)} tokens evicted, {eviction_summary(rows)}, {share:.1%} of all attention"
-            f" (engine: 1 - kept_mass_mean = {rows['engine_missing'].iloc[0]:.1%})"
+            f"{label}: {gone} of {len(rows)} tokens evicted, {eviction_summary(rows)}, {share:.1%} of all"
+            f" attention (engine: 1 - kept_mass_mean = {rows['engine_missing'].iloc[0]:.1%})"
         )
     return "; ".join(said) + "."

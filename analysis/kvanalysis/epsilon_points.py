@@ -40,7 +40,7 @@ def swept(frame, where):
         capped=_capped(rows),
         log10_theory=rows["bound_log10_tokens"],
         held=rows["peak_attended_tokens"],
-        curve=[_curve_name(*pair) for pair in zip(rows["method"], rows["params"], strict=True)],
+        curve=[curve_name(*pair) for pair in zip(rows["method"], rows["params"], strict=True)],
     )
 
 
@@ -57,8 +57,8 @@ def _capped(rows):
     return np.where(np.isfinite(said), said, fewer)
 
 
-def _curve_name(method, params):
-    shown = (name for name in SETTINGS[method] if params.get(name) is not None)
+def curve_name(method, params):
+    shown = (name for name in SETTINGS.get(method, ()) if params.get(name) is not None)
     return " ".join([method, *(f"{name}={params[name]}" for name in shown)])
 
 

@@ -9,7 +9,7 @@ from .timeline import evictions
 
 
 def draw_regrets(table, where, listed, stem):
-    """The `listed` worst evictions of each label as a Drawn. `table`: kept_timeline's, with `label`, `text`."""
+    """The `listed` worst evictions of each label. `table`: kept_timeline's rows, with `label` and `text`."""
     worst = pd.concat([evictions(rows).head(listed) for _, rows in table.groupby("label")])
     worst["rank"] = worst.groupby("label").cumcount() + 1
     csv = write_csv(worst, f"{stem}.csv")

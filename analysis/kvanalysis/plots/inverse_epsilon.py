@@ -10,7 +10,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from ..budget_axes import handle
-from ..drawn import Drawn, Plot, replay_note, write_csv
+from ..drawn import Drawn, Plot, oneshot_notes, replay_note, write_csv
 from ..figure_config import FigureError
 from ..heat_panel import heat_panel
 from ..inverse import AT_MOST, MEASURES, MORE_THAN, needed_budgets, over_heads
@@ -58,7 +58,7 @@ def _of_trace(context, rows, measure, epsilon, epsilons, stem):
             " an error needs; give `budget` and methods that take one"
         )
     style = looks(sorted(needed["label"].unique()), set(rows.loc[rows["oracle"], "label"]))
-    note = f"{replay_note(rows)} Error: {NAMES[measure]}."
+    note = " ".join([replay_note(rows), f"Error: {NAMES[measure]}.", *oneshot_notes(rows)])
     return [
         _heat_maps(needed[needed["epsilon"] == epsilon], epsilon, note, f"{stem}_heads"),
         _curves(needed, style, note, f"{stem}_curves"),

@@ -118,7 +118,7 @@ def _residence(context, table, where, csv, P, n, listed):
     note = (
         f"{where}, tokens {P} to {n - 1} one by one after a prompt of {P}. Colour: attention that all"
         " queries from the prompt's end on put on the token, exact, mean over the group's query heads, in"
-        " rows (1: the whole attention of one query). Dots: evictions that the next figure names, three numbered."
+        " rows (1: the whole attention of one query). Dots: evictions that the next figure names."
     )
     page, column = draw_grid(context.stem(), panels, legend, note, on_page=2, height=2.2)
     return Drawn("What one head holds, step by step", page, csv, narrow=column, caption=_caption(table, P, n))

@@ -16,6 +16,7 @@ THEOREMS = {
 }
 # Settings that tell curves apart; t, s and batch are swept with epsilon.
 SETTINGS = {"subgen_stream": ("delta", "delta_rel"), "balancekv_stream": ("on_fail",)}
+CONSTANTS = ("c_t", "c_s")
 SIZE_SLACK = 0.01  # of a log10: rounding up of t and s
 MEASURES = ["measured", "total_bytes", "measured_max", "capped", "log10_theory", "held", "full_bytes"]
 
@@ -58,7 +59,9 @@ def _capped(rows):
 
 
 def curve_name(method, params):
-    shown = (name for name in SETTINGS.get(method, ()) if params.get(name) is not None)
+    """The method, its SETTINGS, and the theory's constants where they are not 1."""
+    shown = [name for name in SETTINGS.get(method, ()) if params.get(name) is not None]
+    shown += [name for name in CONSTANTS if params.get(name, 1) != 1]
     return " ".join([method, *(f"{name}={params[name]}" for name in shown)])
 
 

@@ -20,12 +20,12 @@ from ..stats import mean_interval, unit_means, used_rows
 
 NEEDED = ("bound_epsilon", "bound_slack", "bound_holds", "bound_probability", "bound_capped")
 MEASURES = ["log_slack", *NEEDED[2:], "bound_log10_tokens", "log10_held", "log10_n"]
-GREY, RED = "#555555", "#D55E00"
+GREY, RING = "#555555", "#000000"
 NOTE = (
     "Slack: promised over measured epsilon, in the norm of the method's theorem; geometric mean over heads."
-    " Share: of (query head, row) pairs whose error is within the bound. Bars: 95 % bootstrap over heads, seeds"
-    " averaged first. Dotted: slack 1; the probability that the theorem allows; as many rows as it asks for"
-    " with the constants that were configured."
+    " Share: of (query head, row) pairs with the error within the bound. Bars: 95 % bootstrap over heads,"
+    " seeds averaged first. Dotted: slack 1; the probability that the theorem allows; as many rows as it asks"
+    " for with the constants that were configured."
 )
 
 
@@ -100,7 +100,7 @@ def _means(units):
 
 def _legend(style):
     hollow = Line2D([], [], linestyle="", marker="o", color=GREY, markerfacecolor="white")
-    ring = Line2D([], [], linestyle="", marker="o", markersize=8, color=RED, markerfacecolor="none")
+    ring = Line2D([], [], linestyle="", marker="o", markersize=8, color=RING, markerfacecolor="none")
     lines = [Line2D([], [], color=GREY, linestyle=dashes) for dashes in (DOTTED, DASHED)]
     handles = [*(handle(look, with_budget=True) for look in style.values()), hollow, ring, *lines]
     words = ["hollow: smaller than the theorem asks", "ring: violation", "dotted: the promise", "n rows"]
@@ -141,7 +141,7 @@ def _share_panel(table, title, style):
         for probability in table["probability"].dropna().unique():
             axes.axhline(probability, color=GREY, linestyle=DOTTED, linewidth=1)
         bad = table[table["violated"] > 0]
-        axes.plot(bad["epsilon"], bad["share"], "o", color=RED, markerfacecolor="none", markersize=8)
+        axes.plot(bad["epsilon"], bad["share"], "o", color=RING, markerfacecolor="none", markersize=8)
         axes.set(ylabel="share within the bound [1]")
         axes.set_ylim(top=1 + 0.04 * (1 - min(table["share"].min(), 0.9)))
 
@@ -188,7 +188,8 @@ def _verdict(name, rows):
     return Verdict(
         claim=f"{name}: the error is within the bound as often as the theorem promises{capped}",
         source=rows["method"].iloc[0],
-        how="the mean share over heads is at least the theorem's probability, at every epsilon",
+        how="the mean share over heads is at least the theorem's probability, at every epsilon;"
+        " constants of the theory are 1 unless named",
         outcome=HOLDS if kept else FAILS if broken else MIXED,
         numbers="; ".join(
             f"epsilon {row['epsilon']:g}: {row['share']:.1%} of {row['probability']:.0%},"

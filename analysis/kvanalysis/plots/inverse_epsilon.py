@@ -162,8 +162,11 @@ def _epsilon_axis(axes, epsilons):
 
 def _tokens_axis(axes, budgets):
     axes.set(ylabel="budget needed [tokens]")
+    if not len(budgets):
+        axes.text(0.5, 0.5, "no budget that was run suffices", transform=axes.transAxes, ha="center")
+        axes.set_yticks([])
+        return
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
-    if len(budgets):
-        axes.set_ylim(budgets.min() / MARGIN, budgets.max() * MARGIN)
+    axes.set_ylim(budgets.min() / MARGIN, budgets.max() * MARGIN)

@@ -46,17 +46,19 @@ def draw(context):
     several = frame["trace_id"].nunique() > 1
     for trace, rows in frame.groupby("trace_id", sort=True):
         stem = context.stem(f"_{trace[:8]}" if several else "")
-        figures += _of_trace(context, rows, measure, epsilon, epsilons, stem)
-    return Plot(figures)
-
-
-def _of_trace(context, rows, measure, epsilon, epsilons, stem):
-    needed = needed_budgets(rows, epsilons, measure)
-    if needed.empty:
+        figures += _of_trace(rows, measure, epsilon, epsilons, stem)
+    if not figures:
         raise FigureError(
             f"{context.config.path}: no finished cell has a budget: inverse_epsilon asks which budget"
             " an error needs; give `budget` and methods that take one"
         )
+    return Plot(figures)
+
+
+def _of_trace(rows, measure, epsilon, epsilons, stem):
+    needed = needed_budgets(rows, epsilons, measure)
+    if needed.empty:
+        return []
     style = looks(sorted(needed["label"].unique()), set(rows.loc[rows["oracle"], "label"]))
     note = " ".join([replay_note(rows), f"Error: {NAMES[measure]}.", *oneshot_notes(rows)])
     return [

@@ -89,6 +89,13 @@ def replay_note(rows):
     )
 
 
+def oneshot_notes(rows):
+    """A sentence that names the labels of one-shot methods, [] if there are none."""
+    pairs = zip(rows["label"], rows["params"], strict=True)
+    oneshot = sorted({label for label, params in pairs if params.get("phase") == "oneshot"})
+    return [f"One cut, every later token kept (compare by bytes): {', '.join(oneshot)}."] if oneshot else []
+
+
 BAND_NOTE = (
     f"Bands: {LEVEL:.0%} bootstrap over heads, seeds averaged first"
     f" ({RESAMPLES} resamples, seed {BOOTSTRAP_SEED})."

@@ -6,7 +6,7 @@ from matplotlib.ticker import NullLocator
 
 from ..budget_axes import draw as draw_curves
 from ..budget_axes import drawable, handle, legend_text, looks_of, set_budget_axis, set_error_axis
-from ..drawn import BAND_NOTE, Drawn, Plot, replay_note, save, write_csv
+from ..drawn import BAND_NOTE, Drawn, Plot, oneshot_notes, replay_note, save, write_csv
 from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
 from ..summary import summarise
 
@@ -115,11 +115,7 @@ def footnote(rows, points):
     parts = [replay_note(rows), BAND_NOTE]
     if (points["oracle"] | points["full_cache"]).any():
         parts.append("Dashed: oracle, or holds the full cache; no cache of that budget can do this.")
-    oneshot = sorted(
-        {label for label, p in zip(rows["label"], rows["params"], strict=True) if p.get("phase") == "oneshot"}
-    )
-    if oneshot:
-        parts.append(f"One cut, every later token kept (compare by bytes): {', '.join(oneshot)}.")
+    parts += oneshot_notes(rows)
     hollow = drawable(points)
     if (hollow["n_rows"] < hollow["n_cells"]).any():
         parts.append("Hollow: some cells have no result.")

@@ -64,7 +64,7 @@ def h2o_heavy(head, B, seed=0, variant="default"):
 
 
 def drop_heavy(head, B, seed=0, drop="heavy", sinks=0):
-    """All prompt tokens but P - B: the most attended, the least, or random ones; sinks are never among them."""
+    """Prompt tokens but P - B: the most attended, the least, or random ones; sinks are never among them."""
     A = prompt_votes(head)[0][: head.P]
     u = head_uniform(head, seed, "uniform", np.arange(head.P))
     score = {"heavy": -A, "light": A, "random": -u}[drop]

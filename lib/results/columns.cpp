@@ -43,6 +43,9 @@ json identity_if_any(const Row& row) {
 }
 json method_name(const Row& row) { return row.cell.method->info.name; }
 json params_text(const Row& row) { return canonical(row.cell.params); }
+json given_text(const Row& row) {
+  return canonical(given_of(*row.cell.method, row.cell.given, row.cell.axes));
+}
 json status(const Row& row) { return row.result.ok ? "ok" : "failed"; }
 json error_text(const Row& row) {
   std::string text = row.result.error;
@@ -134,6 +137,8 @@ const std::vector<Source>& sources() {
        measured<&M::mean_attended_tokens>},
       {{"n_quantised", "rows", "rows that the row format rewrote", kMeasure, kNot},
        measured<&M::n_quantised>},
+      {{"given", "", "parameters and axes that are not the method's defaults, as canonical JSON", kNot, kNot},
+       given_text},
       {{"extras", "", "what the method reports of itself, as canonical JSON", kNot, kNot}, extras_text},
       {{"precision", "", "width of the arithmetic: single or double", kNot, kNot}, precision},
       {{"device", "", "where it was computed", kNot, kNot}, device},

@@ -8,7 +8,7 @@ options:
       higher: {method: h2o_heavy}
       times: 0.5                      # lower < times * higher; default 1
       budgets: low                    # all (default), or low: the smaller half
-      gap: grows                      # instead: higher - lower is larger at the smallest budget than at the largest
+      gap: grows                      # instead: higher - lower is larger at the least budget than at most
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,11 @@ from .stats import mean_interval, unit_means, used_rows
 KEYS = {"claim", "source", "lower", "higher", "times", "budgets", "gap"}
 MEASURE = "rel_err_out_mean"
 EACH = (
-    "paired over heads at each of {which}: the 95 % bootstrap interval of {what} lies below zero at most of them and"
+    "paired over heads at each of {which}: the 95 % bootstrap interval of {what} lies below zero at most"
+    " of them and"
     " above zero at none"
 )
-TREND = "paired over heads: the 95 % bootstrap interval of the gap at {small} minus that at {large} lies above zero"
+TREND = "paired over heads: the 95 % interval of the gap at {small} minus that at {large} lies above zero"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Claim:
     gap: str = ""
 
 
-def judge_all(context, frame, places=Places()):  # noqa: B008 (frozen)
+def judge_all(context, frame, places=Places()):
     """One Verdict for each of `figure.options.claims`; raises FigureError on a malformed one."""
     return [judge(claim, frame, places) for claim in read_claims(context)]
 
@@ -85,7 +86,7 @@ def _fits(value, wanted):
     return value == wanted or (isinstance(value, dict) and value.get("name") == wanted)
 
 
-def judge(claim, frame, places=Places()):  # noqa: B008
+def judge(claim, frame, places=Places()):
     """The Verdict on one claim; "mixed" where the rows that it needs are missing."""
     low, high = select(frame, claim.lower), select(frame, claim.higher)
     if claim.gap:
@@ -134,7 +135,8 @@ def _numbers(claim, found, places):
     if not found:
         return f"none of the {places.plural} has results of both"
     return "; ".join(
-        f"{places.text.format(x)}: {c.first:.3g} against {c.second / claim.times:.3g}, [{c.low:+.2g}, {c.high:+.2g}],"
+        f"{places.text.format(x)}: {c.first:.3g} against {c.second / claim.times:.3g}, [{c.low:+.2g},"
+        f" {c.high:+.2g}],"
         f" {c.wins}/{c.ties}/{c.losses}"
         for x, c in found.items()
     )

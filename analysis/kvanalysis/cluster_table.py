@@ -20,7 +20,7 @@ def head_values(table, measures):
 
 
 def scores_of(table):
-    """{(prompt, layer, kv_head): A [T]}: the attention that each token received from all rows of the group."""
+    """{(prompt, layer, kv_head): A [T]}: attention that each token received from all rows of the group."""
     rows = table[table["measure"] == "accumulated"]
     if rows.empty:
         raise ResultsError("the cluster step has no accumulated scores; run it again with this program")
@@ -36,4 +36,5 @@ def cluster_note(table):
     heads = len(table.drop_duplicates(["prompt", "layer", "kv_head"]))
     texts = table["prompt"].nunique()
     trace, model = str(table["trace_id"].iloc[0])[:12], table["model"].iloc[0] or "unnamed model"
-    return f"Exact attention of {count(heads, 'kv head')} from {count(texts, 'text')} of trace {trace} ({model})."
+    what = f"{count(heads, 'kv head')} from {count(texts, 'text')}"
+    return f"Exact attention of {what} of trace {trace} ({model})."

@@ -1,46 +1,33 @@
-"""Curves of several labels in one or more panels: PNG and PDF for a column and a page, and the CSV behind them.
+"""Curves of several labels in one or more panels: PNG and PDF for a column and a page, and their CSV.
 
-The points are a table with the columns panel, label, x, y and, where there is an interval, low and high.
+The points are a table with the columns panel, label, x, y, where there is an interval low and high, and where
+single values stand beside a curve `dot`, true for those.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from .budget_axes import BAND_OPACITY, set_budget_axis, set_error_axis
+from .budget_axes import BAND_OPACITY
+from .curve_axes import Axis, set_axis
 from .drawn import Drawn, save, write_csv
 from .plotstyle import COLUMN_WIDTH, DASHED, PAGE_WIDTH, axes_width, finish, looks, new_figure
 from .stats import mean_interval, unit_means, used_rows
 
 PANEL_HEIGHT = {COLUMN_WIDTH: 1.55, PAGE_WIDTH: 2.3}  # inches
 PANELS_IN_A_ROW = {COLUMN_WIDTH: 1, PAGE_WIDTH: 3}
+DOT = 2.2  # points
 EDGE = 0.03  # inches of white at the left
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)), (0, (8, 2)))
 LEVEL_COLOUR = "#555555"
 
 
-ERROR = "mean rel. error [1]"
-
-
-@dataclass(frozen=True)
-class Axis:
-    """`scale`: linear (y from zero), log, budget (powers of two, ticks at the values) or error (log if the
-    values span much). `ticks`: {value: text}. `levels`: {text: value}, dashed lines that are no data."""
-
-    label: str
-    scale: str = "linear"
-    ticks: dict = field(default_factory=dict)
-    levels: dict = field(default_factory=dict)
-    limits: tuple = ()
-
-
 @dataclass(frozen=True)
 class Sheet:
     """`labels`: all labels of a set of figures, so that each looks the same in all of them; default: those
-    of the points. `markers`: whether points are marked; long curves are not."""
+    of the points. `markers`: whether points are marked; long curves are not. `levels_in`: the panels with the
+    levels of y; default: all."""
 
     title: str
     points: pd.DataFrame
@@ -51,10 +38,11 @@ class Sheet:
     markers: bool = True
     joined: bool = True
     labels: tuple = ()
+    levels_in: tuple = ()
 
 
 def head_points(rows, measure, by):
-    """Means over heads with their interval: columns [*by, y, low, high, n_units]; seeds are averaged first."""
+    """Means over heads, with intervals: columns [*by, y, low, high, n_units]. Seeds are averaged first."""
     units = unit_means(used_rows(rows), [measure], by)[measure].dropna()
     table = []
     for key, values in units.groupby(level=list(by), sort=True):
@@ -136,7 +124,8 @@ def _panel(axes, sheet, points, style, width):
     set_axis(axes, "x", sheet.x, sheet.points["x"], width)
     for label, rows in points.groupby("label", sort=False):
         curve(axes, rows, style[label], sheet)
-    for level in sheet.y.levels.values():
+    panel = points["panel"].iloc[0] if len(points) else ""
+    for level in sheet.y.levels.values() if not sheet.levels_in or panel in sheet.levels_in else ():
         axes.axhline(level, color=LEVEL_COLOUR, linestyle=DASHED, linewidth=0.9, zorder=1)
     for level in sheet.x.levels.values():
         axes.axvline(level, color=LEVEL_COLOUR, linestyle=DASHED, linewidth=0.9, zorder=1)
@@ -148,6 +137,9 @@ def _heights(points):
 
 def curve(axes, rows, look, sheet):
     """One label: its band where there are several points, whiskers where the points are not joined."""
+    if "dot" in rows:
+        dots, rows = rows[rows["dot"]], rows[~rows["dot"]]
+        axes.plot(dots["x"], dots["y"], look.marker, color=look.colour, markersize=DOT, alpha=0.55)
     x, y = rows["x"].to_numpy(dtype=float), rows["y"].to_numpy(dtype=float)
     if "low" in rows and rows["low"].notna().any():
         low, high = rows["low"].to_numpy(dtype=float), rows["high"].to_numpy(dtype=float)
@@ -162,28 +154,6 @@ def curve(axes, rows, look, sheet):
         linestyle=look.dashes if sheet.joined else "none",
         marker=look.marker if sheet.markers else None,
     )
-
-
-def set_axis(axes, name, axis, values, width):
-    """Scale, ticks and limits of one axis; `values`: all that will be drawn on it, `width` in inches."""
-    values = np.asarray(values, dtype=float)
-    values = values[np.isfinite(values)]
-    scale = {"x": axes.set_xscale, "y": axes.set_yscale}[name]
-    if axis.scale == "budget":
-        set_budget_axis(axes, sorted(set(values)), width)
-    elif axis.scale == "error":
-        set_error_axis(axes, values[values > 0])
-    elif axis.scale == "log":
-        scale("log")
-    elif name == "y":
-        axes.set_ylim(bottom=0)
-    if axis.ticks:
-        ticks = {"x": axes.xaxis, "y": axes.yaxis}[name]
-        ticks.set_major_locator(FixedLocator(list(axis.ticks)))
-        ticks.set_minor_locator(NullLocator())
-        ticks.set_major_formatter(FuncFormatter(lambda value, _: axis.ticks.get(value, f"{value:g}")))
-    if axis.limits:
-        {"x": axes.set_xlim, "y": axes.set_ylim}[name](*axis.limits)
 
 
 def _legend(sheet, style):

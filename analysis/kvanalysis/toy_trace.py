@@ -1,4 +1,4 @@
-"""A trace whose attention rows are written down: keys are unit vectors, queries logarithms, values unit vectors.
+"""A trace whose attention rows are written down: unit vectors as keys and values, logarithms as queries.
 
 With scale 1 the logit of token i in row t is ln p_t(i), so the softmax of row t is p_t, over any kept tokens
 it is p_t renormalised, and the output of a step is the vector of its probabilities.

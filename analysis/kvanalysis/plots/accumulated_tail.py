@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 
 from ..cluster_table import cluster_note, scores_of
-from ..curves import Axis, Sheet, draw_sheet
+from ..curve_axes import Axis
+from ..curves import Sheet, draw_sheet
 from ..drawn import FAILS, HOLDS, MIXED, Plot, Verdict
 from ..stats import mean_interval
 
@@ -60,9 +61,11 @@ def tails(context, table, scores):
         points=pd.concat(frames, ignore_index=True),
         x=Axis("rank of the token", "log"),
         y=Axis("share of all attention [1]", "log"),
-        note=f"{cluster_note(table)} Each kv head's scores (column sums over all rows and its query heads) sorted and"
+        note=f"{cluster_note(table)} Each kv head's scores (column sums over all rows and its query"
+        " heads) sorted and"
         " divided by their sum; means over heads and texts.",
-        caption="A straight line would be a power law; a high R² alone does not make one. The dashed black reference"
+        caption="A straight line would be a power law; a high R² alone does not make one. The dashed"
+        " black reference"
         " falls because early tokens are seen by more rows.".replace(
             "dashed black reference", f"curve of {NULL}"
         ),
@@ -128,7 +131,8 @@ def heavier_than_null(shares):
     return Verdict(
         claim="a small set of tokens receives most attention in every layer",
         source="H2O Fig. 2b, section 3",
-        how="share of the top 20 % minus that under uniform causal attention: 95 % interval over heads above zero,"
+        how="share of the top 20 % minus that under uniform causal attention: 95 % interval over heads"
+        " above zero,"
         " and the mean above zero in every layer",
         outcome=outcome,
         numbers=f"excess {excess:+.2f} [{low:+.2f}, {high:+.2f}]; "
@@ -147,9 +151,11 @@ def decays_like_power(table):
     return Verdict(
         claim="sorted scores fall like a power of the rank rather than exponentially",
         source="H2O Fig. 2b",
-        how="R² of the log-log fit minus R² of the exponential fit: 95 % interval over heads above zero; this compares"
+        how="R² of the log-log fit minus R² of the exponential fit: 95 % interval over heads above zero;"
+        " this compares"
         " two fits and does not establish a power law",
         outcome=outcome,
-        numbers=f"R² {values['log_log_r2'].mean():.2f} against {values['exponential_r2'].mean():.2f}, difference"
+        numbers=f"R² {values['log_log_r2'].mean():.2f} against {values['exponential_r2'].mean():.2f},"
+        " difference"
         f" {more:+.2f} [{low:+.2f}, {high:+.2f}]; slope {values['log_log_slope'].mean():.2f}",
     )

@@ -1,7 +1,8 @@
 """H2O Fig. 2c: error when the heavy hitters are taken away, beside as many random or light tokens."""
 
 from ..claims import judge_all
-from ..curves import ERROR, Axis, Sheet, draw_sheet, head_points
+from ..curve_axes import ERROR, Axis
+from ..curves import Sheet, draw_sheet, head_points
 from ..drawn import BAND_NOTE, Plot, replay_note
 
 METHOD = "drop_heavy"

@@ -16,11 +16,12 @@ DARK = 0.45  # of the map: below it, numbers are white
 
 
 def draw(context):
-    """figure.kind error_table: options.rows is a list of {name, select}; the method and parameters as in claims."""
+    """figure.kind error_table: options.rows is a list of {name, select}, selected as in kvanalysis.claims."""
     frame = context.frame()
     cells, rows = table_of(context.option("rows"), frame)
     table = write_csv(cells, context.stem().with_suffix(".csv"))
-    note = f"{replay_note(rows)} Mean relative output error (mean of ratios) over heads. {context.option('note', ' ')}"
+    said = context.option("note", " ")
+    note = f"{replay_note(rows)} Mean relative output error (mean of ratios) over heads. {said}"
     paths = [
         drawn(cells, note.strip(), context.stem(f"_{name}"), width)
         for name, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH))

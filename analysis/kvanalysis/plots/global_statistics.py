@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 
 from ..claims import judge_all, select
-from ..curves import ERROR, Axis, Sheet, draw_sheet, head_points
+from ..curve_axes import ERROR, Axis
+from ..curves import Sheet, draw_sheet, head_points
 from ..drawn import BAND_NOTE, FAILS, HOLDS, MIXED, Plot, Verdict, replay_note
 from ..load import ResultsError
 from ..stats import mean_interval, used_rows
@@ -15,7 +16,7 @@ LABELS = {
     "global scores (sees the future, full cache)": {"method": "h2o", "variant": "oracle_global"},
     "recent tokens only": {"method": "local"},
 }
-LOCAL, GLOBAL = list(LABELS)[0], list(LABELS)[2]
+LOCAL, _, GLOBAL, _ = LABELS
 CHANCE = "as many tokens drawn at random"
 
 
@@ -39,7 +40,8 @@ def errors(context, rows):
         y=Axis(ERROR, "error"),
         note=f"{replay_note(rows)} {BAND_NOTE}",
         labels=(*LABELS, CHANCE),
-        caption="Global scores sum the attention of all rows, later ones included, and hide what is not on the list;"
+        caption="Global scores sum the attention of all rows, later ones included, and hide what is not"
+        " on the list;"
         " no cache can do that. Mean of ratios over heads.",
     )
     return draw_sheet(sheet, context.stem("_error"))
@@ -122,7 +124,8 @@ def overlap(context, rows, overlaps):
         y=Axis("overlap (Jaccard) [1]", limits=(0, 1.03)),
         note=f"{replay_note(rows)} Sets of the last step. {BAND_NOTE}",
         labels=(*LABELS, CHANCE),
-        caption="Overlap of the tokens attended to in the last step with those of the global scores. Both keep the same"
+        caption="Overlap of the tokens attended to in the last step with those of the global scores."
+        " Both keep the same"
         " recent tokens by rule, so the second panel leaves these out.",
     )
     return draw_sheet(sheet, context.stem("_overlap"))
@@ -135,13 +138,15 @@ def overlap_verdict(overlaps):
         excess, low, high = mean_interval((group["beyond"] - group["chance"]).to_numpy())
         above, below = above + (low > 0), below + (high < 0)
         texts.append(
-            f"B={budget}: {group['beyond'].mean():.2f}, by chance {group['chance'].mean():.2f} ({excess:+.2f} [{low:+.2f}, {high:+.2f}])"
+            f"B={budget}: {group['beyond'].mean():.2f}, by chance {group['chance'].mean():.2f}"
+            f" ({excess:+.2f} [{low:+.2f}, {high:+.2f}])"
         )
     outcome = HOLDS if above == len(texts) else FAILS if below == len(texts) else MIXED
     return Verdict(
         claim="local scores find the heavy hitters of the whole text",
         source="H2O Fig. 2d",
-        how="overlap of the heavy tokens (without the recent window) minus that of random sets: 95 % interval over"
+        how="overlap of the heavy tokens (without the recent window) minus that of random sets: 95 %"
+        " interval over"
         " heads above zero at every budget",
         outcome=outcome,
         numbers="; ".join(texts),

@@ -1,10 +1,11 @@
-"""H2O Theorem 4.4: kept mass over the best possible mass, beside 1 - 1/e. The theorem itself is not testable."""
+"""H2O Theorem 4.4: kept mass over the best mass, beside 1 - 1/e. The theorem itself is not testable."""
 
 import math
 
 import pandas as pd
 
-from ..curves import Axis, Sheet, draw_sheet, head_points
+from ..curve_axes import Axis
+from ..curves import Sheet, draw_sheet, head_points
 from ..drawn import UNTESTABLE, Plot, Verdict, replay_note
 from ..stats import used_rows
 
@@ -26,7 +27,8 @@ def draw(context):
             levels={f"1 - 1/e = {LEVEL:.3f}, of the theorem's form": LEVEL},
         ),
         note=f"{replay_note(rows)} Means over kv heads of a row mean, and of a row minimum.",
-        caption="The theorem bounds a submodular objective with constants that the paper leaves open; the line is where"
+        caption="The theorem bounds a submodular objective with constants that the paper leaves open;"
+        " the line is where"
         " its factor would stand if they were trivial. It is a reference, not a bound on this quantity.",
     )
     return Plot([draw_sheet(sheet, context.stem())], [verdict(rows)])
@@ -45,14 +47,16 @@ def points_of(rows):
 def verdict(rows):
     used = used_rows(rows)
     numbers = [
-        f"B={budget}: mean {group['mass_recall'].mean():.3f}, {(group['mass_recall'] > LEVEL).mean():.0%} of heads above"
+        f"B={budget}: mean {group['mass_recall'].mean():.3f},"
+        f" {(group['mass_recall'] > LEVEL).mean():.0%} of heads above"
         + (f", worst row {group['mass_recall_min'].min():.3f}" if "mass_recall_min" in group else "")
         for budget, group in used.groupby("budget_tokens")
     ]
     return Verdict(
         claim="greedy eviction is near-optimal: at least (1 - a)(1 - 1/e) of the best, minus b",
         source="H2O Theorem 4.4",
-        how="the constants a and b are unspecified and attention mass is modular, so no measurement can break it;"
+        how="the constants a and b are unspecified and attention mass is modular, so no measurement can"
+        " break it;"
         " mass recall stands beside 1 - 1/e",
         outcome=UNTESTABLE,
         numbers="; ".join(numbers)

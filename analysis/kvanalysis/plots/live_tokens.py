@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 
 from .. import buzz_theory
-from ..curves import Axis, Sheet, draw_sheet
+from ..curve_axes import Axis
+from ..curves import Sheet, draw_sheet
 from ..drawn import FAILS, HOLDS, Plot, Verdict, replay_note
 from ..load import ResultsError
 from ..stats import UNIT, used_rows
@@ -60,7 +61,7 @@ def points_of(rows, traces):
 
 def caption(rows):
     texts = []
-    for params_json, group in rows.groupby("params_json", sort=False):
+    for _, group in rows.groupby("params_json", sort=False):
         k, w, s, T, variant = sizes(group["params"].iloc[0])
         texts.append(
             f"s = {s}, {variant}: peak attended {group['peak_attended_tokens'].max():.0f}, time average"
@@ -68,7 +69,8 @@ def caption(rows):
         )
     return (
         "; ".join(texts)
-        + ". The average includes the first filling. s of 1 or 2 would never shrink old tokens and is refused."
+        + ". The average includes the first filling. s of 1 or 2 would never shrink old tokens and is"
+        " refused."
     )
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 
 from ..claims import Claim, Places, judge, judge_all, select
-from ..curves import ERROR, Axis, Sheet, draw_sheet, head_points
+from ..curve_axes import ERROR, Axis
+from ..curves import Sheet, draw_sheet, head_points
 from ..drawn import BAND_NOTE, Plot, replay_note
 from ..load import ResultsError
 from ..stats import UNIT, used_rows
@@ -79,8 +80,10 @@ def references_figure(context, rows):
         points=points.sort_values("panel", kind="stable").reset_index(drop=True),
         x=Axis("budget [tokens per kv head]", "budget"),
         y=Axis(ERROR, "error"),
-        note=f"{replay_note(rows)} Logits times ln(L)/ln(512), L = live tokens or the whole context. {BAND_NOTE}",
-        caption="With the factor the method approximates another attention than the model's, so its error against exact"
+        note=f"{replay_note(rows)} Logits times ln(L)/ln(512), L = live tokens or the whole context."
+        f" {BAND_NOTE}",
+        caption="With the factor the method approximates another attention than the model's, so its"
+        " error against exact"
         " attention with the same factor stands beside that against the model's own.",
     )
     return draw_sheet(sheet, context.stem("_log_n"))

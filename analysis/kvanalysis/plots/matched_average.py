@@ -3,14 +3,15 @@
 import pandas as pd
 
 from ..claims import Places, judge_all
-from ..curves import ERROR, Axis, Sheet, draw_sheet, head_points
+from ..curve_axes import ERROR, Axis
+from ..curves import Sheet, draw_sheet, head_points
 from ..drawn import BAND_NOTE, Plot, replay_note
 from ..stats import used_rows
 
 
 def draw(context):
-    """figure.kind matched_average: step `run` holds the other methods, step `swinging` one whose size swings, at
-    many budgets. options.shares: shares of the prompt; options.claims as kvanalysis.claims says."""
+    """figure.kind matched_average: step `run` holds the other methods, step `swinging` one whose size swings,
+    at many budgets. options.shares: shares of the prompt; options.claims as kvanalysis.claims says."""
     matched = matched_rows(context.frame("run"), context.frame("swinging"), context.option("shares"))
     points = head_points(matched, "rel_err_out_mean", ["label", "share"])
     sizes = matched.groupby(["label", "share"])[["mean_kept_tokens", "peak_kept_tokens"]].mean()

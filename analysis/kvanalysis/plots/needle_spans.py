@@ -1,11 +1,12 @@
-"""BUZZ Fig. 6: exact attention mass on planted spans that the cache still holds, by their place in the prompt."""
+"""BUZZ Fig. 6: the share of the exact attention on planted spans that the cache holds, by their place."""
 
 import json
 
 import pandas as pd
 
 from ..claims import select
-from ..curves import Axis, Sheet, draw_sheet, head_points
+from ..curve_axes import Axis
+from ..curves import Sheet, draw_sheet, head_points
 from ..drawn import BAND_NOTE, FAILS, HOLDS, MIXED, Plot, Verdict, replay_note
 from ..load import ResultsError
 from ..stats import mean_interval, unit_means, used_rows
@@ -14,7 +15,7 @@ SPAN = "needle_mass_{}"
 
 
 def draw(context):
-    """figure.kind needle_spans: a run with replay.needles; options.places: the `at` of the spans, in order."""
+    """figure.kind needle_spans: a run with replay.needles; options.places: `at` of the spans, in order."""
     places = context.option("places")
     rows = with_spans(context.frame(), places)
     sheet = Sheet(
@@ -22,7 +23,8 @@ def draw(context):
         points=points_of(rows, places),
         x=Axis("place of the span in the prompt [%]", ticks={100 * at: f"{100 * at:g}" for at in places}),
         y=Axis("needle mass [1]", limits=(0, 1.03)),
-        note=f"{replay_note(rows)} Exact mass of the span's tokens in the cache over their full mass. {BAND_NOTE}",
+        note=f"{replay_note(rows)} Exact mass of the span's tokens in the cache over their full mass."
+        f" {BAND_NOTE}",
         caption=caption(rows),
     )
     verdicts = [span_verdict(rows, places, item) for item in context.option("claims", [])]
@@ -30,7 +32,7 @@ def draw(context):
 
 
 def with_spans(frame, places):
-    """`frame` with a column for each span's mass, from the JSON of `extras`; raises ResultsError if none has it."""
+    """`frame` with a column for each span's mass, from `extras`; raises ResultsError if none has it."""
     extras = [
         json.loads(text) if text else {}
         for text in frame.get("extras", pd.Series("", frame.index)).fillna("")
@@ -56,14 +58,15 @@ def caption(rows):
     errors = used_rows(rows).groupby(["budget_tokens", "label"])["rel_err_out_mean"].mean()
     texts = [f"B = {budget} {label} {error:.3g}" for (budget, label), error in errors.items()]
     return (
-        "The spans are ordinary text: nothing makes later tokens look for them, so this is the mass that the model spends"
+        "The spans are ordinary text: nothing makes later tokens look for them, so this is the mass that"
+        " the model spends"
         f" there anyway. Mean relative error of all rows: {', '.join(texts)}."
     )
 
 
 def span_verdict(rows, places, item):
-    """`{claim, method, from, to, at_least}`: the mass at place `to` is at least `at_least` times that at place
-    `from` (or `below`: less than)."""
+    """`{claim, select, from, to, at_least}`: the mass at place `to` is at least `at_least` times that at
+    place `from` (or `below`: less than)."""
     masses = [
         unit_means(used_rows(select(rows, item["select"])), [SPAN.format(places.index(at) + 1)])
         for at in (item["from"], item["to"])
@@ -77,9 +80,11 @@ def span_verdict(rows, places, item):
     return Verdict(
         claim=item["claim"],
         source=item.get("source", "BUZZ Fig. 6"),
-        how=f"paired over heads, budgets averaged: 95 % interval of mass at {item['to']:.0%} - {factor:g} mass at"
+        how=f"paired over heads, budgets averaged: 95 % interval of mass at {item['to']:.0%} -"
+        f" {factor:g} mass at"
         f" {item['from']:.0%} {sign} zero",
         outcome=HOLDS if wanted else FAILS if contrary else MIXED,
-        numbers=f"{first.mean():.3f} at {item['from']:.0%}, {second.mean():.3f} at {item['to']:.0%}; difference {margin:+.2g}"
+        numbers=f"{first.mean():.3f} at {item['from']:.0%}, {second.mean():.3f} at {item['to']:.0%};"
+        f" difference {margin:+.2g}"
         f" [{low:+.2g}, {high:+.2g}]",
     )

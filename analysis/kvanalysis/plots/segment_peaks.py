@@ -1,4 +1,4 @@
-"""BUZZ Fig. 2: accumulated scores over the tokens of one head, its segments, and the token that each keeps."""
+"""BUZZ Fig. 2: accumulated scores over the tokens of one head, and the token that each segment keeps."""
 
 import numpy as np
 import pandas as pd
@@ -17,14 +17,17 @@ HEIGHT = {COLUMN_WIDTH: 1.5, PAGE_WIDTH: 1.9}  # inches
 def draw(context):
     """figure.kind segment_peaks: a cluster step over the prompt, and a run of buzz with output.save: [kept].
 
-    options.layer (default: the middle one of those recorded) and options.kv_head (default 0) name the head."""
+    options.layer (default: the middle one) and options.kv_head (default: the first) name the head."""
     rows = used_rows(context.frame())
     rows = rows[rows["method"] == "buzz"]
     scores, kept = scores_of(context.cluster()), context.arrays("kept")
-    heads = [head for head in (segments_of(row, scores, kept.lists(row["key"])[0]) for _, row in rows.iterrows())]
-    table = pd.concat([head for head in heads if head is not None], ignore_index=True) if heads else pd.DataFrame()
-    if table.empty:
-        raise ResultsError("no head has both a cell of buzz and accumulated scores of as many tokens as its prompt")
+    heads = [segments_of(row, scores, kept.lists(row["key"])[0]) for _, row in rows.iterrows()]
+    heads = [head for head in heads if head is not None]
+    if not heads:
+        raise ResultsError(
+            "no head has both a cell of buzz and accumulated scores of as many tokens as its prompt"
+        )
+    table = pd.concat(heads, ignore_index=True)
     shown = the_head(context, table)
     csv = write_csv(shown, context.stem().with_suffix(".csv"))
     paths = [
@@ -69,8 +72,9 @@ def drawn(head, rows, stem, width):
     middle = head[head["zone"] == "segment"]["segment"]
     first = max(0, (middle.max() - SEGMENTS_SHOWN) // 2) if len(middle) else 0
     near = head[head["segment"].between(first, first + SEGMENTS_SHOWN - 1)]
-    handles = _points(whole, head, 4 if width > COLUMN_WIDTH else 2)
-    _points(part, near, 12)
+    _points(whole, head, 4 if width > COLUMN_WIDTH else 2)
+    handles = _points(part, near, 12)
+    part.vlines(near["token"], near["score"].min(), near["score"], color="#CCCCCC", linewidth=0.5, zorder=1)
     for start in near.groupby("segment")["token"].min():
         part.axvline(start - 0.5, color="#999999", linewidth=0.6, zorder=0)
     whole.set_title("all tokens of the prompt", loc="left", pad=3)
@@ -86,9 +90,12 @@ def drawn(head, rows, stem, width):
 def _points(axes, rows, size):
     """Both kinds differ in shape as well as in colour."""
     kept, gone = rows[rows["kept"]], rows[~rows["kept"]]
-    axes.vlines(rows["token"], rows["score"].min(), rows["score"], color="#CCCCCC", linewidth=0.4, zorder=1)
-    left = axes.scatter(gone["token"], gone["score"], s=size, marker="x", color=COLOURS[1], linewidths=0.6, zorder=2)
-    held = axes.scatter(kept["token"], kept["score"], s=size, marker="o", color=COLOURS[0], linewidths=0, zorder=3)
+    left = axes.scatter(
+        gone["token"], gone["score"], s=size, marker="x", color=COLOURS[1], linewidths=0.6, zorder=2
+    )
+    held = axes.scatter(
+        kept["token"], kept["score"], s=size, marker="o", color=COLOURS[0], linewidths=0, zorder=3
+    )
     axes.set_yscale("log")
     return [left, held]
 
@@ -97,7 +104,8 @@ def caption(head):
     counts = head[head["kept"]]["zone"].value_counts()
     mass = head.loc[head["kept"], "score"].sum() / head["score"].sum()
     return (
-        f"Of {len(head)} prompt tokens stay {counts.get('sink', 0)} sinks, {counts.get('segment', 0)} winners of segments"
+        f"Of {len(head)} prompt tokens stay {counts.get('sink', 0)} sinks, {counts.get('segment', 0)}"
+        " winners of segments"
         f" and {counts.get('recent', 0)} recent ones; they received {mass:.0%} of the prompt's attention."
         " A: attention from all prompt rows and query heads of the group."
     )
@@ -126,7 +134,8 @@ def winners(table):
     return Verdict(
         claim="the token that stays is the segment's largest accumulated score",
         source="BUZZ Fig. 2, algorithm 1",
-        how=f"against independently accumulated scores, ties within {ROUNDING:g}; fails below 99 % of the segments",
+        how=f"against independently accumulated scores, ties within {ROUNDING:g}; fails below 99 % of"
+        " the segments",
         outcome=HOLDS if hits == len(kept) else FAILS if hits < 0.99 * len(kept) else MIXED,
         numbers=f"{hits} of {len(kept)} segments",
     )

@@ -3,7 +3,8 @@
 import pandas as pd
 
 from .. import buzz_theory
-from ..curves import ERROR, Axis, Sheet, draw_sheet, head_points
+from ..curve_axes import ERROR, Axis
+from ..curves import Sheet, draw_sheet, head_points
 from ..drawn import BAND_NOTE, FAILS, HOLDS, MIXED, Plot, Verdict, replay_note
 from ..load import ResultsError
 from ..paired import compare
@@ -40,7 +41,8 @@ def error_figure(context, rows, rule):
         x=ratio_axis(rows, {f"the rule, T/w = {rule:.2f}": rule}),
         y=Axis(ERROR),
         note=f"{replay_note(rows)} {BAND_NOTE}",
-        caption=f"Least mean error {best['y']:.3g} at T/w = {best['x']:.2f}; the paper's best ROUGE stood at {PAPER_BEST:g}."
+        caption=f"Least mean error {best['y']:.3g} at T/w = {best['x']:.2f}; the paper's best ROUGE"
+        f" stood at {PAPER_BEST:g}."
         " The bands hold the spread over heads, which is far larger than that of paired differences.",
     )
     return draw_sheet(sheet, context.stem("_error"))
@@ -72,14 +74,16 @@ def size_figure(context, rows):
         points=pd.concat([*frames, theory], ignore_index=True),
         x=ratio_axis(rows, {}),
         y=Axis("resident tokens"),
-        note=f"{replay_note(rows)} The measured average also sees the prompt's cut and an unfinished last tooth.",
-        caption=f"Time averages measured between {frames[1]['y'].min():.1f} and {frames[1]['y'].max():.1f} tokens.",
+        note=f"{replay_note(rows)} The measured average also sees the prompt's cut and an unfinished"
+        " last tooth.",
+        caption=f"Time averages measured between {frames[1]['y'].min():.1f} and"
+        f" {frames[1]['y'].max():.1f} tokens.",
     )
     return draw_sheet(sheet, context.stem("_size"))
 
 
 def verdict(rows, rule):
-    """Holds if nothing is significantly below the rule's ratio and both ends are above; fails if anything is below."""
+    """Paired against the tried ratio nearest to the rule; `how` says when it holds."""
     ratios = sorted(set(rows["ratio"]))
     chosen = min(ratios, key=lambda ratio: abs(ratio - rule))
     against = {
@@ -94,10 +98,12 @@ def verdict(rows, rule):
     return Verdict(
         claim=f"the loss is least at the rule's T/w = {rule:.2f} (paper's figure: {PAPER_BEST:g})",
         source="BUZZ Fig. 4, Remark 2",
-        how="paired with the tried ratio nearest to the rule: fails if the error at another ratio lies below it with its"
+        how="paired with the tried ratio nearest to the rule: fails if the error at another ratio lies"
+        " below it with its"
         " 95 % interval, holds if none does and both ends lie above",
         outcome=outcome,
-        numbers=f"at {chosen:.2f}: {means[chosen]:.4g}; significantly lower at {listed(below)}; higher at {listed(above)};"
+        numbers=f"at {chosen:.2f}: {means[chosen]:.4g}; significantly lower at {listed(below)}; higher"
+        f" at {listed(above)};"
         f" means {', '.join(f'{ratio:.1f}: {value:.3f}' for ratio, value in means.items())}",
     )
 

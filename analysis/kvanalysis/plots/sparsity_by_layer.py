@@ -1,9 +1,10 @@
-"""H2O Fig. 2a: the share of attention entries below a hundredth of their row's maximum, and the sink's mass."""
+"""H2O Fig. 2a: the share of attention entries below 1 % of their row's maximum, and the sink's mass."""
 
 import pandas as pd
 
 from ..cluster_table import cluster_note, head_values
-from ..curves import Axis, Sheet, draw_sheet
+from ..curve_axes import Axis
+from ..curves import Sheet, draw_sheet
 from ..drawn import FAILS, HOLDS, MIXED, Plot, Verdict
 
 SPARSE, ALMOST_ALL = 0.95, 0.9
@@ -25,9 +26,11 @@ def draw(context):
         x=Axis("layer (0-based)", ticks={i: str(layer) for i, layer in enumerate(layers_of(heads))}),
         y=Axis("share [1]", limits=(0, 1.03), levels={f"the paper's {SPARSE:g}": SPARSE}),
         note=cluster_note(table)
-        + " Sparsity: causal entries of rows from 1 on below 1 % of their row's maximum; masked entries are not"
+        + " Sparsity: causal entries of rows from 1 on below 1 % of their row's maximum; masked entries"
+        " are not"
         " counted. Dots: query heads; lines: means.",
         caption=caption(heads),
+        levels_in=("sparsity",),
     )
     return Plot(
         [draw_sheet(sheet, context.stem())],
@@ -78,7 +81,8 @@ def verdict(heads, measure):
     return Verdict(
         claim=f"attention is more than 95 % sparse in almost all layers ({VIEWS[measure][1]})",
         source="H2O Fig. 2a, section 3",
-        how=f"mean over heads above {SPARSE:g} in at least {ALMOST_ALL:.0%} of the layers holds, below half fails",
+        how=f"mean over heads above {SPARSE:g} in at least {ALMOST_ALL:.0%} of the layers holds, below"
+        " half fails",
         outcome=outcome,
         numbers=f"{(means > SPARSE).sum()} of {len(means)} layers; from {low:.2f} to {high:.2f}",
     )

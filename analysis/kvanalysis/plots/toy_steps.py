@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 from ..curves import make_room
 from ..drawn import FAILS, HOLDS, Drawn, Plot, Verdict, save, write_csv
 from ..figure_config import Step
-from ..figure_steps import run_steps
+from ..figure_steps import Wishes, run_steps
 from ..load import ResultsError
 from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
 from ..stats import used_rows
@@ -21,12 +21,12 @@ CELL_HEIGHT = 0.24  # inches
 
 
 def draw(context):
-    """figure.kind toy_steps: options.rows are the written rows, `token` leaves after step `after` (both counted
-    from 1). The trace is written here, so the configuration has no steps and its traces are not read."""
+    """figure.kind toy_steps: options.rows are the written rows; `token` leaves after step `after` (both from
+    1). The trace is written here, so the configuration has no steps and its traces are not read."""
     rows = context.option("rows")
     trace = context.out / "toy.h5"
     write_toy_trace(trace, rows)
-    run_steps(replace(context.config, steps=[Step("run", "run", {})]), context.out, [trace])
+    run_steps(replace(context.config, steps=[Step("run", "run", {})]), context.out, Wishes(traces=(trace,)))
     frame = used_rows(context.frame())
     if frame.empty:
         raise ResultsError("no cell of the toy trace has a result")
@@ -43,7 +43,7 @@ def draw(context):
 
 
 def steps_of(context, cell, rows):
-    """One line per step and token: probability (that of the engine in decode steps), whether it is held after."""
+    """One line per step and token: its probability (decode steps: the engine's), whether it is held after."""
     first = int(cell["n_prefill"])
     kept = context.arrays("kept").lists(cell["key"])
     out = context.arrays("outputs")[cell["key"]]["out"][0]
@@ -75,7 +75,7 @@ def drawn(table, stem, width):
     axes.set(xlabel="token", ylabel="step")
     axes.grid(False)
     axes.tick_params(length=0)
-    note = "Attention of each step over what is held and the newest token. Cross: leaves after the step. Grey: left."
+    note = "Attention of each step over what is held and the newest token. Cross: goes now. Grey: gone."
     finish(figure, [], [], f"{table['label'].iloc[0]}. {note}", CELL_HEIGHT * n)
     make_room(figure)
     return save(figure, stem)

@@ -13,6 +13,8 @@ options:
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from .drawn import FAILS, HOLDS, MIXED, Verdict
 from .figure_config import FigureError
 from .paired import compare
@@ -79,7 +81,7 @@ def select(frame, wanted):
     fits = [
         all(_fits(params.get(name), value) for name, value in others.items()) for params in rows["params"]
     ]
-    return rows[fits]
+    return rows[np.array(fits, dtype=bool)]
 
 
 def _fits(value, wanted):

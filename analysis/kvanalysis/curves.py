@@ -45,7 +45,7 @@ def head_points(rows, measure, by):
     """Means over heads, with intervals: columns [*by, y, low, high, n_units]. Seeds are averaged first."""
     units = unit_means(used_rows(rows), [measure], by)[measure].dropna()
     table = []
-    for key, values in units.groupby(level=list(by), sort=True):
+    for key, values in units.groupby(level=list(range(len(by))), sort=True):
         mean, low, high = mean_interval(values.to_numpy())
         place = dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True))
         table.append(place | {"y": mean, "low": low, "high": high, "n_units": len(values)})

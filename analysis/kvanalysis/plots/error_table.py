@@ -37,13 +37,10 @@ def table_of(wanted, frame):
         rows = select(frame, row["select"])
         rows = rows.assign(budget_tokens=rows["budget_tokens"].fillna(NO_BUDGET))
         used.append(rows)
-        points = head_points(rows, "rel_err_out_mean", ["budget_tokens"]) if len(rows) else pd.DataFrame()
+        points = head_points(rows, "rel_err_out_mean", ["budget_tokens"])
         sizes = rows.groupby("budget_tokens")[["peak_kept_tokens", "total_bytes"]].mean()
-        parts.append(
-            points.join(sizes, on="budget_tokens").assign(name=row["name"]) if len(points) else points
-        )
-        if not len(points):
-            parts[-1] = pd.DataFrame({"name": [row["name"]]})
+        found = points.join(sizes, on="budget_tokens") if len(points) else pd.DataFrame({"y": [np.nan]})
+        parts.append(found.assign(name=row["name"]))
     return pd.concat(parts, ignore_index=True), pd.concat(used)
 
 

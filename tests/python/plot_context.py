@@ -26,7 +26,7 @@ def make_context(folder, kind="budget_claims", options=None, steps=("run",)):
         title="a title",
         expect="a claim",
         traces=[],
-        steps=[Step("run", name, {}) for name in steps],
+        steps=[step if isinstance(step, Step) else Step("run", step, {}) for step in steps],
         options=options or {},
     )
     return Context(config, folder, [])

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from kvanalysis import buzz_theory
 from kvanalysis.drawn import FAILS, HOLDS, MIXED
+from kvanalysis.figure_config import Step
 from kvanalysis.load import ResultsError
 from kvanalysis.plots.live_tokens import after_passes
 from kvanalysis.plots.log_n_references import relative_error
@@ -71,6 +72,20 @@ def test_a_saw_tooth_by_the_recursion_holds_and_another_does_not(tmp_path):
     bad = [size - (i > 300) for i, size in enumerate(good)]
     plot = draw(tmp_path / "bad", "live_tokens", live_rows(tmp_path / "bad", bad))
     assert [verdict.outcome for verdict in plot.verdicts] == [HOLDS, FAILS, HOLDS]
+
+
+def bounds_table(folder, peak, low, high):
+    values = {"peak_attended": peak, "pass_low": low, "pass_high": high}
+    lines = [BUZZ | {"quantity": name, "value": value} for name, value in values.items()]
+    pd.DataFrame(lines).to_csv(folder / "bounds.csv", index=False)
+
+
+@pytest.mark.parametrize(("peak", "low", "outcome"), [(255, 47, HOLDS), (254, 47, FAILS), (255, 48, FAILS)])
+def test_the_bounds_of_the_program_are_held_against_the_replay(tmp_path, peak, low, outcome):
+    rows = live_rows(tmp_path, saw_tooth(BUZZ, 700))
+    bounds_table(tmp_path, peak, low, 49)
+    steps = [Step("run", "run", {}), Step("bounds", "bounds", "buzz")]
+    assert draw(tmp_path, "live_tokens", rows, steps=steps).verdicts[-1].outcome == outcome
 
 
 def ratio_rows(errors):

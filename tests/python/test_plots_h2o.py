@@ -40,7 +40,8 @@ def test_a_heavy_tail_is_more_than_the_null_in_every_layer(tmp_path):
         plot = draw(tmp_path / folder, "accumulated_tail")
         assert plot.verdicts[0].outcome == outcome
         top = pd.read_csv(plot.figures[1].csv)
-        measured = top[(top["panel"] == "top 20 % of tokens") & (top["label"] == "measured")]
+        together = top["label"] == "query heads of a kv head together"
+        measured = top[(top["panel"] == "top 20 % of tokens") & together]
         assert measured["y"].tolist()[0] == pytest.approx(top_share(steep, 0.2))
 
 

@@ -1,5 +1,7 @@
 """H2O Fig. 2b: accumulated attention scores, sorted, beside what uniform causal attention would give."""
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
 
@@ -10,6 +12,12 @@ from ..drawn import FAILS, HOLDS, MIXED, Plot, Verdict
 from ..stats import mean_interval
 
 NULL = "uniform causal attention"
+SHARES = {
+    "heads": "query heads, each alone",
+    "share": "query heads of a kv head together",
+    "null": NULL,
+    "token_0": "token 0 alone",
+}
 TOP = (0.01, 0.05, 0.2)
 DRAWN_RANKS = 60
 
@@ -18,7 +26,7 @@ def draw(context):
     """figure.kind accumulated_tail: sorted scores (log-log), and the share of the top tokens by layer."""
     table = context.cluster()
     scores = scores_of(table)
-    shares = shares_of(scores)
+    shares = shares_of(scores, head_shares(table))
     figures = [tails(context, table, scores), tops(context, table, shares)]
     return Plot(figures, [heavier_than_null(shares), decays_like_power(table)])
 
@@ -38,10 +46,19 @@ def top_share(scores, top):
     return float(sorted_share(scores)[: int(np.ceil(top * len(scores)))].sum())
 
 
-def shares_of(scores):
-    """One row per (prompt, layer, kv head, top): the share, the null's, and that of token 0."""
+def head_shares(table):
+    """{(prompt, layer, kv_head, top): mean over the query heads, each with its own scores}, where given."""
+    rows = table[table["measure"] == "top_share_heads"]
+    values = rows.assign(x=rows["x"].astype(float), value=rows["value"].astype(float))
+    return values.groupby(["prompt", "layer", "kv_head", "x"])["value"].mean().to_dict()
+
+
+def shares_of(scores, of_heads):
+    """One row per (prompt, layer, kv head, top): the share of the kv head (query heads summed), the mean over
+    its query heads (`heads`), the null's, and that of token 0."""
     return pd.DataFrame(
         {"prompt": prompt, "layer": layer, "kv_head": head, "top": top, "share": top_share(a, top)}
+        | {"heads": of_heads.get((prompt, layer, head, top), np.nan)}
         | {"null": top_share(null_scores(len(a)), top), "token_0": a[0] / a.sum()}
         for (prompt, layer, head), a in scores.items()
         for top in TOP
@@ -82,18 +99,13 @@ def curve_rows(label, shares):
 def tops(context, table, shares):
     """The share of the top 1, 5 and 20 % by layer beside the null's."""
     layers = sorted(shares["layer"].unique())
-    means = shares.groupby(["top", "layer"], as_index=False)[["share", "null", "token_0"]].mean()
+    means = shares.groupby(["top", "layer"], as_index=False)[list(SHARES)].mean()
     frames = []
-    for top, rows in means.groupby("top"):
+    for (top, name), label in ((pair, SHARES[pair[1]]) for pair in product(TOP, SHARES)):
+        rows = means[means["top"] == top].dropna(subset=[name])
         x = [layers.index(layer) for layer in rows["layer"]]
-        at = {"panel": f"top {100 * top:g} % of tokens", "layer": rows["layer"], "x": x}
-        frames.append(
-            pd.DataFrame(
-                at | {"label": "measured", "y": rows["share"], "ratio": rows["share"] / rows["null"]}
-            )
-        )
-        frames.append(pd.DataFrame(at | {"label": NULL, "y": rows["null"]}))
-        frames.append(pd.DataFrame(at | {"label": "token 0 alone", "y": rows["token_0"]}))
+        at = {"panel": f"top {100 * top:g} % of tokens", "label": label, "layer": rows["layer"], "x": x}
+        frames.append(pd.DataFrame(at | {"y": rows[name], "ratio_to_null": rows[name] / rows["null"]}))
     sheet = Sheet(
         title="Attention on the top tokens",
         points=pd.concat(frames, ignore_index=True),
@@ -108,8 +120,11 @@ def tops(context, table, shares):
 def tops_caption(means):
     texts = []
     for top, rows in means.groupby("top"):
-        values = ", ".join(f"L{row['layer']:.0f} {row['share']:.2f}" for _, row in rows.iterrows())
-        texts.append(f"top {100 * top:g} %: {values} (null {rows['null'].mean():.2f})")
+        for name in ("heads", "share"):
+            used = rows.dropna(subset=[name])
+            values = ", ".join(f"L{row['layer']:.0f} {row[name]:.2f}" for _, row in used.iterrows())
+            texts += [f"top {100 * top:g} %, {SHARES[name]}: {values}"] * (len(used) > 0)
+        texts.append(f"{NULL} {rows['null'].mean():.2f}")
     first = means[means["top"] == TOP[0]]
     sink = ", ".join(f"L{row['layer']:.0f} {row['token_0']:.2f}" for _, row in first.iterrows())
     return "Share of all attention. " + "; ".join(texts) + f"; token 0 alone: {sink}."
@@ -118,6 +133,7 @@ def tops_caption(means):
 def heavier_than_null(shares):
     """Heavy-tailed means more than the null; over heads, for the top 20 %."""
     rows = shares[shares["top"] == TOP[-1]]
+    rows = rows.assign(share=rows["heads"].fillna(rows["share"]))
     by_layer = {
         layer: mean_interval(part["share"] - part["null"])[0] for layer, part in rows.groupby("layer")
     }

@@ -31,6 +31,8 @@ def draw(context):
         markers=False,
     )
     verdicts = [peak_verdict(rows), low_verdict(rows, traces), same_verdict(rows, traces)]
+    if any(step.command == "bounds" for step in context.config.steps):
+        verdicts.append(program_verdict(rows, traces, context.bounds()))
     return Plot([draw_sheet(sheet, context.stem())], verdicts)
 
 
@@ -126,4 +128,25 @@ def same_verdict(rows, traces):
         how="all heads of an instance hold equally many tokens after every step",
         outcome=HOLDS if same == len(groups) else FAILS,
         numbers=f"{same} of {len(groups)} instances over {len(rows.drop_duplicates(UNIT))} heads",
+    )
+
+
+def program_verdict(rows, traces, bounds):
+    """The table of `kvreplay bounds buzz` against the replay: the peak, and the last pass of each cell."""
+    inputs = ["sinks", "window", "stride", "threshold", "variant"]
+    table = bounds.pivot_table(index=inputs, columns="quantity", values="value")
+    hits = 0
+    for key, params, peak in zip(rows["key"], rows["params"], rows["peak_attended_tokens"], strict=True):
+        said = table.loc[tuple(params[name] for name in inputs)]
+        last = after_passes(traces[key], params["sinks"] + params["window"])[-1:]
+        hits += (
+            peak == said["peak_attended"] and last != [] and said["pass_low"] <= last[0] <= said["pass_high"]
+        )
+    return Verdict(
+        claim="kvreplay bounds buzz states the peak and what passes settle at",
+        source="BUZZ Theorem 3.1",
+        how="peak_attended exactly, and the middle after the last pass within pass_low and pass_high,"
+        " every cell",
+        outcome=HOLDS if hits == len(rows) else FAILS,
+        numbers=f"{hits} of {len(rows)} cells",
     )

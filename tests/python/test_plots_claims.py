@@ -93,6 +93,13 @@ def test_budget_claims_draws_the_curves_and_judges(tmp_path):
     plot = draw(tmp_path, "budget_claims", rows_of("h2o", LOW) + rows_of("tova", HIGH), options)
     assert [verdict.outcome for verdict in plot.verdicts] == [HOLDS]
     assert plot.verdicts[0].source == "a paper"
+    assert plot.figures[0].caption == "rel_err_out_mean: a mean of ratios over query heads and rows."
+
+
+def test_time_averages_stand_beside_peaks_where_a_size_swings(tmp_path):
+    rows = rows_of("buzz", LOW, mean_kept_tokens=40) + rows_of("h2o", HIGH, mean_kept_tokens=64)
+    plot = draw(tmp_path, "budget_claims", rows)
+    assert plot.figures[0].caption.endswith("Time averages of tokens: buzz B=64: 40 (peak 64).")
 
 
 def test_points_are_means_over_heads_of_seed_means(tmp_path):

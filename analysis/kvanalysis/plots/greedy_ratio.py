@@ -38,10 +38,14 @@ def points_of(rows):
     """A point per layer and budget in each panel whose column the results have."""
     frames = []
     for measure, panel in PANELS.items():
-        if measure in rows:
+        if given(rows, measure):
             points = head_points(rows, measure, ["layer", "budget_tokens"])
             frames.append(points.assign(panel=panel, label=[f"layer {layer}" for layer in points["layer"]]))
     return pd.concat(frames, ignore_index=True).rename(columns={"budget_tokens": "x"})
+
+
+def given(rows, measure):
+    return measure in rows and rows[measure].notna().any()
 
 
 def verdict(rows):
@@ -49,7 +53,7 @@ def verdict(rows):
     numbers = [
         f"B={budget}: mean {group['mass_recall'].mean():.3f},"
         f" {(group['mass_recall'] > LEVEL).mean():.0%} of heads above"
-        + (f", worst row {group['mass_recall_min'].min():.3f}" if "mass_recall_min" in group else "")
+        + (f", worst row {group['mass_recall_min'].min():.3f}" if given(group, "mass_recall_min") else "")
         for budget, group in used.groupby("budget_tokens")
     ]
     return Verdict(
@@ -60,5 +64,5 @@ def verdict(rows):
         " mass recall stands beside 1 - 1/e",
         outcome=UNTESTABLE,
         numbers="; ".join(numbers)
-        + ("" if "mass_recall_min" in used else "; row minima are not in these results"),
+        + ("" if given(used, "mass_recall_min") else "; row minima are not in these results"),
     )

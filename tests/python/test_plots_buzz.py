@@ -136,16 +136,20 @@ def test_the_budget_with_the_nearest_time_average_stands_for_a_share(tmp_path):
             mean_kept_tokens=mean,
             peak_kept_tokens=b,
         )
-        for b, mean in ((12, 8), (15, 11), (30, 21))
+        for b, mean in ((12, 8), (15, 10.5), (30, 21), (80, 24))
         for h in (0, 1)
     ]
     claims = [{"claim": "a", "lower": {"method": "h2o"}, "higher": {"method": "buzz"}}]
-    options = {"shares": [0.1, 0.2], "claims": claims}
+    options = {"shares": [0.1, 0.2, 0.3], "claims": claims}
     plot = draw(tmp_path, "matched_average", {"run": fixed, "swinging": swings}, options)
     table = pd.read_csv(plot.figures[0].csv)
     buzz = table[table["label"] == "buzz"]
-    assert buzz[["x", "mean_kept_tokens", "peak_kept_tokens"]].values.tolist() == [[10, 11, 15], [20, 21, 30]]
-    assert "10 %: 11 (peak 15)" in plot.figures[0].caption
+    assert buzz[["x", "mean_kept_tokens", "peak_kept_tokens"]].values.tolist() == [
+        [10, 10.5, 15],
+        [20, 21, 30],
+    ]
+    assert "10 %: 10 (peak 15)" in plot.figures[0].caption
+    assert "buzz at 30% (nearest 24 of 30 tokens)" in plot.figures[0].caption
     assert plot.verdicts[0].outcome == HOLDS
     assert plot.verdicts[0].numbers.startswith("10%: 0.1 against 0.15")
 

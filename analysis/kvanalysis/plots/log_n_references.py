@@ -9,6 +9,7 @@ from ..curves import Sheet, draw_sheet, head_points
 from ..drawn import BAND_NOTE, Plot, replay_note
 from ..load import ResultsError
 from ..stats import UNIT, used_rows
+from .budget_claims import caption
 
 REFERENCES = {
     "against exact attention": {"method": "exact", "log_n": "off"},
@@ -63,7 +64,7 @@ def methods_figure(context, frame):
         x=Axis("budget [tokens per kv head]", "budget"),
         y=Axis(ERROR, "error"),
         note=f"{replay_note(frame)} {BAND_NOTE}",
-        caption="The paper reports perplexity, which a replay cannot.",
+        caption=f"The paper reports perplexity, which a replay cannot. {caption(frame)}",
     )
     return draw_sheet(sheet, context.stem("_methods"))
 

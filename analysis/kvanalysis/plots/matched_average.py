@@ -37,7 +37,7 @@ def draw(context):
 
 
 def matched_rows(fixed, swinging, shares):
-    """(rows, missed): for each share the rows whose time average is nearest to share * prompt, with the column
+    """(rows, missed): for each share the rows whose time average is nearest to share * prompt, with a column
     `share`; `missed` names those that no budget comes near to."""
     parts, missed = [], []
     for frame in (fixed, swinging):

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..balance_sizes import sizes
 from ..budget_axes import set_error_axis
-from ..claims import lower_everywhere
+from ..lower_everywhere import lower_everywhere
 from ..drawn import Drawn, Plot, replay_note, save, write_csv
 from ..extras import extra
 from ..panel_grid import fewest_empty, finish_grid, label_outer, panel_grid

@@ -9,7 +9,7 @@ from textwrap import fill
 import pandas as pd
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from ..claims import lower_everywhere
+from ..lower_everywhere import lower_everywhere
 from ..drawn import BAND_NOTE, Drawn, Plot, replay_note, save, write_csv
 from ..panel_grid import finish_grid, panel_grid, say_nothing_to_draw
 from ..plotstyle import COLUMN_WIDTH, GLYPH_EMS, PAGE_WIDTH, RC, looks, new_figure

@@ -1,6 +1,7 @@
 """What `kvreplay figures CONFIG -o DIR` left in DIR: figures, verdicts, and the data behind them."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,10 @@ class Made:
 
     @property
     def command(self):
-        return command_of(self.said["config"])
+        """The command that drew it, with what was given beside the configuration."""
+        return " ".join(
+            [command_of(self.said["config"]), *(f"-s {shlex.quote(text)}" for text in self.said["overrides"])]
+        )
 
 
 def holds_figures(folder):
@@ -57,10 +61,10 @@ def read_made(folder):
     """The Made of one folder; raises ResultsError if figure.json is not what `kvreplay figures` writes."""
     path = folder / DESCRIBED
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        said = {"traces": [], "overrides": []} | json.loads(path.read_text(encoding="utf-8"))
         missing = [key for key in ("name", *NEEDED, "mark_means", "config") if not isinstance(said[key], str)]
         figures = [_drawn(folder, entry) for entry in said["figures"]]
-        data = data_behind(folder)
+        data = data_behind(folder, said["traces"])
         claims = [_claim(said, verdict, data) for verdict in said["verdicts"]]
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise ResultsError(f"{path}: not written by `kvreplay figures`: {problem!r}") from problem
@@ -104,7 +108,9 @@ def _places_of(path):
     return pd.read_csv(path, usecols=PLACE, dtype=str, keep_default_na=False)[PLACE].drop_duplicates()
 
 
-def data_behind(folder):
-    """What a figure was made of, in words."""
+def data_behind(folder, traces):
+    """What a figure was made of, in words; `traces` are the names of the files that it was given."""
     found = places(folder)
-    return data_text(found) if len(found) else "formulas, or the trace alone: no head was replayed"
+    if len(found):
+        return data_text(found)
+    return f"trace {', '.join(traces)}, without a replay" if traces else "formulas alone"

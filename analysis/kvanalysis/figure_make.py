@@ -26,7 +26,9 @@ def make_figure(config, out, traces=None, overrides=(), force=False):
     context = Context(config, out, traces or config.traces)
     with styled():
         plot = renderer(config.kind)(context)
-    (out / "figure.json").write_text(json.dumps(_described(config, plot, out), indent=2), encoding="utf-8")
+    made = {"traces": [Path(trace).name for trace in context.traces], "overrides": [*overrides]}
+    described = _described(config, plot, out) | made
+    (out / "figure.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
     return plot
 
 

@@ -19,7 +19,7 @@ TELL = """<script>addEventListener("load", () => parent.postMessage({
   sorted: [...document.querySelectorAll("table.sortable")].every(table => {
     table.tHead.rows[0].cells[0].querySelector("button").click();
     return table.tHead.rows[0].cells[0].getAttribute("aria-sort") === "ascending"; }),
-  requests: performance.getEntriesByType("resource").map(entry => entry.name).filter(n => !n.startsWith("data:")),
+  requests: performance.getEntriesByType("resource").map(e => e.name).filter(n => !n.startsWith("data:")),
 }, "*"));</script></body>"""
 
 

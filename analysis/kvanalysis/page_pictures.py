@@ -1,6 +1,6 @@
 """Pictures inside the page: few colours, lossless WebP, as many as the page has room for.
 
-A figure of kvanalysis so takes about 35 kB where its PNG takes 160; a smaller scale would save nothing, because
+A figure of kvanalysis so takes about 35 kB where its PNG takes 160. A smaller scale would save nothing:
 it blurs flat areas.
 """
 

@@ -20,22 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The reader's own message for a missing file knows no neighbours.
-Trace open_trace(const std::string& file) {
-  std::error_code ignored;
-  if (fs::exists(file, ignored)) return Trace(file);
-  if (fs::exists(file + ".part", ignored))
-    throw TraceError(fmt::format(
-        "{}: does not exist, only {}.part: the dump is unfinished, run kvdump again with --resume", file,
-        file));
-  const fs::path folder = fs::path(file).parent_path();
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, ignored))
-    names.push_back(entry.path().filename().string());
-  throw TraceError(
-      fmt::format("{}: no such file{}", file, did_you_mean(fs::path(file).filename().string(), names)));
-}
-
 struct InspectChoices {
   std::string file;
   bool json = false;

@@ -100,8 +100,10 @@ int dispatch(int argc, char** argv, Context& context) {
   add_run(app, commands);
   add_inspect(app, commands);
   add_synth(app, commands);
+  add_cluster(app, commands);
   add_list(app, commands);
   add_report(app, commands);
+  add_bounds(app, commands);
   for (const Command& c : commands) c.parser->fallthrough();
   try {
     app.parse(argc, argv);

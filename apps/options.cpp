@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/errors.hpp"
 #include "base/text.hpp"
 
 namespace kvreplay::app {
@@ -38,6 +40,22 @@ bool looks_like_trace(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
   if (in.read(start.data(), start.size())) return std::string_view(start.data(), start.size()) == kSignature;
   return file.ends_with(".h5") || file.ends_with(".hdf5") || file.ends_with(".part");
+}
+
+// The reader's own message for a missing file knows no neighbours.
+Trace open_trace(const std::string& file) {
+  std::error_code ignored;
+  if (std::filesystem::exists(file, ignored)) return Trace(file);
+  if (std::filesystem::exists(file + ".part", ignored))
+    throw TraceError(fmt::format(
+        "{}: does not exist, only {}.part: the dump is unfinished, run kvdump again with --resume", file,
+        file));
+  const std::filesystem::path folder = std::filesystem::path(file).parent_path();
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.empty() ? "." : folder, ignored))
+    names.push_back(entry.path().filename().string());
+  throw TraceError(fmt::format("{}: no such file{}", file,
+                               did_you_mean(std::filesystem::path(file).filename().string(), names)));
 }
 
 }  // namespace kvreplay::app

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "console.hpp"
+#include "trace/trace.hpp"
 
 namespace kvreplay::app {
 
@@ -33,12 +34,16 @@ std::string list_override(const std::string& key, const std::string& comma_list,
 
 // HDF5 by its first bytes, or by its name when it does not exist.
 bool looks_like_trace(const std::string& file);
+// Trace(file), but a missing file is told with what lies near it. Throws TraceError.
+Trace open_trace(const std::string& file);
 
 // One registration a file of commands. The option values live as long as the parser.
 void add_run(CLI::App& app, std::vector<Command>& commands);
 void add_list(CLI::App& app, std::vector<Command>& commands);
 void add_inspect(CLI::App& app, std::vector<Command>& commands);
 void add_synth(CLI::App& app, std::vector<Command>& commands);
+void add_cluster(CLI::App& app, std::vector<Command>& commands);
 void add_report(CLI::App& app, std::vector<Command>& commands);
+void add_bounds(CLI::App& app, std::vector<Command>& commands);
 
 }  // namespace kvreplay::app

@@ -85,7 +85,7 @@ void offer_program() {
 struct ReportChoices {
   std::string place, out;
   std::vector<std::string> traces, sets;
-  bool force = false;
+  bool quick = false, force = false;
 };
 
 // A figure configuration, or a folder of them.
@@ -126,6 +126,7 @@ std::vector<std::string> words_of(const std::string& verb, const ReportChoices& 
   if (!choices.out.empty()) words.insert(words.end(), {"-o", choices.out});
   for (const std::string& trace : choices.traces) words.insert(words.end(), {"--trace", trace});
   for (const std::string& set : choices.sets) words.insert(words.end(), {"-s", set});
+  if (choices.quick) words.emplace_back("--quick");
   if (choices.force) words.emplace_back("--force");
   return words;
 }
@@ -168,6 +169,7 @@ void add_report(CLI::App& app, std::vector<Command>& commands) {
   figures->add_option("-s,--set", choices->sets, "override of every run: replay.tokens=512")
       ->type_name("KEY=VALUE")
       ->group(group);
+  figures->add_flag("--quick", choices.quick, "one kv head per layer: a look, not a result")->group(group);
   figures->add_flag("--force", choices->force, "forget what an earlier run left")->group(group);
   commands.push_back({report, [choices](Context&) { return analyse("report", *choices); }});
   commands.push_back({figures, [choices](Context&) { return analyse("figures", *choices); }});

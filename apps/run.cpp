@@ -106,9 +106,13 @@ RunOptions engine_options(const Work& work) {
     return cell.method->observes(cell.params, cell.axes);
   });
   const auto asks = [&](const char* name) {
-    return std::find(config.metrics.begin(), config.metrics.end(), name) != config.metrics.end();
+    return config.metrics.empty() ||
+           std::find(config.metrics.begin(), config.metrics.end(), name) != config.metrics.end();
   };
-  options.recalls = config.metrics.empty() || asks("index_recall") || asks("mass_recall");
+  options.recalls = asks("index_recall") || asks("mass_recall") || asks("mass_recall_min");
+  options.set_error = asks("rel_err_set_mean");
+  options.prefix_error = asks("rel_err_prefix_mean");
+  options.needles = {config.replay.needles.at, int32_t(config.replay.needles.tokens)};
   return options;
 }
 

@@ -70,11 +70,17 @@ def _add_figure(commands):
         "-o", "--out", metavar="DIR", type=Path, default=Path("out/figures"), help="default: out/figures"
     )
     command.add_argument(
-        "--trace", action="append", metavar="FILE", type=Path, help="instead of the configuration's traces"
+        "--trace",
+        action="append",
+        default=[],
+        metavar="FILE",
+        type=Path,
+        help="instead of the configuration's traces",
     )
     command.add_argument(
         "-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="override of every run step"
     )
+    command.add_argument("--quick", action="store_true", help="one kv head per layer: a look, not a result")
     command.add_argument("--force", action="store_true", help="forget what an earlier run left")
     command.set_defaults(run=_figure)
 
@@ -116,10 +122,12 @@ def _figures(options):
 
 def _figure(options):
     from .figure_make import figure_configs, make_figure
+    from .figure_steps import Wishes
 
+    wishes = Wishes(tuple(options.trace), tuple(options.set), options.quick, options.force)
     for config in figure_configs(options.config):
         print(f"{config.name}: {config.title}", file=sys.stderr)
-        plot = make_figure(config, options.out / config.name, options.trace, options.set, options.force)
+        plot = make_figure(config, options.out / config.name, wishes)
         print(*(path for drawn in plot.figures for path in (drawn.png, drawn.narrow) if path), sep="\n")
         for verdict in plot.verdicts:
             print(f"  {verdict.outcome}: {verdict.claim} ({verdict.numbers})", file=sys.stderr)

@@ -9,6 +9,7 @@ figure:
   expect: both lose less than either      # the paper's claim, in words
   steps: [run]                 # what is computed before it is drawn; the default
   options: {...}               # of the kind
+  quick: {seeds.count: 2}      # further overrides of a --quick run, which takes one kv head per layer
 
 A step is one of
   run                                    this file's sweep, into OUT/run
@@ -25,7 +26,7 @@ import yaml
 
 from .plots import kinds
 
-KEYS = {"kind", "paper", "number", "mark", "title", "expect", "steps", "options"}
+KEYS = {"kind", "paper", "number", "mark", "title", "expect", "steps", "options", "quick"}
 NEEDED = ("kind", "paper", "number", "mark", "title", "expect")
 MARKS = {"R": "reproduces the figure at attention level", "P": "proxy: the paper reports task scores"}
 COMMANDS = ("run", "cluster", "bounds", "synth")
@@ -59,6 +60,7 @@ class FigureConfig:
     traces: list[Path]
     steps: list[Step]
     options: dict = field(default_factory=dict)
+    quick: dict = field(default_factory=dict)
     sweep: dict = field(default_factory=dict)
 
 
@@ -80,6 +82,7 @@ def read_figure_config(path):
         traces=traces,
         steps=_steps(path, figure.get("steps", ["run"])),
         options=figure.get("options", {}),
+        quick=figure.get("quick", {}),
         sweep={key: value for key, value in content.items() if key != "figure"},
         **{key: str(figure[key]) for key in NEEDED},
     )
@@ -96,8 +99,9 @@ def _check_keys(path, figure):
         raise FigureError(f"{path}: figure.kind: no plot {figure['kind']}; there are {', '.join(kinds())}")
     if figure["mark"] not in MARKS:
         raise FigureError(f"{path}: figure.mark: {figure['mark']} is none of {', '.join(MARKS)}")
-    if not isinstance(figure.get("options", {}), dict):
-        raise FigureError(f"{path}: figure.options must be a map")
+    for key in ("options", "quick"):
+        if not isinstance(figure.get(key, {}), dict):
+            raise FigureError(f"{path}: figure.{key} must be a map")
 
 
 def _beside(path, trace):

@@ -20,10 +20,10 @@ def figure_configs(path):
     return [read_figure_config(file) for file in files]
 
 
-def make_figure(config, out, traces=None, overrides=(), force=False):
+def make_figure(config, out, wishes):
     """Runs the steps of `config` into `out` and draws; returns the Plot. Raises FigureError, ResultsError."""
-    run_steps(config, out, traces, overrides, force)
-    context = Context(config, out, traces or config.traces)
+    run_steps(config, out, wishes)
+    context = Context(config, out, list(wishes.traces) or config.traces)
     with styled():
         plot = renderer(config.kind)(context)
     made = {"traces": [Path(trace).name for trace in context.traces], "overrides": [*overrides]}

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from .figure_config import FigureError
@@ -22,48 +23,63 @@ def program():
     return found
 
 
-def run_steps(config, out, traces=None, overrides=(), force=False):
-    """Runs every step of `config` into the folder `out`; what is already there is not computed again.
+ONE_HEAD = {"select.kv_heads": [0]}  # of each layer, in a quick run
 
-    `traces` replaces the configuration's, `overrides` are KEY=VALUE for every `run` step.
-    """
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line asks of all steps: `traces` instead of the configuration's, KEY=VALUE
+    `overrides` of every run, one kv head per layer (`quick`), nothing reused (`force`)."""
+
+    traces: tuple = ()
+    overrides: tuple = ()
+    quick: bool = False
+    force: bool = False
+
+
+def run_steps(config, out, wishes):
+    """Runs every step of `config` into the folder `out`; what is already there is not computed again."""
     out.mkdir(parents=True, exist_ok=True)
     for step in config.steps:
-        _COMMANDS[step.command](config, step, out, traces or config.traces, [*overrides], force)
+        _COMMANDS[step.command](config, step, out, wishes)
 
 
-def _run(config, step, out, traces, overrides, force):
-    used = [out / f"{step.trace}.h5"] if step.trace else traces
-    own = [f"{key}={json.dumps(value)}" for key, value in step.argument.items()]
+def _run(config, step, out, wishes):
+    used = [out / f"{step.trace}.h5"] if step.trace else wishes.traces or config.traces
+    own = step.argument | (ONE_HEAD | config.quick if wishes.quick else {})
     words = ["run", config.path, "-o", out / step.name, "--progress", "none", "-q"]
-    for text in (f"traces={json.dumps([str(Path(t).resolve()) for t in used])}", *own, *overrides):
+    for text in (
+        f"traces={json.dumps([str(Path(trace).resolve()) for trace in used])}",
+        *(f"{key}={json.dumps(value)}" for key, value in own.items()),
+        *wishes.overrides,
+    ):
         words += ["-s", text]
     # Failed cells are reported by the figure itself.
-    _call(config, step, words + (["--force"] if force else []), accept=(0, 1))
+    _call(config, step, words + (["--force"] if wishes.force else []), accept=(0, 1))
 
 
-def _cluster(config, step, out, traces, _overrides, force):
-    _made_once(
-        config, step, out / f"{step.name}.h5", ["cluster", _the_trace(config, step, out, traces)], force
-    )
+def _cluster(config, step, out, wishes):
+    words = ["cluster", _the_trace(config, step, out, wishes), *(["--kv-heads", "0"] if wishes.quick else [])]
+    _made_once(config, step, out / f"{step.name}.h5", words, wishes.force)
 
 
-def _synth(config, step, out, _traces, _overrides, force):
-    _made_once(config, step, out / f"{step.name}.h5", ["synth"], force)
+def _synth(config, step, out, wishes):
+    _made_once(config, step, out / f"{step.name}.h5", ["synth"], wishes.force)
 
 
-def _bounds(config, step, out, traces, _overrides, _force):
-    text = step.argument.format(trace=shlex.quote(str(_the_trace(config, step, out, traces))))
-    table = _call(config, step, ["bounds", *shlex.split(text), "--csv"])
+def _bounds(config, step, out, wishes):
+    trace = shlex.quote(str(_the_trace(config, step, out, wishes)))
+    table = _call(config, step, ["bounds", *shlex.split(step.argument.format(trace=trace)), "--csv"])
     (out / f"{step.name}.csv").write_text(table, encoding="utf-8")
 
 
 _COMMANDS = {"run": _run, "cluster": _cluster, "synth": _synth, "bounds": _bounds}
 
 
-def _the_trace(config, step, out, traces):
+def _the_trace(config, step, out, wishes):
     if step.trace:
         return out / f"{step.trace}.h5"
+    traces = wishes.traces or config.traces
     if len(traces) != 1:
         raise FigureError(f"{config.path}: step {step.name} takes one trace, not {len(traces)}")
     return traces[0]

@@ -39,8 +39,8 @@ def load(out_dir):
     """One row per cell of the run in `out_dir`, failed cells included.
 
     Counts are nullable integers, measures are floats (NaN where the field is empty), a column beyond the
-    contract is floats if all its fields are numbers, `params` is a dict, `params_json` its canonical text,
-    `label` the legend entry, `oracle` whether the method sees what a cache could not.
+    contract is floats if all its fields are numbers. `params` and `given` are dicts, `params_json` is
+    canonical text, `label` the legend entry, `oracle` whether the method sees what a cache could not.
     `frame.attrs["meta"]` holds results.meta.json, {} without that file.
     Raises ResultsError. Source: interfaces.md, section 6.
     """
@@ -48,7 +48,8 @@ def load(out_dir):
     frame = _typed(_read_text(path), path)
     frame = frame.assign(**{name: _guessed(frame[name]) for name in frame if name not in COLUMNS})
     frame["params_json"] = frame["params"]
-    frame["params"] = _parse_params(frame["params_json"], path)
+    given = frame["given"] if "given" in frame else frame["params"]
+    frame = frame.assign(params=_parse_json(frame["params"], path), given=_parse_json(given, path))
     _refuse_repeated_cells(frame, path)
     frame = add_labels(frame)
     frame.attrs["meta"] = load_meta(out_dir)
@@ -128,16 +129,16 @@ def _guessed(column):
     return numbers.astype(float) if numbers.notna().equals(column != "") else column
 
 
-def _parse_params(texts, path):
+def _parse_json(texts, path):
     """One dict per row; equal texts share one dict. An empty field means no parameters."""
     parsed = {}
     for text in texts.unique():
         try:
             parsed[text] = json.loads(text) if text else {}
         except ValueError as problem:
-            raise ResultsError(f"{path}: params is not JSON: {text[:80]!r}") from problem
+            raise ResultsError(f"{path}: {texts.name} is not JSON: {text[:80]!r}") from problem
         if not isinstance(parsed[text], dict):
-            raise ResultsError(f"{path}: params is not a JSON object: {text[:80]!r}")
+            raise ResultsError(f"{path}: {texts.name} is not a JSON object: {text[:80]!r}")
     return pd.Series([parsed[text] for text in texts], index=texts.index, dtype=object)
 
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -56,14 +57,24 @@ struct CellMeasures {
   int64_t n_queries = 0;
   std::optional<double> rel_err_out_mean, rel_err_out_p50, rel_err_out_p95, rel_err_out_max, rel_err_fro,
       cosine_mean;
+  std::optional<double> rel_err_clamped, rmse, rel_err_prefix_mean, rel_err_set_mean, rel_err_numerator_mean,
+      rel_err_normaliser_mean;
+  std::array<std::optional<double>, 4> rel_err_quarters;  // of the scored rows in their order
   std::optional<double> eps_spectral_mean, eps_spectral_max, eps_frobenius_mean, eps_frobenius_max;
+  std::optional<double> eps_spectral_p99, eps_frobenius_p99, eps_additive_mean;
   std::optional<double> partition_err_mean, partition_err_max, kept_mass_mean, mass_recall, index_recall;
+  std::optional<double> log_partition_err_mean, kept_mass_min, mass_recall_min, missed_gap_mean,
+      mass_bound_mean, density_mean, needle_mass;
   int64_t peak_kept_tokens = 0, peak_attended_tokens = 0;
   double mean_kept_tokens = 0, mean_attended_tokens = 0;
   int64_t peak_bytes = 0, aux_bytes = 0, total_bytes = 0, full_bytes = 0, n_evictions = 0, n_quantised = 0,
           rows_skipped = 0;
-  std::optional<double> bound_log10_tokens;
-  std::optional<bool> bound_holds;
+  int64_t final_bytes = 0, key_floats = 0, value_floats = 0, weight_floats = 0, score_bytes = 0,
+          sketch_bytes = 0, index_bytes = 0;
+  double mean_bytes = 0, equivalent_tokens = 0;
+  std::optional<double> read_bytes_per_step, median_evicted_age_tokens;
+  std::optional<double> bound_log10_tokens, bound_holds, bound_epsilon, bound_slack, bound_probability;
+  std::optional<bool> bound_capped;
   std::map<std::string, double> extras;  // what the method reports of itself
   double select_s = 0, attend_s = 0;     // of this run; every comparison leaves them out
 };

@@ -71,6 +71,17 @@ const char* word(Order order) {
   return order == Order::attend_then_evict ? "attend_then_evict" : "evict_then_attend";
 }
 
+nlohmann::json given_of(const Method& method, const nlohmann::json& params, const Axes& axes) {
+  nlohmann::json given = nlohmann::json::object();
+  for (const ParameterSpec& spec : method.parameters)
+    if (params.contains(spec.name) && params.at(spec.name) != spec.default_value)
+      given[spec.name] = params.at(spec.name);
+  const nlohmann::json mine = to_json(axes), usual = to_json(method.default_axes(params));
+  for (const auto& [name, value] : mine.items())
+    if (value != usual.at(name)) given[name] = value;
+  return given;
+}
+
 const Method* find_method(const Registry& methods, const std::string& name_or_alias) {
   if (name_or_alias.empty()) return nullptr;
   for (const Method& method : methods)

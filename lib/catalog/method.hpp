@@ -74,6 +74,9 @@ struct Method {
   std::function<std::unique_ptr<Lane<double>>(const LaneOrder&)> lane_double;
 };
 
+// Of an instance's parameters and axes those that are not the method's defaults: what tells it from others.
+nlohmann::json given_of(const Method& method, const nlohmann::json& params, const Axes& axes);
+
 using Registry = std::vector<Method>;
 const Registry& registry();  // generated from methods.list; in its order
 const Method* find_method(const Registry& methods, const std::string& name_or_alias);

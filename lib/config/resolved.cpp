@@ -13,10 +13,14 @@ json or_word(const std::optional<T>& value, const char* word) {
 json replay_json(const RunConfig::Replay& replay) {
   using Queries = RunConfig::Replay::Queries;
   const char* kind = replay.queries == Queries::last ? "last" : "stride";
-  return {{"tokens", or_word(replay.tokens, "all")},
-          {"prefill", or_word(replay.prefill, "trace")},
-          {"prompt", replay.prompt_streams ? "stream" : "cut"},
-          {"queries", replay.queries == Queries::all ? json("all") : json{{kind, replay.queries_count}}}};
+  json entry = {
+      {"tokens", or_word(replay.tokens, "all")},
+      {"prefill", or_word(replay.prefill, "trace")},
+      {"prompt", replay.prompt_streams ? "stream" : "cut"},
+      {"queries", replay.queries == Queries::all ? json("all") : json{{kind, replay.queries_count}}}};
+  if (!replay.needles.at.empty())
+    entry["needles"] = {{"at", replay.needles.at}, {"tokens", replay.needles.tokens}};
+  return entry;
 }
 
 json method_json(const MethodInstance& instance) {

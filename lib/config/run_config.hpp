@@ -46,6 +46,10 @@ struct RunConfig {
     bool prompt_streams = false;             // convention C5
     enum class Queries { all, last, stride } queries = Queries::all;
     int64_t queries_count = 0;  // of last, or the stride
+    struct Needles {            // marked spans of the prompt: each starts at a share of it
+      std::vector<double> at;   // empty: none
+      int64_t tokens = 0;
+    } needles;
   } replay;
   std::vector<MethodInstance> methods;
   BudgetList budget;

@@ -62,6 +62,37 @@ void read_queries(RunConfig& config, const Node* node, Problems& problems) {
   }
 }
 
+// Shares of the prompt at which the spans start, each once.
+void read_needle_starts(RunConfig& config, const Node& node, Problems& problems) {
+  const std::string name = "replay.needles.at";
+  if (node.kind == Node::Kind::list && node.items.empty())
+    return problems.error(node.mark, name + " is an empty list: write where spans start, as [0, 0.4, 0.9]");
+  auto& starts = config.replay.needles.at;
+  for (const Node* item : one_or_many(node)) {
+    const auto at = read_real(problems, *item, name, {0, 1});
+    if (!at) continue;
+    if (*at == 1)
+      problems.error(item->mark, name + " is 1 and must be below 1: a span starts inside of the prompt");
+    else if (std::find(starts.begin(), starts.end(), *at) != starts.end())
+      problems.error(item->mark, fmt::format("{} is listed twice in {}", number_text(*at), name));
+    else starts.push_back(*at);
+  }
+}
+
+void read_needles(RunConfig& config, const Node* node, Problems& problems) {
+  if (node == nullptr) return;
+  const Section section(node, "replay.needles", {"at", "tokens"}, problems);
+  if (node->kind != Node::Kind::map) return;
+  const Node *at = section.find("at"), *tokens = section.find("tokens");
+  if (at == nullptr || tokens == nullptr)
+    return problems.error(node->mark,
+                          fmt::format("replay.needles has no {}: write {{at: [0, 0.4, 0.9], tokens: 32}}",
+                                      at == nullptr ? "at" : "tokens"));
+  read_needle_starts(config, *at, problems);
+  config.replay.needles.tokens =
+      read_integer(problems, *tokens, "replay.needles.tokens", kTokens).value_or(1);
+}
+
 void read_count(RunConfig& config, const Section& section, const std::string& key, const char* default_word,
                 std::optional<int64_t>& into, Problems& problems) {
   const Node* node = section.find(key);
@@ -87,13 +118,14 @@ void read_select(RunConfig& config, const Node* node, Problems& problems) {
 }
 
 void read_replay(RunConfig& config, const Node* node, Problems& problems) {
-  const Section section(node, "replay", {"tokens", "prefill", "prompt", "queries"}, problems);
+  const Section section(node, "replay", {"tokens", "prefill", "prompt", "queries", "needles"}, problems);
   read_count(config, section, "tokens", "all", config.replay.tokens, problems);
   read_count(config, section, "prefill", "trace", config.replay.prefill, problems);
   if (const Node* prompt = section.find("prompt"))
     config.replay.prompt_streams =
         read_word(problems, *prompt, "replay.prompt", {"cut", "stream"}) == "stream";
   read_queries(config, section.find("queries"), problems);
+  read_needles(config, section.find("needles"), problems);
   const auto &tokens = config.replay.tokens, &prefill = config.replay.prefill;
   if (tokens && prefill && *prefill > *tokens)
     problems.error(

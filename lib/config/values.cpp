@@ -68,7 +68,7 @@ std::string bound(double value, bool whole) {
 const std::vector<std::pair<std::string, std::vector<std::string>>>& sections() {
   static const std::vector<std::pair<std::string, std::vector<std::string>>> all = {
       {"select", {"prompts", "layers", "kv_heads"}},
-      {"replay", {"tokens", "prefill", "prompt", "queries"}},
+      {"replay", {"tokens", "prefill", "prompt", "queries", "needles"}},
       {"budget", {"fraction_kept", "bytes"}},
       {"seeds", {"first", "count"}},
       {"run", {"device", "jobs", "precision", "audit"}},

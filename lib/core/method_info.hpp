@@ -138,6 +138,18 @@ constexpr double kRealWord = std::numeric_limits<double>::infinity();
 // Which rows vote (score_rows): all, none of the prompt's, or the last w > 0 of them.
 constexpr int32_t kAllRows = 0, kDecodeRows = -1;
 
+// What the theorem behind an instance allows (measures.md, sections 1 and 7): with `probability` the error of
+// a row is at most epsilon ||x||_2 times a norm of V.
+struct Promise {
+  enum class Norm { none, spectral, frobenius };
+  Norm norm = Norm::none;  // none: the instance has no target to be held to
+  double epsilon = 0, probability = 0;
+  bool capped = false;  // some size was smaller than the theorem asks for
+  // r^2/sqrt(d) of an additive theorem, ||numerator error|| <= epsilon j exp(-r^2/sqrt(d)) max ||v||; kUnset:
+  // none. It may grow with the tokens seen.
+  double spread = kUnset;
+};
+
 struct Range {
   double low, high;  // inclusive
 };

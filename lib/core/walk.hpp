@@ -70,11 +70,6 @@ struct SelfBalancing {
   }
 };
 
-// c = 30 ln(n/delta), delta = 1/n^2 unless it is given (> 0).
-inline double walk_constant(int32_t n, double delta) {
-  return 30 * (delta > 0 ? std::log(n / delta) : 3 * std::log(double(n)));
-}
-
 // The bare walk on vectors [n, dim]: signs and probabilities, both 0 from a failure on, and W. Returns the
 // index of the vector at which it failed, or -1.
 inline int32_t self_balancing_walk(std::span<const double> vectors, int32_t dim, SelfBalancing rule,

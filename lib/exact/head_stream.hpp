@@ -47,6 +47,8 @@ struct HeadStream {
   const Real* query(int32_t head, int32_t token) const {
     return queries.data() + (int64_t(head) * query_rows + query_row[size_t(token)]) * shape.dim;
   }
+  // First token that row t may attend to.
+  int32_t first_key(int32_t t) const { return window > 0 && t >= window ? t - window + 1 : 0; }
   Rotation<Real> rotate() const {
     if (rotation == nullptr) return {};
     return {rotation->cosines.data(), rotation->sines.data(), positions.data(), rotation->pairs,

@@ -17,15 +17,26 @@ double median(std::vector<double>& x) {
   return x.size() % 2 == 1 ? *middle : (*middle + *std::max_element(x.begin(), middle)) / 2;
 }
 
+// Of vectors of `width` numbers.
+template <class Real>
+double largest_norm(const std::vector<Real>& vectors, size_t width) {
+  double most = 0;
+  for (size_t at = 0; at < vectors.size(); at += width) {
+    const std::span<const Real> x(vectors.data() + at, width);
+    most = std::max(most, wide_dot(x, x));
+  }
+  return std::sqrt(most);
+}
+
 }  // namespace
 
 template <class Real>
-double median_key_distance(const HeadStream<Real>& stream, const Draws& draws) {
-  const int64_t n = stream.tokens, d = stream.shape.dim;
-  const auto key = [&](int64_t i) { return std::span<const Real>(stream.keys.data() + i * d, size_t(d)); };
+double median_distance(std::span<const Real> points, int32_t dim, const Draws& draws) {
+  const int64_t n = int64_t(points.size()) / dim;
+  const auto point = [&](int64_t i) { return points.subspan(size_t(i) * size_t(dim), size_t(dim)); };
   std::vector<double> distances;
   const auto add = [&](int64_t i, int64_t j) {
-    distances.push_back(std::sqrt(squared_distance(key(i), key(j))));
+    distances.push_back(std::sqrt(squared_distance(point(i), point(j))));
   };
   if (n * (n - 1) / 2 <= kMostPairs) {
     for (int64_t i = 0; i < n; ++i)
@@ -34,26 +45,35 @@ double median_key_distance(const HeadStream<Real>& stream, const Draws& draws) {
     for (int64_t pair = 0; pair < kMostPairs; ++pair) {
       const auto i = int64_t(draws.uniform(Structure::distance_pairs, pair, 0) * double(n));
       const auto j = int64_t(draws.uniform(Structure::distance_pairs, pair, 1) * double(n - 1));
-      add(i, j + (j >= i ? 1 : 0));  // two different keys
+      add(i, j + (j >= i ? 1 : 0));  // two different points
     }
   }
   return median(distances);
 }
 
 template <class Real>
-double largest_query_norm(const HeadStream<Real>& stream) {
-  const size_t d = size_t(stream.shape.dim);
-  double largest = 0;
-  for (size_t at = 0; at < stream.queries.size(); at += d) {
-    const std::span<const Real> q(stream.queries.data() + at, d);
-    largest = std::max(largest, wide_dot(q, q));
-  }
-  return std::sqrt(largest);
+double median_key_distance(const HeadStream<Real>& stream, const Draws& draws) {
+  const size_t numbers = size_t(stream.tokens) * size_t(stream.shape.dim);
+  return median_distance(std::span<const Real>(stream.keys.data(), numbers), stream.shape.dim, draws);
 }
 
+template <class Real>
+double largest_query_norm(const HeadStream<Real>& stream) {
+  return largest_norm(stream.queries, size_t(stream.shape.dim));
+}
+
+template <class Real>
+double largest_key_norm(const HeadStream<Real>& stream) {
+  return largest_norm(stream.keys, size_t(stream.shape.dim));
+}
+
+template double median_distance(std::span<const float>, int32_t, const Draws&);
+template double median_distance(std::span<const double>, int32_t, const Draws&);
 template double median_key_distance(const HeadStream<float>&, const Draws&);
 template double median_key_distance(const HeadStream<double>&, const Draws&);
 template double largest_query_norm(const HeadStream<float>&);
 template double largest_query_norm(const HeadStream<double>&);
+template double largest_key_norm(const HeadStream<float>&);
+template double largest_key_norm(const HeadStream<double>&);
 
 }  // namespace kvreplay

@@ -10,15 +10,9 @@
 namespace kvreplay {
 namespace {
 
-// First token that row t may attend to.
-template <class Real>
-int32_t first_key(const HeadStream<Real>& stream, int32_t t) {
-  return stream.window > 0 ? std::max(0, t - stream.window + 1) : 0;
-}
-
 template <class Real>
 void finish_row(const HeadStream<Real>& stream, Tile<Real>& tile, int32_t head, int32_t row) {
-  const int32_t t = tile.rows[size_t(row)], first = first_key(stream, t), count = t + 1 - first;
+  const int32_t t = tile.rows[size_t(row)], first = stream.first_key(t), count = t + 1 - first;
   Real* strip = tile.strip.data() + tile.at(head, row) * tile.stride;
   for (int32_t i = first; i <= t; ++i) strip[i] = stream.rule(strip[i]);
   const bool sink = !stream.sink_logits.empty();
@@ -42,28 +36,6 @@ std::vector<Real> gather_queries(const HeadStream<Real>& stream, const std::vect
   for (const int32_t t : rows)
     q.insert(q.end(), stream.query(head, t), stream.query(head, t) + stream.shape.dim);
   return q;
-}
-
-template <class Real>
-void strips(const HeadStream<Real>& stream, Tile<Real>& tile) {
-  const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
-  tile.heads = stream.shape.heads;
-  tile.v_dim = stream.shape.v_dim;
-  tile.blocks = stream.shape.blocks;
-  tile.stride = std::max(tile.end, keys);
-  const size_t cells = size_t(tile.heads) * size_t(rows);
-  tile.strip.resize(cells * size_t(tile.stride));
-  tile.shift.resize(cells);
-  tile.z.resize(cells);
-  tile.l2.resize(cells);
-  for (int32_t h = 0; h < tile.heads; ++h) {
-    const std::vector<Real> q = gather_queries(stream, tile.rows, h);
-    Real* strip = tile.strip.data() + tile.at(h, 0) * tile.stride;
-    kernels::multiply_transposed(q.data(), stream.shape.dim, rows,
-                                 stream.block_keys(stream.shape.block_of(h)), keys, stream.shape.dim, strip,
-                                 tile.stride);
-    for (int32_t r = 0; r < rows; ++r) finish_row(stream, tile, h, r);
-  }
 }
 
 RowRanking rank_row(const std::vector<double>& p, int32_t depth) {
@@ -137,8 +109,30 @@ void add_maxima(const Tile<Real>& tile, int32_t first, std::vector<double>& p, d
 }  // namespace
 
 template <class Real>
+void strip_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
+  const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
+  tile.heads = stream.shape.heads;
+  tile.v_dim = stream.shape.v_dim;
+  tile.blocks = stream.shape.blocks;
+  tile.stride = std::max(tile.end, keys);
+  const size_t cells = size_t(tile.heads) * size_t(rows);
+  tile.strip.resize(cells * size_t(tile.stride));
+  tile.shift.resize(cells);
+  tile.z.resize(cells);
+  tile.l2.resize(cells);
+  for (int32_t h = 0; h < tile.heads; ++h) {
+    const std::vector<Real> q = gather_queries(stream, tile.rows, h);
+    Real* strip = tile.strip.data() + tile.at(h, 0) * tile.stride;
+    kernels::multiply_transposed(q.data(), stream.shape.dim, rows,
+                                 stream.block_keys(stream.shape.block_of(h)), keys, stream.shape.dim, strip,
+                                 tile.stride);
+    for (int32_t r = 0; r < rows; ++r) finish_row(stream, tile, h, r);
+  }
+}
+
+template <class Real>
 void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
-  strips(stream, tile);
+  strip_pass(stream, tile);
   const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
   tile.out.resize(size_t(tile.heads) * size_t(rows) * size_t(tile.v_dim));
   for (int32_t h = 0; h < tile.heads; ++h) {
@@ -148,6 +142,26 @@ void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
     for (int32_t r = 0; r < rows; ++r) {
       const Real inverse = Real(1 / tile.z[size_t(tile.at(h, r))]);
       for (int32_t c = 0; c < tile.v_dim; ++c) out[int64_t(r) * tile.v_dim + c] *= inverse;
+    }
+  }
+}
+
+template <class Real>
+void prefix_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
+  const int32_t rows = int32_t(tile.rows.size());
+  tile.prefix_out.resize(tile.out.size());
+  for (int32_t h = 0; h < tile.heads; ++h) {
+    Real* out = tile.prefix_out.data() + tile.at(h, 0) * tile.v_dim;
+    kernels::multiply(tile.strip_row(h, 0), tile.stride, rows, stream.block_values(stream.shape.block_of(h)),
+                      stream.prompt, tile.v_dim, out, tile.v_dim);
+    for (int32_t r = 0; r < rows; ++r) {
+      const Real* strip = tile.strip_row(h, r);
+      double z = std::accumulate(strip, strip + stream.prompt, 0.0);
+      if (!stream.sink_logits.empty())
+        z += std::exp(double(stream.sink_logits[size_t(h)] - tile.shift[size_t(tile.at(h, r))]));
+      const double inverse = z > 0 ? 1 / z : 0;  // may be more than a float holds
+      for (Real* x = out + int64_t(r) * tile.v_dim; x < out + int64_t(r + 1) * tile.v_dim; ++x)
+        *x = Real(double(*x) * inverse);
     }
   }
 }
@@ -182,7 +196,7 @@ std::vector<std::vector<double>> prompt_pass(const HeadStream<Real>& stream, con
     tile.end = std::min(prompt, begin + kTileRows);
     tile.rows.resize(size_t(tile.end - begin));
     std::iota(tile.rows.begin(), tile.rows.end(), begin);
-    strips(stream, tile);
+    strip_pass(stream, tile);
     for (size_t f = 0; f < pass.sums_from.size(); ++f)
       for (int32_t h = 0; h < heads; ++h)
         add_columns(tile, h, pass.sums_from[f], prompt, sums[f].data() + int64_t(h) * prompt);
@@ -208,15 +222,19 @@ std::vector<double> future_sums(const HeadStream<Real>& stream, const std::vecto
     for (int32_t t = begin; t < tile.end; ++t)
       if (scored[size_t(t)] != 0) tile.rows.push_back(t);
     if (tile.rows.empty()) continue;
-    strips(stream, tile);
+    strip_pass(stream, tile);
     for (int32_t h = 0; h < stream.shape.heads; ++h)
       add_columns(tile, h, 0, stream.tokens, sums.data() + int64_t(h) * stream.tokens);
   }
   return sums;
 }
 
+template void strip_pass(const HeadStream<float>&, Tile<float>&);
+template void strip_pass(const HeadStream<double>&, Tile<double>&);
 template void exact_pass(const HeadStream<float>&, Tile<float>&);
 template void exact_pass(const HeadStream<double>&, Tile<double>&);
+template void prefix_pass(const HeadStream<float>&, Tile<float>&);
+template void prefix_pass(const HeadStream<double>&, Tile<double>&);
 template void rank_rows(Tile<float>&, int32_t, bool);
 template void rank_rows(Tile<double>&, int32_t, bool);
 template std::vector<std::vector<double>> prompt_pass(const HeadStream<float>&, const PromptPass&);

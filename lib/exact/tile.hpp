@@ -28,8 +28,11 @@ struct Tile {
   std::vector<Real> shift;    // [heads, rows] largest logit
   std::vector<double> z, l2;  // [heads, rows] sum of the strip; ||x||_2 of the probabilities
   std::vector<Real> out;      // [heads, rows, v_dim]
+  // The same over the prompt's tokens alone, filled by prefix_pass; 0 where a row sees none of them.
+  std::vector<Real> prefix_out;  // [heads, rows, v_dim]; may be empty
   // Measures of rows, filled for scored rows only.
   std::vector<double> v_frobenius, v_operator;        // [blocks, rows] of V_0..t
+  std::vector<double> v_largest;                      // [blocks, rows] max ||v|| of tokens 0..t
   std::vector<RowRanking> ranking;                    // [rows] of the group's mean probability; may be empty
   std::vector<std::vector<RowRanking>> head_ranking;  // [heads][rows], only where a method needs it
 
@@ -37,9 +40,16 @@ struct Tile {
   const Real* strip_row(int32_t head, int32_t row) const { return strip.data() + at(head, row) * stride; }
 };
 
-// Fills strip, shift, z, l2 and out for tile.rows. Needs queries for all of them.
+// Fills strip, shift, z and l2 for tile.rows. Needs queries for all of them.
+template <class Real>
+void strip_pass(const HeadStream<Real>& stream, Tile<Real>& tile);
+// The same, and the exact outputs.
 template <class Real>
 void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile);
+
+// Fills prefix_out from the strip, for rows after the prompt: what one-shot methods chose from.
+template <class Real>
+void prefix_pass(const HeadStream<Real>& stream, Tile<Real>& tile);
 
 // Rankings of all scored rows down to `depth` tokens: of the group (heads = false) or of each head.
 template <class Real>

@@ -233,11 +233,26 @@ typename Formatter<Real>::Values Formatter<Real>::values_of(const BasicCache<Rea
 }
 
 template <class Real>
-int64_t Formatter<Real>::payload_bytes(const BasicCache<Real>& cache) {
+typename Formatter<Real>::Payload Formatter<Real>::payload(const BasicCache<Real>& cache) {
   const int64_t dim = cache.shape().dim, v_dim = cache.shape().v_dim, keys = cache.coded_keys();
   const Values values = values_of(cache);
   const int64_t exact = (cache.size() - keys) * dim + values.exact * v_dim;
   const int64_t coded = keys * dim + (values.stored - values.exact) * v_dim;
+  const Held& shared = held(cache);
+  return {cache.size() * dim, values.stored * v_dim,
+          exact_bytes(exact + shared.factor_numbers + shared.outliers) + (coded * bits() + 7) / 8};
+}
+
+template <class Real>
+int64_t Formatter<Real>::read_bytes(const BasicCache<Real>& cache, std::span<const uint8_t> read) {
+  int64_t exact = 0, coded = 0;
+  for (int32_t row = 0; row < cache.size(); ++row) {
+    if (read[size_t(row)] == kUnread) continue;
+    const Coding coding = cache.coding(row);
+    (coding.key_exact() ? exact : coded) += cache.shape().dim;
+    if (read[size_t(row)] == kRead && stores_value(cache, row))
+      (coding.value_exact() ? exact : coded) += cache.shape().v_dim;
+  }
   const Held& shared = held(cache);
   return exact_bytes(exact + shared.factor_numbers + shared.outliers) + (coded * bits() + 7) / 8;
 }

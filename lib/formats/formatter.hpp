@@ -1,4 +1,5 @@
 #pragma once
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,13 @@ class Formatter {
   void settle(BasicCache<Real>& cache);
 
   // Of one kv head: keys and values, coded or exact, and what corrects them.
-  int64_t payload_bytes(const BasicCache<Real>& cache);
+  struct Payload {
+    int64_t keys, values;  // numbers
+    int64_t bytes;
+  };
+  Payload payload(const BasicCache<Real>& cache);
+  // Of the rows for which read[row] is not 0; where it is kWeighed, of the key alone.
+  int64_t read_bytes(const BasicCache<Real>& cache, std::span<const uint8_t> read);
   // Offsets, steps and the indices of outliers.
   int64_t sketch_bytes(const BasicCache<Real>& cache);
   int64_t exact_bytes(int64_t numbers) const { return numbers * stored_bytes_; }

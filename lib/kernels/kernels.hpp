@@ -26,6 +26,16 @@ RowSums exponentiate(Real* row, int32_t n, Real shift);
 template <class Real>
 Real row_maximum(const Real* row, int32_t n);
 
+// Sum of x ln x over row[0..n), 0 where x is 0; no number may be negative.
+template <class Real>
+double sum_x_log_x(const Real* row, int32_t n);
+
+// Squared Euclidean distances of `point` [d] to kLanes others, stored coordinate by coordinate: others [d,
+// kLanes]. Differences first, then squares, added coordinate after coordinate, so equal points have equal
+// distances whatever their lane.
+constexpr int32_t kLanes = 16;
+void squared_distances(const double* others, const double* point, int32_t d, double* out);
+
 }  // namespace kvreplay::kernels
 
 namespace kvreplay {

@@ -1,5 +1,6 @@
 #include <Eigen/Core>
 #include <cmath>
+#include <limits>
 
 #include "kernels/kernels.hpp"
 
@@ -43,6 +44,22 @@ Real row_maximum(const Real* row, int32_t n) {
   return Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(row, n).maxCoeff();
 }
 
+template <class Real>
+double sum_x_log_x(const Real* row, int32_t n) {
+  // The vectorised logarithm knows no denormals; what they would add is far below rounding.
+  constexpr Real kSmallest = std::numeric_limits<Real>::min();
+  const auto x = Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(row, n).template cast<double>();
+  return (x >= double(kSmallest)).select(x * x.log(), 0.0).sum();
+}
+
+void squared_distances(const double* others, const double* point, int32_t d, double* out) {
+  using Lanes = Eigen::Array<double, kLanes, 1>;
+  Lanes sum = Lanes::Zero();
+  for (int32_t c = 0; c < d; ++c)
+    sum += (Eigen::Map<const Lanes>(others + int64_t(c) * kLanes) - point[c]).square();
+  Eigen::Map<Lanes>{out} = sum;
+}
+
 template void multiply_transposed(const float*, int64_t, int32_t, const float*, int32_t, int32_t, float*,
                                   int64_t);
 template void multiply_transposed(const double*, int64_t, int32_t, const double*, int32_t, int32_t, double*,
@@ -53,6 +70,8 @@ template RowSums exponentiate(float*, int32_t, float);
 template RowSums exponentiate(double*, int32_t, double);
 template float row_maximum(const float*, int32_t);
 template double row_maximum(const double*, int32_t);
+template double sum_x_log_x(const float*, int32_t);
+template double sum_x_log_x(const double*, int32_t);
 
 }  // namespace kvreplay::kernels
 

@@ -2,13 +2,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "catalog/cell.hpp"
-#include "measures/row_measure.hpp"
+#include "measures/epsilon_forms.hpp"
+#include "measures/row_errors.hpp"
+#include "measures/set_measures.hpp"
 
 namespace kvreplay {
 
 // Collects the errors of one cell, row by row, and reduces them as measures.md says: pooled over the
-// query heads of the group and the scored rows.
+// query heads of the group and the scored rows. What is measured stands in row_errors, epsilon_forms and
+// set_measures.
 class Accumulator {
  public:
   // heads: query heads of the cell (the whole group); rows: scored rows in total.
@@ -21,34 +23,22 @@ class Accumulator {
   template <class Real>
   void add(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads, bool keep_outputs);
   // Everything but sizes, bytes and times. Moves the curves and outputs that were kept.
-  void finish(CellMeasures& measures, CellResult& result, const SaveOptions& save);
+  void finish(CellMeasures& measures, CellResult& result, const SaveOptions& save, const Promise& promise);
 
  private:
-  struct Sums {
-    double sum = 0, most = 0;
-    int64_t count = 0;
-    void add(double x);
-    std::optional<double> mean() const;
-    std::optional<double> maximum() const;
-  };
   template <class Real>
-  void add_row(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads, int32_t head,
-               int32_t row, bool keep_output);
-  template <class Real>
-  void add_recalls(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads);
+  void add_row(const ScoredRow<Real>& row, int32_t own_head, bool keep_output);
 
   int32_t heads_;
-  int64_t rows_, skipped_ = 0;
+  int64_t rows_;
   double tiny_norm_;
-  std::vector<int64_t> filled_;              // [heads] rows so far
-  std::vector<double> rel_, tau_err_, out_;  // [heads, rows], [heads, rows, v_dim]
-  std::vector<double> error2_, norm2_;       // [heads, rows] for the ratio of norms
-  std::vector<int32_t> tokens_;              // of head 0's rows
+  std::vector<int64_t> filled_;  // [heads] rows so far
+  std::vector<double> out_;      // [heads, rows, v_dim]
+  std::vector<int32_t> tokens_;  // of head 0's rows
   int32_t v_dim_ = 0;
-  Sums cosine_, spectral_, frobenius_, partition_, mass_, mass_recall_, index_recall_;
+  RowErrors errors_;
+  EpsilonForms epsilons_;
+  SetMeasures sets_;
 };
-
-// Linear interpolation between order statistics, numpy's default. `values` is sorted in place.
-double quantile(std::vector<double>& values, double q);
 
 }  // namespace kvreplay

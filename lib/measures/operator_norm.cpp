@@ -1,6 +1,7 @@
 #include "measures/operator_norm.hpp"
 
 #include <Eigen/Eigenvalues>
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -25,6 +26,7 @@ void ValueNorms::add(const Real* value) {
   const Eigen::VectorXd v =
       Eigen::Map<const Eigen::Matrix<Real, Eigen::Dynamic, 1>>(value, gram_.rows()).template cast<double>();
   gram_.noalias() += v * v.transpose();
+  largest_ = std::max(largest_, v.norm());
 }
 template void ValueNorms::add(const float*);
 template void ValueNorms::add(const double*);

@@ -11,6 +11,7 @@ class ValueNorms {
   template <class Real>
   void add(const Real* value);  // [v_dim]
   double frobenius() const;
+  double largest() const { return largest_; }  // max ||v||
   // Largest singular value, relative error below 1e-10. Remembers its vector, so that the next call,
   // a few tokens later, starts close.
   double spectral();
@@ -18,6 +19,7 @@ class ValueNorms {
  private:
   Eigen::MatrixXd gram_;
   Eigen::VectorXd start_;
+  double largest_ = 0;
 };
 
 }  // namespace kvreplay

@@ -1,5 +1,6 @@
 #pragma once
 #include "core/halving.hpp"
+#include "theory/walk.hpp"
 
 namespace kvreplay {
 
@@ -34,8 +35,7 @@ struct BalanceKv : Thinning<> {
   double gamma = 4, tau = kUnset, beta = 0, c0 = 0.025;
   Den den = Den::code;
   Walk walk = Walk::reference;
-  double c = kUnset, delta = kUnset, temp = 1;
-  double scale = 1;
+  double c = kUnset, delta = kUnset, temp = 1, scale = 1;
   int32_t done = 0, survivors = 0, tail = 0;  // rounds made, what they left, and of it with weight 1
   std::span<double> state;                    // mean key of a block [dim]
   Draws draws;
@@ -64,7 +64,7 @@ struct BalanceKv : Thinning<> {
       if (longbench && *given == kDerived) *given = of_longbench;
     if (block == kDerived) block = longbench ? 128 : 256;
     if (tau == kUnset) tau = longbench ? 1 : 0.1;
-    if (c == kUnset || c == kRealWord) c = walk_constant(scene.tokens, delta);
+    if (c == kUnset || c == kRealWord) c = theory::walk_constant(scene.tokens, delta);
     scale = scene.scale;
     Thinning::resolve(scene);
   }

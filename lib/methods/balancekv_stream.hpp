@@ -1,9 +1,10 @@
 #pragma once
 #include <algorithm>
 
-#include "core/balance_theory.hpp"
 #include "core/merge_and_reduce.hpp"
 #include "core/policy.hpp"
+#include "theory/balancekv.hpp"
+#include "theory/walk.hpp"
 
 namespace kvreplay {
 
@@ -56,8 +57,8 @@ struct BalanceKvStream {
   }
   void resolve(const Scene& scene) {
     tokens = scene.tokens, dim = scene.shape.dim, v_dim = scene.shape.v_dim;
-    if (levels == kDerived) levels = std::max(0, int32_t(std::ceil(std::log2(double(tokens) / batch))));
-    if (c == kUnset) c = walk_constant(tokens, delta);
+    if (levels == kDerived) levels = int32_t(theory::merge_levels(tokens, batch));
+    if (c == kUnset) c = theory::walk_constant(tokens, delta);
     sums.batch = batch, sums.levels = levels, sums.scale = scene.scale, sums.rule = {c, on_fail};
   }
   static bool random(const BalanceKvStream&) { return true; }
@@ -77,8 +78,17 @@ struct BalanceKvStream {
       if (cache.num(i) != 0 && cache.den(i) != 0) charged.key_floats += dim;
   }
   void report(auto& extras, const auto&) const {
-    const BalanceTheory theory = balance_theory(epsilon, bound(), tokens, dim, v_dim);
-    extras["theory_log10_t"] = theory.log10_batch, extras["bound_log10_tokens"] = theory.log10_tokens;
+    const auto asked = theory::BalanceKv::of(epsilon, bound(), tokens, dim, v_dim);
+    extras["theory_log10_t"] = asked.t.log10(), extras["bound_log10_tokens"] = asked.rows().log10();
+  }
+  // Theorem 3.1. A batch of n tokens is never halved, whatever t the theorem asks for.
+  Promise promise() const {
+    const auto asked = theory::BalanceKv::of(epsilon, bound(), tokens, dim, v_dim);
+    return {.norm = Promise::Norm::frobenius,
+            .epsilon = epsilon,
+            .probability = 1 - (delta == kUnset ? std::pow(double(tokens), -2) : delta),
+            .capped = batch < tokens && asked.t > batch,
+            .spread = bound() * bound() / std::sqrt(double(dim))};
   }
   static std::string failure_text(int32_t, int32_t token) {
     return "a walk failed at token " + std::to_string(token) +

@@ -2,6 +2,7 @@
 #include "core/accumulate.hpp"
 #include "core/beehive.hpp"
 #include "core/log_n.hpp"
+#include "theory/buzz.hpp"
 
 namespace kvreplay {
 
@@ -29,7 +30,7 @@ struct Buzz {
           "query "
           "heads are summed; the release mis-groups them.",
   };
-  enum class Variant { reference, paper };
+  using Variant = theory::Buzz::Variant;
   enum class Mode { local_max, no_max, swap };
   enum class Passes { single, until_fit, chunked, by_variant };
   Variant variant = Variant::reference;
@@ -64,17 +65,17 @@ struct Buzz {
     resolve_sizes(scene.budget);
     if (passes == Passes::by_variant) passes = variant == Variant::paper ? Passes::until_fit : Passes::single;
     prompt = scene.prompt;
-    const int32_t half = (stride + 1) / 2;
-    hive.window = window, hive.fires_at = threshold + (variant == Variant::reference ? 1 : 0);
-    hive.old_step = mode == Mode::swap ? stride : half, hive.new_step = mode == Mode::swap ? half : stride;
+    const auto sizes = theory::Buzz::of(sinks, window, stride, threshold, variant);
+    hive.window = window, hive.fires_at = int32_t(sizes.fires_at);
+    hive.old_step = int32_t(sizes.old_step), hive.new_step = int32_t(sizes.new_step);
+    if (mode == Mode::swap) std::swap(hive.old_step, hive.new_step);
     hive.heaviest = mode != Mode::no_max;
   }
-  // A middle of two stands above a threshold of one; one pass over a long prompt leaves what it leaves.
+  // One pass over a long prompt leaves what it leaves.
   int64_t bound(const Scene& scene) const {
-    const int64_t ends = sinks + window, middle = scene.prompt - ends;
-    const int64_t once =
-        passes == Passes::single && middle > threshold ? (middle + hive.new_step - 1) / hive.new_step : 0;
-    return ends + std::max<int64_t>({threshold, 2, once});
+    const theory::Buzz sizes{sinks, window, threshold, hive.fires_at, hive.old_step, hive.new_step};
+    const bool once = passes == Passes::single;
+    return std::max<int64_t>(scene.budget, once ? sizes.peak_kept(scene.prompt) : sizes.peak_kept());
   }
   Layout layout(const Scene& s) const {
     return {.state_doubles = observes_prompt() ? int64_t(2 + s.shape.heads) * s.prompt : 0, .scores = true};
@@ -115,10 +116,9 @@ struct Buzz {
 
  private:
   void resolve_sizes(int32_t budget) {
-    const int64_t room = budget - sinks, s = stride;
-    // floor(room / (1 + rho)), rho = (s^2 + 1)/(s + 1) for odd s, s - 1 for even s
-    const int64_t derived = s % 2 != 0 ? room * (s + 1) / (s * s + s + 2) : room / s;
-    if (window == kDerived) window = int32_t(threshold == kDerived ? derived : room - threshold);
+    const int64_t room = budget - sinks;
+    if (window == kDerived)
+      window = int32_t(threshold == kDerived ? theory::buzz_window(room, stride) : room - threshold);
     if (threshold == kDerived) threshold = int32_t(room - window);
     if (window >= 1 && threshold >= 1 && int64_t(window) + threshold == room) return;
     throw ParameterError("window", "sinks " + std::to_string(sinks) + ", window " + std::to_string(window) +

@@ -1,6 +1,7 @@
 #pragma once
 #include "core/thinning.hpp"
 #include "core/walk.hpp"
+#include "theory/walk.hpp"
 
 namespace kvreplay {
 
@@ -48,7 +49,7 @@ struct SelfBalancingWalk : Thinning<> {
   void resolve(const Scene& scene) {
     Thinning::resolve(scene);
     scale = scene.scale;
-    if (c == kUnset) c = walk_constant(scene.tokens, delta);
+    if (c == kUnset) c = theory::walk_constant(scene.tokens, delta);
     if (r != kUnset && kernel == Kernel::expv)
       throw ParameterError(
           "r",

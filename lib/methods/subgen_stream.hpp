@@ -1,7 +1,7 @@
 #pragma once
 #include "core/linear.hpp"
 #include "core/policy.hpp"
-#include "core/subgen_theory.hpp"
+#include "theory/subgen.hpp"
 
 namespace kvreplay {
 
@@ -24,8 +24,7 @@ struct SubGenStream {
       .memory = "m(t+1) keys of m clusters, s keys and s values, m counts, mu; can exceed the full cache",
       .deviation =
           "sampled by ||v||^2 (a sentence of the paper prints ||k||^2); sinks are not in the paper. "
-          "delta_rel "
-          "and epsilon see the whole trace, the future included: for analyses.",
+          "delta_rel and epsilon see the whole trace, the future included: for analyses.",
       .oneshots = false,
       .any_positions = false,
       .takes_budget = false,
@@ -35,9 +34,8 @@ struct SubGenStream {
   };
   double delta = kUnset, delta_rel = kUnset, epsilon = kUnset;
   int32_t t = 8, s = 128, sinks = 0, t_max = 64, s_max = 2048;
-  double c_t = 1, c_s = 1;
-  double radius = 0;
-  SubGenTheory theory;             // before the caps
+  double c_t = 1, c_s = 1, radius = 0;
+  theory::SubGen asked;            // before the caps
   int32_t samples = 0, slots = 0;  // t and s after them
   std::span<double> state;         // mu
   Draws draws;
@@ -64,8 +62,9 @@ struct SubGenStream {
     samples = t, slots = s;
     if (epsilon == kUnset) return;
     const double r = scene.scale * scene.largest_query_norm;  // the paper's query holds the scale
-    theory = SubGenTheory::of(epsilon, radius, r, scene.tokens, scene.shape.dim, c_t, c_s);
-    samples = theory.samples(t_max), slots = theory.slots(s_max);
+    asked = theory::SubGen::of(epsilon, radius, r, std::max(2, scene.tokens), scene.shape.dim, c_t, c_s);
+    samples = int32_t(std::min<double>(asked.t.nearest(), t_max));
+    slots = int32_t(std::min<double>(asked.s.nearest(), s_max));
   }
   Hindsight hindsight() const { return {delta_rel != kUnset, epsilon != kUnset}; }
   static bool random(const SubGenStream&) { return true; }
@@ -80,13 +79,15 @@ struct SubGenStream {
   }
   void charge(Charge& c, const auto& cache) const { c.weight_floats = clusters(cache) + 1; }
   void report(std::map<std::string, double>& extras, const auto& cache) const {
-    extras["clusters"] = clusters(cache);
-    extras["mu"] = state[0];
-    extras["delta"] = radius;
+    extras["clusters"] = clusters(cache), extras["mu"] = state[0], extras["delta"] = radius;
     if (epsilon == kUnset) return;
     extras["t"] = samples, extras["s"] = slots;
-    extras["bound_capped"] = theory.log_t > std::log(samples) || theory.s > slots ? 1 : 0;
-    extras["bound_log10_tokens"] = theory.log10_rows(clusters(cache));
+    extras["bound_log10_tokens"] = asked.rows(clusters(cache)).log10();
+  }
+  Promise promise() const {
+    if (epsilon == kUnset) return {};
+    const bool capped = asked.t > samples || asked.s > slots;
+    return {Promise::Norm::spectral, epsilon, theory::kSubGenProbability, capped};
   }
 
   template <class Real>
@@ -109,10 +110,9 @@ struct SubGenStream {
   // Steps 1 to 3.
   template <class Real>
   KVR_FN void add_key(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
-    const auto near = [&](int32_t i) {
+    const Scored nearest = team.largest(clusters(cache), [&](int32_t i) {
       return -std::sqrt(squared_distance(cache.key(representative(i)), token.key));
-    };
-    const Scored nearest = team.largest(clusters(cache), near);
+    });
     if (nearest.index < 0 || -nearest.score > radius) {
       cache.push(team, token, 0, 0);
       if (team.rank() == 0) cache.score(cache.size() - 1) = 1;

@@ -128,23 +128,25 @@ class Planner {
   // Whatever changes a number of the cell stands here; paths, threads and the audit do not. The content
   // of a file of uniforms is part of the parameters.
   std::string key_of(const Cell& cell, const LayerInfo& layer) const {
-    const json all = {{"schema", kEngineSchema},
-                      {"trace_id", cell.trace_id},
-                      {"prompt", cell.prompt},
-                      {"prompt_rank", cell.prompt_rank},
-                      {"layer", cell.layer},
-                      {"logits", logits_json(layer)},
-                      {"kv_head", cell.kv_head},
-                      {"method", cell.method->info.name},
-                      {"params", cell.params},
-                      {"budget", cell.budget ? json(*cell.budget) : json()},
-                      {"seed", cell.seed ? json(*cell.seed) : json()},
-                      {"prefill", cell.n_prefill},
-                      {"tokens", cell.n_tokens},
-                      {"queries", queries_json(config_.replay)},
-                      {"prompt_mode", config_.replay.prompt_streams ? "stream" : "cut"},
-                      {"precision", config_.run.double_precision ? "double" : "single"},
-                      {"metrics", metrics_json(config_.metrics)}};
+    json all = {{"schema", kEngineSchema},
+                {"trace_id", cell.trace_id},
+                {"prompt", cell.prompt},
+                {"prompt_rank", cell.prompt_rank},
+                {"layer", cell.layer},
+                {"logits", logits_json(layer)},
+                {"kv_head", cell.kv_head},
+                {"method", cell.method->info.name},
+                {"params", cell.params},
+                {"budget", cell.budget ? json(*cell.budget) : json()},
+                {"seed", cell.seed ? json(*cell.seed) : json()},
+                {"prefill", cell.n_prefill},
+                {"tokens", cell.n_tokens},
+                {"queries", queries_json(config_.replay)},
+                {"prompt_mode", config_.replay.prompt_streams ? "stream" : "cut"},
+                {"precision", config_.run.double_precision ? "double" : "single"},
+                {"metrics", metrics_json(config_.metrics)}};
+    if (const auto& needles = config_.replay.needles; !needles.at.empty())
+      all["needles"] = {{"at", needles.at}, {"tokens", needles.tokens}};
     return fmt::format("{}{}", kKeyLetter, sha256_hex(canonical(all)).substr(0, kKeyDigits));
   }
 

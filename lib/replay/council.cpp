@@ -4,10 +4,10 @@
 #include <map>
 
 #include "base/errors.hpp"
+#include "base/first_error.hpp"
 #include "base/text.hpp"
 #include "core/share.hpp"
 #include "replay/budget_file.hpp"
-#include "replay/first_error.hpp"
 #include "replay/head_replay.hpp"
 
 namespace kvreplay {

@@ -4,6 +4,7 @@
 
 #include "base/text.hpp"
 #include "exact/hindsight.hpp"
+#include "replay/cell_account.hpp"
 #include "trace/uniforms.hpp"
 
 namespace kvreplay {
@@ -18,6 +19,8 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
     : stream_(stream),
       options_(options),
       every_row_(options.every_row),
+      watch_{options.audit, options.save, options.set_error, options.prefix_error,
+             options.needles.spans(stream.prompt)},
       norms_(size_t(stream.shape.blocks), ValueNorms(stream.shape.v_dim)) {
   scored_ = scored_tokens();
   scored_rows_ = std::count(scored_.begin(), scored_.end(), uint8_t{1});
@@ -63,9 +66,10 @@ void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
   for (int32_t h = 0; h < (by_query ? stream_.shape.heads : 1); ++h) {
     if constexpr (sizeof(Real) == sizeof(double)) r.lanes.push_back(cell.method->lane_double(order));
     else r.lanes.push_back(cell.method->lane_single(order));
-    r.lanes.back()->bind(stream_, h, options_.audit, options_.save);
+    r.lanes.back()->bind(stream_, h, watch_);
     every_row_ = every_row_ || r.lanes.back()->observes();
   }
+  prefixes_ = prefixes_ || (options_.prefix_error && cell.axes.phase == Phase::oneshot);
   decisions_.push_back(std::move(r));
 }
 
@@ -160,9 +164,11 @@ template <class Real>
 void HeadReplay<Real>::fill_tile(Tile<Real>& tile) {
   if (tile.rows.empty()) return;
   exact_pass(stream_, tile);
+  if (prefixes_ && tile.begin >= stream_.prompt) prefix_pass(stream_, tile);
   const size_t rows = tile.rows.size();
   tile.v_frobenius.assign(rows * norms_.size(), 0.0);
   tile.v_operator.assign(rows * norms_.size(), 0.0);
+  tile.v_largest.assign(rows * norms_.size(), 0.0);
   for (size_t r = 0; r < rows; ++r) {
     if (tile.scored[r] == 0) continue;
     for (; norms_up_to_ <= tile.rows[r]; ++norms_up_to_)
@@ -171,6 +177,7 @@ void HeadReplay<Real>::fill_tile(Tile<Real>& tile) {
     for (size_t b = 0; b < norms_.size(); ++b) {
       tile.v_frobenius[b * rows + r] = norms_[b].frobenius();
       tile.v_operator[b * rows + r] = norms_[b].spectral();
+      tile.v_largest[b * rows + r] = norms_[b].largest();
     }
   }
   if (options_.recalls) rank(tile);
@@ -227,9 +234,16 @@ CellResult HeadReplay<Real>::result_of(Replayed& r, size_t cell) const {
   result.ok = r.alive();
   result.error = r.failure;
   if (!r.alive()) return result;
-  account(r, result.measures);
+  std::vector<const LaneLedger*> ledgers;
+  for (const auto& lane : r.lanes) ledgers.push_back(&lane->ledger());
+  // Query heads that choose what they read from the full cache share it.
+  const bool shared = r.cells.front()->method->info.reads_full_cache;
+  // The exact cache of a layer with a sliding window holds the window.
+  const int32_t full = stream_.window > 0 ? std::min(stream_.tokens, stream_.window) : stream_.tokens;
+  account_cell(ledgers, {stream_.shape.dim + stream_.shape.v_dim, stream_.stored_bytes, full, shared},
+               result.measures);
   if (const auto& share = r.cells[cell]->allocated) result.measures.extras["allocated_tokens"] = *share;
-  r.errors[cell]->finish(result.measures, result, options_.save);
+  r.errors[cell]->finish(result.measures, result, options_.save, r.lanes.front()->promise());
   result.double_precision = sizeof(Real) == sizeof(double);
   result.oneshot = r.cells[cell]->axes.phase == Phase::oneshot;
   if (options_.save.kept) keep_lists(r, result);
@@ -255,39 +269,6 @@ void HeadReplay<Real>::keep_lists(const Replayed& r, CellResult& result) const {
     for (size_t h = 0; h < (shared ? std::min<size_t>(1, lists.attended.size()) : lists.attended.size()); ++h)
       append(result.attended, lists.attended[h]);
   }
-}
-
-// Sizes per set; bytes summed over the sets of the cell (measures.md, section 3). A cache that spans a layer
-// charges each kv head its own rows.
-template <class Real>
-void HeadReplay<Real>::account(const Replayed& r, CellMeasures& m) const {
-  const int64_t row_bytes = int64_t(stream_.shape.dim + stream_.shape.v_dim) * stream_.stored_bytes;
-  double kept = 0;
-  int64_t attended = 0, rows = 0;
-  // Query heads that choose what they read from the full cache share it.
-  const bool shared = r.cells.front()->method->info.reads_full_cache;
-  const auto charge = [&](int64_t& to, int64_t bytes) { to = shared ? std::max(to, bytes) : to + bytes; };
-  for (const auto& lane : r.lanes) {
-    const LaneLedger& l = lane->ledger();
-    m.peak_kept_tokens = std::max(m.peak_kept_tokens, l.peak_kept);
-    m.peak_attended_tokens = std::max(m.peak_attended_tokens, l.peak_attended);
-    kept += l.kept_steps > 0 ? double(l.kept_sum) / double(l.kept_steps) : 0.0;
-    attended += l.attended_sum, rows += l.attended_rows;
-    charge(m.peak_bytes, l.peak_bytes);
-    charge(m.aux_bytes, l.peak_aux_bytes);
-    m.n_evictions += l.evictions;
-    m.n_quantised += l.quantised;
-    m.select_s += l.select_s;
-    m.attend_s += l.attend_s;
-    m.extras.insert(l.extras.begin(), l.extras.end());
-  }
-  m.mean_kept_tokens = kept / double(r.lanes.size());
-  if (rows > 0) m.mean_attended_tokens = double(attended) / double(rows);
-  m.total_bytes = m.peak_bytes + m.aux_bytes;
-  if (const auto bound = m.extras.find("bound_log10_tokens"); bound != m.extras.end())
-    m.bound_log10_tokens = bound->second;
-  // The exact cache of a layer with a sliding window holds the window.
-  m.full_bytes = (stream_.window > 0 ? std::min(stream_.tokens, stream_.window) : stream_.tokens) * row_bytes;
 }
 
 template class HeadReplay<float>;

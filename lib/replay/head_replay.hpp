@@ -48,7 +48,6 @@ class HeadReplay {
   void rank(Tile<Real>& tile);
   void replay_tile(const Tile<Real>& tile, Replayed& r);
   CellResult result_of(Replayed& r, size_t cell) const;
-  void account(const Replayed& r, CellMeasures& m) const;
   void keep_lists(const Replayed& r, CellResult& result) const;
   template <class F>
   void guarded(Replayed& r, F f);
@@ -57,7 +56,9 @@ class HeadReplay {
   const HeadStream<Real>& stream_;
   const RunOptions& options_;
   std::vector<Replayed> decisions_;
-  bool every_row_;               // some method needs the probabilities of rows that are not scored
+  bool every_row_;         // some method needs the probabilities of rows that are not scored
+  bool prefixes_ = false;  // some cell is cut once and is compared on the prompt alone
+  LaneWatch watch_;
   std::vector<uint8_t> scored_;  // [tokens]
   int64_t scored_rows_ = 0;
   std::vector<ValueNorms> norms_;  // of each kv head

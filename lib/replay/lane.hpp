@@ -15,8 +15,13 @@ namespace kvreplay {
 // Sizes and events of one cache over its whole life (measures.md, section 3).
 struct LaneLedger {
   int64_t peak_kept = 0, peak_attended = 0, kept_sum = 0, kept_steps = 0;
-  int64_t peak_bytes = 0, peak_aux_bytes = 0;  // of one kv head's share
+  int64_t peak_bytes = 0, peak_aux_bytes = 0;                  // of one kv head's share
+  int64_t score_bytes = 0, sketch_bytes = 0, index_bytes = 0;  // the parts of peak_aux_bytes
+  int64_t bytes_sum = 0, final_bytes = 0;                      // after steps, scores and sketches included
+  int64_t read_sum = 0, read_steps = 0;                        // bytes that attention reads
+  int64_t peak_key_floats = 0, peak_value_floats = 0, peak_floats = 0, peak_weight_floats = 0;
   int64_t evictions = 0, quantised = 0;
+  std::vector<double> evicted_ages;             // in tokens, of each eviction
   int64_t attended_sum = 0, attended_rows = 0;  // over scored rows and heads
   double select_s = 0, attend_s = 0;
   std::map<std::string, double> extras;  // what the policy reports of itself
@@ -34,10 +39,18 @@ struct LaneLists {
   std::vector<TokenLists> attended;  // one series per query head; query-time methods only
 };
 
+// What a run wants to see of a cache besides its outputs.
+struct LaneWatch {
+  bool audit = false;  // the cache works on a private copy that is poisoned
+  SaveOptions save;
+  bool set_error = false, prefix_error = false;
+  std::vector<TokenSpan> needles;
+};
+
 // Memory that all caches of a thread use in turn.
 template <class Real>
 struct LaneWorkspace {
-  std::vector<Real> e, coefficients, tile_coefficients, tile_values, product;
+  std::vector<Real> e, coefficients, tile_coefficients, set_coefficients, tile_values, product;
   std::vector<double> group, by_head;
   std::vector<uint8_t> chosen;
 };
@@ -53,9 +66,8 @@ class Lane {
   // Most tokens that a row attends to while `tokens` more arrive, for rankings.
   virtual int32_t attended_bound(int32_t tokens) const = 0;
   virtual bool heads_differ() const = 0;  // each query head attends to tokens of its own choice
-  // Fixes the stream and the first query head; with `audit` on a private copy that is poisoned.
-  virtual void bind(const HeadStream<Real>& stream, int32_t first_head, bool audit,
-                    const SaveOptions& save) = 0;
+  // Fixes the stream and the first query head.
+  virtual void bind(const HeadStream<Real>& stream, int32_t first_head, const LaneWatch& watch) = 0;
   // Row t of the prompt, from needs().rows_from on; probabilities of all heads of the stream.
   virtual void observe_prompt(int32_t t, const HeadProbabilities& p) = 0;
   // Tokens 0..prompt-1 arrive in one call.
@@ -64,6 +76,8 @@ class Lane {
   virtual Testimony testify(const PromptSums& sums) = 0;
   // Tokens tile.begin..tile.end-1 arrive one by one. Throws LaneError.
   virtual void replay(const Tile<Real>& tile, LaneWorkspace<Real>& workspace, LaneTile<Real>& result) = 0;
+  // Of the theorem behind the method, as things stand.
+  virtual Promise promise() const = 0;
   virtual const LaneLedger& ledger() const = 0;
   virtual const LaneLists& lists() const = 0;
 };

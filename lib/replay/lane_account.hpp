@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <span>
 
 #include "formats/formatter.hpp"
 #include "replay/lane.hpp"
@@ -17,10 +18,16 @@ class LaneAccount {
   struct Extras {
     bool positions, scores, reweighted;
   };
-  // C_t: its newest row is exact.
-  void attended(const BasicCache<Real>& cache, Formatter<Real>& formatter) {
+  // C_t: its newest row is exact. `reads_all`: the step reads all of it.
+  void attended(const BasicCache<Real>& cache, Formatter<Real>& formatter, bool reads_all) {
     ledger.peak_attended = std::max<int64_t>(ledger.peak_attended, cache.size());
-    take_peak(formatter.payload_bytes(cache));
+    const auto payload = formatter.payload(cache);
+    take_peaks(payload.keys, payload.values, payload.bytes);
+    if (reads_all) add_read(payload.bytes);
+  }
+  // The step reads these rows of C_t alone, but all sketches.
+  void read(const BasicCache<Real>& cache, Formatter<Real>& formatter, std::span<const uint8_t> rows) {
+    add_read(formatter.read_bytes(cache, rows));
   }
   // S_t, coded.
   void kept(const BasicCache<Real>& cache, Formatter<Real>& formatter, const Charge& charge,
@@ -30,17 +37,43 @@ class LaneAccount {
     ledger.evictions = cache.evictions();
     ledger.quantised = formatter.quantised() + charge.coded_rows;
     ledger.kept_sum += rows, ledger.kept_steps += 1;
-    besides_ = 4 * (charge.weight_floats + (extras.reweighted ? 1 : 0)) / blocks + charge.code_bytes -
-               formatter.exact_bytes(charge.coded_floats);
-    take_peak(formatter.payload_bytes(cache) + formatter.exact_bytes(charge.key_floats));
-    int64_t aux = charge.aux_bytes + formatter.exact_bytes(charge.sketch_floats);
-    aux += (extras.positions ? 4 * rows : 0) + (extras.scores ? 8 * rows : 0);
-    ledger.peak_aux_bytes = std::max(ledger.peak_aux_bytes, aux / blocks + formatter.sketch_bytes(cache));
+    const int64_t weights = charge.weight_floats + (extras.reweighted ? 1 : 0);
+    ledger.peak_weight_floats = std::max(ledger.peak_weight_floats, weights / blocks);
+    besides_ = 4 * weights / blocks + charge.code_bytes - formatter.exact_bytes(charge.coded_floats);
+    more_keys_ = formatter.exact_bytes(charge.key_floats);
+    const auto payload = formatter.payload(cache);
+    take_peaks(payload.keys + charge.key_floats, payload.values, payload.bytes + more_keys_);
+    take_aux((charge.aux_bytes + formatter.exact_bytes(charge.sketch_floats)), formatter.sketch_bytes(cache),
+             extras.positions ? 4 * rows : 0, extras.scores ? 8 * rows : 0, blocks);
+    ledger.final_bytes = payload.bytes + more_keys_ + besides_ + aux_;
+    ledger.bytes_sum += ledger.final_bytes;
   }
 
  private:
-  void take_peak(int64_t payload) { ledger.peak_bytes = std::max(ledger.peak_bytes, payload + besides_); }
-  int64_t besides_ = 0;  // weights, and what codes take more or less than the numbers they stand for
+  void take_peaks(int64_t keys, int64_t values, int64_t bytes) {
+    ledger.peak_key_floats = std::max(ledger.peak_key_floats, keys);
+    ledger.peak_value_floats = std::max(ledger.peak_value_floats, values);
+    ledger.peak_floats = std::max(ledger.peak_floats, keys + values);
+    ledger.peak_bytes = std::max(ledger.peak_bytes, bytes + besides_);
+  }
+  // The first four are of all `blocks` kv heads but for `coding`, what the row format adds to one.
+  void take_aux(int64_t sketches, int64_t coding, int64_t positions, int64_t scores, int64_t blocks) {
+    aux_ = (sketches + positions + scores) / blocks + coding;
+    sketches_ = sketches / blocks + coding;
+    if (aux_ <= ledger.peak_aux_bytes) return;
+    ledger.peak_aux_bytes = aux_;
+    ledger.sketch_bytes = sketches_;
+    // What a division by `blocks` leaves over is the scores' where there are any.
+    ledger.index_bytes = scores > 0 ? positions / blocks : aux_ - sketches_;
+    ledger.score_bytes = aux_ - sketches_ - ledger.index_bytes;
+  }
+  void add_read(int64_t rows_bytes) {
+    ledger.read_sum += rows_bytes + more_keys_ + besides_ + sketches_;
+    ledger.read_steps += 1;
+  }
+  int64_t besides_ = 0;    // weights, and what codes take more or less than the numbers they stand for
+  int64_t more_keys_ = 0;  // bytes of keys that stand twice
+  int64_t aux_ = 0, sketches_ = 0;  // of the last S_t
 };
 
 }  // namespace kvreplay

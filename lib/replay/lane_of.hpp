@@ -8,10 +8,12 @@
 #include "catalog/method.hpp"
 #include "core/step.hpp"
 #include "formats/formatter.hpp"
+#include "replay/eviction_ages.hpp"
 #include "replay/lane_account.hpp"
 #include "replay/lane_lists.hpp"
 #include "replay/lane_memory.hpp"
 #include "replay/policy_traits.hpp"
+#include "replay/row_watch.hpp"
 #include "replay/tile_output.hpp"
 
 namespace kvreplay {
@@ -34,17 +36,18 @@ class LaneOf final : public Lane<Real> {
     else return cache_.size() + tokens;
   }
   bool heads_differ() const override { return traits::heads_differ(policy_, order_.axes); }
+  Promise promise() const override { return traits::promise(policy_); }
   const LaneLedger& ledger() const override { return account_.ledger; }
   const LaneLists& lists() const override { return lists_; }
 
-  void bind(const HeadStream<Real>& stream, int32_t first_head, bool audit,
-            const SaveOptions& save) override {
+  void bind(const HeadStream<Real>& stream, int32_t first_head, const LaneWatch& watch) override {
     stream_ = &stream;
     first_head_ = first_head;
-    save_ = save;
+    save_ = watch.save;
+    watch_.bind(stream, watch, order_.axes.phase == Phase::oneshot);
     layout_ = layout();
     formatter_ = Formatter<Real>(order_.axes.row_format, stream.stored_bytes, layout_.split);
-    memory_.allocate(stream, order_.scene.shape, layout_, audit);
+    memory_.allocate(stream, order_.scene.shape, layout_, watch.audit);
     cache_ = BasicCache<Real>(memory_.storage());
     cache_.clear(team_);
     column_of_.resize(size_t(stream.tokens));
@@ -66,6 +69,7 @@ class LaneOf final : public Lane<Real> {
   void read_prompt(const PromptSums& sums) override {
     const auto start = Clock::now();
     memory_.reveal(0, stream_->prompt);
+    for (int32_t t = 0; t < stream_->prompt; ++t) ages_.arrive(t);
     kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
     const int32_t all = unprotected();
     if constexpr (Evicts<P, Real>) policy_.evict(team_, cache_);
@@ -89,13 +93,14 @@ class LaneOf final : public Lane<Real> {
   void replay(const Tile<Real>& tile, LaneWorkspace<Real>& w, LaneTile<Real>& result) override {
     const auto start = Clock::now();
     result.resize(heads(), int32_t(tile.rows.size()), cache_.shape().v_dim);
-    output_.open(cache_, tile, heads(), w, column_of_);
+    watch_.open(result);
+    output_.open(cache_, tile, heads(), stream_->prompt, w, column_of_);
     // A token that can be held several times may bring more rows than one.
     reserve(w, layout_.extra_rows > 0 ? cache_.capacity() : cache_.size() + tile.end - tile.begin);
     int32_t row = 0;
     for (int32_t t = tile.begin; t < tile.end; ++t) {
       const bool has_row = row < result.rows && tile.rows[size_t(row)] == t;
-      step({*this, tile, result, has_row ? row : -1, t}, w);
+      step({*this, tile, result, w, has_row ? row : -1, t});
       row += has_row ? 1 : 0;
     }
     output_.close(*stream_, w, result);
@@ -154,6 +159,7 @@ class LaneOf final : public Lane<Real> {
     LaneOf& lane;
     const Tile<Real>& tile;
     LaneTile<Real>& result;
+    LaneWorkspace<Real>& w;
     int32_t row, token;
 
     QueryView<Real> view(int32_t h) const {
@@ -190,9 +196,11 @@ class LaneOf final : public Lane<Real> {
     }
   };
 
-  void step(StripHeads heads, LaneWorkspace<Real>& w) {
+  void step(StripHeads heads) {
     const int32_t t = heads.token, row = heads.row;
+    LaneWorkspace<Real>& w = heads.w;
     memory_.reveal(t, t + 1);
+    ages_.arrive(t);
     const auto& s = memory_.storage();
     const Token<Real> token(
         {s.keys + int64_t(t) * s.shape.dim, size_t(s.shape.dim)},
@@ -207,7 +215,7 @@ class LaneOf final : public Lane<Real> {
 
   // C_t stands: its newest row is exact.
   void open_step(int32_t t) {
-    if (t >= stream_->prompt) account_.attended(cache_, formatter_);
+    if (t >= stream_->prompt) account_.attended(cache_, formatter_, !traits::chooses(policy_));
   }
 
   // core/step.hpp calls this through done(), before the eviction: cache is C_t.
@@ -220,9 +228,17 @@ class LaneOf final : public Lane<Real> {
     const auto tokens = attended_tokens(cache, chosen, layout_.split, attended_);
     if (save_.kept && chosen != nullptr) list_attended(tokens, lists_.attended[size_t(h)]);
     account_.ledger.attended_sum += int64_t(tokens.size()), account_.ledger.attended_rows += 1;
-    const RowRanking* ranking = ranking_of(at.tile, first_head_ + h, at.row);
-    at.result.measures[at.result.at(h, at.row)] =
-        measure_row(at.tile, first_head_ + h, at.row, tokens, tau, ranking);
+    const int32_t head = first_head_ + h;
+    RowMeasure& m = at.result.measures[at.result.at(h, at.row)];
+    m = measure_row(at.tile, head, at.row, tokens, tau, ranking_of(at.tile, head, at.row));
+    m.spread = promise().spread;
+    auto view = at.view(h);
+    view.rule.factor = Real(logit_factor(policy_, cache.size(), at.token));
+    view.chosen = chosen;
+    watch_.see({at.tile, h, head, at.row, cache, view, tokens, tau, at.w.e.data()}, output_, at.w, at.result);
+    if (chosen == nullptr) return;
+    const auto read = watch_.read(h, chosen, cache.size());
+    if (h == heads() - 1) account_.read(cache, formatter_, read);
   }
   const RowRanking* ranking_of(const Tile<Real>& tile, int32_t head, int32_t row) const {
     if (!heads_differ()) return tile.ranking.empty() ? nullptr : &tile.ranking[size_t(row)];
@@ -235,6 +251,8 @@ class LaneOf final : public Lane<Real> {
     formatter_.settle(cache_);
     if (!formatter_.failure().empty()) throw LaneError(formatter_.failure());
     if (t >= stream_->prompt - 1) account_step();
+    const auto left = [&](int32_t token) { return memory_.evicted(token); };
+    ages_.settle(t, cache_.evictions(), left, account_.ledger.evicted_ages);
     memory_.poison_evicted();
     const bool first_list = lists_.kept.off.size() == 1;
     if (save_.kept && !traits::holds_all(policy_) && t >= stream_->prompt - 1 &&
@@ -288,6 +306,8 @@ class LaneOf final : public Lane<Real> {
   const HeadStream<Real>* stream_ = nullptr;
   int32_t first_head_ = 0;
   SaveOptions save_;
+  RowWatch<Real> watch_;
+  EvictionAges ages_;
   std::vector<int32_t> column_of_, attended_;
   LaneAccount<Real> account_;
   LaneLists lists_;

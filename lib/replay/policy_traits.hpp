@@ -56,6 +56,11 @@ std::string failure_text(int32_t code, int32_t at) {
   else return "the method failed at " + std::to_string(at);
 }
 template <class P>
+Promise promise(const P& policy) {
+  if constexpr (requires { policy.promise(); }) return policy.promise();
+  else return {};
+}
+template <class P>
 Charge charge(const P& policy, const auto& cache) {
   Charge c;
   if constexpr (requires { policy.charge(c, cache); }) policy.charge(c, cache);

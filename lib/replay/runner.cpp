@@ -6,8 +6,8 @@
 #include <numeric>
 #include <tuple>
 
+#include "base/first_error.hpp"
 #include "replay/council.hpp"
-#include "replay/first_error.hpp"
 #include "replay/head_replay.hpp"
 
 namespace kvreplay {

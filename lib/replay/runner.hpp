@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "catalog/cell.hpp"
+#include "measures/needles.hpp"
 
 namespace kvreplay {
 
@@ -24,7 +25,10 @@ struct RunOptions {
   // Some method of the plan (not only of these cells) observes every decode row. Strips are computed for all
   // rows then, so that a resumed run computes what a whole one does.
   bool every_row = false;
-  bool recalls = true;  // index_recall and mass_recall cost a sort a row
+  bool recalls = true;    // index_recall and mass_recall cost a sort a row
+  bool set_error = true;  // rel_err_set_mean: a product a tile, of methods that do more than to choose tokens
+  bool prefix_error = true;  // rel_err_prefix_mean: a product over the prompt's rows, of one-shot methods
+  Needles needles;
   // Called from worker threads, one at a time (under a lock).
   std::function<void(const Cell&, const CellResult&)> on_cell;
   std::function<void(const Cell&)> on_start;

@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <cassert>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -11,18 +12,20 @@
 namespace kvreplay {
 
 // Outputs of one cache over a tile, deferred: each step only notes the coefficient of each token, and
-// close() multiplies with the values once. A token's column does not change when its row moves.
+// close() multiplies with the values once. A token's column does not change when its row moves. Side outputs
+// (RowWatch) are products of their own, so that what is watched changes no bit of the output.
 template <class Real>
 class TileOutput {
  public:
-  // `cache` as it stands before token tile.begin arrives. `query_rows`: rows that will be emitted.
+  // `cache` as it stands before token tile.begin arrives. `prompt`: its tokens are the prefix.
   template <class C>
-  void open(const C& cache, const Tile<Real>& tile, int32_t heads, LaneWorkspace<Real>& w,
+  void open(const C& cache, const Tile<Real>& tile, int32_t heads, int32_t prompt, LaneWorkspace<Real>& w,
             std::vector<int32_t>& column_of) {
     rows_ = int32_t(tile.rows.size());
     heads_ = heads;
     v_dim_ = cache.shape().v_dim;
     shape_ = cache.shape();
+    prompt_ = prompt;
     column_of_ = column_of.data();
     columns_ = 0;
     tokens_.clear();
@@ -32,46 +35,64 @@ class TileOutput {
     for (int32_t t = tile.begin; t < tile.end; ++t) add(t);
     w.tile_coefficients.assign(size_t(heads) * size_t(rows_) * size_t(columns_), Real(0));
     coefficients_ = w.tile_coefficients.data();
+    set_coefficients_ = nullptr;
   }
 
   // Where the coefficients of one (head, row) go; rows that are no token are added to `out` at once.
   struct Sink {
     const int32_t* column_of;
     Real *coefficients, *out;  // of this (head, row): [columns], [v_dim]
-    int32_t block;
+    Real* prefix;              // [v_dim] or null: what the prompt's rows add
+    int32_t block, prompt;
     template <Team T, Cache C>
     void emit(const T&, const C& cache, std::span<const Real> c) const {
       for (int32_t i = 0; i < cache.size(); ++i) {
         if (c[size_t(i)] == 0) continue;
         if (cache.verbatim(i)) coefficients[column_of[cache.token(i)]] += c[size_t(i)];
-        else add_value(cache.value(i, block), c[size_t(i)]);
+        else add_own(cache, i, c[size_t(i)]);
       }
     }
-    void add_value(std::span<const Real> value, Real weight) const {
-      for (size_t x = 0; x < value.size(); ++x) out[x] += weight * value[x];
+    void add_own(const auto& cache, int32_t row, Real weight) const {
+      add_value(cache.value(row, block), weight, out);
+      if (prefix != nullptr && cache.token(row) < prompt) add_value(cache.value(row, block), weight, prefix);
+    }
+    static void add_value(std::span<const Real> value, Real weight, Real* to) {
+      for (size_t x = 0; x < value.size(); ++x) to[x] += weight * value[x];
     }
   };
   Sink sink(int32_t head, int32_t row, LaneTile<Real>& result) const {
     const int64_t at = int64_t(head) * rows_ + row;
-    return {column_of_, coefficients_ + at * columns_, result.out.data() + at * v_dim_,
-            shape_.block_of(head)};
+    return {column_of_,
+            coefficients_ + at * columns_,
+            result.out.data() + at * v_dim_,
+            result.prefix.out.empty() ? nullptr : result.prefix.out.data() + at * v_dim_,
+            shape_.block_of(head),
+            prompt_};
   }
+  // Coefficients [columns] of one (head, row) of LaneTile::set, all 0 at first; they cost memory and a
+  // product from the first call on.
+  Real* set_row(int32_t head, int32_t row, LaneWorkspace<Real>& w) {
+    if (set_coefficients_ == nullptr) {
+      w.set_coefficients.assign(w.tile_coefficients.size(), Real(0));
+      set_coefficients_ = w.set_coefficients.data();
+    }
+    return set_coefficients_ + (int64_t(head) * rows_ + row) * columns_;
+  }
+  int32_t column(int32_t token) const { return column_of_[token]; }
 
   // out += coefficients [heads * rows, columns] * values [columns, v_dim], for each kv head.
   void close(const HeadStream<Real>& stream, LaneWorkspace<Real>& w, LaneTile<Real>& result) const {
     w.tile_values.resize(size_t(columns_) * size_t(v_dim_));
-    w.product.resize(size_t(heads_) * size_t(rows_) * size_t(v_dim_));
-    const int32_t group_rows = heads_ / shape_.blocks * rows_;
+    w.product.resize(size_t(heads_ / shape_.blocks) * size_t(rows_) * size_t(v_dim_));
     for (int32_t b = 0; b < shape_.blocks; ++b) {
       const Real* values = stream.block_values(b);
       for (int32_t c = 0; c < columns_; ++c)
         std::copy_n(values + int64_t(tokens_[size_t(c)]) * v_dim_, v_dim_,
                     w.tile_values.data() + int64_t(c) * v_dim_);
-      kernels::multiply(coefficients_ + int64_t(b) * group_rows * columns_, columns_, group_rows,
-                        w.tile_values.data(), columns_, v_dim_,
-                        w.product.data() + int64_t(b) * group_rows * v_dim_, v_dim_);
+      multiply(b, coefficients_, columns_, w, result.out);
+      if (!result.prefix.out.empty()) multiply(b, coefficients_, prefix_columns(), w, result.prefix.out);
+      if (set_coefficients_ != nullptr) multiply(b, set_coefficients_, columns_, w, result.set.out);
     }
-    for (size_t i = 0; i < result.out.size(); ++i) result.out[i] += w.product[i];
   }
 
  private:
@@ -79,9 +100,26 @@ class TileOutput {
     column_of_[token] = columns_++;
     tokens_.push_back(token);
   }
-  int32_t rows_ = 0, heads_ = 0, v_dim_ = 0, columns_ = 0;
+  // The first `columns` of the coefficients of kv head `block`.
+  void multiply(int32_t block, const Real* coefficients, int32_t columns, LaneWorkspace<Real>& w,
+                std::vector<Real>& out) const {
+    if (columns == 0) return;
+    const int32_t group_rows = heads_ / shape_.blocks * rows_;
+    kernels::multiply(coefficients + int64_t(block) * group_rows * columns_, columns_, group_rows,
+                      w.tile_values.data(), columns, v_dim_, w.product.data(), v_dim_);
+    Real* to = out.data() + int64_t(block) * group_rows * v_dim_;
+    for (int64_t i = 0; i < int64_t(group_rows) * v_dim_; ++i) to[i] += w.product[size_t(i)];
+  }
+  // A cache that is cut once holds the prompt's tokens before those that came later.
+  int32_t prefix_columns() const {
+    const auto later = [&](int32_t token) { return token >= prompt_; };
+    const auto end = std::find_if(tokens_.begin(), tokens_.end(), later);
+    assert(std::all_of(end, tokens_.end(), later));
+    return int32_t(end - tokens_.begin());
+  }
+  int32_t rows_ = 0, heads_ = 0, v_dim_ = 0, columns_ = 0, prompt_ = 0;
   int32_t* column_of_ = nullptr;
-  Real* coefficients_ = nullptr;
+  Real *coefficients_ = nullptr, *set_coefficients_ = nullptr;
   HeadShape shape_{};
   std::vector<int32_t> tokens_;
 };

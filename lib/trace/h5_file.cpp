@@ -98,6 +98,11 @@ void H5Output::attribute(const std::string& object, const std::string& name, con
   h5::set_attribute(state_->file, object, name, value);
 }
 
+void H5Output::attribute(const std::string& object, const std::string& name, std::span<const double> values) {
+  const h5::Lock lock;
+  h5::set_attribute(state_->file, object, name, values);
+}
+
 void H5Output::copy_group(const fs::path& from, const std::string& group, const std::string& to) {
   const h5::Lock lock;
   const h5::Handle links = h5::link_list();

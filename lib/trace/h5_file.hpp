@@ -32,6 +32,7 @@ class H5Output {
   void attribute(const std::string& object, const std::string& name, int64_t value);
   void attribute(const std::string& object, const std::string& name, double value);
   void attribute(const std::string& object, const std::string& name, const std::string& value);
+  void attribute(const std::string& object, const std::string& name, std::span<const double> values);
   // Copies a group of another HDF5 file (both paths inside the files).
   void copy_group(const std::filesystem::path& from, const std::string& group, const std::string& to);
   void close();

@@ -32,14 +32,16 @@ Handle open_or_make(const PartFile& file, const std::string& path) {
 }
 
 void write_attribute(const PartFile& file, const std::string& object, const std::string& name, hid_t type,
-                     const void* value) {
-  const Handle node = open_or_make(file, object_path(object)), space(H5Screate(H5S_SCALAR), H5Sclose);
+                     const Handle& space, const void* value) {
+  const Handle node = open_or_make(file, object_path(object));
   file.check(node.valid(), "opening " + object);
   if (H5Aexists(node.get(), name.c_str()) > 0) H5Adelete(node.get(), name.c_str());
   const Handle attribute(H5Acreate2(node.get(), name.c_str(), type, space.get(), H5P_DEFAULT, H5P_DEFAULT),
                          H5Aclose);
   file.check(attribute.valid() && H5Awrite(attribute.get(), type, value) >= 0, "writing attribute " + name);
 }
+
+Handle one_value() { return {H5Screate(H5S_SCALAR), H5Sclose}; }
 
 }  // namespace
 
@@ -92,11 +94,18 @@ Handle create_dataset(const PartFile& file, const std::string& name, hid_t type,
 }
 
 void set_attribute(const PartFile& file, const std::string& object, const std::string& name, int64_t value) {
-  write_attribute(file, object, name, H5T_NATIVE_INT64, &value);
+  write_attribute(file, object, name, H5T_NATIVE_INT64, one_value(), &value);
 }
 
 void set_attribute(const PartFile& file, const std::string& object, const std::string& name, double value) {
-  write_attribute(file, object, name, H5T_NATIVE_DOUBLE, &value);
+  write_attribute(file, object, name, H5T_NATIVE_DOUBLE, one_value(), &value);
+}
+
+void set_attribute(const PartFile& file, const std::string& object, const std::string& name,
+                   std::span<const double> values) {
+  const hsize_t count = values.size();
+  const Handle space(H5Screate_simple(1, &count, nullptr), H5Sclose);
+  write_attribute(file, object, name, H5T_NATIVE_DOUBLE, space, values.data());
 }
 
 void set_attribute(const PartFile& file, const std::string& object, const std::string& name,
@@ -105,7 +114,7 @@ void set_attribute(const PartFile& file, const std::string& object, const std::s
   H5Tset_size(type.get(), std::max<size_t>(value.size(), 1));  // HDF5 has no strings of size 0
   H5Tset_cset(type.get(), H5T_CSET_UTF8);
   H5Tset_strpad(type.get(), H5T_STR_NULLPAD);
-  write_attribute(file, object, name, type.get(), value.c_str());
+  write_attribute(file, object, name, type.get(), one_value(), value.c_str());
 }
 
 Handle link_list() {

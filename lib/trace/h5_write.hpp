@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,8 @@ void set_attribute(const PartFile& file, const std::string& object, const std::s
 void set_attribute(const PartFile& file, const std::string& object, const std::string& name, double value);
 void set_attribute(const PartFile& file, const std::string& object, const std::string& name,
                    const std::string& value);
+void set_attribute(const PartFile& file, const std::string& object, const std::string& name,
+                   std::span<const double> values);  // [values.size()]
 
 Handle link_list();                                // makes the groups on the way
 std::string object_path(const std::string& name);  // from the root: "/a/b"

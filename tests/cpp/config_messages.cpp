@@ -92,6 +92,19 @@ TEST_CASE("Values out of range or of another kind are told with what would be ri
         "c.yaml:5:8: error: seeds is 3 and must be a map with the keys first, count");
   CHECK(errors(kGood + "replay: {queries: last}\n") ==
         "c.yaml:5:19: error: replay.queries is \"last\" and must be all, {last: 256} or {stride: 16}");
+  CHECK(errors(kGood + "replay: {needles: 3}\n") ==
+        "c.yaml:5:19: error: replay.needles is 3 and must be a map with the keys at, tokens");
+  CHECK(errors(kGood + "replay: {needles: {at: 0}}\n") ==
+        "c.yaml:5:19: error: replay.needles has no tokens: write {at: [0, 0.4, 0.9], tokens: 32}");
+  CHECK(errors(kGood + "replay: {needles: {tokens: 8}}\n") ==
+        "c.yaml:5:19: error: replay.needles has no at: write {at: [0, 0.4, 0.9], tokens: 32}");
+  CHECK(errors(kGood + "replay: {needles: {at: [], tokens: 8}}\n") ==
+        "c.yaml:5:24: error: replay.needles.at is an empty list: write where spans start, as [0, 0.4, 0.9]");
+  CHECK(errors(kGood + "replay: {needles: {at: [0.5, 1, 0.5, 2], tokens: 0}}\n") ==
+        "c.yaml:5:30: error: replay.needles.at is 1 and must be below 1: a span starts inside of the prompt\n"
+        "c.yaml:5:33: error: 0.5 is listed twice in replay.needles.at\n"
+        "c.yaml:5:38: error: replay.needles.at is 2 and must be in [0, 1]\n"
+        "c.yaml:5:50: error: replay.needles.tokens is 0 and must be at least 1");
   CHECK(errors(kGood + "replay: {prefill: 9, tokens: 8}\n") ==
         "c.yaml:5:19: error: replay.prefill is 9 and must be at most replay.tokens, 8");
 }

@@ -17,6 +17,7 @@ TEST_CASE("A configuration of four lines has the documented defaults") {
   CHECK_FALSE(c.replay.tokens);
   CHECK_FALSE(c.replay.prefill);
   CHECK_FALSE(c.replay.prompt_streams);
+  CHECK(c.replay.needles.at.empty());
   CHECK(c.replay.queries == RunConfig::Replay::Queries::all);
   CHECK(c.seed_first == 0);
   CHECK(c.seed_count == 5);
@@ -46,7 +47,8 @@ TEST_CASE("Every part of a full configuration is read") {
   const RunConfig c = parse(
       "name: full\n"
       "select: {prompts: [p0], layers: [0, 7], kv_heads: 2}\n"
-      "replay: {tokens: 1000, prefill: 700, prompt: stream, queries: {stride: 16}}\n"
+      "replay: {tokens: 1000, prefill: 700, prompt: stream, queries: {stride: 16}, needles: {at: "
+      "[0, 0.4], tokens: 8}}\n"
       "methods:\n"
       "  - {name: keeper, sinks: 2, recent: 10, share: 1, strict: true, first: random, phase: stream,\n"
       "     positions: original, order: evict_then_attend, gqa: {level: query, agg: max}, row_format: "
@@ -65,6 +67,8 @@ TEST_CASE("Every part of a full configuration is read") {
   CHECK(c.replay.prompt_streams);
   CHECK(c.replay.queries == RunConfig::Replay::Queries::stride);
   CHECK(c.replay.queries_count == 16);
+  CHECK(c.replay.needles.at == std::vector<double>{0, 0.4});
+  CHECK(c.replay.needles.tokens == 8);
   const MethodInstance& m = c.methods.at(0);
   CHECK(m.params ==
         nlohmann::json{{"sinks", 2}, {"recent", 10}, {"share", 1.0}, {"strict", true}, {"first", "random"}});

@@ -55,7 +55,7 @@ struct Shelf {
     for (int32_t row = 0; row < cache.size(); ++row) all.push_back(cache.key(row)[0]);
     return all;
   }
-  int64_t bytes() { return formatter.payload_bytes(cache); }
+  int64_t bytes() { return formatter.payload(cache).bytes; }
   int64_t sketch() { return formatter.sketch_bytes(cache); }
 
  private:

@@ -1,5 +1,6 @@
 #include <Eigen/SVD>
 
+#include "measures/accumulator.hpp"
 #include "measures/operator_norm.hpp"
 #include "support.hpp"
 
@@ -27,6 +28,7 @@ TEST_CASE("the running operator norm equals the largest singular value", "[measu
       CHECK(norms.spectral() ==
             Approx(Eigen::JacobiSVD<Eigen::MatrixXd>(seen).singularValues()(0)).epsilon(1e-9));
       CHECK(norms.frobenius() == Approx(seen.norm()).epsilon(1e-12));
+      CHECK(norms.largest() == Approx(seen.rowwise().norm().maxCoeff()).epsilon(1e-12));
     }
   }
 }
@@ -51,7 +53,7 @@ TEST_CASE("errors of one row by hand", "[measures]") {
   Tile<double> tile;
   tile.rows = {1}, tile.scored = {1}, tile.heads = 1, tile.v_dim = 2, tile.stride = 2;
   tile.out = {3, 4}, tile.z = {1}, tile.l2 = {0.5}, tile.shift = {0};
-  tile.v_operator = {2}, tile.v_frobenius = {4};
+  tile.v_operator = {2}, tile.v_frobenius = {4}, tile.v_largest = {5};
   LaneTile<double> lane;
   lane.resize(1, 1, 2);
   lane.out = {3, 1};
@@ -60,7 +62,7 @@ TEST_CASE("errors of one row by hand", "[measures]") {
   a.add(tile, lane, {0, 0, 0, 1}, false);
   CellMeasures m;
   CellResult r;
-  a.finish(m, r, {});
+  a.finish(m, r, {}, {});
   CHECK(*m.rel_err_out_mean == Approx(3 / 5.0));
   CHECK(*m.rel_err_fro == Approx(3 / 5.0));
   CHECK(*m.cosine_mean == Approx((9 + 4) / (5 * std::sqrt(10.0))));
@@ -76,7 +78,7 @@ TEST_CASE("rows with no output are counted, never divided by", "[measures]") {
   Tile<double> tile;
   tile.rows = {1}, tile.scored = {1}, tile.heads = 1, tile.v_dim = 1, tile.stride = 2;
   tile.out = {0}, tile.z = {1}, tile.l2 = {1}, tile.shift = {0}, tile.v_operator = {1},
-  tile.v_frobenius = {1};
+  tile.v_frobenius = {1}, tile.v_largest = {1};
   LaneTile<double> lane;
   lane.resize(1, 1, 1);
   lane.out = {1};
@@ -84,7 +86,7 @@ TEST_CASE("rows with no output are counted, never divided by", "[measures]") {
   a.add(tile, lane, {0, 0, 0, 1}, false);
   CellMeasures m;
   CellResult r;
-  a.finish(m, r, {});
+  a.finish(m, r, {}, {});
   CHECK(m.rows_skipped == 1);
   CHECK_FALSE(m.rel_err_out_mean.has_value());
 }

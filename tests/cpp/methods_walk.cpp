@@ -8,6 +8,7 @@
 #include "core/philox.hpp"
 #include "core/walk.hpp"
 #include "support.hpp"
+#include "theory/walk.hpp"
 #include "trace/h5_file.hpp"
 
 // The walks and halvings: by hand, against recorded walks, and in distribution. Seeds are fixed; where a
@@ -52,7 +53,7 @@ Doubles unit_vectors(uint32_t seed, size_t n, size_t dim) {
   }
   return x;
 }
-double theory(int32_t n) { return walk_constant(n, 0.01); }
+double theorem_c(int32_t n) { return theory::walk_constant(n, 0.01); }
 
 // Root mean square of W per coordinate over `runs` walks, for each number of vectors.
 using Discrepancy = std::function<double(uint32_t seed, size_t n)>;  // mean square of one run
@@ -175,7 +176,7 @@ TEST_CASE("the bare walk follows the recorded ones to the last sign and probabil
         r2 = std::max(r2, wide_dot(k, k));
       }
       const Walked w =
-          walk(keys, d, {(theorys ? theory(n) : 2) * r2}, read_dataset(file, results + "sbwalk/U", flat));
+          walk(keys, d, {(theorys ? theorem_c(n) : 2) * r2}, read_dataset(file, results + "sbwalk/U", flat));
       const std::string key = results + (theorys ? "sbwalk/" : "sbwalk_c/");
       CHECK(w.failed == (theorys ? -1 : fails_at));
       CHECK(w.signs == read_dataset(file, key + "eps", flat));
@@ -187,7 +188,7 @@ TEST_CASE("with the theorem's c no walk fails, with c = 2 its failure has an ind
   int32_t failures = 0;
   for (uint32_t seed = 0; seed < 100; ++seed) {
     const Doubles vectors = unit_vectors(seed, 1000, 2), u = draw(seed + 7000, 1000);
-    CHECK(walk(vectors, 2, {walk_constant(1000, 0)}, u).failed == -1);
+    CHECK(walk(vectors, 2, {theory::walk_constant(1000, 0)}, u).failed == -1);
     const Walked tight = walk(vectors, 2, {2}, u);
     failures += tight.failed >= 0;
     const auto first = std::find(tight.signs.begin(), tight.signs.end(), 0.0);
@@ -199,9 +200,9 @@ TEST_CASE("with the theorem's c no walk fails, with c = 2 its failure has an ind
 // 800 squares of unit normals: the root mean square is off by 15 % with probability below 1e-8.
 TEST_CASE("the theorem's walk stays near sqrt(c/2) where the coin grows as sqrt(n/d)", "[walk]") {
   constexpr size_t kVectors = 1 << 14;
-  const double c = theory(kVectors);
+  const double c = theorem_c(kVectors);
   CHECK(c == Approx(429.3).epsilon(1e-3));
-  CHECK(root_mean_square(walk_of(2, c), kVectors, 400) == Approx(std::sqrt(c / 2)).epsilon(0.15));
+  CHECK(root_mean_square(walk_of(2, c), kVectors, 400) == Approx(theory::walk_plateau(c)).epsilon(0.15));
   CHECK(root_mean_square(coin_of(2), kVectors, 400) == Approx(std::sqrt(kVectors / 2)).epsilon(0.15));
 }
 TEST_CASE("c = 8 is a plateau of 2 in every dimension", "[walk]") {
@@ -210,7 +211,7 @@ TEST_CASE("c = 8 is a plateau of 2 in every dimension", "[walk]") {
   CHECK(root_mean_square(walk_of(64, 8, OnFail::clamp), 1 << 12, 20) == Approx(2).epsilon(0.15));
 }
 TEST_CASE("the walk grows like the coin until c d/2 vectors, and then no more", "[walk]") {
-  const double c = theory(1 << 14);  // c d/2 = 429
+  const double c = theorem_c(1 << 14);  // c d/2 = 429
   const Interval coin = slope_interval(coin_of(2), {16, 64, 256, 1024, 4096}, 20);
   const Interval early = slope_interval(walk_of(2, c), {4, 8, 16, 32}, 60);
   const Interval late = slope_interval(walk_of(2, c), {1 << 11, 1 << 12, 1 << 13, 1 << 14}, 20);

@@ -231,6 +231,15 @@ TEST_CASE("A key changes with everything that determines the numbers") {
       },
       [](RunConfig& config, TraceInfo&) { config.run.double_precision = true; },
       [](RunConfig& config, TraceInfo&) { config.metrics = {"cosine_mean"}; },
+      [](RunConfig& config, TraceInfo&) {
+        config.replay.needles = {{0.5}, 4};
+      },
+      [](RunConfig& config, TraceInfo&) {
+        config.replay.needles = {{0.5}, 5};
+      },
+      [](RunConfig& config, TraceInfo&) {
+        config.replay.needles = {{0.5, 0}, 4};
+      },
   };
   std::set<std::string> keys;
   for (const Change& change : changes) keys.insert(key_after(change));

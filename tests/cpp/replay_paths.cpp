@@ -102,7 +102,7 @@ double strip_against_solo(const HeadStream<Real>& stream, int32_t budget, Positi
   P policy;
   policy.resolve(order.scene);
   LaneOf<P, Real> lane(policy, order);
-  lane.bind(stream, 0, false, {});
+  lane.bind(stream, 0, {});
   lane.read_prompt({sums.data(), nullptr});
   LaneWorkspace<Real> workspace;
   double worst = 0;

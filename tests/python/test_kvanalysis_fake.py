@@ -35,8 +35,11 @@ METHODS = (
 BUDGETS, LAYERS, KV_HEADS = (64, 128, 256, 512), (0, 7, 15, 23, 29), 3
 
 
-def fake_row(method="h2o", params=None, budget=64, seed=0, layer=0, kv_head=0, rel_err=0.25, **changes):
-    """One finished cell as a dict of the contract's columns; `changes` overrides any of them."""
+def fake_row(
+    method="h2o", params=None, budget=64, seed=0, layer=0, kv_head=0, rel_err=0.25, given=None, **changes
+):
+    """One finished cell as a dict of the contract's columns and `given` (default: `params`); `changes`
+    overrides any of them."""
     oracle = method == "topk_oracle"
     kept = TOKENS if oracle or budget == "" else budget
     row = dict.fromkeys(COLUMNS, "")
@@ -53,6 +56,7 @@ def fake_row(method="h2o", params=None, budget=64, seed=0, layer=0, kv_head=0, r
         "budget_tokens": budget,
         "seed": seed,
     }
+    row["given"] = json.dumps(params or {} if given is None else given, sort_keys=True)
     row |= {"n_prefill": PREFILL, "n_tokens": TOKENS, "n_queries": TOKENS - PREFILL, "status": "ok"}
     row |= {"rel_err_out_mean": rel_err, "rel_err_out_p50": rel_err * 0.8, "eps_spectral_mean": rel_err / 9}
     row |= {"partition_err_mean": rel_err / 3, "kept_mass_mean": 1 - rel_err / 3, "peak_kept_tokens": kept}
@@ -72,6 +76,7 @@ def failed_row(message="empty denominator", status="failed", **place):
     row = fake_row(**place)
     identity = COLUMNS[: COLUMNS.index("n_queries") + 1]
     return {name: row[name] if name in identity else "" for name in COLUMNS} | {
+        "given": row["given"],
         "status": status,
         "error": message,
     }
@@ -96,8 +101,8 @@ def fake_rows():
                 error = start * (budget / 64) ** -decay * difficulty[layer, head]
                 for seed in range(seeds):
                     noisy = error * np.exp(random.normal(0, 0.05))
-                    resolved = {"recent": budget // 2} if method == "h2o" else {}
-                    rows.append(fake_row(method, params | resolved, budget, seed, rel_err=noisy, **at))
+                    resolved = params | ({"recent": budget // 2} if method == "h2o" else {})
+                    rows.append(fake_row(method, resolved, budget, seed, rel_err=noisy, given=params, **at))
     return rows
 
 
@@ -112,7 +117,7 @@ FAKE_META = {
 }
 
 
-def write_results(folder, rows, meta=None, columns=COLUMNS):
+def write_results(folder, rows, meta=None, columns=(*COLUMNS, "given")):
     """OUT/results.csv and, if given, OUT/results.meta.json; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "results.csv").open("w", newline="") as file:
@@ -125,7 +130,7 @@ def write_results(folder, rows, meta=None, columns=COLUMNS):
 
 
 def test_the_fake_results_hold_exactly_the_columns_of_the_contract(tmp_path):
-    write_results(tmp_path, fake_rows(), FAKE_META)
+    write_results(tmp_path, fake_rows(), FAKE_META, COLUMNS)
     table = pd.read_csv(tmp_path / "results.csv")
     assert list(table.columns) == COLUMNS
     assert len(COLUMNS) == 42

@@ -142,13 +142,15 @@ def test_a_parameter_that_one_instance_lacks_is_shown_on_the_other(tmp_path):
 
 
 def test_a_size_that_follows_from_the_budget_does_not_split_a_curve(tmp_path):
-    rows = [fake_row("h2o", {"recent": budget // 2}, budget) for budget in (64, 128)]
+    rows = [fake_row("h2o", {"recent": budget // 2}, budget, given={}) for budget in (64, 128)]
     assert labels(tmp_path, rows) == ["h2o", "h2o"]
 
 
 def test_a_size_that_follows_from_a_swept_share_leaves_the_label_to_the_share(tmp_path):
     rows = [
-        fake_row("h2o", {"recent_frac": share, "recent": int(share * budget)}, budget)
+        fake_row(
+            "h2o", {"recent_frac": share, "recent": int(share * budget)}, budget, given={"recent_frac": share}
+        )
         for share in (0.25, 0.5)
         for budget in (64, 128)
     ]
@@ -167,7 +169,8 @@ def test_variants_run_at_different_budgets_are_still_told_apart(tmp_path):
 
 def test_a_parameter_set_at_one_place_only_is_no_reason_to_split(tmp_path):
     rows = [
-        fake_row("pyramidkv", {"layer_budget": size}, 64, layer=layer) for layer, size in ((0, 90), (1, 38))
+        fake_row("pyramidkv", {"layer_budget": size}, 64, layer=layer, given={})
+        for layer, size in ((0, 90), (1, 38))
     ]
     assert labels(tmp_path, rows) == ["pyramidkv", "pyramidkv"]
 

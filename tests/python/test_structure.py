@@ -11,17 +11,19 @@ LIB = Path(__file__).parents[2] / "lib"
 MAY_INCLUDE = {
     "base": set(),
     "kernels": set(),
-    "core": {"base"},
-    "methods": {"core"},
+    "theory": set(),
+    "core": {"base", "theory"},
+    "methods": {"core", "theory"},
     "formats": {"core"},
     "trace": {"base", "core"},
     "catalog": {"base", "core"},
     "exact": {"base", "core", "kernels", "trace"},
+    "survey": {"base", "core", "kernels", "trace", "catalog", "exact"},
     "measures": {"base", "core", "catalog", "exact"},
     "replay": {"base", "core", "kernels", "trace", "catalog", "exact", "formats", "measures"},
     "config": {"base", "core", "trace", "catalog", "formats"},
     "plan": {"base", "core", "trace", "catalog", "config"},
-    "results": {"base", "core", "trace", "catalog"},
+    "results": {"base", "core", "trace", "catalog", "survey"},
     "backend": {"core", "methods"},
 }
 # Libraries that belong to one room.
@@ -95,8 +97,14 @@ def test_policies_have_no_hidden_memory():
         assert not re.search(r"\b(const_cast|reinterpret_cast|thread_local|new)\b", code), path.name
         assert not re.search(r"\bstatic\s+(?!constexpr)[^({]*[=;]", code), f"{path.name}: a static variable"
         for target in includes(path):
-            ours = target.startswith(("core/", "methods/"))
+            ours = target.startswith(("core/", "methods/", "theory/"))
             assert ours or target in STANDARD, f"{path.name}: {target}"
+
+
+def test_theory_needs_nothing_but_the_standard_library():
+    for path in (LIB / "theory").iterdir():
+        for target in includes(path):
+            assert target.startswith("theory/") or re.fullmatch(r"[a-z_]+", target), f"{path.name}: {target}"
 
 
 def test_a_method_file_is_short():

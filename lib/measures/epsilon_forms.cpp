@@ -1,0 +1,68 @@
+#include "measures/epsilon_forms.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvreplay {
+namespace {
+
+// ||numerator error|| / (j exp(-r^2/sqrt(d)) max ||v||) of the unnormalised sums, in logarithms until the
+// end: exp of a logit and exp(r^2/sqrt(d)) can each leave the range of a double.
+template <class Real>
+double additive_form(const ScoredRow<Real>& row) {
+  if (row.c.numerator2 == 0) return 0;
+  const double numerator =
+      0.5 * std::log(row.c.numerator2) + std::log(row.tile.z[row.exact]) + double(row.tile.shift[row.exact]);
+  const double tokens = row.token + 1;
+  return std::exp(numerator + row.m.spread - std::log(tokens * row.tile.v_largest[row.values]));
+}
+
+}  // namespace
+
+EpsilonForms::EpsilonForms(int32_t heads, int64_t rows) {
+  spectral_.reserve(size_t(heads) * size_t(rows));
+  frobenius_.reserve(size_t(heads) * size_t(rows));
+}
+
+template <class Real>
+void EpsilonForms::add(const ScoredRow<Real>& row) {
+  const double l2 = row.tile.l2[row.exact], v_op = row.tile.v_operator[row.values],
+               v_fro = row.tile.v_frobenius[row.values];
+  if (!(l2 * v_op > 0)) return;
+  spectral_.push_back(row.error / (l2 * v_op));
+  frobenius_.push_back(row.error / (l2 * v_fro));
+  spectral_sums_.add(spectral_.back());
+  frobenius_sums_.add(frobenius_.back());
+  if (row.m.spread != kUnset) additive_.add(additive_form(row));
+}
+
+void EpsilonForms::finish(CellMeasures& measures, const Promise& promise) {
+  measures.eps_spectral_mean = spectral_sums_.mean(), measures.eps_spectral_max = spectral_sums_.maximum();
+  measures.eps_frobenius_mean = frobenius_sums_.mean();
+  measures.eps_frobenius_max = frobenius_sums_.maximum();
+  measures.eps_additive_mean = additive_.finite_mean();
+  if (promise.norm == Promise::Norm::spectral)
+    compare(measures, promise, spectral_, measures.eps_spectral_mean);
+  if (promise.norm == Promise::Norm::frobenius)
+    compare(measures, promise, frobenius_, measures.eps_frobenius_mean);
+  if (spectral_.empty()) return;
+  measures.eps_spectral_p99 = quantile(spectral_, 0.99);
+  measures.eps_frobenius_p99 = quantile(frobenius_, 0.99);
+}
+
+void EpsilonForms::compare(CellMeasures& measures, const Promise& promise,
+                           const std::vector<double>& measured, std::optional<double> mean) {
+  measures.bound_epsilon = promise.epsilon;
+  measures.bound_probability = promise.probability;
+  measures.bound_capped = promise.capped;
+  if (measured.empty()) return;
+  const auto within = std::count_if(measured.begin(), measured.end(),
+                                    [&](double epsilon) { return epsilon <= promise.epsilon; });
+  measures.bound_holds = double(within) / double(measured.size());
+  if (*mean > 0) measures.bound_slack = promise.epsilon / *mean;
+}
+
+template void EpsilonForms::add(const ScoredRow<float>&);
+template void EpsilonForms::add(const ScoredRow<double>&);
+
+}  // namespace kvreplay

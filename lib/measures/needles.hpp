@@ -1,0 +1,56 @@
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvreplay {
+
+// Tokens begin..end-1.
+struct TokenSpan {
+  int32_t begin = 0, end = 0;
+  bool holds(int32_t token) const { return token >= begin && token < end; }
+};
+
+// Marked spans of a prompt (`replay.needles`): each starts at a share of the prompt, 0 <= at < 1.
+struct Needles {
+  std::vector<double> at;
+  int32_t tokens = 0;
+  std::vector<TokenSpan> spans(int32_t prompt) const {
+    std::vector<TokenSpan> spans;
+    for (const double share : at) {
+      const auto begin = int32_t(std::floor(share * prompt));
+      spans.push_back({begin, int32_t(std::min<int64_t>(prompt, int64_t(begin) + tokens))});
+    }
+    return spans;
+  }
+};
+
+// How much of what a query puts on marked tokens falls on tokens that are attended to; negative where it puts
+// nothing there. `strip` [tokens of the row]: exp(l - shift), any scale. `to`: of the union of the spans,
+// then of each of them.
+template <class Real>
+void needle_shares(const Real* strip, std::span<const int32_t> attended, std::span<const TokenSpan> spans,
+                   double* to) {
+  std::vector<double> full(spans.size() + 1, 0.0), held(spans.size() + 1, 0.0);
+  const auto count = [&](int32_t token, std::vector<double>& sums) {
+    bool any = false;
+    for (size_t s = 0; s < spans.size(); ++s) {
+      if (!spans[s].holds(token)) continue;
+      sums[s + 1] += double(strip[token]);
+      any = true;
+    }
+    if (any) sums[0] += double(strip[token]);
+  };
+  int32_t last = 0;  // spans may overlap: each token of the union once
+  std::vector<TokenSpan> sorted(spans.begin(), spans.end());
+  std::sort(sorted.begin(), sorted.end(), [](auto a, auto b) { return a.begin < b.begin; });
+  for (const TokenSpan& span : sorted)
+    for (int32_t t = std::max(last, span.begin); t < span.end; ++t) count(t, full), last = t + 1;
+  for (const int32_t token : attended)
+    if (token >= 0) count(token, held);
+  for (size_t s = 0; s < full.size(); ++s) to[s] = full[s] > 0 ? held[s] / full[s] : -1;
+}
+
+}  // namespace kvreplay

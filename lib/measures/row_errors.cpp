@@ -1,0 +1,108 @@
+#include "measures/row_errors.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace kvreplay {
+namespace {
+
+constexpr int64_t kFrobeniusRows = 256;  // rel_err_fro looks at the last rows only
+constexpr int64_t kParts = 4;            // of the scored rows
+
+// ||out / weight - exact|| / ||exact||, or nothing where there is neither an output nor a norm.
+template <class Real>
+void add_side(Sums& sums, const SideOutput<Real>& side, size_t at, const Real* exact, int32_t v_dim) {
+  if (!(side.weight[at] > 0)) return;
+  const Real* out = side.out.data() + at * size_t(v_dim);
+  double error2 = 0, norm2 = 0;
+  for (int32_t c = 0; c < v_dim; ++c) {
+    const double o = double(exact[c]), difference = double(out[c]) / side.weight[at] - o;
+    error2 += difference * difference;
+    norm2 += o * o;
+  }
+  if (norm2 > 0) sums.add(std::sqrt(error2 / norm2));
+}
+
+}  // namespace
+
+RowErrors::RowErrors(int32_t heads, int64_t rows) : heads_(heads), rows_(rows) {
+  const size_t cells = size_t(heads) * size_t(rows);
+  rel_.resize(cells), error2_.resize(cells), norm2_.resize(cells);
+}
+
+template <class Real>
+void RowErrors::add(const ScoredRow<Real>& row, size_t at) {
+  skipped_ += row.skipped ? 1 : 0;
+  rel_[at] = row.skipped ? -1 : row.error / row.norm;
+  error2_[at] = row.c.error2;
+  norm2_[at] = row.c.exact2;
+  square_.add(row.c.error2 / row.tile.v_dim);
+  if (row.skipped) return;
+  if (row.c.mine2 > 0) cosine_.add(row.c.inner / (row.norm * std::sqrt(row.c.mine2)));
+  clamped_.add(row.error / std::sqrt(row.c.positive2));
+  add_parts(row);
+  add_sides(row);
+}
+
+// z - o = (N - o)/tau' + o (1 - tau')/tau', with N = z tau'.
+template <class Real>
+void RowErrors::add_parts(const ScoredRow<Real>& row) {
+  numerator_.add(std::sqrt(row.c.numerator2) / row.norm / row.m.tau);
+  normaliser_.add(std::abs(1 / row.m.tau - 1));
+}
+
+template <class Real>
+void RowErrors::add_sides(const ScoredRow<Real>& row) {
+  const int32_t v_dim = row.tile.v_dim;
+  if (!row.lane.prefix.out.empty())
+    add_side(prefix_, row.lane.prefix, row.mine, row.tile.prefix_out.data() + int64_t(row.exact) * v_dim,
+             v_dim);
+  if (!row.lane.has_set) return;
+  if (row.m.plain) set_.add(row.error / row.norm);
+  else add_side(set_, row.lane.set, row.mine, row.o(), v_dim);
+}
+
+void RowErrors::finish(CellMeasures& measures) const {
+  measures.rows_skipped = skipped_;
+  std::vector<double> rel;
+  rel.reserve(rel_.size());
+  std::copy_if(rel_.begin(), rel_.end(), std::back_inserter(rel), [](double x) { return x >= 0; });
+  if (!rel.empty()) {
+    measures.rel_err_out_mean = std::accumulate(rel.begin(), rel.end(), 0.0) / double(rel.size());
+    measures.rel_err_out_max = *std::max_element(rel.begin(), rel.end());
+    measures.rel_err_out_p50 = quantile(rel, 0.5);
+    measures.rel_err_out_p95 = quantile(rel, 0.95);
+  }
+  double error2 = 0, norm2 = 0;
+  for (int32_t h = 0; h < heads_; ++h)
+    for (int64_t r = std::max<int64_t>(0, rows_ - kFrobeniusRows); r < rows_; ++r) {
+      error2 += error2_[size_t(h * rows_ + r)];
+      norm2 += norm2_[size_t(h * rows_ + r)];
+    }
+  if (norm2 > 0) measures.rel_err_fro = std::sqrt(error2 / norm2);
+  measures.cosine_mean = cosine_.mean();
+  measures.rel_err_clamped = clamped_.mean();
+  if (const auto square = square_.mean()) measures.rmse = std::sqrt(*square);
+  measures.rel_err_prefix_mean = prefix_.mean();
+  measures.rel_err_set_mean = set_.mean();
+  measures.rel_err_numerator_mean = numerator_.finite_mean();
+  measures.rel_err_normaliser_mean = normaliser_.finite_mean();
+  finish_quarters(measures);
+}
+
+void RowErrors::finish_quarters(CellMeasures& measures) const {
+  if (rows_ < kParts) return;
+  for (int64_t part = 0; part < kParts; ++part) {
+    Sums sums;
+    for (int32_t h = 0; h < heads_; ++h)
+      for (int64_t r = part * rows_ / kParts; r < (part + 1) * rows_ / kParts; ++r)
+        if (const double rel = rel_[size_t(h * rows_ + r)]; rel >= 0) sums.add(rel);
+    measures.rel_err_quarters[size_t(part)] = sums.mean();
+  }
+}
+
+template void RowErrors::add(const ScoredRow<float>&, size_t);
+template void RowErrors::add(const ScoredRow<double>&, size_t);
+
+}  // namespace kvreplay

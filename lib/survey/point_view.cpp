@@ -1,0 +1,75 @@
+#include "survey/point_view.hpp"
+
+#include <cmath>
+
+#include "core/rotary.hpp"
+#include "exact/hindsight.hpp"
+#include "survey/clusters.hpp"
+#include "survey/line_fit.hpp"
+#include "survey/spectrum.hpp"
+
+namespace kvreplay {
+namespace {
+
+std::vector<double> unrotated_keys(const HeadStream<double>& stream) {
+  std::vector<double> keys = stream.keys;
+  const int32_t pairs = int32_t(stream.inv_freq.size());
+  const RopeView rope{stream.inv_freq.data(), pairs, stream.interleaved, stream.attention_factor};
+  for (int32_t t = 0; t < stream.tokens; ++t) {
+    double* const key = keys.data() + int64_t(t) * stream.shape.dim;
+    for (int32_t c = 0; c < 2 * pairs; ++c) key[c] /= stream.attention_factor;
+    rotate(SerialTeam{}, rope, -double(stream.positions[size_t(t)]), key);
+  }
+  return keys;
+}
+
+std::vector<int32_t> lengths(int32_t tokens) {
+  constexpr int32_t kFirst = 256;
+  std::vector<int32_t> n;
+  for (int64_t at = kFirst; at < tokens; at *= 2) n.push_back(int32_t(at));
+  n.push_back(tokens);
+  return n;
+}
+
+void fit_growth(Clusterability& c) {
+  std::vector<double> x, y(c.m_n.size());
+  for (const int32_t n : c.m_n) x.push_back(std::log(n));
+  for (size_t f = 0; f < std::size(kDeltaRel); ++f) {
+    for (size_t i = 0; i < y.size(); ++i) y[i] = std::log(double(c.m_count[f * y.size() + i]));
+    const std::optional<LineFit> fit = fit_line(x, y);
+    if (!fit) return;  // so for every radius
+    c.growth_exponent.push_back(fit->slope);
+    c.growth_r2.push_back(fit->r2);
+  }
+}
+
+}  // namespace
+
+std::vector<PointView> views_of(const HeadStream<double>& stream, bool rope_recorded) {
+  std::vector<PointView> views = {{"keys", stream.shape.dim, stream.keys}};
+  if (rope_recorded) views.push_back({"keys_unrotated", stream.shape.dim, unrotated_keys(stream)});
+  views.push_back({"values", stream.shape.v_dim, stream.values});
+  return views;
+}
+
+Clusterability survey_points(const PointView& view, const Draws& draws) {
+  Clusterability c;
+  c.view = view.name;
+  KCenter covering = farthest_first(view.points, view.dim, kMostCenters);
+  c.centers = std::move(covering.centers);
+  c.radii = std::move(covering.radii);
+  c.mean_distance = std::move(covering.mean_distance);
+  c.median_distance = median_distance(std::span<const double>(view.points), view.dim, draws);
+  const Spread spread = spread_of(view.points, view.dim);
+  c.rms = spread.rms;
+  c.spectral_share_16 = spread.spectral_share_16;
+  c.effective_rank = spread.effective_rank;
+  std::vector<double> radii;
+  for (const double f : kDeltaRel) radii.push_back(f * c.median_distance);
+  c.m_n = lengths(int32_t(view.points.size() / size_t(view.dim)));
+  c.m_count = count_online_clusters(view.points, view.dim, radii, c.m_n);
+  fit_growth(c);
+  return c;
+}
+
+}  // namespace kvreplay

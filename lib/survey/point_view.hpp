@@ -1,0 +1,41 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/philox.hpp"
+#include "exact/head_stream.hpp"
+
+// Clusterability of the keys and values of one kv head (docs/measures.md).
+
+namespace kvreplay {
+
+// One set of points of a head.
+struct PointView {
+  std::string name;  // keys, keys_unrotated, values
+  int32_t dim = 0;
+  std::vector<double> points;  // [tokens, dim]
+};
+// Keys as stored, keys rotated back to position 0 (convention C15; not without `rope_recorded`; equal to the
+// keys where the layer has no rotary embedding), values.
+std::vector<PointView> views_of(const HeadStream<double>& stream, bool rope_recorded);
+
+constexpr int32_t kMostCenters = 256;
+constexpr double kDeltaRel[] = {0.3, 0.5, 0.7, 0.9};  // radii of clusters over the median distance
+
+struct Clusterability {
+  std::string view;
+  std::vector<int32_t> centers;              // [min(256, T)], see KCenter
+  std::vector<double> radii, mean_distance;  // likewise
+  std::vector<int32_t> m_n;                  // [N] 256, 512, 1024, ... below T, and T
+  std::vector<int64_t> m_count;              // [F, N] clusters of radius kDeltaRel[f] * median_distance
+  double median_distance = 0;                // of two points, over at most 2000 seeded pairs
+  double rms = 0;
+  std::optional<double> spectral_share_16, effective_rank;
+  // [F] slope of ln m against ln n, and the R^2 of that line; empty where m_n has a single entry.
+  std::vector<double> growth_exponent, growth_r2;
+};
+Clusterability survey_points(const PointView& view, const Draws& draws);
+
+}  // namespace kvreplay

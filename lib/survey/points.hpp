@@ -1,0 +1,27 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvreplay {
+
+// Points of one space, in blocks of kernels::kLanes stored coordinate by coordinate, such that distances to a
+// block are computed side by side. All in double.
+class PointBlocks {
+ public:
+  explicit PointBlocks(int32_t dim) : dim_(dim) {}
+  PointBlocks(std::span<const double> points, int32_t dim);  // [n, dim]
+
+  void append(const double* point);  // [dim]
+  int32_t size() const { return size_; }
+  int32_t blocks() const;
+  // Squared distances of `point` to the points of a block, [kernels::kLanes]; places that hold no point yet
+  // give some finite number.
+  void squared_distances(int32_t block, const double* point, double* out) const;
+
+ private:
+  int32_t dim_, size_ = 0;
+  std::vector<double> numbers_;  // [blocks, dim, kLanes]
+};
+
+}  // namespace kvreplay

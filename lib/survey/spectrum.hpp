@@ -1,0 +1,18 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace kvreplay {
+
+// How a set of points [n, dim] is spread around its mean.
+struct Spread {
+  double rms = 0;  // root mean square distance to the mean
+  // Shares of the variance in the singular directions of the centred points. Nothing where all points are
+  // equal.
+  std::optional<double> spectral_share_16;  // of the 16 largest together
+  std::optional<double> effective_rank;     // exp of the entropy of the shares (Roy and Vetterli 2007)
+};
+Spread spread_of(std::span<const double> points, int32_t dim);
+
+}  // namespace kvreplay

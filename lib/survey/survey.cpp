@@ -1,0 +1,57 @@
+#include "survey/survey.hpp"
+
+#include <mutex>
+#include <optional>
+
+#include "base/first_error.hpp"
+
+namespace kvreplay {
+namespace {
+
+UnitSurvey survey_head(const SurveyUnit& unit, const HeadStream<double>& stream, bool rope_recorded,
+                       uint32_t seed) {
+  UnitSurvey result{unit, {}, survey_attention(stream)};
+  const Draws draws{seed, unit.prompt_rank, uint32_t(unit.layer), uint32_t(unit.kv_head), {}};
+  for (const PointView& view : views_of(stream, rope_recorded))
+    result.views.push_back(survey_points(view, draws));
+  return result;
+}
+
+}  // namespace
+
+std::vector<UnitSurvey> survey_trace(const Trace& trace, const std::vector<SurveyUnit>& units,
+                                     const SurveyOptions& options) {
+  std::vector<std::optional<UnitSurvey>> found(units.size());
+  FirstError error;
+  std::mutex reading, reporting;  // HDF5 has one lock
+  const auto survey = [&](const SurveyUnit& unit) {
+    std::unique_lock lock(reading);
+    const bool rope_recorded = trace.layer(unit.prompt, unit.layer).rope_recorded;
+    const HeadStream<double> stream = load_head<double>(
+        trace, {unit.prompt, unit.layer, unit.kv_head, unit.tokens, unit.prefill, false, false});
+    lock.unlock();
+    return survey_head(unit, stream, rope_recorded, options.seed);
+  };
+  const auto report = [&](const std::function<void(size_t)>& to, size_t unit) {
+    const std::lock_guard lock(reporting);
+    if (to) to(unit);
+  };
+#pragma omp parallel for schedule(dynamic, 1) num_threads(options.jobs)
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (error.stopped() || (options.stop && options.stop())) continue;
+    try {
+      report(options.on_start, i);
+      found[i] = survey(units[i]);
+      report(options.on_done, i);
+    } catch (...) {
+      error.keep(std::current_exception());
+    }
+  }
+  error.rethrow();
+  std::vector<UnitSurvey> surveys;
+  for (std::optional<UnitSurvey>& one : found)
+    if (one) surveys.push_back(std::move(*one));
+  return surveys;
+}
+
+}  // namespace kvreplay

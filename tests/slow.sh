@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# The proofs that take too long for tests/run.sh, on what that script has built:
+# every figure configuration on the whole sample trace, in less than LIMIT_S, and the page made of them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+LIMIT_S=600
+
+KVREPLAY_PYTHON=$(bash apps/python_env.sh analysis,test)
+export KVREPLAY=$PWD/build/release/kvreplay KVREPLAY_PYTHON
+out=build/slow/figures
+rm -rf "$out"
+start=$SECONDS
+"$KVREPLAY" figures configs/figures -o "$out"
+took=$((SECONDS - start))
+echo "figures: $took s"
+"$KVREPLAY" report "$out"
+[ $took -le $LIMIT_S ] || { echo "the figures took $took s, more than $LIMIT_S s" >&2; exit 1; }
+"$KVREPLAY_PYTHON" -m pytest -q -m slow tests/python

@@ -40,9 +40,9 @@ class Made:
     @property
     def command(self):
         """The command that drew it, with what was given beside the configuration."""
-        return " ".join(
-            [command_of(self.said["config"]), *(f"-s {shlex.quote(text)}" for text in self.said["overrides"])]
-        )
+        given = [f"-s {shlex.quote(text)}" for text in self.said["overrides"]]
+        quick = ["--quick"] if self.said["quick"] else []
+        return " ".join([command_of(self.said["config"]), *quick, *given])
 
 
 def holds_figures(folder):
@@ -61,7 +61,7 @@ def read_made(folder):
     """The Made of one folder; raises ResultsError if figure.json is not what `kvreplay figures` writes."""
     path = folder / DESCRIBED
     try:
-        said = {"traces": [], "overrides": []} | json.loads(path.read_text(encoding="utf-8"))
+        said = {"traces": [], "overrides": [], "quick": False} | json.loads(path.read_text(encoding="utf-8"))
         missing = [key for key in ("name", *NEEDED, "mark_means", "config") if not isinstance(said[key], str)]
         figures = [_drawn(folder, entry) for entry in said["figures"]]
         data = data_behind(folder, said["traces"])

@@ -26,7 +26,8 @@ def make_figure(config, out, wishes):
     context = Context(config, out, list(wishes.traces) or config.traces)
     with styled():
         plot = renderer(config.kind)(context)
-    made = {"traces": [Path(trace).name for trace in context.traces], "overrides": [*overrides]}
+    made = {"traces": [Path(trace).name for trace in context.traces]}
+    made |= {"overrides": [*wishes.overrides], "quick": wishes.quick}
     described = _described(config, plot, out) | made
     (out / "figure.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
     return plot

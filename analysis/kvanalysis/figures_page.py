@@ -44,6 +44,7 @@ def render(made, unfinished, page_folder):
             note(LIMITS_TITLE, limits(data)),
             album.note(),
             *_unfinished(unfinished),
+            *_quick(made),
             contents(_contents(papers)),
             section("Claims", paragraph(CLAIMS), counts_table(claims), *_claims_by_paper(claims)),
             *(section(paper, *(_figure(one, album) for one in own)) for paper, own in papers),
@@ -61,6 +62,13 @@ def _unfinished(names):
     if not names:
         return []
     return [paragraph(f"Not drawn, see the messages of `kvreplay figures`: {', '.join(names)}.", "note")]
+
+
+def _quick(made):
+    names = [one.said["name"] for one in made if one.said["quick"]]
+    if not names:
+        return []
+    return [paragraph(f"One kv head per layer, a look and not a result: {', '.join(names)}.", "note")]
 
 
 def _contents(papers):

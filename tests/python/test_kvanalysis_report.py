@@ -352,6 +352,17 @@ def test_a_configuration_that_drew_nothing_is_named(whole_folder):
     assert "Not drawn, see the messages of `kvreplay figures`: buzz_fig4." in whole_folder[1].text
 
 
+def test_a_quick_look_is_called_one_and_its_command_holds_what_was_given(tmp_path):
+    place = figure_folder(tmp_path)
+    said = json.loads((place / "figure.json").read_text())
+    made = {"traces": ["mine.h5"], "overrides": ["replay.tokens=512"], "quick": True}
+    (place / "figure.json").write_text(json.dumps(said | made))
+    text = figures_page(tmp_path).text
+    assert "One kv head per layer, a look and not a result: h2o_fig2." in text
+    assert "configs/figures/h2o_fig2.yaml --quick -s replay.tokens=512" in text
+    assert "Data: trace mine.h5, without a replay." in text
+
+
 def test_a_page_of_figures_says_the_limits_and_loads_nothing(whole_folder):
     text = whole_folder[1].text
     assert text.index("teacher-forced") < text.index("<h2>Claims</h2>")

@@ -13,6 +13,7 @@ from pathlib import Path
 from PIL import Image
 
 from .drawn import count
+from .load import ResultsError
 from .page import Html, html, link, paragraph
 
 EMBED_BYTES = 3_550_000  # of pictures; base64 adds a third, and a page should stay below 5 MB
@@ -88,13 +89,20 @@ def _data_url(data):
     return "data:image/webp;base64," + base64.b64encode(data).decode("ascii")
 
 
+def _opened(path):
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except OSError as problem:
+        raise ResultsError(f"{path}: cannot be read as a picture; draw the figure again") from problem
+
+
 def webp(path, common, further):
     """The picture of `path` as lossless WebP in its `common` commonest colours and `further` others.
 
     The commonest stay as they are: curves, bands and cells keep the colours of their legend.
     """
-    with Image.open(path) as image:
-        picture = image.convert("RGB")
+    picture = _opened(path)
     counted = sorted(picture.getcolors(picture.width * picture.height), reverse=True)
     spread = picture.quantize(further, Image.Quantize.MAXCOVERAGE).convert("RGB").getcolors()
     palette = Image.new("P", (1, 1))

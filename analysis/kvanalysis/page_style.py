@@ -26,8 +26,9 @@ table.cards { font-size: .82rem; line-height: 1.4; }
 .cards th, .cards td { text-align: left; vertical-align: top; white-space: normal; }
 .cards td { padding: .45rem .5rem; overflow-wrap: break-word; }
 .claims { table-layout: fixed; width: 100%; min-width: 60rem; }
-.claims th:nth-child(1), .claims th:nth-child(4) { width: 21%; }
-.claims th:nth-child(2) { width: 9%; } .claims th:nth-child(3) { width: 25%; }
+.claims th:nth-child(1), .claims th:nth-child(4) { width: 20%; }
+.claims th:nth-child(2) { width: 9%; } .claims th:nth-child(3) { width: 24%; }
+.claims th:nth-child(5) { width: 15%; }
 .outcome { font-weight: 600; }
 .holds { color: #00664a; } .fails { color: #a83c00; } .mixed { color: #005a8c; } .untestable { color: #555; }
 figure { margin: 1rem 0 1.4rem; }

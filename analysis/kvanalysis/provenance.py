@@ -52,7 +52,8 @@ def data_facts(rows):
 def data_text(rows):
     """What was replayed, in a sentence: heads, layers, texts, models."""
     heads, layers = len(rows.drop_duplicates(UNIT)), rows["layer"].nunique()
-    models = sorted(name for name in rows["model"].unique() if name) or ["unnamed model"]
+    # Without the owner or package before the last slash, which the provenance spells out.
+    models = sorted({name.rsplit("/", 1)[-1] for name in rows["model"] if name}) or ["unnamed model"]
     texts = len(rows.drop_duplicates(["trace_id", "prompt"]))
     return (
         f"{count(heads, 'kv head')} of {count(layers, 'layer')}, {count(texts, 'text')}, {', '.join(models)}"

@@ -4,6 +4,7 @@ import pytest
 from kvanalysis import load
 from kvanalysis.claims import NOT_PROMISED, Claim, by_paper, counts_table
 from kvanalysis.drawn import FAILS, HOLDS, MIXED, OUTCOMES, UNTESTABLE
+from kvanalysis.provenance import data_text
 from kvanalysis.run_claims import RULES, Lack, run_claims
 from kvanalysis.run_claims_section import claims_section
 from kvanalysis.untestable import untestable_claims
@@ -145,6 +146,12 @@ def test_papers_keep_their_order_and_what_none_promises_stands_last():
     names = (NOT_PROMISED, "Other", "H2O", "SubGen")
     claims = [Claim(name, "c", "s", "h", HOLDS) for name in names]
     assert [paper for paper, _ in by_paper(claims)] == ["SubGen", "H2O", "Other", NOT_PROMISED]
+
+
+def test_what_was_replayed_is_counted_and_the_model_named_without_its_owner(tmp_path):
+    rows = [fake_row(layer=layer, prompt=p, model="own/tiny") for layer in (0, 7) for p in ("a", "b")]
+    frame = load(write_results(tmp_path, rows))
+    assert data_text(frame) == "4 kv heads of 2 layers, 2 texts, tiny"
 
 
 def test_the_counts_add_up():

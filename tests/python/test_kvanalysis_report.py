@@ -385,6 +385,14 @@ def test_a_foreign_figure_json_exits_with_3_and_one_line(tmp_path, capsys, broke
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_picture_that_is_torn_or_gone_exits_with_3_and_its_name(tmp_path, capsys):
+    place = figure_folder(tmp_path)
+    for spoil in (lambda path: path.write_bytes(path.read_bytes()[:40]), lambda path: path.unlink()):
+        spoil(place / "0_page.png")
+        assert main(["report", str(tmp_path)]) == 3
+        assert "0_page.png: cannot be read as a picture; draw the figure again" in capsys.readouterr().err
+
+
 def test_an_outcome_that_is_none_is_refused(tmp_path, capsys):
     figure_folder(tmp_path, verdicts=[verdict("surely")])
     assert main(["report", str(tmp_path)]) == 3

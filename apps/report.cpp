@@ -97,6 +97,28 @@ bool holds_configs(const fs::path& place) {
   return false;
 }
 
+bool holds_results(const fs::path& place) {
+  std::error_code ignored;
+  return fs::is_regular_file(place / "results.csv", ignored);
+}
+
+// Made by `kvreplay figures CONFIG -o PLACE`: each configuration has a folder with a figure.json.
+bool holds_figures(const fs::path& place) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(place, ignored))
+    if (fs::is_regular_file(entry.path() / "figure.json", ignored)) return true;
+  return false;
+}
+
+void require_results(const std::string& verb, const std::string& place) {
+  const bool report = verb == "report";
+  if (holds_results(place) || (report && holds_figures(place))) return;
+  throw ConfigError(fmt::format("{}: holds no results.csv{}. {} takes the output directory of a run, or {}",
+                                place, report ? " and no figures (NAME/figure.json)" : "", verb,
+                                report ? "the folder that `kvreplay figures CONFIG -o DIR` made"
+                                       : "a configuration of configs/figures"));
+}
+
 std::vector<std::string> words_of(const std::string& verb, const ReportChoices& choices) {
   const bool draws = verb == "figures" && holds_configs(choices.place);
   std::vector<std::string> words = {"-m", "kvanalysis", draws ? "figure" : verb, choices.place};
@@ -111,12 +133,7 @@ std::vector<std::string> words_of(const std::string& verb, const ReportChoices& 
 
 int analyse(const std::string& verb, const ReportChoices& choices) {
   std::vector<std::string> words = words_of(verb, choices);
-  const fs::path place = choices.place;
-  std::error_code ignored;
-  if (words[2] != "figure" && !fs::is_regular_file(place / "results.csv", ignored))
-    throw ConfigError(fmt::format("{}: holds no results.csv. {} takes the output directory of a run{}",
-                                  choices.place, verb,
-                                  verb == "figures" ? ", or a configuration of configs/figures" : ""));
+  if (words[2] != "figure") require_results(verb, choices.place);
   offer_checkout();
   offer_program();
   require_analysis(interpreter());
@@ -128,8 +145,13 @@ int analyse(const std::string& verb, const ReportChoices& choices) {
 
 void add_report(CLI::App& app, std::vector<Command>& commands) {
   const auto choices = std::make_shared<ReportChoices>();
-  CLI::App* report = app.add_subcommand("report", "figures and one self-contained HTML page of a run");
-  report->add_option("out", choices->place, "output directory of a run")->required()->type_name("OUT");
+  CLI::App* report =
+      app.add_subcommand("report", "one self-contained HTML page of a run, or of a folder of figures");
+  report
+      ->add_option("out", choices->place,
+                   "output directory of a run; or the folder of `kvreplay figures CONFIG -o DIR`")
+      ->required()
+      ->type_name("OUT");
   CLI::App* figures = app.add_subcommand(
       "figures", "figures of a run, or of a configuration in configs/figures (which is run first)");
   figures

@@ -43,7 +43,9 @@ def _parser():
         prog="kvanalysis", description="Figures, tables and a page from the results of `kvreplay run`."
     )
     commands = parser.add_subparsers(required=True, metavar="report|figures|figure|table")
-    report = _command(commands, "report", _report, "one self-contained HTML page, and the figures beside it")
+    report = _command(
+        commands, "report", _report, "one self-contained HTML page of a run, or of a folder of figures"
+    )
     report.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="the page (default: OUT/report.html)"
     )
@@ -89,13 +91,26 @@ def _fail(problem, code):
 
 
 def _report(options):
+    file = options.output or options.out / "report.html"
+    print(_report_of_figures(options, file) if _only_figures(options.out) else _report_of_run(options, file))
+
+
+def _only_figures(folder):
+    from .figure_folder import holds_figures
+
+    return not (folder / "results.csv").is_file() and holds_figures(folder)
+
+
+def _report_of_run(options, file):
     from .report import write_report
 
-    print(
-        write_report(
-            load(options.out), options.out / "figures", options.output or options.out / "report.html"
-        )
-    )
+    return write_report(load(options.out), options.out / "figures", file)
+
+
+def _report_of_figures(options, file):
+    from .figures_page import write_figures_page
+
+    return write_figures_page(options.out, file)
 
 
 def _figures(options):

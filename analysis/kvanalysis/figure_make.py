@@ -28,7 +28,10 @@ def make_figure(config, out, wishes):
     run_steps(config, out, wishes, settled and partial(settled, context))
     with styled():
         plot = renderer(config.kind)(context)
-    (out / "figure.json").write_text(json.dumps(_described(config, plot, out), indent=2), encoding="utf-8")
+    made = {"traces": [Path(trace).name for trace in context.traces]}
+    made |= {"overrides": [*wishes.overrides], "quick": wishes.quick}
+    described = _described(config, plot, out) | made
+    (out / "figure.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
     return plot
 
 

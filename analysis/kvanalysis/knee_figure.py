@@ -6,8 +6,8 @@ from matplotlib.lines import Line2D
 from .budget_axes import handle, set_budget_axis, set_error_axis
 from .drawn import Drawn, write_csv
 from .knee import KNEE_DEPTH, knees, mean_curves
-from .two_widths import draw_grid
 from .plotstyle import PAGE_WIDTH
+from .two_widths import draw_grid
 
 STAR = {"linestyle": "", "marker": "*", "markersize": 9, "markeredgecolor": "black", "markeredgewidth": 0.6}
 RULE = (

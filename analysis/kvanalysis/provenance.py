@@ -7,6 +7,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
+from .drawn import count
 from .stats import BOOTSTRAP_SEED, RESAMPLES, UNIT
 
 CONFIG_KEYS = ("config", "resolved_config")
@@ -46,6 +47,23 @@ def data_facts(rows):
         ("queries scored per head", _span(rows["n_queries"])),
         ("cells", f"{len(rows)}, of them {len(rows) - used} without a result"),
     ]
+
+
+def data_text(rows):
+    """What was replayed, in a sentence: heads, layers, texts, models."""
+    heads, layers = len(rows.drop_duplicates(UNIT)), rows["layer"].nunique()
+    # Without the owner or package before the last slash, which the provenance spells out.
+    models = sorted({name.rsplit("/", 1)[-1] for name in rows["model"] if name}) or ["unnamed model"]
+    texts = len(rows.drop_duplicates(["trace_id", "prompt"]))
+    return (
+        f"{count(heads, 'kv head')} of {count(layers, 'layer')}, {count(texts, 'text')}, {', '.join(models)}"
+    )
+
+
+def compared_facts(frame, methods):
+    """`data_text` and the decode rows of the `methods` that were compared; all if none is named."""
+    rows = frame[frame["method"].isin(methods)] if methods else frame
+    return f"{data_text(rows)}, {_span(rows['n_queries'])} decode rows each"
 
 
 def meta_facts(meta):

@@ -3,9 +3,9 @@
 import pandas as pd
 
 from .drawn import Drawn, write_csv
-from .two_widths import draw_grid
 from .plotstyle import COLOURS
 from .timeline import evictions
+from .two_widths import draw_grid
 
 
 def draw_regrets(table, where, listed, stem):

@@ -7,62 +7,27 @@ import pandas as pd
 
 from .figures import write_figures
 from .format import table_cells
-from .page import document, facts, picture, plain_table, section, sortable_table, terms
-from .provenance import config_text, data_facts, meta_facts, own_facts, run_date, run_name
-from .stats import LEVEL, RESAMPLES
+from .limits import LIMITS_TITLE, limits
+from .page import (
+    anchor,
+    contents,
+    document,
+    facts,
+    folded,
+    note,
+    paragraph,
+    plain_table,
+    section,
+    sortable_table,
+    terms,
+)
+from .page_pictures import Album
+from .provenance import config_text, data_facts, data_text, meta_facts, own_facts, run_date, run_name
+from .run_claims_section import claims_section
 from .summary import summarise
+from .terms import TERMS
 
-EMBED_BYTES = 3_500_000  # of PNG; base64 adds a third, and a page should stay below 5 MB
 FAILURES_SHOWN = 100
-
-TEACHER_FORCING = (
-    "Replay is teacher-forced: the recorded queries, keys and values are fixed, so an approximation error "
-    "never changes later tokens or deeper layers. These are errors of single attention outputs. "
-    "Task accuracy, ROUGE and perplexity cannot be read off them."
-)
-TERMS = (
-    (
-        "rel. error (rel_err_out_mean)",
-        "‖z − o‖₂ / ‖o‖₂ with o the exact attention output and z the method’s: a mean of ratios over "
-        "the query heads of the group and the scored decode rows. 0 is exact, 1 is as wrong as a zero. "
-        "Rows of the prompt are exact and not scored.",
-    ),
-    (
-        "95 % interval",
-        f"Percentile bootstrap ({LEVEL:.0%}, {RESAMPLES} resamples) over heads, one value per "
-        "(prompt, layer, kv head), its seeds averaged first. It says how much the mean depends on "
-        "the heads that were recorded; it does not cover other texts or models.",
-    ),
-    (
-        "ε spectral (eps_spectral_mean)",
-        "‖z − o‖₂ / (‖x‖₂ · ‖V‖<sub>op</sub>) with x the exact softmax vector and V all values so far: "
-        "the form in which SubGen’s theorem bounds the error.",
-    ),
-    (
-        "partition err. (partition_err_mean)",
-        "|τ/Z − 1|, the relative error of the softmax denominator. For plain eviction it equals "
-        "1 − kept mass.",
-    ),
-    (
-        "kept mass (kept_mass_mean)",
-        "Exact attention probability that falls on the tokens the method attends to.",
-    ),
-    ("peak kept (peak_kept_tokens)", "The most tokens resident after a step, mean over heads."),
-    (
-        "KiB/head, % of full (total_bytes, full_bytes)",
-        "Exact ledger per kv head at its peak: keys, values, weights, scores, sketches and indices, and its "
-        "ratio to the exact cache at the last token.",
-    ),
-    (
-        "oracle, holds the full cache",
-        "A method that reads what no cache of that budget could: the future, or any token at any step. "
-        "Dashed in the figures. It bounds kept mass, not error, so a method may lie below it.",
-    ),
-    (
-        "rows used",
-        "Rows of results.csv behind the mean, of those that were run. A failed cell is never averaged away.",
-    ),
-)
 
 
 def write_report(frame, figures_folder, file):
@@ -70,25 +35,33 @@ def write_report(frame, figures_folder, file):
     figures = write_figures(frame, figures_folder)
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(render(frame, figures), encoding="utf-8")
+    file.write_text(render(frame, figures, file.parent), encoding="utf-8")
     return file
 
 
-def render(frame, figures):
-    """The page as text; `figures` as `write_figures` returns them."""
+def render(frame, figures, folder):
+    """The page as text; `figures` as `write_figures` returns them, `folder` the one that the page is in."""
     meta = frame.attrs.get("meta", {})
     title = " · ".join(part for part in ("kvreplay report", run_name(meta)) if part)
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="lead">{escape(_lead(frame, meta))}</p>',
-        f'<p class="note">{escape(TEACHER_FORCING)}</p>',
-        section("Figures", *_pictures(figures)),
-        section("Summary", *_summary(frame)),
-        *_failures(frame),
-        section("How to read this", terms(TERMS)),
-        section("Provenance", *_provenance(frame, meta)),
-    ]
-    return document(title, parts)
+    sections = {
+        "Figures": _pictures(Album(figures, folder), figures),
+        "Summary": _summary(frame),
+        "Claims": claims_section(frame),
+        "Cells without a result": _failures(frame),
+        "How to read this": [terms(TERMS)],
+        "Provenance": _provenance(frame, meta),
+    }
+    shown = {name: parts for name, parts in sections.items() if parts}
+    return document(
+        title,
+        [
+            f"<h1>{escape(title)}</h1>",
+            paragraph(_lead(frame, meta), "lead"),
+            note(LIMITS_TITLE, limits(data_text(frame))),
+            contents([(name, anchor(name), []) for name in shown]),
+            *(section(name, *parts) for name, parts in shown.items()),
+        ],
+    )
 
 
 def _lead(frame, meta):
@@ -102,31 +75,21 @@ def _lead(frame, meta):
     return " · ".join(part for part in parts if part)
 
 
-def _pictures(figures):
-    """The figures, as many as fit; the rest by name, so that nothing is missing silently."""
-    parts, room = [], EMBED_BYTES
+def _pictures(album, figures):
+    parts = [album.note()]
     for figure in figures:
-        size = sum(path.stat().st_size for path in (figure.png, figure.narrow) if path)
-        if size <= room:
-            parts.append(picture(figure.png, _beside(figure), figure.narrow))
-            room -= size
-        else:
-            parts.append(
-                f"<p>{escape(figure.title)}: {escape(figure.png.name)}, left out to keep this page small.</p>"
-            )
+        parts.append(album.show(figure, figure.caption))
         if figure.table:
             parts.append(sortable_table(*figure.table))
     return parts
 
 
-def _beside(figure):
-    return " ".join(part for part in (f"{figure.title}.", figure.caption, f"Data: {figure.csv.name}") if part)
-
-
 def _summary(frame):
     header, rows = table_cells(summarise(frame))
     return [
-        "<p>One row per method and budget (tokens per kv head). Select a column’s title to sort by it.</p>",
+        paragraph(
+            "One row per method and budget (tokens per kv head). Select a column’s title to sort by it."
+        ),
         sortable_table(header, rows),
     ]
 
@@ -142,9 +105,8 @@ def _failures(frame):
         for (label, status, error), cells in groups
     ]
     more = len(rows) - FAILURES_SHOWN
-    note = [f"<p>… and {more} more kinds of failure in results.csv.</p>"] if more > 0 else []
-    table = plain_table(("method", "status", "error", "cells", "first at"), rows[:FAILURES_SHOWN])
-    return [section("Cells without a result", table, *note)]
+    rest = [paragraph(f"… and {more} more kinds of failure in results.csv.")] if more > 0 else []
+    return [plain_table(("method", "status", "error", "cells", "first at"), rows[:FAILURES_SHOWN]), *rest]
 
 
 def _place(cell):
@@ -158,9 +120,9 @@ def _provenance(frame, meta):
     parts.append(facts(meta_facts(meta) + own_facts()))
     config = config_text(meta)
     if config:
-        parts.append(
-            f"<details><summary>Resolved configuration</summary><pre>{escape(config)}</pre></details>"
-        )
+        parts.append(folded("Resolved configuration", f"<pre>{escape(config)}</pre>"))
     if not meta:
-        parts.append("<p>results.meta.json is absent: versions, host and configuration are not recorded.</p>")
+        parts.append(
+            paragraph("results.meta.json is absent: versions, host and configuration are not recorded.")
+        )
     return parts

@@ -1,10 +1,18 @@
 """The documentation says what the program says."""
 
 import json
+import re
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 
+import pytest
 from kvreplay_cli import ROOT, kvreplay
+
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXPLAINED = ROOT / "docs/measures_explained.md"
+PICTURES = ROOT / "docs/pictures"
+PICTURE_BYTES, ALL_PICTURES_BYTES = 40_000, 700_000
 
 
 def test_the_methods_table_and_page_are_what_the_program_says():
@@ -29,3 +37,87 @@ def test_configs_in_the_repository_are_valid():
     for config in sorted((ROOT / "configs").glob("*.yaml")):
         done = kvreplay("validate", config)
         assert done.returncode == 0, done.stderr
+
+
+def anchors(page):
+    """GitHub's ids of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain} | set(
+        re.findall(r'<a (?:id|name)="([^"]+)"', page.read_text())
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings_that_exist(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http:", "https:")):
+            continue
+        path, _, heading = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name}: {target}"
+        if heading and file.suffix == ".md":
+            assert heading in anchors(file), f"{page.name}: {target}"
+
+
+def names_in(text):
+    """Names and patterns in backticks; `_p50` after `rel_err_out_mean` is rel_err_out_p50."""
+    found, last = set(), ""
+    for name in re.findall(r"`([A-Za-z_][\w*]*)`", text):
+        if name.startswith("_"):
+            found.add(last.rsplit("_", 1)[0] + name)
+        else:
+            found.add(name)
+            last = name
+    return found
+
+
+def test_a_suffix_in_the_table_of_measures_stands_for_its_whole_name():
+    text = "`rel_err_out_mean`, `_p50` and `eps_spectral_*`"
+    assert names_in(text) == {"rel_err_out_mean", "rel_err_out_p50", "eps_spectral_*"}
+
+
+def test_every_measure_of_the_program_stands_in_the_page_of_measures():
+    names = names_in((ROOT / "docs/measures.md").read_text())
+    metrics = [line.split()[0] for line in kvreplay("list", "metrics").stdout.splitlines()[1:]]
+    assert len(metrics) > 20
+    # `rel_err_quarter_1` … `_4` stand for those between them.
+    families = {re.sub(r"\d+$", "*", name) for name in names if re.search(r"_\d+$", name)}
+    absent = [m for m in metrics if not any(fnmatchcase(m, name) for name in names | families)]
+    assert absent == []
+
+
+def test_every_picture_of_the_explanations_is_there_small_and_used():
+    used = re.findall(r"!\[[^\]]+\]\(pictures/(\w+\.png)\)", EXPLAINED.read_text())
+    files = {path.name: path.stat().st_size for path in PICTURES.glob("*.png")}
+    assert sorted(used) == sorted(files)
+    assert max(files.values()) < PICTURE_BYTES
+    assert sum(files.values()) < ALL_PICTURES_BYTES
+
+
+def test_every_explanation_has_a_picture_a_formula_a_reading_and_a_trap():
+    sections = re.split(r"^## ", EXPLAINED.read_text(), flags=re.M)[1:]
+    assert len(sections) >= 20
+    for section in sections:
+        title = section.splitlines()[0]
+        for part in ("](pictures/", "- **Formula:**", "- **Read:**", "- **Trap:**"):
+            assert section.count(part) == 1, f"{title}: {part}"
+
+
+def test_the_numbers_in_the_pictures_are_those_of_the_sample_trace():
+    words = [sys.executable, ROOT / "docs/draw_measures.py", "--check"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_pictures_obey_the_identities_that_they_explain():
+    numbers = json.loads((PICTURES / "numbers.json").read_text())
+    mass = {name: numbers[f"missed_mass_and_gap/{name}"] for name in ("error", "missed", "gap")}
+    assert mass["error"] == pytest.approx(mass["missed"] * mass["gap"], rel=1e-9)
+    assert numbers["kept_mass/kept"] + numbers["kept_mass/missed"] == pytest.approx(1)
+    epsilon = {name: numbers[f"epsilon_forms/eps_{name}"] for name in ("spectral", "frobenius")}
+    assert epsilon["frobenius"] <= epsilon["spectral"] <= epsilon["frobenius"] * 64**0.5
+    radii = [numbers[f"k_center_example/r{k}"] for k in range(1, 5)]
+    assert radii == sorted(radii, reverse=True)
+    # Uniform causal attention over 1,024 tokens: measures.md gives 52 % for long traces.
+    assert numbers["accumulated_score/null: uniform attention"] == pytest.approx(0.52, abs=0.01)

@@ -1,19 +1,28 @@
 """The page, the terminal table and the command line."""
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
 import kvanalysis
+import numpy as np
+import page_in_browser
 import pytest
-from kvanalysis import load, report
+from kvanalysis import load, page_pictures
 from kvanalysis.cli import main
+from kvanalysis.figure_folder import read_folder
+from kvanalysis.figures import write_figures
 from kvanalysis.format import significant, table_cells
+from kvanalysis.plotstyle import COLOURS
 from kvanalysis.summary import summarise
+from kvanalysis.untestable import untestable_claims
+from PIL import Image, ImageColor
 from test_kvanalysis_fake import FAKE_META, TRACE, failed_row, fake_row, fake_rows, write_results
 
 PAGE_LIMIT_BYTES = 5_000_000
@@ -68,9 +77,9 @@ def test_the_page_is_html_whose_tags_nest(whole_run):
 
 
 def test_the_page_loads_nothing_from_anywhere(whole_run):
-    sources = [source for name in ("src", "srcset", "href") for source in whole_run.attributes(name)]
+    sources = [source for name in ("src", "srcset") for source in whole_run.attributes(name)]
     assert sources
-    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert all(source.startswith("data:image/webp;base64,") for source in sources)
     assert not re.search(r"https?://|@import|url\(", whole_run.text)
 
 
@@ -84,11 +93,22 @@ def test_the_page_fits_a_phone_and_serves_it_the_narrow_figures(whole_run):
     assert len(whole_run.attributes("srcset")) == len(whole_run.attributes("src")) - 1 >= 5
 
 
+def test_every_link_leads_to_a_place_on_the_page_or_a_file_beside_it(tmp_path):
+    found = page(tmp_path, [fake_row(budget=b) for b in (64, 128)])
+    places = {f"#{name}" for name in found.attributes("id")}
+    links = found.attributes("href")
+    assert {link for link in links if link.startswith("#")} <= places
+    files = [link for link in links if not link.startswith("#")]
+    assert {"figures/error_vs_budget_page.png", "figures/error_vs_budget_page.pdf"} <= set(files)
+    assert all((tmp_path / file).is_file() for file in files)
+
+
 def test_figures_that_do_not_fit_are_named_instead(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "EMBED_BYTES", 10)
+    monkeypatch.setattr(page_pictures, "EMBED_BYTES", 10)
     found = page(tmp_path, [fake_row()])
     assert found.attributes("src") == []
-    assert "error_vs_budget_page.png, left out" in found.text
+    assert "error_vs_budget_page.png: left out" in found.text
+    assert re.search(r"\d+ pictures? left out to keep this page small", found.text)
 
 
 def test_the_page_tells_where_the_numbers_come_from(whole_run):
@@ -139,13 +159,8 @@ def test_cells_sort_by_their_number_and_absent_ones_carry_no_key(tmp_path):
 
 def test_failures_are_listed_with_their_message_count_and_place(whole_run):
     assert "empty &lt;denominator&gt;" in whole_run.text
-    assert whole_run.rows[-1] == [
-        "topk_oracle",
-        "failed",
-        "empty <denominator>",
-        "1",
-        "p0, layer 29, kv head 2, budget 512",
-    ]
+    place = "p0, layer 29, kv head 2, budget 512"
+    assert ["topk_oracle", "failed", "empty <denominator>", "1", place] in whole_run.rows
 
 
 def test_a_run_without_failures_has_no_table_of_them(tmp_path):
@@ -235,3 +250,184 @@ def test_the_package_runs_as_a_module(tmp_path):
 def test_the_configuration_is_shown_whole(whole_run):
     text = json.dumps(FAKE_META["config"], indent=2).replace('"', "&quot;")
     assert text in whole_run.text
+
+
+def test_a_page_states_the_limits_before_any_number(whole_run):
+    said = [
+        whole_run.text.index(text) for text in ("teacher-forced", "Task accuracy", "differences below 10 %")
+    ]
+    assert max(said) < whole_run.text.index("<h2>Figures</h2>")
+
+
+def test_a_picture_on_the_page_keeps_the_colours_of_its_curves(tmp_path):
+    """Reducing colours must neither change a curve nor merge two of them."""
+    drawn = Image.new("RGB", (400, 200), "white")
+    for line, colour in enumerate(COLOURS):
+        drawn.paste(colour, (0, 20 * line, 400, 20 * line + 2))
+    noise = np.random.default_rng(1).integers(0, 256, (20, 400, 3), dtype=np.uint8)
+    drawn.paste(Image.fromarray(noise), (0, 180))
+    drawn.save(tmp_path / "a.png")
+    with Image.open(io.BytesIO(page_pictures.webp(tmp_path / "a.png", 32, 24))) as coded:
+        shown = coded.convert("RGB")
+    found = [shown.getpixel((200, 20 * line)) for line in range(len(COLOURS))]
+    assert found == [ImageColor.getrgb(colour) for colour in COLOURS]
+
+
+def figure_folder(folder, name="h2o_fig2", paper="H2O", verdicts=(), rows=(), pictures=1):
+    """What `kvreplay figures configs/figures/NAME.yaml -o FOLDER` leaves, without the engine."""
+    place = folder / name
+    place.mkdir(parents=True)
+    figures = []
+    for number in range(pictures):
+        for width in ("page", "column"):
+            Image.new("RGB", (60, 40), "white").save(place / f"{number}_{width}.png")
+            (place / f"{number}_{width}.pdf").write_bytes(b"%PDF-1.4")
+        (place / f"{number}.csv").write_text("x,y\n1,2\n")
+        files = {"png": f"{number}_page.png", "narrow": f"{number}_column.png", "csv": f"{number}.csv"}
+        figures.append(files | {"title": f"Picture {number}", "caption": "15 heads; mean of ratios."})
+    if rows:
+        write_results(place / "run", rows)
+    said = {"name": name, "kind": "error_vs_budget", "paper": paper, "number": "Fig. 2", "mark": "P"}
+    said |= {"title": f"About {name}", "expect": "both lose less", "mark_means": "proxy: task scores"}
+    said |= {"config": f"{name}.yaml", "figures": figures, "verdicts": list(verdicts)}
+    (place / "figure.json").write_text(json.dumps(said))
+    return place
+
+
+def verdict(outcome="holds", claim="sinks help"):
+    return {"claim": claim, "source": "Table 1", "how": "paired", "outcome": outcome, "numbers": "0.1 < 0.2"}
+
+
+def figures_page(folder):
+    assert main(["report", str(folder)]) == 0
+    return Page((folder / "report.html").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def whole_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("figures")
+    rows = [fake_row(kv_head=head, layer=layer) for head in range(3) for layer in (0, 7)]
+    figure_folder(folder, "h2o_fig2", "H2O", [verdict(), verdict("mixed", "greedy <is> good")], rows)
+    figure_folder(folder, "subgen_fig1", "SubGen", [verdict("does not hold", "keys cluster")], pictures=2)
+    (folder / "buzz_fig4").mkdir()
+    return folder, figures_page(folder)
+
+
+def test_a_folder_of_figures_becomes_one_page_with_every_picture(whole_folder):
+    _, found = whole_folder
+    assert len(found.attributes("src")) == len(found.attributes("srcset")) == 3
+    for text in ("About h2o_fig2", "Proxy: task scores", "both lose less", "15 heads; mean of ratios."):
+        assert text in found.text
+    assert "kvreplay figures configs/figures/h2o_fig2.yaml" in found.text
+
+
+def test_the_links_of_the_page_of_figures_lead_somewhere(whole_folder):
+    folder, found = whole_folder
+    links = found.attributes("href")
+    assert {link for link in links if link.startswith("#")} <= {f"#{i}" for i in found.attributes("id")}
+    files = {link for link in links if not link.startswith("#")}
+    assert {"h2o_fig2/0_page.png", "h2o_fig2/0_page.pdf", "h2o_fig2/0.csv"} <= files
+    assert all((folder / file).is_file() for file in files)
+
+
+def test_links_lead_to_the_files_when_the_page_goes_elsewhere(tmp_path):
+    figure_folder(tmp_path / "figures")
+    assert main(["report", str(tmp_path / "figures"), "-o", str(tmp_path / "pages/page.html")]) == 0
+    assert 'href="../figures/h2o_fig2/0.csv"' in (tmp_path / "pages/page.html").read_text()
+
+
+def test_claims_stand_by_paper_with_counts_and_with_what_they_ran_on(whole_folder):
+    _, found = whole_folder
+    offline = Counter(claim.paper for claim in untestable_claims())
+    assert ["SubGen", "0", "1", "0", str(offline["SubGen"]), str(1 + offline["SubGen"])] in found.rows
+    assert ["H2O", "1", "0", "1", str(offline["H2O"]), str(2 + offline["H2O"])] in found.rows
+    total = 3 + len(untestable_claims())
+    assert ["all", "1", "1", "1", str(len(untestable_claims())), str(total)] in found.rows
+    heads = "6 kv heads of 2 layers, 1 text, SmolLM2-135M-Instruct"
+    assert ["sinks help", "✓ holds", "0.1 < 0.2", "paired", heads, "Table 1 figure"] in [
+        ["".join(row[:1]), *row[1:5], "".join(row[5:])] for row in found.rows if len(row) > 5
+    ]
+
+
+def test_a_configuration_that_drew_nothing_is_named(whole_folder):
+    assert "Not drawn, see the messages of `kvreplay figures`: buzz_fig4." in whole_folder[1].text
+
+
+def test_a_quick_look_is_called_one_and_its_command_holds_what_was_given(tmp_path):
+    place = figure_folder(tmp_path)
+    said = json.loads((place / "figure.json").read_text())
+    made = {"traces": ["mine.h5"], "overrides": ["replay.tokens=512"], "quick": True}
+    (place / "figure.json").write_text(json.dumps(said | made))
+    text = figures_page(tmp_path).text
+    assert "One kv head per layer, a look and not a result: h2o_fig2." in text
+    assert "configs/figures/h2o_fig2.yaml --quick -s replay.tokens=512" in text
+    assert "Data: trace mine.h5, without a replay." in text
+
+
+def test_a_page_of_figures_says_the_limits_and_loads_nothing(whole_folder):
+    text = whole_folder[1].text
+    assert text.index("teacher-forced") < text.index("<h2>Claims</h2>")
+    assert not re.search(r"https?://|@import|url\(", text)
+
+
+def test_text_of_a_figure_cannot_become_markup(tmp_path):
+    evil = "<script>alert(1)</script>"
+    figure_folder(tmp_path, paper=evil, verdicts=[verdict(claim=evil)])
+    assert [tag for tag, _ in figures_page(tmp_path).tags].count("script") == 1
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["{", "[]", '{"name": "x"}', '{"figures": 3}'],
+)
+def test_a_foreign_figure_json_exits_with_3_and_one_line(tmp_path, capsys, broken):
+    (figure_folder(tmp_path) / "figure.json").write_text(broken)
+    assert main(["report", str(tmp_path)]) == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_picture_that_is_torn_or_gone_exits_with_3_and_its_name(tmp_path, capsys):
+    place = figure_folder(tmp_path)
+    for spoil in (lambda path: path.write_bytes(path.read_bytes()[:40]), lambda path: path.unlink()):
+        spoil(place / "0_page.png")
+        assert main(["report", str(tmp_path)]) == 3
+        assert "0_page.png: cannot be read as a picture; draw the figure again" in capsys.readouterr().err
+
+
+def test_an_outcome_that_is_none_is_refused(tmp_path, capsys):
+    figure_folder(tmp_path, verdicts=[verdict("surely")])
+    assert main(["report", str(tmp_path)]) == 3
+    assert "'surely' is none of holds" in capsys.readouterr().err
+
+
+def test_a_picture_in_both_widths_takes_a_fiftieth_of_the_room(tmp_path, monkeypatch):
+    """Then fifty pictures leave nothing out, and the page stays below its limit."""
+    room = page_pictures.EMBED_BYTES // 50
+    monkeypatch.setattr(page_pictures, "EMBED_BYTES", 2 * room)
+    drawn = write_figures(load(write_results(tmp_path / "out", fake_rows())), tmp_path / "drawn")[:2]
+    album = page_pictures.Album(drawn, tmp_path)
+    assert album.left_out == []
+    assert sum(len(album.show(figure)) for figure in drawn) * 25 < PAGE_LIMIT_BYTES
+
+
+def test_phones_lose_their_own_picture_before_any_is_left_out(tmp_path, monkeypatch):
+    figure_folder(tmp_path, pictures=2)
+    [made] = read_folder(tmp_path)[0]
+    wide = len(page_pictures.webp(made.figures[0].png, 32, 24))
+    monkeypatch.setattr(page_pictures, "EMBED_BYTES", 3 * wide)
+    album = page_pictures.Album(made.figures, tmp_path)
+    shown = "".join(album.show(figure) for figure in made.figures)
+    assert (album.left_out, shown.count("src="), shown.count("srcset=")) == ([], 2, 0)
+
+
+@pytest.mark.skipif(page_in_browser.CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_both_pages_without_scrolling_sideways(tmp_path, whole_run, whole_folder, width):
+    for name, found in (("run", whole_run), ("figures", whole_folder[1])):
+        path = tmp_path / f"{name}.html"
+        path.write_text(found.text, encoding="utf-8")
+        seen = page_in_browser.look(path, width, tmp_path)
+        assert (seen.console, seen.requests) == ([], []), name
+        assert seen.scroll <= seen.client, name
+        assert seen.sortable > 0, name
+        assert seen.sorted, name

@@ -8,11 +8,11 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
-from kvanalysis.claims import lower_everywhere
 from kvanalysis.figure_config import FigureError, Step, read_figure_config
 from kvanalysis.figure_context import Context
 from kvanalysis.figure_steps import _completed
 from kvanalysis.load import load
+from kvanalysis.lower_everywhere import lower_everywhere
 from kvanalysis.plots import halving_error, merge_tree, walk_theorems
 from kvanalysis.plotstyle import styled
 from kvanalysis.slopes import exponent, slope, unit_slopes

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 from kvanalysis import load
-from kvanalysis.claims import Claim, judge, read_claims, select
+from kvanalysis.config_claims import Claim, judge, read_claims, select
 from kvanalysis.curve_axes import Axis
 from kvanalysis.curves import Sheet, draw_sheet, head_points
 from kvanalysis.drawn import FAILS, HOLDS, MIXED

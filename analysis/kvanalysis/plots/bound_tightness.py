@@ -14,9 +14,9 @@ from ..drawn import FAILS, HOLDS, MIXED, Drawn, Plot, Verdict, replay_note, writ
 from ..epsilon_points import curve_name
 from ..figure_config import FigureError
 from ..log_ticks import plain_log, ticks_at
-from ..two_widths import draw_grid
 from ..plotstyle import DASHED, DOTTED, looks
 from ..stats import mean_interval, unit_means, used_rows
+from ..two_widths import draw_grid
 
 NEEDED = ("bound_epsilon", "bound_slack", "bound_holds", "bound_probability", "bound_capped")
 MEASURES = ["log_slack", *NEEDED[2:], "bound_log10_tokens", "log10_held", "log10_n"]

@@ -9,7 +9,7 @@ from .error_vs_budget import draw_frame
 
 
 def draw(context):
-    """figure.kind budget_claims: the curves of the run; options.claims as kvanalysis.claims says."""
+    """figure.kind budget_claims: the curves of the run; options.claims as kvanalysis.config_claims says."""
     frame = context.frame()
     several = frame["trace_id"].nunique() > 1
     figures = []

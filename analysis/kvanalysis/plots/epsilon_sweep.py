@@ -12,8 +12,8 @@ from ..budget_axes import handle
 from ..drawn import FAILS, HOLDS, MIXED, Drawn, Plot, Verdict, replay_note, write_csv
 from ..epsilon_points import THEOREMS, points, slope_text, swept
 from ..log_ticks import plain_log, ticks_at
-from ..two_widths import draw_grid
 from ..plotstyle import DASHED, DOTTED, looks
+from ..two_widths import draw_grid
 
 KIB = 1024
 TOLERANCE = 0.25  # of an exponent

@@ -16,7 +16,7 @@ DARK = 0.45  # of the map: below it, numbers are white
 
 
 def draw(context):
-    """figure.kind error_table: options.rows is a list of {name, select}, selected as in kvanalysis.claims."""
+    """figure.kind error_table: options.rows is a list of {name, select}, selected as config_claims does."""
     frame = context.frame()
     cells, rows = table_of(context.option("rows"), frame)
     table = write_csv(cells, context.stem().with_suffix(".csv"))

@@ -10,9 +10,9 @@ import pandas as pd
 
 from ..balance_sizes import sizes
 from ..budget_axes import set_error_axis
-from ..lower_everywhere import lower_everywhere
 from ..drawn import Drawn, Plot, replay_note, save, write_csv
 from ..extras import extra
+from ..lower_everywhere import lower_everywhere
 from ..panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
 from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, looks, new_figure
 

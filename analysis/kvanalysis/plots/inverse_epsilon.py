@@ -16,8 +16,8 @@ from ..heat_panel import heat_panel
 from ..inverse import AT_MOST, MEASURES, MORE_THAN, needed_budgets, over_heads
 from ..knee_figure import draw_knees
 from ..log_ticks import ticks_at
-from ..two_widths import draw_grid
 from ..plotstyle import looks
+from ..two_widths import draw_grid
 
 NAMES = {
     "rel_err_out_mean": "|z-o|/|o|, mean of ratios",

@@ -14,10 +14,10 @@ from matplotlib.patches import Patch
 from ..drawn import Drawn, Plot, write_csv
 from ..exact_head import group_attention
 from ..figure_config import FigureError
-from ..two_widths import draw_grid
 from ..regret_figure import draw_regrets, eviction_summary
 from ..stats import used_rows
 from ..timeline import evictions, kept_timeline
+from ..two_widths import draw_grid
 
 LISTED = 12
 MAP = colormaps["viridis_r"]

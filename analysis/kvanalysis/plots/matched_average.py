@@ -14,7 +14,7 @@ NEAR = 0.06  # of the wanted time average
 
 def draw(context):
     """figure.kind matched_average: step `run` holds the other methods, step `swinging` one whose size swings,
-    at many budgets. options.shares: shares of the prompt; options.claims as kvanalysis.claims says."""
+    at many budgets. options.shares: shares of the prompt; options.claims as kvanalysis.config_claims says."""
     matched, missed = matched_rows(context.frame("run"), context.frame("swinging"), context.option("shares"))
     points = head_points(matched, "rel_err_out_mean", ["label", "share"])
     sizes = matched.groupby(["label", "share"])[["mean_kept_tokens", "peak_kept_tokens"]].mean()

@@ -13,9 +13,9 @@ from ..extras import extra
 from ..figure_config import FigureError
 from ..log_ticks import plain_log, ticks_at
 from ..loglog import fit, slope
-from ..two_widths import draw_grid
 from ..plotstyle import DOTTED, looks
 from ..stats import mean_interval, unit_means, used_rows
+from ..two_widths import draw_grid
 
 # Shape of the stored rows in n, up to a factor, and its words. Sources: H2O and StreamingLLM: heavy + recent,
 # sinks + window; KH-Compress: 2^g sqrt(N), N the largest power of four <= n; MergeAndReduce: at most t pairs

@@ -9,8 +9,8 @@ from textwrap import fill
 import pandas as pd
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from ..lower_everywhere import lower_everywhere
 from ..drawn import BAND_NOTE, Drawn, Plot, replay_note, save, write_csv
+from ..lower_everywhere import lower_everywhere
 from ..panel_grid import finish_grid, panel_grid, say_nothing_to_draw
 from ..plotstyle import COLUMN_WIDTH, GLYPH_EMS, PAGE_WIDTH, RC, looks, new_figure
 from ..stats import mean_interval, unit_means, used_rows

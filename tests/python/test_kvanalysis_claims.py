@@ -1,0 +1,167 @@
+"""Claims: rules over a run's table, what they lack, and claims that nothing here tests."""
+
+import pytest
+from kvanalysis import load
+from kvanalysis.claims import NOT_PROMISED, Claim, by_paper, counts_table
+from kvanalysis.drawn import FAILS, HOLDS, MIXED, OUTCOMES, UNTESTABLE
+from kvanalysis.provenance import data_text
+from kvanalysis.run_claims import RULES, Lack, run_claims
+from kvanalysis.run_claims_section import claims_section
+from kvanalysis.untestable import untestable_claims
+from test_kvanalysis_fake import fake_row, fake_rows, write_results
+
+SINKS = "A few first tokens (sinks) rescue the window"
+BOTH = "Heavy hitters and recent tokens together lose less than either alone"
+FALLS = "A larger budget never loses more"
+GREEDY = "The greedy cache holds at least 1 − 1/e of the mass that the best tokens of a row would"
+
+
+def cells(method, errors, budget=64, phase="stream", **changes):
+    """One row per head: `errors` are theirs, in order."""
+    at = {"budget": budget, **changes}
+    return [
+        fake_row(method, {"phase": phase}, kv_head=head, rel_err=e, **at) for head, e in enumerate(errors)
+    ]
+
+
+def judged(folder, rows):
+    """{claim: Claim or Lack} of every rule."""
+    decided, lacking = run_claims(load(write_results(folder, rows)))
+    return {one.claim: one for one in [*decided, *lacking]}
+
+
+def test_sinks_rescue_the_window_where_every_head_says_so(tmp_path):
+    found = judged(tmp_path, cells("window", [1.0, 1.2, 0.8]) + cells("streaming_llm", [0.5, 0.6, 0.4]))[
+        SINKS
+    ]
+    assert found.outcome == HOLDS
+    assert "B=64: 0.5 against 1 [-0.6, -0.4], 3/0/0" in found.numbers
+    assert found.data == "3 kv heads of 1 layer, 1 text, SmolLM2-135M-Instruct, 256 decode rows each"
+
+
+def test_the_contrary_is_said_to_fail_and_a_crossing_is_mixed(tmp_path):
+    worse = judged(tmp_path / "a", cells("window", [0.5, 0.6]) + cells("streaming_llm", [1.0, 1.2]))
+    assert worse[SINKS].outcome == FAILS
+    crossing = cells("window", [0.5, 0.6]) + cells("streaming_llm", [1.0, 0.1])
+    assert judged(tmp_path / "b", crossing)[SINKS].outcome == MIXED
+
+
+def test_one_budget_of_two_is_not_enough(tmp_path):
+    rows = cells("window", [1.0, 1.2]) + cells("streaming_llm", [0.5, 0.6])
+    rows += cells("window", [0.5, 0.6], budget=128) + cells("streaming_llm", [0.9, 1.0], budget=128)
+    found = judged(tmp_path, rows)[SINKS]
+    assert found.outcome == MIXED
+    assert "in all 2 comparisons" in found.how
+
+
+def test_both_must_beat_each_of_the_two(tmp_path):
+    rows = cells("h2o", [0.2, 0.2]) + cells("h2o_heavy", [0.4, 0.4]) + cells("local", [0.1, 0.1])
+    found = judged(tmp_path, rows)[BOTH]
+    assert found.outcome == MIXED
+    assert "h2o against h2o_heavy" in found.numbers
+    assert "h2o against local" in found.numbers
+
+
+def test_a_run_without_the_methods_says_which_it_needs(tmp_path):
+    found = judged(tmp_path, cells("h2o", [0.2, 0.2]) + cells("local", [0.4, 0.4]))[BOTH]
+    assert found == Lack("H2O", BOTH, found.source, "needs a plain h2o_heavy")
+
+
+def test_a_cache_that_grows_is_not_compared_with_one_that_does_not(tmp_path):
+    rows = cells("window", [1.0, 1.2]) + cells("streaming_llm", [0.5, 0.6], phase="oneshot")
+    found = judged(tmp_path, rows)[SINKS]
+    assert found.why == "streaming_llm runs as oneshot, window as stream: equal budgets are not equal sizes"
+
+
+def test_of_several_instances_none_speaks_for_the_method(tmp_path):
+    rows = cells("window", [1.0, 1.2])
+    rows += [
+        fake_row("streaming_llm", {"phase": "stream", "sinks": sinks}, kv_head=head, rel_err=0.5)
+        for sinks in (2, 4)
+        for head in range(2)
+    ]
+    assert judged(tmp_path, rows)[SINKS].why == "needs a plain streaming_llm"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        cells("window", [1.0]) + cells("streaming_llm", [0.5]),
+        cells("window", [1.0, 1.2], budget=64) + cells("streaming_llm", [0.5, 0.6], budget=128),
+        cells("window", [1.0, 1.2], budget=768) + cells("streaming_llm", [0.5, 0.6], budget=768),
+    ],
+    ids=["one head", "no budget in common", "a budget that evicts nothing"],
+)
+def test_what_cannot_be_paired_is_not_decided(tmp_path, rows):
+    found = judged(tmp_path, rows)[SINKS]
+    assert found.why == "streaming_llm and window share no budget with results on two heads"
+
+
+def test_an_error_that_rises_with_the_budget_is_flagged_as_not_promised(tmp_path):
+    rows = cells("tova", [0.2, 0.2], budget=64) + cells("tova", [0.3, 0.3], budget=128)
+    rows += cells("h2o", [0.4, 0.4], budget=64) + cells("h2o", [0.3, 0.3], budget=128)
+    found = judged(tmp_path, rows)[FALLS]
+    assert (found.paper, found.outcome) == (NOT_PROMISED, MIXED)
+    assert found.numbers.startswith("rises at 1 of 2 steps: tova at 128: error rises by 0.1")
+
+
+def test_one_budget_says_nothing_about_larger_ones(tmp_path):
+    assert judged(tmp_path, cells("tova", [0.2, 0.2]))[FALLS].why == "needs a method at two budgets"
+
+
+def test_the_greedy_line_counts_heads_below_it(tmp_path):
+    rows = [fake_row("h2o", kv_head=head, mass_recall=value) for head, value in enumerate((0.7, 0.9, 0.5))]
+    found = judged(tmp_path, rows)[GREEDY]
+    assert found.outcome == MIXED
+    assert found.numbers == "2 of 3 cells at or above 0.632; mean 0.700, lowest 0.500"
+
+
+@pytest.mark.parametrize(("held", "outcome"), [((1, 1), HOLDS), ((0, 0), FAILS), ((1, 0), MIXED)])
+def test_a_bound_holds_in_all_cells_or_not(tmp_path, held, outcome):
+    rows = [fake_row("subgen_stream", budget="", kv_head=h, bound_holds=b) for h, b in enumerate(held)]
+    found = judged(tmp_path, rows)
+    assert found["The error stays within ε‖x‖₂‖V‖_op"].outcome == outcome
+
+
+def test_every_rule_answers_on_a_whole_run_and_on_one_row(tmp_path):
+    for name, rows in (("whole", fake_rows()), ("one", [fake_row()])):
+        decided, lacking = run_claims(load(write_results(tmp_path / name, rows)))
+        assert len(decided) + len(lacking) == len(RULES)
+        assert {claim.outcome for claim in decided} <= set(OUTCOMES)
+        assert all(claim.how and claim.numbers and claim.data for claim in decided)
+
+
+def test_no_two_rules_state_the_same_claim():
+    assert len({(rule.paper, rule.claim) for rule in RULES}) == len(RULES)
+
+
+def test_claims_that_nothing_tests_say_why():
+    claims = untestable_claims()
+    assert {claim.paper for claim in claims} == {"SubGen", "H2O", "BUZZ", "BalanceKV"}
+    assert {claim.outcome for claim in claims} == {UNTESTABLE}
+    assert all(claim.how and claim.source and not claim.numbers for claim in claims)
+
+
+def test_papers_keep_their_order_and_what_none_promises_stands_last():
+    names = (NOT_PROMISED, "Other", "H2O", "SubGen")
+    claims = [Claim(name, "c", "s", "h", HOLDS) for name in names]
+    assert [paper for paper, _ in by_paper(claims)] == ["SubGen", "H2O", "Other", NOT_PROMISED]
+
+
+def test_what_was_replayed_is_counted_and_the_model_named_without_its_owner(tmp_path):
+    rows = [fake_row(layer=layer, prompt=p, model="own/tiny") for layer in (0, 7) for p in ("a", "b")]
+    frame = load(write_results(tmp_path, rows))
+    assert data_text(frame) == "4 kv heads of 2 layers, 2 texts, tiny"
+
+
+def test_the_counts_add_up():
+    claims = [Claim("H2O", "c", "s", "h", outcome) for outcome in (HOLDS, HOLDS, FAILS)]
+    row = "".join(f'<td class="left wrap">{text}</td>' for text in ("H2O", 2, 1, 0, 0, 3))
+    assert row in counts_table(claims)
+
+
+def test_a_run_that_decides_nothing_says_so(tmp_path):
+    text = "".join(claims_section(load(write_results(tmp_path, cells("tova", [0.2])))))
+    assert "This run decides none of them." in text
+    assert f"Not decided by this run ({len(RULES)})" in text
+    assert "kvreplay figures configs/figures/h2o_fig1.yaml" in text

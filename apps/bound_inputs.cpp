@@ -249,7 +249,7 @@ std::vector<BoundInputs> known_of(const BoundPaper& paper, const MeasuredHead& h
   std::vector<BoundInputs> all;
   for (const MeasuredHead::Clusters& c : head.clusters) {
     BoundInputs& one = all.emplace_back(known);
-    one["delta"] = c.delta, one["clusters"] = c.clusters;
+    one["delta"] = c.delta, one["clusters"] = double(c.clusters);
     if (c.delta_rel) one["delta_rel"] = *c.delta_rel, one["median_key_distance"] = head.median_key_distance;
   }
   return all;

@@ -49,7 +49,8 @@ void add_synth(CLI::App& app, std::vector<Command>& commands) {
   add("--sink-strength", t.sink_strength, "their advantage in logits");
   add("--heavy-share", t.heavy_share, "share of tokens that many queries like");
   add("--heavy-strength", t.heavy_strength, "their advantage in logits");
-  add("--key-norm", t.key_norm, "factor on all keys");
+  add("--key-norm", t.key_norm, "factor on all keys, undone in the queries");
+  add("--query-norm", t.query_norm, "factor on all queries, and so on all logits");
   add("--value-norm-spread", t.value_norm_spread, "standard deviation of ln |v|");
   add("--duplicates", t.duplicates, "every N-th token repeats an earlier key and value; 0: none");
   add("--seed", t.seed, "seed");

@@ -63,6 +63,14 @@ class Recorded:
         with h5py.File(self._path) as file:
             return file[f"prompts/{prompt}/tokens"][()]
 
+    def token_texts(self, prompt):
+        """The text of each token, [T] str; where the trace holds none (kvdump --with-text), "" each."""
+        with h5py.File(self._path) as file:
+            group = file[f"prompts/{prompt}"]
+            if "token_text" not in group:
+                return [""] * len(group["position_ids"] if "position_ids" in group else group["tokens"])
+            return list(group["token_text"].asstr(errors="replace")[()])
+
 
 def _wide(dataset):
     """Two-byte floats that numpy does not know (bfloat16) are read as bits and shifted."""

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from .plotstyle import DOTTED
+from .plotstyle import DOTTED, looks
 
 # A mean error below this is rounding of the replay's own arithmetic (float32), not a loss to plot.
 ROUNDING = 1e-5
@@ -19,13 +19,20 @@ def drawable(points):
     return points[points["rel_err_out_mean"] > ROUNDING]
 
 
-def draw(axes, points, looks):
+def looks_of(points):
+    """{label: Look} of everything drawable in a run's summary: the same in all of its figures."""
+    shown = drawable(points)
+    held = set(shown.loc[shown["oracle"] | shown["full_cache"], "label"])
+    return looks(sorted(shown["label"].unique()), held)
+
+
+def draw(axes, points, style):
     """Curves of every label in `points` (rows of `summarise`, thus by rising budget; one panel)."""
     curves = points[points["budget_tokens"].notna()]
     for label, rows in curves.groupby("label", sort=True):
-        _curve(axes, rows, looks[label], _aside(label, curves))
+        _curve(axes, rows, style[label], _aside(label, curves))
     for _, row in points[points["budget_tokens"].isna()].iterrows():
-        _level(axes, row, looks[row["label"]])
+        _level(axes, row, style[row["label"]])
 
 
 def _aside(label, curves):

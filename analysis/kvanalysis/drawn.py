@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from PIL import Image
+
 from .plotstyle import DPI
 from .stats import BOOTSTRAP_SEED, LEVEL, RESAMPLES, UNIT
 
@@ -11,7 +13,8 @@ from .stats import BOOTSTRAP_SEED, LEVEL, RESAMPLES, UNIT
 class Drawn:
     """One figure on disk; `narrow` is the same picture for a column or a phone, if there is one.
 
-    `caption` is what a reader must know beside the picture: numbers, and how to read it.
+    `caption` is what a reader must know beside the picture: numbers, and how to read it. `table` is a
+    (header, rows) for `page.sortable_table`, where the numbers deserve one.
     """
 
     title: str
@@ -19,6 +22,7 @@ class Drawn:
     csv: Path
     narrow: Path | None = None
     caption: str = ""
+    table: tuple | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,15 @@ def save(figure, stem):
     """PNG and PDF without dates, so that equal results give equal files; returns the PNG's path."""
     figure.savefig(f"{stem}.pdf", metadata={"CreationDate": None})
     figure.savefig(f"{stem}.png", dpi=DPI, metadata={"Software": None})
+    _few_colours(f"{stem}.png")
     return Path(f"{stem}.png")
+
+
+def _few_colours(png):
+    """A palette of 256 colours makes a picture of lines and text three times smaller: pages embed them."""
+    with Image.open(png) as picture:
+        small = picture.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    small.save(png, optimize=True, dpi=(DPI, DPI))
 
 
 def write_csv(table, path):
@@ -75,6 +87,13 @@ def replay_note(rows):
         f"Teacher-forced replay of {count(heads, 'kv head')} from {count(texts, 'text')} of trace"
         f" {rows['trace_id'].iloc[0][:12]} ({model}); an error never changes later tokens or layers."
     )
+
+
+def oneshot_notes(rows):
+    """A sentence that names the labels of one-shot methods, [] if there are none."""
+    pairs = zip(rows["label"], rows["params"], strict=True)
+    oneshot = sorted({label for label, params in pairs if params.get("phase") == "oneshot"})
+    return [f"One cut, every later token kept (compare by bytes): {', '.join(oneshot)}."] if oneshot else []
 
 
 BAND_NOTE = (

@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from .figure_config import MARKS, NEEDED, FigureError, read_figure_config
 from .figure_context import Context
 from .figure_steps import run_steps
-from .plots import renderer
+from .plots import renderer, settler
 from .plotstyle import styled
 
 
@@ -22,8 +23,9 @@ def figure_configs(path):
 
 def make_figure(config, out, wishes):
     """Runs the steps of `config` into `out` and draws; returns the Plot. Raises FigureError, ResultsError."""
-    run_steps(config, out, wishes)
     context = Context(config, out, list(wishes.traces) or config.traces)
+    settled = settler(config.kind)
+    run_steps(config, out, wishes, settled and partial(settled, context))
     with styled():
         plot = renderer(config.kind)(context)
     made = {"traces": [Path(trace).name for trace in context.traces]}

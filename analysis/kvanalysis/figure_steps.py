@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .figure_config import FigureError
@@ -37,11 +37,26 @@ class Wishes:
     force: bool = False
 
 
-def run_steps(config, out, wishes):
-    """Runs every step of `config` into the folder `out`; what is already there is not computed again."""
+def run_steps(config, out, wishes, settled=None):
+    """Runs every step of `config` into the folder `out`; what is already there is not computed again.
+
+    `settled(step)` is asked before each run and cluster step for what only the trace or an earlier step can
+    tell, as {key: value}; a run step's own overrides and those of `wishes` stand above it.
+    """
     out.mkdir(parents=True, exist_ok=True)
     for step in config.steps:
+        if settled is not None:
+            step = _completed(step, settled)
         _COMMANDS[step.command](config, step, out, wishes)
+
+
+def _completed(step, settled):
+    if step.command == "run":
+        return replace(step, argument=settled(step) | step.argument)
+    if step.command != "cluster":
+        return step
+    words = [f"-s {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in settled(step).items()]
+    return replace(step, argument=" ".join([step.argument, *words]))
 
 
 def _run(config, step, out, wishes):

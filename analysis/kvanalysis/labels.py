@@ -46,5 +46,7 @@ def _label(method, given, names):
 
 def _value(value):
     if isinstance(value, dict) and "name" in value:
-        return "/".join(str(part) for part in value.values())
+        return "/".join(
+            str(part) for part in [value["name"], *(value[key] for key in value if key != "name")]
+        )
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -35,13 +35,21 @@ class ResultsError(Exception):
     """The results are missing, unreadable, or not kvreplay's. The message is one line for the user."""
 
 
+class _Meta(dict):
+    """results.meta.json, which nobody changes: pandas copies `attrs` deeply with every selection."""
+
+    def __deepcopy__(self, _):
+        return self
+
+
 def load(out_dir):
     """One row per cell of the run in `out_dir`, failed cells included.
 
     Counts are nullable integers, measures are floats (NaN where the field is empty), a column beyond the
     contract is floats if all its fields are numbers. `params` and `given` are dicts, `params_json` is
     canonical text, `label` the legend entry, `oracle` whether the method sees what a cache could not.
-    `frame.attrs["meta"]` holds results.meta.json, {} without that file.
+    `frame.attrs["meta"]` holds results.meta.json, {} without that file; `frame.attrs["folders"]` says where
+    the arrays of the run are.
     Raises ResultsError. Source: interfaces.md, section 6.
     """
     path = Path(out_dir) / "results.csv"
@@ -52,7 +60,8 @@ def load(out_dir):
     frame = frame.assign(params=_parse_json(frame["params"], path), given=_parse_json(given, path))
     _refuse_repeated_cells(frame, path)
     frame = add_labels(frame)
-    frame.attrs["meta"] = load_meta(out_dir)
+    frame.attrs["meta"] = _Meta(load_meta(out_dir))
+    frame.attrs["folders"] = [str(out_dir)]
     return frame
 
 

@@ -51,7 +51,12 @@ def compare(first, second, measure="rel_err_out_mean"):
     Seeds of a unit are averaged first. Several budgets in a selection are averaged as well: select one to
     speak of one.
     """
-    means = [unit_means(used_rows(rows), [measure])[measure].dropna() for rows in (first, second)]
+    return compare_units(*(unit_means(used_rows(rows), [measure])[measure] for rows in (first, second)))
+
+
+def compare_units(first, second):
+    """The same from two series of seed means, indexed by unit."""
+    means = [first.dropna(), second.dropna()]
     a, b = (series[means[0].index.intersection(means[1].index)].sort_index() for series in means)
     if a.empty:
         return None

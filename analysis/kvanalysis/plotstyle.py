@@ -1,7 +1,6 @@
 """Colours, markers, sizes and the page geometry that all figures share. Lengths are inches."""
 
 from dataclasses import dataclass
-from itertools import cycle
 from textwrap import wrap
 
 import matplotlib
@@ -61,13 +60,15 @@ class Look:
 def looks(labels, held):
     """{label: Look} for `labels` in order; those in `held` are dashed, black or grey."""
     found, free, black = {}, 0, 0
-    for label, marker in zip(labels, cycle(MARKERS), strict=False):
+    for label in labels:
         if label in held:
-            found[label] = Look(ORACLE_COLOURS[black % len(ORACLE_COLOURS)], marker, DASHED)
+            colour = ORACLE_COLOURS[black % len(ORACLE_COLOURS)]
+            found[label] = Look(colour, MARKERS[black % len(MARKERS)], DASHED)
             black += 1
         else:
+            # 8 colours and 11 markers have no common divisor: points without a line repeat after 88 labels.
             dashes = ROUND_DASHES[free // len(COLOURS) % len(ROUND_DASHES)]
-            found[label] = Look(COLOURS[free % len(COLOURS)], marker, dashes)
+            found[label] = Look(COLOURS[free % len(COLOURS)], MARKERS[free % len(MARKERS)], dashes)
             free += 1
     return found
 
@@ -101,7 +102,7 @@ def finish(figure, handles, labels, note, axes_height, below=0.42, hspace=0.0, w
     names = [_wrapped(label, (width - 0.1) / pair - LEGEND_HANDLE, RC["legend.fontsize"]) for label in labels]
     legend = figure.legend(handles, names, loc="lower center", ncols=_columns(names, width), handlelength=3.2)
     legend.set_in_layout(False)
-    note_height, legend_height = _height(text), _height(legend)
+    note_height, legend_height = _height(text), _height(legend) if labels else 0.0
     bottom = GAP + note_height + legend_height + below
     height = bottom + axes_height + top
     figure.set_size_inches(width, height)

@@ -76,7 +76,12 @@ def _lead(frame, meta):
 
 
 def _pictures(album, figures):
-    return [album.note(), *(album.show(figure, figure.caption) for figure in figures)]
+    parts = [album.note()]
+    for figure in figures:
+        parts.append(album.show(figure, figure.caption))
+        if figure.table:
+            parts.append(sortable_table(*figure.table))
+    return parts
 
 
 def _summary(frame):

@@ -156,7 +156,8 @@ void prefix_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
                       stream.prompt, tile.v_dim, out, tile.v_dim);
     for (int32_t r = 0; r < rows; ++r) {
       const Real* strip = tile.strip_row(h, r);
-      double z = std::accumulate(strip, strip + stream.prompt, 0.0);
+      double z = 0;
+      KVR_SIMD_SUM(z) for (int32_t i = 0; i < stream.prompt; ++i) z += double(strip[i]);
       if (!stream.sink_logits.empty())
         z += std::exp(double(stream.sink_logits[size_t(h)] - tile.shift[size_t(tile.at(h, r))]));
       const double inverse = z > 0 ? 1 / z : 0;  // may be more than a float holds

@@ -245,6 +245,11 @@ typename Formatter<Real>::Payload Formatter<Real>::payload(const BasicCache<Real
 
 template <class Real>
 int64_t Formatter<Real>::read_bytes(const BasicCache<Real>& cache, std::span<const uint8_t> read) {
+  if (!writes() && !split_)
+    return exact_bytes(
+        (std::count(read.begin(), read.end(), kRead) + std::count(read.begin(), read.end(), kWeighed)) *
+            cache.shape().dim +
+        std::count(read.begin(), read.end(), kRead) * cache.shape().v_dim);
   int64_t exact = 0, coded = 0;
   for (int32_t row = 0; row < cache.size(); ++row) {
     if (read[size_t(row)] == kUnread) continue;

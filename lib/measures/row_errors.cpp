@@ -15,9 +15,10 @@ template <class Real>
 void add_side(Sums& sums, const SideOutput<Real>& side, size_t at, const Real* exact, int32_t v_dim) {
   if (!(side.weight[at] > 0)) return;
   const Real* out = side.out.data() + at * size_t(v_dim);
+  const double inverse = 1 / side.weight[at];
   double error2 = 0, norm2 = 0;
   for (int32_t c = 0; c < v_dim; ++c) {
-    const double o = double(exact[c]), difference = double(out[c]) / side.weight[at] - o;
+    const double o = double(exact[c]), difference = double(out[c]) * inverse - o;
     error2 += difference * difference;
     norm2 += o * o;
   }

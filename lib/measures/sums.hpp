@@ -29,13 +29,13 @@ class Sums {
   int64_t count_ = 0;
 };
 
-// Linear interpolation between order statistics, numpy's default. `values` is not empty and is sorted in
-// place.
+// Linear interpolation between order statistics, numpy's default. `values` is not empty and is reordered.
 inline double quantile(std::vector<double>& values, double q) {
-  std::sort(values.begin(), values.end());
   const double at = q * double(values.size() - 1);
-  const size_t low = size_t(at), high = std::min(low + 1, values.size() - 1);
-  return values[low] + (at - double(low)) * (values[high] - values[low]);
+  const auto low = values.begin() + int64_t(at);
+  std::nth_element(values.begin(), low, values.end());
+  const double next = low + 1 < values.end() ? *std::min_element(low + 1, values.end()) : *low;
+  return *low + (at - std::floor(at)) * (next - *low);
 }
 
 }  // namespace kvreplay

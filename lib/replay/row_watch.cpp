@@ -96,8 +96,10 @@ double RowWatch<Real>::own_coefficients(const Seen& seen, Real* to, const TileOu
 template <class Real>
 std::span<const uint8_t> RowWatch<Real>::read(int32_t head, const uint8_t* chosen, int32_t rows) {
   if (head == 0) read_.assign(size_t(rows), kUnread);
-  for (size_t i = 0; i < size_t(rows); ++i)
-    if (chosen[i] != kUnread && read_[i] != kRead) read_[i] = chosen[i];
+  for (size_t i = 0; i < size_t(rows); ++i) {  // a row that one head reads is read
+    const uint8_t either = read_[i] | chosen[i];
+    read_[i] = either == (kRead | kWeighed) ? kRead : either;
+  }
   return read_;
 }
 
@@ -105,7 +107,9 @@ template <class Real>
 bool is_plain(const BasicCache<Real>& cache, const QueryView<Real>& view, size_t attended) {
   if (view.rule.factor != 1) return false;
   const bool as_recorded = !cache.weighted() && !cache.has_own_rows() && !view.rotation.active();
-  if (as_recorded && view.chosen == nullptr) return true;
+  if (as_recorded)
+    return view.chosen == nullptr ||
+           std::find(view.chosen, view.chosen + cache.size(), kWeighed) == view.chosen + cache.size();
   size_t rows = 0;
   for (int32_t i = 0; i < cache.size(); ++i) {
     const bool counts = cache.num(i) != 0 || cache.den(i) != 0;

@@ -121,7 +121,7 @@ void PlantedHead::query(int32_t member, int64_t token, std::span<float> into) co
   if (axes_reserved_) x[sink_axis_] = x[heavy_axis_] = 0;
   x[sink_axis_] += std::sqrt(options_.sink_strength / scaling_);
   if (axes_reserved_) x[heavy_axis_] += std::sqrt(options_.heavy_strength / scaling_);
-  for (double& coordinate : x) coordinate /= options_.key_norm;
+  for (double& coordinate : x) coordinate = coordinate / options_.key_norm * options_.query_norm;
   std::ranges::copy(narrowed(x), into.begin());
 }
 

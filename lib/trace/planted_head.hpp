@@ -13,7 +13,8 @@
 // Keys drift through topics (Gaussian clusters) and queries look for the present topic. One pair of
 // coordinates is kept free of both: there alone queries meet the sinks and the heavy hitters, whose
 // advantage in logits is therefore exact. It is the pair that rotates slowest, and it is planted after the
-// rotation. Queries are divided by key_norm, so that large keys leave the attention as it is.
+// rotation. Queries are divided by key_norm, so that large keys leave the attention as it is; query_norm
+// scales them alone, and with them every advantage in logits.
 
 namespace kvreplay {
 

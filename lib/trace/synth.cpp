@@ -44,6 +44,7 @@ void check_options(const SynthOptions& o) {
   check_range("heavy_share", o.heavy_share, 0.0, 1.0);
   check_range("heavy_strength", o.heavy_strength, 0.0, 1e4);
   check_range("key_norm", o.key_norm, 1e-6, 1e6);
+  check_range("query_norm", o.query_norm, 1e-6, 1e6);
   check_range("value_norm_spread", o.value_norm_spread, 0.0, 10.0);
   check_range("duplicates", o.duplicates, 0, INT32_MAX);
   if (o.duplicates == 1)
@@ -194,6 +195,7 @@ nlohmann::json options_json(const SynthOptions& o) {
           {"heavy_share", o.heavy_share},
           {"heavy_strength", o.heavy_strength},
           {"key_norm", o.key_norm},
+          {"query_norm", o.query_norm},
           {"value_norm_spread", o.value_norm_spread},
           {"duplicates", o.duplicates},
           {"seed", o.seed},

@@ -14,7 +14,8 @@ struct SynthOptions {
   double sink_strength = 8;      // their advantage in logits
   double heavy_share = 0.01;     // share of tokens that many queries like
   double heavy_strength = 3;     // their advantage in logits
-  double key_norm = 1;           // factor on all keys
+  double key_norm = 1;           // factor on all keys, undone in the queries
+  double query_norm = 1;         // factor on all queries, and so on all logits
   double value_norm_spread = 0;  // standard deviation of ln ||v||
   int32_t duplicates = 0;        // every `duplicates`-th token repeats an earlier key and value; 0: none
   uint64_t seed = 0;

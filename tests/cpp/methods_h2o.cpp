@@ -107,6 +107,26 @@ TEST_CASE("H2O's Algorithm 1 evicts token 3 after step 4, and the newest when it
   CHECK(r.measures.peak_attended_tokens == 4);
 }
 
+// A of tokens 0 to 3 after the prompt: 2.47 1.10 .23 .2.
+TEST_CASE("one token less is the heaviest, the lightest, or the heaviest that is no sink", "[h2o]") {
+  const HeadStream<double> s = weights({4, 3, 1, 2, 1}, 4);
+  CHECK(kept(run(s, "drop_heavy", 3)).front() == Tokens{1, 2, 3});
+  CHECK(kept(run(s, "drop_heavy", 3, {{"drop", "light"}})).front() == Tokens{0, 1, 2});
+  CHECK(kept(run(s, "drop_heavy", 3, {{"sinks", 1}})).front() == Tokens{0, 2, 3});
+}
+
+TEST_CASE("dropping the lightest is keeping the heaviest, and later tokens stay", "[h2o]") {
+  const StreamShape shape{.tokens = 60, .prompt = 50, .dim = 4, .v_dim = 4, .heads = 2};
+  const HeadStream<double> s = make_stream<double>(shape, 5);
+  const Cell light = make_cell("drop_heavy", 20, shape, {{"drop", "light"}}, default_axes("drop_heavy"));
+  Axes once = default_axes("h2o_heavy");
+  once.phase = Phase::oneshot;
+  const Cell heavy = make_cell("h2o_heavy", 20, shape, {{"recent", 0}}, once);
+  const RunResult both = replay(s, {light, heavy});
+  CHECK(both.cells[0].kept.flat == both.cells[1].kept.flat);
+  CHECK(both.cells[0].measures.peak_kept_tokens == 30);
+}
+
 TEST_CASE("Algorithm 1 obeys the budget within the prompt already", "[h2o]") {
   const CellResult r = run(weights({4, 3, 1, 2, 1, 11, 1}, 6), "h2o", 3, {{"variant", "alg1"}});
   CHECK(kept(r) == std::vector<Tokens>{{0, 1, 5}, {0, 1, 5}});

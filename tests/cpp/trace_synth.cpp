@@ -190,6 +190,17 @@ TEST_CASE("Large keys leave the attention as it is") {
   CHECK(distance(a, b) < kSinglePrecision);
 }
 
+TEST_CASE("The query norm scales every query and no key") {
+  const Folder folder;
+  SynthOptions options = small_options();
+  const Trace plain = make(options, folder, "plain.h5");
+  options.query_norm = 0.25;
+  const Trace small = make(options, folder, "small.h5");
+  CHECK(keys_of(small) == keys_of(plain));
+  const auto plain_rows = queries_of(plain), small_rows = queries_of(small);
+  for (size_t i = 0; i < plain_rows.size(); ++i) REQUIRE(small_rows[i] == 0.25f * plain_rows[i]);
+}
+
 TEST_CASE("The output it writes is exact attention over what it wrote") {
   const Folder folder;
   SynthOptions options = small_options();

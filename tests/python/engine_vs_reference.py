@@ -6,7 +6,7 @@ from functools import partial
 from reference.balance import balancekv, balancekv_stream, self_balancing_walk, uniform
 from reference.buzz import buzz
 from reference.common import per_query_head, streamed_prompt
-from reference.h2o import h2o, h2o_heavy
+from reference.h2o import drop_heavy, h2o, h2o_heavy
 from reference.heads import token_classes
 from reference.keyformer import fastgen, keyformer
 from reference.oracles import static_oracle, topk_oracle, topp
@@ -39,7 +39,7 @@ class Case:
     @property
     def random(self):
         drawn = self.entry["name"] in RANDOM and self.entry.get("noise", True)
-        return drawn or self.entry.get("first") == "random"
+        return drawn or "random" in (self.entry.get("first"), self.entry.get("drop"))
 
 
 def case(function, budgets=BUDGETS, traces=TRACES, name=None, **params):
@@ -142,6 +142,11 @@ H2O = [
     case(h2o, variant="kvfactory", budgets=FIXED_BUDGET),
     case(h2o_heavy),
     case(h2o_heavy, variant="strict"),
+    case(drop_heavy),
+    case(drop_heavy, sinks=3),
+    case(drop_heavy, drop="light"),
+    case(drop_heavy, drop="random"),
+    case(drop_heavy, drop="random", sinks=2),
 ]
 
 PATTERNS = [

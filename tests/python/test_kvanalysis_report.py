@@ -89,7 +89,8 @@ def test_the_page_stays_below_five_megabytes(whole_run):
 
 def test_the_page_fits_a_phone_and_serves_it_the_narrow_figures(whole_run):
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in whole_run.tags
-    assert len(whole_run.attributes("srcset")) == len(whole_run.attributes("src")) >= 2
+    # The matrix of wins has no narrow form.
+    assert len(whole_run.attributes("srcset")) == len(whole_run.attributes("src")) - 1 >= 5
 
 
 def test_every_link_leads_to_a_place_on_the_page_or_a_file_beside_it(tmp_path):

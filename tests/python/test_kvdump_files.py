@@ -7,9 +7,10 @@ import struct
 import h5py
 import numpy as np
 import pytest
+from kvdump.add_text import add_text
 from kvdump.attention import exact_attention
 from kvdump.dtypes import bf16_bits, bf16_widen, read_floats, read_stored, stored_dtype
-from kvdump.errors import UsageError
+from kvdump.errors import DumpError, UsageError
 from kvdump.plan import Shape, check_space, layer_bytes, parse_bytes, select_layers
 from kvdump.prompts import read_prompts
 from kvdump.sinks import DirectorySink, published
@@ -244,3 +245,48 @@ def test_exact_attention_by_hand_with_window_softcap_and_sink():
     assert np.allclose(sunk[0, :, 0], [1 / 2, 3 / 3, 9 / 4])
     strided = exact_attention(q[:, :1] + 3, k + 1, v, np.array([2]), 5.0, softcap=1e-9)
     assert np.allclose(strided[0, 0, 0], 3)
+
+
+class Letters:
+    """A tokeniser of capital letters by number, which counts how often it decodes."""
+
+    calls = 0
+
+    def decode(self, ids):
+        self.calls += 1
+        return "".join(chr(65 + i) for i in ids)
+
+
+def test_texts_of_tokens_are_no_part_of_the_identity(tmp_path):
+    def written(name, texts):
+        file = TraceFile(tmp_path / name)
+        file.add("/prompts/p0/tokens", np.array([1, 0, 1], dtype=np.int32))
+        if texts:
+            file.add_texts("/prompts/p0/token_text", texts)
+        return file.publish({"model": "letters"})
+
+    assert written("with.h5", ["B", "A", "ü"]) == written("without.h5", [])
+    with h5py.File(tmp_path / "with.h5") as file:
+        assert list(file["prompts/p0/token_text"].asstr()[()]) == ["B", "A", "ü"]
+
+
+def test_text_is_added_to_a_trace_that_was_recorded_without(tmp_path):
+    file = TraceFile(tmp_path / "t.h5")
+    file.add("/prompts/p0/tokens", np.array([1, 0, 1], dtype=np.int32))
+    identity = file.publish({"model": "letters"})
+    tokenizer = Letters()
+    assert [add_text(tmp_path / "t.h5", tokenizer) for _ in range(2)] == [1, 0]
+    assert tokenizer.calls == 2  # once for each different token
+    with h5py.File(tmp_path / "t.h5") as trace:
+        assert list(trace["prompts/p0/token_text"].asstr()[()]) == ["B", "A", "B"]
+        assert trace.attrs["trace_id"] == identity
+    assert [path.name for path in tmp_path.iterdir()] == ["t.h5"]
+
+
+def test_text_cannot_be_added_to_what_is_no_trace(tmp_path):
+    path = tmp_path / "t.h5"
+    path.write_bytes(b"no trace")
+    with pytest.raises(DumpError, match="not a trace"):
+        add_text(path, Letters())
+    assert path.read_bytes() == b"no trace"
+    assert list(tmp_path.iterdir()) == [path]

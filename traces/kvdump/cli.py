@@ -43,7 +43,7 @@ def build_parser():
     add("--query-stride", type=_positive, default=1, metavar="S", help="keep every S-th query (default 1)")
     add("--out-layers", default="", metavar="LIST", help="layers that also get the attention output `out`")
     add("--with-output", action="store_true", help="all layers get `out`, `o_proj` and `resid_norm`")
-    add("--with-text", action="store_true", help="store the decoded text and each token's class")
+    add("--with-text", action="store_true", help="store the decoded text, and each token's text and class")
     add("--compress", action="store_true", help="shuffle and gzip (q, k, v shrink by 1.4 at most)")
     add("--max-bytes", type=_size, default="20G", metavar="SIZE", help="refuse a larger dump (default 20G)")
     add("--device", default="cpu", help="torch device that runs the model (default cpu)")

@@ -6,7 +6,7 @@ import torch
 from .dtypes import is_finite
 from .errors import DumpError
 from .residual import o_proj_weights, watch_residual
-from .text import token_classes
+from .text import token_classes, token_texts
 
 TORCH_OF = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -128,6 +128,7 @@ class PromptCapture:
             tokenizer = self.recorder.tokenizer
             attributes["text"] = tokenizer.decode(self.tokens)
             datasets["token_class"] = token_classes(tokenizer, self.tokens)
+            datasets["token_text"] = token_texts(tokenizer, self.tokens)
         return datasets, attributes
 
     def _layer_parts(self, layer):

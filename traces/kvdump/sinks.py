@@ -16,8 +16,9 @@ def layer_group(prompt_id, layer):
 
 
 def _write_prompt(file, prompt_id, datasets, attributes):
-    for name, array in datasets.items():
-        file.add(f"/prompts/{prompt_id}/{name}", array)
+    for name, content in datasets.items():
+        add = file.add_texts if isinstance(content, list) else file.add
+        add(f"/prompts/{prompt_id}/{name}", content)
     file.set_attributes(f"/prompts/{prompt_id}", attributes)
 
 
@@ -59,7 +60,7 @@ class FileSink:
         return list(layers)
 
     def write_prompt(self, prompt_id, datasets, attributes):
-        """Datasets {name: array} and attributes of `/prompts/<id>`."""
+        """Datasets {name: array, or list of str} and attributes of `/prompts/<id>`."""
         _write_prompt(self.file, prompt_id, datasets, attributes)
 
     def write_layer(self, prompt_id, layer, datasets, attributes):

@@ -1,4 +1,4 @@
-"""Classes of tokens, for methods that treat special tokens and punctuation apart."""
+"""Text of tokens, and their classes for methods that treat special tokens and punctuation apart."""
 
 import unicodedata
 
@@ -20,3 +20,9 @@ def token_classes(tokenizer, tokens):
     special = set(tokenizer.all_special_ids)
     known = {t: token_class(tokenizer.decode([t]), t in special) for t in set(tokens)}
     return np.array([known[t] for t in tokens], dtype=np.uint8)
+
+
+def token_texts(tokenizer, tokens):
+    """[T] str: the text of every token id on its own; U+FFFD where a token is part of a character."""
+    known = {t: tokenizer.decode([t]) for t in set(tokens)}
+    return [known[t] for t in tokens]

@@ -1,10 +1,10 @@
 """One trace file, schema 1: written as `<file>.part`, fsynced, renamed.
 
-Every dataset carries an attribute `sha256`: the hex digest of its raw stored bytes in C order (before any
-filter), little endian, bfloat16 as its two bytes.
+Every dataset of numbers carries an attribute `sha256`: the hex digest of its raw stored bytes in C order
+(before any filter), little endian, bfloat16 as its two bytes.
 
-`trace_id` is the hex sha256 of this UTF-8 text: the `sha256` digests of all datasets of the trace, sorted
-and joined without separator, followed by the canonical JSON of the model's metadata. That JSON is the
+`trace_id` is the hex sha256 of this UTF-8 text: the `sha256` digests of all these datasets, sorted and
+joined without separator, followed by the canonical JSON of the model's metadata. That JSON is the
 object {name: value} of the root attributes listed in MODEL_ATTRIBUTES that are present, integers as JSON
 integers and everything else as JSON strings (`config_json` and `rope_json` stay strings), keys sorted by
 code point, separators "," and ":", non-ASCII characters written as themselves.
@@ -92,6 +92,13 @@ class TraceFile:
         dataset.attrs["sha256"] = digest
         self.digests.append(digest)
         return digest
+
+    def add_texts(self, name, texts):
+        """Write a list of str as variable-length UTF-8 strings.
+
+        They say again what the token ids say: they carry no digest and are no part of the trace's identity.
+        """
+        self.file.create_dataset(name, data=texts, dtype=h5py.string_dtype())
 
     def _properties(self, shape):
         properties = h5p.create(h5p.DATASET_CREATE)

@@ -5,9 +5,9 @@ import math
 from matplotlib.ticker import NullLocator
 
 from ..budget_axes import draw as draw_curves
-from ..budget_axes import drawable, handle, legend_text, set_budget_axis, set_error_axis
-from ..drawn import BAND_NOTE, Drawn, Plot, replay_note, save, write_csv
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, looks, new_figure
+from ..budget_axes import drawable, handle, legend_text, looks_of, set_budget_axis, set_error_axis
+from ..drawn import BAND_NOTE, Drawn, Plot, oneshot_notes, replay_note, save, write_csv
+from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
 from ..summary import summarise
 
 BUDGET_AXIS, SHORT_BUDGET_AXIS = "budget [tokens per kv head]", "budget [tokens]"
@@ -93,23 +93,17 @@ def _panel(axes, points, everything, width):
     `width` is that of the panel in inches."""
     shown = drawable(everything)
     set_budget_axis(axes, sorted(shown["budget_tokens"].dropna().astype(int).unique()), width)
-    draw_curves(axes, drawable(points), _looks(everything))
+    draw_curves(axes, drawable(points), looks_of(everything))
     set_error_axis(axes, shown["rel_err_out_mean"])
     if not len(drawable(points)):
         axes.text(0.5, 0.5, "no result to draw", transform=axes.transAxes, ha="center", color="#555555")
         axes.yaxis.set_major_locator(NullLocator() if shown.empty else axes.yaxis.get_major_locator())
 
 
-def _looks(points):
-    shown = drawable(points)
-    held = set(shown.loc[shown["oracle"] | shown["full_cache"], "label"])
-    return looks(sorted(shown["label"].unique()), held)
-
-
 def _legend(points):
     """Handles and texts, the largest error first, so that the order is that of the curves."""
     shown = drawable(points)
-    style = _looks(points)
+    style = looks_of(points)
     worst_first = shown.groupby("label")["rel_err_out_mean"].mean().sort_values(ascending=False)
     rows = [shown[shown["label"] == label] for label in worst_first.index]
     handles = [handle(style[group["label"].iloc[0]], group["budget_tokens"].notna().any()) for group in rows]
@@ -121,11 +115,7 @@ def footnote(rows, points):
     parts = [replay_note(rows), BAND_NOTE]
     if (points["oracle"] | points["full_cache"]).any():
         parts.append("Dashed: oracle, or holds the full cache; no cache of that budget can do this.")
-    oneshot = sorted(
-        {label for label, p in zip(rows["label"], rows["params"], strict=True) if p.get("phase") == "oneshot"}
-    )
-    if oneshot:
-        parts.append(f"One cut, every later token kept (compare by bytes): {', '.join(oneshot)}.")
+    parts += oneshot_notes(rows)
     hollow = drawable(points)
     if (hollow["n_rows"] < hollow["n_cells"]).any():
         parts.append("Hollow: some cells have no result.")

@@ -9,6 +9,7 @@ from .common import (
     aggregate,
     causal_probs,
     dots,
+    head_uniform,
     oneshot,
     query_time,
     replay,
@@ -60,6 +61,15 @@ def h2o_heavy(head, B, seed=0, variant="default"):
     """Heavy hitters and the newest; strict: heavy hitters only."""
     recent = 0 if variant == "strict" else 1
     return real_drop(head, B - recent, recent)
+
+
+def drop_heavy(head, B, seed=0, drop="heavy", sinks=0):
+    """Prompt tokens but P - B: the most attended, the least, or random ones; sinks are never among them."""
+    A = prompt_votes(head)[0][: head.P]
+    u = head_uniform(head, seed, "uniform", np.arange(head.P))
+    score = {"heavy": -A, "light": A, "random": -u}[drop]
+    kept = np.append(np.arange(sinks), sinks + top(score[sinks:], B - sinks))
+    return oneshot(head, kept if head.P > B else np.arange(head.P))
 
 
 def real_drop(

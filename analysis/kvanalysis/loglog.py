@@ -1,0 +1,66 @@
+"""Power laws: the slope of ln y against ln x of every head, and its mean with an interval over heads."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .stats import UNIT, mean_interval, unit_means
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Mean over units of the least-squares exponent, 95 % bootstrap over units (NaN below two units).
+
+    `r2`: mean share of the variance of ln y that the lines explain; `factor`: y = factor * x^value through
+    the means of the logarithms of all units.
+    """
+
+    value: float
+    low: float
+    high: float
+    r2: float
+    factor: float
+    n_units: int
+
+    def text(self):
+        interval = "" if np.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.value:.2f}{interval}"
+
+    def within(self, wanted, tolerance):
+        """Whether the whole interval (the value, if there is none) lies within `tolerance` of `wanted`."""
+        ends = (self.value, self.value) if np.isnan(self.low) else (self.low, self.high)
+        return all(abs(end - wanted) <= tolerance for end in ends)
+
+
+def fit(x, y):
+    """(exponent, R^2) of y over x by least squares on logarithms; NaN, NaN below two different x.
+
+    Points that are not positive and finite are left out. A constant y has exponent 0 and R^2 = 1.
+    """
+    x, y = (np.asarray(values, dtype=float) for values in (x, y))
+    good = (x > 0) & (y > 0) & np.isfinite(x) & np.isfinite(y)
+    x, y = np.log(x[good]), np.log(y[good])
+    if len(x) < 2 or np.ptp(x) == 0:
+        return np.nan, np.nan
+    dx, dy = x - x.mean(), y - y.mean()
+    value = dx @ dy / (dx @ dx)
+    left, all_of_it = ((dy - value * dx) ** 2).sum(), (dy**2).sum()
+    return float(value), float(1 - left / all_of_it) if all_of_it > 0 else 1.0
+
+
+def slope(rows, x, y, by=None):
+    """The Slope of column `y` against column `x` of one label's rows; None if no unit has two points.
+
+    Seeds are averaged first, among rows with the same `by`: the column that was swept, `x` if it is not
+    given. A measured `x` is averaged with them.
+    """
+    by = by or x
+    means = unit_means(rows.dropna(subset=[x, y]), [y] if by == x else [x, y], [by]).reset_index()
+    found = [fit(unit[x], unit[y]) for _, unit in means.groupby(UNIT, sort=True)]
+    found = np.array([pair for pair in found if np.isfinite(pair[0])])
+    if not len(found):
+        return None
+    value, low, high = mean_interval(found[:, 0])
+    good = means[(means[x] > 0) & (means[y] > 0)]
+    factor = np.exp((np.log(good[y]) - value * np.log(good[x].astype(float))).mean())
+    return Slope(value, low, high, float(found[:, 1].mean()), float(factor), len(found))

@@ -1,0 +1,45 @@
+"""Small panels of one figure: a grid without empty places left standing, and the room that it takes."""
+
+import math
+
+from .plotstyle import finish
+
+PANEL_GAP = 0.42  # share of a panel's height: its title and the tick labels of the one above it
+
+
+def fewest_empty(count, choices):
+    """Panels in a row, of `choices` (first: preferred), so that the fewest places stay empty."""
+    return (
+        count if count <= max(choices) and count in choices else min(choices, key=lambda wide: -count % wide)
+    )
+
+
+def panel_grid(figure, count, across, **shared):
+    """`count` axes in rows of at most `across`, row by row; `shared` as in `Figure.subplots`."""
+    wide = min(count, across)
+    grid = figure.subplots(math.ceil(count / wide), wide, squeeze=False, **shared)
+    for axes in grid.flat[count:]:
+        axes.remove()
+    return list(grid.flat[:count])
+
+
+def label_outer(panels, across, xlabel, ylabel):
+    """The x label and ticks under the lowest panel of every column, the y label left of every row."""
+    wide = min(len(panels), across)
+    for index, axes in enumerate(panels):
+        if index + wide >= len(panels):
+            axes.tick_params(labelbottom=True)
+            axes.set_xlabel(xlabel)
+        if index % wide == 0:
+            axes.set_ylabel(ylabel)
+
+
+def finish_grid(figure, legend, note, count, across, panel_height, gap=PANEL_GAP, wspace=0.1, below=0.42):
+    """`finish` for a grid of panels; `legend` is (handles, texts), lengths are inches."""
+    rows = math.ceil(count / min(count, across))
+    height = panel_height * (rows + (rows - 1) * gap)
+    finish(figure, *legend, note, height, below=below, hspace=gap, wspace=wspace, top=0.24)
+
+
+def say_nothing_to_draw(axes, why="no result to draw"):
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", color="#555555")

@@ -1,0 +1,175 @@
+"""SubGen's Theorem 1: measured epsilon against the bound, stored rows against n, rows asked for."""
+
+import numpy as np
+import pandas as pd
+
+from ..drawn import FAILS, HOLDS, MIXED, UNTESTABLE, Drawn, Plot, Verdict, replay_note, save, write_csv
+from ..figure_config import FigureError
+from ..log_axes import plain_log
+from ..panel_grid import say_nothing_to_draw
+from ..plotstyle import COLUMN_WIDTH, DASHED, DOTTED, PAGE_WIDTH, finish, looks, new_figure
+from ..subgen_settings import averages, cells
+
+SURE = 0.99  # the theorem's probability, per query
+SOURCE = "SubGen, Theorem 1 and Corollary 1"
+HEIGHT = 1.75  # inches
+
+
+def draw(context):
+    rows = cells(context.frame())
+    if rows.empty:
+        raise FigureError(
+            f"{context.config.path}: subgen_theorem needs subgen_stream cells with epsilon and delta_rel"
+        )
+    table = averages(rows)
+    csv = write_csv(table, context.stem(".csv"))
+    write_csv(rows, context.stem("_heads.csv"))
+    paths = []
+    for name, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH)):
+        figure = new_figure(width)
+        _draw(figure, rows, table, _note(context.frame(), rows))
+        paths.append(save(figure, context.stem(f"_{name}")))
+    drawn = Drawn("Measured epsilon, stored rows, rows asked for", paths[1], csv, paths[0], _caption(rows))
+    return Plot([drawn], [_bound(rows), _memory(rows), _asked(rows)])
+
+
+def _draw(figure, rows, table, note):
+    wide = figure.get_size_inches()[0] > COLUMN_WIDTH
+    error, stored, asked = figure.subplots(*((1, 3) if wide else (3, 1)))
+    style = looks([f"delta {value:g}" for value in sorted(table["delta_rel"].unique())], set())
+    for delta, mine in table.groupby("delta_rel"):
+        look = style[f"delta {delta:g}"]
+        line = {"color": look.colour, "marker": look.marker}
+        error.fill_between(
+            mine["epsilon"], mine["low"], mine["high"], color=look.colour, alpha=0.15, linewidth=0
+        )
+        error.plot(mine["epsilon"], mine["eps_spectral_mean"], **line)
+        error.plot(mine["epsilon"], mine["largest"], **line, linestyle=DOTTED, markerfacecolor="white")
+        stored.plot(mine["epsilon"], mine["peak_kept_tokens"] / mine["n_tokens"], **line)
+    _bounds(error, rows)
+    stored.axhline(1, color="#7A7A7A", linestyle=DASHED)
+    for axes in (error, stored):
+        axes.set(xscale="log", yscale="log", xlabel="epsilon asked for [1]")
+        plain_log(axes.xaxis)
+        plain_log(axes.yaxis, (1,) if axes is error else (1, 2, 5))
+    error.set_ylabel("measured epsilon [1]")
+    stored.set_ylabel("stored rows / n [1]")
+    _draw_asked(asked, rows, style)
+    handles = [error.plot([], [], color=look.colour, marker=look.marker)[0] for look in style.values()]
+    handles.append(
+        error.plot([], [], color="#7A7A7A", marker="o", markerfacecolor="white", linestyle=DOTTED)[0]
+    )
+    handles.append(error.plot([], [], color="#7A7A7A", linestyle=DASHED)[0])
+    handles.append(error.plot([], [], color="#000000")[0])
+    names = [
+        *(f"{name} x median" for name in style),
+        "largest of all queries",
+        "bound (left), n (others)",
+        "sqrt(d/s)",
+    ]
+    finish(figure, handles, names, note, HEIGHT if wide else 4.2 * HEIGHT, hspace=0.5, wspace=0.42)
+
+
+def _bounds(axes, rows):
+    """The bound e = epsilon and the ideal sqrt(d/s), which is above it where s was capped."""
+    s = rows.groupby("epsilon")["s"].mean()
+    dim = (rows["s"] * rows["epsilon"] ** 2)[rows["s"] < rows["s"].max()].median()
+    axes.plot(s.index, s.index, color="#7A7A7A", linestyle=DASHED)
+    if np.isfinite(dim):
+        axes.plot(s.index, np.sqrt(dim / s), color="#000000", linewidth=0.8)
+
+
+def _draw_asked(axes, rows, style):
+    """log10 of the rows that the theorem asks for at the largest epsilon, its smallest demand, by layer."""
+    easiest = rows[(rows["epsilon"] == rows["epsilon"].max()) & rows["bound_log10_tokens"].notna()]
+    if easiest.empty:
+        return say_nothing_to_draw(axes)
+    layers = sorted(easiest["layer"].unique())
+    for place, (delta, mine) in enumerate(easiest.groupby("delta_rel")):
+        look = style[f"delta {delta:g}"]
+        x = [layers.index(layer) + 0.22 * (place - 1) for layer in mine["layer"]]
+        axes.plot(x, mine["bound_log10_tokens"], look.marker, color=look.colour, markersize=3)
+    axes.axhline(np.log10(rows["n_tokens"].max()), color="#7A7A7A", linestyle=DASHED)
+    axes.set(ylim=(0, None), xlabel="layer", ylabel="log10 of rows asked for")
+    axes.set_xticks(range(len(layers)), layers)
+    return None
+
+
+def _note(frame, rows):
+    return (
+        f"{replay_note(frame)} Epsilon: ||z - o|| / (||x|| ||V||), spectral norm; means over queries and"
+        " heads, bands 95 %"
+        " bootstrap over heads. Right: one mark a head, at the largest epsilon, which asks for the least. t"
+        " and s follow"
+        f" from the theorem with constants 1; t is cut to {rows['t'].max():.0f}, s to {rows['s'].max():.0f}."
+    )
+
+
+def _caption(rows):
+    means, asked = (
+        rows.groupby(["delta_rel", "epsilon"])["eps_spectral_mean"].mean(),
+        rows["bound_log10_tokens"],
+    )
+    n = int(rows["n_tokens"].max())
+    return (
+        f"Mean epsilon {means.min():.3f} to {means.max():.3f}, largest of all queries"
+        f" {rows['eps_spectral_max'].max():.2g};"
+        f" stored rows {rows['peak_kept_tokens'].min():.0f} to {rows['peak_kept_tokens'].max():.0f} where n"
+        f" = {n}; relative"
+        f" error of the output {rows['rel_err_out_mean'].min():.2f} to {rows['rel_err_out_mean'].max():.2f}"
+        " by head. The"
+        f" theorem asks for 10^{asked.min():.0f} to 10^{asked.max():.0f} rows; t or s was cut in"
+        f" {rows['bound_capped'].mean():.0%} of the settings. delta_rel looks at all keys, the future"
+        " included."
+        f"{_slack(rows)}"
+    )
+
+
+def _slack(rows):
+    slack = rows["bound_slack"].dropna()
+    return f" Target over measured epsilon: {slack.min():.2g} to {slack.max():.2g}." if len(slack) else ""
+
+
+def _bound(rows):
+    claim = "The output's error is within epsilon ||x|| ||V||_op with probability 0.99"
+    how = (
+        f"share of queries within the bound, per head and setting: all at least {SURE} holds, all below"
+        " fails, else mixed; the queries of a head share one draw of the method"
+    )
+    shares = rows["bound_holds"].dropna()
+    if shares.empty:
+        # A setting whose worst query is within the bound needs no share.
+        shares = (rows["eps_spectral_max"] <= rows["epsilon"])[lambda within: within].astype(float)
+        shares = shares if len(shares) == len(rows) else pd.Series(dtype=float)
+    if shares.empty:
+        worst = rows["eps_spectral_max"] > rows["epsilon"]
+        text = (
+            f"no shares in the results; the worst query is outside in {worst.sum()} of {len(rows)} settings"
+        )
+        return Verdict(claim, SOURCE, how, UNTESTABLE, text)
+    good = shares >= SURE
+    outcome = HOLDS if good.all() else FAILS if not good.any() else MIXED
+    text = f"at least {SURE} in {good.sum()} of {len(good)} settings, smallest share {shares.min():.3f}"
+    return Verdict(claim, SOURCE, how, outcome, text + "; with t cut below what the theorem asks for")
+
+
+def _memory(rows):
+    stored, n = rows["peak_kept_tokens"], rows["n_tokens"]
+    text = f"{stored.min():.0f} to {stored.max():.0f} rows where n = {int(n.max())}"
+    return _fewer(
+        "SubGen stores fewer rows than the exact cache", "peak of stored rows against n", stored < n, text
+    )
+
+
+def _asked(rows):
+    asked = rows["bound_log10_tokens"].dropna()
+    text = "" if asked.empty else f"10^{asked.min():.1f} to 10^{asked.max():.1f} rows asked for"
+    claim = "The rows that the theorem asks for (constants 1) are fewer than the text's"
+    less = asked < np.log10(rows.loc[asked.index, "n_tokens"])
+    return _fewer(claim, "log10 of m (t + 1) + s against log10 n", less, text)
+
+
+def _fewer(claim, what, less, text):
+    outcome = UNTESTABLE if less.empty else HOLDS if less.all() else MIXED if less.any() else FAILS
+    how = f"{what}, per head and setting: all below holds, none fails, else mixed"
+    return Verdict(claim, SOURCE, how, outcome, f"below n in {less.sum()} of {len(less)} settings; {text}")

@@ -1,0 +1,32 @@
+"""What a self-balancing walk left unbalanced, from the tokens that it kept."""
+
+import numpy as np
+
+PROBES, PROBE_SEED = 64, 0
+COIN_FROM = 1e20  # a bound of the walk from which on every sign is a fair coin
+LITERAL, COIN = "literal c", "coin"
+
+
+def discrepancy(keys, values, kept, scale):
+    """Largest ||sum_i eta_i exp(scale <k_i, q>) v_i|| / (exp(scale r^2) max ||v||) over queries q of norm r.
+
+    `keys` [n, d], `values` [n, dv], r = max ||k||; eta is +1 for the tokens in `kept`, else -1. The divisor
+    is the scale of the theorem's bound on SoftmaxBalance, which leaves sqrt(dv) ln(n dv/delta) of it. The
+    PROBES directions are seeded. No exponent is positive, so nothing overflows.
+    """
+    signs = np.full(len(keys), -1.0)
+    signs[kept] = 1.0
+    r = np.linalg.norm(keys, axis=1).max()
+    directions = np.random.default_rng(PROBE_SEED).normal(size=(PROBES, keys.shape[1]))
+    queries = r * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    weights = signs * np.exp(scale * (queries @ keys.T) - scale * r**2)
+    return float(np.linalg.norm(weights @ values, axis=1).max() / np.linalg.norm(values, axis=1).max())
+
+
+def walk_of(cell):
+    """What the bound c of a walk means: the theorem's 30 ln(n/delta), a fair coin, or a value of ours."""
+    c, n = cell["params"]["c"], float(cell["n_tokens"])
+    theorem = 30 * np.log(n / (cell["params"].get("delta") or n**-2))
+    if c > COIN_FROM:
+        return COIN
+    return LITERAL if np.isclose(c, theorem) else f"c = {c:g}"

@@ -1,0 +1,55 @@
+#pragma once
+#include "core/accumulate.hpp"
+#include "core/selecting.hpp"
+
+namespace kvreplay {
+
+// The ablation of H2O that takes the heavy hitters away: of P prompt tokens H = P - B are dropped, once.
+//  1. A as in h2o: the attention that a token received from all causal rows of the prompt.
+//  2. `heavy`: drop the H largest A; `light`: the H smallest; `random`: H at random, without replacement.
+// The claim compares `heavy` with `random` at the same B. `sinks` are safe in all three: dropping them costs
+// by itself (streaming_llm), so a run with and one without says how much of the loss is theirs.
+struct DropHeavy : Selecting<> {
+  static constexpr MethodInfo info{
+      .name = "drop_heavy",
+      .title = "all but the heavy hitters (ablation)",
+      .source = "H2O, Zhang et al. 2023, section 3 and Fig. 2c",
+      .tier = 1,
+      .memory = "B prompt tokens and every later one",
+      .deviation =
+          "the paper reports task accuracy and gives no procedure: one cut after the prompt is ours.",
+      .streams = false,
+      .default_phase = Phase::oneshot,
+  };
+  enum class Drop { heavy, random, light };
+  Drop drop = Drop::heavy;
+  Draws draws;
+
+  static void declare(auto& d) {
+    d.choice("drop", &DropHeavy::drop, {"heavy", "random", "light"}, "which P - B prompt tokens go");
+    protect<DropHeavy>(d);
+  }
+  static bool random(const DropHeavy& m) { return m.drop == Drop::random; }
+  std::vector<DrawArray> draw_arrays(const Scene& s) const {
+    if (drop != Drop::random) return {};
+    return {{"u U uniforms", Structure::uniform_sampling, 1, s.prompt}};
+  }
+  PromptNeeds needs(const Scene&) const {
+    if (drop == Drop::random) return {};
+    return {.column_sums_from = 0};
+  }
+
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& text, BasicCache<Real>& cache) {
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) = score(text, cache.token(i)); });
+  }
+
+ private:
+  // The highest scores stay.
+  KVR_FN double score(const auto& text, int32_t token) const {
+    if (drop == Drop::random) return -draws.uniform(Structure::uniform_sampling, token, 0, 0);
+    return drop == Drop::heavy ? -text.column_sum(token) : text.column_sum(token);
+  }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,132 @@
+"""Claims of configurations: which rows they take and when they hold; sheets of curves."""
+
+import pandas as pd
+import pytest
+from kvanalysis import load
+from kvanalysis.config_claims import Claim, judge, read_claims, select
+from kvanalysis.curve_axes import Axis
+from kvanalysis.curves import Sheet, draw_sheet, head_points
+from kvanalysis.drawn import FAILS, HOLDS, MIXED
+from kvanalysis.figure_config import FigureError
+from plot_context import draw, make_context
+from test_kvanalysis_fake import failed_row, fake_row, write_results
+
+HEADS = range(4)
+
+
+def rows_of(method, errors, budget=64, **more):
+    return [fake_row(method, kv_head=h, budget=budget, rel_err=e, **more) for h, e in enumerate(errors)]
+
+
+def claim(**more):
+    return Claim(
+        **{"claim": "a", "source": "b", "lower": {"method": "h2o"}, "higher": {"method": "tova"}} | more
+    )
+
+
+def judged(folder, rows, **more):
+    return judge(claim(**more), load(write_results(folder, rows)))
+
+
+LOW, HIGH = (0.1, 0.2, 0.1, 0.2), (0.3, 0.5, 0.3, 0.5)
+
+
+def test_a_claim_holds_fails_or_is_mixed_by_the_interval_over_heads(tmp_path):
+    crossing = (0.3, 0.1, 0.3, 0.1)
+    assert judged(tmp_path, rows_of("h2o", LOW) + rows_of("tova", HIGH)).outcome == HOLDS
+    assert judged(tmp_path, rows_of("h2o", HIGH) + rows_of("tova", LOW)).outcome == FAILS
+    assert judged(tmp_path, rows_of("h2o", (0.2,) * 4) + rows_of("tova", crossing)).outcome == MIXED
+
+
+def test_most_budgets_decide_unless_one_says_the_contrary(tmp_path):
+    holds = [r for b in (64, 128) for r in rows_of("h2o", LOW, b) + rows_of("tova", HIGH, b)]
+    even = rows_of("h2o", LOW, 256) + rows_of("tova", LOW, 256)
+    contrary = rows_of("h2o", HIGH, 256) + rows_of("tova", LOW, 256)
+    assert judged(tmp_path, holds + even).outcome == HOLDS
+    assert judged(tmp_path, holds + contrary).outcome == MIXED
+    assert judged(tmp_path, holds + contrary, budgets="low").outcome == HOLDS
+
+
+def test_a_factor_is_part_of_the_claim(tmp_path):
+    rows = rows_of("h2o", (0.1, 0.2, 0.1, 0.2)) + rows_of("tova", (0.15, 0.3, 0.15, 0.3))
+    assert judged(tmp_path, rows).outcome == HOLDS
+    half = judged(tmp_path, rows, times=0.5)
+    assert half.outcome == FAILS
+    assert half.numbers.startswith("B=64: 0.15 against 0.225, ")
+
+
+def test_a_gap_grows_if_it_is_larger_at_the_smallest_budget(tmp_path):
+    small = rows_of("h2o", LOW, 64) + rows_of("tova", (0.5, 0.7, 0.5, 0.8), 64)
+    large = rows_of("h2o", LOW, 256) + rows_of("tova", HIGH, 256)
+    assert judged(tmp_path, small + large, gap="grows").outcome == HOLDS
+    swapped = [dict(row, budget_tokens=320 - row["budget_tokens"]) for row in small + large]
+    assert judged(tmp_path, swapped, gap="grows").outcome == FAILS
+    assert judged(tmp_path, small, gap="grows").outcome == MIXED
+
+
+def test_missing_and_failed_rows_are_said_and_decide_nothing(tmp_path):
+    rows = rows_of("h2o", LOW) + [failed_row(method="tova", kv_head=h) for h in HEADS]
+    verdict = judged(tmp_path, rows)
+    assert (verdict.outcome, verdict.numbers) == (MIXED, "none of the budgets has results of both")
+
+
+def test_rows_are_selected_by_resolved_parameters_and_by_the_name_of_a_composed_one(tmp_path):
+    int4 = {"row_format": {"name": "int4", "group": 64}}
+    rows = [fake_row("h2o", {"row_format": "source"}), fake_row("h2o", int4, kv_head=1)]
+    frame = load(write_results(tmp_path, rows))
+    assert list(select(frame, {"method": "h2o", "row_format": "int4"})["kv_head"]) == [1]
+    assert list(select(frame, {"method": "h2o", "row_format": "source"})["kv_head"]) == [0]
+    assert select(frame, {"method": "h2o", "variant": "alg1"}).empty
+
+
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [({"claim": "a", "lower": {}}, "higher is missing"), ({"klaim": "a"}, "unknown key klaim")],
+)
+def test_a_malformed_claim_is_refused_by_name(tmp_path, item, says):
+    with pytest.raises(FigureError, match=says):
+        read_claims(make_context(tmp_path, options={"claims": [item]}))
+
+
+def test_budget_claims_draws_the_curves_and_judges(tmp_path):
+    options = {"claims": [{"claim": "a", "lower": {"method": "h2o"}, "higher": {"method": "tova"}}]}
+    plot = draw(tmp_path, "budget_claims", rows_of("h2o", LOW) + rows_of("tova", HIGH), options)
+    assert [verdict.outcome for verdict in plot.verdicts] == [HOLDS]
+    assert plot.verdicts[0].source == "a paper"
+    assert plot.figures[0].caption == "rel_err_out_mean: a mean of ratios over query heads and rows."
+
+
+def test_time_averages_stand_beside_peaks_where_a_size_swings(tmp_path):
+    rows = rows_of("buzz", LOW, mean_kept_tokens=40) + rows_of("h2o", HIGH, mean_kept_tokens=64)
+    plot = draw(tmp_path, "budget_claims", rows)
+    assert plot.figures[0].caption.endswith("Time averages of tokens: buzz B=64: 40 (peak 64).")
+
+
+def test_points_are_means_over_heads_of_seed_means(tmp_path):
+    rows = [fake_row(kv_head=h, seed=s, rel_err=e + s / 10) for h, e in ((0, 0.1), (1, 0.3)) for s in (0, 1)]
+    points = head_points(load(write_results(tmp_path, rows)), "rel_err_out_mean", ["label", "budget_tokens"])
+    assert points[["label", "budget_tokens", "n_units"]].values.tolist() == [["h2o", 64, 2]]
+    assert points[["y", "low", "high"]].values[0].tolist() == pytest.approx([0.25, 0.15, 0.35])
+
+
+def test_a_sheet_writes_its_points_and_clips_no_band(tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr("kvanalysis.curves.save", lambda figure, stem: seen.setdefault(stem, figure))
+    points = pd.DataFrame(
+        [
+            ("one", "a", 1, 0.2, 0.1, 0.3),
+            ("one", "a", 2, 0.2, 0.1, 0.3),
+            ("two", "a", 1, 0.5, 0.1, 0.9),
+            ("two", "a", 2, 0.5, 0.1, 0.9),
+        ],
+        columns=["panel", "label", "x", "y", "low", "high"],
+    )
+    sheet = Sheet("t", points, Axis("x"), Axis("y", levels={"line": 0.7}), "note", levels_in=("two",))
+    drawn = draw_sheet(sheet, tmp_path / "sheet")
+    assert pd.read_csv(drawn.csv).equals(points)
+    for figure in seen.values():
+        first, second = figure.axes
+        assert first.get_ylim() == second.get_ylim()
+        assert second.get_ylim()[0] == 0
+        assert second.get_ylim()[1] >= 0.9
+        assert [len(axes.lines) for axes in (first, second)] == [1, 2]

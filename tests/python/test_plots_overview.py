@@ -1,0 +1,364 @@
+"""The overview figures: numbers that can be checked by hand, and odd input."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+from kvanalysis import load
+from kvanalysis.contenders import families, middle_budget, present, spread
+from kvanalysis.figure_config import FigureError, read_figure_config
+from kvanalysis.figure_context import Context
+from kvanalysis.head_maps import short
+from kvanalysis.plots import (
+    OVERVIEW,
+    best_method_map,
+    error_over_position,
+    error_vs_bytes,
+    layer_head_map,
+    needle_recall,
+    overview,
+    prefix_error,
+    rank_table,
+    regret_ladder,
+)
+from kvanalysis.plotstyle import styled
+from kvanalysis.positions import along_rows
+from kvanalysis.regret import ladder, rung_labels
+from kvanalysis.stats import mean_interval, mean_intervals
+from matplotlib.figure import Figure
+from test_kvanalysis_fake import COLUMNS, TOKENS, failed_row, fake_row, write_results
+
+ONESHOT = {"phase": "oneshot"}
+
+
+@pytest.fixture(autouse=True)
+def small_pictures(monkeypatch):
+    """Pictures are drawn, but small and without PDF: most of a figure's time goes into its files."""
+    whole = Figure.savefig
+
+    def savefig(figure, path, **options):
+        if path.endswith(".png"):
+            whole(figure, path, **options | {"dpi": 25})
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+
+
+def frame(folder, rows):
+    extra = [name for row in rows for name in row if name not in COLUMNS]
+    return load(write_results(folder, rows, columns=[*COLUMNS, *dict.fromkeys(extra)]))
+
+
+def drawn(plot, folder, rows):
+    """The figures and the CSV of the first one."""
+    with styled():
+        figures = plot.draw_frame(frame(folder, rows), folder)
+    return figures, pd.read_csv(figures[0].csv)
+
+
+def heads(method, errors, params=None, budget=64, **changes):
+    return [fake_row(method, params, budget, kv_head=h, rel_err=e, **changes) for h, e in enumerate(errors)]
+
+
+# Families
+
+
+def test_methods_compete_only_where_a_budget_means_the_same(tmp_path):
+    rows = [
+        fake_row("h2o"),
+        fake_row("snapkv", ONESHOT, peak_kept_tokens=320),
+        fake_row("quest", peak_kept_tokens=TOKENS),
+        fake_row("topk_oracle"),
+        fake_row("qjl", budget=""),
+        failed_row(method="tova"),
+    ]
+    found = families(frame(tmp_path, rows))
+    assert dict(zip(found["method"], found["family"], strict=True)) == {
+        "h2o": "stream", "snapkv": "oneshot", "quest": "reads",
+    }  # fmt: skip
+    assert present(found) == []
+    assert present(found, least=1) == ["stream", "oneshot", "reads"]
+
+
+def test_the_middle_budget_is_one_at_which_most_methods_were_run(tmp_path):
+    rows = [fake_row(method, budget=b) for method in ("h2o", "tova") for b in (64, 128, 256)]
+    assert middle_budget(frame(tmp_path, [*rows, fake_row(budget=512), fake_row(budget=1024)])) == 128
+    assert middle_budget(frame(tmp_path, [fake_row(budget="")])) is None
+
+
+def test_what_is_spread_keeps_both_ends_or_the_middle():
+    assert spread([1, 2, 3, 4, 5], 3) == [1, 3, 5]
+    assert spread([1, 2, 3], 1) == [2]
+    assert spread([1, 2], 4) == [1, 2]
+
+
+# Error against bytes
+
+
+def test_the_front_holds_what_no_other_beats_and_never_an_oracle(tmp_path):
+    rows = [
+        fake_row("a", rel_err=0.5, total_bytes=100, full_bytes=1000),
+        fake_row("b", rel_err=0.6, total_bytes=200, full_bytes=1000),
+        fake_row("c", rel_err=0.2, total_bytes=300, full_bytes=1000),
+        fake_row("static_oracle", rel_err=0.01, total_bytes=50, full_bytes=1000),
+    ]
+    figures, table = drawn(error_vs_bytes, tmp_path, rows)
+    front = table.set_index("label")["front_peak_share"]
+    assert front[["a", "c"]].tolist() == [1, 2]
+    assert front[["b", "static_oracle"]].isna().all()
+    assert "1 a B=64 (10.0 %, 0.5); 2 c B=64 (30.0 %, 0.2)." in figures[0].caption
+
+
+def test_bytes_over_time_stand_beside_the_peak_where_the_run_has_them(tmp_path):
+    rows = [
+        fake_row(m, kv_head=h, total_bytes=400, mean_bytes=b, full_bytes=1000)
+        for m in ("a", "b")
+        for h, b in enumerate((100, 300))
+    ]
+    _, table = drawn(error_vs_bytes, tmp_path, rows)
+    assert table[["peak_share", "mean_share"]].values.tolist() == [[0.4, 0.2]] * 2
+
+
+# Maps
+
+
+def test_the_map_averages_texts_and_names_the_hardest_head(tmp_path):
+    rows = [
+        fake_row("h2o", prompt=prompt, layer=layer, rel_err=error + shift)
+        for prompt, shift in (("a", 0.0), ("b", 0.2))
+        for layer, error in ((0, 0.1), (7, 0.5))
+    ]
+    figures, table = drawn(layer_head_map, tmp_path, rows)
+    assert table[["layer", "rel_err_out_mean"]].values.tolist() == [
+        [0, pytest.approx(0.2)],
+        [7, pytest.approx(0.6)],
+    ]
+    assert "hardest head layer 7 kv head 0 (0.6)" in figures[0].caption
+
+
+def test_the_best_method_of_a_head_is_named_with_its_ties(tmp_path):
+    rows = heads("h2o", [0.1, 0.3]) + heads("tova", [0.2, 0.302]) + heads("topk_oracle", [0.01, 0.01])
+    _, table = drawn(best_method_map, tmp_path, rows)
+    assert table["best"].tolist() == ["h2o", "h2o"]
+    assert table["tied"].fillna("").tolist() == ["", "tova"]
+    assert table["letter"].tolist() == ["A", "A"]
+    assert table["runner_up_error"].tolist() == [0.2, 0.302]
+
+
+def test_cells_hold_two_digits():
+    assert [short(x) for x in (0.123, 0.997, 1.64, 12.6, 0.001, 0)] == [
+        ".12",
+        "1.0",
+        "1.6",
+        "13",
+        "1e-3",
+        "0",
+    ]
+
+
+# Ranks
+
+
+def test_ranks_and_pairs_are_those_of_the_heads(tmp_path):
+    rows = heads("a", [0.1, 0.2, 0.3]) + heads("b", [0.2, 0.1, 0.4]) + heads("c", [0.5, 0.5, 0.4])
+    figures, table = drawn(rank_table, tmp_path, rows)
+    found = table.set_index("label")
+    assert found["mean_rank"].tolist() == pytest.approx([4 / 3, (2 + 1 + 2.5) / 3, (3 + 3 + 2.5) / 3])
+    assert found[["wins", "ties", "losses"]].values.tolist() == [[5, 0, 1], [3, 1, 2], [0, 1, 5]]
+    low, high = mean_interval([1, 2, 1])[1:]
+    assert found.loc["a", ["rank_low", "rank_high"]].tolist() == pytest.approx([low, high])
+    pairs = pd.read_csv(tmp_path / "rank_pairs.csv")
+    assert len(pairs) == 3
+    assert "of m = 3 pairs" in figures[0].caption
+    header, cells = figures[0].table
+    assert len(header) == len(cells[0])
+    assert cells[0][2] == ("a", "a")
+
+
+def test_stream_and_oneshot_methods_are_ranked_apart(tmp_path):
+    rows = [row for m in "ab" for row in heads(m, [0.1, 0.2]) + heads(m, [0.1, 0.2], ONESHOT)]
+    figures, table = drawn(rank_table, tmp_path, rows)
+    assert table.groupby("family")["n_methods"].max().to_dict() == {"oneshot": 2, "stream": 2}
+    assert [figure.csv.name for figure in figures[1:]] == ["wins_stream.csv", "wins_oneshot.csv"]
+
+
+def test_a_rank_needs_the_heads_that_all_methods_have(tmp_path):
+    rows = [*heads("a", [0.1, 0.2]), fake_row("b", rel_err=0.3), failed_row(method="b", kv_head=1)]
+    _, table = drawn(rank_table, tmp_path, rows)
+    assert table["n_units"].tolist() == [1, 1]
+
+
+# Position
+
+
+def with_curves(folder, rows, curves):
+    """`curves`: {label: rel_err [G, rows]} for cells whose method is the label."""
+    found = frame(folder, rows)
+    with h5py.File(folder / "curves.h5", "w") as file:
+        for key, method in zip(found["key"], found["method"], strict=True):
+            if method in curves:
+                file[f"{key}/rel_err"] = np.array(curves[method])
+                file[f"{key}/rows"] = np.arange(768, 768 + len(curves[method][0]))
+    return found
+
+
+def test_curves_average_the_group_and_skip_rows_without_an_output(tmp_path):
+    found = with_curves(tmp_path, [fake_row("a")], {"a": [[0.1, 0.3, -1], [0.3, -1, -1]]})
+    table, words = along_rows(found)
+    assert table["position"].tolist() == [768, 769, 770]
+    assert table["rel_err_mean"].tolist()[:2] == pytest.approx([0.2, 0.3])
+    assert "over 1 rows" in words
+
+
+def test_curves_are_rolled_and_drawn_in_a_panel_for_each_family(tmp_path):
+    rows = heads("a", [0.1, 0.1]) + heads("b", [0.1, 0.1], ONESHOT)
+    found = with_curves(tmp_path, rows, {"a": [np.linspace(0.1, 0.2, 64)], "b": [np.full(64, 0.4)]})
+    with styled():
+        [figure] = error_over_position.draw_frame(found, tmp_path)
+    table = pd.read_csv(figure.csv)
+    assert table.groupby("label")["family"].first().to_dict() == {"a": "stream", "b": "oneshot"}
+    assert table.loc[table["label"] == "b", "rel_err_mean"].tolist() == pytest.approx([0.4] * 64)
+
+
+def test_without_curves_the_quarters_of_the_rows_are_drawn(tmp_path):
+    quarters = {f"rel_err_quarter_{i}": i / 10 for i in (1, 2, 3, 4)}
+    _, table = drawn(error_over_position, tmp_path, heads("a", [0.2, 0.2], **quarters))
+    assert table["rel_err_mean"].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_intervals_of_many_columns_are_those_of_each(tmp_path):
+    values = np.random.default_rng(3).random((7, 4))
+    means, lows, highs = mean_intervals(values)
+    for column in range(4):
+        assert (means[column], lows[column], highs[column]) == pytest.approx(mean_interval(values[:, column]))
+
+
+# Regret
+
+
+def oracles(static, topk):
+    return heads("static_oracle", static, ONESHOT | {"per_head": False}) + heads(
+        "topk_oracle", topk, {"per_head": False}
+    )
+
+
+def test_regret_is_the_error_over_the_static_oracle_s(tmp_path):
+    rows = oracles([0.1, 0.2], [0.1, 0.1]) + heads("snapkv", [0.4, 0.2], ONESHOT)
+    table = ladder(frame(tmp_path, rows)).set_index("label")
+    assert table.loc["snapkv", "regret"] == pytest.approx(2.0)  # geometric mean of 4 and 1
+    assert table.loc["snapkv", "regret_of_means"] == pytest.approx(0.3 / 0.15)
+    assert table.loc["static_oracle", "regret"] == pytest.approx(1)
+
+
+def test_the_parts_start_at_the_oracle_whose_budget_means_the_same(tmp_path):
+    parts = {"rel_err_set_mean": 0.3, "rel_err_normaliser_mean": 0.5, "rel_err_numerator_mean": 0.6}
+    rows = [*oracles([0.1, 0.2], [0.1, 0.1])]
+    rows += heads("uniform", [0.4, 0.4], ONESHOT, **parts) + heads("h2o", [0.3, 0.3], **parts)
+    table = ladder(frame(tmp_path, rows)).set_index("label")
+    assert table.loc["uniform", ["selection", "beyond_set"]].tolist() == pytest.approx([0.15, 0.1])
+    assert table.loc["h2o", ["selection", "beyond_set"]].tolist() == pytest.approx([0.2, 0.0])
+    assert table.loc["h2o", "reference"] == "topk_oracle"
+    figures, _ = drawn(regret_ladder, tmp_path, rows)
+    assert [figure.png.name for figure in figures] == ["regret_ladder_page.png", "error_parts_page.png"]
+
+
+def test_only_oracles_with_default_parameters_are_rungs(tmp_path):
+    rows = [
+        fake_row("topk_oracle", {"variant": "with_h2o"}),
+        fake_row("topk_oracle", {"per_head": True, "variant": "default"}),
+        fake_row("static_oracle", {"sinks": 4}),
+    ]
+    found = rung_labels(frame(tmp_path, rows))
+    assert list(found) == ["topk per head"]
+
+
+# Prefix and needles
+
+
+def test_the_prefix_error_stands_beside_the_error(tmp_path):
+    rows = heads("snapkv", [0.1, 0.3], ONESHOT, rel_err_prefix_mean=0.4) + heads(
+        "h2o", [0.2, 0.2], rel_err_prefix_mean=""
+    )
+    figures, table = drawn(prefix_error, tmp_path, rows)
+    assert table["label"].tolist() == ["snapkv"]
+    assert table[["rel_err_out_mean", "rel_err_prefix_mean", "ratio"]].values.tolist() == [
+        pytest.approx([0.2, 0.4, 2])
+    ]
+    assert "B=64 2.00" in figures[0].caption
+
+
+def test_needles_are_shown_span_by_span(tmp_path):
+    spans = json.dumps({"needle_mass_1": 0.9, "needle_mass_2": 0.1})
+    _, table = drawn(needle_recall, tmp_path, heads("h2o", [0.1, 0.2], needle_mass=0.5, extras=spans))
+    assert table[["needle_mass", "needle_mass_1", "needle_mass_2", "n_units"]].values.tolist() == [
+        [0.5, 0.9, 0.1, 2]
+    ]
+
+
+# The kind of a configuration
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs/figures").glob("overview_*.yaml"))
+
+
+def overview_of(folder, options, steps):
+    """A Context of kind overview whose run steps are already there."""
+    for step, rows in steps.items():
+        frame(folder / step, rows)
+    config = read_figure_config(CONFIGS[0])
+    return Context(replace(config, name="mine", options=options), folder, [])
+
+
+def test_runs_are_taken_together_under_names_of_their_own(tmp_path):
+    steps = {"run": heads("h2o", [0.1, 0.2]), "late": heads("h2o", [0.3, 0.4])}
+    context = overview_of(tmp_path, {"plots": ["rank_table"], "runs": {"run": "", "late": ", late"}}, steps)
+    with styled():
+        figures = overview.draw(context).figures
+    assert [figure.csv.name for figure in figures] == ["rank_table_mine.csv", "wins_stream_mine.csv"]
+    assert pd.read_csv(figures[0].csv)["label"].tolist() == ["h2o", "h2o, late"]
+
+
+def test_an_unknown_overview_plot_is_refused_with_the_known_ones(tmp_path):
+    context = overview_of(tmp_path, {"plots": ["pie"]}, {"run": heads("h2o", [0.1, 0.2])})
+    with pytest.raises(FigureError, match=r"no overview plot pie; there are error_vs_budget, error_vs_bytes"):
+        overview.draw(context)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_configurations_name_overview_plots_and_runs_that_exist(path):
+    config = read_figure_config(path)
+    assert config.kind == "overview"
+    assert set(config.options["plots"]) <= {plot.__name__.rpartition(".")[2] for plot in OVERVIEW}
+    assert set(config.options.get("runs", {"run": ""})) == {step.name for step in config.steps}
+
+
+# Odd input
+
+ODD = {
+    "one method, one head": [fake_row()],
+    "only failures": [failed_row(), failed_row(kv_head=1)],
+    "only oracles": oracles([0.1, 0.2], [0.1, 0.1]),
+    "no budget anywhere": [fake_row("qjl", budget="", kv_head=h) for h in (0, 1)],
+    "only the exact cache": [fake_row("exact", budget="", rel_err=0.0, kv_head=h) for h in (0, 1)],
+    "a static oracle without error": oracles([0.0, 0.0], [0.1, 0.1]) + heads("h2o", [0.1, 0.2]),
+    "a method that failed on all heads": [
+        *heads("a", [0.1, 0.2]),
+        failed_row(method="b"),
+        failed_row(method="b", kv_head=1),
+    ],
+    "budgets that no two methods share": [*heads("a", [0.1, 0.2]), *heads("b", [0.1, 0.2], budget=128)],
+    "empty new columns": heads(
+        "a", [0.1, 0.2], rel_err_prefix_mean="", needle_mass="", mean_bytes="", rel_err_set_mean=""
+    ),
+}
+
+
+@pytest.mark.parametrize("rows", ODD.values(), ids=ODD.keys())
+def test_odd_results_are_drawn_or_left_out(tmp_path, rows):
+    found = frame(tmp_path, rows)
+    with styled():
+        for plot in OVERVIEW[1:]:
+            for figure in plot.draw_frame(found, tmp_path):
+                assert figure.png.is_file() and len(pd.read_csv(figure.csv))

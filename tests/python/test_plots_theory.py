@@ -1,0 +1,217 @@
+"""Power laws, memory against length, promised epsilons and bounds: hand-checkable numbers."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from fake_figure import draw, fake_context, sketch
+from kvanalysis.drawn import FAILS, HOLDS, MIXED
+from kvanalysis.figure_config import FigureError
+from kvanalysis.load import ResultsError, load
+from kvanalysis.loglog import fit, slope
+from test_kvanalysis_fake import failed_row, fake_row, write_results
+
+
+def test_the_exponent_of_a_power_law_is_found_exactly():
+    assert fit([1, 2, 4], [3, 12, 48]) == pytest.approx((2, 1))
+    assert fit([1, 2, 4], [5, 5, 5]) == (0, 1)
+    assert fit([1, 2, 4], [1, 0, 16]) == pytest.approx((2, 1))  # zero has no logarithm
+    # ln y = 0, 1, 0 over ln x = 0, 1, 2: no trend, and nothing explained.
+    assert fit(np.exp([0, 1, 2]), np.exp([0, 1, 0])) == pytest.approx((0, 0))
+    assert np.isnan(fit([2, 2], [1, 3])[0])
+
+
+def test_slopes_are_fitted_for_every_head_after_seeds_are_averaged(tmp_path):
+    rows = [
+        fake_row(kv_head=h, budget=b, seed=s, total_bytes=b**p * (1 + 0.5 * (2 * s - 1)))
+        for h, p in enumerate((1, 2))
+        for b in (64, 128)
+        for s in (0, 1)
+    ]
+    frame = load(write_results(tmp_path, rows))
+    found = slope(frame.assign(budget=frame["budget_tokens"].astype(float)), "budget", "total_bytes")
+    assert (found.value, found.low, found.high, found.n_units) == pytest.approx((1.5, 1, 2, 2))
+    assert slope(frame, "budget_tokens", "rel_err_fro") is None
+
+
+# ---- memory against length
+
+
+def lengths(method, sizes, **changes):
+    """{step: rows} with two heads; `sizes`: {n: tokens held}."""
+    return {
+        f"n{n}": [
+            fake_row(
+                method,
+                kv_head=h,
+                n_tokens=n,
+                n_prefill=n - 1,
+                peak_kept_tokens=held,
+                total_bytes=256 * held,
+                **changes,
+            )
+            for h in range(2)
+        ]
+        for n, held in sizes.items()
+    }
+
+
+def outcomes(plot):
+    return {verdict.claim: verdict.outcome for verdict in plot.verdicts}
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes", "exponent", "outcome"),
+    [
+        ("h2o", {128: 64, 256: 64, 512: 64}, 0, HOLDS),
+        ("h2o", {128: 64, 256: 128, 512: 256}, 1, FAILS),
+        ("exact", {128: 128, 256: 256, 512: 512}, 1, HOLDS),
+        # Powers of four below the length: 64, 64, 256 with square roots 8, 8, 16.
+        ("kernel_halving", {128: 8, 256: 8, 512: 16}, 0.5, HOLDS),
+    ],
+)
+def test_the_growth_of_memory_is_fitted_and_judged_by_theory(tmp_path, method, sizes, exponent, outcome):
+    plot = sketch(fake_context(tmp_path, "memory_vs_n", lengths(method, sizes)))
+    table = pd.read_csv(plot.figures[0].csv)
+    tokens = table[table["measure"] == "peak_kept_tokens"]
+    assert tokens["n"].tolist() == list(sizes)
+    assert tokens["mean"].tolist() == list(sizes.values())
+    assert tokens["exponent"].tolist() == pytest.approx([exponent] * len(sizes))
+    assert list(outcomes(plot).values()) == [outcome]
+
+
+def test_clusters_that_grow_with_the_text_are_no_sublinear_memory(tmp_path):
+    def steps(clusters):
+        made = lengths("subgen_stream", {128: 150, 256: 300}, params={"t": 1, "s": 16})
+        for rows, m in zip(made.values(), clusters, strict=True):
+            for row in rows:
+                row["extras"] = json.dumps({"clusters": m})
+        return made
+
+    def verdict(folder, clusters):
+        folder.mkdir()
+        [last] = sketch(fake_context(folder, "memory_vs_n", steps(clusters))).verdicts
+        assert "m(n)" in last.claim
+        return last.outcome
+
+    assert verdict(tmp_path / "linear", (70, 140)) == FAILS
+    assert verdict(tmp_path / "root", (70, 99)) == HOLDS
+
+
+def test_memory_against_length_needs_two_lengths(tmp_path):
+    steps = {"a": [fake_row()], "b": [fake_row(), failed_row(kv_head=1)]}
+    with pytest.raises(FigureError, match="two lengths at least"):
+        sketch(fake_context(tmp_path, "memory_vs_n", steps))
+    drawn = lengths("mystery", {128: 64, 256: 80}) | {"late": [fake_row("mystery"), failed_row(kv_head=1)]}
+    assert draw(fake_context(tmp_path, "memory_vs_n", drawn)).verdicts == []  # a method without a theory line
+
+
+# ---- promised epsilons
+
+
+def promised(method, errors, sizes, **changes):
+    """Rows of two heads; `errors`, `sizes` by epsilon."""
+    side = {"subgen_stream": "eps_spectral", "balancekv_stream": "eps_frobenius"}[method]
+    given = {"delta": 0.6} if method == "subgen_stream" else {"on_fail": "coin"}
+    return [
+        fake_row(
+            method,
+            given | {"epsilon": epsilon},
+            "",
+            kv_head=h,
+            total_bytes=sizes[epsilon],
+            bound_log10_tokens=2,
+            peak_attended_tokens=50,
+            **{f"{side}_mean": error, f"{side}_max": 3 * error},
+            **changes,
+        )
+        for h in range(2)
+        for epsilon, error in errors.items()
+    ]
+
+
+def test_the_price_of_an_epsilon_is_the_exponent_of_bytes(tmp_path):
+    errors = {0.1: 0.05, 0.2: 0.1, 0.4: 0.2}
+    rows = promised("subgen_stream", errors, {0.1: 16000, 0.2: 4000, 0.4: 1000})
+    rows += promised("balancekv_stream", errors, {0.1: 4000, 0.2: 2000, 0.4: 1000})
+    plot = draw(fake_context(tmp_path, "epsilon_sweep", {"made": rows}, data={"made": "made keys"}))
+    table = pd.read_csv(plot.figures[0].csv)
+    slopes = table.groupby("curve")[["bytes_slope", "error_slope", "bytes_by_error_slope", "capped"]].first()
+    assert slopes.loc["subgen_stream delta=0.6"].tolist() == pytest.approx([-2, 1, -2, 1])
+    assert slopes.loc["balancekv_stream on_fail=coin"].tolist() == pytest.approx([-1, 1, -1, 1])
+    assert table["error"].tolist() == pytest.approx([0.05, 0.1, 0.2] * 2)
+    assert set(outcomes(plot).values()) == {HOLDS}
+
+
+def test_an_error_above_epsilon_and_a_flat_price_are_reported_as_such(tmp_path):
+    rows = promised("subgen_stream", {0.1: 0.2, 0.2: 0.4}, {0.1: 4000, 0.2: 4000})
+    plot = sketch(fake_context(tmp_path, "epsilon_sweep", {"made": rows}, data={"made": "made keys"}))
+    assert list(outcomes(plot).values()) == [FAILS, FAILS]
+
+
+def test_an_interval_that_only_reaches_into_the_range_is_mixed(tmp_path):
+    rows = promised("subgen_stream", {0.1: 0.1, 0.2: 0.2}, {0.1: 4000, 0.2: 1000})
+    for row in rows[:2]:
+        row["total_bytes"] = 2000  # of one head, which then has slope 0
+    plot = sketch(fake_context(tmp_path, "epsilon_sweep", {"made": rows}, data={"made": "made keys"}))
+    assert outcomes(plot)["made keys, subgen_stream delta=0.6: memory grows as error^-2"] == MIXED
+
+
+def test_an_epsilon_sweep_of_one_epsilon_is_refused(tmp_path):
+    rows = [*promised("subgen_stream", {0.1: 0.1}, {0.1: 10}), fake_row()]
+    with pytest.raises(FigureError, match="step made: epsilon_sweep needs two values of epsilon"):
+        sketch(fake_context(tmp_path, "epsilon_sweep", {"made": rows}, data={"made": "made keys"}))
+    with pytest.raises(ResultsError, match="no such file"):
+        sketch(fake_context(tmp_path, "epsilon_sweep", {"made": rows}, data={"other": "other keys"}))
+
+
+# ---- bounds
+
+
+def bound_rows(holds, capped=0):
+    """Two heads whose measured epsilon is half and an eighth of the promised one."""
+    return [
+        fake_row(
+            "subgen_stream",
+            {"delta": 0.6, "epsilon": 0.4},
+            "",
+            kv_head=h,
+            bound_epsilon=0.4,
+            bound_slack=slack,
+            bound_holds=share,
+            bound_probability=0.99,
+            bound_capped=capped,
+            bound_log10_tokens=3,
+            peak_attended_tokens=100,
+        )
+        for h, (slack, share) in enumerate(zip((2, 8), holds, strict=True))
+    ]
+
+
+def test_slack_is_a_geometric_mean_and_a_share_below_the_promise_is_a_violation(tmp_path):
+    options = {"data": {"run": "made keys"}}
+    plot = draw(fake_context(tmp_path, "bound_tightness", {"run": bound_rows((1, 0.9))}, **options))
+    [row] = pd.read_csv(plot.figures[0].csv).to_dict("records")
+    assert (row["slack"], row["share"], row["log10_asked"], row["log10_held"]) == pytest.approx(
+        (4, 0.95, 3, 2)
+    )
+    assert (row["violated"], row["heads_violated"], row["n_heads"]) == (1, 1, 2)
+    assert [verdict.outcome for verdict in plot.verdicts] == [FAILS]
+
+
+def test_a_bound_that_is_kept_at_capped_sizes_says_that_they_were(tmp_path):
+    plot = sketch(fake_context(tmp_path, "bound_tightness", {"run": bound_rows((1, 0.99), capped=1)}))
+    [verdict] = plot.verdicts
+    assert verdict.outcome == HOLDS
+    assert "at sizes below those it asks for" in verdict.claim
+
+
+def test_results_without_bounds_are_told_apart_from_methods_without_them(tmp_path):
+    with pytest.raises(FigureError, match="the results hold no bound_epsilon"):
+        sketch(fake_context(tmp_path, "bound_tightness", {"run": [fake_row()]}))
+    empty = dict.fromkeys(
+        ("bound_epsilon", "bound_slack", "bound_holds", "bound_probability", "bound_capped"), ""
+    )
+    with pytest.raises(FigureError, match="no finished cell has a bound"):
+        sketch(fake_context(tmp_path, "bound_tightness", {"run": [fake_row(**empty)]}))

@@ -16,6 +16,7 @@ from .drawn import count
 from .load import ResultsError
 from .page import Html, html, link, paragraph
 
+APART = 8  # levels of a channel by which two colours of a picture differ at least
 EMBED_BYTES = 3_550_000  # of pictures; base64 adds a third, and a page should stay below 5 MB
 # (commonest colours, further colours, whether phones get a picture of their own), until all pictures fit.
 QUALITIES = ((48, 32, True), (32, 24, True), (32, 24, False))
@@ -89,6 +90,15 @@ def _data_url(data):
     return "data:image/webp;base64," + base64.b64encode(data).decode("ascii")
 
 
+def _apart(colours):
+    """Those that differ from all earlier ones: Pillow looks colours up by boxes and would mix the others."""
+    kept = []
+    for colour in colours:
+        if all(max(abs(a - b) for a, b in zip(colour, other, strict=True)) >= APART for other in kept):
+            kept.append(colour)
+    return kept
+
+
 def _opened(path):
     try:
         with Image.open(path) as image:
@@ -106,7 +116,8 @@ def webp(path, common, further):
     counted = sorted(picture.getcolors(picture.width * picture.height), reverse=True)
     spread = picture.quantize(further, Image.Quantize.MAXCOVERAGE).convert("RGB").getcolors()
     palette = Image.new("P", (1, 1))
-    palette.putpalette([part for _, colour in counted[:common] + spread for part in colour])
+    kept = _apart([colour for _, colour in counted[:common] + spread])
+    palette.putpalette([part for colour in kept for part in colour])
     coded = io.BytesIO()
     few = picture.quantize(palette=palette, dither=Image.Dither.NONE)
     few.convert("RGB").save(coded, "WEBP", lossless=True, method=4)

@@ -5,10 +5,11 @@ from kvanalysis import load
 from kvanalysis.claims import NOT_PROMISED, Claim, by_paper, counts_table
 from kvanalysis.drawn import FAILS, HOLDS, MIXED, OUTCOMES, UNTESTABLE
 from kvanalysis.provenance import data_text
-from kvanalysis.run_claims import RULES, Lack, run_claims
+from kvanalysis.run_claims import RULES, run_claims
 from kvanalysis.run_claims_section import claims_section
+from kvanalysis.run_rules import Lack
 from kvanalysis.untestable import untestable_claims
-from test_kvanalysis_fake import fake_row, fake_rows, write_results
+from test_kvanalysis_fake import COLUMNS, fake_row, fake_rows, write_results
 
 SINKS = "A few first tokens (sinks) rescue the window"
 BOTH = "Heavy hitters and recent tokens together lose less than either alone"
@@ -121,6 +122,29 @@ def test_a_bound_holds_in_all_cells_or_not(tmp_path, held, outcome):
     rows = [fake_row("subgen_stream", budget="", kv_head=h, bound_holds=b) for h, b in enumerate(held)]
     found = judged(tmp_path, rows)
     assert found["The error stays within ε‖x‖₂‖V‖_op"].outcome == outcome
+
+
+def bounded(folder, **extra):
+    """The rule's answer on two heads with a share of 0.995 and 0.98 of rows within the bound."""
+    rows = [
+        fake_row("subgen_stream", budget="", kv_head=h, bound_holds=b) | {k: v[h] for k, v in extra.items()}
+        for h, b in enumerate((0.995, 0.98))
+    ]
+    frame = load(write_results(folder, rows, columns=[*COLUMNS, *extra]))
+    decided, lacking = run_claims(frame)
+    return next(one for one in [*decided, *lacking] if one.claim == "The error stays within ε‖x‖₂‖V‖_op")
+
+
+def test_a_bound_is_held_against_its_own_probability(tmp_path):
+    found = bounded(tmp_path, bound_probability=(0.99, 0.99), bound_capped=(0, 0))
+    assert found.outcome == MIXED
+    assert found.numbers == "1 of 2 cells, lowest share 0.980; 0 capped cells left out"
+
+
+def test_a_capped_cell_is_not_covered_by_the_theorem(tmp_path):
+    found = bounded(tmp_path / "one", bound_probability=(0.99, 0.99), bound_capped=(0, 1))
+    assert (found.outcome, found.numbers[:14]) == (HOLDS, "1 of 1 cell, l")
+    assert "promises nothing" in bounded(tmp_path / "both", bound_capped=(1, 1)).why
 
 
 def test_every_rule_answers_on_a_whole_run_and_on_one_row(tmp_path):

@@ -262,6 +262,7 @@ def test_a_page_states_the_limits_before_any_number(whole_run):
 def test_a_picture_on_the_page_keeps_the_colours_of_its_curves(tmp_path):
     """Reducing colours must neither change a curve nor merge two of them."""
     drawn = Image.new("RGB", (400, 200), "white")
+    drawn.paste("#fcfcfc", (300, 5, 400, 15))
     for line, colour in enumerate(COLOURS):
         drawn.paste(colour, (0, 20 * line, 400, 20 * line + 2))
     noise = np.random.default_rng(1).integers(0, 256, (20, 400, 3), dtype=np.uint8)
@@ -271,6 +272,7 @@ def test_a_picture_on_the_page_keeps_the_colours_of_its_curves(tmp_path):
         shown = coded.convert("RGB")
     found = [shown.getpixel((200, 20 * line)) for line in range(len(COLOURS))]
     assert found == [ImageColor.getrgb(colour) for colour in COLOURS]
+    assert shown.getpixel((200, 10)) == (255, 255, 255)
 
 
 def figure_folder(folder, name="h2o_fig2", paper="H2O", verdicts=(), rows=(), pictures=1):

@@ -169,7 +169,7 @@ void add_report(CLI::App& app, std::vector<Command>& commands) {
   figures->add_option("-s,--set", choices->sets, "override of every run: replay.tokens=512")
       ->type_name("KEY=VALUE")
       ->group(group);
-  figures->add_flag("--quick", choices.quick, "one kv head per layer: a look, not a result")->group(group);
+  figures->add_flag("--quick", choices->quick, "one kv head per layer: a look, not a result")->group(group);
   figures->add_flag("--force", choices->force, "forget what an earlier run left")->group(group);
   commands.push_back({report, [choices](Context&) { return analyse("report", *choices); }});
   commands.push_back({figures, [choices](Context&) { return analyse("figures", *choices); }});

@@ -33,6 +33,7 @@ struct ScratchDir {
 inline const Method& some_method() {
   static const Method method = [] {
     Method m;
+    m.default_axes = [](const nlohmann::json&) { return Axes{}; };
     m.info = {};
     m.info.name = "h2o";
     return m;

@@ -8,8 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from .figure_config import FigureError
-from .load import ResultsError, load
+from .data.load import load
+from .errors import FigureError, ResultsError
 
 OK, BAD_USAGE, BAD_RESULTS = 0, 2, 3
 
@@ -96,33 +96,33 @@ def _report(options):
 
 
 def _only_figures(folder):
-    from .figure_folder import holds_figures
+    from .page.figure_folder import holds_figures
 
     return not (folder / "results.csv").is_file() and holds_figures(folder)
 
 
 def _report_of_run(options, file):
-    from .report import write_report
+    from .page.report import write_report
 
     return write_report(load(options.out), options.out / "figures", file)
 
 
 def _report_of_figures(options, file):
-    from .figures_page import write_figures_page
+    from .page.figures_page import write_figures_page
 
     return write_figures_page(options.out, file)
 
 
 def _figures(options):
-    from .figures import write_figures
+    from .figures.of_run import write_figures
 
     for figure in write_figures(load(options.out), options.out / "figures"):
         print(*(path for path in (figure.png, figure.narrow) if path), sep="\n")
 
 
 def _figure(options):
-    from .figure_make import figure_configs, make_figure
-    from .figure_steps import Wishes
+    from .figures.make import figure_configs, make_figure
+    from .figures.steps import Wishes
 
     wishes = Wishes(tuple(options.trace), tuple(options.set), options.quick, options.force)
     for config in figure_configs(options.config):
@@ -134,7 +134,7 @@ def _figure(options):
 
 
 def _table(options):
-    from .format import aligned, table_cells
-    from .summary import summarise
+    from .numbers.format import aligned, table_cells
+    from .numbers.summary import summarise
 
     print(aligned(*table_cells(summarise(load(options.out)))))

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from kvanalysis.arrays import Recorded
+from kvanalysis.data.arrays import Recorded
 
 TRACE = Path(__file__).resolve().parents[2] / "traces/samples/smollm2-135m.h5"
 LAYERS = (0, 7, 15, 23, 29)

@@ -4,10 +4,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import yaml
-from kvanalysis.figure_config import read_figure_config
-from kvanalysis.figure_context import Context
+from kvanalysis.drawing.plotstyle import styled
+from kvanalysis.figures.config import read_figure_config
+from kvanalysis.figures.context import Context
 from kvanalysis.plots import renderer
-from kvanalysis.plotstyle import styled
 from test_kvanalysis_fake import write_results
 
 
@@ -38,7 +38,7 @@ def draw(context):
 
 def sketch(context):
     """The same without pictures on disk, in a third of the time: for tests of numbers and words."""
-    with styled(), patch("kvanalysis.panel_grid.save", _laid_out):
+    with styled(), patch("kvanalysis.drawing.two_widths.save", _laid_out):
         return renderer(context.config.kind)(context)
 
 

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 from kvreplay_cli import BINARY, kvreplay, synth, table
 
-COMMANDS = ["run", "inspect", "validate", "synth", "cluster", "bounds", "list", "describe", "report", "figures"]
+COMMANDS = [
+    "run",
+    "inspect",
+    "validate",
+    "synth",
+    "cluster",
+    "bounds",
+    "list",
+    "describe",
+    "report",
+    "figures",
+]
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,15 @@ import kvanalysis
 import numpy as np
 import page_in_browser
 import pytest
-from kvanalysis import load, page_pictures
+from kvanalysis import load
 from kvanalysis.cli import main
-from kvanalysis.figure_folder import read_folder
-from kvanalysis.figures import write_figures
-from kvanalysis.format import significant, table_cells
-from kvanalysis.plotstyle import COLOURS
-from kvanalysis.summary import summarise
-from kvanalysis.untestable import untestable_claims
+from kvanalysis.drawing.plotstyle import COLOURS
+from kvanalysis.figures.of_run import write_figures
+from kvanalysis.numbers.format import significant, table_cells
+from kvanalysis.numbers.summary import summarise
+from kvanalysis.page import pictures
+from kvanalysis.page.figure_folder import read_folder
+from kvanalysis.page.untestable import untestable_claims
 from PIL import Image, ImageColor
 from test_kvanalysis_fake import FAKE_META, TRACE, failed_row, fake_row, fake_rows, write_results
 
@@ -104,7 +105,7 @@ def test_every_link_leads_to_a_place_on_the_page_or_a_file_beside_it(tmp_path):
 
 
 def test_figures_that_do_not_fit_are_named_instead(tmp_path, monkeypatch):
-    monkeypatch.setattr(page_pictures, "EMBED_BYTES", 10)
+    monkeypatch.setattr(pictures, "EMBED_BYTES", 10)
     found = page(tmp_path, [fake_row()])
     assert found.attributes("src") == []
     assert "error_vs_budget_page.png: left out" in found.text
@@ -268,7 +269,7 @@ def test_a_picture_on_the_page_keeps_the_colours_of_its_curves(tmp_path):
     noise = np.random.default_rng(1).integers(0, 256, (20, 400, 3), dtype=np.uint8)
     drawn.paste(Image.fromarray(noise), (0, 180))
     drawn.save(tmp_path / "a.png")
-    with Image.open(io.BytesIO(page_pictures.webp(tmp_path / "a.png", 32, 24))) as coded:
+    with Image.open(io.BytesIO(pictures.webp(tmp_path / "a.png", 32, 24))) as coded:
         shown = coded.convert("RGB")
     found = [shown.getpixel((200, 20 * line)) for line in range(len(COLOURS))]
     assert found == [ImageColor.getrgb(colour) for colour in COLOURS]
@@ -404,10 +405,10 @@ def test_an_outcome_that_is_none_is_refused(tmp_path, capsys):
 
 def test_a_picture_in_both_widths_takes_a_fiftieth_of_the_room(tmp_path, monkeypatch):
     """Then fifty pictures leave nothing out, and the page stays below its limit."""
-    room = page_pictures.EMBED_BYTES // 50
-    monkeypatch.setattr(page_pictures, "EMBED_BYTES", 2 * room)
+    room = pictures.EMBED_BYTES // 50
+    monkeypatch.setattr(pictures, "EMBED_BYTES", 2 * room)
     drawn = write_figures(load(write_results(tmp_path / "out", fake_rows())), tmp_path / "drawn")[:2]
-    album = page_pictures.Album(drawn, tmp_path)
+    album = pictures.Album(drawn, tmp_path)
     assert album.left_out == []
     assert sum(len(album.show(figure)) for figure in drawn) * 25 < PAGE_LIMIT_BYTES
 
@@ -415,9 +416,9 @@ def test_a_picture_in_both_widths_takes_a_fiftieth_of_the_room(tmp_path, monkeyp
 def test_phones_lose_their_own_picture_before_any_is_left_out(tmp_path, monkeypatch):
     figure_folder(tmp_path, pictures=2)
     [made] = read_folder(tmp_path)[0]
-    wide = len(page_pictures.webp(made.figures[0].png, 32, 24))
-    monkeypatch.setattr(page_pictures, "EMBED_BYTES", 3 * wide)
-    album = page_pictures.Album(made.figures, tmp_path)
+    wide = len(pictures.webp(made.figures[0].png, 32, 24))
+    monkeypatch.setattr(pictures, "EMBED_BYTES", 3 * wide)
+    album = pictures.Album(made.figures, tmp_path)
     shown = "".join(album.show(figure) for figure in made.figures)
     assert (album.left_out, shown.count("src="), shown.count("srcset=")) == ([], 2, 0)
 

@@ -8,15 +8,17 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
-from kvanalysis.figure_config import FigureError, Step, read_figure_config
-from kvanalysis.figure_context import Context
-from kvanalysis.figure_steps import _completed
-from kvanalysis.load import load
-from kvanalysis.lower_everywhere import lower_everywhere
+from kvanalysis.data.load import load
+from kvanalysis.drawing.plotstyle import styled
+from kvanalysis.errors import FigureError
+from kvanalysis.figures.config import Step, read_figure_config
+from kvanalysis.figures.context import Context
+from kvanalysis.figures.steps import _completed
+from kvanalysis.numbers.loglog import fit
+from kvanalysis.numbers.lower_everywhere import lower_everywhere
+from kvanalysis.numbers.slopes import exponent, unit_slopes
+from kvanalysis.numbers.walk_discrepancy import COIN, LITERAL, discrepancy, walk_of
 from kvanalysis.plots import halving_error, merge_tree, walk_theorems
-from kvanalysis.plotstyle import styled
-from kvanalysis.slopes import exponent, slope, unit_slopes
-from kvanalysis.walk_discrepancy import COIN, LITERAL, discrepancy, walk_of
 from test_kvanalysis_fake import fake_row, write_results
 
 CONFIGS = Path(__file__).parents[2] / "configs/figures"
@@ -191,8 +193,8 @@ def test_a_walk_is_named_by_what_its_bound_means(c, name):
 
 def test_the_slope_of_a_power_is_its_exponent():
     x = np.array([1.0, 2, 4, 8])
-    assert slope(x, 5 * x**-1.5) == pytest.approx(-1.5)
-    assert np.isnan(slope([2, 2], [1, 3]))
+    assert fit(x, 5 * x**-1.5)[0] == pytest.approx(-1.5)
+    assert np.isnan(fit([2, 2], [1, 3])[0])
 
 
 def test_the_interval_of_an_exponent_is_over_heads():

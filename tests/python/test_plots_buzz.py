@@ -6,10 +6,10 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
-from kvanalysis import buzz_theory
-from kvanalysis.drawn import FAILS, HOLDS, MIXED
-from kvanalysis.figure_config import Step
-from kvanalysis.load import ResultsError
+from kvanalysis.errors import ResultsError
+from kvanalysis.figures.config import Step
+from kvanalysis.numbers import buzz_theory
+from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED
 from kvanalysis.plots.live_tokens import after_passes
 from kvanalysis.plots.log_n_references import relative_error
 from plot_context import draw, scores, write_cluster, write_lists

@@ -5,15 +5,15 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from kvanalysis.arrays import Recorded
-from kvanalysis.drawn import FAILS, HOLDS, MIXED, UNTESTABLE
-from kvanalysis.figure_config import read_figure_config
-from kvanalysis.figure_make import make_figure
-from kvanalysis.figure_steps import Wishes
-from kvanalysis.load import ResultsError
+from kvanalysis.data.arrays import Recorded
+from kvanalysis.data.toy_trace import write_toy_trace
+from kvanalysis.errors import ResultsError
+from kvanalysis.figures.config import read_figure_config
+from kvanalysis.figures.make import make_figure
+from kvanalysis.figures.steps import Wishes
+from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, UNTESTABLE
 from kvanalysis.plots.accumulated_tail import null_scores, top_share
 from kvanalysis.plots.global_statistics import chance, jaccard
-from kvanalysis.toy_trace import write_toy_trace
 from kvreplay_cli import BINARY, ROOT
 from plot_context import draw, scores, write_cluster, write_lists
 from test_kvanalysis_fake import fake_row

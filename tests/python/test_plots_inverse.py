@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from fake_figure import draw, fake_context, sketch
-from kvanalysis.figure_config import FigureError
-from kvanalysis.inverse import (
+from kvanalysis.data.load import load
+from kvanalysis.errors import FigureError
+from kvanalysis.numbers.inverse import (
     AT_MOST,
     INTERPOLATED,
     MORE_THAN,
@@ -14,8 +15,7 @@ from kvanalysis.inverse import (
     needed_budgets,
     over_heads,
 )
-from kvanalysis.knee import knee
-from kvanalysis.load import load
+from kvanalysis.numbers.knee import knee
 from test_kvanalysis_fake import failed_row, fake_row, fake_rows, write_results
 
 BUDGETS = [64, 128, 256, 512]

@@ -9,10 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from kvanalysis import load
-from kvanalysis.contenders import families, middle_budget, present, spread
-from kvanalysis.figure_config import FigureError, read_figure_config
-from kvanalysis.figure_context import Context
-from kvanalysis.head_maps import short
+from kvanalysis.drawing.head_maps import short
+from kvanalysis.drawing.plotstyle import styled
+from kvanalysis.errors import FigureError
+from kvanalysis.figures.config import read_figure_config
+from kvanalysis.figures.context import Context
+from kvanalysis.numbers.contenders import families, middle_budget, present, spread
+from kvanalysis.numbers.positions import along_rows
+from kvanalysis.numbers.regret import ladder, rung_labels
+from kvanalysis.numbers.stats import mean_interval, mean_intervals
 from kvanalysis.plots import (
     OVERVIEW,
     best_method_map,
@@ -25,10 +30,6 @@ from kvanalysis.plots import (
     rank_table,
     regret_ladder,
 )
-from kvanalysis.plotstyle import styled
-from kvanalysis.positions import along_rows
-from kvanalysis.regret import ladder, rung_labels
-from kvanalysis.stats import mean_interval, mean_intervals
 from matplotlib.figure import Figure
 from test_kvanalysis_fake import COLUMNS, TOKENS, failed_row, fake_row, write_results
 
@@ -300,7 +301,8 @@ def test_needles_are_shown_span_by_span(tmp_path):
 
 # The kind of a configuration
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs/figures").glob("overview_*.yaml"))
+FIGURES = sorted((Path(__file__).parents[2] / "configs/figures").glob("*.yaml"))
+CONFIGS = [path for path in FIGURES if "kind: overview\n" in path.read_text()]
 
 
 def overview_of(folder, options, steps):

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from fake_figure import draw, fake_context, sketch
-from kvanalysis.drawn import FAILS, HOLDS, MIXED
-from kvanalysis.figure_config import FigureError
-from kvanalysis.load import ResultsError, load
-from kvanalysis.loglog import fit, slope
+from kvanalysis.data.load import load
+from kvanalysis.errors import FigureError, ResultsError
+from kvanalysis.numbers.loglog import fit, slope
+from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 
 

@@ -5,11 +5,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from fake_figure import draw, fake_context, sketch
-from kvanalysis.arrays import Recorded
-from kvanalysis.exact_head import group_attention, probabilities
-from kvanalysis.figure_config import FigureError
-from kvanalysis.load import ResultsError
-from kvanalysis.timeline import evictions, kept_timeline
+from kvanalysis.data.arrays import Recorded
+from kvanalysis.errors import FigureError, ResultsError
+from kvanalysis.numbers.exact_head import group_attention, probabilities
+from kvanalysis.numbers.timeline import evictions, kept_timeline
 from test_kvanalysis_fake import fake_row
 
 LOG2, LOG3 = np.log(2), np.log(3)

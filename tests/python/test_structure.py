@@ -110,3 +110,28 @@ def test_theory_needs_nothing_but_the_standard_library():
 def test_a_method_file_is_short():
     for path in (LIB / "methods").glob("*.hpp"):
         assert len(path.read_text().splitlines()) <= 150, path.name
+
+
+ANALYSIS = Path(__file__).parents[2] / "analysis/kvanalysis"
+# The rooms of the Python side: tables become numbers, numbers become pictures, pictures become pages.
+MAY_IMPORT = {
+    "data": set(),
+    "numbers": {"data"},
+    "drawing": {"data", "numbers"},
+    "plots": {"data", "numbers", "drawing"},
+    "figures": {"data", "numbers", "drawing", "plots"},
+    "page": {"data", "numbers", "drawing", "plots", "figures"},
+}
+
+
+def test_every_room_of_the_analysis_is_on_its_map():
+    assert {p.name for p in ANALYSIS.iterdir() if (p / "__init__.py").is_file()} == set(MAY_IMPORT)
+    assert {p.stem for p in ANALYSIS.glob("*.py")} == {"__init__", "__main__", "cli", "errors"}
+
+
+@pytest.mark.parametrize("name", MAY_IMPORT)
+def test_a_room_of_the_analysis_imports_only_what_lies_below_it(name):
+    for path in (ANALYSIS / name).glob("*.py"):
+        for target in re.findall(r"^\s*from \.\.(\w+)", path.read_text(), re.M):
+            allowed = MAY_IMPORT[name] | {"errors"}
+            assert target in allowed, f"{path.relative_to(ANALYSIS)} imports {target}"

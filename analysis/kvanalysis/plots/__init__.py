@@ -4,7 +4,7 @@ An overview plot has `draw_frame(rows, folder, suffix) -> [Drawn]`: it draws wha
 one trace and returns [] where they do not allow it. A kind that a configuration names in `figure.kind` is
 a module with `draw(context) -> Plot`; it may have `settled(context, step) -> {key: value}`, overrides of a
 run or cluster step that follow from the trace or from a step before it (the size of a sample from the run
-that it is paired with). Both write PNG, PDF and CSV through `kvanalysis.drawn`.
+that it is paired with). Both write PNG, PDF and CSV through `kvanalysis.drawing.drawn`.
 """
 
 from importlib import import_module

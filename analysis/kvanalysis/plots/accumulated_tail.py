@@ -5,11 +5,12 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ..cluster_table import cluster_note, scores_of
-from ..curve_axes import Axis
-from ..curves import Sheet, draw_sheet
-from ..drawn import FAILS, HOLDS, MIXED, Plot, Verdict
-from ..stats import mean_interval
+from ..drawing.curve_axes import Axis
+from ..drawing.curves import Sheet, draw_sheet
+from ..drawing.drawn import Plot
+from ..numbers.cluster_table import cluster_note, scores_of
+from ..numbers.stats import mean_interval
+from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 
 NULL = "uniform causal attention"
 SHARES = {

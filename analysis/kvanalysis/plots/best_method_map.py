@@ -6,10 +6,11 @@ from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.patches import Patch
 
 from .. import head_maps
-from ..contenders import FAMILIES, at_budget, budgets_of, families, head_table, present, spread
-from ..drawn import Drawn, replay_note, save, write_csv
-from ..paired import TIE
-from ..plotstyle import COLOURS, COLUMN_WIDTH, PAGE_WIDTH, finish
+from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.plotstyle import COLOURS, COLUMN_WIDTH, PAGE_WIDTH, finish
+from ..numbers.contenders import FAMILIES, at_budget, budgets_of, families, head_table, present, spread
+from ..numbers.paired import TIE
+from ..numbers.words import replay_note
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 TIE_MARK = "="
@@ -51,7 +52,7 @@ def _winners(errors):
     for (layer, head), values in errors.iterrows():
         values = values.dropna().sort_values(kind="stable")
         best = values.iloc[0]
-        # The same bound as in kvanalysis.paired: a win takes more than 1 %.
+        # The same bound as in kvanalysis.numbers.paired: a win takes more than 1 %.
         tied = [label for label, error in values.iloc[1:].items() if not best < error * (1 - TIE)]
         found.append(
             {

@@ -9,14 +9,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from ..budget_axes import handle
-from ..drawn import FAILS, HOLDS, MIXED, Drawn, Plot, Verdict, replay_note, write_csv
-from ..epsilon_points import curve_name
-from ..figure_config import FigureError
-from ..log_ticks import plain_log, ticks_at
-from ..plotstyle import DASHED, DOTTED, looks
-from ..stats import mean_interval, unit_means, used_rows
-from ..two_widths import draw_grid
+from ..drawing.budget_axes import handle
+from ..drawing.drawn import Drawn, Plot, write_csv
+from ..drawing.log_ticks import plain_log, subs_for, ticks_at
+from ..drawing.plotstyle import DASHED, DOTTED, looks
+from ..drawing.two_widths import draw_grid
+from ..errors import FigureError
+from ..numbers.epsilon_points import curve_name
+from ..numbers.stats import mean_interval, unit_means, used_rows
+from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.words import replay_note
 
 NEEDED = ("bound_epsilon", "bound_slack", "bound_holds", "bound_probability", "bound_capped")
 MEASURES = ["log_slack", *NEEDED[2:], "bound_log10_tokens", "log10_held", "log10_n"]
@@ -130,7 +132,7 @@ def _slack_panel(table, title, style):
         _epsilon_panel(axes, table, title, "slack", style)
         axes.axhline(1, color=GREY, linestyle=DOTTED, linewidth=1)
         axes.set(yscale="log", ylabel="slack [1]")
-        plain_log(axes.yaxis, [*table["slack"], 1.0])
+        plain_log(axes.yaxis, subs_for([*table["slack"], 1.0]))
 
     return panel
 

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from ..config_claims import judge_all
-from ..drawn import Plot
-from ..stats import used_rows
+from ..drawing.drawn import Plot
+from ..numbers.config_claims import judge_all
+from ..numbers.stats import used_rows
 from .error_vs_budget import draw_frame
 
 
 def draw(context):
-    """figure.kind budget_claims: the curves of the run; options.claims as kvanalysis.config_claims says."""
+    """figure.kind budget_claims: the curves of the run; options.claims as numbers.config_claims says."""
     frame = context.frame()
     several = frame["trace_id"].nunique() > 1
     figures = []

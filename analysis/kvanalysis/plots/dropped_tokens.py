@@ -1,9 +1,10 @@
 """H2O Fig. 2c: error when the heavy hitters are taken away, beside as many random or light tokens."""
 
-from ..config_claims import judge_all
-from ..curve_axes import ERROR, Axis
-from ..curves import Sheet, draw_sheet, head_points
-from ..drawn import BAND_NOTE, Plot, replay_note
+from ..drawing.curve_axes import ERROR, Axis
+from ..drawing.curves import Sheet, draw_sheet, head_points
+from ..drawing.drawn import Plot
+from ..numbers.config_claims import judge_all
+from ..numbers.words import BAND_NOTE, replay_note
 
 METHOD = "drop_heavy"
 ORDER = ("heavy", "random", "light")

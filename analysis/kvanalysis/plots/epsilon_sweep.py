@@ -8,12 +8,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from ..budget_axes import handle
-from ..drawn import FAILS, HOLDS, MIXED, Drawn, Plot, Verdict, replay_note, write_csv
-from ..epsilon_points import THEOREMS, points, slope_text, swept
-from ..log_ticks import plain_log, ticks_at
-from ..plotstyle import DASHED, DOTTED, looks
-from ..two_widths import draw_grid
+from ..drawing.budget_axes import handle
+from ..drawing.drawn import Drawn, Plot, write_csv
+from ..drawing.log_ticks import plain_log, subs_for, ticks_at
+from ..drawing.plotstyle import DASHED, DOTTED, looks
+from ..drawing.two_widths import draw_grid
+from ..numbers.epsilon_points import THEOREMS, points, slope_text, swept
+from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.words import replay_note
 
 KIB = 1024
 TOLERANCE = 0.25  # of an exponent
@@ -86,11 +88,13 @@ def _panel(table, x, y, title, style):
         else:
             axes.axhline(table["full_bytes"].mean() / unit, color=GREY, linestyle=DASHED, linewidth=0.8)
         axes.set(xscale="log", yscale="log", xlabel=AXES[x], ylabel=AXES[y])
-        plain_log(axes.yaxis, np.r_[table[y] / unit, table["full_bytes"] / unit if y == "bytes" else []])
+        plain_log(
+            axes.yaxis, subs_for(np.r_[table[y] / unit, table["full_bytes"] / unit if y == "bytes" else []])
+        )
         if x == "epsilon":
             ticks_at(axes.xaxis, sorted(table["epsilon"].unique()))
         else:
-            plain_log(axes.xaxis, table[x])
+            plain_log(axes.xaxis, subs_for(table[x]))
         axes.set_title(title, loc="left", pad=3, fontsize=6.5)
 
     return panel

@@ -2,12 +2,13 @@
 
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from ..budget_axes import handle, looks_of, set_error_axis
-from ..contenders import at_budget, families, middle_budget, present
-from ..drawn import BAND_NOTE, Drawn, replay_note, save, write_csv
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
-from ..positions import along_rows, by_quarters
-from ..summary import summarise
+from ..drawing.budget_axes import handle, looks_of, set_error_axis
+from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..numbers.contenders import at_budget, families, middle_budget, present
+from ..numbers.positions import along_rows, by_quarters
+from ..numbers.summary import summarise
+from ..numbers.words import BAND_NOTE, replay_note
 
 MOST_CURVES = 7  # in a panel
 SIZES = {"column": (COLUMN_WIDTH, 1.5, 1), "page": (PAGE_WIDTH, 2.2, 3)}

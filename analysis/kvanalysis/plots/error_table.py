@@ -4,10 +4,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm
 
-from ..config_claims import judge_all, select
-from ..curves import head_points, make_room
-from ..drawn import Drawn, Plot, replay_note, save, write_csv
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..drawing.curves import head_points, make_room
+from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..numbers.config_claims import judge_all, select
+from ..numbers.words import replay_note
 
 MAP = "cividis"
 ROW_HEIGHT = 0.21  # inches

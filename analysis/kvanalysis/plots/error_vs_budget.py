@@ -4,11 +4,12 @@ import math
 
 from matplotlib.ticker import NullLocator
 
-from ..budget_axes import draw as draw_curves
-from ..budget_axes import drawable, handle, legend_text, looks_of, set_budget_axis, set_error_axis
-from ..drawn import BAND_NOTE, Drawn, Plot, oneshot_notes, replay_note, save, write_csv
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
-from ..summary import summarise
+from ..drawing.budget_axes import draw as draw_curves
+from ..drawing.budget_axes import drawable, handle, legend_text, looks_of, set_budget_axis, set_error_axis
+from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
+from ..numbers.summary import summarise
+from ..numbers.words import BAND_NOTE, oneshot_notes, replay_note
 
 BUDGET_AXIS, SHORT_BUDGET_AXIS = "budget [tokens per kv head]", "budget [tokens]"
 ERROR_AXIS, SHORT_ERROR_AXIS = "mean relative output error [1]", "mean rel. error [1]"

@@ -5,12 +5,13 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from ..budget_axes import drawable, looks_of, set_error_axis
-from ..contenders import has_values
-from ..drawn import Drawn, replay_note, save, write_csv
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
-from ..stats import unit_means, used_rows
-from ..summary import summarise
+from ..drawing.budget_axes import drawable, looks_of, set_error_axis
+from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..numbers.contenders import has_values
+from ..numbers.stats import unit_means, used_rows
+from ..numbers.summary import summarise
+from ..numbers.words import replay_note
 
 SHARES = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # ticks, per cent
 PEAK, MEAN = "peak_share", "mean_share"

@@ -3,12 +3,14 @@
 import numpy as np
 import pandas as pd
 
-from ..config_claims import judge_all, select
-from ..curve_axes import ERROR, Axis
-from ..curves import Sheet, draw_sheet, head_points
-from ..drawn import BAND_NOTE, FAILS, HOLDS, MIXED, Plot, Verdict, replay_note
-from ..load import ResultsError
-from ..stats import mean_interval, used_rows
+from ..drawing.curve_axes import ERROR, Axis
+from ..drawing.curves import Sheet, draw_sheet, head_points
+from ..drawing.drawn import Plot
+from ..errors import ResultsError
+from ..numbers.config_claims import judge_all, select
+from ..numbers.stats import mean_interval, used_rows
+from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.words import BAND_NOTE, replay_note
 
 LABELS = {
     "local scores": {"method": "h2o", "variant": "real_drop", "score_rows": "full"},

@@ -4,10 +4,12 @@ import math
 
 import pandas as pd
 
-from ..curve_axes import Axis
-from ..curves import Sheet, draw_sheet, head_points
-from ..drawn import UNTESTABLE, Plot, Verdict, replay_note
-from ..stats import used_rows
+from ..drawing.curve_axes import Axis
+from ..drawing.curves import Sheet, draw_sheet, head_points
+from ..drawing.drawn import Plot
+from ..numbers.stats import used_rows
+from ..numbers.verdict import UNTESTABLE, Verdict
+from ..numbers.words import replay_note
 
 LEVEL = 1 - 1 / math.e
 PANELS = {"mass_recall": "mean over rows", "mass_recall_min": "worst row"}

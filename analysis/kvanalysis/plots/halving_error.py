@@ -8,13 +8,14 @@ weight 1 at the end as the walks of step `run` left there, which is known only a
 import numpy as np
 import pandas as pd
 
-from ..balance_sizes import sizes
-from ..budget_axes import set_error_axis
-from ..drawn import Drawn, Plot, replay_note, save, write_csv
-from ..extras import extra
-from ..lower_everywhere import lower_everywhere
-from ..panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, looks, new_figure
+from ..data.extras import extra
+from ..drawing.budget_axes import set_error_axis
+from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, looks, new_figure
+from ..numbers.balance_sizes import sizes
+from ..numbers.lower_everywhere import lower_everywhere
+from ..numbers.words import replay_note
 
 METRICS = {
     "rel_err_out_mean": "|z - o| / |o|",

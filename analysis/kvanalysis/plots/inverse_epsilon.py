@@ -9,15 +9,16 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from ..budget_axes import handle
-from ..drawn import Drawn, Plot, oneshot_notes, replay_note, write_csv
-from ..figure_config import FigureError
-from ..heat_panel import heat_panel
-from ..inverse import AT_MOST, MEASURES, MORE_THAN, needed_budgets, over_heads
-from ..knee_figure import draw_knees
-from ..log_ticks import ticks_at
-from ..plotstyle import looks
-from ..two_widths import draw_grid
+from ..drawing.budget_axes import handle
+from ..drawing.drawn import Drawn, Plot, write_csv
+from ..drawing.heat_panel import heat_panel
+from ..drawing.knee_figure import draw_knees
+from ..drawing.log_ticks import ticks_at
+from ..drawing.plotstyle import looks
+from ..drawing.two_widths import draw_grid
+from ..errors import FigureError
+from ..numbers.inverse import AT_MOST, MEASURES, MORE_THAN, needed_budgets, over_heads
+from ..numbers.words import oneshot_notes, replay_note
 
 NAMES = {
     "rel_err_out_mean": "|z-o|/|o|, mean of ratios",

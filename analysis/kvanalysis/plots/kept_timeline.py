@@ -11,13 +11,13 @@ from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ..drawn import Drawn, Plot, write_csv
-from ..exact_head import group_attention
-from ..figure_config import FigureError
-from ..regret_figure import draw_regrets, eviction_summary
-from ..stats import used_rows
-from ..timeline import evictions, kept_timeline
-from ..two_widths import draw_grid
+from ..drawing.drawn import Drawn, Plot, write_csv
+from ..drawing.regret_figure import draw_regrets, eviction_summary
+from ..drawing.two_widths import draw_grid
+from ..errors import FigureError
+from ..numbers.exact_head import group_attention
+from ..numbers.stats import used_rows
+from ..numbers.timeline import evictions, kept_timeline
 
 LISTED = 12
 MAP = colormaps["viridis_r"]

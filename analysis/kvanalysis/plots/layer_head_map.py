@@ -1,10 +1,11 @@
 """The error of every layer x kv head, a panel for each method, one shared scale, at one budget."""
 
 from .. import head_maps
-from ..contenders import at_budget, budgets_of, head_table, middle_budget
-from ..drawn import Drawn, count, replay_note, save, write_csv
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish
-from ..stats import used_rows
+from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish
+from ..numbers.contenders import at_budget, budgets_of, head_table, middle_budget
+from ..numbers.stats import used_rows
+from ..numbers.words import count, replay_note
 
 MOST_PANELS = {PAGE_WIDTH: 15, COLUMN_WIDTH: 8}
 SCALE = "mean relative output error [1]"

@@ -4,11 +4,13 @@ import numpy as np
 import pandas as pd
 
 from .. import buzz_theory
-from ..curve_axes import Axis
-from ..curves import Sheet, draw_sheet
-from ..drawn import FAILS, HOLDS, Plot, Verdict, replay_note
-from ..load import ResultsError
-from ..stats import UNIT, used_rows
+from ..drawing.curve_axes import Axis
+from ..drawing.curves import Sheet, draw_sheet
+from ..drawing.drawn import Plot
+from ..errors import ResultsError
+from ..numbers.stats import UNIT, used_rows
+from ..numbers.verdict import FAILS, HOLDS, Verdict
+from ..numbers.words import replay_note
 
 PEAK, LOW = "k + w + T", "k + w + a*"
 

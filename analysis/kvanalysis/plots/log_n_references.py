@@ -3,12 +3,13 @@
 import numpy as np
 import pandas as pd
 
-from ..config_claims import Claim, Places, judge, judge_all, select
-from ..curve_axes import ERROR, Axis
-from ..curves import Sheet, draw_sheet, head_points
-from ..drawn import BAND_NOTE, Plot, replay_note
-from ..load import ResultsError
-from ..stats import UNIT, used_rows
+from ..drawing.curve_axes import ERROR, Axis
+from ..drawing.curves import Sheet, draw_sheet, head_points
+from ..drawing.drawn import Plot
+from ..errors import ResultsError
+from ..numbers.config_claims import Claim, Places, judge, judge_all, select
+from ..numbers.stats import UNIT, used_rows
+from ..numbers.words import BAND_NOTE, replay_note
 from .budget_claims import caption
 
 REFERENCES = {

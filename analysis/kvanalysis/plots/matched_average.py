@@ -2,19 +2,21 @@
 
 import pandas as pd
 
-from ..config_claims import Places, judge_all
-from ..curve_axes import ERROR, Axis
-from ..curves import Sheet, draw_sheet, head_points
-from ..drawn import BAND_NOTE, Plot, replay_note
-from ..load import ResultsError
-from ..stats import used_rows
+from ..drawing.curve_axes import ERROR, Axis
+from ..drawing.curves import Sheet, draw_sheet, head_points
+from ..drawing.drawn import Plot
+from ..errors import ResultsError
+from ..numbers.config_claims import Places, judge_all
+from ..numbers.stats import used_rows
+from ..numbers.words import BAND_NOTE, replay_note
 
 NEAR = 0.06  # of the wanted time average
 
 
 def draw(context):
     """figure.kind matched_average: step `run` holds the other methods, step `swinging` one whose size swings,
-    at many budgets. options.shares: shares of the prompt; options.claims as kvanalysis.config_claims says."""
+    at many budgets. options.shares: shares of the prompt; options.claims as
+    numbers.config_claims says."""
     matched, missed = matched_rows(context.frame("run"), context.frame("swinging"), context.option("shares"))
     points = head_points(matched, "rel_err_out_mean", ["label", "share"])
     sizes = matched.groupby(["label", "share"])[["mean_kept_tokens", "peak_kept_tokens"]].mean()

@@ -7,15 +7,17 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from ..budget_axes import handle
-from ..drawn import FAILS, HOLDS, MIXED, Drawn, Plot, Verdict, replay_note, write_csv
-from ..extras import extra
-from ..figure_config import FigureError
-from ..log_ticks import plain_log, ticks_at
-from ..loglog import fit, slope
-from ..plotstyle import DOTTED, looks
-from ..stats import mean_interval, unit_means, used_rows
-from ..two_widths import draw_grid
+from ..data.extras import extra
+from ..drawing.budget_axes import handle
+from ..drawing.drawn import Drawn, Plot, write_csv
+from ..drawing.log_ticks import plain_log, subs_for, ticks_at
+from ..drawing.plotstyle import DOTTED, looks
+from ..drawing.two_widths import draw_grid
+from ..errors import FigureError
+from ..numbers.loglog import fit, slope
+from ..numbers.stats import mean_interval, unit_means, used_rows
+from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.words import replay_note
 
 # Shape of the stored rows in n, up to a factor, and its words. Sources: H2O and StreamingLLM: heavy + recent,
 # sinks + window; KH-Compress: 2^g sqrt(N), N the largest power of four <= n; MergeAndReduce: at most t pairs
@@ -123,7 +125,7 @@ def _panel(points, measure, style):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         ticks_at(axes.xaxis, sorted(points["n"].unique()))
-        plain_log(axes.yaxis, points["mean"] / unit)
+        plain_log(axes.yaxis, subs_for(points["mean"] / unit))
         axes.set(xlabel="n, tokens of the text", ylabel=MEASURES[measure])
 
     return panel

@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm
 
-from ..drawn import FAILS, HOLDS, UNTESTABLE, Drawn, Plot, Verdict, save, write_csv
-from ..figure_config import FigureError
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..errors import FigureError
+from ..numbers.verdict import FAILS, HOLDS, UNTESTABLE, Verdict
 
 BIT_COLOUR = "#D55E00"
 TEXT_ROOM = 0.032  # share of the axis; a count is printed where it stays for longer

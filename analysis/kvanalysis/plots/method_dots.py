@@ -9,11 +9,12 @@ from textwrap import fill
 import pandas as pd
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from ..drawn import BAND_NOTE, Drawn, Plot, replay_note, save, write_csv
-from ..lower_everywhere import lower_everywhere
-from ..panel_grid import finish_grid, panel_grid, say_nothing_to_draw
-from ..plotstyle import COLUMN_WIDTH, GLYPH_EMS, PAGE_WIDTH, RC, looks, new_figure
-from ..stats import mean_interval, unit_means, used_rows
+from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.panel_grid import finish_grid, panel_grid, say_nothing_to_draw
+from ..drawing.plotstyle import COLUMN_WIDTH, GLYPH_EMS, PAGE_WIDTH, RC, looks, new_figure
+from ..numbers.lower_everywhere import lower_everywhere
+from ..numbers.stats import mean_interval, unit_means, used_rows
+from ..numbers.words import BAND_NOTE, replay_note
 
 AXES = {
     "rel_err_out_mean": "mean relative error [1]",

@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pandas as pd
 
-from ..contenders import budgets_of, has_values
-from ..drawn import Drawn, replay_note, save, write_csv
-from ..head_maps import CELL_TEXT, COLOURS, short
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH
-from ..row_panels import panels_by_budget
-from ..stats import unit_means, used_rows
+from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.head_maps import CELL_TEXT, COLOURS, short
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH
+from ..drawing.row_panels import panels_by_budget
+from ..numbers.contenders import budgets_of, has_values
+from ..numbers.stats import unit_means, used_rows
+from ..numbers.words import replay_note
 
 MASS, SPAN = "needle_mass", "needle_mass_"
 PANELS = {"column": (COLUMN_WIDTH, 1), "page": (PAGE_WIDTH, 4)}

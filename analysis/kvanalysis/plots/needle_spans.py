@@ -4,12 +4,14 @@ import json
 
 import pandas as pd
 
-from ..config_claims import select
-from ..curve_axes import Axis
-from ..curves import Sheet, draw_sheet, head_points
-from ..drawn import BAND_NOTE, FAILS, HOLDS, MIXED, Plot, Verdict, replay_note
-from ..load import ResultsError
-from ..stats import mean_interval, unit_means, used_rows
+from ..drawing.curve_axes import Axis
+from ..drawing.curves import Sheet, draw_sheet, head_points
+from ..drawing.drawn import Plot
+from ..errors import ResultsError
+from ..numbers.config_claims import select
+from ..numbers.stats import mean_interval, unit_means, used_rows
+from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.words import BAND_NOTE, replay_note
 
 SPAN = "needle_mass_{}"
 

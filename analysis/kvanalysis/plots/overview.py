@@ -7,9 +7,9 @@ options:
 
 import pandas as pd
 
-from ..drawn import Plot
-from ..figure_config import FigureError
-from ..figures import by_trace
+from ..drawing.drawn import Plot
+from ..errors import FigureError
+from ..numbers.stats import by_trace
 from . import OVERVIEW
 
 

@@ -3,11 +3,12 @@
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from ..contenders import budgets_of, has_values
-from ..drawn import BAND_NOTE, Drawn, replay_note, save, write_csv
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH
-from ..row_panels import log_errors, panels_by_budget
-from ..stats import mean_interval, unit_means, used_rows
+from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH
+from ..drawing.row_panels import log_errors, panels_by_budget
+from ..numbers.contenders import budgets_of, has_values
+from ..numbers.stats import mean_interval, unit_means, used_rows
+from ..numbers.words import BAND_NOTE, replay_note
 
 WHOLE, PREFIX = "rel_err_out_mean", "rel_err_prefix_mean"
 PANELS = {"column": (COLUMN_WIDTH, 1), "page": (PAGE_WIDTH, 4)}

@@ -1,10 +1,12 @@
 """k-center radius against the number of centres, keys and values, from `kvreplay cluster`."""
 
-from ..clustering import VIEWS, curve, heads_note, intervals, lower_heads
-from ..drawn import FAILS, HOLDS, MIXED, Drawn, Plot, Verdict, save, write_csv
-from ..log_axes import plain_log
-from ..panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, new_figure
+from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.log_ticks import plain_log
+from ..drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, new_figure
+from ..drawing.views import VIEWS
+from ..numbers.clustering import curve, heads_note, intervals, lower_heads
+from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 
 AT = (16, 256)
 PANEL_HEIGHT = 1.4  # inches

@@ -5,15 +5,25 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from ..budget_axes import looks_of
-from ..contenders import FAMILIES, at_budget, budgets_of, families, middle_budget, present, spread, unit_table
-from ..drawn import Drawn, replay_note, save, write_csv
-from ..format import interval, significant
-from ..paired import compare_units
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH
-from ..rank_panels import draw_matrix, draw_ranks
-from ..stats import LEVEL, RESAMPLES, mean_interval
-from ..summary import summarise
+from ..drawing.budget_axes import looks_of
+from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH
+from ..drawing.rank_panels import draw_matrix, draw_ranks
+from ..numbers.contenders import (
+    FAMILIES,
+    at_budget,
+    budgets_of,
+    families,
+    middle_budget,
+    present,
+    spread,
+    unit_table,
+)
+from ..numbers.format import interval, significant
+from ..numbers.paired import compare_units
+from ..numbers.stats import LEVEL, RESAMPLES, mean_interval
+from ..numbers.summary import summarise
+from ..numbers.words import replay_note
 
 MOST_BUDGETS = {COLUMN_WIDTH: 2, PAGE_WIDTH: 4}
 HEADER = ("family", "budget", "method", "mean rank", "95 % interval", "of", "heads", "mean error",
@@ -79,7 +89,7 @@ def _totals(pairs, family, budget, label):
 
 
 def pair_table(own):
-    """kvanalysis.paired of every pair of labels of one family, budget by budget."""
+    """kvanalysis.numbers.paired of every pair of labels of one family, budget by budget."""
     found = []
     for budget in budgets_of(own):
         errors = unit_table(at_budget(own, budget))

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.lines import Line2D
 
-from ..contenders import FAMILIES, has_values
-from ..drawn import Drawn, replay_note, save, write_csv
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH
-from ..regret import REFERENCE, STATIC, TOPK_GROUP, TOPK_HEAD, ladder
-from ..row_panels import log_errors, panels_by_budget
+from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH
+from ..drawing.row_panels import log_errors, panels_by_budget
+from ..numbers.contenders import FAMILIES, has_values
+from ..numbers.regret import REFERENCE, STATIC, TOPK_GROUP, TOPK_HEAD, ladder
+from ..numbers.words import replay_note
 
 RUNGS = (TOPK_HEAD, TOPK_GROUP, STATIC)
 RUNG_DASHES = {TOPK_HEAD: (0, (1, 1.5)), TOPK_GROUP: (0, (4, 2)), STATIC: "-"}

@@ -3,11 +3,13 @@
 import numpy as np
 import pandas as pd
 
-from ..cluster_table import scores_of
-from ..drawn import FAILS, HOLDS, MIXED, Drawn, Plot, Verdict, replay_note, save, write_csv
-from ..load import ResultsError
-from ..plotstyle import COLOURS, COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
-from ..stats import used_rows
+from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.plotstyle import COLOURS, COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..errors import ResultsError
+from ..numbers.cluster_table import scores_of
+from ..numbers.stats import used_rows
+from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.words import replay_note
 
 SEGMENTS_SHOWN = 12
 ROUNDING = 1e-5  # the survey and the replay sum the same scores in different precision

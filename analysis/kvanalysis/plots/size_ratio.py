@@ -3,11 +3,13 @@
 import pandas as pd
 
 from .. import buzz_theory
-from ..curve_axes import ERROR, Axis
-from ..curves import Sheet, draw_sheet, head_points
-from ..drawn import BAND_NOTE, FAILS, HOLDS, MIXED, Plot, Verdict, replay_note
-from ..load import ResultsError
-from ..paired import compare
+from ..drawing.curve_axes import ERROR, Axis
+from ..drawing.curves import Sheet, draw_sheet, head_points
+from ..drawing.drawn import Plot
+from ..errors import ResultsError
+from ..numbers.paired import compare
+from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.words import BAND_NOTE, replay_note
 
 PAPER_BEST = 4.5  # of the ROUGE scores in the figure
 

@@ -2,10 +2,11 @@
 
 import pandas as pd
 
-from ..cluster_table import cluster_note, head_values
-from ..curve_axes import Axis
-from ..curves import Sheet, draw_sheet
-from ..drawn import FAILS, HOLDS, MIXED, Plot, Verdict
+from ..drawing.curve_axes import Axis
+from ..drawing.curves import Sheet, draw_sheet
+from ..drawing.drawn import Plot
+from ..numbers.cluster_table import cluster_note, head_values
+from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 
 SPARSE, ALMOST_ALL = 0.95, 0.9
 VIEWS = {

@@ -3,12 +3,14 @@
 import numpy as np
 import pandas as pd
 
-from ..drawn import FAILS, HOLDS, MIXED, UNTESTABLE, Drawn, Plot, Verdict, replay_note, save, write_csv
-from ..figure_config import FigureError
-from ..log_axes import plain_log
-from ..panel_grid import say_nothing_to_draw
-from ..plotstyle import COLUMN_WIDTH, DASHED, DOTTED, PAGE_WIDTH, finish, looks, new_figure
-from ..subgen_settings import averages, cells
+from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.log_ticks import plain_log
+from ..drawing.panel_grid import say_nothing_to_draw
+from ..drawing.plotstyle import COLUMN_WIDTH, DASHED, DOTTED, PAGE_WIDTH, finish, looks, new_figure
+from ..errors import FigureError
+from ..numbers.subgen_settings import averages, cells
+from ..numbers.verdict import FAILS, HOLDS, MIXED, UNTESTABLE, Verdict
+from ..numbers.words import replay_note
 
 SURE = 0.99  # the theorem's probability, per query
 SOURCE = "SubGen, Theorem 1 and Corollary 1"

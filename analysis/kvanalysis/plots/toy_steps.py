@@ -1,19 +1,15 @@
 """H2O Fig. 3: the algorithm on written scores, step by step."""
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 from matplotlib.patches import Rectangle
 
-from ..curves import make_room
-from ..drawn import FAILS, HOLDS, Drawn, Plot, Verdict, save, write_csv
-from ..figure_config import Step
-from ..figure_steps import Wishes, run_steps
-from ..load import ResultsError
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
-from ..stats import used_rows
-from ..toy_trace import write_toy_trace
+from ..drawing.curves import make_room
+from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..errors import ResultsError
+from ..numbers.stats import used_rows
+from ..numbers.verdict import FAILS, HOLDS, Verdict
 
 MAP, DARK = "cividis", 0.45
 GONE = "#DDDDDD"
@@ -21,12 +17,9 @@ CELL_HEIGHT = 0.24  # inches
 
 
 def draw(context):
-    """figure.kind toy_steps: options.rows are the written rows; `token` leaves after step `after` (both from
-    1). The trace is written here, so the configuration has no steps and its traces are not read."""
-    rows = context.option("rows")
-    trace = context.out / "toy.h5"
-    write_toy_trace(trace, rows)
-    run_steps(replace(context.config, steps=[Step("run", "run", {})]), context.out, Wishes(traces=(trace,)))
+    """figure.kind toy_steps: a run on the written rows of a step `toy`; options.token leaves after step
+    options.after (both from 1)."""
+    [rows] = [step.argument for step in context.config.steps if step.command == "toy"]
     frame = used_rows(context.frame())
     if frame.empty:
         raise ResultsError("no cell of the toy trace has a result")

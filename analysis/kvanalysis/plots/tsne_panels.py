@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from ..clustering import VIEWS, rows_of
-from ..drawn import Drawn, Plot, save, write_csv
-from ..figure_config import FigureError
-from ..plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..drawing.views import VIEWS
+from ..errors import FigureError
+from ..numbers.clustering import rows_of
 
 SHOWN = ("keys", "values")
 TENSOR = {"keys": "k", "values": "v"}

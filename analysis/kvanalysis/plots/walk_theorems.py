@@ -9,10 +9,9 @@ import re
 import numpy as np
 import pandas as pd
 
-from ..drawn import FAILS, HOLDS, MIXED, UNTESTABLE, Drawn, Plot, Verdict, save, write_csv
-from ..figure_config import FigureError
-from ..log_axes import plain_log
-from ..memory_powers import (
+from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.log_ticks import plain_log
+from ..drawing.memory_powers import (
     PLACES,
     asked,
     draw_memory,
@@ -21,10 +20,12 @@ from ..memory_powers import (
     memory_table,
     memory_verdicts,
 )
-from ..plotstyle import COLUMN_WIDTH, DASHED, PAGE_WIDTH, finish, looks, new_figure
-from ..slopes import exponent, unit_slopes
-from ..stats import UNIT, mean_interval, used_rows
-from ..walk_discrepancy import COIN, discrepancy, walk_of
+from ..drawing.plotstyle import COLUMN_WIDTH, DASHED, PAGE_WIDTH, finish, looks, new_figure
+from ..errors import FigureError
+from ..numbers.slopes import exponent, unit_slopes
+from ..numbers.stats import UNIT, mean_interval, used_rows
+from ..numbers.verdict import FAILS, HOLDS, MIXED, UNTESTABLE, Verdict
+from ..numbers.walk_discrepancy import COIN, discrepancy, walk_of
 
 HEIGHT = 1.9  # inches
 

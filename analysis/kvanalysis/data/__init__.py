@@ -1,0 +1,1 @@
+"""Files that kvreplay wrote, as typed tables and arrays."""

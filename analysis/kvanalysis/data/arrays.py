@@ -1,0 +1,82 @@
+"""Arrays in HDF5: what a run saved for each cell, and what a trace recorded."""
+
+from itertools import pairwise
+
+import h5py
+import numpy as np
+
+from ..errors import ResultsError
+
+HALF_WIDTH_BITS = 16  # of a bfloat16: the upper half of a float32
+
+
+class Arrays:
+    """curves.h5, kept.h5 or outputs.h5 (interfaces.md, section 6): datasets of a cell by its key."""
+
+    def __init__(self, path):
+        if not path.is_file():
+            raise ResultsError(f"{path}: no such file; add `output: {{save: [{path.stem}]}}`")
+        self._path = path
+
+    def __getitem__(self, key):
+        """{dataset: array} of one cell; raises ResultsError if the run saved none for it."""
+        with h5py.File(self._path) as file:
+            if key not in file:
+                raise ResultsError(f"{self._path}: holds nothing for cell {key}")
+            return {name: data[()] for name, data in file[key].items()}
+
+    def lists(self, key, name="kept"):
+        """The ragged token lists of one cell: resident after the prompt, then after each step."""
+        cell = self[key]
+        flat, off = cell[f"{name}_flat"], cell[f"{name}_off"]
+        return [flat[a:b] for a, b in pairwise(off)]
+
+
+class Recorded:
+    """A trace as float64 arrays; small parts of it, for pictures and independent checks."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def prompts(self):
+        with h5py.File(self._path) as file:
+            return sorted(file["prompts"])
+
+    def layers(self, prompt):
+        with h5py.File(self._path) as file:
+            return sorted(int(name) for name in file[f"prompts/{prompt}/layers"])
+
+    def attribute(self, name, prompt=None, layer=None):
+        """An attribute of the file, of a prompt, or of a layer; None if it is not there."""
+        where = "/" if prompt is None else f"prompts/{prompt}"
+        where += "" if layer is None else f"/layers/{layer:03d}"
+        with h5py.File(self._path) as file:
+            return file[where].attrs.get(name)
+
+    def tensor(self, prompt, layer, name):
+        """float64 array of q [Hq, Tq, D], k [Hkv, T, D], v [Hkv, T, Dv] or another dataset of a layer."""
+        with h5py.File(self._path) as file:
+            return _wide(file[f"prompts/{prompt}/layers/{layer:03d}/{name}"])
+
+    def tokens(self, prompt):
+        """int array [T] of token ids."""
+        with h5py.File(self._path) as file:
+            return file[f"prompts/{prompt}/tokens"][()]
+
+    def token_texts(self, prompt):
+        """The text of each token, [T] str; where the trace holds none (kvdump --with-text), "" each."""
+        with h5py.File(self._path) as file:
+            group = file[f"prompts/{prompt}"]
+            if "token_text" not in group:
+                return [""] * len(group["position_ids"] if "position_ids" in group else group["tokens"])
+            return list(group["token_text"].asstr(errors="replace")[()])
+
+
+def _wide(dataset):
+    """Two-byte floats that numpy does not know (bfloat16) are read as bits and shifted."""
+    kind = dataset.id.get_type()
+    if isinstance(kind, h5py.h5t.TypeFloatID) and kind.get_size() == 2 and kind.get_fields()[2] == 8:
+        bits = np.empty(dataset.shape, np.uint16)
+        dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, bits, mtype=kind)
+        return (bits.astype(np.uint32) << HALF_WIDTH_BITS).view(np.float32).astype(np.float64)
+    return dataset[()].astype(np.float64)

@@ -1,0 +1,1 @@
+"""What figures share: style, axes, grids of panels, files."""

@@ -1,0 +1,83 @@
+"""Panels that share labelled rows: one line for each method, its name at the left."""
+
+from textwrap import wrap
+
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from ..numbers.contenders import budgets_of, spread
+from .plotstyle import GLYPH_EMS, RIGHT, finish, new_figure
+
+ROW_HEIGHT = 0.165  # inches
+NAME_TEXT = 5.8  # points
+MOST_NAME = 1.65  # inches
+NAME_PAD = 0.1
+WIDEST = 1e4  # ratio of the ends of an error axis
+
+
+def names_width(labels, width):
+    """Inches that the names need, at most a share of the figure."""
+    longest = max((len(line) for label in labels for line in _lines(label)), default=1)
+    return min(MOST_NAME, 0.42 * width, longest * NAME_TEXT * GLYPH_EMS / 72 + NAME_PAD)
+
+
+def _lines(label, most=MOST_NAME):
+    return wrap(label, max(8, int(most * 72 / (NAME_TEXT * GLYPH_EMS)))) or [""]
+
+
+def row_figure(width, wide, heights):
+    """(figure, axes [rows of panels][wide]) with one row of panels for each number of labels in `heights`."""
+    figure = new_figure(width)
+    axes = figure.subplots(
+        len(heights), wide, sharex=False, sharey="row", squeeze=False, height_ratios=heights
+    )
+    return figure, axes
+
+
+def set_rows(axes, labels, width):
+    """Names from top to bottom in the order of `labels`; long ones are cut into two lines."""
+    room = names_width(labels, width) - NAME_PAD
+    texts = ["\n".join(_lines(label, room)) for label in labels]
+    axes.set_yticks(range(len(labels)), texts, fontsize=NAME_TEXT, linespacing=0.85)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0, pad=2)
+    axes.grid(axis="y", visible=False)
+
+
+def set_left(figure, labels):
+    """Room for the names; call after plotstyle.finish."""
+    width = figure.get_size_inches()[0]
+    figure.subplots_adjust(left=(names_width(labels, width) + 0.06) / width, right=1 - RIGHT / width)
+
+
+def panels_by_budget(table, order, paint, x_label, width, most, legend, note):
+    """A panel for each of at most `most` budgets, `paint(axes, rows of the budget, order)`, the names once.
+
+    `table` has budget_tokens and label; `legend` is (handles, texts).
+    """
+    budgets = spread(budgets_of(table), most)
+    figure, [panels] = row_figure(width, len(budgets), [len(order)])
+    for axes, budget in zip(panels, budgets, strict=True):
+        paint(axes, table[table["budget_tokens"] == budget], order)
+        axes.set_title(f"B = {budget}", loc="left", pad=3)
+        axes.set_xlabel(x_label)
+        axes.tick_params(axis="y", length=0)
+    set_rows(panels[0], order, width)
+    finish(figure, *legend, note, ROW_HEIGHT * len(order), wspace=0.11, top=0.26)
+    set_left(figure, order)
+    return figure
+
+
+def log_errors(axes, low, high):
+    """A logarithmic error axis from `low` to `high`, ticks at 1, 2 and 5 as far as they fit.
+
+    An error of zero has no place on it; at most four decades are shown.
+    """
+    if not high > 0:
+        return
+    low = max(low, high / WIDEST)
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3) if high / low > 12 else (1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,1 @@
+"""Figure configurations: read, run step by step, drawn."""

@@ -1,0 +1,61 @@
+"""What a renderer of `kvanalysis.plots` may read and where it writes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ..data.arrays import Arrays, Recorded
+from ..data.load import load
+from ..errors import FigureError
+from .config import FigureConfig
+
+
+@dataclass(frozen=True)
+class Context:
+    """The figure's configuration, the folder that holds its steps, and the traces that were replayed."""
+
+    config: FigureConfig
+    out: Path
+    traces: list[Path]
+
+    def option(self, name, default=None):
+        """`figure.options.NAME`; raises FigureError if it is missing and has no default."""
+        if name not in self.config.options and default is None:
+            raise FigureError(f"{self.config.path}: figure.options: {name} is missing")
+        return self.config.options.get(name, default)
+
+    def stem(self, suffix=""):
+        """Path without ending for a product of this figure."""
+        return self.out / f"{self.config.name}{suffix}"
+
+    def frame(self, step="run"):
+        """The typed table of a run step (kvanalysis.data.load)."""
+        return load(self.out / step)
+
+    def arrays(self, kind, step="run"):
+        """curves, kept or outputs of a run step, by cell key."""
+        return Arrays(self.out / step / f"{kind}.h5")
+
+    def cluster(self, step="cluster"):
+        """The long table of a cluster step: layer, kv_head, measure, view, param, x, value."""
+        return pd.read_csv(
+            self.out / f"{step}.csv",
+            dtype={"prompt": str},
+            keep_default_na=False,
+            na_values={"value": [""], "x": [""], "param": []},
+        )
+
+    def bounds(self, step="bounds"):
+        """The table of a bounds step."""
+        return pd.read_csv(self.out / f"{step}.csv")
+
+    def recorded(self, step=""):
+        """q, k, v, tokens and text of the only trace, or of a synth step."""
+        if step:
+            return Recorded(self.out / f"{step}.h5")
+        if len(self.traces) != 1:
+            raise FigureError(
+                f"{self.config.path}: {self.config.kind} draws one trace, not {len(self.traces)}"
+            )
+        return Recorded(self.traces[0])

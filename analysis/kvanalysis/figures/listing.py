@@ -1,0 +1,37 @@
+"""The figure configurations of this checkout, for pages that say where a claim is tested."""
+
+from dataclasses import dataclass
+
+import yaml
+
+from .steps import CHECKOUT
+
+FOLDER = CHECKOUT / "configs/figures"
+
+
+@dataclass(frozen=True)
+class Listed:
+    paper: str
+    number: str
+    expect: str
+    command: str
+
+
+def listed_figures(folder=FOLDER):
+    """What each configuration says of itself, by name; [] outside of a checkout.
+
+    Nothing is checked: that is `figure_config`'s when one is run.
+    """
+    found = []
+    for path in sorted(folder.glob("*.yaml")):
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        figure = content.get("figure") if isinstance(content, dict) else None
+        if isinstance(figure, dict):
+            said = (str(figure.get(key, "")) for key in ("paper", "number", "expect"))
+            found.append(Listed(*said, command_of(path.name)))
+    return found
+
+
+def command_of(file):
+    """The command that draws a configuration of configs/figures."""
+    return f"kvreplay figures configs/figures/{file}"

@@ -1,0 +1,129 @@
+"""Runs the steps of a figure configuration through the kvreplay program."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..data.toy_trace import write_toy_trace
+from ..errors import FigureError
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+def program():
+    """The kvreplay binary: KVREPLAY, that of this checkout, or the one on the path. Raises FigureError."""
+    built = CHECKOUT / "build/release/kvreplay"
+    found = os.environ.get("KVREPLAY") or (str(built) if built.is_file() else shutil.which("kvreplay"))
+    if not found:
+        raise FigureError("kvreplay is not built: run `bash apps/quickstart.sh`, or name it in KVREPLAY")
+    return found
+
+
+ONE_HEAD = {"select.kv_heads": [0]}  # of each layer, in a quick run
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line asks of all steps: `traces` instead of the configuration's, KEY=VALUE
+    `overrides` of every run, one kv head per layer (`quick`), nothing reused (`force`)."""
+
+    traces: tuple = ()
+    overrides: tuple = ()
+    quick: bool = False
+    force: bool = False
+
+
+def run_steps(config, out, wishes, settled=None):
+    """Runs every step of `config` into the folder `out`; what is already there is not computed again.
+
+    `settled(step)` is asked before each run and cluster step for what only the trace or an earlier step can
+    tell, as {key: value}; a run step's own overrides and those of `wishes` stand above it.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for step in config.steps:
+        if settled is not None:
+            step = _completed(step, settled)
+        _COMMANDS[step.command](config, step, out, wishes)
+
+
+def _completed(step, settled):
+    if step.command == "run":
+        return replace(step, argument=settled(step) | step.argument)
+    if step.command != "cluster":
+        return step
+    words = [f"-s {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in settled(step).items()]
+    return replace(step, argument=" ".join([step.argument, *words]))
+
+
+def _run(config, step, out, wishes):
+    used = [out / f"{step.trace}.h5"] if step.trace else wishes.traces or config.traces
+    own = step.argument | (ONE_HEAD | config.quick if wishes.quick else {})
+    words = ["run", config.path, "-o", out / step.name, "--progress", "none", "-q"]
+    for text in (
+        f"traces={json.dumps([str(Path(trace).resolve()) for trace in used])}",
+        *(f"{key}={json.dumps(value)}" for key, value in own.items()),
+        *wishes.overrides,
+    ):
+        words += ["-s", text]
+    # Failed cells are reported by the figure itself.
+    _call(config, step, words + (["--force"] if wishes.force else []), accept=(0, 1))
+
+
+def _cluster(config, step, out, wishes):
+    words = ["cluster", _the_trace(config, step, out, wishes), *(["--kv-heads", "0"] if wishes.quick else [])]
+    _made_once(config, step, out / f"{step.name}.h5", words, wishes.force)
+
+
+def _synth(config, step, out, wishes):
+    _made_once(config, step, out / f"{step.name}.h5", ["synth"], wishes.force)
+
+
+def _bounds(config, step, out, wishes):
+    trace = shlex.quote(str(_the_trace(config, step, out, wishes)))
+    table = _call(config, step, ["bounds", *shlex.split(step.argument.format(trace=trace)), "--csv"])
+    (out / f"{step.name}.csv").write_text(table, encoding="utf-8")
+
+
+def _toy(config, step, out, _wishes):
+    try:
+        write_toy_trace(out / f"{step.name}.h5", step.argument)
+    except ValueError as problem:
+        raise FigureError(f"{config.path}: step {step.name}: {problem}") from problem
+
+
+_COMMANDS = {"run": _run, "cluster": _cluster, "synth": _synth, "bounds": _bounds, "toy": _toy}
+
+
+def _the_trace(config, step, out, wishes):
+    if step.trace:
+        return out / f"{step.trace}.h5"
+    traces = wishes.traces or config.traces
+    if len(traces) != 1:
+        raise FigureError(f"{config.path}: step {step.name} takes one trace, not {len(traces)}")
+    return traces[0]
+
+
+def _made_once(config, step, file, words, force):
+    """A file is made again when the words that made it have changed."""
+    words = [str(word) for word in [*words, *shlex.split(step.argument)]]
+    note = file.with_suffix(".made_by.json")
+    if not force and file.is_file() and note.is_file() and json.loads(note.read_text()) == words:
+        return
+    file.unlink(missing_ok=True)
+    _call(config, step, [*words, "-o", file])
+    note.write_text(json.dumps(words), encoding="utf-8")
+
+
+def _call(config, step, words, accept=(0,)):
+    """What the program prints on stdout; its messages go to ours."""
+    command = [program(), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode in accept:
+        return done.stdout
+    sys.stderr.write(done.stderr)
+    raise FigureError(f"{config.path}: step {step.name} ended with exit code {done.returncode}")

@@ -1,0 +1,1 @@
+"""HTML pages of runs and of folders of figures."""

@@ -1,0 +1,71 @@
+"""What the papers claim, and what replay says about it: one record a claim, counted and shown by paper."""
+
+from dataclasses import dataclass
+
+from ..numbers.verdict import FAILS, HOLDS, MIXED, OUTCOMES, UNTESTABLE
+from .html import Html, card_table, html, plain_table
+
+NOT_PROMISED = "No paper promises it"  # stands where a paper's name would, and last
+PAPERS = ("SubGen", "H2O", "BUZZ", "BalanceKV")  # first, in this order; any other follows by name
+# Words, a sign and a colour: no outcome is told by its colour alone.
+SIGNS = {HOLDS: ("✓", "holds"), FAILS: ("✗", "fails"), MIXED: ("±", "mixed"), UNTESTABLE: ("–", "untestable")}
+HEADER = ("claim", "outcome", "numbers", "tested how", "on what", "source")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement of a paper. `how` is the test, or the reason why there is none; `data` what it ran on;
+    `outcome` one of OUTCOMES; `seen` Html that leads to the figure behind it."""
+
+    paper: str
+    claim: str
+    source: str
+    how: str
+    outcome: str
+    numbers: str = ""
+    data: str = ""
+    seen: str = ""
+
+
+def by_paper(items):
+    """[(paper, its items)] of anything with a `paper`, in the order of PAPERS."""
+    names = sorted({item.paper for item in items}, key=lambda name: (_rank(name), name))
+    return [(name, [item for item in items if item.paper == name]) for name in names]
+
+
+def _rank(paper):
+    if paper == NOT_PROMISED:
+        return len(PAPERS) + 1
+    return PAPERS.index(paper) if paper in PAPERS else len(PAPERS)
+
+
+def counts_table(claims):
+    """How many claims of each paper came out how."""
+    rows = [[paper, *_counts(own)] for paper, own in by_paper(claims)]
+    return plain_table(["paper", *OUTCOMES, "claims"], [*rows, ["all", *_counts(claims)]])
+
+
+def _counts(claims):
+    found = [claim.outcome for claim in claims]
+    return [*(found.count(outcome) for outcome in OUTCOMES), len(found)]
+
+
+def claims_table(claims):
+    """One row a claim; the outcome sorts in the order of OUTCOMES."""
+    return card_table(HEADER, [_cells(claim) for claim in claims], "claims")
+
+
+def _cells(claim):
+    texts = (claim.numbers, claim.how, claim.data)
+    seen = Html(f"{html(claim.source)} {claim.seen}") if claim.seen else claim.source
+    return [
+        (claim.claim, claim.claim),
+        (badge(claim.outcome), OUTCOMES.index(claim.outcome)),
+        *((text, text or None) for text in texts),
+        (seen, claim.source),
+    ]
+
+
+def badge(outcome):
+    sign, kind = SIGNS[outcome]
+    return Html(f'<span class="outcome {kind}">{sign} {html(outcome)}</span>')

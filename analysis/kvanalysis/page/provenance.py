@@ -1,0 +1,105 @@
+"""Where the numbers come from: facts of the rows, of results.meta.json, and of this program."""
+
+import json
+import platform
+
+import matplotlib
+import numpy as np
+import pandas as pd
+
+from ..numbers.stats import BOOTSTRAP_SEED, RESAMPLES, UNIT
+from ..numbers.words import count
+
+CONFIG_KEYS = ("config", "resolved_config")
+LISTED = 40  # longer lists are cut, with their length
+
+
+def run_name(meta):
+    """The name in the configuration, or "" if there is none."""
+    config = _config(meta)
+    return str(config.get("name", "")) if isinstance(config, dict) else ""
+
+
+def run_date(meta):
+    """The first text in the meta file that is named as a date, or "" if there is none."""
+    dated = (
+        value for key, value in meta.items() if key.endswith(("_utc", "date")) and isinstance(value, str)
+    )
+    return next(dated, "")
+
+
+def config_text(meta):
+    """The resolved configuration as text to show, or "" if the meta file has none."""
+    config = _config(meta)
+    return config if isinstance(config, str) else json.dumps(config, indent=2) if config else ""
+
+
+def data_facts(rows):
+    """(name, value) pairs of the rows of one trace."""
+    used = int((rows["status"] == "ok").sum())
+    return [
+        ("model", ", ".join(sorted(rows["model"].unique())) or "not recorded"),
+        ("trace", rows["trace_id"].iloc[0]),
+        ("texts (prompts)", _listed(sorted(rows["prompt"].unique()))),
+        ("layers", _listed(sorted(rows["layer"].unique()))),
+        ("heads", f"{len(rows.drop_duplicates(UNIT))} (prompt, layer, kv head) units"),
+        ("tokens", f"{_span(rows['n_tokens'])}, of them {_span(rows['n_prefill'])} in the prompt"),
+        ("queries scored per head", _span(rows["n_queries"])),
+        ("cells", f"{len(rows)}, of them {len(rows) - used} without a result"),
+    ]
+
+
+def data_text(rows):
+    """What was replayed, in a sentence: heads, layers, texts, models."""
+    heads, layers = len(rows.drop_duplicates(UNIT)), rows["layer"].nunique()
+    # Without the owner or package before the last slash, which the provenance spells out.
+    models = sorted({name.rsplit("/", 1)[-1] for name in rows["model"] if name}) or ["unnamed model"]
+    texts = len(rows.drop_duplicates(["trace_id", "prompt"]))
+    return (
+        f"{count(heads, 'kv head')} of {count(layers, 'layer')}, {count(texts, 'text')}, {', '.join(models)}"
+    )
+
+
+def compared_facts(frame, methods):
+    """`data_text` and the decode rows of the `methods` that were compared; all if none is named."""
+    rows = frame[frame["method"].isin(methods)] if methods else frame
+    return f"{data_text(rows)}, {_span(rows['n_queries'])} decode rows each"
+
+
+def meta_facts(meta):
+    """(name, value) pairs of results.meta.json, whatever it holds, without the configuration."""
+    return [(key.replace("_", " "), _flat(value)) for key, value in meta.items() if key not in CONFIG_KEYS]
+
+
+def own_facts():
+    """(name, value) pairs of the program that made the statistics and figures."""
+    versions = {"Python": platform.python_version()}
+    versions |= {tool.__name__: tool.__version__ for tool in (np, pd, matplotlib)}
+    return [
+        ("statistics", f"{RESAMPLES} bootstrap resamples, seed {BOOTSTRAP_SEED}"),
+        ("analysed with", _flat(versions)),
+    ]
+
+
+def _config(meta):
+    return next((meta[key] for key in CONFIG_KEYS if meta.get(key)), None)
+
+
+def _flat(value):
+    if isinstance(value, dict):
+        return " · ".join(f"{key} {_flat(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return _listed([_flat(inner) for inner in value])
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _listed(values):
+    more = f" … ({len(values)} in all)" if len(values) > LISTED else ""
+    return ", ".join(str(value) for value in values[:LISTED]) + more
+
+
+def _span(column):
+    low, high = column.min(), column.max()
+    if pd.isna(low):
+        return "not recorded"
+    return str(low) if low == high else f"{low} to {high}"

@@ -1,0 +1,128 @@
+"""One self-contained page about a run: what was measured, on what, and how to read it."""
+
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+
+from ..figures.of_run import write_figures
+from ..numbers.format import table_cells
+from ..numbers.summary import summarise
+from .html import (
+    anchor,
+    contents,
+    document,
+    facts,
+    folded,
+    note,
+    paragraph,
+    plain_table,
+    section,
+    sortable_table,
+    terms,
+)
+from .limits import LIMITS_TITLE, limits
+from .pictures import Album
+from .provenance import config_text, data_facts, data_text, meta_facts, own_facts, run_date, run_name
+from .run_claims_section import claims_section
+from .terms import TERMS
+
+FAILURES_SHOWN = 100
+
+
+def write_report(frame, figures_folder, file):
+    """Writes the page for `load`'s table to `file`, its figures to `figures_folder`; returns `file`."""
+    figures = write_figures(frame, figures_folder)
+    file = Path(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(render(frame, figures, file.parent), encoding="utf-8")
+    return file
+
+
+def render(frame, figures, folder):
+    """The page as text; `figures` as `write_figures` returns them, `folder` the one that the page is in."""
+    meta = frame.attrs.get("meta", {})
+    title = " · ".join(part for part in ("kvreplay report", run_name(meta)) if part)
+    sections = {
+        "Figures": _pictures(Album(figures, folder), figures),
+        "Summary": _summary(frame),
+        "Claims": claims_section(frame),
+        "Cells without a result": _failures(frame),
+        "How to read this": [terms(TERMS)],
+        "Provenance": _provenance(frame, meta),
+    }
+    shown = {name: parts for name, parts in sections.items() if parts}
+    return document(
+        title,
+        [
+            f"<h1>{escape(title)}</h1>",
+            paragraph(_lead(frame, meta), "lead"),
+            note(LIMITS_TITLE, limits(data_text(frame))),
+            contents([(name, anchor(name), []) for name in shown]),
+            *(section(name, *parts) for name, parts in shown.items()),
+        ],
+    )
+
+
+def _lead(frame, meta):
+    """One line: the model, the trace, the cells, the date."""
+    failed = int((frame["status"] != "ok").sum())
+    traces = frame["trace_id"].unique()
+    parts = [", ".join(sorted(frame["model"].unique()))]
+    parts.append(f"trace {traces[0][:12]}" if len(traces) == 1 else f"{len(traces)} traces")
+    parts.append(f"{len(frame)} cells" + (f", {failed} without a result" if failed else ""))
+    parts.append(run_date(meta))
+    return " · ".join(part for part in parts if part)
+
+
+def _pictures(album, figures):
+    parts = [album.note()]
+    for figure in figures:
+        parts.append(album.show(figure, figure.caption))
+        if figure.table:
+            parts.append(sortable_table(*figure.table))
+    return parts
+
+
+def _summary(frame):
+    header, rows = table_cells(summarise(frame))
+    return [
+        paragraph(
+            "One row per method and budget (tokens per kv head). Select a column’s title to sort by it."
+        ),
+        sortable_table(header, rows),
+    ]
+
+
+def _failures(frame):
+    """The cells without a result, grouped by what went wrong; empty if there are none."""
+    failed = frame[frame["status"] != "ok"]
+    if failed.empty:
+        return []
+    groups = failed.groupby(["label", "status", "error"], sort=True)
+    rows = [
+        (label, status, error or "no message", len(cells), _place(cells.iloc[0]))
+        for (label, status, error), cells in groups
+    ]
+    more = len(rows) - FAILURES_SHOWN
+    rest = [paragraph(f"… and {more} more kinds of failure in results.csv.")] if more > 0 else []
+    return [plain_table(("method", "status", "error", "cells", "first at"), rows[:FAILURES_SHOWN]), *rest]
+
+
+def _place(cell):
+    budget = cell["budget_tokens"]
+    at = f"{cell['prompt']}, layer {cell['layer']}, kv head {cell['kv_head']}"
+    return at if pd.isna(budget) else f"{at}, budget {budget}"
+
+
+def _provenance(frame, meta):
+    parts = [facts(data_facts(rows)) for _, rows in frame.groupby("trace_id", sort=True)]
+    parts.append(facts(meta_facts(meta) + own_facts()))
+    config = config_text(meta)
+    if config:
+        parts.append(folded("Resolved configuration", f"<pre>{escape(config)}</pre>"))
+    if not meta:
+        parts.append(
+            paragraph("results.meta.json is absent: versions, host and configuration are not recorded.")
+        )
+    return parts

@@ -1,0 +1,52 @@
+"""The section of a run's page that says which claims of the papers the run bears on."""
+
+from ..figures.listing import listed_figures
+from .claims import by_paper, claims_table, counts_table
+from .html import Html, folded, html, paragraph, plain_table
+from .run_claims import run_claims
+from .untestable import untestable_claims
+
+INTRODUCTION = (
+    "Rules over this run’s table; each row says on what it was tested. A paper’s own figure is tested by its "
+    "configuration, on the paper’s settings: those are listed below."
+)
+
+
+def claims_section(frame):
+    """Parts of the section: what the run decides, what it lacks, other configurations, what nothing tests."""
+    decided, lacking = run_claims(frame)
+    papers = [part for paper, own in by_paper(decided) for part in (_heading(paper), claims_table(own))]
+    return [
+        paragraph(INTRODUCTION),
+        *([counts_table(decided), *papers] if decided else [paragraph("This run decides none of them.")]),
+        *_lacking(lacking),
+        *_elsewhere(),
+        *_untestable(),
+    ]
+
+
+def _heading(paper):
+    return Html(f"<h3>{html(paper)}</h3>")
+
+
+def _lacking(lacking):
+    if not lacking:
+        return []
+    rows = [(lack.paper, lack.claim, lack.source, lack.why) for lack in lacking]
+    table = plain_table(("paper", "claim", "source", "what is missing"), rows)
+    return [folded(f"Not decided by this run ({len(lacking)})", table)]
+
+
+def _elsewhere():
+    figures = listed_figures()
+    if not figures:
+        return []
+    rows = [(f.paper, f.number, f.expect, Html(f"<code>{html(f.command)}</code>")) for f in figures]
+    table = plain_table(("paper", "figure", "the paper expects", "run"), rows)
+    return [folded(f"Claims with a configuration of their own ({len(figures)})", table)]
+
+
+def _untestable():
+    claims = untestable_claims()
+    tables = [part for paper, own in by_paper(claims) for part in (_heading(paper), claims_table(own))]
+    return [folded(f"Claims that no replay can test ({len(claims)})", *tables)]

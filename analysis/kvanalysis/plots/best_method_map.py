@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.patches import Patch
 
-from .. import head_maps
+from ..drawing import head_maps
 from ..drawing.drawn import Drawn, save, write_csv
 from ..drawing.plotstyle import COLOURS, COLUMN_WIDTH, PAGE_WIDTH, finish
 from ..numbers.contenders import FAMILIES, at_budget, budgets_of, families, head_table, present, spread

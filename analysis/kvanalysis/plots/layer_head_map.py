@@ -1,6 +1,6 @@
 """The error of every layer x kv head, a panel for each method, one shared scale, at one budget."""
 
-from .. import head_maps
+from ..drawing import head_maps
 from ..drawing.drawn import Drawn, save, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish
 from ..numbers.contenders import at_budget, budgets_of, head_table, middle_budget

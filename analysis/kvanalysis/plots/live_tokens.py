@@ -3,11 +3,11 @@
 import numpy as np
 import pandas as pd
 
-from .. import buzz_theory
 from ..drawing.curve_axes import Axis
 from ..drawing.curves import Sheet, draw_sheet
 from ..drawing.drawn import Plot
 from ..errors import ResultsError
+from ..numbers import buzz_theory
 from ..numbers.stats import UNIT, used_rows
 from ..numbers.verdict import FAILS, HOLDS, Verdict
 from ..numbers.words import replay_note

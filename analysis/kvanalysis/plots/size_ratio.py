@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from .. import buzz_theory
 from ..drawing.curve_axes import ERROR, Axis
 from ..drawing.curves import Sheet, draw_sheet, head_points
 from ..drawing.drawn import Plot
 from ..errors import ResultsError
+from ..numbers import buzz_theory
 from ..numbers.paired import compare
 from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 from ..numbers.words import BAND_NOTE, replay_note

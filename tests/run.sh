@@ -42,11 +42,12 @@ else
 fi
 step "format" format
 step "lint" lint
+how=(-q --numprocesses 2 --dist loadfile)
 if [ $fast -eq 1 ]; then
-  step "Python tests without torch" "$python" -m pytest -q -m "not torch" tests/python
+  step "Python tests without torch" "$python" -m pytest "${how[@]}" -m "not torch and not slow" tests/python
 else
   step "torch" bash tests/install_torch.sh build/venv
-  step "Python tests" "$python" -m pytest -q tests/python
+  step "Python tests" "$python" -m pytest "${how[@]}" -m "not slow" tests/python
 fi
 
 if [ ${#failed[@]} -gt 0 ]; then

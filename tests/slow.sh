@@ -16,3 +16,4 @@ echo "figures: $took s"
 "$KVREPLAY" report "$out"
 [ $took -le $LIMIT_S ] || { echo "the figures took $took s, more than $LIMIT_S s" >&2; exit 1; }
 "$KVREPLAY_PYTHON" -m pytest -q -m slow tests/python
+echo "all slow proofs hold"

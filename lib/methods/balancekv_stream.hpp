@@ -25,8 +25,9 @@ struct BalanceKvStream {
       .memory =
           "both structures: keys of numerator and denominator, values of the numerator, one size a list",
       .deviation =
-          "the bucket inequality is printed reversed, and the test uses p where j is meant. r is measured on "
-          "the prompt and grows with later keys.",
+          "the bucket inequality is printed reversed, and the test uses p where j is meant. Buckets are "
+          "erased by an r that is measured on the prompt and grows with later keys; the theorem's sizes "
+          "take the largest query of the whole trace (sees the future).",
       .oneshots = false,
       .any_positions = false,
       .layer_level = false,
@@ -39,6 +40,7 @@ struct BalanceKvStream {
   bool centre_keys = false, bucket_erase = true;
   int32_t tokens = 0, dim = 0, v_dim = 0;
   double radius = 0, most_value = 0;  // max ||k||, ||q|| and max ||v|| so far
+  double largest_query = 0;           // max ||q|| of the trace: the theorem bounds later queries too
   BalancedSums sums;
   std::span<double> state;  // centre of the keys [dim], then of the sums
   Draws draws;
@@ -60,7 +62,9 @@ struct BalanceKvStream {
     if (levels == kDerived) levels = int32_t(theory::merge_levels(tokens, batch));
     if (c == kUnset) c = theory::walk_constant(tokens, delta);
     sums.batch = batch, sums.levels = levels, sums.scale = scene.scale, sums.rule = {c, on_fail};
+    largest_query = scene.largest_query_norm;
   }
+  Hindsight hindsight() const { return {.largest_query_norm = r == kUnset}; }
   static bool random(const BalanceKvStream&) { return true; }
   Layout layout(const Scene& s) const {
     return {.state_doubles = s.shape.dim + MergeAndReduce::doubles(std::min(batch, tokens)),
@@ -78,17 +82,17 @@ struct BalanceKvStream {
       if (cache.num(i) != 0 && cache.den(i) != 0) charged.key_floats += dim;
   }
   void report(auto& extras, const auto&) const {
-    const auto asked = theory::BalanceKv::of(epsilon, bound(), tokens, dim, v_dim);
+    const auto asked = theory::BalanceKv::of(epsilon, promised_bound(), tokens, dim, v_dim);
     extras["theory_log10_t"] = asked.t.log10(), extras["bound_log10_tokens"] = asked.rows().log10();
   }
   // Theorem 3.1. A batch of n tokens is never halved, whatever t the theorem asks for.
   Promise promise() const {
-    const auto asked = theory::BalanceKv::of(epsilon, bound(), tokens, dim, v_dim);
+    const auto asked = theory::BalanceKv::of(epsilon, promised_bound(), tokens, dim, v_dim);
     return {.norm = Promise::Norm::frobenius,
             .epsilon = epsilon,
             .probability = 1 - (delta == kUnset ? std::pow(double(tokens), -2) : delta),
             .capped = batch < tokens && asked.t > batch,
-            .spread = bound() * bound() / std::sqrt(double(dim))};
+            .spread = promised_bound() * promised_bound() / std::sqrt(double(dim))};
   }
   static std::string failure_text(int32_t, int32_t token) {
     return "a walk failed at token " + std::to_string(token) +
@@ -132,6 +136,7 @@ struct BalanceKvStream {
     sums.centre = state.first(size_t(dim)), sums.state = state.subspan(size_t(dim)), sums.draws = draws;
   }
   KVR_FN double bound() const { return r != kUnset ? r : radius; }
+  double promised_bound() const { return r != kUnset ? r : std::max(radius, largest_query); }
   KVR_FN static void grow(double& most, double x) { most = x > most ? x : most; }
   KVR_FN void drop_unheld(const Team auto& team, auto& cache) const {
     cache.retain(team, [&](int32_t i) { return sums.held(cache, i); });

@@ -109,11 +109,11 @@ Sums sum_rows(const HeadStream<double>& stream) {
   return sums;
 }
 
-std::vector<double> head_mean(const std::vector<double>& sums, int32_t heads, int32_t tokens) {
-  std::vector<double> mean(size_t(tokens), 0.0);
-  for (size_t i = 0; i < sums.size(); ++i) mean[i % size_t(tokens)] += sums[i];
-  for (double& x : mean) x /= heads;
-  return mean;
+// The group's score is the sum of its query heads' (C9).
+std::vector<double> head_sum(const std::vector<double>& sums, int32_t tokens) {
+  std::vector<double> group(size_t(tokens), 0.0);
+  for (size_t i = 0; i < sums.size(); ++i) group[i % size_t(tokens)] += sums[i];
+  return group;
 }
 
 // The sums that overlaps compare, over the tokens of the prompt.
@@ -135,9 +135,9 @@ std::vector<double> overlap(const Statistic& a, const Statistic& b) {
 
 void compare_statistics(const HeadStream<double>& stream, const Sums& sums, AttentionShape& shape) {
   const auto of_prompt = [&](const std::vector<double>& sum) {
-    std::vector<double> mean = head_mean(sum, stream.shape.heads, stream.tokens);
-    mean.resize(size_t(stream.prompt));
-    return mean;
+    std::vector<double> group = head_sum(sum, stream.tokens);
+    group.resize(size_t(stream.prompt));
+    return group;
   };
   const bool has_future = sums.future.rows > 0, has_prompt = sums.prompt.rows > 0;
   const std::vector<Statistic> all = {
@@ -198,7 +198,7 @@ AttentionShape survey_attention(const HeadStream<double>& stream) {
   shape.accumulated_heads = sums.prompt.sum;
   for (size_t i = 0; i < shape.accumulated_heads.size(); ++i)
     shape.accumulated_heads[i] += sums.future.sum[i];
-  shape.accumulated = head_mean(shape.accumulated_heads, shape.heads, stream.tokens);
+  shape.accumulated = head_sum(shape.accumulated_heads, stream.tokens);
   describe_tail(stream, shape);
   compare_statistics(stream, sums, shape);
   return shape;

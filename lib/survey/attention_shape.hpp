@@ -25,7 +25,7 @@ struct AttentionShape {
   std::vector<double> top1_is_sink;      // share of rows whose largest probability is token 0's
   std::vector<double> attended_effective;  // mean of exp(entropy) of a row's probabilities
   // Sums of each token's probability over all rows.
-  std::vector<double> accumulated;        // [T] mean over the heads
+  std::vector<double> accumulated;        // [T] summed over the heads, as H2O's score
   std::vector<double> accumulated_heads;  // [heads, T]
   // Of `accumulated`; [3] for kTopShares, or empty where it is 0.
   std::vector<double> top_share, top_share_null, top_share_ratio;

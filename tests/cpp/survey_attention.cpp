@@ -97,13 +97,13 @@ TEST_CASE("a single token has no sparsity, and nothing is divided by zero", "[su
   CHECK_FALSE(a.tail.has_value());
 }
 
-TEST_CASE("the accumulated score is the mean over the heads", "[survey]") {
+TEST_CASE("the accumulated score is the sum over the heads", "[survey]") {
   const auto s = make_stream<double>({.tokens = 130, .prompt = 64, .heads = 3}, 5);
   const AttentionShape a = survey_attention(s);
   REQUIRE(a.accumulated_heads.size() == 3 * 130);
   for (size_t j = 0; j < 130; ++j)
     CHECK(a.accumulated[j] ==
-          Approx((a.accumulated_heads[j] + a.accumulated_heads[130 + j] + a.accumulated_heads[260 + j]) / 3));
+          Approx(a.accumulated_heads[j] + a.accumulated_heads[130 + j] + a.accumulated_heads[260 + j]));
 }
 
 TEST_CASE("Gini coefficients by hand", "[survey]") {

@@ -209,7 +209,7 @@ def of_rows(unit):
     w = p / p.sum(axis=2, keepdims=True)
     entropy = -np.where(w > 0, w * np.log(np.where(w > 0, w, 1)), 0).sum(2)
     heads = p.sum(1)
-    A = heads.mean(0)
+    A = heads.sum(0)  # C9: a group's score is the sum
     null = (mask / mask.sum(1, keepdims=True)).sum(0)
     ordered = np.sort(A[A > 0])[::-1]
     rank = np.arange(1, len(ordered) + 1)

@@ -558,3 +558,21 @@ def test_the_clamped_error_divides_by_the_positive_part_of_the_output(runs):
     """figures.md, honesty note 2: 1.31 to 1.76 on another text; about sqrt(2) wherever signs are even."""
     inflation = [c.row["rel_err_clamped"] / c.row["rel_err_out_mean"] for c in runs("sample", "double")]
     assert all(1.1 < x < 2.2 for x in inflation), inflation
+
+
+def test_the_theorem_of_balancekv_bounds_the_queries_after_the_prompt_too(tmp_path):
+    """Its r, where none is given, is the largest norm of a key or query, whenever the query comes."""
+    trace = synth(tmp_path / "t.h5", "--tokens", 90, "--prompt", 60, "--q-heads", 1, "--kv-heads", 1)
+    with h5py.File(trace, "r+") as file:
+        layer = file["prompts/synthetic/layers/000"]
+        layer["q"][0, 75] *= 4
+        del file.attrs["trace_id"]
+        q, k = layer["q"][0].astype(float), layer["k"][0].astype(float)
+        d, dv = q.shape[1], layer["v"].shape[2]
+    r = max(norm(q).max(), norm(k).max())
+    assert norm(q[:60]).max() < r and norm(k).max() < r
+    done = kvreplay("run", trace, "--method", "balancekv_stream", "-s", "seeds.count=1", "-o", tmp_path / "o")
+    assert done.returncode == 0, done.stderr
+    extras = json.loads(pd.read_csv(tmp_path / "o/results.csv")["extras"][0])
+    log_t = math.log(math.log(dv * 90) ** 2 * math.sqrt(dv) / 0.1) + 2 * r**2 / math.sqrt(d)
+    assert extras["theory_log10_t"] == pytest.approx(log_t / math.log(10))

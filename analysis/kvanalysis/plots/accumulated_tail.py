@@ -43,8 +43,8 @@ def sorted_share(scores):
 
 
 def top_share(scores, top):
-    """Share of the sum that the ceil(top * n) largest hold."""
-    return float(sorted_share(scores)[: int(np.ceil(top * len(scores)))].sum())
+    """Share of the sum that the largest hold: floor(top * n) of them, at least one, as the program counts."""
+    return float(sorted_share(scores)[: max(1, int(top * len(scores)))].sum())
 
 
 def head_shares(table):

@@ -114,7 +114,8 @@ struct Charge {
   int64_t weight_floats = 0;  // weights, counts, masses
   int64_t key_floats = 0;     // besides the rows'
   int64_t sketch_floats = 0;  // key numbers of sketches, at the width of the keys
-  int64_t aux_bytes = 0;      // sketches, rings of marks
+  int64_t aux_bytes = 0;      // sketches
+  int64_t mark_bytes = 0;     // rings of marks, text classes: a decision reads them, attention does not
   // Of rows that the method stores in a format of its own: numbers that are not held, bytes of codes in their
   // place.
   int64_t coded_floats = 0, code_bytes = 0;

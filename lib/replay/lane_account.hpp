@@ -43,8 +43,10 @@ class LaneAccount {
     more_keys_ = formatter.exact_bytes(charge.key_floats);
     const auto payload = formatter.payload(cache);
     take_peaks(payload.keys + charge.key_floats, payload.values, payload.bytes + more_keys_);
-    take_aux((charge.aux_bytes + formatter.exact_bytes(charge.sketch_floats)), formatter.sketch_bytes(cache),
-             extras.positions ? 4 * rows : 0, extras.scores ? 8 * rows : 0, blocks);
+    const int64_t sketches = charge.aux_bytes + formatter.exact_bytes(charge.sketch_floats);
+    take_aux(sketches + charge.mark_bytes, formatter.sketch_bytes(cache), extras.positions ? 4 * rows : 0,
+             extras.scores ? 8 * rows : 0, blocks);
+    read_sketches_ = sketches_ - charge.mark_bytes / blocks;
     ledger.final_bytes = payload.bytes + more_keys_ + besides_ + aux_;
     ledger.bytes_sum += ledger.final_bytes;
   }
@@ -68,12 +70,12 @@ class LaneAccount {
     ledger.score_bytes = aux_ - sketches_ - ledger.index_bytes;
   }
   void add_read(int64_t rows_bytes) {
-    ledger.read_sum += rows_bytes + more_keys_ + besides_ + sketches_;
+    ledger.read_sum += rows_bytes + more_keys_ + besides_ + read_sketches_;
     ledger.read_steps += 1;
   }
   int64_t besides_ = 0;    // weights, and what codes take more or less than the numbers they stand for
   int64_t more_keys_ = 0;  // bytes of keys that stand twice
-  int64_t aux_ = 0, sketches_ = 0;  // of the last S_t
+  int64_t aux_ = 0, sketches_ = 0, read_sketches_ = 0;  // of the last S_t; without what only decisions read
 };
 
 }  // namespace kvreplay

@@ -37,6 +37,7 @@ METHODS = [
     {"name": "h2o", "row_format": "int4"},
     {"name": "snapkv", "window": 8, "row_format": "int4"},
     {"name": "tova", "phase": "oneshot"},
+    {"name": "scissorhands", "hist": 24},
 ]
 BUDGET = 41
 # What is no measure of a replay alone, or says what another column says in another place.
@@ -363,6 +364,7 @@ class Ledger:
     scores: int = 0
     sketches: int = 0
     positions: int = 0
+    marks: int = 0  # what decisions read and attention does not
 
     @property
     def cache(self):
@@ -370,7 +372,7 @@ class Ledger:
 
     @property
     def aux(self):
-        return self.scores + self.sketches + self.positions
+        return self.scores + self.sketches + self.marks + self.positions
 
 
 def ledger(cell, t, tokens, num, den, newest_exact):
@@ -389,8 +391,10 @@ def ledger(cell, t, tokens, num, den, newest_exact):
     numbers = (n - coded) * (d + dv) * stored + (coded * (d + dv) * 4 + 7) // 8
     result = Ledger(n * d, n * dv, numbers)
     result.sketches = coded * 4 * (math.ceil(d / 64) + math.ceil(dv / 64))
-    result.scores = 8 * n if cell.method == "h2o" else 0
+    result.scores = 8 * n if cell.method in ("h2o", "scissorhands") else 0
     result.positions = 0 if cell.method in ("streaming_llm", "topk_oracle") else 4 * n
+    if cell.method == "scissorhands":  # a mark for each of the last rows
+        result.marks = (n * cell.params["hist"] + 7) // 8
     if cell.method == "uniform":
         result.weights = 1
     if cell.method == "balancekv":
@@ -443,7 +447,7 @@ def memory_columns(cell, rows):
         "value_floats": max(x.values for x in both),
         "weight_floats": max(x.weights for x in after),
         "score_bytes": worst.scores,
-        "sketch_bytes": worst.sketches,
+        "sketch_bytes": worst.sketches + worst.marks,
         "index_bytes": worst.positions,
         "read_bytes_per_step": np.mean(read),
         "median_evicted_age_tokens": np.median(ages) if ages else None,

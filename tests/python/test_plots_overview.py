@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from kvanalysis import load
 from kvanalysis.drawing.head_maps import short
-from kvanalysis.drawing.plotstyle import styled
+from kvanalysis.drawing.plotstyle import new_figure, styled
 from kvanalysis.errors import FigureError
 from kvanalysis.figures.config import read_figure_config
 from kvanalysis.figures.context import Context
@@ -97,6 +97,15 @@ def test_what_is_spread_keeps_both_ends_or_the_middle():
 
 
 # Error against bytes
+
+
+def test_numbers_of_the_front_that_print_over_each_other_are_taken_away_but_the_last(tmp_path):
+    with styled():
+        axes = new_figure(3.3).subplots()
+        for place, number in ((0.2, "1"), (0.5, "2"), (0.502, "3"), (0.504, "4")):
+            axes.annotate(number, (place, 0.5))
+        error_vs_bytes._thin(axes)
+    assert {text.get_text() for text in axes.texts} == {"1", "4"}
 
 
 def test_the_front_holds_what_no_other_beats_and_never_an_oracle(tmp_path):

@@ -14,6 +14,7 @@ from ..drawing.budget_axes import (
     set_error_axis,
 )
 from ..drawing.budget_axes import draw as draw_curves
+from ..drawing.curves import make_room
 from ..drawing.drawn import Drawn, Plot, save, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
 from ..numbers.summary import summarise
@@ -76,6 +77,7 @@ def _layer_panels(points, note, width, panels):
     _label_lowest(grid, len(layers), BUDGET_AXIS if panel_width > SHORT_LABEL_WIDTH else SHORT_BUDGET_AXIS)
     height = PANEL_HEIGHT * (high + (high - 1) * PANEL_GAP)
     finish(figure, *_legend(points), note, height, hspace=PANEL_GAP, wspace=0.10, top=0.24)
+    make_room(figure)
     return figure
 
 

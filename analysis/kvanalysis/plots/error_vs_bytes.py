@@ -6,6 +6,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from ..drawing.budget_axes import drawable, looks_of, set_error_axis
+from ..drawing.curves import make_room
 from ..drawing.drawn import Drawn, save, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
 from ..numbers.contenders import has_values
@@ -98,6 +99,7 @@ def _figure(rows, points, sizes, width, height, wide):
     _share_axis(panels[0][0], points[sizes].to_numpy())
     tall = height * (high + (high - 1) * PANEL_GAP)
     finish(figure, *_legend(points, look), _note(rows, points), tall, hspace=PANEL_GAP, wspace=0.06, top=0.26)
+    make_room(figure)
     for axes in panels.flat:
         _thin(axes)
     return figure

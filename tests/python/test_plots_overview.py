@@ -135,6 +135,14 @@ def test_bytes_over_time_stand_beside_the_peak_where_the_run_has_them(tmp_path):
 # Maps
 
 
+def test_an_exact_method_does_not_take_the_scale_of_the_maps(tmp_path):
+    rows = [fake_row(m, kv_head=h, rel_err=0.2) for m in ("a", "b") for h in (0, 1)]
+    rows += [fake_row("exact", budget="", kv_head=h, rel_err=3e-7) for h in (0, 1)]
+    figures, table = drawn(layer_head_map, tmp_path, rows)
+    assert set(table["label"]) == {"a", "b"}
+    assert "Mean over 2 methods" in figures[0].caption
+
+
 def test_the_map_averages_texts_and_names_the_hardest_head(tmp_path):
     rows = [
         fake_row("h2o", prompt=prompt, layer=layer, rel_err=error + shift)

@@ -7,6 +7,10 @@ import sys
 from fnmatch import fnmatchcase
 
 import pytest
+from kvanalysis.figures.config import COMMANDS, KEYS, read_figure_config
+from kvanalysis.figures.context import Context
+from kvanalysis.numbers.config_claims import read_claims
+from kvanalysis.plots import kinds
 from kvreplay_cli import ROOT, kvreplay
 
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,6 +41,25 @@ def test_configs_in_the_repository_are_valid():
     for config in sorted((ROOT / "configs").glob("*.yaml")):
         done = kvreplay("validate", config)
         assert done.returncode == 0, done.stderr
+
+
+def test_every_kind_of_figure_and_every_key_of_its_section_is_documented():
+    text = (ROOT / "docs/figures.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|.*\|.*\|.*\|$", text.partition("## Kinds")[2], re.M)) == set(
+        kinds()
+    )
+    assert all(f"{key}:" in text or f"`{key}`" in text for key in KEYS)
+    assert all(re.search(rf"`(\{{{command}: |{command}`)", text) for command in COMMANDS)
+
+
+def test_the_configuration_in_the_page_of_figures_is_one(tmp_path):
+    text = (ROOT / "docs/figures.md").read_text()
+    example = tmp_path / "configs/figures/mine.yaml"
+    example.parent.mkdir(parents=True)
+    example.write_text(re.search(r"```yaml\n(.*?)```", text, re.S)[1])
+    config = read_figure_config(example)
+    assert config.name == "mine"
+    assert read_claims(Context(config, tmp_path, []))
 
 
 def anchors(page):

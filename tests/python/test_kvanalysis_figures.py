@@ -70,6 +70,17 @@ def test_the_csv_holds_the_drawn_numbers(tmp_path):
     assert table[["rel_err_out_mean", "rel_err_low", "rel_err_high"]].values.tolist() == [[0.2, 0.1, 0.3]]
 
 
+def test_bands_are_drawn_only_for_as_many_curves_as_can_be_told_apart(tmp_path):
+    for count, bands in ((10, 10), (11, 0)):
+        rows = [
+            fake_row(f"m{m:02}", budget=b, kv_head=h) for m in range(count) for b in (64, 128) for h in (0, 1)
+        ]
+        frame = load(write_results(tmp_path / str(count), rows))
+        table = summarise(frame)
+        assert len(panel(table).collections) == bands
+        assert ("Bands:" in footnote(frame, table)) == bool(bands)
+
+
 ODD = {
     "one method, one budget, one head": [fake_row()],
     "one budget, two methods": [fake_row("h2o"), fake_row("tova")],

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from kvanalysis import load
 from kvanalysis.drawing.head_maps import short
-from kvanalysis.drawing.plotstyle import styled
+from kvanalysis.drawing.plotstyle import new_figure, styled
 from kvanalysis.errors import FigureError
 from kvanalysis.figures.config import read_figure_config
 from kvanalysis.figures.context import Context
@@ -99,6 +99,15 @@ def test_what_is_spread_keeps_both_ends_or_the_middle():
 # Error against bytes
 
 
+def test_numbers_of_the_front_that_print_over_each_other_are_taken_away_but_the_last(tmp_path):
+    with styled():
+        axes = new_figure(3.3).subplots()
+        for place, number in ((0.2, "1"), (0.5, "2"), (0.502, "3"), (0.504, "4")):
+            axes.annotate(number, (place, 0.5))
+        error_vs_bytes._thin(axes)
+    assert {text.get_text() for text in axes.texts} == {"1", "4"}
+
+
 def test_the_front_holds_what_no_other_beats_and_never_an_oracle(tmp_path):
     rows = [
         fake_row("a", rel_err=0.5, total_bytes=100, full_bytes=1000),
@@ -124,6 +133,14 @@ def test_bytes_over_time_stand_beside_the_peak_where_the_run_has_them(tmp_path):
 
 
 # Maps
+
+
+def test_an_exact_method_does_not_take_the_scale_of_the_maps(tmp_path):
+    rows = [fake_row(m, kv_head=h, rel_err=0.2) for m in ("a", "b") for h in (0, 1)]
+    rows += [fake_row("exact", budget="", kv_head=h, rel_err=3e-7) for h in (0, 1)]
+    figures, table = drawn(layer_head_map, tmp_path, rows)
+    assert set(table["label"]) == {"a", "b"}
+    assert "Mean over 2 methods" in figures[0].caption
 
 
 def test_the_map_averages_texts_and_names_the_hardest_head(tmp_path):

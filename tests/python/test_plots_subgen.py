@@ -189,3 +189,14 @@ def test_equal_methods_are_said_to_be_equal_and_failed_cells_are_counted(tmp_pat
     caption = dots(tmp_path, rows).figures[0].caption
     assert "Identical numbers: pyramidkv, snapkv." in caption
     assert "1 of 3 cells have no result." in caption
+
+
+def test_a_rule_that_gave_every_layer_the_same_budget_is_named(tmp_path):
+    level = {"extras": '{"layer_budget":384,"same_for_all_layers":1}'}
+    rows = [
+        fake_row(m, {}, 384, rel_err=0.2) | said
+        for m, said in (("pyramidkv", level), ("snapkv", {"extras": ""}))
+    ]
+    caption = dots(tmp_path, rows).figures[0].caption
+    assert "the same budget for every layer here: pyramidkv." in caption
+    assert "smallest budget" not in caption

@@ -205,6 +205,8 @@ def test_a_bound_that_is_kept_at_capped_sizes_says_that_they_were(tmp_path):
     [verdict] = plot.verdicts
     assert verdict.outcome == HOLDS
     assert "at sizes below those it asks for" in verdict.claim
+    assert verdict.source == "SubGen, Theorem 1"
+    assert "is promised" in verdict.numbers
 
 
 def test_results_without_bounds_are_told_apart_from_methods_without_them(tmp_path):

@@ -12,6 +12,7 @@ LOG_RATIO = 5  # from this ratio of largest to smallest error a linear axis woul
 TICK_ROOM = 0.28  # inches; budgets closer than this on the axis would print over each other
 SIDE_BY_SIDE = 0.08  # powers of two that the labels of a single budget are spread over
 BAND_OPACITY = 0.13
+MOST_BANDS = 10  # of more curves the bands lie on each other and hide every curve
 
 
 def drawable(points):
@@ -30,9 +31,14 @@ def draw(axes, points, style):
     """Curves of every label in `points` (rows of `summarise`, thus by rising budget; one panel)."""
     curves = points[points["budget_tokens"].notna()]
     for label, rows in curves.groupby("label", sort=True):
-        _curve(axes, rows, style[label], _aside(label, curves))
+        _curve(axes, rows, style[label], _aside(label, curves), banded(style))
     for _, row in points[points["budget_tokens"].isna()].iterrows():
         _level(axes, row, style[row["label"]])
+
+
+def banded(style):
+    """Whether the curves of this figure have bands."""
+    return len(style) <= MOST_BANDS
 
 
 def _aside(label, curves):
@@ -43,11 +49,12 @@ def _aside(label, curves):
     return 2.0 ** (SIDE_BY_SIDE * (labels.index(label) / (len(labels) - 1) - 0.5))
 
 
-def _curve(axes, rows, look, aside):
+def _curve(axes, rows, look, aside, with_band):
     budget = rows["budget_tokens"].to_numpy(dtype=float) * aside
     error, low, high = (rows[name].to_numpy() for name in ("rel_err_out_mean", "rel_err_low", "rel_err_high"))
     if len(rows) > 1:
-        axes.fill_between(budget, low, high, color=look.colour, alpha=BAND_OPACITY, linewidth=0)
+        if with_band:
+            axes.fill_between(budget, low, high, color=look.colour, alpha=BAND_OPACITY, linewidth=0)
     elif np.isfinite(low[0]):
         axes.vlines(budget, low, high, color=look.colour, linewidth=0.8)
     axes.plot(budget, error, color=look.colour, linestyle=look.dashes)

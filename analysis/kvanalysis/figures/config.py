@@ -1,5 +1,7 @@
 """configs/figures/*.yaml: a sweep as `kvreplay run` reads it, with a section `figure` that says what to draw.
 
+For readers of the program; docs/figures.md is the user's page.
+
 figure:
   kind: error_vs_budget        # a module of kvanalysis.plots with draw(context)
   paper: H2O                   # whose figure, and which
@@ -15,7 +17,7 @@ A step is one of
   run                                    this file's sweep, into OUT/run
   {run: {replay.prefill: 900}, as: late, trace: made}      the same with overrides, into OUT/late
   {cluster: "--layers 0,7", as: cluster} kvreplay cluster, into OUT/cluster.h5 and OUT/cluster.csv
-  {bounds: "buzz --s 3,4,5", as: bounds} kvreplay bounds --csv, into OUT/bounds.csv
+  {bounds: "buzz --stride 3,4,5", as: bounds} kvreplay bounds --csv, into OUT/bounds.csv
   {synth: "--tokens 4096", as: made}     kvreplay synth, into OUT/made.h5: a trace for later steps
   {toy: [[1], [0.6, 0.4]], as: made}     likewise, with these rows as its attention (data.toy_trace)
 """

@@ -24,8 +24,7 @@ KEYS = {"claim", "source", "lower", "higher", "times", "budgets", "gap"}
 MEASURE = "rel_err_out_mean"
 EACH = (
     "paired over heads at each of {which}: the 95 % bootstrap interval of {what} lies below zero at most"
-    " of them and"
-    " above zero at none"
+    " of them and above zero at none; numbers: both means, the interval, heads with less / equal / more error"
 )
 TREND = "paired over heads: the 95 % interval of the gap at {small} minus that at {large} lies above zero"
 

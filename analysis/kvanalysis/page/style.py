@@ -47,6 +47,7 @@ summary { cursor: pointer; }
 .note { border-left: 3px solid #d55e00; background: #fdf6f1; padding: .5rem .9rem; max-width: 46rem; }
 .note ul { margin: .3rem 0; padding-left: 1.2rem; }
 @media (max-width: 40rem) {
+  .plain th { white-space: normal; } .plain td.wrap { min-width: 2.6rem; }
   td.sticky { white-space: normal; overflow-wrap: break-word; }
   dl.facts { grid-template-columns: 1fr; } dl.facts dd { margin-bottom: .4rem; }
   .cards, .cards tbody, .cards tr, .cards td { display: block; }

@@ -15,7 +15,7 @@ from ..drawing.log_ticks import plain_log, subs_for, ticks_at
 from ..drawing.plotstyle import DASHED, DOTTED, looks
 from ..drawing.two_widths import draw_grid
 from ..errors import FigureError
-from ..numbers.epsilon_points import curve_name
+from ..numbers.epsilon_points import THEOREMS, curve_name
 from ..numbers.stats import mean_interval, unit_means, used_rows
 from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 from ..numbers.words import replay_note
@@ -187,14 +187,15 @@ def _verdict(name, rows):
     """Sizes that were capped test nothing but the capped method, which the claim says."""
     capped = ", at sizes below those it asks for" if rows["capped"].max() > 0 else ""
     kept, broken = (rows["violated"] == 0).all(), (rows["violated"] > 0).all()
+    method = rows["method"].iloc[0]
     return Verdict(
         claim=f"{name}: the error is within the bound as often as the theorem promises{capped}",
-        source=rows["method"].iloc[0],
+        source=THEOREMS.get(method, (method,))[-1],
         how="the mean share over heads is at least the theorem's probability, at every epsilon;"
         " constants of the theory are 1 unless named",
         outcome=HOLDS if kept else FAILS if broken else MIXED,
         numbers="; ".join(
-            f"epsilon {row['epsilon']:g}: {row['share']:.1%} of {row['probability']:.0%},"
+            f"epsilon {row['epsilon']:g}: {row['share']:.1%} where {row['probability']:.0%} is promised,"
             f" {row['heads_violated']:.0f} of {row['n_heads']:.0f} heads below"
             for _, row in rows.iterrows()
         ),

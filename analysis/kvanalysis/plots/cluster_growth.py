@@ -70,9 +70,8 @@ def _panel(axes, counts, powers):
 
 def _note(table):
     return (
-        f"{heads_note(table)} Numbers in the panels: mean exponent over heads (slope of ln m against ln n)."
-        " delta is a"
-        " share of the median distance of two points of the whole set."
+        f"{heads_note(table)} Numbers in the panels, in the legend's order: mean exponent over heads (slope"
+        " of ln m against ln n). delta is a share of the median distance of two points of the whole set."
     )
 
 

@@ -137,7 +137,7 @@ def _promise(name, rows):
     below = (rows["error_high"].fillna(rows["error"]) <= rows["epsilon"]).all()
     means = zip(rows["epsilon"], rows["error"], rows["error_max"], strict=True)
     return Verdict(
-        claim=f"{name}: the error stays below epsilon",
+        claim=f"{name}: the mean error stays below epsilon",
         source=THEOREMS[rows["method"].iloc[0]][2],
         how="the 95 % interval of the mean error is at most epsilon, at every epsilon; sizes may be capped",
         outcome=HOLDS if below else FAILS,

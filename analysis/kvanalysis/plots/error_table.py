@@ -66,7 +66,7 @@ def drawn(cells, note, stem, width):
     axes.imshow(shown, cmap=MAP, norm=scale, aspect="auto")
     for (i, j), value in np.ndenumerate(values):
         colour = "white" if np.isfinite(value) and value > 0 and scale(value) < DARK else "black"
-        text = f"{value:.2g}" if np.isfinite(value) else "–"
+        text = f"{value:#.2g}" if np.isfinite(value) else "–"
         axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=6.5)
     axes.set_xticks(
         range(len(grid.columns)),

@@ -4,8 +4,17 @@ import math
 
 from matplotlib.ticker import NullLocator
 
+from ..drawing.budget_axes import (
+    banded,
+    drawable,
+    handle,
+    legend_text,
+    looks_of,
+    set_budget_axis,
+    set_error_axis,
+)
 from ..drawing.budget_axes import draw as draw_curves
-from ..drawing.budget_axes import drawable, handle, legend_text, looks_of, set_budget_axis, set_error_axis
+from ..drawing.curves import make_room
 from ..drawing.drawn import Drawn, Plot, save, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
 from ..numbers.summary import summarise
@@ -13,6 +22,7 @@ from ..numbers.words import BAND_NOTE, oneshot_notes, replay_note
 
 BUDGET_AXIS, SHORT_BUDGET_AXIS = "budget [tokens per kv head]", "budget [tokens]"
 ERROR_AXIS, SHORT_ERROR_AXIS = "mean relative output error [1]", "mean rel. error [1]"
+NO_BANDS = "So many curves have no bands; their 95% intervals over heads stand in the CSV."
 PANEL_HEIGHT = 1.25  # inches
 PANEL_GAP = 0.37  # share of a panel's height: its title and the tick labels above it
 PANEL_MARKER = 3.0  # points
@@ -67,6 +77,7 @@ def _layer_panels(points, note, width, panels):
     _label_lowest(grid, len(layers), BUDGET_AXIS if panel_width > SHORT_LABEL_WIDTH else SHORT_BUDGET_AXIS)
     height = PANEL_HEIGHT * (high + (high - 1) * PANEL_GAP)
     finish(figure, *_legend(points), note, height, hspace=PANEL_GAP, wspace=0.10, top=0.24)
+    make_room(figure)
     return figure
 
 
@@ -113,7 +124,7 @@ def _legend(points):
 
 def footnote(rows, points):
     """What was compared, over how many heads and texts, and what is not in the picture."""
-    parts = [replay_note(rows), BAND_NOTE]
+    parts = [replay_note(rows), BAND_NOTE if banded(looks_of(points)) else NO_BANDS]
     if (points["oracle"] | points["full_cache"]).any():
         parts.append("Dashed: oracle, or holds the full cache; no cache of that budget can do this.")
     parts += oneshot_notes(rows)

@@ -6,6 +6,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from ..drawing.budget_axes import drawable, looks_of, set_error_axis
+from ..drawing.curves import make_room
 from ..drawing.drawn import Drawn, save, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
 from ..numbers.contenders import has_values
@@ -19,6 +20,7 @@ NAMES = {PEAK: "at the peak", MEAN: "averaged over steps"}
 LEVELS = {"column": (COLUMN_WIDTH, 1.75, 1), "page": (PAGE_WIDTH, 2.7, 2)}
 KEY = ["label", "budget"]
 NUMBER_SIZE = 5.8
+ROOM_BELOW = 0.55  # factor on the least error, where the last number stands
 PANEL_GAP = 0.2  # share of a panel's height
 
 
@@ -97,6 +99,9 @@ def _figure(rows, points, sizes, width, height, wide):
     _share_axis(panels[0][0], points[sizes].to_numpy())
     tall = height * (high + (high - 1) * PANEL_GAP)
     finish(figure, *_legend(points, look), _note(rows, points), tall, hspace=PANEL_GAP, wspace=0.06, top=0.26)
+    make_room(figure)
+    for axes in panels.flat:
+        _thin(axes)
     return figure
 
 
@@ -112,10 +117,15 @@ def _panel(axes, points, size, look):
             )
     _front(axes, points[points[f"front_{size}"].notna()].sort_values(size), size)
     set_error_axis(axes, points["rel_err_out_mean"])
+    if axes.get_yscale() == "log":
+        axes.set_ylim(bottom=ROOM_BELOW * points["rel_err_out_mean"].min())
 
 
 def _front(axes, front, size):
-    """A staircase: with the bytes of a step, no method did better than its height."""
+    """A staircase: with the bytes of a step, no method did better than its height.
+
+    Every point is numbered; `_thin` takes away the numbers that print over each other.
+    """
     at, error = 100 * front[size].to_numpy(float), front["rel_err_out_mean"].to_numpy()
     axes.step(at, error, where="post", color="#9A9A9A", linewidth=2.6, alpha=0.45, zorder=1)
     for x, y, number in zip(at, error, front[f"front_{size}"], strict=True):
@@ -128,6 +138,18 @@ def _front(axes, front, size):
             va="top",
             fontsize=NUMBER_SIZE,
         )
+
+
+def _thin(axes):
+    """Keeps the last number of the front, and of the others those that touch none kept before."""
+    drawn = axes.figure.canvas.get_renderer()
+    boxes = [(text, text.get_window_extent(drawn)) for text in axes.texts]
+    kept = boxes[-1:]
+    for text, box in boxes[:-1]:
+        if any(box.overlaps(other) for _, other in kept):
+            text.remove()
+        else:
+            kept.append((text, box))
 
 
 def _share_axis(axes, shares):

@@ -9,7 +9,7 @@ from ..drawing.curves import Sheet, draw_sheet, head_points
 from ..drawing.drawn import Plot
 from ..numbers.stats import used_rows
 from ..numbers.verdict import UNTESTABLE, Verdict
-from ..numbers.words import replay_note
+from ..numbers.words import BAND_NOTE, replay_note
 
 LEVEL = 1 - 1 / math.e
 PANELS = {"mass_recall": "mean over rows", "mass_recall_min": "worst row"}
@@ -28,7 +28,7 @@ def draw(context):
             limits=(0, 1.03),
             levels={f"1 - 1/e = {LEVEL:.3f}, of the theorem's form": LEVEL},
         ),
-        note=f"{replay_note(rows)} Means over kv heads of a row mean, and of a row minimum.",
+        note=f"{replay_note(rows)} Means over kv heads of a row mean, and of a row minimum. {BAND_NOTE}",
         caption="The theorem bounds a submodular objective with constants that the paper leaves open;"
         " the line is where"
         " its factor would stand if they were trivial. It is a reference, not a bound on this quantity.",

@@ -153,9 +153,9 @@ def _note(context, rows, metric):
     return (
         f"{replay_note(rows)} Metric: {METRICS[metric]}, mean of ratios over {queries} of the last"
         f" {found.scored} rows and the heads. The first {found.sinks} tokens are protected (subgen has no"
-        f" sinks: its centres start at token 0), the {found.scored} newest are exact. Bars: deviation over"
-        f" {seeds} seeds of the mean over heads (standard; deterministic methods have none). Black and grey:"
-        " controls of ours."
+        f" sinks: its centres start at token 0), the {found.scored} newest are exact. Bars: standard"
+        f" deviation, over {seeds} seeds, of the mean over heads (deterministic methods have none). Black and"
+        " grey: controls of ours."
     )
 
 

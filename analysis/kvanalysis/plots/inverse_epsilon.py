@@ -136,8 +136,9 @@ def _curves(needed, style, note, stem):
         _tokens_axis(axes, drawn)
 
     text = (
-        f"{note} {RULE} Median over heads, bars: 95 % bootstrap of the median. Hollow: at most the smallest"
-        " budget. A curve ends where for half of the heads no budget that was run suffices."
+        f"{note} {RULE} Median over heads, bars: 95 % bootstrap of the median; one that leaves the axes"
+        " ends beyond the budgets that were run. Hollow: at most the smallest budget. A curve ends where for"
+        " half of the heads no budget that was run suffices."
     )
     labels = list(style)
     legend = ([handle(style[label], with_budget=True) for label in labels], labels)

@@ -1,6 +1,7 @@
 """The error of every layer x kv head, a panel for each method, one shared scale, at one budget."""
 
 from ..drawing import head_maps
+from ..drawing.budget_axes import ROUNDING
 from ..drawing.drawn import Drawn, save, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish
 from ..numbers.contenders import at_budget, budgets_of, head_table, middle_budget
@@ -16,6 +17,8 @@ def draw_frame(rows, folder, suffix="", budget=None):
     used = used_rows(rows)
     budget = budget or middle_budget(used)
     chosen = used[used["budget_tokens"].isna() | used.index.isin(at_budget(used, budget).index)]
+    # What is exact but for rounding would take most of the scale.
+    chosen = chosen[chosen.groupby("label")["rel_err_out_mean"].transform("mean") > ROUNDING]
     chosen = chosen[chosen["rel_err_out_mean"] > 0]
     table = head_table(chosen) if len(chosen) else chosen
     if table.shape[0] < 2:
@@ -53,9 +56,17 @@ def _figure(rows, table, order, norm, width, budget):
 def _note(rows, order, shown, budget):
     at = "" if budget is None else f" at budget {budget} (methods without a budget at their own size)"
     parts = [replay_note(rows), f"Mean of ratios{at}, seeds and texts averaged; the least mean first."]
+    exact = sorted(_without_error(rows) - set(order))
+    if exact:
+        parts.append(f"No error beyond rounding: {', '.join(exact)}.")
     if len(shown) < len(order):
         parts.append(f"Not drawn, in the CSV: {', '.join(order[len(shown) :])}.")
     return " ".join(parts)
+
+
+def _without_error(rows):
+    means = used_rows(rows).groupby("label")["rel_err_out_mean"].mean()
+    return set(means.index[means <= ROUNDING])
 
 
 def _caption(table, used, budget):

@@ -9,6 +9,7 @@ from textwrap import fill
 import pandas as pd
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
+from ..data.extras import extra
 from ..drawing.drawn import Drawn, Plot, save, write_csv
 from ..drawing.panel_grid import finish_grid, panel_grid, say_nothing_to_draw
 from ..drawing.plotstyle import COLUMN_WIDTH, GLYPH_EMS, PAGE_WIDTH, RC, looks, new_figure
@@ -126,13 +127,21 @@ def _caption(frame, table, missing):
     smallest = table[table["budget_tokens"] == table["budget_tokens"].min()]
     errors = smallest[smallest["measure"] == "rel_err_out_mean"]
     words = [f"{label} {mean:.3g}" for label, mean in zip(errors["label"], errors["mean"], strict=True)]
-    text = f"Mean of ratios |z - o|/|o|, not clamped; at the smallest budget: {', '.join(words)}."
+    at = "; at the smallest budget" if table["budget_tokens"].nunique() > 1 else ""
+    text = f"Mean of ratios |z - o|/|o|, not clamped{at}: {', '.join(words)}."
     if repeated:
         text += f" {random.max()} seeds of {', '.join(repeated)}, averaged first."
     text += "".join(f" Identical numbers: {', '.join(names)}." for names in _identical(table))
+    text += _level_budgets(frame)
     failed = int((frame["status"] != "ok").sum())
     text += f" {failed} of {len(frame)} cells have no result." if failed else ""
     return text + (f" Not in these results: {', '.join(missing)}." if missing else "")
+
+
+def _level_budgets(frame):
+    """Methods whose rule shares the budget over layers and gave every layer the same."""
+    level = sorted(set(frame.loc[extra(frame, "same_for_all_layers") == 1, "label"]))
+    return f" By its own rule the same budget for every layer here: {', '.join(level)}." if level else ""
 
 
 def _identical(table):

@@ -1,5 +1,7 @@
 """BUZZ Fig. 4: error against T/w at one time average of the cache."""
 
+import math
+
 import pandas as pd
 
 from ..drawing.curve_axes import ERROR, Axis
@@ -51,7 +53,9 @@ def error_figure(context, rows, rule):
 
 
 def ratio_axis(rows, levels):
-    ticks = {ratio: f"{ratio:.2f}" for ratio in sorted(set(rows["ratio"]))[::2]}
+    """Ticks at whole ratios: those that were run are such for windows and thresholds of whole tokens."""
+    whole = range(math.ceil(rows["ratio"].min()), math.floor(rows["ratio"].max()) + 1)
+    ticks = {ratio: str(ratio) for ratio in whole}
     return Axis("threshold over window, T/w [1]", ticks=ticks, levels=levels)
 
 

@@ -66,7 +66,7 @@ def _draw(figure, rows, table, note):
     names = [
         *(f"{name} x median" for name in style),
         "largest of all queries",
-        "bound (left), n (others)",
+        "bound (first panel), n (others)",
         "sqrt(d/s)",
     ]
     finish(figure, handles, names, note, HEIGHT if wide else 4.2 * HEIGHT, hspace=0.5, wspace=0.42)
@@ -101,8 +101,8 @@ def _note(frame, rows):
     return (
         f"{replay_note(frame)} Epsilon: ||z - o|| / (||x|| ||V||), spectral norm; means over queries and"
         " heads, bands 95 %"
-        " bootstrap over heads. Right: one mark a head, at the largest epsilon, which asks for the least. t"
-        " and s follow"
+        " bootstrap over heads; curves of several delta may coincide. Last panel: one mark a head, at the"
+        " largest epsilon, which asks for the least. t and s follow"
         f" from the theorem with constants 1; t is cut to {rows['t'].max():.0f}, s to {rows['s'].max():.0f}."
     )
 

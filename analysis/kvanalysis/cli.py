@@ -1,6 +1,7 @@
 """`kvanalysis report|figures|table OUT`, `kvanalysis figure CONFIG`.
 
-Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results.
+Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results, 130 interrupted. A step of a
+figure that failed gives its own.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from pathlib import Path
 from .data.load import load
 from .errors import FigureError, ResultsError
 
-OK, BAD_USAGE, BAD_RESULTS = 0, 2, 3
+OK, BAD_USAGE, BAD_RESULTS, INTERRUPTED = 0, 2, 3, 130
 
 
 class _Parser(argparse.ArgumentParser):
@@ -29,7 +30,9 @@ def main(arguments=None):
     except ResultsError as problem:
         return _fail(problem, BAD_RESULTS)
     except FigureError as problem:
-        return _fail(problem, BAD_USAGE)
+        return _fail(problem, problem.code)
+    except KeyboardInterrupt:
+        return _fail("interrupted; run again to continue", INTERRUPTED)
     except BrokenPipeError:
         # `table | head`: the reader has seen enough. The interpreter must not flush once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

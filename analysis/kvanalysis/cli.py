@@ -13,6 +13,7 @@ from .data.load import load
 from .errors import FigureError, ResultsError
 
 OK, BAD_USAGE, BAD_RESULTS, INTERRUPTED = 0, 2, 3, 130
+STOPPED = (75, INTERRUPTED)  # exit codes of a step that was told to end
 
 
 class _Parser(argparse.ArgumentParser):
@@ -128,12 +129,23 @@ def _figure(options):
     from .figures.steps import Wishes
 
     wishes = Wishes(tuple(options.trace), tuple(options.set), options.quick, options.force)
-    for config in figure_configs(options.config):
+    configs, failed = figure_configs(options.config), []
+    for config in configs:
         print(f"{config.name}: {config.title}", file=sys.stderr)
-        plot = make_figure(config, options.out / config.name, wishes)
+        try:
+            plot = make_figure(config, options.out / config.name, wishes)
+        except (FigureError, ResultsError) as problem:
+            # The other figures of a folder may well suit a trace that this one does not.
+            failed.append(config.name)
+            if len(configs) == 1 or getattr(problem, "code", 0) in STOPPED:
+                raise
+            _fail(problem, 0)
+            continue
         print(*(path for drawn in plot.figures for path in (drawn.png, drawn.narrow) if path), sep="\n")
         for verdict in plot.verdicts:
             print(f"  {verdict.outcome}: {verdict.claim} ({verdict.numbers})", file=sys.stderr)
+    if failed:
+        raise FigureError(f"{len(failed)} of {len(configs)} figures were not drawn: {', '.join(failed)}")
 
 
 def _table(options):

@@ -171,3 +171,20 @@ def test_an_interrupted_figure_ends_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(make, "run_steps", interrupted)
     assert main(["figure", str(written(tmp_path)), "-o", str(tmp_path / "out")]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "kvanalysis: error: interrupted; run again to continue"
+
+
+def test_a_figure_that_cannot_be_drawn_does_not_stop_the_others_of_a_folder(tmp_path, monkeypatch, capsys):
+    for name in "abc":
+        written(tmp_path, name=name).rename(tmp_path / f"{name}.yaml")
+
+    def fails_for_a(config, *_):
+        if config.name == "a":
+            raise FigureError("a: no")
+
+    monkeypatch.setattr(make, "run_steps", fails_for_a)
+    monkeypatch.setattr(make, "renderer", lambda _: lambda _context: Plot([]))
+    assert main(["figure", str(tmp_path), "-o", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert "kvanalysis: error: a: no" in said
+    assert said[-1] == "kvanalysis: error: 1 of 3 figures were not drawn: a"
+    assert sorted(path.parent.name for path in tmp_path.glob("out/*/figure.json")) == ["b", "c"]

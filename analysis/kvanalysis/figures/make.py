@@ -57,9 +57,7 @@ def _alone(out):
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as problem:
-        raise FigureError(
-            f"{out}: another process draws there; wait for it, or choose another -o"
-        ) from problem
+        raise FigureError(f"{out}: another process draws there; wait, or choose another -o") from problem
     finally:
         os.close(folder)
 

@@ -59,6 +59,16 @@ int call(std::vector<std::string> words) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+// Becomes that process, so that Ctrl-C and every other signal reach what does the work.
+int become(std::vector<std::string> words) {
+  std::fflush(nullptr);
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  ::execvp(arguments[0], arguments.data());
+  throw UserError(2, fmt::format("{} cannot be started", words.front()));
+}
+
 void require_analysis(const std::string& python) {
   const int found = call({python, "-c",
                           "import importlib.util as u, sys\n"
@@ -138,7 +148,7 @@ int analyse(const std::string& verb, const ReportChoices& choices) {
   offer_program();
   require_analysis(interpreter());
   words.insert(words.begin(), interpreter());
-  return call(words);
+  return become(words);
 }
 
 }  // namespace

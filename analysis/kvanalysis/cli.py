@@ -1,6 +1,7 @@
 """`kvanalysis report|figures|table OUT`, `kvanalysis figure CONFIG`.
 
-Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results.
+Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results, 130 interrupted. A step of a
+figure that failed gives its own.
 """
 
 import argparse
@@ -11,7 +12,8 @@ from pathlib import Path
 from .data.load import load
 from .errors import FigureError, ResultsError
 
-OK, BAD_USAGE, BAD_RESULTS = 0, 2, 3
+OK, BAD_USAGE, BAD_RESULTS, INTERRUPTED = 0, 2, 3, 130
+STOPPED = (75, INTERRUPTED)  # exit codes of a step that was told to end
 
 
 class _Parser(argparse.ArgumentParser):
@@ -29,7 +31,9 @@ def main(arguments=None):
     except ResultsError as problem:
         return _fail(problem, BAD_RESULTS)
     except FigureError as problem:
-        return _fail(problem, BAD_USAGE)
+        return _fail(problem, problem.code)
+    except KeyboardInterrupt:
+        return _fail("interrupted; run again to continue", INTERRUPTED)
     except BrokenPipeError:
         # `table | head`: the reader has seen enough. The interpreter must not flush once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -125,12 +129,23 @@ def _figure(options):
     from .figures.steps import Wishes
 
     wishes = Wishes(tuple(options.trace), tuple(options.set), options.quick, options.force)
-    for config in figure_configs(options.config):
+    configs, failed = figure_configs(options.config), []
+    for config in configs:
         print(f"{config.name}: {config.title}", file=sys.stderr)
-        plot = make_figure(config, options.out / config.name, wishes)
+        try:
+            plot = make_figure(config, options.out / config.name, wishes)
+        except (FigureError, ResultsError) as problem:
+            # The other figures of a folder may well suit a trace that this one does not.
+            failed.append(config.name)
+            if len(configs) == 1 or getattr(problem, "code", 0) in STOPPED:
+                raise
+            _fail(problem, 0)
+            continue
         print(*(path for drawn in plot.figures for path in (drawn.png, drawn.narrow) if path), sep="\n")
         for verdict in plot.verdicts:
             print(f"  {verdict.outcome}: {verdict.claim} ({verdict.numbers})", file=sys.stderr)
+    if failed:
+        raise FigureError(f"{len(failed)} of {len(configs)} figures were not drawn: {', '.join(failed)}")
 
 
 def _table(options):

@@ -6,4 +6,8 @@ class ResultsError(Exception):
 
 
 class FigureError(Exception):
-    """A configuration or a step is wrong. The message is one line for the user."""
+    """A configuration or a step is wrong. The message is one line for the user; `code`: how to exit."""
+
+    def __init__(self, message, code=2):
+        super().__init__(message)
+        self.code = code

@@ -1,70 +1,190 @@
-"""Every configuration of configs/figures runs by one command and draws; here with one kv head per layer."""
+"""Figure configurations that are wrong, and folders of figures that are half done: one line each."""
 
 import json
-import os
-import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
 import pytest
-from kvreplay_cli import BINARY, ROOT
+import yaml
+from kvanalysis.cli import main
+from kvanalysis.drawing.drawn import Plot
+from kvanalysis.errors import FigureError
+from kvanalysis.figures import make, steps
+from kvanalysis.figures.config import read_figure_config
+from kvanalysis.figures.steps import Wishes, run_steps
 
-CONFIGS = sorted((ROOT / "configs/figures").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_a_figure_configuration_draws_by_one_command(config, tmp_path):
-    command = [BINARY, "figures", config, "--quick", "-o", tmp_path]
-    environment = os.environ | {"KVREPLAY_PYTHON": sys.executable}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr, done.stderr
-    folder = tmp_path / config.stem
-    made = json.loads((folder / "figure.json").read_text())
-    assert made["figures"]
-    for drawn in made["figures"]:
-        for picture in filter(None, (drawn["png"], drawn["narrow"])):
-            assert (folder / picture).read_bytes().startswith(b"\x89PNG")
-            assert (folder / picture).with_suffix(".pdf").read_bytes().startswith(b"%PDF")
-        assert len(pd.read_csv(folder / drawn["csv"]))
-    for verdict in made["verdicts"]:
-        assert verdict["numbers"], f"{verdict['claim']}: no numbers"
+GOOD = {"kind": "method_dots", "paper": "H2O", "number": "Fig. 0", "mark": "P", "title": "t", "expect": "e"}
+ANCHORS = [("a", "x"), ("b", "*a"), ("c", "*b"), ("d", "*c"), ("e", "*d"), ("f", "*e")]
+TIMES_SIX = [f"{name}: &{name} [{', '.join([value] * 6)}]" for name, value in ANCHORS]
+BOMB = f"steps: [{{run: {{{', '.join(TIMES_SIX)}}}}}]"
 
 
-def test_a_configuration_is_named_as_its_file():
-    for config in CONFIGS:
-        assert f"\nname: {config.stem}\n" in config.read_text(), config.name
+def written(folder, figure=None, **content):
+    path = folder / "odd.yaml"
+    path.write_text(yaml.safe_dump(content | {"figure": GOOD | (figure or {})}))
+    return path
 
 
-# Rows of the specification's table of figures that can be reproduced or stood in for.
-WANTED = [
-    "subgen_fig1",
-    "subgen_clusters",
-    "subgen_theorem1",
-    "subgen_table1",
-    "subgen_radius",
-    "h2o_fig1",
-    "h2o_fig2a",
-    "h2o_fig2b",
-    "h2o_fig2c",
-    "h2o_fig2d",
-    "h2o_fig3",
-    "h2o_tables",
-    "h2o_theorem4",
-    "buzz_fig2",
-    "buzz_fig4",
-    "buzz_size",
-    "buzz_fig5",
-    "buzz_fig6",
-    "buzz_fig7",
-    "buzz_fig8",
-    "balancekv_fig1",
-    "balancekv_fig2",
-    "balancekv_table1",
-    "balancekv_theorems",
-]
+def refusal(path):
+    with pytest.raises(FigureError) as caught:
+        read_figure_config(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
-def test_every_figure_that_can_be_reproduced_has_a_configuration():
-    assert set(WANTED) <= {Path(config).stem for config in CONFIGS}
+@pytest.mark.parametrize("content", [b"name: \xe9", b"[" * 5000, b"", b"a: 1\n---\nb: 2", b"? [1]\n: 2"])
+def test_a_file_that_is_no_configuration_is_refused(tmp_path, content):
+    path = tmp_path / "odd.yaml"
+    path.write_bytes(content)
+    assert str(path) in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["../up", "/tmp/elsewhere", "", ".", "..", "a\nb", ["a"], None, {}])
+def test_a_name_that_would_lead_out_of_the_folder_is_refused(tmp_path, name):
+    assert "is no name of a file" in refusal(written(tmp_path, name=name))
+    assert "is no name of a file" in refusal(written(tmp_path, {"steps": [{"run": {}, "as": name}]}))
+
+
+@pytest.mark.parametrize("traces", ["a.h5", 3, None, {"a": "b"}, [None], [3]])
+def test_traces_are_a_list_of_files(tmp_path, traces):
+    assert "is no list of files; write [FILE.h5]" in refusal(written(tmp_path, traces=traces))
+
+
+@pytest.mark.parametrize(
+    ("figure", "says"),
+    [
+        ({"mark": ["R"]}, "figure.mark must be text"),
+        ({"title": {"a": 1}}, "figure.title must be text"),
+        ({"bogus": 1, 7: 2}, "unknown key 7"),
+        ({"steps": [{"cluster": "--tokens '3"}]}, "No closing quotation"),
+        ({"steps": [{"run": {"replay.tokens": b"hi"}}]}, "not JSON serializable"),
+        ({"quick": {"replay.tokens": b"hi"}}, "figure.quick: Object of type bytes"),
+        ({"steps": None}, "is no step"),
+    ],
+)
+def test_a_wrong_entry_is_named(tmp_path, figure, says):
+    assert says in refusal(written(tmp_path, figure))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [(BOMB, "is too long; do anchors repeat"), ("steps: [{run: &o {methods: [*o]}}]", "Circular reference")],
+)
+def test_anchors_that_repeat_each_other_are_refused(tmp_path, more, says):
+    path = tmp_path / "odd.yaml"
+    path.write_text(yaml.safe_dump({"figure": GOOD}) + f"  {more}\n")
+    assert says in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [1], [[1], ["a", "b"]], [[float("nan")]], [[1], [float("inf"), 0.5]], ["ab"]]
+)
+def test_written_rows_that_are_no_probabilities_are_refused(tmp_path, rows):
+    config = read_figure_config(written(tmp_path, {"steps": [{"toy": rows, "as": "made"}]}))
+    with pytest.raises(FigureError, match="step made: row"):
+        run_steps(config, tmp_path / "out", Wishes())
+    assert not (tmp_path / "out/made.h5").exists()
+
+
+@dataclass
+class Program:
+    """Stands for kvreplay: writes what a cluster step makes, and counts."""
+
+    calls: int = 0
+    without_table: bool = False
+
+    def __call__(self, _config, _step, words):
+        self.calls += 1
+        file = Path(words[words.index("-o") + 1])
+        file.write_text("h5")
+        file.with_suffix(".csv").write_text("csv")
+
+
+def test_a_survey_is_made_again_if_its_trace_or_its_table_is_another(tmp_path, monkeypatch):
+    program = Program()
+    monkeypatch.setattr(steps, "_call", program)
+    trace = tmp_path / "trace.h5"
+    trace.write_text("one")
+    config = read_figure_config(written(tmp_path, {"steps": ["cluster"]}))
+
+    def calls():
+        run_steps(config, tmp_path / "out", Wishes((trace,)))
+        return program.calls
+
+    assert (calls(), calls()) == (1, 1)
+    trace.write_text("other")
+    assert (calls(), calls()) == (2, 2)
+    (tmp_path / "out/cluster.csv").unlink()
+    assert calls() == 3
+    (tmp_path / "out/cluster.made_by.json").write_text('{"words": [')
+    assert calls() == 4
+
+
+def test_a_figure_that_cannot_be_drawn_again_loses_its_old_verdicts(tmp_path, monkeypatch):
+    """A page must not show what an earlier run said beside pictures of a later one."""
+    monkeypatch.setattr(make, "run_steps", lambda *_: None)
+    monkeypatch.setattr(make, "renderer", lambda _: lambda _context: Plot([]))
+    config = read_figure_config(written(tmp_path))
+    out = tmp_path / "out"
+    out.mkdir()
+    make.make_figure(config, out, Wishes())
+    assert json.loads((out / "figure.json").read_text())["verdicts"] == []
+
+    def fails(_context):
+        raise FigureError("no")
+
+    monkeypatch.setattr(make, "renderer", lambda _: fails)
+    with pytest.raises(FigureError):
+        make.make_figure(config, out, Wishes())
+    assert list(out.iterdir()) == []
+
+
+def test_two_cannot_draw_into_one_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(make, "renderer", lambda _: lambda _context: Plot([]))
+    config, out = read_figure_config(written(tmp_path)), tmp_path / "out"
+
+    def draws_again(*_):
+        with pytest.raises(FigureError, match="another process draws there"):
+            make.make_figure(config, out, Wishes())
+
+    monkeypatch.setattr(make, "run_steps", draws_again)
+    make.make_figure(config, out, Wishes())
+    monkeypatch.setattr(make, "run_steps", lambda *_: None)
+    make.make_figure(config, out, Wishes())
+
+
+@pytest.mark.parametrize(("code", "ends"), [(1, 2), (2, 2), (3, 3), (75, 75), (130, 130)])
+def test_a_step_that_failed_gives_its_exit_code(tmp_path, monkeypatch, capsys, code, ends):
+    program = tmp_path / "kvreplay"
+    program.write_text(f"#!/bin/sh\nexit {code}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("KVREPLAY", str(program))
+    config = written(tmp_path, {"steps": [{"synth": "", "as": "made"}]})
+    assert main(["figure", str(config), "-o", str(tmp_path / "out")]) == ends
+    assert f"step made ended with exit code {code}" in capsys.readouterr().err
+
+
+def test_an_interrupted_figure_ends_in_one_line(tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(make, "run_steps", interrupted)
+    assert main(["figure", str(written(tmp_path)), "-o", str(tmp_path / "out")]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "kvanalysis: error: interrupted; run again to continue"
+
+
+def test_a_figure_that_cannot_be_drawn_does_not_stop_the_others_of_a_folder(tmp_path, monkeypatch, capsys):
+    for name in "abc":
+        written(tmp_path, name=name).rename(tmp_path / f"{name}.yaml")
+
+    def fails_for_a(config, *_):
+        if config.name == "a":
+            raise FigureError("a: no")
+
+    monkeypatch.setattr(make, "run_steps", fails_for_a)
+    monkeypatch.setattr(make, "renderer", lambda _: lambda _context: Plot([]))
+    assert main(["figure", str(tmp_path), "-o", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert "kvanalysis: error: a: no" in said
+    assert said[-1] == "kvanalysis: error: 1 of 3 figures were not drawn: a"
+    assert sorted(path.parent.name for path in tmp_path.glob("out/*/figure.json")) == ["b", "c"]

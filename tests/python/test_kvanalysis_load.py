@@ -35,6 +35,21 @@ def test_parameters_become_dictionaries_and_an_empty_field_means_none(tmp_path):
     assert frame["params"].tolist() == [{"window": 32}, {}]
 
 
+@pytest.mark.parametrize("given", ["", "{}"])
+def test_a_run_without_any_given_parameter_is_read(tmp_path, given):
+    rows = [fake_row("tova") | {"given": given}]
+    frame = load(write_results(tmp_path, rows, columns=(*COLUMNS, "given")))
+    assert frame["given"].tolist() == [{}]
+
+
+@pytest.mark.parametrize("given", ["1", "nan", "[1]"])
+def test_given_parameters_that_are_no_object_are_refused(tmp_path, given):
+    rows = [fake_row("tova") | {"given": given}]
+    assert "given is not JSON" in refusal(tmp_path, rows, columns=(*COLUMNS, "given")).replace(
+        " a JSON", " JSON"
+    )
+
+
 def test_text_that_looks_like_a_number_or_like_missing_stays_text(tmp_path):
     frame = load(write_results(tmp_path, [fake_row(prompt="007"), fake_row(prompt="NA")]))
     assert list(frame["prompt"]) == ["007", "NA"]

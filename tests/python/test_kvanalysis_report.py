@@ -389,6 +389,26 @@ def test_a_foreign_figure_json_exits_with_3_and_one_line(tmp_path, capsys, broke
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"overrides": [1]},
+        {"overrides": 5},
+        {"traces": 5},
+        {"mark_means": ""},
+        {"figures": [{"title": None, "png": "0_page.png", "csv": "0.csv"}]},
+        {"figures": [{"title": "t", "png": "0_page.png", "csv": "0.csv", "caption": 5}]},
+        {"verdicts": [{"claim": None, "source": "s", "how": "h", "outcome": "holds"}]},
+        {"verdicts": [{"claim": "c", "source": "s", "how": "h", "outcome": "holds", "numbers": [1]}]},
+    ],
+)
+def test_an_odd_entry_of_figure_json_exits_with_3_and_one_line(tmp_path, capsys, change):
+    path = figure_folder(tmp_path) / "figure.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert main(["report", str(tmp_path)]) == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_picture_that_is_torn_or_gone_exits_with_3_and_its_name(tmp_path, capsys):
     place = figure_folder(tmp_path)
     for spoil in (lambda path: path.write_bytes(path.read_bytes()[:40]), lambda path: path.unlink()):

@@ -9,7 +9,7 @@ import pytest
 from kvanalysis.errors import ResultsError
 from kvanalysis.figures.config import Step
 from kvanalysis.numbers import buzz_theory
-from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED
+from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, UNTESTABLE
 from kvanalysis.plots.live_tokens import after_passes
 from kvanalysis.plots.log_n_references import relative_error
 from plot_context import draw, scores, write_cluster, write_lists
@@ -60,7 +60,7 @@ def live_rows(folder, sizes):
         for h in range(2)
     ]
     write_lists(folder / "run/kept.h5", {f"k{h}": [np.arange(size) for size in sizes] for h in range(2)})
-    return rows
+    return [row | {"n_prefill": 64} for row in rows]
 
 
 def test_a_saw_tooth_by_the_recursion_holds_and_another_does_not(tmp_path):
@@ -72,6 +72,21 @@ def test_a_saw_tooth_by_the_recursion_holds_and_another_does_not(tmp_path):
     bad = [size - (i > 300) for i, size in enumerate(good)]
     plot = draw(tmp_path / "bad", "live_tokens", live_rows(tmp_path / "bad", bad))
     assert [verdict.outcome for verdict in plot.verdicts] == [HOLDS, FAILS, HOLDS]
+
+
+@pytest.mark.parametrize("steps", [150, 330])
+def test_a_text_of_too_few_passes_decides_nothing(tmp_path, steps):
+    """No pass at all, or one that is far from where they settle."""
+    rows = live_rows(tmp_path, saw_tooth(BUZZ, steps))
+    bounds_table(tmp_path, 255, 47, 49)
+    listed = [Step("run", "run", {}), Step("bounds", "bounds", "buzz")]
+    outcomes = [verdict.outcome for verdict in draw(tmp_path, "live_tokens", rows, steps=listed).verdicts]
+    assert outcomes[1::2] == [UNTESTABLE if steps == 150 else HOLDS, UNTESTABLE]
+
+
+def test_a_prompt_that_fires_is_no_start_of_the_recursion(tmp_path):
+    rows = [row | {"n_prefill": 768} for row in live_rows(tmp_path, saw_tooth(BUZZ, 700))]
+    assert draw(tmp_path, "live_tokens", rows).verdicts[1].outcome == UNTESTABLE
 
 
 def bounds_table(folder, peak, low, high):

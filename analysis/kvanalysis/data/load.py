@@ -28,6 +28,7 @@ COLUMNS = {
     **dict.fromkeys(("n_evictions", "bound_log10_tokens", "bound_holds", "select_s", "attend_s"), NUMBER),
     **dict.fromkeys(("status", "error"), TEXT),
 }
+NEVER_GUESSED = {*COLUMNS, "given"}  # whether the fields are numbers or not: what they are is known
 NEVER_EMPTY = ("trace_id", "prompt", "layer", "kv_head", "method", "status")
 CELL = ["trace_id", "prompt", "layer", "kv_head", "method", "params_json", "budget_tokens", "seed"]
 
@@ -51,7 +52,7 @@ def load(out_dir):
     """
     path = Path(out_dir) / "results.csv"
     frame = _typed(_read_text(path), path)
-    frame = frame.assign(**{name: _guessed(frame[name]) for name in frame if name not in COLUMNS})
+    frame = frame.assign(**{name: _guessed(frame[name]) for name in frame if name not in NEVER_GUESSED})
     frame["params_json"] = frame["params"]
     given = frame["given"] if "given" in frame else frame["params"]
     frame = frame.assign(params=_parse_json(frame["params"], path), given=_parse_json(given, path))

@@ -11,8 +11,10 @@ import numpy as np
 def write_toy_trace(path, rows):
     """`rows[t]`: the probabilities of row t over tokens 0..t, positive, summing to 1. Raises ValueError."""
     n = len(rows)
+    if n == 0:
+        raise ValueError("rows of probabilities are missing")
     for t, row in enumerate(rows):
-        if len(row) != t + 1 or min(row) <= 0 or abs(sum(row) - 1) > 1e-9:
+        if not _is_row(row) or len(row) != t + 1 or not abs(sum(row) - 1) <= 1e-9:
             raise ValueError(f"row {t} must hold {t + 1} positive numbers that sum to 1, not {row}")
     queries = np.zeros((1, n, n), np.float32)
     for t, row in enumerate(rows):
@@ -27,3 +29,7 @@ def write_toy_trace(path, rows):
         layer = prompt.create_group("layers/000")
         layer["q"], layer["k"], layer["v"] = queries, unit, unit
         layer.attrs.update({"scaling": 1.0, "rope": "none"})
+
+
+def _is_row(row):
+    return isinstance(row, list | tuple) and all(isinstance(p, int | float) and p > 0 for p in row)

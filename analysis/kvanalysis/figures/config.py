@@ -22,7 +22,11 @@ A step is one of
   {toy: [[1], [0.6, 0.4]], as: made}     likewise, with these rows as its attention (data.toy_trace)
 """
 
+import json
+import re
+import shlex
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import yaml
@@ -36,6 +40,8 @@ MARKS = {"R": "reproduces the figure at attention level", "P": "proxy: the paper
 COMMANDS = {"run": dict, "cluster": str, "bounds": str, "synth": str, "toy": list}
 TAKES = {dict: "a map of overrides", str: "a text of options", list: "rows of probabilities"}
 MAKES_A_TRACE = ("synth", "toy")
+FILE_NAME = re.compile(r"\w[\w .+-]*")  # of a folder of figures or of a step: it must stay below --out
+LONGEST = 60_000  # characters of a step's overrides: nested anchors grow without end, command lines do not
 
 
 @dataclass(frozen=True)
@@ -71,17 +77,18 @@ def read_figure_config(path):
     path = Path(path)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as problem:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
         raise FigureError(f"{path}: cannot be read: {' '.join(str(problem).split())}") from problem
+    except RecursionError as problem:
+        raise FigureError(f"{path}: cannot be read: nested too deeply") from problem
     figure = content.get("figure") if isinstance(content, dict) else None
     if not isinstance(figure, dict):
         raise FigureError(f"{path}: has no section `figure`; `kvreplay run` takes a plain sweep")
     _check_keys(path, figure)
-    traces = [_beside(path, trace) for trace in content.get("traces", [])]
     return FigureConfig(
         path=path,
-        name=str(content.get("name", path.stem)),
-        traces=traces,
+        name=_file_name(path, "name", content.get("name", path.stem)),
+        traces=[_beside(path, trace) for trace in _trace_names(path, content)],
         steps=_steps(path, figure.get("steps", ["run"])),
         options=figure.get("options", {}),
         quick=figure.get("quick", {}),
@@ -91,12 +98,15 @@ def read_figure_config(path):
 
 
 def _check_keys(path, figure):
-    unknown = sorted(set(figure) - KEYS)
+    unknown = sorted(map(str, set(figure) - KEYS))
     if unknown:
         raise FigureError(f"{path}: figure: unknown key {unknown[0]}; known: {', '.join(sorted(KEYS))}")
     missing = [key for key in NEEDED if not str(figure.get(key, "")).strip()]
     if missing:
         raise FigureError(f"{path}: figure: {missing[0]} is missing")
+    odd = [key for key in NEEDED if isinstance(figure[key], list | dict)]
+    if odd:
+        raise FigureError(f"{path}: figure.{odd[0]} must be text, not {figure[odd[0]]!r}")
     if figure["kind"] not in kinds():
         raise FigureError(f"{path}: figure.kind: no plot {figure['kind']}; there are {', '.join(kinds())}")
     if figure["mark"] not in MARKS:
@@ -104,6 +114,22 @@ def _check_keys(path, figure):
     for key in ("options", "quick"):
         if not isinstance(figure.get(key, {}), dict):
             raise FigureError(f"{path}: figure.{key} must be a map")
+    _check_argument(f"{path}: figure.quick", figure.get("quick"))
+
+
+def _file_name(path, key, given):
+    if not isinstance(given, str | int) or not FILE_NAME.fullmatch(str(given)):
+        raise FigureError(
+            f"{path}: {key}: {given!r} is no name of a file; write letters, digits, spaces and . _ + -"
+        )
+    return str(given)
+
+
+def _trace_names(path, content):
+    names = content.get("traces", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FigureError(f"{path}: traces: {names!r} is no list of files; write [FILE.h5]")
+    return names
 
 
 def _beside(path, trace):
@@ -132,4 +158,17 @@ def _step(path, item):
     kind, argument = COMMANDS[command], item[command]
     if argument is not None and not isinstance(argument, kind):
         raise FigureError(f"{path}: figure.steps: {command} takes {TAKES[kind]}, not {argument!r}")
-    return Step(command, str(item.get("as", command)), argument or kind(), str(item.get("trace", "")))
+    name = _file_name(path, "figure.steps: as", item.get("as", command))
+    _check_argument(f"{path}: figure.steps: {name}", argument)
+    return Step(command, name, argument or kind(), str(item.get("trace", "")))
+
+
+def _check_argument(where, argument):
+    """Options must split into words; overrides become JSON on a command line."""
+    try:
+        if isinstance(argument, str):
+            shlex.split(argument)
+        elif any(islice(json.JSONEncoder().iterencode(argument), LONGEST, None)):
+            raise FigureError(f"{where}: is too long; do anchors repeat each other?")
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise FigureError(f"{where}: {problem}") from problem

@@ -1,6 +1,9 @@
 """From figure configurations to pictures, each with a figure.json that a page can be made of."""
 
+import fcntl
 import json
+import os
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,6 +14,8 @@ from ..plots import renderer, settler
 from .config import MARKS, NEEDED, read_figure_config
 from .context import Context
 from .steps import run_steps
+
+DESCRIBED = "figure.json"
 
 
 def figure_configs(path):
@@ -24,7 +29,14 @@ def figure_configs(path):
 
 def make_figure(config, out, wishes):
     """Runs the steps of `config` into `out` and draws; returns the Plot. Raises FigureError, ResultsError."""
+    with _alone(out):
+        return _make(config, out, wishes)
+
+
+def _make(config, out, wishes):
     context = Context(config, out, list(wishes.traces) or config.traces)
+    # Stands for a folder that is whole: until the new pictures do, no page may show old verdicts beside them.
+    (out / DESCRIBED).unlink(missing_ok=True)
     settled = settler(config.kind)
     run_steps(config, out, wishes, settled and partial(settled, context))
     with styled():
@@ -32,8 +44,29 @@ def make_figure(config, out, wishes):
     made = {"traces": [Path(trace).name for trace in context.traces]}
     made |= {"overrides": [*wishes.overrides], "quick": wishes.quick}
     described = _described(config, plot, out) | made
-    (out / "figure.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
+    _publish(out / DESCRIBED, json.dumps(described, indent=2))
     return plot
+
+
+@contextmanager
+def _alone(out):
+    """Two that draw into one folder would read each other's half-written pictures."""
+    out.mkdir(parents=True, exist_ok=True)
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as problem:
+        raise FigureError(f"{out}: another process draws there; wait, or choose another -o") from problem
+    finally:
+        os.close(folder)
+
+
+def _publish(path, text):
+    """The whole file or none."""
+    draft = path.with_suffix(".tmp")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 def _described(config, plot, out):

@@ -75,8 +75,9 @@ def _run(config, step, out, wishes):
 
 
 def _cluster(config, step, out, wishes):
-    words = ["cluster", _the_trace(config, step, out, wishes), *(["--kv-heads", "0"] if wishes.quick else [])]
-    _made_once(config, step, out / f"{step.name}.h5", words, wishes.force)
+    trace = _the_trace(config, step, out, wishes)
+    words = ["cluster", trace, *(["--kv-heads", "0"] if wishes.quick else [])]
+    _made_once(config, step, out / f"{step.name}.h5", words, wishes.force, trace)
 
 
 def _synth(config, step, out, wishes):
@@ -85,7 +86,7 @@ def _synth(config, step, out, wishes):
 
 def _bounds(config, step, out, wishes):
     trace = shlex.quote(str(_the_trace(config, step, out, wishes)))
-    table = _call(config, step, ["bounds", *shlex.split(step.argument.format(trace=trace)), "--csv"])
+    table = _call(config, step, ["bounds", *shlex.split(step.argument.replace("{trace}", trace)), "--csv"])
     (out / f"{step.name}.csv").write_text(table, encoding="utf-8")
 
 
@@ -108,15 +109,31 @@ def _the_trace(config, step, out, wishes):
     return traces[0]
 
 
-def _made_once(config, step, file, words, force):
-    """A file is made again when the words that made it have changed."""
+def _made_once(config, step, file, words, force, trace=None):
+    """A file is made again when the words that made it have changed, or the trace that they name."""
     words = [str(word) for word in [*words, *shlex.split(step.argument)]]
     note = file.with_suffix(".made_by.json")
-    if not force and file.is_file() and note.is_file() and json.loads(note.read_text()) == words:
+    made_by = json.dumps({"words": words, "trace": _stamp(trace)})
+    made = [file] if trace is None else [file, file.with_suffix(".csv")]
+    if not force and all(part.is_file() for part in made) and _noted(note) == made_by:
         return
-    file.unlink(missing_ok=True)
+    note.unlink(missing_ok=True)
+    for part in made:
+        part.unlink(missing_ok=True)
     _call(config, step, [*words, "-o", file])
-    note.write_text(json.dumps(words), encoding="utf-8")
+    note.write_text(made_by, encoding="utf-8")
+
+
+def _noted(note):
+    return note.read_text(encoding="utf-8", errors="replace") if note.is_file() else None
+
+
+def _stamp(trace):
+    """What tells a trace from another one that took its place; None without a trace."""
+    if trace is None or not Path(trace).is_file():
+        return None
+    found = Path(trace).stat()
+    return [found.st_size, found.st_mtime_ns]
 
 
 def _call(config, step, words, accept=(0,)):
@@ -126,4 +143,5 @@ def _call(config, step, words, accept=(0,)):
     if done.returncode in accept:
         return done.stdout
     sys.stderr.write(done.stderr)
-    raise FigureError(f"{config.path}: step {step.name} ended with exit code {done.returncode}")
+    ended = f"{config.path}: step {step.name} ended with exit code {done.returncode}"
+    raise FigureError(ended, done.returncode if done.returncode > 1 else 2)

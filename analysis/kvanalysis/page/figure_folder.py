@@ -63,7 +63,8 @@ def read_made(folder):
     path = folder / DESCRIBED
     try:
         said = {"traces": [], "overrides": [], "quick": False} | json.loads(path.read_text(encoding="utf-8"))
-        missing = [key for key in ("name", *NEEDED, "mark_means", "config") if not isinstance(said[key], str)]
+        missing = [key for key in ("name", *NEEDED, "mark_means", "config") if not _is_text(said[key])]
+        missing += [key for key in ("traces", "overrides") if not _are_texts(said[key])]
         figures = [_drawn(folder, entry) for entry in said["figures"]]
         data = data_behind(folder, said["traces"])
         claims = [_claim(said, verdict, data) for verdict in said["verdicts"]]
@@ -74,7 +75,17 @@ def read_made(folder):
     return Made(folder, said, figures, claims, data)
 
 
+def _is_text(value):
+    return isinstance(value, str) and value != ""
+
+
+def _are_texts(values):
+    return isinstance(values, list) and all(map(_is_text, values))
+
+
 def _drawn(folder, entry):
+    if not _is_text(entry["title"]) or not isinstance(entry.get("caption", ""), str):
+        raise ValueError(f"a title or a caption is no text: {entry['title']!r}, {entry.get('caption')!r}")
     narrow = folder / entry["narrow"] if entry.get("narrow") else None
     return Drawn(
         entry["title"], folder / entry["png"], folder / entry["csv"], narrow, entry.get("caption", "")
@@ -82,6 +93,9 @@ def _drawn(folder, entry):
 
 
 def _claim(said, verdict, data):
+    odd = [key for key in ("claim", "source", "how") if not _is_text(verdict[key])]
+    if odd or not isinstance(verdict.get("numbers", ""), str):
+        raise ValueError(f"a verdict's {(odd or ['numbers'])[0]} is no text")
     if verdict["outcome"] not in OUTCOMES:
         raise ValueError(f"outcome {verdict['outcome']!r} is none of {', '.join(OUTCOMES)}")
     seen = link("figure", f"#{anchor('figure-' + said['name'])}")

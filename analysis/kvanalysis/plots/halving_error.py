@@ -13,6 +13,7 @@ from ..drawing.budget_axes import set_error_axis
 from ..drawing.drawn import Drawn, Plot, save, write_csv
 from ..drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, looks, new_figure
+from ..errors import FigureError
 from ..numbers.balance_sizes import sizes
 from ..numbers.lower_everywhere import lower_everywhere
 from ..numbers.words import replay_note
@@ -35,6 +36,11 @@ def settled(context, step):
     found = sizes(context)
     if step.name == "tail":
         tails = tails_of(context.frame("run"))
+        if any(rounds < 1 for rounds, _ in tails.values()):
+            raise FigureError(
+                f"{context.config.path}: sizes follow from the trace's {found.prompt + found.scored} tokens,"
+                " and one of them halved nothing: leave replay.tokens and replay.prefill to this figure"
+            )
         return {
             "replay.prefill": found.prompt,
             "budget.tokens": [found.budgets[-1]],

@@ -1,0 +1,70 @@
+"""Every configuration of configs/figures runs by one command and draws; here with one kv head per layer."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from kvreplay_cli import BINARY, ROOT
+
+CONFIGS = sorted((ROOT / "configs/figures").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_a_figure_configuration_draws_by_one_command(config, tmp_path):
+    command = [BINARY, "figures", config, "--quick", "-o", tmp_path]
+    environment = os.environ | {"KVREPLAY_PYTHON": sys.executable}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    folder = tmp_path / config.stem
+    made = json.loads((folder / "figure.json").read_text())
+    assert made["figures"]
+    for drawn in made["figures"]:
+        for picture in filter(None, (drawn["png"], drawn["narrow"])):
+            assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+            assert (folder / picture).with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+        assert len(pd.read_csv(folder / drawn["csv"]))
+    for verdict in made["verdicts"]:
+        assert verdict["numbers"], f"{verdict['claim']}: no numbers"
+
+
+def test_a_configuration_is_named_as_its_file():
+    for config in CONFIGS:
+        assert f"\nname: {config.stem}\n" in config.read_text(), config.name
+
+
+# Rows of the specification's table of figures that can be reproduced or stood in for.
+WANTED = [
+    "subgen_fig1",
+    "subgen_clusters",
+    "subgen_theorem1",
+    "subgen_table1",
+    "subgen_radius",
+    "h2o_fig1",
+    "h2o_fig2a",
+    "h2o_fig2b",
+    "h2o_fig2c",
+    "h2o_fig2d",
+    "h2o_fig3",
+    "h2o_tables",
+    "h2o_theorem4",
+    "buzz_fig2",
+    "buzz_fig4",
+    "buzz_size",
+    "buzz_fig5",
+    "buzz_fig6",
+    "buzz_fig7",
+    "buzz_fig8",
+    "balancekv_fig1",
+    "balancekv_fig2",
+    "balancekv_table1",
+    "balancekv_theorems",
+]
+
+
+def test_every_figure_that_can_be_reproduced_has_a_configuration():
+    assert set(WANTED) <= {Path(config).stem for config in CONFIGS}

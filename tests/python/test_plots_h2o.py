@@ -26,9 +26,9 @@ def test_uniform_causal_attention_gives_the_top_fifth_half_of_it():
     assert top_share(null_scores(4096), 0.05) == pytest.approx(0.2, abs=0.005)
 
 
-def test_the_share_of_the_top_tokens_is_that_of_the_largest_scores():
-    assert top_share(np.array([1.0, 5.0, 3.0, 1.0]), 0.25) == 0.5
-    assert top_share(np.array([1.0, 5.0, 3.0, 1.0]), 0.26) == 0.8
+def test_the_share_of_the_top_tokens_is_that_of_the_largest_scores_rounded_down_to_one_at_least():
+    for top, share in ((0.01, 0.5), (0.49, 0.5), (0.5, 0.8), (0.74, 0.8)):
+        assert top_share(np.array([1.0, 5.0, 3.0, 1.0]), top) == share
 
 
 def test_a_heavy_tail_is_more_than_the_null_in_every_layer(tmp_path):
@@ -43,6 +43,17 @@ def test_a_heavy_tail_is_more_than_the_null_in_every_layer(tmp_path):
         together = top["label"] == "query heads of a kv head together"
         measured = top[(top["panel"] == "top 20 % of tokens") & together]
         assert measured["y"].tolist()[0] == pytest.approx(top_share(steep, 0.2))
+
+
+def test_the_null_of_the_rows_that_were_recorded_stands_before_that_of_all_rows(tmp_path):
+    flat = [1 / 4] * 4
+    lines = [line for head in range(2) for line in scores(0, head, flat)]
+    write_cluster(tmp_path, lines + [(0, head, "top_share_null", 0.2, "", 0.6) for head in range(2)])
+    assert draw(tmp_path, "accumulated_tail").verdicts[0].outcome == FAILS  # 1/4 is less than 0.6
+    top = pd.read_csv(tmp_path / "fake_top.csv")
+    null = top[top["label"] == "uniform causal attention"].set_index("panel")["y"]
+    assert null["top 20 % of tokens"] == 0.6
+    assert null["top 5 % of tokens"] == pytest.approx(top_share(null_scores(4), 0.05))
 
 
 def test_the_fits_of_the_tail_are_compared_where_the_program_gives_them(tmp_path):

@@ -27,7 +27,7 @@ def draw(context):
     """figure.kind accumulated_tail: sorted scores (log-log), and the share of the top tokens by layer."""
     table = context.cluster()
     scores = scores_of(table)
-    shares = shares_of(scores, head_shares(table))
+    shares = shares_of(scores, head_shares(table), null_shares(table))
     figures = [tails(context, table, scores), tops(context, table, shares)]
     return Plot(figures, [heavier_than_null(shares), decays_like_power(table)])
 
@@ -43,8 +43,8 @@ def sorted_share(scores):
 
 
 def top_share(scores, top):
-    """Share of the sum that the ceil(top * n) largest hold."""
-    return float(sorted_share(scores)[: int(np.ceil(top * len(scores)))].sum())
+    """Share of the sum that the floor(top * n) largest hold, at least one, as in `kvreplay cluster`."""
+    return float(sorted_share(scores)[: max(1, int(top * len(scores)))].sum())
 
 
 def head_shares(table):
@@ -54,16 +54,28 @@ def head_shares(table):
     return values.groupby(["prompt", "layer", "kv_head", "x"])["value"].mean().to_dict()
 
 
-def shares_of(scores, of_heads):
+def null_shares(table):
+    """{(prompt, layer, kv_head, top): share under uniform attention over what the recorded rows may see}."""
+    rows = table[table["measure"] == "top_share_null"]
+    rows = rows.assign(top=rows["param"].astype(float), value=rows["value"].astype(float))
+    return rows.set_index(["prompt", "layer", "kv_head", "top"])["value"].to_dict()
+
+
+def shares_of(scores, of_heads, of_null):
     """One row per (prompt, layer, kv head, top): the share of the kv head (query heads summed), the mean over
     its query heads (`heads`), the null's, and that of token 0."""
     return pd.DataFrame(
         {"prompt": prompt, "layer": layer, "kv_head": head, "top": top, "share": top_share(a, top)}
         | {"heads": of_heads.get((prompt, layer, head, top), np.nan)}
-        | {"null": top_share(null_scores(len(a)), top), "token_0": a[0] / a.sum()}
+        | {"null": _null(of_null, (prompt, layer, head, top), len(a)), "token_0": a[0] / a.sum()}
         for (prompt, layer, head), a in scores.items()
         for top in TOP
     )
+
+
+def _null(of_null, place, n):
+    """The program's, which knows of strided queries and windows; else that of all rows of a full prefix."""
+    return of_null[place] if place in of_null else top_share(null_scores(n), place[-1])
 
 
 def tails(context, table, scores):
@@ -82,11 +94,8 @@ def tails(context, table, scores):
         note=f"{cluster_note(table)} Each kv head's scores (column sums over all rows and its query"
         " heads) sorted and"
         " divided by their sum; means over heads and texts.",
-        caption="A straight line would be a power law; a high R² alone does not make one. The dashed"
-        " black reference"
-        " falls because early tokens are seen by more rows.".replace(
-            "dashed black reference", f"curve of {NULL}"
-        ),
+        caption="A straight line would be a power law; a high R² alone does not make one. The curve of"
+        f" {NULL} falls because early tokens are seen by more rows.",
         markers=False,
     )
     return draw_sheet(sheet, context.stem("_tail"))

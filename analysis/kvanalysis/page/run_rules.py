@@ -4,6 +4,7 @@ A rule returns a Claim, or a Lack: what the run would need. Only the plain insta
 paper: the one whose label is the method's name, or its only one.
 """
 
+import math
 from dataclasses import dataclass
 
 import pandas as pd
@@ -16,7 +17,7 @@ from .claims import NOT_PROMISED, Claim
 from .provenance import compared_facts
 from .run_comparison import at_budgets, decided, numbers_text
 
-GREEDY_LINE = 0.632  # 1 - 1/e
+GREEDY_LINE = 1 - 1 / math.e
 COMPARED = "mean relative output error at equal budgets, paired over heads"
 
 
@@ -80,9 +81,9 @@ class GreedyRatio:
             self.paper,
             self.claim,
             self.source,
-            f"mass_recall of h2o against {GREEDY_LINE}, one mean over rows per head and budget",
+            f"mass_recall of h2o against {GREEDY_LINE:.3f}, one mean over rows per head and budget",
             HOLDS if above == cells else FAILS if above == 0 else MIXED,
-            f"{above} of {count(cells, 'cell')} at or above {GREEDY_LINE}; mean"
+            f"{above} of {count(cells, 'cell')} at or above {GREEDY_LINE:.3f}; mean"
             f" {rows['mass_recall'].mean():.3f}, lowest {lowest:.3f}",
             compared_facts(frame, ["h2o"]),
         )

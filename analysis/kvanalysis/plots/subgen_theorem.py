@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.drawn import Drawn, Plot, write_csv
 from ..drawing.log_ticks import plain_log
 from ..drawing.panel_grid import say_nothing_to_draw
-from ..drawing.plotstyle import COLUMN_WIDTH, DASHED, DOTTED, PAGE_WIDTH, finish, looks, new_figure
+from ..drawing.plotstyle import COLUMN_WIDTH, DASHED, DOTTED, finish, looks, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..errors import FigureError
 from ..numbers.subgen_settings import averages, cells
 from ..numbers.verdict import FAILS, HOLDS, MIXED, UNTESTABLE, Verdict
@@ -25,17 +26,14 @@ def draw(context):
     table = averages(rows)
     csv = write_csv(table, context.stem(".csv"))
     write_csv(rows, context.stem("_heads.csv"))
-    paths = []
-    for name, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH)):
-        figure = new_figure(width)
-        _draw(figure, rows, table, _note(context.frame(), rows))
-        paths.append(save(figure, context.stem(f"_{name}")))
-    drawn = Drawn("Measured epsilon, stored rows, rows asked for", paths[1], csv, paths[0], _caption(rows))
+    note = _note(context.frame(), rows)
+    page, column = at_both_widths(context.stem(), lambda width: _draw(rows, table, note, width))
+    drawn = Drawn("Measured epsilon, stored rows, rows asked for", page, csv, column, _caption(rows))
     return Plot([drawn], [_bound(rows), _memory(rows), _asked(rows)])
 
 
-def _draw(figure, rows, table, note):
-    wide = figure.get_size_inches()[0] > COLUMN_WIDTH
+def _draw(rows, table, note, width):
+    figure, wide = new_figure(width), width > COLUMN_WIDTH
     error, stored, asked = figure.subplots(*((1, 3) if wide else (3, 1)))
     style = looks([f"delta {value:g}" for value in sorted(table["delta_rel"].unique())], set())
     for delta, mine in table.groupby("delta_rel"):
@@ -69,6 +67,7 @@ def _draw(figure, rows, table, note):
         "sqrt(d/s)",
     ]
     finish(figure, handles, names, note, HEIGHT if wide else 4.2 * HEIGHT, hspace=0.5, wspace=0.42)
+    return figure
 
 
 def _bounds(axes, rows):

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.drawn import Drawn, Plot, write_csv
 from ..drawing.log_ticks import plain_log
 from ..drawing.memory_powers import (
     PLACES,
@@ -20,7 +20,8 @@ from ..drawing.memory_powers import (
     memory_table,
     memory_verdicts,
 )
-from ..drawing.plotstyle import COLUMN_WIDTH, DASHED, PAGE_WIDTH, finish, looks, new_figure
+from ..drawing.plotstyle import DASHED, finish, looks, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..errors import FigureError
 from ..numbers.loglog import fit, slope
 from ..numbers.stats import UNIT, mean_interval, used_rows
@@ -93,12 +94,13 @@ def _synthetic(context):
 
 
 def _drawn(context, name, csv, title, caption, paint):
-    paths = []
-    for suffix, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH)):
+    def draw(width):
         figure = new_figure(width)
         paint(figure)
-        paths.append(save(figure, context.stem(f"_{name}_{suffix}")))
-    return Drawn(title, paths[1], csv, paths[0], caption)
+        return figure
+
+    page, column = at_both_widths(context.stem(f"_{name}"), draw)
+    return Drawn(title, page, csv, column, caption)
 
 
 def _draw_walks(figure, walks, slopes):

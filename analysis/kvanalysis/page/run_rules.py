@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from ..numbers.paired import lower_in_all
 from ..numbers.stats import used_rows
 from ..numbers.summary import summarise
 from ..numbers.verdict import FAILS, HOLDS, MIXED
@@ -52,17 +53,10 @@ class Order:
             self.claim,
             self.source,
             " ".join(part for part in (f"{COMPARED}.", decided(every), self.caveat) if part),
-            outcome(every),
+            lower_in_all(every),
             "; ".join(numbers_text(*pair, own) for pair, own in zip(self.pairs, found, strict=True)),
             compared_facts(frame, [name for pair in self.pairs for name in pair]),
         )
-
-
-def outcome(comparisons):
-    """Holds if every interval lies below zero, fails if every one lies above, mixed otherwise."""
-    if all(comparison.first_is_lower for comparison in comparisons):
-        return HOLDS
-    return FAILS if all(comparison.second_is_lower for comparison in comparisons) else MIXED
 
 
 @dataclass(frozen=True)

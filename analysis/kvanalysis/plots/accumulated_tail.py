@@ -8,7 +8,7 @@ import pandas as pd
 from ..drawing.curve_axes import Axis
 from ..drawing.curves import Sheet, draw_sheet
 from ..drawing.drawn import Plot
-from ..numbers.cluster_table import cluster_note, scores_of
+from ..numbers.clustering import attention_note, scores_of
 from ..numbers.stats import mean_interval
 from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 
@@ -91,7 +91,7 @@ def tails(context, table, scores):
         points=pd.concat(frames, ignore_index=True),
         x=Axis("rank of the token", "log"),
         y=Axis("share of all attention [1]", "log"),
-        note=f"{cluster_note(table)} Each kv head's scores (column sums over all rows and its query"
+        note=f"{attention_note(table)} Each kv head's scores (column sums over all rows and its query"
         " heads) sorted and"
         " divided by their sum; means over heads and texts.",
         caption="A straight line would be a power law; a high R² alone does not make one. The curve of"
@@ -121,7 +121,7 @@ def tops(context, table, shares):
         points=pd.concat(frames, ignore_index=True),
         x=Axis("layer (0-based)", ticks={i: str(layer) for i, layer in enumerate(layers)}),
         y=Axis("share of all attention [1]", limits=(0, 1.03)),
-        note=f"{cluster_note(table)} Means over kv heads and texts.",
+        note=f"{attention_note(table)} Means over kv heads and texts.",
         caption=tops_caption(means),
     )
     return draw_sheet(sheet, context.stem("_top"))

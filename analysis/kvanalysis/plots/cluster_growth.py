@@ -6,7 +6,7 @@ from ..drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_g
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, new_figure
 from ..drawing.two_widths import at_both_widths
 from ..drawing.views import VIEWS
-from ..numbers.clustering import curve, heads_note, intervals, rows_of
+from ..numbers.clustering import curve, intervals, points_note, rows_of
 from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 
 LINEAR = 0.95  # an exponent from here on is called linear growth
@@ -75,7 +75,7 @@ def _panel(axes, counts, powers):
 
 def _note(table):
     return (
-        f"{heads_note(table)} Numbers in the panels: mean exponent over heads (slope of ln m against ln n)."
+        f"{points_note(table)} Numbers in the panels: mean exponent over heads (slope of ln m against ln n)."
         " delta is a"
         " share of the median distance of two points of the whole set."
     )

@@ -6,7 +6,7 @@ from ..drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_g
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, new_figure
 from ..drawing.two_widths import at_both_widths
 from ..drawing.views import VIEWS
-from ..numbers.clustering import curve, heads_note, intervals, lower_heads
+from ..numbers.clustering import curve, intervals, lower_heads, points_note
 from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 
 AT = (16, 256)
@@ -29,7 +29,7 @@ def draw(context):
             axes.set_title(f"layer {layer}", loc="left", pad=3)
         label_outer(panels, across, "centres k", "radius / rms [1]")
         legend = panels[0].get_legend_handles_labels()
-        finish_grid(figure, legend, heads_note(table), len(layers), across, PANEL_HEIGHT)
+        finish_grid(figure, legend, points_note(table), len(layers), across, PANEL_HEIGHT)
         return figure
 
     page, column = at_both_widths(context.stem(), at)

@@ -7,7 +7,7 @@ from ..drawing.drawn import Drawn, Plot, write_csv
 from ..drawing.plotstyle import COLOURS, COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
 from ..drawing.two_widths import at_both_widths
 from ..errors import ResultsError
-from ..numbers.cluster_table import scores_of
+from ..numbers.clustering import scores_of
 from ..numbers.stats import used_rows
 from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 from ..numbers.words import replay_note

@@ -5,7 +5,7 @@ import numpy as np
 from .canvas import BLUE, GREEN, GREY, ORANGE, RED, panels
 from .sample import head
 
-BUDGET, SEGMENT, THRESHOLD, STRIDE = 128, 64, 96, 4
+BUDGET, THRESHOLD, STRIDE = 128, 96, 4
 WIDTH_BYTES = 2  # of a stored number: float16
 FOUR_BITS = (64 * 4 + 2 * 16) / (64 * 16)  # codes, offset and step of a group of 64, over float16
 SCORE_BYTES, WEIGHT_BYTES, INDEX_BYTES = 8, 4, 4

@@ -559,7 +559,7 @@ def test_no_measure_is_left_out(runs):
 
 
 def test_the_clamped_error_divides_by_the_positive_part_of_the_output(runs):
-    """figures.md, honesty note 2: 1.31 to 1.76 on another text; about sqrt(2) wherever signs are even."""
+    """1.31 to 1.76 on another text; about sqrt(2) wherever signs are even."""
     inflation = [c.row["rel_err_clamped"] / c.row["rel_err_out_mean"] for c in runs("sample", "double")]
     assert all(1.1 < x < 2.2 for x in inflation), inflation
 

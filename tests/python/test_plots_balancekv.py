@@ -9,14 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from kvanalysis.data.load import load
+from kvanalysis.drawing.memory_powers import memory_verdicts
 from kvanalysis.drawing.plotstyle import styled
 from kvanalysis.errors import FigureError
 from kvanalysis.figures.config import Step, read_figure_config
 from kvanalysis.figures.context import Context
 from kvanalysis.figures.steps import _completed
-from kvanalysis.numbers.loglog import fit
+from kvanalysis.numbers.loglog import Slope, fit, slope
 from kvanalysis.numbers.lower_everywhere import lower_everywhere
-from kvanalysis.numbers.slopes import exponent, unit_slopes
+from kvanalysis.numbers.verdict import near
 from kvanalysis.numbers.walk_discrepancy import COIN, LITERAL, discrepancy, walk_of
 from kvanalysis.plots import halving_error, merge_tree, walk_theorems
 from test_kvanalysis_fake import fake_row, write_results
@@ -198,20 +199,33 @@ def test_the_slope_of_a_power_is_its_exponent():
 
 
 def test_the_interval_of_an_exponent_is_over_heads():
+    place = {"trace_id": "t", "prompt": "0", "layer": 0}
     rows = pd.DataFrame([
-        {"head": head, "x": x, "y": x**power} for head, power in enumerate((-1, -3)) for x in (1.0, 2.0, 4.0)
+        place | {"kv_head": head, "x": x, "y": x**power}
+        for head, power in enumerate((-1, -3)) for x in (1.0, 2.0, 4.0)
     ])  # fmt: skip
-    found = exponent(unit_slopes(rows, "x", "y", unit=["head"]))
-    assert (found.mean, found.n_units) == (pytest.approx(-2), 2)
-    assert found.contains(-1)
-    assert not found.contains(0)
+    found = slope(rows, "x", "y")
+    assert (found.value, found.n_units) == (pytest.approx(-2), 2)
+    assert (found.low, found.high) == (pytest.approx(-3), pytest.approx(-1))
+
+
+def test_an_interval_that_contains_the_exponent_and_much_else_does_not_confirm_it():
+    assert near(-1, -1.2, -0.9, 0.25) == "holds"
+    assert near(-1, -3, 1, 0.25) == "mixed"
+    assert near(-1, -0.7, -0.1, 0.25) == "does not hold"
+    assert near(-1, np.nan, np.nan, 0.25) == "mixed"
+    wide = Slope(-1.0, -3.0, 1.0, 0.9, 1.0, 2)
+    [verdict] = memory_verdicts({("a trace", "subgen_stream"): wide})
+    assert (verdict.outcome, verdict.numbers) == ("mixed", "-1.00 [-3.00, 1.00] over 2 heads")
 
 
 def test_a_discrepancy_that_grows_as_a_root_is_no_logarithm():
     n = np.array([256, 1024, 4096])
     walks = pd.DataFrame({"tokens": n})
     for power, outcome in ((0.5, "does not hold"), (0.1, "holds")):
-        slopes = {LITERAL: pd.Series([power, power + 0.01]), COIN: pd.Series([0.5, 0.5])}
+        found, coin = (Slope(mean, low, high, 1.0, 1.0, 2) for mean, low, high in (
+            (power, power, power + 0.01), (0.5, 0.5, 0.5)))  # fmt: skip
+        slopes = {LITERAL: found, COIN: coin}
         assert [v.outcome for v in walk_theorems._walk_verdicts(walks, slopes)] == [outcome]
 
 

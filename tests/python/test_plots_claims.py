@@ -111,7 +111,9 @@ def test_points_are_means_over_heads_of_seed_means(tmp_path):
 
 def test_a_sheet_writes_its_points_and_clips_no_band(tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr("kvanalysis.drawing.curves.save", lambda figure, stem: seen.setdefault(stem, figure))
+    monkeypatch.setattr(
+        "kvanalysis.drawing.two_widths.save", lambda figure, stem: seen.setdefault(stem, figure)
+    )
     points = pd.DataFrame(
         [
             ("one", "a", 1, 0.2, 0.1, 0.3),

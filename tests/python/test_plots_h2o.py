@@ -46,6 +46,17 @@ def test_a_heavy_tail_is_more_than_the_null_in_every_layer(tmp_path):
         assert measured["y"].tolist()[0] == pytest.approx(top_share(steep, 0.2))
 
 
+def test_the_null_of_the_rows_that_were_recorded_stands_before_that_of_all_rows(tmp_path):
+    flat = [1 / 4] * 4
+    lines = [line for head in range(2) for line in scores(0, head, flat)]
+    write_cluster(tmp_path, lines + [(0, head, "top_share_null", 0.2, "", 0.6) for head in range(2)])
+    assert draw(tmp_path, "accumulated_tail").verdicts[0].outcome == FAILS  # 1/4 is less than 0.6
+    top = pd.read_csv(tmp_path / "fake_top.csv")
+    null = top[top["label"] == "uniform causal attention"].set_index("panel")["y"]
+    assert null["top 20 % of tokens"] == 0.6
+    assert null["top 5 % of tokens"] == pytest.approx(top_share(null_scores(4), 0.05))
+
+
 def test_the_fits_of_the_tail_are_compared_where_the_program_gives_them(tmp_path):
     lines = scores(0, 0, [3, 2, 1]) + scores(0, 1, [3, 2, 1])
     fits = {"log_log_r2": (0.9, 0.8), "exponential_r2": (0.5, 0.7), "log_log_slope": (-1, -1)}

@@ -158,6 +158,20 @@ def test_an_interval_that_only_reaches_into_the_range_is_mixed(tmp_path):
     assert outcomes(plot)["made keys, subgen_stream delta=0.6: memory grows as error^-2"] == MIXED
 
 
+def test_an_error_whose_interval_holds_epsilon_neither_keeps_nor_breaks_the_promise(tmp_path):
+    rows = promised("subgen_stream", {0.1: 0.1, 0.2: 0.1}, {0.1: 4000, 0.2: 1000})
+    rows[0]["eps_spectral_mean"] = 0.08  # of one head at epsilon 0.1; the other one has 0.12
+    rows[2]["eps_spectral_mean"] = 0.12
+    plot = sketch(fake_context(tmp_path, "epsilon_sweep", {"made": rows}, data={"made": "made keys"}))
+    assert outcomes(plot)["made keys, subgen_stream delta=0.6: the error stays below epsilon"] == MIXED
+
+
+def test_one_head_has_no_interval_and_decides_nothing(tmp_path):
+    rows = promised("subgen_stream", {0.1: 0.05, 0.2: 0.1}, {0.1: 4000, 0.2: 1000})[:2]
+    plot = sketch(fake_context(tmp_path, "epsilon_sweep", {"made": rows}, data={"made": "made keys"}))
+    assert set(outcomes(plot).values()) == {MIXED}
+
+
 def test_an_epsilon_sweep_of_one_epsilon_is_refused(tmp_path):
     rows = [*promised("subgen_stream", {0.1: 0.1}, {0.1: 10}), fake_row()]
     with pytest.raises(FigureError, match="step made: epsilon_sweep needs two values of epsilon"):

@@ -11,7 +11,7 @@ HALF_WIDTH_BITS = 16  # of a bfloat16: the upper half of a float32
 
 
 class Arrays:
-    """curves.h5, kept.h5 or outputs.h5 (interfaces.md, section 6): datasets of a cell by its key."""
+    """curves.h5, kept.h5 or outputs.h5 (docs/formats.md): datasets of a cell by its key."""
 
     def __init__(self, path):
         if not path.is_file():

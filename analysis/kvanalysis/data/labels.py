@@ -26,7 +26,7 @@ def is_oracle(method, params):
 
 
 def _is_global_oracle(params):
-    """H2O's scores summed over future rows too; the specification forbids to call that H2O."""
+    """H2O's scores summed over future rows too: no cache can do that, so it may not be called H2O."""
     return params.get("variant") == "oracle_global"
 
 

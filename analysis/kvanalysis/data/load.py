@@ -48,7 +48,7 @@ def load(out_dir):
     canonical text, `label` the legend entry, `oracle` whether the method sees what a cache could not.
     `frame.attrs["meta"]` holds results.meta.json, {} without that file; `frame.attrs["folders"]` says where
     the arrays of the run are.
-    Raises ResultsError. Source: interfaces.md, section 6.
+    Raises ResultsError. Source: docs/formats.md.
     """
     path = Path(out_dir) / "results.csv"
     frame = _typed(_read_text(path), path)

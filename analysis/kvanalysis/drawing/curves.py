@@ -12,8 +12,9 @@ from matplotlib.lines import Line2D
 from ..numbers.stats import mean_interval, unit_means, used_rows
 from .budget_axes import BAND_OPACITY
 from .curve_axes import Axis, set_axis
-from .drawn import Drawn, save, write_csv
+from .drawn import Drawn, write_csv
 from .plotstyle import COLUMN_WIDTH, DASHED, PAGE_WIDTH, axes_width, finish, looks, new_figure
+from .two_widths import at_both_widths
 
 PANEL_HEIGHT = {COLUMN_WIDTH: 1.55, PAGE_WIDTH: 2.3}  # inches
 PANELS_IN_A_ROW = {COLUMN_WIDTH: 1, PAGE_WIDTH: 3}
@@ -55,14 +56,11 @@ def head_points(rows, measure, by):
 def draw_sheet(sheet, stem):
     """Writes STEM.csv, STEM_column and STEM_page as PNG and PDF; returns the Drawn."""
     table = write_csv(sheet.points, f"{stem}.csv")
-    paths = [
-        _drawn(sheet, f"{stem}_{name}", width)
-        for name, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH))
-    ]
-    return Drawn(sheet.title, paths[1], table, narrow=paths[0], caption=sheet.caption)
+    page, column = at_both_widths(stem, lambda width: _drawn(sheet, width))
+    return Drawn(sheet.title, page, table, narrow=column, caption=sheet.caption)
 
 
-def _drawn(sheet, stem, width):
+def _drawn(sheet, width):
     panels = list(dict.fromkeys(sheet.points["panel"])) or [""]
     wide = min(len(panels), PANELS_IN_A_ROW[width])
     high = -(-len(panels) // wide)
@@ -89,7 +87,7 @@ def _drawn(sheet, stem, width):
         top=titled,
     )
     make_room(figure)
-    return save(figure, stem)
+    return figure
 
 
 def make_room(figure):

@@ -20,7 +20,7 @@ class Listed:
 def listed_figures(folder=FOLDER):
     """What each configuration says of itself, by name; [] outside of a checkout.
 
-    Nothing is checked: that is `figure_config`'s when one is run.
+    Nothing is checked: that is `figures.config`'s when one is run.
     """
     found = []
     for path in sorted(folder.glob("*.yaml")):

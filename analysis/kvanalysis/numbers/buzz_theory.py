@@ -1,4 +1,4 @@
-"""Sizes of BUZZ's cache as the paper's recursion and Remark 1 give them (measures.md, section 7).
+"""Sizes of BUZZ's cache as the paper's recursion and Remark 1 give them.
 
 k sinks, w recent tokens, segments of s, a middle that fires at T; natural numbers, s at least 3.
 """

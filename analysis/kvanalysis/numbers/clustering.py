@@ -1,9 +1,11 @@
-"""The table of `kvreplay cluster` in shapes that figures draw: curves of a measure by head and view."""
+"""The long table of `kvreplay cluster` (docs/formats.md) in shapes that figures draw."""
 
+import numpy as np
 import pandas as pd
 
+from ..errors import ResultsError
 from .stats import UNIT, mean_interval
-from .words import count
+from .words import heads_words
 
 VIEWS = ("keys", "keys_unrotated", "values")
 
@@ -42,13 +44,38 @@ def lower_heads(rows, first, second):
     return int((both[first] < both[second]).sum()), len(both)
 
 
-def heads_note(table):
-    heads, texts = len(table.drop_duplicates(UNIT)), table["prompt"].nunique()
-    model = table["model"].iloc[0] or "unnamed model"
+def points_note(table):
+    """What stands below figures of keys and values as points."""
     return (
-        f"{count(heads, 'kv head')} from {count(texts, 'text')} of trace {table['trace_id'].iloc[0][:12]}"
-        f" ({model})."
-        " Bands: 95 % bootstrap over heads. Keys as stored carry their rotation; un-rotated"
-        " ones are"
-        " rotated back to position 0."
+        f"{heads_words(table)}. Bands: 95 % bootstrap over heads. Keys as stored carry their rotation;"
+        " un-rotated ones are rotated back to position 0."
     )
+
+
+def attention_note(table):
+    """What stands below figures of the exact attention."""
+    return f"Exact attention of {heads_words(table)}."
+
+
+def head_values(table, measures):
+    """Scalars of each query head: columns prompt, layer, kv_head, measure, param (head of the group), value.
+
+    Raises ResultsError if the first of `measures` is missing; the others may be.
+    """
+    rows = table[table["measure"].isin(measures)].copy()
+    if measures[0] not in set(rows["measure"]):
+        raise ResultsError(f"the cluster step has no measure {measures[0]}; run it again with this program")
+    rows["value"] = pd.to_numeric(rows["value"])
+    return rows[["prompt", "layer", "kv_head", "measure", "param", "value"]].dropna(subset=["value"])
+
+
+def scores_of(table):
+    """{(prompt, layer, kv_head): A [T]}: attention that each token received, mean over the group's heads."""
+    rows = table[table["measure"] == "accumulated"]
+    if rows.empty:
+        raise ResultsError("the cluster step has no accumulated scores; run it again with this program")
+    found = {}
+    for place, scores in rows.groupby(["prompt", "layer", "kv_head"], sort=True):
+        order = np.argsort(pd.to_numeric(scores["x"]).to_numpy())
+        found[place] = pd.to_numeric(scores["value"]).to_numpy()[order]
+    return found

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .stats import UNIT, mean_interval, unit_means
+from .words import count
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,8 @@ class Slope:
         interval = "" if np.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]"
         return f"{self.value:.2f}{interval}"
 
-    def within(self, wanted, tolerance):
-        """Whether the whole interval (the value, if there is none) lies within `tolerance` of `wanted`."""
-        ends = (self.value, self.value) if np.isnan(self.low) else (self.low, self.high)
-        return all(abs(end - wanted) <= tolerance for end in ends)
+    def over_heads(self):
+        return f"{self.text()} over {count(self.n_units, 'head')}"
 
 
 def fit(x, y):

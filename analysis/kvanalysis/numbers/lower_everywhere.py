@@ -1,7 +1,7 @@
 """Verdicts on claims of the form "this method loses less than that one", by one stated rule."""
 
-from .paired import compare
-from .verdict import FAILS, HOLDS, MIXED, UNTESTABLE, Verdict
+from .paired import compare, lower_in_all
+from .verdict import UNTESTABLE, Verdict
 
 LOWER_RULE = (
     "paired 95 % bootstrap interval over heads of the difference, at {places}: all below zero, holds; all"
@@ -17,13 +17,6 @@ def lower_everywhere(claim, source, pairs, places="every budget", measure="rel_e
     """
     found = [(place, compare(first, second, measure)) for place, first, second in pairs]
     texts = [f"{place}: {'no head in common' if c is None else c.text()}" for place, c in found]
-    outcome = _outcome([c for _, c in found if c is not None and c.n_units > 1])
+    deciding = [c for _, c in found if c is not None and c.n_units > 1]
+    outcome = lower_in_all(deciding) if deciding else UNTESTABLE
     return Verdict(claim, source, LOWER_RULE.format(places=places), outcome, "; ".join(texts))
-
-
-def _outcome(comparisons):
-    if not comparisons:
-        return UNTESTABLE
-    if all(c.first_is_lower for c in comparisons):
-        return HOLDS
-    return FAILS if all(c.second_is_lower for c in comparisons) else MIXED

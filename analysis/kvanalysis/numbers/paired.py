@@ -1,10 +1,11 @@
-"""Two methods on the same heads (measures.md, section 6): difference, ratio, interval, win/tie/loss."""
+"""Two methods on the same heads (docs/measures_explained.md): difference, ratio, interval, win/tie/loss."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from .stats import mean_interval, unit_means, used_rows
+from .verdict import FAILS, HOLDS, MIXED
 
 TIE = 0.01  # within 1 % of each other
 
@@ -75,3 +76,10 @@ def compare_units(first, second):
         ties=len(a) - wins - losses,
         losses=losses,
     )
+
+
+def lower_in_all(comparisons):
+    """Outcome of "the first is lower": HOLDS if every interval lies below zero, FAILS if every one above."""
+    if all(comparison.first_is_lower for comparison in comparisons):
+        return HOLDS
+    return FAILS if all(comparison.second_is_lower for comparison in comparisons) else MIXED

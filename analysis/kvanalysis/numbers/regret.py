@@ -1,4 +1,4 @@
-"""What a method loses against the oracles at the same budget, and where (measures.md, section 2)."""
+"""What a method loses against the oracles at the same budget, and where (docs/measures_explained.md)."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Means and intervals over heads (measures.md, section 6).
+"""Means and intervals over heads.
 
 The unit of resampling is one (trace, prompt, layer, kv head). Rows of one unit are correlated, and so
 are its seeds: the seeds of a unit are averaged first.

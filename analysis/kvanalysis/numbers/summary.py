@@ -73,7 +73,7 @@ def _over_units(units):
 
 
 def _notes(table, errors, curve_keys):
-    """What a reader must know about a row before trusting it (measures.md, sections 6 and 8).
+    """What a reader must know about a row before trusting it.
 
     `errors`: one value per (group number, *UNIT); a group's number is its row in `table`.
     """

@@ -7,14 +7,16 @@ def count(number, noun):
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
+def heads_words(rows):
+    """The heads, texts, trace and model of `rows`: those of one trace, of a run or of a cluster step."""
+    heads, texts = len(rows.drop_duplicates(UNIT)), rows["prompt"].nunique()
+    trace, model = str(rows["trace_id"].iloc[0])[:12], rows["model"].iloc[0] or "unnamed model"
+    return f"{count(heads, 'kv head')} from {count(texts, 'text')} of trace {trace} ({model})"
+
+
 def replay_note(rows):
     """What was compared, over how many heads and texts. `rows`: those of one trace, as `load` gives them."""
-    heads, texts = len(rows.drop_duplicates(UNIT)), rows["prompt"].nunique()
-    model = rows["model"].iloc[0] or "unnamed model"
-    return (
-        f"Teacher-forced replay of {count(heads, 'kv head')} from {count(texts, 'text')} of trace"
-        f" {rows['trace_id'].iloc[0][:12]} ({model}); an error never changes later tokens or layers."
-    )
+    return f"Teacher-forced replay of {heads_words(rows)}; an error never changes later tokens or layers."
 
 
 def oneshot_notes(rows):

@@ -4,10 +4,12 @@ A rule returns a Claim, or a Lack: what the run would need. Only the plain insta
 paper: the one whose label is the method's name, or its only one.
 """
 
+import math
 from dataclasses import dataclass
 
 import pandas as pd
 
+from ..numbers.paired import lower_in_all
 from ..numbers.stats import used_rows
 from ..numbers.summary import summarise
 from ..numbers.verdict import FAILS, HOLDS, MIXED
@@ -16,7 +18,7 @@ from .claims import NOT_PROMISED, Claim
 from .provenance import compared_facts
 from .run_comparison import at_budgets, decided, numbers_text
 
-GREEDY_LINE = 0.632  # 1 - 1/e
+GREEDY_LINE = 1 - 1 / math.e
 COMPARED = "mean relative output error at equal budgets, paired over heads"
 
 
@@ -51,17 +53,10 @@ class Order:
             self.claim,
             self.source,
             " ".join(part for part in (f"{COMPARED}.", decided(every), self.caveat) if part),
-            outcome(every),
+            lower_in_all(every),
             "; ".join(numbers_text(*pair, own) for pair, own in zip(self.pairs, found, strict=True)),
             compared_facts(frame, [name for pair in self.pairs for name in pair]),
         )
-
-
-def outcome(comparisons):
-    """Holds if every interval lies below zero, fails if every one lies above, mixed otherwise."""
-    if all(comparison.first_is_lower for comparison in comparisons):
-        return HOLDS
-    return FAILS if all(comparison.second_is_lower for comparison in comparisons) else MIXED
 
 
 @dataclass(frozen=True)
@@ -80,9 +75,9 @@ class GreedyRatio:
             self.paper,
             self.claim,
             self.source,
-            f"mass_recall of h2o against {GREEDY_LINE}, one mean over rows per head and budget",
+            f"mass_recall of h2o against {GREEDY_LINE:.3f}, one mean over rows per head and budget",
             HOLDS if above == cells else FAILS if above == 0 else MIXED,
-            f"{above} of {count(cells, 'cell')} at or above {GREEDY_LINE}; mean"
+            f"{above} of {count(cells, 'cell')} at or above {GREEDY_LINE:.3f}; mean"
             f" {rows['mass_recall'].mean():.3f}, lowest {lowest:.3f}",
             compared_facts(frame, ["h2o"]),
         )

@@ -8,7 +8,7 @@ import pandas as pd
 from ..drawing.curve_axes import Axis
 from ..drawing.curves import Sheet, draw_sheet
 from ..drawing.drawn import Plot
-from ..numbers.cluster_table import cluster_note, scores_of
+from ..numbers.clustering import attention_note, scores_of
 from ..numbers.stats import mean_interval
 from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 
@@ -27,7 +27,7 @@ def draw(context):
     """figure.kind accumulated_tail: sorted scores (log-log), and the share of the top tokens by layer."""
     table = context.cluster()
     scores = scores_of(table)
-    shares = shares_of(scores, head_shares(table))
+    shares = shares_of(scores, head_shares(table), null_shares(table))
     figures = [tails(context, table, scores), tops(context, table, shares)]
     return Plot(figures, [heavier_than_null(shares), decays_like_power(table)])
 
@@ -54,16 +54,28 @@ def head_shares(table):
     return values.groupby(["prompt", "layer", "kv_head", "x"])["value"].mean().to_dict()
 
 
-def shares_of(scores, of_heads):
+def null_shares(table):
+    """{(prompt, layer, kv_head, top): share under uniform attention over what the recorded rows may see}."""
+    rows = table[table["measure"] == "top_share_null"]
+    rows = rows.assign(top=rows["param"].astype(float), value=rows["value"].astype(float))
+    return rows.set_index(["prompt", "layer", "kv_head", "top"])["value"].to_dict()
+
+
+def shares_of(scores, of_heads, of_null):
     """One row per (prompt, layer, kv head, top): the share of the kv head (query heads summed), the mean over
     its query heads (`heads`), the null's, and that of token 0."""
     return pd.DataFrame(
         {"prompt": prompt, "layer": layer, "kv_head": head, "top": top, "share": top_share(a, top)}
         | {"heads": of_heads.get((prompt, layer, head, top), np.nan)}
-        | {"null": top_share(null_scores(len(a)), top), "token_0": a[0] / a.sum()}
+        | {"null": _null(of_null, (prompt, layer, head, top), len(a)), "token_0": a[0] / a.sum()}
         for (prompt, layer, head), a in scores.items()
         for top in TOP
     )
+
+
+def _null(of_null, place, n):
+    """The program's, which knows of strided queries and windows; else that of all rows of a full prefix."""
+    return of_null[place] if place in of_null else top_share(null_scores(n), place[-1])
 
 
 def tails(context, table, scores):
@@ -79,14 +91,11 @@ def tails(context, table, scores):
         points=pd.concat(frames, ignore_index=True),
         x=Axis("rank of the token", "log"),
         y=Axis("share of all attention [1]", "log"),
-        note=f"{cluster_note(table)} Each kv head's scores (column sums over all rows and its query"
+        note=f"{attention_note(table)} Each kv head's scores (column sums over all rows and its query"
         " heads) sorted and"
         " divided by their sum; means over heads and texts.",
-        caption="A straight line would be a power law; a high R² alone does not make one. The dashed"
-        " black reference"
-        " falls because early tokens are seen by more rows.".replace(
-            "dashed black reference", f"curve of {NULL}"
-        ),
+        caption="A straight line would be a power law; a high R² alone does not make one. The curve of"
+        f" {NULL} falls because early tokens are seen by more rows.",
         markers=False,
     )
     return draw_sheet(sheet, context.stem("_tail"))
@@ -112,7 +121,7 @@ def tops(context, table, shares):
         points=pd.concat(frames, ignore_index=True),
         x=Axis("layer (0-based)", ticks={i: str(layer) for i, layer in enumerate(layers)}),
         y=Axis("share of all attention [1]", limits=(0, 1.03)),
-        note=f"{cluster_note(table)} Means over kv heads and texts.",
+        note=f"{attention_note(table)} Means over kv heads and texts.",
         caption=tops_caption(means),
     )
     return draw_sheet(sheet, context.stem("_top"))

@@ -6,8 +6,9 @@ from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.patches import Patch
 
 from ..drawing import head_maps
-from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.drawn import Drawn, write_csv
 from ..drawing.plotstyle import COLOURS, COLUMN_WIDTH, PAGE_WIDTH, finish
+from ..drawing.two_widths import at_both_widths
 from ..numbers.contenders import FAMILIES, at_budget, budgets_of, families, head_table, present, spread
 from ..numbers.paired import TIE
 from ..numbers.words import replay_note
@@ -15,7 +16,7 @@ from ..numbers.words import replay_note
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 TIE_MARK = "="
 PALE = (0.5, 0.78)  # share of white in a cell's colour, so that letters stay readable; paler at a second use
-PANELS = {"column": (COLUMN_WIDTH, 2), "page": (PAGE_WIDTH, 4)}
+PANELS = {COLUMN_WIDTH: 2, PAGE_WIDTH: 4}
 MOST_BUDGETS = 8
 
 
@@ -28,11 +29,12 @@ def draw_frame(rows, folder, suffix=""):
     letters = _letters(table)
     table = table.assign(letter=table["best"].map(letters))
     csv = write_csv(table, folder / f"best_method_map{suffix}.csv")
-    paths = []
-    for name, (width, wide) in PANELS.items():
-        figure = _figure(rows, table, letters, width, wide)
-        paths.append(save(figure, folder / f"best_method_map_{name}{suffix}"))
-    return [Drawn("Best method by layer and head", paths[1], csv, paths[0], _caption(table))]
+    page, column = at_both_widths(
+        folder / "best_method_map",
+        lambda width: _figure(rows, table, letters, width, PANELS[width]),
+        suffix,
+    )
+    return [Drawn("Best method by layer and head", page, csv, column, _caption(table))]
 
 
 def _table(rivals):

@@ -1,16 +1,18 @@
 """Online clusters m(n) of SubGen's rule against n, for several radii, from `kvreplay cluster`."""
 
-from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.drawn import Drawn, Plot, write_csv
 from ..drawing.log_ticks import plain_log
 from ..drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..drawing.views import VIEWS
-from ..numbers.clustering import curve, heads_note, intervals, rows_of
+from ..numbers.clustering import curve, intervals, points_note, rows_of
 from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 
 LINEAR = 0.95  # an exponent from here on is called linear growth
 ROOM = 12  # factor on the axis below the curves, for the numbers
 PANEL_HEIGHT = 1.4  # inches
+ACROSS = {COLUMN_WIDTH: (2,), PAGE_WIDTH: (4, 3)}
 
 
 def draw(context):
@@ -19,9 +21,10 @@ def draw(context):
     powers = exponents(table)
     csv = write_csv(counts.rename(columns={"param": "delta_rel", "x": "tokens"}), context.stem(".csv"))
     write_csv(powers, context.stem("_exponents.csv"))
-    factors, paths = sorted(counts["param"].unique()), []
-    for name, width, choices in (("column", COLUMN_WIDTH, (2,)), ("page", PAGE_WIDTH, (4, 3))):
-        figure, across = new_figure(width), fewest_empty(len(factors), choices)
+    factors = sorted(counts["param"].unique())
+
+    def at(width):
+        figure, across = new_figure(width), fewest_empty(len(factors), ACROSS[width])
         panels = panel_grid(figure, len(factors), across, sharex=True, sharey=True)
         for axes, factor in zip(panels, factors, strict=True):
             _panel(axes, counts[counts["param"] == factor], powers[powers["delta_rel"] == factor])
@@ -30,8 +33,10 @@ def draw(context):
         label_outer(panels, across, "tokens n", "clusters m(n)")
         handles, names = panels[0].get_legend_handles_labels()
         finish_grid(figure, (handles, names), _note(table), len(factors), across, PANEL_HEIGHT, wspace=0.16)
-        paths.append(save(figure, context.stem(f"_{name}")))
-    drawn = Drawn("Clusters against tokens", paths[1], csv, paths[0], _caption(powers))
+        return figure
+
+    page, column = at_both_widths(context.stem(), at)
+    drawn = Drawn("Clusters against tokens", page, csv, column, _caption(powers))
     return Plot([drawn], [_verdict(powers, view) for view in VIEWS if (powers["view"] == view).any()])
 
 
@@ -70,7 +75,7 @@ def _panel(axes, counts, powers):
 
 def _note(table):
     return (
-        f"{heads_note(table)} Numbers in the panels, in the legend's order: mean exponent over heads (slope"
+        f"{points_note(table)} Numbers in the panels, in the legend's order: mean exponent over heads (slope"
         " of ln m against ln n). delta is a share of the median distance of two points of the whole set."
     )
 

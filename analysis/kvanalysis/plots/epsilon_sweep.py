@@ -14,7 +14,7 @@ from ..drawing.log_ticks import plain_log, subs_for, ticks_at
 from ..drawing.plotstyle import DASHED, DOTTED, looks
 from ..drawing.two_widths import draw_grid
 from ..numbers.epsilon_points import THEOREMS, points, slope_text, swept
-from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict, near
 from ..numbers.words import replay_note
 
 KIB = 1024
@@ -134,28 +134,26 @@ def _verdicts(table, titles):
 
 
 def _promise(name, rows):
-    below = (rows["error_high"].fillna(rows["error"]) <= rows["epsilon"]).all()
+    below, above = (rows["error_high"] <= rows["epsilon"]).all(), (rows["error_low"] > rows["epsilon"]).any()
     means = zip(rows["epsilon"], rows["error"], rows["error_max"], strict=True)
     return Verdict(
         claim=f"{name}: the mean error stays below epsilon",
         source=THEOREMS[rows["method"].iloc[0]][2],
-        how="the 95 % interval of the mean error is at most epsilon, at every epsilon; sizes may be capped",
-        outcome=HOLDS if below else FAILS,
+        how="the 95 % interval of the mean error is at most epsilon at every epsilon; does not if it lies"
+        " above at one, else mixed; sizes may be capped",
+        outcome=HOLDS if below else FAILS if above else MIXED,
         numbers="; ".join(f"epsilon {e:g}: mean {mean:.3g}, maximum {most:.2g}" for e, mean, most in means),
     )
 
 
 def _price(name, rows):
     row = rows.iloc[0]
-    value, low, high = (row[f"bytes_by_error_slope{end}"] for end in ("", "_low", "_high"))
-    low, high = (value, value) if np.isnan(low) else (low, high)
-    least, most = row["theory_slope"] - TOLERANCE, row["theory_slope"] + TOLERANCE
-    outcome = HOLDS if least <= low and high <= most else FAILS if high < least or low > most else MIXED
+    low, high = (row[f"bytes_by_error_slope{end}"] for end in ("_low", "_high"))
     return Verdict(
         claim=f"{name}: memory grows as error^{row['theory_slope']:g}",
         source=THEOREMS[row["method"]][2],
         how="the interval over heads of the exponent of bytes in the measured error lies within"
         f" {TOLERANCE:g} of it; mixed if it only reaches into that range",
-        outcome=outcome,
+        outcome=near(row["theory_slope"], low, high, TOLERANCE),
         numbers=f"error^{slope_text(row, 'bytes_by_error')}; by its sizes epsilon^{slope_text(row, 'bytes')}",
     )

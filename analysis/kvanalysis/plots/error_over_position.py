@@ -3,15 +3,16 @@
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from ..drawing.budget_axes import handle, looks_of, set_error_axis
-from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.drawn import Drawn, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..numbers.contenders import at_budget, families, middle_budget, present
 from ..numbers.positions import along_rows, by_quarters
 from ..numbers.summary import summarise
 from ..numbers.words import BAND_NOTE, replay_note
 
 MOST_CURVES = 7  # in a panel
-SIZES = {"column": (COLUMN_WIDTH, 1.5, 1), "page": (PAGE_WIDTH, 2.2, 3)}
+SIZES = {COLUMN_WIDTH: (1.5, 1), PAGE_WIDTH: (2.2, 3)}
 BAND_OPACITY = 0.12
 PANEL_GAP = 0.3  # share of a panel's height
 
@@ -30,11 +31,13 @@ def draw_frame(rows, folder, suffix="", budget=None):
     csv = write_csv(table, folder / f"error_over_position{suffix}.csv")
     shown = _shown(table, present(rivals, least=1))
     look, note = looks_of(summarise(rows)), _note(rows, table, shown, source)
-    paths = []
-    for name, (width, height, wide) in SIZES.items():
-        figure = _figure(table, shown, look, width, height, min(wide, len(shown)), note)
-        paths.append(save(figure, folder / f"error_over_position_{name}{suffix}"))
-    return [Drawn(f"Error over position, B = {budget}", paths[1], csv, paths[0], _caption(table, shown))]
+
+    def draw(width):
+        height, wide = SIZES[width]
+        return _figure(table, shown, look, width, height, min(wide, len(shown)), note)
+
+    page, column = at_both_widths(folder / "error_over_position", draw, suffix)
+    return [Drawn(f"Error over position, B = {budget}", page, csv, column, _caption(table, shown))]
 
 
 def _shown(table, names):

@@ -5,8 +5,9 @@ import pandas as pd
 from matplotlib.colors import LogNorm
 
 from ..drawing.curves import head_points, make_room
-from ..drawing.drawn import Drawn, Plot, save, write_csv
-from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..drawing.drawn import Drawn, Plot, write_csv
+from ..drawing.plotstyle import finish, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..numbers.config_claims import judge_all, select
 from ..numbers.words import replay_note
 
@@ -23,11 +24,8 @@ def draw(context):
     table = write_csv(cells, context.stem().with_suffix(".csv"))
     said = context.option("note", " ")
     note = f"{replay_note(rows)} Mean relative output error (mean of ratios) over heads. {said}"
-    paths = [
-        drawn(cells, note.strip(), context.stem(f"_{name}"), width)
-        for name, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH))
-    ]
-    figure = Drawn("Error by method and budget", paths[1], table, narrow=paths[0], caption=caption(cells))
+    page, column = at_both_widths(context.stem(), lambda width: drawn(cells, note.strip(), width))
+    figure = Drawn("Error by method and budget", page, table, narrow=column, caption=caption(cells))
     return Plot([figure], judge_all(context, frame))
 
 
@@ -51,7 +49,7 @@ def caption(cells):
     return text + (f" Without a result: {', '.join(missing)}." if missing else "")
 
 
-def drawn(cells, note, stem, width):
+def drawn(cells, note, width):
     names = list(dict.fromkeys(cells["name"]))
     grid = cells.dropna(subset=["budget_tokens"]).pivot_table(
         index="name", columns="budget_tokens", values="y"
@@ -78,4 +76,4 @@ def drawn(cells, note, stem, width):
     axes.tick_params(length=0)
     finish(figure, [], [], note, ROW_HEIGHT * len(names))
     make_room(figure)
-    return save(figure, stem)
+    return figure

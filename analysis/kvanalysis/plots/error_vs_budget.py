@@ -15,15 +15,19 @@ from ..drawing.budget_axes import (
 )
 from ..drawing.budget_axes import draw as draw_curves
 from ..drawing.curves import make_room
-from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.drawn import Drawn, Plot, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..numbers.summary import summarise
 from ..numbers.words import BAND_NOTE, oneshot_notes, replay_note
 
 BUDGET_AXIS, SHORT_BUDGET_AXIS = "budget [tokens per kv head]", "budget [tokens]"
 ERROR_AXIS, SHORT_ERROR_AXIS = "mean relative output error [1]", "mean rel. error [1]"
 NO_BANDS = "So many curves have no bands; their 95% intervals over heads stand in the CSV."
+HEIGHT = {COLUMN_WIDTH: 2.2, PAGE_WIDTH: 3.0}  # inches
 PANEL_HEIGHT = 1.25  # inches
+# Panels in a row, in order of preference among equally few empty places.
+PANELS = {COLUMN_WIDTH: (2,), PAGE_WIDTH: (4, 5, 3)}
 PANEL_GAP = 0.37  # share of a panel's height: its title and the tick labels above it
 PANEL_MARKER = 3.0  # points
 SHORT_LABEL_WIDTH = 1.9  # inches; narrower axes take the short budget label
@@ -40,26 +44,28 @@ def draw_frame(frame, folder, suffix=""):
 def _whole(rows, folder, suffix):
     points = summarise(rows)
     table = write_csv(points, folder / f"error_vs_budget{suffix}.csv")
-    paths = []
-    for name, width, height in (("column", COLUMN_WIDTH, 2.2), ("page", PAGE_WIDTH, 3.0)):
+
+    def at(width):
         figure = new_figure(width)
         axes = figure.subplots()
         _panel(axes, points, points, axes_width(width))
         axes.set(xlabel=BUDGET_AXIS, ylabel=ERROR_AXIS)
-        finish(figure, *_legend(points), footnote(rows, points), height)
-        paths.append(save(figure, folder / f"error_vs_budget_{name}{suffix}"))
-    return Drawn("Error against budget", paths[1], table, narrow=paths[0])
+        finish(figure, *_legend(points), footnote(rows, points), HEIGHT[width])
+        return figure
+
+    page, column = at_both_widths(folder / "error_vs_budget", at, suffix)
+    return Drawn("Error against budget", page, table, narrow=column)
 
 
 def _by_layer(rows, folder, suffix):
     points = summarise(rows, by=("layer",))
     table = write_csv(points, folder / f"error_vs_budget_by_layer{suffix}.csv")
-    paths = []
-    # Panels in a row, in order of preference among equally few empty places.
-    for name, width, panels in (("column", COLUMN_WIDTH, (2,)), ("page", PAGE_WIDTH, (4, 5, 3))):
-        figure = _layer_panels(points, footnote(rows, points), width, panels)
-        paths.append(save(figure, folder / f"error_vs_budget_by_layer_{name}{suffix}"))
-    return Drawn("Error against budget, by layer", paths[1], table, narrow=paths[0])
+    page, column = at_both_widths(
+        folder / "error_vs_budget_by_layer",
+        lambda width: _layer_panels(points, footnote(rows, points), width, PANELS[width]),
+        suffix,
+    )
+    return Drawn("Error against budget, by layer", page, table, narrow=column)
 
 
 def _layer_panels(points, note, width, panels):

@@ -7,8 +7,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 
 from ..drawing.budget_axes import drawable, looks_of, set_error_axis
 from ..drawing.curves import make_room
-from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.drawn import Drawn, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..numbers.contenders import has_values
 from ..numbers.stats import unit_means, used_rows
 from ..numbers.summary import summarise
@@ -17,7 +18,7 @@ from ..numbers.words import replay_note
 SHARES = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # ticks, per cent
 PEAK, MEAN = "peak_share", "mean_share"
 NAMES = {PEAK: "at the peak", MEAN: "averaged over steps"}
-LEVELS = {"column": (COLUMN_WIDTH, 1.75, 1), "page": (PAGE_WIDTH, 2.7, 2)}
+SIZES = {COLUMN_WIDTH: (1.75, 1), PAGE_WIDTH: (2.7, 2)}
 KEY = ["label", "budget"]
 NUMBER_SIZE = 5.8
 ROOM_BELOW = 0.55  # factor on the least error, where the last number stands
@@ -36,11 +37,13 @@ def draw_frame(rows, folder, suffix=""):
     for size in sizes:
         points[f"front_{size}"] = front_numbers(points, size)
     csv = write_csv(points, folder / f"error_vs_bytes{suffix}.csv")
-    paths = []
-    for name, (width, height, wide) in LEVELS.items():
-        figure = _figure(rows, points, sizes, width, height, min(wide, len(sizes)))
-        paths.append(save(figure, folder / f"error_vs_bytes_{name}{suffix}"))
-    return [Drawn("Error against bytes", paths[1], csv, paths[0], _caption(points, sizes))]
+
+    def draw(width):
+        height, wide = SIZES[width]
+        return _figure(rows, points, sizes, width, height, min(wide, len(sizes)))
+
+    page, column = at_both_widths(folder / "error_vs_bytes", draw, suffix)
+    return [Drawn("Error against bytes", page, csv, column, _caption(points, sizes))]
 
 
 def _points(rows):

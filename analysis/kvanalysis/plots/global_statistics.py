@@ -59,7 +59,7 @@ def attended(arrays, key):
 
 
 def jaccard(a, b):
-    """|a and b| / |a or b|; 1 for two empty sets (measures.md, section 2)."""
+    """|a and b| / |a or b|; 1 for two empty sets (docs/measures.md)."""
     together = len(set(a) | set(b))
     return len(set(a) & set(b)) / together if together else 1.0
 

@@ -10,9 +10,10 @@ import pandas as pd
 
 from ..data.extras import extra
 from ..drawing.budget_axes import set_error_axis
-from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.drawn import Drawn, Plot, write_csv
 from ..drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, looks, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..errors import FigureError
 from ..numbers.balance_sizes import sizes
 from ..numbers.lower_everywhere import lower_everywhere
@@ -29,6 +30,7 @@ TAILS = {WALK: "uniform, tail of balancekv", COIN: "uniform, tail of the coin"}
 SOURCE = "BalanceKV, Fig. 2 and Section 4.1"
 SPREAD = 0.62  # share of the step between two sizes over which the methods of one size stand side by side
 PANEL_HEIGHT = 1.45  # inches
+ACROSS = {COLUMN_WIDTH: (2,), PAGE_WIDTH: (4, 3)}
 
 
 def settled(context, step):
@@ -112,10 +114,10 @@ def draw(context):
 def _figure(context, rows, metric):
     table = averages(rows, metric)
     csv = write_csv(table, context.stem(f"_{metric}.csv"))
-    paths = []
     layers = sorted(table["layer"].unique())
-    for name, width, choices in (("column", COLUMN_WIDTH, (2,)), ("page", PAGE_WIDTH, (4, 3))):
-        figure, across = new_figure(width), fewest_empty(len(layers), choices)
+
+    def at(width):
+        figure, across = new_figure(width), fewest_empty(len(layers), ACROSS[width])
         panels = panel_grid(figure, len(layers), across, sharex=True, sharey=True)
         style = looks(sorted(table["name"].unique()), {COIN, COIN + DEN_W, *TAILS.values()})
         for axes, layer in zip(panels, layers, strict=True):
@@ -125,9 +127,11 @@ def _figure(context, rows, metric):
         label_outer(panels, across, "kept of the middle", LABELS[metric])
         legend = panels[0].get_legend_handles_labels()
         finish_grid(figure, legend, _note(context, rows, metric), len(layers), across, PANEL_HEIGHT)
-        paths.append(save(figure, context.stem(f"_{metric}_{name}")))
+        return figure
+
+    page, column = at_both_widths(context.stem(f"_{metric}"), at)
     title = "Relative error" if metric == "rel_err_out_mean" else "Relative error, clamped metric"
-    return Drawn(f"{title} by layer and size", paths[1], csv, paths[0], _caption(rows, metric))
+    return Drawn(f"{title} by layer and size", page, csv, column, _caption(rows, metric))
 
 
 def _panel(axes, table, style):

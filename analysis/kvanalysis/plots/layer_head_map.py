@@ -2,8 +2,9 @@
 
 from ..drawing import head_maps
 from ..drawing.budget_axes import ROUNDING
-from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.drawn import Drawn, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish
+from ..drawing.two_widths import at_both_widths
 from ..numbers.contenders import at_budget, budgets_of, head_table, middle_budget
 from ..numbers.stats import used_rows
 from ..numbers.words import count, replay_note
@@ -26,12 +27,11 @@ def draw_frame(rows, folder, suffix="", budget=None):
     csv = write_csv(_long(table, chosen), folder / f"layer_head_map{suffix}.csv")
     order = list(table.mean().sort_values().index)
     norm = head_maps.shared_norm(table[order].to_numpy())
-    paths = []
-    for name, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH)):
-        figure = _figure(rows, table, order, norm, width, budget)
-        paths.append(save(figure, folder / f"layer_head_map_{name}{suffix}"))
+    page, column = at_both_widths(
+        folder / "layer_head_map", lambda width: _figure(rows, table, order, norm, width, budget), suffix
+    )
     at = "no budget" if budget is None else f"B = {budget}"
-    return [Drawn(f"Error by layer and head, {at}", paths[1], csv, paths[0], _caption(table, used, budget))]
+    return [Drawn(f"Error by layer and head, {at}", page, csv, column, _caption(table, used, budget))]
 
 
 def _long(table, chosen):

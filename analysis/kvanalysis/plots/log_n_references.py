@@ -17,7 +17,6 @@ REFERENCES = {
     "against exact attention with log n": {"method": "exact", "log_n": "context"},
 }
 LABELS = {"off": "buzz", "live": "buzz, log n of the live tokens", "context": "buzz, log n of the context"}
-OWN = "against its own reference"
 
 
 def draw(context):

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm
 
-from ..drawing.drawn import Drawn, Plot, save, write_csv
-from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..drawing.drawn import Drawn, Plot, write_csv
+from ..drawing.plotstyle import finish, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..errors import FigureError
 from ..numbers.verdict import FAILS, HOLDS, UNTESTABLE, Verdict
 
@@ -26,12 +27,14 @@ def draw(context):
         )
     csv = write_csv(pd.concat(tables), context.stem(".csv"))
     cell, table = cells.iloc[0], tables[0]
-    paths = []
-    for name, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH)):
+
+    def at(width):
         figure = new_figure(width)
         _draw(figure, table, cell)
-        paths.append(save(figure, context.stem(f"_{name}")))
-    drawn = Drawn("Levels of the merge tree over time", paths[1], csv, paths[0], _caption(cell, table))
+        return figure
+
+    page, column = at_both_widths(context.stem(), at)
+    drawn = Drawn("Levels of the merge tree over time", page, csv, column, _caption(cell, table))
     return Plot([drawn], [_verdict(tables)])
 
 

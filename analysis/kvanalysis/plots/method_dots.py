@@ -10,9 +10,10 @@ import pandas as pd
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from ..data.extras import extra
-from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.drawn import Drawn, Plot, write_csv
 from ..drawing.panel_grid import finish_grid, panel_grid, say_nothing_to_draw
-from ..drawing.plotstyle import COLUMN_WIDTH, GLYPH_EMS, PAGE_WIDTH, RC, looks, new_figure
+from ..drawing.plotstyle import COLUMN_WIDTH, GLYPH_EMS, RC, looks, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..numbers.lower_everywhere import lower_everywhere
 from ..numbers.stats import mean_interval, unit_means, used_rows
 from ..numbers.words import BAND_NOTE, replay_note
@@ -34,13 +35,15 @@ def draw(context):
     measures = [m for m in context.option("measures") if m in frame and frame[m].notna().any()]
     table = means(frame, measures)
     csv = write_csv(table, context.stem(".csv"))
-    paths = []
-    for name, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH)):
+
+    def at(width):
         figure = new_figure(width)
         _draw(figure, table, measures, _note(frame))
-        paths.append(save(figure, context.stem(f"_{name}")))
+        return figure
+
+    page, column = at_both_widths(context.stem(), at)
     missing = sorted(set(context.option("measures")) - set(measures))
-    drawn = Drawn(context.config.title, paths[1], csv, paths[0], _caption(frame, table, missing))
+    drawn = Drawn(context.config.title, page, csv, column, _caption(frame, table, missing))
     claims = context.option("claims", [])
     return Plot([drawn], [_claim(context, frame, *pair) for pair in claims])
 

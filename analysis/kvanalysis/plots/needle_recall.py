@@ -1,20 +1,22 @@
 """How much of the attention to marked tokens a method still holds, span by span."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.drawn import Drawn, write_csv
 from ..drawing.head_maps import CELL_TEXT, COLOURS, short
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH
 from ..drawing.row_panels import panels_by_budget
+from ..drawing.two_widths import at_both_widths
 from ..numbers.contenders import budgets_of, has_values
 from ..numbers.stats import unit_means, used_rows
 from ..numbers.words import replay_note
 
 MASS, SPAN = "needle_mass", "needle_mass_"
-PANELS = {"column": (COLUMN_WIDTH, 1), "page": (PAGE_WIDTH, 4)}
+PANELS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 4}
 
 
 def draw_frame(rows, folder, suffix=""):
@@ -29,14 +31,15 @@ def draw_frame(rows, folder, suffix=""):
     spans = [MASS, *(name for name in table if name.startswith(SPAN))]
     names = _names(rows, spans)
     order = list(table.groupby("label")[MASS].mean().sort_values(ascending=False).index)
-    paths = []
-    for name, (width, most) in PANELS.items():
-        figure = panels_by_budget(
-            table, order, lambda axes, own, order: _paint(axes, own, order, spans, names), "marked span",
-            width, most, ([], []), _note(rows, names),
-        )  # fmt: skip
-        paths.append(save(figure, folder / f"needle_recall_{name}{suffix}"))
-    return [Drawn("Attention to marked spans", paths[1], csv, paths[0], _caption(table, spans, names))]
+    paint = partial(_paint, spans=spans, names=names)
+    page, column = at_both_widths(
+        folder / "needle_recall",
+        lambda width: panels_by_budget(
+            table, order, paint, "marked span", width, PANELS[width], ([], []), _note(rows, names)
+        ),
+        suffix,
+    )
+    return [Drawn("Attention to marked spans", page, csv, column, _caption(table, spans, names))]
 
 
 def _with_spans(used):

@@ -3,15 +3,16 @@
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.drawn import Drawn, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH
 from ..drawing.row_panels import log_errors, panels_by_budget
+from ..drawing.two_widths import at_both_widths
 from ..numbers.contenders import budgets_of, has_values
 from ..numbers.stats import mean_interval, unit_means, used_rows
 from ..numbers.words import BAND_NOTE, replay_note
 
 WHOLE, PREFIX = "rel_err_out_mean", "rel_err_prefix_mean"
-PANELS = {"column": (COLUMN_WIDTH, 1), "page": (PAGE_WIDTH, 4)}
+PANELS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 4}
 # measure: colour, marker, its face, and its place beside the line of the row
 LOOKS = {WHOLE: ("#0072B2", "o", "#0072B2", -0.14), PREFIX: ("#D55E00", "D", "white", 0.14)}
 WORDS = {
@@ -30,20 +31,15 @@ def draw_frame(rows, folder, suffix=""):
     order = list(table.groupby("label")[PREFIX].mean().sort_values().index)
     legend = [Line2D([], [], color=colour, marker=marker, markerfacecolor=face, linestyle="", markersize=3.4)
               for colour, marker, face, _ in LOOKS.values()]  # fmt: skip
-    paths = []
-    for name, (width, most) in PANELS.items():
-        figure = panels_by_budget(
-            table,
-            order,
-            _paint,
-            "mean rel. error [1]",
-            width,
-            most,
-            (legend, list(WORDS.values())),
-            _note(rows),
-        )
-        paths.append(save(figure, folder / f"prefix_error_{name}{suffix}"))
-    return [Drawn("Error of the compressed prompt alone", paths[1], csv, paths[0], _caption(table))]
+    shown = (legend, list(WORDS.values())), _note(rows)
+    page, column = at_both_widths(
+        folder / "prefix_error",
+        lambda width: panels_by_budget(
+            table, order, _paint, "mean rel. error [1]", width, PANELS[width], *shown
+        ),
+        suffix,
+    )
+    return [Drawn("Error of the compressed prompt alone", page, csv, column, _caption(table))]
 
 
 def _table(used):

@@ -1,15 +1,17 @@
 """k-center radius against the number of centres, keys and values, from `kvreplay cluster`."""
 
-from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.drawn import Drawn, Plot, write_csv
 from ..drawing.log_ticks import plain_log
 from ..drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..drawing.views import VIEWS
-from ..numbers.clustering import curve, heads_note, intervals, lower_heads
+from ..numbers.clustering import curve, intervals, lower_heads, points_note
 from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 
 AT = (16, 256)
 PANEL_HEIGHT = 1.4  # inches
+ACROSS = {COLUMN_WIDTH: (2,), PAGE_WIDTH: (5, 4, 3)}
 
 
 def draw(context):
@@ -17,18 +19,21 @@ def draw(context):
     curves = curve(table, "radii", over="rms")
     shown = intervals(curves, ["layer", "view", "x"])
     csv = write_csv(shown, context.stem(".csv"))
-    layers, paths = sorted(shown["layer"].unique()), []
-    for name, width, choices in (("column", COLUMN_WIDTH, (2,)), ("page", PAGE_WIDTH, (5, 4, 3))):
-        figure, across = new_figure(width), fewest_empty(len(layers), choices)
+    layers = sorted(shown["layer"].unique())
+
+    def at(width):
+        figure, across = new_figure(width), fewest_empty(len(layers), ACROSS[width])
         panels = panel_grid(figure, len(layers), across, sharex=True, sharey=True)
         for axes, layer in zip(panels, layers, strict=True):
             _panel(axes, shown[shown["layer"] == layer])
             axes.set_title(f"layer {layer}", loc="left", pad=3)
         label_outer(panels, across, "centres k", "radius / rms [1]")
         legend = panels[0].get_legend_handles_labels()
-        finish_grid(figure, legend, heads_note(table), len(layers), across, PANEL_HEIGHT)
-        paths.append(save(figure, context.stem(f"_{name}")))
-    drawn = Drawn("k-center radius of keys and values", paths[1], csv, paths[0], _caption(curves))
+        finish_grid(figure, legend, points_note(table), len(layers), across, PANEL_HEIGHT)
+        return figure
+
+    page, column = at_both_widths(context.stem(), at)
+    drawn = Drawn("k-center radius of keys and values", page, csv, column, _caption(curves))
     return Plot([drawn], [_verdict(curves, k) for k in _counts(curves)])
 
 

@@ -9,6 +9,7 @@ from ..drawing.budget_axes import looks_of
 from ..drawing.drawn import Drawn, save, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH
 from ..drawing.rank_panels import draw_matrix, draw_ranks
+from ..drawing.two_widths import at_both_widths
 from ..numbers.contenders import (
     FAMILIES,
     at_budget,
@@ -45,12 +46,13 @@ def draw_frame(rows, folder, suffix=""):
     write_csv(pairs, folder / f"rank_pairs{suffix}.csv")
     csv = write_csv(ranks, folder / f"rank_table{suffix}.csv")
     look = looks_of(summarise(rows))
-    paths = []
-    for name, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH)):
+
+    def draw(width):
         kept = ranks[ranks["budget_tokens"].isin(spread(budgets_of(ranks), MOST_BUDGETS[width]))]
-        figure = draw_ranks(kept, look, width, _note(rows, pairs))
-        paths.append(save(figure, folder / f"rank_table_{name}{suffix}"))
-    drawn = Drawn("Ranks over heads", paths[1], csv, paths[0], _caption(ranks, pairs), table=_cells(ranks))
+        return draw_ranks(kept, look, width, _note(rows, pairs))
+
+    page, column = at_both_widths(folder / "rank_table", draw, suffix)
+    drawn = Drawn("Ranks over heads", page, csv, column, _caption(ranks, pairs), table=_cells(ranks))
     return [drawn, *_matrices(rivals, pairs, rows, folder, suffix)]
 
 

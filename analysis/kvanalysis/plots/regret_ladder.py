@@ -6,16 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.lines import Line2D
 
-from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.drawn import Drawn, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH
 from ..drawing.row_panels import log_errors, panels_by_budget
+from ..drawing.two_widths import at_both_widths
 from ..numbers.contenders import FAMILIES, has_values
 from ..numbers.regret import REFERENCE, STATIC, TOPK_GROUP, TOPK_HEAD, ladder
 from ..numbers.words import replay_note
 
 RUNGS = (TOPK_HEAD, TOPK_GROUP, STATIC)
 RUNG_DASHES = {TOPK_HEAD: (0, (1, 1.5)), TOPK_GROUP: (0, (4, 2)), STATIC: "-"}
-PANELS = {"column": (COLUMN_WIDTH, 1), "page": (PAGE_WIDTH, 4)}
+PANELS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 4}
 SELECTION, BEYOND, WHOLE = "#0072B2", "#D55E00", "#8A8A8A"
 NORMALISER, NUMERATOR = "#009E73", "#CC79A7"
 NUMBER_SIZE = 5.5
@@ -67,13 +68,15 @@ def _parts_picture(rows, table):
 
 
 def _drawn(picture, table, folder, suffix, csv):
-    paths = []
-    for name, (width, most) in PANELS.items():
-        figure = panels_by_budget(
-            table, _order(table), picture.paint, picture.x_label, width, most, picture.legend, picture.note
-        )
-        paths.append(save(figure, folder / f"{picture.stem}_{name}{suffix}"))
-    return Drawn(picture.title, paths[1], csv, paths[0], picture.caption)
+    look = picture.paint, picture.x_label
+    page, column = at_both_widths(
+        folder / picture.stem,
+        lambda width: panels_by_budget(
+            table, _order(table), *look, width, PANELS[width], picture.legend, picture.note
+        ),
+        suffix,
+    )
+    return Drawn(picture.title, page, csv, column, picture.caption)
 
 
 def _order(table):

@@ -3,10 +3,11 @@
 import numpy as np
 import pandas as pd
 
-from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.drawn import Drawn, Plot, write_csv
 from ..drawing.plotstyle import COLOURS, COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..errors import ResultsError
-from ..numbers.cluster_table import scores_of
+from ..numbers.clustering import scores_of
 from ..numbers.stats import used_rows
 from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 from ..numbers.words import replay_note
@@ -32,11 +33,8 @@ def draw(context):
     table = pd.concat(heads, ignore_index=True)
     shown = the_head(context, table)
     csv = write_csv(shown, context.stem().with_suffix(".csv"))
-    paths = [
-        drawn(shown, rows, context.stem(f"_{name}"), width)
-        for name, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH))
-    ]
-    figure = Drawn("Scores, segments and what stays", paths[1], csv, narrow=paths[0], caption=caption(shown))
+    page, column = at_both_widths(context.stem(), lambda width: drawn(shown, rows, width))
+    figure = Drawn("Scores, segments and what stays", page, csv, narrow=column, caption=caption(shown))
     return Plot([figure], [one_each(table), winners(table)])
 
 
@@ -67,7 +65,7 @@ def the_head(context, table):
     return rows[rows["prompt"] == rows["prompt"].iloc[0]].reset_index(drop=True)
 
 
-def drawn(head, rows, stem, width):
+def drawn(head, rows, width):
     """All tokens above, some segments of the middle below."""
     figure = new_figure(width)
     whole, part = figure.subplots(2, 1)
@@ -86,7 +84,7 @@ def drawn(head, rows, stem, width):
         axes.set_ylabel("score A [1]")
     note = f"Layer {head['layer'].iloc[0]}, kv head {head['kv_head'].iloc[0]}. {replay_note(rows)}"
     finish(figure, handles, ["leaves", "kept"], note, 2.35 * HEIGHT[width], hspace=0.35, top=0.24)
-    return save(figure, stem)
+    return figure
 
 
 def _points(axes, rows, size):

@@ -5,7 +5,7 @@ import pandas as pd
 from ..drawing.curve_axes import Axis
 from ..drawing.curves import Sheet, draw_sheet
 from ..drawing.drawn import Plot
-from ..numbers.cluster_table import cluster_note, head_values
+from ..numbers.clustering import attention_note, head_values
 from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 
 SPARSE, ALMOST_ALL = 0.95, 0.9
@@ -26,7 +26,7 @@ def draw(context):
         points=points,
         x=Axis("layer (0-based)", ticks={i: str(layer) for i, layer in enumerate(layers_of(heads))}),
         y=Axis("share [1]", limits=(0, 1.03), levels={f"the paper's {SPARSE:g}": SPARSE}),
-        note=cluster_note(table)
+        note=attention_note(table)
         + " Sparsity: causal entries of rows from 1 on below 1 % of their row's maximum; masked entries"
         " are not"
         " counted. Dots: query heads; lines: means.",

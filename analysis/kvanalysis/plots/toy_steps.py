@@ -5,8 +5,9 @@ import pandas as pd
 from matplotlib.patches import Rectangle
 
 from ..drawing.curves import make_room
-from ..drawing.drawn import Drawn, Plot, save, write_csv
-from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..drawing.drawn import Drawn, Plot, write_csv
+from ..drawing.plotstyle import finish, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..errors import ResultsError
 from ..numbers.stats import used_rows
 from ..numbers.verdict import FAILS, HOLDS, Verdict
@@ -26,11 +27,8 @@ def draw(context):
     table = pd.concat([steps_of(context, row, rows) for _, row in frame.iterrows()], ignore_index=True)
     csv = write_csv(table, context.stem().with_suffix(".csv"))
     shown = table[table["label"] == frame["label"].iloc[0]]
-    paths = [
-        drawn(shown, context.stem(f"_{name}"), width)
-        for name, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH))
-    ]
-    figure = Drawn("Written scores, step by step", paths[1], csv, narrow=paths[0], caption=caption(shown))
+    page, column = at_both_widths(context.stem(), lambda width: drawn(shown, width))
+    figure = Drawn("Written scores, step by step", page, csv, narrow=column, caption=caption(shown))
     token, after = context.option("token"), context.option("after")
     return Plot([figure], [verdict(context, row, token, after) for _, row in frame.iterrows()])
 
@@ -53,7 +51,7 @@ def steps_of(context, cell, rows):
     return pd.DataFrame(lines)
 
 
-def drawn(table, stem, width):
+def drawn(table, width):
     n = int(table["step"].max())
     figure = new_figure(width)
     axes = figure.subplots()
@@ -71,7 +69,7 @@ def drawn(table, stem, width):
     note = "Attention of each step over what is held and the newest token. Cross: goes now. Grey: gone."
     finish(figure, [], [], f"{table['label'].iloc[0]}. {note}", CELL_HEIGHT * n)
     make_room(figure)
-    return save(figure, stem)
+    return figure
 
 
 def text(axes, cell):

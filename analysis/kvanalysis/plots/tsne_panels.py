@@ -7,15 +7,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.drawn import Drawn, Plot, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..drawing.views import VIEWS
 from ..errors import FigureError
 from ..numbers.clustering import rows_of
 
 SHOWN = ("keys", "values")
 TENSOR = {"keys": "k", "values": "v"}
-PANEL_HEIGHT = {"column": 1.15, "page": 1.2}  # inches
+PANEL_HEIGHT = {COLUMN_WIDTH: 1.15, PAGE_WIDTH: 1.2}  # inches
 PANEL_GAP = 0.62  # share of a panel, for two lines of title
 CENTRE_COLOUR = "#000000"
 FASTEST_BELOW = 10_000  # points; below, Barnes and Hut's tree beats the interpolation of openTSNE
@@ -46,13 +47,10 @@ def draw(context):
     csv = write_csv(pd.concat(maps), context.stem(".csv"))
     write_csv(pd.DataFrame([dict(zip(("layer", "view"), p, strict=True)) | n for p, n in numbers.items()]),
               context.stem("_numbers.csv"))  # fmt: skip
-    paths = []
-    for name, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH)):
-        figure = new_figure(width)
-        _draw(figure, name, panels, maps, numbers, _note(context, table))
-        paths.append(save(figure, context.stem(f"_{name}")))
+    note = _note(context, table)
+    page, column = at_both_widths(context.stem(), lambda width: _draw(width, panels, maps, numbers, note))
     title = "t-SNE of keys and values with k-center choices"
-    return Plot([Drawn(title, paths[1], csv, paths[0], _caption(context, numbers))])
+    return Plot([Drawn(title, page, csv, column, _caption(context, numbers))])
 
 
 def _embedded(context, table, layer, view):
@@ -103,11 +101,12 @@ def _numbers(table, centres, layer, view):
     }
 
 
-def _draw(figure, name, panels, maps, numbers, note):
+def _draw(width, panels, maps, numbers, note):
+    figure = new_figure(width)
     layers = sorted({layer for layer, _ in panels})
-    shape = (len(SHOWN), len(layers)) if name == "page" else (len(layers), len(SHOWN))
+    shape = (len(SHOWN), len(layers)) if width == PAGE_WIDTH else (len(layers), len(SHOWN))
     grid = figure.subplots(*shape, squeeze=False)
-    grid = grid if name == "page" else grid.T
+    grid = grid if width == PAGE_WIDTH else grid.T
     for axes, panel, points in zip(grid.flat, panels, maps, strict=True):
         layer, view = panel
         look, marked = VIEWS[view], points[points["centre"].notna()]
@@ -122,10 +121,11 @@ def _draw(figure, name, panels, maps, numbers, note):
         axes.grid(visible=False)
     handles = [Line2D([], [], color=VIEWS[v].colour, marker=".", linestyle="") for v in SHOWN]
     handles.append(Line2D([], [], color=CENTRE_COLOUR, marker="X", linestyle=""))
-    rows, height = shape[0], PANEL_HEIGHT[name]
+    rows, height = shape[0], PANEL_HEIGHT[width]
     texts = ["a token's key", "a token's value", "k-center choice"]
     finish(figure, handles, texts, note, height * (rows + (rows - 1) * PANEL_GAP), below=0.1,
            hspace=PANEL_GAP - 0.2, wspace=0.08, top=0.45)  # fmt: skip
+    return figure
 
 
 def _note(context, table):

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from ..drawing.drawn import Drawn, Plot, save, write_csv
+from ..drawing.drawn import Drawn, Plot, write_csv
 from ..drawing.log_ticks import plain_log
 from ..drawing.memory_powers import (
     PLACES,
@@ -20,11 +20,12 @@ from ..drawing.memory_powers import (
     memory_table,
     memory_verdicts,
 )
-from ..drawing.plotstyle import COLUMN_WIDTH, DASHED, PAGE_WIDTH, finish, looks, new_figure
+from ..drawing.plotstyle import DASHED, finish, looks, new_figure
+from ..drawing.two_widths import at_both_widths
 from ..errors import FigureError
-from ..numbers.slopes import exponent, unit_slopes
+from ..numbers.loglog import fit, slope
 from ..numbers.stats import UNIT, mean_interval, used_rows
-from ..numbers.verdict import FAILS, HOLDS, MIXED, UNTESTABLE, Verdict
+from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
 from ..numbers.walk_discrepancy import COIN, discrepancy, walk_of
 
 HEIGHT = 1.9  # inches
@@ -37,8 +38,9 @@ def draw(context):
         write_csv(walks, context.stem("_discrepancy.csv")),
         write_csv(memory, context.stem("_memory.csv")),
     ]
-    slopes = {name: unit_slopes(rows, "tokens", "discrepancy") for name, rows in walks.groupby("walk")}
-    powers = {key: exponent(memory_slopes(rows)) for key, rows in memory.groupby(["place", "name"])}
+    slopes = {name: slope(rows, "tokens", "discrepancy") for name, rows in walks.groupby("walk")}
+    slopes = {name: found for name, found in slopes.items() if found is not None}
+    powers = memory_slopes(memory)
     captions = _walk_caption(walks, slopes), memory_caption(memory, powers)
     figures = [
         _drawn(
@@ -92,12 +94,13 @@ def _synthetic(context):
 
 
 def _drawn(context, name, csv, title, caption, paint):
-    paths = []
-    for suffix, width in (("column", COLUMN_WIDTH), ("page", PAGE_WIDTH)):
+    def draw(width):
         figure = new_figure(width)
         paint(figure)
-        paths.append(save(figure, context.stem(f"_{name}_{suffix}")))
-    return Drawn(title, paths[1], csv, paths[0], caption)
+        return figure
+
+    page, column = at_both_widths(context.stem(f"_{name}"), draw)
+    return Drawn(title, page, csv, column, caption)
 
 
 def _draw_walks(figure, walks, slopes):
@@ -107,7 +110,7 @@ def _draw_walks(figure, walks, slopes):
         means = rows.groupby("tokens")["discrepancy"].agg(lambda values: mean_interval(values)[0])
         bands = [mean_interval(values)[1:] for _, values in rows.groupby("tokens")["discrepancy"]]
         low, high = np.transpose(bands)
-        label = f"{name}, exponent {exponent(slopes[name]).text()}" if name in slopes else name
+        label = f"{name}, exponent {slopes[name].over_heads()}" if name in slopes else name
         axes.plot(means.index, means, color=style[name].colour, marker=style[name].marker, label=label)
         axes.fill_between(means.index, low, high, color=style[name].colour, alpha=0.15, linewidth=0)
     _guides(axes, walks)
@@ -136,7 +139,7 @@ def _guides(axes, walks):
 
 
 def _walk_caption(walks, slopes):
-    words = "; ".join(f"{name} {exponent(found).text()}" for name, found in slopes.items())
+    words = "; ".join(f"{name} {found.over_heads()}" for name, found in slopes.items())
     n = walks["tokens"]
     return (
         f"Exponent of the discrepancy in n, {n.min()} to {n.max()}: {words}; sqrt(n) has 0.50, ln(n) has"
@@ -148,8 +151,8 @@ def _walk_caption(walks, slopes):
 
 def _log_power(tokens):
     """The exponent that ln(n) itself shows on these n."""
-    n = np.log(np.unique(np.asarray(tokens, dtype=float)))
-    return float(np.polyfit(n, np.log(n), 1)[0]) if len(n) > 1 else np.nan
+    n = np.unique(np.asarray(tokens, dtype=float))
+    return fit(n, np.log(n))[0]
 
 
 def _walk_verdicts(walks, slopes):
@@ -160,12 +163,10 @@ def _walk_verdicts(walks, slopes):
     )
     verdicts = []
     for name in sorted(set(slopes) - {COIN}):
-        found = exponent(slopes[name])
+        found = slopes[name]
         outcome = HOLDS if found.high < middle else FAILS if found.low > middle else MIXED
-        outcome = UNTESTABLE if found.n_units < 2 else outcome
         claim = f"The walk's discrepancy ({name}) grows as ln n rather than as sqrt n"
-        text = f"exponent {found.text()}" + (
-            f"; coin {exponent(slopes[COIN]).text()}" if COIN in slopes else ""
-        )
+        text = f"exponent {found.over_heads()}"
+        text += f"; coin {slopes[COIN].over_heads()}" if COIN in slopes else ""
         verdicts.append(Verdict(claim, "BalanceKV, Theorems 3.1 to 3.5", how, outcome, text))
     return verdicts

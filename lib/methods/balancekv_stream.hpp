@@ -67,12 +67,9 @@ struct BalanceKvStream {
   Hindsight hindsight() const { return {.largest_query_norm = r == kUnset}; }
   static bool random(const BalanceKvStream&) { return true; }
   Layout layout(const Scene& s) const {
-    return {.state_doubles = s.shape.dim + MergeAndReduce::doubles(std::min(batch, tokens)),
-            .scores = true,
-            .weights = true,
-            .split = true};
+    const int64_t doubles = s.shape.dim + MergeAndReduce::doubles(std::min(batch, tokens));
+    return {.state_doubles = doubles, .scores = true, .weights = true, .split = true};
   }
-  // r is also the queries'.
   PromptNeeds needs(const Scene&) const { return {.queries = r == kUnset}; }
   void charge(Charge& charged, const auto& cache) const {
     const auto first = state.begin() + dim, last = first + MergeAndReduce::kSlots;
@@ -88,11 +85,10 @@ struct BalanceKvStream {
   // Theorem 3.1. A batch of n tokens is never halved, whatever t the theorem asks for.
   Promise promise() const {
     const auto asked = theory::BalanceKv::of(epsilon, promised_bound(), tokens, dim, v_dim);
-    return {.norm = Promise::Norm::frobenius,
-            .epsilon = epsilon,
-            .probability = 1 - (delta == kUnset ? std::pow(double(tokens), -2) : delta),
-            .capped = batch < tokens && asked.t > batch,
-            .spread = promised_bound() * promised_bound() / std::sqrt(double(dim))};
+    const double failure = delta == kUnset ? std::pow(double(tokens), -2) : delta;
+    const bool capped = batch < tokens && asked.t > batch;
+    return {Promise::Norm::frobenius, epsilon, 1 - failure, capped,
+            theory::largest_logit(promised_bound(), dim)};
   }
   static std::string failure_text(int32_t, int32_t token) {
     return "a walk failed at token " + std::to_string(token) +

@@ -180,7 +180,7 @@ def test_what_was_replayed_is_counted_and_the_model_named_without_its_owner(tmp_
 
 def test_the_counts_add_up():
     claims = [Claim("H2O", "c", "s", "h", outcome) for outcome in (HOLDS, HOLDS, FAILS)]
-    row = "".join(f'<td class="left wrap">{text}</td>' for text in ("H2O", 2, 1, 0, 0, 3))
+    row = "".join(f'<td class="left wrap">{text}</td>' for text in ("H2O", 2, 1, 0, 0, 0, 3))
     assert row in counts_table(claims)
 
 

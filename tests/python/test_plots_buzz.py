@@ -9,7 +9,7 @@ import pytest
 from kvanalysis.errors import ResultsError
 from kvanalysis.figures.config import Step
 from kvanalysis.numbers import buzz_theory
-from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, UNTESTABLE
+from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, UNDECIDED
 from kvanalysis.plots.live_tokens import after_passes
 from kvanalysis.plots.log_n_references import relative_error
 from plot_context import draw, scores, write_cluster, write_lists
@@ -81,12 +81,12 @@ def test_a_text_of_too_few_passes_decides_nothing(tmp_path, steps):
     bounds_table(tmp_path, 255, 47, 49)
     listed = [Step("run", "run", {}), Step("bounds", "bounds", "buzz")]
     outcomes = [verdict.outcome for verdict in draw(tmp_path, "live_tokens", rows, steps=listed).verdicts]
-    assert outcomes[1::2] == [UNTESTABLE if steps == 150 else HOLDS, UNTESTABLE]
+    assert outcomes[1::2] == [UNDECIDED if steps == 150 else HOLDS, UNDECIDED]
 
 
 def test_a_prompt_that_fires_is_no_start_of_the_recursion(tmp_path):
     rows = [row | {"n_prefill": 768} for row in live_rows(tmp_path, saw_tooth(BUZZ, 700))]
-    assert draw(tmp_path, "live_tokens", rows).verdicts[1].outcome == UNTESTABLE
+    assert draw(tmp_path, "live_tokens", rows).verdicts[1].outcome == UNDECIDED
 
 
 def bounds_table(folder, peak, low, high):
@@ -223,7 +223,7 @@ def test_log_n_is_measured_against_both_exact_references(tmp_path):
     own, scaled = "against exact attention", "against exact attention with log n"
     assert [table[own, "off"], table[own, "context"]] == [0.5, 0.5]
     assert [table[scaled, "off"], table[scaled, "context"]] == [0.75, 0.25]
-    assert [verdict.outcome for verdict in plot.verdicts] == [MIXED, HOLDS]  # no live; 0.25 against 0.5
+    assert [verdict.outcome for verdict in plot.verdicts] == [UNDECIDED, HOLDS]  # no live; 0.25 against 0.5
 
 
 def one_pass(kept):

@@ -7,7 +7,7 @@ from kvanalysis.drawing.curve_axes import Axis
 from kvanalysis.drawing.curves import Sheet, draw_sheet, head_points
 from kvanalysis.errors import FigureError
 from kvanalysis.numbers.config_claims import Claim, judge, read_claims, select
-from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED
+from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, UNDECIDED
 from plot_context import draw, make_context
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 
@@ -61,13 +61,13 @@ def test_a_gap_grows_if_it_is_larger_at_the_smallest_budget(tmp_path):
     assert judged(tmp_path, small + large, gap="grows").outcome == HOLDS
     swapped = [dict(row, budget_tokens=320 - row["budget_tokens"]) for row in small + large]
     assert judged(tmp_path, swapped, gap="grows").outcome == FAILS
-    assert judged(tmp_path, small, gap="grows").outcome == MIXED
+    assert judged(tmp_path, small, gap="grows").outcome == UNDECIDED
 
 
 def test_missing_and_failed_rows_are_said_and_decide_nothing(tmp_path):
     rows = rows_of("h2o", LOW) + [failed_row(method="tova", kv_head=h) for h in HEADS]
     verdict = judged(tmp_path, rows)
-    assert (verdict.outcome, verdict.numbers) == (MIXED, "none of the budgets has results of both")
+    assert (verdict.outcome, verdict.numbers) == (UNDECIDED, "none of the budgets has results of both")
 
 
 def test_rows_are_selected_by_resolved_parameters_and_by_the_name_of_a_composed_one(tmp_path):

@@ -149,13 +149,13 @@ def test_the_theorem_holds_if_every_head_is_within_the_bound_in_all_but_one_of_a
 def test_without_shares_the_bound_is_not_judged_by_its_worst_query(tmp_path):
     within = [promised(0.4, 5000, 0.3), promised(0.4, 500, 0.39, head=1)]
     assert [v.outcome for v in theorem(tmp_path / "a", within).verdicts] == [
-        "not testable offline",
+        "not decided",
         "mixed",
         "does not hold",
     ]
     beyond = [promised(0.4, 5000, 0.5), promised(0.4, 5000, 0.3, head=1)]
     verdicts = theorem(tmp_path / "b", beyond).verdicts
-    assert [v.outcome for v in verdicts[:2]] == ["not testable offline", "does not hold"]
+    assert [v.outcome for v in verdicts[:2]] == ["not decided", "does not hold"]
     assert "outside in 1 of 2" in verdicts[0].numbers
 
 
@@ -180,7 +180,7 @@ def test_methods_stand_with_their_means_and_a_missing_measure_is_named(tmp_path)
     assert table["mean"].to_dict() == {"h2o": pytest.approx(0.15), "subgen": pytest.approx(0.35)}
     assert table["share_kept"].tolist() == [0.5, 0.5]
     assert "Not in these results: needle_mass." in plot.figures[0].caption
-    assert [v.outcome for v in plot.verdicts] == ["does not hold", "not testable offline"]
+    assert [v.outcome for v in plot.verdicts] == ["does not hold", "not decided"]
 
 
 def test_equal_methods_are_said_to_be_equal_and_failed_cells_are_counted(tmp_path):

@@ -9,7 +9,7 @@ from fake_figure import draw, fake_context, sketch
 from kvanalysis.data.load import load
 from kvanalysis.errors import FigureError, ResultsError
 from kvanalysis.numbers.loglog import fit, slope
-from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED
+from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, UNDECIDED
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 
 
@@ -163,13 +163,13 @@ def test_an_error_whose_interval_holds_epsilon_neither_keeps_nor_breaks_the_prom
     rows[0]["eps_spectral_mean"] = 0.08  # of one head at epsilon 0.1; the other one has 0.12
     rows[2]["eps_spectral_mean"] = 0.12
     plot = sketch(fake_context(tmp_path, "epsilon_sweep", {"made": rows}, data={"made": "made keys"}))
-    assert outcomes(plot)["made keys, subgen_stream delta=0.6: the error stays below epsilon"] == MIXED
+    assert outcomes(plot)["made keys, subgen_stream delta=0.6: the mean error stays below epsilon"] == MIXED
 
 
 def test_one_head_has_no_interval_and_decides_nothing(tmp_path):
     rows = promised("subgen_stream", {0.1: 0.05, 0.2: 0.1}, {0.1: 4000, 0.2: 1000})[:2]
     plot = sketch(fake_context(tmp_path, "epsilon_sweep", {"made": rows}, data={"made": "made keys"}))
-    assert set(outcomes(plot).values()) == {MIXED}
+    assert set(outcomes(plot).values()) == {UNDECIDED}
 
 
 def test_an_epsilon_sweep_of_one_epsilon_is_refused(tmp_path):

@@ -5,7 +5,7 @@ import numpy as np
 from ..data.extras import extra
 from ..numbers.loglog import slope
 from ..numbers.stats import UNIT, used_rows
-from ..numbers.verdict import FAILS, HOLDS, MIXED, UNTESTABLE, Verdict, near
+from ..numbers.verdict import Verdict, near, outcome_of
 from ..numbers.walk_discrepancy import walk_of
 from .log_ticks import plain_log
 from .panel_grid import say_nothing_to_draw
@@ -135,7 +135,7 @@ def asked(memory):
     """Whether the theorem's batch is smaller than the text, without which it says nothing."""
     t = memory[memory["place"] == PLACES["real"]].dropna(subset=["log10_t"])
     below = 10.0 ** np.minimum(t["log10_t"], 300) < t["n_tokens"].astype(float)
-    outcome = UNTESTABLE if t.empty else HOLDS if below.all() else MIXED if below.any() else FAILS
+    outcome = outcome_of(below.all(), not below.any(), not t.empty)
     return Verdict(
         "The batch that the theorem asks for (constants 1) is smaller than the recorded text",
         "BalanceKV, Theorems 3.1 to 3.5",

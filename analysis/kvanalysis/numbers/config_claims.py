@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import FigureError
 from .paired import compare
 from .stats import mean_interval, unit_means, used_rows
-from .verdict import FAILS, HOLDS, MIXED, Verdict
+from .verdict import UNDECIDED, Verdict, above_zero, outcome_of
 
 KEYS = {"claim", "source", "lower", "higher", "times", "budgets", "gap"}
 MEASURE = "rel_err_out_mean"
@@ -88,7 +88,7 @@ def _fits(value, wanted):
 
 
 def judge(claim, frame, places=Places()):
-    """The Verdict on one claim; "mixed" where the rows that it needs are missing."""
+    """The Verdict on one claim; "not decided" where the rows that it needs are missing."""
     low, high = select(frame, claim.lower), select(frame, claim.higher)
     if claim.gap:
         return _judge_trend(claim, low, high, places)
@@ -111,11 +111,11 @@ def _values(low, high, which, places):
 
 
 def _outcome(comparisons):
+    comparisons = [c for c in comparisons if c.n_units > 1]  # a single head has no interval
     lower = sum(c.first_is_lower for c in comparisons)
     higher = sum(c.second_is_lower for c in comparisons)
-    if 2 * lower > len(comparisons) and not higher:
-        return HOLDS
-    return FAILS if 2 * higher > len(comparisons) and not lower else MIXED
+    most = len(comparisons) / 2
+    return outcome_of(lower > most and not higher, higher > most and not lower, bool(comparisons))
 
 
 def _how(claim, places):
@@ -147,11 +147,11 @@ def _judge_trend(claim, low, high, places):
     gaps = {x: _gap(*_at(low, high, places, x)) for x in _values(low, high, "all", places)}
     if len(gaps) < 2:
         return Verdict(
-            claim.claim, claim.source, "needs two values", MIXED, f"fewer than two {places.plural}"
+            claim.claim, claim.source, "needs two values", UNDECIDED, f"fewer than two {places.plural}"
         )
     small, large = min(gaps), max(gaps)
     change, down, up = mean_interval((gaps[small] - gaps[large]).dropna().to_numpy())
-    outcome = HOLDS if down > 0 else FAILS if up < 0 else MIXED
+    outcome = above_zero(down, up)
     each = ", ".join(f"{places.text.format(x)}: {gap.mean():+.3g}" for x, gap in gaps.items())
     ends = {name: places.text.format(x) for name, x in (("small", small), ("large", large))}
     numbers = f"gaps {each}; change {change:+.2g} [{down:+.2g}, {up:+.2g}]"

@@ -1,7 +1,7 @@
 """Verdicts on claims of the form "this method loses less than that one", by one stated rule."""
 
 from .paired import compare, lower_in_all
-from .verdict import UNTESTABLE, Verdict
+from .verdict import UNDECIDED, Verdict
 
 LOWER_RULE = (
     "paired 95 % bootstrap interval over heads of the difference, at {places}: all below zero, holds; all"
@@ -18,5 +18,5 @@ def lower_everywhere(claim, source, pairs, places="every budget", measure="rel_e
     found = [(place, compare(first, second, measure)) for place, first, second in pairs]
     texts = [f"{place}: {'no head in common' if c is None else c.text()}" for place, c in found]
     deciding = [c for _, c in found if c is not None and c.n_units > 1]
-    outcome = lower_in_all(deciding) if deciding else UNTESTABLE
+    outcome = lower_in_all(deciding) if deciding else UNDECIDED
     return Verdict(claim, source, LOWER_RULE.format(places=places), outcome, "; ".join(texts))

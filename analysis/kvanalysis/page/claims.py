@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass
 
-from ..numbers.verdict import FAILS, HOLDS, MIXED, OUTCOMES, UNTESTABLE
+from ..numbers.verdict import FAILS, HOLDS, MIXED, OUTCOMES, UNDECIDED, UNTESTABLE
 from .html import Html, card_table, html, plain_table
 
 NOT_PROMISED = "No paper promises it"  # stands where a paper's name would, and last
 PAPERS = ("SubGen", "H2O", "BUZZ", "BalanceKV")  # first, in this order; any other follows by name
 # Words, a sign and a colour: no outcome is told by its colour alone.
-SIGNS = {HOLDS: ("✓", "holds"), FAILS: ("✗", "fails"), MIXED: ("±", "mixed"), UNTESTABLE: ("–", "untestable")}
+SIGNS = {
+    HOLDS: ("✓", "holds"),
+    FAILS: ("✗", "fails"),
+    MIXED: ("±", "mixed"),
+    UNDECIDED: ("?", "untestable"),
+    UNTESTABLE: ("–", "untestable"),
+}
 HEADER = ("claim", "outcome", "numbers", "tested how", "on what", "source")
 
 

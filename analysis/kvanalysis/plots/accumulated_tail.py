@@ -10,7 +10,7 @@ from ..drawing.curves import Sheet, draw_sheet
 from ..drawing.drawn import Plot
 from ..numbers.clustering import attention_note, scores_of
 from ..numbers.stats import mean_interval
-from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.verdict import Verdict, above_zero, outcome_of
 
 NULL = "uniform causal attention"
 SHARES = {
@@ -149,11 +149,7 @@ def heavier_than_null(shares):
     }
     excess, low, high = mean_interval((rows["share"] - rows["null"]).to_numpy())
     above = sum(value > 0 for value in by_layer.values())
-    outcome = MIXED
-    if low > 0 and above == len(by_layer):
-        outcome = HOLDS
-    elif high < 0:
-        outcome = FAILS
+    outcome = outcome_of(low > 0 and above == len(by_layer), high < 0, np.isfinite(low))
     return Verdict(
         claim="a small set of tokens receives most attention in every layer",
         source="H2O Fig. 2b, section 3",
@@ -173,7 +169,7 @@ def decays_like_power(table):
         for name in ("log_log_r2", "exponential_r2", "log_log_slope")
     }
     more, low, high = mean_interval((values["log_log_r2"] - values["exponential_r2"]).dropna().to_numpy())
-    outcome = HOLDS if low > 0 else FAILS if high < 0 else MIXED
+    outcome = above_zero(low, high)
     return Verdict(
         claim="sorted scores fall like a power of the rank rather than exponentially",
         source="H2O Fig. 2b",

@@ -7,7 +7,7 @@ from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, new_figure
 from ..drawing.two_widths import at_both_widths
 from ..drawing.views import VIEWS
 from ..numbers.clustering import curve, intervals, points_note, rows_of
-from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.verdict import Verdict, outcome_of
 
 LINEAR = 0.95  # an exponent from here on is called linear growth
 ROOM = 12  # factor on the axis below the curves, for the numbers
@@ -98,6 +98,6 @@ def _verdict(powers, view):
         "SubGen, Definition 1 and Corollary 1",
         f"95 % interval over heads of the exponent below {LINEAR} at every delta: holds; not below it at"
         " any: does not",
-        HOLDS if below else FAILS if above else MIXED,
+        outcome_of(below, above, rows["low"].notna().all()),
         text,
     )

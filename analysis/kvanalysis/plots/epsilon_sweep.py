@@ -14,7 +14,7 @@ from ..drawing.log_ticks import plain_log, subs_for, ticks_at
 from ..drawing.plotstyle import DASHED, DOTTED, looks
 from ..drawing.two_widths import draw_grid
 from ..numbers.epsilon_points import THEOREMS, points, slope_text, swept
-from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict, near
+from ..numbers.verdict import Verdict, near, outcome_of
 from ..numbers.words import replay_note
 
 KIB = 1024
@@ -141,7 +141,7 @@ def _promise(name, rows):
         source=THEOREMS[rows["method"].iloc[0]][2],
         how="the 95 % interval of the mean error is at most epsilon at every epsilon; does not if it lies"
         " above at one, else mixed; sizes may be capped",
-        outcome=HOLDS if below else FAILS if above else MIXED,
+        outcome=outcome_of(below, above, rows["error_low"].notna().all()),
         numbers="; ".join(f"epsilon {e:g}: mean {mean:.3g}, maximum {most:.2g}" for e, mean, most in means),
     )
 

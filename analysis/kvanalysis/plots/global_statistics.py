@@ -9,7 +9,7 @@ from ..drawing.drawn import Plot
 from ..errors import ResultsError
 from ..numbers.config_claims import judge_all, select
 from ..numbers.stats import mean_interval, used_rows
-from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.verdict import Verdict, outcome_of
 from ..numbers.words import BAND_NOTE, replay_note
 
 LABELS = {
@@ -135,15 +135,15 @@ def overlap(context, rows, overlaps):
 
 def overlap_verdict(overlaps):
     rows = overlaps[overlaps["label"] == LOCAL]
-    texts, above, below = [], 0, 0
+    texts, above, below, known = [], 0, 0, False
     for budget, group in rows.groupby("budget_tokens"):
         excess, low, high = mean_interval((group["beyond"] - group["chance"]).to_numpy())
-        above, below = above + (low > 0), below + (high < 0)
+        above, below, known = above + (low > 0), below + (high < 0), known or np.isfinite(low)
         texts.append(
             f"B={budget}: {group['beyond'].mean():.2f}, by chance {group['chance'].mean():.2f}"
             f" ({excess:+.2f} [{low:+.2f}, {high:+.2f}])"
         )
-    outcome = HOLDS if above == len(texts) else FAILS if below == len(texts) else MIXED
+    outcome = outcome_of(above == len(texts), below == len(texts), known)
     return Verdict(
         claim="local scores find the heavy hitters of the whole text",
         source="H2O Fig. 2d",

@@ -9,7 +9,7 @@ from ..drawing.drawn import Plot
 from ..errors import ResultsError
 from ..numbers import buzz_theory
 from ..numbers.stats import UNIT, used_rows
-from ..numbers.verdict import FAILS, HOLDS, UNTESTABLE, Verdict
+from ..numbers.verdict import FAILS, HOLDS, Verdict, outcome_of
 from ..numbers.words import replay_note
 
 LONG = 32  # passes after which the recursion has settled
@@ -167,7 +167,7 @@ def _settled(stride, threshold, variant, passes):
 
 
 def _every(hits, tried):
-    return UNTESTABLE if not tried else HOLDS if hits == tried else FAILS
+    return outcome_of(hits == tried, hits != tried, tried > 0)
 
 
 def _counted(tried, rows):

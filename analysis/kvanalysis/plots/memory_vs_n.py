@@ -16,7 +16,7 @@ from ..drawing.two_widths import draw_grid
 from ..errors import FigureError
 from ..numbers.loglog import fit, slope
 from ..numbers.stats import mean_interval, unit_means, used_rows
-from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict, near
+from ..numbers.verdict import UNDECIDED, Verdict, near, outcome_of
 from ..numbers.words import replay_note
 
 # Shape of the stored rows in n, up to a factor, and its words. Sources: H2O and StreamingLLM: heavy + recent,
@@ -181,9 +181,9 @@ def _as_promised(row, source):
 
 
 def _sublinear(label, fitted, source):
-    outcome = MIXED
+    outcome = UNDECIDED
     if fitted is not None and np.isfinite(fitted.low):
-        outcome = HOLDS if fitted.high < 1 - TOLERANCE else FAILS if fitted.low >= 1 - TOLERANCE else MIXED
+        outcome = outcome_of(fitted.high < 1 - TOLERANCE, fitted.low >= 1 - TOLERANCE)
     return Verdict(
         claim=f"{label}: the number of clusters m(n) is o(n), so memory is sub-linear",
         source="SubGen, Theorem 1",

@@ -10,7 +10,7 @@ from ..drawing.drawn import Drawn, Plot, write_csv
 from ..drawing.plotstyle import finish, new_figure
 from ..drawing.two_widths import at_both_widths
 from ..errors import FigureError
-from ..numbers.verdict import FAILS, HOLDS, UNTESTABLE, Verdict
+from ..numbers.verdict import FAILS, HOLDS, UNDECIDED, Verdict
 
 BIT_COLOUR = "#D55E00"
 TEXT_ROOM = 0.032  # share of the axis; a count is printed where it stays for longer
@@ -23,7 +23,7 @@ def draw(context):
     if not tables:
         claim = "A level is occupied exactly when its bit of floor(j/t) is set"
         return Plot(
-            [], [Verdict(claim, "BalanceKV, Fig. 1", "", UNTESTABLE, "no balancekv_stream cell finished")]
+            [], [Verdict(claim, "BalanceKV, Fig. 1", "", UNDECIDED, "no balancekv_stream cell finished")]
         )
     csv = write_csv(pd.concat(tables), context.stem(".csv"))
     cell, table = cells.iloc[0], tables[0]

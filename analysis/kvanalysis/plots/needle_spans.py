@@ -10,7 +10,7 @@ from ..drawing.drawn import Plot
 from ..errors import ResultsError
 from ..numbers.config_claims import select
 from ..numbers.stats import mean_interval, unit_means, used_rows
-from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.verdict import Verdict, outcome_of
 from ..numbers.words import BAND_NOTE, replay_note
 
 SPAN = "needle_mass_{}"
@@ -85,7 +85,7 @@ def span_verdict(rows, places, item):
         how=f"paired over heads, budgets averaged: 95 % interval of mass at {item['to']:.0%} -"
         f" {factor:g} mass at"
         f" {item['from']:.0%} {sign} zero",
-        outcome=HOLDS if wanted else FAILS if contrary else MIXED,
+        outcome=outcome_of(wanted, contrary, low == low),
         numbers=f"{first.mean():.3f} at {item['from']:.0%}, {second.mean():.3f} at {item['to']:.0%};"
         f" difference {margin:+.2g}"
         f" [{low:+.2g}, {high:+.2g}]",

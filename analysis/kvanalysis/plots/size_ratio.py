@@ -10,7 +10,7 @@ from ..drawing.drawn import Plot
 from ..errors import ResultsError
 from ..numbers import buzz_theory
 from ..numbers.paired import compare
-from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.verdict import Verdict, outcome_of
 from ..numbers.words import BAND_NOTE, replay_note
 
 PAPER_BEST = 4.5  # of the ROUGE scores in the figure
@@ -99,7 +99,8 @@ def verdict(rows, rule):
     below = [ratio for ratio, comparison in against.items() if comparison.second_is_lower]
     above = [ratio for ratio, comparison in against.items() if comparison.first_is_lower]
     ends = {ratios[0], ratios[-1]}
-    outcome = FAILS if below else HOLDS if ends <= set(above) else MIXED
+    known = any(comparison.n_units > 1 for comparison in against.values())
+    outcome = outcome_of(not below and ends <= set(above), bool(below), known)
     means = rows.groupby("ratio")["rel_err_out_mean"].mean()
     return Verdict(
         claim=f"the loss is least at the rule's T/w = {rule:.2f} (paper's figure: {PAPER_BEST:g})",

@@ -9,7 +9,7 @@ from ..drawing.plotstyle import COLUMN_WIDTH, DASHED, DOTTED, finish, looks, new
 from ..drawing.two_widths import at_both_widths
 from ..errors import FigureError
 from ..numbers.subgen_settings import averages, cells
-from ..numbers.verdict import FAILS, HOLDS, MIXED, UNTESTABLE, Verdict
+from ..numbers.verdict import UNDECIDED, Verdict, outcome_of
 from ..numbers.words import replay_note
 
 SURE = 0.99  # the theorem's probability, per query
@@ -142,9 +142,9 @@ def _bound(rows):
         text = (
             f"no shares in the results; the worst query is outside in {worst.sum()} of {len(rows)} settings"
         )
-        return Verdict(claim, SOURCE, how, UNTESTABLE, text)
+        return Verdict(claim, SOURCE, how, UNDECIDED, text)
     good = shares >= SURE
-    outcome = HOLDS if good.all() else FAILS if not good.any() else MIXED
+    outcome = outcome_of(good.all(), not good.any())
     text = f"at least {SURE} in {good.sum()} of {len(good)} settings, smallest share {shares.min():.3f}"
     capped = int((rows.loc[shares.index, "bound_capped"] > 0).sum())
     cut = f"; t or s cut below what the theorem asks for in {capped} of {len(good)}" if capped else ""
@@ -168,6 +168,6 @@ def _asked(rows):
 
 
 def _fewer(claim, what, less, text):
-    outcome = UNTESTABLE if less.empty else HOLDS if less.all() else MIXED if less.any() else FAILS
+    outcome = outcome_of(less.all(), not less.any(), not less.empty)
     how = f"{what}, per head and setting: all below holds, none fails, else mixed"
     return Verdict(claim, SOURCE, how, outcome, f"below n in {less.sum()} of {len(less)} settings; {text}")

@@ -25,7 +25,7 @@ from ..drawing.two_widths import at_both_widths
 from ..errors import FigureError
 from ..numbers.loglog import fit, slope
 from ..numbers.stats import UNIT, mean_interval, used_rows
-from ..numbers.verdict import FAILS, HOLDS, MIXED, Verdict
+from ..numbers.verdict import Verdict, outcome_of
 from ..numbers.walk_discrepancy import COIN, discrepancy, walk_of
 
 HEIGHT = 1.9  # inches
@@ -164,7 +164,7 @@ def _walk_verdicts(walks, slopes):
     verdicts = []
     for name in sorted(set(slopes) - {COIN}):
         found = slopes[name]
-        outcome = HOLDS if found.high < middle else FAILS if found.low > middle else MIXED
+        outcome = outcome_of(found.high < middle, found.low > middle, np.isfinite(found.low))
         claim = f"The walk's discrepancy ({name}) grows as ln n rather than as sqrt n"
         text = f"exponent {found.over_heads()}"
         text += f"; coin {slopes[COIN].over_heads()}" if COIN in slopes else ""

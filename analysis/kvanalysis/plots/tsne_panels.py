@@ -71,6 +71,8 @@ def _embedded(context, table, layer, view):
 
 
 def _tsne(context, points):
+    # joblib, below openTSNE, warns where the machine does not tell its cores; one is enough here.
+    os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
     try:
         from openTSNE import TSNE
     except ImportError as problem:

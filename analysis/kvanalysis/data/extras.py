@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pandas as pd
 
 
@@ -11,8 +10,13 @@ def extra(frame, name):
     there is none."""
     if name in frame:
         return frame[name].astype(float)
+    return all_extras(frame).map(lambda said: said.get(name)).astype(float)
+
+
+def all_extras(frame):
+    """Series of dicts: each row's extras, {} where there are none; equal texts share one dict."""
     if "extras" not in frame:
-        return pd.Series(np.nan, index=frame.index)
+        return pd.Series([{}] * len(frame), index=frame.index, dtype=object)
     texts = frame["extras"].where(frame["extras"].map(lambda text: isinstance(text, str)), "")
     parsed = {text: json.loads(text) if text else {} for text in texts.unique()}
-    return texts.map(lambda text: parsed[text].get(name)).astype(float)
+    return texts.map(parsed.get)

@@ -2,8 +2,9 @@
 
 import numpy as np
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from .log_ticks import plain_log
 from .plotstyle import DOTTED, looks
 
 # A mean error below this is rounding of the replay's own arithmetic (float32), not a loss to plot.
@@ -118,9 +119,6 @@ def set_error_axis(axes, errors):
     errors = np.asarray(errors, dtype=float)
     if len(errors) and errors.max() / errors.min() >= LOG_RATIO:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_minor_locator(NullLocator())
+        plain_log(axes.yaxis)
     else:
         axes.set_ylim(bottom=0)

@@ -7,8 +7,9 @@ from textwrap import wrap
 import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import MaxNLocator
 
+from .log_ticks import plain_log
 from .plotstyle import GLYPH_EMS, TOP, axes_width, new_figure
 
 CELL_TEXT, TITLE_TEXT = 5.6, 6.3  # points
@@ -154,10 +155,7 @@ def add_scale(figure, norm, text):
     place = [1 - (SCALE_ROOM - 0.12) / width, room.bottom, SCALE_WIDTH / width, room.top - room.bottom]
     bar = figure.colorbar(ScalarMappable(norm, COLOURS), cax=figure.add_axes(place))
     if isinstance(norm, LogNorm):
-        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        bar.ax.yaxis.set_minor_locator(NullLocator())
-        bar.ax.yaxis.set_minor_formatter(NullFormatter())
-        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        plain_log(bar.ax.yaxis)
     else:
         bar.ax.yaxis.set_major_locator(MaxNLocator(4))
     bar.outline.set_linewidth(0.4)

@@ -4,8 +4,6 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 MANY_DECADES = 2.5
-
-
 DENSE, DECADES = (1, 2, 5), (1,)
 
 

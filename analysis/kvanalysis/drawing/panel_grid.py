@@ -23,15 +23,18 @@ def panel_grid(figure, count, across, **shared):
     return list(grid.flat[:count])
 
 
+def label_lowest(panels, across, xlabel):
+    """The x label and ticks under the lowest panel of every column."""
+    for axes in panels[-min(len(panels), across) :]:
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel(xlabel)
+
+
 def label_outer(panels, across, xlabel, ylabel):
-    """The x label and ticks under the lowest panel of every column, the y label left of every row."""
-    wide = min(len(panels), across)
-    for index, axes in enumerate(panels):
-        if index + wide >= len(panels):
-            axes.tick_params(labelbottom=True)
-            axes.set_xlabel(xlabel)
-        if index % wide == 0:
-            axes.set_ylabel(ylabel)
+    """The same, and the y label left of every row."""
+    label_lowest(panels, across, xlabel)
+    for axes in panels[:: min(len(panels), across)]:
+        axes.set_ylabel(ylabel)
 
 
 def finish_grid(figure, legend, note, count, across, panel_height, gap=PANEL_GAP, wspace=0.1, below=0.42):

@@ -2,9 +2,8 @@
 
 from textwrap import wrap
 
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
-
 from ..numbers.contenders import budgets_of, spread
+from .log_ticks import DENSE, plain_log
 from .plotstyle import GLYPH_EMS, RIGHT, finish, new_figure
 
 ROW_HEIGHT = 0.165  # inches
@@ -77,7 +76,4 @@ def log_errors(axes, low, high):
     low = max(low, high / WIDEST)
     axes.set_xscale("log")
     axes.set_xlim(low, high)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3) if high / low > 12 else (1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    plain_log(axes.xaxis, (1, 3) if high / low > 12 else DENSE)

@@ -16,6 +16,7 @@ from ..drawing.budget_axes import (
 from ..drawing.budget_axes import draw as draw_curves
 from ..drawing.curves import make_room
 from ..drawing.drawn import Drawn, Plot, write_csv
+from ..drawing.panel_grid import fewest_empty, finish_grid, label_lowest, panel_grid, say_nothing_to_draw
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
 from ..drawing.two_widths import at_both_widths
 from ..numbers.summary import summarise
@@ -68,41 +69,24 @@ def _by_layer(rows, folder, suffix):
     return Drawn("Error against budget, by layer", page, table, narrow=column)
 
 
-def _layer_panels(points, note, width, panels):
+def _layer_panels(points, note, width, choices):
     layers = sorted(points["layer"].unique())
-    high, wide = _grid(len(layers), panels)
+    across = fewest_empty(len(layers), choices)
+    wide = min(len(layers), across)
     panel_width = axes_width(width) / wide
     figure = new_figure(width)
-    grid = figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False)
-    for axes, layer in zip(grid.flat, layers, strict=False):
+    panels = panel_grid(figure, len(layers), across, sharex=True, sharey=True)
+    for axes, layer in zip(panels, layers, strict=True):
         _panel(axes, points[points["layer"] == layer], points, panel_width)
         axes.set_title(f"layer {layer}", loc="left", pad=3)
         for line in axes.lines:
             line.set_markersize(PANEL_MARKER)
-    grid[(high - 1) // 2][0].set_ylabel(SHORT_ERROR_AXIS)
-    _label_lowest(grid, len(layers), BUDGET_AXIS if panel_width > SHORT_LABEL_WIDTH else SHORT_BUDGET_AXIS)
-    height = PANEL_HEIGHT * (high + (high - 1) * PANEL_GAP)
-    finish(figure, *_legend(points), note, height, hspace=PANEL_GAP, wspace=0.10, top=0.24)
+    middle_row = panels[::wide][(math.ceil(len(layers) / wide) - 1) // 2]
+    middle_row.set_ylabel(SHORT_ERROR_AXIS)
+    label_lowest(panels, across, BUDGET_AXIS if panel_width > SHORT_LABEL_WIDTH else SHORT_BUDGET_AXIS)
+    finish_grid(figure, _legend(points), note, len(layers), across, PANEL_HEIGHT, gap=PANEL_GAP)
     make_room(figure)
     return figure
-
-
-def _grid(count, panels):
-    """(rows, columns) for `count` panels, with as few empty places as possible."""
-    if count <= max(panels):
-        return 1, count
-    wide = min(panels, key=lambda wide: -count % wide)
-    return math.ceil(count / wide), wide
-
-
-def _label_lowest(grid, used, text):
-    """The x label and ticks under the lowest panel of every column; removes the places not `used`."""
-    for index, axes in enumerate(grid.flat):
-        if index >= used:
-            axes.remove()
-        elif index + grid.shape[1] >= used:
-            axes.tick_params(labelbottom=True)
-            axes.set_xlabel(text)
 
 
 def _panel(axes, points, everything, width):
@@ -114,7 +98,7 @@ def _panel(axes, points, everything, width):
     draw_curves(axes, drawable(points), looks_of(everything))
     set_error_axis(axes, shown["rel_err_out_mean"])
     if not len(drawable(points)):
-        axes.text(0.5, 0.5, "no result to draw", transform=axes.transAxes, ha="center", color="#555555")
+        say_nothing_to_draw(axes)
         axes.yaxis.set_major_locator(NullLocator() if shown.empty else axes.yaxis.get_major_locator())
 
 

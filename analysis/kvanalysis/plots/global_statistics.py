@@ -34,7 +34,7 @@ def draw(context):
 def errors(context, rows):
     points = head_points(rows, "rel_err_out_mean", ["label", "budget_tokens"])
     points = points.rename(columns={"budget_tokens": "x"}).assign(panel="")
-    points = points.sort_values("label", key=lambda names: names.map(list(LABELS).index), kind="stable")
+    points = in_order(points)
     sheet = Sheet(
         title="Error with local and with global scores",
         points=points,
@@ -47,6 +47,11 @@ def errors(context, rows):
         " no cache can do that. Mean of ratios over heads.",
     )
     return draw_sheet(sheet, context.stem("_error"))
+
+
+def in_order(points):
+    order = [*LABELS, CHANCE]
+    return points.sort_values("label", key=lambda names: names.map(order.index), kind="stable")
 
 
 def attended(arrays, key):
@@ -115,9 +120,7 @@ def overlap(context, rows, overlaps):
         frames.append(
             {"panel": "without the recent window", "label": CHANCE, "x": budget, "y": group["chance"].mean()}
         )
-    points = pd.DataFrame(frames)
-    order = [*LABELS, CHANCE]
-    points = points.sort_values("label", key=lambda names: names.map(order.index), kind="stable")
+    points = in_order(pd.DataFrame(frames))
     points = points.sort_values("panel", key=lambda names: names != "all attended tokens", kind="stable")
     sheet = Sheet(
         title="Overlap with the tokens of global scores",

@@ -7,6 +7,7 @@ import pandas as pd
 from ..drawing.curve_axes import Axis
 from ..drawing.curves import Sheet, draw_sheet, head_points
 from ..drawing.drawn import Plot
+from ..numbers.contenders import has_values
 from ..numbers.stats import used_rows
 from ..numbers.verdict import UNTESTABLE, Verdict
 from ..numbers.words import BAND_NOTE, replay_note
@@ -40,14 +41,10 @@ def points_of(rows):
     """A point per layer and budget in each panel whose column the results have."""
     frames = []
     for measure, panel in PANELS.items():
-        if given(rows, measure):
+        if has_values(rows, measure):
             points = head_points(rows, measure, ["layer", "budget_tokens"])
             frames.append(points.assign(panel=panel, label=[f"layer {layer}" for layer in points["layer"]]))
     return pd.concat(frames, ignore_index=True).rename(columns={"budget_tokens": "x"})
-
-
-def given(rows, measure):
-    return measure in rows and rows[measure].notna().any()
 
 
 def verdict(rows):
@@ -55,7 +52,11 @@ def verdict(rows):
     numbers = [
         f"B={budget}: mean {group['mass_recall'].mean():.3f},"
         f" {(group['mass_recall'] > LEVEL).mean():.0%} of heads above"
-        + (f", worst row {group['mass_recall_min'].min():.3f}" if given(group, "mass_recall_min") else "")
+        + (
+            f", worst row {group['mass_recall_min'].min():.3f}"
+            if has_values(group, "mass_recall_min")
+            else ""
+        )
         for budget, group in used.groupby("budget_tokens")
     ]
     return Verdict(
@@ -66,5 +67,5 @@ def verdict(rows):
         " mass recall stands beside 1 - 1/e",
         outcome=UNTESTABLE,
         numbers="; ".join(numbers)
-        + ("" if given(used, "mass_recall_min") else "; row minima are not in these results"),
+        + ("" if has_values(used, "mass_recall_min") else "; row minima are not in these results"),
     )

@@ -1,11 +1,11 @@
 """How much of the attention to marked tokens a method still holds, span by span."""
 
-import json
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
+from ..data.extras import all_extras
 from ..drawing.drawn import Drawn, write_csv
 from ..drawing.head_maps import CELL_TEXT, COLOURS, short
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH
@@ -44,8 +44,7 @@ def draw_frame(rows, folder, suffix=""):
 
 def _with_spans(used):
     """The numbers of each span out of `extras`, as columns."""
-    extras = used["extras"] if "extras" in used else pd.Series("", index=used.index)
-    parsed = [json.loads(text) if isinstance(text, str) and text else {} for text in extras]
+    parsed = all_extras(used)
     names = sorted({name for extra in parsed for name in extra if name.startswith(SPAN)}, key=_number)
     return used.assign(**{name: [extra.get(name, np.nan) for extra in parsed] for name in names})
 

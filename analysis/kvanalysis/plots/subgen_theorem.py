@@ -18,7 +18,8 @@ HEIGHT = 1.75  # inches
 
 
 def draw(context):
-    rows = cells(context.frame())
+    frame = context.frame()
+    rows = cells(frame)
     if rows.empty:
         raise FigureError(
             f"{context.config.path}: subgen_theorem needs subgen_stream cells with epsilon and delta_rel"
@@ -26,7 +27,7 @@ def draw(context):
     table = averages(rows)
     csv = write_csv(table, context.stem(".csv"))
     write_csv(rows, context.stem("_heads.csv"))
-    note = _note(context.frame(), rows)
+    note = _note(frame, rows)
     page, column = at_both_widths(context.stem(), lambda width: _draw(rows, table, note, width))
     drawn = Drawn("Measured epsilon, stored rows, rows asked for", page, csv, column, _caption(rows))
     return Plot([drawn], [_bound(rows), _memory(rows), _asked(rows)])

@@ -14,11 +14,15 @@ template <class Real>
 void finish_row(const HeadStream<Real>& stream, Tile<Real>& tile, int32_t head, int32_t row) {
   const int32_t t = tile.rows[size_t(row)], first = stream.first_key(t), count = t + 1 - first;
   Real* strip = tile.strip.data() + tile.at(head, row) * tile.stride;
-  for (int32_t i = first; i <= t; ++i) strip[i] = stream.rule(strip[i]);
+  Real scale = stream.rule.scale;
+  if (stream.rule.softcap > 0 || !(scale > 0)) {
+    for (int32_t i = first; i <= t; ++i) strip[i] = stream.rule(strip[i]);
+    scale = 1;
+  }
   const bool sink = !stream.sink_logits.empty();
-  Real top = kernels::row_maximum(strip + first, count);
+  Real top = scale * kernels::row_maximum(strip + first, count);
   if (sink) top = std::max(top, stream.sink_logits[size_t(head)]);
-  const kernels::RowSums sums = kernels::exponentiate(strip + first, count, top);
+  const kernels::RowSums sums = kernels::exponentiate(strip + first, count, scale, top);
   std::fill(strip, strip + first, Real(0));
   std::fill(strip + t + 1, strip + tile.stride, Real(0));
   const double z = sums.sum + (sink ? std::exp(double(stream.sink_logits[size_t(head)] - top)) : 0.0);
@@ -28,14 +32,13 @@ void finish_row(const HeadStream<Real>& stream, Tile<Real>& tile, int32_t head, 
   tile.l2[at] = std::sqrt(sums.squares) / z;
 }
 
+// q: [count * rows, dim], heads from `first` on.
 template <class Real>
-std::vector<Real> gather_queries(const HeadStream<Real>& stream, const std::vector<int32_t>& rows,
-                                 int32_t head) {
-  std::vector<Real> q;
-  q.reserve(rows.size() * size_t(stream.shape.dim));
-  for (const int32_t t : rows)
-    q.insert(q.end(), stream.query(head, t), stream.query(head, t) + stream.shape.dim);
-  return q;
+void gather_queries(const HeadStream<Real>& stream, const std::vector<int32_t>& rows, int32_t first,
+                    int32_t count, std::vector<Real>& q) {
+  q.clear();
+  for (int32_t h = first; h < first + count; ++h)
+    for (const int32_t t : rows) q.insert(q.end(), stream.query(h, t), stream.query(h, t) + stream.shape.dim);
 }
 
 RowRanking rank_row(const std::vector<double>& p, int32_t depth) {
@@ -109,7 +112,14 @@ void add_maxima(const Tile<Real>& tile, int32_t first, std::vector<double>& p, d
 }  // namespace
 
 template <class Real>
-void strip_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
+ExactAttention<Real>::ExactAttention(const HeadStream<Real>& stream) : stream_(stream) {
+  for (int32_t b = 0; b < stream.shape.blocks; ++b)
+    panels_.emplace_back(stream.block_keys(b), stream.tokens, stream.shape.dim);
+}
+
+template <class Real>
+void ExactAttention<Real>::strip_pass(Tile<Real>& tile) const {
+  const HeadStream<Real>& stream = stream_;
   const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
   tile.heads = stream.shape.heads;
   tile.v_dim = stream.shape.v_dim;
@@ -120,19 +130,21 @@ void strip_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
   tile.shift.resize(cells);
   tile.z.resize(cells);
   tile.l2.resize(cells);
-  for (int32_t h = 0; h < tile.heads; ++h) {
-    const std::vector<Real> q = gather_queries(stream, tile.rows, h);
-    Real* strip = tile.strip.data() + tile.at(h, 0) * tile.stride;
-    kernels::multiply_transposed(q.data(), stream.shape.dim, rows,
-                                 stream.block_keys(stream.shape.block_of(h)), keys, stream.shape.dim, strip,
-                                 tile.stride);
-    for (int32_t r = 0; r < rows; ++r) finish_row(stream, tile, h, r);
+  const int32_t group = tile.heads / tile.blocks;
+  std::vector<Real> q;
+  for (int32_t b = 0; b < tile.blocks; ++b) {  // query heads of one kv head stand below each other
+    gather_queries(stream, tile.rows, b * group, group, q);
+    kernels::scores(q.data(), stream.shape.dim, group * rows, panels_[size_t(b)], 0, keys,
+                    tile.strip.data() + tile.at(b * group, 0) * tile.stride, tile.stride);
   }
+  for (int32_t h = 0; h < tile.heads; ++h)
+    for (int32_t r = 0; r < rows; ++r) finish_row(stream, tile, h, r);
 }
 
 template <class Real>
-void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
-  strip_pass(stream, tile);
+void ExactAttention<Real>::exact_pass(Tile<Real>& tile) const {
+  const HeadStream<Real>& stream = stream_;
+  strip_pass(tile);
   const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
   tile.out.resize(size_t(tile.heads) * size_t(rows) * size_t(tile.v_dim));
   for (int32_t h = 0; h < tile.heads; ++h) {
@@ -147,7 +159,8 @@ void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
 }
 
 template <class Real>
-void prefix_pass(const HeadStream<Real>& stream, Tile<Real>& tile) {
+void ExactAttention<Real>::prefix_pass(Tile<Real>& tile) const {
+  const HeadStream<Real>& stream = stream_;
   const int32_t rows = int32_t(tile.rows.size());
   tile.prefix_out.resize(tile.out.size());
   for (int32_t h = 0; h < tile.heads; ++h) {
@@ -181,7 +194,8 @@ void rank_rows(Tile<Real>& tile, int32_t depth, bool of_heads) {
 }
 
 template <class Real>
-std::vector<std::vector<double>> prompt_pass(const HeadStream<Real>& stream, const PromptPass& pass) {
+std::vector<std::vector<double>> prompt_pass(const ExactAttention<Real>& exact, const PromptPass& pass) {
+  const HeadStream<Real>& stream = exact.stream();
   const int32_t prompt = stream.prompt, heads = stream.shape.heads;
   std::vector<std::vector<double>> sums(pass.sums_from.size(),
                                         std::vector<double>(size_t(heads + 1) * size_t(prompt), 0.0));
@@ -197,7 +211,7 @@ std::vector<std::vector<double>> prompt_pass(const HeadStream<Real>& stream, con
     tile.end = std::min(prompt, begin + kTileRows);
     tile.rows.resize(size_t(tile.end - begin));
     std::iota(tile.rows.begin(), tile.rows.end(), begin);
-    strip_pass(stream, tile);
+    exact.strip_pass(tile);
     for (size_t f = 0; f < pass.sums_from.size(); ++f)
       for (int32_t h = 0; h < heads; ++h)
         add_columns(tile, h, pass.sums_from[f], prompt, sums[f].data() + int64_t(h) * prompt);
@@ -213,7 +227,8 @@ std::vector<std::vector<double>> prompt_pass(const HeadStream<Real>& stream, con
 }
 
 template <class Real>
-std::vector<double> future_sums(const HeadStream<Real>& stream, const std::vector<uint8_t>& scored) {
+std::vector<double> future_sums(const ExactAttention<Real>& exact, const std::vector<uint8_t>& scored) {
+  const HeadStream<Real>& stream = exact.stream();
   std::vector<double> sums(size_t(stream.shape.heads) * size_t(stream.tokens), 0.0);
   Tile<Real> tile;
   for (int32_t begin = stream.prompt; begin < stream.tokens; begin += kTileRows) {
@@ -223,24 +238,20 @@ std::vector<double> future_sums(const HeadStream<Real>& stream, const std::vecto
     for (int32_t t = begin; t < tile.end; ++t)
       if (scored[size_t(t)] != 0) tile.rows.push_back(t);
     if (tile.rows.empty()) continue;
-    strip_pass(stream, tile);
+    exact.strip_pass(tile);
     for (int32_t h = 0; h < stream.shape.heads; ++h)
       add_columns(tile, h, 0, stream.tokens, sums.data() + int64_t(h) * stream.tokens);
   }
   return sums;
 }
 
-template void strip_pass(const HeadStream<float>&, Tile<float>&);
-template void strip_pass(const HeadStream<double>&, Tile<double>&);
-template void exact_pass(const HeadStream<float>&, Tile<float>&);
-template void exact_pass(const HeadStream<double>&, Tile<double>&);
-template void prefix_pass(const HeadStream<float>&, Tile<float>&);
-template void prefix_pass(const HeadStream<double>&, Tile<double>&);
 template void rank_rows(Tile<float>&, int32_t, bool);
 template void rank_rows(Tile<double>&, int32_t, bool);
-template std::vector<std::vector<double>> prompt_pass(const HeadStream<float>&, const PromptPass&);
-template std::vector<std::vector<double>> prompt_pass(const HeadStream<double>&, const PromptPass&);
-template std::vector<double> future_sums(const HeadStream<float>&, const std::vector<uint8_t>&);
-template std::vector<double> future_sums(const HeadStream<double>&, const std::vector<uint8_t>&);
+template class ExactAttention<float>;
+template class ExactAttention<double>;
+template std::vector<std::vector<double>> prompt_pass(const ExactAttention<float>&, const PromptPass&);
+template std::vector<std::vector<double>> prompt_pass(const ExactAttention<double>&, const PromptPass&);
+template std::vector<double> future_sums(const ExactAttention<float>&, const std::vector<uint8_t>&);
+template std::vector<double> future_sums(const ExactAttention<double>&, const std::vector<uint8_t>&);
 
 }  // namespace kvreplay

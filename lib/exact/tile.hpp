@@ -5,6 +5,7 @@
 
 #include "core/policy.hpp"
 #include "exact/head_stream.hpp"
+#include "kernels/kernels.hpp"
 
 namespace kvreplay {
 
@@ -40,16 +41,23 @@ struct Tile {
   const Real* strip_row(int32_t head, int32_t row) const { return strip.data() + at(head, row) * stride; }
 };
 
-// Fills strip, shift, z and l2 for tile.rows. Needs queries for all of them.
+// Exact attention over a stream, whose keys it packs.
 template <class Real>
-void strip_pass(const HeadStream<Real>& stream, Tile<Real>& tile);
-// The same, and the exact outputs.
-template <class Real>
-void exact_pass(const HeadStream<Real>& stream, Tile<Real>& tile);
+class ExactAttention {
+ public:
+  explicit ExactAttention(const HeadStream<Real>& stream);
+  // Fills strip, shift, z and l2 for tile.rows. Needs queries for all of them.
+  void strip_pass(Tile<Real>& tile) const;
+  // The same, and the exact outputs.
+  void exact_pass(Tile<Real>& tile) const;
+  // Fills prefix_out from the strip, for rows after the prompt: what one-shot methods chose from.
+  void prefix_pass(Tile<Real>& tile) const;
+  const HeadStream<Real>& stream() const { return stream_; }
 
-// Fills prefix_out from the strip, for rows after the prompt: what one-shot methods chose from.
-template <class Real>
-void prefix_pass(const HeadStream<Real>& stream, Tile<Real>& tile);
+ private:
+  const HeadStream<Real>& stream_;
+  std::vector<kernels::KeyPanels<Real>> panels_;  // [blocks]
+};
 
 // Rankings of all scored rows down to `depth` tokens: of the group (heads = false) or of each head.
 template <class Real>
@@ -65,11 +73,11 @@ struct PromptPass {
 // Sums over prompt rows first..prompt-1 of the softmax, [heads + 1, prompt], one array for every `first`. The
 // last row sums what each row's largest head gives (filled only with `maxima`).
 template <class Real>
-std::vector<std::vector<double>> prompt_pass(const HeadStream<Real>& stream, const PromptPass& pass);
+std::vector<std::vector<double>> prompt_pass(const ExactAttention<Real>& exact, const PromptPass& pass);
 
 // Sums over the marked decode rows, [heads, tokens]: what only an oracle knows.
 template <class Real>
-std::vector<double> future_sums(const HeadStream<Real>& stream, const std::vector<uint8_t>& scored);
+std::vector<double> future_sums(const ExactAttention<Real>& exact, const std::vector<uint8_t>& scored);
 
 constexpr int32_t kTileRows = 48;
 

@@ -1,30 +1,47 @@
 #pragma once
 #include <cstdint>
+#include <vector>
 
 // Dense arithmetic on tiles: the only part of the engine that knows about instruction sets. Single-
 // threaded on purpose (threads run over kv heads). All matrices are row-major.
 
 namespace kvreplay::kernels {
 
-// out[m, n] (leading dimension ldo) = a[m, d] (lda) * b[n, d]^T
+// Keys of one kv head, packed once so that scores() reads whole vectors: panels of kPanel keys, each
+// [d, kPanel], zeros behind the last key.
+constexpr int32_t kPanel = 48;
 template <class Real>
-void multiply_transposed(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t n, int32_t d,
-                         Real* out, int64_t ldo);
+struct KeyPanels {
+  int32_t keys = 0, d = 0;
+  std::vector<Real> numbers;  // [panels, d, kPanel]
+  KeyPanels() = default;
+  KeyPanels(const Real* k, int32_t n, int32_t dim);  // k: [n, d]
+};
 
-// out[m, n] (ldo) = a[m, k] (lda) * b[k, n]
+// out[m, count] (leading dimension ldo) = q[m, d] (ldq) * keys[first..first + count)^T; `first` is a multiple
+// of kPanel.
+template <class Real>
+void scores(const Real* q, int64_t ldq, int32_t m, const KeyPanels<Real>& keys, int32_t first, int32_t count,
+            Real* out, int64_t ldo);
+
+// out[m, n] (ldo) = a[m, k] (lda) * b[k, n]; add: += instead.
 template <class Real>
 void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
-              int64_t ldo);
+              int64_t ldo, bool add = false);
 
 struct RowSums {
-  double sum, squares;  // of exp(x - shift)
+  double sum, squares;  // of exp(scale x - shift)
 };
-// row[i] = exp(row[i] - shift) for i < n.
+// row[i] = exp(scale row[i] - shift) for i < n; no exponent is positive beyond rounding.
 template <class Real>
-RowSums exponentiate(Real* row, int32_t n, Real shift);
+RowSums exponentiate(Real* row, int32_t n, Real scale, Real shift);
 
 template <class Real>
 Real row_maximum(const Real* row, int32_t n);
+
+// out[i] = from[index[i]] for i < n; returns their sum.
+template <class Real>
+double gather(const Real* from, const int32_t* index, int32_t n, Real* out);
 
 // Sum of x ln x over row[0..n), 0 where x is 0; no number may be negative.
 template <class Real>

@@ -1,4 +1,5 @@
 #include <Eigen/Core>
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -17,26 +18,52 @@ using Target = Eigen::Map<Matrix<Real>, 0, Eigen::OuterStride<>>;
 }  // namespace
 
 template <class Real>
-void multiply_transposed(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t n, int32_t d,
-                         Real* out, int64_t ldo) {
-  Target<Real>(out, m, n, Eigen::OuterStride<>(ldo)).noalias() =
-      View<Real>(a, m, d, Eigen::OuterStride<>(lda)) *
-      View<Real>(b, n, d, Eigen::OuterStride<>(d)).transpose();
+KeyPanels<Real>::KeyPanels(const Real* k, int32_t n, int32_t dim) : keys(n), d(dim) {
+  const int32_t panels = (n + kPanel - 1) / kPanel;
+  numbers.assign(size_t(panels) * size_t(dim) * kPanel, Real(0));
+  for (int32_t i = 0; i < n; ++i)
+    for (int32_t c = 0; c < dim; ++c)
+      numbers[(size_t(i / kPanel) * size_t(dim) + size_t(c)) * kPanel + size_t(i % kPanel)] =
+          k[int64_t(i) * dim + c];
+}
+
+template <class Real>
+void scores(const Real* q, int64_t ldq, int32_t m, const KeyPanels<Real>& keys, int32_t first, int32_t count,
+            Real* out, int64_t ldo) {
+  const View<Real> queries(q, m, keys.d, Eigen::OuterStride<>(ldq));
+  for (int32_t i = 0; i < count; i += kPanel) {
+    const Real* panel = keys.numbers.data() + int64_t(first + i) * keys.d;
+    const int32_t width = std::min(kPanel, count - i);
+    Target<Real>(out + i, m, width, Eigen::OuterStride<>(ldo)).noalias() =
+        queries * View<Real>(panel, keys.d, width, Eigen::OuterStride<>(kPanel));
+  }
 }
 
 template <class Real>
 void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
-              int64_t ldo) {
-  Target<Real>(out, m, n, Eigen::OuterStride<>(ldo)).noalias() =
+              int64_t ldo, bool add) {
+  Target<Real> to(out, m, n, Eigen::OuterStride<>(ldo));
+  if (!add) to.setZero();
+  to.noalias() +=
       View<Real>(a, m, k, Eigen::OuterStride<>(lda)) * View<Real>(b, k, n, Eigen::OuterStride<>(n));
 }
 
 template <class Real>
-RowSums exponentiate(Real* row, int32_t n, Real shift) {
+RowSums exponentiate(Real* row, int32_t n, Real scale, Real shift) {
   Eigen::Map<Eigen::Array<Real, Eigen::Dynamic, 1>> x(row, n);
-  x = (x - shift).exp();
+  x = (x * scale - shift).exp();
   const auto e = x.template cast<double>();
   return {e.sum(), e.square().sum()};
+}
+
+template <class Real>
+double gather(const Real* from, const int32_t* index, int32_t n, Real* out) {
+  double sum = 0;
+  for (int32_t i = 0; i < n; ++i) {
+    out[i] = from[index[i]];
+    sum += double(out[i]);
+  }
+  return sum;
 }
 
 template <class Real>
@@ -60,14 +87,19 @@ void squared_distances(const double* others, const double* point, int32_t d, dou
   Eigen::Map<Lanes>{out} = sum;
 }
 
-template void multiply_transposed(const float*, int64_t, int32_t, const float*, int32_t, int32_t, float*,
-                                  int64_t);
-template void multiply_transposed(const double*, int64_t, int32_t, const double*, int32_t, int32_t, double*,
-                                  int64_t);
-template void multiply(const float*, int64_t, int32_t, const float*, int32_t, int32_t, float*, int64_t);
-template void multiply(const double*, int64_t, int32_t, const double*, int32_t, int32_t, double*, int64_t);
-template RowSums exponentiate(float*, int32_t, float);
-template RowSums exponentiate(double*, int32_t, double);
+template struct KeyPanels<float>;
+template struct KeyPanels<double>;
+template void scores(const float*, int64_t, int32_t, const KeyPanels<float>&, int32_t, int32_t, float*,
+                     int64_t);
+template void scores(const double*, int64_t, int32_t, const KeyPanels<double>&, int32_t, int32_t, double*,
+                     int64_t);
+template void multiply(const float*, int64_t, int32_t, const float*, int32_t, int32_t, float*, int64_t, bool);
+template void multiply(const double*, int64_t, int32_t, const double*, int32_t, int32_t, double*, int64_t,
+                       bool);
+template RowSums exponentiate(float*, int32_t, float, float);
+template RowSums exponentiate(double*, int32_t, double, double);
+template double gather(const float*, const int32_t*, int32_t, float*);
+template double gather(const double*, const int32_t*, int32_t, double*);
 template float row_maximum(const float*, int32_t);
 template double row_maximum(const double*, int32_t);
 template double sum_x_log_x(const float*, int32_t);

@@ -17,6 +17,7 @@ constexpr double kTinyShare = 1e-12;  // of max ||v||: rows with a smaller outpu
 template <class Real>
 HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& options)
     : stream_(stream),
+      exact_(stream),
       options_(options),
       every_row_(options.every_row),
       watch_{options.audit, options.save, options.set_error, options.prefix_error,
@@ -123,8 +124,8 @@ void HeadReplay<Real>::with_prompt(F f) {
     for (const auto& [lane, from] : watchers)
       if (t >= from) lane->observe_prompt(t, p);
   };
-  const std::vector<std::vector<double>> sums = prompt_pass(stream_, pass);
-  const std::vector<double> later = future ? future_sums(stream_, scored_) : std::vector<double>{};
+  const std::vector<std::vector<double>> sums = prompt_pass(exact_, pass);
+  const std::vector<double> later = future ? future_sums(exact_, scored_) : std::vector<double>{};
   for (size_t d = 0; d < decisions_.size(); ++d)
     guarded(decisions_[d], [&] {
       for (const auto& lane : decisions_[d].lanes) {
@@ -163,8 +164,8 @@ Tile<Real> HeadReplay<Real>::next_tile(int32_t begin, int32_t end) const {
 template <class Real>
 void HeadReplay<Real>::fill_tile(Tile<Real>& tile) {
   if (tile.rows.empty()) return;
-  exact_pass(stream_, tile);
-  if (prefixes_ && tile.begin >= stream_.prompt) prefix_pass(stream_, tile);
+  exact_.exact_pass(tile);
+  if (prefixes_ && tile.begin >= stream_.prompt) exact_.prefix_pass(tile);
   const size_t rows = tile.rows.size();
   tile.v_frobenius.assign(rows * norms_.size(), 0.0);
   tile.v_operator.assign(rows * norms_.size(), 0.0);

@@ -54,6 +54,7 @@ class HeadReplay {
   int32_t group() const { return stream_.shape.heads / stream_.shape.blocks; }
 
   const HeadStream<Real>& stream_;
+  ExactAttention<Real> exact_;
   const RunOptions& options_;
   std::vector<Replayed> decisions_;
   bool every_row_;         // some method needs the probabilities of rows that are not scored

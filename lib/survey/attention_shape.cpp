@@ -91,6 +91,7 @@ void add_tile(const HeadStream<double>& stream, const Tile<double>& tile, Sums& 
 }
 
 Sums sum_rows(const HeadStream<double>& stream) {
+  const ExactAttention<double> exact(stream);
   Sums sums;
   sums.of_head.resize(size_t(stream.shape.heads));
   const std::vector<double> zero(size_t(stream.shape.heads) * size_t(stream.tokens), 0.0);
@@ -103,7 +104,7 @@ Sums sum_rows(const HeadStream<double>& stream) {
     for (int32_t t = begin; t < tile.end; ++t)
       if (stream.query_row[size_t(t)] >= 0) tile.rows.push_back(t);
     if (tile.rows.empty()) continue;
-    strip_pass(stream, tile);
+    exact.strip_pass(tile);
     add_tile(stream, tile, sums);
   }
   return sums;

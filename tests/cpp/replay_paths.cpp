@@ -97,7 +97,7 @@ double strip_against_solo(const HeadStream<Real>& stream, int32_t budget, Positi
   order.axes.positions = positions;
   order.axes.phase = P::info.default_phase;
   order.scene = {budget, stream.prompt, stream.tokens, stream.shape, 0, 1, order.axes.phase, 1};
-  const auto sums = prompt_pass(stream, {{0}, false, -1, {}}).front();
+  const auto sums = prompt_pass(ExactAttention<Real>(stream), {{0}, false, -1, {}}).front();
   const SoloRun<P, Real> solo(stream, order, sums);
   P policy;
   policy.resolve(order.scene);
@@ -110,7 +110,7 @@ double strip_against_solo(const HeadStream<Real>& stream, int32_t budget, Positi
     Tile<Real> tile;
     tile.begin = begin, tile.end = std::min(stream.tokens, begin + 7);
     for (int32_t t = begin; t < tile.end; ++t) tile.rows.push_back(t), tile.scored.push_back(1);
-    exact_pass(stream, tile);
+    ExactAttention<Real>(stream).exact_pass(tile);
     LaneTile<Real> result;
     lane.replay(tile, workspace, result);
     for (int32_t r = 0; r < result.rows; ++r)

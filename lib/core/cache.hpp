@@ -55,6 +55,7 @@ struct CacheStorage {
   int32_t* free_slots = nullptr;                  // [own_rows]
   Real *own_keys = nullptr, *own_values = nullptr;
   int32_t* copies = nullptr;  // [tokens] rows that hold a token; kEvicted for good once there is none
+  int32_t* left = nullptr;    // [tokens] or null: evicted tokens in the order in which they left
   int32_t* counts = nullptr;  // [kCounts], see Count
   int32_t capacity = 0, own_rows = 0;
   int64_t key_block = 0, value_block = 0;  // of the trace: elements from one kv head to the next
@@ -88,6 +89,10 @@ class BasicCache {
   KVR_FN int32_t coded_keys() const { return s_.counts[Count::coded_keys]; }
   KVR_FN int32_t coded_values() const { return s_.counts[Count::coded_values]; }
   KVR_FN int32_t evictions() const { return s_.counts[Count::evicted]; }
+  // The tokens that left from the first `since` evictions on, where the storage lists them.
+  KVR_FN std::span<const int32_t> left(int32_t since) const {
+    return {s_.left + since, size_t(evictions() - since)};
+  }
   KVR_FN int32_t broken_promises() const { return s_.counts[Count::returned]; }
   KVR_FN std::span<const int32_t> tokens() const { return {s_.token, size_t(size())}; }
   // Of one kv head; `block` is 0 unless the cache spans a layer.
@@ -254,6 +259,7 @@ class BasicCache {
       s_.free_slots[s_.counts[Count::free_slots]++] = s_.slot[row];
     if (team.rank() == 0 && token >= 0 && s_.copies[token] > 0 && --s_.copies[token] == 0) {
       s_.copies[token] = kEvicted;
+      if (s_.left != nullptr) s_.left[s_.counts[Count::evicted]] = token;
       s_.counts[Count::evicted] += 1;
     }
     team.sync();

@@ -1,5 +1,6 @@
 #pragma once
 #include <cmath>
+#include <optional>
 #include <span>
 #include <type_traits>
 
@@ -133,6 +134,19 @@ KVR_FN double logit_factor(const P& policy, int32_t rows, int32_t token) {
   if constexpr (requires { policy.logit_factor(rows, token); }) return policy.logit_factor(rows, token);
   else return 1;
 }
+
+// The rule of methods whose rows add up what the heads give them and which then drop the lowest
+// unprotected row: score = carry * score + p, with p summed (or averaged) over the group. The engine may run
+// it without the policy (replay/score_slots); the policy's text stays the definition.
+struct ScoreRule {
+  double carry;  // 1: accumulated; 0: the present row alone
+  Protect protect;
+  int32_t budget;
+};
+template <class P>
+concept HasScoreRule = requires(const P p) {
+  { p.score_rule() } -> std::same_as<std::optional<ScoreRule>>;
+};
 
 // g++ 12 needs both traits: a struct that holds a Token is still "trivially copyable" for it.
 template <class P>

@@ -115,6 +115,18 @@ KVR_FN void replay_prompt(const T& team, P& policy, C& cache, const Prompt<Real>
   if constexpr (Evicts<P, Real>) policy.evict(team, cache);
 }
 
+// A step of a policy that looks at no probability: everything but attention.
+template <Policy P, Team T, Cache C, class Heads, class Real = typename C::real>
+KVR_FN void advance(const T& team, P& policy, C& cache, const Token<Real>& token, const StepRules& rules,
+                    Heads& heads) {
+  cache.push(team, token);
+  if constexpr (Evicts<P, Real>)
+    if (rules.streaming && rules.evict_first) policy.evict(team, cache);
+  heads.opens(cache);
+  if constexpr (Evicts<P, Real>)
+    if (rules.streaming && !rules.evict_first) policy.evict(team, cache);
+}
+
 // Convention C4. `attends` is false for rows that nobody scores and the policy does not observe;
 // `heads.opens(cache)`, if there is one, is shown every C_t.
 // Returns |C_t|, the rows that were (or would have been) attended to.

@@ -1,6 +1,8 @@
 #pragma once
 #include <concepts>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "core/platform.hpp"
 
@@ -78,7 +80,12 @@ struct SerialTeam {
   // Removes element `gap` of array[0..n) and moves the later ones down.
   template <class T>
   KVR_FN void close_gap(T* array, int32_t gap, int32_t n) const {
+    static_assert(std::is_trivially_copyable_v<T>);
+#if defined(__CUDA_ARCH__)
     for (int32_t i = gap; i + 1 < n; ++i) array[i] = array[i + 1];
+#else
+    std::memmove(array + gap, array + gap + 1, size_t(n - gap - 1) * sizeof(T));
+#endif
   }
 };
 static_assert(Team<SerialTeam>);

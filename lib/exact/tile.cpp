@@ -10,28 +10,6 @@
 namespace kvreplay {
 namespace {
 
-template <class Real>
-void finish_row(const HeadStream<Real>& stream, Tile<Real>& tile, int32_t head, int32_t row) {
-  const int32_t t = tile.rows[size_t(row)], first = stream.first_key(t), count = t + 1 - first;
-  Real* strip = tile.strip.data() + tile.at(head, row) * tile.stride;
-  Real scale = stream.rule.scale;
-  if (stream.rule.softcap > 0 || !(scale > 0)) {
-    for (int32_t i = first; i <= t; ++i) strip[i] = stream.rule(strip[i]);
-    scale = 1;
-  }
-  const bool sink = !stream.sink_logits.empty();
-  Real top = scale * kernels::row_maximum(strip + first, count);
-  if (sink) top = std::max(top, stream.sink_logits[size_t(head)]);
-  const kernels::RowSums sums = kernels::exponentiate(strip + first, count, scale, top);
-  std::fill(strip, strip + first, Real(0));
-  std::fill(strip + t + 1, strip + tile.stride, Real(0));
-  const double z = sums.sum + (sink ? std::exp(double(stream.sink_logits[size_t(head)] - top)) : 0.0);
-  const size_t at = size_t(tile.at(head, row));
-  tile.shift[at] = top;
-  tile.z[at] = z;
-  tile.l2[at] = std::sqrt(sums.squares) / z;
-}
-
 // q: [count * rows, dim], heads from `first` on.
 template <class Real>
 void gather_queries(const HeadStream<Real>& stream, const std::vector<int32_t>& rows, int32_t first,
@@ -118,66 +96,105 @@ ExactAttention<Real>::ExactAttention(const HeadStream<Real>& stream) : stream_(s
 }
 
 template <class Real>
+void ExactAttention<Real>::finish_row(Tile<Real>& tile, int32_t head, int32_t row) const {
+  const int32_t t = tile.rows[size_t(row)], first = stream_.first_key(t), count = t + 1 - first;
+  Real* strip = tile.strip.data() + tile.at(head, row) * tile.stride;
+  Real scale = stream_.rule.scale;
+  if (stream_.rule.softcap > 0 || !(scale > 0)) {
+    for (int32_t i = first; i <= t; ++i) strip[i] = stream_.rule(strip[i]);
+    scale = 1;
+  }
+  const bool sink = !stream_.sink_logits.empty();
+  Real top = scale * kernels::row_maximum(strip + first, count);
+  if (sink) top = std::max(top, stream_.sink_logits[size_t(head)]);
+  const int32_t prompt = tile.divided ? std::max(stream_.prompt, first) : first;
+  const kernels::RowSums early = kernels::exponentiate(strip + first, prompt - first, scale, top);
+  const kernels::RowSums late = kernels::exponentiate(strip + prompt, t + 1 - prompt, scale, top);
+  std::fill(strip, strip + first, Real(0));
+  std::fill(strip + t + 1, strip + tile.stride, Real(0));
+  const double z =
+      early.sum + late.sum + (sink ? std::exp(double(stream_.sink_logits[size_t(head)] - top)) : 0);
+  const size_t at = size_t(tile.at(head, row));
+  tile.shift[at] = top;
+  tile.z[at] = z;
+  tile.l2[at] = std::sqrt(early.squares + late.squares) / z;
+  if (tile.divided) tile.z_prompt[at] = early.sum, tile.z_later[at] = late.sum;
+}
+
+template <class Real>
 void ExactAttention<Real>::strip_pass(Tile<Real>& tile) const {
-  const HeadStream<Real>& stream = stream_;
   const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
-  tile.heads = stream.shape.heads;
-  tile.v_dim = stream.shape.v_dim;
-  tile.blocks = stream.shape.blocks;
-  tile.stride = std::max(tile.end, keys);
+  tile.heads = stream_.shape.heads;
+  tile.v_dim = stream_.shape.v_dim;
+  tile.blocks = stream_.shape.blocks;
+  tile.stride = (std::max(tile.end, keys) + kStripPad) / kStripPad * kStripPad;
   const size_t cells = size_t(tile.heads) * size_t(rows);
   tile.strip.resize(cells * size_t(tile.stride));
   tile.shift.resize(cells);
   tile.z.resize(cells);
   tile.l2.resize(cells);
+  if (tile.divided) tile.z_prompt.resize(cells), tile.z_later.resize(cells);
   const int32_t group = tile.heads / tile.blocks;
   std::vector<Real> q;
   for (int32_t b = 0; b < tile.blocks; ++b) {  // query heads of one kv head stand below each other
-    gather_queries(stream, tile.rows, b * group, group, q);
-    kernels::scores(q.data(), stream.shape.dim, group * rows, panels_[size_t(b)], 0, keys,
+    gather_queries(stream_, tile.rows, b * group, group, q);
+    kernels::scores(q.data(), stream_.shape.dim, group * rows, panels_[size_t(b)], 0, keys,
                     tile.strip.data() + tile.at(b * group, 0) * tile.stride, tile.stride);
   }
   for (int32_t h = 0; h < tile.heads; ++h)
-    for (int32_t r = 0; r < rows; ++r) finish_row(stream, tile, h, r);
+    for (int32_t r = 0; r < rows; ++r) finish_row(tile, h, r);
+}
+
+// out = sum of strip[i] v_i over tokens first <= i < last, of the scored rows.
+template <class Real>
+void ExactAttention<Real>::weigh_values(const Tile<Real>& tile, int32_t first, int32_t last,
+                                        std::vector<Real>& out) const {
+  const int32_t rows = int32_t(tile.rows.size()), group = tile.heads / tile.blocks;
+  out.resize(size_t(tile.heads) * size_t(rows) * size_t(tile.v_dim));
+  const bool all = std::find(tile.scored.begin(), tile.scored.end(), uint8_t{0}) == tile.scored.end();
+  const auto weigh = [&](int32_t head, int32_t row, int32_t count) {
+    const Real* values = stream_.block_values(stream_.shape.block_of(head)) + int64_t(first) * tile.v_dim;
+    kernels::multiply(tile.strip_row(head, row) + first, tile.stride, count, values, last - first, tile.v_dim,
+                      out.data() + tile.at(head, row) * tile.v_dim, tile.v_dim);
+  };
+  for (int32_t b = 0; all && b < tile.blocks; ++b) weigh(b * group, 0, group * rows);
+  for (int32_t h = 0; !all && h < tile.heads; ++h)
+    for (int32_t r = 0; r < rows; ++r)
+      if (tile.scored[size_t(r)] != 0) weigh(h, r, 1);
 }
 
 template <class Real>
 void ExactAttention<Real>::exact_pass(Tile<Real>& tile) const {
-  const HeadStream<Real>& stream = stream_;
+  tile.divided = tile.begin >= stream_.prompt;
   strip_pass(tile);
-  const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
-  tile.out.resize(size_t(tile.heads) * size_t(rows) * size_t(tile.v_dim));
-  for (int32_t h = 0; h < tile.heads; ++h) {
-    Real* out = tile.out.data() + tile.at(h, 0) * tile.v_dim;
-    kernels::multiply(tile.strip_row(h, 0), tile.stride, rows, stream.block_values(stream.shape.block_of(h)),
-                      keys, tile.v_dim, out, tile.v_dim);
-    for (int32_t r = 0; r < rows; ++r) {
-      const Real inverse = Real(1 / tile.z[size_t(tile.at(h, r))]);
-      for (int32_t c = 0; c < tile.v_dim; ++c) out[int64_t(r) * tile.v_dim + c] *= inverse;
-    }
+  if (!tile.any_scored()) return;
+  const int32_t keys = tile.rows.back() + 1, prompt = tile.divided ? stream_.prompt : 0;
+  if (tile.divided) weigh_values(tile, 0, prompt, tile.of_prompt);
+  weigh_values(tile, prompt, keys, tile.of_later);
+  tile.out.resize(tile.of_later.size());
+  const size_t v_dim = size_t(tile.v_dim);
+  for (size_t at = 0; at < tile.z.size(); ++at) {
+    const Real inverse = Real(1 / tile.z[at]);
+    const Real* later = tile.of_later.data() + at * v_dim;
+    const Real* early = tile.divided ? tile.of_prompt.data() + at * v_dim : nullptr;
+    Real* out = tile.out.data() + at * v_dim;
+    for (size_t c = 0; c < v_dim; ++c) out[c] = (early != nullptr ? early[c] + later[c] : later[c]) * inverse;
   }
 }
 
 template <class Real>
 void ExactAttention<Real>::prefix_pass(Tile<Real>& tile) const {
-  const HeadStream<Real>& stream = stream_;
-  const int32_t rows = int32_t(tile.rows.size());
   tile.prefix_out.resize(tile.out.size());
-  for (int32_t h = 0; h < tile.heads; ++h) {
-    Real* out = tile.prefix_out.data() + tile.at(h, 0) * tile.v_dim;
-    kernels::multiply(tile.strip_row(h, 0), tile.stride, rows, stream.block_values(stream.shape.block_of(h)),
-                      stream.prompt, tile.v_dim, out, tile.v_dim);
-    for (int32_t r = 0; r < rows; ++r) {
-      const Real* strip = tile.strip_row(h, r);
-      double z = 0;
-      KVR_SIMD_SUM(z) for (int32_t i = 0; i < stream.prompt; ++i) z += double(strip[i]);
-      if (!stream.sink_logits.empty())
-        z += std::exp(double(stream.sink_logits[size_t(h)] - tile.shift[size_t(tile.at(h, r))]));
-      const double inverse = z > 0 ? 1 / z : 0;  // may be more than a float holds
-      for (Real* x = out + int64_t(r) * tile.v_dim; x < out + int64_t(r + 1) * tile.v_dim; ++x)
-        *x = Real(double(*x) * inverse);
+  for (int32_t h = 0; h < tile.heads; ++h)
+    for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
+      const size_t at = size_t(tile.at(h, r));
+      const double sink =
+          stream_.sink_logits.empty() ? 0 : std::exp(double(stream_.sink_logits[size_t(h)] - tile.shift[at]));
+      const double z = tile.z_prompt[at] + sink,
+                   inverse = z > 0 ? 1 / z : 0;  // may be more than a float holds
+      for (size_t c = at * size_t(tile.v_dim); c < (at + 1) * size_t(tile.v_dim); ++c)
+        tile.prefix_out[c] = Real(double(tile.of_prompt[c]) * inverse);
     }
-  }
 }
 
 template <class Real>
@@ -204,11 +221,12 @@ std::vector<std::vector<double>> prompt_pass(const ExactAttention<Real>& exact, 
   if (firsts.empty()) return sums;
   Tile<Real> tile;
   std::vector<double> p;
+  const int32_t step = tile_rows(heads);
   // The same tiles whoever asks, so that a sum does not depend on what else is asked for.
   const int32_t first = *std::min_element(firsts.begin(), firsts.end());
-  for (int32_t begin = first / kTileRows * kTileRows; begin < prompt; begin += kTileRows) {
+  for (int32_t begin = first / step * step; begin < prompt; begin += step) {
     tile.begin = begin;
-    tile.end = std::min(prompt, begin + kTileRows);
+    tile.end = std::min(prompt, begin + step);
     tile.rows.resize(size_t(tile.end - begin));
     std::iota(tile.rows.begin(), tile.rows.end(), begin);
     exact.strip_pass(tile);
@@ -231,9 +249,10 @@ std::vector<double> future_sums(const ExactAttention<Real>& exact, const std::ve
   const HeadStream<Real>& stream = exact.stream();
   std::vector<double> sums(size_t(stream.shape.heads) * size_t(stream.tokens), 0.0);
   Tile<Real> tile;
-  for (int32_t begin = stream.prompt; begin < stream.tokens; begin += kTileRows) {
+  const int32_t step = tile_rows(stream.shape.heads);
+  for (int32_t begin = stream.prompt; begin < stream.tokens; begin += step) {
     tile.begin = begin;
-    tile.end = std::min(stream.tokens, begin + kTileRows);
+    tile.end = std::min(stream.tokens, begin + step);
     tile.rows.clear();
     for (int32_t t = begin; t < tile.end; ++t)
       if (scored[size_t(t)] != 0) tile.rows.push_back(t);

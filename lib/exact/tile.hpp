@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -23,13 +24,19 @@ struct Tile {
   int32_t begin = 0, end = 0;   // tokens that arrive during the tile
   std::vector<int32_t> rows;    // tokens of it that have a strip, ascending
   std::vector<uint8_t> scored;  // [rows]
-  int64_t stride = 0;           // of the strip: tokens, at least `end`
+  int64_t stride = 0;           // of the strip: tokens, more than `end`; zeros behind a row's own token
   int32_t heads = 0, v_dim = 0, blocks = 1;
-  std::vector<Real> strip;    // [heads, rows, stride]; 0 where a row does not attend
-  std::vector<Real> shift;    // [heads, rows] largest logit
-  std::vector<double> z, l2;  // [heads, rows] sum of the strip; ||x||_2 of the probabilities
-  std::vector<Real> out;      // [heads, rows, v_dim]
-  // The same over the prompt's tokens alone, filled by prefix_pass; 0 where a row sees none of them.
+  std::vector<Real> strip;  // [heads, rows, stride]; 0 where a row does not attend
+  std::vector<Real> shift;  // [heads, rows] largest logit
+  std::vector<double> z,
+      l2;  // [heads, rows] sum of the strip (and of a sink logit); ||x||_2 of the probabilities
+  std::vector<Real> out;  // [heads, rows, v_dim], of scored rows
+  // Tiles after the prompt: the sums over its tokens and over the later ones apart, not normalised and
+  // without a sink logit.
+  bool divided = false;
+  std::vector<double> z_prompt, z_later;  // [heads, rows]
+  std::vector<Real> of_prompt, of_later;  // [heads, rows, v_dim], of scored rows
+  // Exact attention over the prompt's tokens alone, filled by prefix_pass; 0 where a row sees none of them.
   std::vector<Real> prefix_out;  // [heads, rows, v_dim]; may be empty
   // Measures of rows, filled for scored rows only.
   std::vector<double> v_frobenius, v_operator;        // [blocks, rows] of V_0..t
@@ -39,7 +46,15 @@ struct Tile {
 
   int64_t at(int32_t head, int32_t row) const { return int64_t(head) * int64_t(rows.size()) + row; }
   const Real* strip_row(int32_t head, int32_t row) const { return strip.data() + at(head, row) * stride; }
+  // Of the group's mean, or of a head that chooses for itself; null: not ranked.
+  const RowRanking* ranking_of(bool heads_differ, int32_t head, int32_t row) const {
+    if (!heads_differ) return ranking.empty() ? nullptr : &ranking[size_t(row)];
+    return head_ranking.empty() ? nullptr : &head_ranking[size_t(head)][size_t(row)];
+  }
+  bool any_scored() const { return std::find(scored.begin(), scored.end(), uint8_t{1}) != scored.end(); }
 };
+
+constexpr int32_t kStripPad = 16;
 
 // Exact attention over a stream, whose keys it packs.
 template <class Real>
@@ -48,13 +63,15 @@ class ExactAttention {
   explicit ExactAttention(const HeadStream<Real>& stream);
   // Fills strip, shift, z and l2 for tile.rows. Needs queries for all of them.
   void strip_pass(Tile<Real>& tile) const;
-  // The same, and the exact outputs.
+  // The same, and the exact outputs of scored rows; divided where the tile lies after the prompt.
   void exact_pass(Tile<Real>& tile) const;
-  // Fills prefix_out from the strip, for rows after the prompt: what one-shot methods chose from.
+  // Fills prefix_out of a divided tile: what one-shot methods chose from.
   void prefix_pass(Tile<Real>& tile) const;
   const HeadStream<Real>& stream() const { return stream_; }
 
  private:
+  void finish_row(Tile<Real>& tile, int32_t head, int32_t row) const;
+  void weigh_values(const Tile<Real>& tile, int32_t first, int32_t last, std::vector<Real>& out) const;
   const HeadStream<Real>& stream_;
   std::vector<kernels::KeyPanels<Real>> panels_;  // [blocks]
 };
@@ -79,6 +96,7 @@ std::vector<std::vector<double>> prompt_pass(const ExactAttention<Real>& exact, 
 template <class Real>
 std::vector<double> future_sums(const ExactAttention<Real>& exact, const std::vector<uint8_t>& scored);
 
-constexpr int32_t kTileRows = 48;
+// Rows of a tile, so that the strips of a group stay in the second-level cache together.
+constexpr int32_t tile_rows(int32_t heads) { return heads == 1 ? 48 : heads == 2 ? 24 : heads <= 4 ? 16 : 8; }
 
 }  // namespace kvreplay

@@ -37,6 +37,21 @@ template <class Real>
 RowSums exponentiate(Real* row, int32_t n, Real scale, Real shift);
 
 template <class Real>
+double sum(const Real* x, int32_t n);
+// out[i] = x[i] factor[i]; returns their sum.
+template <class Real>
+double weigh(const Real* x, const Real* factor, int32_t n, Real* out);
+// score[i] = carry score[i] + weight e[i]
+template <class Real>
+void accumulate(const Real* e, double weight, double carry, int32_t n, double* score);
+struct Lowest {
+  double score;
+  int32_t token;
+};
+// The lowest score[i] + guard[i], and of those that share it the largest token[i] (convention C8).
+Lowest lowest(const double* score, const double* guard, const int32_t* token, int32_t n);
+
+template <class Real>
 Real row_maximum(const Real* row, int32_t n);
 
 // out[i] = from[index[i]] for i < n; returns their sum.

@@ -67,6 +67,33 @@ double gather(const Real* from, const int32_t* index, int32_t n, Real* out) {
 }
 
 template <class Real>
+double sum(const Real* x, int32_t n) {
+  return Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(x, n).template cast<double>().sum();
+}
+template <class Real>
+double weigh(const Real* x, const Real* factor, int32_t n, Real* out) {
+  using Row = Eigen::Array<Real, Eigen::Dynamic, 1>;
+  Eigen::Map<Row> to(out, n);
+  to = Eigen::Map<const Row>(x, n) * Eigen::Map<const Row>(factor, n);
+  return to.template cast<double>().sum();
+}
+template <class Real>
+void accumulate(const Real* e, double weight, double carry, int32_t n, double* score) {
+  Eigen::Map<Eigen::ArrayXd> to(score, n);
+  const auto p =
+      Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(e, n).template cast<double>() * weight;
+  if (carry == 0) to = p;
+  else to = carry * to + p;
+}
+Lowest lowest(const double* score, const double* guard, const int32_t* token, int32_t n) {
+  Lowest best{INFINITY, -1};
+  for (int32_t i = 0; i < n; ++i)
+    if (const double s = score[i] + guard[i]; s < best.score || (s == best.score && token[i] > best.token))
+      best = {s, token[i]};
+  return best;
+}
+
+template <class Real>
 Real row_maximum(const Real* row, int32_t n) {
   return Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(row, n).maxCoeff();
 }
@@ -100,6 +127,12 @@ template RowSums exponentiate(float*, int32_t, float, float);
 template RowSums exponentiate(double*, int32_t, double, double);
 template double gather(const float*, const int32_t*, int32_t, float*);
 template double gather(const double*, const int32_t*, int32_t, double*);
+template double sum(const float*, int32_t);
+template double sum(const double*, int32_t);
+template double weigh(const float*, const float*, int32_t, float*);
+template double weigh(const double*, const double*, int32_t, double*);
+template void accumulate(const float*, double, double, int32_t, double*);
+template void accumulate(const double*, double, double, int32_t, double*);
 template float row_maximum(const float*, int32_t);
 template double row_maximum(const double*, int32_t);
 template double sum_x_log_x(const float*, int32_t);

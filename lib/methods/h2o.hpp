@@ -55,6 +55,10 @@ struct H2o : H2oVariants {
   void report(auto& extras, const auto&) const {
     if (is(Variant::oracle_global)) extras["sees_future"] = 1;
   }
+  std::optional<ScoreRule> score_rule() const {
+    if (!is(Variant::real_drop) || means()) return std::nullopt;
+    return ScoreRule{1, protection(), budget};
+  }
   static std::string failure_text(int32_t, int32_t) {
     return "variant oracle_global ranks all rows at the end of the prompt; take replay.prompt: cut";
   }

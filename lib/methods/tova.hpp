@@ -41,6 +41,8 @@ struct Tova : Selecting<> {
   }
   PromptNeeds needs(const Scene& scene) const { return {.column_sums_from = scene.prompt - 1}; }
 
+  std::optional<ScoreRule> score_rule() const { return ScoreRule{0, protection(), budget}; }
+
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     accumulate_prompt(team, prompt, cache);

@@ -1,6 +1,7 @@
 #include "replay/head_replay.hpp"
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/text.hpp"
 #include "exact/hindsight.hpp"
@@ -22,7 +23,9 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
       every_row_(options.every_row),
       watch_{options.audit, options.save, options.set_error, options.prefix_error,
              options.needles.spans(stream.prompt)},
-      norms_(size_t(stream.shape.blocks), ValueNorms(stream.shape.v_dim)) {
+      norms_(size_t(stream.shape.blocks), ValueNorms(stream.shape.v_dim)),
+      fixed_(stream),
+      sliding_(stream) {
   scored_ = scored_tokens();
   scored_rows_ = std::count(scored_.begin(), scored_.end(), uint8_t{1});
 }
@@ -96,6 +99,8 @@ void HeadReplay<Real>::guarded(Replayed& r, F f) {
     f();
   } catch (const LaneError& e) {
     r.failure = e.what();
+    for (const Evaluator& evaluator : r.evaluators)
+      if (evaluator.shortcut.kind == Shortcut::Kind::sliding) sliding_.leave(evaluator.id);
   }
 }
 
@@ -152,7 +157,7 @@ template <class Real>
 Tile<Real> HeadReplay<Real>::next_tile(int32_t begin, int32_t end) const {
   Tile<Real> tile;
   tile.begin = begin;
-  tile.end = std::min(end, begin + kTileRows);
+  tile.end = std::min(end, begin + tile_rows(stream_.shape.heads));
   for (int32_t t = begin; t < tile.end; ++t) {
     if (!every_row_ && scored_[size_t(t)] == 0) continue;
     tile.rows.push_back(t);
@@ -196,11 +201,76 @@ void HeadReplay<Real>::rank(Tile<Real>& tile) {
   if (depth_of_heads > 0) rank_rows(tile, depth_of_heads, true);
 }
 
+// Once the prompt's caches are cut.
+template <class Real>
+void HeadReplay<Real>::choose_evaluators() {
+  for (Replayed& r : decisions_)
+    guarded(r, [&] {
+      for (const auto& lane : r.lanes) r.evaluators.push_back(evaluator_of(r, *lane));
+    });
+  fixed_.build();
+}
+
+template <class Real>
+auto HeadReplay<Real>::evaluator_of(const Replayed& r, Lane<Real>& lane) -> Evaluator {
+  Evaluator e{lane.shortcut(), 0, nullptr};
+  using Kind = Shortcut::Kind;
+  const Axes& axes = r.cells.front()->axes;
+  if (e.shortcut.kind == Kind::fixed && r.streams_prompt(options_.prompt_streams)) e.shortcut = {};
+  if (e.shortcut.kind == Kind::fixed)
+    e.id = fixed_.add(lane.cache(), lane.first_head(), family_of(r, lane, Kind::fixed));
+  if (e.shortcut.kind == Kind::sliding)
+    e.id = sliding_.add(lane, family_of(r, lane, Kind::sliding), axes.order == Order::evict_then_attend);
+  if (e.shortcut.kind == Kind::scores)
+    e.slots = std::make_unique<ScoreSlots<Real>>(stream_, lane, e.shortcut.rule,
+                                                 axes.gqa_aggregate == Aggregate::mean);
+  return e;
+}
+
+// One method at several budgets.
+template <class Real>
+size_t HeadReplay<Real>::family_of(const Replayed& r, const Lane<Real>& lane, Shortcut::Kind kind) {
+  const Cell& cell = *r.cells.front();
+  const FamilyKey key{
+      kind, cell.method, cell.instance, cell.seed.value_or(0), lane.first_head(), lane.cache().shape().heads};
+  const auto same_kind = [&](const auto& family) { return std::get<0>(family.first) == kind; };
+  const size_t next = size_t(std::count_if(families_.begin(), families_.end(), same_kind));
+  return families_.emplace(key, next).first->second;
+}
+
+// Before any of a family is evaluated.
+template <class Real>
+void HeadReplay<Real>::step_sliding(const Tile<Real>& tile, Replayed& r) {
+  for (const Evaluator& e : r.evaluators)
+    if (e.shortcut.kind == Shortcut::Kind::sliding) sliding_.step(e.id, tile.begin, tile.end);
+}
+
+template <class Real>
+void HeadReplay<Real>::replay_lane(const Tile<Real>& tile, const Replayed& r, size_t l) {
+  using Kind = Shortcut::Kind;
+  Lane<Real>& lane = *r.lanes[l];
+  const Evaluator& e = r.evaluators[l];
+  if (e.shortcut.kind == Kind::none) return lane.replay(tile, workspace_, lane_tile_);
+  const auto start = std::chrono::steady_clock::now();
+  lane_tile_.resize(lane.cache().shape().heads, int32_t(tile.rows.size()), stream_.shape.v_dim);
+  if (e.shortcut.kind == Kind::fixed) {
+    for (int32_t t = tile.begin; t < tile.end; ++t) lane.step_alone(t);
+    fixed_.fill(e.id, tile, watch_, lane.heads_differ(), lane.promise().spread, lane_tile_);
+  }
+  if (e.shortcut.kind == Kind::sliding) sliding_.fill(e.id, tile, watch_, lane_tile_);
+  if (e.shortcut.kind == Kind::scores) e.slots->replay(tile, watch_, lane_tile_);
+  int64_t tokens = 0, rows = 0;
+  for (size_t at = 0; at < lane_tile_.measures.size(); ++at)
+    if (tile.scored[at % tile.rows.size()] != 0) tokens += lane_tile_.measures[at].attended, ++rows;
+  lane.count_attended(tokens, rows,
+                      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+}
+
 template <class Real>
 void HeadReplay<Real>::replay_tile(const Tile<Real>& tile, Replayed& r) {
   const bool keep = options_.save.outputs, layer = stream_.shape.blocks > 1;
   for (size_t l = 0; l < r.lanes.size(); ++l) {
-    r.lanes[l]->replay(tile, workspace_, lane_tile_);
+    replay_lane(tile, r, l);
     for (size_t c = 0; c < r.cells.size(); ++c) {
       const int32_t head = layer ? r.cells[c]->kv_head * group() : int32_t(l);
       const int32_t count = layer ? group() : lane_tile_.heads;
@@ -214,6 +284,7 @@ void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
   const bool all_stream = options_.prompt_streams;
   if (!all_stream)
     with_prompt([](size_t, Lane<Real>& lane, const PromptSums& sums) { lane.read_prompt(sums); });
+  choose_evaluators();
   const auto streams = [&](const Replayed& r) { return r.streams_prompt(all_stream); };
   const bool some = std::any_of(decisions_.begin(), decisions_.end(), streams);
   for (int32_t t = some ? 0 : stream_.prompt; t < stream_.tokens;) {
@@ -221,8 +292,12 @@ void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
     const bool prompt = t < stream_.prompt;
     Tile<Real> tile = next_tile(t, prompt ? stream_.prompt : stream_.tokens);
     fill_tile(tile);
-    for (Replayed& r : decisions_)
-      if (!prompt || streams(r)) guarded(r, [&] { replay_tile(tile, r); });
+    const auto each = [&](auto f) {
+      for (Replayed& r : decisions_)
+        if (!prompt || streams(r)) guarded(r, [&] { f(r); });
+    };
+    each([&](Replayed& r) { step_sliding(tile, r); });
+    each([&](Replayed& r) { replay_tile(tile, r); });
     t = tile.end;
   }
   for (Replayed& r : decisions_)

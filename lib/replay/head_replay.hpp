@@ -1,13 +1,18 @@
 #pragma once
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "measures/accumulator.hpp"
 #include "measures/operator_norm.hpp"
+#include "replay/fixed_sets.hpp"
 #include "replay/lane.hpp"
 #include "replay/runner.hpp"
+#include "replay/score_slots.hpp"
+#include "replay/sliding_sets.hpp"
 
 namespace kvreplay {
 
@@ -29,10 +34,17 @@ class HeadReplay {
   std::vector<Testimony> testify();
 
  private:
+  // A cache, and what stands in for its own replay.
+  struct Evaluator {
+    Shortcut shortcut;
+    size_t id = 0;                            // among fixed_ or sliding_
+    std::unique_ptr<ScoreSlots<Real>> slots;  // of `scores`
+  };
   // One cache for the group or the layer, or with gqa.level query one for each query head.
   struct Replayed {
     std::vector<const Cell*> cells;
     std::vector<std::unique_ptr<Lane<Real>>> lanes;
+    std::vector<Evaluator> evaluators;                 // of each lane
     std::vector<std::unique_ptr<Accumulator>> errors;  // of each cell
     std::vector<std::vector<double>> uniforms;
     std::string failure;
@@ -46,7 +58,12 @@ class HeadReplay {
   Tile<Real> next_tile(int32_t begin, int32_t end) const;
   void fill_tile(Tile<Real>& tile);
   void rank(Tile<Real>& tile);
+  void choose_evaluators();
+  Evaluator evaluator_of(const Replayed& r, Lane<Real>& lane);
+  size_t family_of(const Replayed& r, const Lane<Real>& lane, Shortcut::Kind kind);
+  void step_sliding(const Tile<Real>& tile, Replayed& r);
   void replay_tile(const Tile<Real>& tile, Replayed& r);
+  void replay_lane(const Tile<Real>& tile, const Replayed& r, size_t lane);
   CellResult result_of(Replayed& r, size_t cell) const;
   void keep_lists(const Replayed& r, CellResult& result) const;
   template <class F>
@@ -64,6 +81,10 @@ class HeadReplay {
   int64_t scored_rows_ = 0;
   std::vector<ValueNorms> norms_;  // of each kv head
   int32_t norms_up_to_ = 0;
+  FixedSets<Real> fixed_;
+  SlidingSets<Real> sliding_;
+  using FamilyKey = std::tuple<Shortcut::Kind, const Method*, size_t, uint32_t, int32_t, int32_t>;
+  std::map<FamilyKey, size_t> families_;
   LaneWorkspace<Real> workspace_;
   LaneTile<Real> lane_tile_;
 };

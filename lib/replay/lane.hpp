@@ -9,6 +9,7 @@
 #include "core/policy.hpp"
 #include "exact/tile.hpp"
 #include "measures/row_measure.hpp"
+#include "replay/shortcut.hpp"
 
 namespace kvreplay {
 
@@ -76,6 +77,17 @@ class Lane {
   virtual Testimony testify(const PromptSums& sums) = 0;
   // Tokens tile.begin..tile.end-1 arrive one by one. Throws LaneError.
   virtual void replay(const Tile<Real>& tile, LaneWorkspace<Real>& workspace, LaneTile<Real>& result) = 0;
+  // From the end of the prompt on (or from token 0, where it streams): what may be done instead of replay().
+  virtual Shortcut shortcut() const = 0;
+  virtual const BasicCache<Real>& cache() const = 0;
+  virtual int32_t first_head() const = 0;
+  // Of `fixed` and `sliding`: token t arrives, nothing attends, who must leave leaves.
+  virtual void step_alone(int32_t t) = 0;
+  // Of `scores`: token t arrives; then the token `evicted` leaves, or nobody (negative).
+  virtual void arrive(int32_t t) = 0;
+  virtual void settle(int32_t t, int32_t evicted) = 0;
+  // Rows that were attended to on its behalf, and what that took.
+  virtual void count_attended(int64_t tokens, int64_t rows, double seconds) = 0;
   // Of the theorem behind the method, as things stand.
   virtual Promise promise() const = 0;
   virtual const LaneLedger& ledger() const = 0;

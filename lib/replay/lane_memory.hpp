@@ -21,6 +21,7 @@ class LaneMemory {
     token_.resize(size_t(capacity));
     mark_.resize(size_t(capacity));
     copies_.assign(n, 0);
+    left_.resize(n);
     if (layout.scores) score_.resize(size_t(capacity));
     if (layout.weights) num_.resize(size_t(capacity)), den_.resize(size_t(capacity));
     if (layout.coded) coding_.resize(size_t(capacity));
@@ -48,6 +49,7 @@ class LaneMemory {
                 pointer(own_keys_),
                 pointer(own_values_),
                 copies_.data(),
+                left_.data(),
                 counts_,
                 capacity,
                 layout.own_rows,
@@ -96,7 +98,7 @@ class LaneMemory {
     std::fill_n(rows.begin() + int64_t(row) * width, width, nan());
   }
   const HeadStream<Real>* stream_ = nullptr;
-  std::vector<int32_t> token_, slot_, free_, copies_;
+  std::vector<int32_t> token_, slot_, free_, copies_, left_;
   std::vector<double> score_, state_;
   std::vector<Real> num_, den_, own_keys_, own_values_, keys_, values_;
   std::vector<uint8_t> mark_;

@@ -8,7 +8,6 @@
 #include "catalog/method.hpp"
 #include "core/step.hpp"
 #include "formats/formatter.hpp"
-#include "replay/eviction_ages.hpp"
 #include "replay/lane_account.hpp"
 #include "replay/lane_lists.hpp"
 #include "replay/lane_memory.hpp"
@@ -69,12 +68,12 @@ class LaneOf final : public Lane<Real> {
   void read_prompt(const PromptSums& sums) override {
     const auto start = Clock::now();
     memory_.reveal(0, stream_->prompt);
-    for (int32_t t = 0; t < stream_->prompt; ++t) ages_.arrive(t);
     kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
     const int32_t all = unprotected();
     if constexpr (Evicts<P, Real>) policy_.evict(team_, cache_);
     reweight(all);
     close_step(stream_->prompt - 1);
+    report();
     account_.ledger.select_s += seconds_since(start);
   }
 
@@ -88,6 +87,48 @@ class LaneOf final : public Lane<Real> {
       if constexpr (requires { policy_.testify(t.extras); }) policy_.testify(t.extras);
     }
     return t;
+  }
+
+  Shortcut shortcut() const override {
+    const bool as_recorded = layout_.own_rows == 0 && !layout_.split && layout_.extra_rows == 0 &&
+                             !(order_.axes.positions == Positions::cache && stream_->rotate().active());
+    constexpr bool own_way = Appends<P, Real> || requires(const P p) { p.logit_factor(1, 1); };
+    if (own_way || !as_recorded || memory_.audited() || stream_->window > 0 || traits::chooses(policy_))
+      return {};
+    if (!rules_.streaming) return {Shortcut::Kind::fixed, {}};
+    if (cache_.weighted()) return {};
+    if (!observes()) return {Shortcut::Kind::sliding, {}};
+    if constexpr (HasScoreRule<P>) return by_scores();
+    return {};
+  }
+  const BasicCache<Real>& cache() const override { return cache_; }
+  int32_t first_head() const override { return first_head_; }
+  void step_alone(int32_t t) override {
+    arrive_at(t);
+    struct Nobody {
+      LaneOf& lane;
+      int32_t token;
+      void opens(const BasicCache<Real>&) const { lane.open_step(token); }
+    } nobody{*this, t};
+    if constexpr (!Appends<P, Real>) advance(team_, policy_, cache_, token_at(t), rules_, nobody);
+    close_step(t);
+  }
+  void arrive(int32_t t) override {
+    arrive_at(t);
+    cache_.push(team_, token_at(t));
+    open_step(t);
+  }
+  void settle(int32_t t, int32_t evicted) override {
+    if (evicted >= 0) {
+      const auto tokens = cache_.tokens();  // ascending, as they arrived
+      cache_.drop(team_, int32_t(std::lower_bound(tokens.begin(), tokens.end(), evicted) - tokens.begin()));
+    }
+    close_step(t);
+  }
+  void count_attended(int64_t tokens, int64_t rows, double seconds) override {
+    account_.ledger.attended_sum += tokens, account_.ledger.attended_rows += rows;
+    account_.ledger.attend_s += seconds;
+    report();
   }
 
   void replay(const Tile<Real>& tile, LaneWorkspace<Real>& w, LaneTile<Real>& result) override {
@@ -104,6 +145,7 @@ class LaneOf final : public Lane<Real> {
       row += has_row ? 1 : 0;
     }
     output_.close(*stream_, w, result);
+    report();
     account_.ledger.attend_s += seconds_since(start);
   }
 
@@ -199,18 +241,31 @@ class LaneOf final : public Lane<Real> {
   void step(StripHeads heads) {
     const int32_t t = heads.token, row = heads.row;
     LaneWorkspace<Real>& w = heads.w;
-    memory_.reveal(t, t + 1);
-    ages_.arrive(t);
-    const auto& s = memory_.storage();
-    const Token<Real> token(
-        {s.keys + int64_t(t) * s.shape.dim, size_t(s.shape.dim)},
-        {s.values + int64_t(t) * s.shape.v_dim, size_t(s.shape.v_dim)}, t,
-        stream_->classes.empty() ? TokenClass::plain : TokenClass(stream_->classes[size_t(t)]));
+    arrive_at(t);
     const bool attends = row >= 0 && (observes() || heads.tile.scored[size_t(row)] != 0);
     const StepScratch<Real> scratch{w.e.data(), w.coefficients.data(), w.group.data(), w.by_head.data(),
                                     w.chosen.data()};
-    replay_step(team_, policy_, cache_, token, rules_, heads, scratch, attends);
+    replay_step(team_, policy_, cache_, token_at(t), rules_, heads, scratch, attends);
     close_step(t);
+  }
+
+  void arrive_at(int32_t t) { memory_.reveal(t, t + 1); }
+  Token<Real> token_at(int32_t t) const {
+    const auto& s = memory_.storage();
+    return {{s.keys + int64_t(t) * s.shape.dim, size_t(s.shape.dim)},
+            {s.values + int64_t(t) * s.shape.v_dim, size_t(s.shape.v_dim)},
+            t,
+            stream_->classes.empty() ? TokenClass::plain : TokenClass(stream_->classes[size_t(t)])};
+  }
+  Shortcut by_scores() const {
+    if constexpr (HasScoreRule<P>) {
+      const Aggregate how = order_.axes.gqa_aggregate;
+      const std::optional<ScoreRule> rule = policy_.score_rule();
+      if (rule && !rules_.evict_first && (how == Aggregate::sum || how == Aggregate::mean || heads() == 1) &&
+          rule->protect.sinks + rule->protect.recent < rule->budget)
+        return {Shortcut::Kind::scores, *rule};
+    }
+    return {};
   }
 
   // C_t stands: its newest row is exact.
@@ -251,8 +306,8 @@ class LaneOf final : public Lane<Real> {
     formatter_.settle(cache_);
     if (!formatter_.failure().empty()) throw LaneError(formatter_.failure());
     if (t >= stream_->prompt - 1) account_step();
-    const auto left = [&](int32_t token) { return memory_.evicted(token); };
-    ages_.settle(t, cache_.evictions(), left, account_.ledger.evicted_ages);
+    auto& ages = account_.ledger.evicted_ages;
+    for (const int32_t token : cache_.left(int32_t(ages.size()))) ages.push_back(t - token);
     memory_.poison_evicted();
     const bool first_list = lists_.kept.off.size() == 1;
     if (save_.kept && !traits::holds_all(policy_) && t >= stream_->prompt - 1 &&
@@ -262,6 +317,8 @@ class LaneOf final : public Lane<Real> {
   void account_step() {
     account_.kept(cache_, formatter_, traits::charge(policy_, cache_),
                   {!traits::implied_layout(policy_), observes(), reweighted_});
+  }
+  void report() {
     auto& extras = account_.ledger.extras;
     if constexpr (requires { policy_.report(extras, cache_); }) policy_.report(extras, cache_);
   }
@@ -307,7 +364,6 @@ class LaneOf final : public Lane<Real> {
   int32_t first_head_ = 0;
   SaveOptions save_;
   RowWatch<Real> watch_;
-  EvictionAges ages_;
   std::vector<int32_t> column_of_, attended_;
   LaneAccount<Real> account_;
   LaneLists lists_;

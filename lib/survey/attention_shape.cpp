@@ -97,9 +97,10 @@ Sums sum_rows(const HeadStream<double>& stream) {
   const std::vector<double> zero(size_t(stream.shape.heads) * size_t(stream.tokens), 0.0);
   sums.local.sum = sums.prompt.sum = sums.future.sum = zero;
   Tile<double> tile;
-  for (int32_t begin = 0; begin < stream.tokens; begin += kTileRows) {
+  const int32_t step = tile_rows(stream.shape.heads);
+  for (int32_t begin = 0; begin < stream.tokens; begin += step) {
     tile.begin = begin;
-    tile.end = std::min(stream.tokens, begin + kTileRows);
+    tile.end = std::min(stream.tokens, begin + step);
     tile.rows.clear();
     for (int32_t t = begin; t < tile.end; ++t)
       if (stream.query_row[size_t(t)] >= 0) tile.rows.push_back(t);

@@ -1,0 +1,212 @@
+#include "replay/score_slots.hpp"
+
+#include <algorithm>
+
+#include "kernels/kernels.hpp"
+
+namespace kvreplay {
+namespace {
+
+constexpr int32_t kRound = 16;
+int32_t rounded(int32_t n) { return (n + kRound - 1) / kRound * kRound; }
+
+}  // namespace
+
+template <class Real>
+ScoreSlots<Real>::ScoreSlots(const HeadStream<Real>& stream, Lane<Real>& lane, const ScoreRule& rule,
+                             bool averages)
+    : stream_(stream), lane_(lane), rule_(rule), share_(averages ? 1.0 / heads() : 1.0) {
+  slots_ = rounded(rule.budget - rule.protect.recent);
+  slot_token_.assign(size_t(slots_), -1);
+  column_.assign(size_t(slots_), 0);
+  slot_score_.assign(size_t(slots_), 0.0);
+  slot_guard_.assign(size_t(slots_), INFINITY);
+  const HeadShape shape = lane.cache().shape();
+  slot_values_.assign(size_t(shape.blocks) * size_t(slots_) * size_t(shape.v_dim), Real(0));
+}
+
+template <class Real>
+void ScoreSlots<Real>::fill_slot(int32_t slot, int32_t token, double score) {
+  const HeadShape shape = lane_.cache().shape();
+  const int32_t first = stream_.shape.block_of(lane_.first_head());
+  slot_token_[size_t(slot)] = token;
+  slot_score_[size_t(slot)] = score;
+  slot_guard_[size_t(slot)] = token < rule_.protect.sinks ? INFINITY : 0;
+  for (int32_t b = 0; b < shape.blocks; ++b)
+    std::copy_n(stream_.block_values(first + b) + int64_t(token) * shape.v_dim, shape.v_dim,
+                slot_values_.data() + (int64_t(b) * slots_ + slot) * shape.v_dim);
+}
+
+// Takes over what the cache holds: the longest run of neighbours at its end is the window.
+template <class Real>
+void ScoreSlots<Real>::load(int32_t begin) {
+  const BasicCache<Real>& cache = lane_.cache();
+  int32_t first = cache.size();
+  const int32_t most = std::min(first, rule_.protect.recent);
+  while (cache.size() - first < most && cache.token(first - 1) == begin - (cache.size() - first) - 1) --first;
+  low_ = begin - (cache.size() - first);
+  score_.clear();
+  for (int32_t i = first; i < cache.size(); ++i) score_.push_back(cache.score(i));
+  alive_.assign(score_.size(), Real(1));
+  if (first > slots_) {  // rows that are not neighbours of the newest, beyond what the rule protects
+    slots_ = rounded(first);
+    slot_token_.resize(size_t(slots_), -1), column_.resize(size_t(slots_));
+    slot_score_.resize(size_t(slots_), 0.0), slot_guard_.resize(size_t(slots_), INFINITY);
+    const HeadShape shape = cache.shape();
+    slot_values_.assign(size_t(shape.blocks) * size_t(slots_) * size_t(shape.v_dim), Real(0));
+  }
+  for (int32_t i = 0; i < first; ++i) fill_slot(i, cache.token(i), cache.score(i));
+}
+
+template <class Real>
+void ScoreSlots<Real>::open(const Tile<Real>& tile) {
+  if (end_ < 0) load(tile.begin);
+  end_ = tile.end;
+  const size_t window = size_t(rounded(tile.end - low_));
+  alive_.resize(window, Real(1));
+  score_.resize(window, 0.0);
+  width_ = slots_ + int32_t(window);
+  for (size_t s = 0; s < size_t(slots_); ++s) column_[s] = slot_token_[s] < 0 ? end_ : slot_token_[s];
+  scored_.clear();
+  for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r)
+    if (tile.scored[size_t(r)] != 0) scored_.push_back(r);
+  const size_t cells = size_t(heads()) * scored_.size();
+  coefficients_.resize(cells * size_t(width_));
+  unscored_.resize(size_t(width_));
+  z_.resize(cells);
+}
+
+template <class Real>
+void ScoreSlots<Real>::replay(const Tile<Real>& tile, const LaneWatch& watch, LaneTile<Real>& result) {
+  open(tile);
+  result.has_set = watch.set_error;
+  if (!watch.needles.empty()) result.needles.assign(result.cells() * (watch.needles.size() + 1), -1.0);
+  for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) step(tile, watch, r, result);
+  close(tile, watch, result);
+  settle(tile.end);
+}
+
+template <class Real>
+void ScoreSlots<Real>::step(const Tile<Real>& tile, const LaneWatch& watch, int32_t r,
+                            LaneTile<Real>& result) {
+  const int32_t t = tile.rows[size_t(r)];
+  lane_.arrive(t);
+  const auto at = std::lower_bound(scored_.begin(), scored_.end(), r);
+  const bool scored = at != scored_.end() && *at == r;
+  score_[size_t(t - low_)] = 0;
+  for (int32_t h = 0; h < heads(); ++h) {
+    const int32_t place = scored ? int32_t(h * int64_t(scored_.size()) + (at - scored_.begin())) : -1;
+    attend({stream_, tile, watch, result, lane_.first_head(), h, r}, place, h == 0 ? rule_.carry : 1);
+  }
+  const int32_t victim = lane_.cache().size() > rule_.budget ? lowest(t) : -1;
+  if (victim >= 0) remove(victim);
+  lane_.settle(t, victim);
+}
+
+template <class Real>
+void ScoreSlots<Real>::attend(const PlainRow<Real>& row, int32_t place, double carry) {
+  const int32_t t = row.token(), window = rounded(span(t));
+  Real* const e = place < 0 ? unscored_.data() : coefficients_.data() + int64_t(place) * width_;
+  Real* const recent = e + slots_;
+  const double older = kernels::gather(row.strip(), column_.data(), slots_, e);
+  const double newer = kernels::weigh(row.strip() + low_, alive_.data(), span(t), recent);
+  std::fill(recent + span(t), e + width_, Real(0));
+  RowMass mass{older + newer + row.sink(), older + newer, lane_.cache().size()};
+  Normaliser tau{mass.z, double(row.tile.shift[row.in_tile()])};
+  if (!mass.safe()) tau = attend_alone(row, e);
+  const double weight = share_ / tau.sum;
+  kernels::accumulate(e, weight, carry, slots_, slot_score_.data());
+  kernels::accumulate(recent, weight, carry, window, score_.data());
+  if (place < 0) return;
+  z_[size_t(place)] = tau.sum;
+  const RowRanking* ranking = row.tile.ranking_of(lane_.heads_differ(), row.stream_head(), row.row);
+  row.measure(mass, tau, ranking, true, [&](auto f) { visit(t, f); });
+}
+
+template <class Real>
+Normaliser ScoreSlots<Real>::attend_alone(const PlainRow<Real>& row, Real* e) {
+  std::fill(e, e + width_, Real(0));
+  return row.attend_alone(
+      [&](auto f) { visit(row.token(), f); },
+      [&](int32_t token, double, double, double x) {
+        if (token >= low_) e[slots_ + token - low_] = Real(x);
+        else e[std::find(slot_token_.begin(), slot_token_.end(), token) - slot_token_.begin()] = Real(x);
+      });
+}
+
+// C_t, in no particular order.
+template <class Real>
+template <class F>
+void ScoreSlots<Real>::visit(int32_t t, F f) const {
+  for (const int32_t token : slot_token_)
+    if (token >= 0) f(token, 1.0, 1.0);
+  for (int32_t i = 0; i < span(t); ++i)
+    if (alive_[size_t(i)] != 0) f(low_ + i, 1.0, 1.0);
+}
+
+// Among slots, and tokens that left the window inside this tile.
+template <class Real>
+int32_t ScoreSlots<Real>::lowest(int32_t t) {
+  kernels::Lowest best = kernels::lowest(slot_score_.data(), slot_guard_.data(), slot_token_.data(), slots_);
+  for (int32_t i = std::max(0, rule_.protect.sinks - low_); low_ + i <= t - rule_.protect.recent; ++i)
+    if (alive_[size_t(i)] != 0 && score_[size_t(i)] <= best.score) best = {score_[size_t(i)], low_ + i};
+  return best.token;
+}
+
+template <class Real>
+void ScoreSlots<Real>::remove(int32_t token) {
+  if (token >= low_) {
+    alive_[size_t(token - low_)] = 0;
+    return;
+  }
+  const size_t slot = size_t(std::find(slot_token_.begin(), slot_token_.end(), token) - slot_token_.begin());
+  slot_token_[slot] = -1;
+  slot_guard_[slot] = INFINITY;
+  column_[slot] = end_;
+}
+
+template <class Real>
+void ScoreSlots<Real>::close(const Tile<Real>& tile, const LaneWatch& watch, LaneTile<Real>& result) {
+  const HeadShape shape = lane_.cache().shape();
+  const int32_t m = shape.heads / shape.blocks * int32_t(scored_.size()), width = shape.v_dim;
+  if (m == 0) return;
+  const int32_t first = stream_.shape.block_of(lane_.first_head());
+  product_.resize(size_t(shape.blocks) * size_t(m) * size_t(width));
+  for (int32_t b = 0; b < shape.blocks; ++b) {
+    const Real* e = coefficients_.data() + int64_t(b) * m * width_;
+    Real* out = product_.data() + int64_t(b) * m * width;
+    kernels::multiply(e, width_, m, slot_values_.data() + int64_t(b) * slots_ * width, slots_, width, out,
+                      width);
+    kernels::multiply(e + slots_, width_, m, stream_.block_values(first + b) + int64_t(low_) * width,
+                      tile.end - low_, width, out, width, true);
+  }
+  size_t at = 0;
+  for (int32_t h = 0; h < shape.heads; ++h)
+    for (const int32_t r : scored_) {
+      const PlainRow<Real> row{stream_, tile, watch, result, lane_.first_head(), h, r};
+      row.put(product_.data() + at * size_t(width), z_[at]);
+      ++at;
+    }
+}
+
+// What grew old and is still held takes a free slot.
+template <class Real>
+void ScoreSlots<Real>::settle(int32_t end) {
+  const int32_t next = std::max(low_, end - rule_.protect.recent);
+  int32_t slot = 0;
+  for (int32_t i = 0; i < next - low_; ++i) {
+    if (alive_[size_t(i)] == 0) continue;
+    while (slot_token_[size_t(slot)] >= 0) ++slot;
+    fill_slot(slot, low_ + i, score_[size_t(i)]);
+  }
+  score_.erase(score_.begin(), score_.begin() + (next - low_));
+  score_.resize(size_t(end - next));
+  alive_.erase(alive_.begin(), alive_.begin() + (next - low_));
+  alive_.resize(size_t(end - next));
+  low_ = next;
+}
+
+template class ScoreSlots<float>;
+template class ScoreSlots<double>;
+
+}  // namespace kvreplay

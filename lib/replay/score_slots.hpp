@@ -1,0 +1,54 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "replay/plain_row.hpp"
+
+namespace kvreplay {
+
+// A cache that follows a ScoreRule, row by row but without moving rows: older tokens stand in slots with a
+// copy of their values, recent ones where the trace has them. A token that loses inside a tile is masked;
+// at the tile's end those that grew old take free slots. So a row costs a gather of the slots, sums over the
+// recent window and a look for the lowest score, and the output is one product a tile.
+template <class Real>
+class ScoreSlots {
+ public:
+  ScoreSlots(const HeadStream<Real>& stream, Lane<Real>& lane, const ScoreRule& rule, bool averages);
+  // Tokens of the tile arrive, whose rows all have strips. Throws LaneError.
+  void replay(const Tile<Real>& tile, const LaneWatch& watch, LaneTile<Real>& result);
+
+ private:
+  void load(int32_t begin);
+  void open(const Tile<Real>& tile);
+  void step(const Tile<Real>& tile, const LaneWatch& watch, int32_t row, LaneTile<Real>& result);
+  // Fills coefficients of one head and adds its probabilities to the scores.
+  void attend(const PlainRow<Real>& row, int32_t place, double carry);
+  Normaliser attend_alone(const PlainRow<Real>& row, Real* e);
+  int32_t lowest(int32_t t);
+  void remove(int32_t token);
+  void close(const Tile<Real>& tile, const LaneWatch& watch, LaneTile<Real>& result);
+  void settle(int32_t end);
+  void fill_slot(int32_t slot, int32_t token, double score);
+  template <class F>
+  void visit(int32_t t, F f) const;
+  int32_t heads() const { return lane_.cache().shape().heads; }
+  int32_t span(int32_t t) const { return t + 1 - low_; }
+
+  const HeadStream<Real>& stream_;
+  Lane<Real>& lane_;
+  ScoreRule rule_;
+  double share_;  // of a head's probability in the score
+  int32_t end_ = -1, low_ = 0, slots_ = 0,
+          width_ = 0;                         // end_: of the tile at hand, a zero column of its strip
+  std::vector<int32_t> slot_token_, column_;  // [slots] token or -1; column of the strip, a zero one if empty
+  std::vector<double> slot_score_, slot_guard_;  // guard: infinite where nothing may be evicted
+  std::vector<Real> slot_values_;                // [blocks, slots, v_dim]
+  std::vector<Real> alive_;                      // [window] 1, or 0 once the token lost
+  std::vector<double> score_;                    // [window] of tokens low_, low_ + 1, ...
+  std::vector<Real> coefficients_, unscored_;  // [heads, scored rows, slots + window]; of a row nobody scores
+  std::vector<double> z_;                      // [heads, scored rows]
+  std::vector<int32_t> scored_;
+  std::vector<Real> product_;
+};
+
+}  // namespace kvreplay

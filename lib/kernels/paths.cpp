@@ -4,7 +4,7 @@
 
 #include "base/errors.hpp"
 #include "kernels/kernels.hpp"
-#if defined(KVREPLAY_X86_KERNELS)
+#if defined(__x86_64__)
 #include "kernels/x86/features.hpp"
 #endif
 
@@ -12,7 +12,7 @@ namespace kvreplay::kernels {
 namespace {
 
 std::vector<Path> find_paths() {
-#if defined(KVREPLAY_X86_KERNELS)
+#if defined(__x86_64__)
   const Features have = features();
   return {{"portable", &kPortable},
           {"avx2", have.avx2 ? &kAvx2 : nullptr},

@@ -33,7 +33,7 @@ struct Table {
 };
 
 extern const Table kPortable;
-#if defined(KVREPLAY_X86_KERNELS)
+#if defined(__x86_64__)
 extern const Table kAvx2, kAvx512;
 #endif
 

@@ -147,7 +147,7 @@ void product_rows(Product<Real> p, int32_t m, int32_t last) {
   for (; m >= Rows; m -= Rows, p.a += Rows * p.lda, p.out += Rows * p.ldo)
     product_block<Rows, Vectors, Whole>(p, last);
   if constexpr (Rows > 1)
-    if (m > 0) product_rows<Rows / 2, Vectors, Whole>(p, m, last);
+    if (m > 0) product_rows<Rows - 1, Vectors, Whole>(p, m, last);
 }
 
 // The columns that are left when whole blocks are done: `n` of at most Vectors vectors.
@@ -300,21 +300,29 @@ Real row_maximum(const Real* row, int32_t n) {
   return largest;
 }
 
+// One load a number: on processors with slow gathers (all of AMD's, others since their microcode was mended)
+// the instruction takes twice as long. The barrier keeps the compiler from assembling vectors of its own.
+template <class Real>
+KVR_INLINE void copy_gathered(const Real* from, const int32_t* index, int32_t n, Real* out) {
+  for (int32_t i = 0; i < n; ++i) {
+    out[i] = from[index[i]];
+    __asm__ volatile("" ::: "memory");
+  }
+}
+
 template <class Real>
 double gather(const Real* from, const int32_t* index, int32_t n, Real* out) {
   using V = Vector<Real>;
   constexpr int32_t kStep = 4 * V::kLanes;
   typename Vector<double>::Raw sum[2][2] = {};
-  double rest = 0;
   int32_t i = 0;
   for (; i + kStep <= n; i += kStep) {
-    for (int32_t j = 0; j < kStep; ++j) out[i + j] = from[index[i + j]];
+    copy_gathered(from, index + i, kStep, out + i);
     for (int32_t j = 0; j < 4; ++j) V::widen_add(load(out + i + j * V::kLanes), sum[j % 2][0], sum[j % 2][1]);
   }
-  for (; i < n; ++i) {
-    out[i] = from[index[i]];
-    rest += double(out[i]);
-  }
+  copy_gathered(from, index + i, n - i, out + i);
+  double rest = 0;
+  for (; i < n; ++i) rest += double(out[i]);
   return sum_of_lanes((sum[0][0] + sum[0][1]) + (sum[1][0] + sum[1][1])) + rest;
 }
 
@@ -346,12 +354,18 @@ double sum_x_log_x(const Real* row, int32_t n) {
   using V = Vector<double>;
   const V::Raw smallest = all(kSmallestNormal<Real>);
   V::Raw sum[2] = {};
-  for (int32_t i = 0, j = 0; i < n; i += V::kLanes, j = 1 - j) {
-    double lane[V::kLanes] = {};
-    const int32_t left = smaller(V::kLanes, n - i);
-    for (int32_t l = 0; l < left; ++l) lane[l] = double(row[i + l]);
+  const auto add = [&](const double* lane, int32_t j) {
     const V::Raw x = load(lane), held = x < smallest ? all(1.0) : x;
     sum[j] += held * logarithm(held);
+  };
+  int32_t i = 0;
+  for (int32_t j = 0; i < n; i += V::kLanes, j = 1 - j) {
+    double lane[V::kLanes] = {};
+    if (i + V::kLanes <= n)
+      for (int32_t l = 0; l < V::kLanes; ++l) lane[l] = double(row[i + l]);
+    else
+      for (int32_t l = 0; l < n - i; ++l) lane[l] = double(row[i + l]);
+    add(lane, j);
   }
   return sum_of_lanes(sum[0] + sum[1]);
 }

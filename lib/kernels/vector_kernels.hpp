@@ -7,6 +7,7 @@
 //   kRegisters          how many such vectors the machine holds
 //   fma(a, b, c)        a b + c
 //   load_first(p, n), store_first(p, x, n)   the first n < kLanes lanes; others read as 0, stay unwritten
+//   scale(p, w)         p 2^w, only where the machine has an instruction for it
 //   widen_add(x, low, high)   adds the halves of x, in double, to low and high; double: x to low
 // Everything has internal linkage: no other unit may link to code made for these instructions. For the same
 // reason nothing of the standard library is used.
@@ -30,7 +31,7 @@ KVR_INLINE void store(Real* p, typename Vector<Real>::Raw x) {
 }
 template <class Real>
 KVR_INLINE typename Vector<Real>::Raw all(Real x) {
-  return typename Vector<Real>::Raw{} + x;
+  return x - typename Vector<Real>::Raw{};  // taking off 0, unlike adding it, is no operation
 }
 KVR_INLINE int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 
@@ -207,13 +208,14 @@ struct Exponential<double> {
       1.0 / 720,        1.0 / 120,       1.0 / 24,       1.0 / 6,       1.0 / 2,      1.0,         1.0};
 };
 
-// 0 where the result would not be normal, infinite where it is too large; NaN stays NaN.
+// 0 where the result would not be normal, infinity where it is too large; NaN stays NaN.
 template <class Real>
 KVR_INLINE typename Vector<Real>::Raw exponential(typename Vector<Real>::Raw y) {
   using V = Vector<Real>;
   using E = Exponential<Real>;
   using Raw = typename V::Raw;
-  const Raw x = y > all(E::kHighest) ? all(E::kHighest) : y;
+  constexpr bool kScales = requires(Raw x) { V::scale(x, x); };  // an instruction for p 2^w
+  const Raw x = kScales ? y : E::kHighest < y ? all(E::kHighest) : y;
   const Raw shifted = V::fma(x, all(E::kLog2e), all(E::kWhole));
   const Raw whole = shifted - E::kWhole;
   const Raw r = V::fma(whole, all(-E::kLn2Low), V::fma(whole, all(-E::kLn2High), x));
@@ -221,8 +223,9 @@ KVR_INLINE typename Vector<Real>::Raw exponential(typename Vector<Real>::Raw y) 
 #pragma GCC unroll 16
   for (uint32_t i = 1; i < sizeof E::kCoefficients / sizeof(Real); ++i)
     p = V::fma(p, r, all(E::kCoefficients[i]));
-  const Raw power = (Raw)(((typename V::Whole)shifted << E::kShift) + E::kOne);
-  return x < all(E::kLowest) ? Raw{} : p * power;
+  if constexpr (kScales) p = V::scale(p, whole);
+  else p = p * (Raw)(((typename V::Whole)shifted << E::kShift) + E::kOne);
+  return x < all(E::kLowest) ? Raw{} : p;
 }
 
 // Sums of a row in double. Four float vectors are added before they are widened, which rounds twice.

@@ -5,6 +5,7 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
+#include "kernels/kernels.hpp"
 #include "meta.hpp"
 #include "options.hpp"
 
@@ -113,6 +114,7 @@ int dispatch(int argc, char** argv, Context& context) {
     return usage_error(app, error, commands, argc, argv);
   }
   apply(general, context.console);
+  isa_path();  // an impossible KVREPLAY_ISA is an error of every command, before any work
   for (const Command& c : commands)
     if (c.parser->parsed()) return c.run(context);
   print(app.help());

@@ -2,14 +2,17 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/shapes.hpp"
+
 // Dense arithmetic on tiles: the only part of the engine that knows about instruction sets. Single-
-// threaded on purpose (threads run over kv heads). All matrices are row-major.
+// threaded on purpose (threads run over kv heads). All matrices are row-major. What a call writes into a row
+// depends on nothing but that row's inputs, so tiles may be cut anywhere; outputs beyond the stated extents
+// are not touched. The instruction set is chosen once (isa_path); it decides the last bits, nothing else.
 
 namespace kvreplay::kernels {
 
 // Keys of one kv head, packed once so that scores() reads whole vectors: panels of kPanel keys, each
 // [d, kPanel], zeros behind the last key.
-constexpr int32_t kPanel = 48;
 template <class Real>
 struct KeyPanels {
   int32_t keys = 0, d = 0;
@@ -29,10 +32,8 @@ template <class Real>
 void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
               int64_t ldo, bool add = false);
 
-struct RowSums {
-  double sum, squares;  // of exp(scale x - shift)
-};
-// row[i] = exp(scale row[i] - shift) for i < n; no exponent is positive beyond rounding.
+// row[i] = exp(scale row[i] - shift) for i < n; no exponent is positive beyond rounding. 0 where the result
+// would be below the least normal number, exactly 1 at an exponent of 0; NaN stays NaN.
 template <class Real>
 RowSums exponentiate(Real* row, int32_t n, Real scale, Real shift);
 
@@ -44,13 +45,10 @@ double weigh(const Real* x, const Real* factor, int32_t n, Real* out);
 // score[i] = carry score[i] + weight e[i]
 template <class Real>
 void accumulate(const Real* e, double weight, double carry, int32_t n, double* score);
-struct Lowest {
-  double score;
-  int32_t token;
-};
 // The lowest score[i] + guard[i], and of those that share it the largest token[i] (convention C8).
 Lowest lowest(const double* score, const double* guard, const int32_t* token, int32_t n);
 
+// -infinity of no numbers, NaN if one of them is.
 template <class Real>
 Real row_maximum(const Real* row, int32_t n);
 
@@ -58,19 +56,20 @@ Real row_maximum(const Real* row, int32_t n);
 template <class Real>
 double gather(const Real* from, const int32_t* index, int32_t n, Real* out);
 
-// Sum of x ln x over row[0..n), 0 where x is 0; no number may be negative.
+// Sum of x ln x over row[0..n), 0 where x is 0 or denormal; no number may be negative.
 template <class Real>
 double sum_x_log_x(const Real* row, int32_t n);
 
 // Squared Euclidean distances of `point` [d] to kLanes others, stored coordinate by coordinate: others [d,
 // kLanes]. Differences first, then squares, added coordinate after coordinate, so equal points have equal
 // distances whatever their lane.
-constexpr int32_t kLanes = 16;
 void squared_distances(const double* others, const double* point, int32_t d, double* out);
 
 }  // namespace kvreplay::kernels
 
 namespace kvreplay {
-// The instruction set that was chosen at start-up.
+// The path of the kernels, chosen at the first call of any of them: the best that processor and operating
+// system offer, or the one KVREPLAY_ISA names (portable, avx2, avx512). ConfigError where there is no such
+// path or the machine lacks it.
 const char* isa_path();
 }  // namespace kvreplay

@@ -3,7 +3,9 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/kernels.hpp"
+#include "kernels/table.hpp"
+
+// The path that every other one is held against: Eigen, for any machine.
 
 namespace kvreplay::kernels {
 namespace {
@@ -15,27 +17,15 @@ using View = Eigen::Map<const Matrix<Real>, 0, Eigen::OuterStride<>>;
 template <class Real>
 using Target = Eigen::Map<Matrix<Real>, 0, Eigen::OuterStride<>>;
 
-}  // namespace
-
 template <class Real>
-KeyPanels<Real>::KeyPanels(const Real* k, int32_t n, int32_t dim) : keys(n), d(dim) {
-  const int32_t panels = (n + kPanel - 1) / kPanel;
-  numbers.assign(size_t(panels) * size_t(dim) * kPanel, Real(0));
-  for (int32_t i = 0; i < n; ++i)
-    for (int32_t c = 0; c < dim; ++c)
-      numbers[(size_t(i / kPanel) * size_t(dim) + size_t(c)) * kPanel + size_t(i % kPanel)] =
-          k[int64_t(i) * dim + c];
-}
-
-template <class Real>
-void scores(const Real* q, int64_t ldq, int32_t m, const KeyPanels<Real>& keys, int32_t first, int32_t count,
-            Real* out, int64_t ldo) {
-  const View<Real> queries(q, m, keys.d, Eigen::OuterStride<>(ldq));
+void scores(const Real* q, int64_t ldq, int32_t m, const Real* keys, int32_t d, int32_t count, Real* out,
+            int64_t ldo) {
+  const View<Real> queries(q, m, d, Eigen::OuterStride<>(ldq));
   for (int32_t i = 0; i < count; i += kPanel) {
-    const Real* panel = keys.numbers.data() + int64_t(first + i) * keys.d;
+    const Real* panel = keys + int64_t(i) * d;
     const int32_t width = std::min(kPanel, count - i);
     Target<Real>(out + i, m, width, Eigen::OuterStride<>(ldo)).noalias() =
-        queries * View<Real>(panel, keys.d, width, Eigen::OuterStride<>(kPanel));
+        queries * View<Real>(panel, d, width, Eigen::OuterStride<>(kPanel));
   }
 }
 
@@ -48,10 +38,15 @@ void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, i
       View<Real>(a, m, k, Eigen::OuterStride<>(lda)) * View<Real>(b, k, n, Eigen::OuterStride<>(n));
 }
 
+// Of which the exponential is a normal number; below, Eigen's does not fall to 0.
+constexpr float lowest_exponent(float) { return -87.3365402f; }
+constexpr double lowest_exponent(double) { return -708.39641853226408; }
+
 template <class Real>
 RowSums exponentiate(Real* row, int32_t n, Real scale, Real shift) {
   Eigen::Map<Eigen::Array<Real, Eigen::Dynamic, 1>> x(row, n);
-  x = (x * scale - shift).exp();
+  x = x * scale - shift;
+  x = (x < lowest_exponent(Real())).select(Real(0), x.exp());
   const auto e = x.template cast<double>();
   return {e.sum(), e.square().sum()};
 }
@@ -87,15 +82,18 @@ void accumulate(const Real* e, double weight, double carry, int32_t n, double* s
 }
 Lowest lowest(const double* score, const double* guard, const int32_t* token, int32_t n) {
   Lowest best{INFINITY, -1};
-  for (int32_t i = 0; i < n; ++i)
-    if (const double s = score[i] + guard[i]; s < best.score || (s == best.score && token[i] > best.token))
-      best = {s, token[i]};
+  for (int32_t i = 0; i < n; ++i) {
+    const double s = score[i] + guard[i];
+    if (s < best.score || (s == best.score && s < INFINITY && token[i] > best.token)) best = {s, token[i]};
+  }
   return best;
 }
 
 template <class Real>
 Real row_maximum(const Real* row, int32_t n) {
-  return Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(row, n).maxCoeff();
+  if (n == 0) return -std::numeric_limits<Real>::infinity();
+  return Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(row, n)
+      .template maxCoeff<Eigen::PropagateNaN>();
 }
 
 template <class Real>
@@ -103,7 +101,7 @@ double sum_x_log_x(const Real* row, int32_t n) {
   // The vectorised logarithm knows no denormals; what they would add is far below rounding.
   constexpr Real kSmallest = std::numeric_limits<Real>::min();
   const auto x = Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(row, n).template cast<double>();
-  return (x >= double(kSmallest)).select(x * x.log(), 0.0).sum();
+  return (x < double(kSmallest)).select(0.0, x * x.log()).sum();
 }
 
 void squared_distances(const double* others, const double* point, int32_t d, double* out) {
@@ -114,32 +112,14 @@ void squared_distances(const double* others, const double* point, int32_t d, dou
   Eigen::Map<Lanes>{out} = sum;
 }
 
-template struct KeyPanels<float>;
-template struct KeyPanels<double>;
-template void scores(const float*, int64_t, int32_t, const KeyPanels<float>&, int32_t, int32_t, float*,
-                     int64_t);
-template void scores(const double*, int64_t, int32_t, const KeyPanels<double>&, int32_t, int32_t, double*,
-                     int64_t);
-template void multiply(const float*, int64_t, int32_t, const float*, int32_t, int32_t, float*, int64_t, bool);
-template void multiply(const double*, int64_t, int32_t, const double*, int32_t, int32_t, double*, int64_t,
-                       bool);
-template RowSums exponentiate(float*, int32_t, float, float);
-template RowSums exponentiate(double*, int32_t, double, double);
-template double gather(const float*, const int32_t*, int32_t, float*);
-template double gather(const double*, const int32_t*, int32_t, double*);
-template double sum(const float*, int32_t);
-template double sum(const double*, int32_t);
-template double weigh(const float*, const float*, int32_t, float*);
-template double weigh(const double*, const double*, int32_t, double*);
-template void accumulate(const float*, double, double, int32_t, double*);
-template void accumulate(const double*, double, double, int32_t, double*);
-template float row_maximum(const float*, int32_t);
-template double row_maximum(const double*, int32_t);
-template double sum_x_log_x(const float*, int32_t);
-template double sum_x_log_x(const double*, int32_t);
+template <class Real>
+constexpr Functions<Real> functions() {
+  return {scores<Real>, multiply<Real>, exponentiate<Real>, row_maximum<Real>, gather<Real>,
+          sum<Real>,    weigh<Real>,    accumulate<Real>,   sum_x_log_x<Real>};
+}
+
+}  // namespace
+
+const Table kPortable = {"portable", functions<float>(), functions<double>(), squared_distances, lowest};
 
 }  // namespace kvreplay::kernels
-
-namespace kvreplay {
-const char* isa_path() { return "portable"; }
-}  // namespace kvreplay

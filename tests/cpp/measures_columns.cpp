@@ -2,7 +2,6 @@
 
 #include "measures/accumulator.hpp"
 #include "property_exceptions.hpp"
-#include "replay/eviction_ages.hpp"
 
 // Measures of a replayed cell: small numbers by hand, then identities over every method.
 
@@ -151,19 +150,6 @@ TEST_CASE("the union of overlapping needles counts a token once", "[measures]") 
   std::vector<double> shares(3);
   needle_shares(strip, attended, spans, shares.data());
   CHECK(shares[0] == Approx(8 / 12.0));
-}
-
-TEST_CASE("the age of an evicted token is how long ago it came", "[measures]") {
-  EvictionAges ages;
-  std::vector<double> found;
-  for (int32_t t = 0; t < 5; ++t) ages.arrive(t);
-  ages.settle(
-      4, 2, [](int32_t token) { return token == 0 || token == 3; }, found);
-  CHECK(found == std::vector<double>{4, 1});
-  ages.arrive(5);
-  ages.settle(
-      5, 3, [](int32_t token) { return token == 0 || token == 3 || token == 5; }, found);
-  CHECK(found == std::vector<double>{4, 1, 0});
 }
 
 namespace {

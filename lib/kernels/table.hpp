@@ -1,0 +1,44 @@
+#pragma once
+#include <cstdint>
+
+#include "kernels/shapes.hpp"
+
+// The functions of one instruction set. Their translation units are compiled for machines that the rest of
+// the program must not assume, so nothing here may become code outside them: plain data only.
+
+namespace kvreplay::kernels {
+
+// As the functions of the same names in kernels.hpp, for one precision.
+template <class Real>
+struct Functions {
+  // keys: packed panels from the first wanted key on, [.., d, kPanel].
+  void (*scores)(const Real* q, int64_t ldq, int32_t m, const Real* keys, int32_t d, int32_t count, Real* out,
+                 int64_t ldo);
+  void (*multiply)(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
+                   int64_t ldo, bool add);
+  RowSums (*exponentiate)(Real* row, int32_t n, Real scale, Real shift);
+  Real (*row_maximum)(const Real* row, int32_t n);
+  double (*gather)(const Real* from, const int32_t* index, int32_t n, Real* out);
+  double (*sum)(const Real* x, int32_t n);
+  double (*weigh)(const Real* x, const Real* factor, int32_t n, Real* out);
+  void (*accumulate)(const Real* e, double weight, double carry, int32_t n, double* score);
+  double (*sum_x_log_x)(const Real* row, int32_t n);
+};
+
+struct Table {
+  const char* name;  // of the path, as KVREPLAY_ISA spells it
+  Functions<float> of_float;
+  Functions<double> of_double;
+  void (*squared_distances)(const double* others, const double* point, int32_t d, double* out);
+  Lowest (*lowest)(const double* score, const double* guard, const int32_t* token, int32_t n);
+
+  const Functions<float>& of(float) const { return of_float; }
+  const Functions<double>& of(double) const { return of_double; }
+};
+
+extern const Table kPortable;
+#if defined(__x86_64__)
+extern const Table kAvx2, kAvx512;
+#endif
+
+}  // namespace kvreplay::kernels

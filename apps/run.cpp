@@ -100,7 +100,6 @@ RunOptions engine_options(const Work& work) {
   options.save = work.save();
   options.jobs = work.jobs;
   options.double_precision = config.run.double_precision;
-  options.prompt_streams = config.replay.prompt_streams;
   options.audit = config.run.audit;
   options.every_row = std::any_of(work.plan.begin(), work.plan.end(), [](const Cell& cell) {
     return cell.method->observes(cell.params, cell.axes);

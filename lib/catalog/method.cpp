@@ -8,7 +8,7 @@ nlohmann::json word_json(const std::vector<std::string>& words, size_t which) {
 
 // The names of the axes in configurations.
 nlohmann::json to_json(const Axes& axes) {
-  return {
+  nlohmann::json all = {
       {"phase", word(axes.phase)},
       {"gqa.level", word(axes.gqa_level)},
       {"gqa.agg", word(axes.gqa_aggregate)},
@@ -17,6 +17,8 @@ nlohmann::json to_json(const Axes& axes) {
       {"reweight", word(axes.reweight)},
       {"allocator", word(axes.allocator) + (axes.allocator_file.empty() ? "" : ":" + axes.allocator_file)},
       {"row_format", to_json(axes.row_format)}};
+  if (axes.prompt != PromptMode::as_run) all["prompt"] = word(axes.prompt);
+  return all;
 }
 
 // A word where nothing but the kind was chosen by the user or applies.
@@ -43,6 +45,10 @@ const char* word(Reweight reweight) { return reweight == Reweight::none ? "none"
 const char* word(Allocator allocator) {
   constexpr const char* words[] = {"uniform", "pyramid", "ada", "cake", "file"};
   return words[int(allocator)];
+}
+
+const char* word(PromptMode mode) {
+  return mode == PromptMode::as_run ? "as_run" : mode == PromptMode::cut ? "cut" : "stream";
 }
 
 const char* word(Phase phase) { return phase == Phase::stream ? "stream" : "oneshot"; }

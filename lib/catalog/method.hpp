@@ -23,6 +23,7 @@ const char* word(GqaLevel level);
 const char* word(Aggregate how);
 const char* word(Positions positions);
 const char* word(Order order);
+const char* word(PromptMode mode);
 const char* word(Reweight reweight);
 const char* word(Allocator allocator);
 const char* word(RowFormat::Kind kind);

@@ -96,6 +96,7 @@ const std::map<std::string, std::vector<std::string>>& axis_words() {
       {"phase", words_of({Phase::stream, Phase::oneshot})},
       {"positions", words_of({Positions::original, Positions::cache})},
       {"order", words_of({Order::attend_then_evict, Order::evict_then_attend})},
+      {"prompt", words_of({PromptMode::cut, PromptMode::stream})},
       {"gqa.level", words_of({GqaLevel::kv, GqaLevel::query, GqaLevel::layer})},
       {"gqa.agg", words_of({Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first})},
       {"reweight", words_of({Reweight::none, Reweight::uniform})},
@@ -113,6 +114,7 @@ void set_axis(Axes& axes, const std::string& name, const nlohmann::json& given) 
   if (name == "phase") take_word(axes.phase, value, {Phase::stream, Phase::oneshot});
   if (name == "positions") take_word(axes.positions, value, {Positions::original, Positions::cache});
   if (name == "order") take_word(axes.order, value, {Order::attend_then_evict, Order::evict_then_attend});
+  if (name == "prompt") take_word(axes.prompt, value, {PromptMode::cut, PromptMode::stream});
   if (name == "gqa.level") take_word(axes.gqa_level, value, {GqaLevel::kv, GqaLevel::query, GqaLevel::layer});
   if (name == "gqa.agg")
     take_word(axes.gqa_aggregate, value, {Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first});

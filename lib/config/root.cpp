@@ -28,23 +28,30 @@ void read_name(RunConfig& config, const Section& root, Problems& problems) {
   config.name = *name;
 }
 
+// Only what differs from the run's way is a property of an instance.
+void settle_prompt_modes(RunConfig& config) {
+  const PromptMode of_run = config.replay.prompt_streams ? PromptMode::stream : PromptMode::cut;
+  for (MethodInstance& m : config.methods)
+    if (m.axes.prompt == of_run) m.axes.prompt = PromptMode::as_run;
+}
+
 void check_prompt_streams(const RunConfig& config, Problems& problems) {
-  if (!config.replay.prompt_streams) return;
   for (const MethodInstance& m : config.methods) {
+    if (!config.replay.streams_prompt(m.axes)) continue;
+    const bool own = m.axes.prompt == PromptMode::stream;
     const Allocator rule = m.axes.allocator;
     if (rule == Allocator::ada || rule == Allocator::cake)
-      problems.error(m.mark,
-                     fmt::format("allocator {} looks at the whole prompt before it shares, but "
-                                 "replay.prompt: stream feeds it token by token: leave out one of them",
-                                 word(rule)));
+      problems.error(m.mark, fmt::format("allocator {} looks at the whole prompt before it shares, but "
+                                         "{}prompt: stream feeds it token by token: leave out one of them",
+                                         word(rule), own ? "" : "replay."));
     if (m.axes.phase == Phase::stream) continue;
     const std::string remedy = m.method->info.streams
                                    ? fmt::format("write {{name: {}, phase: stream}}", m.method->info.name)
                                    : "it has no phase stream: remove it, or take replay.prompt: cut";
     problems.error(m.mark,
-                   fmt::format("replay.prompt: stream feeds the prompt token by token, but {} cuts it once "
+                   fmt::format("{}prompt: stream feeds the prompt token by token, but {} cuts it once "
                                "(phase: oneshot): {}",
-                               m.method->info.name, remedy));
+                               own ? "" : "replay.", m.method->info.name, remedy));
   }
 }
 
@@ -88,6 +95,7 @@ void read_root(RunConfig& config, const Node& root, const Source& source, Proble
   read_metrics(config, section.find("metrics"), source, problems);
   read_run(config, section.find("run"), problems);
   read_output(config, section.find("output"), source, problems);
+  settle_prompt_modes(config);
   check_prompt_streams(config, problems);
   check_budget_is_used(config, section.find("budget"), root.key_mark("budget"), problems);
 }

@@ -44,6 +44,10 @@ struct RunConfig {
   struct Replay {
     std::optional<int64_t> tokens, prefill;  // nullopt: all of the trace; the recorded prompt
     bool prompt_streams = false;             // convention C5
+    // Whether a method takes the prompt token by token: its own word, or the run's.
+    bool streams_prompt(const Axes& axes) const {
+      return axes.prompt == PromptMode::as_run ? prompt_streams : axes.prompt == PromptMode::stream;
+    }
     enum class Queries { all, last, stride } queries = Queries::all;
     int64_t queries_count = 0;  // of last, or the stride
     struct Needles {            // marked spans of the prompt: each starts at a share of it

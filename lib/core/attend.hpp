@@ -112,13 +112,13 @@ struct OwnDots {
 // rows underflow against the shared maximum, the step falls back to OwnDots.
 template <class Real>
 struct StripGather {
-  const Real* strip;  // [tokens] of this query
+  const Real* strip;  // [tokens] of this query; null: it has none
   Real shift;
   OwnDots<Real> own;
   template <Team T, Cache C>
   KVR_FN Real fill(const T& team, const C& cache, std::span<Real> e) const {
     const int32_t n = cache.size();
-    if (own.view.rule.factor != 1) return own.fill(team, cache, e);
+    if (strip == nullptr || own.view.rule.factor != 1) return own.fill(team, cache, e);
     if (!own.view.rotation.active() && !cache.has_own_rows()) {
       const int32_t* token = cache.tokens().data();
       team.each(n, [&](int32_t i) { e[i] = strip[token[i]]; });
@@ -130,6 +130,8 @@ struct StripGather {
                                  : std::exp(own.view.logit(cache, i) - shift);
       });
     }
+    if (!cache.weighted())
+      return safe(team.sum(n, [&](int32_t i) { return double(e[i]); })) ? shift : own.fill(team, cache, e);
     const double z = team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); });
     const double a = team.sum(n, [&](int32_t i) { return double(cache.num(i) * e[i]); });
     return safe(z) && (safe(a) || a == 0) ? shift : own.fill(team, cache, e);
@@ -170,9 +172,16 @@ KVR_FN Normaliser attend(const T& team, const QueryView<Real>& view, const Sourc
     team.each(n, [&](int32_t i) {
       if (view.chosen[i] == kUnread) e[i] = 0;
     });
-  double tau = team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); });
+  const bool weighted = cache.weighted();
+  double tau = weighted ? team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); })
+                        : team.sum(n, [&](int32_t i) { return double(e[i]); });
   if (view.sink_logit > -Real(INFINITY)) tau += double(std::exp(view.sink_logit - shift));
   const double inverse = tau > 0 ? 1 / tau : 0.0;
+  if (!weighted && view.chosen == nullptr) {
+    team.each(n, [&](int32_t i) { coefficients[i] = e[i] = Real(double(e[i]) * inverse); });
+    output.emit(team, cache, coefficients);
+    return {tau, double(shift)};
+  }
   team.each(n, [&](int32_t i) {
     const bool read = view.chosen == nullptr || view.chosen[i] == kRead;
     coefficients[i] = read ? Real(double(cache.num(i) * e[i]) * inverse) : Real(0);

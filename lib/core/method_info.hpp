@@ -16,9 +16,10 @@
 
 namespace kvreplay {
 
-enum class Phase { stream, oneshot };      // convention C6
-enum class GqaLevel { kv, query, layer };  // convention C9: one set per kv head, query head or layer
-enum class Positions { original, cache };  // convention C14
+enum class Phase { stream, oneshot };           // convention C6
+enum class GqaLevel { kv, query, layer };       // convention C9: one set per kv head, query head or layer
+enum class Positions { original, cache };       // convention C14
+enum class PromptMode { as_run, cut, stream };  // convention C5; as_run: as replay.prompt says
 enum class Order { attend_then_evict, evict_then_attend };  // convention C4
 
 enum class Reweight { none, uniform };  // kept unprotected prompt tokens stand for the others
@@ -44,6 +45,7 @@ struct Axes {
   Aggregate gqa_aggregate = Aggregate::sum;
   Positions positions = Positions::original;
   Order order = Order::attend_then_evict;
+  PromptMode prompt = PromptMode::as_run;
   Reweight reweight = Reweight::none;
   Allocator allocator = Allocator::uniform;
   std::string allocator_file;  // of Allocator::file: rows layer,kv_head,tokens

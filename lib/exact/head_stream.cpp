@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <span>
+#include <type_traits>
 
 #include "base/errors.hpp"
 
@@ -24,35 +26,53 @@ namespace {
 
 constexpr int32_t kMostOffsets = 1 << 22;  // 4 million tokens: beyond that a position id is a mistake
 
-template <class Real>
-void append(std::vector<Real>& to, const std::vector<float>& from) {
-  to.insert(to.end(), from.begin(), from.end());
+// read(into) fills floats; they are widened where Real is double.
+template <class Real, class F>
+void read_into(std::span<Real> to, F read) {
+  if constexpr (std::is_same_v<Real, float>) {
+    read(to);
+  } else {
+    std::vector<float> buffer(to.size());
+    read(std::span<float>(buffer));
+    std::copy(buffer.begin(), buffer.end(), to.begin());
+  }
 }
 
 template <class Real>
-void load_rows(const Trace& trace, const HeadRequest& request, int32_t head, HeadStream<Real>& stream) {
-  std::vector<float> buffer(size_t(stream.tokens) * size_t(stream.shape.dim));
-  trace.read_keys(request.prompt, request.layer, head, stream.tokens, buffer);
-  append(stream.keys, buffer);
-  buffer.resize(size_t(stream.tokens) * size_t(stream.shape.v_dim));
-  trace.read_values(request.prompt, request.layer, head, stream.tokens, buffer);
-  append(stream.values, buffer);
+void load_rows(const Trace& trace, const HeadRequest& request, int32_t first, HeadStream<Real>& stream) {
+  const size_t blocks = size_t(stream.shape.blocks), keys = size_t(stream.tokens) * size_t(stream.shape.dim),
+               values = size_t(stream.tokens) * size_t(stream.shape.v_dim);
+  stream.keys.resize(blocks * keys);
+  stream.values.resize(blocks * values);
+  for (size_t b = 0; b < blocks; ++b) {
+    const int32_t head = first + int32_t(b);
+    read_into(std::span(stream.keys).subspan(b * keys, keys), [&](std::span<float> into) {
+      trace.read_keys(request.prompt, request.layer, head, stream.tokens, into);
+    });
+    read_into(std::span(stream.values).subspan(b * values, values), [&](std::span<float> into) {
+      trace.read_values(request.prompt, request.layer, head, stream.tokens, into);
+    });
+  }
 }
 
+// The query heads of a request.
+struct QueryHeads {
+  int32_t first, count;
+  static QueryHeads of(const LayerInfo& layer, const HeadRequest& request) {
+    if (request.kv_head == HeadRequest::kWholeLayer) return {0, layer.q_heads};
+    return {request.kv_head * layer.group(), layer.group()};
+  }
+};
+
 template <class Real>
-void load_queries(const Trace& trace, const HeadRequest& request, int32_t first, HeadStream<Real>& stream) {
+void load_queries(const Trace& trace, const HeadRequest& request, HeadStream<Real>& stream) {
   const std::vector<int32_t> tokens = trace.query_positions(request.prompt, request.layer);
   stream.query_row.assign(size_t(stream.tokens), -1);
   for (const int32_t token : tokens)
-    if (token < stream.tokens) stream.query_row[size_t(token)] = stream.query_rows++;
-  const size_t one_head = size_t(stream.query_rows) * size_t(stream.shape.dim);
-  std::vector<float> buffer(one_head);
-  stream.queries.reserve(one_head * size_t(stream.shape.heads));
-  for (int32_t g = 0; g < stream.shape.heads; ++g) {
-    const int32_t head = first + g;
-    trace.read_queries(request.prompt, request.layer, head, stream.query_rows, buffer);
-    append(stream.queries, buffer);
-  }
+    if (token < stream.tokens) stream.query_row[size_t(token)] = stream.all_query_rows++;
+  if (!request.all_queries && stream.all_query_rows > kQueryRows) return;
+  stream.query_rows = stream.all_query_rows;
+  read_query_rows(trace, request, 0, stream.query_rows, stream.queries);
 }
 
 // Offsets reach from 0 to the largest distance between two positions.
@@ -115,8 +135,8 @@ HeadStream<Real> load_head(const Trace& trace, const HeadRequest& request) {
   stream.rule = {Real(layer.scaling), Real(layer.softcap)};
   stream.window = layer.sliding_window;
   stream.stored_bytes = bytes_of(layer.dtype);
-  for (int32_t head = first; head < first + blocks; ++head) load_rows(trace, request, head, stream);
-  load_queries(trace, request, first * layer.group(), stream);
+  load_rows(trace, request, first, stream);
+  load_queries(trace, request, stream);
   const std::vector<float> sinks = trace.sink_logits(request.prompt, request.layer);
   if (!sinks.empty()) {
     const auto of_first = sinks.begin() + first * layer.group();
@@ -135,6 +155,38 @@ HeadStream<Real> load_head(const Trace& trace, const HeadRequest& request) {
   return stream;
 }
 
+template <class Real>
+void read_query_rows(const Trace& trace, const HeadRequest& request, int32_t first, int32_t count,
+                     std::vector<Real>& queries) {
+  const LayerInfo& layer = trace.layer(request.prompt, request.layer);
+  const QueryHeads heads = QueryHeads::of(layer, request);
+  const size_t one_head = size_t(count) * size_t(layer.head_dim);
+  queries.resize(one_head * size_t(heads.count));
+  for (int32_t h = 0; h < heads.count; ++h)
+    read_into(std::span(queries).subspan(size_t(h) * one_head, one_head), [&](std::span<float> into) {
+      trace.read_queries(request.prompt, request.layer, heads.first + h, first, count, into);
+    });
+}
+
+template <class Real>
+void HeadStream<Real>::hold_queries(int32_t first, int32_t last) const {
+  if (!fetch_queries) return;
+  const auto begin = query_row.begin() + first, end = query_row.begin() + last + 1;
+  const auto held = [](int32_t row) { return row >= 0; };
+  const auto from = std::find_if(begin, end, held);
+  if (from == end) return;
+  const int32_t low = *from, high = *std::max_element(from, end);
+  if (low >= first_query_row && high < first_query_row + query_rows) return;
+  const int32_t count = std::min(std::max(kQueryRows, high + 1 - low), all_query_rows - low);
+  fetch_queries(low, count, queries);
+  first_query_row = low;
+  query_rows = count;
+}
+
+template struct HeadStream<float>;
+template struct HeadStream<double>;
+template void read_query_rows(const Trace&, const HeadRequest&, int32_t, int32_t, std::vector<float>&);
+template void read_query_rows(const Trace&, const HeadRequest&, int32_t, int32_t, std::vector<double>&);
 template struct RotationTable<float>;
 template struct RotationTable<double>;
 template HeadStream<float> load_head(const Trace&, const HeadRequest&);

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,9 +26,14 @@ struct HeadStream {
   HeadShape shape{};  // heads = the whole group, or the layer's
   int32_t tokens = 0, prompt = 0;
   std::vector<Real> keys, values;  // [blocks, tokens, dim], [blocks, tokens, v_dim]
-  std::vector<Real> queries;       // [heads, query_rows, dim]
-  std::vector<int32_t> query_row;  // [tokens] row in queries, or -1 where the trace has none
-  int32_t query_rows = 0;
+  // Of long traces only some rows are held at a time, see hold_queries().
+  mutable std::vector<Real> queries;    // [heads, query_rows, dim]
+  std::vector<int32_t> query_row;       // [tokens] row in the trace's queries, or -1 where it has none
+  mutable int32_t query_rows = 0;       // rows that are held
+  mutable int32_t first_query_row = 0;  // the first of them
+  int32_t all_query_rows = 0;           // of tokens 0..tokens-1; only used with fetch_queries
+  // Reads rows first..first+count-1 of every head into queries; empty: all are held.
+  std::function<void(int32_t first, int32_t count, std::vector<Real>& queries)> fetch_queries;
   LogitRule<Real> rule;
   int32_t window = 0;                             // sliding window of the layer; 0: none
   std::vector<Real> sink_logits;                  // [heads], or empty
@@ -45,8 +51,13 @@ struct HeadStream {
     return values.data() + int64_t(block) * tokens * shape.v_dim;
   }
   const Real* query(int32_t head, int32_t token) const {
-    return queries.data() + (int64_t(head) * query_rows + query_row[size_t(token)]) * shape.dim;
+    const int64_t row = query_row[size_t(token)] - first_query_row;
+    return queries.data() + (int64_t(head) * query_rows + row) * shape.dim;
   }
+  // Before queries of tokens first..last are looked at: sees to it that they are held, perhaps in the place
+  // of others. Not for several threads.
+  void hold_queries(int32_t first, int32_t last) const;
+
   // First token that row t may attend to.
   int32_t first_key(int32_t t) const { return window > 0 && t >= window ? t - window + 1 : 0; }
   Rotation<Real> rotate() const {
@@ -63,7 +74,13 @@ struct HeadRequest {
   int32_t layer = 0, kv_head = 0, tokens = 0, n_prefill = 0;  // kv_head may be kWholeLayer
   bool rotation = false;                                      // a method re-assigns positions
   bool classes = false;                                       // a method looks at the text
+  bool all_queries = true;  // false: those of a long trace are fetched when they are needed
 };
+// Query rows of all heads that are read at a time.
+constexpr int32_t kQueryRows = 2048;
+template <class Real>
+void read_query_rows(const Trace& trace, const HeadRequest& request, int32_t first, int32_t count,
+                     std::vector<Real>& queries);
 // Throws TraceError when the trace cannot be read, or lacks the rotary metadata that `rotation` needs.
 template <class Real>
 HeadStream<Real> load_head(const Trace& trace, const HeadRequest& request);

@@ -1,9 +1,12 @@
 #include "exact/tile.hpp"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "kernels/kernels.hpp"
 
@@ -19,38 +22,65 @@ void gather_queries(const HeadStream<Real>& stream, const std::vector<int32_t>& 
     for (const int32_t t : rows) q.insert(q.end(), stream.query(h, t), stream.query(h, t) + stream.shape.dim);
 }
 
-RowRanking rank_row(const std::vector<double>& p, int32_t depth) {
-  const int32_t n = int32_t(p.size());
-  const int32_t deep = std::min(depth, n);
-  std::vector<int32_t> order(p.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto before = [&](int32_t a, int32_t b) {
-    return p[size_t(a)] != p[size_t(b)] ? p[size_t(a)] > p[size_t(b)] : a < b;
-  };
-  if (deep < n) std::nth_element(order.begin(), order.begin() + deep, order.end(), before);
-  std::sort(order.begin(), order.begin() + deep, before);
-  RowRanking ranking;
-  ranking.rank.assign(p.size(), RowRanking::kUnranked);
-  ranking.top_mass.reserve(size_t(deep));
-  double mass = 0;
-  for (int32_t i = 0; i < deep; ++i) {
-    const size_t token = size_t(order[size_t(i)]);
-    ranking.rank[token] = i;
-    ranking.top_mass.push_back(mass += p[token]);
+// Tokens by falling probability, then by index (C8): a radix sort of the rounded numbers, which keeps their
+// order but for those that rounding made equal.
+class Ranker {
+ public:
+  const std::vector<int32_t>& order(const std::vector<double>& p) {
+    const size_t n = p.size();
+    keys_.resize(n), order_.resize(n), next_.resize(n);
+    std::array<std::array<uint32_t, kDigits>, kPasses> begin{};
+    for (size_t i = 0; i < n; ++i) {
+      keys_[i] = ~std::bit_cast<uint32_t>(float(p[i]));
+      for (size_t pass = 0; pass < kPasses; ++pass) ++begin[pass][digit(keys_[i], pass)];
+    }
+    std::iota(order_.begin(), order_.end(), 0);
+    for (size_t pass = 0; pass < kPasses; ++pass) {
+      uint32_t sum = 0;
+      for (uint32_t& count : begin[pass]) sum += std::exchange(count, sum);
+      for (const int32_t i : order_) next_[begin[pass][digit(keys_[size_t(i)], pass)]++] = i;
+      order_.swap(next_);
+    }
+    const auto before = [&](int32_t a, int32_t b) { return p[size_t(a)] > p[size_t(b)]; };
+    for (auto first = order_.begin(); first != order_.end();) {
+      const uint32_t key = keys_[size_t(*first)];
+      const auto last = std::find_if(first, order_.end(), [&](int32_t i) { return keys_[size_t(i)] != key; });
+      if (last - first > 1) std::stable_sort(first, last, before);
+      first = last;
+    }
+    return order_;
   }
-  return ranking;
+
+ private:
+  static constexpr size_t kBits = 11, kDigits = size_t{1} << kBits, kPasses = 3;
+  static size_t digit(uint32_t key, size_t pass) { return key >> (pass * kBits) & (kDigits - 1); }
+  std::vector<uint32_t> keys_;
+  std::vector<int32_t> order_, next_;
+};
+
+void rank_row(const std::vector<double>& p, int32_t depth, Ranker& ranker, RowRanking& ranking) {
+  const std::vector<int32_t>& order = ranker.order(p);
+  const size_t deep = std::min(size_t(depth), p.size());
+  ranking.rank.assign(p.size(), RowRanking::kUnranked);
+  ranking.top_mass.resize(deep);
+  double mass = 0;
+  for (size_t i = 0; i < deep; ++i) {
+    const size_t token = size_t(order[i]);
+    ranking.rank[token] = int32_t(i);
+    ranking.top_mass[i] = mass += p[token];
+  }
 }
 
 // Mean probability of heads [first, first + count) in one row.
 template <class Real>
-std::vector<double> mean_probability(const Tile<Real>& tile, int32_t row, int32_t first, int32_t count) {
-  std::vector<double> p(size_t(tile.rows[size_t(row)]) + 1, 0.0);
+void mean_probability(const Tile<Real>& tile, int32_t row, int32_t first, int32_t count,
+                      std::vector<double>& p) {
+  p.assign(size_t(tile.rows[size_t(row)]) + 1, 0.0);
   for (int32_t h = first; h < first + count; ++h) {
     const Real* strip = tile.strip_row(h, row);
     const double share = 1 / (tile.z[size_t(tile.at(h, row))] * count);
     for (size_t i = 0; i < p.size(); ++i) p[i] += double(strip[i]) * share;
   }
-  return p;
 }
 
 // sum[i] += probability of token i < width in the rows of the tile from token `first` on.
@@ -124,6 +154,7 @@ void ExactAttention<Real>::finish_row(Tile<Real>& tile, int32_t head, int32_t ro
 template <class Real>
 void ExactAttention<Real>::strip_pass(Tile<Real>& tile) const {
   const int32_t rows = int32_t(tile.rows.size()), keys = tile.rows.back() + 1;
+  stream_.hold_queries(std::min(tile.begin, tile.rows.front()), std::max(tile.end - 1, tile.rows.back()));
   tile.heads = stream_.shape.heads;
   tile.v_dim = stream_.shape.v_dim;
   tile.blocks = stream_.shape.blocks;
@@ -200,13 +231,20 @@ void ExactAttention<Real>::prefix_pass(Tile<Real>& tile) const {
 template <class Real>
 void rank_rows(Tile<Real>& tile, int32_t depth, bool of_heads) {
   const int32_t rows = int32_t(tile.rows.size());
-  if (of_heads) tile.head_ranking.assign(size_t(tile.heads), std::vector<RowRanking>(size_t(rows)));
-  else tile.ranking.assign(size_t(rows), {});
+  if (of_heads) tile.head_ranking.resize(size_t(tile.heads));
+  for (auto& rankings : tile.head_ranking) rankings.resize(size_t(rows));
+  if (!of_heads) tile.ranking.resize(size_t(rows));
+  Ranker ranker;
+  std::vector<double> p;
+  const auto rank = [&](int32_t row, int32_t first, int32_t count, RowRanking& ranking) {
+    mean_probability(tile, row, first, count, p);
+    rank_row(p, depth, ranker, ranking);
+  };
   for (int32_t r = 0; r < rows; ++r) {
     if (tile.scored[size_t(r)] == 0) continue;
-    if (!of_heads) tile.ranking[size_t(r)] = rank_row(mean_probability(tile, r, 0, tile.heads), depth);
+    if (!of_heads) rank(r, 0, tile.heads, tile.ranking[size_t(r)]);
     for (int32_t h = 0; of_heads && h < tile.heads; ++h)
-      tile.head_ranking[size_t(h)][size_t(r)] = rank_row(mean_probability(tile, r, h, 1), depth);
+      rank(r, h, 1, tile.head_ranking[size_t(h)][size_t(r)]);
   }
 }
 

@@ -68,6 +68,7 @@ class ExactAttention {
   // Fills prefix_out of a divided tile: what one-shot methods chose from.
   void prefix_pass(Tile<Real>& tile) const;
   const HeadStream<Real>& stream() const { return stream_; }
+  const kernels::KeyPanels<Real>& panels(int32_t block) const { return panels_[size_t(block)]; }
 
  private:
   void finish_row(Tile<Real>& tile, int32_t head, int32_t row) const;

@@ -7,13 +7,18 @@
 namespace kvreplay::kernels {
 
 template <class Real>
-KeyPanels<Real>::KeyPanels(const Real* k, int32_t n, int32_t dim) : keys(n), d(dim) {
-  const int32_t panels = (n + kPanel - 1) / kPanel;
-  numbers.assign(size_t(panels) * size_t(dim) * kPanel, Real(0));
-  for (int32_t i = 0; i < n; ++i)
-    for (int32_t c = 0; c < dim; ++c)
-      numbers[(size_t(i / kPanel) * size_t(dim) + size_t(c)) * kPanel + size_t(i % kPanel)] =
-          k[int64_t(i) * dim + c];
+KeyPanels<Real>::KeyPanels(int32_t n, int32_t dim)
+    : keys(n), d(dim), numbers(size_t((n + kPanel - 1) / kPanel) * size_t(dim) * kPanel, Real(0)) {}
+
+template <class Real>
+KeyPanels<Real>::KeyPanels(const Real* k, int32_t n, int32_t dim) : KeyPanels(n, dim) {
+  for (int32_t i = 0; i < n; ++i) put(i, k + int64_t(i) * dim);
+}
+
+template <class Real>
+void KeyPanels<Real>::put(int32_t at, const Real* key) {
+  Real* const to = numbers.data() + int64_t(at / kPanel) * d * kPanel + at % kPanel;
+  for (int32_t c = 0; c < d; ++c) to[int64_t(c) * kPanel] = key[c];
 }
 
 template <class Real>

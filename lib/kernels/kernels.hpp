@@ -18,7 +18,9 @@ struct KeyPanels {
   int32_t keys = 0, d = 0;
   std::vector<Real> numbers;  // [panels, d, kPanel]
   KeyPanels() = default;
+  KeyPanels(int32_t n, int32_t dim);                 // all zero
   KeyPanels(const Real* k, int32_t n, int32_t dim);  // k: [n, d]
+  void put(int32_t at, const Real* key);
 };
 
 // out[m, count] (leading dimension ldo) = q[m, d] (ldq) * keys[first..first + count)^T; `first` is a multiple

@@ -116,6 +116,7 @@ class Planner {
     cell.seed = variant.seed;
     cell.uniforms = variant.instance.uniforms.string();
     cell.n_prefill = place.n_prefill;
+    cell.prompt_streams = config_.replay.streams_prompt(variant.instance.axes);
     cell.n_tokens = place.n_tokens;
     cell.n_layers = place.trace.n_layers;
     const Scene scene = scene_of(variant.instance, place.layer, place.trace.n_layers, 0, 1, 1);
@@ -142,7 +143,7 @@ class Planner {
                 {"prefill", cell.n_prefill},
                 {"tokens", cell.n_tokens},
                 {"queries", queries_json(config_.replay)},
-                {"prompt_mode", config_.replay.prompt_streams ? "stream" : "cut"},
+                {"prompt_mode", cell.prompt_streams ? "stream" : "cut"},
                 {"precision", config_.run.double_precision ? "double" : "single"},
                 {"metrics", metrics_json(config_.metrics)}};
     if (const auto& needles = config_.replay.needles; !needles.at.empty())

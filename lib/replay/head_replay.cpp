@@ -11,7 +11,8 @@
 namespace kvreplay {
 namespace {
 
-constexpr double kTinyShare = 1e-12;  // of max ||v||: rows with a smaller output are counted, not divided by
+constexpr int32_t kLongTrace = 16384;  // tokens; below, all methods share the strips of all rows
+constexpr double kTinyShare = 1e-12;   // of max ||v||: rows with a smaller output are counted, not divided by
 
 }  // namespace
 
@@ -21,13 +22,14 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
       exact_(stream),
       options_(options),
       every_row_(options.every_row),
-      watch_{options.audit, options.save, options.set_error, options.prefix_error,
-             options.needles.spans(stream.prompt)},
+      watch_{options.audit,     options.save,         false,
+             options.set_error, options.prefix_error, options.needles.spans(stream.prompt)},
       norms_(size_t(stream.shape.blocks), ValueNorms(stream.shape.v_dim)),
       fixed_(stream),
       sliding_(stream) {
   scored_ = scored_tokens();
   scored_rows_ = std::count(scored_.begin(), scored_.end(), uint8_t{1});
+  solo_ = stream.tokens > kLongTrace;
 }
 
 // The selection is taken from the decode rows that the trace has a query for.
@@ -70,7 +72,9 @@ void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
   for (int32_t h = 0; h < (by_query ? stream_.shape.heads : 1); ++h) {
     if constexpr (sizeof(Real) == sizeof(double)) r.lanes.push_back(cell.method->lane_double(order));
     else r.lanes.push_back(cell.method->lane_single(order));
-    r.lanes.back()->bind(stream_, h, watch_);
+    LaneWatch watch = watch_;
+    watch.prompt_streams = cell.prompt_streams;
+    r.lanes.back()->bind(stream_, h, watch);
     every_row_ = every_row_ || r.lanes.back()->observes();
   }
   prefixes_ = prefixes_ || (options_.prefix_error && cell.axes.phase == Phase::oneshot);
@@ -114,7 +118,7 @@ void HeadReplay<Real>::with_prompt(F f) {
   bool future = false;
   for (const Replayed& r : decisions_)
     for (const auto& lane : r.lanes) {
-      if (lane->streams_prompt()) continue;
+      if (r.streams_prompt()) continue;
       const PromptNeeds needs = lane->needs();
       future = future || needs.future_sums;
       pass.maxima = pass.maxima || r.cells.front()->axes.gqa_aggregate == Aggregate::max;
@@ -134,7 +138,7 @@ void HeadReplay<Real>::with_prompt(F f) {
   for (size_t d = 0; d < decisions_.size(); ++d)
     guarded(decisions_[d], [&] {
       for (const auto& lane : decisions_[d].lanes) {
-        if (lane->streams_prompt()) continue;
+        if (decisions_[d].streams_prompt()) continue;
         const auto& firsts = pass.sums_from;
         const auto at = std::lower_bound(firsts.begin(), firsts.end(), lane->needs().column_sums_from);
         const bool found = at != firsts.end() && *at == lane->needs().column_sums_from;
@@ -154,20 +158,21 @@ std::vector<Testimony> HeadReplay<Real>::testify() {
 
 // Tiles are the same whatever is replayed on them, so that a resumed run computes what a whole one does.
 template <class Real>
-Tile<Real> HeadReplay<Real>::next_tile(int32_t begin, int32_t end) const {
-  Tile<Real> tile;
+void HeadReplay<Real>::next_tile(int32_t begin, int32_t end, Tile<Real>& tile) const {
+  tile.rows.clear();
+  tile.scored.clear();
   tile.begin = begin;
   tile.end = std::min(end, begin + tile_rows(stream_.shape.heads));
   for (int32_t t = begin; t < tile.end; ++t) {
-    if (!every_row_ && scored_[size_t(t)] == 0) continue;
+    if ((!every_row_ || solo_) && scored_[size_t(t)] == 0) continue;
     tile.rows.push_back(t);
     tile.scored.push_back(scored_[size_t(t)]);
   }
-  return tile;
 }
 
 template <class Real>
 void HeadReplay<Real>::fill_tile(Tile<Real>& tile) {
+  stream_.hold_queries(tile.begin, tile.end - 1);
   if (tile.rows.empty()) return;
   exact_.exact_pass(tile);
   if (prefixes_ && tile.begin >= stream_.prompt) exact_.prefix_pass(tile);
@@ -216,13 +221,13 @@ auto HeadReplay<Real>::evaluator_of(const Replayed& r, Lane<Real>& lane) -> Eval
   Evaluator e{lane.shortcut(), 0, nullptr};
   using Kind = Shortcut::Kind;
   const Axes& axes = r.cells.front()->axes;
-  if (e.shortcut.kind == Kind::fixed && r.streams_prompt(options_.prompt_streams)) e.shortcut = {};
+  if (e.shortcut.kind == Kind::fixed && r.streams_prompt()) e.shortcut = {};
   if (e.shortcut.kind == Kind::fixed)
     e.id = fixed_.add(lane.cache(), lane.first_head(), family_of(r, lane, Kind::fixed));
   if (e.shortcut.kind == Kind::sliding)
     e.id = sliding_.add(lane, family_of(r, lane, Kind::sliding), axes.order == Order::evict_then_attend);
   if (e.shortcut.kind == Kind::scores)
-    e.slots = std::make_unique<ScoreSlots<Real>>(stream_, lane, e.shortcut.rule,
+    e.slots = std::make_unique<ScoreSlots<Real>>(exact_, lane, e.shortcut.rule,
                                                  axes.gqa_aggregate == Aggregate::mean);
   return e;
 }
@@ -281,16 +286,15 @@ void HeadReplay<Real>::replay_tile(const Tile<Real>& tile, Replayed& r) {
 
 template <class Real>
 void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
-  const bool all_stream = options_.prompt_streams;
-  if (!all_stream)
-    with_prompt([](size_t, Lane<Real>& lane, const PromptSums& sums) { lane.read_prompt(sums); });
+  with_prompt([](size_t, Lane<Real>& lane, const PromptSums& sums) { lane.read_prompt(sums); });
   choose_evaluators();
-  const auto streams = [&](const Replayed& r) { return r.streams_prompt(all_stream); };
+  const auto streams = [&](const Replayed& r) { return r.streams_prompt(); };
   const bool some = std::any_of(decisions_.begin(), decisions_.end(), streams);
+  Tile<Real> tile;
   for (int32_t t = some ? 0 : stream_.prompt; t < stream_.tokens;) {
     if (stop()) return;
     const bool prompt = t < stream_.prompt;
-    Tile<Real> tile = next_tile(t, prompt ? stream_.prompt : stream_.tokens);
+    next_tile(t, prompt ? stream_.prompt : stream_.tokens, tile);
     fill_tile(tile);
     const auto each = [&](auto f) {
       for (Replayed& r : decisions_)

@@ -49,13 +49,13 @@ class HeadReplay {
     std::vector<std::vector<double>> uniforms;
     std::string failure;
     bool alive() const { return failure.empty(); }
-    bool streams_prompt(bool all) const { return all || lanes.front()->streams_prompt(); }
+    bool streams_prompt() const { return cells.front()->prompt_streams || lanes.front()->streams_prompt(); }
   };
   std::vector<uint8_t> scored_tokens() const;
   void inject(Replayed& r, LaneOrder& order);
   template <class F>
   void with_prompt(F f);
-  Tile<Real> next_tile(int32_t begin, int32_t end) const;
+  void next_tile(int32_t begin, int32_t end, Tile<Real>& tile) const;
   void fill_tile(Tile<Real>& tile);
   void rank(Tile<Real>& tile);
   void choose_evaluators();
@@ -75,6 +75,7 @@ class HeadReplay {
   const RunOptions& options_;
   std::vector<Replayed> decisions_;
   bool every_row_;         // some method needs the probabilities of rows that are not scored
+  bool solo_ = false;      // they come from its cache's own dot products: a strip would cost O(n) a row
   bool prefixes_ = false;  // some cell is cut once and is compared on the prompt alone
   LaneWatch watch_;
   std::vector<uint8_t> scored_;  // [tokens]

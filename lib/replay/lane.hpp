@@ -22,7 +22,7 @@ struct LaneLedger {
   int64_t read_sum = 0, read_steps = 0;                        // bytes that attention reads
   int64_t peak_key_floats = 0, peak_value_floats = 0, peak_floats = 0, peak_weight_floats = 0;
   int64_t evictions = 0, quantised = 0;
-  std::vector<double> evicted_ages;             // in tokens, of each eviction
+  std::vector<int32_t> evicted_ages;            // in tokens, of each eviction
   int64_t attended_sum = 0, attended_rows = 0;  // over scored rows and heads
   double select_s = 0, attend_s = 0;
   std::map<std::string, double> extras;  // what the policy reports of itself
@@ -44,6 +44,7 @@ struct LaneLists {
 struct LaneWatch {
   bool audit = false;  // the cache works on a private copy that is poisoned
   SaveOptions save;
+  bool prompt_streams = false;  // the prompt comes token by token
   bool set_error = false, prefix_error = false;
   std::vector<TokenSpan> needles;
 };

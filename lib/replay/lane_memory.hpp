@@ -14,10 +14,12 @@ namespace kvreplay {
 template <class Real>
 class LaneMemory {
  public:
-  void allocate(const HeadStream<Real>& stream, const HeadShape& shape, const Layout& layout, bool audit) {
+  // rows: of tokens that are held at a time.
+  void allocate(const HeadStream<Real>& stream, const HeadShape& shape, const Layout& layout, int32_t rows,
+                bool audit) {
     stream_ = &stream;
     const size_t n = size_t(stream.tokens);
-    const int32_t capacity = stream.tokens + layout.own_rows + int32_t(layout.extra_rows);
+    const int32_t capacity = rows + layout.own_rows + int32_t(layout.extra_rows);
     token_.resize(size_t(capacity));
     mark_.resize(size_t(capacity));
     copies_.assign(n, 0);

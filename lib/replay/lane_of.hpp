@@ -44,14 +44,14 @@ class LaneOf final : public Lane<Real> {
     first_head_ = first_head;
     save_ = watch.save;
     watch_.bind(stream, watch, order_.axes.phase == Phase::oneshot);
-    layout_ = layout();
-    formatter_ = Formatter<Real>(order_.axes.row_format, stream.stored_bytes, layout_.split);
-    memory_.allocate(stream, order_.scene.shape, layout_, watch.audit);
-    cache_ = BasicCache<Real>(memory_.storage());
-    cache_.clear(team_);
-    column_of_.resize(size_t(stream.tokens));
     rules_ = {order_.axes.phase == Phase::stream, order_.axes.order == Order::evict_then_attend,
               stream.window, order_.axes.gqa_aggregate};
+    layout_ = layout();
+    const bool streams = rules_.streaming && (watch.prompt_streams || traits::streams_prompt(policy_));
+    formatter_ = Formatter<Real>(order_.axes.row_format, stream.stored_bytes, layout_.split);
+    memory_.allocate(stream, order_.scene.shape, layout_, most_rows(streams), watch.audit);
+    cache_ = BasicCache<Real>(memory_.storage());
+    cache_.clear(team_);
     if (traits::chooses(policy_)) lists_.attended.resize(size_t(order_.scene.shape.heads));
     if constexpr (HasState<P>) policy_.state = memory_.state();
     if constexpr (HasDraws<P>) policy_.draws = order_.draws;
@@ -135,7 +135,7 @@ class LaneOf final : public Lane<Real> {
     const auto start = Clock::now();
     result.resize(heads(), int32_t(tile.rows.size()), cache_.shape().v_dim);
     watch_.open(result);
-    output_.open(cache_, tile, heads(), stream_->prompt, w, column_of_);
+    output_.open(cache_, tile, heads(), stream_->prompt, w, column_of_, size_t(stream_->tokens));
     // A token that can be held several times may bring more rows than one.
     reserve(w, layout_.extra_rows > 0 ? cache_.capacity() : cache_.size() + tile.end - tile.begin);
     int32_t row = 0;
@@ -229,6 +229,7 @@ class LaneOf final : public Lane<Real> {
     }
     StripGather<Real> source(int32_t h, const QueryView<Real>& v) const {
       const int32_t head = lane.first_head_ + h;
+      if (row < 0) return {nullptr, 0, {v}};
       return {tile.strip_row(head, row), tile.shift[size_t(tile.at(head, row))], {v}};
     }
     void opens(const BasicCache<Real>&) const { lane.open_step(token); }
@@ -242,7 +243,7 @@ class LaneOf final : public Lane<Real> {
     const int32_t t = heads.token, row = heads.row;
     LaneWorkspace<Real>& w = heads.w;
     arrive_at(t);
-    const bool attends = row >= 0 && (observes() || heads.tile.scored[size_t(row)] != 0);
+    const bool attends = observes() || (row >= 0 && heads.tile.scored[size_t(row)] != 0);
     const StepScratch<Real> scratch{w.e.data(), w.coefficients.data(), w.group.data(), w.by_head.data(),
                                     w.chosen.data()};
     replay_step(team_, policy_, cache_, token_at(t), rules_, heads, scratch, attends);
@@ -279,7 +280,7 @@ class LaneOf final : public Lane<Real> {
     if (!(tau.sum > 0) || !std::isfinite(tau.sum))
       throw LaneError("the denominator at token " + std::to_string(at.token) +
                       " is zero or not finite: nothing left to attend to");
-    if (at.tile.scored[size_t(at.row)] == 0) return;
+    if (at.row < 0 || at.tile.scored[size_t(at.row)] == 0) return;
     const auto tokens = attended_tokens(cache, chosen, layout_.split, attended_);
     if (save_.kept && chosen != nullptr) list_attended(tokens, lists_.attended[size_t(h)]);
     account_.ledger.attended_sum += int64_t(tokens.size()), account_.ledger.attended_rows += 1;
@@ -332,6 +333,14 @@ class LaneOf final : public Lane<Real> {
                       " tokens, more than its budget of " + std::to_string(bound));
   }
 
+  // Rows that the cache may hold at a time, besides those that are written: the prompt before its cut, and
+  // what the policy promises afterwards with the token that has just come.
+  int32_t most_rows(bool streams) const {
+    if (Appends<P, Real> || !traits::bounded(policy_, order_.axes)) return stream_->tokens;
+    const int64_t most =
+        std::max<int64_t>(streams ? 0 : stream_->prompt, traits::bound(policy_, order_.scene));
+    return int32_t(std::min<int64_t>(stream_->tokens, most + 1));
+  }
   Layout layout() const {
     Layout layout;
     if constexpr (HasLayout<P>) layout = policy_.layout(order_.scene);

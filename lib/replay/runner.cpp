@@ -36,12 +36,16 @@ std::vector<Group> group_cells(const std::vector<Cell>& cells) {
     const auto [found, is_new] =
         at.emplace(std::tuple(cell.trace, cell.prompt, cell.layer, head), groups.size());
     if (is_new)
-      groups.push_back(
-          {cell.trace, {cell.prompt, cell.layer, head, cell.n_tokens, cell.n_prefill, false, false}, {}});
+      groups.push_back({cell.trace,
+                        {cell.prompt, cell.layer, head, cell.n_tokens, cell.n_prefill, false, false, false},
+                        {}});
     Group& group = groups[found->second];
     group.request.rotation = group.request.rotation || cell.axes.positions == Positions::cache;
     group.request.classes =
         group.request.classes || cell.method->needs(cell.params, cell.scene()).token_classes;
+    group.request.all_queries = group.request.all_queries ||
+                                cell.method->needs(cell.params, cell.scene()).queries ||
+                                cell.method->hindsight(cell.params).largest_query_norm;
     const auto same = std::find_if(group.decisions.begin(), group.decisions.end(),
                                    [&](const auto& d) { return same_decision(*d.front(), cell); });
     if (same == group.decisions.end()) group.decisions.push_back({&cell});
@@ -57,7 +61,14 @@ class Reader {
   template <class Real>
   HeadStream<Real> load(size_t trace, const HeadRequest& request) {
     const std::lock_guard lock(mutex_);
-    return load_head<Real>(opened(trace), request);
+    HeadStream<Real> stream = load_head<Real>(opened(trace), request);
+    if (stream.query_rows == 0 && stream.all_query_rows > 0)
+      stream.fetch_queries = [this, trace, request](int32_t first, int32_t count,
+                                                    std::vector<Real>& queries) {
+        const std::lock_guard fetching(mutex_);
+        read_query_rows(opened(trace), request, first, count, queries);
+      };
+    return stream;
   }
   std::vector<HeldLayer> layers(size_t trace, const std::string& prompt) {
     const std::lock_guard lock(mutex_);

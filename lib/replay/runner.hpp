@@ -20,8 +20,7 @@ struct RunOptions {
   SaveOptions save;
   int jobs = 1;  // threads over kv heads; the numbers do not depend on it
   bool double_precision = false;
-  bool prompt_streams = false;  // convention C5
-  bool audit = false;           // poison what no policy may read
+  bool audit = false;  // poison what no policy may read
   // Some method of the plan (not only of these cells) observes every decode row. Strips are computed for all
   // rows then, so that a resumed run computes what a whole one does.
   bool every_row = false;

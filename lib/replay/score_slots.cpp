@@ -13,9 +13,13 @@ int32_t rounded(int32_t n) { return (n + kRound - 1) / kRound * kRound; }
 }  // namespace
 
 template <class Real>
-ScoreSlots<Real>::ScoreSlots(const HeadStream<Real>& stream, Lane<Real>& lane, const ScoreRule& rule,
+ScoreSlots<Real>::ScoreSlots(const ExactAttention<Real>& exact, Lane<Real>& lane, const ScoreRule& rule,
                              bool averages)
-    : stream_(stream), lane_(lane), rule_(rule), share_(averages ? 1.0 / heads() : 1.0) {
+    : exact_(exact),
+      stream_(exact.stream()),
+      lane_(lane),
+      rule_(rule),
+      share_(averages ? 1.0 / heads() : 1.0) {
   slots_ = rounded(rule.budget - rule.protect.recent);
   slot_token_.assign(size_t(slots_), -1);
   column_.assign(size_t(slots_), 0);
@@ -35,6 +39,8 @@ void ScoreSlots<Real>::fill_slot(int32_t slot, int32_t token, double score) {
   for (int32_t b = 0; b < shape.blocks; ++b)
     std::copy_n(stream_.block_values(first + b) + int64_t(token) * shape.v_dim, shape.v_dim,
                 slot_values_.data() + (int64_t(b) * slots_ + slot) * shape.v_dim);
+  for (int32_t b = 0; b < int32_t(slot_keys_.size()); ++b)
+    slot_keys_[size_t(b)].put(slot, stream_.block_keys(first + b) + int64_t(token) * shape.dim);
 }
 
 // Takes over what the cache holds: the longest run of neighbours at its end is the window.
@@ -81,22 +87,59 @@ void ScoreSlots<Real>::replay(const Tile<Real>& tile, const LaneWatch& watch, La
   open(tile);
   result.has_set = watch.set_error;
   if (!watch.needles.empty()) result.needles.assign(result.cells() * (watch.needles.size() + 1), -1.0);
-  for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) step(tile, watch, r, result);
+  find_logits(tile);
+  int32_t r = 0;
+  for (int32_t t = tile.begin; t < tile.end; ++t) {
+    const bool has_row = r < int32_t(tile.rows.size()) && tile.rows[size_t(r)] == t;
+    step(tile, watch, t, has_row ? r : -1, result);
+    r += has_row ? 1 : 0;
+  }
   close(tile, watch, result);
   settle(tile.end);
 }
 
 template <class Real>
-void ScoreSlots<Real>::step(const Tile<Real>& tile, const LaneWatch& watch, int32_t r,
+void ScoreSlots<Real>::find_logits(const Tile<Real>& tile) {
+  solo_.clear();
+  for (int32_t t = tile.begin; t < tile.end; ++t)
+    if (!std::binary_search(tile.rows.begin(), tile.rows.end(), t)) solo_.push_back(t);
+  if (solo_.empty()) return;
+  const HeadShape shape = lane_.cache().shape();
+  const int32_t block = stream_.shape.block_of(lane_.first_head()), group = shape.heads / shape.blocks;
+  for (int32_t b = int32_t(slot_keys_.size()); b < shape.blocks; ++b) {
+    slot_keys_.emplace_back(slots_, shape.dim);
+    for (int32_t s = 0; s < slots_; ++s)
+      if (const int32_t token = slot_token_[size_t(s)]; token >= 0)
+        slot_keys_.back().put(s, stream_.block_keys(block + b) + int64_t(token) * shape.dim);
+  }
+  window_panel_ = low_ / kernels::kPanel * kernels::kPanel;
+  const int32_t window = tile.end - window_panel_, rows = int32_t(solo_.size()), width = slots_ + window;
+  logits_.resize(size_t(shape.heads) * size_t(rows) * size_t(width));
+  solo_queries_.resize(size_t(group) * size_t(rows) * size_t(shape.dim));
+  for (int32_t b = 0; b < shape.blocks; ++b) {
+    Real* q = solo_queries_.data();
+    for (int32_t h = b * group; h < (b + 1) * group; ++h)
+      for (const int32_t t : solo_) q = std::copy_n(stream_.query(lane_.first_head() + h, t), shape.dim, q);
+    Real* const to = logits_.data() + int64_t(b) * group * rows * width;
+    kernels::scores(solo_queries_.data(), shape.dim, group * rows, slot_keys_[size_t(b)], 0, slots_, to,
+                    width);
+    kernels::scores(solo_queries_.data(), shape.dim, group * rows, exact_.panels(block + b), window_panel_,
+                    window, to + slots_, width);
+  }
+}
+
+template <class Real>
+void ScoreSlots<Real>::step(const Tile<Real>& tile, const LaneWatch& watch, int32_t t, int32_t r,
                             LaneTile<Real>& result) {
-  const int32_t t = tile.rows[size_t(r)];
   lane_.arrive(t);
   const auto at = std::lower_bound(scored_.begin(), scored_.end(), r);
-  const bool scored = at != scored_.end() && *at == r;
+  const bool scored = r >= 0 && at != scored_.end() && *at == r;
   score_[size_t(t - low_)] = 0;
   for (int32_t h = 0; h < heads(); ++h) {
     const int32_t place = scored ? int32_t(h * int64_t(scored_.size()) + (at - scored_.begin())) : -1;
-    attend({stream_, tile, watch, result, lane_.first_head(), h, r}, place, h == 0 ? rule_.carry : 1);
+    const double carry = h == 0 ? rule_.carry : 1;
+    if (r < 0) attend_solo(h, t, carry);
+    else attend({stream_, tile, watch, result, lane_.first_head(), h, r}, place, carry);
   }
   const int32_t victim = lane_.cache().size() > rule_.budget ? lowest(t) : -1;
   if (victim >= 0) remove(victim);
@@ -105,7 +148,7 @@ void ScoreSlots<Real>::step(const Tile<Real>& tile, const LaneWatch& watch, int3
 
 template <class Real>
 void ScoreSlots<Real>::attend(const PlainRow<Real>& row, int32_t place, double carry) {
-  const int32_t t = row.token(), window = rounded(span(t));
+  const int32_t t = row.token();
   Real* const e = place < 0 ? unscored_.data() : coefficients_.data() + int64_t(place) * width_;
   Real* const recent = e + slots_;
   const double older = kernels::gather(row.strip(), column_.data(), slots_, e);
@@ -114,13 +157,46 @@ void ScoreSlots<Real>::attend(const PlainRow<Real>& row, int32_t place, double c
   RowMass mass{older + newer + row.sink(), older + newer, lane_.cache().size()};
   Normaliser tau{mass.z, double(row.tile.shift[row.in_tile()])};
   if (!mass.safe()) tau = attend_alone(row, e);
-  const double weight = share_ / tau.sum;
-  kernels::accumulate(e, weight, carry, slots_, slot_score_.data());
-  kernels::accumulate(recent, weight, carry, window, score_.data());
+  add_scores(e, share_ / tau.sum, carry, t);
   if (place < 0) return;
   z_[size_t(place)] = tau.sum;
   const RowRanking* ranking = row.tile.ranking_of(lane_.heads_differ(), row.stream_head(), row.row);
   row.measure(mass, tau, ranking, true, [&](auto f) { visit(t, f); });
+}
+
+template <class Real>
+void ScoreSlots<Real>::add_scores(const Real* e, double weight, double carry, int32_t t) {
+  kernels::accumulate(e, weight, carry, slots_, slot_score_.data());
+  kernels::accumulate(e + slots_, weight, carry, span(t), score_.data());
+}
+
+template <class Real>
+void ScoreSlots<Real>::attend_solo(int32_t head, int32_t t, double carry) {
+  const int32_t rows = int32_t(solo_.size()), width = int32_t(logits_.size()) / (heads() * rows);
+  const int32_t row = int32_t(std::lower_bound(solo_.begin(), solo_.end(), t) - solo_.begin());
+  const Real* const logits = logits_.data() + (int64_t(head) * rows + row) * width;
+  Real* const e = unscored_.data();
+  const int32_t n = slots_ + span(t);
+  std::copy_n(logits, slots_, e);
+  std::copy_n(logits + slots_ + (low_ - window_panel_), span(t), e + slots_);
+  Real scale = stream_.rule.scale;
+  if (stream_.rule.softcap > 0 || !(scale > 0)) {
+    for (int32_t i = 0; i < n; ++i) e[i] = stream_.rule(e[i]);
+    scale = 1;
+  }
+  for (int32_t s = 0; s < slots_; ++s)
+    if (slot_token_[size_t(s)] < 0) e[s] = -Real(INFINITY);
+  for (int32_t i = 0; i < span(t); ++i)
+    if (alive_[size_t(i)] == 0) e[slots_ + i] = -Real(INFINITY);
+  Real top = scale * kernels::row_maximum(e, n);
+  const int32_t stream_head = lane_.first_head() + head;
+  if (!stream_.sink_logits.empty()) top = std::max(top, stream_.sink_logits[size_t(stream_head)]);
+  const double z =
+      kernels::exponentiate(e, n, scale, top).sum + sink_share(stream_, stream_head, double(top));
+  if (!(z > 0) || !std::isfinite(z))
+    throw LaneError("the denominator at token " + std::to_string(t) +
+                    " is zero or not finite: nothing left to attend to");
+  add_scores(e, share_ / z, carry, t);
 }
 
 template <class Real>

@@ -13,16 +13,20 @@ namespace kvreplay {
 template <class Real>
 class ScoreSlots {
  public:
-  ScoreSlots(const HeadStream<Real>& stream, Lane<Real>& lane, const ScoreRule& rule, bool averages);
-  // Tokens of the tile arrive, whose rows all have strips. Throws LaneError.
+  ScoreSlots(const ExactAttention<Real>& exact, Lane<Real>& lane, const ScoreRule& rule, bool averages);
+  // Tokens of the tile arrive. Those without a strip attend by dot products with what the cache holds, so
+  // that a token costs O(budget) whatever the length of the trace. Throws LaneError.
   void replay(const Tile<Real>& tile, const LaneWatch& watch, LaneTile<Real>& result);
 
  private:
   void load(int32_t begin);
   void open(const Tile<Real>& tile);
-  void step(const Tile<Real>& tile, const LaneWatch& watch, int32_t row, LaneTile<Real>& result);
+  void find_logits(const Tile<Real>& tile);
+  void step(const Tile<Real>& tile, const LaneWatch& watch, int32_t t, int32_t row, LaneTile<Real>& result);
   // Fills coefficients of one head and adds its probabilities to the scores.
   void attend(const PlainRow<Real>& row, int32_t place, double carry);
+  void attend_solo(int32_t head, int32_t t, double carry);
+  void add_scores(const Real* e, double weight, double carry, int32_t t);
   Normaliser attend_alone(const PlainRow<Real>& row, Real* e);
   int32_t lowest(int32_t t);
   void remove(int32_t token);
@@ -34,6 +38,7 @@ class ScoreSlots {
   int32_t heads() const { return lane_.cache().shape().heads; }
   int32_t span(int32_t t) const { return t + 1 - low_; }
 
+  const ExactAttention<Real>& exact_;
   const HeadStream<Real>& stream_;
   Lane<Real>& lane_;
   ScoreRule rule_;
@@ -49,6 +54,12 @@ class ScoreSlots {
   std::vector<double> z_;                      // [heads, scored rows]
   std::vector<int32_t> scored_;
   std::vector<Real> product_;
+  // Of tokens without a strip: which they are, the slots' keys packed, and their products with the queries,
+  // [heads, solo tokens, slots + window from a whole panel on].
+  std::vector<int32_t> solo_;
+  std::vector<kernels::KeyPanels<Real>> slot_keys_;  // [blocks]; empty until they are needed
+  std::vector<Real> logits_, solo_queries_;
+  int32_t window_panel_ = 0;  // first token of `logits_`' window part
 };
 
 }  // namespace kvreplay

@@ -20,7 +20,8 @@ class TileOutput {
   // `cache` as it stands before token tile.begin arrives. `prompt`: its tokens are the prefix.
   template <class C>
   void open(const C& cache, const Tile<Real>& tile, int32_t heads, int32_t prompt, LaneWorkspace<Real>& w,
-            std::vector<int32_t>& column_of) {
+            std::vector<int32_t>& column_of, size_t tokens) {
+    column_of.resize(tokens);
     rows_ = int32_t(tile.rows.size());
     heads_ = heads;
     v_dim_ = cache.shape().v_dim;
@@ -41,11 +42,17 @@ class TileOutput {
   // Where the coefficients of one (head, row) go; rows that are no token are added to `out` at once.
   struct Sink {
     const int32_t* column_of;
-    Real *coefficients, *out;  // of this (head, row): [columns], [v_dim]
+    Real *coefficients, *out;  // of this (head, row): [columns], [v_dim]; null: nobody looks at it
     Real* prefix;              // [v_dim] or null: what the prompt's rows add
     int32_t block, prompt;
     template <Team T, Cache C>
     void emit(const T&, const C& cache, std::span<const Real> c) const {
+      if (coefficients == nullptr) return;
+      if (!cache.has_own_rows()) {
+        const int32_t* token = cache.tokens().data();
+        for (int32_t i = 0; i < cache.size(); ++i) coefficients[column_of[token[i]]] += c[size_t(i)];
+        return;
+      }
       for (int32_t i = 0; i < cache.size(); ++i) {
         if (c[size_t(i)] == 0) continue;
         if (cache.verbatim(i)) coefficients[column_of[cache.token(i)]] += c[size_t(i)];
@@ -61,6 +68,7 @@ class TileOutput {
     }
   };
   Sink sink(int32_t head, int32_t row, LaneTile<Real>& result) const {
+    if (row < 0) return {};
     const int64_t at = int64_t(head) * rows_ + row;
     return {column_of_,
             coefficients_ + at * columns_,

@@ -188,7 +188,7 @@ class DeepCheck {
     };
     attempt([&] {
       for (int32_t h = 0; h < l.q_heads; ++h)
-        trace_.read_queries(prompt, l.layer, h, l.query_rows, buffer(l.query_rows, l.head_dim));
+        trace_.read_queries(prompt, l.layer, h, 0, l.query_rows, buffer(l.query_rows, l.head_dim));
     });
     attempt([&] {
       for (int32_t h = 0; h < l.kv_heads; ++h)

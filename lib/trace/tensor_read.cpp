@@ -98,8 +98,9 @@ Tensor open_tensor(const h5::Node& layer, const std::string& name, const std::st
   return tensor;
 }
 
-void read_rows(const Tensor& tensor, int64_t head, int64_t rows, std::span<float> into, const char* row) {
-  assert(head >= 0 && head < tensor.heads() && rows >= 0 && rows <= tensor.rows());
+void read_rows(const Tensor& tensor, int64_t head, int64_t begin, int64_t rows, std::span<float> into,
+               const char* row) {
+  assert(head >= 0 && head < tensor.heads() && begin >= 0 && rows >= 0 && begin + rows <= tensor.rows());
   assert(static_cast<int64_t>(into.size()) == rows * tensor.width());
   const int64_t width = tensor.width(), step = std::max<int64_t>(1, kPieceBytes / (4 * width));
   std::vector<uint16_t> bits;
@@ -108,13 +109,14 @@ void read_rows(const Tensor& tensor, int64_t head, int64_t rows, std::span<float
     const std::span<float> piece =
         into.subspan(static_cast<size_t>(first * width), static_cast<size_t>(count * width));
     if (tensor.dtype == DType::float32) {
-      h5::read_box(tensor.array, H5T_NATIVE_FLOAT, {head, first, 0}, {1, count, width}, piece.data());
+      h5::read_box(tensor.array, H5T_NATIVE_FLOAT, {head, begin + first, 0}, {1, count, width}, piece.data());
     } else {
       bits.resize(piece.size());
-      h5::read_box(tensor.array, tensor.array.type.get(), {head, first, 0}, {1, count, width}, bits.data());
+      h5::read_box(tensor.array, tensor.array.type.get(), {head, begin + first, 0}, {1, count, width},
+                   bits.data());
       widen(tensor, bits, piece.data());
     }
-    check_finite(tensor, head, first, piece, row);
+    check_finite(tensor, head, begin + first, piece, row);
   }
 }
 

@@ -131,26 +131,26 @@ const LayerInfo& Trace::layer(const std::string& prompt_id, int32_t layer) const
 void Trace::read_keys(const std::string& prompt, int32_t layer_number, int32_t kv_head, int64_t count,
                       std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
-  reading([&] { read_rows(state_->tensor(prompt, info, "k"), kv_head, count, into, "token"); });
+  reading([&] { read_rows(state_->tensor(prompt, info, "k"), kv_head, 0, count, into, "token"); });
 }
 
 void Trace::read_values(const std::string& prompt, int32_t layer_number, int32_t kv_head, int64_t count,
                         std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
-  reading([&] { read_rows(state_->tensor(prompt, info, "v"), kv_head, count, into, "token"); });
+  reading([&] { read_rows(state_->tensor(prompt, info, "v"), kv_head, 0, count, into, "token"); });
 }
 
-void Trace::read_queries(const std::string& prompt, int32_t layer_number, int32_t q_head, int64_t rows,
-                         std::span<float> into) const {
+void Trace::read_queries(const std::string& prompt, int32_t layer_number, int32_t q_head, int64_t first,
+                         int64_t rows, std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
-  reading([&] { read_rows(state_->tensor(prompt, info, "q"), q_head, rows, into, "query"); });
+  reading([&] { read_rows(state_->tensor(prompt, info, "q"), q_head, first, rows, into, "query"); });
 }
 
 void Trace::read_out(const std::string& prompt, int32_t layer_number, int32_t q_head, int64_t rows,
                      std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
   assert(info.has_out);
-  reading([&] { read_rows(state_->tensor(prompt, info, "out"), q_head, rows, into, "query"); });
+  reading([&] { read_rows(state_->tensor(prompt, info, "out"), q_head, 0, rows, into, "query"); });
 }
 
 std::vector<int32_t> Trace::token_ids(const std::string& prompt_id) const {

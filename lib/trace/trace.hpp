@@ -81,8 +81,8 @@ class Trace {
                  std::span<float> into) const;
   void read_values(const std::string& prompt, int32_t layer, int32_t kv_head, int64_t count,
                    std::span<float> into) const;
-  // Query rows 0..rows-1 of one query head, [rows, head_dim].
-  void read_queries(const std::string& prompt, int32_t layer, int32_t q_head, int64_t rows,
+  // Query rows first..first+rows-1 of one query head, [rows, head_dim].
+  void read_queries(const std::string& prompt, int32_t layer, int32_t q_head, int64_t first, int64_t rows,
                     std::span<float> into) const;
   // The model's own attention output, [rows, v_head_dim]; only where LayerInfo::has_out.
   void read_out(const std::string& prompt, int32_t layer, int32_t q_head, int64_t rows,

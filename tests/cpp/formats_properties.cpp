@@ -168,11 +168,9 @@ TEST_CASE("row formats compose with the other axes: where the same tokens are ke
 
 TEST_CASE("a prompt that streams is coded token by token", "[formats]") {
   const StreamShape s;
-  RunOptions streamed;
-  streamed.prompt_streams = true;
   for (const RowFormat& format : kFormats) {
     const CellResult r = replay(make_stream<double>(s, 35),
-                                {cell_of({"h2o", default_axes("h2o")}, format, kBudget, s)}, streamed)
+                                {streamed(cell_of({"h2o", default_axes("h2o")}, format, kBudget, s))})
                              .only();
     REQUIRE(r.ok);
     CHECK(r.measures.peak_attended_tokens == kBudget + 1);

@@ -349,10 +349,8 @@ TEST_CASE("variants refuse what they have no meaning for", "[h2o]") {
 
 TEST_CASE("a streamed prompt has no end at which oracle_global could rank all rows", "[h2o]") {
   const StreamShape s;
-  RunOptions streamed;
-  streamed.prompt_streams = true;
   const CellResult r =
-      replay(make_stream<double>(s), {cell("h2o", kBudget, s, {{"variant", "oracle_global"}})}, streamed)
+      replay(make_stream<double>(s), {streamed(cell("h2o", kBudget, s, {{"variant", "oracle_global"}}))})
           .only();
   CHECK_FALSE(r.ok);
   CHECK(r.error.find("replay.prompt: cut") != std::string::npos);

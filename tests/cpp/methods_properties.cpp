@@ -262,9 +262,7 @@ TEST_CASE("a prompt that streams obeys the budget from the first token on", "[pr
   for (const Variant& v : variants()) {
     if (v.axes.phase != Phase::stream) continue;
     INFO(v.label());
-    RunOptions streamed;
-    streamed.prompt_streams = true;
-    const CellResult r = replay(make_stream<double>(s, 15), {cell_of(v, kBudget, s)}, streamed).only();
+    const CellResult r = replay(make_stream<double>(s, 15), {streamed(cell_of(v, kBudget, s))}).only();
     REQUIRE(r.ok);
     CHECK(int32_t(r.rows.size()) == s.tokens - s.prompt);
     CHECK(r.rows.front() == s.prompt);

@@ -378,10 +378,8 @@ TEST_CASE("a FastGen prompt that streams ends with the same choice", "[stream]")
   w[0] = 8, w[3] = 3;
   const auto s = weights(w, 12);
   const json params = {{"recovery", 0.7}};
-  RunOptions streamed;
-  streamed.prompt_streams = true;
   const StreamShape shape{s.tokens, s.prompt, 1, 1, 1};
-  const CellResult r = replay(s, {make_cell("fastgen", std::nullopt, shape, params)}, streamed).only();
+  const CellResult r = replay(s, {streamed(make_cell("fastgen", std::nullopt, shape, params))}).only();
   const CellResult cut = run(s, "fastgen", std::nullopt, params);
   CHECK(r.measures.extras.at("candidate") == cut.measures.extras.at("candidate"));
   CHECK(r.measures.extras.at("recovered_mass") == Approx(cut.measures.extras.at("recovered_mass")));

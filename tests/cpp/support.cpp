@@ -86,6 +86,10 @@ HeadStream<double> layer_of(const HeadStream<double>& a, const HeadStream<double
   return layer;
 }
 
+Cell streamed(Cell cell) {
+  cell.prompt_streams = true;
+  return cell;
+}
 Axes default_axes(const std::string& method) {
   const Method* m = find_method(registry(), method);
   return m->default_axes(nlohmann::json::object());

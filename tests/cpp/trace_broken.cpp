@@ -27,7 +27,7 @@ std::string error_of(const std::filesystem::path& file) {
             q(static_cast<size_t>(l.query_rows * l.head_dim));
         for (int32_t h = 0; h < l.kv_heads; ++h) trace.read_keys(prompt.id, l.layer, h, l.tokens, k);
         for (int32_t h = 0; h < l.kv_heads; ++h) trace.read_values(prompt.id, l.layer, h, l.tokens, v);
-        for (int32_t h = 0; h < l.q_heads; ++h) trace.read_queries(prompt.id, l.layer, h, l.query_rows, q);
+        for (int32_t h = 0; h < l.q_heads; ++h) trace.read_queries(prompt.id, l.layer, h, 0, l.query_rows, q);
         trace.query_positions(prompt.id, l.layer);
         trace.sink_logits(prompt.id, l.layer);
       }

@@ -67,7 +67,7 @@ TEST_CASE("A trace of every dtype comes back bit for bit, head by head") {
     trace.read_values("p0", 0, head, kRows, values);
     check_head(values, head, kValueDim, type);
   }
-  trace.read_queries("p0", 0, 3, kRows, keys);
+  trace.read_queries("p0", 0, 3, 0, kRows, keys);
   check_head(keys, 3, kDim, type);
 }
 

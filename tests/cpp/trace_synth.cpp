@@ -48,7 +48,7 @@ std::vector<float> values_of(const Trace& trace, int32_t head = 0) {
 std::vector<float> queries_of(const Trace& trace, int32_t head = 0) {
   const LayerInfo& l = trace.layer("synthetic", 0);
   std::vector<float> x(static_cast<size_t>(l.query_rows * l.head_dim));
-  trace.read_queries("synthetic", 0, head, l.query_rows, x);
+  trace.read_queries("synthetic", 0, head, 0, l.query_rows, x);
   return x;
 }
 

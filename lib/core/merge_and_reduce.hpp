@@ -14,7 +14,7 @@ struct MergeAndReduce {
   int32_t batch = 256, levels = 0;  // t, T
   std::span<double> state;  // tokens that each slot was fed [kSlots]; rows [t] and signs [t] of a level
 
-  static int64_t doubles(int32_t most) { return kSlots + 2 * int64_t(most); }
+  KVR_FN static int64_t doubles(int32_t most) { return kSlots + 2 * int64_t(most); }
   KVR_FN double& fed(int32_t slot) const { return state[size_t(slot)]; }
   KVR_FN double& place(int32_t i) const { return state[size_t(kSlots + i)]; }
   KVR_FN int32_t row(int32_t i) const { return int32_t(place(i)); }
@@ -82,8 +82,18 @@ struct BalancedSums : MergeAndReduce {
   double scale = 1;
   SelfBalancing rule;
   std::span<double> centre;  // subtracted from the keys in the walks, which softmax does not see [dim]
+  std::span<double> packed;  // rows of a walk
   Draws draws;
 
+  static int64_t doubles(int32_t rows, int32_t dim, int32_t v_dim) {
+    return dim + MergeAndReduce::doubles(rows) + PackedRows::doubles(rows, dim, v_dim);
+  }
+  // all: doubles(rows, dim, v_dim), of which the centre is the first [dim].
+  KVR_FN void bind(std::span<double> all, int32_t rows, int32_t dim) {
+    const auto own = size_t(MergeAndReduce::doubles(rows));
+    centre = all.first(size_t(dim)), state = all.subspan(size_t(dim), own);
+    packed = all.subspan(size_t(dim) + own);
+  }
   KVR_FN double key_product(const auto& cache, int32_t a, int32_t b) const {
     return centred_dot(cache.key(a), cache.key(b), std::span<const double>(centre));
   }
@@ -118,14 +128,23 @@ struct BalancedSums : MergeAndReduce {
     const auto key2 = [&](int32_t i) { return key_product(cache, row(i), row(i)); };
     const double value2 = ones ? 1 : std::ldexp(1.0, 2 * (slot - kBucketZero));
     const SoftmaxKernel expv{scale, team.largest(n, key2).score, value2};
-    const auto K = [&](int32_t i, int32_t j) {
-      const double values = ones ? 1 : wide_dot(cache.value(row(i)), cache.value(row(j)));
-      return expv(key_product(cache, row(i), row(j)), values);
+    const PackedRows rows{
+        team,
+        n,
+        cache.shape().dim,
+        ones ? 0 : cache.shape().v_dim,
+        packed,
+        [&](int32_t i, int32_t c) { return double(cache.key(row(i))[size_t(c)]) - centre[size_t(c)]; },
+        [&](int32_t i, int32_t c) { return double(cache.value(row(i))[size_t(c)]); }};
+    const auto K = [&](PackedRows::Tile& keys, PackedRows::Tile& values) {
+      if (ones)
+        for (double& x : values) x = 1;
+      expv(keys, values);
     };
     const auto decide = [&](int32_t i, double y) {
       return rule.sign(y, draws.uniform(Structure::sign_walk, cache.token(row(i)), slot, level));
     };
-    const int32_t failed = kernel_walk(team, n, K, decide, [&](int32_t i) -> double& { return sign(i); });
+    const int32_t failed = tile_walk(team, n, rows, K, decide, [&](int32_t i) -> double& { return sign(i); });
     if (failed >= 0) cache.fail(team, 1, cache.token(row(failed)));
     return failed < 0;
   }

@@ -41,8 +41,12 @@ struct SerialTeam {
   }
   template <class F>
   KVR_FN double sum(int32_t n, F f) const {
-    double s = 0;
-    for (int32_t i = 0; i < n; ++i) s += f(i);
+    constexpr int32_t kLanes = 8;
+    double lanes[kLanes] = {}, s = 0;
+    int32_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) KVR_SIMD for (int32_t l = 0; l < kLanes; ++l) lanes[l] += f(i + l);
+    for (const double x : lanes) s += x;
+    for (; i < n; ++i) s += f(i);
     return s;
   }
   template <class F>
@@ -54,17 +58,11 @@ struct SerialTeam {
   // Convention C8: among equal scores the largest is the lowest index, the smallest the highest.
   template <class F>
   KVR_FN Scored largest(int32_t n, F score) const {
-    Scored best{0, -1};
-    for (int32_t i = 0; i < n; ++i)
-      if (const double s = score(i); best.index < 0 || s > best.score) best = {s, i};
-    return best;
+    return best(n, score, [](double s, double so_far) { return s > so_far; });
   }
   template <class F>
   KVR_FN Scored smallest(int32_t n, F score) const {
-    Scored best{0, -1};
-    for (int32_t i = 0; i < n; ++i)
-      if (const double s = score(i); best.index < 0 || s <= best.score) best = {s, i};
-    return best;
+    return best(n, score, [](double s, double so_far) { return s <= so_far; });
   }
   // Moves the elements that stay to the front, in order; returns how many stayed.
   template <class F, class M>
@@ -86,6 +84,29 @@ struct SerialTeam {
 #else
     std::memmove(array + gap, array + gap + 1, size_t(n - gap - 1) * sizeof(T));
 #endif
+  }
+
+ private:
+  // Most of the time no score of a few neighbours replaces what was found before them.
+  template <class F, class B>
+  KVR_FN static Scored best(int32_t n, F score, B replaces) {
+    constexpr int32_t kAtOnce = 8;
+    if (n <= 0) return {0, -1};
+    Scored found{score(0), 0};
+    int32_t i = 1;
+    for (; i + kAtOnce <= n; i += kAtOnce) {
+      double s[kAtOnce];
+      int32_t better = 0;
+      KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) s[l] = score(i + l);
+      KVR_SIMD_SUM(better)
+      for (int32_t l = 0; l < kAtOnce; ++l) better += replaces(s[l], found.score) ? 1 : 0;
+      if (better == 0) continue;
+      for (int32_t l = 0; l < kAtOnce; ++l)
+        if (replaces(s[l], found.score)) found = {s[l], i + l};
+    }
+    for (; i < n; ++i)
+      if (const double s = score(i); replaces(s, found.score)) found = {s, i};
+    return found;
   }
 };
 static_assert(Team<SerialTeam>);

@@ -4,12 +4,63 @@
 #include <span>
 
 #include "core/cache.hpp"
-#include "core/vectors.hpp"
+#include "core/exponential.hpp"
+#include "core/linear.hpp"
+#include "core/wide.hpp"
 
 // Walks that choose signs so that a signed sum of vectors stays small. Vectors may be given (W is held) or
 // known through their kernel K(i, j) = <u_i, u_j> alone (W is the sum over the earlier signs).
 
 namespace kvreplay {
+
+// Keys and values of the vectors of a walk in double, kLanes vectors side by side, so that the products of a
+// few with many others are vector work.
+class PackedRows {
+ public:
+  static constexpr int32_t kLanes = KVR_LANES, kRows = kLanes < 4 ? kLanes : 4;
+  using Tile = double[kRows * kLanes];  // of kRows vectors with the kLanes of a block
+
+  static int64_t doubles(int64_t rows, int64_t dim, int64_t v_dim) { return (rows + 8) * (dim + v_dim + 4); }
+  // to: doubles(rows, dim, v_dim) or more. key(i, c) and value(i, c) give the numbers.
+  template <class K, class V>
+  KVR_FN PackedRows(const Team auto& team, int32_t rows, int32_t dim, int32_t v_dim, std::span<double> to,
+                    K key, V value)
+      : blocks_((rows + kLanes - 1) / kLanes), dim_(dim), v_dim_(v_dim), numbers_(to.data()) {
+    team.each(blocks_, [&](int32_t b) {
+      for (int32_t l = 0; l < kLanes; ++l) {
+        const int32_t i = b * kLanes + l < rows ? b * kLanes + l : rows - 1;
+        for (int32_t c = 0; c < dim_; ++c) keys(b)[c * kLanes + l] = key(i, c);
+        for (int32_t c = 0; c < v_dim_; ++c) values(b)[c * kLanes + l] = value(i, c);
+      }
+    });
+  }
+  // Of vectors i .. i + kRows - 1 with those of block b; i is a multiple of kRows.
+  KVR_FN void key_products(int32_t i, int32_t b, Tile& out) const {
+    products(keys(i / kLanes) + i % kLanes, keys(b), dim_, out);
+  }
+  KVR_FN void value_products(int32_t i, int32_t b, Tile& out) const {
+    products(values(i / kLanes) + i % kLanes, values(b), v_dim_, out);
+  }
+  // Place for numbers of kRows vectors with all others, which are as many as the rows at most.
+  KVR_FN double* strip(int32_t row) const {
+    return numbers_ + int64_t(blocks_) * kLanes * (dim_ + v_dim_ + row);
+  }
+
+ private:
+  KVR_FN static void products(const double* x, const double* block, int32_t n, Tile& out) {
+    Tile s = {};
+    for (int32_t c = 0; c < n; ++c)
+      for (int32_t r = 0; r < kRows; ++r) {
+        const double factor = x[c * kLanes + r];
+        KVR_SIMD for (int32_t l = 0; l < kLanes; ++l) s[r * kLanes + l] += factor * block[c * kLanes + l];
+      }
+    for (int32_t l = 0; l < kRows * kLanes; ++l) out[l] = s[l];
+  }
+  KVR_FN double* keys(int32_t b) const { return numbers_ + int64_t(b) * kLanes * (dim_ + v_dim_); }
+  KVR_FN double* values(int32_t b) const { return keys(b) + int64_t(dim_) * kLanes; }
+  int32_t blocks_, dim_, v_dim_;
+  double* numbers_;  // [blocks, dim + v_dim, kLanes], then the strips
+};
 
 // <a - mean, b - mean>, from the differences.
 template <class Real>
@@ -33,15 +84,50 @@ KVR_FN int32_t sign_walk(int32_t n, Y product, D decide, A add) {
   }
   return -1;
 }
-// The same through a kernel; sign(i) is a place for the sign of vector i.
-template <Team T, class K, class D, class S>
-KVR_FN int32_t kernel_walk(const T& team, int32_t n, K kernel, D decide, S sign) {
+// The same through a kernel; sign(i) is a place for the sign of vector i. kernel(i, j, out) gives K(i + r, j
+// + l) to out[r columns + l] for r < `at_once`, l < `columns`; what lies behind the last vector counts for
+// nothing.
+template <int32_t at_once, int32_t columns, Team T, class K, class D, class S>
+KVR_FN int32_t kernel_walk(const T& team, int32_t n, const PackedRows& rows, K kernel, D decide, S sign) {
+  const auto fill = [&](int32_t i) {
+    team.each((i + at_once + columns - 1) / columns, [&](int32_t b) {
+      double out[at_once * columns];
+      kernel(i, b * columns, out);
+      for (int32_t r = 0; r < at_once; ++r)
+        for (int32_t l = 0; l < columns; ++l) rows.strip(r)[b * columns + l] = out[r * columns + l];
+    });
+  };
   return sign_walk(
-      n, [&](int32_t i) { return team.sum(i, [&](int32_t j) { return sign(j) * kernel(i, j); }); }, decide,
+      n,
+      [&](int32_t i) {
+        if (i % at_once == 0) fill(i);
+        const double* const K_i = rows.strip(i % at_once);
+        return team.sum(i, [&](int32_t j) { return sign(j) * K_i[j]; });
+      },
+      decide,
       [&](int32_t i, double e) {
         if (team.rank() == 0) sign(i) = e;
         team.sync();
       });
+}
+// K of vectors i, i + 1, ... with j, j + 1, ...: kernel(keys, values) makes it of the products of keys and
+// values, in place of the former.
+template <class F>
+KVR_FN void packed_tile(const PackedRows& rows, int32_t i, int32_t j, const F& kernel,
+                        PackedRows::Tile& out) {
+  wide([&] {
+    PackedRows::Tile values;
+    rows.key_products(i, j / PackedRows::kLanes, out);
+    rows.value_products(i, j / PackedRows::kLanes, values);
+    kernel(out, values);
+  });
+}
+template <Team T, class F, class D, class S>
+KVR_FN int32_t tile_walk(const T& team, int32_t n, const PackedRows& rows, F tile, D decide, S sign) {
+  const auto kernel = [&](int32_t i, int32_t j, PackedRows::Tile& out) {
+    packed_tile(rows, i, j, tile, out);
+  };
+  return kernel_walk<PackedRows::kRows, PackedRows::kLanes>(team, n, rows, kernel, decide, sign);
 }
 // The smaller sign class; equal sizes give +.
 template <Team T, class S>
@@ -100,24 +186,38 @@ struct SoftmaxKernel {
   KVR_FN double operator()(double keys, double values) const {
     return value2 == 0 ? 0 : std::exp(scale * (keys - most_key2)) * values / value2;
   }
+  // keys: in, and what becomes of them.
+  KVR_FN void operator()(PackedRows::Tile& keys, const PackedRows::Tile& values) const {
+    for (double& x : keys) x = scale * (x - most_key2);
+    exponentiate(keys);
+    constexpr int32_t n = PackedRows::kRows * PackedRows::kLanes;
+    KVR_SIMD for (int32_t l = 0; l < n; ++l) keys[l] = value2 == 0 ? 0 : keys[l] * values[l] / value2;
+  }
 };
 
-// Inner products of the rows from `first` on, and SoftmaxBalance's kernel with the largest norms of n of
-// them.
+// The rows from `first` on, and SoftmaxBalance's kernel with the largest norms of n of them.
 template <Cache C>
 struct RowProducts {
   const C& cache;
   int32_t first;
-  KVR_FN double keys(int32_t i, int32_t j) const {
-    return wide_dot(cache.key(first + i), cache.key(first + j));
-  }
-  KVR_FN double values(int32_t i, int32_t j) const {
-    return wide_dot(cache.value(first + i), cache.value(first + j));
-  }
+  KVR_FN double keys(int32_t i) const { return wide_dot(cache.key(first + i), cache.key(first + i)); }
+  KVR_FN double values(int32_t i) const { return wide_dot(cache.value(first + i), cache.value(first + i)); }
   template <Team T>
   KVR_FN SoftmaxKernel softmax_kernel(const T& team, int32_t n, double scale) const {
-    return {scale, team.largest(n, [&](int32_t i) { return keys(i, i); }).score,
-            team.largest(n, [&](int32_t i) { return values(i, i); }).score};
+    return {scale, team.largest(n, [&](int32_t i) { return keys(i); }).score,
+            team.largest(n, [&](int32_t i) { return values(i); }).score};
+  }
+  // Keys minus `centre`, if there is one; values times the rows' weights, if they count.
+  template <Team T>
+  KVR_FN PackedRows packed(const T& team, int32_t n, std::span<double> to,
+                           std::span<const double> centre = {}, bool weighted = false) const {
+    const auto key = [&](int32_t i, int32_t c) {
+      return double(cache.key(first + i)[size_t(c)]) - (centre.empty() ? 0 : centre[size_t(c)]);
+    };
+    const auto value = [&](int32_t i, int32_t c) {
+      return double(cache.value(first + i)[size_t(c)]) * (weighted ? double(cache.num(first + i)) : 1);
+    };
+    return {team, n, cache.shape().dim, cache.shape().v_dim, to, key, value};
   }
 };
 

@@ -37,7 +37,7 @@ struct BalanceKv : Thinning<> {
   Walk walk = Walk::reference;
   double c = kUnset, delta = kUnset, temp = 1, scale = 1;
   int32_t done = 0, survivors = 0, tail = 0;  // rounds made, what they left, and of it with weight 1
-  std::span<double> state;                    // mean key of a block [dim]
+  std::span<double> state;                    // mean key of a block [dim], then its rows
   Draws draws;
 
   static void declare(auto& d) {
@@ -74,7 +74,8 @@ struct BalanceKv : Thinning<> {
     return {{"uniforms U", Structure::sign_walk, T, middle_of(s)}};
   }
   Layout layout(const Scene& s) const {
-    return {.state_doubles = s.shape.dim, .scores = true, .weights = true};
+    const int64_t rows = PackedRows::doubles(std::min(block, s.prompt), s.shape.dim, s.shape.v_dim);
+    return {.state_doubles = s.shape.dim + rows, .scores = true, .weights = true};
   }
   void charge(Charge& charged, const auto&) const { charged.weight_floats = survivors; }
   void report(auto& extras, const auto&) const { extras["rounds"] = done, extras["tail"] = tail; }
@@ -105,37 +106,36 @@ struct BalanceKv : Thinning<> {
   // Steps 2 to 4; the zero rows come last, so no sign of a token depends on theirs.
   KVR_FN void sign_block(const Team auto& team, auto& cache, Middle part, int32_t position) {
     const auto sign = [&](int32_t i) -> double& { return cache.score(part.first + i); };
-    const double d = cache.shape().dim;
-    team.each(cache.shape().dim, [&](int32_t x) {
-      double sum = 0;
-      for (int32_t i = 0; i < part.count; ++i) sum += double(cache.key(part.first + i)[size_t(x)]);
-      state[size_t(x)] = sum / block;
-    });
-    team.sync();
-    const auto G = [&](int32_t i, int32_t j) {
-      if (gamma == 0) return 0.0;
-      const int32_t a = part.first + i, b = part.first + j;
-      const double keys = centred_dot(cache.key(a), cache.key(b), std::span<const double>(state));
-      const double values =
-          double(cache.num(a)) * double(cache.num(b)) * wide_dot(cache.value(a), cache.value(b));
-      return std::exp(tau * keys / std::sqrt(d) - beta) * (values + c0 + 1e-8);
-    };
     const auto decide = [&](int32_t i, double y) {
       return i == 0 || uniform(position + i) < 0.5 - gamma * y ? 1.0 : -1.0;
     };
-    kernel_walk(team, part.count, G, decide, sign);
+    if (gamma == 0) return team.each(part.count, [&](int32_t i) { sign(i) = decide(i, 0); });
+    const auto mean = state.first(size_t(cache.shape().dim));
+    team.each(cache.shape().dim, [&](int32_t x) {
+      double sum = 0;
+      for (int32_t i = 0; i < part.count; ++i) sum += double(cache.key(part.first + i)[size_t(x)]);
+      mean[size_t(x)] = sum / block;
+    });
+    const PackedRows rows =
+        RowProducts{cache, part.first}.packed(team, part.count, state.subspan(mean.size()), mean, true);
+    const auto G = [&, root = std::sqrt(double(mean.size()))](auto& keys, const auto& values) {
+      for (double& x : keys) x = tau * x / root - beta;
+      exponentiate(keys);
+      for (size_t l = 0; l < std::size(keys); ++l) keys[l] *= values[l] + c0 + 1e-8;
+    };
+    tile_walk(team, part.count, rows, G, decide, sign);
   }
   KVR_FN void halve_block(const Team auto& team, auto& cache, Middle part, int32_t position) {
     const auto sign = [&](int32_t i) -> double& { return cache.score(part.first + i); };
     const RowProducts products{cache, part.first};
-    const SoftmaxKernel expv = products.softmax_kernel(team, part.count, scale * temp);
-    const auto K = [&](int32_t i, int32_t j) { return expv(products.keys(i, j), products.values(i, j)); };
+    const SoftmaxKernel K = products.softmax_kernel(team, part.count, scale * temp);
+    const PackedRows rows = products.packed(team, part.count, state);
     const SelfBalancing rule{c, OnFail::clamp};
     const auto decide = [&](int32_t i, double y) {
       if (c == 0) return y <= 0 ? 1.0 : -1.0;
       return rule.sign(y, uniform(position + i));
     };
-    kernel_walk(team, part.count, K, decide, sign);
+    tile_walk(team, part.count, rows, K, decide, sign);
     smaller_half(team, cache, part);
   }
   KVR_FN void weigh(const Team auto& team, auto& cache) {

@@ -42,7 +42,7 @@ struct BalanceKvStream {
   double radius = 0, most_value = 0;  // max ||k||, ||q|| and max ||v|| so far
   double largest_query = 0;           // max ||q|| of the trace: the theorem bounds later queries too
   BalancedSums sums;
-  std::span<double> state;  // centre of the keys [dim], then of the sums
+  std::span<double> state;  // of the sums
   Draws draws;
 
   static void declare(auto& d) {
@@ -67,7 +67,7 @@ struct BalanceKvStream {
   Hindsight hindsight() const { return {.largest_query_norm = r == kUnset}; }
   static bool random(const BalanceKvStream&) { return true; }
   Layout layout(const Scene& s) const {
-    const int64_t doubles = s.shape.dim + MergeAndReduce::doubles(std::min(batch, tokens));
+    const int64_t doubles = BalancedSums::doubles(std::min(batch, tokens), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = doubles, .scores = true, .weights = true, .split = true};
   }
   PromptNeeds needs(const Scene&) const { return {.queries = r == kUnset}; }
@@ -128,9 +128,7 @@ struct BalanceKvStream {
   }
 
  private:
-  KVR_FN void bind() {
-    sums.centre = state.first(size_t(dim)), sums.state = state.subspan(size_t(dim)), sums.draws = draws;
-  }
+  KVR_FN void bind() { sums.bind(state, batch < tokens ? batch : tokens, dim), sums.draws = draws; }
   KVR_FN double bound() const { return r != kUnset ? r : radius; }
   double promised_bound() const { return r != kUnset ? r : std::max(radius, largest_query); }
   KVR_FN static void grow(double& most, double x) { most = x > most ? x : most; }

@@ -31,6 +31,7 @@ struct KernelHalving : Thinning<4, 32> {
   };
   int32_t g = kDerived;
   double scale = 1;
+  std::span<double> state;  // rows of a bucket
   Draws draws;
 
   static void declare(auto& d) {
@@ -56,7 +57,10 @@ struct KernelHalving : Thinning<4, 32> {
     return {{"U", Structure::halving_walk, rounds, N / 2},
             {"UF", Structure::halving_flip, rounds, N >> 2 * (g + 1)}};
   }
-  Layout layout(const Scene&) const { return {.scores = true, .weights = true}; }
+  Layout layout(const Scene& s) const {
+    const int64_t doubles = PackedRows::doubles(middle_of(s), s.shape.dim, s.shape.v_dim);
+    return {.state_doubles = doubles, .scores = true, .weights = true};
+  }
   void charge(Charge& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? 1 : 0; }
 
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
@@ -81,9 +85,10 @@ struct KernelHalving : Thinning<4, 32> {
  private:
   struct Kernel {
     double scale, most_key2, most_value2;
-    KVR_FN double operator()(const auto& cache, int32_t a, int32_t b) const {
-      return std::exp(scale * (wide_dot(cache.key(a), cache.key(b)) - most_key2)) *
-             (wide_dot(cache.value(a), cache.value(b)) + most_value2);
+    KVR_FN void operator()(PackedRows::Tile& keys, const PackedRows::Tile& values) const {
+      for (double& x : keys) x = scale * (x - most_key2);
+      exponentiate(keys);
+      for (size_t l = 0; l < std::size(keys); ++l) keys[l] *= values[l] + most_value2;
     }
   };
   struct Bucket {
@@ -111,19 +116,26 @@ struct KernelHalving : Thinning<4, 32> {
   // Step 4 and 5: the scores of a bucket become 1 (stays) and 0. The sign of a pair stands on its even token.
   KVR_FN void halve(const Team auto& team, auto& cache, const Kernel& K, Middle m, Bucket bucket) {
     const auto sign = [&](int32_t i) -> double& { return cache.score(m.first + 2 * i); };
-    const auto D = [&](int32_t i, int32_t j) {
-      const int32_t a = m.first + 2 * i, b = m.first + 2 * j;
-      return (K(cache, a, b) - K(cache, a, b + 1)) - (K(cache, a + 1, b) - K(cache, a + 1, b + 1));
+    const PackedRows rows = RowProducts{cache, m.first}.packed(team, m.count, state);
+    constexpr int32_t kLanes = PackedRows::kLanes, kPairs = kLanes / 2, kRows = PackedRows::kRows / 2;
+    const auto D = [&](int32_t i, int32_t j, double(&out)[kRows * kPairs]) {
+      PackedRows::Tile tile;
+      packed_tile(rows, 2 * i, 2 * j, K, tile);
+      for (int32_t r = 0; r < kRows; ++r)
+        for (int32_t p = 0; p < kPairs; ++p) {
+          const double *even = tile + 2 * r * kLanes + 2 * p, *odd = even + kLanes;
+          out[r * kPairs + p] = (even[0] - even[1]) - (odd[0] - odd[1]);
+        }
     };
     double longest = 0;
     const auto keep_even = [&](int32_t i, double y) {
-      const double d = D(i, i), a = d > 0 ? std::sqrt(d) : 0;
+      const double d = rows.strip(i % kRows)[i], a = d > 0 ? std::sqrt(d) : 0;
       longest = a > longest ? a : longest;
       const double u =
           draws.uniform(Structure::halving_walk, bucket.index * (m.count / 2) + i, 0, bucket.round);
       return i == 0 || (2 * u - 1) * bucket.c * a * longest > y ? 1.0 : -1.0;
     };
-    kernel_walk(team, m.count / 2, D, keep_even, sign);
+    kernel_walk<kRows, kPairs>(team, m.count / 2, rows, D, keep_even, sign);
     const bool flip = draws.uniform(Structure::halving_flip, bucket.index, 0, bucket.round) < 0.5;
     team.each(m.count / 2, [&](int32_t i) {
       const bool even = (sign(i) > 0) != flip;

@@ -33,6 +33,7 @@ struct SelfBalancingWalk : Thinning<> {
   OnFail on_fail = OnFail::fail;
   int32_t rounds = 1;
   double scale = 1;
+  std::span<double> state;  // rows of the walk
   Draws draws;
 
   static void declare(auto& d) {
@@ -60,7 +61,10 @@ struct SelfBalancingWalk : Thinning<> {
   std::vector<DrawArray> draw_arrays(const Scene& s) const {
     return {{"U uniforms", Structure::sign_walk, rounds, middle_of(s)}};
   }
-  Layout layout(const Scene&) const { return {.scores = true, .weights = true}; }
+  Layout layout(const Scene& s) const {
+    const int64_t doubles = PackedRows::doubles(middle_of(s), s.shape.dim, s.shape.v_dim);
+    return {.state_doubles = doubles, .scores = true, .weights = true};
+  }
   void charge(Charge& charged, const auto& cache) const {
     charged.weight_floats = cache.evictions() > 0 ? 1 : 0;
   }
@@ -91,12 +95,17 @@ struct SelfBalancingWalk : Thinning<> {
   KVR_FN bool walk(const Team auto& team, auto& cache, Middle m, int32_t round, auto sign) {
     const RowProducts products{cache, m.first};
     const SoftmaxKernel expv = products.softmax_kernel(team, m.count, scale);
-    const auto K = [&](int32_t i, int32_t j) {
-      if (kernel == Kernel::k) return products.keys(i, j);
-      const double keys = products.keys(i, j), values = products.values(i, j);
-      return kernel == Kernel::kv ? keys * values : expv(keys, values);
+    const auto norm2 = [&](int32_t i) {
+      const double keys = products.keys(i), values = products.values(i);
+      return kernel == Kernel::k ? keys : kernel == Kernel::kv ? keys * values : expv(keys, values);
     };
-    const Scored longest = team.largest(m.count, [&](int32_t i) { return K(i, i); });
+    const PackedRows rows = products.packed(team, m.count, state);
+    const auto K = [&](PackedRows::Tile& keys, const PackedRows::Tile& values) {
+      if (kernel == Kernel::expv) expv(keys, values);
+      if (kernel == Kernel::kv)
+        for (size_t l = 0; l < std::size(keys); ++l) keys[l] *= values[l];
+    };
+    const Scored longest = team.largest(m.count, norm2);
     if (r != kUnset && r * r < longest.score * (1 - 1e-12)) {
       cache.fail(team, radius_too_small, cache.token(m.first + longest.index));
       return false;
@@ -106,7 +115,7 @@ struct SelfBalancingWalk : Thinning<> {
     const auto decide = [&](int32_t i, double y) {
       return rule.sign(y, draws.uniform(Structure::sign_walk, i, 0, round));
     };
-    const int32_t failed = kernel_walk(team, m.count, K, decide, sign);
+    const int32_t failed = tile_walk(team, m.count, rows, K, decide, sign);
     if (failed >= 0) cache.fail(team, walk_failed, cache.token(m.first + failed));
     return failed < 0;
   }

@@ -1,7 +1,5 @@
 #pragma once
-#include <cmath>
-
-#include "core/linear.hpp"
+#include "core/farthest_first.hpp"
 #include "core/policy.hpp"
 
 namespace kvreplay {
@@ -28,7 +26,7 @@ struct SubGen {
   int32_t recent = kDerived, first = 0;
   Weights weights = Weights::none;
   int32_t budget = 0;
-  std::span<double> state;  // [P] squared distance to the nearest centre, then [P] which centre
+  std::span<double> state;  // of the traversal
   Draws draws;
 
   static void declare(auto& d) {
@@ -53,7 +51,7 @@ struct SubGen {
     return {{"u uniforms", Structure::k_center_start, 1, 1}};
   }
   Layout layout(const Scene& scene) const {
-    return {.state_doubles = 2 * int64_t(scene.prompt),
+    return {.state_doubles = FarthestFirst<BasicCache<float>>::doubles(scene.prompt, budget),
             .scores = true,
             .weights = weights == Weights::cluster_size};
   }
@@ -70,32 +68,16 @@ struct SubGen {
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = i >= older ? 1 : 0; });
     int32_t centre = first != kWord ? first : int32_t(draws.uniform(Structure::k_center_start, 0) * older);
     if (centre >= older) centre = older - 1;  // a sliding window leaves fewer tokens than the prompt had
-    team.each(older, [&](int32_t i) { distance(i) = INFINITY; });
-    for (int32_t chosen = 0; chosen < budget - recent; ++chosen) {
-      if (team.rank() == 0) cache.score(centre) = 1;
-      team.each(older, [&](int32_t i) { visit(cache, i, centre); });
-      centre = team.largest(older, [&](int32_t i) { return cache.score(i) != 0 ? -1.0 : distance(i); }).index;
-    }
-    if (weights == Weights::cluster_size) count_members(team, cache, older);
+    FarthestFirst centres(cache, older, budget - recent, state);
+    centres.choose(team, centre);
+    team.each(budget - recent, [&](int32_t i) { cache.score(centres.row(i)) = 1; });
+    if (weights != Weights::cluster_size) return;
+    centres.settle(team);
+    for (int32_t i = 0; i < budget - recent; ++i)
+      cache.weigh(team, centres.row(i), centres.members(i), centres.members(i));
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     if (cache.size() > budget) cache.retain(team, [&](int32_t i) { return cache.score(i) != 0; });
-  }
-
- private:
-  KVR_FN double& distance(int32_t i) { return state[size_t(i)]; }
-  KVR_FN double& nearest(int32_t i) { return state[state.size() / 2 + size_t(i)]; }
-
-  KVR_FN void visit(const auto& cache, int32_t i, int32_t centre) {
-    const double s = squared_distance(cache.key(i), cache.key(centre));
-    if (s < distance(i)) distance(i) = s, nearest(i) = centre;  // strictly: the earlier centre wins ties
-  }
-  KVR_FN void count_members(const Team auto& team, auto& cache, int32_t older) {
-    for (int32_t c = 0; c < older; ++c) {
-      if (cache.score(c) == 0) continue;
-      const double members = team.sum(older, [&](int32_t i) { return nearest(i) == c ? 1.0 : 0.0; });
-      cache.weigh(team, c, members, members);
-    }
   }
 };
 

@@ -236,9 +236,13 @@ TEST_CASE("SoftmaxBalance's signed sums level off where the coin's grow as sqrt(
       Doubles sign(n);
       const SoftmaxKernel kernel{kScale, 1, 1};
       const SelfBalancing rule{c, OnFail::clamp};
-      kernel_walk(
-          SerialTeam{}, int32_t(n),
-          [&](int32_t i, int32_t j) { return kernel(dot(keys, i, j), dot(values, i, j)); },
+      Doubles packed(size_t(PackedRows::doubles(int64_t(n), 2, 2)));
+      const auto number = [](const Doubles& x) {
+        return [&x](int32_t i, int32_t c) { return x[2 * size_t(i) + size_t(c)]; };
+      };
+      const PackedRows rows(SerialTeam{}, int32_t(n), 2, 2, packed, number(keys), number(values));
+      tile_walk(
+          SerialTeam{}, int32_t(n), rows, kernel,
           [&](int32_t i, double y) { return rule.sign(y, u[size_t(i)]); },
           [&](int32_t i) -> double& { return sign[size_t(i)]; });
       Doubles sum(2);

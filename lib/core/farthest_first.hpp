@@ -1,0 +1,155 @@
+#pragma once
+#include <limits>
+
+#include "core/cache.hpp"
+#include "core/linear.hpp"
+
+namespace kvreplay {
+
+// Farthest-first traversal (Gonzalez 1985) of the first `rows` keys of a cache: after a given first centre
+// always the row that is farthest from its nearest centre (Euclidean; ties: lowest row), a centre never
+// again. Distances that cannot decide are not computed:
+//  - They only shrink. A row whose last known distance is below that of another waits, and is compared with
+//    the centres that it has missed when its turn may have come.
+//  - (|x|^2 + |c|^2)/2 - <x, c> is half of a distance but for rounding. Where even so it cannot be the
+//    nearest, the sum of squared differences, which decides, is left out.
+template <Cache C>
+class FarthestFirst {
+  using Real = typename C::real;
+  static constexpr int32_t kAtOnce = 4, kBlock = 16;
+  static constexpr double kChosen = -1;  // stands for the distance of a centre
+
+ public:
+  static int64_t doubles(int64_t rows, int64_t centres) { return 4 * rows + rows / kBlock + 1 + 3 * centres; }
+  // state: doubles(rows, centres) or more.
+  KVR_FN FarthestFirst(const C& cache, int32_t rows, int32_t centres, std::span<double> state)
+      : cache_(cache), rows_(rows), count_(centres) {
+    Carver cut{state.data()};
+    distance_ = cut(rows), nearest_ = cut(rows), half_ = cut(rows), seen_ = cut(rows);
+    top_ = cut((rows + kBlock - 1) / kBlock);
+    order_ = cut(centres), centre_half_ = cut(centres), members_ = cut(centres);
+  }
+  KVR_FN int32_t row(int32_t centre) const { return int32_t(order_[size_t(centre)]); }
+  // Rows whose nearest centre this is, after settle(). Ties: the earlier centre.
+  KVR_FN double members(int32_t centre) const { return members_[size_t(centre)]; }
+
+  KVR_FN void choose(const Team auto& team, int32_t first) {
+    open(team);
+    for (int32_t next = first; true; next = farthest(team)) {
+      if (team.rank() == 0) add(next);
+      team.sync();
+      if (++chosen_ == count_) return;
+    }
+  }
+  // Brings every row up to date and counts members.
+  KVR_FN void settle(const Team auto& team) {
+    team.each(rows_, [&](int32_t i) { catch_up(i, 0); });
+    team.each(count_, [&](int32_t c) { members_[size_t(c)] = 0; });
+    if (team.rank() == 0)
+      for (const double centre : nearest_) members_[size_t(centre)] += 1;
+    team.sync();
+  }
+
+ private:
+  // The estimates err by less than slack_, be they made of numbers of any size.
+  KVR_FN void open(const Team auto& team) {
+    team.each(rows_, [&](int32_t i) {
+      distance_[size_t(i)] = INFINITY, nearest_[size_t(i)] = 0, seen_[size_t(i)] = 0;
+      half_[size_t(i)] = wide_dot(cache_.key(i), cache_.key(i)) / 2;
+    });
+    team.each(blocks(), [&](int32_t b) { top_[size_t(b)] = INFINITY; });
+    using Limits = std::numeric_limits<Real>;
+    const double most = team.largest(rows_, [&](int32_t i) { return half_[size_t(i)]; }).score;
+    const double relative = 8.0 * (cache_.shape().dim + 8) * double(Limits::epsilon());
+    slack_ = 2 * most < double(Limits::max()) ? relative * most + double(Limits::min()) : INFINITY;
+  }
+  // Every earlier centre has been compared with it.
+  KVR_FN void add(int32_t row) {
+    order_[size_t(chosen_)] = row, centre_half_[size_t(chosen_)] = half_[size_t(row)];
+    if (distance_[size_t(row)] > 0) nearest_[size_t(row)] = chosen_;
+    distance_[size_t(row)] = kChosen;
+    renew_top(row / kBlock);
+  }
+  KVR_FN int32_t farthest(const Team auto& team) {
+    const auto top = [&](int32_t b) { return top_[size_t(b)]; };
+    const int32_t likely = team.largest(blocks(), top).index, candidate = top_row(likely);
+    team.sync();
+    if (team.rank() == 0) catch_up(candidate, 0);
+    team.sync();
+    double most = distance_[size_t(candidate)];  // of the rows that this thread has seen
+    team.each(blocks(), [&](int32_t b) {
+      if (top(b) >= most) catch_up_block(b, most);
+    });
+    const int32_t row = top_row(team.largest(blocks(), top).index);
+    team.sync();
+    return row;
+  }
+  KVR_FN void catch_up_block(int32_t block, double& most) {
+    for (int32_t i = block * kBlock; i < end_of(block); ++i) {
+      catch_up(i, most);
+      if (distance_[size_t(i)] > most) most = distance_[size_t(i)];
+    }
+    renew_top(block);
+  }
+  KVR_FN void renew_top(int32_t block) {
+    double top = kChosen;
+    for (int32_t i = block * kBlock; i < end_of(block); ++i)
+      if (distance_[size_t(i)] > top) top = distance_[size_t(i)];
+    top_[size_t(block)] = top;
+  }
+  KVR_FN int32_t blocks() const { return int32_t(top_.size()); }
+  KVR_FN int32_t end_of(int32_t block) const {
+    return (block + 1) * kBlock < rows_ ? (block + 1) * kBlock : rows_;
+  }
+  KVR_FN int32_t top_row(int32_t block) const {
+    int32_t i = block * kBlock;
+    while (i + 1 < end_of(block) && distance_[size_t(i)] != top_[size_t(block)]) ++i;
+    return i;
+  }
+  // Until the row is known to be nearer than `least` to a centre.
+  KVR_FN void catch_up(int32_t i, double least) {
+    while (distance_[size_t(i)] >= least && seen_[size_t(i)] < chosen_) compare(i);
+  }
+  KVR_FN void compare(int32_t i) {
+    const int32_t first = int32_t(seen_[size_t(i)]), left = chosen_ - first;
+    const int32_t count = left < kAtOnce ? left : kAtOnce;
+    const Real* centres[kAtOnce];
+    for (int32_t j = 0; j < kAtOnce; ++j) centres[j] = cache_.key(row(first + (j < count ? j : 0))).data();
+    Real product[kAtOnce];
+    products(cache_.key(i), centres, product);
+    for (int32_t j = 0; j < count; ++j)
+      if (!(unreached(i) + centre_half_[size_t(first + j)] > double(product[j]))) visit(i, first + j);
+    seen_[size_t(i)] = first + count;
+  }
+  // Below <x, c> - |c|^2/2 for every centre that may be nearer than what is known; NaN and infinity exclude
+  // none.
+  KVR_FN double unreached(int32_t i) const { return half_[size_t(i)] - slack_ - distance_[size_t(i)] / 2; }
+  KVR_FN void visit(int32_t i, int32_t centre) {
+    const double s = squared_distance(cache_.key(i), cache_.key(row(centre)));
+    if (s < distance_[size_t(i)]) distance_[size_t(i)] = s, nearest_[size_t(i)] = centre;
+  }
+  KVR_FN static void products(std::span<const Real> point, const Real* const (&centres)[kAtOnce],
+                              Real (&out)[kAtOnce]) {
+    constexpr int32_t kLanes = 4;
+    const Real* const x = point.data();
+    const int32_t n = int32_t(point.size()), whole = n - n % kLanes;
+    Real s[kAtOnce][kLanes] = {};
+    for (int32_t c = 0; c < whole; c += kLanes)
+      for (int32_t j = 0; j < kAtOnce; ++j)
+        KVR_SIMD for (int32_t l = 0; l < kLanes; ++l) s[j][l] += x[c + l] * centres[j][c + l];
+    for (int32_t j = 0; j < kAtOnce; ++j) {
+      out[j] = (s[j][0] + s[j][1]) + (s[j][2] + s[j][3]);
+      for (int32_t c = whole; c < n; ++c) out[j] += x[c] * centres[j][c];
+    }
+  }
+
+  const C& cache_;
+  int32_t rows_, count_, chosen_ = 0;
+  double slack_ = 0;
+  // Of the rows: squared distance to the nearest centre that each has seen, which one, |x|^2/2, centres seen.
+  std::span<double> distance_, nearest_, half_, seen_;
+  std::span<double> top_;                            // [blocks] largest distance of kBlock rows, or more
+  std::span<double> order_, centre_half_, members_;  // [centres] row, |c|^2/2
+};
+
+}  // namespace kvreplay

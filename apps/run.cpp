@@ -126,15 +126,18 @@ Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices
                     work.plan.size() - todo.size(), todo, estimated.cost);
   std::atomic<bool> give_up{false};
   RunOptions options = engine_options(work);
+  std::set<std::string> missing;
+  for (const Cell& cell : todo) missing.insert(cell.key);
   options.on_start = [&](const Cell& cell) { progress.started(cell); };
   options.on_cell = [&](const Cell& cell, const CellResult& result) {
+    if (missing.count(cell.key) == 0) return;
     const bool ok = store.publish(cell, result);
     progress.finished(cell, ok);
     if (!ok) console.detail(fmt::format("failed: {}: {}", cell_text(cell), result.error));
     if (!ok && choices.fail_fast) give_up = true;
   };
   options.stop = [&] { return give_up || StopSignals::stop(); };
-  run_cells(todo, options);
+  run_cells(with_families(todo, work.plan), options);
   progress.end();
   return {progress.finished_now(), progress.failed()};
 }

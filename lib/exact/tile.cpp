@@ -76,11 +76,9 @@ template <class Real>
 void mean_probability(const Tile<Real>& tile, int32_t row, int32_t first, int32_t count,
                       std::vector<double>& p) {
   p.assign(size_t(tile.rows[size_t(row)]) + 1, 0.0);
-  for (int32_t h = first; h < first + count; ++h) {
-    const Real* strip = tile.strip_row(h, row);
-    const double share = 1 / (tile.z[size_t(tile.at(h, row))] * count);
-    for (size_t i = 0; i < p.size(); ++i) p[i] += double(strip[i]) * share;
-  }
+  for (int32_t h = first; h < first + count; ++h)
+    kernels::accumulate(tile.strip_row(h, row), 1 / (tile.z[size_t(tile.at(h, row))] * count), 1.0,
+                        int32_t(p.size()), p.data());
 }
 
 // sum[i] += probability of token i < width in the rows of the tile from token `first` on.
@@ -89,9 +87,8 @@ void add_columns(const Tile<Real>& tile, int32_t head, int32_t first, int32_t wi
   for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
     const int32_t t = tile.rows[size_t(r)];
     if (t < first) continue;
-    const Real* strip = tile.strip_row(head, r);
-    const double inverse = 1 / tile.z[size_t(tile.at(head, r))];
-    for (int32_t i = 0; i <= std::min(t, width - 1); ++i) sum[i] += double(strip[i]) * inverse;
+    kernels::accumulate(tile.strip_row(head, r), 1 / tile.z[size_t(tile.at(head, r))], 1.0,
+                        std::min(t + 1, width), sum);
   }
 }
 

@@ -4,23 +4,28 @@
 #include <span>
 #include <thread>
 
+#include "exact/tile.hpp"
 #include "plan/plan.hpp"
 
 // The model behind --dry-run and the ETA. A unit of work is a kv head with its group of G query heads;
 // one multiply-add counts 2.
-//   exact pass, once per unit:  rows * n * (2 d + 2 dv) * G, rows = scored decode rows
+//   exact pass, once per unit:  rows * n * (2 d + 2 dv) * G, rows = those that have a strip: the scored ones,
+//                               and on traces of up to kLongTrace tokens all that some method observes
 //   prompt statistics:          P^2 / 2 * 2 d * G, once per unit, if a method reads prompt queries
 //   a cell:                     (n - P) * min(B, n) * (2 d + 2 dv) * G; without a budget B = n
-//   memory of a unit:           q, k, v, a strip of 48 rows a query head, and for every cache the
-//                               bookkeeping of its rows (the rows themselves are those of k and v, unless a
-//                               row format rewrites them)
+//   memory of a unit:           k twice, v, the queries of a tile or of the trace, a strip for every row of a
+//                               tile, for every cache what it notes of each token and each row (the rows
+//                               themselves are those of k and v, unless a row format rewrites them), and k,
+//                               v and queries of one unit that is read ahead
 // The cost of a unit is spread evenly over its cells.
 
 namespace kvreplay {
 namespace {
 
-constexpr double kStripRows = 48;
-constexpr double kBytesPerCachedRow = 33;  // token, score, two weights, two marks, at most
+constexpr double kBytesPerRow = 33;     // token, score, two weights, two marks, at most
+constexpr double kBytesPerToken = 12;   // of each cache: copies, evictions and their ages
+constexpr double kBytesPerScored = 48;  // of each cell and query head: what is kept of a scored row
+constexpr double kProgramBytes = 40e6;  // what runs before anything is loaded
 
 const LayerInfo& layer_of(const Cell& cell, const std::vector<TraceInfo>& traces) {
   const std::vector<LayerInfo>& layers = traces.at(cell.trace).prompts.at(cell.prompt_rank).layers;
@@ -61,21 +66,46 @@ struct Unit {
   double tokens() const { return cells.front().n_tokens; }
   double prompt() const { return cells.front().n_prefill; }
 
+  double strips(const RunConfig::Replay& replay) const {
+    const bool observed = std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {
+      return cell.method->observes(cell.params, cell.axes);
+    });
+    return observed && tokens() <= kLongTrace ? tokens() - prompt()
+                                              : scored_rows(replay, tokens() - prompt());
+  }
   double shared_cost(const RunConfig::Replay& replay) const {
-    const double exact = scored_rows(replay, tokens() - prompt()) * tokens() * 2 * width() * heads();
+    const double exact = strips(replay) * tokens() * 2 * width() * heads();
     const bool statistics = std::any_of(cells.begin(), cells.end(), reads_prompt_queries);
     return exact + (statistics ? prompt() * prompt() * layer.head_dim * heads() : 0);
   }
   double cost(const Cell& cell) const {
     return (tokens() - prompt()) * cached_rows(cell) * 2 * width() * heads();
   }
-  double bytes(double real_bytes, bool audit) const {
-    const double tensors = tokens() * (width() + layer.head_dim * heads());
-    double total = (tensors + kStripRows * tokens() * heads()) * real_bytes;
+  bool holds_all_queries() const {
+    return tokens() <= kQueryRows || std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {
+             return cell.method->needs(cell.params, cell.scene()).queries;
+           });
+  }
+  double tensors(int32_t copies_of_keys) const {
+    const double queries = holds_all_queries() ? tokens() : kQueryRows;
+    return tokens() * (copies_of_keys * layer.head_dim + layer.v_head_dim) +
+           queries * layer.head_dim * heads();
+  }
+  double cache_bytes(const Cell& cell, double real_bytes, bool audit) const {
+    const bool bounded =
+        cell.axes.phase == Phase::stream && cell.budget && !cell.method->info.reads_full_cache;
+    const double prompt_rows = cell.prompt_streams ? 0 : prompt();
+    const double rows = bounded ? std::max(prompt_rows, cached_rows(cell)) : tokens();
+    const double copied = (audit ? tokens() : 0) + coded_rows(cell);
+    return tokens() * kBytesPerToken + rows * kBytesPerRow + copied * width() * real_bytes;
+  }
+  double bytes(const RunConfig& config, double real_bytes) const {
+    const double strip = tile_rows(int32_t(heads())) * heads() * tokens();
+    double total = (tensors(2) + strip) * real_bytes;
     for (const Cell& cell : cells) {
       const double caches = cell.axes.gqa_level == GqaLevel::query ? heads() : 1;
-      const double copied = (audit ? tokens() : 0) + coded_rows(cell);
-      total += caches * (tokens() * kBytesPerCachedRow + copied * width() * real_bytes);
+      total += caches * cache_bytes(cell, real_bytes, config.run.audit);
+      total += scored_rows(config.replay, tokens() - prompt()) * heads() * kBytesPerScored;
     }
     return total;
   }
@@ -93,11 +123,11 @@ std::vector<Unit> units_of(const std::vector<Cell>& plan, const std::vector<Trac
 }
 
 // As many units as there are jobs are in memory at a time; the largest ones may meet.
-int64_t peak_of(std::vector<double> bytes, int jobs) {
+double peak_of(std::vector<double> bytes, int jobs) {
   const size_t at_once = jobs > 0 ? size_t(jobs) : std::max(1u, std::thread::hardware_concurrency());
   std::sort(bytes.begin(), bytes.end(), std::greater<>());
   bytes.resize(std::min(bytes.size(), at_once));
-  return int64_t(std::accumulate(bytes.begin(), bytes.end(), 0.0));
+  return std::accumulate(bytes.begin(), bytes.end(), 0.0);
 }
 
 }  // namespace
@@ -107,12 +137,14 @@ PlanEstimate estimate(const RunConfig& config, const std::vector<Cell>& plan,
   const double real_bytes = config.run.double_precision ? sizeof(double) : sizeof(float);
   PlanEstimate result;
   std::vector<double> bytes;
+  double ahead = 0;
   for (const Unit& unit : units_of(plan, traces)) {
     const double share = unit.shared_cost(config.replay) / double(unit.cells.size());
     for (const Cell& cell : unit.cells) result.cost.push_back(unit.cost(cell) + share);
-    bytes.push_back(unit.bytes(real_bytes, config.run.audit));
+    bytes.push_back(unit.bytes(config, real_bytes));
+    ahead = std::max(ahead, unit.tensors(1) * real_bytes);
   }
-  result.bytes_peak = peak_of(std::move(bytes), config.run.jobs);
+  result.bytes_peak = int64_t(kProgramBytes + ahead + peak_of(std::move(bytes), config.run.jobs));
   return result;
 }
 

@@ -18,6 +18,11 @@ constexpr int kEngineSchema = 1;  // raised when the same cell would give other 
 // check_against_traces, which marks what is wrong where it stands; throws ConfigError otherwise.
 std::vector<Cell> plan_cells(const RunConfig& config, const std::vector<TraceInfo>& traces);
 
+// The budgets of a method share their sums, so that the last bits of one depend on which others there are. A
+// run that is resumed therefore replays whole families: all cells of the plan that share with one of `todo`,
+// in the plan's order. Those that are finished already cost little and are not reported again.
+std::vector<Cell> with_families(const std::vector<Cell>& todo, const std::vector<Cell>& plan);
+
 // Rough bytes in memory and relative cost of a plan, for --dry-run and the ETA. cost[i] belongs to cell i.
 struct PlanEstimate {
   int64_t bytes_peak = 0;

@@ -11,8 +11,7 @@
 namespace kvreplay {
 namespace {
 
-constexpr int32_t kLongTrace = 16384;  // tokens; below, all methods share the strips of all rows
-constexpr double kTinyShare = 1e-12;   // of max ||v||: rows with a smaller output are counted, not divided by
+constexpr double kTinyShare = 1e-12;  // of max ||v||: rows with a smaller output are counted, not divided by
 
 }  // namespace
 
@@ -29,7 +28,7 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
       sliding_(stream) {
   scored_ = scored_tokens();
   scored_rows_ = std::count(scored_.begin(), scored_.end(), uint8_t{1});
-  solo_ = stream.tokens > kLongTrace;
+  solo_ = stream.tokens > options.strips_up_to;
 }
 
 // The selection is taken from the decode rows that the trace has a query for.

@@ -9,6 +9,7 @@
 #include "base/first_error.hpp"
 #include "replay/council.hpp"
 #include "replay/head_replay.hpp"
+#include "replay/read_ahead.hpp"
 
 namespace kvreplay {
 namespace {
@@ -106,19 +107,23 @@ void run_typed(std::vector<Cell> cells, const RunOptions& options) {
     if (options.on_start) options.on_start(cell);
   };
   const auto stop = [&] { return error.stopped() || (options.stop && options.stop()); };
-#pragma omp parallel for schedule(dynamic, 1) num_threads(options.jobs)
-  for (size_t g = 0; g < groups.size(); ++g) {
-    if (stop()) continue;
-    try {
-      const Group& group = groups[g];
+  ReadAhead<HeadStream<Real>> streams(
+      groups.size(), [&](size_t g) { return reader.load<Real>(groups[g].trace, groups[g].request); });
+#pragma omp parallel num_threads(std::min(options.jobs, std::max(1, int(groups.size()))))
+  try {
+    while (!stop()) {
+      auto next = streams.next();
+      if (!next) break;
+      const Group& group = groups[next->first];
+      const HeadStream<Real> stream = std::move(next->second);
+      next.reset();
       start(*group.decisions.front().front());
-      const HeadStream<Real> stream = reader.load<Real>(group.trace, group.request);
       HeadReplay<Real> replay(stream, options);
       for (const auto& decision : group.decisions) replay.add(decision);
       replay.run(stop, report);
-    } catch (...) {
-      error.keep(std::current_exception());
     }
+  } catch (...) {
+    error.keep(std::current_exception());
   }
   error.rethrow();
 }

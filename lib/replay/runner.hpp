@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "catalog/cell.hpp"
+#include "exact/tile.hpp"
 #include "measures/needles.hpp"
 
 namespace kvreplay {
@@ -24,6 +25,8 @@ struct RunOptions {
   // Some method of the plan (not only of these cells) observes every decode row. Strips are computed for all
   // rows then, so that a resumed run computes what a whole one does.
   bool every_row = false;
+  // Tokens of a trace up to which every row that some cache observes has a strip.
+  int32_t strips_up_to = kLongTrace;
   bool recalls = true;    // index_recall and mass_recall cost a sort a row
   bool set_error = true;  // rel_err_set_mean: a product a tile, of methods that do more than to choose tokens
   bool prefix_error = true;  // rel_err_prefix_mean: a product over the prompt's rows, of one-shot methods

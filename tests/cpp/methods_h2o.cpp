@@ -383,7 +383,7 @@ TEST_CASE("every variant of the family: poisoning the future and the evicted cha
     CHECK(std::all_of(audited.out.begin(), audited.out.end(), [](double x) { return std::isfinite(x); }));
     CHECK(plain.kept.flat == audited.kept.flat);
     CHECK(plain.attended.flat == audited.attended.flat);
-    CHECK(plain.out == audited.out);
+    CHECK(relative_difference(plain.out, audited.out) < 1e-12);
     const int32_t decoded = cell_of(i, kBudget, s).axes.phase == Phase::oneshot ? s.tokens - s.prompt : 0;
     if (i.resident) CHECK(plain.measures.peak_kept_tokens <= kBudget + decoded);
     else CHECK(plain.measures.peak_kept_tokens == s.tokens);

@@ -135,7 +135,7 @@ TEST_CASE("poisoning the future and every evicted token changes no number", "[pr
     const CellResult audited = replay(stream, {cell_of(v, kBudget, s)}, audit).only();
     REQUIRE(audited.ok);
     CHECK(plain.kept.flat == audited.kept.flat);
-    CHECK(plain.out == audited.out);
+    CHECK(relative_difference(plain.out, audited.out) < 1e-12);  // an audit shares no sums
     CHECK(plain.measures.rows_skipped == 0);
   }
 }

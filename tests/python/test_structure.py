@@ -22,7 +22,7 @@ MAY_INCLUDE = {
     "measures": {"base", "core", "catalog", "exact"},
     "replay": {"base", "core", "kernels", "trace", "catalog", "exact", "formats", "measures"},
     "config": {"base", "core", "trace", "catalog", "formats"},
-    "plan": {"base", "core", "trace", "catalog", "config"},
+    "plan": {"base", "core", "trace", "catalog", "config", "exact"},
     "results": {"base", "core", "trace", "catalog", "survey"},
     "backend": {"core", "methods"},
 }

@@ -1,0 +1,28 @@
+#include <set>
+#include <tuple>
+
+#include "plan/plan.hpp"
+
+namespace kvreplay {
+namespace {
+
+using Family = std::tuple<size_t, std::string, int32_t, int32_t, size_t, std::optional<uint32_t>>;
+
+// kv heads that decide together are one family.
+Family family_of(const Cell& cell) {
+  const int32_t head = cell.axes.gqa_level == GqaLevel::layer ? -1 : cell.kv_head;
+  return {cell.trace, cell.prompt, cell.layer, head, cell.instance, cell.seed};
+}
+
+}  // namespace
+
+std::vector<Cell> with_families(const std::vector<Cell>& todo, const std::vector<Cell>& plan) {
+  std::set<Family> wanted;
+  for (const Cell& cell : todo) wanted.insert(family_of(cell));
+  std::vector<Cell> cells;
+  for (const Cell& cell : plan)
+    if (wanted.count(family_of(cell)) != 0) cells.push_back(cell);
+  return cells;
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,151 @@
+#include <algorithm>
+
+#include "property_exceptions.hpp"
+
+// Work that caches share changes no number beyond rounding, and no decision: what a method does alone and
+// audited, row by row through its own text, is the definition.
+
+using namespace kvreplay;
+using namespace kvreplay::test;
+
+namespace {
+
+constexpr double kDouble = 1e-10, kFloat = 2e-5;
+constexpr int32_t kBudgets[] = {24, 31, 40, 52, 200};
+
+RunOptions audit() {
+  RunOptions options;
+  options.audit = true;
+  return options;
+}
+
+void same(const std::optional<double>& a, const std::optional<double>& b, double tolerance) {
+  REQUIRE(a.has_value() == b.has_value());
+  if (a) CHECK(std::abs(*a - *b) <= tolerance * (1 + std::abs(*b)));
+}
+
+void same(const CellResult& a, const CellResult& b, double tolerance) {
+  REQUIRE(a.ok == b.ok);
+  CHECK(a.kept.flat == b.kept.flat);
+  CHECK(relative_difference(a.out, b.out) < tolerance);
+  const CellMeasures &m = a.measures, &n = b.measures;
+  for (const auto column :
+       {&CellMeasures::rel_err_out_mean, &CellMeasures::rel_err_prefix_mean, &CellMeasures::rel_err_set_mean,
+        &CellMeasures::kept_mass_mean, &CellMeasures::kept_mass_min, &CellMeasures::mass_recall,
+        &CellMeasures::index_recall, &CellMeasures::density_mean, &CellMeasures::needle_mass,
+        &CellMeasures::read_bytes_per_step, &CellMeasures::median_evicted_age_tokens})
+    same(m.*column, n.*column, tolerance);
+  CHECK(m.mean_attended_tokens == n.mean_attended_tokens);
+  CHECK(m.peak_attended_tokens == n.peak_attended_tokens);
+  CHECK(m.total_bytes == n.total_bytes);
+  CHECK(m.n_evictions == n.n_evictions);
+}
+
+template <class Real>
+void check_sharing(const HeadStream<Real>& stream, const Variant& v, const StreamShape& s, double tolerance,
+                   RunOptions options = {}) {
+  std::vector<Cell> cells;
+  for (const int32_t budget : kBudgets) cells.push_back(cell_of(v, budget, s));
+  RunOptions alone = options;
+  alone.audit = true;
+  const RunResult together = replay(stream, cells, options);
+  REQUIRE(together.cells.size() == cells.size());
+  for (size_t i = 0; i < cells.size(); ++i) {
+    INFO(v.label() << " budget " << kBudgets[i]);
+    same(together.cells[i], replay(stream, {cells[i]}, alone).only(), tolerance);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("budgets that share their sums give what each gives alone", "[shared]") {
+  const StreamShape s;
+  for (const Look look : {Look::sinks, Look::clustered, Look::zero_rows})
+    for (const Variant& v : variants()) check_sharing(make_stream<double>(s, 21, look), v, s, kDouble);
+}
+
+TEST_CASE("in single precision too", "[shared]") {
+  const StreamShape s{96, 64, 8, 8, 3};
+  for (const Variant& v : variants()) {
+    if (v.entry().observes(params_of(v.method), v.axes)) continue;  // rounding may decide
+    check_sharing(make_stream<float>(s, 22, Look::sinks), v, s, kFloat);
+  }
+}
+
+TEST_CASE("rows whose kept tokens underflow take their own dot products", "[shared]") {
+  const StreamShape s;
+  auto stream = make_stream<double>(s, 23, Look::gaussian);
+  for (int32_t c = 0; c < s.dim; ++c) stream.keys[size_t(9 * s.dim + c)] *= 900;  // far above everything
+  for (const Variant& v : variants()) check_sharing(stream, v, s, kDouble);
+}
+
+TEST_CASE("sink logits, soft caps and needles are seen by shared sums", "[shared]") {
+  const StreamShape s;
+  auto stream = make_stream<double>(s, 24, Look::sinks);
+  stream.sink_logits.assign(size_t(s.heads), 0.7);
+  RunOptions options;
+  options.needles = {{0.1, 0.5}, 6};
+  for (const Variant& v : variants()) check_sharing(stream, v, s, kDouble, options);
+  stream.rule.softcap = 2;
+  for (const Variant& v : variants())
+    if (!v.entry().info.needs_linear_logits) check_sharing(stream, v, s, kDouble);
+}
+
+TEST_CASE("query heads that decide alone share with their own budgets only", "[shared]") {
+  const StreamShape s{96, 64, 8, 8, 3};
+  for (Variant v : variants()) {
+    v.axes.gqa_level = GqaLevel::query;
+    check_sharing(make_stream<double>(s, 25, Look::sinks), v, s, kDouble);
+  }
+}
+
+TEST_CASE("a prompt that streams beside one that is cut shares nothing but the strip", "[shared]") {
+  const StreamShape s;
+  const auto stream = make_stream<double>(s, 26, Look::sinks);
+  for (const Variant& v : variants()) {
+    if (v.axes.phase != Phase::stream) continue;
+    INFO(v.label());
+    const Cell cut = cell_of(v, 31, s), fed = streamed(cell_of(v, 40, s));
+    const RunResult both = replay(stream, {cut, fed});
+    same(both.cells[0], replay(stream, {cut}, audit()).only(), kDouble);
+    same(both.cells[1], replay(stream, {fed}, audit()).only(), kDouble);
+  }
+}
+
+TEST_CASE("rows that nobody scores may do without a strip", "[shared]") {
+  const StreamShape s{120, 60, 8, 8, 2};
+  const auto stream = make_stream<double>(s, 27, Look::sinks);
+  RunOptions sampled, alone;
+  sampled.queries = alone.queries = {QuerySelection::Kind::stride, 7};
+  alone.strips_up_to = 0;
+  for (const Variant& v : variants())
+    for (const int32_t budget : {24, 40}) {
+      INFO(v.label() << " budget " << budget);
+      same(replay(stream, {cell_of(v, budget, s)}, alone).only(),
+           replay(stream, {cell_of(v, budget, s)}, sampled).only(), kDouble);
+    }
+}
+
+TEST_CASE("queries that are fetched in pieces are the queries", "[shared]") {
+  const StreamShape s{120, 60, 8, 8, 2};
+  const auto whole = make_stream<double>(s, 28, Look::sinks);
+  auto pieces = make_stream<double>(s, 28, Look::sinks);
+  const std::vector<double> all = pieces.queries;
+  int32_t fetched = 0;
+  pieces.queries.clear();
+  pieces.query_rows = 0, pieces.all_query_rows = s.tokens;
+  pieces.fetch_queries = [&](int32_t first, int32_t count, std::vector<double>& queries) {
+    ++fetched;
+    queries.clear();
+    for (int32_t h = 0; h < s.heads; ++h) {
+      const auto row = all.begin() + (int64_t(h) * s.tokens + first) * s.dim;
+      queries.insert(queries.end(), row, row + int64_t(count) * s.dim);
+    }
+  };
+  for (const char* method : {"h2o", "streaming_llm", "tova", "uniform"}) {
+    INFO(method);
+    const Variant v{method, default_axes(method)};
+    same(replay(pieces, {cell_of(v, 30, s)}).only(), replay(whole, {cell_of(v, 30, s)}).only(), 1e-15);
+  }
+  CHECK(fetched >= 4);
+}

@@ -13,6 +13,7 @@
 #include "base/errors.hpp"
 #include "base/version.hpp"
 #include "bench_plan.hpp"
+#include "exact/tile.hpp"
 #include "kernels/kernels.hpp"
 #include "options.hpp"
 
@@ -130,11 +131,13 @@ nlohmann::json facts_of(const BenchChoices& choices, const Subject& subject, con
           {"rounds", choices.round_count()},
           {"threads", choices.jobs},
           {"trace", choices.trace.empty() ? "synthetic" : choices.trace},
+          {"layer", subject.cells.front().layer},
           {"tokens", s.tokens},
           {"prefill", s.prompt},
           {"query_heads", s.shape.heads},
           {"head_dim", s.shape.dim},
-          {"v_head_dim", s.shape.v_dim}};
+          {"v_head_dim", s.shape.v_dim},
+          {"tile_rows", kTileRows}};
 }
 
 std::string header_of(const nlohmann::json& f) {

@@ -2,7 +2,8 @@
 
 usage: docs/generate_performance.py [--from DIR] [--check]
 --from DIR takes what `tests/bench/run` and `tests/bench/run --scaling` left there into docs/performance/,
-from which everything is written. --check writes nothing and exits 1 if the page or the figure is not up to date.
+from which everything is written. --check writes nothing and exits 1 if the page is not up
+to date or the figure is missing.
 """
 
 import argparse

@@ -1,13 +1,16 @@
 """Programs that are run and charged for what they use."""
 
+import json
 import os
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import Lack
 
+CHARGE = Path(__file__).with_name("charge.py")
 # A thread that waits must not be charged for waiting, whatever library started it.
 QUIET = {
     "OMP_WAIT_POLICY": "passive",
@@ -29,20 +32,20 @@ class Spent:
 def run(words, **environment):
     """Runs a program to its end. Raises Lack with its last words when it fails."""
     words = [str(word) for word in words]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        try:
-            process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=os.environ | QUIET | environment
-            )
-        except OSError as error:
-            raise Lack(f"{words[0]}: {error.strerror}") from error
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0), err.seek(0)
-        stdout, stderr = (f.read().decode(errors="replace") for f in (out, err))
-    if process.returncode != 0:
-        told = "\n".join(stderr.strip().splitlines()[-5:])
-        raise Lack(
-            f"{Path(words[0]).name} {' '.join(words[1:3])} ... ended with {process.returncode}: {told}"
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(CHARGE), str(report), *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=os.environ | QUIET | environment,
+            check=False,
         )
-    return Spent(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, stdout)
+        used = json.loads(report.read_text()) if report.is_file() else {"code": done.returncode}
+    if used["code"] != 0:
+        told = "\n".join(done.stderr.strip().splitlines()[-5:])
+        called = " ".join([Path(words[0]).name, *words[1:3]])
+        raise Lack(f"{called} ... ended with {used['code']}: {told}")
+    return Spent(used["cpu_s"], used["rss_kib"] / 1024, done.stdout)

@@ -24,7 +24,7 @@ def synthetic(one, out, tokens):
 
 def works(options, tokens):
     """{name: [(configuration, overrides)]}: what is measured on a trace of so many tokens."""
-    prefill = min(512, tokens // 2)
+    prefill = min(1024, tokens // 2)
     stride = -(-(tokens - prefill) // options.queries)
     sampled = [f"replay.queries={{stride: {stride}}}"]
     configs = {name: engine.CONFIGS / f"{name}.yaml" for name in ("scaling", "stream", engine.LAST)}

@@ -165,8 +165,9 @@ BenchTable measured(const BenchPlan& plan, const BenchChoices& choices, Console&
   return table;
 }
 
+// With no text: whether it could be written, which leaves an older file as it is.
 void write_file(const std::string& file, const std::string& text) {
-  std::ofstream out(file, std::ios::binary);
+  std::ofstream out(file, text.empty() ? std::ios::app : std::ios::binary);
   if (!(out << text).flush())
     throw OutputError(fmt::format("--csv {}: cannot be written. Name a file in a folder that exists", file));
 }
@@ -193,7 +194,8 @@ int bench(const BenchChoices& choices, Console& console) {
   if (!choices.csv.empty()) write_file(choices.csv, csv_of(table));
   nlohmann::json all = json_of(table);
   all.update(facts);
-  print(choices.json ? all.dump(2) + "\n" : header_of(facts) + text_of(table));
+  print(choices.json ? all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"
+                     : header_of(facts) + text_of(table));
   if (!blas.found())
     console.note("no OpenBLAS was found, so no product stands beside the engine's: name one with --blas");
   return 0;

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests/bench"), str(ROOT / "analysis")]
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "tests/bench"), str(ROOT / "analysis")]
 
+from drawing.canvas import save  # noqa: E402
+from kvanalysis.drawing.plotstyle import styled  # noqa: E402
 from sidebyside import plot_scaling, scaling, tables  # noqa: E402
 
 PAGE, HELD = ROOT / "docs/performance.md", ROOT / "docs/performance"
@@ -66,8 +68,10 @@ class Bench:
 GOALS = (
     ("P1", "six methods, five budgets, both protocols: at least 18 times less CPU than the peer with "
      "AVX-512, 10 times with AVX2", lambda b, isa: b.beside_peer(isa, "total"), BESIDE),
-    ("P2", "H2O at five budgets: at least 30 times less CPU than the peer",
+    ("P2", "H2O at five budgets: its caches in at least 30 times less time than the peer's",
      lambda b, isa: b.beside_peer(isa, "caches h2o"), BESIDE),
+    ("P2", "the same with the exact pass on both sides, CPU time of whole programs (no goal)",
+     lambda b, isa: b.beside_peer(isa, "alone h2o"), BESIDE),
     ("P3", "exact pass: at least 0.75 of OpenBLAS sgemm in useful operations",
      lambda b, isa: b.kernel(isa, "ratio", "exact pass / sgemm"), BENCH),
     ("P5", "everything over the exact pass: at most 3.2 at 4,096 tokens",
@@ -83,11 +87,13 @@ GOALS = (
          lambda b, isa, name=name: b.growth(name, 32768, 131072), SCALING)
         for name in ("streaming_llm", "h2o")
     ),
+    ("P7", "H2O at the largest budget, few queries scored: at most 3.5 microseconds a token and head",
+     lambda b, isa: b.kernel(isa, "rate", "h2o...tokens, sampled queries"), BENCH),
     ("P8", "peak memory at 131,072 tokens with two threads: at most 600 MB",
      lambda b, isa: b.memory("everything", 131072), SCALING),
     ("P9", "everything at 131,072 tokens over 4,096, sampled queries: at most 70",
      lambda b, isa: b.growth("everything", 4096, 131072), SCALING),
-    ("P10", "greedy k-center at five budgets: at least 30 times less CPU than the peer",
+    ("P10", "greedy k-center at five budgets: its caches in at least 30 times less time than the peer's",
      lambda b, isa: b.beside_peer(isa, "caches subgen"), BESIDE),
     ("P13", "vector exponential: at least 8 times scalar expf",
      lambda b, isa: b.kernel(isa, "ratio", "exponentials / scalar expf"), BENCH),
@@ -221,7 +227,8 @@ def main(words):
     bench = Bench()
     PAGE.write_text(page(bench))
     if bench.scaling:
-        plot_scaling.draw(bench.scaling, PICTURE)
+        with styled():
+            save(plot_scaling.figure_of(bench.scaling), PICTURE)
     return 0
 
 

@@ -124,3 +124,10 @@ def test_a_product_of_numpys_openblas_stands_beside_the_exact_pass():
     assert done.returncode == 0, done.stderr
     names = {ratio["name"] for ratio in json.loads(done.stdout)["ratios"]}
     assert {"exact pass / sgemm", "sgemm / FMA units"} <= names
+
+
+def test_a_mistake_leaves_an_older_table_as_it_is(tmp_path):
+    old = tmp_path / "old.csv"
+    old.write_text("kept\n")
+    assert kvreplay("bench", "--trace", SAMPLE, "--layer", 9, "--csv", old).returncode == 2
+    assert old.read_text() == "kept\n"

@@ -101,14 +101,15 @@ def side_by_side(options):
     if not options.peer:
         contest.say("no --peer was given: the engine is measured alone, and there are no ratios")
     subject = subject_of(options, engines[0])
-    held = contest.hold(options, subject, engines)
-    if not held.facts["isas"]:
+    held, running = contest.hold(options, subject, engines)
+    if not running:
         raise Lack(f"--isa {options.isa}: this machine and this build have none of them")
     facts, ratios = facts_of(options, subject, held), contest.ratios(held)
+    facts["engine"] = engines[0].version()
     tables.write_csv(options.out / "rounds.csv", held.rounds)
     tables.write_csv(options.out / "agreement.csv", held.agreement)
     tables.write_csv(options.out / "ratios.csv", ratios)
-    rates = kernels.measured(options, subject, [e for e in engines if not e.isa or e.isa in facts["isas"]])
+    rates = kernels.measured(options, subject, running)
     tables.write_csv(options.out / "kernels.csv", rates)
     tables.write_json(options.out / "facts.json", facts)
     tables.write_json(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import statistics
 import sys
 from dataclasses import dataclass, field
@@ -82,6 +83,16 @@ def note_engine(contest, number, isa, runs):
         contest.note(number, isa, "engine", f"caches {method}", seconds)
 
 
+def isa_of(runs):
+    """The instruction set that the engine chose."""
+    return next(iter(runs.values())).isa
+
+
+def plain(isa):
+    """AVX-512 and avx512 are one."""
+    return re.sub(r"[^a-z0-9]", "", isa.lower())
+
+
 def engine_round(contest, number, one, subject, with_alone):
     """One round of one instruction set. Returns its runs, or None where the machine lacks the set."""
     try:
@@ -91,13 +102,13 @@ def engine_round(contest, number, one, subject, with_alone):
             raise
         say(f"instruction set {one.isa} is left out: {lack}")
         return None
-    isa = next(iter(runs.values())).isa
-    if one.isa and isa.lower() != one.isa.lower():
+    isa = isa_of(runs)
+    if one.isa and plain(isa) != plain(one.isa):
         say(f"instruction set {one.isa}: the engine ran {isa} instead, so it is left out")
         return None
-    note_engine(contest, number, one.isa or isa, runs)
+    note_engine(contest, number, isa, runs)
     for method in method_names() if with_alone else ():
-        contest.note(number, one.isa or isa, "engine", f"alone {method}", alone(one, subject, method))
+        contest.note(number, isa, "engine", f"alone {method}", alone(one, subject, method))
     return runs
 
 
@@ -116,7 +127,7 @@ def sgemm_round(contest, number, size):
 
 
 def hold(options, subject, engines):
-    """All rounds. `options`: rounds, peer, peer_python, sgemm, alone."""
+    """All rounds: (Contest, engines that took part). `options`: rounds, peer, peer_python, sgemm, alone."""
     contest, running = Contest(), list(engines)
     for number in range(1, options.rounds + 1):
         say(f"round {number} of {options.rounds}")
@@ -136,11 +147,11 @@ def hold(options, subject, engines):
     contest.facts["isas"] = list(
         dict.fromkeys(r["isa"] for r in contest.rounds if r["contestant"] == "engine")
     )
-    return contest
+    return contest, running
 
 
 def check(contest, one, subject, runs, said):
-    isa = one.isa or next(iter(runs.values())).isa
+    isa = isa_of(runs)
     ours = agreement.engine_errors(runs, rows_of_the_last_queries(one, subject))
     rows = agreement.compare(ours, said["errors"])
     contest.agreement += [{"isa": isa, **row} for row in rows]

@@ -98,6 +98,10 @@ class Engine:
             rows = list(csv.DictReader(file))
         return Run(spent, rows, json.loads((out / "results.meta.json").read_text())["isa"])
 
+    def version(self):
+        """Of the program, with commit and compiler."""
+        return self.call("--version").stdout.strip()
+
     def inspect(self, trace):
         """The first prompt of a trace: (id, tokens, layers that it holds)."""
         held = json.loads(self.call("inspect", trace, "--json").stdout)

@@ -38,18 +38,22 @@ def linear_guide(axes, rows):
     axes.plot(tokens, values, color=GREY, linestyle=":", linewidth=1, label="linear in tokens")
 
 
+def figure_of(rows):
+    """Two panels: CPU seconds on one thread (log-log), peak resident MiB with two. Call inside `styled()`."""
+    figure = new_figure(WIDTH)
+    figure.set_size_inches(WIDTH, HEIGHT)
+    figure.set_layout_engine("constrained")
+    time, memory = figure.subplots(1, 2)
+    panel(time, rows, "cpu_min_s", "CPU seconds, one thread")
+    time.set_yscale("log")
+    linear_guide(time, rows)
+    panel(memory, rows, "rss_two_threads_mib", "peak memory, MiB, two threads")
+    memory.set_ylim(0, None)
+    handles, labels = time.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    return figure
+
+
 def draw(rows, path):
-    """Two panels: CPU seconds on one thread (log-log), peak resident MiB with two."""
     with styled():
-        figure = new_figure(WIDTH)
-        figure.set_size_inches(WIDTH, HEIGHT)
-        figure.set_layout_engine("constrained")
-        time, memory = figure.subplots(1, 2)
-        panel(time, rows, "cpu_min_s", "CPU seconds, one thread")
-        time.set_yscale("log")
-        linear_guide(time, rows)
-        panel(memory, rows, "rss_two_threads_mib", "peak memory, MiB, two threads")
-        memory.set_ylim(0, None)
-        handles, labels = time.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
-        figure.savefig(path, dpi=DPI, metadata={"Software": None})
+        figure_of(rows).savefig(path, dpi=DPI, metadata={"Software": None})

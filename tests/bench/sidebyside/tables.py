@@ -49,6 +49,7 @@ def ratios_markdown(rows):
 def facts_markdown(facts):
     """Whatever decides how a ratio is to be read, in sentences."""
     lines = [
+        f"{facts['engine']}.",
         f"Trace {facts['trace']}, layer {facts['layer']}, {facts['tokens']:,} tokens, prefill "
         f"{facts['prefill']:,}, last {facts['last']}, budgets {', '.join(map(str, facts['budgets']))}.",
         f"{facts['rounds']} alternating rounds, one thread, CPU seconds of a process, the smallest counts; "

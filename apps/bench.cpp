@@ -179,6 +179,7 @@ int bench(const BenchChoices& choices, Console& console) {
   std::unique_ptr<SyntheticTrace> made;
   if (choices.trace.empty()) made = std::make_unique<SyntheticTrace>(tokens, 3, 64, 64);
   const Subject main = load_main(choices, made ? made->file() : choices.trace, tokens);
+  made.reset();  // what was read needs no file, and an interrupted bench leaves none
   const Lengths lengths = load_lengths(choices, main, tokens);
 
   BenchPlan plan;

@@ -105,6 +105,7 @@ int dispatch(int argc, char** argv, Context& context) {
   add_list(app, commands);
   add_report(app, commands);
   add_bounds(app, commands);
+  add_bench(app, commands);
   for (const Command& c : commands) c.parser->fallthrough();
   try {
     app.parse(argc, argv);

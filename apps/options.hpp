@@ -45,5 +45,6 @@ void add_synth(CLI::App& app, std::vector<Command>& commands);
 void add_cluster(CLI::App& app, std::vector<Command>& commands);
 void add_report(CLI::App& app, std::vector<Command>& commands);
 void add_bounds(CLI::App& app, std::vector<Command>& commands);
+void add_bench(CLI::App& app, std::vector<Command>& commands);
 
 }  // namespace kvreplay::app

@@ -11,11 +11,11 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "devices.hpp"
+#include "engine_options.hpp"
 #include "meta.hpp"
 #include "options.hpp"
 #include "plan/plan.hpp"
 #include "progress.hpp"
-#include "replay/runner.hpp"
 #include "run_options.hpp"
 #include "signals.hpp"
 #include "summary.hpp"
@@ -35,13 +35,6 @@ struct Work {
   int jobs = 1;
   SaveOptions save() const { return {config.output.curves, config.output.kept, config.output.outputs}; }
 };
-
-std::vector<std::string> measure_names() {
-  std::vector<std::string> names;
-  for (const Column& column : columns())
-    if (column.measure) names.emplace_back(column.name);
-  return names;
-}
 
 Work prepare(const RunChoices& choices, Console& console) {
   LoadedRun loaded = load_run(config_file(choices), overrides_of(choices), registry(), measure_names());
@@ -88,33 +81,6 @@ int dry_run(const Work& work) {
   return 0;
 }
 
-RunOptions engine_options(const Work& work) {
-  using Queries = RunConfig::Replay::Queries;
-  const RunConfig& config = work.config;
-  RunOptions options;
-  options.traces = config.traces;
-  options.queries.kind = config.replay.queries == Queries::all    ? QuerySelection::Kind::all
-                         : config.replay.queries == Queries::last ? QuerySelection::Kind::last
-                                                                  : QuerySelection::Kind::stride;
-  options.queries.count = config.replay.queries_count;
-  options.save = work.save();
-  options.jobs = work.jobs;
-  options.double_precision = config.run.double_precision;
-  options.audit = config.run.audit;
-  options.every_row = std::any_of(work.plan.begin(), work.plan.end(), [](const Cell& cell) {
-    return cell.method->observes(cell.params, cell.axes);
-  });
-  const auto asks = [&](const char* name) {
-    return config.metrics.empty() ||
-           std::find(config.metrics.begin(), config.metrics.end(), name) != config.metrics.end();
-  };
-  options.recalls = asks("index_recall") || asks("mass_recall") || asks("mass_recall_min");
-  options.set_error = asks("rel_err_set_mean");
-  options.prefix_error = asks("rel_err_prefix_mean");
-  options.needles = {config.replay.needles.at, int32_t(config.replay.needles.tokens)};
-  return options;
-}
-
 struct Outcome {
   size_t finished = 0, failed = 0;
 };
@@ -125,7 +91,9 @@ Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices
   Progress progress(console, Progress::mode_of(choices.progress, console.verbosity < 0),
                     work.plan.size() - todo.size(), todo, estimated.cost);
   std::atomic<bool> give_up{false};
-  RunOptions options = engine_options(work);
+  RunOptions options = engine_options(work.config, work.plan);
+  options.save = work.save();
+  options.jobs = work.jobs;
   std::set<std::string> missing;
   for (const Cell& cell : todo) missing.insert(cell.key);
   options.on_start = [&](const Cell& cell) { progress.started(cell); };

@@ -15,6 +15,7 @@ COMMANDS = [
     "synth",
     "cluster",
     "bounds",
+    "bench",
     "list",
     "describe",
     "report",

@@ -15,6 +15,7 @@ from kvreplay_cli import ROOT, kvreplay
 
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXPLAINED = ROOT / "docs/measures_explained.md"
+PERFORMANCE = ROOT / "docs/performance.md"
 PICTURES = ROOT / "docs/pictures"
 PICTURE_BYTES, ALL_PICTURES_BYTES = 40_000, 700_000
 
@@ -24,6 +25,12 @@ def test_the_methods_table_and_page_are_what_the_program_says():
         [sys.executable, ROOT / "docs/generate.py", "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + "run docs/generate.py"
+
+
+def test_the_page_of_performance_has_the_numbers_of_its_files():
+    words = [sys.executable, ROOT / "docs/generate_performance.py", "--check"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_method_says_what_it_is():
@@ -110,8 +117,9 @@ def test_every_measure_of_the_program_stands_in_the_page_of_measures():
     assert absent == []
 
 
-def test_every_picture_of_the_explanations_is_there_small_and_used():
-    used = re.findall(r"!\[[^\]]+\]\(pictures/(\w+\.png)\)", EXPLAINED.read_text())
+def test_every_picture_of_the_pages_is_there_small_and_used():
+    pages = (EXPLAINED, PERFORMANCE)
+    used = re.findall(r"!\[[^\]]+\]\(pictures/(\w+\.png)\)", "".join(p.read_text() for p in pages))
     files = {path.name: path.stat().st_size for path in PICTURES.glob("*.png")}
     assert sorted(used) == sorted(files)
     assert max(files.values()) < PICTURE_BYTES

@@ -1,0 +1,31 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "bench_limits.hpp"
+#include "bench_subject.hpp"
+#include "bench_table.hpp"
+
+namespace kvreplay::app {
+
+// Everything that a bench measures, in the order of its table.
+struct BenchPlan {
+  struct Entry {
+    Task task;
+    double work;
+    RateUnit unit;
+  };
+  std::vector<Entry> entries;
+  std::vector<RatioSpec> ratios;
+};
+
+// The arguments must outlive the plan's tasks.
+void add_limits(BenchPlan& plan, const Blas& blas);
+// Tiles of the engine's own products and exponentials, at the subject's shapes.
+void add_kernels(BenchPlan& plan, const Subject& subject);
+// The exact pass, the prompt's statistics, each method at all budgets and at the largest, and everything.
+void add_replays(BenchPlan& plan, const Subject& subject);
+// Each method of `one` at its largest budget, on a trace and on one that is four times as long.
+void add_lengths(BenchPlan& plan, const Subject& one, const Subject& four);
+
+}  // namespace kvreplay::app

@@ -1,0 +1,84 @@
+#include "bench_table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/text.hpp"
+#include "results/columns.hpp"
+#include "summary.hpp"
+
+namespace kvreplay::app {
+namespace {
+
+std::optional<double> value_of(const RatioSpec& spec, const std::vector<Measured>& rates) {
+  const auto find = [&](const std::string& name) -> const Measured* {
+    const auto at =
+        std::find_if(rates.begin(), rates.end(), [&](const Measured& m) { return m.name == name; });
+    return at == rates.end() ? nullptr : &*at;
+  };
+  const Measured *of = find(spec.of), *to = find(spec.to), *minus = find(spec.minus);
+  if (of == nullptr || to == nullptr || (minus == nullptr && !spec.minus.empty())) return {};
+  if (!spec.of_times) return of->rate() / to->rate();
+  const double shared_s = minus == nullptr ? 0 : minus->time.min_s;
+  const double rest_s = to->time.min_s - shared_s;
+  if (!(rest_s > 0)) return {};
+  return (of->time.min_s - shared_s) / rest_s;
+}
+
+}  // namespace
+
+double Measured::rate() const {
+  return unit.factor * (unit.inverted ? time.min_s / work : work / time.min_s);
+}
+
+std::vector<Ratio> ratios_of(const std::vector<Measured>& rates, const std::vector<RatioSpec>& specs) {
+  std::vector<Ratio> ratios;
+  for (const RatioSpec& spec : specs)
+    if (const auto value = value_of(spec, rates)) ratios.push_back({spec, *value});
+  return ratios;
+}
+
+std::string text_of(const BenchTable& table) {
+  std::vector<std::vector<std::string>> rates = {{"rate", "value", "unit", "CPU ms", "median"}};
+  for (const Measured& m : table.rates)
+    rates.push_back({m.name, fmt::format("{:.4g}", m.rate()), m.unit.name,
+                     fmt::format("{:.2f}", 1e3 * m.time.min_s),
+                     fmt::format("{:.2f}", 1e3 * m.time.median_s)});
+  std::vector<std::vector<std::string>> ratios = {{"ratio", "value"}};
+  for (const Ratio& r : table.ratios) ratios.push_back({r.spec.name, fmt::format("{:.3f}", r.value)});
+  return aligned(rates) + "\n" + aligned(ratios);
+}
+
+std::string csv_of(const BenchTable& table) {
+  std::string text =
+      csv_line({"kind", "name", "value", "unit", "cpu_min_s", "cpu_median_s", "of", "to", "minus"});
+  for (const Measured& m : table.rates)
+    text += csv_line({"rate", m.name, number_text(m.rate()), m.unit.name, number_text(m.time.min_s),
+                      number_text(m.time.median_s), "", "", ""});
+  for (const Ratio& r : table.ratios)
+    text += csv_line(
+        {"ratio", r.spec.name, number_text(r.value), "", "", "", r.spec.of, r.spec.to, r.spec.minus});
+  return text;
+}
+
+nlohmann::json json_of(const BenchTable& table) {
+  nlohmann::json rates = nlohmann::json::array(), ratios = nlohmann::json::array();
+  for (const Measured& m : table.rates)
+    rates.push_back({{"name", m.name},
+                     {"value", m.rate()},
+                     {"unit", m.unit.name},
+                     {"cpu_min_s", m.time.min_s},
+                     {"cpu_median_s", m.time.median_s}});
+  for (const Ratio& r : table.ratios)
+    ratios.push_back({{"name", r.spec.name},
+                      {"value", r.value},
+                      {"of", r.spec.of},
+                      {"to", r.spec.to},
+                      {"minus", r.spec.minus}});
+  return {{"rates", rates}, {"ratios", ratios}};
+}
+
+}  // namespace kvreplay::app

@@ -1,0 +1,1 @@
+"""The engine beside a peer and the machine's matrix product, in alternating rounds of CPU time."""

@@ -1,0 +1,133 @@
+"""The engine as a user starts it: `kvreplay run` on one thread, charged from start to end."""
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from . import child
+from .errors import Lack
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = ROOT / "configs/bench"
+CONTEST = ("stream", "decode", "last")  # files of CONFIGS that exist are replayed, in this order
+LAST = "last"  # the one that cuts all but the last tokens
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What both sides are given. Budgets, prefill, last and tokens are tokens."""
+
+    trace: Path
+    prompt: str
+    layer: int
+    tokens: int
+    prefill: int
+    last: int
+    budgets: tuple
+
+
+@dataclass(frozen=True)
+class Run:
+    """One `kvreplay run`: its cost, its rows of results.csv, the instruction set that it chose."""
+
+    spent: child.Spent
+    rows: list
+    isa: str
+
+
+def contest_configs():
+    """{name: configuration as read}."""
+    files = {name: CONFIGS / f"{name}.yaml" for name in CONTEST}
+    return {name: yaml.safe_load(file.read_text()) for name, file in files.items() if file.is_file()}
+
+
+def method_name(method):
+    """Of an entry of a configuration's `methods`."""
+    return method if isinstance(method, str) else method["name"]
+
+
+def settings(subject, config):
+    """KEY=VALUE that turn a configuration of the contest to this subject."""
+    prefill = subject.tokens - subject.last if config == LAST else subject.prefill
+    return [
+        f"traces={json.dumps([str(subject.trace.resolve())])}",
+        f"select.layers=[{subject.layer}]",
+        f"select.prompts={json.dumps([subject.prompt])}",
+        f"replay.tokens={subject.tokens}",
+        f"replay.prefill={prefill}",
+        f"budget.tokens={list(subject.budgets)}",
+    ]
+
+
+class Engine:
+    """A binary, and where its runs go."""
+
+    def __init__(self, binary, out, isa=""):
+        self.binary, self.out, self.isa = Path(binary), Path(out), isa
+        if not self.binary.is_file():
+            raise Lack(
+                f"{binary}: no such program. Build it: cmake --preset release && cmake --build build/release"
+            )
+
+    def call(self, *words):
+        """The program with the instruction set that was asked for."""
+        return child.run([self.binary, *words], **({"KVREPLAY_ISA": self.isa} if self.isa else {}))
+
+    def replay(self, config, overrides, jobs=1):
+        """`kvreplay run` of configs/bench/CONFIG.yaml."""
+        out = self.out / "runs" / f"{self.isa or 'auto'}-{config}"
+        words = [
+            "run",
+            CONFIGS / f"{config}.yaml",
+            "-o",
+            out,
+            "-j",
+            jobs,
+            "--force",
+            "-q",
+            "--progress",
+            "none",
+        ]
+        for override in overrides:
+            words += ["-s", override]
+        spent = self.call(*words)
+        with (out / "results.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        return Run(spent, rows, json.loads((out / "results.meta.json").read_text())["isa"])
+
+    def version(self):
+        """Of the program, with commit and compiler."""
+        return self.call("--version").stdout.strip()
+
+    def inspect(self, trace):
+        """The first prompt of a trace: (id, tokens, layers that it holds)."""
+        held = json.loads(self.call("inspect", trace, "--json").stdout)
+        first = min(held["prompts"], key=lambda prompt: prompt["id"])
+        return first["id"], first["tokens"], [layer["layer"] for layer in first["layers"]]
+
+
+def select_and_attend_s(rows):
+    """{method: seconds} that the run spent on caches alone, by its own clock (wall time of its thread)."""
+    found = {}
+    for row in rows:
+        seconds = float(row["select_s"]) + float(row["attend_s"])
+        found[row["method"]] = found.get(row["method"], 0.0) + seconds
+    return found
+
+
+def mean_errors(rows):
+    """{(method, budget): {rel, eps}}: means over kv heads, which are means over query heads."""
+    sums = {}
+    for row in rows:
+        cell = sums.setdefault((row["method"], int(row["budget_tokens"])), [])
+        cell.append((float(row["rel_err_out_mean"]), float(row["eps_frobenius_mean"])))
+    return {
+        key: {
+            "rel": sum(rel for rel, _ in cells) / len(cells),
+            "eps": sum(eps for _, eps in cells) / len(cells),
+        }
+        for key, cells in sums.items()
+    }

@@ -1,0 +1,42 @@
+"""The peer: a program that a user brings, as a Python file.
+
+    PYTHON FILE TRACE --layers L --threads 1 --n N --prefill P --last K --budgets B...
+
+prints one JSON object: `cpu_seconds` by method with `exact` and `total` (reading excluded), `torch` (a
+version), and `errors[method][budget][decode|last] = {rel, eps}`.
+"""
+
+import json
+
+from . import child
+from .errors import Lack
+
+# The peer's names, and ours.
+NAMES = {
+    "streamingllm": "streaming_llm",
+    "h2o": "h2o",
+    "uniform": "uniform",
+    "snapkv": "snapkv",
+    "balancekv": "balancekv",
+    "kcenter": "subgen",
+}
+
+
+def call(python, file, subject):
+    """What one run of the peer said. Raises Lack when it fails or says something else."""
+    words = [python, file, subject.trace, "--layers", subject.layer, "--threads", 1, "--n", subject.tokens]
+    words += ["--prompt", subject.prompt, "--prefill", subject.prefill, "--last", subject.last]
+    words += ["--budgets", *subject.budgets]
+    try:
+        said = json.loads(child.run(words).stdout)
+        seconds = {NAMES.get(name, name): float(s) for name, s in said["cpu_seconds"].items()}
+        errors = {NAMES.get(name, name): table for name, table in said["errors"].items()}
+    except Lack as lack:
+        raise Lack(
+            f"the peer failed: {lack}. --peer-python names the Python that has what it imports"
+        ) from lack
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Lack(f"{file}: printed no JSON object with cpu_seconds and errors ({error!r})") from error
+    if "total" not in seconds or "exact" not in seconds:
+        raise Lack(f"{file}: cpu_seconds lacks total or exact; it has {', '.join(seconds)}")
+    return {"cpu_s": seconds, "errors": errors, "torch": str(said.get("torch", "unknown"))}

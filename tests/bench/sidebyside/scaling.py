@@ -1,0 +1,122 @@
+"""CPU time and peak memory over the length of a trace: linear in one, bounded in the other."""
+
+import json
+from pathlib import Path
+
+from . import engine, plot_scaling, tables
+from .contest import say
+
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+QUERIES = 4096  # scored on every trace, so that the reference costs O(m n d)
+Q_HEADS, KV_HEADS, DIM = 9, 3, 64
+TOTAL, REFERENCE, EVERYTHING = "total", "reference", "everything"
+LAST_QUERIES = 256  # after the cut of the one-shot methods
+
+
+def synthetic(one, out, tokens):
+    """A synthetic trace of so many tokens, made once; a shorter one is the beginning of a longer one."""
+    path = Path(out) / f"synthetic-{tokens}.h5"
+    if not path.is_file():
+        words = ["--tokens", tokens, "--prompt", tokens // 2, "--q-heads", Q_HEADS, "--kv-heads", KV_HEADS]
+        one.call("synth", "-o", path, *words, "--head-dim", DIM, "--v-head-dim", DIM, "--dtype", "bf16")
+    return path
+
+
+def works(options, tokens):
+    """{name: [(configuration, overrides)]}: what is measured on a trace of so many tokens."""
+    prefill = min(1024, tokens // 2)
+    stride = -(-(tokens - prefill) // options.queries)
+    sampled = [f"replay.queries={{stride: {stride}}}"]
+    configs = {name: engine.CONFIGS / f"{name}.yaml" for name in ("scaling", "stream", engine.LAST)}
+    read = {name: engine.yaml.safe_load(file.read_text()) for name, file in configs.items()}
+    budgets = [b for b in read["scaling"]["budget"]["tokens"] if b <= prefill]
+    stream = [*sampled, f"replay.prefill={prefill}", f"budget.tokens={budgets}"]
+    found = {REFERENCE: [("scaling", [*stream, "methods=[exact]"])]}
+    for method in read["scaling"]["methods"]:
+        name = engine.method_name(method)
+        found[name] = [("scaling", [*stream, f"methods={json.dumps([method])}"])]
+    cut = min(LAST_QUERIES, tokens // 2)
+    one_shot = [f"replay.prefill={tokens - cut}", f"budget.tokens={budgets}"]
+    found[TOTAL] = [("scaling", stream)]
+    found[EVERYTHING] = [("scaling", stream), (engine.LAST, one_shot)]
+    return found
+
+
+def measure(one, trace, pieces, jobs):
+    """(CPU seconds, largest resident MiB) of the pieces, one after the other."""
+    place = [f"traces={json.dumps([str(trace.resolve())])}", "select={}"]
+    spent = [one.replay(config, [*place, *overrides], jobs).spent for config, overrides in pieces]
+    return sum(s.cpu_s for s in spent), max(s.peak_rss_mib for s in spent)
+
+
+def rows_of(options, one):
+    rows = []
+    for tokens in sorted(options.lengths):
+        trace = synthetic(one, options.out, tokens)
+        for name, pieces in works(options, tokens).items():
+            say(f"{tokens} tokens: {name}")
+            seconds = [measure(one, trace, pieces, 1)[0] for _ in range(options.rounds)]
+            _, rss = measure(one, trace, pieces, 2)
+            rows.append(
+                {
+                    "tokens": tokens,
+                    "what": name,
+                    "queries": options.queries,
+                    "cpu_min_s": min(seconds),
+                    "rss_two_threads_mib": round(rss, 1),
+                }
+            )
+        trace.unlink()
+    return rows
+
+
+def growth(rows, shorter, longer):
+    """{what: time(longer) / time(shorter)} of what was measured at both."""
+    seconds = {(row["what"], int(row["tokens"])): float(row["cpu_min_s"]) for row in rows}
+    names = dict.fromkeys(row["what"] for row in rows)
+    return {
+        name: seconds[name, longer] / seconds[name, shorter]
+        for name in names
+        if (name, longer) in seconds and (name, shorter) in seconds
+    }
+
+
+def four_times(rows):
+    """(longer, shorter): the longest length and a quarter of it, or None."""
+    lengths = {int(row["tokens"]) for row in rows}
+    longest = max(lengths)
+    return (longest, longest // 4) if longest // 4 in lengths else None
+
+
+def markdown(rows):
+    lengths = sorted({int(row["tokens"]) for row in rows})
+    cells = {(row["what"], int(row["tokens"])): row for row in rows}
+    names = list(dict.fromkeys(row["what"] for row in rows))
+    pair = four_times(rows)
+    ratio = growth(rows, pair[1], pair[0]) if pair else {}
+    head = [
+        "what",
+        *(f"{n:,}" for n in lengths),
+        *([f"time({pair[0]:,}) / time({pair[1]:,})"] if pair else []),
+    ]
+    head.append("peak memory at the longest, MiB")
+
+    def line(name):
+        seconds = [tables.number(cells[name, n]["cpu_min_s"]) for n in lengths]
+        last = [tables.number(ratio[name])] if pair else []
+        return [
+            name.replace("_", " "),
+            *seconds,
+            *last,
+            f"{float(cells[name, lengths[-1]]['rss_two_threads_mib']):.0f}",
+        ]
+
+    return tables.markdown(head, [line(name) for name in names])
+
+
+def run(options, one):
+    rows = rows_of(options, one)
+    tables.write_csv(options.out / "scaling.csv", rows)
+    plot_scaling.draw(rows, options.out / "scaling.png")
+    print(markdown(rows), end="")
+    return 0

@@ -1,0 +1,133 @@
+"""`kvreplay bench`: what it says, never how fast it was."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from kvreplay_cli import ROOT, kvreplay
+
+SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
+TWO = ("--tokens", 512, "--method", "h2o,uniform")
+SMALL = (*TWO, "--rounds", 1)
+COLUMNS = ["kind", "name", "value", "unit", "cpu_min_s", "cpu_median_s", "of", "to", "minus"]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """(what was printed, rows of the CSV) of one small bench."""
+    file = tmp_path_factory.mktemp("bench") / "bench.csv"
+    done = kvreplay("bench", *SMALL, "--csv", file, "--json")
+    assert done.returncode == 0, done.stderr
+    with file.open(newline="") as opened:
+        reader = csv.DictReader(opened)
+        assert reader.fieldnames == COLUMNS
+        return done, list(reader)
+
+
+def rates(rows):
+    return {row["name"]: row for row in rows if row["kind"] == "rate"}
+
+
+def test_the_table_has_limits_kernels_passes_and_methods(measured):
+    names = rates(measured[1])
+    for name in (
+        "FMA units",
+        "scalar expf",
+        "kernel scores",
+        "kernel values",
+        "kernel exponentials",
+        "exact pass",
+        "prompt statistics",
+        "h2o, 2 budgets",
+        "h2o, 128 alone",
+        "uniform, 2 budgets",
+        "everything",
+        "h2o, 2048 tokens, sampled queries",
+    ):
+        assert name in names
+    assert not any(name.startswith("uniform") and "sampled" in name for name in names)  # it is cut once
+    assert all(float(row["value"]) > 0 and float(row["cpu_min_s"]) > 0 for row in names.values())
+    assert all(float(row["cpu_min_s"]) <= float(row["cpu_median_s"]) for row in names.values())
+
+
+def test_a_ratio_is_the_quotient_of_the_rows_that_it_names(measured):
+    of_rates = {"GF/s", "Gexp/s", "Glogit/s"}
+    table, found = rates(measured[1]), 0
+    for ratio in (row for row in measured[1] if row["kind"] == "ratio"):
+        of, to = table[ratio["of"]], table[ratio["to"]]
+        if {of["unit"], to["unit"]} <= of_rates:
+            expected = float(of["value"]) / float(to["value"])
+        else:
+            shared = float(table[ratio["minus"]]["cpu_min_s"]) if ratio["minus"] else 0.0
+            expected = (float(of["cpu_min_s"]) - shared) / (float(to["cpu_min_s"]) - shared)
+        assert float(ratio["value"]) == pytest.approx(expected, rel=1e-9), ratio["name"]
+        found += 1
+    assert found >= 9
+
+
+def test_json_says_what_the_csv_says_and_on_what_it_was_measured(measured):
+    said, rows = json.loads(measured[0].stdout), measured[1]
+    assert {r["name"]: r["value"] for r in said["rates"]} == {
+        name: float(row["value"]) for name, row in rates(rows).items()
+    }
+    shape = {"tokens": 512, "prefill": 128, "query_heads": 3, "head_dim": 64, "v_head_dim": 64, "layer": 0}
+    assert {key: said[key] for key in shape} == shape
+    assert said["isa"] and said["rounds"] == 1 and said["threads"] == 1 and said["trace"] == "synthetic"
+    assert said["load_before"] >= 0 and said["load_after"] >= 0
+
+
+def test_work_is_said_on_stderr_and_a_table_on_stdout():
+    done = kvreplay("bench", *TWO, "--rounds", 2)
+    assert done.returncode == 0, done.stderr
+    assert "round 2 of 2" in done.stderr
+    for word in ("instruction set", "load average", "CPU ms", "everything / exact pass", "2 rounds"):
+        assert word in done.stdout
+
+
+def test_a_trace_is_measured_at_the_layer_that_is_named():
+    words = ("--method", "window", "--rounds", 1, "--json", "--tokens", 768, "-j", 2)
+    done = kvreplay("bench", "--trace", SAMPLE, "--layer", 7, *words)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["layer"], said["tokens"], said["threads"]) == (7, 768, 2)
+
+
+@pytest.mark.parametrize(
+    "words, code, told",
+    [
+        (("--tokens", 100), 2, "at least 512"),
+        (("--rounds", 0), 2, "--rounds"),
+        (("--trace", "nowhere.h5"), 3, "nowhere.h5: no such file"),
+        (("--trace", SAMPLE, "--layer", 9), 2, "7"),
+        (("--trace", SAMPLE, "--tokens", 2000), 2, "1024"),
+        (("--method", "h20"), 2, "did you mean h2o?"),
+        (("--blas", "nowhere.so"), 2, "--blas nowhere.so"),
+        (("--csv", "no/such/folder.csv", "--tokens", 512), 2, "--csv no/such/folder.csv"),
+        (("--token", 100), 2, "did you mean"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_measured(words, code, told):
+    done = kvreplay("bench", *words)
+    assert done.returncode == code, done.stderr
+    assert told in done.stderr
+    assert "round 1" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_product_of_numpys_openblas_stands_beside_the_exact_pass():
+    numpy = pytest.importorskip("numpy")
+    found = sorted(Path(numpy.__file__).parents[1].glob("numpy.libs/*openblas*"))
+    if not found:
+        pytest.skip("numpy brings no OpenBLAS here")
+    done = kvreplay("bench", *SMALL, "--json", "--blas", found[0])
+    assert done.returncode == 0, done.stderr
+    names = {ratio["name"] for ratio in json.loads(done.stdout)["ratios"]}
+    assert {"exact pass / sgemm", "sgemm / FMA units"} <= names
+
+
+def test_a_mistake_leaves_an_older_table_as_it_is(tmp_path):
+    old = tmp_path / "old.csv"
+    old.write_text("kept\n")
+    assert kvreplay("bench", "--trace", SAMPLE, "--layer", 9, "--csv", old).returncode == 2
+    assert old.read_text() == "kept\n"

@@ -1,0 +1,245 @@
+"""tests/bench/run with a peer that is made up: files, ratios, agreement, and what it lacks."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from kvreplay_cli import BINARY, ROOT, synth
+
+sys.path.insert(0, str(ROOT / "tests/bench"))
+
+from sidebyside import agreement, child, contest, engine, peer, scaling
+from sidebyside.errors import Lack
+
+QUICK = ("--rounds", 1, "--sgemm", 0, "--skip-kernels", "--skip-alone")
+SHAPE = ("--prefill", 256, "--last", 64, "--budgets", "64,128")
+# Seconds that no run of the engine takes, so that a mixed-up column would be seen.
+PEER_SECONDS = {"exact": 1000.0, "h2o": 7000.0, "kcenter": 300.0, "total": 12000.0}
+PEER = """
+import json, pathlib, sys
+given = json.loads(pathlib.Path(__file__).with_suffix(".json").read_text())
+given["words"] = sys.argv[1:]
+print(json.dumps(given))
+"""
+
+
+def bench(*words, **environment):
+    return subprocess.run(
+        [str(ROOT / "tests/bench/run"), *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "KVREPLAY": str(BINARY), "KVREPLAY_PYTHON": sys.executable, **environment},
+    )
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    return synth(
+        tmp_path_factory.mktemp("trace") / "t.h5", "--tokens", 512, "--prompt", 256, "--dtype", "bf16"
+    )
+
+
+@pytest.fixture(scope="module")
+def truth(trace, tmp_path_factory):
+    """The engine's own errors in the peer's form: what a right peer would say."""
+    one = engine.Engine(BINARY, tmp_path_factory.mktemp("truth"))
+    subject = engine.Subject(trace, *one.inspect(trace)[:1], 0, 512, 256, 64, (64, 128))
+    runs = contest.sweep(one, subject)
+    ours = agreement.engine_errors(runs, contest.rows_of_the_last_queries(one, subject))
+    names, errors = {ours: theirs for theirs, ours in peer.NAMES.items()}, {}
+    for (method, budget, protocol), error in ours.items():
+        errors.setdefault(names[method], {}).setdefault(str(budget), {})[protocol] = error
+    return errors
+
+
+def fake_peer(folder, errors, seconds=PEER_SECONDS):
+    (folder / "fake.py").write_text(PEER)
+    said = {"cpu_seconds": seconds, "errors": errors, "torch": "0.0-fake"}
+    (folder / "fake.json").write_text(json.dumps(said))
+    return folder / "fake.py"
+
+
+@pytest.fixture(scope="module")
+def finished(trace, truth, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    words = ("--trace", trace, "--layer", 0, *SHAPE, "--rounds", 2, "--sgemm", 64, "--skip-kernels")
+    return bench(*words, "--peer", fake_peer(out, truth), "--out", out), out
+
+
+def test_a_bench_ends_well_and_says_what_took_part(finished):
+    done, out = finished
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((out / "facts.json").read_text())
+    assert facts["torch"] == "0.0-fake" and facts["sgemm"]["size"] == 64 and facts["rounds"] == 2
+    assert facts["load_min"] <= facts["load_max"]
+    for word in ("start, reading and writing", "0.0-fake", "load average", "sgemm 64^3", "agree within"):
+        assert word in done.stdout
+    assert (out / "bench.md").read_text() == done.stdout
+
+
+def test_every_round_measures_everyone_in_turn(finished):
+    rows = rows_of(finished[1] / "rounds.csv")
+    assert list(rows[0]) == ["round", "isa", "contestant", "part", "cpu_s", "load"]
+    order = [(r["round"], r["contestant"]) for r in rows if r["part"] in ("total", "64")]
+    assert order == [(n, who) for n in "12" for who in ("engine", "peer", "sgemm")]
+    parts = {r["part"] for r in rows if r["contestant"] == "engine"}
+    methods = set(peer.NAMES.values())
+    assert parts == {"total", "config stream", "config decode", "config last"} | {
+        f"{kind} {method}" for kind in ("alone", "caches") for method in methods
+    }
+
+
+def test_ratios_are_the_peers_seconds_over_ours(finished):
+    rounds = rows_of(finished[1] / "rounds.csv")
+    ratios = {row["what"]: row for row in rows_of(finished[1] / "ratios.csv")}
+
+    def ours(part):
+        return min(float(r["cpu_s"]) for r in rounds if (r["contestant"], r["part"]) == ("engine", part))
+
+    expected = {
+        "total": 12000,
+        "alone h2o": 8000,
+        "alone subgen": 1300,
+        "caches h2o": 7000,
+        "caches subgen": 300,
+    }
+    for part, seconds in expected.items():
+        assert float(ratios[part]["ratio"]) == pytest.approx(seconds / ours(part), rel=1e-9), part
+        assert float(ratios[part]["peer_min_s"]) == seconds
+    assert ratios["alone uniform"]["ratio"] == ""  # the peer was silent about it
+
+
+def test_agreement_covers_both_methods_budgets_protocols_and_measures(finished):
+    rows = rows_of(finished[1] / "agreement.csv")
+    compared = [row for row in rows if row["compared"] == "True"]
+    assert {row["method"] for row in compared} == {"h2o", "streaming_llm"}
+    assert len(compared) == 2 * 2 * 2 * 2
+    assert max(float(row["relative_difference"]) for row in rows) == 0
+    assert {row["method"] for row in rows} == set(peer.NAMES.values())
+
+
+def test_a_fast_wrong_answer_has_no_ratio(trace, truth, tmp_path):
+    wrong = json.loads(json.dumps(truth))
+    wrong["h2o"]["64"]["last"]["eps"] *= 1 + 3e-4
+    words = ("--trace", trace, "--layer", 0, *SHAPE, *QUICK)
+    done = bench(*words, "--peer", fake_peer(tmp_path, wrong), "--out", tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "do NOT agree" in done.stdout and "(h2o, budget 64, last, eps)" in done.stdout
+    assert {row["ratio"] for row in rows_of(tmp_path / "ratios.csv")} == {""}
+
+
+def test_an_error_that_is_missing_or_no_number_does_not_agree():
+    ours = {
+        (method, budget, protocol): {"rel": 0.5, "eps": 0.25}
+        for method in agreement.SAME_RULES
+        for budget in (64, 128)
+        for protocol in ("decode", "last")
+    }
+    peers = {}
+    for (method, budget, protocol), errors in ours.items():
+        peers.setdefault(method, {}).setdefault(str(budget), {})[protocol] = dict(errors)
+    assert agreement.verdict(agreement.compare(ours, peers), (64, 128))[0]
+    peers["h2o"]["128"]["last"]["rel"] = float("nan")
+    assert not agreement.verdict(agreement.compare(ours, peers), (64, 128))[0]
+    del peers["h2o"]["128"]
+    agrees, told = agreement.verdict(agreement.compare(ours, peers), (64, 128))
+    assert not agrees and "only 12 of 16" in told
+
+
+def test_without_a_peer_the_engine_is_measured_alone(tmp_path):
+    done = bench(*SHAPE, "--tokens", 512, *QUICK, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "no --peer was given" in done.stderr and "there are no ratios" in done.stdout
+    assert not (tmp_path / "agreement.csv").exists()
+    total = next(row for row in rows_of(tmp_path / "ratios.csv") if row["what"] == "total")
+    assert float(total["engine_min_s"]) > 0 and total["ratio"] == ""
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (("--peer", "nowhere.py"), "--peer nowhere.py: no such file"),
+        (("--trace", "nowhere.h5"), "nowhere.h5: no such trace"),
+        (("--trace", "TRACE", "--layer", 5), "--layer 5"),
+        (("--trace", "TRACE", "--layer", 0, "--prefill", 512), "prefill = 512"),
+        (("--trace", "TRACE", "--layer", 0, *SHAPE, "--isa", "nonsense", "--skip-alone"), "nonsense"),
+        (("--rounds", 0), "--rounds 0"),
+    ],
+)
+def test_what_is_missing_is_said_in_a_line(words, told, trace, tmp_path):
+    done = bench(*(trace if word == "TRACE" else word for word in words), "--out", tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_missing_build_is_said_with_the_command_that_makes_it(tmp_path):
+    done = bench("--out", tmp_path, KVREPLAY=str(tmp_path / "kvreplay"))
+    assert done.returncode == 2 and "cmake --preset release" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "program, told",
+    [
+        ("import nothing_like_this", "nothing_like_this"),
+        ("print('hello')", "no JSON object"),
+        ('print(\'{"cpu_seconds": {"exact": 1}, "errors": {}}\')', "lacks total"),
+        ("print('{\"errors\": {}}')", "no JSON object"),
+    ],
+)
+def test_a_peer_that_fails_is_told_apart_from_a_slow_one(program, told, tmp_path):
+    (tmp_path / "bad.py").write_text(program)
+    subject = engine.Subject(tmp_path, "0", 0, 512, 256, 64, (64,))
+    with pytest.raises(Lack, match=told):
+        peer.call(sys.executable, tmp_path / "bad.py", subject)
+
+
+def test_a_program_is_charged_for_its_own_time_and_memory():
+    ballast = bytearray(200 << 20)  # of this process, not of the program
+    small = child.run([sys.executable, "-S", "-c", "pass"])
+    large = child.run([sys.executable, "-S", "-c", "x = bytearray(100 << 20)\nfor i in range(3000000): pass"])
+    assert len(ballast) > 0
+    assert small.peak_rss_mib < 60
+    assert large.peak_rss_mib > small.peak_rss_mib + 90
+    assert large.cpu_s > small.cpu_s
+
+
+def test_a_program_that_cannot_start_or_is_killed_is_told():
+    with pytest.raises(Lack, match="127: nowhere: No such file"):
+        child.run(["nowhere"])
+    with pytest.raises(Lack, match="ended with -9"):
+        child.run([sys.executable, "-S", "-c", "import os; os.kill(os.getpid(), 9)"])
+
+
+def test_lengths_give_a_table_a_figure_and_a_ratio(tmp_path):
+    words = ("--scaling", "--lengths", "256,1024", "--queries", 64, "--rounds", 1)
+    done = bench(*words, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "scaling.csv")
+    assert list(rows[0]) == ["tokens", "what", "queries", "cpu_min_s", "rss_two_threads_mib"]
+    names = {row["what"] for row in rows}
+    assert {"reference", "streaming_llm", "h2o", "total", "everything"} <= names
+    assert len(rows) == 2 * len(names)
+    assert all(float(row["cpu_min_s"]) > 0 and float(row["rss_two_threads_mib"]) > 0 for row in rows)
+    assert (tmp_path / "scaling.png").stat().st_size > 5000
+    assert not list(tmp_path.glob("synthetic-*.h5"))  # they are large
+    seconds = {(row["what"], row["tokens"]): float(row["cpu_min_s"]) for row in rows}
+    growth = scaling.growth(rows, 256, 1024)
+    assert growth["h2o"] == pytest.approx(seconds["h2o", "1024"] / seconds["h2o", "256"])
+    assert "time(1,024) / time(256)" in done.stdout
+
+
+def test_the_configurations_of_the_bench_are_valid_on_a_trace_of_4096_tokens(tmp_path):
+    long = synth(tmp_path / "long.h5", "--tokens", 4096, "--q-heads", 1, "--kv-heads", 1, "--head-dim", 4)
+    for config in sorted((ROOT / "configs/bench").glob("*.yaml")):
+        words = ["validate", config, "-s", f"traces=[{long}]", "-s", "select.layers=all"]
+        done = subprocess.run([BINARY, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr

@@ -137,7 +137,7 @@ nlohmann::json facts_of(const BenchChoices& choices, const Subject& subject, con
           {"query_heads", s.shape.heads},
           {"head_dim", s.shape.dim},
           {"v_head_dim", s.shape.v_dim},
-          {"tile_rows", kTileRows}};
+          {"tile_rows", tile_rows(s.shape.heads)}};
 }
 
 std::string header_of(const nlohmann::json& f) {

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <catch2/catch_test_macros.hpp>
+#include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -25,7 +25,7 @@ class Held {
     CacheStorage<Real> s;
     s.keys = keys_.data(), s.values = keys_.data();
     s.token = token_.data(), s.copies = copies_.data(), s.mark = mark_.data(), s.counts = counts_;
-    s.capacity = int32_t(n), s.shape = {.heads = 1, .dim = dim, .v_dim = 0};
+    s.capacity = int32_t(n), s.shape = {.dim = dim, .v_dim = 0, .heads = 1};
     cache = BasicCache<Real>(s);
     cache.clear(SerialTeam{});
     for (size_t i = 0; i < n; ++i)

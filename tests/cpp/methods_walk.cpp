@@ -238,7 +238,7 @@ TEST_CASE("SoftmaxBalance's signed sums level off where the coin's grow as sqrt(
       const SelfBalancing rule{c, OnFail::clamp};
       Doubles packed(size_t(PackedRows::doubles(int64_t(n), 2, 2)));
       const auto number = [](const Doubles& x) {
-        return [&x](int32_t i, int32_t c) { return x[2 * size_t(i) + size_t(c)]; };
+        return [&x](int32_t i, int32_t at) { return x[2 * size_t(i) + size_t(at)]; };
       };
       const PackedRows rows(SerialTeam{}, int32_t(n), 2, 2, packed, number(keys), number(values));
       tile_walk(

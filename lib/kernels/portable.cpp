@@ -92,6 +92,6 @@ constexpr Functions<Real> functions() {
 
 }  // namespace
 
-const Table kPortable = {"portable", functions<float>(), functions<double>(), squared_distances};
+const Table kPortable = {"portable", functions<float>(), functions<double>(), squared_distances, nullptr};
 
 }  // namespace kvreplay::kernels

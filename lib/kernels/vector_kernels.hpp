@@ -394,7 +394,7 @@ constexpr Functions<Real> functions() {
 }
 
 constexpr Table table_of_this_width(const char* name) {
-  return {name, functions<float>(), functions<double>(), squared_distances};
+  return {name, functions<float>(), functions<double>(), squared_distances, nullptr};
 }
 
 }  // namespace

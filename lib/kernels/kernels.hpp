@@ -71,7 +71,7 @@ Real row_maximum(const Real* row, int32_t n);
 template <class Real>
 double gather(const Real* from, const int32_t* index, int32_t n, Real* out);
 
-// Sum of x ln x over row[0..n), 0 where x is 0 or denormal; no number may be negative.
+// Sum of x ln x over row[0..n), 0 where x is 0; no number may be negative.
 template <class Real>
 double sum_x_log_x(const Real* row, int32_t n);
 

@@ -349,26 +349,19 @@ KVR_INLINE typename Vector<double>::Raw logarithm(typename Vector<double>::Raw x
   return V::fma(e, all(Exponential<double>::kLn2High), V::fma(s, all(2.0), tail));
 }
 
-template <class Real>
-constexpr double kSmallestNormal = sizeof(Real) == 4 ? 0x1p-126 : 0x1p-1022;
-
+// The logarithm of 0 or of a denormal double is some number, by which nothing is multiplied.
 template <class Real>
 double sum_x_log_x(const Real* row, int32_t n) {
   using V = Vector<double>;
-  const V::Raw smallest = all(kSmallestNormal<Real>);
   V::Raw sum[2] = {};
-  const auto add = [&](const double* lane, int32_t j) {
-    const V::Raw x = load(lane), held = x < smallest ? all(1.0) : x;
-    sum[j] += held * logarithm(held);
-  };
-  int32_t i = 0;
-  for (int32_t j = 0; i < n; i += V::kLanes, j = 1 - j) {
+  for (int32_t i = 0, j = 0; i < n; i += V::kLanes, j = 1 - j) {
     double lane[V::kLanes] = {};
     if (i + V::kLanes <= n)
       for (int32_t l = 0; l < V::kLanes; ++l) lane[l] = double(row[i + l]);
     else
       for (int32_t l = 0; l < n - i; ++l) lane[l] = double(row[i + l]);
-    add(lane, j);
+    const V::Raw x = load(lane);
+    sum[j] += x * logarithm(x);
   }
   return sum_of_lanes(sum[0] + sum[1]);
 }

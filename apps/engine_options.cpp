@@ -30,6 +30,11 @@ RunOptions engine_options(const RunConfig& config, const std::vector<Cell>& plan
     return config.metrics.empty() ||
            std::find(config.metrics.begin(), config.metrics.end(), name) != config.metrics.end();
   };
+  const auto asks_any = [&](std::initializer_list<const char*> names) {
+    return std::any_of(names.begin(), names.end(), asks);
+  };
+  options.spectral = asks_any({"eps_spectral_mean", "eps_spectral_max", "eps_spectral_p99", "bound_epsilon",
+                               "bound_holds", "bound_slack", "bound_probability", "bound_capped"});
   options.recalls = asks("index_recall") || asks("mass_recall") || asks("mass_recall_min");
   options.set_error = asks("rel_err_set_mean");
   options.prefix_error = asks("rel_err_prefix_mean");

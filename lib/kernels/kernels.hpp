@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/panels.hpp"
 #include "kernels/shapes.hpp"
 
 // Dense arithmetic on tiles: the only part of the engine that knows about instruction sets. Single-
@@ -10,18 +11,6 @@
 // are not touched. The instruction set is chosen once (isa_path); it decides the last bits, nothing else.
 
 namespace kvreplay::kernels {
-
-// Keys of one kv head, packed once so that scores() reads whole vectors: panels of kPanel keys, each
-// [d, kPanel], zeros behind the last key.
-template <class Real>
-struct KeyPanels {
-  int32_t keys = 0, d = 0;
-  std::vector<Real> numbers;  // [panels, d, kPanel]
-  KeyPanels() = default;
-  KeyPanels(int32_t n, int32_t dim);                 // all zero
-  KeyPanels(const Real* k, int32_t n, int32_t dim);  // k: [n, d]
-  void put(int32_t at, const Real* key);
-};
 
 // out[m, count] (leading dimension ldo) = q[m, d] (ldq) * keys[first..first + count)^T; `first` is a multiple
 // of kPanel.
@@ -33,6 +22,11 @@ void scores(const Real* q, int64_t ldq, int32_t m, const KeyPanels<Real>& keys, 
 template <class Real>
 void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
               int64_t ldo, bool add = false);
+
+// out[m, dim] (ldo) = a[m, k] (lda) * values[first..first + k); `first` is a multiple of 32; add: += instead.
+template <class Real>
+void multiply(const Real* a, int64_t lda, int32_t m, const ValuePanels<Real>& values, int32_t first,
+              int32_t k, Real* out, int64_t ldo, bool add = false);
 
 // row[i] = exp(scale row[i] - shift) for i < n; no exponent is positive beyond rounding. 0 where the result
 // would be below the least normal number, exactly 1 at an exponent of 0; NaN stays NaN.
@@ -58,9 +52,13 @@ Real row_maximum(const Real* row, int32_t n);
 template <class Real>
 double gather(const Real* from, const int32_t* index, int32_t n, Real* out);
 
-// Sum of x ln x over row[0..n), 0 where x is 0 or denormal; no number may be negative.
+// Sum of x ln x over row[0..n), 0 where x is 0; no number may be negative.
 template <class Real>
 double sum_x_log_x(const Real* row, int32_t n);
+
+// Sums over the n numbers of an output `mine` and the exact one.
+template <class Real>
+Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau);
 
 // Squared Euclidean distances of `point` [d] to kLanes others, stored coordinate by coordinate: others [d,
 // kLanes]. Differences first, then squares, added coordinate after coordinate, so equal points have equal
@@ -71,7 +69,7 @@ void squared_distances(const double* others, const double* point, int32_t d, dou
 
 namespace kvreplay {
 // The path of the kernels, chosen at the first call of any of them: the best that processor and operating
-// system offer, or the one KVREPLAY_ISA names (portable, avx2, avx512). ConfigError where there is no such
-// path or the machine lacks it.
+// system offer, or the one KVREPLAY_ISA names (portable, avx2, avx512, avx512bf16, amx). ConfigError where
+// there is no such path or the machine lacks it.
 const char* isa_path();
 }  // namespace kvreplay

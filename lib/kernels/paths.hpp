@@ -9,6 +9,7 @@ namespace kvreplay::kernels {
 struct Path {
   const char* name;
   const Table* table;  // null where this machine or this build lacks it
+  bool automatic;      // it may be chosen without being named
 };
 
 // Every path, the plainest first.

@@ -80,6 +80,18 @@ void accumulate(const Real* e, double weight, double carry, int32_t n, double* s
   if (carry == 0) to = p;
   else to = carry * to + p;
 }
+template <class Real>
+Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau) {
+  Comparison s{};
+  for (int32_t c = 0; c < n; ++c) {
+    const double z = double(mine[c]), o = double(exact[c]),
+                 p = o > Comparison::kClamp ? o : Comparison::kClamp;
+    const double e = z - o, numerator = z * tau - o;
+    s.error2 += e * e, s.exact2 += o * o, s.mine2 += z * z, s.inner += z * o;
+    s.positive2 += p * p, s.numerator2 += numerator * numerator;
+  }
+  return s;
+}
 Lowest lowest(const double* score, const double* guard, const int32_t* token, int32_t n) {
   Lowest best{INFINITY, -1};
   for (int32_t i = 0; i < n; ++i) {
@@ -115,11 +127,12 @@ void squared_distances(const double* others, const double* point, int32_t d, dou
 template <class Real>
 constexpr Functions<Real> functions() {
   return {scores<Real>, multiply<Real>, exponentiate<Real>, row_maximum<Real>, gather<Real>,
-          sum<Real>,    weigh<Real>,    accumulate<Real>,   sum_x_log_x<Real>};
+          sum<Real>,    weigh<Real>,    accumulate<Real>,   compare<Real>,     sum_x_log_x<Real>};
 }
 
 }  // namespace
 
-const Table kPortable = {"portable", functions<float>(), functions<double>(), squared_distances, lowest};
+const Table kPortable = {"portable", functions<float>(), functions<double>(), squared_distances, lowest,
+                         nullptr};
 
 }  // namespace kvreplay::kernels

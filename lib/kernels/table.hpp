@@ -22,8 +22,21 @@ struct Functions {
   double (*sum)(const Real* x, int32_t n);
   double (*weigh)(const Real* x, const Real* factor, int32_t n, Real* out);
   void (*accumulate)(const Real* e, double weight, double carry, int32_t n, double* score);
+  Comparison (*compare)(const Real* mine, const Real* exact, int32_t n, double tau);
   double (*sum_x_log_x)(const Real* row, int32_t n);
 };
+
+// A matrix [terms, columns] in bf16, in tiles of 32 terms x 16 columns, [column blocks, term_blocks, 16, 16,
+// 2]: pairs of terms, then columns. Zeros behind the last term and column, and one column block of them.
+struct TileMatrix {
+  const uint16_t* high;
+  const uint16_t* low;  // null where every number is a bf16 number
+  int32_t term_blocks;
+};
+
+// out[m, columns] = a[m, terms] * b, or +=. Sums are float32, factors the bf16 numbers that add up to them.
+using TileProduct = void (*)(const float* a, int64_t lda, int32_t m, const TileMatrix& b, int32_t terms,
+                             int32_t columns, float* out, int64_t ldo, bool add);
 
 struct Table {
   const char* name;  // of the path, as KVREPLAY_ISA spells it
@@ -31,6 +44,7 @@ struct Table {
   Functions<double> of_double;
   void (*squared_distances)(const double* others, const double* point, int32_t d, double* out);
   Lowest (*lowest)(const double* score, const double* guard, const int32_t* token, int32_t n);
+  TileProduct tile_product;  // null where the path has no tiles
 
   const Functions<float>& of(float) const { return of_float; }
   const Functions<double>& of(double) const { return of_double; }
@@ -39,6 +53,7 @@ struct Table {
 extern const Table kPortable;
 #if defined(__x86_64__)
 extern const Table kAvx2, kAvx512;
+extern const TileProduct kAmxProduct, kAvx512Bf16Product;
 #endif
 
 }  // namespace kvreplay::kernels

@@ -361,6 +361,37 @@ double weigh(const Real* x, const Real* factor, int32_t n, Real* out) {
   });
 }
 
+// The first n numbers, in double; zeros behind.
+template <class Real>
+KVR_INLINE Vector<double>::Raw widened(const Real* p, int32_t n) {
+  double lane[Vector<double>::kLanes] = {};
+  if (n >= Vector<double>::kLanes)
+    for (int32_t l = 0; l < Vector<double>::kLanes; ++l) lane[l] = double(p[l]);
+  else
+    for (int32_t l = 0; l < n; ++l) lane[l] = double(p[l]);
+  return load(lane);
+}
+
+template <class Real>
+Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau) {
+  using V = Vector<double>;
+  using Raw = V::Raw;
+  Raw error2 = {}, exact2 = {}, mine2 = {}, inner = {}, positive2 = {}, numerator2 = {};
+  const Raw clamp = all(Comparison::kClamp);
+  for (int32_t i = 0; i < n; i += V::kLanes) {
+    const Raw z = widened(mine + i, n - i), o = widened(exact + i, n - i);
+    Raw p = o > clamp ? o : clamp;
+    if (n - i < V::kLanes)
+      for (int32_t l = n - i; l < V::kLanes; ++l) p[l] = 0;
+    const Raw e = z - o, numerator = z * tau - o;
+    error2 = V::fma(e, e, error2), exact2 = V::fma(o, o, exact2), mine2 = V::fma(z, z, mine2);
+    inner = V::fma(z, o, inner), positive2 = V::fma(p, p, positive2);
+    numerator2 = V::fma(numerator, numerator, numerator2);
+  }
+  return {sum_of_lanes(error2), sum_of_lanes(exact2),    sum_of_lanes(mine2),
+          sum_of_lanes(inner),  sum_of_lanes(positive2), sum_of_lanes(numerator2)};
+}
+
 // Products are rounded before they are added, as in the policies' own text.
 template <class Real>
 void accumulate(const Real* e, double weight, double carry, int32_t n, double* score) {
@@ -413,26 +444,19 @@ KVR_INLINE typename Vector<double>::Raw logarithm(typename Vector<double>::Raw x
   return V::fma(e, all(Exponential<double>::kLn2High), V::fma(s, all(2.0), tail));
 }
 
-template <class Real>
-constexpr double kSmallestNormal = sizeof(Real) == 4 ? 0x1p-126 : 0x1p-1022;
-
+// The logarithm of 0 or of a denormal double is some number, by which nothing is multiplied.
 template <class Real>
 double sum_x_log_x(const Real* row, int32_t n) {
   using V = Vector<double>;
-  const V::Raw smallest = all(kSmallestNormal<Real>);
   V::Raw sum[2] = {};
-  const auto add = [&](const double* lane, int32_t j) {
-    const V::Raw x = load(lane), held = x < smallest ? all(1.0) : x;
-    sum[j] += held * logarithm(held);
-  };
-  int32_t i = 0;
-  for (int32_t j = 0; i < n; i += V::kLanes, j = 1 - j) {
+  for (int32_t i = 0, j = 0; i < n; i += V::kLanes, j = 1 - j) {
     double lane[V::kLanes] = {};
     if (i + V::kLanes <= n)
       for (int32_t l = 0; l < V::kLanes; ++l) lane[l] = double(row[i + l]);
     else
       for (int32_t l = 0; l < n - i; ++l) lane[l] = double(row[i + l]);
-    add(lane, j);
+    const V::Raw x = load(lane);
+    sum[j] += x * logarithm(x);
   }
   return sum_of_lanes(sum[0] + sum[1]);
 }
@@ -454,11 +478,11 @@ inline void squared_distances(const double* others, const double* point, int32_t
 template <class Real>
 constexpr Functions<Real> functions() {
   return {scores<Real>, multiply<Real>, exponentiate<Real>, row_maximum<Real>, gather<Real>,
-          sum<Real>,    weigh<Real>,    accumulate<Real>,   sum_x_log_x<Real>};
+          sum<Real>,    weigh<Real>,    accumulate<Real>,   compare<Real>,     sum_x_log_x<Real>};
 }
 
 constexpr Table table_of_this_width(const char* name) {
-  return {name, functions<float>(), functions<double>(), squared_distances, lowest};
+  return {name, functions<float>(), functions<double>(), squared_distances, lowest, nullptr};
 }
 
 }  // namespace

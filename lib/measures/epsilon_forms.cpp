@@ -28,11 +28,13 @@ template <class Real>
 void EpsilonForms::add(const ScoredRow<Real>& row) {
   const double l2 = row.tile.l2[row.exact], v_op = row.tile.v_operator[row.values],
                v_fro = row.tile.v_frobenius[row.values];
-  if (!(l2 * v_op > 0)) return;
-  spectral_.push_back(row.error / (l2 * v_op));
+  if (!(l2 * v_fro > 0)) return;
   frobenius_.push_back(row.error / (l2 * v_fro));
-  spectral_sums_.add(spectral_.back());
   frobenius_sums_.add(frobenius_.back());
+  if (v_op > 0) {  // nobody asks for it otherwise
+    spectral_.push_back(row.error / (l2 * v_op));
+    spectral_sums_.add(spectral_.back());
+  }
   if (row.m.spread != kUnset) additive_.add(additive_form(row));
 }
 
@@ -45,9 +47,8 @@ void EpsilonForms::finish(CellMeasures& measures, const Promise& promise) {
     compare(measures, promise, spectral_, measures.eps_spectral_mean);
   if (promise.norm == Promise::Norm::frobenius)
     compare(measures, promise, frobenius_, measures.eps_frobenius_mean);
-  if (spectral_.empty()) return;
-  measures.eps_spectral_p99 = quantile(spectral_, 0.99);
-  measures.eps_frobenius_p99 = quantile(frobenius_, 0.99);
+  if (!spectral_.empty()) measures.eps_spectral_p99 = quantile(spectral_, 0.99);
+  if (!frobenius_.empty()) measures.eps_frobenius_p99 = quantile(frobenius_, 0.99);
 }
 
 void EpsilonForms::compare(CellMeasures& measures, const Promise& promise,

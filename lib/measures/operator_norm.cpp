@@ -18,20 +18,23 @@ Eigen::VectorXd generic_vector(int64_t d) {
 
 }  // namespace
 
-ValueNorms::ValueNorms(int32_t v_dim)
-    : gram_(Eigen::MatrixXd::Zero(v_dim, v_dim)), start_(generic_vector(v_dim)) {}
+ValueNorms::ValueNorms(int32_t v_dim, bool spectral) : start_(generic_vector(v_dim)) {
+  if (spectral) gram_ = Eigen::MatrixXd::Zero(v_dim, v_dim);
+}
 
 template <class Real>
 void ValueNorms::add(const Real* value) {
   const Eigen::VectorXd v =
-      Eigen::Map<const Eigen::Matrix<Real, Eigen::Dynamic, 1>>(value, gram_.rows()).template cast<double>();
-  gram_.noalias() += v * v.transpose();
-  largest_ = std::max(largest_, v.norm());
+      Eigen::Map<const Eigen::Matrix<Real, Eigen::Dynamic, 1>>(value, start_.size()).template cast<double>();
+  if (gram_.size() > 0) gram_.selfadjointView<Eigen::Lower>().rankUpdate(v);
+  const double square = v.squaredNorm();
+  squares_ += square;
+  largest_ = std::max(largest_, std::sqrt(square));
 }
 template void ValueNorms::add(const float*);
 template void ValueNorms::add(const double*);
 
-double ValueNorms::frobenius() const { return std::sqrt(gram_.trace()); }
+double ValueNorms::frobenius() const { return std::sqrt(squares_); }
 
 // Lanczos with full re-orthogonalisation (Parlett, "The Symmetric Eigenvalue Problem", 1998, section
 // 13.1), stopped by the bound residual^2 / value on the error of a well separated Ritz value, and
@@ -45,7 +48,7 @@ double ValueNorms::spectral() {
   Eigen::VectorXd ritz;
   double value = 0;
   for (int64_t step = 1; step <= d; ++step) {
-    Eigen::VectorXd next = gram_ * basis.back();
+    Eigen::VectorXd next = gram_.selfadjointView<Eigen::Lower>() * basis.back();
     diagonal.push_back(basis.back().dot(next));
     for (int pass = 0; pass < 2; ++pass)
       for (const Eigen::VectorXd& b : basis) next -= b.dot(next) * b;

@@ -7,7 +7,8 @@ namespace kvreplay {
 // ||V_{0..t}||_F and ||V_{0..t}||_op while t grows, from the running Gram matrix V^T V in double.
 class ValueNorms {
  public:
-  explicit ValueNorms(int32_t v_dim);
+  // spectral: whether spectral() will be asked.
+  explicit ValueNorms(int32_t v_dim, bool spectral = true);
   template <class Real>
   void add(const Real* value);  // [v_dim]
   double frobenius() const;
@@ -17,9 +18,9 @@ class ValueNorms {
   double spectral();
 
  private:
-  Eigen::MatrixXd gram_;
+  Eigen::MatrixXd gram_;  // empty where nobody asks
   Eigen::VectorXd start_;
-  double largest_ = 0;
+  double largest_ = 0, squares_ = 0;
 };
 
 }  // namespace kvreplay

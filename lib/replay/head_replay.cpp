@@ -23,7 +23,7 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
       every_row_(options.every_row),
       watch_{options.audit,     options.save,         false,
              options.set_error, options.prefix_error, options.needles.spans(stream.prompt)},
-      norms_(size_t(stream.shape.blocks), ValueNorms(stream.shape.v_dim)),
+      norms_(size_t(stream.shape.blocks), ValueNorms(stream.shape.v_dim, options.spectral)),
       fixed_(stream),
       sliding_(stream) {
   scored_ = scored_tokens();
@@ -186,7 +186,7 @@ void HeadReplay<Real>::fill_tile(Tile<Real>& tile) {
         norms_[b].add(stream_.block_values(int32_t(b)) + int64_t(norms_up_to_) * stream_.shape.v_dim);
     for (size_t b = 0; b < norms_.size(); ++b) {
       tile.v_frobenius[b * rows + r] = norms_[b].frobenius();
-      tile.v_operator[b * rows + r] = norms_[b].spectral();
+      if (options_.spectral) tile.v_operator[b * rows + r] = norms_[b].spectral();
       tile.v_largest[b * rows + r] = norms_[b].largest();
     }
   }

@@ -19,7 +19,7 @@ MAY_INCLUDE = {
     "catalog": {"base", "core"},
     "exact": {"base", "core", "kernels", "trace"},
     "survey": {"base", "core", "kernels", "trace", "catalog", "exact"},
-    "measures": {"base", "core", "catalog", "exact"},
+    "measures": {"base", "core", "kernels", "catalog", "exact"},
     "replay": {"base", "core", "kernels", "trace", "catalog", "exact", "formats", "measures"},
     "config": {"base", "core", "trace", "catalog", "formats"},
     "plan": {"base", "core", "trace", "catalog", "config", "exact"},

@@ -8,6 +8,8 @@ namespace kvreplay::kernels {
 struct Features {
   bool avx2 = false;    // and FMA
   bool avx512 = false;  // F, BW, DQ, VL
+  bool avx512bf16 = false;
+  bool amx = false;  // tiles of bf16 numbers; asks the operating system for them
 };
 Features features();
 

@@ -1,0 +1,130 @@
+#pragma once
+#include "kernels/table.hpp"
+
+// Products of bf16 numbers on tiles, once for every machine that has such tiles. A translation unit defines
+// Tiles in this unnamed namespace before it includes this file: eight tiles of 1 KiB, made ready for this
+// thread by the constructor, with
+//   zero<T>()                  16 x 16 floats
+//   load<T>(p, stride)         16 rows of 32 bf16 numbers; the stride counts numbers, as in store
+//   multiply<C, A, B>()        C += A B, where row r of B holds terms 2 r and 2 r + 1 of 16 columns in turn
+//   store<T>(p, stride)
+// As in vector_kernels.hpp nothing here is visible to other units.
+//
+// A float is the sum of a bf16 number, of another one and of at most 2^-17 of it. Of the four products of two
+// such sums low * low is left out. Factors that are bf16 numbers have no low part, and cost no product.
+
+namespace kvreplay::kernels {
+namespace {
+
+constexpr int32_t kTileRows = 16, kTileTerms = 32, kTileNumbers = kTileRows * kTileTerms;
+constexpr int32_t kBlock = 2 * kTileRows;  // rows and columns of a block of four tiles
+constexpr int32_t kSplitTerms = 512;       // terms that are split at a time
+
+inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
+inline float widened(uint32_t half) { return __builtin_bit_cast(float, half << 16); }
+inline uint32_t rounded(float x) {  // to the nearest bf16 number, ties to even; NaN stays NaN
+  const uint32_t bits = bits_of(x), up = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return x == x ? up : 0x7fc0;
+}
+
+struct SplitRows {
+  alignas(64) uint16_t high[kBlock * kSplitTerms], low[kBlock * kSplitTerms];
+  int32_t stride;
+  bool exact;  // every low part is 0
+};
+
+inline bool split_row(const float* a, int32_t terms, int32_t padded, uint16_t* high, uint16_t* low) {
+  uint32_t any = 0;
+  for (int32_t c = 0; c < terms; ++c) {
+    const uint32_t top = rounded(a[c]);
+    const uint32_t rest = (top & 0x7f80) == 0x7f80 ? 0 : rounded(a[c] - widened(top));
+    high[c] = uint16_t(top);
+    low[c] = uint16_t(rest);
+    any |= rest & 0x7fff;
+  }
+  for (int32_t c = terms; c < padded; ++c) high[c] = low[c] = 0;
+  return any == 0;
+}
+
+inline void split_rows(const float* a, int64_t lda, int32_t rows, int32_t terms, SplitRows& to) {
+  const int32_t padded = (terms + kTileTerms - 1) / kTileTerms * kTileTerms;
+  to.stride = padded;
+  to.exact = true;
+  for (int32_t i = 0; i < rows; ++i)
+    to.exact &= split_row(a + i * lda, terms, padded, to.high + i * padded, to.low + i * padded);
+  for (int32_t i = rows * padded; i < kBlock * padded; ++i) to.high[i] = to.low[i] = 0;
+}
+
+// Tiles 0..3 hold a block of sums, 4 and 5 its rows, 6 and 7 its columns.
+inline void multiply_block(Tiles& t, const uint16_t* a, int64_t stride, const uint16_t* b, int64_t next) {
+  t.load<4>(a, stride);
+  t.load<5>(a + kTileRows * stride, stride);
+  t.load<6>(b, kTileTerms);
+  t.load<7>(b + next, kTileTerms);
+  t.multiply<0, 4, 6>();
+  t.multiply<1, 4, 7>();
+  t.multiply<2, 5, 6>();
+  t.multiply<3, 5, 7>();
+}
+
+inline void sum_block(Tiles& t, const SplitRows& a, const TileMatrix& b, int64_t at) {
+  const int64_t next = int64_t(b.term_blocks) * kTileNumbers;
+  t.zero<0>();
+  t.zero<1>();
+  t.zero<2>();
+  t.zero<3>();
+  for (int32_t c = 0; c < a.stride; c += kTileTerms, at += kTileNumbers) {
+    multiply_block(t, a.high + c, a.stride, b.high + at, next);
+    if (b.low != nullptr) multiply_block(t, a.high + c, a.stride, b.low + at, next);
+    if (!a.exact) multiply_block(t, a.low + c, a.stride, b.high + at, next);
+  }
+}
+
+struct Target {
+  float* out;
+  int64_t ldo;
+  int32_t rows, columns;  // of the block that are wanted
+  bool add;
+};
+
+inline void store_block(Tiles& t, const Target& to) {
+  if (!to.add && to.rows == kBlock && to.columns == kBlock) {
+    t.store<0>(to.out, to.ldo);
+    t.store<1>(to.out + kTileRows, to.ldo);
+    t.store<2>(to.out + kTileRows * to.ldo, to.ldo);
+    t.store<3>(to.out + kTileRows * to.ldo + kTileRows, to.ldo);
+    return;
+  }
+  alignas(64) float block[kBlock * kBlock];
+  t.store<0>(block, kBlock);
+  t.store<1>(block + kTileRows, kBlock);
+  t.store<2>(block + kTileRows * kBlock, kBlock);
+  t.store<3>(block + kTileRows * kBlock + kTileRows, kBlock);
+  for (int32_t i = 0; i < to.rows; ++i)
+    for (int32_t j = 0; j < to.columns; ++j)
+      to.out[i * to.ldo + j] = (to.add ? to.out[i * to.ldo + j] : 0) + block[i * kBlock + j];
+}
+
+inline int32_t at_most(int32_t most, int32_t n) { return n < most ? n : most; }
+
+inline void tile_product(const float* a, int64_t lda, int32_t m, const TileMatrix& b, int32_t terms,
+                         int32_t columns, float* out, int64_t ldo, bool add) {
+  Tiles tiles;
+  SplitRows rows;
+  if (terms == 0 && !add)
+    for (int32_t i = 0; i < m; ++i)
+      for (int32_t j = 0; j < columns; ++j) out[i * ldo + j] = 0;
+  for (int32_t c = 0; c < terms; c += kSplitTerms)
+    for (int32_t i = 0; i < m; i += kBlock) {
+      const int32_t height = at_most(kBlock, m - i);
+      split_rows(a + i * lda + c, lda, height, at_most(kSplitTerms, terms - c), rows);
+      for (int32_t j = 0; j < columns; j += kBlock) {
+        const int64_t block = int64_t(j / kTileRows) * b.term_blocks + c / kTileTerms;
+        sum_block(tiles, rows, b, block * kTileNumbers);
+        store_block(tiles, {out + i * ldo + j, ldo, height, at_most(kBlock, columns - j), add || c > 0});
+      }
+    }
+}
+
+}  // namespace
+}  // namespace kvreplay::kernels

@@ -60,15 +60,14 @@ def errors(trace, out, path):
     if "this machine lacks it" in result.stderr:
         pytest.skip(f"this machine has no {path}")
     assert result.returncode == 0, result.stderr
-    return {row["key"]: row for row in table(out)}
+    names = ["method", "layer", "kv_head", "seed", "budget_tokens"]
+    return {tuple(row[n] for n in names): float(row["rel_err_out_mean"]) for row in table(out)}
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path_gives_the_portable_paths_errors(path, portable_run, tmp_path):
     trace, expected = portable_run
     found = errors(trace, tmp_path / "out", path)
-    rows = {(r["method"], r["layer"], r["kv_head"]): r for r in found.values()}
-    for row in expected.values():
-        other = rows[row["method"], row["layer"], row["kv_head"]]
-        a, b = float(row["rel_err_out_mean"]), float(other["rel_err_out_mean"])
-        assert math.isclose(a, b, rel_tol=1e-4, abs_tol=5e-5), (row["method"], a, b)
+    assert found.keys() == expected.keys()
+    for cell, error in expected.items():
+        assert math.isclose(found[cell], error, rel_tol=1e-4, abs_tol=5e-5), cell

@@ -84,7 +84,7 @@ nlohmann::json given_of(const Method& method, const nlohmann::json& params, cons
       given[spec.name] = params.at(spec.name);
   const nlohmann::json mine = to_json(axes), usual = to_json(method.default_axes(params));
   for (const auto& [name, value] : mine.items())
-    if (value != usual.at(name)) given[name] = value;
+    if (!usual.contains(name) || value != usual.at(name)) given[name] = value;
   return given;
 }
 

@@ -21,7 +21,7 @@ struct SmallCache {
     stream.shape = {1, 1, 1};
     stream.tokens = tokens;
     for (int32_t i = 0; i < tokens; ++i) stream.keys.push_back(i), stream.values.push_back(i);
-    memory.allocate(stream, stream.shape, layout, false);
+    memory.allocate(stream, stream.shape, layout, stream.tokens, false);
     cache = BasicCache<double>(memory.storage());
     cache.clear(kTeam);
   }

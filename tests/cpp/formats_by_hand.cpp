@@ -42,7 +42,8 @@ struct Shelf {
     stream.values = std::move(values);
     stream.tokens = int32_t(stream.keys.size()) / (shape.dim * shape.blocks);
     memory.allocate(stream, shape,
-                    {.weights = split, .split = split, .own_rows = stream.tokens + 1, .coded = true}, false);
+                    {.weights = split, .split = split, .own_rows = stream.tokens + 1, .coded = true},
+                    stream.tokens, false);
     cache = BasicCache<double>(memory.storage());
     cache.clear(kTeam);
   }

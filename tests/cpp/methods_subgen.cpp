@@ -34,7 +34,7 @@ struct Structures {
   Structures(const HeadStream<double>& s, SubGenStream p, const Draws& draws) : policy(p) {
     const Scene scene{0, s.prompt, s.tokens, s.shape, 0, 1, Phase::stream, double(s.rule.scale)};
     policy.resolve(scene);
-    memory.allocate(s, s.shape, policy.layout(scene), false);
+    memory.allocate(s, s.shape, policy.layout(scene), s.tokens, false);
     policy.state = memory.state();
     policy.draws = draws;
     cache = BasicCache<double>(memory.storage());

@@ -46,7 +46,7 @@ struct SoloRun {
     LaneMemory<Real> memory;
     Layout layout;
     if constexpr (HasLayout<P>) layout = policy.layout(order.scene);
-    memory.allocate(stream, order.scene.shape, layout, false);
+    memory.allocate(stream, order.scene.shape, layout, stream.tokens, false);
     if constexpr (HasState<P>) policy.state = memory.state();
     BasicCache<Real> cache(memory.storage());
     const SerialTeam team;

@@ -162,8 +162,10 @@ void ExactAttention<Real>::strip_pass(Tile<Real>& tile) const {
   tile.heads = stream_.shape.heads;
   tile.v_dim = stream_.shape.v_dim;
   tile.blocks = stream_.shape.blocks;
-  tile.stride = (std::max(tile.end, keys) + kStripPad) / kStripPad * kStripPad;
+  tile.stride = padded(std::max(tile.end, keys));
   const size_t cells = size_t(tile.heads) * size_t(rows);
+  // At once for the whole trace: growing from tile to tile would hold it twice.
+  tile.strip.reserve(size_t(tile.heads) * size_t(tile_rows(tile.heads)) * size_t(stream_.tokens + kStripPad));
   tile.strip.resize(cells * size_t(tile.stride));
   tile.shift.resize(cells);
   tile.z.resize(cells);

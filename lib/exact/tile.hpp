@@ -55,6 +55,8 @@ struct Tile {
 };
 
 constexpr int32_t kStripPad = 16;
+// Length of a strip for tokens 0..end-1: whole vectors, and at least one zero.
+constexpr int32_t padded(int32_t end) { return (end + kStripPad) / kStripPad * kStripPad; }
 
 // Exact attention over a stream, whose keys it packs.
 template <class Real>

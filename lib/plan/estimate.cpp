@@ -68,7 +68,7 @@ struct Unit {
 
   double strips(const RunConfig::Replay& replay) const {
     const bool observed = std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {
-      return cell.method->observes(cell.params, cell.axes);
+      return cell.method->observes && cell.method->observes(cell.params, cell.axes);
     });
     return observed && tokens() <= kLongTrace ? tokens() - prompt()
                                               : scored_rows(replay, tokens() - prompt());
@@ -86,10 +86,17 @@ struct Unit {
              return cell.method->needs(cell.params, cell.scene()).queries;
            });
   }
+  // Cosines and sines of every distance, where a method re-assigns positions.
+  double rotation() const {
+    const bool some = layer.rope && std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {
+                        return cell.axes.positions == Positions::cache;
+                      });
+    return some ? tokens() * 2 * double(layer.rope->inv_freq.size()) : 0;
+  }
   double tensors(int32_t copies_of_keys) const {
     const double queries = holds_all_queries() ? tokens() : kQueryRows;
     return tokens() * (copies_of_keys * layer.head_dim + layer.v_head_dim) +
-           queries * layer.head_dim * heads();
+           queries * layer.head_dim * heads() + rotation();
   }
   double cache_bytes(const Cell& cell, double real_bytes, bool audit) const {
     const bool bounded =

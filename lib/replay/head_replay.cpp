@@ -19,6 +19,7 @@ template <class Real>
 HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& options)
     : stream_(stream),
       exact_(stream),
+      sparse_(exact_),
       options_(options),
       every_row_(options.every_row),
       watch_{options.audit,     options.save,         false,
@@ -163,18 +164,30 @@ void HeadReplay<Real>::next_tile(int32_t begin, int32_t end, Tile<Real>& tile) c
   tile.begin = begin;
   tile.end = std::min(end, begin + tile_rows(stream_.shape.heads));
   for (int32_t t = begin; t < tile.end; ++t) {
-    if ((!every_row_ || solo_) && scored_[size_t(t)] == 0) continue;
+    if (!has_strip(t)) continue;
     tile.rows.push_back(t);
     tile.scored.push_back(scored_[size_t(t)]);
   }
 }
 
+// Of this and the following tiles of the prompt, or of what comes after it.
+template <class Real>
+std::vector<int32_t> HeadReplay<Real>::rows_from(int32_t t) const {
+  const int32_t end = t < stream_.prompt ? stream_.prompt : stream_.tokens;
+  std::vector<int32_t> rows;
+  for (; t < end && int32_t(rows.size()) < tile_rows(stream_.shape.heads); ++t)
+    if (has_strip(t)) rows.push_back(t);
+  return rows;
+}
+
 template <class Real>
 void HeadReplay<Real>::fill_tile(Tile<Real>& tile) {
+  const bool dense = tile.end - tile.begin == int32_t(tile.rows.size());
+  if (dense) exact_.exact_pass(tile);
+  else if (!tile.rows.empty()) sparse_.fill(tile, [&](int32_t t) { return rows_from(t); });
   stream_.hold_queries(tile.begin, tile.end - 1);
   if (tile.rows.empty()) return;
-  exact_.exact_pass(tile);
-  if (prefixes_ && tile.begin >= stream_.prompt) exact_.prefix_pass(tile);
+  if (prefixes_ && tile.divided && tile.any_scored()) exact_.prefix_pass(tile);
   const size_t rows = tile.rows.size();
   tile.v_frobenius.assign(rows * norms_.size(), 0.0);
   tile.v_operator.assign(rows * norms_.size(), 0.0);

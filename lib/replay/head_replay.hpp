@@ -6,6 +6,7 @@
 #include <tuple>
 #include <vector>
 
+#include "exact/sparse_rows.hpp"
 #include "measures/accumulator.hpp"
 #include "measures/operator_norm.hpp"
 #include "replay/fixed_sets.hpp"
@@ -56,6 +57,8 @@ class HeadReplay {
   template <class F>
   void with_prompt(F f);
   void next_tile(int32_t begin, int32_t end, Tile<Real>& tile) const;
+  bool has_strip(int32_t t) const { return (every_row_ && !solo_) || scored_[size_t(t)] != 0; }
+  std::vector<int32_t> rows_from(int32_t t) const;
   void fill_tile(Tile<Real>& tile);
   void rank(Tile<Real>& tile);
   void choose_evaluators();
@@ -72,6 +75,7 @@ class HeadReplay {
 
   const HeadStream<Real>& stream_;
   ExactAttention<Real> exact_;
+  SparseRows<Real> sparse_;
   const RunOptions& options_;
   std::vector<Replayed> decisions_;
   bool every_row_;         // some method needs the probabilities of rows that are not scored

@@ -47,12 +47,11 @@ class ReadAhead {
  private:
   void run() {
     for (size_t i = 0; i < count_; ++i) {
+      if (!wait_for_room()) return;
       try {
-        std::optional<Item> item(load_(i));
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return !ready_ || over_; });
-        if (over_) return;
-        ready_.emplace(i, std::move(*item));
+        Item item = load_(i);
+        const std::lock_guard lock(mutex_);
+        ready_.emplace(i, std::move(item));
       } catch (...) {
         const std::lock_guard lock(mutex_);
         error_ = std::current_exception();
@@ -60,10 +59,16 @@ class ReadAhead {
       changed_.notify_all();
       if (failed()) return;
     }
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !ready_ || over_; });
+    wait_for_room();
+    const std::lock_guard lock(mutex_);
     over_ = true;
     changed_.notify_all();
+  }
+  // Until nothing waits to be taken, so that one item is held and no more; false: nobody wants another.
+  bool wait_for_room() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !ready_ || over_; });
+    return !over_;
   }
   bool failed() {
     const std::lock_guard lock(mutex_);

@@ -1,6 +1,7 @@
 #include "replay/score_slots.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "kernels/kernels.hpp"
 
@@ -177,17 +178,15 @@ void ScoreSlots<Real>::attend_solo(int32_t head, int32_t t, double carry) {
   const Real* const logits = logits_.data() + (int64_t(head) * rows + row) * width;
   Real* const e = unscored_.data();
   const int32_t n = slots_ + span(t);
-  std::copy_n(logits, slots_, e);
-  std::copy_n(logits + slots_ + (low_ - window_panel_), span(t), e + slots_);
+  const Real* const recent = logits + slots_ + (low_ - window_panel_);
+  constexpr Real kGone = -std::numeric_limits<Real>::infinity();
+  for (int32_t s = 0; s < slots_; ++s) e[s] = slot_token_[size_t(s)] < 0 ? kGone : logits[s];
+  for (int32_t i = 0; i < span(t); ++i) e[slots_ + i] = alive_[size_t(i)] == 0 ? kGone : recent[i];
   Real scale = stream_.rule.scale;
   if (stream_.rule.softcap > 0 || !(scale > 0)) {
     for (int32_t i = 0; i < n; ++i) e[i] = stream_.rule(e[i]);
     scale = 1;
   }
-  for (int32_t s = 0; s < slots_; ++s)
-    if (slot_token_[size_t(s)] < 0) e[s] = -Real(INFINITY);
-  for (int32_t i = 0; i < span(t); ++i)
-    if (alive_[size_t(i)] == 0) e[slots_ + i] = -Real(INFINITY);
   Real top = scale * kernels::row_maximum(e, n);
   const int32_t stream_head = lane_.first_head() + head;
   if (!stream_.sink_logits.empty()) top = std::max(top, stream_.sink_logits[size_t(stream_head)]);

@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int kLongestLinkChain = 16;  // as many as HDF5 itself allows
-constexpr size_t kChunkCacheBytes = size_t{128} << 20;
+constexpr size_t kChunkCacheBytes = size_t{8} << 20;  // of each tensor that is open
 
 std::string join(const std::string& parent, const std::string& name) {
   return parent == "/" ? "/" + name : parent + "/" + name;
@@ -22,7 +22,7 @@ Handle open_file(const fs::path& file) {
   const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   // Traces lie on network file systems that know no locks; nobody writes under a final name.
   H5Pset_file_locking(access.get(), false, true);
-  // Chunks that span several heads would otherwise be read and unpacked once per head.
+  // Small chunks that span several heads would otherwise be read and unpacked once per head.
   H5Pset_cache(access.get(), 0, 1009, kChunkCacheBytes, 0.75);
   Handle id(H5Fopen(file.c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);
   if (!id.valid())

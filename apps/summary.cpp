@@ -74,7 +74,7 @@ std::string instance_text(const MethodInstance& instance) {
   const Axes usual = instance.method->default_axes(instance.params);
   const nlohmann::json axes = to_json(instance.axes), defaults = to_json(usual);
   for (const auto& [name, value] : axes.items())
-    if (value != defaults.at(name))
+    if (!defaults.contains(name) || value != defaults.at(name))
       text += fmt::format(" {}={}", name, value.is_string() ? value.get<std::string>() : value.dump());
   return text;
 }

@@ -93,7 +93,7 @@ def test_every_round_measures_everyone_in_turn(finished):
     assert order == [(n, who) for n in "12" for who in ("engine", "peer", "sgemm")]
     parts = {r["part"] for r in rows if r["contestant"] == "engine"}
     methods = set(peer.NAMES.values())
-    assert parts == {"total", "config stream", "config decode", "config last"} | {
+    assert parts == {"total", "config decode", "config last"} | {
         f"{kind} {method}" for kind in ("alone", "caches") for method in methods
     }
 

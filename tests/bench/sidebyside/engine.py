@@ -12,7 +12,7 @@ from .errors import Lack
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = ROOT / "configs/bench"
-CONTEST = ("stream", "decode", "last")  # files of CONFIGS that exist are replayed, in this order
+CONTEST = ("decode", "last")  # files of CONFIGS that exist are replayed, in this order
 LAST = "last"  # the one that cuts all but the last tokens
 
 

@@ -27,7 +27,7 @@ def works(options, tokens):
     prefill = min(1024, tokens // 2)
     stride = -(-(tokens - prefill) // options.queries)
     sampled = [f"replay.queries={{stride: {stride}}}"]
-    configs = {name: engine.CONFIGS / f"{name}.yaml" for name in ("scaling", "stream", engine.LAST)}
+    configs = {name: engine.CONFIGS / f"{name}.yaml" for name in ("scaling", engine.LAST)}
     read = {name: engine.yaml.safe_load(file.read_text()) for name, file in configs.items()}
     budgets = [b for b in read["scaling"]["budget"]["tokens"] if b <= prefill]
     stream = [*sampled, f"replay.prefill={prefill}", f"budget.tokens={budgets}"]

@@ -111,9 +111,8 @@ std::string markdown_table(const std::vector<std::vector<std::string>>& rows) {
 }
 
 constexpr const char* kAxes =
-    "Every method also takes phase, positions, order, gqa.level, gqa.agg, row_format, reweight, allocator "
-    "and "
-    "uniforms, where they have a meaning for it.";
+    "Every method also takes phase, positions, order, prompt, gqa.level, gqa.agg, row_format, reweight, "
+    "allocator and uniforms, where they have a meaning for it.";
 
 }  // namespace
 

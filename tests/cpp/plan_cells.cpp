@@ -300,3 +300,20 @@ TEST_CASE("The estimate has a cost per cell that grows with the budget") {
   config.replay.queries = RunConfig::Replay::Queries::last, config.replay.queries_count = 5;
   CHECK(estimate(config, plan, traces).cost[0] < one.cost[0]);
 }
+
+TEST_CASE("A resumed run replays all budgets of what is missing, in the plan's order, and no other cell") {
+  RunConfig config = small_config();
+  config.methods = {instance_of(kept_method()), instance_of(full_method())};
+  config.budget.values = {16, 32};
+  const std::vector<Cell> plan = plan_cells(config, {small_trace()});
+  const std::vector<Cell> cells = with_families({plan[1]}, plan);
+  std::vector<std::string> keys, wanted;
+  for (const Cell& cell : cells) keys.push_back(cell.key);
+  for (const Cell& cell : plan)
+    if (cell.instance == plan[1].instance && cell.layer == plan[1].layer && cell.kv_head == plan[1].kv_head &&
+        cell.prompt == plan[1].prompt)
+      wanted.push_back(cell.key);
+  CHECK(wanted.size() == 2);
+  CHECK(keys == wanted);
+  CHECK(with_families({}, plan).empty());
+}

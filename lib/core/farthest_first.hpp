@@ -41,6 +41,10 @@ class FarthestFirst {
       if (++chosen_ == count_) return;
     }
   }
+  // The first centres of a longer traversal from the same start.
+  KVR_FN void take_order(const Team auto& team, const FarthestFirst& longer) {
+    team.each(count_, [&](int32_t c) { order_[size_t(c)] = longer.order_[size_t(c)]; });
+  }
   // Brings every row up to date and counts members.
   KVR_FN void settle(const Team auto& team) {
     team.each(rows_, [&](int32_t i) { catch_up(i, 0); });

@@ -108,6 +108,12 @@ template <class P>
 concept HasDraws = requires(P p, Draws draws) {
   p.draws = draws;
 };
+// The engine may show a policy the same instance at a larger budget that has read the prompt already: the
+// order of a nested selection need not be found again. `larger` holds during read_prompt() only, or is null.
+template <class P>
+concept SharesSelection = requires(P p, const P* other) {
+  p.larger = other;
+};
 template <class P>
 concept HasLayout = requires(const P p, Scene scene) {
   { p.layout(scene) } -> std::same_as<Layout>;

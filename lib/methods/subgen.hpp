@@ -28,6 +28,7 @@ struct SubGen {
   int32_t budget = 0;
   std::span<double> state;  // of the traversal
   Draws draws;
+  const SubGen* larger = nullptr;
 
   static void declare(auto& d) {
     d.integer("recent", &SubGen::recent, {0, kManyTokens}, "last prompt tokens that stay", "floor(B/2)");
@@ -66,10 +67,10 @@ struct SubGen {
     const int32_t older = cache.size() - recent;
     if (cache.size() <= budget) return;
     team.each(cache.size(), [&](int32_t i) { cache.score(i) = i >= older ? 1 : 0; });
-    int32_t centre = first != kWord ? first : int32_t(draws.uniform(Structure::k_center_start, 0) * older);
-    if (centre >= older) centre = older - 1;  // a sliding window leaves fewer tokens than the prompt had
     FarthestFirst centres(cache, older, budget - recent, state);
-    centres.choose(team, centre);
+    if (continues(larger, cache.size()))
+      centres.take_order(team, FarthestFirst(cache, older, larger->budget - recent, larger->state));
+    else centres.choose(team, first_centre(older));
     team.each(budget - recent, [&](int32_t i) { cache.score(centres.row(i)) = 1; });
     if (weights != Weights::cluster_size) return;
     centres.settle(team);
@@ -78,6 +79,18 @@ struct SubGen {
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     if (cache.size() > budget) cache.retain(team, [&](int32_t i) { return cache.score(i) != 0; });
+  }
+
+ private:
+  KVR_FN int32_t first_centre(int32_t older) const {
+    const int32_t centre =
+        first != kWord ? first : int32_t(draws.uniform(Structure::k_center_start, 0) * older);
+    return centre < older ? centre : older - 1;  // a sliding window leaves fewer tokens than the prompt had
+  }
+  // Whether a larger budget has found the order of these centres already.
+  KVR_FN bool continues(const SubGen* other, int32_t rows) const {
+    return other != nullptr && other->recent == recent && other->first == first && rows > other->budget &&
+           weights == Weights::none;
   }
 };
 

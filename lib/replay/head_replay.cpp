@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 
 #include "base/text.hpp"
 #include "exact/hindsight.hpp"
@@ -135,7 +136,7 @@ void HeadReplay<Real>::with_prompt(F f) {
   };
   const std::vector<std::vector<double>> sums = prompt_pass(exact_, pass);
   const std::vector<double> later = future ? future_sums(exact_, scored_) : std::vector<double>{};
-  for (size_t d = 0; d < decisions_.size(); ++d)
+  for (const size_t d : by_falling_budget())
     guarded(decisions_[d], [&] {
       for (const auto& lane : decisions_[d].lanes) {
         if (decisions_[d].streams_prompt()) continue;
@@ -147,6 +148,16 @@ void HeadReplay<Real>::with_prompt(F f) {
                      later.empty() ? nullptr : later.data()});
       }
     });
+}
+
+// A nested selection is found once, at the largest budget.
+template <class Real>
+std::vector<size_t> HeadReplay<Real>::by_falling_budget() const {
+  std::vector<size_t> order(decisions_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto budget = [&](size_t d) { return decisions_[d].cells.front()->scene().budget; };
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return budget(a) > budget(b); });
+  return order;
 }
 
 template <class Real>
@@ -298,7 +309,13 @@ void HeadReplay<Real>::replay_tile(const Tile<Real>& tile, Replayed& r) {
 
 template <class Real>
 void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
-  with_prompt([](size_t, Lane<Real>& lane, const PromptSums& sums) { lane.read_prompt(sums); });
+  std::map<std::tuple<const Method*, size_t, uint32_t, int32_t>, const Lane<Real>*> larger;
+  with_prompt([&](size_t d, Lane<Real>& lane, const PromptSums& sums) {
+    const Cell& cell = *decisions_[d].cells.front();
+    const Lane<Real>*& other = larger[{cell.method, cell.instance, cell.seed.value_or(0), lane.first_head()}];
+    lane.read_prompt(sums, options_.audit ? nullptr : other);
+    other = &lane;
+  });
   choose_evaluators();
   const auto streams = [&](const Replayed& r) { return r.streams_prompt(); };
   const bool some = std::any_of(decisions_.begin(), decisions_.end(), streams);

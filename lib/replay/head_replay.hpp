@@ -54,6 +54,7 @@ class HeadReplay {
   };
   std::vector<uint8_t> scored_tokens() const;
   void inject(Replayed& r, LaneOrder& order);
+  std::vector<size_t> by_falling_budget() const;
   template <class F>
   void with_prompt(F f);
   void next_tile(int32_t begin, int32_t end, Tile<Real>& tile) const;

@@ -72,8 +72,9 @@ class Lane {
   virtual void bind(const HeadStream<Real>& stream, int32_t first_head, const LaneWatch& watch) = 0;
   // Row t of the prompt, from needs().rows_from on; probabilities of all heads of the stream.
   virtual void observe_prompt(int32_t t, const HeadProbabilities& p) = 0;
-  // Tokens 0..prompt-1 arrive in one call.
-  virtual void read_prompt(const PromptSums& sums) = 0;
+  // Tokens 0..prompt-1 arrive in one call. larger: the same method's cache at a larger budget, which has read
+  // them already, or null.
+  virtual void read_prompt(const PromptSums& sums, const Lane* larger) = 0;
   // The same without the cut: what this cache says when a budget is shared.
   virtual Testimony testify(const PromptSums& sums) = 0;
   // Tokens tile.begin..tile.end-1 arrive one by one. Throws LaneError.

@@ -65,10 +65,13 @@ class LaneOf final : public Lane<Real> {
     account_.ledger.select_s += seconds_since(start);
   }
 
-  void read_prompt(const PromptSums& sums) override {
+  void read_prompt(const PromptSums& sums, const Lane<Real>* larger) override {
     const auto start = Clock::now();
+    if constexpr (SharesSelection<P>)
+      if (const auto* other = dynamic_cast<const LaneOf*>(larger)) policy_.larger = &other->policy_;
     memory_.reveal(0, stream_->prompt);
     kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
+    if constexpr (SharesSelection<P>) policy_.larger = nullptr;
     const int32_t all = unprotected();
     if constexpr (Evicts<P, Real>) policy_.evict(team_, cache_);
     reweight(all);

@@ -68,7 +68,8 @@ template <class Real>
 void SlidingSets<Real>::find_bands(Family& family, const Tile<Real>& tile) {
   held_.resize(size_t(stream_.tokens));
   touched_.clear();
-  for (size_t i = 0; i < family.members.size(); ++i) {
+  for (size_t i = family.members.size();
+       i-- > 0;) {  // larger budgets mostly come later, and hold what others hold
     const Member& m = members_[family.members[i]];
     if (!m.alive || m.lane->cache().evictions() == 0) continue;
     const uint64_t bit = uint64_t{1} << i;
@@ -80,7 +81,7 @@ void SlidingSets<Real>::find_bands(Family& family, const Tile<Real>& tile) {
     for (int32_t t = tile.begin; t < tile.end; ++t) hold(t);
     for (const Departure& d : m.departures) held_[size_t(d.token)] &= ~bit;
   }
-  std::sort(touched_.begin(), touched_.end());
+  if (!std::is_sorted(touched_.begin(), touched_.end())) std::sort(touched_.begin(), touched_.end());
   touched_.erase(std::unique(touched_.begin(), touched_.end()), touched_.end());
   family.used = 0;
   for (const int32_t token : touched_) {
@@ -184,6 +185,14 @@ void SlidingSets<Real>::multiply_run(const Lane<Real>& lane, const Tile<Real>& t
   const int32_t heads = lane.cache().shape().heads, rows = int32_t(scored_.size());
   const int32_t width = stream_.shape.v_dim;
   const bool all = scored_.size() == tile.rows.size();
+  const int32_t blocks = lane.cache().shape().blocks, group = heads / blocks;
+  for (int32_t b = 0; all && b < blocks; ++b) {  // the strips of a group stand below each other
+    const int32_t head = lane.first_head() + b * group;
+    kernels::multiply(tile.strip_row(head, 0) + first, tile.stride, group * rows,
+                      stream_.block_values(stream_.shape.block_of(head)) + int64_t(first) * width, count,
+                      width, to.out.data() + size_t(b) * size_t(group) * size_t(rows) * size_t(width), width,
+                      true);
+  }
   size_t at = 0;
   for (int32_t h = 0; h < heads; ++h) {
     const int32_t head = lane.first_head() + h;
@@ -192,7 +201,6 @@ void SlidingSets<Real>::multiply_run(const Lane<Real>& lane, const Tile<Real>& t
       kernels::multiply(tile.strip_row(head, row) + first, tile.stride, n, values, count, width,
                         to.out.data() + to_row * size_t(width), width, true);
     };
-    if (all) weigh(0, rows, at);
     for (const int32_t r : scored_) {
       if (!all) weigh(r, 1, at);
       to.z[at++] += kernels::sum(tile.strip_row(head, r) + first, count);

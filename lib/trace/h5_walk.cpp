@@ -11,7 +11,7 @@ namespace kvreplay::h5 {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr int kLongestLinkChain = 16;  // as many as HDF5 itself allows
+constexpr int kLongestLinkChain = 16;                 // as many as HDF5 itself allows
 constexpr size_t kChunkCacheBytes = size_t{8} << 20;  // of each tensor that is open
 
 std::string join(const std::string& parent, const std::string& name) {

@@ -103,7 +103,7 @@ double strip_against_solo(const HeadStream<Real>& stream, int32_t budget, Positi
   policy.resolve(order.scene);
   LaneOf<P, Real> lane(policy, order);
   lane.bind(stream, 0, {});
-  lane.read_prompt({sums.data(), nullptr});
+  lane.read_prompt({sums.data(), nullptr}, nullptr);
   LaneWorkspace<Real> workspace;
   double worst = 0;
   for (int32_t begin = stream.prompt; begin < stream.tokens; begin += 7) {

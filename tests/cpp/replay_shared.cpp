@@ -64,6 +64,22 @@ TEST_CASE("budgets that share their sums give what each gives alone", "[shared]"
     for (const Variant& v : variants()) check_sharing(make_stream<double>(s, 21, look), v, s, kDouble);
 }
 
+TEST_CASE("a nested selection that is found once is what each budget finds alone", "[shared]") {
+  const StreamShape s;
+  const auto stream = make_stream<double>(s, 29, Look::clustered);
+  for (const nlohmann::json& params :
+       {nlohmann::json{{"recent", 0}}, nlohmann::json{{"recent", 5}, {"first", 7}},
+        nlohmann::json{{"recent", 0}, {"weights", "cluster_size"}}, nlohmann::json{{"first", "random"}}}) {
+    INFO(params.dump());
+    std::vector<Cell> cells;
+    for (const int32_t budget : {12, 60, 30, 9, 48, 200})
+      cells.push_back(make_cell("subgen", budget, s, params, default_axes("subgen"), 3));
+    const RunResult together = replay(stream, cells);
+    for (size_t i = 0; i < cells.size(); ++i)
+      same(together.cells[i], replay(stream, {cells[i]}, audit()).only(), kDouble);
+  }
+}
+
 TEST_CASE("in single precision too", "[shared]") {
   const StreamShape s{96, 64, 8, 8, 3};
   for (const Variant& v : variants()) {

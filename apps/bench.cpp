@@ -64,7 +64,7 @@ std::vector<std::string> methods_of(const BenchChoices& choices) {
 
 Settings common_settings(const std::vector<std::string>& methods, int64_t tokens) {
   return {fmt::format("methods=[{}]", fmt::join(methods, ",")), "seeds.count=1", kMetrics,
-          fmt::format("replay.tokens={}", tokens), fmt::format("replay.prefill={}", tokens / 4)};
+          fmt::format("replay.tokens={}", tokens), fmt::format("replay.prefill={}", tokens / 2)};
 }
 
 int64_t tokens_of(const BenchChoices& choices) {

@@ -11,9 +11,7 @@ import pytest
 from kvreplay_cli import ROOT, kvreplay
 
 SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
-METHODS = (
-    "exact,window,streaming_llm,h2o,tova,scissorhands,snapkv,uniform,balancekv,subgen,buzz"
-)
+METHODS = "exact,window,streaming_llm,h2o,tova,scissorhands,snapkv,uniform,balancekv,subgen,buzz"
 OF_SETS = 1e-5  # relative, of a cell whose kept sets are the same
 OF_STATISTICS = 2e-3  # of one in which rounding turned a close decision
 FLOAT32 = 0.05  # below, a statistic is made of roundings

@@ -47,7 +47,7 @@ def figure_of(rows):
     panel(time, rows, "cpu_min_s", "CPU seconds, one thread")
     time.set_yscale("log")
     linear_guide(time, rows)
-    panel(memory, rows, "rss_two_threads_mib", "peak memory, MiB, two threads")
+    panel(memory, rows, "rss_two_threads_mib", "peak MiB, two threads")
     memory.set_ylim(0, None)
     handles, labels = time.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5)

@@ -71,7 +71,7 @@ def test_json_says_what_the_csv_says_and_on_what_it_was_measured(measured):
     assert {r["name"]: r["value"] for r in said["rates"]} == {
         name: float(row["value"]) for name, row in rates(rows).items()
     }
-    shape = {"tokens": 512, "prefill": 128, "query_heads": 3, "head_dim": 64, "v_head_dim": 64, "layer": 0}
+    shape = {"tokens": 512, "prefill": 256, "query_heads": 3, "head_dim": 64, "v_head_dim": 64, "layer": 0}
     assert {key: said[key] for key in shape} == shape
     assert said["isa"] and said["rounds"] == 1 and said["threads"] == 1 and said["trace"] == "synthetic"
     assert said["load_before"] >= 0 and said["load_after"] >= 0

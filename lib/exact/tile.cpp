@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "exact/logits.hpp"
 #include "kernels/kernels.hpp"
 
 namespace kvreplay {
@@ -133,21 +134,15 @@ template <class Real>
 void ExactAttention<Real>::finish_row(Tile<Real>& tile, int32_t head, int32_t row) const {
   const int32_t t = tile.rows[size_t(row)], first = stream_.first_key(t), count = t + 1 - first;
   Real* strip = tile.strip.data() + tile.at(head, row) * tile.stride;
-  Real scale = stream_.rule.scale;
-  if (stream_.rule.softcap > 0 || !(scale > 0)) {
-    for (int32_t i = first; i <= t; ++i) strip[i] = stream_.rule(strip[i]);
-    scale = 1;
-  }
-  const bool sink = !stream_.sink_logits.empty();
+  const Real scale = leave_scale(stream_.rule, strip + first, count);
   Real top = scale * kernels::row_maximum(strip + first, count);
-  if (sink) top = std::max(top, stream_.sink_logits[size_t(head)]);
+  if (!stream_.sink_logits.empty()) top = std::max(top, stream_.sink_logits[size_t(head)]);
   const int32_t prompt = tile.divided ? std::max(stream_.prompt, first) : first;
   const kernels::RowSums early = kernels::exponentiate(strip + first, prompt - first, scale, top);
   const kernels::RowSums late = kernels::exponentiate(strip + prompt, t + 1 - prompt, scale, top);
   std::fill(strip, strip + first, Real(0));
   std::fill(strip + t + 1, strip + tile.stride, Real(0));
-  const double z =
-      early.sum + late.sum + (sink ? std::exp(double(stream_.sink_logits[size_t(head)] - top)) : 0);
+  const double z = early.sum + late.sum + sink_weight(stream_, head, top);
   const size_t at = size_t(tile.at(head, row));
   tile.shift[at] = top;
   tile.z[at] = z;
@@ -232,9 +227,7 @@ void ExactAttention<Real>::prefix_pass(Tile<Real>& tile) const {
   for (int32_t h = 0; h < tile.heads; ++h)
     for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
       const size_t at = size_t(tile.at(h, r));
-      const double sink =
-          stream_.sink_logits.empty() ? 0 : std::exp(double(stream_.sink_logits[size_t(h)] - tile.shift[at]));
-      const double z = tile.z_prompt[at] + sink,
+      const double z = tile.z_prompt[at] + sink_weight(stream_, h, tile.shift[at]),
                    inverse = z > 0 ? 1 / z : 0;  // may be more than a float holds
       for (size_t c = at * size_t(tile.v_dim); c < (at + 1) * size_t(tile.v_dim); ++c)
         tile.prefix_out[c] = Real(double(tile.of_prompt[c]) * inverse);

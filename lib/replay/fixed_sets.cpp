@@ -37,26 +37,26 @@ void FixedSets<Real>::build() {
     for (const size_t s : family.sets) apart += sets_[s].whole ? 0 : sets_[s].tokens.size() + kBandCost;
     const auto bands = signatures(family);
     for (const auto& [signature, tokens] : bands) together += tokens.size() + kBandCost;
-    if (together <= apart) share_bands(family);
+    if (together <= apart) share_bands(family, bands);
     else own_bands(family);
   }
 }
 
 template <class Real>
-auto FixedSets<Real>::signatures(const Family& family) const -> std::map<Signature, std::vector<int32_t>> {
+auto FixedSets<Real>::signatures(const Family& family) const -> Bands {
   std::vector<Signature> of_token(size_t(stream_.prompt));
   for (const size_t s : family.sets)
     for (size_t i = 0; i < sets_[s].tokens.size() && !sets_[s].whole; ++i)
       of_token[size_t(sets_[s].tokens[i])].emplace_back(s, sets_[s].weights[i]);
-  std::map<Signature, std::vector<int32_t>> bands;
+  Bands bands;
   for (size_t token = 0; token < of_token.size(); ++token)
     if (!of_token[token].empty()) bands[of_token[token]].push_back(int32_t(token));
   return bands;
 }
 
 template <class Real>
-void FixedSets<Real>::share_bands(Family& family) {
-  for (auto& [signature, tokens] : signatures(family)) {
+void FixedSets<Real>::share_bands(Family& family, const Bands& bands) {
+  for (const auto& [signature, tokens] : bands) {
     const size_t band = add_band(family, tokens);
     for (const auto& [s, weights] : signature)
       sets_[s].parts.push_back({band, weights.first, weights.second});
@@ -138,14 +138,10 @@ void FixedSets<Real>::fill(size_t id, const Tile<Real>& tile, const LaneWatch& w
                            double spread, LaneTile<Real>& result) {
   const Set& set = sets_[id];
   Family& family = families_[set.family];
-  scored_.clear();
-  for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r)
-    if (tile.scored[size_t(r)] != 0) scored_.push_back(r);
+  find_scored(tile, scored_);
   sum_bands(family, tile, watch);
-  result.has_set = watch.set_error;
-  if (watch.prefix_error) result.prefix.resize(result.cells(), result.v_dim);
+  open_side_outputs(watch, watch.prefix_error, result);
   if (watch.set_error && !set.plain) result.set.resize(result.cells(), result.v_dim);
-  if (!watch.needles.empty()) result.needles.assign(result.cells() * (watch.needles.size() + 1), -1.0);
   size_t at = 0;
   for (int32_t h = 0; h < family.shape.heads; ++h)
     for (const int32_t r : scored_) {

@@ -55,8 +55,9 @@ class FixedSets {
   };
   using Signature = std::vector<std::pair<size_t, Weights>>;  // (set, weights) of a token
 
-  std::map<Signature, std::vector<int32_t>> signatures(const Family& family) const;
-  void share_bands(Family& family);
+  using Bands = std::map<Signature, std::vector<int32_t>>;  // tokens of each
+  Bands signatures(const Family& family) const;
+  void share_bands(Family& family, const Bands& bands);
   void own_bands(Family& family);
   size_t add_band(Family& family, std::vector<int32_t> tokens);
   void sum_bands(Family& family, const Tile<Real>& tile, const LaneWatch& watch);

@@ -61,7 +61,6 @@ class LaneMemory {
   }
   const CacheStorage<Real>& storage() const { return storage_; }
   std::span<double> state() { return state_; }
-  bool evicted(int32_t token) const { return copies_[size_t(token)] == kEvicted; }
   bool audited() const { return !keys_.empty(); }
 
   // Audit: the tokens first..last-1 arrive, unchanged.

@@ -289,7 +289,7 @@ class LaneOf final : public Lane<Real> {
     account_.ledger.attended_sum += int64_t(tokens.size()), account_.ledger.attended_rows += 1;
     const int32_t head = first_head_ + h;
     RowMeasure& m = at.result.measures[at.result.at(h, at.row)];
-    m = measure_row(at.tile, head, at.row, tokens, tau, ranking_of(at.tile, head, at.row));
+    m = measure_row(at.tile, head, at.row, tokens, tau, at.tile.ranking_of(heads_differ(), head, at.row));
     m.spread = promise().spread;
     auto view = at.view(h);
     view.rule.factor = Real(logit_factor(policy_, cache.size(), at.token));
@@ -298,10 +298,6 @@ class LaneOf final : public Lane<Real> {
     if (chosen == nullptr) return;
     const auto read = watch_.read(h, chosen, cache.size());
     if (h == heads() - 1) account_.read(cache, formatter_, read);
-  }
-  const RowRanking* ranking_of(const Tile<Real>& tile, int32_t head, int32_t row) const {
-    if (!heads_differ()) return tile.ranking.empty() ? nullptr : &tile.ranking[size_t(row)];
-    return tile.head_ranking.empty() ? nullptr : &tile.head_ranking[size_t(head)][size_t(row)];
   }
 
   // S_t stands, after the prompt and after every step: it is pruned, then coded.

@@ -21,6 +21,21 @@ double sink_share(const HeadStream<Real>& stream, int32_t head, double shift) {
   return stream.sink_logits.empty() ? 0.0 : std::exp(double(stream.sink_logits[size_t(head)]) - shift);
 }
 
+template <class Real>
+void find_scored(const Tile<Real>& tile, std::vector<int32_t>& rows) {
+  rows.clear();
+  for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r)
+    if (tile.scored[size_t(r)] != 0) rows.push_back(r);
+}
+
+// Before the rows of a tile: makes room for what is asked besides outputs.
+template <class Real>
+void open_side_outputs(const LaneWatch& watch, bool prefix, LaneTile<Real>& result) {
+  result.has_set = watch.set_error;
+  if (prefix) result.prefix.resize(result.cells(), result.v_dim);
+  if (!watch.needles.empty()) result.needles.assign(result.cells() * (watch.needles.size() + 1), -1.0);
+}
+
 // One row of the results of a lane.
 template <class Real>
 struct PlainRow {
@@ -67,7 +82,7 @@ struct PlainRow {
     }
   }
   // Everything, from the row's own dot products: e_i = exp(l_i - shift) against the largest attended logit.
-  // take(token, e): see score_slots.
+  // take(token, num, den, e) is given each of them.
   template <class V, class F>
   Normaliser attend_alone(V visit, F take) const {
     const int32_t h = stream_head(), block = stream.shape.block_of(h);

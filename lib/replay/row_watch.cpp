@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "replay/plain_row.hpp"
+
 namespace kvreplay {
 namespace {
 
@@ -25,9 +27,7 @@ void RowWatch<Real>::bind(const HeadStream<Real>& stream, const LaneWatch& watch
 
 template <class Real>
 void RowWatch<Real>::open(LaneTile<Real>& result) const {
-  result.has_set = watch_.set_error;
-  if (prefix_) result.prefix.resize(result.cells(), result.v_dim);
-  if (!watch_.needles.empty()) result.needles.assign(result.cells() * (watch_.needles.size() + 1), -1.0);
+  open_side_outputs(watch_, prefix_, result);
 }
 
 template <class Real>

@@ -42,11 +42,10 @@ std::vector<Group> group_cells(const std::vector<Cell>& cells) {
                         {}});
     Group& group = groups[found->second];
     group.request.rotation = group.request.rotation || cell.axes.positions == Positions::cache;
-    group.request.classes =
-        group.request.classes || cell.method->needs(cell.params, cell.scene()).token_classes;
-    group.request.all_queries = group.request.all_queries ||
-                                cell.method->needs(cell.params, cell.scene()).queries ||
-                                cell.method->hindsight(cell.params).largest_query_norm;
+    const PromptNeeds needs = cell.method->needs(cell.params, cell.scene());
+    group.request.classes = group.request.classes || needs.token_classes;
+    group.request.all_queries =
+        group.request.all_queries || needs.queries || cell.method->hindsight(cell.params).largest_query_norm;
     const auto same = std::find_if(group.decisions.begin(), group.decisions.end(),
                                    [&](const auto& d) { return same_decision(*d.front(), cell); });
     if (same == group.decisions.end()) group.decisions.push_back({&cell});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "exact/logits.hpp"
 #include "kernels/kernels.hpp"
 
 namespace kvreplay {
@@ -21,12 +22,17 @@ ScoreSlots<Real>::ScoreSlots(const ExactAttention<Real>& exact, Lane<Real>& lane
       lane_(lane),
       rule_(rule),
       share_(averages ? 1.0 / heads() : 1.0) {
-  slots_ = rounded(rule.budget - rule.protect.recent);
+  make_slots(rule.budget - rule.protect.recent);
+}
+
+template <class Real>
+void ScoreSlots<Real>::make_slots(int32_t count) {
+  slots_ = rounded(count);
   slot_token_.assign(size_t(slots_), -1);
   column_.assign(size_t(slots_), 0);
   slot_score_.assign(size_t(slots_), 0.0);
   slot_guard_.assign(size_t(slots_), INFINITY);
-  const HeadShape shape = lane.cache().shape();
+  const HeadShape shape = lane_.cache().shape();
   slot_values_.assign(size_t(shape.blocks) * size_t(slots_) * size_t(shape.v_dim), Real(0));
 }
 
@@ -55,13 +61,8 @@ void ScoreSlots<Real>::load(int32_t begin) {
   score_.clear();
   for (int32_t i = first; i < cache.size(); ++i) score_.push_back(cache.score(i));
   alive_.assign(score_.size(), Real(1));
-  if (first > slots_) {  // rows that are not neighbours of the newest, beyond what the rule protects
-    slots_ = rounded(first);
-    slot_token_.resize(size_t(slots_), -1), column_.resize(size_t(slots_));
-    slot_score_.resize(size_t(slots_), 0.0), slot_guard_.resize(size_t(slots_), INFINITY);
-    const HeadShape shape = cache.shape();
-    slot_values_.assign(size_t(shape.blocks) * size_t(slots_) * size_t(shape.v_dim), Real(0));
-  }
+  // Rows that are not neighbours of the newest, beyond what the rule protects.
+  if (first > slots_) make_slots(first);
   for (int32_t i = 0; i < first; ++i) fill_slot(i, cache.token(i), cache.score(i));
 }
 
@@ -74,9 +75,7 @@ void ScoreSlots<Real>::open(const Tile<Real>& tile) {
   score_.resize(window, 0.0);
   width_ = slots_ + int32_t(window);
   for (size_t s = 0; s < size_t(slots_); ++s) column_[s] = slot_token_[s] < 0 ? end_ : slot_token_[s];
-  scored_.clear();
-  for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r)
-    if (tile.scored[size_t(r)] != 0) scored_.push_back(r);
+  find_scored(tile, scored_);
   const size_t cells = size_t(heads()) * scored_.size();
   coefficients_.resize(cells * size_t(width_));
   unscored_.resize(size_t(width_));
@@ -86,8 +85,7 @@ void ScoreSlots<Real>::open(const Tile<Real>& tile) {
 template <class Real>
 void ScoreSlots<Real>::replay(const Tile<Real>& tile, const LaneWatch& watch, LaneTile<Real>& result) {
   open(tile);
-  result.has_set = watch.set_error;
-  if (!watch.needles.empty()) result.needles.assign(result.cells() * (watch.needles.size() + 1), -1.0);
+  open_side_outputs(watch, false, result);
   find_logits(tile);
   int32_t r = 0;
   for (int32_t t = tile.begin; t < tile.end; ++t) {
@@ -182,11 +180,7 @@ void ScoreSlots<Real>::attend_solo(int32_t head, int32_t t, double carry) {
   constexpr Real kGone = -std::numeric_limits<Real>::infinity();
   for (int32_t s = 0; s < slots_; ++s) e[s] = slot_token_[size_t(s)] < 0 ? kGone : logits[s];
   for (int32_t i = 0; i < span(t); ++i) e[slots_ + i] = alive_[size_t(i)] == 0 ? kGone : recent[i];
-  Real scale = stream_.rule.scale;
-  if (stream_.rule.softcap > 0 || !(scale > 0)) {
-    for (int32_t i = 0; i < n; ++i) e[i] = stream_.rule(e[i]);
-    scale = 1;
-  }
+  const Real scale = leave_scale(stream_.rule, e, n);
   Real top = scale * kernels::row_maximum(e, n);
   const int32_t stream_head = lane_.first_head() + head;
   if (!stream_.sink_logits.empty()) top = std::max(top, stream_.sink_logits[size_t(stream_head)]);

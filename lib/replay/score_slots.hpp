@@ -19,6 +19,7 @@ class ScoreSlots {
   void replay(const Tile<Real>& tile, const LaneWatch& watch, LaneTile<Real>& result);
 
  private:
+  void make_slots(int32_t count);
   void load(int32_t begin);
   void open(const Tile<Real>& tile);
   void find_logits(const Tile<Real>& tile);

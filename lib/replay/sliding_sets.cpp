@@ -46,13 +46,6 @@ void SlidingSets<Real>::step(size_t id, int32_t begin, int32_t end) {
 }
 
 template <class Real>
-void SlidingSets<Real>::find_scored(const Tile<Real>& tile) {
-  scored_.clear();
-  for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r)
-    if (tile.scored[size_t(r)] != 0) scored_.push_back(r);
-}
-
-template <class Real>
 void SlidingSets<Real>::sum_family(Family& family, const Tile<Real>& tile) {
   if (family.tile == tile.begin) return;
   family.tile = tile.begin;
@@ -197,13 +190,12 @@ void SlidingSets<Real>::multiply_run(const Lane<Real>& lane, const Tile<Real>& t
   for (int32_t h = 0; h < heads; ++h) {
     const int32_t head = lane.first_head() + h;
     const Real* values = stream_.block_values(stream_.shape.block_of(head)) + int64_t(first) * width;
-    const auto weigh = [&](int32_t row, int32_t n, size_t to_row) {
-      kernels::multiply(tile.strip_row(head, row) + first, tile.stride, n, values, count, width,
-                        to.out.data() + to_row * size_t(width), width, true);
-    };
     for (const int32_t r : scored_) {
-      if (!all) weigh(r, 1, at);
-      to.z[at++] += kernels::sum(tile.strip_row(head, r) + first, count);
+      const Real* strip = tile.strip_row(head, r) + first;
+      if (!all)
+        kernels::multiply(strip, tile.stride, 1, values, count, width, to.out.data() + at * size_t(width),
+                          width, true);
+      to.z[at++] += kernels::sum(strip, count);
     }
   }
 }
@@ -227,11 +219,10 @@ void SlidingSets<Real>::fill(size_t id, const Tile<Real>& tile, const LaneWatch&
                              LaneTile<Real>& result) {
   Member& m = members_[id];
   Family& family = families_[m.family];
-  find_scored(tile);
+  find_scored(tile, scored_);
   const bool all = m.lane->cache().evictions() == 0;
   sum_family(family, tile);
-  result.has_set = watch.set_error;
-  if (!watch.needles.empty()) result.needles.assign(result.cells() * (watch.needles.size() + 1), -1.0);
+  open_side_outputs(watch, false, result);
   const size_t place =
       size_t(std::find(family.members.begin(), family.members.end(), id) - family.members.begin());
   const uint64_t bit = uint64_t{1} << place;

@@ -64,7 +64,6 @@ class SlidingSets {
   void multiply_gathered(const Lane<Real>& lane, const std::vector<int32_t>& tokens, Part to);
   void multiply_run(const Lane<Real>& lane, const Tile<Real>& tile, int32_t first, int32_t count, Part to);
   void clear(const Lane<Real>& lane, Part to) const;
-  void find_scored(const Tile<Real>& tile);
   template <class F>
   void visit(const Member& member, int32_t t, F f) const;
 

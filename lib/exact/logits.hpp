@@ -1,0 +1,24 @@
+#pragma once
+#include <cmath>
+
+#include "exact/head_stream.hpp"
+
+// From products of queries and keys to exponents.
+
+namespace kvreplay {
+
+// Makes logits of n products but for a factor, which is returned: the exponential applies it for nothing.
+template <class Real>
+Real leave_scale(const LogitRule<Real>& rule, Real* products, int32_t n) {
+  if (!(rule.softcap > 0) && rule.scale > 0) return rule.scale;
+  for (int32_t i = 0; i < n; ++i) products[i] = rule(products[i]);
+  return 1;
+}
+
+// What a head's sink logit adds to a sum of exp(l - shift); 0 without one.
+template <class Real>
+double sink_weight(const HeadStream<Real>& stream, int32_t head, Real shift) {
+  return stream.sink_logits.empty() ? 0.0 : std::exp(double(stream.sink_logits[size_t(head)] - shift));
+}
+
+}  // namespace kvreplay

@@ -33,11 +33,20 @@ RunOptions engine_options(const RunConfig& config, const std::vector<Cell>& plan
   const auto asks_any = [&](std::initializer_list<const char*> names) {
     return std::any_of(names.begin(), names.end(), asks);
   };
-  options.spectral = asks_any({"eps_spectral_mean", "eps_spectral_max", "eps_spectral_p99", "bound_epsilon",
-                               "bound_holds", "bound_slack", "bound_probability", "bound_capped"});
-  options.recalls = asks("index_recall") || asks("mass_recall") || asks("mass_recall_min");
-  options.set_error = asks("rel_err_set_mean");
-  options.prefix_error = asks("rel_err_prefix_mean");
+  Wanted& wanted = options.wanted;
+  wanted.spectral = asks_any({"eps_spectral_mean", "eps_spectral_max", "eps_spectral_p99", "bound_epsilon",
+                              "bound_holds", "bound_slack", "bound_probability", "bound_capped"});
+  wanted.recalls = asks("index_recall") || asks("mass_recall") || asks("mass_recall_min");
+  wanted.set_error = asks("rel_err_set_mean");
+  wanted.prefix_error = asks("rel_err_prefix_mean");
+  wanted.quantiles =
+      asks_any({"rel_err_out_p50", "rel_err_out_p95", "eps_spectral_p99", "eps_frobenius_p99"});
+  wanted.details =
+      asks_any({"cosine_mean", "rel_err_clamped", "rel_err_numerator_mean", "rel_err_normaliser_mean"});
+  wanted.masses =
+      config.output.curves || !options.needles.at.empty() ||
+      asks_any({"partition_err_mean", "partition_err_max", "log_partition_err_mean", "kept_mass_mean",
+                "kept_mass_min", "density_mean", "missed_gap_mean", "mass_bound_mean", "needle_mass"});
   options.needles = {config.replay.needles.at, int32_t(config.replay.needles.tokens)};
   return options;
 }

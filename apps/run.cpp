@@ -111,10 +111,10 @@ Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices
 }
 
 // What went wrong, by frequency: the reason of the first failed cells is in the table's error column.
-void tell_failures(const Work& work, const Store& store, Console& console) {
+void tell_failures(const ResultTable& rows, Console& console) {
   constexpr size_t kTold = 5;
   std::map<std::string, size_t> reasons;
-  for (const auto& row : store.table(work.plan))
+  for (const auto& row : rows)
     if (row[column_index("status")] != "ok")
       ++reasons[row[column_index("method")] + ": " + row[column_index("error")]];
   size_t told = 0;
@@ -125,11 +125,11 @@ void tell_failures(const Work& work, const Store& store, Console& console) {
 }
 
 // A method that never evicted, or a format that never rewrote a row, has not been tested by this run.
-void tell_idle(const Work& work, const Store& store, Console& console) {
+void tell_idle(const Work& work, const ResultTable& rows, Console& console) {
   std::map<std::string, const Cell*> cells;
   for (const Cell& cell : work.plan) cells[cell.key] = &cell;
   std::map<std::string, size_t> idle;
-  for (const auto& row : store.table(work.plan)) {
+  for (const auto& row : rows) {
     const Cell& cell = *cells.at(row[column_index("key")]);
     if (row[column_index("status")] != "ok") continue;
     const std::string name = instance_text(work.config.methods[cell.instance]);
@@ -167,9 +167,10 @@ int run(const RunChoices& choices, Context& context) {
     throw;
   }
   finish();
-  print(summary_table(work.config, work.plan, store));
-  tell_failures(work, store, console);
-  tell_idle(work, store, console);
+  const ResultTable rows = store.table(work.plan);
+  print(summary_table(work.config, work.plan, rows));
+  tell_failures(rows, console);
+  tell_idle(work, rows, console);
   console.note(fmt::format("wrote {}", (work.out / "results.csv").string()));
   if (StopSignals::stop() && outcome.finished < todo.size()) {
     console.note(fmt::format("stopped: {} cells are left, run the same command to continue",

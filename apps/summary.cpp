@@ -37,7 +37,7 @@ struct Group {
 
 using GroupKey = std::pair<size_t, int32_t>;  // instance, budget
 
-std::map<GroupKey, Group> grouped(const std::vector<Cell>& plan, const Store& store) {
+std::map<GroupKey, Group> grouped(const std::vector<Cell>& plan, const ResultTable& rows) {
   std::unordered_map<std::string, GroupKey> group_of;
   std::map<GroupKey, Group> groups;
   for (const Cell& cell : plan) {
@@ -47,7 +47,7 @@ std::map<GroupKey, Group> grouped(const std::vector<Cell>& plan, const Store& st
   }
   size_t at[kMeanCount];
   for (size_t i = 0; i < kMeanCount; ++i) at[i] = column_index(kMeans[i]);
-  for (const auto& row : store.table(plan)) {
+  for (const auto& row : rows) {
     Group& group = groups[group_of.at(row[column_index("key")])];
     const bool ok = row[column_index("status")] == "ok";
     ++(ok ? group.ok : group.failed);
@@ -79,8 +79,8 @@ std::string instance_text(const MethodInstance& instance) {
   return text;
 }
 
-std::string summary_table(const RunConfig& config, const std::vector<Cell>& plan, const Store& store) {
-  const auto groups = grouped(plan, store);
+std::string summary_table(const RunConfig& config, const std::vector<Cell>& plan, const ResultTable& table) {
+  const auto groups = grouped(plan, table);
   const bool missing = std::any_of(groups.begin(), groups.end(), [](const auto& g) {
     return g.second.planned > g.second.ok + g.second.failed;
   });

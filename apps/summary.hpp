@@ -12,7 +12,7 @@ namespace kvreplay::app {
 std::string instance_text(const MethodInstance& instance);
 
 // The table that `run` prints: one row per (method instance, budget), means over its cells.
-std::string summary_table(const RunConfig& config, const std::vector<Cell>& plan, const Store& store);
+std::string summary_table(const RunConfig& config, const std::vector<Cell>& plan, const ResultTable& rows);
 
 size_t column_index(const std::string& name);  // in columns()
 

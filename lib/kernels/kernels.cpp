@@ -131,6 +131,21 @@ void accumulate(const Real* e, double weight, double carry, int32_t n, double* s
 }
 
 template <class Real>
+void add(const Real* a, const Real* b, Real weight, int64_t n, Real* out) {
+  chosen().of(Real()).add(a, b, weight, n, out);
+}
+
+template <class Real>
+void finish(const Real* a, const Real* b, Real factor, int64_t n, Real* out) {
+  chosen().of(Real()).finish(a, b, factor, n, out);
+}
+
+template <class Real>
+Distance distance(const Real* mine, const Real* exact, int32_t n) {
+  return chosen().of(Real()).distance(mine, exact, n);
+}
+
+template <class Real>
 Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau) {
   return chosen().of(Real()).compare(mine, exact, n, tau);
 }
@@ -171,6 +186,12 @@ template double sum(const float*, int32_t);
 template double sum(const double*, int32_t);
 template double weigh(const float*, const float*, int32_t, float*);
 template double weigh(const double*, const double*, int32_t, double*);
+template void add(const float*, const float*, float, int64_t, float*);
+template void add(const double*, const double*, double, int64_t, double*);
+template void finish(const float*, const float*, float, int64_t, float*);
+template void finish(const double*, const double*, double, int64_t, double*);
+template Distance distance(const float*, const float*, int32_t);
+template Distance distance(const double*, const double*, int32_t);
 template Comparison compare(const float*, const float*, int32_t, double);
 template Comparison compare(const double*, const double*, int32_t, double);
 template void accumulate(const float*, double, double, int32_t, double*);

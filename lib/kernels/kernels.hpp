@@ -56,7 +56,16 @@ double gather(const Real* from, const int32_t* index, int32_t n, Real* out);
 template <class Real>
 double sum_x_log_x(const Real* row, int32_t n);
 
+// out[i] = a[i] + weight b[i]; out may be a or b.
+template <class Real>
+void add(const Real* a, const Real* b, Real weight, int64_t n, Real* out);
+// out[i] = (a[i] + b[i]) factor; out may be a or b.
+template <class Real>
+void finish(const Real* a, const Real* b, Real factor, int64_t n, Real* out);
+
 // Sums over the n numbers of an output `mine` and the exact one.
+template <class Real>
+Distance distance(const Real* mine, const Real* exact, int32_t n);
 template <class Real>
 Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau);
 

@@ -81,16 +81,34 @@ void accumulate(const Real* e, double weight, double carry, int32_t n, double* s
   else to = carry * to + p;
 }
 template <class Real>
+Distance distance(const Real* mine, const Real* exact, int32_t n) {
+  Distance s{};
+  for (int32_t c = 0; c < n; ++c) {
+    const double o = double(exact[c]), e = double(mine[c]) - o;
+    s.error2 += e * e, s.exact2 += o * o;
+  }
+  return s;
+}
+template <class Real>
 Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau) {
   Comparison s{};
   for (int32_t c = 0; c < n; ++c) {
     const double z = double(mine[c]), o = double(exact[c]),
                  p = o > Comparison::kClamp ? o : Comparison::kClamp;
-    const double e = z - o, numerator = z * tau - o;
-    s.error2 += e * e, s.exact2 += o * o, s.mine2 += z * z, s.inner += z * o;
-    s.positive2 += p * p, s.numerator2 += numerator * numerator;
+    const double numerator = z * tau - o;
+    s.mine2 += z * z, s.inner += z * o, s.positive2 += p * p, s.numerator2 += numerator * numerator;
   }
   return s;
+}
+template <class Real>
+void add(const Real* a, const Real* b, Real weight, int64_t n, Real* out) {
+  using Row = Eigen::Array<Real, Eigen::Dynamic, 1>;
+  Eigen::Map<Row>(out, n) = Eigen::Map<const Row>(a, n) + Eigen::Map<const Row>(b, n) * weight;
+}
+template <class Real>
+void finish(const Real* a, const Real* b, Real factor, int64_t n, Real* out) {
+  using Row = Eigen::Array<Real, Eigen::Dynamic, 1>;
+  Eigen::Map<Row>(out, n) = (Eigen::Map<const Row>(a, n) + Eigen::Map<const Row>(b, n)) * factor;
 }
 Lowest lowest(const double* score, const double* guard, const int32_t* token, int32_t n) {
   Lowest best{INFINITY, -1};
@@ -127,7 +145,8 @@ void squared_distances(const double* others, const double* point, int32_t d, dou
 template <class Real>
 constexpr Functions<Real> functions() {
   return {scores<Real>, multiply<Real>, exponentiate<Real>, row_maximum<Real>, gather<Real>,
-          sum<Real>,    weigh<Real>,    accumulate<Real>,   compare<Real>,     sum_x_log_x<Real>};
+          sum<Real>,    weigh<Real>,    accumulate<Real>,   distance<Real>,    compare<Real>,
+          add<Real>,    finish<Real>,   sum_x_log_x<Real>};
 }
 
 }  // namespace

@@ -10,11 +10,15 @@ struct RowSums {
   double sum, squares;  // of exp(scale x - shift)
 };
 
-// z, the output; o, the exact one; p_c = o_c where it exceeds kClamp, else kClamp; N = tau z.
+// z, the output; o, the exact one.
+struct Distance {
+  double error2, exact2;  // ||z - o||^2, ||o||^2
+};
+// p_c = o_c where it exceeds kClamp, else kClamp; N = tau z.
 struct Comparison {
   static constexpr double kClamp = 1e-8;
-  double error2, exact2, mine2, inner;  // ||z - o||^2, ||o||^2, ||z||^2, <z, o>
-  double positive2, numerator2;         // ||p||^2, ||N - o||^2
+  double mine2, inner;           // ||z||^2, <z, o>
+  double positive2, numerator2;  // ||p||^2, ||N - o||^2
 };
 
 struct Lowest {

@@ -313,22 +313,6 @@ KVR_INLINE void copy_gathered(const Real* from, const int32_t* index, int32_t n,
   }
 }
 
-template <class Real>
-double gather(const Real* from, const int32_t* index, int32_t n, Real* out) {
-  using V = Vector<Real>;
-  constexpr int32_t kStep = 4 * V::kLanes;
-  typename Vector<double>::Raw sum[2][2] = {};
-  int32_t i = 0;
-  for (; i + kStep <= n; i += kStep) {
-    copy_gathered(from, index + i, kStep, out + i);
-    for (int32_t j = 0; j < 4; ++j) V::widen_add(load(out + i + j * V::kLanes), sum[j % 2][0], sum[j % 2][1]);
-  }
-  copy_gathered(from, index + i, n - i, out + i);
-  double rest = 0;
-  for (; i < n; ++i) rest += double(out[i]);
-  return sum_of_lanes((sum[0][0] + sum[0][1]) + (sum[1][0] + sum[1][1])) + rest;
-}
-
 // Terms x(i, n): a vector of numbers i.. of which the first n count.
 template <class Real, class F>
 KVR_INLINE double sum_terms(int32_t n, F term) {
@@ -344,6 +328,31 @@ KVR_INLINE double sum_terms(int32_t n, F term) {
 template <class Real>
 KVR_INLINE typename Vector<Real>::Raw load_up_to(const Real* p, int32_t n) {
   return n == Vector<Real>::kLanes ? load(p) : Vector<Real>::load_first(p, n);
+}
+
+template <class Real>
+KVR_INLINE double sum_one_by_one(const Real* x, int32_t n) {
+  double sum = 0;
+  for (int32_t i = 0; i < n; ++i) sum += double(x[i]);
+  return sum;
+}
+
+// The odd rest is copied first: a vector load waits for numbers that were just stored one by one.
+template <class Real>
+double gather(const Real* from, const int32_t* index, int32_t n, Real* out) {
+  using V = Vector<Real>;
+  constexpr int32_t kStep = 4 * V::kLanes;
+  const int32_t whole = n - n % kStep;
+  copy_gathered(from, index + whole, n - whole, out + whole);
+  if (whole == 0) return sum_one_by_one(out, n);
+  typename Vector<double>::Raw sum[2][2] = {};
+  for (int32_t i = 0; i < whole; i += kStep) {
+    copy_gathered(from, index + i, kStep, out + i);
+    for (int32_t j = 0; j < 4; ++j) V::widen_add(load(out + i + j * V::kLanes), sum[j % 2][0], sum[j % 2][1]);
+  }
+  for (int32_t i = whole; i < n; i += V::kLanes)
+    V::widen_add(load_up_to(out + i, smaller(V::kLanes, n - i)), sum[0][0], sum[0][1]);
+  return sum_of_lanes((sum[0][0] + sum[0][1]) + (sum[1][0] + sum[1][1]));
 }
 
 template <class Real>
@@ -373,23 +382,67 @@ KVR_INLINE Vector<double>::Raw widened(const Real* p, int32_t n) {
 }
 
 template <class Real>
+Distance distance(const Real* mine, const Real* exact, int32_t n) {
+  using V = Vector<Real>;
+  using Wide = Vector<double>;
+  typename Wide::Raw error2[2] = {}, exact2[2] = {};
+  for (int32_t i = 0; i < n; i += V::kLanes) {
+    const int32_t count = smaller(V::kLanes, n - i);
+    typename Wide::Raw z[2] = {}, o[2] = {};
+    V::widen_add(load_up_to(mine + i, count), z[0], z[1]);
+    V::widen_add(load_up_to(exact + i, count), o[0], o[1]);
+    for (int32_t j = 0; j < 2; ++j) {
+      const typename Wide::Raw e = z[j] - o[j];
+      error2[j] = Wide::fma(e, e, error2[j]), exact2[j] = Wide::fma(o[j], o[j], exact2[j]);
+    }
+  }
+  return {sum_of_lanes(error2[0] + error2[1]), sum_of_lanes(exact2[0] + exact2[1])};
+}
+
+template <class Real>
 Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau) {
   using V = Vector<double>;
   using Raw = V::Raw;
-  Raw error2 = {}, exact2 = {}, mine2 = {}, inner = {}, positive2 = {}, numerator2 = {};
+  Raw mine2 = {}, inner = {}, positive2 = {}, numerator2 = {};
   const Raw clamp = all(Comparison::kClamp);
   for (int32_t i = 0; i < n; i += V::kLanes) {
     const Raw z = widened(mine + i, n - i), o = widened(exact + i, n - i);
     Raw p = o > clamp ? o : clamp;
     if (n - i < V::kLanes)
       for (int32_t l = n - i; l < V::kLanes; ++l) p[l] = 0;
-    const Raw e = z - o, numerator = z * tau - o;
-    error2 = V::fma(e, e, error2), exact2 = V::fma(o, o, exact2), mine2 = V::fma(z, z, mine2);
-    inner = V::fma(z, o, inner), positive2 = V::fma(p, p, positive2);
+    const Raw numerator = z * tau - o;
+    mine2 = V::fma(z, z, mine2), inner = V::fma(z, o, inner), positive2 = V::fma(p, p, positive2);
     numerator2 = V::fma(numerator, numerator, numerator2);
   }
-  return {sum_of_lanes(error2), sum_of_lanes(exact2),    sum_of_lanes(mine2),
-          sum_of_lanes(inner),  sum_of_lanes(positive2), sum_of_lanes(numerator2)};
+  return {sum_of_lanes(mine2), sum_of_lanes(inner), sum_of_lanes(positive2), sum_of_lanes(numerator2)};
+}
+
+// Elements x(i) of up to a vector each; f(i, count) handles `count` of them from i on.
+template <class Real, class F>
+KVR_INLINE void by_vectors(int64_t n, F f) {
+  constexpr int64_t kStep = Vector<Real>::kLanes;
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) f(i, int32_t(kStep));
+  if (i < n) f(i, int32_t(n - i));
+}
+template <class Real>
+KVR_INLINE void store_up_to(Real* p, typename Vector<Real>::Raw x, int32_t n) {
+  if (n == Vector<Real>::kLanes) store(p, x);
+  else Vector<Real>::store_first(p, x, n);
+}
+
+template <class Real>
+void add(const Real* a, const Real* b, Real weight, int64_t n, Real* out) {
+  by_vectors<Real>(n, [&](int64_t i, int32_t count) {
+    store_up_to(out + i, load_up_to(a + i, count) + load_up_to(b + i, count) * weight, count);
+  });
+}
+
+template <class Real>
+void finish(const Real* a, const Real* b, Real factor, int64_t n, Real* out) {
+  by_vectors<Real>(n, [&](int64_t i, int32_t count) {
+    store_up_to(out + i, (load_up_to(a + i, count) + load_up_to(b + i, count)) * factor, count);
+  });
 }
 
 // Products are rounded before they are added, as in the policies' own text.
@@ -403,25 +456,38 @@ void accumulate(const Real* e, double weight, double carry, int32_t n, double* s
     for (int32_t i = 0; i < n; ++i) score[i] = carry * score[i] + double(e[i]) * weight;
 }
 
+// Of rows that share the lowest score.
+inline Lowest newest_of(double best, const double* score, const double* guard, const int32_t* token,
+                        int32_t n) {
+  int32_t newest = -1;
+  for (int32_t i = 0; i < n; ++i)
+    newest = score[i] + guard[i] == best && token[i] > newest ? token[i] : newest;
+  return {best, newest};
+}
+
 inline Lowest lowest(const double* score, const double* guard, const int32_t* token, int32_t n) {
   using V = Vector<double>;
-  const V::Raw most = all(__builtin_inf());
-  V::Raw least[2] = {most, most};
+  V::Raw least = all(__builtin_inf());
+  V::Whole where = {}, again = {};  // of each lane: the row that has its least, whether another has it too
   int32_t i = 0;
-  for (; i + 2 * V::kLanes <= n; i += 2 * V::kLanes)
-    for (int32_t j = 0; j < 2; ++j) {
-      const V::Raw x = load(score + i + j * V::kLanes) + load(guard + i + j * V::kLanes);
-      least[j] = x < least[j] ? x : least[j];
-    }
-  double lane[V::kLanes];
-  store(lane, least[0] < least[1] ? least[0] : least[1]);
-  double best = lane[0];
-  for (int32_t j = 1; j < V::kLanes; ++j) best = lane[j] < best ? lane[j] : best;
-  for (; i < n; ++i) best = score[i] + guard[i] < best ? score[i] + guard[i] : best;
-  if (best == __builtin_inf()) return {best, -1};
-  int32_t newest = -1;
-  for (i = 0; i < n; ++i) newest = score[i] + guard[i] == best && token[i] > newest ? token[i] : newest;
-  return {best, newest};
+  for (; i + V::kLanes <= n; i += V::kLanes) {
+    const V::Raw x = load(score + i) + load(guard + i);
+    again = x < least ? V::Whole{} : x == least ? V::Whole{} + 1 : again;
+    where = x < least ? V::Whole{} + uint64_t(i) : where;
+    least = x < least ? x : least;
+  }
+  Lowest best{__builtin_inf(), -1};
+  bool shared = false;
+  const auto see = [&](double x, int32_t row, bool twice) {
+    if (x == best.score) shared = true;
+    if (!(x < best.score)) return;
+    best = {x, row}, shared = twice;
+  };
+  for (int32_t l = 0; l < V::kLanes; ++l) see(least[l], int32_t(where[l]) + l, again[l] != 0);
+  for (; i < n; ++i) see(score[i] + guard[i], i, false);
+  if (best.token < 0) return best;
+  if (shared) return newest_of(best.score, score, guard, token, n);
+  return {best.score, token[best.token]};
 }
 
 // ln x = e ln 2 + ln m, m in [sqrt 1/2, sqrt 2); with s = (m - 1) / (m + 1), ln m = 2 (s + s^3 / 3 + ..).
@@ -478,7 +544,8 @@ inline void squared_distances(const double* others, const double* point, int32_t
 template <class Real>
 constexpr Functions<Real> functions() {
   return {scores<Real>, multiply<Real>, exponentiate<Real>, row_maximum<Real>, gather<Real>,
-          sum<Real>,    weigh<Real>,    accumulate<Real>,   compare<Real>,     sum_x_log_x<Real>};
+          sum<Real>,    weigh<Real>,    accumulate<Real>,   distance<Real>,    compare<Real>,
+          add<Real>,    finish<Real>,   sum_x_log_x<Real>};
 }
 
 constexpr Table table_of_this_width(const char* name) {

@@ -4,10 +4,11 @@
 
 namespace kvreplay {
 
-Accumulator::Accumulator(int32_t heads, int64_t rows, double tiny_norm)
+Accumulator::Accumulator(int32_t heads, int64_t rows, double tiny_norm, Wanted wanted)
     : heads_(heads),
       rows_(rows),
       tiny_norm_(tiny_norm),
+      wanted_(wanted),
       filled_(size_t(heads), 0),
       errors_(heads, rows),
       epsilons_(heads, rows),
@@ -31,9 +32,9 @@ void Accumulator::add(const Tile<Real>& tile, const LaneTile<Real>& lane, const 
 template <class Real>
 void Accumulator::add_row(const ScoredRow<Real>& row, int32_t own_head, bool keep_output) {
   const size_t at = size_t(own_head) * size_t(rows_) + size_t(filled_[size_t(own_head)]++);
-  errors_.add(row, at);
+  errors_.add(row, at, wanted_.details);
   epsilons_.add(row);
-  sets_.add(row, at);
+  if (wanted_.masses) sets_.add(row, at);
   if (!keep_output) return;
   std::transform(row.z(), row.z() + v_dim_, out_.begin() + int64_t(at) * v_dim_,
                  [](Real x) { return double(x); });
@@ -42,8 +43,8 @@ void Accumulator::add_row(const ScoredRow<Real>& row, int32_t own_head, bool kee
 void Accumulator::finish(CellMeasures& measures, CellResult& result, const SaveOptions& save,
                          const Promise& promise) {
   measures.n_queries = rows_;
-  errors_.finish(measures);
-  epsilons_.finish(measures, promise);
+  errors_.finish(measures, wanted_.quantiles);
+  epsilons_.finish(measures, promise, wanted_.quantiles);
   sets_.finish(measures);
   result.rows = std::move(tokens_);
   result.heads = heads_;

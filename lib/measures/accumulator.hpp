@@ -5,6 +5,7 @@
 #include "measures/epsilon_forms.hpp"
 #include "measures/row_errors.hpp"
 #include "measures/set_measures.hpp"
+#include "measures/wanted.hpp"
 
 namespace kvreplay {
 
@@ -14,7 +15,7 @@ namespace kvreplay {
 class Accumulator {
  public:
   // heads: query heads of the cell (the whole group); rows: scored rows in total.
-  Accumulator(int32_t heads, int64_t rows, double tiny_norm);
+  Accumulator(int32_t heads, int64_t rows, double tiny_norm, Wanted wanted = {});
   // Rows of one tile: `count` query heads, found from lane_head in the cache's results, from tile_head in the
   // exact ones, and from own_head in this cell's group.
   struct Heads {
@@ -32,6 +33,7 @@ class Accumulator {
   int32_t heads_;
   int64_t rows_;
   double tiny_norm_;
+  Wanted wanted_;
   std::vector<int64_t> filled_;  // [heads] rows so far
   std::vector<double> out_;      // [heads, rows, v_dim]
   std::vector<int32_t> tokens_;  // of head 0's rows

@@ -10,9 +10,10 @@ namespace {
 // end: exp of a logit and exp(r^2/sqrt(d)) can each leave the range of a double.
 template <class Real>
 double additive_form(const ScoredRow<Real>& row) {
-  if (row.c.numerator2 == 0) return 0;
+  const double numerator2 = row.compare().numerator2;
+  if (numerator2 == 0) return 0;
   const double numerator =
-      0.5 * std::log(row.c.numerator2) + std::log(row.tile.z[row.exact]) + double(row.tile.shift[row.exact]);
+      0.5 * std::log(numerator2) + std::log(row.tile.z[row.exact]) + double(row.tile.shift[row.exact]);
   const double tokens = row.token + 1;
   return std::exp(numerator + row.m.spread - std::log(tokens * row.tile.v_largest[row.values]));
 }
@@ -38,7 +39,7 @@ void EpsilonForms::add(const ScoredRow<Real>& row) {
   if (row.m.spread != kUnset) additive_.add(additive_form(row));
 }
 
-void EpsilonForms::finish(CellMeasures& measures, const Promise& promise) {
+void EpsilonForms::finish(CellMeasures& measures, const Promise& promise, bool quantiles) {
   measures.eps_spectral_mean = spectral_sums_.mean(), measures.eps_spectral_max = spectral_sums_.maximum();
   measures.eps_frobenius_mean = frobenius_sums_.mean();
   measures.eps_frobenius_max = frobenius_sums_.maximum();
@@ -47,6 +48,7 @@ void EpsilonForms::finish(CellMeasures& measures, const Promise& promise) {
     compare(measures, promise, spectral_, measures.eps_spectral_mean);
   if (promise.norm == Promise::Norm::frobenius)
     compare(measures, promise, frobenius_, measures.eps_frobenius_mean);
+  if (!quantiles) return;
   if (!spectral_.empty()) measures.eps_spectral_p99 = quantile(spectral_, 0.99);
   if (!frobenius_.empty()) measures.eps_frobenius_p99 = quantile(frobenius_, 0.99);
 }

@@ -13,7 +13,7 @@ class EpsilonForms {
   EpsilonForms(int32_t heads, int64_t rows);
   template <class Real>
   void add(const ScoredRow<Real>& row);
-  void finish(CellMeasures& measures, const Promise& promise);
+  void finish(CellMeasures& measures, const Promise& promise, bool quantiles);
 
  private:
   static void compare(CellMeasures& measures, const Promise& promise, const std::vector<double>& measured,

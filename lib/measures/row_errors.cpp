@@ -33,23 +33,24 @@ RowErrors::RowErrors(int32_t heads, int64_t rows) : heads_(heads), rows_(rows) {
 }
 
 template <class Real>
-void RowErrors::add(const ScoredRow<Real>& row, size_t at) {
+void RowErrors::add(const ScoredRow<Real>& row, size_t at, bool details) {
   skipped_ += row.skipped ? 1 : 0;
   rel_[at] = row.skipped ? -1 : row.error / row.norm;
-  error2_[at] = row.c.error2;
-  norm2_[at] = row.c.exact2;
-  square_.add(row.c.error2 / row.tile.v_dim);
+  error2_[at] = row.distance.error2;
+  norm2_[at] = row.distance.exact2;
+  square_.add(row.distance.error2 / row.tile.v_dim);
   if (row.skipped) return;
-  if (row.c.mine2 > 0) cosine_.add(row.c.inner / (row.norm * std::sqrt(row.c.mine2)));
-  clamped_.add(row.error / std::sqrt(row.c.positive2));
-  add_parts(row);
+  if (details) add_details(row);
   add_sides(row);
 }
 
 // z - o = (N - o)/tau' + o (1 - tau')/tau', with N = z tau'.
 template <class Real>
-void RowErrors::add_parts(const ScoredRow<Real>& row) {
-  numerator_.add(std::sqrt(row.c.numerator2) / row.norm / row.m.tau);
+void RowErrors::add_details(const ScoredRow<Real>& row) {
+  const kernels::Comparison c = row.compare();
+  if (c.mine2 > 0) cosine_.add(c.inner / (row.norm * std::sqrt(c.mine2)));
+  clamped_.add(row.error / std::sqrt(c.positive2));
+  numerator_.add(std::sqrt(c.numerator2) / row.norm / row.m.tau);
   normaliser_.add(std::abs(1 / row.m.tau - 1));
 }
 
@@ -64,7 +65,7 @@ void RowErrors::add_sides(const ScoredRow<Real>& row) {
   else add_side(set_, row.lane.set, row.mine, row.o(), v_dim);
 }
 
-void RowErrors::finish(CellMeasures& measures) const {
+void RowErrors::finish(CellMeasures& measures, bool quantiles) const {
   measures.rows_skipped = skipped_;
   std::vector<double> rel;
   rel.reserve(rel_.size());
@@ -72,8 +73,8 @@ void RowErrors::finish(CellMeasures& measures) const {
   if (!rel.empty()) {
     measures.rel_err_out_mean = std::accumulate(rel.begin(), rel.end(), 0.0) / double(rel.size());
     measures.rel_err_out_max = *std::max_element(rel.begin(), rel.end());
-    measures.rel_err_out_p50 = quantile(rel, 0.5);
-    measures.rel_err_out_p95 = quantile(rel, 0.95);
+    if (quantiles)
+      measures.rel_err_out_p50 = quantile(rel, 0.5), measures.rel_err_out_p95 = quantile(rel, 0.95);
   }
   double error2 = 0, norm2 = 0;
   for (int32_t h = 0; h < heads_; ++h)
@@ -103,7 +104,7 @@ void RowErrors::finish_quarters(CellMeasures& measures) const {
   }
 }
 
-template void RowErrors::add(const ScoredRow<float>&, size_t);
-template void RowErrors::add(const ScoredRow<double>&, size_t);
+template void RowErrors::add(const ScoredRow<float>&, size_t, bool);
+template void RowErrors::add(const ScoredRow<double>&, size_t, bool);
 
 }  // namespace kvreplay

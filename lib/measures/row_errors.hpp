@@ -11,15 +11,15 @@ namespace kvreplay {
 class RowErrors {
  public:
   RowErrors(int32_t heads, int64_t rows);
-  // at: head * rows + row.
+  // at: head * rows + row. details: everything beyond the error and the sides that are there.
   template <class Real>
-  void add(const ScoredRow<Real>& row, size_t at);
-  void finish(CellMeasures& measures) const;
+  void add(const ScoredRow<Real>& row, size_t at, bool details = true);
+  void finish(CellMeasures& measures, bool quantiles = true) const;
   std::vector<double> take_curve() { return std::move(rel_); }
 
  private:
   template <class Real>
-  void add_parts(const ScoredRow<Real>& row);
+  void add_details(const ScoredRow<Real>& row);
   template <class Real>
   void add_sides(const ScoredRow<Real>& row);
   void finish_quarters(CellMeasures& measures) const;

@@ -12,10 +12,10 @@ namespace kvreplay {
 
 // What one (query head, row) of a cache says about the exact row (measures.md, section 2).
 struct RowMeasure {
-  double tau = 0;        // the method's denominator / the exact one
-  double log_tau = 0;    // its logarithm, where the ratio itself may not be a double
-  double kept_mass = 0;  // exact probability of the attended tokens
-  double top_mass = -1;  // the most that as many tokens can hold; negative: not ranked
+  double tau = 0;           // the method's denominator / the exact one
+  double log_tau = kUnset;  // its logarithm, where the ratio itself may not be a double
+  double kept_mass = 0;     // exact probability of the attended tokens
+  double top_mass = -1;     // the most that as many tokens can hold; negative: not ranked
   double index_recall = -1;
   double spread = kUnset;  // Promise::spread at this row
   int32_t attended = 0;    // attended tokens
@@ -45,12 +45,18 @@ struct LaneTile {
   SideOutput<Real> set;
   bool has_set = false;         // someone asks for it
   std::vector<double> needles;  // [heads, rows, 1 + spans], see needle_shares; empty without needles
-  void resize(int32_t heads_, int32_t rows_, int32_t v_dim_) {
+  // Outputs are whatever they were.
+  void open(int32_t heads_, int32_t rows_, int32_t v_dim_) {
     heads = heads_, rows = rows_, v_dim = v_dim_;
-    out.assign(size_t(heads) * size_t(rows) * size_t(v_dim), Real(0));
+    out.resize(size_t(heads) * size_t(rows) * size_t(v_dim));
     measures.assign(size_t(heads) * size_t(rows), {});
     prefix = {}, set = {}, has_set = false;
     needles.clear();
+  }
+  // Outputs are sums to come.
+  void clear(int32_t heads_, int32_t rows_, int32_t v_dim_) {
+    open(heads_, rows_, v_dim_);
+    std::fill(out.begin(), out.end(), Real(0));
   }
   size_t cells() const { return measures.size(); }
   size_t at(int32_t head, int32_t row) const { return size_t(head) * size_t(rows) + size_t(row); }

@@ -14,7 +14,7 @@ struct ScoredRow {
   size_t exact, mine, values;  // its place in the tile, in the cache's results, in the norms of the values
   int32_t token;               // t
   RowMeasure m;
-  kernels::Comparison c;
+  kernels::Distance distance;
   double error, norm;  // ||z - o||, ||o||
   bool skipped;        // ||o|| is too small to divide by
 
@@ -27,10 +27,11 @@ struct ScoredRow {
         values(size_t(tile_head / (t.heads / t.blocks)) * t.rows.size() + size_t(row)),
         token(t.rows[size_t(row)]),
         m(l.measures[mine]),
-        c(kernels::compare(z(), o(), t.v_dim, m.tau)),
-        error(std::sqrt(c.error2)),
-        norm(std::sqrt(c.exact2)),
+        distance(kernels::distance(z(), o(), t.v_dim)),
+        error(std::sqrt(distance.error2)),
+        norm(std::sqrt(distance.exact2)),
         skipped(norm < tiny_norm) {}
+  kernels::Comparison compare() const { return kernels::compare(z(), o(), tile.v_dim, m.tau); }
   const Real* z() const { return lane.out.data() + int64_t(mine) * tile.v_dim; }
   const Real* o() const { return tile.out.data() + int64_t(exact) * tile.v_dim; }
 };

@@ -16,7 +16,7 @@ template <class Real>
 void SetMeasures::add(const ScoredRow<Real>& row, size_t at) {
   tau_err_[at] = std::abs(row.m.tau - 1);
   partition_.add(tau_err_[at]);
-  log_partition_.add(std::abs(row.m.log_tau));
+  log_partition_.add(std::abs(row.m.log_tau == kUnset ? std::log(row.m.tau) : row.m.log_tau));
   mass_.add(row.m.kept_mass);
   density_.add(double(row.m.attended) / (row.token + 1));
   all_plain_ = all_plain_ && row.m.plain;

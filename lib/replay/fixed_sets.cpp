@@ -1,6 +1,7 @@
 #include "replay/fixed_sets.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 #include "kernels/kernels.hpp"
 
@@ -39,6 +40,26 @@ void FixedSets<Real>::build() {
     for (const auto& [signature, tokens] : bands) together += tokens.size() + kBandCost;
     if (together <= apart) share_bands(family, bands);
     else own_bands(family);
+    find_bases(family);
+  }
+}
+
+// Parts stand in the order of their bands.
+template <class Real>
+void FixedSets<Real>::find_bases(Family& family) {
+  const auto fewer = [&](size_t a, size_t b) { return sets_[a].parts.size() < sets_[b].parts.size(); };
+  std::stable_sort(family.sets.begin(), family.sets.end(), fewer);
+  for (size_t i = 0; i < family.sets.size(); ++i) {
+    Set& set = sets_[family.sets[i]];
+    const std::vector<Part>& all = set.parts;
+    set.beyond = all;
+    for (size_t j = i; j-- > 0 && set.base == kNone;) {
+      const std::vector<Part>& some = sets_[family.sets[j]].parts;
+      if (some.empty() || !std::includes(all.begin(), all.end(), some.begin(), some.end())) continue;
+      set.base = family.sets[j];
+      set.beyond.clear();
+      std::set_difference(all.begin(), all.end(), some.begin(), some.end(), std::back_inserter(set.beyond));
+    }
   }
 }
 
@@ -91,45 +112,94 @@ size_t FixedSets<Real>::add_band(Family& family, std::vector<int32_t> tokens) {
 }
 
 template <class Real>
-void FixedSets<Real>::sum_bands(Family& family, const Tile<Real>& tile, const LaneWatch& watch) {
+void FixedSets<Real>::sum_family(Family& family, const Tile<Real>& tile, const LaneWatch& watch) {
   if (family.tile == tile.begin) return;
   family.tile = tile.begin;
-  for (Band& band : family.bands) sum_band(family, band, tile, watch.set_error);
+  gather_bands(family, tile);
+  for (Band& band : family.bands) sum_band(family, band, watch.set_error);
+  for (const size_t s : family.sets) sum_set(family, sets_[s], watch.set_error);
 }
 
 template <class Real>
-void FixedSets<Real>::sum_band(const Family& family, Band& band, const Tile<Real>& tile, bool wants_set) {
-  const int32_t n = int32_t(band.tokens.size());
+void FixedSets<Real>::sum_set(const Family& family, Set& set, bool wants_set) {
+  if (set.whole) return;
   const size_t cells = size_t(family.shape.heads) * scored_.size();
-  band.z.resize(cells), band.z_den.resize(cells);
-  coefficients_.resize(cells * size_t(n));
+  const int64_t numbers = int64_t(cells) * stream_.shape.v_dim;
+  const Set* const base = set.base == kNone ? nullptr : &sets_[set.base];
+  zeros_.resize(size_t(numbers), Real(0));
+  const auto add_parts = [&](const std::vector<Part>& parts, const Real* from, bool unit,
+                             std::vector<Real>& to) {
+    to.resize(size_t(numbers));
+    for (const Part& part : parts) {
+      const Band& band = family.bands[part.band];
+      const std::vector<Real>& sums = unit && !band.num.empty() ? band.set_out : band.out;
+      kernels::add(from, sums.data(), unit ? Real(1) : part.num, numbers, to.data());
+      from = to.data();
+    }
+    if (parts.empty()) std::copy_n(from, numbers, to.begin());
+  };
+  add_parts(set.beyond, base != nullptr ? base->out.data() : zeros_.data(), false, set.out);
+  if (!set.plain && wants_set) add_parts(set.parts, zeros_.data(), true, set.set_out);
+  if (base != nullptr) set.z = base->z, set.z_den = base->z_den;
+  else set.z.assign(cells, 0.0), set.z_den.assign(cells, 0.0);
+  for (const Part& part : set.beyond) {
+    const Band& band = family.bands[part.band];
+    for (size_t at = 0; at < cells; ++at) {
+      set.z[at] += band.z[at];
+      set.z_den[at] += band.num.empty() ? double(part.den) * band.z[at] : band.z_den[at];
+    }
+  }
+}
+
+// Row by row, so that a strip comes from the second-level cache once for all bands.
+template <class Real>
+void FixedSets<Real>::gather_bands(Family& family, const Tile<Real>& tile) {
+  const size_t cells = size_t(family.shape.heads) * scored_.size();
+  size_t tokens = 0;
+  for (Band& band : family.bands) {
+    band.z.resize(cells), band.z_den.resize(cells);
+    band.first = tokens;
+    tokens += band.tokens.size();
+  }
+  coefficients_.resize(cells * tokens);
   size_t at = 0;
   for (int32_t h = 0; h < family.shape.heads; ++h)
     for (const int32_t r : scored_) {
-      band.z[at] = kernels::gather(tile.strip_row(family.first_head + h, r), band.tokens.data(), n,
-                                   coefficients_.data() + at * size_t(n));
+      const Real* const strip = tile.strip_row(family.first_head + h, r);
+      for (Band& band : family.bands) {
+        const size_t n = band.tokens.size();
+        Real* const e = coefficients_.data() + cells * band.first + at * n;
+        band.z[at] = kernels::gather(strip, band.tokens.data(), int32_t(n), e);
+      }
       ++at;
     }
-  if (!band.num.empty() && wants_set) multiply(family, band, band.set_out);
-  for (at = 0; at < cells && !band.num.empty(); ++at) {
-    Real* const e = coefficients_.data() + at * size_t(n);
+}
+
+template <class Real>
+void FixedSets<Real>::sum_band(const Family& family, Band& band, bool wants_set) {
+  const size_t cells = band.z.size(), n = band.tokens.size();
+  Real* const coefficients = coefficients_.data() + cells * band.first;
+  if (!band.num.empty() && wants_set) multiply(family, band, coefficients, band.set_out);
+  for (size_t at = 0; at < cells && !band.num.empty(); ++at) {
+    Real* const e = coefficients + at * n;
     double z = 0;
-    for (size_t i = 0; i < size_t(n); ++i) {
+    for (size_t i = 0; i < n; ++i) {
       z += double(band.den[i]) * double(e[i]);
       e[i] *= band.num[i];
     }
     band.z_den[at] = z;
   }
-  multiply(family, band, band.out);
+  multiply(family, band, coefficients, band.out);
 }
 
 template <class Real>
-void FixedSets<Real>::multiply(const Family& family, const Band& band, std::vector<Real>& out) const {
+void FixedSets<Real>::multiply(const Family& family, const Band& band, const Real* coefficients,
+                               std::vector<Real>& out) const {
   const int32_t n = int32_t(band.tokens.size()), width = stream_.shape.v_dim;
   const int32_t m = family.shape.heads / family.shape.blocks * int32_t(scored_.size());
   out.resize(size_t(family.shape.blocks) * size_t(m) * size_t(width));
   for (int64_t b = 0; b < family.shape.blocks; ++b)
-    kernels::multiply(coefficients_.data() + b * m * n, n, m, band.values.data() + b * n * width, n, width,
+    kernels::multiply(coefficients + b * m * n, n, m, band.values.data() + b * n * width, n, width,
                       out.data() + b * m * width, width);
 }
 
@@ -139,14 +209,14 @@ void FixedSets<Real>::fill(size_t id, const Tile<Real>& tile, const LaneWatch& w
   const Set& set = sets_[id];
   Family& family = families_[set.family];
   find_scored(tile, scored_);
-  sum_bands(family, tile, watch);
+  sum_family(family, tile, watch);
   open_side_outputs(watch, watch.prefix_error, result);
   if (watch.set_error && !set.plain) result.set.resize(result.cells(), result.v_dim);
   size_t at = 0;
   for (int32_t h = 0; h < family.shape.heads; ++h)
     for (const int32_t r : scored_) {
       const PlainRow<Real> row{stream_, tile, watch, result, family.first_head, h, r};
-      fill_row(set, family, row, at++, tile.ranking_of(heads_differ, row.stream_head(), r));
+      fill_row(set, row, at++, tile.ranking_of(heads_differ, row.stream_head(), r));
       result.measures[row.in_result()].spread = spread;
     }
 }
@@ -161,47 +231,30 @@ void FixedSets<Real>::visit(const Set& set, int32_t t, F f) const {
 }
 
 template <class Real>
-void FixedSets<Real>::fill_row(const Set& set, const Family& family, const PlainRow<Real>& row, size_t at,
+void FixedSets<Real>::fill_row(const Set& set, const PlainRow<Real>& row, size_t at,
                                const RowRanking* ranking) {
   const Tile<Real>& tile = row.tile;
   const int32_t t = row.token();
   const auto each = [&](auto f) { visit(set, t, f); };
-  const size_t width = size_t(stream_.shape.v_dim);
-  const double sink = row.sink(), later = tile.z_later[row.in_tile()];
-  double prompt_z = set.whole ? tile.z_prompt[row.in_tile()] : 0, prompt_den = prompt_z;
-  for (const Part& part : set.parts) {
-    const Band& band = family.bands[part.band];
-    prompt_z += band.z[at];
-    prompt_den += band.num.empty() ? double(part.den) * band.z[at] : band.z_den[at];
-  }
+  const size_t width = size_t(stream_.shape.v_dim), exact = row.in_tile();
+  const double sink = row.sink(), later = tile.z_later[exact];
+  const double prompt_z = set.whole ? tile.z_prompt[exact] : set.z[at],
+               prompt_den = set.whole ? prompt_z : set.z_den[at];
   const RowMass mass{prompt_den + later + sink, prompt_z + later,
                      int32_t(set.tokens.size()) + t + 1 - stream_.prompt};
   if (!mass.safe()) return row.evaluate_alone(mass, ranking, set.plain, each);
-  row.measure(mass, {mass.z, double(tile.shift[row.in_tile()])}, ranking, set.plain, each);
+  row.measure(mass, {mass.z, double(tile.shift[exact])}, ranking, set.plain, each);
 
-  const auto add_parts = [&](Real* to, bool unit) {
-    if (set.whole) std::copy_n(tile.of_prompt.data() + row.in_tile() * width, width, to);
-    else std::fill_n(to, width, Real(0));
-    for (const Part& part : set.parts) {
-      const Band& band = family.bands[part.band];
-      const Real* x = (unit && !band.num.empty() ? band.set_out : band.out).data() + at * width;
-      const Real weight = unit ? 1 : part.num;
-      for (size_t c = 0; c < width; ++c) to[c] += weight * x[c];
-    }
-  };
-  sum_.resize(width);
-  add_parts(sum_.data(), false);
+  const Real* const prompt = set.whole ? tile.of_prompt.data() + exact * width : set.out.data() + at * width;
+  const Real* const tail = tile.of_later.data() + exact * width;
+  row.put(prompt, tail, mass.z);
   if (!row.result.prefix.out.empty()) {
-    std::copy(sum_.begin(), sum_.end(), row.result.prefix.out.begin() + int64_t(row.in_result() * width));
+    std::copy_n(prompt, width, row.result.prefix.out.begin() + int64_t(row.in_result() * width));
     row.result.prefix.weight[row.in_result()] = prompt_den + sink;
   }
-  const Real* tail = tile.of_later.data() + row.in_tile() * width;
-  for (size_t c = 0; c < width; ++c) sum_[c] += tail[c];
-  row.put(sum_.data(), mass.z);
   if (set.plain || !row.result.has_set) return;
-  Real* const to = row.result.set.out.data() + row.in_result() * width;
-  add_parts(to, true);
-  for (size_t c = 0; c < width; ++c) to[c] += tail[c];
+  kernels::finish(set.set_out.data() + at * width, tail, Real(1), int64_t(width),
+                  row.result.set.out.data() + row.in_result() * width);
   row.result.set.weight[row.in_result()] = prompt_z + later + sink;
 }
 

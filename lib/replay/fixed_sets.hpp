@@ -1,4 +1,5 @@
 #pragma once
+#include <compare>
 #include <map>
 #include <utility>
 #include <vector>
@@ -29,6 +30,7 @@ class FixedSets {
     std::vector<int32_t> tokens;
     std::vector<Real> num, den;  // of each token, where they differ inside the band; else empty
     std::vector<Real> values;    // [blocks, tokens, v_dim]
+    size_t first = 0;            // token of the family's bands one behind the other
     // Of the tile at hand, [heads, scored rows]: sums of e_i (of num_i e_i v_i), of den_i e_i, and where
     // weights differ and someone asks, of e_i v_i.
     std::vector<Real> out, set_out;
@@ -37,7 +39,9 @@ class FixedSets {
   struct Part {
     size_t band;
     Real num, den;
+    auto operator<=>(const Part&) const = default;
   };
+  static constexpr size_t kNone = size_t(-1);
   struct Set {
     size_t family;
     std::vector<int32_t> tokens;
@@ -45,13 +49,21 @@ class FixedSets {
     bool plain = true;             // every weight is 1
     bool whole = false;            // plain, and all of the prompt: the exact pass has its sums
     std::vector<Part> parts;
+    // Another set of the family, whose sums are part of this one's, and the parts that it lacks; or kNone,
+    // and all parts.
+    size_t base = kNone;
+    std::vector<Part> beyond;
+    // Of the tile at hand, [heads, scored rows]: sums over all parts of num_i e_i v_i, of e_i and of den_i
+    // e_i; where someone asks, of e_i v_i.
+    std::vector<Real> out, set_out;
+    std::vector<double> z, z_den;
   };
   struct Family {
     int32_t first_head = 0;
     HeadShape shape{};
-    std::vector<size_t> sets;
+    std::vector<size_t> sets;  // once built: a base before the sets that add to it
     std::vector<Band> bands;
-    int32_t tile = -1;  // begin of the tile that `bands` hold
+    int32_t tile = -1;  // begin of the tile that bands and sets hold
   };
   using Signature = std::vector<std::pair<size_t, Weights>>;  // (set, weights) of a token
 
@@ -59,12 +71,15 @@ class FixedSets {
   Bands signatures(const Family& family) const;
   void share_bands(Family& family, const Bands& bands);
   void own_bands(Family& family);
+  void find_bases(Family& family);
   size_t add_band(Family& family, std::vector<int32_t> tokens);
-  void sum_bands(Family& family, const Tile<Real>& tile, const LaneWatch& watch);
-  void sum_band(const Family& family, Band& band, const Tile<Real>& tile, bool wants_set);
-  void multiply(const Family& family, const Band& band, std::vector<Real>& out) const;
-  void fill_row(const Set& set, const Family& family, const PlainRow<Real>& row, size_t at,
-                const RowRanking* ranking);
+  void sum_family(Family& family, const Tile<Real>& tile, const LaneWatch& watch);
+  void gather_bands(Family& family, const Tile<Real>& tile);
+  void sum_band(const Family& family, Band& band, bool wants_set);
+  void sum_set(const Family& family, Set& set, bool wants_set);
+  void multiply(const Family& family, const Band& band, const Real* coefficients,
+                std::vector<Real>& out) const;
+  void fill_row(const Set& set, const PlainRow<Real>& row, size_t at, const RowRanking* ranking);
   template <class F>
   void visit(const Set& set, int32_t t, F f) const;
 
@@ -72,8 +87,8 @@ class FixedSets {
   std::vector<Set> sets_;
   std::vector<Family> families_;
   std::vector<int32_t> scored_;     // rows of the tile at hand
-  std::vector<Real> coefficients_;  // [heads, scored rows, tokens of a band]
-  std::vector<Real> sum_;           // [v_dim]
+  std::vector<Real> coefficients_;  // of each band of a family, [heads, scored rows, tokens]
+  std::vector<Real> zeros_;         // [heads, scored rows, v_dim]
 };
 
 }  // namespace kvreplay

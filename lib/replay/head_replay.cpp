@@ -23,9 +23,13 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
       sparse_(exact_),
       options_(options),
       every_row_(options.every_row),
-      watch_{options.audit,     options.save,         false,
-             options.set_error, options.prefix_error, options.needles.spans(stream.prompt)},
-      norms_(size_t(stream.shape.blocks), ValueNorms(stream.shape.v_dim, options.spectral)),
+      watch_{options.audit,
+             options.save,
+             false,
+             options.wanted.set_error,
+             options.wanted.prefix_error,
+             options.needles.spans(stream.prompt)},
+      norms_(size_t(stream.shape.blocks), ValueNorms(stream.shape.v_dim, options.wanted.spectral)),
       fixed_(stream),
       sliding_(stream) {
   scored_ = scored_tokens();
@@ -54,8 +58,8 @@ void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
   Replayed r;
   r.cells = cells;
   for (size_t i = 0; i < cells.size(); ++i)
-    r.errors.push_back(
-        std::make_unique<Accumulator>(group(), scored_rows_, kTinyShare * stream_.max_value_norm));
+    r.errors.push_back(std::make_unique<Accumulator>(group(), scored_rows_,
+                                                     kTinyShare * stream_.max_value_norm, options_.wanted));
   LaneOrder order{cell.params, cell.axes, cell.scene(), {}};
   // What looks only at keys and values decides the same for every query head: one cache (C9).
   const bool by_query = cell.axes.gqa_level == GqaLevel::query && cell.method->looks_at_queries;
@@ -78,7 +82,7 @@ void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
     r.lanes.back()->bind(stream_, h, watch);
     every_row_ = every_row_ || r.lanes.back()->observes();
   }
-  prefixes_ = prefixes_ || (options_.prefix_error && cell.axes.phase == Phase::oneshot);
+  prefixes_ = prefixes_ || (options_.wanted.prefix_error && cell.axes.phase == Phase::oneshot);
   decisions_.push_back(std::move(r));
 }
 
@@ -210,11 +214,11 @@ void HeadReplay<Real>::fill_tile(Tile<Real>& tile) {
         norms_[b].add(stream_.block_values(int32_t(b)) + int64_t(norms_up_to_) * stream_.shape.v_dim);
     for (size_t b = 0; b < norms_.size(); ++b) {
       tile.v_frobenius[b * rows + r] = norms_[b].frobenius();
-      if (options_.spectral) tile.v_operator[b * rows + r] = norms_[b].spectral();
+      if (options_.wanted.spectral) tile.v_operator[b * rows + r] = norms_[b].spectral();
       tile.v_largest[b * rows + r] = norms_[b].largest();
     }
   }
-  if (options_.recalls) rank(tile);
+  if (options_.wanted.recalls) rank(tile);
 }
 
 template <class Real>
@@ -280,7 +284,7 @@ void HeadReplay<Real>::replay_lane(const Tile<Real>& tile, const Replayed& r, si
   const Evaluator& e = r.evaluators[l];
   if (e.shortcut.kind == Kind::none) return lane.replay(tile, workspace_, lane_tile_);
   const auto start = std::chrono::steady_clock::now();
-  lane_tile_.resize(lane.cache().shape().heads, int32_t(tile.rows.size()), stream_.shape.v_dim);
+  lane_tile_.open(lane.cache().shape().heads, int32_t(tile.rows.size()), stream_.shape.v_dim);
   if (e.shortcut.kind == Kind::fixed) {
     for (int32_t t = tile.begin; t < tile.end; ++t) lane.step_alone(t);
     fixed_.fill(e.id, tile, watch_, lane.heads_differ(), lane.promise().spread, lane_tile_);

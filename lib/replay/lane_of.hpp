@@ -136,7 +136,7 @@ class LaneOf final : public Lane<Real> {
 
   void replay(const Tile<Real>& tile, LaneWorkspace<Real>& w, LaneTile<Real>& result) override {
     const auto start = Clock::now();
-    result.resize(heads(), int32_t(tile.rows.size()), cache_.shape().v_dim);
+    result.clear(heads(), int32_t(tile.rows.size()), cache_.shape().v_dim);
     watch_.open(result);
     output_.open(cache_, tile, heads(), stream_->prompt, w, column_of_, size_t(stream_->tokens));
     // A token that can be held several times may bring more rows than one.

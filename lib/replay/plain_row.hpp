@@ -1,4 +1,5 @@
 #pragma once
+#include "kernels/kernels.hpp"
 #include "replay/lane.hpp"
 
 // Rows of a cache that holds tokens of the trace as they stand: their sums come from the shared strip, and
@@ -60,7 +61,7 @@ struct PlainRow {
     const double shift = tau.shift - double(tile.shift[in_tile()]);
     RowMeasure& m = result.measures[in_result()];
     m.tau = tau.sum / exact * (shift == 0 ? 1 : std::exp(shift));
-    m.log_tau = shift == 0 ? std::log(m.tau) : std::log(tau.sum / exact) + shift;
+    if (shift != 0) m.log_tau = std::log(tau.sum / exact) + shift;
     m.kept_mass = mass.tokens / exact;
     m.attended = mass.attended;
     m.plain = plain;
@@ -70,7 +71,14 @@ struct PlainRow {
     if (ranking != nullptr) recall(m, *ranking, visit);
     if (!watch.needles.empty()) find_needles(visit);
   }
-  // out = n / z
+  // out = (a + b) / z
+  void put(const Real* a, const Real* b, double z) const {
+    const double inverse = 1 / z;
+    const bool fits = inverse < 1e30 && inverse > 1e-30;
+    kernels::finish(a, b, fits ? Real(inverse) : Real(1), result.v_dim, out());
+    if (!fits) put(out(), z);
+  }
+  // out = n / z; n may be out().
   void put(const Real* n, double z) const {
     const double inverse = 1 / z;
     Real* const to = out();

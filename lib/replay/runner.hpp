@@ -6,6 +6,7 @@
 #include "catalog/cell.hpp"
 #include "exact/tile.hpp"
 #include "measures/needles.hpp"
+#include "measures/wanted.hpp"
 
 namespace kvreplay {
 
@@ -27,10 +28,7 @@ struct RunOptions {
   bool every_row = false;
   // Tokens of a trace up to which every row that some cache observes has a strip.
   int32_t strips_up_to = kLongTrace;
-  bool spectral = true;   // ||V||_op of every scored row, for the errors and bounds that are measured by it
-  bool recalls = true;    // index_recall and mass_recall cost a sort a row
-  bool set_error = true;  // rel_err_set_mean: a product a tile, of methods that do more than to choose tokens
-  bool prefix_error = true;  // rel_err_prefix_mean: a product over the prompt's rows, of one-shot methods
+  Wanted wanted;
   Needles needles;
   // Called from worker threads, one at a time (under a lock).
   std::function<void(const Cell&, const CellResult&)> on_cell;

@@ -237,7 +237,7 @@ void SlidingSets<Real>::fill(size_t id, const Tile<Real>& tile, const LaneWatch&
       double z = 0;
       const auto add = [&](const std::vector<Real>& out, double part, size_t from) {
         z += part;
-        for (size_t c = 0; c < width; ++c) sum_[c] += out[from * width + c];
+        kernels::add(sum_.data(), out.data() + from * width, Real(1), int64_t(width), sum_.data());
       };
       if (all && tile.divided) add(tile.of_prompt, tile.z_prompt[exact], exact);
       if (all) add(tile.of_later, tile.divided ? tile.z_later[exact] : tile.z[exact] - sink, exact);

@@ -80,8 +80,8 @@ struct Store::State {
       if (cell.ok && (kinds.empty() || holds_arrays(arrays_of(key), kinds))) done.insert(key);
   }
 
-  std::vector<std::vector<std::string>> table(const std::vector<Cell>& plan) const {
-    std::vector<std::vector<std::string>> rows;
+  ResultTable table(const std::vector<Cell>& plan) const {
+    ResultTable rows;
     for (const Cell& cell : plan) {
       const auto found = shards.cells.find(cell.key);
       if (found != shards.cells.end()) rows.push_back(row_fields(json::parse(found->second.row)));
@@ -168,7 +168,7 @@ void Store::finish(const std::vector<Cell>& plan, const json& meta) {
   publish_text(state_->dir / kMetaFile, all.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
 }
 
-std::vector<std::vector<std::string>> Store::table(const std::vector<Cell>& plan) const {
+ResultTable Store::table(const std::vector<Cell>& plan) const {
   const std::lock_guard lock(state_->mutex);
   return state_->table(plan);
 }

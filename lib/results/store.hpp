@@ -9,6 +9,9 @@
 
 #include "catalog/cell.hpp"
 
+// Rows of results.csv, of the cells of a plan that are done, in its order.
+using ResultTable = std::vector<std::vector<std::string>>;
+
 // The output directory of a run. A cell is published whole or not at all: one fsynced JSON line in this
 // process's shard file OUT/shards/<name>.jsonl (a torn last line does not exist); arrays that the run
 // saves go to one small HDF5 file per cell first, and are gathered at the end. results.csv and the .h5
@@ -48,7 +51,7 @@ class Store {
   // files asked for, from the published cells.
   void finish(const std::vector<Cell>& plan, const nlohmann::json& meta);
   // Rows of results.csv, without the header, as fields without quotes.
-  std::vector<std::vector<std::string>> table(const std::vector<Cell>& plan) const;
+  ResultTable table(const std::vector<Cell>& plan) const;
 
  private:
   struct State;

@@ -53,20 +53,48 @@ void check_comparison(const kernels::Table& table) {
     const std::vector<Real> z = gaussian<Real>(size_t(n), 5), o = gaussian<Real>(size_t(n), 6);
     constexpr double tau = 0.8;
     kernels::Comparison right{};
+    kernels::Distance apart{};
     for (size_t i = 0; i < size_t(n); ++i) {
       const double a = double(z[i]), b = double(o[i]), p = std::max(b, kernels::Comparison::kClamp);
-      right.error2 += (a - b) * (a - b), right.exact2 += b * b, right.mine2 += a * a, right.inner += a * b;
+      apart.error2 += (a - b) * (a - b), apart.exact2 += b * b;
+      right.mine2 += a * a, right.inner += a * b;
       right.positive2 += p * p, right.numerator2 += (tau * a - b) * (tau * a - b);
     }
     const kernels::Comparison got = table.of(Real()).compare(z.data(), o.data(), n, tau);
-    for (const auto sum :
-         {&kernels::Comparison::error2, &kernels::Comparison::exact2, &kernels::Comparison::mine2,
-          &kernels::Comparison::inner, &kernels::Comparison::positive2, &kernels::Comparison::numerator2})
-      CHECK(std::abs(got.*sum - right.*sum) <= 1e-13 * (right.exact2 + right.mine2));
+    const double scale = 1e-13 * (apart.exact2 + right.mine2);
+    for (const auto sum : {&kernels::Comparison::mine2, &kernels::Comparison::inner,
+                           &kernels::Comparison::positive2, &kernels::Comparison::numerator2})
+      CHECK(std::abs(got.*sum - right.*sum) <= scale);
+    const kernels::Distance distance = table.of(Real()).distance(z.data(), o.data(), n);
+    for (const auto sum : {&kernels::Distance::error2, &kernels::Distance::exact2})
+      CHECK(std::abs(distance.*sum - apart.*sum) <= scale);
+  }
+}
+
+template <class Real>
+void check_addition(const kernels::Table& table) {
+  for (const int32_t n : kSizes) {
+    INFO(table.name << " " << n);
+    const std::vector<Real> a = gaussian<Real>(size_t(n), 7), b = gaussian<Real>(size_t(n), 8);
+    Guarded<Real> sum(1, n, 0), product(1, n, 0);
+    table.of(Real()).add(a.data(), b.data(), Real(0.3), n, sum.data());
+    table.of(Real()).finish(a.data(), b.data(), Real(0.3), n, product.data());
+    const Real unit = std::numeric_limits<Real>::epsilon();
+    for (size_t i = 0; i < size_t(n); ++i) {
+      const Real most = std::abs(a[i]) + std::abs(b[i]);
+      CHECK(std::abs(sum.data()[i] - (a[i] + Real(0.3) * b[i])) <= unit * most);
+      CHECK(std::abs(product.data()[i] - (a[i] + b[i]) * Real(0.3)) <= unit * most);
+    }
+    CHECK(sum.untouched_outside());
+    CHECK(product.untouched_outside());
   }
 }
 
 }  // namespace
+
+TEST_CASE("weighted sums and scaled sums of rows touch nothing behind them", "[kernels]") {
+  for (const kernels::Table* table : tables()) check_addition<float>(*table), check_addition<double>(*table);
+}
 
 TEST_CASE("sums and masked sums are made in double and write what they multiply", "[kernels]") {
   for (const kernels::Table* table : tables()) check_sums<float>(*table), check_sums<double>(*table);
@@ -108,6 +136,23 @@ TEST_CASE("the lowest score is found wherever it stands; of equals the newest to
         score[size_t(at)] = 3, guard[size_t(at)] = 0;
       }
     }
+}
+
+TEST_CASE("two lowest scores in any two places give the newer token", "[kernels]") {
+  constexpr int32_t n = 37;
+  for (const kernels::Table* table : tables())
+    for (int32_t a = 0; a < n; ++a)
+      for (int32_t b = 0; b < n; ++b) {
+        if (a == b) continue;
+        std::vector<double> score(size_t(n), 2.0), guard(size_t(n), 0.0);
+        std::vector<int32_t> token(size_t(n), 7);
+        score[size_t(a)] = score[size_t(b)] = 1;
+        token[size_t(a)] = 3, token[size_t(b)] = 9;
+        const kernels::Lowest found = table->lowest(score.data(), guard.data(), token.data(), n);
+        INFO(table->name << " " << a << " " << b);
+        REQUIRE(found.token == 9);
+        REQUIRE(found.score == 1);
+      }
 }
 
 TEST_CASE("where every row is guarded there is no lowest score", "[kernels]") {

@@ -55,7 +55,7 @@ TEST_CASE("errors of one row by hand", "[measures]") {
   tile.out = {3, 4}, tile.z = {1}, tile.l2 = {0.5}, tile.shift = {0};
   tile.v_operator = {2}, tile.v_frobenius = {4}, tile.v_largest = {5};
   LaneTile<double> lane;
-  lane.resize(1, 1, 2);
+  lane.clear(1, 1, 2);
   lane.out = {3, 1};
   lane.measures[0] = {.tau = 0.7, .kept_mass = 0.6, .top_mass = 0.8, .index_recall = 0.25, .attended = 1};
   Accumulator a(1, 1, 1e-12);
@@ -80,7 +80,7 @@ TEST_CASE("rows with no output are counted, never divided by", "[measures]") {
   tile.out = {0}, tile.z = {1}, tile.l2 = {1}, tile.shift = {0}, tile.v_operator = {1},
   tile.v_frobenius = {1}, tile.v_largest = {1};
   LaneTile<double> lane;
-  lane.resize(1, 1, 1);
+  lane.clear(1, 1, 1);
   lane.out = {1};
   Accumulator a(1, 1, 1e-9);
   a.add(tile, lane, {0, 0, 0, 1}, false);

@@ -19,7 +19,7 @@ struct Rows {
     tile.heads = 1, tile.v_dim = 2, tile.stride = rows + 1;
     tile.z.assign(size_t(rows), 1), tile.l2.assign(size_t(rows), 1), tile.shift.assign(size_t(rows), 0);
     tile.v_operator.assign(size_t(rows), 1), tile.v_frobenius = tile.v_largest = tile.v_operator;
-    lane.resize(1, rows, 2);
+    lane.clear(1, rows, 2);
     tile.out.assign(size_t(2 * rows), 0);
     for (RowMeasure& m : lane.measures) m.tau = 1;
   }
@@ -271,7 +271,7 @@ TEST_CASE("what a one-shot method kept whole has no error on the prompt", "[prop
 TEST_CASE("what is watched changes no bit of an output", "[properties]") {
   const StreamShape s;
   RunOptions blind;
-  blind.set_error = blind.prefix_error = blind.recalls = false;
+  blind.wanted = {false, false, false, false, false, false, false};
   RunOptions marked;
   marked.needles = {{0, 0.4, 0.9}, 6};
   for (const Variant& v : variants()) {
@@ -284,6 +284,12 @@ TEST_CASE("what is watched changes no bit of an output", "[properties]") {
     CHECK(seen.out == needled.out);
     CHECK_FALSE(unseen.measures.rel_err_set_mean.has_value());
     CHECK_FALSE(unseen.measures.rel_err_prefix_mean.has_value());
+    CHECK_FALSE(unseen.measures.rel_err_out_p50.has_value());
+    CHECK_FALSE(unseen.measures.eps_frobenius_p99.has_value());
+    CHECK_FALSE(unseen.measures.cosine_mean.has_value());
+    CHECK_FALSE(unseen.measures.kept_mass_mean.has_value());
+    CHECK(seen.measures.rel_err_out_mean == unseen.measures.rel_err_out_mean);
+    CHECK(seen.measures.eps_frobenius_mean == unseen.measures.eps_frobenius_mean);
     CHECK_FALSE(seen.measures.needle_mass.has_value());
     REQUIRE(needled.measures.needle_mass.has_value());
     CHECK((*needled.measures.needle_mass >= 0 && *needled.measures.needle_mass <= 1 + kDouble));

@@ -18,11 +18,11 @@ sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "tests/bench"), str(ROOT / "analy
 
 from drawing.canvas import save  # noqa: E402
 from kvanalysis.drawing.plotstyle import styled  # noqa: E402
-from sidebyside import plot_scaling, scaling, tables  # noqa: E402
+from sidebyside import plot_scaling, profile, scaling, tables  # noqa: E402
 
 PAGE, HELD = ROOT / "docs/performance.md", ROOT / "docs/performance"
 PICTURE = ROOT / "docs/pictures/performance_scaling.png"
-FILES = ("facts.json", "ratios.csv", "kernels.csv", "scaling.csv")
+FILES = ("facts.json", "ratios.csv", "kernels.csv", "scaling.csv", "profile.csv")
 BENCH, BESIDE, SCALING = "kvreplay bench", "tests/bench/run --peer FILE", "tests/bench/run --scaling"
 
 
@@ -31,7 +31,7 @@ class Bench:
 
     def __init__(self, folder=HELD):
         self.facts = json.loads((folder / "facts.json").read_text())
-        self.ratios, self.kernels, self.scaling = (
+        self.ratios, self.kernels, self.scaling, self.profile = (
             tables.read_csv(folder / name) if (folder / name).is_file() else [] for name in FILES[1:]
         )
 
@@ -187,6 +187,14 @@ def ratios(bench):
     return tables.markdown(["instruction set", "ratio", "value"], rows)
 
 
+def where(bench):
+    if not bench.profile:
+        return "Nothing was measured.\n"
+    columns, parts = profile.by_part(bench.profile)
+    rows = [[part, *(tables.number(held.get(c), 2) for c in columns)] for part, held in parts.items()]
+    return tables.markdown(["part", *(f"{isa}, {config}" for isa, config in columns)], rows)
+
+
 def length(bench):
     return scaling.markdown(bench.scaling) if bench.scaling else "Nothing was measured.\n"
 
@@ -194,6 +202,7 @@ def length(bench):
 PARTS = {
     "goals": goals,
     "side by side": side_by_side,
+    "profile": where,
     "roofline": roofline,
     "ratios": ratios,
     "scaling": length,

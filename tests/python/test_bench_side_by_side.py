@@ -11,7 +11,7 @@ from kvreplay_cli import BINARY, ROOT, synth
 
 sys.path.insert(0, str(ROOT / "tests/bench"))
 
-from sidebyside import agreement, child, contest, engine, peer, scaling
+from sidebyside import agreement, child, contest, engine, peer, profile, scaling
 from sidebyside.errors import Lack
 
 QUICK = ("--rounds", 1, "--sgemm", 0, "--skip-kernels", "--skip-alone")
@@ -243,3 +243,43 @@ def test_the_configurations_of_the_bench_are_valid_on_a_trace_of_4096_tokens(tmp
         words = ["validate", config, "-s", f"traces=[{long}]", "-s", "select.layers=all"]
         done = subprocess.run([BINARY, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+PERF = """
+# Overhead  Shared Object  Symbol
+    40.00%  kvreplay       [.] kvreplay::kernels::(anonymous namespace)::product_rows<6, 4, true, float>
+    20.00%  kvreplay       [.] kvreplay::kernels::(anonymous namespace)::multiply<float>
+    15.00%  kvreplay       [.] kvreplay::kernels::(anonymous namespace)::gather<float>
+    12.50%  kvreplay       [.] main
+     7.50%  libc.so.6      [.] __memset_avx512_unaligned_erms
+     5.00%  [kernel.kallsyms]  [k] exc_page_fault
+"""
+
+
+def test_samples_are_added_up_by_what_the_function_does():
+    assert profile.shares(PERF, "kvreplay") == pytest.approx(
+        {
+            "products of weights and values": 0.6,
+            "gathers from the strip": 0.15,
+            profile.REST: 0.125,
+            profile.LIBRARIES: 0.075,
+            profile.KERNEL: 0.05,
+        }
+    )
+
+
+def test_a_binary_of_any_name_is_the_engine():
+    assert profile.shares(" 10.0%  other  [.] main", "other") == {profile.REST: 0.1}
+    assert profile.shares(" 10.0%  other  [.] main", "kvreplay") == {profile.LIBRARIES: 0.1}
+
+
+def test_parts_of_a_profile_stand_in_the_order_of_the_first_column():
+    rows = [
+        {"isa": "a", "config": "x", "part": "small", "share": 0.1},
+        {"isa": "a", "config": "x", "part": "large", "share": 0.9},
+        {"isa": "a", "config": "y", "part": "elsewhere", "share": 1.0},
+    ]
+    columns, parts = profile.by_part(rows)
+    assert columns == [("a", "x"), ("a", "y")]
+    assert list(parts) == ["large", "small", "elsewhere"]
+    assert parts["elsewhere"] == {("a", "y"): 1.0}

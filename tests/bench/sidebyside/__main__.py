@@ -6,7 +6,7 @@ import platform
 import sys
 from pathlib import Path
 
-from . import contest, engine, kernels, scaling, tables
+from . import contest, engine, kernels, profile, scaling, tables
 from .errors import Lack
 
 BINARY = os.environ.get("KVREPLAY", str(engine.ROOT / "build/release/kvreplay"))
@@ -34,6 +34,7 @@ def parser():
     p.add_argument("--sgemm", type=int, default=2048, metavar="N", help="size of the product; 0: none")
     p.add_argument("--skip-alone", dest="alone", action="store_false", help="no runs of single methods")
     p.add_argument("--skip-kernels", dest="kernels", action="store_false", help="no `kvreplay bench`")
+    p.add_argument("--skip-profile", dest="profile", action="store_false", help="no profiles by perf")
     p.add_argument("--scaling", action="store_true", help="time and memory over lengths instead")
     p.add_argument(
         "--lengths", type=numbers, default=scaling.LENGTHS, metavar="A,B,...", help="with --scaling"
@@ -111,6 +112,8 @@ def side_by_side(options):
     tables.write_csv(options.out / "ratios.csv", ratios)
     rates = kernels.measured(options, subject, running)
     tables.write_csv(options.out / "kernels.csv", rates)
+    shares = profile.measured(options, subject, running) if options.profile else []
+    tables.write_csv(options.out / "profile.csv", shares)
     tables.write_json(options.out / "facts.json", facts)
     tables.write_json(
         options.out / "bench.json",
@@ -120,6 +123,7 @@ def side_by_side(options):
             "ratios": ratios,
             "agreement": held.agreement,
             "kernels": rates,
+            "profile": shares,
         },
     )
     text = tables.facts_markdown(facts) + "\n" + tables.ratios_markdown(ratios)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,18 +73,26 @@ class Engine:
                 f"{binary}: no such program. Build it: cmake --preset release && cmake --build build/release"
             )
 
-    def call(self, *words):
-        """The program with the instruction set that was asked for."""
-        return child.run([self.binary, *words], **({"KVREPLAY_ISA": self.isa} if self.isa else {}))
+    def forced(self):
+        return {"KVREPLAY_ISA": self.isa} if self.isa else {}
 
-    def replay(self, config, overrides, jobs=1):
-        """`kvreplay run` of configs/bench/CONFIG.yaml."""
-        out = self.out / "runs" / f"{self.isa or 'auto'}-{config}"
+    def environment(self):
+        """For one thread of it, with the instruction set that was asked for."""
+        return os.environ | child.QUIET | self.forced()
+
+    def call(self, *words):
+        return child.run([self.binary, *words], **self.forced())
+
+    def folder(self, config):
+        return self.out / "runs" / f"{self.isa or 'auto'}-{config}"
+
+    def words(self, config, overrides, jobs=1):
+        """Arguments of `kvreplay run` of configs/bench/CONFIG.yaml."""
         words = [
             "run",
             CONFIGS / f"{config}.yaml",
             "-o",
-            out,
+            self.folder(config),
             "-j",
             jobs,
             "--force",
@@ -93,10 +102,18 @@ class Engine:
         ]
         for override in overrides:
             words += ["-s", override]
-        spent = self.call(*words)
+        return words
+
+    def replay(self, config, overrides, jobs=1):
+        out = self.folder(config)
+        spent = self.call(*self.words(config, overrides, jobs))
         with (out / "results.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
-        return Run(spent, rows, json.loads((out / "results.meta.json").read_text())["isa"])
+        return Run(spent, rows, self.chosen(config))
+
+    def chosen(self, config):
+        """The instruction set of the last run of a configuration."""
+        return json.loads((self.folder(config) / "results.meta.json").read_text())["isa"]
 
     def version(self):
         """Of the program, with commit and compiler."""

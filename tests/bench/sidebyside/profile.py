@@ -17,7 +17,7 @@ PARTS = (
     ("gathers from the strip", r"kernels::.*gather"),
     ("sums of sets", r"FixedSets|SlidingSets|kernels::.*(::add<|finish<|sum<)"),
     ("eviction scores", r"kernels::.*(accumulate|lowest|weigh)|ScoreSlots"),
-    ("measures of rows", r"kernels::.*(distance|compare)|Accumulator|(RowErr|EpsilonF|SetMeas)\w+::|quantile"),
+    ("measures of rows", r"kernels::.*(distance|compare)|Accumul|RowErr|EpsilonF|SetMeas|quantile"),
     ("selections", r"packed_tile|read_prompt|prompt_pass|FarthestFirst|::evict<|choose_top|add_columns"),
     ("policies and their caches", r"LaneOf|BasicCache|Formatter|HeadReplay|LaneAccount"),
 )  # fmt: skip

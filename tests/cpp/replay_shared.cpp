@@ -107,6 +107,7 @@ TEST_CASE("signs that a larger budget has found are those that each budget finds
          {nlohmann::json{{"c", 0}}, nlohmann::json{{"c", 2}}, nlohmann::json{{"gamma", 0}},
           nlohmann::json{{"gamma", 0.5}}, nlohmann::json{{"recent", 9}, {"sinks", 2}},
           nlohmann::json{{"rounds", 3}}, nlohmann::json{{"block", 7}},
+          nlohmann::json{{"block", 2}, {"gamma", 0.5}}, nlohmann::json{{"block", 3}, {"gamma", 1}},
           nlohmann::json{{"preset", "longbench"}}}) {
       nlohmann::json params = given;
       params["walk"] = walk;

@@ -10,7 +10,9 @@
 #include "core/team.hpp"
 #include "core/walk.hpp"
 #include "core/walk_record.hpp"
+#include "kernels/kernels.hpp"
 #include "methods/balancekv.hpp"
+#include "replay/runner.hpp"
 
 namespace kvreplay {
 namespace {
@@ -202,6 +204,15 @@ TEST_CASE("kernels of pairs are the same numbers with and without wider vectors"
     CHECK(pairs(single.cache, centre) == narrow([&] { return pairs(single.cache, centre); }));
     CHECK(pairs(real.cache, {}) == narrow([&] { return pairs(real.cache, {}); }));
   }
+}
+
+// Run it with KVREPLAY_ISA=portable, too.
+TEST_CASE("a run takes wider vectors unless its instruction set is portable", "[core][isa]") {
+  const bool portable = std::string(isa_path()) == "portable";
+  WiderVectors::allowed = portable;
+  run_cells({}, {});
+  CHECK(WiderVectors::allowed == !portable);
+  WiderVectors::allowed = true;
 }
 
 TEST_CASE("a record holds a block of the same tokens, weights and end alone", "[core]") {

@@ -216,6 +216,16 @@ struct RowProducts {
     return {scale, team.largest(n, [&](int32_t i) { return keys(i); }).score,
             team.largest(n, [&](int32_t i) { return values(i); }).score};
   }
+  // Sum of n keys / divisor, in the first [dim] of `to`.
+  template <Team T>
+  KVR_FN std::span<double> mean_key(const T& team, int32_t n, int32_t divisor, std::span<double> to) const {
+    team.each(cache.shape().dim, [&](int32_t x) {
+      double sum = 0;
+      for (int32_t i = 0; i < n; ++i) sum += double(cache.key(first + i)[size_t(x)]);
+      to[size_t(x)] = sum / divisor;
+    });
+    return to.first(size_t(cache.shape().dim));
+  }
   // Keys minus `centre`, if there is one; values times the rows' weights, if they count.
   template <Team T>
   KVR_FN PackedRows packed(const T& team, int32_t n, std::span<double> to,

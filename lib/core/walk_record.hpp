@@ -23,13 +23,9 @@ class WalkRecord {
   // numbers: doubles(rows) or more.
   KVR_FN explicit WalkRecord(std::span<double> numbers) : numbers_(numbers) {}
 
-  // No round has been walked.
-  KVR_FN void clear(const Team auto& team) const {
-    team.each(kMostRounds, [&](int32_t r) { rows(r) = 0; });
-  }
+  // A round begins with so many rows; there is none behind it.
   KVR_FN void open(const Team auto& team, int32_t round, int32_t count) const {
-    if (team.rank() == 0) rows(round) = count;
-    team.sync();
+    team.each(kMostRounds - round, [&](int32_t r) { rows(round + r) = r == 0 ? count : 0; });
   }
   // The signs of a block, which its scores are.
   KVR_FN void keep(const Team auto& team, const Cache auto& cache, WalkedBlock b) const {

@@ -87,7 +87,6 @@ struct BalanceKv : Thinning<> {
   // Scores are the signs of a round, and then what each weight is multiplied by (0: dropped).
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const int32_t T = rounds != kDerived ? rounds : rounds_that_fit(cache.size(), middle(cache).first);
-    if (done == 0 && T > 0) record().clear(team);
     for (; done < T; ++done) {
       const Middle m = middle(cache);
       record().open(team, done, m.count);
@@ -104,54 +103,40 @@ struct BalanceKv : Thinning<> {
  private:
   KVR_FN WalkRecord record() const { return WalkRecord(state.first(size_t(record_doubles))); }
   KVR_FN std::span<double> scratch() const { return state.subspan(size_t(record_doubles)); }
-  KVR_FN double uniform(int32_t position) const {
-    return draws.uniform(Structure::sign_walk, position, 0, done);
-  }
-
   // Of a block that another budget has walked the signs are taken over. Injected draws stand in an array that
   // follows the budget.
   KVR_FN void sign(const Team auto& team, auto& cache, WalkedBlock b) {
-    const Middle part{b.first, b.count};
     const bool shares = larger != nullptr && larger->done > done && draws.injected[0].values == nullptr;
     if (shares && larger->record().holds(team, cache, b, block)) larger->record().give(team, cache, b);
-    else if (walk == Walk::paper) walk_block(team, cache, part, b.begin);
-    else sign_block(team, cache, part, b.begin);
+    else walk_block(team, cache, b, [&](int32_t i) -> double& { return cache.score(b.first + i); });
     record().keep(team, cache, b);
-    if (walk == Walk::paper) smaller_half(team, cache, part);
+    if (walk == Walk::paper) smaller_half(team, cache, {b.first, b.count});
+  }
+  KVR_FN void walk_block(const Team auto& team, auto& cache, WalkedBlock b, auto sign) {
+    const RowProducts products{cache, b.first};
+    const auto u = [&](int32_t i) { return draws.uniform(Structure::sign_walk, b.begin + i, 0, done); };
+    if (walk == Walk::paper) self_balance(team, products, b.count, u, sign);
+    else pull(team, products, b.count, u, sign);
   }
   // Steps 2 to 4; the zero rows come last, so no sign of a token depends on theirs.
-  KVR_FN void sign_block(const Team auto& team, auto& cache, Middle part, int32_t position) {
-    const auto sign = [&](int32_t i) -> double& { return cache.score(part.first + i); };
-    const auto decide = [&](int32_t i, double y) {
-      return i == 0 || uniform(position + i) < 0.5 - gamma * y ? 1.0 : -1.0;
-    };
-    if (gamma == 0) return team.each(part.count, [&](int32_t i) { sign(i) = decide(i, 0); });
-    const auto mean = scratch().first(size_t(cache.shape().dim));
-    team.each(cache.shape().dim, [&](int32_t x) {
-      double sum = 0;
-      for (int32_t i = 0; i < part.count; ++i) sum += double(cache.key(part.first + i)[size_t(x)]);
-      mean[size_t(x)] = sum / block;
-    });
-    const PackedRows rows =
-        RowProducts{cache, part.first}.packed(team, part.count, scratch().subspan(mean.size()), mean, true);
+  KVR_FN void pull(const Team auto& team, const auto& products, int32_t n, auto u, auto sign) {
+    const auto decide = [&](int32_t i, double y) { return i == 0 || u(i) < 0.5 - gamma * y ? 1.0 : -1.0; };
+    if (gamma == 0) return team.each(n, [&](int32_t i) { sign(i) = decide(i, 0); });
+    const auto mean = products.mean_key(team, n, block, scratch());
+    const PackedRows rows = products.packed(team, n, scratch().subspan(mean.size()), mean, true);
     const auto G = [&, root = std::sqrt(double(mean.size()))](auto& keys, const auto& values) {
       for (double& x : keys) x = tau * x / root - beta;
       exponentiate(keys);
       for (size_t l = 0; l < std::size(keys); ++l) keys[l] *= values[l] + c0 + 1e-8;
     };
-    tile_walk(team, part.count, rows, G, decide, sign);
+    tile_walk(team, n, rows, G, decide, sign);
   }
-  KVR_FN void walk_block(const Team auto& team, auto& cache, Middle part, int32_t position) {
-    const auto sign = [&](int32_t i) -> double& { return cache.score(part.first + i); };
-    const RowProducts products{cache, part.first};
-    const SoftmaxKernel K = products.softmax_kernel(team, part.count, scale * temp);
-    const PackedRows rows = products.packed(team, part.count, scratch());
+  KVR_FN void self_balance(const Team auto& team, const auto& products, int32_t n, auto u, auto sign) {
+    const SoftmaxKernel K = products.softmax_kernel(team, n, scale * temp);
+    const PackedRows rows = products.packed(team, n, scratch());
     const SelfBalancing rule{c, OnFail::clamp};
-    const auto decide = [&](int32_t i, double y) {
-      if (c == 0) return y <= 0 ? 1.0 : -1.0;
-      return rule.sign(y, uniform(position + i));
-    };
-    tile_walk(team, part.count, rows, K, decide, sign);
+    const auto decide = [&](int32_t i, double y) { return c > 0 ? rule.sign(y, u(i)) : y <= 0 ? 1.0 : -1.0; };
+    tile_walk(team, n, rows, K, decide, sign);
   }
   KVR_FN void weigh(const Team auto& team, auto& cache) {
     const Middle m = middle(cache);

@@ -226,7 +226,6 @@ TEST_CASE("a record holds a block of the same tokens, weights and end alone", "[
   Doubles numbers(size_t(WalkRecord::doubles(10)), NAN);
   const WalkRecord record(numbers);
   for (int32_t i = 0; i < cache.size(); ++i) cache.score(i) = i % 3 == 0 ? 1 : -1;
-  record.clear(team);
   record.open(team, 0, 10);
   for (const int32_t begin : {0, 4, 8}) record.keep(team, cache, at(0, begin, 10));
   record.open(team, 1, 5);

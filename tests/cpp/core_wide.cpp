@@ -154,6 +154,18 @@ TEST_CASE("neighbouring exponentials are those of the standard library to two un
   CHECK(far[5] == 1);
 }
 
+TEST_CASE("an exponential does not depend on how many are computed with it", "[core]") {
+  const Doubles x = normal_numbers<double>(32, 9);
+  double all[32];
+  std::copy(x.begin(), x.end(), all);
+  exponentiate(all);
+  for (size_t l = 0; l < x.size(); ++l) {
+    double one[] = {x[l]};
+    exponentiate(one);
+    CHECK(all[l] == one[0]);
+  }
+}
+
 TEST_CASE("packed rows give the products of the rows, whatever their number and width", "[core]") {
   for (const int32_t n : {1, 4, 7, 8, 9, 30})
     for (const int32_t dim : {1, 3, 16}) {

@@ -29,7 +29,6 @@ KVR_FN void exponentiate(double (&x)[n]) {
                                  1.0 / 39916800,
                                  1.0 / 479001600,
                                  1.0 / 6227020800};
-  double y[n];
   double outside = 0;
   KVR_SIMD_SUM(outside)
   for (int32_t l = 0; l < n; ++l) outside += x[l] >= kLeast && x[l] <= kMost ? 0.0 : 1.0;
@@ -37,14 +36,20 @@ KVR_FN void exponentiate(double (&x)[n]) {
     for (int32_t l = 0; l < n; ++l) x[l] = std::exp(x[l]);
     return;
   }
-  KVR_SIMD for (int32_t l = 0; l < n; ++l) {
-    const double shifted = x[l] * kLog2E + kShift, whole = shifted - kShift;
-    const double r = (x[l] - whole * kLn2High) - whole * kLn2Low;
-    double s = kInverse[13];
-    for (int32_t k = 12; k >= 0; --k) s = s * r + kInverse[k];
-    y[l] = s * std::bit_cast<double>((std::bit_cast<uint64_t>(shifted) << 52) + (uint64_t{1023} << 52));
+  constexpr int32_t kAtOnce = n % 16 == 0 ? 16 : n;  // series side by side, as each term waits for the last
+  for (int32_t first = 0; first < n; first += kAtOnce) {
+    double shifted[kAtOnce], r[kAtOnce], s[kAtOnce];
+    KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) {
+      shifted[l] = x[first + l] * kLog2E + kShift;
+      const double whole = shifted[l] - kShift;
+      r[l] = (x[first + l] - whole * kLn2High) - whole * kLn2Low;
+      s[l] = kInverse[13];
+    }
+    for (int32_t k = 12; k >= 0; --k)
+      KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) s[l] = s[l] * r[l] + kInverse[k];
+    KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) x[first + l] =
+        s[l] * std::bit_cast<double>((std::bit_cast<uint64_t>(shifted[l]) << 52) + (uint64_t{1023} << 52));
   }
-  for (int32_t l = 0; l < n; ++l) x[l] = y[l];
 }
 
 }  // namespace kvreplay

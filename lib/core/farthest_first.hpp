@@ -3,6 +3,7 @@
 
 #include "core/cache.hpp"
 #include "core/linear.hpp"
+#include "core/wide.hpp"
 
 namespace kvreplay {
 
@@ -16,18 +17,23 @@ namespace kvreplay {
 template <Cache C>
 class FarthestFirst {
   using Real = typename C::real;
-  static constexpr int32_t kAtOnce = 4, kBlock = 16;
+  // Centres that a row is compared with at once, neighbouring sums of each product, rows with one top.
+  static constexpr int32_t kAtOnce = 2 * KVR_LANES, kChains = 2, kBlock = 16;
   static constexpr double kChosen = -1;  // stands for the distance of a centre
 
  public:
-  static int64_t doubles(int64_t rows, int64_t centres) { return 4 * rows + rows / kBlock + 1 + 3 * centres; }
-  // state: doubles(rows, centres) or more.
+  static int64_t doubles(int64_t rows, int64_t centres, int64_t dim) {
+    return 4 * rows + rows / kBlock + 1 + 2 * centres + (centres + kAtOnce) * (dim + 1);
+  }
+  // state: doubles(rows, centres, dim) or more.
   KVR_FN FarthestFirst(const C& cache, int32_t rows, int32_t centres, std::span<double> state)
       : cache_(cache), rows_(rows), count_(centres) {
     Carver cut{state.data()};
     distance_ = cut(rows), nearest_ = cut(rows), half_ = cut(rows), seen_ = cut(rows);
     top_ = cut((rows + kBlock - 1) / kBlock);
-    order_ = cut(centres), centre_half_ = cut(centres), members_ = cut(centres);
+    order_ = cut(centres), members_ = cut(centres);
+    centre_half_ = cut(centres + kAtOnce);
+    centre_keys_ = reinterpret_cast<Real*>(cut((centres + kAtOnce) * cache.shape().dim).data());
   }
   KVR_FN int32_t row(int32_t centre) const { return int32_t(order_[size_t(centre)]); }
   // Rows whose nearest centre this is, after settle(). Ties: the earlier centre.
@@ -36,6 +42,8 @@ class FarthestFirst {
   KVR_FN void choose(const Team auto& team, int32_t first) {
     open(team);
     for (int32_t next = first; true; next = farthest(team)) {
+      const std::span<const Real> key = cache_.key(next);
+      team.each(int32_t(key.size()), [&](int32_t c) { *centre_number(chosen_, c) = key[size_t(c)]; });
       if (team.rank() == 0) add(next);
       team.sync();
       if (++chosen_ == count_) return;
@@ -62,6 +70,7 @@ class FarthestFirst {
       half_[size_t(i)] = wide_dot(cache_.key(i), cache_.key(i)) / 2;
     });
     team.each(blocks(), [&](int32_t b) { top_[size_t(b)] = INFINITY; });
+    team.each(int32_t(centre_half_.size()), [&](int32_t c) { centre_half_[size_t(c)] = INFINITY; });
     using Limits = std::numeric_limits<Real>;
     const double most = team.largest(rows_, [&](int32_t i) { return half_[size_t(i)]; }).score;
     const double relative = 8.0 * (cache_.shape().dim + 8) * double(Limits::epsilon());
@@ -90,6 +99,7 @@ class FarthestFirst {
   }
   KVR_FN void catch_up_block(int32_t block, double& most) {
     for (int32_t i = block * kBlock; i < end_of(block); ++i) {
+      if (distance_[size_t(i)] < most) continue;
       catch_up(i, most);
       if (distance_[size_t(i)] > most) most = distance_[size_t(i)];
     }
@@ -115,36 +125,54 @@ class FarthestFirst {
     while (distance_[size_t(i)] >= least && seen_[size_t(i)] < chosen_) compare(i);
   }
   KVR_FN void compare(int32_t i) {
-    const int32_t first = int32_t(seen_[size_t(i)]), left = chosen_ - first;
-    const int32_t count = left < kAtOnce ? left : kAtOnce;
-    const Real* centres[kAtOnce];
-    for (int32_t j = 0; j < kAtOnce; ++j) centres[j] = cache_.key(row(first + (j < count ? j : 0))).data();
-    Real product[kAtOnce];
-    products(cache_.key(i), centres, product);
-    for (int32_t j = 0; j < count; ++j)
-      if (!(unreached(i) + centre_half_[size_t(first + j)] > double(product[j]))) visit(i, first + j);
-    seen_[size_t(i)] = first + count;
+    const int32_t near = first_near(i, int32_t(seen_[size_t(i)]));
+    if (near < chosen_) visit(i, near);
+    seen_[size_t(i)] = near < chosen_ ? near + 1 : chosen_;
   }
-  // Below <x, c> - |c|^2/2 for every centre that may be nearer than what is known; NaN and infinity exclude
-  // none.
-  KVR_FN double unreached(int32_t i) const { return half_[size_t(i)] - slack_ - distance_[size_t(i)] / 2; }
   KVR_FN void visit(int32_t i, int32_t centre) {
     const double s = squared_distance(cache_.key(i), cache_.key(row(centre)));
     if (s < distance_[size_t(i)]) distance_[size_t(i)] = s, nearest_[size_t(i)] = centre;
   }
-  KVR_FN static void products(std::span<const Real> point, const Real* const (&centres)[kAtOnce],
-                              Real (&out)[kAtOnce]) {
-    constexpr int32_t kLanes = 4;
-    const Real* const x = point.data();
-    const int32_t n = int32_t(point.size()), whole = n - n % kLanes;
-    Real s[kAtOnce][kLanes] = {};
-    for (int32_t c = 0; c < whole; c += kLanes)
-      for (int32_t j = 0; j < kAtOnce; ++j)
-        KVR_SIMD for (int32_t l = 0; l < kLanes; ++l) s[j][l] += x[c + l] * centres[j][c + l];
-    for (int32_t j = 0; j < kAtOnce; ++j) {
-      out[j] = (s[j][0] + s[j][1]) + (s[j][2] + s[j][3]);
-      for (int32_t c = whole; c < n; ++c) out[j] += x[c] * centres[j][c];
-    }
+  // The first centre from `next` on that may be nearer to row i than what is known, or chosen_.
+  KVR_FN int32_t first_near(int32_t i, int32_t next) const {
+    // Below <x, c> - |c|^2/2 for every such centre; NaN and infinity exclude none.
+    const double unreached = half_[size_t(i)] - slack_ - distance_[size_t(i)] / 2;
+    int32_t found = chosen_;
+    wide([&] {
+      for (int32_t c = next - next % kAtOnce; c < chosen_ && found == chosen_; c += kAtOnce)
+        found = first_near_of(cache_.key(i), c, next > c ? next : c, unreached);
+    });
+    return found;
+  }
+  // Of kAtOnce centres from `first` on.
+  KVR_FN int32_t first_near_of(std::span<const Real> x, int32_t first, int32_t next, double unreached) const {
+    Real products[kAtOnce];
+    multiply(x, first, products);
+    const double* const half = centre_half_.data() + first;
+    const auto near = [&](int32_t l) { return unreached + half[l] > double(products[l]) ? 0 : 1; };
+    int32_t some = 0;
+    KVR_SIMD_SUM(some) for (int32_t l = 0; l < kAtOnce; ++l) some += near(l);
+    for (int32_t c = next; some > 0 && c < first + kAtOnce && c < chosen_; ++c)
+      if (near(c - first) > 0) return c;
+    return chosen_;
+  }
+  // Of x with kAtOnce centres from `first` on.
+  KVR_FN void multiply(std::span<const Real> x, int32_t first, Real (&products)[kAtOnce]) const {
+    const Real* const keys = centre_number(first, 0);
+    const int32_t n = int32_t(x.size()), whole = n - n % kChains;
+    Real s[kChains][kAtOnce];
+    for (int32_t k = 0; k < kChains; ++k) KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) s[k][l] = 0;
+    for (int32_t c = 0; c < whole; c += kChains)
+      for (int32_t k = 0; k < kChains; ++k)
+        KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) s[k][l] +=
+            x[size_t(c + k)] * keys[(c + k) * kAtOnce + l];
+    for (int32_t c = whole; c < n; ++c)
+      KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) s[0][l] += x[size_t(c)] * keys[c * kAtOnce + l];
+    KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) products[l] = s[0][l] + s[1][l];
+  }
+  KVR_FN Real* centre_number(int32_t centre, int32_t c) const {
+    const int32_t lane = centre % kAtOnce;
+    return centre_keys_ + int64_t(centre - lane) * cache_.shape().dim + c * kAtOnce + lane;
   }
 
   const C& cache_;
@@ -154,6 +182,8 @@ class FarthestFirst {
   std::span<double> distance_, nearest_, half_, seen_;
   std::span<double> top_;                            // [blocks] largest distance of kBlock rows, or more
   std::span<double> order_, centre_half_, members_;  // [centres] row, |c|^2/2
+  // [groups of kAtOnce centres, dim, kAtOnce]; numbers behind the last centre are not used.
+  Real* centre_keys_;
 };
 
 }  // namespace kvreplay

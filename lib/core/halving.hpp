@@ -34,10 +34,17 @@ template <Team T, Cache C>
 KVR_FN void smaller_half(const T& team, C& cache, Middle m) {
   const auto sign = [&](int32_t i) -> double& { return cache.score(m.first + i); };
   const double small = smaller_class(team, m.count, sign);
-  const auto in_class = [&](int32_t i) { return sign(i) == small ? 1.0 : 0.0; };
-  const auto choose = [&](int32_t i, bool stays) { cache.mark(m.first + i) = stays ? 2 : 0; };
-  choose_top(team, m.count, m.count / 2, in_class, choose);
-  team.each(m.count, [&](int32_t i) { sign(i) = cache.mark(m.first + i); });
+  team.sync();
+  if (team.rank() == 0) {
+    int32_t left = m.count / 2;
+    for (int32_t i = 0; i < m.count; ++i) left -= sign(i) == small ? 1 : 0;
+    for (int32_t i = 0; i < m.count; ++i) {
+      const bool in_class = sign(i) == small, stays = in_class || left > 0;
+      left -= stays && !in_class ? 1 : 0;
+      sign(i) = stays ? 2 : 0;
+    }
+  }
+  team.sync();
 }
 
 }  // namespace kvreplay

@@ -108,8 +108,9 @@ template <class P>
 concept HasDraws = requires(P p, Draws draws) {
   p.draws = draws;
 };
-// The engine may show a policy the same instance at a larger budget that has read the prompt already: the
-// order of a nested selection need not be found again. `larger` holds during read_prompt() only, or is null.
+// The engine may show a policy the same instance at a larger budget that has cut the prompt already, with the
+// same draws: what both decide alike need not be found again. `larger` holds while the prompt is read and cut
+// (read_prompt(), evict()), or is null.
 template <class P>
 concept SharesSelection = requires(P p, const P* other) {
   p.larger = other;

@@ -21,11 +21,12 @@ class PackedRows {
   using Tile = double[kRows * kLanes];  // of kRows vectors with the kLanes of a block
 
   static int64_t doubles(int64_t rows, int64_t dim, int64_t v_dim) { return (rows + 8) * (dim + v_dim + 4); }
-  // to: doubles(rows, dim, v_dim) or more. key(i, c) and value(i, c) give the numbers.
+  // to: doubles(rows, dim, v_dim) or more. key(i, c) and value(i, c) give the numbers. exact: these are
+  // floats, so that their products are exact.
   template <class K, class V>
   KVR_FN PackedRows(const Team auto& team, int32_t rows, int32_t dim, int32_t v_dim, std::span<double> to,
-                    K key, V value)
-      : blocks_((rows + kLanes - 1) / kLanes), dim_(dim), v_dim_(v_dim), numbers_(to.data()) {
+                    K key, V value, bool exact = false)
+      : blocks_((rows + kLanes - 1) / kLanes), dim_(dim), v_dim_(v_dim), exact_(exact), numbers_(to.data()) {
     team.each(blocks_, [&](int32_t b) {
       for (int32_t l = 0; l < kLanes; ++l) {
         const int32_t i = b * kLanes + l < rows ? b * kLanes + l : rows - 1;
@@ -35,11 +36,13 @@ class PackedRows {
     });
   }
   // Of vectors i .. i + kRows - 1 with those of block b; i is a multiple of kRows.
-  KVR_FN void key_products(int32_t i, int32_t b, Tile& out) const {
-    products(keys(i / kLanes) + i % kLanes, keys(b), dim_, out);
-  }
-  KVR_FN void value_products(int32_t i, int32_t b, Tile& out) const {
-    products(values(i / kLanes) + i % kLanes, values(b), v_dim_, out);
+  KVR_FN void products(int32_t i, int32_t b, Tile& of_keys, Tile& of_values) const {
+    const auto both = [&](auto fused) {
+      multiply<decltype(fused)::value>(keys(i / kLanes) + i % kLanes, keys(b), dim_, of_keys);
+      multiply<decltype(fused)::value>(values(i / kLanes) + i % kLanes, values(b), v_dim_, of_values);
+    };
+    if (exact_) wide_fused(both);
+    else wide([&] { both(std::false_type{}); });
   }
   // Place for numbers of kRows vectors with all others, which are as many as the rows at most.
   KVR_FN double* strip(int32_t row) const {
@@ -47,18 +50,23 @@ class PackedRows {
   }
 
  private:
-  KVR_FN static void products(const double* x, const double* block, int32_t n, Tile& out) {
-    Tile s = {};
+  template <bool fused>
+  KVR_FN static void multiply(const double* x, const double* block, int32_t n, Tile& out) {
+    double s[kRows][kLanes];
+    for (int32_t r = 0; r < kRows; ++r) KVR_SIMD for (int32_t l = 0; l < kLanes; ++l) s[r][l] = 0;
     for (int32_t c = 0; c < n; ++c)
       for (int32_t r = 0; r < kRows; ++r) {
         const double factor = x[c * kLanes + r];
-        KVR_SIMD for (int32_t l = 0; l < kLanes; ++l) s[r * kLanes + l] += factor * block[c * kLanes + l];
+        KVR_SIMD for (int32_t l = 0; l < kLanes; ++l) s[r][l] =
+            multiply_add<fused>(factor, block[c * kLanes + l], s[r][l]);
       }
-    for (int32_t l = 0; l < kRows * kLanes; ++l) out[l] = s[l];
+    for (int32_t r = 0; r < kRows; ++r)
+      KVR_SIMD for (int32_t l = 0; l < kLanes; ++l) out[r * kLanes + l] = s[r][l];
   }
   KVR_FN double* keys(int32_t b) const { return numbers_ + int64_t(b) * kLanes * (dim_ + v_dim_); }
   KVR_FN double* values(int32_t b) const { return keys(b) + int64_t(dim_) * kLanes; }
   int32_t blocks_, dim_, v_dim_;
+  bool exact_;
   double* numbers_;  // [blocks, dim + v_dim, kLanes], then the strips
 };
 
@@ -115,12 +123,9 @@ KVR_FN int32_t kernel_walk(const T& team, int32_t n, const PackedRows& rows, K k
 template <class F>
 KVR_FN void packed_tile(const PackedRows& rows, int32_t i, int32_t j, const F& kernel,
                         PackedRows::Tile& out) {
-  wide([&] {
-    PackedRows::Tile values;
-    rows.key_products(i, j / PackedRows::kLanes, out);
-    rows.value_products(i, j / PackedRows::kLanes, values);
-    kernel(out, values);
-  });
+  PackedRows::Tile values;
+  rows.products(i, j / PackedRows::kLanes, out, values);
+  wide([&] { kernel(out, values); });
 }
 template <Team T, class F, class D, class S>
 KVR_FN int32_t tile_walk(const T& team, int32_t n, const PackedRows& rows, F tile, D decide, S sign) {
@@ -188,10 +193,14 @@ struct SoftmaxKernel {
   }
   // keys: in, and what becomes of them.
   KVR_FN void operator()(PackedRows::Tile& keys, const PackedRows::Tile& values) const {
+    constexpr int32_t n = PackedRows::kRows * PackedRows::kLanes;
     for (double& x : keys) x = scale * (x - most_key2);
     exponentiate(keys);
-    constexpr int32_t n = PackedRows::kRows * PackedRows::kLanes;
-    KVR_SIMD for (int32_t l = 0; l < n; ++l) keys[l] = value2 == 0 ? 0 : keys[l] * values[l] / value2;
+    if (value2 == 0) {
+      for (double& x : keys) x = 0;
+      return;
+    }
+    KVR_SIMD for (int32_t l = 0; l < n; ++l) keys[l] = keys[l] * values[l] / value2;
   }
 };
 
@@ -207,6 +216,16 @@ struct RowProducts {
     return {scale, team.largest(n, [&](int32_t i) { return keys(i); }).score,
             team.largest(n, [&](int32_t i) { return values(i); }).score};
   }
+  // Sum of n keys / divisor, in the first [dim] of `to`.
+  template <Team T>
+  KVR_FN std::span<double> mean_key(const T& team, int32_t n, int32_t divisor, std::span<double> to) const {
+    team.each(cache.shape().dim, [&](int32_t x) {
+      double sum = 0;
+      for (int32_t i = 0; i < n; ++i) sum += double(cache.key(first + i)[size_t(x)]);
+      to[size_t(x)] = sum / divisor;
+    });
+    return to.first(size_t(cache.shape().dim));
+  }
   // Keys minus `centre`, if there is one; values times the rows' weights, if they count.
   template <Team T>
   KVR_FN PackedRows packed(const T& team, int32_t n, std::span<double> to,
@@ -217,7 +236,8 @@ struct RowProducts {
     const auto value = [&](int32_t i, int32_t c) {
       return double(cache.value(first + i)[size_t(c)]) * (weighted ? double(cache.num(first + i)) : 1);
     };
-    return {team, n, cache.shape().dim, cache.shape().v_dim, to, key, value};
+    const bool exact = sizeof(typename C::real) == sizeof(float) && centre.empty() && !weighted;
+    return {team, n, cache.shape().dim, cache.shape().v_dim, to, key, value, exact};
   }
 };
 

@@ -1,15 +1,37 @@
 #pragma once
+#include <type_traits>
+
 #include "core/platform.hpp"
 
 namespace kvreplay {
 
-// f(), a loop over fixed lanes, in wider vectors where the machine has them. Everything f calls is compiled
-// twice; it holds no sum whose order follows the width of a vector and no fused operation, so its numbers are
-// the same.
+// Whether wide() and its kind may take the machine's wider vectors. Written before threads start
+// (replay/runner.cpp: KVREPLAY_ISA=portable takes none).
+struct WiderVectors {
+  static inline bool allowed = true;
+};
+
+// sum + a b. Fused, they are rounded once.
+template <bool fused>
+KVR_FN double multiply_add(double a, double b, double sum) {
+  if constexpr (fused) return __builtin_fma(a, b, sum);
+  else return sum + a * b;
+}
+
+// wide(f): f(), a loop over fixed lanes, in wider vectors where the machine has them. Everything f calls is
+// compiled twice; it holds no sum whose order follows the width of a vector and no fused operation, so its
+// numbers are the same.
+// wide_fused(f): f(std::bool_constant<fused>), which does nothing but multiply_add<fused> of products that are
+// exact in double, as those of two floats are: so its numbers are the same, too. (Where machines fuse, a
+// compiler may fuse what it likes.)
 #if defined(__CUDACC__) || !defined(__x86_64__) || !defined(__GNUC__) || !defined(__OPTIMIZE__)
 template <class F>
 KVR_FN void wide(F f) {
   f();
+}
+template <class F>
+KVR_FN void wide_fused(F f) {
+  f(std::false_type{});
 }
 #else
 template <class F>
@@ -17,9 +39,19 @@ template <class F>
   f();
 }
 template <class F>
+[[gnu::target("avx2,fma"), gnu::flatten, gnu::noinline]] void in_wider_vectors_fused(F f) {
+  f(std::true_type{});
+}
+template <class F>
 void wide(F f) {
-  if (__builtin_cpu_supports("avx2")) in_wider_vectors(f);
+  if (WiderVectors::allowed && __builtin_cpu_supports("avx2")) in_wider_vectors(f);
   else f();
+}
+template <class F>
+void wide_fused(F f) {
+  const bool here = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (WiderVectors::allowed && here) in_wider_vectors_fused(f);
+  else f(std::false_type{});
 }
 #endif
 

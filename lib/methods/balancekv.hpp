@@ -1,5 +1,6 @@
 #pragma once
 #include "core/halving.hpp"
+#include "core/walk_record.hpp"
 #include "theory/walk.hpp"
 
 namespace kvreplay {
@@ -37,8 +38,10 @@ struct BalanceKv : Thinning<> {
   Walk walk = Walk::reference;
   double c = kUnset, delta = kUnset, temp = 1, scale = 1;
   int32_t done = 0, survivors = 0, tail = 0;  // rounds made, what they left, and of it with weight 1
-  std::span<double> state;                    // mean key of a block [dim], then its rows
+  int64_t record_doubles = 0;
+  std::span<double> state;  // of the record, mean key of a block [dim], its rows
   Draws draws;
+  const BalanceKv* larger = nullptr;
 
   static void declare(auto& d) {
     using M = BalanceKv;
@@ -67,6 +70,7 @@ struct BalanceKv : Thinning<> {
     if (c == kUnset || c == kRealWord) c = theory::walk_constant(scene.tokens, delta);
     scale = scene.scale;
     Thinning::resolve(scene);
+    record_doubles = WalkRecord::doubles(scene.prompt);
   }
   static bool random(const BalanceKv&) { return true; }
   std::vector<DrawArray> draw_arrays(const Scene& s) const {
@@ -75,7 +79,7 @@ struct BalanceKv : Thinning<> {
   }
   Layout layout(const Scene& s) const {
     const int64_t rows = PackedRows::doubles(std::min(block, s.prompt), s.shape.dim, s.shape.v_dim);
-    return {.state_doubles = s.shape.dim + rows, .scores = true, .weights = true};
+    return {.state_doubles = record_doubles + s.shape.dim + rows, .scores = true, .weights = true};
   }
   void charge(Charge& charged, const auto&) const { charged.weight_floats = survivors; }
   void report(auto& extras, const auto&) const { extras["rounds"] = done, extras["tail"] = tail; }
@@ -85,11 +89,9 @@ struct BalanceKv : Thinning<> {
     const int32_t T = rounds != kDerived ? rounds : rounds_that_fit(cache.size(), middle(cache).first);
     for (; done < T; ++done) {
       const Middle m = middle(cache);
-      for (int32_t b = 0; b < m.count; b += block) {
-        const Middle part{m.first + b, m.count - b < block ? m.count - b : block};
-        if (walk == Walk::paper) halve_block(team, cache, part, b);
-        else sign_block(team, cache, part, b);
-      }
+      record().open(team, done, m.count);
+      for (int32_t b = 0; b < m.count; b += block)
+        sign(team, cache, {done, b, m.first + b, m.count - b < block ? m.count - b : block});
       if (walk == Walk::reference) truncate_at_cut(team, cache, m);  // steps 5 and 6
       for (int32_t i = m.first; i < m.first + m.count; ++i)
         cache.weigh(team, i, cache.score(i) * cache.num(i), cache.score(i) * cache.num(i));
@@ -99,44 +101,42 @@ struct BalanceKv : Thinning<> {
   }
 
  private:
-  KVR_FN double uniform(int32_t position) const {
-    return draws.uniform(Structure::sign_walk, position, 0, done);
+  KVR_FN WalkRecord record() const { return WalkRecord(state.first(size_t(record_doubles))); }
+  KVR_FN std::span<double> scratch() const { return state.subspan(size_t(record_doubles)); }
+  // Of a block that another budget has walked the signs are taken over. Injected draws stand in an array that
+  // follows the budget.
+  KVR_FN void sign(const Team auto& team, auto& cache, WalkedBlock b) {
+    const bool shares = larger != nullptr && larger->done > done && draws.injected[0].values == nullptr;
+    if (shares && larger->record().holds(team, cache, b, block)) larger->record().give(team, cache, b);
+    else walk_block(team, cache, b, [&](int32_t i) -> double& { return cache.score(b.first + i); });
+    record().keep(team, cache, b);
+    if (walk == Walk::paper) smaller_half(team, cache, {b.first, b.count});
   }
-
+  KVR_FN void walk_block(const Team auto& team, auto& cache, WalkedBlock b, auto sign) {
+    const RowProducts products{cache, b.first};
+    const auto u = [&](int32_t i) { return draws.uniform(Structure::sign_walk, b.begin + i, 0, done); };
+    if (walk == Walk::paper) self_balance(team, products, b.count, u, sign);
+    else pull(team, products, b.count, u, sign);
+  }
   // Steps 2 to 4; the zero rows come last, so no sign of a token depends on theirs.
-  KVR_FN void sign_block(const Team auto& team, auto& cache, Middle part, int32_t position) {
-    const auto sign = [&](int32_t i) -> double& { return cache.score(part.first + i); };
-    const auto decide = [&](int32_t i, double y) {
-      return i == 0 || uniform(position + i) < 0.5 - gamma * y ? 1.0 : -1.0;
-    };
-    if (gamma == 0) return team.each(part.count, [&](int32_t i) { sign(i) = decide(i, 0); });
-    const auto mean = state.first(size_t(cache.shape().dim));
-    team.each(cache.shape().dim, [&](int32_t x) {
-      double sum = 0;
-      for (int32_t i = 0; i < part.count; ++i) sum += double(cache.key(part.first + i)[size_t(x)]);
-      mean[size_t(x)] = sum / block;
-    });
-    const PackedRows rows =
-        RowProducts{cache, part.first}.packed(team, part.count, state.subspan(mean.size()), mean, true);
+  KVR_FN void pull(const Team auto& team, const auto& products, int32_t n, auto u, auto sign) {
+    const auto decide = [&](int32_t i, double y) { return i == 0 || u(i) < 0.5 - gamma * y ? 1.0 : -1.0; };
+    if (gamma == 0) return team.each(n, [&](int32_t i) { sign(i) = decide(i, 0); });
+    const auto mean = products.mean_key(team, n, block, scratch());
+    const PackedRows rows = products.packed(team, n, scratch().subspan(mean.size()), mean, true);
     const auto G = [&, root = std::sqrt(double(mean.size()))](auto& keys, const auto& values) {
       for (double& x : keys) x = tau * x / root - beta;
       exponentiate(keys);
       for (size_t l = 0; l < std::size(keys); ++l) keys[l] *= values[l] + c0 + 1e-8;
     };
-    tile_walk(team, part.count, rows, G, decide, sign);
+    tile_walk(team, n, rows, G, decide, sign);
   }
-  KVR_FN void halve_block(const Team auto& team, auto& cache, Middle part, int32_t position) {
-    const auto sign = [&](int32_t i) -> double& { return cache.score(part.first + i); };
-    const RowProducts products{cache, part.first};
-    const SoftmaxKernel K = products.softmax_kernel(team, part.count, scale * temp);
-    const PackedRows rows = products.packed(team, part.count, state);
+  KVR_FN void self_balance(const Team auto& team, const auto& products, int32_t n, auto u, auto sign) {
+    const SoftmaxKernel K = products.softmax_kernel(team, n, scale * temp);
+    const PackedRows rows = products.packed(team, n, scratch());
     const SelfBalancing rule{c, OnFail::clamp};
-    const auto decide = [&](int32_t i, double y) {
-      if (c == 0) return y <= 0 ? 1.0 : -1.0;
-      return rule.sign(y, uniform(position + i));
-    };
-    tile_walk(team, part.count, rows, K, decide, sign);
-    smaller_half(team, cache, part);
+    const auto decide = [&](int32_t i, double y) { return c > 0 ? rule.sign(y, u(i)) : y <= 0 ? 1.0 : -1.0; };
+    tile_walk(team, n, rows, K, decide, sign);
   }
   KVR_FN void weigh(const Team auto& team, auto& cache) {
     const Middle m = middle(cache);

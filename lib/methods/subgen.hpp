@@ -52,7 +52,7 @@ struct SubGen {
     return {{"u uniforms", Structure::k_center_start, 1, 1}};
   }
   Layout layout(const Scene& scene) const {
-    return {.state_doubles = FarthestFirst<BasicCache<float>>::doubles(scene.prompt, budget),
+    return {.state_doubles = FarthestFirst<BasicCache<float>>::doubles(scene.prompt, budget, scene.shape.dim),
             .scores = true,
             .weights = weights == Weights::cluster_size};
   }

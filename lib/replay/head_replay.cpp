@@ -154,7 +154,7 @@ void HeadReplay<Real>::with_prompt(F f) {
     });
 }
 
-// A nested selection is found once, at the largest budget.
+// What budgets decide alike is found once, at the largest.
 template <class Real>
 std::vector<size_t> HeadReplay<Real>::by_falling_budget() const {
   std::vector<size_t> order(decisions_.size());

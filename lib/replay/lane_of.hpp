@@ -71,9 +71,9 @@ class LaneOf final : public Lane<Real> {
       if (const auto* other = dynamic_cast<const LaneOf*>(larger)) policy_.larger = &other->policy_;
     memory_.reveal(0, stream_->prompt);
     kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
-    if constexpr (SharesSelection<P>) policy_.larger = nullptr;
     const int32_t all = unprotected();
     if constexpr (Evicts<P, Real>) policy_.evict(team_, cache_);
+    if constexpr (SharesSelection<P>) policy_.larger = nullptr;
     reweight(all);
     close_step(stream_->prompt - 1);
     report();

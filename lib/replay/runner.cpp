@@ -4,9 +4,12 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <string>
 #include <tuple>
 
 #include "base/first_error.hpp"
+#include "core/wide.hpp"
+#include "kernels/kernels.hpp"
 #include "replay/council.hpp"
 #include "replay/head_replay.hpp"
 #include "replay/read_ahead.hpp"
@@ -130,6 +133,7 @@ void run_typed(std::vector<Cell> cells, const RunOptions& options) {
 }  // namespace
 
 void run_cells(const std::vector<Cell>& cells, const RunOptions& options) {
+  WiderVectors::allowed = std::string(isa_path()) != "portable";
   if (options.double_precision) run_typed<double>(cells, options);
   else run_typed<float>(cells, options);
 }

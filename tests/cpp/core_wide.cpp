@@ -9,23 +9,28 @@
 #include "core/farthest_first.hpp"
 #include "core/team.hpp"
 #include "core/walk.hpp"
+#include "core/walk_record.hpp"
+#include "kernels/kernels.hpp"
+#include "methods/balancekv.hpp"
+#include "replay/runner.hpp"
 
 namespace kvreplay {
 namespace {
 
 using Doubles = std::vector<double>;
 
-// A cache that holds tokens 0..n-1 with these keys and no values.
+// A cache that holds tokens 0..n-1 with these keys, which are their values, too.
 template <class Real>
 class Held {
  public:
   Held(std::vector<Real> keys, int32_t dim) : keys_(std::move(keys)) {
     const size_t n = keys_.size() / size_t(dim);
-    token_.resize(n), copies_.resize(n), mark_.resize(n);
+    token_.resize(n), copies_.resize(n), mark_.resize(n), score_.resize(n), num_.resize(n), den_.resize(n);
     CacheStorage<Real> s;
     s.keys = keys_.data(), s.values = keys_.data();
     s.token = token_.data(), s.copies = copies_.data(), s.mark = mark_.data(), s.counts = counts_;
-    s.capacity = int32_t(n), s.shape = {.dim = dim, .v_dim = 0, .heads = 1};
+    s.score = score_.data(), s.num = num_.data(), s.den = den_.data();
+    s.capacity = int32_t(n), s.shape = {.dim = dim, .v_dim = dim, .heads = 1};
     cache = BasicCache<Real>(s);
     cache.clear(SerialTeam{});
     for (size_t i = 0; i < n; ++i)
@@ -35,7 +40,8 @@ class Held {
   BasicCache<Real> cache;
 
  private:
-  std::vector<Real> keys_;
+  std::vector<Real> keys_, num_, den_;
+  Doubles score_;
   std::vector<int32_t> token_, copies_;
   std::vector<uint8_t> mark_;
   int32_t counts_[Count::kCounts] = {};
@@ -46,6 +52,24 @@ struct Traversal {
   Doubles members;
   bool operator==(const Traversal&) const = default;
 };
+
+template <class Real>
+std::vector<Real> normal_numbers(size_t n, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<double> normal;
+  std::vector<Real> x(n);
+  for (Real& number : x) number = Real(normal(random));
+  return x;
+}
+
+// f() without wider vectors.
+template <class F>
+auto narrow(F f) {
+  WiderVectors::allowed = false;
+  auto result = f();
+  WiderVectors::allowed = true;
+  return result;
+}
 
 // Every distance of every step.
 template <class Real>
@@ -69,7 +93,8 @@ Traversal plain_traversal(const BasicCache<Real>& cache, int32_t first, int32_t 
 
 template <class Real>
 Traversal lazy_traversal(const BasicCache<Real>& cache, int32_t first, int32_t count) {
-  Doubles state(size_t(FarthestFirst<BasicCache<Real>>::doubles(cache.size(), count)), NAN);
+  Doubles state(size_t(FarthestFirst<BasicCache<Real>>::doubles(cache.size(), count, cache.shape().dim)),
+                NAN);
   FarthestFirst centres(cache, cache.size(), count, state);
   centres.choose(SerialTeam{}, first);
   centres.settle(SerialTeam{});
@@ -89,7 +114,9 @@ void check_traversal(int32_t n, int32_t dim, double offset, double size, int ste
   const Held<Real> held(keys, dim);
   for (const int32_t count : {1, 2, 7, n / 2, n}) {
     CAPTURE(n, dim, offset, size, steps, count);
-    CHECK(lazy_traversal(held.cache, n / 3, count) == plain_traversal(held.cache, n / 3, count));
+    const Traversal plain = plain_traversal(held.cache, n / 3, count);
+    CHECK(lazy_traversal(held.cache, n / 3, count) == plain);
+    CHECK(narrow([&] { return lazy_traversal(held.cache, n / 3, count); }) == plain);
   }
 }
 
@@ -127,6 +154,18 @@ TEST_CASE("neighbouring exponentials are those of the standard library to two un
   CHECK(far[5] == 1);
 }
 
+TEST_CASE("an exponential does not depend on how many are computed with it", "[core]") {
+  const Doubles x = normal_numbers<double>(32, 9);
+  double all[32];
+  std::copy(x.begin(), x.end(), all);
+  exponentiate(all);
+  for (size_t l = 0; l < x.size(); ++l) {
+    double one[] = {x[l]};
+    exponentiate(one);
+    CHECK(all[l] == one[0]);
+  }
+}
+
 TEST_CASE("packed rows give the products of the rows, whatever their number and width", "[core]") {
   for (const int32_t n : {1, 4, 7, 8, 9, 30})
     for (const int32_t dim : {1, 3, 16}) {
@@ -149,6 +188,106 @@ TEST_CASE("packed rows give the products of the rows, whatever their number and 
           CHECK(values[(i - first) * PackedRows::kLanes + l] == 2 * (2 * truth));
         }
     }
+}
+
+// Kernel of all pairs of rows.
+template <class Real>
+Doubles pairs(const BasicCache<Real>& cache, std::span<const double> centre) {
+  const int32_t n = cache.size(), dim = cache.shape().dim;
+  Doubles to(size_t(PackedRows::doubles(n, dim, dim))), all;
+  const RowProducts products{cache, 0};
+  const PackedRows rows = products.packed(SerialTeam{}, n, to, centre);
+  for (int32_t i = 0; i < n; i += PackedRows::kRows)
+    for (int32_t j = 0; j < n; j += PackedRows::kLanes) {
+      PackedRows::Tile tile;
+      packed_tile(rows, i, j, products.softmax_kernel(SerialTeam{}, n, 0.3), tile);
+      all.insert(all.end(), std::begin(tile), std::end(tile));
+    }
+  return all;
+}
+
+TEST_CASE("kernels of pairs are the same numbers with and without wider vectors", "[core]") {
+  for (const auto& [n, dim] : {std::pair{30, 64}, {9, 7}, {4, 1}}) {
+    const auto x = normal_numbers<double>(size_t(n * dim), 5);
+    const Held<double> real(x, dim);
+    const Held<float> single(std::vector<float>(x.begin(), x.end()), dim);
+    const Doubles centre = normal_numbers<double>(size_t(dim), 6);
+    CHECK(pairs(single.cache, {}) == narrow([&] { return pairs(single.cache, {}); }));
+    CHECK(pairs(single.cache, centre) == narrow([&] { return pairs(single.cache, centre); }));
+    CHECK(pairs(real.cache, {}) == narrow([&] { return pairs(real.cache, {}); }));
+  }
+}
+
+// Run it with KVREPLAY_ISA=portable, too.
+TEST_CASE("a run takes wider vectors unless its instruction set is portable", "[core][isa]") {
+  const bool portable = std::string(isa_path()) == "portable";
+  WiderVectors::allowed = portable;
+  run_cells({}, {});
+  CHECK(WiderVectors::allowed == !portable);
+  WiderVectors::allowed = true;
+}
+
+TEST_CASE("a record holds a block of the same tokens, weights and end alone", "[core]") {
+  const SerialTeam team;
+  Held<float> held(normal_numbers<float>(24, 7), 2);
+  auto& cache = held.cache;
+  const int32_t block = 4;
+  const auto at = [&](int32_t round, int32_t begin, int32_t rows) {
+    return WalkedBlock{round, begin, 1 + begin, std::min(block, rows - begin)};
+  };
+  Doubles numbers(size_t(WalkRecord::doubles(10)), NAN);
+  const WalkRecord record(numbers);
+  for (int32_t i = 0; i < cache.size(); ++i) cache.score(i) = i % 3 == 0 ? 1 : -1;
+  record.open(team, 0, 10);
+  for (const int32_t begin : {0, 4, 8}) record.keep(team, cache, at(0, begin, 10));
+  record.open(team, 1, 5);
+  for (const int32_t begin : {0, 4}) record.keep(team, cache, at(1, begin, 5));
+
+  for (const int32_t begin : {0, 4, 8}) CHECK(record.holds(team, cache, at(0, begin, 10), block));
+  for (const int32_t begin : {0, 4}) CHECK(record.holds(team, cache, at(1, begin, 5), block));
+  CHECK_FALSE(record.holds(team, cache, at(0, 8, 9), block));   // a shorter end
+  CHECK_FALSE(record.holds(team, cache, at(0, 8, 11), block));  // a longer one
+  CHECK_FALSE(record.holds(team, cache, at(1, 8, 10), block));  // behind the last row
+  CHECK_FALSE(record.holds(team, cache, at(2, 0, 10), block));  // of a round that was not made
+  CHECK_FALSE(record.holds(team, cache, {0, 4, 6, 4}, block));  // other tokens
+  cache.weigh(team, 6, 2, 2);
+  CHECK(record.holds(team, cache, at(0, 0, 10), block));
+  CHECK_FALSE(record.holds(team, cache, at(0, 4, 10), block));
+  for (int32_t i = 0; i < cache.size(); ++i) cache.score(i) = 7;
+  record.give(team, cache, at(0, 4, 10));
+  for (int32_t i = 0; i < cache.size(); ++i)
+    CHECK(cache.score(i) == (i < 5 || i > 8 ? 7 : i % 3 == 0 ? 1 : -1));
+}
+
+TEST_CASE("a budget takes over the signs that a larger one has found", "[core][methods]") {
+  const int32_t n = 100, dim = 4;
+  const auto keys = normal_numbers<float>(size_t(n * dim), 8);
+  Scene scene;
+  scene.shape = {.dim = dim, .v_dim = dim, .heads = 1};
+  scene.tokens = scene.prompt = n;
+  const auto cut = [&](int32_t budget, BalanceKv& policy, Doubles& state) {
+    policy.walk = BalanceKv::Walk::paper, policy.block = 16, policy.sinks = 4, policy.recent = budget / 4;
+    scene.budget = budget;
+    policy.resolve(scene);
+    state.resize(size_t(policy.layout(scene).state_doubles));
+    policy.state = state;
+    Held<float> held(keys, dim);
+    policy.evict(SerialTeam{}, held.cache);
+    return std::vector<int32_t>(held.cache.tokens().begin(), held.cache.tokens().end());
+  };
+  Doubles of_larger, of_alone, of_smaller;
+  BalanceKv larger, alone, smaller;
+  cut(60, larger, of_larger);
+  const auto truth = cut(40, alone, of_alone);
+  smaller.larger = &larger;
+  CHECK(cut(40, smaller, of_smaller) == truth);
+  for (size_t row = 0; row < 16; ++row) {
+    double& token = of_larger[size_t(WalkRecord::kMostRounds) + 2 * row];
+    token = std::copysign(token, row < 8 ? 1.0 : -1.0);
+  }
+  BalanceKv misled;
+  misled.larger = &larger;
+  CHECK(cut(40, misled, of_smaller) != truth);
 }
 
 TEST_CASE("a serial team's extremes follow the order of scores wherever they stand", "[core]") {

@@ -80,6 +80,43 @@ TEST_CASE("a nested selection that is found once is what each budget finds alone
   }
 }
 
+template <class Real>
+void check_shared_signs(const HeadStream<Real>& stream, const StreamShape& s, const nlohmann::json& params,
+                        double tolerance) {
+  INFO(params.dump());
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    std::vector<Cell> cells;
+    for (const int32_t budget : {40, 16, 100, 24, 64})
+      cells.push_back(make_cell("balancekv", budget, s, params, default_axes("balancekv"), seed));
+    const RunResult together = replay(stream, cells);
+    for (size_t i = 0; i < cells.size(); ++i) {
+      const CellResult one = replay(stream, {cells[i]}).only();
+      same(together.cells[i], one, tolerance);
+      CHECK(together.cells[i].num == one.num);
+      CHECK(together.cells[i].den == one.den);
+    }
+  }
+}
+
+TEST_CASE("signs that a larger budget has found are those that each budget finds alone", "[shared]") {
+  const StreamShape s{270, 240, 8, 8, 2};
+  const auto exact = make_stream<double>(s, 30, Look::clustered);
+  const auto single = make_stream<float>(s, 31, Look::sinks);
+  for (const char* walk : {"paper", "reference"})
+    for (const nlohmann::json& given :
+         {nlohmann::json{{"c", 0}}, nlohmann::json{{"c", 2}}, nlohmann::json{{"gamma", 0}},
+          nlohmann::json{{"gamma", 0.5}}, nlohmann::json{{"recent", 9}, {"sinks", 2}},
+          nlohmann::json{{"rounds", 3}}, nlohmann::json{{"block", 7}, {"gamma", 0.5}},
+          nlohmann::json{{"block", 3}, {"gamma", 0.1}}, nlohmann::json{{"preset", "longbench"}}}) {
+      nlohmann::json params = given;
+      params["walk"] = walk;
+      if (!params.contains("block")) params["block"] = 16;
+      if (params.contains("preset")) params["sinks"] = params["recent"] = 4;
+      check_shared_signs(exact, s, params, kDouble);
+      check_shared_signs(single, s, params, kFloat);
+    }
+}
+
 TEST_CASE("in single precision too", "[shared]") {
   const StreamShape s{96, 64, 8, 8, 3};
   for (const Variant& v : variants()) {

@@ -1,0 +1,68 @@
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "core/cache.hpp"
+
+namespace kvreplay {
+
+// Rows first .. first + count - 1 of a cache, which are walked together: what stands at `begin` and behind it
+// of all that a round thins out.
+struct WalkedBlock {
+  int32_t round, begin, first, count;
+};
+
+// Which tokens, with which weights, each block of each round of a method held, and the signs that they got: a
+// sign follows from these and the round's draws alone, so that the method at another budget may take them
+// over.
+class WalkRecord {
+ public:
+  static constexpr int32_t kMostRounds = 32;
+  // rows: of the first round; every round leaves half of them at most.
+  static int64_t doubles(int64_t rows) { return kMostRounds + 4 * rows; }
+  // numbers: doubles(rows) or more.
+  KVR_FN explicit WalkRecord(std::span<double> numbers) : numbers_(numbers) {}
+
+  // A round begins with so many rows; there is none behind it.
+  KVR_FN void open(const Team auto& team, int32_t round, int32_t count) const {
+    team.each(kMostRounds - round, [&](int32_t r) { rows(round + r) = r == 0 ? count : 0; });
+  }
+  // The signs of a block, which its scores are.
+  KVR_FN void keep(const Team auto& team, const Cache auto& cache, WalkedBlock b) const {
+    double* const kept = at(b);
+    team.each(b.count, [&](int32_t i) {
+      kept[2 * i] = signed_token(cache.token(b.first + i), cache.score(b.first + i));
+      kept[2 * i + 1] = double(cache.num(b.first + i));
+    });
+  }
+  // Whether the same rows were a block; `most`: rows of a block that is full.
+  KVR_FN bool holds(const Team auto& team, const Cache auto& cache, WalkedBlock b, int32_t most) const {
+    const int32_t behind = int32_t(rows(b.round)) - b.begin;
+    if (b.count != (behind < most ? behind : most)) return false;
+    const double* const kept = at(b);
+    return b.count == team.count(b.count, [&](int32_t i) {
+      return kept[2 * i] == signed_token(cache.token(b.first + i), kept[2 * i]) &&
+             kept[2 * i + 1] == double(cache.num(b.first + i));
+    });
+  }
+  // Its signs become the scores.
+  KVR_FN void give(const Team auto& team, Cache auto& cache, WalkedBlock b) const {
+    const double* const kept = at(b);
+    team.each(b.count, [&](int32_t i) { cache.score(b.first + i) = kept[2 * i] > 0 ? 1 : -1; });
+  }
+
+ private:
+  KVR_FN static double signed_token(int32_t token, double sign) {
+    return sign > 0 ? token + 1.0 : -(token + 1.0);
+  }
+  KVR_FN double& rows(int32_t round) const { return numbers_[size_t(round)]; }
+  KVR_FN double* at(WalkedBlock b) const {
+    int64_t row = b.begin;
+    for (int32_t r = 0; r < b.round; ++r) row += int64_t(rows(r));
+    return numbers_.data() + kMostRounds + 2 * row;
+  }
+  // [kMostRounds] rows of each, then, of one round after the other, [rows] token with the sign, and weight.
+  std::span<double> numbers_;
+};
+
+}  // namespace kvreplay

@@ -12,6 +12,9 @@ namespace {
 constexpr int32_t kRound = 16;
 int32_t rounded(int32_t n) { return (n + kRound - 1) / kRound * kRound; }
 
+template <class Real>
+constexpr Real kGone = -std::numeric_limits<Real>::infinity();
+
 }  // namespace
 
 template <class Real>
@@ -32,6 +35,7 @@ void ScoreSlots<Real>::make_slots(int32_t count) {
   column_.assign(size_t(slots_), 0);
   slot_score_.assign(size_t(slots_), 0.0);
   slot_guard_.assign(size_t(slots_), INFINITY);
+  slot_gone_.assign(size_t(slots_), kGone<Real>);
   const HeadShape shape = lane_.cache().shape();
   slot_values_.assign(size_t(shape.blocks) * size_t(slots_) * size_t(shape.v_dim), Real(0));
 }
@@ -43,6 +47,7 @@ void ScoreSlots<Real>::fill_slot(int32_t slot, int32_t token, double score) {
   slot_token_[size_t(slot)] = token;
   slot_score_[size_t(slot)] = score;
   slot_guard_[size_t(slot)] = token < rule_.protect.sinks ? INFINITY : 0;
+  slot_gone_[size_t(slot)] = 0;
   for (int32_t b = 0; b < shape.blocks; ++b)
     std::copy_n(stream_.block_values(first + b) + int64_t(token) * shape.v_dim, shape.v_dim,
                 slot_values_.data() + (int64_t(b) * slots_ + slot) * shape.v_dim);
@@ -61,6 +66,7 @@ void ScoreSlots<Real>::load(int32_t begin) {
   score_.clear();
   for (int32_t i = first; i < cache.size(); ++i) score_.push_back(cache.score(i));
   alive_.assign(score_.size(), Real(1));
+  gone_.assign(score_.size(), Real(0));
   // Rows that are not neighbours of the newest, beyond what the rule protects.
   if (first > slots_) make_slots(first);
   for (int32_t i = 0; i < first; ++i) fill_slot(i, cache.token(i), cache.score(i));
@@ -72,6 +78,7 @@ void ScoreSlots<Real>::open(const Tile<Real>& tile) {
   end_ = tile.end;
   const size_t window = size_t(rounded(tile.end - low_));
   alive_.resize(window, Real(1));
+  gone_.resize(window, Real(0));
   score_.resize(window, 0.0);
   width_ = slots_ + int32_t(window);
   for (size_t s = 0; s < size_t(slots_); ++s) column_[s] = slot_token_[s] < 0 ? end_ : slot_token_[s];
@@ -173,14 +180,14 @@ template <class Real>
 void ScoreSlots<Real>::attend_solo(int32_t head, int32_t t, double carry) {
   const int32_t rows = int32_t(solo_.size()), width = int32_t(logits_.size()) / (heads() * rows);
   const int32_t row = int32_t(std::lower_bound(solo_.begin(), solo_.end(), t) - solo_.begin());
-  const Real* const logits = logits_.data() + (int64_t(head) * rows + row) * width;
+  Real* const logits = logits_.data() + (int64_t(head) * rows + row) * width;
   Real* const e = unscored_.data();
   const int32_t n = slots_ + span(t);
-  const Real* const recent = logits + slots_ + (low_ - window_panel_);
-  constexpr Real kGone = -std::numeric_limits<Real>::infinity();
-  for (int32_t s = 0; s < slots_; ++s) e[s] = slot_token_[size_t(s)] < 0 ? kGone : logits[s];
-  for (int32_t i = 0; i < span(t); ++i) e[slots_ + i] = alive_[size_t(i)] == 0 ? kGone : recent[i];
-  const Real scale = leave_scale(stream_.rule, e, n);
+  Real* const recent = logits + slots_ + (low_ - window_panel_);
+  leave_scale(stream_.rule, recent, span(t));
+  const Real scale = leave_scale(stream_.rule, logits, slots_);
+  kernels::add(logits, slot_gone_.data(), Real(1), slots_, e);
+  kernels::add(recent, gone_.data(), Real(1), span(t), e + slots_);
   Real top = scale * kernels::row_maximum(e, n);
   const int32_t stream_head = lane_.first_head() + head;
   if (!stream_.sink_logits.empty()) top = std::max(top, stream_.sink_logits[size_t(stream_head)]);
@@ -226,11 +233,13 @@ template <class Real>
 void ScoreSlots<Real>::remove(int32_t token) {
   if (token >= low_) {
     alive_[size_t(token - low_)] = 0;
+    gone_[size_t(token - low_)] = kGone<Real>;
     return;
   }
   const size_t slot = size_t(std::find(slot_token_.begin(), slot_token_.end(), token) - slot_token_.begin());
   slot_token_[slot] = -1;
   slot_guard_[slot] = INFINITY;
+  slot_gone_[slot] = kGone<Real>;
   column_[slot] = end_;
 }
 
@@ -272,6 +281,8 @@ void ScoreSlots<Real>::settle(int32_t end) {
   score_.resize(size_t(end - next));
   alive_.erase(alive_.begin(), alive_.begin() + (next - low_));
   alive_.resize(size_t(end - next));
+  gone_.erase(gone_.begin(), gone_.begin() + (next - low_));
+  gone_.resize(size_t(end - next));
   low_ = next;
 }
 

@@ -50,6 +50,7 @@ class ScoreSlots {
   std::vector<double> slot_score_, slot_guard_;  // guard: infinite where nothing may be evicted
   std::vector<Real> slot_values_;                // [blocks, slots, v_dim]
   std::vector<Real> alive_;                      // [window] 1, or 0 once the token lost
+  std::vector<Real> slot_gone_, gone_;           // [slots], [window] added to logits: 0, or -infinity
   std::vector<double> score_;                    // [window] of tokens low_, low_ + 1, ...
   std::vector<Real> coefficients_, unscored_;  // [heads, scored rows, slots + window]; of a row nobody scores
   std::vector<double> z_;                      // [heads, scored rows]

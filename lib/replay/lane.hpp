@@ -53,6 +53,7 @@ struct LaneWatch {
 template <class Real>
 struct LaneWorkspace {
   std::vector<Real> e, coefficients, tile_coefficients, set_coefficients, tile_values, product;
+  std::vector<Real> solo_products, solo_queries;  // of SoloProducts
   std::vector<double> group, by_head;
   std::vector<uint8_t> chosen;
 };

@@ -142,6 +142,29 @@ TEST_CASE("rows that nobody scores may do without a strip", "[shared]") {
     }
 }
 
+TEST_CASE("rows without a strip know sink logits, soft caps, windows and who decides together", "[shared]") {
+  const StreamShape s{120, 60, 8, 8, 2};
+  auto stream = make_stream<double>(s, 30, Look::sinks);
+  RunOptions sampled, alone;
+  sampled.queries = alone.queries = {QuerySelection::Kind::stride, 7};
+  alone.strips_up_to = 0;
+  const auto check = [&](Variant v, GqaLevel level) {
+    v.axes.gqa_level = level;
+    INFO(v.label() << " budget 24");
+    same(replay(stream, {cell_of(v, 24, s)}, alone).only(),
+         replay(stream, {cell_of(v, 24, s)}, sampled).only(), kDouble);
+  };
+  stream.sink_logits.assign(size_t(s.heads), 0.7);
+  for (const char* method : {"scissorhands", "buzz", "keyformer"})
+    check({method, default_axes(method)}, GqaLevel::query);
+  stream.rule.softcap = 2;
+  stream.window = 50;
+  for (const char* method : {"scissorhands", "buzz", "keyformer", "h2o", "tova"})
+    check({method, default_axes(method)}, GqaLevel::kv);
+  Cell factor = make_cell("buzz", 24, s, {{"log_n", "live"}}, default_axes("buzz"));
+  same(replay(stream, {factor}, alone).only(), replay(stream, {factor}, sampled).only(), kDouble);
+}
+
 TEST_CASE("queries that are fetched in pieces are the queries", "[shared]") {
   const StreamShape s{120, 60, 8, 8, 2};
   const auto whole = make_stream<double>(s, 28, Look::sinks);

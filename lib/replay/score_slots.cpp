@@ -178,8 +178,9 @@ void ScoreSlots<Real>::attend_solo(int32_t head, int32_t t, double carry) {
   const int32_t n = slots_ + span(t);
   const Real* const recent = logits + slots_ + (low_ - window_panel_);
   constexpr Real kGone = -std::numeric_limits<Real>::infinity();
-  for (int32_t s = 0; s < slots_; ++s) e[s] = slot_token_[size_t(s)] < 0 ? kGone : logits[s];
-  for (int32_t i = 0; i < span(t); ++i) e[slots_ + i] = alive_[size_t(i)] == 0 ? kGone : recent[i];
+  const auto unless = [](bool gone, Real logit) { return gone ? kGone : logit; };
+  for (int32_t s = 0; s < slots_; ++s) e[s] = unless(slot_token_[size_t(s)] < 0, logits[s]);
+  for (int32_t i = 0; i < span(t); ++i) e[slots_ + i] = unless(alive_[size_t(i)] == 0, recent[i]);
   const Real scale = leave_scale(stream_.rule, e, n);
   Real top = scale * kernels::row_maximum(e, n);
   const int32_t stream_head = lane_.first_head() + head;

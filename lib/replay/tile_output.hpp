@@ -96,7 +96,8 @@ class TileOutput {
     column_of_[token] = columns_++;
     tokens_.push_back(token);
   }
-  void add_product(int32_t block, const Real* coefficients, int32_t columns, const LaneWorkspace<Real>& w,
+  const Real* gather(const Real* values, int32_t first, int32_t end, LaneWorkspace<Real>& w) const;
+  void add_product(int32_t block, const Real* coefficients, const Real* values, int32_t columns,
                    std::vector<Real>& out) const;
   // A cache that is cut once holds the prompt's tokens before those that came later.
   int32_t prefix_columns() const {

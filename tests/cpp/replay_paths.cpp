@@ -128,7 +128,7 @@ double strip_against_solo(const HeadStream<Real>& stream, int32_t budget, Positi
 }
 
 // A cache that takes every token and loses some, tile by tile; every third token has a strip. Returns the
-// largest difference between a row's weights, times exp(shift), and those of its own dot products.
+// largest difference between a row's weights and shift and those of its own dot products.
 template <class Real>
 double products_against_own_dots(const HeadStream<Real>& stream, Real factor, int32_t step) {
   const SerialTeam team;
@@ -158,8 +158,9 @@ double products_against_own_dots(const HeadStream<Real>& stream, Real factor, in
         if (!stream.sink_logits.empty()) view.sink_logit = stream.sink_logits[size_t(h)];
         std::vector<Real> mine(size_t(cache.size())), own(mine.size());
         const Real a = products.fill(view, h, w, mine), b = OwnDots<Real>{view}.fill(team, cache, own);
+        worst = std::max(worst, std::abs(double(a - b)));
         for (size_t i = 0; i < own.size(); ++i)
-          worst = std::max(worst, std::abs(double(mine[i]) * std::exp(double(a - b)) - double(own[i])));
+          worst = std::max(worst, std::abs(double(mine[i]) - double(own[i])));
       }
       if (t > 20 && t % 4 != 0) cache.drop(team, t * 7 % cache.size());
     }

@@ -128,6 +128,21 @@ TEST_CASE("a prompt that streams beside one that is cut shares nothing but the s
   }
 }
 
+TEST_CASE("a prompt that streams past the full cache gives its outputs", "[shared]") {
+  const StreamShape s;
+  auto stream = make_stream<double>(s, 33, Look::sinks);
+  const Cell full = streamed(make_cell("exact", {}, s, {}, default_axes("exact")));
+  const auto check = [&] {
+    const CellResult result = replay(stream, {full}).only();
+    same(result, replay(stream, {full}, audit()).only(), kDouble);
+    CHECK(*result.measures.rel_err_out_max < kDouble);
+    CHECK(result.measures.mean_attended_tokens == 0.5 * (s.prompt + 1 + s.tokens));
+  };
+  check();
+  stream.sink_logits.assign(size_t(s.heads), 0.7);
+  check();
+}
+
 TEST_CASE("rows that nobody scores may do without a strip", "[shared]") {
   const StreamShape s{120, 60, 8, 8, 2};
   const auto stream = make_stream<double>(s, 27, Look::sinks);

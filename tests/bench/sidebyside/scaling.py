@@ -10,6 +10,7 @@ LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 QUERIES = 4096  # scored on every trace, so that the reference costs O(m n d)
 Q_HEADS, KV_HEADS, DIM = 9, 3, 64
 TOTAL, REFERENCE, EVERYTHING = "total", "reference", "everything"
+WITH_MEMORY = (TOTAL, REFERENCE, EVERYTHING)  # a run more each; a policy alone takes less than all of them
 LAST_QUERIES = 256  # after the cut of the one-shot methods
 ROUNDS_TOKENS = 8192  # longer traces have fewer rounds, so that no length takes more time than this one's
 
@@ -46,12 +47,16 @@ def rounds_of(options, tokens):
     return min(options.rounds, max(1, options.rounds * ROUNDS_TOKENS // tokens))
 
 
-def measure(one, trace, piece, rounds):
-    """(CPU seconds of one thread, the smallest of the rounds; largest resident MiB with two)."""
+def spent(one, trace, piece, jobs):
     config, *overrides = piece
     settings = [f"traces={json.dumps([str(trace.resolve())])}", "select={}", *overrides]
-    seconds = min(one.replay(config, settings, 1).spent.cpu_s for _ in range(rounds))
-    return seconds, one.replay(config, settings, 2).spent.peak_rss_mib
+    return one.replay(config, settings, jobs).spent
+
+
+def measure(one, trace, piece, rounds, memory):
+    """(CPU seconds of one thread, the smallest of the rounds; largest resident MiB with two, or nothing)."""
+    seconds = min(spent(one, trace, piece, 1).cpu_s for _ in range(rounds))
+    return seconds, spent(one, trace, piece, 2).peak_rss_mib if memory else None
 
 
 def rows_of(options, one):
@@ -63,15 +68,16 @@ def rows_of(options, one):
             say(f"{tokens} tokens: {name}")
             for piece in pieces:
                 if piece not in measured:
-                    measured[piece] = measure(one, trace, piece, rounds_of(options, tokens))
-            spent = [measured[piece] for piece in pieces]
+                    rounds = rounds_of(options, tokens)
+                    measured[piece] = measure(one, trace, piece, rounds, name in WITH_MEMORY)
+            seconds, memory = zip(*(measured[piece] for piece in pieces), strict=True)
             rows.append(
                 {
                     "tokens": tokens,
                     "what": name,
                     "queries": options.queries,
-                    "cpu_min_s": sum(seconds for seconds, _ in spent),
-                    "rss_two_threads_mib": round(max(rss for _, rss in spent), 1),
+                    "cpu_min_s": sum(seconds),
+                    "rss_two_threads_mib": round(max(memory), 1) if name in WITH_MEMORY else None,
                 }
             )
         trace.unlink()
@@ -116,7 +122,7 @@ def markdown(rows):
             name.replace("_", " "),
             *seconds,
             *last,
-            f"{float(cells[name, lengths[-1]]['rss_two_threads_mib']):.0f}",
+            tables.number(cells[name, lengths[-1]]["rss_two_threads_mib"]),
         ]
 
     return tables.markdown(head, [line(name) for name in names])

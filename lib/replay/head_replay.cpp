@@ -244,9 +244,7 @@ auto HeadReplay<Real>::evaluator_of(const Replayed& r, Lane<Real>& lane) -> Eval
   Evaluator e{lane.shortcut(), 0, nullptr};
   using Kind = Shortcut::Kind;
   const Axes& axes = r.cells.front()->axes;
-  // The prompt streams past a cache that is never cut: nobody leaves.
-  if (e.shortcut.kind == Kind::fixed && r.streams_prompt())
-    e.shortcut = lane.cache().weighted() ? Shortcut{} : Shortcut{Kind::sliding, {}};
+  if (e.shortcut.kind == Kind::fixed && r.streams_prompt()) e.shortcut = {};
   if (e.shortcut.kind == Kind::fixed)
     e.id = fixed_.add(lane.cache(), lane.first_head(), family_of(r, lane, Kind::fixed));
   if (e.shortcut.kind == Kind::sliding)

@@ -96,7 +96,7 @@ class LaneOf final : public Lane<Real> {
   Shortcut shortcut() const override {
     const bool as_recorded = layout_.own_rows == 0 && !layout_.split && layout_.extra_rows == 0 &&
                              !(order_.axes.positions == Positions::cache && stream_->rotate().active());
-    constexpr bool own_way = Appends<P, Real> || requires(const P p) { p.logit_factor(1, 1); };
+    const bool own_way = Appends<P, Real> || traits::changes_logits(policy_);
     if (own_way || !as_recorded || memory_.audited() || stream_->window > 0 || traits::chooses(policy_))
       return {};
     if (!rules_.streaming) return {Shortcut::Kind::fixed, {}};

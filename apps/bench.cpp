@@ -87,7 +87,7 @@ Subject load_main(const BenchChoices& choices, const std::string& file, int64_t 
 }
 
 // Streaming methods at one budget, with as many scored queries whatever the length, so that the reference
-// costs no more for a token of a long trace.
+// costs no more for a token of a long trace; other rows do without a strip, as they do on long traces.
 Subject load_length(const std::vector<std::string>& methods, const std::string& file, int64_t tokens,
                     int64_t budget) {
   const int64_t decoded = tokens - tokens / 4;
@@ -95,7 +95,9 @@ Subject load_length(const std::vector<std::string>& methods, const std::string& 
   settings.push_back("replay.prompt=stream");
   settings.push_back(fmt::format("replay.queries={{stride: {}}}", (decoded - 1) / kSampledQueries + 1));
   settings.push_back(fmt::format("budget.tokens=[{}]", budget));
-  return load_subject({file, settings});
+  Subject subject = load_subject({file, settings});
+  subject.options.strips_up_to = 0;
+  return subject;
 }
 
 // Two lengths of a synthetic trace that is shaped like the subject.

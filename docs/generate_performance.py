@@ -58,9 +58,10 @@ class Bench:
         return scaling.growth(self.scaling, shorter, longer).get(what)
 
     def memory(self, what, tokens):
+        """Megabytes, as the goal counts them."""
         for row in self.scaling:
             if (row["what"], int(row["tokens"])) == (what, tokens):
-                return float(row["rss_two_threads_mib"])
+                return float(row["rss_two_threads_mib"]) * 2**20 / 1e6
         return None
 
 

@@ -73,7 +73,7 @@ template <class Real>
 void scores(const Real* q, int64_t ldq, int32_t m, const KeyPanels<Real>& keys, int32_t first, int32_t count,
             Real* out, int64_t ldo) {
   if constexpr (std::is_same_v<Real, float>)
-    if (multiplies_in_tiles())
+    if (keys.halves.term_blocks > 0)
       return chosen().tile_product(q, ldq, m, part(keys.halves, 0, first), keys.d, count, out, ldo, false);
   chosen().of(Real()).scores(q, ldq, m, keys.numbers.data() + int64_t(first) * keys.d, keys.d, count, out,
                              ldo);

@@ -22,7 +22,7 @@ template <class Real>
 struct KeyPanels {
   int32_t keys = 0, d = 0;
   std::vector<Real> numbers;  // [panels, d, kPanel]
-  HalfPanels halves;          // of float keys, where the chosen path multiplies in tiles
+  HalfPanels halves;  // of float keys that are packed at once, where the chosen path multiplies in tiles
   KeyPanels() = default;
   KeyPanels(int32_t n, int32_t dim);                 // all zero
   KeyPanels(const Real* k, int32_t n, int32_t dim);  // k: [n, d]

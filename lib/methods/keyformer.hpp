@@ -84,12 +84,13 @@ struct Keyformer : Selecting<0, kDerived> {
   KVR_FN HeadProbabilities noisy_softmax(const Team auto& team, int32_t t, HeadProbabilities p, auto token) {
     const double tau = temperature(t);
     return softmax(team, p, state.data(), [&](int32_t h, int32_t i) {
-      return (std::log(p(h, i)) + (noise ? gumbel(t, token(i), h) : 0.0)) / tau;
+      return std::log(noise ? p(h, i) / inverse_noise(t, token(i), h) : p(h, i)) / tau;
     });
   }
-  KVR_FN double gumbel(int32_t t, int32_t token, int32_t head) const {
+  // e^-g
+  KVR_FN double inverse_noise(int32_t t, int32_t token, int32_t head) const {
     const double u = draws.uniform(Structure::keyformer_noise, token, head, t);
-    return -std::log(-std::log(u > 0x1p-53 ? u : 0x1p-53));
+    return -std::log(u > 0x1p-53 ? u : 0x1p-53);
   }
 };
 

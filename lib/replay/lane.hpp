@@ -52,7 +52,8 @@ struct LaneWatch {
 // Memory that all caches of a thread use in turn.
 template <class Real>
 struct LaneWorkspace {
-  std::vector<Real> e, coefficients, tile_coefficients, set_coefficients, tile_values, product;
+  std::vector<Real> e, coefficients, tile_coefficients, set_coefficients, tile_values;
+  std::vector<Real> solo_products, solo_queries;  // of SoloProducts
   std::vector<double> group, by_head;
   std::vector<uint8_t> chosen;
 };

@@ -13,6 +13,7 @@
 #include "replay/lane_memory.hpp"
 #include "replay/policy_traits.hpp"
 #include "replay/row_watch.hpp"
+#include "replay/solo_products.hpp"
 #include "replay/tile_output.hpp"
 
 namespace kvreplay {
@@ -95,7 +96,7 @@ class LaneOf final : public Lane<Real> {
   Shortcut shortcut() const override {
     const bool as_recorded = layout_.own_rows == 0 && !layout_.split && layout_.extra_rows == 0 &&
                              !(order_.axes.positions == Positions::cache && stream_->rotate().active());
-    constexpr bool own_way = Appends<P, Real> || requires(const P p) { p.logit_factor(1, 1); };
+    const bool own_way = Appends<P, Real> || traits::changes_logits(policy_);
     if (own_way || !as_recorded || memory_.audited() || stream_->window > 0 || traits::chooses(policy_))
       return {};
     if (!rules_.streaming) return {Shortcut::Kind::fixed, {}};
@@ -139,6 +140,7 @@ class LaneOf final : public Lane<Real> {
     result.clear(heads(), int32_t(tile.rows.size()), cache_.shape().v_dim);
     watch_.open(result);
     output_.open(cache_, tile, heads(), stream_->prompt, w, column_of_, size_t(stream_->tokens));
+    if (has_products()) solo_.open(*stream_, tile, cache_, first_head_, w);
     // A token that can be held several times may bring more rows than one.
     reserve(w, layout_.extra_rows > 0 ? cache_.capacity() : cache_.size() + tile.end - tile.begin);
     int32_t row = 0;
@@ -230,12 +232,15 @@ class LaneOf final : public Lane<Real> {
               token,
               double(s.rule.scale)};
     }
-    StripGather<Real> source(int32_t h, const QueryView<Real>& v) const {
+    TileSource<Real> source(int32_t h, const QueryView<Real>& v) const {
       const int32_t head = lane.first_head_ + h;
-      if (row < 0) return {nullptr, 0, {v}};
-      return {tile.strip_row(head, row), tile.shift[size_t(tile.at(head, row))], {v}};
+      if (row < 0) return {{nullptr, 0, {v}}, lane.has_products() ? &lane.solo_ : nullptr, h, w};
+      return {{tile.strip_row(head, row), tile.shift[size_t(tile.at(head, row))], {v}}, nullptr, h, w};
     }
-    void opens(const BasicCache<Real>&) const { lane.open_step(token); }
+    void opens(const BasicCache<Real>& cache) const {
+      lane.open_step(token);
+      if (row < 0 && lane.has_products()) lane.solo_.see(cache);
+    }
     auto sink(int32_t h) const { return lane.output_.sink(h, row, result); }
     void done(int32_t h, Normaliser tau, const BasicCache<Real>& cache, const uint8_t* chosen) const {
       lane.measure(*this, h, tau, cache, chosen);
@@ -253,6 +258,11 @@ class LaneOf final : public Lane<Real> {
     close_step(t);
   }
 
+  // For rows without a strip. An audit looks at nothing but the cache's own copy.
+  bool has_products() const {
+    return observes() && !memory_.audited() && !cache_.has_own_rows() && !cache_.weighted() &&
+           !(order_.axes.positions == Positions::cache && stream_->rotate().active());
+  }
   void arrive_at(int32_t t) { memory_.reveal(t, t + 1); }
   Token<Real> token_at(int32_t t) const {
     const auto& s = memory_.storage();
@@ -364,6 +374,7 @@ class LaneOf final : public Lane<Real> {
   LaneMemory<Real> memory_;
   BasicCache<Real> cache_;
   TileOutput<Real> output_;
+  SoloProducts<Real> solo_;
   Formatter<Real> formatter_;
   Layout layout_;
   bool reweighted_ = false;

@@ -23,6 +23,14 @@ bool chooses(const P& policy) {
   if constexpr (Chooses<P, float>) return chooses_now(policy);
   else return false;
 }
+// Multiplies logits by a factor of its own.
+template <class P>
+bool changes_logits(const P& policy) {
+  if constexpr (requires { policy.changes_logits(); }) return policy.changes_logits();
+  else return requires {
+      policy.logit_factor(1, 1);
+    };
+}
 template <class P>
 bool holds_all(const P& policy) {
   if constexpr (requires { policy.holds_all(); }) return policy.holds_all();

@@ -16,11 +16,13 @@ namespace kvreplay {
 template <class Real>
 class TileOutput {
  public:
-  // `cache` as it stands before token tile.begin arrives. `prompt`: its tokens are the prefix.
+  // `cache` as it stands before token tile.begin arrives. `prompt`: its tokens are the prefix. column_of:
+  // empty at first, and nobody else's.
   template <class C>
   void open(const C& cache, const Tile<Real>& tile, int32_t heads, int32_t prompt, LaneWorkspace<Real>& w,
             std::vector<int32_t>& column_of, size_t tokens) {
-    column_of.resize(tokens);
+    column_of.resize(tokens, -1);
+    for (const int32_t token : tokens_) column_of[size_t(token)] = -1;
     rows_ = int32_t(tile.rows.size());
     heads_ = heads;
     v_dim_ = cache.shape().v_dim;
@@ -29,7 +31,6 @@ class TileOutput {
     column_of_ = column_of.data();
     columns_ = 0;
     tokens_.clear();
-    std::fill(column_of.begin(), column_of.end(), -1);
     for (const int32_t token : cache.tokens())
       if (token >= 0 && column_of[size_t(token)] < 0) add(token);
     for (int32_t t = tile.begin; t < tile.end; ++t) add(t);
@@ -95,8 +96,9 @@ class TileOutput {
     column_of_[token] = columns_++;
     tokens_.push_back(token);
   }
-  void multiply(int32_t block, const Real* coefficients, int32_t columns, LaneWorkspace<Real>& w,
-                std::vector<Real>& out) const;
+  const Real* gather(const Real* values, int32_t first, int32_t end, LaneWorkspace<Real>& w) const;
+  void add_product(int32_t block, const Real* coefficients, const Real* values, int32_t columns,
+                   std::vector<Real>& out) const;
   // A cache that is cut once holds the prompt's tokens before those that came later.
   int32_t prefix_columns() const {
     const auto later = [&](int32_t token) { return token >= prompt_; };

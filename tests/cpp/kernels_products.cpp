@@ -157,3 +157,20 @@ TEST_CASE("a NaN in a product reaches its row or its column and no further", "[k
     for (int32_t i = 0; i < kSize * kSize; ++i) REQUIRE(std::isnan(out[size_t(i)]) == (i / kSize == 3));
   }
 }
+
+// On the path that the program chose, which KVREPLAY_ISA may name.
+TEST_CASE("keys that are put into panels one by one are scored", "[kernels]") {
+  constexpr int32_t kRows = 17, kDim = 24, kKeys = 61;
+  const std::vector<float> q = gaussian<float>(kRows * kDim, 1), k = gaussian<float>(kKeys * kDim, 2);
+  kernels::KeyPanels<float> held(kKeys + 7, kDim);
+  for (int32_t i = kKeys - 1; i >= 0; --i) held.put(i, k.data() + i * kDim);
+  std::vector<float> out(kRows * kKeys);
+  kernels::scores(q.data(), kDim, kRows, held, 0, kKeys, out.data(), kKeys);
+  for (int32_t i = 0; i < kRows; ++i)
+    for (int32_t j = 0; j < kKeys; ++j) {
+      double sum = 0;
+      for (int32_t c = 0; c < kDim; ++c)
+        sum += double(q[size_t(i * kDim + c)]) * double(k[size_t(j * kDim + c)]);
+      CHECK(std::abs(double(out[size_t(i * kKeys + j)]) - sum) < 1e-4);
+    }
+}

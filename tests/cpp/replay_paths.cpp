@@ -127,7 +127,68 @@ double strip_against_solo(const HeadStream<Real>& stream, int32_t budget, Positi
   return worst;
 }
 
+// A cache that takes every token and loses some, tile by tile; every third token has a strip. Returns the
+// largest difference between a row's weights and shift and those of its own dot products.
+template <class Real>
+double products_against_own_dots(const HeadStream<Real>& stream, Real factor, int32_t step) {
+  const SerialTeam team;
+  LaneMemory<Real> memory;
+  memory.allocate(stream, stream.shape, {}, stream.tokens, false);
+  BasicCache<Real> cache(memory.storage());
+  cache.clear(team);
+  SoloProducts<Real> products;
+  LaneWorkspace<Real> w;
+  double worst = 0;
+  for (int32_t begin = 0; begin < stream.tokens; begin += step) {
+    Tile<Real> tile;
+    tile.begin = begin, tile.end = std::min(stream.tokens, begin + step);
+    for (int32_t t = begin; t < tile.end; ++t)
+      if (t % 3 == 2) tile.rows.push_back(t);
+    products.open(stream, tile, cache, 0, w);
+    for (int32_t t = begin; t < tile.end; ++t) {
+      const size_t d = size_t(stream.shape.dim), dv = size_t(stream.shape.v_dim);
+      const Token<Real> token({stream.keys.data() + size_t(t) * d, d},
+                              {stream.values.data() + size_t(t) * dv, dv}, t);
+      cache.push(team, token);
+      if (t % 3 != 2) products.see(cache);
+      for (int32_t h = 0; h < stream.shape.heads && t % 3 != 2; ++h) {
+        QueryView<Real> view{{stream.query(h, t), d}, stream.rule, {}, t};
+        view.rule.factor = factor;
+        view.block = stream.shape.block_of(h);
+        if (!stream.sink_logits.empty()) view.sink_logit = stream.sink_logits[size_t(h)];
+        std::vector<Real> mine(size_t(cache.size())), own(mine.size());
+        const Real a = products.fill(view, h, w, mine), b = OwnDots<Real>{view}.fill(team, cache, own);
+        worst = std::max(worst, std::abs(double(a - b)));
+        for (size_t i = 0; i < own.size(); ++i)
+          worst = std::max(worst, std::abs(double(mine[i]) - double(own[i])));
+      }
+      if (t > 20 && t % 4 != 0) cache.drop(team, t * 7 % cache.size());
+    }
+  }
+  return worst;
+}
+
 }  // namespace
+
+TEST_CASE("products for rows without a strip give the weights of own dot products", "[replay]") {
+  for (const Look look : {Look::gaussian, Look::sinks, Look::zero_rows})
+    for (const int32_t step : {1, 7, 50}) {
+      INFO("tiles of " << step);
+      const StreamShape s;
+      auto wide = make_stream<double>(s, 31, look);
+      auto narrow = make_stream<float>(s, 31, look);
+      CHECK(products_against_own_dots(wide, 1.0, step) < 1e-12);
+      CHECK(products_against_own_dots(narrow, 1.f, step) < 2e-5);
+      CHECK(products_against_own_dots(wide, 0.7, step) < 1e-12);
+      CHECK(products_against_own_dots(wide, 0.0, step) < 1e-12);
+      CHECK(products_against_own_dots(layer_of(wide, make_stream<double>(s, 32, look)), 1.0, step) < 1e-12);
+      wide.rule.softcap = 1.5, narrow.rule.softcap = 1.5f;
+      CHECK(products_against_own_dots(wide, 0.7, step) < 1e-12);
+      wide.sink_logits = {9, -1}, narrow.sink_logits = {9, -1};
+      CHECK(products_against_own_dots(wide, 1.3, step) < 1e-12);
+      CHECK(products_against_own_dots(narrow, 1.3f, step) < 2e-5);
+    }
+}
 
 TEST_CASE("strip and own dot products give the same outputs", "[replay]") {
   const StreamShape s;

@@ -165,6 +165,21 @@ TEST_CASE("a prompt that streams beside one that is cut shares nothing but the s
   }
 }
 
+TEST_CASE("a prompt that streams past the full cache gives its outputs", "[shared]") {
+  const StreamShape s;
+  auto stream = make_stream<double>(s, 33, Look::sinks);
+  const Cell full = streamed(make_cell("exact", {}, s, {}, default_axes("exact")));
+  const auto check = [&] {
+    const CellResult result = replay(stream, {full}).only();
+    same(result, replay(stream, {full}, audit()).only(), kDouble);
+    CHECK(*result.measures.rel_err_out_max < kDouble);
+    CHECK(result.measures.mean_attended_tokens == 0.5 * (s.prompt + 1 + s.tokens));
+  };
+  check();
+  stream.sink_logits.assign(size_t(s.heads), 0.7);
+  check();
+}
+
 TEST_CASE("rows that nobody scores may do without a strip", "[shared]") {
   const StreamShape s{120, 60, 8, 8, 2};
   auto stream = make_stream<double>(s, 27, Look::sinks);
@@ -181,6 +196,29 @@ TEST_CASE("rows that nobody scores may do without a strip", "[shared]") {
              replay(stream, {cell_of(v, budget, s)}, sampled).only(), kDouble);
       }
   }
+}
+
+TEST_CASE("rows without a strip know sink logits, soft caps, windows and who decides together", "[shared]") {
+  const StreamShape s{120, 60, 8, 8, 2};
+  auto stream = make_stream<double>(s, 30, Look::sinks);
+  RunOptions sampled, alone;
+  sampled.queries = alone.queries = {QuerySelection::Kind::stride, 7};
+  alone.strips_up_to = 0;
+  const auto check = [&](Variant v, GqaLevel level) {
+    v.axes.gqa_level = level;
+    INFO(v.label() << " budget 24");
+    same(replay(stream, {cell_of(v, 24, s)}, alone).only(),
+         replay(stream, {cell_of(v, 24, s)}, sampled).only(), kDouble);
+  };
+  stream.sink_logits.assign(size_t(s.heads), 0.7);
+  for (const char* method : {"scissorhands", "buzz", "keyformer"})
+    check({method, default_axes(method)}, GqaLevel::query);
+  stream.rule.softcap = 2;
+  stream.window = 50;
+  for (const char* method : {"scissorhands", "buzz", "keyformer", "h2o", "tova"})
+    check({method, default_axes(method)}, GqaLevel::kv);
+  Cell factor = make_cell("buzz", 24, s, {{"log_n", "live"}}, default_axes("buzz"));
+  same(replay(stream, {factor}, alone).only(), replay(stream, {factor}, sampled).only(), kDouble);
 }
 
 TEST_CASE("queries that are fetched in pieces are the queries", "[shared]") {

@@ -7,9 +7,11 @@ GREY = "#777777"
 
 
 def series(rows, column):
-    """{what: (tokens, values)} in the order of the rows."""
+    """{what: (tokens, values)} of what was measured, in the order of the rows."""
     found = {}
     for row in rows:
+        if row[column] in ("", None):
+            continue
         tokens, values = found.setdefault(row["what"], ([], []))
         tokens.append(int(row["tokens"]))
         values.append(float(row[column]))
@@ -21,7 +23,9 @@ def tick_text(tokens):
 
 
 def panel(axes, rows, column, label):
-    for i, (name, (tokens, values)) in enumerate(series(rows, column).items()):
+    names = list(dict.fromkeys(row["what"] for row in rows))
+    for name, (tokens, values) in series(rows, column).items():
+        i = names.index(name)
         look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 3}
         axes.plot(tokens, values, label=name.replace("_", " "), **look)
     ticks = sorted({int(row["tokens"]) for row in rows})

@@ -10,7 +10,9 @@ LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 QUERIES = 4096  # scored on every trace, so that the reference costs O(m n d)
 Q_HEADS, KV_HEADS, DIM = 9, 3, 64
 TOTAL, REFERENCE, EVERYTHING = "total", "reference", "everything"
+WITH_MEMORY = (TOTAL, REFERENCE, EVERYTHING)  # a run more each; a policy alone takes less than all of them
 LAST_QUERIES = 256  # after the cut of the one-shot methods
+ROUNDS_TOKENS = 8192  # longer traces have fewer rounds, so that no length takes more time than this one's
 
 
 def synthetic(one, out, tokens):
@@ -23,47 +25,59 @@ def synthetic(one, out, tokens):
 
 
 def works(options, tokens):
-    """{name: [(configuration, overrides)]}: what is measured on a trace of so many tokens."""
+    """{name: [(configuration, *overrides)]}: what is measured on a trace of so many tokens."""
     prefill = min(1024, tokens // 2)
     stride = -(-(tokens - prefill) // options.queries)
-    sampled = [f"replay.queries={{stride: {stride}}}"]
+    sampled = f"replay.queries={{stride: {stride}}}"
     configs = {name: engine.CONFIGS / f"{name}.yaml" for name in ("scaling", engine.LAST)}
     read = {name: engine.yaml.safe_load(file.read_text()) for name, file in configs.items()}
     budgets = [b for b in read["scaling"]["budget"]["tokens"] if b <= prefill]
-    stream = [*sampled, f"replay.prefill={prefill}", f"budget.tokens={budgets}"]
-    found = {REFERENCE: [("scaling", [*stream, "methods=[exact]"])]}
+    stream = ("scaling", sampled, f"replay.prefill={prefill}", f"budget.tokens={budgets}")
+    found = {REFERENCE: [(*stream, "methods=[exact]")]}
     for method in read["scaling"]["methods"]:
-        name = engine.method_name(method)
-        found[name] = [("scaling", [*stream, f"methods={json.dumps([method])}"])]
+        found[engine.method_name(method)] = [(*stream, f"methods={json.dumps([method])}")]
     cut = min(LAST_QUERIES, tokens // 2)
-    one_shot = [f"replay.prefill={tokens - cut}", f"budget.tokens={budgets}"]
-    found[TOTAL] = [("scaling", stream)]
-    found[EVERYTHING] = [("scaling", stream), (engine.LAST, one_shot)]
+    one_shot = (engine.LAST, f"replay.prefill={tokens - cut}", f"budget.tokens={budgets}")
+    found[TOTAL] = [stream]
+    found[EVERYTHING] = [stream, one_shot]
     return found
 
 
-def measure(one, trace, pieces, jobs):
-    """(CPU seconds, largest resident MiB) of the pieces, one after the other."""
-    place = [f"traces={json.dumps([str(trace.resolve())])}", "select={}"]
-    spent = [one.replay(config, [*place, *overrides], jobs).spent for config, overrides in pieces]
-    return sum(s.cpu_s for s in spent), max(s.peak_rss_mib for s in spent)
+def rounds_of(options, tokens):
+    return min(options.rounds, max(1, options.rounds * ROUNDS_TOKENS // tokens))
+
+
+def spent(one, trace, piece, jobs):
+    config, *overrides = piece
+    settings = [f"traces={json.dumps([str(trace.resolve())])}", "select={}", *overrides]
+    return one.replay(config, settings, jobs).spent
+
+
+def measure(one, trace, piece, rounds, memory):
+    """(CPU seconds of one thread, the smallest of the rounds; largest resident MiB with two, or nothing)."""
+    seconds = min(spent(one, trace, piece, 1).cpu_s for _ in range(rounds))
+    return seconds, spent(one, trace, piece, 2).peak_rss_mib if memory else None
 
 
 def rows_of(options, one):
     rows = []
     for tokens in sorted(options.lengths):
         trace = synthetic(one, options.out, tokens)
+        measured = {}  # of each piece, which several works may share
         for name, pieces in works(options, tokens).items():
             say(f"{tokens} tokens: {name}")
-            seconds = [measure(one, trace, pieces, 1)[0] for _ in range(options.rounds)]
-            _, rss = measure(one, trace, pieces, 2)
+            for piece in pieces:
+                if piece not in measured:
+                    rounds = rounds_of(options, tokens)
+                    measured[piece] = measure(one, trace, piece, rounds, name in WITH_MEMORY)
+            seconds, memory = zip(*(measured[piece] for piece in pieces), strict=True)
             rows.append(
                 {
                     "tokens": tokens,
                     "what": name,
                     "queries": options.queries,
-                    "cpu_min_s": min(seconds),
-                    "rss_two_threads_mib": round(rss, 1),
+                    "cpu_min_s": sum(seconds),
+                    "rss_two_threads_mib": round(max(memory), 1) if name in WITH_MEMORY else None,
                 }
             )
         trace.unlink()
@@ -108,7 +122,7 @@ def markdown(rows):
             name.replace("_", " "),
             *seconds,
             *last,
-            f"{float(cells[name, lengths[-1]]['rss_two_threads_mib']):.0f}",
+            tables.number(cells[name, lengths[-1]]["rss_two_threads_mib"]),
         ]
 
     return tables.markdown(head, [line(name) for name in names])

@@ -21,8 +21,8 @@ KVR_FN double multiply_add(double a, double b, double sum) {
 // wide(f): f(), a loop over fixed lanes, in wider vectors where the machine has them. Everything f calls is
 // compiled twice; it holds no sum whose order follows the width of a vector and no fused operation, so its
 // numbers are the same.
-// wide_fused(f): f(std::bool_constant<fused>), which does nothing but multiply_add<fused> of products that are
-// exact in double, as those of two floats are: so its numbers are the same, too. (Where machines fuse, a
+// wide_fused(f): f(std::bool_constant<fused>), which does nothing but multiply_add<fused> of products that
+// are exact in double, as those of two floats are: so its numbers are the same, too. (Where machines fuse, a
 // compiler may fuse what it likes.)
 #if defined(__CUDACC__) || !defined(__x86_64__) || !defined(__GNUC__) || !defined(__OPTIMIZE__)
 template <class F>

@@ -9,7 +9,7 @@
 
 namespace kvreplay {
 
-constexpr int kEngineSchema = 2;  // raised when the same cell would give other numbers
+constexpr int kEngineSchema = 1;  // raised when the same cell would give other numbers, beyond rounding
 
 // Cells of one (trace, prompt, layer, kv head) stand together, in the order of the configuration.
 // Budgets are resolved to tokens (convention C10), parameters to integers; deterministic instances

@@ -226,6 +226,7 @@ void HeadReplay<Real>::rank(Tile<Real>& tile) {
   int32_t depth = 0, depth_of_heads = 0;
   for (const Replayed& r : decisions_)
     for (const auto& lane : r.lanes) {
+      if (!r.alive()) continue;
       int32_t& of = lane->heads_differ() ? depth_of_heads : depth;
       of = std::max(of, lane->attended_bound(tile.end - tile.begin));
     }
@@ -313,13 +314,16 @@ void HeadReplay<Real>::replay_tile(const Tile<Real>& tile, Replayed& r) {
 
 template <class Real>
 void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
-  std::map<std::tuple<const Method*, size_t, uint32_t, int32_t>, const Lane<Real>*> larger;
+  std::map<std::tuple<const Method*, size_t, uint32_t, int32_t>, Lane<Real>*> larger;
   with_prompt([&](size_t d, Lane<Real>& lane, const PromptSums& sums) {
     const Cell& cell = *decisions_[d].cells.front();
-    const Lane<Real>*& other = larger[{cell.method, cell.instance, cell.seed.value_or(0), lane.first_head()}];
+    Lane<Real>*& other = larger[{cell.method, cell.instance, cell.seed.value_or(0), lane.first_head()}];
     lane.read_prompt(sums, options_.audit ? nullptr : other);
+    if (other != nullptr) other->forget_selection();
     other = &lane;
   });
+  for (const auto& [key, lane] : larger)
+    if (lane != nullptr) lane->forget_selection();  // null: it failed
   choose_evaluators();
   const auto streams = [&](const Replayed& r) { return r.streams_prompt(); };
   const bool some = std::any_of(decisions_.begin(), decisions_.end(), streams);

@@ -76,6 +76,8 @@ class Lane {
   // Tokens 0..prompt-1 arrive in one call. larger: the same method's cache at a larger budget, which has read
   // them already, or null.
   virtual void read_prompt(const PromptSums& sums, const Lane* larger) = 0;
+  // No smaller budget asks for what this one found any more.
+  virtual void forget_selection() = 0;
   // The same without the cut: what this cache says when a budget is shared.
   virtual Testimony testify(const PromptSums& sums) = 0;
   // Tokens tile.begin..tile.end-1 arrive one by one. Throws LaneError.

@@ -59,6 +59,20 @@ class LaneMemory {
                 int64_t(stream.tokens) * shape.v_dim,
                 shape};
   }
+  // Room for no more than `rows` rows that refer to the trace: those that are held, and what will come.
+  void shrink(size_t rows) {
+    const auto cut = [rows](auto& v) {
+      if (v.empty()) return;
+      v.resize(rows);
+      v.shrink_to_fit();
+    };
+    cut(token_), cut(mark_), cut(num_), cut(den_), cut(score_);
+    storage_.token = token_.data(), storage_.mark = mark_.data();
+    storage_.num = pointer(num_), storage_.den = pointer(den_), storage_.score = pointer(score_);
+    storage_.capacity = int32_t(rows);
+  }
+  bool allocated() const { return stream_ != nullptr; }
+  void drop_state() { state_ = {}; }
   const CacheStorage<Real>& storage() const { return storage_; }
   std::span<double> state() { return state_; }
   bool audited() const { return !keys_.empty(); }

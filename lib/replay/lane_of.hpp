@@ -48,14 +48,11 @@ class LaneOf final : public Lane<Real> {
     rules_ = {order_.axes.phase == Phase::stream, order_.axes.order == Order::evict_then_attend,
               stream.window, order_.axes.gqa_aggregate};
     layout_ = layout();
-    const bool streams = rules_.streaming && (watch.prompt_streams || traits::streams_prompt(policy_));
     formatter_ = Formatter<Real>(order_.axes.row_format, stream.stored_bytes, layout_.split);
-    memory_.allocate(stream, order_.scene.shape, layout_, most_rows(streams), watch.audit);
-    cache_ = BasicCache<Real>(memory_.storage());
-    cache_.clear(team_);
     if (traits::chooses(policy_)) lists_.attended.resize(size_t(order_.scene.shape.heads));
-    if constexpr (HasState<P>) policy_.state = memory_.state();
     if constexpr (HasDraws<P>) policy_.draws = order_.draws;
+    audits_ = watch.audit, prompt_streams_ = watch.prompt_streams || traits::streams_prompt(policy_);
+    if (prompt_streams_ || ObservesPrompt<P>) open_memory();
   }
 
   void observe_prompt(int32_t t, const HeadProbabilities& p) override {
@@ -70,6 +67,7 @@ class LaneOf final : public Lane<Real> {
     const auto start = Clock::now();
     if constexpr (SharesSelection<P>)
       if (const auto* other = dynamic_cast<const LaneOf*>(larger)) policy_.larger = &other->policy_;
+    open_memory();
     memory_.reveal(0, stream_->prompt);
     kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
     const int32_t all = unprotected();
@@ -78,12 +76,17 @@ class LaneOf final : public Lane<Real> {
     reweight(all);
     close_step(stream_->prompt - 1);
     report();
+    if (shortcut().kind == Shortcut::Kind::fixed) keep_what_is_held();
     account_.ledger.select_s += seconds_since(start);
+  }
+  void forget_selection() override {
+    if constexpr (SharesSelection<P>) policy_.state = {}, memory_.drop_state();
   }
 
   Testimony testify(const PromptSums& sums) override {
     Testimony t;
     if constexpr (ScoresPrompt<P>) {
+      open_memory();
       memory_.reveal(0, stream_->prompt);
       kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
       for (int32_t i = 0; i < cache_.size(); ++i)
@@ -160,6 +163,19 @@ class LaneOf final : public Lane<Real> {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
   int32_t heads() const { return order_.scene.shape.heads; }
+  // Not before it is needed: a cache that is cut takes the whole prompt for a moment only.
+  void open_memory() {
+    if (memory_.allocated()) return;
+    memory_.allocate(*stream_, order_.scene.shape, layout_, most_rows(rules_.streaming && prompt_streams_),
+                     audits_);
+    cache_ = BasicCache<Real>(memory_.storage());
+    cache_.clear(team_);
+    if constexpr (HasState<P>) policy_.state = memory_.state();
+  }
+  void keep_what_is_held() {
+    memory_.shrink(size_t(cache_.size()) + size_t(stream_->tokens - stream_->prompt));
+    cache_ = BasicCache<Real>(memory_.storage());
+  }
   Prompt<Real> prompt_view(const PromptSums& sums) const {
     const HeadStream<Real>& s = *stream_;
     const auto& held = memory_.storage();
@@ -377,7 +393,7 @@ class LaneOf final : public Lane<Real> {
   SoloProducts<Real> solo_;
   Formatter<Real> formatter_;
   Layout layout_;
-  bool reweighted_ = false;
+  bool reweighted_ = false, audits_ = false, prompt_streams_ = false;
   StepRules rules_;
   const HeadStream<Real>* stream_ = nullptr;
   int32_t first_head_ = 0;

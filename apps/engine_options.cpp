@@ -43,6 +43,7 @@ RunOptions engine_options(const RunConfig& config, const std::vector<Cell>& plan
       asks_any({"rel_err_out_p50", "rel_err_out_p95", "eps_spectral_p99", "eps_frobenius_p99"});
   wanted.details =
       asks_any({"cosine_mean", "rel_err_clamped", "rel_err_numerator_mean", "rel_err_normaliser_mean"});
+  wanted.ages = asks("median_evicted_age_tokens");
   wanted.masses =
       config.output.curves || !options.needles.at.empty() ||
       asks_any({"partition_err_mean", "partition_err_max", "log_partition_err_mean", "kept_mass_mean",

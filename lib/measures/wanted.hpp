@@ -10,6 +10,7 @@ struct Wanted {
   bool prefix_error = true;  // rel_err_prefix_mean: a product over the prompt's rows, of one-shot methods
   bool quantiles = true;     // medians and the like of outputs: a partial sort a cell
   bool details = true;       // of an output's error: cosine, clamped, the numerator's and normaliser's parts
+  bool ages = true;          // of evicted tokens, a number for each
   bool masses = true;        // normaliser and kept tokens against the exact row, and the bounds by them
 };
 

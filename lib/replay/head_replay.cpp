@@ -28,6 +28,7 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
              false,
              options.wanted.set_error,
              options.wanted.prefix_error,
+             options.wanted.ages,
              options.needles.spans(stream.prompt)},
       norms_(size_t(stream.shape.blocks), ValueNorms(stream.shape.v_dim, options.wanted.spectral)),
       fixed_(stream),

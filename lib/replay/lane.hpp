@@ -45,7 +45,7 @@ struct LaneWatch {
   bool audit = false;  // the cache works on a private copy that is poisoned
   SaveOptions save;
   bool prompt_streams = false;  // the prompt comes token by token
-  bool set_error = false, prefix_error = false;
+  bool set_error = false, prefix_error = false, ages = true;
   std::vector<TokenSpan> needles;
 };
 

@@ -59,7 +59,8 @@ class LaneMemory {
                 int64_t(stream.tokens) * shape.v_dim,
                 shape};
   }
-  // Room for no more than `rows` rows that refer to the trace: those that are held, and what will come.
+  // For rows that refer to the trace: room for no more than `rows`, those that are held and what will come.
+  // Who left is forgotten.
   void shrink(size_t rows) {
     const auto cut = [rows](auto& v) {
       if (v.empty()) return;
@@ -70,6 +71,7 @@ class LaneMemory {
     storage_.token = token_.data(), storage_.mark = mark_.data();
     storage_.num = pointer(num_), storage_.den = pointer(den_), storage_.score = pointer(score_);
     storage_.capacity = int32_t(rows);
+    left_ = {}, storage_.left = nullptr;
   }
   bool allocated() const { return stream_ != nullptr; }
   void drop_state() { state_ = {}; }

@@ -51,7 +51,8 @@ class LaneOf final : public Lane<Real> {
     formatter_ = Formatter<Real>(order_.axes.row_format, stream.stored_bytes, layout_.split);
     if (traits::chooses(policy_)) lists_.attended.resize(size_t(order_.scene.shape.heads));
     if constexpr (HasDraws<P>) policy_.draws = order_.draws;
-    audits_ = watch.audit, prompt_streams_ = watch.prompt_streams || traits::streams_prompt(policy_);
+    audits_ = watch.audit, notes_ages_ = watch.ages,
+    prompt_streams_ = watch.prompt_streams || traits::streams_prompt(policy_);
     if (prompt_streams_ || ObservesPrompt<P>) open_memory();
   }
 
@@ -332,13 +333,19 @@ class LaneOf final : public Lane<Real> {
     formatter_.settle(cache_);
     if (!formatter_.failure().empty()) throw LaneError(formatter_.failure());
     if (t >= stream_->prompt - 1) account_step();
-    auto& ages = account_.ledger.evicted_ages;
-    for (const int32_t token : cache_.left(int32_t(ages.size()))) ages.push_back(t - token);
+    if (notes_ages_) note_ages(t);
     memory_.poison_evicted();
     const bool first_list = lists_.kept.off.size() == 1;
     if (save_.kept && !traits::holds_all(policy_) && t >= stream_->prompt - 1 &&
         (rules_.streaming || first_list))
       list_kept(cache_, lists_);
+  }
+  void note_ages(int32_t t) {
+    auto& ages = account_.ledger.evicted_ages;
+    const size_t left = size_t(cache_.evictions());
+    if (left == ages.size()) return;
+    if (ages.empty()) ages.reserve(left);  // a cut prompt is all that leaves some caches
+    for (const int32_t token : cache_.left(int32_t(ages.size()))) ages.push_back(t - token);
   }
   void account_step() {
     account_.kept(cache_, formatter_, traits::charge(policy_, cache_),
@@ -393,7 +400,7 @@ class LaneOf final : public Lane<Real> {
   SoloProducts<Real> solo_;
   Formatter<Real> formatter_;
   Layout layout_;
-  bool reweighted_ = false, audits_ = false, prompt_streams_ = false;
+  bool reweighted_ = false, audits_ = false, notes_ages_ = true, prompt_streams_ = false;
   StepRules rules_;
   const HeadStream<Real>* stream_ = nullptr;
   int32_t first_head_ = 0;

@@ -271,7 +271,7 @@ TEST_CASE("what a one-shot method kept whole has no error on the prompt", "[prop
 TEST_CASE("what is watched changes no bit of an output", "[properties]") {
   const StreamShape s;
   RunOptions blind;
-  blind.wanted = {false, false, false, false, false, false, false};
+  blind.wanted = {false, false, false, false, false, false, false, false};
   RunOptions marked;
   marked.needles = {{0, 0.4, 0.9}, 6};
   for (const Variant& v : variants()) {
@@ -287,6 +287,7 @@ TEST_CASE("what is watched changes no bit of an output", "[properties]") {
     CHECK_FALSE(unseen.measures.rel_err_out_p50.has_value());
     CHECK_FALSE(unseen.measures.eps_frobenius_p99.has_value());
     CHECK_FALSE(unseen.measures.cosine_mean.has_value());
+    CHECK_FALSE(unseen.measures.median_evicted_age_tokens.has_value());
     CHECK_FALSE(unseen.measures.kept_mass_mean.has_value());
     CHECK(seen.measures.rel_err_out_mean == unseen.measures.rel_err_out_mean);
     CHECK(seen.measures.eps_frobenius_mean == unseen.measures.eps_frobenius_mean);

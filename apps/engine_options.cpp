@@ -41,6 +41,9 @@ RunOptions engine_options(const RunConfig& config, const std::vector<Cell>& plan
   wanted.prefix_error = asks("rel_err_prefix_mean");
   wanted.quantiles =
       asks_any({"rel_err_out_p50", "rel_err_out_p95", "eps_spectral_p99", "eps_frobenius_p99"});
+  wanted.curves = config.output.curves;
+  wanted.bounds =
+      asks_any({"bound_epsilon", "bound_holds", "bound_slack", "bound_probability", "bound_capped"});
   wanted.details =
       asks_any({"cosine_mean", "rel_err_clamped", "rel_err_numerator_mean", "rel_err_normaliser_mean"});
   wanted.ages = asks("median_evicted_age_tokens");

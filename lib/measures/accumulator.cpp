@@ -10,9 +10,9 @@ Accumulator::Accumulator(int32_t heads, int64_t rows, double tiny_norm, Wanted w
       tiny_norm_(tiny_norm),
       wanted_(wanted),
       filled_(size_t(heads), 0),
-      errors_(heads, rows),
-      epsilons_(heads, rows),
-      sets_(heads, rows) {}
+      errors_(heads, rows, wanted),
+      epsilons_(heads, rows, wanted),
+      sets_(heads, rows, wanted.curves) {}
 
 template <class Real>
 void Accumulator::add(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads,
@@ -31,8 +31,9 @@ void Accumulator::add(const Tile<Real>& tile, const LaneTile<Real>& lane, const 
 
 template <class Real>
 void Accumulator::add_row(const ScoredRow<Real>& row, int32_t own_head, bool keep_output) {
-  const size_t at = size_t(own_head) * size_t(rows_) + size_t(filled_[size_t(own_head)]++);
-  errors_.add(row, at, wanted_.details);
+  const int64_t number = filled_[size_t(own_head)]++;
+  const size_t at = size_t(own_head) * size_t(rows_) + size_t(number);
+  errors_.add(row, own_head, number);
   epsilons_.add(row);
   if (wanted_.masses) sets_.add(row, at);
   if (!keep_output) return;
@@ -43,8 +44,8 @@ void Accumulator::add_row(const ScoredRow<Real>& row, int32_t own_head, bool kee
 void Accumulator::finish(CellMeasures& measures, CellResult& result, const SaveOptions& save,
                          const Promise& promise) {
   measures.n_queries = rows_;
-  errors_.finish(measures, wanted_.quantiles);
-  epsilons_.finish(measures, promise, wanted_.quantiles);
+  errors_.finish(measures);
+  epsilons_.finish(measures, promise);
   sets_.finish(measures);
   result.rows = std::move(tokens_);
   result.heads = heads_;

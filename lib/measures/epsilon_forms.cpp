@@ -20,7 +20,8 @@ double additive_form(const ScoredRow<Real>& row) {
 
 }  // namespace
 
-EpsilonForms::EpsilonForms(int32_t heads, int64_t rows) {
+EpsilonForms::EpsilonForms(int32_t heads, int64_t rows, Wanted wanted) : wanted_(wanted) {
+  if (!wanted.bounds && !wanted.quantiles) return;
   spectral_.reserve(size_t(heads) * size_t(rows));
   frobenius_.reserve(size_t(heads) * size_t(rows));
 }
@@ -30,25 +31,28 @@ void EpsilonForms::add(const ScoredRow<Real>& row) {
   const double l2 = row.tile.l2[row.exact], v_op = row.tile.v_operator[row.values],
                v_fro = row.tile.v_frobenius[row.values];
   if (!(l2 * v_fro > 0)) return;
-  frobenius_.push_back(row.error / (l2 * v_fro));
-  frobenius_sums_.add(frobenius_.back());
+  const bool keeps = wanted_.bounds || wanted_.quantiles;
+  const double frobenius = row.error / (l2 * v_fro);
+  frobenius_sums_.add(frobenius);
+  if (keeps) frobenius_.push_back(frobenius);
   if (v_op > 0) {  // nobody asks for it otherwise
-    spectral_.push_back(row.error / (l2 * v_op));
-    spectral_sums_.add(spectral_.back());
+    const double spectral = row.error / (l2 * v_op);
+    spectral_sums_.add(spectral);
+    if (keeps) spectral_.push_back(spectral);
   }
   if (row.m.spread != kUnset) additive_.add(additive_form(row));
 }
 
-void EpsilonForms::finish(CellMeasures& measures, const Promise& promise, bool quantiles) {
+void EpsilonForms::finish(CellMeasures& measures, const Promise& promise) {
   measures.eps_spectral_mean = spectral_sums_.mean(), measures.eps_spectral_max = spectral_sums_.maximum();
   measures.eps_frobenius_mean = frobenius_sums_.mean();
   measures.eps_frobenius_max = frobenius_sums_.maximum();
   measures.eps_additive_mean = additive_.finite_mean();
-  if (promise.norm == Promise::Norm::spectral)
+  if (wanted_.bounds && promise.norm == Promise::Norm::spectral)
     compare(measures, promise, spectral_, measures.eps_spectral_mean);
-  if (promise.norm == Promise::Norm::frobenius)
+  if (wanted_.bounds && promise.norm == Promise::Norm::frobenius)
     compare(measures, promise, frobenius_, measures.eps_frobenius_mean);
-  if (!quantiles) return;
+  if (!wanted_.quantiles) return;
   if (!spectral_.empty()) measures.eps_spectral_p99 = quantile(spectral_, 0.99);
   if (!frobenius_.empty()) measures.eps_frobenius_p99 = quantile(frobenius_, 0.99);
 }

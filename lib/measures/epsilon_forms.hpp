@@ -4,21 +4,23 @@
 #include "catalog/cell.hpp"
 #include "measures/scored_row.hpp"
 #include "measures/sums.hpp"
+#include "measures/wanted.hpp"
 
 namespace kvreplay {
 
 // The left sides of the theorems (measures.md, section 1) and how they compare with a method's promise.
 class EpsilonForms {
  public:
-  EpsilonForms(int32_t heads, int64_t rows);
+  EpsilonForms(int32_t heads, int64_t rows, Wanted wanted);
   template <class Real>
   void add(const ScoredRow<Real>& row);
-  void finish(CellMeasures& measures, const Promise& promise, bool quantiles);
+  void finish(CellMeasures& measures, const Promise& promise);
 
  private:
   static void compare(CellMeasures& measures, const Promise& promise, const std::vector<double>& measured,
                       std::optional<double> mean);
-  std::vector<double> spectral_, frobenius_;  // of the pairs that have norms to divide by
+  Wanted wanted_;
+  std::vector<double> spectral_, frobenius_;  // of the pairs that have norms to divide by, where someone asks
   Sums spectral_sums_, frobenius_sums_, additive_;
 };
 

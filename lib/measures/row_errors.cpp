@@ -8,7 +8,6 @@ namespace kvreplay {
 namespace {
 
 constexpr int64_t kFrobeniusRows = 256;  // rel_err_fro looks at the last rows only
-constexpr int64_t kParts = 4;            // of the scored rows
 
 // ||out / weight - exact|| / ||exact||, or nothing where there is neither an output nor a norm.
 template <class Real>
@@ -27,20 +26,21 @@ void add_side(Sums& sums, const SideOutput<Real>& side, size_t at, const Real* e
 
 }  // namespace
 
-RowErrors::RowErrors(int32_t heads, int64_t rows) : heads_(heads), rows_(rows) {
-  const size_t cells = size_t(heads) * size_t(rows);
-  rel_.resize(cells), error2_.resize(cells), norm2_.resize(cells);
+RowErrors::RowErrors(int32_t heads, int64_t rows, Wanted wanted) : rows_(rows), wanted_(wanted) {
+  if (wanted.curves || wanted.quantiles) rel_.resize(size_t(heads) * size_t(rows));
 }
 
 template <class Real>
-void RowErrors::add(const ScoredRow<Real>& row, size_t at, bool details) {
-  skipped_ += row.skipped ? 1 : 0;
-  rel_[at] = row.skipped ? -1 : row.error / row.norm;
-  error2_[at] = row.distance.error2;
-  norm2_[at] = row.distance.exact2;
+void RowErrors::add(const ScoredRow<Real>& row, int32_t head, int64_t number) {
+  const double rel = row.skipped ? -1 : row.error / row.norm;
+  if (!rel_.empty()) rel_[size_t(head * rows_ + number)] = rel;
+  if (number >= rows_ - kFrobeniusRows) error2_ += row.distance.error2, norm2_ += row.distance.exact2;
   square_.add(row.distance.error2 / row.tile.v_dim);
+  skipped_ += row.skipped ? 1 : 0;
   if (row.skipped) return;
-  if (details) add_details(row);
+  relative_.add(rel);
+  if (rows_ >= kParts) quarters_[(kParts * (number + 1) - 1) / rows_].add(rel);
+  if (wanted_.details) add_details(row);
   add_sides(row);
 }
 
@@ -65,24 +65,15 @@ void RowErrors::add_sides(const ScoredRow<Real>& row) {
   else add_side(set_, row.lane.set, row.mine, row.o(), v_dim);
 }
 
-void RowErrors::finish(CellMeasures& measures, bool quantiles) const {
+void RowErrors::finish(CellMeasures& measures) const {
   measures.rows_skipped = skipped_;
-  std::vector<double> rel;
-  rel.reserve(rel_.size());
-  std::copy_if(rel_.begin(), rel_.end(), std::back_inserter(rel), [](double x) { return x >= 0; });
-  if (!rel.empty()) {
-    measures.rel_err_out_mean = std::accumulate(rel.begin(), rel.end(), 0.0) / double(rel.size());
-    measures.rel_err_out_max = *std::max_element(rel.begin(), rel.end());
-    if (quantiles)
-      measures.rel_err_out_p50 = quantile(rel, 0.5), measures.rel_err_out_p95 = quantile(rel, 0.95);
+  measures.rel_err_out_mean = relative_.mean(), measures.rel_err_out_max = relative_.maximum();
+  if (wanted_.quantiles && relative_.count() > 0) {
+    std::vector<double> rel;
+    std::copy_if(rel_.begin(), rel_.end(), std::back_inserter(rel), [](double x) { return x >= 0; });
+    measures.rel_err_out_p50 = quantile(rel, 0.5), measures.rel_err_out_p95 = quantile(rel, 0.95);
   }
-  double error2 = 0, norm2 = 0;
-  for (int32_t h = 0; h < heads_; ++h)
-    for (int64_t r = std::max<int64_t>(0, rows_ - kFrobeniusRows); r < rows_; ++r) {
-      error2 += error2_[size_t(h * rows_ + r)];
-      norm2 += norm2_[size_t(h * rows_ + r)];
-    }
-  if (norm2 > 0) measures.rel_err_fro = std::sqrt(error2 / norm2);
+  if (norm2_ > 0) measures.rel_err_fro = std::sqrt(error2_ / norm2_);
   measures.cosine_mean = cosine_.mean();
   measures.rel_err_clamped = clamped_.mean();
   if (const auto square = square_.mean()) measures.rmse = std::sqrt(*square);
@@ -90,21 +81,11 @@ void RowErrors::finish(CellMeasures& measures, bool quantiles) const {
   measures.rel_err_set_mean = set_.mean();
   measures.rel_err_numerator_mean = numerator_.finite_mean();
   measures.rel_err_normaliser_mean = normaliser_.finite_mean();
-  finish_quarters(measures);
+  for (size_t part = 0; part < size_t(kParts); ++part)
+    measures.rel_err_quarters[part] = quarters_[part].mean();
 }
 
-void RowErrors::finish_quarters(CellMeasures& measures) const {
-  if (rows_ < kParts) return;
-  for (int64_t part = 0; part < kParts; ++part) {
-    Sums sums;
-    for (int32_t h = 0; h < heads_; ++h)
-      for (int64_t r = part * rows_ / kParts; r < (part + 1) * rows_ / kParts; ++r)
-        if (const double rel = rel_[size_t(h * rows_ + r)]; rel >= 0) sums.add(rel);
-    measures.rel_err_quarters[size_t(part)] = sums.mean();
-  }
-}
-
-template void RowErrors::add(const ScoredRow<float>&, size_t, bool);
-template void RowErrors::add(const ScoredRow<double>&, size_t, bool);
+template void RowErrors::add(const ScoredRow<float>&, int32_t, int64_t);
+template void RowErrors::add(const ScoredRow<double>&, int32_t, int64_t);
 
 }  // namespace kvreplay

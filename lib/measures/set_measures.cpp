@@ -10,12 +10,15 @@ constexpr double kMissedAtLeast = 1e-6;  // below, the gap is a quotient of roun
 
 }  // namespace
 
-SetMeasures::SetMeasures(int32_t heads, int64_t rows) { tau_err_.resize(size_t(heads) * size_t(rows)); }
+SetMeasures::SetMeasures(int32_t heads, int64_t rows, bool curve) {
+  if (curve) tau_err_.resize(size_t(heads) * size_t(rows));
+}
 
 template <class Real>
 void SetMeasures::add(const ScoredRow<Real>& row, size_t at) {
-  tau_err_[at] = std::abs(row.m.tau - 1);
-  partition_.add(tau_err_[at]);
+  const double tau_err = std::abs(row.m.tau - 1);
+  if (!tau_err_.empty()) tau_err_[at] = tau_err;
+  partition_.add(tau_err);
   log_partition_.add(std::abs(row.m.log_tau == kUnset ? std::log(row.m.tau) : row.m.log_tau));
   mass_.add(row.m.kept_mass);
   density_.add(double(row.m.attended) / (row.token + 1));

@@ -10,7 +10,7 @@ namespace kvreplay {
 // Normaliser, mass and sets of one cell (measures.md, section 2).
 class SetMeasures {
  public:
-  SetMeasures(int32_t heads, int64_t rows);
+  SetMeasures(int32_t heads, int64_t rows, bool curve);
   // at: head * rows + row.
   template <class Real>
   void add(const ScoredRow<Real>& row, size_t at);
@@ -26,7 +26,7 @@ class SetMeasures {
   template <class Real>
   void add_needles(const ScoredRow<Real>& row);
 
-  std::vector<double> tau_err_;  // [heads, rows]
+  std::vector<double> tau_err_;  // [heads, rows], where someone asks
   bool all_plain_ = true;        // every row renormalised the exact attention over a subset
   Sums partition_, log_partition_, mass_, density_;
   Sums mass_recall_, index_recall_;  // of rows

@@ -74,6 +74,8 @@ class LaneMemory {
     left_ = {}, storage_.left = nullptr;
   }
   bool allocated() const { return stream_ != nullptr; }
+  // Rows live on without scores.
+  void drop_scores() { score_ = {}, storage_.score = nullptr; }
   void drop_state() { state_ = {}; }
   const CacheStorage<Real>& storage() const { return storage_; }
   std::span<double> state() { return state_; }

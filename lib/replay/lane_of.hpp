@@ -127,6 +127,10 @@ class LaneOf final : public Lane<Real> {
     open_step(t);
   }
   void settle(int32_t t, int32_t evicted) override {
+    if (memory_.storage().score != nullptr) {  // who keeps them elsewhere has taken them over
+      memory_.drop_scores();
+      cache_ = BasicCache<Real>(memory_.storage());
+    }
     if (evicted >= 0) {
       const auto tokens = cache_.tokens();  // ascending, as they arrived
       cache_.drop(team_, int32_t(std::lower_bound(tokens.begin(), tokens.end(), evicted) - tokens.begin()));

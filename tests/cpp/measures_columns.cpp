@@ -271,7 +271,7 @@ TEST_CASE("what a one-shot method kept whole has no error on the prompt", "[prop
 TEST_CASE("what is watched changes no bit of an output", "[properties]") {
   const StreamShape s;
   RunOptions blind;
-  blind.wanted = {false, false, false, false, false, false, false, false};
+  blind.wanted = {false, false, false, false, false, false, false, false, false, false};
   RunOptions marked;
   marked.needles = {{0, 0.4, 0.9}, 6};
   for (const Variant& v : variants()) {

@@ -104,6 +104,7 @@ Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices
     if (!ok) console.detail(fmt::format("failed: {}: {}", cell_text(cell), result.error));
     if (!ok && choices.fail_fast) give_up = true;
   };
+  options.on_head = [&] { store.sync(); };
   options.stop = [&] { return give_up || StopSignals::stop(); };
   run_cells(with_families(todo, work.plan), options);
   progress.end();

@@ -103,7 +103,8 @@ std::vector<double> future_sums(const ExactAttention<Real>& exact, const std::ve
 // Up to so many tokens a row that only some cache observes has a strip too, which all of them share. Beyond,
 // a strip costs more than the caches' own dot products.
 constexpr int32_t kLongTrace = 16384;
-// Rows of a tile, so that the strips of a group stay in the second-level cache together.
-constexpr int32_t tile_rows(int32_t heads) { return heads == 1 ? 48 : heads == 2 ? 24 : heads <= 4 ? 16 : 8; }
+// Rows of a tile, so that the strips of a group stay in the second-level cache together; whole blocks of a
+// product, where there is room for two.
+constexpr int32_t tile_rows(int32_t heads) { return heads == 1 ? 48 : heads == 2 ? 24 : heads <= 4 ? 12 : 8; }
 
 }  // namespace kvreplay

@@ -123,6 +123,8 @@ void run_typed(std::vector<Cell> cells, const RunOptions& options) {
       HeadReplay<Real> replay(stream, options);
       for (const auto& decision : group.decisions) replay.add(decision);
       replay.run(stop, report);
+      const std::lock_guard lock(reporting);
+      if (options.on_head) options.on_head();
     }
   } catch (...) {
     error.keep(std::current_exception());

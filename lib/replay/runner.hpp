@@ -32,6 +32,7 @@ struct RunOptions {
   Needles needles;
   // Called from worker threads, one at a time (under a lock).
   std::function<void(const Cell&, const CellResult&)> on_cell;
+  std::function<void()> on_head;  // after the last cell of a kv head, under the same lock
   std::function<void(const Cell&)> on_start;
   // Asked between cells and tiles; true ends the run after what is in flight.
   std::function<bool()> stop;

@@ -106,10 +106,13 @@ void LineFile::append(const std::string& line) {
   empty_ = false;
   torn_ = error != 0;
   if (error != 0) fail(path_, "cannot be written", error);
-  if (::fsync(file_) != 0) fail(path_, "cannot be written to disk", errno);
   struct stat now {};
   if (::fstat(file_, &now) != 0 || now.st_nlink == 0)
     fail(path_, "was removed while the run wrote to it", ENOENT);
+}
+
+void LineFile::sync() {
+  if (::fsync(file_) != 0) fail(path_, "cannot be written to disk", errno);
 }
 
 }  // namespace kvreplay

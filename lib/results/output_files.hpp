@@ -25,6 +25,7 @@ class LineFile {
   LineFile& operator=(const LineFile&) = delete;
 
   void append(const std::string& line);  // without the line's end
+  void sync();                           // what was appended is on disk
 
  private:
   std::filesystem::path path_;

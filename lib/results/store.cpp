@@ -150,6 +150,11 @@ bool Store::publish(const Cell& cell, const CellResult& result) {
   return ok;
 }
 
+void Store::sync() {
+  const std::lock_guard lock(state_->mutex);
+  state_->lines->sync();
+}
+
 void Store::finish(const std::vector<Cell>& plan, const json& meta) {
   const std::lock_guard lock(state_->mutex);
   // Another process may have published cells of the same plan.

@@ -9,15 +9,15 @@
 
 #include "catalog/cell.hpp"
 
-// Rows of results.csv, of the cells of a plan that are done, in its order.
-using ResultTable = std::vector<std::vector<std::string>>;
-
-// The output directory of a run. A cell is published whole or not at all: one fsynced JSON line in this
+// The output directory of a run. A cell is published whole or not at all: one JSON line in this
 // process's shard file OUT/shards/<name>.jsonl (a torn last line does not exist); arrays that the run
 // saves go to one small HDF5 file per cell first, and are gathered at the end. results.csv and the .h5
 // files are rewritten (temporary file, fsync, rename) from what is published.
 
 namespace kvreplay {
+
+// Rows of results.csv, of the cells of a plan that are done, in its order.
+using ResultTable = std::vector<std::vector<std::string>>;
 
 struct Column {  // one column of results.csv; the table drives csv, meta, `list metrics` and the docs
   const char* name;
@@ -44,9 +44,11 @@ class Store {
   size_t unreadable_lines() const;
   // Published cells that `plan` does not hold: not 0 when an earlier run here had another plan.
   size_t foreign(const std::vector<Cell>& plan) const;
-  // Thread-safe. When it returns, the cell is on disk; false: as a failed one (result.ok was false, or
-  // it held a number that is none).
+  // Thread-safe. When it returns, the cell outlives this process, and after sync() the machine; false: as a
+  // failed one (result.ok was false, or it held a number that is none).
   bool publish(const Cell& cell, const CellResult& result);
+  // Thread-safe. What was published is on disk.
+  void sync();
   // Writes results.csv (rows of `plan`, in its order; columns above), results.meta.json and the .h5
   // files asked for, from the published cells.
   void finish(const std::vector<Cell>& plan, const nlohmann::json& meta);

@@ -18,7 +18,8 @@ PARTS = (
     ("sums of sets", r"FixedSets|SlidingSets|kernels::.*(::add<|finish<|sum<)"),
     ("eviction scores", r"kernels::.*(accumulate|lowest|weigh)|ScoreSlots"),
     ("measures of rows", r"kernels::.*(distance|compare)|Accumul|RowErr|EpsilonF|SetMeas|quantile"),
-    ("selections", r"packed_tile|read_prompt|prompt_pass|FarthestFirst|::evict<|choose_top|add_columns"),
+    ("selections", r"PackedRows|packed_tile|wider_vectors|read_prompt|prompt_pass|add_columns"),
+    ("selections", r"FarthestFirst|::evict<|choose_top"),
     ("policies and their caches", r"LaneOf|BasicCache|Formatter|HeadReplay|LaneAccount"),
 )  # fmt: skip
 KERNEL, LIBRARIES, REST = "operating system", "libraries", "the rest"

@@ -65,8 +65,8 @@ void refuse_other_plan(const Work& work, const Store& store) {
 }
 
 int dry_run(const Work& work) {
-  // Multiply-adds that one core does in a second, roughly; dense parts are faster, selections slower.
-  constexpr double kRate = 3e9;
+  // Operations that one core with AVX2 does in a second, roughly.
+  constexpr double kRate = 5e10;
   std::vector<Cell> todo = work.plan;
   if (std::error_code ignored; fs::is_directory(work.out / "shards", ignored))
     todo = missing_cells(work.plan, Store(work.out, work.save(), false));

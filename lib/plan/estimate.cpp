@@ -11,8 +11,10 @@
 // one multiply-add counts 2.
 //   exact pass, once per unit:  rows * n * (2 d + 2 dv) * G, rows = those that have a strip: the scored ones,
 //                               and on traces of up to kLongTrace tokens all that some method observes
-//   prompt statistics:          P^2 / 2 * 2 d * G, once per unit, if a method reads prompt queries
-//   a cell:                     (n - P) * min(B, n) * (2 d + 2 dv) * G; without a budget B = n
+//   prompt statistics:          (P^2 - F^2) / 2 * 2 d * G, once per unit, F the first row that a method reads
+//   a cell:                     rows * min(B, n) * (2 d + 2 dv) * G, rows = those that somebody looks at;
+//                               without a budget B = n
+//   a cut of the prompt:        P * B * 2 d, as if each token were compared with each that stays
 //   memory of a unit:           k twice, v, the queries of a tile or of the trace, a strip for every row of a
 //                               tile, for every cache what it notes of each token and each row (the rows
 //                               themselves are those of k and v, unless a row format rewrites them), and k,
@@ -24,6 +26,7 @@ namespace {
 
 constexpr double kBytesPerRow = 33;     // token, score, two weights, two marks, at most
 constexpr double kBytesPerToken = 12;   // of each cache: copies, evictions and their ages
+constexpr double kBytesPerStep = 12;    // the same while it streams: where tokens stand in tiles and products
 constexpr double kBytesPerScored = 48;  // of each cell and query head: what is kept of a scored row
 constexpr double kProgramBytes = 40e6;  // what runs before anything is loaded
 
@@ -53,8 +56,19 @@ double coded_rows(const Cell& cell) {
   return cell.axes.phase == Phase::stream ? cached_rows(cell) : cell.n_tokens;
 }
 
-bool reads_prompt_queries(const Cell& cell) {
-  return cell.method->needs(cell.params, cell.scene()).reads_queries();
+bool observes(const Cell& cell) {
+  return cell.method->observes && cell.method->observes(cell.params, cell.axes);
+}
+
+// First row of the prompt whose probabilities the method looks at when all of it arrives; the prompt's end if
+// there is none.
+double first_read(const Cell& cell) {
+  const PromptNeeds needs = cell.method->needs(cell.params, cell.scene());
+  double first = cell.n_prefill;
+  if (cell.prompt_streams || !needs.reads_queries()) return first;
+  for (const int32_t row : {needs.column_sums_from, needs.rows_from})
+    if (row >= 0) first = std::min(first, double(row));
+  return first;
 }
 
 struct Unit {
@@ -67,19 +81,22 @@ struct Unit {
   double prompt() const { return cells.front().n_prefill; }
 
   double strips(const RunConfig::Replay& replay) const {
-    const bool observed = std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {
-      return cell.method->observes && cell.method->observes(cell.params, cell.axes);
-    });
+    const bool observed = std::any_of(cells.begin(), cells.end(), observes);
     return observed && tokens() <= kLongTrace ? tokens() - prompt()
                                               : scored_rows(replay, tokens() - prompt());
   }
   double shared_cost(const RunConfig::Replay& replay) const {
     const double exact = strips(replay) * tokens() * 2 * width() * heads();
-    const bool statistics = std::any_of(cells.begin(), cells.end(), reads_prompt_queries);
-    return exact + (statistics ? prompt() * prompt() * layer.head_dim * heads() : 0);
+    double first = prompt();
+    for (const Cell& cell : cells) first = std::min(first, first_read(cell));
+    return exact + (prompt() * prompt() - first * first) * layer.head_dim * heads();
   }
-  double cost(const Cell& cell) const {
-    return (tokens() - prompt()) * cached_rows(cell) * 2 * width() * heads();
+  double cost(const Cell& cell, const RunConfig::Replay& replay) const {
+    const double decoded = tokens() - prompt(), stepped = cell.prompt_streams ? tokens() : decoded;
+    const double rows = observes(cell) ? stepped : scored_rows(replay, decoded);
+    const double cut =
+        cell.budget && !cell.prompt_streams ? prompt() * cached_rows(cell) * 2 * layer.head_dim : 0;
+    return rows * cached_rows(cell) * 2 * width() * heads() + cut;
   }
   bool holds_all_queries() const {
     return tokens() <= kQueryRows || std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {
@@ -104,7 +121,8 @@ struct Unit {
     const double prompt_rows = cell.prompt_streams ? 0 : prompt();
     const double rows = bounded ? std::max(prompt_rows, cached_rows(cell)) : tokens();
     const double copied = (audit ? tokens() : 0) + coded_rows(cell);
-    return tokens() * kBytesPerToken + rows * kBytesPerRow + copied * width() * real_bytes;
+    const double per_token = kBytesPerToken + (cell.axes.phase == Phase::stream ? kBytesPerStep : 0);
+    return tokens() * per_token + rows * kBytesPerRow + copied * width() * real_bytes;
   }
   double bytes(const RunConfig& config, double real_bytes) const {
     const double strip = tile_rows(int32_t(heads())) * heads() * tokens();
@@ -147,7 +165,7 @@ PlanEstimate estimate(const RunConfig& config, const std::vector<Cell>& plan,
   double ahead = 0;
   for (const Unit& unit : units_of(plan, traces)) {
     const double share = unit.shared_cost(config.replay) / double(unit.cells.size());
-    for (const Cell& cell : unit.cells) result.cost.push_back(unit.cost(cell) + share);
+    for (const Cell& cell : unit.cells) result.cost.push_back(unit.cost(cell, config.replay) + share);
     bytes.push_back(unit.bytes(config, real_bytes));
     ahead = std::max(ahead, unit.tensors(1) * real_bytes);
   }

@@ -221,6 +221,22 @@ TEST_CASE("rows without a strip know sink logits, soft caps, windows and who dec
   same(replay(stream, {factor}, alone).only(), replay(stream, {factor}, sampled).only(), kDouble);
 }
 
+TEST_CASE("under a soft cap what was evicted weighs nothing in rows without a strip", "[shared]") {
+  const StreamShape s{400, 20, 8, 8, 1};
+  RunOptions sampled, alone;
+  sampled.queries = alone.queries = {QuerySelection::Kind::stride, 50};
+  alone.strips_up_to = 0;
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    auto stream = make_stream<double>(s, 60 + seed, Look::gaussian);
+    stream.rule.softcap = 0.5;
+    for (const int32_t budget : {17, 24, 33}) {
+      INFO("seed " << seed << " budget " << budget);
+      const Cell cell = make_cell("h2o", budget, s);
+      same(replay(stream, {cell}, alone).only(), replay(stream, {cell}, sampled).only(), kDouble);
+    }
+  }
+}
+
 TEST_CASE("queries that are fetched in pieces are the queries", "[shared]") {
   const StreamShape s{120, 60, 8, 8, 2};
   const auto whole = make_stream<double>(s, 28, Look::sinks);

@@ -10,11 +10,13 @@
 #include "core/team.hpp"
 #include "core/walk.hpp"
 #include "core/walk_record.hpp"
+#include "gaussian.hpp"
 #include "kernels/kernels.hpp"
 #include "methods/balancekv.hpp"
 #include "replay/runner.hpp"
 
 namespace kvreplay {
+using test::gaussian;
 namespace {
 
 using Doubles = std::vector<double>;
@@ -52,15 +54,6 @@ struct Traversal {
   Doubles members;
   bool operator==(const Traversal&) const = default;
 };
-
-template <class Real>
-std::vector<Real> normal_numbers(size_t n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<double> normal;
-  std::vector<Real> x(n);
-  for (Real& number : x) number = Real(normal(random));
-  return x;
-}
 
 // f() without wider vectors.
 template <class F>
@@ -155,7 +148,7 @@ TEST_CASE("neighbouring exponentials are those of the standard library to two un
 }
 
 TEST_CASE("an exponential does not depend on how many are computed with it", "[core]") {
-  const Doubles x = normal_numbers<double>(32, 9);
+  const Doubles x = gaussian<double>(32, 9);
   double all[32];
   std::copy(x.begin(), x.end(), all);
   exponentiate(all);
@@ -208,10 +201,10 @@ Doubles pairs(const BasicCache<Real>& cache, std::span<const double> centre) {
 
 TEST_CASE("kernels of pairs are the same numbers with and without wider vectors", "[core]") {
   for (const auto& [n, dim] : {std::pair{30, 64}, {9, 7}, {4, 1}}) {
-    const auto x = normal_numbers<double>(size_t(n * dim), 5);
+    const auto x = gaussian<double>(size_t(n * dim), 5);
     const Held<double> real(x, dim);
     const Held<float> single(std::vector<float>(x.begin(), x.end()), dim);
-    const Doubles centre = normal_numbers<double>(size_t(dim), 6);
+    const Doubles centre = gaussian<double>(size_t(dim), 6);
     CHECK(pairs(single.cache, {}) == narrow([&] { return pairs(single.cache, {}); }));
     CHECK(pairs(single.cache, centre) == narrow([&] { return pairs(single.cache, centre); }));
     CHECK(pairs(real.cache, {}) == narrow([&] { return pairs(real.cache, {}); }));
@@ -229,7 +222,7 @@ TEST_CASE("a run takes wider vectors unless its instruction set is portable", "[
 
 TEST_CASE("a record holds a block of the same tokens, weights and end alone", "[core]") {
   const SerialTeam team;
-  Held<float> held(normal_numbers<float>(24, 7), 2);
+  Held<float> held(gaussian<float>(24, 7), 2);
   auto& cache = held.cache;
   const int32_t block = 4;
   const auto at = [&](int32_t round, int32_t begin, int32_t rows) {
@@ -261,7 +254,7 @@ TEST_CASE("a record holds a block of the same tokens, weights and end alone", "[
 
 TEST_CASE("a budget takes over the signs that a larger one has found", "[core][methods]") {
   const int32_t n = 100, dim = 4;
-  const auto keys = normal_numbers<float>(size_t(n * dim), 8);
+  const auto keys = gaussian<float>(size_t(n * dim), 8);
   Scene scene;
   scene.shape = {.dim = dim, .v_dim = dim, .heads = 1};
   scene.tokens = scene.prompt = n;

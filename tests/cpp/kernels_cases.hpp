@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "gaussian.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/paths.hpp"
 
@@ -23,15 +24,6 @@ inline std::vector<const kernels::Table*> tables() {
   for (const kernels::Path& path : kernels::paths())
     if (path.table != nullptr) all.push_back(path.table);
   return all;
-}
-
-template <class Real>
-std::vector<Real> gaussian(size_t n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<double> normal;
-  std::vector<Real> x(n);
-  for (Real& number : x) number = Real(normal(random));
-  return x;
 }
 
 // Numbers that nothing computed here looks like: what was not to be written must still hold them.

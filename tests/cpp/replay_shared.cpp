@@ -56,6 +56,15 @@ void check_sharing(const HeadStream<Real>& stream, const Variant& v, const Strea
   }
 }
 
+// Every stride-th query is scored; other rows do without a strip, or have one.
+template <class Real>
+void check_without_strips(const HeadStream<Real>& stream, const Cell& cell, int64_t stride) {
+  RunOptions sampled, alone;
+  sampled.queries = alone.queries = {QuerySelection::Kind::stride, stride};
+  alone.strips_up_to = 0;
+  same(replay(stream, {cell}, alone).only(), replay(stream, {cell}, sampled).only(), kDouble);
+}
+
 }  // namespace
 
 TEST_CASE("budgets that share their sums give what each gives alone", "[shared]") {
@@ -183,17 +192,13 @@ TEST_CASE("a prompt that streams past the full cache gives its outputs", "[share
 TEST_CASE("rows that nobody scores may do without a strip", "[shared]") {
   const StreamShape s{120, 60, 8, 8, 2};
   auto stream = make_stream<double>(s, 27, Look::sinks);
-  RunOptions sampled, alone;
-  sampled.queries = alone.queries = {QuerySelection::Kind::stride, 7};
-  alone.strips_up_to = 0;
   for (const bool capped : {false, true}) {
     if (capped) stream.rule.softcap = 2, stream.sink_logits.assign(size_t(s.heads), 0.7);
     for (const Variant& v : variants())
       for (const int32_t budget : {24, 40}) {
         if (capped && v.entry().info.needs_linear_logits) continue;
         INFO(v.label() << " budget " << budget << (capped ? " capped" : ""));
-        same(replay(stream, {cell_of(v, budget, s)}, alone).only(),
-             replay(stream, {cell_of(v, budget, s)}, sampled).only(), kDouble);
+        check_without_strips(stream, cell_of(v, budget, s), 7);
       }
   }
 }
@@ -201,14 +206,10 @@ TEST_CASE("rows that nobody scores may do without a strip", "[shared]") {
 TEST_CASE("rows without a strip know sink logits, soft caps, windows and who decides together", "[shared]") {
   const StreamShape s{120, 60, 8, 8, 2};
   auto stream = make_stream<double>(s, 30, Look::sinks);
-  RunOptions sampled, alone;
-  sampled.queries = alone.queries = {QuerySelection::Kind::stride, 7};
-  alone.strips_up_to = 0;
   const auto check = [&](Variant v, GqaLevel level) {
     v.axes.gqa_level = level;
     INFO(v.label() << " budget 24");
-    same(replay(stream, {cell_of(v, 24, s)}, alone).only(),
-         replay(stream, {cell_of(v, 24, s)}, sampled).only(), kDouble);
+    check_without_strips(stream, cell_of(v, 24, s), 7);
   };
   stream.sink_logits.assign(size_t(s.heads), 0.7);
   for (const char* method : {"scissorhands", "buzz", "keyformer"})
@@ -217,22 +218,18 @@ TEST_CASE("rows without a strip know sink logits, soft caps, windows and who dec
   stream.window = 50;
   for (const char* method : {"scissorhands", "buzz", "keyformer", "h2o", "tova"})
     check({method, default_axes(method)}, GqaLevel::kv);
-  Cell factor = make_cell("buzz", 24, s, {{"log_n", "live"}}, default_axes("buzz"));
-  same(replay(stream, {factor}, alone).only(), replay(stream, {factor}, sampled).only(), kDouble);
+  const Cell factor = make_cell("buzz", 24, s, {{"log_n", "live"}}, default_axes("buzz"));
+  check_without_strips(stream, factor, 7);
 }
 
 TEST_CASE("under a soft cap what was evicted weighs nothing in rows without a strip", "[shared]") {
   const StreamShape s{400, 20, 8, 8, 1};
-  RunOptions sampled, alone;
-  sampled.queries = alone.queries = {QuerySelection::Kind::stride, 50};
-  alone.strips_up_to = 0;
   for (uint32_t seed = 0; seed < 12; ++seed) {
     auto stream = make_stream<double>(s, 60 + seed, Look::gaussian);
     stream.rule.softcap = 0.5;
     for (const int32_t budget : {17, 24, 33}) {
       INFO("seed " << seed << " budget " << budget);
-      const Cell cell = make_cell("h2o", budget, s);
-      same(replay(stream, {cell}, alone).only(), replay(stream, {cell}, sampled).only(), kDouble);
+      check_without_strips(stream, make_cell("h2o", budget, s), 50);
     }
   }
 }

@@ -17,28 +17,32 @@ Accumulator::Accumulator(int32_t heads, int64_t rows, double tiny_norm, Wanted w
 template <class Real>
 void Accumulator::add(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads,
                       bool keep_outputs) {
-  v_dim_ = tile.v_dim;
-  if (keep_outputs) out_.resize(size_t(heads_) * size_t(rows_) * size_t(v_dim_));
   for (int32_t r = 0; r < lane.rows; ++r) {
     if (tile.scored[size_t(r)] == 0) continue;
-    if (heads.own_head == 0) tokens_.push_back(tile.rows[size_t(r)]);
-    for (int32_t h = 0; h < heads.count; ++h)
-      add_row(ScoredRow<Real>(tile, lane, heads.tile_head + h, heads.lane_head + h, r, tiny_norm_),
-              heads.own_head + h, keep_outputs);
-    sets_.add_recall(lane, heads.lane_head, heads.count, r);
+    for (int32_t h = 0; h < heads.count; ++h) {
+      const int32_t of_lane = heads.lane_head + h;
+      const Real* out = lane.out.data() + lane.at(of_lane, r) * size_t(tile.v_dim);
+      add(scored_row(tile, lane, heads.tile_head + h, of_lane, r, tiny_norm_, wanted_), heads.own_head + h,
+          keep_outputs ? out : nullptr);
+    }
+    add_recall(heads.count, [&](int32_t h) -> const RowMeasure& {
+      return lane.measures[lane.at(heads.lane_head + h, r)];
+    });
   }
 }
 
 template <class Real>
-void Accumulator::add_row(const ScoredRow<Real>& row, int32_t own_head, bool keep_output) {
+void Accumulator::add(const ScoredRow& row, int32_t own_head, const Real* out) {
+  v_dim_ = row.v_dim;
+  if (own_head == 0) tokens_.push_back(row.token);
   const int64_t number = filled_[size_t(own_head)]++;
   const size_t at = size_t(own_head) * size_t(rows_) + size_t(number);
   errors_.add(row, own_head, number);
   epsilons_.add(row);
   if (wanted_.masses) sets_.add(row, at);
-  if (!keep_output) return;
-  std::transform(row.z(), row.z() + v_dim_, out_.begin() + int64_t(at) * v_dim_,
-                 [](Real x) { return double(x); });
+  if (out == nullptr) return;
+  if (out_.empty()) out_.resize(size_t(heads_) * size_t(rows_) * size_t(v_dim_));
+  std::transform(out, out + v_dim_, out_.begin() + int64_t(at) * v_dim_, [](Real x) { return double(x); });
 }
 
 void Accumulator::finish(CellMeasures& measures, CellResult& result, const SaveOptions& save,
@@ -56,5 +60,7 @@ void Accumulator::finish(CellMeasures& measures, CellResult& result, const SaveO
 
 template void Accumulator::add(const Tile<float>&, const LaneTile<float>&, const Heads&, bool);
 template void Accumulator::add(const Tile<double>&, const LaneTile<double>&, const Heads&, bool);
+template void Accumulator::add(const ScoredRow&, int32_t, const float*);
+template void Accumulator::add(const ScoredRow&, int32_t, const double*);
 
 }  // namespace kvreplay

@@ -23,13 +23,18 @@ class Accumulator {
   };
   template <class Real>
   void add(const Tile<Real>& tile, const LaneTile<Real>& lane, const Heads& heads, bool keep_outputs);
+  // The same from elsewhere: rows of a head come in order; out: [v_dim], where outputs are kept.
+  template <class Real>
+  void add(const ScoredRow& row, int32_t own_head, const Real* out);
+  // Of one row, before or after its heads.
+  template <class F>
+  void add_recall(int32_t heads, F measures) {
+    sets_.add_recall(heads, measures);
+  }
   // Everything but sizes, bytes and times. Moves the curves and outputs that were kept.
   void finish(CellMeasures& measures, CellResult& result, const SaveOptions& save, const Promise& promise);
 
  private:
-  template <class Real>
-  void add_row(const ScoredRow<Real>& row, int32_t own_head, bool keep_output);
-
   int32_t heads_;
   int64_t rows_;
   double tiny_norm_;

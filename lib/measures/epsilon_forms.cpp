@@ -8,14 +8,12 @@ namespace {
 
 // ||numerator error|| / (j exp(-r^2/sqrt(d)) max ||v||) of the unnormalised sums, in logarithms until the
 // end: exp of a logit and exp(r^2/sqrt(d)) can each leave the range of a double.
-template <class Real>
-double additive_form(const ScoredRow<Real>& row) {
-  const double numerator2 = row.compare().numerator2;
+double additive_form(const ScoredRow& row) {
+  const double numerator2 = row.comparison.numerator2;
   if (numerator2 == 0) return 0;
-  const double numerator =
-      0.5 * std::log(numerator2) + std::log(row.tile.z[row.exact]) + double(row.tile.shift[row.exact]);
+  const double numerator = 0.5 * std::log(numerator2) + row.log_normaliser;
   const double tokens = row.token + 1;
-  return std::exp(numerator + row.m.spread - std::log(tokens * row.tile.v_largest[row.values]));
+  return std::exp(numerator + row.m.spread - std::log(tokens * row.v_largest));
 }
 
 }  // namespace
@@ -26,10 +24,8 @@ EpsilonForms::EpsilonForms(int32_t heads, int64_t rows, Wanted wanted) : wanted_
   frobenius_.reserve(size_t(heads) * size_t(rows));
 }
 
-template <class Real>
-void EpsilonForms::add(const ScoredRow<Real>& row) {
-  const double l2 = row.tile.l2[row.exact], v_op = row.tile.v_operator[row.values],
-               v_fro = row.tile.v_frobenius[row.values];
+void EpsilonForms::add(const ScoredRow& row) {
+  const double l2 = row.l2, v_op = row.v_operator, v_fro = row.v_frobenius;
   if (!(l2 * v_fro > 0)) return;
   const bool keeps = wanted_.bounds || wanted_.quantiles;
   const double frobenius = row.error / (l2 * v_fro);
@@ -68,8 +64,5 @@ void EpsilonForms::compare(CellMeasures& measures, const Promise& promise,
   measures.bound_holds = double(within) / double(measured.size());
   if (*mean > 0) measures.bound_slack = promise.epsilon / *mean;
 }
-
-template void EpsilonForms::add(const ScoredRow<float>&);
-template void EpsilonForms::add(const ScoredRow<double>&);
 
 }  // namespace kvreplay

@@ -12,8 +12,7 @@ namespace kvreplay {
 class EpsilonForms {
  public:
   EpsilonForms(int32_t heads, int64_t rows, Wanted wanted);
-  template <class Real>
-  void add(const ScoredRow<Real>& row);
+  void add(const ScoredRow& row);
   void finish(CellMeasures& measures, const Promise& promise);
 
  private:

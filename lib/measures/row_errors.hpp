@@ -13,16 +13,13 @@ class RowErrors {
  public:
   RowErrors(int32_t heads, int64_t rows, Wanted wanted);
   // Rows of a head come in order.
-  template <class Real>
-  void add(const ScoredRow<Real>& row, int32_t head, int64_t number);
+  void add(const ScoredRow& row, int32_t head, int64_t number);
   void finish(CellMeasures& measures) const;
   std::vector<double> take_curve() { return std::move(rel_); }
 
  private:
-  template <class Real>
-  void add_details(const ScoredRow<Real>& row);
-  template <class Real>
-  void add_sides(const ScoredRow<Real>& row);
+  void add_details(const ScoredRow& row);
+  void add_sides(const ScoredRow& row);
 
   static constexpr int64_t kParts = 4;  // of the scored rows
   int64_t rows_, skipped_ = 0;

@@ -1,39 +1,82 @@
 #pragma once
 #include <cmath>
+#include <span>
 
 #include "kernels/kernels.hpp"
 #include "measures/row_measure.hpp"
+#include "measures/wanted.hpp"
 
 namespace kvreplay {
 
-// One (query head, row) of a cell with what all measures need of it.
-template <class Real>
+// One (query head, row) of a cell: every number that some measure needs, wherever it was computed.
 struct ScoredRow {
-  const Tile<Real>& tile;
-  const LaneTile<Real>& lane;
-  size_t exact, mine, values;  // its place in the tile, in the cache's results, in the norms of the values
-  int32_t token;               // t
-  RowMeasure m;
-  kernels::Distance distance;
-  double error, norm;  // ||z - o||, ||o||
-  bool skipped;        // ||o|| is too small to divide by
+  static constexpr double kNone = -1;  // of side errors
 
-  ScoredRow(const Tile<Real>& t, const LaneTile<Real>& l, int32_t tile_head, int32_t lane_head, int32_t row,
-            double tiny_norm)
-      : tile(t),
-        lane(l),
-        exact(size_t(t.at(tile_head, row))),
-        mine(l.at(lane_head, row)),
-        values(size_t(tile_head / (t.heads / t.blocks)) * t.rows.size() + size_t(row)),
-        token(t.rows[size_t(row)]),
-        m(l.measures[mine]),
-        distance(kernels::distance(z(), o(), t.v_dim)),
-        error(std::sqrt(distance.error2)),
-        norm(std::sqrt(distance.exact2)),
-        skipped(norm < tiny_norm) {}
-  kernels::Comparison compare() const { return kernels::compare(z(), o(), tile.v_dim, m.tau); }
-  const Real* z() const { return lane.out.data() + int64_t(mine) * tile.v_dim; }
-  const Real* o() const { return tile.out.data() + int64_t(exact) * tile.v_dim; }
+  int32_t token = 0, v_dim = 0;  // t
+  RowMeasure m;
+  kernels::Distance distance{};
+  kernels::Comparison comparison{};  // with Wanted::details, or where m.spread is set
+  double error = 0, norm = 0;        // ||z - o||, ||o||
+  bool skipped = false;              // ||o|| is too small to divide by
+  double l2 = 0;                     // ||x||_2 of the exact probabilities
+  double log_normaliser = 0;         // of the exact row, ln sum exp(l_i); where m.spread is set
+  double v_frobenius = 0, v_operator = 0, v_largest = 0;  // norms of V_0..t
+  double prefix_error = kNone, set_error = kNone;  // relative, of other pairs of outputs; kNone: not there
+  bool has_set = false;                            // someone asks for it
+  std::span<const double> needles;                 // see needle_shares; empty without needles
+
+  void set_distance(kernels::Distance d, double tiny_norm) {
+    distance = d;
+    error = std::sqrt(d.error2), norm = std::sqrt(d.exact2);
+    skipped = norm < tiny_norm;
+  }
+  static bool compares(const RowMeasure& m, const Wanted& wanted) {
+    return wanted.details || m.spread != kUnset;
+  }
 };
+
+// ||out / weight - exact|| / ||exact||, or kNone where there is neither an output nor a norm.
+template <class Real>
+double side_error(const SideOutput<Real>& side, size_t at, const Real* exact, int32_t v_dim) {
+  if (!(side.weight[at] > 0)) return ScoredRow::kNone;
+  const Real* out = side.out.data() + at * size_t(v_dim);
+  const double inverse = 1 / side.weight[at];
+  double error2 = 0, norm2 = 0;
+  for (int32_t c = 0; c < v_dim; ++c) {
+    const double o = double(exact[c]), difference = double(out[c]) * inverse - o;
+    error2 += difference * difference;
+    norm2 += o * o;
+  }
+  return norm2 > 0 ? std::sqrt(error2 / norm2) : ScoredRow::kNone;
+}
+
+// From a tile and a cache's results for it.
+template <class Real>
+ScoredRow scored_row(const Tile<Real>& tile, const LaneTile<Real>& lane, int32_t tile_head, int32_t lane_head,
+                     int32_t row, double tiny_norm, const Wanted& wanted) {
+  const size_t exact = size_t(tile.at(tile_head, row)), mine = lane.at(lane_head, row),
+               width = size_t(tile.v_dim);
+  const size_t values = size_t(tile_head / (tile.heads / tile.blocks)) * tile.rows.size() + size_t(row);
+  const Real *const z = lane.out.data() + mine * width, *const o = tile.out.data() + exact * width;
+  ScoredRow r;
+  r.token = tile.rows[size_t(row)], r.v_dim = tile.v_dim;
+  r.m = lane.measures[mine];
+  r.set_distance(kernels::distance(z, o, tile.v_dim), tiny_norm);
+  if (ScoredRow::compares(r.m, wanted)) r.comparison = kernels::compare(z, o, tile.v_dim, r.m.tau);
+  r.l2 = tile.l2[exact];
+  if (r.m.spread != kUnset) r.log_normaliser = std::log(tile.z[exact]) + double(tile.shift[exact]);
+  r.v_frobenius = tile.v_frobenius[values], r.v_operator = tile.v_operator[values];
+  r.v_largest = tile.v_largest[values];
+  r.has_set = lane.has_set;
+  if (!lane.needles.empty()) {
+    const size_t count = lane.needles.size() / lane.cells();
+    r.needles = {lane.needles.data() + mine * count, count};
+  }
+  if (r.skipped) return r;
+  if (!lane.prefix.out.empty())
+    r.prefix_error = side_error(lane.prefix, mine, tile.prefix_out.data() + exact * width, tile.v_dim);
+  if (lane.has_set && !r.m.plain) r.set_error = side_error(lane.set, mine, o, tile.v_dim);
+  return r;
+}
 
 }  // namespace kvreplay

@@ -94,6 +94,7 @@ struct CellResult {
   std::vector<int32_t> rows;  // token index of each scored row
   int32_t heads = 0, v_dim = 0;
   bool double_precision = false, oneshot = false;
+  bool by_cores = true;  // false: a device computed the rows
   std::vector<double> rel_err, partition_err, out;
   TokenLists kept, attended;
   std::vector<double> num, den;  // of the kept lists, empty when all are 1

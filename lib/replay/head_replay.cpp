@@ -30,12 +30,20 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
              options.wanted.prefix_error,
              options.wanted.ages,
              options.needles.spans(stream.prompt)},
-      norms_(size_t(stream.shape.blocks), ValueNorms(stream.shape.v_dim, options.wanted.spectral)),
+      norms_(stream, options.wanted.spectral),
+      device_caches_(stream),
       fixed_(stream),
       sliding_(stream) {
+  if constexpr (std::is_same_v<Real, float>)
+    if (options.device && !options.audit) device_ = options.device(stream);
   scored_ = scored_tokens();
   scored_rows_ = std::count(scored_.begin(), scored_.end(), uint8_t{1});
   solo_ = stream.tokens > options.strips_up_to;
+}
+
+template <class Real>
+double HeadReplay<Real>::tiny_norm() const {
+  return kTinyShare * stream_.max_value_norm;
 }
 
 // The selection is taken from the decode rows that the trace has a query for.
@@ -59,8 +67,7 @@ void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
   Replayed r;
   r.cells = cells;
   for (size_t i = 0; i < cells.size(); ++i)
-    r.errors.push_back(std::make_unique<Accumulator>(group(), scored_rows_,
-                                                     kTinyShare * stream_.max_value_norm, options_.wanted));
+    r.errors.push_back(std::make_unique<Accumulator>(group(), scored_rows_, tiny_norm(), options_.wanted));
   LaneOrder order{cell.params, cell.axes, cell.scene(), {}};
   // What looks only at keys and values decides the same for every query head: one cache (C9).
   const bool by_query = cell.axes.gqa_level == GqaLevel::query && cell.method->looks_at_queries;
@@ -100,20 +107,6 @@ void HeadReplay<Real>::inject(Replayed& r, LaneOrder& order) {
   }
 }
 
-// A cell that fails is reported as failed; the others go on.
-template <class Real>
-template <class F>
-void HeadReplay<Real>::guarded(Replayed& r, F f) {
-  if (!r.alive()) return;
-  try {
-    f();
-  } catch (const LaneError& e) {
-    r.failure = e.what();
-    for (const Evaluator& evaluator : r.evaluators)
-      if (evaluator.shortcut.kind == Shortcut::Kind::sliding) sliding_.leave(evaluator.id);
-  }
-}
-
 // Statistics of prompt rows are computed once for all caches that ask for the same rows. f(decision, lane,
 // sums) for every cache that takes the prompt in one call.
 template <class Real>
@@ -139,8 +132,8 @@ void HeadReplay<Real>::with_prompt(F f) {
     for (const auto& [lane, from] : watchers)
       if (t >= from) lane->observe_prompt(t, p);
   };
-  const std::vector<std::vector<double>> sums = prompt_pass(exact_, pass);
-  const std::vector<double> later = future ? future_sums(exact_, scored_) : std::vector<double>{};
+  const std::vector<std::vector<double>> sums = column_sums(pass);
+  const std::vector<double> later = future ? sums_of_future() : std::vector<double>{};
   for (const size_t d : by_falling_budget())
     guarded(decisions_[d], [&] {
       for (const auto& lane : decisions_[d].lanes) {
@@ -153,6 +146,23 @@ void HeadReplay<Real>::with_prompt(F f) {
                      later.empty() ? nullptr : later.data()});
       }
     });
+}
+
+// What a cache is shown row by row comes from this machine's cores.
+template <class Real>
+std::vector<std::vector<double>> HeadReplay<Real>::column_sums(const PromptPass& pass) {
+  if (device_ == nullptr) return prompt_pass(exact_, pass);
+  if (pass.rows_from >= 0) {
+    PromptPass rows = pass;
+    rows.sums_from.clear();
+    prompt_pass(exact_, rows);
+  }
+  if (pass.sums_from.empty()) return {};
+  return device_->prompt_sums(pass.sums_from, pass.maxima);
+}
+template <class Real>
+std::vector<double> HeadReplay<Real>::sums_of_future() {
+  return device_ == nullptr ? future_sums(exact_, scored_) : device_->future_sums(scored_rows());
 }
 
 // What budgets decide alike is found once, at the largest.
@@ -204,19 +214,16 @@ void HeadReplay<Real>::fill_tile(Tile<Real>& tile) {
   stream_.hold_queries(tile.begin, tile.end - 1);
   if (tile.rows.empty()) return;
   if (prefixes_ && tile.divided && tile.any_scored()) exact_.prefix_pass(tile);
-  const size_t rows = tile.rows.size();
-  tile.v_frobenius.assign(rows * norms_.size(), 0.0);
-  tile.v_operator.assign(rows * norms_.size(), 0.0);
-  tile.v_largest.assign(rows * norms_.size(), 0.0);
+  const size_t rows = tile.rows.size(), blocks = size_t(stream_.shape.blocks);
+  for (auto* norms : {&tile.v_frobenius, &tile.v_operator, &tile.v_largest})
+    norms->assign(rows * blocks, 0.0);
   for (size_t r = 0; r < rows; ++r) {
     if (tile.scored[r] == 0) continue;
-    for (; norms_up_to_ <= tile.rows[r]; ++norms_up_to_)
-      for (size_t b = 0; b < norms_.size(); ++b)
-        norms_[b].add(stream_.block_values(int32_t(b)) + int64_t(norms_up_to_) * stream_.shape.v_dim);
-    for (size_t b = 0; b < norms_.size(); ++b) {
-      tile.v_frobenius[b * rows + r] = norms_[b].frobenius();
-      if (options_.wanted.spectral) tile.v_operator[b * rows + r] = norms_[b].spectral();
-      tile.v_largest[b * rows + r] = norms_[b].largest();
+    const std::span<const ValueNorm> norms = norms_.at(tile.rows[r]);
+    for (size_t b = 0; b < blocks; ++b) {
+      tile.v_frobenius[b * rows + r] = norms[b].frobenius;
+      tile.v_operator[b * rows + r] = norms[b].spectral;
+      tile.v_largest[b * rows + r] = norms[b].largest;
     }
   }
   if (options_.wanted.recalls) rank(tile);
@@ -227,7 +234,7 @@ void HeadReplay<Real>::rank(Tile<Real>& tile) {
   int32_t depth = 0, depth_of_heads = 0;
   for (const Replayed& r : decisions_)
     for (const auto& lane : r.lanes) {
-      if (!r.alive()) continue;
+      if (!r.alive() || r.on_device) continue;
       int32_t& of = lane->heads_differ() ? depth_of_heads : depth;
       of = std::max(of, lane->attended_bound(tile.end - tile.begin));
     }
@@ -238,8 +245,11 @@ void HeadReplay<Real>::rank(Tile<Real>& tile) {
 // Once the prompt's caches are cut.
 template <class Real>
 void HeadReplay<Real>::choose_evaluators() {
-  for (Replayed& r : decisions_)
-    guarded(r, [&] {
+  for (size_t d = 0; d < decisions_.size(); ++d)
+    guarded(decisions_[d], [&] {
+      Replayed& r = decisions_[d];
+      r.on_device = device_takes(r);
+      if (r.on_device) return give_to_device(d);
       for (const auto& lane : r.lanes) r.evaluators.push_back(evaluator_of(r, *lane));
     });
   fixed_.build();
@@ -326,6 +336,18 @@ void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
   for (const auto& [key, lane] : larger)
     if (lane != nullptr) lane->forget_selection();  // null: it failed
   choose_evaluators();
+  if (!device_caches_.empty()) replay_on_device();
+  replay_tiles(stop);
+  if (stop()) return;
+  for (Replayed& r : decisions_)
+    for (size_t c = 0; c < r.cells.size(); ++c) report(*r.cells[c], result_of(r, c));
+}
+
+// What no device has taken.
+template <class Real>
+void HeadReplay<Real>::replay_tiles(const Stop& stop) {
+  const auto waits = [](const Replayed& r) { return r.alive() && !r.on_device; };
+  if (std::none_of(decisions_.begin(), decisions_.end(), waits)) return;
   const auto streams = [&](const Replayed& r) { return r.streams_prompt(); };
   const bool some = std::any_of(decisions_.begin(), decisions_.end(), streams);
   Tile<Real> tile;
@@ -336,14 +358,12 @@ void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
     fill_tile(tile);
     const auto each = [&](auto f) {
       for (Replayed& r : decisions_)
-        if (!prompt || streams(r)) guarded(r, [&] { f(r); });
+        if (!r.on_device && (!prompt || streams(r))) guarded(r, [&] { f(r); });
     };
     each([&](Replayed& r) { step_sliding(tile, r); });
     each([&](Replayed& r) { replay_tile(tile, r); });
     t = tile.end;
   }
-  for (Replayed& r : decisions_)
-    for (size_t c = 0; c < r.cells.size(); ++c) report(*r.cells[c], result_of(r, c));
 }
 
 template <class Real>
@@ -363,6 +383,7 @@ CellResult HeadReplay<Real>::result_of(Replayed& r, size_t cell) const {
   if (const auto& share = r.cells[cell]->allocated) result.measures.extras["allocated_tokens"] = *share;
   r.errors[cell]->finish(result.measures, result, options_.save, r.lanes.front()->promise());
   result.double_precision = sizeof(Real) == sizeof(double);
+  result.by_cores = !r.on_device;
   result.oneshot = r.cells[cell]->axes.phase == Phase::oneshot;
   if (options_.save.kept) keep_lists(r, result);
   return result;

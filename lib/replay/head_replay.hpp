@@ -8,7 +8,8 @@
 
 #include "exact/sparse_rows.hpp"
 #include "measures/accumulator.hpp"
-#include "measures/operator_norm.hpp"
+#include "measures/scored_norms.hpp"
+#include "replay/device_caches.hpp"
 #include "replay/fixed_sets.hpp"
 #include "replay/lane.hpp"
 #include "replay/runner.hpp"
@@ -49,12 +50,17 @@ class HeadReplay {
     std::vector<std::unique_ptr<Accumulator>> errors;  // of each cell
     std::vector<std::vector<double>> uniforms;
     std::string failure;
+    bool on_device = false;
     bool alive() const { return failure.empty(); }
     bool streams_prompt() const { return cells.front()->prompt_streams || lanes.front()->streams_prompt(); }
   };
   std::vector<uint8_t> scored_tokens() const;
+  std::vector<int32_t> scored_rows() const;
+  void replay_tiles(const Stop& stop);
   void inject(Replayed& r, LaneOrder& order);
   std::vector<size_t> by_falling_budget() const;
+  std::vector<std::vector<double>> column_sums(const PromptPass& pass);
+  std::vector<double> sums_of_future();
   template <class F>
   void with_prompt(F f);
   void next_tile(int32_t begin, int32_t end, Tile<Real>& tile) const;
@@ -64,6 +70,21 @@ class HeadReplay {
   void rank(Tile<Real>& tile);
   void choose_evaluators();
   Evaluator evaluator_of(const Replayed& r, Lane<Real>& lane);
+  bool device_takes(const Replayed& r) const;
+  void give_to_device(size_t decision);
+  void replay_on_device();
+  // One row of a cache that a device computed.
+  struct DeviceCell {
+    const DeviceRows& rows;
+    size_t id, row;  // of the cache; in `rows`
+    int32_t token;
+    std::span<const ValueNorm> norms;
+  };
+  void take(const DeviceRows& rows, const std::vector<int32_t>& tokens);
+  void take_row(Replayed& r, const DeviceCell& at);
+  ScoredRow scored_row_of(const DeviceCell& at, int32_t head) const;
+  size_t device_lane(size_t id) const;
+  double tiny_norm() const;
   size_t family_of(const Replayed& r, const Lane<Real>& lane, Shortcut::Kind kind);
   void step_sliding(const Tile<Real>& tile, Replayed& r);
   void replay_tile(const Tile<Real>& tile, Replayed& r);
@@ -85,8 +106,10 @@ class HeadReplay {
   LaneWatch watch_;
   std::vector<uint8_t> scored_;  // [tokens]
   int64_t scored_rows_ = 0;
-  std::vector<ValueNorms> norms_;  // of each kv head
-  int32_t norms_up_to_ = 0;
+  ScoredNorms<Real> norms_;
+  std::unique_ptr<HeadDevice> device_;  // null: none
+  DeviceCaches<Real> device_caches_;
+  std::vector<size_t> device_decisions_;  // of each of its caches
   FixedSets<Real> fixed_;
   SlidingSets<Real> sliding_;
   using FamilyKey = std::tuple<Shortcut::Kind, const Method*, size_t, uint32_t, int32_t, int32_t>;
@@ -94,5 +117,19 @@ class HeadReplay {
   LaneWorkspace<Real> workspace_;
   LaneTile<Real> lane_tile_;
 };
+
+// A cell that fails is reported as failed; the others go on.
+template <class Real>
+template <class F>
+void HeadReplay<Real>::guarded(Replayed& r, F f) {
+  if (!r.alive()) return;
+  try {
+    f();
+  } catch (const LaneError& e) {
+    r.failure = e.what();
+    for (const Evaluator& evaluator : r.evaluators)
+      if (evaluator.shortcut.kind == Shortcut::Kind::sliding) sliding_.leave(evaluator.id);
+  }
+}
 
 }  // namespace kvreplay

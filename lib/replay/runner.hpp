@@ -7,6 +7,7 @@
 #include "exact/tile.hpp"
 #include "measures/needles.hpp"
 #include "measures/wanted.hpp"
+#include "replay/head_device.hpp"
 
 namespace kvreplay {
 
@@ -30,6 +31,9 @@ struct RunOptions {
   int32_t strips_up_to = kLongTrace;
   Wanted wanted;
   Needles needles;
+  // Null: everything is computed by this machine's cores. Single precision only. A cell that the device has
+  // no way for is replayed by the cores.
+  OpenHeadDevice device;
   // Called from worker threads, one at a time (under a lock).
   std::function<void(const Cell&, const CellResult&)> on_cell;
   std::function<void()> on_head;  // after the last cell of a kv head, under the same lock

@@ -61,7 +61,8 @@ json extras_text(const Row& row) {
   return row.result.measures.extras.empty() ? json() : json(canonical(row.result.measures.extras));
 }
 json precision(const Row& row) { return row.run.value("precision", json()); }
-json device(const Row& row) { return row.run.value("device", json()); }
+// A cell that the device has no way for is the cores' work.
+json device(const Row& row) { return row.result.by_cores ? json("cpu") : row.run.value("device", json()); }
 json schema(const Row& row) { return row.run.value("schema", json()); }
 
 using M = CellMeasures;

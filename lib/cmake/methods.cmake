@@ -76,6 +76,9 @@ Method method_@name@() { return make_method<@struct@>(); }
   target_link_libraries(${target} PUBLIC kvreplay PRIVATE kvreplay_flags kvreplay_packages)
   target_precompile_headers(${target} REUSE_FROM kvreplay)
   set_target_properties(${target} PROPERTIES kvreplay_names "${names}")
+  if(KVREPLAY_SANITIZE)  # most of what an unoptimised file takes is its headers
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  endif()
 endfunction()
 
 # kvreplay_registry(TARGET METHODS...): registry() over the methods of these targets, in their order.

@@ -11,7 +11,7 @@ template __global__ void replay_kernel<@struct@, float>(@struct@, DeviceHead<flo
 ]] @ONLY)
   list(APPEND kernels ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.cu)
 endforeach()
-add_library(kvreplay_cuda STATIC ${kernels})
-target_include_directories(kvreplay_cuda PUBLIC ${CMAKE_CURRENT_SOURCE_DIR} ${generated})
+add_library(kvreplay_device_policies STATIC EXCLUDE_FROM_ALL ${kernels})
+target_include_directories(kvreplay_device_policies PUBLIC ${CMAKE_CURRENT_SOURCE_DIR} ${generated})
 # std::span and std::bit_cast are constexpr functions of the standard library.
-target_compile_options(kvreplay_cuda PRIVATE --expt-relaxed-constexpr -Werror=all-warnings)
+target_compile_options(kvreplay_device_policies PRIVATE --expt-relaxed-constexpr -Werror=all-warnings)

@@ -12,18 +12,30 @@ namespace kvreplay::app {
 
 int default_jobs() { return int(std::max(1u, std::thread::hardware_concurrency())); }
 
-std::vector<Device> devices() {
-  return {{"cpu", fmt::format("{} threads, instruction set {}", default_jobs(), isa_path())}};
+std::vector<DeviceInfo> all_devices() {
+  std::vector<DeviceInfo> all{
+      {"cpu", fmt::format("{} threads, instruction set {}", default_jobs(), isa_path())}};
+  for (DeviceInfo& device : devices()) all.push_back(std::move(device));
+  return all;
 }
 
 void require_device(const RunConfig& config) {
-  std::vector<std::string> names;
-  for (const Device& device : devices()) names.push_back(device.name);
-  if (std::find(names.begin(), names.end(), config.run.device) != names.end()) return;
+  const std::string& name = config.run.device;
   const auto mark = config.marks.find("run.device");
-  throw DeviceError(
-      config.at(mark == config.marks.end() ? Mark{} : mark->second, "error",
-                fmt::format("there is no device {} here. Devices: {}", config.run.device, join(names))));
+  const Mark at = mark == config.marks.end() ? Mark{} : mark->second;
+  if (name == "cpu") return;
+  std::vector<std::string> names;
+  for (const DeviceInfo& device : all_devices()) names.push_back(device.name);
+  const std::string full = name == "cuda" ? "cuda:0" : name;
+  if (std::find(names.begin(), names.end(), full) == names.end())
+    throw DeviceError(config.at(
+        at, "error",
+        fmt::format("there is no device {} here. Devices: {} ({})", name, join(names), why_not(name))));
+  if (config.run.double_precision)
+    throw ConfigError(config.at(at, "error",
+                                fmt::format("run.precision is double, which device {} does not "
+                                            "compute; use device cpu, or precision single",
+                                            name)));
 }
 
 }  // namespace kvreplay::app

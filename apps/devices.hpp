@@ -2,14 +2,13 @@
 #include <string>
 #include <vector>
 
+#include "backend/devices.hpp"
 #include "config/run_config.hpp"
 
 namespace kvreplay::app {
 
-struct Device {
-  std::string name, description;
-};
-std::vector<Device> devices();
+// The machine's cores, and every device beside them.
+std::vector<DeviceInfo> all_devices();
 
 // Throws DeviceError when the machine or this build does not have what the configuration asks for.
 void require_device(const RunConfig& config);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/devices.hpp"
 #include "results/store.hpp"
 
 namespace kvreplay::app {
@@ -23,6 +24,7 @@ RunOptions engine_options(const RunConfig& config, const std::vector<Cell>& plan
   options.queries.count = config.replay.queries_count;
   options.double_precision = config.run.double_precision;
   options.audit = config.run.audit;
+  if (config.run.device != "cpu") options.device = open_device(config.run.device);
   options.every_row = std::any_of(plan.begin(), plan.end(), [](const Cell& cell) {
     return cell.method->observes(cell.params, cell.axes);
   });

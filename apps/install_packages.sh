@@ -3,7 +3,7 @@
 #   bash apps/install_packages.sh build|test
 set -euo pipefail
 
-build=(g++ cmake ninja-build git ca-certificates libhdf5-dev libeigen3-dev libcli11-dev libfmt-dev libyaml-cpp-dev
+build=(g++ cmake ninja-build git ca-certificates libboost-context-dev libhdf5-dev libeigen3-dev libcli11-dev libfmt-dev libyaml-cpp-dev
        nlohmann-json3-dev libssl-dev catch2 python3 python3-venv)
 test=("${build[@]}" clang-format binutils chromium)
 

@@ -44,7 +44,7 @@ void list_metrics(Form form) {
 void list_devices(Form form) {
   json all = json::array();
   std::vector<std::vector<std::string>> rows = {{"name", "description"}};
-  for (const Device& d : devices()) {
+  for (const DeviceInfo& d : all_devices()) {
     all.push_back({{"name", d.name}, {"description", d.description}});
     rows.push_back({d.name, d.description});
   }

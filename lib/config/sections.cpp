@@ -168,7 +168,7 @@ void read_run(RunConfig& config, const Node* node, Problems& problems) {
     const auto word = read_text(problems, *device, "run.device").value_or("cpu");
     const bool indexed_cuda = word.starts_with("cuda:") && word.size() > 5 && word.size() < 8 &&
                               word.find_first_not_of("0123456789", 5) == std::string::npos;
-    if (word != "cpu" && word != "cuda" && !indexed_cuda)
+    if (word != "cpu" && word != "cuda" && word != "emulated" && !indexed_cuda)
       must_be(problems, *device, "run.device", "cpu, cuda or cuda:N");
     config.run.device = word;
   }

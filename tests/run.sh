@@ -23,7 +23,7 @@ build() {  # build PRESET [TARGET]
   cmake --preset "$1" >"build/$1.log" 2>&1 || { cat "build/$1.log"; return 1; }
   cmake --build "build/$1" --target "${2:-all}"
 }
-format() { find lib apps tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' | xargs clang-format --dry-run -Werror; }
+format() { find lib apps tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' | xargs clang-format --dry-run -Werror; }
 lint() { "$python" -m ruff check . && "$python" -m ruff format --check .; }
 
 mkdir -p build
@@ -36,7 +36,7 @@ step "C++ tests" ctest --preset release
 step "build with sanitizers" build asan kvreplay_tests
 step "C++ tests with sanitizers" ctest --preset asan
 if command -v nvcc >/dev/null; then
-  step "policies as device code" build cuda kvreplay_cuda
+  step "policies as device code" build release kvreplay_device_policies
 else
   echo "== policies as device code: skipped, no nvcc"
 fi

@@ -1,0 +1,72 @@
+"""A device computes what the cores compute, from the command line to the table.
+
+The device is the emulator, which runs the kernels of CUDA devices on the CPU, unless KVREPLAY_TEST_DEVICE
+names another.
+"""
+
+import os
+
+import pytest
+from kvreplay_cli import ROOT, kvreplay, table
+
+SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
+
+DEVICE = os.environ.get("KVREPLAY_TEST_DEVICE", "emulated")
+COMMON = ["--budget", "64,256", "--layers", "7", "--kv-heads", "0", "--seeds", "1"]
+RELATIVE, ABSOLUTE = 1e-3, 1e-6
+
+
+def replayed(folder, device, *arguments):
+    result = kvreplay("run", SAMPLE, *arguments, "--device", device, "-o", folder / device, timeout=600)
+    assert result.returncode == 0, result.stderr
+    return table(folder / device)
+
+
+def number(text):
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def differences(row, other):
+    """Columns of two rows that are further apart than the tolerance."""
+    found = []
+    for name, text in row.items():
+        a, b = number(text), number(other[name])
+        if name == "device":
+            continue
+        if a is None or b is None:
+            found += [(name, text, other[name])] if text != other[name] else []
+        elif abs(a - b) > RELATIVE * abs(b) + ABSOLUTE:
+            found.append((name, a, b))
+    return found
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("devices")
+    methods = ["--method", "exact,h2o,tova,snapkv,streaming_llm,uniform,subgen,quest"]
+    return [replayed(folder, device, *methods, *COMMON) for device in (DEVICE, "cpu")]
+
+
+def test_a_device_gives_the_table_of_the_cores_on_a_real_trace(both):
+    device, cores = both
+    assert len(device) == len(cores) > 10
+    for row, other in zip(device, cores, strict=True):
+        assert differences(row, other) == [], (row["method"], row["budget"])
+
+
+def test_the_table_says_which_cells_a_device_computed(both):
+    of = {(row["method"]): row["device"] for row in both[0]}
+    assert of["h2o"] == of["snapkv"] == of["uniform"] == of["exact"] == DEVICE
+    assert of["quest"] == "cpu"  # a query-time method
+    assert {row["device"] for row in both[1]} == {"cpu"}
+
+
+def test_a_device_computes_no_double_precision(tmp_path):
+    result = kvreplay(
+        "run", SAMPLE, "--method", "exact", "--device", DEVICE, "--precision", "double", cwd=tmp_path
+    )
+    assert result.returncode == 2
+    assert f"run.precision is double, which device {DEVICE} does not compute" in result.stderr

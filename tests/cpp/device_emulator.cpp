@@ -177,6 +177,24 @@ TEST_CASE("threads that wait at different barriers are an error", "[emulator]") 
   }));
 }
 
+TEST_CASE("what a thread throws ends the launch, and no thread's frames are left", "[emulator]") {
+  int alive = 0;
+  struct Frame {
+    int* alive;
+    explicit Frame(int* count) : alive(count) { ++*alive; }
+    ~Frame() { --*alive; }
+  };
+  const auto kernel = [&alive](const Block auto& block) {
+    const Frame frame(&alive);
+    if (block.thread() == 40) throw std::runtime_error("thread 40");
+    block.sync();
+  };
+  for (int again = 0; again < 3; ++again) {
+    CHECK_THROWS_WITH(launch(kernel), "thread 40");
+    CHECK(alive == 0);
+  }
+}
+
 TEST_CASE("memory that nobody wrote is not a number", "[emulator]") {
   // A block does not see what the block before it left in shared memory.
   std::vector<float> seen(2 * kThreads);

@@ -1,17 +1,17 @@
 #include "backend/emulator/emulated_block.hpp"
 
 #include <algorithm>
-#include <boost/context/fiber.hpp>
-#include <boost/context/pooled_fixedsize_stack.hpp>
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 
+#include "backend/emulator/emulated_fiber.hpp"
+
 namespace kvreplay::emulator {
 namespace {
 
-constexpr size_t kGuard = 64, kStackBytes = 96 << 10;
+constexpr size_t kGuard = 64;
 constexpr unsigned char kGuardByte = 0xA5, kFreshByte = 0xFF;  // floats of 0xFF bytes are NaN
 
 }  // namespace
@@ -34,15 +34,14 @@ struct Copy {
 
 struct Threads::Impl {
   struct Thread {
-    boost::context::fiber fiber;  // empty once it has ended
-    boost::context::fiber caller;
+    Fiber fiber;
     const Rendezvous* at = nullptr;  // where it waits, or waited last
     uint64_t opened_before = 0;
     int turn = 0;
     std::vector<Copy> copies;    // that were started, the oldest first
     std::vector<size_t> groups;  // ends of the groups among them that were committed
     unsigned char slots[2][kSlot];
-    bool may_run() const { return fiber && (at == nullptr || at->opened != opened_before); }
+    bool may_run() const { return fiber.alive() && (at == nullptr || at->opened != opened_before); }
   };
   std::vector<Thread> threads;
   std::vector<Rendezvous> warps;
@@ -59,15 +58,15 @@ struct Threads::Impl {
     Thread& t = threads[size_t(running)];
     ++at.arrived;
     t.at = &at, t.opened_before = at.opened;
-    t.caller = std::move(t.caller).resume();
+    t.fiber.pause();
   }
   // False if it waits, or has ended.
   bool run_thread(int thread) {
     Thread& t = threads[size_t(thread)];
     if (!t.may_run()) return false;
     running = thread;
-    t.fiber = std::move(t.fiber).resume();
-    if (!t.fiber) --live;
+    t.fiber.resume();
+    if (!t.fiber.alive()) --live;
     return true;
   }
   // As far as it gets without the other warps, so that nothing but a barrier of the block keeps them
@@ -79,6 +78,16 @@ struct Threads::Impl {
       for (const int lane : lane_order) ran = run_thread(warp * kWarp + lane) || ran;
     } while (warps[size_t(warp)].open(kWarp));
     return ran;
+  }
+  void run_threads(int64_t index) {
+    live = int(threads.size());
+    while (live > 0) {
+      bool ran = false;
+      reorder(warp_order);
+      for (const int warp : warp_order) ran = run_warp(warp) || ran;
+      if (!block.open(int(threads.size())) && !ran)
+        throw std::logic_error("threads of block " + std::to_string(index) + " wait at different barriers");
+    }
   }
   void reorder(std::vector<int>& order) {
     if (schedule != Schedule::shuffled) return;
@@ -93,7 +102,7 @@ Threads::Threads(const LaunchShape& shape, Schedule schedule) : shape_(shape), i
   if (shape.threads <= 0 || shape.threads % kWarp != 0)
     throw std::logic_error("a block has whole warps, not " + std::to_string(shape.threads) + " threads");
   impl_->schedule = schedule;
-  impl_->threads.resize(size_t(shape.threads));
+  impl_->threads = std::vector<Impl::Thread>(size_t(shape.threads));
   impl_->warp_order.resize(size_t(shape.threads / kWarp)), impl_->lane_order.resize(kWarp);
   for (std::vector<int>* const order : {&impl_->warp_order, &impl_->lane_order}) {
     std::iota(order->begin(), order->end(), 0);
@@ -114,24 +123,17 @@ void Threads::run(int64_t index, const std::function<void(int)>& body) {
   std::fill(begin, begin + kGuard, kGuardByte);
   std::fill(begin + kGuard, end, kFreshByte);
   std::fill(end, end + kGuard, kGuardByte);
-  static thread_local boost::context::pooled_fixedsize_stack stacks(kStackBytes);  // used again and again
   for (int t = 0; t < shape_.threads; ++t) {
-    s.threads[size_t(t)].turn = 0, s.threads[size_t(t)].copies.clear(), s.threads[size_t(t)].groups.clear();
-    s.threads[size_t(t)].at = nullptr;
-    s.threads[size_t(t)].fiber =
-        boost::context::fiber(std::allocator_arg, stacks, [&s, &body, t](boost::context::fiber&& caller) {
-          s.threads[size_t(t)].caller = std::move(caller);
-          body(t);
-          return std::move(s.threads[size_t(t)].caller);
-        });
+    Impl::Thread& thread = s.threads[size_t(t)];
+    thread.turn = 0, thread.copies.clear(), thread.groups.clear();
+    thread.at = nullptr;
+    thread.fiber.start([&body, t] { body(t); });
   }
-  s.live = shape_.threads;
-  while (s.live > 0) {
-    bool ran = false;
-    s.reorder(s.warp_order);
-    for (const int warp : s.warp_order) ran = s.run_warp(warp) || ran;
-    if (!s.block.open(shape_.threads) && !ran)
-      throw std::logic_error("threads of block " + std::to_string(index) + " wait at different barriers");
+  try {
+    s.run_threads(index);
+  } catch (...) {
+    for (Impl::Thread& thread : s.threads) thread.fiber.leave();  // the body's things are still there
+    throw;
   }
   if (!s.unaligned.empty()) throw std::logic_error(s.unaligned + " is not aligned to 16 bytes");
   const auto touched = [](const unsigned char* guard) {

@@ -68,7 +68,7 @@ void check_device(const HeadStream<float>& stream, const std::vector<Cell>& cell
 }  // namespace
 
 TEST_CASE("a device gives what the cores give, for every method at several budgets",
-          "[device][replay][every_method]") {
+          "[device][replay][many]") {
   const StreamShape s{120, 70, 8, 8, 2};
   for (const Look look : {Look::gaussian, Look::sinks, Look::clustered})
     for (const Variant& v : variants()) {

@@ -198,7 +198,7 @@ TEST_CASE("with the theorem's c no walk fails, with c = 2 its failure has an ind
 }
 
 // 800 squares of unit normals: the root mean square is off by 15 % with probability below 1e-8.
-TEST_CASE("the theorem's walk stays near sqrt(c/2) where the coin grows as sqrt(n/d)", "[walk]") {
+TEST_CASE("the theorem's walk stays near sqrt(c/2) where the coin grows as sqrt(n/d)", "[walk][many]") {
   constexpr size_t kVectors = 1 << 14;
   const double c = theorem_c(kVectors);
   CHECK(c == Approx(429.3).epsilon(1e-3));
@@ -210,7 +210,7 @@ TEST_CASE("c = 8 is a plateau of 2 in every dimension", "[walk]") {
   CHECK(root_mean_square(walk_of(8, 8, OnFail::clamp), 1 << 11, 150) == Approx(2).epsilon(0.15));
   CHECK(root_mean_square(walk_of(64, 8, OnFail::clamp), 1 << 12, 20) == Approx(2).epsilon(0.15));
 }
-TEST_CASE("the walk grows like the coin until c d/2 vectors, and then no more", "[walk]") {
+TEST_CASE("the walk grows like the coin until c d/2 vectors, and then no more", "[walk][many]") {
   const double c = theorem_c(1 << 14);  // c d/2 = 429
   const Interval coin = slope_interval(coin_of(2), {16, 64, 256, 1024, 4096}, 20);
   const Interval early = slope_interval(walk_of(2, c), {4, 8, 16, 32}, 60);
@@ -223,7 +223,7 @@ TEST_CASE("the walk grows like the coin until c d/2 vectors, and then no more", 
 }
 
 // Keys with ||k||^2 scale <= 1/2; the signed sum of exp(scale <q, k_i>) v_i for a query of the same length.
-TEST_CASE("SoftmaxBalance's signed sums level off where the coin's grow as sqrt(n)", "[walk]") {
+TEST_CASE("SoftmaxBalance's signed sums level off where the coin's grow as sqrt(n)", "[walk][many]") {
   constexpr double kScale = 0.5;
   const auto discrepancy = [](double c) -> Discrepancy {
     return [=](uint32_t seed, size_t n) {

@@ -107,7 +107,7 @@ void check_shared_signs(const HeadStream<Real>& stream, const StreamShape& s, co
   }
 }
 
-TEST_CASE("signs that a larger budget has found are those that each budget finds alone", "[shared]") {
+TEST_CASE("signs that a larger budget has found are those that each budget finds alone", "[shared][many]") {
   const StreamShape s{270, 240, 8, 8, 2};
   const auto exact = make_stream<double>(s, 30, Look::clustered);
   const auto single = make_stream<float>(s, 31, Look::sinks);

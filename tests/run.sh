@@ -35,11 +35,6 @@ export KVREPLAY=$PWD/build/release/kvreplay KVREPLAY_PYTHON=$python
 step "C++ tests" ctest --preset release
 step "build with sanitizers" build asan kvreplay_tests
 step "C++ tests with sanitizers" ctest --preset asan
-if command -v nvcc >/dev/null; then
-  step "policies as device code" build release kvreplay_device_policies
-else
-  echo "== policies as device code: skipped, no nvcc"
-fi
 step "format" format
 step "lint" lint
 how=(-q --numprocesses 2 --dist loadfile)

@@ -5,15 +5,18 @@
 
 #include "core/platform.hpp"
 
-// Where only kernels run; "write this loop out, its index names registers"; "keep this loop a loop".
+// Where only kernels run; "write this loop out, its index names registers"; "keep this loop a loop"; "this
+// stands once, however often it is called".
 #if defined(__CUDACC__)
 #define KVR_DEVICE __device__
 #define KVR_UNROLL _Pragma("unroll")
 #define KVR_ROLLED _Pragma("unroll 1")
+#define KVR_CALLED __noinline__
 #else
 #define KVR_DEVICE
 #define KVR_UNROLL
 #define KVR_ROLLED
+#define KVR_CALLED
 #endif
 
 // What a kernel sees of the threads that run it: the threads of one block, in warps of 32. A kernel is a
@@ -34,7 +37,8 @@ constexpr int kWarp = 32;
 
 template <class B>
 concept Block = requires(const B block, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                         uint32_t (&m)[4], void* to, const void* from, bool inside, int32_t* in_shared) {
+                         uint32_t (&m)[4], void* to, const void* from, bool inside, int32_t* in_shared,
+                         uint32_t* word) {
   { block.thread() } -> std::same_as<int>;   // 0..threads() - 1
   { block.threads() } -> std::same_as<int>;  // a multiple of 32
   { block.index() } -> std::same_as<int64_t>;
@@ -44,6 +48,7 @@ concept Block = requires(const B block, float (&d)[4], const uint32_t (&a)[4], c
   { block.shuffle_xor(1.0f, 1) } -> std::same_as<float>;  // the number of lane ^ mask; any plain type
   // Adds to a number in shared memory; the number before. Which thread comes first is open.
   { block.atomic_add(in_shared, 1) } -> std::same_as<int32_t>;
+  block.atomic_or(word, uint32_t{1});           // anywhere
   { block.exp2(1.0f) } -> std::same_as<float>;  // relative error of at most 2^-21
   block.multiply_add(d, a, b);                  // D += A B, bf16 numbers, float32 sums
   // Four matrices of 8 x 8 numbers of 16 bits; `from`: in shared memory, row lane % 8 of matrix lane / 8,

@@ -2,6 +2,7 @@
 #include <memory>
 #include <vector>
 
+#include "backend/device_chains.hpp"
 #include "backend/key_lists.hpp"
 #include "backend/runtime.hpp"
 #include "replay/head_device.hpp"
@@ -20,6 +21,9 @@ class DeviceHead final : public HeadDevice {
   std::vector<Departures> departures(const std::vector<ScoredCache>& chains) override;
   void evaluate(const std::vector<HeldTokens>& caches, const Asked& asked,
                 const std::function<void(const DeviceRows&)>& take) override;
+  bool replays(const ChainPrograms& programs, const HeadShape& shape) const override;
+  std::vector<ChainRecord> replay(const std::vector<ChainOrder>& orders, const Asked& asked,
+                                  const std::function<void(const DeviceRows&)>& take) override;
   Grade grade() const { return grade_; }
 
  private:
@@ -41,13 +45,19 @@ class DeviceHead final : public HeadDevice {
     DeviceArray<float> top, z, l2, out;
     ExactRows view() const { return {top.data(), z.data(), l2.data(), out.data()}; }
   };
-  struct Recalls {
-    std::vector<size_t> starts;  // of each cache's results, and their end
-    std::vector<float> top_mass, index_recall;
-    size_t first(size_t id) const { return starts.empty() ? 0 : starts[id]; }
+  // Adds the recalls of each cache to its results.
+  void find_recalls(std::vector<RecallLane> lanes, const Rows& rows, const Exact& exact, DeviceRows& result);
+  // From the sums of parts to what each cache's rows say; adds caches to the results.
+  struct Merge {
+    std::vector<MergeLane> lanes;
+    const PartRef* refs;
+    bool outputs;
   };
-  Recalls find_recalls(const std::vector<HeldTokens>& caches, const Rows& rows, const Exact& exact,
-                       const KeyLists::OnDevice& keys);
+  void merge(Merge how, const MergeInput& in, const Exact& exact, DeviceRows& result);
+  void replay_some(std::span<const ChainOrder> orders, const Asked& asked,
+                   const std::function<void(const DeviceRows&)>& take, std::vector<ChainRecord>& records);
+  void replay_rows(DeviceChains& chains, std::span<const ChainOrder> orders, const Asked& asked, Rows rows,
+                   DeviceRows& result);
   struct ChainMemory {
     DeviceArray<int32_t> held;
     DeviceArray<double> scores;

@@ -67,6 +67,13 @@ class LentHead final : public HeadDevice {
                 const std::function<void(const DeviceRows&)>& take) override {
     head_->evaluate(caches, asked, take);
   }
+  bool replays(const ChainPrograms& programs, const HeadShape& shape) const override {
+    return head_->replays(programs, shape);
+  }
+  std::vector<ChainRecord> replay(const std::vector<ChainOrder>& orders, const Asked& asked,
+                                  const std::function<void(const DeviceRows&)>& take) override {
+    return head_->replay(orders, asked, take);
+  }
 
  private:
   std::shared_ptr<Pool> pool_;
@@ -94,7 +101,11 @@ OpenHeadDevice open_device(const std::string& name) {
   const Open open = full.starts_with("cuda:")
                         ? Open([ordinal = std::stoi(full.substr(5))] { return cuda::open_runtime(ordinal); })
                         : Open([] { return emulator::open_runtime(); });
-  return [pool = std::make_shared<Pool>(open)](const HeadStream<float>& stream) {
+  return open_heads(open);
+}
+
+OpenHeadDevice open_heads(std::function<std::unique_ptr<Runtime>()> open) {
+  return [pool = std::make_shared<Pool>(std::move(open))](const HeadStream<float>& stream) {
     return std::unique_ptr<HeadDevice>(std::make_unique<LentHead>(pool, stream));
   };
 }

@@ -1,10 +1,14 @@
 #pragma once
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "replay/head_device.hpp"
 
 namespace kvreplay {
+
+class Runtime;
 
 struct DeviceInfo {
   std::string name, description;
@@ -18,5 +22,7 @@ std::string why_not(const std::string& name);
 // The device of that name (cuda: the first), for the heads of one run. Heads may be opened by several threads
 // at a time. DeviceError when it is not there.
 OpenHeadDevice open_device(const std::string& name);
+// The same on runtimes that open() makes, as many as there are heads at a time.
+OpenHeadDevice open_heads(std::function<std::unique_ptr<Runtime>()> open);
 
 }  // namespace kvreplay

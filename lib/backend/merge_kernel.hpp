@@ -61,6 +61,12 @@ struct PartSum {
     }
   }
   KVR_FN int64_t at(int32_t i) const { return in.cell(parts[i].part, head, row); }
+  // Some token was attended to.
+  KVR_FN bool any() const {
+    for (int32_t i = 0; i < count; ++i)
+      if (in.sums.top[at(i)] > -INFINITY) return true;
+    return false;
+  }
   KVR_DEVICE float share(const Block auto& block, int32_t i) const {
     const float t = in.sums.top[at(i)];
     return t == -INFINITY ? 0 : block.exp2(t - top);
@@ -184,6 +190,7 @@ struct LaneMergeKernel {
   KVR_DEVICE float set_error(const Block auto& block, const MergeLane& lane, int32_t head,
                              int32_t row) const {
     const PartSum set(in, parts + lane.set.first, lane.set.count, head, row);
+    if (!set.any()) return -1;
     const float z = set.z(block);
     const float* const o = exact.out + in.cell(0, head, row) * in.width;
     return relative(

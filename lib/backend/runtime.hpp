@@ -12,6 +12,7 @@
 #include "backend/probability_kernel.hpp"
 #include "backend/recall_kernel.hpp"
 #include "backend/score_chain_kernel.hpp"
+#include "catalog/chain_programs.hpp"
 
 // A device as the host sees it: memory, copies and the kernels of this room, in order. Nothing here knows
 // CUDA; cuda/ and emulator/ each hold one implementation.
@@ -54,6 +55,9 @@ class Runtime {
                             Grade grade) = 0;
   virtual void run(const ProbabilityKernel& kernel) = 0;
   virtual void run(const RecallKernel& kernel) = 0;
+  // Whether a method's program was built for this device.
+  virtual bool has(const ChainPrograms& programs) const = 0;
+  virtual void run_chains(const ChainPrograms& programs, ChainLaunch launch) = 0;
 };
 
 // Padded widths that kernels are compiled for.

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "catalog/chain_programs.hpp"
 #include "catalog/parameter.hpp"
 #include "core/method_info.hpp"
 #include "core/philox.hpp"
@@ -73,6 +74,7 @@ struct Method {
       share;
   std::function<std::unique_ptr<Lane<float>>(const LaneOrder&)> lane_single;
   std::function<std::unique_ptr<Lane<double>>(const LaneOrder&)> lane_double;
+  ChainPrograms programs;  // by which devices replay a cache
 };
 
 // Of an instance's parameters and axes those that are not the method's defaults: what tells it from others.

@@ -56,8 +56,8 @@ using AnyScorer = Wrapped<Scorers>;
 ]] @ONLY)
 endfunction()
 
-# kvreplay_methods(TARGET LIST): compiles the methods of a list, one translation unit each. A method's file
-# stands beside its list.
+# kvreplay_methods(TARGET LIST): compiles the methods of a list, one translation unit each, and the programs by
+# which devices replay their caches. A method's file stands beside its list.
 function(kvreplay_methods target list)
   get_filename_component(folder ${list} DIRECTORY)
   set(out ${CMAKE_CURRENT_BINARY_DIR}/${target})
@@ -76,9 +76,41 @@ Method method_@name@() { return make_method<@struct@>(); }
   target_link_libraries(${target} PUBLIC kvreplay PRIVATE kvreplay_flags kvreplay_packages)
   target_precompile_headers(${target} REUSE_FROM kvreplay)
   set_target_properties(${target} PROPERTIES kvreplay_names "${names}")
+  if(KVREPLAY_EMULATOR AND NOT KVREPLAY_SANITIZE)  # minutes, and tests bring a policy with every whim
+    kvreplay_programs(${target} ${list} emulated emulated_chain.hpp cpp)
+    target_link_libraries(${target}_emulated PRIVATE kvreplay_flags kvreplay_packages)
+    target_precompile_headers(${target}_emulated REUSE_FROM kvreplay)
+  endif()
+  if(CMAKE_CUDA_COMPILER)
+    kvreplay_programs(${target} ${list} cuda cuda_chain.cuh cu)
+    # std::span and std::bit_cast are constexpr functions of the standard library.
+    target_compile_options(${target}_cuda PRIVATE --expt-relaxed-constexpr -Werror=all-warnings)
+  endif()
   if(KVREPLAY_SANITIZE)  # most of what an unoptimised file takes is its headers
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
   endif()
+endfunction()
+
+# kvreplay_programs(METHODS LIST DEVICE HEADER EXTENSION): a library METHODS_DEVICE of what starts their chains
+# there, DEVICE_chains_NAME(). HEADER, in the device's folder, has DEVICE::start_chains<Struct>().
+function(kvreplay_programs target list device header extension)
+  get_filename_component(folder ${list} DIRECTORY)
+  string(REPLACE emulated emulator room ${device})
+  kvreplay_methods_of(${list} names structs scorers)
+  foreach(name struct IN ZIP_LISTS names structs)
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/${target}/${device}_${name}.${extension})
+    file(CONFIGURE OUTPUT ${file} CONTENT [[
+#include "backend/@room@/@header@"
+#include "@folder@/@name@.hpp"
+namespace kvreplay {
+void @device@_chains_@name@(const ChainLaunch& launch) { @room@::start_chains<@struct@>(launch); }
+}  // namespace kvreplay
+]] @ONLY)
+    list(APPEND sources ${file})
+  endforeach()
+  add_library(${target}_${device} STATIC ${sources})
+  target_link_libraries(${target}_${device} PUBLIC kvreplay)
+  target_link_libraries(${target} PUBLIC ${target}_${device})
 endfunction()
 
 # kvreplay_registry(TARGET METHODS...): registry() over the methods of these targets, in their order.
@@ -89,15 +121,29 @@ function(kvreplay_registry target)
     get_target_property(names ${methods} kvreplay_names)
     foreach(name IN LISTS names)
       string(APPEND declarations "Method method_${name}();\n")
-      string(APPEND calls "method_${name}(), ")
+      foreach(device emulated cuda)
+        set(${device} nullptr)
+        if(TARGET ${methods}_${device})
+          set(${device} ${device}_chains_${name})
+          string(APPEND declarations "void ${device}_chains_${name}(const ChainLaunch&);\n")
+        endif()
+      endforeach()
+      string(APPEND calls "      with({${emulated}, ${cuda}}, method_${name}()),\n")
     endforeach()
   endforeach()
   file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${target}.cpp CONTENT [[
 #include "catalog/method.hpp"
 namespace kvreplay {
 @declarations@
+namespace {
+Method with(ChainPrograms programs, Method method) {
+  method.programs = programs;
+  return method;
+}
+}  // namespace
 const Registry& registry() {
-  static const Registry all{@calls@};
+  static const Registry all{
+@calls@  };
   return all;
 }
 }  // namespace kvreplay

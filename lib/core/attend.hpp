@@ -82,28 +82,35 @@ struct QueryView {
   }
 };
 
-// Any row: rotated, quantised, merged or verbatim. The shift is the maximum of l_i + ln max(num, den).
+// e_i from the logits logit(i) of the rows; returns the shift, the maximum of l_i + ln max(num, den).
+template <Team T, Cache C, class Real = typename C::real, class L>
+KVR_FN Real exponentiate_rows(const T& team, const QueryView<Real>& view, const C& cache, std::span<Real> e,
+                              L logit) {
+  const int32_t n = cache.size();
+  const Scored top = team.largest(n, [&](int32_t i) {
+    e[i] = logit(i);
+    const Real w = cache.num(i) > cache.den(i) ? cache.num(i) : cache.den(i);
+    const bool counts = w > 0 && (view.chosen == nullptr || view.chosen[i] != 0);
+    return counts ? double(e[i]) + (w == 1 ? 0.0 : std::log(double(w))) : -double(INFINITY);
+  });
+  double shift = top.index < 0 ? -double(INFINITY) : top.score;
+  if (double(view.sink_logit) > shift) shift = double(view.sink_logit);
+  if (!(shift > -double(INFINITY))) shift = 0;
+  // A row without weight is no part of the maximum, so its exponential may overflow: it is left out.
+  team.each(n, [&](int32_t i) {
+    const bool counts = cache.num(i) != 0 || cache.den(i) != 0;
+    e[i] = counts ? std::exp(e[i] - Real(shift)) : Real(0);
+  });
+  return Real(shift);
+}
+
+// Any row: rotated, quantised, merged or verbatim.
 template <class Real>
 struct OwnDots {
   QueryView<Real> view;
   template <Team T, Cache C>
   KVR_FN Real fill(const T& team, const C& cache, std::span<Real> e) const {
-    const int32_t n = cache.size();
-    team.each(n, [&](int32_t i) { e[i] = view.logit(cache, i); });
-    const Scored top = team.largest(n, [&](int32_t i) {
-      const Real w = cache.num(i) > cache.den(i) ? cache.num(i) : cache.den(i);
-      const bool counts = w > 0 && (view.chosen == nullptr || view.chosen[i] != 0);
-      return counts ? double(e[i]) + (w == 1 ? 0.0 : std::log(double(w))) : -double(INFINITY);
-    });
-    double shift = top.index < 0 ? -double(INFINITY) : top.score;
-    if (double(view.sink_logit) > shift) shift = double(view.sink_logit);
-    if (!(shift > -double(INFINITY))) shift = 0;
-    // A row without weight is no part of the maximum, so its exponential may overflow: it is left out.
-    team.each(n, [&](int32_t i) {
-      const bool counts = cache.num(i) != 0 || cache.den(i) != 0;
-      e[i] = counts ? std::exp(e[i] - Real(shift)) : Real(0);
-    });
-    return Real(shift);
+    return exponentiate_rows(team, view, cache, e, [&](int32_t i) { return view.logit(cache, i); });
   }
 };
 

@@ -43,8 +43,8 @@ struct Beehive {
         [&](int32_t i) -> double& { return stays[i]; });
     if (!fired) return size;
     return team.compact(
-        size, [&](int32_t i) { return stays[i] != 0; },
-        [&](int32_t from, int32_t to) { list[to] = list[from], stays[to] = stays[from]; });
+        size, [&](int32_t i) { return stays[i] != 0; }, [&](int32_t i) { return list[i]; },
+        [&](int32_t to, double kept) { list[to] = kept; });
   }
   // One pass over a cache by its scores; false if no token left.
   KVR_FN bool thin(const Team auto& team, Cache auto& cache, int32_t sinks) {

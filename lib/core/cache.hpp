@@ -37,6 +37,11 @@ struct Coding {
   KVR_FN bool value_exact() const { return value == kExact; }
 };
 
+// Of a row in the numerator and in the denominator.
+struct RowWeights {
+  double num, den;
+};
+
 constexpr int32_t kSynthetic = -1;
 constexpr int32_t kEvicted = -1;
 // What a query-time method does with a row. A weighed row counts in the denominator, but its value is not
@@ -95,6 +100,9 @@ class BasicCache {
   }
   KVR_FN int32_t broken_promises() const { return s_.counts[Count::returned]; }
   KVR_FN std::span<const int32_t> tokens() const { return {s_.token, size_t(size())}; }
+  // Weights of the rows; empty: all 1.
+  KVR_FN std::span<const Real> nums() const { return {s_.num, weighted() ? size_t(size()) : 0}; }
+  KVR_FN std::span<const Real> dens() const { return {s_.den, weighted() ? size_t(size()) : 0}; }
   // Of one kv head; `block` is 0 unless the cache spans a layer.
   KVR_FN std::span<const Real> key(int32_t row, int32_t block = 0) const {
     return verbatim(row) ? at(s_.keys + block * s_.key_block, s_.token[row], s_.shape.dim)
@@ -109,6 +117,19 @@ class BasicCache {
   template <Team T>
   KVR_FN void push(const T& team, const Token<Real>& token, Real num = 1, Real den = 1) {
     append_row(team, token.index, num, den);
+  }
+  // Appends tokens first .. first + count - 1, each once.
+  template <Team T>
+  KVR_FN void push_run(const T& team, int32_t first, int32_t count) {
+    const int32_t row = size();
+    assert(row + count <= s_.capacity);
+    const int32_t returned = team.count(count, [&](int32_t i) { return s_.copies[first + i] == kEvicted; });
+    team.each(count, [&](int32_t i) {
+      place(row + i, first + i, 1, 1, -1);
+      if (s_.copies[first + i] != kEvicted) s_.copies[first + i] += 1;
+    });
+    if (team.rank() == 0) s_.counts[Count::rows] = row + count, s_.counts[Count::returned] += returned;
+    team.sync();
   }
   // Appends a row that is no token: key(c) and value(c) give its numbers and may read the cache.
   template <Team T, class K, class V>
@@ -142,10 +163,12 @@ class BasicCache {
   // Puts a token in the place of what the row held.
   template <Team T>
   KVR_FN void replace(const T& team, int32_t row, const Token<Real>& token, Real num, Real den) {
-    if (s_.token[row] != token.index) release(team, row);
-    else if (team.rank() == 0) s_.copies[token.index] -= 1, forget_coding(row);
     team.sync();
-    if (team.rank() == 0) hold(row, token.index, num, den, -1);
+    if (team.rank() == 0) {
+      if (s_.token[row] != token.index) release(row);
+      else s_.copies[token.index] -= 1, forget_coding(row);
+      hold(row, token.index, num, den, -1);
+    }
     team.sync();
   }
   // Removes one row; the later ones move down.
@@ -153,7 +176,8 @@ class BasicCache {
   KVR_FN void drop(const T& team, int32_t row) {
     assert(row >= 0 && row < size());
     const int32_t n = size();
-    release(team, row);
+    team.sync();
+    if (team.rank() == 0) release(row), s_.counts[Count::rows] = n - 1;
     team.close_gap(s_.token, row, n);
     if (s_.score != nullptr) team.close_gap(s_.score, row, n);
     if (s_.num != nullptr) {
@@ -162,33 +186,41 @@ class BasicCache {
     }
     if (s_.slot != nullptr) team.close_gap(s_.slot, row, n);
     if (s_.coding != nullptr) team.close_gap(s_.coding, row, n);
-    resize(team, n - 1);
   }
   // Removes every row for which stays(row) is false.
   template <Team T, class F>
   KVR_FN void retain(const T& team, F stays) {
     const int32_t n = size();
-    for (int32_t i = 0; i < n; ++i)
-      if (!stays(i)) release(team, i);
-    const int32_t left = team.compact(n, stays, [&](int32_t from, int32_t to) {
-      s_.token[to] = s_.token[from];
-      if (s_.score != nullptr) s_.score[to] = s_.score[from];
-      if (s_.num != nullptr) s_.num[to] = s_.num[from], s_.den[to] = s_.den[from];
-      if (s_.slot != nullptr) s_.slot[to] = s_.slot[from];
-      if (s_.coding != nullptr) s_.coding[to] = s_.coding[from];
-      s_.mark[to] = s_.mark[from];
-    });
-    resize(team, left);
+    release_unless(team, n, stays);
+    const int32_t left = team.compact(
+        n, stays, [&](int32_t from) { return row_at(from); },
+        [&](int32_t to, const Row& row) {
+          if (row.from != to) put_row(to, row);
+        });
+    if (team.rank() == 0) s_.counts[Count::rows] = left;
+    team.sync();
   }
   template <Team T>
   KVR_FN void weigh(const T& team, int32_t row, double num, double den) {
     assert(s_.num != nullptr);
+    team.sync();
     if (team.rank() == 0) s_.num[row] = Real(num), s_.den[row] = Real(den);
     team.sync();
+  }
+  // weights(row), a RowWeights, of rows first .. first + count - 1.
+  template <Team T, class W>
+  KVR_FN void weigh_rows(const T& team, int32_t first, int32_t count, W weights) {
+    assert(s_.num != nullptr);
+    team.sync();
+    team.each(count, [&](int32_t i) {
+      const RowWeights w = weights(first + i);
+      s_.num[first + i] = Real(w.num), s_.den[first + i] = Real(w.den);
+    });
   }
   // The method cannot go on (its run is recorded as failed): `code` is the policy's own, > 0.
   template <Team T>
   KVR_FN void fail(const T& team, int32_t code, int32_t at) {
+    team.sync();
     if (team.rank() == 0 && s_.counts[Count::failure] == 0)
       s_.counts[Count::failure] = code, s_.counts[Count::failed_at] = at;
     team.sync();
@@ -200,9 +232,8 @@ class BasicCache {
     if (team.rank() == 0) {
       for (int i = 0; i < Count::kCounts; ++i) s_.counts[i] = 0;
       s_.counts[Count::free_slots] = s_.own_rows;
-      for (int32_t i = 0; i < s_.own_rows; ++i) s_.free_slots[i] = i;
     }
-    team.sync();
+    team.each(s_.own_rows, [&](int32_t i) { s_.free_slots[i] = i; });
   }
 
  private:
@@ -224,12 +255,15 @@ class BasicCache {
     team.each(s_.shape.v_dim,
               [&](int32_t c) { s_.own_values[int64_t(slot) * s_.shape.v_dim + c] = value(c); });
   }
-  KVR_FN void hold(int32_t row, int32_t token, Real num, Real den, int32_t slot) {
+  KVR_FN void place(int32_t row, int32_t token, Real num, Real den, int32_t slot) {
     s_.token[row] = token;
     if (s_.score != nullptr) s_.score[row] = 0;
     if (s_.num != nullptr) s_.num[row] = num, s_.den[row] = den;
     if (s_.slot != nullptr) s_.slot[row] = slot;
     if (s_.coding != nullptr) s_.coding[row] = {};
+  }
+  KVR_FN void hold(int32_t row, int32_t token, Real num, Real den, int32_t slot) {
+    place(row, token, num, den, slot);
     if (token >= 0 && s_.copies[token] == kEvicted) s_.counts[Count::returned] += 1;
     else if (token >= 0) s_.copies[token] += 1;
   }
@@ -238,8 +272,8 @@ class BasicCache {
     const int32_t row = size();
     assert(row < s_.capacity);
     team.sync();
-    if (team.rank() == 0) hold(row, token, num, den, slot);
-    resize(team, row + 1);
+    if (team.rank() == 0) hold(row, token, num, den, slot), s_.counts[Count::rows] = row + 1;
+    team.sync();
   }
   KVR_FN void count_coding(int32_t row, int32_t change) {
     if (!s_.coding[row].key_exact()) s_.counts[Count::coded_keys] += change;
@@ -250,25 +284,63 @@ class BasicCache {
     count_coding(row, -1);
     s_.coding[row] = {};
   }
-  template <Team T>
-  KVR_FN void release(const T& team, int32_t row) {
+  // What one thread does when a row leaves; counts and neighbours are its caller's.
+  KVR_FN void release(int32_t row) {
     const int32_t token = s_.token[row];
-    team.sync();
-    if (team.rank() == 0) forget_coding(row);
-    if (team.rank() == 0 && s_.slot != nullptr && s_.slot[row] >= 0)
-      s_.free_slots[s_.counts[Count::free_slots]++] = s_.slot[row];
-    if (team.rank() == 0 && token >= 0 && s_.copies[token] > 0 && --s_.copies[token] == 0) {
+    forget_coding(row);
+    if (s_.slot != nullptr && s_.slot[row] >= 0) s_.free_slots[s_.counts[Count::free_slots]++] = s_.slot[row];
+    if (token >= 0 && s_.copies[token] > 0 && --s_.copies[token] == 0) {
       s_.copies[token] = kEvicted;
       if (s_.left != nullptr) s_.left[s_.counts[Count::evicted]] = token;
       s_.counts[Count::evicted] += 1;
     }
+  }
+  // Of n rows those that do not stay, in order. Many threads share the work where each row is the only one of
+  // its token and stores nothing here.
+  template <Team T, class F>
+  KVR_FN void release_unless(const T& team, int32_t n, F stays) {
+    const auto alone = [&](int32_t i) { return s_.token[i] >= 0 && s_.copies[s_.token[i]] == 1; };
+    const bool simple = s_.slot == nullptr && s_.coding == nullptr;
+    if (T::kAlone || !simple || team.count(n, [&](int32_t i) { return !stays(i) && !alone(i); }) > 0) {
+      team.sync();
+      for (int32_t i = 0; i < n && team.rank() == 0; ++i)
+        if (!stays(i)) release(i);
+      team.sync();
+      return;
+    }
+    const int32_t before = evictions();
+    const int32_t more = team.compact(
+        n, [&](int32_t i) { return !stays(i); }, [&](int32_t i) { return s_.token[i]; },
+        [&](int32_t to, int32_t token) {
+          s_.copies[token] = kEvicted;
+          if (s_.left != nullptr) s_.left[before + to] = token;
+        });
+    if (team.rank() == 0) s_.counts[Count::evicted] = before + more;
     team.sync();
   }
-  template <Team T>
-  KVR_FN void resize(const T& team, int32_t rows) {
-    team.sync();
-    if (team.rank() == 0) s_.counts[Count::rows] = rows;
-    team.sync();
+  // What stands in a row.
+  struct Row {
+    int32_t from, token, slot;
+    double score;
+    Real num, den;
+    Coding coding;
+    uint8_t mark;
+  };
+  KVR_FN Row row_at(int32_t i) const {
+    return {i,
+            s_.token[i],
+            s_.slot != nullptr ? s_.slot[i] : -1,
+            s_.score != nullptr ? s_.score[i] : 0,
+            num(i),
+            den(i),
+            coding(i),
+            s_.mark[i]};
+  }
+  KVR_FN void put_row(int32_t to, const Row& row) {
+    place(to, row.token, row.num, row.den, row.slot);
+    if (s_.score != nullptr) s_.score[to] = row.score;
+    if (s_.coding != nullptr) s_.coding[to] = row.coding;
+    s_.mark[to] = row.mark;
   }
   CacheStorage<Real> s_;
 };

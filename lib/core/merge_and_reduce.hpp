@@ -51,8 +51,11 @@ struct MergeAndReduce {
   // Erases a structure.
   KVR_FN void erase(const Team auto& team, auto& cache, int32_t slot) const {
     if (fed(slot) == 0) return;
-    for (int32_t i = 0; i < cache.size(); ++i)
-      if (weight(cache, i, slot) != 0) weigh(team, cache, i, slot, 0);
+    cache.weigh_rows(team, 0, cache.size(), [&](int32_t i) {
+      const bool in = weight(cache, i, slot) != 0;
+      return RowWeights{in && slot != kDenominator ? 0.0 : double(cache.num(i)),
+                        in && slot == kDenominator ? 0.0 : double(cache.den(i))};
+    });
     if (team.rank() == 0) fed(slot) = 0;
     team.sync();
   }
@@ -118,7 +121,10 @@ struct BalancedSums : MergeAndReduce {
   }
   // Buckets i <= most.
   KVR_FN void erase_buckets(const Team auto& team, auto& cache, double most) const {
-    for (int32_t i = kSmallest; i <= most; ++i) erase(team, cache, kBucketZero + i);
+    const int32_t buckets = most >= kSmallest ? int32_t(std::floor(most)) - kSmallest + 1 : 0;
+    const auto slot = [](int32_t i) { return kBucketZero + kSmallest + i; };
+    if (team.count(buckets, [&](int32_t i) { return fed(slot(i)) != 0; }) == 0) return;
+    for (int32_t i = 0; i < buckets; ++i) erase(team, cache, slot(i));
   }
 
  private:

@@ -22,9 +22,17 @@
 //   observe(team, cache, what)              decode: p_t over the rows; `what` is a span aggregated over the
 //                                           query heads, or HeadProbabilities
 //
-// and, on the host: resolve(scene), layout(scene), needs(scene), bound(scene), charge(...), draws(scene),
-// report(...), and members `state` and `draws` that the engine binds. Nothing else reaches a policy: no
-// trace, no future, no token that left the cache.
+//   charge(charge, cache)                   after every step: what is stored besides rows and scores; with a
+//                                           team as third argument where that takes a look at every row
+//   spread()                                Promise::spread, where it grows with the tokens
+//
+// and, on the host: resolve(scene), layout(scene), needs(scene), bound(scene), draws(scene), report(...), and
+// members `state` and `draws` that the engine binds. Nothing else reaches a policy: no trace, no future, no
+// token that left the cache.
+//
+// Every thread of a team runs these hooks with a copy of the policy of its own, and all copies stay alike:
+// what decides a branch is a number that every thread has. What changes a cache waits until everybody has
+// seen what stood there, and returns when everybody can see what stands there now.
 
 namespace kvreplay {
 

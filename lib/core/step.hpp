@@ -102,7 +102,7 @@ KVR_FN void leave_window(const T& team, C& cache, int32_t window, int32_t last) 
 template <Policy P, Team T, Cache C, class Real = typename C::real>
 KVR_FN void read_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& prompt,
                         const StepRules& rules) {
-  for (int32_t i = 0; i < prompt.size(); ++i) cache.push(team, prompt.token(i));
+  cache.push_run(team, 0, prompt.size());
   leave_window(team, cache, rules.window, prompt.size() - 1);
   if constexpr (ReadsPrompt<P, Real>) policy.read_prompt(team, prompt, cache);
 }

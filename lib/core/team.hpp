@@ -6,9 +6,13 @@
 
 #include "core/platform.hpp"
 
-// A team is the set of threads that replay one cache: one CPU thread, or one CUDA block
-// (backend/cuda/block_team.cuh). Policies are written against the concept; every operation ends with
-// all threads in step, and every reduction gives each thread the same result.
+// A team is the set of threads that replay one cache: one CPU thread, or one block of a device
+// (backend/block_team.hpp). Policies are written against the concept; every operation ends with all threads
+// in step, and every reduction gives each thread the same result. What one thread writes between two
+// operations others see behind the next sync(), and what they may still be reading it may write behind one
+// only.
+//
+// largest() and smallest() take no notice of NaN unless it stands first, and then it is the answer.
 
 namespace kvreplay {
 
@@ -18,8 +22,9 @@ struct Scored {
 };
 
 template <class T>
-concept Team = requires(const T team, double (*f)(int32_t), bool (*is)(int32_t),
-                        void (*move)(int32_t, int32_t), int32_t* array) {
+concept Team = requires(const T team, double (*f)(int32_t), bool (*is)(int32_t), void (*put)(int32_t, double),
+                        int32_t* array) {
+  { T::kAlone } -> std::convertible_to<bool>;  // one thread is all of it
   { team.rank() } -> std::convertible_to<int>;
   team.sync();
   team.each(1, f);
@@ -27,11 +32,12 @@ concept Team = requires(const T team, double (*f)(int32_t), bool (*is)(int32_t),
   { team.count(1, is) } -> std::same_as<int32_t>;
   { team.smallest(1, f) } -> std::same_as<Scored>;
   { team.largest(1, f) } -> std::same_as<Scored>;
-  { team.compact(1, is, move) } -> std::same_as<int32_t>;
+  { team.compact(1, is, f, put) } -> std::same_as<int32_t>;
   team.close_gap(array, 0, 1);
 };
 
 struct SerialTeam {
+  static constexpr bool kAlone = true;
   KVR_FN static constexpr int rank() { return 0; }
   KVR_FN static constexpr void sync() {}
 
@@ -64,15 +70,13 @@ struct SerialTeam {
   KVR_FN Scored smallest(int32_t n, F score) const {
     return best(n, score, [](double s, double so_far) { return s <= so_far; });
   }
-  // Moves the elements that stay to the front, in order; returns how many stayed.
-  template <class F, class M>
-  KVR_FN int32_t compact(int32_t n, F stays, M move) const {
+  // put(j, take(i)) for the j-th i that stays, in order; returns how many stay. Elements may move to the
+  // front of where they are: none is overwritten before it was taken.
+  template <class F, class G, class P>
+  KVR_FN int32_t compact(int32_t n, F stays, G take, P put) const {
     int32_t to = 0;
-    for (int32_t i = 0; i < n; ++i) {
-      if (!stays(i)) continue;
-      if (to != i) move(i, to);
-      ++to;
-    }
+    for (int32_t i = 0; i < n; ++i)
+      if (stays(i)) put(to++, take(i));
     return to;
   }
   // Removes element `gap` of array[0..n) and moves the later ones down.

@@ -49,7 +49,7 @@ struct Thinning {
   }
   // Rows of the middle that stand for others.
   KVR_FN void weigh_rows(const Team auto& team, auto& cache, Middle m, double w) const {
-    for (int32_t i = m.first; i < m.first + m.count; ++i) cache.weigh(team, i, w, w);
+    cache.weigh_rows(team, m.first, m.count, [&](int32_t) { return RowWeights{w, w}; });
   }
   // Drops the middle rows that have score 0.
   KVR_FN void drop_unscored(const Team auto& team, auto& cache, Middle m) const {

@@ -33,6 +33,11 @@ class Formatter {
     int64_t bytes;
   };
   Payload payload(const BasicCache<Real>& cache);
+  // Of rows that are stored as the trace has them.
+  Payload as_recorded(const HeadShape& shape, int64_t rows, int64_t values) const {
+    const int64_t keys = rows * shape.dim, numbers = values * shape.v_dim;
+    return {keys, numbers, exact_bytes(keys + numbers)};
+  }
   // Of the rows for which read[row] is not 0; where it is kWeighed, of the key alone.
   int64_t read_bytes(const BasicCache<Real>& cache, std::span<const uint8_t> read);
   // Offsets, steps and the indices of outliers.

@@ -28,7 +28,8 @@ void SetMeasures::add(const ScoredRow& row, size_t at) {
 
 // o - z = missed (o_missed - z), so the gap needs no second output. A sink logit is part of what is kept.
 void SetMeasures::add_missed(const ScoredRow& row) {
-  const double missed = std::max(0.0, 1 - row.m.tau);
+  const bool all = row.m.attended > row.token;  // whatever rounding makes of tau
+  const double missed = all ? 0.0 : std::max(0.0, 1 - row.m.tau);
   if (missed > kMissedAtLeast) gap_.add(row.error / missed / row.norm);
   bound_.add(2 * missed * row.v_largest / row.norm);
 }

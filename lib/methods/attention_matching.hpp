@@ -61,7 +61,9 @@ struct AttentionMatching {
             .weights = true,
             .own_rows = budget};
   }
-  void charge(Charge& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? budget : 0; }
+  KVR_FN void charge(Charge& c, const auto& cache) const {
+    c.weight_floats = cache.evictions() > 0 ? budget : 0;
+  }
   void report(std::map<std::string, double>& extras, const auto& cache) const {
     if (cache.evictions() > 0) extras["train_error"] = state[0];
   }

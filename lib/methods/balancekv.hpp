@@ -81,7 +81,7 @@ struct BalanceKv : Thinning<> {
     const int64_t rows = PackedRows::doubles(std::min(block, s.prompt), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = record_doubles + s.shape.dim + rows, .scores = true, .weights = true};
   }
-  void charge(Charge& charged, const auto&) const { charged.weight_floats = survivors; }
+  KVR_FN void charge(Charge& charged, const auto&) const { charged.weight_floats = survivors; }
   void report(auto& extras, const auto&) const { extras["rounds"] = done, extras["tail"] = tail; }
 
   // Scores are the signs of a round, and then what each weight is multiplied by (0: dropped).
@@ -93,8 +93,8 @@ struct BalanceKv : Thinning<> {
       for (int32_t b = 0; b < m.count; b += block)
         sign(team, cache, {done, b, m.first + b, m.count - b < block ? m.count - b : block});
       if (walk == Walk::reference) truncate_at_cut(team, cache, m);  // steps 5 and 6
-      for (int32_t i = m.first; i < m.first + m.count; ++i)
-        cache.weigh(team, i, cache.score(i) * cache.num(i), cache.score(i) * cache.num(i));
+      const auto w = [&](int32_t i) { return cache.score(i) * cache.num(i); };
+      cache.weigh_rows(team, m.first, m.count, [&](int32_t i) { return RowWeights{w(i), w(i)}; });
       drop_unscored(team, cache, m);
     }
     if (done > 0) weigh(team, cache);
@@ -142,8 +142,8 @@ struct BalanceKv : Thinning<> {
     const Middle m = middle(cache);
     survivors = m.count;
     tail = team.count(m.count, [&](int32_t i) { return cache.num(m.first + i) == 1; });
-    for (int32_t i = m.first; den == Den::code && i < m.first + m.count; ++i)
-      cache.weigh(team, i, double(cache.num(i)), std::ldexp(1.0, done));
+    const auto halved = [&](int32_t i) { return RowWeights{double(cache.num(i)), std::ldexp(1.0, done)}; };
+    if (den == Den::code) cache.weigh_rows(team, m.first, m.count, halved);
   }
 };
 

@@ -71,12 +71,12 @@ struct BalanceKvStream {
     return {.state_doubles = doubles, .scores = true, .weights = true, .split = true};
   }
   PromptNeeds needs(const Scene&) const { return {.queries = r == kUnset}; }
-  void charge(Charge& charged, const auto& cache) const {
-    const auto first = state.begin() + dim, last = first + MergeAndReduce::kSlots;
-    const auto used = std::count_if(first, last, [](double fed) { return fed > 0; });
-    charged.weight_floats = used * (levels + 1);
-    for (int32_t i = 0; i < cache.size(); ++i)  // a row of both structures is stored in both
-      if (cache.num(i) != 0 && cache.den(i) != 0) charged.key_floats += dim;
+  KVR_FN void charge(Charge& charged, const auto& cache, const Team auto& team) const {
+    const auto fed = [&](int32_t slot) { return state[size_t(dim + slot)] > 0; };
+    charged.weight_floats = int64_t(team.count(MergeAndReduce::kSlots, fed)) * (levels + 1);
+    // A row of both structures is stored in both.
+    const auto twice = [&](int32_t i) { return cache.num(i) != 0 && cache.den(i) != 0; };
+    charged.key_floats = int64_t(team.count(cache.size(), twice)) * dim;
   }
   void report(auto& extras, const auto&) const {
     const auto asked = theory::BalanceKv::of(epsilon, promised_bound(), tokens, dim, v_dim);
@@ -87,9 +87,10 @@ struct BalanceKvStream {
     const auto asked = theory::BalanceKv::of(epsilon, promised_bound(), tokens, dim, v_dim);
     const double failure = delta == kUnset ? std::pow(double(tokens), -2) : delta;
     const bool capped = batch < tokens && asked.t > batch;
-    return {Promise::Norm::frobenius, epsilon, 1 - failure, capped,
-            theory::largest_logit(promised_bound(), dim)};
+    return {Promise::Norm::frobenius, epsilon, 1 - failure, capped, spread()};
   }
+  // It grows with what has been seen.
+  KVR_FN double spread() const { return theory::largest_logit(promised_bound(), dim); }
   static std::string failure_text(int32_t, int32_t token) {
     return "a walk failed at token " + std::to_string(token) +
            ": |y| > c; give a larger c, or on_fail clamp or coin";
@@ -112,7 +113,7 @@ struct BalanceKvStream {
       grow(radius, std::sqrt(team.largest(prompt.size(), norm2).score));
     }
     for (int32_t i = 0; i < cache.size(); ++i) grow(radius, std::sqrt(sums.key_product(cache, i, i)));
-    for (int32_t i = 0; i < cache.size(); ++i) cache.weigh(team, i, 0, 0);
+    cache.weigh_rows(team, 0, cache.size(), [](int32_t) { return RowWeights{0, 0}; });
     for (int32_t i = 0; i < cache.size(); ++i) feed(team, cache, i);
     drop_unheld(team, cache);
   }
@@ -130,7 +131,9 @@ struct BalanceKvStream {
  private:
   KVR_FN void bind() { sums.bind(state, batch < tokens ? batch : tokens, dim), sums.draws = draws; }
   KVR_FN double bound() const { return r != kUnset ? r : radius; }
-  double promised_bound() const { return r != kUnset ? r : std::max(radius, largest_query); }
+  KVR_FN double promised_bound() const {
+    return r != kUnset ? r : radius > largest_query ? radius : largest_query;
+  }
   KVR_FN static void grow(double& most, double x) { most = x > most ? x : most; }
   KVR_FN void drop_unheld(const Team auto& team, auto& cache) const {
     cache.retain(team, [&](int32_t i) { return sums.held(cache, i); });

@@ -43,7 +43,7 @@ struct FastGen {
   void resolve(const Scene& scene) { prompt = scene.prompt; }
   Layout layout(const Scene& scene) const { return {.state_doubles = scene.tokens, .scores = true}; }
   PromptNeeds needs(const Scene&) const { return {.column_sums_from = 0, .token_classes = true}; }
-  void charge(Charge& c, const auto& cache) const { c.mark_bytes = cache.size(); }
+  KVR_FN void charge(Charge& c, const auto& cache) const { c.mark_bytes = cache.size(); }
   void report(auto& extras, const auto&) const {
     extras["candidate"] = chosen;
     extras["recovered_mass"] = recovered;

@@ -49,7 +49,7 @@ struct H2o : H2oVariants {
   bool implied_layout() const { return holds_all(); }
   bool streams_prompt() const { return is(Variant::alg1); }
   bool observes() const { return !cuts_once() && !is(Variant::oracle_global); }
-  void charge(Charge& c, const auto&) const {
+  KVR_FN void charge(Charge& c, const auto&) const {
     c.aux_bytes = is(Variant::oracle_global) ? 4 * int64_t(heavy) : 0;
   }
   void report(auto& extras, const auto&) const {

@@ -50,7 +50,7 @@ struct Hybrid {
     return {.state_doubles = scorer.state_doubles(s), .scores = true, .weights = true};
   }
   PromptNeeds needs(const Scene& scene) const { return scorer.needs(scene); }
-  void charge(Charge& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? 1 : 0; }
+  KVR_FN void charge(Charge& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? 1 : 0; }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
@@ -70,8 +70,9 @@ struct Hybrid {
           [&](int32_t i) { return cache.mark(i) & kTop ? -double(INFINITY) : cache.score(i); }, drawn);
     cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
     const double w = double(others) / sampled;
-    for (int32_t i = 0; i < cache.size(); ++i)
-      if (cache.mark(i) == kDrawn) cache.weigh(team, i, w, w);
+    cache.weigh_rows(team, 0, cache.size(), [&](int32_t i) {
+      return cache.mark(i) == kDrawn ? RowWeights{w, w} : RowWeights{1, 1};
+    });
   }
 
  private:

@@ -61,7 +61,7 @@ struct KernelHalving : Thinning<4, 32> {
     const int64_t doubles = PackedRows::doubles(middle_of(s), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = doubles, .scores = true, .weights = true};
   }
-  void charge(Charge& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? 1 : 0; }
+  KVR_FN void charge(Charge& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? 1 : 0; }
 
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const Middle all = middle(cache);

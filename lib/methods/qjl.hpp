@@ -55,7 +55,7 @@ struct Qjl {
     const int64_t d = scene.shape.dim, m = columns();
     return {.state_doubles = 2 + d * m + 3 * d + m + scene.shape.v_dim, .own_rows = scene.tokens};
   }
-  void charge(Charge& c, const auto& cache) const {
+  KVR_FN void charge(Charge& c, const auto& cache) const {
     const int64_t first = cache.size() > 0 ? cache.token(0) : 0;  // a sliding window has left the others
     const int64_t keys = std::max<int64_t>(0, int64_t(state[0]) - first), d = cache.shape().dim;
     const int64_t values = std::max<int64_t>(0, int64_t(state[1]) - first), dv = cache.shape().v_dim;

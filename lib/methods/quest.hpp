@@ -45,7 +45,7 @@ struct Quest {
     return {.state_doubles = int64_t(pages()) * (2 * int64_t(scene.shape.dim) * scene.shape.blocks + 2)};
   }
   int32_t read_bound() const { return dense || read_pages() >= pages() ? tokens : read_pages() * page; }
-  void charge(Charge& c, const auto& cache) const {
+  KVR_FN void charge(Charge& c, const auto& cache) const {
     if (dense || cache.size() == 0) return;
     const int64_t held = page_of(cache, cache.size() - 1) - page_of(cache, 0) + 1;
     c.sketch_floats = 2 * held * cache.shape().dim * cache.shape().blocks;

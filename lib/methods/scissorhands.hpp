@@ -62,7 +62,9 @@ struct Scissorhands : Selecting<0, 10> {
     return {.state_doubles = int64_t(s.tokens) * words(), .scores = true};
   }
   PromptNeeds needs(const Scene& s) const { return {.rows_from = s.prompt > hist ? s.prompt - hist : 0}; }
-  void charge(Charge& c, const auto& cache) const { c.mark_bytes = (int64_t(cache.size()) * hist + 7) / 8; }
+  KVR_FN void charge(Charge& c, const auto& cache) const {
+    c.mark_bytes = (int64_t(cache.size()) * hist + 7) / 8;
+  }
 
   KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
     const auto probability = [&](int32_t i) { return p.group(i); };

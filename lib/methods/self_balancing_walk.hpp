@@ -65,7 +65,7 @@ struct SelfBalancingWalk : Thinning<> {
     const int64_t doubles = PackedRows::doubles(middle_of(s), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = doubles, .scores = true, .weights = true};
   }
-  void charge(Charge& charged, const auto& cache) const {
+  KVR_FN void charge(Charge& charged, const auto& cache) const {
     charged.weight_floats = cache.evictions() > 0 ? 1 : 0;
   }
   static std::string failure_text(int32_t code, int32_t token) {

@@ -56,7 +56,7 @@ struct SubGen {
             .scores = true,
             .weights = weights == Weights::cluster_size};
   }
-  void charge(Charge& c, const auto& cache) const {
+  KVR_FN void charge(Charge& c, const auto& cache) const {
     const bool weighs = weights == Weights::cluster_size && cache.evictions() > 0;
     c.weight_floats = weighs ? budget - recent : 0;
   }

@@ -77,7 +77,7 @@ struct SubGenStream {
     const int64_t most = slots + int64_t(scene.tokens) * (samples + 1);
     return {.state_doubles = 1, .scores = true, .weights = true, .split = true, .extra_rows = most};
   }
-  void charge(Charge& c, const auto& cache) const { c.weight_floats = clusters(cache) + 1; }
+  KVR_FN void charge(Charge& c, const auto& cache) const { c.weight_floats = clusters(cache) + 1; }
   void report(std::map<std::string, double>& extras, const auto& cache) const {
     extras["clusters"] = clusters(cache), extras["mu"] = state[0], extras["delta"] = radius;
     if (epsilon == kUnset) return;
@@ -135,15 +135,20 @@ struct SubGenStream {
     const double w = wide_dot(token.value, token.value), mu = state[0] + w, p = w > 0 ? w / mu : 0;
     team.sync();
     if (team.rank() == 0) state[0] = mu;
-    for (int32_t j = 0; j < slots; ++j) {
-      if (p > 0 && draws.uniform(Structure::subgen_reservoir, token.index, j) < p) {
-        cache.replace(team, sinks + j, token, 0, 0);
-        if (team.rank() == 0) cache.score(sinks + j) = w;
-        team.sync();
-      }
-      const double held = cache.score(sinks + j);
-      cache.weigh(team, sinks + j, held > 0 ? mu / (slots * held) : 0.0, 0);
+    const int32_t taken = team.count(slots, [&](int32_t j) {
+      const bool takes = p > 0 && draws.uniform(Structure::subgen_reservoir, token.index, j) < p;
+      cache.mark(sinks + j) = takes ? 1 : 0;
+      return takes;
+    });
+    for (int32_t j = 0; taken > 0 && j < slots; ++j) {
+      if (cache.mark(sinks + j) == 0) continue;
+      cache.replace(team, sinks + j, token, 0, 0);
+      if (team.rank() == 0) cache.score(sinks + j) = w;
     }
+    cache.weigh_rows(team, sinks, slots, [&](int32_t row) {
+      const double held = cache.score(row);
+      return RowWeights{held > 0 ? mu / (slots * held) : 0.0, 0};
+    });
   }
 };
 

@@ -66,7 +66,7 @@ struct Uniform : Thinning<> {
     if (variant == Variant::coin) return coins.layout(s);
     return {.scores = true, .weights = weights != Weights::none || variant == Variant::notebook};
   }
-  void charge(Charge& c, const auto& cache) const {
+  KVR_FN void charge(Charge& c, const auto& cache) const {
     if (variant == Variant::coin) coins.charge(c, cache);
     else c.weight_floats = weights != Weights::none && cache.evictions() > 0 ? 1 : 0;
   }

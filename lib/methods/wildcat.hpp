@@ -53,7 +53,7 @@ struct WildCat : Thinning<4, 32> {
     const int64_t M = scene.prompt, d = scene.shape.dim, dv = scene.shape.v_dim;
     return {.state_doubles = 1 + d + M * (d + 1 + r) + r * (r + dv + 2), .weights = true, .own_rows = r};
   }
-  void charge(Charge& c, const auto&) const { c.weight_floats = int64_t(state[0]); }
+  KVR_FN void charge(Charge& c, const auto&) const { c.weight_floats = int64_t(state[0]); }
   void report(std::map<std::string, double>& extras, const auto& cache) const {
     extras["pivots"] = state[0], extras["negative_masses"] = 0;
     for (int32_t i = 0; i < cache.size(); ++i) extras["negative_masses"] += cache.den(i) < 0 ? 1 : 0;

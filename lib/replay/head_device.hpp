@@ -8,11 +8,12 @@
 #include "core/policy.hpp"
 #include "exact/head_stream.hpp"
 #include "measures/device_row.hpp"
+#include "replay/chain.hpp"
 
 // A device that does the arithmetic of a head: sums over the prompt, who leaves a cache that follows a score
 // rule, and the rows of caches that hold tokens of the trace as they stand. Decisions and accounts stay with
-// the lanes, so that what a cell is does not depend on where it was computed. The implementation stands in
-// backend/.
+// the lanes, so that what a cell is does not depend on where it was computed. Any other cache it replays by
+// the text of the policy. The implementation stands in backend/.
 
 namespace kvreplay {
 
@@ -36,15 +37,20 @@ struct DeviceRecall {
   float top_mass, index_recall;  // as RowMeasure
 };
 
-// Some of the rows that were asked for, [first, first + count), of all caches.
+// Some of the rows that were asked for, [first, first + count), of all caches, or of those from first_cache
+// on.
 struct DeviceRows {
   size_t first, count;
+  size_t first_cache = 0;
   std::vector<float> l2;               // [heads of the stream, count]
   std::vector<double> log_normaliser;  // as ScoredRow
   struct OfCache {
     std::vector<DeviceRow> rows;        // [heads, count]
     std::vector<DeviceRecall> recalls;  // [heads or 1, count]; empty: not asked for
     std::vector<float> out;             // [heads, count, v_dim]; empty: not asked for
+    // Of a cache that the device has replayed: [heads, count], and how it stands.
+    std::vector<ChainRow> about;
+    ChainEnd end;
   };
   std::vector<OfCache> caches;
 };
@@ -78,6 +84,11 @@ class HeadDevice {
   // take() is given the rows in order, in portions that fit the device.
   virtual void evaluate(const std::vector<HeldTokens>& caches, const Asked& asked,
                         const std::function<void(const DeviceRows&)>& take) = 0;
+  // Whether it has the program of a method, and room for a block that runs it.
+  virtual bool replays(const ChainPrograms& programs, const HeadShape& shape) const = 0;
+  // The same rows of caches that it replays from the first token on.
+  virtual std::vector<ChainRecord> replay(const std::vector<ChainOrder>& orders, const Asked& asked,
+                                          const std::function<void(const DeviceRows&)>& take) = 0;
 };
 // For the stream, which outlives it. DeviceError when the device cannot take it.
 using OpenHeadDevice = std::function<std::unique_ptr<HeadDevice>(const HeadStream<float>&)>;

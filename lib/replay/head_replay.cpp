@@ -118,7 +118,8 @@ void HeadReplay<Real>::with_prompt(F f) {
   for (const Replayed& r : decisions_)
     for (const auto& lane : r.lanes) {
       if (r.streams_prompt()) continue;
-      const PromptNeeds needs = lane->needs();
+      PromptNeeds needs = lane->needs();
+      if (r.chained) needs.rows_from = PromptNeeds::kNoRows;  // the device shows them to it
       future = future || needs.future_sums;
       pass.maxima = pass.maxima || r.cells.front()->axes.gqa_aggregate == Aggregate::max;
       if (needs.column_sums_from >= 0) pass.sums_from.push_back(needs.column_sums_from);
@@ -132,8 +133,8 @@ void HeadReplay<Real>::with_prompt(F f) {
     for (const auto& [lane, from] : watchers)
       if (t >= from) lane->observe_prompt(t, p);
   };
-  const std::vector<std::vector<double>> sums = column_sums(pass);
-  const std::vector<double> later = future ? sums_of_future() : std::vector<double>{};
+  prompt_sums_ = column_sums(pass);
+  if (future) future_sums_ = sums_of_future();
   for (const size_t d : by_falling_budget())
     guarded(decisions_[d], [&] {
       for (const auto& lane : decisions_[d].lanes) {
@@ -142,8 +143,8 @@ void HeadReplay<Real>::with_prompt(F f) {
         const auto at = std::lower_bound(firsts.begin(), firsts.end(), lane->needs().column_sums_from);
         const bool found = at != firsts.end() && *at == lane->needs().column_sums_from;
         f(d, *lane,
-          PromptSums{found ? sums[size_t(at - firsts.begin())].data() : nullptr,
-                     later.empty() ? nullptr : later.data()});
+          PromptSums{found ? prompt_sums_[size_t(at - firsts.begin())].data() : nullptr,
+                     future_sums_.empty() ? nullptr : future_sums_.data()});
       }
     });
 }
@@ -248,6 +249,7 @@ void HeadReplay<Real>::choose_evaluators() {
   for (size_t d = 0; d < decisions_.size(); ++d)
     guarded(decisions_[d], [&] {
       Replayed& r = decisions_[d];
+      if (r.chained) return;
       r.on_device = device_takes(r);
       if (r.on_device) return give_to_device(d);
       for (const auto& lane : r.lanes) r.evaluators.push_back(evaluator_of(r, *lane));
@@ -326,7 +328,9 @@ void HeadReplay<Real>::replay_tile(const Tile<Real>& tile, Replayed& r) {
 template <class Real>
 void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
   std::map<std::tuple<const Method*, size_t, uint32_t, int32_t>, Lane<Real>*> larger;
+  for (Replayed& r : decisions_) r.on_device = r.chained = device_replays(r);
   with_prompt([&](size_t d, Lane<Real>& lane, const PromptSums& sums) {
+    if (decisions_[d].chained) return order_chains(d, lane, sums);
     const Cell& cell = *decisions_[d].cells.front();
     Lane<Real>*& other = larger[{cell.method, cell.instance, cell.seed.value_or(0), lane.first_head()}];
     lane.read_prompt(sums, options_.audit ? nullptr : other);
@@ -336,7 +340,11 @@ void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
   for (const auto& [key, lane] : larger)
     if (lane != nullptr) lane->forget_selection();  // null: it failed
   choose_evaluators();
+  for (size_t d = 0; d < decisions_.size(); ++d)
+    for (const auto& lane : decisions_[d].lanes)
+      if (decisions_[d].chained && decisions_[d].streams_prompt()) order_chains(d, *lane, {});
   if (!device_caches_.empty()) replay_on_device();
+  if (!chains_.empty()) replay_chains();
   replay_tiles(stop);
   if (stop()) return;
   for (Replayed& r : decisions_)

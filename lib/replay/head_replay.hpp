@@ -51,6 +51,7 @@ class HeadReplay {
     std::vector<std::vector<double>> uniforms;
     std::string failure;
     bool on_device = false;
+    bool chained = false;  // and there by the text of its policy, from the first token on
     bool alive() const { return failure.empty(); }
     bool streams_prompt() const { return cells.front()->prompt_streams || lanes.front()->streams_prompt(); }
   };
@@ -71,19 +72,28 @@ class HeadReplay {
   void choose_evaluators();
   Evaluator evaluator_of(const Replayed& r, Lane<Real>& lane);
   bool device_takes(const Replayed& r) const;
+  bool device_replays(const Replayed& r) const;
   void give_to_device(size_t decision);
+  void order_chains(size_t decision, Lane<Real>& lane, const PromptSums& sums);
   void replay_on_device();
+  void replay_chains();
+  HeadDevice::Asked asked_of_device() const;
   // One row of a cache that a device computed.
   struct DeviceCell {
     const DeviceRows& rows;
-    size_t id, row;  // of the cache; in `rows`
+    const DeviceRows::OfCache& cache;
+    size_t row;  // in `rows`
     int32_t token;
     std::span<const ValueNorm> norms;
+    int32_t first_head, heads;  // of the cache
+    bool by_head;
   };
+  // What a row of the cache looked at, by head.
+  using About = std::function<ChainRow(int32_t head)>;
   void take(const DeviceRows& rows, const std::vector<int32_t>& tokens);
-  void take_row(Replayed& r, const DeviceCell& at);
-  ScoredRow scored_row_of(const DeviceCell& at, int32_t head) const;
-  size_t device_lane(size_t id) const;
+  void take_chains(const DeviceRows& rows, const std::vector<int32_t>& tokens);
+  void take_row(Replayed& r, const DeviceCell& at, const About& about);
+  ScoredRow scored_row_of(const DeviceCell& at, int32_t head, const ChainRow& about) const;
   double tiny_norm() const;
   size_t family_of(const Replayed& r, const Lane<Real>& lane, Shortcut::Kind kind);
   void step_sliding(const Tile<Real>& tile, Replayed& r);
@@ -109,7 +119,15 @@ class HeadReplay {
   ScoredNorms<Real> norms_;
   std::unique_ptr<HeadDevice> device_;  // null: none
   DeviceCaches<Real> device_caches_;
-  std::vector<size_t> device_decisions_;  // of each of its caches
+  struct LaneId {
+    size_t decision, lane;
+  };
+  std::vector<LaneId> device_lanes_, chain_lanes_;  // of each of its caches
+  std::vector<ChainOrder> chains_;
+  std::vector<int64_t> chain_tokens_;  // attended to, of each
+  // Sums over rows of the prompt and of the future, which caches refer to while they begin.
+  std::vector<std::vector<double>> prompt_sums_;
+  std::vector<double> future_sums_;
   FixedSets<Real> fixed_;
   SlidingSets<Real> sliding_;
   using FamilyKey = std::tuple<Shortcut::Kind, const Method*, size_t, uint32_t, int32_t, int32_t>;

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "core/policy.hpp"
 #include "exact/tile.hpp"
 #include "measures/row_measure.hpp"
+#include "replay/chain.hpp"
 #include "replay/shortcut.hpp"
 
 namespace kvreplay {
@@ -86,6 +88,7 @@ class Lane {
   virtual Shortcut shortcut() const = 0;
   virtual const BasicCache<Real>& cache() const = 0;
   virtual int32_t first_head() const = 0;
+  virtual int32_t heads() const = 0;
   // Of `fixed` and `sliding`: token t arrives, nothing attends, who must leave leaves.
   virtual void step_alone(int32_t t) = 0;
   // Of `scores`: token t arrives; then the token `evicted` leaves, or nobody (negative).
@@ -93,6 +96,14 @@ class Lane {
   virtual void settle(int32_t t, int32_t evicted) = 0;
   // Rows that were attended to on its behalf, and what that took.
   virtual void count_attended(int64_t tokens, int64_t rows, double seconds) = 0;
+  // Instead of all of that: a device replays the cache from the first token on, by the method's programs,
+  // unless something is asked for that only cores do. sums: as of read_prompt(); they are read until the end.
+  virtual bool may_chain() const = 0;
+  virtual ChainOrder chain(const ChainPrograms& programs, const PromptSums& sums) = 0;
+  // Throws LaneError where the chain has ended early.
+  virtual void check_chain(const ChainEnd& end) const = 0;
+  // When it has ended; scored: [tokens].
+  virtual void follow_chain(const ChainRecord& record, std::span<const uint8_t> scored) = 0;
   // Of the theorem behind the method, as things stand.
   virtual Promise promise() const = 0;
   virtual const LaneLedger& ledger() const = 0;

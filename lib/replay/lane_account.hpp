@@ -18,33 +18,38 @@ class LaneAccount {
   struct Extras {
     bool positions, scores, reweighted;
   };
+  using Payload = typename Formatter<Real>::Payload;
   // C_t: its newest row is exact. `reads_all`: the step reads all of it.
-  void attended(const BasicCache<Real>& cache, Formatter<Real>& formatter, bool reads_all) {
-    ledger.peak_attended = std::max<int64_t>(ledger.peak_attended, cache.size());
-    const auto payload = formatter.payload(cache);
+  void attended(int64_t rows, const Payload& payload, bool reads_all) {
+    ledger.peak_attended = std::max(ledger.peak_attended, rows);
     take_peaks(payload.keys, payload.values, payload.bytes);
-    if (reads_all) add_read(payload.bytes);
+    if (reads_all) read(payload.bytes);
   }
-  // The step reads these rows of C_t alone, but all sketches.
-  void read(const BasicCache<Real>& cache, Formatter<Real>& formatter, std::span<const uint8_t> rows) {
-    add_read(formatter.read_bytes(cache, rows));
+  // The step reads so much of C_t, and all sketches.
+  void read(int64_t bytes) {
+    ledger.read_sum += bytes + more_keys_ + besides_ + read_sketches_;
+    ledger.read_steps += 1;
   }
   // S_t, coded.
-  void kept(const BasicCache<Real>& cache, Formatter<Real>& formatter, const Charge& charge,
-            const Extras& extras) {
-    const int64_t rows = cache.size(), blocks = cache.shape().blocks;
+  struct Kept {
+    int64_t rows, blocks, evictions, quantised;
+    Payload payload;
+    int64_t coding;  // bytes of one kv head that the row format adds
+  };
+  void kept(const Kept& now, const Formatter<Real>& formatter, const Charge& charge, const Extras& extras) {
+    const int64_t rows = now.rows, blocks = now.blocks;
     ledger.peak_kept = std::max(ledger.peak_kept, rows);
-    ledger.evictions = cache.evictions();
-    ledger.quantised = formatter.quantised() + charge.coded_rows;
+    ledger.evictions = now.evictions;
+    ledger.quantised = now.quantised + charge.coded_rows;
     ledger.kept_sum += rows, ledger.kept_steps += 1;
     const int64_t weights = charge.weight_floats + (extras.reweighted ? 1 : 0);
     ledger.peak_weight_floats = std::max(ledger.peak_weight_floats, weights / blocks);
     besides_ = 4 * weights / blocks + charge.code_bytes - formatter.exact_bytes(charge.coded_floats);
     more_keys_ = formatter.exact_bytes(charge.key_floats);
-    const auto payload = formatter.payload(cache);
+    const Payload& payload = now.payload;
     take_peaks(payload.keys + charge.key_floats, payload.values, payload.bytes + more_keys_);
     const int64_t sketches = charge.aux_bytes + formatter.exact_bytes(charge.sketch_floats);
-    take_aux(sketches + charge.mark_bytes, formatter.sketch_bytes(cache), extras.positions ? 4 * rows : 0,
+    take_aux(sketches + charge.mark_bytes, now.coding, extras.positions ? 4 * rows : 0,
              extras.scores ? 8 * rows : 0, blocks);
     read_sketches_ = sketches_ - charge.mark_bytes / blocks;
     ledger.final_bytes = payload.bytes + more_keys_ + besides_ + aux_;
@@ -68,10 +73,6 @@ class LaneAccount {
     // What a division by `blocks` leaves over is the scores' where there are any.
     ledger.index_bytes = scores > 0 ? positions / blocks : aux_ - sketches_;
     ledger.score_bytes = aux_ - sketches_ - ledger.index_bytes;
-  }
-  void add_read(int64_t rows_bytes) {
-    ledger.read_sum += rows_bytes + more_keys_ + besides_ + read_sketches_;
-    ledger.read_steps += 1;
   }
   int64_t besides_ = 0;    // weights, and what codes take more or less than the numbers they stand for
   int64_t more_keys_ = 0;  // bytes of keys that stand twice

@@ -10,18 +10,23 @@ namespace kvreplay {
 
 // Every resident token once, ascending; its weights summed over the rows that hold it.
 template <class Real>
-void list_kept(const BasicCache<Real>& cache, LaneLists& lists) {
+void list_rows(std::span<const int32_t> tokens, std::span<const Real> num, std::span<const Real> den,
+               LaneLists& lists) {
   std::map<int32_t, std::pair<double, double>> weights;
-  for (int32_t i = 0; i < cache.size(); ++i)
-    if (const int32_t token = cache.token(i); token >= 0) {
-      weights[token].first += double(cache.num(i));
-      weights[token].second += double(cache.den(i));
+  for (size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] >= 0) {
+      std::pair<double, double>& w = weights[tokens[i]];
+      if (!num.empty()) w.first += double(num[i]), w.second += double(den[i]);
     }
   for (const auto& [token, w] : weights) {
     lists.kept.flat.push_back(token);
-    if (cache.weighted()) lists.num.push_back(w.first), lists.den.push_back(w.second);
+    if (!num.empty()) lists.num.push_back(w.first), lists.den.push_back(w.second);
   }
   lists.kept.off.push_back(int64_t(lists.kept.flat.size()));
+}
+template <class Real>
+void list_kept(const BasicCache<Real>& cache, LaneLists& lists) {
+  list_rows(cache.tokens(), cache.nums(), cache.dens(), lists);
 }
 
 inline void list_attended(std::span<const int32_t> tokens, TokenLists& lists) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <string>
 
@@ -43,7 +44,7 @@ class LaneOf final : public Lane<Real> {
   void bind(const HeadStream<Real>& stream, int32_t first_head, const LaneWatch& watch) override {
     stream_ = &stream;
     first_head_ = first_head;
-    save_ = watch.save;
+    asked_ = watch;
     watch_.bind(stream, watch, order_.axes.phase == Phase::oneshot);
     rules_ = {order_.axes.phase == Phase::stream, order_.axes.order == Order::evict_then_attend,
               stream.window, order_.axes.gqa_aggregate};
@@ -51,7 +52,6 @@ class LaneOf final : public Lane<Real> {
     formatter_ = Formatter<Real>(order_.axes.row_format, stream.stored_bytes, layout_.split);
     if (traits::chooses(policy_)) lists_.attended.resize(size_t(order_.scene.shape.heads));
     if constexpr (HasDraws<P>) policy_.draws = order_.draws;
-    audits_ = watch.audit, notes_ages_ = watch.ages,
     prompt_streams_ = watch.prompt_streams || traits::streams_prompt(policy_);
     if (prompt_streams_ || ObservesPrompt<P>) open_memory();
   }
@@ -101,16 +101,16 @@ class LaneOf final : public Lane<Real> {
     const bool as_recorded = layout_.own_rows == 0 && !layout_.split && layout_.extra_rows == 0 &&
                              !(order_.axes.positions == Positions::cache && stream_->rotate().active());
     const bool own_way = Appends<P, Real> || traits::changes_logits(policy_);
-    if (own_way || !as_recorded || memory_.audited() || stream_->window > 0 || traits::chooses(policy_))
-      return {};
+    if (own_way || !as_recorded || asked_.audit || stream_->window > 0 || traits::chooses(policy_)) return {};
     if (!rules_.streaming) return {Shortcut::Kind::fixed, {}};
-    if (cache_.weighted()) return {};
+    if (layout_.weights) return {};
     if (!observes()) return {Shortcut::Kind::sliding, {}};
     if constexpr (HasScoreRule<P>) return by_scores();
     return {};
   }
   const BasicCache<Real>& cache() const override { return cache_; }
   int32_t first_head() const override { return first_head_; }
+  int32_t heads() const override { return order_.scene.shape.heads; }
   void step_alone(int32_t t) override {
     arrive_at(t);
     struct Nobody {
@@ -143,6 +143,57 @@ class LaneOf final : public Lane<Real> {
     report();
   }
 
+  bool may_chain() const override {
+    const auto injected = [](const InjectedArray& a) { return a.values != nullptr; };
+    return std::is_same_v<Real, float> && order_.axes.row_format.kind == RowFormat::Kind::source &&
+           !asked_.audit && asked_.needles.empty() &&
+           std::none_of(order_.draws.injected, order_.draws.injected + Draws::kArrays, injected);
+  }
+  ChainOrder chain(const ChainPrograms& programs, const PromptSums& sums) override {
+    ChainOrder order{};
+    if constexpr (std::is_same_v<Real, float>) {
+      open_memory();
+      order.programs = programs;
+      order.policy.resize(sizeof(P));
+      std::memcpy(order.policy.data(), &policy_, sizeof(P));
+      order.memory = memory_.storage(), order.state = memory_.state();
+      order.rules = rules_, order.needs = needs();
+      const typename Prompt<Real>::View view = prompt_sums(sums);
+      order.column_sums = view.column_sums, order.column_max_sums = view.column_max_sums;
+      order.future_sums = view.future_sums;
+      order.first_head = first_head_;
+      order.bound = traits::bounded(policy_, order_.axes) ? traits::bound(policy_, order_.scene) : -1;
+      order.streams_prompt = prompt_streams_, order.observes = observes();
+      order.by_head = Chooses<P, Real> || ObservesHeads<P, Real> || ObservesPrompt<P>;
+      order.chooses = traits::chooses(policy_), order.heads_differ = heads_differ();
+      order.reweights = order_.axes.reweight != Reweight::none, order.split = layout_.split;
+      order.moves = order_.axes.positions == Positions::cache && stream_->rotate().active();
+      order.prefix = asked_.prefix_error && order_.axes.phase == Phase::oneshot;
+      order.set = asked_.set_error, order.lists = asked_.save.kept;
+    }
+    return order;
+  }
+  void check_chain(const ChainEnd& end) const override {
+    if (end.why == ChainEnd::denominator) fail_denominator(end.token);
+    if (end.why == ChainEnd::returned) fail_return();
+    if (end.why == ChainEnd::method) fail_method(end.code, end.at);
+    if (end.why == ChainEnd::bound) fail_bound(end.at);
+  }
+  void follow_chain(const ChainRecord& record, std::span<const uint8_t> scored) override {
+    std::memcpy(static_cast<void*>(&policy_), record.policy.data(), sizeof(P));
+    if constexpr (HasState<P>) policy_.state = memory_.state();
+    reweighted_ = record.end.reweighted;
+    const int32_t first = stream_->tokens - int32_t(record.steps.size());
+    for (size_t i = 0; i < record.steps.size(); ++i) {
+      const int32_t t = first + int32_t(i);
+      account_chain(t, record.steps[i], scored[size_t(t)] != 0);
+      if (asked_.ages) note_ages(t, record.steps[i].evictions);
+    }
+    if (!asked_.save.kept) return;
+    if (!traits::holds_all(policy_)) list_chain(record, first);
+    if (traits::chooses(policy_)) lists_.attended = record.attended;
+  }
+
   void replay(const Tile<Real>& tile, LaneWorkspace<Real>& w, LaneTile<Real>& result) override {
     const auto start = Clock::now();
     result.clear(heads(), int32_t(tile.rows.size()), cache_.shape().v_dim);
@@ -167,12 +218,11 @@ class LaneOf final : public Lane<Real> {
   static double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
-  int32_t heads() const { return order_.scene.shape.heads; }
   // Not before it is needed: a cache that is cut takes the whole prompt for a moment only.
   void open_memory() {
     if (memory_.allocated()) return;
     memory_.allocate(*stream_, order_.scene.shape, layout_, most_rows(rules_.streaming && prompt_streams_),
-                     audits_);
+                     asked_.audit);
     cache_ = BasicCache<Real>(memory_.storage());
     cache_.clear(team_);
     if constexpr (HasState<P>) policy_.state = memory_.state();
@@ -181,18 +231,24 @@ class LaneOf final : public Lane<Real> {
     memory_.shrink(size_t(cache_.size()) + size_t(stream_->tokens - stream_->prompt));
     cache_ = BasicCache<Real>(memory_.storage());
   }
+  // Of this cache's query heads.
+  typename Prompt<Real>::View prompt_sums(const PromptSums& sums) const {
+    const HeadStream<Real>& s = *stream_;
+    typename Prompt<Real>::View view{};
+    const bool by_row = order_.axes.gqa_aggregate == Aggregate::max && heads() == s.shape.heads;
+    if (sums.columns != nullptr) view.column_sums = sums.columns + int64_t(first_head_) * s.prompt;
+    if (sums.columns != nullptr && by_row) view.column_max_sums = sums.columns + int64_t(heads()) * s.prompt;
+    if (sums.future != nullptr) view.future_sums = sums.future + int64_t(first_head_) * s.tokens;
+    return view;
+  }
   Prompt<Real> prompt_view(const PromptSums& sums) const {
     const HeadStream<Real>& s = *stream_;
     const auto& held = memory_.storage();
-    typename Prompt<Real>::View view{};
+    typename Prompt<Real>::View view = prompt_sums(sums);
     view.keys = held.keys, view.values = held.values;
     view.key_block = held.key_block, view.value_block = held.value_block;
     view.tokens = s.tokens, view.size = s.prompt, view.shape = held.shape;
     view.aggregate = order_.axes.gqa_aggregate, view.scale = double(s.rule.scale);
-    if (sums.columns != nullptr) view.column_sums = sums.columns + int64_t(first_head_) * s.prompt;
-    const bool by_row = order_.axes.gqa_aggregate == Aggregate::max && heads() == s.shape.heads;
-    if (sums.columns != nullptr && by_row) view.column_max_sums = sums.columns + int64_t(heads()) * s.prompt;
-    if (sums.future != nullptr) view.future_sums = sums.future + int64_t(first_head_) * s.tokens;
     if (needs().queries) {
       view.queries = s.query(first_head_, 0);
       view.query_head = int64_t(s.query_rows) * s.shape.dim;
@@ -305,18 +361,17 @@ class LaneOf final : public Lane<Real> {
 
   // C_t stands: its newest row is exact.
   void open_step(int32_t t) {
-    if (t >= stream_->prompt) account_.attended(cache_, formatter_, !traits::chooses(policy_));
+    if (t >= stream_->prompt)
+      account_.attended(cache_.size(), formatter_.payload(cache_), !traits::chooses(policy_));
   }
 
   // core/step.hpp calls this through done(), before the eviction: cache is C_t.
   void measure(const StripHeads& at, int32_t h, Normaliser tau, const BasicCache<Real>& cache,
                const uint8_t* chosen) {
-    if (!(tau.sum > 0) || !std::isfinite(tau.sum))
-      throw LaneError("the denominator at token " + std::to_string(at.token) +
-                      " is zero or not finite: nothing left to attend to");
+    if (!(tau.sum > 0) || !std::isfinite(tau.sum)) fail_denominator(at.token);
     if (at.row < 0 || at.tile.scored[size_t(at.row)] == 0) return;
     const auto tokens = attended_tokens(cache, chosen, layout_.split, attended_);
-    if (save_.kept && chosen != nullptr) list_attended(tokens, lists_.attended[size_t(h)]);
+    if (asked_.save.kept && chosen != nullptr) list_attended(tokens, lists_.attended[size_t(h)]);
     account_.ledger.attended_sum += int64_t(tokens.size()), account_.ledger.attended_rows += 1;
     const int32_t head = first_head_ + h;
     RowMeasure& m = at.result.measures[at.result.at(h, at.row)];
@@ -328,7 +383,7 @@ class LaneOf final : public Lane<Real> {
     watch_.see({at.tile, h, head, at.row, cache, view, tokens, tau, at.w.e.data()}, output_, at.w, at.result);
     if (chosen == nullptr) return;
     const auto read = watch_.read(h, chosen, cache.size());
-    if (h == heads() - 1) account_.read(cache, formatter_, read);
+    if (h == heads() - 1) account_.read(formatter_.read_bytes(cache, read));
   }
 
   // S_t stands, after the prompt and after every step: it is pruned, then coded.
@@ -337,23 +392,54 @@ class LaneOf final : public Lane<Real> {
     formatter_.settle(cache_);
     if (!formatter_.failure().empty()) throw LaneError(formatter_.failure());
     if (t >= stream_->prompt - 1) account_step();
-    if (notes_ages_) note_ages(t);
+    if (asked_.ages) note_ages(t, cache_.evictions());
     memory_.poison_evicted();
     const bool first_list = lists_.kept.off.size() == 1;
-    if (save_.kept && !traits::holds_all(policy_) && t >= stream_->prompt - 1 &&
+    if (asked_.save.kept && !traits::holds_all(policy_) && t >= stream_->prompt - 1 &&
         (rules_.streaming || first_list))
       list_kept(cache_, lists_);
   }
-  void note_ages(int32_t t) {
+  // evictions: so far.
+  void note_ages(int32_t t, int32_t evictions) {
     auto& ages = account_.ledger.evicted_ages;
-    const size_t left = size_t(cache_.evictions());
-    if (left == ages.size()) return;
+    const size_t before = ages.size(), left = size_t(evictions);
+    if (left == before) return;
     if (ages.empty()) ages.reserve(left);  // a cut prompt is all that leaves some caches
-    for (const int32_t token : cache_.left(int32_t(ages.size()))) ages.push_back(t - token);
+    for (const int32_t token : cache_.left(int32_t(before)).first(left - before)) ages.push_back(t - token);
+  }
+  typename LaneAccount<Real>::Extras extras() const {
+    return {!traits::implied_layout(policy_), observes(), reweighted_};
   }
   void account_step() {
-    account_.kept(cache_, formatter_, traits::charge(policy_, cache_),
-                  {!traits::implied_layout(policy_), observes(), reweighted_});
+    account_.kept({cache_.size(), cache_.shape().blocks, cache_.evictions(), formatter_.quantised(),
+                   formatter_.payload(cache_), formatter_.sketch_bytes(cache_)},
+                  formatter_, traits::charge(policy_, cache_), extras());
+  }
+  // The same from what a chain noted of a step.
+  void account_chain(int32_t t, const ChainStep& s, bool scored) {
+    const HeadShape shape = cache_.shape();
+    if (t >= stream_->prompt) {
+      account_.attended(s.attended, formatter_.as_recorded(shape, s.attended, s.attended_values),
+                        !traits::chooses(policy_));
+      if (traits::chooses(policy_) && scored)
+        account_.read(formatter_.as_recorded(shape, s.read, s.read_values).bytes);
+    }
+    if (t >= stream_->prompt - 1)
+      account_.kept(
+          {s.kept, shape.blocks, s.evictions, 0, formatter_.as_recorded(shape, s.kept, s.kept_values), 0},
+          formatter_, s.charge, extras());
+  }
+  void list_chain(const ChainRecord& record, int32_t first) {
+    const ChainRecord::Rows& rows = record.rows;
+    for (size_t i = 0; i < record.steps.size(); ++i) {
+      const size_t begin = size_t(rows.tokens.off[i]), count = size_t(rows.tokens.off[i + 1]) - begin;
+      const auto part = [&](const auto& of) {
+        return of.empty() ? std::span(of) : std::span(of).subspan(begin, count);
+      };
+      const bool once = !rules_.streaming && lists_.kept.off.size() > 1;
+      if (first + int32_t(i) >= stream_->prompt - 1 && !once)
+        list_rows(part(rows.tokens.flat), part(rows.num), part(rows.den), lists_);
+    }
   }
   void report() {
     auto& extras = account_.ledger.extras;
@@ -361,12 +447,24 @@ class LaneOf final : public Lane<Real> {
   }
   // Promises that types cannot enforce.
   void check() const {
-    if (cache_.broken_promises() > 0) throw LaneError("the policy brought back a token that it had evicted");
-    if (cache_.failure() > 0) throw LaneError(traits::failure_text<P>(cache_.failure(), cache_.failed_at()));
-    const int64_t bound = traits::bound(policy_, order_.scene);
-    if (traits::bounded(policy_, order_.axes) && cache_.size() > bound)
-      throw LaneError("the policy holds " + std::to_string(cache_.size()) +
-                      " tokens, more than its budget of " + std::to_string(bound));
+    if (cache_.broken_promises() > 0) fail_return();
+    if (cache_.failure() > 0) fail_method(cache_.failure(), cache_.failed_at());
+    const bool bounded = traits::bounded(policy_, order_.axes);
+    if (bounded && cache_.size() > traits::bound(policy_, order_.scene)) fail_bound(cache_.size());
+  }
+  [[noreturn]] static void fail_denominator(int32_t token) {
+    throw LaneError("the denominator at token " + std::to_string(token) +
+                    " is zero or not finite: nothing left to attend to");
+  }
+  [[noreturn]] static void fail_return() {
+    throw LaneError("the policy brought back a token that it had evicted");
+  }
+  [[noreturn]] static void fail_method(int32_t code, int32_t at) {
+    throw LaneError(traits::failure_text<P>(code, at));
+  }
+  [[noreturn]] void fail_bound(int32_t rows) const {
+    throw LaneError("the policy holds " + std::to_string(rows) + " tokens, more than its budget of " +
+                    std::to_string(traits::bound(policy_, order_.scene)));
   }
 
   // Rows that the cache may hold at a time, besides those that are written: the prompt before its cut, and
@@ -404,11 +502,11 @@ class LaneOf final : public Lane<Real> {
   SoloProducts<Real> solo_;
   Formatter<Real> formatter_;
   Layout layout_;
-  bool reweighted_ = false, audits_ = false, notes_ages_ = true, prompt_streams_ = false;
+  bool reweighted_ = false, prompt_streams_ = false;
   StepRules rules_;
   const HeadStream<Real>* stream_ = nullptr;
   int32_t first_head_ = 0;
-  SaveOptions save_;
+  LaneWatch asked_;
   RowWatch<Real> watch_;
   std::vector<int32_t> column_of_, attended_;
   LaneAccount<Real> account_;

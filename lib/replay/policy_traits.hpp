@@ -72,6 +72,8 @@ template <class P>
 Charge charge(const P& policy, const auto& cache) {
   Charge c;
   if constexpr (requires { policy.charge(c, cache); }) policy.charge(c, cache);
+  else if constexpr (requires { policy.charge(c, cache, SerialTeam{}); })
+    policy.charge(c, cache, SerialTeam{});
   return c;
 }
 

@@ -8,8 +8,8 @@
 
 namespace kvreplay::theory {
 
-// r^2/sqrt(d): the logits of the largest key and query.
-inline double largest_logit(double r, double d) { return r * r / std::sqrt(d); }
+// r^2/sqrt(d): the logits of the largest key and query. Kernels call it, too, as they may what is constexpr.
+constexpr double largest_logit(double r, double d) { return r * r / std::sqrt(d); }
 
 // T = max(0, ceil(log2(n/t))): halvings after which n tokens fit in a batch of t.
 inline double merge_levels(double n, double t) { return std::max(0.0, std::ceil(std::log2(n / t))); }

@@ -123,6 +123,12 @@ class CudaRuntime final : public Runtime {
     use();
     with_width(width, [&]<int kWidth> { OfWidth<kWidth>::columns(args, grade, maxima, stream_); });
   }
+  bool has(const ChainPrograms& programs) const override { return programs.cuda != nullptr; }
+  void run_chains(const ChainPrograms& programs, ChainLaunch launch) override {
+    use();
+    launch.queue = stream_;
+    programs.cuda(launch);
+  }
   void score_chains(const ScoreChain* chains, int64_t count, size_t shared_bytes, int32_t width,
                     Grade grade) override {
     use();

@@ -74,6 +74,7 @@ class EmulatedBlock {
   int32_t atomic_add(int32_t* in_shared, int32_t x) const {
     return std::exchange(*in_shared, *in_shared + x);
   }
+  void atomic_or(uint32_t* word, uint32_t bits) const { *word |= bits; }
   float exp2(float x) const { return std::exp2(x); }
   void multiply_add(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) const {
     struct Mine {

@@ -61,6 +61,12 @@ class EmulatedRuntime final : public Runtime {
   void columns(const ColumnArgs& args, int32_t width, Grade grade, bool maxima) override {
     with_width(width, [&]<int kWidth> { launch_columns<kWidth>(args, grade, maxima, starter()); });
   }
+  bool has(const ChainPrograms& programs) const override { return programs.emulated != nullptr; }
+  void run_chains(const ChainPrograms& programs, ChainLaunch launch) override {
+    check_shared(launch.shared_bytes);
+    launch.queue = &schedule_;
+    programs.emulated(launch);
+  }
   void score_chains(const ScoreChain* chains, int64_t count, size_t shared_bytes, int32_t width,
                     Grade grade) override {
     with_width(width, [&]<int kWidth> {
@@ -70,9 +76,11 @@ class EmulatedRuntime final : public Runtime {
 
  private:
   static constexpr size_t kSharedBytes = size_t{227} << 10;
+  static void check_shared(size_t bytes) {
+    if (bytes > kSharedBytes) throw std::logic_error("a block asks for more shared memory than there is");
+  }
   void start(const auto& kernel) {
-    if (kernel.shape().shared_bytes > kSharedBytes)
-      throw std::logic_error("a block asks for more shared memory than there is");
+    check_shared(kernel.shape().shared_bytes);
     launch(kernel, kernel.shape(), schedule_);
   }
   auto starter() {

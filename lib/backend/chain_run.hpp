@@ -1,0 +1,204 @@
+#pragma once
+#include <cmath>
+
+#include "backend/chain_body.hpp"
+
+namespace kvreplay {
+
+// A chain under way, but for its policy. Every thread holds the same numbers.
+template <Block B>
+class ChainRun {
+ public:
+  const B& block;
+  const ChainBody& chain;
+  BlockTeam<B> team;
+  BasicCache<float> cache;
+  ChainStep record{};
+  ChainEnd end{};
+
+  KVR_DEVICE ChainRun(const ChainBody& of, const B& b)
+      : block(b),
+        chain(of),
+        team(b, ChainRoom::of(of.storage.shape, b.threads()).exchange),
+        cache(of.storage),
+        queries_at_(uint32_t(ChainRoom::of(of.storage.shape, b.threads()).queries)),
+        partial_at_(uint32_t(ChainRoom::of(of.storage.shape, b.threads()).partial)) {
+    if (!of.opens) end = *of.end;
+  }
+  KVR_DEVICE HeadShape shape() const { return chain.storage.shape; }
+  static constexpr float kNobody = -INFINITY;  // in of_token: the token is not attended to
+  KVR_DEVICE bool failed() const { return end.why != ChainEnd::done; }
+  KVR_DEVICE void fail(ChainEnd::Why why, int32_t token, int32_t code = 0, int32_t at = 0) {
+    if (!failed()) end = {why, token, code, at, end.reweighted};
+  }
+  // Memory as the CPU's replay allocates it.
+  KVR_DEVICE void open() {
+    const CacheStorage<float>& s = chain.storage;
+    float* const of_token = chain.scratch.of_token;
+    team.each(chain.input.tokens, [&](int32_t i) {
+      s.copies[i] = 0;
+      if (of_token != nullptr) of_token[i] = kNobody;
+    });
+    for (size_t i = size_t(team.rank()); i < chain.state.size(); i += size_t(block.threads()))
+      chain.state[i] = 0;
+    cache.clear(team);
+  }
+
+  KVR_DEVICE Token<float> token_at(int32_t t) const {
+    const CacheStorage<float>& s = chain.storage;
+    const uint8_t* const classes = chain.input.classes;
+    return {{s.keys + int64_t(t) * s.shape.dim, size_t(s.shape.dim)},
+            {s.values + int64_t(t) * s.shape.v_dim, size_t(s.shape.v_dim)},
+            t,
+            classes == nullptr ? TokenClass::plain : TokenClass(classes[t])};
+  }
+  KVR_DEVICE Prompt<float> prompt() const {
+    const ChainInput& in = chain.input;
+    const CacheStorage<float>& held = chain.storage;
+    typename Prompt<float>::View view{};
+    view.keys = held.keys, view.values = held.values;
+    view.key_block = held.key_block, view.value_block = held.value_block;
+    view.tokens = in.tokens, view.size = in.prompt, view.shape = held.shape;
+    view.aggregate = chain.rules.aggregate, view.scale = double(in.rule.scale);
+    view.column_sums = in.column_sums, view.column_max_sums = in.column_max_sums;
+    view.future_sums = in.future_sums;
+    view.queries = in.queries, view.query_head = in.query_head;
+    view.classes = in.classes, view.positions = in.positions, view.rope = in.rope;
+    return Prompt<float>(view);
+  }
+
+  // show(t, HeadProbabilities) for prompt rows first .. first + count - 1; count <= ChainRoom::prompt_rows().
+  template <class F>
+  KVR_DEVICE void show_prompt_rows(int32_t first, int32_t count, F show) {
+    const HeadShape s = shape();
+    const float* const keys = chain.storage.keys;
+    const int64_t key_block = chain.storage.key_block;
+    load_queries(first, count);
+    multiply<false>(first + count, count, chain.scratch.products,
+                    [&](int32_t i, int32_t b) { return keys + b * key_block + int64_t(i) * s.dim; });
+    for (int32_t t = first; t < first + count; ++t) {
+      for (int32_t h = 0; h < s.heads; ++h) find_probabilities(t, h, products_of(h * count + t - first));
+      show(t, HeadProbabilities{chain.scratch.step.by_head, s.heads, t + 1, chain.rules.aggregate});
+    }
+  }
+
+  // ---- One step. What core/step.hpp asks of an evaluator is in ChainHeads.
+
+  // C_t stands, and will be attended to.
+  KVR_DEVICE void multiply_rows(int32_t token, bool scored) {
+    load_queries(token, 1);
+    const int32_t rows = cache.size();
+    const auto key = [&](int32_t i, int32_t b) { return cache.key(i, b).data(); };
+    if (chain.input.rotation.active()) multiply<true>(rows, 1, chain.scratch.products, key, token);
+    else multiply<false>(rows, 1, chain.scratch.products, key);
+    if (!scored || chain.scratch.recorded == nullptr) return;
+    const CacheStorage<float>& s = chain.storage;
+    multiply<false>(rows, 1, chain.scratch.recorded, [&](int32_t i, int32_t b) {
+      const int32_t of = cache.token(i) < 0 ? 0 : cache.token(i);
+      return s.keys + b * s.key_block + int64_t(of) * s.shape.dim;
+    });
+  }
+  KVR_DEVICE QueryView<float> view(int32_t head, int32_t token) const {
+    return {{query(head, token), size_t(shape().dim)},
+            chain.input.rule,
+            chain.input.rotation,
+            token,
+            nullptr,
+            float(sink_logit(head)),
+            shape().block_of(head)};
+  }
+  KVR_DEVICE StepQueries<float> queries_of_step(int32_t token) const {
+    return {query(0, token), chain.input.query_head,        shape().heads, shape().dim,
+            token,           double(chain.input.rule.scale)};
+  }
+  KVR_DEVICE float* products_of(int32_t head) const {
+    return chain.scratch.products + int64_t(head) * chain.scratch.rows;
+  }
+  // Of a part of the results.
+  KVR_DEVICE float* weights_of(int32_t part, int32_t head) const {
+    return chain.scratch.weights +
+           (int64_t(part) * shape().heads + head) * int64_t(chain.scratch.weights_pitch);
+  }
+  KVR_DEVICE int32_t offset(int32_t token, int32_t row) const {
+    if (!chain.input.rotation.active() || cache.token(row) < 0) return 0;
+    return chain.input.rotation.offset(token, cache.token(row), row, cache.size());
+  }
+  // First token that a query can see.
+  KVR_DEVICE int32_t oldest(int32_t token) const {
+    const int32_t window = chain.rules.window;
+    return window > 0 && token >= window ? token - window + 1 : 0;
+  }
+  KVR_DEVICE float* partial() const { return in_shared(partial_at_); }
+  KVR_DEVICE int32_t stored_values() const {
+    const int32_t rows = cache.size();
+    return chain.split ? team.count(rows, [&](int32_t i) { return cache.num(i) != 0; }) : rows;
+  }
+
+  // Of query-time methods: what the heads have read together. A row that one head reads is read.
+  KVR_DEVICE void count_read(const uint8_t* chosen) {
+    const int32_t rows = cache.size(), heads = shape().heads;
+    const auto either = [&](int32_t i) {
+      uint8_t all = kUnread;
+      for (int32_t h = 0; h < heads; ++h) all |= chosen[int64_t(h) * rows + i];
+      return all;
+    };
+    record.read = team.count(rows, [&](int32_t i) { return either(i) != kUnread; });
+    record.read_values = team.count(
+        rows, [&](int32_t i) { return (either(i) & kRead) != 0 && (!chain.split || cache.num(i) != 0); });
+  }
+
+  // Promises that types cannot enforce.
+  KVR_DEVICE void check(int32_t t) {
+    if (cache.broken_promises() > 0) fail(ChainEnd::returned, t);
+    if (cache.failure() > 0) fail(ChainEnd::method, t, cache.failure(), cache.failed_at());
+    if (chain.bound >= 0 && cache.size() > chain.bound) fail(ChainEnd::bound, t, 0, cache.size());
+  }
+
+ private:
+  KVR_DEVICE float* in_shared(uint32_t at) const { return reinterpret_cast<float*>(block.shared() + at); }
+  KVR_DEVICE const float* query(int32_t head, int32_t token) const {
+    const ChainInput& in = chain.input;
+    const int32_t row = in.query_row == nullptr ? token : in.query_row[token];
+    return in.queries + head * in.query_head + int64_t(row) * shape().dim;
+  }
+  KVR_DEVICE double sink_logit(int32_t head) const {
+    return chain.input.sink_logits == nullptr ? -double(INFINITY) : double(chain.input.sink_logits[head]);
+  }
+  // Of tokens first .. first + count - 1: [heads, count, dim].
+  KVR_DEVICE void load_queries(int32_t first, int32_t count) {
+    const int32_t dim = shape().dim;
+    float* const queries = in_shared(queries_at_);
+    team.each(shape().heads * count * dim,
+              [&](int32_t i) { queries[i] = query(i / dim / count, first + i / dim % count)[i % dim]; });
+  }
+  // Rows i < n of every kv head, key(i, block), with `count` queries of each head that stand ready.
+  template <bool kRotates, class K>
+  KVR_DEVICE void multiply(int32_t n, int32_t count, float* to, K key, int32_t token = 0) {
+    const HeadShape s = shape();
+    const int32_t of_block = s.heads / s.blocks * count, rows = chain.scratch.rows;
+    for (int32_t b = 0; b < s.blocks; ++b)
+      KeyProducts::multiply<kRotates>(
+          block, n, [&](int32_t i) { return key(i, b); },
+          ProductQueries{in_shared(queries_at_) + b * of_block * s.dim, of_block, s.dim},
+          ProductTable{to + int64_t(b) * of_block * rows, rows}, chain.input.rotation,
+          [&](int32_t i) { return offset(token, i); });
+  }
+  // Of tokens 0..t of the prompt, from the products of one head. Written behind a barrier, so that nobody is
+  // still looking at the row before.
+  KVR_DEVICE void find_probabilities(int32_t t, int32_t head, float* products) {
+    const LogitRule<float> rule = chain.input.rule;
+    const int32_t from = oldest(t), n = t + 1 - from;
+    const double top = team.largest(n, [&](int32_t i) { return double(rule(products[from + i])); }).score;
+    const double sum = team.sum(n, [&](int32_t i) {
+      products[from + i] = std::exp(rule(products[from + i]) - float(top));
+      return double(products[from + i]);
+    });
+    const double inverse = 1 / (sum + std::exp(sink_logit(head) - top));
+    double* const p = chain.scratch.step.by_head + int64_t(head) * (t + 1);
+    team.each(t + 1, [&](int32_t i) { p[i] = i < from ? 0.0 : double(products[i]) * inverse; });
+  }
+
+  uint32_t queries_at_, partial_at_;  // in shared memory
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,53 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "catalog/cell.hpp"
+#include "core/cache.hpp"
+#include "core/policy.hpp"
+#include "core/step.hpp"
+#include "replay/chain_step.hpp"
+
+// A cache that a device replays by the text of its policy, from the first token to the last: what the device
+// is told, and what it leaves for the cache's account.
+
+namespace kvreplay {
+
+struct ChainOrder {
+  ChainPrograms programs;
+  std::vector<std::byte> policy;  // resolved; without state
+  // Arrays of the host that the device has the like of. At the end they hold what was left there.
+  CacheStorage<float> memory;
+  std::span<double> state;
+  StepRules rules;
+  PromptNeeds needs;
+  const double *column_sums, *column_max_sums, *future_sums;  // as Prompt::View; host, or null
+  int32_t first_head;
+  int64_t bound;        // rows after a step; negative: none
+  bool streams_prompt;  // the prompt comes token by token
+  bool observes;        // every step
+  bool by_head;         // a step or a prompt's row is looked at head by head
+  bool chooses;         // reads some rows of its cache only
+  bool heads_differ;    // rankings are each head's own
+  bool reweights;       // axis reweight: uniform
+  bool split;           // Layout::split
+  bool moves;           // positions are re-assigned
+  bool prefix, set;     // side errors that someone asks for
+  bool lists;           // every S_t is asked for
+};
+
+// What a chain has left.
+struct ChainRecord {
+  ChainEnd end;
+  std::vector<ChainStep> steps;   // of every token from the first that is accounted for
+  std::vector<std::byte> policy;  // as it was left
+  struct Rows {                   // every S_t, rows as they stand
+    TokenLists tokens;
+    std::vector<float> num, den;  // empty: all 1
+  } rows;
+  std::vector<TokenLists> attended;  // of each query head in the scored rows, where `chooses` and `lists`
+};
+
+}  // namespace kvreplay

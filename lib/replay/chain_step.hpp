@@ -1,0 +1,41 @@
+#pragma once
+#include <cstdint>
+
+#include "core/method_info.hpp"
+
+// What a device notes of a cache that it replays (chain.hpp). Kernels write it.
+
+namespace kvreplay {
+
+// What a step leaves for the account (replay/lane_account.hpp).
+struct ChainStep {
+  int32_t attended, attended_values;  // rows of C_t, and those of them that store a value
+  int32_t read, read_values;          // the same of what any head reads; scored steps of query-time methods
+  int32_t kept, kept_values;          // the same of S_t
+  int32_t evictions;                  // so far
+  Charge charge;
+};
+
+// One query head in one scored row.
+struct ChainRow {
+  int32_t attended;  // tokens
+  bool plain;        // as RowMeasure
+  double spread;     // Promise::spread where it grows with what was seen, else kUnset
+};
+
+// How a chain ended. What it wrote from the failing step on means nothing.
+struct ChainEnd {
+  enum Why : int32_t {
+    done,
+    denominator,  // zero or not finite: nothing left to attend to
+    returned,     // the policy brought back a token that it had evicted
+    method,       // Cache::fail: code, at
+    bound,        // the cache holds `at` rows, more than was promised
+  };
+  Why why = done;
+  int32_t token = -1;  // at whose step; -1: done
+  int32_t code = 0, at = 0;
+  bool reweighted = false;  // kept prompt tokens stand for others (axis reweight)
+};
+
+}  // namespace kvreplay

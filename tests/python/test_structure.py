@@ -24,7 +24,7 @@ MAY_INCLUDE = {
     "config": {"base", "core", "trace", "catalog", "formats"},
     "plan": {"base", "core", "trace", "catalog", "config", "exact"},
     "results": {"base", "core", "trace", "catalog", "survey"},
-    "backend": {"base", "core", "methods", "exact", "measures", "replay"},
+    "backend": {"base", "core", "catalog", "exact", "measures", "replay"},
 }
 # Libraries that belong to one room.
 OWNED = {

@@ -60,7 +60,7 @@ def test_a_device_gives_the_table_of_the_cores_on_a_real_trace(both):
 def test_the_table_says_which_cells_a_device_computed(both):
     of = {(row["method"]): row["device"] for row in both[0]}
     assert of["h2o"] == of["snapkv"] == of["uniform"] == of["exact"] == DEVICE
-    assert of["quest"] == of["wildcat"] == of["keyformer"] == of["qjl"] == DEVICE  # by their policies' own text
+    assert of["quest"] == of["wildcat"] == of["keyformer"] == of["qjl"] == DEVICE  # by their policies
     assert {row["device"] for row in both[1]} == {"cpu"}
 
 

@@ -1,6 +1,4 @@
 #pragma once
-#include <algorithm>
-
 #include "core/merge_and_reduce.hpp"
 #include "core/policy.hpp"
 #include "theory/balancekv.hpp"
@@ -67,7 +65,7 @@ struct BalanceKvStream {
   Hindsight hindsight() const { return {.largest_query_norm = r == kUnset}; }
   static bool random(const BalanceKvStream&) { return true; }
   Layout layout(const Scene& s) const {
-    const int64_t doubles = BalancedSums::doubles(std::min(batch, tokens), s.shape.dim, s.shape.v_dim);
+    const int64_t doubles = BalancedSums::doubles(whole_batch(), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = doubles, .scores = true, .weights = true, .split = true};
   }
   PromptNeeds needs(const Scene&) const { return {.queries = r == kUnset}; }
@@ -129,7 +127,8 @@ struct BalanceKvStream {
   }
 
  private:
-  KVR_FN void bind() { sums.bind(state, batch < tokens ? batch : tokens, dim), sums.draws = draws; }
+  KVR_FN int32_t whole_batch() const { return batch < tokens ? batch : tokens; }
+  KVR_FN void bind() { sums.bind(state, whole_batch(), dim), sums.draws = draws; }
   KVR_FN double bound() const { return r != kUnset ? r : radius; }
   KVR_FN double promised_bound() const {
     return r != kUnset ? r : radius > largest_query ? radius : largest_query;

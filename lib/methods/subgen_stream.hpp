@@ -58,8 +58,7 @@ struct SubGenStream {
   void resolve(const Scene& scene) {
     if ((delta == kUnset) == (delta_rel == kUnset))
       throw ParameterError("delta", "subgen_stream needs one radius: give either delta or delta_rel");
-    radius = delta != kUnset ? delta : delta_rel * scene.median_key_distance;
-    samples = t, slots = s;
+    samples = t, slots = s, radius = delta != kUnset ? delta : delta_rel * scene.median_key_distance;
     if (epsilon == kUnset) return;
     const double r = scene.scale * scene.largest_query_norm;  // the paper's query holds the scale
     asked = theory::SubGen::of(epsilon, radius, r, std::max(2, scene.tokens), scene.shape.dim, c_t, c_s);
@@ -86,8 +85,8 @@ struct SubGenStream {
   }
   Promise promise() const {
     if (epsilon == kUnset) return {};
-    const bool capped = asked.t > samples || asked.s > slots;
-    return {Promise::Norm::spectral, epsilon, theory::kSubGenProbability, capped};
+    return {Promise::Norm::spectral, epsilon, theory::kSubGenProbability,
+            asked.t > samples || asked.s > slots};
   }
 
   template <class Real>
@@ -110,9 +109,9 @@ struct SubGenStream {
   // Steps 1 to 3.
   template <class Real>
   KVR_FN void add_key(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
-    const Scored nearest = team.largest(clusters(cache), [&](int32_t i) {
-      return -std::sqrt(squared_distance(cache.key(representative(i)), token.key));
-    });
+    const auto key = [&](int32_t i) { return cache.key(representative(i)); };
+    const auto nearness = [&](int32_t i) { return -std::sqrt(squared_distance(key(i), token.key)); };
+    const Scored nearest = team.largest(clusters(cache), nearness);
     if (nearest.index < 0 || -nearest.score > radius) {
       cache.push(team, token, 0, 0);
       if (team.rank() == 0) cache.score(cache.size() - 1) = 1;
@@ -135,20 +134,16 @@ struct SubGenStream {
     const double w = wide_dot(token.value, token.value), mu = state[0] + w, p = w > 0 ? w / mu : 0;
     team.sync();
     if (team.rank() == 0) state[0] = mu;
-    const int32_t taken = team.count(slots, [&](int32_t j) {
-      const bool takes = p > 0 && draws.uniform(Structure::subgen_reservoir, token.index, j) < p;
-      cache.mark(sinks + j) = takes ? 1 : 0;
-      return takes;
+    team.each(slots, [&](int32_t j) {
+      cache.mark(sinks + j) = p > 0 && draws.uniform(Structure::subgen_reservoir, token.index, j) < p;
     });
-    for (int32_t j = 0; taken > 0 && j < slots; ++j) {
+    for (int32_t j = 0; j < slots; ++j) {
       if (cache.mark(sinks + j) == 0) continue;
       cache.replace(team, sinks + j, token, 0, 0);
       if (team.rank() == 0) cache.score(sinks + j) = w;
     }
-    cache.weigh_rows(team, sinks, slots, [&](int32_t row) {
-      const double held = cache.score(row);
-      return RowWeights{held > 0 ? mu / (slots * held) : 0.0, 0};
-    });
+    const auto weight = [&](double held) { return held > 0 ? mu / (slots * held) : 0.0; };
+    cache.weigh_rows(team, sinks, slots, [&](int32_t i) { return RowWeights{weight(cache.score(i)), 0}; });
   }
 };
 

@@ -24,6 +24,7 @@ struct Tile {
   int32_t begin = 0, end = 0;   // tokens that arrive during the tile
   std::vector<int32_t> rows;    // tokens of it that have a strip, ascending
   std::vector<uint8_t> scored;  // [rows]
+  int32_t window = 0;           // the layer's sliding window; 0: none
   int64_t stride = 0;           // of the strip: tokens, more than `end`; zeros behind a row's own token
   int32_t heads = 0, v_dim = 0, blocks = 1;
   std::vector<Real> strip;  // [heads, rows, stride]; 0 where a row does not attend

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <span>
 
@@ -13,6 +14,7 @@ struct ScoredRow {
   static constexpr double kNone = -1;  // of side errors
 
   int32_t token = 0, v_dim = 0;  // t
+  int32_t visible = 0;           // tokens that the exact row attends to
   RowMeasure m;
   kernels::Distance distance{};
   kernels::Comparison comparison{};  // with Wanted::details, or where m.spread is set
@@ -25,6 +27,9 @@ struct ScoredRow {
   bool has_set = false;                            // someone asks for it
   std::span<const double> needles;                 // see needle_shares; empty without needles
 
+  void set_token(int32_t t, int32_t window) {
+    token = t, visible = window > 0 ? std::min(t + 1, window) : t + 1;
+  }
   void set_distance(kernels::Distance d, double tiny_norm) {
     distance = d;
     error = std::sqrt(d.error2), norm = std::sqrt(d.exact2);
@@ -59,7 +64,8 @@ ScoredRow scored_row(const Tile<Real>& tile, const LaneTile<Real>& lane, int32_t
   const size_t values = size_t(tile_head / (tile.heads / tile.blocks)) * tile.rows.size() + size_t(row);
   const Real *const z = lane.out.data() + mine * width, *const o = tile.out.data() + exact * width;
   ScoredRow r;
-  r.token = tile.rows[size_t(row)], r.v_dim = tile.v_dim;
+  r.set_token(tile.rows[size_t(row)], tile.window);
+  r.v_dim = tile.v_dim;
   r.m = lane.measures[mine];
   r.set_distance(kernels::distance(z, o, tile.v_dim), tiny_norm);
   if (ScoredRow::compares(r.m, wanted)) r.comparison = kernels::compare(z, o, tile.v_dim, r.m.tau);

@@ -6,7 +6,8 @@
 namespace kvreplay {
 namespace {
 
-constexpr double kMissedAtLeast = 1e-6;  // below, the gap is a quotient of rounding errors
+// Below, the gap is a quotient of rounding errors: a normaliser is good to about 1e-6.
+constexpr double kMissedAtLeast = 1e-3;
 
 }  // namespace
 
@@ -28,7 +29,7 @@ void SetMeasures::add(const ScoredRow& row, size_t at) {
 
 // o - z = missed (o_missed - z), so the gap needs no second output. A sink logit is part of what is kept.
 void SetMeasures::add_missed(const ScoredRow& row) {
-  const bool all = row.m.attended > row.token;  // whatever rounding makes of tau
+  const bool all = row.m.attended >= row.visible;  // whatever rounding makes of tau
   const double missed = all ? 0.0 : std::max(0.0, 1 - row.m.tau);
   if (missed > kMissedAtLeast) gap_.add(row.error / missed / row.norm);
   bound_.add(2 * missed * row.v_largest / row.norm);

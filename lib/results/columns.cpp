@@ -190,7 +190,7 @@ const std::vector<Source>& sources() {
       {{"mass_recall_min", "1", "mass_recall, minimum over rows", kMeasure, kNot},
        measured<&M::mass_recall_min>},
       {{"missed_gap_mean", "1",
-        "|o_missed - z| / |o| where more than 1e-6 of the mass is missed; renormalised subsets", kMeasure,
+        "|o_missed - z| / |o| where more than 1e-3 of the mass is missed; renormalised subsets", kMeasure,
         kNot},
        measured<&M::missed_gap_mean>},
       {{"mass_bound_mean", "1", "2 missed mass max |v| / |o|, bounds the error of renormalised subsets; mean",

@@ -98,6 +98,23 @@ TEST_CASE("missed mass times its gap is the error, and its bound is above it", "
   CHECK_FALSE(m.mass_bound_mean.has_value());
 }
 
+TEST_CASE("nothing is missed where a whole sliding window is attended to, whatever rounding makes of it",
+          "[measures]") {
+  Rows rows(1);
+  rows.set(0, {0, 5}, {0, 4});
+  rows.tile.rows = {9}, rows.tile.v_largest = {10};
+  rows.lane.measures[0] = {.tau = 0.99, .kept_mass = 0.99, .attended = 4, .plain = true};
+  CHECK(rows.measured().missed_gap_mean.has_value());
+  rows.tile.window = 5;
+  CHECK(rows.measured().missed_gap_mean.has_value());
+  rows.tile.window = 4;
+  CHECK_FALSE(rows.measured().missed_gap_mean.has_value());
+  CHECK(*rows.measured().mass_bound_mean == 0);
+  rows.tile.window = 0;
+  rows.lane.measures[0].tau = 1 - 0.9e-3;
+  CHECK_FALSE(rows.measured().missed_gap_mean.has_value());
+}
+
 TEST_CASE("a promise is held to the share of rows within it, in its own norm", "[measures]") {
   Rows rows(4);
   for (int32_t r = 0; r < 4; ++r) rows.set(r, {1, 0}, {1.0 + r, 0});  // errors 0, 1, 2, 3

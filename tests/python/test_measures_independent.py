@@ -337,7 +337,7 @@ def set_columns(cell, rows):
             missed = np.setdiff1d(np.arange(t + 1), row.tokens)
             m = row.x[:, missed].sum(-1)
             other = exact_over(head.logits[:, t, missed], head.v[missed]) if len(missed) else row.o
-            gaps += list((norm(other - row.z) / norm(row.o))[m > 1e-6])
+            gaps += list((norm(other - row.z) / norm(row.o))[m > 1e-3])
             bounds += list(2 * m * largest[t - head.prompt] / norm(row.o))
         found |= {"missed_gap_mean": np.mean(gaps) if gaps else None, "mass_bound_mean": np.mean(bounds)}
     return found

@@ -26,8 +26,7 @@ void require_device(const RunConfig& config) {
   if (name == "cpu") return;
   std::vector<std::string> names;
   for (const DeviceInfo& device : all_devices()) names.push_back(device.name);
-  const std::string full = name == "cuda" ? "cuda:0" : name;
-  if (std::find(names.begin(), names.end(), full) == names.end())
+  if (std::find(names.begin(), names.end(), full_name(name)) == names.end())
     throw DeviceError(config.at(
         at, "error",
         fmt::format("there is no device {} here. Devices: {} ({})", name, join(names), why_not(name))));

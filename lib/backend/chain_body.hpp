@@ -3,6 +3,7 @@
 #include "backend/block_team.hpp"
 #include "backend/row_products.hpp"
 #include "core/step.hpp"
+#include "formats/row_coder.hpp"
 #include "replay/chain_step.hpp"
 
 // A chain as a device sees it (chain_kernel.hpp): arrays, where they are, and what is to be done.
@@ -38,6 +39,7 @@ struct ChainScratch {
   float* weights;   // [parts, heads, width of a row of weights], as ChainOutput's parts
   int32_t weights_pitch;  // that width: rows, and no less than tokens where `of_token` is there
   float* recorded;        // [heads, rows] where positions are re-assigned or rows are written, else null
+  float* row;             // [blocks * (dim + v_dim)] where a row format codes, else null
   float* of_token;        // [tokens] where several rows may hold a token (Layout::split), else null
 };
 
@@ -78,6 +80,7 @@ struct ChainBody {
   ChainOutput output;
   ChainNotes notes;
   StepRules rules;
+  RowCoder coder;  // where scratch has a row for it
   ChainEnd* end;
   int32_t first, last;  // tokens first .. last - 1 arrive in this launch, one by one
   int32_t rows_from;    // first prompt row that the policy observes; negative: none

@@ -1,10 +1,13 @@
 #pragma once
+#include <stdexcept>
+
 #include "backend/chain_measure.hpp"
 #include "backend/chain_run.hpp"
+#include "catalog/chain_programs.hpp"
 
 // Any policy on a device: a block replays one cache by the same text as a CPU thread (core/step.hpp), on
 // float32 keys and values as they are. What replay/lane_of.hpp does for a CPU thread stands here for a block;
-// row formats and audits stay there.
+// formats that code several rows together, and audits, stay there.
 //
 // Products of a step's queries with the rows are found together, before the first head attends, and the
 // outputs of all heads behind the last: a key and a value are read once a step.
@@ -33,9 +36,8 @@ struct ChainHeads {
       });
     }
   };
-  KVR_DEVICE void opens(const BasicCache<float>& cache) const {
-    if (token >= run.chain.input.prompt)
-      run.record.attended = cache.size(), run.record.attended_values = run.stored_values();
+  KVR_DEVICE void opens(const BasicCache<float>&) const {
+    if (token >= run.chain.input.prompt) run.record.attended = run.counts();
     if (attends) run.multiply_rows(token, row >= 0);
   }
   KVR_DEVICE QueryView<float> view(int32_t h) const { return run.view(h, token); }
@@ -69,10 +71,11 @@ struct ChainLedger {
   // S_t stands.
   KVR_DEVICE void close(int32_t t) const {
     run.check(t);
+    if (!run.failed()) run.code_rows(t);
     if (run.failed()) return;
     ChainStep& record = run.record;
-    record.kept = run.cache.size(), record.kept_values = run.stored_values();
-    record.evictions = run.cache.evictions();
+    record.kept = run.counts();
+    record.evictions = run.cache.evictions(), record.quantised = run.end.quantised;
     if constexpr (requires { policy.charge(record.charge, run.cache, run.team); })
       policy.charge(record.charge, run.cache, run.team);
     if (run.team.rank() == 0) note(t);
@@ -99,9 +102,9 @@ struct ChainLedger {
   }
 };
 
-template <class P, int kBlockThreads = kChainThreads>
+template <class P>
 struct ChainKernel {
-  static constexpr int kThreads = kBlockThreads;
+  static constexpr int kThreads = kChainThreads;
   const ChainBody* chains;
   P* policies;  // of each chain: as it was resolved, and after the launch as it was left
   int64_t count;
@@ -138,10 +141,8 @@ struct ChainKernel {
   KVR_DEVICE static void cut_prompt(ChainRun<B>& run, P& policy) {
     const ChainBody& chain = run.chain;
     if constexpr (ObservesPrompt<P>) observe_prompt(run, policy);
-    read_prompt(run.team, policy, run.cache, run.prompt(), chain.rules);
-    const int32_t all = unprotected(run, policy);
-    if constexpr (Evicts<P, float>) policy.evict(run.team, run.cache);
-    if (chain.reweights) reweight(run, policy, all);
+    run.end.reweighted =
+        replay_prompt(run.team, policy, run.cache, run.prompt(), chain.rules, chain.reweights);
     run.record = {};
     ChainLedger<P, B>{run, policy}.close(chain.input.prompt - 1);
   }
@@ -155,34 +156,6 @@ struct ChainKernel {
           t, end - t < at_once ? end - t : at_once,
           [&](int32_t row, const HeadProbabilities& p) { policy.observe_prompt(run.team, row, p); });
   }
-  // At the end of the prompt: rows that no selection may drop (convention C16).
-  template <Block B>
-  KVR_DEVICE static bool is_protected(const ChainRun<B>& run, const P& policy, int32_t row) {
-    if constexpr (ScoresPrompt<P>) {
-      const Protect protect = policy.protection();
-      const int32_t token = run.cache.token(row);
-      return token < protect.sinks || token >= run.chain.input.prompt - protect.recent;
-    }
-    return false;
-  }
-  template <Block B>
-  KVR_DEVICE static int32_t unprotected(const ChainRun<B>& run, const P& policy) {
-    return run.team.count(run.cache.size(), [&](int32_t i) { return !is_protected(run, policy, i); });
-  }
-  // Kept prompt tokens that nothing protects stand for all such tokens.
-  template <Block B>
-  KVR_DEVICE static void reweight(ChainRun<B>& run, const P& policy, int32_t all) {
-    const int32_t kept = unprotected(run, policy);
-    if (kept == 0 || kept == all) return;
-    const double w = double(all) / kept;
-    BasicCache<float>& cache = run.cache;
-    cache.weigh_rows(run.team, 0, cache.size(), [&](int32_t i) {
-      return is_protected(run, policy, i) ? RowWeights{double(cache.num(i)), double(cache.den(i))}
-                                          : RowWeights{w, w};
-    });
-    run.end.reweighted = true;
-  }
-
   template <Block B>
   KVR_DEVICE static void step(ChainRun<B>& run, P& policy, int32_t t) {
     const ChainBody& chain = run.chain;
@@ -195,5 +168,12 @@ struct ChainKernel {
     ChainLedger<P, B>{run, policy}.close(t);
   }
 };
+
+// What a launch asks for, where it was built for the same policy.
+template <class P>
+ChainKernel<P> chain_kernel(const ChainLaunch& l) {
+  if (l.policy_bytes != sizeof(P)) throw std::logic_error("a policy is not what its program was built for");
+  return {static_cast<const ChainBody*>(l.bodies), static_cast<P*>(l.policies), l.count, l.shared_bytes};
+}
 
 }  // namespace kvreplay

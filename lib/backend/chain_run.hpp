@@ -29,7 +29,7 @@ class ChainRun {
   static constexpr float kNobody = -INFINITY;  // in of_token: the token is not attended to
   KVR_DEVICE bool failed() const { return end.why != ChainEnd::done; }
   KVR_DEVICE void fail(ChainEnd::Why why, int32_t token, int32_t code = 0, int32_t at = 0) {
-    if (!failed()) end = {why, token, code, at, end.reweighted};
+    if (!failed()) end = {why, token, code, at, end.reweighted, end.quantised};
   }
   // Memory as the CPU's replay allocates it.
   KVR_DEVICE void open() {
@@ -129,9 +129,12 @@ class ChainRun {
     return window > 0 && token >= window ? token - window + 1 : 0;
   }
   KVR_DEVICE float* partial() const { return in_shared(partial_at_); }
-  KVR_DEVICE int32_t stored_values() const {
-    const int32_t rows = cache.size();
-    return chain.split ? team.count(rows, [&](int32_t i) { return cache.num(i) != 0; }) : rows;
+  // Of all rows.
+  KVR_DEVICE RowCounts counts() const {
+    const int32_t rows = cache.size(), exact_keys = rows - cache.coded_keys();
+    if (!chain.split) return {rows, rows, exact_keys, rows - cache.coded_values()};
+    return {rows, team.count(rows, [&](int32_t i) { return cache.num(i) != 0; }), exact_keys,
+            team.count(rows, [&](int32_t i) { return cache.num(i) != 0 && cache.coding(i).value_exact(); })};
   }
 
   // Of query-time methods: what the heads have read together. A row that one head reads is read.
@@ -142,9 +145,25 @@ class ChainRun {
       for (int32_t h = 0; h < heads; ++h) all |= chosen[int64_t(h) * rows + i];
       return all;
     };
-    record.read = team.count(rows, [&](int32_t i) { return either(i) != kUnread; });
-    record.read_values = team.count(
-        rows, [&](int32_t i) { return (either(i) & kRead) != 0 && (!chain.split || cache.num(i) != 0); });
+    const auto key = [&](int32_t i) { return either(i) != kUnread; };
+    const auto value = [&](int32_t i) {
+      return (either(i) & kRead) != 0 && (!chain.split || cache.num(i) != 0);
+    };
+    record.read.rows = team.count(rows, key), record.read.values = team.count(rows, value);
+    record.read.exact_keys = record.read.rows, record.read.exact_values = record.read.values;
+    if (chain.scratch.row == nullptr) return;
+    record.read.exact_keys =
+        team.count(rows, [&](int32_t i) { return key(i) && cache.coding(i).key_exact(); });
+    record.read.exact_values =
+        team.count(rows, [&](int32_t i) { return value(i) && cache.coding(i).value_exact(); });
+  }
+
+  // S_t stands: what the row format has not coded.
+  KVR_DEVICE void code_rows(int32_t t) {
+    if (chain.scratch.row == nullptr) return;
+    const RowCoder::Coded coded = chain.coder.settle(team, cache, chain.scratch.row);
+    end.quantised += coded.changed;
+    if (coded.refused) fail(ChainEnd::format, t, 0, coded.token);
   }
 
   // Promises that types cannot enforce.

@@ -1,7 +1,9 @@
 #include "backend/device_chains.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <map>
+
+#include "backend/query_rows.hpp"
 
 namespace kvreplay {
 namespace {
@@ -18,9 +20,9 @@ size_t weights_pitch(const HeadStream<float>& stream, const ChainOrder& order) {
 }
 // Logits of rows with the query as recorded are products of their own.
 bool keeps_recorded(const ChainOrder& order) { return order.moves || order.memory.own_rows > 0; }
+bool lists_attended(const ChainOrder& order) { return order.chooses && order.lists; }
 size_t bit_heads(const ChainOrder& order) {
-  const bool each = order.heads_differ || (order.chooses && order.lists);
-  return each ? size_t(order.memory.shape.heads) : 1;
+  return order.heads_differ || lists_attended(order) ? size_t(order.memory.shape.heads) : 1;
 }
 size_t words_of(const HeadStream<float>& stream) { return (size_t(stream.tokens) + 31) / 32; }
 
@@ -31,7 +33,6 @@ struct DeviceChains::Memory {
   explicit Memory(Runtime& r) : runtime(r) {}
   Runtime& runtime;
   std::vector<DeviceArray<std::byte>> arrays;
-  size_t bytes = 0;
   DeviceArray<std::byte> cells, bits, steps, tokens, num, den;  // of a portion of rows; of a launch
 
   template <class T>
@@ -78,8 +79,9 @@ struct DeviceChains::OfStream {
   int32_t *query_row = nullptr, *scored = nullptr;  // [tokens]
   DeviceArray<std::byte> queries;
   int64_t query_head = 0;
-  std::vector<int32_t> rows;                    // of query_row and scored, on the host
-  std::map<const double*, const double*> sums;  // arrays that several chains read
+  std::vector<int32_t> rows;  // of query_row and scored, on the host
+  std::map<std::pair<const double*, size_t>, const double*>
+      sums;  // what several chains read; place and extent
 
   OfStream(Runtime& runtime, const HeadStream<float>& s) : memory(runtime) {
     values = memory.copy(s.values.data(), s.values.size());
@@ -95,24 +97,26 @@ struct DeviceChains::OfStream {
   }
   const double* share(const double* host, size_t count) {
     if (host == nullptr) return nullptr;
-    const double*& there = sums[host];
+    const double*& there = sums[{host, count}];
     if (there == nullptr) there = memory.copy(host, count);
     return there;
   }
 };
 
 DeviceChains::DeviceChains(Runtime& runtime, const HeadStream<float>& stream, const float* keys,
-                           const float* sink_logits, std::span<const ChainOrder> orders)
+                           const float* sink_logits, std::span<const ChainOrder> orders, bool recalls)
     : runtime_(runtime),
       stream_(stream),
       orders_(orders),
       keys_(keys),
       sink_logits_(sink_logits),
+      bits_(recalls || std::any_of(orders.begin(), orders.end(), lists_attended)),
       shared_(std::make_unique<OfStream>(runtime, stream)),
       records_(orders.size()) {
   for (size_t i = 0; i < orders.size(); ++i) {
     const ChainOrder& order = orders[i];
     memory_.push_back(std::make_unique<Memory>(runtime));
+    if (lists_attended(order)) records_[i].attended.resize(size_t(order.memory.shape.heads));
     bodies_.push_back(body_of(order, *memory_.back()));
     const auto same = [&](const Group& g) {
       return g.programs.emulated == order.programs.emulated && g.programs.cuda == order.programs.cuda;
@@ -149,7 +153,7 @@ ChainBody DeviceChains::body_of(const ChainOrder& order, Memory& m) {
   b.storage.token = m.take<int32_t>(capacity), b.storage.mark = m.take<uint8_t>(capacity);
   b.storage.score = m.like(host.score, capacity);
   b.storage.num = m.like(host.num, capacity), b.storage.den = m.like(host.den, capacity);
-  b.storage.slot = m.like(host.slot, capacity), b.storage.coding = nullptr;
+  b.storage.slot = m.like(host.slot, capacity), b.storage.coding = m.like(host.coding, capacity);
   b.storage.free_slots = m.like(host.free_slots, own);
   b.storage.own_keys = m.like(host.own_keys, own * blocks * size_t(shape.dim));
   b.storage.own_values = m.like(host.own_values, own * blocks * size_t(shape.v_dim));
@@ -166,6 +170,8 @@ ChainBody DeviceChains::body_of(const ChainOrder& order, Memory& m) {
   b.scratch.weights_pitch = int32_t(weights_pitch(stream_, order));
   b.scratch.weights = m.take<float>(size_t(parts(order)) * heads * size_t(b.scratch.weights_pitch));
   b.scratch.recorded = keeps_recorded(order) ? m.take<float>(heads * rows) : nullptr;
+  if (host.coding != nullptr)
+    b.scratch.row = m.take<float>(size_t(shape.blocks) * size_t(shape.dim + shape.v_dim));
   b.scratch.of_token = order.split ? m.take<float>(tokens) : nullptr;
   m.end = m.take<ChainEnd>(1);
 
@@ -182,7 +188,8 @@ ChainBody DeviceChains::body_of(const ChainOrder& order, Memory& m) {
   in.rule = stream_.rule;
   if (order.moves) in.rotation = shared_->rotation;
   in.tokens = stream_.tokens, in.prompt = stream_.prompt;
-  b.rules = order.rules, b.end = m.end, b.rows_from = order.needs.rows_from, b.bound = order.bound;
+  b.rules = order.rules, b.coder = order.coder, b.end = m.end, b.rows_from = order.needs.rows_from,
+  b.bound = order.bound;
   b.streams_prompt = order.streams_prompt, b.observes = order.observes, b.reweights = order.reweights;
   b.split = order.split;
   b.output.prefix = order.prefix, b.output.set = order.set;
@@ -200,9 +207,12 @@ size_t DeviceChains::bytes(const HeadStream<float>& stream, const ChainOrder& or
          size_t(parts(order)) * heads * weights_pitch(stream, order) * sizeof(float) +
          (order.needs.rows_from >= 0 ? heads * tokens * sizeof(double) : 0);
 }
-size_t DeviceChains::row_bytes(const HeadStream<float>& stream, const ChainOrder& order, bool bits) {
-  return size_t(order.memory.shape.heads) * sizeof(ChainRow) +
-         (bits ? bit_heads(order) * words_of(stream) * sizeof(uint32_t) : 0);
+size_t DeviceChains::row_bytes() const {
+  size_t bytes = 0;
+  for (const ChainOrder& o : orders_)
+    bytes += size_t(o.memory.shape.heads) * sizeof(ChainRow) +
+             (bits_ ? bit_heads(o) * words_of(stream_) * sizeof(uint32_t) : 0);
+  return bytes;
 }
 
 // Prompts that are taken in one call.
@@ -212,7 +222,10 @@ void DeviceChains::open() {
   };
   std::fill_n(std::back_inserter(shared_->rows), stream_.tokens, -1);
   runtime_.upload(shared_->scored, shared_->rows.data(), shared_->rows.size() * sizeof(int32_t));
-  if (std::any_of(orders_.begin(), orders_.end(), reads)) load_queries(0, stream_.prompt, true);
+  const auto trains = [](const ChainOrder& o) { return o.needs.future_queries; };
+  const bool some_train = std::any_of(orders_.begin(), orders_.end(), trains);
+  if (std::any_of(orders_.begin(), orders_.end(), reads))
+    load_queries(0, some_train ? stream_.tokens : stream_.prompt, true);
   for (ChainBody& b : bodies_) {
     b.first = b.last = b.streams_prompt ? 0 : stream_.prompt;
     b.output.rows = 0;
@@ -226,20 +239,13 @@ void DeviceChains::open() {
 // Queries of the tokens first .. end - 1 that have one, all of them or those that are scored.
 void DeviceChains::load_queries(int32_t first, int32_t end, bool all) {
   OfStream& s = *shared_;
-  const size_t dim = size_t(stream_.shape.dim), heads = size_t(stream_.shape.heads);
   std::vector<int32_t> tokens;
   for (int32_t t = first; t < end; ++t)
     if (stream_.query_row[size_t(t)] >= 0 && (all || s.rows[size_t(t)] >= 0)) tokens.push_back(t);
-  std::vector<float> numbers(heads * tokens.size() * dim);
   std::vector<int32_t> row(size_t(stream_.tokens), 0);
-  for (size_t r = 0; r < tokens.size(); ++r) {
-    const int32_t t = tokens[r];
-    stream_.hold_queries(t, t);
-    row[size_t(t)] = int32_t(r);
-    for (size_t h = 0; h < heads; ++h)
-      std::copy_n(stream_.query(int32_t(h), t), dim, numbers.data() + (h * tokens.size() + r) * dim);
-  }
-  s.query_head = int64_t(tokens.size() * dim);
+  for (size_t r = 0; r < tokens.size(); ++r) row[size_t(tokens[r])] = int32_t(r);
+  const std::vector<float> numbers = queries_of(stream_, tokens);
+  s.query_head = int64_t(tokens.size()) * stream_.shape.dim;
   runtime_.upload(s.memory.reuse<float>(s.queries, numbers.size()), numbers.data(),
                   numbers.size() * sizeof(float));
   runtime_.upload(s.query_row, row.data(), row.size() * sizeof(int32_t));
@@ -261,9 +267,8 @@ void DeviceChains::advance(int32_t end, const Target& target) {
                 target.sums.squares + cell, target.sums.out + cell * target.width};
     out.part_cells = heads * count, out.rows = int32_t(count), out.width = target.width;
     out.cells = m.reuse<ChainRow>(m.cells, size_t(orders_[i].memory.shape.heads) * rows.size());
-    out.attended = target.bits
-                       ? m.reuse<uint32_t>(m.bits, bit_heads(orders_[i]) * rows.size() * words_of(stream_))
-                       : nullptr;
+    out.attended =
+        bits_ ? m.reuse<uint32_t>(m.bits, bit_heads(orders_[i]) * rows.size() * words_of(stream_)) : nullptr;
     part += parts(orders_[i]);
   }
   const bool all = std::any_of(orders_.begin(), orders_.end(), [](const auto& o) { return o.observes; });
@@ -285,7 +290,9 @@ void DeviceChains::advance(int32_t end, const Target& target) {
     m.of_cells.resize(size_t(orders_[i].memory.shape.heads) * rows.size());
     runtime_.download(m.of_cells.data(), m.cells.data(), m.of_cells.size() * sizeof(ChainRow));
   }
-  runtime_.wait();
+  const std::vector<ChainEnd> how = ends();
+  for (size_t i = 0; i < orders_.size(); ++i)
+    if (lists_attended(orders_[i]) && how[i].why == ChainEnd::done) list_attended(i);
 }
 
 // Steps of the tokens first .. end - 1, of those that have something to note.
@@ -318,34 +325,39 @@ void DeviceChains::launch(int32_t first, int32_t end, bool opens) {
 
 void DeviceChains::take_notes(int32_t first, int32_t end) {
   const size_t steps = size_t(end - first);
-  std::vector<ChainStep> noted(steps);
-  const std::vector<ChainEnd> all = ends();
+  std::vector<std::vector<ChainStep>> noted(bodies_.size());
   for (size_t i = 0; i < bodies_.size(); ++i) {
     const ChainBody& b = bodies_[i];
-    ChainRecord& record = records_[i];
     const bool took = b.opens ? !b.streams_prompt : b.first < b.last;
-    if (!took || all[i].why != ChainEnd::done) continue;
-    runtime_.download(noted.data(), b.notes.steps, steps * sizeof(ChainStep));
-    runtime_.wait();
-    record.steps.insert(record.steps.end(), noted.begin(), noted.end());
-    if (b.notes.tokens == nullptr) continue;
-    const size_t capacity = size_t(b.storage.capacity);
-    std::vector<int32_t> tokens(steps * capacity);
-    std::vector<float> num(b.notes.num == nullptr ? 0 : tokens.size()), den(num.size());
-    runtime_.download(tokens.data(), b.notes.tokens, tokens.size() * sizeof(int32_t));
-    runtime_.download(num.data(), b.notes.num, num.size() * sizeof(float));
-    runtime_.download(den.data(), b.notes.den, den.size() * sizeof(float));
-    runtime_.wait();
-    for (size_t k = 0; k < steps; ++k) {
-      const auto append = [&](auto& to, const auto& from) {
-        if (!from.empty())
-          to.insert(to.end(), from.begin() + int64_t(k * capacity),
-                    from.begin() + int64_t(k * capacity) + noted[k].kept);
-      };
-      append(record.rows.tokens.flat, tokens);
-      append(record.rows.num, num), append(record.rows.den, den);
-      record.rows.tokens.off.push_back(int64_t(record.rows.tokens.flat.size()));
-    }
+    noted[i].resize(took ? steps : 0);
+    runtime_.download(noted[i].data(), b.notes.steps, noted[i].size() * sizeof(ChainStep));
+  }
+  const std::vector<ChainEnd> all = ends();
+  for (size_t i = 0; i < bodies_.size(); ++i) {
+    if (all[i].why != ChainEnd::done) continue;
+    records_[i].steps.insert(records_[i].steps.end(), noted[i].begin(), noted[i].end());
+    if (bodies_[i].notes.tokens != nullptr) list_rows(i, noted[i]);
+  }
+}
+
+// Every S_t of these steps.
+void DeviceChains::list_rows(size_t i, const std::vector<ChainStep>& noted) {
+  const ChainNotes& notes = bodies_[i].notes;
+  ChainRecord::Rows& rows = records_[i].rows;
+  const size_t capacity = size_t(bodies_[i].storage.capacity);
+  std::vector<int32_t> tokens(noted.size() * capacity);
+  std::vector<float> num(notes.num == nullptr ? 0 : tokens.size()), den(num.size());
+  runtime_.download(tokens.data(), notes.tokens, tokens.size() * sizeof(int32_t));
+  runtime_.download(num.data(), notes.num, num.size() * sizeof(float));
+  runtime_.download(den.data(), notes.den, den.size() * sizeof(float));
+  runtime_.wait();
+  for (size_t k = 0; k < noted.size(); ++k) {
+    const auto append = [&](auto& to, const auto& from) {
+      const auto begin = from.begin() + int64_t(from.empty() ? 0 : k * capacity);
+      to.insert(to.end(), begin, begin + (from.empty() ? 0 : noted[k].kept.rows));
+    };
+    append(rows.tokens.flat, tokens), append(rows.num, num), append(rows.den, den);
+    rows.tokens.off.push_back(int64_t(rows.tokens.flat.size()));
   }
 }
 
@@ -361,8 +373,10 @@ RecallLane DeviceChains::recall(size_t i) const {
   return lane;
 }
 
-void DeviceChains::list_attended(size_t i, std::vector<TokenLists>& of_heads) const {
+// Of the rows of this advance(), the tokens that each head attends to.
+void DeviceChains::list_attended(size_t i) {
   const ChainOutput& out = bodies_[i].output;
+  std::vector<TokenLists>& of_heads = records_[i].attended;
   const size_t words = size_t(out.words), rows = size_t(out.rows);
   std::vector<uint32_t> bits(bit_heads(orders_[i]) * rows * words);
   runtime_.download(bits.data(), out.attended, bits.size() * sizeof(uint32_t));
@@ -401,6 +415,7 @@ std::vector<ChainRecord> DeviceChains::finish() {
     fetch(to.token, from.token, capacity), fetch(to.mark, from.mark, capacity);
     fetch(to.score, from.score, capacity), fetch(to.slot, from.slot, capacity);
     fetch(to.num, from.num, capacity), fetch(to.den, from.den, capacity);
+    fetch(to.coding, from.coding, capacity);
     fetch(to.free_slots, from.free_slots, size_t(to.own_rows));
     fetch(to.own_keys, from.own_keys, own * size_t(to.shape.dim));
     fetch(to.own_values, from.own_values, own * size_t(to.shape.v_dim));
@@ -408,8 +423,8 @@ std::vector<ChainRecord> DeviceChains::finish() {
     fetch(to.counts, from.counts, Count::kCounts);
     if (!orders_[i].state.empty())
       runtime_.download(orders_[i].state.data(), bodies_[i].state.data(), orders_[i].state.size_bytes());
+    runtime_.wait();  // what copies need in between is that of one chain
   }
-  runtime_.wait();
   return std::move(records_);
 }
 

@@ -15,10 +15,10 @@ namespace kvreplay {
 // one method are blocks of one launch.
 class DeviceChains {
  public:
-  // keys: [blocks, tokens, dim] on the device, sink_logits [heads] or null. The prompt is read where a chain
-  // takes it in one call.
+  // keys: [blocks, tokens, dim] on the device, sink_logits [heads] or null. recalls: recall() will be asked.
+  // The prompt is read where a chain takes it in one call.
   DeviceChains(Runtime& runtime, const HeadStream<float>& stream, const float* keys, const float* sink_logits,
-               std::span<const ChainOrder> orders);
+               std::span<const ChainOrder> orders, bool recalls);
   ~DeviceChains();
 
   // What chains may write for scored rows: parts of theirs from `part` on, in the order of chains.
@@ -27,7 +27,6 @@ class DeviceChains {
     AttendSums sums;                   // [parts, heads of the stream, rows]
     int32_t width;
     int32_t part;
-    bool bits;  // which tokens each row attends to
   };
   static int32_t parts(const ChainOrder& order) { return 1 + (order.prefix ? 1 : 0) + (order.set ? 1 : 0); }
   // Tokens up to `end` arrive, that one not.
@@ -36,8 +35,6 @@ class DeviceChains {
   const std::vector<ChainRow>& cells(size_t i) const;
   // Where its bits are; part.heads and by_head as its results are ranked. Valid until the next advance().
   RecallLane recall(size_t i) const;
-  // Of those rows, the tokens that each head of chain i attends to.
-  void list_attended(size_t i, std::vector<TokenLists>& of_heads) const;
   // How each stands.
   std::vector<ChainEnd> ends() const;
   // When everything has arrived: arrays of the host get what is left, and chain i's account is moved out.
@@ -45,8 +42,8 @@ class DeviceChains {
 
   // What a chain takes of the device's memory, whatever is asked of its rows.
   static size_t bytes(const HeadStream<float>& stream, const ChainOrder& order);
-  // Of what a row of results takes besides its parts.
-  static size_t row_bytes(const HeadStream<float>& stream, const ChainOrder& order, bool bits);
+  // What a row of results takes besides its parts.
+  size_t row_bytes() const;
 
  private:
   struct Memory;
@@ -55,12 +52,15 @@ class DeviceChains {
   void launch(int32_t first, int32_t end, bool opens);
   void load_queries(int32_t first, int32_t end, bool all);
   void take_notes(int32_t first, int32_t end);
+  void list_rows(size_t i, const std::vector<ChainStep>& noted);
+  void list_attended(size_t i);
   ChainBody body_of(const ChainOrder& order, Memory& memory);
 
   Runtime& runtime_;
   const HeadStream<float>& stream_;
   std::span<const ChainOrder> orders_;
   const float *keys_, *sink_logits_;
+  bool bits_;       // rows tell which tokens they attend to
   struct OfStream;  // what all chains read
   std::unique_ptr<OfStream> shared_;
   std::vector<std::unique_ptr<Memory>> memory_;

@@ -1,22 +1,16 @@
 #include "backend/device_head.hpp"
 
-#include "backend/kernels_of.hpp"
-
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <string>
 
+#include "backend/kernels_of.hpp"
+#include "backend/query_rows.hpp"
 #include "base/errors.hpp"
+#include "replay/failures.hpp"
 
 namespace kvreplay {
 namespace {
-
-constexpr size_t kSumsBytes = size_t{1} << 29;  // of the parts of a portion of rows
-constexpr size_t kMostRows = 8192;
-constexpr size_t kChainBytes = size_t{2} << 30;          // of chains that are replayed together
-constexpr int64_t kProbabilityBytes = int64_t{1} << 28;  // of the rows that are ranked at a time
-constexpr double kLn2 = 0.69314718055994530942;
 
 bool all_bf16(const std::vector<float>& numbers) {
   return std::all_of(numbers.begin(), numbers.end(), [](float x) { return from_bf16(bf16(x)) == x; });
@@ -34,7 +28,7 @@ std::string failure_of(const ScoreChainEnd& end) {
     case ScoreChainEnd::done:
       return "";
     case ScoreChainEnd::denominator:
-      return "the denominator" + at + " is zero or not finite: nothing left to attend to";
+      return no_denominator(end.token);
     case ScoreChainEnd::score:
       return "a score of the prompt is not finite";
     case ScoreChainEnd::protection:
@@ -82,17 +76,11 @@ auto DeviceHead::pack(const DeviceArray<float>& numbers, int64_t rows, int32_t d
 }
 
 auto DeviceHead::load_rows(std::vector<int32_t> tokens) -> Rows {
-  const size_t dim = size_t(stream_.shape.dim), count = tokens.size();
-  std::vector<float> numbers(size_t(heads()) * count * dim);
-  for (size_t r = 0; r < count; ++r) {
-    stream_.hold_queries(tokens[r], tokens[r]);
-    for (int32_t h = 0; h < heads(); ++h)
-      std::copy_n(stream_.query(h, tokens[r]), dim, numbers.data() + (size_t(h) * count + r) * dim);
-  }
+  const std::vector<float> numbers = queries_of(stream_, tokens);
   Rows rows;
   rows.token = DeviceArray<int32_t>(runtime_, std::span<const int32_t>(tokens));
   rows.numbers = DeviceArray<float>(runtime_, std::span<const float>(numbers));
-  rows.planes = pack(rows.numbers, int64_t(heads()) * int64_t(count), stream_.shape.dim);
+  rows.planes = pack(rows.numbers, int64_t(heads()) * int64_t(tokens.size()), stream_.shape.dim);
   rows.tokens = std::move(tokens);
   return rows;
 }
@@ -139,220 +127,14 @@ MergeInput DeviceHead::merge_input(const Rows& rows, const Sums& sums) const {
           width_,      stream_.shape.v_dim};
 }
 
-// What a portion's sums and lists may take, in whole tiles. Lists of one tile tell.
-size_t DeviceHead::rows_at_once(const std::vector<HeldTokens>& caches, const Asked& asked) const {
-  const std::vector<int32_t> some(asked.rows.end() - int64_t(std::min<size_t>(64, asked.rows.size())),
-                                  asked.rows.end());
-  const KeyLists lists(caches, some, stream_.prompt, heads(), asked.recalls);
-  const size_t row_bytes =
-      lists.parts() * size_t(heads()) * size_t(width_ + 4) * sizeof(float) + lists.entries() * 16 / 64;
-  return std::clamp(kSumsBytes / row_bytes / 64 * 64, size_t{64}, kMostRows);
-}
-
-void DeviceHead::evaluate(const std::vector<HeldTokens>& caches, const Asked& asked,
-                          const std::function<void(const DeviceRows&)>& take) {
-  if (asked.rows.empty()) return;
-  const size_t step = rows_at_once(caches, asked);
-  for (size_t first = 0; first < asked.rows.size(); first += step) {
-    const size_t end = std::min(asked.rows.size(), first + step);
-    DeviceRows result;
-    result.first = first, result.count = end - first;
-    evaluate_rows(caches, asked,
-                  load_rows({asked.rows.begin() + int64_t(first), asked.rows.begin() + int64_t(end)}),
-                  result);
-    take(result);
-  }
-}
-
-void DeviceHead::evaluate_rows(const std::vector<HeldTokens>& caches, const Asked& asked, Rows rows,
-                               DeviceRows& result) {
-  const KeyLists lists(caches, rows.tokens, stream_.prompt, heads(), asked.recalls);
-  const KeyLists::OnDevice keys = lists.upload(runtime_);
-  const Sums sums = make_sums(lists.parts(), result.count, true);
-  runtime_.attend(attend_args(rows, keys.parts, sums), width_, grade_, true);
-  const Exact exact = make_exact(result.count, true);
-  const MergeInput in = merge_input(rows, sums);
-  runtime_.run(ExactMergeKernel{in, exact.view(), keys.refs.data(), KeyLists::kExactRefs});
-
-  Merge how{{}, keys.refs.data(), asked.outputs};
-  std::vector<RecallLane> recalls;
-  for (size_t id = 0; id < caches.size(); ++id) {
-    const HeldTokens& cache = caches[id];
-    const KeyLists::Lists& of = lists.caches()[id];
-    how.lanes.push_back({of.all, of.set, cache.prefix, cache.first_head, cache.heads, 0});
-    if (!asked.recalls) continue;
-    RecallLane lane{};
-    lane.part = keys.wholes[id], lane.later_from = cache.later ? stream_.prompt : kNoRun;
-    lane.by_head = cache.by_head ? 1 : 0;
-    recalls.push_back(lane);
-  }
-  merge(std::move(how), in, exact, result);
-  download_exact(exact, result);
-  if (asked.recalls) find_recalls(std::move(recalls), rows, exact, result);
-}
-
-void DeviceHead::merge(Merge how, const MergeInput& in, const Exact& exact, DeviceRows& result) {
-  int64_t cells = 0;
-  for (MergeLane& lane : how.lanes) {
-    lane.first_row = cells;
-    cells += int64_t(lane.heads) * int64_t(result.count);
-  }
-  const DeviceArray<MergeLane> lanes(runtime_, std::span<const MergeLane>(how.lanes));
-  const DeviceArray<DeviceRow> merged(runtime_, size_t(cells));
-  const size_t v_dim = size_t(stream_.shape.v_dim);
-  DeviceArray<float> out;
-  if (how.outputs) out = DeviceArray<float>(runtime_, size_t(cells) * v_dim);
-  runtime_.run(LaneMergeKernel{in, exact.view(), how.refs, lanes.data(), int32_t(lanes.size()),
-                               PartRef{0, 1, 1}, merged.data(), out.data()});
-  std::vector<DeviceRow> of_rows(merged.size());
-  std::vector<float> of_out(out.size());
-  merged.download(of_rows);
-  out.download(of_out);
-  runtime_.wait();
-  for (const MergeLane& lane : how.lanes) {
-    const size_t first = size_t(lane.first_row), count = size_t(lane.heads) * result.count;
-    DeviceRows::OfCache of;
-    of.rows.assign(of_rows.begin() + int64_t(first), of_rows.begin() + int64_t(first + count));
-    if (how.outputs)
-      of.out.assign(of_out.begin() + int64_t(first * v_dim),
-                    of_out.begin() + int64_t((first + count) * v_dim));
-    result.caches.push_back(std::move(of));
-  }
-}
-
-bool DeviceHead::replays(const ChainPrograms& programs, const HeadShape& shape) const {
-  return runtime_.has(programs) && ChainRoom::of(shape, kChainThreads).bytes <= runtime_.most_shared_bytes();
-}
-
-// As many at a time as there is room for.
-std::vector<ChainRecord> DeviceHead::replay(const std::vector<ChainOrder>& orders, const Asked& asked,
-                                            const std::function<void(const DeviceRows&)>& take) {
-  std::vector<ChainRecord> records;
-  for (size_t first = 0; first < orders.size();) {
-    size_t bytes = 0, end = first;
-    do bytes += DeviceChains::bytes(stream_, orders[end++]);
-    while (end < orders.size() && bytes + DeviceChains::bytes(stream_, orders[end]) <= kChainBytes);
-    replay_some(std::span(orders).subspan(first, end - first), asked, take, records);
-    first = end;
-  }
-  return records;
-}
-
-void DeviceHead::replay_some(std::span<const ChainOrder> orders, const Asked& asked,
-                             const std::function<void(const DeviceRows&)>& take,
-                             std::vector<ChainRecord>& records) {
-  DeviceChains chains(runtime_, stream_, keys_.data(), sink_logits_.data(), orders);
-  const bool bits = asked.recalls || std::any_of(orders.begin(), orders.end(),
-                                                 [](const ChainOrder& o) { return o.chooses && o.lists; });
-  size_t parts = KeyLists::kExactRefs, row_bytes = 0;
-  for (const ChainOrder& o : orders)
-    parts += size_t(DeviceChains::parts(o)), row_bytes += DeviceChains::row_bytes(stream_, o, bits);
-  row_bytes += parts * size_t(heads()) * size_t(width_ + 4) * sizeof(float);
-  const size_t step = std::clamp(kSumsBytes / row_bytes / 64 * 64, size_t{64}, kMostRows);
-  std::vector<std::vector<TokenLists>> attended(orders.size());
-  for (size_t i = 0; i < orders.size(); ++i)
-    if (orders[i].chooses && orders[i].lists) attended[i].resize(size_t(orders[i].memory.shape.heads));
-  for (size_t first = 0; first < asked.rows.size(); first += step) {
-    const size_t end = std::min(asked.rows.size(), first + step);
-    DeviceRows result;
-    result.first = first, result.count = end - first, result.first_cache = records.size();
-    replay_rows(chains, orders, asked,
-                load_rows({asked.rows.begin() + int64_t(first), asked.rows.begin() + int64_t(end)}), result);
-    for (size_t i = 0; i < orders.size(); ++i)
-      if (!attended[i].empty()) chains.list_attended(i, attended[i]);
-    take(result);
-  }
-  const std::vector<int32_t> nobody;
-  chains.advance(stream_.tokens, {&nobody, {}, width_, 0, false});
-  for (ChainRecord& record : chains.finish()) records.push_back(std::move(record));
-  for (size_t i = 0; i < orders.size(); ++i)
-    records[records.size() - orders.size() + i].attended = std::move(attended[i]);
-}
-
-void DeviceHead::replay_rows(DeviceChains& chains, std::span<const ChainOrder> orders, const Asked& asked,
-                             Rows rows, DeviceRows& result) {
-  const KeyLists lists({}, rows.tokens, stream_.prompt, heads());
-  const KeyLists::OnDevice keys = lists.upload(runtime_);
-  int32_t part = int32_t(lists.parts());
-  std::vector<PartRef> refs = lists.refs();
-  Merge how{{}, nullptr, asked.outputs};
-  for (const ChainOrder& o : orders) {
-    const PartList all{int32_t(refs.size()), o.prefix ? 2 : 1, o.prefix ? 1 : 0};
-    PartList set{all.first + all.count, o.set ? 1 : 0, 0};
-    for (int32_t i = 0; i < DeviceChains::parts(o); ++i) refs.push_back({part++, 1, 1});
-    how.lanes.push_back({all, set, o.prefix, o.first_head, o.memory.shape.heads, 0});
-  }
-  const Sums sums = make_sums(size_t(part), result.count, true);
-  runtime_.attend(attend_args(rows, keys.parts, sums), width_, grade_, true);
-  const bool bits = asked.recalls || std::any_of(orders.begin(), orders.end(),
-                                                 [](const ChainOrder& o) { return o.chooses && o.lists; });
-  chains.advance(rows.tokens.back() + 1, {&rows.tokens, sums.view(), width_, int32_t(lists.parts()), bits});
-  const Exact exact = make_exact(result.count, true);
-  const MergeInput in = merge_input(rows, sums);
-  runtime_.run(ExactMergeKernel{in, exact.view(), keys.refs.data(), KeyLists::kExactRefs});
-  const DeviceArray<PartRef> all_refs(runtime_, std::span<const PartRef>(refs));
-  how.refs = all_refs.data();
-  merge(std::move(how), in, exact, result);
-  download_exact(exact, result);
-  std::vector<RecallLane> recalls;
-  const std::vector<ChainEnd> ends = chains.ends();
-  for (size_t i = 0; i < orders.size(); ++i) {
-    result.caches[i].about = chains.cells(i), result.caches[i].end = ends[i];
-    if (asked.recalls) recalls.push_back(chains.recall(i));
-  }
-  if (asked.recalls) find_recalls(std::move(recalls), rows, exact, result);
-}
-
-// Rows a few at a time: the probabilities of a row over the whole trace stand in memory.
-void DeviceHead::find_recalls(std::vector<RecallLane> lanes, const Rows& rows, const Exact& exact,
-                              DeviceRows& result) {
-  bool by_head = false;
-  int32_t results = 0;
-  for (RecallLane& lane : lanes) {
-    lane.result = results;
-    results += lane.by_head != 0 ? lane.part.heads : 1;
-    by_head = by_head || lane.by_head != 0;
-  }
-  const int32_t planes = by_head ? heads() + 1 : 1, pitch = (rows.tokens.back() + 4) / 4 * 4;
-  const int32_t count = int32_t(rows.tokens.size());
-  const int32_t step =
-      int32_t(std::clamp<int64_t>(kProbabilityBytes / (int64_t(planes) * pitch * 4), 1, int64_t(count)));
-  const size_t cells = size_t(results) * rows.tokens.size();
-  const DeviceArray<RecallLane> on_device(runtime_, std::span<const RecallLane>(lanes));
-  const DeviceArray<float> p(runtime_, size_t(planes) * size_t(step) * size_t(pitch)),
-      top_mass(runtime_, cells), index_recall(runtime_, cells);
-  for (int32_t first = 0; first < count; first += step) {
-    const int32_t some = std::min(step, count - first);
-    runtime_.run(ProbabilityKernel{{rows.numbers.data(), keys_.data(), rows.token.data(), exact.top.data(),
-                                    exact.z.data(), p.data(), count, stream_.tokens, heads(),
-                                    heads() / stream_.shape.blocks, stream_.shape.dim, first, some, planes,
-                                    pitch, stream_.rule.scale, stream_.rule.softcap, stream_.window}});
-    runtime_.run(
-        RecallKernel{{p.data(), rows.token.data(), on_device.data(), top_mass.data(), index_recall.data(),
-                      count, int32_t(lanes.size()), first, some, planes, pitch, stream_.window}});
-  }
-  std::vector<float> mass(cells), share(cells);
-  top_mass.download(mass);
-  index_recall.download(share);
-  runtime_.wait();
-  for (size_t id = 0; id < lanes.size(); ++id) {
-    const size_t first = size_t(lanes[id].result) * rows.tokens.size(),
-                 end = id + 1 < lanes.size() ? size_t(lanes[id + 1].result) * rows.tokens.size() : cells;
-    for (size_t i = first; i < end; ++i) result.caches[id].recalls.push_back({mass[i], share[i]});
-  }
-}
-
-void DeviceHead::download_exact(const Exact& exact, DeviceRows& result) {
-  const size_t cells = size_t(heads()) * result.count;
-  result.l2.resize(cells);
-  std::vector<float> top(cells), z(cells);
-  exact.l2.download(result.l2);
-  exact.top.download(top);
-  exact.z.download(z);
-  runtime_.wait();
-  result.log_normaliser.resize(cells);
-  for (size_t i = 0; i < cells; ++i)
-    result.log_normaliser[i] = std::log(double(z[i])) + double(top[i]) * kLn2;
+// Sums of the lists, and from them the exact rows.
+auto DeviceHead::attend(const Rows& rows, const KeyLists::OnDevice& keys, const Sums& sums, bool values)
+    -> Exact {
+  runtime_.attend(attend_args(rows, keys.parts, sums), width_, grade_, values);
+  Exact exact = make_exact(rows.tokens.size(), values);
+  runtime_.run(
+      ExactMergeKernel{merge_input(rows, sums), exact.view(), keys.refs.data(), KeyLists::kExactRefs});
+  return exact;
 }
 
 // Largest logit and normaliser of every row.
@@ -360,11 +142,7 @@ auto DeviceHead::find_normalisers(const Rows& rows) -> Exact {
   const KeyLists lists({}, rows.tokens, stream_.prompt, heads());
   const KeyLists::OnDevice keys = lists.upload(runtime_);
   const Sums sums = make_sums(lists.parts(), rows.tokens.size(), false);
-  runtime_.attend(attend_args(rows, keys.parts, sums), width_, grade_, false);
-  Exact exact = make_exact(rows.tokens.size(), false);
-  runtime_.run(
-      ExactMergeKernel{merge_input(rows, sums), exact.view(), keys.refs.data(), KeyLists::kExactRefs});
-  return exact;
+  return attend(rows, keys, sums, false);
 }
 
 ColumnArgs DeviceHead::column_args(const Rows& rows, const Exact& exact, int32_t columns) const {

@@ -11,7 +11,7 @@ namespace kvreplay {
 
 // A head in the memory of a device: keys and values stay there as planes of 16-bit numbers, rows come and go
 // in portions, so that memory does not grow with the number of rows.
-class DeviceHead final : public HeadDevice {
+class DeviceHead : public HeadDevice {
  public:
   // DeviceError when heads are wider than kernels are compiled for, or there is no room.
   DeviceHead(Runtime& runtime, const HeadStream<float>& stream);
@@ -22,11 +22,12 @@ class DeviceHead final : public HeadDevice {
   void evaluate(const std::vector<HeldTokens>& caches, const Asked& asked,
                 const std::function<void(const DeviceRows&)>& take) override;
   bool replays(const ChainPrograms& programs, const HeadShape& shape) const override;
+  std::vector<ChainRecord> cut(const std::vector<ChainOrder>& orders) override;
   std::vector<ChainRecord> replay(const std::vector<ChainOrder>& orders, const Asked& asked,
                                   const std::function<void(const DeviceRows&)>& take) override;
   Grade grade() const { return grade_; }
 
- private:
+ protected:
   struct Planes {
     DeviceArray<uint16_t> high, low;  // low: empty where high is all
   };
@@ -45,6 +46,11 @@ class DeviceHead final : public HeadDevice {
     DeviceArray<float> top, z, l2, out;
     ExactRows view() const { return {top.data(), z.data(), l2.data(), out.data()}; }
   };
+  Rows load_rows(std::vector<int32_t> tokens);
+  Sums make_sums(size_t parts, size_t rows, bool values);
+  Exact attend(const Rows& rows, const KeyLists::OnDevice& keys, const Sums& sums, bool values);
+
+ private:
   // Adds the recalls of each cache to its results.
   void find_recalls(std::vector<RecallLane> lanes, const Rows& rows, const Exact& exact, DeviceRows& result);
   // From the sums of parts to what each cache's rows say; adds caches to the results.
@@ -54,6 +60,7 @@ class DeviceHead final : public HeadDevice {
     bool outputs;
   };
   void merge(Merge how, const MergeInput& in, const Exact& exact, DeviceRows& result);
+  DeviceChains chains_of(std::span<const ChainOrder> orders, bool recalls);
   void replay_some(std::span<const ChainOrder> orders, const Asked& asked,
                    const std::function<void(const DeviceRows&)>& take, std::vector<ChainRecord>& records);
   void replay_rows(DeviceChains& chains, std::span<const ChainOrder> orders, const Asked& asked, Rows rows,
@@ -69,8 +76,6 @@ class DeviceHead final : public HeadDevice {
   Exact find_normalisers(const Rows& rows);
   ColumnArgs column_args(const Rows& rows, const Exact& exact, int32_t columns) const;
   Planes pack(const DeviceArray<float>& numbers, int64_t rows, int32_t dim);
-  Rows load_rows(std::vector<int32_t> tokens);
-  Sums make_sums(size_t parts, size_t rows, bool values);
   Exact make_exact(size_t rows, bool values);
   AttendArgs attend_args(const Rows& rows, const DeviceArray<AttendPart>& parts, const Sums& sums) const;
   MergeInput merge_input(const Rows& rows, const Sums& sums) const;

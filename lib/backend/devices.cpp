@@ -42,44 +42,36 @@ class Pool {
 };
 
 // A head and the runtime that it was lent.
-class LentHead final : public HeadDevice {
- public:
-  LentHead(std::shared_ptr<Pool> pool, const HeadStream<float>& stream)
-      : pool_(std::move(pool)),
-        runtime_(pool_->take()),
-        head_(std::make_unique<DeviceHead>(*runtime_, stream)) {}
-  ~LentHead() override {
-    head_.reset();  // its memory goes before the runtime does
+class Lease {
+ protected:
+  explicit Lease(std::shared_ptr<Pool> pool) : pool_(std::move(pool)), runtime_(pool_->take()) {}
+  ~Lease() {
     runtime_->forget();
     pool_->give(std::move(runtime_));
   }
-  std::vector<std::vector<double>> prompt_sums(const std::vector<int32_t>& from, bool maxima) override {
-    return head_->prompt_sums(from, maxima);
-  }
-  std::vector<double> future_sums(const std::vector<int32_t>& rows) override {
-    return head_->future_sums(rows);
-  }
-  bool fits(const ScoreRule& rule, int32_t heads) const override { return head_->fits(rule, heads); }
-  std::vector<Departures> departures(const std::vector<ScoredCache>& chains) override {
-    return head_->departures(chains);
-  }
-  void evaluate(const std::vector<HeldTokens>& caches, const Asked& asked,
-                const std::function<void(const DeviceRows&)>& take) override {
-    head_->evaluate(caches, asked, take);
-  }
-  bool replays(const ChainPrograms& programs, const HeadShape& shape) const override {
-    return head_->replays(programs, shape);
-  }
-  std::vector<ChainRecord> replay(const std::vector<ChainOrder>& orders, const Asked& asked,
-                                  const std::function<void(const DeviceRows&)>& take) override {
-    return head_->replay(orders, asked, take);
-  }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  Runtime& runtime() { return *runtime_; }
 
  private:
   std::shared_ptr<Pool> pool_;
   std::unique_ptr<Runtime> runtime_;
-  std::unique_ptr<DeviceHead> head_;
 };
+// The order of its parts matters: the head's memory goes before the runtime does.
+class LentHead final : Lease, public DeviceHead {
+ public:
+  LentHead(std::shared_ptr<Pool> pool, const HeadStream<float>& stream)
+      : Lease(std::move(pool)), DeviceHead(runtime(), stream) {}
+};
+
+Open opener(const std::string& name) {
+  const std::string full = full_name(name), prefix = "cuda:";
+  const std::vector<DeviceInfo> all = devices();
+  if (std::none_of(all.begin(), all.end(), [&](const DeviceInfo& d) { return d.name == full; }))
+    throw DeviceError("there is no device " + name + " here: " + why_not(name));
+  if (!full.starts_with(prefix)) return [] { return emulator::open_runtime(); };
+  return [ordinal = std::stoi(full.substr(prefix.size()))] { return cuda::open_runtime(ordinal); };
+}
 
 }  // namespace
 
@@ -89,20 +81,15 @@ std::vector<DeviceInfo> devices() {
   return all;
 }
 
+std::string full_name(const std::string& name) { return name == "cuda" ? "cuda:0" : name; }
+
 std::string why_not(const std::string& name) {
   return name.starts_with("cuda") ? cuda::why_not() : emulator::why_not();
 }
 
-OpenHeadDevice open_device(const std::string& name) {
-  const std::string full = name == "cuda" ? "cuda:0" : name;
-  const std::vector<DeviceInfo> all = devices();
-  if (std::none_of(all.begin(), all.end(), [&](const DeviceInfo& d) { return d.name == full; }))
-    throw DeviceError("there is no device " + name + " here: " + why_not(name));
-  const Open open = full.starts_with("cuda:")
-                        ? Open([ordinal = std::stoi(full.substr(5))] { return cuda::open_runtime(ordinal); })
-                        : Open([] { return emulator::open_runtime(); });
-  return open_heads(open);
-}
+std::unique_ptr<Runtime> open_runtime(const std::string& name) { return opener(name)(); }
+
+OpenHeadDevice open_device(const std::string& name) { return open_heads(opener(name)); }
 
 OpenHeadDevice open_heads(std::function<std::unique_ptr<Runtime>()> open) {
   return [pool = std::make_shared<Pool>(std::move(open))](const HeadStream<float>& stream) {

@@ -152,7 +152,7 @@ struct RecallKernel {
     const uint32_t* const words = lane.bits + head * lane.bits_head + int64_t(row) * lane.words;
     int32_t count = 0;
     for (int32_t w = block.thread() % kWarp; w * 32 < ranking.tokens; w += kWarp)
-      for (int32_t b = 0; b < 32; ++b)
+      for (int32_t b = 0; b < 32 && w * 32 + b < ranking.tokens; ++b)
         if ((words[w] >> b & 1u) != 0 && (last == 0 || ranking.place(w * 32 + b) >= last)) ++count;
     for (int mask = 1; mask < kWarp; mask *= 2) count += block.shuffle_xor(count, mask);
     return count;

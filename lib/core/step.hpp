@@ -107,12 +107,32 @@ KVR_FN void read_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& 
   if constexpr (ReadsPrompt<P, Real>) policy.read_prompt(team, prompt, cache);
 }
 
-// It is cut once (convention C5).
+// At the end of a prompt of `prompt` tokens: a row that no selection may drop (convention C16).
+template <Policy P, Cache C>
+KVR_FN bool is_protected(const P& policy, const C& cache, int32_t row, int32_t prompt) {
+  if constexpr (ScoresPrompt<P>) {
+    const Protect protect = policy.protection();
+    return cache.token(row) < protect.sinks || cache.token(row) >= prompt - protect.recent;
+  }
+  return false;
+}
+
+// It is cut once (convention C5). reweights: kept tokens that nothing protects stand for all such tokens
+// (axis `reweight`); returns whether they do.
 template <Policy P, Team T, Cache C, class Real = typename C::real>
-KVR_FN void replay_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& prompt,
-                          const StepRules& rules) {
+KVR_FN bool replay_prompt(const T& team, P& policy, C& cache, const Prompt<Real>& prompt,
+                          const StepRules& rules, bool reweights) {
+  const auto is_open = [&](int32_t i) { return !is_protected(policy, cache, i, prompt.size()); };
   read_prompt(team, policy, cache, prompt, rules);
+  const int32_t all = reweights ? team.count(cache.size(), is_open) : 0;
   if constexpr (Evicts<P, Real>) policy.evict(team, cache);
+  const int32_t kept = reweights ? team.count(cache.size(), is_open) : 0;
+  if (kept == 0 || kept == all) return false;
+  const double w = double(all) / kept;
+  cache.weigh_rows(team, 0, cache.size(), [&](int32_t i) {
+    return is_open(i) ? RowWeights{w, w} : RowWeights{double(cache.num(i)), double(cache.den(i))};
+  });
+  return true;
 }
 
 // A step of a policy that looks at no probability: everything but attention.

@@ -18,6 +18,12 @@ int32_t groups_of(int32_t width, int32_t group) { return (width + group - 1) / g
 
 }  // namespace
 
+std::string row_format_refusal(int32_t token) {
+  return "the row format meets numbers beyond 65504, the range of float16, " +
+         (token < 0 ? std::string("in a merged row") : "at token " + std::to_string(token)) +
+         ": use row_format f32 or bf16";
+}
+
 template <class Real>
 void Formatter<Real>::settle(BasicCache<Real>& cache) {
   if (!writes()) return;
@@ -32,60 +38,11 @@ void Formatter<Real>::settle(BasicCache<Real>& cache) {
 
 template <class Real>
 void Formatter<Real>::settle_rows(BasicCache<Real>& cache) {
-  int32_t due = cache.size() - cache.coded_keys();
-  for (int32_t row = cache.size() - 1; due > 0; --row) {
-    if (!cache.coding(row).key_exact()) continue;
-    code_row(cache, row);
-    --due;
-  }
-}
-
-template <class Real>
-void Formatter<Real>::code_row(BasicCache<Real>& cache, int32_t row) {
   const HeadShape shape = cache.shape();
-  key_.clear(), value_.clear();
-  for (int32_t b = 0; b < shape.blocks; ++b) {
-    const auto key = cache.key(row, b), value = cache.value(row, b);
-    key_.insert(key_.end(), key.begin(), key.end());
-    value_.insert(value_.end(), value.begin(), value.end());
-  }
-  if (!code_numbers(key_, shape.dim) || !code_numbers(value_, shape.v_dim)) refuse(cache.token(row));
-  const auto same = [](std::span<const Real> a, const Real* b) { return std::equal(a.begin(), a.end(), b); };
-  bool changed = format_.quantises();
-  for (int32_t b = 0; b < shape.blocks && !changed; ++b)
-    changed = !same(cache.key(row, b), key_.data() + int64_t(b) * shape.dim) ||
-              !same(cache.value(row, b), value_.data() + int64_t(b) * shape.v_dim);
-  if (changed) {
-    cache.rewrite(
-        kTeam, row, [&](int32_t b, int32_t c) { return key_[size_t(b * shape.dim + c)]; },
-        [&](int32_t b, int32_t c) { return value_[size_t(b * shape.v_dim + c)]; });
-    count_row({}, format_.quantises() ? format_.group : 2, std::max(shape.dim, shape.v_dim));
-  }
-  cache.set_coding(kTeam, row, {0, 0});
-}
-
-// False: out of the range of float16.
-template <class Real>
-bool Formatter<Real>::code_numbers(std::vector<Real>& numbers, int32_t width) const {
-  if (!format_.quantises()) return round_numbers(numbers);
-  const int32_t levels = levels_of(int32_t(bits()));
-  bool fits = true;
-  for (size_t first = 0; first < numbers.size(); first += size_t(width))
-    fits = quantise_row(std::span(numbers).subspan(first, size_t(width)), format_.group, levels) && fits;
-  return fits;
-}
-
-template <class Real>
-bool Formatter<Real>::round_numbers(std::vector<Real>& numbers) const {
-  bool fits = true;
-  for (Real& x : numbers) {
-    const double stored = format_.kind == Kind::f32   ? double(float(x))
-                          : format_.kind == Kind::f16 ? to_float16(double(x))
-                                                      : to_bfloat16(double(x));
-    fits = fits && std::isfinite(stored);
-    x = Real(stored);
-  }
-  return fits;
+  row_.resize(size_t(shape.blocks) * size_t(shape.dim + shape.v_dim));
+  const auto coded = RowCoder{format_.kind, format_.group}.settle(kTeam, cache, row_.data());
+  quantised_ += coded.changed;
+  if (coded.refused) refuse(coded.token);
 }
 
 // kivi and gear: keys per channel in groups of g rows, values per row in groups of g channels. Once R keys
@@ -104,7 +61,7 @@ void Formatter<Real>::settle_keys(BasicCache<Real>& cache) {
 template <class Real>
 void Formatter<Real>::settle_values(BasicCache<Real>& cache) {
   const auto exact = [&](int32_t row) { return stores_value(cache, row) && cache.coding(row).value_exact(); };
-  int32_t due = values_of(cache).exact, row = cache.size() - 1;
+  int32_t due = counts_of(cache).exact_values, row = cache.size() - 1;
   for (int32_t newest = format_.residual; row >= 0 && newest > 0; --row) {
     newest -= stores_value(cache, row) ? 1 : 0;
     due -= exact(row) ? 1 : 0;
@@ -193,10 +150,7 @@ void Formatter<Real>::count_row(const Coding& before, int32_t group, int32_t wid
 
 template <class Real>
 void Formatter<Real>::refuse(int32_t token) {
-  if (!failure_.empty()) return;
-  failure_ = "the row format meets numbers beyond 65504, the range of float16, " +
-             (token < 0 ? std::string("in a merged row") : "at token " + std::to_string(token)) +
-             ": use row_format f32 or bf16";
+  if (failure_.empty()) failure_ = row_format_refusal(token);
 }
 
 template <class Real>
@@ -221,26 +175,34 @@ int64_t Formatter<Real>::bits() const {
 }
 
 template <class Real>
-typename Formatter<Real>::Values Formatter<Real>::values_of(const BasicCache<Real>& cache) const {
-  if (!split_) return {cache.size(), cache.size() - cache.coded_values()};
-  Values values{};
-  for (int32_t row = 0; row < cache.size(); ++row) {
+RowCounts Formatter<Real>::counts_of(const BasicCache<Real>& cache) const {
+  const int32_t rows = cache.size(), exact_keys = rows - cache.coded_keys();
+  if (!split_) return {rows, rows, exact_keys, rows - cache.coded_values()};
+  RowCounts counts{rows, 0, exact_keys, 0};
+  for (int32_t row = 0; row < rows; ++row) {
     if (!stores_value(cache, row)) continue;
-    ++values.stored;
-    values.exact += cache.coding(row).value_exact() ? 1 : 0;
+    ++counts.values;
+    counts.exact_values += cache.coding(row).value_exact() ? 1 : 0;
   }
-  return values;
+  return counts;
+}
+
+template <class Real>
+typename Formatter<Real>::Payload Formatter<Real>::payload_of(const HeadShape& shape,
+                                                              const RowCounts& counts) const {
+  const int64_t dim = shape.dim, v_dim = shape.v_dim;
+  const int64_t exact = counts.exact_keys * dim + counts.exact_values * v_dim;
+  const int64_t coded =
+      (counts.rows - counts.exact_keys) * dim + (counts.values - counts.exact_values) * v_dim;
+  return {counts.rows * dim, counts.values * v_dim, exact_bytes(exact) + (coded * bits() + 7) / 8};
 }
 
 template <class Real>
 typename Formatter<Real>::Payload Formatter<Real>::payload(const BasicCache<Real>& cache) {
-  const int64_t dim = cache.shape().dim, v_dim = cache.shape().v_dim, keys = cache.coded_keys();
-  const Values values = values_of(cache);
-  const int64_t exact = (cache.size() - keys) * dim + values.exact * v_dim;
-  const int64_t coded = keys * dim + (values.stored - values.exact) * v_dim;
   const Held& shared = held(cache);
-  return {cache.size() * dim, values.stored * v_dim,
-          exact_bytes(exact + shared.factor_numbers + shared.outliers) + (coded * bits() + 7) / 8};
+  Payload payload = payload_of(cache.shape(), counts_of(cache));
+  payload.bytes += exact_bytes(shared.factor_numbers + shared.outliers);
+  return payload;
 }
 
 template <class Real>
@@ -264,14 +226,22 @@ int64_t Formatter<Real>::read_bytes(const BasicCache<Real>& cache, std::span<con
 
 template <class Real>
 int64_t Formatter<Real>::sketch_bytes(const BasicCache<Real>& cache) {
-  if (!format_.quantises()) return 0;
+  if (!format_.by_block()) return sketch_bytes_of(cache.shape(), counts_of(cache));
   const HeadShape shape = cache.shape();
-  const Values values = values_of(cache);
-  const int64_t of_keys = format_.by_block()
-                              ? held(cache).key_groups * shape.dim
-                              : int64_t(cache.coded_keys()) * groups_of(shape.dim, format_.group);
-  const int64_t of_values = int64_t(values.stored - values.exact) * groups_of(shape.v_dim, format_.group);
-  return kScaleBytes * (of_keys + of_values) + kOutlierIndexBytes * held(cache).outliers;
+  const RowCounts counts = counts_of(cache);
+  const int64_t of_values =
+      int64_t(counts.values - counts.exact_values) * groups_of(shape.v_dim, format_.group);
+  return kScaleBytes * (held(cache).key_groups * shape.dim + of_values) +
+         kOutlierIndexBytes * held(cache).outliers;
+}
+
+template <class Real>
+int64_t Formatter<Real>::sketch_bytes_of(const HeadShape& shape, const RowCounts& counts) const {
+  if (!format_.quantises()) return 0;
+  const int64_t of_keys = int64_t(counts.rows - counts.exact_keys) * groups_of(shape.dim, format_.group);
+  const int64_t of_values =
+      int64_t(counts.values - counts.exact_values) * groups_of(shape.v_dim, format_.group);
+  return kScaleBytes * (of_keys + of_values);
 }
 
 template <class Real>

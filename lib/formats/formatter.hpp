@@ -6,6 +6,8 @@
 #include "core/cache.hpp"
 #include "core/method_info.hpp"
 #include "formats/low_rank.hpp"
+#include "formats/row_coder.hpp"
+#include "formats/row_counts.hpp"
 
 // Row formats (methods.md, "row formats"): how the entries of any cache are stored. A row is exact in the
 // step in which it was written, by the engine or by a policy, and coded at that step's end, after the
@@ -14,6 +16,9 @@
 // coded row has left it).
 
 namespace kvreplay {
+
+// Why a row (of a token, or with a negative one merged from several) cannot be coded.
+std::string row_format_refusal(int32_t token);
 
 template <class Real>
 class Formatter {
@@ -33,15 +38,13 @@ class Formatter {
     int64_t bytes;
   };
   Payload payload(const BasicCache<Real>& cache);
-  // Of rows that are stored as the trace has them.
-  Payload as_recorded(const HeadShape& shape, int64_t rows, int64_t values) const {
-    const int64_t keys = rows * shape.dim, numbers = values * shape.v_dim;
-    return {keys, numbers, exact_bytes(keys + numbers)};
-  }
+  // The same by counts, where nothing corrects groups of rows (kivi, gear).
+  Payload payload_of(const HeadShape& shape, const RowCounts& counts) const;
   // Of the rows for which read[row] is not 0; where it is kWeighed, of the key alone.
   int64_t read_bytes(const BasicCache<Real>& cache, std::span<const uint8_t> read);
   // Offsets, steps and the indices of outliers.
   int64_t sketch_bytes(const BasicCache<Real>& cache);
+  int64_t sketch_bytes_of(const HeadShape& shape, const RowCounts& counts) const;
   int64_t exact_bytes(int64_t numbers) const { return numbers * stored_bytes_; }
   // Rows that were changed so far; rows whose groups hold a single number do not count.
   int64_t quantised() const { return quantised_; }
@@ -59,9 +62,6 @@ class Formatter {
   };
 
   void settle_rows(BasicCache<Real>& cache);
-  void code_row(BasicCache<Real>& cache, int32_t row);
-  bool code_numbers(std::vector<Real>& numbers, int32_t width) const;
-  bool round_numbers(std::vector<Real>& numbers) const;
   void settle_keys(BasicCache<Real>& cache);
   void settle_values(BasicCache<Real>& cache);
   void code_block(BasicCache<Real>& cache, Part part, const std::vector<int32_t>& rows);
@@ -73,10 +73,7 @@ class Formatter {
   bool stores_value(const BasicCache<Real>& cache, int32_t row) const {
     return !split_ || cache.num(row) != 0;
   }
-  struct Values {
-    int32_t stored, exact;
-  };
-  Values values_of(const BasicCache<Real>& cache) const;
+  RowCounts counts_of(const BasicCache<Real>& cache) const;
   int64_t bits() const;  // of one coded number
   const Held& held(const BasicCache<Real>& cache);
   void hold(const Block& block, int64_t rows, int32_t width);
@@ -91,7 +88,7 @@ class Formatter {
   Held held_;
   int32_t held_keys_ = 0, held_values_ = 0;    // coded rows when held_ was counted
   std::vector<std::vector<double>> restored_;  // of each kv head, [rows, width]: scratch of code_block
-  std::vector<Real> key_, value_;              // [blocks, width]: scratch of code_row
+  std::vector<Real> row_;                      // scratch of settle_rows
 };
 
 }  // namespace kvreplay

@@ -50,7 +50,9 @@ struct AttentionMatching {
     if (train == TrainOn::future && scene.tokens == scene.prompt)
       throw ParameterError("train", "there is no row after the prompt to train on; use reroped");
   }
-  PromptNeeds needs(const Scene&) const { return {.queries = true, .rotary = train == TrainOn::reroped}; }
+  PromptNeeds needs(const Scene&) const {
+    return {.queries = true, .future_queries = train == TrainOn::future, .rotary = train == TrainOn::reroped};
+  }
   Layout layout(const Scene& scene) const {
     if (scene.prompt <= budget) return {.state_doubles = 1};
     const int32_t rows = train == TrainOn::future ? scene.tokens - scene.prompt : scene.prompt;

@@ -8,6 +8,7 @@
 #include "core/cache.hpp"
 #include "core/policy.hpp"
 #include "core/step.hpp"
+#include "formats/row_coder.hpp"
 #include "replay/chain_step.hpp"
 
 // A cache that a device replays by the text of its policy, from the first token to the last: what the device
@@ -22,6 +23,7 @@ struct ChainOrder {
   CacheStorage<float> memory;
   std::span<double> state;
   StepRules rules;
+  RowCoder coder;  // where the memory has room for codings
   PromptNeeds needs;
   const double *column_sums, *column_max_sums, *future_sums;  // as Prompt::View; host, or null
   int32_t first_head;

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "core/method_info.hpp"
+#include "formats/row_counts.hpp"
 
 // What a device notes of a cache that it replays (chain.hpp). Kernels write it.
 
@@ -9,10 +10,11 @@ namespace kvreplay {
 
 // What a step leaves for the account (replay/lane_account.hpp).
 struct ChainStep {
-  int32_t attended, attended_values;  // rows of C_t, and those of them that store a value
-  int32_t read, read_values;          // the same of what any head reads; scored steps of query-time methods
-  int32_t kept, kept_values;          // the same of S_t
-  int32_t evictions;                  // so far
+  RowCounts attended;  // C_t
+  RowCounts read;      // what any head reads of it; scored steps of query-time methods
+  RowCounts kept;      // S_t, coded
+  int32_t evictions;   // so far
+  int32_t quantised;   // rows that the row format has changed so far
   Charge charge;
 };
 
@@ -31,11 +33,13 @@ struct ChainEnd {
     returned,     // the policy brought back a token that it had evicted
     method,       // Cache::fail: code, at
     bound,        // the cache holds `at` rows, more than was promised
+    format,       // the row format cannot hold a row of token `at`
   };
   Why why = done;
   int32_t token = -1;  // at whose step; -1: done
   int32_t code = 0, at = 0;
   bool reweighted = false;  // kept prompt tokens stand for others (axis reweight)
+  int32_t quantised = 0;    // as ChainStep
 };
 
 }  // namespace kvreplay

@@ -51,6 +51,39 @@ bool HeadReplay<Real>::device_replays(const Replayed& r) const {
   });
 }
 
+// Prompts whose selection is long work, each budget a block of its own.
+template <class Real>
+bool HeadReplay<Real>::device_cuts(const Replayed& r) const {
+  return std::all_of(r.lanes.begin(), r.lanes.end(), [&](const auto& lane) {
+    const HeadShape shape{stream_.shape.dim, stream_.shape.v_dim, lane->heads(), stream_.shape.blocks};
+    return lane->may_cut_elsewhere() && device_->replays(r.cells.front()->method->programs, shape);
+  });
+}
+
+template <class Real>
+void HeadReplay<Real>::cut_on_device() {
+  std::vector<ChainOrder> orders;
+  std::vector<std::pair<size_t, Lane<Real>*>> cut;  // and whose decision it is
+  each_prompt([&](size_t d, Lane<Real>& lane, const PromptSums& sums) {
+    Replayed& r = decisions_[d];
+    r.cut = !r.chained && device_cuts(r);
+    if (!r.cut) return;
+    orders.push_back(lane.chain(r.cells.front()->method->programs, sums));
+    cut.emplace_back(d, &lane);
+  });
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<ChainRecord> records = device_->cut(orders);
+  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+  for (size_t i = 0; i < cut.size(); ++i) {
+    const auto [d, lane] = cut[i];
+    guarded(decisions_[d], [&, l = lane] {
+      l->check_chain(records[i].end);
+      l->follow_cut(records[i], passed.count() / double(records.size()));
+      l->forget_selection();
+    });
+  }
+}
+
 template <class Real>
 void HeadReplay<Real>::order_chains(size_t decision, Lane<Real>& lane, const PromptSums& sums) {
   const Replayed& r = decisions_[decision];
@@ -186,11 +219,10 @@ ScoredRow HeadReplay<Real>::scored_row_of(const DeviceCell& at, int32_t head, co
                in_stream = size_t(at.first_head + head) * at.rows.count + at.row;
   const DeviceRow& d = at.cache.rows[in_lane];
   ScoredRow row;
-  row.token = at.token, row.v_dim = stream_.shape.v_dim;
+  row.set_token(at.token, stream_.window);
+  row.v_dim = stream_.shape.v_dim;
   row.m = measure_of(d);
-  if (!(row.m.tau > 0) || !std::isfinite(row.m.tau))
-    throw LaneError("the denominator at token " + std::to_string(at.token) +
-                    " is zero or not finite: nothing left to attend to");
+  if (!(row.m.tau > 0) || !std::isfinite(row.m.tau)) throw LaneError(no_denominator(at.token));
   row.m.attended = about.attended;
   row.m.plain = about.plain;
   row.m.spread = about.spread;
@@ -215,6 +247,7 @@ ScoredRow HeadReplay<Real>::scored_row_of(const DeviceCell& at, int32_t head, co
   template std::vector<int32_t> HeadReplay<Real>::scored_rows() const;                  \
   template bool HeadReplay<Real>::device_takes(const Replayed&) const;                  \
   template bool HeadReplay<Real>::device_replays(const Replayed&) const;                \
+  template void HeadReplay<Real>::cut_on_device();                                      \
   template void HeadReplay<Real>::order_chains(size_t, Lane<Real>&, const PromptSums&); \
   template void HeadReplay<Real>::give_to_device(size_t);                               \
   template void HeadReplay<Real>::replay_on_device();                                   \

@@ -86,6 +86,8 @@ class HeadDevice {
                         const std::function<void(const DeviceRows&)>& take) = 0;
   // Whether it has the program of a method, and room for a block that runs it.
   virtual bool replays(const ChainPrograms& programs, const HeadShape& shape) const = 0;
+  // Caches take their prompts, each in one call, and stand as they are then.
+  virtual std::vector<ChainRecord> cut(const std::vector<ChainOrder>& orders) = 0;
   // The same rows of caches that it replays from the first token on.
   virtual std::vector<ChainRecord> replay(const std::vector<ChainOrder>& orders, const Asked& asked,
                                           const std::function<void(const DeviceRows&)>& take) = 0;

@@ -107,11 +107,9 @@ void HeadReplay<Real>::inject(Replayed& r, LaneOrder& order) {
   }
 }
 
-// Statistics of prompt rows are computed once for all caches that ask for the same rows. f(decision, lane,
-// sums) for every cache that takes the prompt in one call.
+// Statistics of prompt rows are computed once for all caches that ask for the same rows.
 template <class Real>
-template <class F>
-void HeadReplay<Real>::with_prompt(F f) {
+void HeadReplay<Real>::sum_prompt() {
   PromptPass pass;
   std::vector<std::pair<Lane<Real>*, int32_t>> watchers;  // and the first row that each is shown
   bool future = false;
@@ -133,20 +131,29 @@ void HeadReplay<Real>::with_prompt(F f) {
     for (const auto& [lane, from] : watchers)
       if (t >= from) lane->observe_prompt(t, p);
   };
-  prompt_sums_ = column_sums(pass);
+  std::vector<std::vector<double>> sums = column_sums(pass);
+  for (size_t i = 0; i < sums.size(); ++i) prompt_sums_[pass.sums_from[i]] = std::move(sums[i]);
   if (future) future_sums_ = sums_of_future();
-  for (const size_t d : by_falling_budget())
-    guarded(decisions_[d], [&] {
-      for (const auto& lane : decisions_[d].lanes) {
-        if (decisions_[d].streams_prompt()) continue;
-        const auto& firsts = pass.sums_from;
-        const auto at = std::lower_bound(firsts.begin(), firsts.end(), lane->needs().column_sums_from);
-        const bool found = at != firsts.end() && *at == lane->needs().column_sums_from;
-        f(d, *lane,
-          PromptSums{found ? prompt_sums_[size_t(at - firsts.begin())].data() : nullptr,
-                     future_sums_.empty() ? nullptr : future_sums_.data()});
-      }
-    });
+}
+
+template <class Real>
+void HeadReplay<Real>::read_prompts() {
+  sum_prompt();
+  each_prompt([&](size_t d, Lane<Real>& lane, const PromptSums& sums) {
+    if (decisions_[d].chained) order_chains(d, lane, sums);
+  });
+  if (device_ != nullptr) cut_on_device();
+  std::map<std::tuple<const Method*, size_t, uint32_t, int32_t>, Lane<Real>*> larger;
+  each_prompt([&](size_t d, Lane<Real>& lane, const PromptSums& sums) {
+    if (decisions_[d].chained || decisions_[d].cut) return;
+    const Cell& cell = *decisions_[d].cells.front();
+    Lane<Real>*& other = larger[{cell.method, cell.instance, cell.seed.value_or(0), lane.first_head()}];
+    lane.read_prompt(sums, options_.audit ? nullptr : other);
+    if (other != nullptr) other->forget_selection();
+    other = &lane;
+  });
+  for (const auto& [key, lane] : larger)
+    if (lane != nullptr) lane->forget_selection();  // null: it failed
 }
 
 // What a cache is shown row by row comes from this machine's cores.
@@ -179,7 +186,8 @@ std::vector<size_t> HeadReplay<Real>::by_falling_budget() const {
 template <class Real>
 std::vector<Testimony> HeadReplay<Real>::testify() {
   std::vector<Testimony> all(decisions_.size());
-  with_prompt([&](size_t d, Lane<Real>& lane, const PromptSums& sums) { all[d] = lane.testify(sums); });
+  sum_prompt();
+  each_prompt([&](size_t d, Lane<Real>& lane, const PromptSums& sums) { all[d] = lane.testify(sums); });
   return all;
 }
 
@@ -188,7 +196,7 @@ template <class Real>
 void HeadReplay<Real>::next_tile(int32_t begin, int32_t end, Tile<Real>& tile) const {
   tile.rows.clear();
   tile.scored.clear();
-  tile.begin = begin;
+  tile.begin = begin, tile.window = stream_.window;
   tile.end = std::min(end, begin + tile_rows(stream_.shape.heads));
   for (int32_t t = begin; t < tile.end; ++t) {
     if (!has_strip(t)) continue;
@@ -327,18 +335,8 @@ void HeadReplay<Real>::replay_tile(const Tile<Real>& tile, Replayed& r) {
 
 template <class Real>
 void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
-  std::map<std::tuple<const Method*, size_t, uint32_t, int32_t>, Lane<Real>*> larger;
   for (Replayed& r : decisions_) r.on_device = r.chained = device_replays(r);
-  with_prompt([&](size_t d, Lane<Real>& lane, const PromptSums& sums) {
-    if (decisions_[d].chained) return order_chains(d, lane, sums);
-    const Cell& cell = *decisions_[d].cells.front();
-    Lane<Real>*& other = larger[{cell.method, cell.instance, cell.seed.value_or(0), lane.first_head()}];
-    lane.read_prompt(sums, options_.audit ? nullptr : other);
-    if (other != nullptr) other->forget_selection();
-    other = &lane;
-  });
-  for (const auto& [key, lane] : larger)
-    if (lane != nullptr) lane->forget_selection();  // null: it failed
+  read_prompts();
   choose_evaluators();
   for (size_t d = 0; d < decisions_.size(); ++d)
     for (const auto& lane : decisions_[d].lanes)

@@ -52,6 +52,7 @@ class HeadReplay {
     std::string failure;
     bool on_device = false;
     bool chained = false;  // and there by the text of its policy, from the first token on
+    bool cut = false;      // its prompt stands
     bool alive() const { return failure.empty(); }
     bool streams_prompt() const { return cells.front()->prompt_streams || lanes.front()->streams_prompt(); }
   };
@@ -62,8 +63,10 @@ class HeadReplay {
   std::vector<size_t> by_falling_budget() const;
   std::vector<std::vector<double>> column_sums(const PromptPass& pass);
   std::vector<double> sums_of_future();
+  void sum_prompt();
   template <class F>
-  void with_prompt(F f);
+  void each_prompt(F f);
+  void read_prompts();
   void next_tile(int32_t begin, int32_t end, Tile<Real>& tile) const;
   bool has_strip(int32_t t) const { return (every_row_ && !solo_) || scored_[size_t(t)] != 0; }
   std::vector<int32_t> rows_from(int32_t t) const;
@@ -74,7 +77,9 @@ class HeadReplay {
   bool device_takes(const Replayed& r) const;
   bool device_replays(const Replayed& r) const;
   void give_to_device(size_t decision);
+  bool device_cuts(const Replayed& r) const;
   void order_chains(size_t decision, Lane<Real>& lane, const PromptSums& sums);
+  void cut_on_device();
   void replay_on_device();
   void replay_chains();
   HeadDevice::Asked asked_of_device() const;
@@ -126,7 +131,7 @@ class HeadReplay {
   std::vector<ChainOrder> chains_;
   std::vector<int64_t> chain_tokens_;  // attended to, of each
   // Sums over rows of the prompt and of the future, which caches refer to while they begin.
-  std::vector<std::vector<double>> prompt_sums_;
+  std::map<int32_t, std::vector<double>> prompt_sums_;  // by the first row that is summed
   std::vector<double> future_sums_;
   FixedSets<Real> fixed_;
   SlidingSets<Real> sliding_;
@@ -148,6 +153,22 @@ void HeadReplay<Real>::guarded(Replayed& r, F f) {
     for (const Evaluator& evaluator : r.evaluators)
       if (evaluator.shortcut.kind == Shortcut::Kind::sliding) sliding_.leave(evaluator.id);
   }
+}
+
+// f(decision, lane, sums) for every cache that takes the prompt in one call.
+template <class Real>
+template <class F>
+void HeadReplay<Real>::each_prompt(F f) {
+  for (const size_t d : by_falling_budget())
+    guarded(decisions_[d], [&] {
+      for (const auto& lane : decisions_[d].lanes) {
+        if (decisions_[d].streams_prompt()) continue;
+        const auto at = prompt_sums_.find(lane->needs().column_sums_from);
+        f(d, *lane,
+          PromptSums{at == prompt_sums_.end() ? nullptr : at->second.data(),
+                     future_sums_.empty() ? nullptr : future_sums_.data()});
+      }
+    });
 }
 
 }  // namespace kvreplay

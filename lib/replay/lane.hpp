@@ -11,6 +11,7 @@
 #include "exact/tile.hpp"
 #include "measures/row_measure.hpp"
 #include "replay/chain.hpp"
+#include "replay/failures.hpp"
 #include "replay/shortcut.hpp"
 
 namespace kvreplay {
@@ -96,11 +97,15 @@ class Lane {
   virtual void settle(int32_t t, int32_t evicted) = 0;
   // Rows that were attended to on its behalf, and what that took.
   virtual void count_attended(int64_t tokens, int64_t rows, double seconds) = 0;
+  // Instead of read_prompt(): a device reads and cuts the prompt by the method's program, which takes the
+  // chain() of it; then follow_cut(). Worth it where a selection is long work.
+  virtual bool may_cut_elsewhere() const = 0;
+  virtual void follow_cut(const ChainRecord& record, double seconds) = 0;
   // Instead of all of that: a device replays the cache from the first token on, by the method's programs,
   // unless something is asked for that only cores do. sums: as of read_prompt(); they are read until the end.
   virtual bool may_chain() const = 0;
   virtual ChainOrder chain(const ChainPrograms& programs, const PromptSums& sums) = 0;
-  // Throws LaneError where the chain has ended early.
+  // Throws LaneError where the chain has ended early: before either follow_.
   virtual void check_chain(const ChainEnd& end) const = 0;
   // When it has ended; scored: [tokens].
   virtual void follow_chain(const ChainRecord& record, std::span<const uint8_t> scored) = 0;

@@ -29,6 +29,19 @@ void list_kept(const BasicCache<Real>& cache, LaneLists& lists) {
   list_rows(cache.tokens(), cache.nums(), cache.dens(), lists);
 }
 
+// The same from what a chain left: every step from number `from` on, or that one alone.
+inline void list_kept(const ChainRecord& record, int32_t from, bool every, LaneLists& lists) {
+  const ChainRecord::Rows& rows = record.rows;
+  const size_t first = size_t(std::max(0, from)), steps = record.steps.size();
+  for (size_t i = first; i < (every ? steps : std::min(steps, first + 1)); ++i) {
+    const size_t begin = size_t(rows.tokens.off[i]), count = size_t(rows.tokens.off[i + 1]) - begin;
+    const auto part = [&](const auto& of) {
+      return of.empty() ? std::span(of) : std::span(of).subspan(begin, count);
+    };
+    list_rows(part(rows.tokens.flat), part(rows.num), part(rows.den), lists);
+  }
+}
+
 inline void list_attended(std::span<const int32_t> tokens, TokenLists& lists) {
   lists.flat.insert(lists.flat.end(), tokens.begin(), tokens.end());
   lists.off.push_back(int64_t(lists.flat.size()));

@@ -70,14 +70,10 @@ class LaneOf final : public Lane<Real> {
       if (const auto* other = dynamic_cast<const LaneOf*>(larger)) policy_.larger = &other->policy_;
     open_memory();
     memory_.reveal(0, stream_->prompt);
-    kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
-    const int32_t all = unprotected();
-    if constexpr (Evicts<P, Real>) policy_.evict(team_, cache_);
+    const bool reweights = order_.axes.reweight != Reweight::none;
+    reweighted_ = replay_prompt(team_, policy_, cache_, prompt_view(sums), rules_, reweights);
     if constexpr (SharesSelection<P>) policy_.larger = nullptr;
-    reweight(all);
-    close_step(stream_->prompt - 1);
-    report();
-    if (shortcut().kind == Shortcut::Kind::fixed) keep_what_is_held();
+    close_prompt();
     account_.ledger.select_s += seconds_since(start);
   }
   void forget_selection() override {
@@ -91,7 +87,7 @@ class LaneOf final : public Lane<Real> {
       memory_.reveal(0, stream_->prompt);
       kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
       for (int32_t i = 0; i < cache_.size(); ++i)
-        t.scores.push_back(is_protected(i) ? INFINITY : cache_.score(i));
+        t.scores.push_back(is_protected(policy_, cache_, i, stream_->prompt) ? INFINITY : cache_.score(i));
       if constexpr (requires { policy_.testify(t.extras); }) policy_.testify(t.extras);
     }
     return t;
@@ -145,8 +141,8 @@ class LaneOf final : public Lane<Real> {
 
   bool may_chain() const override {
     const auto injected = [](const InjectedArray& a) { return a.values != nullptr; };
-    return std::is_same_v<Real, float> && order_.axes.row_format.kind == RowFormat::Kind::source &&
-           !asked_.audit && asked_.needles.empty() &&
+    return std::is_same_v<Real, float> && !order_.axes.row_format.by_block() && !asked_.audit &&
+           asked_.needles.empty() &&
            std::none_of(order_.draws.injected, order_.draws.injected + Draws::kArrays, injected);
   }
   ChainOrder chain(const ChainPrograms& programs, const PromptSums& sums) override {
@@ -158,6 +154,7 @@ class LaneOf final : public Lane<Real> {
       std::memcpy(order.policy.data(), &policy_, sizeof(P));
       order.memory = memory_.storage(), order.state = memory_.state();
       order.rules = rules_, order.needs = needs();
+      order.coder = {order_.axes.row_format.kind, order_.axes.row_format.group};
       const typename Prompt<Real>::View view = prompt_sums(sums);
       order.column_sums = view.column_sums, order.column_max_sums = view.column_max_sums;
       order.future_sums = view.future_sums;
@@ -174,15 +171,22 @@ class LaneOf final : public Lane<Real> {
     return order;
   }
   void check_chain(const ChainEnd& end) const override {
-    if (end.why == ChainEnd::denominator) fail_denominator(end.token);
+    if (end.why == ChainEnd::denominator) throw LaneError(no_denominator(end.token));
     if (end.why == ChainEnd::returned) fail_return();
     if (end.why == ChainEnd::method) fail_method(end.code, end.at);
     if (end.why == ChainEnd::bound) fail_bound(end.at);
+    if (end.why == ChainEnd::format) throw LaneError(row_format_refusal(end.at));
+  }
+  bool may_cut_elsewhere() const override {
+    return SharesSelection<P> && needs().rows_from < 0 && may_chain();
+  }
+  void follow_cut(const ChainRecord& record, double seconds) override {
+    take_over(record);
+    close_prompt();
+    account_.ledger.select_s += seconds;
   }
   void follow_chain(const ChainRecord& record, std::span<const uint8_t> scored) override {
-    std::memcpy(static_cast<void*>(&policy_), record.policy.data(), sizeof(P));
-    if constexpr (HasState<P>) policy_.state = memory_.state();
-    reweighted_ = record.end.reweighted;
+    take_over(record);
     const int32_t first = stream_->tokens - int32_t(record.steps.size());
     for (size_t i = 0; i < record.steps.size(); ++i) {
       const int32_t t = first + int32_t(i);
@@ -190,7 +194,7 @@ class LaneOf final : public Lane<Real> {
       if (asked_.ages) note_ages(t, record.steps[i].evictions);
     }
     if (!asked_.save.kept) return;
-    if (!traits::holds_all(policy_)) list_chain(record, first);
+    if (!traits::holds_all(policy_)) list_kept(record, stream_->prompt - 1 - first, rules_.streaming, lists_);
     if (traits::chooses(policy_)) lists_.attended = record.attended;
   }
 
@@ -227,6 +231,18 @@ class LaneOf final : public Lane<Real> {
     cache_.clear(team_);
     if constexpr (HasState<P>) policy_.state = memory_.state();
   }
+  // The prompt is read and cut.
+  void close_prompt() {
+    close_step(stream_->prompt - 1);
+    report();
+    if (shortcut().kind == Shortcut::Kind::fixed) keep_what_is_held();
+  }
+  // What a device left; the arrays hold it already.
+  void take_over(const ChainRecord& record) {
+    std::memcpy(static_cast<void*>(&policy_), record.policy.data(), sizeof(P));
+    if constexpr (HasState<P>) policy_.state = memory_.state();
+    reweighted_ = record.end.reweighted;
+  }
   void keep_what_is_held() {
     memory_.shrink(size_t(cache_.size()) + size_t(stream_->tokens - stream_->prompt));
     cache_ = BasicCache<Real>(memory_.storage());
@@ -257,25 +273,6 @@ class LaneOf final : public Lane<Real> {
     view.positions = s.positions.data();
     view.rope = {s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor};
     return Prompt<Real>(view);
-  }
-  // At the end of the prompt: rows that no selection may drop (convention C16).
-  bool is_protected(int32_t row) const {
-    if constexpr (ScoresPrompt<P>) {
-      const Protect protect = policy_.protection();
-      return cache_.token(row) < protect.sinks || cache_.token(row) >= stream_->prompt - protect.recent;
-    }
-    return false;
-  }
-  int32_t unprotected() const {
-    return team_.count(cache_.size(), [&](int32_t i) { return !is_protected(i); });
-  }
-  // Kept prompt tokens that nothing protects stand for all such tokens (axis `reweight`).
-  void reweight(int32_t all) {
-    const int32_t kept = unprotected();
-    if (order_.axes.reweight == Reweight::none || kept == 0 || kept == all) return;
-    for (int32_t i = 0; i < cache_.size(); ++i)
-      if (!is_protected(i)) cache_.weigh(team_, i, double(all) / kept, double(all) / kept);
-    reweighted_ = true;
   }
 
   // How this cache's query heads see one row of the tile: what core/step.hpp calls an evaluator.
@@ -368,7 +365,7 @@ class LaneOf final : public Lane<Real> {
   // core/step.hpp calls this through done(), before the eviction: cache is C_t.
   void measure(const StripHeads& at, int32_t h, Normaliser tau, const BasicCache<Real>& cache,
                const uint8_t* chosen) {
-    if (!(tau.sum > 0) || !std::isfinite(tau.sum)) fail_denominator(at.token);
+    if (!(tau.sum > 0) || !std::isfinite(tau.sum)) throw LaneError(no_denominator(at.token));
     if (at.row < 0 || at.tile.scored[size_t(at.row)] == 0) return;
     const auto tokens = attended_tokens(cache, chosen, layout_.split, attended_);
     if (asked_.save.kept && chosen != nullptr) list_attended(tokens, lists_.attended[size_t(h)]);
@@ -419,27 +416,13 @@ class LaneOf final : public Lane<Real> {
   void account_chain(int32_t t, const ChainStep& s, bool scored) {
     const HeadShape shape = cache_.shape();
     if (t >= stream_->prompt) {
-      account_.attended(s.attended, formatter_.as_recorded(shape, s.attended, s.attended_values),
-                        !traits::chooses(policy_));
-      if (traits::chooses(policy_) && scored)
-        account_.read(formatter_.as_recorded(shape, s.read, s.read_values).bytes);
+      account_.attended(s.attended.rows, formatter_.payload_of(shape, s.attended), !traits::chooses(policy_));
+      if (traits::chooses(policy_) && scored) account_.read(formatter_.payload_of(shape, s.read).bytes);
     }
     if (t >= stream_->prompt - 1)
-      account_.kept(
-          {s.kept, shape.blocks, s.evictions, 0, formatter_.as_recorded(shape, s.kept, s.kept_values), 0},
-          formatter_, s.charge, extras());
-  }
-  void list_chain(const ChainRecord& record, int32_t first) {
-    const ChainRecord::Rows& rows = record.rows;
-    for (size_t i = 0; i < record.steps.size(); ++i) {
-      const size_t begin = size_t(rows.tokens.off[i]), count = size_t(rows.tokens.off[i + 1]) - begin;
-      const auto part = [&](const auto& of) {
-        return of.empty() ? std::span(of) : std::span(of).subspan(begin, count);
-      };
-      const bool once = !rules_.streaming && lists_.kept.off.size() > 1;
-      if (first + int32_t(i) >= stream_->prompt - 1 && !once)
-        list_rows(part(rows.tokens.flat), part(rows.num), part(rows.den), lists_);
-    }
+      account_.kept({s.kept.rows, shape.blocks, s.evictions, s.quantised,
+                     formatter_.payload_of(shape, s.kept), formatter_.sketch_bytes_of(shape, s.kept)},
+                    formatter_, s.charge, extras());
   }
   void report() {
     auto& extras = account_.ledger.extras;
@@ -451,10 +434,6 @@ class LaneOf final : public Lane<Real> {
     if (cache_.failure() > 0) fail_method(cache_.failure(), cache_.failed_at());
     const bool bounded = traits::bounded(policy_, order_.axes);
     if (bounded && cache_.size() > traits::bound(policy_, order_.scene)) fail_bound(cache_.size());
-  }
-  [[noreturn]] static void fail_denominator(int32_t token) {
-    throw LaneError("the denominator at token " + std::to_string(token) +
-                    " is zero or not finite: nothing left to attend to");
   }
   [[noreturn]] static void fail_return() {
     throw LaneError("the policy brought back a token that it had evicted");

@@ -65,9 +65,7 @@ struct PlainRow {
     m.kept_mass = mass.tokens / exact;
     m.attended = mass.attended;
     m.plain = plain;
-    if (!(tau.sum > 0) || !std::isfinite(tau.sum))
-      throw LaneError("the denominator at token " + std::to_string(token()) +
-                      " is zero or not finite: nothing left to attend to");
+    if (!(tau.sum > 0) || !std::isfinite(tau.sum)) throw LaneError(no_denominator(token()));
     if (ranking != nullptr) recall(m, *ranking, visit);
     if (!watch.needles.empty()) find_needles(visit);
   }

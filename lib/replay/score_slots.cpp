@@ -193,9 +193,7 @@ void ScoreSlots<Real>::attend_solo(int32_t head, int32_t t, double carry) {
   if (!stream_.sink_logits.empty()) top = std::max(top, stream_.sink_logits[size_t(stream_head)]);
   const double z =
       kernels::exponentiate(e, n, scale, top).sum + sink_share(stream_, stream_head, double(top));
-  if (!(z > 0) || !std::isfinite(z))
-    throw LaneError("the denominator at token " + std::to_string(t) +
-                    " is zero or not finite: nothing left to attend to");
+  if (!(z > 0) || !std::isfinite(z)) throw LaneError(no_denominator(t));
   add_scores(e, share_ / z, carry, t);
 }
 

@@ -12,8 +12,8 @@ struct Base {
 
 // Instantiates the hooks: a concept does not look into bodies.
 #define REPLAYED(P)                                                                                   \
-  template void kvreplay::replay_prompt<P, SerialTeam, BasicCache<float>, float>(                     \
-      const SerialTeam&, P&, BasicCache<float>&, const Prompt<float>&, const StepRules&);             \
+  template bool kvreplay::replay_prompt<P, SerialTeam, BasicCache<float>, float>(                     \
+      const SerialTeam&, P&, BasicCache<float>&, const Prompt<float>&, const StepRules&, bool);       \
   template int32_t kvreplay::replay_step<P, SerialTeam, BasicCache<float>, Solo<float>, float>(       \
       const SerialTeam&, P&, BasicCache<float>&, const Token<float>&, const StepRules&, Solo<float>&, \
       const StepScratch<float>&, bool);

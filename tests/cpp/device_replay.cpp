@@ -1,82 +1,29 @@
 #include "backend/devices.hpp"
 #include "backend/emulator/emulated_chain.hpp"
 #include "backend/emulator/emulated_runtime.hpp"
-#include "device_under_test.hpp"
+#include "device_beside_cores.hpp"
 #include "property_exceptions.hpp"
 #include "replay/make_method.hpp"
-
-// A device gives what the cores give: the same kept tokens, and every measure within 1e-3 of its size
-// (docs/cuda.md).
 
 using namespace kvreplay;
 using namespace kvreplay::test;
 
 namespace {
 
-// Products of three keep 16 digits of a number: logits are off by about 1e-6, outputs by 1e-5 of their size.
-// Where a block computes a cache's rows in float32, that stands between them and the exact rows.
-constexpr double kSame = 1e-3, kGrade = 3e-5, kOutputs = 5e-5;
 constexpr int32_t kBudgets[] = {24, 31, 52, 200};
-
-RunOptions on_device() {
-  static const OpenHeadDevice device = open_device(device_under_test());
-  RunOptions options;
-  options.device = device;
-  return options;
-}
-
-void same(const char* what, const std::optional<double>& a, const std::optional<double>& b) {
-  INFO(what);
-  REQUIRE(a.has_value() == b.has_value());
-  if (!a) return;
-  CAPTURE(*a, *b);
-  CHECK(std::abs(*a - *b) <= kSame * std::abs(*b) + kGrade);
-}
-
-template <class T>
-void equal(const char* what, const T& a, const T& b) {
-  INFO(what);
-  CHECK(a == b);
-}
-
-// Every column of a result that is a number.
-void same(const CellResult& device, const CellResult& cores) {
-  REQUIRE(device.ok == cores.ok);
-  CHECK(device.error == cores.error);
-  if (!cores.ok) return;
-  CHECK(device.kept.flat == cores.kept.flat);
-  CHECK(device.kept.off == cores.kept.off);
-  CHECK(device.attended.flat == cores.attended.flat);
-  CHECK(device.attended.off == cores.attended.off);
-  CHECK(relative_difference(device.num, cores.num) < kGrade);
-  CHECK(relative_difference(device.den, cores.den) < kGrade);
-  CHECK(device.rows == cores.rows);
-  CHECK(relative_difference(device.out, cores.out) < kOutputs);
-  const CellMeasures &m = device.measures, &n = cores.measures;
-#define SAME(column) same(#column, m.column, n.column)
-  SAME(rel_err_out_mean), SAME(rel_err_out_p50), SAME(rel_err_out_p95), SAME(rel_err_out_max);
-  SAME(rel_err_fro), SAME(cosine_mean), SAME(rel_err_clamped), SAME(rmse), SAME(rel_err_prefix_mean);
-  SAME(rel_err_set_mean), SAME(rel_err_numerator_mean), SAME(rel_err_normaliser_mean);
-  SAME(eps_spectral_mean), SAME(eps_frobenius_mean), SAME(eps_additive_mean), SAME(bound_slack);
-  SAME(partition_err_mean), SAME(log_partition_err_mean), SAME(kept_mass_mean), SAME(kept_mass_min);
-  SAME(mass_recall), SAME(mass_recall_min), SAME(index_recall), SAME(density_mean);
-  SAME(missed_gap_mean), SAME(mass_bound_mean);
-#undef SAME
-#define EQUAL(column) equal(#column, m.column, n.column)
-  EQUAL(n_queries), EQUAL(peak_kept_tokens), EQUAL(mean_kept_tokens), EQUAL(peak_attended_tokens);
-  EQUAL(mean_attended_tokens), EQUAL(n_evictions), EQUAL(median_evicted_age_tokens), EQUAL(n_quantised);
-  EQUAL(total_bytes), EQUAL(peak_bytes), EQUAL(aux_bytes), EQUAL(final_bytes), EQUAL(mean_bytes);
-  EQUAL(read_bytes_per_step), EQUAL(key_floats), EQUAL(value_floats), EQUAL(weight_floats);
-  EQUAL(score_bytes), EQUAL(sketch_bytes), EQUAL(index_bytes);
-#undef EQUAL
-  REQUIRE(m.extras.size() == n.extras.size());
-  for (const auto& [name, value] : n.extras) same(name.c_str(), m.extras.at(name), value);
-}
 
 // To the last bit.
 bool same_bits(const CellResult& a, const CellResult& b) {
   return a.ok == b.ok && a.error == b.error && a.kept.flat == b.kept.flat && a.out == b.out &&
          a.rel_err == b.rel_err && a.measures.extras == b.measures.extras;
+}
+
+// What small budgets ask of a method, and more.
+nlohmann::json with_usual(const char* method, const nlohmann::json& params) {
+  nlohmann::json all = params_of(method);
+  if (all.is_null()) all = nlohmann::json::object();
+  if (!params.empty()) all.update(params);
+  return all;
 }
 
 // Of every kind of cache that a device replays by the text of its policy.
@@ -85,13 +32,11 @@ std::vector<Cell> chains(const StreamShape& s) {
   const auto add = [&](const char* method, const nlohmann::json& params, void (*change)(Axes&) = nullptr) {
     Axes axes = default_axes(method);
     if (change != nullptr) change(axes);
-    nlohmann::json all = params_of(method);
-    if (all.is_null()) all = nlohmann::json::object();
-    if (!params.empty()) all.update(params);
-    cells.push_back(make_cell(method, 24, s, all, axes, 3));
+    cells.push_back(make_cell(method, 24, s, with_usual(method, params), axes, 3));
   };
   add("h2o", {{"variant", "hf_mask"}});
   add("h2o", {{"variant", "alg1"}});
+  add("h2o", {{"variant", "alg1"}}, [](Axes& a) { a.gqa_aggregate = Aggregate::max; });
   add("h2o", {}, [](Axes& a) { a.order = Order::evict_then_attend; });
   add("keyformer", {}, [](Axes& a) { a.gqa_aggregate = Aggregate::max; });
   add("scissorhands", {});
@@ -105,22 +50,11 @@ std::vector<Cell> chains(const StreamShape& s) {
   add("qjl", {});
   add("wildcat", {});
   add("attention_matching", {});
+  add("attention_matching", {{"train", "future"}});
   add("exact", {{"log_n", "context"}});
   add("snapkv", {{"window", 6}}, [](Axes& a) { a.positions = Positions::cache; });
   cells.push_back(streamed(cells[4]));
   return cells;
-}
-
-void check_device(const HeadStream<float>& stream, const std::vector<Cell>& cells, RunOptions how = {}) {
-  RunOptions options = on_device();
-  how.save.kept = how.save.outputs = true;
-  options.save = how.save, options.queries = how.queries, options.wanted = how.wanted;
-  const RunResult device = replay(stream, cells, options), cores = replay(stream, cells, how);
-  REQUIRE(device.cells.size() == cells.size());
-  for (size_t i = 0; i < cells.size(); ++i) {
-    INFO(cells[i].method->info.name << " " << cells[i].params.dump());
-    same(device.cells[i], cores.cells[i]);
-  }
 }
 
 }  // namespace
@@ -152,6 +86,97 @@ TEST_CASE("a device replays any cache by the text of its policy", "[device][repl
   check_device(stream, cells, some);
   stream.window = 40;
   check_device(stream, cells);
+}
+
+namespace {
+
+// Rows that are coded one by one.
+std::vector<Cell> coded_chains(const StreamShape& s) {
+  std::vector<Cell> cells;
+  const auto add = [&](const char* method, nlohmann::json params, RowFormat::Kind kind, int32_t group,
+                       void (*change)(Axes&) = nullptr) {
+    Axes axes = default_axes(method);
+    if (change != nullptr) change(axes);
+    axes.row_format.kind = kind, axes.row_format.group = group;
+    cells.push_back(make_cell(method, 24, s, with_usual(method, params), axes, 3));
+  };
+  using Kind = RowFormat::Kind;
+  const nlohmann::json none = nlohmann::json::object();
+  for (const Kind kind : {Kind::f32, Kind::f16, Kind::bf16, Kind::int8, Kind::int4})
+    add("h2o", none, kind, kind >= Kind::int8 ? 5 : 0);  // groups that divide no row
+  add("exact", none, Kind::int8, 8);
+  add("snapkv", {{"window", 6}}, Kind::int4, 4, [](Axes& a) { a.reweight = Reweight::uniform; });
+  add("quest", {{"page", 4}}, Kind::int8, 64);
+  add("subgen_stream", {{"delta", 2.0}, {"t", 2}, {"s", 8}}, Kind::int4, 4);
+  add("wildcat", none, Kind::f16, 0);
+  add("subgen", {{"weights", "cluster_size"}}, Kind::bf16, 0);
+  add("streaming_llm", none, Kind::int8, 1);
+  add("buzz", none, Kind::int8, 8, [](Axes& a) { a.gqa_level = GqaLevel::query; });
+  return cells;
+}
+
+}  // namespace
+
+TEST_CASE("a device codes rows as the cores do", "[device][replay][programs]") {
+  const StreamShape s{.tokens = 96, .prompt = 64, .dim = 8, .v_dim = 12};
+  for (const Look look : {Look::gaussian, Look::zero_rows})
+    check_device(make_stream<float>(s, 55, look), coded_chains(s));
+  auto stream = make_stream<float>(s, 56);
+  stream.stored_bytes = 4;
+  std::vector<Cell> cells = coded_chains(s);
+  for (Cell& cell : cells) cell = streamed(cell);
+  std::erase_if(cells, [](const Cell& cell) { return !cell.method->info.streams; });
+  check_device(stream, cells);
+}
+
+TEST_CASE("a device says which number no row format holds", "[device][replay][programs]") {
+  const StreamShape s;
+  auto stream = make_stream<float>(s, 57);
+  stream.values[size_t(70 * s.v_dim + 3)] = 7e4f;
+  const std::vector<Cell> cells = coded_chains(s);
+  const RunResult result = replay(stream, cells, on_device()), cores = replay(stream, cells);
+  for (size_t i = 0; i < cells.size(); ++i) CHECK(result.cells[i].error == cores.cells[i].error);
+  CHECK(result.cells[0].ok);  // f32
+  CHECK_FALSE(result.cells[1].ok);
+  CHECK(result.cells[1].error.find("at token 70") != std::string::npos);
+}
+
+TEST_CASE("sums that caches of other heads ask for are not taken for each other's",
+          "[device][replay][programs]") {
+  const StreamShape s{.heads = 4};
+  auto stream = make_stream<float>(s, 58, Look::sinks);
+  stream.window = 60;  // every cache a chain
+  for (const GqaLevel first : {GqaLevel::query, GqaLevel::kv}) {
+    std::vector<Cell> cells;
+    for (const char* method : {"h2o", "static_oracle"})
+      for (const bool other : {false, true}) {
+        Axes axes = default_axes(method);
+        axes.gqa_level = (first == GqaLevel::query) != other ? GqaLevel::query : GqaLevel::kv;
+        cells.push_back(make_cell(method, 24, s, with_usual(method, {}), axes, 3));
+      }
+    check_device(stream, cells);
+  }
+}
+
+TEST_CASE("caches of more rows than a block has threads", "[device][replay][programs]") {
+  const StreamShape s{.tokens = 340, .prompt = 320};
+  std::vector<Cell> cells;
+  for (const auto& [method, params] :
+       std::vector<std::pair<const char*, nlohmann::json>>{{"h2o", {{"variant", "alg1"}}},
+                                                           {"quest", {{"page", 4}}},
+                                                           {"buzz", nlohmann::json::object()},
+                                                           {"scissorhands", nlohmann::json::object()},
+                                                           {"balancekv_stream", nlohmann::json::object()},
+                                                           {"subgen_stream", {{"delta", 1.5}}},
+                                                           {"qjl", params_of("qjl")},
+                                                           {"wildcat", nlohmann::json::object()},
+                                                           {"subgen", nlohmann::json::object()}})
+    cells.push_back(make_cell(method, 290, s, params, default_axes(method), 3));
+  Axes coded = default_axes("h2o");
+  coded.row_format.kind = RowFormat::Kind::int8, coded.row_format.group = 8;
+  cells.push_back(make_cell("h2o", 290, s, nlohmann::json::object(), coded));
+  cells.push_back(streamed(cells.front()));
+  check_device(make_stream<float>(s, 59, Look::clustered), cells);
 }
 
 TEST_CASE("the order in which threads run shows in no bit of a replay", "[emulator][programs]") {
@@ -274,6 +299,10 @@ TEST_CASE("what a device computed is marked, and only that", "[device][replay][p
   CHECK_FALSE(by_cores("h2o", {{"variant", "hf_mask"}}, on_device()));
   CHECK(by_cores("h2o", nlohmann::json::object(), audit));
   CHECK(by_cores("h2o", nlohmann::json::object(), {}));
+  Axes kivi = default_axes("h2o");
+  kivi.row_format = {RowFormat::Kind::kivi, 4, 8, 16};
+  CHECK(
+      replay(stream, {make_cell("h2o", 24, s, nlohmann::json::object(), kivi)}, on_device()).only().by_cores);
 }
 
 TEST_CASE("rows come in portions that change nothing", "[device][replay]") {

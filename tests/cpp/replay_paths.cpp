@@ -60,7 +60,7 @@ struct SoloRun {
     view.column_sums = column_sums.data();
     view.size = stream.prompt, view.shape = stream.shape;
     const Prompt<Real> prompt(view);
-    replay_prompt(team, policy, cache, prompt, rules);
+    replay_prompt(team, policy, cache, prompt, rules, false);
     const size_t d = size_t(stream.shape.dim), dv = size_t(stream.shape.v_dim);
     out.resize(size_t(stream.tokens - stream.prompt) * size_t(stream.shape.heads) * dv);
     for (int32_t t = stream.prompt; t < stream.tokens; ++t) {

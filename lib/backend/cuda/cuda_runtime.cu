@@ -39,7 +39,8 @@ class Pinned {
 };
 
 // One stream. Copies go through pinned buffers: upwards through two that take turns, so that filling one
-// overlaps the transfer of the other; downwards through one that grows to what is asked for at a time.
+// overlaps the transfer of the other; downwards through one for each copy under way, of which small ones are
+// kept.
 class CudaRuntime final : public Runtime {
  public:
   explicit CudaRuntime(int ordinal) : ordinal_(ordinal) {
@@ -94,7 +95,7 @@ class CudaRuntime final : public Runtime {
     check(cudaStreamSynchronize(stream_), "finish its work");
     for (Coming& c : coming_) {
       std::memcpy(c.to, c.memory.data(), c.bytes);
-      spare_.push_back(std::move(c.memory));
+      if (c.memory.bytes() <= kStageBytes) spare_.push_back(std::move(c.memory));
     }
     coming_.clear();
   }
@@ -165,8 +166,11 @@ class CudaRuntime final : public Runtime {
   }
   Pinned pinned(size_t bytes) {
     const auto fits = [&](const Pinned& p) { return p.bytes() >= bytes; };
-    const auto found = std::find_if(spare_.begin(), spare_.end(), fits);
-    if (found == spare_.end()) return Pinned(bytes);
+    const auto better = [&](const Pinned& a, const Pinned& b) {
+      return fits(a) != fits(b) ? fits(a) : a.bytes() < b.bytes();
+    };
+    const auto found = std::min_element(spare_.begin(), spare_.end(), better);
+    if (found == spare_.end() || !fits(*found)) return Pinned(bytes);
     Pinned memory = std::move(*found);
     spare_.erase(found);
     return memory;

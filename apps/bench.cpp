@@ -12,6 +12,7 @@
 
 #include "base/errors.hpp"
 #include "base/version.hpp"
+#include "bench_device.hpp"
 #include "bench_plan.hpp"
 #include "exact/tile.hpp"
 #include "kernels/kernels.hpp"
@@ -36,7 +37,7 @@ constexpr std::array kMethods = {"{name: streaming_llm, positions: original}",
 constexpr const char* kMetrics = "metrics=[rel_err_out_mean, eps_frobenius_mean]";
 
 struct BenchChoices {
-  std::string trace, csv, blas, methods;
+  std::string trace, csv, blas, methods, device;
   std::optional<int64_t> tokens, layer, kv_head;
   std::optional<int> rounds;
   int jobs = 1;
@@ -139,7 +140,8 @@ nlohmann::json facts_of(const BenchChoices& choices, const Subject& subject, con
           {"query_heads", s.shape.heads},
           {"head_dim", s.shape.dim},
           {"v_head_dim", s.shape.v_dim},
-          {"tile_rows", tile_rows(s.shape.heads)}};
+          {"tile_rows", tile_rows(s.shape.heads)},
+          {"device", choices.device.empty() ? "cpu" : choices.device}};
 }
 
 std::string header_of(const nlohmann::json& f) {
@@ -148,10 +150,10 @@ std::string header_of(const nlohmann::json& f) {
   return fmt::format(
       "instruction set {} (the processor has {}), BLAS {}\n"
       "trace {}: {} tokens, prefill {}, {} query heads of one kv head, d = {}, values {}\n"
-      "{} rounds, {} threads, load average {} before and {} after; CPU time of the process\n\n",
+      "{} rounds, {} threads, load average {} before and {} after; CPU time of the process{}\n\n",
       word("isa"), word("widest_vectors"), word("blas"), word("trace"), text("tokens"), text("prefill"),
       text("query_heads"), text("head_dim"), text("v_head_dim"), text("rounds"), text("threads"),
-      text("load_before"), text("load_after"));
+      text("load_before"), text("load_after"), word("device") == "cpu" ? "" : ", wall time of the device");
 }
 
 BenchTable measured(const BenchPlan& plan, const BenchChoices& choices, Console& console) {
@@ -162,7 +164,8 @@ BenchTable measured(const BenchPlan& plan, const BenchChoices& choices, Console&
   });
   BenchTable table;
   for (size_t i = 0; i < times.size(); ++i)
-    table.rates.push_back({plan.entries[i].task.name, times[i], plan.entries[i].work, plan.entries[i].unit});
+    table.rates.push_back({plan.entries[i].task.name, times[i], plan.entries[i].task.clock,
+                           plan.entries[i].work, plan.entries[i].unit});
   table.ratios = ratios_of(table.rates, plan.ratios);
   return table;
 }
@@ -182,13 +185,14 @@ int bench(const BenchChoices& choices, Console& console) {
   if (choices.trace.empty()) made = std::make_unique<SyntheticTrace>(tokens, 3, 64, 64);
   const Subject main = load_main(choices, made ? made->file() : choices.trace, tokens);
   made.reset();  // what was read needs no file, and an interrupted bench leaves none
-  const Lengths lengths = load_lengths(choices, main, tokens);
+  const bool alone = choices.device.empty();
+  const Lengths lengths = alone ? load_lengths(choices, main, tokens) : Lengths{};
 
   BenchPlan plan;
-  add_limits(plan, blas);
-  add_kernels(plan, main);
+  if (alone) add_limits(plan, blas), add_kernels(plan, main);
   add_replays(plan, main);
   if (lengths.one) add_lengths(plan, *lengths.one, *lengths.four);
+  if (!alone) add_device(plan, main, choices.device);
   nlohmann::json facts = facts_of(choices, main, blas);
   facts["load_before"] = load_average();
   const BenchTable table = measured(plan, choices, console);
@@ -199,7 +203,7 @@ int bench(const BenchChoices& choices, Console& console) {
   all.update(facts);
   print(choices.json ? all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"
                      : header_of(facts) + text_of(table));
-  if (!blas.found())
+  if (alone && !blas.found())
     console.note("no OpenBLAS was found, so no product stands beside the engine's: name one with --blas");
   return 0;
 }
@@ -220,6 +224,10 @@ void add_bench(CLI::App& app, std::vector<Command>& commands) {
   command->add_option("-j,--jobs", choices->jobs, "copies that run at once; times are for one")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
+  command
+      ->add_option("--device", choices->device,
+                   "a device (`kvreplay list devices`) beside one core, instead of the machine's limits")
+      ->type_name("NAME");
   command->add_flag("--quick", choices->quick, "1,024 tokens and 2 rounds: a look, not a result");
   command->add_option("--blas", choices->blas, "a shared library of OpenBLAS (default: the system's)")
       ->type_name("FILE");

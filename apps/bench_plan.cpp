@@ -13,8 +13,7 @@ namespace {
 constexpr int32_t kSquare = 2048;  // of the library's product
 constexpr const char *kFma = "FMA units", *kSgemm = "sgemm 2048^3", *kExpf = "scalar expf",
                      *kScores = "kernel scores", *kValues = "kernel values",
-                     *kExponentials = "kernel exponentials", *kExact = "exact pass",
-                     *kPrompt = "prompt statistics", *kEverything = "everything";
+                     *kExponentials = "kernel exponentials", *kPrompt = "prompt statistics";
 
 // A tile of queries against every key: what one call of a kernel sees. `times` calls are one measurement.
 struct TileShape {
@@ -59,29 +58,28 @@ double tokens_and_heads(const HeadStream<float>& s) { return double(s.tokens) * 
 
 void add_cells(BenchPlan& plan, const std::string& name, const Subject& subject, std::vector<Cell> cells) {
   add(plan, name, tokens_and_heads(subject.stream), kMicroseconds,
-      [&subject, cells = std::move(cells)] { replay_cells(subject, cells); });
-}
-
-// "h2o, 5 budgets"
-std::string count_name(const Subject& subject, size_t method) {
-  const size_t count = subject.chosen(method, {}).size();
-  return fmt::format("{}, {} budget{}", subject.methods[method], count, count == 1 ? "" : "s");
+      [&subject, cells = std::move(cells)] { replay_cells(subject, cells, subject.options); });
 }
 
 void add_method(BenchPlan& plan, const Subject& subject, size_t method) {
   const std::string all = count_name(subject, method);
   add_cells(plan, all, subject, subject.chosen(method, {}));
-  plan.ratios.push_back({all + " / exact pass", all, kExact, "", true});
+  plan.ratios.push_back({all + " / exact pass", all, kExactPass, "", true});
   const auto largest = subject.largest_budget(method);
   if (!largest || subject.chosen(method, {}).size() < 2) return;
   const std::string alone = fmt::format("{}, {} alone", subject.methods[method], *largest);
   add_cells(plan, alone, subject, subject.chosen(method, largest));
   plan.ratios.push_back({fmt::format("{} / {} alone", all, *largest), all, alone, "", true});
   plan.ratios.push_back(
-      {fmt::format("{} / {} alone, less exact pass", all, *largest), all, alone, kExact, true});
+      {fmt::format("{} / {} alone, less exact pass", all, *largest), all, alone, kExactPass, true});
 }
 
 }  // namespace
+
+std::string count_name(const Subject& subject, size_t method) {
+  const size_t count = subject.chosen(method, {}).size();
+  return fmt::format("{}, {} budget{}", subject.methods[method], count, count == 1 ? "" : "s");
+}
 
 void add_limits(BenchPlan& plan, const Blas& blas) {
   const double flops = fill_fma_units();
@@ -112,13 +110,13 @@ void add_kernels(BenchPlan& plan, const Subject& subject) {
 void add_replays(BenchPlan& plan, const Subject& subject) {
   const HeadStream<float>& s = subject.stream;
   const double flops = 2.0 * (s.shape.dim + s.shape.v_dim);  // of a causal logit and its use
-  add(plan, kExact, flops * decode_logits(s), kGigaflops, [&subject] { exact_outputs(subject); });
+  add(plan, kExactPass, flops * decode_logits(s), kGigaflops, [&subject] { exact_outputs(subject); });
   add(plan, kPrompt, prompt_logits(s), kGigalogits, [&subject] { prompt_statistics(subject); });
-  plan.ratios.push_back({"exact pass / FMA units", kExact, kFma, "", false});
-  plan.ratios.push_back({"exact pass / sgemm", kExact, kSgemm, "", false});
+  plan.ratios.push_back({"exact pass / FMA units", kExactPass, kFma, "", false});
+  plan.ratios.push_back({"exact pass / sgemm", kExactPass, kSgemm, "", false});
   for (size_t m = 0; m < subject.methods.size(); ++m) add_method(plan, subject, m);
   add_cells(plan, kEverything, subject, subject.cells);
-  plan.ratios.push_back({"everything / exact pass", kEverything, kExact, "", true});
+  plan.ratios.push_back({"everything / exact pass", kEverything, kExactPass, "", true});
 }
 
 void add_lengths(BenchPlan& plan, const Subject& one, const Subject& four) {

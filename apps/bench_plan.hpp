@@ -19,6 +19,11 @@ struct BenchPlan {
   std::vector<RatioSpec> ratios;
 };
 
+// Names that ratios of other parts refer to.
+inline constexpr const char *kExactPass = "exact pass", *kEverything = "everything";
+// "h2o, 5 budgets"
+std::string count_name(const Subject& subject, size_t method);
+
 // The arguments must outlive the plan's tasks.
 void add_limits(BenchPlan& plan, const Blas& blas);
 // Tiles of the engine's own products and exponentials, at the subject's shapes.

@@ -97,13 +97,16 @@ SyntheticTrace::~SyntheticTrace() {
   fs::remove_all(folder_, ignored);
 }
 
-void replay_cells(const Subject& subject, const std::vector<Cell>& cells) {
-  HeadReplay<float> replay(subject.stream, subject.options);
+void replay_cells(const Subject& subject, const std::vector<Cell>& cells, const RunOptions& options) {
+  HeadReplay<float> replay(subject.stream, options);
   for (const Cell& cell : cells) replay.add(cell);
   std::string failure;
   replay.run([] { return false; },
              [&](const Cell& cell, const CellResult& result) {
-               if (!result.ok) failure = fmt::format("{}: {}", cell.method->info.name, result.error);
+               const char* const name = cell.method->info.name;
+               if (!result.ok) failure = fmt::format("{}: {}", name, result.error);
+               else if (options.device && result.by_cores)
+                 failure = fmt::format("{}: the device leaves it to the cores", name);
              });
   if (!failure.empty()) throw UserError(1, fmt::format("bench: a cell failed: {}", failure));
 }

@@ -42,8 +42,9 @@ class SyntheticTrace {
   std::string folder_;
 };
 
-// Replays cells from the first token to the last, the exact pass included; throws if one fails.
-void replay_cells(const Subject& subject, const std::vector<Cell>& cells);
+// Replays cells from the first token to the last, the exact pass included; throws if one fails, or if a
+// device that the options name leaves it to the cores.
+void replay_cells(const Subject& subject, const std::vector<Cell>& cells, const RunOptions& options);
 // Exact attention of every decode row, as a replay computes it tile after tile.
 void exact_outputs(const Subject& subject);
 // The softmax of every prompt row, summed over columns.

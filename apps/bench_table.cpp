@@ -28,6 +28,8 @@ std::optional<double> value_of(const RatioSpec& spec, const std::vector<Measured
   return (of->time.min_s - shared_s) / rest_s;
 }
 
+const char* text_of(Clock clock) { return clock == Clock::wall ? "wall" : "cpu"; }
+
 }  // namespace
 
 double Measured::rate() const {
@@ -42,25 +44,25 @@ std::vector<Ratio> ratios_of(const std::vector<Measured>& rates, const std::vect
 }
 
 std::string text_of(const BenchTable& table) {
-  std::vector<std::vector<std::string>> rates = {{"rate", "value", "unit", "CPU ms", "median"}};
+  std::vector<std::vector<std::string>> rates = {{"rate", "value", "unit", "ms", "median", "clock"}};
   for (const Measured& m : table.rates)
     rates.push_back({m.name, fmt::format("{:.4g}", m.rate()), m.unit.name,
-                     fmt::format("{:.2f}", 1e3 * m.time.min_s),
-                     fmt::format("{:.2f}", 1e3 * m.time.median_s)});
+                     fmt::format("{:.2f}", 1e3 * m.time.min_s), fmt::format("{:.2f}", 1e3 * m.time.median_s),
+                     text_of(m.clock)});
   std::vector<std::vector<std::string>> ratios = {{"ratio", "value"}};
-  for (const Ratio& r : table.ratios) ratios.push_back({r.spec.name, fmt::format("{:.3f}", r.value)});
+  for (const Ratio& r : table.ratios) ratios.push_back({r.spec.name, fmt::format("{:.4g}", r.value)});
   return aligned(rates) + "\n" + aligned(ratios);
 }
 
 std::string csv_of(const BenchTable& table) {
   std::string text =
-      csv_line({"kind", "name", "value", "unit", "cpu_min_s", "cpu_median_s", "of", "to", "minus"});
+      csv_line({"kind", "name", "value", "unit", "min_s", "median_s", "clock", "of", "to", "minus"});
   for (const Measured& m : table.rates)
     text += csv_line({"rate", m.name, number_text(m.rate()), m.unit.name, number_text(m.time.min_s),
-                      number_text(m.time.median_s), "", "", ""});
+                      number_text(m.time.median_s), text_of(m.clock), "", "", ""});
   for (const Ratio& r : table.ratios)
     text += csv_line(
-        {"ratio", r.spec.name, number_text(r.value), "", "", "", r.spec.of, r.spec.to, r.spec.minus});
+        {"ratio", r.spec.name, number_text(r.value), "", "", "", "", r.spec.of, r.spec.to, r.spec.minus});
   return text;
 }
 
@@ -70,8 +72,9 @@ nlohmann::json json_of(const BenchTable& table) {
     rates.push_back({{"name", m.name},
                      {"value", m.rate()},
                      {"unit", m.unit.name},
-                     {"cpu_min_s", m.time.min_s},
-                     {"cpu_median_s", m.time.median_s}});
+                     {"min_s", m.time.min_s},
+                     {"median_s", m.time.median_s},
+                     {"clock", text_of(m.clock)}});
   for (const Ratio& r : table.ratios)
     ratios.push_back({{"name", r.spec.name},
                       {"value", r.value},

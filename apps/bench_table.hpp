@@ -18,7 +18,8 @@ inline constexpr RateUnit kGigaflops{"GF/s", 1e-9, false}, kGigalogits{"Glogit/s
 
 struct Measured {
   std::string name;
-  CpuTime time;
+  TaskTime time;
+  Clock clock;
   double work;  // in the unit's own count: operations, logits, exponentials, or tokens x heads
   RateUnit unit;
   double rate() const;  // of the shortest time
@@ -43,7 +44,8 @@ struct BenchTable {
 std::vector<Ratio> ratios_of(const std::vector<Measured>& rates, const std::vector<RatioSpec>& specs);
 
 std::string text_of(const BenchTable& table);
-// kind, name, value, unit, cpu_min_s, cpu_median_s, of, to, minus: `kind` is rate or ratio.
+// kind, name, value, unit, min_s, median_s, clock, of, to, minus: `kind` is rate or ratio, `clock` cpu or
+// wall.
 std::string csv_of(const BenchTable& table);
 nlohmann::json json_of(const BenchTable& table);
 

@@ -10,7 +10,7 @@ from kvreplay_cli import ROOT, kvreplay
 SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
 TWO = ("--tokens", 512, "--method", "h2o,uniform")
 SMALL = (*TWO, "--rounds", 1)
-COLUMNS = ["kind", "name", "value", "unit", "cpu_min_s", "cpu_median_s", "of", "to", "minus"]
+COLUMNS = ["kind", "name", "value", "unit", "min_s", "median_s", "clock", "of", "to", "minus"]
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def test_the_table_has_limits_kernels_passes_and_methods(measured):
     ):
         assert name in names
     assert not any(name.startswith("uniform") and "sampled" in name for name in names)  # it is cut once
-    assert all(float(row["value"]) > 0 and float(row["cpu_min_s"]) > 0 for row in names.values())
-    assert all(float(row["cpu_min_s"]) <= float(row["cpu_median_s"]) for row in names.values())
+    assert all(float(row["value"]) > 0 and float(row["min_s"]) > 0 for row in names.values())
+    assert all(float(row["min_s"]) <= float(row["median_s"]) for row in names.values())
 
 
 def test_a_ratio_is_the_quotient_of_the_rows_that_it_names(measured):
@@ -59,8 +59,8 @@ def test_a_ratio_is_the_quotient_of_the_rows_that_it_names(measured):
         if {of["unit"], to["unit"]} <= of_rates:
             expected = float(of["value"]) / float(to["value"])
         else:
-            shared = float(table[ratio["minus"]]["cpu_min_s"]) if ratio["minus"] else 0.0
-            expected = (float(of["cpu_min_s"]) - shared) / (float(to["cpu_min_s"]) - shared)
+            shared = float(table[ratio["minus"]]["min_s"]) if ratio["minus"] else 0.0
+            expected = (float(of["min_s"]) - shared) / (float(to["min_s"]) - shared)
         assert float(ratio["value"]) == pytest.approx(expected, rel=1e-9), ratio["name"]
         found += 1
     assert found >= 9
@@ -81,7 +81,7 @@ def test_work_is_said_on_stderr_and_a_table_on_stdout():
     done = kvreplay("bench", *TWO, "--rounds", 2)
     assert done.returncode == 0, done.stderr
     assert "round 2 of 2" in done.stderr
-    for word in ("instruction set", "load average", "CPU ms", "everything / exact pass", "2 rounds"):
+    for word in ("instruction set", "load average", "clock", "everything / exact pass", "2 rounds"):
         assert word in done.stdout
 
 
@@ -91,6 +91,24 @@ def test_a_trace_is_measured_at_the_layer_that_is_named():
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert (said["layer"], said["tokens"], said["threads"]) == (7, 768, 2)
+
+
+def test_a_device_stands_beside_one_core():
+    words = ("--tokens", 512, "--method", "uniform", "--rounds", 1, "--device", "emulated", "--json")
+    done = kvreplay("bench", *words)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    rates = {rate["name"]: rate for rate in said["rates"]}
+    for name in ("exact pass", "uniform, 2 budgets", "everything"):
+        core, device = rates[name], rates[f"{name}, emulated"]
+        assert (core["clock"], device["clock"], core["unit"]) == ("cpu", "wall", device["unit"])
+    ratios = {ratio["name"]: ratio["value"] for ratio in said["ratios"]}
+    core, device = rates["everything"], rates["everything, emulated"]
+    assert ratios["everything: one core / emulated"] == pytest.approx(core["min_s"] / device["min_s"])
+    exact = rates["exact pass, emulated"]["value"] / rates["exact pass"]["value"]
+    assert ratios["exact pass: one core / emulated"] == pytest.approx(exact)
+    assert "FMA units" not in rates  # the machine's own limits are another question
+    assert said["device"] == "emulated"
 
 
 @pytest.mark.parametrize(
@@ -105,6 +123,7 @@ def test_a_trace_is_measured_at_the_layer_that_is_named():
         (("--blas", "nowhere.so"), 2, "--blas nowhere.so"),
         (("--csv", "no/such/folder.csv", "--tokens", 512), 2, "--csv no/such/folder.csv"),
         (("--token", 100), 2, "did you mean"),
+        (("--device", "cuda:99", *SMALL), 4, "no device cuda:99 here"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_measured(words, code, told):

@@ -52,7 +52,7 @@ def trace(tmp_path_factory):
 def truth(trace, tmp_path_factory):
     """The engine's own errors in the peer's form: what a right peer would say."""
     one = engine.Engine(BINARY, tmp_path_factory.mktemp("truth"))
-    subject = engine.Subject(trace, *one.inspect(trace)[:1], 0, 512, 256, 64, (64, 128))
+    subject = engine.Subject(trace, *one.inspect(trace)[:1], (0,), 512, 256, 64, (64, 128))
     runs = contest.sweep(one, subject)
     ours = agreement.engine_errors(runs, contest.rows_of_the_last_queries(one, subject))
     names, errors = {ours: theirs for theirs, ours in peer.NAMES.items()}, {}
@@ -197,7 +197,7 @@ def test_a_missing_build_is_said_with_the_command_that_makes_it(tmp_path):
 )
 def test_a_peer_that_fails_is_told_apart_from_a_slow_one(program, told, tmp_path):
     (tmp_path / "bad.py").write_text(program)
-    subject = engine.Subject(tmp_path, "0", 0, 512, 256, 64, (64,))
+    subject = engine.Subject(tmp_path, "0", (0,), 512, 256, 64, (64,))
     with pytest.raises(Lack, match=told):
         peer.call(sys.executable, tmp_path / "bad.py", subject)
 
@@ -245,6 +245,62 @@ def test_the_configurations_of_the_bench_are_valid_on_a_trace_of_4096_tokens(tmp
         words = ["validate", config, "-s", f"traces=[{long}]", "-s", "select.layers=all"]
         done = subprocess.run([BINARY, *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+# Enough of torch to move a peer: it says which device it was told.
+TORCH = """
+moved = []
+def set_default_device(device): moved.append(device)
+def from_numpy(array): return array
+class Generator: pass
+"""
+MOVED = """
+import json, pathlib, sys, torch
+given = json.loads(pathlib.Path(__file__).with_suffix(".json").read_text())
+given["torch"] = "moved to " + torch.moved[0]
+(pathlib.Path(__file__).parent / "words").write_text(" ".join(sys.argv[1:]))
+print(json.dumps(given))
+"""
+
+
+def test_a_device_stands_beside_one_core_and_the_peer_on_that_device(trace, truth, tmp_path):
+    peer_file = fake_peer(tmp_path, truth)
+    peer_file.write_text(MOVED)
+    given = json.loads((tmp_path / "fake.json").read_text())
+    given["seconds"] = {name: 2 * s for name, s in given.pop("cpu_seconds").items()}
+    (tmp_path / "fake.json").write_text(json.dumps(given))
+    (tmp_path / "torch.py").write_text(TORCH)
+    words = ["--device", "emulated", "--exact-tokens", 512, "--rounds", 1, "--jobs", 2, "--out", tmp_path]
+    words += ["--trace", trace, "--tokens", 160, "--prefill", 100, "--last", 30, "--budgets", "66,80"]
+    done = bench(*words, "--peer", peer_file, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "torch's attention is left out" in done.stderr  # this torch has none
+    assert "--layers 0 " in (tmp_path / "words").read_text()  # of a trace: every layer
+    rows = rows_of(tmp_path / "device.csv")
+    assert (tmp_path / "device.md").read_text() == done.stdout
+    of = {(row["what"], row["beside"]): row for row in rows}
+    for method in ("streaming_llm", "h2o", "uniform", "snapkv", "balancekv", "subgen"):
+        row = of[f"caches {method}", "core"]
+        assert float(row["ratio"]) == pytest.approx(float(row["anchor"]) / float(row["device"]))
+    row = of["caches h2o", "peer"]
+    assert float(row["anchor"]) == 14000 and row["goal"].startswith("G6")
+    assert float(row["ratio"]) == pytest.approx(14000 / float(row["device"]))
+    assert float(of["program", "core"]["device"]) > float(of["caches h2o", "core"]["device"])
+    bf16, f32 = (float(of[f"exact, {dtype}", ""]["device"]) for dtype in ("bf16", "f32"))
+    assert float(of["exact, f32 over bf16", ""]["ratio"]) == pytest.approx(f32 / bf16)
+
+
+@pytest.mark.torch
+def test_torchs_attention_is_measured_on_any_device():
+    folder = ROOT / "tests/bench/sidebyside"
+    said = json.loads(child.run([sys.executable, folder / "sdpa.py", "cpu", 3, 256, 64]).stdout)
+    assert set(said["gflops"]) == {"bf16", "f32"} and min(said["gflops"].values()) > 0
+
+
+def test_a_device_that_is_not_there_is_said_in_a_line(trace, tmp_path):
+    done = bench("--device", "cuda:99", "--trace", trace, *SHAPE, "--out", tmp_path)
+    assert done.returncode == 2
+    assert "there is no device cuda:99 here" in done.stderr and "Traceback" not in done.stderr
 
 
 PERF = """

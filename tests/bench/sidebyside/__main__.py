@@ -6,7 +6,7 @@ import platform
 import sys
 from pathlib import Path
 
-from . import contest, engine, kernels, profile, scaling, tables
+from . import contest, engine, kernels, on_device, profile, scaling, tables
 from .errors import Lack
 
 BINARY = os.environ.get("KVREPLAY", str(engine.ROOT / "build/release/kvreplay"))
@@ -22,7 +22,9 @@ def parser():
     p.add_argument("--peer", type=Path, metavar="FILE", help="the peer, a Python file (default: none)")
     p.add_argument("--peer-python", default=sys.executable, metavar="PYTHON", help="what runs it")
     p.add_argument("--trace", type=Path, metavar="FILE", help="default: a synthetic one of 4,096 tokens")
-    p.add_argument("--layer", type=int, help="default: 7, and 0 of the synthetic trace")
+    p.add_argument(
+        "--layer", type=int, help="default: 7, and 0 of the synthetic trace; with --device every layer"
+    )
     p.add_argument("--tokens", type=int, help="the first tokens of the trace (default: all)")
     p.add_argument("--prefill", type=int, default=1024, help="tokens before the first scored query")
     p.add_argument("--last", type=int, default=256, help="queries of the second protocol")
@@ -35,6 +37,16 @@ def parser():
     p.add_argument("--skip-alone", dest="alone", action="store_false", help="no runs of single methods")
     p.add_argument("--skip-kernels", dest="kernels", action="store_false", help="no `kvreplay bench`")
     p.add_argument("--skip-profile", dest="profile", action="store_false", help="no profiles by perf")
+    p.add_argument(
+        "--device", metavar="NAME", help="cuda:0: the engine on it, beside a core, torch and the peer"
+    )
+    p.add_argument("--jobs", type=int, default=os.cpu_count(), help="heads at a time with --device")
+    p.add_argument(
+        "--exact-tokens", type=int, default=on_device.EXACT_TOKENS, help="of the exact pass with --device"
+    )
+    p.add_argument(
+        "--torch-device", metavar="NAME", help="where torch and the peer run (default: that of --device)"
+    )
     p.add_argument("--scaling", action="store_true", help="time and memory over lengths instead")
     p.add_argument(
         "--lengths", type=numbers, default=scaling.LENGTHS, metavar="A,B,...", help="with --scaling"
@@ -52,18 +64,18 @@ def subject_of(options, one):
         layer = layer or 0
     elif not trace.is_file():
         raise Lack(f"{trace}: no such trace. tests/bench/README.md says how one is made")
-    layer = 7 if layer is None else layer
     prompt, held, layers = one.inspect(trace)
     tokens = options.tokens or held
-    if layer not in layers:
-        raise Lack(f"--layer {layer}: {trace} holds layers {', '.join(map(str, layers))}")
+    wanted = tuple(layers) if options.device and layer is None else (7 if layer is None else layer,)
+    if not set(wanted) <= set(layers):
+        raise Lack(f"--layer {wanted[0]}: {trace} holds layers {', '.join(map(str, layers))}")
     if not (64 < options.prefill < tokens <= held and 0 < options.last <= tokens - options.prefill):
         raise Lack(
             f"{trace} has {held} tokens: 64 < prefill < tokens and 0 < last <= tokens - prefill must hold, "
             f"and tokens = {tokens}, prefill = {options.prefill}, last = {options.last}"
         )
     return engine.Subject(
-        trace, prompt, layer, tokens, options.prefill, options.last, tuple(sorted(options.budgets))
+        trace, prompt, wanted, tokens, options.prefill, options.last, tuple(sorted(options.budgets))
     )
 
 
@@ -77,7 +89,7 @@ def facts_of(options, subject, held):
     loads = [row["load"] for row in held.rounds]
     facts = {
         "trace": subject.trace.name,
-        "layer": subject.layer,
+        "layer": ", ".join(map(str, subject.layers)),
         "tokens": subject.tokens,
         "prefill": subject.prefill,
         "last": subject.last,
@@ -138,11 +150,12 @@ def main():
         if options.rounds < 1:
             raise Lack(f"--rounds {options.rounds}: at least 1")
         options.out.mkdir(parents=True, exist_ok=True)
-        return (
-            scaling.run(options, engine.Engine(BINARY, options.out))
-            if options.scaling
-            else side_by_side(options)
-        )
+        one = engine.Engine(BINARY, options.out)
+        if options.scaling:
+            return scaling.run(options, one)
+        if options.device:
+            return on_device.run(options, one, subject_of(options, one))
+        return side_by_side(options)
     except Lack as lack:
         contest.say(f"tests/bench/run: {lack}")
         return 2

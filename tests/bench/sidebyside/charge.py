@@ -1,15 +1,17 @@
 """Runs a program and writes what it used. usage: charge.py REPORT PROGRAM WORD...
 
 A process of its own, small on purpose: Linux counts the memory of the process that started a program into
-that program's largest resident set. REPORT becomes JSON: code (negative: a signal), cpu_s, rss_kib.
+that program's largest resident set. REPORT becomes JSON: code (negative: a signal), cpu_s, wall_s, rss_kib.
 """
 
 import json
 import os
 import sys
+import time
 
 
 def main(report, *words):
+    start = time.perf_counter()
     child = os.fork()
     if child == 0:
         try:
@@ -18,9 +20,10 @@ def main(report, *words):
             print(f"{words[0]}: {error.strerror}", file=sys.stderr)
             os._exit(127)
     _, status, usage = os.wait4(child, 0)
-    code = os.waitstatus_to_exitcode(status)
+    wall_s = time.perf_counter() - start
+    code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
     with open(report, "w") as file:  # noqa: PTH123 (pathlib alone would double this process)
-        json.dump({"code": code, "cpu_s": usage.ru_utime + usage.ru_stime, "rss_kib": usage.ru_maxrss}, file)
+        json.dump({"code": code, "cpu_s": cpu_s, "wall_s": wall_s, "rss_kib": usage.ru_maxrss}, file)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,11 @@ QUIET = {
 
 @dataclass(frozen=True)
 class Spent:
-    """CPU seconds (user and system) and largest resident set of one finished program, and what it printed."""
+    """Of one finished program: CPU seconds (user and system), wall seconds, largest resident set, and what it
+    printed."""
 
     cpu_s: float
+    wall_s: float
     peak_rss_mib: float
     stdout: str
 
@@ -48,4 +50,4 @@ def run(words, **environment):
         told = "\n".join(done.stderr.strip().splitlines()[-5:])
         called = " ".join([Path(words[0]).name, *words[1:3]])
         raise Lack(f"{called} ... ended with {used['code']}: {told}")
-    return Spent(used["cpu_s"], used["rss_kib"] / 1024, done.stdout)
+    return Spent(used["cpu_s"], used["wall_s"], used["rss_kib"] / 1024, done.stdout)

@@ -115,7 +115,7 @@ def engine_round(contest, number, one, subject, with_alone):
 def peer_round(contest, number, options, subject):
     said = peer.call(options.peer_python, options.peer, subject)
     contest.facts["torch"] = said["torch"]
-    for part, cpu_s in said["cpu_s"].items():
+    for part, cpu_s in said["seconds"].items():
         contest.note(number, "", "peer", part, cpu_s)
     return said
 

@@ -23,7 +23,7 @@ class Subject:
 
     trace: Path
     prompt: str
-    layer: int
+    layers: tuple
     tokens: int
     prefill: int
     last: int
@@ -55,7 +55,7 @@ def settings(subject, config):
     prefill = subject.tokens - subject.last if config == LAST else subject.prefill
     return [
         f"traces={json.dumps([str(subject.trace.resolve())])}",
-        f"select.layers=[{subject.layer}]",
+        f"select.layers={list(subject.layers)}",
         f"select.prompts={json.dumps([subject.prompt])}",
         f"replay.tokens={subject.tokens}",
         f"replay.prefill={prefill}",
@@ -66,8 +66,8 @@ def settings(subject, config):
 class Engine:
     """A binary, and where its runs go."""
 
-    def __init__(self, binary, out, isa=""):
-        self.binary, self.out, self.isa = Path(binary), Path(out), isa
+    def __init__(self, binary, out, isa="", device="cpu"):
+        self.binary, self.out, self.isa, self.device = Path(binary), Path(out), isa, device
         if not self.binary.is_file():
             raise Lack(
                 f"{binary}: no such program. Build it: cmake --preset release && cmake --build build/release"
@@ -84,7 +84,8 @@ class Engine:
         return child.run([self.binary, *words], **self.forced())
 
     def folder(self, config):
-        return self.out / "runs" / f"{self.isa or 'auto'}-{config}"
+        where = self.isa or "auto" if self.device == "cpu" else self.device.replace(":", "")
+        return self.out / "runs" / f"{where}-{config}"
 
     def words(self, config, overrides, jobs=1):
         """Arguments of `kvreplay run` of configs/bench/CONFIG.yaml."""
@@ -99,6 +100,8 @@ class Engine:
             "-q",
             "--progress",
             "none",
+            "--device",
+            self.device,
         ]
         for override in overrides:
             words += ["-s", override]

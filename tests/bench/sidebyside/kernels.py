@@ -25,7 +25,7 @@ def measured(options, subject, engines):
         "--trace",
         subject.trace,
         "--layer",
-        subject.layer,
+        subject.layers[0],
         "--tokens",
         subject.tokens,
     ]
@@ -43,7 +43,7 @@ def rows_of(said):
             "name": r["name"],
             "value": r["value"],
             "unit": r["unit"],
-            "cpu_min_s": r["cpu_min_s"],
+            "cpu_min_s": r["min_s"],
         }
         for r in said["rates"]
     ]

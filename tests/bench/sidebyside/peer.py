@@ -22,21 +22,33 @@ NAMES = {
 }
 
 
-def call(python, file, subject):
-    """What one run of the peer said. Raises Lack when it fails or says something else."""
-    words = [python, file, subject.trace, "--layers", subject.layer, "--threads", 1, "--n", subject.tokens]
-    words += ["--prompt", subject.prompt, "--prefill", subject.prefill, "--last", subject.last]
+def call(python, file, subject, starter=(), clock="cpu_seconds"):
+    """What one run of the peer said. Raises Lack when it fails or says something else.
+
+    starter: a script, with its first words, that starts the peer. clock: which of its clocks counts.
+    """
+    words = [python, *starter, file, subject.trace, "--layers", *subject.layers, "--threads", 1]
+    words += [
+        "--n",
+        subject.tokens,
+        "--prompt",
+        subject.prompt,
+        "--prefill",
+        subject.prefill,
+        "--last",
+        subject.last,
+    ]
     words += ["--budgets", *subject.budgets]
     try:
         said = json.loads(child.run(words).stdout)
-        seconds = {NAMES.get(name, name): float(s) for name, s in said["cpu_seconds"].items()}
+        seconds = {NAMES.get(name, name): float(s) for name, s in said[clock].items()}
         errors = {NAMES.get(name, name): table for name, table in said["errors"].items()}
     except Lack as lack:
         raise Lack(
             f"the peer failed: {lack}. --peer-python names the Python that has what it imports"
         ) from lack
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Lack(f"{file}: printed no JSON object with cpu_seconds and errors ({error!r})") from error
+        raise Lack(f"{file}: printed no JSON object with {clock} and errors ({error!r})") from error
     if "total" not in seconds or "exact" not in seconds:
-        raise Lack(f"{file}: cpu_seconds lacks total or exact; it has {', '.join(seconds)}")
-    return {"cpu_s": seconds, "errors": errors, "torch": str(said.get("torch", "unknown"))}
+        raise Lack(f"{file}: {clock} lacks total or exact; it has {', '.join(seconds)}")
+    return {"seconds": seconds, "errors": errors, "torch": str(said.get("torch", "unknown"))}

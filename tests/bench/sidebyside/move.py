@@ -1,0 +1,23 @@
+"""Starts a peer with its tensors on a device. usage: move.py DEVICE FILE WORD...
+
+A peer is written for the CPU: what it makes, or takes over from numpy, is made on the device instead, and so
+are the generators that it draws from.
+"""
+
+import runpy
+import sys
+
+import torch
+
+
+def main(device, file, *words):
+    torch.set_default_device(device)
+    from_numpy, generator = torch.from_numpy, torch.Generator
+    torch.from_numpy = lambda array: from_numpy(array).to(device)
+    torch.Generator = lambda: generator(device)
+    sys.argv = [file, *words]
+    runpy.run_path(file, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

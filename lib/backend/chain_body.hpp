@@ -2,8 +2,8 @@
 #include "backend/attend_kernel.hpp"
 #include "backend/block_team.hpp"
 #include "backend/row_products.hpp"
+#include "core/row_coder.hpp"
 #include "core/step.hpp"
-#include "formats/row_coder.hpp"
 #include "replay/chain_step.hpp"
 
 // A chain as a device sees it (chain_kernel.hpp): arrays, where they are, and what is to be done.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
 #include <utility>
 
 namespace kvreplay {
@@ -23,15 +22,12 @@ KeyLists::KeyLists(const std::vector<HeldTokens>& caches, const std::vector<int3
   add_run(heads, 0, prompt - 1);
   add_run(heads, prompt, rows.empty() ? prompt : rows.back());
   refs_ = {{kPrompt, 1, 1}, {kLater, 1, 1}};
-  using Heads =
-      std::tuple<size_t, int32_t, int32_t>;  // family, first head, count: parts are computed for heads
-  std::map<Heads, std::vector<size_t>> families;
+  std::map<size_t, std::vector<size_t>> families;
   for (size_t id = 0; id < caches.size(); ++id) {
-    if (caches[id].later)
-      families[{caches[id].family, caches[id].first_head, caches[id].heads}].push_back(id);
+    if (caches[id].later) families[caches[id].family].push_back(id);
     else list_moving(id, caches[id]);
   }
-  for (const auto& [heads_of_family, family] : families) add_fixed(caches, family);
+  for (const auto& [number, family] : families) add_fixed(caches, family);
   if (wholes) list_wholes(caches);
 }
 

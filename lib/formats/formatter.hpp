@@ -5,9 +5,9 @@
 
 #include "core/cache.hpp"
 #include "core/method_info.hpp"
+#include "core/row_coder.hpp"
+#include "core/row_counts.hpp"
 #include "formats/low_rank.hpp"
-#include "formats/row_coder.hpp"
-#include "formats/row_counts.hpp"
 
 // Row formats (methods.md, "row formats"): how the entries of any cache are stored. A row is exact in the
 // step in which it was written, by the engine or by a policy, and coded at that step's end, after the

@@ -7,8 +7,8 @@
 #include "catalog/cell.hpp"
 #include "core/cache.hpp"
 #include "core/policy.hpp"
+#include "core/row_coder.hpp"
 #include "core/step.hpp"
-#include "formats/row_coder.hpp"
 #include "replay/chain_step.hpp"
 
 // A cache that a device replays by the text of its policy, from the first token to the last: what the device

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "core/method_info.hpp"
-#include "formats/row_counts.hpp"
+#include "core/row_counts.hpp"
 
 // What a device notes of a cache that it replays (chain.hpp). Kernels write it.
 

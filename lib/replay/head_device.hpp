@@ -28,7 +28,7 @@ struct HeldTokens {
   bool weighted = false;       // some weight is not 1
   bool prefix = false;         // compare what the prompt's tokens alone give (only with `later`)
   bool set = false;            // compare what the same tokens give at weight 1
-  size_t family = 0;           // caches of one family are likely to hold the same tokens
+  size_t family = 0;  // caches of one family are of the same heads, and likely to hold the same tokens
   int32_t first_head = 0, heads = 0;
   bool by_head = false;  // each query head is ranked by its own probabilities
 };

@@ -1,7 +1,6 @@
 #include "backend/device_chains.hpp"
 
 #include <algorithm>
-#include <map>
 
 #include "backend/query_rows.hpp"
 
@@ -11,56 +10,7 @@ namespace {
 constexpr int32_t kPiece = 4096;                  // tokens of a launch
 constexpr size_t kNoteBytes = size_t{256} << 20;  // of the lists of a launch
 
-size_t rows_of(const HeadStream<float>& stream, const ChainOrder& order) {
-  const size_t capacity = size_t(order.memory.capacity);
-  return order.needs.rows_from >= 0 ? std::max(capacity, size_t(stream.prompt)) : capacity;
-}
-size_t weights_pitch(const HeadStream<float>& stream, const ChainOrder& order) {
-  return order.split ? std::max(rows_of(stream, order), size_t(stream.tokens)) : rows_of(stream, order);
-}
-// Logits of rows with the query as recorded are products of their own.
-bool keeps_recorded(const ChainOrder& order) { return order.moves || order.memory.own_rows > 0; }
-bool lists_attended(const ChainOrder& order) { return order.chooses && order.lists; }
-size_t bit_heads(const ChainOrder& order) {
-  return order.heads_differ || lists_attended(order) ? size_t(order.memory.shape.heads) : 1;
-}
-size_t words_of(const HeadStream<float>& stream) { return (size_t(stream.tokens) + 31) / 32; }
-
 }  // namespace
-
-// Arrays of one chain, which go with it.
-struct DeviceChains::Memory {
-  explicit Memory(Runtime& r) : runtime(r) {}
-  Runtime& runtime;
-  std::vector<DeviceArray<std::byte>> arrays;
-  DeviceArray<std::byte> cells, bits, steps, tokens, num, den;  // of a portion of rows; of a launch
-
-  template <class T>
-  T* take(size_t count) {
-    arrays.emplace_back(runtime, count * sizeof(T));
-    return reinterpret_cast<T*>(arrays.back().data());
-  }
-  // Like an array of the host, or null.
-  template <class T>
-  T* like(const T* host, size_t count) {
-    return host == nullptr ? nullptr : take<T>(count);
-  }
-  template <class T>
-  const T* copy(const T* host, size_t count) {
-    if (host == nullptr) return nullptr;
-    T* const to = take<T>(count);
-    runtime.upload(to, host, count * sizeof(T));
-    return to;
-  }
-  // Grows only.
-  template <class T>
-  T* reuse(DeviceArray<std::byte>& array, size_t count) {
-    if (array.size() < count * sizeof(T)) array = DeviceArray<std::byte>(runtime, count * sizeof(T));
-    return reinterpret_cast<T*>(array.data());
-  }
-  ChainEnd* end = nullptr;
-  std::vector<ChainRow> of_cells;
-};
 
 struct DeviceChains::Group {
   ChainPrograms programs;
@@ -69,55 +19,19 @@ struct DeviceChains::Group {
   size_t policy_bytes = 0, shared = 0;
 };
 
-struct DeviceChains::OfStream {
-  Memory memory;
-  const float* values = nullptr;
-  const int32_t* positions = nullptr;
-  const uint8_t* classes = nullptr;
-  const double* inv_freq = nullptr;
-  Rotation<float> rotation;
-  int32_t *query_row = nullptr, *scored = nullptr;  // [tokens]
-  DeviceArray<std::byte> queries;
-  int64_t query_head = 0;
-  std::vector<int32_t> rows;  // of query_row and scored, on the host
-  std::map<std::pair<const double*, size_t>, const double*>
-      sums;  // what several chains read; place and extent
-
-  OfStream(Runtime& runtime, const HeadStream<float>& s) : memory(runtime) {
-    values = memory.copy(s.values.data(), s.values.size());
-    positions = memory.copy(s.positions.data(), s.positions.size());
-    if (!s.classes.empty()) classes = memory.copy(s.classes.data(), s.classes.size());
-    if (!s.inv_freq.empty()) inv_freq = memory.copy(s.inv_freq.data(), s.inv_freq.size());
-    query_row = memory.take<int32_t>(size_t(s.tokens)), scored = memory.take<int32_t>(size_t(s.tokens));
-    rotation = s.rotate();
-    if (!rotation.active()) return;
-    rotation.cosines = memory.copy(rotation.cosines, s.rotation->cosines.size());
-    rotation.sines = memory.copy(rotation.sines, s.rotation->sines.size());
-    rotation.positions = positions;
-  }
-  const double* share(const double* host, size_t count) {
-    if (host == nullptr) return nullptr;
-    const double*& there = sums[{host, count}];
-    if (there == nullptr) there = memory.copy(host, count);
-    return there;
-  }
-};
-
 DeviceChains::DeviceChains(Runtime& runtime, const HeadStream<float>& stream, const float* keys,
                            const float* sink_logits, std::span<const ChainOrder> orders, bool recalls)
     : runtime_(runtime),
       stream_(stream),
       orders_(orders),
-      keys_(keys),
-      sink_logits_(sink_logits),
       bits_(recalls || std::any_of(orders.begin(), orders.end(), lists_attended)),
-      shared_(std::make_unique<OfStream>(runtime, stream)),
+      shared_(std::make_unique<ChainStream>(runtime, stream)),
       records_(orders.size()) {
   for (size_t i = 0; i < orders.size(); ++i) {
     const ChainOrder& order = orders[i];
-    memory_.push_back(std::make_unique<Memory>(runtime));
+    memory_.push_back(std::make_unique<ChainMemory>(runtime));
     if (lists_attended(order)) records_[i].attended.resize(size_t(order.memory.shape.heads));
-    bodies_.push_back(body_of(order, *memory_.back()));
+    bodies_.push_back(make_chain(stream, order, keys, sink_logits, *shared_, *memory_.back()));
     const auto same = [&](const Group& g) {
       return g.programs.emulated == order.programs.emulated && g.programs.cuda == order.programs.cuda;
     };
@@ -141,72 +55,6 @@ DeviceChains::DeviceChains(Runtime& runtime, const HeadStream<float>& stream, co
 }
 DeviceChains::~DeviceChains() = default;
 
-ChainBody DeviceChains::body_of(const ChainOrder& order, Memory& m) {
-  const CacheStorage<float>& host = order.memory;
-  const HeadShape shape = host.shape;
-  const size_t rows = rows_of(stream_, order), capacity = size_t(host.capacity), heads = size_t(shape.heads),
-               tokens = size_t(stream_.tokens), own = size_t(host.own_rows), blocks = size_t(shape.blocks),
-               at_once = order.needs.rows_from >= 0 ? size_t(ChainRoom::prompt_rows(shape.heads)) : 1;
-  ChainBody b{};
-  b.storage = host;
-  b.storage.keys = keys_, b.storage.values = shared_->values;
-  b.storage.token = m.take<int32_t>(capacity), b.storage.mark = m.take<uint8_t>(capacity);
-  b.storage.score = m.like(host.score, capacity);
-  b.storage.num = m.like(host.num, capacity), b.storage.den = m.like(host.den, capacity);
-  b.storage.slot = m.like(host.slot, capacity), b.storage.coding = m.like(host.coding, capacity);
-  b.storage.free_slots = m.like(host.free_slots, own);
-  b.storage.own_keys = m.like(host.own_keys, own * blocks * size_t(shape.dim));
-  b.storage.own_values = m.like(host.own_values, own * blocks * size_t(shape.v_dim));
-  b.storage.copies = m.take<int32_t>(tokens), b.storage.left = m.take<int32_t>(tokens);
-  b.storage.counts = m.take<int32_t>(Count::kCounts);
-  b.state = {m.take<double>(order.state.size()), order.state.size()};
-  const size_t all_rows = std::max(rows, tokens);  // a prompt's row may be looked at head by head
-  b.scratch.rows = int32_t(rows);
-  b.scratch.step = {
-      m.take<float>(rows), m.take<float>(rows), m.take<double>(rows),
-      order.by_head ? m.take<double>(heads * (order.needs.rows_from >= 0 ? all_rows : rows)) : nullptr,
-      order.chooses ? m.take<uint8_t>(heads * rows) : nullptr};
-  b.scratch.products = m.take<float>(heads * at_once * rows);
-  b.scratch.weights_pitch = int32_t(weights_pitch(stream_, order));
-  b.scratch.weights = m.take<float>(size_t(parts(order)) * heads * size_t(b.scratch.weights_pitch));
-  b.scratch.recorded = keeps_recorded(order) ? m.take<float>(heads * rows) : nullptr;
-  if (host.coding != nullptr)
-    b.scratch.row = m.take<float>(size_t(shape.blocks) * size_t(shape.dim + shape.v_dim));
-  b.scratch.of_token = order.split ? m.take<float>(tokens) : nullptr;
-  m.end = m.take<ChainEnd>(1);
-
-  const size_t prompt = size_t(stream_.prompt);
-  ChainInput& in = b.input;
-  in.query_row = shared_->query_row, in.scored = shared_->scored;
-  in.sink_logits = sink_logits_ == nullptr ? nullptr : sink_logits_ + order.first_head;
-  in.column_sums = shared_->share(order.column_sums, heads * prompt);
-  in.column_max_sums = shared_->share(order.column_max_sums, prompt);
-  in.future_sums = shared_->share(order.future_sums, heads * tokens);
-  in.positions = shared_->positions, in.classes = shared_->classes;
-  in.rope = {shared_->inv_freq, int32_t(stream_.inv_freq.size()), stream_.interleaved,
-             stream_.attention_factor};
-  in.rule = stream_.rule;
-  if (order.moves) in.rotation = shared_->rotation;
-  in.tokens = stream_.tokens, in.prompt = stream_.prompt;
-  b.rules = order.rules, b.coder = order.coder, b.end = m.end, b.rows_from = order.needs.rows_from,
-  b.bound = order.bound;
-  b.streams_prompt = order.streams_prompt, b.observes = order.observes, b.reweights = order.reweights;
-  b.split = order.split;
-  b.output.prefix = order.prefix, b.output.set = order.set;
-  b.output.words = int32_t(words_of(stream_)), b.output.bits_by_head = bit_heads(order) > 1;
-  return b;
-}
-
-size_t DeviceChains::bytes(const HeadStream<float>& stream, const ChainOrder& order) {
-  const size_t rows = rows_of(stream, order), heads = size_t(order.memory.shape.heads),
-               tokens = size_t(stream.tokens);
-  const size_t own = size_t(order.memory.own_rows) * size_t(order.memory.shape.blocks) *
-                     size_t(order.memory.shape.dim + order.memory.shape.v_dim) * sizeof(float);
-  const size_t of_rows = 48 + heads * (8 * sizeof(float) + 9);
-  return rows * of_rows + own + order.state.size() * sizeof(double) + tokens * 16 +
-         size_t(parts(order)) * heads * weights_pitch(stream, order) * sizeof(float) +
-         (order.needs.rows_from >= 0 ? heads * tokens * sizeof(double) : 0);
-}
 size_t DeviceChains::row_bytes() const {
   size_t bytes = 0;
   for (const ChainOrder& o : orders_)
@@ -238,7 +86,7 @@ void DeviceChains::open() {
 
 // Queries of the tokens first .. end - 1 that have one, all of them or those that are scored.
 void DeviceChains::load_queries(int32_t first, int32_t end, bool all) {
-  OfStream& s = *shared_;
+  ChainStream& s = *shared_;
   std::vector<int32_t> tokens;
   for (int32_t t = first; t < end; ++t)
     if (stream_.query_row[size_t(t)] >= 0 && (all || s.rows[size_t(t)] >= 0)) tokens.push_back(t);
@@ -252,7 +100,7 @@ void DeviceChains::load_queries(int32_t first, int32_t end, bool all) {
 }
 
 void DeviceChains::advance(int32_t end, const Target& target) {
-  OfStream& s = *shared_;
+  ChainStream& s = *shared_;
   const std::vector<int32_t>& rows = *target.rows;
   std::fill(s.rows.begin(), s.rows.end(), -1);
   for (size_t r = 0; r < rows.size(); ++r) s.rows[size_t(rows[r])] = int32_t(r);
@@ -261,7 +109,7 @@ void DeviceChains::advance(int32_t end, const Target& target) {
   int32_t part = target.part;
   for (size_t i = 0; i < orders_.size(); ++i) {
     ChainOutput& out = bodies_[i].output;
-    Memory& m = *memory_[i];
+    ChainMemory& m = *memory_[i];
     const int64_t cell = (part * heads + orders_[i].first_head) * count;
     out.sums = {target.sums.top + cell, target.sums.z + cell, target.sums.tokens + cell,
                 target.sums.squares + cell, target.sums.out + cell * target.width};
@@ -269,7 +117,7 @@ void DeviceChains::advance(int32_t end, const Target& target) {
     out.cells = m.reuse<ChainRow>(m.cells, size_t(orders_[i].memory.shape.heads) * rows.size());
     out.attended =
         bits_ ? m.reuse<uint32_t>(m.bits, bit_heads(orders_[i]) * rows.size() * words_of(stream_)) : nullptr;
-    part += parts(orders_[i]);
+    part += parts_of(orders_[i]);
   }
   const bool all = std::any_of(orders_.begin(), orders_.end(), [](const auto& o) { return o.observes; });
   size_t noted = 1;
@@ -286,7 +134,7 @@ void DeviceChains::advance(int32_t end, const Target& target) {
     launch(next_, last, false);
   }
   for (size_t i = 0; i < orders_.size(); ++i) {
-    Memory& m = *memory_[i];
+    ChainMemory& m = *memory_[i];
     m.of_cells.resize(size_t(orders_[i].memory.shape.heads) * rows.size());
     runtime_.download(m.of_cells.data(), m.cells.data(), m.of_cells.size() * sizeof(ChainRow));
   }
@@ -299,7 +147,7 @@ void DeviceChains::advance(int32_t end, const Target& target) {
 void DeviceChains::launch(int32_t first, int32_t end, bool opens) {
   for (size_t i = 0; i < bodies_.size(); ++i) {
     ChainBody& b = bodies_[i];
-    Memory& m = *memory_[i];
+    ChainMemory& m = *memory_[i];
     const ChainOrder& order = orders_[i];
     const size_t steps = size_t(end - first), listed = order.lists ? steps * size_t(b.storage.capacity) : 0;
     b.opens = opens;
@@ -407,22 +255,7 @@ std::vector<ChainRecord> DeviceChains::finish() {
     }
   for (size_t i = 0; i < bodies_.size(); ++i) {
     records_[i].end = all[i];
-    const CacheStorage<float>&from = bodies_[i].storage, &to = orders_[i].memory;
-    const auto fetch = [&](auto* host, const auto* device, size_t count) {
-      if (host != nullptr) runtime_.download(host, device, count * sizeof(*host));
-    };
-    const size_t capacity = size_t(to.capacity), own = size_t(to.own_rows * to.shape.blocks);
-    fetch(to.token, from.token, capacity), fetch(to.mark, from.mark, capacity);
-    fetch(to.score, from.score, capacity), fetch(to.slot, from.slot, capacity);
-    fetch(to.num, from.num, capacity), fetch(to.den, from.den, capacity);
-    fetch(to.coding, from.coding, capacity);
-    fetch(to.free_slots, from.free_slots, size_t(to.own_rows));
-    fetch(to.own_keys, from.own_keys, own * size_t(to.shape.dim));
-    fetch(to.own_values, from.own_values, own * size_t(to.shape.v_dim));
-    fetch(to.copies, from.copies, size_t(stream_.tokens)), fetch(to.left, from.left, size_t(stream_.tokens));
-    fetch(to.counts, from.counts, Count::kCounts);
-    if (!orders_[i].state.empty())
-      runtime_.download(orders_[i].state.data(), bodies_[i].state.data(), orders_[i].state.size_bytes());
+    fetch_chain(runtime_, stream_, bodies_[i], orders_[i]);
     runtime_.wait();  // what copies need in between is that of one chain
   }
   return std::move(records_);

@@ -3,7 +3,7 @@
 #include <span>
 #include <vector>
 
-#include "backend/chain_body.hpp"
+#include "backend/chain_memory.hpp"
 #include "backend/recall_kernel.hpp"
 #include "backend/runtime.hpp"
 #include "exact/head_stream.hpp"
@@ -28,7 +28,6 @@ class DeviceChains {
     int32_t width;
     int32_t part;
   };
-  static int32_t parts(const ChainOrder& order) { return 1 + (order.prefix ? 1 : 0) + (order.set ? 1 : 0); }
   // Tokens up to `end` arrive, that one not.
   void advance(int32_t end, const Target& target);
   // Of the rows of the last advance(), of chain i: [heads, rows].
@@ -40,13 +39,10 @@ class DeviceChains {
   // When everything has arrived: arrays of the host get what is left, and chain i's account is moved out.
   std::vector<ChainRecord> finish();
 
-  // What a chain takes of the device's memory, whatever is asked of its rows.
-  static size_t bytes(const HeadStream<float>& stream, const ChainOrder& order);
   // What a row of results takes besides its parts.
   size_t row_bytes() const;
 
  private:
-  struct Memory;
   struct Group;  // chains of one method
   void open();
   void launch(int32_t first, int32_t end, bool opens);
@@ -54,16 +50,13 @@ class DeviceChains {
   void take_notes(int32_t first, int32_t end);
   void list_rows(size_t i, const std::vector<ChainStep>& noted);
   void list_attended(size_t i);
-  ChainBody body_of(const ChainOrder& order, Memory& memory);
 
   Runtime& runtime_;
   const HeadStream<float>& stream_;
   std::span<const ChainOrder> orders_;
-  const float *keys_, *sink_logits_;
-  bool bits_;       // rows tell which tokens they attend to
-  struct OfStream;  // what all chains read
-  std::unique_ptr<OfStream> shared_;
-  std::vector<std::unique_ptr<Memory>> memory_;
+  bool bits_;  // rows tell which tokens they attend to
+  std::unique_ptr<ChainStream> shared_;
+  std::vector<std::unique_ptr<ChainMemory>> memory_;
   std::vector<Group> groups_;
   std::vector<ChainBody> bodies_;
   std::vector<ChainRecord> records_;

@@ -33,8 +33,8 @@ void in_batches(const HeadStream<float>& stream, const std::vector<ChainOrder>& 
                 const std::function<void(std::span<const ChainOrder>)>& take) {
   for (size_t first = 0; first < orders.size();) {
     size_t bytes = 0, end = first;
-    do bytes += DeviceChains::bytes(stream, orders[end++]);
-    while (end < orders.size() && bytes + DeviceChains::bytes(stream, orders[end]) <= kChainBytes);
+    do bytes += chain_bytes(stream, orders[end++]);
+    while (end < orders.size() && bytes + chain_bytes(stream, orders[end]) <= kChainBytes);
     take(std::span(orders).subspan(first, end - first));
     first = end;
   }
@@ -144,7 +144,7 @@ void DeviceHead::replay_some(std::span<const ChainOrder> orders, const Asked& as
                              std::vector<ChainRecord>& records) {
   DeviceChains chains = chains_of(orders, asked.recalls);
   size_t parts = KeyLists::kExactRefs;
-  for (const ChainOrder& o : orders) parts += size_t(DeviceChains::parts(o));
+  for (const ChainOrder& o : orders) parts += size_t(parts_of(o));
   const size_t row_bytes = chains.row_bytes() + parts * size_t(heads()) * size_t(width_ + 4) * sizeof(float);
   in_portions(asked.rows, portion_rows(row_bytes), [&](size_t first, std::vector<int32_t> tokens) {
     DeviceRows result;
@@ -167,7 +167,7 @@ void DeviceHead::replay_rows(DeviceChains& chains, std::span<const ChainOrder> o
   for (const ChainOrder& o : orders) {
     const PartList all{int32_t(refs.size()), o.prefix ? 2 : 1, o.prefix ? 1 : 0};
     const PartList set{all.first + all.count, o.set ? 1 : 0, 0};
-    for (int32_t i = 0; i < DeviceChains::parts(o); ++i) refs.push_back({part++, 1, 1});
+    for (int32_t i = 0; i < parts_of(o); ++i) refs.push_back({part++, 1, 1});
     how.lanes.push_back({all, set, o.prefix, o.first_head, o.memory.shape.heads, 0});
   }
   const Sums sums = make_sums(size_t(part), result.count, true);

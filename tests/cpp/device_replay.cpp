@@ -153,6 +153,8 @@ TEST_CASE("sums that caches of other heads ask for are not taken for each other'
         Axes axes = default_axes(method);
         axes.gqa_level = (first == GqaLevel::query) != other ? GqaLevel::query : GqaLevel::kv;
         cells.push_back(make_cell(method, 24, s, with_usual(method, {}), axes, 3));
+        axes.gqa_aggregate = Aggregate::max;
+        cells.push_back(make_cell(method, 24, s, with_usual(method, {}), axes, 3));
       }
     check_device(stream, cells);
   }

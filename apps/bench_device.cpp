@@ -33,8 +33,8 @@ void add_device(BenchPlan& plan, const Subject& subject, const std::string& devi
                            of_times ? on_device(name) : name, "", of_times});
   };
   const auto rows = std::make_shared<ExactRows>(device, s);
-  const double flops = 2.0 * (s.shape.dim + s.shape.v_dim) * decode_logits(s);
-  plan.entries.push_back({{on_device(kExactPass), [rows] { rows->pass(); }, Clock::wall}, flops, kGigaflops});
+  plan.entries.push_back(
+      {{on_device(kExactPass), [rows] { rows->pass(); }, Clock::wall}, exact_operations(s), kGigaflops});
   beside_core(kExactPass, false);
 
   RunOptions options = subject.options;
@@ -43,8 +43,7 @@ void add_device(BenchPlan& plan, const Subject& subject, const std::string& devi
     const auto replay = [&subject, options, cells = std::move(cells)] {
       replay_cells(subject, cells, options);
     };
-    plan.entries.push_back(
-        {{on_device(name), replay, Clock::wall}, double(s.tokens) * s.shape.heads, kMicroseconds});
+    plan.entries.push_back({{on_device(name), replay, Clock::wall}, tokens_and_heads(s), kMicroseconds});
     beside_core(name, true);
   };
   for (size_t m = 0; m < subject.methods.size(); ++m) add(count_name(subject, m), subject.chosen(m, {}));

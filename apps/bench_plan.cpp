@@ -54,8 +54,6 @@ void compute_exponentials(const TileShape& t) {
   }
 }
 
-double tokens_and_heads(const HeadStream<float>& s) { return double(s.tokens) * s.shape.heads; }
-
 void add_cells(BenchPlan& plan, const std::string& name, const Subject& subject, std::vector<Cell> cells) {
   add(plan, name, tokens_and_heads(subject.stream), kMicroseconds,
       [&subject, cells = std::move(cells)] { replay_cells(subject, cells, subject.options); });
@@ -109,8 +107,7 @@ void add_kernels(BenchPlan& plan, const Subject& subject) {
 
 void add_replays(BenchPlan& plan, const Subject& subject) {
   const HeadStream<float>& s = subject.stream;
-  const double flops = 2.0 * (s.shape.dim + s.shape.v_dim);  // of a causal logit and its use
-  add(plan, kExactPass, flops * decode_logits(s), kGigaflops, [&subject] { exact_outputs(subject); });
+  add(plan, kExactPass, exact_operations(s), kGigaflops, [&subject] { exact_outputs(subject); });
   add(plan, kPrompt, prompt_logits(s), kGigalogits, [&subject] { prompt_statistics(subject); });
   plan.ratios.push_back({"exact pass / FMA units", kExactPass, kFma, "", false});
   plan.ratios.push_back({"exact pass / sgemm", kExactPass, kSgemm, "", false});

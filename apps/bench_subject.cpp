@@ -132,11 +132,15 @@ void prompt_statistics(const Subject& subject) {
   prompt_pass(exact, pass);
 }
 
-double decode_logits(const HeadStream<float>& stream) {
-  return stream.shape.heads * causal_pairs(stream.prompt, stream.tokens);
+double exact_operations(const HeadStream<float>& stream) {
+  const double of_logit = 2.0 * (stream.shape.dim + stream.shape.v_dim);
+  return of_logit * stream.shape.heads * causal_pairs(stream.prompt, stream.tokens);
 }
 double prompt_logits(const HeadStream<float>& stream) {
   return stream.shape.heads * causal_pairs(0, stream.prompt);
+}
+double tokens_and_heads(const HeadStream<float>& stream) {
+  return double(stream.tokens) * stream.shape.heads;
 }
 
 }  // namespace kvreplay::app

@@ -50,8 +50,10 @@ void exact_outputs(const Subject& subject);
 // The softmax of every prompt row, summed over columns.
 void prompt_statistics(const Subject& subject);
 
-// Causal logits of these two: of all query heads, rows after the prompt, and rows of the prompt.
-double decode_logits(const HeadStream<float>& stream);
+// Work of all query heads: operations of the causal logits of rows after the prompt and of their use, causal
+// logits of the prompt's rows, and tokens times heads.
+double exact_operations(const HeadStream<float>& stream);
 double prompt_logits(const HeadStream<float>& stream);
+double tokens_and_heads(const HeadStream<float>& stream);
 
 }  // namespace kvreplay::app

@@ -40,24 +40,29 @@ bool HeadReplay<Real>::device_takes(const Replayed& r) const {
   });
 }
 
+// Whether it has the method's program, and room for the cache.
+template <class Real>
+bool HeadReplay<Real>::device_runs(const Replayed& r, const Lane<Real>& lane) const {
+  const HeadShape shape{stream_.shape.dim, stream_.shape.v_dim, lane.heads(), stream_.shape.blocks};
+  return device_->replays(r.cells.front()->method->programs, shape);
+}
+
 // Any other cache, from the first token on.
 template <class Real>
 bool HeadReplay<Real>::device_replays(const Replayed& r) const {
   if (device_ == nullptr) return false;
   return std::all_of(r.lanes.begin(), r.lanes.end(), [&](const auto& lane) {
     const bool other = r.streams_prompt() || lane->shortcut().kind == Shortcut::Kind::none;
-    const HeadShape shape{stream_.shape.dim, stream_.shape.v_dim, lane->heads(), stream_.shape.blocks};
-    return other && lane->may_chain() && device_->replays(r.cells.front()->method->programs, shape);
+    return other && lane->may_chain() && device_runs(r, *lane);
   });
 }
 
 // Prompts whose selection is long work, each budget a block of its own.
 template <class Real>
 bool HeadReplay<Real>::device_cuts(const Replayed& r) const {
-  return std::all_of(r.lanes.begin(), r.lanes.end(), [&](const auto& lane) {
-    const HeadShape shape{stream_.shape.dim, stream_.shape.v_dim, lane->heads(), stream_.shape.blocks};
-    return lane->may_cut_elsewhere() && device_->replays(r.cells.front()->method->programs, shape);
-  });
+  if (device_ == nullptr || r.streams_prompt()) return false;
+  return std::all_of(r.lanes.begin(), r.lanes.end(),
+                     [&](const auto& lane) { return lane->may_cut_elsewhere() && device_runs(r, *lane); });
 }
 
 template <class Real>
@@ -65,12 +70,12 @@ void HeadReplay<Real>::cut_on_device() {
   std::vector<ChainOrder> orders;
   std::vector<std::pair<size_t, Lane<Real>*>> cut;  // and whose decision it is
   each_prompt([&](size_t d, Lane<Real>& lane, const PromptSums& sums) {
-    Replayed& r = decisions_[d];
-    r.cut = !r.chained && device_cuts(r);
+    const Replayed& r = decisions_[d];
     if (!r.cut) return;
     orders.push_back(lane.chain(r.cells.front()->method->programs, sums));
     cut.emplace_back(d, &lane);
   });
+  if (cut.empty()) return;
   const auto start = std::chrono::steady_clock::now();
   const std::vector<ChainRecord> records = device_->cut(orders);
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
@@ -247,6 +252,7 @@ ScoredRow HeadReplay<Real>::scored_row_of(const DeviceCell& at, int32_t head, co
   template std::vector<int32_t> HeadReplay<Real>::scored_rows() const;                  \
   template bool HeadReplay<Real>::device_takes(const Replayed&) const;                  \
   template bool HeadReplay<Real>::device_replays(const Replayed&) const;                \
+  template bool HeadReplay<Real>::device_cuts(const Replayed&) const;                   \
   template void HeadReplay<Real>::cut_on_device();                                      \
   template void HeadReplay<Real>::order_chains(size_t, Lane<Real>&, const PromptSums&); \
   template void HeadReplay<Real>::give_to_device(size_t);                               \

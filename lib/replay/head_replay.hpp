@@ -52,7 +52,7 @@ class HeadReplay {
     std::string failure;
     bool on_device = false;
     bool chained = false;  // and there by the text of its policy, from the first token on
-    bool cut = false;      // its prompt stands
+    bool cut = false;      // or its prompt is cut there
     bool alive() const { return failure.empty(); }
     bool streams_prompt() const { return cells.front()->prompt_streams || lanes.front()->streams_prompt(); }
   };
@@ -75,6 +75,7 @@ class HeadReplay {
   void choose_evaluators();
   Evaluator evaluator_of(const Replayed& r, Lane<Real>& lane);
   bool device_takes(const Replayed& r) const;
+  bool device_runs(const Replayed& r, const Lane<Real>& lane) const;
   bool device_replays(const Replayed& r) const;
   void give_to_device(size_t decision);
   bool device_cuts(const Replayed& r) const;

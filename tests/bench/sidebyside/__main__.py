@@ -58,6 +58,8 @@ def parser():
 
 def subject_of(options, one):
     """The trace, made if none is given, and what of it both sides see."""
+    if options.peer and not options.peer.is_file():
+        raise Lack(f"--peer {options.peer}: no such file")
     trace, layer = options.trace, options.layer
     if trace is None:
         trace = scaling.synthetic(one, options.out, options.tokens or SYNTHETIC_TOKENS)
@@ -109,8 +111,6 @@ def facts_of(options, subject, held):
 def side_by_side(options):
     names = options.isa.split(",") if options.isa else [""]
     engines = [engine.Engine(BINARY, options.out, isa) for isa in names]
-    if options.peer and not options.peer.is_file():
-        raise Lack(f"--peer {options.peer}: no such file")
     if not options.peer:
         contest.say("no --peer was given: the engine is measured alone, and there are no ratios")
     subject = subject_of(options, engines[0])

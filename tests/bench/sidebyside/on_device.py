@@ -111,10 +111,9 @@ def round_rows(rounds):
 
 
 def markdown(rows):
-    head = ["what", "device", "beside", "anchor", "unit", "ratio", "goal"]
     numbers = ("device", "anchor", "ratio")
     lines = [[tables.number(r.get(c)) if c in numbers else r.get(c) or "" for c in COLUMNS] for r in rows]
-    return tables.markdown(head, lines)
+    return tables.markdown(COLUMNS, lines)
 
 
 def sentences(options, subject, one, theirs):
@@ -136,8 +135,6 @@ def sentences(options, subject, one, theirs):
 
 
 def run(options, one, subject):
-    if options.peer and not options.peer.is_file():
-        raise Lack(f"--peer {options.peer}: no such file")
     on = engine.Engine(one.binary, options.out, device=options.device)
     engines = {"device": (on, options.jobs), "core": (one, 1)}
     say("exact rows")

@@ -28,17 +28,8 @@ def call(python, file, subject, starter=(), clock="cpu_seconds"):
     starter: a script, with its first words, that starts the peer. clock: which of its clocks counts.
     """
     words = [python, *starter, file, subject.trace, "--layers", *subject.layers, "--threads", 1]
-    words += [
-        "--n",
-        subject.tokens,
-        "--prompt",
-        subject.prompt,
-        "--prefill",
-        subject.prefill,
-        "--last",
-        subject.last,
-    ]
-    words += ["--budgets", *subject.budgets]
+    words += ["--n", subject.tokens, "--prompt", subject.prompt, "--prefill", subject.prefill]
+    words += ["--last", subject.last, "--budgets", *subject.budgets]
     try:
         said = json.loads(child.run(words).stdout)
         seconds = {NAMES.get(name, name): float(s) for name, s in said[clock].items()}

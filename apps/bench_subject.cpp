@@ -71,7 +71,7 @@ Subject load_subject(const SubjectRequest& request) {
   const LoadedRun loaded = load_run({}, settings, registry(), measure_names());
   Subject subject;
   subject.cells = plan_cells(loaded.config, loaded.traces);
-  subject.options = engine_options(loaded.config, subject.cells);
+  subject.options = engine_options(loaded.config, observes_rows(subject.cells));
   keep_first_head(subject.cells);
   for (const MethodInstance& instance : loaded.config.methods)
     subject.methods.push_back(instance_text(instance));

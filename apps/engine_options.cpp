@@ -14,7 +14,7 @@ std::vector<std::string> measure_names() {
   return names;
 }
 
-RunOptions engine_options(const RunConfig& config, const std::vector<Cell>& plan) {
+RunOptions engine_options(const RunConfig& config, bool every_row) {
   using Queries = RunConfig::Replay::Queries;
   RunOptions options;
   options.traces = config.traces;
@@ -25,9 +25,7 @@ RunOptions engine_options(const RunConfig& config, const std::vector<Cell>& plan
   options.double_precision = config.run.double_precision;
   options.audit = config.run.audit;
   if (config.run.device != "cpu") options.device = open_device(config.run.device);
-  options.every_row = std::any_of(plan.begin(), plan.end(), [](const Cell& cell) {
-    return cell.method->observes(cell.params, cell.axes);
-  });
+  options.every_row = every_row;
   const auto asks = [&](const char* name) {
     return config.metrics.empty() ||
            std::find(config.metrics.begin(), config.metrics.end(), name) != config.metrics.end();

@@ -7,9 +7,9 @@
 
 namespace kvreplay::app {
 
-// What a configuration and the whole plan made of it ask of the engine. Jobs and what is saved are the
-// caller's.
-RunOptions engine_options(const RunConfig& config, const std::vector<Cell>& plan);
+// What a configuration asks of the engine. Jobs and what is saved are the caller's; `every_row`: does the
+// whole plan observe every decode row (plan.hpp)?
+RunOptions engine_options(const RunConfig& config, bool every_row);
 
 // The columns that `metrics:` may name.
 std::vector<std::string> measure_names();

@@ -8,6 +8,7 @@
 #include "kernels/kernels.hpp"
 #include "meta.hpp"
 #include "options.hpp"
+#include "sweep/slurm_script.hpp"
 
 // The front door: parses the command line, calls one command, turns errors into exit codes.
 
@@ -45,17 +46,9 @@ void apply(const General& general, Console& console) {
   if (!general.log.empty()) console.open_log(general.log);
 }
 
-std::string quoted(const std::string& word) {
-  const bool plain = !word.empty() && word.find_first_of(" \t\n'\"\\$*?[]{}()<>|&;`!#~") == std::string::npos;
-  if (plain) return word;
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
-}
-
 std::string command_line(int argc, char** argv) {
   std::string text;
-  for (int i = 0; i < argc; ++i) text += (i > 0 ? " " : "") + quoted(argv[i]);
+  for (int i = 0; i < argc; ++i) text += (i > 0 ? " " : "") + shell_quoted(argv[i]);
   return text;
 }
 
@@ -81,12 +74,21 @@ std::string guess(const CLI::App& app, const std::vector<Command>& commands, int
   return "";
 }
 
+// "kvreplay sweep work"
+std::string full_name(const CLI::App& parser) {
+  const CLI::App* above = parser.get_parent();
+  return above == nullptr ? parser.get_name() : full_name(*above) + " " + parser.get_name();
+}
+
 int usage_error(const CLI::App& app, const CLI::ParseError& error, const std::vector<Command>& commands,
                 int argc, char** argv) {
   Console console;
   std::string line = "kvreplay";
   for (const Command& c : commands)
-    if (c.parser->parsed()) line += " " + c.parser->get_name();
+    if (c.parser->parsed()) {
+      line = full_name(*c.parser);
+      break;
+    }
   console.error(fmt::format("{}{}. See {} --help", error.what(), guess(app, commands, argc, argv), line));
   return kUsage;
 }
@@ -99,6 +101,7 @@ int dispatch(int argc, char** argv, Context& context) {
   app.require_subcommand(0, 1);
   std::vector<Command> commands;
   add_run(app, commands);
+  add_sweep(app, commands);
   add_inspect(app, commands);
   add_synth(app, commands);
   add_cluster(app, commands);

@@ -36,22 +36,23 @@ std::string now_utc() {
 
 }  // namespace
 
-nlohmann::json cell_record(const RunConfig& config) {
-  return {{"precision", config.run.double_precision ? "double" : "single"},
-          {"device", config.run.device},
-          {"schema", kEngineSchema},
-          {"version", version()},
-          {"git_commit", git_commit()},
-          {"isa", isa_path()}};
+nlohmann::json build_record() { return {{"version", version()}, {"git_commit", git_commit()}}; }
+
+nlohmann::json cell_record(const std::string& precision, const std::string& device) {
+  nlohmann::json record = build_record();
+  record.update(
+      {{"precision", precision}, {"device", device}, {"schema", kEngineSchema}, {"isa", isa_path()}});
+  return record;
 }
 
-nlohmann::json run_record(const RunConfig& config, const std::vector<TraceInfo>& traces, int jobs,
+nlohmann::json trace_record(const std::string& path, const std::string& trace_id, const std::string& model) {
+  return {{"path", path}, {"trace_id", trace_id}, {"model", model}};
+}
+
+nlohmann::json run_record(const nlohmann::json& config, const nlohmann::json& traces,
                           const std::string& command_line) {
-  nlohmann::json held = nlohmann::json::array();
-  for (const TraceInfo& trace : traces)
-    held.push_back({{"path", trace.path.string()}, {"trace_id", trace.trace_id}, {"model", trace.model}});
-  return {{"config", resolved_json(config)},
-          {"traces", held},
+  return {{"config", config},
+          {"traces", traces},
           {"version", version()},
           {"git_commit", git_commit()},
           {"engine_schema", kEngineSchema},
@@ -59,7 +60,6 @@ nlohmann::json run_record(const RunConfig& config, const std::vector<TraceInfo>&
           {"compiler", compiler()},
           {"host", host_name()},
           {"isa", isa_path()},
-          {"jobs", jobs},
           {"created_utc", now_utc()},
           {"command_line", command_line}};
 }

@@ -7,12 +7,16 @@
 
 namespace kvreplay::app {
 
-// What every published cell carries besides its measures.
-nlohmann::json cell_record(const RunConfig& config);
+// What every published cell carries besides its measures. `precision`: single or double.
+nlohmann::json cell_record(const std::string& precision, const std::string& device);
+// The part of it that names this build of the program.
+nlohmann::json build_record();
 
-// What results.meta.json says of a run.
-nlohmann::json run_record(const RunConfig& config, const std::vector<TraceInfo>& traces, int jobs,
+// What results.meta.json says of the making of a table: `config` is resolved, `traces` a list of
+// trace_record.
+nlohmann::json run_record(const nlohmann::json& config, const nlohmann::json& traces,
                           const std::string& command_line);
+nlohmann::json trace_record(const std::string& path, const std::string& trace_id, const std::string& model);
 
 std::string version_text();  // "kvreplay 0.1.0 (commit ..., HDF5 ..., GCC ...)"
 

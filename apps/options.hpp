@@ -39,6 +39,7 @@ Trace open_trace(const std::string& file);
 
 // One registration a file of commands. The option values live as long as the parser.
 void add_run(CLI::App& app, std::vector<Command>& commands);
+void add_sweep(CLI::App& app, std::vector<Command>& commands);
 void add_list(CLI::App& app, std::vector<Command>& commands);
 void add_inspect(CLI::App& app, std::vector<Command>& commands);
 void add_synth(CLI::App& app, std::vector<Command>& commands);

@@ -1,12 +1,10 @@
 #include <fmt/format.h>
-#include <signal.h>
 
 #include <algorithm>
-#include <atomic>
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <set>
+#include <unordered_map>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -16,6 +14,7 @@
 #include "options.hpp"
 #include "plan/plan.hpp"
 #include "progress.hpp"
+#include "replaying.hpp"
 #include "run_options.hpp"
 #include "signals.hpp"
 #include "summary.hpp"
@@ -41,22 +40,15 @@ Work prepare(const RunChoices& choices, Console& console) {
   Work work{std::move(loaded.config), std::move(loaded.traces), {}, {}, 1};
   for (const std::string& warning : work.config.warnings) console.warning(warning);
   require_device(work.config);
-  work.plan = plan_cells(work.config, work.traces);
-  work.out = work.config.output.dir.empty() ? fs::path("out") / work.config.name : work.config.output.dir;
+  work.plan = planned(choices, work.config, work.traces);
+  work.out = output_of(work.config);
   work.jobs = work.config.run.jobs > 0 ? work.config.run.jobs : default_jobs();
   return work;
 }
 
-std::vector<Cell> missing_cells(const std::vector<Cell>& plan, const Store& store) {
-  std::vector<Cell> todo;
-  for (const Cell& cell : plan)
-    if (store.done().count(cell.key) == 0) todo.push_back(cell);
-  return todo;
-}
-
 // Cells that the plan does not know would drop out of results.csv without a word.
 void refuse_other_plan(const Work& work, const Store& store) {
-  const size_t foreign = store.foreign(work.plan);
+  const size_t foreign = store.folder().foreign(keys_of(work.plan));
   if (foreign == 0) return;
   throw ConfigError(
       fmt::format("{}: error: holds {} cells of another plan (another configuration, trace or precision). "
@@ -65,11 +57,9 @@ void refuse_other_plan(const Work& work, const Store& store) {
 }
 
 int dry_run(const Work& work) {
-  // Operations that one core with AVX2 does in a second, roughly.
-  constexpr double kRate = 5e10;
   std::vector<Cell> todo = work.plan;
   if (std::error_code ignored; fs::is_directory(work.out / "shards", ignored))
-    todo = missing_cells(work.plan, Store(work.out, work.save(), false));
+    todo = missing_cells(work.plan, ResultsFolder(work.out, work.save(), ""));
   double cost = 0;
   for (const double c : estimate(work.config, todo, work.traces).cost) cost += c;
   const double bytes = double(estimate(work.config, work.plan, work.traces).bytes_peak);
@@ -77,7 +67,7 @@ int dry_run(const Work& work) {
       "cells   {} ({} done, {} to replay)\nmemory  about {:.0f} MiB\ntime    about {} with {} jobs\noutput  "
       "{}\n",
       work.plan.size(), work.plan.size() - todo.size(), todo.size(), std::max(1.0, bytes / (1 << 20)),
-      duration_text(cost / kRate / work.jobs), work.jobs, work.out.string()));
+      duration_text(core_seconds(cost) / work.jobs), work.jobs, work.out.string()));
   return 0;
 }
 
@@ -90,76 +80,78 @@ Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices
   const PlanEstimate estimated = estimate(work.config, todo, work.traces);
   Progress progress(console, Progress::mode_of(choices.progress, console.verbosity < 0),
                     work.plan.size() - todo.size(), todo, estimated.cost);
-  std::atomic<bool> give_up{false};
-  RunOptions options = engine_options(work.config, work.plan);
+  RunOptions options = engine_options(work.config, observes_rows(work.plan));
   options.save = work.save();
   options.jobs = work.jobs;
-  std::set<std::string> missing;
-  for (const Cell& cell : todo) missing.insert(cell.key);
-  options.on_start = [&](const Cell& cell) { progress.started(cell); };
-  options.on_cell = [&](const Cell& cell, const CellResult& result) {
-    if (missing.count(cell.key) == 0) return;
-    const bool ok = store.publish(cell, result);
-    progress.finished(cell, ok);
-    if (!ok) console.detail(fmt::format("failed: {}: {}", cell_text(cell), result.error));
-    if (!ok && choices.fail_fast) give_up = true;
-  };
-  options.on_head = [&] { store.sync(); };
-  options.stop = [&] { return give_up || StopSignals::stop(); };
-  run_cells(with_families(todo, work.plan), options);
+  replay_missing(todo, {work.plan, std::move(options), store, progress, console, choices.fail_fast});
   progress.end();
   return {progress.finished_now(), progress.failed()};
 }
 
-// What went wrong, by frequency: the reason of the first failed cells is in the table's error column.
-void tell_failures(const ResultTable& rows, Console& console) {
-  constexpr size_t kTold = 5;
-  std::map<std::string, size_t> reasons;
-  for (const auto& row : rows)
-    if (row[column_index("status")] != "ok")
-      ++reasons[row[column_index("method")] + ": " + row[column_index("error")]];
-  size_t told = 0;
-  for (const auto& [reason, count] : reasons)
-    if (told++ < kTold) console.error(fmt::format("{} cells failed: {}", count, reason));
-  if (reasons.size() > kTold)
-    console.error(fmt::format("and {} other reasons, see the column `error`", reasons.size() - kTold));
-}
-
 // A method that never evicted, or a format that never rewrote a row, has not been tested by this run.
-void tell_idle(const Work& work, const ResultTable& rows, Console& console) {
-  std::map<std::string, const Cell*> cells;
-  for (const Cell& cell : work.plan) cells[cell.key] = &cell;
-  std::map<std::string, size_t> idle;
-  for (const auto& row : rows) {
-    const Cell& cell = *cells.at(row[column_index("key")]);
-    if (row[column_index("status")] != "ok") continue;
-    const std::string name = instance_text(work.config.methods[cell.instance]);
+class Idle {
+ public:
+  Idle(const RunConfig& config, const std::vector<Cell>& plan) : config_(config) {
+    for (const Cell& cell : plan) cells_[cell.key] = &cell;
+  }
+  void add(const Fields& row) {
+    const Cell& cell = *cells_.at(row[column_index("key")]);
+    if (row[column_index("status")] != "ok") return;
+    const auto name = [&] { return instance_text(config_.methods[cell.instance]); };
     const bool should_evict =
         cell.budget && *cell.budget < cell.n_tokens && !cell.method->info.reads_full_cache;
-    if (should_evict && row[column_index("n_evictions")] == "0") ++idle[name + " evicted nothing"];
+    if (should_evict && row[column_index("n_evictions")] == "0") ++idle_[name() + " evicted nothing"];
     if (cell.axes.row_format.quantises() && row[column_index("n_quantised")] == "0")
-      ++idle[name + " quantised nothing (kivi and gear need caches larger than R)"];
+      ++idle_[name() + " quantised nothing (kivi and gear need caches larger than R)"];
   }
-  for (const auto& [what, count] : idle) console.warning(fmt::format("{} in {} cells", what, count));
+  void tell(Console& console) const {
+    for (const auto& [what, count] : idle_) console.warning(fmt::format("{} in {} cells", what, count));
+  }
+
+ private:
+  const RunConfig& config_;
+  std::unordered_map<std::string, const Cell*> cells_;
+  std::map<std::string, size_t> idle_;
+};
+
+void tell_table(const Work& work, const Store& store, Console& console) {
+  Summary summary;
+  Failures failures;
+  Idle idle(work.config, work.plan);
+  std::vector<std::string> labels;
+  for (const MethodInstance& instance : work.config.methods) labels.push_back(instance_text(instance));
+  for (const Cell& cell : work.plan) summary.expect(labels[cell.instance], cell.budget.value_or(0));
+  store.folder().each_row(keys_of(work.plan), [&](const Fields& row) {
+    summary.add(row);
+    failures.add(row);
+    idle.add(row);
+  });
+  print(summary.text());
+  failures.tell(console);
+  idle.tell(console);
+}
+
+nlohmann::json record_of(const Work& work, const std::string& command_line) {
+  nlohmann::json traces = nlohmann::json::array();
+  for (const TraceInfo& t : work.traces) traces.push_back(trace_record(t.path.string(), t.trace_id, t.model));
+  nlohmann::json record = run_record(resolved_json(work.config), traces, command_line);
+  record["jobs"] = work.jobs;
+  return record;
 }
 
 int run(const RunChoices& choices, Context& context) {
   Console& console = context.console;
   const Work work = prepare(choices, console);
   if (choices.dry_run) return dry_run(work);
-  Store store(work.out, work.save(), choices.force, cell_record(work.config));
+  Store store(work.out, work.save(), choices.force,
+              cell_record(work.config.run.double_precision ? "double" : "single", work.config.run.device));
   if (!choices.force) refuse_other_plan(work, store);
-  const std::vector<Cell> todo = missing_cells(work.plan, store);
+  const std::vector<Cell> todo = missing_cells(work.plan, store.folder());
   console.note(fmt::format("{} cells, {} done before, {} jobs, output {}", work.plan.size(),
                            work.plan.size() - todo.size(), work.jobs, work.out.string()));
-  if (store.unreadable_lines() > 0)
-    console.warning(fmt::format("{}: {} damaged lines in shards/ are left out; their cells are replayed",
-                                work.out.string(), store.unreadable_lines()));
-  ::signal(SIGPIPE, SIG_IGN);  // a closed terminal or pipe must not lose a run
+  tell_damaged_lines(store.folder(), console);
   const StopSignals signals;
-  const auto finish = [&] {
-    store.finish(work.plan, run_record(work.config, work.traces, work.jobs, context.command_line));
-  };
+  const auto finish = [&] { store.finish(keys_of(work.plan), record_of(work, context.command_line)); };
   Outcome outcome;
   try {
     outcome = replay(work, todo, choices, store, console);
@@ -168,12 +160,9 @@ int run(const RunChoices& choices, Context& context) {
     throw;
   }
   finish();
-  const ResultTable rows = store.table(work.plan);
-  print(summary_table(work.config, work.plan, rows));
-  tell_failures(rows, console);
-  tell_idle(work, rows, console);
+  tell_table(work, store, console);
   console.note(fmt::format("wrote {}", (work.out / "results.csv").string()));
-  if (StopSignals::stop() && outcome.finished < todo.size()) {
+  if (StopSignals::drain() && outcome.finished < todo.size()) {
     console.note(fmt::format("stopped: {} cells are left, run the same command to continue",
                              todo.size() - outcome.finished));
     return StopSignals::exit_code();

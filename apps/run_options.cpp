@@ -7,6 +7,8 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
+#include "plan/only.hpp"
+#include "plan/plan.hpp"
 
 namespace kvreplay::app {
 namespace {
@@ -17,7 +19,21 @@ bool names_a_trace(const RunChoices& choices) {
 
 }  // namespace
 
+void add_progress_option(CLI::App& command, std::string& progress) {
+  command.add_option("--progress", progress, "auto, bar, plain, json or none")
+      ->check(CLI::IsMember({"auto", "bar", "plain", "json", "none"}));
+}
+
 void add_run_options(CLI::App& command, RunChoices& choices) {
+  add_plan_options(command, choices);
+  CLI::Option* fail_fast =
+      command.add_flag("--fail-fast", choices.fail_fast, "stop at the first failed cell");
+  command.add_flag("--keep-going", choices.keep_going, "replay the other cells after a failure (default)")
+      ->excludes(fail_fast);
+  add_progress_option(command, choices.progress);
+}
+
+void add_plan_options(CLI::App& command, RunChoices& choices) {
   add_config_options(command, choices.config,
                      "a configuration (YAML), or a trace (HDF5) together with --method");
   command.add_option("-o,--out", choices.out, "where results go (default: output.dir, else out/NAME)")
@@ -28,12 +44,6 @@ void add_run_options(CLI::App& command, RunChoices& choices) {
   command.add_option("--device", choices.device, "cpu or cuda[:N]")->type_name("DEVICE");
   command.add_flag("-n,--dry-run", choices.dry_run, "only show cells, memory and estimated time");
   command.add_flag("--force", choices.force, "forget what an earlier run left in the output directory");
-  CLI::Option* fail_fast =
-      command.add_flag("--fail-fast", choices.fail_fast, "stop at the first failed cell");
-  command.add_flag("--keep-going", choices.keep_going, "replay the other cells after a failure (default)")
-      ->excludes(fail_fast);
-  command.add_option("--progress", choices.progress, "auto, bar, plain, json or none")
-      ->check(CLI::IsMember({"auto", "bar", "plain", "json", "none"}));
   const std::string group = "Instead of a configuration, or over it";
   const auto add = [&](const char* name, std::string& value, const char* help, const char* type) {
     command.add_option(name, value, help)->type_name(type)->group(group);
@@ -49,6 +59,18 @@ void add_run_options(CLI::App& command, RunChoices& choices) {
       "N");
   add("--save", choices.save, "curves,kept,outputs: arrays that go to HDF5 (default: none)", "LIST");
   add("--precision", choices.precision, "single (default) or double", "WORD");
+  add("--only", choices.only,
+      "only cells that a row of this CSV names (prompt, layer, method, budget_tokens, ...)", "FILE");
+}
+
+std::vector<Cell> planned(const RunChoices& choices, const RunConfig& config,
+                          const std::vector<TraceInfo>& traces) {
+  std::vector<Cell> plan = plan_cells(config, traces);
+  return choices.only.empty() ? plan : CellFilter(choices.only).of(std::move(plan));
+}
+
+std::filesystem::path output_of(const RunConfig& config) {
+  return config.output.dir.empty() ? std::filesystem::path("out") / config.name : config.output.dir;
 }
 
 std::filesystem::path config_file(const RunChoices& choices) {

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "catalog/cell.hpp"
+#include "config/run_config.hpp"
 #include "options.hpp"
 
 namespace kvreplay::app {
@@ -12,16 +14,24 @@ namespace kvreplay::app {
 struct RunChoices {
   ConfigOptions config;
   std::string out, jobs, device;
-  std::string methods, budget, layers, prompts, kv_heads, prefill, tokens, seeds, save, precision;
+  std::string methods, budget, layers, prompts, kv_heads, prefill, tokens, seeds, save, precision, only;
   bool dry_run = false, force = false, fail_fast = false, keep_going = false;
   std::string progress = "auto";
 };
 
 void add_run_options(CLI::App& command, RunChoices& choices);
+// Those of them that say what is to be replayed.
+void add_plan_options(CLI::App& command, RunChoices& choices);
+void add_progress_option(CLI::App& command, std::string& progress);
 
 // Empty when a trace was named instead of a configuration. Throws ConfigError when nothing was named.
 std::filesystem::path config_file(const RunChoices& choices);
 std::vector<std::string> overrides_of(const RunChoices& choices);
+// The cells of a configuration, or those that --only names.
+std::vector<Cell> planned(const RunChoices& choices, const RunConfig& config,
+                          const std::vector<TraceInfo>& traces);
+// output.dir, else out/NAME.
+std::filesystem::path output_of(const RunConfig& config);
 
 // "64,256" -> tokens, "5%,10%" or "0.05,0.1" -> fraction_kept; as an override. Throws ConfigError on a
 // mixture.

@@ -36,7 +36,8 @@ StopSignals::StopSignals() {
   install(handle);
 }
 StopSignals::~StopSignals() { install(SIG_DFL); }
-bool StopSignals::stop() { return received != 0; }
+bool StopSignals::stop() { return received == SIGINT; }
+bool StopSignals::drain() { return received != 0; }
 int StopSignals::exit_code() { return code_of(received); }
 
 }  // namespace kvreplay::app

@@ -2,7 +2,8 @@
 
 namespace kvreplay::app {
 
-// While one lives: SIGINT, SIGTERM and SIGUSR1 ask for a stop; a second one ends the process at once.
+// While one lives: SIGTERM and SIGUSR1 ask to finish the heads in work and begin no other, SIGINT to stop
+// soon; a second signal ends the process at once.
 class StopSignals {
  public:
   StopSignals();
@@ -10,7 +11,8 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  static bool stop();
+  static bool stop();      // soon: what is in work is not finished
+  static bool drain();     // any of the signals
   static int exit_code();  // 130 after SIGINT, 75 after the others
 };
 

@@ -4,94 +4,71 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <map>
-#include <tuple>
 #include <unordered_map>
 
+#include "base/text.hpp"
+
 namespace kvreplay::app {
-namespace {
-
-constexpr const char* kMeans[] = {"rel_err_out_mean", "kept_mass_mean", "partition_err_mean",
-                                  "peak_kept_tokens", "total_bytes"};
-constexpr size_t kMeanCount = std::size(kMeans);
-
-struct Mean {
-  double sum = 0;
-  int64_t count = 0;
-  void add(const std::string& field) {
-    if (field.empty()) return;
-    sum += std::strtod(field.c_str(), nullptr);
-    ++count;
-  }
-  std::string text() const {
-    if (count == 0) return "-";
-    const double mean = sum / double(count);
-    return mean >= 1000 ? fmt::format("{:.0f}", mean) : fmt::format("{:.4g}", mean);
-  }
-};
-
-struct Group {
-  Mean means[kMeanCount];
-  int64_t planned = 0, ok = 0, failed = 0;
-};
-
-using GroupKey = std::pair<size_t, int32_t>;  // instance, budget
-
-std::map<GroupKey, Group> grouped(const std::vector<Cell>& plan, const ResultTable& rows) {
-  std::unordered_map<std::string, GroupKey> group_of;
-  std::map<GroupKey, Group> groups;
-  for (const Cell& cell : plan) {
-    const GroupKey key{cell.instance, cell.budget.value_or(0)};
-    group_of[cell.key] = key;
-    ++groups[key].planned;
-  }
-  size_t at[kMeanCount];
-  for (size_t i = 0; i < kMeanCount; ++i) at[i] = column_index(kMeans[i]);
-  for (const auto& row : rows) {
-    Group& group = groups[group_of.at(row[column_index("key")])];
-    const bool ok = row[column_index("status")] == "ok";
-    ++(ok ? group.ok : group.failed);
-    for (size_t i = 0; ok && i < kMeanCount; ++i) group.means[i].add(row[at[i]]);
-  }
-  return groups;
-}
-
-}  // namespace
 
 size_t column_index(const std::string& name) {
-  const auto& all = columns();
-  return size_t(std::find_if(all.begin(), all.end(), [&](const Column& c) { return name == c.name; }) -
-                all.begin());
+  static const std::unordered_map<std::string, size_t> at = [] {
+    std::unordered_map<std::string, size_t> numbers;
+    for (const Column& column : columns()) numbers.emplace(column.name, numbers.size());
+    return numbers;
+  }();
+  return at.at(name);
 }
 
-std::string instance_text(const MethodInstance& instance) {
-  std::string text = instance.method->info.name;
-  for (const ParameterSpec& spec : instance.method->parameters) {
-    const auto& value = instance.params.at(spec.name);
-    if (value != spec.default_value)
-      text += fmt::format(" {}={}", spec.name, value.is_string() ? value.get<std::string>() : value.dump());
-  }
-  const Axes usual = instance.method->default_axes(instance.params);
-  const nlohmann::json axes = to_json(instance.axes), defaults = to_json(usual);
-  for (const auto& [name, value] : axes.items())
-    if (!defaults.contains(name) || value != defaults.at(name))
-      text += fmt::format(" {}={}", name, value.is_string() ? value.get<std::string>() : value.dump());
+std::string label_text(const std::string& method, const nlohmann::json& given) {
+  std::string text = method;
+  for (const auto& [name, value] : given.items())
+    text += fmt::format(" {}={}", name, value.is_string() ? value.get<std::string>() : canonical(value));
   return text;
 }
 
-std::string summary_table(const RunConfig& config, const std::vector<Cell>& plan, const ResultTable& table) {
-  const auto groups = grouped(plan, table);
-  const bool missing = std::any_of(groups.begin(), groups.end(), [](const auto& g) {
+std::string instance_text(const MethodInstance& instance) {
+  return label_text(instance.method->info.name, given_of(*instance.method, instance.params, instance.axes));
+}
+
+void Summary::Mean::add(const std::string& field) {
+  if (field.empty()) return;
+  sum += std::strtod(field.c_str(), nullptr);
+  ++count;
+}
+
+std::string Summary::Mean::text() const {
+  if (count == 0) return "-";
+  const double mean = sum / double(count);
+  return mean >= 1000 ? fmt::format("{:.0f}", mean) : fmt::format("{:.4g}", mean);
+}
+
+void Summary::expect(const std::string& label, int32_t budget) {
+  const auto [at, is_new] = rank_.emplace(label, labels_.size());
+  if (is_new) labels_.push_back(label);
+  ++groups_[{at->second, budget}].planned;
+}
+
+void Summary::add(const Fields& row) {
+  const auto field = [&](const char* name) -> const std::string& { return row[column_index(name)]; };
+  std::string& label = label_of_[{field("method"), field("given")}];
+  if (label.empty()) label = label_text(field("method"), nlohmann::json::parse(field("given")));
+  Group& group = groups_[{rank_.at(label), std::atoi(field("budget_tokens").c_str())}];
+  const bool ok = field("status") == "ok";
+  ++(ok ? group.ok : group.failed);
+  for (size_t i = 0; ok && i < std::size(kMeans); ++i) group.means[i].add(field(kMeans[i]));
+}
+
+std::string Summary::text() const {
+  const bool missing = std::any_of(groups_.begin(), groups_.end(), [](const auto& g) {
     return g.second.planned > g.second.ok + g.second.failed;
   });
   std::vector<std::vector<std::string>> rows = {{"method", "budget"}};
   rows[0].insert(rows[0].end(), std::begin(kMeans), std::end(kMeans));
   rows[0].insert(rows[0].end(), {"ok", "failed"});
   if (missing) rows[0].emplace_back("missing");
-  for (const auto& [key, group] : groups) {
-    const auto& [instance, budget] = key;
-    const std::string name = instance_text(config.methods[instance]);
-    std::vector<std::string> row = {name, budget > 0 ? std::to_string(budget) : "-"};
+  for (const auto& [key, group] : groups_) {
+    const auto& [rank, budget] = key;
+    std::vector<std::string> row = {labels_[rank], budget > 0 ? std::to_string(budget) : "-"};
     for (const Mean& mean : group.means) row.push_back(mean.text());
     row.push_back(std::to_string(group.ok));
     row.push_back(std::to_string(group.failed));
@@ -99,6 +76,27 @@ std::string summary_table(const RunConfig& config, const std::vector<Cell>& plan
     rows.push_back(std::move(row));
   }
   return aligned(rows);
+}
+
+void Failures::add(const Fields& row) {
+  if (row[column_index("status")] != "ok")
+    ++reasons_[row[column_index("method")] + ": " + row[column_index("error")]];
+}
+
+void Failures::tell(Console& console) const {
+  constexpr size_t kTold = 5;
+  size_t told = 0;
+  for (const auto& [reason, count] : reasons_)
+    if (told++ < kTold) console.error(fmt::format("{} cells failed: {}", count, reason));
+  if (reasons_.size() > kTold)
+    console.error(fmt::format("and {} other reasons, see the column `error`", reasons_.size() - kTold));
+}
+
+void tell_damaged_lines(const ResultsFolder& folder, Console& console) {
+  if (folder.shards().unreadable_lines == 0) return;
+  console.warning(
+      fmt::format("{}: {} damaged lines in shards/ and attempts/ are left out; their cells are replayed",
+                  folder.dir().string(), folder.shards().unreadable_lines));
 }
 
 namespace {

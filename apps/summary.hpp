@@ -1,9 +1,12 @@
 #pragma once
+#include <array>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "catalog/cell.hpp"
 #include "config/run_config.hpp"
+#include "console.hpp"
 #include "results/store.hpp"
 
 namespace kvreplay::app {
@@ -11,8 +14,47 @@ namespace kvreplay::app {
 // "snapkv window=16 phase=stream": the name and what differs from the defaults.
 std::string instance_text(const MethodInstance& instance);
 
-// The table that `run` prints: one row per (method instance, budget), means over its cells.
-std::string summary_table(const RunConfig& config, const std::vector<Cell>& plan, const ResultTable& rows);
+// The same from what results and plans say of a cell: its method, and its parameters that are `given`.
+std::string label_text(const std::string& method, const nlohmann::json& given);
+
+// The table that `run` and `sweep merge` print: one row per (method instance, budget), means over its cells.
+class Summary {
+ public:
+  // A cell of the plan; instances are shown in the order in which they come first.
+  void expect(const std::string& label, int32_t budget);  // 0: none
+  void add(const Fields& row);
+  std::string text() const;
+
+ private:
+  struct Mean {
+    double sum = 0;
+    int64_t count = 0;
+    void add(const std::string& field);
+    std::string text() const;
+  };
+  static constexpr const char* kMeans[] = {"rel_err_out_mean", "kept_mass_mean", "partition_err_mean",
+                                           "peak_kept_tokens", "total_bytes"};
+  struct Group {
+    std::array<Mean, std::size(kMeans)> means;
+    int64_t planned = 0, ok = 0, failed = 0;
+  };
+  std::map<std::string, size_t> rank_;                                   // of a label
+  std::vector<std::string> labels_;                                      // by rank
+  std::map<std::pair<size_t, int32_t>, Group> groups_;                   // by rank and budget
+  std::map<std::pair<std::string, std::string>, std::string> label_of_;  // of method and given
+};
+
+// What went wrong, by frequency.
+class Failures {
+ public:
+  void add(const Fields& row);
+  void tell(Console& console) const;
+
+ private:
+  std::map<std::string, size_t> reasons_;
+};
+
+void tell_damaged_lines(const ResultsFolder& folder, Console& console);
 
 size_t column_index(const std::string& name);  // in columns()
 

@@ -30,4 +30,8 @@ struct OutputError : UserError {  // the output directory cannot be written
   explicit OutputError(const std::string& m) : UserError(2, m) {}
 };
 
+struct InconsistentError : UserError {  // results that contradict each other, found when they are merged
+  explicit InconsistentError(const std::string& m) : UserError(5, m) {}
+};
+
 }  // namespace kvreplay

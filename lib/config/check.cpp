@@ -77,8 +77,7 @@ class TraceChecks {
 
   void check_layers(const TraceInfo& trace, const PromptInfo& prompt) {
     if (!config_.select.layers) return;
-    std::vector<int32_t> held;
-    for (const LayerInfo& l : prompt.layers) held.push_back(l.layer);
+    const std::vector<int32_t>& held = prompt.layer_numbers;
     for (size_t i = 0; i < config_.select.layers->size(); ++i) {
       const int32_t layer = (*config_.select.layers)[i];
       if (std::find(held.begin(), held.end(), layer) != held.end()) continue;

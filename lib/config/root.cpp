@@ -79,10 +79,10 @@ void read_root(RunConfig& config, const Node& root, const Source& source, Proble
                               : "a configuration is a map that starts with the line \"schema: 1\"");
     return;
   }
-  // `figure` says what kvanalysis draws of the results; a run does not look at it.
+  // `figure` and `sweep` say what kvanalysis draws and which budgets it tries; a run does not look at them.
   const Section section(&root, "",
                         {"schema", "name", "traces", "select", "replay", "methods", "budget", "seeds",
-                         "metrics", "run", "output", "figure"},
+                         "metrics", "run", "output", "figure", "sweep"},
                         problems);
   read_schema(section, root.key_mark("schema"), problems);
   read_name(config, section, problems);

@@ -60,7 +60,7 @@ std::vector<TraceInfo> open_traces(const RunConfig& config, Problems& problems) 
   std::vector<TraceInfo> traces;
   for (size_t i = 0; i < config.traces.size(); ++i) {
     try {
-      traces.push_back(Trace(config.traces[i]).info());
+      traces.push_back(Trace(config.traces[i], {config.select.prompts, config.select.layers}).info());
     } catch (const TraceError& e) {
       problems.trace_error(config.marks.at(fmt::format("traces[{}]", i)), e.what());
     }
@@ -101,10 +101,16 @@ void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& trace
 
 LoadedRun load_run(const fs::path& file, const std::vector<std::string>& overrides, const Registry& methods,
                    const std::vector<std::string>& measures) {
-  Problems problems;
   const std::string text = file.empty() ? "{}" : read_file(file);
+  return load_run(text, file.parent_path(), file.string(), overrides, methods, measures);
+}
+
+LoadedRun load_run(const std::string& text, const fs::path& base, const std::string& label,
+                   const std::vector<std::string>& overrides, const Registry& methods,
+                   const std::vector<std::string>& measures) {
+  Problems problems;
   LoadedRun run;
-  run.config = read_config(text, file.string(), {methods, measures, file.parent_path()}, overrides, problems);
+  run.config = read_config(text, label, {methods, measures, base}, overrides, problems);
   run.traces = open_traces(run.config, problems);
   check_against_traces(run.config, run.traces, problems);
   problems.raise(run.config);

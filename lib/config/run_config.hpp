@@ -103,6 +103,10 @@ struct LoadedRun {
 // once. An empty `file` means that `overrides` hold the whole configuration.
 LoadedRun load_run(const std::filesystem::path& file, const std::vector<std::string>& overrides,
                    const Registry& methods, const std::vector<std::string>& measures = {});
+// The same from text, as in parse_config. Of large traces only what `select` names is opened.
+LoadedRun load_run(const std::string& text, const std::filesystem::path& base, const std::string& label,
+                   const std::vector<std::string>& overrides, const Registry& methods,
+                   const std::vector<std::string>& measures = {});
 
 // A budget in tokens for one layer (convention C10) before it is rounded down, and after; below 1 only when
 // `bytes` hold no token.

@@ -29,6 +29,7 @@ constexpr double kBytesPerToken = 12;   // of each cache: copies, evictions and 
 constexpr double kBytesPerStep = 12;    // the same while it streams: where tokens stand in tiles and products
 constexpr double kBytesPerScored = 48;  // of each cell and query head: what is kept of a scored row
 constexpr double kProgramBytes = 40e6;  // what runs before anything is loaded
+constexpr double kOperationsPerSecond = 5e10;
 
 const LayerInfo& layer_of(const Cell& cell, const std::vector<TraceInfo>& traces) {
   const std::vector<LayerInfo>& layers = traces.at(cell.trace).prompts.at(cell.prompt_rank).layers;
@@ -156,6 +157,8 @@ double peak_of(std::vector<double> bytes, int jobs) {
 }
 
 }  // namespace
+
+double core_seconds(double cost) { return cost / kOperationsPerSecond; }
 
 PlanEstimate estimate(const RunConfig& config, const std::vector<Cell>& plan,
                       const std::vector<TraceInfo>& traces) {

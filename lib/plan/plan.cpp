@@ -232,6 +232,12 @@ void add_prompt(Planner& planner, const RunConfig& config, const TraceInfo& trac
 
 }  // namespace
 
+bool observes_rows(const std::vector<Cell>& plan) {
+  return std::any_of(plan.begin(), plan.end(), [](const Cell& cell) {
+    return cell.method->observes && cell.method->observes(cell.params, cell.axes);
+  });
+}
+
 std::vector<Cell> plan_cells(const RunConfig& config, const std::vector<TraceInfo>& traces) {
   Planner planner(config);
   for (size_t i = 0; i < traces.size(); ++i) {

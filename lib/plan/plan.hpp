@@ -18,6 +18,9 @@ constexpr int kEngineSchema = 1;  // raised when the same cell would give other 
 // check_against_traces, which marks what is wrong where it stands; throws ConfigError otherwise.
 std::vector<Cell> plan_cells(const RunConfig& config, const std::vector<TraceInfo>& traces);
 
+// Does some cell observe every decode row (RunOptions::every_row)?
+bool observes_rows(const std::vector<Cell>& plan);
+
 // The budgets of a method share their sums, so that the last bits of one depend on which others there are. A
 // run that is resumed therefore replays whole families: all cells of the plan that share with one of `todo`,
 // in the plan's order. Those that are finished already cost little and are not reported again.
@@ -28,6 +31,8 @@ struct PlanEstimate {
   int64_t bytes_peak = 0;
   std::vector<double> cost;
 };
+// Of a cost, on one core with AVX2; roughly.
+double core_seconds(double cost);
 PlanEstimate estimate(const RunConfig& config, const std::vector<Cell>& plan,
                       const std::vector<TraceInfo>& traces);
 

@@ -8,6 +8,7 @@
 #include "base/text.hpp"
 #include "core/share.hpp"
 #include "replay/budget_file.hpp"
+#include "replay/failures.hpp"
 #include "replay/head_replay.hpp"
 
 namespace kvreplay {
@@ -90,7 +91,11 @@ struct Company {
   std::vector<Cell*> cells;
   std::vector<Testimony> heads;
 
-  bool hears(int32_t layer) const { return council == Council::model || layer == witness.layer; }
+  std::string lost = {};  // why its heads cannot all be heard
+
+  bool hears(int32_t layer) const {
+    return lost.empty() && (council == Council::model || layer == witness.layer);
+  }
   void settle() const {
     const std::vector<int32_t> tokens = witness.method->share
                                             ? witness.method->share(witness.params, witness.scene(), heads)
@@ -128,16 +133,34 @@ class Hearing {
       std::vector<Company*> present;
       for (auto& [name, company] : companies_)
         if (company.hears(held.layer)) present.push_back(&company);
-      if (!present.empty()) hear(held, present);
+      unless_lost(present, [&] {
+        if (!present.empty()) hear(held, present);
+      });
       if (stopped()) return;
       for (Company* company : present)
-        if (company->council == Council::layer) company->settle(), company->heads.clear();
+        if (company->council == Council::layer)
+          unless_lost({company}, [&] { company->settle(), company->heads.clear(); });
     }
+    for (auto& [name, company] : companies_)
+      if (company.council == Council::model && company.lost.empty())
+        unless_lost({&company}, [&] { company.settle(); });
+  }
+  void tell_lost(WithoutBudget& without) const {
     for (const auto& [name, company] : companies_)
-      if (company.council == Council::model) company.settle();
+      for (const Cell* cell : company.cells)
+        if (!company.lost.empty()) without[cell->key] = company.lost;
   }
 
  private:
+  template <class Work>
+  void unless_lost(const std::vector<Company*>& companies, Work work) {
+    try {
+      work();
+    } catch (...) {
+      const std::string why = why_head_is_lost(options_.outlive_heads);
+      for (Company* company : companies) company->lost = why;
+    }
+  }
   void hear(const HeldLayer& held, const std::vector<Company*>& present) {
     std::vector<std::vector<Testimony>> said(size_t(held.kv_heads));
     FirstError error;
@@ -190,11 +213,28 @@ int32_t kv_heads_of(const std::vector<HeldLayer>& layers, int32_t layer) {
       ->kv_heads;
 }
 
+bool needs_no_other_head(const Cell& cell) {
+  const Allocator rule = cell.axes.allocator;
+  return rule == Allocator::pyramid || rule == Allocator::file || council_of(cell) == Council::head;
+}
+
+void allocate_alone(Cell& cell, const std::vector<HeldLayer>& layers) {
+  if (cell.axes.allocator == Allocator::pyramid) allocate(cell, by_pyramid(cell));
+  if (cell.axes.allocator == Allocator::file)
+    allocate(cell, tokens_in_file(cell.axes.allocator_file, cell.layer, cell.kv_head,
+                                  kv_heads_of(layers, cell.layer)));
+}
+
 }  // namespace
 
+bool hears_all_layers(const Cell& cell) {
+  return !needs_no_other_head(cell) && council_of(cell) == Council::model;
+}
+
 template <class Real>
-void allocate_budgets(std::vector<Cell>& cells, const RunOptions& options, const LoadHead<Real>& load,
-                      const ListLayers& list_layers) {
+WithoutBudget allocate_budgets(std::vector<Cell>& cells, const RunOptions& options,
+                               const LoadHead<Real>& load, const ListLayers& list_layers) {
+  WithoutBudget without;
   std::map<std::pair<size_t, std::string>, std::vector<Cell*>> prompts;
   for (Cell& cell : cells)
     if (council_of(cell) != Council::none) prompts[{cell.trace, cell.prompt}].push_back(&cell);
@@ -202,21 +242,26 @@ void allocate_budgets(std::vector<Cell>& cells, const RunOptions& options, const
     const std::vector<HeldLayer> layers = list_layers(place.first, place.second);
     Hearing<Real> hearing(options, load);
     for (Cell* cell : sharing) {
-      const Council council = council_of(*cell);
-      if (cell->axes.allocator == Allocator::file)
-        allocate(*cell, tokens_in_file(cell->axes.allocator_file, cell->layer, cell->kv_head,
-                                       kv_heads_of(layers, cell->layer)));
-      else if (cell->axes.allocator == Allocator::pyramid) allocate(*cell, by_pyramid(*cell));
-      else if (council != Council::head && *cell->budget < cell->n_prefill) hearing.add(*cell, council);
+      if (!needs_no_other_head(*cell)) {
+        if (*cell->budget < cell->n_prefill) hearing.add(*cell, council_of(*cell));
+        continue;
+      }
+      try {
+        allocate_alone(*cell, layers);
+      } catch (...) {
+        without[cell->key] = why_head_is_lost(options.outlive_heads);
+      }
     }
     hearing.hold(layers);
-    if (options.stop && options.stop()) return;
+    hearing.tell_lost(without);
+    if (options.stop && options.stop()) break;
   }
+  return without;
 }
 
-template void allocate_budgets(std::vector<Cell>&, const RunOptions&, const LoadHead<float>&,
-                               const ListLayers&);
-template void allocate_budgets(std::vector<Cell>&, const RunOptions&, const LoadHead<double>&,
-                               const ListLayers&);
+template WithoutBudget allocate_budgets(std::vector<Cell>&, const RunOptions&, const LoadHead<float>&,
+                                        const ListLayers&);
+template WithoutBudget allocate_budgets(std::vector<Cell>&, const RunOptions&, const LoadHead<double>&,
+                                        const ListLayers&);
 
 }  // namespace kvreplay

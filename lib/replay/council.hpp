@@ -1,6 +1,8 @@
 #pragma once
 #include <filesystem>
 #include <functional>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "catalog/cell.hpp"
@@ -22,9 +24,15 @@ struct HeldLayer {
 };
 using ListLayers = std::function<std::vector<HeldLayer>(size_t trace, const std::string& prompt)>;
 
+// Does a cell's budget depend on heads of all layers?
+bool hears_all_layers(const Cell& cell);
+
+// Cells by key that have no budget, with the reason; only with RunOptions::outlive_heads.
+using WithoutBudget = std::map<std::string, std::string>;
+
 // Fills in Cell::allocated where an allocator decides.
 template <class Real>
-void allocate_budgets(std::vector<Cell>& cells, const RunOptions& options, const LoadHead<Real>& load,
-                      const ListLayers& layers);
+WithoutBudget allocate_budgets(std::vector<Cell>& cells, const RunOptions& options,
+                               const LoadHead<Real>& load, const ListLayers& layers);
 
 }  // namespace kvreplay

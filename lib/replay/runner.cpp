@@ -4,6 +4,8 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 
@@ -11,6 +13,7 @@
 #include "core/wide.hpp"
 #include "kernels/kernels.hpp"
 #include "replay/council.hpp"
+#include "replay/failures.hpp"
 #include "replay/head_replay.hpp"
 #include "replay/read_ahead.hpp"
 
@@ -57,10 +60,29 @@ std::vector<Group> group_cells(const std::vector<Cell>& cells) {
   return groups;
 }
 
+// What of each trace the cells need: all layers only where they share a budget.
+std::vector<TraceScope> scopes_of(const std::vector<Cell>& cells, size_t traces) {
+  std::vector<std::set<std::string>> prompts(traces);
+  std::vector<std::set<int32_t>> layers(traces);
+  std::vector<bool> share(traces);
+  for (const Cell& cell : cells) {
+    prompts[cell.trace].insert(cell.prompt);
+    layers[cell.trace].insert(cell.layer);
+    if (hears_all_layers(cell)) share[cell.trace] = true;
+  }
+  std::vector<TraceScope> scopes(traces);
+  for (size_t t = 0; t < traces; ++t) {
+    scopes[t].prompts.emplace(prompts[t].begin(), prompts[t].end());
+    if (!share[t]) scopes[t].layers.emplace(layers[t].begin(), layers[t].end());
+  }
+  return scopes;
+}
+
 // HDF5 has one lock: one thread reads at a time, and traces are opened once.
 class Reader {
  public:
-  explicit Reader(const std::vector<std::filesystem::path>& paths) : paths_(paths) {}
+  Reader(const std::vector<std::filesystem::path>& paths, std::vector<TraceScope> scopes)
+      : paths_(paths), scopes_(std::move(scopes)) {}
   template <class Real>
   HeadStream<Real> load(size_t trace, const HeadRequest& request) {
     const std::lock_guard lock(mutex_);
@@ -83,48 +105,112 @@ class Reader {
  private:
   const Trace& opened(size_t trace) {
     auto found = open_.find(trace);
-    if (found == open_.end()) found = open_.emplace(trace, Trace(paths_.at(trace))).first;
+    if (found == open_.end()) found = open_.emplace(trace, Trace(paths_.at(trace), scopes_.at(trace))).first;
     return found->second;
   }
   const std::vector<std::filesystem::path>& paths_;
+  const std::vector<TraceScope> scopes_;
   std::map<size_t, Trace> open_;
   std::mutex mutex_;
 };
 
+// The caller's functions, one at a time.
+class Reports {
+ public:
+  explicit Reports(const RunOptions& options) : options_(options) {}
+
+  void started(const Cell& cell) {
+    const std::lock_guard lock(mutex_);
+    if (options_.on_start) options_.on_start(cell);
+  }
+  void result(const Cell& cell, const CellResult& result) {
+    const std::lock_guard lock(mutex_);
+    if (options_.on_cell) options_.on_cell(cell, result);
+  }
+  void head_is_done() {
+    const std::lock_guard lock(mutex_);
+    if (options_.on_head) options_.on_head();
+  }
+  void lost(const Cell& cell, const std::string& why) {
+    CellResult failed;
+    failed.ok = false;
+    failed.error = why;
+    result(cell, failed);
+  }
+  void lost(const Group& group, const std::string& why) {
+    for (const auto& decision : group.decisions)
+      for (const Cell* cell : decision) lost(*cell, why);
+  }
+  bool fail_if_lost(const Cell& cell, const WithoutBudget& without) {
+    const auto found = without.find(cell.key);
+    if (found != without.end()) lost(cell, found->second);
+    return found != without.end();
+  }
+
+ private:
+  const RunOptions& options_;
+  std::mutex mutex_;
+};
+
+template <class Real>
+struct Loaded {
+  std::optional<HeadStream<Real>> stream;
+  std::string lost;  // why there is none
+};
+
+template <class Real>
+Loaded<Real> load_unless_lost(Reader& reader, const Group& group, bool others_go_on) {
+  try {
+    return {reader.load<Real>(group.trace, group.request), ""};
+  } catch (...) {
+    return {std::nullopt, why_head_is_lost(others_go_on)};
+  }
+}
+
+// A head is reported when all of it is replayed, so one that is lost on the way has reported nothing.
+template <class Real, class Stop>
+void replay_group(const Group& group, const HeadStream<Real>& stream, const RunOptions& options,
+                  const Stop& stop, Reports& reports) {
+  bool reported = false;
+  try {
+    HeadReplay<Real> replay(stream, options);
+    for (const auto& decision : group.decisions) replay.add(decision);
+    replay.run(stop, [&](const Cell& cell, const CellResult& result) {
+      reported = true;
+      reports.result(cell, result);
+    });
+  } catch (...) {
+    reports.lost(group, why_head_is_lost(options.outlive_heads && !reported));
+  }
+}
+
 template <class Real>
 void run_typed(std::vector<Cell> cells, const RunOptions& options) {
-  Reader reader(options.traces);
-  allocate_budgets<Real>(
+  Reader reader(options.traces, scopes_of(cells, options.traces.size()));
+  const WithoutBudget without = allocate_budgets<Real>(
       cells, options, [&](size_t trace, const HeadRequest& r) { return reader.load<Real>(trace, r); },
       [&](size_t trace, const std::string& prompt) { return reader.layers(trace, prompt); });
+  Reports reports(options);
+  std::erase_if(cells, [&](const Cell& cell) { return reports.fail_if_lost(cell, without); });
   const std::vector<Group> groups = group_cells(cells);
   FirstError error;
-  std::mutex reporting;
-  const auto report = [&](const Cell& cell, const CellResult& result) {
-    const std::lock_guard lock(reporting);
-    if (options.on_cell) options.on_cell(cell, result);
-  };
-  const auto start = [&](const Cell& cell) {
-    const std::lock_guard lock(reporting);
-    if (options.on_start) options.on_start(cell);
-  };
   const auto stop = [&] { return error.stopped() || (options.stop && options.stop()); };
-  ReadAhead<HeadStream<Real>> streams(
-      groups.size(), [&](size_t g) { return reader.load<Real>(groups[g].trace, groups[g].request); });
+  const auto drain = [&] { return stop() || (options.drain && options.drain()); };
+  ReadAhead<Loaded<Real>> heads(groups.size(), [&](size_t g) {
+    return load_unless_lost<Real>(reader, groups[g], options.outlive_heads);
+  });
 #pragma omp parallel num_threads(std::min(options.jobs, std::max(1, int(groups.size()))))
   try {
-    while (!stop()) {
-      auto next = streams.next();
+    while (!drain()) {
+      auto next = heads.next();
       if (!next) break;
       const Group& group = groups[next->first];
-      const HeadStream<Real> stream = std::move(next->second);
+      const Loaded<Real> head = std::move(next->second);
       next.reset();
-      start(*group.decisions.front().front());
-      HeadReplay<Real> replay(stream, options);
-      for (const auto& decision : group.decisions) replay.add(decision);
-      replay.run(stop, report);
-      const std::lock_guard lock(reporting);
-      if (options.on_head) options.on_head();
+      reports.started(*group.decisions.front().front());
+      if (head.stream) replay_group(group, *head.stream, options, stop, reports);
+      else reports.lost(group, head.lost);
+      reports.head_is_done();
     }
   } catch (...) {
     error.keep(std::current_exception());

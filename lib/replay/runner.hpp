@@ -40,6 +40,11 @@ struct RunOptions {
   std::function<void(const Cell&)> on_start;
   // Asked between cells and tiles; true ends the run after what is in flight.
   std::function<bool()> stop;
+  // Asked between heads; true: heads in work are finished, and no other is begun.
+  std::function<bool()> drain;
+  // A head that cannot be read, or has no budget that can be shared, fails its cells and the others go on.
+  // Otherwise it ends the run.
+  bool outlive_heads = false;
 };
 
 // Replays the cells, grouped by kv head so that the tensors are read and the exact pass is computed

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include "base/errors.hpp"
 #include "trace/publish.hpp"
@@ -72,23 +73,43 @@ std::string final_name(const std::string& temporary) {
 }
 
 void publish_text(const fs::path& file, const std::string& text) {
-  const fs::path temporary = temporary_name(file);
-  const int out = create_new(temporary);
-  if (out < 0) fail(file, "cannot be written", errno);
-  const int error = write_all(out, text);
-  try {
-    if (::close(out) != 0 || error != 0) fail(file, "cannot be written", error != 0 ? error : errno);
-    publish(temporary, file);
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
+  TextFile out(file);
+  out.append(text);
+  out.publish();
+}
+
+TextFile::TextFile(const fs::path& file)
+    : final_(file), temporary_(temporary_name(file)), file_(create_new(temporary_)) {
+  if (file_ < 0) fail(final_, "cannot be written", errno);
+}
+
+TextFile::~TextFile() {
+  if (file_ >= 0) ::close(file_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void TextFile::append(const std::string& text) {
+  constexpr size_t kPiece = size_t{1} << 20;
+  waiting_ += text;
+  if (waiting_.size() >= kPiece) flush();
+}
+
+void TextFile::flush() {
+  if (const int error = write_all(file_, waiting_); error != 0) fail(final_, "cannot be written", error);
+  waiting_.clear();
+}
+
+void TextFile::publish() {
+  flush();
+  if (::close(std::exchange(file_, -1)) != 0) fail(final_, "cannot be written", errno);
+  kvreplay::publish(temporary_, final_);
+  temporary_.clear();
 }
 
 // Two processes of one name exist where containers share a host name: the second takes a number.
-LineFile::LineFile(const fs::path& dir) {
+LineFile::LineFile(const fs::path& dir, const std::string& name) {
   for (int i = 0; file_ < 0; ++i) {
-    path_ = dir / (process_name() + (i == 0 ? "" : fmt::format("-{}", i)) + ".jsonl");
+    path_ = dir / fmt::format("{}.{}{}.jsonl", name, process_name(), i == 0 ? "" : fmt::format("-{}", i));
     file_ = create_new(path_);
     if (file_ < 0 && errno != EEXIST) fail(path_, "cannot be created", errno);
   }
@@ -97,18 +118,18 @@ LineFile::LineFile(const fs::path& dir) {
 
 LineFile::~LineFile() {
   ::close(file_);
-  if (empty_) ::unlink(path_.c_str());
+  if (bytes_ == 0) ::unlink(path_.c_str());
 }
 
-void LineFile::append(const std::string& line) {
+uint64_t LineFile::append(const std::string& line) {
   // Half a line that could not be taken back is closed here, so that it spoils nothing but itself.
   const int error = write_all(file_, (torn_ ? "\n" : "") + line + "\n");
-  empty_ = false;
   torn_ = error != 0;
-  if (error != 0) fail(path_, "cannot be written", error);
   struct stat now {};
-  if (::fstat(file_, &now) != 0 || now.st_nlink == 0)
-    fail(path_, "was removed while the run wrote to it", ENOENT);
+  if (::fstat(file_, &now) == 0) bytes_ = uint64_t(now.st_size);
+  if (error != 0) fail(path_, "cannot be written", error);
+  if (now.st_nlink == 0) fail(path_, "was removed while the run wrote to it", ENOENT);
+  return bytes_ - line.size() - 1;
 }
 
 void LineFile::sync() {

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -15,23 +16,44 @@ std::string final_name(const std::string& temporary);
 // Writes a text under a temporary name and publishes it.
 void publish_text(const std::filesystem::path& file, const std::string& text);
 
-// A file of lines that only this process appends to. A line is on disk when append() returns.
+// The same for a text that is made piece by piece. Without publish() nothing is left.
+class TextFile {
+ public:
+  explicit TextFile(const std::filesystem::path& file);
+  ~TextFile();
+  TextFile(const TextFile&) = delete;
+  TextFile& operator=(const TextFile&) = delete;
+
+  void append(const std::string& text);
+  void publish();
+
+ private:
+  void flush();
+  std::filesystem::path final_, temporary_;
+  int file_ = -1;
+  std::string waiting_;
+};
+
+// A file of lines that only this process appends to.
 class LineFile {
  public:
-  // Creates `<dir>/<process name>.jsonl`, or a numbered one if that name is taken.
-  explicit LineFile(const std::filesystem::path& dir);
+  // Creates `<dir>/<name>.<process name>.jsonl`, or a numbered one if that name is taken.
+  LineFile(const std::filesystem::path& dir, const std::string& name);
   ~LineFile();  // an empty file is removed
   LineFile(const LineFile&) = delete;
   LineFile& operator=(const LineFile&) = delete;
 
-  void append(const std::string& line);  // without the line's end
-  void sync();                           // what was appended is on disk
+  // `line` without its end; returns where it stands in the file. It outlives this process, and after sync()
+  // the machine.
+  uint64_t append(const std::string& line);
+  void sync();
+  const std::filesystem::path& path() const { return path_; }
 
  private:
   std::filesystem::path path_;
   int file_ = -1;
   bool torn_ = false;  // a failed append may have left half a line
-  bool empty_ = true;
+  uint64_t bytes_ = 0;
 };
 
 // All of these throw OutputError.

@@ -16,15 +16,9 @@ namespace {
 
 using nlohmann::json;
 
-int64_t layer_bytes(const LayerInfo& l) {
-  const int64_t q = l.q_heads * l.query_rows, kv = l.kv_heads * l.tokens;
-  return bytes_of(l.dtype) *
-         (q * l.head_dim + kv * (l.head_dim + l.v_head_dim) + (l.has_out ? q * l.v_head_dim : 0));
-}
-
 int64_t prompt_bytes(const PromptInfo& prompt) {
   int64_t bytes = 0;
-  for (const LayerInfo& layer : prompt.layers) bytes += layer_bytes(layer);
+  for (const LayerInfo& layer : prompt.layers) bytes += bytes_of(layer);
   return bytes;
 }
 
@@ -61,7 +55,7 @@ json layer_json(const LayerInfo& l) {
           {"out", l.has_out},
           {"sinks", l.has_sinks},
           {"q_pos", l.has_q_pos},
-          {"bytes", layer_bytes(l)}};
+          {"bytes", bytes_of(l)}};
 }
 
 json prompt_json(const PromptInfo& prompt) {
@@ -135,7 +129,7 @@ std::string extras_text(const LayerInfo& l) {
 void add_layer_text(const LayerInfo& l, std::string& text) {
   text += fmt::format("  {:>5}  {:>7}  {:>8}  {:>8}  {:>10}  {:<8}  {:>9.4g}  {:>6}  {:>12}  {}{}\n", l.layer,
                       l.q_heads, l.kv_heads, l.head_dim, l.v_head_dim, name_of(l.dtype), l.scaling,
-                      window_text(l), mebibytes(layer_bytes(l)), rope_text(l), extras_text(l));
+                      window_text(l), mebibytes(bytes_of(l)), rope_text(l), extras_text(l));
 }
 
 void add_prompt_text(const PromptInfo& prompt, std::string& text) {

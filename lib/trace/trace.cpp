@@ -46,9 +46,27 @@ void check_name(const fs::path& path) {
 
 int bytes_of(DType type) { return type == DType::float32 ? 4 : 2; }
 
+int64_t bytes_of(const LayerInfo& l) {
+  const int64_t q = l.q_heads * l.query_rows, kv = l.kv_heads * l.tokens;
+  return bytes_of(l.dtype) *
+         (q * l.head_dim + kv * (l.head_dim + l.v_head_dim) + (l.has_out ? q * l.v_head_dim : 0));
+}
+
 const char* name_of(DType type) {
   return type == DType::float32 ? "float32" : type == DType::float16 ? "float16" : "bfloat16";
 }
+
+namespace {
+
+template <class T>
+bool among(const std::optional<std::vector<T>>& list, const T& value) {
+  return !list || std::find(list->begin(), list->end(), value) != list->end();
+}
+
+}  // namespace
+
+bool TraceScope::holds(const std::string& prompt) const { return among(prompts, prompt); }
+bool TraceScope::holds(int32_t layer) const { return among(layers, layer); }
 
 struct Trace::State {
   h5::Node root;
@@ -82,16 +100,17 @@ std::vector<int32_t> Trace::State::integers(const std::string& path, int64_t low
   return {values.begin(), values.end()};
 }
 
-Trace::Trace(const fs::path& path) : state_(std::make_unique<State>()) {
+Trace::Trace(const fs::path& path, const TraceScope& scope) : state_(std::make_unique<State>()) {
   check_name(path);
   reading([&] {
-    const std::string crash = rehearse([&] { read_info(h5::open_root(path), path); });
+    const std::string crash = rehearse([&] { read_info(h5::open_root(path), path, scope); });
     if (!crash.empty())
       throw h5::Problem(
           fmt::format("{}: is damaged beyond reading ({}). Make or copy it again", path.string(), crash));
     state_->root = h5::open_root(path);
-    state_->info = read_info(state_->root, path);
-    if (state_->info.trace_id.empty()) state_->info.trace_id = content_id(state_->root, state_->info);
+    state_->info = read_info(state_->root, path, scope);
+    if (state_->info.trace_id.empty())  // of all of it, whatever is asked for
+      state_->info.trace_id = content_id(state_->root, read_info(state_->root, path, {}));
   });
 }
 

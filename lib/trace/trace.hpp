@@ -44,6 +44,9 @@ struct LayerInfo {
   int32_t group() const { return q_heads / kv_heads; }
 };
 
+// What q, k, v and, where it is there, out take in the file.
+int64_t bytes_of(const LayerInfo& layer);
+
 struct PromptInfo {
   std::string id;
   int64_t tokens = 0;    // T
@@ -51,7 +54,17 @@ struct PromptInfo {
   int64_t n_generated = 0;
   std::string source;
   bool has_tokens = false, has_classes = false;
-  std::vector<LayerInfo> layers;  // ascending by layer
+  std::vector<int32_t> layer_numbers;  // of all layers that the trace holds, ascending
+  std::vector<LayerInfo> layers;       // of those that were asked for, ascending by layer
+};
+
+// What of a trace is looked at: a large one is many files, and who needs one layer opens one of them. Prompts
+// and layers beyond it are known by their names alone.
+struct TraceScope {
+  std::optional<std::vector<std::string>> prompts;  // nullopt: all
+  std::optional<std::vector<int32_t>> layers;
+  bool holds(const std::string& prompt) const;
+  bool holds(int32_t layer) const;
 };
 
 struct TraceInfo {
@@ -66,7 +79,7 @@ struct TraceInfo {
 class Trace {
  public:
   // Opens and checks the structure, without reading tensors. Throws TraceError.
-  explicit Trace(const std::filesystem::path& path);
+  explicit Trace(const std::filesystem::path& path, const TraceScope& scope = {});
   ~Trace();
   Trace(Trace&&) noexcept;
   Trace& operator=(Trace&&) noexcept;

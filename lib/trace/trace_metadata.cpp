@@ -239,23 +239,27 @@ void check_same_length(const h5::Node& node, const PromptInfo& prompt, const Lay
                                           layer.tokens, first.layer, first.tokens));
 }
 
-void read_layers(const h5::Node& root, const h5::Node& node, PromptInfo& prompt) {
+void read_layers(const h5::Node& root, const h5::Node& node, const TraceScope& scope, PromptInfo& prompt) {
   if (!h5::has_child(node, "layers")) fail(node.where() + "/layers", "is missing");
   const h5::Node layers = h5::open_child(node, "layers");
   for (const std::string& name : h5::members(layers)) {
     const int32_t number = layer_number(layers, name);
+    prompt.layer_numbers.push_back(number);
+    if (!scope.holds(prompt.id) || !scope.holds(number)) continue;
     const h5::Node layer = h5::open_child(layers, name);
     prompt.layers.push_back(read_layer(root, layer, number));
     check_same_length(layer, prompt, prompt.layers.back());
   }
-  if (prompt.layers.empty()) fail(layers.where(), "holds no layers");
+  if (prompt.layer_numbers.empty()) fail(layers.where(), "holds no layers");
 }
 
-PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::string& id) {
+PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::string& id,
+                       const TraceScope& scope) {
   PromptInfo prompt;
   prompt.id = id;
   if (!node.is_group()) fail(node.where(), "is not a group");
-  read_layers(root, node, prompt);
+  read_layers(root, node, scope, prompt);
+  if (prompt.layers.empty()) return prompt;  // out of scope
   prompt.tokens = prompt.layers.front().tokens;
   prompt.n_prompt = h5::integer(node, "n_prompt", 1, prompt.tokens).value_or(prompt.tokens);
   prompt.n_generated =
@@ -302,7 +306,7 @@ std::string first_text(const h5::Node& root, std::initializer_list<const char*> 
 
 int32_t count_layers(const h5::Node& root, const TraceInfo& info) {
   int32_t last = 0;
-  for (const PromptInfo& prompt : info.prompts) last = std::max(last, prompt.layers.back().layer);
+  for (const PromptInfo& prompt : info.prompts) last = std::max(last, prompt.layer_numbers.back());
   const int64_t layers = h5::integer(root, "n_layers", 1, kMostLayers).value_or(last + 1);
   if (layers <= last)
     fail(root.where(), fmt::format("attribute n_layers is {}, but the file holds layer {}", layers, last));
@@ -333,7 +337,7 @@ std::string layer_path(const std::string& prompt, int32_t layer) {
   return fmt::format("prompts/{}/layers/{:03}", prompt, layer);
 }
 
-TraceInfo read_info(const h5::Node& root, const std::filesystem::path& path) {
+TraceInfo read_info(const h5::Node& root, const std::filesystem::path& path, const TraceScope& scope) {
   check_schema(root);
   TraceInfo info;
   info.path = path;
@@ -345,7 +349,7 @@ TraceInfo read_info(const h5::Node& root, const std::filesystem::path& path) {
   if (!h5::has_child(root, "prompts")) fail(root.file.string() + ": /prompts", "is missing");
   const h5::Node prompts = h5::open_child(root, "prompts");
   for (const std::string& id : h5::members(prompts))
-    info.prompts.push_back(read_prompt(root, h5::open_child(prompts, id), id));
+    info.prompts.push_back(read_prompt(root, h5::open_child(prompts, id), id, scope));
   if (info.prompts.empty()) fail(prompts.where(), "holds no prompts");
   info.n_layers = count_layers(root, info);
   return info;

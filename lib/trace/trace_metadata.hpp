@@ -9,8 +9,8 @@
 
 namespace kvreplay {
 
-// Everything but the tensors' numbers and, where the file has none, trace_id.
-TraceInfo read_info(const h5::Node& root, const std::filesystem::path& path);
+// Everything in scope but the tensors' numbers and, where the file has none, trace_id.
+TraceInfo read_info(const h5::Node& root, const std::filesystem::path& path, const TraceScope& scope);
 
 // `where` names the attribute in messages; rotary_dims is the layer's attribute, if there is one. nullopt
 // where the text says that there is no rotary embedding.

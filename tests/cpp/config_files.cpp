@@ -39,6 +39,7 @@ TraceInfo trace_of(int32_t layers, int64_t tokens) {
   for (int32_t i = 0; i < layers; ++i) {
     layer.layer = i;
     prompt.layers.push_back(layer);
+    prompt.layer_numbers.push_back(i);
   }
   TraceInfo trace;
   trace.path = "a.h5";

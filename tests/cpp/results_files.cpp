@@ -23,12 +23,12 @@ TEST_CASE("A number that is none fails its cell instead of reaching a file") {
   const ScratchDir dir;
   Store store(dir.path, {}, false);
   CHECK_FALSE(store.publish(cell_of(0), result_of(std::nan(""))));
-  CHECK(store.done().empty());
-  CHECK_THAT(store.table({cell_of(0)}).at(0)[index_of("error")], Catch::Contains("rel_err_out_mean"));
+  CHECK(store.folder().done().empty());
+  CHECK_THAT(row_of(store, 0)[index_of("error")], Catch::Contains("rel_err_out_mean"));
   CellResult curve = result_of(0.5);
   curve.rel_err[1] = INFINITY;
   store.publish(cell_of(1), curve);
-  CHECK(store.done().empty());
+  CHECK(store.folder().done().empty());
 }
 
 TEST_CASE("results.csv starts with the columns of the contract, in their order") {
@@ -43,7 +43,7 @@ TEST_CASE("results.csv has the plan's published cells in the plan's order, quote
   Store store(dir.path, {}, false);
   store.publish(cell_of(1), result_of(0.1));
   store.publish(cell_of(0), result_of(1.0 / 3));
-  store.finish({cell_of(0), cell_of(2), cell_of(1)}, json::object());
+  store.finish(keys_of({cell_of(0), cell_of(2), cell_of(1)}), json::object());
   const std::vector<std::string> lines = lines_of(dir.path / "results.csv");
   REQUIRE(lines.size() == 3);
   CHECK_THAT(lines[1],
@@ -58,7 +58,7 @@ TEST_CASE("Numbers survive the shard file to the last bit") {
   const ScratchDir dir;
   const double error = 0.1 + 0.2;
   { Store(dir.path, {}, false).publish(cell_of(0), result_of(error)); }
-  const auto row = Store(dir.path, {}, false).table({cell_of(0)}).at(0);
+  const auto row = row_of(Store(dir.path, {}, false), 0);
   CHECK(std::stod(row[index_of("rel_err_out_mean")]) == error);
   CHECK(row[index_of("mean_kept_tokens")] == "16");
   CHECK(row[index_of("bound_holds")] == "1");
@@ -73,7 +73,7 @@ TEST_CASE("What is the same for all cells of a process is written with each of t
   CHECK(line.at("isa") == "avx2");
   CHECK(line.at("version") == "0.1");
   CHECK(line.contains("host"));
-  const auto row = Store(dir.path, {}, false).table({cell_of(0)}).at(0);
+  const auto row = row_of(Store(dir.path, {}, false), 0);
   CHECK(row[index_of("precision")] == "double");
   CHECK(row[index_of("device")] == "cpu");
 }
@@ -83,7 +83,7 @@ TEST_CASE("results.meta.json holds what it is given, the units and the counts") 
   Store store(dir.path, {}, false);
   store.publish(cell_of(0), result_of(0.5));
   store.publish(cell_of(1), failure());
-  store.finish({cell_of(0), cell_of(1), cell_of(2)}, {{"git", "abc"}});
+  store.finish(keys_of({cell_of(0), cell_of(1), cell_of(2)}), {{"git", "abc"}});
   const json meta = json::parse(text_of(dir.path / "results.meta.json"));
   CHECK(meta.at("git") == "abc");
   CHECK(meta.at("columns").at("peak_bytes").at("unit") == "bytes");
@@ -100,7 +100,7 @@ TEST_CASE("Arrays are gathered under the keys of their cells") {
   oneshot.attended = {{7}, {0, 1}};
   store.publish(cell_of(1), oneshot);
   store.publish(cell_of(2), failure());
-  store.finish({cell_of(0), cell_of(1), cell_of(2)}, json::object());
+  store.finish(keys_of({cell_of(0), cell_of(1), cell_of(2)}), json::object());
 
   std::vector<int64_t> shape;
   const std::string first = cell_of(0).key + "/", second = cell_of(1).key + "/";
@@ -125,7 +125,7 @@ TEST_CASE("Finishing leaves no temporary file") {
   const ScratchDir dir;
   Store store(dir.path, {true, false, false}, false);
   store.publish(cell_of(0), result_of(0.5));
-  store.finish({cell_of(0)}, json::object());
+  store.finish(keys_of({cell_of(0)}), json::object());
   for (const auto& entry : fs::recursive_directory_iterator(dir.path))
     CHECK(entry.path().filename().string().front() != '.');
 }
@@ -136,6 +136,6 @@ TEST_CASE("A final name that something else occupies is an output error without 
   store.publish(cell_of(0), result_of(0.5));
   fs::create_directories(dir.path / "curves.h5" / "taken");
   const size_t files = files_in(dir.path).size();
-  CHECK_THROWS_AS(store.finish({cell_of(0)}, json::object()), OutputError);
+  CHECK_THROWS_AS(store.finish(keys_of({cell_of(0)}), json::object()), OutputError);
   CHECK(files_in(dir.path).size() == files);
 }

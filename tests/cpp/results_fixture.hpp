@@ -108,6 +108,14 @@ inline void publish_one(const fs::path& dir, int number, const SaveOptions& save
   Store(dir, save, false).publish(cell_of(number), result_of(0.5));
 }
 
+// The row of a published cell.
+inline Fields row_of(const Store& store, int number) {
+  Fields row;
+  store.folder().each_row({cell_of(number).key}, [&](const Fields& fields) { row = fields; });
+  REQUIRE_FALSE(row.empty());
+  return row;
+}
+
 // While it lives no file grows beyond `bytes`: what a full disk looks like to a program.
 struct FullDisk {
   rlimit before{};

@@ -11,8 +11,8 @@ TEST_CASE("What one process published, the next one finds done") {
   publish_one(dir.path, 0);
   publish_one(dir.path, 1);
   const Store store(dir.path, {}, false);
-  CHECK(store.done() == std::unordered_set<std::string>{cell_of(0).key, cell_of(1).key});
-  CHECK(store.unreadable_lines() == 0);
+  CHECK(store.folder().done() == std::unordered_set<std::string>{cell_of(0).key, cell_of(1).key});
+  CHECK(store.folder().shards().unreadable_lines == 0);
 }
 
 TEST_CASE("A store that publishes nothing leaves no shard") {
@@ -29,35 +29,35 @@ TEST_CASE("A torn last line does not exist and a corrupt line in the middle is c
   publish_one(dir.path, 1);
 
   std::ofstream(shard, std::ios::app) << good.substr(0, good.size() - 1);  // whole but for its end
-  CHECK(Store(dir.path, {}, false).unreadable_lines() == 0);
+  CHECK(Store(dir.path, {}, false).folder().shards().unreadable_lines == 0);
 
   std::ofstream(shard) << good.substr(0, 30) << "\n"
                        << R"({"key": "../../x", "status": "ok", "row": {}})"
                        << "\n"
                        << good;
   const Store store(dir.path, {}, false);
-  CHECK(store.unreadable_lines() == 2);
-  CHECK(store.done().size() == 2);
+  CHECK(store.folder().shards().unreadable_lines == 2);
+  CHECK(store.folder().done().size() == 2);
 
   std::ofstream(shard) << good.substr(0, good.size() - 1);
-  CHECK(Store(dir.path, {}, false).done() == std::unordered_set<std::string>{cell_of(1).key});
+  CHECK(Store(dir.path, {}, false).folder().done() == std::unordered_set<std::string>{cell_of(1).key});
 }
 
 TEST_CASE("Failed cells are in the table but not done, and success replaces failure") {
   const ScratchDir dir;
   Store store(dir.path, {}, false);
   CHECK_FALSE(store.publish(cell_of(0), failure()));
-  CHECK(store.done().empty());
-  const auto row = store.table({cell_of(0)}).at(0);
+  CHECK(store.folder().done().empty());
+  const auto row = row_of(store, 0);
   CHECK(row[index_of("status")] == "failed");
   CHECK(row[index_of("error")] == "the denominator is zero at row 4");
   CHECK(row[index_of("peak_bytes")].empty());
 
   CHECK(store.publish(cell_of(0), result_of(0.5)));
   store.publish(cell_of(0), failure());
-  CHECK(store.done().size() == 1);
-  CHECK(store.table({cell_of(0)}).at(0)[index_of("status")] == "ok");
-  CHECK(Store(dir.path, {}, false).done().size() == 1);
+  CHECK(store.folder().done().size() == 1);
+  CHECK(row_of(store, 0)[index_of("status")] == "ok");
+  CHECK(Store(dir.path, {}, false).folder().done().size() == 1);
 }
 
 TEST_CASE("A cell is done only with the arrays that this run saves") {
@@ -65,11 +65,11 @@ TEST_CASE("A cell is done only with the arrays that this run saves") {
   const SaveOptions kept{false, true, false}, both{true, true, false};
   publish_one(dir.path, 0, kept);
   publish_one(dir.path, 1);
-  CHECK(Store(dir.path, {}, false).done().size() == 2);
-  CHECK(Store(dir.path, kept, false).done() == std::unordered_set<std::string>{cell_of(0).key});
-  CHECK(Store(dir.path, both, false).done().empty());
+  CHECK(Store(dir.path, {}, false).folder().done().size() == 2);
+  CHECK(Store(dir.path, kept, false).folder().done() == std::unordered_set<std::string>{cell_of(0).key});
+  CHECK(Store(dir.path, both, false).folder().done().empty());
   std::ofstream(dir.path / "cells" / (cell_of(0).key + ".h5")) << "not HDF5";
-  CHECK(Store(dir.path, kept, false).done().empty());
+  CHECK(Store(dir.path, kept, false).folder().done().empty());
 }
 
 TEST_CASE("Forcing forgets an earlier run and touches nothing else") {
@@ -78,14 +78,14 @@ TEST_CASE("Forcing forgets an earlier run and touches nothing else") {
   {
     Store store(dir.path, kept, false);
     store.publish(cell_of(0), result_of(0.5));
-    store.finish({cell_of(0)}, json::object());
+    store.finish(keys_of({cell_of(0)}), json::object());
   }
   for (const char* ours : {".results.csv~host.1.0", "cells/.k0000000000000010.h5~host.1.0.part"})
     std::ofstream(dir.path / ours) << "half";
   for (const char* theirs : {"notes.txt", "shards/notes.txt", "cells/notes.txt"})
     std::ofstream(dir.path / theirs) << "mine";
   const Store store(dir.path, kept, true);
-  CHECK(store.done().empty());
+  CHECK(store.folder().done().empty());
   for (const char* ours : {"results.csv", "results.meta.json", "kept.h5", "cells/0000000000000010.h5",
                            ".results.csv~host.1.0", "cells/.k0000000000000010.h5~host.1.0.part"})
     CHECK_FALSE(fs::exists(dir.path / ours));
@@ -98,8 +98,8 @@ TEST_CASE("Cells of another plan are counted") {
   publish_one(dir.path, 0);
   publish_one(dir.path, 1);
   const Store store(dir.path, {}, false);
-  CHECK(store.foreign({cell_of(0), cell_of(1), cell_of(2)}) == 0);
-  CHECK(store.foreign({cell_of(1)}) == 1);
+  CHECK(store.folder().foreign(keys_of({cell_of(0), cell_of(1), cell_of(2)})) == 0);
+  CHECK(store.folder().foreign(keys_of({cell_of(1)})) == 1);
 }
 
 TEST_CASE("Two stores of one process write to one directory without harm") {
@@ -109,12 +109,12 @@ TEST_CASE("Two stores of one process write to one directory without harm") {
     a.publish(cell_of(0), result_of(0.5));
     b.publish(cell_of(0), result_of(0.5));
     b.publish(cell_of(1), result_of(0.5));
-    a.finish({cell_of(0), cell_of(1)}, json::object());
-    CHECK(a.table({cell_of(0), cell_of(1)}).size() == 2);  // what the other published is in the table too
+    a.finish(keys_of({cell_of(0), cell_of(1)}), json::object());
+    CHECK(lines_of(dir.path / "results.csv").size() == 3);  // what the other published is in the table too
   }
   const Store store(dir.path, {}, false);
-  CHECK(store.done().size() == 2);
-  CHECK(store.unreadable_lines() == 0);
+  CHECK(store.folder().done().size() == 2);
+  CHECK(store.folder().shards().unreadable_lines == 0);
 }
 
 TEST_CASE("Threads publish at the same time") {
@@ -126,7 +126,7 @@ TEST_CASE("Threads publish at the same time") {
       for (int i = 0; i < 5; ++i) store.publish(cell_of(5 * t + i), result_of(0.5));
     });
   for (std::thread& thread : threads) thread.join();
-  CHECK(Store(dir.path, {false, true, false}, false).done().size() == 20);
+  CHECK(Store(dir.path, {false, true, false}, false).folder().done().size() == 20);
 }
 
 TEST_CASE("A directory that cannot be written is refused with its name") {
@@ -144,7 +144,7 @@ TEST_CASE("A directory that vanishes during the run is an output error") {
   store.publish(cell_of(0), result_of(0.5));
   fs::remove_all(dir.path);
   CHECK_THROWS_AS(store.publish(cell_of(1), result_of(0.5)), OutputError);
-  CHECK_THROWS_AS(store.finish({cell_of(0)}, json::object()), OutputError);
+  CHECK_THROWS_AS(store.finish(keys_of({cell_of(0)}), json::object()), OutputError);
 }
 
 TEST_CASE("A full disk is an output error and spoils no other cell") {
@@ -158,20 +158,20 @@ TEST_CASE("A full disk is an output error and spoils no other cell") {
     store.publish(cell_of(1), result_of(0.5));
   }
   const Store store(dir.path, {}, false);
-  CHECK(store.done() == std::unordered_set<std::string>{cell_of(1).key});
-  CHECK(store.unreadable_lines() == 1);
+  CHECK(store.folder().done() == std::unordered_set<std::string>{cell_of(1).key});
+  CHECK(store.folder().shards().unreadable_lines == 1);
 }
 
 TEST_CASE("A full disk leaves the old table whole and nothing half-written") {
   const ScratchDir dir;
   Store store(dir.path, {}, false);
   store.publish(cell_of(0), result_of(0.5));
-  store.finish({cell_of(0)}, json::object());
+  store.finish(keys_of({cell_of(0)}), json::object());
   const std::string table = text_of(dir.path / "results.csv");
   store.publish(cell_of(1), result_of(0.5));
   const size_t files = files_in(dir.path).size();
   const FullDisk full(100);
-  CHECK_THROWS_AS(store.finish({cell_of(0), cell_of(1)}, json::object()), OutputError);
+  CHECK_THROWS_AS(store.finish(keys_of({cell_of(0), cell_of(1)}), json::object()), OutputError);
   CHECK(text_of(dir.path / "results.csv") == table);
   CHECK(files_in(dir.path).size() == files);
 }
@@ -188,7 +188,7 @@ TEST_CASE("Arrays that do not fit on the disk leave their cell undone") {
     CHECK_THROWS_AS(store.publish(cell_of(0), large), OutputError);
   }
   CHECK(files_in(dir.path / "cells").empty());
-  CHECK(store.done().empty());
+  CHECK(store.folder().done().empty());
   store.publish(cell_of(0), large);
-  CHECK(store.done().size() == 1);
+  CHECK(store.folder().done().size() == 1);
 }

@@ -1,0 +1,31 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "options.hpp"
+#include "results/folder.hpp"
+#include "sweep/manifest.hpp"
+
+// `kvreplay sweep ...`: what its commands share.
+
+namespace kvreplay::app {
+
+void add_sweep_plan(CLI::App& sweep, std::vector<Command>& commands);
+void add_sweep_work(CLI::App& sweep, std::vector<Command>& commands);
+void add_sweep_status(CLI::App& sweep, std::vector<Command>& commands);
+void add_sweep_merge(CLI::App& sweep, std::vector<Command>& commands);
+void add_sweep_submit(CLI::App& sweep, std::vector<Command>& commands);
+
+// The directory of a sweep, as the positional OUT or -o.
+void add_out_option(CLI::App& command, std::string& out);
+
+// What is published in it; nothing is made or changed.
+ResultsFolder results_of(const std::string& out, const Manifest& manifest);
+
+// Seconds of "90s", "50m", "1h30m", "2d". Throws ConfigError that names the option.
+int64_t parse_duration(const std::string& option, const std::string& text);
+
+// Writes the tables of a sweep and tells what they hold; the exit code of `sweep merge`.
+int merge_sweep(const std::string& out, bool partial, Context& context);
+
+}  // namespace kvreplay::app

@@ -1,0 +1,94 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "meta.hpp"
+#include "results/repeats.hpp"
+#include "summary.hpp"
+#include "sweep.hpp"
+#include "sweep/status.hpp"
+
+// `kvreplay sweep merge`: the table that one machine would have made.
+
+namespace kvreplay::app {
+namespace {
+
+constexpr int kIncomplete = 75;
+
+nlohmann::json record_of(const Manifest& manifest, const std::string& command_line) {
+  nlohmann::json traces = nlohmann::json::array();
+  for (const SweepTrace& t : manifest.traces)
+    traces.push_back(trace_record(t.path.string(), t.trace_id, t.model));
+  nlohmann::json record = run_record(manifest.config, traces, command_line);
+  record["plan"] = manifest.name;
+  return record;
+}
+
+void tell_repeats(const Repeats& repeats, Console& console) {
+  if (repeats.equal > 0)
+    console.note(fmt::format("{} cells were computed more than once, with the same numbers", repeats.equal));
+  if (repeats.replaced > 0)
+    console.note(fmt::format("{} results of other builds are replaced by this one's", repeats.replaced));
+  if (repeats.elsewhere > 0)
+    console.warning(
+        fmt::format("{} cells have other numbers on another path (device, instruction set, precision); the "
+                    "first by the name of its file stands",
+                    repeats.elsewhere));
+}
+
+void print_summary(const Manifest& manifest, const ResultsFolder& folder, Console& console) {
+  Summary summary;
+  Failures failures;
+  for (const std::string& line : manifest.cells) {
+    const nlohmann::json cell = nlohmann::json::parse(line);
+    const nlohmann::json& budget = cell.at("budget_tokens");
+    summary.expect(label_text(cell.at("method"), cell.at("given")),
+                   budget.is_null() ? 0 : budget.get<int32_t>());
+  }
+  folder.each_row(manifest.keys(), [&](const Fields& row) {
+    summary.add(row);
+    failures.add(row);
+  });
+  print(summary.text());
+  failures.tell(console);
+}
+
+}  // namespace
+
+int merge_sweep(const std::string& out, bool partial, Context& context) {
+  Console& console = context.console;
+  const Manifest manifest = read_manifest(out);
+  const ResultsFolder folder = results_of(out, manifest);
+  const SweepStatus status = status_of(manifest, folder);
+  tell_damaged_lines(folder, console);
+  if (!status.complete() && !partial) {
+    console.error(fmt::format(
+        "{}: {} of {} cells are missing and {} failed that will be tried again. Run workers until "
+        "`kvreplay sweep status {}` has none, or take what is there with --partial",
+        out, status.missing, status.cells, status.failed, out));
+    return kIncomplete;
+  }
+  tell_repeats(compare_repeats(folder), console);
+  folder.write_tables(manifest.keys(), record_of(manifest, context.command_line));
+  print_summary(manifest, folder, console);
+  console.note(fmt::format("wrote {}", (folder.dir() / "results.csv").string()));
+  if (!status.complete()) console.warning(fmt::format("{} cells are missing", status.missing));
+  return status.failed + status.parked > 0 ? 1 : 0;
+}
+
+void add_sweep_merge(CLI::App& sweep, std::vector<Command>& commands) {
+  struct Choices {
+    std::string out;
+    bool partial = false;
+  };
+  CLI::App* command = sweep.add_subcommand("merge", "write results.csv from what the workers have published");
+  const auto choices = std::make_shared<Choices>();
+  add_out_option(*command, choices->out);
+  command->add_flag("--partial", choices->partial, "also while cells are missing");
+  commands.push_back({command, [choices](Context& context) {
+                        return merge_sweep(choices->out, choices->partial, context);
+                      }});
+}
+
+}  // namespace kvreplay::app

@@ -1,0 +1,88 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <numeric>
+
+#include "base/errors.hpp"
+#include "engine_options.hpp"
+#include "progress.hpp"
+#include "run_options.hpp"
+#include "sweep.hpp"
+#include "sweep/status.hpp"
+
+// `kvreplay sweep plan`: a configuration becomes a manifest.
+
+namespace kvreplay::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+double mebibytes(int64_t bytes) { return double(bytes) / (1 << 20); }
+
+// Of the layers that the plan names: each is read once by whoever replays its heads.
+int64_t bytes_to_read(const std::vector<TraceInfo>& traces) {
+  int64_t bytes = 0;
+  for (const TraceInfo& trace : traces)
+    for (const PromptInfo& prompt : trace.prompts)
+      for (const LayerInfo& layer : prompt.layers) bytes += bytes_of(layer);
+  return bytes;
+}
+
+std::string time_text(double core_seconds) {
+  return core_seconds >= 360 ? fmt::format("{:.1f} core-hours", core_seconds / 3600)
+                             : fmt::format("{:.0f} core-seconds", core_seconds);
+}
+
+void tell(const fs::path& file, const fs::path& out, const Manifest& m, const std::vector<TraceInfo>& traces,
+          const SweepStatus& status) {
+  constexpr double kBytesPerRow = 2600;  // of a line in the shards
+  print(fmt::format(
+      "plan    {}\n"
+      "cells   {} ({} done) in {} units, each of one kv head or one layer\n"
+      "time    about {}\n"
+      "memory  about {:.0f} MiB a worker for each of its threads\n"
+      "traces  {}, {:.1f} MiB to read\n"
+      "results about {:.1f} MiB{}\n",
+      file.string(), status.cells, status.ok, m.units.size(), time_text(core_seconds(status.cost_left)),
+      std::max(1.0, mebibytes(m.bytes_peak)), m.traces.size(), mebibytes(bytes_to_read(traces)),
+      mebibytes(int64_t(double(status.cells) * kBytesPerRow)),
+      m.save.curves || m.save.kept || m.save.outputs ? ", and the arrays that are saved" : ""));
+  print(fmt::format("next    kvreplay sweep submit {} --engine local --workers 2\n", out.string()));
+}
+
+// A plan may not silently take the place of another one's results.
+void refuse_foreign(const fs::path& out, const Manifest& manifest, const ResultsFolder& folder) {
+  if (const size_t foreign = folder.foreign(manifest.keys()); foreign > 0)
+    throw ConfigError(
+        fmt::format("{}: error: holds {} cells of another plan (another configuration, trace or precision). "
+                    "Choose another directory with -o, or forget them with --force",
+                    out.string(), foreign));
+}
+
+int plan(const RunChoices& choices, Context& context) {
+  const LoadedRun loaded = load_run(config_file(choices), overrides_of(choices), registry(), measure_names());
+  for (const std::string& warning : loaded.config.warnings) context.console.warning(warning);
+  RunConfig config = with_absolute_paths(loaded.config);
+  config.output.dir = fs::absolute(output_of(loaded.config)).lexically_normal();
+  const fs::path out = output_of(loaded.config);
+  const Manifest manifest = make_manifest(config, loaded.traces, planned(choices, config, loaded.traces));
+  fs::path file = "(not written: dry run)";
+  if (!choices.dry_run) {
+    if (choices.force) forget_results(out), forget_manifest(out);
+    refuse_foreign(out, manifest, results_of(out.string(), manifest));
+    file = write_manifest(out, manifest);
+  }
+  tell(file, out, manifest, loaded.traces, status_of(manifest, results_of(out.string(), manifest)));
+  return 0;
+}
+
+}  // namespace
+
+void add_sweep_plan(CLI::App& sweep, std::vector<Command>& commands) {
+  CLI::App* command = sweep.add_subcommand("plan", "write the list of cells that workers share");
+  const auto choices = std::make_shared<RunChoices>();
+  add_plan_options(*command, *choices);
+  commands.push_back({command, [choices](Context& context) { return plan(*choices, context); }});
+}
+
+}  // namespace kvreplay::app

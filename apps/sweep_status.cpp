@@ -1,0 +1,82 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/errors.hpp"
+#include "plan/plan.hpp"
+#include "sweep.hpp"
+#include "sweep/shard.hpp"
+#include "sweep/status.hpp"
+
+// `kvreplay sweep status`: how far a sweep is, and what is left for whom.
+
+namespace kvreplay::app {
+namespace {
+
+struct StatusChoices {
+  std::string out;
+  bool missing_array = false, json = false;
+  int32_t shards = 0;
+};
+
+std::string status_text(const Manifest& manifest, const SweepStatus& s) {
+  std::string text = fmt::format("plan      {} ({})\n", manifest.name, manifest.run_name);
+  const auto add = [&](const char* name, int64_t count, const std::string& more) {
+    text += fmt::format("{:<9} {}{}\n", name, count, more);
+  };
+  const auto add_if_any = [&](const char* name, int64_t count, const std::string& more) {
+    if (count > 0) add(name, count, more);
+  };
+  add("cells", s.cells, fmt::format(" in {} units", manifest.units.size()));
+  add("ok", s.ok, "");
+  add("missing", s.missing, "");
+  add_if_any("failed", s.failed, " will be tried again");
+  add_if_any("parked", s.parked,
+             fmt::format(" failed {} times; sweep work --retry-parked tries again", kMostAttempts));
+  add_if_any("stale", s.stale, " of another build; sweep work --stale replays them");
+  add_if_any("repeated", s.repeated, " lines of cells that were there already");
+  add_if_any("damaged", s.damaged, " lines that count for nothing");
+  if (!s.complete())
+    text += fmt::format("left      about {:.2f} core-hours\n", core_seconds(s.cost_left) / 3600);
+  return text;
+}
+
+nlohmann::json status_json(const Manifest& manifest, const SweepStatus& s) {
+  return {{"plan", manifest.name},    {"units", manifest.units.size()},
+          {"cells", s.cells},         {"ok", s.ok},
+          {"failed", s.failed},       {"parked", s.parked},
+          {"missing", s.missing},     {"stale", s.stale},
+          {"repeated", s.repeated},   {"damaged", s.damaged},
+          {"complete", s.complete()}, {"core_s_left", core_seconds(s.cost_left)}};
+}
+
+int status(const StatusChoices& choices) {
+  if (choices.missing_array && choices.shards < 1)
+    throw ConfigError(
+        "--missing-array needs --shards N, the number that the workers were given: --shard i/N");
+  const Manifest manifest = read_manifest(choices.out);
+  const ResultsFolder folder = results_of(choices.out, manifest);
+  if (choices.missing_array) {
+    print(ranges_text(missing_shards(manifest, folder, choices.shards)) + "\n");
+    return 0;
+  }
+  const SweepStatus s = status_of(manifest, folder);
+  print(choices.json ? status_json(manifest, s).dump(2) + "\n" : status_text(manifest, s));
+  return 0;
+}
+
+}  // namespace
+
+void add_sweep_status(CLI::App& sweep, std::vector<Command>& commands) {
+  CLI::App* command = sweep.add_subcommand("status", "how many cells are done, failed, missing");
+  const auto choices = std::make_shared<StatusChoices>();
+  add_out_option(*command, choices->out);
+  command->add_flag("--missing-array", choices->missing_array,
+                    "only the shards that are not done, as sbatch --array takes them: 0-3,7");
+  command->add_option("--shards", choices->shards, "N of --shard i/N, for --missing-array")->type_name("N");
+  command->add_flag("--json", choices->json, "as JSON");
+  commands.push_back({command, [choices](Context&) { return status(*choices); }});
+}
+
+}  // namespace kvreplay::app

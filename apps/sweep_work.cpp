@@ -1,0 +1,252 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "base/errors.hpp"
+#include "devices.hpp"
+#include "engine_options.hpp"
+#include "meta.hpp"
+#include "replaying.hpp"
+#include "run_options.hpp"
+#include "signals.hpp"
+#include "summary.hpp"
+#include "sweep.hpp"
+#include "sweep/shard.hpp"
+#include "sweep/shard_work.hpp"
+#include "sweep/staging.hpp"
+#include "sweep/status.hpp"
+
+// `kvreplay sweep work`: one worker on one shard.
+
+namespace kvreplay::app {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kStoppedEarly = 75;
+
+struct WorkChoices {
+  std::string out, shard = "0/1", time_budget, device, jobs, stage, progress = "auto";
+  bool retry_parked = false, stale = false;
+};
+
+// Ends the work when the next head would probably not be done in time: the longest so far is the measure.
+class TimeBudget {
+ public:
+  explicit TimeBudget(const std::string& text) {
+    if (!text.empty()) seconds_ = double(parse_duration("--time-budget", text));
+  }
+  void head_is_done() {
+    const double now = elapsed();
+    longest_ = std::max(longest_, now - last_);
+    last_ = now;
+  }
+  bool is_over() const { return seconds_ && elapsed() + longest_ > *seconds_; }
+
+ private:
+  double elapsed() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+  std::optional<double> seconds_;
+  Clock::time_point start_ = Clock::now();
+  double last_ = 0, longest_ = 0;
+};
+
+class Worker {
+ public:
+  Worker(const WorkChoices& choices, Console& console)
+      : choices_(choices),
+        console_(console),
+        shard_(parse_shard(choices.shard)),
+        time_(choices.time_budget),
+        manifest_(read_manifest(choices.out)),
+        keys_(manifest_.keys()),
+        store_(choices.out, manifest_.save, false, record(), fmt::format("shard-{}", shard_.index)) {}
+
+  int run() {
+    const std::vector<size_t> units = open_units_of_shard();
+    tell_damaged_lines(store_.folder(), console_);
+    if (units.empty()) {
+      console_.note(fmt::format("shard {}: nothing left to do", choices_.shard));
+      return failed_cells() > 0 ? 1 : 0;
+    }
+    const StopSignals signals;
+    std::optional<Staging> staging;
+    if (!choices_.stage.empty())
+      staging.emplace(choices_.stage, [this](const std::string& text) { console_.note(text); });
+    const ShardWork work = open(units, staging ? &*staging : nullptr);
+    if (!work.cells.empty()) replay(work);
+    return exit_code(work);
+  }
+
+ private:
+  std::string device() const {
+    return choices_.device.empty() ? manifest_.config.at("run").at("device").get<std::string>()
+                                   : choices_.device;
+  }
+  nlohmann::json record() const {
+    nlohmann::json record = cell_record(manifest_.config.at("run").at("precision"), device());
+    record["shard"] = choices_.shard;
+    return record;
+  }
+
+  // Is the cell still to be replayed?
+  bool is_open(const std::string& key) const {
+    const CellState state = state_of(key, store_.folder());
+    if (state == CellState::ok) return choices_.stale && !store_.folder().shards().cells.at(key).own_build;
+    if (state == CellState::parked) return store_.folder().failures(key) < most_attempts(key);
+    return true;
+  }
+  int32_t most_attempts(const std::string& key) const {
+    const auto found = once_more_.find(key);
+    return found == once_more_.end() ? kMostAttempts : found->second;
+  }
+
+  // Units that have killed their worker come last, so that they keep nobody else waiting.
+  std::vector<size_t> open_units_of_shard() {
+    std::vector<size_t> units = units_of(manifest_.units, shard_);
+    if (choices_.retry_parked) allow_parked(units);
+    std::erase_if(units, [&](size_t u) { return !has_open_cell(manifest_.units[u]); });
+    const std::map<int64_t, int32_t>& begun = store_.folder().shards().begun;
+    const auto times = [&](size_t u) {
+      const auto found = begun.find(int64_t(u));
+      return found == begun.end() ? 0 : found->second;
+    };
+    std::stable_sort(units.begin(), units.end(), [&](size_t a, size_t b) { return times(a) < times(b); });
+    return units;
+  }
+  bool has_open_cell(const SweepUnit& unit) const {
+    for (size_t i = unit.first; i < unit.first + unit.cells; ++i)
+      if (is_open(keys_[i])) return true;
+    return false;
+  }
+  void allow_parked(const std::vector<size_t>& units) {
+    for (const size_t u : units)
+      for (size_t i = manifest_.units[u].first; i < manifest_.units[u].first + manifest_.units[u].cells; ++i)
+        if (state_of(keys_[i], store_.folder()) == CellState::parked)
+          once_more_[keys_[i]] = store_.folder().failures(keys_[i]) + 1;
+  }
+
+  ShardWork open(const std::vector<size_t>& units, Staging* staging) const {
+    ShardRequest request;
+    request.units = units;
+    request.overrides = {text_override("output.dir", fs::absolute(choices_.out).string()),
+                         text_override("run.device", device())};
+    if (!choices_.jobs.empty()) request.overrides.push_back("run.jobs=" + choices_.jobs);
+    if (staging != nullptr)
+      request.place = [staging](const SweepTrace& trace, const TraceScope& scope) {
+        return staging->copy(trace.path, scope);
+      };
+    ShardWork work = kvreplay::open_units(manifest_, request, registry(), measure_names());
+    for (const std::string& problem : work.problems) console_.error(problem);
+    return work;
+  }
+
+  std::vector<Cell> open_cells(const ShardWork& work) const {
+    std::vector<Cell> todo;
+    std::copy_if(work.cells.begin(), work.cells.end(), std::back_inserter(todo),
+                 [&](const Cell& cell) { return is_open(cell.key); });
+    return todo;
+  }
+  std::vector<double> costs_of(const std::vector<Cell>& cells, const ShardWork& work) const {
+    std::vector<double> costs;
+    for (const Cell& cell : cells) {
+      const SweepUnit& unit = manifest_.units[work.unit_of.at(cell.key)];
+      costs.push_back(unit.cost / double(unit.cells));
+    }
+    return costs;
+  }
+
+  // Failed cells are tried again when all others had their turn.
+  void replay(const ShardWork& work) {
+    require_device(work.config);
+    while (!is_told_to_end()) {
+      const std::vector<Cell> todo = open_cells(work);
+      if (todo.empty()) return;
+      replay(work, todo);
+    }
+  }
+  void replay(const ShardWork& work, const std::vector<Cell>& todo) {
+    const int jobs = work.config.run.jobs > 0 ? work.config.run.jobs : default_jobs();
+    console_.note(fmt::format("plan {}, shard {}: {} cells, {} done before, {} jobs", manifest_.name,
+                              choices_.shard, work.cells.size(), work.cells.size() - todo.size(), jobs));
+    Progress progress(console_, Progress::mode_of(choices_.progress, console_.verbosity < 0),
+                      work.cells.size() - todo.size(), todo, costs_of(todo, work));
+    RunOptions options = engine_options(work.config, manifest_.every_row);
+    options.traces = work.traces;
+    options.save = manifest_.save;
+    options.jobs = jobs;
+    options.outlive_heads = true;
+    options.drain = [this] { return time_.is_over(); };
+    options.on_start = [&](const Cell& cell) { store_.begin(int64_t(work.unit_of.at(cell.key))); };
+    replay_missing(todo, {work.cells, std::move(options), store_, progress, console_, false,
+                          [this] { time_.head_is_done(); }});
+    progress.end();
+  }
+  bool is_told_to_end() const { return StopSignals::drain() || time_.is_over(); }
+
+  size_t failed_cells() const {
+    size_t failed = 0;
+    for (const size_t u : units_of(manifest_.units, shard_))
+      for (size_t i = manifest_.units[u].first; i < manifest_.units[u].first + manifest_.units[u].cells; ++i)
+        failed += store_.folder().done().count(keys_[i]) == 0;
+    return failed;
+  }
+  int exit_code(const ShardWork& work) const {
+    const std::vector<Cell> left = open_cells(work);
+    if (!left.empty()) {
+      console_.note(fmt::format("stopped: {} cells are left, run the same command to continue", left.size()));
+      return StopSignals::drain() ? StopSignals::exit_code() : kStoppedEarly;
+    }
+    if (work.exit_code != 0) return work.exit_code;
+    const size_t failed = failed_cells();
+    if (failed > 0)
+      console_.warning(fmt::format("{} cells failed, see kvreplay sweep status {}", failed, choices_.out));
+    return failed > 0 ? 1 : 0;
+  }
+
+  const WorkChoices& choices_;
+  Console& console_;
+  const Shard shard_;
+  TimeBudget time_;
+  const Manifest manifest_;
+  const Keys keys_;
+  Store store_;
+  std::map<std::string, int32_t> once_more_;  // attempts that parked cells have, with --retry-parked
+};
+
+}  // namespace
+
+void add_sweep_work(CLI::App& sweep, std::vector<Command>& commands) {
+  CLI::App* command =
+      sweep.add_subcommand("work", "replay one shard of a plan; skips cells that are already done");
+  const auto choices = std::make_shared<WorkChoices>();
+  add_out_option(*command, choices->out);
+  command->add_option("--shard", choices->shard, "i/N: part i of N, i from 0 (default: 0/1, everything)")
+      ->type_name("i/N");
+  command
+      ->add_option("--time-budget", choices->time_budget,
+                   "leave with 75 when the next head would not be done by then: 50m, 1h30m")
+      ->type_name("TIME");
+  command
+      ->add_option("-j,--jobs", choices->jobs,
+                   "threads; the numbers do not depend on it (default: as planned)")
+      ->type_name("N");
+  command->add_option("--device", choices->device, "cpu or cuda[:N] (default: as planned)")
+      ->type_name("DEVICE");
+  command
+      ->add_option("--stage", choices->stage,
+                   "copy what this shard reads to a disk of this node first, for example $TMPDIR")
+      ->type_name("DIR");
+  command->add_flag("--retry-parked", choices->retry_parked,
+                    "one more attempt for cells that failed three times");
+  command->add_flag("--stale", choices->stale, "replay cells that another build has computed");
+  add_progress_option(*command, choices->progress);
+  commands.push_back(
+      {command, [choices](Context& context) { return Worker(*choices, context.console).run(); }});
+}
+
+}  // namespace kvreplay::app

@@ -1,0 +1,89 @@
+#include "plan/only.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <map>
+
+#include "base/csv_rows.hpp"
+#include "base/errors.hpp"
+#include "base/text.hpp"
+
+namespace kvreplay {
+namespace {
+
+struct Named {
+  const char* column;
+  std::string (*field)(const Cell&);
+};
+
+template <class T>
+std::string field_of(const std::optional<T>& value) {
+  return value ? std::to_string(*value) : "";
+}
+
+constexpr Named kColumns[] = {
+    {"trace_id", [](const Cell& c) { return c.trace_id; }},
+    {"prompt", [](const Cell& c) { return c.prompt; }},
+    {"layer", [](const Cell& c) { return std::to_string(c.layer); }},
+    {"kv_head", [](const Cell& c) { return std::to_string(c.kv_head); }},
+    {"method", [](const Cell& c) { return std::string(c.method->info.name); }},
+    {"given", [](const Cell& c) { return canonical(given_of(*c.method, c.given, c.axes)); }},
+    {"budget_tokens", [](const Cell& c) { return field_of(c.budget); }},
+    {"seed", [](const Cell& c) { return field_of(c.seed); }},
+};
+
+constexpr char kBetween = '\x1f';
+
+size_t column_of(const std::string& name, const std::filesystem::path& file) {
+  std::vector<std::string> known;
+  for (const Named& named : kColumns) {
+    if (name == named.column) return size_t(&named - kColumns);
+    known.emplace_back(named.column);
+  }
+  throw ConfigError(fmt::format("{}:1: error: {} is no column that names cells{}. Columns are {}",
+                                file.string(), name.empty() ? "\"\"" : name, did_you_mean(name, known),
+                                join(known)));
+}
+
+}  // namespace
+
+CellFilter::CellFilter(const std::filesystem::path& file) : file_(file) {
+  const std::vector<CsvRow> rows = read_csv(file);
+  if (rows.empty()) throw ConfigError(file.string() + ":1: error: is empty: the first line names columns");
+  std::vector<size_t> columns;
+  for (const std::string& name : rows.front().fields) columns.push_back(column_of(name, file));
+  std::map<std::vector<size_t>, std::unordered_set<std::string>> patterns;
+  for (const CsvRow& row : std::vector(rows.begin() + 1, rows.end())) {
+    if (row.fields.size() != columns.size())
+      throw ConfigError(fmt::format("{}:{}: error: has {} fields, the header {}", file.string(), row.line,
+                                    row.fields.size(), columns.size()));
+    std::vector<size_t> given;
+    std::string values;
+    for (size_t i = 0; i < columns.size(); ++i)
+      if (!row.fields[i].empty()) given.push_back(columns[i]), values += row.fields[i] + kBetween;
+    patterns[given].insert(values);
+  }
+  for (auto& [given, values] : patterns) patterns_.push_back({given, std::move(values)});
+}
+
+bool CellFilter::passes(const Cell& cell) const {
+  return std::any_of(patterns_.begin(), patterns_.end(), [&](const Pattern& pattern) {
+    std::string values;
+    for (const size_t column : pattern.columns) values += kColumns[column].field(cell) + kBetween;
+    return pattern.rows.count(values) != 0;
+  });
+}
+
+std::vector<Cell> CellFilter::of(std::vector<Cell> plan) const {
+  std::erase_if(plan, [&](const Cell& cell) { return !passes(cell); });
+  if (plan.empty())
+    throw ConfigError(file_.string() +
+                      ": error: no row names a cell of this configuration. Fields are written as in "
+                      "results.csv");
+  return plan;
+}
+
+}  // namespace kvreplay

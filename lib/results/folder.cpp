@@ -1,0 +1,148 @@
+#include "results/folder.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "base/errors.hpp"
+#include "results/arrays.hpp"
+#include "results/columns.hpp"
+#include "results/output_files.hpp"
+
+namespace kvreplay {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kTableFile = "results.csv";
+constexpr const char* kMetaFile = "results.meta.json";
+
+// Removes files whose name passes: users may have put other things beside ours.
+template <class IsOurs>
+void remove_files(const fs::path& dir, IsOurs is_ours) {
+  if (!fs::is_directory(dir)) return;
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(dir))
+    if (entry.is_regular_file() && is_ours(entry.path().filename().string())) found.push_back(entry.path());
+  for (const fs::path& file : found) fs::remove(file);
+}
+
+bool is_log(const std::string& name) { return name.ends_with(".jsonl"); }
+bool is_cell_file(const std::string& name) {
+  return name.ends_with(".h5") && is_key(name.substr(0, name.size() - 3));
+}
+bool is_final_file(const std::string& name) {
+  const std::vector<std::string> kinds = all_kinds();
+  const auto gathers = [&](const std::string& kind) { return name == kind + ".h5"; };
+  return name == kTableFile || name == kMetaFile || std::any_of(kinds.begin(), kinds.end(), gathers);
+}
+// Of a file that passes `is_ours`, or a temporary of one that a killed run left.
+auto with_temporaries(bool (*is_ours)(const std::string&)) {
+  return [is_ours](const std::string& name) { return is_ours(name) || is_ours(final_name(name)); };
+}
+
+}  // namespace
+
+void in_directory(const fs::path& dir, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const fs::filesystem_error& problem) {
+    throw OutputError(fmt::format("{}: {}. Choose another output directory with -o", dir.string(),
+                                  problem.code().message()));
+  }
+}
+
+Keys keys_of(const std::vector<Cell>& plan) {
+  Keys keys;
+  for (const Cell& cell : plan) keys.push_back(cell.key);
+  return keys;
+}
+
+void forget_results(const fs::path& dir) {
+  in_directory(dir, [&] {
+    remove_files(dir / "shards", is_log);
+    remove_files(dir / "attempts", is_log);
+    remove_files(dir / "cells", with_temporaries(is_cell_file));
+    remove_files(dir, with_temporaries(is_final_file));
+  });
+}
+
+ResultsFolder::ResultsFolder(const fs::path& dir, const SaveOptions& save, const std::string& own_build)
+    : dir_(dir), save_(save) {
+  in_directory(dir, [&] { shards_ = read_shards(dir, own_build); });
+  const std::vector<std::string> kinds = kinds_of(save);
+  for (const auto& [key, cell] : shards_.cells)
+    if (cell.ok && (kinds.empty() || holds_arrays(arrays_of(key), kinds))) done_.insert(key);
+}
+
+int32_t ResultsFolder::failures(const std::string& key) const {
+  const auto found = shards_.cells.find(key);
+  return found == shards_.cells.end() ? 0 : found->second.failures;
+}
+
+size_t ResultsFolder::foreign(const Keys& plan) const {
+  const std::unordered_set<std::string> planned(plan.begin(), plan.end());
+  return size_t(std::count_if(shards_.cells.begin(), shards_.cells.end(),
+                              [&](const auto& cell) { return planned.count(cell.first) == 0; }));
+}
+
+void ResultsFolder::each_row(const Keys& plan, const std::function<void(const Fields&)>& visit) const {
+  each_line(plan, [&](const json& line) { visit(row_fields(line.at("row"))); });
+}
+
+void ResultsFolder::each_line(const Keys& plan, const std::function<void(const json&)>& visit) const {
+  LineReader lines(shards_);
+  for (const std::string& key : plan) {
+    const auto found = shards_.cells.find(key);
+    if (found != shards_.cells.end()) visit(lines.read(found->second.at));
+  }
+}
+
+json ResultsFolder::counts(const Keys& plan) const {
+  int64_t ok = 0, failed = 0;
+  for (const std::string& key : plan) {
+    const auto found = shards_.cells.find(key);
+    if (found == shards_.cells.end()) continue;
+    ++(found->second.ok ? ok : failed);
+  }
+  return {{"planned", plan.size()},
+          {"ok", ok},
+          {"failed", failed},
+          {"missing", int64_t(plan.size()) - ok - failed}};
+}
+
+void ResultsFolder::write_tables(const Keys& plan, const json& meta) const {
+  for (const std::string& kind : kinds_of(save_)) {
+    std::vector<CellArrays> cells;
+    for (const std::string& key : plan)
+      if (done_.count(key) != 0) cells.push_back({key, arrays_of(key)});
+    gather_arrays(dir_ / (kind + ".h5"), kind, cells);
+  }
+  TextFile csv(dir_ / kTableFile);
+  csv.append(csv_line(column_names()));
+  std::map<std::string, int64_t> computed_by;
+  each_line(plan, [&](const json& line) {
+    csv.append(csv_line(row_fields(line.at("row"))));
+    ++computed_by[path_of(line) + " " + line.value("build", "")];
+  });
+  csv.publish();
+  json all = meta;
+  all["computed_by"] = computed_by;
+  all["columns"] = describe_columns();
+  all["cells"] = counts(plan);
+  publish_text(dir_ / kMetaFile, all.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+}
+
+void ResultsFolder::add(const std::string& key, bool ok, const LineAt& at) {
+  shards_.add(key, ok, true, at);
+  if (ok) done_.insert(key);
+}
+
+uint32_t ResultsFolder::add_file(const fs::path& file) {
+  shards_.files.push_back(file);
+  return uint32_t(shards_.files.size() - 1);
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,63 @@
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "catalog/cell.hpp"
+#include "results/shards.hpp"
+
+// What stands in the output directory of a run or a sweep, for those who read it.
+
+namespace kvreplay {
+
+using Keys = std::vector<std::string>;    // of the cells of a plan, in its order
+using Fields = std::vector<std::string>;  // one row of results.csv, without quotes
+
+// Runs what may throw std::filesystem_error; such an error becomes an OutputError with a remedy.
+void in_directory(const std::filesystem::path& dir, const std::function<void()>& work);
+
+class ResultsFolder {
+ public:
+  // Reads what is published, and makes nothing. `save`: the arrays without which a cell is not done;
+  // `own_build`: whose lines are preferred where a cell was computed twice. Throws OutputError.
+  ResultsFolder(const std::filesystem::path& dir, const SaveOptions& save, const std::string& own_build);
+
+  const std::filesystem::path& dir() const { return dir_; }
+  const Shards& shards() const { return shards_; }
+  // Keys of cells that are published with their arrays. Failed cells are not done.
+  const std::unordered_set<std::string>& done() const { return done_; }
+  int32_t failures(const std::string& key) const;  // attempts that failed
+  // Published cells that a plan does not hold.
+  size_t foreign(const Keys& plan) const;
+  // The published cells of a plan, in its order; rows are read one at a time.
+  void each_row(const Keys& plan, const std::function<void(const Fields&)>& visit) const;
+  // The same as the lines of the shards.
+  void each_line(const Keys& plan, const std::function<void(const nlohmann::json&)>& visit) const;
+  // Writes results.csv, results.meta.json (`meta`, the columns' units, the counts) and the .h5 files that
+  // `save` asks for: each whole or not at all. Throws OutputError.
+  void write_tables(const Keys& plan, const nlohmann::json& meta) const;
+
+  std::filesystem::path arrays_of(const std::string& key) const { return dir_ / "cells" / (key + ".h5"); }
+  // A line that this process has just published.
+  void add(const std::string& key, bool ok, const LineAt& at);
+  uint32_t add_file(const std::filesystem::path& file);  // one that this process writes; its number
+
+ private:
+  nlohmann::json counts(const Keys& plan) const;
+
+  std::filesystem::path dir_;
+  SaveOptions save_;
+  Shards shards_;
+  std::unordered_set<std::string> done_;
+};
+
+Keys keys_of(const std::vector<Cell>& plan);
+
+// Removes what runs and sweeps have left in a directory, temporary files included; what users have put there
+// stays.
+void forget_results(const std::filesystem::path& dir);
+
+}  // namespace kvreplay

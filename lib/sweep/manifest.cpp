@@ -1,0 +1,229 @@
+#include "sweep/manifest.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <numeric>
+
+#include "base/errors.hpp"
+#include "base/sha256.hpp"
+#include "base/text.hpp"
+#include "results/output_files.hpp"
+#include "results/sealed_lines.hpp"
+
+namespace kvreplay {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr int kManifestSchema = 1;
+constexpr std::string_view kPrefix = "plan-", kSuffix = ".jsonl", kKeyBefore = "{\"key\":\"";
+constexpr size_t kKeyBytes = 17;
+
+json or_null(const auto& value) { return value ? json(*value) : json(); }
+
+// The key first, so that it is found without parsing.
+std::string cell_line(const Cell& cell) {
+  const json rest = {{"trace_id", cell.trace_id},
+                     {"prompt", cell.prompt},
+                     {"layer", cell.layer},
+                     {"kv_head", cell.kv_head},
+                     {"method", cell.method->info.name},
+                     {"given", given_of(*cell.method, cell.given, cell.axes)},
+                     {"params", cell.params},
+                     {"budget_tokens", or_null(cell.budget)},
+                     {"seed", or_null(cell.seed)}};
+  return fmt::format("{}{}\",{}", kKeyBefore, cell.key, canonical(rest).substr(1));
+}
+
+bool same_layer(const Cell& a, const Cell& b) {
+  return a.trace == b.trace && a.prompt == b.prompt && a.layer == b.layer;
+}
+
+SweepUnit unit_of(const std::vector<Cell>& plan, size_t first, size_t end) {
+  const Cell& cell = plan[first];
+  return {cell.trace, cell.prompt, cell.layer, cell.kv_head, first, end - first, 0};
+}
+
+// Heads of a layer stay together where some cell decides for all of them.
+std::vector<SweepUnit> units_of(const std::vector<Cell>& plan) {
+  std::vector<SweepUnit> units;
+  for (size_t first = 0; first < plan.size();) {
+    size_t end = first;
+    while (end < plan.size() && same_layer(plan[first], plan[end])) ++end;
+    const bool whole = std::any_of(plan.begin() + std::ptrdiff_t(first), plan.begin() + std::ptrdiff_t(end),
+                                   [](const Cell& c) { return c.axes.gqa_level == GqaLevel::layer; });
+    for (size_t at = first; at < end;) {
+      size_t next = whole ? end : at;
+      while (next < end && plan[next].kv_head == plan[at].kv_head) ++next;
+      units.push_back(unit_of(plan, at, next));
+      at = next;
+    }
+    first = end;
+  }
+  return units;
+}
+
+std::string name_of(const std::vector<std::string>& cells) {
+  Sha256 sum;
+  for (const std::string& line : cells) sum.update(line), sum.update("\n");
+  return sum.hex().substr(0, 16);
+}
+
+json save_json(const SaveOptions& save) {
+  return {{"curves", save.curves}, {"kept", save.kept}, {"outputs", save.outputs}};
+}
+
+std::string header_line(const Manifest& m) {
+  json traces = json::array(), units = json::array();
+  for (const SweepTrace& t : m.traces) traces.push_back({t.path.string(), t.trace_id, t.model});
+  for (const SweepUnit& u : m.units)
+    units.push_back({u.trace, u.prompt, u.layer, u.kv_head, u.first, u.cells, u.cost});
+  const json header = {{"kvreplay_plan", kManifestSchema},
+                       {"name", m.name},
+                       {"run_name", m.run_name},
+                       {"config", m.config},
+                       {"save", save_json(m.save)},
+                       {"every_row", m.every_row},
+                       {"bytes_peak", m.bytes_peak},
+                       {"traces", traces},
+                       {"units", units}};
+  const std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
+  return sealed_line(std::string_view(text).substr(1, text.size() - 2));
+}
+
+Manifest of_header(const json& header) {
+  Manifest m;
+  m.name = header.at("name"), m.run_name = header.at("run_name");
+  m.config = header.at("config");
+  const json& save = header.at("save");
+  m.save = {save.at("curves"), save.at("kept"), save.at("outputs")};
+  m.every_row = header.at("every_row");
+  m.bytes_peak = header.at("bytes_peak");
+  for (const json& t : header.at("traces"))
+    m.traces.push_back({t.at(0).get<std::string>(), t.at(1), t.at(2)});
+  for (const json& u : header.at("units"))
+    m.units.push_back({u.at(0), u.at(1), u.at(2), u.at(3), u.at(4), u.at(5), u.at(6)});
+  return m;
+}
+
+std::vector<fs::path> plans_in(const fs::path& dir) {
+  std::vector<fs::path> found;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(dir, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(kPrefix) && name.ends_with(kSuffix)) found.push_back(entry.path());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+fs::path path_of(const fs::path& dir, const std::string& name) {
+  return dir / fmt::format("{}{}{}", kPrefix, name, kSuffix);
+}
+
+[[noreturn]] void fail(const fs::path& file, const std::string& what) {
+  throw ConfigError(fmt::format("{}: error: {}. Plan again: kvreplay sweep plan CONFIG -o {}", file.string(),
+                                what, file.parent_path().string()));
+}
+
+Manifest read_file(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  std::string line;
+  if (!std::getline(in, line)) fail(file, "cannot be read");
+  if (!unsealed(line)) fail(file, "its first line was changed or damaged");
+  const json header = json::parse(line);
+  if (header.value("kvreplay_plan", 0) != kManifestSchema) fail(file, "was made by another version");
+  Manifest m = of_header(header);
+  while (std::getline(in, line)) m.cells.push_back(line);
+  if (name_of(m.cells) != m.name || path_of(file.parent_path(), m.name) != file)
+    fail(file, "its cells were changed or damaged");
+  return m;
+}
+
+}  // namespace
+
+Keys Manifest::keys() const {
+  Keys keys;
+  for (const std::string& line : cells) keys.push_back(line.substr(kKeyBefore.size(), kKeyBytes));
+  return keys;
+}
+
+double Manifest::cost() const {
+  return std::accumulate(units.begin(), units.end(), 0.0,
+                         [](double sum, const SweepUnit& unit) { return sum + unit.cost; });
+}
+
+RunConfig with_absolute_paths(RunConfig config) {
+  const auto absolute = [](const fs::path& path) {
+    return path.empty() ? path : fs::absolute(path).lexically_normal();
+  };
+  for (fs::path& trace : config.traces) trace = absolute(trace);
+  for (MethodInstance& m : config.methods) {
+    m.uniforms = absolute(m.uniforms);
+    m.axes.allocator_file = absolute(m.axes.allocator_file).string();
+  }
+  config.output.dir = absolute(config.output.dir);
+  return config;
+}
+
+Manifest make_manifest(const RunConfig& config, const std::vector<TraceInfo>& traces,
+                       const std::vector<Cell>& plan) {
+  Manifest m;
+  m.run_name = config.name;
+  m.config = resolved_json(config);
+  m.save = {config.output.curves, config.output.kept, config.output.outputs};
+  m.every_row = observes_rows(plan);
+  for (size_t t = 0; t < traces.size(); ++t)
+    m.traces.push_back({config.traces.at(t), traces[t].trace_id, traces[t].model});
+  RunConfig alone = config;
+  alone.run.jobs = 1;
+  const PlanEstimate estimated = estimate(alone, plan, traces);
+  m.bytes_peak = estimated.bytes_peak;
+  m.units = units_of(plan);
+  for (SweepUnit& unit : m.units)
+    for (size_t i = unit.first; i < unit.first + unit.cells; ++i) unit.cost += estimated.cost[i];
+  for (const Cell& cell : plan) m.cells.push_back(cell_line(cell));
+  m.name = name_of(m.cells);
+  return m;
+}
+
+fs::path write_manifest(const fs::path& dir, const Manifest& manifest) {
+  const fs::path file = path_of(dir, manifest.name);
+  for (const fs::path& held : plans_in(dir))
+    if (held != file)
+      throw ConfigError(
+          fmt::format("{}: error: holds another plan, {}. Choose another directory with -o, or forget "
+                      "it with what it gave with --force",
+                      dir.string(), held.filename().string()));
+  in_directory(dir, [&] { fs::create_directories(dir); });
+  TextFile out(file);
+  out.append(header_line(manifest) + "\n");
+  for (const std::string& line : manifest.cells) out.append(line + "\n");
+  out.publish();
+  in_directory(dir, [&] {
+    fs::permissions(file, fs::perms::owner_read | fs::perms::group_read | fs::perms::others_read);
+  });
+  return file;
+}
+
+Manifest read_manifest(const fs::path& dir) {
+  const std::vector<fs::path> found = plans_in(dir);
+  if (found.empty())
+    throw ConfigError(fmt::format("{}: error: holds no plan. Make one: kvreplay sweep plan CONFIG -o {}",
+                                  dir.string(), dir.string()));
+  if (found.size() > 1)
+    throw ConfigError(fmt::format("{}: error: holds {} plans. Remove the ones that are not meant",
+                                  dir.string(), found.size()));
+  return read_file(found.front());
+}
+
+void forget_manifest(const fs::path& dir) {
+  in_directory(dir, [&] {
+    for (const fs::path& file : plans_in(dir)) fs::remove(file);
+  });
+}
+
+}  // namespace kvreplay

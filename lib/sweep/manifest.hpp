@@ -1,0 +1,63 @@
+#pragma once
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "config/run_config.hpp"
+#include "plan/plan.hpp"
+#include "results/folder.hpp"
+
+// The plan of a sweep as a file that nobody changes: OUT/plan-<name>.jsonl. Its first line holds the resolved
+// configuration and the units of work, each further line one cell. The name is the hash of the cells, so that
+// the same sweep has the same name whatever its paths, its device and its threads.
+
+namespace kvreplay {
+
+// Cells that are replayed by one worker: of one kv head, which share its tensors and the exact pass, or of a
+// whole layer where some method decides for all of its heads.
+struct SweepUnit {
+  size_t trace = 0;  // of Manifest::traces
+  std::string prompt;
+  int32_t layer = 0;
+  int32_t kv_head = 0;          // the first
+  size_t first = 0, cells = 0;  // of the plan
+  double cost = 0;              // operations, roughly
+};
+
+struct SweepTrace {
+  std::filesystem::path path;
+  std::string trace_id, model;
+};
+
+struct Manifest {
+  std::string name;       // 16 hex digits
+  std::string run_name;   // of the configuration
+  nlohmann::json config;  // resolved, with absolute paths
+  SaveOptions save;
+  bool every_row = false;  // RunOptions::every_row
+  int64_t bytes_peak = 0;  // of a worker, about, with one thread
+  std::vector<SweepTrace> traces;
+  std::vector<SweepUnit> units;    // in the order of the plan
+  std::vector<std::string> cells;  // one line of JSON each, starting with the key
+
+  Keys keys() const;
+  double cost() const;
+};
+
+// `config` names its files by absolute paths.
+Manifest make_manifest(const RunConfig& config, const std::vector<TraceInfo>& traces,
+                       const std::vector<Cell>& plan);
+
+// The same configuration with absolute paths, wherever it is read again.
+RunConfig with_absolute_paths(RunConfig config);
+
+// A directory holds one plan. Publishes the file; one of the same name is replaced, whose paths may differ.
+// Throws ConfigError where the directory holds another plan, OutputError where it cannot be written.
+std::filesystem::path write_manifest(const std::filesystem::path& dir, const Manifest& manifest);
+// Throws ConfigError: there is none, there are several, or it was changed.
+Manifest read_manifest(const std::filesystem::path& dir);
+// Removes the plan of a directory, if there is one.
+void forget_manifest(const std::filesystem::path& dir);
+
+}  // namespace kvreplay

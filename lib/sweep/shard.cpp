@@ -1,0 +1,69 @@
+#include "sweep/shard.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+
+namespace kvreplay {
+namespace {
+
+constexpr int32_t kManyShards = 1'000'000;
+
+bool whole_number(std::string_view text, int32_t& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+}  // namespace
+
+Shard parse_shard(const std::string& text) {
+  const size_t slash = text.find('/');
+  Shard shard;
+  const bool numbers = slash != std::string::npos &&
+                       whole_number(std::string_view(text).substr(0, slash), shard.index) &&
+                       whole_number(std::string_view(text).substr(slash + 1), shard.count);
+  if (numbers && shard.count >= 1 && shard.count <= kManyShards && shard.index >= 0 &&
+      shard.index < shard.count)
+    return shard;
+  throw ConfigError(fmt::format("--shard {}: must be i/N with i from 0 to N-1, for example 0/20", text));
+}
+
+// A unit belongs where the middle of its cost falls when all costs are laid end to end.
+std::vector<int32_t> shards_of_units(const std::vector<SweepUnit>& units, int32_t count) {
+  double total = 0;
+  for (const SweepUnit& unit : units) total += std::max(unit.cost, 1.0);
+  std::vector<int32_t> shards;
+  double before = 0;
+  for (const SweepUnit& unit : units) {
+    const double cost = std::max(unit.cost, 1.0);
+    shards.push_back(std::min(count - 1, int32_t((before + cost / 2) / total * count)));
+    before += cost;
+  }
+  return shards;
+}
+
+std::vector<size_t> units_of(const std::vector<SweepUnit>& units, const Shard& shard) {
+  const std::vector<int32_t> of_unit = shards_of_units(units, shard.count);
+  std::vector<size_t> mine;
+  for (size_t u = 0; u < units.size(); ++u)
+    if (of_unit[u] == shard.index) mine.push_back(u);
+  return mine;
+}
+
+std::string ranges_text(const std::vector<int32_t>& numbers) {
+  std::vector<std::string> ranges;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t end = i + 1;
+    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+    ranges.push_back(end - i == 1 ? std::to_string(numbers[i])
+                                  : fmt::format("{}-{}", numbers[i], numbers[end - 1]));
+    i = end;
+  }
+  return join(ranges, ",");
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,124 @@
+#include "sweep/shard_work.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/errors.hpp"
+
+namespace kvreplay {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// Units of one prompt of one trace: their layers are opened together.
+struct Place {
+  size_t trace;
+  std::string prompt;
+  std::set<int32_t> layers;
+  std::set<std::string> keys;
+
+  TraceScope scope() const {
+    return {std::vector<std::string>{prompt}, std::vector<int32_t>(layers.begin(), layers.end())};
+  }
+};
+
+std::vector<Place> places_of(const Manifest& manifest, const std::vector<size_t>& units, const Keys& keys) {
+  std::map<std::pair<size_t, std::string>, Place> places;
+  for (const size_t u : units) {
+    const SweepUnit& unit = manifest.units[u];
+    Place& place = places[{unit.trace, unit.prompt}];
+    place.trace = unit.trace, place.prompt = unit.prompt;
+    place.layers.insert(unit.layer);
+    place.keys.insert(keys.begin() + std::ptrdiff_t(unit.first),
+                      keys.begin() + std::ptrdiff_t(unit.first + unit.cells));
+  }
+  std::vector<Place> all;
+  for (auto& [where, place] : places) all.push_back(std::move(place));
+  return all;
+}
+
+std::string config_text(const Manifest& manifest, const Place& place, const fs::path& trace) {
+  json config = manifest.config;
+  config["traces"] = {trace.string()};
+  config["select"]["prompts"] = {place.prompt};
+  config["select"]["layers"] = place.layers;
+  return config.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+void expect_same_trace(const TraceInfo& found, const SweepTrace& planned) {
+  if (found.trace_id == planned.trace_id) return;
+  throw TraceError(
+      fmt::format("{}: is another trace than the one that was planned (trace_id {} instead of {}). Put "
+                  "that one back, or plan the new one into another directory",
+                  planned.path.string(), found.trace_id, planned.trace_id));
+}
+
+class Opening {
+ public:
+  Opening(const Manifest& manifest, const ShardRequest& request, const Registry& methods,
+          const std::vector<std::string>& measures)
+      : manifest_(manifest), request_(request), methods_(methods), measures_(measures) {}
+
+  void open(const Place& place, ShardWork& work) const {
+    const SweepTrace& planned = manifest_.traces.at(place.trace);
+    const fs::path trace = request_.place ? request_.place(planned, place.scope()) : planned.path;
+    LoadedRun loaded = load_run(config_text(manifest_, place, trace), "/", "the plan", request_.overrides,
+                                methods_, measures_);
+    expect_same_trace(loaded.traces.front(), planned);
+    std::vector<Cell> cells = plan_cells(loaded.config, loaded.traces);
+    std::erase_if(cells, [&](const Cell& cell) { return place.keys.count(cell.key) == 0; });
+    if (cells.size() != place.keys.size())
+      throw ConfigError(fmt::format(
+          "{}, prompt {}: {} of {} planned cells have other keys now: a file that the configuration names "
+          "has "
+          "changed, or the plan was made by another version. Plan again into another directory",
+          planned.path.string(), place.prompt, place.keys.size() - cells.size(), place.keys.size()));
+    for (Cell& cell : cells) cell.trace = work.traces.size();
+    std::move(cells.begin(), cells.end(), std::back_inserter(work.cells));
+    work.traces.push_back(trace);
+    work.config = std::move(loaded.config);
+  }
+
+ private:
+  const Manifest& manifest_;
+  const ShardRequest& request_;
+  const Registry& methods_;
+  const std::vector<std::string>& measures_;
+};
+
+void sort_by_unit(const std::vector<size_t>& units, ShardWork& work) {
+  std::unordered_map<size_t, size_t> rank;
+  for (size_t i = 0; i < units.size(); ++i) rank[units[i]] = i;
+  const auto rank_of = [&](const Cell& cell) { return rank.at(work.unit_of.at(cell.key)); };
+  std::stable_sort(work.cells.begin(), work.cells.end(),
+                   [&](const Cell& a, const Cell& b) { return rank_of(a) < rank_of(b); });
+}
+
+}  // namespace
+
+ShardWork open_units(const Manifest& manifest, const ShardRequest& request, const Registry& methods,
+                     const std::vector<std::string>& measures) {
+  const Keys keys = manifest.keys();
+  const Opening opening(manifest, request, methods, measures);
+  ShardWork work;
+  for (const Place& place : places_of(manifest, request.units, keys)) {
+    try {
+      opening.open(place, work);
+    } catch (const UserError& e) {
+      work.problems.emplace_back(e.what());
+      if (work.exit_code == 0) work.exit_code = e.exit_code();
+    }
+  }
+  for (const size_t u : request.units) {
+    const SweepUnit& unit = manifest.units[u];
+    for (size_t i = unit.first; i < unit.first + unit.cells; ++i) work.unit_of[keys[i]] = u;
+  }
+  sort_by_unit(request.units, work);
+  return work;
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,14 @@
+#pragma once
+#include <filesystem>
+#include <vector>
+
+#include "trace/trace.hpp"
+
+namespace kvreplay {
+
+// The files that hold what a scope names of a trace: itself first, then those that its external links lead
+// to, all of them in its folder or below. Throws TraceError.
+std::vector<std::filesystem::path> files_of_trace(const std::filesystem::path& trace,
+                                                  const TraceScope& scope);
+
+}  // namespace kvreplay

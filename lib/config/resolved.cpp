@@ -45,7 +45,9 @@ json output_json(const RunConfig::Output& output) {
   if (output.curves) save.push_back("curves");
   if (output.kept) save.push_back("kept");
   if (output.outputs) save.push_back("outputs");
-  return {{"dir", output.dir.string()}, {"save", save}};
+  json entry = {{"save", save}};
+  if (!output.dir.empty()) entry["dir"] = output.dir.string();
+  return entry;
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ std::string sealed_line(std::string_view members) {
 
 std::optional<std::string_view> unsealed(std::string_view line) {
   if (line.size() <= kMembersAt || !line.starts_with(kBefore) || line.back() != '}') return std::nullopt;
+  if (line.substr(kBefore.size() + kSumDigits, kAfter.size()) != kAfter) return std::nullopt;
   const std::string_view members = line.substr(kMembersAt, line.size() - kMembersAt - 1);
   if (line.substr(kBefore.size(), kSumDigits) != sum_of(members)) return std::nullopt;
   return members;

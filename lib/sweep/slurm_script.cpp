@@ -40,10 +40,11 @@ std::string slurm_array_script(const SlurmJob& job) {
   text += fmt::format("#SBATCH --job-name={}\n", job.name);
   text += fmt::format("#SBATCH --array={}{}\n", job.array,
                       job.at_once > 0 ? fmt::format("%{}", job.at_once) : "");
-  text += fmt::format("#SBATCH --cpus-per-task={}\n#SBATCH --time={}\n", job.cpus, limit_text(job.limit_s));
-  // To the program itself, which takes the place of this script. A lost node's tasks are submitted again by
-  // the merge job; a copy that Slurm starts later finds its cells done.
-  text += fmt::format("#SBATCH --signal=B:USR1@{}\n#SBATCH --requeue\n#SBATCH --open-mode=append\n",
+  text += fmt::format("#SBATCH --ntasks=1\n#SBATCH --cpus-per-task={}\n#SBATCH --time={}\n", job.cpus,
+                      limit_text(job.limit_s));
+  // B: and exec belong together: the signal goes to what takes the place of this script. What a lost node had
+  // is submitted again by the merge job, at once; Slurm would hold a requeued task for two minutes.
+  text += fmt::format("#SBATCH --signal=B:USR1@{}\n#SBATCH --no-requeue\n#SBATCH --open-mode=append\n",
                       warning_s(job));
   text += directives(job, "%A_%a.log");
   text += fmt::format("exec {} sweep work {} --shard \"$SLURM_ARRAY_TASK_ID/{}\" --time-budget {}s -j {}",

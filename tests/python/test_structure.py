@@ -24,6 +24,7 @@ MAY_INCLUDE = {
     "config": {"base", "core", "trace", "catalog", "formats"},
     "plan": {"base", "core", "trace", "catalog", "config", "exact"},
     "results": {"base", "core", "trace", "catalog", "survey"},
+    "sweep": {"base", "trace", "catalog", "config", "plan", "results"},
     "backend": {"base", "core", "catalog", "exact", "measures", "replay"},
 }
 # Libraries that belong to one room.
@@ -122,6 +123,7 @@ MAY_IMPORT = {
     "drawing": {"data", "numbers"},
     "plots": {"data", "numbers", "drawing"},
     "figures": {"data", "numbers", "drawing", "plots"},
+    "sweeps": {"data", "numbers", "figures"},
     "page": {"data", "numbers", "drawing", "plots", "figures"},
 }
 

@@ -52,23 +52,31 @@ std::string command_line(int argc, char** argv) {
   return text;
 }
 
-// The parser names what it did not expect; this says what was probably meant.
-std::string guess(const CLI::App& app, const std::vector<Command>& commands, int argc, char** argv) {
+// The innermost command that was named.
+const CLI::App& chosen_of(const CLI::App& app) {
+  const auto named = app.get_subcommands();
+  return named.empty() ? app : chosen_of(*named.front());
+}
+
+// What may follow the name of a command.
+std::vector<std::string> words_known_to(const CLI::App& command) {
   std::vector<std::string> known;
-  const CLI::App* chosen = &app;
-  for (const Command& c : commands) {
-    known.push_back(c.parser->get_name());
-    if (c.parser->parsed()) chosen = c.parser;
-  }
-  if (chosen != &app) {
-    known.clear();
-    for (const CLI::App* place : {chosen, &app})
-      for (const CLI::Option* option : place->get_options())
-        for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
-  }
+  for (const CLI::App* below : command.get_subcommands([](const CLI::App*) { return true; }))
+    known.push_back(below->get_name());
+  for (const CLI::App* place = &command; place != nullptr; place = place->get_parent())
+    for (const CLI::Option* option : place->get_options())
+      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  return known;
+}
+
+// The parser names what it did not expect; this says what was probably meant.
+std::string guess(const CLI::App& app, int argc, char** argv) {
+  const CLI::App& chosen = chosen_of(app);
+  const std::vector<std::string> known = words_known_to(chosen);
+  const bool takes_commands = !chosen.get_subcommands([](const CLI::App*) { return true; }).empty();
   for (int i = 1; i < argc; ++i) {
     const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
-    if (word.empty() || (chosen != &app && !word.starts_with("--"))) continue;
+    if (word.empty() || word == chosen.get_name() || (!takes_commands && !word.starts_with("--"))) continue;
     if (std::find(known.begin(), known.end(), word) == known.end()) return did_you_mean(word, known);
   }
   return "";
@@ -80,16 +88,10 @@ std::string full_name(const CLI::App& parser) {
   return above == nullptr ? parser.get_name() : full_name(*above) + " " + parser.get_name();
 }
 
-int usage_error(const CLI::App& app, const CLI::ParseError& error, const std::vector<Command>& commands,
-                int argc, char** argv) {
+int usage_error(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
   Console console;
-  std::string line = "kvreplay";
-  for (const Command& c : commands)
-    if (c.parser->parsed()) {
-      line = full_name(*c.parser);
-      break;
-    }
-  console.error(fmt::format("{}{}. See {} --help", error.what(), guess(app, commands, argc, argv), line));
+  console.error(
+      fmt::format("{}{}. See {} --help", error.what(), guess(app, argc, argv), full_name(chosen_of(app))));
   return kUsage;
 }
 
@@ -115,7 +117,7 @@ int dispatch(int argc, char** argv, Context& context) {
   } catch (const CLI::Success& asked) {  // --help, --version
     return app.exit(asked);
   } catch (const CLI::ParseError& error) {
-    return usage_error(app, error, commands, argc, argv);
+    return usage_error(app, error, argc, argv);
   }
   apply(general, context.console);
   isa_path();  // an impossible KVREPLAY_ISA is an error of every command, before any work

@@ -1,0 +1,79 @@
+"""A sweep of 200 cells over a synthetic trace, and its table as text that runs can be compared by."""
+
+import csv
+import hashlib
+import io
+import json
+from pathlib import Path
+
+from kvreplay_cli import TIMES, kvreplay, synth
+
+CELLS = 200
+CONFIG = """\
+schema: 1
+name: two-hundred
+traces: [{trace}]
+methods: [h2o, snapkv, streaming_llm, uniform]
+budget: {{tokens: [64, 128]}}
+seeds: {{count: 2}}
+"""
+
+
+def make_trace(path, tokens=768, layers=5, seed=0):
+    """Layers of four kv heads: with CONFIG 10 cells each."""
+    return synth(
+        path,
+        *["--tokens", tokens, "--prompt", tokens // 2, "--layers", layers, "--seed", seed],
+        *["--q-heads", 8, "--kv-heads", 4],
+    )
+
+
+def write_config(folder, trace, more=""):
+    file = Path(folder) / "sweep.yaml"
+    file.write_text(CONFIG.format(trace=trace) + more)
+    return file
+
+
+def plan(config, out, *words):
+    result = kvreplay("sweep", "plan", config, "-o", out, *words)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def work(out, shard, *words, **environment):
+    return kvreplay(
+        "sweep", "work", out, "--shard", shard, "-j", 1, "--progress", "none", *words, **environment
+    )
+
+
+def merge(out, *words):
+    return kvreplay("sweep", "merge", out, *words)
+
+
+def status(out):
+    result = kvreplay("sweep", "status", out, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def comparable(out):
+    """results.csv without the columns that measure the run, its rows sorted: bytes."""
+    with (Path(out) / "results.csv").open(newline="") as file:
+        rows = [[v for k, v in row.items() if k not in TIMES] for row in csv.DictReader(file)]
+    text = io.StringIO()
+    csv.writer(text).writerows(sorted(rows))
+    return text.getvalue().encode()
+
+
+def lines(out, folder="shards"):
+    """The lines of all shards, as JSON."""
+    files = sorted(Path(out).glob(f"{folder}/*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def rewritten(line, **changed):
+    """A line as its writer would have sealed it with other members."""
+    members = {k: v for k, v in line.items() if k != "sum"} | changed
+    first = {k: members.pop(k) for k in ("key", "status", "build") if k in members}
+    text = json.dumps(first | members, separators=(",", ":"))[1:-1]
+    return f'{{"sum":"{hashlib.sha256(text.encode()).hexdigest()[:16]}",{text}}}'

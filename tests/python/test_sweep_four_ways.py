@@ -1,0 +1,154 @@
+"""200 cells in one process, by local workers, in a job array where things die, and with stops: one table."""
+
+import contextlib
+import os
+import random
+import signal
+import time
+import warnings
+
+import pytest
+from kvreplay_cli import kvreplay, start
+from slurm_cluster import SlurmCluster, why_not
+from sweep_fixture import CELLS, comparable, make_trace, merge, plan, status, write_config
+
+WAIT_S = 120
+SHARDS = 20
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Audited: slow enough that whatever is killed is at work."""
+    folder = tmp_path_factory.mktemp("sweep")
+    return write_config(folder, make_trace(folder / "t.h5", tokens=2048), "run: {audit: true}\n")
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    assert kvreplay("run", config, "-o", out).returncode == 0
+    return comparable(out)
+
+
+@pytest.fixture
+def out(config, tmp_path):
+    plan(config, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def report(way, out):
+    """To the summary of warnings: what is done twice is no fault, but should be known."""
+    warnings.warn(f"{way}: {status(out)['repeated']} of {CELLS} cells were computed twice", stacklevel=2)
+
+
+def test_four_local_workers_give_the_table_of_one_process(out, whole):
+    words = ["--engine", "local", "--workers", 4, "--shards", SHARDS]
+    result = kvreplay("sweep", "submit", out, *words)
+    assert result.returncode == 0, result.stderr
+    assert comparable(out) == whole
+    assert status(out)["repeated"] == 0
+
+
+def test_a_worker_stopped_and_started_five_times_gives_the_table_of_one_process(out, whole):
+    for _ in range(5):
+        before = status(out)["ok"]
+        process = start("sweep", "work", out, "-j", 1, "--progress", "none")
+        until = time.monotonic() + WAIT_S
+        while status(out)["ok"] == before and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=WAIT_S)
+        assert process.returncode == 75
+        assert before < status(out)["ok"] < CELLS
+    assert kvreplay("sweep", "work", out, "--progress", "none").returncode == 0
+    assert merge(out).returncode == 0
+    assert comparable(out) == whole
+    assert status(out)["repeated"] == 0
+
+
+class Accidents:
+    """Kills a worker, a node and the controller, each at a moment that nobody knows before."""
+
+    def __init__(self, cluster, seed):
+        self.cluster, self.random = cluster, random.Random(seed)
+        self.waiting = [self.kill_worker, self.kill_node, self.kill_worker, self.kill_controller]
+
+    def maybe(self):
+        if self.waiting and self.random.random() < 0.5 and self.workers():
+            self.waiting.pop(0)()
+
+    def workers(self):
+        return [pid for node in range(self.cluster.nodes) for pid in self.cluster.running_pids(node)]
+
+    def kill_worker(self):
+        if workers := self.workers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.random.choice(workers), signal.SIGKILL)
+
+    def kill_node(self):
+        node = self.random.randrange(self.cluster.nodes)
+        self.cluster.kill_node(node)
+        self.cluster.start_node(node)
+
+    def kill_controller(self):
+        """What it has not saved is out of joint: tasks that it does not know, nodes that it mistrusts. Whoever sees
+        that cancels what is left and submits again."""
+        self.cluster.kill_controller()
+        self.cluster.start_controller()
+        self.cluster.run("scancel", "--user=root")
+        self.cluster.run("scontrol", "update", "nodename=ALL", "state=resume")
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
+def test_a_job_array_with_accidents_gives_the_table_of_one_process(out, whole, tmp_path):
+    submit = ["sweep", "submit", out, "--engine", "slurm", "--shards", SHARDS, "-j", 1, "--at-once", 3]
+    with SlurmCluster(tmp_path / "slurm", nodes=3, cpus=2) as cluster:
+        accidents = Accidents(cluster, seed=os.getpid())
+        submissions, until = 0, time.monotonic() + WAIT_S
+        while not (out / "results.csv").exists():
+            assert time.monotonic() < until, cluster.logs()
+            if not cluster.run("squeue", "-h").stdout.strip():
+                result = kvreplay(*submit, **cluster.env)
+                assert result.returncode == 0, result.stderr
+                submissions += 1
+            accidents.maybe()
+            time.sleep(0.2)
+        assert accidents.waiting == []
+    assert comparable(out) == whole
+    assert status(out).items() >= {"ok": CELLS, "parked": 0, "damaged": 0}.items()
+    report(f"job array with 4 accidents, submitted {submissions} times by hand", out)
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
+def test_a_task_that_nears_its_limit_leaves_with_75_and_the_merge_job_submits_the_rest(out, whole, tmp_path):
+    """Slurm looks at limits every 30 s, so the signal is sent by hand."""
+    words = ["--shards", 2, "-j", 1, "--rounds", 3]
+    with SlurmCluster(tmp_path / "slurm", nodes=1, cpus=2) as cluster:
+        assert kvreplay("sweep", "submit", out, "--engine", "slurm", *words, **cluster.env).returncode == 0
+        until = time.monotonic() + WAIT_S
+        while status(out)["ok"] == 0:
+            assert time.monotonic() < until, cluster.logs()
+            time.sleep(0.05)
+        (job,) = {
+            line.split("_")[0]
+            for line in cluster.run("squeue", "-h", "-o", "%i").stdout.split()
+            if "_" in line
+        }
+        cluster.run("scancel", "-b", "-s", "USR1", job)
+        while not (out / "results.csv").exists():
+            assert time.monotonic() < until, cluster.logs()
+            time.sleep(0.2)
+        codes = {facts["ExitCode"] for facts in cluster.tasks(job).values()}
+    assert codes == {"75:0"}
+    assert comparable(out) == whole
+    assert status(out)["repeated"] == 0
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
+def test_submitting_and_waiting_ends_with_the_table(out, whole, tmp_path):
+    with SlurmCluster(tmp_path / "slurm", nodes=2, cpus=2) as cluster:
+        words = ["--engine", "slurm", "--shards", 4, "-j", 1, "--wait"]
+        result = kvreplay("sweep", "submit", out, *words, **cluster.env)
+    assert result.returncode == 0, result.stderr
+    assert "#SBATCH --array=0-3" in result.stdout and "h2o" in result.stdout
+    assert comparable(out) == whole

@@ -42,9 +42,9 @@ void add_sweep(CLI::App& app, std::vector<Command>& commands) {
   sweep->require_subcommand(0, 1);
   sweep->footer(
       "examples:\n"
-      "  kvreplay sweep plan configs/sweeps/budgets.yaml -o out/budgets\n"
-      "  kvreplay sweep submit out/budgets --engine local --workers 4\n"
-      "  kvreplay sweep submit out/budgets --engine slurm --time 1h -j 8\n");
+      "  kvreplay sweep plan configs/quickstart.yaml -o out/first\n"
+      "  kvreplay sweep submit out/first --engine local --workers 4\n"
+      "  kvreplay sweep submit out/first --engine slurm --time 1h -j 8\n");
   add_sweep_plan(*sweep, commands);
   add_sweep_work(*sweep, commands);
   add_sweep_status(*sweep, commands);

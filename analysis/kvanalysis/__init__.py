@@ -1,6 +1,14 @@
-"""Reads what `kvreplay run` wrote and shows it: statistics, figures, one self-contained page."""
+"""Reads what `kvreplay run` wrote and shows it: tables, statistics, figures, one self-contained page."""
 
-from .data.load import load
 from .errors import ResultsError
 
 __all__ = ["ResultsError", "load"]
+
+
+def __getattr__(name):
+    """`kvanalysis.load` brings pandas with it: only who asks for it waits."""
+    if name == "load":
+        from .data.load import load
+
+        return load
+    raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -1,18 +1,20 @@
-"""`kvanalysis report|figures|table OUT`, `kvanalysis figure CONFIG`.
+"""`kvanalysis report|figures|table|parquet|epsilon OUT`, `kvanalysis figure|sweep CONFIG`.
 
 Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results, 130 interrupted. A step of a
-figure that failed gives its own.
+figure or a round of a sweep that failed gives its own.
 """
 
 import argparse
+import math
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from .data.load import load
-from .errors import FigureError, ResultsError
+from .errors import FigureError, ResultsError, SweepError, UserError
 
-OK, BAD_USAGE, BAD_RESULTS, INTERRUPTED = 0, 2, 3, 130
+OK, BAD_USAGE, INTERRUPTED = 0, 2, 130
 STOPPED = (75, INTERRUPTED)  # exit codes of a step that was told to end
 
 
@@ -28,9 +30,7 @@ def main(arguments=None):
     try:
         options.run(options)
         sys.stdout.flush()
-    except ResultsError as problem:
-        return _fail(problem, BAD_RESULTS)
-    except FigureError as problem:
+    except UserError as problem:
         return _fail(problem, problem.code)
     except KeyboardInterrupt:
         return _fail("interrupted; run again to continue", INTERRUPTED)
@@ -46,7 +46,9 @@ def _parser():
     parser = _Parser(
         prog="kvanalysis", description="Figures, tables and a page from the results of `kvreplay run`."
     )
-    commands = parser.add_subparsers(required=True, metavar="report|figures|figure|table")
+    commands = parser.add_subparsers(
+        required=True, metavar="report|figures|figure|table|parquet|sweep|epsilon"
+    )
     report = _command(
         commands, "report", _report, "one self-contained HTML page of a run, or of a folder of figures"
     )
@@ -56,6 +58,9 @@ def _parser():
     _command(commands, "figures", _figures, "OUT/figures/: PNG, PDF and the CSV behind each figure")
     _command(commands, "table", _table, "the summary table on stdout")
     _add_figure(commands)
+    _add_parquet(commands)
+    _add_sweep(commands)
+    _add_epsilon(commands)
     return parser
 
 
@@ -89,8 +94,47 @@ def _add_figure(commands):
     command.set_defaults(run=_figure)
 
 
+def _add_parquet(commands):
+    parquet = _command(commands, "parquet", _parquet, "the table as one typed, compressed file")
+    parquet.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="the file (default: OUT/results.parquet)"
+    )
+
+
+def _add_sweep(commands):
+    from .sweeps.rounds import ENGINES, RUN
+
+    text = "replays a configuration round by round, where its section `sweep` leaves a question open"
+    command = commands.add_parser("sweep", help=text, description=text)
+    command.add_argument(
+        "config", metavar="CONFIG", type=Path, help="a configuration (configs/sweeps/*.yaml)"
+    )
+    command.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="the sweep's folder")
+    command.add_argument("--engine", choices=ENGINES, default=RUN, help="default: run")
+    command.add_argument(
+        "--submit", default="", metavar="WORDS", help="further words of `kvreplay sweep submit`, in quotes"
+    )
+    command.add_argument(
+        "--trace", action="append", default=[], metavar="FILE", type=Path, help="instead of the traces"
+    )
+    command.add_argument(
+        "-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="override of the configuration"
+    )
+    command.set_defaults(run=_sweep)
+
+
+def _add_epsilon(commands):
+    text = "OUT/epsilon.csv: the smallest replayed budget of each head that meets an epsilon"
+    command = _command(commands, "epsilon", _epsilon, text)
+    command.add_argument("--epsilon", required=True, metavar="LIST", help="errors to meet: 0.05,0.1")
+    command.add_argument(
+        "--measure", default="rel_err_out_mean", metavar="NAME", help="a column of the table"
+    )
+
+
 def _fail(problem, code):
-    print(f"kvanalysis: error: {problem}", file=sys.stderr)
+    for line in str(problem).splitlines():
+        print(f"kvanalysis: error: {line}", file=sys.stderr)
     return code
 
 
@@ -108,7 +152,19 @@ def _only_figures(folder):
 def _report_of_run(options, file):
     from .page.report import write_report
 
-    return write_report(load(options.out), options.out / "figures", file)
+    return write_report(_whole_curves(options.out), options.out / "figures", file)
+
+
+def _whole_curves(out):
+    """The table of a run; of an adaptive sweep only what allows means over heads."""
+    from .numbers.replayed import at_common_budgets
+
+    frame = load(out)
+    if not frame.attrs["meta"].get("rounds"):
+        return frame
+    kept = at_common_budgets(frame)
+    kept.attrs["searched"] = len(frame) - len(kept)
+    return kept
 
 
 def _report_of_figures(options, file):
@@ -120,7 +176,7 @@ def _report_of_figures(options, file):
 def _figures(options):
     from .figures.of_run import write_figures
 
-    for figure in write_figures(load(options.out), options.out / "figures"):
+    for figure in write_figures(_whole_curves(options.out), options.out / "figures"):
         print(*(path for path in (figure.png, figure.narrow) if path), sep="\n")
 
 
@@ -152,4 +208,46 @@ def _table(options):
     from .numbers.format import aligned, table_cells
     from .numbers.summary import summarise
 
-    print(aligned(*table_cells(summarise(load(options.out)))))
+    print(aligned(*table_cells(summarise(_whole_curves(options.out)))))
+
+
+def _parquet(options):
+    from .data.parquet import write_parquet
+
+    print(write_parquet(options.out, options.output))
+
+
+def _sweep(options):
+    from .sweeps.config import read_sweep_config
+    from .sweeps.drive import run_sweep
+    from .sweeps.rounds import RUN, Engine
+
+    words = _words(options.submit)
+    if words and options.engine == RUN:
+        raise SweepError("--submit: `kvreplay run` takes no such words; add --engine local or slurm")
+    config = read_sweep_config(options.config, options.set, options.trace)
+    for path in run_sweep(config, options.out, Engine(options.engine, words)):
+        print(path)
+
+
+def _words(text):
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as problem:
+        raise SweepError(f"--submit {text}: {problem}") from problem
+
+
+def _epsilon(options):
+    from .sweeps.products import write_epsilon
+
+    print(write_epsilon(options.out, load(options.out), options.measure, _epsilons(options.epsilon)))
+
+
+def _epsilons(text):
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(math.isfinite(epsilon) and epsilon > 0 for epsilon in found):
+        raise UserError(f"--epsilon {text}: write numbers above 0, as in 0.05,0.1")
+    return sorted(set(found))

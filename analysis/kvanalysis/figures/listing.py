@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from .steps import CHECKOUT
+from .program import CHECKOUT
 
 FOLDER = CHECKOUT / "configs/figures"
 

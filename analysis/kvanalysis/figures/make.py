@@ -1,16 +1,15 @@
 """From figure configurations to pictures, each with a figure.json that a page can be made of."""
 
-import fcntl
 import json
-import os
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from ..data.whole_file import write_whole
 from ..drawing.plotstyle import styled
 from ..errors import FigureError
 from ..plots import renderer, settler
+from .alone import alone
 from .config import MARKS, NEEDED, read_figure_config
 from .context import Context
 from .steps import run_steps
@@ -29,7 +28,7 @@ def figure_configs(path):
 
 def make_figure(config, out, wishes):
     """Runs the steps of `config` into `out` and draws; returns the Plot. Raises FigureError, ResultsError."""
-    with _alone(out):
+    with alone(out):
         return _make(config, out, wishes)
 
 
@@ -44,29 +43,8 @@ def _make(config, out, wishes):
     made = {"traces": [Path(trace).name for trace in context.traces]}
     made |= {"overrides": [*wishes.overrides], "quick": wishes.quick}
     described = _described(config, plot, out) | made
-    _publish(out / DESCRIBED, json.dumps(described, indent=2))
+    write_whole(out / DESCRIBED, json.dumps(described, indent=2))
     return plot
-
-
-@contextmanager
-def _alone(out):
-    """Two that draw into one folder would read each other's half-written pictures."""
-    out.mkdir(parents=True, exist_ok=True)
-    folder = os.open(out, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as problem:
-        raise FigureError(f"{out}: another process draws there; wait, or choose another -o") from problem
-    finally:
-        os.close(folder)
-
-
-def _publish(path, text):
-    """The whole file or none."""
-    draft = path.with_suffix(".tmp")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
 
 
 def _described(config, plot, out):

@@ -1,28 +1,13 @@
 """Runs the steps of a figure configuration through the kvreplay program."""
 
 import json
-import os
 import shlex
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..data.toy_trace import write_toy_trace
 from ..errors import FigureError
-
-CHECKOUT = Path(__file__).resolve().parents[3]
-
-
-def program():
-    """The kvreplay binary: KVREPLAY, that of this checkout, or the one on the path. Raises FigureError."""
-    built = CHECKOUT / "build/release/kvreplay"
-    found = os.environ.get("KVREPLAY") or (str(built) if built.is_file() else shutil.which("kvreplay"))
-    if not found:
-        raise FigureError("kvreplay is not built: run `bash apps/quickstart.sh`, or name it in KVREPLAY")
-    return found
-
+from .program import call
 
 ONE_HEAD = {"select.kv_heads": [0]}  # of each layer, in a quick run
 
@@ -138,10 +123,8 @@ def _stamp(trace):
 
 def _call(config, step, words, accept=(0,)):
     """What the program prints on stdout; its messages go to ours."""
-    command = [program(), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode in accept:
-        return done.stdout
-    sys.stderr.write(done.stderr)
-    ended = f"{config.path}: step {step.name} ended with exit code {done.returncode}"
-    raise FigureError(ended, done.returncode if done.returncode > 1 else 2)
+    code, printed = call(words, accept)
+    if code in accept:
+        return printed
+    ended = f"{config.path}: step {step.name} ended with exit code {code}"
+    raise FigureError(ended, code if code > 1 else 2)

@@ -71,6 +71,8 @@ def _lead(frame, meta):
     parts = [", ".join(sorted(frame["model"].unique()))]
     parts.append(f"trace {traces[0][:12]}" if len(traces) == 1 else f"{len(traces)} traces")
     parts.append(f"{len(frame)} cells" + (f", {failed} without a result" if failed else ""))
+    searched = frame.attrs.get("searched", 0)
+    parts.append(f"{searched} more of searches at single heads, in the figure of epsilon" if searched else "")
     parts.append(run_date(meta))
     return " · ".join(part for part in parts if part)
 

@@ -12,6 +12,7 @@ from pkgutil import iter_modules
 
 from . import (
     best_method_map,
+    budget_for_epsilon,
     error_over_position,
     error_vs_budget,
     error_vs_bytes,
@@ -26,6 +27,7 @@ from . import (
 OVERVIEW = (
     error_vs_budget,
     error_vs_bytes,
+    budget_for_epsilon,
     rank_table,
     regret_ladder,
     prefix_error,

@@ -7,13 +7,12 @@ from textwrap import wrap
 
 import numpy as np
 from matplotlib.colors import LogNorm
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from ..drawing.budget_axes import handle
 from ..drawing.drawn import Drawn, Plot, write_csv
+from ..drawing.epsilon_axes import MARGIN, aside, epsilon_axis, tokens_axis
 from ..drawing.heat_panel import heat_panel
 from ..drawing.knee_figure import draw_knees
-from ..drawing.log_ticks import ticks_at
 from ..drawing.plotstyle import looks
 from ..drawing.two_widths import draw_grid
 from ..errors import FigureError
@@ -30,7 +29,6 @@ RULE = (
     " budgets by log-log interpolation; seeds averaged first."
 )
 CENSORED = {MORE_THAN: ">", AT_MOST: "\u2264"}
-SIDE_STEP, MARGIN = 1.018, 1.15  # factors on epsilon between labels, and on tokens beyond the curves
 TITLE_WIDTH = 26  # characters
 ROW_HEIGHT, LEAST_HEIGHT = 0.17, 0.9  # inches
 
@@ -130,10 +128,9 @@ def _curves(needed, style, note, stem):
     def panel(axes):
         drawn = points.loc[points["state"] != MORE_THAN, "budget_needed"]
         for number, (label, rows) in enumerate(points.groupby("label", sort=True)):
-            aside = SIDE_STEP ** (number - (len(style) - 1) / 2)
-            _curve(axes, rows, style[label], aside, drawn.max() * MARGIN)
-        _epsilon_axis(axes, sorted(points["epsilon"].unique()))
-        _tokens_axis(axes, drawn)
+            _curve(axes, rows, style[label], aside(number, len(style)), drawn.max() * MARGIN)
+        epsilon_axis(axes, sorted(points["epsilon"].unique()))
+        tokens_axis(axes, drawn)
 
     text = (
         f"{note} {RULE} Median over heads, bars: 95 % bootstrap of the median; one that leaves the axes"
@@ -157,20 +154,3 @@ def _curve(axes, rows, look, aside, top):
     for held, face in ((hollow, "white"), (~hollow, look.colour)):
         budget = rows.loc[held, "budget_needed"]
         axes.plot(epsilon[held], budget, look.marker, color=look.colour, markerfacecolor=face, ms=3.2)
-
-
-def _epsilon_axis(axes, epsilons):
-    axes.set(xscale="log", xlabel="epsilon: error not to be exceeded [1]")
-    ticks_at(axes.xaxis, epsilons)
-
-
-def _tokens_axis(axes, budgets):
-    axes.set(ylabel="budget needed [tokens]")
-    if not len(budgets):
-        axes.text(0.5, 0.5, "no budget that was run suffices", transform=axes.transAxes, ha="center")
-        axes.set_yticks([])
-        return
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_ylim(budgets.min() / MARGIN, budgets.max() * MARGIN)

@@ -1,0 +1,28 @@
+"""Reads epsilon.csv: what is known of the smallest budget of each head that meets an epsilon."""
+
+import pandas as pd
+
+from ..errors import ResultsError
+from .results_csv import one_line
+
+TEXTS = ("trace_id", "model", "prompt", "method", "given", "measure", "status")
+NUMBERS = (
+    *("layer", "kv_head", "epsilon", "budget_tokens", "share_of_prompt", "error", "budget_below"),
+    *("error_below", "larger_misses", "n_seeds"),
+)
+KINDS = dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, float)
+
+
+def read_epsilon_csv(path):
+    """Its rows, numbers as floats; None without such a file. Raises ResultsError."""
+    if not path.is_file():
+        return None
+    try:
+        missing = {name: [""] for name in NUMBERS}  # an empty text is a text
+        frame = pd.read_csv(path, dtype=KINDS, keep_default_na=False, na_values=missing)
+    except (OSError, ValueError) as problem:
+        raise ResultsError(f"{path}: cannot be read: {one_line(problem)}") from problem
+    lacking = ", ".join(sorted(set(KINDS) - set(frame)))
+    if lacking:
+        raise ResultsError(f"{path}: lacks {lacking}; `kvanalysis epsilon OUT` writes it anew")
+    return frame

@@ -1,0 +1,37 @@
+"""results.meta.json: what a run says of itself."""
+
+import json
+from pathlib import Path
+
+from ..errors import ResultsError
+from .results_csv import one_line
+
+
+class Meta(dict):
+    """results.meta.json, which nobody changes: pandas copies `attrs` deeply with every selection."""
+
+    def __deepcopy__(self, _):
+        return self
+
+
+def load_meta(out_dir):
+    """The JSON object of results.meta.json; {} if there is no such file. Raises ResultsError."""
+    path = _path(out_dir)
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as problem:
+        raise ResultsError(f"{path}: cannot be read as JSON: {one_line(problem)}") from problem
+    if not isinstance(meta, dict):
+        raise ResultsError(f"{path}: expected a JSON object, found {type(meta).__name__}")
+    return meta
+
+
+def meta_text(out_dir):
+    """results.meta.json as it stands."""
+    return _path(out_dir).read_text(encoding="utf-8")
+
+
+def _path(out_dir):
+    return Path(out_dir) / "results.meta.json"

@@ -1,0 +1,24 @@
+"""Files that are there whole or not at all."""
+
+import os
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def whole_file(path):
+    """A path beside `path` to write to. What was written takes the place of `path` at the end; if the block
+    raises, `path` stays what it was."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            draft.unlink()
+
+
+def write_whole(path, text):
+    """Writes the text; returns the path."""
+    with whole_file(path) as draft:
+        draft.write_text(text, encoding="utf-8", newline="")
+    return path

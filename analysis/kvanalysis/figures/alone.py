@@ -1,0 +1,22 @@
+"""One process at a time in a folder."""
+
+import fcntl
+import os
+from contextlib import contextmanager
+
+from ..errors import FigureError
+
+
+@contextmanager
+def alone(out, does="draws"):
+    """Makes the folder and holds it: two that write into one would read each other's half-written files.
+    Raises FigureError if another process holds it, which says what that one does there."""
+    out.mkdir(parents=True, exist_ok=True)
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as problem:
+        raise FigureError(f"{out}: another process {does} there; wait, or choose another -o") from problem
+    finally:
+        os.close(folder)

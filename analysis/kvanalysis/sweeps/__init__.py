@@ -1,0 +1,1 @@
+"""Adaptive sweeps: rounds of replays, each where the last ones left a question open."""

@@ -1,0 +1,102 @@
+"""Drives an adaptive sweep: round after round until nothing is wanted, then one table of them all.
+
+A round follows from the results of those before it, so running again comes to the same rounds; the engine
+replays in each only what is missing.
+"""
+
+import sys
+
+import pandas as pd
+import yaml
+
+from ..data.load import load
+from ..data.whole_file import write_whole
+from ..errors import SweepError
+from ..figures.alone import alone
+from ..numbers.replayed import INSTANCE
+from ..numbers.stats import UNIT
+from .products import write_epsilon, write_results
+from .rounds import SOME_FAILED, round_folder, write_round
+from .wanted import next_wanted, unanswered
+
+IDENTITY = [*UNIT, *INSTANCE, "budget_tokens", "model", "n_prefill", "status"]
+
+
+def run_sweep(config, out, engine, say=lambda line: print(line, file=sys.stderr)):
+    """Replays the rounds of `config` into OUT/round-<k> and yields the paths of what stands beside them:
+    results.csv, results.meta.json and, with epsilons, epsilon.csv. `say` is given a line for each round.
+
+    Raises SweepError, with exit code 1 after everything is written if cells failed; ResultsError.
+    """
+    with alone(out, "sweeps"):
+        _hold_question(config, out)
+        folders, frame, finished = _rounds(config, out, engine, say)
+        yield from write_results(out, folders, config.section())
+        if config.epsilons:
+            yield write_epsilon(out, frame, config.measure, config.epsilons)
+            _say_without_value(config, frame, say)
+        if not finished:
+            failed = int((frame["status"] != "ok").sum())
+            raise SweepError(f"{failed} cells failed: see `error` in {out / 'results.csv'}", SOME_FAILED)
+
+
+def _rounds(config, out, engine, say):
+    """(folders, rows of all rounds, whether every cell finished)."""
+    first = round_folder(out, 0)
+    budgets = config.budgets.tokens()
+    write_round(first, config.text(budgets))
+    say(f"round 0: {len(budgets)} budgets, {', '.join(map(str, budgets))}")
+    finished = engine.replay(first, only=False)
+    folders, parts = [first], [_rows(config, first)]
+    while True:
+        frame = pd.concat(parts, ignore_index=True)
+        wanted = next_wanted(config, frame, len(folders))
+        if wanted.rows.empty:
+            return folders, frame, finished
+        say(f"round {len(folders)}: {wanted.line()}")
+        folders.append(round_folder(out, len(folders)))
+        part, whole = _round(config, folders[-1], wanted.rows, engine)
+        parts.append(part)
+        finished = finished and whole
+
+
+def _round(config, folder, wanted, engine):
+    """(rows, whether every cell finished) of one further round."""
+    write_round(folder, config.text(sorted(wanted["budget_tokens"].unique())), wanted)
+    whole = engine.replay(folder, only=True)
+    rows = _rows(config, folder)
+    lacking = unanswered(wanted, rows)
+    if len(lacking):
+        # Without an answer the same would be wanted for ever.
+        raise SweepError(f"{folder}: {len(lacking)} of {len(wanted)} wanted combinations have no result")
+    return rows, whole
+
+
+def _rows(config, folder):
+    return load(folder)[[*IDENTITY, config.measure]]
+
+
+def _hold_question(config, out):
+    """Writes OUT/sweep.yaml; refuses a folder that holds the rounds of another question, or a plain run."""
+    if (out / "shards").exists():
+        raise SweepError(f"{out}: holds a run of its own; choose another -o")
+    file, asked = out / "sweep.yaml", config.question()
+    # What the engine has refused has left nothing that another question could meet.
+    begun = file.is_file() and (round_folder(out, 0) / "shards").exists()
+    if begun and _settings(file.read_text(encoding="utf-8")) != _settings(asked):
+        raise SweepError(f"{out}: holds a sweep of another configuration ({file}); choose another -o")
+    write_whole(file, asked)
+
+
+def _settings(text):
+    """A configuration without the paths of its traces: one that has moved is the same one."""
+    return {key: value for key, value in yaml.safe_load(text).items() if key != "traces"}
+
+
+def _say_without_value(config, frame, say):
+    """Nothing is known of a method that the measure does not apply to: no row of the table says why."""
+    ok = frame[frame["status"] == "ok"]
+    empty = ok.groupby("method", sort=False)[config.measure].count()
+    names = ", ".join(empty.index[empty == 0])
+    if names:
+        say(f"{config.measure} has no value for {names}: is it one of `metrics`, does it apply to them?")

@@ -1,0 +1,56 @@
+"""What a sweep leaves beside its rounds: all their rows as one table, and the budgets that epsilons need."""
+
+import json
+import shutil
+
+from ..data.meta import load_meta
+from ..data.whole_file import whole_file, write_whole
+from ..errors import SweepError
+from ..numbers.epsilon_search import epsilon_table
+
+OF_A_ROUND = ("cells", "created_utc", "version", "git_commit", "host", "isa")  # what results.meta.json keeps
+
+
+def write_results(out, folders, section):
+    """OUT/results.csv, the rows of the rounds' folders in order as they stand, and OUT/results.meta.json, the
+    first round's with `rounds`, the sum of their cells, and `section` as `sweep`; returns the paths."""
+    table, meta = out / "results.csv", out / "results.meta.json"
+    with whole_file(table) as draft, draft.open("wb") as whole:
+        header = None
+        for folder in folders:
+            header = _append_rows(folder / "results.csv", header, whole)
+    metas = [load_meta(folder) for folder in folders]
+    said = metas[0] | {"cells": _sums([each.get("cells", {}) for each in metas]), "sweep": section}
+    said["rounds"] = [
+        {"folder": folder.name} | {key: each[key] for key in OF_A_ROUND if key in each}
+        for folder, each in zip(folders, metas, strict=True)
+    ]
+    return [table, write_whole(meta, json.dumps(said, indent=2, ensure_ascii=False, sort_keys=True) + "\n")]
+
+
+def write_epsilon(out, frame, measure, epsilons):
+    """OUT/epsilon.csv (docs/adaptive_sweeps.md) of `load`'s table; returns its path. Raises SweepError if it
+    has no such measure."""
+    if measure not in frame.select_dtypes("float"):
+        raise SweepError(f"{out}: {measure} is no measure of the table: `kvreplay list metrics` names them")
+    table = epsilon_table(frame, measure, epsilons)
+    return write_whole(out / "epsilon.csv", table.to_csv(index=False, lineterminator="\n"))
+
+
+def _append_rows(file, header, whole):
+    """Copies the rows; the header of the first file only. Returns the header."""
+    with file.open("rb") as rows:
+        found = rows.readline()
+        if header is None:
+            whole.write(found)
+        elif found != header:
+            raise SweepError(
+                f"{file}: has other columns than the first round: another version wrote it. Run again"
+            )
+        shutil.copyfileobj(rows, whole)
+    return found
+
+
+def _sums(counts):
+    names = dict.fromkeys(name for each in counts for name in each)
+    return {name: sum(each.get(name, 0) for each in counts) for name in names}

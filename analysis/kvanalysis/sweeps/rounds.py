@@ -1,0 +1,72 @@
+"""One round of a sweep: a folder with a configuration and the wanted cells, replayed by the engine."""
+
+import csv
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..data.whole_file import write_whole
+from ..errors import SweepError
+from ..figures.program import attend
+
+RUN, *_ = ENGINES = ("run", "local", "slurm")
+SOME_FAILED, STOPPED = 1, (75, 130)  # exit codes; of the first the other cells are there
+# Columns of only.csv, and those of our tables that they are taken from.
+ONLY = {"trace_id": "trace_id", "prompt": "prompt", "layer": "layer", "kv_head": "kv_head",
+        "method": "method", "given": "given_json", "budget_tokens": "budget_tokens"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How a round is replayed: by `kvreplay run`, or planned and submitted with these further words."""
+
+    name: str = RUN
+    words: tuple[str, ...] = ()
+
+    def replay(self, folder, only):
+        """Replays the configuration of a round's folder, all of it or the cells of its only.csv. True if
+        every cell finished, False if some failed. Raises SweepError with the engine's exit code."""
+        chosen = ["--only", folder / "only.csv"] if only else []
+        config = folder / "config.yaml"
+        if self.name == RUN:
+            return _ended(folder, attend(["run", config, "-o", folder, *chosen, *_quiet()]))
+        if not _ended(folder, attend(["sweep", "plan", config, "-o", folder, *chosen])):
+            raise SweepError(f"{folder}: its cells could not be planned")
+        return _ended(
+            folder, attend(["sweep", "submit", folder, "--engine", self.name, "--wait", *self.words])
+        )
+
+
+def round_folder(out, number):
+    return Path(out) / f"round-{number}"
+
+
+def write_round(folder, text, wanted=None):
+    """The folder's config.yaml, and only.csv with a row for each of `wanted` (columns of ONLY)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "config.yaml", text)
+    if wanted is not None:
+        write_whole(folder / "only.csv", only_text(wanted))
+
+
+def only_text(wanted):
+    """The table of the wanted cells, quoted as results.csv is; every seed of each."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(ONLY)
+    writer.writerows(wanted[list(ONLY.values())].itertuples(index=False, name=None))
+    return out.getvalue()
+
+
+def _quiet():
+    """A bar belongs on a terminal; a file holds a line for each round, and what is wrong."""
+    return [] if sys.stderr.isatty() else ["-q", "--progress", "none"]
+
+
+def _ended(folder, code):
+    if code in (0, SOME_FAILED):
+        return code == 0
+    if code in STOPPED:
+        raise SweepError(f"{folder}: stopped; run again to continue", code)
+    raise SweepError(f"{folder}: not replayed, the engine ended with exit code {code}", code)

@@ -1,0 +1,711 @@
+"""Adaptive sweeps: the rules by hand, the section's mistakes, and rounds driven with a made-up engine."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from fake_engine import calls, fake_engine
+from kvanalysis import load
+from kvanalysis.cli import main
+from kvanalysis.errors import SweepError
+from kvanalysis.figures.alone import alone
+from kvanalysis.numbers.bends import bends, refinements, refining_budgets
+from kvanalysis.numbers.budgets import log_spaced, midpoint
+from kvanalysis.numbers.epsilon_quartiles import over_heads
+from kvanalysis.numbers.epsilon_search import COLUMNS as EPSILON_COLUMNS
+from kvanalysis.numbers.epsilon_search import bracket, epsilon_table, open_searches, probe
+from kvanalysis.numbers.replayed import common_curves, replayed
+from kvanalysis.plots import budget_for_epsilon
+from kvanalysis.sweeps.config import read_sweep_config
+from kvreplay_cli import BINARY, ROOT, kvreplay, synth
+from test_kvanalysis_fake import COLUMNS, failed_row, fake_row, write_results
+
+MEASURE = "rel_err_out_mean"
+TABLE = [*COLUMNS, "given", "rel_err_prefix_mean"]
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("asked", "budgets"),
+    [
+        ((16, 512, 6), [16, 32, 64, 128, 256, 512]),
+        ((64, 100, 3), [64, 80, 100]),
+        ((1, 4, 6), [1, 2, 3, 4]),  # 1, 1.32, 1.74, 2.30, 3.03, 4
+        ((10, 12, 2), [10, 12]),
+    ],
+)
+def test_budgets_have_one_ratio_and_are_whole_and_unique(asked, budgets):
+    assert log_spaced(*asked) == budgets
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "middle"), [(16, 64, 32), (64, 128, 91), (7, 8, None), (6, 8, 7), (1, 3, 2), (1, 100, 10)]
+)
+def test_the_midpoint_is_geometric_and_strictly_between(low, high, middle):
+    assert midpoint(low, high) == middle
+
+
+def test_a_power_law_does_not_bend():
+    budgets = np.array([16, 40, 64, 300])
+    assert bends(budgets, 3.0 * budgets**-0.7, 1e-9) == []
+
+
+def test_a_budget_bends_the_curve_if_it_lies_off_the_line_between_its_neighbours():
+    # ln(error) at ln(2), a quarter of the way from ln(1) to ln(16): the line stands at -1.
+    budgets, errors = [1, 2, 16], np.exp([0.0, -0.9, -4.0])
+    assert bends(budgets, errors, 0.099) == [1]
+    assert bends(budgets, errors, 0.101) == []
+    # Above the line or below it, and the ends of the curve are not judged.
+    assert bends([1, 2, 4, 8], np.exp([0.0, 0.2, 0.0, 5.0]), 0.15) == [1, 2]
+
+
+@pytest.mark.parametrize("errors", [[0.4, 0.0, 0.1], [0.0, 0.4, 0.1], [0.4, 0.1, 0.0], [0.4, NAN, 0.1]])
+def test_an_error_of_zero_has_no_logarithm_and_neither_it_nor_its_neighbours_are_judged(errors):
+    assert bends([16, 32, 64], errors, 0.05) == []
+
+
+def test_both_intervals_beside_a_bend_are_cut_and_an_interval_between_two_bends_once():
+    assert refining_budgets([16, 64, 256], [1, 0.1, 0.09], 0.05) == [32, 128]
+    assert refining_budgets([16, 64, 256, 1024], [1, 0.1, 1, 0.1], 0.05) == [32, 128, 512]
+
+
+@pytest.mark.parametrize(
+    ("budgets", "middles"),
+    [
+        ([16, 17, 32], [23]),  # neighbours
+        ([20, 22, 88], [44]),  # 22 / 21 is less than 1.05
+        ([40, 45, 180], [42, 90]),  # 42 / 40 is 1.05
+    ],
+)
+def test_a_budget_comes_no_closer_than_a_twentieth_to_its_neighbours(budgets, middles):
+    assert refining_budgets(budgets, [1, 0.1, 0.09], 0.05) == middles
+
+
+@pytest.mark.parametrize(
+    ("errors", "epsilon", "meets", "misses", "larger_misses"),
+    [
+        ([0.4, 0.2, 0.1, 0.05], 0.1, 2, 1, 0),
+        ([0.4, 0.2, 0.1, 0.05], 0.4, 0, None, 0),  # even the smallest meets
+        ([0.4, 0.2, 0.1, 0.05], 0.01, None, 3, 0),  # none does
+        ([0.4, 0.05, 0.2, 0.05, 0.3], 0.1, 1, 0, 2),  # larger ones miss again
+        ([0.4, NAN, 0.05, NAN], 0.1, 2, 1, 1),  # a failure misses
+        ([0.4, 0.0, 0.0], 1e-12, 1, 0, 0),
+    ],
+)
+def test_the_bracket_lies_below_the_smallest_budget_that_meets(errors, epsilon, meets, misses, larger_misses):
+    found = bracket(errors, epsilon)
+    assert (found.meets, found.misses, found.larger_misses) == (meets, misses, larger_misses)
+
+
+@pytest.mark.parametrize(
+    ("budgets", "errors", "resolution", "tried"),
+    [
+        ([64, 128, 256], [0.4, 0.05, 0.01], 1.05, 91),
+        ([64, 128, 256], [0.4, 0.4, 0.05], 1.05, 181),
+        ([64, 128, 256], [0.05, 0.4, 0.05], 1.05, None),  # the smallest meets
+        ([64, 128, 256], [0.4, 0.4, 0.4], 1.05, None),  # none does
+        ([100, 105], [0.4, 0.05], 1.05, None),
+        ([100, 106], [0.4, 0.05], 1.05, 103),
+        ([7, 8], [0.4, 0.05], 1.0, None),
+        ([100, 102], [0.4, 0.05], 1.0, 101),
+    ],
+)
+def test_a_search_tries_the_midpoint_of_its_bracket_until_the_resolution(budgets, errors, resolution, tried):
+    assert probe(budgets, errors, 0.1, resolution) == tried
+
+
+def frame_of(folder, rows):
+    return load(write_results(folder, rows, columns=TABLE))
+
+
+def table_of(folder, rows):
+    return replayed(frame_of(folder, rows), MEASURE)
+
+
+def test_seeds_are_averaged_and_one_that_failed_leaves_no_mean(tmp_path):
+    rows = [fake_row("uniform", budget=64, seed=seed, rel_err=error) for seed, error in ((0, 0.1), (1, 0.3))]
+    rows += [
+        fake_row("uniform", budget=128, seed=0, rel_err=0.1),
+        failed_row(method="uniform", budget=128, seed=1),
+    ]
+    table = table_of(tmp_path, rows)
+    assert table["error"].round(9).fillna(-1).tolist() == [0.2, -1]
+    assert table["n_seeds"].tolist() == [2, 2]
+
+
+def curve_rows(errors, head, **place):
+    return [fake_row(budget=b, rel_err=e, kv_head=head, **place) for b, e in errors.items()]
+
+
+def test_the_mean_curve_has_the_same_heads_at_every_budget(tmp_path):
+    rows = curve_rows({16: 0.4, 64: 0.2, 128: 0.1}, 0) + curve_rows({16: 0.2, 64: 0.1}, 1)
+    rows += [*curve_rows({16: 9.0}, 2), failed_row(kv_head=2, budget=64)]
+    [(instance, curve)] = common_curves(table_of(tmp_path, rows)).items()
+    assert instance == ("h2o", "{}")
+    # 128 was replayed at one head only; head 2 failed at 64.
+    assert curve.round(9).to_dict() == {16: 0.3, 64: 0.15}
+
+
+def test_every_instance_of_a_method_is_refined_by_its_own_curve(tmp_path):
+    bent, straight = {16: 1.0, 64: 0.1, 256: 0.09}, {16: 0.4, 64: 0.2, 256: 0.1}
+    rows = [
+        fake_row("h2o", {"sinks": sinks}, budget, rel_err=error)
+        for sinks, errors in ((0, bent), (4, straight))
+        for budget, error in errors.items()
+    ]
+    assert refinements(table_of(tmp_path, rows), 0.05) == {("h2o", '{"sinks": 0}'): [32, 128]}
+
+
+def test_every_head_and_epsilon_has_a_search_of_its_own(tmp_path):
+    rows = curve_rows({16: 0.4, 64: 0.2, 256: 0.1}, 0) + curve_rows({16: 0.2, 64: 0.1, 256: 0.05}, 1)
+    found = open_searches(table_of(tmp_path, rows), (0.1, 0.2), 1.05)
+    said = found[["kv_head", "epsilon", "budget_tokens"]].values.tolist()
+    assert said == [[0, 0.1, 128], [0, 0.2, 32], [1, 0.1, 32]]  # head 1 meets 0.2 at its smallest
+
+
+def answers(folder, rows, epsilons, *names):
+    table = epsilon_table(frame_of(folder, rows), MEASURE, epsilons)
+    return table[list(names)].astype(object).where(table[list(names)].notna(), None).values.tolist()
+
+
+def test_the_table_says_what_is_known_of_the_smallest_budget_that_meets(tmp_path):
+    names = ("status", "budget_tokens", "error", "budget_below", "error_below", "larger_misses")
+    rows = curve_rows({16: 0.4, 64: 0.1, 128: 0.3, 256: 0.05}, 0)
+    assert answers(tmp_path, rows, [0.4, 0.1, 0.01], *names) == [
+        ["not_met", None, None, 256, 0.05, 0],
+        ["met", 64, 0.1, 16, 0.4, 1],
+        ["met", 16, 0.4, None, None, 0],
+    ]
+    assert answers(tmp_path, rows, [0.1], "share_of_prompt", "n_seeds") == [[64 / 768, 1]]
+
+
+def test_the_table_keeps_apart_what_has_no_budget_what_has_no_value_and_what_failed(tmp_path):
+    rows = [fake_row("exact", budget="", rel_err=0.0), fake_row("topp", budget=64, **{MEASURE: ""})]
+    rows += [fake_row("h2o", budget=64, rel_err=0.05), failed_row(method="h2o", budget=128)]
+    names = ("method", "status", "budget_tokens", "error", "larger_misses")
+    assert answers(tmp_path, rows, [0.1], *names) == [
+        ["exact", "no_budget", None, 0.0, 0],
+        ["topp", "no_value", None, None, 0],
+        ["h2o", "met", 64, 0.05, 1],
+    ]
+
+
+CONFIG = """\
+schema: 1
+traces: [t.h5]
+methods: [exact, h2o, {name: uniform, window: 3}]
+seeds: {first: 0, count: 2}
+sweep:
+  budgets: {first: 16, last: 512, count: 6}
+"""
+SEARCH = CONFIG + "  refine: {tolerance: 0.05, rounds: 2}\n  epsilon: [0.1, 0.05]\n"
+# h2o has a step at 50 and takes twice the budget at head 1; two seeds of uniform average to 3.5 / b.
+FORMULAS = {"exact": 0, "h2o": "4 / b * (1 + head) + (0.5 if b < 50 else 0)", "uniform": "(3 + seed) / b"}
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    """Makes a program with FORMULAS, names it in KVREPLAY and returns its folder."""
+
+    def made(formulas=FORMULAS, **rules):
+        monkeypatch.setenv("KVREPLAY", str(fake_engine(tmp_path / "engine", formulas, TABLE, **rules)))
+        return tmp_path / "engine"
+
+    made()
+    return made
+
+
+def written(folder, text=SEARCH):
+    path = folder / "sweep.yaml"
+    path.write_text(text)
+    return path
+
+
+def sweep(folder, *words, text=SEARCH):
+    return main(["sweep", str(written(folder, text)), "-o", str(folder / "out"), *words])
+
+
+def refusal(folder, text, overrides=()):
+    with pytest.raises(SweepError) as caught:
+        read_sweep_config(written(folder, text), overrides)
+    assert caught.value.code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ("  epsilon: 0.1", ":6:3: sweep.budgets: is missing: write budgets: {first: 16, last: 512"),
+        ("  budgets: [16]", ":6:12: sweep.budgets: write a map: budgets: {first: 16"),
+        ("  budgets: {first: 16, last: 64}", ":6:12: sweep.budgets.count: is missing: budgets: {first"),
+        ("  budgets: {first: 0, last: 64, count: 3}", ":6:20: sweep.budgets.first: '0' is none: write"),
+        ("  budgets: {first: 64, last: 64, count: 3}", ":6:30: sweep.budgets.last: write more tokens"),
+        ("  budgets: {first: 16, last: 6.5, count: 3}", "sweep.budgets.last: '6.5' is none: write a"),
+        ("  budgets: {first: 16, last: 64, count: 1}", "sweep.budgets.count: '1' is none: write a"),
+        ("  budgets: {first: 16, last: 64, count: 3, step: 2}", "sweep.budgets.step: unknown key: remove"),
+        ("  measure: rel_err_out", "sweep.measure: no measure 'rel_err_out' (did you mean rel_err_out_m"),
+        ("  measure: [a]", "sweep.measure: no measure '': take one that `kvreplay list metrics` names"),
+        ("  measure: kept_mass_mean", "sweep.measure: kept_mass_mean is better the larger it is"),
+        ("  refine: {tolerance: 0.05}", "sweep.refine.rounds: is missing: refine: {tolerance: 0.05, ro"),
+        ("  refine: yes", "sweep.refine: write a map: refine: {tolerance: 0.05, rounds: 3}"),
+        ("  refine: {tolerance: 0, rounds: 3}", "sweep.refine.tolerance: '0' is none: write a number above"),
+        ("  refine: {tolerance: 0.1, rounds: -1}", "sweep.refine.rounds: '-1' is none: write a whole number"),
+        ("  epsilon: []", "sweep.epsilon: is an empty list: write [0.05, 0.1], or remove it"),
+        ("  epsilon: [0.1, low]", "sweep.epsilon: 'low' is none: write a number above 0"),
+        ("  epsilon: [.nan]", "sweep.epsilon: '.nan' is none: write a number above 0"),
+        ("  epsilon: [0.1, 1e-1]", "sweep.epsilon: 0.1 is listed twice: keep one of them"),
+        ("  resolution: 0.9", "sweep.resolution: '0.9' is none: write a number from 1 on"),
+        ("  resolutoin: 1.1", "sweep.resolutoin: unknown key: remove it, or take one of budgets, me"),
+        ("  resolution: 1.1\n  resolution: 1.2", ":7:3: sweep.resolution: is given twice: keep one of them"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_section_names_file_place_key_and_remedy(tmp_path, engine, section, says):
+    head = CONFIG.partition("  budgets")[0]
+    budgets = "" if "budgets" in section or section[-3:] == "0.1" else "\n" + CONFIG.splitlines()[-1]
+    said = refusal(tmp_path, head + section + budgets)
+    assert says in said
+    assert said.startswith(str(tmp_path / "sweep.yaml:"))
+    assert "\n" not in said
+
+
+def test_all_mistakes_are_told_at_once_and_nothing_runs(tmp_path, engine, capsys):
+    text = CONFIG.replace("first: 16", "first: x") + "  epsilon: 0\nbudget: {tokens: [64]}\n"
+    assert sweep(tmp_path, "-s", "sweep.resolution=0", text=text) == 2
+    said = capsys.readouterr().err.splitlines()
+    keys = [
+        "budget: sweep.budgets says",
+        "sweep.budgets.first: 'x'",
+        "sweep.epsilon: '0'",
+        "sweep.resolution: '0'",
+    ]
+    assert len(said) == len(keys)
+    assert all(key in line for key, line in zip(keys, said, strict=True))
+    assert all(line.startswith("kvanalysis: error: ") for line in said)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_refined_sweep_needs_a_point_between_two_others(tmp_path, engine):
+    text = CONFIG.replace("count: 6", "count: 2")
+    read_sweep_config(written(tmp_path, text))
+    assert "sweep.budgets.count" in refusal(tmp_path, text + "  refine: {tolerance: 0.05, rounds: 1}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("schema: 1\nmethods: [h2o]\n", "has no section sweep: add sweep: {budgets: {first: 16"),
+        ("[1, 2]", "a configuration is a map"),
+        ("a: [", "cannot be read"),
+        ("", "a configuration is a map"),
+        ("sweep: &s {budgets: *s}\n", "sweep.budgets"),
+        ("traces: &t [*t]\nsweep: {}\n", "nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_sweep_is_refused_in_one_line(tmp_path, engine, text, says):
+    assert says in refusal(tmp_path, text).splitlines()[0]
+
+
+def test_the_engine_reads_values_as_they_were_written_and_absolute_paths(tmp_path, engine):
+    methods = "[{name: h2o, recent_frac: 1e-1, variant: 'on'}, {name: uniform, uniforms: u.h5}, \
+{name: window, allocator: [ada, 'file:a.csv']}]"
+    config = read_sweep_config(written(tmp_path, CONFIG.replace("[exact", f"{methods} # [exact")))
+    text = config.text([np.int64(16), 32])
+    assert "recent_frac: 1e-1, variant: 'on'" in text
+    held = yaml.safe_load(text)
+    assert "sweep" not in held
+    assert held["budget"] == {"tokens": [16, 32]}
+    assert held["traces"] == [str(tmp_path / "t.h5")]
+    assert held["methods"][1]["uniforms"] == str(tmp_path / "u.h5")
+    assert held["methods"][2]["allocator"] == ["ada", f"file:{tmp_path / 'a.csv'}"]
+
+
+def test_the_command_line_overrides_values_and_traces(tmp_path, engine):
+    text = CONFIG.replace("{name: uniform, window: 3}", "&u {name: uniform, gqa.level: kv}, *u")
+    given = ["methods.1.window=16", "methods.2.gqa.level=layer", "sweep.epsilon=[1e-1]", "replay.prefill=900"]
+    config = read_sweep_config(written(tmp_path, text), given, [tmp_path / "other.h5"])
+    held = yaml.safe_load(config.text([16]))
+    assert held["methods"][1] == {"name": "h2o", "window": 16}
+    assert [method["gqa.level"] for method in held["methods"][2:]] == ["layer", "kv"]
+    assert held["replay"] == {"prefill": 900}
+    assert held["traces"] == [str(tmp_path / "other.h5")]
+    assert config.epsilons == (0.1,)
+
+
+def test_the_page_of_sweeps_shows_a_configuration_and_every_column(tmp_path, engine):
+    page = (ROOT / "docs/adaptive_sweeps.md").read_text()
+    config = read_sweep_config(written(tmp_path, re.search(r"```yaml\n(.*?)```", page, re.S)[1]))
+    assert config.budgets.tokens() == [16, 32, 64, 128, 256, 512]
+    assert (config.refine.rounds, config.epsilons, config.resolution) == (3, (0.05, 0.1, 0.2), 1.05)
+    columns = re.findall(r"`(\w+)`", page.partition("column of `epsilon.csv`")[2].partition("## ")[0])
+    assert set(EPSILON_COLUMNS) <= set(columns)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_configurations_of_the_repository_are_sound(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVREPLAY", str(BINARY))
+    config = read_sweep_config(path)
+    (tmp_path / "config.yaml").write_text(config.text(config.budgets.tokens()))
+    done = kvreplay("validate", tmp_path / "config.yaml")
+    assert done.returncode == 0, done.stderr
+    assert kvreplay("validate", path, "-s", "budget.tokens=[64]").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("assignment", "says"),
+    [
+        ("seeds.count", "write KEY=VALUE"),
+        ("seeds.count=[", "not valid YAML"),
+        ("methods.7.window=1", 'methods has 3 entries, numbered from 0, and none is "7"'),
+        ("schema.x=1", 'schema is a single value and has no "x"'),
+    ],
+)
+def test_an_override_that_leads_nowhere_is_refused(tmp_path, engine, assignment, says):
+    assert says in refusal(tmp_path, CONFIG, [assignment])
+
+
+def rows_of(file):
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def wanted_in(folder):
+    return [
+        (row["method"], int(row["kv_head"]), int(row["budget_tokens"]))
+        for row in rows_of(folder / "only.csv")
+    ]
+
+
+def test_without_further_questions_one_round_replays_everything(tmp_path, engine, capsys):
+    made = engine()
+    assert sweep(tmp_path, text=CONFIG) == 0
+    out = tmp_path / "out"
+    [words] = calls(made)
+    assert words[:4] == ["run", str(out / "round-0/config.yaml"), "-o", str(out / "round-0")]
+    assert "--only" not in words
+    said = capsys.readouterr()
+    assert said.out == f"{out / 'results.csv'}\n{out / 'results.meta.json'}\n"
+    assert said.err == "round 0: 6 budgets, 16, 32, 64, 128, 256, 512\n"
+    assert (out / "results.csv").read_text() == (out / "round-0/results.csv").read_text()
+
+
+def test_each_round_wants_exactly_the_midpoints_of_bends_and_brackets(tmp_path, engine, capsys):
+    assert sweep(tmp_path) == 0
+    out = tmp_path / "out"
+    # h2o over heads is 6/b, with 0.5 more below 50: 32 and 64 bend it. 0.1 lies between 32 and 64 at head 0,
+    # between 64 and 128 at head 1; 0.05 one interval above. uniform's 3.5/b: 32 and 64; 64 and 128.
+    bent = [("h2o", head, budget) for budget in (23, 45, 91) for head in (0, 1)]
+    searched = [("h2o", 1, 181), *(("uniform", head, budget) for head in (0, 1) for budget in (45, 91))]
+    assert sorted(wanted_in(out / "round-1")) == sorted(bent + searched)
+    header = (out / "round-1/only.csv").read_text().splitlines()[0]
+    assert header == "trace_id,prompt,layer,kv_head,method,given,budget_tokens"
+    assert {row["given"] for row in rows_of(out / "round-1/only.csv")} == {"{}", '{"window": 3}'}
+    config = yaml.safe_load((out / "round-1/config.yaml").read_text())
+    assert config["budget"]["tokens"] == [23, 45, 91, 181]
+    lines = capsys.readouterr().err.splitlines()
+    # Seeds count: 7 of h2o, 4 of uniform twice.
+    assert lines[1] == "round 1: 15 cells, 3 budgets of h2o refined, 8 searches open"
+    assert "refined" in lines[2]
+    assert all("refined" not in line for line in lines[3:])
+
+
+def test_the_search_ends_at_the_resolution_and_finds_what_the_formula_says(tmp_path, engine):
+    assert sweep(tmp_path) == 0
+    answers = rows_of(tmp_path / "out/epsilon.csv")
+    found = {
+        (row["method"], row["kv_head"], row["epsilon"]): row for row in answers if row["status"] == "met"
+    }
+    # The step of h2o at 50 tokens keeps head 0 above 0.1 until then, where 4 / 50 would do.
+    needed = {("h2o", "0", "0.1"): 50, ("h2o", "0", "0.05"): 80, ("h2o", "1", "0.1"): 80,
+              ("h2o", "1", "0.05"): 160, ("uniform", "0", "0.1"): 35, ("uniform", "0", "0.05"): 70,
+              ("uniform", "1", "0.1"): 35, ("uniform", "1", "0.05"): 70}  # fmt: skip
+    assert set(found) == set(needed)
+    for key, least in needed.items():
+        low, high = int(found[key]["budget_below"]), int(found[key]["budget_tokens"])
+        assert low < least <= high
+        assert high <= 1.05 * low or high - low == 1
+        assert float(found[key]["error"]) <= float(key[2]) < float(found[key]["error_below"])
+        assert float(found[key]["share_of_prompt"]) == high / 768
+    assert {row["n_seeds"] for row in answers if row["method"] == "uniform"} == {"2"}
+
+
+def test_methods_without_a_budget_are_replayed_once(tmp_path, engine):
+    assert sweep(tmp_path) == 0
+    rounds = sorted((tmp_path / "out").glob("round-*"))
+    assert len(rounds) > 2
+    assert [sum(row["method"] == "exact" for row in rows_of(r / "results.csv")) for r in rounds][1:] == [
+        0
+    ] * (len(rounds) - 1)
+    answers = [row for row in rows_of(tmp_path / "out/epsilon.csv") if row["method"] == "exact"]
+    assert {(row["status"], row["budget_tokens"], row["error"]) for row in answers} == {
+        ("no_budget", "", "0.0")
+    }
+
+
+def test_the_table_has_the_rows_of_all_rounds_as_they_stand_under_one_header(tmp_path, engine):
+    assert sweep(tmp_path) == 0
+    out = tmp_path / "out"
+    rounds = [out / f"round-{k}" for k in range(len(list(out.glob("round-*"))))]
+    texts = [(folder / "results.csv").read_text().partition("\n") for folder in rounds]
+    assert (out / "results.csv").read_text() == texts[0][0] + "\n" + "".join(rows for _, _, rows in texts)
+    meta = json.loads((out / "results.meta.json").read_text())
+    assert [each["folder"] for each in meta["rounds"]] == [folder.name for folder in rounds]
+    assert meta["cells"]["ok"] == sum(each["cells"]["ok"] for each in meta["rounds"]) == len(load(out))
+    assert meta["sweep"]["epsilon"] == [0.05, 0.1]
+    assert load(out).attrs["folders"] == [str(out), *map(str, rounds)]
+    assert [path.name for path in out.rglob("*.tmp")] == []
+
+
+def test_running_again_comes_to_the_same_rounds(tmp_path, engine):
+    assert sweep(tmp_path) == 0
+    files = [*sorted((tmp_path / "out").rglob("only.csv")), tmp_path / "out/epsilon.csv"]
+    before = [file.read_bytes() for file in files]
+    assert sweep(tmp_path) == 0
+    assert [file.read_bytes() for file in files] == before
+    assert sorted((tmp_path / "out").rglob("only.csv")) == files[:-1]
+
+
+@pytest.mark.parametrize("code", [130, 75])
+def test_a_stop_in_a_round_passes_its_code_on_and_running_again_continues(tmp_path, engine, code, capfd):
+    engine(codes={"round-2": code})
+    assert sweep(tmp_path) == code
+    said = capfd.readouterr().err
+    assert "asked to stop" in said
+    assert "round-2: stopped; run again to continue" in said
+    assert not (tmp_path / "out/results.csv").exists()
+    engine()
+    assert sweep(tmp_path) == 0
+    assert (tmp_path / "out/epsilon.csv").is_file()
+
+
+def test_what_the_engine_refuses_ends_the_sweep_with_its_code_and_message(tmp_path, engine, capfd):
+    engine(codes={"round-0": 2})
+    assert sweep(tmp_path) == 2
+    said = capfd.readouterr().err
+    assert "asked to stop" in said
+    assert "round-0: not replayed, the engine ended with exit code 2" in said
+    engine()
+    assert sweep(tmp_path, text=CONFIG.replace("first: 16", "first: 64")) == 0
+
+
+def test_cells_that_fail_are_misses_and_the_sweep_ends_with_code_1_and_all_its_files(
+    tmp_path, engine, capsys
+):
+    engine(fails=[("uniform", 64), ("uniform", 91)])
+    text = CONFIG + "  epsilon: [0.1]\n"
+    assert sweep(tmp_path, text=text) == 1
+    assert "8 cells failed" in capsys.readouterr().err
+    [row, _] = [row for row in rows_of(tmp_path / "out/epsilon.csv") if row["method"] == "uniform"]
+    # 3.5 / 64 would meet; 91 is tried between 64 and 128, fails as well, and the search goes on above it.
+    assert (int(row["budget_tokens"]), row["error_below"]) == (95, "")
+    assert row["larger_misses"] == "0"
+
+
+def test_a_cell_that_fails_in_a_later_round_gives_code_1_as_well(tmp_path, engine, capsys):
+    engine(fails=[("uniform", 45)])
+    assert sweep(tmp_path, text=CONFIG + "  epsilon: [0.1]\n") == 1
+    assert "4 cells failed" in capsys.readouterr().err
+
+
+def test_a_wanted_cell_without_a_result_ends_the_sweep(tmp_path, engine, capsys):
+    engine(loses=[("uniform", 45)])
+    assert sweep(tmp_path) == 2
+    assert "round-1: 2 of 11 wanted combinations have no result" in capsys.readouterr().err
+
+
+def test_a_measure_that_does_not_apply_is_told(tmp_path, engine, capsys):
+    text = CONFIG + "  measure: rel_err_prefix_mean\n  epsilon: 0.1\n"
+    assert sweep(tmp_path, text=text) == 0
+    assert "rel_err_prefix_mean has no value for exact, h2o, uniform" in capsys.readouterr().err
+    assert {row["status"] for row in rows_of(tmp_path / "out/epsilon.csv")} == {"no_budget", "no_value"}
+
+
+def test_a_curve_that_is_not_monotone_is_searched_at_its_first_crossing_and_its_misses_counted(
+    tmp_path, engine
+):
+    engine({"exact": 0, "uniform": "4 / b", "h2o": "0.5 if b < 40 or 100 < b < 300 else 0.01"})
+    assert sweep(tmp_path, text=CONFIG + "  epsilon: [0.1, 0.001]\n") == 0
+    met, never = {}, {}
+    for row in rows_of(tmp_path / "out/epsilon.csv"):
+        if row["method"] == "h2o":
+            (met if row["epsilon"] == "0.1" else never)[row["kv_head"]] = row
+    # The first crossing stands at 40; 128 and 256 miss again.
+    assert {(row["budget_tokens"], row["budget_below"]) for row in met.values()} == {("40", "39")}
+    assert {row["larger_misses"] for row in met.values()} == {"2"}
+    assert {(row["status"], row["budget_tokens"], row["budget_below"]) for row in never.values()} == {
+        ("not_met", "", "512")
+    }
+
+
+def test_other_engines_plan_and_submit_each_round(tmp_path, engine):
+    made = engine()
+    assert (
+        sweep(tmp_path, "--engine", "slurm", "--submit=--partition 'a b'", text=CONFIG + "  epsilon: [3]\n")
+        == 0
+    )
+    folder = str(tmp_path / "out/round-0")
+    assert calls(made) == [
+        ["sweep", "plan", f"{folder}/config.yaml", "-o", folder],
+        ["sweep", "submit", folder, "--engine", "slurm", "--wait", "--partition", "a b"],
+    ]
+    (tmp_path / "x").mkdir()
+    assert sweep(tmp_path / "x", "--engine", "local") == 0
+    second = [words for words in calls(made) if any("round-1" in word for word in words)]
+    folder = str(tmp_path / "x/out/round-1")
+    assert second == [
+        ["sweep", "plan", f"{folder}/config.yaml", "-o", folder, "--only", f"{folder}/only.csv"],
+        ["sweep", "submit", folder, "--engine", "local", "--wait"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["--submit", "--jobs 2"], "add --engine local or slurm"), (["--submit='"], "No closing quotation")],
+)
+def test_words_that_no_command_takes_are_refused(tmp_path, engine, words, says, capsys):
+    assert sweep(tmp_path, *words) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_folder_of_another_sweep_of_a_run_or_in_use_is_refused(tmp_path, engine, capsys):
+    assert sweep(tmp_path, text=CONFIG) == 0
+    # A trace that has moved is the same trace; the engine knows it by its content.
+    assert sweep(tmp_path, "--trace", "moved.h5", text=CONFIG) == 0
+    assert sweep(tmp_path, text=SEARCH) == 2
+    assert "holds a sweep of another configuration" in capsys.readouterr().err
+    (tmp_path / "out/shards").mkdir()
+    assert sweep(tmp_path, text=CONFIG) == 2
+    assert "holds a run of its own; choose another -o" in capsys.readouterr().err
+    with alone(tmp_path / "out"):
+        assert sweep(tmp_path, text=CONFIG) == 2
+    assert "another process sweeps there" in capsys.readouterr().err
+
+
+def test_a_signal_is_the_engine_s_to_answer(tmp_path, monkeypatch):
+    program = tmp_path / "kvreplay"
+    program.write_text(f"#!/bin/sh\ntrap 'exit 75' TERM\ntouch {tmp_path}/up\nwhile :; do sleep 0.05; done\n")
+    program.chmod(0o755)
+    words = [sys.executable, "-m", "kvanalysis", "sweep", written(tmp_path, CONFIG), "-o", tmp_path / "out"]
+    environment = {**os.environ, "KVREPLAY": str(program), "PYTHONPATH": str(ROOT / "analysis")}
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        until = time.monotonic() + 30
+        while not (tmp_path / "up").exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        running.send_signal(signal.SIGTERM)
+        assert "stopped; run again to continue" in running.communicate(timeout=30)[1]
+    assert running.returncode == 75
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KVREPLAY", str(tmp_path / "absent"))
+    assert sweep(tmp_path, text=CONFIG) == 2
+    assert "absent: cannot be run (No such file or directory); is KVREPLAY right?" in capsys.readouterr().err
+
+
+def test_epsilon_of_any_results_is_the_table_that_a_sweep_writes(tmp_path, engine, capsys):
+    assert sweep(tmp_path) == 0
+    out = tmp_path / "out"
+    swept = (out / "epsilon.csv").read_bytes()
+    (out / "epsilon.csv").unlink()
+    assert main(["epsilon", str(out), "--epsilon", "0.1,0.05"]) == 0
+    assert (out / "epsilon.csv").read_bytes() == swept
+
+
+def test_quartiles_are_budgets_that_suffice_for_that_share_of_the_heads():
+    answers = pd.DataFrame(
+        {
+            "label": "h2o",
+            "measure": MEASURE,
+            "epsilon": 0.1,
+            "status": ["met", "met", "met", "not_met", "no_value"],
+            "budget_tokens": [16, 64, 32, NAN, NAN],
+            "budget_below": [NAN, 60, 31, 512, 512],
+            "larger_misses": [0, 2, 0, 0, 0],
+        }
+    )
+    [row] = over_heads(answers).to_dict("records")
+    assert [row[name] for name in ("quarter", "half", "most")] == [16, 32, 64]
+    assert [row[name] for name in ("met", "at_smallest", "larger_misses", "heads")] == [3, 1, 1, 4]
+    few = ["met", "not_met", "not_met", "not_met", "no_value"]
+    [row] = over_heads(answers.assign(status=few)).to_dict("records")
+    assert (row["quarter"], row["most"]) == (16, np.inf)
+
+
+def test_the_page_of_a_sweep_draws_what_its_epsilons_need_and_means_of_the_same_heads(
+    tmp_path, engine, capsys
+):
+    assert sweep(tmp_path) == 0
+    out = tmp_path / "out"
+    assert main(["table", str(out)]) == 0
+    budgets = {line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("h2o")}
+    # 181 was tried at head 1 alone.
+    assert {"16", "45", "91", "512"} <= budgets
+    assert "181" not in budgets
+    frame = load(out)
+    [drawn] = budget_for_epsilon.draw_frame(frame, tmp_path)
+    assert drawn.png.is_file()
+    assert len(pd.read_csv(drawn.csv)) == 4
+    header, rows = drawn.table
+    # 35 tokens meet 0.1 for both heads of uniform.
+    assert [text for text, _ in rows[3]] == ["uniform", "0.1", "35", "35", "35", "2", "2", "0"]
+    assert len(header) == len(rows[0])
+    (out / "epsilon.csv").unlink()
+    assert budget_for_epsilon.draw_frame(frame, tmp_path) == []
+
+
+SYNTH = ("--tokens", 256, "--prompt", 128, "--layers", 2)
+REAL = """\
+schema: 1
+traces: [t.h5]
+select: {kv_heads: [0]}
+methods: [exact, h2o, uniform]
+seeds: {first: 0, count: 2}
+sweep: {budgets: {first: 8, last: 128, count: 4}, refine: {tolerance: 0.05, rounds: 1}, epsilon: [0.1, 0.2]}
+"""
+
+
+def test_a_real_search_finds_what_replaying_every_budget_finds(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVREPLAY", str(BINARY))
+    synth(tmp_path / "t.h5", *SYNTH)
+    assert sweep(tmp_path, text=REAL) == 0
+    words = ["--method", "h2o,uniform", "--budget", ",".join(map(str, range(8, 129))), "--kv-heads", 0]
+    done = kvreplay("run", tmp_path / "t.h5", *words, "--seeds", 2, "-j", 1, "-o", tmp_path / "all")
+    assert done.returncode == 0, done.stderr
+    frame = load(tmp_path / "all")
+    every = frame.groupby(["method", "layer", "budget_tokens"])[MEASURE].mean()
+    answers = [row for row in rows_of(tmp_path / "out/epsilon.csv") if row["status"] == "met"]
+    assert len(answers) >= 6
+    for row in answers:
+        errors, epsilon = every[row["method"], int(row["layer"])], float(row["epsilon"])
+        least = int(row["budget_tokens"])
+        assert float(row["error"]) == pytest.approx(errors[least], rel=1e-4)
+        assert errors[least] <= epsilon
+        if row["budget_below"]:
+            assert errors[int(row["budget_below"])] > epsilon
+            assert least <= 1.05 * int(row["budget_below"]) or least - int(row["budget_below"]) == 1
+    replayed_cells = load(tmp_path / "out")
+    assert len(replayed_cells) < len(frame) / 3
+    assert (replayed_cells["method"] == "exact").sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--epsilon", "low"], "--epsilon low: write numbers above 0"),
+        (["--epsilon", "0.1,0"], "write numbers above 0"),
+        (["--epsilon", "0.1", "--measure", "bogus"], "bogus is no measure of the table"),
+        (["--epsilon", "0.1", "--measure", "model"], "model is no measure of the table"),
+    ],
+)
+def test_an_epsilon_or_a_measure_that_is_none_is_refused(tmp_path, words, says, capsys):
+    write_results(tmp_path, [fake_row()], columns=TABLE)
+    assert main(["epsilon", str(tmp_path), *words]) == 2
+    assert says in capsys.readouterr().err

@@ -114,22 +114,30 @@ class Idle {
   std::map<std::string, size_t> idle_;
 };
 
-void tell_table(const Work& work, const Store& store, Console& console) {
-  Summary summary;
-  Failures failures;
-  Idle idle(work.config, work.plan);
-  std::vector<std::string> labels;
-  for (const MethodInstance& instance : work.config.methods) labels.push_back(instance_text(instance));
-  for (const Cell& cell : work.plan) summary.expect(labels[cell.instance], cell.budget.value_or(0));
-  store.folder().each_row(keys_of(work.plan), [&](const Fields& row) {
-    summary.add(row);
-    failures.add(row);
-    idle.add(row);
-  });
-  print(summary.text());
-  failures.tell(console);
-  idle.tell(console);
-}
+// What a run says of its table.
+class TableTold {
+ public:
+  explicit TableTold(const Work& work) : idle_(work.config, work.plan) {
+    std::vector<std::string> labels;
+    for (const MethodInstance& instance : work.config.methods) labels.push_back(instance_text(instance));
+    for (const Cell& cell : work.plan) summary_.expect(labels[cell.instance], cell.budget.value_or(0));
+  }
+  void add(const Fields& row) {
+    summary_.add(row);
+    failures_.add(row);
+    idle_.add(row);
+  }
+  void tell(Console& console) const {
+    print(summary_.text());
+    failures_.tell(console);
+    idle_.tell(console);
+  }
+
+ private:
+  Summary summary_;
+  Failures failures_;
+  Idle idle_;
+};
 
 nlohmann::json record_of(const Work& work, const std::string& command_line) {
   nlohmann::json traces = nlohmann::json::array();
@@ -151,7 +159,11 @@ int run(const RunChoices& choices, Context& context) {
                            work.plan.size() - todo.size(), work.jobs, work.out.string()));
   tell_damaged_lines(store.folder(), console);
   const StopSignals signals;
-  const auto finish = [&] { store.finish(keys_of(work.plan), record_of(work, context.command_line)); };
+  TableTold told(work);
+  const auto finish = [&] {
+    store.finish(keys_of(work.plan), record_of(work, context.command_line),
+                 [&](const Fields& row) { told.add(row); });
+  };
   Outcome outcome;
   try {
     outcome = replay(work, todo, choices, store, console);
@@ -160,7 +172,7 @@ int run(const RunChoices& choices, Context& context) {
     throw;
   }
   finish();
-  tell_table(work, store, console);
+  told.tell(console);
   console.note(fmt::format("wrote {}", (work.out / "results.csv").string()));
   if (StopSignals::drain() && outcome.finished < todo.size()) {
     console.note(fmt::format("stopped: {} cells are left, run the same command to continue",

@@ -37,21 +37,13 @@ void tell_repeats(const Repeats& repeats, Console& console) {
                     repeats.elsewhere));
 }
 
-void print_summary(const Manifest& manifest, const ResultsFolder& folder, Console& console) {
-  Summary summary;
-  Failures failures;
+void expect_cells(const Manifest& manifest, Summary& summary) {
   for (const std::string& line : manifest.cells) {
     const nlohmann::json cell = nlohmann::json::parse(line);
     const nlohmann::json& budget = cell.at("budget_tokens");
     summary.expect(label_text(cell.at("method"), cell.at("given")),
                    budget.is_null() ? 0 : budget.get<int32_t>());
   }
-  folder.each_row(manifest.keys(), [&](const Fields& row) {
-    summary.add(row);
-    failures.add(row);
-  });
-  print(summary.text());
-  failures.tell(console);
 }
 
 }  // namespace
@@ -70,8 +62,15 @@ int merge_sweep(const std::string& out, bool partial, Context& context) {
     return kIncomplete;
   }
   tell_repeats(compare_repeats(folder), console);
-  folder.write_tables(manifest.keys(), record_of(manifest, context.command_line));
-  print_summary(manifest, folder, console);
+  Summary summary;
+  Failures failures;
+  expect_cells(manifest, summary);
+  folder.write_tables(manifest.keys(), record_of(manifest, context.command_line), [&](const Fields& row) {
+    summary.add(row);
+    failures.add(row);
+  });
+  print(summary.text());
+  failures.tell(console);
   console.note(fmt::format("wrote {}", (folder.dir() / "results.csv").string()));
   if (!status.complete()) console.warning(fmt::format("{} cells are missing", status.missing));
   return status.failed + status.parked > 0 ? 1 : 0;

@@ -20,7 +20,7 @@ struct StatusChoices {
   int32_t shards = 0;
 };
 
-std::string status_text(const Manifest& manifest, const SweepStatus& s) {
+std::string status_text(const std::string& out, const Manifest& manifest, const SweepStatus& s) {
   std::string text = fmt::format("plan      {} ({})\n", manifest.name, manifest.run_name);
   const auto add = [&](const char* name, int64_t count, const std::string& more) {
     text += fmt::format("{:<9} {}{}\n", name, count, more);
@@ -37,9 +37,10 @@ std::string status_text(const Manifest& manifest, const SweepStatus& s) {
   add_if_any("stale", s.stale, " of another build; sweep work --stale replays them");
   add_if_any("repeated", s.repeated, " lines of cells that were there already");
   add_if_any("damaged", s.damaged, " lines that count for nothing");
-  if (!s.complete())
-    text += fmt::format("left      about {:.2f} core-hours\n", core_seconds(s.cost_left) / 3600);
-  return text;
+  const std::string left = s.complete()
+                               ? "nothing: kvreplay sweep merge " + out
+                               : fmt::format("about {:.2f} core-hours", core_seconds(s.cost_left) / 3600);
+  return fmt::format("{}left      {}\n", text, left);
 }
 
 nlohmann::json status_json(const Manifest& manifest, const SweepStatus& s) {
@@ -62,7 +63,7 @@ int status(const StatusChoices& choices) {
     return 0;
   }
   const SweepStatus s = status_of(manifest, folder);
-  print(choices.json ? status_json(manifest, s).dump(2) + "\n" : status_text(manifest, s));
+  print(choices.json ? status_json(manifest, s).dump(2) + "\n" : status_text(choices.out, manifest, s));
   return 0;
 }
 

@@ -28,6 +28,7 @@ lint() { "$python" -m ruff check . && "$python" -m ruff format --check .; }
 
 mkdir -p build
 step "packages" bash apps/install_packages.sh test
+bash tests/install_slurm.sh || echo "tests that start a cluster are skipped"
 step "build release" build release
 extras=analysis,test
 python=$(bash apps/python_env.sh $extras) || failed+=("python environment")

@@ -88,7 +88,7 @@ size_t ResultsFolder::foreign(const Keys& plan) const {
                               [&](const auto& cell) { return planned.count(cell.first) == 0; }));
 }
 
-void ResultsFolder::each_row(const Keys& plan, const std::function<void(const Fields&)>& visit) const {
+void ResultsFolder::each_row(const Keys& plan, const RowVisitor& visit) const {
   each_line(plan, [&](const json& line) { visit(row_fields(line.at("row"))); });
 }
 
@@ -113,7 +113,7 @@ json ResultsFolder::counts(const Keys& plan) const {
           {"missing", int64_t(plan.size()) - ok - failed}};
 }
 
-void ResultsFolder::write_tables(const Keys& plan, const json& meta) const {
+void ResultsFolder::write_tables(const Keys& plan, const json& meta, const RowVisitor& visit) const {
   for (const std::string& kind : kinds_of(save_)) {
     std::vector<CellArrays> cells;
     for (const std::string& key : plan)
@@ -124,7 +124,9 @@ void ResultsFolder::write_tables(const Keys& plan, const json& meta) const {
   csv.append(csv_line(column_names()));
   std::map<std::string, int64_t> computed_by;
   each_line(plan, [&](const json& line) {
-    csv.append(csv_line(row_fields(line.at("row"))));
+    const Fields fields = row_fields(line.at("row"));
+    csv.append(csv_line(fields));
+    if (visit) visit(fields);
     ++computed_by[path_of(line) + " " + line.value("build", "")];
   });
   csv.publish();

@@ -16,6 +16,8 @@ namespace kvreplay {
 using Keys = std::vector<std::string>;    // of the cells of a plan, in its order
 using Fields = std::vector<std::string>;  // one row of results.csv, without quotes
 
+using RowVisitor = std::function<void(const Fields&)>;
+
 // Runs what may throw std::filesystem_error; such an error becomes an OutputError with a remedy.
 void in_directory(const std::filesystem::path& dir, const std::function<void()>& work);
 
@@ -33,12 +35,10 @@ class ResultsFolder {
   // Published cells that a plan does not hold.
   size_t foreign(const Keys& plan) const;
   // The published cells of a plan, in its order; rows are read one at a time.
-  void each_row(const Keys& plan, const std::function<void(const Fields&)>& visit) const;
-  // The same as the lines of the shards.
-  void each_line(const Keys& plan, const std::function<void(const nlohmann::json&)>& visit) const;
+  void each_row(const Keys& plan, const RowVisitor& visit) const;
   // Writes results.csv, results.meta.json (`meta`, the columns' units, the counts) and the .h5 files that
-  // `save` asks for: each whole or not at all. Throws OutputError.
-  void write_tables(const Keys& plan, const nlohmann::json& meta) const;
+  // `save` asks for: each whole or not at all. `visit` sees each row on its way. Throws OutputError.
+  void write_tables(const Keys& plan, const nlohmann::json& meta, const RowVisitor& visit = {}) const;
 
   std::filesystem::path arrays_of(const std::string& key) const { return dir_ / "cells" / (key + ".h5"); }
   // A line that this process has just published.
@@ -47,6 +47,8 @@ class ResultsFolder {
 
  private:
   nlohmann::json counts(const Keys& plan) const;
+  // The same as each_row, as the lines of the shards.
+  void each_line(const Keys& plan, const std::function<void(const nlohmann::json&)>& visit) const;
 
   std::filesystem::path dir_;
   SaveOptions save_;

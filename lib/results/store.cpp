@@ -82,10 +82,10 @@ void Store::sync() {
   state_->attempts->lines.sync();
 }
 
-void Store::finish(const Keys& plan, const json& meta) {
+void Store::finish(const Keys& plan, const json& meta, const RowVisitor& visit) {
   const std::lock_guard lock(state_->mutex);
   state_->read();
-  state_->folder->write_tables(plan, meta);
+  state_->folder->write_tables(plan, meta, visit);
 }
 
 }  // namespace kvreplay

@@ -42,7 +42,7 @@ class Store {
   // Thread-safe. What was published is on disk.
   void sync();
   // Reads again what all processes have published, and writes the tables.
-  void finish(const Keys& plan, const nlohmann::json& meta);
+  void finish(const Keys& plan, const nlohmann::json& meta, const RowVisitor& visit = {});
 
  private:
   struct State;

@@ -8,7 +8,6 @@
 #include "kernels/kernels.hpp"
 #include "meta.hpp"
 #include "options.hpp"
-#include "sweep/slurm_script.hpp"
 
 // The front door: parses the command line, calls one command, turns errors into exit codes.
 

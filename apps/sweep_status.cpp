@@ -75,7 +75,9 @@ void add_sweep_status(CLI::App& sweep, std::vector<Command>& commands) {
   add_out_option(*command, choices->out);
   command->add_flag("--missing-array", choices->missing_array,
                     "only the shards that are not done, as sbatch --array takes them: 0-3,7");
-  command->add_option("--shards", choices->shards, "N of --shard i/N, for --missing-array")->type_name("N");
+  command->add_option("--shards", choices->shards, "N of --shard i/N, for --missing-array")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1'000'000));
   command->add_flag("--json", choices->json, "as JSON");
   commands.push_back({command, [choices](Context&) { return status(*choices); }});
 }

@@ -143,4 +143,12 @@ std::string sha256_hex(std::string_view bytes) {
   return hash.hex();
 }
 
+std::string shell_quoted(const std::string& word) {
+  const bool plain = !word.empty() && word.find_first_of(" \t\n'\"\\$*?[]{}()<>|&;`!#~") == std::string::npos;
+  if (plain) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
 }  // namespace kvreplay

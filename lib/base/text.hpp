@@ -21,6 +21,8 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
 std::string number_text(double value);
 // One form for one value: sorted keys, no spaces, numbers as number_text writes them.
 std::string canonical(const nlohmann::json& value);
+// A word as a shell takes it: in single quotes where it needs some.
+std::string shell_quoted(const std::string& word);
 // Lower-case hex of SHA-256 (64 digits).
 std::string sha256_hex(std::string_view bytes);
 

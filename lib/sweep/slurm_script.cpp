@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/text.hpp"
+
 namespace kvreplay {
 namespace {
 
@@ -26,14 +28,6 @@ std::string directives(const SlurmJob& job, const std::string& log) {
 }
 
 }  // namespace
-
-std::string shell_quoted(const std::string& word) {
-  const bool plain = !word.empty() && word.find_first_of(" \t\n'\"\\$*?[]{}()<>|&;`!#~") == std::string::npos;
-  if (plain) return word;
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
-}
 
 std::string slurm_array_script(const SlurmJob& job) {
   std::string text = "#!/bin/bash\n";

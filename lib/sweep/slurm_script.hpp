@@ -25,7 +25,4 @@ std::string slurm_array_script(const SlurmJob& job);
 // The job that merges, to be started after the array however it ended.
 std::string slurm_merge_script(const SlurmJob& job);
 
-// A word for a shell, in single quotes where it needs some.
-std::string shell_quoted(const std::string& word);
-
 }  // namespace kvreplay

@@ -40,6 +40,19 @@ def plan(config, out, *words):
     return result.stdout
 
 
+def table_of_one_run(trace, folder):
+    """What every sweep of CONFIG must come to."""
+    result = kvreplay("run", write_config(folder, trace), "-o", Path(folder) / "out")
+    assert result.returncode == 0, result.stderr
+    return comparable(Path(folder) / "out")
+
+
+def planned(trace, folder):
+    """The directory of a sweep of CONFIG that nobody has worked on."""
+    plan(write_config(folder, trace), Path(folder) / "out")
+    return Path(folder) / "out"
+
+
 def work(out, shard, *words, **environment):
     return kvreplay(
         "sweep", "work", out, "--shard", shard, "-j", 1, "--progress", "none", *words, **environment

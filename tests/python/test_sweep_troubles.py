@@ -19,8 +19,10 @@ from sweep_fixture import (
     make_trace,
     merge,
     plan,
+    planned,
     rewritten,
     status,
+    table_of_one_run,
     work,
     write_config,
 )
@@ -35,15 +37,12 @@ def trace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(trace, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    assert kvreplay("run", write_config(folder, trace), "-o", folder / "out").returncode == 0
-    return comparable(folder / "out")
+    return table_of_one_run(trace, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture
 def out(trace, tmp_path):
-    plan(write_config(tmp_path, trace), tmp_path / "out")
-    return tmp_path / "out"
+    return planned(trace, tmp_path)
 
 
 def started_worker(out, *words):

@@ -1,0 +1,133 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <memory>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "plan/plan.hpp"
+#include "results/output_files.hpp"
+#include "sweep/shard.hpp"
+#include "sweep/slurm_script.hpp"
+#include "sweep_submit.hpp"
+
+// `kvreplay sweep submit --engine slurm`.
+
+namespace kvreplay::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+// As many shards as make tasks of about the wanted length, within what a site allows.
+int32_t slurm_shards(const SubmitChoices& choices, const Sweep& sweep, int32_t cpus) {
+  if (choices.shards > 0) return choices.shards;
+  const double hours = core_seconds(sweep.manifest.cost()) / cpus;
+  const double wanted = std::ceil(hours / double(parse_duration("--task-time", choices.task_time)));
+  return sweep.at_most_units(std::min(wanted, double(choices.array_limit)));
+}
+
+std::string resubmit_command(const SubmitChoices& choices, const Sweep& sweep, int32_t shards) {
+  if (choices.rounds <= 1) return "";
+  std::vector<std::string> words = {this_program(), "sweep",
+                                    "submit",       sweep.out,
+                                    "--engine",     "slurm",
+                                    "--shards",     std::to_string(shards),
+                                    "--rounds",     std::to_string(choices.rounds - 1),
+                                    "--time",       choices.time};
+  const auto add = [&](const char* option, int64_t value) {
+    if (value > 0) words.insert(words.end(), {option, std::to_string(value)});
+  };
+  const auto add_text = [&](const char* option, const std::string& value) {
+    if (!value.empty()) words.insert(words.end(), {option, value});
+  };
+  add("-j", choices.jobs), add("--at-once", choices.at_once), add("--mem", choices.memory_mb);
+  add_text("--device", choices.device), add_text("--stage", choices.stage);
+  for (const std::string& directive : choices.sbatch) words.push_back("--sbatch=" + directive);
+  for (std::string& word : words) word = shell_quoted(word);
+  return join(words, " ");
+}
+
+SlurmJob job_of(const SubmitChoices& choices, const Sweep& sweep) {
+  constexpr int32_t kUsualCpus = 4;
+  constexpr int64_t kSpareMb = 256;
+  SlurmJob job;
+  job.name = "kvreplay-" + sweep.manifest.run_name;
+  std::replace(job.name.begin(), job.name.end(), ' ', '_');
+  job.program = this_program(), job.out = sweep.out;
+  job.cpus = choices.jobs > 0 ? choices.jobs : kUsualCpus;
+  job.shards = slurm_shards(choices, sweep, job.cpus);
+  job.array = ranges_text(sweep.missing(job.shards));
+  job.at_once = choices.at_once;
+  job.memory_mb = choices.memory_mb > 0 ? choices.memory_mb
+                                        : kSpareMb + job.cpus * (sweep.manifest.bytes_peak * 5 / 4 >> 20);
+  job.limit_s = parse_duration("--time", choices.time);
+  job.device = choices.device, job.stage = choices.stage;
+  for (const std::string& directive : choices.sbatch) job.directives.push_back(directive);
+  job.resubmit = resubmit_command(choices, sweep, job.shards);
+  return job;
+}
+
+// The output of sbatch --parsable: the job's number.
+std::string submit_script(const std::vector<std::string>& options, const fs::path& script) {
+  std::string command = "sbatch --parsable";
+  for (const std::string& option : options) command += " " + shell_quoted(option);
+  command += " " + shell_quoted(script.string());
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), ::pclose);
+  if (!pipe) throw OutputError("sbatch cannot be started");
+  std::string said;
+  std::array<char, 256> piece{};
+  while (std::fgets(piece.data(), int(piece.size()), pipe.get()) != nullptr) said += piece.data();
+  const size_t end = said.find_first_not_of("0123456789");
+  if (end == 0 || said.empty())
+    throw OutputError(
+        fmt::format("sbatch did not take {}. Is Slurm here? --engine local needs none; the script can "
+                    "be submitted by hand",
+                    script.string()));
+  return said.substr(0, end);
+}
+
+struct Scripts {
+  fs::path array, merge;
+};
+
+Scripts write_scripts(const SlurmJob& job) {
+  const fs::path dir = fs::path(job.out) / "slurm";
+  in_directory(dir, [&] { fs::create_directories(dir); });
+  const Scripts scripts{dir / "array.sbatch", dir / "merge.sbatch"};
+  publish_text(scripts.array, slurm_array_script(job));
+  publish_text(scripts.merge, slurm_merge_script(job));
+  return scripts;
+}
+
+// Array after array until nothing is missing, and then the table: by this process, which waits.
+int wait_for_slurm(const SubmitChoices& choices, Context& context) {
+  for (int round = 0; round < choices.rounds; ++round) {
+    const Sweep sweep = sweep_in(choices.out);
+    if (sweep.status.complete()) break;
+    const Scripts scripts = write_scripts(job_of(choices, sweep));
+    context.console.note(
+        fmt::format("array of round {}: {}", round + 1, submit_script({"--wait"}, scripts.array)));
+  }
+  return merge_sweep(choices.out, false, context);
+}
+
+}  // namespace
+
+int submit_slurm(const SubmitChoices& choices, Context& context) {
+  const Sweep sweep = sweep_in(choices.out);
+  if (sweep.status.complete()) return merge_sweep(choices.out, false, context);
+  const SlurmJob job = job_of(choices, sweep);
+  print(slurm_array_script(job));
+  if (choices.dry_run) return 0;
+  if (choices.wait) return wait_for_slurm(choices, context);
+  const Scripts scripts = write_scripts(job);
+  const std::string array = submit_script({}, scripts.array);
+  const std::string merge = submit_script({"--dependency=afterany:" + array}, scripts.merge);
+  context.console.note(fmt::format("submitted {} as job {}, and {} after it as job {}",
+                                   scripts.array.string(), array, scripts.merge.string(), merge));
+  return 0;
+}
+
+}  // namespace kvreplay::app

@@ -4,13 +4,16 @@
 
 #include <nlohmann/json.hpp>
 
+#include <utility>
+
 #include "base/errors.hpp"
+#include "signals.hpp"
 
 namespace kvreplay::app {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr milliseconds kRedraw{200}, kJsonEvery{1000}, kPlainEvery{30'000};
+constexpr milliseconds kRedraw{200}, kJsonEvery{1000}, kPlainEvery{30'000}, kPlainApart{1000};
 constexpr double kPlainShare = 0.05;
 
 // Cuts at `width` columns; every character of a line takes one.
@@ -96,8 +99,16 @@ void Progress::tick() {
   std::unique_lock lock(mutex_);
   while (!ended_) {
     wake_.wait_for(lock, kRedraw);
+    tell_signal();
     if (!ended_) report_if_due();
   }
+}
+
+void Progress::tell_signal() {
+  if (!StopSignals::drain() || std::exchange(signal_told_, true)) return;
+  console_.note(StopSignals::stop()
+                    ? "interrupted: what is in work is left; once more ends at once"
+                    : "stopping: kv heads in work are finished first; once more ends at once");
 }
 
 void Progress::report_if_due() {
@@ -105,7 +116,7 @@ void Progress::report_if_due() {
   const bool share = double(now_ - reported_cells_) >= kPlainShare * double(total_);
   const bool due = mode_ == Mode::bar    ? since >= kRedraw
                    : mode_ == Mode::json ? since >= kJsonEvery || share
-                                         : since >= kPlainEvery || share;
+                                         : since >= kPlainEvery || (share && since >= kPlainApart);
   if (due && now_ + done_before_ < total_) report();  // the last line is end()'s
 }
 

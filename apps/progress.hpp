@@ -39,6 +39,7 @@ class Progress {
  private:
   using Clock = std::chrono::steady_clock;
   void tick();
+  void tell_signal();
   void report_if_due();
   void report();
   std::string line() const;
@@ -55,6 +56,7 @@ class Progress {
   std::string current_;
   Clock::time_point start_ = Clock::now(), reported_ = start_;
   size_t reported_cells_ = 0;
+  bool signal_told_ = false;
 
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <map>
+#include <optional>
+#include <string_view>
 
 #include "base/errors.hpp"
 #include "meta.hpp"
@@ -20,21 +23,66 @@ ResultsFolder results_of(const std::string& out, const Manifest& manifest) {
   return {out, manifest.save, build_of(build_record())};
 }
 
-int64_t parse_duration(const std::string& option, const std::string& text) {
+std::string core_time_text(double core_seconds) {
+  constexpr double kMinutes = 360;
+  if (core_seconds < 1) return "a second of one core";
+  return core_seconds < kMinutes ? fmt::format("{:.0f} core-seconds", core_seconds)
+                                 : fmt::format("{:.1f} core-hours", core_seconds / 3600);
+}
+
+namespace {
+
+constexpr int64_t kMostOfAUnit = 1'000'000;
+
+// A number at the front of `text`, which is then behind it; nothing if there is none.
+std::optional<int64_t> taken_number(std::string_view& text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || number < 0 || number > kMostOfAUnit) return std::nullopt;
+  text.remove_prefix(size_t(end - text.data()));
+  return number;
+}
+
+// "1h30m"
+std::optional<int64_t> with_units(std::string_view text) {
   const std::map<char, int64_t> units = {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
-  constexpr int64_t kMost = 1'000'000;
   int64_t seconds = 0;
-  const char *at = text.data(), *end = at + text.size();
-  bool sound = at != end;
-  while (sound && at != end) {
-    int64_t number = 0;
-    const auto [next, error] = std::from_chars(at, end, number);
-    const auto unit = error == std::errc() && next != end ? units.find(*next) : units.end();
-    sound = unit != units.end() && number >= 0 && number <= kMost;
-    if (sound) seconds += number * unit->second, at = next + 1;
+  while (!text.empty()) {
+    const auto number = taken_number(text);
+    const auto unit = text.empty() ? units.end() : units.find(text.front());
+    if (!number || unit == units.end()) return std::nullopt;
+    seconds += *number * unit->second;
+    text.remove_prefix(1);
   }
-  if (sound && seconds > 0) return seconds;
-  throw ConfigError(fmt::format("{} {}: must be a time, for example 90s, 50m or 1h30m", option, text));
+  return seconds;
+}
+
+// "[D-]HH:MM:SS"
+std::optional<int64_t> with_colons(std::string_view text) {
+  const size_t dash = text.find('-');
+  int64_t seconds = 0;
+  if (dash != std::string_view::npos) {
+    const auto days = taken_number(text);
+    if (!days || text.empty() || text.front() != '-') return std::nullopt;
+    seconds = *days * 24;
+    text.remove_prefix(1);
+  }
+  for (int part = 0; part < 3; ++part) {
+    const auto number = taken_number(text);
+    if (!number || (part < 2) != text.starts_with(':')) return std::nullopt;
+    seconds = part == 0 ? (seconds + *number) : seconds * 60 + *number;
+    if (part < 2) text.remove_prefix(1);
+  }
+  return text.empty() ? std::optional(seconds) : std::nullopt;
+}
+
+}  // namespace
+
+int64_t parse_duration(const std::string& option, const std::string& text) {
+  const auto seconds = text.find(':') == std::string::npos ? with_units(text) : with_colons(text);
+  if (seconds && *seconds > 0) return *seconds;
+  throw ConfigError(
+      fmt::format("{} {}: must be a time, for example 90s, 50m, 1h30m or 01:30:00", option, text));
 }
 
 void add_sweep(CLI::App& app, std::vector<Command>& commands) {
@@ -45,11 +93,20 @@ void add_sweep(CLI::App& app, std::vector<Command>& commands) {
       "  kvreplay sweep plan configs/quickstart.yaml -o out/first\n"
       "  kvreplay sweep submit out/first --engine local --workers 4\n"
       "  kvreplay sweep submit out/first --engine slurm --time 1h -j 8\n");
+  // Their own, not those of the whole.
+  const auto example = [](const char* line) { return fmt::format("example:\n  kvreplay sweep {}\n", line); };
   add_sweep_plan(*sweep, commands);
   add_sweep_work(*sweep, commands);
   add_sweep_status(*sweep, commands);
   add_sweep_merge(*sweep, commands);
   add_sweep_submit(*sweep, commands);
+  const std::pair<const char*, const char*> examples[] = {
+      {"plan", "plan configs/quickstart.yaml -o out/first"},
+      {"work", "work out/first --shard 3/20 --time-budget 50m"},
+      {"status", "status out/first"},
+      {"merge", "merge out/first"},
+      {"submit", "submit out/first --engine slurm -j 8 --time 2h -n"}};
+  for (const auto& [command, line] : examples) sweep->get_subcommand(command)->footer(example(line));
   commands.push_back({sweep, [sweep](Context&) {
                         print(sweep->help());
                         return 0;

@@ -22,7 +22,10 @@ void add_out_option(CLI::App& command, std::string& out);
 // What is published in it; nothing is made or changed.
 ResultsFolder results_of(const std::string& out, const Manifest& manifest);
 
-// Seconds of "90s", "50m", "1h30m", "2d". Throws ConfigError that names the option.
+// "12 core-seconds", "3.4 core-hours"
+std::string core_time_text(double core_seconds);
+
+// Seconds of "90s", "50m", "1h30m", "2d", "01:30:00", "1-12:00:00". Throws ConfigError that names the option.
 int64_t parse_duration(const std::string& option, const std::string& text);
 
 // Writes the tables of a sweep and tells what they hold; the exit code of `sweep merge`.

@@ -3,6 +3,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/text.hpp"
 #include "meta.hpp"
 #include "results/repeats.hpp"
 #include "summary.hpp"
@@ -56,9 +57,11 @@ int merge_sweep(const std::string& out, bool partial, Context& context) {
   tell_damaged_lines(folder, console);
   if (!status.complete() && !partial) {
     console.error(fmt::format(
-        "{}: {} of {} cells are missing and {} failed that will be tried again. Run workers until "
-        "`kvreplay sweep status {}` has none, or take what is there with --partial",
-        out, status.missing, status.cells, status.failed, out));
+        "{}: {} of {} cells are missing{}. Run what is left (kvreplay sweep submit {} --engine "
+        "local), or take what is there with --partial",
+        out, status.missing + status.failed, status.cells,
+        status.failed > 0 ? fmt::format(", {} of them failed and will be tried again", status.failed) : "",
+        shell_quoted(out)));
     return kIncomplete;
   }
   tell_repeats(compare_repeats(folder), console);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "engine_options.hpp"
 #include "progress.hpp"
 #include "run_options.hpp"
@@ -28,12 +29,7 @@ int64_t bytes_to_read(const std::vector<TraceInfo>& traces) {
   return bytes;
 }
 
-std::string time_text(double core_seconds) {
-  return core_seconds >= 360 ? fmt::format("{:.1f} core-hours", core_seconds / 3600)
-                             : fmt::format("{:.0f} core-seconds", core_seconds);
-}
-
-void tell(const fs::path& file, const fs::path& out, const Manifest& m, const std::vector<TraceInfo>& traces,
+void tell(const fs::path& file, const Manifest& m, const std::vector<TraceInfo>& traces,
           const SweepStatus& status) {
   constexpr double kBytesPerRow = 2600;  // of a line in the shards
   print(fmt::format(
@@ -43,11 +39,10 @@ void tell(const fs::path& file, const fs::path& out, const Manifest& m, const st
       "memory  about {:.0f} MiB a worker for each of its threads\n"
       "traces  {}, {:.1f} MiB to read\n"
       "results about {:.1f} MiB{}\n",
-      file.string(), status.cells, status.ok, m.units.size(), time_text(core_seconds(status.cost_left)),
+      file.string(), status.cells, status.ok, m.units.size(), core_time_text(core_seconds(status.cost_left)),
       std::max(1.0, mebibytes(m.bytes_peak)), m.traces.size(), mebibytes(bytes_to_read(traces)),
       mebibytes(int64_t(double(status.cells) * kBytesPerRow)),
       m.save.curves || m.save.kept || m.save.outputs ? ", and the arrays that are saved" : ""));
-  print(fmt::format("next    kvreplay sweep submit {} --engine local --workers 2\n", out.string()));
 }
 
 // A plan may not silently take the place of another one's results.
@@ -72,7 +67,9 @@ int plan(const RunChoices& choices, Context& context) {
     refuse_foreign(out, manifest, results_of(out.string(), manifest));
     file = write_manifest(out, manifest);
   }
-  tell(file, out, manifest, loaded.traces, status_of(manifest, results_of(out.string(), manifest)));
+  tell(file, manifest, loaded.traces, status_of(manifest, results_of(out.string(), manifest)));
+  if (!choices.dry_run)
+    print(fmt::format("next    kvreplay sweep submit {} --engine local\n", shell_quoted(out.string())));
   return 0;
 }
 

@@ -48,7 +48,10 @@ pid_t start(const PoolTask& task) {
   return process;
 }
 
-int code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+Ending ending_of(int status) {
+  if (WIFEXITED(status)) return {WEXITSTATUS(status), 0};
+  return {0, WTERMSIG(status)};
+}
 
 void wait_a_moment() {
   const timespec moment{0, 20'000'000};
@@ -57,8 +60,7 @@ void wait_a_moment() {
 
 }  // namespace
 
-void run_pool(const std::vector<PoolTask>& tasks, int workers,
-              const std::function<void(const PoolTask&, int code)>& ended) {
+void run_pool(const std::vector<PoolTask>& tasks, int workers, const PoolReports& reports) {
   const StopSignals signals;
   std::map<pid_t, const PoolTask*> running;
   size_t next = 0;
@@ -74,12 +76,13 @@ void run_pool(const std::vector<PoolTask>& tasks, int workers,
     const pid_t process = ::waitpid(-1, &status, WNOHANG);
     const auto found = running.find(process);
     if (found == running.end()) {
+      reports.moment();
       wait_a_moment();
       continue;
     }
     const PoolTask& task = *found->second;
     running.erase(found);
-    ended(task, code_of(status));
+    reports.ended(task, ending_of(status));
   }
 }
 

@@ -3,8 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "console.hpp"
-
 namespace kvreplay::app {
 
 struct PoolTask {
@@ -13,10 +11,18 @@ struct PoolTask {
   std::string log;  // file that stdout and stderr are appended to
 };
 
+struct Ending {
+  int code = 0;    // exit code
+  int signal = 0;  // what killed it; 0: it left by itself
+};
+
+struct PoolReports {
+  std::function<void(const PoolTask&, const Ending&)> ended;
+  std::function<void()> moment;  // every some milliseconds
+};
+
 // Runs tasks as processes of this machine, `workers` at a time. A stop signal of this process is passed on to
-// those that run, and no other is started. Returns when none runs any more; `ended` is called with the exit
-// code of each (128 + the signal that killed it). Throws OutputError.
-void run_pool(const std::vector<PoolTask>& tasks, int workers,
-              const std::function<void(const PoolTask&, int code)>& ended);
+// those that run, and no other is started. Returns when none runs any more. Throws OutputError.
+void run_pool(const std::vector<PoolTask>& tasks, int workers, const PoolReports& reports);
 
 }  // namespace kvreplay::app

@@ -64,7 +64,7 @@ SlurmJob job_of(const SubmitChoices& choices, const Sweep& sweep) {
                                         : kSpareMb + job.cpus * (sweep.manifest.bytes_peak * 5 / 4 >> 20);
   job.limit_s = parse_duration("--time", choices.time);
   job.device = choices.device, job.stage = choices.stage;
-  for (const std::string& directive : choices.sbatch) job.directives.push_back(directive);
+  job.directives = choices.sbatch;
   job.resubmit = resubmit_command(choices, sweep, job.shards);
   return job;
 }
@@ -113,14 +113,36 @@ int wait_for_slurm(const SubmitChoices& choices, Context& context) {
   return merge_sweep(choices.out, false, context);
 }
 
+void check_options(const SubmitChoices& choices) {
+  for (const std::string& directive : choices.sbatch)
+    if (!directive.starts_with("-") || directive.find('\n') != std::string::npos)
+      throw ConfigError(fmt::format(
+          "--sbatch={}: must be an option of sbatch, for example --sbatch=--partition=long", directive));
+  if (choices.shards > choices.array_limit)
+    throw ConfigError(fmt::format("--shards {}: an array of this site has at most {} tasks (--array-limit)",
+                                  choices.shards, choices.array_limit));
+}
+
+// What is submitted beside the array, and how both would be.
+void show_merge(const SlurmJob& job) {
+  print(fmt::format("\n{}\n# sbatch --parsable {}\n# sbatch --dependency=afterany:JOB {}\n",
+                    slurm_merge_script(job), shell_quoted(job.out + "/slurm/array.sbatch"),
+                    shell_quoted(job.out + "/slurm/merge.sbatch")));
+}
+
 }  // namespace
 
 int submit_slurm(const SubmitChoices& choices, Context& context) {
+  check_options(choices);
   const Sweep sweep = sweep_in(choices.out);
-  if (sweep.status.complete()) return merge_sweep(choices.out, false, context);
+  if (sweep.status.complete()) {
+    if (!choices.dry_run) return merge_sweep(choices.out, false, context);
+    context.console.note("nothing is missing: would merge");
+    return 0;
+  }
   const SlurmJob job = job_of(choices, sweep);
   print(slurm_array_script(job));
-  if (choices.dry_run) return 0;
+  if (choices.dry_run) return show_merge(job), 0;
   if (choices.wait) return wait_for_slurm(choices, context);
   const Scripts scripts = write_scripts(job);
   const std::string array = submit_script({}, scripts.array);

@@ -37,9 +37,8 @@ std::string status_text(const std::string& out, const Manifest& manifest, const 
   add_if_any("stale", s.stale, " of another build; sweep work --stale replays them");
   add_if_any("repeated", s.repeated, " lines of cells that were there already");
   add_if_any("damaged", s.damaged, " lines that count for nothing");
-  const std::string left = s.complete()
-                               ? "nothing: kvreplay sweep merge " + out
-                               : fmt::format("about {:.2f} core-hours", core_seconds(s.cost_left) / 3600);
+  const std::string left = s.complete() ? "nothing: kvreplay sweep merge " + out
+                                        : "about " + core_time_text(core_seconds(s.cost_left));
   return fmt::format("{}left      {}\n", text, left);
 }
 

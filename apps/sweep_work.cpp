@@ -1,4 +1,7 @@
 #include <fmt/format.h>
+#include <sys/prctl.h>
+
+#include <csignal>
 
 #include <algorithm>
 #include <chrono>
@@ -32,7 +35,7 @@ constexpr int kStoppedEarly = 75;
 
 struct WorkChoices {
   std::string out, shard = "0/1", time_budget, device, jobs, stage, progress = "auto";
-  bool retry_parked = false, stale = false;
+  bool retry_parked = false, stale = false, end_with_parent = false;
 };
 
 // Ends the work when the next head would probably not be done in time: the longest so far is the measure.
@@ -67,6 +70,7 @@ class Worker {
         store_(choices.out, manifest_.save, false, record(), fmt::format("shard-{}", shard_.index)) {}
 
   int run() {
+    if (choices_.end_with_parent) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     const std::vector<size_t> units = open_units_of_shard();
     tell_damaged_lines(store_.folder(), console_);
     if (units.empty()) {
@@ -171,10 +175,11 @@ class Worker {
   }
   void replay(const ShardWork& work, const std::vector<Cell>& todo) {
     const int jobs = work.config.run.jobs > 0 ? work.config.run.jobs : default_jobs();
-    console_.note(fmt::format("plan {}, shard {}: {} cells, {} done before, {} jobs", manifest_.name,
-                              choices_.shard, work.cells.size(), work.cells.size() - todo.size(), jobs));
-    Progress progress(console_, Progress::mode_of(choices_.progress, console_.verbosity < 0),
-                      work.cells.size() - todo.size(), todo, costs_of(todo, work));
+    const size_t in_shard = cells_in_shard(), done = in_shard - todo.size();
+    console_.note(fmt::format("plan {}, shard {}: {} cells, {} to replay, {} jobs", manifest_.name,
+                              choices_.shard, in_shard, todo.size(), jobs));
+    Progress progress(console_, Progress::mode_of(choices_.progress, console_.verbosity < 0), done, todo,
+                      costs_of(todo, work));
     RunOptions options = engine_options(work.config, manifest_.every_row);
     options.traces = work.traces;
     options.save = manifest_.save;
@@ -188,6 +193,11 @@ class Worker {
   }
   bool is_told_to_end() const { return StopSignals::drain() || time_.is_over(); }
 
+  size_t cells_in_shard() const {
+    size_t cells = 0;
+    for (const size_t u : units_of(manifest_.units, shard_)) cells += manifest_.units[u].cells;
+    return cells;
+  }
   size_t failed_cells() const {
     size_t failed = 0;
     for (const size_t u : units_of(manifest_.units, shard_))
@@ -198,7 +208,8 @@ class Worker {
   int exit_code(const ShardWork& work) const {
     const std::vector<Cell> left = open_cells(work);
     if (!left.empty()) {
-      console_.note(fmt::format("stopped: {} cells are left, run the same command to continue", left.size()));
+      console_.note(fmt::format("stopped by {}: {} cells are left, run the same command to continue",
+                                StopSignals::drain() ? "a signal" : "its time budget", left.size()));
       return StopSignals::drain() ? StopSignals::exit_code() : kStoppedEarly;
     }
     if (work.exit_code != 0) return work.exit_code;
@@ -244,6 +255,7 @@ void add_sweep_work(CLI::App& sweep, std::vector<Command>& commands) {
   command->add_flag("--retry-parked", choices->retry_parked,
                     "one more attempt for cells that failed three times");
   command->add_flag("--stale", choices->stale, "replay cells that another build has computed");
+  command->add_flag("--end-with-parent", choices->end_with_parent)->group("");  // of a pool that is killed
   add_progress_option(*command, choices->progress);
   commands.push_back(
       {command, [choices](Context& context) { return Worker(*choices, context.console).run(); }});

@@ -61,6 +61,7 @@ class TraceChecks {
 
   void check(const TraceInfo& trace, const PromptInfo& prompt) {
     check_layers(trace, prompt);
+    if (prompt.layers.empty()) return;  // told: none of those that are wanted
     check_text(trace, prompt);
     const auto extent = extent_of(prompt);
     for (const LayerInfo& layer : prompt.layers) {
@@ -130,7 +131,7 @@ class TraceChecks {
   }
 
   void check_text(const TraceInfo& trace, const PromptInfo& prompt) {
-    if (prompt.has_classes || prompt.layers.empty()) return;
+    if (prompt.has_classes) return;
     for (const MethodInstance& instance : config_.methods)
       if (prompt_needs(instance, prompt.layers.front()).token_classes)
         problems_.error(instance.mark,
@@ -236,7 +237,6 @@ class TraceChecks {
   }
 
   void check_budgets(const PromptInfo& prompt, const Extent& extent) {
-    if (prompt.layers.empty()) return;
     std::map<std::string, RowFormat> formats;  // a budget in bytes is another number of tokens in each
     for (const MethodInstance& m : config_.methods)
       if (m.takes_budget()) formats.emplace(to_json(m.axes.row_format).dump(), m.axes.row_format);

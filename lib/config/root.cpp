@@ -55,14 +55,16 @@ void check_prompt_streams(const RunConfig& config, Problems& problems) {
   }
 }
 
-void check_budget_is_used(const RunConfig& config, const Node* budget, const Mark& missing,
+void check_budget_is_used(const RunConfig& config, const Node* budget, bool has_sweep, const Mark& missing,
                           Problems& problems) {
   for (const MethodInstance& m : config.methods) {
     if (!m.takes_budget() || (budget == nullptr && m.method->info.default_fraction > 0)) continue;
     if (budget == nullptr)
-      problems.error(missing,
-                     fmt::format("budget is missing, and {} takes one: add budget: {{tokens: [64, 128]}}",
-                                 m.method->info.name));
+      problems.error(
+          missing,
+          fmt::format("budget is missing, and {} takes one: add budget: {{tokens: [64, 128]}}{}",
+                      m.method->info.name,
+                      has_sweep ? ", or let kvanalysis sweep find budgets as section sweep says" : ""));
     return;
   }
   if (budget != nullptr && !config.methods.empty())
@@ -97,7 +99,8 @@ void read_root(RunConfig& config, const Node& root, const Source& source, Proble
   read_output(config, section.find("output"), source, problems);
   settle_prompt_modes(config);
   check_prompt_streams(config, problems);
-  check_budget_is_used(config, section.find("budget"), root.key_mark("budget"), problems);
+  check_budget_is_used(config, section.find("budget"), section.find("sweep") != nullptr,
+                       root.key_mark("budget"), problems);
 }
 
 }  // namespace kvreplay

@@ -14,8 +14,9 @@
 //   prompt statistics:          (P^2 - F^2) / 2 * 2 d * G, once per unit, F the first row that a method reads
 //   a cell:                     rows * min(B, n) * (2 d + 2 dv) * G, rows = those that somebody looks at;
 //                               without a budget B = n
-//   a cut of the prompt:        P * B * 2 d, as if each token were compared with each that stays
-//   memory of a unit:           k twice, v, the queries of a tile or of the trace, a strip for every row of a
+//   noise on probabilities:     1500 for each (row, token, head) that is drawn for, where a method draws for
+//   all a cut of the prompt:        P * B * 2 d, as if each token were compared with each that stays memory
+//   of a unit:           k twice, v, the queries of a tile or of the trace, a strip for every row of a
 //                               tile, for every cache what it notes of each token and each row (the rows
 //                               themselves are those of k and v, unless a row format rewrites them), and k,
 //                               v and queries of one unit that is read ahead
@@ -30,6 +31,7 @@ constexpr double kBytesPerStep = 12;    // the same while it streams: where toke
 constexpr double kBytesPerScored = 48;  // of each cell and query head: what is kept of a scored row
 constexpr double kProgramBytes = 40e6;  // what runs before anything is loaded
 constexpr double kOperationsPerSecond = 5e10;
+constexpr double kOperationsPerDraw = 1500;  // a number of the generator and two logarithms
 
 const LayerInfo& layer_of(const Cell& cell, const std::vector<TraceInfo>& traces) {
   const std::vector<LayerInfo>& layers = traces.at(cell.trace).prompts.at(cell.prompt_rank).layers;
@@ -97,7 +99,13 @@ struct Unit {
     const double rows = observes(cell) ? stepped : scored_rows(replay, decoded);
     const double cut =
         cell.budget && !cell.prompt_streams ? prompt() * cached_rows(cell) * 2 * layer.head_dim : 0;
-    return rows * cached_rows(cell) * 2 * width() * heads() + cut;
+    return rows * cached_rows(cell) * 2 * width() * heads() + cut + noise(cell) * kOperationsPerDraw;
+  }
+  // Random numbers of a method that puts noise on every probability that it observes.
+  double noise(const Cell& cell) const {
+    if (!cell.seed || !observes(cell)) return 0;
+    const double decoded = tokens() - prompt(), read = prompt() - first_read(cell);
+    return (read * (prompt() - read / 2) + decoded * cached_rows(cell)) * heads();
   }
   bool holds_all_queries() const {
     return tokens() <= kQueryRows || std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {

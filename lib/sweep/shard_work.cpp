@@ -66,8 +66,7 @@ class Opening {
   void open(const Place& place, ShardWork& work) const {
     const SweepTrace& planned = manifest_.traces.at(place.trace);
     const fs::path trace = request_.place ? request_.place(planned, place.scope()) : planned.path;
-    LoadedRun loaded = load_run(config_text(manifest_, place, trace), "/", "the plan", request_.overrides,
-                                methods_, measures_);
+    LoadedRun loaded = load(place, trace, planned);
     expect_same_trace(loaded.traces.front(), planned);
     std::vector<Cell> cells = plan_cells(loaded.config, loaded.traces);
     std::erase_if(cells, [&](const Cell& cell) { return place.keys.count(cell.key) == 0; });
@@ -84,6 +83,17 @@ class Opening {
   }
 
  private:
+  // What does not fit the plan may be another trace: that is then the better reason.
+  LoadedRun load(const Place& place, const fs::path& trace, const SweepTrace& planned) const {
+    try {
+      return load_run(config_text(manifest_, place, trace), "/", "the plan", request_.overrides, methods_,
+                      measures_);
+    } catch (const ConfigError&) {
+      expect_same_trace(Trace(trace, {std::vector<std::string>{}, {}}).info(), planned);
+      throw;
+    }
+  }
+
   const Manifest& manifest_;
   const ShardRequest& request_;
   const Registry& methods_;

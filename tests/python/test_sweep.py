@@ -43,7 +43,7 @@ def plan_file(out):
 def test_a_plan_says_how_much_it_is_and_names_every_cell(trace, tmp_path):
     said = plan(write_config(tmp_path, trace), tmp_path / "out")
     assert f"cells   {CELLS} (0 done) in 20 units" in said
-    for word in ["core-", "MiB a worker", "MiB to read", "results about"]:
+    for word in ["of one core", "MiB a worker", "MiB to read", "results about"]:
         assert word in said
     cells = [json.loads(line) for line in plan_file(tmp_path / "out").read_text().splitlines()[1:]]
     assert len({cell["key"] for cell in cells}) == CELLS
@@ -164,6 +164,13 @@ def test_local_workers_give_the_table_of_one_run(out, whole):
     assert len(lines(out)) == CELLS
 
 
+def test_a_dry_submission_of_a_finished_sweep_writes_nothing(out):
+    assert work(out, "0/1").returncode == 0
+    for engine in ["local", "slurm"]:
+        assert kvreplay("sweep", "submit", out, "--engine", engine, "-n").returncode == 0
+    assert not (out / "results.csv").exists()
+
+
 def test_submitting_dry_shows_what_would_be_started(out):
     local = kvreplay("sweep", "submit", out, "--engine", "local", "--workers", 2, "-n")
     assert local.stdout.count("sweep work") == 8
@@ -172,7 +179,10 @@ def test_submitting_dry_shows_what_would_be_started(out):
         *["--time", "30m", "--sbatch=--partition=long", "--stage", "$TMPDIR"],
     )
     assert slurm.returncode == 0
-    for line in ["#SBATCH --array=0-3%2", "#SBATCH --time=00:30:00", "#SBATCH --partition=long", "-j 3"]:
+    for line in [
+        *["#SBATCH --array=0-3%2", "#SBATCH --time=00:30:00", "#SBATCH --partition=long", "-j 3"],
+        *["sweep merge", "sbatch --dependency=afterany:JOB"],
+    ]:
         assert line in slurm.stdout
     assert not list(out.glob("shards/*"))
 
@@ -254,6 +264,10 @@ def test_stale_cells_are_replayed_by_this_build_and_take_the_place_of_the_old(ou
         (["work", "OUT", "--shard", "3/3"], "must be i/N"),
         (["work", "OUT", "--time-budget", "soon"], "50m"),
         (["status", "nowhere"], "holds no plan"),
+        (["submit", "OUT", "--engine", "slurm", "--sbatch=partition=long"], "--sbatch=--partition=long"),
+        (["submit", "OUT", "--engine", "slurm", "--shards", "9", "--array-limit", "8"], "--array-limit"),
+        (["submit", "OUT", "--engine", "local", "--workers", "0"], "--workers"),
+        (["work", "OUT", "--time-budget", "1:00"], "01:30:00"),
         (["merge"], "--out is required. See kvreplay sweep merge --help"),
         (["submit", "OUT"], "--engine is required"),
         (["submit", "OUT", "--engine", "cloud"], "cloud"),

@@ -91,8 +91,7 @@ class Accidents:
         self.cluster.start_node(node)
 
     def kill_controller(self):
-        """What it has not saved is out of joint: unknown tasks, mistrusted nodes. Whoever sees that cancels what
-        is left and submits again."""
+        """What it has not saved is out of joint: tasks unknown, nodes mistrusted. Its user cancels all of it."""
         self.cluster.kill_controller()
         self.cluster.start_controller()
         self.cluster.run("scancel", "--user=root")

@@ -48,7 +48,20 @@ def report(text):
 def test_a_hundred_thousand_cells_are_planned_counted_and_merged(tmp_path):
     synth(
         tmp_path / "t.h5",
-        *"--tokens 96 --prompt 64 --layers 32 --q-heads 8 --kv-heads 8 --head-dim 16".split(),
+        *[
+            "--tokens",
+            "96",
+            "--prompt",
+            "64",
+            "--layers",
+            "32",
+            "--q-heads",
+            "8",
+            "--kv-heads",
+            "8",
+            "--head-dim",
+            "16",
+        ],
     )
     (tmp_path / "many.yaml").write_text(MANY.format(budgets=list(range(34, 64))))
     out = tmp_path / "out"

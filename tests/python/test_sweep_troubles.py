@@ -178,7 +178,8 @@ def test_an_interrupt_ends_the_worker_at_once(out):
     assert process.returncode == 130
 
 
-def test_a_time_budget_ends_the_worker_before_the_head_that_would_be_late(trace, tmp_path):
+def test_a_time_budget_ends_the_worker_before_the_head_that_would_be_late(tmp_path):
+    trace = make_trace(tmp_path / "t.h5", tokens=1536)
     config = write_config(tmp_path, trace, "run: {audit: true}\n")  # slow enough to be late
     out = tmp_path / "out"
     assert kvreplay("run", config, "-o", tmp_path / "run").returncode == 0
@@ -214,6 +215,18 @@ def test_a_pool_that_is_stopped_stops_its_workers_and_continues(out, whole):
     assert comparable(out) == whole
 
 
+def test_workers_of_a_killed_pool_end_too(out):
+    process = start("sweep", "submit", out, "--engine", "local", "--workers", 2, "--shards", 2)
+    wait_for_cells(out, 1, process)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.communicate()
+    until = time.monotonic() + WAIT_S
+    while any(Path(f"/proc/{pid}/exe").exists() for pid in workers) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert workers and status(out)["ok"] < CELLS
+
+
 def test_a_pool_starts_again_what_a_killed_worker_left(out, whole):
     process = start("sweep", "submit", out, "--engine", "local", "--workers", 1, "--shards", 2)
     wait_for_cells(out, 1, process)
@@ -241,6 +254,27 @@ def test_a_changed_trace_under_the_same_path_is_refused_and_what_is_done_stays(t
     assert work(out, "1/2").returncode == 0
     assert merge(out).returncode == 0
     assert comparable(out) == whole
+
+
+def test_a_pool_ends_at_what_another_round_will_not_mend_and_says_what_it_was(trace, tmp_path):
+    copy, out = Path(shutil.copy(trace, tmp_path / "t.h5")), tmp_path / "out"
+    plan(write_config(tmp_path, copy), out)
+    copy.unlink()
+    result = kvreplay("sweep", "submit", out, "--engine", "local", "--workers", 2, "--shards", 2)
+    assert result.returncode == 3
+    assert result.stderr.count("shards left") == 1
+    assert result.stderr.count(f"no trace {copy}") == 2
+
+
+def test_another_prompt_under_the_same_path_is_told_as_another_trace(trace, tmp_path):
+    copy, out = Path(shutil.copy(trace, tmp_path / "t.h5")), tmp_path / "out"
+    plan(write_config(tmp_path, copy), out)
+    with h5py.File(copy, "r+") as file:
+        file.move("prompts/synthetic", "prompts/renamed")
+        file.attrs["trace_id"] = "f" * 64
+    result = work(out, "0/1")
+    assert result.returncode == 3
+    assert "is another trace than the one that was planned" in result.stderr
 
 
 def test_a_trace_that_has_moved_is_planned_again_and_nothing_is_repeated(trace, whole, tmp_path):

@@ -152,7 +152,17 @@ def _only_figures(folder):
 def _report_of_run(options, file):
     from .page.report import write_report
 
-    return write_report(_whole_curves(options.out), options.out / "figures", file)
+    frame = _whole_curves(options.out)
+    _say_drawing(frame)
+    return write_report(frame, options.out / "figures", file)
+
+
+def _say_drawing(frame):
+    """To who waits at a terminal: pictures take some seconds."""
+    if sys.stderr.isatty():
+        from .numbers.words import count
+
+        print(f"drawing figures of {count(len(frame), 'cell')} ...", file=sys.stderr)
 
 
 def _whole_curves(out):
@@ -176,7 +186,9 @@ def _report_of_figures(options, file):
 def _figures(options):
     from .figures.of_run import write_figures
 
-    for figure in write_figures(_whole_curves(options.out), options.out / "figures"):
+    frame = _whole_curves(options.out)
+    _say_drawing(frame)
+    for figure in write_figures(frame, options.out / "figures"):
         print(*(path for path in (figure.png, figure.narrow) if path), sep="\n")
 
 

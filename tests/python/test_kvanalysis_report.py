@@ -209,6 +209,16 @@ def test_the_figures_command_writes_them_beside_the_results(tmp_path, capsys):
     assert all(path.exists() for path in printed)
 
 
+@pytest.mark.parametrize("command", ["report", "figures"])
+@pytest.mark.parametrize(("terminal", "says"), [(True, "drawing figures of 1 cell ...\n"), (False, "")])
+def test_who_waits_at_a_terminal_is_told_that_figures_are_drawn(
+    tmp_path, capsys, monkeypatch, command, terminal, says
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    assert main([command, str(write_results(tmp_path, [fake_row()]))]) == 0
+    assert capsys.readouterr().err == says
+
+
 def test_the_report_goes_where_it_is_sent(tmp_path, capsys):
     target = tmp_path / "elsewhere" / "page.html"
     assert main(["report", str(write_results(tmp_path / "out", [fake_row()])), "-o", str(target)]) == 0

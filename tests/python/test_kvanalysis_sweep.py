@@ -247,23 +247,25 @@ def refusal(folder, text, overrides=()):
         ("  epsilon: 0.1", ":6:3: sweep.budgets: is missing: write budgets: {first: 16, last: 512"),
         ("  budgets: [16]", ":6:12: sweep.budgets: write a map: budgets: {first: 16"),
         ("  budgets: {first: 16, last: 64}", ":6:12: sweep.budgets.count: is missing: budgets: {first"),
-        ("  budgets: {first: 0, last: 64, count: 3}", ":6:20: sweep.budgets.first: '0' is none: write"),
+        ("  budgets: {first: 0, last: 64, count: 3}", ":6:20: sweep.budgets.first: '0' is too few: write"),
         ("  budgets: {first: 64, last: 64, count: 3}", ":6:30: sweep.budgets.last: write more tokens"),
-        ("  budgets: {first: 16, last: 6.5, count: 3}", "sweep.budgets.last: '6.5' is none: write a"),
-        ("  budgets: {first: 16, last: 64, count: 1}", "sweep.budgets.count: '1' is none: write a"),
+        ("  budgets: {first: 16, last: 6.5, count: 3}", "sweep.budgets.last: '6.5' is no whole number: w"),
+        ("  budgets: {first: 16, last: 64, count: 1}", "sweep.budgets.count: '1' is too few: write a"),
+        ("  budgets: {first: 16, last: 64, count: 1001}", "'1001' is too many: write a whole number of b"),
+        ("  budgets: {first: [16], last: 64, count: 3}", "first: a list or map is no whole number: write"),
         ("  budgets: {first: 16, last: 64, count: 3, step: 2}", "sweep.budgets.step: unknown key: remove"),
         ("  measure: rel_err_out", "sweep.measure: no measure 'rel_err_out' (did you mean rel_err_out_m"),
         ("  measure: [a]", "sweep.measure: no measure '': take one that `kvreplay list metrics` names"),
         ("  measure: kept_mass_mean", "sweep.measure: kept_mass_mean is better the larger it is"),
         ("  refine: {tolerance: 0.05}", "sweep.refine.rounds: is missing: refine: {tolerance: 0.05, ro"),
         ("  refine: yes", "sweep.refine: write a map: refine: {tolerance: 0.05, rounds: 3}"),
-        ("  refine: {tolerance: 0, rounds: 3}", "sweep.refine.tolerance: '0' is none: write a number above"),
-        ("  refine: {tolerance: 0.1, rounds: -1}", "sweep.refine.rounds: '-1' is none: write a whole number"),
+        ("  refine: {tolerance: 0, rounds: 3}", "sweep.refine.tolerance: '0' is too small: write a number a"),
+        ("  refine: {tolerance: 0.1, rounds: -1}", "sweep.refine.rounds: '-1' is too few: write a whole num"),
         ("  epsilon: []", "sweep.epsilon: is an empty list: write [0.05, 0.1], or remove it"),
-        ("  epsilon: [0.1, low]", "sweep.epsilon: 'low' is none: write a number above 0"),
-        ("  epsilon: [.nan]", "sweep.epsilon: '.nan' is none: write a number above 0"),
+        ("  epsilon: [0.1, low]", "sweep.epsilon: 'low' is no number: write one above 0"),
+        ("  epsilon: [.nan]", "sweep.epsilon: '.nan' is no number: write one above 0"),
         ("  epsilon: [0.1, 1e-1]", "sweep.epsilon: 0.1 is listed twice: keep one of them"),
-        ("  resolution: 0.9", "sweep.resolution: '0.9' is none: write a number from 1 on"),
+        ("  resolution: 0.9", "sweep.resolution: '0.9' is too small: write a number from 1"),
         ("  resolutoin: 1.1", "sweep.resolutoin: unknown key: remove it, or take one of budgets, me"),
         ("  resolution: 1.1\n  resolution: 1.2", ":7:3: sweep.resolution: is given twice: keep one of them"),
     ],
@@ -349,6 +351,22 @@ def test_the_page_of_sweeps_shows_a_configuration_and_every_column(tmp_path, eng
     assert set(EPSILON_COLUMNS) <= set(columns)
 
 
+def test_the_page_of_sweeps_names_the_columns_that_load_adds_and_averages_the_same_heads(tmp_path, engine):
+    assert sweep(tmp_path) == 0
+    frame = load(tmp_path / "out")
+    pandas = (ROOT / "docs/adaptive_sweeps.md").read_text().partition("## Reading results with pandas")[2]
+    added = [name for row in re.findall(r"^\| (`.*?) \|", pandas, re.M) for name in re.findall(r"\w+", row)]
+    assert [name for name in frame if name not in TABLE] == added
+    example = re.findall(r"```python\n(.*?)```", pandas, re.S)[1]
+    held = {"frame": frame}
+    exec(example, held)
+    n_heads = frame.groupby(["method", "budget_tokens"])["kv_head"].nunique()
+    assert n_heads["h2o", 181] == 1  # as tried by a search: this mean is of another head than its neighbours'
+    kept = [b for (method, b), n in n_heads.items() if method == "h2o" and n == 2]
+    assert list(held["means"]["h2o"].index) == kept
+    assert held["means"]["h2o"][64] == pytest.approx(6 / 64)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_configurations_of_the_repository_are_sound(path, tmp_path, monkeypatch):
     monkeypatch.setenv("KVREPLAY", str(BINARY))
@@ -393,7 +411,10 @@ def test_without_further_questions_one_round_replays_everything(tmp_path, engine
     assert "--only" not in words
     said = capsys.readouterr()
     assert said.out == f"{out / 'results.csv'}\n{out / 'results.meta.json'}\n"
-    assert said.err == "round 0: 6 budgets, 16, 32, 64, 128, 256, 512\n"
+    assert said.err.splitlines() == [
+        "round 0: 6 budgets, 16, 32, 64, 128, 256, 512",
+        "done: 1 round, 38 cells",  # 2 of exact, 12 of h2o, 24 of uniform's two seeds
+    ]
     assert (out / "results.csv").read_text() == (out / "round-0/results.csv").read_text()
 
 
@@ -415,6 +436,8 @@ def test_each_round_wants_exactly_the_midpoints_of_bends_and_brackets(tmp_path, 
     assert lines[1] == "round 1: 15 cells, 3 budgets of h2o refined, 8 searches open"
     assert "refined" in lines[2]
     assert all("refined" not in line for line in lines[3:])
+    rounds, cells = len(list(out.glob("round-*"))), len(load(out))
+    assert lines[-1] == f"done: 8 searches met, 0 not met; {rounds} rounds, {cells} cells"
 
 
 def test_the_search_ends_at_the_resolution_and_finds_what_the_formula_says(tmp_path, engine):
@@ -433,8 +456,28 @@ def test_the_search_ends_at_the_resolution_and_finds_what_the_formula_says(tmp_p
         assert low < least <= high
         assert high <= 1.05 * low or high - low == 1
         assert float(found[key]["error"]) <= float(key[2]) < float(found[key]["error_below"])
-        assert float(found[key]["share_of_prompt"]) == high / 768
+        assert float(found[key]["share_of_prompt"]) == pytest.approx(high / 768, rel=1e-5)
     assert {row["n_seeds"] for row in answers if row["method"] == "uniform"} == {"2"}
+
+
+def test_measures_of_the_table_have_six_digits_at_most_and_epsilons_all_of_theirs(tmp_path, engine):
+    assert sweep(tmp_path, text=CONFIG + "  epsilon: [0.12345678]\n") == 0
+    rows = rows_of(tmp_path / "out/epsilon.csv")
+    assert {row["epsilon"] for row in rows} == {"0.12345678"}
+    names = ("error", "error_below", "share_of_prompt")
+    measures = [row[name] for row in rows for name in names if row[name]]
+    assert len(measures) > 6
+    assert all(len(text.partition("e")[0].replace(".", "").lstrip("0")) <= 6 for text in measures)
+
+
+def test_what_the_engine_refuses_later_is_no_matter_of_the_first_budget(tmp_path, engine, capfd):
+    engine(codes={"round-1": 2})
+    assert sweep(tmp_path) == 2
+    assert "sweep.budgets.first" not in capfd.readouterr().err
+    (tmp_path / "x").mkdir()
+    engine(codes={"round-0": 3})
+    assert sweep(tmp_path / "x") == 3
+    assert "sweep.budgets.first" not in capfd.readouterr().err
 
 
 def test_methods_without_a_budget_are_replayed_once(tmp_path, engine):
@@ -492,6 +535,9 @@ def test_what_the_engine_refuses_ends_the_sweep_with_its_code_and_message(tmp_pa
     said = capfd.readouterr().err
     assert "asked to stop" in said
     assert "round-0: not replayed, the engine ended with exit code 2" in said
+    mend = said.splitlines()[-1]
+    assert mend.startswith(f"kvanalysis: error: {tmp_path / 'sweep.yaml'}: ")
+    assert mend.endswith("if a method needs more than 16 tokens, raise sweep.budgets.first")
     engine()
     assert sweep(tmp_path, text=CONFIG.replace("first: 16", "first: 64")) == 0
 
@@ -502,7 +548,9 @@ def test_cells_that_fail_are_misses_and_the_sweep_ends_with_code_1_and_all_its_f
     engine(fails=[("uniform", 64), ("uniform", 91)])
     text = CONFIG + "  epsilon: [0.1]\n"
     assert sweep(tmp_path, text=text) == 1
-    assert "8 cells failed" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2].startswith("done: 4 searches met, 0 not met; ")
+    assert "8 cells failed" in said[-1]
     [row, _] = [row for row in rows_of(tmp_path / "out/epsilon.csv") if row["method"] == "uniform"]
     # 3.5 / 64 would meet; 91 is tried between 64 and 128, fails as well, and the search goes on above it.
     assert (int(row["budget_tokens"]), row["error_below"]) == (95, "")

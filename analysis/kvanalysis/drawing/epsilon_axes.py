@@ -1,10 +1,11 @@
 """The axes of a budget that an epsilon needs: both logarithmic."""
 
+import numpy as np
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from .log_ticks import ticks_at
+from .log_ticks import LEAST_TICKS, plain_log, ticks_at
 
-SIDE_STEP, MARGIN = 1.018, 1.15  # factors on epsilon between labels, and on tokens beyond the curves
+SIDE_STEP, MARGIN = 1.018, 1.15  # factors on epsilon between labels, and on tokens beyond what is drawn
 
 
 def aside(number, labels):
@@ -26,6 +27,10 @@ def tokens_axis(axes, budgets):
         axes.set_yticks([])
         return
     axes.set_yscale("log", base=2)
+    low, high = budgets.min() / MARGIN, budgets.max() * MARGIN
+    axes.set_ylim(low, high)
+    if np.floor(np.log2(high)) - np.ceil(np.log2(low)) + 1 < LEAST_TICKS:
+        plain_log(axes.yaxis)
+        return
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_ylim(budgets.min() / MARGIN, budgets.max() * MARGIN)

@@ -12,12 +12,12 @@ from matplotlib.ticker import MaxNLocator
 from .log_ticks import plain_log
 from .plotstyle import GLYPH_EMS, TOP, axes_width, new_figure
 
-CELL_TEXT, TITLE_TEXT = 5.6, 6.3  # points
+CELL_TEXT, TITLE_TEXT, SCALE_TEXT = 5.6, 6.3, 6.5  # points
 CELL_HEIGHT, LEAST_CELL_HEIGHT = 0.135, 0.04  # inches
 PAGE_HEIGHT = 7.5  # inches; taller maps get lower cells
 LOG_RATIO = 5
 COLOURS = "cividis_r"  # dark is much; perceptually uniform, and the same for colour-blind readers
-SCALE_WIDTH, SCALE_ROOM = 0.09, 0.62  # inches
+SCALE_WIDTH, SCALE_ROOM = 0.09, 0.70  # inches; room: ticks, and a label of two lines
 TICK_HEIGHT = 0.11  # inches; lower cells lose some of their tick labels
 GAP_INCHES = 0.14
 
@@ -148,8 +148,9 @@ def _on(shade):
 
 
 def add_scale(figure, norm, text):
-    """The colour scale at the right of the panels; call after plotstyle.finish."""
-    width, _ = figure.get_size_inches()
+    """The colour scale at the right of the panels, its label in lines that fit; call after
+    plotstyle.finish."""
+    width, height = figure.get_size_inches()
     room = figure.subplotpars
     figure.subplots_adjust(right=1 - SCALE_ROOM / width)
     place = [1 - (SCALE_ROOM - 0.12) / width, room.bottom, SCALE_WIDTH / width, room.top - room.bottom]
@@ -160,7 +161,11 @@ def add_scale(figure, norm, text):
         bar.ax.yaxis.set_major_locator(MaxNLocator(4))
     bar.outline.set_linewidth(0.4)
     bar.ax.tick_params(labelsize=6, length=2, pad=1.5)
-    bar.set_label(text, fontsize=6.5, labelpad=2)
+    bar.ax.tick_params(which="minor", length=1)
+    # The label stands around the middle of the bar: as far up as down.
+    length = height * min(2 - room.top - room.bottom, room.top + room.bottom)
+    lines = wrap(text, max(8, int(length * 72 / (SCALE_TEXT * GLYPH_EMS))))
+    bar.set_label("\n".join(lines), fontsize=SCALE_TEXT, labelpad=2, linespacing=0.95)
 
 
 def short(number):

@@ -5,13 +5,32 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 MANY_DECADES = 2.5
 DENSE, DECADES = (1, 2, 5), (1,)
+LEAST_TICKS = 3  # two labels do not tell a logarithmic axis from a linear one
+DENSER = ((1, 3), DENSE, (1, 2, 3, 5), (1, 1.5, 2, 3, 5, 7))
+
+
+class _Ticks(LogLocator):
+    """`subs` times powers of ten; the first of DENSER that gives LEAST_TICKS where they are too few."""
+
+    def __init__(self, subs):
+        super().__init__(subs=subs)
+        self._choices = [subs, *(denser for denser in DENSER if len(denser) > len(subs))]
+
+    def tick_values(self, vmin, vmax):
+        for subs in self._choices:
+            self.set_params(subs=subs)
+            ticks = super().tick_values(vmin, vmax)
+            if np.count_nonzero((ticks >= vmin) & (ticks <= vmax)) >= LEAST_TICKS:
+                break
+        return ticks
 
 
 def plain_log(axis, subs=DENSE):
-    """Ticks at `subs` times powers of ten, as in 0.05, on a logarithmic xaxis or yaxis."""
-    axis.set_major_locator(LogLocator(subs=subs))
+    """Ticks at `subs` times powers of ten, as in 0.05, on a logarithmic xaxis or yaxis, and more where
+    fewer than LEAST_TICKS fall on it; small ones between them, by which it is known as logarithmic."""
+    axis.set_major_locator(_Ticks(subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_locator(NullLocator())
+    axis.set_minor_locator(LogLocator(subs=range(2, 10)))
     axis.set_minor_formatter(NullFormatter())
 
 

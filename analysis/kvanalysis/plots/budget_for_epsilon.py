@@ -19,7 +19,7 @@ HEADER = ("method", "epsilon", "a quarter of the heads", "half of them", "three 
 RULE = (
     "The smallest replayed budget that suffices for half of the heads, bars: for a quarter and for three"
     " quarters of them. Hollow: the smallest budget that was tried. A curve ends where no budget suffices for"
-    " half of the heads; a bar that leaves the axes has no end."
+    " half of the heads; a bar that leaves the axes at the top has no end."
 )
 
 
@@ -59,12 +59,14 @@ def _answers(rows):
 
 
 def _panel(axes, points, style):
-    finite = points.loc[np.isfinite(points["half"]), "half"]
-    top = finite.max() * MARGIN if len(finite) else 1.0
+    drawn = points[np.isfinite(points["half"])]
+    ends = drawn[["quarter", "half", "most"]].to_numpy()
+    ends = ends[np.isfinite(ends)]
+    top = ends.max() * MARGIN if len(ends) else 1.0
     for number, (label, rows) in enumerate(points.groupby("label", sort=True)):
         _curve(axes, rows[np.isfinite(rows["half"])], style[label], aside(number, len(style)), top)
     epsilon_axis(axes, sorted(points["epsilon"].unique()))
-    tokens_axis(axes, finite)
+    tokens_axis(axes, ends)
 
 
 def _curve(axes, rows, look, beside, top):

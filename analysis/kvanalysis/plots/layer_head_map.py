@@ -10,7 +10,7 @@ from ..numbers.stats import used_rows
 from ..numbers.words import count, replay_note
 
 MOST_PANELS = {PAGE_WIDTH: 15, COLUMN_WIDTH: 8}
-SCALE = "mean relative output error [1]"
+SCALE = "mean rel. error [1]"
 
 
 def draw_frame(rows, folder, suffix="", budget=None):

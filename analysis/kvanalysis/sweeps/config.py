@@ -11,7 +11,9 @@ sweep:
 import difflib
 import json
 import math
+import re
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import yaml
 
@@ -53,8 +55,10 @@ class Refine:
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """`root`: the engine's configuration without its budgets, every path absolute."""
+    """`path`: the user's file; `root`: the engine's configuration without its budgets, every path
+    absolute."""
 
+    path: Path
     root: yaml.MappingNode
     budgets: Budgets
     measure: str
@@ -108,7 +112,7 @@ def _checked(path, root):
     read = _Reader(problems).section(section)
     if problems.lines:
         raise SweepError("\n".join(problems.lines))
-    return SweepConfig(without(root, "sweep"), **read)
+    return SweepConfig(path, without(root, "sweep"), **read)
 
 
 class _Problems:
@@ -228,10 +232,12 @@ class _Reader:
 
     def _whole(self, node, name, least, most, what):
         text = node.value if isinstance(node, yaml.ScalarNode) else ""
-        if text.isdecimal() and least <= int(text) <= most:
-            return int(text)
+        number = int(text) if re.fullmatch(r"-?\d{1,4000}", text) else None
+        if number is not None and least <= number <= most:
+            return number
+        wrong = "no whole number" if number is None else "too few" if number < least else "too many"
         wanted = f"write a whole number of {what} from {least} to {most}"
-        return self._problems.add(node, name, f"{_shown(node)} is none: {wanted}")
+        return self._problems.add(node, name, f"{_shown(node)} is {wrong}: {wanted}")
 
     def _real(self, node, name, wanted, holds):
         try:
@@ -240,7 +246,8 @@ class _Reader:
             value = math.nan
         if math.isfinite(value) and holds(value):
             return value
-        return self._problems.add(node, name, f"{_shown(node)} is none: write a number {wanted}")
+        wrong = "too small: write a number" if math.isfinite(value) else "no number: write one"
+        return self._problems.add(node, name, f"{_shown(node)} is {wrong} {wanted}")
 
 
 def _shown(node):

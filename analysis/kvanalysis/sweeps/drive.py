@@ -9,22 +9,27 @@ import sys
 import pandas as pd
 import yaml
 
+from ..data.epsilon_csv import read_epsilon_csv
 from ..data.load import load
 from ..data.whole_file import write_whole
 from ..errors import SweepError
 from ..figures.alone import alone
+from ..numbers.epsilon_search import MET, NOT_MET
 from ..numbers.replayed import INSTANCE
 from ..numbers.stats import UNIT
+from ..numbers.words import count
 from .products import write_epsilon, write_results
 from .rounds import SOME_FAILED, round_folder, write_round
 from .wanted import next_wanted, unanswered
 
 IDENTITY = [*UNIT, *INSTANCE, "budget_tokens", "model", "n_prefill", "status"]
+REFUSED = 2  # exit code of the engine: the configuration is wrong
 
 
 def run_sweep(config, out, engine, say=lambda line: print(line, file=sys.stderr)):
     """Replays the rounds of `config` into OUT/round-<k> and yields the paths of what stands beside them:
-    results.csv, results.meta.json and, with epsilons, epsilon.csv. `say` is given a line for each round.
+    results.csv, results.meta.json and, with epsilons, epsilon.csv. `say` is given a line for each round
+    and one at the end.
 
     Raises SweepError, with exit code 1 after everything is written if cells failed; ResultsError.
     """
@@ -35,6 +40,8 @@ def run_sweep(config, out, engine, say=lambda line: print(line, file=sys.stderr)
         if config.epsilons:
             yield write_epsilon(out, frame, config.measure, config.epsilons)
             _say_without_value(config, frame, say)
+        searches = _searches(out) if config.epsilons else ""
+        say(f"done: {searches}{count(len(folders), 'round')}, {len(frame)} cells")
         if not finished:
             failed = int((frame["status"] != "ok").sum())
             raise SweepError(f"{failed} cells failed: see `error` in {out / 'results.csv'}", SOME_FAILED)
@@ -46,7 +53,12 @@ def _rounds(config, out, engine, say):
     budgets = config.budgets.tokens()
     write_round(first, config.text(budgets))
     say(f"round 0: {len(budgets)} budgets, {', '.join(map(str, budgets))}")
-    finished = engine.replay(first, only=False)
+    try:
+        finished = engine.replay(first, only=False)
+    except SweepError as problem:
+        if problem.code != REFUSED:
+            raise
+        raise _with_remedy(problem, config) from problem
     folders, parts = [first], [_rows(config, first)]
     while True:
         frame = pd.concat(parts, ignore_index=True)
@@ -58,6 +70,18 @@ def _rounds(config, out, engine, say):
         part, whole = _round(config, folders[-1], wanted.rows, engine)
         parts.append(part)
         finished = finished and whole
+
+
+def _with_remedy(problem, config):
+    """What the engine refuses in the first round stands in the user's file, not in the round's."""
+    mend = f"that is the file to mend; if a method needs more than {config.budgets.first} tokens"
+    return SweepError(f"{problem}\n{config.path}: {mend}, raise sweep.budgets.first", problem.code)
+
+
+def _searches(out):
+    """As in: 301 searches met, 179 not met; of methods without a budget there are none."""
+    status = read_epsilon_csv(out / "epsilon.csv")["status"]
+    return f"{(status == MET).sum()} searches met, {(status == NOT_MET).sum()} not met; "
 
 
 def _round(config, folder, wanted, engine):

@@ -8,6 +8,7 @@ from ..data.whole_file import whole_file, write_whole
 from ..errors import SweepError
 from ..numbers.epsilon_search import epsilon_table
 
+DIGITS = 6  # of a measure in epsilon.csv; single precision holds no more
 OF_A_ROUND = ("cells", "created_utc", "version", "git_commit", "host", "isa")  # what results.meta.json keeps
 
 
@@ -34,6 +35,8 @@ def write_epsilon(out, frame, measure, epsilons):
     if measure not in frame.select_dtypes("float"):
         raise SweepError(f"{out}: {measure} is no measure of the table: `kvreplay list metrics` names them")
     table = epsilon_table(frame, measure, epsilons)
+    for name in ("error", "error_below", "share_of_prompt"):
+        table[name] = [float(f"{value:.{DIGITS}g}") for value in table[name].astype(float)]
     return write_whole(out / "epsilon.csv", table.to_csv(index=False, lineterminator="\n"))
 
 

@@ -18,6 +18,10 @@ struct Replaying {
   Console& console;
   bool fail_fast = false;
   std::function<void()> on_head = [] {};
+  // Is a failure one of the surroundings, which is not to be recorded?
+  std::function<bool(const Cell&, const CellResult&)> forgives = [](const Cell&, const CellResult&) {
+    return false;
+  };
 };
 
 // Returns when all of `todo` is published, or a signal or `options.drain` has asked for an end.

@@ -120,7 +120,8 @@ class TableTold {
   explicit TableTold(const Work& work) : idle_(work.config, work.plan) {
     std::vector<std::string> labels;
     for (const MethodInstance& instance : work.config.methods) labels.push_back(instance_text(instance));
-    for (const Cell& cell : work.plan) summary_.expect(labels[cell.instance], cell.budget.value_or(0));
+    for (const Cell& cell : work.plan)
+      summary_.expect(cell.key, labels[cell.instance], cell.budget.value_or(0));
   }
   void add(const Fields& row) {
     summary_.add(row);

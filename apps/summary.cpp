@@ -42,17 +42,16 @@ std::string Summary::Mean::text() const {
   return mean >= 1000 ? fmt::format("{:.0f}", mean) : fmt::format("{:.4g}", mean);
 }
 
-void Summary::expect(const std::string& label, int32_t budget) {
+void Summary::expect(const std::string& key, const std::string& label, int32_t budget) {
   const auto [at, is_new] = rank_.emplace(label, labels_.size());
   if (is_new) labels_.push_back(label);
+  group_of_[key] = {at->second, budget};
   ++groups_[{at->second, budget}].planned;
 }
 
 void Summary::add(const Fields& row) {
   const auto field = [&](const char* name) -> const std::string& { return row[column_index(name)]; };
-  std::string& label = label_of_[{field("method"), field("given")}];
-  if (label.empty()) label = label_text(field("method"), nlohmann::json::parse(field("given")));
-  Group& group = groups_[{rank_.at(label), std::atoi(field("budget_tokens").c_str())}];
+  Group& group = groups_[group_of_.at(field("key"))];
   const bool ok = field("status") == "ok";
   ++(ok ? group.ok : group.failed);
   for (size_t i = 0; ok && i < std::size(kMeans); ++i) group.means[i].add(field(kMeans[i]));

@@ -2,6 +2,7 @@
 #include <array>
 #include <map>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "catalog/cell.hpp"
@@ -20,8 +21,8 @@ std::string label_text(const std::string& method, const nlohmann::json& given);
 // The table that `run` and `sweep merge` print: one row per (method instance, budget), means over its cells.
 class Summary {
  public:
-  // A cell of the plan; instances are shown in the order in which they come first.
-  void expect(const std::string& label, int32_t budget);  // 0: none
+  // A cell of the plan; instances are shown in the order in which they come first. budget 0: none.
+  void expect(const std::string& key, const std::string& label, int32_t budget);
   void add(const Fields& row);
   std::string text() const;
 
@@ -38,10 +39,11 @@ class Summary {
     std::array<Mean, std::size(kMeans)> means;
     int64_t planned = 0, ok = 0, failed = 0;
   };
-  std::map<std::string, size_t> rank_;                                   // of a label
-  std::vector<std::string> labels_;                                      // by rank
-  std::map<std::pair<size_t, int32_t>, Group> groups_;                   // by rank and budget
-  std::map<std::pair<std::string, std::string>, std::string> label_of_;  // of method and given
+  using GroupKey = std::pair<size_t, int32_t>;  // place of the label, budget
+  std::map<std::string, size_t> rank_;          // of a label
+  std::vector<std::string> labels_;             // by rank
+  std::map<GroupKey, Group> groups_;
+  std::unordered_map<std::string, GroupKey> group_of_;  // by a cell's key
 };
 
 // What went wrong, by frequency.

@@ -3,6 +3,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "meta.hpp"
 #include "results/repeats.hpp"
@@ -39,12 +40,15 @@ void tell_repeats(const Repeats& repeats, Console& console) {
 }
 
 void expect_cells(const Manifest& manifest, Summary& summary) {
-  for (const std::string& line : manifest.cells) {
-    const nlohmann::json cell = nlohmann::json::parse(line);
-    const nlohmann::json& budget = cell.at("budget_tokens");
-    summary.expect(label_text(cell.at("method"), cell.at("given")),
-                   budget.is_null() ? 0 : budget.get<int32_t>());
-  }
+  for (const std::string& line : manifest.cells) try {
+      const nlohmann::json cell = nlohmann::json::parse(line);
+      const nlohmann::json& budget = cell.at("budget_tokens");
+      summary.expect(cell.at("key"), label_text(cell.at("method"), cell.at("given")),
+                     budget.is_null() ? 0 : budget.get<int32_t>());
+    } catch (const nlohmann::json::exception&) {
+      throw ConfigError(
+          fmt::format("plan {}: error: a line names no cell: {}", manifest.name, line.substr(0, 80)));
+    }
 }
 
 }  // namespace

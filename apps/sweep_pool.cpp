@@ -11,12 +11,32 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <optional>
+#include <utility>
 
 #include "base/errors.hpp"
 #include "signals.hpp"
 
 namespace kvreplay::app {
 namespace {
+
+// A signal to the group of this process (Ctrl-C) is for this process, which passes it on: a second one would
+// end the workers at once.
+class OwnGroup {
+ public:
+  OwnGroup() {
+    ::posix_spawnattr_init(&attributes_);
+    ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETPGROUP);
+    ::posix_spawnattr_setpgroup(&attributes_, 0);
+  }
+  ~OwnGroup() { ::posix_spawnattr_destroy(&attributes_); }
+  OwnGroup(const OwnGroup&) = delete;
+  OwnGroup& operator=(const OwnGroup&) = delete;
+  const posix_spawnattr_t* get() const { return &attributes_; }
+
+ private:
+  posix_spawnattr_t attributes_{};
+};
 
 class SpawnActions {
  public:
@@ -40,8 +60,9 @@ pid_t start(const PoolTask& task) {
   for (const std::string& word : task.command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   const SpawnActions actions(task.log);
+  const OwnGroup group;
   pid_t process = 0;
-  const int error = ::posix_spawn(&process, words[0], actions.get(), nullptr, words.data(), environ);
+  const int error = ::posix_spawn(&process, words[0], actions.get(), group.get(), words.data(), environ);
   if (error != 0)
     throw OutputError(fmt::format("{}: a worker cannot be started: {} (log: {})", words[0],
                                   std::strerror(error), task.log));
@@ -58,31 +79,50 @@ void wait_a_moment() {
   ::nanosleep(&moment, nullptr);
 }
 
+class Pool {
+ public:
+  // Whoever runs is told to stop, and waited for, whatever ends the pool.
+  ~Pool() {
+    pass_on(SIGTERM);
+    for (const auto& [process, task] : running_) ::waitpid(process, nullptr, 0);
+  }
+  size_t size() const { return running_.size(); }
+  void add(const PoolTask& task) { running_.emplace(start(task), &task); }
+  void pass_on(int signal) const {
+    for (const auto& [process, task] : running_) ::kill(process, signal);
+  }
+  // One that has ended since the last time.
+  std::optional<std::pair<const PoolTask*, Ending>> next_ended() {
+    int status = 0;
+    const auto found = running_.find(::waitpid(-1, &status, WNOHANG));
+    if (found == running_.end()) return std::nullopt;
+    const PoolTask* task = found->second;
+    running_.erase(found);
+    return std::pair(task, ending_of(status));
+  }
+
+ private:
+  std::map<pid_t, const PoolTask*> running_;
+};
+
 }  // namespace
 
 void run_pool(const std::vector<PoolTask>& tasks, int workers, const PoolReports& reports) {
   const StopSignals signals;
-  std::map<pid_t, const PoolTask*> running;
+  Pool pool;
   size_t next = 0;
   bool passed_on = false;
-  while (!running.empty() || (next < tasks.size() && !StopSignals::drain())) {
-    while (next < tasks.size() && int(running.size()) < workers && !StopSignals::drain()) {
-      const PoolTask& task = tasks[next++];
-      running.emplace(start(task), &task);
-    }
+  const auto may_start = [&] { return next < tasks.size() && !StopSignals::drain(); };
+  while (pool.size() > 0 || may_start()) {
+    while (may_start() && int(pool.size()) < workers) pool.add(tasks[next++]);
     if (StopSignals::drain() && !std::exchange(passed_on, true))
-      for (const auto& [process, task] : running) ::kill(process, StopSignals::stop() ? SIGINT : SIGTERM);
-    int status = 0;
-    const pid_t process = ::waitpid(-1, &status, WNOHANG);
-    const auto found = running.find(process);
-    if (found == running.end()) {
+      pool.pass_on(StopSignals::stop() ? SIGINT : SIGTERM);
+    if (const auto ended = pool.next_ended()) {
+      reports.ended(*ended->first, ended->second);
+    } else {
       reports.moment();
       wait_a_moment();
-      continue;
     }
-    const PoolTask& task = *found->second;
-    running.erase(found);
-    reports.ended(task, ending_of(status));
   }
 }
 

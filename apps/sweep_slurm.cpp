@@ -23,8 +23,8 @@ namespace fs = std::filesystem;
 // As many shards as make tasks of about the wanted length, within what a site allows.
 int32_t slurm_shards(const SubmitChoices& choices, const Sweep& sweep, int32_t cpus) {
   if (choices.shards > 0) return choices.shards;
-  const double hours = core_seconds(sweep.manifest.cost()) / cpus;
-  const double wanted = std::ceil(hours / double(parse_duration("--task-time", choices.task_time)));
+  const double seconds = core_seconds(sweep.manifest.cost()) / cpus;
+  const double wanted = std::ceil(seconds / double(parse_duration("--task-time", choices.task_time)));
   return sweep.at_most_units(std::min(wanted, double(choices.array_limit)));
 }
 
@@ -54,7 +54,6 @@ SlurmJob job_of(const SubmitChoices& choices, const Sweep& sweep) {
   constexpr int64_t kSpareMb = 256;
   SlurmJob job;
   job.name = "kvreplay-" + sweep.manifest.run_name;
-  std::replace(job.name.begin(), job.name.end(), ' ', '_');
   job.program = this_program(), job.out = sweep.out;
   job.cpus = choices.jobs > 0 ? choices.jobs : kUsualCpus;
   job.shards = slurm_shards(choices, sweep, job.cpus);
@@ -62,6 +61,9 @@ SlurmJob job_of(const SubmitChoices& choices, const Sweep& sweep) {
   job.at_once = choices.at_once;
   job.memory_mb = choices.memory_mb > 0 ? choices.memory_mb
                                         : kSpareMb + job.cpus * (sweep.manifest.bytes_peak * 5 / 4 >> 20);
+  constexpr int64_t kMergeMb = 200, kCellsPerMb = 1000;
+  job.merge_memory_mb =
+      std::max(choices.memory_mb, kMergeMb + int64_t(sweep.manifest.cells.size()) / kCellsPerMb);
   job.limit_s = parse_duration("--time", choices.time);
   job.device = choices.device, job.stage = choices.stage;
   job.directives = choices.sbatch;
@@ -141,6 +143,7 @@ int submit_slurm(const SubmitChoices& choices, Context& context) {
     return 0;
   }
   const SlurmJob job = job_of(choices, sweep);
+  if (const std::string why = slurm_cannot_take(job); !why.empty()) throw ConfigError(why);
   print(slurm_array_script(job));
   if (choices.dry_run) return show_merge(job), 0;
   if (choices.wait) return wait_for_slurm(choices, context);

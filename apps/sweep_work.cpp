@@ -4,6 +4,7 @@
 #include <csignal>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -164,14 +165,11 @@ class Worker {
     return costs;
   }
 
-  // Failed cells are tried again when all others had their turn.
+  // Each cell once: what has failed may do better later, and in another process.
   void replay(const ShardWork& work) {
     require_device(work.config);
-    while (!is_told_to_end()) {
-      const std::vector<Cell> todo = open_cells(work);
-      if (todo.empty()) return;
-      replay(work, todo);
-    }
+    const std::vector<Cell> todo = open_cells(work);
+    if (!todo.empty() && !is_told_to_end()) replay(work, todo);
   }
   void replay(const ShardWork& work, const std::vector<Cell>& todo) {
     const int jobs = work.config.run.jobs > 0 ? work.config.run.jobs : default_jobs();
@@ -185,10 +183,12 @@ class Worker {
     options.save = manifest_.save;
     options.jobs = jobs;
     options.outlive_heads = true;
-    options.drain = [this] { return time_.is_over(); };
+    options.drain = [this] { return time_.is_over() || gone_; };
     options.on_start = [&](const Cell& cell) { store_.begin(int64_t(work.unit_of.at(cell.key))); };
-    replay_missing(todo, {work.cells, std::move(options), store_, progress, console_, false,
-                          [this] { time_.head_is_done(); }});
+    replay_missing(
+        todo,
+        {work.cells, std::move(options), store_, progress, console_, false, [this] { time_.head_is_done(); },
+         [&](const Cell& cell, const CellResult& result) { return is_gone(work, cell, result); }});
     progress.end();
   }
   bool is_told_to_end() const { return StopSignals::drain() || time_.is_over(); }
@@ -202,20 +202,41 @@ class Worker {
     size_t failed = 0;
     for (const size_t u : units_of(manifest_.units, shard_))
       for (size_t i = manifest_.units[u].first; i < manifest_.units[u].first + manifest_.units[u].cells; ++i)
-        failed += store_.folder().done().count(keys_[i]) == 0;
+        failed += store_.folder().done().count(keys_[i]) == 0 || store_.failed_here().count(keys_[i]) != 0;
     return failed;
   }
+  // A trace that cannot even be opened any more has not failed a cell: it was moved, or its disk is away.
+  bool is_gone(const ShardWork& work, const Cell& cell, const CellResult& result) {
+    if (!result.lost || gone_) return gone_;
+    try {
+      (void)Trace(work.traces.at(cell.trace),
+                  {std::vector<std::string>{cell.prompt}, std::vector<int32_t>{cell.layer}});
+    } catch (const TraceError& e) {
+      console_.error(e.what());
+      gone_ = true;
+    }
+    return gone_;
+  }
+
   int exit_code(const ShardWork& work) const {
-    const std::vector<Cell> left = open_cells(work);
-    if (!left.empty()) {
+    constexpr int kTraceIsGone = 3;
+    if (gone_) return kTraceIsGone;
+    const auto untried = [&](const Cell& cell) {
+      return is_open(cell.key) && store_.failed_here().count(cell.key) == 0;
+    };
+    const auto left = std::count_if(work.cells.begin(), work.cells.end(), untried);
+    if (left > 0) {
       console_.note(fmt::format("stopped by {}: {} cells are left, run the same command to continue",
-                                StopSignals::drain() ? "a signal" : "its time budget", left.size()));
+                                StopSignals::drain() ? "a signal" : "its time budget", left));
       return StopSignals::drain() ? StopSignals::exit_code() : kStoppedEarly;
     }
     if (work.exit_code != 0) return work.exit_code;
     const size_t failed = failed_cells();
     if (failed > 0)
-      console_.warning(fmt::format("{} cells failed, see kvreplay sweep status {}", failed, choices_.out));
+      console_.warning(
+          fmt::format("{} cells failed; run the same command to try those again that have failed fewer than "
+                      "{} times (kvreplay sweep status {})",
+                      failed, kMostAttempts, choices_.out));
     return failed > 0 ? 1 : 0;
   }
 
@@ -226,6 +247,7 @@ class Worker {
   const Manifest manifest_;
   const Keys keys_;
   Store store_;
+  std::atomic<bool> gone_ = false;            // a trace, while it was read
   std::map<std::string, int32_t> once_more_;  // attempts that parked cells have, with --retry-parked
 };
 

@@ -10,7 +10,9 @@ namespace {
 
 class CsvText {
  public:
-  CsvText(const std::filesystem::path& file, std::string text) : file_(file), text_(std::move(text)) {}
+  CsvText(const std::filesystem::path& file, std::string text) : file_(file), text_(std::move(text)) {
+    if (text_.starts_with("\xEF\xBB\xBF")) at_ = 3;  // what spreadsheets put before UTF-8
+  }
 
   std::vector<CsvRow> rows() {
     std::vector<CsvRow> rows;

@@ -53,6 +53,17 @@ struct Cell {
   }
 };
 
+// Who shares a cell's budget with it.
+Council council_of(const Cell& cell);
+// A head whose share follows from the configuration alone.
+bool needs_no_other_head(const Cell& cell);
+// Does its share depend on heads of all layers?
+bool hears_all_layers(const Cell& cell);
+
+// The parameters and axes that are not the method's defaults, as results show them: a file by its digest, so
+// that it is the same wherever it lies.
+nlohmann::json given_of(const Cell& cell);
+
 // What replaying one cell gives. An optional without a value does not apply (an empty field).
 struct CellMeasures {
   int64_t n_queries = 0;
@@ -90,6 +101,7 @@ struct CellResult {
   CellMeasures measures;
   bool ok = true;
   std::string error;  // why not
+  bool lost = false;  // its head could not be read, or had no share of a budget
   // Only what the run was asked to save; [heads, rows(, v_dim)], row-major.
   std::vector<int32_t> rows;  // token index of each scored row
   int32_t heads = 0, v_dim = 0;

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <map>
 
 #include "base/csv_rows.hpp"
@@ -30,7 +28,7 @@ constexpr Named kColumns[] = {
     {"layer", [](const Cell& c) { return std::to_string(c.layer); }},
     {"kv_head", [](const Cell& c) { return std::to_string(c.kv_head); }},
     {"method", [](const Cell& c) { return std::string(c.method->info.name); }},
-    {"given", [](const Cell& c) { return canonical(given_of(*c.method, c.given, c.axes)); }},
+    {"given", [](const Cell& c) { return canonical(given_of(c)); }},
     {"budget_tokens", [](const Cell& c) { return field_of(c.budget); }},
     {"seed", [](const Cell& c) { return field_of(c.seed); }},
 };

@@ -18,22 +18,6 @@ constexpr double kPyramidSlope = 20;  // the published defaults
 constexpr double kAdaFloor = 0.2;
 constexpr int32_t kCakeWindow = 32;
 
-Council council_of(const Cell& cell) {
-  if (cell.method->council != Council::none) return cell.method->council;
-  switch (cell.axes.allocator) {
-    case Allocator::uniform:
-      return Council::none;
-    case Allocator::ada:
-      return Council::layer;
-    case Allocator::cake:
-      return Council::model;
-    case Allocator::pyramid:
-    case Allocator::file:
-      return Council::head;
-  }
-  return Council::none;
-}
-
 // From here on the cell is one with a budget of its own: what followed from the shared one follows from it.
 void allocate(Cell& cell, int32_t tokens) {
   cell.allocated = tokens;
@@ -213,11 +197,7 @@ int32_t kv_heads_of(const std::vector<HeldLayer>& layers, int32_t layer) {
       ->kv_heads;
 }
 
-bool needs_no_other_head(const Cell& cell) {
-  const Allocator rule = cell.axes.allocator;
-  return rule == Allocator::pyramid || rule == Allocator::file || council_of(cell) == Council::head;
-}
-
+// A head whose number needs no other head.
 void allocate_alone(Cell& cell, const std::vector<HeldLayer>& layers) {
   if (cell.axes.allocator == Allocator::pyramid) allocate(cell, by_pyramid(cell));
   if (cell.axes.allocator == Allocator::file)
@@ -225,11 +205,27 @@ void allocate_alone(Cell& cell, const std::vector<HeldLayer>& layers) {
                                   kv_heads_of(layers, cell.layer)));
 }
 
-}  // namespace
-
-bool hears_all_layers(const Cell& cell) {
-  return !needs_no_other_head(cell) && council_of(cell) == Council::model;
+// Cells of one prompt whose budgets somebody allocates.
+template <class Real>
+void allocate_prompt(const std::vector<Cell*>& sharing, const RunOptions& options, const LoadHead<Real>& load,
+                     const std::vector<HeldLayer>& layers, WithoutBudget& without) {
+  Hearing<Real> hearing(options, load);
+  for (Cell* cell : sharing) {
+    if (!needs_no_other_head(*cell)) {
+      if (*cell->budget < cell->n_prefill) hearing.add(*cell, council_of(*cell));
+      continue;
+    }
+    try {
+      allocate_alone(*cell, layers);
+    } catch (...) {
+      without[cell->key] = why_head_is_lost(options.outlive_heads);
+    }
+  }
+  hearing.hold(layers);
+  hearing.tell_lost(without);
 }
+
+}  // namespace
 
 template <class Real>
 WithoutBudget allocate_budgets(std::vector<Cell>& cells, const RunOptions& options,
@@ -239,21 +235,12 @@ WithoutBudget allocate_budgets(std::vector<Cell>& cells, const RunOptions& optio
   for (Cell& cell : cells)
     if (council_of(cell) != Council::none) prompts[{cell.trace, cell.prompt}].push_back(&cell);
   for (const auto& [place, sharing] : prompts) {
-    const std::vector<HeldLayer> layers = list_layers(place.first, place.second);
-    Hearing<Real> hearing(options, load);
-    for (Cell* cell : sharing) {
-      if (!needs_no_other_head(*cell)) {
-        if (*cell->budget < cell->n_prefill) hearing.add(*cell, council_of(*cell));
-        continue;
-      }
-      try {
-        allocate_alone(*cell, layers);
-      } catch (...) {
-        without[cell->key] = why_head_is_lost(options.outlive_heads);
-      }
+    try {
+      allocate_prompt<Real>(sharing, options, load, list_layers(place.first, place.second), without);
+    } catch (...) {
+      const std::string why = why_head_is_lost(options.outlive_heads);
+      for (const Cell* cell : sharing) without[cell->key] = why;
     }
-    hearing.hold(layers);
-    hearing.tell_lost(without);
     if (options.stop && options.stop()) break;
   }
   return without;

@@ -24,9 +24,6 @@ struct HeldLayer {
 };
 using ListLayers = std::function<std::vector<HeldLayer>(size_t trace, const std::string& prompt)>;
 
-// Does a cell's budget depend on heads of all layers?
-bool hears_all_layers(const Cell& cell);
-
 // Cells by key that have no budget, with the reason; only with RunOptions::outlive_heads.
 using WithoutBudget = std::map<std::string, std::string>;
 

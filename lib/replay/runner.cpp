@@ -60,20 +60,20 @@ std::vector<Group> group_cells(const std::vector<Cell>& cells) {
   return groups;
 }
 
-// What of each trace the cells need: all layers only where they share a budget.
-std::vector<TraceScope> scopes_of(const std::vector<Cell>& cells, size_t traces) {
+// What of each trace the cells need; to share budgets, all layers of those whose cells hear them.
+std::vector<TraceScope> scopes_of(const std::vector<Cell>& cells, size_t traces, bool to_share) {
   std::vector<std::set<std::string>> prompts(traces);
   std::vector<std::set<int32_t>> layers(traces);
-  std::vector<bool> share(traces);
+  std::vector<bool> all_layers(traces);
   for (const Cell& cell : cells) {
     prompts[cell.trace].insert(cell.prompt);
     layers[cell.trace].insert(cell.layer);
-    if (hears_all_layers(cell)) share[cell.trace] = true;
+    if (to_share && hears_all_layers(cell)) all_layers[cell.trace] = true;
   }
   std::vector<TraceScope> scopes(traces);
   for (size_t t = 0; t < traces; ++t) {
     scopes[t].prompts.emplace(prompts[t].begin(), prompts[t].end());
-    if (!share[t]) scopes[t].layers.emplace(layers[t].begin(), layers[t].end());
+    if (!all_layers[t]) scopes[t].layers.emplace(layers[t].begin(), layers[t].end());
   }
   return scopes;
 }
@@ -133,7 +133,7 @@ class Reports {
   }
   void lost(const Cell& cell, const std::string& why) {
     CellResult failed;
-    failed.ok = false;
+    failed.ok = false, failed.lost = true;
     failed.error = why;
     result(cell, failed);
   }
@@ -184,12 +184,19 @@ void replay_group(const Group& group, const HeadStream<Real>& stream, const RunO
   }
 }
 
+// A file that only those miss who share a budget over it is no reason for the others to stop.
 template <class Real>
-void run_typed(std::vector<Cell> cells, const RunOptions& options) {
-  Reader reader(options.traces, scopes_of(cells, options.traces.size()));
-  const WithoutBudget without = allocate_budgets<Real>(
+WithoutBudget share_budgets(std::vector<Cell>& cells, const RunOptions& options) {
+  Reader reader(options.traces, scopes_of(cells, options.traces.size(), true));
+  return allocate_budgets<Real>(
       cells, options, [&](size_t trace, const HeadRequest& r) { return reader.load<Real>(trace, r); },
       [&](size_t trace, const std::string& prompt) { return reader.layers(trace, prompt); });
+}
+
+template <class Real>
+void run_typed(std::vector<Cell> cells, const RunOptions& options) {
+  const WithoutBudget without = share_budgets<Real>(cells, options);
+  Reader reader(options.traces, scopes_of(cells, options.traces.size(), false));
   Reports reports(options);
   std::erase_if(cells, [&](const Cell& cell) { return reports.fail_if_lost(cell, without); });
   const std::vector<Group> groups = group_cells(cells);

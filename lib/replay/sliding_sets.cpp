@@ -13,12 +13,16 @@ constexpr int32_t kRun = 16;  // neighbouring tokens from which on the strip is 
 
 template <class Real>
 size_t SlidingSets<Real>::add(Lane<Real>& lane, size_t family, bool evicts_first) {
-  if (families_.size() <= family) families_.resize(family + 1);
-  if (families_[family].members.size() == kMostInFamily)
-    throw std::length_error("too many caches in a family");
-  families_[family].members.push_back(members_.size());
+  constexpr size_t kNone = SIZE_MAX;
+  if (open_.size() <= family) open_.resize(family + 1, kNone);
+  size_t& open = open_[family];
+  if (open == kNone || families_[open].members.size() == kMostInFamily) {
+    open = families_.size();
+    families_.emplace_back();
+  }
+  families_[open].members.push_back(members_.size());
   Member member;
-  member.lane = &lane, member.family = family, member.evicts_first = evicts_first;
+  member.lane = &lane, member.family = open, member.evicts_first = evicts_first;
   members_.push_back(std::move(member));
   return members_.size() - 1;
 }

@@ -70,6 +70,7 @@ class SlidingSets {
   const HeadStream<Real>& stream_;
   std::vector<Member> members_;
   std::vector<Family> families_;
+  std::vector<size_t> open_;  // of each family that was asked for, the one that takes its next member
   std::vector<int32_t> scored_;
   std::vector<uint64_t> held_;  // [tokens] members of a family that hold a token throughout the tile
   std::vector<int32_t> touched_, loose_;

@@ -47,9 +47,7 @@ json quarter(const Row& row) {
 }
 json method_name(const Row& row) { return row.cell.method->info.name; }
 json params_text(const Row& row) { return canonical(row.cell.params); }
-json given_text(const Row& row) {
-  return canonical(given_of(*row.cell.method, row.cell.given, row.cell.axes));
-}
+json given_text(const Row& row) { return canonical(given_of(row.cell)); }
 json status(const Row& row) { return row.result.ok ? "ok" : "failed"; }
 json error_text(const Row& row) {
   std::string text = row.result.error;

@@ -31,7 +31,7 @@ void remove_files(const fs::path& dir, IsOurs is_ours) {
 
 bool is_log(const std::string& name) { return name.ends_with(".jsonl"); }
 bool is_cell_file(const std::string& name) {
-  return name.ends_with(".h5") && is_key(name.substr(0, name.size() - 3));
+  return name.ends_with(".h5") && is_key(name.substr(0, name.find('.')));
 }
 bool is_final_file(const std::string& name) {
   const std::vector<std::string> kinds = all_kinds();
@@ -74,7 +74,8 @@ ResultsFolder::ResultsFolder(const fs::path& dir, const SaveOptions& save, const
   in_directory(dir, [&] { shards_ = read_shards(dir, own_build); });
   const std::vector<std::string> kinds = kinds_of(save);
   for (const auto& [key, cell] : shards_.cells)
-    if (cell.ok && (kinds.empty() || holds_arrays(arrays_of(key), kinds))) done_.insert(key);
+    if (cell.ok && (kinds.empty() || (!cell.arrays.empty() && holds_arrays(arrays_of(cell), kinds))))
+      done_.insert(key);
 }
 
 int32_t ResultsFolder::failures(const std::string& key) const {
@@ -117,7 +118,7 @@ void ResultsFolder::write_tables(const Keys& plan, const json& meta, const RowVi
   for (const std::string& kind : kinds_of(save_)) {
     std::vector<CellArrays> cells;
     for (const std::string& key : plan)
-      if (done_.count(key) != 0) cells.push_back({key, arrays_of(key)});
+      if (done_.count(key) != 0) cells.push_back({key, arrays_of(shards_.cells.at(key))});
     gather_arrays(dir_ / (kind + ".h5"), kind, cells);
   }
   TextFile csv(dir_ / kTableFile);
@@ -137,9 +138,9 @@ void ResultsFolder::write_tables(const Keys& plan, const json& meta, const RowVi
   publish_text(dir_ / kMetaFile, all.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
 }
 
-void ResultsFolder::add(const std::string& key, bool ok, const LineAt& at) {
-  shards_.add(key, ok, true, at);
-  if (ok) done_.insert(key);
+void ResultsFolder::add(const std::string& key, const Published& line) {
+  shards_.add(key, line);
+  if (line.ok) done_.insert(key);
 }
 
 uint32_t ResultsFolder::add_file(const fs::path& file) {

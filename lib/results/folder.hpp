@@ -40,9 +40,10 @@ class ResultsFolder {
   // `save` asks for: each whole or not at all. `visit` sees each row on its way. Throws OutputError.
   void write_tables(const Keys& plan, const nlohmann::json& meta, const RowVisitor& visit = {}) const;
 
-  std::filesystem::path arrays_of(const std::string& key) const { return dir_ / "cells" / (key + ".h5"); }
+  // The arrays of a published cell, as its line names them.
+  std::filesystem::path arrays_of(const Published& cell) const { return dir_ / "cells" / cell.arrays; }
   // A line that this process has just published.
-  void add(const std::string& key, bool ok, const LineAt& at);
+  void add(const std::string& key, const Published& line);
   uint32_t add_file(const std::filesystem::path& file);  // one that this process writes; its number
 
  private:

@@ -78,8 +78,11 @@ void publish_text(const fs::path& file, const std::string& text) {
   out.publish();
 }
 
-TextFile::TextFile(const fs::path& file)
-    : final_(file), temporary_(temporary_name(file)), file_(create_new(temporary_)) {
+TextFile::TextFile(const fs::path& file) : final_(file) {
+  do {  // a killed process may have had this one's name and number
+    temporary_ = temporary_name(file);
+    file_ = create_new(temporary_);
+  } while (file_ < 0 && errno == EEXIST);
   if (file_ < 0) fail(final_, "cannot be written", errno);
 }
 

@@ -46,9 +46,9 @@ bool add_members(std::string_view members, const std::string& own_build, const L
     return true;
   }
   const auto key = taken(members, "\"key\":\""), status = taken(members, ",\"status\":\""),
-             build = taken(members, ",\"build\":\"");
-  if (!key || !status || !build || !is_key(std::string(*key))) return false;
-  shards.add(std::string(*key), *status == "ok", *build == own_build, at);
+             build = taken(members, ",\"build\":\""), arrays = taken(members, ",\"arrays\":\"");
+  if (!key || !status || !build || !arrays || !is_key(std::string(*key))) return false;
+  shards.add(std::string(*key), {*status == "ok", *build == own_build, 0, std::string(*arrays), at});
   return true;
 }
 
@@ -68,6 +68,16 @@ void read_file(const std::string& own_build, Shards& shards) {
   }
 }
 
+// A line may be sealed and yet not be one of ours.
+bool is_cell_line(const json& line) {
+  if (!line.is_object() || !line.contains("key") || !line.contains("row")) return false;
+  const json& row = line.at("row");
+  const auto is_text = [&](const char* name) { return row.contains(name) && row.at(name).is_string(); };
+  const auto is_plain = [](const json& value) { return !value.is_structured(); };
+  return row.is_object() && row.value("key", json()) == line.at("key") && is_text("method") &&
+         is_text("status") && std::all_of(row.begin(), row.end(), is_plain);
+}
+
 std::vector<fs::path> logs_of(const fs::path& dir) {
   std::vector<fs::path> files;
   if (!fs::is_directory(dir)) return files;
@@ -79,17 +89,13 @@ std::vector<fs::path> logs_of(const fs::path& dir) {
 
 }  // namespace
 
-void Shards::add(const std::string& key, bool ok, bool own_build, const LineAt& at) {
+void Shards::add(const std::string& key, const Published& line) {
   Published& cell = cells[key];
-  if (!ok) {
-    ++cell.failures;
-    if (!cell.ok) cell.at = at;
-    return;
-  }
-  const bool first = !cell.ok, better = own_build && !cell.own_build;
-  if (!first) repeats.emplace_back(key, better ? cell.at : at);
-  if (!first && !better) return;
-  cell.ok = true, cell.own_build = own_build, cell.at = at;
+  const int32_t failures = cell.failures + (line.ok ? 0 : 1);
+  const bool repeats_it = line.ok && cell.ok, better = line.own_build && !cell.own_build;
+  if (repeats_it) repeats.emplace_back(key, better ? cell.at : line.at);
+  if (line.ok ? !cell.ok || better : !cell.ok) cell = line;
+  cell.failures = failures;
 }
 
 bool is_key(const std::string& text) {
@@ -99,17 +105,19 @@ bool is_key(const std::string& text) {
 
 std::string build_of(const json& run) { return run.value("version", "") + " " + run.value("git_commit", ""); }
 
-std::string shard_line(const json& row, const json& run) {
-  return sealed_line(fmt::format(R"("key":"{}","status":"{}","build":"{}"{},"row":{})",
+std::string shard_line(const json& row, const json& run, const std::string& arrays) {
+  return sealed_line(fmt::format(R"("key":"{}","status":"{}","build":"{}","arrays":"{}"{},"row":{})",
                                  row.at("key").get<std::string>(), row.at("status").get<std::string>(),
-                                 build_of(run), further_members(run), dumped(row)));
+                                 build_of(run), arrays, further_members(run), dumped(row)));
 }
 
 // Cells that a device has no way for are computed by the cores: the row knows.
 std::string path_of(const json& line) {
-  const json& device = line.at("row").value("device", json());
-  return fmt::format("{} {} {}", device.is_string() ? device.get<std::string>() : "?", line.value("isa", "?"),
-                     line.value("precision", "?"));
+  const auto text = [](const json& object, const char* name) {
+    const json value = object.value(name, json());
+    return value.is_string() ? value.get<std::string>() : std::string("?");
+  };
+  return fmt::format("{} {} {}", text(line.at("row"), "device"), text(line, "isa"), text(line, "precision"));
 }
 
 std::string begun_line(int64_t unit, const json& run) {
@@ -135,9 +143,12 @@ json LineReader::read(const LineAt& at) {
   in_.clear();
   in_.seekg(std::streamoff(at.offset));
   in_.read(line.data(), std::streamsize(at.bytes));
-  json parsed = in_ && unsealed(line) ? json::parse(line, nullptr, false) : json();
-  if (parsed.is_object()) return parsed;
-  throw OutputError(shards_.files.at(at.file).string() + ": was changed or removed while it was read");
+  const json parsed = in_ && unsealed(line) ? json::parse(line, nullptr, false) : json();
+  if (is_cell_line(parsed)) return parsed;
+  throw OutputError(
+      fmt::format("{}: the line at byte {} was changed while it was read, or is none of this program. "
+                  "Remove the file, and replay what it held",
+                  shards_.files.at(at.file).string(), at.offset));
 }
 
 }  // namespace kvreplay

@@ -25,6 +25,7 @@ struct Published {
   bool ok = false;
   bool own_build = false;  // by this build of the program
   int32_t failures = 0;    // attempts that failed, in all processes
+  std::string arrays;      // file in OUT/cells, or empty
   LineAt at;
 };
 
@@ -36,13 +37,14 @@ struct Shards {
   size_t unreadable_lines = 0;
 
   // The first line of a cell that is ok stands, but for one of this build; a failure only until there is one.
-  void add(const std::string& key, bool ok, bool own_build, const LineAt& at);
+  void add(const std::string& key, const Published& line);
 };
 
 bool is_key(const std::string& text);  // k and 16 lower-case hex digits
 
-// {"key", "status", "build", the members of `run`, "row"} in one sealed line, without its end.
-std::string shard_line(const nlohmann::json& row, const nlohmann::json& run);
+// {"key", "status", "build", "arrays", the members of `run`, "row"} in one sealed line, without its end.
+// `arrays`: the file in OUT/cells that this computation has written, or empty.
+std::string shard_line(const nlohmann::json& row, const nlohmann::json& run, const std::string& arrays);
 // "device isa precision" of a line: where two agree, so do the numbers, to the last bit.
 std::string path_of(const nlohmann::json& line);
 // "version commit" of what wrote a line.

@@ -1,5 +1,7 @@
 #include "results/store.hpp"
 
+#include <fmt/format.h>
+
 #include <mutex>
 #include <optional>
 
@@ -8,12 +10,9 @@
 #include "results/output_files.hpp"
 
 namespace kvreplay {
-namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-}  // namespace
 
 struct Store::State {
   // A log of this process, as a file of the folder.
@@ -29,6 +28,7 @@ struct Store::State {
   json run;
   std::unique_ptr<Log> cells, attempts;
   std::optional<ResultsFolder> folder;
+  std::unordered_set<std::string> failed_here;
   std::mutex mutex;
 
   void make_directories() const {
@@ -58,16 +58,21 @@ Store::~Store() = default;
 
 const ResultsFolder& Store::folder() const { return *state_->folder; }
 
+const std::unordered_set<std::string>& Store::failed_here() const { return state_->failed_here; }
+
 bool Store::publish(const Cell& cell, const CellResult& result) {
   const json row = row_values(cell, result, state_->run);
   const bool ok = row.at("status") == "ok";
-  const std::string line = shard_line(row, state_->run);
+  // Another process may compute the same cell on another path: its arrays are not those of this line.
+  const bool saves = ok && !kinds_of(state_->save).empty();
+  const std::string arrays = saves ? fmt::format("{}.{}.h5", cell.key, process_name()) : "";
+  const std::string line = shard_line(row, state_->run, arrays);
   const std::lock_guard lock(state_->mutex);
   // The arrays first: a line says that all of its cell is there.
-  if (ok && !kinds_of(state_->save).empty())
-    save_arrays(state_->folder->arrays_of(cell.key), result, state_->save);
+  if (saves) save_arrays(state_->dir / "cells" / arrays, result, state_->save);
   State::Log& log = ok ? *state_->cells : *state_->attempts;
-  state_->folder->add(cell.key, ok, log.append(line));
+  state_->folder->add(cell.key, {ok, true, 0, arrays, log.append(line)});
+  if (!ok) state_->failed_here.insert(cell.key);
   return ok;
 }
 

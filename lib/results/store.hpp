@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "catalog/cell.hpp"
@@ -34,6 +35,8 @@ class Store {
 
   // What is published, by this process too. Not to be read while another thread publishes.
   const ResultsFolder& folder() const;
+  // Cells that have failed in this process.
+  const std::unordered_set<std::string>& failed_here() const;
   // Thread-safe. When it returns, the cell outlives this process, and after sync() the machine; false: as a
   // failed one (result.ok was false, or it held a number that is none).
   bool publish(const Cell& cell, const CellResult& result);

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <numeric>
+#include <stdexcept>
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
@@ -31,7 +33,7 @@ std::string cell_line(const Cell& cell) {
                      {"layer", cell.layer},
                      {"kv_head", cell.kv_head},
                      {"method", cell.method->info.name},
-                     {"given", given_of(*cell.method, cell.given, cell.axes)},
+                     {"given", given_of(cell)},
                      {"params", cell.params},
                      {"budget_tokens", or_null(cell.budget)},
                      {"seed", or_null(cell.seed)}};
@@ -87,6 +89,7 @@ std::string header_line(const Manifest& m) {
                        {"config", m.config},
                        {"save", save_json(m.save)},
                        {"every_row", m.every_row},
+                       {"whole_traces", m.whole_traces},
                        {"bytes_peak", m.bytes_peak},
                        {"traces", traces},
                        {"units", units}};
@@ -94,31 +97,60 @@ std::string header_line(const Manifest& m) {
   return sealed_line(std::string_view(text).substr(1, text.size() - 2));
 }
 
+// Counts of a header: whole, and not below zero.
+size_t count_of(const json& value) { return value.get<json::number_unsigned_t>(); }
+double cost_of(const json& value) {
+  const double cost = value.get<double>();
+  if (!(cost >= 0) || !std::isfinite(cost)) throw std::invalid_argument("a cost");
+  return cost;
+}
+
+// Throws json::exception or std::exception where something is missing or of another type.
 Manifest of_header(const json& header) {
   Manifest m;
   m.name = header.at("name"), m.run_name = header.at("run_name");
   m.config = header.at("config");
+  for (const char* member : {"device", "precision"}) m.config.at("run").at(member).get<std::string>();
   const json& save = header.at("save");
-  m.save = {save.at("curves"), save.at("kept"), save.at("outputs")};
-  m.every_row = header.at("every_row");
-  m.bytes_peak = header.at("bytes_peak");
+  m.save = {save.at("curves").get<bool>(), save.at("kept").get<bool>(), save.at("outputs").get<bool>()};
+  m.every_row = header.at("every_row").get<bool>();
+  m.whole_traces = header.at("whole_traces").get<bool>();
+  m.bytes_peak = int64_t(count_of(header.at("bytes_peak")));
   for (const json& t : header.at("traces"))
     m.traces.push_back({t.at(0).get<std::string>(), t.at(1), t.at(2)});
   for (const json& u : header.at("units"))
-    m.units.push_back({u.at(0), u.at(1), u.at(2), u.at(3), u.at(4), u.at(5), u.at(6)});
+    m.units.push_back({count_of(u.at(0)), u.at(1), int32_t(count_of(u.at(2))), int32_t(count_of(u.at(3))),
+                       count_of(u.at(4)), count_of(u.at(5)), cost_of(u.at(6))});
   return m;
 }
 
-std::vector<fs::path> plans_in(const fs::path& dir) {
+// Units follow each other and hold all cells, each of a trace that there is.
+bool is_consistent(const Manifest& m) {
+  size_t next = 0;
+  for (const SweepUnit& unit : m.units) {
+    if (unit.first != next || unit.cells == 0 || unit.cells > m.cells.size() - next ||
+        unit.trace >= m.traces.size())
+      return false;
+    next += unit.cells;
+  }
+  return next == m.cells.size() && next > 0;
+}
+
+bool starts_with_key(const std::string& line) {
+  return line.starts_with(kKeyBefore) && is_key(line.substr(kKeyBefore.size(), kKeyBytes));
+}
+
+bool is_plan(const std::string& name) { return name.starts_with(kPrefix) && name.ends_with(kSuffix); }
+
+std::vector<fs::path> files_in(const fs::path& dir, bool (*wanted)(const std::string& name)) {
   std::vector<fs::path> found;
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(dir, ignored)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(kPrefix) && name.ends_with(kSuffix)) found.push_back(entry.path());
-  }
+  for (const auto& entry : fs::directory_iterator(dir, ignored))
+    if (wanted(entry.path().filename().string())) found.push_back(entry.path());
   std::sort(found.begin(), found.end());
   return found;
 }
+std::vector<fs::path> plans_in(const fs::path& dir) { return files_in(dir, is_plan); }
 
 fs::path path_of(const fs::path& dir, const std::string& name) {
   return dir / fmt::format("{}{}{}", kPrefix, name, kSuffix);
@@ -129,17 +161,30 @@ fs::path path_of(const fs::path& dir, const std::string& name) {
                                 what, file.parent_path().string()));
 }
 
+Manifest parsed_header(const fs::path& file, const std::string& line) {
+  if (!unsealed(line)) fail(file, "its first line was changed or damaged");
+  try {
+    const json header = json::parse(line);
+    if (header.at("kvreplay_plan") != kManifestSchema) fail(file, "was made by another version");
+    return of_header(header);
+  } catch (const ConfigError&) {
+    throw;
+  } catch (const std::exception&) {
+    fail(file, "its first line is no plan of this version");
+  }
+}
+
 Manifest read_file(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
   std::string line;
   if (!std::getline(in, line)) fail(file, "cannot be read");
-  if (!unsealed(line)) fail(file, "its first line was changed or damaged");
-  const json header = json::parse(line);
-  if (header.value("kvreplay_plan", 0) != kManifestSchema) fail(file, "was made by another version");
-  Manifest m = of_header(header);
+  Manifest m = parsed_header(file, line);
   while (std::getline(in, line)) m.cells.push_back(line);
   if (name_of(m.cells) != m.name || path_of(file.parent_path(), m.name) != file)
     fail(file, "its cells were changed or damaged");
+  if (!is_consistent(m)) fail(file, "its units do not fit its cells");
+  for (size_t i = 0; i < m.cells.size(); ++i)
+    if (!starts_with_key(m.cells[i])) fail(file, fmt::format("line {} names no cell", i + 2));
   return m;
 }
 
@@ -176,6 +221,7 @@ Manifest make_manifest(const RunConfig& config, const std::vector<TraceInfo>& tr
   m.config = resolved_json(config);
   m.save = {config.output.curves, config.output.kept, config.output.outputs};
   m.every_row = observes_rows(plan);
+  m.whole_traces = std::any_of(plan.begin(), plan.end(), hears_all_layers);
   for (size_t t = 0; t < traces.size(); ++t)
     m.traces.push_back({config.traces.at(t), traces[t].trace_id, traces[t].model});
   RunConfig alone = config;
@@ -223,6 +269,9 @@ Manifest read_manifest(const fs::path& dir) {
 void forget_manifest(const fs::path& dir) {
   in_directory(dir, [&] {
     for (const fs::path& file : plans_in(dir)) fs::remove(file);
+    for (const fs::path& file :
+         files_in(dir, [](const std::string& name) { return is_plan(final_name(name)); }))
+      fs::remove(file);
   });
 }
 

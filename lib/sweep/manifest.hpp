@@ -35,8 +35,9 @@ struct Manifest {
   std::string run_name;   // of the configuration
   nlohmann::json config;  // resolved, with absolute paths
   SaveOptions save;
-  bool every_row = false;  // RunOptions::every_row
-  int64_t bytes_peak = 0;  // of a worker, about, with one thread
+  bool whole_traces = false;  // some cell's budget is shared over all layers
+  bool every_row = false;     // RunOptions::every_row
+  int64_t bytes_peak = 0;     // of a worker, about, with one thread
   std::vector<SweepTrace> traces;
   std::vector<SweepUnit> units;    // in the order of the plan
   std::vector<std::string> cells;  // one line of JSON each, starting with the key

@@ -65,7 +65,8 @@ class Opening {
 
   void open(const Place& place, ShardWork& work) const {
     const SweepTrace& planned = manifest_.traces.at(place.trace);
-    const fs::path trace = request_.place ? request_.place(planned, place.scope()) : planned.path;
+    const TraceScope scope = manifest_.whole_traces ? TraceScope{} : place.scope();
+    const fs::path trace = request_.place ? request_.place(planned, scope) : planned.path;
     LoadedRun loaded = load(place, trace, planned);
     expect_same_trace(loaded.traces.front(), planned);
     std::vector<Cell> cells = plan_cells(loaded.config, loaded.traces);

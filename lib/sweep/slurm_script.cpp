@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
+#include <utility>
 
 #include "base/text.hpp"
 
@@ -20,8 +22,22 @@ std::string limit_text(int64_t seconds) {
   return fmt::format("{:02}:{:02}:00", minutes / 60, minutes % 60);
 }
 
+// A file name in a directive: quoted, and a % that is none of Slurm's own doubled.
+std::string log_path(const SlurmJob& job, const std::string& log) {
+  std::string path;
+  for (const char c : job.out) path += c == '%' ? std::string("%%") : std::string(1, c);
+  return fmt::format("\"{}/slurm/{}\"", path, log);
+}
+
+std::string job_name(const SlurmJob& job) {
+  std::string name = job.name;
+  for (char& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '-') c = '_';
+  return name;
+}
+
 std::string directives(const SlurmJob& job, const std::string& log) {
-  std::string text = fmt::format("#SBATCH --output={}/slurm/{}\n", job.out, log);
+  std::string text = fmt::format("#SBATCH --output={}\n", log_path(job, log));
   if (job.memory_mb > 0) text += fmt::format("#SBATCH --mem={}M\n", job.memory_mb);
   for (const std::string& directive : job.directives) text += fmt::format("#SBATCH {}\n", directive);
   return text;
@@ -29,9 +45,19 @@ std::string directives(const SlurmJob& job, const std::string& log) {
 
 }  // namespace
 
+std::string slurm_cannot_take(const SlurmJob& job) {
+  const std::pair<const char*, const std::string*> texts[] = {{"the output directory", &job.out},
+                                                              {"--stage", &job.stage}};
+  for (const auto& [what, text] : texts)
+    if (text->find_first_of("\n\r\"\\`") != std::string::npos)
+      return fmt::format("{} {}: a batch script for Slurm cannot hold quotes, backslashes and line ends",
+                         what, *text);
+  return "";
+}
+
 std::string slurm_array_script(const SlurmJob& job) {
   std::string text = "#!/bin/bash\n";
-  text += fmt::format("#SBATCH --job-name={}\n", job.name);
+  text += fmt::format("#SBATCH --job-name={}\n", job_name(job));
   text += fmt::format("#SBATCH --array={}{}\n", job.array,
                       job.at_once > 0 ? fmt::format("%{}", job.at_once) : "");
   text += fmt::format("#SBATCH --ntasks=1\n#SBATCH --cpus-per-task={}\n#SBATCH --time={}\n", job.cpus,
@@ -51,10 +77,13 @@ std::string slurm_array_script(const SlurmJob& job) {
 
 std::string slurm_merge_script(const SlurmJob& job) {
   std::string text = "#!/bin/bash\n";
-  text += fmt::format("#SBATCH --job-name={}-merge\n#SBATCH --cpus-per-task=1\n#SBATCH --time={}\n", job.name,
-                      limit_text(kMergeLimit));
+  text += fmt::format("#SBATCH --job-name={}-merge\n#SBATCH --cpus-per-task=1\n#SBATCH --time={}\n",
+                      job_name(job), limit_text(kMergeLimit));
   SlurmJob small = job;
-  small.memory_mb = std::min<int64_t>(job.memory_mb, 500);
+  small.memory_mb = job.merge_memory_mb;
+  std::erase_if(small.directives, [](const std::string& d) {
+    return d.find("gres") != std::string::npos || d.find("gpu") != std::string::npos;
+  });
   text += directives(small, "merge_%j.log");
   text += fmt::format("{} sweep merge {}\ncode=$?\n", shell_quoted(job.program), shell_quoted(job.out));
   if (!job.resubmit.empty()) text += fmt::format("[ $code -eq 75 ] && exec {}\n", job.resubmit);

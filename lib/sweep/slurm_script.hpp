@@ -12,6 +12,7 @@ struct SlurmJob {
   int32_t at_once = 0;  // tasks that run at a time; 0: as many as Slurm gives
   int32_t cpus = 1;
   int64_t memory_mb = 0;  // 0: the site's default
+  int64_t merge_memory_mb = 500;
   int64_t limit_s = 3600;
   std::string device;                   // "": as planned
   std::string stage;                    // folder on the node, may name a variable of the shell; "": none
@@ -19,6 +20,8 @@ struct SlurmJob {
   std::string resubmit;                 // command line that continues an incomplete sweep; "": none
 };
 
+// Why there can be no script for a job, "" if there can.
+std::string slurm_cannot_take(const SlurmJob& job);
 // A job array in which each task works on one shard. It is told 2 minutes before its time is over, finishes
 // the head in work and leaves with 75.
 std::string slurm_array_script(const SlurmJob& job);

@@ -47,7 +47,7 @@ uintmax_t bytes_of_files(const std::vector<fs::path>& files) {
 }  // namespace
 
 Staging::Staging(const fs::path& dir, std::function<void(const std::string&)> tell)
-    : folder_(dir / (std::string(kPrefix) + process_name())), tell_(std::move(tell)) {
+    : folder_(fs::absolute(dir) / (std::string(kPrefix) + process_name())), tell_(std::move(tell)) {
   std::error_code error;
   fs::create_directories(dir, error);
   remove_abandoned(dir);
@@ -80,14 +80,15 @@ fs::path Staging::copy(const fs::path& trace, const TraceScope& scope) {
                         trace.string(), bytes >> 20, room >> 20, folder_.parent_path().string()));
       return trace;
     }
+    std::vector<fs::path> copies;
     for (const fs::path& file : files) {
-      const fs::path copy = to / fs::weakly_canonical(file).lexically_relative(home);
-      fs::create_directories(copy.parent_path());
-      fs::copy_file(file, copy);
+      copies.push_back(to / fs::weakly_canonical(file).lexically_relative(home));
+      fs::create_directories(copies.back().parent_path());
+      fs::copy_file(file, copies.back());
     }
     tell_(fmt::format("{}: {} files, {} MB, copied to {}", trace.string(), files.size(), bytes >> 20,
                       to.string()));
-    return to / trace.filename();
+    return copies.front();
   } catch (const fs::filesystem_error& problem) {
     std::error_code ignored;
     fs::remove_all(to, ignored);

@@ -30,11 +30,12 @@ class Files {
 
 }  // namespace
 
-std::vector<fs::path> files_of_trace(const fs::path& trace, const TraceScope& scope) {
+std::vector<fs::path> files_of_trace(const fs::path& trace, const TraceScope& wanted) {
   const h5::Lock lock;
   try {
     Files files;
     const h5::Node root = h5::open_root(trace);
+    const TraceScope scope = h5::text(root, "trace_id").value_or("").empty() ? TraceScope{} : wanted;
     files.add(root);
     const h5::Node prompts = h5::open_child(root, "prompts");
     for (const std::string& id : h5::members(prompts)) {

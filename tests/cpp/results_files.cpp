@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "base/errors.hpp"
+#include "results/output_files.hpp"
 #include "results_fixture.hpp"
 #include "trace/h5_file.hpp"
 
@@ -119,6 +120,17 @@ TEST_CASE("Arrays are gathered under the keys of their cells") {
   CHECK(read_dataset(dir.path / "kept.h5", first + "kept_off", shape) == std::vector<double>{0, 2, 5, 5});
   CHECK(read_dataset(dir.path / "kept.h5", second + "den", shape) == std::vector<double>{1, 1, 2, 2, 1});
   CHECK(read_dataset(dir.path / "kept.h5", second + "attended_off", shape) == std::vector<double>{0, 1});
+}
+
+TEST_CASE("Temporaries of a killed process of the same name and number are in nobody's way") {
+  const ScratchDir dir;
+  fs::create_directories(dir.path);
+  const std::string next = temporary_name(dir.path / "t.csv").filename();
+  const int number = std::stoi(next.substr(next.rfind('.') + 1));
+  for (int i = 1; i <= 3; ++i)
+    std::ofstream(dir.path / (next.substr(0, next.rfind('.') + 1) + std::to_string(number + i))) << "left";
+  publish_text(dir.path / "t.csv", "whole");
+  CHECK(text_of(dir.path / "t.csv") == "whole");
 }
 
 TEST_CASE("Finishing leaves no temporary file") {

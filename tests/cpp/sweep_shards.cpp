@@ -105,13 +105,28 @@ TEST_CASE("A job array's script has what the job was given") {
         "#SBATCH --signal=B:USR1@120\n"
         "#SBATCH --no-requeue\n"
         "#SBATCH --open-mode=append\n"
-        "#SBATCH --output=/data/out/slurm/%A_%a.log\n"
+        "#SBATCH --output=\"/data/out/slurm/%A_%a.log\"\n"
         "#SBATCH --mem=900M\n"
         "#SBATCH --partition=long\n"
         "exec '/opt/kv replay/kvreplay' sweep work /data/out --shard \"$SLURM_ARRAY_TASK_ID/20\" "
         "--time-budget 3480s -j 8 --stage \"$TMPDIR\" --progress plain\n");
   CHECK_THAT(slurm_merge_script(job), Catch::Contains("sweep merge /data/out\ncode=$?\n"
                                                       "[ $code -eq 75 ] && exec again\nexit $code\n"));
+}
+
+TEST_CASE("Odd names and paths are written as Slurm reads them, or refused") {
+  SlurmJob job;
+  job.name = "kvreplay-a b'c\n#d", job.out = "/data/50% done";
+  CHECK_THAT(slurm_array_script(job), Catch::Contains("--job-name=kvreplay-a_b_c__d\n") &&
+                                          Catch::Contains("--output=\"/data/50%% done/slurm/%A_%a.log\"\n") &&
+                                          Catch::Contains("sweep work '/data/50% done' --shard"));
+  CHECK(slurm_cannot_take(job).empty());
+  job.directives = {"--gres=gpu:1", "--partition=long"};
+  CHECK_THAT(slurm_merge_script(job), !Catch::Contains("gres") && Catch::Contains("--partition=long"));
+  for (const char* odd : {"/a\"b", "/a\nb", "/a\\b"}) {
+    job.out = odd;
+    CHECK_THAT(slurm_cannot_take(job), Catch::Contains("cannot hold quotes"));
+  }
 }
 
 TEST_CASE("A short job is warned after three quarters of its time") {

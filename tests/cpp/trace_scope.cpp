@@ -106,6 +106,37 @@ TEST_CASE("A staged trace is read from the copy and goes away with its worker") 
   CHECK(fs::is_empty(node / "tmp"));
 }
 
+TEST_CASE("A trace without an id of its own is staged whole") {
+  const Folder folder, node;
+  fs::create_directories(folder / "p0");
+  SmallTrace{}.write(folder / "p0" / "four.h5");
+  const fs::path index = SmallTrace{}.write(folder / "index.h5");
+  link(index, "prompts/p0/layers/004", "p0/four.h5");
+  Staging staging(node / "tmp", [](const std::string&) {});
+  const fs::path copy = staging.copy(index, layers({3}));
+  CHECK(Trace(copy, layers({3})).info().trace_id == Trace(index).info().trace_id);
+}
+
+TEST_CASE("A trace that is a symbolic link is staged under the name that it leads to") {
+  const Folder folder, node;
+  SmallTrace{}.write(folder / "real.h5");
+  fs::create_symlink(folder / "real.h5", folder / "link.h5");
+  Staging staging(node / "tmp", [](const std::string&) {});
+  CHECK(Trace(staging.copy(folder / "link.h5", {})).info().prompts.size() == 1);
+}
+
+TEST_CASE("A folder for copies may be given relative to where the worker runs") {
+  const Folder folder, node;
+  SmallTrace{}.write(folder / "t.h5");
+  const fs::path here = fs::current_path();
+  fs::current_path(node / "");
+  {
+    Staging staging("tmp", [](const std::string&) {});
+    CHECK(staging.copy(folder / "t.h5", {}).is_absolute());
+  }
+  fs::current_path(here);
+}
+
 TEST_CASE("What a killed worker has staged is removed by the next, and what a living one has is not") {
   const Folder folder, node;
   const auto quiet = [](const std::string&) {};

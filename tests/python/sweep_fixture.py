@@ -34,8 +34,8 @@ def write_config(folder, trace, more=""):
     return file
 
 
-def plan(config, out, *words):
-    result = kvreplay("sweep", "plan", config, "-o", out, *words)
+def plan(config, out, *words, cwd=None):
+    result = kvreplay("sweep", "plan", config, "-o", out, *words, cwd=cwd)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

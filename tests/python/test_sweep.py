@@ -131,6 +131,41 @@ def test_results_of_a_run_count_in_a_sweep_of_the_same_cells(trace, whole, tmp_p
     assert comparable(out) == whole
 
 
+def test_parameters_that_are_written_out_are_those_that_are_meant(trace, tmp_path):
+    config, out = write_config(tmp_path, trace), tmp_path / "out"
+    short = ["-s", "budget.tokens=[64]", "-s", "methods=[h2o]"]
+    long = ["-s", "budget.tokens=[64]", "-s", "methods=[{name: h2o, recent: 32}]"]
+    assert kvreplay("run", config, "-o", out, *short).returncode == 0
+    assert "(20 done)" in plan(config, out, *long)
+    assert merge(out).returncode == 0
+    assert kvreplay("run", config, "-o", out, *long).returncode == 0
+
+
+def test_a_file_of_budgets_is_known_by_its_content_wherever_it_lies(trace, tmp_path):
+    for name in ["a", "b"]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "budgets.csv").write_text("40,50,60,70\n" * 5)
+        text = write_config(tmp_path / name, trace).read_text()
+        methods = "[{name: h2o, allocator: 'file:budgets.csv'}]"
+        (tmp_path / name / "sweep.yaml").write_text(
+            text.replace("[h2o, snapkv, streaming_llm, uniform]", methods)
+        )
+    out = tmp_path / "out"
+    plan("sweep.yaml", out, cwd=tmp_path / "a")
+    assert "(0 done)" in plan(tmp_path / "b/sweep.yaml", out)
+    assert work(out, "0/1").returncode == 0
+    assert merge(out).returncode == 0
+    assert kvreplay("run", "sweep.yaml", "-o", tmp_path / "run", cwd=tmp_path / "b").returncode == 0
+    assert comparable(out) == comparable(tmp_path / "run")
+
+
+def test_many_budgets_of_one_method_are_as_many_rows(trace, tmp_path):
+    budgets = ",".join(map(str, range(20, 90)))
+    words = ["--method", "window", "--budget", budgets, "--layers", 0, "--kv-heads", 0]
+    assert kvreplay("run", trace, *words, "-o", tmp_path).returncode == 0
+    assert len(table(tmp_path)) == 70
+
+
 def test_only_plans_the_cells_that_a_table_names(trace, whole, tmp_path):
     (tmp_path / "only.csv").write_text("layer,method,budget_tokens\n0,h2o,64\n3,,128\n")
     config, out = write_config(tmp_path, trace), tmp_path / "out"

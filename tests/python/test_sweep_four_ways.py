@@ -91,7 +91,7 @@ class Accidents:
         self.cluster.start_node(node)
 
     def kill_controller(self):
-        """What it has not saved is out of joint: tasks unknown, nodes mistrusted. Its user cancels all of it."""
+        """What it has not saved is out of joint: tasks unknown, nodes mistrusted. Users then cancel all."""
         self.cluster.kill_controller()
         self.cluster.start_controller()
         self.cluster.run("scancel", "--user=root")

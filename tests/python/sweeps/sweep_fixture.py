@@ -4,11 +4,15 @@ import csv
 import hashlib
 import io
 import json
+import time
 from pathlib import Path
 
-from kvreplay_cli import TIMES, kvreplay, synth
+import h5py
+import numpy as np
+from kvreplay_cli import TIMES, kvreplay, start, synth
 
 CELLS = 200
+WAIT_S = 60
 CONFIG = """\
 schema: 1
 name: two-hundred
@@ -90,3 +94,22 @@ def rewritten(line, **changed):
     first = {k: members.pop(k) for k in ("key", "status", "build") if k in members}
     text = json.dumps(first | members, separators=(",", ":"))[1:-1]
     return f'{{"sum":"{hashlib.sha256(text.encode()).hexdigest()[:16]}",{text}}}'
+
+
+def started_worker(out, *words):
+    return start("sweep", "work", out, "-j", 1, "--progress", "none", *words)
+
+
+def wait_for_cells(out, count, process):
+    until = time.monotonic() + WAIT_S
+    while status(out)["ok"] < count and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def damage(trace, layer, kv_head):
+    """A number that is none, as a broken disk may give one."""
+    with h5py.File(trace, "r+") as file:
+        keys = file[f"prompts/synthetic/layers/{layer:03}/k"]
+        tokens = keys[kv_head]
+        tokens[5] = np.nan
+        keys[kv_head] = tokens

@@ -11,7 +11,6 @@ from sweep_fixture import (
     make_trace,
     merge,
     plan,
-    planned,
     rewritten,
     status,
     table_of_one_run,
@@ -22,17 +21,13 @@ from sweep_fixture import (
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
+    """Short: these tests are many."""
     return make_trace(tmp_path_factory.mktemp("trace") / "t.h5", tokens=256)
 
 
 @pytest.fixture(scope="module")
 def whole(trace, tmp_path_factory):
     return table_of_one_run(trace, tmp_path_factory.mktemp("whole"))
-
-
-@pytest.fixture
-def out(trace, tmp_path):
-    return planned(trace, tmp_path)
 
 
 def plan_file(out):

@@ -106,6 +106,19 @@ TEST_CASE("A staged trace is read from the copy and goes away with its worker") 
   CHECK(fs::is_empty(node / "tmp"));
 }
 
+TEST_CASE("A trace for which the node has no room is read where it is") {
+  const Folder folder, node;
+  const fs::path trace = SmallTrace{}.write(folder / "t.h5");
+  std::error_code too_large;
+  fs::resize_file(trace, fs::space(node / "").available + (uintmax_t{1} << 30), too_large);  // a hole
+  if (too_large) return;  // than this file system lets a file be
+  std::vector<std::string> told;
+  Staging staging(node / "tmp", [&](const std::string& line) { told.push_back(line); });
+  CHECK(staging.copy(trace, {}) == trace);
+  REQUIRE(told.size() == 1);
+  CHECK_THAT(told[0], Catch::Contains("do not fit"));
+}
+
 TEST_CASE("A trace without an id of its own is staged whole") {
   const Folder folder, node;
   fs::create_directories(folder / "p0");

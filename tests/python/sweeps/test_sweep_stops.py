@@ -81,6 +81,8 @@ def test_a_signal_to_the_whole_group_ends_workers_once(out):
     _, messages = process.communicate(timeout=WAIT_S)
     assert process.returncode == 75
     assert messages.count(" stopped\n") == 2 and "killed" not in messages
+    logs = [log.read_text() for log in out.glob("logs/*.log")]
+    assert len(logs) == 2 and all("stopped by a signal" in log for log in logs)
     done = status(out)["ok"]
     assert 0 < done < CELLS and done % 10 == 0
 

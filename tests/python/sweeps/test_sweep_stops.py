@@ -71,7 +71,10 @@ def test_two_workers_on_one_shard_waste_time_and_nothing_else(out, whole):
     assert comparable(out) == whole
 
 
-def test_a_signal_to_the_whole_group_ends_workers_once(out):
+def test_a_signal_to_the_whole_group_ends_workers_once(tmp_path):
+    """Heads take long enough for a second signal to meet them."""
+    trace, out = make_trace(tmp_path / "t.h5", tokens=2048), tmp_path / "out"
+    plan(write_config(tmp_path, trace, "run: {audit: true}\n"), out)
     words = [BINARY, "sweep", "submit", out, "--engine", "local", "--workers", "2", "--shards", "2"]
     process = subprocess.Popen(
         list(map(str, words)), stderr=subprocess.PIPE, text=True, start_new_session=True

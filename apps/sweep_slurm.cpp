@@ -43,6 +43,7 @@ std::string resubmit_command(const SubmitChoices& choices, const Sweep& sweep, i
     if (!value.empty()) words.insert(words.end(), {option, value});
   };
   add("-j", choices.jobs), add("--at-once", choices.at_once), add("--mem", choices.memory_mb);
+  add("--array-limit", choices.array_limit);
   add_text("--device", choices.device), add_text("--stage", choices.stage);
   for (const std::string& directive : choices.sbatch) words.push_back("--sbatch=" + directive);
   for (std::string& word : words) word = shell_quoted(word);

@@ -206,12 +206,12 @@ def test_submitting_dry_shows_what_would_be_started(out):
     assert local.stdout.count("sweep work") == 8
     slurm = kvreplay(
         *["sweep", "submit", out, "--engine", "slurm", "-n", "--shards", 4, "--at-once", 2, "-j", 3],
-        *["--time", "30m", "--sbatch=--partition=long", "--stage", "$TMPDIR"],
+        *["--time", "30m", "--sbatch=--partition=long", "--stage", "$TMPDIR", "--array-limit", 2000],
     )
     assert slurm.returncode == 0
     for line in [
         *["#SBATCH --array=0-3%2", "#SBATCH --time=00:30:00", "#SBATCH --partition=long", "-j 3"],
-        *["sweep merge", "sbatch --dependency=afterany:JOB"],
+        *["sweep merge", "sbatch --dependency=afterany:JOB", "--array-limit 2000"],
     ]:
         assert line in slurm.stdout
     assert not list(out.glob("shards/*"))

@@ -45,10 +45,6 @@ nlohmann::json cell_record(const std::string& precision, const std::string& devi
   return record;
 }
 
-nlohmann::json trace_record(const std::string& path, const std::string& trace_id, const std::string& model) {
-  return {{"path", path}, {"trace_id", trace_id}, {"model", model}};
-}
-
 nlohmann::json run_record(const nlohmann::json& config, const nlohmann::json& traces,
                           const std::string& command_line) {
   return {{"config", config},

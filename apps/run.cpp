@@ -141,9 +141,7 @@ class TableTold {
 };
 
 nlohmann::json record_of(const Work& work, const std::string& command_line) {
-  nlohmann::json traces = nlohmann::json::array();
-  for (const TraceInfo& t : work.traces) traces.push_back(trace_record(t.path.string(), t.trace_id, t.model));
-  nlohmann::json record = run_record(resolved_json(work.config), traces, command_line);
+  nlohmann::json record = run_record(resolved_json(work.config), trace_records(work.traces), command_line);
   record["jobs"] = work.jobs;
   return record;
 }

@@ -5,10 +5,11 @@
 
 #include <atomic>
 
+#include "exit_codes.hpp"
+
 namespace kvreplay::app {
 namespace {
 
-constexpr int kInterrupted = 130, kStoppedEarly = 75;
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
 
 std::atomic<int> received{0};

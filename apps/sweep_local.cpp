@@ -6,6 +6,7 @@
 
 #include "base/text.hpp"
 #include "devices.hpp"
+#include "exit_codes.hpp"
 #include "progress.hpp"
 #include "signals.hpp"
 #include "sweep_pool.hpp"
@@ -54,11 +55,10 @@ std::string last_line(const std::string& log) {
 }
 
 std::string ending_text(const PoolTask& task, const Ending& ending) {
-  constexpr int kFailed = 1, kStoppedEarly = 75, kInterrupted = 130;
   if (ending.signal != 0)
     return fmt::format("{} was killed by signal {}, see {}", task.name, ending.signal, task.log);
   if (ending.code == 0) return task.name + " done";
-  if (ending.code == kFailed) return task.name + " done, with failed cells";
+  if (ending.code == kSomeFailed) return task.name + " done, with failed cells";
   if (ending.code == kStoppedEarly || ending.code == kInterrupted) return task.name + " stopped";
   return fmt::format("{} ended with {}: {}", task.name, ending.code, last_line(task.log));
 }
@@ -66,14 +66,11 @@ std::string ending_text(const PoolTask& task, const Ending& ending) {
 // How far the workers are, now and then.
 class PoolProgress {
  public:
-  PoolProgress(const std::string& out, Console& console) : out_(out), console_(console) {
-    const SweepStatus status = sweep_in(out_).status;
-    cost_left_ = status.cost_left;
-  }
+  PoolProgress(const Sweep& sweep, Console& console) : sweep_(sweep), console_(console) {}
   void moment() {
     if (Clock::now() - told_ < kEvery) return;
     told_ = Clock::now();
-    const SweepStatus status = sweep_in(out_).status;
+    const SweepStatus status = status_of(sweep_.manifest, results_of(sweep_.out, sweep_.manifest));
     console_.note(fmt::format("cells {}/{} · failed {} · ETA {}", status.ok, status.cells,
                               status.failed + status.parked, eta_text(status)));
   }
@@ -83,14 +80,13 @@ class PoolProgress {
   static constexpr std::chrono::seconds kEvery{10};
 
   std::string eta_text(const SweepStatus& status) const {
-    const double done = cost_left_ - status.cost_left;
+    const double done = sweep_.status.cost_left - status.cost_left;
     const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     return done > 0 ? duration_text(seconds * status.cost_left / done) : "?";
   }
 
-  const std::string out_;
+  const Sweep& sweep_;  // as it began
   Console& console_;
-  double cost_left_ = 0;  // when it began
   const Clock::time_point start_ = Clock::now();
   Clock::time_point told_ = start_;
 };
@@ -105,10 +101,10 @@ void show(const std::vector<PoolTask>& tasks) {
 
 // Runs what is missing once. Returns the exit code of a worker that ended for a reason which another round
 // will not mend (a missing trace, no device), 0 if there was none.
-int run_round(const std::vector<PoolTask>& tasks, int32_t workers, const std::string& out, Console& console) {
+int run_round(const std::vector<PoolTask>& tasks, int32_t workers, const Sweep& sweep, Console& console) {
   constexpr int kFirst = 2, kLast = 5;
   int code = 0;
-  PoolProgress progress(out, console);
+  PoolProgress progress(sweep, console);
   run_pool(tasks, workers,
            {[&](const PoolTask& task, const Ending& ending) {
               console.note(ending_text(task, ending));
@@ -133,7 +129,7 @@ int submit_local(const SubmitChoices& choices, Context& context) {
     const std::vector<PoolTask> tasks = tasks_of(choices, sweep, shards);
     console.note(fmt::format("{} of {} shards left, {} workers, logs in {}/logs", tasks.size(), shards,
                              workers, sweep.out));
-    const int code = run_round(tasks, workers, choices.out, console);
+    const int code = run_round(tasks, workers, sweep, console);
     if (StopSignals::drain()) {
       console.note("stopped: run the same command to continue");
       return StopSignals::exit_code();

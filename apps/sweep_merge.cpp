@@ -5,6 +5,7 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
+#include "exit_codes.hpp"
 #include "meta.hpp"
 #include "results/repeats.hpp"
 #include "summary.hpp"
@@ -16,13 +17,8 @@
 namespace kvreplay::app {
 namespace {
 
-constexpr int kIncomplete = 75;
-
 nlohmann::json record_of(const Manifest& manifest, const std::string& command_line) {
-  nlohmann::json traces = nlohmann::json::array();
-  for (const SweepTrace& t : manifest.traces)
-    traces.push_back(trace_record(t.path.string(), t.trace_id, t.model));
-  nlohmann::json record = run_record(manifest.config, traces, command_line);
+  nlohmann::json record = run_record(manifest.config, trace_records(manifest.traces), command_line);
   record["plan"] = manifest.name;
   return record;
 }
@@ -66,7 +62,7 @@ int merge_sweep(const std::string& out, bool partial, Context& context) {
         out, status.missing + status.failed, status.cells,
         status.failed > 0 ? fmt::format(", {} of them failed and will be tried again", status.failed) : "",
         shell_quoted(out)));
-    return kIncomplete;
+    return kStoppedEarly;
   }
   tell_repeats(compare_repeats(folder), console);
   Summary summary;
@@ -80,7 +76,7 @@ int merge_sweep(const std::string& out, bool partial, Context& context) {
   failures.tell(console);
   console.note(fmt::format("wrote {}", (folder.dir() / "results.csv").string()));
   if (!status.complete()) console.warning(fmt::format("{} cells are missing", status.missing));
-  return status.failed + status.parked > 0 ? 1 : 0;
+  return status.failed + status.parked > 0 ? kSomeFailed : 0;
 }
 
 void add_sweep_merge(CLI::App& sweep, std::vector<Command>& commands) {

@@ -61,13 +61,14 @@ int plan(const RunChoices& choices, Context& context) {
   config.output.dir = fs::absolute(output_of(loaded.config)).lexically_normal();
   const fs::path out = output_of(loaded.config);
   const Manifest manifest = make_manifest(config, loaded.traces, planned(choices, config, loaded.traces));
+  if (choices.force && !choices.dry_run) forget_results(out), forget_manifest(out);
+  const ResultsFolder folder = results_of(out.string(), manifest);
   fs::path file = "(not written: dry run)";
   if (!choices.dry_run) {
-    if (choices.force) forget_results(out), forget_manifest(out);
-    refuse_foreign(out, manifest, results_of(out.string(), manifest));
+    refuse_foreign(out, manifest, folder);
     file = write_manifest(out, manifest);
   }
-  tell(file, manifest, loaded.traces, status_of(manifest, results_of(out.string(), manifest)));
+  tell(file, manifest, loaded.traces, status_of(manifest, folder));
   if (!choices.dry_run)
     print(fmt::format("next    kvreplay sweep submit {} --engine local\n", shell_quoted(out.string())));
   return 0;

@@ -18,18 +18,14 @@ std::string this_program() {
   return program.string();
 }
 
-std::vector<int32_t> Sweep::missing(int32_t shards) const {
-  return missing_shards(manifest, results_of(out, manifest), shards);
-}
-
 int32_t Sweep::at_most_units(double shards) const {
   return int32_t(std::clamp(shards, 1.0, double(manifest.units.size())));
 }
 
 Sweep sweep_in(const std::string& out) {
-  Sweep sweep{fs::absolute(out).lexically_normal().string(), read_manifest(out), {}};
-  sweep.status = status_of(sweep.manifest, results_of(out, sweep.manifest));
-  return sweep;
+  const Manifest manifest = read_manifest(out);
+  const ResultsFolder folder = results_of(out, manifest);
+  return {fs::absolute(out).lexically_normal().string(), manifest, folder, status_of(manifest, folder)};
 }
 
 namespace {

@@ -14,12 +14,14 @@ struct SubmitChoices {
   bool dry_run = false, wait = false;
 };
 
+// A sweep as it was read.
 struct Sweep {
   std::string out;  // absolute
   Manifest manifest;
+  ResultsFolder folder;
   SweepStatus status;
   // Of `shards`, those that are not done.
-  std::vector<int32_t> missing(int32_t shards) const;
+  std::vector<int32_t> missing(int32_t shards) const { return missing_shards(manifest, folder, shards); }
   // A number of shards, from 1 to one a unit.
   int32_t at_most_units(double shards) const;
 };

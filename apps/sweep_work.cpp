@@ -13,6 +13,7 @@
 #include "base/errors.hpp"
 #include "devices.hpp"
 #include "engine_options.hpp"
+#include "exit_codes.hpp"
 #include "meta.hpp"
 #include "replaying.hpp"
 #include "run_options.hpp"
@@ -31,8 +32,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-
-constexpr int kStoppedEarly = 75;
 
 struct WorkChoices {
   std::string out, shard = "0/1", time_budget, device, jobs, stage, progress = "auto";
@@ -68,6 +67,7 @@ class Worker {
         time_(choices.time_budget),
         manifest_(read_manifest(choices.out)),
         keys_(manifest_.keys()),
+        mine_(units_of(manifest_.units, shard_)),
         store_(choices.out, manifest_.save, false, record(), fmt::format("shard-{}", shard_.index)) {}
 
   int run() {
@@ -76,7 +76,7 @@ class Worker {
     tell_damaged_lines(store_.folder(), console_);
     if (units.empty()) {
       console_.note(fmt::format("shard {}: nothing left to do", choices_.shard));
-      return failed_cells() > 0 ? 1 : 0;
+      return failed_cells() > 0 ? kSomeFailed : 0;
     }
     const StopSignals signals;
     std::optional<Staging> staging;
@@ -102,19 +102,16 @@ class Worker {
   bool is_open(const std::string& key) const {
     const CellState state = state_of(key, store_.folder());
     if (state == CellState::ok) return choices_.stale && !store_.folder().shards().cells.at(key).own_build;
-    if (state == CellState::parked) return store_.folder().failures(key) < most_attempts(key);
-    return true;
-  }
-  int32_t most_attempts(const std::string& key) const {
-    const auto found = once_more_.find(key);
-    return found == once_more_.end() ? kMostAttempts : found->second;
+    return state != CellState::parked || choices_.retry_parked;
   }
 
   // Units that have killed their worker come last, so that they keep nobody else waiting.
-  std::vector<size_t> open_units_of_shard() {
-    std::vector<size_t> units = units_of(manifest_.units, shard_);
-    if (choices_.retry_parked) allow_parked(units);
-    std::erase_if(units, [&](size_t u) { return !has_open_cell(manifest_.units[u]); });
+  std::vector<size_t> open_units_of_shard() const {
+    std::vector<size_t> units = mine_;
+    std::erase_if(units, [&](size_t u) {
+      const auto keys = manifest_.units[u].keys_in(keys_);
+      return std::none_of(keys.begin(), keys.end(), [&](const std::string& key) { return is_open(key); });
+    });
     const std::map<int64_t, int32_t>& begun = store_.folder().shards().begun;
     const auto times = [&](size_t u) {
       const auto found = begun.find(int64_t(u));
@@ -122,17 +119,6 @@ class Worker {
     };
     std::stable_sort(units.begin(), units.end(), [&](size_t a, size_t b) { return times(a) < times(b); });
     return units;
-  }
-  bool has_open_cell(const SweepUnit& unit) const {
-    for (size_t i = unit.first; i < unit.first + unit.cells; ++i)
-      if (is_open(keys_[i])) return true;
-    return false;
-  }
-  void allow_parked(const std::vector<size_t>& units) {
-    for (const size_t u : units)
-      for (size_t i = manifest_.units[u].first; i < manifest_.units[u].first + manifest_.units[u].cells; ++i)
-        if (state_of(keys_[i], store_.folder()) == CellState::parked)
-          once_more_[keys_[i]] = store_.folder().failures(keys_[i]) + 1;
   }
 
   ShardWork open(const std::vector<size_t>& units, Staging* staging) const {
@@ -158,10 +144,7 @@ class Worker {
   }
   std::vector<double> costs_of(const std::vector<Cell>& cells, const ShardWork& work) const {
     std::vector<double> costs;
-    for (const Cell& cell : cells) {
-      const SweepUnit& unit = manifest_.units[work.unit_of.at(cell.key)];
-      costs.push_back(unit.cost / double(unit.cells));
-    }
+    for (const Cell& cell : cells) costs.push_back(manifest_.units[work.unit_of.at(cell.key)].cell_cost());
     return costs;
   }
 
@@ -169,7 +152,7 @@ class Worker {
   void replay(const ShardWork& work) {
     require_device(work.config);
     const std::vector<Cell> todo = open_cells(work);
-    if (!todo.empty() && !is_told_to_end()) replay(work, todo);
+    if (!todo.empty() && !StopSignals::drain() && !time_.is_over()) replay(work, todo);
   }
   void replay(const ShardWork& work, const std::vector<Cell>& todo) {
     const int jobs = work.config.run.jobs > 0 ? work.config.run.jobs : default_jobs();
@@ -191,18 +174,17 @@ class Worker {
          [&](const Cell& cell, const CellResult& result) { return is_gone(work, cell, result); }});
     progress.end();
   }
-  bool is_told_to_end() const { return StopSignals::drain() || time_.is_over(); }
 
   size_t cells_in_shard() const {
     size_t cells = 0;
-    for (const size_t u : units_of(manifest_.units, shard_)) cells += manifest_.units[u].cells;
+    for (const size_t u : mine_) cells += manifest_.units[u].cells;
     return cells;
   }
   size_t failed_cells() const {
     size_t failed = 0;
-    for (const size_t u : units_of(manifest_.units, shard_))
-      for (size_t i = manifest_.units[u].first; i < manifest_.units[u].first + manifest_.units[u].cells; ++i)
-        failed += store_.folder().done().count(keys_[i]) == 0 || store_.failed_here().count(keys_[i]) != 0;
+    for (const size_t u : mine_)
+      for (const std::string& key : manifest_.units[u].keys_in(keys_))
+        failed += store_.folder().done().count(key) == 0 || store_.failed_here().count(key) != 0;
     return failed;
   }
   // A trace that cannot even be opened any more has not failed a cell: it was moved, or its disk is away.
@@ -219,8 +201,7 @@ class Worker {
   }
 
   int exit_code(const ShardWork& work) const {
-    constexpr int kTraceIsGone = 3;
-    if (gone_) return kTraceIsGone;
+    if (gone_) return kBadTrace;
     const auto untried = [&](const Cell& cell) {
       return is_open(cell.key) && store_.failed_here().count(cell.key) == 0;
     };
@@ -237,7 +218,7 @@ class Worker {
           fmt::format("{} cells failed; run the same command to try those again that have failed fewer than "
                       "{} times (kvreplay sweep status {})",
                       failed, kMostAttempts, choices_.out));
-    return failed > 0 ? 1 : 0;
+    return failed > 0 ? kSomeFailed : 0;
   }
 
   const WorkChoices& choices_;
@@ -245,10 +226,10 @@ class Worker {
   const Shard shard_;
   TimeBudget time_;
   const Manifest manifest_;
-  const Keys keys_;
+  const Keys keys_;                 // of the plan
+  const std::vector<size_t> mine_;  // units of the shard
   Store store_;
-  std::atomic<bool> gone_ = false;            // a trace, while it was read
-  std::map<std::string, int32_t> once_more_;  // attempts that parked cells have, with --retry-parked
+  std::atomic<bool> gone_ = false;  // a trace, while it was read
 };
 
 }  // namespace

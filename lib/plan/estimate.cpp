@@ -14,9 +14,9 @@
 //   prompt statistics:          (P^2 - F^2) / 2 * 2 d * G, once per unit, F the first row that a method reads
 //   a cell:                     rows * min(B, n) * (2 d + 2 dv) * G, rows = those that somebody looks at;
 //                               without a budget B = n
-//   noise on probabilities:     1500 for each (row, token, head) that is drawn for, where a method draws for
-//   all a cut of the prompt:        P * B * 2 d, as if each token were compared with each that stays memory
-//   of a unit:           k twice, v, the queries of a tile or of the trace, a strip for every row of a
+//   noise on probabilities:     1500 for each (row, token, head) that a method draws for
+//   a cut of the prompt:        P * B * 2 d, as if each token were compared with each that stays
+//   memory of a unit:           k twice, v, the queries of a tile or of the trace, a strip for every row of a
 //                               tile, for every cache what it notes of each token and each row (the rows
 //                               themselves are those of k and v, unless a row format rewrites them), and k,
 //                               v and queries of one unit that is read ahead

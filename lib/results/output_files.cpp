@@ -128,6 +128,7 @@ uint64_t LineFile::append(const std::string& line) {
   // Half a line that could not be taken back is closed here, so that it spoils nothing but itself.
   const int error = write_all(file_, (torn_ ? "\n" : "") + line + "\n");
   torn_ = error != 0;
+  synced_ = false;
   struct stat now {};
   if (::fstat(file_, &now) == 0) bytes_ = uint64_t(now.st_size);
   if (error != 0) fail(path_, "cannot be written", error);
@@ -136,7 +137,9 @@ uint64_t LineFile::append(const std::string& line) {
 }
 
 void LineFile::sync() {
+  if (synced_) return;
   if (::fsync(file_) != 0) fail(path_, "cannot be written to disk", errno);
+  synced_ = true;
 }
 
 }  // namespace kvreplay

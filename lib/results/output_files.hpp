@@ -54,6 +54,7 @@ class LineFile {
   int file_ = -1;
   bool torn_ = false;  // a failed append may have left half a line
   uint64_t bytes_ = 0;
+  bool synced_ = true;
 };
 
 // All of these throw OutputError.

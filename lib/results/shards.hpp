@@ -40,6 +40,7 @@ struct Shards {
   void add(const std::string& key, const Published& line);
 };
 
+constexpr size_t kKeyBytes = 17;
 bool is_key(const std::string& text);  // k and 16 lower-case hex digits
 
 // {"key", "status", "build", "arrays", the members of `run`, "row"} in one sealed line, without its end.

@@ -22,7 +22,6 @@ using nlohmann::json;
 
 constexpr int kManifestSchema = 1;
 constexpr std::string_view kPrefix = "plan-", kSuffix = ".jsonl", kKeyBefore = "{\"key\":\"";
-constexpr size_t kKeyBytes = 17;
 
 json or_null(const auto& value) { return value ? json(*value) : json(); }
 

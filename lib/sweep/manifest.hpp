@@ -1,6 +1,7 @@
 #pragma once
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,12 @@ struct SweepUnit {
   int32_t kv_head = 0;          // the first
   size_t first = 0, cells = 0;  // of the plan
   double cost = 0;              // operations, roughly
+
+  double cell_cost() const { return cost / double(cells); }
+  // Its part of the keys of the plan.
+  std::span<const std::string> keys_in(const Keys& plan) const {
+    return std::span(plan).subspan(first, cells);
+  }
 };
 
 struct SweepTrace {

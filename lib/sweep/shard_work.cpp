@@ -33,8 +33,8 @@ std::vector<Place> places_of(const Manifest& manifest, const std::vector<size_t>
     Place& place = places[{unit.trace, unit.prompt}];
     place.trace = unit.trace, place.prompt = unit.prompt;
     place.layers.insert(unit.layer);
-    place.keys.insert(keys.begin() + std::ptrdiff_t(unit.first),
-                      keys.begin() + std::ptrdiff_t(unit.first + unit.cells));
+    const auto of_unit = unit.keys_in(keys);
+    place.keys.insert(of_unit.begin(), of_unit.end());
   }
   std::vector<Place> all;
   for (auto& [where, place] : places) all.push_back(std::move(place));
@@ -124,10 +124,8 @@ ShardWork open_units(const Manifest& manifest, const ShardRequest& request, cons
       if (work.exit_code == 0) work.exit_code = e.exit_code();
     }
   }
-  for (const size_t u : request.units) {
-    const SweepUnit& unit = manifest.units[u];
-    for (size_t i = unit.first; i < unit.first + unit.cells; ++i) work.unit_of[keys[i]] = u;
-  }
+  for (const size_t u : request.units)
+    for (const std::string& key : manifest.units[u].keys_in(keys)) work.unit_of[key] = u;
   sort_by_unit(request.units, work);
   return work;
 }

@@ -23,14 +23,14 @@ SweepStatus status_of(const Manifest& manifest, const ResultsFolder& folder) {
   const Keys keys = manifest.keys();
   status.cells = int64_t(keys.size());
   for (const SweepUnit& unit : manifest.units)
-    for (size_t i = unit.first; i < unit.first + unit.cells; ++i) {
-      const CellState state = state_of(keys[i], folder);
+    for (const std::string& key : unit.keys_in(keys)) {
+      const CellState state = state_of(key, folder);
       status.ok += state == CellState::ok;
       status.failed += state == CellState::failed;
       status.parked += state == CellState::parked;
       status.missing += state == CellState::missing;
-      status.stale += state == CellState::ok && !folder.shards().cells.at(keys[i]).own_build;
-      if (is_open(state)) status.cost_left += unit.cost / double(unit.cells);
+      status.stale += state == CellState::ok && !folder.shards().cells.at(key).own_build;
+      if (is_open(state)) status.cost_left += unit.cell_cost();
     }
   status.repeated = int64_t(folder.shards().repeats.size());
   status.damaged = int64_t(folder.shards().unreadable_lines);
@@ -41,11 +41,9 @@ std::vector<int32_t> missing_shards(const Manifest& manifest, const ResultsFolde
   const Keys keys = manifest.keys();
   const std::vector<int32_t> shard_of = shards_of_units(manifest.units, count);
   std::set<int32_t> open;
-  for (size_t u = 0; u < manifest.units.size(); ++u) {
-    const SweepUnit& unit = manifest.units[u];
-    for (size_t i = unit.first; i < unit.first + unit.cells; ++i)
-      if (is_open(state_of(keys[i], folder))) open.insert(shard_of[u]);
-  }
+  for (size_t u = 0; u < manifest.units.size(); ++u)
+    for (const std::string& key : manifest.units[u].keys_in(keys))
+      if (is_open(state_of(key, folder))) open.insert(shard_of[u]);
   return {open.begin(), open.end()};
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "base/csv_rows.hpp"
 #include "base/errors.hpp"
@@ -53,7 +54,7 @@ CellFilter::CellFilter(const std::filesystem::path& file) : file_(file) {
   if (rows.empty()) throw ConfigError(file.string() + ":1: error: is empty: the first line names columns");
   std::vector<size_t> columns;
   for (const std::string& name : rows.front().fields) columns.push_back(column_of(name, file));
-  std::map<std::vector<size_t>, std::unordered_set<std::string>> patterns;
+  std::map<std::vector<size_t>, std::unordered_map<std::string, int64_t>> patterns;
   for (const CsvRow& row : std::vector(rows.begin() + 1, rows.end())) {
     if (row.fields.size() != columns.size())
       throw ConfigError(fmt::format("{}:{}: error: has {} fields, the header {}", file.string(), row.line,
@@ -62,25 +63,36 @@ CellFilter::CellFilter(const std::filesystem::path& file) : file_(file) {
     std::string values;
     for (size_t i = 0; i < columns.size(); ++i)
       if (!row.fields[i].empty()) given.push_back(columns[i]), values += row.fields[i] + kBetween;
-    patterns[given].insert(values);
+    patterns[given].emplace(values, row.line);
   }
-  for (auto& [given, values] : patterns) patterns_.push_back({given, std::move(values)});
+  for (auto& [given, lines] : patterns) patterns_.push_back({given, std::move(lines)});
 }
 
-bool CellFilter::passes(const Cell& cell) const {
-  return std::any_of(patterns_.begin(), patterns_.end(), [&](const Pattern& pattern) {
+std::vector<int64_t> CellFilter::lines_naming(const Cell& cell) const {
+  std::vector<int64_t> lines;
+  for (const Pattern& pattern : patterns_) {
     std::string values;
     for (const size_t column : pattern.columns) values += kColumns[column].field(cell) + kBetween;
-    return pattern.rows.count(values) != 0;
-  });
+    const auto found = pattern.lines.find(values);
+    if (found != pattern.lines.end()) lines.push_back(found->second);
+  }
+  return lines;
 }
 
 std::vector<Cell> CellFilter::of(std::vector<Cell> plan) const {
-  std::erase_if(plan, [&](const Cell& cell) { return !passes(cell); });
-  if (plan.empty())
-    throw ConfigError(file_.string() +
-                      ": error: no row names a cell of this configuration. Fields are written as in "
-                      "results.csv");
+  std::set<int64_t> idle;
+  for (const Pattern& pattern : patterns_)
+    for (const auto& [values, line] : pattern.lines) idle.insert(line);
+  if (idle.empty()) throw ConfigError(file_.string() + ":1: error: has no row that names cells");
+  std::erase_if(plan, [&](const Cell& cell) {
+    const std::vector<int64_t> lines = lines_naming(cell);
+    for (const int64_t line : lines) idle.erase(line);
+    return lines.empty();
+  });
+  if (!idle.empty())
+    throw ConfigError(
+        fmt::format("{}:{}: error: names no cell of this configuration. Fields are written as in results.csv",
+                    file_.string(), *idle.begin()));
   return plan;
 }
 

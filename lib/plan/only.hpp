@@ -1,7 +1,7 @@
 #pragma once
 #include <filesystem>
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "catalog/cell.hpp"
@@ -18,15 +18,16 @@ class CellFilter {
   // Throws ConfigError with the line.
   explicit CellFilter(const std::filesystem::path& file);
 
-  bool passes(const Cell& cell) const;
-  // The cells of a plan that pass, in its order. Throws ConfigError if there are none.
+  // The cells of a plan that pass, in its order. Throws ConfigError with the line of a row that names none.
   std::vector<Cell> of(std::vector<Cell> plan) const;
 
  private:
-  struct Pattern {  // which columns are given, and their values
+  struct Pattern {  // which columns are given, and the line of each combination of values
     std::vector<size_t> columns;
-    std::unordered_set<std::string> rows;
+    std::unordered_map<std::string, int64_t> lines;
   };
+  std::vector<int64_t> lines_naming(const Cell& cell) const;
+
   std::filesystem::path file_;
   std::vector<Pattern> patterns_;
 };

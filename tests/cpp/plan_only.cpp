@@ -47,10 +47,13 @@ TEST_CASE("A filter takes the cells that a row names, and an empty field names a
   CHECK(cells_named(plan, "prompt\n" + plan[0].prompt + "\n") == plan.size());
 }
 
-TEST_CASE("A filter that names no cell, or is no table of cells, is refused") {
+TEST_CASE("A filter with a row that names no cell, or that is no table of cells, is refused") {
   const Folder folder;
   const std::vector<Cell> plan = plan_of(folder, kTwoBudgets).cells;
-  CHECK_THROWS_WITH(cells_named(plan, "layer\n9\n"), Catch::Contains("no row names a cell"));
+  CHECK_THROWS_WITH(cells_named(plan, "layer\n9\n"), Catch::Contains("only.csv:2: error: names no cell"));
+  CHECK_THROWS_WITH(cells_named(plan, "layer,method\n0,h2o\n\n0,exact\n,h3o\n9,\n"),
+                    Catch::Contains("only.csv:5: error: names no cell"));
+  CHECK_THROWS_WITH(cells_named(plan, "layer\n"), Catch::Contains("only.csv:1: error: has no row"));
   CHECK_THROWS_WITH(cells_named(plan, "leyer\n9\n"), Catch::Contains("did you mean layer?"));
   CHECK_THROWS_WITH(cells_named(plan, "layer,seed\n9\n"), Catch::Contains("only.csv:2: error: has 1 fields"));
   CHECK_THROWS_WITH(cells_named(plan, ""), Catch::Contains("is empty"));

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <numeric>
 
@@ -81,13 +80,6 @@ std::vector<std::string> names_of(const Items& items) {
   return names;
 }
 
-std::optional<double> number_of(const std::string& text) {
-  double x = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), x);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return x;
-}
-
 double variant_of(const std::string& text) {
   const auto at = std::find(std::begin(kVariants), std::end(kVariants), text);
   if (at == std::end(kVariants))
@@ -98,7 +90,7 @@ double variant_of(const std::string& text) {
 
 double value_of(const Input& input, const std::string& text) {
   if (std::string_view(input.name) == "variant") return variant_of(text);
-  const auto x = number_of(text);
+  const auto x = number_in<double>(text);
   const bool whole = x && (!input.whole || *x == std::floor(*x));
   if (x && whole && *x >= input.low && *x <= input.high) return *x;
   throw ConfigError(fmt::format("{} {}: must be {} from {} to {}, or several with commas ({})",
@@ -130,7 +122,7 @@ BoundInputs constants_of(const BoundChoices& choices) {
     if (!constants.contains(name))
       throw ConfigError(fmt::format("--constant {}: there is no constant {}{}. There are {}", text, name,
                                     did_you_mean(name, known), join(known)));
-    const auto x = at == std::string::npos ? std::nullopt : number_of(text.substr(at + 1));
+    const auto x = at == std::string::npos ? std::nullopt : number_in<double>(text.substr(at + 1));
     if (!x || !(*x >= kTiny && *x <= kHuge))
       throw ConfigError(fmt::format("--constant {}: give NAME=VALUE with a value from {} to {}, such as {}=2",
                                     text, number_text(kTiny), number_text(kHuge), name));

@@ -57,11 +57,14 @@ const CLI::App& chosen_of(const CLI::App& app) {
   return named.empty() ? app : chosen_of(*named.front());
 }
 
+std::vector<const CLI::App*> commands_below(const CLI::App& command) {
+  return command.get_subcommands([](const CLI::App*) { return true; });
+}
+
 // What may follow the name of a command.
 std::vector<std::string> words_known_to(const CLI::App& command) {
   std::vector<std::string> known;
-  for (const CLI::App* below : command.get_subcommands([](const CLI::App*) { return true; }))
-    known.push_back(below->get_name());
+  for (const CLI::App* below : commands_below(command)) known.push_back(below->get_name());
   for (const CLI::App* place = &command; place != nullptr; place = place->get_parent())
     for (const CLI::Option* option : place->get_options())
       for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
@@ -72,7 +75,7 @@ std::vector<std::string> words_known_to(const CLI::App& command) {
 std::string guess(const CLI::App& app, int argc, char** argv) {
   const CLI::App& chosen = chosen_of(app);
   const std::vector<std::string> known = words_known_to(chosen);
-  const bool takes_commands = !chosen.get_subcommands([](const CLI::App*) { return true; }).empty();
+  const bool takes_commands = !commands_below(chosen).empty();
   for (int i = 1; i < argc; ++i) {
     const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
     if (word.empty() || word == chosen.get_name() || (!takes_commands && !word.starts_with("--"))) continue;

@@ -10,6 +10,7 @@
 #include "base/text.hpp"
 #include "devices.hpp"
 #include "engine_options.hpp"
+#include "exit_codes.hpp"
 #include "meta.hpp"
 #include "options.hpp"
 #include "plan/plan.hpp"
@@ -32,7 +33,6 @@ struct Work {
   std::vector<Cell> plan;
   fs::path out;
   int jobs = 1;
-  SaveOptions save() const { return {config.output.curves, config.output.kept, config.output.outputs}; }
 };
 
 Work prepare(const RunChoices& choices, Console& console) {
@@ -46,20 +46,10 @@ Work prepare(const RunChoices& choices, Console& console) {
   return work;
 }
 
-// Cells that the plan does not know would drop out of results.csv without a word.
-void refuse_other_plan(const Work& work, const Store& store) {
-  const size_t foreign = store.folder().foreign(keys_of(work.plan));
-  if (foreign == 0) return;
-  throw ConfigError(
-      fmt::format("{}: error: holds {} cells of another plan (another configuration, trace or precision). "
-                  "Choose another directory with -o, or forget them with --force",
-                  work.out.string(), foreign));
-}
-
 int dry_run(const Work& work) {
   std::vector<Cell> todo = work.plan;
   if (std::error_code ignored; fs::is_directory(work.out / "shards", ignored))
-    todo = missing_cells(work.plan, ResultsFolder(work.out, work.save(), ""));
+    todo = missing_cells(work.plan, ResultsFolder(work.out, work.config.output, ""));
   double cost = 0;
   for (const double c : estimate(work.config, todo, work.traces).cost) cost += c;
   const double bytes = double(estimate(work.config, work.plan, work.traces).bytes_peak);
@@ -81,7 +71,7 @@ Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices
   Progress progress(console, Progress::mode_of(choices.progress, console.verbosity < 0),
                     work.plan.size() - todo.size(), todo, estimated.cost);
   RunOptions options = engine_options(work.config, observes_rows(work.plan));
-  options.save = work.save();
+  options.save = work.config.output;
   options.jobs = work.jobs;
   replay_missing(todo, {work.plan, std::move(options), store, progress, console, choices.fail_fast});
   progress.end();
@@ -150,9 +140,9 @@ int run(const RunChoices& choices, Context& context) {
   Console& console = context.console;
   const Work work = prepare(choices, console);
   if (choices.dry_run) return dry_run(work);
-  Store store(work.out, work.save(), choices.force,
+  Store store(work.out, work.config.output, choices.force,
               cell_record(work.config.run.double_precision ? "double" : "single", work.config.run.device));
-  if (!choices.force) refuse_other_plan(work, store);
+  if (!choices.force) refuse_other_plan(store.folder(), keys_of(work.plan));
   const std::vector<Cell> todo = missing_cells(work.plan, store.folder());
   console.note(fmt::format("{} cells, {} done before, {} jobs, output {}", work.plan.size(),
                            work.plan.size() - todo.size(), work.jobs, work.out.string()));
@@ -178,7 +168,7 @@ int run(const RunChoices& choices, Context& context) {
                              todo.size() - outcome.finished));
     return StopSignals::exit_code();
   }
-  return outcome.failed > 0 ? 1 : 0;
+  return outcome.failed > 0 ? kSomeFailed : 0;
 }
 
 }  // namespace

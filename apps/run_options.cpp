@@ -73,6 +73,15 @@ std::filesystem::path output_of(const RunConfig& config) {
   return config.output.dir.empty() ? std::filesystem::path("out") / config.name : config.output.dir;
 }
 
+void refuse_other_plan(const ResultsFolder& folder, const Keys& plan) {
+  const size_t foreign = folder.foreign(plan);
+  if (foreign == 0) return;
+  throw ConfigError(
+      fmt::format("{}: error: holds {} cells of another plan (another configuration, trace or precision). "
+                  "Choose another directory with -o, or forget them with --force",
+                  folder.dir().string(), foreign));
+}
+
 std::filesystem::path config_file(const RunChoices& choices) {
   if (choices.config.file.empty())
     throw ConfigError(

@@ -6,6 +6,7 @@
 #include "catalog/cell.hpp"
 #include "config/run_config.hpp"
 #include "options.hpp"
+#include "results/folder.hpp"
 
 namespace kvreplay::app {
 
@@ -32,6 +33,9 @@ std::vector<Cell> planned(const RunChoices& choices, const RunConfig& config,
                           const std::vector<TraceInfo>& traces);
 // output.dir, else out/NAME.
 std::filesystem::path output_of(const RunConfig& config);
+// Throws ConfigError where a folder holds cells that the plan does not: its tables would drop them without a
+// word.
+void refuse_other_plan(const ResultsFolder& folder, const Keys& plan);
 
 // "64,256" -> tokens, "5%,10%" or "0.05,0.1" -> fraction_kept; as an override. Throws ConfigError on a
 // mixture.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 #include <optional>
@@ -13,6 +14,8 @@
 
 namespace kvreplay::app {
 
+namespace fs = std::filesystem;
+
 void add_out_option(CLI::App& command, std::string& out) {
   command.add_option("out,-o,--out", out, "the sweep's directory, where `sweep plan` has put its plan")
       ->type_name("DIR")
@@ -21,6 +24,17 @@ void add_out_option(CLI::App& command, std::string& out) {
 
 ResultsFolder results_of(const std::string& out, const Manifest& manifest) {
   return {out, manifest.save, build_of(build_record())};
+}
+
+int32_t Sweep::at_most_units(double shards) const {
+  return int32_t(std::clamp(shards, 1.0, double(manifest.units.size())));
+}
+
+Sweep sweep_in(const std::string& out) {
+  Manifest manifest = read_manifest(out);
+  ResultsFolder folder = results_of(out, manifest);
+  const SweepStatus status = status_of(manifest, folder);
+  return {fs::absolute(out).lexically_normal().string(), std::move(manifest), std::move(folder), status};
 }
 
 std::string core_time_text(double core_seconds) {

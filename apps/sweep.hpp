@@ -5,6 +5,7 @@
 #include "options.hpp"
 #include "results/folder.hpp"
 #include "sweep/manifest.hpp"
+#include "sweep/status.hpp"
 
 // `kvreplay sweep ...`: what its commands share.
 
@@ -22,6 +23,19 @@ void add_out_option(CLI::App& command, std::string& out);
 // What is published in it; nothing is made or changed.
 ResultsFolder results_of(const std::string& out, const Manifest& manifest);
 
+// A sweep as it was read.
+struct Sweep {
+  std::string out;  // absolute
+  Manifest manifest;
+  ResultsFolder folder;
+  SweepStatus status;
+  // Of `shards`, those that are not done.
+  std::vector<int32_t> missing(int32_t shards) const { return missing_shards(manifest, folder, shards); }
+  // A number of shards, from 1 to one a unit.
+  int32_t at_most_units(double shards) const;
+};
+Sweep sweep_in(const std::string& out);
+
 // "12 core-seconds", "3.4 core-hours"
 std::string core_time_text(double core_seconds);
 
@@ -29,6 +43,6 @@ std::string core_time_text(double core_seconds);
 int64_t parse_duration(const std::string& option, const std::string& text);
 
 // Writes the tables of a sweep and tells what they hold; the exit code of `sweep merge`.
-int merge_sweep(const std::string& out, bool partial, Context& context);
+int merge_sweep(const Sweep& sweep, bool partial, Context& context);
 
 }  // namespace kvreplay::app

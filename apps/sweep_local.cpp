@@ -137,7 +137,7 @@ int submit_local(const SubmitChoices& choices, Context& context) {
     sweep = sweep_in(choices.out);
     if (code != 0 && !sweep.status.complete()) return code;
   }
-  return merge_sweep(choices.out, false, context);
+  return merge_sweep(sweep, false, context);
 }
 
 }  // namespace kvreplay::app

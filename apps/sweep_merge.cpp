@@ -10,7 +10,6 @@
 #include "results/repeats.hpp"
 #include "summary.hpp"
 #include "sweep.hpp"
-#include "sweep/status.hpp"
 
 // `kvreplay sweep merge`: the table that one machine would have made.
 
@@ -49,11 +48,12 @@ void expect_cells(const Manifest& manifest, Summary& summary) {
 
 }  // namespace
 
-int merge_sweep(const std::string& out, bool partial, Context& context) {
+int merge_sweep(const Sweep& sweep, bool partial, Context& context) {
   Console& console = context.console;
-  const Manifest manifest = read_manifest(out);
-  const ResultsFolder folder = results_of(out, manifest);
-  const SweepStatus status = status_of(manifest, folder);
+  const Manifest& manifest = sweep.manifest;
+  const ResultsFolder& folder = sweep.folder;
+  const SweepStatus& status = sweep.status;
+  const std::string out = folder.dir().string();
   tell_damaged_lines(folder, console);
   if (!status.complete() && !partial) {
     console.error(fmt::format(
@@ -89,7 +89,7 @@ void add_sweep_merge(CLI::App& sweep, std::vector<Command>& commands) {
   add_out_option(*command, choices->out);
   command->add_flag("--partial", choices->partial, "also while cells are missing");
   commands.push_back({command, [choices](Context& context) {
-                        return merge_sweep(choices->out, choices->partial, context);
+                        return merge_sweep(sweep_in(choices->out), choices->partial, context);
                       }});
 }
 

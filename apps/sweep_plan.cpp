@@ -24,8 +24,7 @@ double mebibytes(int64_t bytes) { return double(bytes) / (1 << 20); }
 int64_t bytes_to_read(const std::vector<TraceInfo>& traces) {
   int64_t bytes = 0;
   for (const TraceInfo& trace : traces)
-    for (const PromptInfo& prompt : trace.prompts)
-      for (const LayerInfo& layer : prompt.layers) bytes += bytes_of(layer);
+    for (const PromptInfo& prompt : trace.prompts) bytes += bytes_of(prompt);
   return bytes;
 }
 
@@ -45,15 +44,6 @@ void tell(const fs::path& file, const Manifest& m, const std::vector<TraceInfo>&
       m.save.curves || m.save.kept || m.save.outputs ? ", and the arrays that are saved" : ""));
 }
 
-// A plan may not silently take the place of another one's results.
-void refuse_foreign(const fs::path& out, const Manifest& manifest, const ResultsFolder& folder) {
-  if (const size_t foreign = folder.foreign(manifest.keys()); foreign > 0)
-    throw ConfigError(
-        fmt::format("{}: error: holds {} cells of another plan (another configuration, trace or precision). "
-                    "Choose another directory with -o, or forget them with --force",
-                    out.string(), foreign));
-}
-
 int plan(const RunChoices& choices, Context& context) {
   const LoadedRun loaded = load_run(config_file(choices), overrides_of(choices), registry(), measure_names());
   for (const std::string& warning : loaded.config.warnings) context.console.warning(warning);
@@ -65,7 +55,7 @@ int plan(const RunChoices& choices, Context& context) {
   const ResultsFolder folder = results_of(out.string(), manifest);
   fs::path file = "(not written: dry run)";
   if (!choices.dry_run) {
-    refuse_foreign(out, manifest, folder);
+    refuse_other_plan(folder, manifest.keys());
     file = write_manifest(out, manifest);
   }
   tell(file, manifest, loaded.traces, status_of(manifest, folder));

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <memory>
+#include <utility>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -105,15 +106,14 @@ Scripts write_scripts(const SlurmJob& job) {
 }
 
 // Array after array until nothing is missing, and then the table: by this process, which waits.
-int wait_for_slurm(const SubmitChoices& choices, Context& context) {
-  for (int round = 0; round < choices.rounds; ++round) {
-    const Sweep sweep = sweep_in(choices.out);
-    if (sweep.status.complete()) break;
+int wait_for_slurm(const SubmitChoices& choices, Sweep sweep, Context& context) {
+  for (int round = 0; round < choices.rounds && !sweep.status.complete(); ++round) {
     const Scripts scripts = write_scripts(job_of(choices, sweep));
     context.console.note(
         fmt::format("array of round {}: {}", round + 1, submit_script({"--wait"}, scripts.array)));
+    sweep = sweep_in(choices.out);
   }
-  return merge_sweep(choices.out, false, context);
+  return merge_sweep(sweep, false, context);
 }
 
 void check_options(const SubmitChoices& choices) {
@@ -137,9 +137,9 @@ void show_merge(const SlurmJob& job) {
 
 int submit_slurm(const SubmitChoices& choices, Context& context) {
   check_options(choices);
-  const Sweep sweep = sweep_in(choices.out);
+  Sweep sweep = sweep_in(choices.out);
   if (sweep.status.complete()) {
-    if (!choices.dry_run) return merge_sweep(choices.out, false, context);
+    if (!choices.dry_run) return merge_sweep(sweep, false, context);
     context.console.note("nothing is missing: would merge");
     return 0;
   }
@@ -147,7 +147,7 @@ int submit_slurm(const SubmitChoices& choices, Context& context) {
   if (const std::string why = slurm_cannot_take(job); !why.empty()) throw ConfigError(why);
   print(slurm_array_script(job));
   if (choices.dry_run) return show_merge(job), 0;
-  if (choices.wait) return wait_for_slurm(choices, context);
+  if (choices.wait) return wait_for_slurm(choices, std::move(sweep), context);
   const Scripts scripts = write_scripts(job);
   const std::string array = submit_script({}, scripts.array);
   const std::string merge = submit_script({"--dependency=afterany:" + array}, scripts.merge);

@@ -7,7 +7,6 @@
 #include "plan/plan.hpp"
 #include "sweep.hpp"
 #include "sweep/shard.hpp"
-#include "sweep/status.hpp"
 
 // `kvreplay sweep status`: how far a sweep is, and what is left for whom.
 
@@ -55,14 +54,13 @@ int status(const StatusChoices& choices) {
   if (choices.missing_array && choices.shards < 1)
     throw ConfigError(
         "--missing-array needs --shards N, the number that the workers were given: --shard i/N");
-  const Manifest manifest = read_manifest(choices.out);
-  const ResultsFolder folder = results_of(choices.out, manifest);
+  const Sweep sweep = sweep_in(choices.out);
   if (choices.missing_array) {
-    print(ranges_text(missing_shards(manifest, folder, choices.shards)) + "\n");
+    print(ranges_text(sweep.missing(choices.shards)) + "\n");
     return 0;
   }
-  const SweepStatus s = status_of(manifest, folder);
-  print(choices.json ? status_json(manifest, s).dump(2) + "\n" : status_text(choices.out, manifest, s));
+  print(choices.json ? status_json(sweep.manifest, sweep.status).dump(2) + "\n"
+                     : status_text(choices.out, sweep.manifest, sweep.status));
   return 0;
 }
 

@@ -1,6 +1,5 @@
 #include "sweep_submit.hpp"
 
-#include <algorithm>
 #include <memory>
 
 #include "base/errors.hpp"
@@ -16,16 +15,6 @@ std::string this_program() {
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
   if (error) throw OutputError("/proc/self/exe: cannot be read: " + error.message());
   return program.string();
-}
-
-int32_t Sweep::at_most_units(double shards) const {
-  return int32_t(std::clamp(shards, 1.0, double(manifest.units.size())));
-}
-
-Sweep sweep_in(const std::string& out) {
-  const Manifest manifest = read_manifest(out);
-  const ResultsFolder folder = results_of(out, manifest);
-  return {fs::absolute(out).lexically_normal().string(), manifest, folder, status_of(manifest, folder)};
 }
 
 namespace {

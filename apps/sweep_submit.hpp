@@ -1,6 +1,5 @@
 #pragma once
 #include "sweep.hpp"
-#include "sweep/status.hpp"
 
 // `kvreplay sweep submit`: what its engines share.
 
@@ -13,19 +12,6 @@ struct SubmitChoices {
   std::vector<std::string> sbatch;
   bool dry_run = false, wait = false;
 };
-
-// A sweep as it was read.
-struct Sweep {
-  std::string out;  // absolute
-  Manifest manifest;
-  ResultsFolder folder;
-  SweepStatus status;
-  // Of `shards`, those that are not done.
-  std::vector<int32_t> missing(int32_t shards) const { return missing_shards(manifest, folder, shards); }
-  // A number of shards, from 1 to one a unit.
-  int32_t at_most_units(double shards) const;
-};
-Sweep sweep_in(const std::string& out);
 
 // The absolute path of this program.
 std::string this_program();

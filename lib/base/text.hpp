@@ -1,5 +1,7 @@
 #pragma once
+#include <charconv>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +17,15 @@ std::string join(const std::vector<std::string>& words, std::string_view between
 std::vector<std::string> split_words(std::string_view text);
 // " (did you mean x?)" or "".
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& known);
+
+// The number that all of `text` is, without signs of plus and spaces; nothing if it is none.
+template <class Number>
+std::optional<Number> number_in(std::string_view text) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
 
 // The shortest decimal text that reads back as the same number; whole numbers have no point, so that 1
 // and 1.0 are one text. `value` must be finite.

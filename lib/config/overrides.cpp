@@ -1,20 +1,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
-#include <optional>
 
+#include "base/text.hpp"
 #include "config/tree.hpp"
 
 namespace kvreplay {
 namespace {
-
-std::optional<size_t> list_index(const std::string& word) {
-  size_t index = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), index);
-  if (error != std::errc{} || end != word.data() + word.size()) return std::nullopt;
-  return index;
-}
 
 // A bare method name takes keys too: `methods.0.window=16` on `- snapkv`.
 void become_map(Node& node, bool names_a_method) {
@@ -45,7 +37,7 @@ Node* descend(Node* node, std::string path, std::string& why) {
     const std::string word = path.substr(0, point);
     path = point == std::string::npos ? "" : path.substr(point + 1);
     if (node->kind == Node::Kind::list) {
-      const auto index = list_index(word);
+      const auto index = number_in<size_t>(word);
       if (!index || *index >= node->items.size()) {
         why = fmt::format("{} has {} entries, numbered from 0, and none is \"{}\"",
                           walked.substr(0, walked.size() - 1), node->items.size(), word);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "catalog/cell.hpp"
 #include "catalog/method.hpp"
 #include "trace/trace.hpp"
 
@@ -65,9 +66,8 @@ struct RunConfig {
     bool double_precision = false;
     bool audit = false;  // evicted and future tokens are overwritten with NaN while a method runs
   } run;
-  struct Output {
+  struct Output : SaveOptions {
     std::filesystem::path dir;
-    bool curves = false, kept = false, outputs = false;
   } output;
   std::map<std::string, Mark> marks;  // of "traces[0]", "select.layers[2]", "replay.tokens", "budget", ...
   std::vector<std::string> warnings;  // complete lines, `file:line:column: warning: ...`

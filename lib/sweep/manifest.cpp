@@ -218,7 +218,7 @@ Manifest make_manifest(const RunConfig& config, const std::vector<TraceInfo>& tr
   Manifest m;
   m.run_name = config.name;
   m.config = resolved_json(config);
-  m.save = {config.output.curves, config.output.kept, config.output.outputs};
+  m.save = config.output;
   m.every_row = observes_rows(plan);
   m.whole_traces = std::any_of(plan.begin(), plan.end(), hears_all_layers);
   for (size_t t = 0; t < traces.size(); ++t)

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -13,22 +12,15 @@ namespace {
 
 constexpr int32_t kManyShards = 1'000'000;
 
-bool whole_number(std::string_view text, int32_t& number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
 }  // namespace
 
 Shard parse_shard(const std::string& text) {
-  const size_t slash = text.find('/');
-  Shard shard;
-  const bool numbers = slash != std::string::npos &&
-                       whole_number(std::string_view(text).substr(0, slash), shard.index) &&
-                       whole_number(std::string_view(text).substr(slash + 1), shard.count);
-  if (numbers && shard.count >= 1 && shard.count <= kManyShards && shard.index >= 0 &&
-      shard.index < shard.count)
-    return shard;
+  const std::string_view whole = text;
+  const size_t slash = whole.find('/');
+  const auto index = number_in<int32_t>(whole.substr(0, slash));
+  const auto count = slash == whole.npos ? std::nullopt : number_in<int32_t>(whole.substr(slash + 1));
+  if (index && count && *count >= 1 && *count <= kManyShards && *index >= 0 && *index < *count)
+    return {*index, *count};
   throw ConfigError(fmt::format("--shard {}: must be i/N with i from 0 to N-1, for example 0/20", text));
 }
 

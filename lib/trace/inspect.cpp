@@ -16,12 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-int64_t prompt_bytes(const PromptInfo& prompt) {
-  int64_t bytes = 0;
-  for (const LayerInfo& layer : prompt.layers) bytes += bytes_of(layer);
-  return bytes;
-}
-
 std::string mebibytes(int64_t bytes) {
   return fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
@@ -68,7 +62,7 @@ json prompt_json(const PromptInfo& prompt) {
           {"source", prompt.source},
           {"token_ids", prompt.has_tokens},
           {"token_classes", prompt.has_classes},
-          {"bytes", prompt_bytes(prompt)},
+          {"bytes", bytes_of(prompt)},
           {"layers", std::move(layers)}};
 }
 
@@ -133,10 +127,9 @@ void add_layer_text(const LayerInfo& l, std::string& text) {
 }
 
 void add_prompt_text(const PromptInfo& prompt, std::string& text) {
-  text +=
-      fmt::format("\nprompt {}: {} tokens ({} prompt, {} generated), {} layers, {}{}\n", prompt.id,
-                  prompt.tokens, prompt.n_prompt, prompt.n_generated, prompt.layers.size(),
-                  mebibytes(prompt_bytes(prompt)), prompt.source.empty() ? "" : ", from " + prompt.source);
+  text += fmt::format("\nprompt {}: {} tokens ({} prompt, {} generated), {} layers, {}{}\n", prompt.id,
+                      prompt.tokens, prompt.n_prompt, prompt.n_generated, prompt.layers.size(),
+                      mebibytes(bytes_of(prompt)), prompt.source.empty() ? "" : ", from " + prompt.source);
   text += fmt::format("  {:>5}  {:>7}  {:>8}  {:>8}  {:>10}  {:<8}  {:>9}  {:>6}  {:>12}  {}\n", "layer",
                       "q heads", "kv heads", "head dim", "v head dim", "dtype", "scaling", "window", "size",
                       "rope");
@@ -230,7 +223,7 @@ json inspect_json(const Trace& trace) {
   int64_t bytes = 0;
   for (const PromptInfo& prompt : info.prompts) {
     prompts.push_back(prompt_json(prompt));
-    bytes += prompt_bytes(prompt);
+    bytes += bytes_of(prompt);
   }
   return {{"path", info.path.string()},
           {"trace_id", info.trace_id},
@@ -252,7 +245,7 @@ std::string inspect_text(const Trace& trace) {
   const TraceInfo& info = trace.info();
   const Checks checks = count_checks(trace);
   int64_t bytes = 0;
-  for (const PromptInfo& prompt : info.prompts) bytes += prompt_bytes(prompt);
+  for (const PromptInfo& prompt : info.prompts) bytes += bytes_of(prompt);
   std::string text =
       fmt::format("trace     {}\nmodel     {}{}, {} layers\ntrace id  {}\n", info.path.string(), info.model,
                   info.revision.empty() ? "" : " @ " + info.revision, info.n_layers, info.trace_id);

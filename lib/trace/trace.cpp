@@ -52,6 +52,12 @@ int64_t bytes_of(const LayerInfo& l) {
          (q * l.head_dim + kv * (l.head_dim + l.v_head_dim) + (l.has_out ? q * l.v_head_dim : 0));
 }
 
+int64_t bytes_of(const PromptInfo& prompt) {
+  int64_t bytes = 0;
+  for (const LayerInfo& layer : prompt.layers) bytes += bytes_of(layer);
+  return bytes;
+}
+
 const char* name_of(DType type) {
   return type == DType::float32 ? "float32" : type == DType::float16 ? "float16" : "bfloat16";
 }

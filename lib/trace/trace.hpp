@@ -58,6 +58,8 @@ struct PromptInfo {
   std::vector<LayerInfo> layers;       // of those that were asked for, ascending by layer
 };
 
+int64_t bytes_of(const PromptInfo& prompt);  // of its `layers`
+
 // What of a trace is looked at: a large one is many files, and who needs one layer opens one of them. Prompts
 // and layers beyond it are known by their names alone.
 struct TraceScope {

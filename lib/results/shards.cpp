@@ -50,9 +50,16 @@ bool add_members(std::string_view members, const std::string& own_build, const L
   return true;
 }
 
+// A process that published nothing takes its file along when it ends: perhaps after the folder was listed.
+bool is_gone(const fs::path& file) {
+  std::error_code ignored;
+  return fs::status(file, ignored).type() == fs::file_type::not_found;
+}
+
 void read_file(const std::string& own_build, Shards& shards) {
   const auto file = uint32_t(shards.files.size() - 1);
   std::ifstream in(shards.files.back(), std::ios::binary);
+  if (!in && is_gone(shards.files.back())) return;
   if (!in) throw OutputError(shards.files.back().string() + ": cannot be read. Is it yours?");
   std::string line;
   uint64_t offset = 0;

@@ -87,6 +87,17 @@ TEST_CASE("Failures are counted over all processes and a success ends them") {
   CHECK(mended.shards().repeats.empty());
 }
 
+TEST_CASE("A file whose process took it along while the folder was read holds nothing") {
+  const ScratchDir dir;
+  publish_as(dir.path, "a", run_of("new"), 0.5);
+  fs::create_symlink("nowhere", dir.path / "shards" / "b.jsonl");
+  const fs::path itself = dir.path / "attempts" / "b.jsonl";  // there, and yet not to be opened
+  fs::create_symlink("b.jsonl", itself);
+  CHECK_THROWS_WITH(read_shards(dir.path, ""), Catch::Contains("cannot be read. Is it yours?"));
+  fs::remove(itself);
+  CHECK(read_shards(dir.path, "").cells.size() == 1);
+}
+
 TEST_CASE("Units that were begun are counted") {
   const ScratchDir dir;
   {

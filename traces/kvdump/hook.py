@@ -62,15 +62,19 @@ def own_function(base, module):
     return function
 
 
-class AttentionHook:
-    """Context manager: while it is entered, `on_call(AttentionCall)` sees every attention call of `model`."""
+class NamedAttention:
+    """Context manager: while it is entered, every attention call of `model` goes through `attend`."""
 
-    def __init__(self, model, on_call):
+    def __init__(self, model):
         self.model = model
-        self.on_call = on_call
         self.base = own_implementation(model)
         self.before = model.config._attn_implementation
         self.name = f"kvdump-{next(_names)}"
+
+    def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
+        """Attention output [1, n, Hq, Dv] of query [1, Hq, n, D], key and value [1, Hkv, T, .], and the
+        weights or None. `own` is the function that the model would have called with the rest."""
+        raise NotImplementedError
 
     def __enter__(self):
         masks = AttentionMaskInterface()
@@ -86,26 +90,41 @@ class AttentionHook:
         AttentionInterface._global_mapping.pop(self.name, None)
         AttentionMaskInterface._global_mapping.pop(self.name, None)
 
-    def _forward(self, module, query, key, value, attention_mask, scaling=None, **kwargs):
-        function = own_function(self.base, module)
-        output = function(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    def _forward(self, module, *args, **kwargs):
+        return self.attend(own_function(self.base, module), module, *args, **kwargs)
+
+
+class AttentionHook(NamedAttention):
+    """While it is entered, `on_call(AttentionCall)` sees every attention call of `model`."""
+
+    def __init__(self, model, on_call):
+        super().__init__(model)
+        self.on_call = on_call
+
+    def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
+        output = own(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         self.on_call(_describe(module, query, key, value, output[0], scaling, kwargs))
         return output
+
+
+def layer_of(module):
+    """Layer index of an attention module."""
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise DumpError(f"{type(module).__name__} does not know its layer index")
+    return layer
 
 
 def _describe(module, query, key, value, out, scaling, kwargs):
     if query.shape[0] != 1:
         raise DumpError(f"batch of {query.shape[0]} sequences: record one sequence at a time")
-    layer = getattr(module, "layer_idx", None)
-    if layer is None:
-        raise DumpError(f"{type(module).__name__} does not know its layer index")
     n = query.shape[2]
     default = query.shape[-1] ** -0.5
     passed = default if scaling is None else float(scaling)
     own = getattr(module, "scaling", None)
     sinks = kwargs.get("s_aux")
     return AttentionCall(
-        layer=layer,
+        layer=layer_of(module),
         module=module,
         q=query[0].detach(),
         # A cached call hands over the whole cache (a windowed layer: its window); the new rows are the last.

@@ -39,10 +39,30 @@ class Job:
             with_text=args.with_text,
             compress=args.compress,
         )
-        self.tokens = [p.token_ids(self.tokenizer)[: args.max_tokens] for p in self.prompts]
+        self.tokens = [self._tokens(prompt) for prompt in self.prompts]
         self.rows = [len(ids) + max(args.generate - 1, 0) for ids in self.tokens]
         self._check_rows()
         self._model = None
+
+    def _tokens(self, prompt):
+        """Token ids of a prompt and of what is given to follow it."""
+        parts = prompt.parts(self.tokenizer)
+        given = sum(map(len, parts[1:]))
+        if not given:
+            return parts[0][: self.args.max_tokens]
+        if self.args.generate:
+            raise UsageError(f"{prompt.source}: `then` and `answer` are given, so nothing is generated")
+        if self.args.max_tokens and sum(map(len, parts)) > self.args.max_tokens:
+            raise UsageError(f"{prompt.source}: --max-tokens would cut `then` or `answer`")
+        return [token for part in parts for token in part]
+
+    def _boundaries(self, prompt, ids):
+        """Attributes of a prompt that is followed by given text: where that and where the answer begin."""
+        first, then, answer = map(len, prompt.parts(self.tokenizer))
+        if not then + answer:
+            return {}
+        where = {"answer_from": first + then} if answer else {}
+        return {"n_prompt": first, "n_generated": len(ids) - first, **where}
 
     def _source_dtype(self):
         import torch
@@ -156,6 +176,7 @@ class Job:
         forwards = max(self.args.generate, 1)
         progress = Progress(f"prompt {prompt.id}", len(recorder.layers) * (forwards + 1))
         attributes = {"source": prompt.source, "text_sha256": prompt.text_sha256()}
+        attributes |= self._boundaries(prompt, ids)
         with recorder.prompt(prompt.id, attributes, progress.step) as final, torch.no_grad():
             input_ids = torch.tensor([ids], device=self.model.device)
             if self.args.generate:

@@ -1,4 +1,4 @@
-"""Prompts from a file: `.txt` is one prompt, `.jsonl` one prompt per line."""
+"""Prompts from files: `.txt` is one prompt, `.jsonl` one prompt per line, a folder all its `.txt` files."""
 
 import hashlib
 import json
@@ -14,7 +14,9 @@ FORMS = ("text", "prompt", "messages", "tokens")
 class Prompt:
     """One prompt before it is tokenised; exactly one of text, messages and tokens is set.
 
-    `text` may hold the tokeniser's special tokens as text. `messages` goes through the chat template.
+    `text` may hold the tokeniser's special tokens as text. `messages` goes through the chat template. `then`
+    follows the prompt as given text, and `answer` after that: they are recorded like tokens that the model
+    generated, and the answer is what a probe scores.
     """
 
     id: str
@@ -22,9 +24,19 @@ class Prompt:
     text: str | None = None
     messages: list | None = None
     tokens: list = field(default_factory=list)
+    then: str = ""
+    answer: str = ""
+
+    def parts(self, tokenizer):
+        """Token ids (lists of int) of the prompt, of `then` and of `answer`."""
+
+        def ids(text):
+            return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+        return self.token_ids(tokenizer), ids(self.then), ids(self.answer)
 
     def token_ids(self, tokenizer):
-        """Token ids of this prompt (list of int)."""
+        """Token ids of the prompt itself (list of int)."""
         if self.tokens:
             return list(self.tokens)
         if self.messages is None:
@@ -37,16 +49,18 @@ class Prompt:
     def text_sha256(self):
         """Hex digest of what was given: the text, or the canonical JSON of messages or tokens."""
         given = self.text if self.text is not None else json.dumps(self.messages or self.tokens)
-        return hashlib.sha256(given.encode()).hexdigest()
+        return hashlib.sha256((given + self.then + self.answer).encode()).hexdigest()
 
 
 def read_prompts(path):
-    """All prompts of a `.txt` or `.jsonl` file; ids are the line's `id` or "0", "1", ... in order."""
+    """All prompts of a `.txt` or `.jsonl` file, or of the `.txt` files in a folder.
+
+    Ids are the line's `id` or "0", "1", ... in order; in a folder the names of the files without suffix.
+    """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot read prompts: {error}") from error
+    if path.is_dir():
+        return _read_folder(path)
+    text = _read_text(path)
     if path.suffix == ".txt":
         prompts = [Prompt(id="0", source=path.name, text=text)] if text.strip() else []
     elif path.suffix == ".jsonl":
@@ -57,6 +71,22 @@ def read_prompts(path):
     if not prompts:
         raise UsageError(f"{path}: no prompt in this file")
     _check_ids(path, prompts)
+    return prompts
+
+
+def _read_text(path):
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot read prompts: {error}") from error
+
+
+def _read_folder(folder):
+    prompts = [Prompt(p.stem, p.name, text=_read_text(p)) for p in sorted(folder.glob("*.txt"))]
+    empty = [prompt.source for prompt in prompts if not prompt.text.strip()]
+    if empty or not prompts:
+        raise UsageError(f"{folder}: {f'{empty[0]} is empty' if empty else 'no .txt file in this folder'}")
+    _check_ids(folder, prompts)
     return prompts
 
 
@@ -71,6 +101,9 @@ def _parse_line(path, number, line, default_id):
         raise UsageError(f"{where}: give exactly one of {', '.join(FORMS)}")
     given = entry[forms[0]]
     prompt = Prompt(id=str(entry.get("id", default_id)), source=f"{path.name}:{number}")
+    for name in ("then", "answer"):
+        setattr(prompt, name, entry.get(name, ""))
+        _expect(where, name, "a string", isinstance(getattr(prompt, name), str))
     if forms[0] in ("text", "prompt"):
         _expect(where, forms[0], "a string", isinstance(given, str))
         prompt.text = given

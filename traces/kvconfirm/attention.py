@@ -1,0 +1,86 @@
+"""Attention of decode rows over the rows of a compressed cache."""
+
+from dataclasses import dataclass
+
+import torch
+
+from .rotation import turn
+
+
+@dataclass(frozen=True)
+class LogitRule:
+    """l = scaling <q, k>, then softcap * tanh(l / softcap) where softcap > 0; `sinks` [Hq] or None: one more
+    logit per head that counts in the denominator and has no value."""
+
+    scaling: float
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None
+
+
+def bias_of(num):
+    """Additive mask [1, S, R, T] of equal weights: ln of them, -inf where a row does not attend."""
+    return num.log()[None]
+
+
+def attend(q, k, v, rows, rule, rotary=None):
+    """The general estimator: o = sum num exp(l) v / sum den exp(l).
+
+    q [Hq, R, D], k [Hkv, T, D], v [Hkv, T, Dv]; rows: LayerRows of tensors. Returns [Hq, R, Dv].
+    """
+    group = q.shape[0] // k.shape[0]
+    series = rows.num.shape[0]
+    heads_each = q.shape[0] // series
+    out = []
+    for s in range(series):
+        heads = slice(s * heads_each, (s + 1) * heads_each)
+        kv = heads.start // group
+        sinks = None if rule.sinks is None else rule.sinks[heads]
+        one = LogitRule(rule.scaling, rule.softcap, sinks)
+        out.append(_attend_series(q[heads], k[kv], v[kv], rows, s, one, rotary))
+    return torch.cat(out)
+
+
+def _attend_series(q, k, v, rows, s, rule, rotary):
+    num, den = rows.num[s], rows.den[s]
+    coding = rows.codings[s] if rows.codings else None
+    coded_keys, keys = _coded(k, coding and coding.keys, coding and coding.key_from, len(num))
+    logits = torch.where(coded_keys, q @ keys.T, q @ k.T) if coding else q @ k.T
+    if rows.moved is not None:
+        _turn_logits(logits, q, k, keys if coding else k, coded_keys, rows.moved[s], rotary)
+    logits = logits * rule.scaling
+    if rule.softcap:
+        logits = rule.softcap * torch.tanh(logits / rule.softcap)
+    shown = (num != 0) | (den != 0)
+    top = logits.masked_fill(~shown, -torch.inf).amax(-1, keepdim=True)
+    extra = 0
+    if rule.sinks is not None:
+        sink = rule.sinks[:, None, None]
+        top = torch.maximum(top, sink)
+        extra = (sink - top).exp()
+    e = (logits - top).exp().masked_fill(~shown, 0)
+    total = (e * den).sum(-1, keepdim=True) + extra
+    coded_values, values = _coded(v, coding and coding.values, coding and coding.value_from, len(num))
+    if not coding:
+        return (e * num) @ v / total
+    weights = e * num
+    return (weights.masked_fill(~coded_values, 0) @ values + weights.masked_fill(coded_values, 0) @ v) / total
+
+
+def _coded(x, code, since, rows):
+    """Which tokens each row reads as coded [R, T], and what it reads then; (None, None) without a coding."""
+    if code is None:
+        return None, None
+    since = torch.from_numpy(since).to(x.device)
+    return since[None, :] <= torch.arange(rows, device=x.device)[:, None], code(x)
+
+
+def _turn_logits(logits, q, k, coded, is_coded, moved, rotary):
+    """Replaces the logits of keys that stand at another position than where they were recorded."""
+    row, token = torch.nonzero(moved, as_tuple=True)
+    if is_coded is None:
+        keys = k[token]
+    else:
+        keys = torch.where(is_coded[row, token][:, None], coded[token], k[token])
+    turned = turn(keys, moved[row, token], rotary)
+    for head in range(q.shape[0]):
+        logits[head, row, token] = (q[head, row] * turned).sum(-1)

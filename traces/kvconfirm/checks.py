@@ -1,0 +1,109 @@
+"""Do results, trace and model belong together? What does not is refused before anything is measured."""
+
+import torch
+from kvdump.attention import mean_relative_deviation
+from kvdump.errors import DumpError, UsageError
+from kvdump.model import shape_of
+from kvdump.plan import select_layers
+from kvdump.verify import TOLERANCE_HALF_MODEL, TOLERANCE_ROWS
+
+from .table import spans
+
+# Largest difference of logits between two orders of the same sums.
+TOLERANCE_LOGITS = 1e-4
+
+
+def instances_of_trace(results, trace):
+    """Instances of this trace; UsageError when the results are of another."""
+    found = [i for i in results.instances if i.trace_id == trace.id]
+    if not found:
+        ids = ", ".join(name[:12] for name in results.trace_ids())
+        raise UsageError(
+            f"{results.folder}: results of trace {ids}, but {trace.path} is trace {trace.id[:12]}: "
+            "give the trace that was replayed"
+        )
+    return found
+
+
+def check_shape(config, trace):
+    """UsageError when the model's sizes are not those that the trace records."""
+    shape = shape_of(config)
+    for name, recorded in trace.shape().items():
+        if getattr(shape, name) != recorded:
+            raise UsageError(
+                f"the model has {name} = {getattr(shape, name)}, {trace.path} was recorded from a model with "
+                f"{recorded}: give --model {trace.model}"
+            )
+
+
+def check_layers(spec, instance, n_layers, n_kv_heads):
+    """Layers to compress (ascending); UsageError where the results lack one or one of its kv heads."""
+    layers = select_layers(spec, n_layers)
+    held = sorted({layer for layer, _ in instance.cells})
+    missing = [layer for layer in layers if layer not in held]
+    if missing:
+        raise UsageError(
+            f"{instance.name}: the results hold layers {spans(held)}, not {spans(missing)}: "
+            f"replay a trace of all layers, or compress those alone with --layers {','.join(map(str, held))}"
+        )
+    for layer in layers:
+        heads = [head for head in range(n_kv_heads) if (layer, head) not in instance.cells]
+        if heads:
+            raise UsageError(
+                f"{instance.name}: the results lack kv heads {spans(heads)} of layer {layer}: "
+                "replay with select.kv_heads: all"
+            )
+    return layers
+
+
+class KeyCheck:
+    """`watch` of PromptRun: the model's own keys of some layers against those of the trace."""
+
+    def __init__(self, trace, prompt, half, also=None):
+        recorded = trace.layers(prompt)
+        self.layers = {recorded[0], recorded[-1]}
+        self.trace, self.prompt, self.half, self.also = trace, prompt, half, also
+        self.deviation = 0.0
+        self.seen = False
+
+    def __call__(self, call):
+        self.seen = True
+        if self.also:
+            self.also(call)
+        if call.layer not in self.layers:
+            return
+        kept = call.k.shape[1]
+        keys, stored = self.trace.keys(self.prompt, call.layer, kept)
+        found = call.k.double().cpu().numpy()
+        deviation = mean_relative_deviation(found[:, : keys.shape[1]], keys.astype("float64"))
+        bound = max(TOLERANCE_ROWS[stored], TOLERANCE_HALF_MODEL if self.half else 0)
+        self.deviation = max(self.deviation, deviation)
+        if not deviation <= bound:
+            raise UsageError(
+                f"prompt {self.prompt}, layer {call.layer}: the model's keys differ from the recorded "
+                f"ones by {deviation:.1e} (at most {bound:.0e}): {self.trace.path} was not made by this model"
+            )
+
+
+def check_full_run(run, attention, every_row):
+    """The run itself: {what: largest difference of logits}. DumpError beyond tolerance.
+
+    Through the hook without a mask the logits are bitwise those of the model without it; through a mask that
+    shows everything, and in one pass without a cache, they are equal up to the order of sums.
+    """
+    hooked = run.decode(None)
+    attention.__exit__()
+    plain = run.decode(None)
+    whole = run.in_one_pass()
+    attention.__enter__()
+    masked = run.decode(every_row)
+    found = {
+        "without_mask": float((hooked - plain).abs().max()),
+        "mask_of_all": float((masked - plain).abs().max()),
+        "one_pass": float((whole - plain).abs().max()),
+    }
+    half = run.model.dtype in (torch.float16, torch.bfloat16)
+    bound = TOLERANCE_HALF_MODEL * float(plain.abs().max()) if half else TOLERANCE_LOGITS
+    if found["without_mask"] != 0 or not found["mask_of_all"] <= bound:
+        raise DumpError(f"the full model is not reproduced: logits differ by {found}")
+    return found

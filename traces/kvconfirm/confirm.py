@@ -1,0 +1,176 @@
+"""One run of the command line: every chosen instance through the model, two tables."""
+
+import contextlib
+import json
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvdump.errors import DumpError, UsageError
+from kvdump.model import load_config, load_model, resolve, shape_of
+from kvdump.recorder import version_attributes
+
+from . import __version__
+from .checks import check_layers, check_shape, instances_of_trace
+from .engine import find_engine
+from .kept_lists import KeptFile
+from .model_run import SwitchedAttention
+from .prompt_job import PromptJob
+from .results import Results
+from .table import COLUMNS, LAYER_COLUMNS, Table, identity, key_of
+from .trace import Trace, trace_path
+from .witness import Outputs
+
+
+@dataclass
+class Inputs:
+    """What all prompts of a run share. `kept`, `outputs`: open files or None; `engine`: for own selection."""
+
+    trace: Trace
+    layers: list
+    selection: str
+    config: dict
+    device: str
+    engine: Path | None = None
+    kept: KeptFile | None = None
+    outputs: Outputs | None = None
+
+
+class Confirmation:
+    """Options, results, trace and model of one run."""
+
+    def __init__(self, args, say):
+        self.args = args
+        self.say = say
+        self.results = Results(args.results)
+        trace = Trace(trace_path(args.trace, self.results))
+        self.instances = self._chosen(instances_of_trace(self.results, trace))
+        self.source = resolve(args.model or trace.model, args.gguf_file)
+        config = load_config(self.source)
+        check_shape(config, trace)
+        shape = shape_of(config)
+        layers = check_layers(args.layers, self.instances[0], shape.n_layers, shape.n_kv_heads)
+        for instance in self.instances[1:]:
+            check_layers(layers, instance, shape.n_layers, shape.n_kv_heads)
+        self.inputs = Inputs(trace, layers, args.select, self.results.config, args.device)
+        self.settings = {"model": self.source.name, "revision": self.source.revision, "layers": layers}
+        if args.select == "own":
+            self.inputs.engine = find_engine(args.kvreplay)
+        self.table = Table(self.results.folder / "confirm.csv", COLUMNS)
+        self.layer_table = Table(self.results.folder / "confirm_layers.csv", LAYER_COLUMNS)
+        self.checks = {}
+        self.failed = 0
+
+    def _chosen(self, instances):
+        wanted = {"prompt": self.args.prompts, "method": self.args.methods, "budget_tokens": self.args.budget}
+        wanted["seed"] = self.args.seeds
+        for name, text in wanted.items():
+            if text is None:
+                continue
+            values = text.split(",")
+            held = sorted({getattr(i, name) for i in instances} - {""})
+            if strange := [v for v in values if v not in held]:
+                raise UsageError(
+                    f"no {name} {', '.join(strange)} in the results, which hold {', '.join(held)}"
+                )
+            # A method without a budget, or without randomness, belongs to every choice of them.
+            instances = [i for i in instances if getattr(i, name) in (*values, "")]
+        if not instances:
+            raise UsageError("nothing to confirm: the options choose no cell")
+        return instances
+
+    def key(self, instance):
+        """Key of an instance's rows in the tables."""
+        return key_of(instance, instance.cells.values(), self.args.select, self.settings)
+
+    def open_instances(self):
+        """Instances without a result: one list for each prompt, prefill and length."""
+        jobs = {}
+        for i in self.instances:
+            done = self.table.done(self.key(i)) and self.layer_table.done(self.key(i))
+            if self.args.force or not done:
+                jobs.setdefault((i.prompt, i.n_prefill, i.n_tokens), []).append(i)
+        return list(jobs.values())
+
+    def print_plan(self):
+        """One line on stderr."""
+        todo = sum(map(len, self.open_instances()))
+        prompts = {i.prompt for i in self.instances}
+        self.say(
+            f"{len(self.instances)} instances on {len(prompts)} prompts, {todo} to run, "
+            f"{len(self.inputs.layers)} layers, selection {self.args.select}"
+        )
+
+    def run(self):
+        """Confirm what is open; returns the number of instances that failed."""
+        start = time.perf_counter()
+        if jobs := self.open_instances():
+            self.say(f"model {self.source.name}: weights")
+            model = load_model(self.source, self.args.device)
+            with SwitchedAttention(model) as attention, self._files():
+                for instances in jobs:
+                    self._run_job(PromptJob(model, attention, self.inputs, instances))
+            self._write_meta(time.perf_counter() - start)
+        return self.failed
+
+    @contextlib.contextmanager
+    def _files(self):
+        with contextlib.ExitStack() as stack:
+            if self.args.select == "recorded":
+                self.inputs.kept = stack.enter_context(KeptFile(self.results.folder / "kept.h5"))
+            if self.args.verify:
+                self.inputs.outputs = stack.enter_context(Outputs(self.results.folder / "outputs.h5"))
+            yield
+
+    def _run_job(self, job):
+        job.measure_full()
+        self.checks[job.prompt] = job.checks
+        self.say(f"prompt {job.prompt}: full model reproduced, logits differ by {_differences(job.checks)}")
+        for number, instance in enumerate(job.instances):
+            note = self._confirm(job, number, instance)
+            self.say(f"{job.prompt} {number + 1}/{len(job.instances)} {instance.name}: {note}")
+
+    def _confirm(self, job, number, instance):
+        key = self.key(instance)
+        try:
+            rows, layer_rows = job.confirm(number, key)
+        except DumpError as error:
+            self.failed += 1
+            who = identity(instance, key, self.args.select, self.inputs.layers)
+            self.table.put(key, [{**who, "status": "failed", "error": str(error)}])
+            return f"failed: {error}"
+        self.layer_table.put(key, layer_rows)
+        self.table.put(key, rows)
+        whole = rows[0]
+        return (
+            f"loss {float(whole['loss_increase']):+.4f}, KL {float(whole['kl_mean']):.4f}, "
+            f"top-1 {float(whole['top1_agreement']):.3f}, {float(whole['confirm_s']):.1f} s"
+        )
+
+    def _write_meta(self, seconds):
+        path = self.results.folder / "confirm.meta.json"
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        meta = {
+            **version_attributes(),
+            **self.settings,
+            "kvconfirm": __version__,
+            "trace_id": self.inputs.trace.id,
+            "selection": self.args.select,
+            "full_model": self.checks,
+            "run_s": round(seconds, 3),
+            "peak_bytes": peak,
+            "failed": self.failed,
+        }
+        del meta["dumper"]
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(json.dumps(meta, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        part.replace(path)
+        self.say(
+            f"{len(self.table.rows)} instances in {self.table.path}, {seconds:.0f} s, {peak / 1e9:.2f} GB"
+        )
+
+
+def _differences(checks):
+    names = ("without_mask", "mask_of_all", "one_pass")
+    return ", ".join(f"{checks[name]:.0e} {name}" for name in names)

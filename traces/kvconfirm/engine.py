@@ -1,0 +1,147 @@
+"""Choices that see the drift: the engine replays each layer on the queries, keys and values of the compressed
+model, and what it attends to there is what the model goes on with."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from kvdump.errors import DumpError, UsageError
+from kvdump.sinks import layer_group
+from kvdump.writer import MODEL_ATTRIBUTES, TraceFile
+
+PLACES = ("build/release/kvreplay",)  # below the repository
+
+
+def find_engine(given=None):
+    """Path of the kvreplay binary: the one given, $KVREPLAY, one on PATH, or this repository's build."""
+    root = Path(__file__).resolve().parents[2]
+    named = given or os.environ.get("KVREPLAY")
+    candidates = [named] if named else [shutil.which("kvreplay"), *(root / place for place in PLACES)]
+    for path in candidates:
+        if path and Path(path).is_file():
+            return Path(path)
+    raise UsageError(
+        f"--select own needs the engine: {named or 'kvreplay'} is not there; give --kvreplay FILE"
+    )
+
+
+def check_method(instance):
+    """DumpError for a method that must see all layers before it decides in one."""
+    parameters = instance.parameters()
+    if instance.method == "cake" or parameters.get("allocator") == "cake":
+        raise DumpError("cake shares a budget over layers that are not computed yet: use --select recorded")
+    if parameters.get("uniforms") or parameters.get("kept"):
+        raise DumpError("numbers from a file belong to the recorded run: use --select recorded")
+
+
+class PromptRows:
+    """Queries, keys and values of the prompt in every layer; `watch` of PromptRun."""
+
+    def __init__(self):
+        self.layers = {}
+
+    def __call__(self, call):
+        self.layers[call.layer] = [x.detach().float().cpu() for x in (call.q, call.k, call.v)]
+
+
+class OwnRows:
+    """`way` of PromptRun.decode: in each of `layers` the engine runs the method on what passes there."""
+
+    def __init__(self, engine, trace, instance, layers, prompt_rows, config):
+        self.engine = engine
+        self.trace = trace
+        self.instance = instance
+        self.layers = set(layers)
+        self.prompt_rows = prompt_rows
+        self.config = config
+
+    def __call__(self, call):
+        if call.layer not in self.layers:
+            return None
+        prefill = self.instance.n_prefill
+        decoded = [call.q, call.k[:, -call.q.shape[1] :], call.v[:, -call.q.shape[1] :]]
+        rows = [
+            np.concatenate([prompt.numpy(), new.detach().float().cpu().numpy()], axis=1)
+            for prompt, new in zip(self.prompt_rows.layers[call.layer], decoded, strict=True)
+        ]
+        with tempfile.TemporaryDirectory(prefix="kvconfirm-") as folder:
+            trace = self._write_layer(Path(folder) / "layer.h5", call.layer, rows)
+            out = self._replay(Path(folder), trace, rows[0].shape[1] - prefill)
+        return torch.from_numpy(out).to(call.q.device, call.q.dtype)
+
+    def _write_layer(self, path, layer, rows):
+        i = self.instance
+        file = TraceFile(path)
+        tokens, positions = self.trace.prompt(i.prompt, i.n_tokens)
+        _write_prompt(file, i.prompt, layer, (tokens, positions), rows)
+        # Random numbers depend on a prompt's place among the trace's: those before it are one token long.
+        for other in (name for name in self.trace.prompts() if name < i.prompt):
+            one_row = [numbers[:, :1] for numbers in rows]
+            _write_prompt(file, other, layer, (tokens[:1], positions[:1]), one_row)
+        recorded = self.trace.layer(i.prompt, layer)
+        group = layer_group(i.prompt, layer)
+        if "sinks" in recorded:
+            file.add(f"{group}/sinks", recorded["sinks"][...].astype(np.float32), "f32")
+        file.set_attributes(group, {**recorded.attrs, "source_dtype": "float32"})
+        file.set_attributes(f"/prompts/{i.prompt}", {"n_prompt": i.n_prefill})
+        root = self.trace.root_attributes()
+        file.publish({name: root[name] for name in MODEL_ATTRIBUTES if name in root})
+        return path
+
+    def _replay(self, folder, trace, rows):
+        config = folder / "layer.yaml"
+        config.write_text(json.dumps(self._configuration(trace, folder / "out")), encoding="utf-8")
+        command = [str(self.engine), "run", str(config), "--progress", "none", "--quiet"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode not in (0, 1):
+            raise DumpError(f"kvreplay run ended with {done.returncode}: {done.stderr.strip()[-400:]}")
+        return _outputs(folder / "out", rows)
+
+    def _configuration(self, trace, out):
+        i = self.instance
+        method = {"name": i.method, **json.loads(i.given)}
+        replay = {"prefill": i.n_prefill, "prompt": self.config.get("replay", {}).get("prompt", "cut")}
+        run = {"precision": self.config.get("run", {}).get("precision", "single")}
+        whole = {"schema": 1, "name": "layer", "traces": [str(trace)], "replay": replay, "methods": [method]}
+        whole |= {
+            "select": {"prompts": [i.prompt]},
+            "run": run,
+            "output": {"dir": str(out), "save": ["outputs"]},
+        }
+        if i.budget_tokens:
+            whole["budget"] = {"tokens": [int(i.budget_tokens)]}
+        if i.seed:
+            whole["seeds"] = {"first": int(i.seed), "count": 1}
+        return whole
+
+
+def _write_prompt(file, prompt, layer, ids, rows):
+    """ids: tokens, positions [T]; rows: q, k, v [heads, T, .]."""
+    for name, numbers in zip(("tokens", "position_ids"), ids, strict=True):
+        file.add(f"/prompts/{prompt}/{name}", numbers.astype(np.int32))
+    group = layer_group(prompt, layer)
+    for name, numbers in zip("qkv", rows, strict=True):
+        file.add(f"{group}/{name}", numbers, "f32")
+    file.set_attributes(group, {"scaling": 1.0})
+
+
+def _outputs(folder, rows):
+    """[Hq, rows, Dv] of a results folder with the outputs of one layer."""
+    with (folder / "results.csv").open(newline="", encoding="utf-8") as file:
+        cells = {int(row["kv_head"]): row for row in csv.DictReader(file)}
+    failed = [cell["error"] for cell in cells.values() if cell["status"] != "ok"]
+    if failed:
+        raise DumpError(failed[0])
+    with h5py.File(folder / "outputs.h5", "r") as file:
+        heads = [file[cells[head]["key"]]["out"][...] for head in sorted(cells)]
+    out = np.concatenate(heads).astype(np.float32)
+    if out.shape[1] != rows:
+        raise DumpError(f"the engine gave {out.shape[1]} rows, {rows} were decoded")
+    return out

@@ -1,0 +1,156 @@
+"""The lists of `kept.h5`: which rows of the cache each step attends to, and with which weights."""
+
+from dataclasses import dataclass
+
+import h5py
+import numpy as np
+from kvdump.errors import DumpError
+
+
+@dataclass
+class Series:
+    """Lists of one query head, or of the group that shares a cache; list i = tokens[off[i] : off[i + 1]].
+
+    `num`, `den`: weights of the listed tokens, None where all are 1.
+    """
+
+    off: np.ndarray
+    tokens: np.ndarray
+    num: np.ndarray | None = None
+    den: np.ndarray | None = None
+
+    def list(self, i):
+        """Tokens of list i, ascending."""
+        return self.tokens[self.off[i] : self.off[i + 1]]
+
+    def __len__(self):
+        return len(self.off) - 1
+
+
+@dataclass
+class Lists:
+    """One cell of kept.h5. `series`: one for the group, or one a query head.
+
+    kind "oneshot": one list, after the prompt; later tokens all stay. "before": list i stands before step i,
+    which attends to it and to its own token; one list more than steps. "attended": list i is what step i
+    attends to.
+    """
+
+    kind: str
+    series: list
+    held: list | None = None  # of kind "attended": the lists of residents, where the file has them
+
+    def residents(self, prefill):
+        """For each series a function of i: tokens held after the prompt (i = 0) and after step i."""
+        if self.kind == "oneshot":
+            later = np.arange
+            return [
+                lambda i, s=s: np.concatenate([s.tokens, later(prefill, prefill + i)]) for s in self.series
+            ]
+        if self.kind == "before":
+            return [s.list for s in self.series]
+        if self.held is None:  # methods that choose at each step hold the full cache
+            return [lambda i: np.arange(prefill + i) for _ in self.series]
+        return [s.list for s in self.held]
+
+
+class KeptFile:
+    """An open kept.h5."""
+
+    def __init__(self, path):
+        self.path = path
+        try:
+            self.file = h5py.File(path, "r")
+        except OSError as error:
+            raise DumpError(
+                f"{path}: cannot be read: {error}; run kvreplay with output.save: [kept]"
+            ) from error
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def lists(self, key, prefill, tokens):
+        """Lists of the cell `key` of a prompt of `prefill` tokens and a trace of `tokens`."""
+        where = f"{self.path}: /{key}"
+        if key not in self.file:
+            raise DumpError(f"{where}: not in the file; run kvreplay again with output.save: [kept]")
+        group = self.file[key]
+        if group.attrs.get("partial", 0):
+            raise DumpError(
+                "its lists do not say all that it attends to (rows of its own, or other logits): "
+                "use --select own, which asks the engine"
+            )
+        kind, name, per_series = _kind(group, tokens - prefill)
+        series = _split(where, _read(where, group, name), per_series)
+        held = None
+        if group.attrs.get("attends", 0) and kind == "before":
+            kind, held = "attended", series
+            series = [_without_first(one) for one in series]
+        for one in series:
+            _check(where, one, kind, prefill)
+        return Lists(kind, series, held)
+
+
+def _kind(group, steps):
+    if "attended_flat" in group:
+        return "attended", "attended", steps
+    if group.attrs.get("oneshot", 0):
+        return "oneshot", "kept", 1
+    return "before", "kept", steps + 1
+
+
+def _read(where, group, name):
+    try:
+        tokens, off = (group[f"{name}_{part}"][...].astype(np.int64) for part in ("flat", "off"))
+        weights = [
+            group[w][...].astype(np.float64) if w in group and name == "kept" else None
+            for w in ("num", "den")
+        ]
+    except (KeyError, OSError, ValueError, TypeError) as error:
+        raise DumpError(f"{where}: no {name} lists that can be read: {error}") from error
+    if (
+        off.ndim != 1
+        or tokens.ndim != 1
+        or off.size < 2
+        or off[0] != 0
+        or off[-1] != tokens.size
+        or (np.diff(off) < 0).any()
+    ):
+        raise DumpError(f"{where}: {name}_off does not cut {name}_flat into lists")
+    if any(w is not None and w.shape != tokens.shape for w in weights):
+        raise DumpError(f"{where}: num and den are not as long as {name}_flat")
+    return Series(off, tokens, *weights)
+
+
+def _split(where, all_lists, per_series):
+    """One Series for every query head that has its own lists."""
+    count, rest = divmod(len(all_lists), per_series)
+    if rest or not count:
+        raise DumpError(
+            f"{where}: {len(all_lists)} lists, {per_series} are needed: steps are missing; "
+            "replay.queries must be all for methods that choose at each step"
+        )
+    return [_part(all_lists, i * per_series, (i + 1) * per_series) for i in range(count)]
+
+
+def _part(lists, first, last):
+    flat = slice(lists.off[first], lists.off[last])
+    cut = [None if w is None else w[flat] for w in (lists.num, lists.den)]
+    return Series(lists.off[first : last + 1] - lists.off[first], lists.tokens[flat], *cut)
+
+
+def _without_first(series):
+    return _part(series, 1, len(series))
+
+
+def _check(where, series, kind, prefill):
+    """No list may hold a token that was not there yet."""
+    steps = np.repeat(np.arange(len(series)), np.diff(series.off))
+    newest = prefill + steps - (0 if kind == "attended" else 1)
+    bad = np.flatnonzero((series.tokens < 0) | (series.tokens > newest))
+    if bad.size:
+        i = bad[0]
+        raise DumpError(f"{where}: list {steps[i]} holds token {series.tokens[i]}, which has not come yet")

@@ -1,0 +1,77 @@
+"""`kvconfirm lines`: prompts that ask for one of many lines, the longer the harder.
+
+Each line gives a register a random number; at the end one of them is asked for by writing its line once more
+up to the number. The answer is the number, so whoever kept the line can copy it, and whoever dropped it can
+only guess. `--ask after` (default) compresses the lines before the question is known, `--ask inside` with it.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+from kvdump.errors import UsageError
+
+COLOURS = (
+    *("amber", "azure", "black", "brown", "coral", "green", "grey", "ivory"),
+    *("lilac", "olive", "pearl", "red", "silver", "teal", "violet", "white"),
+)
+THINGS = (
+    *("anchor", "basket", "bridge", "candle", "castle", "engine", "feather", "garden"),
+    *("hammer", "island", "jacket", "kettle", "ladder", "mirror", "needle", "orchard"),
+    *("pencil", "quarry", "ribbon", "saddle", "tunnel", "violin", "wagon", "window"),
+)
+DIGITS = 4
+
+
+def build_parser():
+    """Options of `kvconfirm lines`."""
+    parser = argparse.ArgumentParser("kvconfirm lines", description=__doc__)
+    add = parser.add_argument
+    add("-o", "--output", metavar="FILE.jsonl", required=True, help="prompts for kvdump --prompts")
+    add("--lines", default="10,20,40,80", metavar="LIST", help="numbers of lines (default 10,20,40,80)")
+    add("--count", type=int, default=10, metavar="N", help="prompts for each number of lines (default 10)")
+    add("--seed", type=int, default=0, help="seed of names and numbers (default 0)")
+    add("--ask", choices=("after", "inside"), default="after",
+        help="is the question part of the compressed prompt? (default: after it)")  # fmt: skip
+    return parser
+
+
+def prompt(lines, number, seed, ask="after"):
+    """One prompt as kvdump reads it: dict of id, text, then, answer. A function of its arguments alone."""
+    draw = random.Random(f"{seed} {lines} {number}")
+    names = draw.sample([f"{colour} {thing}" for colour in COLOURS for thing in THINGS], lines)
+    values = [draw.randrange(10 ** (DIGITS - 1), 10**DIGITS) for _ in names]
+    asked = draw.randrange(lines)
+    context = "Registers and what they hold:\n" + "".join(
+        f"The {name} holds {value}.\n" for name, value in zip(names, values, strict=True)
+    )
+    question, again = "Once more, from the list above:\n", f"The {names[asked]} holds"
+    inside = ask == "inside"
+    return {
+        "id": f"lines-{lines:04d}-{number:03d}",
+        "text": context + (question if inside else ""),
+        "then": ("" if inside else question) + again,
+        "answer": f" {values[asked]}",
+    }
+
+
+def main(argv, say):
+    """Write the prompts; returns the exit code."""
+    args = build_parser().parse_args(argv)
+    most = len(COLOURS) * len(THINGS)
+    try:
+        counts = [int(text) for text in args.lines.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--lines {args.lines}: a list such as 10,20,40") from error
+    if args.count < 1 or not all(1 <= lines <= most for lines in counts):
+        raise UsageError(f"--lines takes 1..{most}, --count at least 1")
+    prompts = [prompt(n, i, args.seed, args.ask) for n in counts for i in range(args.count)]
+    path = Path(args.output)
+    try:
+        path.write_text("".join(json.dumps(one) + "\n" for one in prompts), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error}") from error
+    say(f"{len(prompts)} prompts; next: kvdump --model MODEL --prompts {path} -o lines.h5")
+    print(path)
+    return 0

@@ -1,0 +1,100 @@
+"""The model, teacher-forced: its prompt once, its later tokens once for each way to attend."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from kvdump.errors import DumpError
+from kvdump.hook import NamedAttention, layer_of
+
+from .attention import LogitRule
+
+
+@dataclass
+class LayerCall:
+    """One layer's attention over all tokens so far.
+
+    q [Hq, R, D] of the new tokens; k [Hkv, T', D], v [Hkv, T', Dv] of what the model's own cache holds: all T
+    tokens, or the last T' of them in a layer with a window.
+    """
+
+    layer: int
+    module: object
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    rule: LogitRule
+    own: object
+
+    def with_mask(self, mask):
+        """The model's own attention [Hq, R, Dv] under the additive mask [1, heads, R, T]."""
+        groups = self.q.shape[0] // mask.shape[1]
+        mask = mask[..., -self.k.shape[1] :].to(self.q.dtype).repeat_interleave(groups, dim=1)
+        return self.own(mask)[0][0].transpose(0, 1)
+
+
+class SwitchedAttention(NamedAttention):
+    """Calls `way(LayerCall)` in each layer; the model's own attention where that is None or answers None."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.way = None
+
+    def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
+        def own_under(mask):
+            return own(module, query, key, value, mask, scaling=scaling, **kwargs)
+
+        if query.shape[0] != 1:
+            raise DumpError(f"batch of {query.shape[0]} sequences: one sequence at a time")
+        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        rule = LogitRule(scale, float(kwargs.get("softcap") or 0), kwargs.get("s_aux"))
+        call = LayerCall(layer_of(module), module, query[0], key[0], value[0], rule, own_under)
+        out = self.way(call) if self.way else None
+        return own_under(attention_mask) if out is None else (out.transpose(0, 1)[None].contiguous(), None)
+
+
+class PromptRun:
+    """One prompt of `prefill` tokens and what follows; tokens, positions [T] int64 arrays.
+
+    The prompt is never compressed, so it runs once; `watch(LayerCall)` sees its attention calls.
+    """
+
+    def __init__(self, model, attention, tokens, positions, prefill, watch=None):
+        self.model = model
+        self.attention = attention
+        self.tokens = torch.from_numpy(tokens)[None].to(model.device)
+        # Models without rotary embedding may not take positions at all.
+        usual = bool((positions == range(len(positions))).all())
+        self.positions = None if usual else torch.from_numpy(positions)[None].to(model.device)
+        self.prefill = prefill
+        self.cache = None
+        attention.way = watch
+        self.cache = self._forward(slice(0, prefill), None, 1).past_key_values
+        attention.way = None
+
+    def decode(self, way):
+        """Logits [R, vocabulary] of the tokens behind the prompt, all at once, attending as `way` says."""
+        self.attention.way = way
+        try:
+            return self._forward(slice(self.prefill, None), copy.deepcopy(self.cache), 0).logits[0].float()
+        finally:
+            self.attention.way = None
+
+    def in_one_pass(self):
+        """The same logits from one pass over all tokens, without a cache."""
+        return self._forward(slice(None), None, 0, use_cache=False).logits[0, self.prefill :].float()
+
+    def targets(self):
+        """[R - 1] the tokens that the logits' rows 0..R-2 have to predict."""
+        return self.tokens[0, self.prefill + 1 :]
+
+    def _forward(self, part, cache, logits_to_keep, use_cache=True):
+        where = {} if self.positions is None else {"position_ids": self.positions[:, part]}
+        with torch.no_grad():
+            return self.model(
+                input_ids=self.tokens[:, part],
+                past_key_values=cache,
+                use_cache=use_cache,
+                logits_to_keep=logits_to_keep,
+                **where,
+            )

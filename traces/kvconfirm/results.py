@@ -1,0 +1,128 @@
+"""What `kvreplay run` left: cells of results.csv, gathered into what one run of the model confirms."""
+
+import csv
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvdump.errors import UsageError
+
+COLUMNS = (
+    "key",
+    "trace_id",
+    "model",
+    "prompt",
+    "layer",
+    "kv_head",
+    "method",
+    "params",
+    "given",
+    "budget_tokens",
+    "seed",
+    "n_prefill",
+    "n_tokens",
+    "status",
+)
+
+
+@dataclass
+class Instance:
+    """A method with its parameters, one budget, one seed, on one prompt: cells of all layers and kv heads.
+
+    `budget_tokens` and `seed` are as in results.csv, "" where the method has none.
+    """
+
+    trace_id: str
+    model: str
+    prompt: str
+    method: str
+    given: str
+    budget_tokens: str
+    seed: str
+    n_prefill: int
+    n_tokens: int
+    params: str  # of the first layer: some methods resolve theirs layer by layer
+    cells: dict = field(default_factory=dict)  # (layer, kv head) -> key
+    failed: list = field(default_factory=list)  # (layer, kv head) of cells without a result
+
+    @property
+    def name(self):
+        """ "h2o {"row_format":"int4"} B=128 seed 0", for messages."""
+        parts = [self.method, "" if self.given == "{}" else self.given]
+        parts += [f"B={self.budget_tokens}" if self.budget_tokens else ""]
+        parts += [f"seed {self.seed}" if self.seed else ""]
+        return " ".join(part for part in parts if part)
+
+    def parameters(self):
+        """Resolved parameters of the first layer, as a dict."""
+        return json.loads(self.params)
+
+
+class Results:
+    """A results folder with `results.csv` and, if the method lists were saved, `kept.h5`."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        table = self.folder / "results.csv"
+        self.instances = _gather(table, _read_rows(table))
+        self.kept_file = self.folder / "kept.h5"
+        self.meta = _read_meta(self.folder / "results.meta.json")
+
+    @property
+    def config(self):
+        """The resolved configuration, {} where none is recorded."""
+        return self.meta.get("config", {})
+
+    def trace_ids(self):
+        """Ids of the traces whose cells the table holds."""
+        return sorted({instance.trace_id for instance in self.instances})
+
+
+def _read_rows(table):
+    try:
+        with table.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(
+            f"{table}: cannot read results: {error}; give the folder that kvreplay run wrote"
+        ) from error
+    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    if missing:
+        raise UsageError(f"{table}: no column {', '.join(missing)}: not a table of kvreplay run")
+    if not rows:
+        raise UsageError(f"{table}: holds no cell")
+    return rows
+
+
+def _read_meta(path):
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from error
+
+
+def _gather(table, rows):
+    found = {}
+    for number, row in enumerate(rows, 2):
+        try:
+            where = (int(row["layer"]), int(row["kv_head"]))
+            n_prefill, n_tokens = int(row["n_prefill"]), int(row["n_tokens"])
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"{table}:{number}: {error}") from error
+        names = ("trace_id", "prompt", "method", "given", "budget_tokens", "seed")
+        identity = (*(row[name] for name in names), n_prefill, n_tokens)
+        if identity not in found:
+            texts = {name: row[name] for name in (*names, "model", "params")}
+            found[identity] = Instance(n_prefill=n_prefill, n_tokens=n_tokens, **texts)
+        instance = found[identity]
+        if where in instance.cells:
+            raise UsageError(f"{table}:{number}: layer {where[0]}, kv head {where[1]} stands twice")
+        instance.cells[where] = row["key"]
+        if where == min(instance.cells):
+            instance.params = row["params"]
+        if row["status"] != "ok":
+            instance.failed.append(where)
+    return list(found.values())

@@ -1,0 +1,118 @@
+"""confirm.csv: one row per instance and range of distances, published whole after each instance."""
+
+import csv
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from kvdump.errors import UsageError
+
+from .layer_errors import COLUMNS as LAYER_MEASURES
+
+IDENTITY = (
+    "key",
+    "trace_id",
+    "model",
+    "prompt",
+    "method",
+    "params",
+    "given",
+    "budget_tokens",
+    "seed",
+    "n_prefill",
+    "n_tokens",
+    "selection",
+    "layers",
+)
+MEASURES = (
+    "distance_from",
+    "distance_to",
+    "n_rows",
+    "loss_full",
+    "loss",
+    "loss_increase",
+    "kl_mean",
+    "kl_p95",
+    "top1_agreement",
+    "answer_exact_full",
+    "answer_exact",
+    "answer_rank_full",
+    "answer_rank",
+    "answer_logprob_full",
+    "answer_logprob",
+)
+COLUMNS = (*IDENTITY, *MEASURES, "confirm_s", "status", "error")
+LAYER_COLUMNS = (*IDENTITY, *LAYER_MEASURES)
+
+
+def key_of(instance, cells, selection, settings):
+    """Hash of everything that determines an instance's numbers, never of paths; `cells`: their keys."""
+    text = json.dumps([sorted(cells), instance.prompt, selection, settings], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def identity(instance, key, selection, layers):
+    """The columns that say what a row is about."""
+    shared = ("trace_id", "model", "prompt", "method", "params", "given", "budget_tokens", "seed")
+    texts = {name: getattr(instance, name) for name in (*shared, "n_prefill", "n_tokens")}
+    return {"key": key, **texts, "selection": selection, "layers": spans(layers)}
+
+
+def spans(numbers):
+    """ "0-29", "0,7,15" or "0-3,7" of ascending numbers."""
+    parts = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
+
+
+class Table:
+    """A CSV file that is whole at any moment: rows of finished instances are kept, a key is replaced."""
+
+    def __init__(self, path, columns=COLUMNS):
+        self.path = Path(path)
+        self.columns = columns
+        self.rows = {}  # key -> rows
+        if self.path.exists():
+            self._read()
+
+    def _read(self):
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file, restval="")
+                for row in reader:
+                    self.rows.setdefault(row["key"], []).append(row)
+        except (OSError, KeyError, csv.Error, UnicodeDecodeError) as error:
+            raise UsageError(f"{self.path}: not a table of this program: {error}; move it away") from error
+        if strange := set(reader.fieldnames or ()) - set(self.columns):
+            names = ", ".join(sorted(map(str, strange)))
+            raise UsageError(f"{self.path}: columns that this version does not write: {names}; move it away")
+
+    def done(self, key):
+        """True when an instance has a result."""
+        return any(row.get("status", "ok") == "ok" for row in self.rows.get(key, ()))
+
+    def put(self, key, rows):
+        """Publish an instance's rows."""
+        self.rows[key] = rows
+        self.write()
+
+    def write(self):
+        """Rewrite the file: temporary file, fsync, rename."""
+        part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        try:
+            with part.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+                writer.writeheader()
+                for rows in self.rows.values():
+                    writer.writerows(rows)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self.path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise UsageError(f"{self.path}: cannot be written: {error}") from error

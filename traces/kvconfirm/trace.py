@@ -1,0 +1,108 @@
+"""The recorded trace, as far as a second run of its model needs it."""
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from kvdump.dtypes import read_floats, stored_dtype
+from kvdump.errors import DumpError, UsageError
+from kvdump.sinks import layer_group
+
+from .rotation import Rotary
+
+SHAPE = ("n_layers", "n_q_heads", "n_kv_heads", "head_dim", "v_head_dim")
+
+
+class Trace:
+    """An open trace of kvdump (one file, or an index.h5 of links)."""
+
+    def __init__(self, path):
+        self.path = Path(path) / "index.h5" if Path(path).is_dir() else Path(path)
+        try:
+            self.file = h5py.File(self.path, "r")
+        except OSError as error:
+            raise DumpError(f"{self.path}: not a trace that can be read: {error}") from error
+        if self.file.attrs.get("complete") != 1 or "prompts" not in self.file:
+            raise DumpError(f"{self.path}: not a whole trace; was the dump interrupted?")
+        self.id = str(self.file.attrs.get("trace_id", ""))
+        self.model = str(self.file.attrs.get("model", ""))
+        self.revision = self.file.attrs.get("revision")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def shape(self):
+        """{name: number} of the model's sizes."""
+        return {name: int(self.file.attrs[name]) for name in SHAPE if name in self.file.attrs}
+
+    def root_attributes(self):
+        """Everything the trace says of its model, as plain values."""
+        return {name: getattr(value, "item", lambda v=value: v)() for name, value in self.file.attrs.items()}
+
+    def prompts(self):
+        """Ids of all prompts, sorted."""
+        return sorted(self.file["prompts"])
+
+    def prompt(self, prompt_id, n_tokens):
+        """Token ids and position ids (int64 arrays) of the first `n_tokens` rows of a prompt."""
+        group = self._group(f"prompts/{prompt_id}", f"no prompt {prompt_id}")
+        tokens = group["tokens"][...].astype(np.int64)
+        if len(tokens) < n_tokens:
+            raise DumpError(
+                f"{self.path}: prompt {prompt_id} has {len(tokens)} tokens, the results have {n_tokens}"
+            )
+        positions = group["position_ids"][...] if "position_ids" in group else np.arange(len(tokens))
+        return tokens[:n_tokens], positions[:n_tokens].astype(np.int64)
+
+    def answer_from(self, prompt_id):
+        """Index of the first token of a prompt's answer, None where it has none."""
+        found = self._group(f"prompts/{prompt_id}", f"no prompt {prompt_id}").attrs.get("answer_from")
+        return None if found is None else int(found)
+
+    def layers(self, prompt_id):
+        """Recorded layers of a prompt, ascending."""
+        return sorted(int(name) for name in self._group(f"prompts/{prompt_id}/layers", "no layers"))
+
+    def keys(self, prompt_id, layer, rows):
+        """(k [Hkv, rows, D] float32, storage name) of the first rows of a layer."""
+        data = self.layer(prompt_id, layer)["k"]
+        return read_floats(data)[:, :rows], stored_dtype(data)
+
+    def layer(self, prompt_id, layer):
+        """Open group of a layer."""
+        return self._group(layer_group(prompt_id, layer), f"prompt {prompt_id} has no layer {layer}")
+
+    def rotary(self, prompt_id, layer):
+        """Rotary of a layer; None where keys do not turn with their position."""
+        attributes = self.layer(prompt_id, layer).attrs
+        text = attributes.get("rope_json", self.file.attrs.get("rope_json"))
+        if attributes.get("rope", "post") == "none" or not text:
+            return None
+        rope = json.loads(text)
+        frequencies = torch.tensor(rope["inv_freq"], dtype=torch.float64)
+        return Rotary(frequencies, rope.get("layout", "half_split")) if len(frequencies) else None
+
+    def window(self, prompt_id, layer):
+        """Sliding window of a layer, 0 for none."""
+        return int(self.layer(prompt_id, layer).attrs.get("sliding_window", 0))
+
+    def _group(self, name, missing):
+        try:
+            return self.file[name]
+        except KeyError as error:
+            raise DumpError(f"{self.path}: {missing}") from error
+
+
+def trace_path(given, results):
+    """Path of the trace: the one given, or the one that the results' configuration names."""
+    if given:
+        return Path(given)
+    named = results.config.get("traces") or []
+    if len(named) != 1 or not Path(named[0]).exists():
+        raise UsageError(f"{results.folder}: which trace was replayed? give --trace FILE")
+    return Path(named[0])

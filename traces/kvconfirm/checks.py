@@ -4,7 +4,6 @@ import torch
 from kvdump.attention import mean_relative_deviation
 from kvdump.errors import DumpError, UsageError
 from kvdump.model import shape_of
-from kvdump.plan import select_layers
 from kvdump.verify import TOLERANCE_HALF_MODEL, TOLERANCE_ROWS
 
 from .table import spans
@@ -36,9 +35,8 @@ def check_shape(config, trace):
             )
 
 
-def check_layers(spec, instance, n_layers, n_kv_heads):
-    """Layers to compress (ascending); UsageError where the results lack one or one of its kv heads."""
-    layers = select_layers(spec, n_layers)
+def check_layers(layers, instance, n_kv_heads):
+    """UsageError where the results lack one of the layers to compress, or one of its kv heads."""
     held = sorted({layer for layer, _ in instance.cells})
     missing = [layer for layer in layers if layer not in held]
     if missing:
@@ -53,7 +51,6 @@ def check_layers(spec, instance, n_layers, n_kv_heads):
                 f"{instance.name}: the results lack kv heads {spans(heads)} of layer {layer}: "
                 "replay with select.kv_heads: all"
             )
-    return layers
 
 
 class KeyCheck:

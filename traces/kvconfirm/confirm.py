@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvdump.errors import DumpError, UsageError
 from kvdump.model import load_config, load_model, resolve, shape_of
+from kvdump.plan import select_layers
 from kvdump.recorder import version_attributes
 
 from . import __version__
@@ -50,9 +51,9 @@ class Confirmation:
         config = load_config(self.source)
         check_shape(config, trace)
         shape = shape_of(config)
-        layers = check_layers(args.layers, self.instances[0], shape.n_layers, shape.n_kv_heads)
-        for instance in self.instances[1:]:
-            check_layers(layers, instance, shape.n_layers, shape.n_kv_heads)
+        layers = self._layers(trace, shape.n_layers)
+        for instance in self.instances:
+            check_layers(layers, instance, shape.n_kv_heads)
         self.inputs = Inputs(trace, layers, args.select, self.results.config, args.device)
         self.settings = {"model": self.source.name, "revision": self.source.revision, "layers": layers}
         if args.select == "own":
@@ -61,6 +62,11 @@ class Confirmation:
         self.layer_table = Table(self.results.folder / "confirm_layers.csv", LAYER_COLUMNS)
         self.checks = {}
         self.failed = 0
+
+    def _layers(self, trace, n_layers):
+        """Layers to compress, ascending."""
+        spec = self.args.layers
+        return trace.attention_layers(n_layers) if spec == "all" else select_layers(spec, n_layers)
 
     def _chosen(self, instances):
         wanted = {"prompt": self.args.prompts, "method": self.args.methods, "budget_tokens": self.args.budget}

@@ -1,9 +1,11 @@
 """confirm.csv: one row per instance and range of distances, published whole after each instance."""
 
 import csv
+import fcntl
 import hashlib
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvdump.errors import UsageError
@@ -71,39 +73,53 @@ def spans(numbers):
 
 
 class Table:
-    """A CSV file that is whole at any moment: rows of finished instances are kept, a key is replaced."""
+    """A CSV file that is whole at any moment. Rows of finished instances are kept, a key's are replaced;
+    several processes may add to one file."""
 
     def __init__(self, path, columns=COLUMNS):
         self.path = Path(path)
         self.columns = columns
-        self.rows = {}  # key -> rows
-        if self.path.exists():
-            self._read()
+        self.rows = self._read()
 
     def _read(self):
+        """{key: rows} of the file."""
+        found = {}
+        if not self.path.exists():
+            return found
         try:
             with self.path.open(newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(file, restval="")
                 for row in reader:
-                    self.rows.setdefault(row["key"], []).append(row)
+                    found.setdefault(row["key"], []).append(row)
         except (OSError, KeyError, csv.Error, UnicodeDecodeError) as error:
             raise UsageError(f"{self.path}: not a table of this program: {error}; move it away") from error
         if strange := set(reader.fieldnames or ()) - set(self.columns):
             names = ", ".join(sorted(map(str, strange)))
             raise UsageError(f"{self.path}: columns that this version does not write: {names}; move it away")
+        return found
 
     def done(self, key):
         """True when an instance has a result."""
         return any(row.get("status", "ok") == "ok" for row in self.rows.get(key, ()))
 
     def put(self, key, rows):
-        """Publish an instance's rows."""
-        self.rows[key] = rows
-        self.write()
+        """Publish an instance's rows beside what others have published meanwhile."""
+        try:
+            with self._alone():
+                self.rows = self._read() | {key: rows}
+                self._write()
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot be written: {error}") from error
 
-    def write(self):
-        """Rewrite the file: temporary file, fsync, rename."""
-        part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+    @contextmanager
+    def _alone(self):
+        """While entered, no other process rewrites the table."""
+        with self.path.with_name(f".{self.path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _write(self):
+        part = self.path.with_name(f"{self.path.name}.part")
         try:
             with part.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, self.columns, lineterminator="\n")
@@ -113,6 +129,6 @@ class Table:
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(self.path)
-        except OSError as error:
+        except OSError:
             part.unlink(missing_ok=True)
-            raise UsageError(f"{self.path}: cannot be written: {error}") from error
+            raise

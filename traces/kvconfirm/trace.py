@@ -68,6 +68,11 @@ class Trace:
         """Recorded layers of a prompt, ascending."""
         return sorted(int(name) for name in self._group(f"prompts/{prompt_id}/layers", "no layers"))
 
+    def attention_layers(self, n_layers):
+        """Layers with attention, as far as the trace knows: all that it holds if all were to be recorded."""
+        options = json.loads(self.file.attrs.get("dump_json", "{}"))
+        return self.layers(self.prompts()[0]) if options.get("layers") == "all" else list(range(n_layers))
+
     def keys(self, prompt_id, layer, rows):
         """(k [Hkv, rows, D] float32, storage name) of the first rows of a layer."""
         data = self.layer(prompt_id, layer)["k"]

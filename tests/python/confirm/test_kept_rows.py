@@ -1,0 +1,255 @@
+"""From the lists of kept.h5 to weights, coded rows and turned keys: small numbers, worked out by hand."""
+
+import h5py
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvconfirm.attention import LogitRule, attend, bias_of  # noqa: E402
+from kvconfirm.kept_lists import KeptFile, Series  # noqa: E402
+from kvconfirm.losses import answer_of, compare  # noqa: E402
+from kvconfirm.rotation import Rotary, turn  # noqa: E402
+from kvconfirm.row_formats import NEVER, quantise, row_coding  # noqa: E402
+from kvconfirm.row_weights import LayerRows, moves, weigh  # noqa: E402
+from kvconfirm.table import spans  # noqa: E402
+from kvdump.errors import DumpError  # noqa: E402
+from kvdump.facts import rotate  # noqa: E402
+from reference import tier2_formats  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def series(lists, num=None, den=None):
+    off = np.cumsum([0, *map(len, lists)])
+    weights = [None if w is None else np.concatenate(w).astype(float) for w in (num, den)]
+    return Series(off, np.concatenate(lists).astype(np.int64), *weights)
+
+
+def write_kept(path, lists, name="kept", attributes=None, **weights):
+    with h5py.File(path, "w") as file:
+        group = file.create_group("cell")
+        group[f"{name}_flat"] = np.concatenate([np.asarray(one, dtype=np.int32) for one in lists])
+        group[f"{name}_off"] = np.cumsum([0, *map(len, lists)])
+        for weight, values in weights.items():
+            group[weight] = np.asarray(values, dtype=np.float32)
+        group.attrs.update(attributes or {})
+    return path
+
+
+def lists_of(path, prefill=3, tokens=5):
+    with KeptFile(path) as kept:
+        return kept.lists("cell", prefill, tokens)
+
+
+# --- Weights --------------------------------------------------------------------------------------
+
+
+def test_a_one_shot_list_stays_and_every_later_token_joins_it():
+    num, den = weigh(series([[0, 2]]), "oneshot", prefill=3, tokens=5)
+    assert num.tolist() == [[1, 0, 1, 1, 0], [1, 0, 1, 1, 1]]
+    assert den is num
+
+
+def test_a_step_attends_to_the_list_before_it_and_to_its_own_token():
+    num, _ = weigh(series([[0, 2], [2, 3], [3, 4]]), "before", prefill=3, tokens=5)
+    assert num.tolist() == [[1, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
+
+
+def test_lists_of_attended_tokens_are_taken_as_they_stand():
+    num, _ = weigh(series([[0, 3], [1, 2]]), "attended", prefill=3, tokens=5)
+    assert num.tolist() == [[1, 0, 0, 1, 0], [0, 1, 1, 0, 0]]
+
+
+def test_weights_differ_where_the_lists_say_so_and_a_new_token_weighs_one():
+    num, den = weigh(series([[0, 2]], [[3.0, 0.0]], [[2.0, 4.0]]), "oneshot", prefill=3, tokens=4)
+    assert num.tolist() == [[3, 0, 0, 1]]
+    assert den.tolist() == [[2, 0, 4, 1]]
+
+
+def test_a_layers_window_hides_what_a_one_shot_list_would_show():
+    num, _ = weigh(series([[0, 2]]), "oneshot", prefill=3, tokens=5, window=2)
+    assert num.tolist() == [[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
+
+
+def test_the_j_th_attended_token_moves_to_position_j():
+    shown = np.array([[1, 0, 0, 1, 1, 0], [1, 0, 0, 0, 1, 1]], dtype=np.float32)
+    moved = moves(shown, shown, prefill=4, positions=np.arange(6))
+    # Row 4 sees 0, 3, 4 at places 0, 1, 2 and stands at 2 itself: token 0 is 4 back and should be 2 back.
+    assert moved.tolist() == [[2, 0, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0]]
+
+
+# --- The file -------------------------------------------------------------------------------------
+
+
+def test_the_file_says_how_its_lists_are_to_be_read(tmp_path):
+    assert lists_of(write_kept(tmp_path / "a.h5", [[0, 1]], attributes={"oneshot": 1})).kind == "oneshot"
+    assert lists_of(write_kept(tmp_path / "b.h5", [[0], [3], [4]])).kind == "before"
+    assert lists_of(write_kept(tmp_path / "c.h5", [[0], [1]], name="attended")).kind == "attended"
+    after = lists_of(write_kept(tmp_path / "d.h5", [[0], [3], [4]], attributes={"attends": 1}))
+    assert after.kind == "attended"
+    assert [after.series[0].list(i).tolist() for i in range(2)] == [[3], [4]]
+
+
+def test_as_many_series_as_query_heads_that_choose_for_themselves(tmp_path):
+    found = lists_of(write_kept(tmp_path / "a.h5", [[0], [1], [2]], attributes={"oneshot": 1}))
+    assert [one.tokens.tolist() for one in found.series] == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("lists", "attributes", "message"),
+    [
+        ([[0], [3]], {}, "2 lists, 3 are needed: steps are missing"),
+        ([[0], [4], [4]], {}, "list 1 holds token 4, which has not come yet"),
+        ([[3]], {"oneshot": 1}, "list 0 holds token 3, which has not come yet"),
+        ([[0], [1], [2]], {"partial": 1}, "use --select own"),
+    ],
+)
+def test_lists_that_cannot_be_followed_are_refused(tmp_path, lists, attributes, message):
+    with pytest.raises(DumpError, match=message):
+        lists_of(write_kept(tmp_path / "kept.h5", lists, attributes=attributes))
+
+
+def test_a_cell_that_is_not_in_the_file_is_named(tmp_path):
+    write_kept(tmp_path / "kept.h5", [[0]])
+    with KeptFile(tmp_path / "kept.h5") as kept, pytest.raises(DumpError, match=r"/other: not in the file"):
+        kept.lists("other", 3, 5)
+
+
+def test_weights_of_another_length_are_refused(tmp_path):
+    write_kept(tmp_path / "kept.h5", [[0, 1]], attributes={"oneshot": 1}, num=[1.0], den=[1.0])
+    with pytest.raises(DumpError, match="num and den are not as long"):
+        lists_of(tmp_path / "kept.h5")
+
+
+# --- Attention ------------------------------------------------------------------------------------
+
+
+def numbers(*shape, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).float()
+
+
+def rows_of(num, den=None, **more):
+    num = torch.tensor(num, dtype=torch.float32)[None]
+    return LayerRows(num, num if den is None else torch.tensor(den, dtype=torch.float32)[None], **more)
+
+
+def test_the_estimator_is_the_sum_over_weighted_rows():
+    q, k, v = numbers(2, 1, 4), numbers(1, 3, 4, seed=1), numbers(1, 3, 2, seed=2)
+    num, den = [2.0, 0.0, 1.0], [1.0, 3.0, 1.0]
+    out = attend(q, k, v, rows_of([num], [den]), LogitRule(0.5))
+    for head in range(2):
+        e = [float((0.5 * (q[head, 0] @ key)).exp()) for key in k[0]]
+        top = sum(n * x * value for n, x, value in zip(num, e, v[0], strict=True))
+        expected = top / sum(d * x for d, x in zip(den, e, strict=True))
+        assert torch.allclose(out[head, 0], expected, atol=1e-6)
+
+
+def test_equal_weights_are_a_bias_on_the_logits():
+    q, k, v = numbers(2, 1, 4), numbers(1, 3, 4, seed=1), numbers(1, 3, 2, seed=2)
+    rows = rows_of([[2.0, 0.0, 0.25]])
+    assert rows.plain
+    biased = (q @ k[0].T * 0.5 + bias_of(rows.num)[0]).softmax(-1) @ v[0]
+    assert torch.allclose(attend(q, k, v, rows, LogitRule(0.5)), biased, atol=1e-6)
+
+
+def test_a_sink_takes_mass_and_gives_no_value_and_a_soft_cap_bends_the_logits():
+    q, k, v = numbers(1, 1, 4), numbers(1, 3, 4, seed=1), numbers(1, 3, 2, seed=2)
+    rule = LogitRule(0.5, softcap=0.7, sinks=torch.tensor([0.3]))
+    e = (0.7 * torch.tanh(q[0] @ k[0].T * 0.5 / 0.7)).exp()
+    expected = e @ v[0] / (e.sum() + np.exp(0.3))
+    assert torch.allclose(attend(q, k, v, rows_of([[1.0, 1, 1]]), rule)[0], expected, atol=1e-6)
+
+
+def test_query_heads_of_a_group_read_their_own_kv_head():
+    q, k, v = numbers(4, 2, 4), numbers(2, 3, 4, seed=1), numbers(2, 3, 2, seed=2)
+    num = torch.ones(2, 2, 3)
+    out = attend(q, k, v, LayerRows(num, num), LogitRule(1.0))
+    for head in range(4):
+        assert torch.allclose(out[head], (q[head] @ k[head // 2].T).softmax(-1) @ v[head // 2], atol=1e-6)
+
+
+def test_a_turned_key_is_the_key_of_another_position():
+    rotary = Rotary(torch.tensor([1.0, 0.25], dtype=torch.float64), "half_split")
+    key = numbers(1, 4)
+    expected = rotate(key.double().numpy(), 3 * rotary.inv_freq.numpy(), "half_split")
+    assert np.allclose(turn(key, torch.tensor([3]), rotary), expected, atol=1e-6)
+    q, v = numbers(1, 1, 4, seed=1), numbers(1, 2, 2, seed=2)
+    k = numbers(1, 2, 4, seed=3)
+    moved = torch.tensor([[[3, 0]]], dtype=torch.int32)
+    out = attend(q, k, v, rows_of([[1.0, 1]], moved=moved), LogitRule(1.0), rotary)
+    there = torch.stack(
+        [
+            torch.from_numpy(
+                rotate(k[0, 0].double().numpy(), 3 * rotary.inv_freq.numpy(), "half_split")
+            ).float(),
+            k[0, 1],
+        ]
+    )
+    assert torch.allclose(out[0], (q[0] @ there.T).softmax(-1) @ v[0], atol=1e-6)
+
+
+# --- Row formats ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 8), (8, 5), (2, 3)])
+def test_codes_are_those_of_the_definition(bits, group):
+    x = np.random.default_rng(3).standard_normal((6, 16))
+    x[2, :8] = 1.5  # a group without a range
+    expected = tier2_formats.quantise_rows(x, group, 2**bits - 1)
+    assert np.array_equal(quantise(torch.from_numpy(x), group, bits).numpy(), expected)
+
+
+def test_a_token_is_exact_in_its_own_step_and_coded_afterwards():
+    coding = row_coding({"name": "int4", "group": 64}, None, prefill=3, tokens=6)
+    assert coding.key_from.tolist() == [0, 0, 0, 1, 2, 3]
+
+
+def test_kivi_waits_for_a_full_residual_and_leaves_the_newest_values_exact():
+    lists = [[0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [2, 3, 4, 5, 6], [3, 4, 5, 6, 7]]
+    form = {"name": "kivi", "bits": 2, "g": 2, "R": 4}
+    coding = row_coding(form, lambda i: np.array(lists[i]), prefill=5, tokens=8)
+    # After the prompt four of five keys are due, in groups of two; the fifth waits for three more, which come
+    # one a step: after step 3 token 4, 5, 6, 7 would be four, but no row follows.
+    assert [block.tolist() for block in coding.key_blocks] == [[0, 1], [2, 3]]
+    assert coding.key_from.tolist() == [0, 0, 0, 0, NEVER, NEVER, NEVER, NEVER]
+    assert coding.value_from.tolist() == [0, 1, 2, NEVER, NEVER, NEVER, NEVER, NEVER]
+
+
+# --- Losses ---------------------------------------------------------------------------------------
+
+
+def test_losses_are_nats_a_token_by_distance_from_the_prompt():
+    full = torch.zeros(40, 2)
+    worse = full.clone()
+    worse[20:, 0] = np.log(3.0)  # probabilities 3/4 and 1/4 from row 20 on
+    losses = compare(full, worse, torch.ones(39, dtype=torch.int64))
+    ranges = {(first, last): means for first, last, means in losses.ranges()}
+    assert list(ranges) == [(0, 39), (0, 16), (16, 39)]
+    whole = ranges[0, 39]
+    assert whole["loss_full"] == pytest.approx(np.log(2))
+    assert whole["loss_increase"] == pytest.approx(19 / 39 * np.log(2))
+    assert whole["kl_mean"] == pytest.approx(19 / 39 * 0.5 * np.log(4 / 3))
+    assert ranges[0, 16]["loss_increase"] == 0 and ranges[0, 16]["kl_mean"] == 0
+
+
+def test_agreement_counts_equal_first_choices():
+    full = torch.tensor([[2.0, 1, 0], [0, 1, 2], [1, 2, 0], [0, 0, 1]])
+    other = torch.tensor([[9.0, 1, 0], [3, 1, 2], [1, 2, 0], [1, 0, 0]])
+    _, _, means = compare(full, other, torch.zeros(3, dtype=torch.int64)).ranges()[0]
+    assert means["top1_agreement"] == pytest.approx(2 / 3)
+    assert means["n_rows"] == 3
+
+
+def test_an_answer_is_exact_where_all_its_tokens_rank_first():
+    logits = torch.tensor([[9.0, 0, 0], [0, 5, 1], [0, 1, 5], [0, 0, 0]])
+    right = answer_of(logits, torch.tensor([2, 1, 2]), first=1)
+    assert (right.exact, right.rank) == (True, 1)
+    wrong = answer_of(logits, torch.tensor([2, 1, 0]), first=1)
+    assert (wrong.exact, wrong.rank) == (False, 3)
+    assert wrong.log_probability == pytest.approx(float(logits[1:3].log_softmax(-1)[[0, 1], [1, 0]].sum()))
+
+
+def test_spans_name_neighbours_together():
+    assert spans(range(30)) == "0-29"
+    assert spans([0, 1, 2, 7, 9, 10]) == "0-2,7,9-10"

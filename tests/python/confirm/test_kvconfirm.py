@@ -1,0 +1,402 @@
+"""kvconfirm on tiny random models, with the real engine."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import h5py  # noqa: E402
+import numpy as np  # noqa: E402
+from confirm_fixture import (  # noqa: E402
+    METHODS,
+    PREFILL,
+    SIZES,
+    TOKENS,
+    change_kept,
+    confirm,
+    copy_of,
+    record,
+    replay,
+    rows,
+    saved,
+    tiny_llama,
+    tokens_of,
+    whole,
+)
+from kvconfirm.trace import Trace  # noqa: E402
+from kvreplay_cli import BINARY, ROOT, table  # noqa: E402
+
+pytestmark = pytest.mark.torch
+WRITES_ROWS = {"wildcat", "qjl"}
+
+
+def meta(out):
+    return json.loads((out / "confirm.meta.json").read_text())
+
+
+# --- What is attended to --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_the_models_masks_give_the_engines_outputs_for_every_method_with_lists(tiny, own_copy, layer):
+    _, model, trace = tiny
+    code = confirm(own_copy, model, "--trace", trace, "--layers", layer, "--verify")
+    failed = {row["method"]: row["error"] for row in rows(own_copy, status="failed")}
+    assert set(failed) == WRITES_ROWS and all("--select own" in error for error in failed.values())
+    assert code == 1
+    deviations = meta(own_copy)["full_model"]["b"]["layer_output"]
+    assert len(deviations) == len(METHODS) + 1
+    assert max(deviations.values()) < 1e-5
+
+
+def test_own_selection_gives_the_engines_outputs_for_every_method_while_nothing_has_drifted(tiny, own_copy):
+    _, model, trace = tiny
+    words = ("--trace", trace, "--layers", 1, "--verify", "--select", "own", "--kvreplay", BINARY)
+    assert confirm(own_copy, model, *words) == 0
+    assert len(whole(own_copy, status="ok", selection="own")) == len(METHODS) + 3
+
+
+def test_a_witness_speaks_up_when_the_lists_are_others(tiny, own_copy):
+    _, model, trace = tiny
+
+    def shift(group):
+        if "kept_flat" in group and group.attrs.get("oneshot"):
+            group["kept_flat"][...] = np.maximum(group["kept_flat"][...] - 1, 0)
+
+    change_kept(own_copy, shift)
+    words = ("--trace", trace, "--layers", 0, "--verify", "--methods", "snapkv,h2o")
+    assert confirm(own_copy, model, *words) == 1
+    assert {row["method"] for row in rows(own_copy, status="failed")} == {"snapkv"}
+    assert "differs from the engine's" in rows(own_copy, status="failed")[0]["error"]
+
+
+# --- The measures ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def confirmed(tiny, tmp_path_factory):
+    """Results of which every layer was compressed."""
+    out, model, trace = tiny
+    out = copy_of(out, tmp_path_factory.mktemp("confirmed") / "out")
+    confirm(out, model, "--trace", trace)
+    return out
+
+
+def test_the_hook_without_a_mask_leaves_the_logits_as_they_are(confirmed):
+    found = meta(confirmed)["full_model"]["b"]
+    assert found["without_mask"] == 0
+    assert found["mask_of_all"] < 1e-4 and found["one_pass"] < 1e-4
+
+
+def test_keeping_everything_loses_nothing(confirmed):
+    for row in rows(confirmed, method="exact"):
+        assert float(row["loss_increase"]) == 0
+        assert float(row["kl_mean"]) == 0
+        assert float(row["top1_agreement"]) == 1
+
+
+def test_compression_of_all_layers_costs_something(confirmed):
+    for row in whole(confirmed, status="ok"):
+        if row["method"] != "exact":
+            assert float(row["kl_mean"]) > 0
+            assert float(row["loss_full"]) == float(whole(confirmed, method="exact")[0]["loss_full"])
+
+
+def test_each_instance_has_the_names_that_it_has_in_the_results(confirmed):
+    shared = (
+        "trace_id",
+        "model",
+        "prompt",
+        "method",
+        "given",
+        "budget_tokens",
+        "seed",
+        "n_prefill",
+        "n_tokens",
+    )
+    named = {tuple(row[name] for name in shared) for row in table(confirmed)}
+    assert {tuple(row[name] for name in shared) for row in rows(confirmed)} == named
+    assert len({row["key"] for row in rows(confirmed)}) == len(named)
+
+
+def test_ranges_of_distances_follow_the_whole(confirmed):
+    found = [(row["distance_from"], row["distance_to"]) for row in rows(confirmed, method="tova")]
+    assert found == [("0", "31"), ("0", "16"), ("16", "31")]
+    parts = [(int(row["n_rows"]), float(row["loss"])) for row in rows(confirmed, method="tova")]
+    mean = sum(n * loss for n, loss in parts[1:]) / sum(n for n, _ in parts[1:])
+    assert parts[0][1] == pytest.approx(mean, abs=1e-6)
+
+
+def test_losses_are_those_of_the_model_under_the_same_mask(tiny, confirmed):
+    """The window of the last tokens, by a mask that transformers makes itself: an independent way."""
+    _, folder, trace = tiny
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    out = replay(trace, confirmed.parent / "window", [{"name": "window"}], select={"prompts": ["b"]})
+    assert confirm(out, folder, "--trace", trace) == 0
+    ids = tokens_of(1)  # of prompt b
+    steps = torch.arange(TOKENS)
+    hidden = steps[None, :] > steps[:, None]
+    # A window of 16 attends to the 16 tokens before the new one.
+    hidden |= (steps[:, None] >= PREFILL) & (steps[None, :] < steps[:, None] - 16)
+    mask = torch.zeros(TOKENS, TOKENS).masked_fill(hidden, -torch.inf)[None, None]
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[0]
+    loss = torch.nn.functional.cross_entropy(logits[PREFILL:-1], ids[0, PREFILL + 1 :])
+    assert float(whole(out)[0]["loss"]) == pytest.approx(float(loss), abs=1e-5)
+
+
+def test_the_layers_errors_are_the_engines(confirmed):
+    engine = {}
+    for row in table(confirmed):
+        engine.setdefault((row["method"], row["given"], row["layer"]), []).append(
+            float(row["rel_err_out_mean"])
+        )
+    compared = 0
+    for row in rows(confirmed, "confirm_layers.csv"):
+        if row["rel_err_out_mean"]:
+            expected = np.mean(engine[row["method"], row["given"], row["layer"]])
+            assert float(row["rel_err_out_mean"]) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+            compared += 1
+    assert compared == 3 * (len(METHODS) + 1)
+
+
+def test_in_the_first_layer_the_drift_is_the_error_behind_the_projection(confirmed):
+    for row in rows(confirmed, "confirm_layers.csv", layer="0"):
+        assert float(row["drift_mean"]) == pytest.approx(float(row["rel_err_resid_mean"]), abs=1e-6)
+    deeper = rows(confirmed, "confirm_layers.csv", layer="2", method="streaming_llm")
+    assert float(deeper[0]["drift_mean"]) != pytest.approx(float(deeper[0]["rel_err_resid_mean"]), rel=0.01)
+
+
+def test_choices_on_the_compressed_models_own_numbers_differ_in_deeper_layers(tiny, own_copy):
+    _, model, trace = tiny
+    words = ("--trace", trace, "--methods", "h2o,snapkv")
+    assert confirm(own_copy, model, *words) == 0
+    assert confirm(own_copy, model, *words, "--select", "own", "--kvreplay", BINARY) == 0
+    for given in ("{}", '{"window":4}'):
+        recorded, own = (whole(own_copy, given=given, selection=way)[0] for way in ("recorded", "own"))
+        assert recorded["key"] != own["key"]
+        if recorded["method"] == "h2o":  # it goes on choosing while it decodes; snapkv chose in the prompt
+            assert recorded["loss"] != own["loss"]
+        else:
+            assert float(recorded["loss"]) == pytest.approx(float(own["loss"]), abs=1e-5)
+
+
+# --- Other architectures --------------------------------------------------------------------------
+
+
+def mistral():
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=24))
+
+
+def gemma2():
+    sizes = SIZES | {"head_dim": 8, "sliding_window": 24, "query_pre_attn_scalar": 8}
+    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**sizes))
+
+
+def gpt_oss():
+    sizes = SIZES | {"head_dim": 8, "sliding_window": 24, "num_local_experts": 2, "num_experts_per_tok": 1}
+    return transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes))
+
+
+def gpt_neox():
+    sizes = {name: value for name, value in SIZES.items() if name != "num_key_value_heads"}
+    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes))
+
+
+@pytest.mark.parametrize("build", [mistral, gemma2, gpt_oss, gpt_neox])
+def test_windows_soft_caps_sinks_and_partial_rotation_are_followed(build, tmp_path):
+    torch.manual_seed(0)
+    model = build().eval()
+    trace = record(model, tmp_path / "trace.h5")
+    methods = [
+        {"name": "exact"},
+        {"name": "streaming_llm", "sinks": 2},
+        {"name": "h2o", "row_format": {"name": "int4", "group": 4}},
+        {"name": "snapkv", "window": 4},
+        {"name": "uniform", "sinks": 2, "recent": 4},
+    ]
+    out = replay(trace, tmp_path / "out", methods)
+    folder = saved(model, tmp_path / "model")
+    for layer in range(3):
+        assert confirm(out, folder, "--trace", trace, "--layers", layer, "--verify") == 0
+    assert confirm(out, folder, "--trace", trace, "--methods", "exact") == 0
+    assert float(whole(out, method="exact", layers="0-2")[0]["loss_increase"]) == pytest.approx(0, abs=1e-6)
+
+
+# --- What does not fit ----------------------------------------------------------------------------
+
+
+def refused(capsys, out, model, *words, code=2):
+    assert confirm(out, model, *words) == code
+    assert not (out / "confirm.csv").exists()
+    return capsys.readouterr().err
+
+
+def test_a_trace_that_was_not_replayed_is_refused(tiny, own_copy, tmp_path, capsys):
+    other = record(tiny_llama(seed=4), tmp_path / "other.h5")
+    message = refused(capsys, own_copy, tiny[1], "--trace", other)
+    assert "give the trace that was replayed" in message and str(other) in message
+
+
+def test_a_model_of_another_shape_is_refused_by_the_name_of_what_differs(tiny, own_copy, tmp_path, capsys):
+    other = saved(tiny_llama(num_hidden_layers=4), tmp_path / "model")
+    message = refused(capsys, own_copy, other, "--trace", tiny[2])
+    assert "the model has n_layers = 4" in message and "recorded from a model with 3" in message
+
+
+def test_a_model_with_other_weights_is_refused_by_its_keys(tiny, own_copy, tmp_path, capsys):
+    other = saved(tiny_llama(seed=7), tmp_path / "model")
+    message = refused(capsys, own_copy, other, "--trace", tiny[2])
+    assert "the model's keys differ from the recorded ones" in message and "prompt b" in message
+
+
+def test_results_that_lack_layers_say_which_and_what_to_do(tiny, tmp_path, capsys):
+    some = {"layers": [0, 2], "prompts": ["b"]}
+    out = replay(tiny[2], tmp_path / "out", [{"name": "h2o"}], select=some)
+    message = refused(capsys, out, tiny[1], "--trace", tiny[2])
+    assert "the results hold layers 0,2, not 1" in message and "--layers 0,2" in message
+    assert confirm(out, tiny[1], "--trace", tiny[2], "--layers", "0,2") == 0
+    assert whole(out)[0]["layers"] == "0,2"
+
+
+def test_all_layers_are_those_with_attention_where_the_trace_holds_them_all(tiny, tmp_path):
+    """Some models have attention in every fourth layer alone."""
+    path = tmp_path / "some.h5"
+    path.write_bytes(tiny[2].read_bytes())
+    with h5py.File(path, "r+") as file:
+        for prompt in "ab":
+            del file[f"prompts/{prompt}/layers/001"]
+    with Trace(path) as trace:
+        assert trace.attention_layers(3) == [0, 2]
+    with h5py.File(path, "r+") as file:
+        file.attrs["dump_json"] = json.dumps({"layers": [0, 2]})
+    with Trace(path) as trace:
+        assert trace.attention_layers(3) == [0, 1, 2]
+
+
+def test_results_that_lack_kv_heads_say_which(tiny, tmp_path, capsys):
+    some = {"kv_heads": [1], "prompts": ["b"]}
+    out = replay(tiny[2], tmp_path / "out", [{"name": "h2o"}], select=some)
+    assert "lack kv heads 0 of layer 0" in refused(capsys, out, tiny[1], "--trace", tiny[2])
+
+
+def test_results_without_lists_say_how_to_save_them(tiny, own_copy, capsys):
+    (own_copy / "kept.h5").unlink()
+    message = refused(capsys, own_copy, tiny[1], "--trace", tiny[2], code=3)
+    assert "kept.h5" in message and "output.save: [kept]" in message
+
+
+def test_missing_steps_fail_the_instance_and_no_other(tiny, own_copy):
+    def cut(group):
+        if "kept_off" in group and not group.attrs.get("oneshot"):
+            del group["kept_off"]
+            group["kept_off"] = np.array([0, group["kept_flat"].shape[0]])
+
+    change_kept(own_copy, cut)
+    assert confirm(own_copy, tiny[1], "--trace", tiny[2], "--methods", "h2o,snapkv") == 1
+    assert {row["method"] for row in rows(own_copy, status="ok")} == {
+        "h2o",
+        "snapkv",
+    }  # hf_mask: attended lists
+    errors = [row["error"] for row in rows(own_copy, status="failed")]
+    assert errors and all("steps are missing" in error for error in errors)
+
+
+def test_no_results_are_refused(tiny, tmp_path, capsys):
+    assert confirm(tmp_path, tiny[1]) == 2
+    assert "give the folder that kvreplay run wrote" in capsys.readouterr().err
+
+
+def test_a_choice_that_the_results_do_not_hold_lists_what_they_hold(tiny, own_copy, capsys):
+    message = refused(capsys, own_copy, tiny[1], "--trace", tiny[2], "--methods", "h2o,nosuch")
+    assert "no method nosuch" in message and "snapkv" in message
+
+
+def test_a_table_of_something_else_is_left_alone(tiny, own_copy, capsys):
+    (own_copy / "confirm.csv").write_text("key,colour\n1,red\n")
+    assert confirm(own_copy, tiny[1], "--trace", tiny[2]) == 2
+    assert "colour" in capsys.readouterr().err
+    assert (own_copy / "confirm.csv").read_text() == "key,colour\n1,red\n"
+
+
+# --- Runs that go on ------------------------------------------------------------------------------
+
+
+def test_running_again_does_only_what_is_missing(tiny, own_copy, capsys):
+    words = ("--trace", tiny[2], "--methods", "h2o,tova")
+    assert confirm(own_copy, tiny[1], "--trace", tiny[2], "--methods", "tova") == 0
+    first = rows(own_copy)
+    assert confirm(own_copy, tiny[1], *words) == 0
+    assert "6 to run" in capsys.readouterr().err  # six ways of h2o
+    assert rows(own_copy)[: len(first)] == first
+    before = (own_copy / "confirm.csv").read_bytes()
+    assert confirm(own_copy, tiny[1], *words) == 0
+    assert "0 to run" in capsys.readouterr().err
+    assert (own_copy / "confirm.csv").read_bytes() == before
+
+
+def test_an_interrupted_run_keeps_what_is_finished(tiny, own_copy, monkeypatch):
+    from kvconfirm.prompt_job import PromptJob
+
+    whole_one = PromptJob.confirm
+
+    def interrupted(self, number, key):
+        if number == 2:
+            raise KeyboardInterrupt
+        return whole_one(self, number, key)
+
+    monkeypatch.setattr(PromptJob, "confirm", interrupted)
+    assert confirm(own_copy, tiny[1], "--trace", tiny[2]) == 130
+    assert len(whole(own_copy)) == 2
+
+
+def test_a_dry_run_writes_nothing(tiny, own_copy, capsys):
+    assert confirm(own_copy, tiny[1], "--trace", tiny[2], "--dry-run") == 0
+    assert "17 instances on 1 prompts, 17 to run, 3 layers" in capsys.readouterr().err
+    assert not (own_copy / "confirm.csv").exists()
+
+
+def test_what_another_process_publishes_meanwhile_stays(tiny, own_copy, monkeypatch):
+    from kvconfirm.prompt_job import PromptJob
+
+    words = ("--trace", tiny[2], "--methods")
+    whole_one, others = PromptJob.confirm, []
+
+    def beside(self, number, key):
+        if not others:
+            others.append(confirm)
+            with monkeypatch.context() as patch:
+                patch.setattr(PromptJob, "confirm", whole_one)
+                other = subprocess.run(
+                    [sys.executable, "-m", "kvconfirm", own_copy, "--model", tiny[1], *words, "exact"],
+                    env={**os.environ, "PYTHONPATH": str(ROOT / "traces")}, check=False,
+                )  # fmt: skip
+                assert other.returncode == 0
+        return whole_one(self, number, key)
+
+    monkeypatch.setattr(PromptJob, "confirm", beside)
+    assert confirm(own_copy, tiny[1], *words, "tova") == 0
+    assert {row["method"] for row in whole(own_copy, status="ok")} == {"exact", "tova"}
+    assert {row["method"] for row in rows(own_copy, "confirm_layers.csv")} == {"exact", "tova"}
+
+
+def test_a_table_that_cannot_be_written_is_an_error_and_leaves_the_old_one(
+    tiny, own_copy, capsys, monkeypatch
+):
+    words = ("--trace", tiny[2], "--methods")
+    assert confirm(own_copy, tiny[1], *words, "exact") == 0
+    before = (own_copy / "confirm.csv").read_bytes()
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert confirm(own_copy, tiny[1], *words, "tova") == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert (own_copy / "confirm.csv").read_bytes() == before
+    assert not list(own_copy.glob("*.part"))

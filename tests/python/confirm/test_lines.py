@@ -1,0 +1,145 @@
+"""The retrieval probe: prompts, what kvdump records of them, and what counts as an answer."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import kvdump  # noqa: E402
+from confirm_fixture import confirm, replay, rows, saved, tiny_llama, tokens_of, whole  # noqa: E402
+from kvconfirm.cli import main  # noqa: E402
+from kvconfirm.lines import prompt  # noqa: E402
+from kvdump.errors import UsageError  # noqa: E402
+from kvdump.prompts import read_prompts  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Letters:
+    """A tokenizer of single characters."""
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [1] * add_special_tokens + [ord(letter) for letter in text]}
+
+
+def test_a_prompt_is_a_function_of_lines_number_and_seed():
+    assert prompt(10, 3, seed=1) == prompt(10, 3, seed=1)
+    others = [prompt(10, 4, seed=1), prompt(10, 3, seed=2), prompt(11, 3, seed=1)]
+    assert all(other["text"] != prompt(10, 3, seed=1)["text"] for other in others)
+
+
+@pytest.mark.parametrize("ask", ["after", "inside"])
+def test_the_answer_stands_in_the_line_that_is_asked_for_and_in_no_other(ask):
+    one = prompt(40, 0, seed=0, ask=ask)
+    assert one["text"].count("holds ") == 40
+    asked = one["then"].splitlines()[-1]
+    assert one["text"].count(f"{asked}{one['answer']}.\n") == 1
+    assert one["text"].count(asked) == 1
+    assert ("Once more" in one["text"]) == (ask == "inside")
+
+
+def test_lines_writes_prompts_that_kvdump_reads(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    assert main(["lines", "-o", str(path), "--lines", "2,5", "--count", "3"]) == 0
+    prompts = read_prompts(path)
+    assert [p.id for p in prompts][:4] == [
+        "lines-0002-000",
+        "lines-0002-001",
+        "lines-0002-002",
+        "lines-0005-000",
+    ]
+    first, then, answer = prompts[0].parts(Letters())
+    assert first[0] == 1 and then[0] != 1 and answer[0] == ord(" ")
+    assert len(answer) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lines", "10,x"], "--lines 10,x: a list such as 10,20,40"),
+        (["--lines", "0"], "--lines takes 1..384"),
+        (["--count", "0"], "--count at least 1"),
+    ],
+)
+def test_absurd_numbers_of_lines_are_refused(tmp_path, capsys, words, message):
+    assert main(["lines", "-o", str(tmp_path / "x.jsonl"), *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_then_and_answer_must_be_text(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"text": "a", "answer": 3}) + "\n")
+    with pytest.raises(UsageError, match="`answer` must be a string"):
+        read_prompts(path)
+
+
+def test_a_folder_of_texts_is_a_prompt_each_named_after_its_file(tmp_path):
+    (tmp_path / "b.txt").write_text("two")
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "notes.md").write_text("no prompt")
+    assert [(p.id, p.text) for p in read_prompts(tmp_path)] == [("a", "one"), ("b", "two")]
+
+
+@pytest.mark.parametrize("text", [None, "  \n"])
+def test_a_folder_without_text_is_refused(tmp_path, text):
+    if text:
+        (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(UsageError, match=r"no \.txt file|a\.txt is empty"):
+        read_prompts(tmp_path)
+
+
+# --- Answers of a tiny model ----------------------------------------------------------------------
+
+PROMPT, ANSWER_FROM, TOTAL = 40, 60, 64
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory):
+    """(results, model folder, trace): prompt "right" ends in what the model writes, "wrong" does not."""
+    folder = tmp_path_factory.mktemp("answered")
+    model = tiny_llama()
+    asked = tokens_of(9)[:, :ANSWER_FROM]
+    with torch.no_grad():
+        right = model.generate(
+            asked, attention_mask=torch.ones_like(asked), max_new_tokens=TOTAL - ANSWER_FROM, do_sample=False,
+            eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    wrong = right.clone()
+    wrong[0, -1] = (wrong[0, -1] + 1) % 64
+    trace = folder / "trace.h5"
+    where = {"n_prompt": PROMPT, "n_generated": TOTAL - PROMPT, "answer_from": ANSWER_FROM}
+    with kvdump.record(model, trace) as recorder, torch.no_grad():
+        for name, ids in (("right", right), ("wrong", wrong)):
+            with recorder.prompt(name, where):
+                model(input_ids=ids, use_cache=False)
+    methods = [{"name": "exact"}, {"name": "window"}]
+    out = replay(trace, folder / "out", methods, budget=4, replay={"prefill": "trace"})
+    return out, saved(model, folder / "model"), trace
+
+
+def test_an_answer_is_exact_where_greedy_decoding_writes_it(answered):
+    out, model, trace = answered
+    assert confirm(out, model, "--trace", trace) == 0
+    right, wrong = (whole(out, prompt=name, method="exact")[0] for name in ("right", "wrong"))
+    assert (right["answer_exact_full"], right["answer_exact"], right["answer_rank"]) == ("1", "1", "1")
+    assert (wrong["answer_exact_full"], wrong["answer_exact"]) == ("0", "0")
+    assert int(wrong["answer_rank"]) > 1
+    lost = whole(out, prompt="right", method="window")[0]
+    assert lost["answer_exact_full"] == "1"
+    assert float(lost["answer_logprob"]) < float(lost["answer_logprob_full"])
+    assert (lost["answer_exact"] == "1") == (lost["answer_rank"] == "1")
+
+
+def test_only_the_row_of_all_distances_holds_the_answer(answered):
+    out, model, trace = answered
+    confirm(out, model, "--trace", trace)
+    parts = [row for row in rows(out, prompt="right", method="window") if row["distance_to"] == "16"]
+    assert parts and all(row["answer_exact"] == "" for row in parts)
+
+
+def test_an_answer_that_was_compressed_away_is_an_error(answered, tmp_path, capsys):
+    out = replay(answered[2], tmp_path / "out", [{"name": "window"}], replay={"prefill": 61})
+    assert confirm(out, answered[1], "--trace", answered[2]) == 2
+    assert "its answer begins at token 60, the replay compressed 61 of 64" in capsys.readouterr().err

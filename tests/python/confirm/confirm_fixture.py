@@ -25,7 +25,7 @@ METHODS = [
     {"name": "tova"},
     {"name": "snapkv", "window": 4},
     {"name": "snapkv", "window": 4, "gqa.level": "query"},
-    {"name": "snapkv", "window": 4, "row_format": "bf16"},
+    {"name": "snapkv", "window": 4, "gqa.level": "query", "row_format": "bf16"},
     {"name": "uniform", "sinks": 2, "recent": 4},
     {"name": "topk_oracle", "per_head": True},
 ]

@@ -161,9 +161,10 @@ def test_a_sink_takes_mass_and_gives_no_value_and_a_soft_cap_bends_the_logits():
     assert torch.allclose(attend(q, k, v, rows_of([[1.0, 1, 1]]), rule)[0], expected, atol=1e-6)
 
 
-def test_query_heads_of_a_group_read_their_own_kv_head():
+@pytest.mark.parametrize("series", [2, 4])
+def test_query_heads_of_a_group_read_their_own_kv_head(series):
     q, k, v = numbers(4, 2, 4), numbers(2, 3, 4, seed=1), numbers(2, 3, 2, seed=2)
-    num = torch.ones(2, 2, 3)
+    num = torch.ones(series, 2, 3)
     out = attend(q, k, v, LayerRows(num, num), LogitRule(1.0))
     for head in range(4):
         assert torch.allclose(out[head], (q[head] @ k[head // 2].T).softmax(-1) @ v[head // 2], atol=1e-6)

@@ -95,23 +95,29 @@ def test_a_folder_without_text_is_refused(tmp_path, text):
 PROMPT, ANSWER_FROM, TOTAL = 40, 60, 64
 
 
+def greedy(model, ids):
+    """ids [1, n] and what the model writes behind them, up to TOTAL tokens."""
+    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.no_grad():
+        mask = torch.ones_like(ids)
+        return model.generate(ids, attention_mask=mask, max_new_tokens=TOTAL - ids.shape[1], **options)
+
+
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory):
-    """(results, model folder, trace): prompt "right" ends in what the model writes, "wrong" does not."""
+    """(results, model folder, trace). Prompt "right" ends in what the model writes, "wrong" in another last
+    token; in "start" the first token is another one, and then comes what the model writes behind that."""
     folder = tmp_path_factory.mktemp("answered")
     model = tiny_llama()
     asked = tokens_of(9)[:, :ANSWER_FROM]
-    with torch.no_grad():
-        right = model.generate(
-            asked, attention_mask=torch.ones_like(asked), max_new_tokens=TOTAL - ANSWER_FROM, do_sample=False,
-            eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
+    right = greedy(model, asked)
     wrong = right.clone()
     wrong[0, -1] = (wrong[0, -1] + 1) % 64
+    start = greedy(model, torch.cat([asked, (right[:, ANSWER_FROM : ANSWER_FROM + 1] + 1) % 64], dim=1))
     trace = folder / "trace.h5"
     where = {"n_prompt": PROMPT, "n_generated": TOTAL - PROMPT, "answer_from": ANSWER_FROM}
     with kvdump.record(model, trace) as recorder, torch.no_grad():
-        for name, ids in (("right", right), ("wrong", wrong)):
+        for name, ids in (("right", right), ("wrong", wrong), ("start", start)):
             with recorder.prompt(name, where):
                 model(input_ids=ids, use_cache=False)
     methods = [{"name": "exact"}, {"name": "window"}]
@@ -122,10 +128,11 @@ def answered(tmp_path_factory):
 def test_an_answer_is_exact_where_greedy_decoding_writes_it(answered):
     out, model, trace = answered
     assert confirm(out, model, "--trace", trace) == 0
-    right, wrong = (whole(out, prompt=name, method="exact")[0] for name in ("right", "wrong"))
+    right, wrong, start = (whole(out, prompt=name, method="exact")[0] for name in ("right", "wrong", "start"))
     assert (right["answer_exact_full"], right["answer_exact"], right["answer_rank"]) == ("1", "1", "1")
     assert (wrong["answer_exact_full"], wrong["answer_exact"]) == ("0", "0")
     assert int(wrong["answer_rank"]) > 1
+    assert (start["answer_exact_full"], start["answer_exact"]) == ("0", "0")
     lost = whole(out, prompt="right", method="window")[0]
     assert lost["answer_exact_full"] == "1"
     assert float(lost["answer_logprob"]) < float(lost["answer_logprob_full"])

@@ -35,6 +35,8 @@ std::string values_text(const ParameterSpec& spec) {
       return join(spec.choices, " | ") + ", or {name: one of them, its parameters}";
     case Kind::boolean:
       return "true | false";
+    case Kind::file:
+      return "a path, relative to the configuration";
     case Kind::layers:
       return "a list of layers";
     case Kind::integer:
@@ -46,9 +48,12 @@ std::string values_text(const ParameterSpec& spec) {
   return "";
 }
 
-std::string budget_text(const MethodInfo& info) {
+std::string budget_text(const Method& method) {
+  const MethodInfo& info = method.info;
   if (!info.takes_budget) return "none: its size is an output";
   if (info.reads_full_cache) return "tokens that are read; the whole cache is stored";
+  if (!method.lists_in.empty())
+    return "most tokens that a list may hold; without one, lists are as long as they are";
   const std::string tokens = "tokens that stay, protected ones included";
   return info.default_fraction > 0
              ? fmt::format("{}; without one, {} of the prompt", tokens, info.default_fraction)
@@ -64,15 +69,17 @@ std::string positions_text(const MethodInfo& info) {
 // What is said of a method, in one order everywhere; empty lines are left out.
 Lines facts(const Method& method) {
   const MethodInfo& info = method.info;
-  const Lines all = {{"source", info.source},
-                     {"tier", std::to_string(info.tier)},
-                     {"alias", info.alias},
-                     {"phases", phases_text(info) + " (the first is the default)"},
-                     {"positions", positions_text(info)},
-                     {"budget", budget_text(info)},
-                     {"memory", info.memory},
-                     {"deviation", info.deviation},
-                     {"warning", info.warning}};
+  const bool told = !method.lists_in.empty();
+  const Lines all = {
+      {"source", info.source},
+      {"tier", std::to_string(info.tier)},
+      {"alias", info.alias},
+      {"phases", phases_text(info) + (told ? " (as its file says)" : " (the first is the default)")},
+      {"positions", positions_text(info)},
+      {"budget", budget_text(method)},
+      {"memory", info.memory},
+      {"deviation", info.deviation},
+      {"warning", info.warning}};
   Lines said;
   for (const auto& line : all)
     if (!line.second.empty()) said.push_back(line);

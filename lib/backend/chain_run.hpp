@@ -151,6 +151,7 @@ class ChainRun {
     };
     record.read.rows = team.count(rows, key), record.read.values = team.count(rows, value);
     record.read.exact_keys = record.read.rows, record.read.exact_values = record.read.values;
+    record.weighs = team.count(heads * rows, [&](int32_t i) { return chosen[i] == kWeighed; }) > 0;
     if (chain.scratch.row == nullptr) return;
     record.read.exact_keys =
         team.count(rows, [&](int32_t i) { return key(i) && cache.coding(i).key_exact(); });

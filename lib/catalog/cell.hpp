@@ -29,6 +29,7 @@ struct Cell {
   std::optional<int32_t> allocated;                   // this head's share, where an allocator decides
   std::optional<uint32_t> seed;                       // randomised instances only
   std::string uniforms;                               // file, or empty
+  std::string kept, kept_digest;                      // file of lists that it is given and what they are
   int32_t n_prefill = 0, n_tokens = 0, n_layers = 0;  // n_layers: of the model
   bool prompt_streams = false;                        // convention C5
   HeadShape shape{};                                  // of what decides together (gqa.level)
@@ -110,6 +111,9 @@ struct CellResult {
   std::vector<double> rel_err, partition_err, out;
   TokenLists kept, attended;
   std::vector<double> num, den;  // of the kept lists, empty when all are 1
+  // A step attends to what stands after it, rather than to what stood before and its token; lists and weights
+  // do not say all of what it attends to.
+  bool attends = false, partial = false;
 };
 
 // What a run keeps of a cell besides its measures.

@@ -79,9 +79,11 @@ const char* word(Order order) {
 
 nlohmann::json given_of(const Method& method, const nlohmann::json& params, const Axes& axes) {
   nlohmann::json given = nlohmann::json::object();
-  for (const ParameterSpec& spec : method.parameters)
-    if (params.contains(spec.name) && params.at(spec.name) != spec.default_value)
-      given[spec.name] = params.at(spec.name);
+  for (const ParameterSpec& spec : method.parameters) {
+    if (!params.contains(spec.name) || params.at(spec.name) == spec.default_value) continue;
+    const nlohmann::json& value = params.at(spec.name);
+    given[spec.name] = spec.kind == ParameterSpec::Kind::file ? file_json(value) : value;
+  }
   const nlohmann::json mine = to_json(axes), usual = to_json(method.default_axes(params));
   for (const auto& [name, value] : mine.items())
     if (!usual.contains(name) || value != usual.at(name)) given[name] = value;

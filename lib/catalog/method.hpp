@@ -8,6 +8,7 @@
 
 #include "catalog/chain_programs.hpp"
 #include "catalog/parameter.hpp"
+#include "core/given_lists.hpp"
 #include "core/method_info.hpp"
 #include "core/philox.hpp"
 #include "core/select.hpp"
@@ -39,6 +40,7 @@ struct LaneOrder {
   Axes axes;
   Scene scene;
   Draws draws;
+  GivenLists given = {};
 };
 
 struct Method {
@@ -62,7 +64,10 @@ struct Method {
   std::function<PromptNeeds(const nlohmann::json& params, const Scene&)> needs;
   std::function<Hindsight(const nlohmann::json& params)> hindsight;
   std::function<bool(const nlohmann::json& params, const Axes&)> observes;  // every decode row
-  // Looks at probabilities; a method that looks only at keys and values runs once per kv head (C9).
+  // The parameter that names a file of kept lists; "": it decides itself.
+  std::string lists_in;
+  // Looks at probabilities, or may have been decided by them; a method that looks only at keys and values
+  // runs once per kv head (C9).
   bool looks_at_queries = false;
   bool scores_prompt = false;  // takes allocators and reweighting
   // What of the prompt no selection may drop; of methods that score it.

@@ -12,7 +12,7 @@
 namespace kvreplay {
 
 struct ParameterSpec {
-  enum class Kind { integer, real, boolean, choice, layers, rows, scorer };
+  enum class Kind { integer, real, boolean, choice, layers, rows, scorer, file };
   std::string name;
   Kind kind = Kind::integer;
   double low = 0, high = 0;  // inclusive; integers and reals
@@ -39,6 +39,13 @@ inline nlohmann::json rows_json(int32_t rows) {
 inline int32_t rows_from_json(const std::string& text) {
   if (text == "full") return kAllRows;
   return text == "decode_only" ? kDecodeRows : int32_t(std::stol(text.substr(5)));
+}
+
+// A file as results show it: its name alone, so that it is the same wherever it lies.
+inline nlohmann::json file_json(const nlohmann::json& path) {
+  if (!path.is_string()) return path;
+  const std::string text = path.get<std::string>();
+  return text.substr(text.rfind('/') + 1);
 }
 
 // A word of a choice; null where a variant or the budget decides.
@@ -78,6 +85,10 @@ class Describe {
   void rows(const char* name, int32_t M::*member, const char* help) {
     add(name, ParameterSpec::Kind::rows, {1, kManyTokens}, help, "", rows_json(M{}.*member));
     specs.back().choices = {"full", "decode_only", "last:w"};
+  }
+  // A path, relative to the configuration. The policy does not see it.
+  void file(const char* name, const char* help) {
+    add(name, ParameterSpec::Kind::file, {0, 0}, help, "none: give a file", nullptr);
   }
   template <class S>
   void scorer(const char* name, S M::*member, const char* help) {
@@ -141,6 +152,7 @@ class Assign {  // json values that are present and not null go to the members; 
   void rows(const char* name, int32_t M::*member, const char*) {
     if (has(name)) method_.*member = rows_from_json(values_.at(name).template get<std::string>());
   }
+  void file(const char*, const char*) {}
   template <class S>
   void scorer(const char* name, S M::*member, const char*) {
     if (!has(name)) return;
@@ -177,7 +189,8 @@ class Assign {  // json values that are present and not null go to the members; 
 template <class M>
 class Dump {  // members -> json; a derived integer that nothing has resolved yet is null
  public:
-  explicit Dump(const M& method) : method_(method) {}
+  // given: where files stand, which no member holds.
+  explicit Dump(const M& method, const nlohmann::json* given = nullptr) : method_(method), given_(given) {}
   nlohmann::json values = nlohmann::json::object();
   void integer(const char* name, int32_t M::*member, Range, const char*, const char* = "") {
     const int32_t value = method_.*member;
@@ -201,6 +214,10 @@ class Dump {  // members -> json; a derived integer that nothing has resolved ye
     values[name] = layers_json(method_.*member);
   }
   void rows(const char* name, int32_t M::*member, const char*) { values[name] = rows_json(method_.*member); }
+  void file(const char* name, const char*) {
+    values[name] =
+        given_ != nullptr && given_->contains(name) ? file_json(given_->at(name)) : nlohmann::json();
+  }
   template <class S>
   void scorer(const char* name, S M::*member, const char*) {
     S any = method_.*member;
@@ -220,6 +237,7 @@ class Dump {  // members -> json; a derived integer that nothing has resolved ye
 
  private:
   const M& method_;
+  const nlohmann::json* given_;
 };
 
 }  // namespace kvreplay

@@ -106,4 +106,8 @@ BudgetList budgets_for(const MethodInstance& instance, const BudgetList& list) {
   return {BudgetList::Kind::fraction_kept, {share}, {instance.mark}};
 }
 
+bool runs_without_budget(const MethodInstance& instance, const BudgetList& list) {
+  return !instance.takes_budget() || (list.values.empty() && !instance.method->lists_in.empty());
+}
+
 }  // namespace kvreplay

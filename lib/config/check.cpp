@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/text.hpp"
+#include "config/list_checks.hpp"
 #include "config/sections.hpp"
 #include "formats/row_bytes.hpp"
 #include "trace/uniforms.hpp"
@@ -13,12 +14,6 @@
 
 namespace kvreplay {
 namespace {
-
-Mark mark_of(const RunConfig& config, std::initializer_list<std::string> names) {
-  for (const std::string& name : names)
-    if (const auto found = config.marks.find(name); found != config.marks.end()) return found->second;
-  return {};
-}
 
 // "0 to 29", "0, 7, 15": what a trace holds, short enough for a message.
 std::string numbers_text(const std::vector<int32_t>& numbers) {
@@ -34,7 +29,8 @@ struct Extent {
 
 class TraceChecks {
  public:
-  TraceChecks(const RunConfig& config, Problems& problems) : config_(config), problems_(problems) {}
+  TraceChecks(const RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems)
+      : config_(config), problems_(problems), lists_(config, traces, problems) {}
 
   void check(const TraceInfo& trace) {
     check_prompts(trace);
@@ -53,7 +49,7 @@ class TraceChecks {
     for (size_t i = 0; i < config_.select.prompts->size(); ++i) {
       const std::string& id = (*config_.select.prompts)[i];
       if (std::find(held.begin(), held.end(), id) != held.end()) continue;
-      const Mark mark = mark_of(config_, {fmt::format("select.prompts[{}]", i), "select.prompts"});
+      const Mark mark = config_.mark_of({fmt::format("select.prompts[{}]", i), "select.prompts"});
       problems_.error(mark, fmt::format("{} has no prompt {}{}. It holds {}", trace.path.string(), id,
                                         did_you_mean(id, held), join(held)));
     }
@@ -82,7 +78,7 @@ class TraceChecks {
     for (size_t i = 0; i < config_.select.layers->size(); ++i) {
       const int32_t layer = (*config_.select.layers)[i];
       if (std::find(held.begin(), held.end(), layer) != held.end()) continue;
-      problems_.error(mark_of(config_, {fmt::format("select.layers[{}]", i), "select.layers"}),
+      problems_.error(config_.mark_of({fmt::format("select.layers[{}]", i), "select.layers"}),
                       fmt::format("{} has no layer {} in prompt {}. It holds {}", trace.path.string(), layer,
                                   prompt.id, numbers_text(held)));
     }
@@ -93,7 +89,7 @@ class TraceChecks {
     for (size_t i = 0; i < config_.select.kv_heads->size(); ++i) {
       const int32_t head = (*config_.select.kv_heads)[i];
       if (head < layer.kv_heads) continue;
-      problems_.error(mark_of(config_, {fmt::format("select.kv_heads[{}]", i), "select.kv_heads"}),
+      problems_.error(config_.mark_of({fmt::format("select.kv_heads[{}]", i), "select.kv_heads"}),
                       fmt::format("{} has no kv head {}. Layer {} holds 0 to {}", trace.path.string(), head,
                                   layer.layer, layer.kv_heads - 1));
     }
@@ -105,13 +101,13 @@ class TraceChecks {
     const int64_t tokens = replay.tokens.value_or(prompt.tokens);
     if (tokens > prompt.tokens) {
       problems_.error(
-          mark_of(config_, {"replay.tokens"}),
+          config_.mark_of({"replay.tokens"}),
           fmt::format("replay.tokens is {}, but prompt {} has {} tokens: write at most {}, or all", tokens,
                       prompt.id, prompt.tokens, prompt.tokens));
       return std::nullopt;
     }
     const int64_t prefill = replay.prefill.value_or(prompt.n_prompt);
-    const Mark mark = mark_of(config_, {"replay.prefill", "replay.tokens", "traces[0]"});
+    const Mark mark = config_.mark_of({"replay.prefill", "replay.tokens", "traces[0]"});
     if (prefill > tokens) {
       problems_.error(
           mark, fmt::format("the prompt call takes {} tokens{}, but only {} of prompt {} are replayed: set "
@@ -144,7 +140,7 @@ class TraceChecks {
     const MethodInstance& instance = config_.methods[m];
     const std::string name = instance.method->info.name;
     const Mark positions =
-        mark_of(config_, {fmt::format("methods[{}].positions", m), fmt::format("methods[{}]", m)});
+        config_.mark_of({fmt::format("methods[{}].positions", m), fmt::format("methods[{}]", m)});
     if (instance.axes.positions == Positions::cache && !layer.rope_recorded)
       problems_.error(
           positions,
@@ -193,7 +189,7 @@ class TraceChecks {
                     const Extent& extent) {
     const MethodInstance& instance = config_.methods[m];
     Scene scene = scene_of(instance, layer, trace.n_layers, 0, extent.prefill, extent.tokens);
-    if (!instance.takes_budget()) return resolve(m, scene, prompt);
+    if (runs_without_budget(instance, config_.budget)) return resolve(m, scene, prompt);
     const BudgetList budgets = budgets_for(instance, config_.budget);
     for (const double value : budgets.values) {
       scene.real_budget = real_budget(budgets.kind, value, scene.prompt, layer, instance.axes.row_format);
@@ -207,9 +203,10 @@ class TraceChecks {
     try {
       const nlohmann::json params = instance.method->resolve(instance.params, scene);
       if (!instance.uniforms.empty()) check_uniforms(instance, params, scene, prompt);
+      if (!instance.method->lists_in.empty()) lists_.check(m, prompt, scene);
     } catch (const ParameterError& e) {
       const std::string place = fmt::format("methods[{}]", m);
-      const Mark mark = mark_of(config_, {place + "." + e.parameter, place});
+      const Mark mark = config_.mark_of({place + "." + e.parameter, place});
       problems_.error(mark, fmt::format("{}: {}", instance.method->info.name, e.what()));
     }
   }
@@ -247,7 +244,7 @@ class TraceChecks {
     for (size_t i = 0; i < config_.budget.values.size(); ++i) {
       const double value = config_.budget.values[i];
       const Mark mark =
-          i < config_.budget.marks.size() ? config_.budget.marks[i] : mark_of(config_, {"budget"});
+          i < config_.budget.marks.size() ? config_.budget.marks[i] : config_.mark_of({"budget"});
       const int32_t tokens =
           budget_tokens(config_.budget.kind, value, int32_t(extent.prefill), layer, format);
       if (tokens < 1)
@@ -267,6 +264,7 @@ class TraceChecks {
 
   const RunConfig& config_;
   Problems& problems_;
+  ListChecks lists_;
 };
 
 }  // namespace
@@ -281,7 +279,7 @@ Scene scene_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n
 }
 
 void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems) {
-  TraceChecks checks(config, problems);
+  TraceChecks checks(config, traces, problems);
   for (const TraceInfo& trace : traces) checks.check(trace);
   for (const MethodInstance& m : config.methods)
     if (const std::string warning = m.method->warning(m.params, m.axes); !warning.empty())

@@ -73,7 +73,7 @@ class MethodsReader {
     Entry entry{method, node.mark, {}, {}};
     if (node.kind == Node::Kind::map)
       for (size_t i = 0; i < node.keys.size(); ++i) read_key(entry, node.keys[i], node.items[i]);
-    expand(entry);
+    if (has_its_files(entry, node)) expand(entry);
   }
 
  private:
@@ -130,12 +130,34 @@ class MethodsReader {
   void read_uniforms(Entry& entry, const Node& value) {
     const auto text = read_text(problems_, value, "uniforms");
     if (!text) return;
-    entry.uniforms =
-        fs::path(*text).is_absolute() ? fs::path(*text) : (source_.base / *text).lexically_normal();
+    entry.uniforms = at(*text);
     std::error_code ignored;
     if (!fs::is_regular_file(entry.uniforms, ignored))
       problems_.error(value.mark, fmt::format("no file {} with uniforms (the path is relative to this file)",
                                               entry.uniforms.string()));
+  }
+
+  fs::path at(const std::string& given) const {
+    return fs::path(given).is_absolute() ? fs::path(given) : (source_.base / given).lexically_normal();
+  }
+  // Whether it exists is seen once the budgets that its name may hold are known.
+  std::optional<nlohmann::json> read_file(const Node& item, const ParameterSpec& spec) {
+    const auto text = read_parameter(problems_, item, spec);
+    return text ? std::optional<nlohmann::json>(at(text->get<std::string>()).string()) : std::nullopt;
+  }
+  // A method that lacks the file it needs is no instance.
+  bool has_its_files(const Entry& entry, const Node& node) {
+    for (const ParameterSpec& spec : entry.method->parameters) {
+      const auto same = [&](const SweepAxis& axis) { return axis.name == spec.name; };
+      if (spec.kind != ParameterSpec::Kind::file || std::any_of(entry.sweep.begin(), entry.sweep.end(), same))
+        continue;
+      const Node* given = node.kind == Node::Kind::map ? node.find(spec.name) : nullptr;
+      if (given == nullptr || given->kind == Node::Kind::null)  // or it was told what is wrong with it
+        problems_.error(entry.mark, fmt::format("{0} needs a file: write {{name: {0}, {1}: FILE.h5}} ({2})",
+                                                entry.method->info.name, spec.name, spec.help));
+      return false;
+    }
+    return true;
   }
 
   void read_gqa(Entry& entry, const Node& value) {
@@ -157,8 +179,11 @@ class MethodsReader {
     const bool is_one = spec.kind == ParameterSpec::Kind::layers &&
                         std::none_of(value.items.begin(), value.items.end(),
                                      [](const Node& item) { return item.kind == Node::Kind::list; });
-    read_axis(
-        entry, key, value, [&](const Node& item) { return read_parameter(problems_, item, spec); }, is_one);
+    const auto read = [&](const Node& item) {
+      return spec.kind == ParameterSpec::Kind::file ? read_file(item, spec)
+                                                    : read_parameter(problems_, item, spec);
+    };
+    read_axis(entry, key, value, read, is_one);
   }
 
   void read_words(Entry& entry, const Key& key, const Node& value, const std::string& axis) {
@@ -185,8 +210,7 @@ class MethodsReader {
   }
 
   std::optional<nlohmann::json> read_allocator_file(const Node& item) {
-    const fs::path given = item.text.substr(std::string(kFilePrefix).size());
-    const fs::path file = given.is_absolute() ? given : (source_.base / given).lexically_normal();
+    const fs::path file = at(item.text.substr(std::string(kFilePrefix).size()));
     std::error_code ignored;
     if (fs::is_regular_file(file, ignored)) return kFilePrefix + file.string();
     problems_.error(item.mark,
@@ -248,10 +272,25 @@ class MethodsReader {
     instance.axes = entry.method->default_axes(instance.params);
     for (const auto& [name, value] : axes) set_axis(instance.axes, *name, *value);
     if (const std::string why = senseless(instance); !why.empty()) return problems_.error(entry.mark, why);
+    check_file_names(instance);
     const auto [first, is_new] = seen_.emplace(identity(instance), instance.mark);
     if (!is_new) return report_repetition(instance, first->second);
     config_.marks[place] = instance.mark;
     config_.methods.push_back(std::move(instance));
+  }
+
+  // Results name a file without its folder.
+  void check_file_names(const MethodInstance& m) {
+    for (const ParameterSpec& spec : m.method->parameters) {
+      const nlohmann::json& given = m.params.at(spec.name);
+      if (spec.kind != ParameterSpec::Kind::file || !given.is_string()) continue;
+      const std::string file = given.get<std::string>();
+      const auto [other, is_new] = files_.emplace(file_json(given).get<std::string>(), file);
+      if (!is_new && other->second != file)
+        problems_.error(m.mark, fmt::format("{} and {} have one name, by which results could not tell them "
+                                            "apart: rename one",
+                                            other->second, file));
+    }
   }
 
   static std::string identity(const MethodInstance& m) {
@@ -268,6 +307,7 @@ class MethodsReader {
   const Source& source_;
   Problems& problems_;
   std::map<std::string, Mark> seen_;
+  std::map<std::string, std::string> files_;  // names of files, and where they lie
 };
 
 }  // namespace

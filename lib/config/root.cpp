@@ -44,6 +44,11 @@ void check_prompt_streams(const RunConfig& config, Problems& problems) {
       problems.error(m.mark, fmt::format("allocator {} looks at the whole prompt before it shares, but "
                                          "{}prompt: stream feeds it token by token: leave out one of them",
                                          word(rule), own ? "" : "replay."));
+    if (!m.method->lists_in.empty())
+      problems.error(m.mark,
+                     fmt::format("{}prompt: stream feeds the prompt token by token, but the lists of {} "
+                                 "begin when it has ended: leave it out",
+                                 own ? "" : "replay.", m.method->info.name));
     if (m.axes.phase == Phase::stream) continue;
     const std::string remedy = m.method->info.streams
                                    ? fmt::format("write {{name: {}, phase: stream}}", m.method->info.name)
@@ -58,7 +63,8 @@ void check_prompt_streams(const RunConfig& config, Problems& problems) {
 void check_budget_is_used(const RunConfig& config, const Node* budget, bool has_sweep, const Mark& missing,
                           Problems& problems) {
   for (const MethodInstance& m : config.methods) {
-    if (!m.takes_budget() || (budget == nullptr && m.method->info.default_fraction > 0)) continue;
+    const bool optional = m.method->info.default_fraction > 0 || !m.method->lists_in.empty();
+    if (!m.takes_budget() || (budget == nullptr && optional)) continue;
     if (budget == nullptr)
       problems.error(
           missing,

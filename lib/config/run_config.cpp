@@ -70,6 +70,12 @@ std::vector<TraceInfo> open_traces(const RunConfig& config, Problems& problems) 
 
 }  // namespace
 
+Mark RunConfig::mark_of(std::initializer_list<std::string> places) const {
+  for (const std::string& place : places)
+    if (const auto found = marks.find(place); found != marks.end()) return found->second;
+  return {};
+}
+
 std::string RunConfig::at(const Mark& mark, const std::string& severity, const std::string& text) const {
   if (file.empty() || mark.line <= 0) return fmt::format("command line: {}: {}", severity, text);
   return fmt::format("{}:{}:{}: {}: {}", file.string(), mark.line, mark.column, severity, text);

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
@@ -72,6 +73,8 @@ struct RunConfig {
   std::map<std::string, Mark> marks;  // of "traces[0]", "select.layers[2]", "replay.tokens", "budget", ...
   std::vector<std::string> warnings;  // complete lines, `file:line:column: warning: ...`
 
+  // Of the first of these that stands in the configuration.
+  Mark mark_of(std::initializer_list<std::string> places) const;
   // `file:line:column: error: text`, or `command line: error: text`.
   std::string at(const Mark& mark, const std::string& severity, const std::string& text) const;
 };
@@ -117,6 +120,8 @@ int32_t budget_tokens(BudgetList::Kind kind, double value, int32_t prompt, const
 // The budgets that a method runs with: the list, or where there is none, its own share of the prompt if it
 // has one.
 BudgetList budgets_for(const MethodInstance& instance, const BudgetList& list);
+// Whether it runs once, with a size that is an output.
+bool runs_without_budget(const MethodInstance& instance, const BudgetList& list);
 
 // "at least 1", "1 to 8", "in (0, 1]": the values a parameter may take.
 std::string range_text(double low, double high, bool whole);

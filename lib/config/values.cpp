@@ -228,6 +228,8 @@ std::optional<nlohmann::json> read_parameter(Problems& problems, const Node& nod
       return read_rows(problems, node, spec);
     case Kind::scorer:
       return read_scorer(problems, node, spec);
+    case Kind::file:
+      return json(read_text(problems, node, spec.name));
   }
   return std::nullopt;
 }

@@ -68,7 +68,18 @@ struct CacheStorage {
 };
 
 struct Count {
-  enum : int { rows, free_slots, evicted, returned, failure, failed_at, coded_keys, coded_values, kCounts };
+  enum : int {
+    rows,
+    free_slots,
+    evicted,
+    returned,
+    failure,
+    failed_at,
+    coded_keys,
+    coded_values,
+    written,
+    kCounts
+  };
 };
 
 template <class Real>
@@ -93,6 +104,8 @@ class BasicCache {
   KVR_FN Coding coding(int32_t row) const { return s_.coding != nullptr ? s_.coding[row] : Coding{}; }
   KVR_FN int32_t coded_keys() const { return s_.counts[Count::coded_keys]; }
   KVR_FN int32_t coded_values() const { return s_.counts[Count::coded_values]; }
+  // Rows whose numbers a policy has written, so far.
+  KVR_FN int32_t written() const { return s_.counts[Count::written]; }
   KVR_FN int32_t evictions() const { return s_.counts[Count::evicted]; }
   // The tokens that left from the first `since` evictions on, where the storage lists them.
   KVR_FN std::span<const int32_t> left(int32_t since) const {
@@ -137,11 +150,18 @@ class BasicCache {
     const int32_t slot = take_slot(team);
     write(team, slot, key, value);
     append_row(team, kSynthetic, num, den, slot);
+    count_written(team);
   }
   // Stores a row's numbers here instead of referring to the trace; it keeps its token. key(block, c) and
   // value(block, c) may read the row as it was.
   template <Team T, class K, class V>
   KVR_FN void rewrite(const T& team, int32_t row, K key, V value) {
+    recode(team, row, key, value);
+    count_written(team);
+  }
+  // The same for a row format, which says with set_coding() what it has done.
+  template <Team T, class K, class V>
+  KVR_FN void recode(const T& team, int32_t row, K key, V value) {
     const int32_t slot = verbatim(row) ? take_slot(team) : s_.slot[row];
     for (int32_t b = 0; b < s_.shape.blocks; ++b)
       write(
@@ -254,6 +274,10 @@ class BasicCache {
     team.each(s_.shape.dim, [&](int32_t c) { s_.own_keys[int64_t(slot) * s_.shape.dim + c] = key(c); });
     team.each(s_.shape.v_dim,
               [&](int32_t c) { s_.own_values[int64_t(slot) * s_.shape.v_dim + c] = value(c); });
+  }
+  template <Team T>
+  KVR_FN void count_written(const T& team) {
+    if (team.rank() == 0) s_.counts[Count::written] += 1;
   }
   KVR_FN void place(int32_t row, int32_t token, Real num, Real den, int32_t slot) {
     s_.token[row] = token;

@@ -4,6 +4,7 @@
 #include <span>
 #include <type_traits>
 
+#include "core/given_lists.hpp"
 #include "core/method_info.hpp"
 #include "core/philox.hpp"
 #include "core/select.hpp"
@@ -27,8 +28,8 @@
 //   spread()                                Promise::spread, where it grows with the tokens
 //
 // and, on the host: resolve(scene), layout(scene), needs(scene), bound(scene), draws(scene), report(...), and
-// members `state` and `draws` that the engine binds. Nothing else reaches a policy: no trace, no future, no
-// token that left the cache.
+// members `state`, `draws` and `given` that the engine binds. Nothing else reaches a policy: no trace, no
+// future, no token that left the cache.
 //
 // Every thread of a team runs these hooks with a copy of the policy of its own, and all copies stay alike:
 // what decides a branch is a number that every thread has. What changes a cache waits until everybody has
@@ -115,6 +116,11 @@ concept HasState = requires(P p, std::span<double> state) {
 template <class P>
 concept HasDraws = requires(P p, Draws draws) {
   p.draws = draws;
+};
+// The policy is told what it keeps.
+template <class P>
+concept HasGiven = requires(P p, GivenLists lists) {
+  p.given = lists;
 };
 // The engine may show a policy the same instance at a larger budget that has cut the prompt already, with the
 // same draws: what both decide alike need not be found again. `larger` holds while the prompt is read and cut

@@ -45,7 +45,7 @@ struct RowCoder {
     }
     if (misfits > 0 && !all.refused) all.refused = true, all.token = cache.token(row);
     if (changed > 0) {
-      cache.rewrite(
+      cache.recode(
           team, row, [&](int32_t b, int32_t c) { return keys[b * s.dim + c]; },
           [&](int32_t b, int32_t c) { return values[b * s.v_dim + c]; });
       const int32_t width = s.dim > s.v_dim ? s.dim : s.v_dim;

@@ -131,11 +131,11 @@ void Formatter<Real>::write_part(BasicCache<Real>& cache, Part part, int32_t row
     return Real(restored_[size_t(b)][size_t(at) * size_t(width) + size_t(c)]);
   };
   if (part == Part::key)
-    cache.rewrite(
+    cache.recode(
         kTeam, row, [&](int32_t b, int32_t c) { return restored(b, c, shape.dim); },
         [&](int32_t b, int32_t c) { return cache.value(row, b)[size_t(c)]; });
   else
-    cache.rewrite(
+    cache.recode(
         kTeam, row, [&](int32_t b, int32_t c) { return cache.key(row, b)[size_t(c)]; },
         [&](int32_t b, int32_t c) { return restored(b, c, shape.v_dim); });
   count_row(before, format_.group, part == Part::key ? format_.group : shape.v_dim);

@@ -85,6 +85,7 @@ struct Buzz {
     return {.column_sums_from = 0};
   }
 
+  bool changes_logits() const { return log_n != LogN::off; }
   KVR_FN double logit_factor(int32_t rows, int32_t token) const { return log_n_factor(log_n, rows, token); }
 
   // The multiplied logits vote; ln p is l up to a constant of the row.

@@ -10,6 +10,7 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
+#include "config/list_checks.hpp"
 
 namespace kvreplay {
 namespace {
@@ -122,13 +123,28 @@ class Planner {
     const Scene scene = scene_of(variant.instance, place.layer, place.trace.n_layers, 0, 1, 1);
     cell.shape = scene.shape;
     cell.scale = scene.scale;
+    if (!cell.method->lists_in.empty()) take_lists(cell, place.layer);
     cell.key = key_of(cell, place.layer);
     if (keys_.insert(cell.key).second) plan_.push_back(std::move(cell));
   }
 
+  // Lists that the method is given say themselves how they are replayed.
+  static void take_lists(Cell& cell, const LayerInfo& layer) {
+    cell.kept = kept_file_of(cell.given.at(cell.method->lists_in).get<std::string>(), cell.budget);
+    KeptScope scope = list_scope(cell.axes, cell.scene(), layer.sliding_window, layer.group());
+    scope.prompt = cell.prompt, scope.kv_head = cell.kv_head;
+    const KeptLists lists = read_kept_lists(cell.kept, scope);
+    cell.kept_digest = digest_of(lists);
+    if (lists.oneshot) cell.axes.phase = Phase::oneshot;
+    if (lists.attends) cell.axes.order = Order::evict_then_attend;
+    cell.params["phase"] = word(cell.axes.phase), cell.params["order"] = word(cell.axes.order);
+  }
+
   // Whatever changes a number of the cell stands here; paths, threads and the audit do not. The content
-  // of a file of uniforms is part of the parameters.
+  // of a file of uniforms is part of the parameters, that of lists stands for their file's name.
   std::string key_of(const Cell& cell, const LayerInfo& layer) const {
+    json params = cell.params;
+    if (!cell.kept.empty()) params[cell.method->lists_in] = cell.kept_digest;
     json all = {{"schema", kEngineSchema},
                 {"trace_id", cell.trace_id},
                 {"prompt", cell.prompt},
@@ -137,7 +153,7 @@ class Planner {
                 {"logits", logits_json(layer)},
                 {"kv_head", cell.kv_head},
                 {"method", cell.method->info.name},
-                {"params", cell.params},
+                {"params", params},
                 {"budget", cell.budget ? json(*cell.budget) : json()},
                 {"seed", cell.seed ? json(*cell.seed) : json()},
                 {"prefill", cell.n_prefill},
@@ -170,7 +186,7 @@ class Planner {
   }
 
   std::vector<std::optional<double>> budgets_of(const MethodInstance& instance, const Place& place) const {
-    if (!instance.takes_budget()) return {std::nullopt};
+    if (runs_without_budget(instance, config_.budget)) return {std::nullopt};
     std::vector<std::optional<double>> budgets;
     const BudgetList list = budgets_for(instance, config_.budget);
     for (const double value : list.values) {

@@ -15,6 +15,7 @@ struct ChainStep {
   RowCounts kept;      // S_t, coded
   int32_t evictions;   // so far
   int32_t quantised;   // rows that the row format has changed so far
+  bool weighs;         // some head weighs rows that it does not read; scored steps of query-time methods
   Charge charge;
 };
 

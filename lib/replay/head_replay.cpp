@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "exact/hindsight.hpp"
 #include "replay/cell_account.hpp"
@@ -10,6 +11,17 @@
 
 namespace kvreplay {
 namespace {
+
+// Of one of the caches that share a file's lists.
+GivenLists lists_of(const KeptLists& all, int32_t cache, int32_t caches) {
+  const int32_t count = all.count() / caches;
+  const auto is_zero = [](double w) { return w == 0; };
+  const bool split = std::any_of(all.num.begin(), all.num.end(), is_zero) ||
+                     std::any_of(all.den.begin(), all.den.end(), is_zero);
+  const auto weights = [](const std::vector<double>& w) { return w.empty() ? nullptr : w.data(); };
+  return {
+      all.tokens.data(), weights(all.num), weights(all.den), all.off.data() + cache * count, count, split};
+}
 
 constexpr double kTinyShare = 1e-12;  // of max ||v||: rows with a smaller output are counted, not divided by
 
@@ -81,7 +93,10 @@ void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
   if (asks.median_key_distance) order.scene.median_key_distance = median_key_distance(stream_, order.draws);
   if (asks.largest_query_norm) order.scene.largest_query_norm = largest_query_norm(stream_);
   if (!cell.uniforms.empty()) inject(r, order);
-  for (int32_t h = 0; h < (by_query ? stream_.shape.heads : 1); ++h) {
+  const int32_t caches = by_query ? stream_.shape.heads : 1;
+  if (!cell.method->lists_in.empty()) read_lists(r, order, caches);
+  for (int32_t h = 0; h < caches; ++h) {
+    order.given = lists_of(r.lists, h, caches);
     if constexpr (sizeof(Real) == sizeof(double)) r.lanes.push_back(cell.method->lane_double(order));
     else r.lanes.push_back(cell.method->lane_single(order));
     LaneWatch watch = watch_;
@@ -103,6 +118,22 @@ void HeadReplay<Real>::inject(Replayed& r, LaneOrder& order) {
                                        {split_words(a.names), a.rounds, a.positions, a.slots});
     r.uniforms.push_back(std::move(u.values));
     order.draws.injected[i] = {r.uniforms.back().data(), a.structure, u.positions, u.slots};
+  }
+}
+
+// What is wrong with them fails the cell alone.
+template <class Real>
+void HeadReplay<Real>::read_lists(Replayed& r, const LaneOrder& order, int32_t caches) const {
+  const Cell& cell = *r.cells.front();
+  KeptScope scope{cell.prompt,   cell.layer,     cell.kv_head, cell.n_prefill,
+                  cell.n_tokens, stream_.window, caches,       order.scene.budget};
+  try {
+    r.lists = read_kept_lists(cell.kept, scope);
+    const bool same = cell.kept_digest.empty() || digest_of(r.lists) == cell.kept_digest;
+    if (!same) throw ConfigError(cell.kept + ": has changed since the run was planned: run again");
+  } catch (const ConfigError& e) {
+    r.failure = e.what();
+    r.lists = {};
   }
 }
 
@@ -324,6 +355,8 @@ void HeadReplay<Real>::keep_lists(const Replayed& r, CellResult& result) const {
     append(result.kept, lists.kept);
     result.num.insert(result.num.end(), lists.num.begin(), lists.num.end());
     result.den.insert(result.den.end(), lists.den.begin(), lists.den.end());
+    result.attends = result.attends || lists.reading.attends;
+    result.partial = result.partial || lists.reading.partial;
     const auto same = [&](const TokenLists& s) {
       return s.flat == lists.attended.front().flat && s.off == lists.attended.front().off;
     };

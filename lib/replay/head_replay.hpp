@@ -15,6 +15,7 @@
 #include "replay/runner.hpp"
 #include "replay/score_slots.hpp"
 #include "replay/sliding_sets.hpp"
+#include "trace/kept_lists.hpp"
 
 namespace kvreplay {
 
@@ -49,6 +50,7 @@ class HeadReplay {
     std::vector<Evaluator> evaluators;                 // of each lane
     std::vector<std::unique_ptr<Accumulator>> errors;  // of each cell
     std::vector<std::vector<double>> uniforms;
+    KeptLists lists;  // that it is given
     std::string failure;
     bool on_device = false;
     bool chained = false;  // and there by the text of its policy, from the first token on
@@ -60,6 +62,7 @@ class HeadReplay {
   std::vector<int32_t> scored_rows() const;
   void replay_tiles(const Stop& stop);
   void inject(Replayed& r, LaneOrder& order);
+  void read_lists(Replayed& r, const LaneOrder& order, int32_t caches) const;
   std::vector<size_t> by_falling_budget() const;
   std::vector<std::vector<double>> column_sums(const PromptPass& pass);
   std::vector<double> sums_of_future();

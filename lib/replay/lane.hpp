@@ -12,6 +12,7 @@
 #include "measures/row_measure.hpp"
 #include "replay/chain.hpp"
 #include "replay/failures.hpp"
+#include "replay/list_reading.hpp"
 #include "replay/shortcut.hpp"
 
 namespace kvreplay {
@@ -41,6 +42,7 @@ struct LaneLists {
   TokenLists kept;
   std::vector<double> num, den;
   std::vector<TokenLists> attended;  // one series per query head; query-time methods only
+  ListReading reading;
 };
 
 // What a run wants to see of a cache besides its outputs.

@@ -42,9 +42,15 @@ inline void list_kept(const ChainRecord& record, int32_t from, bool every, LaneL
   }
 }
 
-inline void list_attended(std::span<const int32_t> tokens, TokenLists& lists) {
-  lists.flat.insert(lists.flat.end(), tokens.begin(), tokens.end());
-  lists.off.push_back(int64_t(lists.flat.size()));
+// What one query head reads of the cache in a step.
+template <class Real>
+void list_attended(const BasicCache<Real>& cache, const uint8_t* chosen, std::span<const int32_t> tokens,
+                   size_t head, LaneLists& lists) {
+  TokenLists& to = lists.attended[head];
+  to.flat.insert(to.flat.end(), tokens.begin(), tokens.end());
+  to.off.push_back(int64_t(to.flat.size()));
+  const uint8_t* const end = chosen + cache.size();
+  if (std::find(chosen, end, kWeighed) != end) lists.reading.partial = true;
 }
 
 // The tokens that a row of C_t attends to, each once. `split`: several rows may hold one token. `scratch`

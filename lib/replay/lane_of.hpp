@@ -12,6 +12,8 @@
 #include "replay/lane_account.hpp"
 #include "replay/lane_lists.hpp"
 #include "replay/lane_memory.hpp"
+#include "replay/lane_prompt.hpp"
+#include "replay/list_reading.hpp"
 #include "replay/policy_traits.hpp"
 #include "replay/row_watch.hpp"
 #include "replay/solo_products.hpp"
@@ -48,9 +50,11 @@ class LaneOf final : public Lane<Real> {
     watch_.bind(stream, watch, order_.axes.phase == Phase::oneshot);
     rules_ = {order_.axes.phase == Phase::stream, order_.axes.order == Order::evict_then_attend,
               stream.window, order_.axes.gqa_aggregate};
+    if constexpr (HasGiven<P>) policy_.given = order_.given;
     layout_ = layout();
     formatter_ = Formatter<Real>(order_.axes.row_format, stream.stored_bytes, layout_.split);
     if (traits::chooses(policy_)) lists_.attended.resize(size_t(order_.scene.shape.heads));
+    lists_.reading = reading_of(policy_, own_layout(), order_.axes);
     if constexpr (HasDraws<P>) policy_.draws = order_.draws;
     prompt_streams_ = watch.prompt_streams || traits::streams_prompt(policy_);
     if (prompt_streams_ || ObservesPrompt<P>) open_memory();
@@ -141,8 +145,8 @@ class LaneOf final : public Lane<Real> {
 
   bool may_chain() const override {
     const auto injected = [](const InjectedArray& a) { return a.values != nullptr; };
-    return std::is_same_v<Real, float> && !order_.axes.row_format.by_block() && !asked_.audit &&
-           asked_.needles.empty() &&
+    return std::is_same_v<Real, float> && !HasGiven<P> && !order_.axes.row_format.by_block() &&
+           !asked_.audit && asked_.needles.empty() &&
            std::none_of(order_.draws.injected, order_.draws.injected + Draws::kArrays, injected);
   }
   ChainOrder chain(const ChainPrograms& programs, const PromptSums& sums) override {
@@ -155,7 +159,7 @@ class LaneOf final : public Lane<Real> {
       order.memory = memory_.storage(), order.state = memory_.state();
       order.rules = rules_, order.needs = needs();
       order.coder = {order_.axes.row_format.kind, order_.axes.row_format.group};
-      const typename Prompt<Real>::View view = prompt_sums(sums);
+      const typename Prompt<Real>::View view = prompt_sums_of(reader(), *stream_, sums);
       order.column_sums = view.column_sums, order.column_max_sums = view.column_max_sums;
       order.future_sums = view.future_sums;
       order.first_head = first_head_;
@@ -191,8 +195,10 @@ class LaneOf final : public Lane<Real> {
     for (size_t i = 0; i < record.steps.size(); ++i) {
       const int32_t t = first + int32_t(i);
       account_chain(t, record.steps[i], scored[size_t(t)] != 0);
+      if (record.steps[i].weighs) lists_.reading.partial = true;
       if (asked_.ages) note_ages(t, record.steps[i].evictions);
     }
+    if (cache_.written() > 0) lists_.reading.partial = true;
     if (!asked_.save.kept) return;
     if (!traits::holds_all(policy_)) list_kept(record, stream_->prompt - 1 - first, rules_.streaming, lists_);
     if (traits::chooses(policy_)) lists_.attended = record.attended;
@@ -247,32 +253,9 @@ class LaneOf final : public Lane<Real> {
     memory_.shrink(size_t(cache_.size()) + size_t(stream_->tokens - stream_->prompt));
     cache_ = BasicCache<Real>(memory_.storage());
   }
-  // Of this cache's query heads.
-  typename Prompt<Real>::View prompt_sums(const PromptSums& sums) const {
-    const HeadStream<Real>& s = *stream_;
-    typename Prompt<Real>::View view{};
-    const bool by_row = order_.axes.gqa_aggregate == Aggregate::max && heads() == s.shape.heads;
-    if (sums.columns != nullptr) view.column_sums = sums.columns + int64_t(first_head_) * s.prompt;
-    if (sums.columns != nullptr && by_row) view.column_max_sums = sums.columns + int64_t(heads()) * s.prompt;
-    if (sums.future != nullptr) view.future_sums = sums.future + int64_t(first_head_) * s.tokens;
-    return view;
-  }
+  PromptReader reader() const { return {first_head_, heads(), order_.axes.gqa_aggregate}; }
   Prompt<Real> prompt_view(const PromptSums& sums) const {
-    const HeadStream<Real>& s = *stream_;
-    const auto& held = memory_.storage();
-    typename Prompt<Real>::View view = prompt_sums(sums);
-    view.keys = held.keys, view.values = held.values;
-    view.key_block = held.key_block, view.value_block = held.value_block;
-    view.tokens = s.tokens, view.size = s.prompt, view.shape = held.shape;
-    view.aggregate = order_.axes.gqa_aggregate, view.scale = double(s.rule.scale);
-    if (needs().queries) {
-      view.queries = s.query(first_head_, 0);
-      view.query_head = int64_t(s.query_rows) * s.shape.dim;
-    }
-    if (!s.classes.empty()) view.classes = s.classes.data();
-    view.positions = s.positions.data();
-    view.rope = {s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor};
-    return Prompt<Real>(view);
+    return prompt_of(reader(), *stream_, sums, memory_.storage(), needs());
   }
 
   // How this cache's query heads see one row of the tile: what core/step.hpp calls an evaluator.
@@ -368,7 +351,7 @@ class LaneOf final : public Lane<Real> {
     if (!(tau.sum > 0) || !std::isfinite(tau.sum)) throw LaneError(no_denominator(at.token));
     if (at.row < 0 || at.tile.scored[size_t(at.row)] == 0) return;
     const auto tokens = attended_tokens(cache, chosen, layout_.split, attended_);
-    if (asked_.save.kept && chosen != nullptr) list_attended(tokens, lists_.attended[size_t(h)]);
+    if (asked_.save.kept && chosen != nullptr) list_attended(cache, chosen, tokens, size_t(h), lists_);
     account_.ledger.attended_sum += int64_t(tokens.size()), account_.ledger.attended_rows += 1;
     const int32_t head = first_head_ + h;
     RowMeasure& m = at.result.measures[at.result.at(h, at.row)];
@@ -386,6 +369,7 @@ class LaneOf final : public Lane<Real> {
   // S_t stands, after the prompt and after every step: it is pruned, then coded.
   void close_step(int32_t t) {
     check();
+    if (cache_.written() > 0) lists_.reading.partial = true;
     formatter_.settle(cache_);
     if (!formatter_.failure().empty()) throw LaneError(formatter_.failure());
     if (t >= stream_->prompt - 1) account_step();
@@ -454,9 +438,13 @@ class LaneOf final : public Lane<Real> {
         std::max<int64_t>(streams ? 0 : stream_->prompt, traits::bound(policy_, order_.scene));
     return int32_t(std::min<int64_t>(stream_->tokens, most + 1));
   }
+  Layout own_layout() const {
+    if constexpr (HasLayout<P>) return policy_.layout(order_.scene);
+    else return {};
+  }
+  // With what the axes ask for.
   Layout layout() const {
-    Layout layout;
-    if constexpr (HasLayout<P>) layout = policy_.layout(order_.scene);
+    Layout layout = own_layout();
     layout.weights = layout.weights || order_.axes.reweight != Reweight::none;
     if (order_.axes.row_format.kind == RowFormat::Kind::source) return layout;
     layout.coded = true;

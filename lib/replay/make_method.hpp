@@ -32,7 +32,10 @@ void set_traits(Method& m) {
   Describe<P> describe;
   P::declare(describe);
   m.parameters = std::move(describe.specs);
-  m.looks_at_queries = HasNeeds<P> || ObservesPrompt<P> || Observes<P, float> || Chooses<P, float>;
+  m.looks_at_queries =
+      HasNeeds<P> || ObservesPrompt<P> || Observes<P, float> || Chooses<P, float> || HasGiven<P>;
+  for (const ParameterSpec& spec : m.parameters)
+    if (HasGiven<P> && spec.kind == ParameterSpec::Kind::file) m.lists_in = spec.name;
   m.scores_prompt = ScoresPrompt<P>;
   if constexpr (requires { P::council; }) m.council = P::council;
 }
@@ -47,7 +50,7 @@ Method make_method() {
   set_traits<P>(m);
   m.resolve = [](const nlohmann::json& params, const Scene& scene) {
     const P policy = resolved<P>(params, scene);
-    Dump<P> dump(policy);
+    Dump<P> dump(policy, &params);
     P::declare(dump);
     return dump.values;
   };

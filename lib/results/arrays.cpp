@@ -54,7 +54,10 @@ void write_kept(H5Output& file, const CellResult& result) {
   const std::vector<int64_t> weights = {int64_t(result.kept.flat.size())};
   if (!result.num.empty()) write_reals(file, "kept/num", result.num, weights, result.double_precision);
   if (!result.den.empty()) write_reals(file, "kept/den", result.den, weights, result.double_precision);
-  if (result.oneshot) file.attribute("kept", "oneshot", int64_t{1});
+  const std::pair<const char*, bool> marks[] = {
+      {"oneshot", result.oneshot}, {"attends", result.attends}, {"partial", result.partial}};
+  for (const auto& [name, holds] : marks)
+    if (holds) file.attribute("kept", name, int64_t{1});
 }
 
 struct Kind {

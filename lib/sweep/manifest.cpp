@@ -208,6 +208,9 @@ RunConfig with_absolute_paths(RunConfig config) {
   for (MethodInstance& m : config.methods) {
     m.uniforms = absolute(m.uniforms);
     m.axes.allocator_file = absolute(m.axes.allocator_file).string();
+    for (const ParameterSpec& spec : m.method->parameters)
+      if (spec.kind == ParameterSpec::Kind::file)
+        m.params[spec.name] = absolute(m.params.at(spec.name).get<std::string>()).string();
   }
   config.output.dir = absolute(config.output.dir);
   return config;

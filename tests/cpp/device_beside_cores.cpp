@@ -33,6 +33,8 @@ void same(const CellResult& device, const CellResult& cores) {
   CHECK(device.kept.off == cores.kept.off);
   CHECK(device.attended.flat == cores.attended.flat);
   CHECK(device.attended.off == cores.attended.off);
+  CHECK(device.attends == cores.attends);
+  CHECK(device.partial == cores.partial);
   CHECK(relative_difference(device.num, cores.num) < kGrade);
   CHECK(relative_difference(device.den, cores.den) < kGrade);
   CHECK(device.rows == cores.rows);

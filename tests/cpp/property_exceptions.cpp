@@ -33,6 +33,7 @@ constexpr Exception kExceptions[] = {
     {"attends to what it kept", "qjl", "its keys are sketches"},
     {"attends to what it kept", "wildcat", "its values are sums"},
     {"attends to what it kept", "attention_matching", "its values are fitted"},
+    {"streams its prompt", "external", "its lists begin when the prompt has ended"},
     {"protection", "chunkkv", "a chunk that holds protected tokens may lose by its mean"},
     {"equal values", "subgen_stream", "numerator and denominator come from different rows"},
     {"equal values", "balancekv", "den: code counts 2^T where the numerator counts w"},
@@ -136,10 +137,10 @@ using namespace kvreplay::test;
 
 TEST_CASE("every exception names a known property and a method, once", "[properties]") {
   const std::set<std::string> properties = {
-      "everything fits",          "within the budget",     "small budgets",      "fills its budget",
-      "attends to what it kept",  "equal values",          "protection",         "shift of the keys",
-      "scale of the values",      "scale of the queries",  "truncation",         "sampled queries",
-      "order of the query heads", "identical query heads", "kv heads of a layer"};
+      "everything fits",    "within the budget",        "small budgets",         "fills its budget",
+      "streams its prompt", "attends to what it kept",  "equal values",          "protection",
+      "shift of the keys",  "scale of the values",      "scale of the queries",  "truncation",
+      "sampled queries",    "order of the query heads", "identical query heads", "kv heads of a layer"};
   std::set<std::pair<std::string, std::string>> seen;
   for (const auto& [property, method] : exception_names()) {
     INFO(property << ": " << method);

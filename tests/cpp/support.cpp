@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/philox.hpp"
+#include "list_files.hpp"
 
 namespace kvreplay::test {
 namespace {
@@ -109,6 +110,7 @@ Cell make_cell(const std::string& method, std::optional<int32_t> budget, const S
   cell.shape = {s.dim, s.v_dim, axes.gqa_level == GqaLevel::query ? 1 : s.heads, 1};
   cell.scale = 1 / std::sqrt(double(s.dim));
   cell.params = cell.method->resolve(params, cell.scene());
+  if (!cell.method->lists_in.empty()) cell.kept = sinks_and_recent(budget.value_or(s.tokens), s, axes);
   return cell;
 }
 

@@ -11,6 +11,7 @@ from kvreplay_cli import BINARY, kvreplay
 
 N, P, D, DV, KV_HEADS, GROUP = 80, 56, 8, 6, 2, 2
 GIVEN = {  # parameters without a default, or that small traces need
+    "external": {"kept": "lists.h5"},
     "lagkv": {"lag": 8},
     "qjl": {"outliers": 2},
     "quest": {"dense_layers": [], "page": 4},
@@ -49,9 +50,18 @@ def write_trace(path, tensors, source_dtype):
         f["prompts/p0/token_class"] = (np.arange(tensors["k"].shape[1]) % 3).astype(np.uint8)
 
 
+def write_lists(path):
+    """For `external`: the last 20 tokens of the prompt."""
+    with h5py.File(path, "w") as f:
+        for head in range(KV_HEADS):
+            f[f"p0/002/{head}/kept_flat"] = np.arange(P - 20, P)
+            f[f"p0/002/{head}/kept_off"] = [0, 20]
+
+
 def run(folder, name, tensors, source_dtype):
     """(rows, outputs, kept lists) in the order of the entries, of all methods."""
     write_trace(folder / f"{name}.h5", tensors, source_dtype)
+    write_lists(folder / "lists.h5")
     config = {
         "schema": 1,
         "traces": [f"{name}.h5"],

@@ -5,6 +5,7 @@ import json
 import random
 import re
 
+import h5py
 import pytest
 import yaml
 from kvreplay_cli import kvreplay, synth, table
@@ -22,6 +23,7 @@ GOOD = {
         {"name": "h2o", "recent_frac": 0.25, "gqa": {"level": "kv", "agg": "max"}},
         {"name": "snapkv", "window": [4, 8], "pool": "avg", "kernel": 3},
         {"name": "streaming_llm", "sinks": 2, "positions": "original", "phase": "stream"},
+        {"name": "external", "kept": "lists-{budget}.h5", "order": "attend_then_evict"},
     ],
     "budget": {"tokens": [16, 32]},
     "seeds": {"first": 0, "count": 2},
@@ -135,9 +137,18 @@ def change_bytes(rng):
     return bytes(data)
 
 
+def write_lists(path, tokens):
+    with h5py.File(path, "w") as file:
+        for layer in ("000", "001"):
+            file[f"synthetic/{layer}/0/kept_flat"] = range(tokens)
+            file[f"synthetic/{layer}/0/kept_off"] = [0, tokens]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("mutants")
+    for budget in GOOD["budget"]["tokens"]:
+        write_lists(path / f"lists-{budget}.h5", budget)
     synth(path / "t.h5", "--tokens", 128, "--prompt", 96, "--layers", 2, "--q-heads", 2, "--kv-heads", 1)
     return path
 

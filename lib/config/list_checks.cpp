@@ -1,0 +1,120 @@
+#include "config/list_checks.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/errors.hpp"
+
+namespace kvreplay {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kMostTold = 4;  // of one instance: a file that is wrong is wrong for every head
+
+template <class T>
+bool is_in(const std::optional<std::vector<T>>& list, const T& item) {
+  return !list || std::find(list->begin(), list->end(), item) != list->end();
+}
+
+size_t selected_heads(const RunConfig& config, const std::vector<TraceInfo>& traces) {
+  size_t heads = 0;
+  for (const TraceInfo& trace : traces)
+    for (const PromptInfo& prompt : trace.prompts)
+      for (const LayerInfo& layer : prompt.layers)
+        for (int32_t h = 0; h < layer.kv_heads; ++h)
+          heads += is_in(config.select.prompts, prompt.id) && is_in(config.select.layers, layer.layer) &&
+                           is_in(config.select.kv_heads, h)
+                       ? 1
+                       : 0;
+  return heads;
+}
+
+}  // namespace
+
+KeptScope list_scope(const Axes& axes, const Scene& scene, int32_t window, int32_t query_heads) {
+  KeptScope scope;
+  scope.layer = scene.layer;
+  scope.prefill = scene.prompt, scope.tokens = scene.tokens, scope.window = window;
+  scope.caches = axes.gqa_level == GqaLevel::query ? query_heads : 1;
+  // What an allocator gives a head is known when it has heard the others.
+  scope.most = axes.allocator == Allocator::uniform ? scene.budget : 0;
+  return scope;
+}
+
+ListChecks::ListChecks(const RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems)
+    : config_(config), problems_(problems), one_head_(selected_heads(config, traces) == 1) {}
+
+void ListChecks::check(size_t m, const PromptInfo& prompt, const Scene& scene) {
+  const MethodInstance& instance = config_.methods[m];
+  const std::string place = fmt::format("methods[{}]", m);
+  const Mark mark = config_.mark_of({fmt::format("{}.{}", place, instance.method->lists_in), place});
+  if (told_[m] > kMostTold) return;
+  try {
+    const std::vector<KeptScope> heads = heads_of(instance, prompt, scene);
+    check_heads(instance, sound_file(instance, scene, heads), heads);
+  } catch (const ConfigError& e) {
+    const bool last = ++told_[m] > kMostTold;
+    problems_.error(
+        mark, last ? "and more of this kind" : fmt::format("{}: {}", instance.method->info.name, e.what()));
+  }
+}
+
+bool ListChecks::is_selected(int32_t kv_head) const { return is_in(config_.select.kv_heads, kv_head); }
+
+std::vector<KeptScope> ListChecks::heads_of(const MethodInstance& m, const PromptInfo& prompt,
+                                            const Scene& scene) const {
+  const auto layer = std::find_if(prompt.layers.begin(), prompt.layers.end(),
+                                  [&](const LayerInfo& l) { return l.layer == scene.layer; });
+  std::vector<KeptScope> heads;
+  for (int32_t h = 0; h < layer->kv_heads; ++h) {
+    if (!is_selected(h)) continue;
+    KeptScope scope = list_scope(m.axes, scene, layer->sliding_window, layer->group());
+    scope.prompt = prompt.id, scope.kv_head = h, scope.may_be_root = one_head_;
+    heads.push_back(scope);
+  }
+  return heads;
+}
+
+// The file for the scene's budget, which does not bring HDF5 down.
+fs::path ListChecks::sound_file(const MethodInstance& m, const Scene& scene,
+                                const std::vector<KeptScope>& heads) {
+  const std::string pattern = m.params.at(m.method->lists_in).get<std::string>();
+  const fs::path file = kept_file_of(pattern, scene.budget > 0 ? std::optional(scene.budget) : std::nullopt);
+  std::error_code ignored;
+  if (!fs::is_regular_file(file, ignored))
+    throw ConfigError(
+        fmt::format("no file {} with kept lists (the path is relative to this file)", file.string()));
+  if (!rehearsed_.emplace(file, heads.front().prompt, scene.layer).second) return file;
+  if (const std::string why = why_unreadable(file, heads); !why.empty())
+    throw ConfigError(
+        fmt::format("{}: is damaged: reading it ends with \"{}\". Write it again", file.string(), why));
+  return file;
+}
+
+// The first that is wrong is told.
+void ListChecks::check_heads(const MethodInstance& m, const fs::path& file,
+                             const std::vector<KeptScope>& heads) const {
+  std::string first;
+  for (const KeptScope& head : heads) {
+    const KeptLists lists = read_kept_lists(file, head);
+    const std::string where =
+        fmt::format("{}: /{}/{:03d}/{}", file.string(), head.prompt, head.layer, head.kv_head);
+    if (m.axes.phase == Phase::oneshot && !lists.oneshot)
+      throw ConfigError(
+          fmt::format("{}: holds {} lists, one after every token, but phase: oneshot cuts once: leave "
+                      "phase out, the file says it",
+                      where, lists.count()));
+    if (m.axes.gqa_level != GqaLevel::layer) continue;
+    const std::string digest = digest_of(lists);
+    if (first.empty()) first = digest;
+    if (digest != first)
+      throw ConfigError(
+          fmt::format("{}: differs from that of kv head {}, but with gqa.level: layer all kv heads of "
+                      "a layer hold the same tokens: leave gqa.level out",
+                      where, heads.front().kv_head));
+  }
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,38 @@
+#pragma once
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "config/problems.hpp"
+#include "trace/kept_lists.hpp"
+
+namespace kvreplay {
+
+// Checks of kept lists that methods are given (docs/external.md), of every kv head that is selected: before
+// anything runs, so that a file is either right for all of them or refused.
+class ListChecks {
+ public:
+  ListChecks(const RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems);
+  // The lists of instance m for one layer and budget.
+  void check(size_t m, const PromptInfo& prompt, const Scene& scene);
+
+ private:
+  bool is_selected(int32_t kv_head) const;
+  std::vector<KeptScope> heads_of(const MethodInstance& m, const PromptInfo& prompt,
+                                  const Scene& scene) const;
+  std::filesystem::path sound_file(const MethodInstance& m, const Scene& scene,
+                                   const std::vector<KeptScope>& heads);
+  void check_heads(const MethodInstance& m, const std::filesystem::path& file,
+                   const std::vector<KeptScope>& heads) const;
+
+  const RunConfig& config_;
+  Problems& problems_;
+  bool one_head_ = false;                                                        // is selected in all
+  std::set<std::tuple<std::filesystem::path, std::string, int32_t>> rehearsed_;  // file, prompt, layer
+  std::map<size_t, int> told_;                                                   // problems of each instance
+};
+
+// What the lists of an instance must fit on one layer, but for their kv head. query_heads: of a group.
+KeptScope list_scope(const Axes& axes, const Scene& scene, int32_t window, int32_t query_heads);
+
+}  // namespace kvreplay

@@ -1,0 +1,31 @@
+#pragma once
+#include <cstdint>
+
+#include "core/cache.hpp"
+
+namespace kvreplay {
+
+// Kept sets that were computed elsewhere: list 0 is what stands after the prompt, list i after step i. A
+// policy that has a member `given` is told what it keeps.
+struct GivenLists {
+  const int32_t* tokens = nullptr;              // ascending in each list
+  const double *num = nullptr, *den = nullptr;  // of each token; null: all 1
+  const int64_t* off = nullptr;                 // list i is tokens off[i] .. off[i + 1]
+  int32_t count = 0;                            // lists
+  bool split = false;                           // some token counts for one sum alone
+
+  KVR_FN bool weighted() const { return num != nullptr; }
+  // Where a token stands, if list i holds it; else negative.
+  KVR_FN int64_t find(int32_t i, int32_t token) const {
+    int64_t low = off[i], high = off[i + 1];
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (tokens[middle] < token) low = middle + 1;
+      else high = middle;
+    }
+    return low < off[i + 1] && tokens[low] == token ? low : -1;
+  }
+  KVR_FN RowWeights weights(int64_t at) const { return {num[at], den[at]}; }
+};
+
+}  // namespace kvreplay

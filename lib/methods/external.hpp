@@ -1,0 +1,49 @@
+#pragma once
+#include "core/policy.hpp"
+
+namespace kvreplay {
+
+// Kept sets that something else computed: another library, a notebook (docs/external.md).
+//  1. After the prompt the tokens of list 0 stay, with the weights that the file gives them.
+//  2. Where it lists every step: after step i those of list i. Otherwise every later token stays.
+// The file was checked when it was read: a list holds nothing that the cache does not.
+struct External {
+  static constexpr MethodInfo info{
+      .name = "external",
+      .title = "kept sets from a file",
+      .source = "a file of lists (docs/external.md)",
+      .tier = 3,
+      .memory = "the listed tokens; a weight each that has one, two where numerator and denominator differ",
+      .deviation =
+          "what else its author remembers of tokens (scores, sketches) is not in the file and not charged. "
+          "Lists may know the future: no check can tell.",
+  };
+  int32_t budget = 0, prompt = 0;
+  GivenLists given;
+
+  static void declare(auto& d) {
+    d.file("kept", "HDF5 file with the lists of every kv head; {budget} in its name is the budget in tokens");
+  }
+  void resolve(const Scene& scene) { budget = scene.budget, prompt = scene.prompt; }
+  // Without a budget the lists are as long as they are.
+  int64_t bound(const Scene& scene) const { return budget > 0 ? budget : scene.tokens; }
+  Layout layout(const Scene&) const { return {.weights = given.weighted(), .split = given.split}; }
+  KVR_FN void charge(Charge& c, const Cache auto& cache, const Team auto& team) const {
+    if (!given.weighted()) return;
+    const auto weighs = [&](int32_t i) { return cache.num(i) != 1 || cache.den(i) != 1; };
+    const auto differs = [&](int32_t i) { return cache.num(i) != cache.den(i); };
+    c.weight_floats = team.count(cache.size(), weighs) + team.count(cache.size(), differs);
+  }
+
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    const int32_t list = cache.token(cache.size() - 1) - (prompt - 1);
+    if (list < 0 || list >= given.count) return;
+    const auto place = [&](int32_t i) { return given.find(list, cache.token(i)); };
+    team.each(cache.size(), [&](int32_t i) { cache.mark(i) = place(i) >= 0 ? 1 : 0; });
+    cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
+    if (!given.weighted()) return;
+    cache.weigh_rows(team, 0, cache.size(), [&](int32_t i) { return given.weights(place(i)); });
+  }
+};
+
+}  // namespace kvreplay

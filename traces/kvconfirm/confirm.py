@@ -163,7 +163,7 @@ class Confirmation:
             "kvconfirm": __version__,
             "trace_id": self.inputs.trace.id,
             "selection": self.args.select,
-            "full_model": self.checks,
+            "full_model": _earlier_checks(path) | self.checks,
             "run_s": round(seconds, 3),
             "peak_bytes": peak,
             "failed": self.failed,
@@ -175,6 +175,14 @@ class Confirmation:
         self.say(
             f"{len(self.table.rows)} instances in {self.table.path}, {seconds:.0f} s, {peak / 1e9:.2f} GB"
         )
+
+
+def _earlier_checks(path):
+    """Checks of prompts that an earlier run confirmed; {} where there was none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["full_model"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _differences(checks):

@@ -79,12 +79,13 @@ class Table:
     def __init__(self, path, columns=COLUMNS):
         self.path = Path(path)
         self.columns = columns
+        self.seen = None  # what the file was when its rows were read or written
         self.rows = self._read()
 
     def _read(self):
         """{key: rows} of the file."""
-        found = {}
-        if not self.path.exists():
+        found, self.seen = {}, self._stamp()
+        if self.seen is None:
             return found
         try:
             with self.path.open(newline="", encoding="utf-8") as file:
@@ -106,10 +107,19 @@ class Table:
         """Publish an instance's rows beside what others have published meanwhile."""
         try:
             with self._alone():
-                self.rows = self._read() | {key: rows}
+                others = self._read() if self._stamp() != self.seen else self.rows
+                self.rows = others | {key: rows}
                 self._write()
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be written: {error}") from error
+
+    def _stamp(self):
+        """Tells whether somebody else has rewritten the file; None where there is none."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
     @contextmanager
     def _alone(self):
@@ -129,6 +139,7 @@ class Table:
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(self.path)
+            self.seen = self._stamp()
         except OSError:
             part.unlink(missing_ok=True)
             raise

@@ -355,6 +355,13 @@ def test_an_interrupted_run_keeps_what_is_finished(tiny, own_copy, monkeypatch):
     assert len(whole(own_copy)) == 2
 
 
+def test_checks_of_prompts_that_an_earlier_run_confirmed_stay_on_record(tiny, tmp_path):
+    out = replay(tiny[2], tmp_path / "out", [{"name": "window"}])
+    for prompt in "ab":
+        assert confirm(out, tiny[1], "--trace", tiny[2], "--prompts", prompt) == 0
+    assert set(meta(out)["full_model"]) == {"a", "b"}
+
+
 def test_a_dry_run_writes_nothing(tiny, own_copy, capsys):
     assert confirm(own_copy, tiny[1], "--trace", tiny[2], "--dry-run") == 0
     assert "17 instances on 1 prompts, 17 to run, 3 layers" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`kvanalysis report|figures|table|parquet|epsilon OUT`, `kvanalysis figure|sweep CONFIG`.
+"""`kvanalysis report|figures|table|parquet|epsilon|confirm OUT`, `kvanalysis figure|sweep CONFIG`.
 
 Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results, 130 interrupted. A step of a
 figure or a round of a sweep that failed gives its own.
@@ -47,7 +47,7 @@ def _parser():
         prog="kvanalysis", description="Figures, tables and a page from the results of `kvreplay run`."
     )
     commands = parser.add_subparsers(
-        required=True, metavar="report|figures|figure|table|parquet|sweep|epsilon"
+        required=True, metavar="report|figures|figure|table|parquet|sweep|epsilon|confirm"
     )
     report = _command(
         commands, "report", _report, "one self-contained HTML page of a run, or of a folder of figures"
@@ -61,6 +61,7 @@ def _parser():
     _add_parquet(commands)
     _add_sweep(commands)
     _add_epsilon(commands)
+    _add_confirm(commands)
     return parser
 
 
@@ -130,6 +131,25 @@ def _add_epsilon(commands):
     command.add_argument(
         "--measure", default="rel_err_out_mean", metavar="NAME", help="a column of the table"
     )
+
+
+def _add_confirm(commands):
+    text = (
+        "which offline measure predicted what the model itself lost (kvconfirm); OUT/confirm_correlations.csv"
+    )
+    command = _command(commands, "confirm", _confirm, text)
+    command.add_argument(
+        "--target",
+        choices=("loss_increase", "kl_mean", "top1"),
+        default="loss_increase",
+        help="what is predicted (default: loss_increase); top1: tokens whose first choice changed",
+    )
+    for option, what in (("--methods", "only"), ("--without", "without")):
+        command.add_argument(
+            option,
+            metavar="NAMES",
+            help=f"{what} these methods, a list with commas; prints, and writes nothing",
+        )
 
 
 def _fail(problem, code):
@@ -253,6 +273,25 @@ def _epsilon(options):
     from .sweeps.products import write_epsilon
 
     print(write_epsilon(options.out, load(options.out), options.measure, _epsilons(options.epsilon)))
+
+
+def _confirm(options):
+    from .numbers.confirm_cells import correlation_cells
+    from .numbers.confirm_tables import chosen, correlation_table, of_traces, written
+    from .numbers.confirm_words import METHODS_NOTE, confirmed_note
+    from .numbers.format import aligned
+
+    frame = _whole_curves(options.out)
+    traces = chosen(of_traces(frame, options.out), options.methods, options.without)
+    table = correlation_table(traces)
+    if not (options.methods or options.without):
+        for path in written(options.out, traces, table):
+            print(path, file=sys.stderr)
+    target = "top1_lost" if options.target == "top1" else options.target
+    for each in traces:
+        print(confirmed_note(each.found), METHODS_NOTE, file=sys.stderr)
+        of_all = (table["scope"] == "all") & (table["target"] == target) & (table["trace_id"] == each.trace)
+        print(aligned(*correlation_cells(table[of_all])))
 
 
 def _epsilons(text):

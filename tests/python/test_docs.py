@@ -118,8 +118,7 @@ def test_every_measure_of_the_program_stands_in_the_page_of_measures():
 
 
 def test_every_picture_of_the_pages_is_there_small_and_used():
-    pages = (EXPLAINED, PERFORMANCE)
-    used = re.findall(r"!\[[^\]]+\]\(pictures/(\w+\.png)\)", "".join(p.read_text() for p in pages))
+    used = re.findall(r"!\[[^\]]+\]\(pictures/(\w+\.png)\)", "".join(p.read_text() for p in PAGES))
     files = {path.name: path.stat().st_size for path in PICTURES.glob("*.png")}
     assert sorted(used) == sorted(files)
     assert max(files.values()) < PICTURE_BYTES

@@ -36,7 +36,7 @@ def read_results_csv(path):
 
     Raises ResultsError. Source: docs/formats.md.
     """
-    frame = _typed(_read_text(path), path)
+    frame = typed(_read_text(path), COLUMNS, NEVER_EMPTY, path)
     return frame.assign(**{name: _guessed(frame[name]) for name in frame if name not in NEVER_GUESSED})
 
 
@@ -60,30 +60,37 @@ def one_line(problem):
     return " ".join(str(problem).split())
 
 
-def _read_text(path):
-    """All fields as text, so that a prompt called 007 or NA stays what it is."""
-    if not path.is_file():
-        raise ResultsError(f"{path}: no such file; `kvreplay run` writes it")
+def text_table(path, kind, check):
+    """All fields as text, so that a prompt called 007 or NA stays what it is; `check(columns, path)` may
+    refuse the header. Raises ResultsError, which says that the file is not `kind`."""
     try:
         with warnings.catch_warnings():
             # pandas only warns when a row is longer than the header, and then drops fields.
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
     except (OSError, ValueError, pd.errors.ParserError, pd.errors.ParserWarning) as problem:
-        raise ResultsError(f"{path}: not a kvreplay results file: {one_line(problem)}") from problem
-    check_header(frame.columns, path)
-    if frame.empty:
-        raise ResultsError(f"{path}: holds no cell yet")
+        raise ResultsError(f"{path}: not {kind}: {one_line(problem)}") from problem
+    check(frame.columns, path)
     # A row that is too short ends in missing fields, its status among them.
     return frame.fillna("")
 
 
-def _typed(frame, path):
-    for name, kind in COLUMNS.items():
-        if name in NEVER_EMPTY and (frame[name] == "").any():
+def typed(frame, columns, never_empty, path):
+    """The texts of `text_table` as `columns` {name: TEXT, COUNT or NUMBER} has them; raises ResultsError."""
+    for name, kind in columns.items():
+        if name in never_empty and (frame[name] == "").any():
             raise ResultsError(f"{path}: row {row_number(frame[name] == '')}: {name} is empty")
         if kind != TEXT:
             frame[name] = _numbers(frame[name], kind, path)
+    return frame
+
+
+def _read_text(path):
+    if not path.is_file():
+        raise ResultsError(f"{path}: no such file; `kvreplay run` writes it")
+    frame = text_table(path, "a kvreplay results file", check_header)
+    if frame.empty:
+        raise ResultsError(f"{path}: holds no cell yet")
     return frame
 
 

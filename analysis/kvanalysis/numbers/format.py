@@ -5,6 +5,10 @@ import math
 import pandas as pd
 
 ABSENT = "–"
+LEFT = (  # columns of text
+    *("trace", "method", "notes", "measure", "over layers", "needs", "scope", "text", "family"),
+    *("less error", "less loss"),
+)
 KIB = 1024
 
 
@@ -53,10 +57,9 @@ def aligned(header, rows):
     """The table as lines for a terminal: the first columns to the left, numbers to the right."""
     texts = [header] + [[text for text, _ in row] for row in rows]
     widths = [max(len(line[i]) for line in texts) for i in range(len(header))]
-    left = {"trace", "method", "notes"}
     return "\n".join(
         "  ".join(
-            text.ljust(width) if name in left else text.rjust(width)
+            text.ljust(width) if name in LEFT else text.rjust(width)
             for text, width, name in zip(line, widths, header, strict=True)
         ).rstrip()
         for line in texts

@@ -3,9 +3,8 @@
 import re
 from html import escape
 
+from ..numbers.format import LEFT
 from .style import SCRIPT, STYLE
-
-LEFT_COLUMNS = ("trace", "method", "notes")
 
 
 class Html(str):
@@ -135,7 +134,7 @@ def _table(heads, lines, kind):
 
 
 def _classes(name):
-    names = ["left"] if name in LEFT_COLUMNS else []
+    names = ["left"] if name in LEFT else []
     names += {"method": ["sticky"], "notes": ["wrap"]}.get(name, [])
     return f' class="{" ".join(names)}"' if names else ""
 

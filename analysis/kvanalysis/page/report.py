@@ -8,6 +8,8 @@ import pandas as pd
 from ..figures.of_run import write_figures
 from ..numbers.format import table_cells
 from ..numbers.summary import summarise
+from .confirm_section import TITLE as CONFIRM_TITLE
+from .confirm_section import confirm_section
 from .html import (
     anchor,
     contents,
@@ -45,6 +47,7 @@ def render(frame, figures, folder):
     title = " · ".join(part for part in ("kvreplay report", run_name(meta)) if part)
     sections = {
         "Figures": _pictures(Album(figures, folder), figures),
+        CONFIRM_TITLE: confirm_section(frame),
         "Summary": _summary(frame),
         "Claims": claims_section(frame),
         "Cells without a result": _failures(frame),

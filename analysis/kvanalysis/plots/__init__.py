@@ -17,6 +17,8 @@ from . import (
     error_vs_budget,
     error_vs_bytes,
     layer_head_map,
+    loss_against_error,
+    loss_by_layer,
     needle_recall,
     prefix_error,
     rank_table,
@@ -27,6 +29,8 @@ from . import (
 OVERVIEW = (
     error_vs_budget,
     error_vs_bytes,
+    loss_against_error,
+    loss_by_layer,
     budget_for_epsilon,
     rank_table,
     regret_ladder,

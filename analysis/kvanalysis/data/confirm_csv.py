@@ -1,0 +1,98 @@
+"""Reads confirm.csv and confirm_layers.csv: what the model itself lost with what each method kept."""
+
+import re
+from itertools import chain
+
+from ..errors import ResultsError
+from .results_csv import COUNT, NUMBER, TEXT, row_number, text_table, typed
+
+IDENTITY = {
+    **dict.fromkeys(("key", "trace_id", "model", "prompt", "method", "params", "given"), TEXT),
+    **dict.fromkeys(("budget_tokens", "seed", "n_prefill", "n_tokens"), COUNT),
+    **dict.fromkeys(("selection", "layers"), TEXT),
+}
+OF_LOSSES = ("loss_full", "loss", "loss_increase", "kl_mean", "kl_p95", "top1_agreement")
+OF_LAYERS = (
+    *("rel_err_out_mean", "rel_err_proj_mean", "rel_err_resid_mean", "rel_err_resid_late"),
+    "drift_mean",
+)
+LOSSES = {
+    **IDENTITY,
+    **dict.fromkeys(("distance_from", "distance_to", "n_rows"), COUNT),
+    **dict.fromkeys((*OF_LOSSES, "confirm_s"), NUMBER),
+    **dict.fromkeys(("status", "error"), TEXT),
+}
+LAYERS = {**IDENTITY, "layer": COUNT, **dict.fromkeys(OF_LAYERS, NUMBER)}
+NAMED = ("key", "trace_id", "prompt", "method", "given", "selection", "layers")  # no field of these is empty
+# What may stand once: another key of the same says that results or model have changed in between.
+RANGE = ["trace_id", "prompt", "method", "given", "budget_tokens", "seed", "selection", "layers",
+         "distance_from", "distance_to"]  # fmt: skip
+RECORDED, OWN = "recorded", "own"
+
+
+def read_confirm_csv(path):
+    """One row per instance and range of distances behind the prompt, failed instances included: counts as
+    Int64, losses in nats a token as floats. None without such a file; raises ResultsError.
+
+    The rows of an instance begin with that of all its rows (docs/closed_loop.md).
+    """
+    frame = _table(path, LOSSES, (*NAMED, "status"))
+    if frame is None:
+        return None
+    finished = (frame["status"] == "ok").to_numpy()
+    for name in ("distance_from", "distance_to", "n_rows", *OF_LOSSES):
+        _refuse(path, finished & frame[name].isna().to_numpy(), f"{name} is empty, but status is ok")
+    odd = ~frame["selection"].isin((RECORDED, OWN))
+    _refuse(path, odd, f"selection is neither {RECORDED} nor {OWN}")
+    _refuse(path, frame.duplicated(RANGE), "repeats a range of an instance")
+    _check_layers(frame, path)
+    return frame
+
+
+def read_confirm_layers_csv(path):
+    """One row per instance and compressed layer, errors as floats, NaN where one does not apply. None without
+    such a file; raises ResultsError."""
+    frame = _table(path, LAYERS, (*NAMED, "layer"))
+    if frame is not None:
+        _refuse(path, frame.duplicated(["key", "layer"]), "repeats a layer of an instance")
+    return frame
+
+
+def layers_of(text):
+    """[0, 1, 2, 7] of "0-2,7"; ValueError for anything else."""
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        raise ValueError(f"{text!r} is no list of layers")
+    ends = ([int(end) for end in part.split("-")] for part in text.split(","))
+    return list(chain.from_iterable(range(each[0], each[-1] + 1) for each in ends))
+
+
+def _table(path, columns, never_empty):
+    if not path.is_file():
+        return None
+
+    def check(found, path):
+        missing = [name for name in columns if name not in found]
+        if missing:
+            raise ResultsError(
+                f"{path}: missing columns: {', '.join(missing)}; move it away and run"
+                f" `kvconfirm {path.parent}` again"
+            )
+
+    return typed(text_table(path, "a table of kvconfirm", check), columns, never_empty, path)
+
+
+def _refuse(path, rows, why):
+    if rows.any():
+        raise ResultsError(
+            f"{path}: row {row_number(rows)} {why}; move the file away and run"
+            f" `kvconfirm {path.parent}` again"
+        )
+
+
+def _check_layers(frame, path):
+    for text in frame["layers"].unique():
+        try:
+            layers_of(text)
+        except ValueError as problem:
+            at = row_number(frame["layers"] == text)
+            raise ResultsError(f"{path}: row {at}: layers: {problem}, as in 0-29 or 0,7,15") from problem

@@ -1,0 +1,83 @@
+"""What kvconfirm measured, beside the results that it belongs to."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ..errors import ResultsError
+from .confirm_csv import read_confirm_csv, read_confirm_layers_csv
+from .results_csv import row_number
+
+CONFIRM, LAYERS = "confirm.csv", "confirm_layers.csv"
+# What a cell of results.csv and a row of confirm.csv share; the table of a run calls `given` given_json.
+INSTANCE = ["trace_id", "prompt", "method", "given_json", "budget_tokens", "seed"]
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """`losses`: the rows of confirm.csv; `layers`: those of confirm_layers.csv whose instance stands in
+    `losses`, empty without such a file. Both have `given_json`, and the `label` and `oracle` of the run."""
+
+    losses: pd.DataFrame
+    layers: pd.DataFrame
+
+
+def confirmed(frame, whole=True):
+    """The Confirmed of `load`'s table from the first of its folders; None where kvconfirm did not run.
+
+    Every row must belong to an instance of the table, else ResultsError: it is of other results. Unless
+    `whole`, when the table holds the rows of some traces only: rows of others are left out.
+    """
+    for folder in frame.attrs.get("folders", ())[:1]:
+        path = Path(folder) / CONFIRM
+        losses = read_confirm_csv(path)
+        if losses is not None and len(losses):
+            layers = read_confirm_layers_csv(path.with_name(LAYERS))
+            return _joined(frame, losses, layers, path, whole)
+    return None
+
+
+def _joined(frame, losses, layers, path, whole):
+    losses = losses.rename(columns={"given": "given_json"})
+    if not whole:
+        losses = losses[losses["trace_id"].isin(frame["trace_id"].unique())].reset_index(drop=True)
+    known = frame.drop_duplicates(INSTANCE)[[*INSTANCE, "label", "oracle"]]
+    together = losses.merge(known, on=INSTANCE, how="left", sort=False)
+    _refuse_foreign(frame, together, path)
+    if together.empty:
+        return None
+    together["oracle"] = together["oracle"].astype(bool)
+    return Confirmed(together, _layers(together, layers))
+
+
+def _layers(losses, layers):
+    """Rows of instances that are not finished stand in confirm_layers.csv first: they do not count yet."""
+    told = losses.drop_duplicates("key")[["key", "label", "oracle"]]
+    if layers is None:
+        return pd.DataFrame(columns=["key", "layer"])
+    return layers.rename(columns={"given": "given_json"}).merge(told, on="key", how="inner", sort=False)
+
+
+def _refuse_foreign(frame, together, path):
+    foreign = together["label"].isna()
+    if not foreign.any():
+        return
+    row = together[foreign].iloc[0]
+    held = sorted(frame["trace_id"].unique())
+    why = (
+        f"is of trace {row['trace_id'][:12]}, the results are of {', '.join(name[:12] for name in held)}"
+        if row["trace_id"] not in held
+        else f"is {_named(row)}, which results.csv does not hold"
+    )
+    raise ResultsError(
+        f"{path}: row {row_number(foreign)} {why}: it was confirmed from other results; move the file"
+        f" away and run `kvconfirm {path.parent}` again"
+    )
+
+
+def _named(row):
+    parts = [row["method"], "" if row["given_json"] in ("", "{}") else row["given_json"]]
+    parts += [f"{text}{row[name]}" for name, text in (("budget_tokens", "B="), ("seed", "seed "))
+              if not pd.isna(row[name])]  # fmt: skip
+    return " ".join([*filter(None, parts), f"on prompt {row['prompt']}"])

@@ -1,0 +1,126 @@
+"""Exceptions, distances and selections: tables below the correlations of the page's section on the loss."""
+
+import pandas as pd
+
+from ..numbers.confirm_distance import by_distance, growth
+from ..numbers.confirm_exceptions import LEAST_NATS, MARGIN, NOISES, exceptions
+from ..numbers.confirm_selections import SAME, by_selection, hidden
+from ..numbers.format import ABSENT, significant
+from ..numbers.words import count
+from .confirm_findings import exception_words
+from .html import Html, html, paragraph, sortable_table
+
+PAIRS_SHOWN = 15
+RULE = (
+    f"A pair at one budget of a text counts where the errors differ {MARGIN}-fold and the losses the other"
+    f" way by more than {LEAST_NATS} nats and {NOISES} standard errors of their difference, taken as"
+    " √(2 (KL₁ + KL₂) / n) over n tokens."
+)
+PAIR_HEADER = ["text", "budget", "less error", "less loss", "its error", "other’s error", "ratio", "its loss",
+               "other’s loss", "difference"]  # fmt: skip
+SELECTION_HEADER = ["method", "budget", "recorded", "own", "difference", "over texts", "texts"]
+
+
+def heading(text):
+    return Html(f"<h3>{html(text)}</h3>")
+
+
+def told_exceptions(found, choices):
+    """Words and a table for each Choice."""
+    parts = [heading("Exceptions"), paragraph(RULE)]
+    for each in choices:
+        pairs = exceptions(found, each.values)
+        parts.append(paragraph(exception_words(found, each)))
+        if len(pairs):
+            rows = [_pair(row) for row in pairs.head(PAIRS_SHOWN).itertuples()]
+            parts.append(sortable_table(PAIR_HEADER, rows))
+    return parts
+
+
+def _pair(row):
+    errors = (row.error_of_less_error, row.error_of_less_loss, row.error_ratio)
+    losses = (row.loss_of_less_error, row.loss_of_less_loss, row.loss_difference)
+    names = (row.less_error, row.less_loss)
+    return [
+        (row.prompt, row.prompt),
+        _budget(row.budget_tokens),
+        *((name, name) for name in names),
+        *((significant(value), value) for value in errors),
+        *map(_nats, losses),
+    ]
+
+
+def distances(found):
+    """Losses by distance behind the prompt at the middle budget; [] where there is one range alone."""
+    told = by_distance(found)
+    if told is None:
+        return []
+    budget, table = told
+    ranges = [name for name in table if name not in ("label", "family")]
+    rows = [
+        [(row["label"], row["label"]), (row["family"], row["family"]), *(_nats(row[name]) for name in ranges)]
+        for _, row in table.iterrows()
+    ]
+    grown = growth(found)
+    grown = grown[grown["family"] != ""].itertuples()
+    families = "; ".join(f"{row.family} {row.first:+.3f} to {row.last:+.3f}" for row in grown)
+    return [
+        heading("By distance behind the prompt"),
+        paragraph(
+            f"Mean loss increase over texts at B = {budget}, nats a token. From the first range to the"
+            f" last, over all budgets: {families}."
+        ),
+        sortable_table(["method", "family", *(name.replace("_", " ") for name in ranges)], rows),
+    ]
+
+
+def two_selections(losses):
+    """What own choices change; [] unless instances were confirmed with both."""
+    table = by_selection(losses)
+    if table.empty:
+        return []
+    mean, same, farthest = hidden(table)
+    rows = [_selected(row) for row in table.itertuples()]
+    budget = "" if pd.isna(farthest["budget_tokens"]) else f" at B = {farthest['budget_tokens']}"
+    return [
+        heading("Recorded choices and own choices"),
+        paragraph(
+            "Recorded: the tokens that a method kept on the full model’s keys and queries. Own: what it"
+            " keeps when it chooses anew in every layer from what the compressed model computes; the"
+            f" prompt is computed exactly in both. Over {count(len(table), 'instance')} with both, own"
+            f" choices change the loss increase by {mean:+.3f} nats a token on average; {same} change by"
+            f" less than {SAME}, most changes {farthest['label']}{budget}, by"
+            f" {farthest['difference']:+.3f}. So much does teacher forcing of the choices hide."
+        ),
+        sortable_table(SELECTION_HEADER, rows),
+    ]
+
+
+def _selected(row):
+    over = f"{row.smallest:+.3f} … {row.largest:+.3f}"
+    losses = (row.recorded, row.own, row.difference)
+    return [
+        (row.label, row.label),
+        _budget(row.budget_tokens),
+        *map(_nats, losses),
+        (over, row.smallest),
+        (f"{row.n_texts}", row.n_texts),
+    ]
+
+
+def failures(losses):
+    """Instances that kvconfirm could not run, by the reason."""
+    failed = losses[losses["status"] != "ok"]
+    if failed.empty:
+        return []
+    kinds = failed.groupby(["label", "error"]).size().items()
+    texts = [f"{label}: {error or 'no message'} ({count(int(n), 'instance')})" for (label, error), n in kinds]
+    return [paragraph(f"Not confirmed: {'; '.join(texts)}.")]
+
+
+def _budget(value):
+    return (ABSENT, None) if pd.isna(value) else (f"{value}", int(value))
+
+
+def _nats(value):
+    return (ABSENT, None) if pd.isna(value) else (f"{value:+.3f}", value)

@@ -1,0 +1,183 @@
+"""Sentences on what the offline numbers tell of the model's loss, made from the numbers."""
+
+import numpy as np
+import pandas as pd
+
+from ..numbers.confirm_best import best_choice, held_out, measure_words
+from ..numbers.confirm_correlations import MEAN
+from ..numbers.confirm_exceptions import MARGIN, exceptions, standing_out, told_apart, wide_pairs
+from ..numbers.confirm_scopes import ALL, EQUAL_BUDGET, FAMILY_WORDS, WITH_SINK
+from ..numbers.confirm_spread import spread_over_texts
+from ..numbers.confirm_words import two, with_interval
+from ..numbers.confirmed_instances import LOSS
+from ..numbers.error_measures import BY_NAME, COMPRESSED, MAIN, MODEL
+from ..numbers.format import significant
+from ..numbers.layer_weightings import EVERY_LAYER, THIRDS
+from ..numbers.words import count
+
+NAMED = 3  # methods of exceptions that a sentence names, on each side
+NARROWER = {EQUAL_BUDGET: "Among methods of one budget", WITH_SINK: "Among methods that hold the first token"}
+
+
+def findings(table, found, told, best, main):
+    """[sentence] on one trace. `table`: its `correlations`; `told`: the Correlations of all its instances,
+    not resampled; `best`, `main`: Choices, main None where the run lacks it."""
+    parts = [
+        _best(table, best),
+        _from_traces(table, found, best),
+        _from_model(table, best),
+        _gain(table, best),
+        _held_out(told),
+        *(_narrower(table, best, main, scope) for scope in NARROWER),
+        _families(table, best),
+        _layers(table),
+        _pairs(found, best),
+        _sizes(found, best),
+    ]
+    return [part for part in parts if part]
+
+
+def _row(table, scope, measure, weighting):
+    """The mean over texts for the loss; None if there is none."""
+    rows = table[(table["scope"] == scope) & (table["target"] == LOSS) & (table["prompt"] == MEAN)]
+    rows = rows[(rows["measure"] == measure) & (rows["weighting"] == weighting)]
+    return rows.iloc[0] if len(rows) else None
+
+
+def _of(table, scope, each):
+    return _row(table, scope, each.measure, each.weighting)
+
+
+def _rho(row):
+    return with_interval(row["spearman"], row["spearman_low"], row["spearman_high"])
+
+
+def _best(table, best):
+    row = _of(table, ALL, best)
+    rivals = table[(table["scope"] == ALL) & (table["target"] == LOSS) & (table["prompt"] == MEAN)]
+    rivals = rivals[(rivals["needs"] != COMPRESSED) & (rivals["n_instances"] == row["n_instances"])]
+    share = row["first_share"]
+    first = "" if pd.isna(share) else f", first in {share:.0%} of the resamples"
+    texts, instances, methods = (int(row[name]) for name in ("n_texts", "n_instances", "n_methods"))
+    return (
+        f"Of {len(rivals)} combinations of measure and layers, {best.words}, orders instances most as the"
+        f" loss does: rank correlation {_rho(row)}{first}, over {count(texts, 'text')} with"
+        f" {count(instances, 'instance')} of {count(methods, 'method')}. The first of many looks better"
+        " than it is."
+    )
+
+
+def _from_traces(table, found, best):
+    """Another measure is the answer for who has traces alone."""
+    other = best_choice(found, from_traces=True)
+    if BY_NAME[best.measure].needs != MODEL or other is None:
+        return ""
+    rho = _rho(_of(table, ALL, other))
+    return f"It needs the model; of what the traces alone give, {other.words}, is first with {rho}."
+
+
+def _from_model(table, best):
+    """What a model at hand adds, and what even the compressed run itself cannot exceed."""
+    parts = []
+    for needs, words in (
+        (MODEL, "Of what needs the model"),
+        (COMPRESSED, "A yardstick that is no prediction"),
+    ):
+        rows = table[(table["scope"] == ALL) & (table["target"] == LOSS) & (table["prompt"] == MEAN)]
+        rows = rows[rows["needs"] == needs]
+        if len(rows) and needs != BY_NAME[best.measure].needs:
+            first = rows.iloc[0]
+            parts.append(f"{words}: {measure_words(first['measure'], first['weighting'])}, {_rho(first)}.")
+    return " ".join(parts)
+
+
+def _gain(table, best):
+    row, main = _of(table, ALL, best), _row(table, ALL, MAIN, EVERY_LAYER)
+    if main is None or best.is_main or pd.isna(row["gain"]):
+        return ""
+    low, high = row["gain_low"], row["gain_high"]
+    sure = "excludes" if low > 0 or high < 0 else "includes"
+    told = "" if np.isnan(low) else f" [{low:+.2f}, {high:+.2f}], paired; the interval {sure} zero"
+    return (
+        f"The engine’s main measure ({measure_words(MAIN, EVERY_LAYER)}) reaches {_rho(main)}: the difference"
+        f" is {row['gain']:+.2f}{told}."
+    )
+
+
+def _held_out(told):
+    texts = [
+        f"{prompt} {two(rho)} by {measure_words(*measure)} (main measure {two(main)})"
+        for prompt, measure, rho, main in held_out(told)
+    ]
+    return f"Each text by the measure that is best on the other texts: {'; '.join(texts)}." if texts else ""
+
+
+def _narrower(table, best, main, scope):
+    row = _of(table, scope, best)
+    other = None if main is None or best.is_main else _of(table, scope, main)
+    if row is None:
+        return ""
+    rest = "" if other is None else f", the main measure {_rho(other)}"
+    return f"{NARROWER[scope]} the best measure reaches {_rho(row)}{rest}."
+
+
+def _families(table, best):
+    rows = [(words, _of(table, family, best)) for family, words in FAMILY_WORDS.items()]
+    texts = [
+        f"{words} {_rho(row)} ({count(int(row['n_methods']), 'method')})"
+        for words, row in rows
+        if row is not None
+    ]
+    return f"Within a family: {', '.join(texts)}." if texts else ""
+
+
+def _layers(table):
+    rows = [(third, _row(table, ALL, MAIN, third)) for third in THIRDS]
+    if any(row is None for _, row in rows):
+        return ""
+    return f"The main measure by layers: {', '.join(f'{third} {_rho(row)}' for third, row in rows)}."
+
+
+def _pairs(found, best):
+    wide = wide_pairs(found, best.values)
+    apart, wrong = told_apart(wide), len(exceptions(found, best.values))
+    if not apart:
+        return ""
+    return (
+        f"Of {count(len(wide), 'pair')} at one budget that the best measure puts {MARGIN}-fold apart, the"
+        f" loss tells {apart} apart beyond noise, and {wrong} of them ({wrong / apart:.0%}) the other way"
+        " round."
+    )
+
+
+def _sizes(found, best):
+    losses, errors, instances = spread_over_texts(found, best.values)
+    if not instances:
+        return ""
+    return (
+        "How much is lost is another question than the order: the same instance loses"
+        f" {losses:.1f} times as much on one text as on another (median of {instances}), while its error"
+        f" differs by a factor of {errors:.1f}. A loss in nats cannot be read off an error alone."
+    )
+
+
+def exception_words(found, each):
+    """Which methods stand out under a Choice, with numbers."""
+    pairs = exceptions(found, each.values)
+    if pairs.empty:
+        return f"By {each.words}: no pair at one budget is {MARGIN}-fold apart the wrong way round."
+    named = standing_out(pairs)
+    texts = [
+        f"{row.label} loses {side} than it says (in {count(row.pairs, 'pair')}, {count(row.texts, 'text')})"
+        for side in ("less", "more")
+        for row in named[named["side"] == side].head(NAMED).itertuples()
+    ]
+    first = pairs.iloc[0]
+    budget = "" if pd.isna(first["budget_tokens"]) else f" at B = {first['budget_tokens']}"
+    return (
+        f"By {each.words}, {count(len(pairs), 'pair')} at one budget are {MARGIN}-fold apart the wrong way"
+        f" round: {'; '.join(texts)}. The widest: on {first['prompt']}{budget}, {first['less_error']} has"
+        f" {significant(first['error_of_less_error'])} against {significant(first['error_of_less_loss'])} of"
+        f" {first['less_loss']}, and loses {first['loss_of_less_error']:.3f} against"
+        f" {first['loss_of_less_loss']:.3f} nats a token."
+    )

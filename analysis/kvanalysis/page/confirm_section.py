@@ -1,0 +1,104 @@
+"""The section of a run's page on what the model itself lost, where kvconfirm has run."""
+
+from ..data.confirmed import confirmed
+from ..numbers.confirm_best import main_choice, shown_choices
+from ..numbers.confirm_cells import correlation_cells, measure_terms, scope_cells, target_cells
+from ..numbers.confirm_correlations import MEAN, correlations, scope_correlations
+from ..numbers.confirm_scopes import ALL, FAMILY_WORDS, scopes
+from ..numbers.confirm_tables import known_traces
+from ..numbers.confirm_words import METHODS_NOTE, confirmed_note, same_words
+from ..numbers.confirmed_instances import LOSS, TARGETS
+from ..numbers.layer_weightings import EVERY_LAYER
+from ..numbers.words import count
+from .confirm_details import distances, failures, heading, told_exceptions, two_selections
+from .confirm_findings import findings
+from .html import folded, note, paragraph, sortable_table
+
+TITLE = "Does the offline error predict the loss?"
+HOW = (
+    "The model ran once more over the recorded tokens for each instance (a method, its parameters, a"
+    " budget, a text), attending in every layer to what the method kept, so that errors travel through the"
+    " layers. Correlations are of ranks. Gain: the difference to the main measure in the same resamples."
+    " First: how often a measure came first in them. Needs the model: also its output projection and"
+    " residual stream. The drift of the residual stream is measured in the compressed run itself and"
+    " predicts nothing. Oracles see the future: they are in the figure and in the scope “with oracles” alone."
+)
+
+
+def confirm_section(frame):
+    """Parts of the section; [] where kvconfirm has left nothing. Raises ResultsError for foreign rows."""
+    told = confirmed(frame)
+    if told is None:
+        return []
+    traces = known_traces(frame)
+    parts = [paragraph(f"{HOW} {METHODS_NOTE}")] if traces else []
+    for each in traces:
+        parts += [heading(f"trace {each.trace[:12]}")] if len(traces) > 1 else []
+        parts += _of_trace(each)
+    return [*parts, *two_selections(told.losses), *failures(told.losses)]
+
+
+def _of_trace(each):
+    found = each.found
+    about = [confirmed_note(found), same_words(found), _elsewhere(found), _agreement(found)]
+    choices = shown_choices(found)
+    if not choices:
+        about.append("Too few instances of a text for a rank correlation.")
+        return [paragraph(" ".join(filter(None, about)))]
+    table = correlations(found, each.sinks)
+    told = scope_correlations(found, scopes(found)[0], resampled=False)
+    main = main_choice(found)
+    return [
+        paragraph(" ".join(filter(None, about))),
+        note("What the offline numbers tell here", findings(table, found, told, choices[0], main)),
+        *_measures(table, found, choices),
+        *_scopes(table, choices),
+        *_targets(table, choices),
+        *told_exceptions(found, choices),
+        *distances(found),
+    ]
+
+
+def _elsewhere(found):
+    if not found.elsewhere:
+        return ""
+    return f"{count(found.elsewhere, 'more instance')} of another selection or of other layers stand aside."
+
+
+def _agreement(found):
+    if not found.deviation >= 0:
+        return ""
+    return f"Engine and model agree on the main measure of every layer within {found.deviation:.1e}."
+
+
+def _measures(table, found, choices):
+    of_all = table[(table["scope"] == ALL) & (table["target"] == LOSS)]
+    every = of_all[of_all["weighting"] == EVERY_LAYER]
+    shown = of_all[of_all["measure"].isin([each.measure for each in choices])]
+    names = "; ".join(f"{name}: {words}" for name, words in measure_terms(found.measures))
+    combinations = f"All {int((of_all['prompt'] == MEAN).sum())} combinations of measure and layers"
+    return [
+        heading("Every measure, mean over layers"),
+        sortable_table(*correlation_cells(every)),
+        paragraph(names, "links"),
+        heading("Which layers count"),
+        sortable_table(*correlation_cells(shown)),
+        folded(combinations, sortable_table(*correlation_cells(of_all))),
+    ]
+
+
+def _scopes(table, choices):
+    own = table[table["target"] == LOSS]
+    names = [f"{name}: {words}" for name, words in FAMILY_WORDS.items() if name in set(own["scope"])]
+    return [
+        heading("Where it holds"),
+        sortable_table(*scope_cells(own, choices)),
+        paragraph("; ".join([*names, "rows: distance behind the prompt"]) + ".", "links"),
+    ]
+
+
+def _targets(table, choices):
+    of_all = table[table["scope"] == ALL]
+    shown = of_all["measure"].isin([each.measure for each in choices])
+    rows = of_all[(of_all["weighting"] == EVERY_LAYER) | shown]
+    return [folded("The same against KL and the first choice", sortable_table(*target_cells(rows, TARGETS)))]

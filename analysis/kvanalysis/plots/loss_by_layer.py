@@ -1,0 +1,59 @@
+"""How well the error of each single layer predicts the model's loss, of a folder that holds confirm.csv."""
+
+from ..data.confirmed import confirmed
+from ..drawing.curve_axes import Axis
+from ..drawing.curves import Sheet, draw_sheet
+from ..numbers.confirm_best import shown_choices
+from ..numbers.confirm_layers import FEWEST_LAYERS, layer_correlations
+from ..numbers.confirm_words import METHODS_NOTE, confirmed_note, two
+from ..numbers.confirmed_instances import instances
+from ..numbers.error_measures import BY_NAME
+from ..numbers.layer_weightings import THIRDS
+
+
+def draw_frame(rows, folder, suffix=""):
+    """A panel for each text, a curve for each measure; [] without confirm.csv or below FEWEST_LAYERS."""
+    told = confirmed(rows, whole=False)
+    found = instances(rows, told) if told else None
+    if found is None or len(found.layers) < FEWEST_LAYERS:
+        return []
+    choices = shown_choices(found)
+    if not choices:
+        return []
+    names = list(dict.fromkeys(each.measure for each in choices[::-1]))
+    table = layer_correlations(found, names)
+    points = table.rename(columns={"prompt": "panel", "layer": "x", "spearman": "y", "spearman_low": "low",
+                                   "spearman_high": "high"})  # fmt: skip
+    points = points.assign(label=points["measure"].map(lambda name: BY_NAME[name].words))
+    lowest = min(0.0, float(points[["y", "low"]].min().min()))
+    sheet = Sheet(
+        title="Which layers’ errors predict the loss",
+        points=points,
+        x=Axis("layer"),
+        y=Axis(
+            "rank correlation with the loss [1]",
+            limits=(max(-1.05, lowest - 0.05), 1.03),
+            levels={"none": 0.0},
+        ),
+        note=f"{confirmed_note(found)} Rank correlation (Spearman) of the error of one layer with the loss"
+        f" increase over the instances of a text, oracles left out. {METHODS_NOTE}",
+        caption=_caption(table),
+        markers=False,
+    )
+    return [draw_sheet(sheet, folder / f"loss_by_layer{suffix}")]
+
+
+def _caption(table):
+    """Mean over texts: of each third of the layers, and the best layer."""
+    texts = []
+    for name, own in table.groupby("measure", sort=False):
+        by_layer = own.groupby("layer")["spearman"].mean()
+        third = -(-len(by_layer) // 3)
+        parts = [by_layer.iloc[i * third : (i + 1) * third].mean() for i in range(3)]
+        best = by_layer.idxmax()
+        words = ", ".join(f"{two(part)} in the {name}" for part, name in zip(parts, THIRDS, strict=True))
+        texts.append(
+            f"{BY_NAME[name].words}: mean over texts and layers {words}; best layer {best}"
+            f" ({two(by_layer[best])})"
+        )
+    return ". ".join(texts)

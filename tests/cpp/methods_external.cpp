@@ -316,7 +316,7 @@ TEST_CASE("everything that is wrong with lists is told before anything runs", "[
   CHECK_THAT(problems(folder, external + "cut.h5, reweight: uniform}"), Contains("reweight"));
   CHECK_THAT(problems(folder, external + "}"), Contains("external needs a file"));
   CHECK_THAT(problems(folder, external + "[]}"), Contains("kept is an empty list"));
-  CHECK_THAT(problems(folder, external + "{a: 1}}"), Contains("kept must be a text"));
+  CHECK_THAT(problems(folder, external + "{a: 1}}"), Contains("kept is a map and must be a text"));
   CHECK_THAT(problems(folder, external + "[cut.h5, cut.h5]}"), Contains("cut.h5 is listed twice in kept"));
   CHECK_THAT(problems(folder, external + "cut.h5, gqa.level: layer}"), Contains("no error"));
   // Its shares are known when they are settled.

@@ -53,6 +53,7 @@ void ListChecks::check(size_t m, const PromptInfo& prompt, const Scene& scene) {
   if (told_[m] > kMostTold) return;
   try {
     const std::vector<KeptScope> heads = heads_of(instance, prompt, scene);
+    if (heads.empty()) return;  // told: none of those that are wanted
     check_heads(instance, sound_file(instance, scene, heads), heads);
   } catch (const ConfigError& e) {
     const bool last = ++told_[m] > kMostTold;

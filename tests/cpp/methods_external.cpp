@@ -319,6 +319,8 @@ TEST_CASE("everything that is wrong with lists is told before anything runs", "[
   CHECK_THAT(problems(folder, external + "{a: 1}}"), Contains("kept is a map and must be a text"));
   CHECK_THAT(problems(folder, external + "[cut.h5, cut.h5]}"), Contains("cut.h5 is listed twice in kept"));
   CHECK_THAT(problems(folder, external + "cut.h5, gqa.level: layer}"), Contains("no error"));
+  CHECK_THAT(problems(folder, external + "cut.h5}", "select: {kv_heads: [7]}\n" + std::string(kBudget)),
+             Contains("has no kv head 7"));
   // Its shares are known when they are settled.
   write_bytes(folder / "shares.csv", "0,0,4\n0,1,4\n1,0,4\n1,1,4\n");
   CHECK(problems(folder, external + "more.h5, allocator: \"file:shares.csv\"}") == "no error");

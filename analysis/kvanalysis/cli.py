@@ -280,6 +280,7 @@ def _confirm(options):
     from .numbers.confirm_tables import chosen, correlation_table, of_traces, written
     from .numbers.confirm_words import METHODS_NOTE, confirmed_note
     from .numbers.format import aligned
+    from .numbers.retrieval_cells import group_cells, group_words
 
     frame = _whole_curves(options.out)
     traces = chosen(of_traces(frame, options.out), options.methods, options.without)
@@ -292,6 +293,8 @@ def _confirm(options):
         print(confirmed_note(each.found), METHODS_NOTE, file=sys.stderr)
         of_all = (table["scope"] == "all") & (table["target"] == target) & (table["trace_id"] == each.trace)
         print(aligned(*correlation_cells(table[of_all])))
+        for group in each.retrieved:
+            print(f"\n{group_words(group)}\n{aligned(*group_cells(group))}")
 
 
 def _epsilons(text):

@@ -16,6 +16,8 @@ LOSSES = ["distance_from", "distance_to", "n_rows", "loss_full", "loss", "loss_i
           "top1_agreement", "confirm_s", "status", "error"]
 ERRORS = ["layer", "rel_err_out_mean", "rel_err_proj_mean", "rel_err_resid_mean", "rel_err_resid_late",
           "drift_mean"]
+ANSWERS = ["answer_exact_full", "answer_exact", "answer_rank_full", "answer_rank", "answer_logprob_full",
+           "answer_logprob"]
 # fmt: on
 ROWS, SPLIT = TOKENS - PREFILL - 1, 16  # rows behind the prompt with a target; where the second part begins
 FULL = 3.0  # nats a token of the uncompressed model
@@ -44,6 +46,13 @@ def confirm_rows(
     ]  # fmt: skip
 
 
+def answered(rank_full, rank, **place):
+    """The same of a prompt that asks for something: the worst rank of an answer's token in both runs."""
+    whole, *parts = confirm_rows(**place)
+    values = (int(rank_full == 1), int(rank == 1), rank_full, rank, -0.5 * rank_full, -0.5 * rank)
+    return [whole | dict(zip(ANSWERS, values, strict=True)), *parts]
+
+
 def failed_confirm(error="kept.h5 says nothing of it", **place):
     """The one row of an instance that could not be run."""
     row = dict.fromkeys((*IDENTITY, *LOSSES), "")
@@ -61,7 +70,8 @@ def layer_rows(rows, errors):
 
 def write_confirm(folder, losses, layers=None):
     """OUT/confirm.csv and, if given, OUT/confirm_layers.csv; returns the folder."""
-    _write(folder / "confirm.csv", [*IDENTITY, *LOSSES], losses)
+    more = [name for name in ANSWERS if any(name in row for row in losses)]
+    _write(folder / "confirm.csv", [*IDENTITY, *LOSSES, *more], losses)
     if layers is not None:
         _write(folder / "confirm_layers.csv", [*IDENTITY, *ERRORS], layers)
     return folder

@@ -75,6 +75,20 @@ def test_confirm_prints_the_table_best_first_and_writes_both_files(tmp_path, cap
     assert {"trace_id", "measure", "less_error", "less_loss", "loss_difference"} <= set(pairs)
 
 
+def test_of_many_texts_the_page_says_the_range(tmp_path, no_pictures):
+    two_measures(tmp_path, prompts=[f"text{number}" for number in range(8)])
+    _, words = page_of(tmp_path)
+    assert "Each of 8 texts by the measure that is best on the other texts: 1.00 on average" in words
+    assert "text3 1.00" not in words
+
+
+@pytest.mark.parametrize(("n_texts", "columns"), [(6, 6), (7, 0)])
+def test_each_text_has_a_column_unless_there_are_too_many(tmp_path, capsys, n_texts, columns):
+    planted(tmp_path, six_methods(), prompts=[f"text{number}" for number in range(n_texts)])
+    assert main(["confirm", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].count("text") == columns
+
+
 @pytest.mark.parametrize("target", ["kl_mean", "top1"])
 def test_another_target_is_printed_on_request(tmp_path, capsys, target):
     folder = planted(tmp_path, six_methods())

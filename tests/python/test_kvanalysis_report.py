@@ -286,6 +286,12 @@ def test_a_picture_on_the_page_keeps_the_colours_of_its_curves(tmp_path):
     assert shown.getpixel((200, 10)) == (255, 255, 255)
 
 
+def test_a_picture_longer_than_its_format_allows_is_made_smaller(tmp_path):
+    Image.new("RGB", (60, 20000), "white").save(tmp_path / "a.png")
+    with Image.open(io.BytesIO(pictures.webp(tmp_path / "a.png", 32, 24))) as coded:
+        assert coded.height == 16383
+
+
 def figure_folder(folder, name="h2o_fig2", paper="H2O", verdicts=(), rows=(), pictures=1):
     """What `kvreplay figures configs/figures/NAME.yaml -o FOLDER` leaves, without the engine."""
     place = folder / name

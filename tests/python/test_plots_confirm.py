@@ -53,6 +53,25 @@ def test_too_few_instances_for_a_correlation_are_not_drawn(tmp_path, plot):
     assert figures_of(plot, folder) == ([], [])
 
 
+@pytest.mark.parametrize("plot", [loss_against_error, loss_by_layer])
+def test_of_many_texts_six_are_drawn_from_the_worst_predicted_to_the_best(tmp_path, plot):
+    losses = (0.05, 0.12, 0.17, 0.22, 0.27, 0.35, 0.45, 0.55, 0.65)
+    prompts = [f"p{number}" for number in range(len(losses))]
+    folder = planted(tmp_path, six_methods(), prompts)
+    # Each text loses as its error says but for one instance, which moves one place further with each text.
+    table = pd.read_csv(folder / "confirm.csv", keep_default_na=False)
+    for prompt, loss in zip(prompts, losses, strict=True):
+        own = (table["prompt"] == prompt) & (table["method"] == "adakv") & (table["budget_tokens"] == 128)
+        table.loc[own, "loss_increase"] = loss
+    table.to_csv(folder / "confirm.csv", index=False)
+    figures, _ = figures_of(plot, folder)
+    for figure in figures:
+        shown = [axes.get_title(loc="left").split(":")[0] for axes in figure.axes]
+        assert shown == ["p0", "p2", "p3", "p5", "p6", "p8"]
+        assert any("6 of 9 texts, evenly from the worst" in text.get_text().replace("\n", " ")
+                   for text in figure.findobj(Text))  # fmt: skip
+
+
 def test_every_text_has_a_panel_that_says_its_correlation(tmp_path):
     figures, [drawn] = figures_of(loss_against_error, exceptional(tmp_path, ("p0", "p1")))
     for figure in figures:

@@ -23,6 +23,21 @@ from .table import COLUMNS, LAYER_COLUMNS, Table, identity, key_of
 from .trace import Trace, trace_path
 from .witness import Outputs
 
+TELL_EVERY_S = 10.0
+
+
+class Ticker:
+    """Says at most one line in TELL_EVERY_S seconds, and none in the first ones."""
+
+    def __init__(self, say):
+        self.say = say
+        self.last = time.monotonic()
+
+    def __call__(self, text):
+        if time.monotonic() - self.last >= TELL_EVERY_S:
+            self.say(text)
+            self.last = time.monotonic()
+
 
 @dataclass
 class Inputs:
@@ -116,7 +131,8 @@ class Confirmation:
             model = load_model(self.source, self.args.device)
             with SwitchedAttention(model) as attention, self._files():
                 for instances in jobs:
-                    self._run_job(PromptJob(model, attention, self.inputs, instances))
+                    tell = Ticker(self.say)
+                    self._run_job(PromptJob(model, attention, self.inputs, instances, tell))
             self._write_meta(time.perf_counter() - start)
         return self.failed
 

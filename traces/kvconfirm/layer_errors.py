@@ -40,17 +40,19 @@ class LayerErrors:
     """`way` of the full model's pass that measures other ways beside it.
 
     ways: {name: way}. Then `found[name][layer]` holds the means of COLUMNS that apply. A way that cannot be
-    followed is left out.
+    followed is left out. `tell(layer)` hears where the pass is.
     """
 
-    def __init__(self, exact, ways):
+    def __init__(self, exact, ways, tell):
         self.exact = exact
         self.ways = dict(ways)
+        self.tell = tell
         self.found = {name: {} for name in ways}
         self.streams = {}  # layer -> x of the full model
         self.waiting = {}  # (name, layer) -> |(z - o) W| [R]
 
     def __call__(self, call):
+        self.tell(call.layer)
         exact = self.exact(call)
         weights = _projection(call)
         for name in list(self.ways):

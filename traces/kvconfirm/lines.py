@@ -3,6 +3,7 @@
 Each line gives a register a random number; at the end one of them is asked for by writing its line once more
 up to the number. The answer is the number, so whoever kept the line can copy it, and whoever dropped it can
 only guess. `--ask after` (default) compresses the lines before the question is known, `--ask inside` with it.
+A small model mixes many numbers up; with `--numbered 4` only four lines hold one, and it finds them.
 """
 
 import argparse
@@ -21,6 +22,10 @@ THINGS = (
     *("hammer", "island", "jacket", "kettle", "ladder", "mirror", "needle", "orchard"),
     *("pencil", "quarry", "ribbon", "saddle", "tunnel", "violin", "wagon", "window"),
 )
+FACTS = (
+    *("belongs to nobody", "came by ship", "is kept in the cellar", "is old and heavy"),
+    *("stands by the door", "was painted last year"),
+)
 DIGITS = 4
 
 
@@ -31,25 +36,34 @@ def build_parser():
     add("-o", "--output", metavar="FILE.jsonl", required=True, help="prompts for kvdump --prompts")
     add("--lines", default="10,20,40,80", metavar="LIST", help="numbers of lines (default 10,20,40,80)")
     add("--count", type=int, default=10, metavar="N", help="prompts for each number of lines (default 10)")
+    add("--numbered", type=int, metavar="N", help="lines that hold a number, and may be asked for; the others"
+        " say something else (default: all)")  # fmt: skip
     add("--seed", type=int, default=0, help="seed of names and numbers (default 0)")
     add("--ask", choices=("after", "inside"), default="after",
         help="is the question part of the compressed prompt? (default: after it)")  # fmt: skip
     return parser
 
 
-def prompt(lines, number, seed, ask="after"):
-    """One prompt as kvdump reads it: dict of id, text, then, answer. A function of its arguments alone."""
-    draw = random.Random(f"{seed} {lines} {number}")
+def prompt(lines, number, seed, ask="after", numbered=None):
+    """One prompt as kvdump reads it: dict of id, text, then, answer. A function of its arguments alone.
+
+    `numbered` of the lines hold a number, all of them if None.
+    """
+    some = numbered is not None
+    draw = random.Random(f"{seed} {lines} {number}" + (f" {numbered}" if some else ""))
     names = draw.sample([f"{colour} {thing}" for colour in COLOURS for thing in THINGS], lines)
     values = [draw.randrange(10 ** (DIGITS - 1), 10**DIGITS) for _ in names]
-    asked = draw.randrange(lines)
+    held = sorted(draw.sample(range(lines), numbered)) if some else range(lines)
+    asked = draw.choice(held)
+    says = [f"holds {value}" if i in held else draw.choice(FACTS) for i, value in enumerate(values)]
     context = "Registers and what they hold:\n" + "".join(
-        f"The {name} holds {value}.\n" for name, value in zip(names, values, strict=True)
+        f"The {name} {what}.\n" for name, what in zip(names, says, strict=True)
     )
     question, again = "Once more, from the list above:\n", f"The {names[asked]} holds"
     inside = ask == "inside"
+    kind = f"lines-{lines:04d}" + (f"-numbers-{numbered:04d}" if some else "")
     return {
-        "id": f"lines-{lines:04d}-{number:03d}",
+        "id": f"{kind}-{number:03d}",
         "text": context + (question if inside else ""),
         "then": ("" if inside else question) + again,
         "answer": f" {values[asked]}",
@@ -66,7 +80,9 @@ def main(argv, say):
         raise UsageError(f"--lines {args.lines}: a list such as 10,20,40") from error
     if args.count < 1 or not all(1 <= lines <= most for lines in counts):
         raise UsageError(f"--lines takes 1..{most}, --count at least 1")
-    prompts = [prompt(n, i, args.seed, args.ask) for n in counts for i in range(args.count)]
+    if args.numbered is not None and not 1 <= args.numbered <= min(counts):
+        raise UsageError(f"--numbered {args.numbered}: 1..{min(counts)} of {min(counts)} lines hold a number")
+    prompts = [prompt(n, i, args.seed, args.ask, args.numbered) for n in counts for i in range(args.count)]
     path = Path(args.output)
     try:
         path.write_text("".join(json.dumps(one) + "\n" for one in prompts), encoding="utf-8")

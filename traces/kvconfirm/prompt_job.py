@@ -19,13 +19,15 @@ class PromptJob:
     """Instances of one prompt with the same prefill and length.
 
     `inputs`: what all prompts share (trace, layers, kept, outputs, engine, config, selection, device).
+    `tell(text)` hears how far a long pass is.
     """
 
-    def __init__(self, model, attention, inputs, instances):
+    def __init__(self, model, attention, inputs, instances, tell):
         self.inputs = inputs
         self.model = model
         self.attention = attention
         self.instances = instances
+        self.tell = tell
         first = instances[0]
         self.prompt = first.prompt
         steps = first.n_tokens - first.n_prefill
@@ -52,7 +54,8 @@ class PromptJob:
         every_row = EveryRow(self.run)
         self.checks |= check_full_run(self.run, self.attention, every_row)
         ways = {} if self.inputs.engine else dict(self._ways())
-        self.errors = LayerErrors(every_row, ways)
+        what = f"{self.prompt}: errors of {len(ways)} instances beside the full model"
+        self.errors = LayerErrors(every_row, ways, lambda layer: self.tell(f"{what}, layer {layer}"))
         with residuals(self.model, self.inputs.layers, self.errors.on_residual):
             self.full = self.run.decode(self.errors)
 

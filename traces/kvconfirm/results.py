@@ -79,20 +79,23 @@ class Results:
 
 
 def _read_rows(table):
+    """The rows one by one: a sweep has hundreds of thousands of them, with eighty columns each."""
+    empty = True
     try:
         with table.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            rows = list(reader)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise UsageError(f"{table}: no column {', '.join(missing)}: not a table of kvreplay run")
+            for row in reader:
+                empty = False
+                yield row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(
             f"{table}: cannot read results: {error}; give the folder that kvreplay run wrote"
         ) from error
-    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-    if missing:
-        raise UsageError(f"{table}: no column {', '.join(missing)}: not a table of kvreplay run")
-    if not rows:
+    if empty:
         raise UsageError(f"{table}: holds no cell")
-    return rows
 
 
 def _read_meta(path):

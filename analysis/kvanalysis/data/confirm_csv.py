@@ -22,6 +22,9 @@ LOSSES = {
     **dict.fromkeys((*OF_LOSSES, "confirm_s"), NUMBER),
     **dict.fromkeys(("status", "error"), TEXT),
 }
+# Of prompts that ask for something (`kvconfirm lines`); a table may lack them.
+ANSWERS = ("answer_exact_full", "answer_exact", "answer_rank_full", "answer_rank", "answer_logprob_full",
+           "answer_logprob")  # fmt: skip
 LAYERS = {**IDENTITY, "layer": COUNT, **dict.fromkeys(OF_LAYERS, NUMBER)}
 NAMED = ("key", "trace_id", "prompt", "method", "given", "selection", "layers")  # no field of these is empty
 # What may stand once: another key of the same says that results or model have changed in between.
@@ -36,7 +39,7 @@ def read_confirm_csv(path):
 
     The rows of an instance begin with that of all its rows (docs/closed_loop.md).
     """
-    frame = _table(path, LOSSES, (*NAMED, "status"))
+    frame = _table(path, LOSSES, (*NAMED, "status"), dict.fromkeys(ANSWERS, NUMBER))
     if frame is None:
         return None
     finished = (frame["status"] == "ok").to_numpy()
@@ -66,7 +69,7 @@ def layers_of(text):
     return list(chain.from_iterable(range(each[0], each[-1] + 1) for each in ends))
 
 
-def _table(path, columns, never_empty):
+def _table(path, columns, never_empty, optional=None):
     if not path.is_file():
         return None
 
@@ -78,7 +81,9 @@ def _table(path, columns, never_empty):
                 f" `kvconfirm {path.parent}` again"
             )
 
-    return typed(text_table(path, "a table of kvconfirm", check), columns, never_empty, path)
+    texts = text_table(path, "a table of kvconfirm", check)
+    held = {name: kind for name, kind in (optional or {}).items() if name in texts}
+    return typed(texts, columns | held, never_empty, path)
 
 
 def _refuse(path, rows, why):

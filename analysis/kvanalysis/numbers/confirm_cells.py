@@ -3,6 +3,7 @@
 import pandas as pd
 
 from .confirm_correlations import MEAN
+from .confirm_texts import MOST_TEXTS
 from .confirm_words import two, with_interval
 from .error_measures import BY_NAME
 from .format import ABSENT, percent
@@ -14,6 +15,7 @@ def correlation_cells(table):
     """(header, rows) of rows of `correlations` of one target and scope: a row a measure and weighting, in the
     order of the table; a cell is (text, sort key)."""
     prompts = [prompt for prompt in dict.fromkeys(table["prompt"]) if prompt != MEAN]
+    prompts = prompts if len(prompts) <= MOST_TEXTS else []
     header = ["measure", "over layers", "needs", "Spearman", "95 % interval", "Kendall", *prompts, "gain",
               "95 % of the gain", "first", "instances"]  # fmt: skip
     whole = table[table["prompt"] == MEAN]

@@ -12,16 +12,20 @@ from .confirm_correlations import FEWEST, correlations
 from .confirm_exceptions import exceptions
 from .confirmed_instances import Instances, instances
 from .first_token import sink_holders
+from .retrieval import Group, retrieval
+from .retrieval_cells import retrieval_table
 from .stats import by_trace
 
 
 @dataclass(frozen=True)
 class OfTrace:
-    """The Instances of one trace and {label: holds the first token}, None where the run does not say."""
+    """The Instances of one trace, {label: holds the first token}, None where the run does not say, and the
+    Groups of prompts that have an answer."""
 
     trace: str
     found: Instances
     sinks: dict | None
+    retrieved: list[Group]
 
 
 def of_traces(frame, out):
@@ -42,7 +46,8 @@ def known_traces(frame):
         told = confirmed(rows, whole=False)
         found = instances(rows, told) if told else None
         if found is not None:
-            made.append(OfTrace(rows["trace_id"].iloc[0], found, sink_holders(rows)))
+            trace = rows["trace_id"].iloc[0]
+            made.append(OfTrace(trace, found, sink_holders(rows), retrieval(told.losses)))
     return made
 
 
@@ -54,7 +59,9 @@ def chosen(traces, methods, without):
         table = each.found.table
         rows = _named(table, methods, "--methods") if methods else table["label"].notna()
         rows &= ~_named(table, without, "--without") if without else True
-        kept.append(replace(each, found=each.found.only(rows)))
+        found = each.found.only(rows)
+        retrieved = [group.only(found.table["label"]) for group in each.retrieved]
+        kept.append(replace(each, found=found, retrieved=[group for group in retrieved if len(group.table)]))
     return kept
 
 
@@ -68,8 +75,11 @@ def _named(table, names, option):
 
 
 def written(out, traces, table):
-    """Writes OUT/confirm_correlations.csv and OUT/confirm_exceptions.csv; returns their paths."""
+    """Writes OUT/confirm_correlations.csv, OUT/confirm_exceptions.csv and, where prompts have answers,
+    OUT/confirm_retrieval.csv; returns their paths."""
     tables = {"confirm_correlations.csv": table, "confirm_exceptions.csv": exception_table(traces)}
+    if any(each.retrieved for each in traces):
+        tables["confirm_retrieval.csv"] = retrieval_table([(each.trace, each.retrieved) for each in traces])
     return [
         write_whole(out / name, each.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
         for name, each in tables.items()

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from .confirm_correlations import known_mean
+from .confirm_texts import MOST_TEXTS
 from .method_draws import percentile_intervals
 from .stats import BOOTSTRAP_SEED, LEVEL, RESAMPLES
 from .words import count
@@ -50,16 +51,21 @@ def same_words(found):
 def correlation_text(told, place, number=0):
     """ "0.95 [0.91, 0.98] (manual 0.95, story 0.94)" of one measure of `Correlations`."""
     rho = told.rho[:, place, number]
-    texts = [
-        f"{prompt} {two(value)}"
-        for prompt, value in zip(told.prompts, rho, strict=True)
-        if np.isfinite(value)
-    ]
+    texts = texts_words(told.prompts, rho)
     mean = float(known_mean(rho))
     if told.drawn is None:
-        return f"{two(mean)} ({', '.join(texts)})"
+        return f"{two(mean)} ({texts})"
     low, high = percentile_intervals(known_mean(told.drawn[:, place, number]))
-    return f"{with_interval(mean, low, high)} ({', '.join(texts)})"
+    return f"{with_interval(mean, low, high)} ({texts})"
+
+
+def texts_words(prompts, rho):
+    """Each text with its correlation, or how far they reach where there are many."""
+    known = [(prompt, value) for prompt, value in zip(prompts, rho, strict=True) if np.isfinite(value)]
+    if len(known) > MOST_TEXTS:
+        values = [value for _, value in known]
+        return f"{len(known)} texts, {two(min(values))} to {two(max(values))}"
+    return ", ".join(f"{prompt} {two(value)}" for prompt, value in known)
 
 
 def two(value):

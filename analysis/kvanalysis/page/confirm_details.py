@@ -6,6 +6,7 @@ from ..numbers.confirm_distance import by_distance, growth
 from ..numbers.confirm_exceptions import LEAST_NATS, MARGIN, NOISES, exceptions
 from ..numbers.confirm_selections import SAME, by_selection, hidden
 from ..numbers.format import ABSENT, significant
+from ..numbers.retrieval_cells import group_cells, group_words
 from ..numbers.words import count
 from .confirm_findings import exception_words
 from .html import Html, html, paragraph, sortable_table
@@ -72,6 +73,14 @@ def distances(found):
         ),
         sortable_table(["method", "family", *(name.replace("_", " ") for name in ranges)], rows),
     ]
+
+
+def retrieved(groups):
+    """A table for each Group of prompts with an answer; [] without."""
+    parts = [heading("Does it still find the answer?")] if groups else []
+    for group in groups:
+        parts += [paragraph(group_words(group)), sortable_table(*group_cells(group))]
+    return parts
 
 
 def two_selections(losses):

@@ -8,6 +8,7 @@ from ..numbers.confirm_correlations import MEAN
 from ..numbers.confirm_exceptions import MARGIN, exceptions, standing_out, told_apart, wide_pairs
 from ..numbers.confirm_scopes import ALL, EQUAL_BUDGET, FAMILY_WORDS, WITH_SINK
 from ..numbers.confirm_spread import spread_over_texts
+from ..numbers.confirm_texts import MOST_TEXTS
 from ..numbers.confirm_words import two, with_interval
 from ..numbers.confirmed_instances import LOSS
 from ..numbers.error_measures import BY_NAME, COMPRESSED, MAIN, MODEL
@@ -105,9 +106,16 @@ def _gain(table, best):
 
 
 def _held_out(told):
+    found = held_out(told)
+    if len(found) > MOST_TEXTS:
+        rho, main = (np.array([row[place] for row in found]) for place in (2, 3))
+        return (
+            f"Each of {len(found)} texts by the measure that is best on the other texts: {two(rho.mean())} on"
+            f" average, {two(rho.min())} to {two(rho.max())} (main measure {two(main.mean())} on average)."
+        )
     texts = [
         f"{prompt} {two(rho)} by {measure_words(*measure)} (main measure {two(main)})"
-        for prompt, measure, rho, main in held_out(told)
+        for prompt, measure, rho, main in found
     ]
     return f"Each text by the measure that is best on the other texts: {'; '.join(texts)}." if texts else ""
 

@@ -10,7 +10,7 @@ from ..numbers.confirm_words import METHODS_NOTE, confirmed_note, same_words
 from ..numbers.confirmed_instances import LOSS, TARGETS
 from ..numbers.layer_weightings import EVERY_LAYER
 from ..numbers.words import count
-from .confirm_details import distances, failures, heading, told_exceptions, two_selections
+from .confirm_details import distances, failures, heading, retrieved, told_exceptions, two_selections
 from .confirm_findings import findings
 from .html import folded, note, paragraph, sortable_table
 
@@ -34,7 +34,7 @@ def confirm_section(frame):
     parts = [paragraph(f"{HOW} {METHODS_NOTE}")] if traces else []
     for each in traces:
         parts += [heading(f"trace {each.trace[:12]}")] if len(traces) > 1 else []
-        parts += _of_trace(each)
+        parts += [*_of_trace(each), *retrieved(each.retrieved)]
     return [*parts, *two_selections(told.losses), *failures(told.losses)]
 
 

@@ -17,6 +17,7 @@ from ..numbers.words import count
 from .html import Html, html, link, paragraph
 
 APART = 8  # levels of a channel by which two colours of a picture differ at least
+MOST_PIXELS = 16383  # a side of a WebP picture
 EMBED_BYTES = 3_550_000  # of pictures; base64 adds a third, and a page should stay below 5 MB
 # (commonest colours, further colours, whether phones get a picture of their own), until all pictures fit.
 QUALITIES = ((48, 32, True), (32, 24, True), (32, 24, False))
@@ -110,9 +111,11 @@ def _opened(path):
 def webp(path, common, further):
     """The picture of `path` as lossless WebP in its `common` commonest colours and `further` others.
 
-    The commonest stay as they are: curves, bands and cells keep the colours of their legend.
+    The commonest stay as they are: curves, bands and cells keep the colours of their legend. A picture that
+    is longer than the format allows is made smaller; the page links the whole one.
     """
     picture = _opened(path)
+    picture.thumbnail((MOST_PIXELS, MOST_PIXELS))
     counted = sorted(picture.getcolors(picture.width * picture.height), reverse=True)
     spread = picture.quantize(further, Image.Quantize.MAXCOVERAGE).convert("RGB").getcolors()
     palette = Image.new("P", (1, 1))

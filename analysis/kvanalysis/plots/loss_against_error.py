@@ -17,6 +17,7 @@ from ..drawing.point_labels import label_points
 from ..drawing.two_widths import at_both_widths
 from ..numbers.confirm_best import choice_correlations, shown_choices
 from ..numbers.confirm_exceptions import MARGIN, exceptions, residuals
+from ..numbers.confirm_texts import shown_texts, shown_words
 from ..numbers.confirm_words import METHODS_NOTE, confirmed_note, correlation_text, same_words, two
 from ..numbers.confirmed_instances import LOSS, instances
 from ..numbers.summary import summarise
@@ -45,10 +46,11 @@ def draw_frame(rows, folder, suffix=""):
     csv = write_csv(table, folder / f"loss_against_error{suffix}.csv")
     ranks = choice_correlations(found, choices)
     look = _looks(rows, table)
-    note = _note(found, table)
+    shown = shown_texts(ranks.prompts, ranks.rho[:, 0, 0])
+    note = f"{shown_words(shown, len(ranks.prompts))} {_note(found, table)}".strip()
 
     def draw(width):
-        return _figure(table, choices, ranks, names, look, width, note)
+        return _figure(table, choices, ranks, shown, names, look, width, note)
 
     page, column = at_both_widths(folder / "loss_against_error", draw, suffix)
     return [Drawn("Offline error against loss", page, csv, column, _caption(choices, ranks))]
@@ -91,24 +93,24 @@ def _looks(rows, table):
     return looks(sorted(table["label"].unique()), held) | known
 
 
-def _figure(table, choices, ranks, names, look, width, note):
-    prompts = list(ranks.prompts)
-    across = fewest_empty(len(prompts), ACROSS[width])
+def _figure(table, choices, ranks, shown, names, look, width, note):
+    across = fewest_empty(len(shown), ACROSS[width])
     figure = new_figure(width)
     # Every measure begins in a row of its own, so texts stand below each other.
-    rows = -(-len(prompts) // across)
+    rows = -(-len(shown) // across)
     panels = panel_grid(figure, rows * across * len(choices), across)
     letters = int(axes_width(width) / across * LETTERS)
     places = []
     for number, each in enumerate(choices):
         own_panels = panels[number * rows * across : (number + 1) * rows * across]
-        for axes in own_panels[len(prompts) :]:
+        for axes in own_panels[len(shown) :]:
             axes.remove()
-        for index, (axes, prompt) in enumerate(zip(own_panels, prompts, strict=False)):
+        for column, (axes, text) in enumerate(zip(own_panels, shown, strict=False)):
+            prompt = ranks.prompts[text]
             own = table[table["prompt"] == prompt]
             _panel(axes, own, f"error_{number + 1}", look)
-            _set_axes(axes, table, f"error_{number + 1}", index % across == 0)
-            _title(axes, prompt, ranks.rho[index, number, 0])
+            _set_axes(axes, table, f"error_{number + 1}", column % across == 0)
+            _title(axes, prompt, ranks.rho[text, number, 0])
             axes.set_xlabel(_axis_label(each, letters), labelpad=1)
             places.append((axes, own, f"error_{number + 1}", names[number].get(prompt, [])))
     legend = ([_handle(look[label]) for label in _legend_order(table)], _legend_order(table))

@@ -3,8 +3,9 @@
 from ..data.confirmed import confirmed
 from ..drawing.curve_axes import Axis
 from ..drawing.curves import Sheet, draw_sheet
-from ..numbers.confirm_best import shown_choices
+from ..numbers.confirm_best import choice_correlations, shown_choices
 from ..numbers.confirm_layers import FEWEST_LAYERS, layer_correlations
+from ..numbers.confirm_texts import shown_texts, shown_words
 from ..numbers.confirm_words import METHODS_NOTE, confirmed_note, two
 from ..numbers.confirmed_instances import instances
 from ..numbers.error_measures import BY_NAME
@@ -22,10 +23,18 @@ def draw_frame(rows, folder, suffix=""):
         return []
     names = list(dict.fromkeys(each.measure for each in choices[::-1]))
     table = layer_correlations(found, names)
-    points = table.rename(columns={"prompt": "panel", "layer": "x", "spearman": "y", "spearman_low": "low",
+    ranks = choice_correlations(found, choices[:1], resampled=False)
+    shown = shown_texts(ranks.prompts, ranks.rho[:, 0, 0])
+    few = table[table["prompt"].isin([ranks.prompts[text] for text in shown])]
+    points = few.rename(columns={"prompt": "panel", "layer": "x", "spearman": "y", "spearman_low": "low",
                                    "spearman_high": "high"})  # fmt: skip
     points = points.assign(label=points["measure"].map(lambda name: BY_NAME[name].words))
     lowest = min(0.0, float(points[["y", "low"]].min().min()))
+    note = (
+        f"{shown_words(shown, len(ranks.prompts))} {confirmed_note(found)} Rank correlation (Spearman) of the"
+        " error of one layer with the loss increase over the instances of a text, oracles left out."
+        f" {METHODS_NOTE}"
+    )
     sheet = Sheet(
         title="Which layers’ errors predict the loss",
         points=points,
@@ -35,8 +44,7 @@ def draw_frame(rows, folder, suffix=""):
             limits=(max(-1.05, lowest - 0.05), 1.03),
             levels={"none": 0.0},
         ),
-        note=f"{confirmed_note(found)} Rank correlation (Spearman) of the error of one layer with the loss"
-        f" increase over the instances of a text, oracles left out. {METHODS_NOTE}",
+        note=note.strip(),
         caption=_caption(table),
         markers=False,
     )

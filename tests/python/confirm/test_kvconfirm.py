@@ -285,6 +285,22 @@ def test_results_that_lack_kv_heads_say_which(tiny, tmp_path, capsys):
     assert "lack kv heads 0 of layer 0" in refused(capsys, out, tiny[1], "--trace", tiny[2])
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: "", "no column key"),
+        (lambda text: "a,b\n1,2\n", "not a table of kvreplay run"),
+        (lambda text: text.splitlines()[0] + "\n", "holds no cell"),
+        (lambda text: text + text.splitlines()[1] + "\n", "layer 0, kv head 0 stands twice"),
+        (lambda text: text + text.splitlines()[1].split(",")[0] + "\n", "results.csv:"),
+    ],
+)
+def test_a_results_file_that_is_none_is_refused(tiny, own_copy, capsys, change, message):
+    path = own_copy / "results.csv"
+    path.write_text(change(path.read_text()))
+    assert message in refused(capsys, own_copy, tiny[1], "--trace", tiny[2])
+
+
 def test_results_without_lists_say_how_to_save_them(tiny, own_copy, capsys):
     (own_copy / "kept.h5").unlink()
     message = refused(capsys, own_copy, tiny[1], "--trace", tiny[2], code=3)

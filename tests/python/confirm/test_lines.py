@@ -39,6 +39,17 @@ def test_the_answer_stands_in_the_line_that_is_asked_for_and_in_no_other(ask):
     assert ("Once more" in one["text"]) == (ask == "inside")
 
 
+def test_of_numbered_lines_alone_one_is_asked_for():
+    few = [prompt(20, number, seed=0, numbered=3) for number in range(20)]
+    for one in few:
+        assert one["text"].count(" holds ") == 3 and len(one["text"].splitlines()) == 21
+        assert one["text"].count(f"{one['then'].splitlines()[-1]}{one['answer']}.\n") == 1
+    places = {
+        one["text"].splitlines().index(f"{one['then'].splitlines()[-1]}{one['answer']}.") for one in few
+    }
+    assert len(places) > 5
+
+
 def test_lines_writes_prompts_that_kvdump_reads(tmp_path):
     path = tmp_path / "lines.jsonl"
     assert main(["lines", "-o", str(path), "--lines", "2,5", "--count", "3"]) == 0
@@ -49,6 +60,10 @@ def test_lines_writes_prompts_that_kvdump_reads(tmp_path):
         "lines-0002-002",
         "lines-0005-000",
     ]
+    assert main(["lines", "-o", str(tmp_path / "few.jsonl"), "--lines", "5", "--numbered", "2"]) == 0
+    few = read_prompts(tmp_path / "few.jsonl")
+    assert [len(few), few[-1].id] == [10, "lines-0005-numbers-0002-009"]
+    assert few[0].text.count(" holds ") == 2
     first, then, answer = prompts[0].parts(Letters())
     assert first[0] == 1 and then[0] != 1 and answer[0] == ord(" ")
     assert len(answer) == 5
@@ -60,6 +75,8 @@ def test_lines_writes_prompts_that_kvdump_reads(tmp_path):
         (["--lines", "10,x"], "--lines 10,x: a list such as 10,20,40"),
         (["--lines", "0"], "--lines takes 1..384"),
         (["--count", "0"], "--count at least 1"),
+        (["--lines", "9,3", "--numbered", "4"], "--numbered 4: 1..3 of 3 lines hold a number"),
+        (["--numbered", "0"], "--numbered 0: 1..10 of 10"),
     ],
 )
 def test_absurd_numbers_of_lines_are_refused(tmp_path, capsys, words, message):

@@ -30,6 +30,9 @@ bool hears_all_layers(const Cell& cell) {
 nlohmann::json given_of(const Cell& cell) {
   nlohmann::json given = given_of(*cell.method, cell.given, cell.axes);
   if (cell.axes.allocator == Allocator::file) given["allocator"] = cell.params.at("allocator");
+  // What a file says of its lists is not given with the method, and may differ from head to head.
+  if (!cell.kept.empty()) given.erase("phase");
+  if (cell.lists_say_order) given.erase("order");
   return given;
 }
 

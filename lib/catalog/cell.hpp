@@ -30,6 +30,7 @@ struct Cell {
   std::optional<uint32_t> seed;                       // randomised instances only
   std::string uniforms;                               // file, or empty
   std::string kept, kept_digest;                      // file of lists that it is given and what they are
+  bool lists_say_order = false;                       // they say when they are attended to
   int32_t n_prefill = 0, n_tokens = 0, n_layers = 0;  // n_layers: of the model
   bool prompt_streams = false;                        // convention C5
   HeadShape shape{};                                  // of what decides together (gqa.level)

@@ -87,10 +87,12 @@ fs::path ListChecks::sound_file(const MethodInstance& m, const Scene& scene,
   if (!fs::is_regular_file(file, ignored))
     throw ConfigError(
         fmt::format("no file {} with kept lists (the path is relative to this file)", file.string()));
-  if (!rehearsed_.emplace(file, heads.front().prompt, scene.layer).second) return file;
-  if (const std::string why = why_unreadable(file, heads); !why.empty())
-    throw ConfigError(
-        fmt::format("{}: is damaged: reading it ends with \"{}\". Write it again", file.string(), why));
+  const auto [damage, is_new] =
+      damage_.try_emplace(std::tuple(file, heads.front().prompt, scene.layer), std::string());
+  if (is_new) damage->second = why_unreadable(file, heads);
+  if (!damage->second.empty())
+    throw ConfigError(fmt::format("{}: is damaged: reading it ends with \"{}\". Write it again",
+                                  file.string(), damage->second));
   return file;
 }
 

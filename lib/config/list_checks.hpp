@@ -1,6 +1,5 @@
 #pragma once
 #include <map>
-#include <set>
 #include <tuple>
 
 #include "config/problems.hpp"
@@ -27,9 +26,10 @@ class ListChecks {
 
   const RunConfig& config_;
   Problems& problems_;
-  bool one_head_ = false;                                                        // is selected in all
-  std::set<std::tuple<std::filesystem::path, std::string, int32_t>> rehearsed_;  // file, prompt, layer
-  std::map<size_t, int> told_;                                                   // problems of each instance
+  bool one_head_ = false;  // is selected in all
+  // Of a file, for a prompt and a layer: how reading it ended, empty where it is sound.
+  std::map<std::tuple<std::filesystem::path, std::string, int32_t>, std::string> damage_;
+  std::map<size_t, int> told_;  // problems of each instance
 };
 
 // What the lists of an instance must fit on one layer, but for their kv head. query_heads: of a group.

@@ -137,6 +137,7 @@ class Planner {
     cell.kept_digest = digest_of(lists);
     if (lists.oneshot) cell.axes.phase = Phase::oneshot;
     if (lists.attends) cell.axes.order = Order::evict_then_attend;
+    cell.lists_say_order = lists.attends;
     cell.params["phase"] = word(cell.axes.phase), cell.params["order"] = word(cell.axes.order);
   }
 

@@ -340,6 +340,8 @@ CellResult HeadReplay<Real>::result_of(Replayed& r, size_t cell) const {
   result.double_precision = sizeof(Real) == sizeof(double);
   result.by_cores = !r.on_device;
   result.oneshot = r.cells[cell]->axes.phase == Phase::oneshot;
+  // Blocks that were coded while the prompt came in are in no list of a later step.
+  result.partial = r.streams_prompt() && r.cells[cell]->axes.row_format.by_block();
   if (options_.save.kept) keep_lists(r, result);
   return result;
 }

@@ -321,6 +321,10 @@ TEST_CASE("everything that is wrong with lists is told before anything runs", "[
   CHECK_THAT(problems(folder, external + "cut.h5, gqa.level: layer}"), Contains("no error"));
   CHECK_THAT(problems(folder, external + "cut.h5}", "select: {kv_heads: [7]}\n" + std::string(kBudget)),
              Contains("has no kv head 7"));
+  const std::string many =
+      problems(folder, external + "\"no-{budget}.h5\"}", "budget: {tokens: [1, 2, 3, 4, 5, 6]}\n");
+  CHECK_THAT(
+      many, Contains("no-2.h5 with kept lists") && Contains("and more of this kind") && !Contains("no-6.h5"));
   // Its shares are known when they are settled.
   write_bytes(folder / "shares.csv", "0,0,4\n0,1,4\n1,0,4\n1,1,4\n");
   CHECK(problems(folder, external + "more.h5, allocator: \"file:shares.csv\"}") == "no error");

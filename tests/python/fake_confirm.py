@@ -70,7 +70,7 @@ def layer_rows(rows, errors):
 
 def write_confirm(folder, losses, layers=None):
     """OUT/confirm.csv and, if given, OUT/confirm_layers.csv; returns the folder."""
-    more = [name for name in ANSWERS if any(name in row for row in losses)]
+    more = [name for name in (*ANSWERS, "cells") if any(name in row for row in losses)]
     _write(folder / "confirm.csv", [*IDENTITY, *LOSSES, *more], losses)
     if layers is not None:
         _write(folder / "confirm_layers.csv", [*IDENTITY, *ERRORS], layers)

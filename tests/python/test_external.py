@@ -287,6 +287,26 @@ def test_flipped_bits_never_crash_the_reader(trace, tmp_path):
     assert codes == {0, 2}
 
 
+def test_a_file_that_brings_hdf5_down_is_refused_however_often_it_is_checked(trace, tmp_path):
+    path = write_lists(tmp_path / "l.h5", [[0, 3, 60]])
+    with h5py.File(path, "r+") as file:
+        file.attrs["oneshot"] = 1
+    content, integers = path.read_bytes(), b"oneshot\0\x10\x08\0\0\x08\0\0\0\0\0\x40\0"
+    assert content.count(integers) == 1
+    path.write_bytes(content.replace(integers, integers[:-2] + bytes(2)))  # integers of no bits
+    config, external = tmp_path / "c.yaml", "{name: external, kept: l.h5}"
+    for budgets, methods in (
+        ("[3]", external),
+        ("[3, 4]", external),
+        ("[3]", f"{external}, {external[:-1]}, row_format: int8}}"),
+    ):
+        config.write_text(
+            f"schema: 1\ntraces: [{trace}]\nbudget: {{tokens: {budgets}}}\nmethods: [{methods}]\n"
+        )
+        done = kvreplay("validate", config)
+        assert done.returncode == 2 and "l.h5: is damaged: reading it ends with" in done.stderr, done.stderr
+
+
 # --- What users read -------------------------------------------------------------------------------------
 
 

@@ -118,6 +118,18 @@ def test_an_instance_that_the_results_lack_is_refused(tmp_path, place, named):
     assert f"row 4 is {named}, which results.csv does not hold" in str(problem.value)
 
 
+def test_what_was_confirmed_from_results_that_were_replaced_since_is_refused(tmp_path):
+    results(tmp_path, [fake_row(layer=layer, given={}, seed="", key=f"k{layer}") for layer in range(3)])
+    # The first 16 digits of the SHA-256 of "k0\nk1\nk2".
+    write_confirm(tmp_path, confirm_rows(cells="4eb77a6c3ad16ebd"))
+    assert confirmed(load(tmp_path)) is not None
+    write_confirm(tmp_path, confirm_rows(cells="0123456789abcdef"))
+    with pytest.raises(
+        ResultsError, match=r"row 1 \(h2o B=64 on prompt p0\) was confirmed from results that"
+    ):
+        confirmed(load(tmp_path))
+
+
 def test_a_failed_instance_that_the_results_lack_is_refused_too(tmp_path):
     results(tmp_path, [fake_row(given={}, seed="")])
     write_confirm(tmp_path, [*confirm_rows(), *failed_confirm(method="tova")])

@@ -80,6 +80,12 @@ def run(args):
     return 1 if failed else 0
 
 
+def _out_of_memory(error):
+    """torch has a class of its own for accelerators alone."""
+    words = ("out of memory", "allocate memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
 def _dispatch(argv):
     if argv[:1] == ["lines"]:
         from .lines import main as write_lines
@@ -97,6 +103,15 @@ def main(argv=None):
         return error.exit_code
     except ModuleNotFoundError as error:
         say(f"kvconfirm: error: {error}: install kvreplay[dump]")
+        return DumpError.exit_code
+    except OSError as error:
+        say(f"kvconfirm: error: {error}")
+        return DumpError.exit_code
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        say(f"kvconfirm: error: out of memory ({str(error).splitlines()[0]}): replay fewer tokens, or use")
+        say("  another --device; what is finished stands in confirm.csv")
         return DumpError.exit_code
     except KeyboardInterrupt:
         say("kvconfirm: interrupted; what is finished stands in confirm.csv, run again to go on")

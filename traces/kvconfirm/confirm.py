@@ -1,8 +1,6 @@
 """One run of the command line: every chosen instance through the model, two tables."""
 
 import contextlib
-import json
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +8,14 @@ from pathlib import Path
 from kvdump.errors import DumpError, UsageError
 from kvdump.model import load_config, load_model, resolve, shape_of
 from kvdump.plan import select_layers
-from kvdump.recorder import version_attributes
 
-from . import __version__
 from .checks import check_layers, check_shape, instances_of_trace
 from .engine import find_engine
 from .kept_lists import KeptFile
 from .model_run import SwitchedAttention
 from .prompt_job import PromptJob
 from .results import Results
+from .run_record import RunRecord
 from .table import COLUMNS, LAYER_COLUMNS, Table, identity, key_of
 from .trace import Trace, trace_path
 from .witness import Outputs
@@ -71,11 +68,12 @@ class Confirmation:
             check_layers(layers, instance, shape.n_kv_heads)
         self.inputs = Inputs(trace, layers, args.select, self.results.config, args.device)
         self.settings = {"model": self.source.name, "revision": self.source.revision, "layers": layers}
+        about = {**self.settings, "trace_id": trace.id, "selection": args.select}
+        self.record = RunRecord(self.results.folder / "confirm.meta.json", about)
         if args.select == "own":
             self.inputs.engine = find_engine(args.kvreplay)
         self.table = Table(self.results.folder / "confirm.csv", COLUMNS)
         self.layer_table = Table(self.results.folder / "confirm_layers.csv", LAYER_COLUMNS)
-        self.checks = {}
         self.failed = 0
 
     def _layers(self, trace, n_layers):
@@ -109,10 +107,13 @@ class Confirmation:
         """Instances without a result: one list for each prompt, prefill and length."""
         jobs = {}
         for i in self.instances:
-            done = self.table.done(self.key(i)) and self.layer_table.done(self.key(i))
-            if self.args.force or not done:
+            if self.args.force or not self._done(self.key(i)):
                 jobs.setdefault((i.prompt, i.n_prefill, i.n_tokens), []).append(i)
         return list(jobs.values())
+
+    def _done(self, key):
+        confirmed = self.table.done(key) and self.layer_table.done(key)
+        return confirmed and not (self.args.verify and key not in self.record.verified)
 
     def print_plan(self):
         """One line on stderr."""
@@ -125,7 +126,6 @@ class Confirmation:
 
     def run(self):
         """Confirm what is open; returns the number of instances that failed."""
-        start = time.perf_counter()
         if jobs := self.open_instances():
             self.say(f"model {self.source.name}: weights")
             model = load_model(self.source, self.args.device)
@@ -133,7 +133,10 @@ class Confirmation:
                 for instances in jobs:
                     tell = Ticker(self.say)
                     self._run_job(PromptJob(model, attention, self.inputs, instances, tell))
-            self._write_meta(time.perf_counter() - start)
+                    seconds, peak = self.record.write(self.failed)
+            self.say(
+                f"{len(self.table.rows)} instances in {self.table.path}, {seconds:.0f} s, {peak / 1e9:.2f} GB"
+            )
         return self.failed
 
     @contextlib.contextmanager
@@ -147,7 +150,7 @@ class Confirmation:
 
     def _run_job(self, job):
         job.measure_full()
-        self.checks[job.prompt] = job.checks
+        self.record.add_prompt(job.prompt, job.checks)
         self.say(f"prompt {job.prompt}: full model reproduced, logits differ by {_differences(job.checks)}")
         for number, instance in enumerate(job.instances):
             note = self._confirm(job, number, instance)
@@ -162,6 +165,8 @@ class Confirmation:
             who = identity(instance, key, self.args.select, self.inputs.layers)
             self.table.put(key, [{**who, "status": "failed", "error": str(error)}])
             return f"failed: {error}"
+        if self.args.verify:
+            self.record.add_verified(key, instance, job.deviations[number])
         self.layer_table.put(key, layer_rows)
         self.table.put(key, rows)
         whole = rows[0]
@@ -169,36 +174,6 @@ class Confirmation:
             f"loss {float(whole['loss_increase']):+.4f}, KL {float(whole['kl_mean']):.4f}, "
             f"top-1 {float(whole['top1_agreement']):.3f}, {float(whole['confirm_s']):.1f} s"
         )
-
-    def _write_meta(self, seconds):
-        path = self.results.folder / "confirm.meta.json"
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        meta = {
-            **version_attributes(),
-            **self.settings,
-            "kvconfirm": __version__,
-            "trace_id": self.inputs.trace.id,
-            "selection": self.args.select,
-            "full_model": _earlier_checks(path) | self.checks,
-            "run_s": round(seconds, 3),
-            "peak_bytes": peak,
-            "failed": self.failed,
-        }
-        del meta["dumper"]
-        part = path.with_name(f"{path.name}.part")
-        part.write_text(json.dumps(meta, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        part.replace(path)
-        self.say(
-            f"{len(self.table.rows)} instances in {self.table.path}, {seconds:.0f} s, {peak / 1e9:.2f} GB"
-        )
-
-
-def _earlier_checks(path):
-    """Checks of prompts that an earlier run confirmed; {} where there was none."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["full_model"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
 
 
 def _differences(checks):

@@ -25,10 +25,10 @@ def find_engine(given=None):
     named = given or os.environ.get("KVREPLAY")
     candidates = [named] if named else [shutil.which("kvreplay"), *(root / place for place in PLACES)]
     for path in candidates:
-        if path and Path(path).is_file():
-            return Path(path)
+        if path and Path(path).is_file() and os.access(path, os.X_OK):
+            return Path(path).resolve()
     raise UsageError(
-        f"--select own needs the engine: {named or 'kvreplay'} is not there; give --kvreplay FILE"
+        f"--select own needs the engine: {named or 'kvreplay'} is no program here; give --kvreplay FILE"
     )
 
 

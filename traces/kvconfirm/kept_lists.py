@@ -40,6 +40,11 @@ class Lists:
     series: list
     held: list | None = None  # of kind "attended": the lists of residents, where the file has them
 
+    def repeated(self, count):
+        """The one series, and what is held, as often as there are query heads."""
+        held = None if self.held is None else self.held * count
+        return Lists(self.kind, self.series * count, held)
+
     def residents(self, prefill):
         """For each series a function of i: tokens held after the prompt (i = 0) and after step i."""
         if self.kind == "oneshot":

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 
 import torch
 from kvdump.errors import DumpError
-from kvdump.residual import o_proj_weights, watch_residual
+from kvdump.residual import blocks_of, joining, o_proj_of, o_proj_weights, watch_residual
 
 COLUMNS = (
     "layer",
     "rel_err_out_mean",  # |z - o| / |o|, mean over query heads and rows
     "rel_err_proj_mean",  # |(z - o) W| / |o W|, heads together, mean over rows
-    "rel_err_resid_mean",  # |(z - o) W| / |x|, x the residual stream behind the attention block
+    "rel_err_resid_mean",  # |J(z W) - J(o W)| / |x|, x the residual stream behind the attention block, J what
+    # the block does with its attention's output before the sum: nothing, a norm, or a factor
     "rel_err_resid_late",  # the same over the last quarter of the rows
     "drift_mean",  # |x' - x| / |x| in the compressed run, x' its residual stream
 )
@@ -39,22 +40,24 @@ def residuals(model, layers, on_residual):
 class LayerErrors:
     """`way` of the full model's pass that measures other ways beside it.
 
-    ways: {name: way}. Then `found[name][layer]` holds the means of COLUMNS that apply. A way that cannot be
-    followed is left out. `tell(layer)` hears where the pass is.
+    ways: {name: way}; model, layers: whose blocks say what reaches the residual stream. Then
+    `found[name][layer]` holds the means of COLUMNS that apply. A way that cannot be followed is left out.
+    `tell(layer)` hears where the pass is.
     """
 
-    def __init__(self, exact, ways, tell):
+    def __init__(self, model, layers, exact, ways, tell):
+        self.joins = {layer: joining(block) for layer, block in blocks_of(model, layers)}
         self.exact = exact
         self.ways = dict(ways)
         self.tell = tell
         self.found = {name: {} for name in ways}
         self.streams = {}  # layer -> x of the full model
-        self.waiting = {}  # (name, layer) -> |(z - o) W| [R]
+        self.waiting = {}  # (name, layer) -> |J(z W) - J(o W)| [R]
 
     def __call__(self, call):
         self.tell(call.layer)
         exact = self.exact(call)
-        weights = _projection(call)
+        projection = _projection(call, self.joins.get(call.layer))
         for name in list(self.ways):
             try:
                 out = self.ways[name](call)
@@ -62,16 +65,16 @@ class LayerErrors:
                 del self.ways[name], self.found[name]
                 continue
             if out is not None:
-                self.found[name][call.layer] = self._measure(name, call.layer, out, exact, weights)
+                self.found[name][call.layer] = self._measure(name, call.layer, out, exact, projection)
         return exact
 
-    def _measure(self, name, layer, out, exact, weights):
-        error = (out - exact).float()
-        means = {"rel_err_out_mean": _mean(error.norm(dim=-1) / exact.float().norm(dim=-1))}
-        if weights is not None:
-            lost = _project(error, weights)
-            means["rel_err_proj_mean"] = _mean(lost / _project(exact.float(), weights))
-            self.waiting[name, layer] = lost
+    def _measure(self, name, layer, out, exact, projection):
+        error, exact = (out - exact).float(), exact.float()
+        means = {"rel_err_out_mean": _mean(error.norm(dim=-1) / exact.norm(dim=-1))}
+        if projection:
+            lost, whole = projection(error), projection(exact)
+            means["rel_err_proj_mean"] = _mean(lost.norm(dim=-1) / whole.norm(dim=-1))
+            self.waiting[name, layer] = projection.joined(lost, whole)
         return means
 
     def on_residual(self, layer, x):
@@ -102,16 +105,34 @@ class Drift:
         self.found[layer] = {"drift_mean": _mean((x.float() - exact).norm(dim=-1) / exact.norm(dim=-1))}
 
 
-def _projection(call):
+class Projection:
+    """W of one layer, from heads' outputs [Hq, R, Dv] to [R, hidden], and J of its block (see COLUMNS)."""
+
+    def __init__(self, module, n_heads, join):
+        self.weights = o_proj_weights(module, n_heads).float()
+        self.bias = getattr(o_proj_of(module), "bias", None)
+        self.join = join
+
+    def __call__(self, heads):
+        return torch.einsum("hrd,hdo->ro", heads, self.weights)
+
+    def joined(self, lost, whole):
+        """|J(o W + e W + b) - J(o W + b)| [R] of lost = e W and whole = o W."""
+        if self.join is None:
+            return lost.norm(dim=-1)
+        if self.bias is not None:
+            whole = whole + self.bias.float()
+        dtype = self.weights.dtype
+        with torch.no_grad():
+            return (self.join(whole + lost).to(dtype) - self.join(whole).to(dtype)).norm(dim=-1)
+
+
+def _projection(call, join):
+    """The layer's Projection; None where the module's layout is not known."""
     try:
-        return o_proj_weights(call.module, call.q.shape[0]).float()
+        return Projection(call.module, call.q.shape[0], join)
     except DumpError:
         return None
-
-
-def _project(heads, weights):
-    """Norm [R] of the sum over heads of heads [Hq, R, Dv] @ weights [Hq, Dv, hidden]."""
-    return torch.einsum("hrd,hdo->ro", heads, weights).norm(dim=-1)
 
 
 def _mean(x):

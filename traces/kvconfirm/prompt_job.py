@@ -40,22 +40,21 @@ class PromptJob:
         self.run = PromptRun(model, attention, tokens, positions, first.n_prefill, watch)
         if not watch.seen:
             raise DumpError(f"{type(model).__name__} never calls the attention interface")
-        answer = inputs.trace.answer_from(self.prompt)
-        if answer is not None and not first.n_prefill < answer < first.n_tokens:
-            raise UsageError(
-                f"prompt {self.prompt}: its answer begins at token {answer}, the replay compressed "
-                f"{first.n_prefill} of {first.n_tokens} tokens: use replay.prefill: trace and all tokens"
-            )
+        _check_answer(inputs.trace, first)
         self.checks = {"keys": watch.deviation}
         self.errors = None
+        self.deviations = {}  # of instances whose outputs were compared
 
     def measure_full(self):
         """Checks the full model's run and measures all instances' layers beside it."""
-        every_row = EveryRow(self.run)
+        trace = self.inputs.trace
+        every_row = EveryRow(self.run, lambda layer: trace.window(self.prompt, layer))
         self.checks |= check_full_run(self.run, self.attention, every_row)
         ways = {} if self.inputs.engine else dict(self._ways())
         what = f"{self.prompt}: errors of {len(ways)} instances beside the full model"
-        self.errors = LayerErrors(every_row, ways, lambda layer: self.tell(f"{what}, layer {layer}"))
+        self.errors = LayerErrors(
+            self.model, self.inputs.layers, every_row, ways, lambda layer: self.tell(f"{what}, layer {layer}")
+        )
         with residuals(self.model, self.inputs.layers, self.errors.on_residual):
             self.full = self.run.decode(self.errors)
 
@@ -87,8 +86,10 @@ class PromptJob:
             logits = self.run.decode(way)
         if self.inputs.outputs:
             way.check()
-            self.checks.setdefault("layer_output", {})[instance.name] = way.deviation
+            self.deviations[number] = way.deviation
         targets = self.run.targets()
+        if not logits.isfinite().all():
+            raise DumpError("the compressed model's logits are not finite")
         losses = compare(self.full, logits, targets)
         answer = self._answer(logits, targets)
         who = identity(instance, key, self.inputs.selection, self.inputs.layers)
@@ -125,6 +126,16 @@ class PromptJob:
         layer = self.inputs.layers[0]
         stored = self.inputs.trace.keys(instance.prompt, layer, 1)[1]
         return Witness(way, self.inputs.outputs, instance, layer, stored)
+
+
+def _check_answer(trace, instance):
+    """UsageError where a prompt's answer begins inside what is compressed, or is cut short."""
+    begin, total = trace.answer_from(instance.prompt), trace.n_tokens(instance.prompt)
+    if begin is not None and (begin <= instance.n_prefill or instance.n_tokens < total):
+        raise UsageError(
+            f"prompt {instance.prompt}: its answer is tokens {begin} to {total - 1}, the replay compressed "
+            f"{instance.n_prefill} of {instance.n_tokens} tokens: use replay.prefill: trace and all tokens"
+        )
 
 
 def _texts(means):

@@ -41,6 +41,11 @@ class RecordedRows:
         if call.layer not in self.layers:
             return None
         rows = self.rows_of(call.layer)
+        caches, heads = len(rows.num), (call.k.shape[0], call.q.shape[0])
+        if caches not in heads:
+            raise DumpError(
+                f"layer {call.layer}: lists of {caches} caches, {heads[0]} or {heads[1]} are needed"
+            )
         if rows.plain:
             return call.with_mask(bias_of(rows.num))
         missing = self.instance.n_tokens - call.k.shape[1]
@@ -55,13 +60,13 @@ class RecordedRows:
         """LayerRows of a layer, as tensors."""
         i = self.instance
         keys = [key for (at, _), key in sorted(i.cells.items()) if at == layer]
-        lists = [self.kept.lists(key, i.n_prefill, i.n_tokens) for key in keys]
+        lists = _alike([self.kept.lists(key, i.n_prefill, i.n_tokens) for key in keys])
         window = self.trace.window(i.prompt, layer)
-        pairs = [
+        each = [
             weigh(series, one.kind, i.n_prefill, i.n_tokens, window) for one in lists for series in one.series
         ]
-        num, den = stack(pairs)
-        rows = LayerRows(num, den, self._codings(lists), self._moved(layer, num, den))
+        num, den = stack(each)
+        rows = LayerRows(num, den, self._codings(lists), self._moved(layer, each))
         return self._on_device(rows)
 
     def _codings(self, lists):
@@ -75,14 +80,12 @@ class RecordedRows:
             for residents in one.residents(i.n_prefill)
         ]
 
-    def _moved(self, layer, num, den):
+    def _moved(self, layer, each):
         if self.parameters.get("positions", "original") == "original":
             return None
         if self.trace.rotary(self.instance.prompt, layer) is None:
             return None
-        return np.stack(
-            [moves(n, d, self.instance.n_prefill, self.positions) for n, d in zip(num, den, strict=True)]
-        )
+        return np.stack([moves(one.held, self.instance.n_prefill, self.positions) for one in each])
 
     def _on_device(self, rows):
         num = torch.from_numpy(rows.num).to(self.device)
@@ -91,19 +94,29 @@ class RecordedRows:
         return LayerRows(num, den, rows.codings, moved)
 
 
-class EveryRow:
-    """`way` of PromptRun.decode: every layer attends to all tokens, through the same masks as the others."""
+def _alike(lists):
+    """Lists of a layer's kv heads, each with as many series: where all query heads of one read the same, its
+    file has one series, and those of another may have one each."""
+    most = max(len(one.series) for one in lists)
+    return [one.repeated(most) if len(one.series) == 1 else one for one in lists]
 
-    def __init__(self, run):
+
+class EveryRow:
+    """`way` of PromptRun.decode: every layer attends to all that it sees, through masks as the others have.
+
+    `window_of(layer)`: its sliding window, 0 for none.
+    """
+
+    def __init__(self, run, window_of):
         total, prefill = run.tokens.shape[1], run.prefill
         rows = torch.arange(prefill, total, device=run.tokens.device)[:, None]
         columns = torch.arange(total, device=run.tokens.device)[None, :]
         self.distance = rows - columns
+        self.window_of = window_of
 
     def __call__(self, call):
         hidden = self.distance < 0
-        window = self.distance.shape[1] - call.k.shape[1]
-        if window:  # the model's cache has dropped what no row of this layer sees
-            hidden |= self.distance >= call.k.shape[1] - self.distance.shape[0] + 1
+        if window := self.window_of(call.layer):
+            hidden = hidden | (self.distance >= window)
         mask = torch.zeros_like(self.distance, dtype=torch.float32).masked_fill(hidden, -torch.inf)
         return call.with_mask(mask[None, None])

@@ -25,53 +25,62 @@ class LayerRows:
         return self.num is self.den and not self.codings and self.moved is None
 
 
-def weigh(series, kind, prefill, tokens, window=0):
-    """num, den [R, T] float32 of one Series (`kind`: see kept_lists.Lists); den is num where they are equal.
+@dataclass
+class Weights:
+    """num, den [R, T] float32 of one series, the same array where they are equal; `held` [R, T] float32: 1
+    where a token has a row in the cache, whatever its weights."""
 
-    `window` w > 0: row t sees nothing before token t - w + 1.
-    """
+    num: np.ndarray
+    den: np.ndarray
+    held: np.ndarray
+
+
+def weigh(series, kind, prefill, tokens, window=0):
+    """Weights of one Series (`kind`: see kept_lists.Lists). `window` w > 0: row t sees nothing before token
+    t - w + 1."""
+
+    def table(weights):
+        return _table(series, weights, kind, prefill, tokens, window)
+
+    held = table(None)
+    num, den = (held if w is None or (w == 1).all() else table(w) for w in (series.num, series.den))
+    same = num is den or np.array_equal(series.num, series.den)
+    return Weights(num, num if same else den, held)
+
+
+def _table(series, weights, kind, prefill, tokens, window):
+    """[R, T] float32: weights (None: 1) of the listed tokens, and 1 of those that joined after the prompt."""
     rows = tokens - prefill
     own = np.arange(rows)
+    found = np.zeros((rows, tokens), dtype=np.float32)
     if kind == "oneshot":
-        row = np.repeat(own, len(series.tokens))
-        column = np.tile(series.tokens, rows)
-        weights = [None if w is None else np.tile(w, rows) for w in (series.num, series.den)]
+        found[:, series.tokens] = 1 if weights is None else weights
+        found[:, prefill:] = np.tri(rows, dtype=np.float32)
     else:
-        row = np.repeat(np.arange(len(series)), np.diff(series.off))
-        inside = row < rows
-        row, column = row[inside], series.tokens[inside]
-        weights = [None if w is None else w[inside] for w in (series.num, series.den)]
-    num, den = (_scatter(row, column, w, rows, tokens) for w in weights)
-    for table in (num, den):
-        if kind == "oneshot":
-            table[:, prefill:] = np.tri(rows, dtype=np.float32)
-        elif kind == "before":
-            table[own, prefill + own] = 1
-        if window:
-            table[np.arange(tokens)[None, :] <= (prefill + own - window)[:, None]] = 0
-    return (num, num) if np.array_equal(num, den) else (num, den)
+        last = series.off[min(rows, len(series))]
+        row = np.repeat(np.arange(len(series)), np.diff(series.off))[:last]
+        found.reshape(-1)[row * tokens + series.tokens[:last]] = 1 if weights is None else weights[:last]
+    if kind == "before":
+        found[own, prefill + own] = 1
+    if window:
+        found[np.arange(tokens)[None, :] <= (prefill + own - window)[:, None]] = 0
+    return found
 
 
-def _scatter(row, column, weights, rows, tokens):
-    table = np.zeros((rows, tokens), dtype=np.float32)
-    table[row, column] = 1 if weights is None else weights
-    return table
-
-
-def stack(pairs):
-    """num, den [S, R, T] of the series' pairs; one array where all of them are equal."""
-    num = np.stack([pair[0] for pair in pairs])
-    if all(pair[0] is pair[1] for pair in pairs):
+def stack(each):
+    """num, den [S, R, T] of the series' Weights; one array where all of them are equal."""
+    num = np.stack([one.num for one in each])
+    if all(one.num is one.den for one in each):
         return num, num
-    return num, np.stack([pair[1] for pair in pairs])
+    return num, np.stack([one.den for one in each])
 
 
-def moves(num, den, prefill, positions):
-    """[R, T] int32: how far the j-th attended token of each row is rotated forward to stand at position j
-    (convention C14): D = (t - position) - (L - 1 - j), with the row's own position for t."""
-    shown = (num != 0) | (den != 0)
-    rank = np.cumsum(shown, axis=1) - 1
+def moves(held, prefill, positions):
+    """[R, T] int32: how far the j-th row of each step's cache is rotated forward to stand at position j
+    (convention C14): D = (t - position) - (L - 1 - j), with the step's own position for t."""
+    held = held != 0
+    rank = np.cumsum(held, axis=1) - 1
     last = rank[:, -1:]
     t = np.asarray(positions)[prefill:, None]
     moved = (t - np.asarray(positions)[None, :]) - (last - rank)
-    return np.where(shown, moved, 0).astype(np.int32)
+    return np.where(held, moved, 0).astype(np.int32)

@@ -14,6 +14,7 @@ from .layer_errors import COLUMNS as LAYER_MEASURES
 
 IDENTITY = (
     "key",
+    "cells",
     "trace_id",
     "model",
     "prompt",
@@ -45,6 +46,8 @@ MEASURES = (
     "answer_logprob",
 )
 COLUMNS = (*IDENTITY, *MEASURES, "confirm_s", "status", "error")
+# What an instance is, whatever its results.
+PLACE = ("trace_id", "prompt", "method", "given", "budget_tokens", "seed", "selection", "layers")
 LAYER_COLUMNS = (*IDENTITY, *LAYER_MEASURES)
 
 
@@ -54,11 +57,22 @@ def key_of(instance, cells, selection, settings):
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def cells_hash(keys):
+    """Of the keys of an instance's cells in results.csv: says which results a row was confirmed from."""
+    return hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()[:16]
+
+
 def identity(instance, key, selection, layers):
     """The columns that say what a row is about."""
     shared = ("trace_id", "model", "prompt", "method", "params", "given", "budget_tokens", "seed")
     texts = {name: getattr(instance, name) for name in (*shared, "n_prefill", "n_tokens")}
-    return {"key": key, **texts, "selection": selection, "layers": spans(layers)}
+    return {
+        "key": key,
+        "cells": cells_hash(instance.cells.values()),
+        **texts,
+        "selection": selection,
+        "layers": spans(layers),
+    }
 
 
 def spans(numbers):
@@ -73,8 +87,8 @@ def spans(numbers):
 
 
 class Table:
-    """A CSV file that is whole at any moment. Rows of finished instances are kept, a key's are replaced;
-    several processes may add to one file."""
+    """A CSV file that is whole at any moment. Rows of finished instances are kept; a key's are replaced, and
+    those of results that have been replaced. Several processes may add to one file."""
 
     def __init__(self, path, columns=COLUMNS):
         self.path = Path(path)
@@ -108,7 +122,7 @@ class Table:
         try:
             with self._alone():
                 others = self._read() if self._stamp() != self.seen else self.rows
-                self.rows = others | {key: rows}
+                self.rows = _without_replaced(others, rows[0]) | {key: rows}
                 self._write()
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be written: {error}") from error
@@ -143,3 +157,12 @@ class Table:
         except OSError:
             part.unlink(missing_ok=True)
             raise
+
+
+def _without_replaced(found, row):
+    """{key: rows} without those of the row's instance that were confirmed from other cells."""
+
+    def is_replaced(old):
+        return old.get("cells") != row["cells"] and all(old.get(name) == str(row[name]) for name in PLACE)
+
+    return {key: rows for key, rows in found.items() if not is_replaced(rows[0])}

@@ -59,6 +59,10 @@ class Trace:
         positions = group["position_ids"][...] if "position_ids" in group else np.arange(len(tokens))
         return tokens[:n_tokens], positions[:n_tokens].astype(np.int64)
 
+    def n_tokens(self, prompt_id):
+        """Tokens of a prompt, what was generated included."""
+        return len(self._group(f"prompts/{prompt_id}", f"no prompt {prompt_id}")["tokens"])
+
     def answer_from(self, prompt_id):
         """Index of the first token of a prompt's answer, None where it has none."""
         found = self._group(f"prompts/{prompt_id}", f"no prompt {prompt_id}").attrs.get("answer_from")

@@ -3,13 +3,37 @@
 from .errors import DumpError
 
 
-def o_proj_weights(module, n_heads):
-    """Output projection of an attention module as [Hq, Dv, hidden]: out[h] @ o_proj[h] summed over h."""
+def o_proj_of(module):
+    """Output projection of an attention module."""
     projections = [getattr(module, name) for name in ("o_proj", "out_proj", "dense") if hasattr(module, name)]
     if not projections:
         raise DumpError(f"--with-output: {type(module).__name__} has no output projection that kvdump knows")
-    weight = projections[0].weight
+    return projections[0]
+
+
+def o_proj_weights(module, n_heads):
+    """Its weights as [Hq, Dv, hidden]: out[h] @ o_proj[h] summed over h."""
+    weight = o_proj_of(module).weight
     return weight.reshape(weight.shape[0], n_heads, -1).permute(1, 2, 0)
+
+
+def blocks_of(model, layers):
+    """[(layer, block)] of the blocks with attention whose layer is one of `layers`."""
+    found = []
+    for block in model.modules():
+        layer = getattr(getattr(block, "self_attn", None), "layer_idx", None)
+        if layer in layers:
+            found.append((layer, block))
+    return found
+
+
+def joining(block):
+    """What a block does with its attention's output [..., hidden] before it adds that to the stream."""
+    # Where the feed-forward part has a norm of its own, the one behind the attention stands before the sum.
+    before_sum = hasattr(block, "pre_feedforward_layernorm")
+    norm = getattr(block, "post_attention_layernorm", None) if before_sum else None
+    factor = getattr(block, "residual_multiplier", 1)
+    return lambda out: (norm(out) if norm is not None else out) * factor
 
 
 def watch_residual(model, layers, on_residual):
@@ -19,11 +43,7 @@ def watch_residual(model, layers, on_residual):
     an unknown layout is refused. Returns the hooks' handles.
     """
     handles = []
-    for block in model.modules():
-        attention = getattr(block, "self_attn", None)
-        layer = getattr(attention, "layer_idx", None)
-        if layer not in layers:
-            continue
+    for layer, block in blocks_of(model, layers):
 
         def tap(_, args, layer=layer):
             on_residual(layer, args[0])

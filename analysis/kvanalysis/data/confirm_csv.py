@@ -25,6 +25,7 @@ LOSSES = {
 # Of prompts that ask for something (`kvconfirm lines`); a table may lack them.
 ANSWERS = ("answer_exact_full", "answer_exact", "answer_rank_full", "answer_rank", "answer_logprob_full",
            "answer_logprob")  # fmt: skip
+CELLS = "cells"  # hash of the keys of an instance's cells; tables of older versions lack it
 LAYERS = {**IDENTITY, "layer": COUNT, **dict.fromkeys(OF_LAYERS, NUMBER)}
 NAMED = ("key", "trace_id", "prompt", "method", "given", "selection", "layers")  # no field of these is empty
 # What may stand once: another key of the same says that results or model have changed in between.

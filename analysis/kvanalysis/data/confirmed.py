@@ -1,12 +1,13 @@
 """What kvconfirm measured, beside the results that it belongs to."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from ..errors import ResultsError
-from .confirm_csv import read_confirm_csv, read_confirm_layers_csv
+from .confirm_csv import CELLS, read_confirm_csv, read_confirm_layers_csv
 from .results_csv import row_number
 
 CONFIRM, LAYERS = "confirm.csv", "confirm_layers.csv"
@@ -45,6 +46,7 @@ def _joined(frame, losses, layers, path, whole):
     known = frame.drop_duplicates(INSTANCE)[[*INSTANCE, "label", "oracle"]]
     together = losses.merge(known, on=INSTANCE, how="left", sort=False)
     _refuse_foreign(frame, together, path)
+    _refuse_replaced(frame, together, path)
     if together.empty:
         return None
     together["oracle"] = together["oracle"].astype(bool)
@@ -74,6 +76,26 @@ def _refuse_foreign(frame, together, path):
         f"{path}: row {row_number(foreign)} {why}: it was confirmed from other results; move the file"
         f" away and run `kvconfirm {path.parent}` again"
     )
+
+
+def _refuse_replaced(frame, together, path):
+    """Rows of results that a later run has replaced say nothing of the errors beside them."""
+    if CELLS not in together:
+        return
+    keys = frame.groupby(INSTANCE, dropna=False)["key"].agg(cells_hash).rename("now").reset_index()
+    now = together.merge(keys, on=INSTANCE, how="left", sort=False)["now"]
+    replaced = (together[CELLS] != "") & (together[CELLS] != now)
+    if replaced.any():
+        row = together[replaced].iloc[0]
+        raise ResultsError(
+            f"{path}: row {row_number(replaced)} ({_named(row)}) was confirmed from results that have been"
+            f" replaced since; run `kvconfirm {path.parent}` again"
+        )
+
+
+def cells_hash(keys):
+    """As kvconfirm writes it."""
+    return hashlib.sha256("\n".join(sorted(set(keys))).encode()).hexdigest()[:16]
 
 
 def _named(row):

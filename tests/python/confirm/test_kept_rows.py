@@ -46,35 +46,41 @@ def lists_of(path, prefill=3, tokens=5):
 
 
 def test_a_one_shot_list_stays_and_every_later_token_joins_it():
-    num, den = weigh(series([[0, 2]]), "oneshot", prefill=3, tokens=5)
-    assert num.tolist() == [[1, 0, 1, 1, 0], [1, 0, 1, 1, 1]]
-    assert den is num
+    found = weigh(series([[0, 2]]), "oneshot", prefill=3, tokens=5)
+    assert found.num.tolist() == [[1, 0, 1, 1, 0], [1, 0, 1, 1, 1]]
+    assert found.den is found.num
 
 
 def test_a_step_attends_to_the_list_before_it_and_to_its_own_token():
-    num, _ = weigh(series([[0, 2], [2, 3], [3, 4]]), "before", prefill=3, tokens=5)
-    assert num.tolist() == [[1, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
+    found = weigh(series([[0, 2], [2, 3], [3, 4]]), "before", prefill=3, tokens=5)
+    assert found.num.tolist() == [[1, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
 
 
 def test_lists_of_attended_tokens_are_taken_as_they_stand():
-    num, _ = weigh(series([[0, 3], [1, 2]]), "attended", prefill=3, tokens=5)
-    assert num.tolist() == [[1, 0, 0, 1, 0], [0, 1, 1, 0, 0]]
+    found = weigh(series([[0, 3], [1, 2]]), "attended", prefill=3, tokens=5)
+    assert found.num.tolist() == [[1, 0, 0, 1, 0], [0, 1, 1, 0, 0]]
 
 
 def test_weights_differ_where_the_lists_say_so_and_a_new_token_weighs_one():
-    num, den = weigh(series([[0, 2]], [[3.0, 0.0]], [[2.0, 4.0]]), "oneshot", prefill=3, tokens=4)
-    assert num.tolist() == [[3, 0, 0, 1]]
-    assert den.tolist() == [[2, 0, 4, 1]]
+    found = weigh(series([[0, 2]], [[3.0, 0.0]], [[2.0, 4.0]]), "oneshot", prefill=3, tokens=4)
+    assert found.num.tolist() == [[3, 0, 0, 1]]
+    assert found.den.tolist() == [[2, 0, 4, 1]]
+
+
+def test_a_token_without_weight_still_has_its_place_in_the_cache():
+    found = weigh(series([[0, 1, 2]], [[1.0, 0.0, 1.0]], [[1.0, 0.0, 1.0]]), "oneshot", prefill=4, tokens=5)
+    assert found.num.tolist() == [[1, 0, 1, 0, 1]]
+    assert found.held.tolist() == [[1, 1, 1, 0, 1]]
 
 
 def test_a_layers_window_hides_what_a_one_shot_list_would_show():
-    num, _ = weigh(series([[0, 2]]), "oneshot", prefill=3, tokens=5, window=2)
-    assert num.tolist() == [[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
+    found = weigh(series([[0, 2]]), "oneshot", prefill=3, tokens=5, window=2)
+    assert found.num.tolist() == [[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
 
 
 def test_the_j_th_attended_token_moves_to_position_j():
-    shown = np.array([[1, 0, 0, 1, 1, 0], [1, 0, 0, 0, 1, 1]], dtype=np.float32)
-    moved = moves(shown, shown, prefill=4, positions=np.arange(6))
+    shown = np.array([[1, 0, 0, 1, 1, 0], [1, 0, 0, 0, 1, 1]], dtype=bool)
+    moved = moves(shown, prefill=4, positions=np.arange(6))
     # Row 4 sees 0, 3, 4 at places 0, 1, 2 and stands at 2 itself: token 0 is 4 back and should be 2 back.
     assert moved.tolist() == [[2, 0, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0]]
 

@@ -166,4 +166,4 @@ def test_only_the_row_of_all_distances_holds_the_answer(answered):
 def test_an_answer_that_was_compressed_away_is_an_error(answered, tmp_path, capsys):
     out = replay(answered[2], tmp_path / "out", [{"name": "window"}], replay={"prefill": 61})
     assert confirm(out, answered[1], "--trace", answered[2]) == 2
-    assert "its answer begins at token 60, the replay compressed 61 of 64" in capsys.readouterr().err
+    assert "its answer is tokens 60 to 63, the replay compressed 61 of 64" in capsys.readouterr().err

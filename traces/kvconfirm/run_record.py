@@ -1,0 +1,65 @@
+"""confirm.meta.json: with what the tables were made, and the checks of every prompt and instance."""
+
+import json
+import resource
+import time
+
+from kvdump.errors import UsageError
+from kvdump.recorder import version_attributes
+
+from . import __version__
+
+
+class RunRecord:
+    """What a run adds to the record of those before it, published whole after every prompt.
+
+    `settings`: {name: value} of this run. `full_model` {prompt: checks of the full model's run}, `verified`
+    {key of an instance: what it is, and its first layer's deviation from outputs.h5}.
+    """
+
+    def __init__(self, path, settings):
+        self.path = path
+        self.settings = settings
+        self.start = time.perf_counter()
+        earlier = _read(path)
+        self.full_model = earlier.get("full_model", {})
+        self.verified = earlier.get("verified", {})
+
+    def add_prompt(self, prompt, checks):
+        self.full_model[prompt] = checks
+
+    def add_verified(self, key, instance, deviation):
+        self.verified[key] = {"prompt": instance.prompt, "instance": instance.name, "deviation": deviation}
+
+    def write(self, failed):
+        """Returns (seconds so far, largest memory of the process in bytes)."""
+        seconds = time.perf_counter() - self.start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        meta = {
+            **version_attributes(),
+            **self.settings,
+            "kvconfirm": __version__,
+            "full_model": self.full_model,
+            "verified": self.verified,
+            "run_s": round(seconds, 3),
+            "peak_bytes": peak,
+            "failed": failed,
+        }
+        del meta["dumper"]
+        part = self.path.with_name(f"{self.path.name}.part")
+        try:
+            part.write_text(json.dumps(meta, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            part.replace(self.path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise UsageError(f"{self.path}: cannot be written: {error}") from error
+        return seconds, peak
+
+
+def _read(path):
+    """The earlier record, {} where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {name: found[name] for name in ("full_model", "verified") if isinstance(found.get(name), dict)}

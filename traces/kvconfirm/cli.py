@@ -59,9 +59,9 @@ def say(text):
 
 def _return_large_blocks():
     """glibc keeps freed blocks of up to 32 MB once it has seen some; masks of many sizes then pile up to many
-    GB between what stays. Above 4 MB memory goes back at once."""
+    GB between what stays. Above 1 MB memory goes back at once."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 4 << 20)
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
 def run(args):

@@ -72,6 +72,17 @@ def test_of_many_texts_six_are_drawn_from_the_worst_predicted_to_the_best(tmp_pa
                    for text in figure.findobj(Text))  # fmt: skip
 
 
+def test_a_long_name_of_a_text_has_a_line_of_its_own(tmp_path):
+    name = "lines-0080-numbers-0004-001"
+    figures, _ = figures_of(loss_against_error, exceptional(tmp_path, (name, "p1", "p2")))
+    for figure in figures:
+        titles = [axes.title if axes.get_title() else axes._left_title for axes in figure.axes]
+        ends = [title.get_window_extent() for title in titles]
+        assert all(box.x1 <= figure.bbox.x1 for box in ends)
+        assert not any(one.overlaps(other) for one, other in combinations(ends, 2))
+    assert figures[0].axes[0].get_title(loc="left").startswith(f"{name}\n")
+
+
 def test_every_text_has_a_panel_that_says_its_correlation(tmp_path):
     figures, [drawn] = figures_of(loss_against_error, exceptional(tmp_path, ("p0", "p1")))
     for figure in figures:

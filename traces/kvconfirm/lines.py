@@ -59,8 +59,9 @@ def prompt(lines, number, seed, ask="after", numbered=None):
     context = "Registers and what they hold:\n" + "".join(
         f"The {name} {what}.\n" for name, what in zip(names, says, strict=True)
     )
-    question, again = "Once more, from the list above:\n", f"The {names[asked]} holds"
-    inside = ask == "inside"
+    again, inside = f"The {names[asked]} holds", ask == "inside"
+    asks = f"Once more, what the {names[asked]} holds, from the list above:\n"
+    question = asks if inside else "Once more, from the list above:\n"
     kind = f"lines-{lines:04d}" + (f"-numbers-{numbered:04d}" if some else "")
     return {
         "id": f"{kind}-{number:03d}",

@@ -39,7 +39,7 @@ MEASURES = (
     Measure("rel_err_prefix_mean", "error on the prompt’s tokens alone", "rel_err_prefix_mean"),
     Measure("rel_err_proj_mean", "error behind W_O over ‖W_O o‖", "rel_err_proj_mean", MODEL),
     Measure("rel_err_resid_mean", "error behind W_O over the residual stream", "rel_err_resid_mean", MODEL),
-    Measure("rel_err_resid_late", "the same, last quarter of rows", "rel_err_resid_late", MODEL),
+    Measure("rel_err_resid_late", "error over the residual stream, late rows", "rel_err_resid_late", MODEL),
     Measure("drift_mean", "drift of the residual stream", "drift_mean", COMPRESSED),
 )
 BY_NAME = {measure.name: measure for measure in MEASURES}

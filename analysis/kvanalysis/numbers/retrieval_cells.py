@@ -16,10 +16,10 @@ def group_words(group):
     full = f"the full model writes {first['exact_full'] * group.n_prompts:.0f} of them exactly"
     what = f"{group.name}: {count(group.n_prompts, 'prompt')} with an answer; {full}"
     if group.by_exact:
-        return f"{what}. Exact answers of all."
+        return f"{what}. Below: exact answers, of all."
     return (
-        f"{what}, no more than {ENOUGH:.0%}, so that exact answers tell little. Median rank of the answer,"
-        f" its worst token counting: {whole(first['rank_full'])} with the full model."
+        f"{what}, no more than {ENOUGH:.0%}, so that exact answers tell little. Below: the answer’s median"
+        f" rank, its worst token counting; with the full model it is {whole(first['rank_full'])}."
     )
 
 

@@ -110,7 +110,7 @@ def _figure(table, choices, ranks, shown, names, look, width, note):
             own = table[table["prompt"] == prompt]
             _panel(axes, own, f"error_{number + 1}", look)
             _set_axes(axes, table, f"error_{number + 1}", column % across == 0)
-            _title(axes, prompt, ranks.rho[text, number, 0])
+            _title(axes, prompt, ranks.rho[text, number, 0], letters)
             axes.set_xlabel(_axis_label(each, letters), labelpad=1)
             places.append((axes, own, f"error_{number + 1}", names[number].get(prompt, [])))
     legend = ([_handle(look[label]) for label in _legend_order(table)], _legend_order(table))
@@ -145,10 +145,9 @@ def _set_axes(axes, table, error, labelled):
         axes.set_ylabel("loss increase [nats/token]")
 
 
-def _title(axes, prompt, rho):
-    axes.set_title(
-        f"{prompt}: rank correlation {two(rho)}" if np.isfinite(rho) else prompt, loc="left", pad=3
-    )
+def _title(axes, prompt, rho, letters):
+    text = f"{prompt}: rank correlation {two(rho)}" if np.isfinite(rho) else prompt
+    axes.set_title(text if len(text) <= letters else text.replace(": ", "\n", 1), loc="left", pad=3)
 
 
 def _axis_label(choice, letters):

@@ -36,6 +36,8 @@ def test_the_answer_stands_in_the_line_that_is_asked_for_and_in_no_other(ask):
     asked = one["then"].splitlines()[-1]
     assert one["text"].count(f"{asked}{one['answer']}.\n") == 1
     assert one["text"].count(asked) == 1
+    named = f"Once more, what {asked.replace('The', 'the')}, from the list above:\n"
+    assert one["text"].endswith(named) == (ask == "inside")
     assert ("Once more" in one["text"]) == (ask == "inside")
 
 

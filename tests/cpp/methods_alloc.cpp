@@ -4,11 +4,11 @@
 
 #include "config_stub.hpp"
 #include "core/share.hpp"
+#include "hand_streams.hpp"
 #include "methods/adakv.hpp"
 #include "methods/cake.hpp"
 #include "methods/pyramidkv.hpp"
 #include "replay/budget_file.hpp"
-#include "support.hpp"
 #include "trace/h5_file.hpp"
 
 // Budgets that are shared over layers and heads: the formulas by hand and against recorded tables.
@@ -20,14 +20,6 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-// One query head and one dimension, queries 1 and keys ln w: attention is proportional to w.
-HeadStream<double> weights(const std::vector<double>& w, int32_t prompt, int32_t heads = 1) {
-  auto s = make_stream<double>({int32_t(w.size()), prompt, 1, 1, heads});
-  for (size_t i = 0; i < w.size(); ++i) s.keys[i] = std::log(w[i]), s.values[i] = double(i);
-  s.rule.scale = 1;
-  std::fill(s.queries.begin(), s.queries.end(), 1.0);
-  return s;
-}
 CellResult run(const HeadStream<double>& s, const std::string& method, int32_t budget,
                const nlohmann::json& params, Axes axes) {
   const StreamShape shape{s.tokens, s.prompt, 1, 1, s.shape.heads};
@@ -81,7 +73,7 @@ std::string refused(const std::string& methods) {
 
 TEST_CASE("SnapKV after pooling sums what each query head's pool found", "[alloc]") {
   // Votes of head 0 and of head 1 for the prefix; the window is one token.
-  auto s = weights({1, 1, 1, 1, 1, 1, 1}, 6, 2);
+  auto s = weighted_stream({1, 1, 1, 1, 1, 1, 1}, 6, 2);
   const auto look = [&](int32_t head, std::vector<double> w) {
     for (size_t i = 0; i < w.size(); ++i) s.keys[i * 2 + size_t(head)] = std::log(w[i]);
     s.queries[(size_t(head) * 7 + 5) * 2 + size_t(head)] = 1;
@@ -102,7 +94,7 @@ TEST_CASE("SnapKV after pooling sums what each query head's pool found", "[alloc
 }
 
 TEST_CASE("SnapKV keeps sinks and recents beside its window", "[alloc]") {
-  const auto s = weights({1, 1, 1, 9, 9, 9, 1, 1, 1, 1, 1}, 10);
+  const auto s = weighted_stream({1, 1, 1, 9, 9, 9, 1, 1, 1, 1, 1}, 10);
   CHECK(kept_list(run(s, "snapkv", 6, {{"window", 1}, {"kernel", 1}, {"sinks", 2}, {"recent", 3}}), 0) ==
         Tokens{0, 1, 3, 7, 8, 9});
   // A window beyond the budget: the sinks and the last of the others.
@@ -220,7 +212,7 @@ TEST_CASE("CAKE's preferences share the budget of all layers", "[alloc]") {
 
 TEST_CASE("CAKE scores mean plus gamma times variance of the window's rows", "[alloc]") {
   // Token 0 is liked evenly, token 3 by one row of the two only.
-  auto s = weights({1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 12);
+  auto s = weighted_stream({1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 12);
   s.shape.dim = 2;
   s.keys.assign(26, 0), s.queries.assign(26, 0);
   s.keys[0] = 1, s.keys[2 * 7 + 1] = 1;
@@ -237,7 +229,7 @@ TEST_CASE("CAKE scores mean plus gamma times variance of the window's rows", "[a
 TEST_CASE("ChunkKV keeps whole chunks, the last one short", "[alloc]") {
   Axes axes = default_axes("chunkkv");
   CHECK(axes.gqa_level == GqaLevel::layer);
-  const auto s = weights({1, 10, 5, 5, 1, 1, 7, 1, 1, 8, 1}, 10);
+  const auto s = weighted_stream({1, 10, 5, 5, 1, 1, 7, 1, 1, 8, 1}, 10);
   const nlohmann::json none = {{"name", "snapkv"}, {"window", 1}, {"kernel", 1}};
   // chunks of 2, in 40ths: means 5.5 5 1 4, and the window token is 1 above the largest of the others
   const nlohmann::json p = {{"chunk", 2}, {"scorer", none}};

@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "support.hpp"
+#include "hand_streams.hpp"
 #include "trace/h5_file.hpp"
 
 // Numbers small enough to check by hand: one query head, one dimension, queries 1 and keys ln w, so that a
@@ -14,22 +14,6 @@ using namespace kvreplay::test;
 namespace {
 
 using Tokens = std::vector<int32_t>;
-
-HeadStream<double> stream_of(const std::vector<double>& keys, int32_t prompt) {
-  const int32_t n = int32_t(keys.size());
-  HeadStream<double> s =
-      make_stream<double>({.tokens = n, .prompt = prompt, .dim = 1, .v_dim = 1, .heads = 1});
-  s.keys = keys;
-  s.rule.scale = 1;
-  std::fill(s.queries.begin(), s.queries.end(), 1.0);
-  for (int32_t i = 0; i < n; ++i) s.values[size_t(i)] = i;
-  return s;
-}
-HeadStream<double> weights(const std::vector<double>& w, int32_t prompt) {
-  std::vector<double> keys;
-  for (const double x : w) keys.push_back(std::log(x));
-  return stream_of(keys, prompt);
-}
 
 CellResult run(const HeadStream<double>& s, const std::string& method, int32_t budget,
                const nlohmann::json& params = nlohmann::json::object(), const std::string& uniforms = {}) {
@@ -46,7 +30,7 @@ CellResult run(const HeadStream<double>& s, const std::string& method, int32_t b
 }  // namespace
 
 TEST_CASE("window keeps the last tokens, streaming_llm the first as well", "[hand]") {
-  const auto s = weights({1, 1, 1, 1, 1, 1, 1, 1}, 6);
+  const auto s = weighted_stream({1, 1, 1, 1, 1, 1, 1, 1}, 6);
   const CellResult window = run(s, "window", 3), sinks = run(s, "streaming_llm", 4, {{"sinks", 2}});
   CHECK(kept_list(window, 0) == Tokens{3, 4, 5});
   CHECK(kept_list(window, 2) == Tokens{5, 6, 7});
@@ -57,7 +41,7 @@ TEST_CASE("window keeps the last tokens, streaming_llm the first as well", "[han
 
 // A after the prompt: 1 + 1/3 + 1/7 + 1/15, 2/3 + 2/7 + 2/15, 4/7 + 4/15, 8/15.
 TEST_CASE("H2O adds up attention, keeps the heaviest and the recent", "[hand]") {
-  const auto s = weights({1, 2, 4, 8, 1, 30}, 4);
+  const auto s = weighted_stream({1, 2, 4, 8, 1, 30}, 4);
   const CellResult r = run(s, "h2o", 2);
   CHECK(kept_list(r, 0) == Tokens{0, 3});
   CHECK(kept_list(r, 1) == Tokens{0, 4});  // A of 0: 1.54 + 1/10, of 3: 8/15 + 8/10
@@ -67,18 +51,18 @@ TEST_CASE("H2O adds up attention, keeps the heaviest and the recent", "[hand]") 
 }
 
 TEST_CASE("with equal attention H2O keeps the oldest, which more rows have seen", "[hand]") {
-  const CellResult r = run(weights({1, 1, 1, 1, 1, 1}, 5), "h2o", 4);
+  const CellResult r = run(weighted_stream({1, 1, 1, 1, 1, 1}, 5), "h2o", 4);
   CHECK(kept_list(r, 0) == Tokens{0, 1, 3, 4});
 }
 
 TEST_CASE("H2O with a recent share of one is the window", "[hand]") {
-  const auto s = weights({9, 2, 4, 8, 1, 3, 7}, 4);
+  const auto s = weighted_stream({9, 2, 4, 8, 1, 3, 7}, 4);
   CHECK(run(s, "h2o", 3, {{"recent_frac", 1.0}}).kept.flat == run(s, "window", 3).kept.flat);
 }
 
 // Sums 1.54, 1.09, 0.84, 0.53 over 4, 3, 2, 1 rows.
 TEST_CASE("observed attention divides by the rows that saw a token", "[hand]") {
-  const auto s = weights({1, 2, 4, 8, 1}, 4);
+  const auto s = weighted_stream({1, 2, 4, 8, 1}, 4);
   Axes axes = default_axes("h2o");
   axes.phase = Phase::oneshot;
   const Cell cell = make_cell("h2o", 2, {5, 4, 1, 1, 1}, {{"variant", "observed"}}, axes);
@@ -86,23 +70,24 @@ TEST_CASE("observed attention divides by the rows that saw a token", "[hand]") {
 }
 
 TEST_CASE("SnapKV without pooling keeps what the window attends to most", "[hand]") {
-  const auto s = weights({5, 1, 1, 1, 3, 9, 1}, 6);
+  const auto s = weighted_stream({5, 1, 1, 1, 3, 9, 1}, 6);
   CHECK(kept_list(run(s, "snapkv", 3, {{"window", 1}, {"kernel", 1}}), 0) == Tokens{0, 4, 5});
 }
 
 TEST_CASE("SnapKV's max pooling makes exact ties, and the lower index stays", "[hand]") {
-  const auto s = weights({1, 1, 5, 1, 1, 9, 1}, 6);  // pooled: 1 5 5 5 1
+  const auto s = weighted_stream({1, 1, 5, 1, 1, 9, 1}, 6);  // pooled: 1 5 5 5 1
   CHECK(kept_list(run(s, "snapkv", 3, {{"window", 1}, {"kernel", 3}}), 0) == Tokens{1, 2, 5});
 }
 
 TEST_CASE("SnapKV's average pooling divides by the kernel at the edges too", "[hand]") {
-  const auto s = weights({4, .5, .5, 3, .5, 9, 1}, 6);  // pooled times 3: 4.5 5 4 4 3.5
+  const auto s = weighted_stream({4, .5, .5, 3, .5, 9, 1}, 6);  // pooled times 3: 4.5 5 4 4 3.5
   const nlohmann::json params{{"window", 1}, {"kernel", 3}, {"pool", "avg"}};
   CHECK(kept_list(run(s, "snapkv", 3, params), 0) == Tokens{0, 1, 5});
 }
 
 TEST_CASE("a budget within SnapKV's window keeps the last prompt tokens", "[hand]") {
-  CHECK(kept_list(run(weights({9, 9, 1, 1, 1, 1}, 5), "snapkv", 2, {{"window", 3}}), 0) == Tokens{3, 4});
+  CHECK(kept_list(run(weighted_stream({9, 9, 1, 1, 1, 1}, 5), "snapkv", 2, {{"window", 3}}), 0) ==
+        Tokens{3, 4});
 }
 
 TEST_CASE("uniform keeps the smallest numbers of the middle and weighs them by M/m", "[hand]") {
@@ -112,7 +97,7 @@ TEST_CASE("uniform keeps the smallest numbers of the middle and weighs them by M
   H5Output out(file);
   out.write("u", u, {4});
   out.close();
-  const auto s = weights({1, 1, 1, 1, 1, 1, 1}, 6);
+  const auto s = weighted_stream({1, 1, 1, 1, 1, 1, 1}, 6);
   const nlohmann::json params{{"sinks", 1}, {"recent", 1}};
   const CellResult r = run(s, "uniform", 4, params, file.string());
   std::filesystem::remove(file);
@@ -126,26 +111,26 @@ TEST_CASE("uniform keeps the smallest numbers of the middle and weighs them by M
 
 // Centres: token 0 (at 0), token 2 (at 10), then token 4 (at 5.2, 4.8 away from its nearest centre).
 TEST_CASE("SubGen's centres are the farthest keys, and count for the keys around them", "[hand]") {
-  const auto s = stream_of({0, 1, 10, 4, 5.2, 20, 3}, 6);
+  const auto s = stream_of_keys({0, 1, 10, 4, 5.2, 20, 3}, 6);
   const CellResult r = run(s, "subgen", 4, {{"recent", 1}, {"weights", "cluster_size"}});
   CHECK(kept_list(r, 0) == Tokens{0, 2, 4, 5});
   CHECK(r.num == std::vector<double>{2, 1, 2, 1});
 }
 
 TEST_CASE("a key between two of SubGen's centres counts for the earlier one", "[hand]") {
-  const auto s = stream_of({0, 2, 4, 9, 1}, 4);
+  const auto s = stream_of_keys({0, 2, 4, 9, 1}, 4);
   const CellResult r = run(s, "subgen", 3, {{"recent", 1}, {"weights", "cluster_size"}});
   CHECK(kept_list(r, 0) == Tokens{0, 2, 3});
   CHECK(r.num == std::vector<double>{2, 1, 1});
 }
 
 TEST_CASE("SubGen takes the lowest index among equally far keys", "[hand]") {
-  const auto s = stream_of({0, 5, -5, 5, 1, 9, 3}, 6);
+  const auto s = stream_of_keys({0, 5, -5, 5, 1, 9, 3}, 6);
   CHECK(kept_list(run(s, "subgen", 3, {{"recent", 1}}), 0) == Tokens{0, 1, 5});
 }
 
 TEST_CASE("the oracle reads the largest of the whole cache, the newest without privilege", "[hand]") {
-  const auto s = weights({1, 8, 2, 5, 1, 1}, 5);
+  const auto s = weighted_stream({1, 8, 2, 5, 1, 1}, 5);
   const CellResult r = run(s, "topk_oracle", 2, {{"extra", 0}});
   CHECK(r.attended.flat == Tokens{1, 3});
   CHECK(output(r, 0, 0)[0] == Approx((8 * 1 + 5 * 3) / 13.0));
@@ -153,7 +138,8 @@ TEST_CASE("the oracle reads the largest of the whole cache, the newest without p
 }
 
 TEST_CASE("bytes are those of the rows that must be allocated", "[hand]") {
-  const auto s = weights({1, 2, 4, 8, 1, 30}, 4);  // float32: a row of one key and one value takes 8 bytes
+  const auto s =
+      weighted_stream({1, 2, 4, 8, 1, 30}, 4);  // float32: a row of one key and one value takes 8 bytes
   const CellResult h2o = run(s, "h2o", 2), window = run(s, "window", 2), exact = run(s, "exact", 0);
   CHECK(h2o.measures.peak_bytes == 3 * 8);       // B + 1 while attending; the prompt's cut is not charged
   CHECK(h2o.measures.aux_bytes == 2 * (8 + 4));  // a score and a position each

@@ -1,5 +1,6 @@
 #include <fstream>
 
+#include "hand_streams.hpp"
 #include "list_files.hpp"
 #include "sweep/shard_work.hpp"
 #include "sweep_fixture.hpp"
@@ -14,17 +15,6 @@ using sweep_test::plan_of;
 namespace {
 
 using Tokens = std::vector<int32_t>;
-
-// One query head, queries 1 and keys ln w: attention is proportional to w. The value of token i is i.
-HeadStream<double> weights(const std::vector<double>& w, int32_t prompt) {
-  const int32_t n = int32_t(w.size());
-  HeadStream<double> s =
-      make_stream<double>({.tokens = n, .prompt = prompt, .dim = 1, .v_dim = 1, .heads = 1});
-  s.rule.scale = 1;
-  std::fill(s.queries.begin(), s.queries.end(), 1.0);
-  for (int32_t i = 0; i < n; ++i) s.keys[size_t(i)] = std::log(w[size_t(i)]), s.values[size_t(i)] = i;
-  return s;
-}
 
 Cell cell_with(const HeadStream<double>& s, int32_t budget, const std::filesystem::path& file, Axes axes) {
   Cell cell = make_cell("external", budget, {s.tokens, s.prompt, s.shape.dim, s.shape.v_dim, s.shape.heads},
@@ -64,7 +54,7 @@ std::string refusal(const WrittenLists& lists, const KeptScope& s = scope()) {
 }  // namespace
 
 TEST_CASE("lists of one cut keep what they name and every later token", "[hand][external]") {
-  const CellResult r = run(weights(kEight, 5), 2, {{{1, 3}}, {}, {}, 1});
+  const CellResult r = run(weighted_stream(kEight, 5), 2, {{{1, 3}}, {}, {}, 1});
   REQUIRE(r.ok);
   CHECK(r.oneshot);
   CHECK(kept_list(r, 0) == Tokens{1, 3});
@@ -78,7 +68,7 @@ TEST_CASE("a step attends to the list before it and to its own token", "[hand][e
   for (const bool audit : {false, true}) {
     RunOptions options;
     options.audit = audit;
-    const CellResult r = run(weights(kEight, 5), 2, lists, nullptr, options);
+    const CellResult r = run(weighted_stream(kEight, 5), 2, lists, nullptr, options);
     REQUIRE(r.ok);
     CHECK(r.kept.flat == Tokens{1, 3, 3, 5, 5});
     CHECK(out(r, 0) == Approx((1 * 2 + 3 * 8 + 5 * 30) / 40.0));
@@ -90,7 +80,7 @@ TEST_CASE("a step attends to the list before it and to its own token", "[hand][e
 
 TEST_CASE("weights count from the list that gives them on, a new token as one", "[hand][external]") {
   const WrittenLists lists{{{1, 3}, {3, 5}, {5}, {5}}, {2, 0, 3, 1, 0.5, 1}, {1, 4, 0, 1, 2, 1}};
-  const CellResult r = run(weights(kEight, 5), 2, lists);
+  const CellResult r = run(weighted_stream(kEight, 5), 2, lists);
   REQUIRE(r.ok);
   CHECK(r.num == std::vector<double>{2, 0, 3, 1, 0.5, 1});
   CHECK(r.den == std::vector<double>{1, 4, 0, 1, 2, 1});
@@ -102,7 +92,8 @@ TEST_CASE("weights count from the list that gives them on, a new token as one", 
 
 TEST_CASE("with evict_then_attend a step attends to its own list", "[hand][external]") {
   const WrittenLists lists{{{1, 3}, {3, 5}, {5}, {5, 7}}, {1, 1, 2, 1, 3, 1, 1}, {1, 1, 2, 1, 3, 1, 1}};
-  const CellResult r = run(weights(kEight, 5), 2, lists, [](Axes& a) { a.order = Order::evict_then_attend; });
+  const CellResult r =
+      run(weighted_stream(kEight, 5), 2, lists, [](Axes& a) { a.order = Order::evict_then_attend; });
   REQUIRE(r.ok);
   CHECK(r.attends);
   CHECK(out(r, 0) == Approx((2 * 3 * 8 + 5 * 30) / (2 * 8 + 30.0)));
@@ -127,7 +118,7 @@ TEST_CASE("each query head is given a series of its own", "[hand][external]") {
 }
 
 TEST_CASE("tokens that left a sliding window are no part of a list", "[hand][external]") {
-  auto s = weights(kEight, 5);
+  auto s = weighted_stream(kEight, 5);
   s.window = 3;
   const CellResult r = run(s, 2, {{{0, 1, 3, 4}, {0, 3, 5}, {0, 4, 6}, {0, 7}}, {}, {}});
   REQUIRE_FALSE(r.ok);
@@ -140,7 +131,7 @@ TEST_CASE("tokens that left a sliding window are no part of a list", "[hand][ext
 
 TEST_CASE("a cell whose lists exceed its share of a budget fails, and no other", "[external]") {
   const Folder folder;
-  const auto s = weights(kEight, 5);
+  const auto s = weighted_stream(kEight, 5);
   const auto file = WrittenLists{{{0, 1, 3}}, {}, {}, 1}.write(folder / "l.h5");
   Axes axes = default_axes("external");
   axes.phase = Phase::oneshot;
@@ -156,7 +147,7 @@ TEST_CASE("a cell whose lists exceed its share of a budget fails, and no other",
 }
 
 TEST_CASE("without a budget lists are as long as they are", "[external]") {
-  const auto s = weights(kEight, 5);
+  const auto s = weighted_stream(kEight, 5);
   const Folder folder;
   Cell cell = cell_with(s, 1, WrittenLists{{{0, 1, 3}, {1, 3, 5}, {5}, {5}}}.write(folder / "l.h5"),
                         default_axes("external"));

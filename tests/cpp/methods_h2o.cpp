@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "support.hpp"
+#include "hand_streams.hpp"
 
 // H2O under all its names, the windows and patterns beside it, and the oracles above it. Numbers to check by
 // hand: one query head, one dimension, queries 1 and keys ln w, so that a token's attention is proportional
@@ -14,18 +14,9 @@ namespace {
 using Tokens = std::vector<int32_t>;
 using Json = nlohmann::json;
 
-HeadStream<double> weights(const std::vector<double>& w, int32_t prompt) {
-  const int32_t n = int32_t(w.size());
-  HeadStream<double> s =
-      make_stream<double>({.tokens = n, .prompt = prompt, .dim = 1, .v_dim = 1, .heads = 1});
-  s.rule.scale = 1;
-  std::fill(s.queries.begin(), s.queries.end(), 1.0);
-  for (size_t i = 0; i < w.size(); ++i) s.keys[i] = std::log(w[i]), s.values[i] = double(i);
-  return s;
-}
 // The future likes what the prompt does not.
 HeadStream<double> turning(const std::vector<double>& w, int32_t prompt) {
-  HeadStream<double> s = weights(w, prompt);
+  HeadStream<double> s = weighted_stream(w, prompt);
   std::fill(s.queries.begin() + prompt, s.queries.end(), -1.0);
   return s;
 }
@@ -101,7 +92,7 @@ Cell cell_of(const Instance& i, int32_t budget, const StreamShape& s) {
 // A of step 4: .4 .3 .1 .2, so token 3 (2 from 0) goes; had the tokens scored while the set filled, 4 would.
 // Step 5 ends the newest at once (.8 .6 .4 .1), step 6 ends token 4 (1 .75 .5 .55).
 TEST_CASE("H2O's Algorithm 1 evicts token 3 after step 4, and the newest when it is the weakest", "[h2o]") {
-  const CellResult r = run(weights({4, 3, 1, 2, 1, 11}, 3), "h2o", 3, {{"variant", "alg1"}});
+  const CellResult r = run(weighted_stream({4, 3, 1, 2, 1, 11}, 3), "h2o", 3, {{"variant", "alg1"}});
   CHECK(kept(r) == std::vector<Tokens>{{0, 1, 2}, {0, 1, 3}, {0, 1, 3}, {0, 1, 5}});
   CHECK(output(r, 0, 1)[0] == Approx((0 * 4 + 1 * 3 + 3 * 2 + 4 * 1) / 10.0));  // the newest is attended to
   CHECK(r.measures.peak_attended_tokens == 4);
@@ -109,7 +100,7 @@ TEST_CASE("H2O's Algorithm 1 evicts token 3 after step 4, and the newest when it
 
 // A of tokens 0 to 3 after the prompt: 2.47 1.10 .23 .2.
 TEST_CASE("one token less is the heaviest, the lightest, or the heaviest that is no sink", "[h2o]") {
-  const HeadStream<double> s = weights({4, 3, 1, 2, 1}, 4);
+  const HeadStream<double> s = weighted_stream({4, 3, 1, 2, 1}, 4);
   CHECK(kept(run(s, "drop_heavy", 3)).front() == Tokens{1, 2, 3});
   CHECK(kept(run(s, "drop_heavy", 3, {{"drop", "light"}})).front() == Tokens{0, 1, 2});
   CHECK(kept(run(s, "drop_heavy", 3, {{"sinks", 1}})).front() == Tokens{0, 2, 3});
@@ -128,32 +119,32 @@ TEST_CASE("dropping the lightest is keeping the heaviest, and later tokens stay"
 }
 
 TEST_CASE("Algorithm 1 obeys the budget within the prompt already", "[h2o]") {
-  const CellResult r = run(weights({4, 3, 1, 2, 1, 11, 1}, 6), "h2o", 3, {{"variant", "alg1"}});
+  const CellResult r = run(weighted_stream({4, 3, 1, 2, 1, 11, 1}, 6), "h2o", 3, {{"variant", "alg1"}});
   CHECK(kept(r) == std::vector<Tokens>{{0, 1, 5}, {0, 1, 5}});
 }
 
 // A of tokens 0 to 3 after the prompt: 1.14 1.45 .54 1.84; token 1 has 1.78 after row 5.
 TEST_CASE("the mask simulation hides one column for exactly one step, and it keeps its score", "[h2o]") {
-  const CellResult r = run(weights({.1, 1, 1, 30, 1, 1, 1}, 5), "h2o", 3, {{"variant", "hf_mask"}});
+  const CellResult r = run(weighted_stream({.1, 1, 1, 30, 1, 1, 1}, 5), "h2o", 3, {{"variant", "hf_mask"}});
   CHECK(attended(r) == std::vector<Tokens>{{1, 4, 5}, {3, 5, 6}});
   CHECK(r.kept.flat.empty());
 }
 
 // That matters only where a heavy column leaves a layer's sliding window: tokens 1 and 2 had .24 and .55.
 TEST_CASE("other hidden columns of the mask simulation start again from zero", "[h2o]") {
-  auto s = weights({9, 1, 4, 1, 1}, 4);
+  auto s = weighted_stream({9, 1, 4, 1, 1}, 4);
   s.window = 4;
   CHECK(attended(run(s, "h2o", 2, {{"variant", "hf_mask"}})) == std::vector<Tokens>{{1, 4}});
 }
 
 TEST_CASE("the local mask keeps heavy columns and a band of recent ones", "[h2o]") {
-  const CellResult r = run(weights({1, 3, 1, 1, 9, 1}, 3), "h2o", 4, {{"variant", "local_mask"}});
+  const CellResult r = run(weighted_stream({1, 3, 1, 1, 9, 1}, 3), "h2o", 4, {{"variant", "local_mask"}});
   CHECK(attended(r) == std::vector<Tokens>{{0, 2, 3}, {0, 3, 4}, {0, 4, 5}});
 }
 
 // A: 1.54 1.09 .84 .53. Step 4 drops 1 (1.26 against 1.62), step 5 drops 3 (1.4), though 4 has .11 only.
 TEST_CASE("flexgen drops the weakest heavy hitter and the oldest recent takes its place", "[h2o]") {
-  const CellResult r = run(weights({1, 2, 4, 8, 1, 30}, 4), "h2o", 4, {{"variant", "flexgen"}});
+  const CellResult r = run(weighted_stream({1, 2, 4, 8, 1, 30}, 4), "h2o", 4, {{"variant", "flexgen"}});
   CHECK(kept(r) == std::vector<Tokens>{{0, 1, 3}, {0, 3, 4}, {0, 4, 5}});
 }
 
@@ -167,7 +158,7 @@ TEST_CASE("oracle_global sees the future, and says so", "[h2o]") {
 }
 
 TEST_CASE("which rows of the prompt vote decides what H2O keeps", "[h2o]") {
-  const auto s = weights({1, 2, 4, 8, 1, 30}, 4);
+  const auto s = weighted_stream({1, 2, 4, 8, 1, 30}, 4);
   CHECK(kept_list(run(s, "h2o", 2), 0) == Tokens{0, 3});
   CHECK(kept_list(run(s, "h2o", 2, {{"score_rows", "last:1"}}), 0) == Tokens{2, 3});
   const CellResult decode = run(s, "h2o", 2, {{"score_rows", "decode_only"}});
@@ -179,20 +170,20 @@ TEST_CASE("which rows of the prompt vote decides what H2O keeps", "[h2o]") {
 // Means .386 .362 .419 .533 of the prompt, then token 2: (.838 + 4/13) / 3 = .382, token 3: (.533 + 8/13) / 2
 // = .574.
 TEST_CASE("the mean divides by the rows that saw a token", "[h2o]") {
-  const auto s = weights({1, 2, 4, 8, 1, 30}, 4);
+  const auto s = weighted_stream({1, 2, 4, 8, 1, 30}, 4);
   const CellResult r = run(s, "h2o", 2, {{"score_norm", "mean"}});
   CHECK(kept_list(r, 0) == Tokens{2, 3});
   CHECK(kept_list(r, 1) == Tokens{3, 4});
 }
 
 TEST_CASE("H2O's sinks take the place of heavy hitters", "[h2o]") {
-  const auto s = weights({.1, 9, 9, 1, 1, 1, 1}, 6);
+  const auto s = weighted_stream({.1, 9, 9, 1, 1, 1, 1}, 6);
   CHECK(kept_list(run(s, "h2o", 4), 0) == Tokens{1, 2, 4, 5});
   CHECK(kept_list(run(s, "h2o", 4, {{"sinks", 1}}), 0) == Tokens{0, 1, 4, 5});
 }
 
 TEST_CASE("kvfactory keeps the last 32 prompt tokens, or the budget if that is less", "[h2o]") {
-  const auto s = weights(std::vector<double>(41, 1.0), 40);
+  const auto s = weighted_stream(std::vector<double>(41, 1.0), 40);
   const Tokens more = kept_list(run(s, "h2o", 34, {{"variant", "kvfactory"}}), 0),
                less = kept_list(run(s, "h2o", 20, {{"variant", "kvfactory"}}), 0);
   CHECK((more.size() == 34 && more[1] == 1 && more[2] == 8));
@@ -200,39 +191,39 @@ TEST_CASE("kvfactory keeps the last 32 prompt tokens, or the budget if that is l
 }
 
 TEST_CASE("heavy hitters only: the newest survives its own step, or not when strict", "[h2o]") {
-  const auto s = weights({1, 2, 4, 8, 1, 1}, 4);
+  const auto s = weighted_stream({1, 2, 4, 8, 1, 1}, 4);
   CHECK(kept(run(s, "h2o_heavy", 2)) == std::vector<Tokens>{{0, 3}, {0, 4}, {0, 5}});
   CHECK(kept(run(s, "h2o_heavy", 2, {{"variant", "strict"}})) == std::vector<Tokens>{{0, 1}, {0, 1}, {0, 1}});
 }
 
 TEST_CASE("local is the window, and lm_eval keeps one more", "[h2o]") {
-  const auto s = weights({9, 2, 4, 8, 1, 3, 7}, 5);
+  const auto s = weighted_stream({9, 2, 4, 8, 1, 3, 7}, 5);
   CHECK(run(s, "local", 3).kept.flat == run(s, "window", 3).kept.flat);
   CHECK(run(s, "local", 3, {{"variant", "lm_eval"}}).kept.flat == run(s, "window", 4).kept.flat);
   CHECK(run(s, "local", 3, {{"variant", "buzz"}}).out == run(s, "window", 3).out);  // no gap, no rotation
 }
 
 TEST_CASE("streaming_llm makes room before tokens arrive", "[h2o]") {
-  const auto s = weights({1, 1, 1, 1, 1, 1, 1}, 5);
+  const auto s = weighted_stream({1, 1, 1, 1, 1, 1, 1}, 5);
   CHECK(kept(run(s, "streaming_llm", 4, {{"sinks", 1}, {"room_for", 1}})) ==
         std::vector<Tokens>{{0, 3, 4}, {0, 4, 5}, {0, 5, 6}});
   CHECK(refusal("streaming_llm", 9, {{"room_for", 6}}).find("leave no recent token") != std::string::npos);
 }
 
 TEST_CASE("the strided pattern is the last w tokens and every l-th", "[h2o]") {
-  const auto s = weights(std::vector<double>(9, 1.0), 6);
+  const auto s = weighted_stream(std::vector<double>(9, 1.0), 6);
   const CellResult r = run(s, "sparse_strided", 5, {{"w", 2}, {"l", 3}});
   CHECK(kept(r) == std::vector<Tokens>{{2, 4, 5}, {2, 5, 6}, {2, 5, 6, 7}, {2, 5, 7, 8}});
 }
 
 TEST_CASE("a pattern cuts no prompt that fits, but every step of the decoding", "[h2o]") {
-  const auto s = weights(std::vector<double>(8, 1.0), 5);
+  const auto s = weighted_stream(std::vector<double>(8, 1.0), 5);
   const CellResult r = run(s, "sparse_strided", 5, {{"w", 2}, {"l", 3}});
   CHECK(kept(r) == std::vector<Tokens>{{0, 1, 2, 3, 4}, {2, 4, 5}, {2, 5, 6}, {2, 5, 6, 7}});
 }
 
 TEST_CASE("the fixed pattern is the own block and the ends of the finished ones", "[h2o]") {
-  const auto s = weights(std::vector<double>(10, 1.0), 7);
+  const auto s = weighted_stream(std::vector<double>(10, 1.0), 7);
   const CellResult r = run(s, "sparse_fixed", 6, {{"l", 3}, {"c", 1}});
   CHECK(kept(r) == std::vector<Tokens>{{2, 5, 6}, {2, 5, 6, 7}, {2, 5, 6, 7, 8}, {2, 5, 8, 9}});
 }
@@ -240,7 +231,8 @@ TEST_CASE("the fixed pattern is the own block and the ends of the finished ones"
 TEST_CASE("patterns with H2O keep the heaviest of what lies outside", "[h2o]") {
   auto w = std::vector<double>(13, 1.0);
   w[3] = w[4] = 5;
-  const CellResult r = run(weights(w, 10), "sparse_strided", 8, {{"w", 2}, {"l", 6}, {"with_h2o", true}});
+  const CellResult r =
+      run(weighted_stream(w, 10), "sparse_strided", 8, {{"w", 2}, {"l", 6}, {"with_h2o", true}});
   CHECK(kept_list(r, 0) == Tokens{0, 1, 3, 4, 5, 8, 9});  // room 4: 5 8 9; outside: 0 1 3 4 of the rest
 }
 
@@ -263,14 +255,14 @@ TEST_CASE("the static oracle keeps what the future will attend to", "[h2o]") {
 }
 
 TEST_CASE("top-p reads the shortest prefix that reaches p, the lowest index among equals", "[h2o]") {
-  const auto s = weights({1, 5, 1, 2, 1}, 4);  // of the only decode row: .1 .5 .1 .2 .1
+  const auto s = weighted_stream({1, 5, 1, 2, 1}, 4);  // of the only decode row: .1 .5 .1 .2 .1
   const auto reads = [&](double p) { return attended(run(s, "topp", 0, {{"p", p}})).at(0); };
   CHECK(reads(0.4) == Tokens{1});
   CHECK(reads(0.6) == Tokens{1, 3});
   CHECK(reads(0.75) == Tokens{0, 1, 3});
   CHECK(reads(0.85) == Tokens{0, 1, 2, 3});
   CHECK(reads(1) == Tokens{0, 1, 2, 3, 4});
-  CHECK(attended(run(weights({1, 1e-30, 1}, 2), "topp", 0, {{"p", 1.0}})).at(0) == Tokens{0, 1, 2});
+  CHECK(attended(run(weighted_stream({1, 1e-30, 1}, 2), "topp", 0, {{"p", 1.0}})).at(0) == Tokens{0, 1, 2});
   CHECK(run(s, "topp", 0, {{"p", 0.75}}).measures.mean_attended_tokens == 3);
   CHECK(refusal("topp", 0, {{"p", 0.0}}).find("reads nothing") != std::string::npos);
 }
@@ -290,7 +282,7 @@ TEST_CASE("the count of top-p falls with p, and p = 1 is exact attention", "[h2o
 }
 
 TEST_CASE("top-k and the newest, with the probabilities of the whole row if asked", "[h2o]") {
-  const auto s = weights({1, 8, 2, 5, 4}, 4);
+  const auto s = weighted_stream({1, 8, 2, 5, 4}, 4);
   const Json half{{"variant", "topk_plus_current"}, {"f", 0.5}},
       raw{{"variant", "topk_plus_current"}, {"f", 0.5}, {"renormalise", false}};
   const CellResult r = run(s, "topk_oracle", 2, half), whole = run(s, "topk_oracle", 2, raw);
@@ -304,13 +296,13 @@ TEST_CASE("top-k and the newest, with the probabilities of the whole row if aske
 
 // A after the prompt: 1.54 ..., so token 0 is the heavy one; then the step's best comes from the full cache.
 TEST_CASE("top-k with H2O reads heavy hitters, the newest, and the best of the step", "[h2o]") {
-  const auto s = weights({1, 2, 4, 8, 1, 1}, 4);
+  const auto s = weighted_stream({1, 2, 4, 8, 1, 1}, 4);
   const CellResult r = run(s, "topk_oracle", 2, {{"variant", "with_h2o"}});
   CHECK(attended(r) == std::vector<Tokens>{{0, 3, 4}, {0, 3, 5}});
 }
 
 TEST_CASE("what masks and oracles hold is charged: the full cache, and what decides", "[h2o]") {
-  const auto s = weights({1, 2, 4, 8, 1, 30}, 4);  // 8 bytes a row
+  const auto s = weighted_stream({1, 2, 4, 8, 1, 30}, 4);  // 8 bytes a row
   for (const char* variant : {"hf_mask", "local_mask"}) {
     const CellResult r = run(s, "h2o", 2, {{"variant", variant}});
     CHECK(r.measures.peak_bytes == r.measures.full_bytes);

@@ -1,7 +1,7 @@
 #include "methods/buzz.hpp"
 
+#include "hand_streams.hpp"
 #include "methods/keyformer.hpp"
-#include "support.hpp"
 
 // Scissorhands, TOVA, Keyformer, BUZZ and FastGen: numbers small enough to check by hand, and the laws of
 // their sizes. In `weights`, one query head, one dimension, queries 1 and keys ln w make a token's attention
@@ -14,15 +14,6 @@ using nlohmann::json;
 namespace {
 
 using Tokens = std::vector<int32_t>;
-
-HeadStream<double> weights(const std::vector<double>& w, int32_t prompt) {
-  HeadStream<double> s =
-      make_stream<double>({.tokens = int32_t(w.size()), .prompt = prompt, .dim = 1, .v_dim = 1, .heads = 1});
-  for (size_t i = 0; i < w.size(); ++i) s.keys[i] = std::log(w[i]), s.values[i] = double(i);
-  s.rule.scale = 1;
-  std::fill(s.queries.begin(), s.queries.end(), 1.0);
-  return s;
-}
 
 CellResult run(const HeadStream<double>& s, const std::string& method, std::optional<int32_t> budget,
                const json& params = json::object(), Phase phase = Phase::stream) {
@@ -90,7 +81,7 @@ Sizes sizes_of(Buzz policy, int32_t budget, int32_t tokens) {
 }  // namespace
 
 TEST_CASE("TOVA drops what the present query looks at least, the newest included", "[stream]") {
-  const auto s = weights({1, 2, 4, 8, 1, 30}, 4);
+  const auto s = weighted_stream({1, 2, 4, 8, 1, 30}, 4);
   const CellResult r = run(s, "tova", 2);
   CHECK(kept_list(r, 0) == Tokens{2, 3});
   CHECK(kept_list(r, 1) == Tokens{2, 3});
@@ -101,12 +92,12 @@ TEST_CASE("TOVA drops what the present query looks at least, the newest included
 }
 
 TEST_CASE("with equal attention TOVA keeps the oldest tokens", "[stream]") {
-  CHECK(kept_list(run(weights({1, 1, 1, 1, 1}, 4), "tova", 2), 1) == Tokens{0, 1});
+  CHECK(kept_list(run(weighted_stream({1, 1, 1, 1, 1}, 4), "tova", 2), 1) == Tokens{0, 1});
 }
 
 // Row means 4, 2.5, 2, 2.5, then 3.25 over the held: token 1 is low in rows 1-3, token 2 in rows 2 and 3.
 TEST_CASE("Scissorhands counts the rows in which a token is below the row's average", "[stream]") {
-  const auto s = weights({4, 1, 1, 4, 4, 1}, 4);
+  const auto s = weighted_stream({4, 1, 1, 4, 4, 1}, 4);
   const CellResult r = run(s, "scissorhands", 3, {{"recent", 1}, {"drop", 1}});
   CHECK(kept_list(r, 0) == Tokens{0, 2, 3});
   CHECK(kept_list(r, 1) == Tokens{0, 3, 4});
@@ -123,7 +114,7 @@ TEST_CASE("Scissorhands counts the rows in which a token is below the row's aver
 
 // Row means 1.5, 2.33, 2.5, 3.4, 2.83: tokens 0 and 1 are low in many rows, 3 in row 4 alone, 5 in row 5.
 TEST_CASE("a mark of Scissorhands counts for `hist` rows", "[stream]") {
-  const auto s = weights({2, 1, 4, 3, 7, 1e-9, 1}, 6);
+  const auto s = weighted_stream({2, 1, 4, 3, 7, 1e-9, 1}, 6);
   json ends = {{"recent", 1}, {"drop", 1}, {"sinks", 1}};
   CHECK(kept_list(run(s, "scissorhands", 4, ends), 0) == Tokens{0, 2, 4, 5});
   ends["hist"] = 1;
@@ -166,7 +157,7 @@ TEST_CASE("the released Scissorhands rule has no budget and starts at token 100"
 // k = 1, w = 1, s = 3, T = 3. A passes down from old to new tokens, except that token 2 is heavy.
 TEST_CASE("BUZZ keeps the heaviest of each segment and thins what it kept before", "[stream]") {
   const json sizes = {{"sinks", 1}, {"window", 1}, {"stride", 3}, {"threshold", 3}};
-  const auto s = weights({1, 1, 9, 1, 1, 1, 1, 1}, 6);
+  const auto s = weighted_stream({1, 1, 9, 1, 1, 1, 1, 1}, 6);
   const CellResult r = run(s, "buzz", 5, sizes);
   CHECK(kept_list(r, 0) == Tokens{0, 2, 4, 5});     // segments 1-3 and 4
   CHECK(kept_list(r, 1) == Tokens{0, 2, 4, 5, 6});  // a middle of three stays
@@ -271,7 +262,7 @@ TEST_CASE("BUZZ refuses strides whose old tokens never become fewer, and sizes t
 }
 
 TEST_CASE("log n multiplies the logits by ln L / ln 512", "[stream]") {
-  const auto s = weights({1, 2, 4, 8, 16}, 3);
+  const auto s = weighted_stream({1, 2, 4, 8, 16}, 3);
   const CellResult r = run(s, "exact", std::nullopt, {{"log_n", "live"}});
   const double f = std::log(4.0) / std::log(512.0);
   double num = 0, den = 0;
@@ -338,7 +329,7 @@ TEST_CASE("FastGen takes the cheapest policy that keeps enough", "[stream]") {
   const auto chosen = [&](const CellResult& r) { return int(r.measures.extras.at("candidate")); };
   SECTION("special tokens alone") {
     w[0] = 1;
-    const CellResult r = run(weights(w, 12), "fastgen", std::nullopt);
+    const CellResult r = run(weighted_stream(w, 12), "fastgen", std::nullopt);
     CHECK(chosen(r) == 0);
     CHECK(r.measures.extras.at("recovered_mass") > 0.99);
     CHECK(kept_list(r, 0) == Tokens{0});
@@ -347,26 +338,27 @@ TEST_CASE("FastGen takes the cheapest policy that keeps enough", "[stream]") {
   }
   SECTION("punctuation") {
     w[0] = w[4] = 1;
-    const CellResult r = run(weights(w, 12), "fastgen", std::nullopt, {{"recent", 1}});
+    const CellResult r = run(weighted_stream(w, 12), "fastgen", std::nullopt, {{"recent", 1}});
     CHECK(chosen(r) == 1);
     CHECK(kept_list(r, 0) == Tokens{0, 4, 10, 11});
     CHECK(kept_list(r, 6) == Tokens{0, 4, 10, 16, 17});
   }
   SECTION("heavy hitters: floor(0.3 * 12) = 3 of them") {
     w[0] = w[2] = w[3] = 1;
-    const CellResult r = run(weights(w, 12), "fastgen", std::nullopt);
+    const CellResult r = run(weighted_stream(w, 12), "fastgen", std::nullopt);
     CHECK(chosen(r) == 2);
     CHECK(kept_list(r, 0) == Tokens{0, 2, 3, 4, 10});
   }
   SECTION("everything") {
-    const CellResult r = run(weights(std::vector<double>(20, 1.0), 12), "fastgen", std::nullopt);
+    const CellResult r = run(weighted_stream(std::vector<double>(20, 1.0), 12), "fastgen", std::nullopt);
     CHECK(chosen(r) == 4);
     CHECK(r.measures.extras.at("recovered_mass") == 1);
     CHECK(r.measures.n_evictions == 0);
   }
   SECTION("the local window") {
     const json enough = {{"recovery", 0.68}};  // mass 0.667 without the window, 0.697 with it
-    const CellResult r = run(weights(std::vector<double>(20, 1.0), 12), "fastgen", std::nullopt, enough);
+    const CellResult r =
+        run(weighted_stream(std::vector<double>(20, 1.0), 12), "fastgen", std::nullopt, enough);
     CHECK(chosen(r) == 3);
     CHECK(kept_list(r, 0) == Tokens{0, 1, 2, 4, 9, 10, 11});
     CHECK(kept_list(r, 1) == Tokens{0, 1, 2, 4, 10, 11, 12});
@@ -376,7 +368,7 @@ TEST_CASE("FastGen takes the cheapest policy that keeps enough", "[stream]") {
 TEST_CASE("a FastGen prompt that streams ends with the same choice", "[stream]") {
   std::vector<double> w(20, 0.2);
   w[0] = 8, w[3] = 3;
-  const auto s = weights(w, 12);
+  const auto s = weighted_stream(w, 12);
   const json params = {{"recovery", 0.7}};
   const StreamShape shape{s.tokens, s.prompt, 1, 1, 1};
   const CellResult r = replay(s, {streamed(make_cell("fastgen", std::nullopt, shape, params))}).only();

@@ -1,10 +1,8 @@
 """Axes that several figures share: what a reader sees of their scale, and what must lie within them."""
 
-from pathlib import Path
-from unittest.mock import patch
-
 import numpy as np
 import pytest
+from caught_figures import caught_figures
 from kvanalysis import load
 from kvanalysis.drawing.budget_axes import set_error_axis
 from kvanalysis.drawing.log_ticks import DECADES, DENSE, plain_log
@@ -15,16 +13,8 @@ from test_kvanalysis_fake import fake_row, write_results
 
 
 def drawn_figures(plot, frame, folder):
-    """The page's and the column's figure, without pictures on disk."""
-    figures = []
-
-    def keep(figure, stem):
-        figure.draw_without_rendering()
-        figures.append(figure)
-        return Path(f"{stem}.png")
-
-    with styled(), patch("kvanalysis.drawing.two_widths.save", keep):
-        assert plot.draw_frame(frame, folder)
+    figures, drawn = caught_figures(plot, frame, folder)
+    assert drawn
     return figures
 
 

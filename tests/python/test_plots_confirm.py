@@ -1,12 +1,11 @@
 """Figures of a folder that holds confirm.csv: offline error against loss, and which layers predict it."""
 
 from itertools import combinations
-from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
 import pytest
+from caught_figures import caught_figures
 from fake_confirm import confirm_rows, planted, six_methods, write_confirm
 from kvanalysis import ResultsError, load
 from kvanalysis.drawing.loss_axes import LINEAR, set_loss_axis
@@ -19,17 +18,7 @@ from test_kvanalysis_fake import TRACE, fake_row, write_results
 
 
 def figures_of(plot, folder):
-    """(figures of the page's and the column's width, Drawn), without pictures on disk."""
-    figures = []
-
-    def keep(figure, stem):
-        figure.draw_without_rendering()
-        figures.append(figure)
-        return Path(f"{stem}.png")
-
-    with styled(), patch("kvanalysis.drawing.two_widths.save", keep):
-        drawn = plot.draw_frame(load(folder), folder)
-    return figures, drawn
+    return caught_figures(plot, load(folder), folder)
 
 
 def exceptional(folder, prompts=("p0",)):

@@ -1,7 +1,6 @@
 """One run of the command line: every chosen instance through the model, two tables."""
 
 import contextlib
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,21 +18,6 @@ from .run_record import RunRecord
 from .table import COLUMNS, LAYER_COLUMNS, Table, identity, key_of
 from .trace import Trace, trace_path
 from .witness import Outputs
-
-TELL_EVERY_S = 10.0
-
-
-class Ticker:
-    """Says at most one line in TELL_EVERY_S seconds, and none in the first ones."""
-
-    def __init__(self, say):
-        self.say = say
-        self.last = time.monotonic()
-
-    def __call__(self, text):
-        if time.monotonic() - self.last >= TELL_EVERY_S:
-            self.say(text)
-            self.last = time.monotonic()
 
 
 @dataclass
@@ -131,8 +115,7 @@ class Confirmation:
             model = load_model(self.source, self.args.device)
             with SwitchedAttention(model) as attention, self._files():
                 for instances in jobs:
-                    tell = Ticker(self.say)
-                    self._run_job(PromptJob(model, attention, self.inputs, instances, tell))
+                    self._run_job(PromptJob(model, attention, self.inputs, instances))
                     seconds, peak = self.record.write(self.failed)
             self.say(
                 f"{len(self.table.rows)} instances in {self.table.path}, {seconds:.0f} s, {peak / 1e9:.2f} GB"

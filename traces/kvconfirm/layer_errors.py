@@ -42,20 +42,22 @@ class LayerErrors:
 
     ways: {name: way}; model, layers: whose blocks say what reaches the residual stream. Then
     `found[name][layer]` holds the means of COLUMNS that apply. A way that cannot be followed is left out.
-    `tell(layer)` hears where the pass is.
+    `progress` (kvdump.progress) counts `layers`.
     """
 
-    def __init__(self, model, layers, exact, ways, tell):
+    def __init__(self, model, layers, exact, ways, progress):
         self.joins = {layer: joining(block) for layer, block in blocks_of(model, layers)}
         self.exact = exact
         self.ways = dict(ways)
-        self.tell = tell
+        self.layers = set(layers)
+        self.progress = progress
         self.found = {name: {} for name in ways}
         self.streams = {}  # layer -> x of the full model
         self.waiting = {}  # (name, layer) -> |J(z W) - J(o W)| [R]
 
     def __call__(self, call):
-        self.tell(call.layer)
+        if call.layer in self.layers:
+            self.progress.step(f"layer {call.layer}")
         exact = self.exact(call)
         projection = _projection(call, self.joins.get(call.layer))
         for name in list(self.ways):

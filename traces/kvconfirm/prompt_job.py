@@ -4,6 +4,7 @@ import time
 
 import torch
 from kvdump.errors import DumpError, UsageError
+from kvdump.progress import Progress
 
 from .checks import KeyCheck, check_full_run
 from .engine import OwnRows, PromptRows, check_method
@@ -19,15 +20,13 @@ class PromptJob:
     """Instances of one prompt with the same prefill and length.
 
     `inputs`: what all prompts share (trace, layers, kept, outputs, engine, config, selection, device).
-    `tell(text)` hears how far a long pass is.
     """
 
-    def __init__(self, model, attention, inputs, instances, tell):
+    def __init__(self, model, attention, inputs, instances):
         self.inputs = inputs
         self.model = model
         self.attention = attention
         self.instances = instances
-        self.tell = tell
         first = instances[0]
         self.prompt = first.prompt
         steps = first.n_tokens - first.n_prefill
@@ -51,12 +50,12 @@ class PromptJob:
         every_row = EveryRow(self.run, lambda layer: trace.window(self.prompt, layer))
         self.checks |= check_full_run(self.run, self.attention, every_row)
         ways = {} if self.inputs.engine else dict(self._ways())
-        what = f"{self.prompt}: errors of {len(ways)} instances beside the full model"
-        self.errors = LayerErrors(
-            self.model, self.inputs.layers, every_row, ways, lambda layer: self.tell(f"{what}, layer {layer}")
-        )
-        with residuals(self.model, self.inputs.layers, self.errors.on_residual):
+        layers = self.inputs.layers
+        progress = Progress(f"{self.prompt}: full model, beside it {len(ways)} instances", len(layers))
+        self.errors = LayerErrors(self.model, layers, every_row, ways, progress)
+        with residuals(self.model, layers, self.errors.on_residual):
             self.full = self.run.decode(self.errors)
+        progress.close()
 
     def _ways(self):
         for number, instance in enumerate(self.instances):

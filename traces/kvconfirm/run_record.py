@@ -8,6 +8,7 @@ from kvdump.errors import UsageError
 from kvdump.recorder import version_attributes
 
 from . import __version__
+from .whole_file import whole_file
 
 
 class RunRecord:
@@ -46,12 +47,10 @@ class RunRecord:
             "failed": failed,
         }
         del meta["dumper"]
-        part = self.path.with_name(f"{self.path.name}.part")
         try:
-            part.write_text(json.dumps(meta, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-            part.replace(self.path)
+            with whole_file(self.path) as file:
+                file.write(json.dumps(meta, indent=1, sort_keys=True) + "\n")
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise UsageError(f"{self.path}: cannot be written: {error}") from error
         return seconds, peak
 

@@ -4,13 +4,13 @@ import csv
 import fcntl
 import hashlib
 import json
-import os
 from contextlib import contextmanager
 from pathlib import Path
 
 from kvdump.errors import UsageError
 
 from .layer_errors import COLUMNS as LAYER_MEASURES
+from .whole_file import whole_file
 
 IDENTITY = (
     "key",
@@ -143,20 +143,12 @@ class Table:
             yield
 
     def _write(self):
-        part = self.path.with_name(f"{self.path.name}.part")
-        try:
-            with part.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, self.columns, lineterminator="\n")
-                writer.writeheader()
-                for rows in self.rows.values():
-                    writer.writerows(rows)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self.path)
-            self.seen = self._stamp()
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
+        with whole_file(self.path) as file:
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            writer.writeheader()
+            for rows in self.rows.values():
+                writer.writerows(rows)
+        self.seen = self._stamp()
 
 
 def _without_replaced(found, row):

@@ -53,6 +53,13 @@ def tiny_llama(seed=0, **changes):
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | changes)).eval()
 
 
+def gemma2():
+    """Windows, soft caps, a norm between projection and sum."""
+    torch.manual_seed(0)
+    sizes = SIZES | {"head_dim": 8, "sliding_window": 24, "query_pre_attn_scalar": 8}
+    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**sizes)).eval()
+
+
 def record(model, path, prompts=("a",), **options):
     """A float32 trace of random tokens; returns its path.
 
@@ -120,6 +127,16 @@ def _widest(row):
     return row["status"] == "failed" or row["distance_to"] == str(
         int(row["n_tokens"]) - int(row["n_prefill"]) - 1
     )
+
+
+def meta(out):
+    """The record of the runs."""
+    return json.loads((out / "confirm.meta.json").read_text())
+
+
+def verified(out):
+    """Deviations from the engine's outputs that are on record."""
+    return [one["deviation"] for one in meta(out)["verified"].values()]
 
 
 def copy_of(out, to):

@@ -1,7 +1,6 @@
 """What is easily taken for something else: windows that nothing has left yet, unequal lists, streamed
 prompts, tokens without weight, results that were replaced, runs that were cut short."""
 
-import json
 import stat
 
 import pytest
@@ -16,11 +15,15 @@ from confirm_fixture import (  # noqa: E402
     SIZES,
     TOKENS,
     confirm,
+    gemma2,
+    meta,
     record,
     replay,
     rows,
     saved,
     tiny_llama,
+    tokens_of,
+    verified,
     whole,
 )
 from kvconfirm import cli, losses, recorded  # noqa: E402
@@ -32,10 +35,6 @@ from kvreplay_cli import table  # noqa: E402
 
 pytestmark = pytest.mark.torch
 KIVI = {"name": "kivi", "bits": 4, "g": 4, "R": 8}
-
-
-def meta(out):
-    return json.loads((out / "confirm.meta.json").read_text())
 
 
 # --- What is attended to --------------------------------------------------------------------------
@@ -108,7 +107,7 @@ def test_a_listed_token_without_weight_moves_those_behind_it(tiny, tmp_path):
     methods = [{"name": "external", "kept": str(lists), "positions": way} for way in ("cache", "original")]
     out = replay(tiny[2], tmp_path / "out", methods, select={"prompts": ["b"]})
     assert confirm(out, tiny[1], "--trace", tiny[2], "--layers", 0, "--verify") == 0
-    assert max(one["deviation"] for one in meta(out)["verified"].values()) < 1e-5
+    assert max(verified(out)) < 1e-5
 
 
 def test_heads_whose_lists_differ_in_kind_are_one_instance(tiny, tmp_path):
@@ -133,11 +132,6 @@ def test_heads_whose_lists_differ_in_kind_are_one_instance(tiny, tmp_path):
 def granite():
     config = transformers.GraniteConfig(**SIZES, residual_multiplier=0.25)
     return transformers.GraniteForCausalLM(config)
-
-
-def gemma2():
-    sizes = SIZES | {"head_dim": 8, "sliding_window": 24, "query_pre_attn_scalar": 8}
-    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**sizes))
 
 
 @pytest.mark.parametrize("build", [granite, gemma2])
@@ -246,7 +240,6 @@ def test_what_was_confirmed_from_results_that_were_replaced_is_replaced(tiny, tm
 def test_an_answer_that_the_replay_cut_short_is_no_answer(tmp_path, capsys):
     model = tiny_llama()
     import kvdump
-    from confirm_fixture import tokens_of
 
     trace = tmp_path / "trace.h5"
     where = {"n_prompt": PREFILL, "n_generated": TOKENS - PREFILL, "answer_from": 60}

@@ -20,12 +20,15 @@ from confirm_fixture import (  # noqa: E402
     change_kept,
     confirm,
     copy_of,
+    gemma2,
+    meta,
     record,
     replay,
     rows,
     saved,
     tiny_llama,
     tokens_of,
+    verified,
     whole,
 )
 from kvconfirm.trace import Trace  # noqa: E402
@@ -33,15 +36,6 @@ from kvreplay_cli import BINARY, ROOT, table  # noqa: E402
 
 pytestmark = pytest.mark.torch
 WRITES_ROWS = {"wildcat", "qjl"}
-
-
-def meta(out):
-    return json.loads((out / "confirm.meta.json").read_text())
-
-
-def verified(out):
-    """Deviations from the engine's outputs that are on record."""
-    return [one["deviation"] for one in meta(out)["verified"].values()]
 
 
 # --- What is attended to --------------------------------------------------------------------------
@@ -196,11 +190,6 @@ def test_choices_on_the_compressed_models_own_numbers_differ_in_deeper_layers(ti
 
 def mistral():
     return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=24))
-
-
-def gemma2():
-    sizes = SIZES | {"head_dim": 8, "sliding_window": 24, "query_pre_attn_scalar": 8}
-    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**sizes))
 
 
 def gpt_oss():

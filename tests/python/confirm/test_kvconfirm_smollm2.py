@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from confirm_fixture import confirm, replay, whole  # noqa: E402
+from confirm_fixture import confirm, meta, replay, verified, whole  # noqa: E402
 from kvconfirm.cli import main  # noqa: E402
 from kvdump.cli import main as kvdump_main  # noqa: E402
 from kvdump.model import load_model, load_tokenizer, resolve  # noqa: E402
@@ -38,11 +38,9 @@ def probe(tmp_path_factory):
 def test_the_real_models_first_layer_gives_the_engines_outputs(probe):
     out, trace, _ = probe
     assert confirm(out, MODEL, "--trace", trace, "--layers", 0, "--verify") == 0
-    record = json.loads((out / "confirm.meta.json").read_text())
-    found = record["full_model"]["lines-0012-000"]
+    found = meta(out)["full_model"]["lines-0012-000"]
     assert found["without_mask"] == 0 and found["mask_of_all"] < 1e-4
-    deviations = [one["deviation"] for one in record["verified"].values()]
-    assert len(deviations) == len(METHODS) and max(deviations) < 1e-5
+    assert len(verified(out)) == len(METHODS) and max(verified(out)) < 1e-5
 
 
 def test_the_real_models_answer_is_what_it_writes_by_itself(probe):

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from kvdump.add_text import add_text
 from kvdump.attention import exact_attention
+from kvdump.disk_file import DiskFile
 from kvdump.dtypes import bf16_bits, bf16_widen, read_floats, read_stored, stored_dtype
 from kvdump.errors import DumpError, UsageError
-from kvdump.plan import Shape, check_space, layer_bytes, parse_bytes, select_layers
+from kvdump.plan import Shape, check_space, layer_bytes, select_layers
 from kvdump.prompts import read_prompts
 from kvdump.sinks import DirectorySink, published
+from kvdump.sizes import parse_bytes
 from kvdump.spool import RowSpool
 from kvdump.text import PUNCTUATION, SPECIAL, WORD, token_class
 from kvdump.writer import TraceFile, trace_id
@@ -139,15 +141,49 @@ def test_a_directory_holds_a_trace_per_layer_and_an_index_that_links_them(tmp_pa
         published(tmp_path / "d/a/001.h5", {"dtype": "bf16"})
 
 
+class Reads:
+    """A file whose reads give 3 bytes at most, or fail after as many as `fails_after`."""
+
+    def __init__(self, file, fails_after=None):
+        self.file = file
+        self.left = fails_after
+
+    def readinto(self, view):
+        if self.left == 0:
+            raise OSError("the disk is gone")
+        self.left = self.left and self.left - 1
+        return self.file.readinto(view[:3])
+
+
+def test_a_short_read_goes_on_and_zeros_stand_only_behind_the_end(tmp_path):
+    disk = DiskFile(tmp_path / "f")
+    disk.write(b"0123456789")
+    disk.seek(1)
+    disk.file = Reads(disk.file)
+    buffer = bytearray(b"x" * 12)
+    assert disk.readinto(buffer) == 12
+    assert buffer == b"123456789\0\0\0"
+    assert disk.error is None
+
+
+def test_a_read_that_fails_is_remembered(tmp_path):
+    disk = DiskFile(tmp_path / "f")
+    disk.write(b"0123456789")
+    disk.seek(0)
+    disk.file = Reads(disk.file, fails_after=2)
+    assert disk.readinto(bytearray(10)) == 10
+    assert str(disk.error) == "the disk is gone"
+
+
 def test_the_spool_joins_blocks_along_the_tokens(tmp_path):
-    spool = RowSpool(tmp_path / "spool")
+    spool = RowSpool(tmp_path / "t.h5")
     whole = np.random.default_rng(1).standard_normal((3, 7, 2)).astype(np.float32)
     for start, stop in ((0, 4), (4, 5), (5, 7)):
         spool.append(0, "k", whole[:, start:stop])
     assert np.array_equal(spool.take(0, "k"), whole)
     assert list(spool.names(0)) == []
     spool.close()
-    assert not (tmp_path / "spool").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_layers_are_selected_by_name_list_or_step():

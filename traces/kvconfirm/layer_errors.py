@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from kvdump.errors import DumpError
+from kvdump.layout import check_layout
 from kvdump.residual import blocks_of, joining, o_proj_of, o_proj_weights, watch_residual
 
 COLUMNS = (
@@ -23,13 +24,9 @@ COLUMNS = (
 
 
 @contextmanager
-def residuals(model, layers, on_residual):
-    """While entered, on_residual(layer, x [n, hidden]) sees the stream behind each attention block; nothing
-    where the model's layout is not known."""
-    try:
-        taps = watch_residual(model, layers, lambda layer, x: on_residual(layer, x[0]))
-    except DumpError:
-        taps = []
+def residuals(blocks, on_residual):
+    """While entered, on_residual(layer, x [n, hidden]) sees the stream behind the attention of each block."""
+    taps = watch_residual(blocks, lambda layer, x: on_residual(layer, x[0]))
     try:
         yield
     finally:
@@ -37,16 +34,29 @@ def residuals(model, layers, on_residual):
             tap.remove()
 
 
+def known_blocks(model, layers):
+    """[(layer, block)] of these layers; none where some block does not add what its names say.
+
+    Then nothing is said of what lies behind the heads, without a word: of COLUMNS only `rel_err_out_mean`
+    is filled. `kvdump --with-output` gives the reason.
+    """
+    try:
+        check_layout(model, layers)
+    except DumpError:
+        return []
+    return blocks_of(model, layers)
+
+
 class LayerErrors:
     """`way` of the full model's pass that measures other ways beside it.
 
-    ways: {name: way}; model, layers: whose blocks say what reaches the residual stream. Then
+    ways: {name: way}; blocks: `known_blocks`, which say what reaches the residual stream. Then
     `found[name][layer]` holds the means of COLUMNS that apply. A way that cannot be followed is left out.
     `progress` (kvdump.progress) counts `layers`.
     """
 
-    def __init__(self, model, layers, exact, ways, progress):
-        self.joins = {layer: joining(block) for layer, block in blocks_of(model, layers)}
+    def __init__(self, layers, blocks, exact, ways, progress):
+        self.joins = {layer: joining(block) for layer, block in blocks}
         self.exact = exact
         self.ways = dict(ways)
         self.layers = set(layers)
@@ -59,7 +69,8 @@ class LayerErrors:
         if call.layer in self.layers:
             self.progress.step(f"layer {call.layer}")
         exact = self.exact(call)
-        projection = _projection(call, self.joins.get(call.layer))
+        join = self.joins.get(call.layer)
+        projection = join and Projection(call.module, call.q.shape[0], join)
         for name in list(self.ways):
             try:
                 out = self.ways[name](call)
@@ -120,21 +131,11 @@ class Projection:
 
     def joined(self, lost, whole):
         """|J(o W + e W + b) - J(o W + b)| [R] of lost = e W and whole = o W."""
-        if self.join is None:
-            return lost.norm(dim=-1)
         if self.bias is not None:
             whole = whole + self.bias.float()
         dtype = self.weights.dtype
         with torch.no_grad():
             return (self.join(whole + lost).to(dtype) - self.join(whole).to(dtype)).norm(dim=-1)
-
-
-def _projection(call, join):
-    """The layer's Projection; None where the module's layout is not known."""
-    try:
-        return Projection(call.module, call.q.shape[0], join)
-    except DumpError:
-        return None
 
 
 def _mean(x):

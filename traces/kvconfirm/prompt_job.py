@@ -8,7 +8,7 @@ from kvdump.progress import Progress
 
 from .checks import KeyCheck, check_full_run
 from .engine import OwnRows, PromptRows, check_method
-from .layer_errors import Drift, LayerErrors, residuals
+from .layer_errors import Drift, LayerErrors, known_blocks, residuals
 from .losses import answer_of, compare
 from .model_run import PromptRun
 from .recorded import EveryRow, RecordedRows
@@ -24,7 +24,6 @@ class PromptJob:
 
     def __init__(self, model, attention, inputs, instances):
         self.inputs = inputs
-        self.model = model
         self.attention = attention
         self.instances = instances
         first = instances[0]
@@ -39,6 +38,7 @@ class PromptJob:
         self.run = PromptRun(model, attention, tokens, positions, first.n_prefill, watch)
         if not watch.seen:
             raise DumpError(f"{type(model).__name__} never calls the attention interface")
+        self.blocks = known_blocks(model, inputs.layers)
         _check_answer(inputs.trace, first)
         self.checks = {"keys": watch.deviation}
         self.errors = None
@@ -52,8 +52,8 @@ class PromptJob:
         ways = {} if self.inputs.engine else dict(self._ways())
         layers = self.inputs.layers
         progress = Progress(f"{self.prompt}: full model, beside it {len(ways)} instances", len(layers))
-        self.errors = LayerErrors(self.model, layers, every_row, ways, progress)
-        with residuals(self.model, layers, self.errors.on_residual):
+        self.errors = LayerErrors(layers, self.blocks, every_row, ways, progress)
+        with residuals(self.blocks, self.errors.on_residual):
             self.full = self.run.decode(self.errors)
         progress.close()
 
@@ -81,7 +81,7 @@ class PromptJob:
         if self.inputs.outputs:
             way = self._witness(way, instance)
         drift = Drift(self.errors.streams)
-        with residuals(self.model, self.inputs.layers, drift.on_residual):
+        with residuals(self.blocks, drift.on_residual):
             logits = self.run.decode(way)
         if self.inputs.outputs:
             way.check()

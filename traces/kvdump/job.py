@@ -6,11 +6,13 @@ from pathlib import Path
 
 from .errors import UsageError
 from .model import load_config, load_model, load_tokenizer, resolve, shape_of
-from .plan import check_space, dump_bytes, human_bytes, select_layers
+from .plan import check_space, dump_bytes, select_layers
 from .progress import Progress
 from .prompts import read_prompts
 from .recorder import Options, Recorder, storage_dtype
-from .sinks import is_directory_target, published
+from .sinks import all_linked_published, is_directory_target, published
+from .sizes import human_bytes
+from .spool import clear
 from .verify import verify
 
 
@@ -26,7 +28,7 @@ class Job:
         self.config = load_config(self.source)
         self.tokenizer = load_tokenizer(self.source)
         self.shape = shape_of(self.config)
-        self.layers = select_layers(args.layers, self.shape.n_layers)
+        self.layers = self._planned_layers()
         out_layers = select_layers(args.out_layers, self.shape.n_layers) if args.out_layers else []
         if stray := sorted(set(out_layers) - set(self.layers)):
             raise UsageError(f"--out-layers {stray} are not among --layers")
@@ -43,6 +45,17 @@ class Job:
         self.rows = [len(ids) + max(args.generate - 1, 0) for ids in self.tokens]
         self._check_rows()
         self._model = None
+
+    def _planned_layers(self):
+        """The chosen layers; of all, those that the configuration calls some attention.
+
+        What is recorded in the end is what calls the attention interface.
+        """
+        chosen = select_layers(self.args.layers, self.shape.n_layers)
+        kinds = getattr(self.config.get_text_config(), "layer_types", None)
+        if self.args.layers != "all" or not kinds:
+            return chosen
+        return [n for n in chosen if "attention" in kinds[n] and kinds[n] != "linear_attention"]
 
     def _tokens(self, prompt):
         """Token ids of a prompt and of what is given to follow it."""
@@ -106,8 +119,9 @@ class Job:
         """One line on stderr."""
         plan = self.summary()
         self.say(
-            f"{plan['prompts']} prompts, {sum(plan['rows'])} rows, {len(plan['layers'])} of "
-            f"{self.shape.n_layers} layers, {plan['dtype']}: {human_bytes(plan['bytes'])}"
+            f"{plan['prompts']} prompt{'s' if plan['prompts'] != 1 else ''}, {sum(plan['rows'])} rows, "
+            f"{len(plan['layers'])} of {self.shape.n_layers} layers, {plan['dtype']}: "
+            f"{human_bytes(plan['bytes'])}"
         )
 
     def check_space(self):
@@ -139,7 +153,9 @@ class Job:
 
     def recorder(self):
         """Recorder for this job's model, output and options."""
-        root = {"model": self.source.name, "revision": self.source.revision}
+        # A model of the hub knows its commit once its configuration is read.
+        revision = self.source.revision or getattr(self.config, "_commit_hash", None)
+        root = {"model": self.source.name, "revision": revision, "command_line": self.args.command_line}
         return Recorder(
             self.model,
             self.args.output,
@@ -157,8 +173,9 @@ class Job:
         path = Path(self.args.output)
         path = path / "index.h5" if path.is_dir() else path
         settings = self.recorder().all_settings()
-        if not published(path, settings):
+        if not (published(path, settings) and all_linked_published(path, settings)):
             return None
+        clear(self.args.output)  # of a run that was killed after its last file had its name
         self.say(f"{path}: finished before, kept")
         return path
 
@@ -173,6 +190,9 @@ class Job:
     def _dump_prompt(self, recorder, prompt, ids):
         import torch
 
+        if recorder.adopt(prompt.id):
+            self.say(f"prompt {prompt.id}: finished before, kept")
+            return
         forwards = max(self.args.generate, 1)
         progress = Progress(f"prompt {prompt.id}", len(recorder.layers) * (forwards + 1))
         attributes = {"source": prompt.source, "text_sha256": prompt.text_sha256()}

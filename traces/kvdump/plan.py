@@ -8,10 +8,10 @@ from pathlib import Path
 
 from .dtypes import STORED
 from .errors import UsageError
+from .sizes import human_bytes
 
 # Chunk index, headers and checksums: below this share of the data for any trace of a few hundred tokens.
 HDF5_OVERHEAD = 1.01
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 @dataclass(frozen=True)
@@ -43,23 +43,6 @@ def select_layers(spec, n_layers):
     if not chosen or chosen[-1] >= n_layers or chosen[0] < 0:
         raise UsageError(f"layers {spec!r}: the model has layers 0..{n_layers - 1}")
     return chosen
-
-
-def parse_bytes(text):
-    """Bytes of "20G", "1.5M" or "4096" (powers of ten); UsageError otherwise."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)b?", text.strip().lower())
-    if not match:
-        raise UsageError(f"{text!r} is no size: write for example 500M or 20G")
-    return int(float(match[1]) * UNITS[match[2]])
-
-
-def human_bytes(size):
-    """ "12.3 MB": powers of ten, as in parse_bytes."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
 
 
 def layer_bytes(shape, tokens, dtype, query_stride=1, with_out=False, with_output=False):

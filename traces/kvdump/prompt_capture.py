@@ -5,7 +5,8 @@ import torch
 
 from .dtypes import is_finite
 from .errors import DumpError
-from .residual import o_proj_weights, watch_residual
+from .residual import blocks_of, o_proj_weights, watch_residual
+from .self_check import check_explained
 from .text import token_classes, token_texts
 
 TORCH_OF = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -36,7 +37,7 @@ class PromptCapture:
         options = recorder.options
         self.out_layers = set(layers) if options.with_output else set(options.out_layers)
         if options.with_output:
-            self.taps = watch_residual(recorder.model, layers, self._on_residual)
+            self.taps = watch_residual(blocks_of(recorder.model, layers), self._on_residual)
 
     def on_forward(self, args, kwargs):
         """Before every forward pass of the model: take down token ids and positions."""
@@ -62,6 +63,8 @@ class PromptCapture:
         start = self.rows[call.layer]
         new = call.q.shape[1]
         self._check_cache(call, start + new)
+        if start == 0:
+            check_explained(call)
         self.rows[call.layer] = start + new
         self.modules[call.layer] = call.module
         self.sinks[call.layer] = call.sinks
@@ -79,7 +82,9 @@ class PromptCapture:
                 f"layer {call.layer}: attention saw {call.kv_len} rows, {expected} were recorded: "
                 "a static cache, or one that was filled before; use a fresh dynamic cache"
             )
-        if call.kv_len < expected and not call.sliding_window:
+        # A windowed layer's cache hands over its window, and before that as many rows as there were.
+        windowed = call.sliding_window and call.kv_len == call.sliding_window - 1 + call.q.shape[1]
+        if call.kv_len < expected and not windowed:
             raise DumpError(
                 f"layer {call.layer}: the sequence started over; use a cache (use_cache=True), "
                 "and rec.prompt(id) for a second prompt"
@@ -97,10 +102,14 @@ class PromptCapture:
         norm = residual[0].float().norm(dim=-1)
         self._keep(layer, "resid_norm", norm[None, :, None])
 
+    def close(self):
+        """Listen to the model no more."""
+        while self.taps:
+            self.taps.pop().remove()
+
     def write(self):
         """Write the prompt, then layer after layer, each read back from the spool alone."""
-        for tap in self.taps:
-            tap.remove()
+        self.close()
         total = len(self.tokens)
         short = [layer for layer, rows in self.rows.items() if rows != total]
         if short:

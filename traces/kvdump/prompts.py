@@ -95,7 +95,7 @@ def _parse_line(path, number, line, default_id):
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{where}: not JSON: {error}") from error
+        raise UsageError(f"{where}: not JSON ({error}); a plain text belongs into a .txt file") from error
     forms = [form for form in FORMS if isinstance(entry, dict) and entry.get(form)]
     if len(forms) != 1:
         raise UsageError(f"{where}: give exactly one of {', '.join(FORMS)}")

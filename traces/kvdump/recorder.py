@@ -1,7 +1,6 @@
 """Recording a model: `with record(model, path) as rec: model.generate(...)`."""
 
 import json
-import sys
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -13,6 +12,8 @@ from . import __version__
 from .errors import DumpError
 from .facts import measure, require_layers
 from .hook import AttentionHook
+from .layout import check_layout
+from .model import name_of
 from .plan import select_layers
 from .prompt_capture import PromptCapture
 from .sinks import DirectorySink, FileSink, is_directory_target
@@ -51,6 +52,23 @@ def version_attributes():
     return {"created_utc": now, "dumper": f"kvdump {__version__}", **versions}
 
 
+def require_no_dropout(model):
+    """DumpError where a module in training mode would drop something at random."""
+    for module in model.modules():
+        if module.training and _drops(module):
+            raise DumpError(
+                f"{type(model).__name__} is in training mode, so dropout would change what is recorded: "
+                "call model.eval()"
+            )
+
+
+def _drops(module):
+    if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    # attention_dropout, layerdrop: numbers that an attention or a stack of blocks hands on.
+    return any("drop" in name and isinstance(p, float) and p > 0 for name, p in vars(module).items())
+
+
 class Recorder:
     """Records the prompts that run through a model. A context manager; publishes on a clean exit only.
 
@@ -69,25 +87,37 @@ class Recorder:
         self.capture = None
 
     def __enter__(self):
+        require_no_dropout(self.model)
         self.facts = measure(self.model)
         n_layers = self.model.config.get_text_config().num_hidden_layers
         wanted = self.options.layers
         self.layers = list(self.facts) if wanted == "all" else select_layers(wanted, n_layers)
         require_layers(self.model, self.facts, self.layers)
-        root = self._root_attributes(n_layers)
-        if is_directory_target(self.path):
-            self.sink = DirectorySink(self.path, root, self.options.compress, self.resume)
-        else:
-            self.sink = FileSink(self.path, root, self.options.compress)
-        self.spool = RowSpool(f"{self.path}.spool")
+        if self.options.with_output:
+            check_layout(self.model, self.layers)
+        self._open_files(self._root_attributes(n_layers))
         self.hook = AttentionHook(self.model, self._on_call)
         self.hook.__enter__()
         self.tap = self.model.register_forward_pre_hook(self._on_forward, with_kwargs=True)
         return self
 
+    def _open_files(self, root):
+        directory = is_directory_target(self.path)
+        self.spool = RowSpool(self.path)
+        try:
+            if directory:
+                self.sink = DirectorySink(self.path, root, self.options.compress, self.resume)
+            else:
+                self.sink = FileSink(self.path, root, self.options.compress)
+        except BaseException:
+            self.spool.close()
+            raise
+
     def __exit__(self, failed, *_):
         self.tap.remove()
         self.hook.__exit__()
+        if failed is not None:
+            self._drop_prompt()
         try:
             if failed is None and self.capture is not None:
                 self._finish_prompt()
@@ -111,9 +141,22 @@ class Recorder:
         try:
             yield attributes
         except BaseException:
-            self.capture = None
+            self._drop_prompt()
             raise
         self._finish_prompt()
+
+    def adopt(self, prompt_id):
+        """True when every layer of the prompt was finished before: then the index links to them, and nothing
+        has to run."""
+        finished = self.resume and not self.sink.missing_layers(prompt_id, self.layers)
+        if finished:
+            self.sink.adopt_prompt(prompt_id, self.layers)
+        return finished
+
+    def _drop_prompt(self):
+        capture, self.capture = self.capture, None
+        if capture is not None:
+            capture.close()
 
     def _begin_prompt(self, prompt_id, layers, attributes=None, on_step=None):
         on_step = on_step or (lambda note: None)
@@ -122,6 +165,7 @@ class Recorder:
     def _finish_prompt(self):
         capture, self.capture = self.capture, None
         if not capture.tokens:
+            capture.close()
             raise DumpError(f"prompt {capture.prompt_id}: the model never ran")
         capture.write()
 
@@ -143,11 +187,12 @@ class Recorder:
         rope = next((f.rope_json for f in self.facts.values() if f.rope_json), None)
         config = self.model.config.to_dict()
         config.pop("_name_or_path", None)
-        name = self.root.get("model") or self.model.config.model_type
+        loaded = self.model.name_or_path
+        name = self.root.get("model") or (name_of(loaded) if loaded else self.model.config.model_type)
         tokenizer = self.tokenizer and f"{type(self.tokenizer).__name__}, {len(self.tokenizer)} tokens"
         return {
             **version_attributes(),
-            "command_line": "record()" if not self.settings else " ".join(["kvdump", *sys.argv[1:]]),
+            "command_line": "record()",
             "config_json": json.dumps(config, sort_keys=True, default=str),
             "n_layers": n_layers,
             "n_q_heads": first.n_q_heads,
@@ -162,12 +207,14 @@ class Recorder:
         }
 
 
-def record(model, path, tokenizer=None, **options):
+def record(model, path, tokenizer=None, name=None, **options):
     """Recorder of `model` into `path`: a file, or a directory for one file per layer.
 
-    `options` are the fields of Options; `tokenizer` is needed by `with_text` only. Raises DumpError when the
-    model never calls the attention interface, for padded or batched input, and without a growing cache.
+    `name` is the model's in the trace (default: what it was loaded as). `options` are the fields of Options;
+    `tokenizer` is needed by `with_text` only. Raises DumpError when the model never calls the attention
+    interface, for padded or batched input, and without a growing cache.
     """
     if options.get("with_text") and tokenizer is None:
         raise DumpError("with_text needs the tokenizer")
-    return Recorder(model, path, Options(**options), tokenizer=tokenizer)
+    root = {"model": name} if name else None
+    return Recorder(model, path, Options(**options), root=root, tokenizer=tokenizer)

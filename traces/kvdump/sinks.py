@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 
 from .errors import UsageError
-from .writer import TraceFile
+from .writer import TraceFile, fsync_path
 
 
 def layer_group(prompt_id, layer):
@@ -29,9 +29,17 @@ def _write_layer(file, prompt_id, layer, datasets, attributes):
     file.set_attributes(group, attributes)
 
 
+def _content(dataset):
+    """What a prompt's dataset was written from: an array, or a list of str."""
+    texts = h5py.check_string_dtype(dataset.dtype)
+    return list(dataset.asstr()[()]) if texts else dataset[()]
+
+
 def is_directory_target(path):
-    """True for an output that means a directory: an existing one, or a name without a suffix."""
-    return Path(path).is_dir() or (not Path(path).exists() and Path(path).suffix == "")
+    """True for an output that means a directory: an existing one, or a new name without suffix or with a
+    slash behind it."""
+    new = not Path(path).exists()
+    return Path(path).is_dir() or (new and (Path(path).suffix == "" or str(path).endswith("/")))
 
 
 def published(path, settings):
@@ -46,6 +54,23 @@ def published(path, settings):
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: not a trace that --resume could continue: {error}") from error
     raise UsageError(f"{path}: made with other settings; use --force or another -o")
+
+
+def all_linked_published(path, settings):
+    """True when every file that a trace links to is there; UsageError when one has other settings."""
+    with h5py.File(path, "r") as file:
+        groups = [prompt.get("layers", {}) for prompt in file.get("prompts", {}).values()]
+        links = [group.get(layer, getlink=True) for group in groups for layer in group]
+    targets = [link.filename for link in links if isinstance(link, h5py.ExternalLink)]
+    return all(published(Path(path).parent / target, settings) for target in targets)
+
+
+def _is_trace(path):
+    try:
+        with h5py.File(path, "r") as file:
+            return "dump_json" in file.attrs
+    except OSError:
+        return False
 
 
 class FileSink:
@@ -87,6 +112,7 @@ class DirectorySink:
         self.resume = resume
         self.index = TraceFile(self.folder / "index.h5", compress)
         self.digests = []
+        self.old_is_there = not resume
         self.prompt = None
         self.layer_file = None
 
@@ -102,8 +128,21 @@ class DirectorySink:
         self.prompt = (datasets, attributes)
         _write_prompt(self.index, prompt_id, datasets, attributes)
 
+    def adopt_prompt(self, prompt_id, layers):
+        """Take a prompt whose layers all have finished files into the index, as those files tell it."""
+        with h5py.File(self._path(prompt_id, layers[0]), "r") as file:
+            group = file[f"prompts/{prompt_id}"]
+            found = {name: item for name, item in group.items() if isinstance(item, h5py.Dataset)}
+            datasets = {name: _content(dataset) for name, dataset in found.items()}
+            attributes = dict(group.attrs)
+        self.write_prompt(prompt_id, datasets, attributes)
+        for layer in layers:
+            self.link(prompt_id, layer)
+
     def write_layer(self, prompt_id, layer, datasets, attributes):
         """Write and publish one layer's file, then link to it."""
+        if self.old_is_there:
+            self._remove_old()
         self.layer_file = TraceFile(self._path(prompt_id, layer), self.compress)
         _write_prompt(self.layer_file, prompt_id, *self.prompt)
         _write_layer(self.layer_file, prompt_id, layer, datasets, attributes)
@@ -131,6 +170,14 @@ class DirectorySink:
         for file in (self.layer_file, self.index):
             if file is not None:
                 file.abandon()
+
+    def _remove_old(self):
+        """Remove what an earlier run left: the index first, so that none ever links to two kinds of rows."""
+        self.index.path.unlink(missing_ok=True)
+        fsync_path(self.folder)
+        for path in filter(_is_trace, self.folder.glob("*/[0-9]*.h5")):
+            path.unlink()
+        self.old_is_there = False
 
     def _path(self, prompt_id, layer):
         return self.folder / prompt_id / f"{layer:03d}.h5"

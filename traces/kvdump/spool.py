@@ -5,22 +5,40 @@ from pathlib import Path
 
 import numpy as np
 
+from .errors import DumpError
+
+
+def folder_beside(output):
+    """Where the rows of an output wait."""
+    return Path(f"{Path(output)}.spool")
+
+
+def clear(output):
+    """Remove the rows that a killed run left: they are nobody's."""
+    shutil.rmtree(folder_beside(output), ignore_errors=True)
+
 
 class RowSpool:
-    """One raw file per (layer, tensor), token-major, in a folder of its own that `close` removes."""
+    """One raw file per (layer, tensor), token-major, in a folder beside the output that `close` removes."""
 
-    def __init__(self, folder):
-        self.folder = Path(folder)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+    def __init__(self, output):
+        self.folder = folder_beside(output)
+        clear(output)
+        try:
+            self.folder.mkdir(parents=True)
+        except OSError as error:
+            raise DumpError(f"{self.folder}: cannot write: {error}") from error
         self._row = {}
 
     def append(self, layer, name, rows):
         """Add stored rows [heads, n, dim] of a tensor."""
         by_token = np.ascontiguousarray(rows.swapaxes(0, 1))
         self._row[layer, name] = (by_token.shape[1:], by_token.dtype)
-        with self._file(layer, name).open("ab") as file:
-            file.write(by_token.data)
+        try:
+            with self._file(layer, name).open("ab") as file:
+                file.write(by_token.data)
+        except OSError as error:
+            raise DumpError(f"{self._file(layer, name)}: cannot write: {error}") from error
 
     def names(self, layer):
         """Names of the tensors that have rows for this layer."""

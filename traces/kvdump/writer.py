@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 from h5py import h5d, h5p, h5s
 
+from .disk_file import DiskFile
 from .dtypes import file_type
 from .errors import DumpError
 
@@ -69,7 +70,8 @@ class TraceFile:
         self.digests = []
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = h5py.File(self.part, "w", libver=("earliest", "v110"))
+            self.disk = DiskFile(self.part)
+            self.file = h5py.File(self.disk, "w", libver=("earliest", "v110"))
         except OSError as error:
             raise DumpError(f"{self.part}: cannot write: {error}") from error
 
@@ -91,7 +93,12 @@ class TraceFile:
         digest = hashlib.sha256(stored).hexdigest()
         dataset.attrs["sha256"] = digest
         self.digests.append(digest)
+        self._check_disk()
         return digest
+
+    def _check_disk(self):
+        if self.disk.error is not None:
+            raise DumpError(f"{self.part}: cannot write: {self.disk.error}")
 
     def add_texts(self, name, texts):
         """Write a list of str as variable-length UTF-8 strings.
@@ -129,12 +136,16 @@ class TraceFile:
         self.set_attributes("/", {"kvreplay_schema": SCHEMA, **root_attributes, "trace_id": identity})
         self.file.flush()
         self.file.attrs["complete"] = 1
-        self.file.close()
-        fsync_path(self.part)
-        self.part.replace(self.path)
-        fsync_path(self.path.parent)
+        self.abandon()
+        self._check_disk()
+        try:
+            self.part.replace(self.path)
+            fsync_path(self.path.parent)
+        except OSError as error:
+            raise DumpError(f"{self.path}: cannot write: {error}") from error
         return identity
 
     def abandon(self):
         """Close without publishing: `<path>.part` stays behind, `path` is untouched."""
         self.file.close()
+        self.disk.close()

@@ -1,0 +1,287 @@
+"""`with_output`: what the attention adds to the residual stream, for every layout of blocks."""
+
+import re
+
+import h5py
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import kvdump  # noqa: E402
+from kvdump.attention import mean_relative_deviation  # noqa: E402
+from kvdump.residual import attention_of, blocks_of  # noqa: E402
+from recording import refusal  # noqa: E402
+from tiny_models import ARCHITECTURES, build, every_architecture, generate, logits  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+FLOAT32_DEVIATION = 1e-5  # float32, sums in another order
+MATTERS = 0.01
+GATED = [name for name, architecture in ARCHITECTURES.items() if architecture.gated]
+ENDS_WITH_A_NORM = "opt, norms after the sums"
+# What each block adds of its attention's output a, written by hand; everything else adds a itself.
+ADDED = {
+    "gemma 2, softcap and own scale": lambda block, a: block.post_attention_layernorm(a),
+    "gemma 3, two thetas": lambda block, a: block.post_attention_layernorm(a),
+    "olmo 2, norm behind the attention": lambda block, a: block.post_attention_layernorm(a),
+    "granite, multipliers": lambda block, a: 0.6 * a,
+}
+
+
+PARALLEL = [name for name in ARCHITECTURES if "parallel" in name]
+
+
+def loud(model):
+    """The model in bf16, with embeddings so large that a sum rounds away much of what is added."""
+    model.get_input_embeddings().weight.data *= 300
+    return model.to(torch.bfloat16)
+
+
+def recorded_with_output(name, path, change=lambda model: model):
+    """{layer: (block, block's input, attention's output)} of a prefill whose trace lies at `path`."""
+    model, seen = change(ARCHITECTURES[name].build()), {}
+
+    def on_block(layer, block, args, kwargs):
+        seen[layer] = [block, args[0] if args else kwargs["hidden_states"]]
+
+    with kvdump.record(model, path, with_output=True):
+        taps = []
+        for layer, block in blocks_of(model, ARCHITECTURES[name].layers):
+            taps += [
+                block.register_forward_pre_hook(
+                    lambda block, args, kwargs, layer=layer: on_block(layer, block, args, kwargs),
+                    with_kwargs=True,
+                ),
+                attention_of(block).register_forward_hook(
+                    lambda module, args, output, layer=layer: seen[layer].append(output[0])
+                ),
+            ]
+        logits(model)
+        for tap in taps:
+            tap.remove()
+    return seen
+
+
+@pytest.mark.parametrize("name", every_architecture(*GATED))
+def test_the_recorded_projection_of_the_output_is_what_the_attention_module_returns(tmp_path, name):
+    seen = recorded_with_output(name, tmp_path / "t.h5")
+    with h5py.File(tmp_path / "t.h5") as trace:
+        for layer, (block, _, attention) in seen.items():
+            group = trace[f"prompts/0/layers/{layer:03d}"]
+            attention = attention[0].numpy()
+            projected = np.einsum("htd,hdc->tc", group["out"][...], group["o_proj"][...])
+            names = ("o_proj", "out_proj", "dense", "c_proj")
+            (projection,) = [m for n, m in attention_of(block).named_children() if n in names]
+            bias = getattr(projection, "bias", None)
+            if bias is not None:
+                assert mean_relative_deviation(projected, attention) > MATTERS
+                projected = projected + bias.detach().numpy()
+            assert mean_relative_deviation(projected, attention) < FLOAT32_DEVIATION
+
+
+@pytest.mark.parametrize("name", every_architecture(*GATED))
+def test_the_recorded_norm_is_that_of_the_stream_behind_the_attention(tmp_path, name):
+    seen = recorded_with_output(name, tmp_path / "t.h5")
+    added = ADDED.get(name, lambda block, a: a)
+    with h5py.File(tmp_path / "t.h5") as trace, torch.no_grad():
+        for layer, (block, before, attention) in seen.items():
+            found = trace[f"prompts/0/layers/{layer:03d}/resid_norm"]
+            expected = (before + added(block, attention))[0].norm(dim=-1)
+            assert found.dtype == np.float32
+            assert np.allclose(found, expected, rtol=FLOAT32_DEVIATION)
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+def test_a_large_stream_in_16_bits_hides_no_layout(tmp_path, name):
+    seen = recorded_with_output(name, tmp_path / "t.h5", loud)
+    with h5py.File(tmp_path / "t.h5") as trace, torch.no_grad():
+        for layer, (_, before, attention) in seen.items():
+            found = trace[f"prompts/0/layers/{layer:03d}/resid_norm"]
+            expected = (before.double() + attention.double())[0].norm(dim=-1)
+            assert np.allclose(found, expected, rtol=2**-7)
+
+
+@pytest.mark.parametrize("name", every_architecture(*GATED, ENDS_WITH_A_NORM))
+def test_every_block_hands_on_the_stream_that_was_recorded(tmp_path, name):
+    """In a sequential block the feed-forward part is added to the recorded stream, in a parallel one to the
+    same: so the block's output less its feed-forward part has the recorded norm, whatever its layout."""
+    model, ends = ARCHITECTURES[name].build(), {}
+    with kvdump.record(model, tmp_path / "t.h5", with_output=True):
+        for layer, block in blocks_of(model, ARCHITECTURES[name].layers):
+            ends[layer] = {}
+            last = feed_forward_end(block)
+            last.register_forward_hook(lambda m, a, out, e=ends[layer]: e.update(fed=out))
+            block.register_forward_hook(lambda m, a, out, e=ends[layer]: e.update(out=out))
+        logits(model)
+    factor = 0.6 if name == "granite, multipliers" else 1
+    with h5py.File(tmp_path / "t.h5") as trace:
+        for layer, end in ends.items():
+            out, fed = (x[0] if isinstance(x, tuple) else x for x in (end["out"], end["fed"]))
+            before = (out - factor * fed.reshape(out.shape))[0].norm(dim=-1).detach()
+            assert np.allclose(trace[f"prompts/0/layers/{layer:03d}/resid_norm"], before, rtol=1e-4)
+
+
+def feed_forward_end(block):
+    """The module whose output a block adds as its feed-forward part."""
+    names = ("post_feedforward_layernorm", "mlp", "fc2")
+    return next(getattr(block, name) for name in names if hasattr(block, name))
+
+
+@pytest.mark.parametrize("name", every_architecture(*GATED))
+def test_a_generation_gives_the_norms_of_a_prefill(tmp_path, name):
+    model = ARCHITECTURES[name].build()
+    with kvdump.record(model, tmp_path / "g.h5", with_output=True):
+        tokens = generate(model)
+    with kvdump.record(model, tmp_path / "p.h5", with_output=True):
+        logits(model, tokens[:, :-1])
+    with h5py.File(tmp_path / "g.h5") as generated, h5py.File(tmp_path / "p.h5") as prefilled:
+        for layer in ARCHITECTURES[name].layers:
+            norms = (t[f"prompts/0/layers/{layer:03d}/resid_norm"][...] for t in (generated, prefilled))
+            assert np.allclose(*norms, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_gate_between_output_and_projection_is_refused_and_out_alone_is_not(tmp_path, name):
+    model = ARCHITECTURES[name].build()
+    assert "layer 3: Qwen3NextAttention changes its output" in refused_output(model, tmp_path)
+    with kvdump.record(model, tmp_path / "t.h5", out_layers=(3,)):
+        logits(model)
+
+
+def halve_the_projection(block):
+    block.self_attn.o_proj = Halved(block.self_attn.o_proj)
+
+
+def claim_a_factor(block):
+    block.residual_multiplier = 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (halve_the_projection, "LlamaAttention changes its output"),
+        (claim_a_factor, "layer 1: kvdump does not know the layout of LlamaDecoderLayer"),
+    ],
+)
+def test_a_block_that_does_not_add_what_its_names_say_is_refused(tmp_path, change, says):
+    model = build("Llama", num_key_value_heads=2)
+    change(model.model.layers[1])
+    assert says in refused_output(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", [*PARALLEL, "llama", "granite, multipliers", "olmo 2, norm behind the attention"]
+)
+def test_a_wrong_layout_is_refused_however_large_the_stream(tmp_path, monkeypatch, name):
+    """Half the sum is claimed where rounding the stream would hide the other half."""
+    monkeypatch.setattr("kvdump.residual.joining", lambda block: lambda out: out * 0.5)
+    assert "does not know the layout" in refused_output(loud(ARCHITECTURES[name].build()), tmp_path)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_gate_is_refused_however_large_the_stream(tmp_path, name):
+    assert "changes its output" in refused_output(loud(ARCHITECTURES[name].build()), tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_attention_that_adds_nothing_is_recorded(tmp_path, dtype):
+    model = build("Llama", num_key_value_heads=2)
+    model.model.layers[1].self_attn.o_proj.weight.data.zero_()
+    with kvdump.record(model.to(dtype), tmp_path / "t.h5", with_output=True):
+        logits(model)
+
+
+def hooks(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_a_check_that_fails_on_its_way_leaves_no_listener(tmp_path, monkeypatch):
+    model, made = build("Llama", num_key_value_heads=2), []
+
+    def second_fails(block):
+        made.append(block)
+        if len(made) == 2:
+            raise kvdump.DumpError("no")
+        return lambda out: out
+
+    monkeypatch.setattr("kvdump.residual.joining", second_fails)
+    with pytest.raises(kvdump.DumpError), kvdump.record(model, tmp_path / "t.h5", with_output=True):
+        pass
+    assert hooks(model) == 0
+
+
+@pytest.mark.parametrize("result", [None, {}, [], [None]])
+def test_a_part_may_return_what_is_no_tensor(tmp_path, result):
+    model = build("Llama", num_key_value_heads=2)
+    block = model.model.layers[0]
+    block.extra = Gives(result)
+    block.self_attn.register_forward_hook(lambda module, args, output: [block.extra(output), None][1])
+    with kvdump.record(model, tmp_path / "t.h5", with_output=True):
+        logits(model)
+
+
+@pytest.mark.parametrize(
+    "weight", [torch.zeros(512, 1, dtype=torch.uint8), torch.zeros(32, 32, dtype=torch.int8)]
+)
+def test_quantised_weights_of_a_projection_are_refused(tmp_path, weight):
+    model = build("Llama", num_key_value_heads=2)
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = Packed(attention.o_proj, weight)
+    assert "Packed does not keep its weights" in refused_output(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ("PROJECTION_NAMES", "LlamaAttention has no output projection that kvdump knows"),
+        ("ATTENTION_NAMES", "layer 0: kvdump does not know the layout of LlamaForCausalLM"),
+    ],
+)
+def test_parts_with_unknown_names_are_refused(tmp_path, monkeypatch, names, says):
+    monkeypatch.setattr(f"kvdump.residual.{names}", ())
+    assert says in refused_output(build("Llama", num_key_value_heads=2), tmp_path)
+
+
+def refused_output(model, folder):
+    """What `with_output` says against a model; nothing is written."""
+    says = refusal(model, folder, with_output=True)
+    assert re.fullmatch(r"--with-output: .*use --out-layers", says)
+    assert list(folder.iterdir()) == []
+    return says
+
+
+class Halved(torch.nn.Module):
+    """Half of what the wrapped module gives."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.weight = inner.weight
+
+    def forward(self, x):
+        return self.inner(x) / 2
+
+
+class Packed(torch.nn.Module):
+    """The wrapped module, with weights as a quantised one keeps them."""
+
+    def __init__(self, inner, weight):
+        super().__init__()
+        self.inner = inner
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Gives(torch.nn.Module):
+    """Gives the same whatever it gets."""
+
+    def __init__(self, result):
+        super().__init__()
+        self.result = result
+
+    def forward(self, x):
+        return self.result

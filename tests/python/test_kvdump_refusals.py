@@ -1,0 +1,197 @@
+"""What the dumper refuses to record, because a trace would not tell the truth about it."""
+
+import h5py
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import kvdump  # noqa: E402
+from recording import refusal  # noqa: E402
+from tiny_models import ARCHITECTURES, PROMPT, SILENT, build, generate, logits  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("prefix", SILENT)
+def test_a_model_that_never_calls_the_attention_interface_is_refused_by_its_name(tmp_path, prefix):
+    model = build(prefix, **SILENT[prefix])
+    says = refusal(model, tmp_path, logits)
+    assert says.startswith(f"{prefix}ForCausalLM never calls the attention interface of transformers")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral, windows", "gemma 2, softcap and own scale"])
+def test_a_generation_without_a_cache_starts_over_and_is_refused(tmp_path, name):
+    says = refusal(ARCHITECTURES[name].build(), tmp_path, lambda m: generate(m, use_cache=False))
+    assert says.startswith("layer 0: the sequence started over; use a cache")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma 2, softcap and own scale"])
+def test_a_static_cache_is_refused(tmp_path, name):
+    def run(model):
+        generate(model, cache_implementation="static")
+
+    assert "a static cache, or one that was filled before" in refusal(
+        ARCHITECTURES[name].build(), tmp_path, run
+    )
+
+
+def test_a_static_cache_of_windows_alone_holds_no_padding_once_it_is_full(tmp_path):
+    model = ARCHITECTURES["mistral, windows"].build()
+    for file, cache in (("static.h5", "static"), ("dynamic.h5", "dynamic")):
+        with kvdump.record(model, tmp_path / file):
+            generate(model, cache_implementation=cache)
+    with h5py.File(tmp_path / "static.h5") as static, h5py.File(tmp_path / "dynamic.h5") as dynamic:
+        for name in ("000/q", "000/k", "001/v"):
+            rows = (trace[f"prompts/0/layers/{name}"][...] for trace in (static, dynamic))
+            assert np.allclose(*rows, rtol=1e-4, atol=1e-5)
+    short = PROMPT[:, :3]
+    says = refusal(model, tmp_path / "short", lambda m: generate(m, ids=short, cache_implementation="static"))
+    assert "a static cache" in says
+
+
+def test_a_left_padded_batch_is_refused_with_its_reason(tmp_path):
+    model = build("Llama", num_key_value_heads=2)
+    both = torch.cat([PROMPT, PROMPT])
+    padded = torch.ones_like(both)
+    padded[1, :5] = 0
+    assert refusal(model, tmp_path, lambda m: m(input_ids=both, attention_mask=padded)).startswith(
+        "padded input"
+    )
+    assert refusal(model, tmp_path, lambda m: m(input_ids=both)).startswith("batch of 2 sequences")
+    padding_alone = padded[1:]
+    says = refusal(model, tmp_path, lambda m: m(PROMPT, attention_mask=padding_alone))
+    assert says.startswith("padded input: record every prompt on its own")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "changes"),
+    [
+        ("GPT2", {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.1}),
+        ("Llama", {"attention_dropout": 0.1}),
+    ],
+)
+def test_dropout_at_work_is_refused(tmp_path, prefix, changes):
+    model = build(prefix, **changes).train()
+    with pytest.raises(kvdump.DumpError) as refused, kvdump.record(model, tmp_path / "t.h5"):
+        logits(model)
+    assert "is in training mode, so dropout would change what is recorded: call model.eval()" in str(
+        refused.value
+    )
+    assert list(tmp_path.iterdir()) == []
+    with kvdump.record(model.eval(), tmp_path / "t.h5"):
+        logits(model)
+
+
+def test_a_model_in_training_mode_that_drops_nothing_is_recorded(tmp_path):
+    model = build("GPT2", attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0).train()
+    with kvdump.record(model, tmp_path / "t.h5"):
+        logits(model)
+
+
+def test_embeddings_instead_of_tokens_are_refused(tmp_path):
+    model = build("Llama", num_key_value_heads=2)
+    embedded = model.get_input_embeddings()(PROMPT)
+    assert "needs input_ids" in refusal(model, tmp_path, lambda m: m(inputs_embeds=embedded))
+
+
+def test_attention_that_a_trace_cannot_describe_is_refused(tmp_path):
+    """Keys ahead of the query: the rows are recorded, but attention over them is another."""
+    ahead = build(
+        "Gemma3Text", num_key_value_heads=2, head_dim=8, use_bidirectional_attention=True, sliding_window=64
+    )
+    assert "does more than a trace can say" in refusal(ahead, tmp_path, logits)
+
+
+def test_chunked_attention_is_refused_beyond_a_chunk_and_recorded_within_one(tmp_path):
+    sizes = {
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 48,
+        "head_dim": 8,
+        "attn_temperature_tuning": False,
+    }
+    chunks = {"attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"]}
+    model = build("Llama4Text", num_key_value_heads=2, **sizes, **chunks)
+    says = refusal(model, tmp_path, logits)
+    assert says.startswith("layer 0: Llama4TextAttention does more than a trace can say (chunks")
+    with kvdump.record(model, tmp_path / "short.h5"):
+        logits(model, PROMPT[:, :8])
+
+
+def with_large_logits(implementation, size, seed):
+    """A sound bf16 Qwen2 whose query and key biases make large logits, which eager attention rounds."""
+    model = build("Qwen2", num_key_value_heads=2)
+    model.set_attn_implementation(implementation)
+    generator = torch.Generator().manual_seed(seed)
+    for layer in model.model.layers:
+        for projection, scale in ((layer.self_attn.q_proj, 1.0), (layer.self_attn.k_proj, size / 3)):
+            drawn = torch.randn(projection.bias.shape, generator=generator)
+            projection.bias.data = drawn * scale
+    return model.to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(("size", "seed"), [(30, 5), (60, 5), (200, 1), (200, 4)])
+def test_large_logits_that_are_rounded_to_16_bits_are_recorded(tmp_path, implementation, size, seed):
+    model = with_large_logits(implementation, size, seed)
+    with kvdump.record(model, tmp_path / "t.h5"):
+        logits(model)
+
+
+@pytest.mark.parametrize("size", [1, 30])
+def test_a_mask_that_a_trace_cannot_describe_is_refused_in_16_bits_too(tmp_path, size):
+    """Chunks of 8, of which the call says nothing."""
+    model = with_large_logits("eager", size, seed=5)
+    plain = model.model.layers[0].self_attn.forward
+
+    def chunked(*args, attention_mask=None, **kwargs):
+        chunk = torch.arange(args[0].shape[1] if args else kwargs["hidden_states"].shape[1]) // 8
+        other = chunk[:, None] != chunk[None, :]
+        mask = torch.triu(torch.ones(other.shape, dtype=torch.bool), 1) | other
+        hidden = torch.finfo(torch.bfloat16).min * mask.to(torch.bfloat16)
+        return plain(*args, attention_mask=hidden[None, None], **kwargs)
+
+    model.model.layers[0].self_attn.forward = chunked
+    assert "does more than a trace can say" in refusal(model, tmp_path, logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_keys_ahead_are_refused_in_16_bits_too(tmp_path, dtype):
+    sizes = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 64}
+    ahead = build("Gemma3Text", use_bidirectional_attention=True, **sizes).to(dtype)
+    assert "does more than a trace can say" in refusal(ahead, tmp_path, logits)
+
+
+def test_latent_attention_which_rotates_the_last_dims_is_refused(tmp_path):
+    sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+    experts = {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "n_group": 1}
+    model = build(
+        "DeepseekV3",
+        num_key_value_heads=4,
+        v_head_dim=8,
+        topk_group=1,
+        first_k_dense_replace=2,
+        **sizes,
+        **experts,
+    )
+    says = refusal(model, tmp_path, logits)
+    assert says.startswith("layer 0: DeepseekV3Attention: none of the model's rotary tables")
+    assert "latent attention rotates the last dims" in says
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_recording_with_output_leaves_no_listener_on_the_model(tmp_path):
+    model = build("Llama", num_key_value_heads=2)
+
+    def hooks():
+        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+    before = hooks()
+    for run in (lambda m: None, lambda m: generate(m, use_cache=False)):
+        refusal(model, tmp_path, run, with_output=True)
+        assert hooks() == before
+    with pytest.raises(kvdump.DumpError), kvdump.record(model, tmp_path / "t.h5", with_output=True):
+        generate(model, use_cache=False)
+    assert hooks() == before

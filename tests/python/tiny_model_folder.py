@@ -1,0 +1,31 @@
+"""Tiny models saved to a folder with a tokenizer, as the command line of the dumper loads them."""
+
+import json
+
+import torch
+import transformers
+from tiny_models import ARCHITECTURES, VOCABULARY, build
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+# A special token is found inside words too, so no word may begin like one.
+WORDS = {"<s>": 0, "</s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
+TEXT = " ".join(f"w{(5 * i * i + i) % 60 + 3}" for i in range(20))
+
+
+def saved(folder, name="llama", dtype=torch.float32, **changes):
+    """A folder with the tokenizer and the model of an architecture, or of the class prefix `name`."""
+    known = name in ARCHITECTURES
+    model = ARCHITECTURES[name].build() if known else build(name, **changes)
+    model.to(dtype).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", eos_token="</s>", pad_token="</s>"
+    ).save_pretrained(folder)
+    return folder
+
+
+def jsonl(path, *texts):
+    """A file with one prompt per text, named p0, p1, ..."""
+    path.write_text("".join(json.dumps({"id": f"p{i}", "text": text}) + "\n" for i, text in enumerate(texts)))
+    return path

@@ -37,8 +37,10 @@ struct ValidateChoices {
 };
 
 void check_deep(const Trace& trace, const std::string& file) {
-  const std::vector<std::string> problems = deep_check(trace);
-  if (!problems.empty()) throw TraceError(fmt::format("{}: {}", file, join(problems, "\n" + file + ": ")));
+  std::vector<std::string> problems = deep_check(trace);
+  for (std::string& problem : problems)
+    if (!problem.starts_with(file)) problem = fmt::format("{}: {}", file, problem);
+  if (!problems.empty()) throw TraceError(join(problems, "\n"));
 }
 
 int validate_trace(const ValidateChoices& choices) {

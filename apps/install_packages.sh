@@ -5,7 +5,7 @@ set -euo pipefail
 
 build=(g++ cmake ninja-build git ca-certificates libboost-context-dev libhdf5-dev libeigen3-dev libcli11-dev libfmt-dev libyaml-cpp-dev
        nlohmann-json3-dev libssl-dev catch2 python3 python3-venv)
-test=("${build[@]}" clang-format binutils chromium)
+test=("${build[@]}" clang-format clang libclang-rt-dev binutils chromium)
 
 case "${1:-build}" in
   build) wanted=("${build[@]}") ;;

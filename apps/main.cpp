@@ -1,13 +1,17 @@
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <exception>
+#include <filesystem>
 #include <new>
+#include <system_error>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "kernels/kernels.hpp"
 #include "meta.hpp"
 #include "options.hpp"
+#include "trace/h5_file.hpp"
 
 // The front door: parses the command line, calls one command, turns errors into exit codes.
 
@@ -130,6 +134,8 @@ int dispatch(int argc, char** argv, Context& context) {
 }
 
 int guarded(int argc, char** argv) {
+  ::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error like a full disk
+  leave_hdf5_out_of_exit();
   Context context;
   context.command_line = command_line(argc, argv);
   try {
@@ -142,6 +148,12 @@ int guarded(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     context.console.error(
         "out of memory: fewer --jobs need less, and so do fewer layers or methods at a time");
+    return kOutOfMemory;
+  } catch (const std::filesystem::filesystem_error& e) {
+    context.console.error(fmt::format("{}: {}", e.path1().string(), e.code().message()));
+    return kUsage;
+  } catch (const std::system_error& e) {  // threads that cannot be started
+    context.console.error(fmt::format("the system refused ({}): fewer --jobs need less", e.code().message()));
     return kOutOfMemory;
   } catch (const std::exception& e) {
     context.console.error(fmt::format("internal error: {}. Please report it with this command line: {}",

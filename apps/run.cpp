@@ -144,10 +144,10 @@ int run(const RunChoices& choices, Context& context) {
               cell_record(work.config.run.double_precision ? "double" : "single", work.config.run.device));
   if (!choices.force) refuse_other_plan(store.folder(), keys_of(work.plan));
   const std::vector<Cell> todo = missing_cells(work.plan, store.folder());
+  const StopSignals signals;  // before anything is said: who waits for a word may send one
   console.note(fmt::format("{} cells, {} done before, {} jobs, output {}", work.plan.size(),
                            work.plan.size() - todo.size(), work.jobs, work.out.string()));
   tell_damaged_lines(store.folder(), console);
-  const StopSignals signals;
   TableTold told(work);
   const auto finish = [&] {
     store.finish(keys_of(work.plan), record_of(work, context.command_line),

@@ -36,6 +36,7 @@ export KVREPLAY=$PWD/build/release/kvreplay KVREPLAY_PYTHON=$python
 step "C++ tests" ctest --preset release
 step "build with sanitizers" build asan kvreplay_tests
 step "C++ tests with sanitizers" ctest --preset asan
+step "fuzzing" bash tests/fuzz.sh 20000 40
 step "format" format
 step "lint" lint
 how=(-q --numprocesses 2 --dist loadfile)

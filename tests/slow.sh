@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# The proofs that take too long for tests/run.sh, on what that script has built:
-# every figure configuration on the whole sample trace, in less than LIMIT_S, and the page made of them.
+# The proofs that take too long for tests/run.sh, on what that script has built: every figure configuration on the
+# whole sample trace, in less than LIMIT_S, and the page made of them; FUZZ_RUNS inputs for each fuzz target;
+# thousands of damaged traces and configurations, and hundreds of kills.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 LIMIT_S=600
+FUZZ_RUNS=100000
 
 KVREPLAY_PYTHON=$(bash apps/python_env.sh analysis,test)
 export KVREPLAY=$PWD/build/release/kvreplay KVREPLAY_PYTHON
@@ -15,5 +17,6 @@ took=$((SECONDS - start))
 echo "figures: $took s"
 "$KVREPLAY" report "$out"
 [ $took -le $LIMIT_S ] || { echo "the figures took $took s, more than $LIMIT_S s" >&2; exit 1; }
-"$KVREPLAY_PYTHON" -m pytest -q -m slow tests/python
+bash tests/fuzz.sh $FUZZ_RUNS
+"$KVREPLAY_PYTHON" -m pytest -q -m slow --numprocesses 2 tests/python
 echo "all slow proofs hold"

@@ -151,4 +151,15 @@ std::string shell_quoted(const std::string& word) {
   return text + "'";
 }
 
+std::string on_one_line(std::string_view text) {
+  std::string line;
+  for (const char c : text) {
+    const bool control = (c >= 0 && c < ' ') || c == 0x7f;
+    if (!control) line += c;
+    else if (c == '\n' || c == '\t') line += c == '\n' ? "\\n" : "\\t";
+    else line += fmt::format("\\x{:02x}", int{c});
+  }
+  return line;
+}
+
 }  // namespace kvreplay

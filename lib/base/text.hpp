@@ -34,6 +34,8 @@ std::string number_text(double value);
 std::string canonical(const nlohmann::json& value);
 // A word as a shell takes it: in single quotes where it needs some.
 std::string shell_quoted(const std::string& word);
+// The text on one line that no terminal obeys: control characters as \n, \t or \x1b.
+std::string on_one_line(std::string_view text);
 // Lower-case hex of SHA-256 (64 digits).
 std::string sha256_hex(std::string_view bytes);
 

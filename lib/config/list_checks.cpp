@@ -90,9 +90,7 @@ fs::path ListChecks::sound_file(const MethodInstance& m, const Scene& scene,
   const auto [damage, is_new] =
       damage_.try_emplace(std::tuple(file, heads.front().prompt, scene.layer), std::string());
   if (is_new) damage->second = why_unreadable(file, heads);
-  if (!damage->second.empty())
-    throw ConfigError(fmt::format("{}: is damaged: reading it ends with \"{}\". Write it again",
-                                  file.string(), damage->second));
+  if (!damage->second.empty()) throw ConfigError(damage->second);
   return file;
 }
 

@@ -8,10 +8,8 @@
 namespace kvreplay {
 
 void Problems::add(Problem problem) {
-  for (const Problem& p : problems_)
-    if (p.text == problem.text && p.mark.line == problem.mark.line && p.mark.column == problem.mark.column)
-      return;
-  problems_.push_back(std::move(problem));
+  if (told_.emplace(problem.mark.line, problem.mark.column, problem.text).second)
+    problems_.push_back(std::move(problem));
 }
 
 bool Problems::any_error() const {

@@ -1,5 +1,7 @@
 #pragma once
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "config/run_config.hpp"
@@ -31,6 +33,7 @@ class Problems {
   void add(Problem problem);
   std::vector<Problem> sorted() const;
   std::vector<Problem> problems_;
+  std::set<std::tuple<int, int, std::string>> told_;  // line, column, text
 };
 
 }  // namespace kvreplay

@@ -31,6 +31,9 @@ std::string read_file(const fs::path& file) {
   std::error_code ignored;
   if (!fs::exists(file, ignored))
     throw ConfigError(fmt::format("{}: error: no such file{}", file.string(), similar_files(file)));
+  if (fs::is_directory(file, ignored))
+    throw ConfigError(fmt::format(
+        "{}: error: is a folder without an index.h5: give a .yaml configuration or a trace", file.string()));
   if (!fs::is_regular_file(file, ignored))
     throw ConfigError(fmt::format("{}: error: not a file", file.string()));
   if (fs::file_size(file, ignored) > kMaxBytes)
@@ -77,8 +80,10 @@ Mark RunConfig::mark_of(std::initializer_list<std::string> places) const {
 }
 
 std::string RunConfig::at(const Mark& mark, const std::string& severity, const std::string& text) const {
-  if (file.empty() || mark.line <= 0) return fmt::format("command line: {}: {}", severity, text);
-  return fmt::format("{}:{}:{}: {}: {}", file.string(), mark.line, mark.column, severity, text);
+  // A value or a file's name may hold anything.
+  const std::string line = on_one_line(text);
+  if (file.empty() || mark.line <= 0) return fmt::format("command line: {}: {}", severity, line);
+  return fmt::format("{}:{}:{}: {}: {}", file.string(), mark.line, mark.column, severity, line);
 }
 
 RunConfig parse_config(const std::string& text, const fs::path& base, const std::string& label,

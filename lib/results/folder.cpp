@@ -49,8 +49,8 @@ void in_directory(const fs::path& dir, const std::function<void()>& work) {
   try {
     work();
   } catch (const fs::filesystem_error& problem) {
-    throw OutputError(fmt::format("{}: {}. Choose another output directory with -o", dir.string(),
-                                  problem.code().message()));
+    throw OutputError(fmt::format("{}: cannot be used for output ({}). Choose another directory with -o",
+                                  dir.string(), problem.code().message()));
   }
 }
 

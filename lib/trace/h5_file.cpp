@@ -165,4 +165,6 @@ std::vector<std::string> group_members(const fs::path& file, const std::string& 
   }
 }
 
+void leave_hdf5_out_of_exit() { H5dont_atexit(); }
+
 }  // namespace kvreplay

@@ -42,6 +42,10 @@ class H5Output {
   State* state_;
 };
 
+// To be called by a program before anything else of HDF5: what a full disk kept it from closing, HDF5 1.10
+// closes once more at the end of the process, and crashes. Everything of ours is closed before.
+void leave_hdf5_out_of_exit();
+
 // Reads a whole numeric dataset as doubles, e.g. injected uniforms; `shape` receives its extents.
 // Throws ConfigError naming file and dataset. Refuses more than max_elements.
 std::vector<double> read_dataset(const std::filesystem::path& file, const std::string& name,

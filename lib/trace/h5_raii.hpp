@@ -58,6 +58,15 @@ class Lock {
   std::lock_guard<std::recursive_mutex> lock_;
 };
 
+// What the system said, where HDF5 quotes it among file descriptors and addresses.
+inline std::string system_words(const std::string& text) {
+  const std::string mark = "error message = '";
+  const size_t from = text.find(mark);
+  if (from == std::string::npos) return text;
+  const size_t begin = from + mark.size();
+  return text.substr(begin, text.find('\'', begin) - begin);
+}
+
 // The innermost message on HDF5's error stack, which says what went wrong rather than who noticed it.
 inline std::string reason() {
   std::string text;
@@ -67,7 +76,7 @@ inline std::string reason() {
   };
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep, &text);
   H5Eclear2(H5E_DEFAULT);
-  return text.empty() ? "no further reason" : text;
+  return text.empty() ? "no further reason" : system_words(text);
 }
 
 }  // namespace kvreplay::h5

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/text.hpp"
 #include "trace/h5_raii.hpp"
 
 // Walking through an HDF5 file that may be hostile. Links are followed here rather than by HDF5, so that
@@ -15,7 +16,7 @@ namespace kvreplay::h5 {
 
 // What is wrong with a file; the message names file and object. Callers turn it into their own error.
 struct Problem : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit Problem(const std::string& what) : std::runtime_error(on_one_line(what)) {}
 };
 
 // A group or a dataset, with the names that messages need.

@@ -4,6 +4,7 @@
 #include <cassert>
 
 #include "base/errors.hpp"
+#include "base/version.hpp"
 #include "trace/publish.hpp"
 
 namespace kvreplay::h5 {
@@ -54,7 +55,8 @@ PartFile::PartFile(const fs::path& path) : path_(path), part_(path.string() + ".
   file_ = Handle(H5Fcreate(part_.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose);
   if (!file_.valid())
     throw OutputError(path_.string() + ": cannot be written (" + reason() +
-                      "). Check the folder and its permissions");
+                      "). Check the folder, its permissions and the space on its disk");
+  set_attribute(*this, "/", "written_by", std::string("kvreplay ") + version() + ", " + git_commit());
 }
 
 PartFile::~PartFile() {

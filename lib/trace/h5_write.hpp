@@ -11,7 +11,8 @@
 
 namespace kvreplay::h5 {
 
-// `<path>.part` until publish(), nothing if that is never reached. Throws OutputError.
+// `<path>.part` until publish(), nothing if that is never reached. Its root says in `written_by` which
+// version and commit wrote it. Throws OutputError.
 class PartFile {
  public:
   explicit PartFile(const std::filesystem::path& path);

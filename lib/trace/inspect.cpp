@@ -251,7 +251,8 @@ std::string inspect_text(const Trace& trace) {
                   info.revision.empty() ? "" : " @ " + info.revision, info.n_layers, info.trace_id);
   if (!info.created_utc.empty() || !info.dumper.empty())
     text += fmt::format("created   {} {}\n", info.created_utc, info.dumper);
-  text += fmt::format("size      {} in {} prompts\n", mebibytes(bytes), info.prompts.size());
+  text += fmt::format("size      {} in {} {}\n", mebibytes(bytes), info.prompts.size(),
+                      info.prompts.size() == 1 ? "prompt" : "prompts");
   text += fmt::format(
       "checks    structure ok; of {} datasets {} have a sha256, {} Fletcher-32 (validate --deep reads them "
       "all)\n",

@@ -140,7 +140,7 @@ KeptLists read_kept_lists(const fs::path& file, const KeptScope& scope) {
 
 std::string why_unreadable(const fs::path& file, const std::vector<KeptScope>& heads) {
   const h5::Lock lock;
-  return rehearse([&] {
+  const Rehearsal seen = rehearse([&] {
     const h5::Node root = h5::open_root(file);
     for (const KeptScope& head : heads) {
       const h5::Node group = open_group(root, head);
@@ -149,6 +149,9 @@ std::string why_unreadable(const fs::path& file, const std::vector<KeptScope>& h
       for (const char* name : {"oneshot", "attends", "partial"}) (void)h5::flag(group, name);
     }
   });
+  if (seen.crash.empty()) return seen.error;
+  return fmt::format("{}: is damaged: reading it ends with \"{}\". Write it again", file.string(),
+                     seen.crash);
 }
 
 std::string digest_of(const KeptLists& lists) {

@@ -33,7 +33,7 @@ struct KeptScope {
 // list and value where something is missing, damaged or no cache could hold it.
 KeptLists read_kept_lists(const std::filesystem::path& file, const KeptScope& scope);
 
-// Why nobody should read the file: it brings HDF5 down. "" if it does not.
+// What is wrong with how a file holds these lists, found without risk to this process; "" if nothing is.
 std::string why_unreadable(const std::filesystem::path& file, const std::vector<KeptScope>& heads);
 
 // Of everything that the lists say, wherever they lie.

@@ -68,20 +68,27 @@ void widen(const Tensor& tensor, std::span<const uint16_t> bits, float* into) {
   else std::transform(bits.begin(), bits.end(), into, [&](uint16_t x) { return widen_float16(ordered(x)); });
 }
 
-// Tested on the bits: std::isfinite is constant under -ffast-math.
-bool is_special(float x) { return (std::bit_cast<uint32_t>(x) & 0x7F800000u) == 0x7F800000u; }
+// Infinity, NaN, or 2^40 and beyond: a product of two such vectors would overflow single precision. Tested on
+// the bits: std::isfinite is constant under -ffast-math.
+bool is_unusable(float x) {
+  return (std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu) >= std::bit_cast<uint32_t>(0x1p40f);
+}
 
-void check_finite(const Tensor& tensor, int64_t head, int64_t first_row, std::span<const float> values,
-                  const char* row) {
-  int32_t specials = 0;
-  for (const float x : values) specials |= is_special(x);
-  if (specials == 0) return;
-  const auto at = std::find_if(values.begin(), values.end(), is_special) - values.begin();
-  const bool nan = (std::bit_cast<uint32_t>(values[static_cast<size_t>(at)]) & 0x007FFFFFu) != 0;
+std::string name_of_number(float x) {
+  const uint32_t magnitude = std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu;
+  return magnitude < 0x7F800000u ? fmt::format("{:.3g}", x) : magnitude == 0x7F800000u ? "infinity" : "NaN";
+}
+
+void check_numbers(const Tensor& tensor, int64_t head, int64_t first_row, std::span<const float> values,
+                   const char* row) {
+  int32_t unusable = 0;
+  for (const float x : values) unusable |= is_unusable(x);
+  if (unusable == 0) return;
+  const auto at = std::find_if(values.begin(), values.end(), is_unusable) - values.begin();
   throw h5::Problem(fmt::format(
       "{}: {} at head {}, {} {}, coordinate {}. Record the trace again, in a wider dtype if it overflowed",
-      tensor.array.node.where(), nan ? "NaN" : "infinity", head, row, first_row + at / tensor.width(),
-      at % tensor.width()));
+      tensor.array.node.where(), name_of_number(values[static_cast<size_t>(at)]), head, row,
+      first_row + at / tensor.width(), at % tensor.width()));
 }
 
 }  // namespace
@@ -116,7 +123,7 @@ void read_rows(const Tensor& tensor, int64_t head, int64_t begin, int64_t rows, 
                    bits.data());
       widen(tensor, bits, piece.data());
     }
-    check_finite(tensor, head, begin + first, piece, row);
+    check_numbers(tensor, head, begin + first, piece, row);
   }
 }
 

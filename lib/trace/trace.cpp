@@ -109,10 +109,11 @@ std::vector<int32_t> Trace::State::integers(const std::string& path, int64_t low
 Trace::Trace(const fs::path& path, const TraceScope& scope) : state_(std::make_unique<State>()) {
   check_name(path);
   reading([&] {
-    const std::string crash = rehearse([&] { read_info(h5::open_root(path), path, scope); });
-    if (!crash.empty())
-      throw h5::Problem(
-          fmt::format("{}: is damaged beyond reading ({}). Make or copy it again", path.string(), crash));
+    const Rehearsal seen = rehearse([&] { read_info(h5::open_root(path), path, scope); });
+    if (!seen.crash.empty())
+      throw h5::Problem(fmt::format("{}: is damaged beyond reading ({}). Make or copy it again",
+                                    path.string(), seen.crash));
+    if (!seen.error.empty()) throw h5::Problem(seen.error);
     state_->root = h5::open_root(path);
     state_->info = read_info(state_->root, path, scope);
     if (state_->info.trace_id.empty())  // of all of it, whatever is asked for

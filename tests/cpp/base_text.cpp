@@ -65,3 +65,9 @@ TEST_CASE("SHA-256 gives the known answers") {
   CHECK(sha256_hex("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   CHECK(sha256_hex("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
+
+TEST_CASE("A message stays on its line and moves no terminal, whatever a name in it holds") {
+  CHECK(on_one_line("a\nb\tc") == "a\\nb\\tc");
+  CHECK(on_one_line(std::string("\x1b[2J\0\x7f", 6)) == "\\x1b[2J\\x00\\x7f");
+  CHECK(on_one_line("naïve") == "naïve");
+}

@@ -6,6 +6,7 @@
 // Files that a configuration names, and the checks that need the traces.
 
 using namespace kvreplay;
+using config_stub::trace_of;
 namespace fs = std::filesystem;
 
 namespace {
@@ -23,29 +24,6 @@ std::pair<std::string, int> load(const fs::path& folder, const std::string& text
     return {message, e.exit_code()};
   }
   return {"", 0};
-}
-
-TraceInfo trace_of(int32_t layers, int64_t tokens) {
-  LayerInfo layer;
-  layer.q_heads = 4;
-  layer.kv_heads = 2;
-  layer.head_dim = layer.v_head_dim = 8;
-  layer.tokens = layer.query_rows = tokens;
-  layer.rope_recorded = true;
-  PromptInfo prompt;
-  prompt.id = "p0";
-  prompt.tokens = tokens;
-  prompt.n_prompt = tokens / 2;
-  for (int32_t i = 0; i < layers; ++i) {
-    layer.layer = i;
-    prompt.layers.push_back(layer);
-    prompt.layer_numbers.push_back(i);
-  }
-  TraceInfo trace;
-  trace.path = "a.h5";
-  trace.n_layers = layers;
-  trace.prompts = {prompt};
-  return trace;
 }
 
 struct Checked {

@@ -1,85 +1,11 @@
 #pragma once
 #include <catch2/catch.hpp>
 
-#include "config/run_config.hpp"
+#include "config_cases.hpp"
 
-// Two methods that exist for the tests of configurations only, and a way to see all messages.
+// A way to see all messages of a configuration.
 
 namespace config_stub {
-
-using kvreplay::Method;
-using kvreplay::ParameterSpec;
-using Kind = kvreplay::ParameterSpec::Kind;
-
-// What make_method() fills in for a policy.
-inline void set_hooks(Method& m, bool observes) {
-  m.default_axes = [info = m.info](const nlohmann::json&) {
-    kvreplay::Axes axes;
-    axes.phase = info.default_phase;
-    axes.positions = info.default_positions;
-    return axes;
-  };
-  m.warning = [info = m.info](const nlohmann::json&, const kvreplay::Axes&) { return info.warning; };
-  m.random = [](const nlohmann::json&) { return false; };
-  m.draw_arrays = [](const nlohmann::json&, const kvreplay::Scene&) {
-    return std::vector<kvreplay::DrawArray>{};
-  };
-  m.needs = [](const nlohmann::json&, const kvreplay::Scene&) { return kvreplay::PromptNeeds{}; };
-  m.observes = [observes](const nlohmann::json&, const kvreplay::Axes&) { return observes; };
-}
-
-// Sinks and a recent window inside the budget; both phases, cache positions by default.
-inline Method keeper() {
-  Method m;
-  m.info = {.name = "keeper",
-            .title = "",
-            .source = "",
-            .tier = 1,
-            .memory = "",
-            .deviation = "",
-            .default_positions = kvreplay::Positions::cache,
-            .alias = "guardian"};
-  m.parameters = {{"sinks", Kind::integer, 0, kvreplay::kManyTokens, {}, 4, "4", ""},
-                  {"recent", Kind::integer, 0, kvreplay::kManyTokens, {}, nullptr, "B - sinks", ""},
-                  {"share", Kind::real, 1e-12, 1, {}, 0.5, "0.5", ""},
-                  {"strict", Kind::boolean, 0, 1, {}, false, "false", ""},
-                  {"first", Kind::integer, 0, 100, {"random"}, 0, "0", ""}};
-  m.resolve = [](const nlohmann::json& params, const kvreplay::Scene& scene) {
-    nlohmann::json all = params;
-    if (all["recent"].is_null()) all["recent"] = scene.budget - all["sinks"].get<int32_t>();
-    if (all["recent"].get<int32_t>() < 0)
-      throw kvreplay::ParameterError(
-          "sinks", "sinks " + all["sinks"].dump() + " exceed the budget of " + std::to_string(scene.budget));
-    return all;
-  };
-  m.looks_at_queries = true;
-  set_hooks(m, true);
-  return m;
-}
-
-// One phase, no budget.
-inline Method pooler() {
-  Method m;
-  m.info = {.name = "pooler",
-            .title = "",
-            .source = "",
-            .tier = 2,
-            .memory = "",
-            .deviation = "",
-            .streams = false,
-            .default_phase = kvreplay::Phase::oneshot,
-            .takes_budget = false};
-  m.parameters = {{"kernel", Kind::integer, 1, 9, {}, 7, "7", ""},
-                  {"pool", Kind::choice, 0, 0, {"max", "avg"}, "max", "max", ""}};
-  m.resolve = [](const nlohmann::json& params, const kvreplay::Scene&) { return params; };
-  set_hooks(m, false);
-  return m;
-}
-
-inline const kvreplay::Registry& methods() {
-  static const kvreplay::Registry all = {keeper(), pooler()};
-  return all;
-}
 
 // A folder with an empty file a.h5, so that paths of traces exist. Removed at the end.
 class Folder {

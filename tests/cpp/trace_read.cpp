@@ -13,13 +13,14 @@ namespace {
 constexpr int64_t kRows = 2500;  // more than two chunks of 1024 rows
 constexpr int64_t kDim = 6, kValueDim = 3;
 
+// Zeros, the smallest and the largest that a trace may hold.
 std::vector<float> special_values(DType type) {
   std::vector<float> x = {0.0f,      -0.0f,    1.0f,     -1.0f,           0x1p-24f,
                           -0x3p-24f, 0x1p-14f, 65504.0f, 0.333251953125f, 1.5f};
   if (type == DType::bfloat16)
-    x = {0.0f, -0.0f, 0x1p-133f, -0x1p-126f, 0x1.fep127f, 1.0f, -1.0078125f, 3.0f, 0.5f, 2.0f};
+    x = {0.0f, -0.0f, 0x1p-133f, -0x1p-126f, 0x1.fep39f, 1.0f, -1.0078125f, 3.0f, 0.5f, 2.0f};
   if (type == DType::float32)
-    x = {0.0f, -0.0f, 0x1p-149f, -0x1p-126f, 0x1.fffffep127f, 1.0f, -1.0f, 0.1f, 3.14159274f, 1e-30f};
+    x = {0.0f, -0.0f, 0x1p-149f, -0x1p-126f, 0x1.fffffep39f, 1.0f, -1.0f, 0.1f, 3.14159274f, 1e-30f};
   return x;
 }
 

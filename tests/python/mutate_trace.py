@@ -8,6 +8,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from mutate_structure import change_at_random
 
 LAYER = "prompts/p0/layers/000"
 TOKENS, PROMPT = 48, 32
@@ -178,6 +179,23 @@ def damage_structure(path: Path, change: Change) -> None:
         change(file)
 
 
+def damage_at_random(path: Path, draw: random.Random) -> None:
+    damage_structure(
+        path, lambda file: [change_at_random(file, draw) for _ in range(draw.choice((1, 1, 2, 3)))]
+    )
+
+
+def damage_dump(path: Path, draw: random.Random) -> None:
+    """As one file per layer and an index of links; then one of the two is damaged."""
+    layer_file = path.with_name("layer.h5")
+    layer_file.write_bytes(path.read_bytes())
+    damage_structure(path, linked(LAYER, h5py.ExternalLink("layer.h5", LAYER)))
+    if draw.random() < 0.15:
+        damage_structure(layer_file, linked(LAYER, h5py.ExternalLink(path.name, LAYER)))
+    damage = draw.choice((damage_at_random, damage_bytes))
+    damage(draw.choice((path, layer_file, layer_file)), draw)
+
+
 def damage_bytes(path: Path, draw: random.Random) -> None:
     data = bytearray(path.read_bytes())
     kind = draw.choice(("bit", "bit", "byte", "field", "cut", "signature", "zeros", "swap"))
@@ -210,10 +228,12 @@ def occurrences(data: bytes, mark: bytes) -> list[int]:
 
 def mutations(count: int) -> list[tuple[str, Callable[[Path], None]]]:
     """`count` named ways to damage the file at a path; the same ones at every call."""
-    changes = attribute_changes() | dataset_changes() | link_changes()
     named = []
-    for name, change in changes.items():
+    for name, change in (attribute_changes() | dataset_changes() | link_changes()).items():
         named.append((name, lambda path, change=change: damage_structure(path, change)))
+    drawn = (damage_at_random, damage_bytes, damage_at_random, damage_dump, damage_bytes)
     for seed in range(max(0, count - len(named))):
-        named.append((f"bytes {seed}", lambda path, seed=seed: damage_bytes(path, random.Random(seed))))
+        damage = drawn[seed % len(drawn)]
+        name = f"{damage.__name__.removeprefix('damage_')} {seed}"
+        named.append((name, lambda path, seed=seed, damage=damage: damage(path, random.Random(seed))))
     return named[:count]

@@ -203,7 +203,7 @@ def test_a_peer_that_fails_is_told_apart_from_a_slow_one(program, told, tmp_path
 
 
 def test_a_program_is_charged_for_its_own_time_and_memory():
-    ballast = bytearray(200 << 20)  # of this process, not of the program
+    ballast = b"x" * (200 << 20)  # of this process, not of the program
     small = child.run([sys.executable, "-S", "-c", "pass"])
     large = child.run([sys.executable, "-S", "-c", "x = bytearray(100 << 20)\nfor i in range(3000000): pass"])
     assert len(ballast) > 0

@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from kvreplay_cli import kvreplay, published, start, synth, table
+from kvreplay_cli import kvreplay, published, replayed, start, synth, table
 
 # Enough work for several seconds on one thread, so that a signal meets a run in flight.
 WORK = [
@@ -30,8 +30,7 @@ def trace(tmp_path_factory):
 def whole(trace, tmp_path_factory):
     """The table of an undisturbed run on one thread."""
     out = tmp_path_factory.mktemp("whole")
-    assert kvreplay("run", trace, *WORK, "-j", 1, "-o", out).returncode == 0
-    return table(out)
+    return replayed(trace, out, *WORK, "-j", 1)
 
 
 def stop_in_the_middle(trace, out, *signals):
@@ -46,15 +45,8 @@ def stop_in_the_middle(trace, out, *signals):
     return process.returncode, messages
 
 
-def continue_run(trace, out, *words):
-    result = kvreplay("run", trace, *WORK, "-o", out, *words)
-    assert result.returncode == 0, result.stderr
-    return result
-
-
 def test_two_threads_give_the_table_of_one(trace, whole, tmp_path):
-    continue_run(trace, tmp_path, "-j", 2)
-    assert table(tmp_path) == whole
+    assert replayed(trace, tmp_path, *WORK, "-j", 2) == whole
 
 
 def test_a_killed_run_continues_to_the_same_table(trace, whole, tmp_path):
@@ -62,8 +54,7 @@ def test_a_killed_run_continues_to_the_same_table(trace, whole, tmp_path):
     assert code == -signal.SIGKILL
     done = published(tmp_path)
     assert 10 <= done < len(whole)
-    continue_run(trace, tmp_path)
-    assert table(tmp_path) == whole
+    assert replayed(trace, tmp_path, *WORK) == whole
     assert published(tmp_path) <= len(whole) + 1  # a torn line may stay behind
 
 
@@ -78,8 +69,7 @@ def test_a_signal_saves_what_is_done(trace, whole, tmp_path, number, code):
     assert len(rows) == published(tmp_path) < len(whole)
     meta = json.loads((tmp_path / "results.meta.json").read_text())
     assert meta["cells"]["missing"] == len(whole) - len(rows)
-    continue_run(trace, tmp_path)
-    assert table(tmp_path) == whole
+    assert replayed(trace, tmp_path, *WORK) == whole
 
 
 def test_running_again_does_nothing(trace, tmp_path):

@@ -1,18 +1,15 @@
 """What sweeps cost: 100,000 cells, and a worker beside a plain run. Reported as warnings, not asserted."""
 
-import os
 import statistics
-import subprocess
-import time
 import warnings
 
 import pytest
-from kvreplay_cli import BINARY, ROOT, synth
+from kvreplay_cli import ROOT, kvreplay_measured, synth
 from sweep_fixture import comparable, status
 
 pytestmark = pytest.mark.slow
 SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
-ROUNDS = 5
+ROUNDS, LONGEST_S = 5, 1200
 MANY = """\
 schema: 1
 name: many
@@ -34,11 +31,9 @@ seeds: {{count: 3}}
 
 def timed(*words, cwd):
     """(seconds, MB at the peak) of one command."""
-    start = time.monotonic()
-    process = subprocess.Popen([BINARY, *map(str, words)], cwd=cwd, stdout=subprocess.DEVNULL)
-    _, code, used = os.wait4(process.pid, 0)
-    assert code == 0
-    return time.monotonic() - start, used.ru_maxrss / 1000
+    done = kvreplay_measured(*words, limit_s=LONGEST_S, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.seconds, done.rss_bytes / 1e6
 
 
 def report(text):

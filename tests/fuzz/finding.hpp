@@ -1,0 +1,10 @@
+#pragma once
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+// What ends a fuzz target: libFuzzer keeps the input.
+[[noreturn]] inline void finding(const std::string& what) {
+  std::fprintf(stderr, "finding: %s\n", what.c_str());
+  std::abort();
+}

@@ -2,7 +2,8 @@
 
 from .errors import ResultsError
 
-__all__ = ["ResultsError", "load"]
+__version__ = "0.1.0"
+__all__ = ["ResultsError", "__version__", "load"]
 
 
 def __getattr__(name):

@@ -11,7 +11,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from .data.load import load
+from . import __version__
 from .errors import FigureError, ResultsError, SweepError, UserError
 
 OK, BAD_USAGE, INTERRUPTED = 0, 2, 130
@@ -32,6 +32,8 @@ def main(arguments=None):
         sys.stdout.flush()
     except UserError as problem:
         return _fail(problem, problem.code)
+    except ModuleNotFoundError as missing:
+        return _fail(f"{missing}: install kvreplay[analysis]", BAD_USAGE)
     except KeyboardInterrupt:
         return _fail("interrupted; run again to continue", INTERRUPTED)
     except BrokenPipeError:
@@ -46,6 +48,7 @@ def _parser():
     parser = _Parser(
         prog="kvanalysis", description="Figures, tables and a page from the results of `kvreplay run`."
     )
+    parser.add_argument("--version", action="version", version=f"kvanalysis {__version__}")
     commands = parser.add_subparsers(
         required=True, metavar="report|figures|figure|table|parquet|sweep|epsilon|confirm"
     )
@@ -187,6 +190,7 @@ def _say_drawing(frame):
 
 def _whole_curves(out):
     """The table of a run; of an adaptive sweep only what allows means over heads."""
+    from .data.load import load
     from .numbers.replayed import at_common_budgets
 
     frame = load(out)
@@ -270,6 +274,7 @@ def _words(text):
 
 
 def _epsilon(options):
+    from .data.load import load
     from .sweeps.products import write_epsilon
 
     print(write_epsilon(options.out, load(options.out), options.measure, _epsilons(options.epsilon)))

@@ -73,18 +73,18 @@ Method method_@name@() { return make_method<@struct@>(); }
     list(APPEND sources ${out}/${name}.cpp)
   endforeach()
   add_library(${target} STATIC ${sources})
-  target_link_libraries(${target} PUBLIC kvreplay PRIVATE kvreplay_flags kvreplay_packages)
-  target_precompile_headers(${target} REUSE_FROM kvreplay)
-  set_target_properties(${target} PROPERTIES kvreplay_names "${names}")
+  target_link_libraries(${target} PUBLIC kvreplay::kvreplay PRIVATE kvreplay::packages)
+  set_target_properties(${target} PROPERTIES kvreplay_names "${names}" EXPORT_PROPERTIES kvreplay_names)
+  kvreplay_compiled_here(${target})
   if(KVREPLAY_EMULATOR AND NOT KVREPLAY_SANITIZE)  # minutes, and tests bring a policy with every whim
     kvreplay_programs(${target} ${list} emulated emulated_chain.hpp cpp)
-    target_link_libraries(${target}_emulated PRIVATE kvreplay_flags kvreplay_packages)
-    target_precompile_headers(${target}_emulated REUSE_FROM kvreplay)
+    target_link_libraries(${target}_emulated PRIVATE kvreplay::packages)
+    kvreplay_compiled_here(${target}_emulated)
   endif()
-  if(CMAKE_CUDA_COMPILER)
+  if(KVREPLAY_CUDA AND CMAKE_CUDA_COMPILER)
     kvreplay_programs(${target} ${list} cuda cuda_chain.cuh cu)
     # std::span and std::bit_cast are constexpr functions of the standard library.
-    target_compile_options(${target}_cuda PRIVATE --expt-relaxed-constexpr -Werror=all-warnings)
+    target_compile_options(${target}_cuda PRIVATE --expt-relaxed-constexpr ${KVREPLAY_CUDA_WARNINGS})
   endif()
   if(KVREPLAY_SANITIZE)  # most of what an unoptimised file takes is its headers
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
@@ -110,7 +110,7 @@ void @device@_chains_@name@(const ChainLaunch& launch) { @room@::start_chains<@s
     list(APPEND sources ${file})
   endforeach()
   add_library(${target}_${device} STATIC ${sources})
-  target_link_libraries(${target}_${device} PUBLIC kvreplay)
+  target_link_libraries(${target}_${device} PUBLIC kvreplay::kvreplay)
   target_link_libraries(${target} PUBLIC ${target}_${device})
 endfunction()
 
@@ -150,5 +150,12 @@ const Registry& registry() {
 }  // namespace kvreplay
 ]] @ONLY)
   add_library(${target} STATIC ${CMAKE_CURRENT_BINARY_DIR}/${target}.cpp)
-  target_link_libraries(${target} PUBLIC ${ARGN} PRIVATE kvreplay_flags)
+  target_link_libraries(${target} PUBLIC ${ARGN} kvreplay::kvreplay PRIVATE kvreplay::packages)
+  kvreplay_compiled_here(${target})
+endfunction()
+
+# kvreplay_program(NAME REGISTRY): the command line over the methods of a registry.
+function(kvreplay_program name registry)
+  add_executable(${name} $<TARGET_OBJECTS:kvreplay::commands>)
+  target_link_libraries(${name} PRIVATE ${registry} kvreplay::kvreplay kvreplay::packages ${CMAKE_DL_LIBS})
 endfunction()

@@ -28,8 +28,9 @@ if(missing)
 endif()
 
 add_library(kvreplay_packages INTERFACE)
-target_include_directories(kvreplay_packages SYSTEM INTERFACE ${HDF5_C_INCLUDE_DIRS} ${YAML_CPP_INCLUDE_DIR})
-target_link_libraries(kvreplay_packages INTERFACE ${HDF5_C_LIBRARIES} Eigen3::Eigen fmt::fmt yaml-cpp OpenSSL::Crypto)
+add_library(kvreplay::packages ALIAS kvreplay_packages)
+# Imported targets and no paths: whoever uses the installed package finds these on their own machine.
+target_link_libraries(kvreplay_packages INTERFACE HDF5::HDF5 Eigen3::Eigen fmt::fmt yaml-cpp OpenSSL::Crypto)
 # Threads run over kv heads; a product that starts its own would only get in their way.
 target_compile_definitions(kvreplay_packages INTERFACE EIGEN_DONT_PARALLELIZE)
 
@@ -40,10 +41,17 @@ target_compile_options(kvreplay_flags INTERFACE -Wno-restrict -Wno-stringop-over
 if(KVREPLAY_WERROR)
   target_compile_options(kvreplay_flags INTERFACE -Werror)
 endif()
+set(KVREPLAY_CUDA_WARNINGS -Werror=all-warnings)
 if(KVREPLAY_SANITIZE)
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
   add_link_options(-fsanitize=address,undefined)
 endif()
+
+# What this build asks of its own files, and of no other project's.
+function(kvreplay_compiled_here target)
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:kvreplay_flags>)
+  target_precompile_headers(${target} REUSE_FROM kvreplay)
+endfunction()
 
 find_package(Git QUIET)
 set(KVREPLAY_GIT_COMMIT unknown)

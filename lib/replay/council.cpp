@@ -57,6 +57,9 @@ Cell witness_of(const Cell& like) {
   cell.axes.row_format = {};
   if (like.method->council != Council::none || like.axes.allocator != Allocator::cake) return cell;
   cell.method = find_method(registry(), "cake");
+  if (cell.method == nullptr)
+    throw ConfigError(std::string(like.method->info.name) +
+                      ": allocator cake needs the method cake, which this program was built without");
   cell.axes = cell.method->default_axes(nlohmann::json::object());
   const int32_t own = window_of(like, *like.budget);
   const int32_t window = own < 2 ? std::min(kCakeWindow, *like.budget - 1) : own;

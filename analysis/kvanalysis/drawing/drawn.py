@@ -3,10 +3,14 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from PIL import Image
+import matplotlib
+from PIL import Image, PngImagePlugin
 
+from .. import __version__
 from ..numbers.verdict import Verdict
 from .plotstyle import DPI
+
+MADE_BY = f"kvanalysis {__version__}, matplotlib {matplotlib.__version__}"
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,9 @@ class Plot:
 
 
 def save(figure, stem):
-    """PNG and PDF without dates, so that equal results give equal files; returns the PNG's path."""
-    figure.savefig(f"{stem}.pdf", metadata={"CreationDate": None})
-    figure.savefig(f"{stem}.png", dpi=DPI, metadata={"Software": None})
+    """PNG and PDF that name their program and no date: equal results, equal files. Returns the PNG's path."""
+    figure.savefig(f"{stem}.pdf", metadata={"Creator": MADE_BY, "CreationDate": None})
+    figure.savefig(f"{stem}.png", dpi=DPI)
     _few_colours(f"{stem}.png")
     return Path(f"{stem}.png")
 
@@ -45,7 +49,9 @@ def _few_colours(png):
     """A palette of 256 colours makes a picture of lines and text three times smaller: pages embed them."""
     with Image.open(png) as picture:
         small = picture.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    small.save(png, optimize=True, dpi=(DPI, DPI))
+    words = PngImagePlugin.PngInfo()
+    words.add_text("Software", MADE_BY)
+    small.save(png, optimize=True, dpi=(DPI, DPI), pnginfo=words)
 
 
 def write_csv(table, path):

@@ -7,6 +7,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
+from .. import __version__
 from ..numbers.stats import BOOTSTRAP_SEED, RESAMPLES, UNIT
 from ..numbers.words import count
 
@@ -73,7 +74,7 @@ def meta_facts(meta):
 
 def own_facts():
     """(name, value) pairs of the program that made the statistics and figures."""
-    versions = {"Python": platform.python_version()}
+    versions = {"kvanalysis": __version__, "Python": platform.python_version()}
     versions |= {tool.__name__: tool.__version__ for tool in (np, pd, matplotlib)}
     return [
         ("statistics", f"{RESAMPLES} bootstrap resamples, seed {BOOTSTRAP_SEED}"),

@@ -1,0 +1,35 @@
+#pragma once
+#include <kvreplay/core/policy.hpp>
+#include <kvreplay/core/vectors.hpp>
+
+namespace kvreplay {
+
+// The recent tokens, and of the others those with the longest keys: made up for another project.
+struct LastAndLoud {
+  static constexpr MethodInfo info{
+      .name = "last_and_loud",
+      .title = "recent window + longest keys",
+      .source = "made up for a test",
+      .tier = 3,
+      .memory = "B tokens",
+      .deviation = "",
+  };
+  int32_t recent = 4;
+  int32_t budget = 0;
+
+  static void declare(auto& d) {
+    d.integer("recent", &LastAndLoud::recent, {0, kManyTokens}, "last tokens that stay");
+  }
+  void resolve(const Scene& scene) {
+    budget = scene.budget;
+    if (recent > budget)
+      throw ParameterError("recent", "recent exceeds the budget; give fewer recent tokens");
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    if (cache.size() <= budget) return;
+    keep_best(team, cache, {.recent = recent}, budget - recent,
+              [&](int32_t i) { return norm(cache.key(i)); });
+  }
+};
+
+}  // namespace kvreplay

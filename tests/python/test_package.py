@@ -1,0 +1,169 @@
+"""What is installed serves other projects: find_package(kvreplay) in CMake, and the packages for Python."""
+
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+import venv
+
+import pytest
+from kvreplay_cli import BINARY, ROOT, table
+
+SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
+BUILD = BINARY.parent
+SELECT = ["-s", "select.layers=[15]", "--budget", "64", "--progress", "none"]
+
+
+def run(*words, **options):
+    done = subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    if not (BUILD / "cmake_install.cmake").exists():
+        pytest.skip("KVREPLAY is not in its build folder")
+    installed = tmp_path_factory.mktemp("installed") / "here"
+    run("cmake", "--install", BUILD, "--prefix", installed)
+    return installed.rename(installed.with_name("moved"))
+
+
+@pytest.fixture(scope="module")
+def second_project(prefix, tmp_path_factory):
+    source, build = tmp_path_factory.mktemp("second"), tmp_path_factory.mktemp("second_build")
+    shutil.copytree(ROOT / "tests/package", source, dirs_exist_ok=True)
+    run(
+        "cmake",
+        "-S",
+        source,
+        "-B",
+        build,
+        "-G",
+        "Ninja",
+        "-DCMAKE_BUILD_TYPE=Release",
+        f"-DCMAKE_PREFIX_PATH={prefix}",
+    )
+    run("cmake", "--build", build)
+    return build
+
+
+def errors(out):
+    return {
+        (row["layer"], row["kv_head"], row["method"]): float(row["rel_err_out_mean"]) for row in table(out)
+    }
+
+
+def test_the_installed_program_runs_where_nothing_of_the_checkout_is(prefix, tmp_path):
+    program = prefix / "bin/kvreplay"
+    here = {"cwd": tmp_path, "env": {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}}
+    assert run(program, "--version", **here) == run(BINARY, "--version")
+    run(program, "run", SAMPLE, "--method", "h2o", *SELECT, "-o", tmp_path / "out", **here)
+    assert len(table(tmp_path / "out")) == 3
+
+
+def test_every_installed_header_compiles_with_nothing_but_its_own_and_json(prefix, tmp_path):
+    headers = sorted(prefix.glob("include/kvreplay/**/*.hpp"))
+    own = [path.relative_to(prefix / "include") for path in headers if "backend" not in path.parts]
+    assert len(own) > 100
+    (tmp_path / "all.cpp").write_text("".join(f"#include <{path}>\n" for path in own))
+    include = [f"-I{prefix / folder}" for folder in ("include", "include/kvreplay")]
+    run("g++", "-std=c++20", "-fopenmp", "-fsyntax-only", *include, tmp_path / "all.cpp")
+
+
+def test_nothing_that_is_installed_knows_where_it_was_built(prefix):
+    for path in prefix.glob("lib/cmake/kvreplay/*"):
+        assert str(ROOT) not in path.read_text(), path
+
+
+def test_a_second_project_calls_the_library(second_project, tmp_path):
+    found = run(second_project / "second_tool", SAMPLE, "h2o", 64)
+    lines = [line.split(",") for line in found.splitlines()]
+    run(BINARY, "run", SAMPLE, "--method", "h2o", "--budget", "64", "-o", tmp_path, "--progress", "none")
+    assert {(a, b, c): pytest.approx(float(d), rel=1e-6) for a, b, c, d in lines} == errors(tmp_path)
+
+
+def test_a_second_project_builds_the_program_with_a_method_of_its_own(second_project, tmp_path):
+    program = second_project / "second_kvreplay"
+    assert "longest keys" in run(program, "list", "methods")
+    run(program, "run", SAMPLE, "--method", "h2o,last_and_loud", *SELECT, "-o", tmp_path / "second")
+    run(BINARY, "run", SAMPLE, "--method", "h2o", *SELECT, "-o", tmp_path / "first")
+    second = errors(tmp_path / "second")
+    assert {name for _, _, name in second} == {"h2o", "last_and_loud"}
+    assert {k: v for k, v in second.items() if k[2] == "h2o"} == errors(tmp_path / "first")
+
+
+def test_a_user_error_reaches_the_second_project_as_an_exception(second_project, tmp_path):
+    done = subprocess.run(
+        [second_project / "second_tool", tmp_path / "gone.h5", "h2o", "64"], capture_output=True, text=True
+    )
+    assert done.returncode == 3
+    assert "no trace" in done.stderr
+
+
+def python_files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
+
+
+@pytest.fixture(scope="module")
+def clean_environment(tmp_path_factory):
+    """A new virtual environment with the packages and no extra, installed from a copy of their sources."""
+    source, environment = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("venv")
+    shutil.copy(ROOT / "pyproject.toml", source)
+    for folder in ("traces", "analysis"):
+        shutil.copytree(
+            ROOT / folder, source / folder, ignore=shutil.ignore_patterns("*.egg-info", "samples")
+        )
+    venv.create(environment, with_pip=True)
+    run(environment / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", source)
+    return environment
+
+
+def called_from(environment, *words, folder):
+    """Result of a command in an environment that knows nothing of this one's packages."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    clean["PATH"] = f"{environment / 'bin'}:/usr/bin:/bin"
+    return subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder, env=clean)
+
+
+@pytest.mark.parametrize("command", ["kvdump", "kvanalysis", "kvconfirm"])
+def test_the_commands_of_a_clean_environment_show_help_and_version(clean_environment, tmp_path, command):
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    shown = called_from(clean_environment, command, "--help", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith(f"usage: {command}")
+    said = called_from(clean_environment, command, "--version", folder=tmp_path)
+    assert (said.returncode, said.stdout) == (0, f"{command} {version}\n"), said.stderr
+
+
+def test_every_module_is_installed(clean_environment):
+    (site,) = clean_environment.glob("lib/python*/site-packages")
+    for folder, package in (("traces", "kvdump"), ("traces", "kvconfirm"), ("analysis", "kvanalysis")):
+        assert python_files(site / package) == python_files(ROOT / folder / package)
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("kvdump", "--model", "m", "--prompts", "p.txt", "-o", "t.h5"), "install kvreplay[dump]"),
+        (("kvanalysis", "report", "out"), "install kvreplay[analysis]"),
+    ],
+)
+def test_without_an_extra_the_message_names_it(clean_environment, tmp_path, words, remedy):
+    (tmp_path / "p.txt").write_text("a prompt")
+    (tmp_path / "out").mkdir()
+    done = called_from(clean_environment, *words, folder=tmp_path)
+    assert done.returncode in (2, 3)
+    assert remedy in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_page_about_the_library_shows_what_the_second_project_holds():
+    page = (ROOT / "docs/library.md").read_text()
+    project = "".join(path.read_text() for path in sorted((ROOT / "tests/package").iterdir()))
+    fences = re.findall(r"^```(?:cmake|cpp)\n(.*?)^```$", page, re.M | re.S)
+    assert len(fences) == 3
+    assert all(fence in project for fence in fences)

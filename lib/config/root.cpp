@@ -68,8 +68,8 @@ void check_budget_is_used(const RunConfig& config, const Node* budget, bool has_
     if (budget == nullptr)
       problems.error(
           missing,
-          fmt::format("budget is missing, and {} takes one: add budget: {{tokens: [64, 128]}}{}",
-                      m.method->info.name,
+          fmt::format("budget is missing, and {} takes one: {}{}", m.method->info.name,
+                      config.file.empty() ? "give --budget 64,128" : "add budget: {tokens: [64, 128]}",
                       has_sweep ? ", or let kvanalysis sweep find budgets as section sweep says" : ""));
     return;
   }

@@ -252,6 +252,17 @@ def test_shares_of_the_prompt_are_budgets_too(tmp_path, trace):
     mixed = kvreplay("run", trace, "--method", "window", "--budget", "25%,64")
     assert mixed.returncode == 2
     assert "mixes tokens and shares" in mixed.stderr
+    for word in ("half%", "5%%", "%"):
+        wrong = kvreplay("run", trace, "--method", "window", "--budget", word)
+        assert wrong.returncode == 2
+        assert f"--budget {word}: is no share of the prompt. Write for example --budget 5%" in wrong.stderr
+
+
+def test_a_missing_budget_is_told_in_the_words_of_the_command_line(trace):
+    done = kvreplay("run", trace, "--method", "window")
+    assert done.returncode == 2
+    told = "budget is missing, and window takes one: give --budget 64,128"
+    assert done.stderr == f"command line: error: {told}\n"
 
 
 def test_an_output_directory_that_cannot_be_written_is_exit_2(tmp_path, trace):

@@ -14,12 +14,6 @@
 namespace kvreplay {
 namespace {
 
-// To where a product with packed values may start.
-int32_t rounded_up(int32_t token) {
-  constexpr int32_t kStep = 32;
-  return (token + kStep - 1) / kStep * kStep;
-}
-
 // q: [count * rows, dim], heads from `first` on.
 template <class Real>
 void gather_queries(const HeadStream<Real>& stream, const std::vector<int32_t>& rows, int32_t first,
@@ -126,8 +120,7 @@ void add_maxima(const Tile<Real>& tile, int32_t first, std::vector<double>& p, d
 template <class Real>
 ExactAttention<Real>::ExactAttention(const HeadStream<Real>& stream) : stream_(stream) {
   for (int32_t b = 0; b < stream.shape.blocks; ++b)
-    panels_.emplace_back(stream.block_keys(b), stream.tokens, stream.shape.dim),
-        values_.emplace_back(stream.block_values(b), stream.tokens, stream.shape.v_dim);
+    panels_.emplace_back(stream.block_keys(b), stream.tokens, stream.shape.dim);
 }
 
 template <class Real>
@@ -185,16 +178,9 @@ void ExactAttention<Real>::weigh_values(const Tile<Real>& tile, int32_t first, i
   out.resize(size_t(tile.heads) * size_t(rows) * size_t(tile.v_dim));
   const bool all = std::find(tile.scored.begin(), tile.scored.end(), uint8_t{0}) == tile.scored.end();
   const auto weigh = [&](int32_t head, int32_t row, int32_t count) {
-    const int32_t block = stream_.shape.block_of(head), whole = std::min(last, rounded_up(first));
-    const Real* strip = tile.strip_row(head, row);
-    Real* const to = out.data() + tile.at(head, row) * tile.v_dim;
-    if (whole > first || first == last)
-      kernels::multiply(strip + first, tile.stride, count,
-                        stream_.block_values(block) + int64_t(first) * tile.v_dim, whole - first, tile.v_dim,
-                        to, tile.v_dim);
-    if (last > whole)
-      kernels::multiply(strip + whole, tile.stride, count, values_[size_t(block)], whole, last - whole, to,
-                        tile.v_dim, whole > first);
+    const Real* values = stream_.block_values(stream_.shape.block_of(head)) + int64_t(first) * tile.v_dim;
+    kernels::multiply(tile.strip_row(head, row) + first, tile.stride, count, values, last - first, tile.v_dim,
+                      out.data() + tile.at(head, row) * tile.v_dim, tile.v_dim);
   };
   for (int32_t b = 0; all && b < tile.blocks; ++b) weigh(b * group, 0, group * rows);
   for (int32_t h = 0; !all && h < tile.heads; ++h)

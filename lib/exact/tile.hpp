@@ -77,8 +77,7 @@ class ExactAttention {
   void finish_row(Tile<Real>& tile, int32_t head, int32_t row) const;
   void weigh_values(const Tile<Real>& tile, int32_t first, int32_t last, std::vector<Real>& out) const;
   const HeadStream<Real>& stream_;
-  std::vector<kernels::KeyPanels<Real>> panels_;    // [blocks]
-  std::vector<kernels::ValuePanels<Real>> values_;  // [blocks]
+  std::vector<kernels::KeyPanels<Real>> panels_;  // [blocks]
 };
 
 // Rankings of all scored rows down to `depth` tokens: of the group (heads = false) or of each head.

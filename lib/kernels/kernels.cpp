@@ -1,8 +1,8 @@
 #include "kernels/kernels.hpp"
 
 #include <bit>
-#include <cmath>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/paths.hpp"
 
@@ -11,45 +11,33 @@
 namespace kvreplay::kernels {
 namespace {
 
-uint16_t rounded(float x) {  // to the nearest bf16 number, ties to even; NaN stays NaN
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  return std::isnan(x) ? uint16_t(0x7fc0) : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-float widened(uint16_t half) { return std::bit_cast<float>(uint32_t(half) << 16); }
-
-bool multiplies_in_tiles() { return chosen().tile_product != nullptr; }
-
 constexpr int32_t kTileTerms = 32, kTileColumns = 16;
+constexpr uint32_t kBehindBf16 = 0xffff;  // digits of a float that a bf16 number lacks
 
-// From a column on that starts a block, and a term that does.
-TileMatrix part(const HalfPanels& panels, int32_t term, int32_t column) {
-  const size_t at = (size_t(column / kTileColumns) * size_t(panels.term_blocks) + size_t(term / kTileTerms)) *
-                    kTileTerms * kTileColumns;
-  return {panels.high.data() + at, panels.low.empty() ? nullptr : panels.low.data() + at, panels.term_blocks};
+// From a column on that starts a block.
+TileMatrix from_column(const TilePanels& panels, int32_t column) {
+  const size_t block = size_t(column / kTileColumns) * size_t(panels.term_blocks);
+  return {panels.numbers.data() + block * kTileTerms * kTileColumns, panels.term_blocks};
 }
 
 }  // namespace
 
-HalfPanels::HalfPanels(const float* x, int32_t terms, int32_t columns, int64_t term_stride,
-                       int64_t column_stride)
-    : term_blocks((terms + kTileTerms - 1) / kTileTerms) {
+TilePanels::TilePanels(const float* x, int32_t terms, int32_t columns, int64_t term_stride,
+                       int64_t column_stride) {
+  const int32_t blocks = (terms + kTileTerms - 1) / kTileTerms;
   const size_t column_blocks = size_t((columns + kTileColumns - 1) / kTileColumns) + 1;
-  high.assign(column_blocks * size_t(term_blocks) * kTileTerms * kTileColumns, 0);
-  low.assign(high.size(), 0);
-  bool exact = true;
+  std::vector<uint16_t> packed(column_blocks * size_t(blocks) * kTileTerms * kTileColumns, 0);
   for (int32_t j = 0; j < columns; ++j)
     for (int32_t c = 0; c < terms; ++c) {
-      const size_t tile = size_t(j / kTileColumns) * size_t(term_blocks) + size_t(c / kTileTerms);
+      const size_t tile = size_t(j / kTileColumns) * size_t(blocks) + size_t(c / kTileTerms);
       const size_t at = (tile * kTileTerms / 2 + size_t(c % kTileTerms / 2)) * kTileColumns * 2 +
                         size_t(j % kTileColumns * 2 + c % 2);
-      const float number = x[c * term_stride + j * column_stride];
-      high[at] = rounded(number);
-      const float rest = number - widened(high[at]);
-      if (!std::isfinite(rest) || rest == 0) continue;
-      low[at] = rounded(rest);
-      exact = false;
+      const uint32_t bits = std::bit_cast<uint32_t>(x[c * term_stride + j * column_stride]);
+      if ((bits & kBehindBf16) != 0) return;
+      packed[at] = uint16_t(bits >> 16);
     }
-  if (exact) low = {};
+  term_blocks = blocks;
+  numbers = std::move(packed);
 }
 
 template <class Real>
@@ -59,7 +47,7 @@ KeyPanels<Real>::KeyPanels(int32_t n, int32_t dim)
 template <class Real>
 KeyPanels<Real>::KeyPanels(const Real* k, int32_t n, int32_t dim) : KeyPanels(n, dim) {
   if constexpr (std::is_same_v<Real, float>)
-    if (multiplies_in_tiles()) halves = HalfPanels(k, dim, n, 1, dim);
+    if (chosen().tile_product != nullptr) tiles = TilePanels(k, dim, n, 1, dim);
   for (int32_t i = 0; i < n; ++i) put(i, k + int64_t(i) * dim);
 }
 
@@ -73,8 +61,8 @@ template <class Real>
 void scores(const Real* q, int64_t ldq, int32_t m, const KeyPanels<Real>& keys, int32_t first, int32_t count,
             Real* out, int64_t ldo) {
   if constexpr (std::is_same_v<Real, float>)
-    if (keys.halves.term_blocks > 0)
-      return chosen().tile_product(q, ldq, m, part(keys.halves, 0, first), keys.d, count, out, ldo, false);
+    if (keys.tiles.term_blocks > 0)
+      return chosen().tile_product(q, ldq, m, from_column(keys.tiles, first), keys.d, count, out, ldo);
   chosen().of(Real()).scores(q, ldq, m, keys.numbers.data() + int64_t(first) * keys.d, keys.d, count, out,
                              ldo);
 }
@@ -83,21 +71,6 @@ template <class Real>
 void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
               int64_t ldo, bool add) {
   chosen().of(Real()).multiply(a, lda, m, b, k, n, out, ldo, add);
-}
-
-template <class Real>
-ValuePanels<Real>::ValuePanels(const Real* v, int32_t n, int32_t d) : numbers(v), tokens(n), dim(d) {
-  if constexpr (std::is_same_v<Real, float>)
-    if (multiplies_in_tiles()) halves = HalfPanels(v, n, d, d, 1);
-}
-
-template <class Real>
-void multiply(const Real* a, int64_t lda, int32_t m, const ValuePanels<Real>& values, int32_t first,
-              int32_t k, Real* out, int64_t ldo, bool add) {
-  if constexpr (std::is_same_v<Real, float>)
-    if (multiplies_in_tiles())
-      return chosen().tile_product(a, lda, m, part(values.halves, first, 0), k, values.dim, out, ldo, add);
-  multiply(a, lda, m, values.numbers + int64_t(first) * values.dim, k, values.dim, out, ldo, add);
 }
 
 template <class Real>
@@ -165,12 +138,6 @@ void squared_distances(const double* others, const double* point, int32_t d, dou
 
 template struct KeyPanels<float>;
 template struct KeyPanels<double>;
-template struct ValuePanels<float>;
-template struct ValuePanels<double>;
-template void multiply(const float*, int64_t, int32_t, const ValuePanels<float>&, int32_t, int32_t, float*,
-                       int64_t, bool);
-template void multiply(const double*, int64_t, int32_t, const ValuePanels<double>&, int32_t, int32_t, double*,
-                       int64_t, bool);
 template void scores(const float*, int64_t, int32_t, const KeyPanels<float>&, int32_t, int32_t, float*,
                      int64_t);
 template void scores(const double*, int64_t, int32_t, const KeyPanels<double>&, int32_t, int32_t, double*,

@@ -23,11 +23,6 @@ template <class Real>
 void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
               int64_t ldo, bool add = false);
 
-// out[m, dim] (ldo) = a[m, k] (lda) * values[first..first + k); `first` is a multiple of 32; add: += instead.
-template <class Real>
-void multiply(const Real* a, int64_t lda, int32_t m, const ValuePanels<Real>& values, int32_t first,
-              int32_t k, Real* out, int64_t ldo, bool add = false);
-
 // row[i] = exp(scale row[i] - shift) for i < n; no exponent is positive beyond rounding. 0 where the result
 // would be below the least normal number, exactly 1 at an exponent of 0; NaN stays NaN.
 template <class Real>

@@ -29,17 +29,17 @@ struct Functions {
   double (*sum_x_log_x)(const Real* row, int32_t n);
 };
 
-// A matrix [terms, columns] in bf16, in tiles of 32 terms x 16 columns, [column blocks, term_blocks, 16, 16,
-// 2]: pairs of terms, then columns. Zeros behind the last term and column, and one column block of them.
+// A matrix [terms, columns] of bf16 numbers in tiles of 32 terms x 16 columns, [column blocks, term_blocks,
+// 16, 16, 2]: pairs of terms, then columns. Zeros behind the last term and column, and one column block of
+// them.
 struct TileMatrix {
-  const uint16_t* high;
-  const uint16_t* low;  // null where every number is a bf16 number
+  const uint16_t* numbers;
   int32_t term_blocks;
 };
 
-// out[m, columns] = a[m, terms] * b, or +=. Sums are float32, factors the bf16 numbers that add up to them.
+// out[m, columns] = a[m, terms] * b. Sums are float32.
 using TileProduct = void (*)(const float* a, int64_t lda, int32_t m, const TileMatrix& b, int32_t terms,
-                             int32_t columns, float* out, int64_t ldo, bool add);
+                             int32_t columns, float* out, int64_t ldo);
 
 struct Table {
   const char* name;  // of the path, as KVREPLAY_ISA spells it

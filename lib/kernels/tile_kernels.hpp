@@ -10,8 +10,8 @@
 //   store<T>(p, stride)
 // As in vector_kernels.hpp nothing here is visible to other units.
 //
-// A float is the sum of a bf16 number, of another one and of at most 2^-17 of it. Of the four products of two
-// such sums low * low is left out. Factors that are bf16 numbers have no low part, and cost no product.
+// The columns are bf16 numbers. A row's floats are the sums of three of them each, so its product loses
+// nothing but the rounding of sums; of one where they are bf16 numbers as well.
 
 namespace kvreplay::kernels {
 namespace {
@@ -19,6 +19,7 @@ namespace {
 constexpr int32_t kTileRows = 16, kTileTerms = 32, kTileNumbers = kTileRows * kTileTerms;
 constexpr int32_t kBlock = 2 * kTileRows;  // rows and columns of a block of four tiles
 constexpr int32_t kSplitTerms = 512;       // terms that are split at a time
+constexpr int32_t kParts = 3;              // numbers of 8 digits that add up to one of 24
 
 inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
 inline float widened(uint32_t half) { return __builtin_bit_cast(float, half << 16); }
@@ -28,31 +29,36 @@ inline uint32_t rounded(float x) {  // to the nearest bf16 number, ties to even;
 }
 
 struct SplitRows {
-  alignas(64) uint16_t high[kBlock * kSplitTerms], low[kBlock * kSplitTerms];
+  alignas(64) uint16_t parts[kParts][kBlock * kSplitTerms];
   int32_t stride;
-  bool exact;  // every low part is 0
+  int32_t count;  // parts of the number that takes the most
 };
 
-inline bool split_row(const float* a, int32_t terms, int32_t padded, uint16_t* high, uint16_t* low) {
+// Writes one part of `terms` numbers of a row and takes it off them; are they nothing but zeros then?
+inline bool take_part(float* rest, int32_t terms, uint16_t* part) {
   uint32_t any = 0;
   for (int32_t c = 0; c < terms; ++c) {
-    const uint32_t top = rounded(a[c]);
-    const uint32_t rest = (top & 0x7f80) == 0x7f80 ? 0 : rounded(a[c] - widened(top));
-    high[c] = uint16_t(top);
-    low[c] = uint16_t(rest);
-    any |= rest & 0x7fff;
+    const uint32_t top = rounded(rest[c]);
+    part[c] = uint16_t(top);
+    rest[c] = (top & 0x7f80) == 0x7f80 ? 0 : rest[c] - widened(top);
+    any |= bits_of(rest[c]) & 0x7fffffff;
   }
-  for (int32_t c = terms; c < padded; ++c) high[c] = low[c] = 0;
   return any == 0;
 }
 
 inline void split_rows(const float* a, int64_t lda, int32_t rows, int32_t terms, SplitRows& to) {
   const int32_t padded = (terms + kTileTerms - 1) / kTileTerms * kTileTerms;
   to.stride = padded;
-  to.exact = true;
-  for (int32_t i = 0; i < rows; ++i)
-    to.exact &= split_row(a + i * lda, terms, padded, to.high + i * padded, to.low + i * padded);
-  for (int32_t i = rows * padded; i < kBlock * padded; ++i) to.high[i] = to.low[i] = 0;
+  to.count = 1;
+  for (auto& part : to.parts) __builtin_memset(part, 0, size_t(kBlock * padded) * sizeof *part);
+  float rest[kSplitTerms];
+  for (int32_t i = 0; i < rows; ++i) {
+    __builtin_memcpy(rest, a + i * lda, size_t(terms) * sizeof *rest);
+    for (int32_t p = 0; p < kParts; ++p) {
+      to.count = p < to.count ? to.count : p + 1;
+      if (take_part(rest, terms, to.parts[p] + i * padded)) break;
+    }
+  }
 }
 
 // Tiles 0..3 hold a block of sums, 4 and 5 its rows, 6 and 7 its columns.
@@ -73,18 +79,15 @@ inline void sum_block(Tiles& t, const SplitRows& a, const TileMatrix& b, int64_t
   t.zero<1>();
   t.zero<2>();
   t.zero<3>();
-  for (int32_t c = 0; c < a.stride; c += kTileTerms, at += kTileNumbers) {
-    multiply_block(t, a.high + c, a.stride, b.high + at, next);
-    if (b.low != nullptr) multiply_block(t, a.high + c, a.stride, b.low + at, next);
-    if (!a.exact) multiply_block(t, a.low + c, a.stride, b.high + at, next);
-  }
+  for (int32_t c = 0; c < a.stride; c += kTileTerms, at += kTileNumbers)
+    for (int32_t p = 0; p < a.count; ++p) multiply_block(t, a.parts[p] + c, a.stride, b.numbers + at, next);
 }
 
 struct Target {
   float* out;
   int64_t ldo;
   int32_t rows, columns;  // of the block that are wanted
-  bool add;
+  bool add;               // to what is there
 };
 
 inline void store_block(Tiles& t, const Target& to) {
@@ -108,10 +111,10 @@ inline void store_block(Tiles& t, const Target& to) {
 inline int32_t at_most(int32_t most, int32_t n) { return n < most ? n : most; }
 
 inline void tile_product(const float* a, int64_t lda, int32_t m, const TileMatrix& b, int32_t terms,
-                         int32_t columns, float* out, int64_t ldo, bool add) {
+                         int32_t columns, float* out, int64_t ldo) {
   Tiles tiles;
   SplitRows rows;
-  if (terms == 0 && !add)
+  if (terms == 0)
     for (int32_t i = 0; i < m; ++i)
       for (int32_t j = 0; j < columns; ++j) out[i * ldo + j] = 0;
   for (int32_t c = 0; c < terms; c += kSplitTerms)
@@ -121,7 +124,7 @@ inline void tile_product(const float* a, int64_t lda, int32_t m, const TileMatri
       for (int32_t j = 0; j < columns; j += kBlock) {
         const int64_t block = int64_t(j / kTileRows) * b.term_blocks + c / kTileTerms;
         sum_block(tiles, rows, b, block * kTileNumbers);
-        store_block(tiles, {out + i * ldo + j, ldo, height, at_most(kBlock, columns - j), add || c > 0});
+        store_block(tiles, {out + i * ldo + j, ldo, height, at_most(kBlock, columns - j), c > 0});
       }
     }
 }

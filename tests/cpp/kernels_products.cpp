@@ -174,3 +174,23 @@ TEST_CASE("keys that are put into panels one by one are scored", "[kernels]") {
       CHECK(std::abs(double(out[size_t(i * kKeys + j)]) - sum) < 1e-4);
     }
 }
+
+TEST_CASE("keys that are bf16 numbers are scored from any panel on, on tiles where the path has them",
+          "[kernels]") {
+  constexpr int32_t kRows = 50, kDim = 40, kKeys = 200, kFirst = 2 * kernels::kPanel;
+  const std::vector<float> q = gaussian<float>(kRows * kDim, 1);
+  std::vector<float> k = gaussian<float>(kKeys * kDim, 2);
+  for (float& x : k) x = float(int32_t(x * 32)) / 32;
+  const kernels::KeyPanels<float> keys(k.data(), kKeys, kDim);
+  CHECK((keys.tiles.term_blocks > 0) == (kernels::chosen().tile_product != nullptr));
+  Guarded<float> out(kRows, kKeys - kFirst, 3);
+  kernels::scores(q.data(), kDim, kRows, keys, kFirst, kKeys - kFirst, out.data(), out.stride);
+  CHECK(out.untouched_outside());
+  for (int32_t i = 0; i < kRows; ++i)
+    for (int32_t j = kFirst; j < kKeys; ++j) {
+      double sum = 0;
+      for (int32_t c = 0; c < kDim; ++c)
+        sum += double(q[size_t(i * kDim + c)]) * double(k[size_t(j * kDim + c)]);
+      REQUIRE(std::abs(double(out.at(i, j - kFirst)) - sum) < 1e-5);
+    }
+}

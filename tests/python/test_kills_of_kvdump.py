@@ -18,22 +18,21 @@ from whole_files import check_whole
 
 pytestmark = pytest.mark.torch
 
-# Imports once, then dumps in a child for every line of [words, seconds until it is killed] and prints the
-# exit code. A child that has ended waits to be asked, so the number that is killed is its own.
+# Dumps for every line of [words, seconds until it is killed] and answers with the exit code: itself the first
+# time, when everything is imported, then in a child. A child that has ended waits to be asked, so the number
+# that is killed is its own.
 NURSERY = """
 import json, os, signal, sys, time
 import torch
 from kvdump import cli
 torch.set_num_threads(1)
-sys.stderr = open(os.devnull, "w")
-for number, line in enumerate(sys.stdin):
+answers = sys.stdout
+sys.stdout = sys.stderr = open(os.devnull, "w")
+print(cli.main(json.loads(sys.stdin.readline())[0]), file=answers, flush=True)
+for line in sys.stdin:
     words, kill_after_s = json.loads(line)
-    if number == 0:
-        cli.main(words)
-        continue
     child = os.fork()
     if child == 0:
-        sys.stdout = sys.stderr
         code = 70
         try:
             code = cli.main(words)
@@ -42,7 +41,7 @@ for number, line in enumerate(sys.stdin):
     if kill_after_s is not None:
         time.sleep(kill_after_s)
         os.kill(child, signal.SIGKILL)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
 """
 
 
@@ -51,16 +50,12 @@ class Nursery:
 
     def __init__(self, first_words):
         self.process = python(NURSERY, stdin=subprocess.PIPE)
-        self.say(first_words)
-        self.process.stdout.readline()  # the path of the first dump: everything is imported
-
-    def say(self, words, kill_after_s=None):
-        self.process.stdin.write(json.dumps([[str(word) for word in words], kill_after_s]) + "\n")
-        self.process.stdin.flush()
+        assert self.run(first_words) == 0
 
     def run(self, words, kill_after_s=None):
         """Exit code, negative when it was killed."""
-        self.say(words, kill_after_s)
+        self.process.stdin.write(json.dumps([[str(word) for word in words], kill_after_s]) + "\n")
+        self.process.stdin.flush()
         return int(self.process.stdout.readline())
 
 

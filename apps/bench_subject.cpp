@@ -27,8 +27,8 @@ HeadRequest request_of(const std::vector<Cell>& cells) {
   HeadRequest request{first.prompt,    first.layer, first.kv_head, first.n_tokens,
                       first.n_prefill, false,       false,         true};
   for (const Cell& cell : cells) {
-    request.rotation = request.rotation || cell.axes.positions == Positions::cache;
-    request.classes = request.classes || cell.method->needs(cell.params, cell.scene()).token_classes;
+    request.rotation = request.rotation || cell.options.positions == Positions::cache;
+    request.classes = request.classes || cell.method->needs(cell.params, cell.context()).token_classes;
   }
   return request;
 }
@@ -60,7 +60,7 @@ std::optional<int32_t> Subject::largest_budget(size_t method) const {
 
 bool Subject::streams(size_t method) const {
   const std::vector<Cell> own = chosen(method, {});
-  return !own.empty() && own.front().axes.phase == Phase::stream &&
+  return !own.empty() && own.front().options.phase == Phase::stream &&
          !own.front().method->info.reads_full_cache;
 }
 

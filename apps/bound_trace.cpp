@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "base/errors.hpp"
-#include "exact/hindsight.hpp"
+#include "exact/oracle_needs.hpp"
 #include "options.hpp"
 #include "survey/clusters.hpp"
 
@@ -60,8 +60,8 @@ MeasuredHead measured_head(const Trace& trace, const Place& place, int32_t kv_he
   for (const double delta : request.deltas) head.clusters.push_back({{}, delta, clusters_of(stream, delta)});
   if (request.deltas_rel.empty()) return head;
   // The pairs of seed 0 of subgen_stream, so that its radius is this one.
-  const Draws draws{0, place.prompt_rank, uint32_t(layer.layer), uint32_t(kv_head), {}};
-  head.median_key_distance = median_key_distance(stream, draws);
+  const Rng rng{0, place.prompt_rank, uint32_t(layer.layer), uint32_t(kv_head), {}};
+  head.median_key_distance = median_key_distance(stream, rng);
   for (const double f : request.deltas_rel) {
     const double delta = f * head.median_key_distance;
     head.clusters.push_back({f, delta, clusters_of(stream, delta)});

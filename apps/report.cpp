@@ -130,9 +130,9 @@ void require_results(const std::string& verb, const std::string& place) {
 }
 
 std::vector<std::string> words_of(const std::string& verb, const ReportChoices& choices) {
-  const bool draws = verb == "figures" && holds_configs(choices.place);
-  std::vector<std::string> words = {"-m", "kvanalysis", draws ? "figure" : verb, choices.place};
-  if (!draws) return words;
+  const bool rng = verb == "figures" && holds_configs(choices.place);
+  std::vector<std::string> words = {"-m", "kvanalysis", rng ? "figure" : verb, choices.place};
+  if (!rng) return words;
   if (!choices.out.empty()) words.insert(words.end(), {"-o", choices.out});
   for (const std::string& trace : choices.traces) words.insert(words.end(), {"--trace", trace});
   for (const std::string& set : choices.sets) words.insert(words.end(), {"-s", set});

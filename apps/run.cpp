@@ -91,7 +91,7 @@ class Idle {
     const bool should_evict =
         cell.budget && *cell.budget < cell.n_tokens && !cell.method->info.reads_full_cache;
     if (should_evict && row[column_index("n_evictions")] == "0") ++idle_[name() + " evicted nothing"];
-    if (cell.axes.row_format.quantises() && row[column_index("n_quantised")] == "0")
+    if (cell.options.row_format.quantises() && row[column_index("n_quantised")] == "0")
       ++idle_[name() + " quantised nothing (kivi and gear need caches larger than R)"];
   }
   void tell(Console& console) const {

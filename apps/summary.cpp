@@ -27,7 +27,8 @@ std::string label_text(const std::string& method, const nlohmann::json& given) {
 }
 
 std::string instance_text(const MethodInstance& instance) {
-  return label_text(instance.method->info.name, given_of(*instance.method, instance.params, instance.axes));
+  return label_text(instance.method->info.name,
+                    given_of(*instance.method, instance.params, instance.options));
 }
 
 void Summary::Mean::add(const std::string& field) {

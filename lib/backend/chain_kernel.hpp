@@ -76,8 +76,8 @@ struct ChainLedger {
     ChainStep& record = run.record;
     record.kept = run.counts();
     record.evictions = run.cache.evictions(), record.quantised = run.end.quantised;
-    if constexpr (requires { policy.charge(record.charge, run.cache, run.team); })
-      policy.charge(record.charge, run.cache, run.team);
+    if constexpr (requires { policy.extra_bytes(record.extra_bytes, run.cache, run.team); })
+      policy.extra_bytes(record.extra_bytes, run.cache, run.team);
     if (run.team.rank() == 0) note(t);
     list_rows(t - run.chain.notes.first);
     run.team.sync();  // the cache has been looked at
@@ -86,8 +86,8 @@ struct ChainLedger {
  private:
   KVR_DEVICE void note(int32_t t) const {
     ChainStep record = run.record;
-    if constexpr (requires { policy.charge(record.charge, run.cache); })
-      policy.charge(record.charge, run.cache);
+    if constexpr (requires { policy.extra_bytes(record.extra_bytes, run.cache); })
+      policy.extra_bytes(record.extra_bytes, run.cache);
     run.chain.notes.steps[t - run.chain.notes.first] = record;
   }
   KVR_DEVICE void list_rows(int32_t step) const {

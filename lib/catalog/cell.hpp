@@ -23,7 +23,7 @@ struct Cell {
   size_t instance = 0;    // of the configuration's methods
   nlohmann::json params;  // resolved, axes included: what results.csv shows
   nlohmann::json given;   // as configured, to be resolved again for a share of the budget
-  Axes axes;
+  CommonOptions options;
   std::optional<int32_t> budget;                      // tokens
   double real_budget = 0;                             // before it was rounded down; 0: the same
   std::optional<int32_t> allocated;                   // this head's share, where an allocator decides
@@ -37,16 +37,16 @@ struct Cell {
   double scale = 1;                                   // of the layer's logits
 
   // The situation that the method is resolved for.
-  Scene scene() const {
+  MethodContext context() const {
     return {allocated.value_or(budget.value_or(0)),
             n_prefill,
             n_tokens,
             shape,
             layer,
             n_layers,
-            axes.phase,
+            options.phase,
             scale,
-            axes.gqa_aggregate,
+            options.gqa_aggregate,
             0,
             0,
             0,
@@ -56,7 +56,7 @@ struct Cell {
 };
 
 // Who shares a cell's budget with it.
-Council council_of(const Cell& cell);
+SharedOver shared_over_of(const Cell& cell);
 // A head whose share follows from the configuration alone.
 bool needs_no_other_head(const Cell& cell);
 // Does its share depend on heads of all layers?

@@ -7,17 +7,18 @@ nlohmann::json word_json(const std::vector<std::string>& words, size_t which) {
 }
 
 // The names of the axes in configurations.
-nlohmann::json to_json(const Axes& axes) {
+nlohmann::json to_json(const CommonOptions& options) {
   nlohmann::json all = {
-      {"phase", word(axes.phase)},
-      {"gqa.level", word(axes.gqa_level)},
-      {"gqa.agg", word(axes.gqa_aggregate)},
-      {"positions", word(axes.positions)},
-      {"order", word(axes.order)},
-      {"reweight", word(axes.reweight)},
-      {"allocator", word(axes.allocator) + (axes.allocator_file.empty() ? "" : ":" + axes.allocator_file)},
-      {"row_format", to_json(axes.row_format)}};
-  if (axes.prompt != PromptMode::as_run) all["prompt"] = word(axes.prompt);
+      {"phase", word(options.phase)},
+      {"gqa.level", word(options.gqa_level)},
+      {"gqa.agg", word(options.gqa_aggregate)},
+      {"positions", word(options.positions)},
+      {"order", word(options.order)},
+      {"reweight", word(options.reweight)},
+      {"allocator",
+       word(options.allocator) + (options.allocator_file.empty() ? "" : ":" + options.allocator_file)},
+      {"row_format", to_json(options.row_format)}};
+  if (options.prompt != PromptMode::as_run) all["prompt"] = word(options.prompt);
   return all;
 }
 
@@ -77,14 +78,14 @@ const char* word(Order order) {
   return order == Order::attend_then_evict ? "attend_then_evict" : "evict_then_attend";
 }
 
-nlohmann::json given_of(const Method& method, const nlohmann::json& params, const Axes& axes) {
+nlohmann::json given_of(const Method& method, const nlohmann::json& params, const CommonOptions& options) {
   nlohmann::json given = nlohmann::json::object();
   for (const ParameterSpec& spec : method.parameters) {
     if (!params.contains(spec.name) || params.at(spec.name) == spec.default_value) continue;
     const nlohmann::json& value = params.at(spec.name);
     given[spec.name] = spec.kind == ParameterSpec::Kind::file ? file_json(value) : value;
   }
-  const nlohmann::json mine = to_json(axes), usual = to_json(method.default_axes(params));
+  const nlohmann::json mine = to_json(options), usual = to_json(method.default_options(params));
   for (const auto& [name, value] : mine.items())
     if (!usual.contains(name) || value != usual.at(name)) given[name] = value;
   return given;

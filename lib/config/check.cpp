@@ -141,7 +141,7 @@ class TraceChecks {
     const std::string name = instance.method->info.name;
     const Mark positions =
         config_.mark_of({fmt::format("methods[{}].positions", m), fmt::format("methods[{}]", m)});
-    if (instance.axes.positions == Positions::cache && !layer.rope_recorded)
+    if (instance.options.positions == Positions::cache && !layer.rope_recorded)
       problems_.error(
           positions,
           fmt::format("{} re-assigns positions, but the trace records no rotary embedding (layer {}): "
@@ -166,7 +166,7 @@ class TraceChecks {
                                   "(layer {}): record it again with kvdump",
                                   name, layer.layer));
     const bool decides_by_rows =
-        instance.method->observes(instance.params, instance.axes) || needs.reads_queries();
+        instance.method->observes(instance.params, instance.options) || needs.reads_queries();
     if (decides_by_rows && layer.query_rows < layer.tokens)
       problems_.error(
           instance.mark,
@@ -178,7 +178,8 @@ class TraceChecks {
   // Which prompt statistics a method needs does not depend on the budget.
   static PromptNeeds prompt_needs(const MethodInstance& instance, const LayerInfo& layer) {
     try {
-      const Scene any = scene_of(instance, layer, 1, int32_t(layer.tokens), layer.tokens, layer.tokens);
+      const MethodContext any =
+          context_of(instance, layer, 1, int32_t(layer.tokens), layer.tokens, layer.tokens);
       return instance.method->needs(instance.params, any);
     } catch (const ParameterError&) {
       return {};  // told where the real scene is checked
@@ -188,22 +189,23 @@ class TraceChecks {
   void check_method(size_t m, const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer,
                     const Extent& extent) {
     const MethodInstance& instance = config_.methods[m];
-    Scene scene = scene_of(instance, layer, trace.n_layers, 0, extent.prefill, extent.tokens);
-    if (runs_without_budget(instance, config_.budget)) return resolve(m, scene, prompt);
+    MethodContext context = context_of(instance, layer, trace.n_layers, 0, extent.prefill, extent.tokens);
+    if (runs_without_budget(instance, config_.budget)) return resolve(m, context, prompt);
     const BudgetList budgets = budgets_for(instance, config_.budget);
     for (const double value : budgets.values) {
-      scene.real_budget = real_budget(budgets.kind, value, scene.prompt, layer, instance.axes.row_format);
-      scene.budget = int32_t(scene.real_budget);
-      if (scene.budget >= 1) resolve(m, scene, prompt);
+      context.real_budget =
+          real_budget(budgets.kind, value, context.prompt, layer, instance.options.row_format);
+      context.budget = int32_t(context.real_budget);
+      if (context.budget >= 1) resolve(m, context, prompt);
     }
   }
 
-  void resolve(size_t m, const Scene& scene, const PromptInfo& prompt) {
+  void resolve(size_t m, const MethodContext& context, const PromptInfo& prompt) {
     const MethodInstance& instance = config_.methods[m];
     try {
-      const nlohmann::json params = instance.method->resolve(instance.params, scene);
-      if (!instance.uniforms.empty()) check_uniforms(instance, params, scene, prompt);
-      if (!instance.method->lists_in.empty()) lists_.check(m, prompt, scene);
+      const nlohmann::json params = instance.method->resolve(instance.params, context);
+      if (!instance.uniforms.empty()) check_uniforms(instance, params, context, prompt);
+      if (!instance.method->lists_in.empty()) lists_.check(m, prompt, context);
     } catch (const ParameterError& e) {
       const std::string place = fmt::format("methods[{}]", m);
       const Mark mark = config_.mark_of({place + "." + e.parameter, place});
@@ -211,21 +213,21 @@ class TraceChecks {
     }
   }
 
-  void check_uniforms(const MethodInstance& instance, const nlohmann::json& params, const Scene& scene,
-                      const PromptInfo& prompt) {
-    const std::vector<DrawArray> arrays = instance.method->draw_arrays(params, scene);
+  void check_uniforms(const MethodInstance& instance, const nlohmann::json& params,
+                      const MethodContext& context, const PromptInfo& prompt) {
+    const std::vector<RngArray> arrays = instance.method->rng_arrays(params, context);
     if (arrays.empty())
       return problems_.error(
           instance.mark,
           fmt::format("{} draws nothing with these parameters: remove uniforms", instance.method->info.name));
     const auto layer = std::find_if(prompt.layers.begin(), prompt.layers.end(),
-                                    [&](const LayerInfo& l) { return l.layer == scene.layer; });
+                                    [&](const LayerInfo& l) { return l.layer == context.layer; });
     for (int32_t head = 0; head < layer->kv_heads; ++head) {
       const auto& wanted = config_.select.kv_heads;
       if (wanted && std::find(wanted->begin(), wanted->end(), head) == wanted->end()) continue;
       try {
-        for (const DrawArray& a : arrays)
-          (void)read_uniforms(instance.uniforms, prompt.id, scene.layer, head,
+        for (const RngArray& a : arrays)
+          (void)read_uniforms(instance.uniforms, prompt.id, context.layer, head,
                               {split_words(a.names), a.rounds, a.positions, a.slots});
       } catch (const ConfigError& e) {
         problems_.error(instance.mark, e.what());
@@ -236,7 +238,7 @@ class TraceChecks {
   void check_budgets(const PromptInfo& prompt, const Extent& extent) {
     std::map<std::string, RowFormat> formats;  // a budget in bytes is another number of tokens in each
     for (const MethodInstance& m : config_.methods)
-      if (m.takes_budget()) formats.emplace(to_json(m.axes.row_format).dump(), m.axes.row_format);
+      if (m.takes_budget()) formats.emplace(to_json(m.options.row_format).dump(), m.options.row_format);
     for (const auto& [name, format] : formats) check_budgets(prompt, extent, format);
   }
   void check_budgets(const PromptInfo& prompt, const Extent& extent, const RowFormat& format) {
@@ -269,20 +271,21 @@ class TraceChecks {
 
 }  // namespace
 
-Scene scene_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers, int32_t budget,
-               int64_t prefill, int64_t tokens) {
+MethodContext context_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers,
+                         int32_t budget, int64_t prefill, int64_t tokens) {
   HeadShape shape{layer.head_dim, layer.v_head_dim, layer.group(), 1};
-  if (instance.axes.gqa_level == GqaLevel::query) shape.heads = 1;
-  if (instance.axes.gqa_level == GqaLevel::layer) shape.heads = layer.q_heads, shape.blocks = layer.kv_heads;
-  return {budget,      int32_t(prefill), int32_t(tokens),     shape,
-          layer.layer, n_layers,         instance.axes.phase, layer.scaling};
+  if (instance.options.gqa_level == GqaLevel::query) shape.heads = 1;
+  if (instance.options.gqa_level == GqaLevel::layer)
+    shape.heads = layer.q_heads, shape.blocks = layer.kv_heads;
+  return {budget,      int32_t(prefill), int32_t(tokens),        shape,
+          layer.layer, n_layers,         instance.options.phase, layer.scaling};
 }
 
 void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems) {
   TraceChecks checks(config, traces, problems);
   for (const TraceInfo& trace : traces) checks.check(trace);
   for (const MethodInstance& m : config.methods)
-    if (const std::string warning = m.method->warning(m.params, m.axes); !warning.empty())
+    if (const std::string warning = m.method->warning(m.params, m.options); !warning.empty())
       problems.warning(m.mark, fmt::format("{}: {}", m.method->info.name, warning));
 }
 

@@ -33,28 +33,29 @@ size_t selected_heads(const RunConfig& config, const std::vector<TraceInfo>& tra
 
 }  // namespace
 
-KeptScope list_scope(const Axes& axes, const Scene& scene, int32_t window, int32_t query_heads) {
+KeptScope list_scope(const CommonOptions& options, const MethodContext& context, int32_t window,
+                     int32_t query_heads) {
   KeptScope scope;
-  scope.layer = scene.layer;
-  scope.prefill = scene.prompt, scope.tokens = scene.tokens, scope.window = window;
-  scope.caches = axes.gqa_level == GqaLevel::query ? query_heads : 1;
+  scope.layer = context.layer;
+  scope.prefill = context.prompt, scope.tokens = context.tokens, scope.window = window;
+  scope.caches = options.gqa_level == GqaLevel::query ? query_heads : 1;
   // What an allocator gives a head is known when it has heard the others.
-  scope.most = axes.allocator == Allocator::uniform ? scene.budget : 0;
+  scope.most = options.allocator == Allocator::uniform ? context.budget : 0;
   return scope;
 }
 
 ListChecks::ListChecks(const RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems)
     : config_(config), problems_(problems), one_head_(selected_heads(config, traces) == 1) {}
 
-void ListChecks::check(size_t m, const PromptInfo& prompt, const Scene& scene) {
+void ListChecks::check(size_t m, const PromptInfo& prompt, const MethodContext& context) {
   const MethodInstance& instance = config_.methods[m];
   const std::string place = fmt::format("methods[{}]", m);
   const Mark mark = config_.mark_of({fmt::format("{}.{}", place, instance.method->lists_in), place});
   if (told_[m] > kMostTold) return;
   try {
-    const std::vector<KeptScope> heads = heads_of(instance, prompt, scene);
+    const std::vector<KeptScope> heads = heads_of(instance, prompt, context);
     if (heads.empty()) return;  // told: none of those that are wanted
-    check_heads(instance, sound_file(instance, scene, heads), heads);
+    check_heads(instance, sound_file(instance, context, heads), heads);
   } catch (const ConfigError& e) {
     const bool last = ++told_[m] > kMostTold;
     problems_.error(
@@ -65,13 +66,13 @@ void ListChecks::check(size_t m, const PromptInfo& prompt, const Scene& scene) {
 bool ListChecks::is_selected(int32_t kv_head) const { return is_in(config_.select.kv_heads, kv_head); }
 
 std::vector<KeptScope> ListChecks::heads_of(const MethodInstance& m, const PromptInfo& prompt,
-                                            const Scene& scene) const {
+                                            const MethodContext& context) const {
   const auto layer = std::find_if(prompt.layers.begin(), prompt.layers.end(),
-                                  [&](const LayerInfo& l) { return l.layer == scene.layer; });
+                                  [&](const LayerInfo& l) { return l.layer == context.layer; });
   std::vector<KeptScope> heads;
   for (int32_t h = 0; h < layer->kv_heads; ++h) {
     if (!is_selected(h)) continue;
-    KeptScope scope = list_scope(m.axes, scene, layer->sliding_window, layer->group());
+    KeptScope scope = list_scope(m.options, context, layer->sliding_window, layer->group());
     scope.prompt = prompt.id, scope.kv_head = h, scope.may_be_root = one_head_;
     heads.push_back(scope);
   }
@@ -79,16 +80,17 @@ std::vector<KeptScope> ListChecks::heads_of(const MethodInstance& m, const Promp
 }
 
 // The file for the scene's budget, which does not bring HDF5 down.
-fs::path ListChecks::sound_file(const MethodInstance& m, const Scene& scene,
+fs::path ListChecks::sound_file(const MethodInstance& m, const MethodContext& context,
                                 const std::vector<KeptScope>& heads) {
   const std::string pattern = m.params.at(m.method->lists_in).get<std::string>();
-  const fs::path file = kept_file_of(pattern, scene.budget > 0 ? std::optional(scene.budget) : std::nullopt);
+  const fs::path file =
+      kept_file_of(pattern, context.budget > 0 ? std::optional(context.budget) : std::nullopt);
   std::error_code ignored;
   if (!fs::is_regular_file(file, ignored))
     throw ConfigError(
         fmt::format("no file {} with kept lists (the path is relative to this file)", file.string()));
   const auto [damage, is_new] =
-      damage_.try_emplace(std::tuple(file, heads.front().prompt, scene.layer), std::string());
+      damage_.try_emplace(std::tuple(file, heads.front().prompt, context.layer), std::string());
   if (is_new) damage->second = why_unreadable(file, heads);
   if (!damage->second.empty()) throw ConfigError(damage->second);
   return file;
@@ -102,12 +104,12 @@ void ListChecks::check_heads(const MethodInstance& m, const fs::path& file,
     const KeptLists lists = read_kept_lists(file, head);
     const std::string where =
         fmt::format("{}: /{}/{:03d}/{}", file.string(), head.prompt, head.layer, head.kv_head);
-    if (m.axes.phase == Phase::oneshot && !lists.oneshot)
+    if (m.options.phase == Phase::oneshot && !lists.oneshot)
       throw ConfigError(
           fmt::format("{}: holds {} lists, one after every token, but phase: oneshot cuts once: leave "
                       "phase out, the file says it",
                       where, lists.count()));
-    if (m.axes.gqa_level != GqaLevel::layer) continue;
+    if (m.options.gqa_level != GqaLevel::layer) continue;
     const std::string digest = digest_of(lists);
     if (first.empty()) first = digest;
     if (digest != first)

@@ -13,13 +13,13 @@ class ListChecks {
  public:
   ListChecks(const RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems);
   // The lists of instance m for one layer and budget.
-  void check(size_t m, const PromptInfo& prompt, const Scene& scene);
+  void check(size_t m, const PromptInfo& prompt, const MethodContext& context);
 
  private:
   bool is_selected(int32_t kv_head) const;
   std::vector<KeptScope> heads_of(const MethodInstance& m, const PromptInfo& prompt,
-                                  const Scene& scene) const;
-  std::filesystem::path sound_file(const MethodInstance& m, const Scene& scene,
+                                  const MethodContext& context) const;
+  std::filesystem::path sound_file(const MethodInstance& m, const MethodContext& context,
                                    const std::vector<KeptScope>& heads);
   void check_heads(const MethodInstance& m, const std::filesystem::path& file,
                    const std::vector<KeptScope>& heads) const;
@@ -33,6 +33,7 @@ class ListChecks {
 };
 
 // What the lists of an instance must fit on one layer, but for their kv head. query_heads: of a group.
-KeptScope list_scope(const Axes& axes, const Scene& scene, int32_t window, int32_t query_heads);
+KeptScope list_scope(const CommonOptions& options, const MethodContext& context, int32_t window,
+                     int32_t query_heads);
 
 }  // namespace kvreplay

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "base/text.hpp"
-#include "config/axes.hpp"
+#include "config/common_options.hpp"
 #include "config/sections.hpp"
 
 // The list of methods: names, parameters, and the axes that every method can be combined with. A list
@@ -49,7 +49,7 @@ const ParameterSpec* find_parameter(const Method& method, const std::string& nam
 std::vector<std::string> keys_of(const Method& method) {
   std::vector<std::string> keys;
   for (const ParameterSpec& spec : method.parameters) keys.push_back(spec.name);
-  for (const auto& [name, words] : axis_words()) keys.push_back(name);
+  for (const auto& [name, words] : option_words()) keys.push_back(name);
   keys.insert(keys.end(), {"name", "uniforms", "gqa"});
   return keys;
 }
@@ -105,8 +105,8 @@ class MethodsReader {
     if (key.text == "gqa") return read_gqa(entry, value);
     if (const ParameterSpec* spec = find_parameter(*entry.method, key.text))
       return read_parameters(entry, key, value, *spec);
-    const auto axis = axis_words().find(key.text);
-    if (axis != axis_words().end()) return read_words(entry, key, value, axis->first);
+    const auto axis = option_words().find(key.text);
+    if (axis != option_words().end()) return read_words(entry, key, value, axis->first);
     problems_.error(key.mark, unknown_key(*entry.method, key.text));
   }
 
@@ -195,7 +195,7 @@ class MethodsReader {
     if (axis == "row_format") return read_row_format(problems_, item);
     if (axis == "allocator" && item.kind == Node::Kind::scalar && item.text.starts_with(kFilePrefix))
       return read_allocator_file(item);
-    const auto text = read_word(problems_, item, axis, axis_words().at(axis));
+    const auto text = read_word(problems_, item, axis, option_words().at(axis));
     if (!text) return std::nullopt;
     const MethodInfo& info = entry.method->info;
     const bool has = axis != "phase" || (*text == "stream" ? info.streams : info.oneshots);
@@ -260,17 +260,17 @@ class MethodsReader {
     for (const ParameterSpec& spec : entry.method->parameters)
       instance.params[spec.name] = spec.default_value;
     const std::string place = fmt::format("methods[{}]", config_.methods.size());
-    std::vector<std::pair<const std::string*, const nlohmann::json*>> axes;
+    std::vector<std::pair<const std::string*, const nlohmann::json*>> options;
     for (size_t a = entry.sweep.size(); a-- > 0;) {
       const SweepAxis& axis = entry.sweep[a];
       const nlohmann::json& value = axis.values[combination % axis.values.size()];
       combination /= axis.values.size();
       if (find_parameter(*entry.method, axis.name) != nullptr) instance.params[axis.name] = value;
-      else axes.emplace_back(&axis.name, &value);
+      else options.emplace_back(&axis.name, &value);
       config_.marks[place + "." + axis.name] = axis.mark;
     }
-    instance.axes = entry.method->default_axes(instance.params);
-    for (const auto& [name, value] : axes) set_axis(instance.axes, *name, *value);
+    instance.options = entry.method->default_options(instance.params);
+    for (const auto& [name, value] : options) set_option(instance.options, *name, *value);
     if (const std::string why = senseless(instance); !why.empty()) return problems_.error(entry.mark, why);
     check_file_names(instance);
     const auto [first, is_new] = seen_.emplace(identity(instance), instance.mark);
@@ -294,7 +294,7 @@ class MethodsReader {
   }
 
   static std::string identity(const MethodInstance& m) {
-    return canonical(nlohmann::json{m.method->info.name, m.params, to_json(m.axes), m.uniforms.string()});
+    return canonical(nlohmann::json{m.method->info.name, m.params, to_json(m.options), m.uniforms.string()});
   }
 
   void report_repetition(const MethodInstance& instance, const Mark& first) {

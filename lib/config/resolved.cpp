@@ -26,7 +26,7 @@ json replay_json(const RunConfig::Replay& replay) {
 json method_json(const MethodInstance& instance) {
   json entry = instance.params;
   entry["name"] = instance.method->info.name;
-  entry.update(to_json(instance.axes));
+  entry.update(to_json(instance.options));
   if (!instance.uniforms.empty()) entry["uniforms"] = instance.uniforms.string();
   return entry;
 }

@@ -32,14 +32,14 @@ void read_name(RunConfig& config, const Section& root, Problems& problems) {
 void settle_prompt_modes(RunConfig& config) {
   const PromptMode of_run = config.replay.prompt_streams ? PromptMode::stream : PromptMode::cut;
   for (MethodInstance& m : config.methods)
-    if (m.axes.prompt == of_run) m.axes.prompt = PromptMode::as_run;
+    if (m.options.prompt == of_run) m.options.prompt = PromptMode::as_run;
 }
 
 void check_prompt_streams(const RunConfig& config, Problems& problems) {
   for (const MethodInstance& m : config.methods) {
-    if (!config.replay.streams_prompt(m.axes)) continue;
-    const bool own = m.axes.prompt == PromptMode::stream;
-    const Allocator rule = m.axes.allocator;
+    if (!config.replay.streams_prompt(m.options)) continue;
+    const bool own = m.options.prompt == PromptMode::stream;
+    const Allocator rule = m.options.allocator;
     if (rule == Allocator::ada || rule == Allocator::cake)
       problems.error(m.mark, fmt::format("allocator {} looks at the whole prompt before it shares, but "
                                          "{}prompt: stream feeds it token by token: leave out one of them",
@@ -49,7 +49,7 @@ void check_prompt_streams(const RunConfig& config, Problems& problems) {
                      fmt::format("{}prompt: stream feeds the prompt token by token, but the lists of {} "
                                  "begin when it has ended: leave it out",
                                  own ? "" : "replay.", m.method->info.name));
-    if (m.axes.phase == Phase::stream) continue;
+    if (m.options.phase == Phase::stream) continue;
     const std::string remedy = m.method->info.streams
                                    ? fmt::format("write {{name: {}, phase: stream}}", m.method->info.name)
                                    : "it has no phase stream: remove it, or take replay.prompt: cut";

@@ -23,7 +23,7 @@ struct Mark {  // where something stands in the configuration; line 0: the comma
 struct MethodInstance {
   const Method* method = nullptr;
   nlohmann::json params;  // every declared parameter; null where it is derived from the budget
-  Axes axes;
+  CommonOptions options;
   std::filesystem::path uniforms;  // empty: counter-based
   Mark mark;
   bool takes_budget() const { return method->takes_budget(params); }
@@ -47,8 +47,8 @@ struct RunConfig {
     std::optional<int64_t> tokens, prefill;  // nullopt: all of the trace; the recorded prompt
     bool prompt_streams = false;             // convention C5
     // Whether a method takes the prompt token by token: its own word, or the run's.
-    bool streams_prompt(const Axes& axes) const {
-      return axes.prompt == PromptMode::as_run ? prompt_streams : axes.prompt == PromptMode::stream;
+    bool streams_prompt(const CommonOptions& options) const {
+      return options.prompt == PromptMode::as_run ? prompt_streams : options.prompt == PromptMode::stream;
     }
     enum class Queries { all, last, stride } queries = Queries::all;
     int64_t queries_count = 0;  // of last, or the stride
@@ -91,8 +91,8 @@ RunConfig parse_config(const std::string& text, const std::filesystem::path& bas
                        const std::vector<std::string>& overrides, const Registry& methods,
                        const std::vector<std::string>& measures = {});
 // What a method instance is resolved for: one budget (0: none) on one layer.
-Scene scene_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers, int32_t budget,
-               int64_t prefill, int64_t tokens);
+MethodContext context_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers,
+                         int32_t budget, int64_t prefill, int64_t tokens);
 // Checks that need the traces: layers, heads, prompts, tokens, prefill, and every (method, budget)
 // through Method::resolve. Problems are added to `problems`, warnings to config.warnings.
 void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces,

@@ -86,7 +86,7 @@ struct BalancedSums : MergeAndReduce {
   SelfBalancing rule;
   std::span<double> centre;  // subtracted from the keys in the walks, which softmax does not see [dim]
   std::span<double> packed;  // rows of a walk
-  Draws draws;
+  Rng rng;
 
   static int64_t doubles(int32_t rows, int32_t dim, int32_t v_dim) {
     return dim + MergeAndReduce::doubles(rows) + PackedRows::doubles(rows, dim, v_dim);
@@ -148,7 +148,7 @@ struct BalancedSums : MergeAndReduce {
       expv(keys, values);
     };
     const auto decide = [&](int32_t i, double y) {
-      return rule.sign(y, draws.uniform(Structure::sign_walk, cache.token(row(i)), slot, level));
+      return rule.sign(y, rng.uniform(RngStream::sign_walk, cache.token(row(i)), slot, level));
     };
     const int32_t failed = tile_walk(team, n, rows, K, decide, [&](int32_t i) -> double& { return sign(i); });
     if (failed >= 0) cache.fail(team, 1, cache.token(row(failed)));

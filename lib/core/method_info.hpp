@@ -39,7 +39,7 @@ struct RowFormat {
 };
 
 // What every method can be combined with.
-struct Axes {
+struct CommonOptions {
   Phase phase = Phase::stream;
   GqaLevel gqa_level = GqaLevel::kv;
   Aggregate gqa_aggregate = Aggregate::sum;
@@ -78,7 +78,7 @@ struct MethodInfo {
 };
 
 // The situation a method is resolved for.
-struct Scene {
+struct MethodContext {
   int32_t budget = 0;              // B, tokens per kv head; 0: the method takes none
   int32_t prompt = 0, tokens = 0;  // P, n
   HeadShape shape{};
@@ -87,7 +87,7 @@ struct Scene {
   double scale = 1;  // of the logits
   Aggregate aggregate = Aggregate::sum;
   int32_t window = 0;  // the layer's sliding window; known to the replay only
-  // Of the whole trace, future included; 0 where the method's hindsight() does not ask, and while a run is
+  // Of the whole trace, future included; 0 where the method's oracle_needs() does not ask, and while a run is
   // planned.
   double median_key_distance = 0, largest_query_norm = 0;
   double real_budget = 0;       // f * P before it was rounded down to B; 0: B itself
@@ -95,7 +95,7 @@ struct Scene {
 };
 
 // Numbers of the trace that no causal method can know. A method that asks for them says so in its text.
-struct Hindsight {
+struct OracleNeeds {
   bool median_key_distance = false;  // measures.md, section 4: of at most 2000 pairs
   bool largest_query_norm = false;
 };
@@ -112,7 +112,7 @@ struct LayerSet {
 
 // Numbers that a policy's cache stores, beyond what the engine counts itself: key and value floats of rows,
 // 8 bytes a score where the policy observes, 4 bytes a position where the layout does not imply it.
-struct Charge {
+struct ExtraBytes {
   int64_t weight_floats = 0;  // weights, counts, masses
   int64_t key_floats = 0;     // besides the rows'
   int64_t sketch_floats = 0;  // key numbers of sketches, at the width of the keys
@@ -125,9 +125,9 @@ struct Charge {
 };
 
 // An array of uniforms that a run can be given instead of counter-based ones, with the extents it reads.
-struct DrawArray {
+struct RngArray {
   const char* names;  // datasets, the first that is found: "U uniforms"
-  Structure structure;
+  RngStream structure;
   int64_t rounds, positions, slots = 0;  // slots 0: the array has no such axis
 };
 
@@ -143,7 +143,7 @@ constexpr int32_t kAllRows = 0, kDecodeRows = -1;
 
 // What the theorem behind an instance allows (measures.md, sections 1 and 7): with `probability` the error of
 // a row is at most epsilon ||x||_2 times a norm of V.
-struct Promise {
+struct ErrorBound {
   enum class Norm { none, spectral, frobenius };
   Norm norm = Norm::none;  // none: the instance has no target to be held to
   double epsilon = 0, probability = 0;

@@ -17,13 +17,15 @@ struct SparsePattern {
     d.boolean("with_h2o", static_cast<bool M::*>(&M::with_h2o),
               "floor(B/2) of the budget is for heavy hitters outside the pattern, B' the rest");
   }
-  void resolve(const Scene& scene) {
-    budget = scene.budget, prompt = scene.prompt, tokens = scene.tokens;
+  void resolve(const MethodContext& context) {
+    budget = context.budget, prompt = context.prompt, tokens = context.tokens;
     heavy = with_h2o ? budget / 2 : 0;
     if (budget < tokens) self().shape(budget - heavy, tokens);
   }
-  Layout layout(const Scene&) const { return {.scores = with_h2o}; }
-  PromptNeeds needs(const Scene&) const { return {.column_sums_from = with_h2o ? 0 : PromptNeeds::kNoRows}; }
+  Layout layout(const MethodContext&) const { return {.scores = with_h2o}; }
+  PromptNeeds needs(const MethodContext&) const {
+    return {.column_sums_from = with_h2o ? 0 : PromptNeeds::kNoRows};
+  }
   bool observes() const { return with_h2o; }
   bool implied_layout() const { return !with_h2o; }
 

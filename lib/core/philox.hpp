@@ -33,7 +33,7 @@ struct Philox4x32 {
 };
 
 // What a draw is for. The numbers are part of the reproducibility contract.
-enum class Structure : uint32_t {
+enum class RngStream : uint32_t {
   subgen_clusters = 1,
   subgen_reservoir = 2,
   sign_walk = 3,
@@ -53,17 +53,17 @@ enum class Structure : uint32_t {
 // structure reads values[(round * positions + position) * slots + slot].
 struct InjectedArray {
   const double* values = nullptr;
-  Structure structure{};
+  RngStream structure{};
   int64_t positions = 0, slots = 1;
 };
 
 // The random numbers of one kv head.
-struct Draws {
+struct Rng {
   static constexpr int kArrays = 2;
   uint32_t seed = 0, prompt = 0, layer = 0, kv_head = 0;
   InjectedArray injected[kArrays] = {};
 
-  KVR_FN double uniform(Structure structure, int64_t position, int64_t slot = 0, int64_t round = 0) const {
+  KVR_FN double uniform(RngStream structure, int64_t position, int64_t slot = 0, int64_t round = 0) const {
     for (const InjectedArray& a : injected)
       if (a.values != nullptr && a.structure == structure)
         return a.values[(round * a.positions + position) * a.slots + slot];

@@ -23,13 +23,14 @@
 //   observe(team, cache, what)              decode: p_t over the rows; `what` is a span aggregated over the
 //                                           query heads, or HeadProbabilities
 //
-//   charge(charge, cache)                   after every step: what is stored besides rows and scores; with a
+//   extra_bytes(charge, cache)                   after every step: what is stored besides rows and scores;
+//   with a
 //                                           team as third argument where that takes a look at every row
-//   spread()                                Promise::spread, where it grows with the tokens
+//   spread()                                ErrorBound::spread, where it grows with the tokens
 //
-// and, on the host: resolve(scene), layout(scene), needs(scene), bound(scene), draws(scene), report(...), and
-// members `state`, `draws` and `given` that the engine binds. Nothing else reaches a policy: no trace, no
-// future, no token that left the cache.
+// and, on the host: resolve(context), layout(context), needs(context), max_rows(context), rng(context),
+// report(...), and members `state`, `draws` and `given` that the engine binds. Nothing else reaches a policy:
+// no trace, no future, no token that left the cache.
 //
 // Every thread of a team runs these hooks with a copy of the policy of its own, and all copies stay alike:
 // what decides a branch is a number that every thread has. What changes a cache waits until everybody has
@@ -114,8 +115,8 @@ concept HasState = requires(P p, std::span<double> state) {
   p.state = state;
 };
 template <class P>
-concept HasDraws = requires(P p, Draws draws) {
-  p.draws = draws;
+concept HasRng = requires(P p, Rng rng) {
+  p.rng = rng;
 };
 // The policy is told what it keeps.
 template <class P>
@@ -130,12 +131,12 @@ concept SharesSelection = requires(P p, const P* other) {
   p.larger = other;
 };
 template <class P>
-concept HasLayout = requires(const P p, Scene scene) {
-  { p.layout(scene) } -> std::same_as<Layout>;
+concept HasLayout = requires(const P p, MethodContext context) {
+  { p.layout(context) } -> std::same_as<Layout>;
 };
 template <class P>
-concept HasNeeds = requires(const P p, Scene scene) {
-  { p.needs(scene) } -> std::same_as<PromptNeeds>;
+concept HasNeeds = requires(const P p, MethodContext context) {
+  { p.needs(context) } -> std::same_as<PromptNeeds>;
 };
 // What of the prompt no selection may drop; a policy that has it leaves its prompt scores on the rows, so
 // that allocators, reweighting and wrappers can use them.
@@ -172,9 +173,9 @@ concept HasScoreRule = requires(const P p) {
 // g++ 12 needs both traits: a struct that holds a Token is still "trivially copyable" for it.
 template <class P>
 concept Policy = std::is_trivially_copyable_v<P> && std::is_trivially_copy_constructible_v<P> &&
-    requires(P p, Scene scene) {
+    requires(P p, MethodContext context) {
   { P::info } -> std::convertible_to<MethodInfo>;
-  p.resolve(scene);
+  p.resolve(context);
 };
 
 }  // namespace kvreplay

@@ -18,11 +18,11 @@ struct Selecting {
     d.integer("recent", static_cast<int32_t M::*>(&M::recent), {0, kManyTokens},
               "last tokens that always stay, the newest included", recent_default);
   }
-  void resolve(const Scene& scene) {
-    budget = scene.budget;
+  void resolve(const MethodContext& context) {
+    budget = context.budget;
     if (sinks + recent > budget) throw too_much_protection(sinks, recent, budget);
   }
-  Layout layout(const Scene&) const { return {.scores = true}; }
+  Layout layout(const MethodContext&) const { return {.scores = true}; }
   KVR_FN Protect protection() const { return {.sinks = sinks, .recent = recent}; }
 
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {

@@ -10,14 +10,14 @@
 namespace kvreplay {
 
 // Whose testimonies a budget is shared over. head: a formula of the layer and kv head alone.
-enum class Council { none, head, layer, model };
+enum class SharedOver { none, head, layer, model };
 
 // What one kv head says when a budget is shared.
-struct Testimony {
+struct HeadScores {
   int32_t layer = 0, kv_head = 0;
   std::vector<double>
       scores;  // of the prompt tokens it could hold; infinite where protected. Not of a model's
-  std::vector<double> extras;  // of the policy's testify()
+  std::vector<double> extras;  // of the policy's head_scores()
 };
 
 // PyramidKV, Cai et al. 2024: tokens of layer `layer`, window included; `budget` is the mean over layers and
@@ -57,15 +57,15 @@ inline std::vector<int32_t> winners(const std::vector<std::vector<double>>& scor
   return won;
 }
 
-inline int32_t protected_tokens(const Testimony& t) {
+inline int32_t protected_tokens(const HeadScores& t) {
   return int32_t(std::count(t.scores.begin(), t.scores.end(), double(INFINITY)));
 }
 
 // Ada-KV, Feng et al. 2024: over the heads of a layer the largest budget * heads scores stay, and in every
 // head at least the top floor(budget * alpha) and what is protected. Returns tokens per head.
-inline std::vector<int32_t> ada_tokens(const std::vector<Testimony>& heads, int32_t budget, double alpha) {
+inline std::vector<int32_t> ada_tokens(const std::vector<HeadScores>& heads, int32_t budget, double alpha) {
   std::vector<std::vector<double>> scores;
-  for (const Testimony& t : heads) {
+  for (const HeadScores& t : heads) {
     if (protected_tokens(t) >= budget) return std::vector<int32_t>(heads.size(), budget);
     std::vector<double> descending = t.scores;
     std::sort(descending.begin(), descending.end(), std::greater<>());

@@ -24,8 +24,8 @@ struct Thinning {
               "last prompt tokens that stay",
               "floor(B/4) below B = 1024 if sinks are not given either, else 256");
   }
-  void resolve(const Scene& scene) {
-    budget = scene.budget;
+  void resolve(const MethodContext& context) {
+    budget = context.budget;
     const bool small = sinks == kDerived && recent == kDerived && budget < 1024;
     if (sinks == kDerived) sinks = small ? 4 : 256;
     if (recent == kDerived) recent = small ? budget / 4 : 256;
@@ -34,7 +34,7 @@ struct Thinning {
   KVR_FN int32_t middle_of(int32_t held, int32_t first) const {
     return held > first + recent ? held - first - recent : 0;
   }
-  int32_t middle_of(const Scene& scene) const { return middle_of(scene.prompt, sinks); }
+  int32_t middle_of(const MethodContext& context) const { return middle_of(context.prompt, sinks); }
   // The rows that are thinned out; a layer's sliding window may have left less than the prompt.
   KVR_FN Middle middle(const auto& cache) const {
     const int32_t first = held_sinks(cache, sinks);

@@ -17,16 +17,16 @@ struct Wrapped : Scorers {
   const char* name() const {
     return visit([]<class P>(const P&) { return P::info.name; });
   }
-  void resolve(Scene scene) {
-    scene.budget = scene.prompt;
-    visit([&](auto& p) { p.resolve(scene); });
+  void resolve(MethodContext context) {
+    context.budget = context.prompt;
+    visit([&](auto& p) { p.resolve(context); });
   }
-  int64_t state_doubles(const Scene& scene) const {
-    return visit([&](const auto& p) -> int64_t { return p.layout(scene).state_doubles; });
+  int64_t state_doubles(const MethodContext& context) const {
+    return visit([&](const auto& p) -> int64_t { return p.layout(context).state_doubles; });
   }
-  PromptNeeds needs(const Scene& scene) const {
+  PromptNeeds needs(const MethodContext& context) const {
     return visit([&]<class P>(const P& p) {
-      if constexpr (HasNeeds<P>) return p.needs(scene);
+      if constexpr (HasNeeds<P>) return p.needs(context);
       else return PromptNeeds{};
     });
   }

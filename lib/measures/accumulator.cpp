@@ -46,10 +46,10 @@ void Accumulator::add(const ScoredRow& row, int32_t own_head, const Real* out) {
 }
 
 void Accumulator::finish(CellMeasures& measures, CellResult& result, const SaveOptions& save,
-                         const Promise& promise) {
+                         const ErrorBound& error_bound) {
   measures.n_queries = rows_;
   errors_.finish(measures);
-  epsilons_.finish(measures, promise);
+  epsilons_.finish(measures, error_bound);
   sets_.finish(measures);
   result.rows = std::move(tokens_);
   result.heads = heads_;

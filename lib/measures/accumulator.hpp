@@ -32,7 +32,8 @@ class Accumulator {
     sets_.add_recall(heads, measures);
   }
   // Everything but sizes, bytes and times. Moves the curves and outputs that were kept.
-  void finish(CellMeasures& measures, CellResult& result, const SaveOptions& save, const Promise& promise);
+  void finish(CellMeasures& measures, CellResult& result, const SaveOptions& save,
+              const ErrorBound& error_bound);
 
  private:
   int32_t heads_;

@@ -39,30 +39,30 @@ void EpsilonForms::add(const ScoredRow& row) {
   if (row.m.spread != kUnset) additive_.add(additive_form(row));
 }
 
-void EpsilonForms::finish(CellMeasures& measures, const Promise& promise) {
+void EpsilonForms::finish(CellMeasures& measures, const ErrorBound& error_bound) {
   measures.eps_spectral_mean = spectral_sums_.mean(), measures.eps_spectral_max = spectral_sums_.maximum();
   measures.eps_frobenius_mean = frobenius_sums_.mean();
   measures.eps_frobenius_max = frobenius_sums_.maximum();
   measures.eps_additive_mean = additive_.finite_mean();
-  if (wanted_.bounds && promise.norm == Promise::Norm::spectral)
-    compare(measures, promise, spectral_, measures.eps_spectral_mean);
-  if (wanted_.bounds && promise.norm == Promise::Norm::frobenius)
-    compare(measures, promise, frobenius_, measures.eps_frobenius_mean);
+  if (wanted_.bounds && error_bound.norm == ErrorBound::Norm::spectral)
+    compare(measures, error_bound, spectral_, measures.eps_spectral_mean);
+  if (wanted_.bounds && error_bound.norm == ErrorBound::Norm::frobenius)
+    compare(measures, error_bound, frobenius_, measures.eps_frobenius_mean);
   if (!wanted_.quantiles) return;
   if (!spectral_.empty()) measures.eps_spectral_p99 = quantile(spectral_, 0.99);
   if (!frobenius_.empty()) measures.eps_frobenius_p99 = quantile(frobenius_, 0.99);
 }
 
-void EpsilonForms::compare(CellMeasures& measures, const Promise& promise,
+void EpsilonForms::compare(CellMeasures& measures, const ErrorBound& error_bound,
                            const std::vector<double>& measured, std::optional<double> mean) {
-  measures.bound_epsilon = promise.epsilon;
-  measures.bound_probability = promise.probability;
-  measures.bound_capped = promise.capped;
+  measures.bound_epsilon = error_bound.epsilon;
+  measures.bound_probability = error_bound.probability;
+  measures.bound_capped = error_bound.capped;
   if (measured.empty()) return;
   const auto within = std::count_if(measured.begin(), measured.end(),
-                                    [&](double epsilon) { return epsilon <= promise.epsilon; });
+                                    [&](double epsilon) { return epsilon <= error_bound.epsilon; });
   measures.bound_holds = double(within) / double(measured.size());
-  if (*mean > 0) measures.bound_slack = promise.epsilon / *mean;
+  if (*mean > 0) measures.bound_slack = error_bound.epsilon / *mean;
 }
 
 }  // namespace kvreplay

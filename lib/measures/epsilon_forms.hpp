@@ -13,11 +13,11 @@ class EpsilonForms {
  public:
   EpsilonForms(int32_t heads, int64_t rows, Wanted wanted);
   void add(const ScoredRow& row);
-  void finish(CellMeasures& measures, const Promise& promise);
+  void finish(CellMeasures& measures, const ErrorBound& error_bound);
 
  private:
-  static void compare(CellMeasures& measures, const Promise& promise, const std::vector<double>& measured,
-                      std::optional<double> mean);
+  static void compare(CellMeasures& measures, const ErrorBound& error_bound,
+                      const std::vector<double>& measured, std::optional<double> mean);
   Wanted wanted_;
   std::vector<double> spectral_, frobenius_;  // of the pairs that have norms to divide by, where someone asks
   Sums spectral_sums_, frobenius_sums_, additive_;

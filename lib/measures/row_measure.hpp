@@ -17,7 +17,7 @@ struct RowMeasure {
   double kept_mass = 0;     // exact probability of the attended tokens
   double top_mass = -1;     // the most that as many tokens can hold; negative: not ranked
   double index_recall = -1;
-  double spread = kUnset;  // Promise::spread at this row
+  double spread = kUnset;  // ErrorBound::spread at this row
   int32_t attended = 0;    // attended tokens
   bool plain = false;      // the output renormalises the exact attention over the attended tokens
 };

@@ -26,7 +26,7 @@ struct AdaKv : Selecting<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Council council = Council::layer;
+  static constexpr SharedOver shared_over = SharedOver::layer;
   enum class Variant { kvpress, reference };
   Variant variant = Variant::kvpress;
   AnyScorer scorer;
@@ -42,24 +42,24 @@ struct AdaKv : Selecting<> {
     d.real("f", &AdaKv::f, {0, 1}, "share of the budget that is equal for all heads (reference)");
     protect<AdaKv>(d);
   }
-  void resolve(Scene scene) {
-    Selecting::resolve(scene);
-    scene.compares_heads = true;
-    scorer.resolve(scene);
+  void resolve(MethodContext context) {
+    Selecting::resolve(context);
+    context.compares_heads = true;
+    scorer.resolve(context);
   }
-  Layout layout(const Scene& scene) const {
-    return {.state_doubles = scorer.state_doubles(scene), .scores = true};
+  Layout layout(const MethodContext& context) const {
+    return {.state_doubles = scorer.state_doubles(context), .scores = true};
   }
-  PromptNeeds needs(const Scene& scene) const { return scorer.needs(scene); }
+  PromptNeeds needs(const MethodContext& context) const { return scorer.needs(context); }
   KVR_FN Protect protection() const { return both({sinks, recent}, scorer.protection()); }
 
   // The head's number of tokens is its scene's budget when it is replayed.
-  std::vector<int32_t> share(const Scene& scene, const std::vector<Testimony>& heads) const {
-    if (variant == Variant::kvpress) return ada_tokens(heads, scene.budget, alpha);
-    const int32_t window = protected_tokens(heads.front()), base = scene.budget - window;
-    if (base <= 0) return std::vector<int32_t>(heads.size(), scene.budget);
+  std::vector<int32_t> share(const MethodContext& context, const std::vector<HeadScores>& heads) const {
+    if (variant == Variant::kvpress) return ada_tokens(heads, context.budget, alpha);
+    const int32_t window = protected_tokens(heads.front()), base = context.budget - window;
+    if (base <= 0) return std::vector<int32_t>(heads.size(), context.budget);
     std::vector<std::vector<double>> scores;
-    for (const Testimony& t : heads) scores.push_back(unprotected(t, base));
+    for (const HeadScores& t : heads) scores.push_back(unprotected(t, base));
     std::vector<int32_t> tokens = winners(scores, int64_t(base) * int64_t(heads.size()));
     for (int32_t& c : tokens) c = window + int32_t(std::nearbyint(c * (1 - f) + std::floor(base * f)));
     return tokens;
@@ -75,7 +75,7 @@ struct AdaKv : Selecting<> {
   }
 
  private:
-  std::vector<double> unprotected(const Testimony& t, int32_t base) const {
+  std::vector<double> unprotected(const HeadScores& t, int32_t base) const {
     std::vector<double> scores;
     for (const double s : t.scores)
       if (s != INFINITY) scores.push_back(s);

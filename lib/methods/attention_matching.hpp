@@ -45,25 +45,25 @@ struct AttentionMatching {
     d.integer("max_queries", &AttentionMatching::max_queries, {1, kManyTokens},
               "most training queries; of more every ceil-th is taken");
   }
-  void resolve(const Scene& scene) {
-    budget = scene.budget;
-    if (train == TrainOn::future && scene.tokens == scene.prompt)
+  void resolve(const MethodContext& context) {
+    budget = context.budget;
+    if (train == TrainOn::future && context.tokens == context.prompt)
       throw ParameterError("train", "there is no row after the prompt to train on; use reroped");
   }
-  PromptNeeds needs(const Scene&) const {
+  PromptNeeds needs(const MethodContext&) const {
     return {.queries = true, .future_queries = train == TrainOn::future, .rotary = train == TrainOn::reroped};
   }
-  Layout layout(const Scene& scene) const {
-    if (scene.prompt <= budget) return {.state_doubles = 1};
-    const int32_t rows = train == TrainOn::future ? scene.tokens - scene.prompt : scene.prompt;
-    const int64_t N = TrainingQueries<float>::count(int64_t(scene.shape.heads) * rows, max_queries);
-    const HeadShape& s = scene.shape;
-    return {.state_doubles = 1 + AttentionFit<float>::doubles(N, scene.prompt, budget, s.dim, s.v_dim),
+  Layout layout(const MethodContext& context) const {
+    if (context.prompt <= budget) return {.state_doubles = 1};
+    const int32_t rows = train == TrainOn::future ? context.tokens - context.prompt : context.prompt;
+    const int64_t N = TrainingQueries<float>::count(int64_t(context.shape.heads) * rows, max_queries);
+    const HeadShape& s = context.shape;
+    return {.state_doubles = 1 + AttentionFit<float>::doubles(N, context.prompt, budget, s.dim, s.v_dim),
             .scores = true,
             .weights = true,
             .own_rows = budget};
   }
-  KVR_FN void charge(Charge& c, const auto& cache) const {
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     c.weight_floats = cache.evictions() > 0 ? budget : 0;
   }
   void report(std::map<std::string, double>& extras, const auto& cache) const {

@@ -40,7 +40,7 @@ struct BalanceKv : Thinning<> {
   int32_t done = 0, survivors = 0, tail = 0;  // rounds made, what they left, and of it with weight 1
   int64_t record_doubles = 0;
   std::span<double> state;  // of the record, mean key of a block [dim], its rows
-  Draws draws;
+  Rng rng;
   const BalanceKv* larger = nullptr;
 
   static void declare(auto& d) {
@@ -61,27 +61,27 @@ struct BalanceKv : Thinning<> {
     d.real("temp", &M::temp, {1e-300, 1e300}, "walk paper: factor on the scale in the kernel");
     protect<BalanceKv>(d);
   }
-  void resolve(const Scene& scene) {
+  void resolve(const MethodContext& context) {
     const bool longbench = preset == Preset::longbench;
     for (const auto& [given, of_longbench] : {std::pair{&sinks, 32}, {&recent, 32}, {&rounds, 2}})
       if (longbench && *given == kDerived) *given = of_longbench;
     if (block == kDerived) block = longbench ? 128 : 256;
     if (tau == kUnset) tau = longbench ? 1 : 0.1;
-    if (c == kUnset || c == kRealWord) c = theory::walk_constant(scene.tokens, delta);
-    scale = scene.scale;
-    Thinning::resolve(scene);
-    record_doubles = WalkRecord::doubles(scene.prompt);
+    if (c == kUnset || c == kRealWord) c = theory::walk_constant(context.tokens, delta);
+    scale = context.scale;
+    Thinning::resolve(context);
+    record_doubles = WalkRecord::doubles(context.prompt);
   }
   static bool random(const BalanceKv&) { return true; }
-  std::vector<DrawArray> draw_arrays(const Scene& s) const {
+  std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     const int32_t T = rounds != kDerived ? rounds : rounds_that_fit(s.prompt, sinks);
-    return {{"uniforms U", Structure::sign_walk, T, middle_of(s)}};
+    return {{"uniforms U", RngStream::sign_walk, T, middle_of(s)}};
   }
-  Layout layout(const Scene& s) const {
+  Layout layout(const MethodContext& s) const {
     const int64_t rows = PackedRows::doubles(std::min(block, s.prompt), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = record_doubles + s.shape.dim + rows, .scores = true, .weights = true};
   }
-  KVR_FN void charge(Charge& charged, const auto&) const { charged.weight_floats = survivors; }
+  KVR_FN void extra_bytes(ExtraBytes& charged, const auto&) const { charged.weight_floats = survivors; }
   void report(auto& extras, const auto&) const { extras["rounds"] = done, extras["tail"] = tail; }
 
   // Scores are the signs of a round, and then what each weight is multiplied by (0: dropped).
@@ -106,7 +106,7 @@ struct BalanceKv : Thinning<> {
   // Of a block that another budget has walked the signs are taken over. Injected draws stand in an array that
   // follows the budget.
   KVR_FN void sign(const Team auto& team, auto& cache, WalkedBlock b) {
-    const bool shares = larger != nullptr && larger->done > done && draws.injected[0].values == nullptr;
+    const bool shares = larger != nullptr && larger->done > done && rng.injected[0].values == nullptr;
     if (shares && larger->record().holds(team, cache, b, block)) larger->record().give(team, cache, b);
     else walk_block(team, cache, b, [&](int32_t i) -> double& { return cache.score(b.first + i); });
     record().keep(team, cache, b);
@@ -114,7 +114,7 @@ struct BalanceKv : Thinning<> {
   }
   KVR_FN void walk_block(const Team auto& team, auto& cache, WalkedBlock b, auto sign) {
     const RowProducts products{cache, b.first};
-    const auto u = [&](int32_t i) { return draws.uniform(Structure::sign_walk, b.begin + i, 0, done); };
+    const auto u = [&](int32_t i) { return rng.uniform(RngStream::sign_walk, b.begin + i, 0, done); };
     if (walk == Walk::paper) self_balance(team, products, b.count, u, sign);
     else pull(team, products, b.count, u, sign);
   }

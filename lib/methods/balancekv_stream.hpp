@@ -41,7 +41,7 @@ struct BalanceKvStream {
   double largest_query = 0;           // max ||q|| of the trace: the theorem bounds later queries too
   BalancedSums sums;
   std::span<double> state;  // of the sums
-  Draws draws;
+  Rng rng;
 
   static void declare(auto& d) {
     using M = BalanceKvStream;
@@ -55,21 +55,21 @@ struct BalanceKvStream {
     d.boolean("centre_keys", &M::centre_keys, "subtract the mean prompt key in the walks; exact for softmax");
     d.boolean("bucket_erase", &M::bucket_erase, "erase buckets of negligible values");
   }
-  void resolve(const Scene& scene) {
-    tokens = scene.tokens, dim = scene.shape.dim, v_dim = scene.shape.v_dim;
+  void resolve(const MethodContext& context) {
+    tokens = context.tokens, dim = context.shape.dim, v_dim = context.shape.v_dim;
     if (levels == kDerived) levels = int32_t(theory::merge_levels(tokens, batch));
     if (c == kUnset) c = theory::walk_constant(tokens, delta);
-    sums.batch = batch, sums.levels = levels, sums.scale = scene.scale, sums.rule = {c, on_fail};
-    largest_query = scene.largest_query_norm;
+    sums.batch = batch, sums.levels = levels, sums.scale = context.scale, sums.rule = {c, on_fail};
+    largest_query = context.largest_query_norm;
   }
-  Hindsight hindsight() const { return {.largest_query_norm = r == kUnset}; }
+  OracleNeeds oracle_needs() const { return {.largest_query_norm = r == kUnset}; }
   static bool random(const BalanceKvStream&) { return true; }
-  Layout layout(const Scene& s) const {
+  Layout layout(const MethodContext& s) const {
     const int64_t doubles = BalancedSums::doubles(whole_batch(), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = doubles, .scores = true, .weights = true, .split = true};
   }
-  PromptNeeds needs(const Scene&) const { return {.queries = r == kUnset}; }
-  KVR_FN void charge(Charge& charged, const auto& cache, const Team auto& team) const {
+  PromptNeeds needs(const MethodContext&) const { return {.queries = r == kUnset}; }
+  KVR_FN void extra_bytes(ExtraBytes& charged, const auto& cache, const Team auto& team) const {
     const auto fed = [&](int32_t slot) { return state[size_t(dim + slot)] > 0; };
     charged.weight_floats = int64_t(team.count(MergeAndReduce::kSlots, fed)) * (levels + 1);
     // A row of both structures is stored in both.
@@ -81,11 +81,11 @@ struct BalanceKvStream {
     extras["theory_log10_t"] = asked.t.log10(), extras["bound_log10_tokens"] = asked.rows().log10();
   }
   // Theorem 3.1. A batch of n tokens is never halved, whatever t the theorem asks for.
-  Promise promise() const {
+  ErrorBound error_bound() const {
     const auto asked = theory::BalanceKv::of(epsilon, promised_bound(), tokens, dim, v_dim);
     const double failure = delta == kUnset ? std::pow(double(tokens), -2) : delta;
     const bool capped = batch < tokens && asked.t > batch;
-    return {Promise::Norm::frobenius, epsilon, 1 - failure, capped, spread()};
+    return {ErrorBound::Norm::frobenius, epsilon, 1 - failure, capped, spread()};
   }
   // It grows with what has been seen.
   KVR_FN double spread() const { return theory::largest_logit(promised_bound(), dim); }
@@ -128,7 +128,7 @@ struct BalanceKvStream {
 
  private:
   KVR_FN int32_t whole_batch() const { return batch < tokens ? batch : tokens; }
-  KVR_FN void bind() { sums.bind(state, whole_batch(), dim), sums.draws = draws; }
+  KVR_FN void bind() { sums.bind(state, whole_batch(), dim), sums.rng = rng; }
   KVR_FN double bound() const { return r != kUnset ? r : radius; }
   KVR_FN double promised_bound() const {
     return r != kUnset ? r : radius > largest_query ? radius : largest_query;

@@ -57,14 +57,14 @@ struct Buzz {
              "single; variant paper: until_fit");
     d.choice("log_n", &Buzz::log_n, {"off", "live", "context"}, kLogNHelp);
   }
-  void resolve(const Scene& scene) {
+  void resolve(const MethodContext& context) {
     if (stride < 3)
       throw ParameterError("stride",
                            "stride " + std::to_string(stride) +
                                " keeps every old token in each pass: the cache would grow; give at least 3");
-    resolve_sizes(scene.budget);
+    resolve_sizes(context.budget);
     if (passes == Passes::by_variant) passes = variant == Variant::paper ? Passes::until_fit : Passes::single;
-    prompt = scene.prompt;
+    prompt = context.prompt;
     const auto sizes = theory::Buzz::of(sinks, window, stride, threshold, variant);
     hive.window = window, hive.fires_at = int32_t(sizes.fires_at);
     hive.old_step = int32_t(sizes.old_step), hive.new_step = int32_t(sizes.new_step);
@@ -72,15 +72,15 @@ struct Buzz {
     hive.heaviest = mode != Mode::no_max;
   }
   // One pass over a long prompt leaves what it leaves.
-  int64_t bound(const Scene& scene) const {
+  int64_t max_rows(const MethodContext& context) const {
     const theory::Buzz sizes{sinks, window, threshold, hive.fires_at, hive.old_step, hive.new_step};
     const bool once = passes == Passes::single;
-    return std::max<int64_t>(scene.budget, once ? sizes.peak_kept(scene.prompt) : sizes.peak_kept());
+    return std::max<int64_t>(context.budget, once ? sizes.peak_kept(context.prompt) : sizes.peak_kept());
   }
-  Layout layout(const Scene& s) const {
+  Layout layout(const MethodContext& s) const {
     return {.state_doubles = observes_prompt() ? int64_t(2 + s.shape.heads) * s.prompt : 0, .scores = true};
   }
-  PromptNeeds needs(const Scene&) const {
+  PromptNeeds needs(const MethodContext&) const {
     if (observes_prompt()) return {.rows_from = 0};
     return {.column_sums_from = 0};
   }

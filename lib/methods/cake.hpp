@@ -25,7 +25,7 @@ struct Cake : Selecting<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Council council = Council::model;
+  static constexpr SharedOver shared_over = SharedOver::model;
   static constexpr int32_t kPool = 5;
   int32_t window = 32;
   double gamma = 200, tau1 = 1, tau2 = 1;
@@ -40,20 +40,20 @@ struct Cake : Selecting<> {
     d.real("tau2", &Cake::tau2, {1e-6, 1e6}, "temperature of the variance");
     protect<Cake>(d);
   }
-  void resolve(const Scene& scene) {
-    Selecting::resolve(scene);
-    prompt_tokens = scene.prompt;
-    if (window >= budget && budget < scene.prompt)
+  void resolve(const MethodContext& context) {
+    Selecting::resolve(context);
+    prompt_tokens = context.prompt;
+    if (window >= budget && budget < context.prompt)
       throw ParameterError("w", "w " + std::to_string(window) + " leaves nothing of the budget of " +
                                     std::to_string(budget) +
                                     " to choose; make it smaller or the budget larger");
   }
-  static void set_axes(const Cake&, Axes& axes) { axes.gqa_aggregate = Aggregate::mean; }
-  Layout layout(const Scene& scene) const {
-    return {.state_doubles = int64_t(3) * scene.shape.heads * scene.prompt, .scores = true};
+  static void set_options(const Cake&, CommonOptions& options) { options.gqa_aggregate = Aggregate::mean; }
+  Layout layout(const MethodContext& context) const {
+    return {.state_doubles = int64_t(3) * context.shape.heads * context.prompt, .scores = true};
   }
-  PromptNeeds needs(const Scene& scene) const {
-    return {.rows_from = scene.prompt > window ? scene.prompt - window : 0};
+  PromptNeeds needs(const MethodContext& context) const {
+    return {.rows_from = context.prompt > window ? context.prompt - window : 0};
   }
   KVR_FN Protect protection() const { return both({sinks, recent}, {.recent = window}); }
 
@@ -92,18 +92,18 @@ struct Cake : Selecting<> {
     keep_scored(team, cache, protection(), budget);
   }
 
-  void testify(std::vector<double>& says) const {
+  void head_scores(std::vector<double>& says) const {
     double variance = 0;
     const size_t cells = state.size() / 3;
     for (size_t i = cells; i < 2 * cells; ++i) variance += state[i] / (window - 1);
     says = {entropy, variance};
   }
-  std::vector<int32_t> share(const Scene& scene, const std::vector<Testimony>& heads) const {
+  std::vector<int32_t> share(const MethodContext& context, const std::vector<HeadScores>& heads) const {
     std::vector<int32_t> layer_of, tokens;
     const std::vector<double> shares = preferences(heads, layer_of);
     for (const double s : shares)
-      tokens.push_back(int32_t(std::min(s * (scene.budget - window) * double(shares.size()), kManyTokens)));
-    hand_on(tokens, scene.prompt - window);
+      tokens.push_back(int32_t(std::min(s * (context.budget - window) * double(shares.size()), kManyTokens)));
+    hand_on(tokens, context.prompt - window);
     std::vector<int32_t> of_heads;
     for (const int32_t at : layer_of) of_heads.push_back(tokens[size_t(at)] + window);
     return of_heads;
@@ -114,7 +114,8 @@ struct Cake : Selecting<> {
     return state.data() + int64_t(first + head) * prompt_tokens;
   }
   // Of every layer, summing to 1; layer_of: where each head's layer stands. Equal if no layer stands out.
-  std::vector<double> preferences(const std::vector<Testimony>& heads, std::vector<int32_t>& layer_of) const {
+  std::vector<double> preferences(const std::vector<HeadScores>& heads,
+                                  std::vector<int32_t>& layer_of) const {
     std::vector<double> H, V, shares;
     for (size_t i = 0; i < heads.size(); ++i) {
       if (i == 0 || heads[i].layer != heads[i - 1].layer) H.push_back(0), V.push_back(0);

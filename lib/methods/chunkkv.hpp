@@ -29,15 +29,15 @@ struct ChunkKv : Selecting<> {
     d.scorer("scorer", &ChunkKv::scorer, "one-shot scores, {name: ..., its parameters}");
     protect<ChunkKv>(d);
   }
-  void resolve(const Scene& scene) {
-    Selecting::resolve(scene);
-    scorer.resolve(scene);
+  void resolve(const MethodContext& context) {
+    Selecting::resolve(context);
+    scorer.resolve(context);
   }
-  static void set_axes(const ChunkKv&, Axes& axes) { axes.gqa_level = GqaLevel::layer; }
-  Layout layout(const Scene& scene) const {
-    return {.state_doubles = scene.prompt + scorer.state_doubles(scene), .scores = true};
+  static void set_options(const ChunkKv&, CommonOptions& options) { options.gqa_level = GqaLevel::layer; }
+  Layout layout(const MethodContext& context) const {
+    return {.state_doubles = context.prompt + scorer.state_doubles(context), .scores = true};
   }
-  PromptNeeds needs(const Scene& scene) const { return scorer.needs(scene); }
+  PromptNeeds needs(const MethodContext& context) const { return scorer.needs(context); }
   KVR_FN Protect protection() const { return both({sinks, recent}, scorer.protection()); }
 
   template <class Real>

@@ -23,18 +23,18 @@ struct DropHeavy : Selecting<> {
   };
   enum class Drop { heavy, random, light };
   Drop drop = Drop::heavy;
-  Draws draws;
+  Rng rng;
 
   static void declare(auto& d) {
     d.choice("drop", &DropHeavy::drop, {"heavy", "random", "light"}, "which P - B prompt tokens go");
     protect<DropHeavy>(d);
   }
   static bool random(const DropHeavy& m) { return m.drop == Drop::random; }
-  std::vector<DrawArray> draw_arrays(const Scene& s) const {
+  std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     if (drop != Drop::random) return {};
-    return {{"u U uniforms", Structure::uniform_sampling, 1, s.prompt}};
+    return {{"u U uniforms", RngStream::uniform_sampling, 1, s.prompt}};
   }
-  PromptNeeds needs(const Scene&) const {
+  PromptNeeds needs(const MethodContext&) const {
     if (drop == Drop::random) return {};
     return {.column_sums_from = 0};
   }
@@ -47,7 +47,7 @@ struct DropHeavy : Selecting<> {
  private:
   // The highest scores stay.
   KVR_FN double score(const auto& text, int32_t token) const {
-    if (drop == Drop::random) return -draws.uniform(Structure::uniform_sampling, token, 0, 0);
+    if (drop == Drop::random) return -rng.uniform(RngStream::uniform_sampling, token, 0, 0);
     return drop == Drop::heavy ? -text.column_sum(token) : text.column_sum(token);
   }
 };

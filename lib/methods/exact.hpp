@@ -23,7 +23,7 @@ struct Exact {
   LogN log_n = LogN::off;
 
   static void declare(auto& d) { d.choice("log_n", &Exact::log_n, {"off", "live", "context"}, kLogNHelp); }
-  void resolve(const Scene&) {}
+  void resolve(const MethodContext&) {}
   bool changes_logits() const { return log_n != LogN::off; }
   KVR_FN double logit_factor(int32_t rows, int32_t token) const { return log_n_factor(log_n, rows, token); }
 };

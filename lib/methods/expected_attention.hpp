@@ -38,15 +38,15 @@ struct ExpectedAttention : Selecting<4> {
            "0; 1e-2 under adakv");
     protect<ExpectedAttention>(d);
   }
-  void resolve(const Scene& scene) {
-    Selecting::resolve(scene);
-    if (eps == kUnset) eps = scene.compares_heads ? 1e-2 : 0;
+  void resolve(const MethodContext& context) {
+    Selecting::resolve(context);
+    if (eps == kUnset) eps = context.compares_heads ? 1e-2 : 0;
   }
-  Layout layout(const Scene& scene) const {
-    const int64_t d = scene.shape.dim;
-    return {.state_doubles = int64_t(scene.shape.heads) * scene.prompt + 3 * d + d * d, .scores = true};
+  Layout layout(const MethodContext& context) const {
+    const int64_t d = context.shape.dim;
+    return {.state_doubles = int64_t(context.shape.heads) * context.prompt + 3 * d + d * d, .scores = true};
   }
-  PromptNeeds needs(const Scene&) const { return {.queries = true}; }
+  PromptNeeds needs(const MethodContext&) const { return {.queries = true}; }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {

@@ -24,11 +24,11 @@ struct External {
   static void declare(auto& d) {
     d.file("kept", "HDF5 file with the lists of every kv head; {budget} in its name is the budget in tokens");
   }
-  void resolve(const Scene& scene) { budget = scene.budget, prompt = scene.prompt; }
+  void resolve(const MethodContext& context) { budget = context.budget, prompt = context.prompt; }
   // Without a budget the lists are as long as they are.
-  int64_t bound(const Scene& scene) const { return budget > 0 ? budget : scene.tokens; }
-  Layout layout(const Scene&) const { return {.weights = given.weighted(), .split = given.split}; }
-  KVR_FN void charge(Charge& c, const Cache auto& cache, const Team auto& team) const {
+  int64_t max_rows(const MethodContext& context) const { return budget > 0 ? budget : context.tokens; }
+  Layout layout(const MethodContext&) const { return {.weights = given.weighted(), .split = given.split}; }
+  KVR_FN void extra_bytes(ExtraBytes& c, const Cache auto& cache, const Team auto& team) const {
     if (!given.weighted()) return;
     const auto weighs = [&](int32_t i) { return cache.num(i) != 1 || cache.den(i) != 1; };
     const auto differs = [&](int32_t i) { return cache.num(i) != cache.den(i); };

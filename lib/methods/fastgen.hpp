@@ -40,10 +40,12 @@ struct FastGen {
     d.integer("sinks", &FastGen::sinks, {0, kManyTokens}, "first tokens that every policy keeps");
     d.integer("recent", &FastGen::recent, {0, kManyTokens}, "last tokens that every policy keeps");
   }
-  void resolve(const Scene& scene) { prompt = scene.prompt; }
-  Layout layout(const Scene& scene) const { return {.state_doubles = scene.tokens, .scores = true}; }
-  PromptNeeds needs(const Scene&) const { return {.column_sums_from = 0, .token_classes = true}; }
-  KVR_FN void charge(Charge& c, const auto& cache) const { c.mark_bytes = cache.size(); }
+  void resolve(const MethodContext& context) { prompt = context.prompt; }
+  Layout layout(const MethodContext& context) const {
+    return {.state_doubles = context.tokens, .scores = true};
+  }
+  PromptNeeds needs(const MethodContext&) const { return {.column_sums_from = 0, .token_classes = true}; }
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const { c.mark_bytes = cache.size(); }
   void report(auto& extras, const auto&) const {
     extras["candidate"] = chosen;
     extras["recovered_mass"] = recovered;

@@ -35,21 +35,22 @@ struct H2o : H2oVariants {
   std::span<double> state;  // columns of the masks
 
   static void declare(auto& d) { declare_variants<H2o>(d); }
-  Layout layout(const Scene& scene) const {
+  Layout layout(const MethodContext& context) const {
     return {.state_doubles =
-                is(Variant::local_mask) || is(Variant::oracle_global) ? 2 * int64_t(scene.tokens) : 0,
+                is(Variant::local_mask) || is(Variant::oracle_global) ? 2 * int64_t(context.tokens) : 0,
             .scores = true};
   }
-  PromptNeeds needs(const Scene& scene) const {
+  PromptNeeds needs(const MethodContext& context) const {
     if (is(Variant::local_mask)) return {.rows_from = 0};
     if (score_rows == kDecodeRows) return {};
-    return {.column_sums_from = first_prompt_voter(scene.prompt), .future_sums = is(Variant::oracle_global)};
+    return {.column_sums_from = first_prompt_voter(context.prompt),
+            .future_sums = is(Variant::oracle_global)};
   }
   bool holds_all() const { return chooses(); }
   bool implied_layout() const { return holds_all(); }
   bool streams_prompt() const { return is(Variant::alg1); }
   bool observes() const { return !cuts_once() && !is(Variant::oracle_global); }
-  KVR_FN void charge(Charge& c, const auto&) const {
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto&) const {
     c.aux_bytes = is(Variant::oracle_global) ? 4 * int64_t(heavy) : 0;
   }
   void report(auto& extras, const auto&) const {

@@ -27,11 +27,11 @@ struct H2oHeavy : Selecting<0, kDerived> {
              "strict: no token is safe because it is the newest");
     protect<H2oHeavy>(d, "1; strict: 0");
   }
-  void resolve(const Scene& scene) {
+  void resolve(const MethodContext& context) {
     if (recent == kDerived) recent = variant == Variant::strict ? 0 : 1;
-    Selecting::resolve(scene);
+    Selecting::resolve(context);
   }
-  PromptNeeds needs(const Scene&) const { return {.column_sums_from = 0}; }
+  PromptNeeds needs(const MethodContext&) const { return {.column_sums_from = 0}; }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {

@@ -28,15 +28,15 @@ struct H2oVariants : Selecting<0, kDerived> {
     d.choice("score_norm", static_cast<Norm M::*>(&M::score_norm), {"sum", "mean"},
              "mean: divided by the rows that saw the token, as in variant observed");
   }
-  void resolve(const Scene& scene) {
-    budget = scene.budget, prompt = scene.prompt, tokens = scene.tokens;
-    check_variant(scene.phase);
+  void resolve(const MethodContext& context) {
+    budget = context.budget, prompt = context.prompt, tokens = context.tokens;
+    check_variant(context.phase);
     if (heavy == kDerived) heavy = recent == kDerived ? default_heavy() : budget - recent;
     if (recent == kDerived) recent = is(Variant::flexgen) ? heavy - 1 : budget - heavy;
     check_sizes();
   }
-  static void set_axes(const H2oVariants& m, Axes& axes) {
-    if (m.cuts_once()) axes.phase = Phase::oneshot;
+  static void set_options(const H2oVariants& m, CommonOptions& options) {
+    if (m.cuts_once()) options.phase = Phase::oneshot;
   }
   KVR_FN bool chooses() const {
     return is(Variant::hf_mask) || is(Variant::local_mask) || is(Variant::oracle_global);

@@ -26,31 +26,33 @@ struct Hybrid {
   int32_t sinks = 4;
   int32_t budget = 0, h = 0;
   std::span<double> state;  // of the scorer
-  Draws draws;
+  Rng rng;
 
   static void declare(auto& d) {
     d.scorer("scorer", &Hybrid::scorer, "whose scores choose the top tokens");
     d.real("top_frac", &Hybrid::top_frac, {0, 1}, "share of the budget for top tokens");
     d.integer("sinks", &Hybrid::sinks, {0, kManyTokens}, "first tokens that count as top");
   }
-  void resolve(const Scene& scene) {
-    budget = scene.budget;
+  void resolve(const MethodContext& context) {
+    budget = context.budget;
     h = int32_t(top_frac * budget);
-    scorer.resolve(scene);
+    scorer.resolve(context);
     if (sinks > h)
       throw ParameterError("sinks",
                            "sinks " + std::to_string(sinks) + " exceed the " + std::to_string(h) +
                                " top tokens (top_frac of the budget); give fewer, or a larger top_frac");
   }
   static bool random(const Hybrid&) { return true; }
-  std::vector<DrawArray> draw_arrays(const Scene& s) const {
-    return {{"u uniforms", Structure::uniform_sampling, 1, std::max(0, s.prompt - h)}};
+  std::vector<RngArray> rng_arrays(const MethodContext& s) const {
+    return {{"u uniforms", RngStream::uniform_sampling, 1, std::max(0, s.prompt - h)}};
   }
-  Layout layout(const Scene& s) const {
+  Layout layout(const MethodContext& s) const {
     return {.state_doubles = scorer.state_doubles(s), .scores = true, .weights = true};
   }
-  PromptNeeds needs(const Scene& scene) const { return scorer.needs(scene); }
-  KVR_FN void charge(Charge& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? 1 : 0; }
+  PromptNeeds needs(const MethodContext& context) const { return scorer.needs(context); }
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+    c.weight_floats = cache.evictions() > 0 ? 1 : 0;
+  }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
@@ -93,7 +95,7 @@ struct Hybrid {
   KVR_FN int32_t rank_others(const Team auto& team, auto& cache) {
     if (team.rank() == 0)
       for (int32_t i = 0, j = 0; i < cache.size(); ++i)
-        if (cache.mark(i) == 0) cache.score(i) = -draws.uniform(Structure::uniform_sampling, j++);
+        if (cache.mark(i) == 0) cache.score(i) = -rng.uniform(RngStream::uniform_sampling, j++);
     team.sync();
     return team.count(cache.size(), [&](int32_t i) { return cache.mark(i) == 0; });
   }

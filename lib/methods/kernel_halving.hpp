@@ -32,36 +32,38 @@ struct KernelHalving : Thinning<4, 32> {
   int32_t g = kDerived;
   double scale = 1;
   std::span<double> state;  // rows of a bucket
-  Draws draws;
+  Rng rng;
 
   static void declare(auto& d) {
     d.integer("g", &KernelHalving::g, {0, 15}, "oversampling: 2^g sqrt(N) tokens are left",
               "largest that fits");
     protect<KernelHalving>(d);
   }
-  void resolve(const Scene& scene) {
-    Thinning::resolve(scene);
-    scale = scene.scale;
-    const int32_t M = middle_of(scene), k = power_of_four(M), room = budget - sinks - recent;
+  void resolve(const MethodContext& context) {
+    Thinning::resolve(context);
+    scale = context.scale;
+    const int32_t M = middle_of(context), k = power_of_four(M), room = budget - sinks - recent;
     if (g == kDerived)
       for (g = 0; g < k && 2 << (g + k) <= room;) ++g;
-    if (scene.prompt > budget && left_of(k) > room)
+    if (context.prompt > budget && left_of(k) > room)
       throw ParameterError(
           "g", "g " + std::to_string(g) + " leaves " + std::to_string(left_of(k)) + " of " +
                    std::to_string(M) + " middle tokens, more than the " + std::to_string(room) +
                    " that the budget has room for; make g, sinks or recent smaller, or the budget larger");
   }
   static bool random(const KernelHalving&) { return true; }
-  std::vector<DrawArray> draw_arrays(const Scene& s) const {
+  std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     const int32_t k = power_of_four(middle_of(s)), N = 1 << 2 * k, rounds = std::max(0, k - g);
-    return {{"U", Structure::halving_walk, rounds, N / 2},
-            {"UF", Structure::halving_flip, rounds, N >> 2 * (g + 1)}};
+    return {{"U", RngStream::halving_walk, rounds, N / 2},
+            {"UF", RngStream::halving_flip, rounds, N >> 2 * (g + 1)}};
   }
-  Layout layout(const Scene& s) const {
+  Layout layout(const MethodContext& s) const {
     const int64_t doubles = PackedRows::doubles(middle_of(s), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = doubles, .scores = true, .weights = true};
   }
-  KVR_FN void charge(Charge& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? 1 : 0; }
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+    c.weight_floats = cache.evictions() > 0 ? 1 : 0;
+  }
 
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const Middle all = middle(cache);
@@ -132,11 +134,11 @@ struct KernelHalving : Thinning<4, 32> {
       const double d = rows.strip(i % kRows)[i], a = d > 0 ? std::sqrt(d) : 0;
       longest = a > longest ? a : longest;
       const double u =
-          draws.uniform(Structure::halving_walk, bucket.index * (m.count / 2) + i, 0, bucket.round);
+          rng.uniform(RngStream::halving_walk, bucket.index * (m.count / 2) + i, 0, bucket.round);
       return i == 0 || (2 * u - 1) * bucket.c * a * longest > y ? 1.0 : -1.0;
     };
     kernel_walk<kRows, kPairs>(team, m.count / 2, rows, D, keep_even, sign);
-    const bool flip = draws.uniform(Structure::halving_flip, bucket.index, 0, bucket.round) < 0.5;
+    const bool flip = rng.uniform(RngStream::halving_flip, bucket.index, 0, bucket.round) < 0.5;
     team.each(m.count / 2, [&](int32_t i) {
       const bool even = (sign(i) > 0) != flip;
       cache.score(m.first + 2 * i) = even ? 1 : 0, cache.score(m.first + 2 * i + 1) = even ? 0 : 1;

@@ -29,12 +29,15 @@ struct KeyDiff : Selecting<> {
               "prompt tokens that arrive together; 0: all at once");
     protect<KeyDiff>(d);
   }
-  Layout layout(const Scene& scene) const { return {.state_doubles = scene.shape.dim, .scores = true}; }
-  static const char* warning(const KeyDiff& m, const Axes& axes) {
-    return axes.phase == Phase::stream && m.recent == 0 ? "streaming without recent tokens loses the local "
-                                                          "context; give `recent`, for example a quarter "
-                                                          "of the budget"
-                                                        : "";
+  Layout layout(const MethodContext& context) const {
+    return {.state_doubles = context.shape.dim, .scores = true};
+  }
+  static const char* warning(const KeyDiff& m, const CommonOptions& options) {
+    return options.phase == Phase::stream && m.recent == 0
+               ? "streaming without recent tokens loses the local "
+                 "context; give `recent`, for example a quarter "
+                 "of the budget"
+               : "";
   }
 
   template <class Real>

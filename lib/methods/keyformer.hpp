@@ -32,7 +32,7 @@ struct Keyformer : Selecting<0, kDerived> {
   bool noise = true;
   int32_t prompt = 0;
   std::span<double> state;  // [heads, tokens] the noisy softmax of one row, then [P] f of the prompt
-  Draws draws;
+  Rng rng;
 
   static void declare(auto& d) {
     d.real("recent_frac", &Keyformer::recent_frac, {0, 1},
@@ -44,23 +44,23 @@ struct Keyformer : Selecting<0, kDerived> {
     d.boolean("noise", &Keyformer::noise, "Gumbel noise on the logits of the score");
     protect<Keyformer>(d, "floor(recent_frac * B)");
   }
-  void resolve(const Scene& scene) {
+  void resolve(const MethodContext& context) {
     if (recent_frac >= 1)
       throw ParameterError("recent_frac", "recent_frac must be below 1, or nothing is chosen by its score");
-    if (recent == kDerived) recent = int32_t(recent_frac * scene.budget);
-    if (gen_len == kDerived) gen_len = scene.tokens > scene.prompt ? scene.tokens - scene.prompt : 1;
-    prompt = scene.prompt;
-    Selecting::resolve(scene);
+    if (recent == kDerived) recent = int32_t(recent_frac * context.budget);
+    if (gen_len == kDerived) gen_len = context.tokens > context.prompt ? context.tokens - context.prompt : 1;
+    prompt = context.prompt;
+    Selecting::resolve(context);
   }
   static bool random(const Keyformer& m) { return m.noise; }
-  std::vector<DrawArray> draw_arrays(const Scene& s) const {
+  std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     if (!noise) return {};
-    return {{"UG uniforms", Structure::keyformer_noise, s.tokens, s.tokens, s.shape.heads}};
+    return {{"UG uniforms", RngStream::keyformer_noise, s.tokens, s.tokens, s.shape.heads}};
   }
-  Layout layout(const Scene& s) const {
+  Layout layout(const MethodContext& s) const {
     return {.state_doubles = int64_t(s.shape.heads) * s.tokens + s.prompt, .scores = true};
   }
-  PromptNeeds needs(const Scene&) const { return {.rows_from = 0}; }
+  PromptNeeds needs(const MethodContext&) const { return {.rows_from = 0}; }
 
   KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
     const auto noisy = noisy_softmax(team, t, p, [](int32_t i) { return i; });
@@ -89,7 +89,7 @@ struct Keyformer : Selecting<0, kDerived> {
   }
   // e^-g
   KVR_FN double inverse_noise(int32_t t, int32_t token, int32_t head) const {
-    const double u = draws.uniform(Structure::keyformer_noise, token, head, t);
+    const double u = rng.uniform(RngStream::keyformer_noise, token, head, t);
     return -std::log(u > 0x1p-53 ? u : 0x1p-53);
   }
 };

@@ -23,15 +23,15 @@ struct KNorm : Selecting<> {
     d.layers("skip_layers", &KNorm::skip_layers, "layers that are left exact");
     protect<KNorm>(d);
   }
-  void resolve(Scene scene) {
-    scene.budget = int32_t(bound(scene));
-    Selecting::resolve(scene);
+  void resolve(MethodContext context) {
+    context.budget = int32_t(max_rows(context));
+    Selecting::resolve(context);
   }
-  int64_t bound(const Scene& scene) const {
-    return skip_layers.has(scene.layer) ? scene.tokens : scene.budget;
+  int64_t max_rows(const MethodContext& context) const {
+    return skip_layers.has(context.layer) ? context.tokens : context.budget;
   }
-  static const char* warning(const KNorm& m, const Axes& axes) {
-    return axes.phase == Phase::stream && m.recent == 0
+  static const char* warning(const KNorm& m, const CommonOptions& options) {
+    return options.phase == Phase::stream && m.recent == 0
                ? "streaming without recent tokens collapses: keys of large norm go as soon as they "
                  "arrive; give `recent`, for example a quarter of the budget"
                : "";

@@ -30,9 +30,9 @@ struct LagKv : Selecting<4> {
     d.integer("lag", &LagKv::lag, {2, kManyTokens}, "tokens of a chunk");
     protect<LagKv>(d);
   }
-  Layout layout(const Scene& scene) const {
-    const int32_t widest = scene.shape.dim > scene.shape.v_dim ? scene.shape.dim : scene.shape.v_dim;
-    return {.state_doubles = 2 * int64_t(widest) + 2 * int64_t(scene.prompt), .scores = true};
+  Layout layout(const MethodContext& context) const {
+    const int32_t widest = context.shape.dim > context.shape.v_dim ? context.shape.dim : context.shape.v_dim;
+    return {.state_doubles = 2 * int64_t(widest) + 2 * int64_t(context.prompt), .scores = true};
   }
   // Sinks score 1, as the last chunk does; they are not safe besides.
   KVR_FN Protect protection() const { return {.recent = recent}; }

@@ -24,11 +24,13 @@ struct Local {
   static void declare(auto& d) {
     d.choice("variant", &Local::variant, {"default", "lm_eval", "buzz"}, "whose window");
   }
-  void resolve(const Scene& scene) { budget = scene.budget + (variant == Variant::lm_eval ? 1 : 0); }
-  static void set_axes(const Local& m, Axes& axes) {
-    if (m.variant == Variant::buzz) axes.positions = Positions::cache;
+  void resolve(const MethodContext& context) {
+    budget = context.budget + (variant == Variant::lm_eval ? 1 : 0);
   }
-  int64_t bound(const Scene&) const { return budget; }
+  static void set_options(const Local& m, CommonOptions& options) {
+    if (m.variant == Variant::buzz) options.positions = Positions::cache;
+  }
+  int64_t max_rows(const MethodContext&) const { return budget; }
 
   KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, 0, budget); }
 };

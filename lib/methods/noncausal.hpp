@@ -28,10 +28,10 @@ struct NonCausal : Selecting<> {
   std::span<double> state;  // [heads, P] what tokens receive, then [kChunk] one row
 
   static void declare(auto& d) { protect<NonCausal>(d); }
-  Layout layout(const Scene& scene) const {
-    return {.state_doubles = int64_t(scene.shape.heads) * scene.prompt + kChunk, .scores = true};
+  Layout layout(const MethodContext& context) const {
+    return {.state_doubles = int64_t(context.shape.heads) * context.prompt + kChunk, .scores = true};
   }
-  PromptNeeds needs(const Scene&) const { return {.queries = true}; }
+  PromptNeeds needs(const MethodContext&) const { return {.queries = true}; }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {

@@ -25,7 +25,7 @@ struct PyramidKv : SnapKv {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Council council = Council::head;
+  static constexpr SharedOver shared_over = SharedOver::head;
   enum class Rule { standard, kvpress, kvfactory };
   enum class Votes { snapkv };
   Rule rule = Rule::standard;
@@ -46,24 +46,24 @@ struct PyramidKv : SnapKv {
     d.real("mean_budget", &PyramidKv::mean_budget, {0, kManyTokens}, "mean budget of the layers, in tokens",
            "B; with variant kvpress before rounding, f * P");
   }
-  void resolve(const Scene& scene) {
+  void resolve(const MethodContext& context) {
     if (rule == Rule::kvpress) variant = Variant::kvpress;
-    SnapKv::resolve(scene);
+    SnapKv::resolve(context);
     if (beta <= 1) throw ParameterError("beta", "beta must be greater than 1; 20 is the published value");
-    if (layer == kDerived) layer = scene.layer;
-    if (layers == kDerived) layers = std::max(layer + 1, scene.n_layers);
+    if (layer == kDerived) layer = context.layer;
+    if (layers == kDerived) layers = std::max(layer + 1, context.n_layers);
     if (layer >= layers)
       throw ParameterError("l", "layer " + std::to_string(layer) +
                                     " is none of L = " + std::to_string(layers) +
                                     " layers, which count from 0; give L and l together, or neither");
     if (mean_budget == kUnset)
-      mean_budget = rule == Rule::kvpress && scene.real_budget > 0 ? scene.real_budget : scene.budget;
-    for (int32_t l = 0; l < layers; ++l) all_layers += tokens_of(l, scene);
-    budget = tokens_of(layer, scene);
+      mean_budget = rule == Rule::kvpress && context.real_budget > 0 ? context.real_budget : context.budget;
+    for (int32_t l = 0; l < layers; ++l) all_layers += tokens_of(l, context);
+    budget = tokens_of(layer, context);
     if (sinks + recent > budget) throw too_much_protection(sinks, recent, budget);
   }
-  static void set_axes(const PyramidKv& m, Axes& axes) {
-    if (m.rule == Rule::kvpress) axes.gqa_aggregate = Aggregate::mean;
+  static void set_options(const PyramidKv& m, CommonOptions& options) {
+    if (m.rule == Rule::kvpress) options.gqa_aggregate = Aggregate::mean;
   }
   void report(auto& extras, const auto&) const {
     extras["layer_budget"] = budget;
@@ -72,19 +72,19 @@ struct PyramidKv : SnapKv {
   }
 
  private:
-  int32_t tokens_of(int32_t l, const Scene& scene) {
-    if (rule == Rule::kvfactory) return integer_tokens(l, scene);
-    const Pyramid pyramid{mean_budget, beta, window, scene.prompt, layers};
+  int32_t tokens_of(int32_t l, const MethodContext& context) {
+    if (rule == Rule::kvfactory) return integer_tokens(l, context);
+    const Pyramid pyramid{mean_budget, beta, window, context.prompt, layers};
     sloped = pyramid.slopes();
     return pyramid.tokens(l);
   }
   // The release: whole numbers, and the window is taken out before and added afterwards.
-  int32_t integer_tokens(int32_t l, const Scene& scene) {
+  int32_t integer_tokens(int32_t l, const MethodContext& context) {
     const int32_t inner = int32_t(mean_budget) - window;
-    if (scene.prompt < int32_t(mean_budget)) return scene.prompt;
-    sloped = layers > 1 && inner > 0 && 2 * inner <= scene.prompt;
+    if (context.prompt < int32_t(mean_budget)) return context.prompt;
+    sloped = layers > 1 && inner > 0 && 2 * inner <= context.prompt;
     if (!sloped) return int32_t(mean_budget);
-    const int32_t most = std::min(2 * inner - int32_t(inner / beta), scene.prompt - window);
+    const int32_t most = std::min(2 * inner - int32_t(inner / beta), context.prompt - window);
     const double fall = 2 * (most - inner);  // mx - mn, for mn = 2 inner - mx
     return most - l * int32_t(std::floor(fall / (layers - 1))) + window;
   }

@@ -30,7 +30,7 @@ struct Qjl {
   static constexpr int32_t kValueBits = 2;
   int32_t m_in = 256, m_out = 256, outliers = 8, group = 32, buffer = 128;
   std::span<double> state;  // keys that are sketched, values that are quantised, then Work
-  Draws draws;
+  Rng rng;
 
   static void declare(auto& d) {
     d.integer("m_in", &Qjl::m_in, {1, 1 << 20}, "sign bits of a key");
@@ -41,21 +41,22 @@ struct Qjl {
     d.integer("buffer", &Qjl::buffer, {1, kManyTokens},
               "tokens that are sketched at a time, a multiple of group");
   }
-  void resolve(const Scene& scene) {
+  void resolve(const MethodContext& context) {
     if (buffer % group != 0) throw ParameterError("buffer", "buffer must be a multiple of group");
-    if (outliers >= scene.shape.dim)
-      throw ParameterError(
-          "outliers", "outliers must be below the " + std::to_string(scene.shape.dim) + " channels of a key");
+    if (outliers >= context.shape.dim)
+      throw ParameterError("outliers", "outliers must be below the " + std::to_string(context.shape.dim) +
+                                           " channels of a key");
   }
   static bool random(const Qjl&) { return true; }
-  std::vector<DrawArray> draw_arrays(const Scene& scene) const {
-    return {{"U uniforms", Structure::sketch_matrix, 1, (int64_t(scene.shape.dim) * columns() + 1) / 2 * 2}};
+  std::vector<RngArray> rng_arrays(const MethodContext& context) const {
+    return {
+        {"U uniforms", RngStream::sketch_matrix, 1, (int64_t(context.shape.dim) * columns() + 1) / 2 * 2}};
   }
-  Layout layout(const Scene& scene) const {
-    const int64_t d = scene.shape.dim, m = columns();
-    return {.state_doubles = 2 + d * m + 3 * d + m + scene.shape.v_dim, .own_rows = scene.tokens};
+  Layout layout(const MethodContext& context) const {
+    const int64_t d = context.shape.dim, m = columns();
+    return {.state_doubles = 2 + d * m + 3 * d + m + context.shape.v_dim, .own_rows = context.tokens};
   }
-  KVR_FN void charge(Charge& c, const auto& cache) const {
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     const int64_t first = cache.size() > 0 ? cache.token(0) : 0;  // a sliding window has left the others
     const int64_t keys = std::max<int64_t>(0, int64_t(state[0]) - first), d = cache.shape().dim;
     const int64_t values = std::max<int64_t>(0, int64_t(state[1]) - first), dv = cache.shape().v_dim;
@@ -76,7 +77,7 @@ struct Qjl {
     const int32_t full = tokens - tokens % buffer, old = tokens > buffer ? tokens - buffer : 0;
     team.sync();
     if (team.rank() == 0) state[0] = full, state[1] = old > values ? old : values;
-    if (full > keys && keys == 0) draw_sketch(team, draws, w.matrix, cache.shape().dim, columns());
+    if (full > keys && keys == 0) draw_sketch(team, rng, w.matrix, cache.shape().dim, columns());
     for (int32_t i = keys; i < full; i += group)
       if (i + group > first) sketch_group(team, cache, w, (i > first ? i : first) - first, i + group - first);
     for (int32_t i = values > first ? values : first; i < old; ++i) quantise_value(team, cache, w, i - first);

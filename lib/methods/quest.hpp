@@ -34,18 +34,18 @@ struct Quest {
     d.integer("page", &Quest::page, {1, kManyTokens}, "tokens of a page");
     d.layers("dense_layers", &Quest::dense_layers, "layers that read everything");
   }
-  void resolve(const Scene& scene) {
-    budget = scene.budget;
-    tokens = scene.tokens;
-    dense = dense_layers.has(scene.layer);
+  void resolve(const MethodContext& context) {
+    budget = context.budget;
+    tokens = context.tokens;
+    dense = dense_layers.has(context.layer);
   }
-  static void set_axes(const Quest&, Axes& axes) { axes.gqa_level = GqaLevel::query; }
-  Layout layout(const Scene& scene) const {
+  static void set_options(const Quest&, CommonOptions& options) { options.gqa_level = GqaLevel::query; }
+  Layout layout(const MethodContext& context) const {
     if (dense) return {};
-    return {.state_doubles = int64_t(pages()) * (2 * int64_t(scene.shape.dim) * scene.shape.blocks + 2)};
+    return {.state_doubles = int64_t(pages()) * (2 * int64_t(context.shape.dim) * context.shape.blocks + 2)};
   }
-  int32_t read_bound() const { return dense || read_pages() >= pages() ? tokens : read_pages() * page; }
-  KVR_FN void charge(Charge& c, const auto& cache) const {
+  int32_t max_rows_read() const { return dense || read_pages() >= pages() ? tokens : read_pages() * page; }
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     if (dense || cache.size() == 0) return;
     const int64_t held = page_of(cache, cache.size() - 1) - page_of(cache, 0) + 1;
     c.sketch_floats = 2 * held * cache.shape().dim * cache.shape().blocks;

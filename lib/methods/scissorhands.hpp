@@ -45,11 +45,11 @@ struct Scissorhands : Selecting<0, 10> {
               "max(1, min(floor(B/2), B - recent))");
     protect<Scissorhands>(d);
   }
-  void resolve(const Scene& scene) {
-    prompt = scene.prompt, tokens = scene.tokens, window = scene.window;
-    heads = scene.shape.heads, how = scene.aggregate;
+  void resolve(const MethodContext& context) {
+    prompt = context.prompt, tokens = context.tokens, window = context.window;
+    heads = context.shape.heads, how = context.aggregate;
     if (variant == Variant::authors_code) return resolve_code();
-    Selecting::resolve(scene);
+    Selecting::resolve(context);
     const int32_t others = budget - sinks - recent, most = others > 1 ? others : 1;
     if (drop == kDerived) drop = budget / 2 < 1 ? 1 : budget / 2 < most ? budget / 2 : most;
     if (drop > most)
@@ -57,12 +57,14 @@ struct Scissorhands : Selecting<0, 10> {
                                        " tokens of the budget that nothing protects; drop fewer at a time");
   }
   static bool budgetless(const Scissorhands& m) { return m.variant == Variant::authors_code; }
-  int64_t bound(const Scene&) const { return variant == Variant::authors_code ? tokens : budget; }
-  Layout layout(const Scene& s) const {
+  int64_t max_rows(const MethodContext&) const { return variant == Variant::authors_code ? tokens : budget; }
+  Layout layout(const MethodContext& s) const {
     return {.state_doubles = int64_t(s.tokens) * words(), .scores = true};
   }
-  PromptNeeds needs(const Scene& s) const { return {.rows_from = s.prompt > hist ? s.prompt - hist : 0}; }
-  KVR_FN void charge(Charge& c, const auto& cache) const {
+  PromptNeeds needs(const MethodContext& s) const {
+    return {.rows_from = s.prompt > hist ? s.prompt - hist : 0};
+  }
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     c.mark_bytes = (int64_t(cache.size()) * hist + 7) / 8;
   }
 

@@ -34,7 +34,7 @@ struct SelfBalancingWalk : Thinning<> {
   int32_t rounds = 1;
   double scale = 1;
   std::span<double> state;  // rows of the walk
-  Draws draws;
+  Rng rng;
 
   static void declare(auto& d) {
     d.choice("kernel", &SelfBalancingWalk::kernel, {"expv", "k", "kv"}, "inner product that is balanced");
@@ -47,10 +47,10 @@ struct SelfBalancingWalk : Thinning<> {
     d.integer("rounds", &SelfBalancingWalk::rounds, {1, 30}, "how often the survivors are balanced again");
     protect<SelfBalancingWalk>(d);
   }
-  void resolve(const Scene& scene) {
-    Thinning::resolve(scene);
-    scale = scene.scale;
-    if (c == kUnset) c = theory::walk_constant(scene.tokens, delta);
+  void resolve(const MethodContext& context) {
+    Thinning::resolve(context);
+    scale = context.scale;
+    if (c == kUnset) c = theory::walk_constant(context.tokens, delta);
     if (r != kUnset && kernel == Kernel::expv)
       throw ParameterError(
           "r",
@@ -58,14 +58,14 @@ struct SelfBalancingWalk : Thinning<> {
           "k or kv");
   }
   static bool random(const SelfBalancingWalk&) { return true; }
-  std::vector<DrawArray> draw_arrays(const Scene& s) const {
-    return {{"U uniforms", Structure::sign_walk, rounds, middle_of(s)}};
+  std::vector<RngArray> rng_arrays(const MethodContext& s) const {
+    return {{"U uniforms", RngStream::sign_walk, rounds, middle_of(s)}};
   }
-  Layout layout(const Scene& s) const {
+  Layout layout(const MethodContext& s) const {
     const int64_t doubles = PackedRows::doubles(middle_of(s), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = doubles, .scores = true, .weights = true};
   }
-  KVR_FN void charge(Charge& charged, const auto& cache) const {
+  KVR_FN void extra_bytes(ExtraBytes& charged, const auto& cache) const {
     charged.weight_floats = cache.evictions() > 0 ? 1 : 0;
   }
   static std::string failure_text(int32_t code, int32_t token) {
@@ -113,7 +113,7 @@ struct SelfBalancingWalk : Thinning<> {
     const double r2 = kernel == Kernel::expv ? 1 : r != kUnset ? r * r : longest.score;
     const SelfBalancing rule{c * r2, on_fail};
     const auto decide = [&](int32_t i, double y) {
-      return rule.sign(y, draws.uniform(Structure::sign_walk, i, 0, round));
+      return rule.sign(y, rng.uniform(RngStream::sign_walk, i, 0, round));
     };
     const int32_t failed = tile_walk(team, m.count, rows, K, decide, sign);
     if (failed >= 0) cache.fail(team, walk_failed, cache.token(m.first + failed));

@@ -48,8 +48,8 @@ struct SnapKv : Selecting<> {
     d.choice("when", static_cast<When M::*>(&M::when), {"before", "after"},
              "query heads become one before or after pooling", "before; kvpress and paper_config after");
   }
-  void resolve(const Scene& scene) {
-    Selecting::resolve(scene);
+  void resolve(const MethodContext& context) {
+    Selecting::resolve(context);
     const bool kvpress = variant == Variant::kvpress;
     if (window == kDerived) window = kvpress ? 64 : variant == Variant::kvfactory ? 8 : 32;
     if (kernel == kDerived) kernel = kvpress ? 5 : variant == Variant::none_pool ? 1 : 7;
@@ -60,15 +60,15 @@ struct SnapKv : Selecting<> {
       throw ParameterError("kernel", "kernel " + std::to_string(kernel) +
                                          " must be odd, so that pooling has a centre; take one more or less");
   }
-  static void set_axes(const SnapKv& m, Axes& axes) {
+  static void set_options(const SnapKv& m, CommonOptions& options) {
     if (m.variant == Variant::kvpress || m.variant == Variant::paper_config)
-      axes.gqa_aggregate = Aggregate::mean;
+      options.gqa_aggregate = Aggregate::mean;
   }
-  Layout layout(const Scene& scene) const {
-    return {.state_doubles = int64_t(2) * scene.shape.heads * scene.prompt, .scores = true};
+  Layout layout(const MethodContext& context) const {
+    return {.state_doubles = int64_t(2) * context.shape.heads * context.prompt, .scores = true};
   }
-  PromptNeeds needs(const Scene& scene) const {
-    return {.column_sums_from = scene.prompt > window ? scene.prompt - window : 0};
+  PromptNeeds needs(const MethodContext& context) const {
+    return {.column_sums_from = context.prompt > window ? context.prompt - window : 0};
   }
   KVR_FN Protect protection() const { return both({sinks, recent}, {.recent = window}); }
 

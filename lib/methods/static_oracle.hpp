@@ -24,16 +24,16 @@ struct StaticOracle : Selecting<> {
     d.boolean("per_head", &StaticOracle::per_head, "every query head has its own list (gqa.level: query)");
     protect<StaticOracle>(d);
   }
-  void resolve(const Scene& scene) {
-    Selecting::resolve(scene);
-    if (per_head && scene.shape.heads > 1)
+  void resolve(const MethodContext& context) {
+    Selecting::resolve(context);
+    if (per_head && context.shape.heads > 1)
       throw ParameterError("per_head",
                            "per_head is gqa.level: query, and another level was given; leave one out");
   }
-  static void set_axes(const StaticOracle& m, Axes& axes) {
-    if (m.per_head) axes.gqa_level = GqaLevel::query;
+  static void set_options(const StaticOracle& m, CommonOptions& options) {
+    if (m.per_head) options.gqa_level = GqaLevel::query;
   }
-  PromptNeeds needs(const Scene&) const { return {.future_sums = true}; }
+  PromptNeeds needs(const MethodContext&) const { return {.future_sums = true}; }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {

@@ -26,12 +26,12 @@ struct StreamingLlm {
     d.integer("room_for", &StreamingLlm::room_for, {0, kManyTokens},
               "tokens that are evicted for before they arrive: B - room_for stay");
   }
-  void resolve(const Scene& scene) {
-    budget = scene.budget - room_for;
+  void resolve(const MethodContext& context) {
+    budget = context.budget - room_for;
     if (room_for > 0 && sinks >= budget)
       throw ParameterError("room_for", "room_for " + std::to_string(room_for) + " and sinks " +
                                            std::to_string(sinks) + " leave no recent token in a budget of " +
-                                           std::to_string(scene.budget) + "; give less or a larger budget");
+                                           std::to_string(context.budget) + "; give less or a larger budget");
     if (sinks >= budget)
       throw ParameterError("sinks", "sinks " + std::to_string(sinks) +
                                         " leave no room for recent tokens in a budget of " +

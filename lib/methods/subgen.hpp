@@ -27,7 +27,7 @@ struct SubGen {
   Weights weights = Weights::none;
   int32_t budget = 0;
   std::span<double> state;  // of the traversal
-  Draws draws;
+  Rng rng;
   const SubGen* larger = nullptr;
 
   static void declare(auto& d) {
@@ -35,28 +35,29 @@ struct SubGen {
     d.integer_or_word("first", &SubGen::first, {0, kManyTokens}, "random", "token of the first centre");
     d.choice("weights", &SubGen::weights, {"none", "cluster_size"}, "what a centre counts for");
   }
-  void resolve(const Scene& scene) {
-    budget = scene.budget;
+  void resolve(const MethodContext& context) {
+    budget = context.budget;
     if (recent == kDerived) recent = budget / 2;
     if (recent >= budget)
       throw ParameterError("recent", "recent " + std::to_string(recent) +
                                          " leaves no centre in a budget of " + std::to_string(budget) +
                                          "; it must be below the budget");
-    if (scene.prompt > budget && first >= scene.prompt - recent)
+    if (context.prompt > budget && first >= context.prompt - recent)
       throw ParameterError("first", "first " + std::to_string(first) + " is not below the " +
-                                        std::to_string(scene.prompt - recent) + " older prompt tokens");
+                                        std::to_string(context.prompt - recent) + " older prompt tokens");
   }
   static bool random(const SubGen& s) { return s.first == kWord; }
-  std::vector<DrawArray> draw_arrays(const Scene&) const {
+  std::vector<RngArray> rng_arrays(const MethodContext&) const {
     if (first != kWord) return {};
-    return {{"u uniforms", Structure::k_center_start, 1, 1}};
+    return {{"u uniforms", RngStream::k_center_start, 1, 1}};
   }
-  Layout layout(const Scene& scene) const {
-    return {.state_doubles = FarthestFirst<BasicCache<float>>::doubles(scene.prompt, budget, scene.shape.dim),
-            .scores = true,
-            .weights = weights == Weights::cluster_size};
+  Layout layout(const MethodContext& context) const {
+    return {
+        .state_doubles = FarthestFirst<BasicCache<float>>::doubles(context.prompt, budget, context.shape.dim),
+        .scores = true,
+        .weights = weights == Weights::cluster_size};
   }
-  KVR_FN void charge(Charge& c, const auto& cache) const {
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     const bool weighs = weights == Weights::cluster_size && cache.evictions() > 0;
     c.weight_floats = weighs ? budget - recent : 0;
   }
@@ -84,7 +85,7 @@ struct SubGen {
  private:
   KVR_FN int32_t first_centre(int32_t older) const {
     const int32_t centre =
-        first != kWord ? first : int32_t(draws.uniform(Structure::k_center_start, 0) * older);
+        first != kWord ? first : int32_t(rng.uniform(RngStream::k_center_start, 0) * older);
     return centre < older ? centre : older - 1;  // a sliding window leaves fewer tokens than the prompt had
   }
   // Whether a larger budget has found the order of these centres already.

@@ -38,7 +38,7 @@ struct SubGenStream {
   theory::SubGen asked;            // before the caps
   int32_t samples = 0, slots = 0;  // t and s after them
   std::span<double> state;         // mu
-  Draws draws;
+  Rng rng;
 
   static void declare(auto& d) {
     const char* either = "none: give delta or delta_rel";
@@ -55,37 +55,37 @@ struct SubGenStream {
     d.real("c_t", &SubGenStream::c_t, {1e-300, 1e300}, "constant of the theory's t");
     d.real("c_s", &SubGenStream::c_s, {1e-300, 1e300}, "constant of the theory's s");
   }
-  void resolve(const Scene& scene) {
+  void resolve(const MethodContext& context) {
     if ((delta == kUnset) == (delta_rel == kUnset))
       throw ParameterError("delta", "subgen_stream needs one radius: give either delta or delta_rel");
-    samples = t, slots = s, radius = delta != kUnset ? delta : delta_rel * scene.median_key_distance;
+    samples = t, slots = s, radius = delta != kUnset ? delta : delta_rel * context.median_key_distance;
     if (epsilon == kUnset) return;
-    const double r = scene.scale * scene.largest_query_norm;  // the paper's query holds the scale
-    asked = theory::SubGen::of(epsilon, radius, r, std::max(2, scene.tokens), scene.shape.dim, c_t, c_s);
+    const double r = context.scale * context.largest_query_norm;  // the paper's query holds the scale
+    asked = theory::SubGen::of(epsilon, radius, r, std::max(2, context.tokens), context.shape.dim, c_t, c_s);
     samples = int32_t(std::min<double>(asked.t.nearest(), t_max));
     slots = int32_t(std::min<double>(asked.s.nearest(), s_max));
   }
-  Hindsight hindsight() const { return {delta_rel != kUnset, epsilon != kUnset}; }
+  OracleNeeds oracle_needs() const { return {delta_rel != kUnset, epsilon != kUnset}; }
   static bool random(const SubGenStream&) { return true; }
   static bool streams_prompt() { return true; }
-  std::vector<DrawArray> draw_arrays(const Scene& scene) const {
-    return {{"UD", Structure::subgen_clusters, 1, scene.tokens, samples},
-            {"UM", Structure::subgen_reservoir, 1, scene.tokens, slots}};
+  std::vector<RngArray> rng_arrays(const MethodContext& context) const {
+    return {{"UD", RngStream::subgen_clusters, 1, context.tokens, samples},
+            {"UM", RngStream::subgen_reservoir, 1, context.tokens, slots}};
   }
-  Layout layout(const Scene& scene) const {
-    const int64_t most = slots + int64_t(scene.tokens) * (samples + 1);
+  Layout layout(const MethodContext& context) const {
+    const int64_t most = slots + int64_t(context.tokens) * (samples + 1);
     return {.state_doubles = 1, .scores = true, .weights = true, .split = true, .extra_rows = most};
   }
-  KVR_FN void charge(Charge& c, const auto& cache) const { c.weight_floats = clusters(cache) + 1; }
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const { c.weight_floats = clusters(cache) + 1; }
   void report(std::map<std::string, double>& extras, const auto& cache) const {
     extras["clusters"] = clusters(cache), extras["mu"] = state[0], extras["delta"] = radius;
     if (epsilon == kUnset) return;
     extras["t"] = samples, extras["s"] = slots;
     extras["bound_log10_tokens"] = asked.rows(clusters(cache)).log10();
   }
-  Promise promise() const {
+  ErrorBound error_bound() const {
     if (epsilon == kUnset) return {};
-    return {Promise::Norm::spectral, epsilon, theory::kSubGenProbability,
+    return {ErrorBound::Norm::spectral, epsilon, theory::kSubGenProbability,
             asked.t > samples || asked.s > slots};
   }
 
@@ -123,7 +123,7 @@ struct SubGenStream {
     team.sync();
     if (team.rank() == 0) cache.score(row) = n;
     for (int32_t j = 0; j < samples; ++j) {
-      if (draws.uniform(Structure::subgen_clusters, token.index, j) < 1 / n)
+      if (rng.uniform(RngStream::subgen_clusters, token.index, j) < 1 / n)
         cache.replace(team, row + 1 + j, token, 0, Real(n / samples));
       else cache.weigh(team, row + 1 + j, 0, n / samples);
     }
@@ -135,7 +135,7 @@ struct SubGenStream {
     team.sync();
     if (team.rank() == 0) state[0] = mu;
     team.each(slots, [&](int32_t j) {
-      cache.mark(sinks + j) = p > 0 && draws.uniform(Structure::subgen_reservoir, token.index, j) < p;
+      cache.mark(sinks + j) = p > 0 && rng.uniform(RngStream::subgen_reservoir, token.index, j) < p;
     });
     for (int32_t j = 0; j < slots; ++j) {
       if (cache.mark(sinks + j) == 0) continue;

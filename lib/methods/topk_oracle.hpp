@@ -40,18 +40,18 @@ struct TopkOracle {
     d.boolean("renormalise", &TopkOracle::renormalise,
               "false: topk_plus_current leaves the probabilities as they are in the whole row");
   }
-  void resolve(const Scene& scene) {
-    budget = scene.budget;
-    if (f == kUnset) f = budget < scene.prompt ? double(budget) / scene.prompt : 1;
+  void resolve(const MethodContext& context) {
+    budget = context.budget;
+    if (f == kUnset) f = budget < context.prompt ? double(budget) / context.prompt : 1;
     if (!renormalise && variant != Variant::topk_plus_current)
       throw ParameterError("renormalise", "only variant topk_plus_current can do without; leave it out");
-    if (variant == Variant::with_h2o) heavy = budget < scene.tokens ? budget / 2 : budget;
-    most = variant == Variant::topk_plus_current ? int32_t(f * scene.tokens) + 1 : budget + 1;
+    if (variant == Variant::with_h2o) heavy = budget < context.tokens ? budget / 2 : budget;
+    most = variant == Variant::topk_plus_current ? int32_t(f * context.tokens) + 1 : budget + 1;
   }
-  int32_t read_bound() const { return most; }
+  int32_t max_rows_read() const { return most; }
   bool observes() const { return variant == Variant::with_h2o; }
-  Layout layout(const Scene&) const { return {.scores = observes()}; }
-  PromptNeeds needs(const Scene&) const {
+  Layout layout(const MethodContext&) const { return {.scores = observes()}; }
+  PromptNeeds needs(const MethodContext&) const {
     return {.column_sums_from = observes() ? 0 : PromptNeeds::kNoRows};
   }
 

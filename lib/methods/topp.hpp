@@ -29,7 +29,7 @@ struct Topp {
     d.real("p", &Topp::p, {0, 1}, "mass of the step's attention that is read, above 0");
     d.boolean("per_head", &Topp::per_head, "every query head reads its own tokens");
   }
-  void resolve(const Scene&) {
+  void resolve(const MethodContext&) {
     if (!(p > 0)) throw ParameterError("p", "p 0 reads nothing; give a share above 0");
   }
 

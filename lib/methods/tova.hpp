@@ -30,16 +30,16 @@ struct Tova : Selecting<> {
              "a set for each kv head, or one for the layer (kvpress is another name of layer)");
     protect<Tova>(d);
   }
-  void resolve(const Scene& scene) {
+  void resolve(const MethodContext& context) {
     if (variant != Variant::standard && recent == 0) recent = 1;
-    Selecting::resolve(scene);
+    Selecting::resolve(context);
   }
-  static void set_axes(const Tova& m, Axes& axes) {
+  static void set_options(const Tova& m, CommonOptions& options) {
     if (m.variant == Variant::standard) return;
-    axes.gqa_level = GqaLevel::layer;
-    axes.gqa_aggregate = Aggregate::mean;
+    options.gqa_level = GqaLevel::layer;
+    options.gqa_aggregate = Aggregate::mean;
   }
-  PromptNeeds needs(const Scene& scene) const { return {.column_sums_from = scene.prompt - 1}; }
+  PromptNeeds needs(const MethodContext& context) const { return {.column_sums_from = context.prompt - 1}; }
 
   std::optional<ScoreRule> score_rule() const { return ScoreRule{0, protection(), budget}; }
 

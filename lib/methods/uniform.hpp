@@ -31,7 +31,7 @@ struct Uniform : Thinning<> {
   Variant variant = Variant::sample;
   BalanceKv coins;
   std::span<double> state;  // of `coin`
-  Draws draws;
+  Rng rng;
 
   static void declare(auto& d) {
     protect<Uniform>(d);
@@ -44,36 +44,36 @@ struct Uniform : Thinning<> {
     d.choice("variant", &Uniform::variant, {"default", "coin", "notebook"}, "how the sample is drawn");
     d.integer("block", &Uniform::block, {2, kManyTokens}, "variants coin and notebook: tokens of a block");
   }
-  void resolve(const Scene& scene) {
-    Thinning::resolve(scene);
+  void resolve(const MethodContext& context) {
+    Thinning::resolve(context);
     if (variant != Variant::sample && (m != kDerived || tail > 0))
       throw ParameterError(tail > 0 ? "tail" : "m",
                            "variants coin and notebook halve the middle and take neither m "
                            "nor tail; give rounds");
     if (variant == Variant::coin) {
       coins.sinks = sinks, coins.recent = recent, coins.rounds = rounds, coins.block = block, coins.gamma = 0;
-      coins.resolve(scene);
+      coins.resolve(context);
     }
-    if (variant == Variant::sample) resolve_sample(middle_of(scene));
+    if (variant == Variant::sample) resolve_sample(middle_of(context));
   }
   static bool random(const Uniform&) { return true; }
-  std::vector<DrawArray> draw_arrays(const Scene& s) const {
-    if (variant == Variant::coin) return coins.draw_arrays(s);
+  std::vector<RngArray> rng_arrays(const MethodContext& s) const {
+    if (variant == Variant::coin) return coins.rng_arrays(s);
     const int32_t T = variant == Variant::sample ? 1 : rounds_of(s.prompt, sinks);
-    return {{"u U uniforms", Structure::uniform_sampling, T, middle_of(s)}};
+    return {{"u U uniforms", RngStream::uniform_sampling, T, middle_of(s)}};
   }
-  Layout layout(const Scene& s) const {
+  Layout layout(const MethodContext& s) const {
     if (variant == Variant::coin) return coins.layout(s);
     return {.scores = true, .weights = weights != Weights::none || variant == Variant::notebook};
   }
-  KVR_FN void charge(Charge& c, const auto& cache) const {
-    if (variant == Variant::coin) coins.charge(c, cache);
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+    if (variant == Variant::coin) coins.extra_bytes(c, cache);
     else c.weight_floats = weights != Weights::none && cache.evictions() > 0 ? 1 : 0;
   }
 
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     if (variant == Variant::coin) {
-      coins.state = state, coins.draws = draws;
+      coins.state = state, coins.rng = rng;
       coins.evict(team, cache);
     } else if (cache.size() > budget) {
       if (variant == Variant::sample) sample(team, cache);
@@ -99,7 +99,7 @@ struct Uniform : Thinning<> {
       throw ParameterError("rounds", "weights pow2 are 2^rounds; give rounds");
   }
   KVR_FN double uniform(int32_t j, int32_t round) const {
-    return draws.uniform(Structure::uniform_sampling, j, 0, round);
+    return rng.uniform(RngStream::uniform_sampling, j, 0, round);
   }
 
   KVR_FN void sample(const Team auto& team, auto& cache) {

@@ -29,7 +29,7 @@ struct WildCat : Thinning<4, 32> {
   double tau2 = 1, ridge = 1e-6;
   double rate = 1;
   std::span<double> state;  // pivots that were found, then Work
-  Draws draws;
+  Rng rng;
 
   static void declare(auto& d) {
     d.integer("r", &WildCat::r, {1, kManyTokens}, "pivots", "B - sinks - recent");
@@ -37,23 +37,25 @@ struct WildCat : Thinning<4, 32> {
     d.real("ridge", &WildCat::ridge, {0, 1e300}, "regularisation, relative to the mean diagonal of H_SS");
     protect<WildCat>(d);
   }
-  void resolve(const Scene& scene) {
-    Thinning::resolve(scene);
-    rate = scene.scale / tau2;
-    const int32_t M = middle_of(scene);
+  void resolve(const MethodContext& context) {
+    Thinning::resolve(context);
+    rate = context.scale / tau2;
+    const int32_t M = middle_of(context);
     if (r == kDerived) r = budget - sinks - recent;
-    else if (r > M && scene.prompt > budget)
+    else if (r > M && context.prompt > budget)
       throw ParameterError("r",
                            "r must be at most the " + std::to_string(M) + " middle tokens of the prompt");
   }
   static bool random(const WildCat&) { return true; }
-  std::vector<DrawArray> draw_arrays(const Scene&) const { return {{"U uniforms", Structure::pivots, 1, r}}; }
-  Layout layout(const Scene& scene) const {
-    if (scene.prompt <= budget) return {.state_doubles = 1};
-    const int64_t M = scene.prompt, d = scene.shape.dim, dv = scene.shape.v_dim;
+  std::vector<RngArray> rng_arrays(const MethodContext&) const {
+    return {{"U uniforms", RngStream::pivots, 1, r}};
+  }
+  Layout layout(const MethodContext& context) const {
+    if (context.prompt <= budget) return {.state_doubles = 1};
+    const int64_t M = context.prompt, d = context.shape.dim, dv = context.shape.v_dim;
     return {.state_doubles = 1 + d + M * (d + 1 + r) + r * (r + dv + 2), .weights = true, .own_rows = r};
   }
-  KVR_FN void charge(Charge& c, const auto&) const { c.weight_floats = int64_t(state[0]); }
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto&) const { c.weight_floats = int64_t(state[0]); }
   void report(std::map<std::string, double>& extras, const auto& cache) const {
     extras["pivots"] = state[0], extras["negative_masses"] = 0;
     for (int32_t i = 0; i < cache.size(); ++i) extras["negative_masses"] += cache.den(i) < 0 ? 1 : 0;
@@ -69,7 +71,7 @@ struct WildCat : Thinning<4, 32> {
     const Work w = centre(team, cache, first, M);
     const int32_t found = pivoted_cholesky(
         team, M, r, [&](int32_t i, int32_t j) { return w.H(i, j); },
-        [&](int32_t j) { return draws.uniform(Structure::pivots, j); }, w.residual, w.factor, w.pivots);
+        [&](int32_t j) { return rng.uniform(RngStream::pivots, j); }, w.residual, w.factor, w.pivots);
     if (!solve(team, cache, first, found, w)) return cache.fail(team, 1, found);
     store(team, cache, first, found, w);
   }

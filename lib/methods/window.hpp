@@ -19,7 +19,7 @@ struct Window {
   int32_t budget = 0;
 
   static void declare(auto&) {}
-  void resolve(const Scene& scene) { budget = scene.budget; }
+  void resolve(const MethodContext& context) { budget = context.budget; }
 
   KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, 0, budget); }
 };

@@ -55,18 +55,18 @@ double cached_rows(const Cell& cell) { return std::min(cell.budget.value_or(cell
 
 // Rows that a row format keeps a copy of.
 double coded_rows(const Cell& cell) {
-  if (cell.axes.row_format.kind == RowFormat::Kind::source) return 0;
-  return cell.axes.phase == Phase::stream ? cached_rows(cell) : cell.n_tokens;
+  if (cell.options.row_format.kind == RowFormat::Kind::source) return 0;
+  return cell.options.phase == Phase::stream ? cached_rows(cell) : cell.n_tokens;
 }
 
 bool observes(const Cell& cell) {
-  return cell.method->observes && cell.method->observes(cell.params, cell.axes);
+  return cell.method->observes && cell.method->observes(cell.params, cell.options);
 }
 
 // First row of the prompt whose probabilities the method looks at when all of it arrives; the prompt's end if
 // there is none.
 double first_read(const Cell& cell) {
-  const PromptNeeds needs = cell.method->needs(cell.params, cell.scene());
+  const PromptNeeds needs = cell.method->needs(cell.params, cell.context());
   double first = cell.n_prefill;
   if (cell.prompt_streams || !needs.reads_queries()) return first;
   for (const int32_t row : {needs.column_sums_from, needs.rows_from})
@@ -109,13 +109,13 @@ struct Unit {
   }
   bool holds_all_queries() const {
     return tokens() <= kQueryRows || std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {
-             return cell.method->needs(cell.params, cell.scene()).queries;
+             return cell.method->needs(cell.params, cell.context()).queries;
            });
   }
   // Cosines and sines of every distance, where a method re-assigns positions.
   double rotation() const {
     const bool some = layer.rope && std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {
-                        return cell.axes.positions == Positions::cache;
+                        return cell.options.positions == Positions::cache;
                       });
     return some ? tokens() * 2 * double(layer.rope->inv_freq.size()) : 0;
   }
@@ -126,18 +126,18 @@ struct Unit {
   }
   double cache_bytes(const Cell& cell, double real_bytes, bool audit) const {
     const bool bounded =
-        cell.axes.phase == Phase::stream && cell.budget && !cell.method->info.reads_full_cache;
+        cell.options.phase == Phase::stream && cell.budget && !cell.method->info.reads_full_cache;
     const double prompt_rows = cell.prompt_streams ? 0 : prompt();
     const double rows = bounded ? std::max(prompt_rows, cached_rows(cell)) : tokens();
     const double copied = (audit ? tokens() : 0) + coded_rows(cell);
-    const double per_token = kBytesPerToken + (cell.axes.phase == Phase::stream ? kBytesPerStep : 0);
+    const double per_token = kBytesPerToken + (cell.options.phase == Phase::stream ? kBytesPerStep : 0);
     return tokens() * per_token + rows * kBytesPerRow + copied * width() * real_bytes;
   }
   double bytes(const RunConfig& config, double real_bytes) const {
     const double strip = tile_rows(int32_t(heads())) * heads() * tokens();
     double total = (tensors(2) + strip) * real_bytes;
     for (const Cell& cell : cells) {
-      const double caches = cell.axes.gqa_level == GqaLevel::query ? heads() : 1;
+      const double caches = cell.options.gqa_level == GqaLevel::query ? heads() : 1;
       total += caches * cache_bytes(cell, real_bytes, config.run.audit);
       total += scored_rows(config.replay, tokens() - prompt()) * heads() * kBytesPerScored;
     }

@@ -10,7 +10,7 @@ using Family = std::tuple<size_t, std::string, int32_t, int32_t, size_t, std::op
 
 // kv heads that decide together are one family.
 Family family_of(const Cell& cell) {
-  const int32_t head = cell.axes.gqa_level == GqaLevel::layer ? -1 : cell.kv_head;
+  const int32_t head = cell.options.gqa_level == GqaLevel::layer ? -1 : cell.kv_head;
   return {cell.trace, cell.prompt, cell.layer, head, cell.instance, cell.seed};
 }
 

@@ -112,17 +112,17 @@ class Planner {
     cell.instance = size_t(&variant.instance - config_.methods.data());
     cell.params = variant.params;
     cell.given = variant.instance.params;
-    cell.axes = variant.instance.axes;
+    cell.options = variant.instance.options;
     if (variant.budget) cell.budget = int32_t(*variant.budget), cell.real_budget = *variant.budget;
     cell.seed = variant.seed;
     cell.uniforms = variant.instance.uniforms.string();
     cell.n_prefill = place.n_prefill;
-    cell.prompt_streams = config_.replay.streams_prompt(variant.instance.axes);
+    cell.prompt_streams = config_.replay.streams_prompt(variant.instance.options);
     cell.n_tokens = place.n_tokens;
     cell.n_layers = place.trace.n_layers;
-    const Scene scene = scene_of(variant.instance, place.layer, place.trace.n_layers, 0, 1, 1);
-    cell.shape = scene.shape;
-    cell.scale = scene.scale;
+    const MethodContext context = context_of(variant.instance, place.layer, place.trace.n_layers, 0, 1, 1);
+    cell.shape = context.shape;
+    cell.scale = context.scale;
     if (!cell.method->lists_in.empty()) take_lists(cell, place.layer);
     cell.key = key_of(cell, place.layer);
     if (keys_.insert(cell.key).second) plan_.push_back(std::move(cell));
@@ -131,14 +131,14 @@ class Planner {
   // Lists that the method is given say themselves how they are replayed.
   static void take_lists(Cell& cell, const LayerInfo& layer) {
     cell.kept = kept_file_of(cell.given.at(cell.method->lists_in).get<std::string>(), cell.budget);
-    KeptScope scope = list_scope(cell.axes, cell.scene(), layer.sliding_window, layer.group());
+    KeptScope scope = list_scope(cell.options, cell.context(), layer.sliding_window, layer.group());
     scope.prompt = cell.prompt, scope.kv_head = cell.kv_head;
     const KeptLists lists = read_kept_lists(cell.kept, scope);
     cell.kept_digest = digest_of(lists);
-    if (lists.oneshot) cell.axes.phase = Phase::oneshot;
-    if (lists.attends) cell.axes.order = Order::evict_then_attend;
+    if (lists.oneshot) cell.options.phase = Phase::oneshot;
+    if (lists.attends) cell.options.order = Order::evict_then_attend;
     cell.lists_say_order = lists.attends;
-    cell.params["phase"] = word(cell.axes.phase), cell.params["order"] = word(cell.axes.order);
+    cell.params["phase"] = word(cell.options.phase), cell.params["order"] = word(cell.options.order);
   }
 
   // Whatever changes a number of the cell stands here; paths, threads and the audit do not. The content
@@ -192,7 +192,7 @@ class Planner {
     const BudgetList list = budgets_for(instance, config_.budget);
     for (const double value : list.values) {
       budgets.emplace_back(
-          real_budget(list.kind, value, place.n_prefill, place.layer, instance.axes.row_format));
+          real_budget(list.kind, value, place.n_prefill, place.layer, instance.options.row_format));
       if (*budgets.back() < 1)
         throw ConfigError(fmt::format("a budget of {} holds no token", number_text(value)));
     }
@@ -202,13 +202,13 @@ class Planner {
 
   // The parameters that results show: of the method, resolved, and of the axes.
   json resolved(const MethodInstance& instance, std::optional<double> budget, const Place& place) {
-    Scene scene = scene_of(instance, place.layer, place.trace.n_layers, int32_t(budget.value_or(0)),
-                           place.n_prefill, place.n_tokens);
-    scene.real_budget = budget.value_or(0);
-    json params = instance.method->resolve(instance.params, scene);
-    params.update(to_json(instance.axes));
-    if (instance.axes.allocator == Allocator::file)
-      params["allocator"] = "file:" + digest_of_file(instance.axes.allocator_file);
+    MethodContext context = context_of(instance, place.layer, place.trace.n_layers,
+                                       int32_t(budget.value_or(0)), place.n_prefill, place.n_tokens);
+    context.real_budget = budget.value_or(0);
+    json params = instance.method->resolve(instance.params, context);
+    params.update(to_json(instance.options));
+    if (instance.options.allocator == Allocator::file)
+      params["allocator"] = "file:" + digest_of_file(instance.options.allocator_file);
     if (!instance.uniforms.empty()) params["uniforms"] = digest_of_file(instance.uniforms);
     return params;
   }
@@ -251,7 +251,7 @@ void add_prompt(Planner& planner, const RunConfig& config, const TraceInfo& trac
 
 bool observes_rows(const std::vector<Cell>& plan) {
   return std::any_of(plan.begin(), plan.end(), [](const Cell& cell) {
-    return cell.method->observes && cell.method->observes(cell.params, cell.axes);
+    return cell.method->observes && cell.method->observes(cell.params, cell.options);
   });
 }
 

@@ -28,19 +28,21 @@ double ratio(int64_t sum, int64_t count) { return count > 0 ? double(sum) / doub
 }  // namespace
 
 void account_cell(std::span<const LaneLedger* const> ledgers, const CellSizes& sizes, CellMeasures& m) {
-  const auto charge = [&](auto& to, auto amount) { to = sizes.shared ? std::max(to, amount) : to + amount; };
+  const auto extra_bytes = [&](auto& to, auto amount) {
+    to = sizes.shared ? std::max(to, amount) : to + amount;
+  };
   double kept = 0, floats = 0, read = 0;
   int64_t attended = 0, rows = 0, read_steps = 0;
   std::vector<double> ages;
   for (const LaneLedger* ledger : ledgers) {
     const LaneLedger& l = *ledger;
-    for (const Charged& c : kCharged) charge(m.*c.to, l.*c.from);
+    for (const Charged& c : kCharged) extra_bytes(m.*c.to, l.*c.from);
     m.peak_kept_tokens = std::max(m.peak_kept_tokens, l.peak_kept);
     m.peak_attended_tokens = std::max(m.peak_attended_tokens, l.peak_attended);
     kept += ratio(l.kept_sum, l.kept_steps);
     attended += l.attended_sum, rows += l.attended_rows;
-    charge(m.mean_bytes, ratio(l.bytes_sum, l.kept_steps));
-    charge(floats, double(l.peak_floats));
+    extra_bytes(m.mean_bytes, ratio(l.bytes_sum, l.kept_steps));
+    extra_bytes(floats, double(l.peak_floats));
     read += ratio(l.read_sum, l.read_steps), read_steps += l.read_steps;
     ages.insert(ages.end(), l.evicted_ages.begin(), l.evicted_ages.end());
     m.n_evictions += l.evictions;

@@ -16,14 +16,14 @@ struct ChainStep {
   int32_t evictions;   // so far
   int32_t quantised;   // rows that the row format has changed so far
   bool weighs;         // some head weighs rows that it does not read; scored steps of query-time methods
-  Charge charge;
+  ExtraBytes extra_bytes;
 };
 
 // One query head in one scored row.
 struct ChainRow {
   int32_t attended;  // tokens
   bool plain;        // as RowMeasure
-  double spread;     // Promise::spread where it grows with what was seen, else kUnset
+  double spread;     // ErrorBound::spread where it grows with what was seen, else kUnset
 };
 
 // How a chain ended. What it wrote from the failing step on means nothing.

@@ -22,7 +22,7 @@ constexpr int32_t kCakeWindow = 32;
 void allocate(Cell& cell, int32_t tokens) {
   cell.allocated = tokens;
   try {
-    cell.params.update(cell.method->resolve(cell.given, cell.scene()));
+    cell.params.update(cell.method->resolve(cell.given, cell.context()));
   } catch (const ParameterError& e) {
     throw ConfigError(std::string(cell.method->info.name) + ", layer " + std::to_string(cell.layer) +
                       ", kv head " + std::to_string(cell.kv_head) + ": the allocator gives it " +
@@ -34,9 +34,9 @@ void allocate(Cell& cell, int32_t tokens) {
 // tokens.
 int32_t window_of(const Cell& cell, int32_t budget) {
   if (!cell.method->protection) return 0;
-  Scene scene = cell.scene();
-  scene.budget = budget;
-  return cell.method->protection(cell.given, scene).recent;
+  MethodContext context = cell.context();
+  context.budget = budget;
+  return cell.method->protection(cell.given, context).recent;
 }
 
 // The smallest share must hold what the method protects, which may itself be a part of the share.
@@ -54,17 +54,17 @@ int32_t by_pyramid(const Cell& cell) {
 // Who speaks for a cell. CAKE's rule stands in its own method, which is asked whoever uses the rule.
 Cell witness_of(const Cell& like) {
   Cell cell = like;
-  cell.axes.row_format = {};
-  if (like.method->council != Council::none || like.axes.allocator != Allocator::cake) return cell;
+  cell.options.row_format = {};
+  if (like.method->shared_over != SharedOver::none || like.options.allocator != Allocator::cake) return cell;
   cell.method = find_method(registry(), "cake");
   if (cell.method == nullptr)
     throw ConfigError(std::string(like.method->info.name) +
                       ": allocator cake needs the method cake, which this program was built without");
-  cell.axes = cell.method->default_axes(nlohmann::json::object());
+  cell.options = cell.method->default_options(nlohmann::json::object());
   const int32_t own = window_of(like, *like.budget);
   const int32_t window = own < 2 ? std::min(kCakeWindow, *like.budget - 1) : own;
   try {
-    cell.params = cell.method->resolve({{"w", window}}, cell.scene());
+    cell.params = cell.method->resolve({{"w", window}}, cell.context());
   } catch (const ParameterError& e) {
     throw ConfigError(std::string(like.method->info.name) + ": allocator cake: " + e.what());
   }
@@ -73,19 +73,19 @@ Cell witness_of(const Cell& like) {
 
 // Cells that share one budget: the same method instance, budget and seed on one layer or one model.
 struct Company {
-  Council council;
+  SharedOver shared_over;
   Cell witness;
   std::vector<Cell*> cells;
-  std::vector<Testimony> heads;
+  std::vector<HeadScores> heads;
 
   std::string lost = {};  // why its heads cannot all be heard
 
   bool hears(int32_t layer) const {
-    return lost.empty() && (council == Council::model || layer == witness.layer);
+    return lost.empty() && (shared_over == SharedOver::model || layer == witness.layer);
   }
   void settle() const {
     const std::vector<int32_t> tokens = witness.method->share
-                                            ? witness.method->share(witness.params, witness.scene(), heads)
+                                            ? witness.method->share(witness.params, witness.context(), heads)
                                             : ada_tokens(heads, *witness.budget, kAdaFloor);
     for (Cell* cell : cells)
       for (size_t i = 0; i < heads.size(); ++i)
@@ -93,11 +93,11 @@ struct Company {
   }
 };
 
-std::string name_of(const Cell& cell, Council council) {
-  const nlohmann::json name = {council == Council::layer ? cell.layer : -1,
+std::string name_of(const Cell& cell, SharedOver shared_over) {
+  const nlohmann::json name = {shared_over == SharedOver::layer ? cell.layer : -1,
                                cell.method->info.name,
                                cell.given,
-                               to_json(cell.axes),
+                               to_json(cell.options),
                                *cell.budget,
                                cell.seed.value_or(0)};
   return canonical(name);
@@ -109,9 +109,9 @@ class Hearing {
  public:
   Hearing(const RunOptions& options, const LoadHead<Real>& load) : options_(options), load_(load) {}
 
-  void add(Cell& cell, Council council) {
-    const auto [at, is_new] = companies_.try_emplace(name_of(cell, council));
-    if (is_new) at->second = {council, witness_of(cell), {}, {}};
+  void add(Cell& cell, SharedOver shared_over) {
+    const auto [at, is_new] = companies_.try_emplace(name_of(cell, shared_over));
+    if (is_new) at->second = {shared_over, witness_of(cell), {}, {}};
     at->second.cells.push_back(&cell);
   }
   // All heads of the prompt speak, whichever of them are to be replayed: a share does not depend on that.
@@ -125,11 +125,11 @@ class Hearing {
       });
       if (stopped()) return;
       for (Company* company : present)
-        if (company->council == Council::layer)
+        if (company->shared_over == SharedOver::layer)
           unless_lost({company}, [&] { company->settle(), company->heads.clear(); });
     }
     for (auto& [name, company] : companies_)
-      if (company.council == Council::model && company.lost.empty())
+      if (company.shared_over == SharedOver::model && company.lost.empty())
         unless_lost({&company}, [&] { company.settle(); });
   }
   void tell_lost(WithoutBudget& without) const {
@@ -149,13 +149,13 @@ class Hearing {
     }
   }
   void hear(const HeldLayer& held, const std::vector<Company*>& present) {
-    std::vector<std::vector<Testimony>> said(size_t(held.kv_heads));
+    std::vector<std::vector<HeadScores>> said(size_t(held.kv_heads));
     FirstError error;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(options_.jobs)
     for (int32_t h = 0; h < held.kv_heads; ++h) {
       if (error.stopped() || stopped()) continue;
       try {
-        said[size_t(h)] = testimonies(held.layer, h, present);
+        said[size_t(h)] = head_scores_of(held.layer, h, present);
       } catch (...) {
         error.keep(std::current_exception());
       }
@@ -164,7 +164,8 @@ class Hearing {
     for (const auto& of_head : said)
       for (size_t c = 0; c < of_head.size(); ++c) present[c]->heads.push_back(of_head[c]);
   }
-  std::vector<Testimony> testimonies(int32_t layer, int32_t kv_head, const std::vector<Company*>& present) {
+  std::vector<HeadScores> head_scores_of(int32_t layer, int32_t kv_head,
+                                         const std::vector<Company*>& present) {
     const Cell& any = present.front()->witness;
     const HeadStream<Real> stream = load_(
         any.trace, {any.prompt, layer, kv_head, any.n_tokens, any.n_prefill, false, needs_classes(present)});
@@ -172,7 +173,7 @@ class Hearing {
     std::vector<Cell> cells;
     for (const Company* company : present) cells.push_back(company->witness);
     for (Cell& cell : cells) cell.layer = layer, cell.kv_head = kv_head, replay.add(cell);
-    std::vector<Testimony> all = replay.testify();
+    std::vector<HeadScores> all = replay.head_scores();
     for (size_t c = 0; c < all.size(); ++c) {
       if (all[c].scores.empty())
         throw ConfigError(
@@ -180,14 +181,14 @@ class Hearing {
             " takes the prompt token by token with these parameters, so it has no scores of the "
             "prompt by which a budget could be shared: leave out allocator");
       all[c].layer = layer, all[c].kv_head = kv_head;
-      if (present[c]->council == Council::model) all[c].scores = {};
+      if (present[c]->shared_over == SharedOver::model) all[c].scores = {};
     }
     return all;
   }
   bool stopped() const { return options_.stop && options_.stop(); }
   static bool needs_classes(const std::vector<Company*>& present) {
     return std::any_of(present.begin(), present.end(), [](const Company* c) {
-      return c->witness.method->needs(c->witness.params, c->witness.scene()).token_classes;
+      return c->witness.method->needs(c->witness.params, c->witness.context()).token_classes;
     });
   }
   const RunOptions& options_;
@@ -202,9 +203,9 @@ int32_t kv_heads_of(const std::vector<HeldLayer>& layers, int32_t layer) {
 
 // A head whose number needs no other head.
 void allocate_alone(Cell& cell, const std::vector<HeldLayer>& layers) {
-  if (cell.axes.allocator == Allocator::pyramid) allocate(cell, by_pyramid(cell));
-  if (cell.axes.allocator == Allocator::file)
-    allocate(cell, tokens_in_file(cell.axes.allocator_file, cell.layer, cell.kv_head,
+  if (cell.options.allocator == Allocator::pyramid) allocate(cell, by_pyramid(cell));
+  if (cell.options.allocator == Allocator::file)
+    allocate(cell, tokens_in_file(cell.options.allocator_file, cell.layer, cell.kv_head,
                                   kv_heads_of(layers, cell.layer)));
 }
 
@@ -215,7 +216,7 @@ void allocate_prompt(const std::vector<Cell*>& sharing, const RunOptions& option
   Hearing<Real> hearing(options, load);
   for (Cell* cell : sharing) {
     if (!needs_no_other_head(*cell)) {
-      if (*cell->budget < cell->n_prefill) hearing.add(*cell, council_of(*cell));
+      if (*cell->budget < cell->n_prefill) hearing.add(*cell, shared_over_of(*cell));
       continue;
     }
     try {
@@ -236,7 +237,7 @@ WithoutBudget allocate_budgets(std::vector<Cell>& cells, const RunOptions& optio
   WithoutBudget without;
   std::map<std::pair<size_t, std::string>, std::vector<Cell*>> prompts;
   for (Cell& cell : cells)
-    if (council_of(cell) != Council::none) prompts[{cell.trace, cell.prompt}].push_back(&cell);
+    if (shared_over_of(cell) != SharedOver::none) prompts[{cell.trace, cell.prompt}].push_back(&cell);
   for (const auto& [place, sharing] : prompts) {
     try {
       allocate_prompt<Real>(sharing, options, load, list_layers(place.first, place.second), without);

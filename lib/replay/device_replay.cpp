@@ -101,12 +101,12 @@ void HeadReplay<Real>::order_chains(size_t decision, Lane<Real>& lane, const Pro
 template <class Real>
 void HeadReplay<Real>::give_to_device(size_t decision) {
   const Replayed& r = decisions_[decision];
-  const Axes& axes = r.cells.front()->axes;
+  const CommonOptions& options = r.cells.front()->options;
   for (size_t i = 0; i < r.lanes.size(); ++i) {
     Lane<Real>& lane = *r.lanes[i];
     device_caches_.add(lane, lane.shortcut(),
-                       {axes.order == Order::evict_then_attend, axes.gqa_aggregate == Aggregate::mean,
-                        watch_.prefix_error && axes.phase == Phase::oneshot, watch_.set_error,
+                       {options.order == Order::evict_then_attend, options.gqa_aggregate == Aggregate::mean,
+                        watch_.prefix_error && options.phase == Phase::oneshot, watch_.set_error,
                         family_of(r, lane, lane.shortcut().kind)});
     device_lanes_.push_back({decision, i});
   }
@@ -162,7 +162,7 @@ void HeadReplay<Real>::take(const DeviceRows& rows, const std::vector<int32_t>& 
   for (size_t id = 0; id < rows.caches.size(); ++id) {
     Replayed& r = decisions_[device_lanes_[id].decision];
     const HeldTokens& held = device_caches_.held()[id];
-    const double spread = device_caches_.lane(id).promise().spread;
+    const double spread = device_caches_.lane(id).error_bound().spread;
     guarded(r, [&] {
       for (size_t i = 0; i < rows.count; ++i) {
         const int32_t t = tokens[rows.first + i];
@@ -182,7 +182,7 @@ void HeadReplay<Real>::take_chains(const DeviceRows& rows, const std::vector<int
     const DeviceRows::OfCache& cache = rows.caches[i];
     Replayed& r = decisions_[chain_lanes_[id].decision];
     const Lane<Real>& lane = *r.lanes[chain_lanes_[id].lane];
-    const double spread = lane.promise().spread;
+    const double spread = lane.error_bound().spread;
     guarded(r, [&] {
       lane.check_chain(cache.end);
       for (const ChainRow& about : cache.about) chain_tokens_[id] += about.attended;

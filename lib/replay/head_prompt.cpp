@@ -19,7 +19,7 @@ void HeadReplay<Real>::sum_prompt() {
       PromptNeeds needs = lane->needs();
       if (r.chained) needs.rows_from = PromptNeeds::kNoRows;  // the device shows them to it
       future = future || needs.future_sums;
-      pass.maxima = pass.maxima || r.cells.front()->axes.gqa_aggregate == Aggregate::max;
+      pass.maxima = pass.maxima || r.cells.front()->options.gqa_aggregate == Aggregate::max;
       if (needs.column_sums_from >= 0) pass.sums_from.push_back(needs.column_sums_from);
       if (needs.rows_from < 0) continue;
       watchers.emplace_back(lane.get(), needs.rows_from);
@@ -78,16 +78,16 @@ template <class Real>
 std::vector<size_t> HeadReplay<Real>::by_falling_budget() const {
   std::vector<size_t> order(decisions_.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  const auto budget = [&](size_t d) { return decisions_[d].cells.front()->scene().budget; };
+  const auto budget = [&](size_t d) { return decisions_[d].cells.front()->context().budget; };
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return budget(a) > budget(b); });
   return order;
 }
 
 template <class Real>
-std::vector<Testimony> HeadReplay<Real>::testify() {
-  std::vector<Testimony> all(decisions_.size());
+std::vector<HeadScores> HeadReplay<Real>::head_scores() {
+  std::vector<HeadScores> all(decisions_.size());
   sum_prompt();
-  each_prompt([&](size_t d, Lane<Real>& lane, const PromptSums& sums) { all[d] = lane.testify(sums); });
+  each_prompt([&](size_t d, Lane<Real>& lane, const PromptSums& sums) { all[d] = lane.head_scores(sums); });
   return all;
 }
 
@@ -95,7 +95,7 @@ std::vector<Testimony> HeadReplay<Real>::testify() {
   template void HeadReplay<Real>::sum_prompt();                             \
   template void HeadReplay<Real>::read_prompts();                           \
   template std::vector<size_t> HeadReplay<Real>::by_falling_budget() const; \
-  template std::vector<Testimony> HeadReplay<Real>::testify();
+  template std::vector<HeadScores> HeadReplay<Real>::head_scores();
 KVR_FOR(float)
 KVR_FOR(double)
 #undef KVR_FOR

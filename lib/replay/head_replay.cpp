@@ -5,7 +5,7 @@
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "exact/hindsight.hpp"
+#include "exact/oracle_needs.hpp"
 #include "replay/cell_account.hpp"
 #include "trace/uniforms.hpp"
 
@@ -79,19 +79,19 @@ void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
   r.cells = cells;
   for (size_t i = 0; i < cells.size(); ++i)
     r.errors.push_back(std::make_unique<Accumulator>(group(), scored_rows_, tiny_norm(), options_.wanted));
-  LaneOrder order{cell.params, cell.axes, cell.scene(), {}};
+  LaneOrder order{cell.params, cell.options, cell.context(), {}};
   // What looks only at keys and values decides the same for every query head: one cache (C9).
-  const bool by_query = cell.axes.gqa_level == GqaLevel::query && cell.method->looks_at_queries;
-  if (cell.axes.gqa_level == GqaLevel::query && !by_query) order.axes.gqa_level = GqaLevel::kv;
-  order.scene.shape = stream_.shape;
-  order.scene.window = stream_.window;
-  if (by_query) order.scene.shape.heads = 1;
+  const bool by_query = cell.options.gqa_level == GqaLevel::query && cell.method->looks_at_queries;
+  if (cell.options.gqa_level == GqaLevel::query && !by_query) order.options.gqa_level = GqaLevel::kv;
+  order.context.shape = stream_.shape;
+  order.context.window = stream_.window;
+  if (by_query) order.context.shape.heads = 1;
   // A layer that decides as one draws the same numbers whichever of its kv heads are selected.
   const uint32_t kv_head = stream_.shape.blocks > 1 ? 0 : uint32_t(cell.kv_head);
-  order.draws = {cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.layer), kv_head, {}};
-  const Hindsight asks = cell.method->hindsight(cell.params);
-  if (asks.median_key_distance) order.scene.median_key_distance = median_key_distance(stream_, order.draws);
-  if (asks.largest_query_norm) order.scene.largest_query_norm = largest_query_norm(stream_);
+  order.rng = {cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.layer), kv_head, {}};
+  const OracleNeeds asks = cell.method->oracle_needs(cell.params);
+  if (asks.median_key_distance) order.context.median_key_distance = median_key_distance(stream_, order.rng);
+  if (asks.largest_query_norm) order.context.largest_query_norm = largest_query_norm(stream_);
   if (!cell.uniforms.empty()) inject(r, order);
   const int32_t caches = by_query ? stream_.shape.heads : 1;
   if (!cell.method->lists_in.empty()) read_lists(r, order, caches);
@@ -104,20 +104,20 @@ void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
     r.lanes.back()->bind(stream_, h, watch);
     every_row_ = every_row_ || r.lanes.back()->observes();
   }
-  prefixes_ = prefixes_ || (options_.wanted.prefix_error && cell.axes.phase == Phase::oneshot);
+  prefixes_ = prefixes_ || (options_.wanted.prefix_error && cell.options.phase == Phase::oneshot);
   decisions_.push_back(std::move(r));
 }
 
 template <class Real>
 void HeadReplay<Real>::inject(Replayed& r, LaneOrder& order) {
   const Cell& cell = *r.cells.front();
-  const std::vector<DrawArray> arrays = cell.method->draw_arrays(cell.params, order.scene);
-  for (size_t i = 0; i < arrays.size() && i < size_t(Draws::kArrays); ++i) {
-    const DrawArray& a = arrays[i];
+  const std::vector<RngArray> arrays = cell.method->rng_arrays(cell.params, order.context);
+  for (size_t i = 0; i < arrays.size() && i < size_t(Rng::kArrays); ++i) {
+    const RngArray& a = arrays[i];
     InjectedUniforms u = read_uniforms(cell.uniforms, cell.prompt, cell.layer, cell.kv_head,
                                        {split_words(a.names), a.rounds, a.positions, a.slots});
     r.uniforms.push_back(std::move(u.values));
-    order.draws.injected[i] = {r.uniforms.back().data(), a.structure, u.positions, u.slots};
+    order.rng.injected[i] = {r.uniforms.back().data(), a.structure, u.positions, u.slots};
   }
 }
 
@@ -126,7 +126,7 @@ template <class Real>
 void HeadReplay<Real>::read_lists(Replayed& r, const LaneOrder& order, int32_t caches) const {
   const Cell& cell = *r.cells.front();
   KeptScope scope{cell.prompt,   cell.layer,     cell.kv_head, cell.n_prefill,
-                  cell.n_tokens, stream_.window, caches,       order.scene.budget};
+                  cell.n_tokens, stream_.window, caches,       order.context.budget};
   try {
     r.lists = read_kept_lists(cell.kept, scope);
     const bool same = cell.kept_digest.empty() || digest_of(r.lists) == cell.kept_digest;
@@ -215,15 +215,15 @@ template <class Real>
 auto HeadReplay<Real>::evaluator_of(const Replayed& r, Lane<Real>& lane) -> Evaluator {
   Evaluator e{lane.shortcut(), 0, nullptr};
   using Kind = Shortcut::Kind;
-  const Axes& axes = r.cells.front()->axes;
+  const CommonOptions& options = r.cells.front()->options;
   if (e.shortcut.kind == Kind::fixed && r.streams_prompt()) e.shortcut = {};
   if (e.shortcut.kind == Kind::fixed)
     e.id = fixed_.add(lane.cache(), lane.first_head(), family_of(r, lane, Kind::fixed));
   if (e.shortcut.kind == Kind::sliding)
-    e.id = sliding_.add(lane, family_of(r, lane, Kind::sliding), axes.order == Order::evict_then_attend);
+    e.id = sliding_.add(lane, family_of(r, lane, Kind::sliding), options.order == Order::evict_then_attend);
   if (e.shortcut.kind == Kind::scores)
     e.slots = std::make_unique<ScoreSlots<Real>>(exact_, lane, e.shortcut.rule,
-                                                 axes.gqa_aggregate == Aggregate::mean);
+                                                 options.gqa_aggregate == Aggregate::mean);
   return e;
 }
 
@@ -255,7 +255,7 @@ void HeadReplay<Real>::replay_lane(const Tile<Real>& tile, const Replayed& r, si
   lane_tile_.open(lane.cache().shape().heads, int32_t(tile.rows.size()), stream_.shape.v_dim);
   if (e.shortcut.kind == Kind::fixed) {
     for (int32_t t = tile.begin; t < tile.end; ++t) lane.step_alone(t);
-    fixed_.fill(e.id, tile, watch_, lane.heads_differ(), lane.promise().spread, lane_tile_);
+    fixed_.fill(e.id, tile, watch_, lane.heads_differ(), lane.error_bound().spread, lane_tile_);
   }
   if (e.shortcut.kind == Kind::sliding) sliding_.fill(e.id, tile, watch_, lane_tile_);
   if (e.shortcut.kind == Kind::scores) e.slots->replay(tile, watch_, lane_tile_);
@@ -336,12 +336,12 @@ CellResult HeadReplay<Real>::result_of(Replayed& r, size_t cell) const {
   account_cell(ledgers, {stream_.shape.dim + stream_.shape.v_dim, stream_.stored_bytes, full, shared},
                result.measures);
   if (const auto& share = r.cells[cell]->allocated) result.measures.extras["allocated_tokens"] = *share;
-  r.errors[cell]->finish(result.measures, result, options_.save, r.lanes.front()->promise());
+  r.errors[cell]->finish(result.measures, result, options_.save, r.lanes.front()->error_bound());
   result.double_precision = sizeof(Real) == sizeof(double);
   result.by_cores = !r.on_device;
-  result.oneshot = r.cells[cell]->axes.phase == Phase::oneshot;
+  result.oneshot = r.cells[cell]->options.phase == Phase::oneshot;
   // Blocks that were coded while the prompt came in are in no list of a later step.
-  result.partial = r.streams_prompt() && r.cells[cell]->axes.row_format.by_block();
+  result.partial = r.streams_prompt() && r.cells[cell]->options.row_format.by_block();
   if (options_.save.kept) keep_lists(r, result);
   return result;
 }

@@ -34,7 +34,7 @@ class HeadReplay {
   void run(const Stop& stop, const Report& report);
   // Instead of a run: what each decision (of one cache) says when budgets are shared, in the order of add();
   // no scores where it streams the prompt.
-  std::vector<Testimony> testify();
+  std::vector<HeadScores> head_scores();
 
  private:
   // A cache, and what stands in for its own replay.

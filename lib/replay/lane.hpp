@@ -84,7 +84,7 @@ class Lane {
   // No smaller budget asks for what this one found any more.
   virtual void forget_selection() = 0;
   // The same without the cut: what this cache says when a budget is shared.
-  virtual Testimony testify(const PromptSums& sums) = 0;
+  virtual HeadScores head_scores(const PromptSums& sums) = 0;
   // Tokens tile.begin..tile.end-1 arrive one by one. Throws LaneError.
   virtual void replay(const Tile<Real>& tile, LaneWorkspace<Real>& workspace, LaneTile<Real>& result) = 0;
   // From the end of the prompt on (or from token 0, where it streams): what may be done instead of replay().
@@ -112,7 +112,7 @@ class Lane {
   // When it has ended; scored: [tokens].
   virtual void follow_chain(const ChainRecord& record, std::span<const uint8_t> scored) = 0;
   // Of the theorem behind the method, as things stand.
-  virtual Promise promise() const = 0;
+  virtual ErrorBound error_bound() const = 0;
   virtual const LaneLedger& ledger() const = 0;
   virtual const LaneLists& lists() const = 0;
 };

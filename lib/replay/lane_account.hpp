@@ -36,22 +36,24 @@ class LaneAccount {
     Payload payload;
     int64_t coding;  // bytes of one kv head that the row format adds
   };
-  void kept(const Kept& now, const Formatter<Real>& formatter, const Charge& charge, const Extras& extras) {
+  void kept(const Kept& now, const Formatter<Real>& formatter, const ExtraBytes& extra_bytes,
+            const Extras& extras) {
     const int64_t rows = now.rows, blocks = now.blocks;
     ledger.peak_kept = std::max(ledger.peak_kept, rows);
     ledger.evictions = now.evictions;
-    ledger.quantised = now.quantised + charge.coded_rows;
+    ledger.quantised = now.quantised + extra_bytes.coded_rows;
     ledger.kept_sum += rows, ledger.kept_steps += 1;
-    const int64_t weights = charge.weight_floats + (extras.reweighted ? 1 : 0);
+    const int64_t weights = extra_bytes.weight_floats + (extras.reweighted ? 1 : 0);
     ledger.peak_weight_floats = std::max(ledger.peak_weight_floats, weights / blocks);
-    besides_ = 4 * weights / blocks + charge.code_bytes - formatter.exact_bytes(charge.coded_floats);
-    more_keys_ = formatter.exact_bytes(charge.key_floats);
+    besides_ =
+        4 * weights / blocks + extra_bytes.code_bytes - formatter.exact_bytes(extra_bytes.coded_floats);
+    more_keys_ = formatter.exact_bytes(extra_bytes.key_floats);
     const Payload& payload = now.payload;
-    take_peaks(payload.keys + charge.key_floats, payload.values, payload.bytes + more_keys_);
-    const int64_t sketches = charge.aux_bytes + formatter.exact_bytes(charge.sketch_floats);
-    take_aux(sketches + charge.mark_bytes, now.coding, extras.positions ? 4 * rows : 0,
+    take_peaks(payload.keys + extra_bytes.key_floats, payload.values, payload.bytes + more_keys_);
+    const int64_t sketches = extra_bytes.aux_bytes + formatter.exact_bytes(extra_bytes.sketch_floats);
+    take_aux(sketches + extra_bytes.mark_bytes, now.coding, extras.positions ? 4 * rows : 0,
              extras.scores ? 8 * rows : 0, blocks);
-    read_sketches_ = sketches_ - charge.mark_bytes / blocks;
+    read_sketches_ = sketches_ - extra_bytes.mark_bytes / blocks;
     ledger.final_bytes = payload.bytes + more_keys_ + besides_ + aux_;
     ledger.bytes_sum += ledger.final_bytes;
   }

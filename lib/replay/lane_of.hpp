@@ -29,17 +29,17 @@ class LaneOf final : public Lane<Real> {
   LaneOf(const P& policy, const LaneOrder& order) : policy_(policy), order_(order) {}
 
   PromptNeeds needs() const override {
-    if constexpr (HasNeeds<P>) return policy_.needs(order_.scene);
+    if constexpr (HasNeeds<P>) return policy_.needs(order_.context);
     else return {};
   }
-  bool observes() const override { return traits::observes(policy_, order_.axes); }
+  bool observes() const override { return traits::observes(policy_, order_.options); }
   bool streams_prompt() const override { return traits::streams_prompt(policy_); }
   int32_t attended_bound(int32_t tokens) const override {
-    if constexpr (requires { policy_.read_bound(); }) return policy_.read_bound();
+    if constexpr (requires { policy_.max_rows_read(); }) return policy_.max_rows_read();
     else return cache_.size() + tokens;
   }
-  bool heads_differ() const override { return traits::heads_differ(policy_, order_.axes); }
-  Promise promise() const override { return traits::promise(policy_); }
+  bool heads_differ() const override { return traits::heads_differ(policy_, order_.options); }
+  ErrorBound error_bound() const override { return traits::error_bound(policy_); }
   const LaneLedger& ledger() const override { return account_.ledger; }
   const LaneLists& lists() const override { return lists_; }
 
@@ -47,15 +47,15 @@ class LaneOf final : public Lane<Real> {
     stream_ = &stream;
     first_head_ = first_head;
     asked_ = watch;
-    watch_.bind(stream, watch, order_.axes.phase == Phase::oneshot);
-    rules_ = {order_.axes.phase == Phase::stream, order_.axes.order == Order::evict_then_attend,
-              stream.window, order_.axes.gqa_aggregate};
+    watch_.bind(stream, watch, order_.options.phase == Phase::oneshot);
+    rules_ = {order_.options.phase == Phase::stream, order_.options.order == Order::evict_then_attend,
+              stream.window, order_.options.gqa_aggregate};
     if constexpr (HasGiven<P>) policy_.given = order_.given;
     layout_ = layout();
-    formatter_ = Formatter<Real>(order_.axes.row_format, stream.stored_bytes, layout_.split);
-    if (traits::chooses(policy_)) lists_.attended.resize(size_t(order_.scene.shape.heads));
-    lists_.reading = reading_of(policy_, own_layout(), order_.axes);
-    if constexpr (HasDraws<P>) policy_.draws = order_.draws;
+    formatter_ = Formatter<Real>(order_.options.row_format, stream.stored_bytes, layout_.split);
+    if (traits::chooses(policy_)) lists_.attended.resize(size_t(order_.context.shape.heads));
+    lists_.reading = reading_of(policy_, own_layout(), order_.options);
+    if constexpr (HasRng<P>) policy_.rng = order_.rng;
     prompt_streams_ = watch.prompt_streams || traits::streams_prompt(policy_);
     if (prompt_streams_ || ObservesPrompt<P>) open_memory();
   }
@@ -64,7 +64,8 @@ class LaneOf final : public Lane<Real> {
     const auto start = Clock::now();
     if constexpr (ObservesPrompt<P>)
       policy_.observe_prompt(
-          team_, t, {p.values + int64_t(first_head_) * p.rows, heads(), p.rows, order_.axes.gqa_aggregate});
+          team_, t,
+          {p.values + int64_t(first_head_) * p.rows, heads(), p.rows, order_.options.gqa_aggregate});
     account_.ledger.select_s += seconds_since(start);
   }
 
@@ -74,7 +75,7 @@ class LaneOf final : public Lane<Real> {
       if (const auto* other = dynamic_cast<const LaneOf*>(larger)) policy_.larger = &other->policy_;
     open_memory();
     memory_.reveal(0, stream_->prompt);
-    const bool reweights = order_.axes.reweight != Reweight::none;
+    const bool reweights = order_.options.reweight != Reweight::none;
     reweighted_ = replay_prompt(team_, policy_, cache_, prompt_view(sums), rules_, reweights);
     if constexpr (SharesSelection<P>) policy_.larger = nullptr;
     close_prompt();
@@ -84,22 +85,22 @@ class LaneOf final : public Lane<Real> {
     if constexpr (SharesSelection<P>) policy_.state = {}, memory_.drop_state();
   }
 
-  Testimony testify(const PromptSums& sums) override {
-    Testimony t;
+  HeadScores head_scores(const PromptSums& sums) override {
+    HeadScores t;
     if constexpr (ScoresPrompt<P>) {
       open_memory();
       memory_.reveal(0, stream_->prompt);
       kvreplay::read_prompt(team_, policy_, cache_, prompt_view(sums), rules_);
       for (int32_t i = 0; i < cache_.size(); ++i)
         t.scores.push_back(is_protected(policy_, cache_, i, stream_->prompt) ? INFINITY : cache_.score(i));
-      if constexpr (requires { policy_.testify(t.extras); }) policy_.testify(t.extras);
+      if constexpr (requires { policy_.head_scores(t.extras); }) policy_.head_scores(t.extras);
     }
     return t;
   }
 
   Shortcut shortcut() const override {
     const bool as_recorded = layout_.own_rows == 0 && !layout_.split && layout_.extra_rows == 0 &&
-                             !(order_.axes.positions == Positions::cache && stream_->rotate().active());
+                             !(order_.options.positions == Positions::cache && stream_->rotate().active());
     const bool own_way = Appends<P, Real> || traits::changes_logits(policy_);
     if (own_way || !as_recorded || asked_.audit || stream_->window > 0 || traits::chooses(policy_)) return {};
     if (!rules_.streaming) return {Shortcut::Kind::fixed, {}};
@@ -110,7 +111,7 @@ class LaneOf final : public Lane<Real> {
   }
   const BasicCache<Real>& cache() const override { return cache_; }
   int32_t first_head() const override { return first_head_; }
-  int32_t heads() const override { return order_.scene.shape.heads; }
+  int32_t heads() const override { return order_.context.shape.heads; }
   void step_alone(int32_t t) override {
     arrive_at(t);
     struct Nobody {
@@ -145,9 +146,9 @@ class LaneOf final : public Lane<Real> {
 
   bool may_chain() const override {
     const auto injected = [](const InjectedArray& a) { return a.values != nullptr; };
-    return std::is_same_v<Real, float> && !HasGiven<P> && !order_.axes.row_format.by_block() &&
+    return std::is_same_v<Real, float> && !HasGiven<P> && !order_.options.row_format.by_block() &&
            !asked_.audit && asked_.needles.empty() &&
-           std::none_of(order_.draws.injected, order_.draws.injected + Draws::kArrays, injected);
+           std::none_of(order_.rng.injected, order_.rng.injected + Rng::kArrays, injected);
   }
   ChainOrder chain(const ChainPrograms& programs, const PromptSums& sums) override {
     ChainOrder order{};
@@ -158,18 +159,18 @@ class LaneOf final : public Lane<Real> {
       std::memcpy(order.policy.data(), &policy_, sizeof(P));
       order.memory = memory_.storage(), order.state = memory_.state();
       order.rules = rules_, order.needs = needs();
-      order.coder = {order_.axes.row_format.kind, order_.axes.row_format.group};
+      order.coder = {order_.options.row_format.kind, order_.options.row_format.group};
       const typename Prompt<Real>::View view = prompt_sums_of(reader(), *stream_, sums);
       order.column_sums = view.column_sums, order.column_max_sums = view.column_max_sums;
       order.future_sums = view.future_sums;
       order.first_head = first_head_;
-      order.bound = traits::bounded(policy_, order_.axes) ? traits::bound(policy_, order_.scene) : -1;
+      order.bound = traits::bounded(policy_, order_.options) ? traits::max_rows(policy_, order_.context) : -1;
       order.streams_prompt = prompt_streams_, order.observes = observes();
       order.by_head = Chooses<P, Real> || ObservesHeads<P, Real> || ObservesPrompt<P>;
       order.chooses = traits::chooses(policy_), order.heads_differ = heads_differ();
-      order.reweights = order_.axes.reweight != Reweight::none, order.split = layout_.split;
-      order.moves = order_.axes.positions == Positions::cache && stream_->rotate().active();
-      order.prefix = asked_.prefix_error && order_.axes.phase == Phase::oneshot;
+      order.reweights = order_.options.reweight != Reweight::none, order.split = layout_.split;
+      order.moves = order_.options.positions == Positions::cache && stream_->rotate().active();
+      order.prefix = asked_.prefix_error && order_.options.phase == Phase::oneshot;
       order.set = asked_.set_error, order.lists = asked_.save.kept;
     }
     return order;
@@ -231,7 +232,7 @@ class LaneOf final : public Lane<Real> {
   // Not before it is needed: a cache that is cut takes the whole prompt for a moment only.
   void open_memory() {
     if (memory_.allocated()) return;
-    memory_.allocate(*stream_, order_.scene.shape, layout_, most_rows(rules_.streaming && prompt_streams_),
+    memory_.allocate(*stream_, order_.context.shape, layout_, most_rows(rules_.streaming && prompt_streams_),
                      asked_.audit);
     cache_ = BasicCache<Real>(memory_.storage());
     cache_.clear(team_);
@@ -253,7 +254,7 @@ class LaneOf final : public Lane<Real> {
     memory_.shrink(size_t(cache_.size()) + size_t(stream_->tokens - stream_->prompt));
     cache_ = BasicCache<Real>(memory_.storage());
   }
-  PromptReader reader() const { return {first_head_, heads(), order_.axes.gqa_aggregate}; }
+  PromptReader reader() const { return {first_head_, heads(), order_.options.gqa_aggregate}; }
   Prompt<Real> prompt_view(const PromptSums& sums) const {
     return prompt_of(reader(), *stream_, sums, memory_.storage(), needs());
   }
@@ -270,7 +271,7 @@ class LaneOf final : public Lane<Real> {
       const HeadStream<Real>& s = *lane.stream_;
       const int32_t head = lane.first_head_ + h;
       const Rotation<Real> rotation =
-          lane.order_.axes.positions == Positions::cache ? s.rotate() : Rotation<Real>{};
+          lane.order_.options.positions == Positions::cache ? s.rotate() : Rotation<Real>{};
       const Real sink = s.sink_logits.empty() ? -Real(INFINITY) : s.sink_logits[size_t(head)];
       return {{s.query(head, token), size_t(s.shape.dim)},
               s.rule,
@@ -318,7 +319,7 @@ class LaneOf final : public Lane<Real> {
   // For rows without a strip. An audit looks at nothing but the cache's own copy.
   bool has_products() const {
     return observes() && !memory_.audited() && !cache_.has_own_rows() && !cache_.weighted() &&
-           !(order_.axes.positions == Positions::cache && stream_->rotate().active());
+           !(order_.options.positions == Positions::cache && stream_->rotate().active());
   }
   void arrive_at(int32_t t) { memory_.reveal(t, t + 1); }
   Token<Real> token_at(int32_t t) const {
@@ -330,7 +331,7 @@ class LaneOf final : public Lane<Real> {
   }
   Shortcut by_scores() const {
     if constexpr (HasScoreRule<P>) {
-      const Aggregate how = order_.axes.gqa_aggregate;
+      const Aggregate how = order_.options.gqa_aggregate;
       const std::optional<ScoreRule> rule = policy_.score_rule();
       if (rule && !rules_.evict_first && (how == Aggregate::sum || how == Aggregate::mean || heads() == 1) &&
           rule->protect.sinks + rule->protect.recent < rule->budget)
@@ -356,7 +357,7 @@ class LaneOf final : public Lane<Real> {
     const int32_t head = first_head_ + h;
     RowMeasure& m = at.result.measures[at.result.at(h, at.row)];
     m = measure_row(at.tile, head, at.row, tokens, tau, at.tile.ranking_of(heads_differ(), head, at.row));
-    m.spread = promise().spread;
+    m.spread = error_bound().spread;
     auto view = at.view(h);
     view.rule.factor = Real(logit_factor(policy_, cache.size(), at.token));
     view.chosen = chosen;
@@ -394,7 +395,7 @@ class LaneOf final : public Lane<Real> {
   void account_step() {
     account_.kept({cache_.size(), cache_.shape().blocks, cache_.evictions(), formatter_.quantised(),
                    formatter_.payload(cache_), formatter_.sketch_bytes(cache_)},
-                  formatter_, traits::charge(policy_, cache_), extras());
+                  formatter_, traits::extra_bytes(policy_, cache_), extras());
   }
   // The same from what a chain noted of a step.
   void account_chain(int32_t t, const ChainStep& s, bool scored) {
@@ -406,7 +407,7 @@ class LaneOf final : public Lane<Real> {
     if (t >= stream_->prompt - 1)
       account_.kept({s.kept.rows, shape.blocks, s.evictions, s.quantised,
                      formatter_.payload_of(shape, s.kept), formatter_.sketch_bytes_of(shape, s.kept)},
-                    formatter_, s.charge, extras());
+                    formatter_, s.extra_bytes, extras());
   }
   void report() {
     auto& extras = account_.ledger.extras;
@@ -416,8 +417,8 @@ class LaneOf final : public Lane<Real> {
   void check() const {
     if (cache_.broken_promises() > 0) fail_return();
     if (cache_.failure() > 0) fail_method(cache_.failure(), cache_.failed_at());
-    const bool bounded = traits::bounded(policy_, order_.axes);
-    if (bounded && cache_.size() > traits::bound(policy_, order_.scene)) fail_bound(cache_.size());
+    const bool bounded = traits::bounded(policy_, order_.options);
+    if (bounded && cache_.size() > traits::max_rows(policy_, order_.context)) fail_bound(cache_.size());
   }
   [[noreturn]] static void fail_return() {
     throw LaneError("the policy brought back a token that it had evicted");
@@ -427,30 +428,30 @@ class LaneOf final : public Lane<Real> {
   }
   [[noreturn]] void fail_bound(int32_t rows) const {
     throw LaneError("the policy holds " + std::to_string(rows) + " tokens, more than its budget of " +
-                    std::to_string(traits::bound(policy_, order_.scene)));
+                    std::to_string(traits::max_rows(policy_, order_.context)));
   }
 
   // Rows that the cache may hold at a time, besides those that are written: the prompt before its cut, and
   // what the policy promises afterwards with the token that has just come.
   int32_t most_rows(bool streams) const {
-    if (Appends<P, Real> || !traits::bounded(policy_, order_.axes)) return stream_->tokens;
+    if (Appends<P, Real> || !traits::bounded(policy_, order_.options)) return stream_->tokens;
     const int64_t most =
-        std::max<int64_t>(streams ? 0 : stream_->prompt, traits::bound(policy_, order_.scene));
+        std::max<int64_t>(streams ? 0 : stream_->prompt, traits::max_rows(policy_, order_.context));
     return int32_t(std::min<int64_t>(stream_->tokens, most + 1));
   }
   Layout own_layout() const {
-    if constexpr (HasLayout<P>) return policy_.layout(order_.scene);
+    if constexpr (HasLayout<P>) return policy_.layout(order_.context);
     else return {};
   }
   // With what the axes ask for.
   Layout layout() const {
     Layout layout = own_layout();
-    layout.weights = layout.weights || order_.axes.reweight != Reweight::none;
-    if (order_.axes.row_format.kind == RowFormat::Kind::source) return layout;
+    layout.weights = layout.weights || order_.options.reweight != Reweight::none;
+    if (order_.options.row_format.kind == RowFormat::Kind::source) return layout;
     layout.coded = true;
     const int64_t most = stream_->tokens + layout.extra_rows;
-    const bool bounded = traits::bounded(policy_, order_.axes);
-    layout.own_rows += int32_t(bounded ? std::min(most, traits::bound(policy_, order_.scene)) : most);
+    const bool bounded = traits::bounded(policy_, order_.options);
+    layout.own_rows += int32_t(bounded ? std::min(most, traits::max_rows(policy_, order_.context)) : most);
     return layout;
   }
   void reserve(LaneWorkspace<Real>& w, int32_t rows) const {

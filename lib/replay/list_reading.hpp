@@ -16,21 +16,21 @@ bool joins_plainly(const Layout& own) {
 }
 // What stands when a step attends still stands when it ends: nothing leaves afterwards, no weight changes.
 template <class P>
-bool ends_as_attended(const Layout& own, const Axes& axes) {
-  if (axes.phase == Phase::oneshot || (Observes<P, float> && own.weights)) return false;
-  return axes.order == Order::evict_then_attend || (Appends<P, float> && !Evicts<P, float>);
+bool ends_as_attended(const Layout& own, const CommonOptions& options) {
+  if (options.phase == Phase::oneshot || (Observes<P, float> && own.weights)) return false;
+  return options.order == Order::evict_then_attend || (Appends<P, float> && !Evicts<P, float>);
 }
 
 // What follows from a policy's text, the memory that it asked for, and its axes. Rows that it writes, or
 // weighs without reading them, turn up during the replay.
 template <class P>
-ListReading reading_of(const P& policy, const Layout& own, const Axes& axes) {
+ListReading reading_of(const P& policy, const Layout& own, const CommonOptions& options) {
   ListReading r;
-  r.attends = !traits::chooses(policy) && ends_as_attended<P>(own, axes);
+  r.attends = !traits::chooses(policy) && ends_as_attended<P>(own, options);
   const bool weighs_chosen = traits::chooses(policy) && own.weights;
   const bool joins_unknown = !traits::chooses(policy) && !r.attends && !joins_plainly<P>(own);
   // Rows of one token that were coded in different blocks are not alike.
-  const bool unlike_rows = own.extra_rows > 0 && axes.row_format.by_block();
+  const bool unlike_rows = own.extra_rows > 0 && options.row_format.by_block();
   r.partial = traits::changes_logits(policy) || weighs_chosen || joins_unknown || unlike_rows;
   return r;
 }

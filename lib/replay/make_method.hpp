@@ -14,15 +14,15 @@ P assigned(const nlohmann::json& params) {
   return policy;
 }
 template <class P>
-P resolved(const nlohmann::json& params, const Scene& scene) {
+P resolved(const nlohmann::json& params, const MethodContext& context) {
   P policy = assigned<P>(params);
-  policy.resolve(scene);
+  policy.resolve(context);
   return policy;
 }
 
 template <class P, class Real>
 std::unique_ptr<Lane<Real>> make_lane(const LaneOrder& order) {
-  return std::make_unique<LaneOf<P, Real>>(resolved<P>(order.params, order.scene), order);
+  return std::make_unique<LaneOf<P, Real>>(resolved<P>(order.params, order.context), order);
 }
 
 // What follows from the text of a policy alone.
@@ -37,7 +37,7 @@ void set_traits(Method& m) {
   for (const ParameterSpec& spec : m.parameters)
     if (HasGiven<P> && spec.kind == ParameterSpec::Kind::file) m.lists_in = spec.name;
   m.scores_prompt = ScoresPrompt<P>;
-  if constexpr (requires { P::council; }) m.council = P::council;
+  if constexpr (requires { P::shared_over; }) m.shared_over = P::shared_over;
 }
 
 // The registry's entry for a policy. CMake generates one call for each line of methods.list.
@@ -48,23 +48,23 @@ Method make_method() {
       "a policy is a trivially copyable struct with `info` and resolve(); see lib/methods/README.md");
   Method m;
   set_traits<P>(m);
-  m.resolve = [](const nlohmann::json& params, const Scene& scene) {
-    const P policy = resolved<P>(params, scene);
+  m.resolve = [](const nlohmann::json& params, const MethodContext& context) {
+    const P policy = resolved<P>(params, context);
     Dump<P> dump(policy, &params);
     P::declare(dump);
     return dump.values;
   };
-  m.default_axes = [](const nlohmann::json& params) {
-    Axes axes;
-    axes.phase = P::info.default_phase;
-    axes.positions = P::info.default_positions;
+  m.default_options = [](const nlohmann::json& params) {
+    CommonOptions options;
+    options.phase = P::info.default_phase;
+    options.positions = P::info.default_positions;
     const P policy = assigned<P>(params);
-    if constexpr (requires { P::set_axes(policy, axes); }) P::set_axes(policy, axes);
-    return axes;
+    if constexpr (requires { P::set_options(policy, options); }) P::set_options(policy, options);
+    return options;
   };
-  m.warning = [](const nlohmann::json& params, const Axes& axes) {
-    if constexpr (requires(P p) { P::warning(p, axes); }) return P::warning(assigned<P>(params), axes);
-    else return (void)params, (void)axes, P::info.warning;
+  m.warning = [](const nlohmann::json& params, const CommonOptions& options) {
+    if constexpr (requires(P p) { P::warning(p, options); }) return P::warning(assigned<P>(params), options);
+    else return (void)params, (void)options, P::info.warning;
   };
   m.random = [](const nlohmann::json& params) {
     if constexpr (requires(P p) { P::random(p); }) return P::random(assigned<P>(params));
@@ -72,29 +72,30 @@ Method make_method() {
   };
   if constexpr (requires(P p) { P::budgetless(p); })
     m.budgetless = [](const nlohmann::json& params) { return P::budgetless(assigned<P>(params)); };
-  m.draw_arrays = [](const nlohmann::json& params, const Scene& scene) -> std::vector<DrawArray> {
-    if constexpr (requires(const P p) { p.draw_arrays(scene); })
-      return resolved<P>(params, scene).draw_arrays(scene);
-    else return (void)params, (void)scene, std::vector<DrawArray>{};
+  m.rng_arrays = [](const nlohmann::json& params, const MethodContext& context) -> std::vector<RngArray> {
+    if constexpr (requires(const P p) { p.rng_arrays(context); })
+      return resolved<P>(params, context).rng_arrays(context);
+    else return (void)params, (void)context, std::vector<RngArray>{};
   };
-  m.needs = [](const nlohmann::json& params, const Scene& scene) -> PromptNeeds {
-    if constexpr (HasNeeds<P>) return resolved<P>(params, scene).needs(scene);
-    else return (void)params, (void)scene, PromptNeeds{};
+  m.needs = [](const nlohmann::json& params, const MethodContext& context) -> PromptNeeds {
+    if constexpr (HasNeeds<P>) return resolved<P>(params, context).needs(context);
+    else return (void)params, (void)context, PromptNeeds{};
   };
-  m.hindsight = [](const nlohmann::json& params) -> Hindsight {
-    if constexpr (requires(const P p) { p.hindsight(); }) return assigned<P>(params).hindsight();
-    else return (void)params, Hindsight{};
+  m.oracle_needs = [](const nlohmann::json& params) -> OracleNeeds {
+    if constexpr (requires(const P p) { p.oracle_needs(); }) return assigned<P>(params).oracle_needs();
+    else return (void)params, OracleNeeds{};
   };
-  m.observes = [](const nlohmann::json& params, const Axes& axes) {
-    return traits::observes(assigned<P>(params), axes);
+  m.observes = [](const nlohmann::json& params, const CommonOptions& options) {
+    return traits::observes(assigned<P>(params), options);
   };
   if constexpr (ScoresPrompt<P>)
-    m.protection = [](const nlohmann::json& params, const Scene& scene) {
-      return resolved<P>(params, scene).protection();
+    m.protection = [](const nlohmann::json& params, const MethodContext& context) {
+      return resolved<P>(params, context).protection();
     };
-  if constexpr (requires(const P p, const Scene& scene) { p.share(scene, {}); })
-    m.share = [](const nlohmann::json& params, const Scene& scene, const std::vector<Testimony>& heads) {
-      return resolved<P>(params, scene).share(scene, heads);
+  if constexpr (requires(const P p, const MethodContext& context) { p.share(context, {}); })
+    m.share = [](const nlohmann::json& params, const MethodContext& context,
+                 const std::vector<HeadScores>& heads) {
+      return resolved<P>(params, context).share(context, heads);
     };
   m.lane_single = make_lane<P, float>;
   m.lane_double = make_lane<P, double>;

@@ -9,9 +9,9 @@
 namespace kvreplay::traits {
 
 template <class P>
-bool observes(const P& policy, const Axes& axes) {
-  if constexpr (requires { policy.observes(); }) return policy.observes() && axes.phase == Phase::stream;
-  else return Observes<P, float> && axes.phase == Phase::stream;
+bool observes(const P& policy, const CommonOptions& options) {
+  if constexpr (requires { policy.observes(); }) return policy.observes() && options.phase == Phase::stream;
+  else return Observes<P, float> && options.phase == Phase::stream;
 }
 template <class P>
 bool streams_prompt(const P& policy) {
@@ -43,20 +43,20 @@ bool implied_layout(const P& policy) {
 }
 // Each query head attends to tokens of its own choice.
 template <class P>
-bool heads_differ(const P& policy, const Axes& axes) {
-  if (axes.gqa_level == GqaLevel::query) return true;
+bool heads_differ(const P& policy, const CommonOptions& options) {
+  if (options.gqa_level == GqaLevel::query) return true;
   if constexpr (requires { policy.per_head; }) return policy.per_head;
   else return false;
 }
 // Whether, and how many, rows it may hold after a step.
 template <class P>
-bool bounded(const P& policy, const Axes& axes) {
-  return P::info.takes_budget && !holds_all(policy) && axes.phase == Phase::stream;
+bool bounded(const P& policy, const CommonOptions& options) {
+  return P::info.takes_budget && !holds_all(policy) && options.phase == Phase::stream;
 }
 template <class P>
-int64_t bound(const P& policy, const Scene& scene) {
-  if constexpr (requires { policy.bound(scene); }) return policy.bound(scene);
-  else return scene.budget;
+int64_t max_rows(const P& policy, const MethodContext& context) {
+  if constexpr (requires { policy.max_rows(context); }) return policy.max_rows(context);
+  else return context.budget;
 }
 template <class P>
 std::string failure_text(int32_t code, int32_t at) {
@@ -64,16 +64,16 @@ std::string failure_text(int32_t code, int32_t at) {
   else return "the method failed at " + std::to_string(at);
 }
 template <class P>
-Promise promise(const P& policy) {
-  if constexpr (requires { policy.promise(); }) return policy.promise();
+ErrorBound error_bound(const P& policy) {
+  if constexpr (requires { policy.error_bound(); }) return policy.error_bound();
   else return {};
 }
 template <class P>
-Charge charge(const P& policy, const auto& cache) {
-  Charge c;
-  if constexpr (requires { policy.charge(c, cache); }) policy.charge(c, cache);
-  else if constexpr (requires { policy.charge(c, cache, SerialTeam{}); })
-    policy.charge(c, cache, SerialTeam{});
+ExtraBytes extra_bytes(const P& policy, const auto& cache) {
+  ExtraBytes c;
+  if constexpr (requires { policy.extra_bytes(c, cache); }) policy.extra_bytes(c, cache);
+  else if constexpr (requires { policy.extra_bytes(c, cache, SerialTeam{}); })
+    policy.extra_bytes(c, cache, SerialTeam{});
   return c;
 }
 

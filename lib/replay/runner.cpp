@@ -28,7 +28,7 @@ struct Group {
 };
 
 bool decides_together(const Cell& cell) {
-  return cell.axes.gqa_level == GqaLevel::layer && cell.method->looks_at_queries;
+  return cell.options.gqa_level == GqaLevel::layer && cell.method->looks_at_queries;
 }
 bool same_decision(const Cell& a, const Cell& b) {
   return decides_together(a) && decides_together(b) && a.method == b.method && a.params == b.params &&
@@ -47,11 +47,11 @@ std::vector<Group> group_cells(const std::vector<Cell>& cells) {
                         {cell.prompt, cell.layer, head, cell.n_tokens, cell.n_prefill, false, false, false},
                         {}});
     Group& group = groups[found->second];
-    group.request.rotation = group.request.rotation || cell.axes.positions == Positions::cache;
-    const PromptNeeds needs = cell.method->needs(cell.params, cell.scene());
+    group.request.rotation = group.request.rotation || cell.options.positions == Positions::cache;
+    const PromptNeeds needs = cell.method->needs(cell.params, cell.context());
     group.request.classes = group.request.classes || needs.token_classes;
-    group.request.all_queries =
-        group.request.all_queries || needs.queries || cell.method->hindsight(cell.params).largest_query_norm;
+    group.request.all_queries = group.request.all_queries || needs.queries ||
+                                cell.method->oracle_needs(cell.params).largest_query_norm;
     const auto same = std::find_if(group.decisions.begin(), group.decisions.end(),
                                    [&](const auto& d) { return same_decision(*d.front(), cell); });
     if (same == group.decisions.end()) group.decisions.push_back({&cell});

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/rotary.hpp"
-#include "exact/hindsight.hpp"
+#include "exact/oracle_needs.hpp"
 #include "survey/clusters.hpp"
 #include "survey/line_fit.hpp"
 #include "survey/spectrum.hpp"
@@ -52,14 +52,14 @@ std::vector<PointView> views_of(const HeadStream<double>& stream, bool rope_reco
   return views;
 }
 
-Clusterability survey_points(const PointView& view, const Draws& draws) {
+Clusterability survey_points(const PointView& view, const Rng& rng) {
   Clusterability c;
   c.view = view.name;
   KCenter covering = farthest_first(view.points, view.dim, kMostCenters);
   c.centers = std::move(covering.centers);
   c.radii = std::move(covering.radii);
   c.mean_distance = std::move(covering.mean_distance);
-  c.median_distance = median_distance(std::span<const double>(view.points), view.dim, draws);
+  c.median_distance = median_distance(std::span<const double>(view.points), view.dim, rng);
   const Spread spread = spread_of(view.points, view.dim);
   c.rms = spread.rms;
   c.spectral_share_16 = spread.spectral_share_16;

@@ -36,6 +36,6 @@ struct Clusterability {
   // [F] slope of ln m against ln n, and the R^2 of that line; empty where m_n has a single entry.
   std::vector<double> growth_exponent, growth_r2;
 };
-Clusterability survey_points(const PointView& view, const Draws& draws);
+Clusterability survey_points(const PointView& view, const Rng& rng);
 
 }  // namespace kvreplay

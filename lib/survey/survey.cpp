@@ -11,9 +11,9 @@ namespace {
 UnitSurvey survey_head(const SurveyUnit& unit, const HeadStream<double>& stream, bool rope_recorded,
                        uint32_t seed) {
   UnitSurvey result{unit, {}, survey_attention(stream)};
-  const Draws draws{seed, unit.prompt_rank, uint32_t(unit.layer), uint32_t(unit.kv_head), {}};
+  const Rng rng{seed, unit.prompt_rank, uint32_t(unit.layer), uint32_t(unit.kv_head), {}};
   for (const PointView& view : views_of(stream, rope_recorded))
-    result.views.push_back(survey_points(view, draws));
+    result.views.push_back(survey_points(view, rng));
   return result;
 }
 

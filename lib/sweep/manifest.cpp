@@ -55,7 +55,7 @@ std::vector<SweepUnit> units_of(const std::vector<Cell>& plan) {
     size_t end = first;
     while (end < plan.size() && same_layer(plan[first], plan[end])) ++end;
     const bool whole = std::any_of(plan.begin() + std::ptrdiff_t(first), plan.begin() + std::ptrdiff_t(end),
-                                   [](const Cell& c) { return c.axes.gqa_level == GqaLevel::layer; });
+                                   [](const Cell& c) { return c.options.gqa_level == GqaLevel::layer; });
     for (size_t at = first; at < end;) {
       size_t next = whole ? end : at;
       while (next < end && plan[next].kv_head == plan[at].kv_head) ++next;
@@ -207,7 +207,7 @@ RunConfig with_absolute_paths(RunConfig config) {
   for (fs::path& trace : config.traces) trace = absolute(trace);
   for (MethodInstance& m : config.methods) {
     m.uniforms = absolute(m.uniforms);
-    m.axes.allocator_file = absolute(m.axes.allocator_file).string();
+    m.options.allocator_file = absolute(m.options.allocator_file).string();
     for (const ParameterSpec& spec : m.method->parameters)
       if (spec.kind == ParameterSpec::Kind::file)
         m.params[spec.name] = absolute(m.params.at(spec.name).get<std::string>()).string();

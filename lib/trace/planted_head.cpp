@@ -39,7 +39,7 @@ PlantedHead::PlantedHead(const SynthOptions& options, const Rope* rope, int32_t 
 }
 
 double PlantedHead::uniform(Purpose purpose, int64_t position, int64_t slot, int32_t member) const {
-  return draws_.uniform(Structure::synthetic_traces, position, slot, static_cast<int64_t>(purpose) + member);
+  return draws_.uniform(RngStream::synthetic_traces, position, slot, static_cast<int64_t>(purpose) + member);
 }
 
 // Box and Muller, "A Note on the Generation of Random Normal Deviates" (1958): two uniforms, two normals.

@@ -49,7 +49,7 @@ class PlantedHead {
 
   const SynthOptions& options_;
   const Rope* rope_;
-  Draws draws_;
+  Rng draws_;
   double scaling_;
   size_t sink_axis_, heavy_axis_;
   bool axes_reserved_;

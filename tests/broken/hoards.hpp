@@ -15,7 +15,7 @@ struct Hoards {
       .deviation = "",
   };
   static void declare(auto&) {}
-  void resolve(const Scene&) {}
+  void resolve(const MethodContext&) {}
 };
 
 }  // namespace kvreplay

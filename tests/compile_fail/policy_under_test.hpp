@@ -7,7 +7,7 @@ struct Base {
   static constexpr MethodInfo info{
       .name = "test", .title = "", .source = "", .tier = 3, .memory = "", .deviation = ""};
   static void declare(auto&) {}
-  void resolve(const Scene&) {}
+  void resolve(const MethodContext&) {}
 };
 
 // Instantiates the hooks: a concept does not look into bodies.

@@ -11,19 +11,19 @@ using Kind = kvreplay::ParameterSpec::Kind;
 
 // What make_method() fills in for a policy.
 inline void set_hooks(Method& m, bool observes) {
-  m.default_axes = [info = m.info](const nlohmann::json&) {
-    kvreplay::Axes axes;
-    axes.phase = info.default_phase;
-    axes.positions = info.default_positions;
-    return axes;
+  m.default_options = [info = m.info](const nlohmann::json&) {
+    kvreplay::CommonOptions options;
+    options.phase = info.default_phase;
+    options.positions = info.default_positions;
+    return options;
   };
-  m.warning = [info = m.info](const nlohmann::json&, const kvreplay::Axes&) { return info.warning; };
+  m.warning = [info = m.info](const nlohmann::json&, const kvreplay::CommonOptions&) { return info.warning; };
   m.random = [](const nlohmann::json&) { return false; };
-  m.draw_arrays = [](const nlohmann::json&, const kvreplay::Scene&) {
-    return std::vector<kvreplay::DrawArray>{};
+  m.rng_arrays = [](const nlohmann::json&, const kvreplay::MethodContext&) {
+    return std::vector<kvreplay::RngArray>{};
   };
-  m.needs = [](const nlohmann::json&, const kvreplay::Scene&) { return kvreplay::PromptNeeds{}; };
-  m.observes = [observes](const nlohmann::json&, const kvreplay::Axes&) { return observes; };
+  m.needs = [](const nlohmann::json&, const kvreplay::MethodContext&) { return kvreplay::PromptNeeds{}; };
+  m.observes = [observes](const nlohmann::json&, const kvreplay::CommonOptions&) { return observes; };
 }
 
 // Sinks and a recent window inside the budget; both phases, cache positions by default.
@@ -42,12 +42,12 @@ inline Method keeper() {
                   {"share", Kind::real, 1e-12, 1, {}, 0.5, "0.5", ""},
                   {"strict", Kind::boolean, 0, 1, {}, false, "false", ""},
                   {"first", Kind::integer, 0, 100, {"random"}, 0, "0", ""}};
-  m.resolve = [](const nlohmann::json& params, const kvreplay::Scene& scene) {
+  m.resolve = [](const nlohmann::json& params, const kvreplay::MethodContext& context) {
     nlohmann::json all = params;
-    if (all["recent"].is_null()) all["recent"] = scene.budget - all["sinks"].get<int32_t>();
+    if (all["recent"].is_null()) all["recent"] = context.budget - all["sinks"].get<int32_t>();
     if (all["recent"].get<int32_t>() < 0)
-      throw kvreplay::ParameterError(
-          "sinks", "sinks " + all["sinks"].dump() + " exceed the budget of " + std::to_string(scene.budget));
+      throw kvreplay::ParameterError("sinks", "sinks " + all["sinks"].dump() + " exceed the budget of " +
+                                                  std::to_string(context.budget));
     return all;
   };
   m.looks_at_queries = true;
@@ -69,7 +69,7 @@ inline Method pooler() {
             .takes_budget = false};
   m.parameters = {{"kernel", Kind::integer, 1, 9, {}, 7, "7", ""},
                   {"pool", Kind::choice, 0, 0, {"max", "avg"}, "max", "max", ""}};
-  m.resolve = [](const nlohmann::json& params, const kvreplay::Scene&) { return params; };
+  m.resolve = [](const nlohmann::json& params, const kvreplay::MethodContext&) { return params; };
   set_hooks(m, false);
   return m;
 }

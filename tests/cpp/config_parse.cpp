@@ -37,8 +37,8 @@ TEST_CASE("A bare method name takes the declared defaults, and derived values st
   CHECK(std::string(m.method->info.name) == "keeper");
   CHECK(m.params ==
         nlohmann::json{{"sinks", 4}, {"recent", nullptr}, {"share", 0.5}, {"strict", false}, {"first", 0}});
-  CHECK(m.axes.positions == Positions::cache);
-  CHECK(m.axes.phase == Phase::stream);
+  CHECK(m.options.positions == Positions::cache);
+  CHECK(m.options.phase == Phase::stream);
   CHECK(m.mark.line == 3);
   CHECK(m.mark.column == 11);
 }
@@ -72,10 +72,10 @@ TEST_CASE("Every part of a full configuration is read") {
   const MethodInstance& m = c.methods.at(0);
   CHECK(m.params ==
         nlohmann::json{{"sinks", 2}, {"recent", 10}, {"share", 1.0}, {"strict", true}, {"first", "random"}});
-  CHECK(m.axes.positions == Positions::original);
-  CHECK(m.axes.order == Order::evict_then_attend);
-  CHECK(m.axes.gqa_level == GqaLevel::query);
-  CHECK(m.axes.gqa_aggregate == Aggregate::max);
+  CHECK(m.options.positions == Positions::original);
+  CHECK(m.options.order == Order::evict_then_attend);
+  CHECK(m.options.gqa_level == GqaLevel::query);
+  CHECK(m.options.gqa_aggregate == Aggregate::max);
   CHECK(c.budget.kind == BudgetList::Kind::fraction_kept);
   CHECK(c.seed_first == 3);
   CHECK(c.seed_count == 2);
@@ -95,7 +95,7 @@ TEST_CASE("Lists are sweep axes and the last one varies fastest") {
   REQUIRE(c.methods.size() == 6);
   const auto text = [&](size_t i) {
     return c.methods[i].params["kernel"].dump() + c.methods[i].params["pool"].get<std::string>() +
-           word(c.methods[i].axes.gqa_aggregate);
+           word(c.methods[i].options.gqa_aggregate);
   };
   CHECK(text(0) == "1maxsum");
   CHECK(text(1) == "1avgsum");
@@ -113,7 +113,7 @@ TEST_CASE("Overrides change values, entries of lists and bare method names") {
   CHECK(c.budget.values == std::vector<double>{32, 48});
   REQUIRE(c.methods.size() == 3);
   CHECK(c.methods[1].params["sinks"] == 2);
-  CHECK(c.methods[2].axes.gqa_level == GqaLevel::query);
+  CHECK(c.methods[2].options.gqa_level == GqaLevel::query);
   CHECK(c.seed_count == 2);
   CHECK(*c.select.layers == std::vector<int32_t>{3});
   CHECK(c.name == "a b");
@@ -121,7 +121,7 @@ TEST_CASE("Overrides change values, entries of lists and bare method names") {
 
 TEST_CASE("An override reaches a key that holds a point") {
   const RunConfig c = parse("methods:\n  - {name: pooler, gqa.level: kv}\n", {"methods.0.gqa.level=query"});
-  CHECK(c.methods.at(0).axes.gqa_level == GqaLevel::query);
+  CHECK(c.methods.at(0).options.gqa_level == GqaLevel::query);
 }
 
 TEST_CASE("Aliases are copied where they stand") {

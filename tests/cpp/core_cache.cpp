@@ -99,12 +99,12 @@ TEST_CASE("the first of C8's order are chosen: higher score, then lower index", 
 }
 
 TEST_CASE("choosing agrees with a stable sort on random scores with ties", "[core]") {
-  const Draws draws{11, 0, 0, 0};
+  const Rng rng{11, 0, 0, 0};
   for (int32_t trial = 0; trial < 200; ++trial) {
     const int32_t n = 1 + trial % 40;
     std::vector<double> score;
     for (int32_t i = 0; i < n; ++i)
-      score.push_back(std::floor(8 * draws.uniform(Structure::bootstrap, i, trial)) - 4);
+      score.push_back(std::floor(8 * rng.uniform(RngStream::bootstrap, i, trial)) - 4);
     std::vector<int32_t> order(static_cast<size_t>(n));
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),

@@ -21,27 +21,27 @@ TEST_CASE("Philox4x32-10 gives the published known answers", "[core]") {
 }
 
 TEST_CASE("a draw depends on everything it is for", "[core]") {
-  const Draws base{1, 2, 3, 4};
-  const double u = base.uniform(Structure::uniform_sampling, 5, 6, 7);
+  const Rng base{1, 2, 3, 4};
+  const double u = base.uniform(RngStream::uniform_sampling, 5, 6, 7);
   CHECK(u >= 0);
   CHECK(u < 1);
-  CHECK(u == base.uniform(Structure::uniform_sampling, 5, 6, 7));
-  CHECK(u != Draws{9, 2, 3, 4}.uniform(Structure::uniform_sampling, 5, 6, 7));
-  CHECK(u != Draws{1, 9, 3, 4}.uniform(Structure::uniform_sampling, 5, 6, 7));
-  CHECK(u != Draws{1, 2, 9, 4}.uniform(Structure::uniform_sampling, 5, 6, 7));
-  CHECK(u != Draws{1, 2, 3, 9}.uniform(Structure::uniform_sampling, 5, 6, 7));
-  CHECK(u != base.uniform(Structure::sign_walk, 5, 6, 7));
-  CHECK(u != base.uniform(Structure::uniform_sampling, 9, 6, 7));
-  CHECK(u != base.uniform(Structure::uniform_sampling, 5, 9, 7));
-  CHECK(u != base.uniform(Structure::uniform_sampling, 5, 6, 9));
+  CHECK(u == base.uniform(RngStream::uniform_sampling, 5, 6, 7));
+  CHECK(u != Rng{9, 2, 3, 4}.uniform(RngStream::uniform_sampling, 5, 6, 7));
+  CHECK(u != Rng{1, 9, 3, 4}.uniform(RngStream::uniform_sampling, 5, 6, 7));
+  CHECK(u != Rng{1, 2, 9, 4}.uniform(RngStream::uniform_sampling, 5, 6, 7));
+  CHECK(u != Rng{1, 2, 3, 9}.uniform(RngStream::uniform_sampling, 5, 6, 7));
+  CHECK(u != base.uniform(RngStream::sign_walk, 5, 6, 7));
+  CHECK(u != base.uniform(RngStream::uniform_sampling, 9, 6, 7));
+  CHECK(u != base.uniform(RngStream::uniform_sampling, 5, 9, 7));
+  CHECK(u != base.uniform(RngStream::uniform_sampling, 5, 6, 9));
 }
 
 TEST_CASE("injected uniforms are read at their position", "[core]") {
   const double values[] = {0.1, 0.2, 0.3, 0.4};
-  Draws draws;
-  draws.injected[0] = {values, Structure::uniform_sampling, 2, 1};
-  CHECK(draws.uniform(Structure::uniform_sampling, 1) == 0.2);
-  CHECK(draws.uniform(Structure::uniform_sampling, 0, 0, 1) == 0.3);
+  Rng rng;
+  rng.injected[0] = {values, RngStream::uniform_sampling, 2, 1};
+  CHECK(rng.uniform(RngStream::uniform_sampling, 1) == 0.2);
+  CHECK(rng.uniform(RngStream::uniform_sampling, 0, 0, 1) == 0.3);
   // Another structure keeps its own numbers.
-  CHECK(draws.uniform(Structure::sign_walk, 1) == Draws{}.uniform(Structure::sign_walk, 1));
+  CHECK(rng.uniform(RngStream::sign_walk, 1) == Rng{}.uniform(RngStream::sign_walk, 1));
 }

@@ -255,14 +255,14 @@ TEST_CASE("a record holds a block of the same tokens, weights and end alone", "[
 TEST_CASE("a budget takes over the signs that a larger one has found", "[core][methods]") {
   const int32_t n = 100, dim = 4;
   const auto keys = gaussian<float>(size_t(n * dim), 8);
-  Scene scene;
-  scene.shape = {.dim = dim, .v_dim = dim, .heads = 1};
-  scene.tokens = scene.prompt = n;
+  MethodContext context;
+  context.shape = {.dim = dim, .v_dim = dim, .heads = 1};
+  context.tokens = context.prompt = n;
   const auto cut = [&](int32_t budget, BalanceKv& policy, Doubles& state) {
     policy.walk = BalanceKv::Walk::paper, policy.block = 16, policy.sinks = 4, policy.recent = budget / 4;
-    scene.budget = budget;
-    policy.resolve(scene);
-    state.resize(size_t(policy.layout(scene).state_doubles));
+    context.budget = budget;
+    policy.resolve(context);
+    state.resize(size_t(policy.layout(context).state_doubles));
     policy.state = state;
     Held<float> held(keys, dim);
     policy.evict(SerialTeam{}, held.cache);

@@ -11,7 +11,7 @@ using namespace kvreplay::test;
 
 namespace {
 
-using Change = void (*)(Axes&);
+using Change = void (*)(CommonOptions&);
 
 struct Cut {
   const char* method;
@@ -22,19 +22,19 @@ const Cut kCuts[] = {
     {"subgen", nlohmann::json::object()},
     {"subgen", {{"weights", "cluster_size"}, {"recent", 4}}},
     {"subgen", {{"first", "random"}}},
-    {"subgen", nlohmann::json::object(), [](Axes& a) { a.reweight = Reweight::uniform; }},
+    {"subgen", nlohmann::json::object(), [](CommonOptions& a) { a.reweight = Reweight::uniform; }},
     {"balancekv", {{"walk", "paper"}, {"c", 0}}},
     {"balancekv", {{"preset", "longbench"}, {"sinks", 2}, {"recent", 3}, {"block", 16}}},
-    {"balancekv", nlohmann::json::object(), [](Axes& a) { a.gqa_level = GqaLevel::query; }},
+    {"balancekv", nlohmann::json::object(), [](CommonOptions& a) { a.gqa_level = GqaLevel::query; }},
     {"kernel_halving", nlohmann::json::object()},
     {"self_balancing_walk", {{"kernel", "kv"}, {"on_fail", "coin"}}},
     {"wildcat", nlohmann::json::object()},
 };
 
 Cell cell_of(const Cut& cut, int32_t budget, const StreamShape& s, uint32_t seed = 3) {
-  Axes axes = default_axes(cut.method);
-  if (cut.change != nullptr) cut.change(axes);
-  return make_cell(cut.method, budget, s, cut.params, axes, seed);
+  CommonOptions options = default_options(cut.method);
+  if (cut.change != nullptr) cut.change(options);
+  return make_cell(cut.method, budget, s, cut.params, options, seed);
 }
 
 std::vector<Cell> cells_of(const StreamShape& s) {

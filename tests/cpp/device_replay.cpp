@@ -29,19 +29,20 @@ nlohmann::json with_usual(const char* method, const nlohmann::json& params) {
 // Of every kind of cache that a device replays by the text of its policy.
 std::vector<Cell> chains(const StreamShape& s) {
   std::vector<Cell> cells;
-  const auto add = [&](const char* method, const nlohmann::json& params, void (*change)(Axes&) = nullptr) {
-    Axes axes = default_axes(method);
-    if (change != nullptr) change(axes);
-    cells.push_back(make_cell(method, 24, s, with_usual(method, params), axes, 3));
+  const auto add = [&](const char* method, const nlohmann::json& params,
+                       void (*change)(CommonOptions&) = nullptr) {
+    CommonOptions options = default_options(method);
+    if (change != nullptr) change(options);
+    cells.push_back(make_cell(method, 24, s, with_usual(method, params), options, 3));
   };
   add("h2o", {{"variant", "hf_mask"}});
   add("h2o", {{"variant", "alg1"}});
-  add("h2o", {{"variant", "alg1"}}, [](Axes& a) { a.gqa_aggregate = Aggregate::max; });
-  add("h2o", {}, [](Axes& a) { a.order = Order::evict_then_attend; });
-  add("keyformer", {}, [](Axes& a) { a.gqa_aggregate = Aggregate::max; });
+  add("h2o", {{"variant", "alg1"}}, [](CommonOptions& a) { a.gqa_aggregate = Aggregate::max; });
+  add("h2o", {}, [](CommonOptions& a) { a.order = Order::evict_then_attend; });
+  add("keyformer", {}, [](CommonOptions& a) { a.gqa_aggregate = Aggregate::max; });
   add("scissorhands", {});
   add("streaming_llm", {});
-  add("buzz", {}, [](Axes& a) { a.gqa_level = GqaLevel::query; });
+  add("buzz", {}, [](CommonOptions& a) { a.gqa_level = GqaLevel::query; });
   add("quest", {{"page", 4}});
   add("topk_oracle", {{"per_head", true}});
   add("topk_oracle", {{"variant", "topk_plus_current"}, {"renormalise", false}});
@@ -52,7 +53,7 @@ std::vector<Cell> chains(const StreamShape& s) {
   add("attention_matching", {});
   add("attention_matching", {{"train", "future"}});
   add("exact", {{"log_n", "context"}});
-  add("snapkv", {{"window", 6}}, [](Axes& a) { a.positions = Positions::cache; });
+  add("snapkv", {{"window", 6}}, [](CommonOptions& a) { a.positions = Positions::cache; });
   cells.push_back(streamed(cells[4]));
   return cells;
 }
@@ -94,24 +95,24 @@ namespace {
 std::vector<Cell> coded_chains(const StreamShape& s) {
   std::vector<Cell> cells;
   const auto add = [&](const char* method, nlohmann::json params, RowFormat::Kind kind, int32_t group,
-                       void (*change)(Axes&) = nullptr) {
-    Axes axes = default_axes(method);
-    if (change != nullptr) change(axes);
-    axes.row_format.kind = kind, axes.row_format.group = group;
-    cells.push_back(make_cell(method, 24, s, with_usual(method, params), axes, 3));
+                       void (*change)(CommonOptions&) = nullptr) {
+    CommonOptions options = default_options(method);
+    if (change != nullptr) change(options);
+    options.row_format.kind = kind, options.row_format.group = group;
+    cells.push_back(make_cell(method, 24, s, with_usual(method, params), options, 3));
   };
   using Kind = RowFormat::Kind;
   const nlohmann::json none = nlohmann::json::object();
   for (const Kind kind : {Kind::f32, Kind::f16, Kind::bf16, Kind::int8, Kind::int4})
     add("h2o", none, kind, kind >= Kind::int8 ? 5 : 0);  // groups that divide no row
   add("exact", none, Kind::int8, 8);
-  add("snapkv", {{"window", 6}}, Kind::int4, 4, [](Axes& a) { a.reweight = Reweight::uniform; });
+  add("snapkv", {{"window", 6}}, Kind::int4, 4, [](CommonOptions& a) { a.reweight = Reweight::uniform; });
   add("quest", {{"page", 4}}, Kind::int8, 64);
   add("subgen_stream", {{"delta", 2.0}, {"t", 2}, {"s", 8}}, Kind::int4, 4);
   add("wildcat", none, Kind::f16, 0);
   add("subgen", {{"weights", "cluster_size"}}, Kind::bf16, 0);
   add("streaming_llm", none, Kind::int8, 1);
-  add("buzz", none, Kind::int8, 8, [](Axes& a) { a.gqa_level = GqaLevel::query; });
+  add("buzz", none, Kind::int8, 8, [](CommonOptions& a) { a.gqa_level = GqaLevel::query; });
   return cells;
 }
 
@@ -150,11 +151,11 @@ TEST_CASE("sums that caches of other heads ask for are not taken for each other'
     std::vector<Cell> cells;
     for (const char* method : {"h2o", "static_oracle"})
       for (const bool other : {false, true}) {
-        Axes axes = default_axes(method);
-        axes.gqa_level = (first == GqaLevel::query) != other ? GqaLevel::query : GqaLevel::kv;
-        cells.push_back(make_cell(method, 24, s, with_usual(method, {}), axes, 3));
-        axes.gqa_aggregate = Aggregate::max;
-        cells.push_back(make_cell(method, 24, s, with_usual(method, {}), axes, 3));
+        CommonOptions options = default_options(method);
+        options.gqa_level = (first == GqaLevel::query) != other ? GqaLevel::query : GqaLevel::kv;
+        cells.push_back(make_cell(method, 24, s, with_usual(method, {}), options, 3));
+        options.gqa_aggregate = Aggregate::max;
+        cells.push_back(make_cell(method, 24, s, with_usual(method, {}), options, 3));
       }
     check_device(stream, cells);
   }
@@ -173,8 +174,8 @@ TEST_CASE("caches of more rows than a block has threads", "[device][replay][prog
                                                            {"qjl", params_of("qjl")},
                                                            {"wildcat", nlohmann::json::object()},
                                                            {"subgen", nlohmann::json::object()}})
-    cells.push_back(make_cell(method, 290, s, params, default_axes(method), 3));
-  Axes coded = default_axes("h2o");
+    cells.push_back(make_cell(method, 290, s, params, default_options(method), 3));
+  CommonOptions coded = default_options("h2o");
   coded.row_format.kind = RowFormat::Kind::int8, coded.row_format.group = 8;
   cells.push_back(make_cell("h2o", 290, s, nlohmann::json::object(), coded));
   cells.push_back(streamed(cells.front()));
@@ -224,15 +225,15 @@ struct Whim {
   std::span<double> state;
 
   static void declare(auto& d) { d.integer("how", &Whim::how, {0, 8}, "which"); }
-  void resolve(const Scene& scene) { budget = scene.budget; }
-  Layout layout(const Scene& scene) const {
+  void resolve(const MethodContext& context) { budget = context.budget; }
+  Layout layout(const MethodContext& context) const {
     return {.state_doubles = 64,
             .weights = true,
             .split = is(How::twice),
-            .extra_rows = is(How::twice) ? scene.tokens : 0};
+            .extra_rows = is(How::twice) ? context.tokens : 0};
   }
   KVR_FN bool is(How other) const { return how == int32_t(other); }
-  KVR_FN void charge(Charge& c, const auto&) const {
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto&) const {
     for (const double x : state) c.aux_bytes += is(How::own_numbers) ? int64_t(x) : 0;
   }
   static std::string failure_text(int32_t code, int32_t at) {
@@ -290,9 +291,9 @@ TEST_CASE("what a device computed is marked, and only that", "[device][replay][p
   const auto stream = make_stream<float>(s, 42);
   RunOptions audit = on_device();
   audit.audit = true;
-  const auto by_cores = [&](const char* method, const nlohmann::json& params, const RunOptions& options) {
-    Axes axes = default_axes(method);
-    return replay(stream, {make_cell(method, 24, s, params, axes)}, options).only().by_cores;
+  const auto by_cores = [&](const char* method, const nlohmann::json& params, const RunOptions& how) {
+    CommonOptions common = default_options(method);
+    return replay(stream, {make_cell(method, 24, s, params, common)}, how).only().by_cores;
   };
   for (const Variant& v : variants()) {
     INFO(v.label());
@@ -301,7 +302,7 @@ TEST_CASE("what a device computed is marked, and only that", "[device][replay][p
   CHECK_FALSE(by_cores("h2o", {{"variant", "hf_mask"}}, on_device()));
   CHECK(by_cores("h2o", nlohmann::json::object(), audit));
   CHECK(by_cores("h2o", nlohmann::json::object(), {}));
-  Axes kivi = default_axes("h2o");
+  CommonOptions kivi = default_options("h2o");
   kivi.row_format = {RowFormat::Kind::kivi, 4, 8, 16};
   CHECK(
       replay(stream, {make_cell("h2o", 24, s, nlohmann::json::object(), kivi)}, on_device()).only().by_cores);
@@ -312,7 +313,7 @@ TEST_CASE("rows come in portions that change nothing", "[device][replay]") {
   std::vector<Cell> cells;
   for (const char* method : {"h2o", "streaming_llm", "subgen"})
     for (const int32_t budget : {20, 60})
-      cells.push_back(make_cell(method, budget, s, nlohmann::json::object(), default_axes(method)));
+      cells.push_back(make_cell(method, budget, s, nlohmann::json::object(), default_options(method)));
   check_device(make_stream<float>(s, 43, Look::sinks), cells);
   RunOptions some;
   some.queries = {QuerySelection::Kind::stride, 3};
@@ -333,11 +334,11 @@ TEST_CASE("kv heads that decide together share a device", "[device][replay]") {
   stream.positions = layer.positions, stream.max_value_norm = layer.max_value_norm;
   std::vector<Cell> cells;
   for (const char* method : {"h2o", "window", "snapkv", "uniform"}) {
-    Axes axes = default_axes(method);
-    axes.gqa_level = GqaLevel::layer;
+    CommonOptions options = default_options(method);
+    options.gqa_level = GqaLevel::layer;
     StreamShape both = s;
     both.heads = 2 * s.heads;
-    cells.push_back(make_cell(method, 24, both, nlohmann::json::object(), axes));
+    cells.push_back(make_cell(method, 24, both, nlohmann::json::object(), options));
   }
   check_device(stream, cells);
 }
@@ -349,19 +350,19 @@ TEST_CASE("sink logits and a soft cap reach the device", "[device][replay]") {
   stream.rule.softcap = 2;
   std::vector<Cell> cells;
   for (const char* method : {"h2o", "tova", "streaming_llm", "snapkv", "uniform"})
-    cells.push_back(make_cell(method, 24, s, nlohmann::json::object(), default_axes(method)));
+    cells.push_back(make_cell(method, 24, s, nlohmann::json::object(), default_options(method)));
   check_device(stream, cells);
 }
 
 TEST_CASE("caches of every kind and of other heads do not take each other's sums", "[device][replay]") {
   const StreamShape s;
-  Axes by_query = default_axes("h2o");
+  CommonOptions by_query = default_options("h2o");
   by_query.gqa_level = GqaLevel::query;
   std::vector<Cell> cells;
   for (const int32_t budget : {24, 200}) {  // at 200 h2o evicts nobody, and is a set like snapkv's
     cells.push_back(make_cell("h2o", budget, s, nlohmann::json::object(), by_query));
-    cells.push_back(make_cell("snapkv", budget, s, nlohmann::json::object(), default_axes("snapkv")));
-    cells.push_back(make_cell("window", budget, s, nlohmann::json::object(), default_axes("window")));
+    cells.push_back(make_cell("snapkv", budget, s, nlohmann::json::object(), default_options("snapkv")));
+    cells.push_back(make_cell("window", budget, s, nlohmann::json::object(), default_options("window")));
   }
   check_device(make_stream<float>(s, 48), cells);
 }

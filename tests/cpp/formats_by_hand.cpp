@@ -98,9 +98,9 @@ TEST_CASE("rounding to 16 bits agrees with the trace reader's, bit by bit", "[fo
   CHECK(to_float16(0x1.8p-24) == 0x1p-23);
   CHECK(to_float16(1 + 0x1p-11) == 1);
   CHECK(to_float16(1 + 0x1.8p-10) == 1 + 0x1p-9);
-  const Draws draws{5, 0, 0, 0};
+  const Rng rng{5, 0, 0, 0};
   for (int32_t i = 0; i < 20000; ++i) {
-    const auto bits = uint32_t(draws.uniform(Structure::bootstrap, i) * 4294967296.0);
+    const auto bits = uint32_t(rng.uniform(RngStream::bootstrap, i) * 4294967296.0);
     const float x = std::bit_cast<float>(bits);
     if (!std::isfinite(x)) continue;
     INFO(x);
@@ -220,10 +220,10 @@ TEST_CASE("rows that count for the denominator only store no value to code", "[f
 
 TEST_CASE("a cache of a layer codes each kv head as if it were alone", "[formats]") {
   std::vector<double> keys[2], values[2];
-  const Draws draws{9, 0, 0, 0};
+  const Rng rng{9, 0, 0, 0};
   for (int32_t i = 0; i < 2 * 12 * 3; ++i) {
-    keys[i / 36].push_back(draws.uniform(Structure::bootstrap, i, 0));
-    values[i / 36].push_back(draws.uniform(Structure::bootstrap, i, 1));
+    keys[i / 36].push_back(rng.uniform(RngStream::bootstrap, i, 0));
+    values[i / 36].push_back(rng.uniform(RngStream::bootstrap, i, 1));
   }
   const auto joined = [](const std::vector<double>* parts) {
     auto all = parts[0];
@@ -292,7 +292,7 @@ TEST_CASE("numbers beyond float16 fail the cell with a way out", "[formats]") {
   for (const RowFormat& format :
        {by_token(Kind::int4, 64), by_token(Kind::f16, 64), by_block(Kind::kivi, 2, 2, 8)}) {
     Cell cell = make_cell("exact", {}, s);
-    cell.axes.row_format = format;
+    cell.options.row_format = format;
     const CellResult r = replay(stream, {cell}).only();
     CHECK_FALSE(r.ok);
     CHECK_THAT(r.error, Catch::Contains("65504") && Catch::Contains("use row_format f32 or bf16"));
@@ -305,7 +305,7 @@ TEST_CASE("a rounding that changes nothing leaves rows as they are", "[formats]"
   for (float& x : stream.keys) x = float(to_float16(x));
   for (float& x : stream.values) x = float(to_float16(x));
   Cell plain = make_cell("h2o", 20, s), rounded = plain;
-  rounded.axes.row_format.kind = Kind::f16;
+  rounded.options.row_format.kind = Kind::f16;
   const RunResult r = replay(stream, {plain, rounded});
   CHECK(r.cells[1].measures.n_quantised == 0);
   CHECK(r.cells[0].kept.flat == r.cells[1].kept.flat);

@@ -26,18 +26,18 @@ std::vector<Variant> formatted() {
   return all;
 }
 Cell cell_of(const Variant& v, const RowFormat& format, int32_t budget, const StreamShape& s) {
-  Axes axes = v.axes;
-  axes.row_format = format;
-  return make_cell(v.method, budget, s, params_of(v.method), axes);
+  CommonOptions options = v.options;
+  options.row_format = format;
+  return make_cell(v.method, budget, s, params_of(v.method), options);
 }
 std::string label(const Variant& v, const RowFormat& format) {
-  return v.method + " " + word(v.axes.phase) + " " + to_json(format).dump();
+  return v.method + " " + word(v.options.phase) + " " + to_json(format).dump();
 }
 
 std::vector<double> noise(size_t n, uint32_t seed, double size) {
-  const Draws draws{seed, 0, 0, 0};
+  const Rng rng{seed, 0, 0, 0};
   std::vector<double> numbers(n);
-  for (size_t i = 0; i < n; ++i) numbers[i] = size * (draws.uniform(Structure::bootstrap, int64_t(i)) - 0.3);
+  for (size_t i = 0; i < n; ++i) numbers[i] = size * (rng.uniform(RngStream::bootstrap, int64_t(i)) - 0.3);
   return numbers;
 }
 
@@ -144,15 +144,15 @@ TEST_CASE("row formats compose with the other axes: where the same tokens are ke
     std::vector<Variant> combined;
     const auto with = [&](auto set) {
       combined.push_back(v);
-      set(combined.back().axes);
+      set(combined.back().options);
     };
-    with([](Axes& a) { a.gqa_level = GqaLevel::query; });
-    if (v.entry().info.any_positions) with([](Axes& a) { a.positions = Positions::cache; });
-    if (v.axes.phase == Phase::stream) with([](Axes& a) { a.order = Order::evict_then_attend; });
-    if (v.axes.phase == Phase::oneshot && v.entry().scores_prompt)
-      with([](Axes& a) { a.reweight = Reweight::uniform; });
+    with([](CommonOptions& a) { a.gqa_level = GqaLevel::query; });
+    if (v.entry().info.any_positions) with([](CommonOptions& a) { a.positions = Positions::cache; });
+    if (v.options.phase == Phase::stream) with([](CommonOptions& a) { a.order = Order::evict_then_attend; });
+    if (v.options.phase == Phase::oneshot && v.entry().scores_prompt)
+      with([](CommonOptions& a) { a.reweight = Reweight::uniform; });
     for (const Variant& c : combined) {
-      INFO(label(c, kInt8) << " " << to_json(c.axes).dump());
+      INFO(label(c, kInt8) << " " << to_json(c.options).dump());
       const CellResult plain = replay(stream, {cell_of(c, {}, kBudget, s)}).only();
       const CellResult r = replay(stream, {cell_of(c, kInt8, kBudget, s)}).only();
       REQUIRE(plain.ok);
@@ -170,7 +170,7 @@ TEST_CASE("a prompt that streams is coded token by token", "[formats]") {
   const StreamShape s;
   for (const RowFormat& format : kFormats) {
     const CellResult r = replay(make_stream<double>(s, 35),
-                                {streamed(cell_of({"h2o", default_axes("h2o")}, format, kBudget, s))})
+                                {streamed(cell_of({"h2o", default_options("h2o")}, format, kBudget, s))})
                              .only();
     REQUIRE(r.ok);
     CHECK(r.measures.peak_attended_tokens == kBudget + 1);

@@ -7,12 +7,12 @@
 namespace kvreplay::test {
 namespace {
 
-WrittenLists sinks_and_recent_lists(int32_t budget, const StreamShape& shape, const Axes& axes) {
+WrittenLists sinks_and_recent_lists(int32_t budget, const StreamShape& shape, const CommonOptions& options) {
   const int32_t sinks = std::min(2, budget - 1), steps = shape.tokens - shape.prompt;
-  const bool oneshot = axes.phase == Phase::oneshot;
+  const bool oneshot = options.phase == Phase::oneshot;
   WrittenLists all;
   all.oneshot = oneshot ? 1 : -1;
-  for (int32_t cache = 0; cache < (axes.gqa_level == GqaLevel::query ? shape.heads : 1); ++cache)
+  for (int32_t cache = 0; cache < (options.gqa_level == GqaLevel::query ? shape.heads : 1); ++cache)
     for (int32_t i = 0; i <= (oneshot ? 0 : steps); ++i) {
       std::vector<int32_t> now;
       for (int32_t t = 0, newest = shape.prompt - 1 + i; t <= newest; ++t)
@@ -48,12 +48,12 @@ std::filesystem::path WrittenLists::write(const std::filesystem::path& file, con
   return file;
 }
 
-std::string sinks_and_recent(int32_t budget, const StreamShape& shape, const Axes& axes) {
+std::string sinks_and_recent(int32_t budget, const StreamShape& shape, const CommonOptions& options) {
   static const Folder folder;
   const std::filesystem::path file =
       folder / fmt::format("{}-{}-{}-{}-{}-{}.h5", budget, shape.prompt, shape.tokens, shape.heads,
-                           word(axes.phase), word(axes.gqa_level));
-  if (!std::filesystem::exists(file)) sinks_and_recent_lists(budget, shape, axes).write(file);
+                           word(options.phase), word(options.gqa_level));
+  if (!std::filesystem::exists(file)) sinks_and_recent_lists(budget, shape, options).write(file);
   return file.string();
 }
 

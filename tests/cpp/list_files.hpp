@@ -22,6 +22,6 @@ struct WrittenLists {
 
 // Two sinks and the recent tokens of the budget, as a cell of these axes would be given. Written once and
 // removed when the tests end.
-std::string sinks_and_recent(int32_t budget, const StreamShape& shape, const Axes& axes);
+std::string sinks_and_recent(int32_t budget, const StreamShape& shape, const CommonOptions& options);
 
 }  // namespace kvreplay::test

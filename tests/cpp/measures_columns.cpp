@@ -27,12 +27,12 @@ struct Rows {
     std::copy(o.begin(), o.end(), tile.out.begin() + 2 * row);
     std::copy(z.begin(), z.end(), lane.out.begin() + 2 * row);
   }
-  CellMeasures measured(const Promise& promise = {}) const {
+  CellMeasures measured(const ErrorBound& error_bound = {}) const {
     Accumulator a(1, int64_t(tile.rows.size()), 1e-12);
     a.add(tile, lane, {0, 0, 0, 1}, false);
     CellMeasures m;
     CellResult r;
-    a.finish(m, r, {}, promise);
+    a.finish(m, r, {}, error_bound);
     return m;
   }
 };
@@ -122,14 +122,14 @@ TEST_CASE("a promise is held to the share of rows within it, in its own norm", "
   const CellMeasures none = rows.measured();
   CHECK_FALSE(none.bound_holds.has_value());
   CHECK_FALSE(none.bound_epsilon.has_value());
-  const CellMeasures spectral = rows.measured({Promise::Norm::spectral, 1.0, 0.99, true});
+  const CellMeasures spectral = rows.measured({ErrorBound::Norm::spectral, 1.0, 0.99, true});
   CHECK(*spectral.bound_holds == 0.5);
   CHECK(*spectral.bound_slack == Approx(1 / 1.5));
   CHECK(*spectral.bound_epsilon == 1);
   CHECK(*spectral.bound_probability == 0.99);
   CHECK(*spectral.bound_capped);
   CHECK(*spectral.eps_spectral_p99 == Approx(2.97));
-  const CellMeasures frobenius = rows.measured({Promise::Norm::frobenius, 1.0, 0.5, false});
+  const CellMeasures frobenius = rows.measured({ErrorBound::Norm::frobenius, 1.0, 0.5, false});
   CHECK(*frobenius.bound_holds == 0.75);
   CHECK(*frobenius.bound_slack == Approx(1 / 0.75));
   CHECK_FALSE(*frobenius.bound_capped);
@@ -206,7 +206,7 @@ TEST_CASE("the gap of what a renormalised subset missed is the distance of its o
   int32_t compared = 0;
   for (const Variant& v : variants_with("attends to what it kept")) {
     Variant original = v;
-    original.axes.positions = Positions::original;
+    original.options.positions = Positions::original;
     const auto stream = make_stream<double>(s, 41, Look::clustered);
     const CellResult r = replay(stream, {cell_of(original, kBudget, s)}).only();
     REQUIRE(r.ok);
@@ -258,7 +258,7 @@ TEST_CASE("the ledger's parts add up for every method and row format", "[propert
       if (kind != RowFormat::Kind::source && v.entry().info.own_row_format) continue;
       INFO(v.label() << ", format " << int(kind));
       Variant coded = v;
-      coded.axes.row_format.kind = kind, coded.axes.row_format.group = 64;
+      coded.options.row_format.kind = kind, coded.options.row_format.group = 64;
       const CellResult r =
           replay(make_stream<double>(s, 43, Look::clustered), {cell_of(coded, kBudget, s)}).only();
       REQUIRE(r.ok);
@@ -277,7 +277,7 @@ TEST_CASE("the ledger's parts add up for every method and row format", "[propert
 TEST_CASE("what a one-shot method kept whole has no error on the prompt", "[properties]") {
   const StreamShape s;
   for (const Variant& v : variants_with("everything fits")) {
-    if (v.axes.phase != Phase::oneshot) continue;
+    if (v.options.phase != Phase::oneshot) continue;
     INFO(v.label());
     const auto stream = make_stream<float>(s, 44, Look::sinks);
     const CellResult r = replay(stream, {cell_of(v, s.tokens + 5, s)}).only();
@@ -318,17 +318,17 @@ TEST_CASE("what is watched changes no bit of an output", "[properties]") {
 TEST_CASE("weights and moved positions have a set error of their own", "[measures]") {
   const StreamShape s;
   const auto stream = make_stream<double>(s, 46, Look::clustered);
-  Axes moved = default_axes("window");
+  CommonOptions moved = default_options("window");
   moved.positions = Positions::cache;
   const CellResult still =
-      replay(stream, {make_cell("window", kBudget, s, {}, default_axes("window"))}).only();
+      replay(stream, {make_cell("window", kBudget, s, {}, default_options("window"))}).only();
   const CellResult r = replay(stream, {make_cell("window", kBudget, s, {}, moved)}).only();
   // A window without gaps is not moved at all.
   CHECK(*r.measures.rel_err_set_mean == Approx(*r.measures.rel_err_out_mean).epsilon(1e-9));
   CHECK(*r.measures.rel_err_set_mean == Approx(*still.measures.rel_err_out_mean).epsilon(1e-12));
   const CellResult sinks =
-      replay(stream, {make_cell("streaming_llm", kBudget, s, {}, default_axes("streaming_llm"))}).only();
-  Axes original = default_axes("streaming_llm");
+      replay(stream, {make_cell("streaming_llm", kBudget, s, {}, default_options("streaming_llm"))}).only();
+  CommonOptions original = default_options("streaming_llm");
   original.positions = Positions::original;
   const CellResult recorded = replay(stream, {make_cell("streaming_llm", kBudget, s, {}, original)}).only();
   CHECK(*sinks.measures.rel_err_out_mean != Approx(*recorded.measures.rel_err_out_mean).epsilon(1e-3));
@@ -342,7 +342,7 @@ TEST_CASE("a subset whose logits underflow against the row's maximum still has a
   for (int32_t t = 0; t < s.tokens; ++t) stream.queries[size_t(t * s.dim)] = 300;
   stream.keys[0] = 30;  // token 0 takes everything, and uniform with one sink too few may drop it
   const CellResult r =
-      replay(stream, {make_cell("uniform", 9, s, {{"sinks", 0}, {"recent", 4}}, default_axes("uniform"))})
+      replay(stream, {make_cell("uniform", 9, s, {{"sinks", 0}, {"recent", 4}}, default_options("uniform"))})
           .only();
   REQUIRE(r.ok);
   REQUIRE(kept_list(r, 0).front() != 0);

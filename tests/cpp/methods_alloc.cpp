@@ -21,15 +21,15 @@ namespace {
 using Tokens = std::vector<int32_t>;
 
 CellResult run(const HeadStream<double>& s, const std::string& method, int32_t budget,
-               const nlohmann::json& params, Axes axes) {
+               const nlohmann::json& params, CommonOptions options) {
   const StreamShape shape{s.tokens, s.prompt, 1, 1, s.shape.heads};
-  const CellResult r = replay(s, {make_cell(method, budget, shape, params, axes)}).only();
+  const CellResult r = replay(s, {make_cell(method, budget, shape, params, options)}).only();
   REQUIRE(r.ok);
   return r;
 }
 CellResult run(const HeadStream<double>& s, const std::string& method, int32_t budget,
                const nlohmann::json& params) {
-  return run(s, method, budget, params, default_axes(method));
+  return run(s, method, budget, params, default_options(method));
 }
 
 Tokens pyramid(const Pyramid& p) {
@@ -37,23 +37,23 @@ Tokens pyramid(const Pyramid& p) {
   for (int32_t l = 0; l < p.layers; ++l) tokens.push_back(p.tokens(l));
   return tokens;
 }
-Testimony scores(std::vector<double> s) {
-  Testimony t;
+HeadScores scores(std::vector<double> s) {
+  HeadScores t;
   t.scores = std::move(s);
   return t;
 }
-Testimony says(int32_t layer, double entropy, double variance) {
-  Testimony t;
+HeadScores says(int32_t layer, double entropy, double variance) {
+  HeadScores t;
   t.layer = layer;
   t.extras = {entropy, variance};
   return t;
 }
-Scene scene(int32_t budget, int32_t prompt) {
-  Scene s;
+MethodContext context(int32_t budget, int32_t prompt) {
+  MethodContext s;
   s.budget = budget, s.prompt = prompt, s.tokens = prompt + 10;
   return s;
 }
-int32_t pyramidkv_tokens(PyramidKv m, Scene s, int32_t layer, int32_t layers) {
+int32_t pyramidkv_tokens(PyramidKv m, MethodContext s, int32_t layer, int32_t layers) {
   s.layer = layer, s.n_layers = layers;
   m.resolve(s);
   return m.budget;
@@ -85,8 +85,8 @@ TEST_CASE("SnapKV after pooling sums what each query head's pool found", "[alloc
   nlohmann::json after = one;
   after["when"] = "after";
   const auto kept = [&](const nlohmann::json& p) {
-    return kept_list(replay(s, {make_cell("snapkv", 3, {7, 6, 2, 1, 2}, p, default_axes("snapkv"))}).only(),
-                     0);
+    return kept_list(
+        replay(s, {make_cell("snapkv", 3, {7, 6, 2, 1, 2}, p, default_options("snapkv"))}).only(), 0);
   };
   // votes of the group 2 7 2 7 2 (times 1/11); pooled 7 7 7 7 7, and after pooling 7 7 12 7 7
   CHECK(kept(one) == Tokens{0, 1, 5});
@@ -103,7 +103,7 @@ TEST_CASE("SnapKV keeps sinks and recents beside its window", "[alloc]") {
 
 TEST_CASE("SnapKV's variants are the published sets of defaults", "[alloc]") {
   const auto of = [](const char* variant) {
-    return find_method(registry(), "snapkv")->resolve({{"variant", variant}}, scene(100, 500));
+    return find_method(registry(), "snapkv")->resolve({{"variant", variant}}, context(100, 500));
   };
   const auto is = [](const nlohmann::json& p, int w, int k, const char* pool, const char* when) {
     return p["window"] == w && p["kernel"] == k && p["pool"] == pool && p["when"] == when;
@@ -113,7 +113,7 @@ TEST_CASE("SnapKV's variants are the published sets of defaults", "[alloc]") {
   CHECK(is(of("paper_config"), 32, 7, "max", "after"));
   CHECK(is(of("kvfactory"), 8, 7, "max", "before"));
   CHECK(is(of("none_pool"), 32, 1, "max", "before"));
-  CHECK(find_method(registry(), "snapkv")->default_axes({{"variant", "kvpress"}}).gqa_aggregate ==
+  CHECK(find_method(registry(), "snapkv")->default_options({{"variant", "kvpress"}}).gqa_aggregate ==
         Aggregate::mean);
 }
 
@@ -143,27 +143,27 @@ TEST_CASE("pyramidkv takes L and l from the trace, and the mean budget before ro
           "[alloc]") {
   PyramidKv m;
   m.window = 8, m.beta = 4;
-  CHECK(pyramidkv_tokens(m, scene(64, 200), 1, 4) == 80);
+  CHECK(pyramidkv_tokens(m, context(64, 200), 1, 4) == 80);
   m.layers = 2, m.layer = 1;
-  CHECK(pyramidkv_tokens(m, scene(64, 200), 1, 4) == 16);
+  CHECK(pyramidkv_tokens(m, context(64, 200), 1, 4) == 16);
   PyramidKv real;
   real.rule = PyramidKv::Rule::kvpress, real.window = 1, real.beta = 10;
-  Scene s = scene(10, 1000);
+  MethodContext s = context(10, 1000);
   s.real_budget = 10.9;
   CHECK(pyramidkv_tokens(real, s, 0, 2) == 21);  // 20.71; from B = 10 it would be 19
   PyramidKv whole;
   whole.rule = PyramidKv::Rule::kvfactory, whole.window = 4, whole.beta = 7;
   // inner 33: mn 4, mx 62, falls by 58 / 3 = 19 a layer, window added
-  CHECK(pyramidkv_tokens(whole, scene(37, 200), 0, 4) == 66);
-  CHECK(pyramidkv_tokens(whole, scene(37, 200), 3, 4) == 9);
-  CHECK(pyramidkv_tokens(whole, scene(37, 60), 0, 4) == 37);  // P < 2 (capacity - w): plain snapkv
+  CHECK(pyramidkv_tokens(whole, context(37, 200), 0, 4) == 66);
+  CHECK(pyramidkv_tokens(whole, context(37, 200), 3, 4) == 9);
+  CHECK(pyramidkv_tokens(whole, context(37, 60), 0, 4) == 37);  // P < 2 (capacity - w): plain snapkv
   PyramidKv none;
   none.layers = 3, none.layer = 3;
-  CHECK_THROWS_AS(pyramidkv_tokens(none, scene(64, 200), 0, 4), ParameterError);
+  CHECK_THROWS_AS(pyramidkv_tokens(none, context(64, 200), 0, 4), ParameterError);
 }
 
 TEST_CASE("Ada-KV gives the layer's budget to the largest scores and leaves a floor", "[alloc]") {
-  const std::vector<Testimony> heads = {scores({9, 8, 7, 6, 5}), scores({1, 2, 3, 0, 0})};
+  const std::vector<HeadScores> heads = {scores({9, 8, 7, 6, 5}), scores({1, 2, 3, 0, 0})};
   CHECK(ada_tokens(heads, 3, 0) == Tokens{5, 1});
   CHECK(ada_tokens(heads, 3, 0.7) == Tokens{4, 2});  // floor(2.1) are safe
   CHECK(ada_tokens(heads, 3, 1) == Tokens{3, 3});
@@ -181,33 +181,34 @@ TEST_CASE("Ada-KV's reference mixes counts with an equal share", "[alloc]") {
   AdaKv m;
   m.variant = AdaKv::Variant::reference;
   const double w = INFINITY;
-  const std::vector<Testimony> heads = {scores({8, 7, 6, 5, w}), scores({1, 5.5, 0, 0, w})};
+  const std::vector<HeadScores> heads = {scores({8, 7, 6, 5, w}), scores({1, 5.5, 0, 0, w})};
   m.normalise = false, m.f = 0;
-  CHECK(m.share(scene(4, 5), heads) == Tokens{4 + 1, 2 + 1});  // base 3: 8 7 6 5 | 5.5 1
+  CHECK(m.share(context(4, 5), heads) == Tokens{4 + 1, 2 + 1});  // base 3: 8 7 6 5 | 5.5 1
   m.f = 1;
-  CHECK(m.share(scene(4, 5), heads) == Tokens{4, 4});
+  CHECK(m.share(context(4, 5), heads) == Tokens{4, 4});
   m.f = 0.5;  // round(4 / 2 + 1), round(2 / 2 + 1): floor(1.5) = 1
-  CHECK(m.share(scene(4, 5), heads) == Tokens{4, 3});
-  CHECK(m.share(scene(1, 5), heads) == Tokens{1, 1});
+  CHECK(m.share(context(4, 5), heads) == Tokens{4, 3});
+  CHECK(m.share(context(1, 5), heads) == Tokens{1, 1});
   // Head 0 has 15 of 26 in its top 2, head 1 all of its mass: 4.6 4.0 | 5.5 4.5, so that head 1 wins a place.
   m.f = 0, m.normalise = true;
-  CHECK(m.share(scene(3, 5), {heads[0], scores({4.5, 5.5, 0, 0, w})}) == Tokens{2 + 1, 2 + 1});
+  CHECK(m.share(context(3, 5), {heads[0], scores({4.5, 5.5, 0, 0, w})}) == Tokens{2 + 1, 2 + 1});
   m.normalise = false;
-  CHECK(m.share(scene(3, 5), {heads[0], scores({4.5, 5.5, 0, 0, w})}) == Tokens{3 + 1, 1 + 1});
+  CHECK(m.share(context(3, 5), {heads[0], scores({4.5, 5.5, 0, 0, w})}) == Tokens{3 + 1, 1 + 1});
 }
 
 TEST_CASE("CAKE's preferences share the budget of all layers", "[alloc]") {
   Cake m;
   m.window = 2;
   // H V: 1 * 3 and (1 + 2) * (0 + 3) = 9; (B - w) L = 16
-  CHECK(m.share(scene(10, 100), {says(0, 1, 3), says(2, 1, 0), says(2, 2, 3)}) ==
+  CHECK(m.share(context(10, 100), {says(0, 1, 3), says(2, 1, 0), says(2, 2, 3)}) ==
         Tokens{4 + 2, 12 + 2, 12 + 2});
   m.tau1 = 0.5;  // H squared: 3 and 27
-  CHECK(m.share(scene(10, 100), {says(0, 1, 3), says(1, 3, 3)}) == Tokens{1 + 2, 14 + 2});
+  CHECK(m.share(context(10, 100), {says(0, 1, 3), says(1, 3, 3)}) == Tokens{1 + 2, 14 + 2});
   m.tau1 = 1, m.tau2 = 1;
   // 1 1 18, but at most P - w = 11: what is cut off goes round the others, lower first.
-  CHECK(m.share(scene(9, 13), {says(0, 1, 1), says(1, 1, 1), says(2, 6, 3)}) == Tokens{5 + 2, 4 + 2, 11 + 2});
-  CHECK(m.share(scene(10, 100), {says(0, 1, 0), says(1, 5, 0)}) == Tokens{10, 10});
+  CHECK(m.share(context(9, 13), {says(0, 1, 1), says(1, 1, 1), says(2, 6, 3)}) ==
+        Tokens{5 + 2, 4 + 2, 11 + 2});
+  CHECK(m.share(context(10, 100), {says(0, 1, 0), says(1, 5, 0)}) == Tokens{10, 10});
 }
 
 TEST_CASE("CAKE scores mean plus gamma times variance of the window's rows", "[alloc]") {
@@ -219,7 +220,8 @@ TEST_CASE("CAKE scores mean plus gamma times variance of the window's rows", "[a
   s.queries[2 * 10] = 1, s.queries[2 * 11] = 1, s.queries[2 * 11 + 1] = 1.2;
   const auto kept = [&](double gamma) {
     const nlohmann::json p = {{"w", 2}, {"gamma", gamma}};
-    return kept_list(replay(s, {make_cell("cake", 3, {13, 12, 2, 1, 1}, p, default_axes("cake"))}).only(), 0);
+    return kept_list(replay(s, {make_cell("cake", 3, {13, 12, 2, 1, 1}, p, default_options("cake"))}).only(),
+                     0);
   };
   // Pooled over 5: token 2 has the most neighbours with token 0; 5, 6 and 7 have all those of token 7.
   CHECK(kept(0) == Tokens{2, 10, 11});
@@ -227,24 +229,24 @@ TEST_CASE("CAKE scores mean plus gamma times variance of the window's rows", "[a
 }
 
 TEST_CASE("ChunkKV keeps whole chunks, the last one short", "[alloc]") {
-  Axes axes = default_axes("chunkkv");
-  CHECK(axes.gqa_level == GqaLevel::layer);
+  CommonOptions options = default_options("chunkkv");
+  CHECK(options.gqa_level == GqaLevel::layer);
   const auto s = weighted_stream({1, 10, 5, 5, 1, 1, 7, 1, 1, 8, 1}, 10);
   const nlohmann::json none = {{"name", "snapkv"}, {"window", 1}, {"kernel", 1}};
   // chunks of 2, in 40ths: means 5.5 5 1 4, and the window token is 1 above the largest of the others
   const nlohmann::json p = {{"chunk", 2}, {"scorer", none}};
-  CHECK(kept_list(run(s, "chunkkv", 7, p, axes), 0) == Tokens{0, 1, 2, 3, 8, 9});
-  CHECK(kept_list(run(s, "chunkkv", 4, p, axes), 0) == Tokens{0, 1, 8, 9});
-  const CellResult least = run(s, "chunkkv", 1, {{"chunk", 4}, {"scorer", none}}, axes);
+  CHECK(kept_list(run(s, "chunkkv", 7, p, options), 0) == Tokens{0, 1, 2, 3, 8, 9});
+  CHECK(kept_list(run(s, "chunkkv", 4, p, options), 0) == Tokens{0, 1, 8, 9});
+  const CellResult least = run(s, "chunkkv", 1, {{"chunk", 4}, {"scorer", none}}, options);
   CHECK(kept_list(least, 0) == Tokens{8, 9});  // chunks of 4 4 2: at least one
   CHECK(least.measures.extras.at("realised_tokens") == 2);
-  CHECK(kept_list(run(s, "chunkkv", 10, p, axes), 0).size() == 10);
+  CHECK(kept_list(run(s, "chunkkv", 10, p, options), 0).size() == 10);
 }
 
 TEST_CASE("a wrapped scorer is snapkv unless another one is named", "[alloc]") {
   const Method& m = *find_method(registry(), "adakv");
-  CHECK(m.resolve(nlohmann::json::object(), scene(64, 200)).at("scorer").at("name") == "snapkv");
-  CHECK(m.resolve({{"scorer", {{"name", "snapkv"}, {"window", 5}}}}, scene(64, 200))
+  CHECK(m.resolve(nlohmann::json::object(), context(64, 200)).at("scorer").at("name") == "snapkv");
+  CHECK(m.resolve({{"scorer", {{"name", "snapkv"}, {"window", 5}}}}, context(64, 200))
             .at("scorer")
             .at("window") == 5);
 }

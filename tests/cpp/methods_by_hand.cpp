@@ -18,9 +18,9 @@ using Tokens = std::vector<int32_t>;
 CellResult run(const HeadStream<double>& s, const std::string& method, int32_t budget,
                const nlohmann::json& params = nlohmann::json::object(), const std::string& uniforms = {}) {
   const StreamShape shape{s.tokens, s.prompt, 1, 1, 1};
-  Axes axes = default_axes(method);
-  axes.positions = Positions::original;
-  Cell cell = make_cell(method, budget, shape, params, axes);
+  CommonOptions options = default_options(method);
+  options.positions = Positions::original;
+  Cell cell = make_cell(method, budget, shape, params, options);
   cell.uniforms = uniforms;
   const CellResult r = replay(s, {cell}).only();
   REQUIRE(r.ok);
@@ -63,9 +63,9 @@ TEST_CASE("H2O with a recent share of one is the window", "[hand]") {
 // Sums 1.54, 1.09, 0.84, 0.53 over 4, 3, 2, 1 rows.
 TEST_CASE("observed attention divides by the rows that saw a token", "[hand]") {
   const auto s = weighted_stream({1, 2, 4, 8, 1}, 4);
-  Axes axes = default_axes("h2o");
-  axes.phase = Phase::oneshot;
-  const Cell cell = make_cell("h2o", 2, {5, 4, 1, 1, 1}, {{"variant", "observed"}}, axes);
+  CommonOptions options = default_options("h2o");
+  options.phase = Phase::oneshot;
+  const Cell cell = make_cell("h2o", 2, {5, 4, 1, 1, 1}, {{"variant", "observed"}}, options);
   CHECK(kept_list(replay(s, {cell}).only(), 0) == Tokens{2, 3});  // means .386 .362 .419 .533
 }
 

@@ -18,7 +18,7 @@ CellResult run(const HeadStream<double>& s, const std::string& method, int32_t b
                const nlohmann::json& params, uint32_t seed = 0) {
   const StreamShape shape{s.tokens, s.prompt, s.shape.dim, s.shape.v_dim, s.shape.heads};
   const CellResult r =
-      replay(s, {make_cell(method, budget, shape, params, default_axes(method), seed)}).only();
+      replay(s, {make_cell(method, budget, shape, params, default_options(method), seed)}).only();
   REQUIRE(r.ok);
   return r;
 }

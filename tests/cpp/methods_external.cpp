@@ -16,19 +16,20 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-Cell cell_with(const HeadStream<double>& s, int32_t budget, const std::filesystem::path& file, Axes axes) {
+Cell cell_with(const HeadStream<double>& s, int32_t budget, const std::filesystem::path& file,
+               CommonOptions options) {
   Cell cell = make_cell("external", budget, {s.tokens, s.prompt, s.shape.dim, s.shape.v_dim, s.shape.heads},
-                        nlohmann::json::object(), axes);
+                        nlohmann::json::object(), options);
   cell.kept = file.string();
   return cell;
 }
 CellResult run(const HeadStream<double>& s, int32_t budget, const WrittenLists& lists,
-               void (*change)(Axes&) = nullptr, RunOptions options = {}) {
+               void (*change)(CommonOptions&) = nullptr, RunOptions options = {}) {
   const Folder folder;
-  Axes axes = default_axes("external");
-  if (lists.oneshot == 1) axes.phase = Phase::oneshot;
-  if (change != nullptr) change(axes);
-  return replay(s, {cell_with(s, budget, lists.write(folder / "l.h5"), axes)}, options).only();
+  CommonOptions common = default_options("external");
+  if (lists.oneshot == 1) common.phase = Phase::oneshot;
+  if (change != nullptr) change(common);
+  return replay(s, {cell_with(s, budget, lists.write(folder / "l.h5"), common)}, options).only();
 }
 double out(const CellResult& r, size_t row) { return output(r, 0, row)[0]; }
 
@@ -93,7 +94,7 @@ TEST_CASE("weights count from the list that gives them on, a new token as one", 
 TEST_CASE("with evict_then_attend a step attends to its own list", "[hand][external]") {
   const WrittenLists lists{{{1, 3}, {3, 5}, {5}, {5, 7}}, {1, 1, 2, 1, 3, 1, 1}, {1, 1, 2, 1, 3, 1, 1}};
   const CellResult r =
-      run(weighted_stream(kEight, 5), 2, lists, [](Axes& a) { a.order = Order::evict_then_attend; });
+      run(weighted_stream(kEight, 5), 2, lists, [](CommonOptions& a) { a.order = Order::evict_then_attend; });
   REQUIRE(r.ok);
   CHECK(r.attends);
   CHECK(out(r, 0) == Approx((2 * 3 * 8 + 5 * 30) / (2 * 8 + 30.0)));
@@ -106,7 +107,7 @@ TEST_CASE("each query head is given a series of its own", "[hand][external]") {
   s.rule.scale = 1;
   std::fill(s.queries.begin(), s.queries.end(), 0.0);
   for (int32_t i = 0; i < 7; ++i) s.values[size_t(i)] = i;
-  const auto by_query = [](Axes& a) { a.gqa_level = GqaLevel::query; };
+  const auto by_query = [](CommonOptions& a) { a.gqa_level = GqaLevel::query; };
   const CellResult r = run(s, 2, {{{0, 1}, {5}, {5, 6}, {3, 4}, {4}, {6}}}, by_query);
   REQUIRE(r.ok);
   CHECK(r.kept.flat == Tokens{0, 1, 5, 5, 6, 3, 4, 4, 6});
@@ -133,9 +134,9 @@ TEST_CASE("a cell whose lists exceed its share of a budget fails, and no other",
   const Folder folder;
   const auto s = weighted_stream(kEight, 5);
   const auto file = WrittenLists{{{0, 1, 3}}, {}, {}, 1}.write(folder / "l.h5");
-  Axes axes = default_axes("external");
-  axes.phase = Phase::oneshot;
-  Cell small = cell_with(s, 3, file, axes), whole = small;
+  CommonOptions options = default_options("external");
+  options.phase = Phase::oneshot;
+  Cell small = cell_with(s, 3, file, options), whole = small;
   small.allocated = 2;
   const RunResult result = replay(s, {small, whole, make_cell("window", 3, {8, 5, 1, 1, 1})});
   CHECK_FALSE(result.cells[0].ok);
@@ -150,7 +151,7 @@ TEST_CASE("without a budget lists are as long as they are", "[external]") {
   const auto s = weighted_stream(kEight, 5);
   const Folder folder;
   Cell cell = cell_with(s, 1, WrittenLists{{{0, 1, 3}, {1, 3, 5}, {5}, {5}}}.write(folder / "l.h5"),
-                        default_axes("external"));
+                        default_options("external"));
   cell.budget.reset();
   const CellResult r = replay(s, {cell}).only();
   REQUIRE(r.ok);
@@ -379,12 +380,12 @@ TEST_CASE("lists say how they are replayed, and results name their file alone", 
       folder, "methods: [{name: external, kept: [\"cut-{budget}.h5\", own.h5]}]\n" + std::string(kBudget));
   REQUIRE(planned.cells.size() == 8);
   const Cell &cut = planned.cells[0], &own = planned.cells[1];
-  CHECK(cut.axes.phase == Phase::oneshot);
+  CHECK(cut.options.phase == Phase::oneshot);
   CHECK(cut.params.at("phase") == "oneshot");
   CHECK(cut.params.at("kept") == "cut-{budget}.h5");
   CHECK(given_of(cut).at("kept") == "cut-{budget}.h5");
-  CHECK(own.axes.phase == Phase::stream);
-  CHECK(own.axes.order == Order::evict_then_attend);
+  CHECK(own.options.phase == Phase::stream);
+  CHECK(own.options.order == Order::evict_then_attend);
   CHECK(own.params.at("order") == "evict_then_attend");
 }
 

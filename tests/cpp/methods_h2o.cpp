@@ -23,7 +23,7 @@ HeadStream<double> turning(const std::vector<double>& w, int32_t prompt) {
 
 Cell cell(const std::string& method, int32_t budget, const StreamShape& s,
           const Json& params = Json::object()) {
-  return make_cell(method, budget, s, params, find_method(registry(), method)->default_axes(params));
+  return make_cell(method, budget, s, params, find_method(registry(), method)->default_options(params));
 }
 CellResult run(const HeadStream<double>& s, const std::string& method, int32_t budget,
                const Json& params = Json::object()) {
@@ -109,8 +109,8 @@ TEST_CASE("one token less is the heaviest, the lightest, or the heaviest that is
 TEST_CASE("dropping the lightest is keeping the heaviest, and later tokens stay", "[h2o]") {
   const StreamShape shape{.tokens = 60, .prompt = 50, .dim = 4, .v_dim = 4, .heads = 2};
   const HeadStream<double> s = make_stream<double>(shape, 5);
-  const Cell light = make_cell("drop_heavy", 20, shape, {{"drop", "light"}}, default_axes("drop_heavy"));
-  Axes once = default_axes("h2o_heavy");
+  const Cell light = make_cell("drop_heavy", 20, shape, {{"drop", "light"}}, default_options("drop_heavy"));
+  CommonOptions once = default_options("h2o_heavy");
   once.phase = Phase::oneshot;
   const Cell heavy = make_cell("h2o_heavy", 20, shape, {{"recent", 0}}, once);
   const RunResult both = replay(s, {light, heavy});
@@ -320,7 +320,7 @@ TEST_CASE("what masks and oracles hold is charged: the full cache, and what deci
 }
 
 TEST_CASE("variants refuse what they have no meaning for", "[h2o]") {
-  Axes oneshot;
+  CommonOptions oneshot;
   oneshot.phase = Phase::oneshot;
   for (const char* variant : {"alg1", "hf_mask", "local_mask", "flexgen", "oracle_global"}) {
     INFO(variant);
@@ -376,7 +376,7 @@ TEST_CASE("every variant of the family: poisoning the future and the evicted cha
     CHECK(plain.kept.flat == audited.kept.flat);
     CHECK(plain.attended.flat == audited.attended.flat);
     CHECK(relative_difference(plain.out, audited.out) < 1e-12);
-    const int32_t decoded = cell_of(i, kBudget, s).axes.phase == Phase::oneshot ? s.tokens - s.prompt : 0;
+    const int32_t decoded = cell_of(i, kBudget, s).options.phase == Phase::oneshot ? s.tokens - s.prompt : 0;
     if (i.resident) CHECK(plain.measures.peak_kept_tokens <= kBudget + decoded);
     else CHECK(plain.measures.peak_kept_tokens == s.tokens);
   }

@@ -75,7 +75,7 @@ TEST_CASE("a method never holds more than its budget, nor attends to more than o
       const auto stream = make_stream<double>(s);
       const CellResult r = replay(stream, {cell_of(v, budget, s)}).only();
       REQUIRE(r.ok);
-      const int32_t decoded = v.axes.phase == Phase::oneshot ? s.tokens - s.prompt : 0;
+      const int32_t decoded = v.options.phase == Phase::oneshot ? s.tokens - s.prompt : 0;
       CHECK(r.measures.peak_kept_tokens <= budget + decoded);
       CHECK(r.measures.peak_attended_tokens <= budget + std::max(decoded, 1));
       CHECK(int32_t(kept_list(r, 0).size()) <= budget);
@@ -107,7 +107,7 @@ TEST_CASE("kept lists ascend, hold no duplicates, and an evicted token never ret
 TEST_CASE("outputs are attention over the kept rows with their weights, and nothing else", "[properties]") {
   const StreamShape s;
   for (const Variant& v : variants_with("attends to what it kept")) {
-    if (v.entry().info.reads_full_cache || v.axes.positions == Positions::cache) continue;
+    if (v.entry().info.reads_full_cache || v.options.positions == Positions::cache) continue;
     INFO(v.label());
     const auto stream = make_stream<double>(s, 6, Look::clustered);
     const CellResult r = replay(stream, {cell_of(v, kBudget, s)}).only();
@@ -156,7 +156,7 @@ TEST_CASE("what plain eviction misses of the normaliser is the mass that it miss
   const StreamShape s{.heads = 1};
   for (const Variant& v : variants()) {
     Variant original = v;
-    original.axes.positions = Positions::original;
+    original.options.positions = Positions::original;
     const auto stream = make_stream<double>(s, 9, Look::sinks);
     const CellResult r = replay(stream, {cell_of(original, kBudget, s)}).only();
     REQUIRE(r.ok);
@@ -219,7 +219,7 @@ TEST_CASE("gqa.level query is one cache for every query head", "[properties]") {
     INFO(v.label());
     const auto stream = make_stream<double>(s, 13, Look::sinks);
     Variant by_query = v;
-    by_query.axes.gqa_level = GqaLevel::query;
+    by_query.options.gqa_level = GqaLevel::query;
     const CellResult both = replay(stream, {cell_of(by_query, kBudget, s)}).only();
     REQUIRE(both.ok);
     for (int32_t h = 0; h < s.heads; ++h) {
@@ -248,7 +248,7 @@ TEST_CASE("identical query heads make every aggregation agree", "[properties]") 
     for (const Aggregate how : {Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first}) {
       INFO(v.label() << " agg " << word(how));
       Variant aggregated = v;
-      aggregated.axes.gqa_aggregate = how;
+      aggregated.options.gqa_aggregate = how;
       const CellResult r = replay(stream, {cell_of(aggregated, kBudget, s)}).only();
       REQUIRE(r.ok);
       if (how == Aggregate::sum) first = r.kept.flat;
@@ -260,7 +260,7 @@ TEST_CASE("identical query heads make every aggregation agree", "[properties]") 
 TEST_CASE("a prompt that streams obeys the budget from the first token on", "[properties]") {
   const StreamShape s;
   for (const Variant& v : variants_with("streams its prompt")) {
-    if (v.axes.phase != Phase::stream) continue;
+    if (v.options.phase != Phase::stream) continue;
     INFO(v.label());
     const CellResult r = replay(make_stream<double>(s, 15), {streamed(cell_of(v, kBudget, s))}).only();
     REQUIRE(r.ok);
@@ -275,10 +275,10 @@ TEST_CASE("a prompt that streams obeys the budget from the first token on", "[pr
 TEST_CASE("evict_then_attend attends to no more than the budget", "[properties]") {
   const StreamShape s;
   for (const Variant& v : variants()) {
-    if (v.axes.phase != Phase::stream || !holds_its_budget(v) || excused("within the budget", v)) continue;
+    if (v.options.phase != Phase::stream || !holds_its_budget(v) || excused("within the budget", v)) continue;
     INFO(v.label());
     Variant first = v;
-    first.axes.order = Order::evict_then_attend;
+    first.options.order = Order::evict_then_attend;
     const CellResult r = replay(make_stream<double>(s, 16), {cell_of(first, kBudget, s)}).only();
     REQUIRE(r.ok);
     CHECK(r.measures.peak_attended_tokens <= kBudget);
@@ -380,7 +380,7 @@ TEST_CASE("sinks and recent tokens that are asked for are in every kept list", "
     if (v.entry().info.reads_full_cache) continue;
     for (const Look look : kLooks) {
       INFO(v.label() << ", look " << int(look));
-      const Cell cell = make_cell(v.method, kBudget, s, params, v.axes);
+      const Cell cell = make_cell(v.method, kBudget, s, params, v.options);
       const CellResult r = replay(make_stream<double>(s, 23, look), {cell}).only();
       REQUIRE(r.ok);
       for (size_t i = 0; i + 1 < r.kept.off.size(); ++i) {
@@ -420,7 +420,7 @@ TEST_CASE("the error of plain eviction is the missed mass times what the missed 
           "[properties]") {
   const StreamShape s;
   for (Variant v : variants()) {
-    v.axes.positions = Positions::original;
+    v.options.positions = Positions::original;
     const auto stream = make_stream<double>(s, 25, Look::clustered);
     const CellResult r = replay(stream, {cell_of(v, kBudget, s)}).only();
     REQUIRE(r.ok);
@@ -452,7 +452,7 @@ TEST_CASE("one vector added to all keys changes nothing where only the softmax l
   const StreamShape s;
   for (Variant v : variants_with("shift of the keys")) {
     INFO(v.label());
-    v.axes.positions = Positions::original;  // rotated to another position the vector is another one
+    v.options.positions = Positions::original;  // rotated to another position the vector is another one
     const auto stream = make_stream<double>(s, 26, Look::clustered);
     auto shifted = make_stream<double>(s, 26, Look::clustered);
     for (size_t i = 0; i < shifted.keys.size(); ++i) shifted.keys[i] += 0.25 * double(i % size_t(s.dim)) - 1;
@@ -504,7 +504,7 @@ namespace {
 CellResult decided_by_layer(const Variant& v, const HeadStream<double>& layer, const StreamShape& s,
                             int32_t kv_head) {
   Variant whole = v;
-  whole.axes.gqa_level = GqaLevel::layer;
+  whole.options.gqa_level = GqaLevel::layer;
   Cell cell = cell_of(whole, kBudget, s);
   cell.kv_head = kv_head;
   const CellResult r = replay(layer, {cell}).only();
@@ -522,7 +522,7 @@ TEST_CASE("a kv head twice in a layer decides as it does alone, and the order of
     if (!as_one) continue;  // decides for every kv head on its own
     INFO(v.label());
     Variant alone = v;
-    alone.axes.gqa_level = GqaLevel::kv;
+    alone.options.gqa_level = GqaLevel::kv;
     const auto a = make_stream<double>(s, 32, Look::clustered), b = make_stream<double>(s, 33, Look::sinks);
     const CellResult single = replay(a, {cell_of(alone, kBudget, s)}).only(),
                      twice = decided_by_layer(v, layer_of(a, a), s, 1);

@@ -32,9 +32,9 @@ HeadStream<double> keys_of(const Numbers& keys, int32_t prompt, int32_t dim = 1)
 CellResult run(const HeadStream<double>& s, const std::string& method, int32_t budget,
                const json& params = json::object(), std::optional<Phase> phase = {}) {
   const StreamShape shape{s.tokens, s.prompt, s.shape.dim, s.shape.v_dim, s.shape.heads};
-  Axes axes = default_axes(method);
-  if (phase) axes.phase = *phase;
-  const CellResult r = replay(s, {make_cell(method, budget, shape, params, axes)}).only();
+  CommonOptions options = default_options(method);
+  if (phase) options.phase = *phase;
+  const CellResult r = replay(s, {make_cell(method, budget, shape, params, options)}).only();
   REQUIRE(r.ok);
   return r;
 }
@@ -76,10 +76,10 @@ TEST_CASE("knorm leaves skipped layers exact in both phases", "[scorer]") {
 TEST_CASE("methods that collapse when they stream without recent tokens say so", "[scorer]") {
   for (const std::string name : {"knorm", "keydiff"}) {
     const Method* m = find_method(registry(), name);
-    Axes streaming;
+    CommonOptions streaming;
     CHECK(std::string(m->warning(json::object(), streaming)).find("recent") != std::string::npos);
     CHECK(std::string(m->warning({{"recent", 4}}, streaming)).empty());
-    CHECK(std::string(m->warning(json::object(), default_axes(name))).empty());
+    CHECK(std::string(m->warning(json::object(), default_options(name))).empty());
   }
 }
 
@@ -212,9 +212,9 @@ TEST_CASE("one decision for a layer asks each kv head with its own keys and valu
       auto layer = layer_of(one, other);
       for (size_t i = 0; i < layer.values.size(); ++i)
         layer.values[i] *= i < layer.values.size() / 2 ? of_one : of_other;
-      Axes axes = default_axes(method);
-      axes.gqa_level = GqaLevel::layer;
-      return kept_list(replay(layer, {make_cell(method, 12, shape, json::object(), axes)}).only(), 0);
+      CommonOptions options = default_options(method);
+      options.gqa_level = GqaLevel::layer;
+      return kept_list(replay(layer, {make_cell(method, 12, shape, json::object(), options)}).only(), 0);
     };
     INFO(method);
     CHECK(decided(1, 0) == kept(one, method, 12));
@@ -292,12 +292,12 @@ TEST_CASE("Quest's group bound is the sum over the query heads", "[scorer]") {
   auto s = make_stream<double>(shape, 33);
   const int64_t head = int64_t(s.tokens) * s.shape.dim;
   for (int64_t i = 0; i < head; ++i) s.queries[size_t(head + i)] = -s.queries[size_t(i)];
-  Axes axes = default_axes("quest");
-  CHECK(axes.gqa_level == GqaLevel::query);
-  axes.gqa_level = GqaLevel::kv;
+  CommonOptions options = default_options("quest");
+  CHECK(options.gqa_level == GqaLevel::query);
+  options.gqa_level = GqaLevel::kv;
   // Opposite queries: the bound is the width of the page along |q|, and a page of one token has none.
   const json params{{"page", 1}, {"dense_layers", json::array()}};
-  const CellResult r = replay(s, {make_cell("quest", 4, shape, params, axes)}).only();
+  const CellResult r = replay(s, {make_cell("quest", 4, shape, params, options)}).only();
   for (size_t row = 0; row < r.rows.size(); ++row)
     CHECK(Tokens(r.attended.flat.begin() + r.attended.off[row],
                  r.attended.flat.begin() + r.attended.off[row + 1]) == Tokens{0, 1, 2, 3});

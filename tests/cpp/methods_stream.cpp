@@ -18,18 +18,18 @@ using Tokens = std::vector<int32_t>;
 CellResult run(const HeadStream<double>& s, const std::string& method, std::optional<int32_t> budget,
                const json& params = json::object(), Phase phase = Phase::stream) {
   const StreamShape shape{s.tokens, s.prompt, s.shape.dim, s.shape.v_dim, s.shape.heads};
-  Axes axes = default_axes(method);
-  axes.phase = phase;
-  const CellResult r = replay(s, {make_cell(method, budget, shape, params, axes)}).only();
+  CommonOptions options = default_options(method);
+  options.phase = phase;
+  const CellResult r = replay(s, {make_cell(method, budget, shape, params, options)}).only();
   REQUIRE(r.ok);
   return r;
 }
 
 std::string refusal(const std::string& method, const json& params, int32_t budget) {
-  Scene scene;
-  scene.budget = budget, scene.prompt = 64, scene.tokens = 96, scene.shape = {8, 8, 1};
+  MethodContext context;
+  context.budget = budget, context.prompt = 64, context.tokens = 96, context.shape = {8, 8, 1};
   try {
-    find_method(registry(), method)->resolve(params, scene);
+    find_method(registry(), method)->resolve(params, context);
   } catch (const ParameterError& e) {
     return e.parameter + ": " + e.what();
   }
@@ -61,16 +61,16 @@ struct Sizes {
   std::vector<int32_t> attended, kept;
 };
 Sizes sizes_of(Buzz policy, int32_t budget, int32_t tokens) {
-  Scene scene;
-  scene.budget = budget, scene.tokens = tokens, scene.prompt = 1, scene.shape = {1, 1, 1};
-  policy.resolve(scene);
+  MethodContext context;
+  context.budget = budget, context.tokens = tokens, context.prompt = 1, context.shape = {1, 1, 1};
+  policy.resolve(context);
   BareCache bare(tokens);
   const double nothing = 0;
-  const Draws draws{3};
+  const Rng rng{3};
   Sizes sizes;
   for (int32_t t = 0; t < tokens; ++t) {
     bare.cache.push(bare.team, Token<double>({&nothing, 1}, {&nothing, 1}, t));
-    bare.cache.score(bare.cache.size() - 1) = draws.uniform(Structure::synthetic_traces, t);
+    bare.cache.score(bare.cache.size() - 1) = rng.uniform(RngStream::synthetic_traces, t);
     sizes.attended.push_back(bare.cache.size());
     policy.evict(bare.team, bare.cache);
     sizes.kept.push_back(bare.cache.size());
@@ -212,9 +212,9 @@ TEST_CASE("the sizes of BUZZ follow its recursion for 20000 steps", "[stream]") 
 
 TEST_CASE("window and threshold of BUZZ stand in the ratio of its parameter rule", "[stream]") {
   for (const int32_t stride : {3, 4, 5, 6, 9}) {
-    Scene scene;
-    scene.budget = 1000004, scene.prompt = 64, scene.tokens = 96, scene.shape = {8, 8, 1};
-    const json p = find_method(registry(), "buzz")->resolve({{"stride", stride}}, scene);
+    MethodContext context;
+    context.budget = 1000004, context.prompt = 64, context.tokens = 96, context.shape = {8, 8, 1};
+    const json p = find_method(registry(), "buzz")->resolve({{"stride", stride}}, context);
     const double rho = stride % 2 ? (stride * stride + 1.0) / (stride + 1) : stride - 1.0;
     CHECK(p["threshold"].get<double>() / p["window"].get<double>() == Approx(rho).epsilon(1e-4));
     CHECK(p["threshold"].get<int>() + p["window"].get<int>() == 1000000);
@@ -286,12 +286,12 @@ namespace {
 // f of the prompt after row t with the probabilities p.
 std::vector<double> keyformer_row(Keyformer policy, uint32_t seed, const std::vector<double>& p) {
   const int32_t n = int32_t(p.size());
-  Scene scene;
-  scene.budget = n, scene.prompt = n, scene.tokens = n + 4, scene.shape = {1, 1, 1};
-  policy.resolve(scene);
-  std::vector<double> state(size_t(policy.layout(scene).state_doubles));
+  MethodContext context;
+  context.budget = n, context.prompt = n, context.tokens = n + 4, context.shape = {1, 1, 1};
+  policy.resolve(context);
+  std::vector<double> state(size_t(policy.layout(context).state_doubles));
   policy.state = state;
-  policy.draws.seed = seed;
+  policy.rng.seed = seed;
   policy.observe_prompt(SerialTeam{}, n - 1, {p.data(), 1, n});
   return {state.end() - n, state.end()};
 }
@@ -312,14 +312,14 @@ TEST_CASE("Keyformer's noise is Gumbel noise", "[stream]") {
   Keyformer policy;
   policy.tau_init = 1e-5;
   const std::vector<double> p = {0.1, 0.2, 0.7};
-  const int draws = 3000;
+  const int rng = 3000;
   std::vector<double> won(3);
-  for (int seed = 0; seed < draws; ++seed) {
+  for (int seed = 0; seed < rng; ++seed) {
     const auto f = keyformer_row(policy, uint32_t(seed), p);
     won[size_t(std::max_element(f.begin(), f.end()) - f.begin())] += 1;
   }
   double chi = 0;
-  for (size_t i = 0; i < 3; ++i) chi += std::pow(won[i] - draws * p[i], 2) / (draws * p[i]);
+  for (size_t i = 0; i < 3; ++i) chi += std::pow(won[i] - rng * p[i], 2) / (rng * p[i]);
   CHECK(chi < 18.4);
 }
 

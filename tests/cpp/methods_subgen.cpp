@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <set>
 
-#include "exact/hindsight.hpp"
+#include "exact/oracle_needs.hpp"
 #include "methods/subgen_stream.hpp"
 #include "replay/lane_memory.hpp"
 #include "support.hpp"
@@ -31,12 +31,12 @@ struct Structures {
   BasicCache<double> cache;
   SubGenStream policy;
   std::vector<int32_t> clusters;  // after each token
-  Structures(const HeadStream<double>& s, SubGenStream p, const Draws& draws) : policy(p) {
-    const Scene scene{0, s.prompt, s.tokens, s.shape, 0, 1, Phase::stream, double(s.rule.scale)};
-    policy.resolve(scene);
-    memory.allocate(s, s.shape, policy.layout(scene), s.tokens, false);
+  Structures(const HeadStream<double>& s, SubGenStream p, const Rng& rng) : policy(p) {
+    const MethodContext context{0, s.prompt, s.tokens, s.shape, 0, 1, Phase::stream, double(s.rule.scale)};
+    policy.resolve(context);
+    memory.allocate(s, s.shape, policy.layout(context), s.tokens, false);
     policy.state = memory.state();
-    policy.draws = draws;
+    policy.rng = rng;
     cache = BasicCache<double>(memory.storage());
     cache.clear(kTeam);
     const size_t d = size_t(s.shape.dim), dv = size_t(s.shape.v_dim);
@@ -98,7 +98,7 @@ double squared_norm(const HeadStream<double>& s, int32_t i) {
 }
 CellResult run(const HeadStream<double>& s, const nlohmann::json& params) {
   const StreamShape shape{s.tokens, s.prompt, s.shape.dim, s.shape.v_dim, s.shape.heads};
-  Cell cell = make_cell("subgen_stream", {}, shape, params, default_axes("subgen_stream"));
+  Cell cell = make_cell("subgen_stream", {}, shape, params, default_options("subgen_stream"));
   const CellResult r = replay(s, {cell}).only();
   REQUIRE(r.ok);
   return r;
@@ -125,10 +125,10 @@ TEST_CASE("Algorithm 1 reproduces the recorded clusters, samples and reservoir",
     stream.tokens = int32_t(shape[1]), stream.shape = {int32_t(shape[2]), int32_t(shape[2]), 1};
     stream.values = of_case("v");
     const auto clusters = recorded("UD"), reservoir = recorded("UM");
-    Draws draws;
-    draws.injected[0] = {clusters.data(), Structure::subgen_clusters, stream.tokens, c.t};
-    draws.injected[1] = {reservoir.data(), Structure::subgen_reservoir, stream.tokens, c.s};
-    const Structures found(stream, policy_of(c.delta, c.t, c.s), draws);
+    Rng rng;
+    rng.injected[0] = {clusters.data(), RngStream::subgen_clusters, stream.tokens, c.t};
+    rng.injected[1] = {reservoir.data(), RngStream::subgen_reservoir, stream.tokens, c.s};
+    const Structures found(stream, policy_of(c.delta, c.t, c.s), rng);
     const auto same = [](const auto& a, const std::vector<double>& b) {
       return a.size() == b.size() &&
              std::equal(a.begin(), a.end(), b.begin(), [](auto x, double y) { return double(x) == y; });
@@ -167,13 +167,13 @@ TEST_CASE("the extreme draws keep the newest tokens, or the first", "[subgen]") 
   auto s = make_stream<double>({.tokens = 20, .prompt = 12, .dim = 2, .v_dim = 2, .heads = 1}, 3);
   s.values[2 * 19] = s.values[2 * 19 + 1] = 0;  // no value is never drawn
   std::vector<double> low(20 * 4, 0.0), high(20 * 4, 1 - 0x1p-53);
-  const auto draws = [](const std::vector<double>& u) {
-    Draws d;
-    d.injected[0] = {u.data(), Structure::subgen_clusters, 20, 4};
-    d.injected[1] = {u.data(), Structure::subgen_reservoir, 20, 4};
+  const auto rng = [](const std::vector<double>& u) {
+    Rng d;
+    d.injected[0] = {u.data(), RngStream::subgen_clusters, 20, 4};
+    d.injected[1] = {u.data(), RngStream::subgen_reservoir, 20, 4};
     return d;
   };
-  const Structures newest(s, policy_of(100, 4, 4), draws(low)), first(s, policy_of(100, 4, 4), draws(high));
+  const Structures newest(s, policy_of(100, 4, 4), rng(low)), first(s, policy_of(100, 4, 4), rng(high));
   CHECK(newest.samples() == std::vector<int32_t>(4, 19));
   CHECK(newest.reservoir() == std::vector<int32_t>(4, 18));
   CHECK(first.samples() == std::vector<int32_t>(4, 0));

@@ -35,9 +35,9 @@ Walked walk(const Doubles& vectors, int32_t dim, SelfBalancing rule, const Doubl
 
 // Uniforms of one stream of draws.
 Doubles draw(uint32_t seed, size_t n) {
-  const Draws draws{seed, 99, 0, 0, {}};
+  const Rng rng{seed, 99, 0, 0, {}};
   Doubles u(n);
-  for (size_t i = 0; i < n; ++i) u[i] = draws.uniform(Structure::synthetic_traces, int64_t(i));
+  for (size_t i = 0; i < n; ++i) u[i] = rng.uniform(RngStream::synthetic_traces, int64_t(i));
   return u;
 }
 // Vectors of length 1 in random directions, Box and Muller.
@@ -124,7 +124,7 @@ class Uniforms {
 
 CellResult run(const StreamShape& s, const std::string& method, int32_t budget, const nlohmann::json& params,
                const std::string& uniforms = {}, uint32_t seed = 0) {
-  Cell cell = make_cell(method, budget, s, params, default_axes(method), seed);
+  Cell cell = make_cell(method, budget, s, params, default_options(method), seed);
   cell.uniforms = uniforms;
   return replay(make_stream<double>(s), {cell}).only();
 }
@@ -358,9 +358,10 @@ TEST_CASE("ends and rounds follow from the budget, and presets set the published
   const StreamShape s{.tokens = 3100, .prompt = 3000};
   const Method* m = find_method(registry(), "balancekv");
   const auto resolved = [&](int32_t budget, const nlohmann::json& params) {
-    Scene scene;
-    scene.budget = budget, scene.prompt = s.prompt, scene.tokens = s.tokens, scene.shape = {8, 8, 1, 1};
-    return m->resolve(params, scene);
+    MethodContext context;
+    context.budget = budget, context.prompt = s.prompt, context.tokens = s.tokens,
+    context.shape = {8, 8, 1, 1};
+    return m->resolve(params, context);
   };
   CHECK(resolved(200, {})["sinks"] == 4);
   CHECK(resolved(200, {})["recent"] == 50);
@@ -489,7 +490,7 @@ TEST_CASE("hybrid keeps a scorer's best and a sample of all others", "[walk]") {
   Cell cell = make_cell(
       "hybrid", 5, {8, 7, 1, 1, 1},
       {{"sinks", 1}, {"top_frac", 0.6}, {"scorer", {{"name", "snapkv"}, {"window", 1}, {"kernel", 1}}}},
-      default_axes("hybrid"));
+      default_options("hybrid"));
   cell.uniforms = u.path();
   const CellResult r = replay(stream, {cell}).only();
   CHECK(kept_list(r, 0) == Tokens{0, 2, 3, 5, 6});

@@ -13,14 +13,14 @@ namespace {
 // A method that returns its parameters unchanged, with the budget it was resolved for beside them.
 Method fake_method(const char* name, bool takes_budget, bool random) {
   Method method;
-  method.needs = [](const json&, const Scene&) { return PromptNeeds{}; };
+  method.needs = [](const json&, const MethodContext&) { return PromptNeeds{}; };
   method.info = {};
   method.info.name = name;
   method.info.takes_budget = takes_budget;
-  method.resolve = [](const json& params, const Scene& scene) {
+  method.resolve = [](const json& params, const MethodContext& context) {
     json all = params;
-    all["resolved_for"] = scene.budget;
-    all["heads"] = scene.shape.heads;
+    all["resolved_for"] = context.budget;
+    all["heads"] = context.shape.heads;
     return all;
   };
   method.random = [random](const json&) { return random; };
@@ -130,7 +130,7 @@ TEST_CASE("Cells of one kv head stand together in the order of the configuration
 
 TEST_CASE("A cell shows the resolved parameters and the axes") {
   RunConfig config = small_config();
-  config.methods[0].axes.gqa_level = GqaLevel::query;
+  config.methods[0].options.gqa_level = GqaLevel::query;
   const Cell cell = only_cell(config);
   CHECK(cell.params.at("resolved_for") == 16);
   CHECK(cell.params.at("heads") == 1);
@@ -215,7 +215,7 @@ TEST_CASE("A key changes with everything that determines the numbers") {
       [](RunConfig&, TraceInfo& trace) { trace.prompts[0].layers[0].layer = 1; },
       [](RunConfig& config, TraceInfo&) { config.methods[0].method = &full_method(); },
       [](RunConfig& config, TraceInfo&) { config.methods[0].params["factor"] = 1.5; },
-      [](RunConfig& config, TraceInfo&) { config.methods[0].axes.order = Order::evict_then_attend; },
+      [](RunConfig& config, TraceInfo&) { config.methods[0].options.order = Order::evict_then_attend; },
       [](RunConfig& config, TraceInfo&) { config.budget.values = {17}; },
       [](RunConfig& config, TraceInfo&) { config.replay.prefill = 79; },
       [](RunConfig& config, TraceInfo&) { config.replay.tokens = 99; },

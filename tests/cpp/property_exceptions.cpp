@@ -80,8 +80,8 @@ std::vector<Variant> variants() {
   for (const Method& m : registry())
     for (const Phase phase : {Phase::stream, Phase::oneshot}) {
       if (!(phase == Phase::stream ? m.info.streams : m.info.oneshots)) continue;
-      Variant v{m.info.name, default_axes(m.info.name)};
-      v.axes.phase = phase;
+      Variant v{m.info.name, default_options(m.info.name)};
+      v.options.phase = phase;
       all.push_back(v);
     }
   return all;
@@ -122,7 +122,7 @@ nlohmann::json params_of(const std::string& method) {
 }
 
 Cell cell_of(const Variant& v, int32_t budget, const StreamShape& s) {
-  return make_cell(v.method, budget, s, params_of(v.method), v.axes);
+  return make_cell(v.method, budget, s, params_of(v.method), v.options);
 }
 
 bool has_parameter(const Variant& v, const std::string& name) {

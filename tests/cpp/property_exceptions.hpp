@@ -8,8 +8,8 @@ namespace kvreplay::test {
 
 struct Variant {
   std::string method;
-  Axes axes;
-  std::string label() const { return method + " " + word(axes.phase); }
+  CommonOptions options;
+  std::string label() const { return method + " " + word(options.phase); }
   const Method& entry() const { return *find_method(registry(), method); }
 };
 std::vector<Variant> variants();

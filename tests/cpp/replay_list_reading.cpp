@@ -37,16 +37,16 @@ constexpr Layout kPlain{}, kWeights{.weights = true};
 
 // "before": list i and the new token; "own": list i + 1; "partial".
 template <class P>
-std::string reading(const Layout& layout, void (*change)(Axes&) = nullptr) {
-  Axes axes;
-  if (change != nullptr) change(axes);
-  const ListReading r = reading_of(P{}, layout, axes);
+std::string reading(const Layout& layout, void (*change)(CommonOptions&) = nullptr) {
+  CommonOptions options;
+  if (change != nullptr) change(options);
+  const ListReading r = reading_of(P{}, layout, options);
   return r.partial ? "partial" : r.attends ? "own" : "before";
 }
-void early(Axes& axes) { axes.order = Order::evict_then_attend; }
-void cut(Axes& axes) { axes.phase = Phase::oneshot, axes.order = Order::evict_then_attend; }
-void kivi(Axes& axes) { axes.row_format.kind = RowFormat::Kind::kivi; }
-void int4(Axes& axes) { axes.row_format.kind = RowFormat::Kind::int4; }
+void early(CommonOptions& options) { options.order = Order::evict_then_attend; }
+void cut(CommonOptions& options) { options.phase = Phase::oneshot, options.order = Order::evict_then_attend; }
+void kivi(CommonOptions& options) { options.row_format.kind = RowFormat::Kind::kivi; }
+void int4(CommonOptions& options) { options.row_format.kind = RowFormat::Kind::int4; }
 
 }  // namespace
 
@@ -83,7 +83,8 @@ TEST_CASE("a method is partial once it has written a row", "[lists]") {
   const StreamShape s;
   const auto partial = [&](const char* method, int32_t budget, const nlohmann::json& params) {
     const CellResult r =
-        replay(make_stream<double>(s), {make_cell(method, budget, s, params, default_axes(method))}).only();
+        replay(make_stream<double>(s), {make_cell(method, budget, s, params, default_options(method))})
+            .only();
     REQUIRE(r.ok);
     return r.partial;
   };
@@ -95,7 +96,7 @@ TEST_CASE("a method is partial once it has written a row", "[lists]") {
   const nlohmann::json sketch = {{"outliers", 1}, {"group", 4}};
   CHECK_FALSE(partial("qjl", 0, sketch));  // its buffer of 128 tokens is never full
   CHECK(partial("qjl", 0, {{"outliers", 1}, {"group", 4}, {"buffer", 16}}));
-  Axes coded = default_axes("h2o");
+  CommonOptions coded = default_options("h2o");
   coded.row_format.kind = RowFormat::Kind::int8, coded.row_format.group = 4;
   CHECK_FALSE(replay(make_stream<double>(s), {make_cell("h2o", 20, s, none, coded)}).only().partial);
 }

@@ -20,8 +20,8 @@ struct MergedTail {
       .name = "merged_tail", .title = "", .source = "test", .tier = 3, .memory = "", .deviation = ""};
   int32_t budget = 0;
   static void declare(auto&) {}
-  void resolve(const Scene& scene) { budget = scene.budget; }
-  Layout layout(const Scene&) const { return {.weights = true, .own_rows = 1000}; }
+  void resolve(const MethodContext& context) { budget = context.budget; }
+  Layout layout(const MethodContext&) const { return {.weights = true, .own_rows = 1000}; }
 
   // The two oldest rows become one, at the end of the list: the order of rows has no meaning here.
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
@@ -45,13 +45,13 @@ struct SoloRun {
     P policy = assigned_policy(order);
     LaneMemory<Real> memory;
     Layout layout;
-    if constexpr (HasLayout<P>) layout = policy.layout(order.scene);
-    memory.allocate(stream, order.scene.shape, layout, stream.tokens, false);
+    if constexpr (HasLayout<P>) layout = policy.layout(order.context);
+    memory.allocate(stream, order.context.shape, layout, stream.tokens, false);
     if constexpr (HasState<P>) policy.state = memory.state();
     BasicCache<Real> cache(memory.storage());
     const SerialTeam team;
     cache.clear(team);
-    const StepRules rules{order.axes.phase == Phase::stream, false, stream.window, Aggregate::sum};
+    const StepRules rules{order.options.phase == Phase::stream, false, stream.window, Aggregate::sum};
     std::vector<Real> e(size_t(stream.tokens) + 1), coefficients(e.size());
     std::vector<double> group(e.size()), by_head(e.size() * size_t(stream.shape.heads));
     std::vector<uint8_t> chosen(by_head.size());
@@ -68,7 +68,7 @@ struct SoloRun {
                               {stream.values.data() + size_t(t) * dv, dv}, t);
       Real* to = out.data() + size_t(t - stream.prompt) * size_t(stream.shape.heads) * dv;
       const Rotation<Real> rotation =
-          order.axes.positions == Positions::cache ? stream.rotate() : Rotation<Real>{};
+          order.options.positions == Positions::cache ? stream.rotate() : Rotation<Real>{};
       Solo<Real> heads{stream.query(0, t),
                        int64_t(stream.query_rows) * stream.shape.dim,
                        stream.rule,
@@ -86,7 +86,7 @@ struct SoloRun {
   }
   static P assigned_policy(const LaneOrder& order) {
     P policy;
-    policy.resolve(order.scene);
+    policy.resolve(order.context);
     return policy;
   }
 };
@@ -94,13 +94,13 @@ struct SoloRun {
 template <class P, class Real>
 double strip_against_solo(const HeadStream<Real>& stream, int32_t budget, Positions positions) {
   LaneOrder order;
-  order.axes.positions = positions;
-  order.axes.phase = P::info.default_phase;
-  order.scene = {budget, stream.prompt, stream.tokens, stream.shape, 0, 1, order.axes.phase, 1};
+  order.options.positions = positions;
+  order.options.phase = P::info.default_phase;
+  order.context = {budget, stream.prompt, stream.tokens, stream.shape, 0, 1, order.options.phase, 1};
   const auto sums = prompt_pass(ExactAttention<Real>(stream), {{0}, false, -1, {}}).front();
   const SoloRun<P, Real> solo(stream, order, sums);
   P policy;
-  policy.resolve(order.scene);
+  policy.resolve(order.context);
   LaneOf<P, Real> lane(policy, order);
   lane.bind(stream, 0, {});
   lane.read_prompt({sums.data(), nullptr}, nullptr);
@@ -213,8 +213,8 @@ TEST_CASE("strip and own dot products give the same outputs", "[replay]") {
 TEST_CASE("positions inside the cache: rotating only the sinks equals rotating everything", "[replay]") {
   const StreamShape s{.heads = 1};
   const auto stream = make_stream<double>(s, 22);
-  Axes axes = default_axes("streaming_llm");
-  const CellResult r = replay(stream, {make_cell("streaming_llm", 20, s, {}, axes)}).only();
+  CommonOptions options = default_options("streaming_llm");
+  const CellResult r = replay(stream, {make_cell("streaming_llm", 20, s, {}, options)}).only();
   const Rotation<double> rotation = stream.rotate();
   for (size_t row = 0; row < r.rows.size(); ++row) {
     const int32_t t = r.rows[row];
@@ -243,7 +243,7 @@ TEST_CASE("a sliding window evicts for every method, and the reference honours i
   stream.window = 20;
   for (const char* method : {"exact", "h2o", "snapkv", "topk_oracle"}) {
     INFO(method);
-    const CellResult r = replay(stream, {make_cell(method, s.tokens, s, {}, default_axes(method))}).only();
+    const CellResult r = replay(stream, {make_cell(method, s.tokens, s, {}, default_options(method))}).only();
     REQUIRE(r.ok);
     for (size_t row = 0; row < r.rows.size(); ++row) {
       std::vector<int32_t> tokens;
@@ -261,7 +261,7 @@ TEST_CASE("soft cap and sink logits are part of the reference and of every metho
   stream.sink_logits = {0.3, 2.0};
   for (const char* method : {"exact", "h2o", "window"}) {
     INFO(method);
-    const CellResult r = replay(stream, {make_cell(method, s.tokens, s, {}, default_axes(method))}).only();
+    const CellResult r = replay(stream, {make_cell(method, s.tokens, s, {}, default_options(method))}).only();
     REQUIRE(r.ok);
     const int32_t t = r.rows.front();
     std::vector<double> out(size_t(s.v_dim), 0.0);

@@ -82,7 +82,7 @@ TEST_CASE("a nested selection that is found once is what each budget finds alone
     INFO(params.dump());
     std::vector<Cell> cells;
     for (const int32_t budget : {12, 60, 30, 9, 48, 200})
-      cells.push_back(make_cell("subgen", budget, s, params, default_axes("subgen"), 3));
+      cells.push_back(make_cell("subgen", budget, s, params, default_options("subgen"), 3));
     const RunResult together = replay(stream, cells);
     for (size_t i = 0; i < cells.size(); ++i)
       same(together.cells[i], replay(stream, {cells[i]}, audit()).only(), kDouble);
@@ -96,7 +96,7 @@ void check_shared_signs(const HeadStream<Real>& stream, const StreamShape& s, co
   for (uint32_t seed = 0; seed < 12; ++seed) {
     std::vector<Cell> cells;
     for (const int32_t budget : {40, 16, 100, 24, 64})
-      cells.push_back(make_cell("balancekv", budget, s, params, default_axes("balancekv"), seed));
+      cells.push_back(make_cell("balancekv", budget, s, params, default_options("balancekv"), seed));
     const RunResult together = replay(stream, cells);
     for (size_t i = 0; i < cells.size(); ++i) {
       const CellResult one = replay(stream, {cells[i]}).only();
@@ -129,7 +129,7 @@ TEST_CASE("signs that a larger budget has found are those that each budget finds
 TEST_CASE("in single precision too", "[shared]") {
   const StreamShape s{96, 64, 8, 8, 3};
   for (const Variant& v : variants()) {
-    if (v.entry().observes(params_of(v.method), v.axes)) continue;  // rounding may decide
+    if (v.entry().observes(params_of(v.method), v.options)) continue;  // rounding may decide
     check_sharing(make_stream<float>(s, 22, Look::sinks), v, s, kFloat);
   }
 }
@@ -156,7 +156,7 @@ TEST_CASE("sink logits, soft caps and needles are seen by shared sums", "[shared
 TEST_CASE("query heads that decide alone share with their own budgets only", "[shared]") {
   const StreamShape s{96, 64, 8, 8, 3};
   for (Variant v : variants()) {
-    v.axes.gqa_level = GqaLevel::query;
+    v.options.gqa_level = GqaLevel::query;
     check_sharing(make_stream<double>(s, 25, Look::sinks), v, s, kDouble);
   }
 }
@@ -165,7 +165,7 @@ TEST_CASE("a prompt that streams beside one that is cut shares nothing but the s
   const StreamShape s;
   const auto stream = make_stream<double>(s, 26, Look::sinks);
   for (const Variant& v : variants()) {
-    if (v.axes.phase != Phase::stream) continue;
+    if (v.options.phase != Phase::stream) continue;
     INFO(v.label());
     const Cell cut = cell_of(v, 31, s), fed = streamed(cell_of(v, 40, s));
     const RunResult both = replay(stream, {cut, fed});
@@ -177,7 +177,7 @@ TEST_CASE("a prompt that streams beside one that is cut shares nothing but the s
 TEST_CASE("a prompt that streams past the full cache gives its outputs", "[shared]") {
   const StreamShape s;
   auto stream = make_stream<double>(s, 33, Look::sinks);
-  const Cell full = streamed(make_cell("exact", {}, s, {}, default_axes("exact")));
+  const Cell full = streamed(make_cell("exact", {}, s, {}, default_options("exact")));
   const auto check = [&] {
     const CellResult result = replay(stream, {full}).only();
     same(result, replay(stream, {full}, audit()).only(), kDouble);
@@ -207,18 +207,18 @@ TEST_CASE("rows without a strip know sink logits, soft caps, windows and who dec
   const StreamShape s{120, 60, 8, 8, 2};
   auto stream = make_stream<double>(s, 30, Look::sinks);
   const auto check = [&](Variant v, GqaLevel level) {
-    v.axes.gqa_level = level;
+    v.options.gqa_level = level;
     INFO(v.label() << " budget 24");
     check_without_strips(stream, cell_of(v, 24, s), 7);
   };
   stream.sink_logits.assign(size_t(s.heads), 0.7);
   for (const char* method : {"scissorhands", "buzz", "keyformer"})
-    check({method, default_axes(method)}, GqaLevel::query);
+    check({method, default_options(method)}, GqaLevel::query);
   stream.rule.softcap = 2;
   stream.window = 50;
   for (const char* method : {"scissorhands", "buzz", "keyformer", "h2o", "tova"})
-    check({method, default_axes(method)}, GqaLevel::kv);
-  const Cell factor = make_cell("buzz", 24, s, {{"log_n", "live"}}, default_axes("buzz"));
+    check({method, default_options(method)}, GqaLevel::kv);
+  const Cell factor = make_cell("buzz", 24, s, {{"log_n", "live"}}, default_options("buzz"));
   check_without_strips(stream, factor, 7);
 }
 
@@ -252,7 +252,7 @@ TEST_CASE("queries that are fetched in pieces are the queries", "[shared]") {
   };
   for (const char* method : {"h2o", "streaming_llm", "tova", "uniform"}) {
     INFO(method);
-    const Variant v{method, default_axes(method)};
+    const Variant v{method, default_options(method)};
     pieces.query_rows = 0;
     same(replay(pieces, {cell_of(v, 30, s)}).only(), replay(whole, {cell_of(v, 30, s)}).only(), 1e-15);
   }

@@ -33,7 +33,7 @@ struct ScratchDir {
 inline const Method& some_method() {
   static const Method method = [] {
     Method m;
-    m.default_axes = [](const nlohmann::json&) { return Axes{}; };
+    m.default_options = [](const nlohmann::json&) { return CommonOptions{}; };
     m.info = {};
     m.info.name = "h2o";
     return m;

@@ -12,14 +12,14 @@ class Gaussian {
  public:
   Gaussian(uint32_t seed, uint32_t what) : draws_{seed, what, 0, 0} {}
   double operator()() {
-    const double u = 1 - draws_.uniform(Structure::synthetic_traces, next_, 0),
-                 v = draws_.uniform(Structure::synthetic_traces, next_, 1);
+    const double u = 1 - draws_.uniform(RngStream::synthetic_traces, next_, 0),
+                 v = draws_.uniform(RngStream::synthetic_traces, next_, 1);
     ++next_;
     return std::sqrt(-2 * std::log(u)) * std::cos(6.283185307179586 * v);
   }
 
  private:
-  Draws draws_;
+  Rng draws_;
   int64_t next_ = 0;
 };
 
@@ -91,26 +91,26 @@ Cell streamed(Cell cell) {
   cell.prompt_streams = true;
   return cell;
 }
-Axes default_axes(const std::string& method) {
+CommonOptions default_options(const std::string& method) {
   const Method* m = find_method(registry(), method);
-  return m->default_axes(nlohmann::json::object());
+  return m->default_options(nlohmann::json::object());
 }
 
 Cell make_cell(const std::string& method, std::optional<int32_t> budget, const StreamShape& s,
-               const nlohmann::json& params, Axes axes, uint32_t seed) {
+               const nlohmann::json& params, CommonOptions options, uint32_t seed) {
   Cell cell;
   cell.method = find_method(registry(), method);
   REQUIRE(cell.method != nullptr);
-  cell.axes = axes;
+  cell.options = options;
   if (cell.method->takes_budget(params)) cell.budget = budget;
   cell.seed = seed;
   cell.n_prefill = s.prompt;
   cell.n_tokens = s.tokens;
   cell.n_layers = 1;
-  cell.shape = {s.dim, s.v_dim, axes.gqa_level == GqaLevel::query ? 1 : s.heads, 1};
+  cell.shape = {s.dim, s.v_dim, options.gqa_level == GqaLevel::query ? 1 : s.heads, 1};
   cell.scale = 1 / std::sqrt(double(s.dim));
-  cell.params = cell.method->resolve(params, cell.scene());
-  if (!cell.method->lists_in.empty()) cell.kept = sinks_and_recent(budget.value_or(s.tokens), s, axes);
+  cell.params = cell.method->resolve(params, cell.context());
+  if (!cell.method->lists_in.empty()) cell.kept = sinks_and_recent(budget.value_or(s.tokens), s, options);
   return cell;
 }
 

@@ -26,11 +26,12 @@ HeadStream<Real> make_stream(StreamShape s, uint32_t seed = 1, Look look = Look:
 HeadStream<double> layer_of(const HeadStream<double>& a, const HeadStream<double>& b);
 
 Cell make_cell(const std::string& method, std::optional<int32_t> budget, const StreamShape& s,
-               const nlohmann::json& params = nlohmann::json::object(), Axes axes = {}, uint32_t seed = 0);
+               const nlohmann::json& params = nlohmann::json::object(), CommonOptions options = {},
+               uint32_t seed = 0);
 // The same with its prompt fed token by token.
 Cell streamed(Cell cell);
 // The axes a method has when the configuration says nothing.
-Axes default_axes(const std::string& method);
+CommonOptions default_options(const std::string& method);
 
 struct RunResult {
   std::vector<CellResult> cells;

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "exact/hindsight.hpp"
+#include "exact/oracle_needs.hpp"
 #include "support.hpp"
 #include "survey/clusters.hpp"
 #include "survey/line_fit.hpp"
@@ -214,9 +214,9 @@ TEST_CASE("without rotary embedding the un-rotated keys are the keys; unrecorded
 
 TEST_CASE("a survey of keys has the median distance that subgen_stream uses", "[survey]") {
   const auto stream = make_stream<double>({.tokens = 300, .prompt = 10}, 8);
-  const Draws draws{3, 1, 2, 0, {}};
-  const Clusterability c = survey_points(views_of(stream, false)[0], draws);
-  CHECK(c.median_distance == median_key_distance(stream, draws));
+  const Rng rng{3, 1, 2, 0, {}};
+  const Clusterability c = survey_points(views_of(stream, false)[0], rng);
+  CHECK(c.median_distance == median_key_distance(stream, rng));
   CHECK(c.m_n == std::vector<int32_t>{256, 300});
   CHECK(c.m_count ==
         count_online_clusters(stream.keys, stream.shape.dim,

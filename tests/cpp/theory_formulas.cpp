@@ -1,7 +1,7 @@
 #include <catch2/catch.hpp>
 #include <filesystem>
 
-#include "exact/hindsight.hpp"
+#include "exact/oracle_needs.hpp"
 #include "theory/balancekv.hpp"
 #include "theory/h2o.hpp"
 #include "theory/kernel_halving.hpp"

@@ -20,8 +20,8 @@ struct LastAndLoud {
   static void declare(auto& d) {
     d.integer("recent", &LastAndLoud::recent, {0, kManyTokens}, "last tokens that stay");
   }
-  void resolve(const Scene& scene) {
-    budget = scene.budget;
+  void resolve(const MethodContext& context) {
+    budget = context.budget;
     if (recent > budget)
       throw ParameterError("recent", "recent exceeds the budget; give fewer recent tokens");
   }

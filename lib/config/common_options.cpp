@@ -1,4 +1,4 @@
-#include "config/axes.hpp"
+#include "config/common_options.hpp"
 
 #include <fmt/format.h>
 
@@ -60,10 +60,11 @@ void read_format_keys(Problems& problems, const Node& item, const std::string& w
 
 // What shares a budget with what cannot share it; "" when all is well.
 std::string senseless_share(const MethodInstance& m) {
-  const Axes& axes = m.axes;
-  const std::string name = m.method->info.name, rule = word(axes.allocator);
-  const bool given = axes.allocator != Allocator::uniform, own = m.method->council != Council::none;
-  const bool over_layers = own ? m.method->council == Council::head : axes.allocator == Allocator::pyramid;
+  const CommonOptions& options = m.options;
+  const std::string name = m.method->info.name, rule = word(options.allocator);
+  const bool given = options.allocator != Allocator::uniform, own = m.method->shared_over != SharedOver::none;
+  const bool over_layers =
+      own ? m.method->shared_over == SharedOver::head : options.allocator == Allocator::pyramid;
   const bool over_heads = (own || given) && !over_layers;
   if (given && own)
     return fmt::format("{} shares its budget by a rule of its own: leave out allocator", name);
@@ -71,17 +72,17 @@ std::string senseless_share(const MethodInstance& m) {
     return fmt::format("{} takes no budget that an allocator could share: leave out allocator", name);
   if (given && m.method->info.reads_full_cache)
     return fmt::format("{} stores every token, so there is no memory to share: leave out allocator", name);
-  if (axes.allocator == Allocator::ada && !m.method->scores_prompt)
+  if (options.allocator == Allocator::ada && !m.method->scores_prompt)
     return fmt::format(
         "allocator ada compares scores of prompt tokens, and {} gives none: use pyramid, cake or "
         "file:PATH",
         name);
-  if (over_heads && axes.gqa_level == GqaLevel::layer)
+  if (over_heads && options.gqa_level == GqaLevel::layer)
     return fmt::format(
         "with gqa.level layer all kv heads of {} hold the same tokens, and {} gives each its own "
         "number: leave out one of them",
         name, own ? name : "allocator " + rule);
-  if (over_heads && axes.allocator != Allocator::file && axes.gqa_level == GqaLevel::query)
+  if (over_heads && options.allocator != Allocator::file && options.gqa_level == GqaLevel::query)
     return fmt::format(
         "{} compares kv heads, and with gqa.level query each of them has a cache per query head: "
         "leave out one of them",
@@ -91,7 +92,7 @@ std::string senseless_share(const MethodInstance& m) {
 
 }  // namespace
 
-const std::map<std::string, std::vector<std::string>>& axis_words() {
+const std::map<std::string, std::vector<std::string>>& option_words() {
   static const std::map<std::string, std::vector<std::string>> all = {
       {"phase", words_of({Phase::stream, Phase::oneshot})},
       {"positions", words_of({Positions::original, Positions::cache})},
@@ -105,25 +106,27 @@ const std::map<std::string, std::vector<std::string>>& axis_words() {
   return all;
 }
 
-void set_axis(Axes& axes, const std::string& name, const nlohmann::json& given) {
+void set_option(CommonOptions& options, const std::string& name, const nlohmann::json& given) {
   if (name == "row_format") {
-    axes.row_format = format_of(given);
+    options.row_format = format_of(given);
     return;
   }
   const std::string value = given.get<std::string>();
-  if (name == "phase") take_word(axes.phase, value, {Phase::stream, Phase::oneshot});
-  if (name == "positions") take_word(axes.positions, value, {Positions::original, Positions::cache});
-  if (name == "order") take_word(axes.order, value, {Order::attend_then_evict, Order::evict_then_attend});
-  if (name == "prompt") take_word(axes.prompt, value, {PromptMode::cut, PromptMode::stream});
-  if (name == "gqa.level") take_word(axes.gqa_level, value, {GqaLevel::kv, GqaLevel::query, GqaLevel::layer});
+  if (name == "phase") take_word(options.phase, value, {Phase::stream, Phase::oneshot});
+  if (name == "positions") take_word(options.positions, value, {Positions::original, Positions::cache});
+  if (name == "order") take_word(options.order, value, {Order::attend_then_evict, Order::evict_then_attend});
+  if (name == "prompt") take_word(options.prompt, value, {PromptMode::cut, PromptMode::stream});
+  if (name == "gqa.level")
+    take_word(options.gqa_level, value, {GqaLevel::kv, GqaLevel::query, GqaLevel::layer});
   if (name == "gqa.agg")
-    take_word(axes.gqa_aggregate, value, {Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first});
-  if (name == "reweight") take_word(axes.reweight, value, {Reweight::none, Reweight::uniform});
+    take_word(options.gqa_aggregate, value,
+              {Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first});
+  if (name == "reweight") take_word(options.reweight, value, {Reweight::none, Reweight::uniform});
   if (name == "allocator" && value.starts_with(kFilePrefix)) {
-    axes.allocator = Allocator::file;
-    axes.allocator_file = value.substr(std::string(kFilePrefix).size());
+    options.allocator = Allocator::file;
+    options.allocator_file = value.substr(std::string(kFilePrefix).size());
   } else if (name == "allocator") {
-    take_word(axes.allocator, value,
+    take_word(options.allocator, value,
               {Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake});
   }
 }
@@ -134,7 +137,7 @@ std::optional<nlohmann::json> read_row_format(Problems& problems, const Node& it
   if (name == nullptr)
     return must_be(problems, item, "row_format", "a word, or a map with a name: {name: kivi, bits: 2}"),
            std::nullopt;
-  const auto word = read_word(problems, *name, "row_format", axis_words().at("row_format"));
+  const auto word = read_word(problems, *name, "row_format", option_words().at("row_format"));
   if (!word) return std::nullopt;
   nlohmann::json value = {{"name", *word}};
   if (map) read_format_keys(problems, item, *word, value);
@@ -148,20 +151,20 @@ std::optional<nlohmann::json> read_row_format(Problems& problems, const Node& it
   return std::nullopt;
 }
 std::string senseless(const MethodInstance& m) {
-  const Axes& axes = m.axes;
+  const CommonOptions& options = m.options;
   const std::string name = m.method->info.name;
-  if (axes.gqa_level == GqaLevel::layer && !(m.method->looks_at_queries && m.method->info.layer_level))
+  if (options.gqa_level == GqaLevel::layer && !(m.method->looks_at_queries && m.method->info.layer_level))
     return fmt::format(
         "{} decides by keys and values, which a layer's kv heads do not share: leave out "
         "gqa.level layer",
         name);
-  if (axes.reweight != Reweight::none && (!m.method->scores_prompt || axes.phase != Phase::oneshot))
+  if (options.reweight != Reweight::none && (!m.method->scores_prompt || options.phase != Phase::oneshot))
     return fmt::format(
         "reweight gives weight to what a one-shot selection kept of the prompt, and {} {}: leave "
         "it out{}",
         name, m.method->scores_prompt ? "streams here" : "does not select by scores",
         m.method->scores_prompt ? ", or add phase: oneshot" : "");
-  if (axes.row_format.kind != Format::source && m.method->info.own_row_format)
+  if (options.row_format.kind != Format::source && m.method->info.own_row_format)
     return fmt::format("{} stores its rows in a format of its own: leave out row_format", name);
   return senseless_share(m);
 }

@@ -1,4 +1,4 @@
-#include "exact/hindsight.hpp"
+#include "exact/oracle_needs.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ double largest_norm(const std::vector<Real>& vectors, size_t width) {
 }  // namespace
 
 template <class Real>
-double median_distance(std::span<const Real> points, int32_t dim, const Draws& draws) {
+double median_distance(std::span<const Real> points, int32_t dim, const Rng& rng) {
   const int64_t n = int64_t(points.size()) / dim;
   const auto point = [&](int64_t i) { return points.subspan(size_t(i) * size_t(dim), size_t(dim)); };
   std::vector<double> distances;
@@ -43,8 +43,8 @@ double median_distance(std::span<const Real> points, int32_t dim, const Draws& d
       for (int64_t j = i + 1; j < n; ++j) add(i, j);
   } else {
     for (int64_t pair = 0; pair < kMostPairs; ++pair) {
-      const auto i = int64_t(draws.uniform(Structure::distance_pairs, pair, 0) * double(n));
-      const auto j = int64_t(draws.uniform(Structure::distance_pairs, pair, 1) * double(n - 1));
+      const auto i = int64_t(rng.uniform(RngStream::distance_pairs, pair, 0) * double(n));
+      const auto j = int64_t(rng.uniform(RngStream::distance_pairs, pair, 1) * double(n - 1));
       add(i, j + (j >= i ? 1 : 0));  // two different points
     }
   }
@@ -52,9 +52,9 @@ double median_distance(std::span<const Real> points, int32_t dim, const Draws& d
 }
 
 template <class Real>
-double median_key_distance(const HeadStream<Real>& stream, const Draws& draws) {
+double median_key_distance(const HeadStream<Real>& stream, const Rng& rng) {
   const size_t numbers = size_t(stream.tokens) * size_t(stream.shape.dim);
-  return median_distance(std::span<const Real>(stream.keys.data(), numbers), stream.shape.dim, draws);
+  return median_distance(std::span<const Real>(stream.keys.data(), numbers), stream.shape.dim, rng);
 }
 
 template <class Real>
@@ -67,10 +67,10 @@ double largest_key_norm(const HeadStream<Real>& stream) {
   return largest_norm(stream.keys, size_t(stream.shape.dim));
 }
 
-template double median_distance(std::span<const float>, int32_t, const Draws&);
-template double median_distance(std::span<const double>, int32_t, const Draws&);
-template double median_key_distance(const HeadStream<float>&, const Draws&);
-template double median_key_distance(const HeadStream<double>&, const Draws&);
+template double median_distance(std::span<const float>, int32_t, const Rng&);
+template double median_distance(std::span<const double>, int32_t, const Rng&);
+template double median_key_distance(const HeadStream<float>&, const Rng&);
+template double median_key_distance(const HeadStream<double>&, const Rng&);
 template double largest_query_norm(const HeadStream<float>&);
 template double largest_query_norm(const HeadStream<double>&);
 template double largest_key_norm(const HeadStream<float>&);

@@ -15,9 +15,9 @@ namespace kvreplay {
 constexpr const char* kFilePrefix = "file:";  // of an allocator that reads its budgets from a file
 
 // The axes of conventions C4, C6, C9, C14, the row formats, and the values they take.
-const std::map<std::string, std::vector<std::string>>& axis_words();
+const std::map<std::string, std::vector<std::string>>& option_words();
 // A value that was read: a word, or for row_format {"name": ..., parameters}.
-void set_axis(Axes& axes, const std::string& name, const nlohmann::json& given);
+void set_option(CommonOptions& options, const std::string& name, const nlohmann::json& given);
 // row_format: a word, or {name: kivi, bits: 2, g: 32, R: 128}.
 std::optional<nlohmann::json> read_row_format(Problems& problems, const Node& item);
 // Why a combination has no meaning, and what to do instead; "" when it has one.

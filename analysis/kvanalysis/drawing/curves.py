@@ -94,7 +94,9 @@ def make_room(figure):
     """Moves the left edge of the axes until wide tick labels and axis labels fit on the figure."""
     drawn = figure.canvas.get_renderer()
     width = figure.get_size_inches()[0]
-    outside = EDGE - min(axes.get_tightbbox(drawn).x0 for axes in figure.axes) / figure.dpi
+    leftmost = [axes for axes in figure.axes if axes.get_subplotspec().is_first_col()]
+    boxes = [axes.yaxis.get_tightbbox(drawn) for axes in leftmost]
+    outside = EDGE - min(box.x0 for box in boxes if box) / figure.dpi
     if outside > 0:
         figure.subplots_adjust(left=figure.subplotpars.left + outside / width)
 

@@ -12,6 +12,10 @@ from .plotstyle import DPI
 
 MADE_BY = f"kvanalysis {__version__}, matplotlib {matplotlib.__version__}"
 
+COMMON, SPREAD = 96, 32  # colours of a picture: the commonest, and others evenly from the rest
+MANY = 2**15  # colours of a picture that are counted quickly
+APART = 8  # levels of a channel by which two colours of a picture differ at least
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -40,18 +44,37 @@ class Plot:
 def save(figure, stem):
     """PNG and PDF that name their program and no date: equal results, equal files. Returns the PNG's path."""
     figure.savefig(f"{stem}.pdf", metadata={"Creator": MADE_BY, "CreationDate": None})
-    figure.savefig(f"{stem}.png", dpi=DPI)
-    _few_colours(f"{stem}.png")
+    figure.canvas.draw()
+    size, pixels = figure.canvas.get_width_height(), figure.canvas.buffer_rgba()
+    words = PngImagePlugin.PngInfo()
+    words.add_text("Software", MADE_BY)
+    picture = few_colours(Image.frombuffer("RGBA", size, pixels).convert("RGB"))
+    picture.save(f"{stem}.png", dpi=(DPI, DPI), pnginfo=words)
     return Path(f"{stem}.png")
 
 
-def _few_colours(png):
-    """A palette of 256 colours makes a picture of lines and text three times smaller: pages embed them."""
-    with Image.open(png) as picture:
-        small = picture.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    words = PngImagePlugin.PngInfo()
-    words.add_text("Software", MADE_BY)
-    small.save(png, optimize=True, dpi=(DPI, DPI), pnginfo=words)
+def few_colours(picture):
+    """The picture with a palette: a quarter of the size, so that pages can embed it.
+
+    Its commonest colours stay as they are: curves, bands and cells keep the colours of their legend.
+    """
+    counted = picture.getcolors(MANY) or picture.getcolors(picture.width * picture.height)
+    spread = picture.quantize(SPREAD, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    colours = [
+        colour for _, colour in sorted(counted, reverse=True)[:COMMON] + spread.convert("RGB").getcolors()
+    ]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for colour in _apart(colours) for part in colour])
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
+
+
+def _apart(colours):
+    """Those that differ from all earlier ones: Pillow looks colours up by boxes and would mix the others."""
+    kept = []
+    for colour in colours:
+        if all(max(abs(a - b) for a, b in zip(colour, other, strict=True)) >= APART for other in kept):
+            kept.append(colour)
+    return kept
 
 
 def write_csv(table, path):

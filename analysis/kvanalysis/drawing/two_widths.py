@@ -4,19 +4,21 @@ import math
 
 from .drawn import save
 from .panel_grid import panel_grid
-from .plotstyle import COLUMN_WIDTH, PAGE_WIDTH, TOP, axes_width, finish, new_figure
+from .plotstyle import COLUMN_WIDTH, PAGE_WIDTH, TOP, axes_width, finish, let_go, new_figure
 
+WIDTHS = (("page", PAGE_WIDTH), ("column", COLUMN_WIDTH))
 TITLE_ROOM = 0.24  # inches
 HEIGHT, BETWEEN_ROWS, BETWEEN_COLUMNS = 1.45, 0.62, 0.50  # inches; between: title, ticks and labels
 
 
-def at_both_widths(stem, draw, suffix=""):
-    """Saves the figures `draw(width)`; returns (page, column), the PNGs beside which a PDF stands each.
+def at_both_widths(stem, draw, suffix="", widths=WIDTHS):
+    """Saves the figures `draw(width)`; returns their PNGs, beside which a PDF stands each: (page, column).
 
     Files are called STEM_page and STEM_column, then `suffix`. Call inside `styled()`.
     """
-    widths = (("page", PAGE_WIDTH), ("column", COLUMN_WIDTH))
-    return tuple(save(draw(width), f"{stem}_{name}{suffix}") for name, width in widths)
+    saved = tuple(save(draw(width), f"{stem}_{name}{suffix}") for name, width in widths)
+    let_go()
+    return saved
 
 
 def draw_grid(stem, panels, legend, note, on_page=3, in_column=1, height=HEIGHT, titled=True):

@@ -1,15 +1,16 @@
 """Mean ranks over heads with their intervals, and wins, ties and losses of every pair of methods."""
 
+from functools import partial
 from itertools import combinations
 
 import numpy as np
 import pandas as pd
 
 from ..drawing.budget_axes import looks_of
-from ..drawing.drawn import Drawn, save, write_csv
+from ..drawing.drawn import Drawn, write_csv
 from ..drawing.plotstyle import COLUMN_WIDTH, PAGE_WIDTH
 from ..drawing.rank_panels import draw_matrix, draw_ranks
-from ..drawing.two_widths import at_both_widths
+from ..drawing.two_widths import WIDTHS, at_both_widths
 from ..numbers.contenders import (
     FAMILIES,
     at_budget,
@@ -119,8 +120,8 @@ def _matrices(rivals, pairs, rows, folder, suffix):
         budget = middle_budget(rivals[rivals["family"] == family])
         own = pairs[(pairs["family"] == family) & (pairs["budget_tokens"] == budget)]
         csv = write_csv(own, folder / f"wins_{family}{suffix}.csv")
-        figure = draw_matrix(own, PAGE_WIDTH, _matrix_note(rows, own, family, budget))
-        png = save(figure, folder / f"wins_{family}_page{suffix}")
+        paint = partial(draw_matrix, own, note=_matrix_note(rows, own, family, budget))
+        [png] = at_both_widths(folder / f"wins_{family}", paint, suffix, WIDTHS[:1])
         drawn.append(Drawn(f"Wins, ties and losses, {family}, B = {budget}", png, csv, None, _decided(own)))
     return drawn
 

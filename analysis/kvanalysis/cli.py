@@ -183,15 +183,15 @@ def _report_of_run(options, file):
 def _say_drawing(frame):
     """To who waits at a terminal: pictures take some seconds."""
     if sys.stderr.isatty():
-        from .numbers.words import count
+        from .stats.words import count
 
         print(f"drawing figures of {count(len(frame), 'cell')} ...", file=sys.stderr)
 
 
 def _whole_curves(out):
     """The table of a run; of an adaptive sweep only what allows means over heads."""
+    from .budgets.replayed import at_common_budgets
     from .data.load import load
-    from .numbers.replayed import at_common_budgets
 
     frame = load(out)
     if not frame.attrs["meta"].get("rounds"):
@@ -241,8 +241,8 @@ def _figure(options):
 
 
 def _table(options):
-    from .numbers.format import aligned, table_cells
-    from .numbers.summary import summarise
+    from .stats.format import aligned, table_cells
+    from .stats.summary import summarise
 
     print(aligned(*table_cells(summarise(_whole_curves(options.out)))))
 
@@ -281,11 +281,10 @@ def _epsilon(options):
 
 
 def _confirm(options):
-    from .numbers.confirm_cells import correlation_cells
-    from .numbers.confirm_tables import chosen, correlation_table, of_traces, written
-    from .numbers.confirm_words import METHODS_NOTE, confirmed_note
-    from .numbers.format import aligned
-    from .numbers.retrieval_cells import group_cells, group_words
+    from .predict.cells import correlation_cells, group_cells, group_words
+    from .predict.tables import chosen, correlation_table, of_traces, written
+    from .predict.words import METHODS_NOTE, confirmed_note
+    from .stats.format import aligned
 
     frame = _whole_curves(options.out)
     traces = chosen(of_traces(frame, options.out), options.methods, options.without)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from unittest.mock import patch
 
-from kvanalysis.drawing.plotstyle import styled
+from kvanalysis.drawing.style import styled
 
 
 def caught_figures(plot, frame, folder):
@@ -15,6 +15,6 @@ def caught_figures(plot, frame, folder):
         figures.append(figure)
         return Path(f"{stem}.png")
 
-    with styled(), patch("kvanalysis.drawing.two_widths.save", keep):
+    with styled(), patch("kvanalysis.drawing.saving.save", keep):
         drawn = plot.draw_frame(frame, folder)
     return figures, drawn

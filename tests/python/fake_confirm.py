@@ -5,7 +5,7 @@ import json
 
 from kvanalysis import load
 from kvanalysis.data.confirmed import confirmed
-from kvanalysis.numbers.confirmed_instances import instances
+from kvanalysis.predict.instances import instances
 from test_kvanalysis_fake import COLUMNS, PREFILL, TOKENS, TRACE, fake_row, write_results
 
 # Written out, not imported: this is the contract that the readers are held to.

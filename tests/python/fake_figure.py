@@ -4,7 +4,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import yaml
-from kvanalysis.drawing.plotstyle import styled
+from kvanalysis.drawing.style import styled
 from kvanalysis.figures.config import read_figure_config
 from kvanalysis.figures.context import Context
 from kvanalysis.plots import renderer
@@ -38,7 +38,7 @@ def draw(context):
 
 def sketch(context):
     """The same without pictures on disk, in a third of the time: for tests of numbers and words."""
-    with styled(), patch("kvanalysis.drawing.two_widths.save", _laid_out):
+    with styled(), patch("kvanalysis.drawing.saving.save", _laid_out):
         return renderer(context.config.kind)(context)
 
 

@@ -7,8 +7,8 @@ from unittest import mock
 import h5py
 import numpy as np
 import pandas as pd
-from kvanalysis.drawing import two_widths
-from kvanalysis.drawing.plotstyle import styled
+from kvanalysis.drawing import saving
+from kvanalysis.drawing.style import styled
 from kvanalysis.figures.config import FigureConfig, Step
 from kvanalysis.figures.context import Context
 from kvanalysis.plots import renderer
@@ -41,7 +41,7 @@ def draw(folder, kind, rows=None, options=None, steps=None, more=(), pictures=Fa
     for step, its_rows in given.items():
         write_results(folder / step, its_rows, columns=(*COLUMNS, "given", *more))
     context = make_context(folder, kind, options, steps or tuple(given))
-    with styled(), nullcontext() if pictures else mock.patch.object(two_widths, "save", _touch):
+    with styled(), nullcontext() if pictures else mock.patch.object(saving, "save", _touch):
         plot = renderer(kind)(context)
     for figure in plot.figures:
         paths = [figure.png, figure.narrow, figure.png.with_suffix(".pdf")]

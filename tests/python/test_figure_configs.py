@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from kvanalysis.cli import main
-from kvanalysis.drawing.drawn import Plot
+from kvanalysis.drawing.saving import Plot
 from kvanalysis.errors import FigureError
 from kvanalysis.figures import make, steps
 from kvanalysis.figures.config import read_figure_config

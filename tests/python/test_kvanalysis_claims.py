@@ -2,13 +2,13 @@
 
 import pytest
 from kvanalysis import load
-from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, OUTCOMES, UNTESTABLE
 from kvanalysis.page.claims import NOT_PROMISED, Claim, by_paper, counts_table
 from kvanalysis.page.provenance import data_text
 from kvanalysis.page.run_claims import RULES, run_claims
 from kvanalysis.page.run_claims_section import claims_section
 from kvanalysis.page.run_rules import Lack
 from kvanalysis.page.untestable import untestable_claims
+from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, OUTCOMES, UNTESTABLE
 from test_kvanalysis_fake import COLUMNS, fake_row, fake_rows, write_results
 
 SINKS = "A few first tokens (sinks) rescue the window"

@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 from fake_confirm import confirm_rows, planted, read, six_methods, write_confirm
-from kvanalysis.numbers import confirm_exceptions
-from kvanalysis.numbers.confirm_best import best_choice, held_out, main_choice, measure_words, shown_choices
-from kvanalysis.numbers.confirm_correlations import correlations, scope_correlations
-from kvanalysis.numbers.confirm_exceptions import (
+from kvanalysis.predict import exceptions as confirm_exceptions
+from kvanalysis.predict.best import (
+    best_choice,
+    held_out,
+    layer_correlations,
+    main_choice,
+    measure_words,
+    shown_choices,
+)
+from kvanalysis.predict.correlations import correlations, scope_correlations
+from kvanalysis.predict.exceptions import (
     exceptions,
     residuals,
     standard_error,
@@ -14,12 +21,20 @@ from kvanalysis.numbers.confirm_exceptions import (
     told_apart,
     wide_pairs,
 )
-from kvanalysis.numbers.confirm_layers import layer_correlations
-from kvanalysis.numbers.confirm_scopes import scopes
-from kvanalysis.numbers.isotonic import isotonic
-from kvanalysis.numbers.layer_weightings import WEIGHTINGS, weighted
-from kvanalysis.numbers.method_draws import FEWEST_METHODS, method_draws, percentile_intervals
-from kvanalysis.numbers.rank_correlation import Draws, drawn_spearmans, kendall, kendalls, spearman, spearmans
+from kvanalysis.predict.measures import WEIGHTINGS, weighted
+from kvanalysis.predict.scopes import scopes
+from kvanalysis.stats.fits import isotonic
+from kvanalysis.stats.ranks import (
+    FEWEST_METHODS,
+    Draws,
+    drawn_spearmans,
+    kendall,
+    kendalls,
+    method_draws,
+    percentile_intervals,
+    spearman,
+    spearmans,
+)
 from test_kvanalysis_fake import fake_row, write_results
 
 # Rank correlations
@@ -58,7 +73,7 @@ def test_many_correlations_are_those_of_each_pair():
 
 
 def test_a_resample_s_correlation_is_that_of_its_points_written_out(monkeypatch):
-    monkeypatch.setattr("kvanalysis.numbers.rank_correlation.BLOCK_VALUES", 100)  # several blocks
+    monkeypatch.setattr("kvanalysis.stats.ranks.BLOCK_VALUES", 100)  # several blocks
     random = np.random.default_rng(1)
     x, y = random.integers(0, 5, 12), random.normal(size=12)
     draws = Draws(random.integers(0, 3, (40, 4)).astype(float), np.repeat(np.arange(4), 3))

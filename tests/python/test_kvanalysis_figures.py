@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 from kvanalysis import load
 from kvanalysis.drawing.budget_axes import draw, drawable, legend_text, set_budget_axis, set_error_axis
-from kvanalysis.drawing.plotstyle import DASHED, finish, looks, new_figure, styled
+from kvanalysis.drawing.style import DASHED, finish, looks, new_figure, styled
 from kvanalysis.figures.of_run import write_figures
-from kvanalysis.numbers.summary import summarise
-from kvanalysis.plots.error_vs_budget import draw_frame, footnote
+from kvanalysis.plots.run.error_vs_budget import draw_frame, footnote
+from kvanalysis.stats.summary import summarise
 from matplotlib.colors import to_hex
 from test_kvanalysis_fake import failed_row, fake_row, fake_rows, write_results
 

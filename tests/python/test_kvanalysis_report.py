@@ -16,14 +16,14 @@ import page_in_browser
 import pytest
 from kvanalysis import load
 from kvanalysis.cli import main
-from kvanalysis.drawing.drawn import few_colours
-from kvanalysis.drawing.plotstyle import COLOURS
+from kvanalysis.drawing.saving import few_colours
+from kvanalysis.drawing.style import COLOURS
 from kvanalysis.figures.of_run import write_figures
-from kvanalysis.numbers.format import significant, table_cells
-from kvanalysis.numbers.summary import summarise
 from kvanalysis.page import pictures
 from kvanalysis.page.figure_folder import read_folder
 from kvanalysis.page.untestable import untestable_claims
+from kvanalysis.stats.format import significant, table_cells
+from kvanalysis.stats.summary import summarise
 from PIL import Image, ImageColor
 from test_kvanalysis_fake import FAKE_META, TRACE, failed_row, fake_row, fake_rows, write_results
 

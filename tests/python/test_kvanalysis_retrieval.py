@@ -8,8 +8,8 @@ from fake_confirm import ANSWERS, answered, confirm_rows, failed_confirm, plante
 from kvanalysis import ResultsError
 from kvanalysis.cli import main
 from kvanalysis.data.confirm_csv import read_confirm_csv
-from kvanalysis.numbers.retrieval import retrieval, wilson
-from kvanalysis.numbers.retrieval_cells import group_cells, group_words
+from kvanalysis.predict.cells import group_cells, group_words
+from kvanalysis.predict.retrieval import retrieval, wilson
 from test_kvanalysis_report import Page
 
 

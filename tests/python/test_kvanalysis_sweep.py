@@ -15,16 +15,15 @@ import pytest
 import yaml
 from fake_engine import calls, fake_engine
 from kvanalysis import load
+from kvanalysis.budgets.bends import bends, refinements, refining_budgets
+from kvanalysis.budgets.log_spacing import log_spaced, midpoint
+from kvanalysis.budgets.replayed import common_curves, replayed
+from kvanalysis.budgets.search import COLUMNS as EPSILON_COLUMNS
+from kvanalysis.budgets.search import bracket, epsilon_table, open_searches, over_heads, probe
 from kvanalysis.cli import main
 from kvanalysis.errors import SweepError
 from kvanalysis.figures.alone import alone
-from kvanalysis.numbers.bends import bends, refinements, refining_budgets
-from kvanalysis.numbers.budgets import log_spaced, midpoint
-from kvanalysis.numbers.epsilon_quartiles import over_heads
-from kvanalysis.numbers.epsilon_search import COLUMNS as EPSILON_COLUMNS
-from kvanalysis.numbers.epsilon_search import bracket, epsilon_table, open_searches, probe
-from kvanalysis.numbers.replayed import common_curves, replayed
-from kvanalysis.plots import budget_for_epsilon
+from kvanalysis.plots.budgets import budget_for_epsilon
 from kvanalysis.sweeps.config import read_sweep_config
 from kvreplay_cli import BINARY, ROOT, kvreplay, synth
 from test_kvanalysis_fake import COLUMNS, failed_row, fake_row, write_results

@@ -6,8 +6,9 @@ from caught_figures import caught_figures
 from kvanalysis import load
 from kvanalysis.drawing.budget_axes import set_error_axis
 from kvanalysis.drawing.log_ticks import DECADES, DENSE, plain_log
-from kvanalysis.drawing.plotstyle import new_figure, styled
-from kvanalysis.plots import budget_for_epsilon, layer_head_map
+from kvanalysis.drawing.style import new_figure, styled
+from kvanalysis.plots.budgets import budget_for_epsilon
+from kvanalysis.plots.run import layer_head_map
 from kvanalysis.sweeps.products import write_epsilon
 from test_kvanalysis_fake import fake_row, write_results
 

@@ -9,17 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from kvanalysis.data.load import load
-from kvanalysis.drawing.memory_powers import memory_verdicts
-from kvanalysis.drawing.plotstyle import styled
+from kvanalysis.drawing.style import styled
 from kvanalysis.errors import FigureError
 from kvanalysis.figures.config import Step, read_figure_config
 from kvanalysis.figures.context import Context
 from kvanalysis.figures.steps import _completed
-from kvanalysis.numbers.loglog import Slope, fit, slope
-from kvanalysis.numbers.lower_everywhere import lower_everywhere
-from kvanalysis.numbers.verdict import near
-from kvanalysis.numbers.walk_discrepancy import COIN, LITERAL, discrepancy, walk_of
-from kvanalysis.plots import halving_error, merge_tree, walk_theorems
+from kvanalysis.plots.balancekv import halving_error, merge_tree, walk_theorems
+from kvanalysis.plots.balancekv.discrepancy import COIN, LITERAL, discrepancy, walk_of
+from kvanalysis.plots.balancekv.memory_powers import memory_verdicts
+from kvanalysis.stats.fits import Slope, fit, slope
+from kvanalysis.stats.paired import lower_everywhere
+from kvanalysis.stats.verdict import near
 from test_kvanalysis_fake import fake_row, write_results
 
 CONFIGS = Path(__file__).parents[2] / "configs/figures"

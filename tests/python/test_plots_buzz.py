@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from kvanalysis.errors import ResultsError
 from kvanalysis.figures.config import Step
-from kvanalysis.numbers import buzz_theory
-from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, UNDECIDED
-from kvanalysis.plots.live_tokens import after_passes
-from kvanalysis.plots.log_n_references import relative_error
+from kvanalysis.plots.buzz import sizes as buzz_theory
+from kvanalysis.plots.buzz.live_tokens import after_passes
+from kvanalysis.plots.buzz.log_n_references import relative_error
+from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNDECIDED
 from plot_context import draw, scores, write_cluster, write_lists
 from test_kvanalysis_fake import fake_row
 

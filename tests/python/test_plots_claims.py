@@ -6,8 +6,8 @@ from kvanalysis import load
 from kvanalysis.drawing.curve_axes import Axis
 from kvanalysis.drawing.curves import Sheet, draw_sheet, head_points
 from kvanalysis.errors import FigureError
-from kvanalysis.numbers.config_claims import Claim, judge, read_claims, select
-from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, UNDECIDED
+from kvanalysis.stats.claims import Claim, judge, read_claims, select
+from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNDECIDED
 from plot_context import draw, make_context
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 
@@ -111,9 +111,7 @@ def test_points_are_means_over_heads_of_seed_means(tmp_path):
 
 def test_a_sheet_writes_its_points_and_clips_no_band(tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr(
-        "kvanalysis.drawing.two_widths.save", lambda figure, stem: seen.setdefault(stem, figure)
-    )
+    monkeypatch.setattr("kvanalysis.drawing.saving.save", lambda figure, stem: seen.setdefault(stem, figure))
     points = pd.DataFrame(
         [
             ("one", "a", 1, 0.2, 0.1, 0.3),

@@ -11,9 +11,9 @@ from kvanalysis.errors import ResultsError
 from kvanalysis.figures.config import read_figure_config
 from kvanalysis.figures.make import make_figure
 from kvanalysis.figures.steps import Wishes
-from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, UNTESTABLE
-from kvanalysis.plots.accumulated_tail import null_scores, top_share
-from kvanalysis.plots.global_statistics import chance, jaccard
+from kvanalysis.plots.h2o.accumulated_tail import null_scores, top_share
+from kvanalysis.plots.h2o.global_statistics import chance, jaccard
+from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNTESTABLE
 from kvreplay_cli import BINARY, ROOT
 from plot_context import draw, scores, write_cluster, write_lists
 from test_kvanalysis_fake import fake_row

@@ -4,9 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fake_figure import draw, fake_context, sketch
-from kvanalysis.data.load import load
-from kvanalysis.errors import FigureError
-from kvanalysis.numbers.inverse import (
+from kvanalysis.budgets.inverse import (
     AT_MOST,
     INTERPOLATED,
     MORE_THAN,
@@ -15,7 +13,9 @@ from kvanalysis.numbers.inverse import (
     needed_budgets,
     over_heads,
 )
-from kvanalysis.numbers.knee import knee
+from kvanalysis.budgets.knee import knee
+from kvanalysis.data.load import load
+from kvanalysis.errors import FigureError
 from test_kvanalysis_fake import failed_row, fake_row, fake_rows, write_results
 
 BUDGETS = [64, 128, 256, 512]

@@ -9,17 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from kvanalysis import load
+from kvanalysis.budgets.regret import ladder, rung_labels
 from kvanalysis.drawing.head_maps import short
-from kvanalysis.drawing.plotstyle import new_figure, styled
+from kvanalysis.drawing.style import new_figure, styled
 from kvanalysis.errors import FigureError
 from kvanalysis.figures.config import read_figure_config
 from kvanalysis.figures.context import Context
-from kvanalysis.numbers.contenders import families, middle_budget, present, spread
-from kvanalysis.numbers.positions import along_rows
-from kvanalysis.numbers.regret import ladder, rung_labels
-from kvanalysis.numbers.stats import mean_interval, mean_intervals
-from kvanalysis.plots import (
-    OVERVIEW,
+from kvanalysis.plots import OVERVIEW
+from kvanalysis.plots.run import (
     best_method_map,
     error_over_position,
     error_vs_bytes,
@@ -30,6 +27,9 @@ from kvanalysis.plots import (
     rank_table,
     regret_ladder,
 )
+from kvanalysis.stats.families import families, middle_budget, present, spread
+from kvanalysis.stats.intervals import mean_interval, mean_intervals
+from kvanalysis.stats.positions import along_rows
 from matplotlib.figure import Figure
 from test_kvanalysis_fake import COLUMNS, TOKENS, failed_row, fake_row, write_results
 

@@ -8,12 +8,13 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
-from kvanalysis.drawing.plotstyle import styled
+from kvanalysis.drawing.style import styled
 from kvanalysis.errors import FigureError
 from kvanalysis.figures.config import Step, read_figure_config
 from kvanalysis.figures.context import Context
-from kvanalysis.numbers.clustering import curve, lower_heads
-from kvanalysis.plots import cluster_growth, method_dots, radius_curves, subgen_theorem, tsne_panels
+from kvanalysis.plots.run import method_dots
+from kvanalysis.plots.subgen import cluster_growth, radius_curves, subgen_theorem, tsne_panels
+from kvanalysis.stats.clustering import curve, lower_heads
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 
 CONFIGS = Path(__file__).parents[2] / "configs/figures"

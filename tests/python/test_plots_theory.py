@@ -8,8 +8,8 @@ import pytest
 from fake_figure import draw, fake_context, sketch
 from kvanalysis.data.load import load
 from kvanalysis.errors import FigureError, ResultsError
-from kvanalysis.numbers.loglog import fit, slope
-from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, UNDECIDED
+from kvanalysis.stats.fits import fit, slope
+from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNDECIDED
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 
 

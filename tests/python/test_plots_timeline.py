@@ -7,8 +7,8 @@ import pytest
 from fake_figure import draw, fake_context, sketch
 from kvanalysis.data.arrays import Recorded
 from kvanalysis.errors import FigureError, ResultsError
-from kvanalysis.numbers.exact_head import group_attention, probabilities
-from kvanalysis.numbers.timeline import evictions, kept_timeline
+from kvanalysis.plots.timeline.exact_head import group_attention, probabilities
+from kvanalysis.plots.timeline.residence import evictions, kept_timeline
 from test_kvanalysis_fake import fake_row
 
 LOG2, LOG3 = np.log(2), np.log(3)

@@ -5,7 +5,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from .log_ticks import plain_log
-from .plotstyle import DOTTED, looks
+from .style import DOTTED, looks
 
 # A mean error below this is rounding of the replay's own arithmetic (float32), not a loss to plot.
 ROUNDING = 1e-5

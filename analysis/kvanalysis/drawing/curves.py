@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from ..numbers.stats import mean_interval, unit_means, used_rows
+from ..stats.intervals import mean_interval, unit_means, used_rows
 from .budget_axes import BAND_OPACITY
 from .curve_axes import Axis, set_axis
-from .drawn import Drawn, write_csv
-from .plotstyle import COLUMN_WIDTH, DASHED, PAGE_WIDTH, axes_width, finish, looks, new_figure
-from .two_widths import at_both_widths
+from .saving import Drawn, at_both_widths, write_csv
+from .style import COLUMN_WIDTH, DASHED, PAGE_WIDTH, axes_width, finish, looks, new_figure
 
 PANEL_HEIGHT = {COLUMN_WIDTH: 1.55, PAGE_WIDTH: 2.3}  # inches
 PANELS_IN_A_ROW = {COLUMN_WIDTH: 1, PAGE_WIDTH: 3}

@@ -2,7 +2,7 @@
 
 import math
 
-from .plotstyle import finish
+from .style import finish
 
 PANEL_GAP = 0.42  # share of a panel's height: its title and the tick labels of the one above it
 

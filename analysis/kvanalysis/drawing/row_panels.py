@@ -2,9 +2,9 @@
 
 from textwrap import wrap
 
-from ..numbers.contenders import budgets_of, spread
+from ..stats.families import budgets_of, spread
 from .log_ticks import DENSE, plain_log
-from .plotstyle import GLYPH_EMS, RIGHT, finish, new_figure
+from .style import GLYPH_EMS, RIGHT, finish, new_figure
 
 ROW_HEIGHT = 0.165  # inches
 NAME_TEXT = 5.8  # points

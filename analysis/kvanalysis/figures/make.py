@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from ..data.whole_file import write_whole
-from ..drawing.plotstyle import styled
+from ..drawing.style import styled
 from ..errors import FigureError
 from ..plots import renderer, settler
 from .alone import alone

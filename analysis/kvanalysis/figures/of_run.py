@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from ..drawing.plotstyle import styled
-from ..numbers.stats import by_trace
+from ..drawing.style import styled
 from ..plots import OVERVIEW
+from ..stats.intervals import by_trace
 
 
 def write_figures(frame, folder):

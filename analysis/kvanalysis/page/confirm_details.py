@@ -2,12 +2,11 @@
 
 import pandas as pd
 
-from ..numbers.confirm_distance import by_distance, growth
-from ..numbers.confirm_exceptions import LEAST_NATS, MARGIN, NOISES, exceptions
-from ..numbers.confirm_selections import SAME, by_selection, hidden
-from ..numbers.format import ABSENT, significant
-from ..numbers.retrieval_cells import group_cells, group_words
-from ..numbers.words import count
+from ..predict.cells import group_cells, group_words
+from ..predict.distance import SAME, by_distance, by_selection, growth, hidden
+from ..predict.exceptions import LEAST_NATS, MARGIN, NOISES, exceptions
+from ..stats.format import ABSENT, significant
+from ..stats.words import count
 from .confirm_findings import exception_words
 from .html import Html, html, paragraph, sortable_table
 

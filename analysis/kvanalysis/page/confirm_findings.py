@@ -3,18 +3,15 @@
 import numpy as np
 import pandas as pd
 
-from ..numbers.confirm_best import best_choice, held_out, measure_words
-from ..numbers.confirm_correlations import MEAN
-from ..numbers.confirm_exceptions import MARGIN, exceptions, standing_out, told_apart, wide_pairs
-from ..numbers.confirm_scopes import ALL, EQUAL_BUDGET, FAMILY_WORDS, WITH_SINK
-from ..numbers.confirm_spread import spread_over_texts
-from ..numbers.confirm_texts import MOST_TEXTS
-from ..numbers.confirm_words import two, with_interval
-from ..numbers.confirmed_instances import LOSS
-from ..numbers.error_measures import BY_NAME, COMPRESSED, MAIN, MODEL
-from ..numbers.format import significant
-from ..numbers.layer_weightings import EVERY_LAYER, THIRDS
-from ..numbers.words import count
+from ..predict.best import best_choice, held_out, measure_words
+from ..predict.correlations import MEAN
+from ..predict.exceptions import MARGIN, exceptions, spread_over_texts, standing_out, told_apart, wide_pairs
+from ..predict.instances import LOSS
+from ..predict.measures import BY_NAME, COMPRESSED, EVERY_LAYER, MAIN, MODEL, THIRDS
+from ..predict.scopes import ALL, EQUAL_BUDGET, FAMILY_WORDS, WITH_SINK
+from ..predict.words import MOST_TEXTS, two, with_interval
+from ..stats.format import significant
+from ..stats.words import count
 
 NAMED = 3  # methods of exceptions that a sentence names, on each side
 NARROWER = {EQUAL_BUDGET: "Among methods of one budget", WITH_SINK: "Among methods that hold the first token"}

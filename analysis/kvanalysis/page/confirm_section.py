@@ -1,15 +1,15 @@
 """The section of a run's page on what the model itself lost, where kvconfirm has run."""
 
 from ..data.confirmed import confirmed
-from ..numbers.confirm_best import main_choice, shown_choices
-from ..numbers.confirm_cells import correlation_cells, measure_terms, scope_cells, target_cells
-from ..numbers.confirm_correlations import MEAN, correlations, scope_correlations
-from ..numbers.confirm_scopes import ALL, FAMILY_WORDS, scopes
-from ..numbers.confirm_tables import known_traces
-from ..numbers.confirm_words import METHODS_NOTE, confirmed_note, same_words
-from ..numbers.confirmed_instances import LOSS, TARGETS
-from ..numbers.layer_weightings import EVERY_LAYER
-from ..numbers.words import count
+from ..predict.best import main_choice, shown_choices
+from ..predict.cells import correlation_cells, measure_terms, scope_cells, target_cells
+from ..predict.correlations import MEAN, correlations, scope_correlations
+from ..predict.instances import LOSS, TARGETS
+from ..predict.measures import EVERY_LAYER
+from ..predict.scopes import ALL, FAMILY_WORDS, scopes
+from ..predict.tables import known_traces
+from ..predict.words import METHODS_NOTE, confirmed_note, same_words
+from ..stats.words import count
 from .confirm_details import distances, failures, heading, retrieved, told_exceptions, two_selections
 from .confirm_findings import findings
 from .html import folded, note, paragraph, sortable_table

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..drawing.drawn import Drawn
+from ..drawing.saving import Drawn
 from ..errors import ResultsError
 from ..figures.config import NEEDED
 from ..figures.listing import command_of
-from ..numbers.verdict import OUTCOMES
+from ..stats.verdict import OUTCOMES
 from .claims import Claim
 from .html import anchor, link
 from .provenance import data_text

@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from ..errors import ResultsError
-from ..numbers.words import count
+from ..stats.words import count
 from .html import Html, html, link, paragraph
 
 PNG_BEGINS, PNG_ENDS = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"

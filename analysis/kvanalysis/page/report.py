@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 
 from ..figures.of_run import write_figures
-from ..numbers.format import table_cells
-from ..numbers.summary import summarise
+from ..stats.format import table_cells
+from ..stats.summary import summarise
 from .confirm_section import TITLE as CONFIRM_TITLE
 from .confirm_section import confirm_section
 from .html import (

@@ -1,7 +1,7 @@
 """Two methods of one run, like with like: plain instances, one phase, equal budgets, the same heads."""
 
-from ..numbers.paired import compare
-from ..numbers.words import count
+from ..stats.paired import compare
+from ..stats.words import count
 
 MOST_BUDGETS = 6  # whose numbers are printed; more are counted
 

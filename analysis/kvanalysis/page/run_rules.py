@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ..numbers.paired import lower_in_all
-from ..numbers.stats import used_rows
-from ..numbers.summary import summarise
-from ..numbers.verdict import FAILS, HOLDS, MIXED
-from ..numbers.words import count
+from ..stats.intervals import used_rows
+from ..stats.paired import lower_in_all
+from ..stats.summary import summarise
+from ..stats.verdict import FAILS, HOLDS, MIXED
+from ..stats.words import count
 from .claims import NOT_PROMISED, Claim
 from .provenance import compared_facts
 from .run_comparison import at_budgets, decided, numbers_text

@@ -1,6 +1,6 @@
 """The words of the tables, explained."""
 
-from ..numbers.stats import LEVEL, RESAMPLES
+from ..stats.intervals import LEVEL, RESAMPLES
 
 TERMS = (
     (

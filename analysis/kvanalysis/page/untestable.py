@@ -1,6 +1,6 @@
 """Claims of the papers that no replay of recorded queries, keys and values can test, each with the reason."""
 
-from ..numbers.verdict import UNTESTABLE
+from ..stats.verdict import UNTESTABLE
 from .claims import Claim
 
 SCORES = "Task scores need generated answers; replay fixes every token."

@@ -4,21 +4,19 @@ An overview plot has `draw_frame(rows, folder, suffix) -> [Drawn]`: it draws wha
 one trace and returns [] where they do not allow it. A kind that a configuration names in `figure.kind` is
 a module with `draw(context) -> Plot`; it may have `settled(context, step) -> {key: value}`, overrides of a
 run or cluster step that follow from the trace or from a step before it (the size of a sample from the run
-that it is paired with). Both write PNG, PDF and CSV through `kvanalysis.drawing.drawn`.
+that it is paired with). Both write PNG, PDF and CSV through `kvanalysis.drawing.saving`.
 """
 
 from importlib import import_module
-from pkgutil import iter_modules
 
-from . import (
+from .budgets import budget_for_epsilon
+from .confirm import loss_against_error, loss_by_layer
+from .run import (
     best_method_map,
-    budget_for_epsilon,
     error_over_position,
     error_vs_budget,
     error_vs_bytes,
     layer_head_map,
-    loss_against_error,
-    loss_by_layer,
     needle_recall,
     prefix_error,
     rank_table,
@@ -42,17 +40,40 @@ OVERVIEW = (
 )
 
 
+# What `figure.kind` may name, by the room that its module stands in.
+ROOMS = {
+    "run": ("budget_claims", "error_table", "error_vs_budget", "method_dots", "overview"),
+    "budgets": ("inverse_epsilon",),
+    "timeline": ("kept_timeline",),
+    "theory": ("bound_tightness", "epsilon_sweep", "memory_vs_n"),
+    "subgen": ("cluster_growth", "radius_curves", "subgen_theorem", "tsne_panels"),
+    "h2o": (
+        *("accumulated_tail", "dropped_tokens", "global_statistics", "greedy_ratio", "sparsity_by_layer"),
+        "toy_steps",
+    ),
+    "buzz": (
+        *("live_tokens", "log_n_references", "matched_average", "needle_spans", "segment_peaks"),
+        "size_ratio",
+    ),
+    "balancekv": ("halving_error", "merge_tree", "walk_theorems"),
+}
+
+
 def kinds():
     """Names that `figure.kind` may take, sorted."""
-    modules = (name for _, name, _ in iter_modules(__path__))
-    return sorted(name for name in modules if hasattr(import_module(f"{__name__}.{name}"), "draw"))
+    return sorted(kind for named in ROOMS.values() for kind in named)
 
 
 def renderer(kind):
     """The `draw` of one of `kinds()`."""
-    return import_module(f"{__name__}.{kind}").draw
+    return _module(kind).draw
 
 
 def settler(kind):
     """The `settled` of one of `kinds()`, or None."""
-    return getattr(import_module(f"{__name__}.{kind}"), "settled", None)
+    return getattr(_module(kind), "settled", None)
+
+
+def _module(kind):
+    [room] = [room for room, named in ROOMS.items() if kind in named]
+    return import_module(f".{room}.{kind}", __name__)

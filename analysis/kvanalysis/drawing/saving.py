@@ -1,0 +1,130 @@
+"""What a figure leaves on disk: PNG and PDF for a page and for a column, and the CSV behind them."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import matplotlib
+from PIL import Image, PngImagePlugin
+
+from .. import __version__
+from ..stats.verdict import Verdict
+from .panel_grid import panel_grid
+from .style import COLUMN_WIDTH, DPI, PAGE_WIDTH, TOP, axes_width, finish, let_go, new_figure
+
+MADE_BY = f"kvanalysis {__version__}, matplotlib {matplotlib.__version__}"
+
+COMMON, SPREAD = 96, 32  # colours of a picture: the commonest, and others evenly from the rest
+MANY = 2**15  # colours of a picture that are counted quickly
+APART = 8  # levels of a channel by which two colours of a picture differ at least
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One figure on disk; `narrow` is the same picture for a column or a phone, if there is one.
+
+    `caption` is what a reader must know beside the picture: numbers, and how to read it. `table` is a
+    (header, rows) for `page.sortable_table`, where the numbers deserve one.
+    """
+
+    title: str
+    png: Path
+    csv: Path
+    narrow: Path | None = None
+    caption: str = ""
+    table: tuple | None = None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What a renderer returns."""
+
+    figures: list[Drawn]
+    verdicts: list[Verdict] = field(default_factory=list)
+
+
+def save(figure, stem):
+    """PNG and PDF that name their program and no date: equal results, equal files. Returns the PNG's path."""
+    figure.savefig(f"{stem}.pdf", metadata={"Creator": MADE_BY, "CreationDate": None})
+    figure.canvas.draw()
+    size, pixels = figure.canvas.get_width_height(), figure.canvas.buffer_rgba()
+    words = PngImagePlugin.PngInfo()
+    words.add_text("Software", MADE_BY)
+    picture = few_colours(Image.frombuffer("RGBA", size, pixels).convert("RGB"))
+    picture.save(f"{stem}.png", dpi=(DPI, DPI), pnginfo=words)
+    return Path(f"{stem}.png")
+
+
+def few_colours(picture):
+    """The picture with a palette: a quarter of the size, so that pages can embed it.
+
+    Its commonest colours stay as they are: curves, bands and cells keep the colours of their legend.
+    """
+    counted = picture.getcolors(MANY) or picture.getcolors(picture.width * picture.height)
+    spread = picture.quantize(SPREAD, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    colours = [
+        colour for _, colour in sorted(counted, reverse=True)[:COMMON] + spread.convert("RGB").getcolors()
+    ]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for colour in _apart(colours) for part in colour])
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
+
+
+def _apart(colours):
+    """Those that differ from all earlier ones: Pillow looks colours up by boxes and would mix the others."""
+    kept = []
+    for colour in colours:
+        if all(max(abs(a - b) for a, b in zip(colour, other, strict=True)) >= APART for other in kept):
+            kept.append(colour)
+    return kept
+
+
+def write_csv(table, path):
+    """The numbers behind a figure, nine significant digits; returns the path."""
+    table.to_csv(path, index=False, float_format="%.9g")
+    return Path(path)
+
+
+WIDTHS = (("page", PAGE_WIDTH), ("column", COLUMN_WIDTH))
+TITLE_ROOM = 0.24  # inches
+HEIGHT, BETWEEN_ROWS, BETWEEN_COLUMNS = 1.45, 0.62, 0.50  # inches; between: title, ticks and labels
+
+
+def at_both_widths(stem, draw, suffix="", widths=WIDTHS):
+    """Saves the figures `draw(width)`; returns their PNGs, beside which a PDF stands each: (page, column).
+
+    Files are called STEM_page and STEM_column, then `suffix`. Call inside `styled()`.
+    """
+    saved = tuple(save(draw(width), f"{stem}_{name}{suffix}") for name, width in widths)
+    let_go()
+    return saved
+
+
+def draw_grid(stem, panels, legend, note, on_page=3, in_column=1, height=HEIGHT, titled=True):
+    """Draws `panels` (functions of an axes, which title and label it) twice.
+
+    `legend`: (handles, texts). `on_page`, `in_column`: panels side by side. `titled`: they carry titles.
+    Returns as `at_both_widths`.
+    """
+    most = {PAGE_WIDTH: on_page, COLUMN_WIDTH: in_column}
+    return at_both_widths(stem, lambda width: _draw(panels, legend, note, width, most[width], height, titled))
+
+
+def _draw(panels, legend, note, width, most, height, titled):
+    wide = min(most, len(panels))
+    high = math.ceil(len(panels) / wide)
+    figure = new_figure(width)
+    for axes, panel in zip(panel_grid(figure, len(panels), wide), panels, strict=True):
+        panel(axes)
+    # matplotlib counts gaps in widths of a panel: wide panels and gaps fill what the margins leave.
+    panel_width = (axes_width(width) - (wide - 1) * BETWEEN_COLUMNS) / wide
+    finish(
+        figure,
+        *legend,
+        note,
+        high * height + (high - 1) * BETWEEN_ROWS,
+        hspace=BETWEEN_ROWS / height,
+        wspace=BETWEEN_COLUMNS / panel_width,
+        top=TITLE_ROOM if titled else TOP,
+    )
+    return figure

@@ -1,0 +1,155 @@
+"""The smallest budget whose error stays below epsilon: by head at one epsilon, and over a range of epsilon.
+
+Options of a configuration: measure (rel_err_out_mean), epsilon (of the heat map), epsilons (of the curves).
+"""
+
+from textwrap import wrap
+
+import numpy as np
+from matplotlib.colors import LogNorm
+
+from ...budgets.inverse import AT_MOST, MEASURES, MORE_THAN, needed_budgets, over_heads
+from ...drawing.budget_axes import handle
+from ...drawing.saving import Drawn, Plot, draw_grid, write_csv
+from ...drawing.style import looks
+from ...errors import FigureError
+from ...stats.words import oneshot_notes, replay_note
+from .epsilon_axes import MARGIN, aside, epsilon_axis, tokens_axis
+from .heat_panel import heat_panel
+from .knee_figure import draw_knees
+
+NAMES = {
+    "rel_err_out_mean": "|z-o|/|o|, mean of ratios",
+    "eps_spectral_mean": "|z-o|/(|x| |V|op), mean",
+    "eps_frobenius_mean": "|z-o|/(|x| |V|F), mean",
+}
+RULE = (
+    "Needed: the smallest budget from which on every larger one that was run stays below epsilon; between two"
+    " budgets by log-log interpolation; seeds averaged first."
+)
+CENSORED = {MORE_THAN: ">", AT_MOST: "\u2264"}
+TITLE_WIDTH = 26  # characters
+ROW_HEIGHT, LEAST_HEIGHT = 0.17, 0.9  # inches
+
+
+def draw(context):
+    """figure.kind inverse_epsilon."""
+    measure = context.option("measure", "rel_err_out_mean")
+    if measure not in MEASURES:
+        known = ", ".join(MEASURES)
+        raise FigureError(f"{context.config.path}: figure.options.measure: {measure} is none of {known}")
+    epsilon = float(context.option("epsilon", 0.2))
+    epsilons = sorted({float(e) for e in context.option("epsilons", [0.05, 0.1, 0.2, 0.4])} | {epsilon})
+    frame, figures = context.frame(), []
+    several = frame["trace_id"].nunique() > 1
+    for trace, rows in frame.groupby("trace_id", sort=True):
+        stem = context.stem(f"_{trace[:8]}" if several else "")
+        figures += _of_trace(rows, measure, epsilon, epsilons, stem)
+    if not figures:
+        raise FigureError(
+            f"{context.config.path}: no finished cell has a budget: inverse_epsilon asks which budget"
+            " an error needs; give `budget` and methods that take one"
+        )
+    return Plot(figures)
+
+
+def _of_trace(rows, measure, epsilon, epsilons, stem):
+    needed = needed_budgets(rows, epsilons, measure)
+    if needed.empty:
+        return []
+    style = looks(sorted(needed["label"].unique()), set(rows.loc[rows["oracle"], "label"]))
+    note = " ".join([replay_note(rows), f"Error: {NAMES[measure]}.", *oneshot_notes(rows)])
+    return [
+        _heat_maps(needed[needed["epsilon"] == epsilon], epsilon, note, f"{stem}_heads"),
+        _curves(needed, style, note, f"{stem}_curves"),
+        draw_knees(rows, measure, style, note, f"{stem}_knees"),
+    ]
+
+
+def _heat_maps(needed, epsilon, note, stem):
+    table = write_csv(needed, f"{stem}.csv")
+    low, high = needed["budget_needed"].min(), needed["budget_needed"].max()
+    norm = LogNorm(low, high if high > low else 2 * low)
+    cells = _by_place(needed)
+    panels = [_map(label, cells, norm) for label in sorted(needed["label"].unique())]
+    signs = "\u2264: the smallest that was run; > and hatched: none suffices."
+    text = f"{note} Epsilon = {epsilon:g}. {RULE} {signs}"
+    height = max(LEAST_HEIGHT, ROW_HEIGHT * needed["layer"].nunique())
+    page, column = draw_grid(stem, panels, ([], []), text, on_page=4, in_column=2, height=height)
+    title = f"Smallest budget with an error below {epsilon:g}, by layer and kv head [tokens]"
+    return Drawn(title, page, table, narrow=column, caption=f"{RULE} {_counts(needed)}")
+
+
+def _by_place(needed):
+    """One row per (label, layer, kv head): over prompts the median, and what is known of most of them."""
+    return needed.groupby(["label", "layer", "kv_head"]).agg(
+        budget=("budget_needed", "median"), state=("state", lambda states: states.mode().iloc[0])
+    )
+
+
+def _map(label, cells, norm):
+    layers, heads = (sorted(cells.index.unique(name)) for name in ("layer", "kv_head"))
+    values = np.full((len(layers), len(heads)), np.nan)
+    texts = np.full(values.shape, "", dtype=object)
+    hatched = np.zeros(values.shape, dtype=bool)
+    for (layer, head), cell in cells.loc[label].iterrows():
+        at = layers.index(layer), heads.index(head)
+        values[at], hatched[at] = cell["budget"], cell["state"] == MORE_THAN
+        texts[at] = f"{CENSORED.get(cell['state'], '')}{cell['budget']:.0f}"
+
+    def panel(axes):
+        heat_panel(axes, values, texts, norm, [str(x) for x in layers], [str(x) for x in heads], hatched)
+        axes.set_title("\n".join(wrap(label, TITLE_WIDTH)), loc="left", pad=3, fontsize=6.5)
+        axes.set(xlabel="kv head", ylabel="layer")
+
+    return panel
+
+
+def _counts(needed):
+    parts = []
+    for label, group in needed.groupby("label", sort=True):
+        inside = group[~group["state"].isin(CENSORED)]
+        median = (
+            f", median of the others {inside['budget_needed'].median():.0f} tokens" if len(inside) else ""
+        )
+        least, most = ((group["state"] == state).sum() for state in (AT_MOST, MORE_THAN))
+        parts.append(
+            f"{label}: of {len(group)} heads {least} need at most the smallest budget, {most} more than the"
+            f" largest{median}"
+        )
+    return "; ".join(parts) + "."
+
+
+def _curves(needed, style, note, stem):
+    points = over_heads(needed)
+    table = write_csv(points.replace(np.inf, np.nan), f"{stem}.csv")
+
+    def panel(axes):
+        drawn = points.loc[points["state"] != MORE_THAN, "budget_needed"]
+        for number, (label, rows) in enumerate(points.groupby("label", sort=True)):
+            _curve(axes, rows, style[label], aside(number, len(style)), drawn.max() * MARGIN)
+        epsilon_axis(axes, sorted(points["epsilon"].unique()))
+        tokens_axis(axes, drawn)
+
+    text = (
+        f"{note} {RULE} Median over heads, bars: 95 % bootstrap of the median; one that leaves the axes"
+        " ends beyond the budgets that were run. Hollow: at most the smallest budget. A curve ends where for"
+        " half of the heads no budget that was run suffices."
+    )
+    labels = list(style)
+    legend = ([handle(style[label], with_budget=True) for label in labels], labels)
+    page, column = draw_grid(stem, [panel], legend, text, height=2.4, titled=False)
+    return Drawn("Budget needed for an error of at most epsilon", page, table, narrow=column)
+
+
+def _curve(axes, rows, look, aside, top):
+    """`aside`: a factor on epsilon, so that the intervals of labels stand beside each other."""
+    rows = rows[rows["state"] != MORE_THAN]
+    epsilon = rows["epsilon"] * aside
+    high = rows["high"].where(np.isfinite(rows["high"]), top)
+    axes.vlines(epsilon, rows["low"], high, color=look.colour, linewidth=0.7, alpha=0.7)
+    axes.plot(epsilon, rows["budget_needed"], color=look.colour, linestyle=look.dashes)
+    hollow = rows["state"] == AT_MOST
+    for held, face in ((hollow, "white"), (~hollow, look.colour)):
+        budget = rows.loc[held, "budget_needed"]
+        axes.plot(epsilon[held], budget, look.marker, color=look.colour, markerfacecolor=face, ms=3.2)

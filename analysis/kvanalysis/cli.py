@@ -212,20 +212,19 @@ def _figures(options):
 
     frame = _whole_curves(options.out)
     _say_drawing(frame)
-    for figure in write_figures(frame, options.out / "figures"):
-        print(*(path for path in (figure.png, figure.narrow) if path), sep="\n")
+    _print_pictures(write_figures(frame, options.out / "figures"))
 
 
 def _figure(options):
     from .figures.make import figure_configs, make_figure
-    from .figures.steps import Wishes
+    from .figures.steps import RunOptions
 
-    wishes = Wishes(tuple(options.trace), tuple(options.set), options.quick, options.force)
+    asked = RunOptions(tuple(options.trace), tuple(options.set), options.quick, options.force)
     configs, failed = figure_configs(options.config), []
     for config in configs:
         print(f"{config.name}: {config.title}", file=sys.stderr)
         try:
-            plot = make_figure(config, options.out / config.name, wishes)
+            result = make_figure(config, options.out / config.name, asked)
         except (FigureError, ResultsError) as problem:
             # The other figures of a folder may well suit a trace that this one does not.
             failed.append(config.name)
@@ -233,11 +232,16 @@ def _figure(options):
                 raise
             _fail(problem, 0)
             continue
-        print(*(path for drawn in plot.figures for path in (drawn.png, drawn.narrow) if path), sep="\n")
-        for verdict in plot.verdicts:
+        _print_pictures(result.figures)
+        for verdict in result.verdicts:
             print(f"  {verdict.outcome}: {verdict.claim} ({verdict.numbers})", file=sys.stderr)
     if failed:
         raise FigureError(f"{len(failed)} of {len(configs)} figures were not drawn: {', '.join(failed)}")
+
+
+def _print_pictures(figures):
+    for figure in figures:
+        print(*(path for path in (figure.png, figure.narrow) if path), sep="\n")
 
 
 def _table(options):

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from caught_figures import caught_figures, pictures
 from fake_engine import calls, fake_engine
 from kvanalysis import load
 from kvanalysis.budgets.bends import bends, refinements, refining_budgets
@@ -697,15 +698,14 @@ def test_the_page_of_a_sweep_draws_what_its_epsilons_need_and_means_of_the_same_
     assert {"16", "45", "91", "512"} <= budgets
     assert "181" not in budgets
     frame = load(out)
-    [drawn] = budget_for_epsilon.draw_frame(frame, tmp_path)
-    assert drawn.png.is_file()
-    assert len(pd.read_csv(drawn.csv)) == 4
-    header, rows = drawn.table
+    _, [drawn] = caught_figures(budget_for_epsilon, frame)
+    assert len(drawn.table) == 4
+    header, rows = drawn.cells
     # 35 tokens meet 0.1 for both heads of uniform.
     assert [text for text, _ in rows[3]] == ["uniform", "0.1", "35", "35", "35", "2", "2", "0"]
     assert len(header) == len(rows[0])
     (out / "epsilon.csv").unlink()
-    assert budget_for_epsilon.draw_frame(frame, tmp_path) == []
+    assert pictures(budget_for_epsilon, frame) == []
 
 
 SYNTH = ("--tokens", 256, "--prompt", 128, "--layers", 2)

@@ -48,22 +48,27 @@ def set_left(figure, labels):
     figure.subplots_adjust(left=(names_width(labels, width) + 0.06) / width, right=1 - RIGHT / width)
 
 
-def panels_by_budget(table, order, paint, x_label, width, most, legend, note):
-    """A panel for each of at most `most` budgets, `paint(axes, rows of the budget, order)`, the names once.
+def panels_by_budget(table, order, paint, x_label, most, legend, note):
+    """The `draw` of a Picture: a panel for each of at most `most[width]` budgets, `paint(axes, rows of the
+    budget, order)`, the names once.
 
     `table` has budget_tokens and label; `legend` is (handles, texts).
     """
-    budgets = spread(budgets_of(table), most)
-    figure, [panels] = row_figure(width, len(budgets), [len(order)])
-    for axes, budget in zip(panels, budgets, strict=True):
-        paint(axes, table[table["budget_tokens"] == budget], order)
-        axes.set_title(f"B = {budget}", loc="left", pad=3)
-        axes.set_xlabel(x_label)
-        axes.tick_params(axis="y", length=0)
-    set_rows(panels[0], order, width)
-    finish(figure, *legend, note, ROW_HEIGHT * len(order), wspace=0.11, top=0.26)
-    set_left(figure, order)
-    return figure
+
+    def draw(width):
+        budgets = spread(budgets_of(table), most[width])
+        figure, [panels] = row_figure(width, len(budgets), [len(order)])
+        for axes, budget in zip(panels, budgets, strict=True):
+            paint(axes, table[table["budget_tokens"] == budget], order)
+            axes.set_title(f"B = {budget}")
+            axes.set_xlabel(x_label)
+            axes.tick_params(axis="y", length=0)
+        set_rows(panels[0], order, width)
+        finish(figure, *legend, note, ROW_HEIGHT * len(order), wspace=0.11, top=0.26)
+        set_left(figure, order)
+        return figure
+
+    return draw
 
 
 def log_errors(axes, low, high):

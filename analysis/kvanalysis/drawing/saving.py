@@ -1,10 +1,12 @@
 """What a figure leaves on disk: PNG and PDF for a page and for a column, and the CSV behind them."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import matplotlib
+import pandas as pd
 from PIL import Image, PngImagePlugin
 
 from .. import __version__
@@ -13,37 +15,70 @@ from .panel_grid import panel_grid
 from .style import COLUMN_WIDTH, DPI, PAGE_WIDTH, TOP, axes_width, finish, let_go, new_figure
 
 MADE_BY = f"kvanalysis {__version__}, matplotlib {matplotlib.__version__}"
-
+PAGE, COLUMN = ("page", PAGE_WIDTH), ("column", COLUMN_WIDTH)
 COMMON, SPREAD = 96, 32  # colours of a picture: the commonest, and others evenly from the rest
 MANY = 2**15  # colours of a picture that are counted quickly
 APART = 8  # levels of a channel by which two colours of a picture differ at least
+TITLE_ROOM = 0.24  # inches
+HEIGHT, BETWEEN_ROWS, BETWEEN_COLUMNS = 1.45, 0.62, 0.50  # inches; between: title, ticks and labels
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """One figure on disk; `narrow` is the same picture for a column or a phone, if there is one.
+class Picture:
+    """A figure before it is on disk. `draw(width)` makes it for that width, `table` is what it shows.
 
-    `caption` is what a reader must know beside the picture: numbers, and how to read it. `table` is a
-    (header, rows) for `page.sortable_table`, where the numbers deserve one.
+    `caption` is what a reader must know beside it: numbers, and how to read it. `name` tells its files from
+    those of its neighbours, `more` are further tables {name: DataFrame}. `cells` is a (header, rows) for
+    `page.html.sortable_table`, where the numbers deserve one.
     """
+
+    title: str
+    table: pd.DataFrame
+    draw: Callable
+    caption: str = ""
+    name: str = ""
+    more: dict = field(default_factory=dict)
+    cells: tuple | None = None
+    widths: tuple = (PAGE, COLUMN)
+
+
+@dataclass(frozen=True)
+class SavedFigure:
+    """A Picture on disk; `narrow` is the one for a column or a phone, if there is one."""
 
     title: str
     png: Path
     csv: Path
     narrow: Path | None = None
     caption: str = ""
-    table: tuple | None = None
+    cells: tuple | None = None
 
 
 @dataclass(frozen=True)
-class Plot:
-    """What a renderer returns."""
+class FigureResult:
+    """All that a configuration's figure came to: its files, and what they say about the paper's claims."""
 
-    figures: list[Drawn]
+    figures: list[SavedFigure]
     verdicts: list[Verdict] = field(default_factory=list)
 
 
-def save(figure, stem):
+def save(picture, folder, first=""):
+    """Writes the files of a Picture, whose names begin with `first`; returns the SavedFigure. Call inside
+    `styled()`."""
+
+    def path(name):
+        return folder / "_".join(filter(None, [first, name]))
+
+    for name, table in picture.more.items():
+        write_csv(table, f"{path(name)}.csv")
+    stem = path(picture.name)
+    csv = write_csv(picture.table, f"{stem}.csv")
+    pngs = [save_figure(picture.draw(width), f"{stem}_{name}") for name, width in picture.widths]
+    let_go()
+    return SavedFigure(picture.title, pngs[0], csv, *pngs[1:], caption=picture.caption, cells=picture.cells)
+
+
+def save_figure(figure, stem):
     """PNG and PDF that name their program and no date: equal results, equal files. Returns the PNG's path."""
     figure.savefig(f"{stem}.pdf", metadata={"Creator": MADE_BY, "CreationDate": None})
     figure.canvas.draw()
@@ -62,9 +97,8 @@ def few_colours(picture):
     """
     counted = picture.getcolors(MANY) or picture.getcolors(picture.width * picture.height)
     spread = picture.quantize(SPREAD, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-    colours = [
-        colour for _, colour in sorted(counted, reverse=True)[:COMMON] + spread.convert("RGB").getcolors()
-    ]
+    colours = [colour for _, colour in sorted(counted, reverse=True)[:COMMON]]
+    colours += [colour for _, colour in spread.convert("RGB").getcolors()]
     palette = Image.new("P", (1, 1))
     palette.putpalette([part for colour in _apart(colours) for part in colour])
     return picture.quantize(palette=palette, dither=Image.Dither.NONE)
@@ -85,46 +119,24 @@ def write_csv(table, path):
     return Path(path)
 
 
-WIDTHS = (("page", PAGE_WIDTH), ("column", COLUMN_WIDTH))
-TITLE_ROOM = 0.24  # inches
-HEIGHT, BETWEEN_ROWS, BETWEEN_COLUMNS = 1.45, 0.62, 0.50  # inches; between: title, ticks and labels
-
-
-def at_both_widths(stem, draw, suffix="", widths=WIDTHS):
-    """Saves the figures `draw(width)`; returns their PNGs, beside which a PDF stands each: (page, column).
-
-    Files are called STEM_page and STEM_column, then `suffix`. Call inside `styled()`.
-    """
-    saved = tuple(save(draw(width), f"{stem}_{name}{suffix}") for name, width in widths)
-    let_go()
-    return saved
-
-
-def draw_grid(stem, panels, legend, note, on_page=3, in_column=1, height=HEIGHT, titled=True):
-    """Draws `panels` (functions of an axes, which title and label it) twice.
+def in_grid(panels, legend, note, on_page=3, in_column=1, height=HEIGHT, titled=True):
+    """The `draw` of a Picture of `panels`: functions of an axes, which title and label it.
 
     `legend`: (handles, texts). `on_page`, `in_column`: panels side by side. `titled`: they carry titles.
-    Returns as `at_both_widths`.
     """
     most = {PAGE_WIDTH: on_page, COLUMN_WIDTH: in_column}
-    return at_both_widths(stem, lambda width: _draw(panels, legend, note, width, most[width], height, titled))
 
+    def draw(width):
+        wide = min(most[width], len(panels))
+        high = math.ceil(len(panels) / wide)
+        figure = new_figure(width)
+        for axes, panel in zip(panel_grid(figure, len(panels), wide), panels, strict=True):
+            panel(axes)
+        # matplotlib counts gaps in widths of a panel: wide panels and gaps fill what the margins leave.
+        panel_width = (axes_width(width) - (wide - 1) * BETWEEN_COLUMNS) / wide
+        tall = high * height + (high - 1) * BETWEEN_ROWS
+        gaps = {"hspace": BETWEEN_ROWS / height, "wspace": BETWEEN_COLUMNS / panel_width}
+        finish(figure, *legend, note, tall, **gaps, top=TITLE_ROOM if titled else TOP)
+        return figure
 
-def _draw(panels, legend, note, width, most, height, titled):
-    wide = min(most, len(panels))
-    high = math.ceil(len(panels) / wide)
-    figure = new_figure(width)
-    for axes, panel in zip(panel_grid(figure, len(panels), wide), panels, strict=True):
-        panel(axes)
-    # matplotlib counts gaps in widths of a panel: wide panels and gaps fill what the margins leave.
-    panel_width = (axes_width(width) - (wide - 1) * BETWEEN_COLUMNS) / wide
-    finish(
-        figure,
-        *legend,
-        note,
-        high * height + (high - 1) * BETWEEN_ROWS,
-        hspace=BETWEEN_ROWS / height,
-        wspace=BETWEEN_COLUMNS / panel_width,
-        top=TITLE_ROOM if titled else TOP,
-    )
-    return figure
+    return draw

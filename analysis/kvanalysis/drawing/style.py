@@ -58,7 +58,7 @@ LONG_LEGEND = 5  # from more entries on, long ones are wrapped so that two colum
 
 
 @dataclass(frozen=True)
-class Look:
+class Style:
     """How one label is drawn, the same in every figure of a run."""
 
     colour: str
@@ -66,18 +66,18 @@ class Look:
     dashes: object
 
 
-def looks(labels, held):
-    """{label: Look} for `labels` in order; those in `held` are dashed, black or grey."""
+def styles_for(labels, held):
+    """{label: Style} for `labels` in order; those in `held` are dashed, black or grey."""
     found, free, black = {}, 0, 0
     for label in labels:
         if label in held:
             colour = ORACLE_COLOURS[black % len(ORACLE_COLOURS)]
-            found[label] = Look(colour, MARKERS[black % len(MARKERS)], DASHED)
+            found[label] = Style(colour, MARKERS[black % len(MARKERS)], DASHED)
             black += 1
         else:
             # 8 colours and 11 markers have no common divisor: points without a line repeat after 88 labels.
             dashes = ROUND_DASHES[free // len(COLOURS) % len(ROUND_DASHES)]
-            found[label] = Look(COLOURS[free % len(COLOURS)], MARKERS[free % len(MARKERS)], dashes)
+            found[label] = Style(COLOURS[free % len(COLOURS)], MARKERS[free % len(MARKERS)], dashes)
             free += 1
     return found
 
@@ -98,10 +98,9 @@ def new_figure(width):
 def styled():
     """Inside, figures are drawn in matplotlib's own defaults plus RC, whatever the user's matplotlibrc says.
 
-    A figure is many objects that hold each other. To look for such garbage while one is drawn takes a sixth
+    A figure is many objects that hold each other. To style for such garbage while one is drawn takes a sixth
     of all time, so it is looked for after each (`let_go`), among what is younger than the block.
     """
-    gc.collect()
     gc.freeze()
     gc.disable()
     try:

@@ -2,21 +2,14 @@
 
 from pathlib import Path
 
+from ..drawing.saving import save
 from ..drawing.style import styled
-from ..plots import OVERVIEW
-from ..stats.intervals import by_trace
+from ..plots import pictures_of
 
 
 def write_figures(frame, folder):
-    """Writes every overview figure of `load`'s table to `folder`; returns them as `Drawn`, trace by trace.
-
-    Those of one trace stand in the order of OVERVIEW: what matters most comes first.
-    """
+    """Writes every overview figure of `load`'s table to `folder`; returns them as `SavedFigure`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for suffix, rows in by_trace(frame):
-        with styled():
-            for plot in OVERVIEW:
-                written += plot.draw_frame(rows, folder, suffix)
-    return written
+    with styled():
+        return [save(picture, folder) for picture in pictures_of(frame)]

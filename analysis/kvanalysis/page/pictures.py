@@ -19,7 +19,7 @@ EMBED_BYTES = 3_550_000  # of pictures; base64 adds a third, and a page should s
 
 
 class Album:
-    """The pictures of `figures` (Drawn) for a page in `folder`; `left_out` of them had no room."""
+    """The pictures of `figures` (SavedFigure) for a page in `folder`; `left_out` of them had no room."""
 
     def __init__(self, figures, folder):
         self._folder = Path(folder)

@@ -84,8 +84,8 @@ def _pictures(album, figures):
     parts = [album.note()]
     for figure in figures:
         parts.append(album.show(figure, figure.caption))
-        if figure.table:
-            parts.append(sortable_table(*figure.table))
+        if figure.cells:
+            parts.append(sortable_table(*figure.cells))
     return parts
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..data.confirm_csv import RECORDED, layers_of
-from ..data.confirmed import INSTANCE
+from ..data.confirmed import INSTANCE, confirmed
 from ..data.first_token import holds_first_token
 from ..stats.families import families
 from ..stats.intervals import used_rows
@@ -84,6 +84,13 @@ def instances(frame, told):
     elsewhere = len(whole_rows(told.losses)) - losses["key"].nunique()
     deviation = _deviation(frame, told, losses)
     return _once(Instances(table, parts, measures, held, selection, elsewhere, [], deviation))
+
+
+def found_instances(rows):
+    """The Instances beside the rows of one trace of `load`'s table; None where kvconfirm has finished
+    none."""
+    told = confirmed(rows, whole=False)
+    return instances(rows, told) if told else None
 
 
 def _losses(losses, labels):

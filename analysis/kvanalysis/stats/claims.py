@@ -51,22 +51,22 @@ class Claim:
     gap: str = ""
 
 
-def judge_all(context, frame, places=Places()):
+def judge_all(run, frame, places=Places()):
     """One Verdict for each of `figure.options.claims`; raises FigureError on a malformed one."""
-    return [judge(claim, frame, places) for claim in read_claims(context)]
+    return [judge(claim, frame, places) for claim in read_claims(run)]
 
 
-def read_claims(context):
-    where = f"{context.config.path}: figure.options.claims"
+def read_claims(run):
+    where = f"{run.config.path}: figure.options.claims"
     claims = []
-    for item in context.option("claims", []):
+    for item in run.option("claims", []):
         unknown = sorted(set(item) - KEYS)
         missing = [key for key in ("claim", "lower", "higher") if key not in item]
         if unknown or missing:
             raise FigureError(
                 f"{where}: {'unknown key ' + unknown[0] if unknown else missing[0] + ' is missing'}"
             )
-        claims.append(Claim(**{"source": context.config.paper} | item))
+        claims.append(Claim(**{"source": run.config.paper} | item))
     return claims
 
 
@@ -137,8 +137,7 @@ def _numbers(claim, found, places):
         return f"none of the {places.plural} has results of both"
     return "; ".join(
         f"{places.text.format(x)}: {c.first:.3g} against {c.second / claim.times:.3g}, [{c.low:+.2g},"
-        f" {c.high:+.2g}],"
-        f" {c.wins}/{c.ties}/{c.losses}"
+        f" {c.high:+.2g}], {c.wins}/{c.ties}/{c.losses}"
         for x, c in found.items()
     )
 

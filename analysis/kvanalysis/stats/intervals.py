@@ -4,7 +4,10 @@ The unit of resampling is one (trace, prompt, layer, kv head). Rows of one unit 
 are its seeds: the seeds of a unit are averaged first.
 """
 
+from functools import lru_cache
+
 import numpy as np
+import pandas as pd
 
 UNIT = ["trace_id", "prompt", "layer", "kv_head"]
 RESAMPLES = 2000
@@ -14,10 +17,10 @@ BLOCK_VALUES = 4_000_000  # numbers drawn at a time: bounds the memory at 32 MB 
 
 
 def by_trace(frame):
-    """(suffix of file names, rows) of every trace; the suffix is empty if there is only one."""
+    """(what names of its files begin with, rows) of every trace; nothing if there is only one."""
     several = frame["trace_id"].nunique() > 1
     for trace_id, rows in frame.groupby("trace_id", sort=True):
-        yield (f"_{trace_id[:8]}" if several else ""), rows
+        yield (f"{trace_id[:8]}_" if several else ""), rows
 
 
 def used_rows(rows):
@@ -30,47 +33,57 @@ def unit_means(rows, measures, by=()):
     return rows.groupby([*by, *UNIT], sort=True)[list(measures)].mean()
 
 
-def bootstrap_means(values, resamples=RESAMPLES, seed=BOOTSTRAP_SEED):
-    """[resamples] means of `values` [n] drawn with replacement; the draws depend on n and seed only.
-
-    Two methods measured on the same n units thus share their draws.
-    """
-    values = np.asarray(values, dtype=float)
-    random = np.random.default_rng(seed)
-    block = max(1, BLOCK_VALUES // len(values))
-    means = np.empty(resamples)
-    for first in range(0, resamples, block):
-        count = min(block, resamples - first)
-        means[first : first + count] = values[random.integers(0, len(values), (count, len(values)))].mean(
-            axis=1
-        )
-    return means
+def head_points(rows, measure, by):
+    """Means over heads, with intervals: columns [*by, y, low, high, n_units]. Seeds are averaged first."""
+    units = unit_means(used_rows(rows), [measure], by)[measure].dropna()
+    table = []
+    for key, values in units.groupby(level=list(range(len(by))), sort=True):
+        mean, low, high = mean_interval(values.to_numpy())
+        place = dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True))
+        table.append(place | {"y": mean, "low": low, "high": high, "n_units": len(values)})
+    return pd.DataFrame(table, columns=[*by, "y", "low", "high", "n_units"])
 
 
 def mean_interval(values, resamples=RESAMPLES, seed=BOOTSTRAP_SEED, level=LEVEL):
     """(mean, low, high) of one value per unit: percentile bootstrap. NaN bounds below two units."""
     values = np.asarray(values, dtype=float)
-    if len(values) < 2:
-        return (float(values.mean()) if len(values) else np.nan), np.nan, np.nan
-    tail = (1 - level) / 2
-    low, high = np.quantile(bootstrap_means(values, resamples, seed), [tail, 1 - tail])
-    return float(values.mean()), float(low), float(high)
+    if not len(values):
+        return np.nan, np.nan, np.nan
+    found = mean_intervals(values[:, None], resamples, seed, level)
+    return tuple(float(each[0]) for each in found)
 
 
 def mean_intervals(values, resamples=RESAMPLES, seed=BOOTSTRAP_SEED, level=LEVEL):
     """(means, lows, highs) [n] of every column of `values` [units, n]: mean_interval for many at once.
 
-    A draw takes whole units, so neighbouring columns stay together. NaN bounds below two units.
+    A draw takes whole units, so neighbouring columns stay together. What is drawn depends on the number of
+    units and the seed alone: two methods measured on the same units share their draws.
     """
     values = np.asarray(values, dtype=float)
-    units, columns = values.shape
-    if units < 2:
-        return values.mean(axis=0), np.full(columns, np.nan), np.full(columns, np.nan)
-    draws = np.random.default_rng(seed).integers(0, units, (resamples, units))
-    weights = np.stack([np.bincount(draw, minlength=units) for draw in draws]) / units
+    if len(values) < 2:
+        nothing = np.full(values.shape[1], np.nan)
+        return values.mean(axis=0), nothing, nothing
     tail = (1 - level) / 2
-    low, high = np.quantile(weights @ values, [tail, 1 - tail], axis=0)
+    low, high = np.quantile(bootstrap_means(values, resamples, seed), [tail, 1 - tail], axis=0)
     return values.mean(axis=0), low, high
+
+
+def bootstrap_means(values, resamples=RESAMPLES, seed=BOOTSTRAP_SEED):
+    """[resamples, ...] means of `values` [units, ...] drawn with replacement."""
+    values = np.asarray(values, dtype=float)
+    if len(values) * resamples <= BLOCK_VALUES:
+        return _drawn_shares(len(values), resamples, seed) @ values
+    random, block = np.random.default_rng(seed), max(1, BLOCK_VALUES // values.size)
+    counts = [min(block, resamples - first) for first in range(0, resamples, block)]
+    drawn = (random.integers(0, len(values), (count, len(values))) for count in counts)
+    return np.concatenate([values[draws].mean(axis=1) for draws in drawn])
+
+
+@lru_cache(maxsize=4)
+def _drawn_shares(units, resamples, seed):
+    """[resamples, units] which share of the draws fell on each unit: the same for all that is compared."""
+    drawn = np.random.default_rng(seed).integers(0, units, (resamples, units))
+    return np.stack([np.bincount(draws, minlength=units) for draws in drawn]) / units
 
 
 def paired_difference(first, second, **bootstrap):

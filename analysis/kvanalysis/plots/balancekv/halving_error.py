@@ -1,11 +1,12 @@
 """BalanceKV's halvings against samples of the same size: error by layer and share kept of the middle.
 
-The sweep is completed from the trace (`settled`): the last `scored` rows are the queries, the first tokens
-are the sinks, the budgets are sinks + floor(M/2^T). Uniform samples of step `tail` hold as many tokens of
-weight 1 at the end as the walks of step `run` left there, which is known only after it.
+The sweep is completed from the trace (`derived_overrides`): the last `scored` rows are the queries, the first
+tokens are the sinks, the budgets are sinks + floor(M/2^T). Uniform samples of step `tail` hold as many tokens
+of weight 1 at the end as the walks of step `run` left there, which is known only after it.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -13,8 +14,8 @@ import pandas as pd
 from ...data.extras import extra
 from ...drawing.budget_axes import set_error_axis
 from ...drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
-from ...drawing.saving import Drawn, Plot, at_both_widths, write_csv
-from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, looks, new_figure
+from ...drawing.saving import Picture
+from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, new_figure, styles_for
 from ...errors import FigureError
 from ...stats.paired import lower_everywhere
 from ...stats.words import replay_note
@@ -34,17 +35,17 @@ class Sizes:
         return {"name": "uniform", "sinks": self.sinks, "recent": 0, "rounds": rounds, "tail": tail}
 
 
-def sizes(context):
+def sizes(run):
     """The Sizes of `figure.options` scored, sinks and rounds on the trace's shortest prompt.
 
     Sinks are at most a sixteenth of the tokens: 256 of 4096, 64 of 1024.
     """
-    trace = context.recorded()
+    trace = run.recorded()
     tokens = min(trace.tensor(p, trace.layers(p)[0], "k").shape[1] for p in trace.prompts())
-    scored = min(context.option("scored"), tokens // 2)
-    sinks = min(context.option("sinks"), tokens // 16)
+    scored = min(run.option("scored"), tokens // 2)
+    sinks = min(run.option("sinks"), tokens // 16)
     middle = tokens - scored - sinks
-    return Sizes(tokens - scored, scored, sinks, [sinks + middle // 2**t for t in context.option("rounds")])
+    return Sizes(tokens - scored, scored, sinks, [sinks + middle // 2**t for t in run.option("rounds")])
 
 
 METRICS = {
@@ -61,14 +62,14 @@ PANEL_HEIGHT = 1.45  # inches
 ACROSS = {COLUMN_WIDTH: (2,), PAGE_WIDTH: (4, 3)}
 
 
-def settled(context, step):
+def derived_overrides(run, step):
     """Prompt length, sinks, budgets; and for step `tail`, the samples that are paired with step `run`."""
-    found = sizes(context)
+    found = sizes(run)
     if step.name == "tail":
-        tails = tails_of(context.frame("run"))
+        tails = tails_of(run.frame("run"))
         if any(rounds < 1 for rounds, _ in tails.values()):
             raise FigureError(
-                f"{context.config.path}: sizes follow from the trace's {found.prompt + found.scored} tokens,"
+                f"{run.config.path}: sizes follow from the trace's {found.prompt + found.scored} tokens,"
                 " and one of them halved nothing: leave replay.tokens and replay.prefill to this figure"
             )
         return {
@@ -78,7 +79,7 @@ def settled(context, step):
         }
     protected = {
         f"methods.{index}.{name}": found.sinks
-        for index, method in enumerate(context.config.sweep.get("methods", []))
+        for index, method in enumerate(run.config.sweep.get("methods", []))
         for name in ("sinks", "recent")
         if isinstance(method, dict) and method.get(name)
     }
@@ -105,15 +106,15 @@ def _name(method, params):
     return name + (DEN_W if params.get("den") == "w" else "")
 
 
-def paired_rows(context):
+def paired_rows(run):
     """All rows with `name`, `rounds` and `tail`; the tail-matched samples under the names of TAILS."""
-    frame = context.frame("run")
+    frame = run.frame("run")
     budgets = sorted(frame["budget_tokens"].dropna().astype(int).unique(), reverse=True)
     rows = named(frame).assign(
         rounds=[budgets.index(int(b)) + 1 for b in frame["budget_tokens"]], tail=extra(frame, "tail")
     )
-    samples = context.frame("tail")
-    samples["rounds"], samples["tail"] = ([p[n] for p in samples["params"]] for n in ("rounds", "tail"))
+    samples = run.frame("tail")
+    samples = samples.assign(**{n: [p[n] for p in samples["params"]] for n in ("rounds", "tail")})
     matched = [
         samples[(samples["rounds"] == rounds) & (samples["tail"] == tail)].assign(name=TAILS[walk])
         for (walk, _), (rounds, tail) in tails_of(frame).items()
@@ -133,49 +134,53 @@ def averages(rows, metric):
     return table.reset_index().assign(metric=metric)
 
 
-def draw(context):
-    rows = paired_rows(context)
+def data(run):
+    """(all rows by name, {metric: averages by layer, rounds and name})."""
+    rows = paired_rows(run)
     shown = [metric for metric in METRICS if metric in rows and rows[metric].notna().any()]
-    return Plot([_figure(context, rows, metric) for metric in shown], _verdicts(rows))
+    return rows, {metric: averages(rows, metric) for metric in shown}
 
 
-def _figure(context, rows, metric):
-    table = averages(rows, metric)
-    csv = write_csv(table, context.stem(f"_{metric}.csv"))
+def draw(run, found):
+    rows, tables = found
+    pictures = []
+    for metric, table in tables.items():
+        clamped = "" if metric == "rel_err_out_mean" else ", clamped metric"
+        paint = partial(_figure, table, metric, _note(run, rows, metric))
+        title = f"Relative error{clamped} by layer and size"
+        pictures.append(Picture(title, table, paint, _caption(rows, metric), metric))
+    return pictures
+
+
+def _figure(table, metric, note, width):
     layers = sorted(table["layer"].unique())
-
-    def at(width):
-        figure, across = new_figure(width), fewest_empty(len(layers), ACROSS[width])
-        panels = panel_grid(figure, len(layers), across, sharex=True, sharey=True)
-        style = looks(sorted(table["name"].unique()), {COIN, COIN + DEN_W, *TAILS.values()})
-        for axes, layer in zip(panels, layers, strict=True):
-            _panel(axes, table[table["layer"] == layer], style)
-            axes.set_title(f"layer {layer}", loc="left", pad=3)
-            set_error_axis(axes, table["mean"])
-        label_outer(panels, across, "kept of the middle", LABELS[metric])
-        legend = panels[0].get_legend_handles_labels()
-        finish_grid(figure, legend, _note(context, rows, metric), len(layers), across, PANEL_HEIGHT)
-        return figure
-
-    page, column = at_both_widths(context.stem(f"_{metric}"), at)
-    title = "Relative error" if metric == "rel_err_out_mean" else "Relative error, clamped metric"
-    return Drawn(f"{title} by layer and size", page, csv, column, _caption(rows, metric))
+    figure, across = new_figure(width), fewest_empty(len(layers), ACROSS[width])
+    panels = panel_grid(figure, len(layers), across, sharex=True, sharey=True)
+    styles = styles_for(sorted(table["name"].unique()), {COIN, COIN + DEN_W, *TAILS.values()})
+    for axes, layer in zip(panels, layers, strict=True):
+        _panel(axes, table[table["layer"] == layer], styles)
+        axes.set_title(f"layer {layer}")
+        set_error_axis(axes, table["mean"])
+    label_outer(panels, across, "kept of the middle", LABELS[metric])
+    legend = panels[0].get_legend_handles_labels()
+    finish_grid(figure, legend, note, len(layers), across, PANEL_HEIGHT)
+    return figure
 
 
-def _panel(axes, table, style):
-    names = sorted(style)
+def _panel(axes, table, styles):
+    names = sorted(styles)
     for place, name in enumerate(names):
         mine = table[table["name"] == name].sort_values("rounds")
         x = mine["rounds"] + SPREAD * (place / max(1, len(names) - 1) - 0.5)
-        look = style[name]
+        style = styles[name]
         bars = mine["sd_over_seeds"].fillna(0).to_numpy()
         low = np.minimum(bars, 0.9 * mine["mean"])  # a logarithmic axis has no place for zero
         axes.errorbar(
             x,
             mine["mean"],
             (low, bars),
-            fmt=look.marker,
-            color=look.colour,
+            fmt=style.marker,
+            color=style.colour,
             ms=2.6,
             elinewidth=0.8,
             label=name,
@@ -185,8 +190,8 @@ def _panel(axes, table, style):
     axes.grid(axis="x", visible=False)
 
 
-def _note(context, rows, metric):
-    found = sizes(context)
+def _note(run, rows, metric):
+    found = sizes(run)
     seeds, queries = rows.groupby("name")["seed"].nunique().max(), rows["n_queries"].max()
     return (
         f"{replay_note(rows)} Metric: {METRICS[metric]}, mean of ratios over {queries} of the last"
@@ -211,7 +216,8 @@ def _caption(rows, metric):
     )
 
 
-def _verdicts(rows):
+def claims(_run, found):
+    rows, _ = found
     pairs = (
         (WALK, UNIFORM, "BalanceKV loses less than uniform sampling of as many tokens"),
         (WALK, TAILS[WALK], "BalanceKV loses less than a uniform sample with its exact tail"),

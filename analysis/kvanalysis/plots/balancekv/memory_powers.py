@@ -5,7 +5,7 @@ import numpy as np
 from ...data.extras import extra
 from ...drawing.log_ticks import plain_log
 from ...drawing.panel_grid import say_nothing_to_draw
-from ...drawing.style import COLUMN_WIDTH, finish, looks
+from ...drawing.style import COLUMN_WIDTH, finish, new_figure, styles_for
 from ...stats.fits import slope
 from ...stats.intervals import UNIT, used_rows
 from ...stats.verdict import Verdict, near, outcome_of
@@ -20,12 +20,12 @@ HEIGHT = 1.9  # inches
 WIDEST, THINNER = 2.8, 0.8  # points; the first curve is the widest, so that equal ones all show
 
 
-def memory_table(context, step):
+def memory_table(run, step):
     """One row per (head, method instance), seeds averaged: stored tokens, epsilon as its own theorem has it.
 
     `stored_tokens` is peak_bytes over the bytes of a row of the exact cache.
     """
-    frame = used_rows(context.frame(step))
+    frame = used_rows(run.frame(step))
     frame = frame[frame["method"].isin(STATED)]
     frame = frame.assign(
         place=PLACES[step],
@@ -52,10 +52,10 @@ def memory_slopes(memory):
     return {key: fitted for key, fitted in found.items() if fitted is not None}
 
 
-def draw_memory(figure, memory):
-    wide = figure.get_size_inches()[0] > COLUMN_WIDTH
+def memory_figure(memory, width):
+    figure, wide = new_figure(width), width > COLUMN_WIDTH
     panels = figure.subplots(1, 2, sharey=True) if wide else figure.subplots(2, 1)
-    style = looks(sorted(memory["name"].unique()), set())
+    styles = styles_for(sorted(memory["name"].unique()), set())
     for axes, place in zip(panels, PLACES.values(), strict=True):
         rows = memory[memory["place"] == place]
         axes.set_title(place, loc="left", pad=3)
@@ -66,10 +66,10 @@ def draw_memory(figure, memory):
             means = (
                 mine.groupby("params_json")[["epsilon", "stored_tokens"]].mean().sort_values("stored_tokens")
             )
-            _curve(axes, means["epsilon"], means["stored_tokens"], style, name)
+            _curve(axes, means["epsilon"], means["stored_tokens"], styles, name)
         plain_log(axes.xaxis)
         plain_log(axes.yaxis)
-    handles = [_curve(panels[0], [], [], style, name) for name in style]
+    handles = [_curve(panels[0], [], [], styles, name) for name in styles]
     for axes in panels if wide else panels[1:]:
         axes.set_xlabel("measured epsilon [1], the theorem's own form")
     if wide:
@@ -82,19 +82,20 @@ def draw_memory(figure, memory):
     finish(
         figure,
         handles,
-        list(style),
+        list(styles),
         note,
         HEIGHT if wide else 2.3 * HEIGHT,
         hspace=0.3,
         wspace=0.08,
         top=0.24,
     )
+    return figure
 
 
-def _curve(axes, x, y, style, name):
-    width = max(1.0, WIDEST - THINNER * list(style).index(name))
-    look = style[name]
-    return axes.plot(x, y, color=look.colour, marker=look.marker, linewidth=width, markersize=3 + width)[0]
+def _curve(axes, x, y, styles, name):
+    width = max(1.0, WIDEST - THINNER * list(styles).index(name))
+    style = styles[name]
+    return axes.plot(x, y, color=style.colour, marker=style.marker, linewidth=width, markersize=3 + width)[0]
 
 
 def memory_caption(memory, powers):
@@ -111,8 +112,7 @@ def _asks(memory):
     return (
         f"On the recorded trace BalanceKV's theorem with constants 1 asks for batches of 10^{t.min():.0f} to"
         f" 10^{t.max():.0f} tokens (e^{t.min() * LN10:.0f} to e^{t.max() * LN10:.0f}) where n = {n}; sizes"
-        " are given"
-        " here instead."
+        " are given here instead."
     )
 
 

@@ -1,12 +1,13 @@
 """Occupancy over time of BalanceKV's MergeAndReduce, read from the weights that balancekv_stream saved."""
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm
 
-from ...drawing.saving import Drawn, Plot, at_both_widths, write_csv
+from ...drawing.saving import Picture
 from ...drawing.style import finish, new_figure
 from ...errors import FigureError
 from ...stats.verdict import FAILS, HOLDS, UNDECIDED, Verdict
@@ -16,44 +17,37 @@ TEXT_ROOM = 0.032  # share of the axis; a count is printed where it stays for lo
 HEIGHT = 2.0  # inches
 
 
-def draw(context):
-    cells = _cells(context)
-    tables = [occupancy(context, cell) for _, cell in cells.iterrows()]
+def data(run):
+    """[occupancy of each cell], in the order of _cells."""
+    return [occupancy(run, cell) for _, cell in _cells(run).iterrows()]
+
+
+def draw(run, tables):
+    """The first head."""
     if not tables:
-        claim = "A level is occupied exactly when its bit of floor(j/t) is set"
-        return Plot(
-            [], [Verdict(claim, "BalanceKV, Fig. 1", "", UNDECIDED, "no balancekv_stream cell finished")]
-        )
-    csv = write_csv(pd.concat(tables), context.stem(".csv"))
-    cell, table = cells.iloc[0], tables[0]
-
-    def at(width):
-        figure = new_figure(width)
-        _draw(figure, table, cell)
-        return figure
-
-    page, column = at_both_widths(context.stem(), at)
-    drawn = Drawn("Levels of the merge tree over time", page, csv, column, _caption(cell, table))
-    return Plot([drawn], [_verdict(tables)])
+        return []
+    cell, table = _cells(run).iloc[0], tables[0]
+    title = "Levels of the merge tree over time"
+    return [Picture(title, pd.concat(tables), partial(_figure, table, cell), _caption(cell, table))]
 
 
-def _cells(context):
-    frame = context.frame()
+def _cells(run):
+    frame = run.frame()
     rows = frame[(frame["method"] == "balancekv_stream") & (frame["status"] == "ok")]
     if (rows["n_prefill"] != 1).any():
         raise FigureError(
-            f"{context.config.path}: merge_tree follows the tree from token 0: replay.prefill must be 1"
+            f"{run.config.path}: merge_tree follows the tree from token 0: replay.prefill must be 1"
         )
     return rows.sort_values(["trace_id", "prompt", "layer", "kv_head", "seed"])
 
 
-def occupancy(context, cell):
+def occupancy(run, cell):
     """One row per (tokens j, level): entries of the denominator there, and what the bits of floor(j/t) say.
 
     `predicted` is j mod t at level 0, whether bit level-1 is set between (1 or 0), NaN at the top level,
     which never empties.
     """
-    saved = context.arrays("kept")[cell["key"]]
+    saved = run.arrays("kept")[cell["key"]]
     batch, top = cell["params"]["batch"], cell["params"]["levels"]
     ends, den = saved["kept_off"], saved["den"]
     entries = np.array([_levels(den[a:b], top) for a, b in pairwise(ends)])
@@ -76,30 +70,34 @@ def _levels(weights, top):
     return np.bincount(np.log2(weights[weights > 0]).astype(int), minlength=top + 1)
 
 
-def _verdict(tables):
+def claims(_run, tables):
+    if not tables:
+        claim = "A level is occupied exactly when its bit of floor(j/t) is set"
+        return [Verdict(claim, "BalanceKV, Fig. 1", "", UNDECIDED, "no balancekv_stream cell finished")]
     everything = pd.concat(tables)
     wrong_first, filled, empty, bits = 0, 0, 0, 0
-    for _, rows in everything.groupby("level"):
+    for level, rows in everything.groupby("level"):
         known = rows[rows["predicted"].notna()]
-        if rows["level"].iloc[0] == 0:
+        if level == 0:
             wrong_first = int((known["entries"] != known["predicted"]).sum())
             continue
         bits += len(known)
         filled += int(((known["entries"] > 0) & (known["predicted"] == 0)).sum())
         empty += int(((known["entries"] == 0) & (known["predicted"] == 1)).sum())
-    return Verdict(
+    verdict = Verdict(
         "Level i+1 is occupied exactly when bit i of floor(j/t) is set; level 0 holds j mod t",
         "BalanceKV, Fig. 1 and Algorithm 3",
         "every step of every head is compared; a set bit may stay empty only if all that fed the level was"
         " empty",
         HOLDS if not (wrong_first or filled or empty) else FAILS,
-        f"{len(tables)} heads: level 0 differs in {wrong_first} of {(everything['level'] == 0).sum()}"
-        f" steps; of {bits}"
-        f" bits, {filled} are 0 where the level is occupied and {empty} are 1 where it is empty",
+        f"{len(tables)} heads: level 0 differs in {wrong_first} of {(everything['level'] == 0).sum()} steps;"
+        f" of {bits} bits, {filled} are 0 where the level is occupied and {empty} are 1 where it is empty",
     )
+    return [verdict]
 
 
-def _draw(figure, table, cell):
+def _figure(table, cell, width):
+    figure = new_figure(width)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     grid = table.pivot(index="level", columns="tokens", values="entries").to_numpy()
     most = max(2, int(grid.max()))
@@ -118,14 +116,14 @@ def _draw(figure, table, cell):
     lower.set(xlabel="tokens fed, j", ylabel="entries", ylim=(0, None), xlim=(0, tokens))
     bit = upper.plot([], [], color=BIT_COLOUR, linewidth=2)[0]
     note = (
-        f"Denominator's structure of layer {cell['layer']}, kv head {cell['kv_head']}, seed {cell['seed']}:"
-        " t ="
-        f" {cell['params']['batch']}, T = {cell['params']['levels']}. Colour and numbers: entries; white:"
+        f"Denominator's structure of layer {cell['layer']}, kv head {cell['kv_head']}, seed {cell['seed']}: t"
+        f" = {cell['params']['batch']}, T = {cell['params']['levels']}. Colour and numbers: entries; white:"
         " empty."
     )
     finish(
         figure, [bit, held], ["bit of floor(j/t) is set", "entries of all levels"], note, HEIGHT, hspace=0.14
     )
+    return figure
 
 
 def _counts(axes, entries, level, tokens, most):

@@ -5,13 +5,14 @@ Steps: `walk_N` for each prompt length N (self_balancing_walk, kept lists saved,
 """
 
 import re
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from ...drawing.log_ticks import plain_log
-from ...drawing.saving import Drawn, Plot, at_both_widths, write_csv
-from ...drawing.style import DASHED, finish, looks, new_figure
+from ...drawing.saving import Picture
+from ...drawing.style import DASHED, finish, new_figure, styles_for
 from ...errors import FigureError
 from ...stats.fits import fit, slope
 from ...stats.intervals import UNIT, mean_interval, used_rows
@@ -20,8 +21,8 @@ from .discrepancy import COIN, discrepancy, walk_of
 from .memory_powers import (
     PLACES,
     asked,
-    draw_memory,
     memory_caption,
+    memory_figure,
     memory_slopes,
     memory_table,
     memory_verdicts,
@@ -30,46 +31,40 @@ from .memory_powers import (
 HEIGHT = 1.9  # inches
 
 
-def draw(context):
-    walks = walk_table(context)
-    memory = pd.concat([memory_table(context, step) for step in PLACES], ignore_index=True)
-    csvs = [
-        write_csv(walks, context.stem("_discrepancy.csv")),
-        write_csv(memory, context.stem("_memory.csv")),
-    ]
+def data(run):
+    """(discrepancies of the walks, their slopes, memory, its slopes)."""
+    walks = walk_table(run)
+    memory = pd.concat([memory_table(run, step) for step in PLACES], ignore_index=True)
     slopes = {name: slope(rows, "tokens", "discrepancy") for name, rows in walks.groupby("walk")}
     slopes = {name: found for name, found in slopes.items() if found is not None}
-    powers = memory_slopes(memory)
-    captions = _walk_caption(walks, slopes), memory_caption(memory, powers)
-    figures = [
-        _drawn(
-            context,
-            "discrepancy",
-            csvs[0],
-            "Discrepancy of the walk",
-            captions[0],
-            lambda figure: _draw_walks(figure, walks, slopes),
-        ),
-        _drawn(
-            context,
-            "memory",
-            csvs[1],
-            "Memory against the measured epsilon",
-            captions[1],
-            lambda figure: draw_memory(figure, memory),
-        ),
-    ]
-    return Plot(figures, [*_walk_verdicts(walks, slopes), *memory_verdicts(powers), asked(memory)])
+    return walks, slopes, memory, memory_slopes(memory)
 
 
-def walk_table(context):
+def draw(_run, found):
+    walks, slopes, memory, powers = found
+    paint, caption = partial(_walk_figure, walks, slopes), _walk_caption(walks, slopes)
+    return [
+        Picture("Discrepancy of the walk", walks, paint, caption, "discrepancy"),
+        Picture(
+            "Memory against the measured epsilon", memory, partial(memory_figure, memory),
+            memory_caption(memory, powers), "memory",
+        ),
+    ]  # fmt: skip
+
+
+def claims(_run, found):
+    walks, slopes, memory, powers = found
+    return [*walk_verdicts(walks, slopes), *memory_verdicts(powers), asked(memory)]
+
+
+def walk_table(run):
     """One row per (head, walk, tokens): discrepancy, mean over seeds."""
-    trace = context.recorded(_synthetic(context))
+    trace = run.recorded(_synthetic(run))
     rows = []
-    for step in context.config.steps:
+    for step in run.config.steps:
         if not re.fullmatch(r"walk_\d+", step.name):
             continue
-        saved, frame = context.arrays("kept", step.name), used_rows(context.frame(step.name))
+        saved, frame = run.arrays("kept", step.name), used_rows(run.frame(step.name))
         for _, cell in frame.iterrows():
             place = cell["prompt"], cell["layer"], cell["kv_head"]
             n = int(cell["n_prefill"])
@@ -80,49 +75,40 @@ def walk_table(context):
                         | {"discrepancy": found})  # fmt: skip
     if not rows:
         raise FigureError(
-            f"{context.config.path}: walk_theorems needs run steps called walk_N whose cells finish"
+            f"{run.config.path}: walk_theorems needs run steps called walk_N whose cells finish"
         )
     return pd.DataFrame(rows).groupby([*UNIT, "walk", "tokens"], as_index=False)["discrepancy"].mean()
 
 
-def _synthetic(context):
-    made = [step.name for step in context.config.steps if step.command == "synth"]
+def _synthetic(run):
+    made = [step.name for step in run.config.steps if step.command == "synth"]
     if not made:
-        raise FigureError(f"{context.config.path}: walk_theorems needs a synth step")
+        raise FigureError(f"{run.config.path}: walk_theorems needs a synth step")
     return made[0]
 
 
-def _drawn(context, name, csv, title, caption, paint):
-    def draw(width):
-        figure = new_figure(width)
-        paint(figure)
-        return figure
-
-    page, column = at_both_widths(context.stem(f"_{name}"), draw)
-    return Drawn(title, page, csv, column, caption)
-
-
-def _draw_walks(figure, walks, slopes):
+def _walk_figure(walks, slopes, width):
+    figure = new_figure(width)
     axes = figure.subplots()
-    style = looks(sorted(walks["walk"].unique()), {COIN})
+    styles = styles_for(sorted(walks["walk"].unique()), {COIN})
     for name, rows in walks.groupby("walk", sort=True):
         means = rows.groupby("tokens")["discrepancy"].agg(lambda values: mean_interval(values)[0])
         bands = [mean_interval(values)[1:] for _, values in rows.groupby("tokens")["discrepancy"]]
         low, high = np.transpose(bands)
         label = f"{name}, exponent {slopes[name].over_heads()}" if name in slopes else name
-        axes.plot(means.index, means, color=style[name].colour, marker=style[name].marker, label=label)
-        axes.fill_between(means.index, low, high, color=style[name].colour, alpha=0.15, linewidth=0)
+        axes.plot(means.index, means, color=styles[name].colour, marker=styles[name].marker, label=label)
+        axes.fill_between(means.index, low, high, color=styles[name].colour, alpha=0.15, linewidth=0)
     _guides(axes, walks)
     axes.set(xscale="log", yscale="log", xlabel="tokens n", ylabel="discrepancy / its scale [1]")
     axes.set_xscale("log", base=2)
     plain_log(axes.yaxis, (1, 1.5, 2, 3, 5, 7))
     axes.set_xticks(sorted(walks["tokens"].unique()), sorted(walks["tokens"].unique()))
     note = (
-        "Synthetic keys with max ||k||^2/sqrt(d) near 1, queries of the same norm. Bands: 95 % bootstrap"
-        " over heads, seeds"
-        " averaged first."
+        "Synthetic keys with max ||k||^2/sqrt(d) near 1, queries of the same norm. Bands: 95 % bootstrap over"
+        " heads, seeds averaged first."
     )
     finish(figure, *axes.get_legend_handles_labels(), note, HEIGHT)
+    return figure
 
 
 def _guides(axes, walks):
@@ -154,7 +140,7 @@ def _log_power(tokens):
     return fit(n, np.log(n))[0]
 
 
-def _walk_verdicts(walks, slopes):
+def walk_verdicts(walks, slopes):
     middle = (_log_power(walks["tokens"]) + 0.5) / 2
     how = (
         f"95 % bootstrap interval over heads of the exponent: below {middle:.2f}, midway between"

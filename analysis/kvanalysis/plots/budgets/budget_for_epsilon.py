@@ -1,5 +1,6 @@
 """The budget that an epsilon needs, over heads, of a results folder that holds epsilon.csv."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,9 @@ import numpy as np
 from ...budgets.search import over_heads
 from ...data.epsilon_csv import read_epsilon_csv
 from ...drawing.budget_axes import handle
-from ...drawing.saving import Drawn, draw_grid, write_csv
-from ...drawing.style import looks
-from ...stats.words import oneshot_notes, replay_note
+from ...drawing.saving import Picture, in_grid
+from ...drawing.style import styles_for
+from ...stats.words import oneshot_notes
 from .epsilon_axes import MARGIN, aside, epsilon_axis, tokens_axis
 
 HEIGHT = 2.4  # inches
@@ -22,28 +23,22 @@ RULE = (
 )
 
 
-def draw_frame(rows, folder, suffix=""):
-    """Budget against epsilon, a curve for each label; [] without answers for the trace of `rows`."""
-    answers = _answers(rows)
-    if answers is None:
-        return []
-    points = over_heads(answers)
-    if points.empty:
-        return []
-    csv = write_csv(points.replace(np.inf, np.nan), folder / f"budget_for_epsilon{suffix}.csv")
-    style = looks(sorted(points["label"].unique()), set(rows.loc[rows["oracle"], "label"]))
-    legend = ([handle(look, with_budget=True) for look in style.values()], list(style))
-    measure = points["measure"].iloc[0]
-    page, column = draw_grid(
-        folder / f"budget_for_epsilon{suffix}",
-        [lambda axes: _panel(axes, points, style)],
-        legend,
-        " ".join([replay_note(rows), f"Error: {measure}, seeds averaged. {RULE}", *oneshot_notes(rows)]),
-        height=HEIGHT,
-        titled=False,
-    )
-    title = f"Budget needed for {measure} of at most epsilon"
-    return [Drawn(title, page, csv, column, _caption(points), table=_cells(points))]
+def data(run):
+    """The budgets that epsilons need, over heads; None without answers for this trace."""
+    answers = _answers(run.rows)
+    points = None if answers is None else over_heads(answers)
+    return None if points is None or points.empty else points
+
+
+def draw(run, points):
+    """Budget against epsilon, a curve for each label."""
+    rows, measure = run.rows, points["measure"].iloc[0]
+    styles = styles_for(sorted(points["label"].unique()), set(rows.loc[rows["oracle"], "label"]))
+    legend = ([handle(style, with_budget=True) for style in styles.values()], list(styles))
+    note = " ".join([run.note, f"Error: {measure}, seeds averaged. {RULE}", *oneshot_notes(rows)])
+    panels = in_grid([partial(_panel, points, styles)], legend, note, height=HEIGHT, titled=False)
+    title, table = f"Budget needed for {measure} of at most epsilon", points.replace(np.inf, np.nan)
+    return [Picture(title, table, panels, _caption(points), "budget_for_epsilon", cells=_cells(points))]
 
 
 def _answers(rows):
@@ -57,25 +52,25 @@ def _answers(rows):
     return None
 
 
-def _panel(axes, points, style):
+def _panel(points, styles, axes):
     drawn = points[np.isfinite(points["half"])]
     ends = drawn[["quarter", "half", "most"]].to_numpy()
     ends = ends[np.isfinite(ends)]
     top = ends.max() * MARGIN if len(ends) else 1.0
     for number, (label, rows) in enumerate(points.groupby("label", sort=True)):
-        _curve(axes, rows[np.isfinite(rows["half"])], style[label], aside(number, len(style)), top)
+        _curve(axes, rows[np.isfinite(rows["half"])], styles[label], aside(number, len(styles)), top)
     epsilon_axis(axes, sorted(points["epsilon"].unique()))
     tokens_axis(axes, ends)
 
 
-def _curve(axes, rows, look, beside, top):
+def _curve(axes, rows, style, beside, top):
     epsilon = rows["epsilon"] * beside
-    axes.vlines(epsilon, rows["quarter"], rows["most"].clip(upper=top), color=look.colour, linewidth=0.7)
-    axes.plot(epsilon, rows["half"], color=look.colour, linestyle=look.dashes)
+    axes.vlines(epsilon, rows["quarter"], rows["most"].clip(upper=top), color=style.colour, linewidth=0.7)
+    axes.plot(epsilon, rows["half"], color=style.colour, linestyle=style.dashes)
     hollow = 2 * rows["at_smallest"] >= rows["heads"]
-    for held, face in ((hollow, "white"), (~hollow, look.colour)):
-        axes.plot(epsilon[held], rows.loc[held, "half"], look.marker, color=look.colour, markerfacecolor=face,
-                  ms=3.2)  # fmt: skip
+    for held, face in ((hollow, "white"), (~hollow, style.colour)):
+        how = {"color": style.colour, "markerfacecolor": face, "ms": 3.2}
+        axes.plot(epsilon[held], rows.loc[held, "half"], style.marker, **how)
 
 
 def _caption(points):

@@ -10,13 +10,14 @@ from matplotlib.colors import LogNorm
 
 from ...budgets.inverse import AT_MOST, MEASURES, MORE_THAN, needed_budgets, over_heads
 from ...drawing.budget_axes import handle
-from ...drawing.saving import Drawn, Plot, draw_grid, write_csv
-from ...drawing.style import looks
+from ...drawing.saving import Picture, in_grid
+from ...drawing.style import styles_for
 from ...errors import FigureError
+from ...stats.intervals import by_trace
 from ...stats.words import oneshot_notes, replay_note
 from .epsilon_axes import MARGIN, aside, epsilon_axis, tokens_axis
 from .heat_panel import heat_panel
-from .knee_figure import draw_knees
+from .knee_figure import knee_picture
 
 NAMES = {
     "rel_err_out_mean": "|z-o|/|o|, mean of ratios",
@@ -32,42 +33,40 @@ TITLE_WIDTH = 26  # characters
 ROW_HEIGHT, LEAST_HEIGHT = 0.17, 0.9  # inches
 
 
-def draw(context):
-    """figure.kind inverse_epsilon."""
-    measure = context.option("measure", "rel_err_out_mean")
+def data(run):
+    """(error measure, epsilon of the maps, rows of every trace, needed budgets of every trace)."""
+    measure = run.option("measure", "rel_err_out_mean")
     if measure not in MEASURES:
         known = ", ".join(MEASURES)
-        raise FigureError(f"{context.config.path}: figure.options.measure: {measure} is none of {known}")
-    epsilon = float(context.option("epsilon", 0.2))
-    epsilons = sorted({float(e) for e in context.option("epsilons", [0.05, 0.1, 0.2, 0.4])} | {epsilon})
-    frame, figures = context.frame(), []
-    several = frame["trace_id"].nunique() > 1
-    for trace, rows in frame.groupby("trace_id", sort=True):
-        stem = context.stem(f"_{trace[:8]}" if several else "")
-        figures += _of_trace(rows, measure, epsilon, epsilons, stem)
-    if not figures:
+        raise FigureError(f"{run.config.path}: figure.options.measure: {measure} is none of {known}")
+    epsilon = float(run.option("epsilon", 0.2))
+    epsilons = sorted({float(e) for e in run.option("epsilons", [0.05, 0.1, 0.2, 0.4])} | {epsilon})
+    found = [(trace, rows, needed_budgets(rows, epsilons, measure)) for trace, rows in by_trace(run.frame())]
+    found = [each for each in found if not each[-1].empty]
+    if not found:
         raise FigureError(
-            f"{context.config.path}: no finished cell has a budget: inverse_epsilon asks which budget"
+            f"{run.config.path}: no finished cell has a budget: inverse_epsilon asks which budget"
             " an error needs; give `budget` and methods that take one"
         )
-    return Plot(figures)
+    return measure, epsilon, found
 
 
-def _of_trace(rows, measure, epsilon, epsilons, stem):
-    needed = needed_budgets(rows, epsilons, measure)
-    if needed.empty:
-        return []
-    style = looks(sorted(needed["label"].unique()), set(rows.loc[rows["oracle"], "label"]))
+def draw(_run, told):
+    measure, epsilon, found = told
+    return [picture for each in found for picture in _of_trace(*each, measure, epsilon)]
+
+
+def _of_trace(trace, rows, needed, measure, epsilon):
+    styles = styles_for(sorted(needed["label"].unique()), set(rows.loc[rows["oracle"], "label"]))
     note = " ".join([replay_note(rows), f"Error: {NAMES[measure]}.", *oneshot_notes(rows)])
     return [
-        _heat_maps(needed[needed["epsilon"] == epsilon], epsilon, note, f"{stem}_heads"),
-        _curves(needed, style, note, f"{stem}_curves"),
-        draw_knees(rows, measure, style, note, f"{stem}_knees"),
+        _heat_maps(needed[needed["epsilon"] == epsilon], epsilon, note, f"{trace}heads"),
+        _curves(needed, styles, note, f"{trace}curves"),
+        knee_picture(rows, measure, styles, note, f"{trace}knees"),
     ]
 
 
-def _heat_maps(needed, epsilon, note, stem):
-    table = write_csv(needed, f"{stem}.csv")
+def _heat_maps(needed, epsilon, note, name):
     low, high = needed["budget_needed"].min(), needed["budget_needed"].max()
     norm = LogNorm(low, high if high > low else 2 * low)
     cells = _by_place(needed)
@@ -75,9 +74,9 @@ def _heat_maps(needed, epsilon, note, stem):
     signs = "\u2264: the smallest that was run; > and hatched: none suffices."
     text = f"{note} Epsilon = {epsilon:g}. {RULE} {signs}"
     height = max(LEAST_HEIGHT, ROW_HEIGHT * needed["layer"].nunique())
-    page, column = draw_grid(stem, panels, ([], []), text, on_page=4, in_column=2, height=height)
+    drawn = in_grid(panels, ([], []), text, on_page=4, in_column=2, height=height)
     title = f"Smallest budget with an error below {epsilon:g}, by layer and kv head [tokens]"
-    return Drawn(title, page, table, narrow=column, caption=f"{RULE} {_counts(needed)}")
+    return Picture(title, needed, drawn, f"{RULE} {_counts(needed)}", name)
 
 
 def _by_place(needed):
@@ -120,14 +119,13 @@ def _counts(needed):
     return "; ".join(parts) + "."
 
 
-def _curves(needed, style, note, stem):
+def _curves(needed, styles, note, name):
     points = over_heads(needed)
-    table = write_csv(points.replace(np.inf, np.nan), f"{stem}.csv")
 
     def panel(axes):
         drawn = points.loc[points["state"] != MORE_THAN, "budget_needed"]
         for number, (label, rows) in enumerate(points.groupby("label", sort=True)):
-            _curve(axes, rows, style[label], aside(number, len(style)), drawn.max() * MARGIN)
+            _curve(axes, rows, styles[label], aside(number, len(styles)), drawn.max() * MARGIN)
         epsilon_axis(axes, sorted(points["epsilon"].unique()))
         tokens_axis(axes, drawn)
 
@@ -136,20 +134,21 @@ def _curves(needed, style, note, stem):
         " ends beyond the budgets that were run. Hollow: at most the smallest budget. A curve ends where for"
         " half of the heads no budget that was run suffices."
     )
-    labels = list(style)
-    legend = ([handle(style[label], with_budget=True) for label in labels], labels)
-    page, column = draw_grid(stem, [panel], legend, text, height=2.4, titled=False)
-    return Drawn("Budget needed for an error of at most epsilon", page, table, narrow=column)
+    labels = list(styles)
+    legend = ([handle(styles[label], with_budget=True) for label in labels], labels)
+    drawn = in_grid([panel], legend, text, height=2.4, titled=False)
+    title, table = "Budget needed for an error of at most epsilon", points.replace(np.inf, np.nan)
+    return Picture(title, table, drawn, name=name)
 
 
-def _curve(axes, rows, look, aside, top):
+def _curve(axes, rows, style, aside, top):
     """`aside`: a factor on epsilon, so that the intervals of labels stand beside each other."""
     rows = rows[rows["state"] != MORE_THAN]
     epsilon = rows["epsilon"] * aside
     high = rows["high"].where(np.isfinite(rows["high"]), top)
-    axes.vlines(epsilon, rows["low"], high, color=look.colour, linewidth=0.7, alpha=0.7)
-    axes.plot(epsilon, rows["budget_needed"], color=look.colour, linestyle=look.dashes)
+    axes.vlines(epsilon, rows["low"], high, color=style.colour, linewidth=0.7, alpha=0.7)
+    axes.plot(epsilon, rows["budget_needed"], color=style.colour, linestyle=style.dashes)
     hollow = rows["state"] == AT_MOST
-    for held, face in ((hollow, "white"), (~hollow, look.colour)):
+    for held, face in ((hollow, "white"), (~hollow, style.colour)):
         budget = rows.loc[held, "budget_needed"]
-        axes.plot(epsilon[held], budget, look.marker, color=look.colour, markerfacecolor=face, ms=3.2)
+        axes.plot(epsilon[held], budget, style.marker, color=style.colour, markerfacecolor=face, ms=3.2)

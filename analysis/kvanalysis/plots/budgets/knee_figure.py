@@ -5,7 +5,7 @@ from matplotlib.lines import Line2D
 
 from ...budgets.knee import KNEE_DEPTH, knees, mean_curves
 from ...drawing.budget_axes import handle, set_budget_axis, set_error_axis
-from ...drawing.saving import Drawn, draw_grid, write_csv
+from ...drawing.saving import Picture, in_grid
 from ...drawing.style import PAGE_WIDTH
 
 STAR = {"linestyle": "", "marker": "*", "markersize": 9, "markeredgecolor": "black", "markeredgewidth": 0.6}
@@ -16,36 +16,36 @@ RULE = (
 )
 
 
-def draw_knees(rows, measure, style, note, stem):
-    """The Drawn of one trace's rows; its CSV has a row per head and the mean curve beside it."""
+def knee_picture(rows, measure, styles, note, name):
+    """Of one trace's rows; the table has a row per head and the mean curve beside it."""
     by_head, mean = knees(rows, measure), mean_curves(rows, measure)
-    table = write_csv(by_head.merge(mean, on="label", how="left"), f"{stem}.csv")
 
     def panel(axes):
         for label, points in mean.groupby("label", sort=True):
-            _curve(axes, points, style[label])
+            _curve(axes, points, styles[label])
         set_budget_axis(axes, sorted({int(b) for b in mean["budget"]}), PAGE_WIDTH / 2)
         positive = mean.loc[mean["mean_error"] > 0, "mean_error"]
         set_error_axis(axes, positive if len(positive) else [1.0])
         axes.set(xlabel="budget [tokens per kv head]", ylabel=axis_name(measure))
 
     labels = sorted(mean["label"].unique())
-    handles = [handle(style[label], with_budget=True) for label in labels]
+    handles = [handle(styles[label], with_budget=True) for label in labels]
     legend = ([*handles, Line2D([], [], color="#777777", **STAR)], [*labels, "knee"])
-    page, column = draw_grid(stem, [panel], legend, f"{note} {RULE}", height=2.4, titled=False)
-    return Drawn("Knee of error against budget", page, table, narrow=column, caption=_caption(by_head, mean))
+    drawn = in_grid([panel], legend, f"{note} {RULE}", height=2.4, titled=False)
+    table = by_head.merge(mean, on="label", how="left")
+    return Picture("Knee of error against budget", table, drawn, _caption(by_head, mean), name)
 
 
 def axis_name(measure):
     return {"rel_err_out_mean": "mean rel. error [1]"}.get(measure, f"{measure} [1]")
 
 
-def _curve(axes, points, look):
+def _curve(axes, points, style):
     budget = points["budget"]
-    axes.fill_between(budget, points["low"], points["high"], color=look.colour, alpha=0.13, linewidth=0)
-    axes.plot(budget, points["mean_error"], look.marker, color=look.colour, linestyle=look.dashes, ms=3)
+    axes.fill_between(budget, points["low"], points["high"], color=style.colour, alpha=0.13, linewidth=0)
+    axes.plot(budget, points["mean_error"], style.marker, color=style.colour, linestyle=style.dashes, ms=3)
     at = points[points["budget"] == points["mean_knee"]]
-    axes.plot(at["budget"], at["mean_error"], color=look.colour, **STAR)
+    axes.plot(at["budget"], at["mean_error"], color=style.colour, **STAR)
 
 
 def _caption(by_head, mean):

@@ -4,39 +4,46 @@ import numpy as np
 import pandas as pd
 
 from ...drawing.curve_axes import Axis
-from ...drawing.curves import Sheet, draw_sheet
-from ...drawing.saving import Plot
+from ...drawing.curves import Sheet, curves_picture
 from ...errors import ResultsError
 from ...stats.intervals import UNIT, used_rows
 from ...stats.verdict import FAILS, HOLDS, Verdict, outcome_of
 from ...stats.words import replay_note
-from ..buzz import sizes as buzz_theory
+from . import theory
 
 LONG = 32  # passes after which the recursion has settled
 PEAK, LOW = "k + w + T", "k + w + a*"
 
 
-def draw(context):
-    """figure.kind live_tokens: rows of buzz with output.save: [kept]; a panel for each stride."""
-    rows = used_rows(context.frame())
+def data(run):
+    """(rows of buzz, {key of a cell: tokens after each step}); needs output.save: [kept]."""
+    rows = used_rows(run.frame())
     rows = rows[rows["method"] == "buzz"]
     if rows.empty:
         raise ResultsError("no cell of buzz has a result")
-    traces = {key: np.diff(context.arrays("kept")[key]["kept_off"]) for key in rows["key"]}
-    points = points_of(rows, traces)
+    return rows, {key: np.diff(run.arrays("kept")[key]["kept_off"]) for key in rows["key"]}
+
+
+def draw(_run, found):
+    """A panel for each stride."""
+    rows, _ = found
     sheet = Sheet(
         title="Live tokens over time",
-        points=points,
+        points=points_of(*found),
         x=Axis("decode step"),
         y=Axis("resident tokens"),
         note=f"{replay_note(rows)} Sizes depend on lengths alone: all heads have the same.",
         caption=caption(rows),
         markers=False,
     )
-    verdicts = [peak_verdict(rows), low_verdict(rows, traces), same_verdict(rows, traces)]
-    if any(step.command == "bounds" for step in context.config.steps):
-        verdicts.append(program_verdict(rows, traces, context.bounds()))
-    return Plot([draw_sheet(sheet, context.stem())], verdicts)
+    return [curves_picture(sheet)]
+
+
+def claims(run, found):
+    verdicts = [peak_verdict(found[0]), low_verdict(*found), same_verdict(*found)]
+    if any(step.command == "bounds" for step in run.config.steps):
+        verdicts.append(program_verdict(*found, run.bounds()))
+    return verdicts
 
 
 def sizes(params):
@@ -55,7 +62,7 @@ def points_of(rows, traces):
         frames.append(pd.DataFrame(at | {"y": live}))
         places.append((s, k, w, T, len(live) - 1))
     for s, k, w, T, last in sorted(set(places)):
-        for label, y in ((PEAK, k + w + T), (LOW, k + w + buzz_theory.fixed_point(s, T))):
+        for label, y in ((PEAK, k + w + T), (LOW, k + w + theory.fixed_point(s, T))):
             frames.append(
                 pd.DataFrame(
                     {"panel": f"segments of s = {s}", "label": label, "stride": s, "x": [0, last], "y": y}
@@ -70,7 +77,7 @@ def caption(rows):
         k, w, s, T, variant = sizes(group["params"].iloc[0])
         texts.append(
             f"s = {s}, {variant}: peak attended {group['peak_attended_tokens'].max():.0f}, time average"
-            f" {group['mean_kept_tokens'].mean():.1f} (theory {buzz_theory.mean_size(k, w, s, T):.1f})"
+            f" {group['mean_kept_tokens'].mean():.1f} (theory {theory.mean_size(k, w, s, T):.1f})"
         )
     return (
         "; ".join(texts)
@@ -81,9 +88,7 @@ def caption(rows):
 
 def peak_verdict(rows):
     """Every cell's peak is the theory's, exactly."""
-    wanted = [
-        buzz_theory.peak_attended(k, w, T, variant) for k, w, s, T, variant in map(sizes, rows["params"])
-    ]
+    wanted = [theory.peak_attended(k, w, T, variant) for k, w, s, T, variant in map(sizes, rows["params"])]
     hits = (rows["peak_attended_tokens"].to_numpy() == np.array(wanted)).sum()
     return Verdict(
         claim="the cache never attends to more than k + w + T + 1 tokens (reference) or k + w + T (paper)",
@@ -106,10 +111,10 @@ def low_verdict(rows, traces):
     for key, params, prompt in zip(rows["key"], rows["params"], rows["n_prefill"], strict=True):
         k, w, s, T, variant = sizes(params)
         seen = after_passes(traces[key], k + w)
-        wanted = buzz_theory.middle_after_passes(s, T, variant, len(seen))
+        wanted = theory.middle_after_passes(s, T, variant, len(seen))
         tried += len(seen) > 0 and prompt <= k + w + T
         hits += seen == wanted and len(seen) > 0 and prompt <= k + w + T
-        texts[s, variant] = f"s = {s} {variant}: {seen} against a* = {buzz_theory.fixed_point(s, T):.1f}"
+        texts[s, variant] = f"s = {s} {variant}: {seen} against a* = {theory.fixed_point(s, T):.1f}"
     return Verdict(
         claim="the middle that passes leave converges to the fixed point a*",
         source="BUZZ Theorem 3.1",
@@ -162,7 +167,7 @@ def program_verdict(rows, traces, bounds):
 
 def _settled(stride, threshold, variant, passes):
     """Whether the recursion has ended after so many passes: its fixed point, or a short cycle."""
-    sizes = buzz_theory.middle_after_passes(stride, threshold, variant, passes + LONG)
+    sizes = theory.middle_after_passes(stride, threshold, variant, passes + LONG)
     return passes > 0 and sizes[passes - 1] in sizes[passes + LONG // 2 :]
 
 

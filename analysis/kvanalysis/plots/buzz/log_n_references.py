@@ -4,11 +4,10 @@ import numpy as np
 import pandas as pd
 
 from ...drawing.curve_axes import ERROR, Axis
-from ...drawing.curves import Sheet, draw_sheet, head_points
-from ...drawing.saving import Plot
+from ...drawing.curves import Sheet, curves_picture
 from ...errors import ResultsError
 from ...stats.claims import Claim, Places, judge, judge_all, select
-from ...stats.intervals import UNIT, used_rows
+from ...stats.intervals import UNIT, head_points, used_rows
 from ...stats.words import BAND_NOTE, replay_note
 from ..run.budget_claims import caption
 
@@ -19,15 +18,20 @@ REFERENCES = {
 LABELS = {"off": "buzz", "live": "buzz, log n of the live tokens", "context": "buzz, log n of the context"}
 
 
-def draw(context):
-    """figure.kind log_n_references: step `run` compares methods, step `log_n` has exact and buzz with every
-    `log_n` and output.save: [outputs]."""
-    frame = context.frame("run")
-    rows = errors_of(context.arrays("outputs", "log_n"), used_rows(context.frame("log_n")))
-    figures = [methods_figure(context, frame), references_figure(context, rows)]
-    return Plot(
-        figures, [*judge_all(context, frame), *(log_n_verdict(rows, which) for which in ("live", "context"))]
-    )
+def data(run):
+    """(rows that compare methods, rows of buzz against each reference): step `run` has the methods, step
+    `log_n` exact and buzz with every `log_n` and output.save: [outputs]."""
+    return run.frame("run"), errors_of(run.arrays("outputs", "log_n"), used_rows(run.frame("log_n")))
+
+
+def draw(_run, found):
+    frame, rows = found
+    return [methods_picture(frame), references_picture(rows)]
+
+
+def claims(run, found):
+    frame, rows = found
+    return [*judge_all(run, frame), *(log_n_verdict(rows, which) for which in ("live", "context"))]
 
 
 def relative_error(found, wanted):
@@ -54,7 +58,7 @@ def errors_of(arrays, rows):
     return found
 
 
-def methods_figure(context, frame):
+def methods_picture(frame):
     points = head_points(frame, "rel_err_out_mean", ["label", "budget_tokens"]).rename(
         columns={"budget_tokens": "x"}
     )
@@ -66,10 +70,10 @@ def methods_figure(context, frame):
         note=f"{replay_note(frame)} {BAND_NOTE}",
         caption=f"The paper reports perplexity, which a replay cannot. {caption(frame)}",
     )
-    return draw_sheet(sheet, context.stem("_methods"))
+    return curves_picture(sheet, "methods")
 
 
-def references_figure(context, rows):
+def references_picture(rows):
     points = head_points(rows, "rel_err_out_mean", ["reference", "log_n", "budget_tokens"])
     points = points.rename(columns={"reference": "panel", "budget_tokens": "x"})
     points["label"] = points["log_n"].map(LABELS)
@@ -83,11 +87,10 @@ def references_figure(context, rows):
         y=Axis(ERROR, "error"),
         note=f"{replay_note(rows)} Logits times ln(L)/ln(512), L = live tokens or the whole context."
         f" {BAND_NOTE}",
-        caption="With the factor the method approximates another attention than the model's, so its"
-        " error against exact"
-        " attention with the same factor stands beside that against the model's own.",
+        caption="With the factor the method approximates another attention than the model's, so its error"
+        " against exact attention with the same factor stands beside that against the model's own.",
     )
-    return draw_sheet(sheet, context.stem("_log_n"))
+    return curves_picture(sheet, "log_n")
 
 
 def log_n_verdict(rows, which):

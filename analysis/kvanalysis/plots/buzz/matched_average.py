@@ -3,39 +3,42 @@
 import pandas as pd
 
 from ...drawing.curve_axes import ERROR, Axis
-from ...drawing.curves import Sheet, draw_sheet, head_points
-from ...drawing.saving import Plot
+from ...drawing.curves import Sheet, curves_picture
 from ...errors import ResultsError
 from ...stats.claims import Places, judge_all
-from ...stats.intervals import used_rows
+from ...stats.intervals import head_points, used_rows
 from ...stats.words import BAND_NOTE, replay_note
 
 NEAR = 0.06  # of the wanted time average
 
 
-def draw(context):
-    """figure.kind matched_average: step `run` holds the other methods, step `swinging` one whose size swings,
-    at many budgets. options.shares: shares of the prompt; options.claims as
-    stats.claims says."""
-    matched, missed = matched_rows(context.frame("run"), context.frame("swinging"), context.option("shares"))
+def data(run):
+    """(matched rows, points, what no budget comes near to). Step `run` holds the other methods, step
+    `swinging` one whose size swings, at many budgets. options.shares: shares of the prompt."""
+    matched, missed = matched_rows(run.frame("run"), run.frame("swinging"), run.option("shares"))
     points = head_points(matched, "rel_err_out_mean", ["label", "share"])
     sizes = matched.groupby(["label", "share"])[["mean_kept_tokens", "peak_kept_tokens"]].mean()
     points = points.join(sizes, on=["label", "share"]).rename(columns={"share": "x"}).assign(panel="")
-    points["x"] = 100 * points["x"]
+    return matched, points.assign(x=100 * points["x"]), missed
+
+
+def draw(_run, found):
+    matched, points, missed = found
+    ticks = {x: f"{x:.0f}" for x in set(points["x"])}
     sheet = Sheet(
         title="Error at equal time averages",
         points=points,
-        x=Axis(
-            "time average of the cache [% of the prompt]",
-            "budget",
-            ticks={x: f"{x:.0f}" for x in set(points["x"])},
-        ),
+        x=Axis("time average of the cache [% of the prompt]", "budget", ticks=ticks),
         y=Axis(ERROR, "error"),
         note=f"{replay_note(matched)} {BAND_NOTE}",
         caption=caption(points, missed),
     )
-    verdicts = judge_all(context, matched, Places("share", "shares", "{:.0%}"))
-    return Plot([draw_sheet(sheet, context.stem())], verdicts)
+    return [curves_picture(sheet)]
+
+
+def claims(run, found):
+    """Verdicts on options.claims, as stats.claims says, at each share."""
+    return judge_all(run, found[0], Places("share", "shares", "{:.0%}"))
 
 
 def matched_rows(fixed, swinging, shares):

@@ -1,47 +1,50 @@
 """BUZZ Fig. 6: the share of the exact attention on planted spans that the cache holds, by their place."""
 
-import json
-
 import pandas as pd
 
+from ...data.extras import extra
 from ...drawing.curve_axes import Axis
-from ...drawing.curves import Sheet, draw_sheet, head_points
-from ...drawing.saving import Plot
+from ...drawing.curves import Sheet, curves_picture
 from ...errors import ResultsError
 from ...stats.claims import select
-from ...stats.intervals import mean_interval, unit_means, used_rows
+from ...stats.intervals import head_points, mean_interval, unit_means, used_rows
 from ...stats.verdict import Verdict, outcome_of
 from ...stats.words import BAND_NOTE, replay_note
 
 SPAN = "needle_mass_{}"
 
 
-def draw(context):
-    """figure.kind needle_spans: a run with replay.needles; options.places: `at` of the spans, in order."""
-    places = context.option("places")
-    rows = with_spans(context.frame(), places)
+def data(run):
+    """(rows with a column for each span, points) of a run with replay.needles; options.places: `at` of the
+    spans, in order."""
+    places = run.option("places")
+    rows = with_spans(run.frame(), places)
+    return rows, points_of(rows, places)
+
+
+def draw(run, found):
+    rows, points = found
+    ticks = {100 * at: f"{100 * at:g}" for at in run.option("places")}
     sheet = Sheet(
         title="Mass on planted spans",
-        points=points_of(rows, places),
-        x=Axis("place of the span in the prompt [%]", ticks={100 * at: f"{100 * at:g}" for at in places}),
+        points=points,
+        x=Axis("place of the span in the prompt [%]", ticks=ticks),
         y=Axis("needle mass [1]", limits=(0, 1.03)),
         note=f"{replay_note(rows)} Exact mass of the span's tokens in the cache over their full mass."
         f" {BAND_NOTE}",
         caption=caption(rows),
     )
-    verdicts = [span_verdict(rows, places, item) for item in context.option("claims", [])]
-    return Plot([draw_sheet(sheet, context.stem())], verdicts)
+    return [curves_picture(sheet)]
+
+
+def claims(run, found):
+    return [span_verdict(found[0], run.option("places"), item) for item in run.option("claims", [])]
 
 
 def with_spans(frame, places):
     """`frame` with a column for each span's mass, from `extras`; raises ResultsError if none has it."""
-    extras = [
-        json.loads(text) if text else {}
-        for text in frame.get("extras", pd.Series("", frame.index)).fillna("")
-    ]
     names = [SPAN.format(i + 1) for i in range(len(places))]
-    found = frame.assign(**{name: [values.get(name) for values in extras] for name in names})
-    found[names] = found[names].astype(float)
+    found = frame.assign(**{name: extra(frame, name) for name in names})
     if found[names].isna().all().any():
         raise ResultsError(f"no row has {names[0]} in extras: give replay.needles with {len(places)} places")
     return found
@@ -60,9 +63,8 @@ def caption(rows):
     errors = used_rows(rows).groupby(["budget_tokens", "label"])["rel_err_out_mean"].mean()
     texts = [f"B = {budget} {label} {error:.3g}" for (budget, label), error in errors.items()]
     return (
-        "The spans are ordinary text: nothing makes later tokens look for them, so this is the mass that"
-        " the model spends"
-        f" there anyway. Mean relative error of all rows: {', '.join(texts)}."
+        "The spans are ordinary text: nothing makes later tokens style for them, so this is the mass that the"
+        f" model spends there anyway. Mean relative error of all rows: {', '.join(texts)}."
     )
 
 
@@ -82,11 +84,9 @@ def span_verdict(rows, places, item):
     return Verdict(
         claim=item["claim"],
         source=item.get("source", "BUZZ Fig. 6"),
-        how=f"paired over heads, budgets averaged: 95 % interval of mass at {item['to']:.0%} -"
-        f" {factor:g} mass at"
-        f" {item['from']:.0%} {sign} zero",
+        how=f"paired over heads, budgets averaged: 95 % interval of mass at {item['to']:.0%} - {factor:g}"
+        f" mass at {item['from']:.0%} {sign} zero",
         outcome=outcome_of(wanted, contrary, low == low),
         numbers=f"{first.mean():.3f} at {item['from']:.0%}, {second.mean():.3f} at {item['to']:.0%};"
-        f" difference {margin:+.2g}"
-        f" [{low:+.2g}, {high:+.2g}]",
+        f" difference {margin:+.2g} [{low:+.2g}, {high:+.2g}]",
     )

@@ -1,9 +1,11 @@
 """BUZZ Fig. 2: accumulated scores over the tokens of one head, and the token that each segment keeps."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 
-from ...drawing.saving import Drawn, Plot, at_both_widths, write_csv
+from ...drawing.saving import Picture
 from ...drawing.style import COLOURS, COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
 from ...errors import ResultsError
 from ...stats.clustering import scores_of
@@ -16,25 +18,34 @@ ROUNDING = 1e-5  # the survey and the replay sum the same scores in different pr
 HEIGHT = {COLUMN_WIDTH: 1.5, PAGE_WIDTH: 1.9}  # inches
 
 
-def draw(context):
-    """figure.kind segment_peaks: a cluster step over the prompt, and a run of buzz with output.save: [kept].
-
-    options.layer (default: the middle one) and options.kv_head (default: the first) name the head."""
-    rows = used_rows(context.frame())
-    rows = rows[rows["method"] == "buzz"]
-    scores, kept = scores_of(context.cluster()), context.arrays("kept")
+def data(run):
+    """A row per prompt token of each head of buzz: a cluster step over the prompt, and a run with
+    output.save: [kept]."""
+    rows = _rows(run)
+    scores, kept = scores_of(run.cluster()), run.arrays("kept")
     heads = [segments_of(row, scores, kept.lists(row["key"])[0]) for _, row in rows.iterrows()]
     heads = [head for head in heads if head is not None]
     if not heads:
         raise ResultsError(
             "no head has both a cell of buzz and accumulated scores of as many tokens as its prompt"
         )
-    table = pd.concat(heads, ignore_index=True)
-    shown = the_head(context, table)
-    csv = write_csv(shown, context.stem().with_suffix(".csv"))
-    page, column = at_both_widths(context.stem(), lambda width: drawn(shown, rows, width))
-    figure = Drawn("Scores, segments and what stays", page, csv, narrow=column, caption=caption(shown))
-    return Plot([figure], [one_each(table), winners(table)])
+    return pd.concat(heads, ignore_index=True)
+
+
+def draw(run, table):
+    """One head: that of options.layer (default: the middle one) and options.kv_head (default: the first)."""
+    shown = the_head(run, table)
+    title = "Scores, segments and what stays"
+    return [Picture(title, shown, partial(_figure, shown, replay_note(_rows(run))), caption(shown))]
+
+
+def claims(_run, table):
+    return [one_each(table), winners(table)]
+
+
+def _rows(run):
+    rows = used_rows(run.frame())
+    return rows[rows["method"] == "buzz"]
 
 
 def segments_of(row, scores, kept):
@@ -54,17 +65,17 @@ def segments_of(row, scores, kept):
     )
 
 
-def the_head(context, table):
+def the_head(run, table):
     layers = sorted(table["layer"].unique())
-    layer = context.config.options.get("layer", layers[len(layers) // 2])
-    head = context.config.options.get("kv_head", table["kv_head"].min())
+    layer = run.config.options.get("layer", layers[len(layers) // 2])
+    head = run.config.options.get("kv_head", table["kv_head"].min())
     rows = table[(table["layer"] == layer) & (table["kv_head"] == head)]
     if rows.empty:
         raise ResultsError(f"no head {head} of layer {layer}; layers: {', '.join(map(str, layers))}")
     return rows[rows["prompt"] == rows["prompt"].iloc[0]].reset_index(drop=True)
 
 
-def drawn(head, rows, width):
+def _figure(head, compared, width):
     """All tokens above, some segments of the middle below."""
     figure = new_figure(width)
     whole, part = figure.subplots(2, 1)
@@ -81,7 +92,7 @@ def drawn(head, rows, width):
     part.set_xlabel("token")
     for axes in (whole, part):
         axes.set_ylabel("score A [1]")
-    note = f"Layer {head['layer'].iloc[0]}, kv head {head['kv_head'].iloc[0]}. {replay_note(rows)}"
+    note = f"Layer {head['layer'].iloc[0]}, kv head {head['kv_head'].iloc[0]}. {compared}"
     finish(figure, handles, ["leaves", "kept"], note, 2.35 * HEIGHT[width], hspace=0.35, top=0.24)
     return figure
 
@@ -103,10 +114,9 @@ def caption(head):
     counts = head[head["kept"]]["zone"].value_counts()
     mass = head.loc[head["kept"], "score"].sum() / head["score"].sum()
     return (
-        f"Of {len(head)} prompt tokens stay {counts.get('sink', 0)} sinks, {counts.get('segment', 0)}"
-        " winners of segments"
-        f" and {counts.get('recent', 0)} recent ones; they received {mass:.0%} of the prompt's attention."
-        " A: attention from all prompt rows and query heads of the group."
+        f"Of {len(head)} prompt tokens stay {counts.get('sink', 0)} sinks, {counts.get('segment', 0)} winners"
+        f" of segments and {counts.get('recent', 0)} recent ones; they received {mass:.0%} of the prompt's"
+        " attention. A: attention from all prompt rows and query heads of the group."
     )
 
 

@@ -5,38 +5,40 @@ import math
 import pandas as pd
 
 from ...drawing.curve_axes import ERROR, Axis
-from ...drawing.curves import Sheet, draw_sheet, head_points
-from ...drawing.saving import Plot
+from ...drawing.curves import Sheet, curves_picture
 from ...errors import ResultsError
+from ...stats.intervals import head_points
 from ...stats.paired import compare
 from ...stats.verdict import Verdict, outcome_of
 from ...stats.words import BAND_NOTE, replay_note
-from ..buzz import sizes as buzz_theory
+from .theory import mean_size, ratio_rule
 
 PAPER_BEST = 4.5  # of the ROUGE scores in the figure
 
 
-def draw(context):
-    """figure.kind size_ratio: run steps of buzz, one for each pair of window and threshold."""
-    rows = rows_of(context)
-    stride = rows["params"].iloc[0]["stride"]
-    rule = buzz_theory.ratio_rule(stride)
-    figures = [error_figure(context, rows, rule), size_figure(context, rows)]
-    return Plot(figures, [verdict(rows, rule)])
-
-
-def rows_of(context):
-    """The rows of buzz of all run steps, with `ratio` = T/w."""
-    frames = [context.frame(step.name) for step in context.config.steps if step.command == "run"]
+def data(run):
+    """The rows of buzz of all run steps, one for each pair of window and threshold, with `ratio` = T/w."""
+    frames = [run.frame(step.name) for step in run.config.steps if step.command == "run"]
     rows = pd.concat(frames, ignore_index=True)
-    rows = rows[rows["method"] == "buzz"].copy()
+    rows = rows[rows["method"] == "buzz"]
     if rows.empty:
         raise ResultsError("no run step has rows of buzz")
-    rows["ratio"] = [params["threshold"] / params["window"] for params in rows["params"]]
-    return rows
+    return rows.assign(ratio=[params["threshold"] / params["window"] for params in rows["params"]])
 
 
-def error_figure(context, rows, rule):
+def draw(_run, rows):
+    return [error_picture(rows, _rule(rows)), size_picture(rows)]
+
+
+def claims(_run, rows):
+    return [verdict(rows, _rule(rows))]
+
+
+def _rule(rows):
+    return ratio_rule(rows["params"].iloc[0]["stride"])
+
+
+def error_picture(rows, rule):
     points = head_points(rows, "rel_err_out_mean", ["ratio"]).rename(columns={"ratio": "x"})
     best = points.loc[points["y"].idxmin()] if len(points) else None
     sheet = Sheet(
@@ -49,7 +51,7 @@ def error_figure(context, rows, rule):
         f" stood at {PAPER_BEST:g}."
         " The bands hold the spread over heads, which is far larger than that of paired differences.",
     )
-    return draw_sheet(sheet, context.stem("_error"))
+    return curves_picture(sheet, "error")
 
 
 def ratio_axis(rows, levels):
@@ -59,7 +61,7 @@ def ratio_axis(rows, levels):
     return Axis("threshold over window, T/w [1]", ticks=ticks, levels=levels)
 
 
-def size_figure(context, rows):
+def size_picture(rows):
     """Whether the time averages were really equal."""
     frames = [
         head_points(rows, measure, ["ratio"]).rename(columns={"ratio": "x"}).assign(panel="", label=label)
@@ -68,7 +70,7 @@ def size_figure(context, rows):
     planned = [
         (
             row["ratio"],
-            buzz_theory.mean_size(*(row["params"][n] for n in ("sinks", "window", "stride", "threshold"))),
+            mean_size(*(row["params"][n] for n in ("sinks", "window", "stride", "threshold"))),
         )
         for _, row in rows.drop_duplicates("ratio").sort_values("ratio").iterrows()
     ]
@@ -85,7 +87,7 @@ def size_figure(context, rows):
         caption=f"Time averages measured between {frames[1]['y'].min():.1f} and"
         f" {frames[1]['y'].max():.1f} tokens.",
     )
-    return draw_sheet(sheet, context.stem("_size"))
+    return curves_picture(sheet, "size")
 
 
 def verdict(rows, rule):
@@ -105,13 +107,11 @@ def verdict(rows, rule):
     return Verdict(
         claim=f"the loss is least at the rule's T/w = {rule:.2f} (paper's figure: {PAPER_BEST:g})",
         source="BUZZ Fig. 4, Remark 2",
-        how="paired with the tried ratio nearest to the rule: fails if the error at another ratio lies"
-        " below it with its"
-        " 95 % interval, holds if none does and both ends lie above",
+        how="paired with the tried ratio nearest to the rule: fails if the error at another ratio lies below"
+        " it with its 95 % interval, holds if none does and both ends lie above",
         outcome=outcome,
-        numbers=f"at {chosen:.2f}: {means[chosen]:.4g}; significantly lower at {listed(below)}; higher"
-        f" at {listed(above)};"
-        f" means {', '.join(f'{ratio:.1f}: {value:.3f}' for ratio, value in means.items())}",
+        numbers=f"at {chosen:.2f}: {means[chosen]:.4g}; significantly lower at {listed(below)}; higher at"
+        f" {listed(above)}; means {', '.join(f'{ratio:.1f}: {value:.3f}' for ratio, value in means.items())}",
     )
 
 

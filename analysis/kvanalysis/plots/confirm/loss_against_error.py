@@ -1,20 +1,19 @@
 """What the model lost against the offline error, of a results folder that holds confirm.csv."""
 
+from functools import partial
 from textwrap import fill
 
 import numpy as np
 from matplotlib.lines import Line2D
 
-from ...data.confirmed import confirmed
-from ...drawing.budget_axes import looks_of
 from ...drawing.curves import make_room
 from ...drawing.log_ticks import DECADES, DENSE, plain_log
 from ...drawing.panel_grid import fewest_empty, finish_grid, panel_grid
-from ...drawing.saving import Drawn, at_both_widths, write_csv
-from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, looks, new_figure
+from ...drawing.saving import Picture
+from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, new_figure, styles_for
 from ...predict.best import choice_correlations, shown_choices
 from ...predict.exceptions import MARGIN, exceptions, residuals
-from ...predict.instances import LOSS, instances
+from ...predict.instances import LOSS, found_instances
 from ...predict.words import (
     METHODS_NOTE,
     confirmed_note,
@@ -24,7 +23,6 @@ from ...predict.words import (
     shown_words,
     two,
 )
-from ...stats.summary import summarise
 from .loss_axes import LINEAR, set_loss_axis
 from .point_labels import label_points
 
@@ -40,26 +38,24 @@ SHOWN = ["prompt", "label", "method", "family", "budget_tokens", "oracle", "n_se
          "loss", LOSS, "kl_mean", "top1_lost"]  # fmt: skip
 
 
-def draw_frame(rows, folder, suffix=""):
-    """A panel for each text and measure: the best-predicting one and the engine's main one; [] without
-    confirm.csv, or where no text has enough instances."""
-    told = confirmed(rows, whole=False)
-    found = instances(rows, told) if told else None
+def data(run):
+    """(instances, choices of measures, their correlations with the loss); None without confirm.csv, or where
+    no text has enough instances. The measures: the best-predicting one and the engine's main one."""
+    found = found_instances(run.rows)
     choices = shown_choices(found) if found else []
-    if not choices:
-        return []
-    table, names = _table(found, choices), _exceptional(found, choices)
-    csv = write_csv(table, folder / f"loss_against_error{suffix}.csv")
-    ranks = choice_correlations(found, choices)
-    look = _looks(rows, table)
+    return (found, choices, choice_correlations(found, choices)) if choices else None
+
+
+def draw(run, told):
+    """A panel for each text and measure."""
+    found, choices, ranks = told
+    table = _table(found, choices)
     shown = shown_texts(ranks.prompts, ranks.rho[:, 0, 0])
     note = f"{shown_words(shown, len(ranks.prompts))} {_note(found, table)}".strip()
-
-    def draw(width):
-        return _figure(table, choices, ranks, shown, names, look, width, note)
-
-    page, column = at_both_widths(folder / "loss_against_error", draw, suffix)
-    return [Drawn("Offline error against loss", page, csv, column, _caption(choices, ranks))]
+    names, styles = _exceptional(found, choices), _styles(run, table)
+    paint = partial(_figure, table, choices, ranks, shown, names, styles, note)
+    caption = _caption(choices, ranks)
+    return [Picture("Offline error against loss", table, paint, caption, name="loss_against_error")]
 
 
 def _table(found, choices):
@@ -92,14 +88,13 @@ def _exceptional(found, choices):
     return named
 
 
-def _looks(rows, table):
+def _styles(run, table):
     """As in the run's other figures; labels without an error there come after them."""
-    known = looks_of(summarise(rows))
     held = set(table.loc[table["oracle"], "label"])
-    return looks(sorted(table["label"].unique()), held) | known
+    return styles_for(sorted(table["label"].unique()), held) | run.styles
 
 
-def _figure(table, choices, ranks, shown, names, look, width, note):
+def _figure(table, choices, ranks, shown, names, styles, note, width):
     across = fewest_empty(len(shown), ACROSS[width])
     figure = new_figure(width)
     # Every measure begins in a row of its own, so texts stand below each other.
@@ -114,12 +109,12 @@ def _figure(table, choices, ranks, shown, names, look, width, note):
         for column, (axes, text) in enumerate(zip(own_panels, shown, strict=False)):
             prompt = ranks.prompts[text]
             own = table[table["prompt"] == prompt]
-            _panel(axes, own, f"error_{number + 1}", look)
+            _panel(axes, own, f"error_{number + 1}", styles)
             _set_axes(axes, table, f"error_{number + 1}", column % across == 0)
             _title(axes, prompt, ranks.rho[text, number, 0], letters)
             axes.set_xlabel(_axis_label(each, letters), labelpad=1)
             places.append((axes, own, f"error_{number + 1}", names[number].get(prompt, [])))
-    legend = ([_handle(look[label]) for label in _legend_order(table)], _legend_order(table))
+    legend = ([_handle(styles[label]) for label in _legend_order(table)], _legend_order(table))
     lines = max(1 + axes.get_xlabel().count("\n") for axes, *_ in places)
     below = BELOW + LINE * (lines - 1)
     height = PANEL_HEIGHT[width]
@@ -130,10 +125,10 @@ def _figure(table, choices, ranks, shown, names, look, width, note):
     return figure
 
 
-def _panel(axes, own, error, look):
+def _panel(axes, own, error, styles):
     for label, rows in own.groupby("label", sort=True):
         rows = rows[rows[error] > 0].sort_values("budget_tokens")
-        at, loss, style = rows[error], rows[LOSS], look[label]
+        at, loss, style = rows[error], rows[LOSS], styles[label]
         face = "white" if rows["oracle"].any() else style.colour
         axes.plot(at, loss, color=style.colour, linestyle=style.dashes, linewidth=0.5, alpha=0.6)
         axes.plot(at, loss, style.marker, color=style.colour, markersize=3, markerfacecolor=face)
@@ -161,8 +156,8 @@ def _axis_label(choice, letters):
     return fill(f"{choice.words}\u00a0[{unit}]", letters)
 
 
-def _handle(look):
-    return Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.dashes, linewidth=0.7)
+def _handle(style):
+    return Line2D([], [], color=style.colour, marker=style.marker, linestyle=style.dashes, linewidth=0.7)
 
 
 def _legend_order(table):

@@ -1,32 +1,35 @@
 """How well the error of each single layer predicts the model's loss, of a folder that holds confirm.csv."""
 
-from ...data.confirmed import confirmed
 from ...drawing.curve_axes import Axis
-from ...drawing.curves import Sheet, draw_sheet
+from ...drawing.curves import Sheet, curves_picture
 from ...predict.best import FEWEST_LAYERS, choice_correlations, layer_correlations, shown_choices
-from ...predict.instances import instances
+from ...predict.instances import found_instances
 from ...predict.measures import BY_NAME, THIRDS
 from ...predict.words import METHODS_NOTE, confirmed_note, shown_texts, shown_words, two
 
 
-def draw_frame(rows, folder, suffix=""):
-    """A panel for each text, a curve for each measure; [] without confirm.csv or below FEWEST_LAYERS."""
-    told = confirmed(rows, whole=False)
-    found = instances(rows, told) if told else None
-    if found is None or len(found.layers) < FEWEST_LAYERS:
-        return []
-    choices = shown_choices(found)
+def data(run):
+    """(correlations of every layer, instances, correlations of the best measure); None without confirm.csv or
+    below FEWEST_LAYERS."""
+    found = found_instances(run.rows)
+    choices = shown_choices(found) if found and len(found.layers) >= FEWEST_LAYERS else []
     if not choices:
-        return []
+        return None
     names = list(dict.fromkeys(each.measure for each in choices[::-1]))
-    table = layer_correlations(found, names)
     ranks = choice_correlations(found, choices[:1], resampled=False)
+    return layer_correlations(found, names), found, ranks
+
+
+def draw(_run, told):
+    """A panel for each text, a curve for each measure."""
+    table, found, ranks = told
     shown = shown_texts(ranks.prompts, ranks.rho[:, 0, 0])
     few = table[table["prompt"].isin([ranks.prompts[text] for text in shown])]
     points = few.rename(columns={"prompt": "panel", "layer": "x", "spearman": "y", "spearman_low": "low",
                                    "spearman_high": "high"})  # fmt: skip
     points = points.assign(label=points["measure"].map(lambda name: BY_NAME[name].words))
     lowest = min(0.0, float(points[["y", "low"]].min().min()))
+    limits = (max(-1.05, lowest - 0.05), 1.03)
     note = (
         f"{shown_words(shown, len(ranks.prompts))} {confirmed_note(found)} Rank correlation (Spearman) of the"
         " error of one layer with the loss increase over the instances of a text, oracles left out."
@@ -36,16 +39,12 @@ def draw_frame(rows, folder, suffix=""):
         title="Which layers’ errors predict the loss",
         points=points,
         x=Axis("layer"),
-        y=Axis(
-            "rank correlation with the loss [1]",
-            limits=(max(-1.05, lowest - 0.05), 1.03),
-            levels={"none": 0.0},
-        ),
+        y=Axis("rank correlation with the loss [1]", limits=limits, levels={"none": 0.0}),
         note=note.strip(),
         caption=_caption(table),
         markers=False,
     )
-    return [draw_sheet(sheet, folder / f"loss_by_layer{suffix}")]
+    return [curves_picture(sheet, "loss_by_layer")]
 
 
 def _caption(table):

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ...drawing.curve_axes import Axis
-from ...drawing.curves import Sheet, draw_sheet
-from ...drawing.saving import Plot
+from ...drawing.curves import Sheet, curves_picture
 from ...stats.clustering import attention_note, scores_of
 from ...stats.intervals import mean_interval
 from ...stats.verdict import Verdict, above_zero, outcome_of
@@ -23,13 +22,22 @@ TOP = (0.01, 0.05, 0.2)
 DRAWN_RANKS = 60
 
 
-def draw(context):
-    """figure.kind accumulated_tail: sorted scores (log-log), and the share of the top tokens by layer."""
-    table = context.cluster()
+def data(run):
+    """(cluster table, {head: its scores}, shares of the top tokens)."""
+    table = run.cluster()
     scores = scores_of(table)
-    shares = shares_of(scores, head_shares(table), null_shares(table))
-    figures = [tails(context, table, scores), tops(context, table, shares)]
-    return Plot(figures, [heavier_than_null(shares), decays_like_power(table)])
+    return table, scores, shares_of(scores, head_shares(table), null_shares(table))
+
+
+def draw(_run, found):
+    """Sorted scores (log-log), and the share of the top tokens by layer."""
+    table, scores, shares = found
+    return [tails(table, scores), tops(table, shares)]
+
+
+def claims(_run, found):
+    table, _, shares = found
+    return [heavier_than_null(shares), decays_like_power(table)]
 
 
 def null_scores(n):
@@ -78,7 +86,7 @@ def _null(of_null, place, n):
     return of_null[place] if place in of_null else top_share(null_scores(n), place[-1])
 
 
-def tails(context, table, scores):
+def tails(table, scores):
     """Means over heads of the sorted shares, at ranks that are even on a logarithmic axis."""
     frames, longest = [], max(len(a) for a in scores.values())
     for layer in sorted({layer for _, layer, _ in scores}):
@@ -91,14 +99,13 @@ def tails(context, table, scores):
         points=pd.concat(frames, ignore_index=True),
         x=Axis("rank of the token", "log"),
         y=Axis("share of all attention [1]", "log"),
-        note=f"{attention_note(table)} Each kv head's scores (column sums over all rows and its query"
-        " heads) sorted and"
-        " divided by their sum; means over heads and texts.",
+        note=f"{attention_note(table)} Each kv head's scores (column sums over all rows and its query heads)"
+        " sorted and divided by their sum; means over heads and texts.",
         caption="A straight line would be a power law; a high R² alone does not make one. The curve of"
         f" {NULL} falls because early tokens are seen by more rows.",
         markers=False,
     )
-    return draw_sheet(sheet, context.stem("_tail"))
+    return curves_picture(sheet, "tail")
 
 
 def curve_rows(label, shares):
@@ -106,7 +113,7 @@ def curve_rows(label, shares):
     return pd.DataFrame({"panel": "", "label": label, "x": ranks, "y": shares[ranks - 1]})
 
 
-def tops(context, table, shares):
+def tops(table, shares):
     """The share of the top 1, 5 and 20 % by layer beside the null's."""
     layers = sorted(shares["layer"].unique())
     means = shares.groupby(["top", "layer"], as_index=False)[list(SHARES)].mean()
@@ -124,7 +131,7 @@ def tops(context, table, shares):
         note=f"{attention_note(table)} Means over kv heads and texts.",
         caption=tops_caption(means),
     )
-    return draw_sheet(sheet, context.stem("_top"))
+    return curves_picture(sheet, "top")
 
 
 def tops_caption(means):
@@ -153,9 +160,8 @@ def heavier_than_null(shares):
     return Verdict(
         claim="a small set of tokens receives most attention in every layer",
         source="H2O Fig. 2b, section 3",
-        how="share of the top 20 % minus that under uniform causal attention: 95 % interval over heads"
-        " above zero,"
-        " and the mean above zero in every layer",
+        how="share of the top 20 % minus that under uniform causal attention: 95 % interval over heads above"
+        " zero, and the mean above zero in every layer",
         outcome=outcome,
         numbers=f"excess {excess:+.2f} [{low:+.2f}, {high:+.2f}]; "
         + ", ".join(f"L{layer} {value:+.2f}" for layer, value in by_layer.items()),
@@ -174,10 +180,8 @@ def decays_like_power(table):
         claim="sorted scores fall like a power of the rank rather than exponentially",
         source="H2O Fig. 2b",
         how="R² of the log-log fit minus R² of the exponential fit: 95 % interval over heads above zero;"
-        " this compares"
-        " two fits and does not establish a power law",
+        " this compares two fits and does not establish a power law",
         outcome=outcome,
         numbers=f"R² {values['log_log_r2'].mean():.2f} against {values['exponential_r2'].mean():.2f},"
-        " difference"
-        f" {more:+.2f} [{low:+.2f}, {high:+.2f}]; slope {values['log_log_slope'].mean():.2f}",
+        f" difference {more:+.2f} [{low:+.2f}, {high:+.2f}]; slope {values['log_log_slope'].mean():.2f}",
     )

@@ -1,36 +1,46 @@
 """H2O Fig. 2c: error when the heavy hitters are taken away, beside as many random or light tokens."""
 
 from ...drawing.curve_axes import ERROR, Axis
-from ...drawing.curves import Sheet, draw_sheet, head_points
-from ...drawing.saving import Plot
+from ...drawing.curves import Sheet, curves_picture
 from ...stats.claims import judge_all
+from ...stats.intervals import head_points
 from ...stats.words import BAND_NOTE, replay_note
 
 METHOD = "drop_heavy"
 ORDER = ("heavy", "random", "light")
 
 
-def draw(context):
-    """figure.kind dropped_tokens: rows of `drop_heavy`; a panel for each number of protected sinks."""
-    frame = context.frame()
-    rows = frame[frame["method"] == METHOD].copy()
-    rows["drop"] = [params["drop"] for params in rows["params"]]
-    rows["sinks"] = [params["sinks"] for params in rows["params"]]
-    rows["dropped"] = 1 - rows["budget_tokens"].astype(float) / rows["n_prefill"].astype(float)
-    points = head_points(rows, "rel_err_out_mean", ["sinks", "drop", "dropped"])
+def data(run):
+    """Means over heads of `drop_heavy`, a panel for each number of protected sinks."""
+    rows = _rows(run)
+    rows = rows.assign(**{name: [params[name] for params in rows["params"]] for name in ("drop", "sinks")})
+    dropped = 1 - rows["budget_tokens"].astype(float) / rows["n_prefill"].astype(float)
+    points = head_points(rows.assign(dropped=dropped), "rel_err_out_mean", ["sinks", "drop", "dropped"])
     points["x"] = 100 * points["dropped"]
     points["label"] = points["drop"] + " tokens dropped"
     points["panel"] = [panel_text(sinks) for sinks in points["sinks"]]
-    points = points.sort_values(["sinks", "drop", "x"], key=_in_order).reset_index(drop=True)
+    return points.sort_values(["sinks", "drop", "x"], key=_in_order).reset_index(drop=True)
+
+
+def draw(run, points):
     sheet = Sheet(
         title="Error without the heavy hitters",
         points=points,
         x=Axis("prompt tokens dropped [%]", "budget", ticks={x: f"{x:.2g}" for x in set(points["x"])}),
         y=Axis(ERROR, "error"),
-        note=f"{replay_note(rows)} One cut after the prompt, later tokens all kept. {BAND_NOTE}",
+        note=f"{replay_note(_rows(run))} One cut after the prompt, later tokens all kept. {BAND_NOTE}",
         caption=caption(points),
     )
-    return Plot([draw_sheet(sheet, context.stem())], judge_all(context, frame))
+    return [curves_picture(sheet)]
+
+
+def claims(run, _points):
+    return judge_all(run, run.frame())
+
+
+def _rows(run):
+    frame = run.frame()
+    return frame[frame["method"] == METHOD]
 
 
 def panel_text(sinks):

@@ -4,11 +4,10 @@ import numpy as np
 import pandas as pd
 
 from ...drawing.curve_axes import ERROR, Axis
-from ...drawing.curves import Sheet, draw_sheet, head_points
-from ...drawing.saving import Plot
+from ...drawing.curves import Sheet, curves_picture
 from ...errors import ResultsError
 from ...stats.claims import judge_all, select
-from ...stats.intervals import mean_interval, used_rows
+from ...stats.intervals import head_points, mean_interval, used_rows
 from ...stats.verdict import Verdict, outcome_of
 from ...stats.words import BAND_NOTE, replay_note
 
@@ -22,16 +21,24 @@ LOCAL, _, GLOBAL, _ = LABELS
 CHANCE = "as many tokens drawn at random"
 
 
-def draw(context):
-    """figure.kind global_statistics: h2o, its variant oracle_global and local; needs output.save: [kept]."""
-    frame = context.frame()
+def data(run):
+    """(rows of h2o, its variant oracle_global and local, overlaps of what they keep); needs output.save:
+    [kept]."""
+    frame = run.frame()
     rows = pd.concat([select(frame, wanted).assign(label=label) for label, wanted in LABELS.items()])
-    overlaps = overlaps_of(context.arrays("kept"), used_rows(rows))
-    figures = [errors(context, rows), overlap(context, rows, overlaps)]
-    return Plot(figures, [*judge_all(context, frame), overlap_verdict(overlaps)])
+    return rows, overlaps_of(run.arrays("kept"), used_rows(rows))
 
 
-def errors(context, rows):
+def draw(_run, found):
+    rows, overlaps = found
+    return [errors(rows), overlap(rows, overlaps)]
+
+
+def claims(run, found):
+    return [*judge_all(run, run.frame()), overlap_verdict(found[1])]
+
+
+def errors(rows):
     points = head_points(rows, "rel_err_out_mean", ["label", "budget_tokens"])
     points = points.rename(columns={"budget_tokens": "x"}).assign(panel="")
     points = in_order(points)
@@ -42,11 +49,10 @@ def errors(context, rows):
         y=Axis(ERROR, "error"),
         note=f"{replay_note(rows)} {BAND_NOTE}",
         labels=(*LABELS, CHANCE),
-        caption="Global scores sum the attention of all rows, later ones included, and hide what is not"
-        " on the list;"
-        " no cache can do that. Mean of ratios over heads.",
+        caption="Global scores sum the attention of all rows, later ones included, and hide what is not on"
+        " the list; no cache can do that. Mean of ratios over heads.",
     )
-    return draw_sheet(sheet, context.stem("_error"))
+    return curves_picture(sheet, "error")
 
 
 def in_order(points):
@@ -109,7 +115,7 @@ def chance(a, b, tokens):
     return both / either if either else 0.0
 
 
-def overlap(context, rows, overlaps):
+def overlap(rows, overlaps):
     frames = []
     for what, panel in (("overlap", "all attended tokens"), ("beyond", "without the recent window")):
         part = overlaps[overlaps["label"] != "recent tokens only"] if what == "beyond" else overlaps
@@ -129,11 +135,10 @@ def overlap(context, rows, overlaps):
         y=Axis("overlap (Jaccard) [1]", limits=(0, 1.03)),
         note=f"{replay_note(rows)} Sets of the last step. {BAND_NOTE}",
         labels=(*LABELS, CHANCE),
-        caption="Overlap of the tokens attended to in the last step with those of the global scores."
-        " Both keep the same"
-        " recent tokens by rule, so the second panel leaves these out.",
+        caption="Overlap of the tokens attended to in the last step with those of the global scores. Both"
+        " keep the same recent tokens by rule, so the second panel leaves these out.",
     )
-    return draw_sheet(sheet, context.stem("_overlap"))
+    return curves_picture(sheet, "overlap")
 
 
 def overlap_verdict(overlaps):
@@ -151,8 +156,7 @@ def overlap_verdict(overlaps):
         claim="local scores find the heavy hitters of the whole text",
         source="H2O Fig. 2d",
         how="overlap of the heavy tokens (without the recent window) minus that of random sets: 95 %"
-        " interval over"
-        " heads above zero at every budget",
+        " interval over heads above zero at every budget",
         outcome=outcome,
         numbers="; ".join(texts),
     )

@@ -3,8 +3,7 @@
 import pandas as pd
 
 from ...drawing.curve_axes import Axis
-from ...drawing.curves import Sheet, draw_sheet
-from ...drawing.saving import Plot
+from ...drawing.curves import Sheet, curves_picture
 from ...stats.clustering import attention_note, head_values
 from ...stats.verdict import FAILS, HOLDS, MIXED, Verdict
 
@@ -16,27 +15,30 @@ VIEWS = {
 }
 
 
-def draw(context):
-    """figure.kind sparsity_by_layer: a cluster step; one dot a query head, one line through the means."""
-    table = context.cluster()
-    heads = head_values(table, list(VIEWS))
-    points = points_of(heads)
+def data(run):
+    """(values of every query head, points of the figure)."""
+    heads = head_values(run.cluster(), list(VIEWS))
+    return heads, points_of(heads)
+
+
+def draw(run, found):
+    """One dot a query head, one line through the means."""
+    heads, points = found
     sheet = Sheet(
         title="Sparsity of attention by layer",
         points=points,
         x=Axis("layer (0-based)", ticks={i: str(layer) for i, layer in enumerate(layers_of(heads))}),
         y=Axis("share [1]", limits=(0, 1.03), levels={f"the paper's {SPARSE:g}": SPARSE}),
-        note=attention_note(table)
-        + " Sparsity: causal entries of rows from 1 on below 1 % of their row's maximum; masked entries"
-        " are not"
-        " counted. Dots: query heads; lines: means.",
+        note=f"{attention_note(run.cluster())} Sparsity: causal entries of rows from 1 on below 1 % of their"
+        " row's maximum; masked entries are not counted. Dots: query heads; lines: means.",
         caption=caption(heads),
         levels_in=("sparsity",),
     )
-    return Plot(
-        [draw_sheet(sheet, context.stem())],
-        [verdict(heads, view) for view in ("sparsity", "sparsity_no_sink")],
-    )
+    return [curves_picture(sheet)]
+
+
+def claims(_run, found):
+    return [verdict(found[0], view) for view in ("sparsity", "sparsity_no_sink")]
 
 
 def layers_of(heads):

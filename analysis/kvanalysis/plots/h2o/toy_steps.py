@@ -1,11 +1,13 @@
 """H2O Fig. 3: the algorithm on written scores, step by step."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from matplotlib.patches import Rectangle
 
 from ...drawing.curves import make_room
-from ...drawing.saving import Drawn, Plot, at_both_widths, write_csv
+from ...drawing.saving import Picture
 from ...drawing.style import finish, new_figure
 from ...errors import ResultsError
 from ...stats.intervals import used_rows
@@ -16,27 +18,36 @@ GONE = "#DDDDDD"
 CELL_HEIGHT = 0.24  # inches
 
 
-def draw(context):
-    """figure.kind toy_steps: a run on the written rows of a step `toy`; options.token leaves after step
-    options.after (both from 1)."""
-    [rows] = [step.argument for step in context.config.steps if step.command == "toy"]
-    frame = used_rows(context.frame())
+def data(run):
+    """Every step and token of each label, from a run on the written rows of a step `toy`."""
+    [rows] = [step.argument for step in run.config.steps if step.command == "toy"]
+    return pd.concat([steps_of(run, cell, rows) for _, cell in _cells(run)], ignore_index=True)
+
+
+def draw(_run, table):
+    shown = table[table["label"] == table["label"].iloc[0]]
+    title = "Written scores, step by step"
+    return [Picture(title, table, partial(_figure, shown), caption(shown))]
+
+
+def claims(run, _table):
+    """options.token leaves after step options.after (both from 1)."""
+    token, after = run.option("token"), run.option("after")
+    return [verdict(run, cell, token, after) for _, cell in _cells(run)]
+
+
+def _cells(run):
+    frame = used_rows(run.frame())
     if frame.empty:
         raise ResultsError("no cell of the toy trace has a result")
-    table = pd.concat([steps_of(context, row, rows) for _, row in frame.iterrows()], ignore_index=True)
-    csv = write_csv(table, context.stem().with_suffix(".csv"))
-    shown = table[table["label"] == frame["label"].iloc[0]]
-    page, column = at_both_widths(context.stem(), lambda width: drawn(shown, width))
-    figure = Drawn("Written scores, step by step", page, csv, narrow=column, caption=caption(shown))
-    token, after = context.option("token"), context.option("after")
-    return Plot([figure], [verdict(context, row, token, after) for _, row in frame.iterrows()])
+    return list(frame.iterrows())
 
 
-def steps_of(context, cell, rows):
+def steps_of(run, cell, rows):
     """One line per step and token: its probability (decode steps: the engine's), whether it is held after."""
     first = int(cell["n_prefill"])
-    kept = context.arrays("kept").lists(cell["key"])
-    out = context.arrays("outputs")[cell["key"]]["out"][0]
+    kept = run.arrays("kept").lists(cell["key"])
+    out = run.arrays("outputs")[cell["key"]]["out"][0]
     lines = []
     for t, row in enumerate(rows):
         values = row if t < first else out[t - first]
@@ -50,7 +61,7 @@ def steps_of(context, cell, rows):
     return pd.DataFrame(lines)
 
 
-def drawn(table, width):
+def _figure(table, width):
     n = int(table["step"].max())
     figure = new_figure(width)
     axes = figure.subplots()
@@ -88,8 +99,8 @@ def caption(table):
     return f"Leaves: {steps}." if steps else "Nothing leaves."
 
 
-def verdict(context, cell, token, after):
-    kept = context.arrays("kept").lists(cell["key"])
+def verdict(run, cell, token, after):
+    kept = run.arrays("kept").lists(cell["key"])
     first = int(cell["n_prefill"])
     before, then = (set((kept[after - first - 1 + i] + 1).tolist()) for i in (0, 1))
     left = sorted((before | {after}) - then)

@@ -1,16 +1,17 @@
 """For every layer x kv head and budget the method with the least error, by colour and letter."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.patches import Patch
 
 from ...drawing import head_maps
-from ...drawing.saving import Drawn, at_both_widths, write_csv
+from ...drawing.saving import Picture
 from ...drawing.style import COLOURS, COLUMN_WIDTH, PAGE_WIDTH, finish
 from ...stats.families import FAMILIES, at_budget, budgets_of, families, head_table, present, spread
 from ...stats.paired import TIE
-from ...stats.words import replay_note
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 TIE_MARK = "="
@@ -19,25 +20,20 @@ PANELS = {COLUMN_WIDTH: 2, PAGE_WIDTH: 4}
 MOST_BUDGETS = 8
 
 
-def draw_frame(rows, folder, suffix=""):
-    """A panel for each budget and family (contenders.FAMILIES) in which at least two methods compete."""
-    rivals = families(rows)
-    table = _table(rivals)
-    if table.empty:
-        return []
-    letters = _letters(table)
-    table = table.assign(letter=table["best"].map(letters))
-    csv = write_csv(table, folder / f"best_method_map{suffix}.csv")
-    page, column = at_both_widths(
-        folder / "best_method_map",
-        lambda width: _figure(rows, table, letters, width, PANELS[width]),
-        suffix,
-    )
-    return [Drawn("Best method by layer and head", page, csv, column, _caption(table))]
+def data(run):
+    """A row for each head: of each budget and family (stats.families) in which at least two methods compete,
+    the best method, its error, the runner-up, ties, and the letter that stands for it."""
+    table = _table(families(run.rows))
+    return None if table.empty else table.assign(letter=table["best"].map(_letters(table)))
+
+
+def draw(run, table):
+    paint = partial(_figure, run, table, _letters(table))
+    title = "Best method by layer and head"
+    return [Picture(title, table, paint, _caption(table), name="best_method_map")]
 
 
 def _table(rivals):
-    """One row per (family, budget, layer, kv_head): the best, its error, the runner-up, and ties."""
     parts = []
     for family in present(rivals):
         own = rivals[rivals["family"] == family]
@@ -77,22 +73,24 @@ def _letters(table):
     return {label: LETTERS[i] if i < len(LETTERS) else f"{i}" for i, label in enumerate(order)}
 
 
-def _figure(rows, table, letters, width, wide):
+def _figure(run, table, letters, width):
     panels = []
     for family in [family for family in FAMILIES if family in set(table["family"])]:
         own = table[table["family"] == family]
         panels += [(family, budget) for budget in spread(budgets_of(own), MOST_BUDGETS)]
     titles = [f"{family}, B = {budget}" for family, budget in panels]
     places = pd.MultiIndex.from_frame(table[["layer", "kv_head"]])
-    shape = head_maps.grid(width, places, titles, min(wide, _most(panels)))
+    shape = head_maps.grid(width, places, titles, min(PANELS[width], _most(panels)))
     figure, axes_list = head_maps.new_panels(width, shape, titles)
     for axes, (family, budget) in zip(axes_list, panels, strict=True):
         _panel(axes, table[(table["family"] == family) & (table["budget_tokens"] == budget)], letters, shape)
-    names = {label: f"{letter}  {label}" for label, letter in letters.items()}
     wins = table["best"].value_counts()
-    texts = [f"{names[label]} (best in {wins[label]} of {_chances(table, label)})" for label in letters]
+    texts = [
+        f"{letter}  {label} (best in {wins[label]} of {_chances(table, label)})"
+        for label, letter in letters.items()
+    ]
     handles = [Patch(facecolor=_colour(i)) for i in range(len(letters))]
-    finish(figure, handles, texts, _note(rows, table), shape.axes_height, **head_maps.layout(shape))
+    finish(figure, handles, texts, _note(run, table), shape.axes_height, **head_maps.layout(shape))
     return figure
 
 
@@ -127,9 +125,9 @@ def _colour(place):
     return tuple(white + (1 - white) * part for part in to_rgb(COLOURS[place % len(COLOURS)]))
 
 
-def _note(rows, table):
+def _note(run, table):
     parts = [
-        replay_note(rows),
+        run.note,
         f"Least mean relative output error; {TIE_MARK}: another method within {TIE:.0%}.",
     ]
     parts += [
@@ -138,7 +136,7 @@ def _note(rows, table):
     parts.append(
         "Methods compete only where a budget means the same; oracles and methods without a budget do not."
     )
-    left_out = sorted(set(rows["label"]) - set(table["best"]))
+    left_out = sorted(set(run.rows["label"]) - set(table["best"]))
     if left_out:
         parts.append(f"Nowhere best: {', '.join(left_out)}.")
     return " ".join(parts)

@@ -2,22 +2,28 @@
 
 from dataclasses import replace
 
-from ...drawing.saving import Plot
+from ...plots import pictures_of
 from ...stats.claims import judge_all
-from ...stats.intervals import used_rows
-from .error_vs_budget import draw_frame
+from ...stats.intervals import by_trace, used_rows
+from . import error_vs_budget
 
 
-def draw(context):
-    """figure.kind budget_claims: the curves of the run; options.claims as stats.claims says."""
-    frame = context.frame()
-    several = frame["trace_id"].nunique() > 1
-    figures = []
-    for trace, rows in frame.groupby("trace_id", sort=True):
-        suffix = f"_{context.config.name}" + (f"_{trace[:8]}" if several else "")
-        text = caption(rows)
-        figures += [replace(drawn, caption=text) for drawn in draw_frame(rows, context.out, suffix)]
-    return Plot(figures, judge_all(context, frame))
+def data(run):
+    return run.frame()
+
+
+def draw(_run, frame):
+    """The curves of each trace."""
+    return [
+        replace(picture, name=f"{trace}{picture.name}", caption=caption(rows))
+        for trace, rows in by_trace(frame)
+        for picture in pictures_of(rows, [error_vs_budget])
+    ]
+
+
+def claims(run, frame):
+    """Verdicts on options.claims, as stats.claims says."""
+    return judge_all(run, frame)
 
 
 def caption(rows):

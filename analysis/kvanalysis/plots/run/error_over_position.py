@@ -1,14 +1,15 @@
 """Error against the position of the query: next to the prompt, or far behind it."""
 
+from functools import partial
+
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from ...drawing.budget_axes import handle, looks_of, set_error_axis
-from ...drawing.saving import Drawn, at_both_widths, write_csv
+from ...drawing.budget_axes import handle, set_error_axis
+from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
-from ...stats.families import at_budget, families, middle_budget, present
+from ...stats.families import FAMILIES, at_budget, families, middle_budget
 from ...stats.positions import along_rows, by_quarters
-from ...stats.summary import summarise
-from ...stats.words import BAND_NOTE, replay_note
+from ...stats.words import BAND_NOTE
 
 MOST_CURVES = 7  # in a panel
 SIZES = {COLUMN_WIDTH: (1.5, 1), PAGE_WIDTH: (2.2, 3)}
@@ -16,40 +17,40 @@ BAND_OPACITY = 0.12
 PANEL_GAP = 0.3  # share of a panel's height
 
 
-def draw_frame(rows, folder, suffix="", budget=None):
-    """Curves at one budget, a panel for each family, from curves.h5 or from the four quarters of the rows."""
-    rivals = families(rows)
+def data(run, budget=None):
+    """(errors along the rows at one budget, in words where they come from: curves.h5, or four quarters)."""
+    rivals = families(run.rows)
     budget = budget or middle_budget(rivals)
     rivals = at_budget(rivals, budget) if budget else rivals[:0]
     table, source = along_rows(rivals)
     if table.empty:
-        return []
-    table = table.assign(
-        budget_tokens=budget, family=table["label"].map(rivals.groupby("label")["family"].first())
-    )
-    csv = write_csv(table, folder / f"error_over_position{suffix}.csv")
-    shown = _shown(table, present(rivals, least=1))
-    look, note = looks_of(summarise(rows)), _note(rows, table, shown, source)
-
-    def draw(width):
-        height, wide = SIZES[width]
-        return _figure(table, shown, look, width, height, min(wide, len(shown)), note)
-
-    page, column = at_both_widths(folder / "error_over_position", draw, suffix)
-    return [Drawn(f"Error over position, B = {budget}", page, csv, column, _caption(table, shown))]
+        return None
+    family = table["label"].map(rivals.groupby("label")["family"].first())
+    return table.assign(budget_tokens=budget, family=family), source
 
 
-def _shown(table, names):
+def draw(run, found):
+    """A panel for each family."""
+    table, source = found
+    shown = _shown(table)
+    paint = partial(_figure, table, shown, run.styles, _note(run, table, shown, source))
+    title = f"Error over position, B = {table['budget_tokens'].iloc[0]}"
+    return [Picture(title, table, paint, _caption(table, shown), name="error_over_position")]
+
+
+def _shown(table):
     """{family: its labels of least mean error, the largest of them first}."""
     means = table.groupby(["family", "label"])["rel_err_mean"].mean()
     return {
         family: list(means[family].sort_values().index[:MOST_CURVES][::-1])
-        for family in names
+        for family in FAMILIES
         if family in means
     }
 
 
-def _figure(table, shown, look, width, height, wide, note):
+def _figure(table, shown, styles, note, width):
+    height, wide = SIZES[width]
+    wide = min(wide, len(shown))
     high = -(-len(shown) // wide)
     figure = new_figure(width)
     panels = figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False)
@@ -58,7 +59,7 @@ def _figure(table, shown, look, width, height, wide, note):
     for axes, family in zip(panels.flat, shown, strict=False):
         axes.set_title(f"{family}, B = {drawn['budget_tokens'].iloc[0]}", loc="left", pad=3)
         for label in shown[family]:
-            _curve(axes, table[table["label"] == label], look[label])
+            _curve(axes, table[table["label"] == label], styles[label])
         set_error_axis(axes, drawn["rel_err_mean"])
         axes.set_xlabel("quarter of the scored rows" if by_quarters(table) else "token position")
         axes.xaxis.set_major_locator(FixedLocator([1, 2, 3, 4]) if by_quarters(table) else MaxNLocator(5))
@@ -67,25 +68,21 @@ def _figure(table, shown, look, width, height, wide, note):
         axes.remove()
     panels[0][0].set_ylabel("mean rel. error [1]")
     tall = height * (high + (high - 1) * PANEL_GAP)
-    handles = [handle(look[label], True) for label in labels]
+    handles = [handle(styles[label], True) for label in labels]
     finish(figure, handles, labels, note, tall, hspace=PANEL_GAP, wspace=0.06, top=0.26)
     return figure
 
 
-def _curve(axes, rows, look):
+def _curve(axes, rows, style):
     at = rows["position"].to_numpy()
-    axes.fill_between(
-        at, rows["rel_err_low"], rows["rel_err_high"], color=look.colour, alpha=BAND_OPACITY, linewidth=0
-    )
-    marks = max(1, len(at) // 5)
-    axes.plot(
-        at, rows["rel_err_mean"], color=look.colour, linestyle=look.dashes, marker=look.marker, markersize=3,
-        markevery=marks, linewidth=1.0,
-    )  # fmt: skip
+    low, high = rows["rel_err_low"], rows["rel_err_high"]
+    axes.fill_between(at, low, high, color=style.colour, alpha=BAND_OPACITY, linewidth=0)
+    look = {"color": style.colour, "linestyle": style.dashes, "marker": style.marker, "markersize": 3}
+    axes.plot(at, rows["rel_err_mean"], **look, markevery=max(1, len(at) // 5), linewidth=1.0)
 
 
-def _note(rows, table, shown, source):
-    parts = [replay_note(rows), source, BAND_NOTE]
+def _note(run, table, shown, source):
+    parts = [run.note, source, BAND_NOTE]
     left_out = sorted(set(table["label"]) - {label for own in shown.values() for label in own})
     if left_out:
         parts.append(f"Not drawn, in the CSV: {', '.join(left_out)}.")

@@ -1,13 +1,16 @@
 """A table of mean errors: named rows by budget, coloured by the error, every cell with its number."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm
 
-from ...drawing.curves import head_points, make_room
-from ...drawing.saving import Drawn, Plot, at_both_widths, write_csv
+from ...drawing.curves import make_room
+from ...drawing.saving import Picture
 from ...drawing.style import finish, new_figure
 from ...stats.claims import judge_all, select
+from ...stats.intervals import head_points
 from ...stats.words import replay_note
 
 MAP = "cividis"
@@ -16,16 +19,21 @@ NO_BUDGET = 0  # stands last, as "none"
 DARK = 0.45  # of the map: below it, numbers are white
 
 
-def draw(context):
-    """figure.kind error_table: options.rows is a list of {name, select}, selected as config_claims does."""
-    frame = context.frame()
-    cells, rows = table_of(context.option("rows"), frame)
-    table = write_csv(cells, context.stem().with_suffix(".csv"))
-    said = context.option("note", " ")
-    note = f"{replay_note(rows)} Mean relative output error (mean of ratios) over heads. {said}"
-    page, column = at_both_widths(context.stem(), lambda width: drawn(cells, note.strip(), width))
-    figure = Drawn("Error by method and budget", page, table, narrow=column, caption=caption(cells))
-    return Plot([figure], judge_all(context, frame))
+def data(run):
+    """(means over heads, the rows behind them) of options.rows: a list of {name, select}, selected as
+    stats.claims does."""
+    return table_of(run.option("rows"), run.frame())
+
+
+def draw(run, found):
+    cells, used = found
+    said = run.option("note", " ")
+    note = f"{replay_note(used)} Mean relative output error (mean of ratios) over heads. {said}".strip()
+    return [Picture("Error by method and budget", cells, partial(_figure, cells, note), caption(cells))]
+
+
+def claims(run, _found):
+    return judge_all(run, run.frame())
 
 
 def table_of(wanted, frame):
@@ -48,7 +56,7 @@ def caption(cells):
     return text + (f" Without a result: {', '.join(missing)}." if missing else "")
 
 
-def drawn(cells, note, width):
+def _figure(cells, note, width):
     names = list(dict.fromkeys(cells["name"]))
     grid = cells.dropna(subset=["budget_tokens"]).pivot_table(
         index="name", columns="budget_tokens", values="y"

@@ -1,6 +1,7 @@
-"""Error against budget, for a column, for a page, and by layer: PNG, PDF and the CSV behind them."""
+"""Error against budget, all layers together and by layer."""
 
 import math
+from functools import partial
 
 from matplotlib.ticker import NullLocator
 
@@ -9,14 +10,14 @@ from ...drawing.budget_axes import (
     drawable,
     handle,
     legend_text,
-    looks_of,
     set_budget_axis,
     set_error_axis,
+    styles_of,
 )
 from ...drawing.budget_axes import draw as draw_curves
 from ...drawing.curves import make_room
 from ...drawing.panel_grid import fewest_empty, finish_grid, label_lowest, panel_grid, say_nothing_to_draw
-from ...drawing.saving import Drawn, Plot, at_both_widths, write_csv
+from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
 from ...stats.summary import summarise
 from ...stats.words import BAND_NOTE, oneshot_notes, replay_note
@@ -33,51 +34,42 @@ PANEL_MARKER = 3.0  # points
 SHORT_LABEL_WIDTH = 1.9  # inches; narrower axes take the short budget label
 
 
-def draw_frame(frame, folder, suffix=""):
-    """The figures of one trace's rows, as `Drawn`: all layers together, and by layer if there are several."""
-    drawn = [_whole(frame, folder, suffix)]
-    if frame["layer"].nunique() > 1:
-        drawn.append(_by_layer(frame, folder, suffix))
-    return drawn
+def data(run):
+    """(summary of all layers together, of each layer or None if there is only one)."""
+    several = run.rows["layer"].nunique() > 1
+    return run.summary, summarise(run.rows, by=("layer",)) if several else None
 
 
-def _whole(rows, folder, suffix):
-    points = summarise(rows)
-    table = write_csv(points, folder / f"error_vs_budget{suffix}.csv")
-
-    def at(width):
-        figure = new_figure(width)
-        axes = figure.subplots()
-        _panel(axes, points, points, axes_width(width))
-        axes.set(xlabel=BUDGET_AXIS, ylabel=ERROR_AXIS)
-        finish(figure, *_legend(points), footnote(rows, points), HEIGHT[width])
-        return figure
-
-    page, column = at_both_widths(folder / "error_vs_budget", at, suffix)
-    return Drawn("Error against budget", page, table, narrow=column)
+def draw(run, tables):
+    whole, by_layer = tables
+    paint = partial(_whole, whole, footnote(run.rows, whole))
+    pictures = [Picture("Error against budget", whole, paint, name="error_vs_budget")]
+    if by_layer is not None:
+        paint = partial(_layer_panels, by_layer, footnote(run.rows, by_layer))
+        title = "Error against budget, by layer"
+        pictures.append(Picture(title, by_layer, paint, name="error_vs_budget_by_layer"))
+    return pictures
 
 
-def _by_layer(rows, folder, suffix):
-    points = summarise(rows, by=("layer",))
-    table = write_csv(points, folder / f"error_vs_budget_by_layer{suffix}.csv")
-    page, column = at_both_widths(
-        folder / "error_vs_budget_by_layer",
-        lambda width: _layer_panels(points, footnote(rows, points), width, PANELS[width]),
-        suffix,
-    )
-    return Drawn("Error against budget, by layer", page, table, narrow=column)
+def _whole(points, note, width):
+    figure = new_figure(width)
+    axes = figure.subplots()
+    _panel(axes, points, points, axes_width(width))
+    axes.set(xlabel=BUDGET_AXIS, ylabel=ERROR_AXIS)
+    finish(figure, *_legend(points), note, HEIGHT[width])
+    return figure
 
 
-def _layer_panels(points, note, width, choices):
+def _layer_panels(points, note, width):
     layers = sorted(points["layer"].unique())
-    across = fewest_empty(len(layers), choices)
+    across = fewest_empty(len(layers), PANELS[width])
     wide = min(len(layers), across)
     panel_width = axes_width(width) / wide
     figure = new_figure(width)
     panels = panel_grid(figure, len(layers), across, sharex=True, sharey=True)
     for axes, layer in zip(panels, layers, strict=True):
         _panel(axes, points[points["layer"] == layer], points, panel_width)
-        axes.set_title(f"layer {layer}", loc="left", pad=3)
+        axes.set_title(f"layer {layer}")
         for line in axes.lines:
             line.set_markersize(PANEL_MARKER)
     middle_row = panels[::wide][(math.ceil(len(layers) / wide) - 1) // 2]
@@ -94,7 +86,7 @@ def _panel(axes, points, everything, width):
     `width` is that of the panel in inches."""
     shown = drawable(everything)
     set_budget_axis(axes, sorted(shown["budget_tokens"].dropna().astype(int).unique()), width)
-    draw_curves(axes, drawable(points), looks_of(everything))
+    draw_curves(axes, drawable(points), styles_of(everything))
     set_error_axis(axes, shown["rel_err_out_mean"])
     if not len(drawable(points)):
         say_nothing_to_draw(axes)
@@ -104,16 +96,16 @@ def _panel(axes, points, everything, width):
 def _legend(points):
     """Handles and texts, the largest error first, so that the order is that of the curves."""
     shown = drawable(points)
-    style = looks_of(points)
+    styles = styles_of(points)
     worst_first = shown.groupby("label")["rel_err_out_mean"].mean().sort_values(ascending=False)
     rows = [shown[shown["label"] == label] for label in worst_first.index]
-    handles = [handle(style[group["label"].iloc[0]], group["budget_tokens"].notna().any()) for group in rows]
+    handles = [handle(styles[group["label"].iloc[0]], group["budget_tokens"].notna().any()) for group in rows]
     return handles, [legend_text(group) for group in rows]
 
 
 def footnote(rows, points):
     """What was compared, over how many heads and texts, and what is not in the picture."""
-    parts = [replay_note(rows), BAND_NOTE if banded(looks_of(points)) else NO_BANDS]
+    parts = [replay_note(rows), BAND_NOTE if banded(styles_of(points)) else NO_BANDS]
     if (points["oracle"] | points["full_cache"]).any():
         parts.append("Dashed: oracle, or holds the full cache; no cache of that budget can do this.")
     parts += oneshot_notes(rows)
@@ -124,11 +116,3 @@ def footnote(rows, points):
     if left_out:
         parts.append(f"Not drawn (no error beyond rounding, or no result): {', '.join(left_out)}.")
     return " ".join(parts)
-
-
-def draw(context):
-    """figure.kind error_vs_budget: the curves of the run, without a verdict."""
-    figures = []
-    for _, rows in context.frame().groupby("trace_id", sort=True):
-        figures += draw_frame(rows, context.out, f"_{context.config.name}")
-    return Plot(figures)

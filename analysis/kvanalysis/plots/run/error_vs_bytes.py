@@ -1,18 +1,18 @@
 """Error against what is paid for it: total bytes as a share of the full cache, and the front of the best."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from ...drawing.budget_axes import drawable, looks_of, set_error_axis
+from ...drawing.budget_axes import drawable, set_error_axis
 from ...drawing.curves import make_room
-from ...drawing.saving import Drawn, at_both_widths, write_csv
+from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
 from ...stats.families import has_values
 from ...stats.intervals import unit_means, used_rows
-from ...stats.summary import summarise
-from ...stats.words import replay_note
 
 SHARES = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # ticks, per cent
 PEAK, MEAN = "peak_share", "mean_share"
@@ -24,36 +24,34 @@ ROOM_BELOW = 0.55  # factor on the least error, where the last number stands
 PANEL_GAP = 0.2  # share of a panel's height
 
 
-def draw_frame(rows, folder, suffix=""):
-    """One panel for the peak of the bytes, one for their average over time if the run has it.
-
-    [] with fewer than two points: there is no front to look for.
-    """
-    points = _points(rows)
-    if len(points) < 2:
-        return []
-    sizes = [name for name in (PEAK, MEAN) if points[name].notna().any()]
-    for size in sizes:
+def data(run):
+    """A row per label and budget; None with fewer than two: there is no front to look for."""
+    points = _points(run)
+    for size in _sizes(points):
         points[f"front_{size}"] = front_numbers(points, size)
-    csv = write_csv(points, folder / f"error_vs_bytes{suffix}.csv")
-
-    def draw(width):
-        height, wide = SIZES[width]
-        return _figure(rows, points, sizes, width, height, min(wide, len(sizes)))
-
-    page, column = at_both_widths(folder / "error_vs_bytes", draw, suffix)
-    return [Drawn("Error against bytes", page, csv, column, _caption(points, sizes))]
+    return points if len(points) > 1 else None
 
 
-def _points(rows):
-    """A row per label and budget: mean error with interval, bytes as shares of the full cache."""
-    points = drawable(summarise(rows))
+def draw(run, points):
+    """One panel for the peak of the bytes, one for their average over time if the run has it."""
+    sizes, title = _sizes(points), "Error against bytes"
+    paint = partial(_figure, points, sizes, run.styles, _note(run, points))
+    return [Picture(title, points, paint, _caption(points, sizes), name="error_vs_bytes")]
+
+
+def _sizes(points):
+    return [name for name in (PEAK, MEAN) if points[name].notna().any()]
+
+
+def _points(run):
+    """Mean error with interval, bytes as shares of the full cache."""
+    points = drawable(run.summary)
     points = points[points["bytes_ratio"].notna()]
     points = points[["label", "budget_tokens", "oracle", "full_cache", "n_units", "n_rows", "n_cells",
                      "rel_err_out_mean", "rel_err_low", "rel_err_high", "total_bytes", "full_bytes",
                      "bytes_ratio"]]  # fmt: skip
     points = points.rename(columns={"bytes_ratio": PEAK})
-    return points.assign(**{MEAN: _mean_share(rows, points)}).reset_index(drop=True)
+    return points.assign(**{MEAN: _mean_share(run.rows, points)}).reset_index(drop=True)
 
 
 def _mean_share(rows, points):
@@ -67,7 +65,7 @@ def _mean_share(rows, points):
 
 
 def _keyed(table):
-    """A missing budget as -1: missing keys do not look up well."""
+    """A missing budget as -1: missing keys do not styles up well."""
     return table.assign(budget=table["budget_tokens"].fillna(-1).astype(int))
 
 
@@ -86,13 +84,14 @@ def front_numbers(points, size):
     return numbers
 
 
-def _figure(rows, points, sizes, width, height, wide):
+def _figure(points, sizes, styles, note, width):
+    height, wide = SIZES[width]
+    wide = min(wide, len(sizes))
     high = -(-len(sizes) // wide)
     figure = new_figure(width)
     panels = figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False)
-    look = looks_of(points)
     for axes, size in zip(panels.flat, sizes, strict=True):
-        _panel(axes, points, size, look)
+        _panel(axes, points, size, styles)
         axes.set_title(f"bytes {NAMES[size]}", loc="left", pad=3)
         axes.label_outer()
     for axes in panels[-1]:
@@ -100,17 +99,17 @@ def _figure(rows, points, sizes, width, height, wide):
     panels[0][0].set_ylabel("mean rel. error [1]" if height < 2 else "mean relative output error [1]")
     _share_axis(panels[0][0], points[sizes].to_numpy())
     tall = height * (high + (high - 1) * PANEL_GAP)
-    finish(figure, *_legend(points, look), _note(rows, points), tall, hspace=PANEL_GAP, wspace=0.06, top=0.26)
+    finish(figure, *_legend(points, styles), note, tall, hspace=PANEL_GAP, wspace=0.06, top=0.26)
     make_room(figure)
     for axes in panels.flat:
         _thin(axes)
     return figure
 
 
-def _panel(axes, points, size, look):
+def _panel(axes, points, size, styles):
     for label, curve in points[points[size].notna()].groupby("label", sort=True):
         curve = curve.sort_values(size)
-        style, partial = look[label], (curve["n_rows"] < curve["n_cells"]).to_numpy()
+        style, partial = styles[label], (curve["n_rows"] < curve["n_cells"]).to_numpy()
         at, error = 100 * curve[size].to_numpy(float), curve["rel_err_out_mean"].to_numpy()
         axes.plot(at, error, color=style.colour, linestyle=style.dashes, linewidth=0.6, alpha=0.7)
         for mask, face in ((~partial, style.colour), (partial, "white")):
@@ -166,19 +165,21 @@ def _share_axis(axes, shares):
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _legend(points, look):
+def _legend(points, styles):
     worst_first = points.groupby("label")["rel_err_out_mean"].mean().sort_values(ascending=False).index
     handles = [
-        Line2D([], [], color=look[label].colour, marker=look[label].marker, linestyle=look[label].dashes)
+        Line2D(
+            [], [], color=styles[label].colour, marker=styles[label].marker, linestyle=styles[label].dashes
+        )
         for label in worst_first
     ]
     front = Line2D([], [], color="#9A9A9A", linewidth=2.6, alpha=0.45)
     return [*handles, front], [*worst_first, "front: nothing has less error with fewer bytes (numbered)"]
 
 
-def _note(rows, points):
+def _note(run, points):
     parts = [
-        replay_note(rows),
+        run.note,
         "Points of a method: its budgets. Bytes are everything a method stores for one kv head (keys, values,"
         " weights, scores, sketches, indices); the full cache is taken at the last token.",
     ]

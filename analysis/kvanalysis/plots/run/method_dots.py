@@ -4,6 +4,7 @@ options: {measures: [rel_err_out_mean, needle_mass], claims: [[subgen, h2o]]}; a
 method's error is lower than the second's at every budget.
 """
 
+from functools import partial
 from textwrap import fill
 
 import pandas as pd
@@ -11,8 +12,8 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from ...data.extras import extra
 from ...drawing.panel_grid import finish_grid, panel_grid, say_nothing_to_draw
-from ...drawing.saving import Drawn, Plot, at_both_widths, write_csv
-from ...drawing.style import COLUMN_WIDTH, GLYPH_EMS, RC, looks, new_figure
+from ...drawing.saving import Picture
+from ...drawing.style import COLUMN_WIDTH, GLYPH_EMS, RC, new_figure, styles_for
 from ...stats.intervals import mean_interval, unit_means, used_rows
 from ...stats.paired import lower_everywhere
 from ...stats.words import BAND_NOTE, replay_note
@@ -29,22 +30,21 @@ MOST_TICKS = 4
 LETTERS = 22  # of a name in a line; longer names are wrapped
 
 
-def draw(context):
-    frame = context.frame()
-    measures = [m for m in context.option("measures") if m in frame and frame[m].notna().any()]
-    table = means(frame, measures)
-    csv = write_csv(table, context.stem(".csv"))
+def data(run):
+    """`means` of options.measures that the run has."""
+    frame = run.frame()
+    return means(frame, [m for m in run.option("measures") if m in frame and frame[m].notna().any()])
 
-    def at(width):
-        figure = new_figure(width)
-        _draw(figure, table, measures, _note(frame))
-        return figure
 
-    page, column = at_both_widths(context.stem(), at)
-    missing = sorted(set(context.option("measures")) - set(measures))
-    drawn = Drawn(context.config.title, page, csv, column, _caption(frame, table, missing))
-    claims = context.option("claims", [])
-    return Plot([drawn], [_claim(context, frame, *pair) for pair in claims])
+def draw(run, table):
+    frame, measures = run.frame(), list(dict.fromkeys(table["measure"]))
+    missing = sorted(set(run.option("measures")) - set(measures))
+    paint = partial(_figure, table, measures, _note(frame))
+    return [Picture(run.config.title, table, paint, _caption(frame, table, missing))]
+
+
+def claims(run, _table):
+    return [_claim(run, *pair) for pair in run.option("claims", [])]
 
 
 def means(frame, measures):
@@ -63,14 +63,16 @@ def means(frame, measures):
     return table
 
 
-def _draw(figure, table, measures, note):
+def _figure(table, measures, note, width):
+    figure = new_figure(width)
     budgets = sorted(table["budget_tokens"].unique(), reverse=True)
     places = [(measure, budget) for measure in measures for budget in budgets]
     if not places:
         say_nothing_to_draw(figure.subplots())
-        return finish_grid(figure, ([], []), note, 1, 1, 1.0)
+        finish_grid(figure, ([], []), note, 1, 1, 1.0)
+        return figure
     across = len(budgets) if len(budgets) > 1 else len(measures)
-    wide = figure.get_size_inches()[0] > COLUMN_WIDTH
+    wide = width > COLUMN_WIDTH
     across = across if wide else 1
     panels = panel_grid(figure, len(places), across)
     order = (
@@ -81,10 +83,10 @@ def _draw(figure, table, measures, note):
         .index
     )
     names = [fill(label, LETTERS, break_long_words=False) for label in order]
-    style = looks(sorted(order), set())
+    styles = styles_for(sorted(order), set())
     for index, (axes, (measure, budget)) in enumerate(zip(panels, places, strict=True)):
         rows = table[(table["measure"] == measure) & (table["budget_tokens"] == budget)].set_index("label")
-        _panel(axes, rows.reindex(order), style)
+        _panel(axes, rows.reindex(order), styles)
         axes.set_xlabel(AXES.get(measure, measure), labelpad=1)
         axes.set_title(f"{rows['share_kept'].iloc[0]:.0%} kept, {budget} tokens", loc="left", pad=3)
         axes.set_yticks(range(len(order)), names if index % across == 0 else [""] * len(order))
@@ -97,16 +99,16 @@ def _draw(figure, table, measures, note):
     finish_grid(figure, ([], []), note, len(places), across, height, gap=gap, wspace=0.08)
     longest = max(len(line) for name in names for line in name.split("\n"))
     room = longest * RC["ytick.labelsize"] * GLYPH_EMS / 72 + EDGE
-    figure.subplots_adjust(left=room / figure.get_size_inches()[0])
-    return None
+    figure.subplots_adjust(left=room / width)
+    return figure
 
 
-def _panel(axes, rows, style):
+def _panel(axes, rows, styles):
     for place, (label, row) in enumerate(rows.iterrows()):
         if pd.isna(row["mean"]):
             continue
-        axes.plot([row["low"], row["high"]], [place, place], color=style[label].colour, linewidth=1)
-        axes.plot(row["mean"], place, style[label].marker, color=style[label].colour, markersize=3.5)
+        axes.plot([row["low"], row["high"]], [place, place], color=styles[label].colour, linewidth=1)
+        axes.plot(row["mean"], place, styles[label].marker, color=styles[label].colour, markersize=3.5)
         right = row["mean"] if pd.isna(row["high"]) else row["high"]
         axes.annotate(
             f"{row['mean']:.3g}",
@@ -155,10 +157,10 @@ def _identical(table):
     return [sorted(labels) for labels in groups if len(labels) > 1]
 
 
-def _claim(context, frame, first, second):
+def _claim(run, first, second):
     pairs = []
-    for budget, rows in frame.groupby("budget_tokens", sort=True):
+    for budget, rows in run.frame().groupby("budget_tokens", sort=True):
         share = budget / rows["n_prefill"].min()
         pairs.append((f"{share:.0%}", *(rows[rows["method"] == name] for name in (first, second))))
-    source = f"{context.config.paper}, {context.config.number} (order of the task scores)"
+    source = f"{run.config.paper}, {run.config.number} (order of the task scores)"
     return lower_everywhere(f"{first} loses less than {second}", source, pairs)

@@ -8,37 +8,31 @@ import pandas as pd
 from ...data.extras import all_extras
 from ...drawing.head_maps import CELL_TEXT, COLOURS, short
 from ...drawing.row_panels import panels_by_budget
-from ...drawing.saving import Drawn, at_both_widths, write_csv
+from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
 from ...stats.families import budgets_of, has_values
 from ...stats.intervals import unit_means, used_rows
-from ...stats.words import replay_note
 
 MASS, SPAN = "needle_mass", "needle_mass_"
 PANELS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 4}
 
 
-def draw_frame(rows, folder, suffix=""):
+def data(run):
+    """Means of all marked spans together and of each, by budget and label."""
+    used = used_rows(run.rows)
+    table = _table(_with_spans(used)) if has_values(used, MASS) else pd.DataFrame()
+    return None if table.empty else table
+
+
+def draw(run, table):
     """A panel for each budget: methods down, all marked spans and each of them across."""
-    used = used_rows(rows)
-    if not has_values(used, MASS):
-        return []
-    table = _table(_with_spans(used))
-    if table.empty:
-        return []
-    csv = write_csv(table, folder / f"needle_recall{suffix}.csv")
     spans = [MASS, *(name for name in table if name.startswith(SPAN))]
-    names = _names(rows, spans)
+    names = _names(run.rows, spans)
     order = list(table.groupby("label")[MASS].mean().sort_values(ascending=False).index)
     paint = partial(_paint, spans=spans, names=names)
-    page, column = at_both_widths(
-        folder / "needle_recall",
-        lambda width: panels_by_budget(
-            table, order, paint, "marked span", width, PANELS[width], ([], []), _note(rows, names)
-        ),
-        suffix,
-    )
-    return [Drawn("Attention to marked spans", page, csv, column, _caption(table, spans, names))]
+    panels = panels_by_budget(table, order, paint, "marked span", PANELS, ([], []), _note(run, names))
+    caption = _caption(table, spans, names)
+    return [Picture("Attention to marked spans", table, panels, caption, name="needle_recall")]
 
 
 def _with_spans(used):
@@ -81,10 +75,10 @@ def _paint(axes, rows, order, spans, names):
     axes.grid(False)
 
 
-def _note(rows, names):
+def _note(run, names):
     where = f" Spans at {', '.join(names[1:])} of the prompt." if "%" in "".join(names) else ""
     return (
-        f"{replay_note(rows)} Exact attention probability of the marked tokens that the method still attends"
+        f"{run.note} Exact attention probability of the marked tokens that the method still attends"
         " to, over their full probability; 1: nothing of them is lost. Seeds and heads averaged; all: the"
         f" spans pooled, so the one with most attention weighs most.{where}"
     )

@@ -4,16 +4,16 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from ...drawing.row_panels import log_errors, panels_by_budget
-from ...drawing.saving import Drawn, at_both_widths, write_csv
+from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
 from ...stats.families import budgets_of, has_values
 from ...stats.intervals import mean_interval, unit_means, used_rows
-from ...stats.words import BAND_NOTE, replay_note
+from ...stats.words import BAND_NOTE
 
 WHOLE, PREFIX = "rel_err_out_mean", "rel_err_prefix_mean"
 PANELS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 4}
 # measure: colour, marker, its face, and its place beside the line of the row
-LOOKS = {WHOLE: ("#0072B2", "o", "#0072B2", -0.14), PREFIX: ("#D55E00", "D", "white", 0.14)}
+MARKS = {WHOLE: ("#0072B2", "o", "#0072B2", -0.14), PREFIX: ("#D55E00", "D", "white", 0.14)}
 WORDS = {
     WHOLE: "error of the output, later tokens exact",
     PREFIX: "prefix only: later tokens taken out of z and o",
@@ -21,30 +21,12 @@ WORDS = {
 LEAST = 1e-5  # smaller means are rounding
 
 
-def draw_frame(rows, folder, suffix=""):
-    """A panel for each budget with both errors of every method that has a prefix error."""
-    table = _table(used_rows(rows))
-    if table.empty:
-        return []
-    csv = write_csv(table, folder / f"prefix_error{suffix}.csv")
-    order = list(table.groupby("label")[PREFIX].mean().sort_values().index)
-    legend = [Line2D([], [], color=colour, marker=marker, markerfacecolor=face, linestyle="", markersize=3.4)
-              for colour, marker, face, _ in LOOKS.values()]  # fmt: skip
-    shown = (legend, list(WORDS.values())), _note(rows)
-    page, column = at_both_widths(
-        folder / "prefix_error",
-        lambda width: panels_by_budget(
-            table, order, _paint, "mean rel. error [1]", width, PANELS[width], *shown
-        ),
-        suffix,
-    )
-    return [Drawn("Error of the compressed prompt alone", page, csv, column, _caption(table))]
-
-
-def _table(used):
-    """A row per (budget, label): both errors with intervals over the heads that have both."""
+def data(run):
+    """A row per (budget, label) with a prefix error: both errors with intervals over the heads that have
+    both."""
+    used = used_rows(run.rows)
     if not has_values(used, PREFIX):
-        return pd.DataFrame()
+        return None
     used = used[used[PREFIX].notna() & used["budget_tokens"].notna()]
     found = []
     for (budget, label), rows in used.groupby(["budget_tokens", "label"], sort=True):
@@ -53,24 +35,35 @@ def _table(used):
         for name in (WHOLE, PREFIX):
             row[name], row[f"{name}_low"], row[f"{name}_high"] = mean_interval(units[name].to_numpy())
         found.append(row | {"ratio": row[PREFIX] / row[WHOLE] if row[WHOLE] > LEAST else float("nan")})
-    return pd.DataFrame(found)
+    return pd.DataFrame(found) if found else None
+
+
+def draw(run, table):
+    """A panel for each budget."""
+    order = list(table.groupby("label")[PREFIX].mean().sort_values().index)
+    legend = [Line2D([], [], color=colour, marker=marker, markerfacecolor=face, linestyle="", markersize=3.4)
+              for colour, marker, face, _ in MARKS.values()]  # fmt: skip
+    shown = (legend, list(WORDS.values())), _note(run)
+    panels = panels_by_budget(table, order, _paint, "mean rel. error [1]", PANELS, *shown)
+    title = "Error of the compressed prompt alone"
+    return [Picture(title, table, panels, _caption(table), name="prefix_error")]
 
 
 def _paint(axes, rows, order):
     for _, row in rows.iterrows():
         at = order.index(row["label"])
         axes.hlines(at, row[WHOLE], row[PREFIX], color="#BBBBBB", linewidth=0.8, zorder=1)
-        for name, (colour, marker, face, aside) in LOOKS.items():
+        for name, (colour, marker, face, aside) in MARKS.items():
             axes.hlines(at + aside, row[f"{name}_low"], row[f"{name}_high"], color=colour, linewidth=0.9)
             axes.plot(row[name], at + aside, marker, color=colour, markerfacecolor=face, markersize=3.2)
-    values = rows[[*LOOKS, *(f"{name}_{end}" for name in LOOKS for end in ("low", "high"))]].stack()
+    values = rows[[*MARKS, *(f"{name}_{end}" for name in MARKS for end in ("low", "high"))]].stack()
     values = values[values > LEAST]
     log_errors(axes, values.min() / 1.2, values.max() * 1.2)
 
 
-def _note(rows):
+def _note(run):
     return (
-        f"{replay_note(rows)} A one-shot method keeps every token after the prompt, and late queries look at"
+        f"{run.note} A one-shot method keeps every token after the prompt, and late queries style at"
         f" these: their exact share hides what the cut cost. Bars: {BAND_NOTE.removeprefix('Bands: ')}"
     )
 

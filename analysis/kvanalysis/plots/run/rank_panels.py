@@ -14,7 +14,7 @@ MOST_NUMBERED = 22  # labels; more do not leave a cell enough room for its three
 SHADES = "PuOr_r"
 
 
-def draw_ranks(ranks, look, width, note):
+def draw_ranks(ranks, styles, width, note):
     """A row of panels for each family, a column for each budget; methods by their mean rank over budgets."""
     shown = [family for family in FAMILIES if family in set(ranks["family"])]
     budgets = budgets_of(ranks)
@@ -24,7 +24,7 @@ def draw_ranks(ranks, look, width, note):
     for row, family in zip(panels, shown, strict=True):
         for axes, budget in zip(row, budgets, strict=True):
             own = ranks[(ranks["family"] == family) & (ranks["budget_tokens"] == budget)]
-            _rank_panel(axes, own, orders[family], look)
+            _rank_panel(axes, own, orders[family], styles)
             axes.set_title(f"{family}, B = {budget}", loc="left", pad=3, fontsize=6.5)
         set_rows(row[0], orders[family], width)
     for axes in panels[-1]:
@@ -40,11 +40,11 @@ def _order(ranks):
     return list(ranks.groupby("label")["mean_rank"].mean().sort_values().index)
 
 
-def _rank_panel(axes, ranks, order, look):
+def _rank_panel(axes, ranks, order, styles):
     methods = int(ranks["n_methods"].max())
     axes.axvline((methods + 1) / 2, color="#BBBBBB", linewidth=0.8, zorder=0)
     for _, row in ranks.iterrows():
-        at, style = order.index(row["label"]), look[row["label"]]
+        at, style = order.index(row["label"]), styles[row["label"]]
         if np.isfinite(row["rank_low"]):
             axes.hlines(at, row["rank_low"], row["rank_high"], color=style.colour, linewidth=1.4)
         axes.plot(row["mean_rank"], at, style.marker, color=style.colour, markersize=3.6)

@@ -6,8 +6,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from ...drawing.budget_axes import looks_of
-from ...drawing.saving import WIDTHS, Drawn, at_both_widths, write_csv
+from ...drawing.saving import PAGE, Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
 from ...stats.families import (
     FAMILIES,
@@ -22,8 +21,6 @@ from ...stats.families import (
 from ...stats.format import interval, significant
 from ...stats.intervals import LEVEL, RESAMPLES, mean_interval
 from ...stats.paired import compare_units
-from ...stats.summary import summarise
-from ...stats.words import replay_note
 from .rank_panels import draw_matrix, draw_ranks
 
 MOST_BUDGETS = {COLUMN_WIDTH: 2, PAGE_WIDTH: 4}
@@ -31,29 +28,30 @@ HEADER = ("family", "budget", "method", "mean rank", "95 % interval", "of", "hea
           "wins", "ties", "losses")  # fmt: skip
 
 
-def draw_frame(rows, folder, suffix=""):
-    """Ranks of every family with two methods at a budget, and its pairs at the middle budget."""
-    rivals = families(rows)
-    shown = present(rivals)
-    if not shown:
-        return []
-    pairs = pd.concat([pair_table(rivals[rivals["family"] == family]) for family in shown], ignore_index=True)
-    ranks = pd.concat(
-        [rank_rows(rivals[rivals["family"] == family], pairs) for family in shown], ignore_index=True
-    )
-    if ranks.empty:
-        return []
-    write_csv(pairs, folder / f"rank_pairs{suffix}.csv")
-    csv = write_csv(ranks, folder / f"rank_table{suffix}.csv")
-    look = looks_of(summarise(rows))
+def data(run):
+    """(ranks, pairs, rivals) of every family with two methods at a budget; None if there is none."""
+    rivals = families(run.rows)
+    owns = [rivals[rivals["family"] == family] for family in present(rivals)]
+    if not owns:
+        return None
+    pairs = pd.concat([pair_table(own) for own in owns], ignore_index=True)
+    ranks = pd.concat([rank_rows(own, pairs) for own in owns], ignore_index=True)
+    return None if ranks.empty else (ranks, pairs, rivals)
 
-    def draw(width):
+
+def draw(run, found):
+    """Mean ranks, and the pairs of each family at its middle budget."""
+    ranks, pairs, rivals = found
+
+    def paint(width):
         kept = ranks[ranks["budget_tokens"].isin(spread(budgets_of(ranks), MOST_BUDGETS[width]))]
-        return draw_ranks(kept, look, width, _note(rows, pairs))
+        return draw_ranks(kept, run.styles, width, _note(run, pairs))
 
-    page, column = at_both_widths(folder / "rank_table", draw, suffix)
-    drawn = Drawn("Ranks over heads", page, csv, column, _caption(ranks, pairs), table=_cells(ranks))
-    return [drawn, *_matrices(rivals, pairs, rows, folder, suffix)]
+    first = Picture(
+        "Ranks over heads", ranks, paint, _caption(ranks, pairs), "rank_table", {"rank_pairs": pairs},
+        _cells(ranks),
+    )  # fmt: skip
+    return [first, *(_matrix(run, family, rivals, pairs) for family in present(rivals))]
 
 
 def rank_rows(own, pairs):
@@ -112,17 +110,13 @@ def _pair_row(family, budget, first, second, result):
     }  # fmt: skip
 
 
-def _matrices(rivals, pairs, rows, folder, suffix):
-    """Win/tie/loss of every pair at the middle budget, a figure for each family."""
-    drawn = []
-    for family in present(rivals):
-        budget = middle_budget(rivals[rivals["family"] == family])
-        own = pairs[(pairs["family"] == family) & (pairs["budget_tokens"] == budget)]
-        csv = write_csv(own, folder / f"wins_{family}{suffix}.csv")
-        paint = partial(draw_matrix, own, note=_matrix_note(rows, own, family, budget))
-        [png] = at_both_widths(folder / f"wins_{family}", paint, suffix, WIDTHS[:1])
-        drawn.append(Drawn(f"Wins, ties and losses, {family}, B = {budget}", png, csv, None, _decided(own)))
-    return drawn
+def _matrix(run, family, rivals, pairs):
+    """Win/tie/loss of every pair at the middle budget."""
+    budget = middle_budget(rivals[rivals["family"] == family])
+    own = pairs[(pairs["family"] == family) & (pairs["budget_tokens"] == budget)]
+    title = f"Wins, ties and losses, {family}, B = {budget}"
+    paint = partial(draw_matrix, own, note=_matrix_note(run, own, family, budget))
+    return Picture(title, own, paint, _decided(own), f"wins_{family}", widths=(PAGE,))
 
 
 def _decided(pairs):
@@ -133,11 +127,11 @@ def _decided(pairs):
     )
 
 
-def _matrix_note(rows, own, family, budget):
+def _matrix_note(run, own, family, budget):
     heads = own["n_units"].max()
     return " ".join(
         [
-            replay_note(rows),
+            run.note,
             f"Budget {budget}, {family}: {FAMILIES[family]}. A cell: heads on which the method at its left"
             f" wins / ties / loses against the one above, of {heads} (tie: within 1 %). Bold: the paired"
             f" {LEVEL:.0%} interval of the difference excludes 0. m = {len(own)} comparisons.",
@@ -145,10 +139,10 @@ def _matrix_note(rows, own, family, budget):
     )
 
 
-def _note(rows, pairs):
+def _note(run, pairs):
     return " ".join(
         [
-            replay_note(rows),
+            run.note,
             "Rank 1 has the least error on a head; the grey line is the middle rank."
             f" Bars: paired {LEVEL:.0%} bootstrap over heads ({RESAMPLES} resamples, the same for all).",
             *(

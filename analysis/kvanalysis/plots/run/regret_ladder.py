@@ -1,17 +1,13 @@
 """From the oracles down to each method: what its choice of tokens costs, and what comes on top."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 from matplotlib.lines import Line2D
 
 from ...budgets.regret import REFERENCE, STATIC, TOPK_GROUP, TOPK_HEAD, ladder
 from ...drawing.row_panels import log_errors, panels_by_budget
-from ...drawing.saving import Drawn, at_both_widths, write_csv
+from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
 from ...stats.families import FAMILIES, has_values
-from ...stats.words import replay_note
 
 RUNGS = (TOPK_HEAD, TOPK_GROUP, STATIC)
 RUNG_DASHES = {TOPK_HEAD: (0, (1, 1.5)), TOPK_GROUP: (0, (4, 2)), STATIC: "-"}
@@ -27,55 +23,36 @@ BELOW_ONE = (
 )
 
 
-def draw_frame(rows, folder, suffix=""):
-    """A panel for each budget; [] if no static oracle was run beside another method."""
-    table = ladder(rows)
-    if table.empty or (table["rung"] != "").all():
-        return []
-    csv = write_csv(table, folder / f"regret_ladder{suffix}.csv")
-    pictures = [_ladder_picture(rows, table)]
+def data(run):
+    """Errors against the oracles'; None if no static oracle was run beside another method."""
+    table = ladder(run.rows)
+    return None if table.empty or (table["rung"] != "").all() else table
+
+
+def draw(run, table):
+    """A panel for each budget: errors from the oracles on, and the parts of the errors where they were
+    measured."""
+    pictures = [_ladder_picture(run, table)]
     if has_values(table, "normaliser_part", "numerator_part"):
-        pictures.append(_parts_picture(rows, table))
-    return [_drawn(picture, table, folder, suffix, csv) for picture in pictures]
+        pictures.append(_parts_picture(run, table))
+    return pictures
 
 
-@dataclass(frozen=True)
-class _Picture:
-    """What differs between the two pictures; `legend` is (handles, texts)."""
-
-    title: str
-    stem: str
-    paint: Callable
-    x_label: str
-    legend: tuple
-    note: str
-    caption: str
-
-
-def _ladder_picture(rows, table):
-    return _Picture(
-        "Regret against the oracles", "regret_ladder", _paint_ladder, "mean rel. error [1]",
-        _ladder_legend(table), _note(rows, table), _caption(table),
+def _ladder_picture(run, table):
+    panels = panels_by_budget(
+        table, _order(table), _paint_ladder, "mean rel. error [1]", PANELS, _ladder_legend(table),
+        _note(run, table),
     )  # fmt: skip
+    return Picture("Regret against the oracles", table, panels, _caption(table), name="regret_ladder")
 
 
-def _parts_picture(rows, table):
-    return _Picture(
-        "Normaliser and numerator parts of the error", "error_parts", _paint_parts, "mean norm / ‖o‖ [1]",
-        _parts_legend(), f"{replay_note(rows)} {PARTS_NOTE}", _parts_caption(table),
+def _parts_picture(run, table):
+    panels = panels_by_budget(
+        table, _order(table), _paint_parts, "mean norm / ‖o‖ [1]", PANELS, _parts_legend(),
+        f"{run.note} {PARTS_NOTE}",
     )  # fmt: skip
-
-
-def _drawn(picture, table, folder, suffix, csv):
-    look = picture.paint, picture.x_label
-    page, column = at_both_widths(
-        folder / picture.stem,
-        lambda width: panels_by_budget(
-            table, _order(table), *look, width, PANELS[width], picture.legend, picture.note
-        ),
-        suffix,
-    )
-    return Drawn(picture.title, page, csv, column, picture.caption)
+    title = "Normaliser and numerator parts of the error"
+    return Picture(title, table, panels, _parts_caption(table), name="error_parts")
 
 
 def _order(table):
@@ -160,17 +137,17 @@ def _paint_parts(axes, rows, order):
 
 
 def _parts_legend():
-    looks = (("o", "black", "black"), ("^", NORMALISER, "none"), ("v", NUMERATOR, "none"))
+    marks = (("o", "black", "black"), ("^", NORMALISER, "none"), ("v", NUMERATOR, "none"))
     handles = [
         Line2D([], [], color=colour, marker=marker, markerfacecolor=face, linestyle="", markersize=3.6)
-        for marker, colour, face in looks
+        for marker, colour, face in marks
     ]
     return handles, ["error", "normaliser part ‖o (1 − τ)/τ‖ / ‖o‖", "numerator part ‖(N − o)/τ‖ / ‖o‖"]
 
 
-def _note(rows, table):
+def _note(run, table):
     parts = [
-        replay_note(rows),
+        run.note,
         "Number: regret = error over the static oracle's at the same budget, geometric mean over heads."
         " The static oracle cuts the prompt once and keeps every later token: a stream method of the same"
         " budget holds less.",

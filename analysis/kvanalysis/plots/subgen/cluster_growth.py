@@ -1,8 +1,10 @@
 """Online clusters m(n) of SubGen's rule against n, for several radii, from `kvreplay cluster`."""
 
+from functools import partial
+
 from ...drawing.log_ticks import plain_log
 from ...drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
-from ...drawing.saving import Drawn, Plot, at_both_widths, write_csv
+from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, new_figure
 from ...stats.clustering import curve, intervals, points_note, rows_of
 from ...stats.verdict import Verdict, outcome_of
@@ -14,29 +16,36 @@ PANEL_HEIGHT = 1.4  # inches
 ACROSS = {COLUMN_WIDTH: (2,), PAGE_WIDTH: (4, 3)}
 
 
-def draw(context):
-    table = context.cluster()
-    counts = intervals(curve(table, "m_count"), ["param", "view", "x"])
-    powers = exponents(table)
-    csv = write_csv(counts.rename(columns={"param": "delta_rel", "x": "tokens"}), context.stem(".csv"))
-    write_csv(powers, context.stem("_exponents.csv"))
+def data(run):
+    """(clusters m(n) over heads, growth exponents) of the cluster step."""
+    table = run.cluster()
+    return intervals(curve(table, "m_count"), ["param", "view", "x"]), exponents(table)
+
+
+def draw(run, found):
+    counts, powers = found
+    paint = partial(_figure, counts, powers, _note(run.cluster()))
+    table = counts.rename(columns={"param": "delta_rel", "x": "tokens"})
+    return [Picture("Clusters against tokens", table, paint, _caption(powers), more={"exponents": powers})]
+
+
+def claims(_run, found):
+    powers = found[1]
+    return [_verdict(powers, view) for view in VIEWS if (powers["view"] == view).any()]
+
+
+def _figure(counts, powers, note, width):
     factors = sorted(counts["param"].unique())
-
-    def at(width):
-        figure, across = new_figure(width), fewest_empty(len(factors), ACROSS[width])
-        panels = panel_grid(figure, len(factors), across, sharex=True, sharey=True)
-        for axes, factor in zip(panels, factors, strict=True):
-            _panel(axes, counts[counts["param"] == factor], powers[powers["delta_rel"] == factor])
-            axes.set_ylim(counts["mean"].min() / ROOM, 2 * counts["x"].max())
-            axes.set_title(f"delta = {factor:g} x median", loc="left", pad=3)
-        label_outer(panels, across, "tokens n", "clusters m(n)")
-        handles, names = panels[0].get_legend_handles_labels()
-        finish_grid(figure, (handles, names), _note(table), len(factors), across, PANEL_HEIGHT, wspace=0.16)
-        return figure
-
-    page, column = at_both_widths(context.stem(), at)
-    drawn = Drawn("Clusters against tokens", page, csv, column, _caption(powers))
-    return Plot([drawn], [_verdict(powers, view) for view in VIEWS if (powers["view"] == view).any()])
+    figure, across = new_figure(width), fewest_empty(len(factors), ACROSS[width])
+    panels = panel_grid(figure, len(factors), across, sharex=True, sharey=True)
+    for axes, factor in zip(panels, factors, strict=True):
+        _panel(axes, counts[counts["param"] == factor], powers[powers["delta_rel"] == factor])
+        axes.set_ylim(counts["mean"].min() / ROOM, 2 * counts["x"].max())
+        axes.set_title(f"delta = {factor:g} x median")
+    label_outer(panels, across, "tokens n", "clusters m(n)")
+    legend = panels[0].get_legend_handles_labels()
+    finish_grid(figure, legend, note, len(factors), across, PANEL_HEIGHT, wspace=0.16)
+    return figure
 
 
 def exponents(table):
@@ -58,17 +67,19 @@ def _panel(axes, counts, powers):
     ticks = sorted(counts["x"].unique())
     axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
     plain_log(axes.yaxis, (1,))
-    for place, (view, look) in enumerate(VIEWS.items()):
+    for place, (view, style) in enumerate(VIEWS.items()):
         mine = counts[counts["view"] == view].sort_values("x")
         if mine.empty:
             continue
-        axes.fill_between(mine["x"], mine["low"], mine["high"], color=look.colour, alpha=0.15, linewidth=0)
-        line = {"color": look.colour, "linestyle": look.dashes, "marker": look.marker}
-        axes.plot(mine["x"], mine["mean"], **line, label=look.name)
+        axes.fill_between(mine["x"], mine["low"], mine["high"], color=style.colour, alpha=0.15, linewidth=0)
+        line = {"color": style.colour, "linestyle": style.dashes, "marker": style.marker}
+        axes.plot(mine["x"], mine["mean"], **line, label=style.name)
         power = powers[powers["view"] == view]
         if len(power):
             height, said = 0.05 + 0.09 * (len(VIEWS) - 1 - place), f"{power['mean'].iloc[0]:.2f}"
-            axes.text(0.97, height, said, ha="right", color=look.colour, fontsize=6, transform=axes.transAxes)
+            axes.text(
+                0.97, height, said, ha="right", color=style.colour, fontsize=6, transform=axes.transAxes
+            )
     axes.plot(ticks, ticks, color="#999999", linewidth=0.7, label="m = n")
 
 

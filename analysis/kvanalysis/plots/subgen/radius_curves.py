@@ -1,8 +1,10 @@
 """k-center radius against the number of centres, keys and values, from `kvreplay cluster`."""
 
+from functools import partial
+
 from ...drawing.log_ticks import plain_log
 from ...drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
-from ...drawing.saving import Drawn, Plot, at_both_widths, write_csv
+from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, new_figure
 from ...stats.clustering import curve, intervals, lower_heads, points_note
 from ...stats.verdict import FAILS, HOLDS, MIXED, Verdict
@@ -13,40 +15,45 @@ PANEL_HEIGHT = 1.4  # inches
 ACROSS = {COLUMN_WIDTH: (2,), PAGE_WIDTH: (5, 4, 3)}
 
 
-def draw(context):
-    table = context.cluster()
-    curves = curve(table, "radii", over="rms")
+def data(run):
+    """Radii of each head over its root mean square distance to the mean."""
+    return curve(run.cluster(), "radii", over="rms")
+
+
+def draw(run, curves):
     shown = intervals(curves, ["layer", "view", "x"])
-    csv = write_csv(shown, context.stem(".csv"))
+    paint = partial(_figure, shown, points_note(run.cluster()))
+    return [Picture("k-center radius of keys and values", shown, paint, _caption(curves))]
+
+
+def claims(_run, curves):
+    return [_verdict(curves, k) for k in _counts(curves)]
+
+
+def _figure(shown, note, width):
     layers = sorted(shown["layer"].unique())
-
-    def at(width):
-        figure, across = new_figure(width), fewest_empty(len(layers), ACROSS[width])
-        panels = panel_grid(figure, len(layers), across, sharex=True, sharey=True)
-        for axes, layer in zip(panels, layers, strict=True):
-            _panel(axes, shown[shown["layer"] == layer])
-            axes.set_title(f"layer {layer}", loc="left", pad=3)
-        label_outer(panels, across, "centres k", "radius / rms [1]")
-        legend = panels[0].get_legend_handles_labels()
-        finish_grid(figure, legend, points_note(table), len(layers), across, PANEL_HEIGHT)
-        return figure
-
-    page, column = at_both_widths(context.stem(), at)
-    drawn = Drawn("k-center radius of keys and values", page, csv, column, _caption(curves))
-    return Plot([drawn], [_verdict(curves, k) for k in _counts(curves)])
+    figure, across = new_figure(width), fewest_empty(len(layers), ACROSS[width])
+    panels = panel_grid(figure, len(layers), across, sharex=True, sharey=True)
+    for axes, layer in zip(panels, layers, strict=True):
+        _panel(axes, shown[shown["layer"] == layer])
+        axes.set_title(f"layer {layer}")
+    label_outer(panels, across, "centres k", "radius / rms [1]")
+    legend = panels[0].get_legend_handles_labels()
+    finish_grid(figure, legend, note, len(layers), across, PANEL_HEIGHT)
+    return figure
 
 
 def _panel(axes, rows):
     axes.set(xscale="log", yscale="log")
     plain_log(axes.xaxis, (1,))
     plain_log(axes.yaxis)
-    for view, look in VIEWS.items():
+    for view, style in VIEWS.items():
         mine = rows[rows["view"] == view].sort_values("x")
         if len(mine):
             axes.fill_between(
-                mine["x"], mine["low"], mine["high"], color=look.colour, alpha=0.15, linewidth=0
+                mine["x"], mine["low"], mine["high"], color=style.colour, alpha=0.15, linewidth=0
             )
-            axes.plot(mine["x"], mine["mean"], color=look.colour, linestyle=look.dashes, label=look.name)
+            axes.plot(mine["x"], mine["mean"], color=style.colour, linestyle=style.dashes, label=style.name)
 
 
 def _counts(curves):

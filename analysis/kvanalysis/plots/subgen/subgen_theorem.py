@@ -1,12 +1,14 @@
 """SubGen's Theorem 1: measured epsilon against the bound, stored rows against n, rows asked for."""
 
+from functools import partial
+
 import numpy as np
 
 from ...data.extras import extra
 from ...drawing.log_ticks import plain_log
 from ...drawing.panel_grid import say_nothing_to_draw
-from ...drawing.saving import Drawn, Plot, at_both_widths, write_csv
-from ...drawing.style import COLUMN_WIDTH, DASHED, DOTTED, finish, looks, new_figure
+from ...drawing.saving import Picture
+from ...drawing.style import COLUMN_WIDTH, DASHED, DOTTED, finish, new_figure, styles_for
 from ...errors import FigureError
 from ...stats.intervals import UNIT, mean_interval, used_rows
 from ...stats.verdict import UNDECIDED, Verdict, outcome_of
@@ -48,31 +50,37 @@ SOURCE = "SubGen, Theorem 1 and Corollary 1"
 HEIGHT = 1.75  # inches
 
 
-def draw(context):
-    frame = context.frame()
-    rows = cells(frame)
+def data(run):
+    """(a row per head and setting, means over heads)."""
+    rows = cells(run.frame())
     if rows.empty:
         raise FigureError(
-            f"{context.config.path}: subgen_theorem needs subgen_stream cells with epsilon and delta_rel"
+            f"{run.config.path}: subgen_theorem needs subgen_stream cells with epsilon and delta_rel"
         )
-    table = averages(rows)
-    csv = write_csv(table, context.stem(".csv"))
-    write_csv(rows, context.stem("_heads.csv"))
-    note = _note(frame, rows)
-    page, column = at_both_widths(context.stem(), lambda width: _draw(rows, table, note, width))
-    drawn = Drawn("Measured epsilon, stored rows, rows asked for", page, csv, column, _caption(rows))
-    return Plot([drawn], [_bound(rows), _memory(rows), _asked(rows)])
+    return rows, averages(rows)
 
 
-def _draw(rows, table, note, width):
+def draw(run, found):
+    rows, table = found
+    paint = partial(_figure, rows, table, _note(run.frame(), rows))
+    title = "Measured epsilon, stored rows, rows asked for"
+    return [Picture(title, table, paint, _caption(rows), more={"heads": rows})]
+
+
+def claims(_run, found):
+    rows = found[0]
+    return [_bound(rows), _memory(rows), _asked(rows)]
+
+
+def _figure(rows, table, note, width):
     figure, wide = new_figure(width), width > COLUMN_WIDTH
     error, stored, asked = figure.subplots(*((1, 3) if wide else (3, 1)))
-    style = looks([f"delta {value:g}" for value in sorted(table["delta_rel"].unique())], set())
+    styles = styles_for([f"delta {value:g}" for value in sorted(table["delta_rel"].unique())], set())
     for delta, mine in table.groupby("delta_rel"):
-        look = style[f"delta {delta:g}"]
-        line = {"color": look.colour, "marker": look.marker}
+        style = styles[f"delta {delta:g}"]
+        line = {"color": style.colour, "marker": style.marker}
         error.fill_between(
-            mine["epsilon"], mine["low"], mine["high"], color=look.colour, alpha=0.15, linewidth=0
+            mine["epsilon"], mine["low"], mine["high"], color=style.colour, alpha=0.15, linewidth=0
         )
         error.plot(mine["epsilon"], mine["eps_spectral_mean"], **line)
         error.plot(mine["epsilon"], mine["largest"], **line, linestyle=DOTTED, markerfacecolor="white")
@@ -85,15 +93,15 @@ def _draw(rows, table, note, width):
         plain_log(axes.yaxis, (1,) if axes is error else (1, 2, 5))
     error.set_ylabel("measured epsilon [1]")
     stored.set_ylabel("stored rows / n [1]")
-    _draw_asked(asked, rows, style)
-    handles = [error.plot([], [], color=look.colour, marker=look.marker)[0] for look in style.values()]
+    _draw_asked(asked, rows, styles)
+    handles = [error.plot([], [], color=style.colour, marker=style.marker)[0] for style in styles.values()]
     handles.append(
         error.plot([], [], color="#7A7A7A", marker="o", markerfacecolor="white", linestyle=DOTTED)[0]
     )
     handles.append(error.plot([], [], color="#7A7A7A", linestyle=DASHED)[0])
     handles.append(error.plot([], [], color="#000000")[0])
     names = [
-        *(f"{name} x median" for name in style),
+        *(f"{name} x median" for name in styles),
         "largest of all queries",
         "bound (first panel), n (others)",
         "sqrt(d/s)",
@@ -111,16 +119,16 @@ def _bounds(axes, rows):
         axes.plot(s.index, np.sqrt(dim / s), color="#000000", linewidth=0.8)
 
 
-def _draw_asked(axes, rows, style):
+def _draw_asked(axes, rows, styles):
     """log10 of the rows that the theorem asks for at the largest epsilon, its smallest demand, by layer."""
     easiest = rows[(rows["epsilon"] == rows["epsilon"].max()) & rows["bound_log10_tokens"].notna()]
     if easiest.empty:
         return say_nothing_to_draw(axes)
     layers = sorted(easiest["layer"].unique())
     for place, (delta, mine) in enumerate(easiest.groupby("delta_rel")):
-        look = style[f"delta {delta:g}"]
+        style = styles[f"delta {delta:g}"]
         x = [layers.index(layer) + 0.22 * (place - 1) for layer in mine["layer"]]
-        axes.plot(x, mine["bound_log10_tokens"], look.marker, color=look.colour, markersize=3)
+        axes.plot(x, mine["bound_log10_tokens"], style.marker, color=style.colour, markersize=3)
     axes.axhline(np.log10(rows["n_tokens"].max()), color="#7A7A7A", linestyle=DASHED)
     axes.set(ylim=(0, None), xlabel="layer", ylabel="log10 of rows asked for")
     axes.set_xticks(range(len(layers)), layers)
@@ -130,10 +138,9 @@ def _draw_asked(axes, rows, style):
 def _note(frame, rows):
     return (
         f"{replay_note(frame)} Epsilon: ||z - o|| / (||x|| ||V||), spectral norm; means over queries and"
-        " heads, bands 95 %"
-        " bootstrap over heads; curves of several delta may coincide. Last panel: one mark a head, at the"
-        " largest epsilon, which asks for the least. t and s follow"
-        f" from the theorem with constants 1; t is cut to {rows['t'].max():.0f}, s to {rows['s'].max():.0f}."
+        " heads, bands 95 % bootstrap over heads; curves of several delta may coincide. Last panel: one mark"
+        " a head, at the largest epsilon, which asks for the least. t and s follow from the theorem with"
+        f" constants 1; t is cut to {rows['t'].max():.0f}, s to {rows['s'].max():.0f}."
     )
 
 
@@ -145,15 +152,12 @@ def _caption(rows):
     n = int(rows["n_tokens"].max())
     return (
         f"Mean epsilon {means.min():.3f} to {means.max():.3f}, largest of all queries"
-        f" {rows['eps_spectral_max'].max():.2g};"
-        f" stored rows {rows['peak_kept_tokens'].min():.0f} to {rows['peak_kept_tokens'].max():.0f} where n"
-        f" = {n}; relative"
-        f" error of the output {rows['rel_err_out_mean'].min():.2f} to {rows['rel_err_out_mean'].max():.2f}"
-        " by head. The"
-        f" theorem asks for 10^{asked.min():.0f} to 10^{asked.max():.0f} rows; t or s was cut in"
+        f" {rows['eps_spectral_max'].max():.2g}; stored rows {rows['peak_kept_tokens'].min():.0f} to"
+        f" {rows['peak_kept_tokens'].max():.0f} where n = {n}; relative error of the output"
+        f" {rows['rel_err_out_mean'].min():.2f} to {rows['rel_err_out_mean'].max():.2f} by head. The theorem"
+        f" asks for 10^{asked.min():.0f} to 10^{asked.max():.0f} rows; t or s was cut in"
         f" {rows['bound_capped'].mean():.0%} of the settings. delta_rel looks at all keys, the future"
-        " included."
-        f"{_slack(rows)}"
+        f" included.{_slack(rows)}"
     )
 
 

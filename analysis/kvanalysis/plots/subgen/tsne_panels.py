@@ -2,12 +2,13 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from ...drawing.saving import Drawn, Plot, at_both_widths, write_csv
+from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
 from ...errors import FigureError
 from ...stats.clustering import rows_of
@@ -21,47 +22,51 @@ CENTRE_COLOUR = "#000000"
 FASTEST_BELOW = 10_000  # points; below, Barnes and Hut's tree beats the interpolation of openTSNE
 
 
-def settled(context, step):
+def derived_overrides(run, step):
     """The first, last and quarter layers that were recorded, one seeded head, the first tokens."""
-    trace = context.recorded()
+    trace = run.recorded()
     prompt = trace.prompts()[0]
     layers = trace.layers(prompt)
     heads, tokens, _ = trace.tensor(prompt, layers[0], "k").shape
     quarters = sorted({layers[round(i * (len(layers) - 1) / 4)] for i in range(5)})
-    head = int(np.random.default_rng(context.option("seed", 0)).integers(heads))
+    head = int(np.random.default_rng(run.option("seed", 0)).integers(heads))
     return {
         "select.prompts": [prompt],
         "select.layers": quarters,
         "select.kv_heads": [head],
-        "replay.tokens": min(context.option("tokens"), tokens),
+        "replay.tokens": min(run.option("tokens"), tokens),
     }
 
 
-def draw(context):
-    table = context.cluster()
+def data(run):
+    """{(layer, view): (points in the plane, numbers of the original space)}."""
+    table = run.cluster()
     panels = [(layer, view) for view in SHOWN for layer in sorted(table["layer"].unique())]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        maps = list(pool.map(lambda panel: _embedded(context, table, *panel), panels))
-    numbers = {panel: _numbers(table, context.option("centres"), *panel) for panel in panels}
-    csv = write_csv(pd.concat(maps), context.stem(".csv"))
-    write_csv(pd.DataFrame([dict(zip(("layer", "view"), p, strict=True)) | n for p, n in numbers.items()]),
-              context.stem("_numbers.csv"))  # fmt: skip
-    note = _note(context, table)
-    page, column = at_both_widths(context.stem(), lambda width: _draw(width, panels, maps, numbers, note))
+        maps = pool.map(lambda panel: _embedded(run, table, *panel), panels)
+        numbers = [_numbers(table, run.option("centres"), *panel) for panel in panels]
+        return dict(zip(panels, zip(maps, numbers, strict=True), strict=True))
+
+
+def draw(run, panels):
+    table = pd.concat([points for points, _ in panels.values()])
+    numbers = {panel: own for panel, (_, own) in panels.items()}
+    more = pd.DataFrame([{"layer": layer, "view": view} | own for (layer, view), own in numbers.items()])
     title = "t-SNE of keys and values with k-center choices"
-    return Plot([Drawn(title, page, csv, column, _caption(context, numbers))])
+    paint = partial(_figure, panels, _note(run, run.cluster()))
+    return [Picture(title, table, paint, _caption(run, numbers), more={"numbers": more})]
 
 
-def _embedded(context, table, layer, view):
+def _embedded(run, table, layer, view):
     """One row per token: its place in the plane, and its rank among the centres (empty: none)."""
     rows = table[table["layer"] == layer]
     prompt, head = rows["prompt"].iloc[0], int(rows["kv_head"].iloc[0])
     tokens = int((rows["measure"] == "accumulated").sum())
-    points = context.recorded().tensor(prompt, layer, TENSOR[view])[head, :tokens]
-    place = _tsne(context, points)
+    points = run.recorded().tensor(prompt, layer, TENSOR[view])[head, :tokens]
+    place = _tsne(run, points)
     ranked = pd.Series(pd.NA, index=range(tokens), dtype="Int64")
     centres = rows_of(rows, "centers")
-    centres = centres[(centres["view"] == view) & (centres["x"] <= context.option("centres"))]
+    centres = centres[(centres["view"] == view) & (centres["x"] <= run.option("centres"))]
     ranked[centres["value"].astype(int).to_list()] = centres["x"].astype(int).to_list()
     return pd.DataFrame(
         {"layer": layer, "kv_head": head, "view": view, "token": range(tokens), "tsne_1": place[:, 0]}
@@ -69,20 +74,18 @@ def _embedded(context, table, layer, view):
     )
 
 
-def _tsne(context, points):
+def _tsne(run, points):
     # joblib, below openTSNE, warns where the machine does not tell its cores; one is enough here.
     os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
     try:
         from openTSNE import TSNE
     except ImportError as problem:
-        raise FigureError(
-            f"{context.config.path}: tsne_panels needs openTSNE: pip install openTSNE"
-        ) from problem
-    perplexity = min(context.option("perplexity"), (len(points) - 1) / 3)
+        raise FigureError(f"{run.config.path}: tsne_panels needs openTSNE: pip install openTSNE") from problem
+    perplexity = min(run.option("perplexity"), (len(points) - 1) / 3)
     how = "bh" if len(points) < FASTEST_BELOW else "fft"
     return TSNE(
-        perplexity=perplexity, random_state=context.option("seed", 0), n_jobs=1, neighbors="exact",
-        negative_gradient_method=how, n_iter=context.option("iterations"),
+        perplexity=perplexity, random_state=run.option("seed", 0), n_jobs=1, neighbors="exact",
+        negative_gradient_method=how, n_iter=run.option("iterations"),
     ).fit(points)  # fmt: skip
 
 
@@ -102,19 +105,17 @@ def _numbers(table, centres, layer, view):
     }
 
 
-def _draw(width, panels, maps, numbers, note):
+def _figure(panels, note, width):
     figure = new_figure(width)
     layers = sorted({layer for layer, _ in panels})
     shape = (len(SHOWN), len(layers)) if width == PAGE_WIDTH else (len(layers), len(SHOWN))
     grid = figure.subplots(*shape, squeeze=False)
     grid = grid if width == PAGE_WIDTH else grid.T
-    for axes, panel, points in zip(grid.flat, panels, maps, strict=True):
-        layer, view = panel
-        look, marked = VIEWS[view], points[points["centre"].notna()]
-        axes.scatter(points["tsne_1"], points["tsne_2"], s=1.5, color=look.colour, linewidths=0, alpha=0.6)
+    for axes, ((layer, view), (points, n)) in zip(grid.flat, panels.items(), strict=True):
+        style, marked = VIEWS[view], points[points["centre"].notna()]
+        axes.scatter(points["tsne_1"], points["tsne_2"], s=1.5, color=style.colour, linewidths=0, alpha=0.6)
         cross = {"s": 13, "marker": "X", "color": CENTRE_COLOUR, "edgecolors": "white", "linewidths": 0.4}
         axes.scatter(marked["tsne_1"], marked["tsne_2"], **cross)
-        n = numbers[panel]
         said = f"r{n['first_k']} {n['first_radius']:.2f}  r{n['most_k']} {n['most_radius']:.2f}"
         title = f"layer {layer}, {view}\n{said}\nmean {n['first_mean_distance']:.2f}"
         axes.set_title(title, loc="left", pad=2, fontsize=6, linespacing=1.15)
@@ -129,27 +130,23 @@ def _draw(width, panels, maps, numbers, note):
     return figure
 
 
-def _note(context, table):
+def _note(run, table):
     head = int(table["kv_head"].iloc[0])
     return (
-        f"kv head {head} (drawn with seed {context.option('seed', 0)}) of trace"
-        f" {table['trace_id'].iloc[0][:12]}."
-        " Numbers: k-center radius r_k and mean distance to the nearest of the marked centres, both over"
-        " the root mean"
-        " square distance to the mean. Axes have no unit."
+        f"kv head {head} (drawn with seed {run.option('seed', 0)}) of trace {table['trace_id'].iloc[0][:12]}."
+        " Numbers: k-center radius r_k and mean distance to the nearest of the marked centres, both over the"
+        " root mean square distance to the mean. Axes have no unit."
     )
 
 
-def _caption(context, numbers):
+def _caption(run, numbers):
     words = [
         f"layer {layer} {view}: r_{n['first_k']}/rms {n['first_radius']:.2f}, r_{n['most_k']}/rms"
         f" {n['most_radius']:.2f}, mean distance/rms {n['first_mean_distance']:.2f}"
         for (layer, view), n in numbers.items()
     ]
     return (
-        f"openTSNE, perplexity {context.option('perplexity')}, {context.option('iterations')} iterations,"
-        " seed"
-        f" {context.option('seed', 0)}. t-SNE alone proves nothing: it shows clusters in any data and"
-        " distorts distances;"
-        f" the numbers are those of the original space. {'; '.join(words)}."
+        f"openTSNE, perplexity {run.option('perplexity')}, {run.option('iterations')} iterations, seed"
+        f" {run.option('seed', 0)}. t-SNE alone proves nothing: it shows clusters in any data and distorts"
+        f" distances; the numbers are those of the original space. {'; '.join(words)}."
     )

@@ -1,4 +1,4 @@
-"""How the point sets of `kvreplay cluster` look in every figure."""
+"""How the point sets of `kvreplay cluster` style in every figure."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from ...drawing.style import DASHED
 
 
 @dataclass(frozen=True)
-class ViewLook:
+class ViewStyle:
     name: str
     colour: str
     dashes: object
@@ -14,7 +14,7 @@ class ViewLook:
 
 
 VIEWS = {
-    "keys": ViewLook("keys as stored", "#0072B2", "-", "o"),
-    "keys_unrotated": ViewLook("keys un-rotated", "#009E73", (0, (1, 1.2)), "^"),
-    "values": ViewLook("values", "#D55E00", DASHED, "s"),
+    "keys": ViewStyle("keys as stored", "#0072B2", "-", "o"),
+    "keys_unrotated": ViewStyle("keys un-rotated", "#009E73", (0, (1, 1.2)), "^"),
+    "values": ViewStyle("values", "#D55E00", DASHED, "s"),
 }

@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 
 from ...drawing.budget_axes import handle
 from ...drawing.log_ticks import plain_log, subs_for, ticks_at
-from ...drawing.saving import Drawn, Plot, draw_grid, write_csv
-from ...drawing.style import DASHED, DOTTED, looks
+from ...drawing.saving import Picture, in_grid
+from ...drawing.style import DASHED, DOTTED, styles_for
 from ...errors import FigureError
 from ...stats.intervals import mean_interval, unit_means, used_rows
 from ...stats.verdict import FAILS, HOLDS, MIXED, Verdict
@@ -30,41 +30,53 @@ NOTE = (
 )
 
 
-def draw(context):
-    """figure.kind bound_tightness."""
-    titles = context.option("data", {"run": "recorded keys"})
-    frames = {step: _promised(context, step) for step in titles}
-    table = pd.concat([_points(rows, step) for step, rows in frames.items()])
-    csv = write_csv(table, context.stem().with_suffix(".csv"))
-    style = looks(sorted(table["curve"].unique()), set())
+def data(run):
+    """A row per (step, curve, epsilon)."""
+    return pd.concat([_points(_promised(run, step), step) for step in _titles(run)])
+
+
+def draw(run, table):
+    titles, styles = _titles(run), styles_for(sorted(table["curve"].unique()), set())
     panels = [
-        panel(table[table["step"] == step], title, style)
+        panel(table[table["step"] == step], title, styles)
         for step, title in titles.items()
         for panel in (_slack_panel, _share_panel, _size_panel)
     ]
-    note = " ".join(
-        f"{titles[s].capitalize()}: {replay_note(_one_trace(rows))}" for s, rows in frames.items()
+    notes = (
+        f"{title.capitalize()}: {replay_note(_one_trace(_promised(run, step)))}"
+        for step, title in titles.items()
     )
-    page, column = draw_grid(context.stem(), panels, _legend(style), f"{note} {NOTE}")
-    drawn = Drawn("Promise and measurement", page, csv, narrow=column, caption=_caption(table, titles))
-    return Plot([drawn], _verdicts(table, titles))
+    drawn = in_grid(panels, _legend(styles), f"{' '.join(notes)} {NOTE}")
+    return [Picture("Promise and measurement", table, drawn, _caption(table, titles))]
+
+
+def claims(run, table):
+    titles = _titles(run)
+    return [
+        _verdict(f"{titles[step]}, {curve}", rows)
+        for (step, curve), rows in table.groupby(["step", "curve"], sort=False)
+    ]
+
+
+def _titles(run):
+    return run.option("data", {"run": "recorded keys"})
 
 
 def _one_trace(rows):
     return rows[rows["trace_id"] == rows["trace_id"].iloc[0]]
 
 
-def _promised(context, step):
+def _promised(run, step):
     """The used rows of methods with a theorem, with logarithms of slack and sizes."""
-    frame = context.frame(step)
+    frame = run.frame(step)
     missing = [name for name in NEEDED if name not in frame]
     if missing:
-        raise FigureError(f"{context.config.path}: step {step}: the results hold no {', '.join(missing)}")
+        raise FigureError(f"{run.config.path}: step {step}: the results hold no {', '.join(missing)}")
     rows = used_rows(frame)
     rows = rows[rows["bound_epsilon"].notna() & rows["bound_holds"].notna()]
     if rows.empty:
         raise FigureError(
-            f"{context.config.path}: step {step}: no finished cell has a bound; take a method with a theorem,"
+            f"{run.config.path}: step {step}: no finished cell has a bound; take a method with a theorem,"
             " such as subgen_stream with epsilon, or balancekv_stream"
         )
     return rows.assign(
@@ -99,36 +111,36 @@ def _means(units):
     return *np.exp(slack), *share, *rest, len(units), int(below)
 
 
-def _legend(style):
+def _legend(styles):
     hollow = Line2D([], [], linestyle="", marker="o", color=GREY, markerfacecolor="white")
     ring = Line2D([], [], linestyle="", marker="o", markersize=8, color=RING, markerfacecolor="none")
     lines = [Line2D([], [], color=GREY, linestyle=dashes) for dashes in (DOTTED, DASHED)]
-    handles = [*(handle(look, with_budget=True) for look in style.values()), hollow, ring, *lines]
+    handles = [*(handle(style, with_budget=True) for style in styles.values()), hollow, ring, *lines]
     words = ["hollow: smaller than the theorem asks", "ring: violation", "dotted: the promise", "n rows"]
-    return handles, [*style, *words]
+    return handles, [*styles, *words]
 
 
-def _draw_points(axes, rows, y, look, x="epsilon"):
+def _draw_points(axes, rows, y, style, x="epsilon"):
     if f"{y}_low" in rows:
-        axes.vlines(rows[x], rows[f"{y}_low"], rows[f"{y}_high"], color=look.colour, linewidth=0.8)
-    axes.plot(rows[x], rows[y], color=look.colour, linestyle=look.dashes, linewidth=0.9)
+        axes.vlines(rows[x], rows[f"{y}_low"], rows[f"{y}_high"], color=style.colour, linewidth=0.8)
+    axes.plot(rows[x], rows[y], color=style.colour, linestyle=style.dashes, linewidth=0.9)
     capped = rows["capped"] > 0
-    for held, face in ((~capped, look.colour), (capped, "white")):
+    for held, face in ((~capped, style.colour), (capped, "white")):
         part = rows[held]
-        axes.plot(part[x], part[y], look.marker, color=look.colour, markerfacecolor=face, markersize=3.5)
+        axes.plot(part[x], part[y], style.marker, color=style.colour, markerfacecolor=face, markersize=3.5)
 
 
-def _epsilon_panel(axes, table, title, y, style):
+def _epsilon_panel(axes, table, title, y, styles):
     for curve, rows in table.groupby("curve", sort=True):
-        _draw_points(axes, rows, y, style[curve])
+        _draw_points(axes, rows, y, styles[curve])
     axes.set(xscale="log", xlabel="epsilon promised [1]")
     ticks_at(axes.xaxis, sorted(table["epsilon"].unique()))
     axes.set_title(title, loc="left", pad=3, fontsize=6.5)
 
 
-def _slack_panel(table, title, style):
+def _slack_panel(table, title, styles):
     def panel(axes):
-        _epsilon_panel(axes, table, title, "slack", style)
+        _epsilon_panel(axes, table, title, "slack", styles)
         axes.axhline(1, color=GREY, linestyle=DOTTED, linewidth=1)
         axes.set(yscale="log", ylabel="slack [1]")
         plain_log(axes.yaxis, subs_for([*table["slack"], 1.0]))
@@ -136,9 +148,9 @@ def _slack_panel(table, title, style):
     return panel
 
 
-def _share_panel(table, title, style):
+def _share_panel(table, title, styles):
     def panel(axes):
-        _epsilon_panel(axes, table, title, "share", style)
+        _epsilon_panel(axes, table, title, "share", styles)
         for probability in table["probability"].dropna().unique():
             axes.axhline(probability, color=GREY, linestyle=DOTTED, linewidth=1)
         bad = table[table["violated"] > 0]
@@ -149,10 +161,10 @@ def _share_panel(table, title, style):
     return panel
 
 
-def _size_panel(table, title, style):
+def _size_panel(table, title, styles):
     def panel(axes):
         for curve, rows in table.groupby("curve", sort=True):
-            _draw_points(axes, rows, "log10_held", style[curve], x="log10_asked")
+            _draw_points(axes, rows, "log10_held", styles[curve], x="log10_asked")
         ends = np.array(axes.get_ylim())
         axes.plot(ends, ends, color=GREY, linestyle=DOTTED, linewidth=1)
         axes.axhline(table["log10_n"].mean(), color=GREY, linestyle=DASHED, linewidth=0.8)
@@ -173,13 +185,6 @@ def _caption(table, titles):
         )
         said.append(f"{titles[step]}, {curve}: {each}")
     return ". ".join(said) + "."
-
-
-def _verdicts(table, titles):
-    return [
-        _verdict(f"{titles[step]}, {curve}", rows)
-        for (step, curve), rows in table.groupby(["step", "curve"], sort=False)
-    ]
 
 
 def _verdict(name, rows):

@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 
 from ...drawing.budget_axes import handle
 from ...drawing.log_ticks import plain_log, subs_for, ticks_at
-from ...drawing.saving import Drawn, Plot, draw_grid, write_csv
-from ...drawing.style import DASHED, DOTTED, looks
+from ...drawing.saving import Picture, in_grid
+from ...drawing.style import DASHED, DOTTED, styles_for
 from ...stats.verdict import Verdict, near, outcome_of
 from ...stats.words import replay_note
 from .epsilon_points import THEOREMS, points, slope_text, swept
@@ -33,54 +33,62 @@ AXES = {
 PANELS = (("epsilon", "error"), ("epsilon", "bytes"), ("error", "bytes"))
 
 
-def draw(context):
-    """figure.kind epsilon_sweep."""
-    titles = context.option("data")
-    frames = {step: swept(context.frame(step), f"{context.config.path}: step {step}") for step in titles}
-    table = pd.concat(
-        [points(rows, step) for step, frame in frames.items() for _, rows in frame.groupby("curve")]
+def data(run):
+    """A row per (step, curve, epsilon)."""
+    return pd.concat(
+        [points(rows, step) for step in run.option("data") for _, rows in _swept(run, step).groupby("curve")]
     )
-    csv = write_csv(table, context.stem().with_suffix(".csv"))
-    style = looks(sorted(table["curve"].unique()), set())
+
+
+def draw(run, table):
+    titles, styles = run.option("data"), styles_for(sorted(table["curve"].unique()), set())
     panels = [
-        _panel(table[table["step"] == step], *axes, title, style)
+        _panel(table[table["step"] == step], *axes, title, styles)
         for step, title in titles.items()
         for axes in PANELS
     ]
-    page, column = draw_grid(context.stem(), panels, _legend(style), _note(frames, titles))
-    drawn = Drawn(
-        "Promised epsilon: error and size", page, csv, narrow=column, caption=_caption(table, titles)
-    )
-    return Plot([drawn], _verdicts(table, titles))
+    drawn = in_grid(panels, _legend(styles), _note(run, titles))
+    return [Picture("Promised epsilon: error and size", table, drawn, _caption(table, titles))]
 
 
-def _legend(style):
+def claims(run, table):
+    titles, groups = run.option("data"), table.groupby(["step", "curve"], sort=False)
+    of_each = [(f"{titles[step]}, {curve}", rows) for (step, curve), rows in groups]
+    return [judge(name, rows) for name, rows in of_each for judge in (_promise, _price)]
+
+
+def _swept(run, step):
+    return swept(run.frame(step), f"{run.config.path}: step {step}")
+
+
+def _legend(styles):
     hollow = Line2D([], [], linestyle="", marker="o", color=GREY, markerfacecolor="white")
     dotted = Line2D([], [], color=GREY, linestyle=DOTTED)
     dashed = Line2D([], [], color=GREY, linestyle=DASHED, linewidth=0.8)
-    handles = [*(handle(look, with_budget=True) for look in style.values()), hollow, dotted, dashed]
+    handles = [*(handle(style, with_budget=True) for style in styles.values()), hollow, dotted, dashed]
     return handles, [
-        *style,
+        *styles,
         "hollow: smaller than epsilon asks for",
         "dotted: what theory says",
         "full cache",
     ]
 
 
-def _note(frames, titles):
+def _note(run, titles):
+    frames = {title: _swept(run, step) for step, title in titles.items()}
     said = [
-        f"{titles[step].capitalize()}: {replay_note(rows[rows['trace_id'] == rows['trace_id'].iloc[0]])}"
-        for step, rows in frames.items()
+        f"{title.capitalize()}: {replay_note(rows[rows['trace_id'] == rows['trace_id'].iloc[0]])}"
+        for title, rows in frames.items()
     ]
     return " ".join([*said, NOTE])
 
 
-def _panel(table, x, y, title, style):
+def _panel(table, x, y, title, styles):
     unit = KIB if y == "bytes" else 1
 
     def panel(axes):
         for curve, rows in table.groupby("curve", sort=True):
-            _curve(axes, rows, x, y, unit, style[curve])
+            _curve(axes, rows, x, y, unit, styles[curve])
         if y == "error":
             ends = [table["epsilon"].min(), table["epsilon"].max()]
             axes.plot(ends, ends, color=GREY, linestyle=DOTTED, linewidth=1)
@@ -99,18 +107,18 @@ def _panel(table, x, y, title, style):
     return panel
 
 
-def _curve(axes, rows, x, y, unit, look):
+def _curve(axes, rows, x, y, unit, style):
     low, high = rows[f"{y}_low"] / unit, rows[f"{y}_high"] / unit
-    axes.fill_between(rows[x], low, high, color=look.colour, alpha=0.13, linewidth=0)
-    axes.plot(rows[x], rows[y] / unit, color=look.colour, linestyle=look.dashes)
+    axes.fill_between(rows[x], low, high, color=style.colour, alpha=0.13, linewidth=0)
+    axes.plot(rows[x], rows[y] / unit, color=style.colour, linestyle=style.dashes)
     capped = rows["capped"] > 0
-    for held, face in ((~capped, look.colour), (capped, "white")):
+    for held, face in ((~capped, style.colour), (capped, "white")):
         x_held, y_held = rows.loc[held, x], rows.loc[held, y] / unit
-        axes.plot(x_held, y_held, look.marker, color=look.colour, markerfacecolor=face, markersize=3.5)
+        axes.plot(x_held, y_held, style.marker, color=style.colour, markerfacecolor=face, markersize=3.5)
     if y == "bytes":
         middle = np.log(rows[x]).mean(), np.log(rows[y]).mean()
         line = np.exp(middle[1] + rows["theory_slope"] * (np.log(rows[x]) - middle[0]))
-        axes.plot(rows[x], line / unit, color=look.colour, linestyle=DOTTED, linewidth=1)
+        axes.plot(rows[x], line / unit, color=style.colour, linestyle=DOTTED, linewidth=1)
 
 
 def _caption(table, titles):
@@ -124,12 +132,6 @@ def _caption(table, titles):
             f" 10^{asked.max():.1f} rows, held are {held.min():.0f} to {held.max():.0f}"
         )
     return "; ".join(said) + "."
-
-
-def _verdicts(table, titles):
-    groups = table.groupby(["step", "curve"], sort=False)
-    of_each = [(f"{titles[step]}, {curve}", rows) for (step, curve), rows in groups]
-    return [judge(name, rows) for name, rows in of_each for judge in (_promise, _price)]
 
 
 def _promise(name, rows):

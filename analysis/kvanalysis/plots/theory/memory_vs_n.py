@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from ...data.extras import extra
 from ...drawing.budget_axes import handle
 from ...drawing.log_ticks import plain_log, subs_for, ticks_at
-from ...drawing.saving import Drawn, Plot, draw_grid, write_csv
-from ...drawing.style import DOTTED, looks
+from ...drawing.saving import Picture, in_grid
+from ...drawing.style import DOTTED, styles_for
 from ...errors import FigureError
 from ...stats.fits import fit, slope
 from ...stats.intervals import mean_interval, unit_means, used_rows
@@ -40,17 +40,19 @@ KIB = 1024
 TOLERANCE = 0.1  # of an exponent
 
 
-def draw(context):
-    """figure.kind memory_vs_n."""
-    frame = _lengths(context)
-    style = looks(sorted(frame["label"].unique()), set(frame.loc[frame["oracle"], "label"]))
-    points = pd.concat([_points(rows, measure) for _, rows in frame.groupby("label") for measure in MEASURES])
-    table = write_csv(points, f"{context.stem()}.csv")
-    panels = [_panel(points[points["measure"] == measure], measure, style) for measure in MEASURES]
+def data(run):
+    """A row per (label, measure, n)."""
+    return pd.concat([_points(rows, m) for _, rows in _lengths(run).groupby("label") for m in MEASURES])
+
+
+def draw(run, points):
+    frame = _lengths(run)
+    styles = styles_for(sorted(frame["label"].unique()), set(frame.loc[frame["oracle"], "label"]))
+    panels = [_panel(points[points["measure"] == measure], measure, styles) for measure in MEASURES]
     theory_line = Line2D([], [], color="#555555", linestyle=DOTTED)
     legend = (
-        [*(handle(style[label], with_budget=True) for label in style), theory_line],
-        [*(_legend_text(points, label) for label in style), "theory, through the mean of the points"],
+        [*(handle(styles[label], with_budget=True) for label in styles), theory_line],
+        [*(_legend_text(points, label) for label in styles), "theory, through the mean of the points"],
     )
     text = (
         f"{_note(frame)} Exponent: least squares on logarithms for every head, mean and 95 % bootstrap over"
@@ -58,9 +60,8 @@ def draw(context):
     )
     if frame["label"].str.contains("delta_rel").any():
         text += " A delta_rel is relative to the first n tokens, so delta changes with n."
-    page, column = draw_grid(context.stem(), panels, legend, text, on_page=2, height=2.1, titled=False)
-    figure = Drawn("Memory against length", page, table, narrow=column, caption=_caption(points))
-    return Plot([figure], _verdicts(frame, points, context.config.paper))
+    drawn = in_grid(panels, legend, text, on_page=2, height=2.1, titled=False)
+    return [Picture("Memory against length", points, drawn, _caption(points))]
 
 
 def _note(frame):
@@ -69,12 +70,12 @@ def _note(frame):
     return f"{replay_note(one[one['trace_id'] == one['trace_id'].iloc[0]])} First n tokens, n = {lengths}."
 
 
-def _lengths(context):
-    steps = [step.name for step in context.config.steps if step.command == "run"]
-    frame = used_rows(pd.concat([context.frame(name) for name in steps], ignore_index=True))
+def _lengths(run):
+    steps = [step.name for step in run.config.steps if step.command == "run"]
+    frame = used_rows(pd.concat([run.frame(name) for name in steps], ignore_index=True))
     if frame["n_tokens"].nunique() < 2:
         raise FigureError(
-            f"{context.config.path}: memory_vs_n needs finished cells at two lengths at least:"
+            f"{run.config.path}: memory_vs_n needs finished cells at two lengths at least:"
             " give run steps with several replay.tokens"
         )
     return frame.assign(n=frame["n_tokens"].astype(float), clusters=extra(frame, "clusters"))
@@ -112,15 +113,19 @@ def _sizes(params):
     return {name: float(params[name]) for name in ("t", "s", "batch") if params.get(name) is not None}
 
 
-def _panel(points, measure, style):
+def _panel(points, measure, styles):
     unit = KIB if measure.endswith("bytes") else 1
 
     def panel(axes):
         for label, rows in points.groupby("label", sort=True):
-            n, look = rows["n"], style[label]
-            axes.fill_between(n, rows["low"] / unit, rows["high"] / unit, color=look.colour, alpha=0.13, lw=0)
-            axes.plot(n, rows["mean"] / unit, look.marker, color=look.colour, linestyle=look.dashes, ms=3.5)
-            axes.plot(n, rows["theory_line"] / unit, color=look.colour, linestyle=DOTTED, linewidth=1)
+            n, style = rows["n"], styles[label]
+            axes.fill_between(
+                n, rows["low"] / unit, rows["high"] / unit, color=style.colour, alpha=0.13, lw=0
+            )
+            axes.plot(
+                n, rows["mean"] / unit, style.marker, color=style.colour, linestyle=style.dashes, ms=3.5
+            )
+            axes.plot(n, rows["theory_line"] / unit, color=style.colour, linestyle=DOTTED, linewidth=1)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         ticks_at(axes.xaxis, sorted(points["n"].unique()))
@@ -156,8 +161,8 @@ def _caption(points):
     return "; ".join(said) + "."
 
 
-def _verdicts(frame, points, source):
-    verdicts = []
+def claims(run, points):
+    frame, source, verdicts = _lengths(run), run.config.paper, []
     for label in sorted(points["label"].unique()):
         row = _exponent(points, label, "peak_kept_tokens")
         # SubGen's line is drawn from the measured m(n), which is what its claim is about.

@@ -2,16 +2,15 @@
 
 import pandas as pd
 
-from ...drawing.saving import Drawn, draw_grid, write_csv
+from ...drawing.saving import Picture, in_grid
 from ...drawing.style import COLOURS
 from .residence import evictions
 
 
-def draw_regrets(table, where, listed, stem):
+def evictions_picture(table, where, listed):
     """The `listed` worst evictions of each label. `table`: kept_timeline's rows, with `label` and `text`."""
     worst = pd.concat([evictions(rows).head(listed) for _, rows in table.groupby("label")])
     worst["rank"] = worst.groupby("label").cumcount() + 1
-    csv = write_csv(worst, f"{stem}.csv")
     most = worst["later_mass"].max() if len(worst) else 1.0
     panels = [
         _bars(table[table["label"] == label], worst[worst["label"] == label], label, most)
@@ -22,8 +21,8 @@ def draw_regrets(table, where, listed, stem):
         " the group's query heads, summed over the rows after the eviction. Beside each: its text, its"
         " position, and the step that evicted it."
     )
-    page, column = draw_grid(stem, panels, ([], []), note, on_page=2, height=1.75)
-    return Drawn("What was evicted and wanted later", page, csv, narrow=column, caption=_listing(worst))
+    drawn = in_grid(panels, ([], []), note, on_page=2, height=1.75)
+    return Picture("What was evicted and wanted later", worst, drawn, _listing(worst), "evicted")
 
 
 def _bars(rows, worst, label, most):

@@ -11,10 +11,10 @@ from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ...drawing.saving import Drawn, Plot, draw_grid, write_csv
+from ...drawing.saving import Picture, in_grid
 from ...errors import FigureError
 from ...stats.intervals import used_rows
-from .evictions_figure import draw_regrets, eviction_summary
+from .evictions_figure import eviction_summary, evictions_picture
 from .exact_head import group_attention
 from .residence import evictions, kept_timeline
 
@@ -27,46 +27,51 @@ RED = "#D55E00"
 NUMBERED, MARK_TEXT = 3, {"fontsize": 6, "color": RED, "fontweight": "bold"}
 
 
-def draw(context):
-    """figure.kind kept_timeline."""
-    cells, recorded = _one_head(context), context.recorded()
-    first = cells.iloc[0]
-    prompt, layer, head, P, n = (
-        first[name] for name in ("prompt", "layer", "kv_head", "n_prefill", "n_tokens")
-    )
-    attention = group_attention(recorded, prompt, int(layer), int(head), int(P), int(n))
-    kept, listed = context.arrays("kept"), int(context.option("listed", LISTED))
-    texts = recorded.token_texts(prompt)[: int(n)]
+def data(run):
+    """(a row for each token of one head and label, one cell for each label)."""
+    cells, recorded = _one_head(run), run.recorded()
+    prompt, layer, head, n_prefill, n = _place(cells)
+    attention = group_attention(recorded, prompt, layer, head, n_prefill, n)
+    kept, texts = run.arrays("kept"), recorded.token_texts(prompt)[:n]
     tables = [
-        kept_timeline(_lists(kept, cell, context), attention, int(P)).assign(
+        kept_timeline(_lists(kept, cell, run), attention, n_prefill).assign(
             label=cell["label"],
             text=[_shown(text) for text in texts],
             engine_missing=1 - cell["kept_mass_mean"],
         )
         for _, cell in cells.iterrows()
     ]
-    table = pd.concat(tables)
-    where = f"layer {layer}, kv head {head}, prompt {prompt}, budget {first['budget_tokens']}"
-    csv = write_csv(table, context.stem().with_suffix(".csv"))
-    figures = [_residence(context, table, where, csv, int(P), int(n), listed)]
-    figures.append(draw_regrets(table, where, listed, context.stem("_evicted")))
-    return Plot(figures)
+    return pd.concat(tables), cells
 
 
-def _one_head(context):
+def draw(run, found):
+    table, cells = found
+    prompt, layer, head, n_prefill, n = _place(cells)
+    where = f"layer {layer}, kv head {head}, prompt {prompt}, budget {cells['budget_tokens'].iloc[0]}"
+    listed = int(run.option("listed", LISTED))
+    return [_residence(table, where, n_prefill, n, listed), evictions_picture(table, where, listed)]
+
+
+def _place(cells):
+    """(prompt, layer, kv head, tokens of the prompt, tokens) of the one head."""
+    prompt, *numbers = cells[["prompt", "layer", "kv_head", "n_prefill", "n_tokens"]].iloc[0]
+    return prompt, *map(int, numbers)
+
+
+def _one_head(run):
     """One finished cell per label: the smallest budget, first seed, of the wanted layer and kv head."""
-    rows = used_rows(context.frame())
+    rows = used_rows(run.frame())
     rows = rows[rows["budget_tokens"].notna() & (rows["n_prefill"] < rows["n_tokens"])]
     if rows.empty:
-        raise FigureError(f"{context.config.path}: no finished cell with a budget: nothing is ever evicted")
+        raise FigureError(f"{run.config.path}: no finished cell with a budget: nothing is ever evicted")
     layers = sorted(rows["layer"].unique())
-    layer = context.option("layer", int(layers[len(layers) // 2]))
-    head = context.option("kv_head", int(rows["kv_head"].min()))
+    layer = run.option("layer", int(layers[len(layers) // 2]))
+    head = run.option("kv_head", int(rows["kv_head"].min()))
     wanted = rows[(rows["layer"] == layer) & (rows["kv_head"] == head)]
     if wanted.empty:
         known = ", ".join(str(x) for x in layers)
         raise FigureError(
-            f"{context.config.path}: figure.options: layer {layer}, kv_head {head} was not run;"
+            f"{run.config.path}: figure.options: layer {layer}, kv_head {head} was not run;"
             f" layers that were: {known}"
         )
     order = ["trace_id", "prompt", "budget_tokens", "seed"]
@@ -75,12 +80,12 @@ def _one_head(context):
     return same.sort_values(["label", "seed"]).drop_duplicates("label")
 
 
-def _lists(kept, cell, context):
+def _lists(kept, cell, run):
     try:
         return kept.lists(cell["key"])
     except KeyError as problem:
         raise FigureError(
-            f"{context.config.path}: {cell['label']} keeps no tokens over time (a query-time method)"
+            f"{run.config.path}: {cell['label']} keeps no tokens over time (a query-time method)"
         ) from problem
 
 
@@ -96,11 +101,12 @@ def _shown(text):
     return text[:TEXT_WIDTH]
 
 
-def _residence(context, table, where, csv, P, n, listed):
+def _residence(table, where, n_prefill, n, listed):
     # A few sinks get hundreds of times what all others do: the scale ends where they begin.
     norm = LogNorm(LEAST_MASS, max(table["wanted_mass"].quantile(MOST_QUANTILE), 10 * LEAST_MASS), clip=True)
     panels = [
-        _timeline_panel(rows, label, norm, P, n, listed) for label, rows in table.groupby("label", sort=True)
+        _timeline_panel(rows, label, norm, n_prefill, n, listed)
+        for label, rows in table.groupby("label", sort=True)
     ]
     masses = [*(mass for mass in 10.0 ** np.arange(-2, 4) if mass < norm.vmax), norm.vmax]
     names = [f"{mass:.2g}" for mass in masses]
@@ -115,17 +121,18 @@ def _residence(context, table, where, csv, P, n, listed):
         [*ends, "not resident", f"evicted, among the {listed} most wanted later"],
     )
     note = (
-        f"{where}, tokens {P} to {n - 1} one by one after a prompt of {P}. Colour: attention that all"
-        " queries from the prompt's end on put on the token, exact, mean over the group's query heads, in"
-        " rows (1: the whole attention of one query). Dots: evictions that the next figure names."
+        f"{where}, tokens {n_prefill} to {n - 1} one by one after a prompt of {n_prefill}. Colour: attention"
+        " that all queries from the prompt's end on put on the token, exact, mean over the group's query"
+        " heads, in rows (1: the whole attention of one query). Dots: evictions that the next figure names."
     )
-    page, column = draw_grid(context.stem(), panels, legend, note, on_page=2, height=2.2)
-    return Drawn("What one head holds, step by step", page, csv, narrow=column, caption=_caption(table, P, n))
+    drawn = in_grid(panels, legend, note, on_page=2, height=2.2)
+    title = "What one head holds, step by step"
+    return Picture(title, table, drawn, _caption(table, n_prefill, n))
 
 
-def _timeline_panel(rows, label, norm, P, n, listed):
+def _timeline_panel(rows, label, norm, n_prefill, n, listed):
     def panel(axes):
-        steps = np.arange(P - 1, n)
+        steps = np.arange(n_prefill - 1, n)
         until = rows["evicted_at"].fillna(n).to_numpy()
         held = (steps >= rows["enters"].to_numpy()[:, None]) & (steps < until[:, None])
         mass = np.broadcast_to(rows["wanted_mass"].clip(lower=LEAST_MASS).to_numpy()[:, None], held.shape)
@@ -135,7 +142,7 @@ def _timeline_panel(rows, label, norm, P, n, listed):
             origin="lower",
             aspect="auto",
             interpolation="nearest",
-            extent=(P - 1.5, n - 0.5, -0.5, n - 0.5),
+            extent=(n_prefill - 1.5, n - 0.5, -0.5, n - 0.5),
         )
         worst = evictions(rows).head(listed)
         axes.plot(worst["evicted_at"], worst["position"], "o", color=RED, markersize=2)
@@ -149,11 +156,11 @@ def _timeline_panel(rows, label, norm, P, n, listed):
     return panel
 
 
-def _caption(table, P, n):
+def _caption(table, n_prefill, n):
     said = []
     for label, rows in table.groupby("label", sort=True):
         gone = rows["evicted_at"].notna().sum()
-        share = rows["later_mass"].sum() / (n - P)
+        share = rows["later_mass"].sum() / (n - n_prefill)
         said.append(
             f"{label}: {gone} of {len(rows)} tokens evicted, {eviction_summary(rows)}, {share:.1%} of all"
             f" attention (engine: 1 - kept_mass_mean = {rows['engine_missing'].iloc[0]:.1%})"

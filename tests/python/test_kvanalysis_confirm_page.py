@@ -18,7 +18,7 @@ QUESTION = "Does the offline error predict the loss?"
 @pytest.fixture
 def no_pictures(monkeypatch):
     """The page without its figures: they have tests of their own."""
-    monkeypatch.setattr("kvanalysis.page.report.write_figures", lambda frame, folder: [])
+    monkeypatch.setattr("kvanalysis.page.report.write_figures", lambda *_, **__: [])
 
 
 def page_of(folder):

@@ -216,3 +216,17 @@ def test_axes_legend_and_footnote_do_not_overlap(count):
         lowest = axes.get_tightbbox(drawn).y0
     assert 0 <= note.y0 < note.y1 <= legend.y0 < legend.y1 <= lowest
     assert note.x1 <= figure.bbox.width
+
+
+def test_the_page_keeps_the_pdf_of_its_picture_and_leaves_none_of_another(tmp_path):
+    """`figures` draws PDF files, `report` does not: what lies there may be of other results."""
+    frame = load(write_results(tmp_path, [fake_row()]))
+    [picture] = pictures(error_vs_budget, frame)
+    with styled():
+        save(picture, tmp_path)
+        pdf = tmp_path / "error_vs_budget_page.pdf"
+        save(picture, tmp_path, pdf=False)
+        assert pdf.is_file()
+        [other] = pictures(error_vs_budget, load(write_results(tmp_path, [fake_row(rel_err=0.5)])))
+        save(other, tmp_path, pdf=False)
+        assert not pdf.is_file()

@@ -16,12 +16,13 @@ import page_in_browser
 import pytest
 from kvanalysis import load
 from kvanalysis.cli import main
-from kvanalysis.drawing.saving import few_colours
-from kvanalysis.drawing.style import COLOURS
-from kvanalysis.figures.of_run import write_figures
+from kvanalysis.drawing.saving import few_colours, save
+from kvanalysis.drawing.style import COLOURS, styled
 from kvanalysis.page import pictures
 from kvanalysis.page.figure_folder import read_folder
 from kvanalysis.page.untestable import untestable_claims
+from kvanalysis.plots import pictures_of
+from kvanalysis.plots.run import error_vs_budget
 from kvanalysis.stats.format import significant, table_cells
 from kvanalysis.stats.summary import summarise
 from PIL import Image, ImageColor
@@ -96,7 +97,9 @@ def test_the_page_fits_a_phone_and_serves_it_the_narrow_figures(whole_run):
 
 
 def test_every_link_leads_to_a_place_on_the_page_or_a_file_beside_it(tmp_path):
-    found = page(tmp_path, [fake_row(budget=b) for b in (64, 128)])
+    rows = [fake_row(budget=b) for b in (64, 128)]
+    assert main(["figures", str(write_results(tmp_path, rows))]) == 0
+    found = page(tmp_path, rows)
     places = {f"#{name}" for name in found.attributes("id")}
     links = found.attributes("href")
     assert {link for link in links if link.startswith("#")} <= places
@@ -442,7 +445,9 @@ def test_a_picture_in_both_widths_takes_a_fiftieth_of_the_room(tmp_path, monkeyp
     """Then fifty pictures leave nothing out, and the page stays below its limit."""
     room = pictures.EMBED_BYTES // 50
     monkeypatch.setattr(pictures, "EMBED_BYTES", 2 * room)
-    drawn = write_figures(load(write_results(tmp_path / "out", fake_rows())), tmp_path / "drawn")[:2]
+    found = pictures_of(load(write_results(tmp_path / "out", fake_rows())), [error_vs_budget])
+    with styled():
+        drawn = [save(picture, tmp_path, pdf=False) for picture in found]
     album = pictures.Album(drawn, tmp_path)
     assert album.left_out == []
     assert sum(len(album.show(figure)) for figure in drawn) * 25 < PAGE_LIMIT_BYTES

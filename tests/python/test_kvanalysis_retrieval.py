@@ -178,7 +178,7 @@ def test_methods_that_are_chosen_away_have_no_answers(folder, capsys):
 
 
 def test_the_page_shows_the_answers(folder, monkeypatch):
-    monkeypatch.setattr("kvanalysis.page.report.write_figures", lambda frame, out: [])
+    monkeypatch.setattr("kvanalysis.page.report.write_figures", lambda *_, **__: [])
     assert main(["report", str(folder)]) == 0
     text = (folder / "report.html").read_text(encoding="utf-8")
     Page(text)

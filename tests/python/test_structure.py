@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,7 @@ MAY_IMPORT = {
 SHARED_PLOTS = "run"  # the room of plots that the others may borrow from
 
 
+@cache
 def modules():
     """{dotted name within the package: path}, a package by its own name."""
     files = {path: path.relative_to(ANALYSIS).with_suffix("").parts for path in ANALYSIS.rglob("*.py")}

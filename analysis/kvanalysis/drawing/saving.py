@@ -62,9 +62,9 @@ class FigureResult:
     verdicts: list[Verdict] = field(default_factory=list)
 
 
-def save(picture, folder, first=""):
-    """Writes the files of a Picture, whose names begin with `first`; returns the SavedFigure. Call inside
-    `styled()`."""
+def save(picture, folder, first="", pdf=True):
+    """Writes the files of a Picture, whose names begin with `first`, PDF where they are wanted; returns the
+    SavedFigure. Call inside `styled()`."""
 
     def path(name):
         return folder / "_".join(filter(None, [first, name]))
@@ -73,21 +73,27 @@ def save(picture, folder, first=""):
         write_csv(table, f"{path(name)}.csv")
     stem = path(picture.name)
     csv = write_csv(picture.table, f"{stem}.csv")
-    pngs = [save_figure(picture.draw(width), f"{stem}_{name}") for name, width in picture.widths]
+    pngs = [save_figure(picture.draw(width), f"{stem}_{name}", pdf) for name, width in picture.widths]
     let_go()
     return SavedFigure(picture.title, pngs[0], csv, *pngs[1:], caption=picture.caption, cells=picture.cells)
 
 
-def save_figure(figure, stem):
-    """PNG and PDF that name their program and no date: equal results, equal files. Returns the PNG's path."""
-    figure.savefig(f"{stem}.pdf", metadata={"Creator": MADE_BY, "CreationDate": None})
+def save_figure(figure, stem, pdf=True):
+    """A PNG, and a PDF where it is wanted, that name their program and no date: equal results, equal files.
+    Without, a PDF of another picture does not stay beside the new one. Returns the PNG's path."""
+    png, words = Path(f"{stem}.png"), PngImagePlugin.PngInfo()
+    words.add_text("Software", MADE_BY)
     figure.canvas.draw()
     size, pixels = figure.canvas.get_width_height(), figure.canvas.buffer_rgba()
-    words = PngImagePlugin.PngInfo()
-    words.add_text("Software", MADE_BY)
-    picture = few_colours(Image.frombuffer("RGBA", size, pixels).convert("RGB"))
-    picture.save(f"{stem}.png", dpi=(DPI, DPI), pnginfo=words)
-    return Path(f"{stem}.png")
+    before = png.read_bytes() if png.is_file() else b""
+    few_colours(Image.frombuffer("RGBA", size, pixels).convert("RGB")).save(
+        png, dpi=(DPI, DPI), pnginfo=words
+    )
+    if pdf:
+        figure.savefig(png.with_suffix(".pdf"), metadata={"Creator": MADE_BY, "CreationDate": None})
+    elif png.read_bytes() != before:
+        png.with_suffix(".pdf").unlink(missing_ok=True)
+    return png
 
 
 def few_colours(picture):

@@ -113,7 +113,7 @@ def styled():
 
 def let_go():
     """Frees the figures that nobody holds any more."""
-    gc.collect()
+    gc.collect(0)
 
 
 def finish(figure, handles, labels, note, axes_height, below=0.42, hspace=0.0, wspace=0.0, top=TOP):

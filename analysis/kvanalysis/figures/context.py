@@ -18,6 +18,7 @@ class Context:
     config: FigureConfig
     out: Path
     traces: list[Path]
+    quick: bool = False  # a look, not a result
     _read: dict = field(default_factory=dict)  # tables by the name of their step
 
     def option(self, name, default=None):

@@ -35,7 +35,7 @@ def make_figure(config, out, options):
 
 
 def _make(config, out, options):
-    context = Context(config, out, list(options.traces) or config.traces)
+    context = Context(config, out, list(options.traces) or config.traces, options.quick)
     # Stands for a folder that is whole: until the new pictures do, no page may show old verdicts beside them.
     (out / DESCRIBED).unlink(missing_ok=True)
     kind = module_of(config.kind)

@@ -7,9 +7,9 @@ from ..drawing.style import styled
 from ..plots import pictures_of
 
 
-def write_figures(frame, folder):
+def write_figures(frame, folder, pdf=True):
     """Writes every overview figure of `load`'s table to `folder`; returns them as `SavedFigure`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with styled():
-        return [save(picture, folder) for picture in pictures_of(frame)]
+        return [save(picture, folder, pdf=pdf) for picture in pictures_of(frame)]

@@ -34,7 +34,7 @@ FAILURES_SHOWN = 100
 
 def write_report(frame, figures_folder, file):
     """Writes the page for `load`'s table to `file`, its figures to `figures_folder`; returns `file`."""
-    figures = write_figures(frame, figures_folder)
+    figures = write_figures(frame, figures_folder, pdf=False)
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(render(frame, figures, file.parent), encoding="utf-8")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from .intervals import mean_interval, unit_means, used_rows
 from .verdict import FAILS, HOLDS, MIXED, UNDECIDED, Verdict
@@ -52,16 +53,18 @@ def compare(first, second, measure="rel_err_out_mean"):
     Seeds of a unit are averaged first. Several budgets in a selection are averaged as well: select one to
     speak of one.
     """
-    return compare_units(*(unit_means(used_rows(rows), [measure])[measure] for rows in (first, second)))
+    means = [unit_means(used_rows(rows), [measure])[measure] for rows in (first, second)]
+    both = pd.concat(means, axis=1, join="inner").sort_index()
+    return compare_units(*both.to_numpy().T)
 
 
 def compare_units(first, second):
-    """The same from two series of seed means, indexed by unit."""
-    means = [first.dropna(), second.dropna()]
-    a, b = (series[means[0].index.intersection(means[1].index)].sort_index() for series in means)
-    if a.empty:
+    """The Comparison of two arrays of seed means of the same units, NaN where a unit has none."""
+    known = np.isfinite(first) & np.isfinite(second)
+    a, b = first[known], second[known]
+    if not len(a):
         return None
-    difference, low, high = mean_interval((a - b).to_numpy())
+    difference, low, high = mean_interval(a - b)
     positive = (a > 0).all() and (b > 0).all()
     wins, losses = int((a < b * (1 - TIE)).sum()), int((b < a * (1 - TIE)).sum())
     return Comparison(

@@ -89,12 +89,13 @@ def _totals(pairs, family, budget, label):
 
 
 def pair_table(own):
-    """kvanalysis.stats.paired of every pair of labels of one family, budget by budget."""
+    """stats.paired of every pair of labels of one family, budget by budget."""
     found = []
     for budget in budgets_of(own):
         errors = unit_table(at_budget(own, budget))
-        for first, second in combinations(errors, 2):
-            result = compare_units(errors[first], errors[second])
+        values = {label: errors[label].to_numpy(dtype=float) for label in errors}
+        for first, second in combinations(values, 2):
+            result = compare_units(values[first], values[second])
             if result:
                 found.append(_pair_row(own["family"].iloc[0], budget, first, second, result))
     return pd.DataFrame(found)

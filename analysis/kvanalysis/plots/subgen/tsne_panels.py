@@ -19,6 +19,7 @@ TENSOR = {"keys": "k", "values": "v"}
 PANEL_HEIGHT = {COLUMN_WIDTH: 1.15, PAGE_WIDTH: 1.2}  # inches
 PANEL_GAP = 0.62  # share of a panel, for two lines of title
 CENTRE_COLOUR = "#000000"
+EXAGGERATED, QUICK_ITERATIONS = 250, 50  # openTSNE's first phase; each phase of a quick look
 FASTEST_BELOW = 10_000  # points; below, Barnes and Hut's tree beats the interpolation of openTSNE
 
 
@@ -83,10 +84,15 @@ def _tsne(run, points):
         raise FigureError(f"{run.config.path}: tsne_panels needs openTSNE: pip install openTSNE") from problem
     perplexity = min(run.option("perplexity"), (len(points) - 1) / 3)
     how = "bh" if len(points) < FASTEST_BELOW else "fft"
+    iterations = _iterations(run)
     return TSNE(
         perplexity=perplexity, random_state=run.option("seed", 0), n_jobs=1, neighbors="exact",
-        negative_gradient_method=how, n_iter=run.option("iterations"),
+        negative_gradient_method=how, n_iter=iterations, early_exaggeration_iter=min(EXAGGERATED, iterations),
     ).fit(points)  # fmt: skip
+
+
+def _iterations(run):
+    return min(run.option("iterations"), QUICK_ITERATIONS) if run.quick else run.option("iterations")
 
 
 def _numbers(table, centres, layer, view):
@@ -146,7 +152,7 @@ def _caption(run, numbers):
         for (layer, view), n in numbers.items()
     ]
     return (
-        f"openTSNE, perplexity {run.option('perplexity')}, {run.option('iterations')} iterations, seed"
+        f"openTSNE, perplexity {run.option('perplexity')}, {_iterations(run)} iterations, seed"
         f" {run.option('seed', 0)}. t-SNE alone proves nothing: it shows clusters in any data and distorts"
         f" distances; the numbers are those of the original space. {'; '.join(words)}."
     )

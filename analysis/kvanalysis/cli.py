@@ -298,7 +298,7 @@ def _confirm(options):
             print(path, file=sys.stderr)
     target = "top1_lost" if options.target == "top1" else options.target
     for each in traces:
-        print(confirmed_note(each.found), METHODS_NOTE, file=sys.stderr)
+        print(confirmed_note(each.instances), METHODS_NOTE, file=sys.stderr)
         of_all = (table["scope"] == "all") & (table["target"] == target) & (table["trace_id"] == each.trace)
         print(aligned(*correlation_cells(table[of_all])))
         for group in each.retrieved:

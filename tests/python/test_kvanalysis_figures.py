@@ -73,7 +73,7 @@ def test_the_csv_holds_the_drawn_numbers(tmp_path):
     assert table[["rel_err_out_mean", "rel_err_low", "rel_err_high"]].values.tolist() == [[0.2, 0.1, 0.3]]
 
 
-def test_bands_are_drawn_only_for_as_many_curves_as_can_be_told_apart(tmp_path):
+def test_bands_are_drawn_only_for_as_many_curves_as_can_be_ordered_at_all(tmp_path):
     for count, bands in ((10, 10), (11, 0)):
         rows = [
             fake_row(f"m{m:02}", budget=b, kv_head=h) for m in range(count) for b in (64, 128) for h in (0, 1)

@@ -195,7 +195,7 @@ def test_chosen_parameters_that_change_together_are_both_shown(tmp_path):
     assert labels(tmp_path, rows) == ["snapkv kernel=7 window=32", "snapkv kernel=9 window=64"]
 
 
-def test_variants_run_at_different_budgets_are_still_told_apart(tmp_path):
+def test_variants_run_at_different_budgets_are_still_ordered_at_all(tmp_path):
     rows = [fake_row("h2o", {"recent_frac": 0.25}, 64), fake_row("h2o", {"recent_frac": 0.5}, 128)]
     assert labels(tmp_path, rows) == ["h2o recent_frac=0.25", "h2o recent_frac=0.5"]
 

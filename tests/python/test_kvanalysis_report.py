@@ -180,7 +180,7 @@ def test_text_from_the_results_cannot_become_markup(tmp_path):
     assert [tag for tag, _ in found.tags].count("script") == 1
 
 
-def test_traces_are_told_apart_in_the_table(tmp_path):
+def test_traces_are_ordered_at_all_in_the_table(tmp_path):
     rows = page(tmp_path, [fake_row(trace_id=letter * 64) for letter in "ab"]).rows
     assert [row[0] for row in rows[:3]] == ["trace", "aaaaaaaa", "bbbbbbbb"]
 

@@ -15,7 +15,7 @@ from kvanalysis.figures.steps import _completed
 from kvanalysis.plots.balancekv import halving_error, walk_theorems
 from kvanalysis.plots.balancekv.discrepancy import COIN, LITERAL, discrepancy, walk_of
 from kvanalysis.plots.balancekv.memory_powers import memory_verdicts
-from kvanalysis.stats.fits import Slope, fit, slope
+from kvanalysis.stats.fits import Slope, slope
 from kvanalysis.stats.paired import lower_everywhere
 from kvanalysis.stats.verdict import near
 from test_kvanalysis_fake import fake_row, write_results
@@ -179,12 +179,6 @@ def test_a_walk_is_named_by_what_its_bound_means(c, name):
     assert walk_of({"params": {"c": c, "delta": None}, "n_tokens": 1000}) == name
 
 
-def test_the_slope_of_a_power_is_its_exponent():
-    x = np.array([1.0, 2, 4, 8])
-    assert fit(x, 5 * x**-1.5)[0] == pytest.approx(-1.5)
-    assert np.isnan(fit([2, 2], [1, 3])[0])
-
-
 def test_the_interval_of_an_exponent_is_over_heads():
     place = {"trace_id": "t", "prompt": "0", "layer": 0}
     rows = pd.DataFrame([
@@ -201,7 +195,7 @@ def test_an_interval_that_contains_the_exponent_and_much_else_does_not_confirm_i
     assert near(-1, -3, 1, 0.25) == "mixed"
     assert near(-1, -0.7, -0.1, 0.25) == "does not hold"
     assert near(-1, np.nan, np.nan, 0.25) == "not decided"
-    wide = Slope(-1.0, -3.0, 1.0, 0.9, 1.0, 2)
+    wide = Slope(-1.0, -3.0, 1.0, 2)
     [verdict] = memory_verdicts({("a trace", "subgen_stream"): wide})
     assert (verdict.outcome, verdict.numbers) == ("mixed", "-1.00 [-3.00, 1.00] over 2 heads")
 
@@ -210,7 +204,7 @@ def test_a_discrepancy_that_grows_as_a_root_is_no_logarithm():
     n = np.array([256, 1024, 4096])
     walks = pd.DataFrame({"tokens": n})
     for power, outcome in ((0.5, "does not hold"), (0.1, "holds")):
-        found, coin = (Slope(mean, low, high, 1.0, 1.0, 2) for mean, low, high in (
+        found, coin = (Slope(mean, low, high, 2) for mean, low, high in (
             (power, power, power + 0.01), (0.5, 0.5, 0.5)))  # fmt: skip
         slopes = {LITERAL: found, COIN: coin}
         assert [v.outcome for v in walk_theorems.walk_verdicts(walks, slopes)] == [outcome]

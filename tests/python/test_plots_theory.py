@@ -13,12 +13,13 @@ from test_kvanalysis_fake import failed_row, fake_row, write_results
 
 
 def test_the_exponent_of_a_power_law_is_found_exactly():
-    assert fit([1, 2, 4], [3, 12, 48]) == pytest.approx((2, 1))
-    assert fit([1, 2, 4], [5, 5, 5]) == (0, 1)
-    assert fit([1, 2, 4], [1, 0, 16]) == pytest.approx((2, 1))  # zero has no logarithm
-    # ln y = 0, 1, 0 over ln x = 0, 1, 2: no trend, and nothing explained.
-    assert fit(np.exp([0, 1, 2]), np.exp([0, 1, 0])) == pytest.approx((0, 0))
-    assert np.isnan(fit([2, 2], [1, 3])[0])
+    assert fit([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+    assert fit([1, 2, 4], 5 * np.array([1, 2, 4]) ** -1.5) == pytest.approx(-1.5)
+    assert fit([1, 2, 4], [5, 5, 5]) == 0
+    assert fit([1, 2, 4], [1, 0, 16]) == pytest.approx(2)  # zero has no logarithm
+    # ln y = 0, 1, 0 over ln x = 0, 1, 2: no trend.
+    assert fit(np.exp([0, 1, 2]), np.exp([0, 1, 0])) == pytest.approx(0)
+    assert np.isnan(fit([2, 2], [1, 3]))
 
 
 def test_slopes_are_fitted_for_every_head_after_seeds_are_averaged(tmp_path):
@@ -228,7 +229,7 @@ def test_a_bound_that_is_kept_at_capped_sizes_says_that_they_were(tmp_path):
     assert "is promised" in verdict.numbers
 
 
-def test_results_without_bounds_are_told_apart_from_methods_without_them(tmp_path):
+def test_results_without_bounds_are_ordered_at_all_from_methods_without_them(tmp_path):
     with pytest.raises(FigureError, match="the results hold no bound_epsilon"):
         sketch(fake_context(tmp_path, "bound_tightness", {"run": [fake_row()]}))
     empty = dict.fromkeys(

@@ -55,14 +55,11 @@ def _curve(axes, rows, style, aside, with_band):
     error, low, high = (rows[name].to_numpy() for name in ("rel_err_out_mean", "rel_err_low", "rel_err_high"))
     if len(rows) > 1:
         if with_band:
-            axes.fill_between(budget, low, high, color=style.colour, alpha=BAND_OPACITY, linewidth=0)
+            style.band(axes, budget, low, high)
     elif np.isfinite(low[0]):
         axes.vlines(budget, low, high, color=style.colour, linewidth=0.8)
-    axes.plot(budget, error, color=style.colour, linestyle=style.dashes)
     # Hollow where cells are missing: such a mean is over other heads than its neighbours'.
-    partial = (rows["n_rows"] < rows["n_cells"]).to_numpy()
-    for mask, face in ((~partial, style.colour), (partial, "white")):
-        axes.plot(budget[mask], error[mask], style.marker, color=style.colour, markerfacecolor=face)
+    style.curve(axes, budget, error, rows["n_rows"] < rows["n_cells"])
 
 
 def _level(axes, row, style):
@@ -74,9 +71,7 @@ def _level(axes, row, style):
 
 def handle(style, with_budget):
     """The legend entry of a label: its curve, or its dotted level if it has no budget."""
-    if with_budget:
-        return Line2D([], [], color=style.colour, marker=style.marker, linestyle=style.dashes)
-    return Line2D([], [], color=style.colour, linestyle=DOTTED)
+    return style.handle() if with_budget else Line2D([], [], color=style.colour, linestyle=DOTTED)
 
 
 def legend_text(rows):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from .budget_axes import BAND_OPACITY
 from .curve_axes import Axis, set_axis
 from .saving import Picture
 from .style import COLUMN_WIDTH, DASHED, PAGE_WIDTH, axes_width, finish, new_figure, styles_for
@@ -35,7 +34,6 @@ class Sheet:
     note: str
     caption: str = ""
     markers: bool = True
-    joined: bool = True
     labels: tuple = ()
     levels_in: tuple = ()
 
@@ -54,7 +52,7 @@ def _figure(sheet, width):
     styles = _looks(sheet)
     for axes, panel in zip(grid.flat, panels, strict=False):
         _panel(axes, sheet, sheet.points[sheet.points["panel"] == panel], styles, axes_width(width) / wide)
-        axes.set_title(panel, loc="left", pad=3)
+        axes.set_title(panel)
     for axes in grid.flat[: len(panels)]:  # once everything is drawn: panels share their limits
         set_axis(axes, "y", sheet.y, _heights(sheet.points), axes_width(width) / wide)
     for axes in grid.flat[len(panels) :]:
@@ -121,37 +119,23 @@ def _heights(points):
 
 
 def curve(axes, rows, style, sheet):
-    """One label: its band where there are several points, whiskers where the points are not joined."""
+    """One label: its band where there are several points, a bar at a single one."""
     if "dot" in rows:
         dots, rows = rows[rows["dot"]], rows[~rows["dot"]]
         axes.plot(dots["x"], dots["y"], style.marker, color=style.colour, markersize=DOT, alpha=0.55)
     x, y = rows["x"].to_numpy(dtype=float), rows["y"].to_numpy(dtype=float)
     if "low" in rows and rows["low"].notna().any():
         low, high = rows["low"].to_numpy(dtype=float), rows["high"].to_numpy(dtype=float)
-        if sheet.joined and len(rows) > 1:
-            axes.fill_between(x, low, high, color=style.colour, alpha=BAND_OPACITY, linewidth=0)
+        if len(rows) > 1:
+            style.band(axes, x, low, high)
         else:
             axes.vlines(x, low, high, color=style.colour, linewidth=0.8)
-    axes.plot(
-        x,
-        y,
-        color=style.colour,
-        linestyle=style.dashes if sheet.joined else "none",
-        marker=style.marker if sheet.markers else None,
-    )
+    marker = style.marker if sheet.markers else None
+    axes.plot(x, y, color=style.colour, linestyle=style.dashes, marker=marker)
 
 
 def _legend(sheet, styles):
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=style.colour,
-            linestyle=style.dashes if sheet.joined else "none",
-            marker=style.marker if sheet.markers else None,
-        )
-        for style in styles.values()
-    ]
+    handles = [style.handle(marked=sheet.markers) for style in styles.values()]
     levels = [*sheet.x.levels, *sheet.y.levels]
     handles += [Line2D([], [], color=LEVEL_COLOUR, linestyle=DASHED, linewidth=0.9) for _ in levels]
     return handles, [*styles, *levels]

@@ -86,11 +86,7 @@ def new_panels(width, shape, titles):
 
 def layout(shape):
     """Keyword arguments of plotstyle.finish for these panels."""
-    return {
-        "hspace": shape.hspace,
-        "wspace": GAP_INCHES / shape.panel_width,
-        "top": TOP + shape.title - 0.06,
-    }
+    return {"hspace": shape.hspace, "wspace": GAP_INCHES / shape.panel_width, "top": TOP + shape.title - 0.06}
 
 
 def _ticks(axes, shape):

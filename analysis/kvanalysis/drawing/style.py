@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from textwrap import wrap
 
 import matplotlib
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from .fonts import family
 
@@ -64,6 +66,21 @@ class Style:
     colour: str
     marker: str
     dashes: object
+
+    def curve(self, axes, x, y, hollow, size=4, **line):
+        """A line with marks, hollow where `hollow` is true."""
+        x, y, hollow = (np.asarray(values) for values in (x, y, hollow))
+        axes.plot(x, y, color=self.colour, linestyle=self.dashes, **line)
+        for mask, face in ((~hollow, self.colour), (hollow, "white")):
+            axes.plot(x[mask], y[mask], self.marker, color=self.colour, markerfacecolor=face, markersize=size)
+
+    def band(self, axes, x, low, high, opacity=0.13):
+        axes.fill_between(x, low, high, color=self.colour, alpha=opacity, linewidth=0)
+
+    def handle(self, marked=True, **line):
+        """The entry of a legend."""
+        marker = self.marker if marked else None
+        return Line2D([], [], color=self.colour, marker=marker, linestyle=self.dashes, **line)
 
 
 def styles_for(labels, held):

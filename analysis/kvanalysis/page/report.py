@@ -43,13 +43,13 @@ def write_report(frame, figures_folder, file):
 
 def render(frame, figures, folder):
     """The page as text; `figures` as `write_figures` returns them, `folder` the one that the page is in."""
-    meta = frame.attrs.get("meta", {})
+    meta, summary = frame.attrs.get("meta", {}), summarise(frame)
     title = " · ".join(part for part in ("kvreplay report", run_name(meta)) if part)
     sections = {
         "Figures": _pictures(Album(figures, folder), figures),
         CONFIRM_TITLE: confirm_section(frame),
-        "Summary": _summary(frame),
-        "Claims": claims_section(frame),
+        "Summary": _summary(summary),
+        "Claims": claims_section(frame, summary),
         "Cells without a result": _failures(frame),
         "How to read this": [terms(TERMS)],
         "Provenance": _provenance(frame, meta),
@@ -89,8 +89,8 @@ def _pictures(album, figures):
     return parts
 
 
-def _summary(frame):
-    header, rows = table_cells(summarise(frame))
+def _summary(summary):
+    header, rows = table_cells(summary)
     return [
         paragraph(
             "One row per method and budget (tokens per kv head). Select a column’s title to sort by it."

@@ -3,7 +3,7 @@
 from ..figures.listing import listed_figures
 from .claims import by_paper, claims_table, counts_table
 from .html import Html, folded, html, paragraph, plain_table
-from .run_claims import run_claims
+from .run_rules import run_claims
 from .untestable import untestable_claims
 
 INTRODUCTION = (
@@ -12,14 +12,14 @@ INTRODUCTION = (
 )
 
 
-def claims_section(frame):
+def claims_section(frame, summary):
     """Parts of the section: what the run decides, what it lacks, other configurations, what nothing tests."""
-    decided, lacking = run_claims(frame)
+    decided, missing = run_claims(frame, summary)
     papers = [part for paper, own in by_paper(decided) for part in (_heading(paper), claims_table(own))]
     return [
         paragraph(INTRODUCTION),
         *([counts_table(decided), *papers] if decided else [paragraph("This run decides none of them.")]),
-        *_lacking(lacking),
+        *_undecided(missing),
         *_elsewhere(),
         *_untestable(),
     ]
@@ -29,12 +29,12 @@ def _heading(paper):
     return Html(f"<h3>{html(paper)}</h3>")
 
 
-def _lacking(lacking):
-    if not lacking:
+def _undecided(missing):
+    if not missing:
         return []
-    rows = [(lack.paper, lack.claim, lack.source, lack.why) for lack in lacking]
+    rows = [(claim.paper, claim.claim, claim.source, claim.why) for claim in missing]
     table = plain_table(("paper", "claim", "source", "what is missing"), rows)
-    return [folded(f"Not decided by this run ({len(lacking)})", table)]
+    return [folded(f"Not decided by this run ({len(missing)})", table)]
 
 
 def _elsewhere():

@@ -35,13 +35,7 @@ _TABLE = (
         SPEED,
         "exact bytes of the cache",
     ),
-    (
-        "H2O",
-        "Generated text keeps its quality",
-        "among Tables 2, 3, 7 and 9 and Figs 5, 6, 8–10",
-        TEXT,
-        "",
-    ),
+    ("H2O", "Generated text keeps its quality", "among Tables 2, 3, 7 and 9 and Figs 5, 6, 8–10", TEXT, ""),
     (
         "H2O",
         "Heavy hitters are also seen among the neurons of feed-forward layers",

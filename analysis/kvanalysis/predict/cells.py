@@ -74,9 +74,9 @@ def target_cells(table, names):
     pairs = dict.fromkeys(zip(table["measure"], table["weighting"], strict=True))
     rows = []
     for pair in pairs:
-        told = [whole.loc[(target, *pair)] if (target, *pair) in whole.index else None for target in names]
+        row = [whole.loc[(target, *pair)] if (target, *pair) in whole.index else None for target in names]
         rows.append(
-            [(pair[0], pair[0]), (pair[1], pair[1]), *(_with_interval(row, "spearman", "") for row in told)]
+            [(pair[0], pair[0]), (pair[1], pair[1]), *(_with_interval(row, "spearman", "") for row in row)]
         )
     return header, rows
 

@@ -38,7 +38,7 @@ class Correlations:
         return self.measures.index(pair) if pair in self.measures else None
 
 
-def correlations(found, sinks=None):
+def correlations(instances, sinks=None):
     """DataFrame of COLUMNS of the Instances of one trace: every scope for the loss, the widest for the other
     targets and for parts of the rows too; within each the best first.
 
@@ -47,31 +47,32 @@ def correlations(found, sinks=None):
     main measure's mean over layers on the same instances, paired by resample; `first_share` the share of
     resamples in which a measure comes first.
     """
-    tables = [table for scope in scopes(found, sinks) for table in scope_tables(found, scope)]
+    tables = [table for scope in scopes(instances, sinks) for table in scope_tables(instances, scope)]
     return pd.concat(tables, ignore_index=True)[COLUMNS]
 
 
-def scope_tables(found, scope):
+def scope_tables(instances, scope):
     """[the rows of `correlations` for each of the losses of one scope]."""
-    told = scope_correlations(found, scope)
-    methods = found.table["method"][scope.rows].nunique()
+    ranks = scope_correlations(instances, scope)
+    methods = instances.table["method"][scope.rows].nunique()
     for number, (name, target, _) in enumerate(scope.losses):
-        rows = pd.DataFrame(list(_rows(told, number)), columns=_OF_A_ROW)
+        rows = pd.DataFrame(list(_rows(ranks, number)), columns=_OF_A_ROW)
         rows = rows.sort_values("order", ascending=False, kind="stable")
         yield rows.assign(target=target, scope=name or scope.name, n_methods=methods)
 
 
-def scope_correlations(found, scope, resampled=True, measures=None):
+def scope_correlations(instances, scope, resampled=True, measures=None):
     """The Correlations of every measure and weighting, or of `measures` {(name, weighting): [instances]}."""
     values = measures if measures is not None else {
         (name, weighting): weighted(layers, weighting)
-        for name, layers in found.measures.items() for weighting in WEIGHTINGS
+        for name, layers in instances.measures.items() for weighting in WEIGHTINGS
     }  # fmt: skip
     wanted = [
-        found.table[target] if part is None else found.parts[part][target] for _, target, part in scope.losses
+        instances.table[target] if part is None else instances.parts[part][target]
+        for _, target, part in scope.losses
     ]
     losses = np.array([loss.to_numpy(dtype=float)[scope.rows] for loss in wanted])
-    table = found.table[scope.rows].reset_index(drop=True)
+    table = instances.table[scope.rows].reset_index(drop=True)
     draws = method_draws(table["method"]) if resampled else None
     xs = np.array([each[scope.rows] for each in values.values()])
     texts = table.groupby("prompt", sort=True).indices
@@ -123,18 +124,18 @@ def known_mean(values):
 _OF_A_ROW = [name for name in COLUMNS if name not in ("target", "scope", "n_methods")] + ["order"]
 
 
-def _rows(told, number):
+def _rows(ranks, number):
     """The rows for one of the losses; `order` is the mean over texts, of all rows of a measure."""
-    rho, tau = (_with_mean(values[..., number]) for values in (told.rho, told.tau))
-    drawn = None if told.drawn is None else _with_mean(told.drawn[:, :, number])
+    rho, tau = (_with_mean(values[..., number]) for values in (ranks.rho, ranks.tau))
+    drawn = None if ranks.drawn is None else _with_mean(ranks.drawn[:, :, number])
     low, high = _intervals(drawn, rho.shape)
-    gain, gain_drawn = (_gains(told, values) for values in (rho, drawn))
+    gain, gain_drawn = (_gains(ranks, values) for values in (rho, drawn))
     gain_low, gain_high = _intervals(gain_drawn, rho.shape)
-    first = _first_shares(told, drawn)
-    for i, prompt in enumerate([MEAN, *told.prompts]):
-        for j, (measure, weighting) in enumerate(told.measures):
+    first = _first_shares(ranks, drawn)
+    for i, prompt in enumerate([MEAN, *ranks.prompts]):
+        for j, (measure, weighting) in enumerate(ranks.measures):
             if np.isfinite(rho[i, j]):
-                texts = told.used[np.isfinite(rho[1:, j]), j] if i == 0 else told.used[[i - 1], j]
+                texts = ranks.used[np.isfinite(rho[1:, j]), j] if i == 0 else ranks.used[[i - 1], j]
                 yield (measure, weighting, BY_NAME[measure].needs, prompt, rho[i, j], low[i, j], high[i, j],
                        tau[i, j], gain[i, j], gain_low[i, j], gain_high[i, j],
                        first[j] if i == 0 else np.nan, len(texts), texts.sum(), rho[0, j])  # fmt: skip
@@ -149,30 +150,30 @@ def _intervals(drawn, shape):
     return np.full((2, *shape), np.nan) if drawn is None else percentile_intervals(drawn)
 
 
-def _gains(told, values):
+def _gains(ranks, values):
     """Differences to the main measure; NaN where that has other instances."""
     if values is None:
         return None
-    main = told.place(MAIN, EVERY_LAYER)
+    main = ranks.place(MAIN, EVERY_LAYER)
     if main is None:
         return np.full_like(values, np.nan)
-    same = (told.used == told.used[:, [main]]).all(axis=0)
+    same = (ranks.used == ranks.used[:, [main]]).all(axis=0)
     found = values - values[:, [main]]
     found[:, ~same] = np.nan
     return found
 
 
-def may_be_best(told):
+def may_be_best(ranks):
     """[measures] predictions with a value for every instance: not what the compressed run itself tells."""
-    offline = [BY_NAME[measure].needs != COMPRESSED for measure, _ in told.measures]
-    most = told.used.sum(axis=0)
+    offline = [BY_NAME[measure].needs != COMPRESSED for measure, _ in ranks.measures]
+    most = ranks.used.sum(axis=0)
     return np.array(offline) & (most == most.max())
 
 
-def _first_shares(told, drawn):
+def _first_shares(ranks, drawn):
     """[measures] how often each comes first; NaN for those that cannot."""
-    rivals = np.flatnonzero(may_be_best(told))
-    shares = np.full(len(told.measures), np.nan)
+    rivals = np.flatnonzero(may_be_best(ranks))
+    shares = np.full(len(ranks.measures), np.nan)
     if drawn is not None:
         # A measure that is constant in a resample does not come first there.
         of_rivals = np.nan_to_num(drawn[0, rivals], nan=-np.inf)

@@ -8,29 +8,30 @@ from .instances import LOSS, whole_rows
 from .scopes import rows_name
 
 
-def by_distance(found):
+def by_distance(instances):
     """(budget, DataFrame [label, family, a column for each range of rows, all rows]): mean loss increase over
     texts in nats a token at the middle budget, largest of all rows first. None without ranges or budgets."""
-    budgets = budgets_of(found.table)
-    if not found.parts or not budgets:
+    budgets = budgets_of(instances.table)
+    if not instances.parts or not budgets:
         return None
     budget = budgets[(len(budgets) - 1) // 2]
-    table = found.table[["label", "family", "budget_tokens"]].assign(
-        **{rows_name(*rows): losses[LOSS] for rows, losses in found.parts.items()}, all_rows=found.table[LOSS]
+    table = instances.table[["label", "family", "budget_tokens"]].assign(
+        **{rows_name(*rows): losses[LOSS] for rows, losses in instances.parts.items()},
+        all_rows=instances.table[LOSS],
     )
     own = at_budget(table, budget).drop(columns="budget_tokens")
     means = own.groupby(["label", "family"], sort=False).mean().reset_index()
     return budget, means.sort_values("all_rows", ascending=False, ignore_index=True)
 
 
-def growth(found):
+def growth(instances):
     """DataFrame [family, first, last]: mean loss increase over a family's instances in the first and in the
     last range of rows, over all budgets and texts; oracles left out."""
-    if not found.parts:
+    if not instances.parts:
         return pd.DataFrame()
-    real = ~found.table["oracle"]
-    ends = [list(found.parts.values())[place][LOSS][real] for place in (0, -1)]
-    table = pd.DataFrame({"family": found.table["family"][real], "first": ends[0], "last": ends[1]})
+    real = ~instances.table["oracle"]
+    ends = [list(instances.parts.values())[place][LOSS][real] for place in (0, -1)]
+    table = pd.DataFrame({"family": instances.table["family"][real], "first": ends[0], "last": ends[1]})
     return table.groupby("family").mean().reset_index()
 
 

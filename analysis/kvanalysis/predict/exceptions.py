@@ -16,20 +16,20 @@ COLUMNS = ["prompt", "budget_tokens", "less_error", "less_loss", "error_of_less_
            "residual_of_less_error", "residual_of_less_loss"]  # fmt: skip
 
 
-def exceptions(found, values):
+def exceptions(instances, values):
     """DataFrame of COLUMNS, the largest difference first: pairs at one budget of a text where `less_error`
     has at most 1/MARGIN of the other's value and loses more, by LEAST_NATS and by NOISES standard errors.
 
     A residual is the loss less the monotone fit of a text's losses to `values`. Losses in nats a token.
     """
-    pairs = wide_pairs(found, values)
+    pairs = wide_pairs(instances, values)
     pairs = pairs[pairs["loss_difference"] > _noise(pairs)]
     return pairs.sort_values("loss_difference", ascending=False, ignore_index=True)
 
 
-def wide_pairs(found, values):
+def wide_pairs(instances, values):
     """DataFrame of COLUMNS: every pair at one budget of a text whose values differ by MARGIN or more."""
-    table = found.table.assign(value=values, residual=residuals(found, values))
+    table = instances.table.assign(value=values, residual=residuals(instances, values))
     table = table[np.isfinite(values) & ~table["oracle"]]
     pairs = [
         _pair(one, other)
@@ -40,7 +40,7 @@ def wide_pairs(found, values):
     return pd.DataFrame(pairs, columns=COLUMNS)
 
 
-def told_apart(pairs):
+def ordered_at_all(pairs):
     """How many of `wide_pairs` the loss orders at all: by more than noise, one way or the other."""
     return int((pairs["loss_difference"].abs() > _noise(pairs)).sum())
 
@@ -49,12 +49,12 @@ def _noise(pairs):
     return np.maximum(LEAST_NATS, NOISES * pairs["standard_error"])
 
 
-def residuals(found, values):
+def residuals(instances, values):
     """[instances] loss less the monotone fit within the text; NaN for oracles and where there is no value."""
-    known = (np.isfinite(values) & ~found.table["oracle"]).to_numpy()
+    known = (np.isfinite(values) & ~instances.table["oracle"]).to_numpy()
     left = np.full(len(values), np.nan)
-    losses = found.table[LOSS].to_numpy(dtype=float)
-    for rows in found.table.groupby("prompt").indices.values():
+    losses = instances.table[LOSS].to_numpy(dtype=float)
+    for rows in instances.table.groupby("prompt").indices.values():
         rows = rows[known[rows]]
         left[rows] = losses[rows] - isotonic(values[rows], losses[rows])
     return left
@@ -92,15 +92,15 @@ def standing_out(pairs):
     return table.sort_values("pairs", ascending=False, kind="stable", ignore_index=True)
 
 
-def spread_over_texts(found, values):
+def spread_over_texts(instances, values):
     """(median ratio of largest to smallest loss, the same of `values`, instances) over instances that every
     text has and whose losses are above noise; NaN, NaN, 0 below two texts."""
-    table = found.table.assign(value=values)
+    table = instances.table.assign(value=values)
     groups = table.groupby(["label", "budget_tokens"], dropna=False)
     ends = groups.agg(low=(LOSS, "min"), high=(LOSS, "max"), least=("value", "min"), most=("value", "max"),
                       texts=("prompt", "nunique"))  # fmt: skip
-    known = ends[(ends["texts"] == len(found.texts())) & (ends["low"] > LEAST_NATS) & (ends["least"] > 0)]
-    if len(found.texts()) < 2 or known.empty:
+    known = ends[(ends["texts"] == len(instances.texts())) & (ends["low"] > LEAST_NATS) & (ends["least"] > 0)]
+    if len(instances.texts()) < 2 or known.empty:
         return np.nan, np.nan, 0
     return (
         float((known["high"] / known["low"]).median()),

@@ -68,29 +68,31 @@ def whole_rows(losses):
     return finished[width == width.groupby(finished["key"]).transform("max")]
 
 
-def instances(frame, told):
+def instances_of(frame, confirmation):
     """The Instances of `load`'s table and its `Confirmed`; None if no instance is finished."""
-    found = settings(told.losses)
+    found = settings(confirmation.losses)
     if not found:
         return None
     selection, layers, _ = found[0]
-    losses = told.losses[(told.losses["status"] == "ok") & (told.losses["selection"] == selection)]
+    losses = confirmation.losses[
+        (confirmation.losses["status"] == "ok") & (confirmation.losses["selection"] == selection)
+    ]
     losses = losses[losses["layers"] == layers].assign(top1_lost=lambda rows: 1 - rows["top1_agreement"])
     table, parts = _losses(losses, list(frame["label"].unique()))
     families_of = _families(frame)
     table["family"] = [families_of.get(label, "") for label in table["label"]]
     held = layers_of(layers)
-    measures = _measures(frame, told, losses, table, held)
-    elsewhere = len(whole_rows(told.losses)) - losses["key"].nunique()
-    deviation = _deviation(frame, told, losses)
+    measures = _measures(frame, confirmation, losses, table, held)
+    elsewhere = len(whole_rows(confirmation.losses)) - losses["key"].nunique()
+    deviation = _deviation(frame, confirmation, losses)
     return _once(Instances(table, parts, measures, held, selection, elsewhere, [], deviation))
 
 
-def found_instances(rows):
+def trace_instances(rows):
     """The Instances beside the rows of one trace of `load`'s table; None where kvconfirm has finished
     none."""
-    told = confirmed(rows, whole=False)
-    return instances(rows, told) if told else None
+    confirmation = confirmed(rows, whole=False)
+    return instances_of(rows, confirmation) if confirmation else None
 
 
 def _losses(losses, labels):
@@ -124,10 +126,10 @@ def _families(frame):
     return found | dict.fromkeys(used.loc[random, "label"].unique(), SAMPLED)
 
 
-def _measures(frame, told, losses, table, layers):
+def _measures(frame, confirmation, losses, table, layers):
     """{measure: [instances, layers]}: means over the heads of a layer and the seeds that were confirmed."""
     cells = used_rows(frame).merge(losses[INSTANCE].drop_duplicates(), on=INSTANCE)
-    rows = told.layers[told.layers["key"].isin(losses["key"])]
+    rows = confirmation.layers[confirmation.layers["key"].isin(losses["key"])]
     sources = {RUN: _by_layer(cells), MODEL: _by_layer(rows)}
     found = {}
     for measure in MEASURES:
@@ -148,15 +150,15 @@ def _by_layer(rows):
     return groups.mean().where(groups.count().eq(groups.size(), axis=0))
 
 
-def _deviation(frame, told, losses):
+def _deviation(frame, confirmation, losses):
     """How far the error that the engine measured and the one that the model's own pass finds are apart."""
-    if "rel_err_out_mean" not in told.layers:
+    if "rel_err_out_mean" not in confirmation.layers:
         return np.nan
     keys = [*INSTANCE, "layer"]
     cells = (
         used_rows(frame).groupby(keys, dropna=False)["rel_err_out_mean"].mean().rename("engine").reset_index()
     )
-    rows = told.layers[told.layers["key"].isin(losses["key"])].merge(cells, on=keys)
+    rows = confirmation.layers[confirmation.layers["key"].isin(losses["key"])].merge(cells, on=keys)
     return float((rows["engine"] - rows["rel_err_out_mean"]).abs().max())
 
 

@@ -28,16 +28,16 @@ class Scope:
     losses: tuple = ((None, LOSS, None),)
 
 
-def scopes(found, sinks=None):
+def scopes(instances, sinks=None):
     """[Scope] of the Instances of one trace: all, equal budgets, families, single budgets, with oracles.
 
     Oracles see the future, so what holds for them need not hold for a method: they are in WITH_ORACLES alone.
     `sinks`: {label: whether it holds its prompts' first token}, None where the run did not save it.
     """
-    table = found.table
+    table = instances.table
     real = (~table["oracle"]).to_numpy()
     whole = [(None, target, None) for target in TARGETS]
-    parts = [(rows_name(*part), LOSS, part) for part in found.parts]
+    parts = [(rows_name(*part), LOSS, part) for part in instances.parts]
     first = Scope(ALL, real, losses=(*whole, *parts))
     others = [(WITH_SINK, table["label"].map(sinks or {}).eq(True))]
     others += [(family, table["family"].eq(family)) for family in FAMILY_WORDS]

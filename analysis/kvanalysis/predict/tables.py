@@ -12,7 +12,7 @@ from .best import shown_choices
 from .cells import retrieval_table
 from .correlations import FEWEST, correlations
 from .exceptions import exceptions
-from .instances import Instances, instances, sink_holders
+from .instances import Instances, instances_of, sink_holders
 from .retrieval import Group, retrieval
 
 
@@ -22,14 +22,14 @@ class OfTrace:
     Groups of prompts that have an answer."""
 
     trace: str
-    found: Instances
+    instances: Instances
     sinks: dict | None
     retrieved: list[Group]
 
 
 def of_traces(frame, out):
     """[OfTrace] of `load`'s table of the folder `out`, in order. Raises ResultsError where kvconfirm has left
-    nothing that could be told."""
+    nothing that could be confirmation."""
     if confirmed(frame) is None:
         raise ResultsError(f"{out / CONFIRM}: no such file, or no row in it; `kvconfirm {out}` writes it")
     traces = known_traces(frame)
@@ -42,11 +42,11 @@ def known_traces(frame):
     """[OfTrace] of the traces of which kvconfirm has finished an instance."""
     made = []
     for _, rows in by_trace(frame):
-        told = confirmed(rows, whole=False)
-        found = instances(rows, told) if told else None
-        if found is not None:
+        confirmation = confirmed(rows, whole=False)
+        instances = instances_of(rows, confirmation) if confirmation else None
+        if instances is not None:
             trace = rows["trace_id"].iloc[0]
-            made.append(OfTrace(trace, found, sink_holders(rows), retrieval(told.losses)))
+            made.append(OfTrace(trace, instances, sink_holders(rows), retrieval(confirmation.losses)))
     return made
 
 
@@ -55,12 +55,14 @@ def chosen(traces, methods, without):
     labels; None for all. Raises ResultsError for a name that no instance has."""
     kept = []
     for each in traces:
-        table = each.found.table
+        table = each.instances.table
         rows = _named(table, methods, "--methods") if methods else table["label"].notna()
         rows &= ~_named(table, without, "--without") if without else True
-        found = each.found.only(rows)
-        retrieved = [group.only(found.table["label"]) for group in each.retrieved]
-        kept.append(replace(each, found=found, retrieved=[group for group in retrieved if len(group.table)]))
+        instances = each.instances.only(rows)
+        retrieved = [group.only(instances.table["label"]) for group in each.retrieved]
+        kept.append(
+            replace(each, instances=instances, retrieved=[group for group in retrieved if len(group.table)])
+        )
     return kept
 
 
@@ -87,7 +89,7 @@ def written(out, traces, table):
 
 def correlation_table(traces):
     """`correlations` of every trace. Raises UserError if there is none."""
-    tables = [correlations(each.found, each.sinks).assign(trace_id=each.trace) for each in traces]
+    tables = [correlations(each.instances, each.sinks).assign(trace_id=each.trace) for each in traces]
     table = pd.concat(tables, ignore_index=True)
     if table.empty:
         raise UserError(
@@ -100,9 +102,9 @@ def correlation_table(traces):
 def exception_table(traces):
     """`exceptions` of the best measure and of the main one, for every trace."""
     tables = [
-        exceptions(each.found, choice.values).assign(
+        exceptions(each.instances, choice.values).assign(
             trace_id=each.trace, measure=choice.measure, weighting=choice.weighting
         )
-        for each in traces for choice in shown_choices(each.found)
+        for each in traces for choice in shown_choices(each.instances)
     ]  # fmt: skip
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()

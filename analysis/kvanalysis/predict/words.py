@@ -39,43 +39,43 @@ CHOSEN = {
 }
 
 
-def confirmed_note(found):
+def confirmed_note(instances):
     """What was run, and over how many instances and texts."""
-    table = found.table
-    trace, texts = str(table["trace_id"].iloc[0])[:12], len(found.texts())
-    instances = f"{count(len(table), 'instance')} of {count(table['method'].nunique(), 'method')}"
+    table = instances.table
+    trace, texts = str(table["trace_id"].iloc[0])[:12], len(instances.texts())
+    counted = f"{count(len(table), 'instance')} of {count(table['method'].nunique(), 'method')}"
     return (
-        f"The model itself over the recorded tokens of trace {trace}, {layers_words(found)} attending to"
-        f" nothing but {CHOSEN[found.selection]}: {instances} on {count(texts, 'text')},"
+        f"The model itself over the recorded tokens of trace {trace}, {layers_words(instances)} attending to"
+        f" nothing but {CHOSEN[instances.selection]}: {counted} on {count(texts, 'text')},"
         f" {count(int(table['n_rows'].max()), 'token')} behind the prompt."
     )
 
 
-def layers_words(found):
-    layers = found.layers
+def layers_words(instances):
+    layers = instances.layers
     if len(layers) == 1:
         return f"layer {layers[0]}"
     whole = layers == list(range(layers[0], layers[-1] + 1))
     return f"layers {layers[0]} to {layers[-1]}" if whole else f"layers {', '.join(map(str, layers))}"
 
 
-def same_words(found):
+def same_words(instances):
     """Which instances count once because another did the same."""
     budgets = {}
-    for label, budget, first in found.same:
+    for label, budget, first in instances.same:
         budgets.setdefault((label, first), []).append("" if pd.isna(budget) else f"{budget}")
     texts = [f"{label} at {', '.join(own)} did what {first} did" for (label, first), own in budgets.items()]
     return f"Counted once: {'; '.join(texts)}." if texts else ""
 
 
-def correlation_text(told, place, number=0):
+def correlation_text(ranks, place, number=0):
     """ "0.95 [0.91, 0.98] (manual 0.95, story 0.94)" of one measure of `Correlations`."""
-    rho = told.rho[:, place, number]
-    texts = texts_words(told.prompts, rho)
+    rho = ranks.rho[:, place, number]
+    texts = texts_words(ranks.prompts, rho)
     mean = float(known_mean(rho))
-    if told.drawn is None:
+    if ranks.drawn is None:
         return f"{two(mean)} ({texts})"
-    low, high = percentile_intervals(known_mean(told.drawn[:, place, number]))
+    low, high = percentile_intervals(known_mean(ranks.drawn[:, place, number]))
     return f"{with_interval(mean, low, high)} ({texts})"
 
 

@@ -10,17 +10,11 @@ from .words import count
 
 @dataclass(frozen=True)
 class Slope:
-    """Mean over units of the least-squares exponent, 95 % bootstrap over units (NaN below two units).
-
-    `r2`: mean share of the variance of ln y that the lines explain; `factor`: y = factor * x^value through
-    the means of the logarithms of all units.
-    """
+    """Mean over units of the least-squares exponent, 95 % bootstrap over units (NaN below two units)."""
 
     value: float
     low: float
     high: float
-    r2: float
-    factor: float
     n_units: int
 
     def text(self):
@@ -32,19 +26,17 @@ class Slope:
 
 
 def fit(x, y):
-    """(exponent, R^2) of y over x by least squares on logarithms; NaN, NaN below two different x.
+    """The exponent of y over x by least squares on logarithms; NaN below two different x.
 
-    Points that are not positive and finite are left out. A constant y has exponent 0 and R^2 = 1.
+    Points that are not positive and finite are left out.
     """
     x, y = (np.asarray(values, dtype=float) for values in (x, y))
     good = (x > 0) & (y > 0) & np.isfinite(x) & np.isfinite(y)
     x, y = np.log(x[good]), np.log(y[good])
     if len(x) < 2 or np.ptp(x) == 0:
-        return np.nan, np.nan
-    dx, dy = x - x.mean(), y - y.mean()
-    value = dx @ dy / (dx @ dx)
-    left, all_of_it = ((dy - value * dx) ** 2).sum(), (dy**2).sum()
-    return float(value), float(1 - left / all_of_it) if all_of_it > 0 else 1.0
+        return np.nan
+    dx = x - x.mean()
+    return float(dx @ (y - y.mean()) / (dx @ dx))
 
 
 def slope(rows, x, y, by=None):
@@ -55,14 +47,9 @@ def slope(rows, x, y, by=None):
     """
     by = by or x
     means = unit_means(rows.dropna(subset=[x, y]), [y] if by == x else [x, y], [by]).reset_index()
-    found = [fit(unit[x], unit[y]) for _, unit in means.groupby(UNIT, sort=True)]
-    found = np.array([pair for pair in found if np.isfinite(pair[0])])
-    if not len(found):
-        return None
-    value, low, high = mean_interval(found[:, 0])
-    good = means[(means[x] > 0) & (means[y] > 0)]
-    factor = np.exp((np.log(good[y]) - value * np.log(good[x].astype(float))).mean())
-    return Slope(value, low, high, float(found[:, 1].mean()), float(factor), len(found))
+    found = np.array([fit(unit[x], unit[y]) for _, unit in means.groupby(UNIT, sort=True)])
+    found = found[np.isfinite(found)]
+    return Slope(*mean_interval(found), len(found)) if len(found) else None
 
 
 def isotonic(x, y):

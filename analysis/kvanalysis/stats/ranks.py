@@ -21,7 +21,7 @@ class Draws:
     group: np.ndarray
 
     def of(self, points):
-        """The same resamples of some of the points."""
+        """These resamples of some of the points."""
         return Draws(self.counts, self.group[points])
 
     def blocks(self, values):
@@ -30,30 +30,22 @@ class Draws:
         return [Draws(self.counts[i : i + step], self.group) for i in range(0, len(self.counts), step)]
 
 
-def spearman(x, y):
-    """Pearson's correlation of the midranks of `x` and `y` [n]; NaN where one is constant."""
-    return float(spearmans([x], [y])[0, 0])
-
-
-def kendall(x, y):
-    """Kendall's tau-b: pairs in order minus pairs out of order, over the geometric mean of the pairs that x
-    does not tie and those that y does not tie. NaN where one is constant."""
-    return float(kendalls([x], [y])[0, 0])
-
-
 def spearmans(xs, ys):
-    """[a, b] of every row of `xs` [a, n] with every row of `ys` [b, n]."""
+    """[a, b] Pearson's correlations of the midranks of every row of `xs` [a, n] with those of every row of
+    `ys` [b, n]; NaN where one is constant."""
     n = np.shape(xs)[1]
     return drawn_spearmans(xs, ys, Draws(np.ones((1, 1)), np.zeros(n, dtype=int)))[..., 0]
 
 
 def kendalls(xs, ys):
+    """[a, b] Kendall's tau-b: pairs in order minus pairs out of order, over the geometric mean of the pairs
+    that x does not tie and those that y does not tie. NaN where one is constant."""
     a, b = (np.sign(_pairs(np.subtract, values)).reshape(len(values), -1) for values in (xs, ys))
     return _ratio(a @ b.T, (a * a).sum(axis=1)[:, None], (b * b).sum(axis=1))
 
 
 def drawn_spearmans(xs, ys, draws):
-    """[a, b, r] the same in each of r resamples."""
+    """[a, b, r] `spearmans` in each of r resamples."""
     below = [_below(values, draws) for values in (xs, ys)]
     numbers = sum(each.shape[1] * each.shape[2] for each in below)
     return np.concatenate([_of_block(below, block) for block in draws.blocks(numbers)], axis=-1)

@@ -6,16 +6,15 @@ of weight 1 at the end as the walks of step `run` left there, which is known onl
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from ...data.extras import extra
 from ...drawing.budget_axes import set_error_axis
-from ...drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
+from ...drawing.panel_grid import small_panels
 from ...drawing.saving import Picture
-from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, new_figure, styles_for
+from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, styles_for
 from ...errors import FigureError
 from ...stats.paired import lower_everywhere
 from ...stats.words import replay_note
@@ -143,28 +142,23 @@ def data(run):
 
 def draw(run, found):
     rows, tables = found
-    pictures = []
-    for metric, table in tables.items():
-        clamped = "" if metric == "rel_err_out_mean" else ", clamped metric"
-        paint = partial(_figure, table, metric, _note(run, rows, metric))
-        title = f"Relative error{clamped} by layer and size"
-        pictures.append(Picture(title, table, paint, _caption(rows, metric), metric))
-    return pictures
+    return [_picture(table, metric, rows, _note(run, rows, metric)) for metric, table in tables.items()]
 
 
-def _figure(table, metric, note, width):
-    layers = sorted(table["layer"].unique())
-    figure, across = new_figure(width), fewest_empty(len(layers), ACROSS[width])
-    panels = panel_grid(figure, len(layers), across, sharex=True, sharey=True)
+def _picture(table, metric, rows, note):
     styles = styles_for(sorted(table["name"].unique()), {COIN, COIN + DEN_W, *TAILS.values()})
-    for axes, layer in zip(panels, layers, strict=True):
+
+    def paint(axes, layer):
         _panel(axes, table[table["layer"] == layer], styles)
         axes.set_title(f"layer {layer}")
         set_error_axis(axes, table["mean"])
-    label_outer(panels, across, "kept of the middle", LABELS[metric])
-    legend = panels[0].get_legend_handles_labels()
-    finish_grid(figure, legend, note, len(layers), across, PANEL_HEIGHT)
-    return figure
+
+    labels, layers = ("kept of the middle", LABELS[metric]), sorted(table["layer"].unique())
+    panels = small_panels(paint, layers, labels, note, ACROSS, PANEL_HEIGHT)
+    clamped = "" if metric == "rel_err_out_mean" else ", clamped metric"
+    return Picture(
+        f"Relative error{clamped} by layer and size", table, panels, _caption(rows, metric), metric
+    )
 
 
 def _panel(axes, table, styles):

@@ -58,7 +58,7 @@ def memory_figure(memory, width):
     styles = styles_for(sorted(memory["name"].unique()), set())
     for axes, place in zip(panels, PLACES.values(), strict=True):
         rows = memory[memory["place"] == place]
-        axes.set_title(place, loc="left", pad=3)
+        axes.set_title(place)
         axes.set(xscale="log", yscale="log", ylabel="stored, in tokens of an exact cache")
         if rows.empty:
             say_nothing_to_draw(axes)

@@ -97,7 +97,7 @@ def _walk_figure(walks, slopes, width):
         low, high = np.transpose(bands)
         label = f"{name}, exponent {slopes[name].over_heads()}" if name in slopes else name
         axes.plot(means.index, means, color=styles[name].colour, marker=styles[name].marker, label=label)
-        axes.fill_between(means.index, low, high, color=styles[name].colour, alpha=0.15, linewidth=0)
+        styles[name].band(axes, means.index, low, high)
     _guides(axes, walks)
     axes.set(xscale="log", yscale="log", xlabel="tokens n", ylabel="discrepancy / its scale [1]")
     axes.set_xscale("log", base=2)
@@ -137,7 +137,7 @@ def _walk_caption(walks, slopes):
 def _log_power(tokens):
     """The exponent that ln(n) itself shows on these n."""
     n = np.unique(np.asarray(tokens, dtype=float))
-    return fit(n, np.log(n))[0]
+    return fit(n, np.log(n))
 
 
 def walk_verdicts(walks, slopes):

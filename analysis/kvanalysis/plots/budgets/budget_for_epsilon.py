@@ -7,11 +7,10 @@ import numpy as np
 
 from ...budgets.search import over_heads
 from ...data.epsilon_csv import read_epsilon_csv
-from ...drawing.budget_axes import handle
 from ...drawing.saving import Picture, in_grid
 from ...drawing.style import styles_for
 from ...stats.words import oneshot_notes
-from .epsilon_axes import MARGIN, aside, epsilon_axis, tokens_axis
+from .epsilon_axes import draw_needed
 
 HEIGHT = 2.4  # inches
 HEADER = ("method", "epsilon", "a quarter of the heads", "half of them", "three quarters", "heads met",
@@ -34,7 +33,7 @@ def draw(run, points):
     """Budget against epsilon, a curve for each label."""
     rows, measure = run.rows, points["measure"].iloc[0]
     styles = styles_for(sorted(points["label"].unique()), set(rows.loc[rows["oracle"], "label"]))
-    legend = ([handle(style, with_budget=True) for style in styles.values()], list(styles))
+    legend = ([style.handle() for style in styles.values()], list(styles))
     note = " ".join([run.note, f"Error: {measure}, seeds averaged. {RULE}", *oneshot_notes(rows)])
     panels = in_grid([partial(_panel, points, styles)], legend, note, height=HEIGHT, titled=False)
     title, table = f"Budget needed for {measure} of at most epsilon", points.replace(np.inf, np.nan)
@@ -53,24 +52,10 @@ def _answers(rows):
 
 
 def _panel(points, styles, axes):
-    drawn = points[np.isfinite(points["half"])]
-    ends = drawn[["quarter", "half", "most"]].to_numpy()
-    ends = ends[np.isfinite(ends)]
-    top = ends.max() * MARGIN if len(ends) else 1.0
-    for number, (label, rows) in enumerate(points.groupby("label", sort=True)):
-        _curve(axes, rows[np.isfinite(rows["half"])], styles[label], aside(number, len(styles)), top)
-    epsilon_axis(axes, sorted(points["epsilon"].unique()))
-    tokens_axis(axes, ends)
-
-
-def _curve(axes, rows, style, beside, top):
-    epsilon = rows["epsilon"] * beside
-    axes.vlines(epsilon, rows["quarter"], rows["most"].clip(upper=top), color=style.colour, linewidth=0.7)
-    axes.plot(epsilon, rows["half"], color=style.colour, linestyle=style.dashes)
-    hollow = 2 * rows["at_smallest"] >= rows["heads"]
-    for held, face in ((hollow, "white"), (~hollow, style.colour)):
-        how = {"color": style.colour, "markerfacecolor": face, "ms": 3.2}
-        axes.plot(epsilon[held], rows.loc[held, "half"], style.marker, **how)
+    names = {"quarter": "low", "half": "middle", "most": "high"}
+    shown = points.rename(columns=names).assign(hollow=2 * points["at_smallest"] >= points["heads"])
+    ends = shown.loc[np.isfinite(shown["middle"]), list(names.values())].to_numpy()
+    draw_needed(axes, shown, styles, ends[np.isfinite(ends)])
 
 
 def _caption(points):

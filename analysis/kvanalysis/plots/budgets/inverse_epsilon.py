@@ -3,19 +3,19 @@
 Options of a configuration: measure (rel_err_out_mean), epsilon (of the heat map), epsilons (of the curves).
 """
 
+from functools import partial
 from textwrap import wrap
 
 import numpy as np
 from matplotlib.colors import LogNorm
 
 from ...budgets.inverse import AT_MOST, MEASURES, MORE_THAN, needed_budgets, over_heads
-from ...drawing.budget_axes import handle
 from ...drawing.saving import Picture, in_grid
 from ...drawing.style import styles_for
 from ...errors import FigureError
 from ...stats.intervals import by_trace
 from ...stats.words import oneshot_notes, replay_note
-from .epsilon_axes import MARGIN, aside, epsilon_axis, tokens_axis
+from .epsilon_axes import draw_needed
 from .heat_panel import heat_panel
 from .knee_figure import knee_picture
 
@@ -51,8 +51,8 @@ def data(run):
     return measure, epsilon, found
 
 
-def draw(_run, told):
-    measure, epsilon, found = told
+def draw(_run, needed):
+    measure, epsilon, found = needed
     return [picture for each in found for picture in _of_trace(*each, measure, epsilon)]
 
 
@@ -98,7 +98,7 @@ def _map(label, cells, norm):
 
     def panel(axes):
         heat_panel(axes, values, texts, norm, [str(x) for x in layers], [str(x) for x in heads], hatched)
-        axes.set_title("\n".join(wrap(label, TITLE_WIDTH)), loc="left", pad=3, fontsize=6.5)
+        axes.set_title("\n".join(wrap(label, TITLE_WIDTH)), fontsize=6.5)
         axes.set(xlabel="kv head", ylabel="layer")
 
     return panel
@@ -121,34 +121,17 @@ def _counts(needed):
 
 def _curves(needed, styles, note, name):
     points = over_heads(needed)
-
-    def panel(axes):
-        drawn = points.loc[points["state"] != MORE_THAN, "budget_needed"]
-        for number, (label, rows) in enumerate(points.groupby("label", sort=True)):
-            _curve(axes, rows, styles[label], aside(number, len(styles)), drawn.max() * MARGIN)
-        epsilon_axis(axes, sorted(points["epsilon"].unique()))
-        tokens_axis(axes, drawn)
-
+    suffices = points["state"] != MORE_THAN
+    shown = points.assign(
+        middle=points["budget_needed"].where(suffices, np.inf), hollow=points["state"] == AT_MOST
+    )
     text = (
         f"{note} {RULE} Median over heads, bars: 95 % bootstrap of the median; one that leaves the axes"
         " ends beyond the budgets that were run. Hollow: at most the smallest budget. A curve ends where for"
         " half of the heads no budget that was run suffices."
     )
-    labels = list(styles)
-    legend = ([handle(styles[label], with_budget=True) for label in labels], labels)
+    panel = partial(draw_needed, points=shown, styles=styles, ends=points.loc[suffices, "budget_needed"])
+    legend = ([style.handle() for style in styles.values()], list(styles))
     drawn = in_grid([panel], legend, text, height=2.4, titled=False)
     title, table = "Budget needed for an error of at most epsilon", points.replace(np.inf, np.nan)
     return Picture(title, table, drawn, name=name)
-
-
-def _curve(axes, rows, style, aside, top):
-    """`aside`: a factor on epsilon, so that the intervals of labels stand beside each other."""
-    rows = rows[rows["state"] != MORE_THAN]
-    epsilon = rows["epsilon"] * aside
-    high = rows["high"].where(np.isfinite(rows["high"]), top)
-    axes.vlines(epsilon, rows["low"], high, color=style.colour, linewidth=0.7, alpha=0.7)
-    axes.plot(epsilon, rows["budget_needed"], color=style.colour, linestyle=style.dashes)
-    hollow = rows["state"] == AT_MOST
-    for held, face in ((hollow, "white"), (~hollow, style.colour)):
-        budget = rows.loc[held, "budget_needed"]
-        axes.plot(epsilon[held], budget, style.marker, color=style.colour, markerfacecolor=face, ms=3.2)

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from ...budgets.knee import KNEE_DEPTH, knees, mean_curves
-from ...drawing.budget_axes import handle, set_budget_axis, set_error_axis
+from ...drawing.budget_axes import set_budget_axis, set_error_axis
 from ...drawing.saving import Picture, in_grid
 from ...drawing.style import PAGE_WIDTH
 
@@ -29,7 +29,7 @@ def knee_picture(rows, measure, styles, note, name):
         axes.set(xlabel="budget [tokens per kv head]", ylabel=axis_name(measure))
 
     labels = sorted(mean["label"].unique())
-    handles = [handle(styles[label], with_budget=True) for label in labels]
+    handles = [styles[label].handle() for label in labels]
     legend = ([*handles, Line2D([], [], color="#777777", **STAR)], [*labels, "knee"])
     drawn = in_grid([panel], legend, f"{note} {RULE}", height=2.4, titled=False)
     table = by_head.merge(mean, on="label", how="left")
@@ -42,7 +42,7 @@ def axis_name(measure):
 
 def _curve(axes, points, style):
     budget = points["budget"]
-    axes.fill_between(budget, points["low"], points["high"], color=style.colour, alpha=0.13, linewidth=0)
+    style.band(axes, budget, points["low"], points["high"])
     axes.plot(budget, points["mean_error"], style.marker, color=style.colour, linestyle=style.dashes, ms=3)
     at = points[points["budget"] == points["mean_knee"]]
     axes.plot(at["budget"], at["mean_error"], color=style.colour, **STAR)

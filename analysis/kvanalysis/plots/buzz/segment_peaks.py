@@ -87,8 +87,8 @@ def _figure(head, compared, width):
     part.vlines(near["token"], near["score"].min(), near["score"], color="#CCCCCC", linewidth=0.5, zorder=1)
     for start in near.groupby("segment")["token"].min():
         part.axvline(start - 0.5, color="#999999", linewidth=0.6, zorder=0)
-    whole.set_title("all tokens of the prompt", loc="left", pad=3)
-    part.set_title(f"{SEGMENTS_SHOWN} segments of the middle; lines: their bounds", loc="left", pad=3)
+    whole.set_title("all tokens of the prompt")
+    part.set_title(f"{SEGMENTS_SHOWN} segments of the middle; lines: their bounds")
     part.set_xlabel("token")
     for axes in (whole, part):
         axes.set_ylabel("score A [1]")

@@ -68,10 +68,7 @@ def size_picture(rows):
         for measure, label in (("peak_kept_tokens", "peak"), ("mean_kept_tokens", "time average, measured"))
     ]
     planned = [
-        (
-            row["ratio"],
-            mean_size(*(row["params"][n] for n in ("sinks", "window", "stride", "threshold"))),
-        )
+        (row["ratio"], mean_size(*(row["params"][n] for n in ("sinks", "window", "stride", "threshold"))))
         for _, row in rows.drop_duplicates("ratio").sort_values("ratio").iterrows()
     ]
     theory = pd.DataFrame(planned, columns=["x", "y"]).assign(

@@ -4,7 +4,6 @@ from functools import partial
 from textwrap import fill
 
 import numpy as np
-from matplotlib.lines import Line2D
 
 from ...drawing.curves import make_room
 from ...drawing.log_ticks import DECADES, DENSE, plain_log
@@ -13,7 +12,7 @@ from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, new_figure, styles_for
 from ...predict.best import choice_correlations, shown_choices
 from ...predict.exceptions import MARGIN, exceptions, residuals
-from ...predict.instances import LOSS, found_instances
+from ...predict.instances import LOSS, trace_instances
 from ...predict.words import (
     METHODS_NOTE,
     confirmed_note,
@@ -41,39 +40,39 @@ SHOWN = ["prompt", "label", "method", "family", "budget_tokens", "oracle", "n_se
 def data(run):
     """(instances, choices of measures, their correlations with the loss); None without confirm.csv, or where
     no text has enough instances. The measures: the best-predicting one and the engine's main one."""
-    found = found_instances(run.rows)
-    choices = shown_choices(found) if found else []
-    return (found, choices, choice_correlations(found, choices)) if choices else None
+    instances = trace_instances(run.rows)
+    choices = shown_choices(instances) if instances else []
+    return (instances, choices, choice_correlations(instances, choices)) if choices else None
 
 
-def draw(run, told):
+def draw(run, found):
     """A panel for each text and measure."""
-    found, choices, ranks = told
-    table = _table(found, choices)
+    instances, choices, ranks = found
+    table = _table(instances, choices)
     shown = shown_texts(ranks.prompts, ranks.rho[:, 0, 0])
-    note = f"{shown_words(shown, len(ranks.prompts))} {_note(found, table)}".strip()
-    names, styles = _exceptional(found, choices), _styles(run, table)
+    note = f"{shown_words(shown, len(ranks.prompts))} {_note(instances, table)}".strip()
+    names, styles = _exceptional(instances, choices), _styles(run, table)
     paint = partial(_figure, table, choices, ranks, shown, names, styles, note)
     caption = _caption(choices, ranks)
     return [Picture("Offline error against loss", table, paint, caption, name="loss_against_error")]
 
 
-def _table(found, choices):
+def _table(instances, choices):
     """A row per instance with the value of each choice and its residual, as error_1, residual_1, ..."""
-    table = found.table[SHOWN].copy()
+    table = instances.table[SHOWN].copy()
     for number, each in enumerate(choices, 1):
         table[f"measure_{number}"] = f"{each.measure}, {each.weighting}"
-        table[f"error_{number}"], table[f"residual_{number}"] = each.values, residuals(found, each.values)
+        table[f"error_{number}"], table[f"residual_{number}"] = each.values, residuals(instances, each.values)
     return table
 
 
-def _exceptional(found, choices):
+def _exceptional(instances, choices):
     """[{prompt: [(label, budget)]}] for each choice: of every label in exceptional pairs the instance that is
     farthest from the monotone fit, the farthest first."""
     named = []
     for each in choices:
-        pairs, left = exceptions(found, each.values), np.abs(residuals(found, each.values))
-        far = found.table.assign(left=left).sort_values("left", ascending=False, kind="stable")
+        pairs, left = exceptions(instances, each.values), np.abs(residuals(instances, each.values))
+        far = instances.table.assign(left=left).sort_values("left", ascending=False, kind="stable")
         members = {
             (pair.prompt, label, pair.budget_tokens)
             for pair in pairs.itertuples() for label in (pair.less_error, pair.less_loss)
@@ -114,7 +113,7 @@ def _figure(table, choices, ranks, shown, names, styles, note, width):
             _title(axes, prompt, ranks.rho[text, number, 0], letters)
             axes.set_xlabel(_axis_label(each, letters), labelpad=1)
             places.append((axes, own, f"error_{number + 1}", names[number].get(prompt, [])))
-    legend = ([_handle(styles[label]) for label in _legend_order(table)], _legend_order(table))
+    legend = ([styles[label].handle(linewidth=0.7) for label in _legend_order(table)], _legend_order(table))
     lines = max(1 + axes.get_xlabel().count("\n") for axes, *_ in places)
     below = BELOW + LINE * (lines - 1)
     height = PANEL_HEIGHT[width]
@@ -148,16 +147,12 @@ def _set_axes(axes, table, error, labelled):
 
 def _title(axes, prompt, rho, letters):
     text = f"{prompt}: rank correlation {two(rho)}" if np.isfinite(rho) else prompt
-    axes.set_title(text if len(text) <= letters else text.replace(": ", "\n", 1), loc="left", pad=3)
+    axes.set_title(text if len(text) <= letters else text.replace(": ", "\n", 1))
 
 
 def _axis_label(choice, letters):
     unit = "value units" if choice.measure == "rmse" else "1"
     return fill(f"{choice.words}\u00a0[{unit}]", letters)
-
-
-def _handle(style):
-    return Line2D([], [], color=style.colour, marker=style.marker, linestyle=style.dashes, linewidth=0.7)
 
 
 def _legend_order(table):
@@ -173,11 +168,11 @@ def _name(axes, own, error, named):
     )
 
 
-def _note(found, table):
-    parts = [confirmed_note(found), "Points of a method: its budgets."]
+def _note(instances, table):
+    parts = [confirmed_note(instances), "Points of a method: its budgets."]
     if table["oracle"].any():
         parts.append("Hollow: oracles, which see the future; not in the correlation.")
-    parts += [same_words(found)] if found.same else []
+    parts += [same_words(instances)] if instances.same else []
     exact = int((table[[name for name in table if name.startswith("error_")]] <= 0).any(axis=1).sum())
     if exact:
         parts.append(f"{exact} without any error have no place on the axis.")

@@ -3,7 +3,7 @@
 from ...drawing.curve_axes import Axis
 from ...drawing.curves import Sheet, curves_picture
 from ...predict.best import FEWEST_LAYERS, choice_correlations, layer_correlations, shown_choices
-from ...predict.instances import found_instances
+from ...predict.instances import trace_instances
 from ...predict.measures import BY_NAME, THIRDS
 from ...predict.words import METHODS_NOTE, confirmed_note, shown_texts, shown_words, two
 
@@ -11,18 +11,18 @@ from ...predict.words import METHODS_NOTE, confirmed_note, shown_texts, shown_wo
 def data(run):
     """(correlations of every layer, instances, correlations of the best measure); None without confirm.csv or
     below FEWEST_LAYERS."""
-    found = found_instances(run.rows)
-    choices = shown_choices(found) if found and len(found.layers) >= FEWEST_LAYERS else []
+    instances = trace_instances(run.rows)
+    choices = shown_choices(instances) if instances and len(instances.layers) >= FEWEST_LAYERS else []
     if not choices:
         return None
     names = list(dict.fromkeys(each.measure for each in choices[::-1]))
-    ranks = choice_correlations(found, choices[:1], resampled=False)
-    return layer_correlations(found, names), found, ranks
+    ranks = choice_correlations(instances, choices[:1], resampled=False)
+    return layer_correlations(instances, names), instances, ranks
 
 
-def draw(_run, told):
+def draw(_run, found):
     """A panel for each text, a curve for each measure."""
-    table, found, ranks = told
+    table, instances, ranks = found
     shown = shown_texts(ranks.prompts, ranks.rho[:, 0, 0])
     few = table[table["prompt"].isin([ranks.prompts[text] for text in shown])]
     points = few.rename(columns={"prompt": "panel", "layer": "x", "spearman": "y", "spearman_low": "low",
@@ -31,8 +31,8 @@ def draw(_run, told):
     lowest = min(0.0, float(points[["y", "low"]].min().min()))
     limits = (max(-1.05, lowest - 0.05), 1.03)
     note = (
-        f"{shown_words(shown, len(ranks.prompts))} {confirmed_note(found)} Rank correlation (Spearman) of the"
-        " error of one layer with the loss increase over the instances of a text, oracles left out."
+        f"{shown_words(shown, len(ranks.prompts))} {confirmed_note(instances)} Rank correlation (Spearman) of"
+        " the error of one layer with the loss increase over the instances of a text, oracles left out."
         f" {METHODS_NOTE}"
     )
     sheet = Sheet(

@@ -126,10 +126,7 @@ def _colour(place):
 
 
 def _note(run, table):
-    parts = [
-        run.note,
-        f"Least mean relative output error; {TIE_MARK}: another method within {TIE:.0%}.",
-    ]
+    parts = [run.note, f"Least mean relative output error; {TIE_MARK}: another method within {TIE:.0%}."]
     parts += [
         f"{family}: {meaning}." for family, meaning in FAMILIES.items() if family in set(table["family"])
     ]

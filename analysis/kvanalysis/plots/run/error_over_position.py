@@ -57,7 +57,7 @@ def _figure(table, shown, styles, note, width):
     labels = [label for own in shown.values() for label in own]
     drawn = table[table["label"].isin(labels)]
     for axes, family in zip(panels.flat, shown, strict=False):
-        axes.set_title(f"{family}, B = {drawn['budget_tokens'].iloc[0]}", loc="left", pad=3)
+        axes.set_title(f"{family}, B = {drawn['budget_tokens'].iloc[0]}")
         for label in shown[family]:
             _curve(axes, table[table["label"] == label], styles[label])
         set_error_axis(axes, drawn["rel_err_mean"])
@@ -76,7 +76,7 @@ def _figure(table, shown, styles, note, width):
 def _curve(axes, rows, style):
     at = rows["position"].to_numpy()
     low, high = rows["rel_err_low"], rows["rel_err_high"]
-    axes.fill_between(at, low, high, color=style.colour, alpha=BAND_OPACITY, linewidth=0)
+    style.band(axes, at, low, high)
     look = {"color": style.colour, "linestyle": style.dashes, "marker": style.marker, "markersize": 3}
     axes.plot(at, rows["rel_err_mean"], **look, markevery=max(1, len(at) // 5), linewidth=1.0)
 

@@ -92,7 +92,7 @@ def _figure(points, sizes, styles, note, width):
     panels = figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False)
     for axes, size in zip(panels.flat, sizes, strict=True):
         _panel(axes, points, size, styles)
-        axes.set_title(f"bytes {NAMES[size]}", loc="left", pad=3)
+        axes.set_title(f"bytes {NAMES[size]}")
         axes.label_outer()
     for axes in panels[-1]:
         axes.set_xlabel("total bytes [% of the full cache]")
@@ -109,13 +109,8 @@ def _figure(points, sizes, styles, note, width):
 def _panel(axes, points, size, styles):
     for label, curve in points[points[size].notna()].groupby("label", sort=True):
         curve = curve.sort_values(size)
-        style, partial = styles[label], (curve["n_rows"] < curve["n_cells"]).to_numpy()
-        at, error = 100 * curve[size].to_numpy(float), curve["rel_err_out_mean"].to_numpy()
-        axes.plot(at, error, color=style.colour, linestyle=style.dashes, linewidth=0.6, alpha=0.7)
-        for mask, face in ((~partial, style.colour), (partial, "white")):
-            axes.plot(
-                at[mask], error[mask], style.marker, color=style.colour, markerfacecolor=face, markersize=3.4
-            )
+        at, partial = 100 * curve[size].to_numpy(float), curve["n_rows"] < curve["n_cells"]
+        styles[label].curve(axes, at, curve["rel_err_out_mean"], partial, 3.4, linewidth=0.6, alpha=0.7)
     _front(axes, points[points[f"front_{size}"].notna()].sort_values(size), size)
     set_error_axis(axes, points["rel_err_out_mean"])
     if axes.get_yscale() == "log":
@@ -167,14 +162,9 @@ def _share_axis(axes, shares):
 
 def _legend(points, styles):
     worst_first = points.groupby("label")["rel_err_out_mean"].mean().sort_values(ascending=False).index
-    handles = [
-        Line2D(
-            [], [], color=styles[label].colour, marker=styles[label].marker, linestyle=styles[label].dashes
-        )
-        for label in worst_first
-    ]
     front = Line2D([], [], color="#9A9A9A", linewidth=2.6, alpha=0.45)
-    return [*handles, front], [*worst_first, "front: nothing has less error with fewer bytes (numbered)"]
+    texts = [*worst_first, "front: nothing has less error with fewer bytes (numbered)"]
+    return [*(styles[label].handle() for label in worst_first), front], texts
 
 
 def _note(run, points):

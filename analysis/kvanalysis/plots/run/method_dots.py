@@ -88,7 +88,7 @@ def _figure(table, measures, note, width):
         rows = table[(table["measure"] == measure) & (table["budget_tokens"] == budget)].set_index("label")
         _panel(axes, rows.reindex(order), styles)
         axes.set_xlabel(AXES.get(measure, measure), labelpad=1)
-        axes.set_title(f"{rows['share_kept'].iloc[0]:.0%} kept, {budget} tokens", loc="left", pad=3)
+        axes.set_title(f"{rows['share_kept'].iloc[0]:.0%} kept, {budget} tokens")
         axes.set_yticks(range(len(order)), names if index % across == 0 else [""] * len(order))
         axes.xaxis.set_major_locator(
             FixedLocator([0, 0.5, 1]) if measure in SHARES else MaxNLocator(MOST_TICKS)

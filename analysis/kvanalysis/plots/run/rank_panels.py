@@ -25,7 +25,7 @@ def draw_ranks(ranks, styles, width, note):
         for axes, budget in zip(row, budgets, strict=True):
             own = ranks[(ranks["family"] == family) & (ranks["budget_tokens"] == budget)]
             _rank_panel(axes, own, orders[family], styles)
-            axes.set_title(f"{family}, B = {budget}", loc="left", pad=3, fontsize=6.5)
+            axes.set_title(f"{family}, B = {budget}", fontsize=6.5)
         set_rows(row[0], orders[family], width)
     for axes in panels[-1]:
         axes.set_xlabel("mean rank [1]")

@@ -1,11 +1,9 @@
 """Online clusters m(n) of SubGen's rule against n, for several radii, from `kvreplay cluster`."""
 
-from functools import partial
-
 from ...drawing.log_ticks import plain_log
-from ...drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
+from ...drawing.panel_grid import small_panels
 from ...drawing.saving import Picture
-from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, new_figure
+from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
 from ...stats.clustering import curve, intervals, points_note, rows_of
 from ...stats.verdict import Verdict, outcome_of
 from .views import VIEWS
@@ -24,28 +22,22 @@ def data(run):
 
 def draw(run, found):
     counts, powers = found
-    paint = partial(_figure, counts, powers, _note(run.cluster()))
+
+    def paint(axes, factor):
+        _panel(axes, counts[counts["param"] == factor], powers[powers["delta_rel"] == factor])
+        axes.set_ylim(counts["mean"].min() / ROOM, 2 * counts["x"].max())
+        axes.set_title(f"delta = {factor:g} x median")
+
+    labels = ("tokens n", "clusters m(n)")
+    factors, note = sorted(counts["param"].unique()), _note(run.cluster())
+    panels = small_panels(paint, factors, labels, note, ACROSS, PANEL_HEIGHT, wspace=0.16)
     table = counts.rename(columns={"param": "delta_rel", "x": "tokens"})
-    return [Picture("Clusters against tokens", table, paint, _caption(powers), more={"exponents": powers})]
+    return [Picture("Clusters against tokens", table, panels, _caption(powers), more={"exponents": powers})]
 
 
 def claims(_run, found):
     powers = found[1]
     return [_verdict(powers, view) for view in VIEWS if (powers["view"] == view).any()]
-
-
-def _figure(counts, powers, note, width):
-    factors = sorted(counts["param"].unique())
-    figure, across = new_figure(width), fewest_empty(len(factors), ACROSS[width])
-    panels = panel_grid(figure, len(factors), across, sharex=True, sharey=True)
-    for axes, factor in zip(panels, factors, strict=True):
-        _panel(axes, counts[counts["param"] == factor], powers[powers["delta_rel"] == factor])
-        axes.set_ylim(counts["mean"].min() / ROOM, 2 * counts["x"].max())
-        axes.set_title(f"delta = {factor:g} x median")
-    label_outer(panels, across, "tokens n", "clusters m(n)")
-    legend = panels[0].get_legend_handles_labels()
-    finish_grid(figure, legend, note, len(factors), across, PANEL_HEIGHT, wspace=0.16)
-    return figure
 
 
 def exponents(table):
@@ -71,7 +63,7 @@ def _panel(axes, counts, powers):
         mine = counts[counts["view"] == view].sort_values("x")
         if mine.empty:
             continue
-        axes.fill_between(mine["x"], mine["low"], mine["high"], color=style.colour, alpha=0.15, linewidth=0)
+        style.band(axes, mine["x"], mine["low"], mine["high"])
         line = {"color": style.colour, "linestyle": style.dashes, "marker": style.marker}
         axes.plot(mine["x"], mine["mean"], **line, label=style.name)
         power = powers[powers["view"] == view]

@@ -1,11 +1,9 @@
 """k-center radius against the number of centres, keys and values, from `kvreplay cluster`."""
 
-from functools import partial
-
 from ...drawing.log_ticks import plain_log
-from ...drawing.panel_grid import fewest_empty, finish_grid, label_outer, panel_grid
+from ...drawing.panel_grid import small_panels
 from ...drawing.saving import Picture
-from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, new_figure
+from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
 from ...stats.clustering import curve, intervals, lower_heads, points_note
 from ...stats.verdict import FAILS, HOLDS, MIXED, Verdict
 from .views import VIEWS
@@ -22,25 +20,19 @@ def data(run):
 
 def draw(run, curves):
     shown = intervals(curves, ["layer", "view", "x"])
-    paint = partial(_figure, shown, points_note(run.cluster()))
-    return [Picture("k-center radius of keys and values", shown, paint, _caption(curves))]
+
+    def paint(axes, layer):
+        _panel(axes, shown[shown["layer"] == layer])
+        axes.set_title(f"layer {layer}")
+
+    labels = ("centres k", "radius / rms [1]")
+    layers, note = sorted(shown["layer"].unique()), points_note(run.cluster())
+    panels = small_panels(paint, layers, labels, note, ACROSS, PANEL_HEIGHT)
+    return [Picture("k-center radius of keys and values", shown, panels, _caption(curves))]
 
 
 def claims(_run, curves):
     return [_verdict(curves, k) for k in _counts(curves)]
-
-
-def _figure(shown, note, width):
-    layers = sorted(shown["layer"].unique())
-    figure, across = new_figure(width), fewest_empty(len(layers), ACROSS[width])
-    panels = panel_grid(figure, len(layers), across, sharex=True, sharey=True)
-    for axes, layer in zip(panels, layers, strict=True):
-        _panel(axes, shown[shown["layer"] == layer])
-        axes.set_title(f"layer {layer}")
-    label_outer(panels, across, "centres k", "radius / rms [1]")
-    legend = panels[0].get_legend_handles_labels()
-    finish_grid(figure, legend, note, len(layers), across, PANEL_HEIGHT)
-    return figure
 
 
 def _panel(axes, rows):
@@ -50,9 +42,7 @@ def _panel(axes, rows):
     for view, style in VIEWS.items():
         mine = rows[rows["view"] == view].sort_values("x")
         if len(mine):
-            axes.fill_between(
-                mine["x"], mine["low"], mine["high"], color=style.colour, alpha=0.15, linewidth=0
-            )
+            style.band(axes, mine["x"], mine["low"], mine["high"])
             axes.plot(mine["x"], mine["mean"], color=style.colour, linestyle=style.dashes, label=style.name)
 
 

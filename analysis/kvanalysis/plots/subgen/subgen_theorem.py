@@ -79,9 +79,7 @@ def _figure(rows, table, note, width):
     for delta, mine in table.groupby("delta_rel"):
         style = styles[f"delta {delta:g}"]
         line = {"color": style.colour, "marker": style.marker}
-        error.fill_between(
-            mine["epsilon"], mine["low"], mine["high"], color=style.colour, alpha=0.15, linewidth=0
-        )
+        style.band(error, mine["epsilon"], mine["low"], mine["high"])
         error.plot(mine["epsilon"], mine["eps_spectral_mean"], **line)
         error.plot(mine["epsilon"], mine["largest"], **line, linestyle=DOTTED, markerfacecolor="white")
         stored.plot(mine["epsilon"], mine["peak_kept_tokens"] / mine["n_tokens"], **line)

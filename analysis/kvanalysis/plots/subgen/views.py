@@ -2,19 +2,16 @@
 
 from dataclasses import dataclass
 
-from ...drawing.style import DASHED
+from ...drawing.style import DASHED, Style
 
 
 @dataclass(frozen=True)
-class ViewStyle:
+class ViewStyle(Style):
     name: str
-    colour: str
-    dashes: object
-    marker: str
 
 
 VIEWS = {
-    "keys": ViewStyle("keys as stored", "#0072B2", "-", "o"),
-    "keys_unrotated": ViewStyle("keys un-rotated", "#009E73", (0, (1, 1.2)), "^"),
-    "values": ViewStyle("values", "#D55E00", DASHED, "s"),
+    "keys": ViewStyle("#0072B2", "o", "-", "keys as stored"),
+    "keys_unrotated": ViewStyle("#009E73", "^", (0, (1, 1.2)), "keys un-rotated"),
+    "values": ViewStyle("#D55E00", "s", DASHED, "values"),
 }

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from ...drawing.budget_axes import handle
 from ...drawing.log_ticks import plain_log, subs_for, ticks_at
 from ...drawing.saving import Picture, in_grid
 from ...drawing.style import DASHED, DOTTED, styles_for
@@ -115,7 +114,7 @@ def _legend(styles):
     hollow = Line2D([], [], linestyle="", marker="o", color=GREY, markerfacecolor="white")
     ring = Line2D([], [], linestyle="", marker="o", markersize=8, color=RING, markerfacecolor="none")
     lines = [Line2D([], [], color=GREY, linestyle=dashes) for dashes in (DOTTED, DASHED)]
-    handles = [*(handle(style, with_budget=True) for style in styles.values()), hollow, ring, *lines]
+    handles = [*(style.handle() for style in styles.values()), hollow, ring, *lines]
     words = ["hollow: smaller than the theorem asks", "ring: violation", "dotted: the promise", "n rows"]
     return handles, [*styles, *words]
 
@@ -123,11 +122,7 @@ def _legend(styles):
 def _draw_points(axes, rows, y, style, x="epsilon"):
     if f"{y}_low" in rows:
         axes.vlines(rows[x], rows[f"{y}_low"], rows[f"{y}_high"], color=style.colour, linewidth=0.8)
-    axes.plot(rows[x], rows[y], color=style.colour, linestyle=style.dashes, linewidth=0.9)
-    capped = rows["capped"] > 0
-    for held, face in ((~capped, style.colour), (capped, "white")):
-        part = rows[held]
-        axes.plot(part[x], part[y], style.marker, color=style.colour, markerfacecolor=face, markersize=3.5)
+    style.curve(axes, rows[x], rows[y], rows["capped"] > 0, size=3.5, linewidth=0.9)
 
 
 def _epsilon_panel(axes, table, title, y, styles):
@@ -135,7 +130,7 @@ def _epsilon_panel(axes, table, title, y, styles):
         _draw_points(axes, rows, y, styles[curve])
     axes.set(xscale="log", xlabel="epsilon promised [1]")
     ticks_at(axes.xaxis, sorted(table["epsilon"].unique()))
-    axes.set_title(title, loc="left", pad=3, fontsize=6.5)
+    axes.set_title(title, fontsize=6.5)
 
 
 def _slack_panel(table, title, styles):
@@ -168,7 +163,7 @@ def _size_panel(table, title, styles):
         ends = np.array(axes.get_ylim())
         axes.plot(ends, ends, color=GREY, linestyle=DOTTED, linewidth=1)
         axes.axhline(table["log10_n"].mean(), color=GREY, linestyle=DASHED, linewidth=0.8)
-        axes.set_title(title, loc="left", pad=3, fontsize=6.5)
+        axes.set_title(title, fontsize=6.5)
         axes.set(xlabel="log10 of the rows asked for", ylabel="log10 of the rows held")
 
     return panel

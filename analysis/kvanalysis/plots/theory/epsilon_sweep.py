@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from ...drawing.budget_axes import handle
 from ...drawing.log_ticks import plain_log, subs_for, ticks_at
 from ...drawing.saving import Picture, in_grid
 from ...drawing.style import DASHED, DOTTED, styles_for
@@ -25,11 +24,7 @@ NOTE = (
     " epsilon, and theory's exponent through the mean of the points (-2 SubGen, -1 BalanceKV, whose batch is"
     " a constant over epsilon)."
 )
-AXES = {
-    "epsilon": "epsilon asked for [1]",
-    "error": "measured error [1]",
-    "bytes": "size per head [KiB]",
-}
+AXES = {"epsilon": "epsilon asked for [1]", "error": "measured error [1]", "bytes": "size per head [KiB]"}
 PANELS = (("epsilon", "error"), ("epsilon", "bytes"), ("error", "bytes"))
 
 
@@ -65,7 +60,7 @@ def _legend(styles):
     hollow = Line2D([], [], linestyle="", marker="o", color=GREY, markerfacecolor="white")
     dotted = Line2D([], [], color=GREY, linestyle=DOTTED)
     dashed = Line2D([], [], color=GREY, linestyle=DASHED, linewidth=0.8)
-    handles = [*(handle(style, with_budget=True) for style in styles.values()), hollow, dotted, dashed]
+    handles = [*(style.handle() for style in styles.values()), hollow, dotted, dashed]
     return handles, [
         *styles,
         "hollow: smaller than epsilon asks for",
@@ -102,19 +97,15 @@ def _panel(table, x, y, title, styles):
             ticks_at(axes.xaxis, sorted(table["epsilon"].unique()))
         else:
             plain_log(axes.xaxis, subs_for(table[x]))
-        axes.set_title(title, loc="left", pad=3, fontsize=6.5)
+        axes.set_title(title, fontsize=6.5)
 
     return panel
 
 
 def _curve(axes, rows, x, y, unit, style):
     low, high = rows[f"{y}_low"] / unit, rows[f"{y}_high"] / unit
-    axes.fill_between(rows[x], low, high, color=style.colour, alpha=0.13, linewidth=0)
-    axes.plot(rows[x], rows[y] / unit, color=style.colour, linestyle=style.dashes)
-    capped = rows["capped"] > 0
-    for held, face in ((~capped, style.colour), (capped, "white")):
-        x_held, y_held = rows.loc[held, x], rows.loc[held, y] / unit
-        axes.plot(x_held, y_held, style.marker, color=style.colour, markerfacecolor=face, markersize=3.5)
+    style.band(axes, rows[x], low, high)
+    style.curve(axes, rows[x], rows[y] / unit, rows["capped"] > 0, size=3.5)
     if y == "bytes":
         middle = np.log(rows[x]).mean(), np.log(rows[y]).mean()
         line = np.exp(middle[1] + rows["theory_slope"] * (np.log(rows[x]) - middle[0]))

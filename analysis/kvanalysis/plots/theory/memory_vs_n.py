@@ -8,7 +8,6 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from ...data.extras import extra
-from ...drawing.budget_axes import handle
 from ...drawing.log_ticks import plain_log, subs_for, ticks_at
 from ...drawing.saving import Picture, in_grid
 from ...drawing.style import DOTTED, styles_for
@@ -51,7 +50,7 @@ def draw(run, points):
     panels = [_panel(points[points["measure"] == measure], measure, styles) for measure in MEASURES]
     theory_line = Line2D([], [], color="#555555", linestyle=DOTTED)
     legend = (
-        [*(handle(styles[label], with_budget=True) for label in styles), theory_line],
+        [*(styles[label].handle() for label in styles), theory_line],
         [*(_legend_text(points, label) for label in styles), "theory, through the mean of the points"],
     )
     text = (
@@ -104,7 +103,7 @@ def _points(rows, measure):
         exponent_low=fitted.low if fitted else np.nan,
         exponent_high=fitted.high if fitted else np.nan,
         theory=words,
-        theory_exponent=fit(points["n"], line)[0],
+        theory_exponent=fit(points["n"], line),
         theory_line=scaled,
     )
 
@@ -119,9 +118,7 @@ def _panel(points, measure, styles):
     def panel(axes):
         for label, rows in points.groupby("label", sort=True):
             n, style = rows["n"], styles[label]
-            axes.fill_between(
-                n, rows["low"] / unit, rows["high"] / unit, color=style.colour, alpha=0.13, lw=0
-            )
+            style.band(axes, n, rows["low"] / unit, rows["high"] / unit)
             axes.plot(
                 n, rows["mean"] / unit, style.marker, color=style.colour, linestyle=style.dashes, ms=3.5
             )

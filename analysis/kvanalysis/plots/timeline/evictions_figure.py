@@ -41,7 +41,7 @@ def _bars(rows, worst, label, most):
         axes.set_yticks(worst["rank"])
         axes.tick_params(axis="y", labelsize=5.5, length=0)
         axes.grid(visible=False, axis="y")
-        axes.set_title(f"{label}: {eviction_summary(rows)}", loc="left", pad=3, fontsize=6.5)
+        axes.set_title(f"{label}: {eviction_summary(rows)}", fontsize=6.5)
         axes.set(xlabel="later mass [rows]")
 
     return panel

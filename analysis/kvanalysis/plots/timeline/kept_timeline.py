@@ -150,7 +150,7 @@ def _timeline_panel(rows, label, norm, n_prefill, n, listed):
             at = token["evicted_at"], token["position"]
             axes.annotate(str(number), at, (3, 0), textcoords="offset points", va="center", **MARK_TEXT)
         axes.grid(visible=False)
-        axes.set_title(label, loc="left", pad=3)
+        axes.set_title(label)
         axes.set(xlabel="step: token that has just been read", ylabel="position of the token")
 
     return panel

@@ -47,7 +47,7 @@ def confirm_rows(
 
 
 def answered(rank_full, rank, **place):
-    """The same of a prompt that asks for something: the worst rank of an answer's token in both runs."""
+    """Rows of a prompt that asks for something: the worst rank of an answer's token in both runs."""
     whole, *parts = confirm_rows(**place)
     values = (int(rank_full == 1), int(rank == 1), rank_full, rank, -0.5 * rank_full, -0.5 * rank)
     return [whole | dict(zip(ANSWERS, values, strict=True)), *parts]

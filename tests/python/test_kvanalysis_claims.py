@@ -6,7 +6,7 @@ import pytest
 from kvanalysis import load
 from kvanalysis.page.claims import NOT_PROMISED, Claim, by_paper, counts_table
 from kvanalysis.page.provenance import data_text
-from kvanalysis.page.run_claims_section import claims_section
+from kvanalysis.page.run_claims import claims_section
 from kvanalysis.page.run_rules import RULES, Missing, run_claims
 from kvanalysis.page.untestable import untestable_claims
 from kvanalysis.stats.summary import summarise

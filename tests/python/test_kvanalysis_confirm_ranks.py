@@ -12,7 +12,7 @@ from kvanalysis.predict.best import (
     measure_words,
     shown_choices,
 )
-from kvanalysis.predict.correlations import correlations, scope_correlations
+from kvanalysis.predict.correlations import correlations, scope_correlations, scopes
 from kvanalysis.predict.exceptions import (
     exceptions,
     ordered_at_all,
@@ -22,7 +22,6 @@ from kvanalysis.predict.exceptions import (
     wide_pairs,
 )
 from kvanalysis.predict.measures import WEIGHTINGS, weighted
-from kvanalysis.predict.scopes import scopes
 from kvanalysis.stats.fits import isotonic
 from kvanalysis.stats.ranks import (
     FEWEST_METHODS,

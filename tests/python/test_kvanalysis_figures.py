@@ -8,7 +8,7 @@ from kvanalysis import load
 from kvanalysis.drawing.budget_axes import draw, drawable, legend_text, set_budget_axis, set_error_axis
 from kvanalysis.drawing.saving import save
 from kvanalysis.drawing.style import DASHED, finish, new_figure, styled, styles_for
-from kvanalysis.figures.of_run import write_figures
+from kvanalysis.figures.make import write_figures
 from kvanalysis.plots.run import error_vs_budget
 from kvanalysis.plots.run.error_vs_budget import footnote
 from kvanalysis.stats.summary import summarise

@@ -17,8 +17,7 @@ from caught_figures import caught_figures, pictures
 from fake_engine import calls, fake_engine
 from kvanalysis import load
 from kvanalysis.budgets.bends import bends, refinements, refining_budgets
-from kvanalysis.budgets.log_spacing import log_spaced, midpoint
-from kvanalysis.budgets.replayed import common_curves, replayed
+from kvanalysis.budgets.replayed import common_curves, log_spaced, midpoint, replayed
 from kvanalysis.budgets.search import COLUMNS as EPSILON_COLUMNS
 from kvanalysis.budgets.search import bracket, epsilon_table, open_searches, over_heads, probe
 from kvanalysis.cli import main

@@ -29,9 +29,9 @@ from kvanalysis.plots.run import (
     rank_table,
     regret_ladder,
 )
+from kvanalysis.plots.run.positions import along_rows
 from kvanalysis.stats.families import families, middle_budget, present, spread
 from kvanalysis.stats.intervals import mean_interval, mean_intervals
-from kvanalysis.stats.positions import along_rows
 from test_kvanalysis_fake import COLUMNS, TOKENS, failed_row, fake_row, write_results
 
 ONESHOT = {"phase": "oneshot"}

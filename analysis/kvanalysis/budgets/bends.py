@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..stats.intervals import UNIT
-from .log_spacing import midpoint
-from .replayed import INSTANCE, common_curves, with_budget
+from .replayed import INSTANCE, common_curves, midpoint, with_budget
 
 CLOSEST = 1.05  # ratio of two neighbouring budgets
 

@@ -1,8 +1,9 @@
-"""What was replayed of each method instance, head and budget: means over seeds.
+"""Budgets: evenly spaced on a logarithmic scale, and means over seeds at those that were replayed.
 
 A method instance is a method and what it was given beside its defaults, as canonical text.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,3 +102,22 @@ def missing_rows(wanted, table):
     held = pd.MultiIndex.from_frame(with_budget(table)[keys])
     wanted = wanted[keys].drop_duplicates()
     return wanted[~pd.MultiIndex.from_frame(wanted).isin(held)].reset_index(drop=True)
+
+
+def log_spaced(first, last, count):
+    """`count` budgets from `first` to `last` whose neighbours have one ratio, rounded to whole tokens; fewer
+    where rounding makes two equal. Ascending; `count` is 2 at least."""
+    ratio = last / first
+    return sorted({whole(first * ratio ** (i / (count - 1))) for i in range(count)})
+
+
+def midpoint(low, high):
+    """The whole budget next to sqrt(low * high) strictly between the two; None between neighbours."""
+    if high - low < 2:
+        return None
+    return min(max(whole(math.sqrt(low * high)), low + 1), high - 1)
+
+
+def whole(tokens):
+    """Half a token counts as one."""
+    return math.floor(tokens + 0.5)

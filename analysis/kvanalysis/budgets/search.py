@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..stats.intervals import UNIT
-from .log_spacing import midpoint
-from .replayed import INSTANCE, head_curves, replayed, with_budget
+from .replayed import INSTANCE, head_curves, midpoint, replayed, with_budget
 
 MET, NOT_MET, NO_BUDGET, NO_VALUE = "met", "not_met", "no_budget", "no_value"
 COLUMNS = [

@@ -1,4 +1,4 @@
-"""From figure configurations to pictures, each with a figure.json that a page can be made of."""
+"""From a run, or from figure configurations, to pictures, each with what a page needs beside it."""
 
 import json
 from dataclasses import asdict
@@ -9,7 +9,7 @@ from ..data.whole_file import write_whole
 from ..drawing.saving import FigureResult, save
 from ..drawing.style import styled
 from ..errors import FigureError
-from ..plots import module_of
+from ..plots import module_of, pictures_of
 from .alone import alone
 from .config import MARKS, NEEDED, read_figure_config
 from .context import Context
@@ -72,3 +72,11 @@ def result_of(kind, context):
     with styled():
         figures = [save(picture, context.out, context.config.name) for picture in kind.draw(context, table)]
     return FigureResult(figures, kind.claims(context, table) if hasattr(kind, "claims") else [])
+
+
+def write_figures(frame, folder, pdf=True):
+    """Writes every overview figure of `load`'s table to `folder`; returns them as `SavedFigure`."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with styled():
+        return [save(picture, folder, pdf=pdf) for picture in pictures_of(frame)]

@@ -3,8 +3,17 @@
 import pandas as pd
 
 from ..predict.cells import group_cells, group_words
-from ..predict.distance import SAME, by_distance, by_selection, growth, hidden
-from ..predict.exceptions import LEAST_NATS, MARGIN, NOISES, exceptions
+from ..predict.exceptions import (
+    LEAST_NATS,
+    MARGIN,
+    NOISES,
+    SAME,
+    by_distance,
+    by_selection,
+    exceptions,
+    growth,
+    hidden,
+)
 from ..stats.format import ABSENT, significant
 from ..stats.words import count
 from .confirm_findings import exception_words

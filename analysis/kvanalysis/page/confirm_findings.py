@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from ..predict.best import best_choice, held_out, measure_words
-from ..predict.correlations import MEAN
+from ..predict.correlations import ALL, EQUAL_BUDGET, FAMILY_WORDS, MEAN, WITH_SINK
 from ..predict.exceptions import (
     MARGIN,
     exceptions,
@@ -15,7 +15,6 @@ from ..predict.exceptions import (
 )
 from ..predict.instances import LOSS
 from ..predict.measures import BY_NAME, COMPRESSED, EVERY_LAYER, MAIN, MODEL, THIRDS
-from ..predict.scopes import ALL, EQUAL_BUDGET, FAMILY_WORDS, WITH_SINK
 from ..predict.words import MOST_TEXTS, two, with_interval
 from ..stats.format import significant
 from ..stats.words import count

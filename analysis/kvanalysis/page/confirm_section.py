@@ -3,10 +3,9 @@
 from ..data.confirmed import confirmed
 from ..predict.best import main_choice, shown_choices
 from ..predict.cells import correlation_cells, measure_terms, scope_cells, target_cells
-from ..predict.correlations import MEAN, correlations, scope_correlations
+from ..predict.correlations import ALL, FAMILY_WORDS, MEAN, correlations, scope_correlations, scopes
 from ..predict.instances import LOSS, TARGETS
 from ..predict.measures import EVERY_LAYER
-from ..predict.scopes import ALL, FAMILY_WORDS, scopes
 from ..predict.tables import known_traces
 from ..predict.words import METHODS_NOTE, confirmed_note, same_words
 from ..stats.words import count

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..figures.of_run import write_figures
+from ..figures.make import write_figures
 from ..stats.format import table_cells
 from ..stats.summary import summarise
 from .confirm_section import TITLE as CONFIRM_TITLE
@@ -23,11 +23,10 @@ from .html import (
     sortable_table,
     terms,
 )
-from .limits import LIMITS_TITLE, limits
 from .pictures import Album
 from .provenance import config_text, data_facts, data_text, meta_facts, own_facts, run_date, run_name
-from .run_claims_section import claims_section
-from .terms import TERMS
+from .run_claims import claims_section
+from .terms import LIMITS_TITLE, TERMS, limits
 
 FAILURES_SHOWN = 100
 

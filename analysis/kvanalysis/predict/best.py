@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 
 from ..stats.ranks import percentile_intervals
-from .correlations import known_mean, may_be_best, scope_correlations
+from .correlations import known_mean, may_be_best, scope_correlations, scopes
 from .measures import BY_NAME, EVERY_LAYER, LARGEST, MAIN, MODEL, THIRDS, weighted
-from .scopes import scopes
 
 OF = (*THIRDS, LARGEST)  # weightings "of layers", not "over layers"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ..data.arrays import holds_first_token
 from ..data.confirm_csv import RECORDED, layers_of
 from ..data.confirmed import INSTANCE, confirmed
-from ..data.first_token import holds_first_token
 from ..stats.families import families
 from ..stats.intervals import used_rows
 from .measures import MEASURES, MODEL, RUN

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import yaml
 
-from ..budgets.log_spacing import log_spaced
+from ..budgets.replayed import log_spaced
 from ..errors import SweepError
 from ..figures.program import call
 from .tree import child, node_of, override, read_tree, tree_text, with_absolute_paths, with_value, without

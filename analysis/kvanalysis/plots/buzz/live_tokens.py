@@ -9,7 +9,7 @@ from ...errors import ResultsError
 from ...stats.intervals import UNIT, used_rows
 from ...stats.verdict import FAILS, HOLDS, Verdict, outcome_of
 from ...stats.words import replay_note
-from . import theory
+from ..buzz import theory
 
 LONG = 32  # passes after which the recursion has settled
 PEAK, LOW = "k + w + T", "k + w + a*"

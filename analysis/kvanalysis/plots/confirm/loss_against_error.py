@@ -134,7 +134,7 @@ def _panel(axes, own, error, styles):
 
 
 def _set_axes(axes, table, error, labelled):
-    """The same for all texts, so that panels compare."""
+    """All texts share their axes, so that panels compare."""
     positive = table.loc[table[error] > 0, error]
     axes.set_xscale("log")
     axes.set_xlim(positive.min() / 1.3, positive.max() * 1.3)

@@ -49,7 +49,7 @@ def _winners(errors):
     for (layer, head), values in errors.iterrows():
         values = values.dropna().sort_values(kind="stable")
         best = values.iloc[0]
-        # The same bound as in kvanalysis.stats.paired: a win takes more than 1 %.
+        # A win takes more than 1 %, as in kvanalysis.stats.paired.
         tied = [label for label, error in values.iloc[1:].items() if not best < error * (1 - TIE)]
         found.append(
             {

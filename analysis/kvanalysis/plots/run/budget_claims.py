@@ -5,7 +5,7 @@ from dataclasses import replace
 from ...plots import pictures_of
 from ...stats.claims import judge_all
 from ...stats.intervals import by_trace, used_rows
-from . import error_vs_budget
+from ..run import error_vs_budget
 
 
 def data(run):

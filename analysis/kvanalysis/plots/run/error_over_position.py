@@ -8,8 +8,8 @@ from ...drawing.budget_axes import handle, set_error_axis
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
 from ...stats.families import FAMILIES, at_budget, families, middle_budget
-from ...stats.positions import along_rows, by_quarters
 from ...stats.words import BAND_NOTE
+from .positions import along_rows, by_quarters
 
 MOST_CURVES = 7  # in a panel
 SIZES = {COLUMN_WIDTH: (1.5, 1), PAGE_WIDTH: (2.2, 3)}

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..data.arrays import Arrays
-from ..errors import ResultsError
-from .families import has_values
-from .intervals import UNIT, mean_intervals, unit_means
+from ...data.arrays import Arrays
+from ...errors import ResultsError
+from ...stats.families import has_values
+from ...stats.intervals import UNIT, mean_intervals, unit_means
 
 QUARTERS = [f"rel_err_quarter_{part}" for part in (1, 2, 3, 4)]
 SHARE = 16  # the rolling window is this share of the rows

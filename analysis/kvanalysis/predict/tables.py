@@ -51,8 +51,8 @@ def known_traces(frame):
 
 
 def chosen(traces, methods, without):
-    """The traces with the instances of `methods` alone, or `without` some: lists with commas, of methods or of
-    labels; None for all. Raises ResultsError for a name that no instance has."""
+    """The traces with the instances of `methods` alone, or `without` some: lists with commas, of methods or
+    of labels; None for all. Raises ResultsError for a name that no instance has."""
     kept = []
     for each in traces:
         table = each.instances.table

@@ -20,7 +20,8 @@ def names_width(labels, width):
 
 
 def _lines(label, most=MOST_NAME):
-    return wrap(label, max(8, int(most * 72 / (NAME_TEXT * GLYPH_EMS)))) or [""]
+    letters = round(most * 72 / (NAME_TEXT * GLYPH_EMS), 3)  # what a width was made for must fit it
+    return wrap(label, max(8, int(letters))) or [""]
 
 
 def row_figure(width, wide, heights):

@@ -16,7 +16,7 @@ from .style import COLUMN_WIDTH, DPI, PAGE_WIDTH, TOP, axes_width, finish, let_g
 
 MADE_BY = f"kvanalysis {__version__}, matplotlib {matplotlib.__version__}"
 PAGE, COLUMN = ("page", PAGE_WIDTH), ("column", COLUMN_WIDTH)
-COMMON, SPREAD = 96, 32  # colours of a picture: the commonest, and others evenly from the rest
+COMMON, SPREAD = 64, 32  # colours of a picture: the commonest, and others evenly from the rest
 MANY = 2**15  # colours of a picture that are counted quickly
 APART = 8  # levels of a channel by which two colours of a picture differ at least
 TITLE_ROOM = 0.24  # inches

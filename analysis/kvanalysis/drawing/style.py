@@ -115,7 +115,7 @@ def new_figure(width):
 def styled():
     """Inside, figures are drawn in matplotlib's own defaults plus RC, whatever the user's matplotlibrc says.
 
-    A figure is many objects that hold each other. To style for such garbage while one is drawn takes a sixth
+    A figure is many objects that hold each other. To look for such garbage while one is drawn takes a sixth
     of all time, so it is looked for after each (`let_go`), among what is younger than the block.
     """
     gc.freeze()

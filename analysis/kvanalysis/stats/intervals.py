@@ -72,7 +72,7 @@ def bootstrap_means(values, resamples=RESAMPLES, seed=BOOTSTRAP_SEED):
     """[resamples, ...] means of `values` [units, ...] drawn with replacement."""
     values = np.asarray(values, dtype=float)
     if len(values) * resamples <= BLOCK_VALUES:
-        return _drawn_shares(len(values), resamples, seed) @ values
+        return _drawn(len(values), resamples, seed) @ values / len(values)
     random, block = np.random.default_rng(seed), max(1, BLOCK_VALUES // values.size)
     counts = [min(block, resamples - first) for first in range(0, resamples, block)]
     drawn = (random.integers(0, len(values), (count, len(values))) for count in counts)
@@ -80,10 +80,10 @@ def bootstrap_means(values, resamples=RESAMPLES, seed=BOOTSTRAP_SEED):
 
 
 @lru_cache(maxsize=4)
-def _drawn_shares(units, resamples, seed):
-    """[resamples, units] which share of the draws fell on each unit: the same for all that is compared."""
-    drawn = np.random.default_rng(seed).integers(0, units, (resamples, units))
-    return np.stack([np.bincount(draws, minlength=units) for draws in drawn]) / units
+def _drawn(units, resamples, seed):
+    """[resamples, units] how often each unit is drawn: the same for all that is compared."""
+    draws = np.random.default_rng(seed).integers(0, units, (resamples, units))
+    return np.stack([np.bincount(draw, minlength=units) for draw in draws]).astype(float)
 
 
 def paired_difference(first, second, **bootstrap):

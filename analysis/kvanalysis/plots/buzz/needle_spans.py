@@ -63,7 +63,7 @@ def caption(rows):
     errors = used_rows(rows).groupby(["budget_tokens", "label"])["rel_err_out_mean"].mean()
     texts = [f"B = {budget} {label} {error:.3g}" for (budget, label), error in errors.items()]
     return (
-        "The spans are ordinary text: nothing makes later tokens style for them, so this is the mass that the"
+        "The spans are ordinary text: nothing makes later tokens look for them, so this is the mass that the"
         f" model spends there anyway. Mean relative error of all rows: {', '.join(texts)}."
     )
 

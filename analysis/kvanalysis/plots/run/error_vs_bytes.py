@@ -65,7 +65,7 @@ def _mean_share(rows, points):
 
 
 def _keyed(table):
-    """A missing budget as -1: missing keys do not styles up well."""
+    """A missing budget as -1: missing keys do not look up well."""
     return table.assign(budget=table["budget_tokens"].fillna(-1).astype(int))
 
 

@@ -63,7 +63,7 @@ def _paint(axes, rows, order):
 
 def _note(run):
     return (
-        f"{run.note} A one-shot method keeps every token after the prompt, and late queries style at"
+        f"{run.note} A one-shot method keeps every token after the prompt, and late queries look at"
         f" these: their exact share hides what the cut cost. Bars: {BAND_NOTE.removeprefix('Bands: ')}"
     )
 

@@ -1,4 +1,4 @@
-"""How the point sets of `kvreplay cluster` style in every figure."""
+"""How the point sets of `kvreplay cluster` look in every figure."""
 
 from dataclasses import dataclass
 

@@ -14,6 +14,5 @@ export KVREPLAY_PYTHON
 
 echo "replay: configs/quickstart.yaml on traces/samples/smollm2-135m.h5"
 build/release/kvreplay run configs/quickstart.yaml
-build/release/kvreplay figures out/quickstart
 build/release/kvreplay report out/quickstart
 echo "done: out/quickstart/results.csv, out/quickstart/figures/, out/quickstart/report.html"

@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "analysis")]
 
 from drawing import clusters, errors, memory, sets, sparsity, statistics  # noqa: E402
 from drawing.canvas import save  # noqa: E402
-from kvanalysis.drawing.plotstyle import styled  # noqa: E402
+from kvanalysis.drawing.style import styled  # noqa: E402
 
 FOLDER = ROOT / "docs/pictures"
 PICTURES = (

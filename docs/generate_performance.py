@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "tests/bench"), str(ROOT / "analysis")]
 
 from drawing.canvas import save  # noqa: E402
-from kvanalysis.drawing.plotstyle import styled  # noqa: E402
+from kvanalysis.drawing.style import styled  # noqa: E402
 from sidebyside import plot_scaling, profile, scaling, tables  # noqa: E402
 
 PAGE, HELD = ROOT / "docs/performance.md", ROOT / "docs/performance"

@@ -2,7 +2,7 @@
 
 import io
 
-from kvanalysis.drawing.plotstyle import COLOURS, new_figure
+from kvanalysis.drawing.style import COLOURS, new_figure
 from PIL import Image
 
 BLUE, RED, GREEN, PINK, SKY, ORANGE = COLOURS[:6]

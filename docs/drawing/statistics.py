@@ -1,7 +1,7 @@
 """Pictures of intervals and of bounds."""
 
 import numpy as np
-from kvanalysis.numbers.stats import bootstrap_means, mean_interval
+from kvanalysis.stats.intervals import bootstrap_means, mean_interval
 
 from .canvas import BLUE, GREY, ORANGE, RED, level, panels
 from .sample import LAYERS, SINKS, head, heads_of, heavy, norms, one_shot, value_norms, window

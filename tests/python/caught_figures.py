@@ -1,20 +1,20 @@
 """Figures as they are drawn, without pictures on disk."""
 
-from pathlib import Path
-from unittest.mock import patch
-
-from kvanalysis.drawing.plotstyle import styled
+from kvanalysis.drawing.style import styled
+from kvanalysis.plots import pictures_of
 
 
-def caught_figures(plot, frame, folder):
-    """([the page's figure and the column's, of each that is drawn], what `plot.draw_frame` returns)."""
-    figures = []
+def pictures(plot, frame):
+    """The Pictures of an overview plot for `load`'s table; nothing is drawn."""
+    return list(pictures_of(frame, [plot]))
 
-    def keep(figure, stem):
-        figure.draw_without_rendering()
-        figures.append(figure)
-        return Path(f"{stem}.png")
 
-    with styled(), patch("kvanalysis.drawing.two_widths.save", keep):
-        drawn = plot.draw_frame(frame, folder)
-    return figures, drawn
+def caught_figures(plot, frame):
+    """([the page's figure and the column's, of each picture], the Pictures)."""
+    found, figures = pictures(plot, frame), []
+    with styled():
+        for picture in found:
+            for _, width in picture.widths:
+                figures.append(picture.draw(width))
+                figures[-1].draw_without_rendering()
+    return figures, found

@@ -5,7 +5,7 @@ import json
 
 from kvanalysis import load
 from kvanalysis.data.confirmed import confirmed
-from kvanalysis.numbers.confirmed_instances import instances
+from kvanalysis.predict.instances import instances_of
 from test_kvanalysis_fake import COLUMNS, PREFILL, TOKENS, TRACE, fake_row, write_results
 
 # Written out, not imported: this is the contract that the readers are held to.
@@ -47,7 +47,7 @@ def confirm_rows(
 
 
 def answered(rank_full, rank, **place):
-    """The same of a prompt that asks for something: the worst rank of an answer's token in both runs."""
+    """Rows of a prompt that asks for something: the worst rank of an answer's token in both runs."""
     whole, *parts = confirm_rows(**place)
     values = (int(rank_full == 1), int(rank == 1), rank_full, rank, -0.5 * rank_full, -0.5 * rank)
     return [whole | dict(zip(ANSWERS, values, strict=True)), *parts]
@@ -115,7 +115,7 @@ def _at(value, layer):
 def read(folder):
     """The Instances of a folder."""
     frame = load(folder)
-    return instances(frame, confirmed(frame))
+    return instances_of(frame, confirmed(frame))
 
 
 def six_methods(error_of=lambda loss: loss, other=None, budgets=(64, 128), params=None):

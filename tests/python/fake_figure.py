@@ -1,14 +1,76 @@
-"""A renderer's context from rows that tests make up, without a run."""
+"""Kinds of figures from rows, kept sets and tables that a test writes down: no program, no files of
+pictures."""
 
+import io
+from dataclasses import dataclass, replace
 from pathlib import Path
-from unittest.mock import patch
 
-import yaml
-from kvanalysis.drawing.plotstyle import styled
-from kvanalysis.figures.config import read_figure_config
+import h5py
+import numpy as np
+import pandas as pd
+from kvanalysis.drawing.saving import Picture
+from kvanalysis.drawing.style import styled
+from kvanalysis.figures.config import FigureConfig, Step, read_figure_config
 from kvanalysis.figures.context import Context
-from kvanalysis.plots import renderer
-from test_kvanalysis_fake import write_results
+from kvanalysis.plots import module_of
+from kvanalysis.stats.verdict import Verdict
+from test_kvanalysis_fake import COLUMNS, TRACE, write_results
+
+CONFIGS = Path(__file__).parents[2] / "configs/figures"
+
+
+@dataclass
+class Sketch:
+    """What a kind of figure makes of a run, before anything is on disk."""
+
+    figures: list[Picture]
+    verdicts: list[Verdict]
+
+    def table(self, number=0, more=""):
+        """The numbers behind a picture, or a further table of it, as they would be read from its file."""
+        picture = self.figures[number]
+        table = picture.more[more] if more else picture.table
+        return pd.read_csv(io.StringIO(table.to_csv(index=False, float_format="%.9g")))
+
+    def outcomes(self):
+        return [verdict.outcome for verdict in self.verdicts]
+
+
+def sketch(context, painted=False):
+    """The Sketch of a Context; `painted`: every picture is drawn as well, at both widths."""
+    kind = module_of(context.config.kind)
+    table = kind.data(context)
+    with styled():
+        pictures = kind.draw(context, table)
+        for picture in pictures:
+            assert len(picture.table), picture.title
+            for _, width in picture.widths if painted else ():
+                picture.draw(width).draw_without_rendering()
+    return Sketch(pictures, kind.claims(context, table) if hasattr(kind, "claims") else [])
+
+
+def make_context(folder, kind="budget_claims", options=None, steps=("run",), traces=()):
+    """The Context of a made-up configuration; `steps`: Steps, or names of run steps."""
+    config = FigureConfig(
+        path=Path("fake.yaml"),
+        name="fake",
+        kind=kind,
+        paper="a paper",
+        number="Fig. 0",
+        mark="R",
+        title="a title",
+        expect="a claim",
+        traces=[],
+        steps=[step if isinstance(step, Step) else Step("run", step, {}) for step in steps],
+        options=options or {},
+    )
+    return Context(config, folder, list(traces))
+
+
+def config_context(name, out, traces=None, **options):
+    """The Context of configs/figures/NAME.yaml with further `options`."""
+    config = read_figure_config(CONFIGS / f"{name}.yaml")
+    return Context(replace(config, options=config.options | options), out, traces or config.traces)
 
 
 def fake_context(folder, kind, steps, traces=(), **options):
@@ -16,32 +78,36 @@ def fake_context(folder, kind, steps, traces=(), **options):
 
     Columns beyond the contract are those of the first row of a step.
     """
-    config = folder / f"{kind}.yaml"
-    named = [{"run": None, "as": name} for name in steps]
-    figure = dict.fromkeys(("paper", "number", "title", "expect"), "made up")
-    figure |= {"kind": kind, "mark": "P", "steps": named, "options": options}
-    config.write_text(yaml.safe_dump({"name": kind, "figure": figure}))
     for name, rows in steps.items():
         write_results(folder / "out" / name, rows, columns=list(rows[0]))
-    return Context(read_figure_config(config), folder / "out", list(traces))
+    return make_context(folder / "out", kind, options, tuple(steps), traces)
 
 
-def draw(context):
-    """The Plot of a context; every file that it names must be there."""
-    with styled():
-        plot = renderer(context.config.kind)(context)
-    for drawn in plot.figures:
-        for path in (drawn.png, drawn.narrow, drawn.csv, drawn.png.with_suffix(".pdf")):
-            assert path.stat().st_size > 0, path
-    return plot
+def draw(folder, kind, rows=None, options=None, steps=None, more=(), painted=False):
+    """The Sketch of `kind` from fake rows ({step: rows}, or the rows of `run`); `more`: columns beyond the
+    contract."""
+    given = rows if isinstance(rows, dict) else {"run": rows} if rows else {}
+    for step, its_rows in given.items():
+        write_results(folder / step, its_rows, columns=(*COLUMNS, "given", *more))
+    return sketch(make_context(folder, kind, options, steps or tuple(given)), painted)
 
 
-def sketch(context):
-    """The same without pictures on disk, in a third of the time: for tests of numbers and words."""
-    with styled(), patch("kvanalysis.drawing.two_widths.save", _laid_out):
-        return renderer(context.config.kind)(context)
+def write_lists(path, cells, name="kept"):
+    """kept.h5 with {key: [tokens after the prompt, after each step, ...]}."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "a") as file:
+        for key, lists in cells.items():
+            file[f"{key}/{name}_flat"] = np.concatenate(lists).astype(np.int32)
+            file[f"{key}/{name}_off"] = np.cumsum([0, *map(len, lists)])
 
 
-def _laid_out(figure, stem):
-    figure.draw_without_rendering()
-    return Path(f"{stem}.png")
+def write_cluster(folder, lines):
+    """cluster.csv of (layer, kv_head, measure, param, x, value)."""
+    table = pd.DataFrame(lines, columns=["layer", "kv_head", "measure", "param", "x", "value"])
+    table = table.assign(trace_id=TRACE, model="a model", prompt="p0", view="")
+    order = ["trace_id", "model", "prompt", "layer", "kv_head", "measure", "view", "param", "x", "value"]
+    table[order].to_csv(folder / "cluster.csv", index=False)
+
+
+def scores(layer, kv_head, values):
+    return [(layer, kv_head, "accumulated", "", i, value) for i, value in enumerate(values)]

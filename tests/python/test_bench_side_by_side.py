@@ -195,7 +195,7 @@ def test_a_missing_build_is_said_with_the_command_that_makes_it(tmp_path):
         ("print('{\"errors\": {}}')", "no JSON object"),
     ],
 )
-def test_a_peer_that_fails_is_told_apart_from_a_slow_one(program, told, tmp_path):
+def test_a_peer_that_fails_is_ordered_at_all_from_a_slow_one(program, told, tmp_path):
     (tmp_path / "bad.py").write_text(program)
     subject = engine.Subject(tmp_path, "0", (0,), 512, 256, 64, (64,))
     with pytest.raises(Lack, match=told):

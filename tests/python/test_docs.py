@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 import pytest
 from kvanalysis.figures.config import COMMANDS, KEYS, read_figure_config
 from kvanalysis.figures.context import Context
-from kvanalysis.numbers.config_claims import read_claims
 from kvanalysis.plots import kinds
+from kvanalysis.stats.claims import read_claims
 from kvreplay_cli import ROOT, kvreplay
 
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]

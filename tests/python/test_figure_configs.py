@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from kvanalysis.cli import main
-from kvanalysis.drawing.drawn import Plot
+from kvanalysis.drawing.saving import FigureResult
 from kvanalysis.errors import FigureError
 from kvanalysis.figures import make, steps
 from kvanalysis.figures.config import read_figure_config
-from kvanalysis.figures.steps import Wishes, run_steps
+from kvanalysis.figures.steps import RunOptions, run_steps
 
 GOOD = {"kind": "method_dots", "paper": "H2O", "number": "Fig. 0", "mark": "P", "title": "t", "expect": "e"}
 ANCHORS = [("a", "x"), ("b", "*a"), ("c", "*b"), ("d", "*c"), ("e", "*d"), ("f", "*e")]
@@ -82,7 +82,7 @@ def test_anchors_that_repeat_each_other_are_refused(tmp_path, more, says):
 def test_written_rows_that_are_no_probabilities_are_refused(tmp_path, rows):
     config = read_figure_config(written(tmp_path, {"steps": [{"toy": rows, "as": "made"}]}))
     with pytest.raises(FigureError, match="step made: row"):
-        run_steps(config, tmp_path / "out", Wishes())
+        run_steps(config, tmp_path / "out", RunOptions())
     assert not (tmp_path / "out/made.h5").exists()
 
 
@@ -108,7 +108,7 @@ def test_a_survey_is_made_again_if_its_trace_or_its_table_is_another(tmp_path, m
     config = read_figure_config(written(tmp_path, {"steps": ["cluster"]}))
 
     def calls():
-        run_steps(config, tmp_path / "out", Wishes((trace,)))
+        run_steps(config, tmp_path / "out", RunOptions((trace,)))
         return program.calls
 
     assert (calls(), calls()) == (1, 1)
@@ -123,34 +123,34 @@ def test_a_survey_is_made_again_if_its_trace_or_its_table_is_another(tmp_path, m
 def test_a_figure_that_cannot_be_drawn_again_loses_its_old_verdicts(tmp_path, monkeypatch):
     """A page must not show what an earlier run said beside pictures of a later one."""
     monkeypatch.setattr(make, "run_steps", lambda *_: None)
-    monkeypatch.setattr(make, "renderer", lambda _: lambda _context: Plot([]))
+    monkeypatch.setattr(make, "result_of", lambda *_: FigureResult([]))
     config = read_figure_config(written(tmp_path))
     out = tmp_path / "out"
     out.mkdir()
-    make.make_figure(config, out, Wishes())
+    make.make_figure(config, out, RunOptions())
     assert json.loads((out / "figure.json").read_text())["verdicts"] == []
 
-    def fails(_context):
+    def fails(*_):
         raise FigureError("no")
 
-    monkeypatch.setattr(make, "renderer", lambda _: fails)
+    monkeypatch.setattr(make, "result_of", fails)
     with pytest.raises(FigureError):
-        make.make_figure(config, out, Wishes())
+        make.make_figure(config, out, RunOptions())
     assert list(out.iterdir()) == []
 
 
 def test_two_cannot_draw_into_one_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(make, "renderer", lambda _: lambda _context: Plot([]))
+    monkeypatch.setattr(make, "result_of", lambda *_: FigureResult([]))
     config, out = read_figure_config(written(tmp_path)), tmp_path / "out"
 
     def draws_again(*_):
         with pytest.raises(FigureError, match="another process draws there"):
-            make.make_figure(config, out, Wishes())
+            make.make_figure(config, out, RunOptions())
 
     monkeypatch.setattr(make, "run_steps", draws_again)
-    make.make_figure(config, out, Wishes())
+    make.make_figure(config, out, RunOptions())
     monkeypatch.setattr(make, "run_steps", lambda *_: None)
-    make.make_figure(config, out, Wishes())
+    make.make_figure(config, out, RunOptions())
 
 
 @pytest.mark.parametrize(("code", "ends"), [(1, 2), (2, 2), (3, 3), (75, 75), (130, 130)])
@@ -182,7 +182,7 @@ def test_a_figure_that_cannot_be_drawn_does_not_stop_the_others_of_a_folder(tmp_
             raise FigureError("a: no")
 
     monkeypatch.setattr(make, "run_steps", fails_for_a)
-    monkeypatch.setattr(make, "renderer", lambda _: lambda _context: Plot([]))
+    monkeypatch.setattr(make, "result_of", lambda *_: FigureResult([]))
     assert main(["figure", str(tmp_path), "-o", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err.splitlines()
     assert "kvanalysis: error: a: no" in said

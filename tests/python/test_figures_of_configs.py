@@ -13,23 +13,33 @@ from kvreplay_cli import BINARY, ROOT
 CONFIGS = sorted((ROOT / "configs/figures").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_a_figure_configuration_draws_by_one_command(config, tmp_path):
-    command = [BINARY, "figures", config, "--quick", "-o", tmp_path]
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """(the folder that one command makes of all configurations, its messages)."""
+    folder = tmp_path_factory.mktemp("figures")
+    command = [BINARY, "figures", ROOT / "configs/figures", "--quick", "-o", folder]
     environment = os.environ | {"KVREPLAY_PYTHON": sys.executable}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr, done.stderr
-    folder = tmp_path / config.stem
+    return folder, done.stderr
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_figure_configuration_draws(config, drawn):
+    folder, said = drawn[0] / config.stem, drawn[1]
+    assert (folder / "figure.json").is_file(), said
     made = json.loads((folder / "figure.json").read_text())
     assert made["figures"]
-    for drawn in made["figures"]:
-        for picture in filter(None, (drawn["png"], drawn["narrow"])):
+    for figure in made["figures"]:
+        for picture in filter(None, (figure["png"], figure["narrow"])):
             assert (folder / picture).read_bytes().startswith(b"\x89PNG")
             assert (folder / picture).with_suffix(".pdf").read_bytes().startswith(b"%PDF")
-        assert len(pd.read_csv(folder / drawn["csv"]))
+        assert len(pd.read_csv(folder / figure["csv"]))
     for verdict in made["verdicts"]:
         assert verdict["numbers"], f"{verdict['claim']}: no numbers"
+
+
+def test_drawing_all_configurations_warns_of_nothing(drawn):
+    assert "Warning" not in drawn[1] and "error:" not in drawn[1], drawn[1]
 
 
 def test_a_configuration_is_named_as_its_file():

@@ -1,14 +1,16 @@
 """Claims: rules over a run's table, what they lack, and claims that nothing here tests."""
 
+from itertools import chain
+
 import pytest
 from kvanalysis import load
-from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, OUTCOMES, UNTESTABLE
 from kvanalysis.page.claims import NOT_PROMISED, Claim, by_paper, counts_table
 from kvanalysis.page.provenance import data_text
-from kvanalysis.page.run_claims import RULES, run_claims
-from kvanalysis.page.run_claims_section import claims_section
-from kvanalysis.page.run_rules import Lack
+from kvanalysis.page.run_claims import claims_section
+from kvanalysis.page.run_rules import RULES, Missing, run_claims
 from kvanalysis.page.untestable import untestable_claims
+from kvanalysis.stats.summary import summarise
+from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, OUTCOMES, UNTESTABLE
 from test_kvanalysis_fake import COLUMNS, fake_row, fake_rows, write_results
 
 SINKS = "A few first tokens (sinks) rescue the window"
@@ -25,10 +27,15 @@ def cells(method, errors, budget=64, phase="stream", **changes):
     ]
 
 
+def ruled(frame):
+    """([Claim], [Missing]) of every rule."""
+    return run_claims(frame, summarise(frame))
+
+
 def judged(folder, rows):
-    """{claim: Claim or Lack} of every rule."""
-    decided, lacking = run_claims(load(write_results(folder, rows)))
-    return {one.claim: one for one in [*decided, *lacking]}
+    """{claim: Claim or Missing} of every rule."""
+    decided, missing = ruled(load(write_results(folder, rows)))
+    return {one.claim: one for one in [*decided, *missing]}
 
 
 def test_sinks_rescue_the_window_where_every_head_says_so(tmp_path):
@@ -65,7 +72,7 @@ def test_both_must_beat_each_of_the_two(tmp_path):
 
 def test_a_run_without_the_methods_says_which_it_needs(tmp_path):
     found = judged(tmp_path, cells("h2o", [0.2, 0.2]) + cells("local", [0.4, 0.4]))[BOTH]
-    assert found == Lack("H2O", BOTH, found.source, "needs a plain h2o_heavy")
+    assert found == Missing("H2O", BOTH, found.source, "needs a plain h2o_heavy")
 
 
 def test_a_cache_that_grows_is_not_compared_with_one_that_does_not(tmp_path):
@@ -131,8 +138,7 @@ def bounded(folder, **extra):
         for h, b in enumerate((0.995, 0.98))
     ]
     frame = load(write_results(folder, rows, columns=[*COLUMNS, *extra]))
-    decided, lacking = run_claims(frame)
-    return next(one for one in [*decided, *lacking] if one.claim == "The error stays within ε‖x‖₂‖V‖_op")
+    return next(one for one in chain(*ruled(frame)) if one.claim == "The error stays within ε‖x‖₂‖V‖_op")
 
 
 def test_a_bound_is_held_against_its_own_probability(tmp_path):
@@ -149,8 +155,8 @@ def test_a_capped_cell_is_not_covered_by_the_theorem(tmp_path):
 
 def test_every_rule_answers_on_a_whole_run_and_on_one_row(tmp_path):
     for name, rows in (("whole", fake_rows()), ("one", [fake_row()])):
-        decided, lacking = run_claims(load(write_results(tmp_path / name, rows)))
-        assert len(decided) + len(lacking) == len(RULES)
+        decided, missing = ruled(load(write_results(tmp_path / name, rows)))
+        assert len(decided) + len(missing) == len(RULES)
         assert {claim.outcome for claim in decided} <= set(OUTCOMES)
         assert all(claim.how and claim.numbers and claim.data for claim in decided)
 
@@ -185,7 +191,8 @@ def test_the_counts_add_up():
 
 
 def test_a_run_that_decides_nothing_says_so(tmp_path):
-    text = "".join(claims_section(load(write_results(tmp_path, cells("tova", [0.2])))))
+    frame = load(write_results(tmp_path, cells("tova", [0.2])))
+    text = "".join(claims_section(frame, summarise(frame)))
     assert "This run decides none of them." in text
     assert f"Not decided by this run ({len(RULES)})" in text
     assert "kvreplay figures configs/figures/h2o_fig1.yaml" in text

@@ -17,10 +17,9 @@ from fake_confirm import (
 from kvanalysis import ResultsError, load
 from kvanalysis.data.confirm_csv import layers_of, read_confirm_csv, read_confirm_layers_csv
 from kvanalysis.data.confirmed import confirmed
-from kvanalysis.numbers.confirm_scopes import ALL, scopes
-from kvanalysis.numbers.confirm_selections import by_selection, hidden
-from kvanalysis.numbers.confirm_spread import spread_over_texts
-from kvanalysis.numbers.first_token import sink_holders
+from kvanalysis.predict.correlations import ALL, scopes
+from kvanalysis.predict.exceptions import by_selection, hidden, spread_over_texts
+from kvanalysis.predict.instances import sink_holders
 from test_kvanalysis_fake import fake_row, write_results
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from fake_confirm import confirm_rows, failed_confirm, planted, six_methods, write_confirm
 from kvanalysis.cli import main
-from kvanalysis.numbers.confirm_words import layers_words, two
+from kvanalysis.predict.words import layers_words, two
 from test_kvanalysis_confirm_ranks import noise
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 from test_kvanalysis_report import Page
@@ -18,7 +18,7 @@ QUESTION = "Does the offline error predict the loss?"
 @pytest.fixture
 def no_pictures(monkeypatch):
     """The page without its figures: they have tests of their own."""
-    monkeypatch.setattr("kvanalysis.page.report.write_figures", lambda frame, folder: [])
+    monkeypatch.setattr("kvanalysis.page.report.write_figures", lambda *_, **__: [])
 
 
 def page_of(folder):

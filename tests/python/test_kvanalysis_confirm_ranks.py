@@ -3,26 +3,46 @@
 import numpy as np
 import pytest
 from fake_confirm import confirm_rows, planted, read, six_methods, write_confirm
-from kvanalysis.numbers import confirm_exceptions
-from kvanalysis.numbers.confirm_best import best_choice, held_out, main_choice, measure_words, shown_choices
-from kvanalysis.numbers.confirm_correlations import correlations, scope_correlations
-from kvanalysis.numbers.confirm_exceptions import (
+from kvanalysis.predict import exceptions as confirm_exceptions
+from kvanalysis.predict.best import (
+    best_choice,
+    held_out,
+    layer_correlations,
+    main_choice,
+    measure_words,
+    shown_choices,
+)
+from kvanalysis.predict.correlations import correlations, scope_correlations, scopes
+from kvanalysis.predict.exceptions import (
     exceptions,
+    ordered_at_all,
     residuals,
     standard_error,
     standing_out,
-    told_apart,
     wide_pairs,
 )
-from kvanalysis.numbers.confirm_layers import layer_correlations
-from kvanalysis.numbers.confirm_scopes import scopes
-from kvanalysis.numbers.isotonic import isotonic
-from kvanalysis.numbers.layer_weightings import WEIGHTINGS, weighted
-from kvanalysis.numbers.method_draws import FEWEST_METHODS, method_draws, percentile_intervals
-from kvanalysis.numbers.rank_correlation import Draws, drawn_spearmans, kendall, kendalls, spearman, spearmans
+from kvanalysis.predict.measures import WEIGHTINGS, weighted
+from kvanalysis.stats.fits import isotonic
+from kvanalysis.stats.ranks import (
+    FEWEST_METHODS,
+    Draws,
+    drawn_spearmans,
+    kendalls,
+    method_draws,
+    percentile_intervals,
+    spearmans,
+)
 from test_kvanalysis_fake import fake_row, write_results
 
 # Rank correlations
+
+
+def spearman(x, y):
+    return float(spearmans([x], [y])[0, 0])
+
+
+def kendall(x, y):
+    return float(kendalls([x], [y])[0, 0])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +78,7 @@ def test_many_correlations_are_those_of_each_pair():
 
 
 def test_a_resample_s_correlation_is_that_of_its_points_written_out(monkeypatch):
-    monkeypatch.setattr("kvanalysis.numbers.rank_correlation.BLOCK_VALUES", 100)  # several blocks
+    monkeypatch.setattr("kvanalysis.stats.ranks.BLOCK_VALUES", 100)  # several blocks
     random = np.random.default_rng(1)
     x, y = random.integers(0, 5, 12), random.normal(size=12)
     draws = Draws(random.integers(0, 3, (40, 4)).astype(float), np.repeat(np.arange(4), 3))
@@ -350,7 +370,7 @@ def test_a_difference_within_its_noise_makes_no_exception(tmp_path, difference, 
     found = read(write_confirm(tmp_path, losses))
     values = main_choice(found).values
     assert len(exceptions(found, values)) == counts
-    assert len(wide_pairs(found, values)) == 1 and told_apart(wide_pairs(found, values)) == counts
+    assert len(wide_pairs(found, values)) == 1 and ordered_at_all(wide_pairs(found, values)) == counts
 
 
 def test_the_standard_error_of_a_loss_is_that_of_a_mean_of_log_ratios():

@@ -3,12 +3,15 @@
 import numpy as np
 import pandas as pd
 import pytest
+from caught_figures import pictures
 from kvanalysis import load
 from kvanalysis.drawing.budget_axes import draw, drawable, legend_text, set_budget_axis, set_error_axis
-from kvanalysis.drawing.plotstyle import DASHED, finish, looks, new_figure, styled
-from kvanalysis.figures.of_run import write_figures
-from kvanalysis.numbers.summary import summarise
-from kvanalysis.plots.error_vs_budget import draw_frame, footnote
+from kvanalysis.drawing.saving import save
+from kvanalysis.drawing.style import DASHED, finish, new_figure, styled, styles_for
+from kvanalysis.figures.make import write_figures
+from kvanalysis.plots.run import error_vs_budget
+from kvanalysis.plots.run.error_vs_budget import footnote
+from kvanalysis.stats.summary import summarise
 from matplotlib.colors import to_hex
 from test_kvanalysis_fake import failed_row, fake_row, fake_rows, write_results
 
@@ -22,7 +25,7 @@ def points(folder, rows):
 def panel(table):
     """The axes with every curve of `table`."""
     axes = new_figure(3.3).subplots()
-    draw(axes, table, looks(sorted(set(table["label"])), set()))
+    draw(axes, table, styles_for(sorted(set(table["label"])), set()))
     return axes
 
 
@@ -30,7 +33,7 @@ def budget_figures(frame, folder):
     """Only error against budget: the others would slow a test that does not look at them."""
     folder.mkdir(exist_ok=True)
     with styled():
-        return draw_frame(frame, folder)
+        return [save(picture, folder) for picture in pictures(error_vs_budget, frame)]
 
 
 def png_width(path):
@@ -70,7 +73,7 @@ def test_the_csv_holds_the_drawn_numbers(tmp_path):
     assert table[["rel_err_out_mean", "rel_err_low", "rel_err_high"]].values.tolist() == [[0.2, 0.1, 0.3]]
 
 
-def test_bands_are_drawn_only_for_as_many_curves_as_can_be_told_apart(tmp_path):
+def test_bands_are_drawn_only_for_as_many_curves_as_can_be_ordered_at_all(tmp_path):
     for count, bands in ((10, 10), (11, 0)):
         rows = [
             fake_row(f"m{m:02}", budget=b, kv_head=h) for m in range(count) for b in (64, 128) for h in (0, 1)
@@ -110,8 +113,8 @@ def test_figures_are_drawn_whatever_is_missing(tmp_path, rows):
 def test_every_trace_gets_its_own_figures(tmp_path):
     rows = [fake_row(trace_id=letter * 64) for letter in "ab"]
     figures = write_figures(load(write_results(tmp_path, rows)), tmp_path)
-    names = [f.png.name for f in figures if f.png.name.startswith("error_vs_budget")]
-    assert names == [f"error_vs_budget_page_{letter * 8}.png" for letter in "ab"]
+    names = [f.png.name for f in figures if "error_vs_budget" in f.png.name]
+    assert names == [f"{letter * 8}_error_vs_budget_page.png" for letter in "ab"]
 
 
 def test_a_curve_runs_through_the_means_at_the_budgets(tmp_path):
@@ -167,7 +170,7 @@ def test_the_footnote_names_methods_that_keep_later_tokens(tmp_path):
 def test_an_oracle_is_called_one_and_drawn_dashed(tmp_path):
     table = points(tmp_path, [fake_row("topk_oracle")])
     assert legend_text(table) == "topk_oracle (oracle, holds the full cache)"
-    assert looks(["h2o", "topk_oracle"], {"topk_oracle"})["topk_oracle"].dashes == DASHED
+    assert styles_for(["h2o", "topk_oracle"], {"topk_oracle"})["topk_oracle"].dashes == DASHED
 
 
 def test_the_legend_gives_the_size_of_a_method_without_a_budget(tmp_path):
@@ -176,7 +179,7 @@ def test_the_legend_gives_the_size_of_a_method_without_a_budget(tmp_path):
 
 
 def test_thirty_labels_all_look_different():
-    found = looks([f"m{i:02}" for i in range(30)], {"m03", "m04"})
+    found = styles_for([f"m{i:02}" for i in range(30)], {"m03", "m04"})
     # Without the dashes: a scatter has none.
     assert len({(look.colour, look.marker) for look in found.values()}) == 30
 
@@ -213,3 +216,17 @@ def test_axes_legend_and_footnote_do_not_overlap(count):
         lowest = axes.get_tightbbox(drawn).y0
     assert 0 <= note.y0 < note.y1 <= legend.y0 < legend.y1 <= lowest
     assert note.x1 <= figure.bbox.width
+
+
+def test_the_page_keeps_the_pdf_of_its_picture_and_leaves_none_of_another(tmp_path):
+    """`figures` draws PDF files, `report` does not: what lies there may be of other results."""
+    frame = load(write_results(tmp_path, [fake_row()]))
+    [picture] = pictures(error_vs_budget, frame)
+    with styled():
+        save(picture, tmp_path)
+        pdf = tmp_path / "error_vs_budget_page.pdf"
+        save(picture, tmp_path, pdf=False)
+        assert pdf.is_file()
+        [other] = pictures(error_vs_budget, load(write_results(tmp_path, [fake_row(rel_err=0.5)])))
+        save(other, tmp_path, pdf=False)
+        assert not pdf.is_file()

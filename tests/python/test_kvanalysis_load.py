@@ -71,6 +71,22 @@ def test_columns_beyond_the_contract_are_kept(tmp_path):
     assert list(frame["rmse"]) == [0.5]
 
 
+@pytest.mark.parametrize(
+    ("fields", "read"),
+    [
+        (["1", "", "2e-3"], [1.0, None, 2e-3]),
+        (["1", "", "nan"], ["1", "", "nan"]),
+        (["True", "", "False"], ["True", "", "False"]),
+        (["True", "True", "False"], ["True", "True", "False"]),
+        (["", "", ""], [None, None, None]),
+    ],
+)
+def test_a_column_beyond_the_contract_holds_numbers_if_all_its_fields_are_numbers(tmp_path, fields, read):
+    rows = [fake_row(kv_head=head, more=field) for head, field in enumerate(fields)]
+    column = load(write_results(tmp_path, rows, columns=[*COLUMNS, "more"]))["more"]
+    assert [None if pd.isna(value) else value for value in column] == read
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ResultsError, match=r"results\.csv: no such file"):
         load(tmp_path)
@@ -113,6 +129,8 @@ def test_a_row_with_too_few_or_too_many_fields_is_refused(tmp_path, line):
         ("rel_err_out_mean", "nan", "a finite number"),
         ("cosine_mean", "inf", "a finite number"),
         ("budget_tokens", "64.5", "a whole number"),
+        ("n_tokens", "True", "a whole number"),
+        ("n_tokens", "1e17", "a whole number"),
     ],
 )
 def test_a_value_that_is_no_number_is_named_with_its_row_and_column(tmp_path, column, value, wanted):
@@ -177,7 +195,7 @@ def test_chosen_parameters_that_change_together_are_both_shown(tmp_path):
     assert labels(tmp_path, rows) == ["snapkv kernel=7 window=32", "snapkv kernel=9 window=64"]
 
 
-def test_variants_run_at_different_budgets_are_still_told_apart(tmp_path):
+def test_variants_run_at_different_budgets_are_still_ordered_at_all(tmp_path):
     rows = [fake_row("h2o", {"recent_frac": 0.25}, 64), fake_row("h2o", {"recent_frac": 0.5}, 128)]
     assert labels(tmp_path, rows) == ["h2o recent_frac=0.25", "h2o recent_frac=0.5"]
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from kvanalysis import load
-from kvanalysis.numbers.paired import compare
+from kvanalysis.stats.paired import compare
 from test_kvanalysis_fake import fake_row, write_results
 
 

@@ -16,13 +16,15 @@ import page_in_browser
 import pytest
 from kvanalysis import load
 from kvanalysis.cli import main
-from kvanalysis.drawing.plotstyle import COLOURS
-from kvanalysis.figures.of_run import write_figures
-from kvanalysis.numbers.format import significant, table_cells
-from kvanalysis.numbers.summary import summarise
+from kvanalysis.drawing.saving import few_colours, save
+from kvanalysis.drawing.style import COLOURS, styled
 from kvanalysis.page import pictures
 from kvanalysis.page.figure_folder import read_folder
 from kvanalysis.page.untestable import untestable_claims
+from kvanalysis.plots import pictures_of
+from kvanalysis.plots.run import error_vs_budget
+from kvanalysis.stats.format import significant, table_cells
+from kvanalysis.stats.summary import summarise
 from PIL import Image, ImageColor
 from test_kvanalysis_fake import FAKE_META, TRACE, failed_row, fake_row, fake_rows, write_results
 
@@ -80,7 +82,7 @@ def test_the_page_is_html_whose_tags_nest(whole_run):
 def test_the_page_loads_nothing_from_anywhere(whole_run):
     sources = [source for name in ("src", "srcset") for source in whole_run.attributes(name)]
     assert sources
-    assert all(source.startswith("data:image/webp;base64,") for source in sources)
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert not re.search(r"https?://|@import|url\(", whole_run.text)
 
 
@@ -95,7 +97,9 @@ def test_the_page_fits_a_phone_and_serves_it_the_narrow_figures(whole_run):
 
 
 def test_every_link_leads_to_a_place_on_the_page_or_a_file_beside_it(tmp_path):
-    found = page(tmp_path, [fake_row(budget=b) for b in (64, 128)])
+    rows = [fake_row(budget=b) for b in (64, 128)]
+    assert main(["figures", str(write_results(tmp_path, rows))]) == 0
+    found = page(tmp_path, rows)
     places = {f"#{name}" for name in found.attributes("id")}
     links = found.attributes("href")
     assert {link for link in links if link.startswith("#")} <= places
@@ -176,7 +180,7 @@ def test_text_from_the_results_cannot_become_markup(tmp_path):
     assert [tag for tag, _ in found.tags].count("script") == 1
 
 
-def test_traces_are_told_apart_in_the_table(tmp_path):
+def test_traces_are_ordered_at_all_in_the_table(tmp_path):
     rows = page(tmp_path, [fake_row(trace_id=letter * 64) for letter in "ab"]).rows
     assert [row[0] for row in rows[:3]] == ["trace", "aaaaaaaa", "bbbbbbbb"]
 
@@ -270,7 +274,7 @@ def test_a_page_states_the_limits_before_any_number(whole_run):
     assert max(said) < whole_run.text.index("<h2>Figures</h2>")
 
 
-def test_a_picture_on_the_page_keeps_the_colours_of_its_curves(tmp_path):
+def test_a_picture_keeps_the_colours_of_its_curves():
     """Reducing colours must neither change a curve nor merge two of them."""
     drawn = Image.new("RGB", (400, 200), "white")
     drawn.paste("#fcfcfc", (300, 5, 400, 15))
@@ -278,9 +282,7 @@ def test_a_picture_on_the_page_keeps_the_colours_of_its_curves(tmp_path):
         drawn.paste(colour, (0, 20 * line, 400, 20 * line + 2))
     noise = np.random.default_rng(1).integers(0, 256, (20, 400, 3), dtype=np.uint8)
     drawn.paste(Image.fromarray(noise), (0, 180))
-    drawn.save(tmp_path / "a.png")
-    with Image.open(io.BytesIO(pictures.webp(tmp_path / "a.png", 32, 24))) as coded:
-        shown = coded.convert("RGB")
+    shown = few_colours(drawn).convert("RGB")
     found = [shown.getpixel((200, 20 * line)) for line in range(len(COLOURS))]
     assert found == [ImageColor.getrgb(colour) for colour in COLOURS]
     assert shown.getpixel((200, 10)) == (255, 255, 255)
@@ -288,7 +290,7 @@ def test_a_picture_on_the_page_keeps_the_colours_of_its_curves(tmp_path):
 
 def test_a_picture_longer_than_its_format_allows_is_made_smaller(tmp_path):
     Image.new("RGB", (60, 20000), "white").save(tmp_path / "a.png")
-    with Image.open(io.BytesIO(pictures.webp(tmp_path / "a.png", 32, 24))) as coded:
+    with Image.open(io.BytesIO(pictures.webp(tmp_path / "a.png"))) as coded:
         assert coded.height == 16383
 
 
@@ -443,7 +445,9 @@ def test_a_picture_in_both_widths_takes_a_fiftieth_of_the_room(tmp_path, monkeyp
     """Then fifty pictures leave nothing out, and the page stays below its limit."""
     room = pictures.EMBED_BYTES // 50
     monkeypatch.setattr(pictures, "EMBED_BYTES", 2 * room)
-    drawn = write_figures(load(write_results(tmp_path / "out", fake_rows())), tmp_path / "drawn")[:2]
+    found = pictures_of(load(write_results(tmp_path / "out", fake_rows())), [error_vs_budget])
+    with styled():
+        drawn = [save(picture, tmp_path, pdf=False) for picture in found]
     album = pictures.Album(drawn, tmp_path)
     assert album.left_out == []
     assert sum(len(album.show(figure)) for figure in drawn) * 25 < PAGE_LIMIT_BYTES
@@ -452,7 +456,7 @@ def test_a_picture_in_both_widths_takes_a_fiftieth_of_the_room(tmp_path, monkeyp
 def test_phones_lose_their_own_picture_before_any_is_left_out(tmp_path, monkeypatch):
     figure_folder(tmp_path, pictures=2)
     [made] = read_folder(tmp_path)[0]
-    wide = len(pictures.webp(made.figures[0].png, 32, 24))
+    wide = len(pictures.webp(made.figures[0].png))
     monkeypatch.setattr(pictures, "EMBED_BYTES", 3 * wide)
     album = pictures.Album(made.figures, tmp_path)
     shown = "".join(album.show(figure) for figure in made.figures)

@@ -8,8 +8,8 @@ from fake_confirm import ANSWERS, answered, confirm_rows, failed_confirm, plante
 from kvanalysis import ResultsError
 from kvanalysis.cli import main
 from kvanalysis.data.confirm_csv import read_confirm_csv
-from kvanalysis.numbers.retrieval import retrieval, wilson
-from kvanalysis.numbers.retrieval_cells import group_cells, group_words
+from kvanalysis.predict.cells import group_cells, group_words
+from kvanalysis.predict.retrieval import retrieval, wilson
 from test_kvanalysis_report import Page
 
 
@@ -178,7 +178,7 @@ def test_methods_that_are_chosen_away_have_no_answers(folder, capsys):
 
 
 def test_the_page_shows_the_answers(folder, monkeypatch):
-    monkeypatch.setattr("kvanalysis.page.report.write_figures", lambda frame, out: [])
+    monkeypatch.setattr("kvanalysis.page.report.write_figures", lambda *_, **__: [])
     assert main(["report", str(folder)]) == 0
     text = (folder / "report.html").read_text(encoding="utf-8")
     Page(text)

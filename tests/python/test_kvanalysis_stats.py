@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from kvanalysis import load
-from kvanalysis.numbers.stats import bootstrap_means, mean_interval, paired_difference, unit_means
-from kvanalysis.numbers.summary import summarise
+from kvanalysis.stats.intervals import bootstrap_means, mean_interval, paired_difference, unit_means
+from kvanalysis.stats.summary import summarise
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 
 # Quantiles interpolate between two of the 2000 draws: the share beyond them is off by one draw at most.
@@ -58,7 +58,7 @@ def test_the_bootstrap_has_2000_resamples_and_gives_the_same_numbers_again():
 
 
 def test_working_in_blocks_gives_means_of_the_same_distribution(monkeypatch):
-    monkeypatch.setattr("kvanalysis.numbers.stats.BLOCK_VALUES", 10)
+    monkeypatch.setattr("kvanalysis.stats.intervals.BLOCK_VALUES", 10)
     means = bootstrap_means([0.0, 1.0])
     assert len(means) == 2000
     assert (means == 0).mean() == pytest.approx(0.25, abs=3 * np.sqrt(0.25 * 0.75 / 2000))

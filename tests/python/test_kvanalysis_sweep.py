@@ -13,18 +13,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from caught_figures import caught_figures, pictures
 from fake_engine import calls, fake_engine
 from kvanalysis import load
+from kvanalysis.budgets.bends import bends, refinements, refining_budgets
+from kvanalysis.budgets.replayed import common_curves, log_spaced, midpoint, replayed
+from kvanalysis.budgets.search import COLUMNS as EPSILON_COLUMNS
+from kvanalysis.budgets.search import bracket, epsilon_table, open_searches, over_heads, probe
 from kvanalysis.cli import main
 from kvanalysis.errors import SweepError
 from kvanalysis.figures.alone import alone
-from kvanalysis.numbers.bends import bends, refinements, refining_budgets
-from kvanalysis.numbers.budgets import log_spaced, midpoint
-from kvanalysis.numbers.epsilon_quartiles import over_heads
-from kvanalysis.numbers.epsilon_search import COLUMNS as EPSILON_COLUMNS
-from kvanalysis.numbers.epsilon_search import bracket, epsilon_table, open_searches, probe
-from kvanalysis.numbers.replayed import common_curves, replayed
-from kvanalysis.plots import budget_for_epsilon
+from kvanalysis.plots.budgets import budget_for_epsilon
 from kvanalysis.sweeps.config import read_sweep_config
 from kvreplay_cli import BINARY, ROOT, kvreplay, synth
 from test_kvanalysis_fake import COLUMNS, failed_row, fake_row, write_results
@@ -698,15 +697,14 @@ def test_the_page_of_a_sweep_draws_what_its_epsilons_need_and_means_of_the_same_
     assert {"16", "45", "91", "512"} <= budgets
     assert "181" not in budgets
     frame = load(out)
-    [drawn] = budget_for_epsilon.draw_frame(frame, tmp_path)
-    assert drawn.png.is_file()
-    assert len(pd.read_csv(drawn.csv)) == 4
-    header, rows = drawn.table
+    _, [drawn] = caught_figures(budget_for_epsilon, frame)
+    assert len(drawn.table) == 4
+    header, rows = drawn.cells
     # 35 tokens meet 0.1 for both heads of uniform.
     assert [text for text, _ in rows[3]] == ["uniform", "0.1", "35", "35", "35", "2", "2", "0"]
     assert len(header) == len(rows[0])
     (out / "epsilon.csv").unlink()
-    assert budget_for_epsilon.draw_frame(frame, tmp_path) == []
+    assert pictures(budget_for_epsilon, frame) == []
 
 
 SYNTH = ("--tokens", 256, "--prompt", 128, "--layers", 2)

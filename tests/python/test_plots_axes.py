@@ -6,15 +6,16 @@ from caught_figures import caught_figures
 from kvanalysis import load
 from kvanalysis.drawing.budget_axes import set_error_axis
 from kvanalysis.drawing.log_ticks import DECADES, DENSE, plain_log
-from kvanalysis.drawing.plotstyle import new_figure, styled
-from kvanalysis.plots import budget_for_epsilon, layer_head_map
+from kvanalysis.drawing.style import new_figure, styled
+from kvanalysis.plots.budgets import budget_for_epsilon
+from kvanalysis.plots.run import layer_head_map
 from kvanalysis.sweeps.products import write_epsilon
 from test_kvanalysis_fake import fake_row, write_results
 
 
-def drawn_figures(plot, frame, folder):
-    figures, drawn = caught_figures(plot, frame, folder)
-    assert drawn
+def drawn_figures(plot, frame):
+    figures, _ = caught_figures(plot, frame)
+    assert figures
     return figures
 
 
@@ -88,7 +89,7 @@ def answered(folder, needed):
     ],
 )
 def test_the_bars_of_a_budget_that_an_epsilon_needs_end_within_the_axes_or_nowhere(tmp_path, needed, ends):
-    for figure in drawn_figures(budget_for_epsilon, answered(tmp_path, needed), tmp_path):
+    for figure in drawn_figures(budget_for_epsilon, answered(tmp_path, needed)):
         [axes] = figure.axes
         low, high = axes.get_ylim()
         [bars] = axes.collections
@@ -101,7 +102,7 @@ def test_the_bars_of_a_budget_that_an_epsilon_needs_end_within_the_axes_or_nowhe
 
 
 def test_few_tokens_have_labelled_ticks_as_well(tmp_path):
-    for figure in drawn_figures(budget_for_epsilon, answered(tmp_path, [70, 75, 80, 110]), tmp_path):
+    for figure in drawn_figures(budget_for_epsilon, answered(tmp_path, [70, 75, 80, 110])):
         assert len(shown_ticks(figure.axes[0].yaxis)) >= 3
 
 
@@ -113,7 +114,7 @@ def test_the_scale_of_the_maps_and_its_label_lie_within_the_figure(tmp_path, lay
         for layer in range(layers)
         for head in range(heads)
     ]
-    for figure in drawn_figures(layer_head_map, load(write_results(tmp_path, rows)), tmp_path):
+    for figure in drawn_figures(layer_head_map, load(write_results(tmp_path, rows))):
         scale = figure.axes[-1]
         whole = figure.bbox
         assert " ".join(scale.get_ylabel().split()) == "mean rel. error [1]"

@@ -1,39 +1,26 @@
 """Figures of BalanceKV: halvings beside paired samples, the merge tree, the walk's discrepancy."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pandas as pd
 import pytest
+from fake_figure import config_context, sketch
 from kvanalysis.data.load import load
-from kvanalysis.drawing.memory_powers import memory_verdicts
-from kvanalysis.drawing.plotstyle import styled
 from kvanalysis.errors import FigureError
-from kvanalysis.figures.config import Step, read_figure_config
-from kvanalysis.figures.context import Context
+from kvanalysis.figures.config import Step
 from kvanalysis.figures.steps import _completed
-from kvanalysis.numbers.loglog import Slope, fit, slope
-from kvanalysis.numbers.lower_everywhere import lower_everywhere
-from kvanalysis.numbers.verdict import near
-from kvanalysis.numbers.walk_discrepancy import COIN, LITERAL, discrepancy, walk_of
-from kvanalysis.plots import halving_error, merge_tree, walk_theorems
+from kvanalysis.plots.balancekv import halving_error, walk_theorems
+from kvanalysis.plots.balancekv.discrepancy import COIN, LITERAL, discrepancy, walk_of
+from kvanalysis.plots.balancekv.memory_powers import memory_verdicts
+from kvanalysis.stats.fits import Slope, slope
+from kvanalysis.stats.paired import lower_everywhere
+from kvanalysis.stats.verdict import near
 from test_kvanalysis_fake import fake_row, write_results
 
 CONFIGS = Path(__file__).parents[2] / "configs/figures"
-
-
-def context(name, out, **options):
-    config = read_figure_config(CONFIGS / f"{name}.yaml")
-    config = replace(config, options=config.options | options)
-    return Context(config, out, config.traces)
-
-
-def drawn(plot, context):
-    with styled():
-        return plot(context)
 
 
 def write_extras(folder, rows):
@@ -75,20 +62,20 @@ def test_the_tail_of_the_paired_samples_is_the_mean_over_heads(tmp_path):
 
 def test_the_sweep_is_completed_from_the_trace_and_from_the_run_before(tmp_path):
     halving_runs(tmp_path)
-    at = context("balancekv_fig2", tmp_path)
-    run = halving_error.settled(at, Step("run", "run", {}))
+    at = config_context("balancekv_fig2", tmp_path)
+    run = halving_error.derived_overrides(at, Step("run", "run", {}))
     assert (run["replay.prefill"], run["budget.tokens"]) == (768, [416, 240, 152, 108])
     assert run["methods.0.sinks"] == 64
     assert "methods.0.recent" not in run, "no recent tokens: the decode tokens are the recent ones"
-    tail = halving_error.settled(at, Step("run", "tail", {}))
+    tail = halving_error.derived_overrides(at, Step("run", "tail", {}))
     assert {"name": "uniform", "sinks": 64, "recent": 0, "rounds": 2, "tail": 20} in tail["methods"]
     assert len(tail["methods"]) == 4
 
 
 def test_a_sample_is_drawn_under_the_name_of_the_walk_whose_tail_it_has(tmp_path):
     halving_runs(tmp_path)
-    plot = drawn(halving_error.draw, context("balancekv_fig2", tmp_path))
-    table = pd.read_csv(plot.figures[0].csv).set_index(["name", "rounds"])["mean"]
+    plot = sketch(config_context("balancekv_fig2", tmp_path))
+    table = plot.table().set_index(["name", "rounds"])["mean"]
     assert table["uniform, tail of balancekv", 1] == pytest.approx(0.05)
     assert table["uniform, tail of the coin", 2] == pytest.approx(0.20)
     assert table["balancekv", 1] == pytest.approx(0.11)
@@ -103,24 +90,24 @@ def test_the_clamped_metric_gets_a_figure_of_its_own_where_it_was_measured(tmp_p
     for step in ("run", "tail"):
         table = pd.read_csv(tmp_path / step / "results.csv", dtype=str, keep_default_na=False)
         table.assign(rel_err_clamped="0.7").to_csv(tmp_path / step / "results.csv", index=False)
-    plot = drawn(halving_error.draw, context("balancekv_fig2", tmp_path))
+    plot = sketch(config_context("balancekv_fig2", tmp_path))
     assert [figure.title.split(" by")[0] for figure in plot.figures] == [
         "Relative error",
         "Relative error, clamped metric",
     ]
-    assert set(pd.read_csv(plot.figures[1].csv)["mean"]) == {0.7}
+    assert set(plot.table(1)["mean"]) == {0.7}
 
 
 def test_a_kind_completes_run_and_cluster_steps_and_the_step_itself_stands_above_it():
-    def settled(_step):
+    def derived(_step):
         return {"replay.tokens": 9, "select.layers": [1]}
 
-    run = _completed(Step("run", "run", {"replay.tokens": 5}), settled)
+    run = _completed(Step("run", "run", {"replay.tokens": 5}), derived)
     assert run.argument == {"replay.tokens": 5, "select.layers": [1]}
-    assert _completed(Step("cluster", "c", ""), settled).argument.split() == [
+    assert _completed(Step("cluster", "c", ""), derived).argument.split() == [
         "-s", "replay.tokens=9", "-s", "'select.layers=[1]'",
     ]  # fmt: skip
-    assert _completed(Step("bounds", "b", "buzz"), settled).argument == "buzz"
+    assert _completed(Step("bounds", "b", "buzz"), derived).argument == "buzz"
 
 
 def kept_of(weights_by_step):
@@ -144,8 +131,8 @@ TREE = [[1.0], [2.0, 0.0], [2.0, 1.0], [4.0]]
 
 def test_the_merge_tree_is_held_against_the_bits_at_every_step(tmp_path):
     tree_run(tmp_path, TREE)
-    plot = drawn(merge_tree.draw, context("balancekv_fig1", tmp_path))
-    table = pd.read_csv(plot.figures[0].csv)
+    plot = sketch(config_context("balancekv_fig1", tmp_path))
+    table = plot.table()
     entries = table.pivot(index="tokens", columns="level", values="entries").to_numpy()
     assert entries.tolist() == [[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]]
     assert table[table["level"] == 1]["predicted"].tolist() == [0, 1, 1, 0]
@@ -154,7 +141,7 @@ def test_the_merge_tree_is_held_against_the_bits_at_every_step(tmp_path):
 
 def test_a_level_that_should_be_empty_makes_the_verdict_fail(tmp_path):
     tree_run(tmp_path, [*TREE[:3], [2.0]])
-    [verdict] = drawn(merge_tree.draw, context("balancekv_fig1", tmp_path)).verdicts
+    [verdict] = sketch(config_context("balancekv_fig1", tmp_path)).verdicts
     assert verdict.outcome == "does not hold"
     assert "1 are 0 where the level is occupied" in verdict.numbers
 
@@ -163,12 +150,12 @@ def test_a_tree_that_did_not_start_at_token_0_is_refused(tmp_path):
     row = fake_row("balancekv_stream", {"batch": 2, "levels": 2}, "", n_prefill=768)
     write_results(tmp_path / "run", [row])
     with pytest.raises(FigureError, match=r"replay\.prefill must be 1"):
-        merge_tree.draw(context("balancekv_fig1", tmp_path))
+        sketch(config_context("balancekv_fig1", tmp_path))
 
 
 def test_no_tree_at_all_is_said(tmp_path):
     write_results(tmp_path / "run", [fake_row()])
-    assert merge_tree.draw(context("balancekv_fig1", tmp_path)).verdicts[0].outcome == "not decided"
+    assert sketch(config_context("balancekv_fig1", tmp_path)).verdicts[0].outcome == "not decided"
 
 
 def test_the_discrepancy_of_two_equal_tokens_is_zero_if_one_is_kept():
@@ -192,12 +179,6 @@ def test_a_walk_is_named_by_what_its_bound_means(c, name):
     assert walk_of({"params": {"c": c, "delta": None}, "n_tokens": 1000}) == name
 
 
-def test_the_slope_of_a_power_is_its_exponent():
-    x = np.array([1.0, 2, 4, 8])
-    assert fit(x, 5 * x**-1.5)[0] == pytest.approx(-1.5)
-    assert np.isnan(fit([2, 2], [1, 3])[0])
-
-
 def test_the_interval_of_an_exponent_is_over_heads():
     place = {"trace_id": "t", "prompt": "0", "layer": 0}
     rows = pd.DataFrame([
@@ -214,7 +195,7 @@ def test_an_interval_that_contains_the_exponent_and_much_else_does_not_confirm_i
     assert near(-1, -3, 1, 0.25) == "mixed"
     assert near(-1, -0.7, -0.1, 0.25) == "does not hold"
     assert near(-1, np.nan, np.nan, 0.25) == "not decided"
-    wide = Slope(-1.0, -3.0, 1.0, 0.9, 1.0, 2)
+    wide = Slope(-1.0, -3.0, 1.0, 2)
     [verdict] = memory_verdicts({("a trace", "subgen_stream"): wide})
     assert (verdict.outcome, verdict.numbers) == ("mixed", "-1.00 [-3.00, 1.00] over 2 heads")
 
@@ -223,10 +204,10 @@ def test_a_discrepancy_that_grows_as_a_root_is_no_logarithm():
     n = np.array([256, 1024, 4096])
     walks = pd.DataFrame({"tokens": n})
     for power, outcome in ((0.5, "does not hold"), (0.1, "holds")):
-        found, coin = (Slope(mean, low, high, 1.0, 1.0, 2) for mean, low, high in (
+        found, coin = (Slope(mean, low, high, 2) for mean, low, high in (
             (power, power, power + 0.01), (0.5, 0.5, 0.5)))  # fmt: skip
         slopes = {LITERAL: found, COIN: coin}
-        assert [v.outcome for v in walk_theorems._walk_verdicts(walks, slopes)] == [outcome]
+        assert [v.outcome for v in walk_theorems.walk_verdicts(walks, slopes)] == [outcome]
 
 
 def test_a_claim_without_a_common_head_or_with_a_single_one_does_not_decide(tmp_path):

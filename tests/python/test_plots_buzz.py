@@ -6,13 +6,13 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
+from fake_figure import draw, scores, write_cluster, write_lists
 from kvanalysis.errors import ResultsError
 from kvanalysis.figures.config import Step
-from kvanalysis.numbers import buzz_theory
-from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, UNDECIDED
-from kvanalysis.plots.live_tokens import after_passes
-from kvanalysis.plots.log_n_references import relative_error
-from plot_context import draw, scores, write_cluster, write_lists
+from kvanalysis.plots.buzz import theory as buzz_theory
+from kvanalysis.plots.buzz.live_tokens import after_passes
+from kvanalysis.plots.buzz.log_n_references import relative_error
+from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNDECIDED
 from test_kvanalysis_fake import fake_row
 
 BUZZ = {"sinks": 4, "window": 50, "stride": 5, "threshold": 200, "variant": "reference"}
@@ -66,12 +66,12 @@ def live_rows(folder, sizes):
 def test_a_saw_tooth_by_the_recursion_holds_and_another_does_not(tmp_path):
     good = saw_tooth(BUZZ, 700)
     plot = draw(tmp_path / "good", "live_tokens", live_rows(tmp_path / "good", good))
-    assert [verdict.outcome for verdict in plot.verdicts] == [HOLDS] * 3
-    curve = pd.read_csv(plot.figures[0].csv)
+    assert plot.outcomes() == [HOLDS] * 3
+    curve = plot.table()
     assert curve[curve["label"] == "reference"]["y"].tolist() == good
     bad = [size - (i > 300) for i, size in enumerate(good)]
     plot = draw(tmp_path / "bad", "live_tokens", live_rows(tmp_path / "bad", bad))
-    assert [verdict.outcome for verdict in plot.verdicts] == [HOLDS, FAILS, HOLDS]
+    assert plot.outcomes() == [HOLDS, FAILS, HOLDS]
 
 
 @pytest.mark.parametrize("steps", [150, 330])
@@ -80,7 +80,7 @@ def test_a_text_of_too_few_passes_decides_nothing(tmp_path, steps):
     rows = live_rows(tmp_path, saw_tooth(BUZZ, steps))
     bounds_table(tmp_path, 255, 47, 49)
     listed = [Step("run", "run", {}), Step("bounds", "bounds", "buzz")]
-    outcomes = [verdict.outcome for verdict in draw(tmp_path, "live_tokens", rows, steps=listed).verdicts]
+    outcomes = draw(tmp_path, "live_tokens", rows, steps=listed).outcomes()
     assert outcomes[1::2] == [UNDECIDED if steps == 150 else HOLDS, UNDECIDED]
 
 
@@ -132,7 +132,7 @@ def ratio_rows(errors):
 def test_the_rule_holds_if_nothing_beats_it_and_both_ends_are_worse(tmp_path, errors, outcome):
     plot = draw(tmp_path, "size_ratio", ratio_rows(errors))
     assert plot.verdicts[0].outcome == outcome
-    assert pd.read_csv(plot.figures[0].csv)["x"].tolist() == pytest.approx([1.5, 232 / 53, 6.25])
+    assert plot.table()["x"].tolist() == pytest.approx([1.5, 232 / 53, 6.25])
 
 
 def test_the_budget_with_the_nearest_time_average_stands_for_a_share(tmp_path):
@@ -157,7 +157,7 @@ def test_the_budget_with_the_nearest_time_average_stands_for_a_share(tmp_path):
     claims = [{"claim": "a", "lower": {"method": "h2o"}, "higher": {"method": "buzz"}}]
     options = {"shares": [0.1, 0.2, 0.3], "claims": claims}
     plot = draw(tmp_path, "matched_average", {"run": fixed, "swinging": swings}, options)
-    table = pd.read_csv(plot.figures[0].csv)
+    table = plot.table()
     buzz = table[table["label"] == "buzz"]
     assert buzz[["x", "mean_kept_tokens", "peak_kept_tokens"]].values.tolist() == [
         [10, 10.5, 15],
@@ -186,8 +186,8 @@ def test_spans_come_from_extras_and_the_middle_is_compared_with_the_start(tmp_pa
         {"claim": "c", "select": {"method": "buzz"}, "below": 0.5} | places,
     ]
     plot = draw(tmp_path, "needle_spans", rows, {"places": [0, 0.4, 0.9], "claims": claims}, more=["extras"])
-    assert [verdict.outcome for verdict in plot.verdicts] == [HOLDS, HOLDS, FAILS]
-    table = pd.read_csv(plot.figures[0].csv)
+    assert plot.outcomes() == [HOLDS, HOLDS, FAILS]
+    table = plot.table()
     assert table[table["label"] == "buzz"]["y"].tolist() == [0.8, 0.7, 0.9]
 
 
@@ -219,11 +219,11 @@ def test_log_n_is_measured_against_both_exact_references(tmp_path):
                 rows.append(fake_row(method, {"log_n": log_n}, budget, kv_head=h, key=f"{name}-{h}"))
                 file[f"{name}-{h}/out"] = np.array([[out]])
     plot = draw(tmp_path, "log_n_references", {"run": [fake_row("buzz", budget=50)], "log_n": rows})
-    table = pd.read_csv(plot.figures[1].csv).set_index(["panel", "log_n"])["y"]
+    table = plot.table(1).set_index(["panel", "log_n"])["y"]
     own, scaled = "against exact attention", "against exact attention with log n"
     assert [table[own, "off"], table[own, "context"]] == [0.5, 0.5]
     assert [table[scaled, "off"], table[scaled, "context"]] == [0.75, 0.25]
-    assert [verdict.outcome for verdict in plot.verdicts] == [UNDECIDED, HOLDS]  # no live; 0.25 against 0.5
+    assert plot.outcomes() == [UNDECIDED, HOLDS]  # no live; 0.25 against 0.5
 
 
 def one_pass(kept):
@@ -247,9 +247,9 @@ def test_each_segment_keeps_its_largest_score(tmp_path, kept, outcomes):
     a, row, lists = one_pass(kept)
     write_cluster(tmp_path, scores(0, 0, a))
     write_lists(tmp_path / "run/kept.h5", {"k": [np.array(x) for x in lists]})
-    plot = draw(tmp_path, "segment_peaks", [row], pictures=len(kept) == 5)
-    assert [verdict.outcome for verdict in plot.verdicts] == outcomes
-    table = pd.read_csv(plot.figures[0].csv)
+    plot = draw(tmp_path, "segment_peaks", [row], painted=len(kept) == 5)
+    assert plot.outcomes() == outcomes
+    table = plot.table()
     assert table["token"][table["kept"]].tolist() == kept
     assert table["segment"].tolist() == [-1, 0, 0, 0, 1, 1, 1, 2, 2, 2, -1, -1]
 

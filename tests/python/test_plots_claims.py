@@ -2,13 +2,15 @@
 
 import pandas as pd
 import pytest
+from fake_figure import draw, make_context
 from kvanalysis import load
 from kvanalysis.drawing.curve_axes import Axis
-from kvanalysis.drawing.curves import Sheet, draw_sheet, head_points
+from kvanalysis.drawing.curves import Sheet, curves_picture
+from kvanalysis.drawing.style import styled
 from kvanalysis.errors import FigureError
-from kvanalysis.numbers.config_claims import Claim, judge, read_claims, select
-from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, UNDECIDED
-from plot_context import draw, make_context
+from kvanalysis.stats.claims import Claim, judge, read_claims, select
+from kvanalysis.stats.intervals import head_points
+from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNDECIDED
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 
 HEADS = range(4)
@@ -91,7 +93,7 @@ def test_a_malformed_claim_is_refused_by_name(tmp_path, item, says):
 def test_budget_claims_draws_the_curves_and_judges(tmp_path):
     options = {"claims": [{"claim": "a", "lower": {"method": "h2o"}, "higher": {"method": "tova"}}]}
     plot = draw(tmp_path, "budget_claims", rows_of("h2o", LOW) + rows_of("tova", HIGH), options)
-    assert [verdict.outcome for verdict in plot.verdicts] == [HOLDS]
+    assert plot.outcomes() == [HOLDS]
     assert plot.verdicts[0].source == "a paper"
     assert plot.figures[0].caption == "rel_err_out_mean: a mean of ratios over query heads and rows."
 
@@ -109,11 +111,7 @@ def test_points_are_means_over_heads_of_seed_means(tmp_path):
     assert points[["y", "low", "high"]].values[0].tolist() == pytest.approx([0.25, 0.15, 0.35])
 
 
-def test_a_sheet_writes_its_points_and_clips_no_band(tmp_path, monkeypatch):
-    seen = {}
-    monkeypatch.setattr(
-        "kvanalysis.drawing.two_widths.save", lambda figure, stem: seen.setdefault(stem, figure)
-    )
+def test_a_sheet_shows_its_points_and_clips_no_band():
     points = pd.DataFrame(
         [
             ("one", "a", 1, 0.2, 0.1, 0.3),
@@ -124,10 +122,11 @@ def test_a_sheet_writes_its_points_and_clips_no_band(tmp_path, monkeypatch):
         columns=["panel", "label", "x", "y", "low", "high"],
     )
     sheet = Sheet("t", points, Axis("x"), Axis("y", levels={"line": 0.7}), "note", levels_in=("two",))
-    drawn = draw_sheet(sheet, tmp_path / "sheet")
-    assert pd.read_csv(drawn.csv).equals(points)
-    for figure in seen.values():
-        first, second = figure.axes
+    picture = curves_picture(sheet)
+    assert picture.table is points
+    for _, width in picture.widths:
+        with styled():
+            first, second = picture.draw(width).axes
         assert first.get_ylim() == second.get_ylim()
         assert second.get_ylim()[0] == 0
         assert second.get_ylim()[1] >= 0.9

@@ -5,20 +5,19 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 import pytest
-from caught_figures import caught_figures
+from caught_figures import caught_figures, pictures
 from fake_confirm import confirm_rows, planted, six_methods, write_confirm
 from kvanalysis import ResultsError, load
-from kvanalysis.drawing.loss_axes import LINEAR, set_loss_axis
-from kvanalysis.drawing.plotstyle import new_figure, styled
-from kvanalysis.drawing.point_labels import label_points
-from kvanalysis.figures.of_run import write_figures
-from kvanalysis.plots import loss_against_error, loss_by_layer
+from kvanalysis.drawing.style import new_figure, styled
+from kvanalysis.plots.confirm import loss_against_error, loss_by_layer
+from kvanalysis.plots.confirm.loss_axes import LINEAR, set_loss_axis
+from kvanalysis.plots.confirm.point_labels import label_points
 from matplotlib.text import Text
 from test_kvanalysis_fake import TRACE, fake_row, write_results
 
 
 def figures_of(plot, folder):
-    return caught_figures(plot, load(folder), folder)
+    return caught_figures(plot, load(folder))
 
 
 def exceptional(folder, prompts=("p0",)):
@@ -33,7 +32,7 @@ def exceptional(folder, prompts=("p0",)):
 @pytest.mark.parametrize("plot", [loss_against_error, loss_by_layer])
 def test_without_confirm_csv_nothing_is_drawn(tmp_path, plot):
     write_results(tmp_path, [fake_row()])
-    assert plot.draw_frame(load(tmp_path), tmp_path) == []
+    assert pictures(plot, load(tmp_path)) == []
 
 
 @pytest.mark.parametrize("plot", [loss_against_error, loss_by_layer])
@@ -79,7 +78,7 @@ def test_every_text_has_a_panel_that_says_its_correlation(tmp_path):
         assert [axes.get_title(loc="left").split(":")[0] for axes in figure.axes] == ["p0", "p1"]
         assert all("rank correlation 0." in axes.get_title(loc="left") for axes in figure.axes)
     assert "The engine’s main measure is the best" in drawn.caption
-    table = pd.read_csv(drawn.csv)
+    table = drawn.table
     assert len(table) == 2 * 14 and set(table["measure_1"]) == {"rel_err_out_mean, mean"}
 
 
@@ -161,7 +160,7 @@ def test_the_curves_over_layers_hold_all_correlations_and_their_bands(tmp_path):
 
     folder = planted(tmp_path, six_methods(other=layers), ("p0", "p1"), n_layers=4)
     figures, [drawn] = figures_of(loss_by_layer, folder)
-    table = pd.read_csv(drawn.csv)
+    table = drawn.table
     assert list(table.loc[table["panel"] == "p0", "y"]) == pytest.approx([-1, 1, 1, 1])
     for figure in figures:
         assert [axes.get_title(loc="left") for axes in figure.axes] == ["p0", "p1"]
@@ -182,15 +181,14 @@ def test_each_trace_is_drawn_from_its_own_rows(tmp_path):
             rows.append(fake_row(method, budget=budget, seed="", rel_err=loss, given={}, trace_id=trace))
             losses += confirm_rows(method, budget, loss, layers="0", trace_id=trace)
     write_confirm(write_results(tmp_path, rows), losses)
-    drawn = write_figures(load(tmp_path), tmp_path / "figures")
-    names = [figure.png.name for figure in drawn if "loss_against" in figure.png.name]
-    assert names == ["loss_against_error_page_5f0c3a9d.png", "loss_against_error_page_bbbbbbbb.png"]
+    names = [picture.name for picture in pictures(loss_against_error, load(tmp_path))]
+    assert names == ["5f0c3a9d_loss_against_error", "bbbbbbbb_loss_against_error"]
 
 
 def test_rows_of_other_results_stop_the_figures(tmp_path):
     folder = planted(tmp_path, six_methods(), more=confirm_rows("subgen"))
     with pytest.raises(ResultsError, match="subgen"):
-        loss_against_error.draw_frame(load(folder), folder)
+        pictures(loss_against_error, load(folder))
 
 
 # Labels and axes

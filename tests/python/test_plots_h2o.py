@@ -5,17 +5,17 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from fake_figure import draw, scores, write_cluster, write_lists
 from kvanalysis.data.arrays import Recorded
 from kvanalysis.data.toy_trace import write_toy_trace
 from kvanalysis.errors import ResultsError
 from kvanalysis.figures.config import read_figure_config
 from kvanalysis.figures.make import make_figure
-from kvanalysis.figures.steps import Wishes
-from kvanalysis.numbers.verdict import FAILS, HOLDS, MIXED, UNTESTABLE
-from kvanalysis.plots.accumulated_tail import null_scores, top_share
-from kvanalysis.plots.global_statistics import chance, jaccard
+from kvanalysis.figures.steps import RunOptions
+from kvanalysis.plots.h2o.accumulated_tail import null_scores, top_share
+from kvanalysis.plots.h2o.global_statistics import chance, jaccard
+from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNTESTABLE
 from kvreplay_cli import BINARY, ROOT
-from plot_context import draw, scores, write_cluster, write_lists
 from test_kvanalysis_fake import fake_row
 
 
@@ -40,7 +40,7 @@ def test_a_heavy_tail_is_more_than_the_null_in_every_layer(tmp_path):
         write_cluster(tmp_path / folder, [line for head in heads for line in head])
         plot = draw(tmp_path / folder, "accumulated_tail")
         assert plot.verdicts[0].outcome == outcome
-        top = pd.read_csv(plot.figures[1].csv)
+        top = plot.table(1)
         together = top["label"] == "query heads of a kv head together"
         measured = top[(top["panel"] == "top 20 % of tokens") & together]
         assert measured["y"].tolist()[0] == pytest.approx(top_share(steep, 0.2))
@@ -50,8 +50,9 @@ def test_the_null_of_the_rows_that_were_recorded_stands_before_that_of_all_rows(
     flat = [1 / 4] * 4
     lines = [line for head in range(2) for line in scores(0, head, flat)]
     write_cluster(tmp_path, lines + [(0, head, "top_share_null", 0.2, "", 0.6) for head in range(2)])
-    assert draw(tmp_path, "accumulated_tail").verdicts[0].outcome == FAILS  # 1/4 is less than 0.6
-    top = pd.read_csv(tmp_path / "fake_top.csv")
+    plot = draw(tmp_path, "accumulated_tail")
+    assert plot.outcomes()[0] == FAILS  # 1/4 is less than 0.6
+    top = plot.table(1)
     null = top[top["label"] == "uniform causal attention"].set_index("panel")["y"]
     assert null["top 20 % of tokens"] == 0.6
     assert null["top 5 % of tokens"] == pytest.approx(top_share(null_scores(4), 0.05))
@@ -81,8 +82,8 @@ def sparsities(layers):
 def test_sparse_in_almost_all_layers_is_counted_over_layers(tmp_path, layers, outcome):
     write_cluster(tmp_path, sparsities(layers))
     plot = draw(tmp_path, "sparsity_by_layer")
-    assert [verdict.outcome for verdict in plot.verdicts] == [outcome, outcome]
-    table = pd.read_csv(plot.figures[0].csv)
+    assert plot.outcomes() == [outcome, outcome]
+    table = plot.table()
     means = table[(table["label"] == "all tokens") & ~table["dot"]]
     assert means["y"].tolist() == pytest.approx(list(layers.values()))
     assert table["dot"].sum() == 3 * 2 * len(layers)
@@ -115,7 +116,7 @@ def test_the_dropped_share_counts_prompt_tokens(tmp_path):
         ]
     }
     plot = draw(tmp_path, "dropped_tokens", rows, options)
-    table = pd.read_csv(plot.figures[0].csv)
+    table = plot.table()
     assert sorted(set(table["x"])) == pytest.approx([1, 10])
     assert set(table["panel"]) == {"all tokens may go"}
     assert "1 % dropped: heavy 0.8, random 0.1" in plot.figures[0].caption
@@ -159,8 +160,8 @@ def test_overlaps_compare_what_the_last_step_attends_to(tmp_path):
         }
         write_lists(tmp_path / "run/kept.h5", steps)
         write_lists(tmp_path / "run/kept.h5", {f"g{h}": [[0, 1, 6, 7, 8], [0, 1, 7, 8, 9]]}, "attended")
-    plot = draw(tmp_path, "global_statistics", rows, pictures=True)
-    table = pd.read_csv(plot.figures[1].csv).set_index(["panel", "label"])["y"]
+    plot = draw(tmp_path, "global_statistics", rows, painted=True)
+    table = plot.table(1).set_index(["panel", "label"])["y"]
     assert table["all attended tokens", "local scores"] == pytest.approx(4 / 6)  # 0 2 7 8 9 and 0 1 7 8 9
     assert table["without the recent window", "local scores"] == pytest.approx(1 / 3)  # 0 2 and 0 1
     assert table["all attended tokens", "recent tokens only"] == pytest.approx(3 / 7)
@@ -178,7 +179,7 @@ def test_the_greedy_ratio_is_never_judged_and_says_what_is_missing(tmp_path):
         tmp_path, "greedy_ratio", [row | {"mass_recall_min": 0.4} for row in rows], more=["mass_recall_min"]
     )
     assert "worst row 0.400" in plot.verdicts[0].numbers
-    assert set(pd.read_csv(plot.figures[0].csv)["panel"]) == {"mean over rows", "worst row"}
+    assert set(plot.table()["panel"]) == {"mean over rows", "worst row"}
 
 
 def test_a_table_has_a_row_for_each_name_also_without_results_or_budget(tmp_path):
@@ -188,8 +189,8 @@ def test_a_table_has_a_row_for_each_name_also_without_results_or_budget(tmp_path
         {"name": name, "select": {"method": m}}
         for name, m in (("H2O", "h2o"), ("full", "exact"), ("gone", "tova"))
     ]
-    plot = draw(tmp_path, "error_table", rows, {"rows": wanted}, pictures=True)
-    table = pd.read_csv(plot.figures[0].csv)
+    plot = draw(tmp_path, "error_table", rows, {"rows": wanted}, painted=True)
+    table = plot.table()
     assert table[["name", "budget_tokens", "y"]].fillna(-1).values.tolist() == [
         ["H2O", 64, 0.2],
         ["H2O", 128, 0.2],
@@ -219,7 +220,7 @@ def test_rows_that_are_no_probabilities_are_refused(tmp_path, rows):
 
 @pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 def test_token_3_leaves_after_step_4(tmp_path):
-    plot = make_figure(read_figure_config(ROOT / "configs/figures/h2o_fig3.yaml"), tmp_path, Wishes())
+    plot = make_figure(read_figure_config(ROOT / "configs/figures/h2o_fig3.yaml"), tmp_path, RunOptions())
     assert [verdict.outcome for verdict in plot.verdicts] == [HOLDS, HOLDS]
     table = pd.read_csv(plot.figures[0].csv)
     fifth = table[(table["label"] == table["label"][0]) & (table["step"] == 5)].set_index("token")[

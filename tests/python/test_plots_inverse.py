@@ -1,12 +1,9 @@
 """The inverse question and the knee: rules by hand, and the figures drawn of them."""
 
 import numpy as np
-import pandas as pd
 import pytest
-from fake_figure import draw, fake_context, sketch
-from kvanalysis.data.load import load
-from kvanalysis.errors import FigureError
-from kvanalysis.numbers.inverse import (
+from fake_figure import fake_context, sketch
+from kvanalysis.budgets.inverse import (
     AT_MOST,
     INTERPOLATED,
     MORE_THAN,
@@ -15,7 +12,9 @@ from kvanalysis.numbers.inverse import (
     needed_budgets,
     over_heads,
 )
-from kvanalysis.numbers.knee import knee
+from kvanalysis.budgets.knee import knee
+from kvanalysis.data.load import load
+from kvanalysis.errors import FigureError
 from test_kvanalysis_fake import failed_row, fake_row, fake_rows, write_results
 
 BUDGETS = [64, 128, 256, 512]
@@ -84,17 +83,17 @@ def test_the_knee_lies_farthest_below_the_chord_and_a_power_law_has_none():
 
 def test_the_figures_hold_the_needed_budgets_of_every_head(tmp_path):
     rows = [fake_row(layer=7, kv_head=h, budget=b, rel_err=16 / b) for h in range(2) for b in BUDGETS]
-    plot = draw(fake_context(tmp_path, "inverse_epsilon", {"run": rows}, epsilon=0.1, epsilons=[0.2]))
-    heads = pd.read_csv(plot.figures[0].csv)
+    plot = sketch(
+        fake_context(tmp_path, "inverse_epsilon", {"run": rows}, epsilon=0.1, epsilons=[0.2]), painted=True
+    )
+    heads = plot.table()
     assert heads[["label", "layer", "kv_head", "epsilon"]].values.tolist() == [
         ["h2o", 7, h, 0.1] for h in (0, 1)
     ]
     assert heads["budget_needed"].tolist() == pytest.approx([160, 160])
-    curves = pd.read_csv(plot.figures[1].csv)
+    curves = plot.table(1)
     assert curves["budget_needed"].tolist() == pytest.approx([160, 80])
-    assert pd.read_csv(plot.figures[2].csv)["mean_error"].tolist() == pytest.approx(
-        [16 / b for b in BUDGETS] * 2
-    )
+    assert plot.table(2)["mean_error"].tolist() == pytest.approx([16 / b for b in BUDGETS] * 2)
     assert "of 2 heads 0 need at most the smallest budget, 0 more than the largest" in plot.figures[0].caption
 
 
@@ -118,7 +117,7 @@ def test_a_whole_sweep_is_drawn_and_other_measures_can_be_asked_for(tmp_path):
     context = fake_context(
         tmp_path, "inverse_epsilon", {"run": fake_rows()}, measure="eps_spectral_mean", epsilon=0.03
     )
-    heads = pd.read_csv(sketch(context).figures[0].csv)
+    heads = sketch(context).table()
     assert set(heads["measure"]) == {"eps_spectral_mean"}
     assert not set(heads["label"]) & {"exact", "subgen_stream"}  # no budget, no question
 

@@ -1,5 +1,6 @@
 """The overview figures: numbers that can be checked by hand, and odd input."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,44 +9,32 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
+from caught_figures import caught_figures, pictures
+from fake_figure import sketch
 from kvanalysis import load
+from kvanalysis.budgets.regret import ladder, rung_labels
 from kvanalysis.drawing.head_maps import short
-from kvanalysis.drawing.plotstyle import new_figure, styled
+from kvanalysis.drawing.style import new_figure, styled
 from kvanalysis.errors import FigureError
 from kvanalysis.figures.config import read_figure_config
 from kvanalysis.figures.context import Context
-from kvanalysis.numbers.contenders import families, middle_budget, present, spread
-from kvanalysis.numbers.positions import along_rows
-from kvanalysis.numbers.regret import ladder, rung_labels
-from kvanalysis.numbers.stats import mean_interval, mean_intervals
-from kvanalysis.plots import (
-    OVERVIEW,
+from kvanalysis.plots import OVERVIEW
+from kvanalysis.plots.run import (
     best_method_map,
     error_over_position,
     error_vs_bytes,
     layer_head_map,
     needle_recall,
-    overview,
     prefix_error,
     rank_table,
     regret_ladder,
 )
-from matplotlib.figure import Figure
+from kvanalysis.plots.run.positions import along_rows
+from kvanalysis.stats.families import families, middle_budget, present, spread
+from kvanalysis.stats.intervals import mean_interval, mean_intervals
 from test_kvanalysis_fake import COLUMNS, TOKENS, failed_row, fake_row, write_results
 
 ONESHOT = {"phase": "oneshot"}
-
-
-@pytest.fixture(autouse=True)
-def small_pictures(monkeypatch):
-    """Pictures are drawn, but small and without PDF: most of a figure's time goes into its files."""
-    whole = Figure.savefig
-
-    def savefig(figure, path, **options):
-        if path.endswith(".png"):
-            whole(figure, path, **options | {"dpi": 25})
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
 
 
 def frame(folder, rows):
@@ -54,10 +43,9 @@ def frame(folder, rows):
 
 
 def drawn(plot, folder, rows):
-    """The figures and the CSV of the first one."""
-    with styled():
-        figures = plot.draw_frame(frame(folder, rows), folder)
-    return figures, pd.read_csv(figures[0].csv)
+    """The Pictures, and the numbers behind the first one as they would be read from its file."""
+    found = pictures(plot, frame(folder, rows))
+    return found, pd.read_csv(io.StringIO(found[0].table.to_csv(index=False, float_format="%.9g")))
 
 
 def heads(method, errors, params=None, budget=64, **changes):
@@ -188,10 +176,9 @@ def test_ranks_and_pairs_are_those_of_the_heads(tmp_path):
     assert found[["wins", "ties", "losses"]].values.tolist() == [[5, 0, 1], [3, 1, 2], [0, 1, 5]]
     low, high = mean_interval([1, 2, 1])[1:]
     assert found.loc["a", ["rank_low", "rank_high"]].tolist() == pytest.approx([low, high])
-    pairs = pd.read_csv(tmp_path / "rank_pairs.csv")
-    assert len(pairs) == 3
+    assert len(figures[0].more["rank_pairs"]) == 3
     assert "of m = 3 pairs" in figures[0].caption
-    header, cells = figures[0].table
+    header, cells = figures[0].cells
     assert len(header) == len(cells[0])
     assert cells[0][2] == ("a", "a")
 
@@ -200,7 +187,7 @@ def test_stream_and_oneshot_methods_are_ranked_apart(tmp_path):
     rows = [row for m in "ab" for row in heads(m, [0.1, 0.2]) + heads(m, [0.1, 0.2], ONESHOT)]
     figures, table = drawn(rank_table, tmp_path, rows)
     assert table.groupby("family")["n_methods"].max().to_dict() == {"oneshot": 2, "stream": 2}
-    assert [figure.csv.name for figure in figures[1:]] == ["wins_stream.csv", "wins_oneshot.csv"]
+    assert [figure.name for figure in figures[1:]] == ["wins_stream", "wins_oneshot"]
 
 
 def test_a_rank_needs_the_heads_that_all_methods_have(tmp_path):
@@ -234,9 +221,8 @@ def test_curves_average_the_group_and_skip_rows_without_an_output(tmp_path):
 def test_curves_are_rolled_and_drawn_in_a_panel_for_each_family(tmp_path):
     rows = heads("a", [0.1, 0.1]) + heads("b", [0.1, 0.1], ONESHOT)
     found = with_curves(tmp_path, rows, {"a": [np.linspace(0.1, 0.2, 64)], "b": [np.full(64, 0.4)]})
-    with styled():
-        [figure] = error_over_position.draw_frame(found, tmp_path)
-    table = pd.read_csv(figure.csv)
+    [figure] = pictures(error_over_position, found)
+    table = figure.table
     assert table.groupby("label")["family"].first().to_dict() == {"a": "stream", "b": "oneshot"}
     assert table.loc[table["label"] == "b", "rel_err_mean"].tolist() == pytest.approx([0.4] * 64)
 
@@ -280,7 +266,7 @@ def test_the_parts_start_at_the_oracle_whose_budget_means_the_same(tmp_path):
     assert table.loc["h2o", ["selection", "beyond_set"]].tolist() == pytest.approx([0.2, 0.0])
     assert table.loc["h2o", "reference"] == "topk_oracle"
     figures, _ = drawn(regret_ladder, tmp_path, rows)
-    assert [figure.png.name for figure in figures] == ["regret_ladder_page.png", "error_parts_page.png"]
+    assert [figure.name for figure in figures] == ["regret_ladder", "error_parts"]
 
 
 def test_only_oracles_with_default_parameters_are_rungs(tmp_path):
@@ -333,16 +319,15 @@ def overview_of(folder, options, steps):
 def test_runs_are_taken_together_under_names_of_their_own(tmp_path):
     steps = {"run": heads("h2o", [0.1, 0.2]), "late": heads("h2o", [0.3, 0.4])}
     context = overview_of(tmp_path, {"plots": ["rank_table"], "runs": {"run": "", "late": ", late"}}, steps)
-    with styled():
-        figures = overview.draw(context).figures
-    assert [figure.csv.name for figure in figures] == ["rank_table_mine.csv", "wins_stream_mine.csv"]
-    assert pd.read_csv(figures[0].csv)["label"].tolist() == ["h2o", "h2o, late"]
+    figures = sketch(context).figures
+    assert [figure.name for figure in figures] == ["rank_table", "wins_stream"]
+    assert figures[0].table["label"].tolist() == ["h2o", "h2o, late"]
 
 
 def test_an_unknown_overview_plot_is_refused_with_the_known_ones(tmp_path):
     context = overview_of(tmp_path, {"plots": ["pie"]}, {"run": heads("h2o", [0.1, 0.2])})
     with pytest.raises(FigureError, match=r"no overview plot pie; there are error_vs_budget, error_vs_bytes"):
-        overview.draw(context)
+        sketch(context)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -377,7 +362,5 @@ ODD = {
 @pytest.mark.parametrize("rows", ODD.values(), ids=ODD.keys())
 def test_odd_results_are_drawn_or_left_out(tmp_path, rows):
     found = frame(tmp_path, rows)
-    with styled():
-        for plot in OVERVIEW[1:]:
-            for figure in plot.draw_frame(found, tmp_path):
-                assert figure.png.is_file() and len(pd.read_csv(figure.csv))
+    for plot in OVERVIEW[1:]:
+        assert all(len(picture.table) for picture in caught_figures(plot, found)[1])

@@ -1,33 +1,21 @@
 """Figures of SubGen: clusters, radii, t-SNE, its theorem; methods under each other."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pandas as pd
 import pytest
-from kvanalysis.drawing.plotstyle import styled
+from fake_figure import config_context, sketch
 from kvanalysis.errors import FigureError
-from kvanalysis.figures.config import Step, read_figure_config
-from kvanalysis.figures.context import Context
-from kvanalysis.numbers.clustering import curve, lower_heads
-from kvanalysis.plots import cluster_growth, method_dots, radius_curves, subgen_theorem, tsne_panels
+from kvanalysis.figures.config import Step
+from kvanalysis.plots.subgen import tsne_panels
+from kvanalysis.stats.clustering import curve, lower_heads
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 
 CONFIGS = Path(__file__).parents[2] / "configs/figures"
 TOKENS = 40
-
-
-def context(name, out, traces=None, **options):
-    config = read_figure_config(CONFIGS / f"{name}.yaml")
-    return Context(replace(config, options=config.options | options), out, traces or config.traces)
-
-
-def drawn(plot, context):
-    with styled():
-        return plot(context)
 
 
 def cluster_rows(layer=0, head=0, keys=1.0, values=2.0, exponent=0.9):
@@ -61,7 +49,7 @@ def write_cluster(out, rows):
 
 def test_radii_are_divided_by_the_rms_of_their_own_head_and_view(tmp_path):
     write_cluster(tmp_path, cluster_rows())
-    found = curve(context("subgen_radius", tmp_path).cluster(), "radii", over="rms")
+    found = curve(config_context("subgen_radius", tmp_path).cluster(), "radii", over="rms")
     assert found[(found["view"] == "values") & (found["x"] == 4)]["value"].tolist() == [2.0 / 4 / 2.0]
     assert lower_heads(found[found["x"] == 16], "keys", "values") == (1, 1)
     assert lower_heads(found[found["x"] == 16], "keys_unrotated", "values") == (0, 0)
@@ -72,19 +60,18 @@ def test_radii_are_divided_by_the_rms_of_their_own_head_and_view(tmp_path):
 )
 def test_keys_are_more_clusterable_only_if_they_are_in_every_head(tmp_path, radii, outcome):
     write_cluster(tmp_path, [r for h, keys in enumerate(radii) for r in cluster_rows(head=h, keys=keys)])
-    plot = drawn(radius_curves.draw, context("subgen_radius", tmp_path))
-    assert [v.outcome for v in plot.verdicts] == [outcome], "16 centres alone: there are no 256"
-    assert plot.figures[0].png.stat().st_size > 5000
+    plot = sketch(config_context("subgen_radius", tmp_path))
+    assert plot.outcomes() == [outcome], "16 centres alone: there are no 256"
 
 
 def test_growth_is_called_linear_only_by_its_interval(tmp_path):
     rows = [r for h, e in enumerate((0.99, 1.0)) for r in cluster_rows(head=h, exponent=e)]
     write_cluster(tmp_path, rows)
-    plot = drawn(cluster_growth.draw, context("subgen_clusters", tmp_path))
-    assert [v.outcome for v in plot.verdicts] == ["does not hold", "does not hold"]
-    table = pd.read_csv(tmp_path / "subgen_clusters_exponents.csv")
+    plot = sketch(config_context("subgen_clusters", tmp_path))
+    assert plot.outcomes() == ["does not hold", "does not hold"]
+    table = plot.table(more="exponents")
     assert table[["smallest", "mean", "largest"]].values.tolist() == [[0.99, 0.995, 1.0]] * 4
-    counts = pd.read_csv(plot.figures[0].csv)
+    counts = plot.table()
     assert counts.query("view == 'keys' and delta_rel == 0.3 and tokens == 10")["mean"].iloc[
         0
     ] == pytest.approx((10**0.99 + 10) / 2)
@@ -101,8 +88,8 @@ def tiny_trace(path):
 
 
 def test_the_tsne_panels_take_what_the_trace_holds(tmp_path):
-    at = context("subgen_fig1", tmp_path, [tiny_trace(tmp_path / "t.h5")])
-    settled = tsne_panels.settled(at, Step("cluster", "cluster", ""))
+    at = config_context("subgen_fig1", tmp_path, [tiny_trace(tmp_path / "t.h5")])
+    settled = tsne_panels.derived_overrides(at, Step("cluster", "cluster", ""))
     assert settled["select.layers"] == [0, 3, 8]
     assert settled["replay.tokens"] == TOKENS + 10
     assert settled["select.kv_heads"][0] in (0, 1)
@@ -110,9 +97,9 @@ def test_the_tsne_panels_take_what_the_trace_holds(tmp_path):
 
 def test_the_tsne_csv_marks_the_centres_and_the_numbers_stand_in_the_caption(tmp_path):
     write_cluster(tmp_path, cluster_rows(layer=3, head=1, keys=8.0))
-    at = context("subgen_fig1", tmp_path, [tiny_trace(tmp_path / "t.h5")], iterations=5, centres=4)
-    plot = drawn(tsne_panels.draw, at)
-    table = pd.read_csv(plot.figures[0].csv)
+    at = config_context("subgen_fig1", tmp_path, [tiny_trace(tmp_path / "t.h5")], iterations=5, centres=4)
+    plot = sketch(at, painted=True)
+    table = plot.table()
     assert len(table) == 2 * TOKENS
     marked = table[(table["view"] == "keys") & table["centre"].notna()]
     assert marked[["token", "centre"]].values.tolist() == [[1, 1], [2, 2], [3, 3], [4, 4]]
@@ -131,13 +118,14 @@ def promised(epsilon, rows, worst, head=0, holds="", asked=9.0):
 
 def theorem(out, rows):
     write_results(out / "run", rows, columns=list(rows[0]))
-    return drawn(subgen_theorem.draw, context("subgen_theorem1", out))
+    return sketch(config_context("subgen_theorem1", out))
 
 
 def test_the_theorem_holds_if_every_head_is_within_the_bound_in_all_but_one_of_a_hundred_queries(tmp_path):
     rows = [promised(e, 500, 0.3, head, holds=0.995) for e in (0.2, 0.4) for head in (0, 1)]
-    assert [v.outcome for v in theorem(tmp_path, rows).verdicts] == ["holds", "holds", "does not hold"]
-    table = pd.read_csv(tmp_path / "subgen_theorem1.csv")
+    plot = theorem(tmp_path, rows)
+    assert plot.outcomes() == ["holds", "holds", "does not hold"]
+    table = plot.table()
     assert table[
         ["epsilon", "eps_spectral_mean", "largest", "peak_kept_tokens", "n_heads"]
     ].values.tolist() == [
@@ -166,7 +154,7 @@ def test_a_run_without_the_theorems_method_is_refused(tmp_path):
 
 def dots(out, rows, **options):
     write_results(out / "run", rows, columns=list(rows[0]))
-    return drawn(method_dots.draw, context("subgen_table1", out, **options))
+    return sketch(config_context("subgen_table1", out, **options))
 
 
 def test_methods_stand_with_their_means_and_a_missing_measure_is_named(tmp_path):
@@ -176,11 +164,11 @@ def test_methods_stand_with_their_means_and_a_missing_measure_is_named(tmp_path)
         for h in (0, 1)
     ]
     plot = dots(tmp_path, rows, claims=[["subgen", "h2o"], ["h2o", "streaming_llm"]])
-    table = pd.read_csv(plot.figures[0].csv).set_index("label")
+    table = plot.table().set_index("label")
     assert table["mean"].to_dict() == {"h2o": pytest.approx(0.15), "subgen": pytest.approx(0.35)}
     assert table["share_kept"].tolist() == [0.5, 0.5]
     assert "Not in these results: needle_mass." in plot.figures[0].caption
-    assert [v.outcome for v in plot.verdicts] == ["does not hold", "not decided"]
+    assert plot.outcomes() == ["does not hold", "not decided"]
 
 
 def test_equal_methods_are_said_to_be_equal_and_failed_cells_are_counted(tmp_path):

@@ -2,13 +2,12 @@
 
 import h5py
 import numpy as np
-import pandas as pd
 import pytest
-from fake_figure import draw, fake_context, sketch
+from fake_figure import fake_context, sketch
 from kvanalysis.data.arrays import Recorded
 from kvanalysis.errors import FigureError, ResultsError
-from kvanalysis.numbers.exact_head import group_attention, probabilities
-from kvanalysis.numbers.timeline import evictions, kept_timeline
+from kvanalysis.plots.timeline.exact_head import group_attention, probabilities
+from kvanalysis.plots.timeline.residence import evictions, kept_timeline
 from test_kvanalysis_fake import fake_row
 
 LOG2, LOG3 = np.log(2), np.log(3)
@@ -108,10 +107,10 @@ def timeline_context(folder, **options):
 
 
 def test_the_figures_name_the_evicted_tokens_with_text_and_mass(tmp_path):
-    plot = draw(timeline_context(tmp_path))
-    table = pd.read_csv(plot.figures[0].csv, keep_default_na=False)
+    plot = sketch(timeline_context(tmp_path), painted=True)
+    table = plot.table()
     assert table["label"].tolist() == ["first"] * 4 + ["second"] * 4
-    worst = pd.read_csv(plot.figures[1].csv)
+    worst = plot.table(1)
     # Row 3 gives 0.225 to token 0, which `first` no longer holds, and 0.325 to token 1, gone from `second`.
     assert worst["later_mass"].tolist() == pytest.approx([0.225, 0, 0.325, 0])
     assert worst["text"].tolist() == ["The", "cat", "cat", "\\n"]
@@ -120,7 +119,7 @@ def test_the_figures_name_the_evicted_tokens_with_text_and_mass(tmp_path):
 
 
 def test_only_as_many_evictions_are_listed_as_asked_for(tmp_path):
-    worst = pd.read_csv(sketch(timeline_context(tmp_path, listed=1)).figures[1].csv)
+    worst = sketch(timeline_context(tmp_path, listed=1)).table(1)
     assert worst["position"].tolist() == [0, 1]
 
 

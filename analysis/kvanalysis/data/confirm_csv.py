@@ -4,7 +4,7 @@ import re
 from itertools import chain
 
 from ..errors import ResultsError
-from .results_csv import COUNT, NUMBER, TEXT, row_number, text_table, typed
+from .results_csv import COUNT, NUMBER, TEXT, row_number, typed_table
 
 IDENTITY = {
     **dict.fromkeys(("key", "trace_id", "model", "prompt", "method", "params", "given"), TEXT),
@@ -82,9 +82,8 @@ def _table(path, columns, never_empty, optional=None):
                 f" `kvconfirm {path.parent}` again"
             )
 
-    texts = text_table(path, "a table of kvconfirm", check)
-    held = {name: kind for name, kind in (optional or {}).items() if name in texts}
-    return typed(texts, columns | held, never_empty, path)
+    kinds = columns | (optional or {})
+    return typed_table(path, "a table of kvconfirm", kinds, TEXT, never_empty, check)
 
 
 def _refuse(path, rows, why):

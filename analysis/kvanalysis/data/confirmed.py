@@ -55,10 +55,10 @@ def _joined(frame, losses, layers, path, whole):
 
 def _layers(losses, layers):
     """Rows of instances that are not finished stand in confirm_layers.csv first: they do not count yet."""
-    told = losses.drop_duplicates("key")[["key", "label", "oracle"]]
+    labels = losses.drop_duplicates("key")[["key", "label", "oracle"]]
     if layers is None:
         return pd.DataFrame(columns=["key", "layer"])
-    return layers.rename(columns={"given": "given_json"}).merge(told, on="key", how="inner", sort=False)
+    return layers.rename(columns={"given": "given_json"}).merge(labels, on="key", how="inner", sort=False)
 
 
 def _refuse_foreign(frame, together, path):

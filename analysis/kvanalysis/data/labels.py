@@ -2,22 +2,26 @@
 
 import json
 
+import numpy as np
+
 ORACLE_METHODS = ("topp",)
 
 
 def add_labels(frame):
-    """`frame` with the columns `label` (str) and `oracle` (bool); needs `params` and `given`.
+    """`frame` with the columns `label` (str) and `oracle` (bool); needs `params_json` and `given_json` beside
+    the dicts `params` and `given`.
 
     `given` holds what an instance was given beside the method's defaults; what all instances of a method
     share is left out. Values that follow from a budget are not in it, so they split no curve.
     """
-    frame["label"] = ""
-    frame["oracle"] = False
-    for method, rows in frame.groupby("method", sort=False):
-        names = _telling(rows["given"])
-        frame.loc[rows.index, "label"] = [_label(method, given, names) for given in rows["given"]]
-        frame.loc[rows.index, "oracle"] = [is_oracle(method, params) for params in rows["params"]]
-    return frame
+    by = ["method", "given_json", "params_json"]
+    instance = frame.groupby(by, sort=False).ngroup().to_numpy()
+    known = frame.iloc[np.unique(instance, return_index=True)[1]]
+    names = {method: _telling(rows["given"]) for method, rows in known.groupby("method", sort=False)}
+    of_each = list(zip(known["method"], known["given"], known["params"], strict=True))
+    labels = [_label(method, given, names[method]) for method, given, _ in of_each]
+    oracles = [is_oracle(method, params) for method, _, params in of_each]
+    return frame.assign(label=np.array(labels, object)[instance], oracle=np.array(oracles, bool)[instance])
 
 
 def is_oracle(method, params):

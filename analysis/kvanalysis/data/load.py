@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from ..errors import ResultsError
@@ -55,22 +56,22 @@ def _checked(frame, path):
     frame["params_json"] = frame["params"]
     frame["given_json"] = frame["given"] if "given" in frame else frame["params"]
     _refuse_repeated_cells(frame, path)
-    return frame.assign(
-        params=_parse_json(frame["params"], path), given=_parse_json(frame["given_json"], path, "given")
-    )
+    params, given = _parsed(frame["params"], path, "params"), _parsed(frame["given_json"], path, "given")
+    return frame.assign(params=params, given=given)
 
 
-def _parse_json(texts, path, name="params"):
-    """One dict per row; equal texts share one dict. An empty field means no parameters."""
-    parsed = {}
-    for text in texts.unique():
+def _parsed(texts, path, name):
+    """[rows] the JSON objects; equal texts share one dict, an empty one means no parameters."""
+    place, known = pd.factorize(texts)
+    found = np.empty(len(known), dtype=object)
+    for i, text in enumerate(known):
         try:
-            parsed[text] = json.loads(text) if text else {}
+            found[i] = json.loads(text) if text else {}
         except ValueError as problem:
             raise ResultsError(f"{path}: {name} is not JSON: {text[:80]!r}") from problem
-        if not isinstance(parsed[text], dict):
+        if not isinstance(found[i], dict):
             raise ResultsError(f"{path}: {name} is not a JSON object: {text[:80]!r}")
-    return pd.Series([parsed[text] for text in texts], index=texts.index, dtype=object)
+    return found[place]
 
 
 def _refuse_repeated_cells(frame, path):

@@ -4,11 +4,12 @@ import warnings
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_bool_dtype, is_numeric_dtype, is_string_dtype
 
 from ..errors import ResultsError
 
 # The contract: every column of results.csv and how it is read. More columns may follow; these stay.
-TEXT, COUNT, NUMBER = "text", "count", "number"
+TEXT, COUNT, NUMBER, GUESSED = "text", "count", "number", "guessed"
 COLUMNS = {
     **dict.fromkeys(("key", "trace_id", "model", "prompt"), TEXT),
     **dict.fromkeys(("layer", "kv_head"), COUNT),
@@ -26,7 +27,8 @@ COLUMNS = {
     **dict.fromkeys(("status", "error"), TEXT),
 }
 TIMES = ("select_s", "attend_s")  # of a run: no two are alike
-NEVER_GUESSED = {*COLUMNS, "given"}  # whether the fields are numbers or not: what they are is known
+OPTIONAL = {"given": TEXT}  # tables of older versions lack it
+LARGEST_COUNT = 2.0**53  # beyond it float64 does not tell whole numbers apart
 NEVER_EMPTY = ("trace_id", "prompt", "layer", "kv_head", "method", "status")
 
 
@@ -36,8 +38,13 @@ def read_results_csv(path):
 
     Raises ResultsError. Source: docs/formats.md.
     """
-    frame = typed(_read_text(path), COLUMNS, NEVER_EMPTY, path)
-    return frame.assign(**{name: _guessed(frame[name]) for name in frame if name not in NEVER_GUESSED})
+    if not path.is_file():
+        raise ResultsError(f"{path}: no such file; `kvreplay run` writes it")
+    kinds = COLUMNS | OPTIONAL
+    frame = typed_table(path, "a kvreplay results file", kinds, GUESSED, NEVER_EMPTY, check_header)
+    if frame.empty:
+        raise ResultsError(f"{path}: holds no cell yet")
+    return frame
 
 
 def check_header(found, path):
@@ -60,57 +67,64 @@ def one_line(problem):
     return " ".join(str(problem).split())
 
 
-def text_table(path, kind, check):
-    """All fields as text, so that a prompt called 007 or NA stays what it is; `check(columns, path)` may
-    refuse the header. Raises ResultsError, which says that the file is not `kind`."""
+def typed_table(path, what, columns, others, never_empty, check_header):
+    """The table of a CSV as `columns` {name: TEXT, COUNT or NUMBER} has it, further columns as `others`.
+
+    `check_header(names, path)` may refuse the header. Raises ResultsError, which says that the file is not
+    `what`, or names the first field that is not what its column should hold.
+    """
+    names = list(_read(path, what, nrows=0))
+    check_header(names, path)
+    kinds = {name: columns.get(name, others) for name in names}
+    texts = {name: str for name, kind in kinds.items() if kind == TEXT}
+    # Only numbers may be missing, so that a prompt called NA stays what it is.
+    missing = {name: [""] for name in names if name not in texts}
+    frame = _read(path, what, dtype=texts, na_values=missing, low_memory=False)
+    found = pd.DataFrame({name: _column(frame[name], kind, path, what) for name, kind in kinds.items()})
+    for name in never_empty:
+        empty = found[name].isna() | (found[name] == "" if kinds[name] == TEXT else False)
+        if empty.any():
+            raise ResultsError(f"{path}: row {row_number(empty)}: {name} is empty")
+    return found
+
+
+def _read(path, what, **how):
     try:
         with warnings.catch_warnings():
             # pandas only warns when a row is longer than the header, and then drops fields.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
+            return pd.read_csv(path, keep_default_na=False, index_col=False, **how)
     except (OSError, ValueError, pd.errors.ParserError, pd.errors.ParserWarning) as problem:
-        raise ResultsError(f"{path}: not {kind}: {one_line(problem)}") from problem
-    check(frame.columns, path)
-    # A row that is too short ends in missing fields, its status among them.
-    return frame.fillna("")
+        raise ResultsError(f"{path}: not {what}: {one_line(problem)}") from problem
 
 
-def typed(frame, columns, never_empty, path):
-    """The texts of `text_table` as `columns` {name: TEXT, COUNT or NUMBER} has them; raises ResultsError."""
-    for name, kind in columns.items():
-        if name in never_empty and (frame[name] == "").any():
-            raise ResultsError(f"{path}: row {row_number(frame[name] == '')}: {name} is empty")
-        if kind != TEXT:
-            frame[name] = _numbers(frame[name], kind, path)
-    return frame
+def _column(column, kind, path, what):
+    if kind == TEXT:  # a row that is too short ends in missing fields
+        return column.fillna("")
+    numeric = column.empty or (is_numeric_dtype(column) and not is_bool_dtype(column))
+    if kind == GUESSED and not numeric:
+        return column.fillna("") if is_string_dtype(column) else _as_it_stands(path, what, column.name)
+    if kind == GUESSED:
+        return column.astype(float)
+    if not numeric or _wrong(column.to_numpy(dtype=float), kind).any():
+        _refuse_first(_as_it_stands(path, what, column.name), kind, path)
+    return column.astype("Int64" if kind == COUNT else float)
 
 
-def _read_text(path):
-    if not path.is_file():
-        raise ResultsError(f"{path}: no such file; `kvreplay run` writes it")
-    frame = text_table(path, "a kvreplay results file", check_header)
-    if frame.empty:
-        raise ResultsError(f"{path}: holds no cell yet")
-    return frame
+def _as_it_stands(path, what, name):
+    return _read(path, what, usecols=[name], dtype=str)[name].fillna("")
 
 
-def _numbers(column, kind, path):
-    """Empty fields become missing values; anything else must be a finite number, whole for a count."""
-    empty = (column == "").to_numpy()
-    values = pd.to_numeric(column.where(~empty, "0"), errors="coerce").to_numpy(dtype=float)
-    bad = ~np.isfinite(values)
-    if kind == COUNT:
-        bad |= values != np.floor(values)
-    if bad.any():
-        wanted = "a whole number" if kind == COUNT else "a finite number"
-        at = f"{path}: row {row_number(bad)}, column {column.name}"
-        raise ResultsError(f"{at}: {column.iloc[int(np.argmax(bad))]!r} is not {wanted}")
+def _wrong(values, kind):
+    """[rows] whether a number is infinite, or is no count; a missing one is neither."""
     if kind == NUMBER:
-        return np.where(empty, np.nan, values)
-    return pd.Series(values.astype("int64"), dtype="Int64").mask(empty).array
+        return np.isinf(values)
+    return (values != np.floor(values)) & ~np.isnan(values) | (np.abs(values) > LARGEST_COUNT)
 
 
-def _guessed(column):
-    """A column beyond the contract: floats if every field is a number or empty, else text."""
-    numbers = pd.to_numeric(column.where(column != ""), errors="coerce")
-    return numbers.astype(float) if numbers.notna().equals(column != "") else column
+def _refuse_first(texts, kind, path):
+    values = pd.to_numeric(texts.where(texts != "", "0"), errors="coerce").to_numpy(dtype=float)
+    wrong = np.isnan(values) | _wrong(values, kind)
+    wanted = "a whole number" if kind == COUNT else "a finite number"
+    at = f"{path}: row {row_number(wrong)}, column {texts.name}"
+    raise ResultsError(f"{at}: {texts.iloc[int(np.argmax(wrong))]!r} is not {wanted}")

@@ -1,1 +1,1 @@
-"""What figures share: style, axes, grids of panels, files."""
+"""What figures share: styles, axes, grids of panels, files."""

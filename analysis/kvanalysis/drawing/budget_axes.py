@@ -5,7 +5,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from .log_ticks import plain_log
-from .plotstyle import DOTTED, looks
+from .style import DOTTED, styles_for
 
 # A mean error below this is rounding of the replay's own arithmetic (float32), not a loss to plot.
 ROUNDING = 1e-5
@@ -21,25 +21,25 @@ def drawable(points):
     return points[points["rel_err_out_mean"] > ROUNDING]
 
 
-def looks_of(points):
-    """{label: Look} of everything drawable in a run's summary: the same in all of its figures."""
+def styles_of(points):
+    """{label: Style} of everything drawable in a run's summary: the same in all of its figures."""
     shown = drawable(points)
     held = set(shown.loc[shown["oracle"] | shown["full_cache"], "label"])
-    return looks(sorted(shown["label"].unique()), held)
+    return styles_for(sorted(shown["label"].unique()), held)
 
 
-def draw(axes, points, style):
+def draw(axes, points, styles):
     """Curves of every label in `points` (rows of `summarise`, thus by rising budget; one panel)."""
     curves = points[points["budget_tokens"].notna()]
     for label, rows in curves.groupby("label", sort=True):
-        _curve(axes, rows, style[label], _aside(label, curves), banded(style))
+        _curve(axes, rows, styles[label], _aside(label, curves), banded(styles))
     for _, row in points[points["budget_tokens"].isna()].iterrows():
-        _level(axes, row, style[row["label"]])
+        _level(axes, row, styles[row["label"]])
 
 
-def banded(style):
+def banded(styles):
     """Whether the curves of this figure have bands."""
-    return len(style) <= MOST_BANDS
+    return len(styles) <= MOST_BANDS
 
 
 def _aside(label, curves):
@@ -50,37 +50,32 @@ def _aside(label, curves):
     return 2.0 ** (SIDE_BY_SIDE * (labels.index(label) / (len(labels) - 1) - 0.5))
 
 
-def _curve(axes, rows, look, aside, with_band):
+def _curve(axes, rows, style, aside, with_band):
     budget = rows["budget_tokens"].to_numpy(dtype=float) * aside
     error, low, high = (rows[name].to_numpy() for name in ("rel_err_out_mean", "rel_err_low", "rel_err_high"))
     if len(rows) > 1:
         if with_band:
-            axes.fill_between(budget, low, high, color=look.colour, alpha=BAND_OPACITY, linewidth=0)
+            style.band(axes, budget, low, high)
     elif np.isfinite(low[0]):
-        axes.vlines(budget, low, high, color=look.colour, linewidth=0.8)
-    axes.plot(budget, error, color=look.colour, linestyle=look.dashes)
+        axes.vlines(budget, low, high, color=style.colour, linewidth=0.8)
     # Hollow where cells are missing: such a mean is over other heads than its neighbours'.
-    partial = (rows["n_rows"] < rows["n_cells"]).to_numpy()
-    for mask, face in ((~partial, look.colour), (partial, "white")):
-        axes.plot(budget[mask], error[mask], look.marker, color=look.colour, markerfacecolor=face)
+    style.curve(axes, budget, error, rows["n_rows"] < rows["n_cells"])
 
 
-def _level(axes, row, look):
+def _level(axes, row, style):
     axes.axhspan(
-        row["rel_err_low"], row["rel_err_high"], color=look.colour, alpha=BAND_OPACITY / 2, linewidth=0
+        row["rel_err_low"], row["rel_err_high"], color=style.colour, alpha=BAND_OPACITY / 2, linewidth=0
     )
-    axes.axhline(row["rel_err_out_mean"], color=look.colour, linestyle=DOTTED)
+    axes.axhline(row["rel_err_out_mean"], color=style.colour, linestyle=DOTTED)
 
 
-def handle(look, with_budget):
+def handle(style, with_budget):
     """The legend entry of a label: its curve, or its dotted level if it has no budget."""
-    if with_budget:
-        return Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.dashes)
-    return Line2D([], [], color=look.colour, linestyle=DOTTED)
+    return style.handle() if with_budget else Line2D([], [], color=style.colour, linestyle=DOTTED)
 
 
 def legend_text(rows):
-    """The label, and in words what the line style says."""
+    """The label, and in words what the style of the line says."""
     notes = []
     if rows["oracle"].any():
         notes.append("oracle")

@@ -1,4 +1,4 @@
-"""Curves of several labels in one or more panels: PNG and PDF for a column and a page, and their CSV.
+"""Curves of several labels in one or more panels.
 
 The points are a table with the columns panel, label, x, y, where there is an interval low and high, and where
 single values stand beside a curve `dot`, true for those.
@@ -9,12 +9,9 @@ from dataclasses import dataclass, replace
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from ..numbers.stats import mean_interval, unit_means, used_rows
-from .budget_axes import BAND_OPACITY
 from .curve_axes import Axis, set_axis
-from .drawn import Drawn, write_csv
-from .plotstyle import COLUMN_WIDTH, DASHED, PAGE_WIDTH, axes_width, finish, looks, new_figure
-from .two_widths import at_both_widths
+from .saving import Picture
+from .style import COLUMN_WIDTH, DASHED, PAGE_WIDTH, axes_width, finish, new_figure, styles_for
 
 PANEL_HEIGHT = {COLUMN_WIDTH: 1.55, PAGE_WIDTH: 2.3}  # inches
 PANELS_IN_A_ROW = {COLUMN_WIDTH: 1, PAGE_WIDTH: 3}
@@ -37,39 +34,25 @@ class Sheet:
     note: str
     caption: str = ""
     markers: bool = True
-    joined: bool = True
     labels: tuple = ()
     levels_in: tuple = ()
 
 
-def head_points(rows, measure, by):
-    """Means over heads, with intervals: columns [*by, y, low, high, n_units]. Seeds are averaged first."""
-    units = unit_means(used_rows(rows), [measure], by)[measure].dropna()
-    table = []
-    for key, values in units.groupby(level=list(range(len(by))), sort=True):
-        mean, low, high = mean_interval(values.to_numpy())
-        place = dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True))
-        table.append(place | {"y": mean, "low": low, "high": high, "n_units": len(values)})
-    return pd.DataFrame(table, columns=[*by, "y", "low", "high", "n_units"])
+def curves_picture(sheet, name=""):
+    """The Picture of a Sheet."""
+    return Picture(sheet.title, sheet.points, lambda width: _figure(sheet, width), sheet.caption, name)
 
 
-def draw_sheet(sheet, stem):
-    """Writes STEM.csv, STEM_column and STEM_page as PNG and PDF; returns the Drawn."""
-    table = write_csv(sheet.points, f"{stem}.csv")
-    page, column = at_both_widths(stem, lambda width: _drawn(sheet, width))
-    return Drawn(sheet.title, page, table, narrow=column, caption=sheet.caption)
-
-
-def _drawn(sheet, width):
+def _figure(sheet, width):
     panels = list(dict.fromkeys(sheet.points["panel"])) or [""]
     wide = min(len(panels), PANELS_IN_A_ROW[width])
     high = -(-len(panels) // wide)
     figure = new_figure(width)
     grid = figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False)
-    style = _looks(sheet)
+    styles = _looks(sheet)
     for axes, panel in zip(grid.flat, panels, strict=False):
-        _panel(axes, sheet, sheet.points[sheet.points["panel"] == panel], style, axes_width(width) / wide)
-        axes.set_title(panel, loc="left", pad=3)
+        _panel(axes, sheet, sheet.points[sheet.points["panel"] == panel], styles, axes_width(width) / wide)
+        axes.set_title(panel)
     for axes in grid.flat[: len(panels)]:  # once everything is drawn: panels share their limits
         set_axis(axes, "y", sheet.y, _heights(sheet.points), axes_width(width) / wide)
     for axes in grid.flat[len(panels) :]:
@@ -79,7 +62,7 @@ def _drawn(sheet, width):
     titled = 0.24 if any(panels) else 0.1
     finish(
         figure,
-        *_legend(sheet, style),
+        *_legend(sheet, styles),
         sheet.note,
         height * (high + (high - 1) * gap),
         hspace=gap,
@@ -94,18 +77,20 @@ def make_room(figure):
     """Moves the left edge of the axes until wide tick labels and axis labels fit on the figure."""
     drawn = figure.canvas.get_renderer()
     width = figure.get_size_inches()[0]
-    outside = EDGE - min(axes.get_tightbbox(drawn).x0 for axes in figure.axes) / figure.dpi
+    leftmost = [axes for axes in figure.axes if axes.get_subplotspec().is_first_col()]
+    boxes = [axes.yaxis.get_tightbbox(drawn) for axes in leftmost]
+    outside = EDGE - min(box.x0 for box in boxes if box) / figure.dpi
     if outside > 0:
         figure.subplots_adjust(left=figure.subplotpars.left + outside / width)
 
 
 def _looks(sheet):
     used = dict.fromkeys(sheet.points["label"])
-    everything = looks(list(sheet.labels or used), set())
+    everything = styles_for(list(sheet.labels or used), set())
     if not sheet.markers:  # then dashes tell curves apart where colours do not
         everything = {
-            label: replace(look, dashes=DASHES[i % len(DASHES)])
-            for i, (label, look) in enumerate(everything.items())
+            label: replace(style, dashes=DASHES[i % len(DASHES)])
+            for i, (label, style) in enumerate(everything.items())
         }
     return {label: everything[label] for label in used}
 
@@ -118,10 +103,10 @@ def _label(grid, sheet, used):
     grid[(grid.shape[0] - 1) // 2][0].set_ylabel(sheet.y.label)
 
 
-def _panel(axes, sheet, points, style, width):
+def _panel(axes, sheet, points, styles, width):
     set_axis(axes, "x", sheet.x, sheet.points["x"], width)
     for label, rows in points.groupby("label", sort=False):
-        curve(axes, rows, style[label], sheet)
+        curve(axes, rows, styles[label], sheet)
     panel = points["panel"].iloc[0] if len(points) else ""
     for level in sheet.y.levels.values() if not sheet.levels_in or panel in sheet.levels_in else ():
         axes.axhline(level, color=LEVEL_COLOUR, linestyle=DASHED, linewidth=0.9, zorder=1)
@@ -133,38 +118,24 @@ def _heights(points):
     return pd.concat([points[name] for name in ("y", "low", "high") if name in points]).dropna()
 
 
-def curve(axes, rows, look, sheet):
-    """One label: its band where there are several points, whiskers where the points are not joined."""
+def curve(axes, rows, style, sheet):
+    """One label: its band where there are several points, a bar at a single one."""
     if "dot" in rows:
         dots, rows = rows[rows["dot"]], rows[~rows["dot"]]
-        axes.plot(dots["x"], dots["y"], look.marker, color=look.colour, markersize=DOT, alpha=0.55)
+        axes.plot(dots["x"], dots["y"], style.marker, color=style.colour, markersize=DOT, alpha=0.55)
     x, y = rows["x"].to_numpy(dtype=float), rows["y"].to_numpy(dtype=float)
     if "low" in rows and rows["low"].notna().any():
         low, high = rows["low"].to_numpy(dtype=float), rows["high"].to_numpy(dtype=float)
-        if sheet.joined and len(rows) > 1:
-            axes.fill_between(x, low, high, color=look.colour, alpha=BAND_OPACITY, linewidth=0)
+        if len(rows) > 1:
+            style.band(axes, x, low, high)
         else:
-            axes.vlines(x, low, high, color=look.colour, linewidth=0.8)
-    axes.plot(
-        x,
-        y,
-        color=look.colour,
-        linestyle=look.dashes if sheet.joined else "none",
-        marker=look.marker if sheet.markers else None,
-    )
+            axes.vlines(x, low, high, color=style.colour, linewidth=0.8)
+    marker = style.marker if sheet.markers else None
+    axes.plot(x, y, color=style.colour, linestyle=style.dashes, marker=marker)
 
 
-def _legend(sheet, style):
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=look.colour,
-            linestyle=look.dashes if sheet.joined else "none",
-            marker=look.marker if sheet.markers else None,
-        )
-        for look in style.values()
-    ]
+def _legend(sheet, styles):
+    handles = [style.handle(marked=sheet.markers) for style in styles.values()]
     levels = [*sheet.x.levels, *sheet.y.levels]
     handles += [Line2D([], [], color=LEVEL_COLOUR, linestyle=DASHED, linewidth=0.9) for _ in levels]
-    return handles, [*style, *levels]
+    return handles, [*styles, *levels]

@@ -10,7 +10,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 
 from .log_ticks import plain_log
-from .plotstyle import GLYPH_EMS, TOP, axes_width, new_figure
+from .style import GLYPH_EMS, TOP, axes_width, new_figure
 
 CELL_TEXT, TITLE_TEXT, SCALE_TEXT = 5.6, 6.3, 6.5  # points
 CELL_HEIGHT, LEAST_CELL_HEIGHT = 0.135, 0.04  # inches
@@ -86,11 +86,7 @@ def new_panels(width, shape, titles):
 
 def layout(shape):
     """Keyword arguments of plotstyle.finish for these panels."""
-    return {
-        "hspace": shape.hspace,
-        "wspace": GAP_INCHES / shape.panel_width,
-        "top": TOP + shape.title - 0.06,
-    }
+    return {"hspace": shape.hspace, "wspace": GAP_INCHES / shape.panel_width, "top": TOP + shape.title - 0.06}
 
 
 def _ticks(axes, shape):

@@ -2,7 +2,7 @@
 
 import math
 
-from .plotstyle import finish
+from .style import finish, new_figure
 
 PANEL_GAP = 0.42  # share of a panel's height: its title and the tick labels of the one above it
 
@@ -31,7 +31,7 @@ def label_lowest(panels, across, xlabel):
 
 
 def label_outer(panels, across, xlabel, ylabel):
-    """The same, and the y label left of every row."""
+    """The x label under the lowest panel of every column, the y label left of every row."""
     label_lowest(panels, across, xlabel)
     for axes in panels[:: min(len(panels), across)]:
         axes.set_ylabel(ylabel)
@@ -46,3 +46,23 @@ def finish_grid(figure, legend, note, count, across, panel_height, gap=PANEL_GAP
 
 def say_nothing_to_draw(axes, why="no result to draw"):
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", color="#555555")
+
+
+def small_panels(paint, places, labels, note, choices, height, wspace=0.1):
+    """The `draw` of a Picture of a panel for each of `places`, `paint(axes, place)`, all on the same axes.
+
+    `labels`: of x and of y. `choices[width]`: panels in a row, as `fewest_empty` takes them. The legend is
+    that of the first panel.
+    """
+
+    def draw(width):
+        figure, across = new_figure(width), fewest_empty(len(places), choices[width])
+        panels = panel_grid(figure, len(places), across, sharex=True, sharey=True)
+        for axes, place in zip(panels, places, strict=True):
+            paint(axes, place)
+        label_outer(panels, across, *labels)
+        legend = panels[0].get_legend_handles_labels()
+        finish_grid(figure, legend, note, len(places), across, height, wspace=wspace)
+        return figure
+
+    return draw

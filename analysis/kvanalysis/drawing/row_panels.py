@@ -2,9 +2,9 @@
 
 from textwrap import wrap
 
-from ..numbers.contenders import budgets_of, spread
+from ..stats.families import budgets_of, spread
 from .log_ticks import DENSE, plain_log
-from .plotstyle import GLYPH_EMS, RIGHT, finish, new_figure
+from .style import GLYPH_EMS, RIGHT, finish, new_figure
 
 ROW_HEIGHT = 0.165  # inches
 NAME_TEXT = 5.8  # points
@@ -20,7 +20,8 @@ def names_width(labels, width):
 
 
 def _lines(label, most=MOST_NAME):
-    return wrap(label, max(8, int(most * 72 / (NAME_TEXT * GLYPH_EMS)))) or [""]
+    letters = round(most * 72 / (NAME_TEXT * GLYPH_EMS), 3)  # what a width was made for must fit it
+    return wrap(label, max(8, int(letters))) or [""]
 
 
 def row_figure(width, wide, heights):
@@ -48,22 +49,27 @@ def set_left(figure, labels):
     figure.subplots_adjust(left=(names_width(labels, width) + 0.06) / width, right=1 - RIGHT / width)
 
 
-def panels_by_budget(table, order, paint, x_label, width, most, legend, note):
-    """A panel for each of at most `most` budgets, `paint(axes, rows of the budget, order)`, the names once.
+def panels_by_budget(table, order, paint, x_label, most, legend, note):
+    """The `draw` of a Picture: a panel for each of at most `most[width]` budgets, `paint(axes, rows of the
+    budget, order)`, the names once.
 
     `table` has budget_tokens and label; `legend` is (handles, texts).
     """
-    budgets = spread(budgets_of(table), most)
-    figure, [panels] = row_figure(width, len(budgets), [len(order)])
-    for axes, budget in zip(panels, budgets, strict=True):
-        paint(axes, table[table["budget_tokens"] == budget], order)
-        axes.set_title(f"B = {budget}", loc="left", pad=3)
-        axes.set_xlabel(x_label)
-        axes.tick_params(axis="y", length=0)
-    set_rows(panels[0], order, width)
-    finish(figure, *legend, note, ROW_HEIGHT * len(order), wspace=0.11, top=0.26)
-    set_left(figure, order)
-    return figure
+
+    def draw(width):
+        budgets = spread(budgets_of(table), most[width])
+        figure, [panels] = row_figure(width, len(budgets), [len(order)])
+        for axes, budget in zip(panels, budgets, strict=True):
+            paint(axes, table[table["budget_tokens"] == budget], order)
+            axes.set_title(f"B = {budget}")
+            axes.set_xlabel(x_label)
+            axes.tick_params(axis="y", length=0)
+        set_rows(panels[0], order, width)
+        finish(figure, *legend, note, ROW_HEIGHT * len(order), wspace=0.11, top=0.26)
+        set_left(figure, order)
+        return figure
+
+    return draw
 
 
 def log_errors(axes, low, high):

@@ -3,7 +3,7 @@
 For readers of the program; docs/figures.md is the user's page.
 
 figure:
-  kind: error_vs_budget        # a module of kvanalysis.plots with draw(context)
+  kind: error_vs_budget        # one of kvanalysis.plots.kinds()
   paper: H2O                   # whose figure, and which
   number: Fig. 1 right, Fig. 4
   mark: P                      # R: reproducible at attention level, P: proxy

@@ -1,6 +1,6 @@
-"""What a renderer of `kvanalysis.plots` may read and where it writes."""
+"""What a kind of figure of `kvanalysis.plots` may read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +18,8 @@ class Context:
     config: FigureConfig
     out: Path
     traces: list[Path]
+    quick: bool = False  # a look, not a result
+    _read: dict = field(default_factory=dict)  # tables by the name of their step
 
     def option(self, name, default=None):
         """`figure.options.NAME`; raises FigureError if it is missing and has no default."""
@@ -25,13 +27,9 @@ class Context:
             raise FigureError(f"{self.config.path}: figure.options: {name} is missing")
         return self.config.options.get(name, default)
 
-    def stem(self, suffix=""):
-        """Path without ending for a product of this figure."""
-        return self.out / f"{self.config.name}{suffix}"
-
     def frame(self, step="run"):
-        """The typed table of a run step (kvanalysis.data.load)."""
-        return load(self.out / step)
+        """The typed table of a run step (kvanalysis.data.load), which nobody changes."""
+        return self._once(step, lambda: load(self.out / step))
 
     def arrays(self, kind, step="run"):
         """curves, kept or outputs of a run step, by cell key."""
@@ -39,12 +37,9 @@ class Context:
 
     def cluster(self, step="cluster"):
         """The long table of a cluster step: layer, kv_head, measure, view, param, x, value."""
-        return pd.read_csv(
-            self.out / f"{step}.csv",
-            dtype={"prompt": str},
-            keep_default_na=False,
-            na_values={"value": [""], "x": [""], "param": []},
-        )
+        missing = {"value": [""], "x": [""], "param": []}
+        read = {"dtype": {"prompt": str}, "keep_default_na": False, "na_values": missing}
+        return self._once(step, lambda: pd.read_csv(self.out / f"{step}.csv", **read))
 
     def bounds(self, step="bounds"):
         """The table of a bounds step."""
@@ -59,3 +54,8 @@ class Context:
                 f"{self.config.path}: {self.config.kind} draws one trace, not {len(self.traces)}"
             )
         return Recorded(self.traces[0])
+
+    def _once(self, step, read):
+        if step not in self._read:
+            self._read[step] = read()
+        return self._read[step]

@@ -7,6 +7,7 @@ import yaml
 from .program import CHECKOUT
 
 FOLDER = CHECKOUT / "configs/figures"
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C it is ten times faster
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ def listed_figures(folder=FOLDER):
     """
     found = []
     for path in sorted(folder.glob("*.yaml")):
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
         figure = content.get("figure") if isinstance(content, dict) else None
         if isinstance(figure, dict):
             said = (str(figure.get(key, "")) for key in ("paper", "number", "expect"))

@@ -1,4 +1,4 @@
-"""From figure configurations to pictures, each with a figure.json that a page can be made of."""
+"""From a run, or from figure configurations, to pictures, each with what a page needs beside it."""
 
 import json
 from dataclasses import asdict
@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from ..data.whole_file import write_whole
-from ..drawing.plotstyle import styled
+from ..drawing.saving import FigureResult, save
+from ..drawing.style import styled
 from ..errors import FigureError
-from ..plots import renderer, settler
+from ..plots import module_of, pictures_of
 from .alone import alone
 from .config import MARKS, NEEDED, read_figure_config
 from .context import Context
@@ -26,37 +27,56 @@ def figure_configs(path):
     return [read_figure_config(file) for file in files]
 
 
-def make_figure(config, out, wishes):
-    """Runs the steps of `config` into `out` and draws; returns the Plot. Raises FigureError, ResultsError."""
+def make_figure(config, out, options):
+    """Runs the steps of `config` into `out` and draws; returns the FigureResult. Raises FigureError,
+    ResultsError."""
     with alone(out):
-        return _make(config, out, wishes)
+        return _make(config, out, options)
 
 
-def _make(config, out, wishes):
-    context = Context(config, out, list(wishes.traces) or config.traces)
+def _make(config, out, options):
+    context = Context(config, out, list(options.traces) or config.traces, options.quick)
     # Stands for a folder that is whole: until the new pictures do, no page may show old verdicts beside them.
     (out / DESCRIBED).unlink(missing_ok=True)
-    settled = settler(config.kind)
-    run_steps(config, out, wishes, settled and partial(settled, context))
-    with styled():
-        plot = renderer(config.kind)(context)
+    kind = module_of(config.kind)
+    derived = getattr(kind, "derived_overrides", None)
+    run_steps(config, out, options, derived and partial(derived, context))
+    result = result_of(kind, context)
     made = {"traces": [Path(trace).name for trace in context.traces]}
-    made |= {"overrides": [*wishes.overrides], "quick": wishes.quick}
-    described = _described(config, plot, out) | made
+    made |= {"overrides": [*options.overrides], "quick": options.quick}
+    described = _described(config, result, out) | made
     write_whole(out / DESCRIBED, json.dumps(described, indent=2))
-    return plot
+    return result
 
 
-def _described(config, plot, out):
+def _described(config, result, out):
     said = {key: getattr(config, key) for key in ("name", *NEEDED)}
-    figures = [{key: _relative(value, out) for key, value in asdict(drawn).items()} for drawn in plot.figures]
+    figures = [
+        {key: _relative(value, out) for key, value in asdict(drawn).items()} for drawn in result.figures
+    ]
     return said | {
         "mark_means": MARKS[config.mark],
         "config": config.path.name,
         "figures": figures,
-        "verdicts": [asdict(verdict) for verdict in plot.verdicts],
+        "verdicts": [asdict(verdict) for verdict in result.verdicts],
     }
 
 
 def _relative(value, out):
     return str(value.relative_to(out)) if isinstance(value, Path) else value
+
+
+def result_of(kind, context):
+    """The FigureResult of a module of `plots`: its pictures are saved beside the steps."""
+    table = kind.data(context)
+    with styled():
+        figures = [save(picture, context.out, context.config.name) for picture in kind.draw(context, table)]
+    return FigureResult(figures, kind.claims(context, table) if hasattr(kind, "claims") else [])
+
+
+def write_figures(frame, folder, pdf=True):
+    """Writes every overview figure of `load`'s table to `folder`; returns them as `SavedFigure`."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with styled():
+        return [save(picture, folder, pdf=pdf) for picture in pictures_of(frame)]

@@ -13,7 +13,7 @@ ONE_HEAD = {"select.kv_heads": [0]}  # of each layer, in a quick run
 
 
 @dataclass(frozen=True)
-class Wishes:
+class RunOptions:
     """What the command line asks of all steps: `traces` instead of the configuration's, KEY=VALUE
     `overrides` of every run, one kv head per layer (`quick`), nothing reused (`force`)."""
 
@@ -23,54 +23,54 @@ class Wishes:
     force: bool = False
 
 
-def run_steps(config, out, wishes, settled=None):
+def run_steps(config, out, options, derived=None):
     """Runs every step of `config` into the folder `out`; what is already there is not computed again.
 
-    `settled(step)` is asked before each run and cluster step for what only the trace or an earlier step can
-    tell, as {key: value}; a run step's own overrides and those of `wishes` stand above it.
+    `derived(step)` is asked before each run and cluster step for what only the trace or an earlier step can
+    tell, as {key: value}; a run step's own overrides and those of `options` stand above it.
     """
     out.mkdir(parents=True, exist_ok=True)
     for step in config.steps:
-        if settled is not None:
-            step = _completed(step, settled)
-        _COMMANDS[step.command](config, step, out, wishes)
+        if derived is not None:
+            step = _completed(step, derived)
+        _COMMANDS[step.command](config, step, out, options)
 
 
-def _completed(step, settled):
+def _completed(step, derived):
     if step.command == "run":
-        return replace(step, argument=settled(step) | step.argument)
+        return replace(step, argument=derived(step) | step.argument)
     if step.command != "cluster":
         return step
-    words = [f"-s {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in settled(step).items()]
+    words = [f"-s {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in derived(step).items()]
     return replace(step, argument=" ".join([step.argument, *words]))
 
 
-def _run(config, step, out, wishes):
-    used = [out / f"{step.trace}.h5"] if step.trace else wishes.traces or config.traces
-    own = step.argument | (ONE_HEAD | config.quick if wishes.quick else {})
+def _run(config, step, out, options):
+    used = [out / f"{step.trace}.h5"] if step.trace else options.traces or config.traces
+    own = step.argument | (ONE_HEAD | config.quick if options.quick else {})
     words = ["run", config.path, "-o", out / step.name, "--progress", "none", "-q"]
     for text in (
         f"traces={json.dumps([str(Path(trace).resolve()) for trace in used])}",
         *(f"{key}={json.dumps(value)}" for key, value in own.items()),
-        *wishes.overrides,
+        *options.overrides,
     ):
         words += ["-s", text]
     # Failed cells are reported by the figure itself.
-    _call(config, step, words + (["--force"] if wishes.force else []), accept=(0, 1))
+    _call(config, step, words + (["--force"] if options.force else []), accept=(0, 1))
 
 
-def _cluster(config, step, out, wishes):
-    trace = _the_trace(config, step, out, wishes)
-    words = ["cluster", trace, *(["--kv-heads", "0"] if wishes.quick else [])]
-    _made_once(config, step, out / f"{step.name}.h5", words, wishes.force, trace)
+def _cluster(config, step, out, options):
+    trace = _the_trace(config, step, out, options)
+    words = ["cluster", trace, *(["--kv-heads", "0"] if options.quick else [])]
+    _made_once(config, step, out / f"{step.name}.h5", words, options.force, trace)
 
 
-def _synth(config, step, out, wishes):
-    _made_once(config, step, out / f"{step.name}.h5", ["synth"], wishes.force)
+def _synth(config, step, out, options):
+    _made_once(config, step, out / f"{step.name}.h5", ["synth"], options.force)
 
 
-def _bounds(config, step, out, wishes):
-    trace = shlex.quote(str(_the_trace(config, step, out, wishes)))
+def _bounds(config, step, out, options):
+    trace = shlex.quote(str(_the_trace(config, step, out, options)))
     table = _call(config, step, ["bounds", *shlex.split(step.argument.replace("{trace}", trace)), "--csv"])
     (out / f"{step.name}.csv").write_text(table, encoding="utf-8")
 
@@ -85,10 +85,10 @@ def _toy(config, step, out, _wishes):
 _COMMANDS = {"run": _run, "cluster": _cluster, "synth": _synth, "bounds": _bounds, "toy": _toy}
 
 
-def _the_trace(config, step, out, wishes):
+def _the_trace(config, step, out, options):
     if step.trace:
         return out / f"{step.trace}.h5"
-    traces = wishes.traces or config.traces
+    traces = options.traces or config.traces
     if len(traces) != 1:
         raise FigureError(f"{config.path}: step {step.name} takes one trace, not {len(traces)}")
     return traces[0]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..numbers.verdict import FAILS, HOLDS, MIXED, OUTCOMES, UNDECIDED, UNTESTABLE
+from ..stats.verdict import FAILS, HOLDS, MIXED, OUTCOMES, UNDECIDED, UNTESTABLE
 from .html import Html, card_table, html, plain_table
 
 NOT_PROMISED = "No paper promises it"  # stands where a paper's name would, and last

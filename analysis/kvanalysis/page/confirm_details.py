@@ -2,12 +2,20 @@
 
 import pandas as pd
 
-from ..numbers.confirm_distance import by_distance, growth
-from ..numbers.confirm_exceptions import LEAST_NATS, MARGIN, NOISES, exceptions
-from ..numbers.confirm_selections import SAME, by_selection, hidden
-from ..numbers.format import ABSENT, significant
-from ..numbers.retrieval_cells import group_cells, group_words
-from ..numbers.words import count
+from ..predict.cells import group_cells, group_words
+from ..predict.exceptions import (
+    LEAST_NATS,
+    MARGIN,
+    NOISES,
+    SAME,
+    by_distance,
+    by_selection,
+    exceptions,
+    growth,
+    hidden,
+)
+from ..stats.format import ABSENT, significant
+from ..stats.words import count
 from .confirm_findings import exception_words
 from .html import Html, html, paragraph, sortable_table
 
@@ -26,12 +34,12 @@ def heading(text):
     return Html(f"<h3>{html(text)}</h3>")
 
 
-def told_exceptions(found, choices):
+def exception_tables(instances, choices):
     """Words and a table for each Choice."""
     parts = [heading("Exceptions"), paragraph(RULE)]
     for each in choices:
-        pairs = exceptions(found, each.values)
-        parts.append(paragraph(exception_words(found, each)))
+        pairs = exceptions(instances, each.values)
+        parts.append(paragraph(exception_words(instances, each)))
         if len(pairs):
             rows = [_pair(row) for row in pairs.head(PAIRS_SHOWN).itertuples()]
             parts.append(sortable_table(PAIR_HEADER, rows))
@@ -51,18 +59,18 @@ def _pair(row):
     ]
 
 
-def distances(found):
+def distances(instances):
     """Losses by distance behind the prompt at the middle budget; [] where there is one range alone."""
-    told = by_distance(found)
-    if told is None:
+    losses_by_distance = by_distance(instances)
+    if losses_by_distance is None:
         return []
-    budget, table = told
+    budget, table = losses_by_distance
     ranges = [name for name in table if name not in ("label", "family")]
     rows = [
         [(row["label"], row["label"]), (row["family"], row["family"]), *(_nats(row[name]) for name in ranges)]
         for _, row in table.iterrows()
     ]
-    grown = growth(found)
+    grown = growth(instances)
     grown = grown[grown["family"] != ""].itertuples()
     families = "; ".join(f"{row.family} {row.first:+.3f} to {row.last:+.3f}" for row in grown)
     return [

@@ -3,37 +3,40 @@
 import numpy as np
 import pandas as pd
 
-from ..numbers.confirm_best import best_choice, held_out, measure_words
-from ..numbers.confirm_correlations import MEAN
-from ..numbers.confirm_exceptions import MARGIN, exceptions, standing_out, told_apart, wide_pairs
-from ..numbers.confirm_scopes import ALL, EQUAL_BUDGET, FAMILY_WORDS, WITH_SINK
-from ..numbers.confirm_spread import spread_over_texts
-from ..numbers.confirm_texts import MOST_TEXTS
-from ..numbers.confirm_words import two, with_interval
-from ..numbers.confirmed_instances import LOSS
-from ..numbers.error_measures import BY_NAME, COMPRESSED, MAIN, MODEL
-from ..numbers.format import significant
-from ..numbers.layer_weightings import EVERY_LAYER, THIRDS
-from ..numbers.words import count
+from ..predict.best import best_choice, held_out, measure_words
+from ..predict.correlations import ALL, EQUAL_BUDGET, FAMILY_WORDS, MEAN, WITH_SINK
+from ..predict.exceptions import (
+    MARGIN,
+    exceptions,
+    ordered_at_all,
+    spread_over_texts,
+    standing_out,
+    wide_pairs,
+)
+from ..predict.instances import LOSS
+from ..predict.measures import BY_NAME, COMPRESSED, EVERY_LAYER, MAIN, MODEL, THIRDS
+from ..predict.words import MOST_TEXTS, two, with_interval
+from ..stats.format import significant
+from ..stats.words import count
 
 NAMED = 3  # methods of exceptions that a sentence names, on each side
 NARROWER = {EQUAL_BUDGET: "Among methods of one budget", WITH_SINK: "Among methods that hold the first token"}
 
 
-def findings(table, found, told, best, main):
-    """[sentence] on one trace. `table`: its `correlations`; `told`: the Correlations of all its instances,
+def findings(table, instances, ranks, best, main):
+    """[sentence] on one trace. `table`: its `correlations`; `ranks`: the Correlations of all its instances,
     not resampled; `best`, `main`: Choices, main None where the run lacks it."""
     parts = [
         _best(table, best),
-        _from_traces(table, found, best),
+        _from_traces(table, instances, best),
         _from_model(table, best),
         _gain(table, best),
-        _held_out(told),
+        _held_out(ranks),
         *(_narrower(table, best, main, scope) for scope in NARROWER),
         _families(table, best),
         _layers(table),
-        _pairs(found, best),
-        _sizes(found, best),
+        _pairs(instances, best),
+        _sizes(instances, best),
     ]
     return [part for part in parts if part]
 
@@ -68,9 +71,9 @@ def _best(table, best):
     )
 
 
-def _from_traces(table, found, best):
+def _from_traces(table, instances, best):
     """Another measure is the answer for who has traces alone."""
-    other = best_choice(found, from_traces=True)
+    other = best_choice(instances, from_traces=True)
     if BY_NAME[best.measure].needs != MODEL or other is None:
         return ""
     rho = _rho(_of(table, ALL, other))
@@ -98,15 +101,15 @@ def _gain(table, best):
         return ""
     low, high = row["gain_low"], row["gain_high"]
     sure = "excludes" if low > 0 or high < 0 else "includes"
-    told = "" if np.isnan(low) else f" [{low:+.2f}, {high:+.2f}], paired; the interval {sure} zero"
+    interval = "" if np.isnan(low) else f" [{low:+.2f}, {high:+.2f}], paired; the interval {sure} zero"
     return (
         f"The engine’s main measure ({measure_words(MAIN, EVERY_LAYER)}) reaches {_rho(main)}: the difference"
-        f" is {row['gain']:+.2f}{told}."
+        f" is {row['gain']:+.2f}{interval}."
     )
 
 
-def _held_out(told):
-    found = held_out(told)
+def _held_out(ranks):
+    found = held_out(ranks)
     if len(found) > MOST_TEXTS:
         rho, main = (np.array([row[place] for row in found]) for place in (2, 3))
         return (
@@ -146,9 +149,9 @@ def _layers(table):
     return f"The main measure by layers: {', '.join(f'{third} {_rho(row)}' for third, row in rows)}."
 
 
-def _pairs(found, best):
-    wide = wide_pairs(found, best.values)
-    apart, wrong = told_apart(wide), len(exceptions(found, best.values))
+def _pairs(instances, best):
+    wide = wide_pairs(instances, best.values)
+    apart, wrong = ordered_at_all(wide), len(exceptions(instances, best.values))
     if not apart:
         return ""
     return (
@@ -158,20 +161,20 @@ def _pairs(found, best):
     )
 
 
-def _sizes(found, best):
-    losses, errors, instances = spread_over_texts(found, best.values)
-    if not instances:
+def _sizes(instances, best):
+    losses, errors, compared = spread_over_texts(instances, best.values)
+    if not compared:
         return ""
     return (
         "How much is lost is another question than the order: the same instance loses"
-        f" {losses:.1f} times as much on one text as on another (median of {instances}), while its error"
+        f" {losses:.1f} times as much on one text as on another (median of {compared}), while its error"
         f" differs by a factor of {errors:.1f}. A loss in nats cannot be read off an error alone."
     )
 
 
-def exception_words(found, each):
+def exception_words(instances, each):
     """Which methods stand out under a Choice, with numbers."""
-    pairs = exceptions(found, each.values)
+    pairs = exceptions(instances, each.values)
     if pairs.empty:
         return f"By {each.words}: no pair at one budget is {MARGIN}-fold apart the wrong way round."
     named = standing_out(pairs)

@@ -1,16 +1,15 @@
 """The section of a run's page on what the model itself lost, where kvconfirm has run."""
 
 from ..data.confirmed import confirmed
-from ..numbers.confirm_best import main_choice, shown_choices
-from ..numbers.confirm_cells import correlation_cells, measure_terms, scope_cells, target_cells
-from ..numbers.confirm_correlations import MEAN, correlations, scope_correlations
-from ..numbers.confirm_scopes import ALL, FAMILY_WORDS, scopes
-from ..numbers.confirm_tables import known_traces
-from ..numbers.confirm_words import METHODS_NOTE, confirmed_note, same_words
-from ..numbers.confirmed_instances import LOSS, TARGETS
-from ..numbers.layer_weightings import EVERY_LAYER
-from ..numbers.words import count
-from .confirm_details import distances, failures, heading, retrieved, told_exceptions, two_selections
+from ..predict.best import main_choice, shown_choices
+from ..predict.cells import correlation_cells, measure_terms, scope_cells, target_cells
+from ..predict.correlations import ALL, FAMILY_WORDS, MEAN, correlations, scope_correlations, scopes
+from ..predict.instances import LOSS, TARGETS
+from ..predict.measures import EVERY_LAYER
+from ..predict.tables import known_traces
+from ..predict.words import METHODS_NOTE, confirmed_note, same_words
+from ..stats.words import count
+from .confirm_details import distances, exception_tables, failures, heading, retrieved, two_selections
 from .confirm_findings import findings
 from .html import folded, note, paragraph, sortable_table
 
@@ -27,55 +26,57 @@ HOW = (
 
 def confirm_section(frame):
     """Parts of the section; [] where kvconfirm has left nothing. Raises ResultsError for foreign rows."""
-    told = confirmed(frame)
-    if told is None:
+    confirmation = confirmed(frame)
+    if confirmation is None:
         return []
     traces = known_traces(frame)
     parts = [paragraph(f"{HOW} {METHODS_NOTE}")] if traces else []
     for each in traces:
         parts += [heading(f"trace {each.trace[:12]}")] if len(traces) > 1 else []
         parts += [*_of_trace(each), *retrieved(each.retrieved)]
-    return [*parts, *two_selections(told.losses), *failures(told.losses)]
+    return [*parts, *two_selections(confirmation.losses), *failures(confirmation.losses)]
 
 
 def _of_trace(each):
-    found = each.found
-    about = [confirmed_note(found), same_words(found), _elsewhere(found), _agreement(found)]
-    choices = shown_choices(found)
+    instances = each.instances
+    about = [confirmed_note(instances), same_words(instances), _elsewhere(instances), _agreement(instances)]
+    choices = shown_choices(instances)
     if not choices:
         about.append("Too few instances of a text for a rank correlation.")
         return [paragraph(" ".join(filter(None, about)))]
-    table = correlations(found, each.sinks)
-    told = scope_correlations(found, scopes(found)[0], resampled=False)
-    main = main_choice(found)
+    table = correlations(instances, each.sinks)
+    ranks = scope_correlations(instances, scopes(instances)[0], resampled=False)
+    main = main_choice(instances)
     return [
         paragraph(" ".join(filter(None, about))),
-        note("What the offline numbers tell here", findings(table, found, told, choices[0], main)),
-        *_measures(table, found, choices),
+        note("What the offline numbers tell here", findings(table, instances, ranks, choices[0], main)),
+        *_measures(table, instances, choices),
         *_scopes(table, choices),
         *_targets(table, choices),
-        *told_exceptions(found, choices),
-        *distances(found),
+        *exception_tables(instances, choices),
+        *distances(instances),
     ]
 
 
-def _elsewhere(found):
-    if not found.elsewhere:
+def _elsewhere(instances):
+    if not instances.elsewhere:
         return ""
-    return f"{count(found.elsewhere, 'more instance')} of another selection or of other layers stand aside."
+    return (
+        f"{count(instances.elsewhere, 'more instance')} of another selection or of other layers stand aside."
+    )
 
 
-def _agreement(found):
-    if not found.deviation >= 0:
+def _agreement(instances):
+    if not instances.deviation >= 0:
         return ""
-    return f"Engine and model agree on the main measure of every layer within {found.deviation:.1e}."
+    return f"Engine and model agree on the main measure of every layer within {instances.deviation:.1e}."
 
 
-def _measures(table, found, choices):
+def _measures(table, instances, choices):
     of_all = table[(table["scope"] == ALL) & (table["target"] == LOSS)]
     every = of_all[of_all["weighting"] == EVERY_LAYER]
     shown = of_all[of_all["measure"].isin([each.measure for each in choices])]
-    names = "; ".join(f"{name}: {words}" for name, words in measure_terms(found.measures))
+    names = "; ".join(f"{name}: {words}" for name, words in measure_terms(instances.measures))
     combinations = f"All {int((of_all['prompt'] == MEAN).sum())} combinations of measure and layers"
     return [
         heading("Every measure, mean over layers"),

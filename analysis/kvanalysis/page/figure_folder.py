@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..drawing.drawn import Drawn
+from ..drawing.saving import SavedFigure
 from ..errors import ResultsError
 from ..figures.config import NEEDED
 from ..figures.listing import command_of
-from ..numbers.verdict import OUTCOMES
+from ..stats.verdict import OUTCOMES
 from .claims import Claim
 from .html import anchor, link
 from .provenance import data_text
@@ -26,7 +26,7 @@ class Made:
 
     folder: Path
     said: dict
-    figures: list[Drawn]
+    figures: list[SavedFigure]
     claims: list[Claim]
     data: str
 
@@ -87,7 +87,7 @@ def _drawn(folder, entry):
     if not _is_text(entry["title"]) or not isinstance(entry.get("caption", ""), str):
         raise ValueError(f"a title or a caption is no text: {entry['title']!r}, {entry.get('caption')!r}")
     narrow = folder / entry["narrow"] if entry.get("narrow") else None
-    return Drawn(
+    return SavedFigure(
         entry["title"], folder / entry["png"], folder / entry["csv"], narrow, entry.get("caption", "")
     )
 

@@ -8,9 +8,9 @@ import pandas as pd
 from .claims import badge, by_paper, claims_table, counts_table
 from .figure_folder import places, read_folder
 from .html import Html, anchor, contents, document, facts, html, note, paragraph, plain_table, section
-from .limits import LIMITS_TITLE, limits
 from .pictures import Album
 from .provenance import data_text, own_facts
+from .terms import LIMITS_TITLE, limits
 from .untestable import untestable_claims
 
 TITLE = "kvreplay · the papers’ figures, replayed"

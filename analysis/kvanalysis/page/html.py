@@ -3,7 +3,7 @@
 import re
 from html import escape
 
-from ..numbers.format import LEFT
+from ..stats.format import LEFT
 from .style import SCRIPT, STYLE
 
 

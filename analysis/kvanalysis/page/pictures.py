@@ -1,30 +1,25 @@
-"""Pictures inside the page: few colours, lossless WebP, as many as the page has room for.
-
-A figure of kvanalysis so takes about 35 kB where its PNG takes 160. A smaller scale would save nothing:
-it blurs flat areas.
-"""
+"""Pictures inside the page: the very files that were drawn, or smaller ones that look the same."""
 
 import base64
 import io
 import os
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 
 from PIL import Image
 
 from ..errors import ResultsError
-from ..numbers.words import count
+from ..stats.words import count
 from .html import Html, html, link, paragraph
 
-APART = 8  # levels of a channel by which two colours of a picture differ at least
+PNG_BEGINS, PNG_ENDS = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 MOST_PIXELS = 16383  # a side of a WebP picture
 EMBED_BYTES = 3_550_000  # of pictures; base64 adds a third, and a page should stay below 5 MB
-# (commonest colours, further colours, whether phones get a picture of their own), until all pictures fit.
-QUALITIES = ((48, 32, True), (32, 24, True), (32, 24, False))
 
 
 class Album:
-    """The pictures of `figures` (Drawn) for a page in `folder`; `left_out` of them had no room."""
+    """The pictures of `figures` (SavedFigure) for a page in `folder`; `left_out` of them had no room."""
 
     def __init__(self, figures, folder):
         self._folder = Path(folder)
@@ -66,62 +61,41 @@ class Album:
 
 
 def _embedded(pairs):
-    """{path: data URL} at the first of QUALITIES that fits all; at the last as many as have room.
+    """{path: data URL}: the files as they are if the page has room for them, else as WebP, else without those
+    for phones, as many as have room.
 
     `pairs` of (wide picture, narrow one or None).
     """
-    for common, further, phones in QUALITIES:
-        groups = [[path for path in (pair if phones else pair[:1]) if path] for pair in pairs]
-        coded = [{path: webp(path, common, further) for path in group} for group in groups]
-        if sum(map(_size, coded)) <= EMBED_BYTES:
-            break
+    paths = [path for pair in pairs for path in pair if path]
+    kind, files = "png", {path: _content(path) for path in paths}
+    if sum(map(len, files.values())) > EMBED_BYTES:
+        kind, files = "webp", {path: webp(path) for path in paths}
+    if sum(map(len, files.values())) > EMBED_BYTES:
+        files = {wide: files[wide] for wide, _ in pairs}
     urls, room = {}, EMBED_BYTES
-    for group in coded:
-        if _size(group) <= room:
-            urls |= {path: _data_url(data) for path, data in group.items()}
-            room -= _size(group)
+    for path, content in files.items():
+        if len(content) <= room:
+            urls[path] = f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
+            room -= len(content)
     return urls
 
 
-def _size(group):
-    return sum(map(len, group.values()))
+def _content(path):
+    with suppress(OSError):
+        content = path.read_bytes()
+        if content.startswith(PNG_BEGINS) and content.endswith(PNG_ENDS):
+            return content
+    raise ResultsError(f"{path}: cannot be read as a picture; draw the figure again")
 
 
-def _data_url(data):
-    return "data:image/webp;base64," + base64.b64encode(data).decode("ascii")
+def webp(path):
+    """The picture as WebP without loss, two thirds of its PNG.
 
-
-def _apart(colours):
-    """Those that differ from all earlier ones: Pillow looks colours up by boxes and would mix the others."""
-    kept = []
-    for colour in colours:
-        if all(max(abs(a - b) for a, b in zip(colour, other, strict=True)) >= APART for other in kept):
-            kept.append(colour)
-    return kept
-
-
-def _opened(path):
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except OSError as problem:
-        raise ResultsError(f"{path}: cannot be read as a picture; draw the figure again") from problem
-
-
-def webp(path, common, further):
-    """The picture of `path` as lossless WebP in its `common` commonest colours and `further` others.
-
-    The commonest stay as they are: curves, bands and cells keep the colours of their legend. A picture that
-    is longer than the format allows is made smaller; the page links the whole one.
+    One that is longer than the format allows is made smaller; the page links the whole one.
     """
-    picture = _opened(path)
-    picture.thumbnail((MOST_PIXELS, MOST_PIXELS))
-    counted = sorted(picture.getcolors(picture.width * picture.height), reverse=True)
-    spread = picture.quantize(further, Image.Quantize.MAXCOVERAGE).convert("RGB").getcolors()
-    palette = Image.new("P", (1, 1))
-    kept = _apart([colour for _, colour in counted[:common] + spread])
-    palette.putpalette([part for colour in kept for part in colour])
     coded = io.BytesIO()
-    few = picture.quantize(palette=palette, dither=Image.Dither.NONE)
-    few.convert("RGB").save(coded, "WEBP", lossless=True, method=4)
+    with Image.open(path) as picture:
+        shown = picture.convert("RGB")
+    shown.thumbnail((MOST_PIXELS, MOST_PIXELS))
+    shown.save(coded, "WEBP", lossless=True)
     return coded.getvalue()

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from .. import __version__
-from ..numbers.stats import BOOTSTRAP_SEED, RESAMPLES, UNIT
-from ..numbers.words import count
+from ..stats.intervals import BOOTSTRAP_SEED, RESAMPLES, UNIT
+from ..stats.words import count
 
 CONFIG_KEYS = ("config", "resolved_config")
 LISTED = 40  # longer lists are cut, with their length

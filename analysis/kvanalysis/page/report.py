@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..figures.of_run import write_figures
-from ..numbers.format import table_cells
-from ..numbers.summary import summarise
+from ..figures.make import write_figures
+from ..stats.format import table_cells
+from ..stats.summary import summarise
 from .confirm_section import TITLE as CONFIRM_TITLE
 from .confirm_section import confirm_section
 from .html import (
@@ -23,18 +23,17 @@ from .html import (
     sortable_table,
     terms,
 )
-from .limits import LIMITS_TITLE, limits
 from .pictures import Album
 from .provenance import config_text, data_facts, data_text, meta_facts, own_facts, run_date, run_name
-from .run_claims_section import claims_section
-from .terms import TERMS
+from .run_claims import claims_section
+from .terms import LIMITS_TITLE, TERMS, limits
 
 FAILURES_SHOWN = 100
 
 
 def write_report(frame, figures_folder, file):
     """Writes the page for `load`'s table to `file`, its figures to `figures_folder`; returns `file`."""
-    figures = write_figures(frame, figures_folder)
+    figures = write_figures(frame, figures_folder, pdf=False)
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(render(frame, figures, file.parent), encoding="utf-8")
@@ -43,13 +42,13 @@ def write_report(frame, figures_folder, file):
 
 def render(frame, figures, folder):
     """The page as text; `figures` as `write_figures` returns them, `folder` the one that the page is in."""
-    meta = frame.attrs.get("meta", {})
+    meta, summary = frame.attrs.get("meta", {}), summarise(frame)
     title = " · ".join(part for part in ("kvreplay report", run_name(meta)) if part)
     sections = {
         "Figures": _pictures(Album(figures, folder), figures),
         CONFIRM_TITLE: confirm_section(frame),
-        "Summary": _summary(frame),
-        "Claims": claims_section(frame),
+        "Summary": _summary(summary),
+        "Claims": claims_section(frame, summary),
         "Cells without a result": _failures(frame),
         "How to read this": [terms(TERMS)],
         "Provenance": _provenance(frame, meta),
@@ -84,13 +83,13 @@ def _pictures(album, figures):
     parts = [album.note()]
     for figure in figures:
         parts.append(album.show(figure, figure.caption))
-        if figure.table:
-            parts.append(sortable_table(*figure.table))
+        if figure.cells:
+            parts.append(sortable_table(*figure.cells))
     return parts
 
 
-def _summary(frame):
-    header, rows = table_cells(summarise(frame))
+def _summary(summary):
+    header, rows = table_cells(summary)
     return [
         paragraph(
             "One row per method and budget (tokens per kv head). Select a column’s title to sort by it."

@@ -1,60 +1,52 @@
-"""Claims that the methods and budgets of one run allow to test."""
+"""The section of a run's page that says which claims of the papers the run bears on."""
 
-from .claims import Claim
-from .run_rules import BoundHolds, FallsWithBudget, GreedyRatio, Lack, Order
+from ..figures.listing import listed_figures
+from .claims import by_paper, claims_table, counts_table
+from .html import Html, folded, html, paragraph, plain_table
+from .run_rules import run_claims
+from .untestable import untestable_claims
 
-RULES = (
-    Order(
-        "H2O",
-        "Heavy hitters and recent tokens together lose less than either alone",
-        "Fig. 1 right, Fig. 4, Table 6 (as attention error)",
-        (("h2o", "h2o_heavy"), ("h2o", "local")),
-    ),
-    Order(
-        "H2O",
-        "Heavy hitters and recent tokens lose less than recent tokens only",
-        "Fig. 4 (as attention error)",
-        (("h2o", "window"),),
-    ),
-    GreedyRatio(),
-    Order(
-        "StreamingLLM",
-        "A few first tokens (sinks) rescue the window",
-        "sections 3.1 and 3.2",
-        (("streaming_llm", "window"),),
-    ),
-    Order(
-        "SubGen",
-        "SubGen loses less than H2O and attention sinks",
-        "Table 1 (there: line retrieval)",
-        (("subgen", "h2o"), ("subgen", "streaming_llm")),
-    ),
-    BoundHolds("SubGen", "The error stays within ε‖x‖₂‖V‖_op", "Theorem 1, equation (4)", "subgen_stream"),
-    Order(
-        "BUZZ",
-        "BUZZ loses less than H2O",
-        "Fig. 5, Table 2 (there: ROUGE, at equal average sizes)",
-        (("buzz", "h2o"),),
-        "Budgets are peaks here; the paper compares average sizes.",
-    ),
-    Order(
-        "BUZZ",
-        "Recent tokens only lose most, attention sinks next",
-        "Fig. 5, Table 2 (there: ROUGE)",
-        (("streaming_llm", "local"), ("h2o", "streaming_llm"), ("buzz", "streaming_llm")),
-    ),
-    Order(
-        "BalanceKV",
-        "BalanceKV loses less than a weighted uniform sample",
-        "Fig. 2, section 4.1",
-        (("balancekv", "uniform"),),
-        "An unbalanced walk keeps a longer exact tail; only a run with the tail matched tells the two apart.",
-    ),
-    FallsWithBudget(),
+INTRODUCTION = (
+    "Rules over this run’s table; each row says on what it was tested. A paper’s own figure is tested by its "
+    "configuration, on the paper’s settings: those are listed below."
 )
 
 
-def run_claims(frame):
-    """([Claim], [Lack]) of every rule on `load`'s table."""
-    judged = [rule.judge(frame) for rule in RULES]
-    return [j for j in judged if isinstance(j, Claim)], [j for j in judged if isinstance(j, Lack)]
+def claims_section(frame, summary):
+    """Parts of the section: what the run decides, what it lacks, other configurations, what nothing tests."""
+    decided, missing = run_claims(frame, summary)
+    papers = [part for paper, own in by_paper(decided) for part in (_heading(paper), claims_table(own))]
+    return [
+        paragraph(INTRODUCTION),
+        *([counts_table(decided), *papers] if decided else [paragraph("This run decides none of them.")]),
+        *_undecided(missing),
+        *_elsewhere(),
+        *_untestable(),
+    ]
+
+
+def _heading(paper):
+    return Html(f"<h3>{html(paper)}</h3>")
+
+
+def _undecided(missing):
+    if not missing:
+        return []
+    rows = [(claim.paper, claim.claim, claim.source, claim.why) for claim in missing]
+    table = plain_table(("paper", "claim", "source", "what is missing"), rows)
+    return [folded(f"Not decided by this run ({len(missing)})", table)]
+
+
+def _elsewhere():
+    figures = listed_figures()
+    if not figures:
+        return []
+    rows = [(f.paper, f.number, f.expect, Html(f"<code>{html(f.command)}</code>")) for f in figures]
+    table = plain_table(("paper", "figure", "the paper expects", "run"), rows)
+    return [folded(f"Claims with a configuration of their own ({len(figures)})", table)]
+
+
+def _untestable():
+    claims = untestable_claims()
+    tables = [part for paper, own in by_paper(claims) for part in (_heading(paper), claims_table(own))]
+    return [folded(f"Claims that no replay can test ({len(claims)})", *tables)]

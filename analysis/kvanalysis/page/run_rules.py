@@ -1,29 +1,50 @@
-"""Kinds of rules over the table of one run.
+"""Claims of the papers that the methods and budgets of one run allow to test, and the rules that decide.
 
-A rule returns a Claim, or a Lack: what the run would need. Only the plain instance of a method speaks for its
-paper: the one whose label is the method's name, or its only one.
+A rule returns a Ruling, or in words what the run would need. Only the plain instance of a method speaks for
+its paper: the one whose label is the method's name, or its only one.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 
-from ..numbers.paired import lower_in_all
-from ..numbers.stats import used_rows
-from ..numbers.summary import summarise
-from ..numbers.verdict import FAILS, HOLDS, MIXED
-from ..numbers.words import count
+from ..stats.intervals import used_rows
+from ..stats.paired import compare, lower_in_all
+from ..stats.verdict import FAILS, HOLDS, MIXED
+from ..stats.words import count
 from .claims import NOT_PROMISED, Claim
 from .provenance import compared_facts
-from .run_comparison import at_budgets, decided, numbers_text
 
 GREEDY_LINE = 1 - 1 / math.e
 COMPARED = "mean relative output error at equal budgets, paired over heads"
+MOST_BUDGETS = 6  # whose numbers are printed; more are counted
 
 
 @dataclass(frozen=True)
-class Lack:
+class Rule:
+    """`judge(frame, summary)` decides the claim from `load`'s table and its stats.summary."""
+
+    paper: str
+    claim: str
+    source: str
+    judge: Callable
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What a rule found; `methods`: those that it looked at, none if all."""
+
+    how: str
+    outcome: str
+    numbers: str
+    methods: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Missing:
     """A claim that this run does not decide, and why."""
 
     paper: str
@@ -32,86 +53,114 @@ class Lack:
     why: str
 
 
-@dataclass(frozen=True)
-class Order:
-    """The claim that in every one of `pairs` the first method loses less than the second at equal budgets."""
+def run_claims(frame, summary):
+    """([Claim], [Missing]) of every rule on `load`'s table and its stats.summary."""
+    decided, missing = [], []
+    for rule in RULES:
+        ruling, said = rule.judge(frame, summary), (rule.paper, rule.claim, rule.source)
+        if isinstance(ruling, str):
+            missing.append(Missing(*said, ruling))
+        else:
+            data = compared_facts(frame, ruling.methods)
+            decided.append(Claim(*said, ruling.how, ruling.outcome, ruling.numbers, data))
+    return decided, missing
 
-    paper: str
-    claim: str
-    source: str
-    pairs: tuple[tuple[str, str], ...]
-    caveat: str = ""
 
-    def judge(self, frame):
-        found = [at_budgets(frame, *pair) for pair in self.pairs]
-        lacking = [why for why in found if isinstance(why, str)]
-        if lacking:
-            return Lack(self.paper, self.claim, self.source, "; ".join(dict.fromkeys(lacking)))
-        every = [comparison for budgets in found for comparison in budgets.values()]
-        return Claim(
-            self.paper,
-            self.claim,
-            self.source,
-            " ".join(part for part in (f"{COMPARED}.", decided(every), self.caveat) if part),
-            lower_in_all(every),
-            "; ".join(numbers_text(*pair, own) for pair, own in zip(self.pairs, found, strict=True)),
-            compared_facts(frame, [name for pair in self.pairs for name in pair]),
+def _order(pairs, caveat, frame, _summary):
+    """In every one of `pairs` the first method loses less than the second at equal budgets."""
+    found = [at_budgets(frame, *pair) for pair in pairs]
+    lacking = [why for why in found if isinstance(why, str)]
+    if lacking:
+        return "; ".join(dict.fromkeys(lacking))
+    every = [comparison for budgets in found for comparison in budgets.values()]
+    rule = (
+        f"{COMPARED}. Holds if the paired 95 % interval lies below zero in all"
+        f" {count(len(every), 'comparison')}, does not hold if above zero in all, else mixed. {caveat}"
+    )
+    numbers = "; ".join(_numbers(*pair, own) for pair, own in zip(pairs, found, strict=True))
+    methods = tuple(name for pair in pairs for name in pair)
+    return Ruling(rule.strip(), lower_in_all(every), numbers, methods)
+
+
+def at_budgets(frame, first, second):
+    """{budget: Comparison} of both methods' plain instances, or what keeps them from being compared."""
+    rows = {name: plain(frame, name) for name in (first, second)}
+    absent = [name for name, own in rows.items() if own.empty]
+    if absent:
+        return f"needs a plain {' and a plain '.join(absent)}"
+    phases = {name: _phases(own) for name, own in rows.items()}
+    if phases[first] != phases[second]:
+        return (
+            f"{first} runs as {'/'.join(phases[first])}, {second} as {'/'.join(phases[second])}:"
+            " equal budgets are not equal sizes"
         )
+    found = {}
+    for budget in _shared_budgets(*rows.values()):
+        comparison = compare(*(own[own["budget_tokens"] == budget] for own in rows.values()))
+        if comparison and comparison.n_units > 1:
+            found[budget] = comparison
+    return found or f"{first} and {second} share no budget with results on two heads"
 
 
-@dataclass(frozen=True)
-class GreedyRatio:
-    paper = "H2O"
-    claim = "The greedy cache holds at least 1 − 1/e of the mass that the best tokens of a row would"
-    source = "Theorem 4.4, in its spirit: α and β are open"
-
-    def judge(self, frame):
-        rows = used_rows(frame[(frame["label"] == "h2o") & frame["mass_recall"].notna()])
-        if rows.empty:
-            return Lack(self.paper, self.claim, self.source, "needs a plain h2o")
-        cells, above = len(rows), int((rows["mass_recall"] >= GREEDY_LINE).sum())
-        lowest = rows["mass_recall"].min()
-        return Claim(
-            self.paper,
-            self.claim,
-            self.source,
-            f"mass_recall of h2o against {GREEDY_LINE:.3f}, one mean over rows per head and budget",
-            HOLDS if above == cells else FAILS if above == 0 else MIXED,
-            f"{above} of {count(cells, 'cell')} at or above {GREEDY_LINE:.3f}; mean"
-            f" {rows['mass_recall'].mean():.3f}, lowest {lowest:.3f}",
-            compared_facts(frame, ["h2o"]),
-        )
+def plain(frame, method):
+    """Rows of the instance that stands for `method`: labelled by its name alone, or the only one."""
+    rows = frame[frame["method"] == method]
+    named = rows[rows["label"] == method]
+    return named if len(named) or rows["label"].nunique() > 1 else rows
 
 
-@dataclass(frozen=True)
-class BoundHolds:
+def _phases(rows):
+    return sorted({str(params.get("phase", "not said")) for params in rows["params"]})
+
+
+def _shared_budgets(first, second):
+    """Budgets of both that evict something: below the prompt."""
+    useful = [own[own["budget_tokens"] < own["n_prefill"]]["budget_tokens"] for own in (first, second)]
+    return sorted(set(useful[0].dropna()) & set(useful[1].dropna()))
+
+
+def _numbers(first, second, found):
+    """Every budget's means, difference with interval, and wins, as one line."""
+    lines = [
+        f"B={budget}: {c.first:.3g} against {c.second:.3g} [{c.low:+.2g}, {c.high:+.2g}],"
+        f" {c.wins}/{c.ties}/{c.losses}"
+        for budget, c in [*found.items()][:MOST_BUDGETS]
+    ]
+    more = len(found) - len(lines)
+    return f"{first} against {second}: " + ", ".join(lines + [f"and {more} more budgets"] * (more > 0))
+
+
+def _greedy_ratio(frame, _summary):
+    rows = used_rows(frame[(frame["label"] == "h2o") & frame["mass_recall"].notna()])
+    if rows.empty:
+        return "needs a plain h2o"
+    cells, above = len(rows), int((rows["mass_recall"] >= GREEDY_LINE).sum())
+    return Ruling(
+        f"mass_recall of h2o against {GREEDY_LINE:.3f}, one mean over rows per head and budget",
+        HOLDS if above == cells else FAILS if above == 0 else MIXED,
+        f"{above} of {count(cells, 'cell')} at or above {GREEDY_LINE:.3f}; mean"
+        f" {rows['mass_recall'].mean():.3f}, lowest {rows['mass_recall'].min():.3f}",
+        ("h2o",),
+    )
+
+
+def _bound_holds(method, frame, _summary):
     """For a method that reports whether its measured error is within its theorem's."""
-
-    paper: str
-    claim: str
-    source: str
-    method: str
-
-    def judge(self, frame):
-        rows = used_rows(frame[(frame["method"] == self.method) & frame["bound_holds"].notna()])
-        if rows.empty:
-            return Lack(self.paper, self.claim, self.source, f"needs {self.method}, which reports its bound")
-        covered = rows[_column(rows, "bound_capped", 0) != 1]
-        if covered.empty:
-            why = "every size was cut below what the theorem asks for, so it promises nothing"
-            return Lack(self.paper, self.claim, self.source, why)
-        within = covered["bound_holds"] >= _column(covered, "bound_probability", 1)
-        return Claim(
-            self.paper,
-            self.claim,
-            self.source,
-            "share of (head, row) pairs within the theorem’s ε, against its probability, in every cell whose"
-            " sizes are those that it asks for",
-            HOLDS if within.all() else MIXED if within.any() else FAILS,
-            f"{int(within.sum())} of {count(len(covered), 'cell')}, lowest share"
-            f" {covered['bound_holds'].min():.3f}; {count(len(rows) - len(covered), 'capped cell')} left out",
-            compared_facts(frame, [self.method]),
-        )
+    rows = used_rows(frame[(frame["method"] == method) & frame["bound_holds"].notna()])
+    if rows.empty:
+        return f"needs {method}, which reports its bound"
+    covered = rows[_column(rows, "bound_capped", 0) != 1]
+    if covered.empty:
+        return "every size was cut below what the theorem asks for, so it promises nothing"
+    within = covered["bound_holds"] >= _column(covered, "bound_probability", 1)
+    return Ruling(
+        "share of (head, row) pairs within the theorem’s ε, against its probability, in every cell whose"
+        " sizes are those that it asks for",
+        HOLDS if within.all() else MIXED if within.any() else FAILS,
+        f"{int(within.sum())} of {count(len(covered), 'cell')}, lowest share"
+        f" {covered['bound_holds'].min():.3f}; {count(len(rows) - len(covered), 'capped cell')} left out",
+        (method,),
+    )
 
 
 def _column(rows, name, absent):
@@ -119,28 +168,88 @@ def _column(rows, name, absent):
     return rows[name].fillna(absent) if name in rows else pd.Series(absent, index=rows.index)
 
 
-@dataclass(frozen=True)
-class FallsWithBudget:
-    paper = NOT_PROMISED
-    claim = "A larger budget never loses more"
-    source = "common expectation; only the mass of nested sets must grow"
+def _falls_with_budget(_frame, points):
+    curves = points[points["budget_tokens"].notna() & (points["n_units"] > 0)]
+    steps = len(curves) - curves.groupby(["trace_id", "label"]).ngroups
+    if not steps:
+        return "needs a method at two budgets"
+    risen = points[points["notes"].str.contains("error rises by")]
+    shown = "; ".join(f"{row.label} at {row.budget_tokens}: {row.notes}" for row in risen.itertuples())
+    return Ruling(
+        "mean relative output error of every method at neighbouring budgets; a rise stands with its"
+        " paired interval and is often noise",
+        HOLDS if risen.empty else FAILS if len(risen) == steps else MIXED,
+        f"rises at {len(risen)} of {count(steps, 'step')}" + (f": {shown}" if shown else ""),
+        (),
+    )
 
-    def judge(self, frame):
-        points = summarise(frame)
-        notes = points["notes"].str.contains("error rises by")
-        curves = points[points["budget_tokens"].notna() & (points["n_units"] > 0)]
-        steps = len(curves) - curves.groupby(["trace_id", "label"]).ngroups
-        if not steps:
-            return Lack(self.paper, self.claim, self.source, "needs a method at two budgets")
-        risen = points[notes]
-        shown = "; ".join(f"{row.label} at {row.budget_tokens}: {row.notes}" for row in risen.itertuples())
-        return Claim(
-            self.paper,
-            self.claim,
-            self.source,
-            "mean relative output error of every method at neighbouring budgets; a rise stands with its"
-            " paired interval and is often noise",
-            HOLDS if risen.empty else FAILS if len(risen) == steps else MIXED,
-            f"rises at {len(risen)} of {count(steps, 'step')}" + (f": {shown}" if shown else ""),
-            compared_facts(frame, []),
-        )
+
+def _ordered(paper, claim, source, *pairs, caveat=""):
+    return Rule(paper, claim, source, partial(_order, pairs, caveat))
+
+
+RULES = (
+    _ordered(
+        "H2O",
+        "Heavy hitters and recent tokens together lose less than either alone",
+        "Fig. 1 right, Fig. 4, Table 6 (as attention error)",
+        *(("h2o", "h2o_heavy"), ("h2o", "local")),
+    ),
+    _ordered(
+        "H2O",
+        "Heavy hitters and recent tokens lose less than recent tokens only",
+        "Fig. 4 (as attention error)",
+        ("h2o", "window"),
+    ),
+    Rule(
+        "H2O",
+        "The greedy cache holds at least 1 − 1/e of the mass that the best tokens of a row would",
+        "Theorem 4.4, in its spirit: α and β are open",
+        _greedy_ratio,
+    ),
+    _ordered(
+        "StreamingLLM",
+        "A few first tokens (sinks) rescue the window",
+        "sections 3.1 and 3.2",
+        ("streaming_llm", "window"),
+    ),
+    _ordered(
+        "SubGen",
+        "SubGen loses less than H2O and attention sinks",
+        "Table 1 (there: line retrieval)",
+        *(("subgen", "h2o"), ("subgen", "streaming_llm")),
+    ),
+    Rule(
+        "SubGen",
+        "The error stays within ε‖x‖₂‖V‖_op",
+        "Theorem 1, equation (4)",
+        partial(_bound_holds, "subgen_stream"),
+    ),
+    _ordered(
+        "BUZZ",
+        "BUZZ loses less than H2O",
+        "Fig. 5, Table 2 (there: ROUGE, at equal average sizes)",
+        ("buzz", "h2o"),
+        caveat="Budgets are peaks here; the paper compares average sizes.",
+    ),
+    _ordered(
+        "BUZZ",
+        "Recent tokens only lose most, attention sinks next",
+        "Fig. 5, Table 2 (there: ROUGE)",
+        *(("streaming_llm", "local"), ("h2o", "streaming_llm"), ("buzz", "streaming_llm")),
+    ),
+    _ordered(
+        "BalanceKV",
+        "BalanceKV loses less than a weighted uniform sample",
+        "Fig. 2, section 4.1",
+        ("balancekv", "uniform"),
+        caveat="An unbalanced walk keeps a longer exact tail; only a run with the tail matched tells the two"
+        " apart.",
+    ),
+    Rule(
+        NOT_PROMISED,
+        "A larger budget never loses more",
+        "common expectation; only the mass of nested sets must grow",
+        _falls_with_budget,
+    ),
+)

@@ -1,6 +1,6 @@
 """Claims of the papers that no replay of recorded queries, keys and values can test, each with the reason."""
 
-from ..numbers.verdict import UNTESTABLE
+from ..stats.verdict import UNTESTABLE
 from .claims import Claim
 
 SCORES = "Task scores need generated answers; replay fixes every token."
@@ -35,13 +35,7 @@ _TABLE = (
         SPEED,
         "exact bytes of the cache",
     ),
-    (
-        "H2O",
-        "Generated text keeps its quality",
-        "among Tables 2, 3, 7 and 9 and Figs 5, 6, 8–10",
-        TEXT,
-        "",
-    ),
+    ("H2O", "Generated text keeps its quality", "among Tables 2, 3, 7 and 9 and Figs 5, 6, 8–10", TEXT, ""),
     (
         "H2O",
         "Heavy hitters are also seen among the neurons of feed-forward layers",

@@ -1,29 +1,33 @@
-"""One module per kind of figure.
+"""One module per kind of figure, three functions each.
 
-An overview plot has `draw_frame(rows, folder, suffix) -> [Drawn]`: it draws what it can from the rows of
-one trace and returns [] where they do not allow it. A kind that a configuration names in `figure.kind` is
-a module with `draw(context) -> Plot`; it may have `settled(context, step) -> {key: value}`, overrides of a
-run or cluster step that follow from the trace or from a step before it (the size of a sample from the run
-that it is paired with). Both write PNG, PDF and CSV through `kvanalysis.drawing.drawn`.
+`data(run)` gives the table, or several, that the figure shows; `draw(run, table)` the pictures of it
+(`drawing.saving.Picture`); `claims(run, table)` the verdicts on what a paper claims, where it claims
+something. They compute and paint; nothing is written.
+
+OVERVIEW are figures of every run: `run` is `run.one_trace.OneTrace`, and `data` gives None where the rows do
+not allow the figure. What a configuration names in `figure.kind` gets a `figures.context.Context`. Such a
+kind may have `derived_overrides(run, step) -> {key: value}`: of a run or cluster step, what follows from the
+trace or from a step before it (the size of a sample from the run that it is paired with).
 """
 
+from dataclasses import replace
 from importlib import import_module
-from pkgutil import iter_modules
 
-from . import (
+from ..stats.intervals import by_trace
+from .budgets import budget_for_epsilon
+from .confirm import loss_against_error, loss_by_layer
+from .run import (
     best_method_map,
-    budget_for_epsilon,
     error_over_position,
     error_vs_budget,
     error_vs_bytes,
     layer_head_map,
-    loss_against_error,
-    loss_by_layer,
     needle_recall,
     prefix_error,
     rank_table,
     regret_ladder,
 )
+from .run.one_trace import OneTrace
 
 # What matters most comes first: a page that grows too large leaves out the last ones.
 OVERVIEW = (
@@ -40,19 +44,43 @@ OVERVIEW = (
     layer_head_map,
     needle_recall,
 )
+# What `figure.kind` may name, by the room that its module stands in.
+ROOMS = {
+    "run": ("budget_claims", "error_table", "method_dots", "overview"),
+    "budgets": ("inverse_epsilon",),
+    "timeline": ("kept_timeline",),
+    "theory": ("bound_tightness", "epsilon_sweep", "memory_vs_n"),
+    "subgen": ("cluster_growth", "radius_curves", "subgen_theorem", "tsne_panels"),
+    "h2o": (
+        *("accumulated_tail", "dropped_tokens", "global_statistics", "greedy_ratio", "sparsity_by_layer"),
+        "toy_steps",
+    ),
+    "buzz": (
+        *("live_tokens", "log_n_references", "matched_average", "needle_spans", "segment_peaks"),
+        "size_ratio",
+    ),
+    "balancekv": ("halving_error", "merge_tree", "walk_theorems"),
+}
+KINDS = {kind: f".{room}.{kind}" for room, named in ROOMS.items() for kind in named}
+KINDS["error_vs_budget"] = KINDS["budget_claims"]  # whose claims a configuration need not write down
 
 
 def kinds():
     """Names that `figure.kind` may take, sorted."""
-    modules = (name for _, name, _ in iter_modules(__path__))
-    return sorted(name for name in modules if hasattr(import_module(f"{__name__}.{name}"), "draw"))
+    return sorted(KINDS)
 
 
-def renderer(kind):
-    """The `draw` of one of `kinds()`."""
-    return import_module(f"{__name__}.{kind}").draw
+def module_of(kind):
+    """The module of one of `kinds()`."""
+    return import_module(KINDS[kind], __name__)
 
 
-def settler(kind):
-    """The `settled` of one of `kinds()`, or None."""
-    return getattr(import_module(f"{__name__}.{kind}"), "settled", None)
+def pictures_of(frame, plots=OVERVIEW):
+    """The Pictures of `plots` that `load`'s table allows, trace by trace and in their order."""
+    for trace, rows in by_trace(frame):
+        run = OneTrace(rows)
+        for plot in plots:
+            table = plot.data(run)
+            for picture in plot.draw(run, table) if table is not None else ():
+                more = {f"{trace}{name}": each for name, each in picture.more.items()}
+                yield replace(picture, name=f"{trace}{picture.name}", more=more)

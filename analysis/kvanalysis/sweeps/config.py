@@ -17,9 +17,9 @@ from pathlib import Path
 
 import yaml
 
+from ..budgets.replayed import log_spaced
 from ..errors import SweepError
 from ..figures.program import call
-from ..numbers.budgets import log_spaced
 from .tree import child, node_of, override, read_tree, tree_text, with_absolute_paths, with_value, without
 
 KEYS = ("budgets", "measure", "refine", "epsilon", "resolution")

@@ -9,15 +9,15 @@ import sys
 import pandas as pd
 import yaml
 
+from ..budgets.replayed import INSTANCE
+from ..budgets.search import MET, NOT_MET
 from ..data.epsilon_csv import read_epsilon_csv
 from ..data.load import load
 from ..data.whole_file import write_whole
 from ..errors import SweepError
 from ..figures.alone import alone
-from ..numbers.epsilon_search import MET, NOT_MET
-from ..numbers.replayed import INSTANCE
-from ..numbers.stats import UNIT
-from ..numbers.words import count
+from ..stats.intervals import UNIT
+from ..stats.words import count
 from .products import write_epsilon, write_results
 from .rounds import SOME_FAILED, round_folder, write_round
 from .wanted import next_wanted, unanswered

@@ -3,10 +3,10 @@
 import json
 import shutil
 
+from ..budgets.search import epsilon_table
 from ..data.meta import load_meta
 from ..data.whole_file import whole_file, write_whole
 from ..errors import SweepError
-from ..numbers.epsilon_search import epsilon_table
 
 DIGITS = 6  # of a measure in epsilon.csv; single precision holds no more
 OF_A_ROUND = ("cells", "created_utc", "version", "git_commit", "host", "isa")  # what results.meta.json keeps

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ..numbers.bends import of_all_heads, refinements
-from ..numbers.epsilon_search import open_searches
-from ..numbers.replayed import INSTANCE, UNIT, missing_rows, replayed, with_budget
+from ..budgets.bends import of_all_heads, refinements
+from ..budgets.replayed import INSTANCE, UNIT, missing_rows, replayed, with_budget
+from ..budgets.search import open_searches
 
 NAMED = 3  # method instances that the line names
 

@@ -1,6 +1,6 @@
 """The figure of the scaling run: time and memory over tokens."""
 
-from kvanalysis.drawing.plotstyle import COLOURS, MARKERS, new_figure, styled
+from kvanalysis.drawing.style import COLOURS, MARKERS, new_figure, styled
 
 WIDTH, HEIGHT, DPI = 5.2, 2.4, 150
 GREY = "#777777"

@@ -1,0 +1,51 @@
+"""The knee of error against budget: where more budget stops paying as it did."""
+
+import numpy as np
+import pandas as pd
+
+from ..stats.intervals import UNIT, mean_interval
+from .inverse import unit_curves
+
+KNEE_DEPTH = 0.1  # of the chord's height: shallower bends are straight lines with noise
+
+
+def knee(budgets, errors):
+    """(budget, error, depth) of the knee of one curve; NaN, NaN and the depth if there is none.
+
+    The rule: on log-log axes, scaled so that the chord from the first to the last point falls from (0, 1) to
+    (1, 0), the knee is the point farthest below the chord: there more budget stops paying as it did. There
+    is none below three points, where the error does not fall from the smallest to the largest budget, or
+    where the depth is below KNEE_DEPTH: a power law is a straight line and has no knee.
+    """
+    budgets, errors = np.asarray(budgets, dtype=float), np.asarray(errors, dtype=float)
+    if len(budgets) < 3 or not (errors > 0).all() or errors[-1] >= errors[0]:
+        return np.nan, np.nan, np.nan
+    x = np.log(budgets / budgets[0]) / np.log(budgets[-1] / budgets[0])
+    y = np.log(errors / errors[-1]) / np.log(errors[0] / errors[-1])
+    below = 1 - x - y
+    index = int(np.argmax(below))
+    if below[index] < KNEE_DEPTH:
+        return np.nan, np.nan, float(below[index])
+    return budgets[index], errors[index], float(below[index])
+
+
+def knees(frame, measure="rel_err_out_mean"):
+    """A row per (label, *UNIT): `knee_budget`, `knee_error`, `depth` (NaN as `knee` says)."""
+    rows = [(*key, *knee(*curve)) for key, curve in unit_curves(frame, measure).items()]
+    return pd.DataFrame(rows, columns=["label", *UNIT, "knee_budget", "knee_error", "depth"])
+
+
+def mean_curves(frame, measure="rel_err_out_mean"):
+    """A row per (label, budget): mean over heads, its interval, heads, and the knee of the mean curve."""
+    values = {}
+    for (label, *_), (budgets, errors) in unit_curves(frame, measure).items():
+        for budget, error in zip(budgets, errors, strict=True):
+            values.setdefault(label, {}).setdefault(budget, []).append(error)
+    rows = []
+    for label, by_budget in values.items():
+        budgets = sorted(by_budget)
+        means = [mean_interval(by_budget[budget]) for budget in budgets]
+        at, _, depth = knee(budgets, [mean for mean, _, _ in means])
+        rows += [(label, b, *m, len(by_budget[b]), at, depth) for b, m in zip(budgets, means, strict=True)]
+    names = ["label", "budget", "mean_error", "low", "high", "n_heads", "mean_knee", "mean_depth"]
+    return pd.DataFrame(rows, columns=names)

@@ -1,0 +1,127 @@
+"""The smallest budget that meets an epsilon, of every head: what is known of it, and what to try next.
+
+A replayed budget meets epsilon if the mean of the measure over its seeds is at most epsilon; a budget with a
+failed cell misses. Curves need not be monotone: a larger budget may miss again, and is counted. The search is
+for the first crossing: below the smallest replayed budget that meets lies the largest one that misses.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ..stats.intervals import UNIT
+from .replayed import INSTANCE, head_curves, midpoint, replayed, with_budget
+
+MET, NOT_MET, NO_BUDGET, NO_VALUE = "met", "not_met", "no_budget", "no_value"
+COLUMNS = [
+    *("trace_id", "model", "prompt", "method", "given", "layer", "kv_head", "measure", "epsilon", "status"),
+    *("budget_tokens", "share_of_prompt", "error", "budget_below", "error_below", "larger_misses", "n_seeds"),
+]
+COUNTS = dict.fromkeys(
+    ("layer", "kv_head", "budget_tokens", "budget_below", "larger_misses", "n_seeds"), "Int64"
+)
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """Indices into a curve's budgets: `meets`, the smallest that meets, and `misses`, the largest below it
+    that misses; of a curve that never meets, its largest. `larger_misses`: misses above `meets`."""
+
+    meets: int | None
+    misses: int | None
+    larger_misses: int
+
+
+def bracket(errors, epsilon):
+    """The Bracket of one curve, its errors in ascending order of budgets."""
+    meets = np.asarray(errors, dtype=float) <= epsilon  # NaN misses
+    if not meets.any():
+        return Bracket(None, len(meets) - 1, 0)
+    first = int(np.argmax(meets))
+    return Bracket(first, first - 1 if first else None, int((~meets[first:]).sum()))
+
+
+def probe(budgets, errors, epsilon, resolution):
+    """The budget to try next, None if the search has ended: the crossing lies between two budgets that are
+    neighbours or whose ratio is at most `resolution`, or it is not between replayed budgets at all."""
+    found = bracket(errors, epsilon)
+    if found.meets is None or found.misses is None:
+        return None
+    low, high = int(budgets[found.misses]), int(budgets[found.meets])
+    return None if high <= resolution * low else midpoint(low, high)
+
+
+def open_searches(table, epsilons, resolution):
+    """A row per search that goes on, of `replayed`'s table: INSTANCE, UNIT, `epsilon` and the `budget_tokens`
+    that it tries next."""
+    rows = [
+        (*key, epsilon, budget)
+        for key, curve in head_curves(with_budget(table))
+        for epsilon in epsilons
+        if (budget := probe(curve.budgets, curve.errors, epsilon, resolution)) is not None
+    ]
+    return pd.DataFrame(rows, columns=[*INSTANCE, *UNIT, "epsilon", "budget_tokens"])
+
+
+def epsilon_table(frame, measure, epsilons):
+    """A row per (instance, unit, epsilon) of `load`'s table, in its order, epsilons ascending; COLUMNS.
+
+    status `met`: budget_tokens is the smallest replayed budget that meets epsilon and error its error;
+    budget_below the largest replayed one below it that misses, missing if the smallest one replayed meets.
+    `not_met`: no replayed budget does; budget_below is the largest. `no_budget`: the method takes none, error
+    is its error. `no_value`: the measure has no value at any budget, because it does not apply or all failed.
+    """
+    rows = [
+        dict(zip([*INSTANCE, *UNIT], key, strict=True))
+        | {"model": curve.model, "epsilon": epsilon}
+        | _answer(curve, epsilon)
+        for key, curve in head_curves(replayed(frame, measure))
+        for epsilon in sorted(epsilons)
+    ]
+    found = pd.DataFrame(rows).rename(columns={"given_json": "given"}).assign(measure=measure)
+    return found.reindex(columns=COLUMNS).astype(COUNTS)
+
+
+def _answer(curve, epsilon):
+    if np.isnan(curve.budgets).any():
+        said = {"status": NO_BUDGET, "error": curve.errors[0], "larger_misses": 0}
+        return said | {"n_seeds": curve.n_seeds[0]}
+    found = bracket(curve.errors, epsilon)
+    said = {"larger_misses": found.larger_misses} | _at(curve, found.misses, "budget_below", "error_below")
+    if found.meets is None:
+        status = NO_VALUE if np.isnan(curve.errors).all() else NOT_MET
+        return said | {"status": status, "n_seeds": curve.n_seeds[-1]}
+    share = curve.budgets[found.meets] / curve.n_prefill
+    said |= {"status": MET, "share_of_prompt": share, "n_seeds": curve.n_seeds[found.meets]}
+    return said | _at(curve, found.meets, "budget_tokens", "error")
+
+
+def _at(curve, index, budget, error):
+    return {} if index is None else {budget: curve.budgets[index], error: curve.errors[index]}
+
+
+SHARES = {"quarter": 0.25, "half": 0.5, "most": 0.75}  # of the heads
+COUNTED = ["met", "at_smallest", "larger_misses", "heads"]
+
+
+def over_heads(answers):
+    """A row per (label, measure, epsilon) of epsilon.csv with a column `label`, heads that took a budget.
+
+    `quarter`, `half`, `most`: the smallest budget that suffices for 25, 50 and 75 % of the heads, infinite
+    if no replayed one does. `met`: heads with a budget that suffices; `at_smallest`: those for which the
+    smallest replayed one does; `larger_misses`: those where a larger one misses again; `heads`: all.
+    """
+    answers = answers[answers["status"].isin((MET, NOT_MET))]
+    groups = answers.groupby(["label", "measure", "epsilon"], sort=True)
+    rows = [(*key, *_of_heads(group)) for key, group in groups]
+    return pd.DataFrame(rows, columns=["label", "measure", "epsilon", *SHARES, *COUNTED])
+
+
+def _of_heads(group):
+    met = group["status"] == MET
+    budgets = group["budget_tokens"].where(met, np.inf).to_numpy(dtype=float)
+    shares = np.quantile(budgets, list(SHARES.values()), method="inverted_cdf")
+    at_smallest = met & group["budget_below"].isna()
+    counts = met.sum(), at_smallest.sum(), (group["larger_misses"] > 0).sum(), len(group)
+    return (*map(float, shares), *map(int, counts))

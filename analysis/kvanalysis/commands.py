@@ -1,0 +1,158 @@
+"""What each command does with its options; what it needs is imported only then."""
+
+import math
+import shlex
+import sys
+
+from .errors import FigureError, ResultsError, SweepError, UserError
+
+INTERRUPTED = 130
+STOPPED = (75, INTERRUPTED)  # exit codes of a step that was asked to end
+
+
+def fail(problem, code):
+    """Says what is wrong on stderr; returns the exit code."""
+    for line in str(problem).splitlines():
+        print(f"kvanalysis: error: {line}", file=sys.stderr)
+    return code
+
+
+def report(options):
+    from .page.figure_folder import holds_figures
+
+    file = options.output or options.out / "report.html"
+    if not (options.out / "results.csv").is_file() and holds_figures(options.out):
+        from .page.figures_page import write_figures_page
+
+        print(write_figures_page(options.out, file))
+        return
+    from .page.report import write_report
+
+    frame = _whole_curves(options.out)
+    _say_drawing(frame)
+    print(write_report(frame, options.out / "figures", file))
+
+
+def figures(options):
+    from .figures.make import write_figures
+
+    frame = _whole_curves(options.out)
+    _say_drawing(frame)
+    _print_pictures(write_figures(frame, options.out / "figures"))
+
+
+def table(options):
+    from .stats.format import aligned, table_cells
+    from .stats.summary import summarise
+
+    print(aligned(*table_cells(summarise(_whole_curves(options.out)))))
+
+
+def parquet(options):
+    from .data.parquet import write_parquet
+
+    print(write_parquet(options.out, options.output))
+
+
+def figure(options):
+    from .figures.make import figure_configs, make_figure
+    from .figures.steps import RunOptions
+
+    asked = RunOptions(tuple(options.trace), tuple(options.set), options.quick, options.force)
+    configs, failed = figure_configs(options.config), []
+    for config in configs:
+        print(f"{config.name}: {config.title}", file=sys.stderr)
+        try:
+            result = make_figure(config, options.out / config.name, asked)
+        except (FigureError, ResultsError) as problem:
+            # The other figures of a folder may well suit a trace that this one does not.
+            failed.append(config.name)
+            if len(configs) == 1 or problem.code in STOPPED:
+                raise
+            fail(problem, 0)
+            continue
+        _print_pictures(result.figures)
+        for verdict in result.verdicts:
+            print(f"  {verdict.outcome}: {verdict.claim} ({verdict.numbers})", file=sys.stderr)
+    if failed:
+        raise FigureError(f"{len(failed)} of {len(configs)} figures were not drawn: {', '.join(failed)}")
+
+
+def sweep(options):
+    from .sweeps.config import read_sweep_config
+    from .sweeps.drive import run_sweep
+    from .sweeps.rounds import RUN, Engine
+
+    try:
+        words = tuple(shlex.split(options.submit))
+    except ValueError as problem:
+        raise SweepError(f"--submit {options.submit}: {problem}") from problem
+    if words and options.engine == RUN:
+        raise SweepError("--submit: `kvreplay run` takes no such words; add --engine local or slurm")
+    config = read_sweep_config(options.config, options.set, options.trace)
+    for path in run_sweep(config, options.out, Engine(options.engine, words)):
+        print(path)
+
+
+def epsilon(options):
+    from .data.load import load
+    from .sweeps.products import write_epsilon
+
+    print(write_epsilon(options.out, load(options.out), options.measure, _epsilons(options.epsilon)))
+
+
+def _epsilons(text):
+    try:
+        epsilons = sorted({float(word) for word in text.split(",")})
+    except ValueError:
+        epsilons = []
+    if not epsilons or not all(math.isfinite(each) and each > 0 for each in epsilons):
+        raise UserError(f"--epsilon {text}: write numbers above 0, as in 0.05,0.1")
+    return epsilons
+
+
+def confirm(options):
+    from .predict.cells import correlation_cells, group_cells, group_words
+    from .predict.tables import chosen, correlation_table, of_traces, written
+    from .predict.words import METHODS_NOTE, confirmed_note
+    from .stats.format import aligned
+
+    frame = _whole_curves(options.out)
+    traces = chosen(of_traces(frame, options.out), options.methods, options.without)
+    table = correlation_table(traces)
+    if not (options.methods or options.without):
+        for path in written(options.out, traces, table):
+            print(path, file=sys.stderr)
+    target = "top1_lost" if options.target == "top1" else options.target
+    for each in traces:
+        print(confirmed_note(each.instances), METHODS_NOTE, file=sys.stderr)
+        of_all = (table["scope"] == "all") & (table["target"] == target) & (table["trace_id"] == each.trace)
+        print(aligned(*correlation_cells(table[of_all])))
+        for group in each.retrieved:
+            print(f"\n{group_words(group)}\n{aligned(*group_cells(group))}")
+
+
+def _whole_curves(out):
+    """The table of a run; of an adaptive sweep only what allows means over heads."""
+    from .budgets.replayed import at_common_budgets
+    from .data.load import load
+
+    frame = load(out)
+    if not frame.attrs["meta"].get("rounds"):
+        return frame
+    kept = at_common_budgets(frame)
+    kept.attrs["searched"] = len(frame) - len(kept)
+    return kept
+
+
+def _say_drawing(frame):
+    """To who waits at a terminal: pictures take some seconds."""
+    if sys.stderr.isatty():
+        from .stats.words import count
+
+        print(f"drawing figures of {count(len(frame), 'cell')} ...", file=sys.stderr)
+
+
+def _print_pictures(figures):
+    for figure in figures:
+        print(*(path for path in (figure.png, figure.narrow) if path), sep="\n")

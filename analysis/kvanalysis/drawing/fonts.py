@@ -1,0 +1,43 @@
+"""DejaVu Sans, which matplotlib ships, without its rules of layout.
+
+A PDF file embeds the letters that it shows. To find them matplotlib follows every rule of the font, such as
+those of Arabic, which costs more than drawing most figures.
+"""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import matplotlib
+from fontTools.ttLib import TTFont
+from matplotlib.font_manager import fontManager
+
+FILES = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")
+RULES = ("GDEF", "GPOS", "GSUB")  # tables of a font
+FAMILY = "kvanalysis Sans"
+FAMILY_NAMES = (1, 4, 6, 16)  # entries of a font's table of names that say what it is called
+
+
+@cache
+def family():
+    """The name for `font.family`; its files are made once a process."""
+    folder = tempfile.TemporaryDirectory(prefix="kvanalysis-")
+    for name in FILES:
+        plain = Path(folder.name) / name
+        _without_rules(Path(matplotlib.get_data_path()) / "fonts/ttf" / name, plain)
+        fontManager.addfont(plain)
+    _folders.append(folder)
+    return FAMILY
+
+
+_folders = []  # what is temporary goes when nobody holds it, and figures read the fonts when they are saved
+
+
+def _without_rules(source, target):
+    with TTFont(source, lazy=True) as font:
+        for table in RULES:
+            del font[table]
+        for entry in font["name"].names:
+            if entry.nameID in FAMILY_NAMES:
+                entry.string = FAMILY
+        font.save(target)

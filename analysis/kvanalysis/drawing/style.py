@@ -1,0 +1,167 @@
+"""Colours, markers, sizes and the page geometry that all figures share. Lengths are inches."""
+
+import gc
+from contextlib import contextmanager
+from dataclasses import dataclass
+from textwrap import wrap
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from .fonts import family
+
+COLUMN_WIDTH, PAGE_WIDTH = 3.3, 6.9
+DPI = 200
+# Okabe and Ito's palette without yellow (too faint on white), then Tol's indigo and wine, which stay
+# apart from them in lightness; black and grey are kept for oracles.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#332288", "#882255")
+ORACLE_COLOURS = ("#000000", "#7A7A7A")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+DASHED, DOTTED = (0, (4, 2)), (0, (1, 1.6))
+# A second round through the colours changes the dashes too.
+ROUND_DASHES = ("-", (0, (6, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
+GLYPH_EMS = 0.53  # mean width of DejaVu Sans, which matplotlib ships, so that files agree everywhere
+LEFT, RIGHT, TOP, GAP = 0.52, 0.10, 0.10, 0.07
+# Naming the backend would load the one for windows.
+DEFAULTS = {name: value for name, value in dict.items(matplotlib.rcParamsDefault) if name != "backend"}
+RC = {
+    "font.size": 7,
+    "axes.labelsize": 7.5,
+    "axes.titlesize": 7.5,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 3,
+    "axes.titley": 1.0,  # else every drawing looks for a place above all ticks and labels
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4,
+    "legend.fontsize": 6.5,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "text.hinting": "none",  # for screens of few pixels; takes longer than all else about a letter
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
+NOTE_SIZE = 5.8
+LEGEND_HANDLE = 0.6  # a legend entry without its text
+LONG_LEGEND = 5  # from more entries on, long ones are wrapped so that two columns fit
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one label is drawn, the same in every figure of a run."""
+
+    colour: str
+    marker: str
+    dashes: object
+
+    def curve(self, axes, x, y, hollow, size=4, **line):
+        """A line with marks, hollow where `hollow` is true."""
+        x, y, hollow = (np.asarray(values) for values in (x, y, hollow))
+        axes.plot(x, y, color=self.colour, linestyle=self.dashes, **line)
+        for mask, face in ((~hollow, self.colour), (hollow, "white")):
+            axes.plot(x[mask], y[mask], self.marker, color=self.colour, markerfacecolor=face, markersize=size)
+
+    def band(self, axes, x, low, high, opacity=0.13):
+        axes.fill_between(x, low, high, color=self.colour, alpha=opacity, linewidth=0)
+
+    def handle(self, marked=True, **line):
+        """The entry of a legend."""
+        marker = self.marker if marked else None
+        return Line2D([], [], color=self.colour, marker=marker, linestyle=self.dashes, **line)
+
+
+def styles_for(labels, held):
+    """{label: Style} for `labels` in order; those in `held` are dashed, black or grey."""
+    found, free, black = {}, 0, 0
+    for label in labels:
+        if label in held:
+            colour = ORACLE_COLOURS[black % len(ORACLE_COLOURS)]
+            found[label] = Style(colour, MARKERS[black % len(MARKERS)], DASHED)
+            black += 1
+        else:
+            # 8 colours and 11 markers have no common divisor: points without a line repeat after 88 labels.
+            dashes = ROUND_DASHES[free // len(COLOURS) % len(ROUND_DASHES)]
+            found[label] = Style(COLOURS[free % len(COLOURS)], MARKERS[free % len(MARKERS)], dashes)
+            free += 1
+    return found
+
+
+def axes_width(width):
+    """Inches between the margins of a figure `width` inches wide."""
+    return width - LEFT - RIGHT
+
+
+def new_figure(width):
+    """A figure with the one canvas that needs no display; call inside `styled()`."""
+    figure = Figure(figsize=(width, width), dpi=DPI)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+@contextmanager
+def styled():
+    """Inside, figures are drawn in matplotlib's own defaults plus RC, whatever the user's matplotlibrc says.
+
+    A figure is many objects that hold each other. To look for such garbage while one is drawn takes a sixth
+    of all time, so it is looked for after each (`let_go`), among what is younger than the block.
+    """
+    gc.freeze()
+    gc.disable()
+    try:
+        with matplotlib.rc_context(DEFAULTS | RC | {"font.family": family()}):
+            yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def let_go():
+    """Frees the figures that nobody holds any more."""
+    gc.collect(0)
+
+
+def finish(figure, handles, labels, note, axes_height, below=0.42, hspace=0.0, wspace=0.0, top=TOP):
+    """Stacks axes, legend and footnote without overlap, whatever their sizes, and sets the height.
+
+    `below` is the room for tick labels and the x label; spacings are matplotlib's fractions of an axes.
+    """
+    width = figure.get_size_inches()[0]
+    text = figure.text(LEFT / 4 / width, 0, _wrapped(note, width - LEFT / 2, NOTE_SIZE), fontsize=NOTE_SIZE)
+    text.set(color="#555555", va="bottom", linespacing=1.25)
+    pair = 2 if width > COLUMN_WIDTH and len(labels) > LONG_LEGEND else 1
+    names = [_wrapped(label, (width - 0.1) / pair - LEGEND_HANDLE, RC["legend.fontsize"]) for label in labels]
+    legend = figure.legend(handles, names, loc="lower center", ncols=_columns(names, width), handlelength=3.2)
+    legend.set_in_layout(False)
+    note_height, legend_height = _height(text), _height(legend) if labels else 0.0
+    bottom = GAP + note_height + legend_height + below
+    height = bottom + axes_height + top
+    figure.set_size_inches(width, height)
+    text.set_y(GAP / height)
+    legend.set_bbox_to_anchor((0, (GAP + note_height) / height, 1, 0.1))
+    figure.subplots_adjust(LEFT / width, bottom / height, 1 - RIGHT / width, 1 - top / height, wspace, hspace)
+
+
+def _height(artist):
+    return artist.get_window_extent(artist.figure.canvas.get_renderer()).height / artist.figure.dpi
+
+
+def _wrapped(text, width, size):
+    return "\n".join(wrap(text, max(12, int(width * 72 / (size * GLYPH_EMS))), break_long_words=False))
+
+
+def _columns(names, width):
+    longest = max((len(line) for name in names for line in name.split("\n")), default=1)
+    return max(1, int((width - 0.1) / (LEGEND_HANDLE + longest * RC["legend.fontsize"] * GLYPH_EMS / 72)))

@@ -1,0 +1,1 @@
+"""The figures of BUZZ and the sizes of its cache."""

@@ -1,0 +1,150 @@
+"""For every layer x kv head and budget the method with the least error, by colour and letter."""
+
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import ListedColormap, to_rgb
+from matplotlib.patches import Patch
+
+from ...drawing import head_maps
+from ...drawing.saving import Picture
+from ...drawing.style import COLOURS, COLUMN_WIDTH, PAGE_WIDTH, finish
+from ...stats.families import FAMILIES, at_budget, budgets_of, families, head_table, present, spread
+from ...stats.paired import TIE
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+TIE_MARK = "="
+PALE = (0.5, 0.78)  # share of white in a cell's colour, so that letters stay readable; paler at a second use
+PANELS = {COLUMN_WIDTH: 2, PAGE_WIDTH: 4}
+MOST_BUDGETS = 8
+
+
+def data(run):
+    """A row for each head: of each budget and family (stats.families) in which at least two methods compete,
+    the best method, its error, the runner-up, ties, and the letter that stands for it."""
+    table = _table(families(run.rows))
+    return None if table.empty else table.assign(letter=table["best"].map(_letters(table)))
+
+
+def draw(run, table):
+    paint = partial(_figure, run, table, _letters(table))
+    title = "Best method by layer and head"
+    return [Picture(title, table, paint, _caption(table), name="best_method_map")]
+
+
+def _table(rivals):
+    parts = []
+    for family in present(rivals):
+        own = rivals[rivals["family"] == family]
+        for budget in budgets_of(own):
+            errors = head_table(at_budget(own, budget))
+            if errors.shape[1] > 1:
+                parts.append(_winners(errors).assign(family=family, budget_tokens=budget))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _winners(errors):
+    found = []
+    for (layer, head), values in errors.iterrows():
+        values = values.dropna().sort_values(kind="stable")
+        best = values.iloc[0]
+        # A win takes more than 1 %, as in kvanalysis.stats.paired.
+        tied = [label for label, error in values.iloc[1:].items() if not best < error * (1 - TIE)]
+        found.append(
+            {
+                "layer": layer,
+                "kv_head": head,
+                "best": values.index[0],
+                "rel_err_out_mean": best,
+                "runner_up": values.index[1] if len(values) > 1 else "",
+                "runner_up_error": values.iloc[1] if len(values) > 1 else np.nan,
+                "tied": " | ".join(tied),
+                "n_methods": len(values),
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def _letters(table):
+    """A letter for each label that is best somewhere, the most frequent first."""
+    counts = table["best"].value_counts()
+    order = sorted(counts.index, key=lambda label: (-counts[label], label))
+    return {label: LETTERS[i] if i < len(LETTERS) else f"{i}" for i, label in enumerate(order)}
+
+
+def _figure(run, table, letters, width):
+    panels = []
+    for family in [family for family in FAMILIES if family in set(table["family"])]:
+        own = table[table["family"] == family]
+        panels += [(family, budget) for budget in spread(budgets_of(own), MOST_BUDGETS)]
+    titles = [f"{family}, B = {budget}" for family, budget in panels]
+    places = pd.MultiIndex.from_frame(table[["layer", "kv_head"]])
+    shape = head_maps.grid(width, places, titles, min(PANELS[width], _most(panels)))
+    figure, axes_list = head_maps.new_panels(width, shape, titles)
+    for axes, (family, budget) in zip(axes_list, panels, strict=True):
+        _panel(axes, table[(table["family"] == family) & (table["budget_tokens"] == budget)], letters, shape)
+    wins = table["best"].value_counts()
+    texts = [
+        f"{letter}  {label} (best in {wins[label]} of {_chances(table, label)})"
+        for label, letter in letters.items()
+    ]
+    handles = [Patch(facecolor=_colour(i)) for i in range(len(letters))]
+    finish(figure, handles, texts, _note(run, table), shape.axes_height, **head_maps.layout(shape))
+    return figure
+
+
+def _most(panels):
+    """Panels of one family stand in one row if they fit."""
+    return max(sum(family == other for other, _ in panels) for family, _ in panels)
+
+
+def _chances(table, label):
+    """Maps of the families in which the label was best anywhere: its cells."""
+    return int(table["family"].isin(set(table.loc[table["best"] == label, "family"])).sum())
+
+
+def _panel(axes, cells, letters, shape):
+    order = list(letters)
+    at = cells.set_index(["layer", "kv_head"])
+    numbers = head_maps.matrix(
+        at["best"].map({label: i for i, label in enumerate(order)}).astype(float), shape
+    )
+    palette = ListedColormap([_colour(i) for i in range(len(order))])
+    axes.imshow(np.ma.masked_invalid(numbers), cmap=palette, vmin=-0.5, vmax=len(order) - 0.5, aspect="auto")
+    if not head_maps.fits(2, shape):
+        return
+    for (layer, head), cell in at.iterrows():
+        text = letters[cell["best"]] + (TIE_MARK if cell["tied"] else "")
+        head_maps.write(axes, shape.heads.index(head), shape.layers.index(layer), text)
+
+
+def _colour(place):
+    """Of the label that is best in the `place`-th most cells: the frequent ones differ most."""
+    white = PALE[min(place // len(COLOURS), len(PALE) - 1)]
+    return tuple(white + (1 - white) * part for part in to_rgb(COLOURS[place % len(COLOURS)]))
+
+
+def _note(run, table):
+    parts = [run.note, f"Least mean relative output error; {TIE_MARK}: another method within {TIE:.0%}."]
+    parts += [
+        f"{family}: {meaning}." for family, meaning in FAMILIES.items() if family in set(table["family"])
+    ]
+    parts.append(
+        "Methods compete only where a budget means the same; oracles and methods without a budget do not."
+    )
+    left_out = sorted(set(run.rows["label"]) - set(table["best"]))
+    if left_out:
+        parts.append(f"Nowhere best: {', '.join(left_out)}.")
+    return " ".join(parts)
+
+
+def _caption(table):
+    texts = []
+    for family, own in table.groupby("family", sort=False):
+        for budget, cells in own.groupby("budget_tokens"):
+            wins = cells["best"].value_counts()
+            named = ", ".join(f"{label} {wins[label]}" for label in wins.index[:3])
+            ties = int((cells["tied"] != "").sum())
+            texts.append(f"{family} B={budget}: {named} of {len(cells)} heads, {ties} within {TIE:.0%}")
+    return "Heads won (first three): " + "; ".join(texts) + "."

@@ -1,0 +1,118 @@
+"""Error against budget, all layers together and by layer."""
+
+import math
+from functools import partial
+
+from matplotlib.ticker import NullLocator
+
+from ...drawing.budget_axes import (
+    banded,
+    drawable,
+    handle,
+    legend_text,
+    set_budget_axis,
+    set_error_axis,
+    styles_of,
+)
+from ...drawing.budget_axes import draw as draw_curves
+from ...drawing.curves import make_room
+from ...drawing.panel_grid import fewest_empty, finish_grid, label_lowest, panel_grid, say_nothing_to_draw
+from ...drawing.saving import Picture
+from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
+from ...stats.summary import summarise
+from ...stats.words import BAND_NOTE, oneshot_notes, replay_note
+
+BUDGET_AXIS, SHORT_BUDGET_AXIS = "budget [tokens per kv head]", "budget [tokens]"
+ERROR_AXIS, SHORT_ERROR_AXIS = "mean relative output error [1]", "mean rel. error [1]"
+NO_BANDS = "So many curves have no bands; their 95% intervals over heads stand in the CSV."
+HEIGHT = {COLUMN_WIDTH: 2.2, PAGE_WIDTH: 3.0}  # inches
+PANEL_HEIGHT = 1.25  # inches
+# Panels in a row, in order of preference among equally few empty places.
+PANELS = {COLUMN_WIDTH: (2,), PAGE_WIDTH: (4, 5, 3)}
+PANEL_GAP = 0.37  # share of a panel's height: its title and the tick labels above it
+PANEL_MARKER = 3.0  # points
+SHORT_LABEL_WIDTH = 1.9  # inches; narrower axes take the short budget label
+
+
+def data(run):
+    """(summary of all layers together, of each layer or None if there is only one)."""
+    several = run.rows["layer"].nunique() > 1
+    return run.summary, summarise(run.rows, by=("layer",)) if several else None
+
+
+def draw(run, tables):
+    whole, by_layer = tables
+    paint = partial(_whole, whole, footnote(run.rows, whole))
+    pictures = [Picture("Error against budget", whole, paint, name="error_vs_budget")]
+    if by_layer is not None:
+        paint = partial(_layer_panels, by_layer, footnote(run.rows, by_layer))
+        title = "Error against budget, by layer"
+        pictures.append(Picture(title, by_layer, paint, name="error_vs_budget_by_layer"))
+    return pictures
+
+
+def _whole(points, note, width):
+    figure = new_figure(width)
+    axes = figure.subplots()
+    _panel(axes, points, points, axes_width(width))
+    axes.set(xlabel=BUDGET_AXIS, ylabel=ERROR_AXIS)
+    finish(figure, *_legend(points), note, HEIGHT[width])
+    return figure
+
+
+def _layer_panels(points, note, width):
+    layers = sorted(points["layer"].unique())
+    across = fewest_empty(len(layers), PANELS[width])
+    wide = min(len(layers), across)
+    panel_width = axes_width(width) / wide
+    figure = new_figure(width)
+    panels = panel_grid(figure, len(layers), across, sharex=True, sharey=True)
+    for axes, layer in zip(panels, layers, strict=True):
+        _panel(axes, points[points["layer"] == layer], points, panel_width)
+        axes.set_title(f"layer {layer}")
+        for line in axes.lines:
+            line.set_markersize(PANEL_MARKER)
+    middle_row = panels[::wide][(math.ceil(len(layers) / wide) - 1) // 2]
+    middle_row.set_ylabel(SHORT_ERROR_AXIS)
+    label_lowest(panels, across, BUDGET_AXIS if panel_width > SHORT_LABEL_WIDTH else SHORT_BUDGET_AXIS)
+    finish_grid(figure, _legend(points), note, len(layers), across, PANEL_HEIGHT, gap=PANEL_GAP)
+    make_room(figure)
+    return figure
+
+
+def _panel(axes, points, everything, width):
+    """One panel; the scales come from `everything`, so that panels of one figure agree.
+
+    `width` is that of the panel in inches."""
+    shown = drawable(everything)
+    set_budget_axis(axes, sorted(shown["budget_tokens"].dropna().astype(int).unique()), width)
+    draw_curves(axes, drawable(points), styles_of(everything))
+    set_error_axis(axes, shown["rel_err_out_mean"])
+    if not len(drawable(points)):
+        say_nothing_to_draw(axes)
+        axes.yaxis.set_major_locator(NullLocator() if shown.empty else axes.yaxis.get_major_locator())
+
+
+def _legend(points):
+    """Handles and texts, the largest error first, so that the order is that of the curves."""
+    shown = drawable(points)
+    styles = styles_of(points)
+    worst_first = shown.groupby("label")["rel_err_out_mean"].mean().sort_values(ascending=False)
+    rows = [shown[shown["label"] == label] for label in worst_first.index]
+    handles = [handle(styles[group["label"].iloc[0]], group["budget_tokens"].notna().any()) for group in rows]
+    return handles, [legend_text(group) for group in rows]
+
+
+def footnote(rows, points):
+    """What was compared, over how many heads and texts, and what is not in the picture."""
+    parts = [replay_note(rows), BAND_NOTE if banded(styles_of(points)) else NO_BANDS]
+    if (points["oracle"] | points["full_cache"]).any():
+        parts.append("Dashed: oracle, or holds the full cache; no cache of that budget can do this.")
+    parts += oneshot_notes(rows)
+    hollow = drawable(points)
+    if (hollow["n_rows"] < hollow["n_cells"]).any():
+        parts.append("Hollow: some cells have no result.")
+    left_out = sorted(set(points["label"]) - set(hollow["label"]))
+    if left_out:
+        parts.append(f"Not drawn (no error beyond rounding, or no result): {', '.join(left_out)}.")
+    return " ".join(parts)

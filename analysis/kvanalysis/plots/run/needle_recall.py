@@ -1,0 +1,95 @@
+"""How much of the attention to marked tokens a method still holds, span by span."""
+
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from ...data.extras import all_extras
+from ...drawing.head_maps import CELL_TEXT, COLOURS, short
+from ...drawing.row_panels import panels_by_budget
+from ...drawing.saving import Picture
+from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
+from ...stats.families import budgets_of, has_values
+from ...stats.intervals import unit_means, used_rows
+
+MASS, SPAN = "needle_mass", "needle_mass_"
+PANELS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 4}
+
+
+def data(run):
+    """Means of all marked spans together and of each, by budget and label."""
+    used = used_rows(run.rows)
+    table = _table(_with_spans(used)) if has_values(used, MASS) else pd.DataFrame()
+    return None if table.empty else table
+
+
+def draw(run, table):
+    """A panel for each budget: methods down, all marked spans and each of them across."""
+    spans = [MASS, *(name for name in table if name.startswith(SPAN))]
+    names = _names(run.rows, spans)
+    order = list(table.groupby("label")[MASS].mean().sort_values(ascending=False).index)
+    paint = partial(_paint, spans=spans, names=names)
+    panels = panels_by_budget(table, order, paint, "marked span", PANELS, ([], []), _note(run, names))
+    caption = _caption(table, spans, names)
+    return [Picture("Attention to marked spans", table, panels, caption, name="needle_recall")]
+
+
+def _with_spans(used):
+    """The numbers of each span out of `extras`, as columns."""
+    parsed = all_extras(used)
+    names = sorted({name for extra in parsed for name in extra if name.startswith(SPAN)}, key=_number)
+    return used.assign(**{name: [extra.get(name, np.nan) for extra in parsed] for name in names})
+
+
+def _number(name):
+    return int(name.removeprefix(SPAN)) if name.removeprefix(SPAN).isdigit() else 0
+
+
+def _table(used):
+    spans = [name for name in used if name == MASS or name.startswith(SPAN)]
+    used = used[used["budget_tokens"].notna() & used[MASS].notna()]
+    if used.empty:
+        return pd.DataFrame()
+    units = unit_means(used, spans, ["budget_tokens", "label"])
+    groups = units.groupby(level=["budget_tokens", "label"])
+    return groups.mean().assign(n_units=groups.size()).reset_index()
+
+
+def _names(rows, spans):
+    """`all`, then where each span starts, as far as the configuration says so."""
+    needles = rows.attrs.get("meta", {}).get("config", {}).get("replay", {}).get("needles") or {}
+    places = needles.get("at", []) if isinstance(needles, dict) else []
+    found = [f"{100 * place:g} %" for place in places]
+    return ["all", *(found if len(found) == len(spans) - 1 else [str(_number(name)) for name in spans[1:]])]
+
+
+def _paint(axes, rows, order, spans, names):
+    values = rows.set_index("label")[spans].reindex(order).to_numpy(float)
+    axes.imshow(np.ma.masked_invalid(values), cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            axes.text(column, row, short(value), ha="center", va="center_baseline", fontsize=CELL_TEXT,
+                      color="white" if value > 0.5 else "black")  # fmt: skip
+    axes.set_xticks(range(len(names)), names, fontsize=6)
+    axes.grid(False)
+
+
+def _note(run, names):
+    where = f" Spans at {', '.join(names[1:])} of the prompt." if "%" in "".join(names) else ""
+    return (
+        f"{run.note} Exact attention probability of the marked tokens that the method still attends"
+        " to, over their full probability; 1: nothing of them is lost. Seeds and heads averaged; all: the"
+        f" spans pooled, so the one with most attention weighs most.{where}"
+    )
+
+
+def _caption(table, spans, names):
+    """The spread over spans: which place a method loses."""
+    middle = budgets_of(table)[(table["budget_tokens"].nunique() - 1) // 2]
+    own = table[table["budget_tokens"] == middle].set_index("label")
+    texts = [
+        f"{label} " + "/".join(short(row[name]) if np.isfinite(row[name]) else "–" for name in spans)
+        for label, row in own.sort_values(MASS, ascending=False).iterrows()
+    ]
+    return f"B={middle} ({'/'.join(names)}): {'; '.join(texts)}."

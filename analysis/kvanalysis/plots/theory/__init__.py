@@ -1,0 +1,1 @@
+"""What theorems promise against what was measured, whatever the paper."""

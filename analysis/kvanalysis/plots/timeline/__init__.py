@@ -1,0 +1,1 @@
+"""What one kv head holds from step to step."""

@@ -1,0 +1,1 @@
+"""Whether an offline error predicts what the model itself loses."""

@@ -1,0 +1,194 @@
+"""Instances that the model itself ran: what each lost, and every measure of every layer beside it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ..data.arrays import holds_first_token
+from ..data.confirm_csv import RECORDED, layers_of
+from ..data.confirmed import INSTANCE, confirmed
+from ..stats.families import families
+from ..stats.intervals import used_rows
+from .measures import MEASURES, MODEL, RUN
+
+SAMPLED = "sampled"  # weights, or a seed: samples and walks
+TEXT, RANGE = ["trace_id", "prompt"], ["distance_from", "distance_to"]
+POINT = [*TEXT, "label", "budget_tokens"]  # an instance, seeds averaged
+LOSS = "loss_increase"
+TARGETS = {LOSS: "loss increase [nats/token]", "kl_mean": "KL [nats/token]", "top1_lost": "1 − top-1"}
+SAME = 6  # digits of loss and KL to which two methods that kept the same agree
+
+
+@dataclass(frozen=True)
+class Instances:
+    """`table`: a row per POINT with method, family, oracle, n_seeds, n_rows, loss_full, loss and the TARGETS
+    over all rows; `parts`: {(from, to): TARGETS of these rows, in the table's order}; `measures`: {name:
+    [instances, layers]}, NaN where there is no value; `layers`: those that were compressed; `selection`;
+    `elsewhere`: instances of other selections or layers; `same`: [(label, budget, the label that stands for
+    it, having lost the same)]; `deviation`: largest |main measure by the engine - by the model's pass|."""
+
+    table: pd.DataFrame
+    parts: dict
+    measures: dict
+    layers: list
+    selection: str
+    elsewhere: int
+    same: list
+    deviation: float
+
+    def only(self, mask):
+        """The instances that `mask` marks."""
+        mask = np.asarray(mask, dtype=bool)
+        kept = {name: values[mask] for name, values in self.measures.items()}
+        parts = {rows: losses[mask].reset_index(drop=True) for rows, losses in self.parts.items()}
+        return replace(self, table=self.table[mask].reset_index(drop=True), parts=parts, measures=kept)
+
+    def texts(self):
+        """[(trace_id, prompt)] in order."""
+        return sorted(self.table[TEXT].drop_duplicates().itertuples(index=False, name=None))
+
+
+def settings(losses):
+    """[(selection, layers, finished instances)]: the one to speak of first. Recorded sets come first, as the
+    offline numbers are theirs; then the most layers, then the most instances."""
+    whole = whole_rows(losses)
+    counts = whole.groupby(["selection", "layers"]).size()
+    order = sorted(
+        counts.items(), key=lambda item: (item[0][0] != RECORDED, -len(layers_of(item[0][1])), -item[1])
+    )
+    return [(*key, int(count)) for key, count in order]
+
+
+def whole_rows(losses):
+    """The finished instances' rows over all rows behind the prompt."""
+    finished = losses[losses["status"] == "ok"]
+    width = finished["distance_to"] - finished["distance_from"]
+    return finished[width == width.groupby(finished["key"]).transform("max")]
+
+
+def instances_of(frame, confirmation):
+    """The Instances of `load`'s table and its `Confirmed`; None if no instance is finished."""
+    found = settings(confirmation.losses)
+    if not found:
+        return None
+    selection, layers, _ = found[0]
+    losses = confirmation.losses[
+        (confirmation.losses["status"] == "ok") & (confirmation.losses["selection"] == selection)
+    ]
+    losses = losses[losses["layers"] == layers].assign(top1_lost=lambda rows: 1 - rows["top1_agreement"])
+    table, parts = _losses(losses, list(frame["label"].unique()))
+    families_of = _families(frame)
+    table["family"] = [families_of.get(label, "") for label in table["label"]]
+    held = layers_of(layers)
+    measures = _measures(frame, confirmation, losses, table, held)
+    elsewhere = len(whole_rows(confirmation.losses)) - losses["key"].nunique()
+    deviation = _deviation(frame, confirmation, losses)
+    return _once(Instances(table, parts, measures, held, selection, elsewhere, [], deviation))
+
+
+def trace_instances(rows):
+    """The Instances beside the rows of one trace of `load`'s table; None where kvconfirm has finished
+    none."""
+    confirmation = confirmed(rows, whole=False)
+    return instances_of(rows, confirmation) if confirmation else None
+
+
+def _losses(losses, labels):
+    """(table over all rows, {range: losses}) with seeds averaged, `labels` in the run's order."""
+    by_range = losses.groupby([*POINT, *RANGE], dropna=False)
+    means = by_range[["loss_full", "loss", *TARGETS]].mean()
+    means[["n_seeds", "n_rows"]] = by_range.agg(n_seeds=("seed", "size"), n_rows=("n_rows", "first"))
+    means[["method", "oracle"]] = by_range[["method", "oracle"]].first()
+    means = means.reset_index()
+    means = means.assign(place=means["label"].map(labels.index))
+    means = means.sort_values([*TEXT, "place", "budget_tokens", *RANGE], ignore_index=True).drop(
+        columns="place"
+    )
+    width = means["distance_to"] - means["distance_from"]
+    whole = width == width.groupby([means[name] for name in POINT], dropna=False).transform("max")
+    table = means[whole].drop(columns=RANGE).reset_index(drop=True)
+    parts = {
+        tuple(map(int, rows)): table[POINT].merge(own, on=POINT, how="left")[list(TARGETS)]
+        for rows, own in means[~whole].groupby(RANGE)
+    }
+    return table, parts
+
+
+def _families(frame):
+    """{label: its family}; SAMPLED where a cell has weights or a seed, else that of contenders.families."""
+    used = used_rows(frame)
+    found = families(used).groupby("label")["family"].first().to_dict()
+    random = used["seed"].notna()
+    if "weight_floats" in used:
+        random |= used["weight_floats"] > 0
+    return found | dict.fromkeys(used.loc[random, "label"].unique(), SAMPLED)
+
+
+def _measures(frame, confirmation, losses, table, layers):
+    """{measure: [instances, layers]}: means over the heads of a layer and the seeds that were confirmed."""
+    cells = used_rows(frame).merge(losses[INSTANCE].drop_duplicates(), on=INSTANCE)
+    rows = confirmation.layers[confirmation.layers["key"].isin(losses["key"])]
+    sources = {RUN: _by_layer(cells), MODEL: _by_layer(rows)}
+    found = {}
+    for measure in MEASURES:
+        means = sources[RUN if measure.needs == RUN else MODEL]
+        if measure.column in means:
+            wide = means[measure.column].unstack("layer").reindex(columns=layers)
+            ordered = table[POINT].merge(wide.reset_index(), on=POINT, how="left")[layers]
+            found[measure.name] = measure.of(ordered.to_numpy(dtype=float))
+    return {name: values for name, values in found.items() if np.isfinite(values).any()}
+
+
+def _by_layer(rows):
+    """Means by POINT and layer; NaN if one is missing: the mean over other heads would be another measure."""
+    columns = [measure.column for measure in MEASURES if measure.column in rows.select_dtypes("float")]
+    if not columns:
+        return pd.DataFrame()
+    groups = rows.groupby([*POINT, "layer"], dropna=False)[columns]
+    return groups.mean().where(groups.count().eq(groups.size(), axis=0))
+
+
+def _deviation(frame, confirmation, losses):
+    """How far the error that the engine measured and the one that the model's own pass finds are apart."""
+    if "rel_err_out_mean" not in confirmation.layers:
+        return np.nan
+    keys = [*INSTANCE, "layer"]
+    cells = (
+        used_rows(frame).groupby(keys, dropna=False)["rel_err_out_mean"].mean().rename("engine").reset_index()
+    )
+    rows = confirmation.layers[confirmation.layers["key"].isin(losses["key"])].merge(cells, on=keys)
+    return float((rows["engine"] - rows["rel_err_out_mean"]).abs().max())
+
+
+def _once(found):
+    """A method that by its own rule did what another did (PyramidKV with equal layers is SnapKV) adds no
+    evidence: of instances with one budget and the same losses the first in the run's order stays."""
+    table = found.table
+    losses = [table[name].round(SAME) for name in ("loss", "kl_mean")]
+    alike = table.groupby(
+        [*(table[name] for name in (*TEXT, "budget_tokens")), *losses], dropna=False, sort=False
+    )
+    first = alike["label"].transform("first")
+    again = (first != table["label"]).to_numpy()
+    same = sorted({*zip(table["label"][again], table["budget_tokens"][again], first[again], strict=True)})
+    return replace(found.only(~again), same=same)
+
+
+MOST_HEADS = 0.5  # of the heads at the smallest budget: a blind sample holds the token as often as any other
+
+
+def sink_holders(frame):
+    """{label: whether it holds its prompts' first token in more than MOST_HEADS of its heads at its smallest
+    budget}; None where the run saved no kept sets (`output.save: [kept]`). A protected sink and one that a
+    score finds are the same to the loss."""
+    folders = frame.attrs.get("folders", ())
+    rows = frame[frame["status"] == "ok"]
+    smallest = rows.groupby("label")["budget_tokens"].transform("min")
+    rows = rows[(rows["budget_tokens"] == smallest).fillna(True).astype(bool)]
+    held = holds_first_token(Path(folders[0]) / "kept.h5", rows["key"]) if len(folders) else None
+    if held is None:
+        return None
+    shares = rows.assign(held=held).groupby("label")["held"].mean().dropna()
+    return (shares > MOST_HEADS).to_dict()

@@ -1,0 +1,126 @@
+"""Whether the model still writes the answers that its prompts ask for: exact matches and ranks."""
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from ..stats.format import ABSENT
+from .instances import settings, whole_rows
+
+# Below it the full model fails too often for matches to tell methods apart; the answer's rank still does.
+ENOUGH = 0.5
+Z = 1.96  # 95 %
+WAY = ["label", "oracle", "place"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Prompts that are named alike but for the number at the end. `table`: a row per label and budget, see
+    `retrieval`; `by_exact`: the full model writes more than ENOUGH of the answers."""
+
+    name: str
+    table: pd.DataFrame
+
+    @property
+    def by_exact(self):
+        return bool(self._first("exact_full") > ENOUGH)
+
+    @property
+    def n_prompts(self):
+        return int(self._first("n_prompts"))
+
+    @property
+    def budgets(self):
+        """The words of the budgets, smallest first."""
+        return list(dict.fromkeys(self.table.sort_values("place")["budget"]))
+
+    def only(self, labels):
+        """The Group of some labels."""
+        return replace(self, table=self.table[self.table["label"].isin(labels)].reset_index(drop=True))
+
+    def _first(self, column):
+        return self.table[column].iloc[0]
+
+
+def retrieval(losses):
+    """[Group] of the rows of confirm.csv of one trace that have an answer, recorded choices first as
+    everywhere; [] where none has.
+
+    Columns: label, oracle, budget (words), tokens (mean over prompts), n_prompts, n_answers (prompts times
+    seeds), exact and exact_full (shares), exact_low, exact_high (95 %, Wilson), rank and rank_full (medians
+    of the worst rank of an answer's token), logprob and logprob_full (means, nats).
+    """
+    rows = _answered(losses)
+    if rows.empty:
+        return []
+    rows = rows.assign(group=rows["prompt"].str.replace(r"[-_ ]?\d+$", "", regex=True), place=_places(rows))
+    groups = sorted(rows.groupby("group"), key=lambda item: _digits(item[0]))
+    return [Group(name or "all prompts", _of_group(own)) for name, own in groups]
+
+
+def _answered(losses):
+    if "answer_rank" not in losses or not (found := settings(losses)):
+        return losses.iloc[:0]
+    selection, layers, _ = found[0]
+    rows = whole_rows(losses)
+    return rows[(rows["selection"] == selection) & (rows["layers"] == layers) & rows["answer_rank"].notna()]
+
+
+def _places(rows):
+    """Whose budget is the smallest of its prompt: 0, the next: 1; -1 without. A share of a prompt's tokens is
+    another number of tokens on each, and the same place."""
+    budgets = rows["budget_tokens"].astype(float)
+    return budgets.groupby(rows["prompt"]).rank(method="dense").fillna(0).astype(int) - 1
+
+
+def _of_group(rows):
+    table = pd.DataFrame([_point(key, own) for key, own in rows.groupby(WAY, sort=False)])
+    table["budget"] = table["place"].map(_budgets(rows))
+    full = rows.drop_duplicates("prompt")
+    return table.assign(
+        exact_full=full["answer_exact_full"].mean(),
+        rank_full=full["answer_rank_full"].median(),
+        logprob_full=full["answer_logprob_full"].mean(),
+    )
+
+
+def _point(key, rows):
+    exact, n = float(rows["answer_exact"].mean()), len(rows)
+    low, high = wilson(exact, n)
+    return dict(zip(WAY, key, strict=True)) | {
+        "tokens": rows["budget_tokens"].astype(float).mean(),
+        "n_prompts": rows["prompt"].nunique(),
+        "n_answers": n,
+        **{"exact": exact, "exact_low": low, "exact_high": high},
+        "rank": rows["answer_rank"].median(),
+        "logprob": rows["answer_logprob"].mean(),
+    }
+
+
+def wilson(share, n):
+    """95 % interval of a share of n trials (Wilson 1927), which does not end at 0 of 10."""
+    middle, half = share + Z**2 / (2 * n), Z * np.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
+    return max(0.0, (middle - half) / (1 + Z**2 / n)), min(1.0, (middle + half) / (1 + Z**2 / n))
+
+
+def _budgets(rows):
+    """{place: words}: "B = 64" where all prompts have the same budgets, else shares of the prompt."""
+    rows = rows.assign(tokens=rows["budget_tokens"].astype(float), n=rows["n_prefill"].astype(float))
+    by_place = rows.groupby("place")
+    if (by_place["tokens"].nunique() <= 1).all():
+        words = by_place["tokens"].first().map(lambda tokens: f"B = {tokens:.0f}")
+    else:
+        words = (
+            (rows["tokens"] / rows["n"])
+            .groupby(rows["place"])
+            .mean()
+            .map(lambda share: f"{100 * share:.0f} %")
+        )
+    return {place: ABSENT if place < 0 else text for place, text in words.items()}
+
+
+def _digits(name):
+    """lines-2 before lines-10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,110 @@
+"""What `kvanalysis confirm` writes: every correlation and every exception of a results folder."""
+
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from ..data.confirmed import CONFIRM, confirmed
+from ..data.whole_file import write_whole
+from ..errors import ResultsError, UserError
+from ..stats.intervals import by_trace
+from .best import shown_choices
+from .cells import retrieval_table
+from .correlations import FEWEST, correlations
+from .exceptions import exceptions
+from .instances import Instances, instances_of, sink_holders
+from .retrieval import Group, retrieval
+
+
+@dataclass(frozen=True)
+class OfTrace:
+    """The Instances of one trace, {label: holds the first token}, None where the run does not say, and the
+    Groups of prompts that have an answer."""
+
+    trace: str
+    instances: Instances
+    sinks: dict | None
+    retrieved: list[Group]
+
+
+def of_traces(frame, out):
+    """[OfTrace] of `load`'s table of the folder `out`, in order. Raises ResultsError where kvconfirm has left
+    nothing that could be confirmation."""
+    if confirmed(frame) is None:
+        raise ResultsError(f"{out / CONFIRM}: no such file, or no row in it; `kvconfirm {out}` writes it")
+    traces = known_traces(frame)
+    if not traces:
+        raise ResultsError(f"{out / CONFIRM}: holds no finished instance; run `kvconfirm {out}` again")
+    return traces
+
+
+def known_traces(frame):
+    """[OfTrace] of the traces of which kvconfirm has finished an instance."""
+    made = []
+    for _, rows in by_trace(frame):
+        confirmation = confirmed(rows, whole=False)
+        instances = instances_of(rows, confirmation) if confirmation else None
+        if instances is not None:
+            trace = rows["trace_id"].iloc[0]
+            made.append(OfTrace(trace, instances, sink_holders(rows), retrieval(confirmation.losses)))
+    return made
+
+
+def chosen(traces, methods, without):
+    """The traces with the instances of `methods` alone, or `without` some: lists with commas, of methods or
+    of labels; None for all. Raises ResultsError for a name that no instance has."""
+    kept = []
+    for each in traces:
+        table = each.instances.table
+        rows = _named(table, methods, "--methods") if methods else table["label"].notna()
+        rows &= ~_named(table, without, "--without") if without else True
+        instances = each.instances.only(rows)
+        retrieved = [group.only(instances.table["label"]) for group in each.retrieved]
+        kept.append(
+            replace(each, instances=instances, retrieved=[group for group in retrieved if len(group.table)])
+        )
+    return kept
+
+
+def _named(table, names, option):
+    wanted = [name.strip() for name in names.split(",")]
+    known = {*table["method"], *table["label"]}
+    strange = [name for name in wanted if name not in known]
+    if strange:
+        raise UserError(f"{option} {strange[0]}: no such method; there are {', '.join(sorted(known))}")
+    return table["method"].isin(wanted) | table["label"].isin(wanted)
+
+
+def written(out, traces, table):
+    """Writes OUT/confirm_correlations.csv, OUT/confirm_exceptions.csv and, where prompts have answers,
+    OUT/confirm_retrieval.csv; returns their paths."""
+    tables = {"confirm_correlations.csv": table, "confirm_exceptions.csv": exception_table(traces)}
+    if any(each.retrieved for each in traces):
+        tables["confirm_retrieval.csv"] = retrieval_table([(each.trace, each.retrieved) for each in traces])
+    return [
+        write_whole(out / name, each.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+        for name, each in tables.items()
+    ]
+
+
+def correlation_table(traces):
+    """`correlations` of every trace. Raises UserError if there is none."""
+    tables = [correlations(each.instances, each.sinks).assign(trace_id=each.trace) for each in traces]
+    table = pd.concat(tables, ignore_index=True)
+    if table.empty:
+        raise UserError(
+            f"no text has the {FEWEST} instances that a rank correlation needs, oracles left out; confirm"
+            " more methods or budgets, or choose fewer away"
+        )
+    return table
+
+
+def exception_table(traces):
+    """`exceptions` of the best measure and of the main one, for every trace."""
+    tables = [
+        exceptions(each.instances, choice.values).assign(
+            trace_id=each.trace, measure=choice.measure, weighting=choice.weighting
+        )
+        for each in traces for choice in shown_choices(each.instances)
+    ]  # fmt: skip
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()

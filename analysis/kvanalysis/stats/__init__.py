@@ -1,0 +1,1 @@
+"""From tables to numbers: means, intervals, comparisons, fits, verdicts."""

@@ -1,0 +1,79 @@
+"""Who competes with whom: methods at one budget are compared only where the budget means the same."""
+
+import pandas as pd
+
+from .intervals import UNIT, unit_means, used_rows
+
+# What a budget of B tokens bounds. A number at the same B means another memory in each of them.
+STREAM, ONESHOT, READS = "stream", "oneshot", "reads"
+FAMILIES = {
+    STREAM: "B tokens after every step",
+    ONESHOT: "one cut to B, every later token stays",
+    READS: "stores every token, reads B",
+}
+
+
+def families(rows):
+    """`rows` (of `load`) with a budget and an error, oracles left out, with the column `family`."""
+    used = used_rows(rows)
+    used = used[used["budget_tokens"].notna() & ~used["oracle"]]
+    return used.assign(family=_family(used))
+
+
+def _family(used):
+    phase = used["params"].map(lambda params: params.get("phase", STREAM))
+    stores_all = (used["peak_kept_tokens"] >= used["n_tokens"].astype(float)) & (
+        used["budget_tokens"] < used["n_prefill"]
+    ).fillna(False).astype(bool)
+    family = phase.where(phase == ONESHOT, STREAM).astype(object)
+    # One label is in one family: a head on which a selection happens to keep everything changes nothing.
+    return family.mask(stores_all.groupby(used["label"]).transform("all"), READS)
+
+
+def present(rows, least=2):
+    """The families that hold at least `least` labels at some budget, in the order of FAMILIES."""
+    labels = rows.groupby(["family", "budget_tokens"])["label"].nunique()
+    several = set(labels[labels >= least].index.get_level_values("family"))
+    return [family for family in FAMILIES if family in several]
+
+
+def budgets_of(rows):
+    return sorted(rows["budget_tokens"].dropna().astype(int).unique())
+
+
+def middle_budget(rows):
+    """The middle one of the budgets at which most labels have a result; None without budgets."""
+    labels = rows[rows["budget_tokens"].notna()].groupby("budget_tokens")["label"].nunique()
+    fullest = sorted(int(budget) for budget in labels.index[labels == labels.max()])
+    return fullest[(len(fullest) - 1) // 2] if fullest else None
+
+
+def at_budget(rows, budget):
+    return rows[rows["budget_tokens"].eq(budget).fillna(False).astype(bool)]
+
+
+def spread(items, most):
+    """At most `most` of `items`, evenly spread, both ends among them; the middle one if only one may stay."""
+    if len(items) <= most:
+        return list(items)
+    if most == 1:
+        return [items[(len(items) - 1) // 2]]
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def unit_table(rows, measure="rel_err_out_mean"):
+    """DataFrame [units, labels] of seed means, NaN where a label has no result."""
+    return unit_means(rows, [measure], ["label"])[measure].unstack("label").sort_index()
+
+
+def head_table(rows, measure="rel_err_out_mean"):
+    """DataFrame [(layer, kv_head), labels]: seeds first, then prompts."""
+    return unit_table(rows, measure).groupby(level=UNIT[2:]).mean()
+
+
+def has_values(rows, *columns):
+    """Whether every column is there, as numbers, with at least one value."""
+    return all(
+        name in rows and pd.api.types.is_numeric_dtype(rows[name]) and rows[name].notna().any()
+        for name in columns
+    )

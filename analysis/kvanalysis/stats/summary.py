@@ -1,0 +1,119 @@
+"""The one table behind the figures and the page: a row per (trace, method label, budget)."""
+
+import numpy as np
+import pandas as pd
+
+from .intervals import (
+    BOOTSTRAP_SEED,
+    RESAMPLES,
+    UNIT,
+    mean_interval,
+    paired_difference,
+    unit_means,
+    used_rows,
+)
+
+MEASURES = (
+    "rel_err_out_mean",
+    "eps_spectral_mean",
+    "partition_err_mean",
+    "kept_mass_mean",
+    "peak_kept_tokens",
+    "total_bytes",
+    "full_bytes",
+    "n_evictions",
+)
+
+
+def summarise(frame, by=()):
+    """Means over units with the interval of the main measure, from `load`'s table.
+
+    One row per (trace_id, *by, label, budget_tokens). Columns: the means of MEASURES, `rel_err_low` and
+    `rel_err_high` (95 % bootstrap over units), `bytes_ratio` (total over full bytes), `n_cells` (rows in
+    results.csv), `n_rows` (rows used), `n_units`, `n_seeds` (the most of a unit), `oracle`, `full_cache`
+    (every token stays resident: a read budget), `notes`, and the bootstrap's settings. A group without a
+    usable row keeps its place with NaN.
+    """
+    keys = ["trace_id", *by, "label", "budget_tokens"]
+    groups = frame.groupby(keys, dropna=False, sort=True)
+    # One number per group: budgets may be missing, and missing keys neither join nor look up well.
+    number = groups.ngroup()
+    table = groups.agg(
+        n_cells=("status", "size"), method=("method", "first"), oracle=("oracle", "any")
+    ).reset_index()
+    units = _units(used_rows(frame), number)
+    table = table.join(_over_units(units), how="left")
+    counts = ["n_rows", "n_units", "n_seeds"]
+    table[counts] = table[counts].fillna(0).astype(int)
+    table["full_cache"] = table["full_cache"].eq(True)
+    table["bytes_ratio"] = table["total_bytes"] / table["full_bytes"].where(table["full_bytes"] > 0)
+    table["n_resamples"], table["bootstrap_seed"] = RESAMPLES, BOOTSTRAP_SEED
+    table["notes"] = _notes(table, units["rel_err_out_mean"], keys[:-1])
+    return table
+
+
+def _units(used, number):
+    """Seed means, indexed by (group number, *UNIT), with `seeds`, `n_prefill` and `full_cache` per unit."""
+    held = (used["budget_tokens"] < used["n_prefill"]).fillna(False).astype(bool)
+    held &= used["peak_kept_tokens"] >= used["n_tokens"].astype(float)
+    used = used.assign(group=number[used.index], full_cache=held)
+    units = unit_means(used, MEASURES, ["group"])
+    cells = used.groupby(["group", *UNIT], sort=True)
+    return units.assign(
+        seeds=cells.size(), n_prefill=cells["n_prefill"].min(), full_cache=cells["full_cache"].all()
+    )
+
+
+def _over_units(units):
+    """Indexed by group number: means, intervals and counts. `full_cache`: every unit keeps every token."""
+    groups = units.groupby(level="group", sort=True)
+    table = groups[list(MEASURES)].mean()
+    intervals = {group: mean_interval(values.to_numpy())[1:] for group, values in groups["rel_err_out_mean"]}
+    table["rel_err_low"] = pd.Series({group: low for group, (low, _) in intervals.items()}, dtype=float)
+    table["rel_err_high"] = pd.Series({group: high for group, (_, high) in intervals.items()}, dtype=float)
+    table["n_rows"], table["n_units"], table["n_seeds"] = (
+        groups["seeds"].sum(),
+        groups.size(),
+        groups["seeds"].max(),
+    )
+    table["full_cache"], table["n_prefill"] = groups["full_cache"].all(), groups["n_prefill"].min()
+    return table
+
+
+def _notes(table, errors, curve_keys):
+    """What a reader must know about a row before trusting it.
+
+    `errors`: one value per (group number, *UNIT); a group's number is its row in `table`.
+    """
+    notes = pd.Series("", index=table.index, dtype=object)
+    for _, curve in table.groupby(curve_keys, sort=False):
+        smaller = None
+        for index, row in curve.sort_values("budget_tokens").iterrows():
+            notes[index] = "; ".join(_row_notes(row) + _rise_note(row, smaller, errors))
+            smaller = row if row["n_units"] else smaller
+    return notes
+
+
+def _row_notes(row):
+    notes = []
+    missing = row["n_cells"] - row["n_rows"]
+    if missing:
+        notes.append(f"{missing} of {row['n_cells']} cells have no result")
+    if pd.isna(row["budget_tokens"]) or not row["n_rows"]:
+        return notes
+    if row["budget_tokens"] >= row["n_prefill"]:
+        notes.append("budget not below the prompt")
+    elif row["n_evictions"] == 0 and not (row["oracle"] or row["full_cache"]):
+        notes.append("nothing evicted")
+    return notes
+
+
+def _rise_note(row, smaller, errors):
+    """Error that grows with the budget is often noise, so the paired interval stands beside it."""
+    if smaller is None or not row["rel_err_out_mean"] > smaller["rel_err_out_mean"]:
+        return []
+    rise, low, high = paired_difference(errors.loc[smaller.name], errors.loc[row.name])
+    if not rise > 0:
+        return []
+    interval = "" if np.isnan(low) else f" [{low:+.2g}, {high:+.2g}]"
+    return [f"error rises by {rise:.2g}{interval} from budget {smaller['budget_tokens']}"]

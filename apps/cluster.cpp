@@ -1,19 +1,21 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <map>
 #include <memory>
 
+#include "apps/commands.hpp"
+#include "apps/config_options.hpp"
+#include "apps/devices.hpp"
+#include "apps/progress.hpp"
+#include "apps/signals.hpp"
+#include "apps/summary.hpp"
 #include "base/errors.hpp"
 #include "config/run_config.hpp"
-#include "devices.hpp"
-#include "options.hpp"
+#include "plan/estimate.hpp"
 #include "plan/plan.hpp"
-#include "progress.hpp"
 #include "results/survey_files.hpp"
-#include "signals.hpp"
-#include "summary.hpp"
 #include "survey/survey.hpp"
 
 // `kvreplay cluster TRACE -o FILE.h5`: what a trace is like, whatever the method.
@@ -31,9 +33,9 @@ struct ClusterChoices {
 };
 
 bool sets_prefill(const ClusterChoices& choices) {
-  return !choices.prefill.empty() ||
-         std::any_of(choices.sets.begin(), choices.sets.end(),
-                     [](const std::string& set) { return set.starts_with("replay.prefill"); });
+  return !choices.prefill.empty() || std::any_of(choices.sets.begin(), choices.sets.end(), [](const std::string& set) {
+    return set.starts_with("replay.prefill");
+  });
 }
 
 // A survey is planned like a run of the exact method, so that selections are checked, and refused, by one
@@ -42,8 +44,7 @@ std::vector<std::string> overrides_of(const ClusterChoices& choices) {
   std::vector<std::string> all = {"schema=1", text_override("traces", choices.trace), "methods=[exact]",
                                   "output.save=[kept]"};
   const auto list = [&](const char* key, const std::string& value, bool texts) {
-    if (!value.empty())
-      all.push_back(value == "all" ? fmt::format("{}=all", key) : list_override(key, value, texts));
+    if (!value.empty()) all.push_back(value == "all" ? fmt::format("{}=all", key) : list_override(key, value, texts));
   };
   const auto plain = [&](const char* key, const std::string& value) {
     if (!value.empty()) all.push_back(fmt::format("{}={}", key, value));
@@ -57,8 +58,8 @@ std::vector<std::string> overrides_of(const ClusterChoices& choices) {
   plain("run.jobs", choices.jobs);
   for (const std::string& set : choices.sets) {
     if (!set.starts_with("select.") && !set.starts_with("replay."))
-      throw ConfigError(fmt::format(
-          "-s {}: cluster knows no methods, only select.* and replay.tokens, replay.prefill", set));
+      throw ConfigError(
+          fmt::format("-s {}: cluster knows no methods, only select.* and replay.tokens, replay.prefill", set));
     all.push_back(set);
   }
   return all;
@@ -67,15 +68,17 @@ std::vector<std::string> overrides_of(const ClusterChoices& choices) {
 // The recorded prompt where tokens follow it, else the first half.
 int32_t usual_prefill(const TraceInfo& trace, const Cell& cell) {
   const auto prompt = std::find_if(trace.prompts.begin(), trace.prompts.end(),
-                                   [&](const PromptInfo& p) { return p.id == cell.prompt; });
-  return prompt->n_prompt < cell.n_tokens ? int32_t(prompt->n_prompt) : std::max(1, cell.n_tokens / 2);
+                                   [&](const PromptInfo& p) { return p.id == cell.place.prompt; });
+  const int32_t tokens = cell.extent.tokens;
+  return prompt->n_prompt < tokens ? int32_t(prompt->n_prompt) : std::max(1, tokens / 2);
 }
 
 std::vector<SurveyUnit> units_of(const std::vector<Cell>& plan, const TraceInfo& trace, bool prefill_given) {
   std::vector<SurveyUnit> units;
   for (const Cell& cell : plan)
-    units.push_back({cell.prompt, cell.prompt_rank, cell.layer, cell.kv_head, cell.n_tokens,
-                     prefill_given ? cell.n_prefill : usual_prefill(trace, cell)});
+    units.push_back({cell.place,
+                     cell.prompt_rank,
+                     {cell.extent.tokens, prefill_given ? cell.extent.prompt_tokens : usual_prefill(trace, cell)}});
   return units;
 }
 
@@ -83,21 +86,20 @@ std::vector<SurveyUnit> units_of(const std::vector<Cell>& plan, const TraceInfo&
 void check_output(const ClusterChoices& choices) {
   const fs::path file = choices.out, table = survey_table(file);
   if (file == table)
-    throw ConfigError(fmt::format(
-        "-o {}: is the name of the table that stands beside the HDF5 file; write FILE.h5", choices.out));
+    throw ConfigError(
+        fmt::format("-o {}: is the name of the table that stands beside the HDF5 file; write FILE.h5", choices.out));
   for (const fs::path& path : {file, table}) {
     std::error_code ignored;
     if (fs::equivalent(path, choices.trace, ignored))
       throw ConfigError(fmt::format("{}: is the trace itself; choose another file with -o", path.string()));
     if (fs::exists(path, ignored) && !choices.force)
-      throw ConfigError(fmt::format("{}: exists; overwrite it with --force, or choose another file with -o",
-                                    path.string()));
+      throw ConfigError(
+          fmt::format("{}: exists; overwrite it with --force, or choose another file with -o", path.string()));
   }
   if (file.has_parent_path()) {
     std::error_code error;
     fs::create_directories(file.parent_path(), error);
-    if (error)
-      throw OutputError(fmt::format("{}: cannot be made: {}", file.parent_path().string(), error.message()));
+    if (error) throw OutputError(fmt::format("{}: cannot be made: {}", file.parent_path().string(), error.message()));
   }
 }
 
@@ -126,8 +128,7 @@ struct LayerMeans {
     const AttentionShape& a = survey.attention;
     sparsity.add(a.sparsity);
     sink.add(a.sink_mass);
-    for (size_t at = 2; at < a.top_share_heads.size(); at += std::size(kTopShares))
-      top20.add(a.top_share_heads[at]);
+    for (size_t at = 2; at < a.top_share_heads.size(); at += std::size(kTopShares)) top20.add(a.top_share_heads[at]);
     if (!a.top_share_null.empty()) null20.add(a.top_share_null[2]);
   }
   std::vector<std::string> fields() {
@@ -142,10 +143,10 @@ struct LayerMeans {
 std::string summary(const std::vector<UnitSurvey>& surveys) {
   static_assert(kDeltaRel[2] == 0.7 && kTopShares[2] == 0.2);
   std::map<std::pair<std::string, int32_t>, LayerMeans> layers;
-  for (const UnitSurvey& survey : surveys) layers[{survey.unit.prompt, survey.unit.layer}].add(survey);
-  std::vector<std::vector<std::string>> rows = {{"prompt", "layer", "r16 keys", "unrot", "values",
-                                                 "r256 keys", "unrot", "values", "growth keys", "unrot",
-                                                 "values", "sparsity", "token 0", "top 20 %", "null"}};
+  for (const UnitSurvey& survey : surveys) layers[{survey.unit.place.prompt, survey.unit.place.layer}].add(survey);
+  std::vector<std::vector<std::string>> rows = {{"prompt", "layer", "r16 keys", "unrot", "values", "r256 keys", "unrot",
+                                                 "values", "growth keys", "unrot", "values", "sparsity", "token 0",
+                                                 "top 20 %", "null"}};
   for (auto& [place, means] : layers) {
     rows.push_back({place.first, std::to_string(place.second)});
     const std::vector<std::string> fields = means.fields();
@@ -161,7 +162,7 @@ int cluster(const ClusterChoices& choices, Context& context) {
   const LoadedRun loaded = load_run({}, overrides_of(choices), registry());
   for (const std::string& warning : loaded.config.warnings) console.warning(warning);
   check_output(choices);
-  const std::vector<Cell> plan = plan_cells(loaded.config, loaded.traces);
+  const std::vector<Cell> plan = plan_cells(loaded);
   const TraceInfo& info = loaded.traces.front();
   SurveyOptions options;
   options.seed = choices.seed;
@@ -187,16 +188,16 @@ int cluster(const ClusterChoices& choices, Context& context) {
 
 }  // namespace
 
-void add_cluster(CLI::App& app, std::vector<Command>& commands) {
+void add_cluster(Command& app) {
   const auto choices = std::make_shared<ClusterChoices>();
-  CLI::App* command = app.add_subcommand(
-      "cluster", "a trace's clusters and attention: k-center radii, cluster counts, sparsity, heavy tail");
-  command->add_option("trace", choices->trace, "a trace (HDF5)")->required()->type_name("TRACE");
-  command->add_option("-o,--out", choices->out, "the HDF5 file to write; the same numbers go to FILE.csv")
-      ->required()
-      ->type_name("FILE.h5");
+  Command command =
+      app.command("cluster", "a trace's clusters and attention: k-center radii, cluster counts, sparsity, heavy tail");
+  command.option("trace", choices->trace, "a trace (HDF5)").required().type("TRACE");
+  command.option("-o,--out", choices->out, "the HDF5 file to write; the same numbers go to FILE.csv")
+      .required()
+      .type("FILE.h5");
   const auto add = [&](const char* name, std::string& value, const char* help, const char* type) {
-    command->add_option(name, value, help)->type_name(type);
+    command.option(name, value, help).type(type);
   };
   add("--tokens", choices->tokens, "use the first N tokens (default: all)", "N");
   add("--prefill", choices->prefill,
@@ -205,15 +206,14 @@ void add_cluster(CLI::App& app, std::vector<Command>& commands) {
   add("--prompts", choices->prompts, "prompts by id (default: all)", "LIST");
   add("--kv-heads", choices->kv_heads, "kv heads: 0,2 (default: all)", "LIST");
   add("-j,--jobs", choices->jobs, "threads; the numbers do not depend on it (default: all cores)", "N");
-  command->add_option("-s,--set", choices->sets, "the same as a configuration says it: select.layers=[0,7]")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
-  command->add_option("--seed", choices->seed, "seed of the pairs behind the median distance")
-      ->capture_default_str();
-  command->add_flag("--force", choices->force, "overwrite FILE.h5 and FILE.csv");
-  command->add_option("--progress", choices->progress, "auto, bar, plain, json or none")
-      ->check(CLI::IsMember({"auto", "bar", "plain", "json", "none"}));
-  commands.push_back({command, [choices](Context& context) { return cluster(*choices, context); }});
+  command.option("-s,--set", choices->sets, "the same as a configuration says it: select.layers=[0,7]")
+      .type("KEY=VALUE")
+      .one_value();
+  command.option("--seed", choices->seed, "seed of the pairs behind the median distance").shows_default();
+  command.flag("--force", choices->force, "overwrite FILE.h5 and FILE.csv");
+  command.option("--progress", choices->progress, "auto, bar, plain, json or none")
+      .one_of({"auto", "bar", "plain", "json", "none"});
+  command.runs([choices](Context& context) { return cluster(*choices, context); });
 }
 
 }  // namespace kvreplay::app

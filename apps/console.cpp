@@ -1,6 +1,6 @@
-#include "console.hpp"
+#include "apps/console.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 

@@ -16,10 +16,9 @@ class Console {
   void open_log(const std::string& file);  // throws OutputError
   bool has_log() const { return log_ != nullptr; }
 
-  void note(const std::string& text);    // what is being done
-  void detail(const std::string& text);  // with -v
-  void warning(
-      const std::string& text);  // complete lines `...: warning: ...` are coloured, others get the prefix
+  void note(const std::string& text);     // what is being done
+  void detail(const std::string& text);   // with -v
+  void warning(const std::string& text);  // complete lines `...: warning: ...` are coloured, others get the prefix
   void error(const std::string& text);
   void log_only(const std::string& text);
 

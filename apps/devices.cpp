@@ -1,6 +1,6 @@
-#include "devices.hpp"
+#include "apps/devices.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <thread>
@@ -13,8 +13,7 @@ namespace kvreplay::app {
 int default_jobs() { return int(std::max(1u, std::thread::hardware_concurrency())); }
 
 std::vector<DeviceInfo> all_devices() {
-  std::vector<DeviceInfo> all{
-      {"cpu", fmt::format("{} threads, instruction set {}", default_jobs(), isa_path())}};
+  std::vector<DeviceInfo> all{{"cpu", fmt::format("{} threads, instruction set {}", default_jobs(), isa_path())}};
   for (DeviceInfo& device : devices()) all.push_back(std::move(device));
   return all;
 }
@@ -28,8 +27,7 @@ void require_device(const RunConfig& config) {
   for (const DeviceInfo& device : all_devices()) names.push_back(device.name);
   if (std::find(names.begin(), names.end(), full_name(name)) == names.end())
     throw DeviceError(config.at(
-        at, "error",
-        fmt::format("there is no device {} here. Devices: {} ({})", name, join(names), why_not(name))));
+        at, "error", fmt::format("there is no device {} here. Devices: {} ({})", name, join(names), why_not(name))));
   if (config.run.double_precision)
     throw ConfigError(config.at(at, "error",
                                 fmt::format("run.precision is double, which device {} does not "

@@ -2,8 +2,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/devices.hpp"
 #include "config/run_config.hpp"
+#include "device/devices.hpp"
 
 namespace kvreplay::app {
 

@@ -1,7 +1,4 @@
 #pragma once
-#include <string>
-#include <vector>
-
 #include "config/run_config.hpp"
 #include "replay/runner.hpp"
 
@@ -10,8 +7,5 @@ namespace kvreplay::app {
 // What a configuration asks of the engine. Jobs and what is saved are the caller's; `every_row`: does the
 // whole plan observe every decode row (plan.hpp)?
 RunOptions engine_options(const RunConfig& config, bool every_row);
-
-// The columns that `metrics:` may name.
-std::vector<std::string> measure_names();
 
 }  // namespace kvreplay::app

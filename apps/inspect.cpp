@@ -1,16 +1,16 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 
+#include "apps/commands.hpp"
+#include "apps/config_options.hpp"
+#include "apps/devices.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "config/run_config.hpp"
-#include "devices.hpp"
-#include "options.hpp"
+#include "measures/metrics.hpp"
 #include "plan/plan.hpp"
-#include "results/store.hpp"
 #include "trace/inspect.hpp"
 
 // `kvreplay inspect TRACE` and `kvreplay validate FILE`: look at files without running anything.
@@ -27,7 +27,7 @@ struct InspectChoices {
 
 int inspect(const InspectChoices& choices) {
   const Trace trace = open_trace(choices.file);
-  print(choices.json ? inspect_json(trace).dump(2) + "\n" : inspect_text(trace));
+  print(choices.json ? inspect_json(trace) + "\n" : inspect_text(trace));
   return 0;
 }
 
@@ -51,40 +51,34 @@ int validate_trace(const ValidateChoices& choices) {
 }
 
 int validate_config(const ValidateChoices& choices, Console& console) {
-  std::vector<std::string> measures;
-  for (const Column& c : columns())
-    if (c.measure) measures.emplace_back(c.name);
-  const LoadedRun loaded = load_run(choices.config.file, choices.config.sets, registry(), measures);
+  const LoadedRun loaded = load_run(choices.config.file, choices.config.sets, registry(), metric_names());
   for (const std::string& warning : loaded.config.warnings) console.warning(warning);
   require_device(loaded.config);
   if (choices.deep)
     for (const fs::path& path : loaded.config.traces) check_deep(Trace(path), path.string());
-  print(fmt::format("{}: a sound configuration of {} cells\n", choices.config.file,
-                    plan_cells(loaded.config, loaded.traces).size()));
+  print(fmt::format("{}: a sound configuration of {} cells\n", choices.config.file, plan_cells(loaded).size()));
   return 0;
 }
 
 }  // namespace
 
-void add_inspect(CLI::App& app, std::vector<Command>& commands) {
+void add_inspect(Command& app) {
   const auto shown = std::make_shared<InspectChoices>();
-  CLI::App* command =
-      app.add_subcommand("inspect", "a trace: model, prompts, layers, heads, tokens, dtypes, sizes, checks");
-  command->add_option("trace", shown->file, "a trace (HDF5)")->required()->type_name("TRACE");
-  command->add_flag("--json", shown->json, "as JSON");
-  commands.push_back({command, [shown](Context&) { return inspect(*shown); }});
+  Command command = app.command("inspect", "a trace: model, prompts, layers, heads, tokens, dtypes, sizes, checks");
+  command.option("trace", shown->file, "a trace (HDF5)").required().type("TRACE");
+  command.flag("--json", shown->json, "as JSON");
+  command.runs([shown](Context&) { return inspect(*shown); });
 
   const auto checked = std::make_shared<ValidateChoices>();
-  command = app.add_subcommand("validate", "check a configuration or a trace without running");
-  add_config_options(*command, checked->config, "a configuration (YAML) or a trace (HDF5)");
-  command->add_flag("--deep", checked->deep, "read every tensor of the traces and verify every checksum");
-  commands.push_back({command, [checked](Context& context) {
-                        if (checked->config.file.empty())
-                          throw ConfigError(
-                              "validate needs a file: kvreplay validate configs/quickstart.yaml");
-                        const bool trace = looks_like_trace(checked->config.file);
-                        return trace ? validate_trace(*checked) : validate_config(*checked, context.console);
-                      }});
+  Command validate = app.command("validate", "check a configuration or a trace without running");
+  add_config_options(validate, checked->config, "a configuration (YAML) or a trace (HDF5)");
+  validate.flag("--deep", checked->deep, "read every tensor of the traces and verify every checksum");
+  validate.runs([checked](Context& context) {
+    if (checked->config.file.empty())
+      throw ConfigError("validate needs a file: kvreplay validate configs/quickstart.yaml");
+    const bool trace = looks_like_trace(checked->config.file);
+    return trace ? validate_trace(*checked) : validate_config(*checked, context.console);
+  });
 }
 
 }  // namespace kvreplay::app

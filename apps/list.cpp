@@ -1,13 +1,13 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "devices.hpp"
-#include "method_text.hpp"
-#include "options.hpp"
-#include "results/store.hpp"
-#include "summary.hpp"
+#include "apps/commands.hpp"
+#include "apps/devices.hpp"
+#include "apps/method_text.hpp"
+#include "apps/summary.hpp"
+#include "results/columns.hpp"
 
 // `kvreplay list methods|metrics|devices` and `kvreplay describe METHOD`.
 
@@ -23,9 +23,9 @@ void list_methods(Form form) {
   json all = json::array();
   std::vector<std::vector<std::string>> rows = {{"name", "tier", "phases", "budget", "title"}};
   for (const Method& m : registry()) {
-    all.push_back(method_json(m));
-    rows.push_back({m.info.name, std::to_string(m.info.tier), phases_text(m.info),
-                    m.info.takes_budget ? "yes" : "no", m.info.title});
+    all.push_back(json::parse(method_json(m)));
+    rows.push_back({m.info.name, std::to_string(m.info.tier), phases_text(m.info), m.info.takes_budget ? "yes" : "no",
+                    m.info.title});
   }
   print(form == Form::as_json ? all.dump(2) + "\n" : left_aligned(rows));
 }
@@ -60,35 +60,34 @@ struct ListChoices {
 void describe(const ListChoices& choices) {
   if (choices.what == "all" && choices.markdown) return print(methods_markdown_page(registry()));
   const Method& method = method_named(registry(), choices.what);
-  if (choices.json) print(method_json(method).dump(2) + "\n");
+  if (choices.json) print(method_json(method) + "\n");
   else print(choices.markdown ? method_markdown(method) : method_text(method));
 }
 
 }  // namespace
 
-void add_list(CLI::App& app, std::vector<Command>& commands) {
+void add_list(Command& app) {
   const auto choices = std::make_shared<ListChoices>();
-  CLI::App* list = app.add_subcommand("list", "what there is: methods, metrics or devices");
-  list->add_option("what", choices->what, "methods, metrics or devices")
-      ->required()
-      ->check(CLI::IsMember({"methods", "metrics", "devices"}));
-  CLI::App* one = app.add_subcommand("describe", "a method: parameters, defaults, ranges, paper, deviations");
-  one->add_option("method", choices->what, "as in kvreplay list methods; `all` with --markdown")->required();
-  for (CLI::App* command : {list, one}) {
-    CLI::Option* as_json = command->add_flag("--json", choices->json, "as JSON");
-    command->add_flag("--markdown", choices->markdown, "as Markdown, for the documentation")
-        ->excludes(as_json);
+  Command list = app.command("list", "what there is: methods, metrics or devices");
+  list.option("what", choices->what, "methods, metrics or devices")
+      .required()
+      .one_of({"methods", "metrics", "devices"});
+  Command one = app.command("describe", "a method: parameters, defaults, ranges, paper, deviations");
+  one.option("method", choices->what, "as in kvreplay list methods; `all` with --markdown").required();
+  for (Command* command : {&list, &one}) {
+    const Option as_json = command->flag("--json", choices->json, "as JSON");
+    command->flag("--markdown", choices->markdown, "as Markdown, for the documentation").excludes(as_json);
   }
-  commands.push_back({list, [choices](Context&) {
-                        if (choices->what == "methods") list_methods(choices->form());
-                        if (choices->what == "metrics") list_metrics(choices->form());
-                        if (choices->what == "devices") list_devices(choices->form());
-                        return 0;
-                      }});
-  commands.push_back({one, [choices](Context&) {
-                        describe(*choices);
-                        return 0;
-                      }});
+  list.runs([choices](Context&) {
+    if (choices->what == "methods") list_methods(choices->form());
+    if (choices->what == "metrics") list_metrics(choices->form());
+    if (choices->what == "devices") list_devices(choices->form());
+    return 0;
+  });
+  one.runs([choices](Context&) {
+    describe(*choices);
+    return 0;
+  });
 }
 
 }  // namespace kvreplay::app

@@ -1,7 +1,6 @@
-#include "meta.hpp"
+#include "apps/meta.hpp"
 
-#include <H5public.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <array>
@@ -10,6 +9,7 @@
 #include "base/version.hpp"
 #include "kernels/kernels.hpp"
 #include "plan/plan.hpp"
+#include "trace/h5_file.hpp"
 
 namespace kvreplay::app {
 namespace {
@@ -17,12 +17,6 @@ namespace {
 std::string host_name() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
-}
-
-std::string hdf5_version() {
-  unsigned major = 0, minor = 0, release = 0;
-  H5get_libversion(&major, &minor, &release);
-  return fmt::format("{}.{}.{}", major, minor, release);
 }
 
 std::string now_utc() {
@@ -36,28 +30,21 @@ std::string now_utc() {
 
 }  // namespace
 
-nlohmann::json build_record() { return {{"version", version()}, {"git_commit", git_commit()}}; }
+ProcessRecord build_record() { return {version(), git_commit(), "", "", "", "", kEngineSchema}; }
 
-nlohmann::json cell_record(const std::string& precision, const std::string& device) {
-  nlohmann::json record = build_record();
-  record.update(
-      {{"precision", precision}, {"device", device}, {"schema", kEngineSchema}, {"isa", isa_path()}});
+ProcessRecord process_record(const std::string& precision, const std::string& device) {
+  ProcessRecord record = build_record();
+  record.precision = precision, record.device = device, record.isa = isa_path();
   return record;
 }
 
-nlohmann::json run_record(const nlohmann::json& config, const nlohmann::json& traces,
-                          const std::string& command_line) {
-  return {{"config", config},
-          {"traces", traces},
-          {"version", version()},
-          {"git_commit", git_commit()},
-          {"engine_schema", kEngineSchema},
-          {"hdf5", hdf5_version()},
-          {"compiler", compiler()},
-          {"host", host_name()},
-          {"isa", isa_path()},
-          {"created_utc", now_utc()},
-          {"command_line", command_line}};
+JsonObject run_record(const std::string& config, const std::string& traces, const std::string& command_line) {
+  JsonObject all;
+  all.add_json("config", config).add_json("traces", traces);
+  all.add("version", std::string(version())).add("git_commit", std::string(git_commit()));
+  all.add("engine_schema", kEngineSchema).add("hdf5", hdf5_version()).add("compiler", std::string(compiler()));
+  all.add("host", host_name()).add("isa", std::string(isa_path())).add("created_utc", now_utc());
+  return all.add("command_line", command_line);
 }
 
 std::string version_text() {

@@ -1,13 +1,13 @@
-#include "method_text.hpp"
+#include "apps/method_text.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 
+#include "apps/summary.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "config/run_config.hpp"
-#include "summary.hpp"
 
 namespace kvreplay::app {
 namespace {
@@ -17,7 +17,7 @@ using Lines = std::vector<std::pair<std::string, std::string>>;
 
 json parameter_json(const ParameterSpec& spec) {
   return {{"name", spec.name},
-          {"default", spec.default_value},
+          {"default", json::parse(spec.default_json)},
           {"default_text", spec.default_text},
           {"low", spec.low},
           {"high", spec.high},
@@ -52,12 +52,10 @@ std::string budget_text(const Method& method) {
   const MethodInfo& info = method.info;
   if (!info.takes_budget) return "none: its size is an output";
   if (info.reads_full_cache) return "tokens that are read; the whole cache is stored";
-  if (!method.lists_in.empty())
-    return "most tokens that a list may hold; without one, lists are as long as they are";
+  if (!method.lists_in.empty()) return "most tokens that a list may hold; without one, lists are as long as they are";
   const std::string tokens = "tokens that stay, protected ones included";
-  return info.default_fraction > 0
-             ? fmt::format("{}; without one, {} of the prompt", tokens, info.default_fraction)
-             : tokens;
+  return info.default_fraction > 0 ? fmt::format("{}; without one, {} of the prompt", tokens, info.default_fraction)
+                                   : tokens;
 }
 
 std::string positions_text(const MethodInfo& info) {
@@ -70,16 +68,15 @@ std::string positions_text(const MethodInfo& info) {
 Lines facts(const Method& method) {
   const MethodInfo& info = method.info;
   const bool told = !method.lists_in.empty();
-  const Lines all = {
-      {"source", info.source},
-      {"tier", std::to_string(info.tier)},
-      {"alias", info.alias},
-      {"phases", phases_text(info) + (told ? " (as its file says)" : " (the first is the default)")},
-      {"positions", positions_text(info)},
-      {"budget", budget_text(method)},
-      {"memory", info.memory},
-      {"deviation", info.deviation},
-      {"warning", info.warning}};
+  const Lines all = {{"source", info.source},
+                     {"tier", std::to_string(info.tier)},
+                     {"alias", info.alias},
+                     {"phases", phases_text(info) + (told ? " (as its file says)" : " (the first is the default)")},
+                     {"positions", positions_text(info)},
+                     {"budget", budget_text(method)},
+                     {"memory", info.memory},
+                     {"deviation", info.deviation},
+                     {"warning", info.warning}};
   Lines said;
   for (const auto& line : all)
     if (!line.second.empty()) said.push_back(line);
@@ -129,7 +126,7 @@ std::string phases_text(const MethodInfo& info) {
   return info.default_phase == Phase::stream ? "stream, oneshot" : "oneshot, stream";
 }
 
-json method_json(const Method& method) {
+std::string method_json(const Method& method) {
   json parameters = json::array();
   for (const ParameterSpec& spec : method.parameters) {
     parameters.push_back(parameter_json(spec));
@@ -138,10 +135,11 @@ json method_json(const Method& method) {
         parameters.back()["parameters"][spec.choices[i]].push_back(parameter_json(inner));
   }
   const MethodInfo& info = method.info;
-  return {{"name", info.name},           {"title", info.title},     {"source", info.source},
-          {"tier", info.tier},           {"memory", info.memory},   {"deviation", info.deviation},
-          {"phases", phases_text(info)}, {"alias", info.alias},     {"takes_budget", info.takes_budget},
-          {"warning", info.warning},     {"parameters", parameters}};
+  const json all = {{"name", info.name},           {"title", info.title},     {"source", info.source},
+                    {"tier", info.tier},           {"memory", info.memory},   {"deviation", info.deviation},
+                    {"phases", phases_text(info)}, {"alias", info.alias},     {"takes_budget", info.takes_budget},
+                    {"warning", info.warning},     {"parameters", parameters}};
+  return all.dump(2);
 }
 
 std::string method_text(const Method& method) {
@@ -182,8 +180,7 @@ const Method& method_named(const Registry& methods, const std::string& name) {
   if (const Method* method = find_method(methods, name)) return *method;
   std::vector<std::string> names;
   for (const Method& m : methods) names.emplace_back(m.info.name);
-  throw ConfigError(
-      fmt::format("unknown method \"{}\"{}. Methods: {}", name, did_you_mean(name, names), join(names)));
+  throw ConfigError(fmt::format("unknown method \"{}\"{}. Methods: {}", name, did_you_mean(name, names), join(names)));
 }
 
 }  // namespace kvreplay::app

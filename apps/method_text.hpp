@@ -1,5 +1,4 @@
 #pragma once
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "catalog/method.hpp"
@@ -9,7 +8,7 @@
 namespace kvreplay::app {
 
 std::string phases_text(const MethodInfo& info);  // the first is the default
-nlohmann::json method_json(const Method& method);
+std::string method_json(const Method& method);
 std::string method_text(const Method& method);
 std::string method_markdown(const Method& method);
 // The README's table, and the page with a section a method.

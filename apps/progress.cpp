@@ -1,13 +1,12 @@
-#include "progress.hpp"
+#include "apps/progress.hpp"
 
-#include <fmt/format.h>
-
-#include <nlohmann/json.hpp>
+#include <fmt/core.h>
 
 #include <utility>
 
+#include "apps/signals.hpp"
 #include "base/errors.hpp"
-#include "signals.hpp"
+#include "base/json_text.hpp"
 
 namespace kvreplay::app {
 namespace {
@@ -36,8 +35,8 @@ std::string duration_text(double seconds) {
 }
 
 std::string cell_text(const Cell& cell) {
-  std::string text = fmt::format("L{} h{} {}", cell.layer, cell.kv_head, cell.method->info.name);
-  if (cell.budget) text += fmt::format(" B={}", *cell.budget);
+  std::string text = fmt::format("L{} h{} {}", cell.place.layer, cell.place.kv_head, cell.method().info.name);
+  if (!cell.budget.none()) text += fmt::format(" B={}", cell.budget.tokens);
   if (cell.seed) text += fmt::format(" seed={}", *cell.seed);
   return text;
 }
@@ -106,9 +105,8 @@ void Progress::tick() {
 
 void Progress::tell_signal() {
   if (!StopSignals::drain() || std::exchange(signal_told_, true)) return;
-  console_.note(StopSignals::stop()
-                    ? "interrupted: what is in work is left; once more ends at once"
-                    : "stopping: kv heads in work are finished first; once more ends at once");
+  console_.note(StopSignals::stop() ? "interrupted: what is in work is left; once more ends at once"
+                                    : "stopping: kv heads in work are finished first; once more ends at once");
 }
 
 void Progress::report_if_due() {
@@ -144,11 +142,10 @@ std::string Progress::line() const {
 }
 
 std::string Progress::json_line(const char* event) const {
-  nlohmann::json j = {{"event", event},         {"cells_done", done_before_ + now_},
-                      {"cells_total", total_},  {"failed", failed_},
-                      {"elapsed_s", seconds()}, {"cell", current_}};
-  j["eta_s"] = seconds_left() < 0 ? nlohmann::json() : nlohmann::json(seconds_left());
-  return j.dump();
+  JsonObject j;
+  j.add("event", std::string(event)).add("cells_done", done_before_ + now_).add("cells_total", total_);
+  j.add("failed", failed_).add("elapsed_s", seconds()).add("cell", current_);
+  return j.add_json("eta_s", seconds_left() < 0 ? "null" : json_of(seconds_left())).text();
 }
 
 }  // namespace kvreplay::app

@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "apps/console.hpp"
 #include "catalog/cell.hpp"
-#include "console.hpp"
 
 namespace kvreplay::app {
 
@@ -25,8 +25,7 @@ class Progress {
   static Mode mode_of(const std::string& word, bool quiet);  // auto, bar, plain, json, none
 
   // `todo` will be replayed, `done` cells were there before; cost[i] belongs to todo[i].
-  Progress(Console& console, Mode mode, size_t done, const std::vector<Cell>& todo,
-           const std::vector<double>& cost);
+  Progress(Console& console, Mode mode, size_t done, const std::vector<Cell>& todo, const std::vector<double>& cost);
   ~Progress();
 
   void started(const Cell& cell);

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 bash apps/install_packages.sh build
-echo "build: build/release"
+echo "build: build/release (for CUDA devices too: cmake --preset cuda && cmake --build build/cuda)"
 mkdir -p build
 cmake --preset release >build/release.log 2>&1 || { cat build/release.log; exit 1; }
 cmake --build build/release --target kvreplay_program

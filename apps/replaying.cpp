@@ -1,13 +1,13 @@
-#include "replaying.hpp"
+#include "apps/replaying.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <signal.h>
 
 #include <atomic>
 #include <set>
 
+#include "apps/signals.hpp"
 #include "plan/plan.hpp"
-#include "signals.hpp"
 
 namespace kvreplay::app {
 

@@ -2,8 +2,8 @@
 #include <functional>
 #include <vector>
 
-#include "console.hpp"
-#include "progress.hpp"
+#include "apps/console.hpp"
+#include "apps/progress.hpp"
 #include "replay/runner.hpp"
 #include "results/store.hpp"
 
@@ -19,9 +19,7 @@ struct Replaying {
   bool fail_fast = false;
   std::function<void()> on_head = [] {};
   // Is a failure one of the surroundings, which is not to be recorded?
-  std::function<bool(const Cell&, const CellResult&)> forgives = [](const Cell&, const CellResult&) {
-    return false;
-  };
+  std::function<bool(const Cell&, const CellResult&)> forgives = [](const Cell&, const CellResult&) { return false; };
 };
 
 // Returns when all of `todo` is published, or a signal or `options.drain` has asked for an end.

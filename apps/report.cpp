@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -6,8 +6,9 @@
 #include <filesystem>
 #include <memory>
 
+#include "apps/commands.hpp"
+#include "apps/config_options.hpp"
 #include "base/errors.hpp"
-#include "options.hpp"
 
 // `kvreplay report OUT` and `kvreplay figures OUT|CONFIG`: `python -m kvanalysis` does the work.
 
@@ -38,8 +39,7 @@ void offer_checkout() {
   if (checkout().empty()) return;
   const std::string analysis = (checkout() / "analysis").string();
   const char* known = std::getenv("PYTHONPATH");
-  const std::string path =
-      known == nullptr || *known == '\0' ? analysis : fmt::format("{}:{}", known, analysis);
+  const std::string path = known == nullptr || *known == '\0' ? analysis : fmt::format("{}:{}", known, analysis);
   ::setenv("PYTHONPATH", path.c_str(), 1);
 }
 
@@ -75,14 +75,13 @@ void require_analysis(const std::string& python) {
                           "wanted = ('kvanalysis', 'numpy', 'pandas', 'matplotlib')\n"
                           "sys.exit(10 if any(u.find_spec(name) is None for name in wanted) else 0)"});
   if (found == 127)
-    throw UserError(2,
-                    fmt::format("{} is not there: install Python 3, or name it in KVREPLAY_PYTHON", python));
+    throw UserError(2, fmt::format("{} is not there: install Python 3, or name it in KVREPLAY_PYTHON", python));
   if (found == 10)
-    throw UserError(
-        2, fmt::format("{} lacks kvanalysis or what it needs (numpy, pandas, matplotlib): run `bash "
-                       "apps/python_env.sh analysis` or pip install the checkout with [analysis], or name an "
-                       "interpreter that has them in KVREPLAY_PYTHON",
-                       python));
+    throw UserError(2,
+                    fmt::format("{} lacks kvanalysis or what it needs (numpy, pandas, matplotlib): run `bash "
+                                "apps/python_env.sh analysis` or pip install the checkout with [analysis], or name an "
+                                "interpreter that has them in KVREPLAY_PYTHON",
+                                python));
 }
 
 // The analysis runs this program for the steps of a figure.
@@ -123,16 +122,16 @@ bool holds_figures(const fs::path& place) {
 void require_results(const std::string& verb, const std::string& place) {
   const bool report = verb == "report";
   if (holds_results(place) || (report && holds_figures(place))) return;
-  throw ConfigError(fmt::format("{}: holds no results.csv{}. {} takes the output directory of a run, or {}",
-                                place, report ? " and no figures (NAME/figure.json)" : "", verb,
-                                report ? "the folder that `kvreplay figures CONFIG -o DIR` made"
-                                       : "a configuration of configs/figures"));
+  throw ConfigError(fmt::format(
+      "{}: holds no results.csv{}. {} takes the output directory of a run, or {}", place,
+      report ? " and no figures (NAME/figure.json)" : "", verb,
+      report ? "the folder that `kvreplay figures CONFIG -o DIR` made" : "a configuration of configs/figures"));
 }
 
 std::vector<std::string> words_of(const std::string& verb, const ReportChoices& choices) {
-  const bool rng = verb == "figures" && holds_configs(choices.place);
-  std::vector<std::string> words = {"-m", "kvanalysis", rng ? "figure" : verb, choices.place};
-  if (!rng) return words;
+  const bool from_config = verb == "figures" && holds_configs(choices.place);
+  std::vector<std::string> words = {"-m", "kvanalysis", from_config ? "figure" : verb, choices.place};
+  if (!from_config) return words;
   if (!choices.out.empty()) words.insert(words.end(), {"-o", choices.out});
   for (const std::string& trace : choices.traces) words.insert(words.end(), {"--trace", trace});
   for (const std::string& set : choices.sets) words.insert(words.end(), {"-s", set});
@@ -153,36 +152,25 @@ int analyse(const std::string& verb, const ReportChoices& choices) {
 
 }  // namespace
 
-void add_report(CLI::App& app, std::vector<Command>& commands) {
+void add_report(Command& app) {
   const auto choices = std::make_shared<ReportChoices>();
-  CLI::App* report =
-      app.add_subcommand("report", "one self-contained HTML page of a run, or of a folder of figures");
-  report
-      ->add_option("out", choices->place,
-                   "output directory of a run; or the folder of `kvreplay figures CONFIG -o DIR`")
-      ->required()
-      ->type_name("OUT");
-  CLI::App* figures = app.add_subcommand(
-      "figures", "figures of a run, or of a configuration in configs/figures (which is run first)");
-  figures
-      ->add_option("place", choices->place,
-                   "output directory of a run; or a figure's configuration, or a folder")
-      ->required()
-      ->type_name("OUT|CONFIG");
+  Command report = app.command("report", "one self-contained HTML page of a run, or of a folder of figures");
+  report.option("out", choices->place, "output directory of a run; or the folder of `kvreplay figures CONFIG -o DIR`")
+      .required()
+      .type("OUT");
+  Command figures =
+      app.command("figures", "figures of a run, or of a configuration in configs/figures (which is run first)");
+  figures.option("place", choices->place, "output directory of a run; or a figure's configuration, or a folder")
+      .required()
+      .type("OUT|CONFIG");
   const std::string group = "With a configuration";
-  figures->add_option("-o,--out", choices->out, "where figures go (default: out/figures)")
-      ->type_name("DIR")
-      ->group(group);
-  figures->add_option("--trace", choices->traces, "instead of the configuration's traces")
-      ->type_name("FILE")
-      ->group(group);
-  figures->add_option("-s,--set", choices->sets, "override of every run: replay.tokens=512")
-      ->type_name("KEY=VALUE")
-      ->group(group);
-  figures->add_flag("--quick", choices->quick, "one kv head per layer: a look, not a result")->group(group);
-  figures->add_flag("--force", choices->force, "forget what an earlier run left")->group(group);
-  commands.push_back({report, [choices](Context&) { return analyse("report", *choices); }});
-  commands.push_back({figures, [choices](Context&) { return analyse("figures", *choices); }});
+  figures.option("-o,--out", choices->out, "where figures go (default: out/figures)").type("DIR").group(group);
+  figures.option("--trace", choices->traces, "instead of the configuration's traces").type("FILE").group(group);
+  figures.option("-s,--set", choices->sets, "override of every run: replay.tokens=512").type("KEY=VALUE").group(group);
+  figures.flag("--quick", choices->quick, "one kv head per layer: a look, not a result").group(group);
+  figures.flag("--force", choices->force, "forget what an earlier run left").group(group);
+  report.runs([choices](Context&) { return analyse("report", *choices); });
+  figures.runs([choices](Context&) { return analyse("figures", *choices); });
 }
 
 }  // namespace kvreplay::app

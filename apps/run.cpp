@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -6,19 +6,21 @@
 #include <memory>
 #include <unordered_map>
 
+#include "apps/commands.hpp"
+#include "apps/config_options.hpp"
+#include "apps/devices.hpp"
+#include "apps/engine_options.hpp"
+#include "apps/exit_codes.hpp"
+#include "apps/meta.hpp"
+#include "apps/progress.hpp"
+#include "apps/replaying.hpp"
+#include "apps/run_options.hpp"
+#include "apps/signals.hpp"
+#include "apps/summary.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "devices.hpp"
-#include "engine_options.hpp"
-#include "exit_codes.hpp"
-#include "meta.hpp"
-#include "options.hpp"
+#include "plan/estimate.hpp"
 #include "plan/plan.hpp"
-#include "progress.hpp"
-#include "replaying.hpp"
-#include "run_options.hpp"
-#include "signals.hpp"
-#include "summary.hpp"
 
 // `kvreplay run`: configuration -> traces -> cells -> results.
 
@@ -36,11 +38,10 @@ struct Work {
 };
 
 Work prepare(const RunChoices& choices, Console& console) {
-  LoadedRun loaded = load_run(config_file(choices), overrides_of(choices), registry(), measure_names());
-  Work work{std::move(loaded.config), std::move(loaded.traces), {}, {}, 1};
-  for (const std::string& warning : work.config.warnings) console.warning(warning);
-  require_device(work.config);
-  work.plan = planned(choices, work.config, work.traces);
+  LoadedRun loaded = load_run(choices, console);
+  require_device(loaded.config);
+  Work work{{}, {}, planned(choices, loaded), {}, 1};
+  work.config = std::move(loaded.config), work.traces = std::move(loaded.traces);
   work.out = output_of(work.config);
   work.jobs = work.config.run.jobs > 0 ? work.config.run.jobs : default_jobs();
   return work;
@@ -68,8 +69,8 @@ struct Outcome {
 Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices& choices, Store& store,
                Console& console) {
   const PlanEstimate estimated = estimate(work.config, todo, work.traces);
-  Progress progress(console, Progress::mode_of(choices.progress, console.verbosity < 0),
-                    work.plan.size() - todo.size(), todo, estimated.cost);
+  Progress progress(console, Progress::mode_of(choices.progress, console.verbosity < 0), work.plan.size() - todo.size(),
+                    todo, estimated.cost);
   RunOptions options = engine_options(work.config, observes_rows(work.plan));
   options.save = work.config.output;
   options.jobs = work.jobs;
@@ -87,11 +88,11 @@ class Idle {
   void add(const Fields& row) {
     const Cell& cell = *cells_.at(row[column_index("key")]);
     if (row[column_index("status")] != "ok") return;
-    const auto name = [&] { return instance_text(config_.methods[cell.instance]); };
+    const auto name = [&] { return instance_text(config_.methods[cell.variant->instance]); };
     const bool should_evict =
-        cell.budget && *cell.budget < cell.n_tokens && !cell.method->info.reads_full_cache;
+        !cell.budget.none() && cell.budget.tokens < cell.extent.tokens && !cell.method().info.reads_full_cache;
     if (should_evict && row[column_index("n_evictions")] == "0") ++idle_[name() + " evicted nothing"];
-    if (cell.options.row_format.quantises() && row[column_index("n_quantised")] == "0")
+    if (cell.options().row_format.quantises() && row[column_index("n_quantised")] == "0")
       ++idle_[name() + " quantised nothing (kivi and gear need caches larger than R)"];
   }
   void tell(Console& console) const {
@@ -110,8 +111,7 @@ class TableTold {
   explicit TableTold(const Work& work) : idle_(work.config, work.plan) {
     std::vector<std::string> labels;
     for (const MethodInstance& instance : work.config.methods) labels.push_back(instance_text(instance));
-    for (const Cell& cell : work.plan)
-      summary_.expect(cell.key, labels[cell.instance], cell.budget.value_or(0));
+    for (const Cell& cell : work.plan) summary_.expect(cell.key, labels[cell.variant->instance], cell.budget.tokens);
   }
   void add(const Fields& row) {
     summary_.add(row);
@@ -130,10 +130,8 @@ class TableTold {
   Idle idle_;
 };
 
-nlohmann::json record_of(const Work& work, const std::string& command_line) {
-  nlohmann::json record = run_record(resolved_json(work.config), trace_records(work.traces), command_line);
-  record["jobs"] = work.jobs;
-  return record;
+std::string record_of(const Work& work, const std::string& command_line) {
+  return run_record(resolved_json(work.config), trace_records(work.traces), command_line).add("jobs", work.jobs).text();
 }
 
 int run(const RunChoices& choices, Context& context) {
@@ -141,7 +139,7 @@ int run(const RunChoices& choices, Context& context) {
   const Work work = prepare(choices, console);
   if (choices.dry_run) return dry_run(work);
   Store store(work.out, work.config.output, choices.force,
-              cell_record(work.config.run.double_precision ? "double" : "single", work.config.run.device));
+              process_record(work.config.run.double_precision ? "double" : "single", work.config.run.device));
   if (!choices.force) refuse_other_plan(store.folder(), keys_of(work.plan));
   const std::vector<Cell> todo = missing_cells(work.plan, store.folder());
   const StopSignals signals;  // before anything is said: who waits for a word may send one
@@ -150,8 +148,7 @@ int run(const RunChoices& choices, Context& context) {
   tell_damaged_lines(store.folder(), console);
   TableTold told(work);
   const auto finish = [&] {
-    store.finish(keys_of(work.plan), record_of(work, context.command_line),
-                 [&](const Fields& row) { told.add(row); });
+    store.finish(keys_of(work.plan), record_of(work, context.command_line), [&](const Fields& row) { told.add(row); });
   };
   Outcome outcome;
   try {
@@ -164,8 +161,8 @@ int run(const RunChoices& choices, Context& context) {
   told.tell(console);
   console.note(fmt::format("wrote {}", (work.out / "results.csv").string()));
   if (StopSignals::drain() && outcome.finished < todo.size()) {
-    console.note(fmt::format("stopped: {} cells are left, run the same command to continue",
-                             todo.size() - outcome.finished));
+    console.note(
+        fmt::format("stopped: {} cells are left, run the same command to continue", todo.size() - outcome.finished));
     return StopSignals::exit_code();
   }
   return outcome.failed > 0 ? kSomeFailed : 0;
@@ -173,12 +170,11 @@ int run(const RunChoices& choices, Context& context) {
 
 }  // namespace
 
-void add_run(CLI::App& app, std::vector<Command>& commands) {
-  CLI::App* command =
-      app.add_subcommand("run", "replay on this machine, all cores; skips cells that are already done");
+void add_run(Command& app) {
+  Command command = app.command("run", "replay on this machine, all cores; skips cells that are already done");
   const auto choices = std::make_shared<RunChoices>();
-  add_run_options(*command, *choices);
-  commands.push_back({command, [choices](Context& context) { return run(*choices, context); }});
+  add_run_options(command, *choices);
+  command.runs([choices](Context& context) { return run(*choices, context); });
 }
 
 }  // namespace kvreplay::app

@@ -1,11 +1,12 @@
-#include "run_options.hpp"
+#include "apps/run_options.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <string_view>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
+#include "measures/metrics.hpp"
 #include "plan/only.hpp"
 #include "plan/plan.hpp"
 
@@ -18,34 +19,29 @@ bool names_a_trace(const RunChoices& choices) {
 
 }  // namespace
 
-void add_progress_option(CLI::App& command, std::string& progress) {
-  command.add_option("--progress", progress, "auto, bar, plain, json or none")
-      ->check(CLI::IsMember({"auto", "bar", "plain", "json", "none"}));
+void add_progress_option(Command& command, std::string& progress) {
+  command.option("--progress", progress, "auto, bar, plain, json or none")
+      .one_of({"auto", "bar", "plain", "json", "none"});
 }
 
-void add_run_options(CLI::App& command, RunChoices& choices) {
+void add_run_options(Command& command, RunChoices& choices) {
   add_plan_options(command, choices);
-  CLI::Option* fail_fast =
-      command.add_flag("--fail-fast", choices.fail_fast, "stop at the first failed cell");
-  command.add_flag("--keep-going", choices.keep_going, "replay the other cells after a failure (default)")
-      ->excludes(fail_fast);
+  const Option fail_fast = command.flag("--fail-fast", choices.fail_fast, "stop at the first failed cell");
+  command.flag("--keep-going", choices.keep_going, "replay the other cells after a failure (default)")
+      .excludes(fail_fast);
   add_progress_option(command, choices.progress);
 }
 
-void add_plan_options(CLI::App& command, RunChoices& choices) {
-  add_config_options(command, choices.config,
-                     "a configuration (YAML), or a trace (HDF5) together with --method");
-  command.add_option("-o,--out", choices.out, "where results go (default: output.dir, else out/NAME)")
-      ->type_name("DIR");
-  command
-      .add_option("-j,--jobs", choices.jobs, "threads; the numbers do not depend on it (default: all cores)")
-      ->type_name("N");
-  command.add_option("--device", choices.device, "cpu or cuda[:N]")->type_name("DEVICE");
-  command.add_flag("-n,--dry-run", choices.dry_run, "only show cells, memory and estimated time");
-  command.add_flag("--force", choices.force, "forget what an earlier run left in the output directory");
+void add_plan_options(Command& command, RunChoices& choices) {
+  add_config_options(command, choices.config, "a configuration (YAML), or a trace (HDF5) together with --method");
+  command.option("-o,--out", choices.out, "where results go (default: output.dir, else out/NAME)").type("DIR");
+  command.option("-j,--jobs", choices.jobs, "threads; the numbers do not depend on it (default: all cores)").type("N");
+  command.option("--device", choices.device, "cpu or cuda[:N]").type("DEVICE");
+  command.flag("-n,--dry-run", choices.dry_run, "only show cells, memory and estimated time");
+  command.flag("--force", choices.force, "forget what an earlier run left in the output directory");
   const std::string group = "Instead of a configuration, or over it";
   const auto add = [&](const char* name, std::string& value, const char* help, const char* type) {
-    command.add_option(name, value, help)->type_name(type)->group(group);
+    command.option(name, value, help).type(type).group(group);
   };
   add("--method", choices.methods, "methods: h2o,snapkv", "LIST");
   add("--budget", choices.budget, "tokens per kv head: 64,256; or shares of the prompt: 5%,10%", "LIST");
@@ -54,17 +50,21 @@ void add_plan_options(CLI::App& command, RunChoices& choices) {
   add("--layers", choices.layers, "layers: 0,7,15 (default: all)", "LIST");
   add("--kv-heads", choices.kv_heads, "kv heads: 0,2 (default: all)", "LIST");
   add("--prompts", choices.prompts, "prompts by id (default: all)", "LIST");
-  add("--seeds", choices.seeds, "seeds of the random methods: how many from 0, or FIRST:COUNT (default: 5)",
-      "N");
+  add("--seeds", choices.seeds, "seeds of the random methods: how many from 0, or FIRST:COUNT (default: 5)", "N");
   add("--save", choices.save, "curves,kept,outputs: arrays that go to HDF5 (default: none)", "LIST");
   add("--precision", choices.precision, "single (default) or double", "WORD");
-  add("--only", choices.only,
-      "only cells that a row of this CSV names (prompt, layer, method, budget_tokens, ...)", "FILE");
+  add("--only", choices.only, "only cells that a row of this CSV names (prompt, layer, method, budget_tokens, ...)",
+      "FILE");
 }
 
-std::vector<Cell> planned(const RunChoices& choices, const RunConfig& config,
-                          const std::vector<TraceInfo>& traces) {
-  std::vector<Cell> plan = plan_cells(config, traces);
+LoadedRun load_run(const RunChoices& choices, Console& console) {
+  LoadedRun loaded = kvreplay::load_run(config_file(choices), overrides_of(choices), registry(), metric_names());
+  for (const std::string& warning : loaded.config.warnings) console.warning(warning);
+  return loaded;
+}
+
+std::vector<Cell> planned(const RunChoices& choices, const LoadedRun& loaded) {
+  std::vector<Cell> plan = plan_cells(loaded);
   return choices.only.empty() ? plan : CellFilter(choices.only).of(std::move(plan));
 }
 
@@ -92,15 +92,14 @@ std::filesystem::path config_file(const RunChoices& choices) {
 std::string fraction_of(const std::string& percent) {
   const auto number = number_in<double>(std::string_view(percent).substr(0, percent.size() - 1));
   if (!number)
-    throw ConfigError(
-        fmt::format("--budget {}: is no share of the prompt. Write for example --budget 5%", percent));
+    throw ConfigError(fmt::format("--budget {}: is no share of the prompt. Write for example --budget 5%", percent));
   return fmt::format("{}", *number / 100);
 }
 
 std::string budget_override(const std::string& text) {
   std::vector<std::string> values;
   bool shares = false, tokens = false;
-  for (std::string item : CLI::detail::split(text, ',')) {
+  for (std::string item : split_list(text)) {
     const bool percent = item.ends_with('%');
     if (percent) item = fraction_of(item);
     const bool share = percent || item.find('.') != std::string::npos;
@@ -123,8 +122,7 @@ std::vector<std::string> overrides_of(const RunChoices& choices) {
           "(kvreplay list methods)");
   }
   const auto list = [&](const char* key, const std::string& value, bool texts) {
-    if (!value.empty())
-      all.push_back(value == "all" ? fmt::format("{}=all", key) : list_override(key, value, texts));
+    if (!value.empty()) all.push_back(value == "all" ? fmt::format("{}=all", key) : list_override(key, value, texts));
   };
   const auto plain = [&](const char* key, const std::string& value) {
     if (!value.empty()) all.push_back(fmt::format("{}={}", key, value));
@@ -144,8 +142,7 @@ std::vector<std::string> overrides_of(const RunChoices& choices) {
   plain("run.jobs", choices.jobs);
   if (!choices.device.empty()) all.push_back(text_override("run.device", choices.device));
   // Paths of a configuration are relative to it; this one is relative to where the command runs.
-  if (!choices.out.empty())
-    all.push_back(text_override("output.dir", std::filesystem::absolute(choices.out).string()));
+  if (!choices.out.empty()) all.push_back(text_override("output.dir", std::filesystem::absolute(choices.out).string()));
   all.insert(all.end(), choices.config.sets.begin(), choices.config.sets.end());
   return all;
 }

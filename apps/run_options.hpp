@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
+#include "apps/config_options.hpp"
 #include "catalog/cell.hpp"
 #include "config/run_config.hpp"
-#include "options.hpp"
 #include "results/folder.hpp"
 
 namespace kvreplay::app {
@@ -20,17 +20,18 @@ struct RunChoices {
   std::string progress = "auto";
 };
 
-void add_run_options(CLI::App& command, RunChoices& choices);
+void add_run_options(Command& command, RunChoices& choices);
 // Those of them that say what is to be replayed.
-void add_plan_options(CLI::App& command, RunChoices& choices);
-void add_progress_option(CLI::App& command, std::string& progress);
+void add_plan_options(Command& command, RunChoices& choices);
+void add_progress_option(Command& command, std::string& progress);
 
 // Empty when a trace was named instead of a configuration. Throws ConfigError when nothing was named.
 std::filesystem::path config_file(const RunChoices& choices);
 std::vector<std::string> overrides_of(const RunChoices& choices);
-// The cells of a configuration, or those that --only names.
-std::vector<Cell> planned(const RunChoices& choices, const RunConfig& config,
-                          const std::vector<TraceInfo>& traces);
+// The configuration with its traces, and what they select. Warnings are told.
+LoadedRun load_run(const RunChoices& choices, Console& console);
+// Its cells, or those that --only names.
+std::vector<Cell> planned(const RunChoices& choices, const LoadedRun& loaded);
 // output.dir, else out/NAME.
 std::filesystem::path output_of(const RunConfig& config);
 // Throws ConfigError where a folder holds cells that the plan does not: its tables would drop them without a

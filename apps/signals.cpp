@@ -1,11 +1,11 @@
-#include "signals.hpp"
+#include "apps/signals.hpp"
 
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
 
-#include "exit_codes.hpp"
+#include "apps/exit_codes.hpp"
 
 namespace kvreplay::app {
 namespace {

@@ -1,9 +1,10 @@
-#include "summary.hpp"
+#include "apps/summary.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "base/text.hpp"
@@ -19,16 +20,16 @@ size_t column_index(const std::string& name) {
   return at.at(name);
 }
 
-std::string label_text(const std::string& method, const nlohmann::json& given) {
+std::string label_text(const std::string& method, const std::string& given) {
   std::string text = method;
-  for (const auto& [name, value] : given.items())
+  const auto members = nlohmann::json::parse(given);
+  for (const auto& [name, value] : members.items())
     text += fmt::format(" {}={}", name, value.is_string() ? value.get<std::string>() : canonical(value));
   return text;
 }
 
 std::string instance_text(const MethodInstance& instance) {
-  return label_text(instance.method->info.name,
-                    given_of(*instance.method, instance.params, instance.options));
+  return label_text(instance.method().info.name, given_json(instance.values, instance.options));
 }
 
 void Summary::Mean::add(const std::string& field) {
@@ -59,9 +60,8 @@ void Summary::add(const Fields& row) {
 }
 
 std::string Summary::text() const {
-  const bool missing = std::any_of(groups_.begin(), groups_.end(), [](const auto& g) {
-    return g.second.planned > g.second.ok + g.second.failed;
-  });
+  const bool missing = std::any_of(groups_.begin(), groups_.end(),
+                                   [](const auto& g) { return g.second.planned > g.second.ok + g.second.failed; });
   std::vector<std::vector<std::string>> rows = {{"method", "budget"}};
   rows[0].insert(rows[0].end(), std::begin(kMeans), std::end(kMeans));
   rows[0].insert(rows[0].end(), {"ok", "failed"});
@@ -79,8 +79,7 @@ std::string Summary::text() const {
 }
 
 void Failures::add(const Fields& row) {
-  if (row[column_index("status")] != "ok")
-    ++reasons_[row[column_index("method")] + ": " + row[column_index("error")]];
+  if (row[column_index("status")] != "ok") ++reasons_[row[column_index("method")] + ": " + row[column_index("error")]];
 }
 
 void Failures::tell(Console& console) const {
@@ -94,9 +93,8 @@ void Failures::tell(Console& console) const {
 
 void tell_damaged_lines(const ResultsFolder& folder, Console& console) {
   if (folder.shards().unreadable_lines == 0) return;
-  console.warning(
-      fmt::format("{}: {} damaged lines in shards/ and attempts/ are left out; their cells are replayed",
-                  folder.dir().string(), folder.shards().unreadable_lines));
+  console.warning(fmt::format("{}: {} damaged lines in shards/ and attempts/ are left out; their cells are replayed",
+                              folder.dir().string(), folder.shards().unreadable_lines));
 }
 
 namespace {
@@ -111,8 +109,8 @@ std::string padded(const std::vector<std::vector<std::string>>& rows, size_t lef
   for (const auto& row : rows) {
     std::string line;
     for (size_t i = 0; i < row.size(); ++i)
-      line += (i > 0 ? "  " : "") + (i < left_columns ? fmt::format("{:<{}}", row[i], widths[i])
-                                                      : fmt::format("{:>{}}", row[i], widths[i]));
+      line += (i > 0 ? "  " : "") +
+              (i < left_columns ? fmt::format("{:<{}}", row[i], widths[i]) : fmt::format("{:>{}}", row[i], widths[i]));
     text += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
   }
   return text;

@@ -5,9 +5,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "apps/console.hpp"
 #include "catalog/cell.hpp"
 #include "config/run_config.hpp"
-#include "console.hpp"
 #include "results/store.hpp"
 
 namespace kvreplay::app {
@@ -15,8 +15,8 @@ namespace kvreplay::app {
 // "snapkv window=16 phase=stream": the name and what differs from the defaults.
 std::string instance_text(const MethodInstance& instance);
 
-// The same from what results and plans say of a cell: its method, and its parameters that are `given`.
-std::string label_text(const std::string& method, const nlohmann::json& given);
+// Of a method and its parameters that are `given`, as results and plans say them: JSON.
+std::string label_text(const std::string& method, const std::string& given);
 
 // The table that `run` and `sweep merge` print: one row per (method instance, budget), means over its cells.
 class Summary {

@@ -1,9 +1,9 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <map>
 #include <memory>
 
-#include "options.hpp"
+#include "apps/commands.hpp"
 #include "trace/synth.hpp"
 
 // `kvreplay synth`: a trace with planted structure.
@@ -13,11 +13,15 @@ namespace {
 
 struct SynthChoices {
   SynthOptions trace;
-  std::string out;
+  std::string out, dtype;
   bool no_rope = false;
 };
 
 int synth(SynthChoices& choices, Console& console) {
+  const std::map<std::string, SynthOptions::Type> types = {{"f32", SynthOptions::Type::float32},
+                                                           {"f16", SynthOptions::Type::float16},
+                                                           {"bf16", SynthOptions::Type::bfloat16}};
+  if (!choices.dtype.empty()) choices.trace.type = types.at(choices.dtype);
   choices.trace.rope = !choices.no_rope;
   write_synthetic_trace(choices.trace, choices.out);
   console.note("wrote " + choices.out);
@@ -26,14 +30,14 @@ int synth(SynthChoices& choices, Console& console) {
 
 }  // namespace
 
-void add_synth(CLI::App& app, std::vector<Command>& commands) {
+void add_synth(Command& app) {
   const auto choices = std::make_shared<SynthChoices>();
   SynthOptions& t = choices->trace;
-  CLI::App* command = app.add_subcommand(
-      "synth", "a synthetic trace with planted structure (clusters, sinks, heavy hitters, norms)");
-  command->add_option("-o,--out", choices->out, "the trace to write")->required()->type_name("FILE");
+  Command command =
+      app.command("synth", "a synthetic trace with planted structure (clusters, sinks, heavy hitters, norms)");
+  command.option("-o,--out", choices->out, "the trace to write").required().type("FILE");
   const auto add = [&](const char* name, auto& value, const char* help) {
-    command->add_option(name, value, help)->capture_default_str();
+    command.option(name, value, help).shows_default();
   };
   add("--tokens", t.tokens, "tokens");
   add("--prompt", t.prompt, "tokens of the prompt");
@@ -43,8 +47,7 @@ void add_synth(CLI::App& app, std::vector<Command>& commands) {
   add("--head-dim", t.head_dim, "numbers of a key and of a query");
   add("--v-head-dim", t.v_head_dim, "numbers of a value");
   add("--clusters", t.clusters, "topics the keys drift through; 0: isotropic keys");
-  add("--cluster-spread", t.cluster_spread,
-      "standard deviation inside a topic, in units of a key's coordinate");
+  add("--cluster-spread", t.cluster_spread, "standard deviation inside a topic, in units of a key's coordinate");
   add("--sinks", t.sinks, "first tokens that every query likes");
   add("--sink-strength", t.sink_strength, "their advantage in logits");
   add("--heavy-share", t.heavy_share, "share of tokens that many queries like");
@@ -54,15 +57,10 @@ void add_synth(CLI::App& app, std::vector<Command>& commands) {
   add("--value-norm-spread", t.value_norm_spread, "standard deviation of ln |v|");
   add("--duplicates", t.duplicates, "every N-th token repeats an earlier key and value; 0: none");
   add("--seed", t.seed, "seed");
-  command->add_flag("--no-rope", choices->no_rope, "no rotary embedding");
-  command->add_flag("--with-out", t.with_out, "also write the exact attention output");
-  const std::map<std::string, SynthOptions::Type> types = {{"f32", SynthOptions::Type::float32},
-                                                           {"f16", SynthOptions::Type::float16},
-                                                           {"bf16", SynthOptions::Type::bfloat16}};
-  command->add_option("--dtype", t.type, "f32, f16 or bf16")
-      ->transform(CLI::CheckedTransformer(types))
-      ->type_name("TYPE");
-  commands.push_back({command, [choices](Context& context) { return synth(*choices, context.console); }});
+  command.flag("--no-rope", choices->no_rope, "no rotary embedding");
+  command.flag("--with-out", t.with_out, "also write the exact attention output");
+  command.option("--dtype", choices->dtype, "f32, f16 or bf16").one_of({"f32", "f16", "bf16"}).type("TYPE");
+  command.runs([choices](Context& context) { return synth(*choices, context.console); });
 }
 
 }  // namespace kvreplay::app

@@ -19,9 +19,16 @@ step() {  # step NAME COMMAND...: says what is done, how long it took, and goes 
   echo "== $name: $((SECONDS - start)) s"
 }
 
-build() {  # build PRESET [TARGET]
-  cmake --preset "$1" >"build/$1.log" 2>&1 || { cat "build/$1.log"; return 1; }
-  cmake --build "build/$1" --target "${2:-all}"
+# The device code of methods that take different hooks, for one architecture; tests/slow.sh builds all of it.
+cuda=()
+if command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+  cuda=(-DKVREPLAY_CUDA=ON "-DKVREPLAY_CUDA_METHODS=h2o;snapkv;topk_oracle;subgen_stream" -DCMAKE_CUDA_ARCHITECTURES=90)
+fi
+build() {  # build PRESET FOLDER TARGET OPTION...
+  local preset=$1 folder=$2 target=$3
+  shift 3
+  cmake --preset "$preset" "$@" >"$folder.log" 2>&1 || { cat "$folder.log"; return 1; }
+  cmake --build "$folder" --target "$target"
 }
 format() { find lib apps tests -name '*.hpp' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' | xargs clang-format --dry-run -Werror; }
 lint() { "$python" -m ruff check . && "$python" -m ruff format --check .; }
@@ -29,12 +36,12 @@ lint() { "$python" -m ruff check . && "$python" -m ruff format --check .; }
 mkdir -p build
 step "packages" bash apps/install_packages.sh test
 bash tests/install_slurm.sh || echo "tests that start a cluster are skipped"
-step "build release" build release
+step "build" build test build/release all "${cuda[@]}"
 extras=analysis,test
 python=$(bash apps/python_env.sh $extras) || failed+=("python environment")
 export KVREPLAY=$PWD/build/release/kvreplay KVREPLAY_PYTHON=$python
-step "C++ tests" ctest --preset release
-step "build with sanitizers" build asan kvreplay_tests
+step "C++ tests" ctest --preset test
+step "build with sanitizers" build asan build/asan kvreplay_tests
 step "C++ tests with sanitizers" ctest --preset asan
 step "fuzzing" bash tests/fuzz.sh 20000 40
 step "format" format

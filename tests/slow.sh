@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The proofs that take too long for tests/run.sh, on what that script has built: every figure configuration on the
 # whole sample trace, in less than LIMIT_S, and the page made of them; FUZZ_RUNS inputs for each fuzz target;
-# thousands of damaged traces and configurations, and hundreds of kills.
+# thousands of damaged traces and configurations, hundreds of kills, and where nvcc is installed the device code of
+# all methods for every architecture.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 LIMIT_S=600
@@ -18,5 +19,9 @@ echo "figures: $took s"
 "$KVREPLAY" report "$out"
 [ $took -le $LIMIT_S ] || { echo "the figures took $took s, more than $LIMIT_S s" >&2; exit 1; }
 bash tests/fuzz.sh $FUZZ_RUNS
+if command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+  cmake --preset cuda >build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
+  cmake --build build/cuda
+fi
 "$KVREPLAY_PYTHON" -m pytest -q -m slow --numprocesses 2 tests/python
 echo "all slow proofs hold"

@@ -28,8 +28,7 @@ class CsvText {
     CsvRow row{line_, {}};
     do row.fields.push_back(at_ < text_.size() && text_[at_] == '"' ? quoted_field() : plain_field());
     while (skip(','));
-    if (at_ < text_.size() && text_[at_] != '\r' && text_[at_] != '\n')
-      fail(row.line, "text follows a closing quote");
+    if (at_ < text_.size() && text_[at_] != '\r' && text_[at_] != '\n') fail(row.line, "text follows a closing quote");
     skip('\r');
     if (skip('\n')) ++line_;
     return row;

@@ -2,9 +2,25 @@
 
 namespace kvreplay {
 
-SharedOver shared_over_of(const Cell& cell) {
-  if (cell.method->shared_over != SharedOver::none) return cell.method->shared_over;
-  switch (cell.options.allocator) {
+MethodContext Cell::context() const {
+  MethodContext context;
+  static_cast<Extent&>(context) = extent;
+  context.budget = {budget.share.value_or(budget.tokens), budget.as_asked, std::nullopt};
+  context.shape = variant->shape;
+  context.layer = place.layer, context.n_layers = variant->trace->n_layers;
+  context.phase = variant->options.phase;
+  context.scale = variant->scale;
+  context.aggregate = variant->options.gqa_aggregate;
+  return context;
+}
+
+std::string shown_params(const BoundMethod& method, const Variant& variant) {
+  return params_json(method, variant.options, {"", variant.digests.allocator, variant.digests.uniforms});
+}
+
+SharedOver shared_over(const Cell& cell) {
+  if (cell.method().shared_over != SharedOver::none) return cell.method().shared_over;
+  switch (cell.options().allocator) {
     case Allocator::uniform:
       return SharedOver::none;
     case Allocator::ada:
@@ -19,21 +35,17 @@ SharedOver shared_over_of(const Cell& cell) {
 }
 
 bool needs_no_other_head(const Cell& cell) {
-  const Allocator rule = cell.options.allocator;
-  return rule == Allocator::pyramid || rule == Allocator::file || shared_over_of(cell) == SharedOver::head;
+  const Allocator rule = cell.options().allocator;
+  return rule == Allocator::pyramid || rule == Allocator::file || shared_over(cell) == SharedOver::head;
 }
 
-bool hears_all_layers(const Cell& cell) {
-  return !needs_no_other_head(cell) && shared_over_of(cell) == SharedOver::model;
-}
+bool needs_all_layers(const Cell& cell) { return !needs_no_other_head(cell) && shared_over(cell) == SharedOver::model; }
 
-nlohmann::json given_of(const Cell& cell) {
-  nlohmann::json given = given_of(*cell.method, cell.given, cell.options);
-  if (cell.options.allocator == Allocator::file) given["allocator"] = cell.params.at("allocator");
-  // What a file says of its lists is not given with the method, and may differ from head to head.
-  if (!cell.kept.empty()) given.erase("phase");
-  if (cell.lists_say_order) given.erase("order");
-  return given;
+void set_share(Cell& cell, int32_t tokens) {
+  cell.budget.share = tokens;
+  Variant own = *cell.variant;
+  own.params = shown_params(BoundMethod(own.values, cell.context()), own);
+  cell.variant = std::make_shared<const Variant>(std::move(own));
 }
 
 }  // namespace kvreplay

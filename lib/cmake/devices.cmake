@@ -1,25 +1,11 @@
-# Devices beside the cores: CUDA's, and the emulator of one. Where one is not built, a few lines say so.
-if(KVREPLAY_CUDA AND CMAKE_CUDA_COMPILER)
-  file(GLOB kernels CONFIGURE_DEPENDS backend/cuda/*.cu)
+# CUDA devices beside the cores. Where they are not built, a few lines say so.
+if(KVREPLAY_CUDA)
+  file(GLOB kernels CONFIGURE_DEPENDS device/cuda/*.cu)
   add_library(kvreplay_cuda STATIC ${kernels})
   target_include_directories(kvreplay_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-  target_link_libraries(kvreplay_cuda PRIVATE nlohmann_json::nlohmann_json)
   # std::span and std::bit_cast are constexpr functions of the standard library.
   target_compile_options(kvreplay_cuda PRIVATE --expt-relaxed-constexpr ${KVREPLAY_CUDA_WARNINGS})
   target_link_libraries(kvreplay PRIVATE kvreplay_cuda)
 else()
-  target_sources(kvreplay PRIVATE backend/cuda/no_cuda.cpp)
-endif()
-
-if(KVREPLAY_EMULATOR)
-  file(GLOB emulator CONFIGURE_DEPENDS backend/emulator/emulated_*.cpp)
-  add_library(kvreplay_emulator STATIC ${emulator})
-  target_include_directories(kvreplay_emulator PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-  target_link_libraries(kvreplay_emulator PRIVATE $<BUILD_INTERFACE:kvreplay_flags> nlohmann_json::nlohmann_json Boost::context)
-  target_link_libraries(kvreplay PRIVATE kvreplay_emulator)
-  if(KVREPLAY_SANITIZE)  # thread by thread is slow enough
-    target_compile_options(kvreplay_emulator PRIVATE -O1)
-  endif()
-else()
-  target_sources(kvreplay PRIVATE backend/emulator/no_emulator.cpp)
+  target_sources(kvreplay PRIVATE device/cuda/no_cuda.cpp)
 endif()

@@ -5,7 +5,7 @@ set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/kvreplay)
 set(header_folder ${CMAKE_INSTALL_INCLUDEDIR}/kvreplay)
 
 set(exported "")
-foreach(part packages commands methods methods_emulated methods_cuda registry emulator cuda)
+foreach(part packages commands methods methods_cuda registry cuda)
   if(TARGET kvreplay_${part})
     set_target_properties(kvreplay_${part} PROPERTIES EXPORT_NAME ${part})
     list(APPEND exported kvreplay_${part})
@@ -22,7 +22,8 @@ install(EXPORT kvreplay NAMESPACE kvreplay:: FILE kvreplayTargets.cmake DESTINAT
 foreach(headers ${PROJECT_SOURCE_DIR}/lib ${PROJECT_BINARY_DIR}/lib/generated)
   install(DIRECTORY ${headers}/ DESTINATION ${header_folder} FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh"
           PATTERN "cmake" EXCLUDE REGEX "/kernels/(tile_|vector)" EXCLUDE
-          REGEX "/(operator_norm|scored_norms|head_replay|content_id|h5_(array|raii|walk|write)|tensor_read|trace_metadata)\\.hpp$" EXCLUDE)
+          REGEX "/(content_id|h5_(array|raii|walk|write)|tensor_read|trace_metadata|yaml_tree)\\.hpp$" EXCLUDE
+          REGEX "/device/emulator" EXCLUDE)
 endforeach()
 
 set(KVREPLAY_WITH_CUDA OFF)

@@ -56,8 +56,8 @@ using AnyScorer = Wrapped<Scorers>;
 ]] @ONLY)
 endfunction()
 
-# kvreplay_methods(TARGET LIST): compiles the methods of a list, one translation unit each, and the programs by
-# which devices replay their caches. A method's file stands beside its list.
+# kvreplay_methods(TARGET LIST): the tables of the methods of a list, one translation unit each, and where CUDA is
+# built the programs by which its devices replay their caches. A method's file stands beside its list.
 function(kvreplay_methods target list)
   get_filename_component(folder ${list} DIRECTORY)
   set(out ${CMAKE_CURRENT_BINARY_DIR}/${target})
@@ -65,83 +65,101 @@ function(kvreplay_methods target list)
   foreach(name struct IN ZIP_LISTS names structs)
     file(CONFIGURE OUTPUT ${out}/${name}.cpp CONTENT [[
 #include "@folder@/@name@.hpp"
-#include "replay/make_method.hpp"
+#include "catalog/make_policy_table.hpp"
 namespace kvreplay {
-Method method_@name@() { return make_method<@struct@>(); }
+PolicyTable policy_table_@name@() { return policy_table<@struct@>(); }
 }  // namespace kvreplay
 ]] @ONLY)
     list(APPEND sources ${out}/${name}.cpp)
   endforeach()
   add_library(${target} STATIC ${sources})
-  target_link_libraries(${target} PUBLIC kvreplay::kvreplay PRIVATE kvreplay::packages)
-  set_target_properties(${target} PROPERTIES kvreplay_names "${names}" EXPORT_PROPERTIES kvreplay_names)
-  kvreplay_compiled_here(${target})
-  if(KVREPLAY_EMULATOR AND NOT KVREPLAY_SANITIZE)  # minutes, and tests bring a policy with every whim
-    kvreplay_programs(${target} ${list} emulated emulated_chain.hpp cpp)
-    target_link_libraries(${target}_emulated PRIVATE kvreplay::packages)
-    kvreplay_compiled_here(${target}_emulated)
+  target_link_libraries(${target} PUBLIC kvreplay::kvreplay)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O2>)
+  set_target_properties(${target} PROPERTIES kvreplay_names "${names}" kvreplay_list ${list}
+                        EXPORT_PROPERTIES kvreplay_names)
+  if(COMMAND kvreplay_compiled_here)
+    kvreplay_compiled_here(${target})
   endif()
-  if(KVREPLAY_CUDA AND CMAKE_CUDA_COMPILER)
-    kvreplay_programs(${target} ${list} cuda cuda_chain.cuh cu)
-    # std::span and std::bit_cast are constexpr functions of the standard library.
-    target_compile_options(${target}_cuda PRIVATE --expt-relaxed-constexpr ${KVREPLAY_CUDA_WARNINGS})
-  endif()
-  if(KVREPLAY_SANITIZE)  # most of what an unoptimised file takes is its headers
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  if(KVREPLAY_CUDA)
+    kvreplay_programs(${target} ${list} cuda cuda_policies.cuh cu ${KVREPLAY_CUDA_METHODS})
+    if(TARGET ${target}_cuda)
+      # std::span and std::bit_cast are constexpr functions of the standard library.
+      target_compile_options(${target}_cuda PRIVATE --expt-relaxed-constexpr ${KVREPLAY_CUDA_WARNINGS})
+    endif()
   endif()
 endfunction()
 
-# kvreplay_programs(METHODS LIST DEVICE HEADER EXTENSION): a library METHODS_DEVICE of what starts their chains
-# there, DEVICE_chains_NAME(). HEADER, in the device's folder, has DEVICE::start_chains<Struct>().
+# kvreplay_programs(METHODS LIST DEVICE HEADER EXTENSION [NAMES]): a library METHODS_DEVICE of what starts them on a
+# kind of devices (cuda, emulator), DEVICE_policies_NAME(); of all methods, or of those named. HEADER, in the device's
+# folder, has DEVICE::start_policies<Struct>().
 function(kvreplay_programs target list device header extension)
   get_filename_component(folder ${list} DIRECTORY)
-  string(REPLACE emulated emulator room ${device})
   set(sources "")
   kvreplay_methods_of(${list} names structs scorers)
   foreach(name struct IN ZIP_LISTS names structs)
+    if(ARGN AND NOT name IN_LIST ARGN)
+      continue()
+    endif()
     set(file ${CMAKE_CURRENT_BINARY_DIR}/${target}/${device}_${name}.${extension})
     file(CONFIGURE OUTPUT ${file} CONTENT [[
-#include "backend/@room@/@header@"
+#include "device/@device@/@header@"
 #include "@folder@/@name@.hpp"
 namespace kvreplay {
-void @device@_chains_@name@(const ChainLaunch& launch) { @room@::start_chains<@struct@>(launch); }
+void @device@_policies_@name@(const DeviceLaunch& launch) { @device@::start_policies<@struct@>(launch); }
 }  // namespace kvreplay
 ]] @ONLY)
     list(APPEND sources ${file})
+    list(APPEND built ${name})
   endforeach()
+  if(NOT sources)
+    return()
+  endif()
   add_library(${target}_${device} STATIC ${sources})
+  set_target_properties(${target}_${device} PROPERTIES kvreplay_names "${built}" EXPORT_PROPERTIES kvreplay_names)
   target_link_libraries(${target}_${device} PUBLIC kvreplay::kvreplay)
-  target_link_libraries(${target} PUBLIC ${target}_${device})
 endfunction()
 
-# kvreplay_registry(TARGET METHODS...): registry() over the methods of these targets, in their order.
+# kvreplay_registry(TARGET [EMULATED] METHODS...): registry() over the methods of these targets, in their order, with
+# the programs that were built of them. EMULATED: with the device `emulated`.
 function(kvreplay_registry target)
+  cmake_parse_arguments(PARSE_ARGV 1 with EMULATED "" "")
   set(declarations "")
   set(calls "")
-  foreach(methods IN LISTS ARGN)
+  set(devices cuda)
+  set(programs "")
+  if(with_EMULATED)
+    list(APPEND devices emulator)
+    set(installs "#include \"device/emulator/install.hpp\"
+extern const bool emulator_is_there;
+const bool emulator_is_there = kvreplay::emulator::install();")
+  endif()
+  foreach(methods IN LISTS with_UNPARSED_ARGUMENTS)
     get_target_property(names ${methods} kvreplay_names)
+    foreach(device IN LISTS devices)
+      set(built_${device} "")
+      if(TARGET ${methods}_${device})
+        get_target_property(built_${device} ${methods}_${device} kvreplay_names)
+        list(APPEND programs ${methods}_${device})
+      endif()
+    endforeach()
     foreach(name IN LISTS names)
-      string(APPEND declarations "Method method_${name}();\n")
-      foreach(device emulated cuda)
-        set(${device} nullptr)
-        if(TARGET ${methods}_${device})
-          set(${device} ${device}_chains_${name})
-          string(APPEND declarations "void ${device}_chains_${name}(const ChainLaunch&);\n")
+      string(APPEND declarations "PolicyTable policy_table_${name}();\n")
+      set(emulator nullptr)
+      set(cuda nullptr)
+      foreach(device IN LISTS devices)
+        if(name IN_LIST built_${device})
+          set(${device} ${device}_policies_${name})
+          string(APPEND declarations "void ${device}_policies_${name}(const DeviceLaunch&);\n")
         endif()
       endforeach()
-      string(APPEND calls "      with({${emulated}, ${cuda}}, method_${name}()),\n")
+      string(APPEND calls "      Method(policy_table_${name}(), {${emulator}, ${cuda}}),\n")
     endforeach()
   endforeach()
   file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${target}.cpp CONTENT [[
 #include "catalog/method.hpp"
+@installs@
 namespace kvreplay {
 @declarations@
-namespace {
-Method with(ChainPrograms programs, Method method) {
-  method.programs = programs;
-  return method;
-}
-}  // namespace
 const Registry& registry() {
   static const Registry all{
 @calls@  };
@@ -150,8 +168,13 @@ const Registry& registry() {
 }  // namespace kvreplay
 ]] @ONLY)
   add_library(${target} STATIC ${CMAKE_CURRENT_BINARY_DIR}/${target}.cpp)
-  target_link_libraries(${target} PUBLIC ${ARGN} kvreplay::kvreplay PRIVATE kvreplay::packages)
-  kvreplay_compiled_here(${target})
+  target_link_libraries(${target} PUBLIC ${with_UNPARSED_ARGUMENTS} ${programs} kvreplay::kvreplay)
+  if(with_EMULATED)
+    target_link_libraries(${target} PUBLIC kvreplay_emulator)
+  endif()
+  if(COMMAND kvreplay_compiled_here)
+    kvreplay_compiled_here(${target})
+  endif()
 endfunction()
 
 # kvreplay_program(NAME REGISTRY): the command line over the methods of a registry.

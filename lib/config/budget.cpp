@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
@@ -75,14 +75,13 @@ void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems&
     const Node* values = section.find(kinds[i]);
     if (values == nullptr) continue;
     if (only != nullptr)
-      return problems.error(node->key_mark(kinds[i]),
-                            "budget takes one of tokens, fraction_kept and bytes, not two");
+      return problems.error(node->key_mark(kinds[i]), "budget takes one of tokens, fraction_kept and bytes, not two");
     only = values;
     config.budget.kind = BudgetList::Kind(i);
   }
   if (only == nullptr)
-    return problems.error(
-        key, "budget is empty: write {tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]} or {bytes: [...]}");
+    return problems.error(key,
+                          "budget is empty: write {tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]} or {bytes: [...]}");
   read_values(config, *only, problems);
 }
 
@@ -101,13 +100,13 @@ int32_t budget_tokens(BudgetList::Kind kind, double value, int32_t prompt, const
 }
 
 BudgetList budgets_for(const MethodInstance& instance, const BudgetList& list) {
-  const double share = instance.method->info.default_fraction;
+  const double share = instance.method().info.default_fraction;
   if (!list.values.empty() || share == 0) return list;
   return {BudgetList::Kind::fraction_kept, {share}, {instance.mark}};
 }
 
 bool runs_without_budget(const MethodInstance& instance, const BudgetList& list) {
-  return !instance.takes_budget() || (list.values.empty() && !instance.method->lists_in.empty());
+  return !instance.values.takes_budget() || (list.values.empty() && !instance.method().lists_in.empty());
 }
 
 }  // namespace kvreplay

@@ -1,6 +1,6 @@
 #include "config/common_options.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 
@@ -24,55 +24,50 @@ void take_word(E& axis, const std::string& wanted, std::initializer_list<E> valu
     if (wanted == word(value)) axis = value;
 }
 
-RowFormat format_of(const nlohmann::json& value) {
+RowFormat format_named(const std::string& word) {
   RowFormat format;
-  take_word(format.kind, value.at("name").get<std::string>(), kFormats);
-  const bool grouped_by_token = format.kind == Format::kivi || format.kind == Format::gear;
-  format.bits = value.value("bits", format.bits);
-  format.group = value.value(grouped_by_token ? "g" : "group", grouped_by_token ? 32 : 64);
-  format.residual = value.value("R", format.residual);
-  format.rank = value.value("rank", format.rank);
-  format.outliers = value.value("outliers", format.outliers);
+  take_word(format.kind, word, kFormats);
+  format.group = format.by_block() ? 32 : 64;
   return format;
 }
 
-void read_format_keys(Problems& problems, const Node& item, const std::string& word, nlohmann::json& value) {
+// The parameters of a format, beside its name.
+void read_format_keys(Problems& problems, const Node& item, RowFormat& format) {
+  const bool rows = format.quantises() && !format.by_block(), gear = format.kind == Format::gear;
   std::vector<std::string> keys = {"name"};
-  if (word == "int4" || word == "int8") keys = {"name", "group"};
-  if (word == "kivi") keys = {"name", "bits", "g", "R"};
-  if (word == "gear") keys = {"name", "bits", "g", "R", "rank", "outliers"};
+  if (rows) keys.emplace_back("group");
+  if (format.by_block()) keys.insert(keys.end(), {"bits", "g", "R"});
+  if (gear) keys.insert(keys.end(), {"rank", "outliers"});
   const Section section(&item, "row_format", keys, problems);
-  const auto whole = [&](const char* key, Range range) {
+  const auto whole = [&](const char* key, Range range, int32_t& to) {
     if (std::find(keys.begin(), keys.end(), key) == keys.end()) return;
     if (const Node* node = section.find(key))
-      if (const auto read = read_integer(problems, *node, key, range)) value[key] = int32_t(*read);
+      if (const auto read = read_integer(problems, *node, key, range)) to = int32_t(*read);
   };
-  whole("group", {1, 1 << 16});
-  whole("bits", {2, 4});
-  whole("g", {1, 1 << 16});
-  whole("R", {1, kManyTokens});
-  whole("rank", {0, 256});
-  if (const Node* bits = section.find("bits"); bits != nullptr && value.value("bits", 0) == 3)
+  whole("group", {1, 1 << 16}, format.group);
+  whole("bits", {2, 4}, format.bits);
+  whole("g", {1, 1 << 16}, format.group);
+  whole("R", {1, kManyTokens}, format.residual);
+  whole("rank", {0, 256}, format.rank);
+  if (const Node* bits = section.find("bits"); bits != nullptr && format.bits == 3)
     must_be(problems, *bits, "bits", "2 or 4");
-  if (const Node* share = word == "gear" ? section.find("outliers") : nullptr)
-    if (const auto read = read_real(problems, *share, "outliers", {0, 100})) value["outliers"] = *read;
+  if (const Node* share = gear ? section.find("outliers") : nullptr)
+    if (const auto read = read_real(problems, *share, "outliers", {0, 100})) format.outliers = *read;
 }
 
 // What shares a budget with what cannot share it; "" when all is well.
 std::string senseless_share(const MethodInstance& m) {
   const CommonOptions& options = m.options;
-  const std::string name = m.method->info.name, rule = word(options.allocator);
-  const bool given = options.allocator != Allocator::uniform, own = m.method->shared_over != SharedOver::none;
-  const bool over_layers =
-      own ? m.method->shared_over == SharedOver::head : options.allocator == Allocator::pyramid;
+  const std::string name = m.method().info.name, rule = word(options.allocator);
+  const bool given = options.allocator != Allocator::uniform, own = m.method().shared_over != SharedOver::none;
+  const bool over_layers = own ? m.method().shared_over == SharedOver::head : options.allocator == Allocator::pyramid;
   const bool over_heads = (own || given) && !over_layers;
-  if (given && own)
-    return fmt::format("{} shares its budget by a rule of its own: leave out allocator", name);
-  if (given && !m.takes_budget())
+  if (given && own) return fmt::format("{} shares its budget by a rule of its own: leave out allocator", name);
+  if (given && !m.values.takes_budget())
     return fmt::format("{} takes no budget that an allocator could share: leave out allocator", name);
-  if (given && m.method->info.reads_full_cache)
+  if (given && m.method().info.reads_full_cache)
     return fmt::format("{} stores every token, so there is no memory to share: leave out allocator", name);
-  if (options.allocator == Allocator::ada && !m.method->scores_prompt)
+  if (options.allocator == Allocator::ada && !m.method().scores_prompt)
     return fmt::format(
         "allocator ada compares scores of prompt tokens, and {} gives none: use pyramid, cake or "
         "file:PATH",
@@ -106,65 +101,58 @@ const std::map<std::string, std::vector<std::string>>& option_words() {
   return all;
 }
 
-void set_option(CommonOptions& options, const std::string& name, const nlohmann::json& given) {
-  if (name == "row_format") {
-    options.row_format = format_of(given);
-    return;
-  }
-  const std::string value = given.get<std::string>();
-  if (name == "phase") take_word(options.phase, value, {Phase::stream, Phase::oneshot});
-  if (name == "positions") take_word(options.positions, value, {Positions::original, Positions::cache});
-  if (name == "order") take_word(options.order, value, {Order::attend_then_evict, Order::evict_then_attend});
-  if (name == "prompt") take_word(options.prompt, value, {PromptMode::cut, PromptMode::stream});
-  if (name == "gqa.level")
-    take_word(options.gqa_level, value, {GqaLevel::kv, GqaLevel::query, GqaLevel::layer});
+void set_option(CommonOptions& options, const std::string& name, const OptionValue& value) {
+  const std::string& word = value.word;
+  if (name == "row_format") options.row_format = value.row_format;
+  if (name == "phase") take_word(options.phase, word, {Phase::stream, Phase::oneshot});
+  if (name == "positions") take_word(options.positions, word, {Positions::original, Positions::cache});
+  if (name == "order") take_word(options.order, word, {Order::attend_then_evict, Order::evict_then_attend});
+  if (name == "prompt") take_word(options.prompt, word, {PromptMode::cut, PromptMode::stream});
+  if (name == "gqa.level") take_word(options.gqa_level, word, {GqaLevel::kv, GqaLevel::query, GqaLevel::layer});
   if (name == "gqa.agg")
-    take_word(options.gqa_aggregate, value,
-              {Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first});
-  if (name == "reweight") take_word(options.reweight, value, {Reweight::none, Reweight::uniform});
-  if (name == "allocator" && value.starts_with(kFilePrefix)) {
+    take_word(options.gqa_aggregate, word, {Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first});
+  if (name == "reweight") take_word(options.reweight, word, {Reweight::none, Reweight::uniform});
+  if (name == "allocator" && word.starts_with(kFilePrefix)) {
     options.allocator = Allocator::file;
-    options.allocator_file = value.substr(std::string(kFilePrefix).size());
+    options.allocator_file = word.substr(std::string(kFilePrefix).size());
   } else if (name == "allocator") {
-    take_word(options.allocator, value,
-              {Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake});
+    take_word(options.allocator, word, {Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake});
   }
 }
 
-std::optional<nlohmann::json> read_row_format(Problems& problems, const Node& item) {
+std::optional<OptionValue> read_row_format(Problems& problems, const Node& item) {
   const bool map = item.kind == Node::Kind::map;
   const Node* name = map ? item.find("name") : &item;
   if (name == nullptr)
-    return must_be(problems, item, "row_format", "a word, or a map with a name: {name: kivi, bits: 2}"),
-           std::nullopt;
+    return must_be(problems, item, "row_format", "a word, or a map with a name: {name: kivi, bits: 2}"), std::nullopt;
   const auto word = read_word(problems, *name, "row_format", option_words().at("row_format"));
   if (!word) return std::nullopt;
-  nlohmann::json value = {{"name", *word}};
-  if (map) read_format_keys(problems, item, *word, value);
-  const RowFormat format = format_of(value);
+  OptionValue value{*word, format_named(*word)};
+  if (map) read_format_keys(problems, item, value.row_format);
+  const RowFormat& format = value.row_format;
   if (!format.by_block() || format.residual % format.group == 0) return value;
   const Node* of = item.find("R") != nullptr ? item.find("R") : item.find("g");
-  problems.error(of->mark,
-                 fmt::format("R is {} and must be a multiple of g, which is {}, so that full groups leave "
-                             "the residual",
-                             format.residual, format.group));
+  problems.error(of->mark, fmt::format("R is {} and must be a multiple of g, which is {}, so that full groups leave "
+                                       "the residual",
+                                       format.residual, format.group));
   return std::nullopt;
 }
+
 std::string senseless(const MethodInstance& m) {
   const CommonOptions& options = m.options;
-  const std::string name = m.method->info.name;
-  if (options.gqa_level == GqaLevel::layer && !(m.method->looks_at_queries && m.method->info.layer_level))
+  const std::string name = m.method().info.name;
+  if (options.gqa_level == GqaLevel::layer && !(m.method().looks_at_queries && m.method().info.layer_level))
     return fmt::format(
         "{} decides by keys and values, which a layer's kv heads do not share: leave out "
         "gqa.level layer",
         name);
-  if (options.reweight != Reweight::none && (!m.method->scores_prompt || options.phase != Phase::oneshot))
+  if (options.reweight != Reweight::none && (!m.method().scores_prompt || options.phase != Phase::oneshot))
     return fmt::format(
         "reweight gives weight to what a one-shot selection kept of the prompt, and {} {}: leave "
         "it out{}",
-        name, m.method->scores_prompt ? "streams here" : "does not select by scores",
-        m.method->scores_prompt ? ", or add phase: oneshot" : "");
-  if (options.row_format.kind != Format::source && m.method->info.own_row_format)
+        name, m.method().scores_prompt ? "streams here" : "does not select by scores",
+        m.method().scores_prompt ? ", or add phase: oneshot" : "");
+  if (options.row_format.kind != Format::source && m.method().info.own_row_format)
     return fmt::format("{} stores its rows in a format of its own: leave out row_format", name);
   return senseless_share(m);
 }

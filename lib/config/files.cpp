@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,8 +21,7 @@ fs::path resolve(const fs::path& base, const std::string& text) {
 std::string neighbours(const fs::path& path) {
   std::error_code ignored;
   std::vector<std::string> names;
-  for (const auto& entry :
-       fs::directory_iterator(path.parent_path().empty() ? "." : path.parent_path(), ignored))
+  for (const auto& entry : fs::directory_iterator(path.parent_path().empty() ? "." : path.parent_path(), ignored))
     if (entry.path().extension() == ".h5" || entry.path().extension() == ".hdf5")
       names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
@@ -36,17 +35,14 @@ std::string neighbours(const fs::path& path) {
 std::string path_problem(const fs::path& path) {
   std::error_code ignored;
   if (path.extension() == ".part")
-    return fmt::format(
-        "{} is an unfinished dump: run kvdump again with --resume, then use the file without .part",
-        path.string());
+    return fmt::format("{} is an unfinished dump: run kvdump again with --resume, then use the file without .part",
+                       path.string());
   if (fs::is_regular_file(path, ignored)) return "";
-  if (fs::is_directory(path, ignored))
-    return fmt::format("{} is a folder without an index.h5", path.string());
+  if (fs::is_directory(path, ignored)) return fmt::format("{} is a folder without an index.h5", path.string());
   if (fs::exists(path, ignored)) return fmt::format("{} is not a file", path.string());
   if (fs::exists(path.string() + ".part", ignored))
-    return fmt::format(
-        "{} does not exist, only {}.part: the dump is unfinished, run kvdump again with --resume",
-        path.string(), path.filename().string());
+    return fmt::format("{} does not exist, only {}.part: the dump is unfinished, run kvdump again with --resume",
+                       path.string(), path.filename().string());
   return fmt::format("no trace {}{}", path.string(), neighbours(path));
 }
 
@@ -75,8 +71,7 @@ std::string cannot_write(const fs::path& dir) {
 
 }  // namespace
 
-void read_traces(RunConfig& config, const Node* node, const Mark& missing, const Source& source,
-                 Problems& problems) {
+void read_traces(RunConfig& config, const Node* node, const Mark& missing, const Source& source, Problems& problems) {
   if (node == nullptr || (node->kind == Node::Kind::list && node->items.empty()))
     return problems.error(missing, "traces is missing: add traces: [FILE.h5], relative to this file");
   for (const Node* item : one_or_many(*node)) read_trace(config, *item, source, problems);

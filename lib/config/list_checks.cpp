@@ -1,6 +1,6 @@
 #include "config/list_checks.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 
@@ -33,14 +33,13 @@ size_t selected_heads(const RunConfig& config, const std::vector<TraceInfo>& tra
 
 }  // namespace
 
-KeptScope list_scope(const CommonOptions& options, const MethodContext& context, int32_t window,
+KeptScope list_scope(const CommonOptions& options, const MethodContext& context, const Place& place, int32_t window,
                      int32_t query_heads) {
   KeptScope scope;
-  scope.layer = context.layer;
-  scope.prefill = context.prompt, scope.tokens = context.tokens, scope.window = window;
+  scope.place = place, scope.extent = context, scope.window = window;
   scope.caches = options.gqa_level == GqaLevel::query ? query_heads : 1;
   // What an allocator gives a head is known when it has heard the others.
-  scope.most = options.allocator == Allocator::uniform ? context.budget : 0;
+  scope.most = options.allocator == Allocator::uniform ? context.budget.tokens : 0;
   return scope;
 }
 
@@ -50,7 +49,7 @@ ListChecks::ListChecks(const RunConfig& config, const std::vector<TraceInfo>& tr
 void ListChecks::check(size_t m, const PromptInfo& prompt, const MethodContext& context) {
   const MethodInstance& instance = config_.methods[m];
   const std::string place = fmt::format("methods[{}]", m);
-  const Mark mark = config_.mark_of({fmt::format("{}.{}", place, instance.method->lists_in), place});
+  const Mark mark = config_.mark_of({fmt::format("{}.{}", place, instance.method().lists_in), place});
   if (told_[m] > kMostTold) return;
   try {
     const std::vector<KeptScope> heads = heads_of(instance, prompt, context);
@@ -58,8 +57,8 @@ void ListChecks::check(size_t m, const PromptInfo& prompt, const MethodContext& 
     check_heads(instance, sound_file(instance, context, heads), heads);
   } catch (const ConfigError& e) {
     const bool last = ++told_[m] > kMostTold;
-    problems_.error(
-        mark, last ? "and more of this kind" : fmt::format("{}: {}", instance.method->info.name, e.what()));
+    problems_.error(mark,
+                    last ? "and more of this kind" : fmt::format("{}: {}", instance.method().info.name, e.what()));
   }
 }
 
@@ -72,38 +71,37 @@ std::vector<KeptScope> ListChecks::heads_of(const MethodInstance& m, const Promp
   std::vector<KeptScope> heads;
   for (int32_t h = 0; h < layer->kv_heads; ++h) {
     if (!is_selected(h)) continue;
-    KeptScope scope = list_scope(m.options, context, layer->sliding_window, layer->group());
-    scope.prompt = prompt.id, scope.kv_head = h, scope.may_be_root = one_head_;
+    KeptScope scope =
+        list_scope(m.options, context, {0, prompt.id, context.layer, h}, layer->sliding_window, layer->group());
+    scope.may_be_root = one_head_;
     heads.push_back(scope);
   }
   return heads;
 }
 
-// The file for the scene's budget, which does not bring HDF5 down.
+// The file for the context's budget, which does not bring HDF5 down.
 fs::path ListChecks::sound_file(const MethodInstance& m, const MethodContext& context,
                                 const std::vector<KeptScope>& heads) {
-  const std::string pattern = m.params.at(m.method->lists_in).get<std::string>();
+  const std::string pattern = m.values.file();
   const fs::path file =
-      kept_file_of(pattern, context.budget > 0 ? std::optional(context.budget) : std::nullopt);
+      kept_file_of(pattern, context.budget.none() ? std::nullopt : std::optional(context.budget.tokens));
   std::error_code ignored;
   if (!fs::is_regular_file(file, ignored))
-    throw ConfigError(
-        fmt::format("no file {} with kept lists (the path is relative to this file)", file.string()));
+    throw ConfigError(fmt::format("no file {} with kept lists (the path is relative to this file)", file.string()));
   const auto [damage, is_new] =
-      damage_.try_emplace(std::tuple(file, heads.front().prompt, context.layer), std::string());
+      damage_.try_emplace(std::tuple(file, heads.front().place.prompt, context.layer), std::string());
   if (is_new) damage->second = why_unreadable(file, heads);
   if (!damage->second.empty()) throw ConfigError(damage->second);
   return file;
 }
 
 // The first that is wrong is told.
-void ListChecks::check_heads(const MethodInstance& m, const fs::path& file,
-                             const std::vector<KeptScope>& heads) const {
+void ListChecks::check_heads(const MethodInstance& m, const fs::path& file, const std::vector<KeptScope>& heads) const {
   std::string first;
   for (const KeptScope& head : heads) {
     const KeptLists lists = read_kept_lists(file, head);
     const std::string where =
-        fmt::format("{}: /{}/{:03d}/{}", file.string(), head.prompt, head.layer, head.kv_head);
+        fmt::format("{}: /{}/{:03d}/{}", file.string(), head.place.prompt, head.place.layer, head.place.kv_head);
     if (m.options.phase == Phase::oneshot && !lists.oneshot)
       throw ConfigError(
           fmt::format("{}: holds {} lists, one after every token, but phase: oneshot cuts once: leave "
@@ -116,7 +114,7 @@ void ListChecks::check_heads(const MethodInstance& m, const fs::path& file,
       throw ConfigError(
           fmt::format("{}: differs from that of kv head {}, but with gqa.level: layer all kv heads of "
                       "a layer hold the same tokens: leave gqa.level out",
-                      where, heads.front().kv_head));
+                      where, heads.front().place.kv_head));
   }
 }
 

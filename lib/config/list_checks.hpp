@@ -32,8 +32,8 @@ class ListChecks {
   std::map<size_t, int> told_;  // problems of each instance
 };
 
-// What the lists of an instance must fit on one layer, but for their kv head. query_heads: of a group.
-KeptScope list_scope(const CommonOptions& options, const MethodContext& context, int32_t window,
+// What the lists of an instance must fit at one place. query_heads: of a group.
+KeptScope list_scope(const CommonOptions& options, const MethodContext& context, const Place& place, int32_t window,
                      int32_t query_heads);
 
 }  // namespace kvreplay

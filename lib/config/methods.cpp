@@ -1,10 +1,10 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
 
-#include "base/text.hpp"
+#include "base/json_text.hpp"
 #include "config/common_options.hpp"
 #include "config/sections.hpp"
 
@@ -18,10 +18,17 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMaxInstances = 10'000;
 
+// Of a parameter, as JSON, or of a common option.
+struct AxisValue {
+  std::string json;
+  OptionValue option;
+  bool operator==(const AxisValue&) const = default;
+};
+
 struct SweepAxis {
   std::string name;
   Mark mark;
-  std::vector<nlohmann::json> values;
+  std::vector<AxisValue> values;
 };
 
 struct Entry {
@@ -40,12 +47,6 @@ std::vector<std::string> names_of(const Registry& methods) {
   return names;
 }
 
-const ParameterSpec* find_parameter(const Method& method, const std::string& name) {
-  for (const ParameterSpec& spec : method.parameters)
-    if (spec.name == name) return &spec;
-  return nullptr;
-}
-
 std::vector<std::string> keys_of(const Method& method) {
   std::vector<std::string> keys;
   for (const ParameterSpec& spec : method.parameters) keys.push_back(spec.name);
@@ -58,7 +59,7 @@ std::vector<std::string> keys_of(const Method& method) {
 std::string owners(const Registry& methods, const std::string& parameter) {
   std::vector<std::string> names;
   for (const Method& m : methods)
-    if (find_parameter(m, parameter) != nullptr) names.emplace_back(m.info.name);
+    if (m.parameter(parameter) != nullptr) names.emplace_back(m.info.name);
   return join(names, " and ");
 }
 
@@ -84,27 +85,23 @@ class MethodsReader {
       return must_be(problems_, *name, "a method", "a name, or a map {name: h2o, ...}"), nullptr;
     const Method* method = find_method(source_.methods, name->text);
     if (method == nullptr)
-      problems_.error(name->mark,
-                      fmt::format("unknown method {}{}: see kvreplay list methods", in_quotes(name->text),
-                                  did_you_mean(name->text, names_of(source_.methods))));
+      problems_.error(name->mark, fmt::format("unknown method {}{}: see kvreplay list methods", in_quotes(name->text),
+                                              did_you_mean(name->text, names_of(source_.methods))));
     return method;
   }
 
   void report_nameless(const Node& node) {
-    const bool name_as_key =
-        node.keys.size() == 1 && find_method(source_.methods, node.keys[0].text) != nullptr;
-    problems_.error(node.mark,
-                    name_as_key ? fmt::format("write {{name: {}, ...}} with the parameters beside the name",
-                                              node.keys[0].text)
-                                : "the method's name is missing: write {name: h2o, ...}");
+    const bool name_as_key = node.keys.size() == 1 && find_method(source_.methods, node.keys[0].text) != nullptr;
+    problems_.error(node.mark, name_as_key ? fmt::format("write {{name: {}, ...}} with the parameters beside the name",
+                                                         node.keys[0].text)
+                                           : "the method's name is missing: write {name: h2o, ...}");
   }
 
   void read_key(Entry& entry, const Key& key, const Node& value) {
     if (key.text == "name") return;
     if (key.text == "uniforms") return read_uniforms(entry, value);
     if (key.text == "gqa") return read_gqa(entry, value);
-    if (const ParameterSpec* spec = find_parameter(*entry.method, key.text))
-      return read_parameters(entry, key, value, *spec);
+    if (const ParameterSpec* spec = entry.method->parameter(key.text)) return read_parameters(entry, key, value, *spec);
     const auto axis = option_words().find(key.text);
     if (axis != option_words().end()) return read_words(entry, key, value, axis->first);
     problems_.error(key.mark, unknown_key(*entry.method, key.text));
@@ -123,8 +120,7 @@ class MethodsReader {
     const std::string whose = owners(source_.methods, key);
     if (!whose.empty()) return fmt::format("{} is a parameter of {}, not of {}", in_quotes(key), whose, name);
     const std::string guess = did_you_mean(key, keys_of(method));
-    return fmt::format("unknown parameter {} of {}{}: see kvreplay describe {}", in_quotes(key), name, guess,
-                       name);
+    return fmt::format("unknown parameter {} of {}{}: see kvreplay describe {}", in_quotes(key), name, guess, name);
   }
 
   void read_uniforms(Entry& entry, const Node& value) {
@@ -141,16 +137,15 @@ class MethodsReader {
     return fs::path(given).is_absolute() ? fs::path(given) : (source_.base / given).lexically_normal();
   }
   // Whether it exists is seen once the budgets that its name may hold are known.
-  std::optional<nlohmann::json> read_file(const Node& item, const ParameterSpec& spec) {
-    const auto text = read_parameter(problems_, item, spec);
-    return text ? std::optional<nlohmann::json>(at(text->get<std::string>()).string()) : std::nullopt;
+  std::optional<std::string> read_file(const Node& item, const ParameterSpec& spec) {
+    const auto text = read_text(problems_, item, spec.name);
+    return text ? std::optional(json_of(at(*text).string())) : std::nullopt;
   }
   // A method that lacks the file it needs is no instance.
   bool has_its_files(const Entry& entry, const Node& node) {
     for (const ParameterSpec& spec : entry.method->parameters) {
       const auto same = [&](const SweepAxis& axis) { return axis.name == spec.name; };
-      if (spec.kind != ParameterSpec::Kind::file || std::any_of(entry.sweep.begin(), entry.sweep.end(), same))
-        continue;
+      if (spec.kind != ParameterSpec::Kind::file || std::any_of(entry.sweep.begin(), entry.sweep.end(), same)) continue;
       const Node* given = node.kind == Node::Kind::map ? node.find(spec.name) : nullptr;
       if (given == nullptr || given->kind == Node::Kind::null)  // or it was told what is wrong with it
         problems_.error(entry.mark, fmt::format("{0} needs a file: write {{name: {0}, {1}: FILE.h5}} ({2})",
@@ -171,27 +166,29 @@ class MethodsReader {
 
   void read_parameters(Entry& entry, const Key& key, const Node& value, const ParameterSpec& spec) {
     if (value.kind == Node::Kind::null) {
-      if (!spec.default_value.is_null())
-        must_be(problems_, value, key.text, "given, or left out for the default");
+      if (!spec.is_derived()) must_be(problems_, value, key.text, "given, or left out for the default");
       return;
     }
     // A set of layers is a list itself; a list of lists sweeps over it.
     const bool is_one = spec.kind == ParameterSpec::Kind::layers &&
                         std::none_of(value.items.begin(), value.items.end(),
                                      [](const Node& item) { return item.kind == Node::Kind::list; });
-    const auto read = [&](const Node& item) {
-      return spec.kind == ParameterSpec::Kind::file ? read_file(item, spec)
-                                                    : read_parameter(problems_, item, spec);
+    const auto read = [&](const Node& item) -> std::optional<AxisValue> {
+      const auto json =
+          spec.kind == ParameterSpec::Kind::file ? read_file(item, spec) : read_parameter(problems_, item, spec);
+      return json ? std::optional(AxisValue{*json, {}}) : std::nullopt;
     };
     read_axis(entry, key, value, read, is_one);
   }
 
   void read_words(Entry& entry, const Key& key, const Node& value, const std::string& axis) {
-    read_axis(entry, key, value, [&](const Node& item) { return read_axis_word(entry, item, axis); });
+    read_axis(entry, key, value, [&](const Node& item) -> std::optional<AxisValue> {
+      const auto option = read_option(entry, item, axis);
+      return option ? std::optional(AxisValue{"", *option}) : std::nullopt;
+    });
   }
 
-  std::optional<nlohmann::json> read_axis_word(const Entry& entry, const Node& item,
-                                               const std::string& axis) {
+  std::optional<OptionValue> read_option(const Entry& entry, const Node& item, const std::string& axis) {
     if (axis == "row_format") return read_row_format(problems_, item);
     if (axis == "allocator" && item.kind == Node::Kind::scalar && item.text.starts_with(kFilePrefix))
       return read_allocator_file(item);
@@ -200,32 +197,29 @@ class MethodsReader {
     const MethodInfo& info = entry.method->info;
     const bool has = axis != "phase" || (*text == "stream" ? info.streams : info.oneshots);
     if (!has)
-      return must_be(problems_, item, fmt::format("the phase of {}", info.name),
-                     info.streams ? "stream" : "oneshot"),
+      return must_be(problems_, item, fmt::format("the phase of {}", info.name), info.streams ? "stream" : "oneshot"),
              std::nullopt;
     const bool positioned = axis != "positions" || *text == "original" || info.any_positions;
     if (!positioned)
       return must_be(problems_, item, fmt::format("positions of {}", info.name), "original"), std::nullopt;
-    return *text;
+    return OptionValue{*text};
   }
 
-  std::optional<nlohmann::json> read_allocator_file(const Node& item) {
+  std::optional<OptionValue> read_allocator_file(const Node& item) {
     const fs::path file = at(item.text.substr(std::string(kFilePrefix).size()));
     std::error_code ignored;
-    if (fs::is_regular_file(file, ignored)) return kFilePrefix + file.string();
-    problems_.error(item.mark,
-                    fmt::format("no file {} of budgets (the path is relative to this file): one row "
-                                "layer,kv_head,tokens for every head",
-                                file.string()));
+    if (fs::is_regular_file(file, ignored)) return OptionValue{kFilePrefix + file.string()};
+    problems_.error(item.mark, fmt::format("no file {} of budgets (the path is relative to this file): one row "
+                                           "layer,kv_head,tokens for every head",
+                                           file.string()));
     return std::nullopt;
   }
 
   template <class Read>
   void read_axis(Entry& entry, const Key& key, const Node& value, Read read, bool is_one = false) {
-    const auto same = std::find_if(entry.sweep.begin(), entry.sweep.end(),
-                                   [&](const SweepAxis& a) { return a.name == key.text; });
-    if (same != entry.sweep.end())
-      return problems_.error(key.mark, fmt::format("{} is given twice", key.text));
+    const auto same =
+        std::find_if(entry.sweep.begin(), entry.sweep.end(), [&](const SweepAxis& a) { return a.name == key.text; });
+    if (same != entry.sweep.end()) return problems_.error(key.mark, fmt::format("{} is given twice", key.text));
     SweepAxis axis{key.text, value.mark, {}};
     for (const Node* item : is_one ? std::vector<const Node*>{&value} : one_or_many(value)) {
       const auto read_value = read(*item);
@@ -235,8 +229,7 @@ class MethodsReader {
       else axis.values.push_back(*read_value);
     }
     if (!is_one && value.kind == Node::Kind::list && value.items.empty())
-      problems_.error(value.mark,
-                      fmt::format("{} is an empty list: write the values to sweep over", key.text));
+      problems_.error(value.mark, fmt::format("{} is an empty list: write the values to sweep over", key.text));
     if (!axis.values.empty()) entry.sweep.push_back(std::move(axis));
   }
 
@@ -252,24 +245,18 @@ class MethodsReader {
   }
 
   void add(const Entry& entry, size_t combination) {
-    MethodInstance instance;
-    instance.method = entry.method;
-    instance.mark = entry.mark;
-    instance.uniforms = entry.uniforms;
-    instance.params = nlohmann::json::object();
-    for (const ParameterSpec& spec : entry.method->parameters)
-      instance.params[spec.name] = spec.default_value;
+    MethodInstance instance{MethodValues(*entry.method), {}, entry.uniforms, entry.mark};
     const std::string place = fmt::format("methods[{}]", config_.methods.size());
-    std::vector<std::pair<const std::string*, const nlohmann::json*>> options;
+    std::vector<std::pair<const std::string*, const OptionValue*>> options;
     for (size_t a = entry.sweep.size(); a-- > 0;) {
       const SweepAxis& axis = entry.sweep[a];
-      const nlohmann::json& value = axis.values[combination % axis.values.size()];
+      const AxisValue& value = axis.values[combination % axis.values.size()];
       combination /= axis.values.size();
-      if (find_parameter(*entry.method, axis.name) != nullptr) instance.params[axis.name] = value;
-      else options.emplace_back(&axis.name, &value);
+      if (const ParameterSpec* spec = entry.method->parameter(axis.name)) instance.values.set(*spec, value.json);
+      else options.emplace_back(&axis.name, &value.option);
       config_.marks[place + "." + axis.name] = axis.mark;
     }
-    instance.options = entry.method->default_options(instance.params);
+    instance.options = instance.values.default_options();
     for (const auto& [name, value] : options) set_option(instance.options, *name, *value);
     if (const std::string why = senseless(instance); !why.empty()) return problems_.error(entry.mark, why);
     check_file_names(instance);
@@ -281,26 +268,23 @@ class MethodsReader {
 
   // Results name a file without its folder.
   void check_file_names(const MethodInstance& m) {
-    for (const ParameterSpec& spec : m.method->parameters) {
-      const nlohmann::json& given = m.params.at(spec.name);
-      if (spec.kind != ParameterSpec::Kind::file || !given.is_string()) continue;
-      const std::string file = given.get<std::string>();
-      const auto [other, is_new] = files_.emplace(file_json(given).get<std::string>(), file);
-      if (!is_new && other->second != file)
-        problems_.error(m.mark, fmt::format("{} and {} have one name, by which results could not tell them "
-                                            "apart: rename one",
-                                            other->second, file));
-    }
+    const std::string& file = m.values.file();
+    if (file.empty()) return;
+    const auto [other, is_new] = files_.emplace(fs::path(file).filename().string(), file);
+    if (!is_new && other->second != file)
+      problems_.error(m.mark, fmt::format("{} and {} have one name, by which results could not tell them "
+                                          "apart: rename one",
+                                          other->second, file));
   }
 
   static std::string identity(const MethodInstance& m) {
-    return canonical(nlohmann::json{m.method->info.name, m.params, to_json(m.options), m.uniforms.string()});
+    return m.method().info.name + m.values.file() + params_json(m.values, m.options) + m.uniforms.string();
   }
 
   void report_repetition(const MethodInstance& instance, const Mark& first) {
     const std::string where = first.line > 0 ? fmt::format(" (first on line {})", first.line) : "";
     problems_.error(instance.mark, fmt::format("{} is listed twice with the same parameters{}: remove one",
-                                               instance.method->info.name, where));
+                                               instance.method().info.name, where));
   }
 
   RunConfig& config_;
@@ -312,11 +296,9 @@ class MethodsReader {
 
 }  // namespace
 
-void read_methods(RunConfig& config, const Node* node, const Mark& missing, const Source& source,
-                  Problems& problems) {
+void read_methods(RunConfig& config, const Node* node, const Mark& missing, const Source& source, Problems& problems) {
   if (node == nullptr || (node->kind == Node::Kind::list && node->items.empty()))
-    return problems.error(missing,
-                          "methods is missing: add for example methods: [exact, streaming_llm, h2o]");
+    return problems.error(missing, "methods is missing: add for example methods: [exact, streaming_llm, h2o]");
   if (node->kind == Node::Kind::map)
     return must_be(problems, *node, "methods", "a list: one method a line, each after \"- \"");
   MethodsReader reader(config, source, problems);

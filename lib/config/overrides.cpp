@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 
@@ -39,8 +39,8 @@ Node* descend(Node* node, std::string path, std::string& why) {
     if (node->kind == Node::Kind::list) {
       const auto index = number_in<size_t>(word);
       if (!index || *index >= node->items.size()) {
-        why = fmt::format("{} has {} entries, numbered from 0, and none is \"{}\"",
-                          walked.substr(0, walked.size() - 1), node->items.size(), word);
+        why = fmt::format("{} has {} entries, numbered from 0, and none is \"{}\"", walked.substr(0, walked.size() - 1),
+                          node->items.size(), word);
         return nullptr;
       }
       node = &node->items[*index];
@@ -65,8 +65,7 @@ Node* descend(Node* node, std::string path, std::string& why) {
 void apply_override(Node& root, const std::string& assignment, Problems& problems) {
   const size_t equals = assignment.find('=');
   if (equals == std::string::npos || equals == 0) {
-    problems.error(
-        {}, fmt::format("--set {}: write KEY=VALUE, for example --set budget.tokens=[64,128]", assignment));
+    problems.error({}, fmt::format("--set {}: write KEY=VALUE, for example --set budget.tokens=[64,128]", assignment));
     return;
   }
   Problems of_value;

@@ -13,8 +13,7 @@ void Problems::add(Problem problem) {
 }
 
 bool Problems::any_error() const {
-  return std::any_of(problems_.begin(), problems_.end(),
-                     [](const Problem& p) { return p.kind != Kind::warning; });
+  return std::any_of(problems_.begin(), problems_.end(), [](const Problem& p) { return p.kind != Kind::warning; });
 }
 
 std::vector<Problems::Problem> Problems::sorted() const {
@@ -42,8 +41,8 @@ std::vector<std::string> Problems::warnings(const RunConfig& config) const {
 void Problems::raise(const RunConfig& config) const {
   const std::vector<std::string> lines = errors(config);
   if (lines.empty()) return;
-  const bool only_traces = std::none_of(problems_.begin(), problems_.end(),
-                                        [](const Problem& p) { return p.kind == Kind::error; });
+  const bool only_traces =
+      std::none_of(problems_.begin(), problems_.end(), [](const Problem& p) { return p.kind == Kind::error; });
   if (only_traces) throw TraceError(join(lines, "\n"));
   throw ConfigError(join(lines, "\n"));
 }

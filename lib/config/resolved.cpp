@@ -1,79 +1,80 @@
+#include "base/json_text.hpp"
 #include "config/run_config.hpp"
 
 namespace kvreplay {
 namespace {
 
-using nlohmann::json;
-
 template <class T>
-json or_word(const std::optional<T>& value, const char* word) {
-  return value ? json(*value) : json(word);
+std::string or_word(const std::optional<T>& value, const char* word) {
+  return value ? json_of(*value) : json_of(word);
 }
 
-json replay_json(const RunConfig::Replay& replay) {
+JsonObject replay_json(const RunConfig::Replay& replay) {
   using Queries = RunConfig::Replay::Queries;
   const char* kind = replay.queries == Queries::last ? "last" : "stride";
-  json entry = {
-      {"tokens", or_word(replay.tokens, "all")},
-      {"prefill", or_word(replay.prefill, "trace")},
-      {"prompt", replay.prompt_streams ? "stream" : "cut"},
-      {"queries", replay.queries == Queries::all ? json("all") : json{{kind, replay.queries_count}}}};
+  JsonObject entry;
+  entry.add_json("tokens", or_word(replay.tokens, "all")).add_json("prefill", or_word(replay.prefill, "trace"));
+  entry.add("prompt", replay.prompt_streams ? "stream" : "cut");
+  if (replay.queries == Queries::all) entry.add("queries", "all");
+  else entry.add_json("queries", JsonObject().add(kind, replay.queries_count).text());
   if (!replay.needles.at.empty())
-    entry["needles"] = {{"at", replay.needles.at}, {"tokens", replay.needles.tokens}};
+    entry.add_json("needles", JsonObject().add("at", replay.needles.at).add("tokens", replay.needles.tokens).text());
   return entry;
 }
 
-json method_json(const MethodInstance& instance) {
-  json entry = instance.params;
-  entry["name"] = instance.method->info.name;
-  entry.update(to_json(instance.options));
-  if (!instance.uniforms.empty()) entry["uniforms"] = instance.uniforms.string();
-  return entry;
+std::string method_json(const MethodInstance& m) {
+  JsonObject entry;
+  for (const ParameterSpec& spec : m.method().parameters)
+    entry.add_json(spec.name, spec.kind == ParameterSpec::Kind::file ? json_of(m.values.file())
+                                                                     : parameter_json(spec, m.values.policy()));
+  entry.add("name", m.method().info.name);
+  if (!m.uniforms.empty()) entry.add("uniforms", m.uniforms.string());
+  const std::string options = options_json(m.options);
+  return "{" + entry.members() + "," + options.substr(1);
 }
 
-json budget_json(const BudgetList& budget) {
+std::string budget_json(const BudgetList& budget) {
   const char* kinds[] = {"tokens", "fraction_kept", "bytes"};
-  if (budget.values.empty()) return nullptr;
-  json values = json::array();
-  for (const double value : budget.values)
-    values.push_back(budget.kind == BudgetList::Kind::fraction_kept ? json(value) : json(int64_t(value)));
-  return {{kinds[size_t(budget.kind)], values}};
+  if (budget.values.empty()) return "null";
+  return JsonObject().add(kinds[size_t(budget.kind)], budget.values).text();
 }
 
-json output_json(const RunConfig::Output& output) {
-  json save = json::array();
-  if (output.curves) save.push_back("curves");
-  if (output.kept) save.push_back("kept");
-  if (output.outputs) save.push_back("outputs");
-  json entry = {{"save", save}};
-  if (!output.dir.empty()) entry["dir"] = output.dir.string();
-  return entry;
+std::string output_json(const RunConfig::Output& output) {
+  std::vector<std::string> save;
+  if (output.curves) save.emplace_back("curves");
+  if (output.kept) save.emplace_back("kept");
+  if (output.outputs) save.emplace_back("outputs");
+  JsonObject entry;
+  entry.add("save", save);
+  if (!output.dir.empty()) entry.add("dir", output.dir.string());
+  return entry.text();
+}
+
+std::string run_json(const RunConfig::Run& run) {
+  JsonObject entry;
+  entry.add("device", run.device).add("precision", run.double_precision ? "double" : "single");
+  entry.add_json("jobs", run.jobs == 0 ? json_of("auto") : json_of(run.jobs)).add("audit", run.audit);
+  return entry.text();
 }
 
 }  // namespace
 
-nlohmann::json resolved_json(const RunConfig& config) {
-  json traces = json::array(), methods = json::array();
+std::string resolved_json(const RunConfig& config) {
+  std::vector<std::string> traces;
   for (const auto& path : config.traces) traces.push_back(path.string());
-  for (const MethodInstance& instance : config.methods) methods.push_back(method_json(instance));
-  return {{"schema", 1},
-          {"name", config.name},
-          {"traces", traces},
-          {"select",
-           {{"prompts", or_word(config.select.prompts, "all")},
-            {"layers", or_word(config.select.layers, "all")},
-            {"kv_heads", or_word(config.select.kv_heads, "all")}}},
-          {"replay", replay_json(config.replay)},
-          {"methods", methods},
-          {"budget", budget_json(config.budget)},
-          {"seeds", {{"first", config.seed_first}, {"count", config.seed_count}}},
-          {"metrics", config.metrics.empty() ? json("default") : json(config.metrics)},
-          {"run",
-           {{"device", config.run.device},
-            {"jobs", config.run.jobs == 0 ? json("auto") : json(config.run.jobs)},
-            {"precision", config.run.double_precision ? "double" : "single"},
-            {"audit", config.run.audit}}},
-          {"output", output_json(config.output)}};
+  std::string methods;
+  for (const MethodInstance& instance : config.methods) methods += (methods.empty() ? "" : ",") + method_json(instance);
+  JsonObject select;
+  select.add_json("prompts", or_word(config.select.prompts, "all"));
+  select.add_json("layers", or_word(config.select.layers, "all"));
+  select.add_json("kv_heads", or_word(config.select.kv_heads, "all"));
+  JsonObject all;
+  all.add("schema", 1).add("name", config.name).add("traces", traces).add_json("select", select.text());
+  all.add_json("replay", replay_json(config.replay).text()).add_json("methods", "[" + methods + "]");
+  all.add_json("budget", budget_json(config.budget));
+  all.add_json("seeds", JsonObject().add("first", config.seed_first).add("count", config.seed_count).text());
+  all.add_json("metrics", config.metrics.empty() ? json_of("default") : json_of(config.metrics));
+  return all.add_json("run", run_json(config.run)).add_json("output", output_json(config.output)).text();
 }
 
 }  // namespace kvreplay

@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/sections.hpp"
 
@@ -21,15 +21,14 @@ void read_name(RunConfig& config, const Section& root, Problems& problems) {
   const auto name = read_text(problems, *node, "name");
   if (!name) return;
   if (name->find('/') != std::string::npos || name->starts_with(".") || name->size() > 200) {
-    must_be(problems, *node, "name",
-            "usable as a folder's name: no slash, no leading point, at most 200 bytes");
+    must_be(problems, *node, "name", "usable as a folder's name: no slash, no leading point, at most 200 bytes");
     return;
   }
   config.name = *name;
 }
 
 // Only what differs from the run's way is a property of an instance.
-void settle_prompt_modes(RunConfig& config) {
+void set_prompt_modes(RunConfig& config) {
   const PromptMode of_run = config.replay.prompt_streams ? PromptMode::stream : PromptMode::cut;
   for (MethodInstance& m : config.methods)
     if (m.options.prompt == of_run) m.options.prompt = PromptMode::as_run;
@@ -44,33 +43,30 @@ void check_prompt_streams(const RunConfig& config, Problems& problems) {
       problems.error(m.mark, fmt::format("allocator {} looks at the whole prompt before it shares, but "
                                          "{}prompt: stream feeds it token by token: leave out one of them",
                                          word(rule), own ? "" : "replay."));
-    if (!m.method->lists_in.empty())
-      problems.error(m.mark,
-                     fmt::format("{}prompt: stream feeds the prompt token by token, but the lists of {} "
-                                 "begin when it has ended: leave it out",
-                                 own ? "" : "replay.", m.method->info.name));
+    if (!m.method().lists_in.empty())
+      problems.error(m.mark, fmt::format("{}prompt: stream feeds the prompt token by token, but the lists of {} "
+                                         "begin when it has ended: leave it out",
+                                         own ? "" : "replay.", m.method().info.name));
     if (m.options.phase == Phase::stream) continue;
-    const std::string remedy = m.method->info.streams
-                                   ? fmt::format("write {{name: {}, phase: stream}}", m.method->info.name)
+    const std::string remedy = m.method().info.streams
+                                   ? fmt::format("write {{name: {}, phase: stream}}", m.method().info.name)
                                    : "it has no phase stream: remove it, or take replay.prompt: cut";
-    problems.error(m.mark,
-                   fmt::format("{}prompt: stream feeds the prompt token by token, but {} cuts it once "
-                               "(phase: oneshot): {}",
-                               own ? "" : "replay.", m.method->info.name, remedy));
+    problems.error(m.mark, fmt::format("{}prompt: stream feeds the prompt token by token, but {} cuts it once "
+                                       "(phase: oneshot): {}",
+                                       own ? "" : "replay.", m.method().info.name, remedy));
   }
 }
 
 void check_budget_is_used(const RunConfig& config, const Node* budget, bool has_sweep, const Mark& missing,
                           Problems& problems) {
   for (const MethodInstance& m : config.methods) {
-    const bool optional = m.method->info.default_fraction > 0 || !m.method->lists_in.empty();
-    if (!m.takes_budget() || (budget == nullptr && optional)) continue;
+    const bool optional = m.method().info.default_fraction > 0 || !m.method().lists_in.empty();
+    if (!m.values.takes_budget() || (budget == nullptr && optional)) continue;
     if (budget == nullptr)
-      problems.error(
-          missing,
-          fmt::format("budget is missing, and {} takes one: {}{}", m.method->info.name,
-                      config.file.empty() ? "give --budget 64,128" : "add budget: {tokens: [64, 128]}",
-                      has_sweep ? ", or let kvanalysis sweep find budgets as section sweep says" : ""));
+      problems.error(missing,
+                     fmt::format("budget is missing, and {} takes one: {}{}", m.method().info.name,
+                                 config.file.empty() ? "give --budget 64,128" : "add budget: {tokens: [64, 128]}",
+                                 has_sweep ? ", or let kvanalysis sweep find budgets as section sweep says" : ""));
     return;
   }
   if (budget != nullptr && !config.methods.empty())
@@ -89,8 +85,8 @@ void read_root(RunConfig& config, const Node& root, const Source& source, Proble
   }
   // `figure` and `sweep` say what kvanalysis draws and which budgets it tries; a run does not look at them.
   const Section section(&root, "",
-                        {"schema", "name", "traces", "select", "replay", "methods", "budget", "seeds",
-                         "metrics", "run", "output", "figure", "sweep"},
+                        {"schema", "name", "traces", "select", "replay", "methods", "budget", "seeds", "metrics", "run",
+                         "output", "figure", "sweep"},
                         problems);
   read_schema(section, root.key_mark("schema"), problems);
   read_name(config, section, problems);
@@ -103,10 +99,10 @@ void read_root(RunConfig& config, const Node& root, const Source& source, Proble
   read_metrics(config, section.find("metrics"), source, problems);
   read_run(config, section.find("run"), problems);
   read_output(config, section.find("output"), source, problems);
-  settle_prompt_modes(config);
+  set_prompt_modes(config);
   check_prompt_streams(config, problems);
-  check_budget_is_used(config, section.find("budget"), section.find("sweep") != nullptr,
-                       root.key_mark("budget"), problems);
+  check_budget_is_used(config, section.find("budget"), section.find("sweep") != nullptr, root.key_mark("budget"),
+                       problems);
 }
 
 }  // namespace kvreplay

@@ -1,6 +1,6 @@
 #include "config/run_config.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <fstream>
@@ -19,8 +19,7 @@ constexpr std::uintmax_t kMaxBytes = std::uintmax_t{1} << 20;
 std::string similar_files(const fs::path& file) {
   std::error_code ignored;
   std::vector<std::string> names;
-  for (const auto& entry :
-       fs::directory_iterator(file.parent_path().empty() ? "." : file.parent_path(), ignored))
+  for (const auto& entry : fs::directory_iterator(file.parent_path().empty() ? "." : file.parent_path(), ignored))
     if (entry.path().extension() == ".yaml" || entry.path().extension() == ".yml")
       names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
@@ -32,13 +31,11 @@ std::string read_file(const fs::path& file) {
   if (!fs::exists(file, ignored))
     throw ConfigError(fmt::format("{}: error: no such file{}", file.string(), similar_files(file)));
   if (fs::is_directory(file, ignored))
-    throw ConfigError(fmt::format(
-        "{}: error: is a folder without an index.h5: give a .yaml configuration or a trace", file.string()));
-  if (!fs::is_regular_file(file, ignored))
-    throw ConfigError(fmt::format("{}: error: not a file", file.string()));
+    throw ConfigError(fmt::format("{}: error: is a folder without an index.h5: give a .yaml configuration or a trace",
+                                  file.string()));
+  if (!fs::is_regular_file(file, ignored)) throw ConfigError(fmt::format("{}: error: not a file", file.string()));
   if (fs::file_size(file, ignored) > kMaxBytes)
-    throw ConfigError(
-        fmt::format("{}:1:1: error: larger than 1 MiB: this is no configuration", file.string()));
+    throw ConfigError(fmt::format("{}:1:1: error: larger than 1 MiB: this is no configuration", file.string()));
   std::ifstream in(file, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
@@ -96,18 +93,19 @@ RunConfig parse_config(const std::string& text, const fs::path& base, const std:
   return config;
 }
 
-RunConfig load_config(const fs::path& file, const std::vector<std::string>& overrides,
-                      const Registry& methods, const std::vector<std::string>& measures) {
+RunConfig load_config(const fs::path& file, const std::vector<std::string>& overrides, const Registry& methods,
+                      const std::vector<std::string>& measures) {
   return parse_config(read_file(file), file.parent_path(), file.string(), overrides, methods, measures);
 }
 
-void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces,
-                          std::vector<std::string>& problems) {
+std::vector<SelectedLayer> select(RunConfig& config, const std::vector<TraceInfo>& traces,
+                                  std::vector<std::string>& problems) {
   Problems found;
-  check_against_traces(config, traces, found);
+  std::vector<SelectedLayer> selected = select(config, traces, found);
   const auto errors = found.errors(config), warnings = found.warnings(config);
   problems.insert(problems.end(), errors.begin(), errors.end());
   config.warnings.insert(config.warnings.end(), warnings.begin(), warnings.end());
+  return selected;
 }
 
 LoadedRun load_run(const fs::path& file, const std::vector<std::string>& overrides, const Registry& methods,
@@ -123,7 +121,7 @@ LoadedRun load_run(const std::string& text, const fs::path& base, const std::str
   LoadedRun run;
   run.config = read_config(text, label, {methods, measures, base}, overrides, problems);
   run.traces = open_traces(run.config, problems);
-  check_against_traces(run.config, run.traces, problems);
+  run.selection = select(run.config, run.traces, problems);
   problems.raise(run.config);
   run.config.warnings = problems.warnings(run.config);
   return run;

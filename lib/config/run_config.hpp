@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "catalog/cell.hpp"
-#include "catalog/method.hpp"
+#include "catalog/bound_method.hpp"
+#include "catalog/token_lists.hpp"
 #include "trace/trace.hpp"
 
 // A run, as written in YAML (docs/configuration.md): parsed, checked, sweep axes expanded.
@@ -21,12 +21,11 @@ struct Mark {  // where something stands in the configuration; line 0: the comma
 
 // One method with one value for every parameter.
 struct MethodInstance {
-  const Method* method = nullptr;
-  nlohmann::json params;  // every declared parameter; null where it is derived from the budget
+  MethodValues values;
   CommonOptions options;
   std::filesystem::path uniforms;  // empty: counter-based
   Mark mark;
-  bool takes_budget() const { return method->takes_budget(params); }
+  const Method& method() const { return values.method(); }
 };
 
 struct BudgetList {
@@ -85,28 +84,40 @@ struct RunConfig {
 // about a trace file.
 RunConfig load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
                       const Registry& methods, const std::vector<std::string>& measures = {});
-// The same from text; `base` resolves relative paths, `label` stands for the file name in messages
+// Reads a configuration from text; `base` resolves relative paths, `label` stands for the file name in messages
 // (empty: everything was given on the command line).
 RunConfig parse_config(const std::string& text, const std::filesystem::path& base, const std::string& label,
                        const std::vector<std::string>& overrides, const Registry& methods,
                        const std::vector<std::string>& measures = {});
-// What a method instance is resolved for: one budget (0: none) on one layer.
-MethodContext context_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers,
-                         int32_t budget, int64_t prefill, int64_t tokens);
-// Checks that need the traces: layers, heads, prompts, tokens, prefill, and every (method, budget)
-// through Method::resolve. Problems are added to `problems`, warnings to config.warnings.
-void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces,
-                          std::vector<std::string>& problems);
+// What is replayed on one layer of one prompt.
+struct SelectedLayer {
+  size_t trace = 0, prompt = 0, layer = 0;  // places among the traces, the trace's prompts, the prompt's layers
+  Extent extent;
+  std::vector<int32_t> kv_heads;
+  struct Variant {
+    size_t instance;     // of RunConfig::methods
+    BoundMethod method;  // at one budget
+    Budget budget;
+  };
+  std::vector<Variant> variants;
+};
+// What a configuration selects of its traces, every method resolved at every budget. Checks layers, heads, prompts,
+// extents and parameters: a part that is wrong is among the problems and not selected. Adds warnings to `config`.
+std::vector<SelectedLayer> select(RunConfig& config, const std::vector<TraceInfo>& traces,
+                                  std::vector<std::string>& problems);
+// The situation of a method instance on one layer; without a budget.
+MethodContext context_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers, Extent extent);
 
 struct LoadedRun {
   RunConfig config;
   std::vector<TraceInfo> traces;  // of config.traces
+  std::vector<SelectedLayer> selection;
 };
 // All of the above: reads, opens the traces, checks one against the other, and tells every problem at
 // once. An empty `file` means that `overrides` hold the whole configuration.
 LoadedRun load_run(const std::filesystem::path& file, const std::vector<std::string>& overrides,
                    const Registry& methods, const std::vector<std::string>& measures = {});
-// The same from text, as in parse_config. Of large traces only what `select` names is opened.
+// Loads a run whose configuration is text, as in parse_config. Of large traces only what `select` names is opened.
 LoadedRun load_run(const std::string& text, const std::filesystem::path& base, const std::string& label,
                    const std::vector<std::string>& overrides, const Registry& methods,
                    const std::vector<std::string>& measures = {});
@@ -126,7 +137,7 @@ bool runs_without_budget(const MethodInstance& instance, const BudgetList& list)
 // "at least 1", "1 to 8", "in (0, 1]": the values a parameter may take.
 std::string range_text(double low, double high, bool whole);
 
-// The configuration with all defaults filled in, as results.meta.json records it.
-nlohmann::json resolved_json(const RunConfig& config);
+// The configuration with all defaults filled in, as results.meta.json records it: JSON.
+std::string resolved_json(const RunConfig& config);
 
 }  // namespace kvreplay

@@ -1,6 +1,6 @@
 #include "config/sections.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <set>
@@ -24,8 +24,8 @@ std::string indexed(const std::string& name, size_t i) { return fmt::format("{}[
 
 // `all`, one value or a list without repetition.
 template <class T, class Read>
-std::optional<std::vector<T>> read_selection(RunConfig& config, const Section& section,
-                                             const std::string& key, Problems& problems, Read read) {
+std::optional<std::vector<T>> read_selection(RunConfig& config, const Section& section, const std::string& key,
+                                             Problems& problems, Read read) {
   const Node* node = section.find(key);
   const std::string name = "select." + key;
   if (is_word(node, "all")) return std::nullopt;
@@ -71,8 +71,7 @@ void read_needle_starts(RunConfig& config, const Node& node, Problems& problems)
   for (const Node* item : one_or_many(node)) {
     const auto at = read_real(problems, *item, name, {0, 1});
     if (!at) continue;
-    if (*at == 1)
-      problems.error(item->mark, name + " is 1 and must be below 1: a span starts inside of the prompt");
+    if (*at == 1) problems.error(item->mark, name + " is 1 and must be below 1: a span starts inside of the prompt");
     else if (std::find(starts.begin(), starts.end(), *at) != starts.end())
       problems.error(item->mark, fmt::format("{} is listed twice in {}", number_text(*at), name));
     else starts.push_back(*at);
@@ -85,12 +84,10 @@ void read_needles(RunConfig& config, const Node* node, Problems& problems) {
   if (node->kind != Node::Kind::map) return;
   const Node *at = section.find("at"), *tokens = section.find("tokens");
   if (at == nullptr || tokens == nullptr)
-    return problems.error(node->mark,
-                          fmt::format("replay.needles has no {}: write {{at: [0, 0.4, 0.9], tokens: 32}}",
-                                      at == nullptr ? "at" : "tokens"));
+    return problems.error(node->mark, fmt::format("replay.needles has no {}: write {{at: [0, 0.4, 0.9], tokens: 32}}",
+                                                  at == nullptr ? "at" : "tokens"));
   read_needle_starts(config, *at, problems);
-  config.replay.needles.tokens =
-      read_integer(problems, *tokens, "replay.needles.tokens", kTokens).value_or(1);
+  config.replay.needles.tokens = read_integer(problems, *tokens, "replay.needles.tokens", kTokens).value_or(1);
 }
 
 void read_count(RunConfig& config, const Section& section, const std::string& key, const char* default_word,
@@ -108,9 +105,9 @@ void read_select(RunConfig& config, const Node* node, Problems& problems) {
   const auto integers = [&](const std::string& name, Range range) {
     return [&problems, name, range](const Node& item) { return read_integer(problems, item, name, range); };
   };
-  config.select.prompts = read_selection<std::string>(
-      config, section, "prompts", problems,
-      [&](const Node& item) { return read_text(problems, item, "select.prompts"); });
+  config.select.prompts = read_selection<std::string>(config, section, "prompts", problems, [&](const Node& item) {
+    return read_text(problems, item, "select.prompts");
+  });
   config.select.layers =
       read_selection<int32_t>(config, section, "layers", problems, integers("select.layers", kLayers));
   config.select.kv_heads =
@@ -122,15 +119,13 @@ void read_replay(RunConfig& config, const Node* node, Problems& problems) {
   read_count(config, section, "tokens", "all", config.replay.tokens, problems);
   read_count(config, section, "prefill", "trace", config.replay.prefill, problems);
   if (const Node* prompt = section.find("prompt"))
-    config.replay.prompt_streams =
-        read_word(problems, *prompt, "replay.prompt", {"cut", "stream"}) == "stream";
+    config.replay.prompt_streams = read_word(problems, *prompt, "replay.prompt", {"cut", "stream"}) == "stream";
   read_queries(config, section.find("queries"), problems);
   read_needles(config, section.find("needles"), problems);
   const auto &tokens = config.replay.tokens, &prefill = config.replay.prefill;
   if (tokens && prefill && *prefill > *tokens)
-    problems.error(
-        config.marks["replay.prefill"],
-        fmt::format("replay.prefill is {} and must be at most replay.tokens, {}", *prefill, *tokens));
+    problems.error(config.marks["replay.prefill"],
+                   fmt::format("replay.prefill is {} and must be at most replay.tokens, {}", *prefill, *tokens));
 }
 
 void read_seeds(RunConfig& config, const Node* node, Problems& problems) {
@@ -150,11 +145,11 @@ void read_metrics(RunConfig& config, const Node* node, const Source& source, Pro
   for (const Node& item : node->items) {
     const auto name = read_text(problems, item, "metrics");
     if (!name) continue;
-    const bool known = source.measures.empty() || std::find(source.measures.begin(), source.measures.end(),
-                                                            *name) != source.measures.end();
+    const bool known = source.measures.empty() ||
+                       std::find(source.measures.begin(), source.measures.end(), *name) != source.measures.end();
     if (!known)
-      problems.error(item.mark, fmt::format("unknown metric {}{}: see kvreplay list metrics",
-                                            in_quotes(*name), did_you_mean(*name, source.measures)));
+      problems.error(item.mark, fmt::format("unknown metric {}{}: see kvreplay list metrics", in_quotes(*name),
+                                            did_you_mean(*name, source.measures)));
     else if (std::find(config.metrics.begin(), config.metrics.end(), *name) != config.metrics.end())
       problems.error(item.mark, fmt::format("{} is listed twice in metrics", *name));
     else config.metrics.push_back(*name);
@@ -175,8 +170,7 @@ void read_run(RunConfig& config, const Node* node, Problems& problems) {
   if (const Node* jobs = section.find("jobs"); !is_word(jobs, "auto"))
     config.run.jobs = int(read_integer(problems, *jobs, "run.jobs", kJobs).value_or(1));
   if (const Node* precision = section.find("precision"))
-    config.run.double_precision =
-        read_word(problems, *precision, "run.precision", {"single", "double"}) == "double";
+    config.run.double_precision = read_word(problems, *precision, "run.precision", {"single", "double"}) == "double";
   if (const Node* audit = section.find("audit"))
     config.run.audit = read_boolean(problems, *audit, "run.audit").value_or(false);
 }

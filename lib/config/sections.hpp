@@ -16,19 +16,17 @@ struct Source {  // what every reader needs
 
 void read_root(RunConfig& config, const Node& root, const Source& source, Problems& problems);
 
-void read_traces(RunConfig& config, const Node* node, const Mark& missing, const Source& source,
-                 Problems& problems);
+void read_traces(RunConfig& config, const Node* node, const Mark& missing, const Source& source, Problems& problems);
 void read_select(RunConfig& config, const Node* node, Problems& problems);
 void read_replay(RunConfig& config, const Node* node, Problems& problems);
-void read_methods(RunConfig& config, const Node* node, const Mark& missing, const Source& source,
-                  Problems& problems);
+void read_methods(RunConfig& config, const Node* node, const Mark& missing, const Source& source, Problems& problems);
 void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems& problems);
 void read_seeds(RunConfig& config, const Node* node, Problems& problems);
 void read_metrics(RunConfig& config, const Node* node, const Source& source, Problems& problems);
 void read_run(RunConfig& config, const Node* node, Problems& problems);
 void read_output(RunConfig& config, const Node* node, const Source& source, Problems& problems);
 
-// Checks that need the traces: see run_config.hpp.
-void check_against_traces(RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems);
+// As run_config.hpp says.
+std::vector<SelectedLayer> select(const RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems);
 
 }  // namespace kvreplay

@@ -1,12 +1,12 @@
 #include "config/values.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 
-#include "base/text.hpp"
+#include "base/json_text.hpp"
 
 namespace kvreplay {
 namespace {
@@ -76,8 +76,7 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& sections() 
   return all;
 }
 
-std::string unknown_key(const std::string& section, const std::string& key,
-                        const std::vector<std::string>& known) {
+std::string unknown_key(const std::string& section, const std::string& key, const std::vector<std::string>& known) {
   const std::string where = section.empty() ? "" : " in " + section;
   const std::string guess = did_you_mean(key, known);
   if (!guess.empty()) return fmt::format("unknown key {}{}{}", in_quotes(key), where, guess);
@@ -111,13 +110,11 @@ std::string range_text(double low, double high, bool whole) {
   const bool open_zero = !whole && low > 0 && low <= kOpenZero;
   if (open_zero) return bounded ? fmt::format("in (0, {}]", bound(high, whole)) : "above 0";
   if (!bounded) return low <= -kManyTokens ? "a number" : "at least " + bound(low, whole);
-  if (whole)
-    return low == high ? bound(low, true) : fmt::format("{} to {}", bound(low, true), bound(high, true));
+  if (whole) return low == high ? bound(low, true) : fmt::format("{} to {}", bound(low, true), bound(high, true));
   return fmt::format("in [{}, {}]", bound(low, false), bound(high, false));
 }
 
-std::optional<int64_t> read_integer(Problems& problems, const Node& node, const std::string& name,
-                                    Range range) {
+std::optional<int64_t> read_integer(Problems& problems, const Node& node, const std::string& name, Range range) {
   if (!plain_number(problems, node, name, "a whole number")) return std::nullopt;
   const auto value = number<int64_t>(node.text);
   if (!value) return must_be(problems, node, name, "a whole number"), std::nullopt;
@@ -161,57 +158,53 @@ std::optional<std::string> read_word(Problems& problems, const Node& node, const
 
 namespace {
 
-std::optional<nlohmann::json> read_layers(Problems& problems, const Node& node, const ParameterSpec& spec) {
+std::optional<std::string> read_layers(Problems& problems, const Node& node, const ParameterSpec& spec) {
   if (node.kind != Node::Kind::list)
     return must_be(problems, node, spec.name, "a list of layers: [0, 1]"), std::nullopt;
-  nlohmann::json layers = nlohmann::json::array();
+  std::vector<int64_t> layers;
   for (const Node& item : node.items)
-    if (const auto layer = read_integer(problems, item, spec.name, {spec.low, spec.high}))
-      layers.push_back(*layer);
-  return layers;
+    if (const auto layer = read_integer(problems, item, spec.name, {spec.low, spec.high})) layers.push_back(*layer);
+  return json_of(layers);
 }
 
-std::optional<nlohmann::json> read_rows(Problems& problems, const Node& node, const ParameterSpec& spec) {
+std::optional<std::string> read_rows(Problems& problems, const Node& node, const ParameterSpec& spec) {
   const std::string& text = node.text;
   const bool digits = text.size() > 5 && text.size() < 14 &&
                       text.find_first_not_of("0123456789", 5) == std::string::npos && text[5] != '0';
   const bool last = text.starts_with("last:") && digits;
-  if (node.kind == Node::Kind::scalar && (text == "full" || text == "decode_only" || last)) return text;
+  if (node.kind == Node::Kind::scalar && (text == "full" || text == "decode_only" || last)) return json_of(text);
   return must_be(problems, node, spec.name, "full, decode_only or last:w, such as last:64"), std::nullopt;
 }
 
 // A name, or a map of a name and parameters of that scorer.
-std::optional<nlohmann::json> read_scorer(Problems& problems, const Node& node, const ParameterSpec& spec) {
+std::optional<std::string> read_scorer(Problems& problems, const Node& node, const ParameterSpec& spec) {
   const Node* name = node.kind == Node::Kind::map ? node.find("name") : &node;
   if (name == nullptr)
-    return must_be(problems, node, spec.name, "a name, or a map with one: {name: snapkv, window: 64}"),
-           std::nullopt;
+    return must_be(problems, node, spec.name, "a name, or a map with one: {name: snapkv, window: 64}"), std::nullopt;
   const auto word = read_word(problems, *name, spec.name, spec.choices);
-  if (!word || node.kind != Node::Kind::map)
-    return word ? std::optional<nlohmann::json>(*word) : std::nullopt;
-  const size_t which =
-      size_t(std::find(spec.choices.begin(), spec.choices.end(), *word) - spec.choices.begin());
+  if (!word) return std::nullopt;
+  if (node.kind != Node::Kind::map) return json_of(*word);
+  const size_t which = size_t(std::find(spec.choices.begin(), spec.choices.end(), *word) - spec.choices.begin());
   std::vector<std::string> keys = {"name"};
   for (const ParameterSpec& inner : spec.nested.at(which)) keys.push_back(inner.name);
   const Section section(&node, spec.name, keys, problems);
-  nlohmann::json value = {{"name", *word}};
+  JsonObject value;
+  value.add("name", *word);
   for (const ParameterSpec& inner : spec.nested.at(which))
     if (const Node* given = section.find(inner.name))
-      if (const auto read = read_parameter(problems, *given, inner)) value[inner.name] = *read;
-  return value;
+      if (const auto read = read_parameter(problems, *given, inner)) value.add_json(inner.name, *read);
+  return value.text();
 }
 
 }  // namespace
 
-std::optional<nlohmann::json> read_parameter(Problems& problems, const Node& node,
-                                             const ParameterSpec& spec) {
+std::optional<std::string> read_parameter(Problems& problems, const Node& node, const ParameterSpec& spec) {
   using Kind = ParameterSpec::Kind;
-  const bool word = node.kind == Node::Kind::scalar &&
-                    (spec.kind == Kind::integer || spec.kind == Kind::real) &&
+  const bool word = node.kind == Node::Kind::scalar && (spec.kind == Kind::integer || spec.kind == Kind::real) &&
                     std::find(spec.choices.begin(), spec.choices.end(), node.text) != spec.choices.end();
-  if (word) return node.text;
+  if (word) return json_of(node.text);
   const auto json = [](const auto& value) {
-    return value ? std::optional<nlohmann::json>(*value) : std::nullopt;
+    return value ? std::optional<std::string>(json_of(*value)) : std::nullopt;
   };
   switch (spec.kind) {
     case Kind::integer:
@@ -241,8 +234,7 @@ std::vector<const Node*> one_or_many(const Node& node) {
   return items;
 }
 
-Section::Section(const Node* node, std::string name, std::vector<std::string> keys, Problems& problems)
-    : node_(node) {
+Section::Section(const Node* node, std::string name, std::vector<std::string> keys, Problems& problems) : node_(node) {
   if (node_ == nullptr || node_->kind == Node::Kind::null) return;
   if (node_->kind != Node::Kind::map) {
     must_be(problems, *node_, name.empty() ? "the configuration" : name, "a map with the keys " + join(keys));

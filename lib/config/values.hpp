@@ -16,15 +16,14 @@ void must_be(Problems& problems, const Node& node, const std::string& name, cons
 // Text of the user's for a message: at most 60 bytes of it, in quotes.
 std::string in_quotes(const std::string& text);
 
-std::optional<int64_t> read_integer(Problems& problems, const Node& node, const std::string& name,
-                                    Range range);
+std::optional<int64_t> read_integer(Problems& problems, const Node& node, const std::string& name, Range range);
 std::optional<double> read_real(Problems& problems, const Node& node, const std::string& name, Range range);
 std::optional<bool> read_boolean(Problems& problems, const Node& node, const std::string& name);
 std::optional<std::string> read_text(Problems& problems, const Node& node, const std::string& name);
 std::optional<std::string> read_word(Problems& problems, const Node& node, const std::string& name,
                                      const std::vector<std::string>& words);
-// A value for a declared parameter, as the method's Assign expects it.
-std::optional<nlohmann::json> read_parameter(Problems& problems, const Node& node, const ParameterSpec& spec);
+// A value for a declared parameter, as canonical JSON (catalog/parameter.hpp).
+std::optional<std::string> read_parameter(Problems& problems, const Node& node, const ParameterSpec& spec);
 
 // The items of a list, or the node itself: one value may stand without brackets.
 std::vector<const Node*> one_or_many(const Node& node);

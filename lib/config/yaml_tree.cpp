@@ -3,7 +3,7 @@
 #include <yaml-cpp/mark.h>
 #include <yaml-cpp/parser.h>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -96,8 +96,7 @@ class TreeBuilder final : public YAML::EventHandler {
 
   void check_tag(const YAML::Mark& mark, const std::string& tag) {
     if (tag.empty() || tag == "?" || tag == "!") return;
-    problems_.error(at(mark),
-                    fmt::format("the tag {} is not read here: write the plain value", in_quotes(tag)));
+    problems_.error(at(mark), fmt::format("the tag {} is not read here: write the plain value", in_quotes(tag)));
   }
 
   void open(Node::Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
@@ -146,8 +145,7 @@ class TreeBuilder final : public YAML::EventHandler {
     const auto [first, is_new] = map.line_of.emplace(key.text, key.mark.line);
     if (!is_new) {
       const std::string where = first->second > 0 ? fmt::format(" (first on line {})", first->second) : "";
-      problems_.error(key.mark,
-                      fmt::format("the key {} is given twice{}: remove one", in_quotes(key.text), where));
+      problems_.error(key.mark, fmt::format("the key {} is given twice{}: remove one", in_quotes(key.text), where));
       return;
     }
     map.node.keys.push_back(std::move(key));
@@ -185,8 +183,7 @@ std::optional<Refused> strange_byte(const std::string& text) {
     const size_t length = utf8_length(text, i);
     const bool control = (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r') || byte == 0x7F;
     if (length == 0 || control)
-      return Refused{{line, column},
-                     fmt::format("the byte 0x{:02x} is not text: write the file as UTF-8", byte)};
+      return Refused{{line, column}, fmt::format("the byte 0x{:02x} is not text: write the file as UTF-8", byte)};
     i += length;
     ++column;
     if (byte == '\n') ++line, column = 1;
@@ -226,8 +223,7 @@ Node parse_yaml(const std::string& text, bool place, Problems& problems) {
   } catch (const Refused& refused) {
     return refuse(refused.mark, refused.text);
   } catch (const YAML::Exception& e) {
-    return refuse(e.mark.is_null() ? Mark{1, 1} : Mark{e.mark.line + 1, e.mark.column + 1},
-                  "not valid YAML: " + e.msg);
+    return refuse(e.mark.is_null() ? Mark{1, 1} : Mark{e.mark.line + 1, e.mark.column + 1}, "not valid YAML: " + e.msg);
   }
   return std::move(builder.root);
 }

@@ -4,10 +4,10 @@
 #include <span>
 
 #include "core/cache.hpp"
+#include "core/softmax.hpp"
 
-// One attention for every family of methods. Weights e_i = exp(l_i - shift) come in one of two ways
-// (OwnDots, StripGather: a policy cannot tell them apart); the output leaves in one of two ways
-// (DirectOutput here, deferred to the end of a tile in replay/tile_output.hpp).
+// One attention for every family of methods. Weights e_i = exp(l_i - shift) come in one of two ways (OwnDots,
+// StripGather: a policy cannot tell them apart); a writer takes the coefficients of the output.
 
 namespace kvreplay {
 
@@ -82,26 +82,15 @@ struct QueryView {
   }
 };
 
-// e_i from the logits logit(i) of the rows; returns the shift, the maximum of l_i + ln max(num, den).
+// e_i from the logits logit(i) of the rows, against their own maximum; returns it.
 template <Team T, Cache C, class Real = typename C::real, class L>
-KVR_FN Real exponentiate_rows(const T& team, const QueryView<Real>& view, const C& cache, std::span<Real> e,
-                              L logit) {
-  const int32_t n = cache.size();
-  const Scored top = team.largest(n, [&](int32_t i) {
-    e[i] = logit(i);
-    const Real w = cache.num(i) > cache.den(i) ? cache.num(i) : cache.den(i);
-    const bool counts = w > 0 && (view.chosen == nullptr || view.chosen[i] != 0);
-    return counts ? double(e[i]) + (w == 1 ? 0.0 : std::log(double(w))) : -double(INFINITY);
-  });
-  double shift = top.index < 0 ? -double(INFINITY) : top.score;
-  if (double(view.sink_logit) > shift) shift = double(view.sink_logit);
-  if (!(shift > -double(INFINITY))) shift = 0;
-  // A row without weight is no part of the maximum, so its exponential may overflow: it is left out.
-  team.each(n, [&](int32_t i) {
-    const bool counts = cache.num(i) != 0 || cache.den(i) != 0;
-    e[i] = counts ? std::exp(e[i] - Real(shift)) : Real(0);
-  });
-  return Real(shift);
+KVR_FN Real exponentiate_rows(const T& team, const QueryView<Real>& view, const C& cache, std::span<Real> e, L logit) {
+  const auto weight = [&](int32_t i) {
+    if (view.chosen != nullptr && view.chosen[i] == kUnread) return Real(0);
+    return cache.num(i) > cache.den(i) ? cache.num(i) : cache.den(i);
+  };
+  const auto counts = [&](int32_t i) { return cache.num(i) != 0 || cache.den(i) != 0; };
+  return exponentiate(team, cache.size(), double(view.sink_logit), logit, weight, counts, e);
 }
 
 // Any row: rotated, quantised, merged or verbatim.
@@ -138,41 +127,19 @@ struct StripGather {
       });
     }
     if (!cache.weighted())
-      return safe(team.sum(n, [&](int32_t i) { return double(e[i]); })) ? shift : own.fill(team, cache, e);
+      return in_range(team.sum(n, [&](int32_t i) { return double(e[i]); })) ? shift : own.fill(team, cache, e);
     const double z = team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); });
     const double a = team.sum(n, [&](int32_t i) { return double(cache.num(i) * e[i]); });
-    return safe(z) && (safe(a) || a == 0) ? shift : own.fill(team, cache, e);
+    return in_range(z) && (in_range(a) || a == 0) ? shift : own.fill(team, cache, e);
   }
   KVR_FN static bool counts(const auto& cache, int32_t i) { return cache.num(i) != 0 || cache.den(i) != 0; }
-  KVR_FN static bool safe(double z) { return z > 1e-30 && z < 1e30; }
 };
 
-// o = sum_i coefficient_i v_i, at once.
-template <class Real>
-struct DirectOutput {
-  Real* out;  // [v_dim]
-  int32_t block = 0;
-  template <Team T, Cache C>
-  KVR_FN void emit(const T& team, const C& cache, std::span<const Real> coefficients) const {
-    team.each(cache.shape().v_dim, [&](int32_t c) {
-      Real s = 0;
-      for (int32_t i = 0; i < cache.size(); ++i)
-        if (coefficients[i] != 0) s += coefficients[i] * cache.value(i, block)[c];
-      out[c] = s;
-    });
-  }
-};
-
-// The denominator of a step in the log domain, so that it can be compared with the exact one.
-struct Normaliser {
-  double sum, shift;  // tau = sum * exp(shift); sum <= 0: there was nothing to attend to
-};
-
-// Fills e with the attention probabilities of the rows (den_i e_i / tau) and emits the output. The
-// scratch `coefficients` receives num_i e_i / tau.
-template <Team T, Cache C, class Real = typename C::real, class Source, class Sink>
+// Fills e with the attention probabilities of the rows (den_i e_i / tau) and hands the writer num_i e_i / tau,
+// for which `coefficients` is scratch.
+template <Team T, Cache C, class Real = typename C::real, class Source, class Writer>
 KVR_FN Normaliser attend(const T& team, const QueryView<Real>& view, const Source& source, const C& cache,
-                         std::span<Real> e, std::span<Real> coefficients, const Sink& output) {
+                         std::span<Real> e, std::span<Real> coefficients, const Writer& writer) {
   const int32_t n = cache.size();
   const Real shift = source.fill(team, cache, e);
   if (view.chosen != nullptr)
@@ -182,18 +149,18 @@ KVR_FN Normaliser attend(const T& team, const QueryView<Real>& view, const Sourc
   const bool weighted = cache.weighted();
   double tau = weighted ? team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); })
                         : team.sum(n, [&](int32_t i) { return double(e[i]); });
-  if (view.sink_logit > -Real(INFINITY)) tau += double(std::exp(view.sink_logit - shift));
+  tau += sink_term(double(view.sink_logit), double(shift));
   const double inverse = tau > 0 ? 1 / tau : 0.0;
   if (!weighted && view.chosen == nullptr) {
     team.each(n, [&](int32_t i) { coefficients[i] = e[i] = Real(double(e[i]) * inverse); });
-    output.emit(team, cache, coefficients);
+    writer.add(team, cache, coefficients);
     return {tau, double(shift)};
   }
   team.each(n, [&](int32_t i) {
     const bool read = view.chosen == nullptr || view.chosen[i] == kRead;
     coefficients[i] = read ? Real(double(cache.num(i) * e[i]) * inverse) : Real(0);
   });
-  output.emit(team, cache, coefficients);
+  writer.add(team, cache, coefficients);
   team.each(n, [&](int32_t i) { e[i] = Real(double(cache.den(i) * e[i]) * inverse); });
   return {tau, double(shift)};
 }

@@ -26,8 +26,7 @@ struct TrainingQueries {
   KVR_FN void place(const Team auto& team, int32_t i, std::span<double> to) const {
     const int64_t at = i * step(all(), most);
     const int32_t head = int32_t(at / rows()), row = int32_t(at % rows());
-    const auto q =
-        which == TrainOn::future ? prompt.future_query(head, prompt.size() + row) : prompt.query(head, row);
+    const auto q = which == TrainOn::future ? prompt.future_query(head, prompt.size() + row) : prompt.query(head, row);
     team.each(int32_t(q.size()), [&](int32_t c) { to[size_t(c)] = double(q[size_t(c)]); });
     if (which != TrainOn::reroped) return;
     // From its own position to one of the 512 behind the prompt: both rotations in one.
@@ -94,8 +93,7 @@ struct AttentionFit {
     const double rate = 1 / largest_eigenvalue(team, masses.gram, kept, scratch);
     for (; steps > 0; --steps) {
       team.each(kept, [&](int32_t j) {
-        const double slope =
-            dot(masses.gram.data() + int64_t(j) * kept, w.data(), kept) - masses.right[size_t(j)];
+        const double slope = dot(masses.gram.data() + int64_t(j) * kept, w.data(), kept) - masses.right[size_t(j)];
         scratch[size_t(j)] = clipped(w[size_t(j)] - rate * slope);
       });
       team.each(kept, [&](int32_t j) { w[size_t(j)] = scratch[size_t(j)]; });

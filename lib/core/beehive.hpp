@@ -23,8 +23,7 @@ struct Beehive {
       stays(i) = i < first || i >= end || (i - first < old && (i - first) % old_step == 0) ? 1 : 0;
     });
     team.each((middle - old + new_step - 1) / new_step, [&](int32_t segment) {
-      const int32_t from = first + old + segment * new_step,
-                    to = from + new_step < end ? from + new_step : end;
+      const int32_t from = first + old + segment * new_step, to = from + new_step < end ? from + new_step : end;
       int32_t best = from;
       for (int32_t i = from + 1; i < to && heaviest; ++i)
         if (score(i) > score(best)) best = i;

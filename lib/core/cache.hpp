@@ -59,27 +59,16 @@ struct CacheStorage {
   Coding* coding = nullptr;                       // [capacity] or null: no row format
   int32_t* free_slots = nullptr;                  // [own_rows]
   Real *own_keys = nullptr, *own_values = nullptr;
-  int32_t* copies = nullptr;  // [tokens] rows that hold a token; kEvicted for good once there is none
-  int32_t* left = nullptr;    // [tokens] or null: evicted tokens in the order in which they left
-  int32_t* counts = nullptr;  // [kCounts], see Count
+  int32_t* copies = nullptr;   // [tokens] rows that hold a token; kEvicted for good once there is none
+  int32_t* evicted = nullptr;  // [tokens] or null: evicted tokens in the order of their evictions
+  int32_t* counts = nullptr;   // [kCounts], see Count
   int32_t capacity = 0, own_rows = 0;
   int64_t key_block = 0, value_block = 0;  // of the trace: elements from one kv head to the next
   HeadShape shape{};
 };
 
 struct Count {
-  enum : int {
-    rows,
-    free_slots,
-    evicted,
-    returned,
-    failure,
-    failed_at,
-    coded_keys,
-    coded_values,
-    written,
-    kCounts
-  };
+  enum : int { rows, free_slots, evicted, returned, failure, failed_at, coded_keys, coded_values, written, kCounts };
 };
 
 template <class Real>
@@ -107,9 +96,9 @@ class BasicCache {
   // Rows whose numbers a policy has written, so far.
   KVR_FN int32_t written() const { return s_.counts[Count::written]; }
   KVR_FN int32_t evictions() const { return s_.counts[Count::evicted]; }
-  // The tokens that left from the first `since` evictions on, where the storage lists them.
-  KVR_FN std::span<const int32_t> left(int32_t since) const {
-    return {s_.left + since, size_t(evictions() - since)};
+  // Tokens that were evicted after the first `since` ones, where the storage lists them.
+  KVR_FN std::span<const int32_t> evicted_since(int32_t since) const {
+    return {s_.evicted + since, size_t(evictions() - since)};
   }
   KVR_FN int32_t broken_promises() const { return s_.counts[Count::returned]; }
   KVR_FN std::span<const int32_t> tokens() const { return {s_.token, size_t(size())}; }
@@ -159,7 +148,7 @@ class BasicCache {
     recode(team, row, key, value);
     count_written(team);
   }
-  // The same for a row format, which says with set_coding() what it has done.
+  // Rewrites a row for a row format, which says with set_coding() what it has done.
   template <Team T, class K, class V>
   KVR_FN void recode(const T& team, int32_t row, K key, V value) {
     const int32_t slot = verbatim(row) ? take_slot(team) : s_.slot[row];
@@ -272,8 +261,7 @@ class BasicCache {
   template <Team T, class K, class V>
   KVR_FN void write(const T& team, int32_t slot, K key, V value) {
     team.each(s_.shape.dim, [&](int32_t c) { s_.own_keys[int64_t(slot) * s_.shape.dim + c] = key(c); });
-    team.each(s_.shape.v_dim,
-              [&](int32_t c) { s_.own_values[int64_t(slot) * s_.shape.v_dim + c] = value(c); });
+    team.each(s_.shape.v_dim, [&](int32_t c) { s_.own_values[int64_t(slot) * s_.shape.v_dim + c] = value(c); });
   }
   template <Team T>
   KVR_FN void count_written(const T& team) {
@@ -315,7 +303,7 @@ class BasicCache {
     if (s_.slot != nullptr && s_.slot[row] >= 0) s_.free_slots[s_.counts[Count::free_slots]++] = s_.slot[row];
     if (token >= 0 && s_.copies[token] > 0 && --s_.copies[token] == 0) {
       s_.copies[token] = kEvicted;
-      if (s_.left != nullptr) s_.left[s_.counts[Count::evicted]] = token;
+      if (s_.evicted != nullptr) s_.evicted[s_.counts[Count::evicted]] = token;
       s_.counts[Count::evicted] += 1;
     }
   }
@@ -337,7 +325,7 @@ class BasicCache {
         n, [&](int32_t i) { return !stays(i); }, [&](int32_t i) { return s_.token[i]; },
         [&](int32_t to, int32_t token) {
           s_.copies[token] = kEvicted;
-          if (s_.left != nullptr) s_.left[before + to] = token;
+          if (s_.evicted != nullptr) s_.evicted[before + to] = token;
         });
     if (team.rank() == 0) s_.counts[Count::evicted] = before + more;
     team.sync();

@@ -36,7 +36,7 @@ class FarthestFirst {
     centre_keys_ = reinterpret_cast<Real*>(cut((centres + kAtOnce) * cache.shape().dim).data());
   }
   KVR_FN int32_t row(int32_t centre) const { return int32_t(order_[size_t(centre)]); }
-  // Rows whose nearest centre this is, after settle(). Ties: the earlier centre.
+  // Rows whose nearest centre this is, after assign_rest(). Ties: the earlier centre.
   KVR_FN double members(int32_t centre) const { return members_[size_t(centre)]; }
 
   KVR_FN void choose(const Team auto& team, int32_t first) {
@@ -54,7 +54,7 @@ class FarthestFirst {
     team.each(count_, [&](int32_t c) { order_[size_t(c)] = longer.order_[size_t(c)]; });
   }
   // Brings every row up to date and counts members.
-  KVR_FN void settle(const Team auto& team) {
+  KVR_FN void assign_rest(const Team auto& team) {
     team.each(rows_, [&](int32_t i) { catch_up(i, 0); });
     team.each(count_, [&](int32_t c) { members_[size_t(c)] = 0; });
     if (team.rank() == 0)
@@ -112,9 +112,7 @@ class FarthestFirst {
     top_[size_t(block)] = top;
   }
   KVR_FN int32_t blocks() const { return int32_t(top_.size()); }
-  KVR_FN int32_t end_of(int32_t block) const {
-    return (block + 1) * kBlock < rows_ ? (block + 1) * kBlock : rows_;
-  }
+  KVR_FN int32_t end_of(int32_t block) const { return (block + 1) * kBlock < rows_ ? (block + 1) * kBlock : rows_; }
   KVR_FN int32_t top_row(int32_t block) const {
     int32_t i = block * kBlock;
     while (i + 1 < end_of(block) && distance_[size_t(i)] != top_[size_t(block)]) ++i;
@@ -164,8 +162,7 @@ class FarthestFirst {
     for (int32_t k = 0; k < kChains; ++k) KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) s[k][l] = 0;
     for (int32_t c = 0; c < whole; c += kChains)
       for (int32_t k = 0; k < kChains; ++k)
-        KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) s[k][l] +=
-            x[size_t(c + k)] * keys[(c + k) * kAtOnce + l];
+        KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) s[k][l] += x[size_t(c + k)] * keys[(c + k) * kAtOnce + l];
     for (int32_t c = whole; c < n; ++c)
       KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) s[0][l] += x[size_t(c)] * keys[c * kAtOnce + l];
     KVR_SIMD for (int32_t l = 0; l < kAtOnce; ++l) products[l] = s[0][l] + s[1][l];

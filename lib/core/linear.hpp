@@ -64,11 +64,9 @@ KVR_FN inline void add_outer(const Team auto& team, std::span<double> a, std::sp
 // The upper triangle of a symmetric a [n, n], from the lower one, and `ridge` times its mean diagonal on the
 // diagonal.
 KVR_FN inline void complete(const Team auto& team, std::span<double> a, int32_t n, double ridge) {
-  const double shift =
-      n == 0 ? 0 : ridge / n * team.sum(n, [&](int32_t i) { return a[size_t(i) * size_t(n + 1)]; });
+  const double shift = n == 0 ? 0 : ridge / n * team.sum(n, [&](int32_t i) { return a[size_t(i) * size_t(n + 1)]; });
   team.each(n, [&](int32_t i) {
-    for (int32_t j = 0; j < i; ++j)
-      a[size_t(j) * size_t(n) + size_t(i)] = a[size_t(i) * size_t(n) + size_t(j)];
+    for (int32_t j = 0; j < i; ++j) a[size_t(j) * size_t(n) + size_t(i)] = a[size_t(i) * size_t(n) + size_t(j)];
     a[size_t(i) * size_t(n + 1)] += shift;
   });
 }
@@ -90,8 +88,8 @@ KVR_FN inline bool cholesky(const Team auto& team, std::span<double> a, int32_t 
   return true;
 }
 // b [n, columns] becomes (L L^T)^-1 b.
-KVR_FN inline void cholesky_solve(const Team auto& team, std::span<const double> l, int32_t n,
-                                  std::span<double> b, int32_t columns) {
+KVR_FN inline void cholesky_solve(const Team auto& team, std::span<const double> l, int32_t n, std::span<double> b,
+                                  int32_t columns) {
   team.each(columns, [&](int32_t c) {
     const auto x = [&](int32_t i) -> double& { return b[size_t(i) * size_t(columns) + size_t(c)]; };
     const auto at = [&](int32_t i, int32_t j) { return l[size_t(i) * size_t(n) + size_t(j)]; };
@@ -131,11 +129,9 @@ KVR_FN inline double largest_eigenvalue(const Team auto& team, std::span<const d
 }
 
 // Gram-Schmidt, twice for rounding: columns first..first+count-1 of a [n, width] become orthonormal.
-KVR_FN inline void orthonormalise(const Team auto& team, std::span<double> a, int32_t n, int32_t width,
-                                  int32_t first, int32_t count) {
-  const auto at = [&](int32_t i, int32_t j) -> double& {
-    return a[size_t(i) * size_t(width) + size_t(first + j)];
-  };
+KVR_FN inline void orthonormalise(const Team auto& team, std::span<double> a, int32_t n, int32_t width, int32_t first,
+                                  int32_t count) {
+  const auto at = [&](int32_t i, int32_t j) -> double& { return a[size_t(i) * size_t(width) + size_t(first + j)]; };
   for (int32_t j = 0; j < count; ++j) {
     for (int32_t other = 0; other < 2 * j; ++other) {
       const int32_t o = other % j;
@@ -178,8 +174,7 @@ struct LeastSquares {
 // most], pivots [most]. Returns how many were found: fewer than `most` where nothing is left.
 template <class E, class U>
 KVR_FN int32_t pivoted_cholesky(const Team auto& team, int32_t n, int32_t most, E entry, U uniform,
-                                std::span<double> residual, std::span<double> factor,
-                                std::span<double> pivots) {
+                                std::span<double> residual, std::span<double> factor, std::span<double> pivots) {
   const auto row = [&](int32_t i) { return factor.data() + int64_t(i) * most; };
   const auto left = [&](int32_t i) { return residual[size_t(i)]; };
   team.each(n, [&](int32_t i) { residual[size_t(i)] = entry(i, i); });

@@ -10,8 +10,7 @@ namespace kvreplay {
 // flatten: live counts the tokens that the step attends to, context those that it would attend to without
 // eviction.
 enum class LogN { off, live, context };
-constexpr const char* kLogNHelp =
-    "factor ln(L)/ln(512) on all logits, L = attended tokens or the whole context";
+constexpr const char* kLogNHelp = "factor ln(L)/ln(512) on all logits, L = attended tokens or the whole context";
 
 KVR_FN inline double log_n_factor(LogN which, int32_t rows, int32_t token) {
   if (which == LogN::off) return 1;

@@ -12,7 +12,7 @@ namespace kvreplay {
 struct MergeAndReduce {
   static constexpr int32_t kDenominator = 0, kSlots = 4096;
   int32_t batch = 256, levels = 0;  // t, T
-  std::span<double> state;  // tokens that each slot was fed [kSlots]; rows [t] and signs [t] of a level
+  std::span<double> state;          // tokens that each slot was fed [kSlots]; rows [t] and signs [t] of a level
 
   KVR_FN static int64_t doubles(int32_t most) { return kSlots + 2 * int64_t(most); }
   KVR_FN double& fed(int32_t slot) const { return state[size_t(slot)]; }
@@ -20,9 +20,7 @@ struct MergeAndReduce {
   KVR_FN int32_t row(int32_t i) const { return int32_t(place(i)); }
   KVR_FN double& sign(int32_t i) const { return place(int32_t(state.size() - kSlots) / 2 + i); }
 
-  KVR_FN static bool held(const auto& cache, int32_t row) {
-    return cache.num(row) != 0 || cache.den(row) != 0;
-  }
+  KVR_FN static bool held(const auto& cache, int32_t row) { return cache.num(row) != 0 || cache.den(row) != 0; }
   KVR_FN static double weight(const auto& cache, int32_t row, int32_t slot) {
     if (slot == kDenominator) return double(cache.den(row));
     return cache.score(row) == slot ? double(cache.num(row)) : 0;
@@ -115,8 +113,7 @@ struct BalancedSums : MergeAndReduce {
     append(team, cache, kDenominator,
            [&](int32_t n, int32_t level) { return balance(team, cache, kDenominator, n, level); });
     if (norm > 0)
-      append(team, cache, slot,
-             [&](int32_t n, int32_t level) { return balance(team, cache, slot, n, level); });
+      append(team, cache, slot, [&](int32_t n, int32_t level) { return balance(team, cache, slot, n, level); });
     return norm;
   }
   // Buckets i <= most.

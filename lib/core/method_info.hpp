@@ -1,56 +1,19 @@
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/errors.hpp"
+#include "core/common_options.hpp"
+#include "core/method_context.hpp"
 #include "core/philox.hpp"
-#include "core/token.hpp"
 
 // What a method file says of itself besides its steps. Light on purpose: method files are compiled for
 // devices too.
 
 namespace kvreplay {
-
-enum class Phase { stream, oneshot };           // convention C6
-enum class GqaLevel { kv, query, layer };       // convention C9: one set per kv head, query head or layer
-enum class Positions { original, cache };       // convention C14
-enum class PromptMode { as_run, cut, stream };  // convention C5; as_run: as replay.prompt says
-enum class Order { attend_then_evict, evict_then_attend };  // convention C4
-
-enum class Reweight { none, uniform };  // kept unprotected prompt tokens stand for the others
-enum class Allocator { uniform, pyramid, ada, cake, file };  // how a budget is shared over heads and layers
-
-// How stored entries are written (methods.md, row formats).
-struct RowFormat {
-  enum class Kind : int32_t { source, f32, f16, bf16, int8, int4, kivi, gear };
-  Kind kind = Kind::source;
-  int32_t bits = 4;   // kivi, gear: 2 or 4
-  int32_t group = 0;  // numbers that share offset and step; 0: 64 for int4 and int8, 32 for kivi and gear
-  int32_t residual = 128;  // kivi, gear: newest tokens that stay exact
-  int32_t rank = 4;        // gear: of the correction
-  double outliers = 2;     // gear: per cent of the residuals kept exactly
-  bool quantises() const { return kind >= Kind::int8; }
-  bool by_block() const { return kind >= Kind::kivi; }  // several rows share offsets and steps
-};
-
-// What every method can be combined with.
-struct CommonOptions {
-  Phase phase = Phase::stream;
-  GqaLevel gqa_level = GqaLevel::kv;
-  Aggregate gqa_aggregate = Aggregate::sum;
-  Positions positions = Positions::original;
-  Order order = Order::attend_then_evict;
-  PromptMode prompt = PromptMode::as_run;
-  Reweight reweight = Reweight::none;
-  Allocator allocator = Allocator::uniform;
-  std::string allocator_file;  // of Allocator::file: rows layer,kv_head,tokens
-  RowFormat row_format;
-};
 
 struct MethodInfo {
   const char* name;       // as in configurations
@@ -66,38 +29,15 @@ struct MethodInfo {
   bool any_positions = true;  // `positions: cache` has a meaning
   bool layer_level = true;    // gqa.level layer has a meaning: what decides is not the keys of one kv head
   bool takes_budget = true;
-  bool exact_budget = true;       // false: the realised size comes near B, in whole chunks for example
-  bool implied_layout = false;    // which tokens are held follows from the step, so no positions are stored
-  bool reads_full_cache = false;  // query-time selection: the budget bounds what is read, not what is stored
+  bool exact_budget = true;          // false: the realised size comes near B, in whole chunks for example
+  bool implied_layout = false;       // which tokens are held follows from the step, so no positions are stored
+  bool reads_full_cache = false;     // query-time selection: the budget bounds what is read, not what is stored
   bool needs_linear_logits = false;  // sketches or bounds <q, k>: refused on soft-capped layers
   bool needs_every_token = false;    // sums over all tokens in one: refused on layers with a sliding window
   bool own_row_format = false;       // codes its rows itself: row_format has no meaning
   double default_fraction = 0;       // of the prompt, where no budget is given; 0: one must be given
   const char* alias = "";
   const char* warning = "";  // worth saying before a run
-};
-
-// The situation a method is resolved for.
-struct MethodContext {
-  int32_t budget = 0;              // B, tokens per kv head; 0: the method takes none
-  int32_t prompt = 0, tokens = 0;  // P, n
-  HeadShape shape{};
-  int32_t layer = 0, n_layers = 0;
-  Phase phase = Phase::stream;
-  double scale = 1;  // of the logits
-  Aggregate aggregate = Aggregate::sum;
-  int32_t window = 0;  // the layer's sliding window; known to the replay only
-  // Of the whole trace, future included; 0 where the method's oracle_needs() does not ask, and while a run is
-  // planned.
-  double median_key_distance = 0, largest_query_norm = 0;
-  double real_budget = 0;       // f * P before it was rounded down to B; 0: B itself
-  bool compares_heads = false;  // scores of several kv heads will be ranked together
-};
-
-// Numbers of the trace that no causal method can know. A method that asks for them says so in its text.
-struct OracleNeeds {
-  bool median_key_distance = false;  // measures.md, section 4: of at most 2000 pairs
-  bool largest_query_norm = false;
 };
 
 // A set of layers, small enough to travel with a policy.
@@ -127,7 +67,7 @@ struct ExtraBytes {
 // An array of uniforms that a run can be given instead of counter-based ones, with the extents it reads.
 struct RngArray {
   const char* names;  // datasets, the first that is found: "U uniforms"
-  RngStream structure;
+  RngStream stream;
   int64_t rounds, positions, slots = 0;  // slots 0: the array has no such axis
 };
 
@@ -165,9 +105,9 @@ struct ParameterError : ConfigError {
 };
 
 inline ParameterError too_much_protection(int32_t sinks, int32_t recent, int32_t budget) {
-  return {recent > 0 ? "recent" : "sinks",
-          "sinks " + std::to_string(sinks) + " + recent " + std::to_string(recent) +
-              " exceed the budget of " + std::to_string(budget) + "; make them smaller or the budget larger"};
+  return {recent > 0 ? "recent" : "sinks", "sinks " + std::to_string(sinks) + " + recent " + std::to_string(recent) +
+                                               " exceed the budget of " + std::to_string(budget) +
+                                               "; make them smaller or the budget larger"};
 }
 
 }  // namespace kvreplay

@@ -18,14 +18,12 @@ struct SparsePattern {
               "floor(B/2) of the budget is for heavy hitters outside the pattern, B' the rest");
   }
   void resolve(const MethodContext& context) {
-    budget = context.budget, prompt = context.prompt, tokens = context.tokens;
+    budget = context.budget.tokens, prompt = context.prompt_tokens, tokens = context.tokens;
     heavy = with_h2o ? budget / 2 : 0;
     if (budget < tokens) self().shape(budget - heavy, tokens);
   }
   Layout layout(const MethodContext&) const { return {.scores = with_h2o}; }
-  PromptNeeds needs(const MethodContext&) const {
-    return {.column_sums_from = with_h2o ? 0 : PromptNeeds::kNoRows};
-  }
+  PromptNeeds needs(const MethodContext&) const { return {.column_sums_from = with_h2o ? 0 : PromptNeeds::kNoRows}; }
   bool observes() const { return with_h2o; }
   bool implied_layout() const { return !with_h2o; }
 

@@ -27,9 +27,7 @@ struct Philox4x32 {
   }
 
   // Uniform in [0, 1) with 53 bits.
-  KVR_FN double uniform() const {
-    return (double(x[0] >> 5) * 67108864.0 + double(x[1] >> 6)) / 9007199254740992.0;
-  }
+  KVR_FN double uniform() const { return (double(x[0] >> 5) * 67108864.0 + double(x[1] >> 6)) / 9007199254740992.0; }
 };
 
 // What a draw is for. The numbers are part of the reproducibility contract.
@@ -50,10 +48,10 @@ enum class RngStream : uint32_t {
 };
 
 // An array that tests inject instead of counter-based numbers: draw (round, position, slot) of its
-// structure reads values[(round * positions + position) * slots + slot].
+// stream reads values[(round * positions + position) * slots + slot].
 struct InjectedArray {
   const double* values = nullptr;
-  RngStream structure{};
+  RngStream stream{};
   int64_t positions = 0, slots = 1;
 };
 
@@ -63,12 +61,11 @@ struct Rng {
   uint32_t seed = 0, prompt = 0, layer = 0, kv_head = 0;
   InjectedArray injected[kArrays] = {};
 
-  KVR_FN double uniform(RngStream structure, int64_t position, int64_t slot = 0, int64_t round = 0) const {
+  KVR_FN double uniform(RngStream stream, int64_t position, int64_t slot = 0, int64_t round = 0) const {
     for (const InjectedArray& a : injected)
-      if (a.values != nullptr && a.structure == structure)
-        return a.values[(round * a.positions + position) * a.slots + slot];
-    const uint32_t counter[4] = {uint32_t(slot), uint32_t(position),
-                                 uint32_t(structure) + 256u * uint32_t(round), layer * 65536u + kv_head};
+      if (a.values != nullptr && a.stream == stream) return a.values[(round * a.positions + position) * a.slots + slot];
+    const uint32_t counter[4] = {uint32_t(slot), uint32_t(position), uint32_t(stream) + 256u * uint32_t(round),
+                                 layer * 65536u + kv_head};
     return Philox4x32(counter, seed, prompt).uniform();
   }
 };

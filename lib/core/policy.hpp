@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "core/given_lists.hpp"
+#include "core/hooks.hpp"
 #include "core/method_info.hpp"
 #include "core/philox.hpp"
 #include "core/select.hpp"
@@ -23,13 +24,11 @@
 //   observe(team, cache, what)              decode: p_t over the rows; `what` is a span aggregated over the
 //                                           query heads, or HeadProbabilities
 //
-//   extra_bytes(charge, cache)                   after every step: what is stored besides rows and scores;
-//   with a
+//   extra_bytes(charge, cache)              after every step: what is stored besides rows and scores; with a
 //                                           team as third argument where that takes a look at every row
 //   spread()                                ErrorBound::spread, where it grows with the tokens
 //
-// and, on the host: resolve(context), layout(context), needs(context), max_rows(context), rng(context),
-// report(...), and members `state`, `draws` and `given` that the engine binds. Nothing else reaches a policy:
+// and hooks on the host, before and after (methods/README.md lists every one). Nothing else reaches a policy:
 // no trace, no future, no token that left the cache.
 //
 // Every thread of a team runs these hooks with a copy of the policy of its own, and all copies stay alike:
@@ -67,9 +66,7 @@ struct StepQueries {
   int64_t head_stride;
   int32_t heads, dim, token;
   double scale;
-  KVR_FN std::span<const Real> operator()(int32_t head) const {
-    return {values + head * head_stride, size_t(dim)};
-  }
+  KVR_FN std::span<const Real> operator()(int32_t head) const { return {values + head * head_stride, size_t(dim)}; }
 };
 
 template <class P>
@@ -94,8 +91,8 @@ concept ChoosesByMass = requires(P p, SerialTeam team, const BasicCache<Real>& c
   p.choose(team, cache, q, chosen);
 };
 template <class P, class Real>
-concept ChoosesByQuery = requires(P p, SerialTeam team, const BasicCache<Real>& cache,
-                                  const StepQueries<Real>& q, uint8_t* chosen) {
+concept ChoosesByQuery = requires(P p, SerialTeam team, const BasicCache<Real>& cache, const StepQueries<Real>& q,
+                                  uint8_t* chosen) {
   p.choose(team, cache, q, chosen);
 };
 template <class P, class Real>

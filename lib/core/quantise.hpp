@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/bf16.hpp"
 #include "core/platform.hpp"
 
 // Rounding to fewer bits (methods.md, "row formats"): 16-bit floating point, and groups of numbers that share
@@ -22,9 +23,7 @@ KVR_FN inline double to_float16(double x) {
   return std::fabs(rounded) > 65504 ? std::copysign(double(INFINITY), x) : rounded;
 }
 // Through float32, as the dump tools do.
-KVR_FN inline double to_bfloat16(double x) {
-  return double(float(round_to_digits(double(float(x)), 8, -133)));
-}
+KVR_FN inline double to_bfloat16(double x) { return double(from_bf16(to_bf16(float(x)))); }
 
 // Codes 0..levels over the range of one group. They are computed from the exact extremes, and read back with
 // the offset and the step as they are stored, in float16.

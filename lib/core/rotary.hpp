@@ -9,8 +9,7 @@
 namespace kvreplay {
 
 // (x, y) <- (c x - s y, s x + c y) for pair i of a vector whose coordinates stand `stride` apart.
-KVR_FN inline void turn_pair(const RopeView& rope, int32_t i, double c, double s, double* vector,
-                             int64_t stride = 1) {
+KVR_FN inline void turn_pair(const RopeView& rope, int32_t i, double c, double s, double* vector, int64_t stride = 1) {
   double& x = vector[(rope.interleaved ? 2 * i : i) * stride];
   double& y = vector[(rope.interleaved ? 2 * i + 1 : i + rope.pairs) * stride];
   const double turned = c * x - s * y;

@@ -19,7 +19,7 @@ struct RowCoder {
   };
   // Codes every row that has not been, the newest first. scratch: [blocks * (dim + v_dim)].
   template <Team T, class Real>
-  KVR_FN Coded settle(const T& team, BasicCache<Real>& cache, Real* scratch) const {
+  KVR_FN Coded code_new(const T& team, BasicCache<Real>& cache, Real* scratch) const {
     Coded all;
     int32_t due = cache.size() - cache.coded_keys();
     for (int32_t row = cache.size() - 1; due > 0; --row) {

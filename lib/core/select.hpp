@@ -82,8 +82,7 @@ KVR_FN void choose_mass(const T& team, int32_t n, double mass, F score, S chosen
     return team.sum(n, [&](int32_t i) { return order_key(score(i)) > key ? score(i) : 0.0; });
   };
   // The largest threshold with enough mass at or above it.
-  const uint64_t low =
-      highest_key(team, n, score, [&](uint64_t key) { return above(key - 1) >= mass ? 1 : -1; });
+  const uint64_t low = highest_key(team, n, score, [&](uint64_t key) { return above(key - 1) >= mass ? 1 : -1; });
   const double sure = above(low);
   team.each(n, [&](int32_t i) { chosen(i, order_key(score(i)) > low); });
   team.sync();

@@ -13,13 +13,12 @@ struct Selecting {
 
   template <class M>
   static void protect(auto& d, const char* recent_default = "") {
-    d.integer("sinks", static_cast<int32_t M::*>(&M::sinks), {0, kManyTokens},
-              "first tokens that always stay");
+    d.integer("sinks", static_cast<int32_t M::*>(&M::sinks), {0, kManyTokens}, "first tokens that always stay");
     d.integer("recent", static_cast<int32_t M::*>(&M::recent), {0, kManyTokens},
               "last tokens that always stay, the newest included", recent_default);
   }
   void resolve(const MethodContext& context) {
-    budget = context.budget;
+    budget = context.budget.tokens;
     if (sinks + recent > budget) throw too_much_protection(sinks, recent, budget);
   }
   Layout layout(const MethodContext&) const { return {.scores = true}; }

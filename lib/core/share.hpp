@@ -9,14 +9,13 @@
 
 namespace kvreplay {
 
-// Whose testimonies a budget is shared over. head: a formula of the layer and kv head alone.
+// Whose scores a budget is shared over. head: a formula of the layer and kv head alone.
 enum class SharedOver { none, head, layer, model };
 
 // What one kv head says when a budget is shared.
 struct HeadScores {
   int32_t layer = 0, kv_head = 0;
-  std::vector<double>
-      scores;  // of the prompt tokens it could hold; infinite where protected. Not of a model's
+  std::vector<double> scores;  // of the prompt tokens it could hold; infinite where protected. Not of a model's
   std::vector<double> extras;  // of the policy's head_scores()
 };
 

@@ -18,14 +18,13 @@ struct Thinning {
 
   template <class M>
   static void protect(auto& d) {
-    d.integer("sinks", static_cast<int32_t M::*>(&M::sinks), {0, kManyTokens},
-              "first prompt tokens that stay", "4 below B = 1024 if recent is not given either, else 256");
-    d.integer("recent", static_cast<int32_t M::*>(&M::recent), {0, kManyTokens},
-              "last prompt tokens that stay",
+    d.integer("sinks", static_cast<int32_t M::*>(&M::sinks), {0, kManyTokens}, "first prompt tokens that stay",
+              "4 below B = 1024 if recent is not given either, else 256");
+    d.integer("recent", static_cast<int32_t M::*>(&M::recent), {0, kManyTokens}, "last prompt tokens that stay",
               "floor(B/4) below B = 1024 if sinks are not given either, else 256");
   }
   void resolve(const MethodContext& context) {
-    budget = context.budget;
+    budget = context.budget.tokens;
     const bool small = sinks == kDerived && recent == kDerived && budget < 1024;
     if (sinks == kDerived) sinks = small ? 4 : 256;
     if (recent == kDerived) recent = small ? budget / 4 : 256;
@@ -34,7 +33,7 @@ struct Thinning {
   KVR_FN int32_t middle_of(int32_t held, int32_t first) const {
     return held > first + recent ? held - first - recent : 0;
   }
-  int32_t middle_of(const MethodContext& context) const { return middle_of(context.prompt, sinks); }
+  int32_t middle_of(const MethodContext& context) const { return middle_of(context.prompt_tokens, sinks); }
   // The rows that are thinned out; a layer's sliding window may have left less than the prompt.
   KVR_FN Middle middle(const auto& cache) const {
     const int32_t first = held_sinks(cache, sinks);
@@ -53,8 +52,7 @@ struct Thinning {
   }
   // Drops the middle rows that have score 0.
   KVR_FN void drop_unscored(const Team auto& team, auto& cache, Middle m) const {
-    cache.retain(team,
-                 [&](int32_t i) { return i < m.first || i >= m.first + m.count || cache.score(i) != 0; });
+    cache.retain(team, [&](int32_t i) { return i < m.first || i >= m.first + m.count || cache.score(i) != 0; });
   }
 };
 

@@ -105,7 +105,7 @@ class Prompt {
     if (view_.column_max_sums != nullptr) return view_.column_max_sums[i];
     return kvreplay::aggregate(view_.aggregate, view_.column_sums + i, view_.size, view_.shape.heads);
   }
-  // The same over all scored decode rows, for any token of the trace: only for oracles, whose file says that
+  // Column sums over all scored decode rows, for any token of the trace: only for oracles, whose file says that
   // they see the future.
   KVR_FN int32_t future_tokens() const { return view_.tokens; }
   KVR_FN double future_sum(int32_t i) const {
@@ -120,8 +120,7 @@ class Prompt {
   // Query of a row after the prompt: only for analyses, whose file says that they see the future.
   KVR_FN std::span<const Real> future_query(int32_t head, int32_t row) const {
     assert(view_.queries != nullptr && head < view_.shape.heads && row >= view_.size && row < view_.tokens);
-    return {view_.queries + head * view_.query_head + int64_t(row) * view_.shape.dim,
-            size_t(view_.shape.dim)};
+    return {view_.queries + head * view_.query_head + int64_t(row) * view_.shape.dim, size_t(view_.shape.dim)};
   }
   KVR_FN TokenClass token_class(int32_t i) const {
     assert(view_.classes != nullptr);

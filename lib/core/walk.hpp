@@ -24,8 +24,8 @@ class PackedRows {
   // to: doubles(rows, dim, v_dim) or more. key(i, c) and value(i, c) give the numbers. exact: these are
   // floats, so that their products are exact.
   template <class K, class V>
-  KVR_FN PackedRows(const Team auto& team, int32_t rows, int32_t dim, int32_t v_dim, std::span<double> to,
-                    K key, V value, bool exact = false)
+  KVR_FN PackedRows(const Team auto& team, int32_t rows, int32_t dim, int32_t v_dim, std::span<double> to, K key,
+                    V value, bool exact = false)
       : blocks_((rows + kLanes - 1) / kLanes), dim_(dim), v_dim_(v_dim), exact_(exact), numbers_(to.data()) {
     team.each(blocks_, [&](int32_t b) {
       for (int32_t l = 0; l < kLanes; ++l) {
@@ -45,9 +45,7 @@ class PackedRows {
     else wide([&] { both(std::false_type{}); });
   }
   // Place for numbers of kRows vectors with all others, which are as many as the rows at most.
-  KVR_FN double* strip(int32_t row) const {
-    return numbers_ + int64_t(blocks_) * kLanes * (dim_ + v_dim_ + row);
-  }
+  KVR_FN double* strip(int32_t row) const { return numbers_ + int64_t(blocks_) * kLanes * (dim_ + v_dim_ + row); }
 
  private:
   template <bool fused>
@@ -60,8 +58,7 @@ class PackedRows {
         KVR_SIMD for (int32_t l = 0; l < kLanes; ++l) s[r][l] =
             multiply_add<fused>(factor, block[c * kLanes + l], s[r][l]);
       }
-    for (int32_t r = 0; r < kRows; ++r)
-      KVR_SIMD for (int32_t l = 0; l < kLanes; ++l) out[r * kLanes + l] = s[r][l];
+    for (int32_t r = 0; r < kRows; ++r) KVR_SIMD for (int32_t l = 0; l < kLanes; ++l) out[r * kLanes + l] = s[r][l];
   }
   KVR_FN double* keys(int32_t b) const { return numbers_ + int64_t(b) * kLanes * (dim_ + v_dim_); }
   KVR_FN double* values(int32_t b) const { return keys(b) + int64_t(dim_) * kLanes; }
@@ -92,7 +89,7 @@ KVR_FN int32_t sign_walk(int32_t n, Y product, D decide, A add) {
   }
   return -1;
 }
-// The same through a kernel; sign(i) is a place for the sign of vector i. kernel(i, j, out) gives K(i + r, j
+// The walk through a kernel; sign(i) is a place for the sign of vector i. kernel(i, j, out) gives K(i + r, j
 // + l) to out[r columns + l] for r < `at_once`, l < `columns`; what lies behind the last vector counts for
 // nothing.
 template <int32_t at_once, int32_t columns, Team T, class K, class D, class S>
@@ -121,17 +118,14 @@ KVR_FN int32_t kernel_walk(const T& team, int32_t n, const PackedRows& rows, K k
 // K of vectors i, i + 1, ... with j, j + 1, ...: kernel(keys, values) makes it of the products of keys and
 // values, in place of the former.
 template <class F>
-KVR_FN void packed_tile(const PackedRows& rows, int32_t i, int32_t j, const F& kernel,
-                        PackedRows::Tile& out) {
+KVR_FN void packed_tile(const PackedRows& rows, int32_t i, int32_t j, const F& kernel, PackedRows::Tile& out) {
   PackedRows::Tile values;
   rows.products(i, j / PackedRows::kLanes, out, values);
   wide([&] { kernel(out, values); });
 }
 template <Team T, class F, class D, class S>
 KVR_FN int32_t tile_walk(const T& team, int32_t n, const PackedRows& rows, F tile, D decide, S sign) {
-  const auto kernel = [&](int32_t i, int32_t j, PackedRows::Tile& out) {
-    packed_tile(rows, i, j, tile, out);
-  };
+  const auto kernel = [&](int32_t i, int32_t j, PackedRows::Tile& out) { packed_tile(rows, i, j, tile, out); };
   return kernel_walk<PackedRows::kRows, PackedRows::kLanes>(team, n, rows, kernel, decide, sign);
 }
 // The smaller sign class; equal sizes give +.
@@ -206,7 +200,7 @@ struct SoftmaxKernel {
 
 // The rows from `first` on, and SoftmaxBalance's kernel with the largest norms of n of them.
 template <Cache C>
-struct RowProducts {
+struct RowsFrom {
   const C& cache;
   int32_t first;
   KVR_FN double keys(int32_t i) const { return wide_dot(cache.key(first + i), cache.key(first + i)); }
@@ -228,8 +222,8 @@ struct RowProducts {
   }
   // Keys minus `centre`, if there is one; values times the rows' weights, if they count.
   template <Team T>
-  KVR_FN PackedRows packed(const T& team, int32_t n, std::span<double> to,
-                           std::span<const double> centre = {}, bool weighted = false) const {
+  KVR_FN PackedRows packed(const T& team, int32_t n, std::span<double> to, std::span<const double> centre = {},
+                           bool weighted = false) const {
     const auto key = [&](int32_t i, int32_t c) {
       return double(cache.key(first + i)[size_t(c)]) - (centre.empty() ? 0 : centre[size_t(c)]);
     };
@@ -240,5 +234,7 @@ struct RowProducts {
     return {team, n, cache.shape().dim, cache.shape().v_dim, to, key, value, exact};
   }
 };
+template <Cache C>
+RowsFrom(const C&, int32_t) -> RowsFrom<C>;  // clang deduces no aggregates before 17
 
 }  // namespace kvreplay

@@ -52,9 +52,7 @@ class WalkRecord {
   }
 
  private:
-  KVR_FN static double signed_token(int32_t token, double sign) {
-    return sign > 0 ? token + 1.0 : -(token + 1.0);
-  }
+  KVR_FN static double signed_token(int32_t token, double sign) { return sign > 0 ? token + 1.0 : -(token + 1.0); }
   KVR_FN double& rows(int32_t round) const { return numbers_[size_t(round)]; }
   KVR_FN double* at(WalkedBlock b) const {
     int64_t row = b.begin;

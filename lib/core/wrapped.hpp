@@ -18,7 +18,7 @@ struct Wrapped : Scorers {
     return visit([]<class P>(const P&) { return P::info.name; });
   }
   void resolve(MethodContext context) {
-    context.budget = context.prompt;
+    context.budget = {context.prompt_tokens, double(context.prompt_tokens)};
     visit([&](auto& p) { p.resolve(context); });
   }
   int64_t state_doubles(const MethodContext& context) const {

@@ -47,10 +47,10 @@ void load_rows(const Trace& trace, const HeadRequest& request, int32_t first, He
   for (size_t b = 0; b < blocks; ++b) {
     const int32_t head = first + int32_t(b);
     read_into(std::span(stream.keys).subspan(b * keys, keys), [&](std::span<float> into) {
-      trace.read_keys(request.prompt, request.layer, head, stream.tokens, into);
+      trace.read_keys(request.place.prompt, request.place.layer, head, stream.tokens, into);
     });
     read_into(std::span(stream.values).subspan(b * values, values), [&](std::span<float> into) {
-      trace.read_values(request.prompt, request.layer, head, stream.tokens, into);
+      trace.read_values(request.place.prompt, request.place.layer, head, stream.tokens, into);
     });
   }
 }
@@ -59,14 +59,14 @@ void load_rows(const Trace& trace, const HeadRequest& request, int32_t first, He
 struct QueryHeads {
   int32_t first, count;
   static QueryHeads of(const LayerInfo& layer, const HeadRequest& request) {
-    if (request.kv_head == HeadRequest::kWholeLayer) return {0, layer.q_heads};
-    return {request.kv_head * layer.group(), layer.group()};
+    if (request.place.kv_head == Place::kWholeLayer) return {0, layer.q_heads};
+    return {request.place.kv_head * layer.group(), layer.group()};
   }
 };
 
 template <class Real>
 void load_queries(const Trace& trace, const HeadRequest& request, HeadStream<Real>& stream) {
-  const std::vector<int32_t> tokens = trace.query_positions(request.prompt, request.layer);
+  const std::vector<int32_t> tokens = trace.query_positions(request.place.prompt, request.place.layer);
   stream.query_row.assign(size_t(stream.tokens), -1);
   for (const int32_t token : tokens)
     if (token < stream.tokens) stream.query_row[size_t(token)] = stream.all_query_rows++;
@@ -80,33 +80,30 @@ template <class Real>
 void prepare_rotation(const Trace& trace, const HeadRequest& request, const LayerInfo& layer,
                       HeadStream<Real>& stream) {
   if (!layer.rope_recorded)
-    throw TraceError(trace.info().path.string() + ": prompt " + request.prompt + ", layer " +
+    throw TraceError(trace.info().path.string() + ": prompt " + request.place.prompt + ", layer " +
                      std::to_string(layer.layer) +
                      ": no rope_json, so positions cannot be re-assigned; use `positions: original`");
   if (!layer.rope) return;  // a layer without rotary embedding ignores the setting
   // Offsets are lost distances: they are not negative only where positions ascend.
-  const auto repeated =
-      std::adjacent_find(stream.positions.begin(), stream.positions.end(), std::greater_equal<>());
+  const auto repeated = std::adjacent_find(stream.positions.begin(), stream.positions.end(), std::greater_equal<>());
   if (repeated != stream.positions.end())
-    throw TraceError(trace.info().path.string() + ": /prompts/" + request.prompt +
-                     "/position_ids do not ascend after token " +
-                     std::to_string(repeated - stream.positions.begin()) +
+    throw TraceError(trace.info().path.string() + ": /prompts/" + request.place.prompt +
+                     "/position_ids do not ascend after token " + std::to_string(repeated - stream.positions.begin()) +
                      ", so positions cannot be re-assigned; use `positions: original`");
   const int32_t span = stream.positions.back() - stream.positions.front();
   if (span >= kMostOffsets)
-    throw TraceError(trace.info().path.string() + ": /prompts/" + request.prompt + "/position_ids span " +
+    throw TraceError(trace.info().path.string() + ": /prompts/" + request.place.prompt + "/position_ids span " +
                      std::to_string(span) + " positions, too many to re-assign; use `positions: original`");
   stream.rotation = std::make_unique<RotationTable<Real>>(*layer.rope, span + 1);
 }
 
 std::vector<uint8_t> load_classes(const Trace& trace, const HeadRequest& request) {
-  std::vector<uint8_t> classes = trace.token_classes(request.prompt);
+  std::vector<uint8_t> classes = trace.token_classes(request.place.prompt);
   if (classes.empty())
-    throw TraceError(
-        trace.info().path.string() + ": /prompts/" + request.prompt +
-        "/token_class is missing, and a listed method looks at the text of tokens; record it with "
-        "kvdump --with-text");
-  classes.resize(size_t(request.tokens));
+    throw TraceError(trace.info().path.string() + ": /prompts/" + request.place.prompt +
+                     "/token_class is missing, and a listed method looks at the text of tokens; record it with "
+                     "kvdump --with-text");
+  classes.resize(size_t(request.extent.tokens));
   return classes;
 }
 
@@ -125,19 +122,19 @@ double largest_norm(const std::vector<Real>& values, int32_t width) {
 
 template <class Real>
 HeadStream<Real> load_head(const Trace& trace, const HeadRequest& request) {
-  const LayerInfo& layer = trace.layer(request.prompt, request.layer);
-  const bool whole = request.kv_head == HeadRequest::kWholeLayer;
-  const int32_t first = whole ? 0 : request.kv_head, blocks = whole ? layer.kv_heads : 1;
+  const LayerInfo& layer = trace.layer(request.place.prompt, request.place.layer);
+  const bool whole = request.place.kv_head == Place::kWholeLayer;
+  const int32_t first = whole ? 0 : request.place.kv_head, blocks = whole ? layer.kv_heads : 1;
   HeadStream<Real> stream;
   stream.shape = {layer.head_dim, layer.v_head_dim, layer.group() * blocks, blocks};
-  stream.tokens = request.tokens;
-  stream.prompt = request.n_prefill;
+  stream.tokens = request.extent.tokens;
+  stream.prompt = request.extent.prompt_tokens;
   stream.rule = {Real(layer.scaling), Real(layer.softcap)};
   stream.window = layer.sliding_window;
   stream.stored_bytes = bytes_of(layer.dtype);
   load_rows(trace, request, first, stream);
   load_queries(trace, request, stream);
-  const std::vector<float> sinks = trace.sink_logits(request.prompt, request.layer);
+  const std::vector<float> sinks = trace.sink_logits(request.place.prompt, request.place.layer);
   if (!sinks.empty()) {
     const auto of_first = sinks.begin() + first * layer.group();
     stream.sink_logits.assign(of_first, of_first + stream.shape.heads);
@@ -147,7 +144,7 @@ HeadStream<Real> load_head(const Trace& trace, const HeadRequest& request) {
     stream.interleaved = layer.rope->layout == Rope::Layout::interleaved;
     stream.attention_factor = layer.rope->attention_factor;
   }
-  stream.positions = trace.position_ids(request.prompt);
+  stream.positions = trace.position_ids(request.place.prompt);
   stream.positions.resize(size_t(stream.tokens));
   if (request.classes) stream.classes = load_classes(trace, request);
   if (request.rotation) prepare_rotation(trace, request, layer, stream);
@@ -158,13 +155,13 @@ HeadStream<Real> load_head(const Trace& trace, const HeadRequest& request) {
 template <class Real>
 void read_query_rows(const Trace& trace, const HeadRequest& request, int32_t first, int32_t count,
                      std::vector<Real>& queries) {
-  const LayerInfo& layer = trace.layer(request.prompt, request.layer);
+  const LayerInfo& layer = trace.layer(request.place.prompt, request.place.layer);
   const QueryHeads heads = QueryHeads::of(layer, request);
   const size_t one_head = size_t(count) * size_t(layer.head_dim);
   queries.resize(one_head * size_t(heads.count));
   for (int32_t h = 0; h < heads.count; ++h)
     read_into(std::span(queries).subspan(size_t(h) * one_head, one_head), [&](std::span<float> into) {
-      trace.read_queries(request.prompt, request.layer, heads.first + h, first, count, into);
+      trace.read_queries(request.place.prompt, request.place.layer, heads.first + h, first, count, into);
     });
 }
 

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "core/attend.hpp"
+#include "core/method_context.hpp"
+#include "core/place.hpp"
 #include "trace/trace.hpp"
 
 namespace kvreplay {
@@ -47,12 +49,13 @@ struct HeadStream {
   double max_value_norm = 0;     // of tokens 0..tokens-1
 
   const Real* block_keys(int32_t block) const { return keys.data() + int64_t(block) * tokens * shape.dim; }
-  const Real* block_values(int32_t block) const {
-    return values.data() + int64_t(block) * tokens * shape.v_dim;
-  }
+  const Real* block_values(int32_t block) const { return values.data() + int64_t(block) * tokens * shape.v_dim; }
   const Real* query(int32_t head, int32_t token) const {
     const int64_t row = query_row[size_t(token)] - first_query_row;
     return queries.data() + (int64_t(head) * query_rows + row) * shape.dim;
+  }
+  double sink_logit(int32_t head) const {  // -infinity: the head has none
+    return sink_logits.empty() ? -double(INFINITY) : double(sink_logits[size_t(head)]);
   }
   // Before queries of tokens first..last are looked at: sees to it that they are held, perhaps in the place
   // of others. Not for several threads.
@@ -62,18 +65,16 @@ struct HeadStream {
   int32_t first_key(int32_t t) const { return window > 0 && t >= window ? t - window + 1 : 0; }
   Rotation<Real> rotate() const {
     if (rotation == nullptr) return {};
-    return {rotation->cosines.data(), rotation->sines.data(), positions.data(), rotation->pairs,
-            rotation->interleaved};
+    return {rotation->cosines.data(), rotation->sines.data(), positions.data(), rotation->pairs, rotation->interleaved};
   }
 };
 
-// What to load.
+// What to load: one kv head, or all of a layer.
 struct HeadRequest {
-  static constexpr int32_t kWholeLayer = -1;
-  std::string prompt;
-  int32_t layer = 0, kv_head = 0, tokens = 0, n_prefill = 0;  // kv_head may be kWholeLayer
-  bool rotation = false;                                      // a method re-assigns positions
-  bool classes = false;                                       // a method looks at the text
+  Place place;
+  Extent extent;
+  bool rotation = false;    // a method re-assigns positions
+  bool classes = false;     // a method looks at the text
   bool all_queries = true;  // false: those of a long trace are fetched when they are needed
 };
 // Query rows of all heads that are read at a time.

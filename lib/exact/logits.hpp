@@ -16,10 +16,4 @@ Real leave_scale(const LogitRule<Real>& rule, Real* products, int32_t n) {
   return 1;
 }
 
-// What a head's sink logit adds to a sum of exp(l - shift); 0 without one.
-template <class Real>
-double sink_weight(const HeadStream<Real>& stream, int32_t head, Real shift) {
-  return stream.sink_logits.empty() ? 0.0 : std::exp(double(stream.sink_logits[size_t(head)] - shift));
-}
-
 }  // namespace kvreplay

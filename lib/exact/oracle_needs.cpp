@@ -35,9 +35,7 @@ double median_distance(std::span<const Real> points, int32_t dim, const Rng& rng
   const int64_t n = int64_t(points.size()) / dim;
   const auto point = [&](int64_t i) { return points.subspan(size_t(i) * size_t(dim), size_t(dim)); };
   std::vector<double> distances;
-  const auto add = [&](int64_t i, int64_t j) {
-    distances.push_back(std::sqrt(squared_distance(point(i), point(j))));
-  };
+  const auto add = [&](int64_t i, int64_t j) { distances.push_back(std::sqrt(squared_distance(point(i), point(j)))); };
   if (n * (n - 1) / 2 <= kMostPairs) {
     for (int64_t i = 0; i < n; ++i)
       for (int64_t j = i + 1; j < n; ++j) add(i, j);

@@ -5,8 +5,7 @@
 namespace kvreplay {
 
 template <class Real>
-void SparseRows<Real>::fill(Tile<Real>& tile,
-                            const std::function<std::vector<int32_t>(int32_t t)>& rows_from) {
+void SparseRows<Real>::fill(Tile<Real>& tile, const std::function<std::vector<int32_t>(int32_t t)>& rows_from) {
   if (!holds(tile)) {
     batch_.rows = rows_from(tile.rows.front());
     batch_.scored.assign(batch_.rows.size(), 1);

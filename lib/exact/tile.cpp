@@ -16,8 +16,8 @@ namespace {
 
 // q: [count * rows, dim], heads from `first` on.
 template <class Real>
-void gather_queries(const HeadStream<Real>& stream, const std::vector<int32_t>& rows, int32_t first,
-                    int32_t count, std::vector<Real>& q) {
+void gather_queries(const HeadStream<Real>& stream, const std::vector<int32_t>& rows, int32_t first, int32_t count,
+                    std::vector<Real>& q) {
   q.clear();
   for (int32_t h = first; h < first + count; ++h)
     for (const int32_t t : rows) q.insert(q.end(), stream.query(h, t), stream.query(h, t) + stream.shape.dim);
@@ -74,12 +74,11 @@ void rank_row(const std::vector<double>& p, int32_t depth, Ranker& ranker, RowRa
 
 // Mean probability of heads [first, first + count) in one row.
 template <class Real>
-void mean_probability(const Tile<Real>& tile, int32_t row, int32_t first, int32_t count,
-                      std::vector<double>& p) {
+void mean_probability(const Tile<Real>& tile, int32_t row, int32_t first, int32_t count, std::vector<double>& p) {
   p.assign(size_t(tile.rows[size_t(row)]) + 1, 0.0);
   for (int32_t h = first; h < first + count; ++h)
-    kernels::accumulate(tile.strip_row(h, row), 1 / (tile.z[size_t(tile.at(h, row))] * count), 1.0,
-                        int32_t(p.size()), p.data());
+    kernels::accumulate(tile.strip_row(h, row), 1 / (tile.z[size_t(tile.at(h, row))] * count), 1.0, int32_t(p.size()),
+                        p.data());
 }
 
 // sum[i] += probability of token i < width in the rows of the tile from token `first` on.
@@ -88,8 +87,8 @@ void add_columns(const Tile<Real>& tile, int32_t head, int32_t first, int32_t wi
   for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
     const int32_t t = tile.rows[size_t(r)];
     if (t < first) continue;
-    kernels::accumulate(tile.strip_row(head, r), 1 / tile.z[size_t(tile.at(head, r))], 1.0,
-                        std::min(t + 1, width), sum);
+    kernels::accumulate(tile.strip_row(head, r), 1 / tile.z[size_t(tile.at(head, r))], 1.0, std::min(t + 1, width),
+                        sum);
   }
 }
 
@@ -129,13 +128,13 @@ void ExactAttention<Real>::finish_row(Tile<Real>& tile, int32_t head, int32_t ro
   Real* strip = tile.strip.data() + tile.at(head, row) * tile.stride;
   const Real scale = leave_scale(stream_.rule, strip + first, count);
   Real top = scale * kernels::row_maximum(strip + first, count);
-  if (!stream_.sink_logits.empty()) top = std::max(top, stream_.sink_logits[size_t(head)]);
+  top = std::max(top, Real(stream_.sink_logit(head)));
   const int32_t prompt = tile.divided ? std::max(stream_.prompt, first) : first;
   const kernels::RowSums early = kernels::exponentiate(strip + first, prompt - first, scale, top);
   const kernels::RowSums late = kernels::exponentiate(strip + prompt, t + 1 - prompt, scale, top);
   std::fill(strip, strip + first, Real(0));
   std::fill(strip + t + 1, strip + tile.stride, Real(0));
-  const double z = early.sum + late.sum + sink_weight(stream_, head, top);
+  const double z = early.sum + late.sum + sink_term(stream_.sink_logit(head), double(top));
   const size_t at = size_t(tile.at(head, row));
   tile.shift[at] = top;
   tile.z[at] = z;
@@ -213,7 +212,7 @@ void ExactAttention<Real>::prefix_pass(Tile<Real>& tile) const {
   for (int32_t h = 0; h < tile.heads; ++h)
     for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
       const size_t at = size_t(tile.at(h, r));
-      const double z = tile.z_prompt[at] + sink_weight(stream_, h, tile.shift[at]),
+      const double z = tile.z_prompt[at] + sink_term(stream_.sink_logit(h), double(tile.shift[at])),
                    inverse = z > 0 ? 1 / z : 0;  // may be more than a float holds
       for (size_t c = at * size_t(tile.v_dim); c < (at + 1) * size_t(tile.v_dim); ++c)
         tile.prefix_out[c] = Real(double(tile.of_prompt[c]) * inverse);
@@ -235,8 +234,7 @@ void rank_rows(Tile<Real>& tile, int32_t depth, bool of_heads) {
   for (int32_t r = 0; r < rows; ++r) {
     if (tile.scored[size_t(r)] == 0) continue;
     if (!of_heads) rank(r, 0, tile.heads, tile.ranking[size_t(r)]);
-    for (int32_t h = 0; of_heads && h < tile.heads; ++h)
-      rank(r, h, 1, tile.head_ranking[size_t(h)][size_t(r)]);
+    for (int32_t h = 0; of_heads && h < tile.heads; ++h) rank(r, h, 1, tile.head_ranking[size_t(h)][size_t(r)]);
   }
 }
 

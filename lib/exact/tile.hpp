@@ -30,7 +30,7 @@ struct Tile {
   std::vector<Real> strip;  // [heads, rows, stride]; 0 where a row does not attend
   std::vector<Real> shift;  // [heads, rows] largest logit
   std::vector<double> z,
-      l2;  // [heads, rows] sum of the strip (and of a sink logit); ||x||_2 of the probabilities
+      l2;                 // [heads, rows] sum of the strip (and of a sink logit); ||x||_2 of the probabilities
   std::vector<Real> out;  // [heads, rows, v_dim], of scored rows
   // Tiles after the prompt: the sums over its tokens and over the later ones apart, not normalised and
   // without a sink logit.
@@ -38,10 +38,7 @@ struct Tile {
   std::vector<double> z_prompt, z_later;  // [heads, rows]
   std::vector<Real> of_prompt, of_later;  // [heads, rows, v_dim], of scored rows
   // Exact attention over the prompt's tokens alone, filled by prefix_pass; 0 where a row sees none of them.
-  std::vector<Real> prefix_out;  // [heads, rows, v_dim]; may be empty
-  // Measures of rows, filled for scored rows only.
-  std::vector<double> v_frobenius, v_operator;        // [blocks, rows] of V_0..t
-  std::vector<double> v_largest;                      // [blocks, rows] max ||v|| of tokens 0..t
+  std::vector<Real> prefix_out;                       // [heads, rows, v_dim]; may be empty
   std::vector<RowRanking> ranking;                    // [rows] of the group's mean probability; may be empty
   std::vector<std::vector<RowRanking>> head_ranking;  // [heads][rows], only where a method needs it
 
@@ -51,6 +48,11 @@ struct Tile {
   const RowRanking* ranking_of(bool heads_differ, int32_t head, int32_t row) const {
     if (!heads_differ) return ranking.empty() ? nullptr : &ranking[size_t(row)];
     return head_ranking.empty() ? nullptr : &head_ranking[size_t(head)][size_t(row)];
+  }
+  void list_scored(std::vector<int32_t>& to) const {  // which rows are
+    to.clear();
+    for (int32_t r = 0; r < int32_t(rows.size()); ++r)
+      if (scored[size_t(r)] != 0) to.push_back(r);
   }
   bool any_scored() const { return std::find(scored.begin(), scored.end(), uint8_t{1}) != scored.end(); }
 };
@@ -66,7 +68,7 @@ class ExactAttention {
   explicit ExactAttention(const HeadStream<Real>& stream);
   // Fills strip, shift, z and l2 for tile.rows. Needs queries for all of them.
   void strip_pass(Tile<Real>& tile) const;
-  // The same, and the exact outputs of scored rows; divided where the tile lies after the prompt.
+  // Fills what strip_pass does, and the exact outputs of scored rows; divided where the tile lies after the prompt.
   void exact_pass(Tile<Real>& tile) const;
   // Fills prefix_out of a divided tile: what one-shot methods chose from.
   void prefix_pass(Tile<Real>& tile) const;

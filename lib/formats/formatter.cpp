@@ -25,22 +25,22 @@ std::string row_format_refusal(int32_t token) {
 }
 
 template <class Real>
-void Formatter<Real>::settle(BasicCache<Real>& cache) {
+void Formatter<Real>::code_new(BasicCache<Real>& cache) {
   if (!writes()) return;
   if (format_.by_block()) {
     held(cache);
-    settle_keys(cache);
-    settle_values(cache);
+    code_keys(cache);
+    code_values(cache);
   } else {
-    settle_rows(cache);
+    code_rows(cache);
   }
 }
 
 template <class Real>
-void Formatter<Real>::settle_rows(BasicCache<Real>& cache) {
+void Formatter<Real>::code_rows(BasicCache<Real>& cache) {
   const HeadShape shape = cache.shape();
   row_.resize(size_t(shape.blocks) * size_t(shape.dim + shape.v_dim));
-  const auto coded = RowCoder{format_.kind, format_.group}.settle(kTeam, cache, row_.data());
+  const auto coded = RowCoder{format_.kind, format_.group}.code_new(kTeam, cache, row_.data());
   quantised_ += coded.changed;
   if (coded.refused) refuse(coded.token);
 }
@@ -48,7 +48,7 @@ void Formatter<Real>::settle_rows(BasicCache<Real>& cache) {
 // kivi and gear: keys per channel in groups of g rows, values per row in groups of g channels. Once R keys
 // wait, they are coded together, oldest first.
 template <class Real>
-void Formatter<Real>::settle_keys(BasicCache<Real>& cache) {
+void Formatter<Real>::code_keys(BasicCache<Real>& cache) {
   const int32_t waiting = cache.size() - cache.coded_keys(), due = waiting - waiting % format_.residual;
   if (due == 0) return;
   std::vector<int32_t> rows;
@@ -59,7 +59,7 @@ void Formatter<Real>::settle_keys(BasicCache<Real>& cache) {
 
 // Every value behind the newest R is coded.
 template <class Real>
-void Formatter<Real>::settle_values(BasicCache<Real>& cache) {
+void Formatter<Real>::code_values(BasicCache<Real>& cache) {
   const auto exact = [&](int32_t row) { return stores_value(cache, row) && cache.coding(row).value_exact(); };
   int32_t due = counts_of(cache).exact_values, row = cache.size() - 1;
   for (int32_t newest = format_.residual; row >= 0 && newest > 0; --row) {
@@ -114,9 +114,9 @@ bool Formatter<Real>::code_matrix(Part part, int32_t width, std::vector<double>&
       fits = fits && ok;
     }
   for (int32_t row = 0; part == Part::value && row < rows; ++row)
-    fits = quantise_row(std::span(numbers).subspan(size_t(row) * size_t(width), size_t(width)), format_.group,
-                        levels) &&
-           fits;
+    fits =
+        quantise_row(std::span(numbers).subspan(size_t(row) * size_t(width), size_t(width)), format_.group, levels) &&
+        fits;
   if (format_.kind == Kind::gear && fits)
     blocks_.back().correction = correct(exact, width, format_.rank, format_.outliers, numbers);
   return fits;
@@ -188,30 +188,27 @@ RowCounts Formatter<Real>::counts_of(const BasicCache<Real>& cache) const {
 }
 
 template <class Real>
-typename Formatter<Real>::Payload Formatter<Real>::payload_of(const HeadShape& shape,
-                                                              const RowCounts& counts) const {
+Payload Formatter<Real>::payload_of(const HeadShape& shape, const RowCounts& counts) const {
   const int64_t dim = shape.dim, v_dim = shape.v_dim;
   const int64_t exact = counts.exact_keys * dim + counts.exact_values * v_dim;
-  const int64_t coded =
-      (counts.rows - counts.exact_keys) * dim + (counts.values - counts.exact_values) * v_dim;
+  const int64_t coded = (counts.rows - counts.exact_keys) * dim + (counts.values - counts.exact_values) * v_dim;
   return {counts.rows * dim, counts.values * v_dim, exact_bytes(exact) + (coded * bits() + 7) / 8};
 }
 
 template <class Real>
-typename Formatter<Real>::Payload Formatter<Real>::payload(const BasicCache<Real>& cache) {
+Payload Formatter<Real>::payload(const BasicCache<Real>& cache) {
   const Held& shared = held(cache);
-  Payload payload = payload_of(cache.shape(), counts_of(cache));
-  payload.bytes += exact_bytes(shared.factor_numbers + shared.outliers);
-  return payload;
+  Payload all = payload_of(cache.shape(), counts_of(cache));
+  all.bytes += exact_bytes(shared.factor_numbers + shared.outliers);
+  return all;
 }
 
 template <class Real>
 int64_t Formatter<Real>::read_bytes(const BasicCache<Real>& cache, std::span<const uint8_t> read) {
   if (!writes() && !split_)
-    return exact_bytes(
-        (std::count(read.begin(), read.end(), kRead) + std::count(read.begin(), read.end(), kWeighed)) *
-            cache.shape().dim +
-        std::count(read.begin(), read.end(), kRead) * cache.shape().v_dim);
+    return exact_bytes((std::count(read.begin(), read.end(), kRead) + std::count(read.begin(), read.end(), kWeighed)) *
+                           cache.shape().dim +
+                       std::count(read.begin(), read.end(), kRead) * cache.shape().v_dim);
   int64_t exact = 0, coded = 0;
   for (int32_t row = 0; row < cache.size(); ++row) {
     if (read[size_t(row)] == kUnread) continue;
@@ -229,18 +226,15 @@ int64_t Formatter<Real>::sketch_bytes(const BasicCache<Real>& cache) {
   if (!format_.by_block()) return sketch_bytes_of(cache.shape(), counts_of(cache));
   const HeadShape shape = cache.shape();
   const RowCounts counts = counts_of(cache);
-  const int64_t of_values =
-      int64_t(counts.values - counts.exact_values) * groups_of(shape.v_dim, format_.group);
-  return kScaleBytes * (held(cache).key_groups * shape.dim + of_values) +
-         kOutlierIndexBytes * held(cache).outliers;
+  const int64_t of_values = int64_t(counts.values - counts.exact_values) * groups_of(shape.v_dim, format_.group);
+  return kScaleBytes * (held(cache).key_groups * shape.dim + of_values) + kOutlierIndexBytes * held(cache).outliers;
 }
 
 template <class Real>
 int64_t Formatter<Real>::sketch_bytes_of(const HeadShape& shape, const RowCounts& counts) const {
   if (!format_.quantises()) return 0;
   const int64_t of_keys = int64_t(counts.rows - counts.exact_keys) * groups_of(shape.dim, format_.group);
-  const int64_t of_values =
-      int64_t(counts.values - counts.exact_values) * groups_of(shape.v_dim, format_.group);
+  const int64_t of_values = int64_t(counts.values - counts.exact_values) * groups_of(shape.v_dim, format_.group);
   return kScaleBytes * (of_keys + of_values);
 }
 

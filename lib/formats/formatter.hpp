@@ -17,6 +17,12 @@
 
 namespace kvreplay {
 
+// Of one kv head: keys and values, coded or exact, and what corrects them.
+struct Payload {
+  int64_t keys = 0, values = 0;  // numbers
+  int64_t bytes = 0;
+};
+
 // Why a row (of a token, or with a negative one merged from several) cannot be coded.
 std::string row_format_refusal(int32_t token);
 
@@ -30,15 +36,10 @@ class Formatter {
 
   bool writes() const { return format_.kind != RowFormat::Kind::source; }
   // The cache stands: codes what is due.
-  void settle(BasicCache<Real>& cache);
+  void code_new(BasicCache<Real>& cache);
 
-  // Of one kv head: keys and values, coded or exact, and what corrects them.
-  struct Payload {
-    int64_t keys, values;  // numbers
-    int64_t bytes;
-  };
   Payload payload(const BasicCache<Real>& cache);
-  // The same by counts, where nothing corrects groups of rows (kivi, gear).
+  // The payload by counts alone, where nothing corrects groups of rows (kivi, gear).
   Payload payload_of(const HeadShape& shape, const RowCounts& counts) const;
   // Of the rows for which read[row] is not 0; where it is kWeighed, of the key alone.
   int64_t read_bytes(const BasicCache<Real>& cache, std::span<const uint8_t> read);
@@ -61,18 +62,16 @@ class Formatter {
     int64_t key_groups = 0, factor_numbers = 0, outliers = 0;
   };
 
-  void settle_rows(BasicCache<Real>& cache);
-  void settle_keys(BasicCache<Real>& cache);
-  void settle_values(BasicCache<Real>& cache);
+  void code_rows(BasicCache<Real>& cache);
+  void code_keys(BasicCache<Real>& cache);
+  void code_values(BasicCache<Real>& cache);
   void code_block(BasicCache<Real>& cache, Part part, const std::vector<int32_t>& rows);
   bool code_matrix(Part part, int32_t width, std::vector<double>& numbers);
   void write_part(BasicCache<Real>& cache, Part part, int32_t row, int32_t at, int32_t group);
   void count_row(const Coding& before, int32_t group, int32_t width);
   void refuse(int32_t token);
 
-  bool stores_value(const BasicCache<Real>& cache, int32_t row) const {
-    return !split_ || cache.num(row) != 0;
-  }
+  bool stores_value(const BasicCache<Real>& cache, int32_t row) const { return !split_ || cache.num(row) != 0; }
   RowCounts counts_of(const BasicCache<Real>& cache) const;
   int64_t bits() const;  // of one coded number
   const Held& held(const BasicCache<Real>& cache);
@@ -88,7 +87,7 @@ class Formatter {
   Held held_;
   int32_t held_keys_ = 0, held_values_ = 0;    // coded rows when held_ was counted
   std::vector<std::vector<double>> restored_;  // of each kv head, [rows, width]: scratch of code_block
-  std::vector<Real> row_;                      // scratch of settle_rows
+  std::vector<Real> row_;                      // scratch of code_rows
 };
 
 }  // namespace kvreplay

@@ -9,9 +9,7 @@ namespace {
 
 using Vector = std::vector<double>;
 
-double dot(const Vector& a, const Vector& b) {
-  return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
-}
+double dot(const Vector& a, const Vector& b) { return std::inner_product(a.begin(), a.end(), b.begin(), 0.0); }
 
 // Gram-Schmidt, twice for accuracy; a vector that depends on the earlier ones becomes zero.
 void orthonormalise(std::vector<Vector>& columns) {
@@ -40,8 +38,7 @@ void add_low_rank(const Vector& residual, size_t width, size_t rank, Vector& cod
   for (int iteration = 0; iteration < 2; ++iteration) {
     for (size_t j = 0; j < rank; ++j)
       for (size_t i = 0; i < rows; ++i)
-        left[j][i] =
-            std::inner_product(right[j].begin(), right[j].end(), residual.begin() + int64_t(i * width), 0.0);
+        left[j][i] = std::inner_product(right[j].begin(), right[j].end(), residual.begin() + int64_t(i * width), 0.0);
     orthonormalise(left);
     for (size_t j = 0; j < rank; ++j) {
       std::fill(right[j].begin(), right[j].end(), 0.0);
@@ -58,9 +55,8 @@ void restore_outliers(const Vector& exact, size_t count, Vector& coded) {
   std::vector<size_t> order(exact.size());
   std::iota(order.begin(), order.end(), size_t{0});
   const auto missed = [&](size_t i) { return std::abs(exact[i] - coded[i]); };
-  std::nth_element(order.begin(), order.begin() + int64_t(count), order.end(), [&](size_t a, size_t b) {
-    return missed(a) > missed(b) || (missed(a) == missed(b) && a < b);
-  });
+  std::nth_element(order.begin(), order.begin() + int64_t(count), order.end(),
+                   [&](size_t a, size_t b) { return missed(a) > missed(b) || (missed(a) == missed(b) && a < b); });
   for (size_t i = 0; i < count; ++i) coded[order[i]] = exact[order[i]];
 }
 

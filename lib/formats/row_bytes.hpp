@@ -30,8 +30,7 @@ inline double row_bytes(const RowFormat& format, int32_t dim, int32_t v_dim, int
       RowFormat kivi = format;
       kivi.kind = RowFormat::Kind::kivi;
       const double factors = format.rank * (2 + numbers / format.residual) * source_bytes;
-      return row_bytes(kivi, dim, v_dim, source_bytes) + factors +
-             format.outliers / 100 * numbers * (source_bytes + 4);
+      return row_bytes(kivi, dim, v_dim, source_bytes) + factors + format.outliers / 100 * numbers * (source_bytes + 4);
     }
   }
   return numbers * source_bytes;

@@ -22,8 +22,7 @@ TileMatrix from_column(const TilePanels& panels, int32_t column) {
 
 }  // namespace
 
-TilePanels::TilePanels(const float* x, int32_t terms, int32_t columns, int64_t term_stride,
-                       int64_t column_stride) {
+TilePanels::TilePanels(const float* x, int32_t terms, int32_t columns, int64_t term_stride, int64_t column_stride) {
   const int32_t blocks = (terms + kTileTerms - 1) / kTileTerms;
   const size_t column_blocks = size_t((columns + kTileColumns - 1) / kTileColumns) + 1;
   std::vector<uint16_t> packed(column_blocks * size_t(blocks) * kTileTerms * kTileColumns, 0);
@@ -58,18 +57,17 @@ void KeyPanels<Real>::put(int32_t at, const Real* key) {
 }
 
 template <class Real>
-void scores(const Real* q, int64_t ldq, int32_t m, const KeyPanels<Real>& keys, int32_t first, int32_t count,
-            Real* out, int64_t ldo) {
+void scores(const Real* q, int64_t ldq, int32_t m, const KeyPanels<Real>& keys, int32_t first, int32_t count, Real* out,
+            int64_t ldo) {
   if constexpr (std::is_same_v<Real, float>)
     if (keys.tiles.term_blocks > 0)
       return chosen().tile_product(q, ldq, m, from_column(keys.tiles, first), keys.d, count, out, ldo);
-  chosen().of(Real()).scores(q, ldq, m, keys.numbers.data() + int64_t(first) * keys.d, keys.d, count, out,
-                             ldo);
+  chosen().of(Real()).scores(q, ldq, m, keys.numbers.data() + int64_t(first) * keys.d, keys.d, count, out, ldo);
 }
 
 template <class Real>
-void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
-              int64_t ldo, bool add) {
+void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out, int64_t ldo,
+              bool add) {
   chosen().of(Real()).multiply(a, lda, m, b, k, n, out, ldo, add);
 }
 
@@ -138,13 +136,10 @@ void squared_distances(const double* others, const double* point, int32_t d, dou
 
 template struct KeyPanels<float>;
 template struct KeyPanels<double>;
-template void scores(const float*, int64_t, int32_t, const KeyPanels<float>&, int32_t, int32_t, float*,
-                     int64_t);
-template void scores(const double*, int64_t, int32_t, const KeyPanels<double>&, int32_t, int32_t, double*,
-                     int64_t);
+template void scores(const float*, int64_t, int32_t, const KeyPanels<float>&, int32_t, int32_t, float*, int64_t);
+template void scores(const double*, int64_t, int32_t, const KeyPanels<double>&, int32_t, int32_t, double*, int64_t);
 template void multiply(const float*, int64_t, int32_t, const float*, int32_t, int32_t, float*, int64_t, bool);
-template void multiply(const double*, int64_t, int32_t, const double*, int32_t, int32_t, double*, int64_t,
-                       bool);
+template void multiply(const double*, int64_t, int32_t, const double*, int32_t, int32_t, double*, int64_t, bool);
 template RowSums exponentiate(float*, int32_t, float, float);
 template RowSums exponentiate(double*, int32_t, double, double);
 template double gather(const float*, const int32_t*, int32_t, float*);

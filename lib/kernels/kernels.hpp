@@ -15,13 +15,13 @@ namespace kvreplay::kernels {
 // out[m, count] (leading dimension ldo) = q[m, d] (ldq) * keys[first..first + count)^T; `first` is a multiple
 // of kPanel.
 template <class Real>
-void scores(const Real* q, int64_t ldq, int32_t m, const KeyPanels<Real>& keys, int32_t first, int32_t count,
-            Real* out, int64_t ldo);
+void scores(const Real* q, int64_t ldq, int32_t m, const KeyPanels<Real>& keys, int32_t first, int32_t count, Real* out,
+            int64_t ldo);
 
 // out[m, n] (ldo) = a[m, k] (lda) * b[k, n]; add: += instead.
 template <class Real>
-void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
-              int64_t ldo, bool add = false);
+void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out, int64_t ldo,
+              bool add = false);
 
 // row[i] = exp(scale row[i] - shift) for i < n; no exponent is positive beyond rounding. 0 where the result
 // would be below the least normal number, exactly 1 at an exponent of 0; NaN stays NaN.

@@ -22,7 +22,7 @@ template <class Real>
 struct KeyPanels {
   int32_t keys = 0, d = 0;
   std::vector<Real> numbers;  // [panels, d, kPanel]
-  TilePanels tiles;  // of keys that are bf16 numbers and packed at once, where the chosen path has tiles
+  TilePanels tiles;           // of keys that are bf16 numbers and packed at once, where the chosen path has tiles
   KeyPanels() = default;
   KeyPanels(int32_t n, int32_t dim);                 // all zero
   KeyPanels(const Real* k, int32_t n, int32_t dim);  // k: [n, d]

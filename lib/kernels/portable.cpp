@@ -18,8 +18,7 @@ template <class Real>
 using Target = Eigen::Map<Matrix<Real>, 0, Eigen::OuterStride<>>;
 
 template <class Real>
-void scores(const Real* q, int64_t ldq, int32_t m, const Real* keys, int32_t d, int32_t count, Real* out,
-            int64_t ldo) {
+void scores(const Real* q, int64_t ldq, int32_t m, const Real* keys, int32_t d, int32_t count, Real* out, int64_t ldo) {
   const View<Real> queries(q, m, d, Eigen::OuterStride<>(ldq));
   for (int32_t i = 0; i < count; i += kPanel) {
     const Real* panel = keys + int64_t(i) * d;
@@ -30,12 +29,11 @@ void scores(const Real* q, int64_t ldq, int32_t m, const Real* keys, int32_t d, 
 }
 
 template <class Real>
-void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
-              int64_t ldo, bool add) {
+void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out, int64_t ldo,
+              bool add) {
   Target<Real> to(out, m, n, Eigen::OuterStride<>(ldo));
   if (!add) to.setZero();
-  to.noalias() +=
-      View<Real>(a, m, k, Eigen::OuterStride<>(lda)) * View<Real>(b, k, n, Eigen::OuterStride<>(n));
+  to.noalias() += View<Real>(a, m, k, Eigen::OuterStride<>(lda)) * View<Real>(b, k, n, Eigen::OuterStride<>(n));
 }
 
 // Of which the exponential is a normal number; below, Eigen's does not fall to 0.
@@ -75,8 +73,7 @@ double weigh(const Real* x, const Real* factor, int32_t n, Real* out) {
 template <class Real>
 void accumulate(const Real* e, double weight, double carry, int32_t n, double* score) {
   Eigen::Map<Eigen::ArrayXd> to(score, n);
-  const auto p =
-      Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(e, n).template cast<double>() * weight;
+  const auto p = Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(e, n).template cast<double>() * weight;
   if (carry == 0) to = p;
   else to = carry * to + p;
 }
@@ -93,8 +90,7 @@ template <class Real>
 Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau) {
   Comparison s{};
   for (int32_t c = 0; c < n; ++c) {
-    const double z = double(mine[c]), o = double(exact[c]),
-                 p = o > Comparison::kClamp ? o : Comparison::kClamp;
+    const double z = double(mine[c]), o = double(exact[c]), p = o > Comparison::kClamp ? o : Comparison::kClamp;
     const double numerator = z * tau - o;
     s.mine2 += z * z, s.inner += z * o, s.positive2 += p * p, s.numerator2 += numerator * numerator;
   }
@@ -122,8 +118,7 @@ Lowest lowest(const double* score, const double* guard, const int32_t* token, in
 template <class Real>
 Real row_maximum(const Real* row, int32_t n) {
   if (n == 0) return -std::numeric_limits<Real>::infinity();
-  return Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(row, n)
-      .template maxCoeff<Eigen::PropagateNaN>();
+  return Eigen::Map<const Eigen::Array<Real, Eigen::Dynamic, 1>>(row, n).template maxCoeff<Eigen::PropagateNaN>();
 }
 
 template <class Real>
@@ -137,8 +132,7 @@ double sum_x_log_x(const Real* row, int32_t n) {
 void squared_distances(const double* others, const double* point, int32_t d, double* out) {
   using Lanes = Eigen::Array<double, kLanes, 1>;
   Lanes sum = Lanes::Zero();
-  for (int32_t c = 0; c < d; ++c)
-    sum += (Eigen::Map<const Lanes>(others + int64_t(c) * kLanes) - point[c]).square();
+  for (int32_t c = 0; c < d; ++c) sum += (Eigen::Map<const Lanes>(others + int64_t(c) * kLanes) - point[c]).square();
   Eigen::Map<Lanes>{out} = sum;
 }
 
@@ -151,7 +145,6 @@ constexpr Functions<Real> functions() {
 
 }  // namespace
 
-const Table kPortable = {"portable", functions<float>(), functions<double>(), squared_distances, lowest,
-                         nullptr};
+const Table kPortable = {"portable", functions<float>(), functions<double>(), squared_distances, lowest, nullptr};
 
 }  // namespace kvreplay::kernels

@@ -14,8 +14,8 @@ struct Functions {
   // keys: packed panels from the first wanted key on, [.., d, kPanel].
   void (*scores)(const Real* q, int64_t ldq, int32_t m, const Real* keys, int32_t d, int32_t count, Real* out,
                  int64_t ldo);
-  void (*multiply)(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
-                   int64_t ldo, bool add);
+  void (*multiply)(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out, int64_t ldo,
+                   bool add);
   RowSums (*exponentiate)(Real* row, int32_t n, Real scale, Real shift);
   Real (*row_maximum)(const Real* row, int32_t n);
   double (*gather)(const Real* from, const int32_t* index, int32_t n, Real* out);

@@ -1,4 +1,5 @@
 #pragma once
+#include "core/bf16.hpp"
 #include "kernels/table.hpp"
 
 // Products of bf16 numbers on tiles, once for every machine that has such tiles. A translation unit defines
@@ -21,13 +22,6 @@ constexpr int32_t kBlock = 2 * kTileRows;  // rows and columns of a block of fou
 constexpr int32_t kSplitTerms = 512;       // terms that are split at a time
 constexpr int32_t kParts = 3;              // numbers of 8 digits that add up to one of 24
 
-inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
-inline float widened(uint32_t half) { return __builtin_bit_cast(float, half << 16); }
-inline uint32_t rounded(float x) {  // to the nearest bf16 number, ties to even; NaN stays NaN
-  const uint32_t bits = bits_of(x), up = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return x == x ? up : 0x7fc0;
-}
-
 struct SplitRows {
   alignas(64) uint16_t parts[kParts][kBlock * kSplitTerms];
   int32_t stride;
@@ -38,10 +32,10 @@ struct SplitRows {
 inline bool take_part(float* rest, int32_t terms, uint16_t* part) {
   uint32_t any = 0;
   for (int32_t c = 0; c < terms; ++c) {
-    const uint32_t top = rounded(rest[c]);
-    part[c] = uint16_t(top);
-    rest[c] = (top & 0x7f80) == 0x7f80 ? 0 : rest[c] - widened(top);
-    any |= bits_of(rest[c]) & 0x7fffffff;
+    const uint16_t top = to_bf16(rest[c]);
+    part[c] = top;
+    rest[c] = (top & 0x7f80) == 0x7f80 ? 0 : rest[c] - from_bf16(top);
+    any |= float_bits(rest[c]) & 0x7fffffff;
   }
   return any == 0;
 }
@@ -110,8 +104,8 @@ inline void store_block(Tiles& t, const Target& to) {
 
 inline int32_t at_most(int32_t most, int32_t n) { return n < most ? n : most; }
 
-inline void tile_product(const float* a, int64_t lda, int32_t m, const TileMatrix& b, int32_t terms,
-                         int32_t columns, float* out, int64_t ldo) {
+inline void tile_product(const float* a, int64_t lda, int32_t m, const TileMatrix& b, int32_t terms, int32_t columns,
+                         float* out, int64_t ldo) {
   Tiles tiles;
   SplitRows rows;
   if (terms == 0)

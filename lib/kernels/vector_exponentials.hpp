@@ -45,8 +45,7 @@ KVR_INLINE typename Vector<Real>::Raw exponential(typename Vector<Real>::Raw y) 
   const Raw r = V::fma(whole, all(-E::kLn2Low), V::fma(whole, all(-E::kLn2High), x));
   Raw p = all(E::kCoefficients[0]);
 #pragma GCC unroll 16
-  for (uint32_t i = 1; i < sizeof E::kCoefficients / sizeof(Real); ++i)
-    p = V::fma(p, r, all(E::kCoefficients[i]));
+  for (uint32_t i = 1; i < sizeof E::kCoefficients / sizeof(Real); ++i) p = V::fma(p, r, all(E::kCoefficients[i]));
   if constexpr (kScales) p = V::scale(p, whole);
   else p = p * (Raw)(((typename V::Whole)shifted << E::kShift) + E::kOne);
   return x < all(E::kLowest) ? Raw{} : p;
@@ -62,9 +61,7 @@ struct Sums {
     V::widen_add((x[0] + x[1]) + (x[2] + x[3]), sum[0], sum[1]);
     V::widen_add(V::fma(x[0], x[0], x[1] * x[1]) + V::fma(x[2], x[2], x[3] * x[3]), squares[0], squares[1]);
   }
-  KVR_INLINE RowSums total() const {
-    return {sum_of_lanes(sum[0] + sum[1]), sum_of_lanes(squares[0] + squares[1])};
-  }
+  KVR_INLINE RowSums total() const { return {sum_of_lanes(sum[0] + sum[1]), sum_of_lanes(squares[0] + squares[1])}; }
 };
 
 template <class Real>

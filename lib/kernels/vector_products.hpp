@@ -40,15 +40,13 @@ KVR_INLINE void score_block(const Real* q, int64_t ldq, const Real* keys, int32_
 template <int32_t Rows, class Real>
 void score_rows(const Real* q, int64_t ldq, int32_t m, const Real* keys, int32_t d, int32_t width, Real* out,
                 int64_t ldo) {
-  for (; m >= Rows; m -= Rows, q += Rows * ldq, out += Rows * ldo)
-    score_block<Rows>(q, ldq, keys, d, width, out, ldo);
+  for (; m >= Rows; m -= Rows, q += Rows * ldq, out += Rows * ldo) score_block<Rows>(q, ldq, keys, d, width, out, ldo);
   if constexpr (Rows > 1)
     if (m > 0) score_rows<Rows / 2>(q, ldq, m, keys, d, width, out, ldo);
 }
 
 template <class Real>
-void scores(const Real* q, int64_t ldq, int32_t m, const Real* keys, int32_t d, int32_t count, Real* out,
-            int64_t ldo) {
+void scores(const Real* q, int64_t ldq, int32_t m, const Real* keys, int32_t d, int32_t count, Real* out, int64_t ldo) {
   constexpr int32_t kWidth = kScoreVectors * Vector<Real>::kLanes;
   static_assert(kPanel % kWidth == 0);
   for (int32_t i = 0; i < count; i += kWidth)
@@ -104,8 +102,7 @@ KVR_INLINE void product_block(const Product<Real>& p, int32_t last) {
 
 template <int32_t Rows, int32_t Vectors, bool Whole, class Real>
 void product_rows(Product<Real> p, int32_t m, int32_t last) {
-  for (; m >= Rows; m -= Rows, p.a += Rows * p.lda, p.out += Rows * p.ldo)
-    product_block<Rows, Vectors, Whole>(p, last);
+  for (; m >= Rows; m -= Rows, p.a += Rows * p.lda, p.out += Rows * p.ldo) product_block<Rows, Vectors, Whole>(p, last);
   if constexpr (Rows > 1)
     if (m > 0) product_rows<Rows - 1, Vectors, Whole>(p, m, last);
 }
@@ -127,16 +124,16 @@ void clear(Real* out, int64_t ldo, int32_t m, int32_t n) {
 }
 
 template <class Real>
-void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out,
-              int64_t ldo, bool add) {
+void multiply(const Real* a, int64_t lda, int32_t m, const Real* b, int32_t k, int32_t n, Real* out, int64_t ldo,
+              bool add) {
   constexpr int32_t kWidth = kProductVectors<Real> * Vector<Real>::kLanes;
+  if (m <= 0) return;  // `out` may be null
   if (k <= 0 && !add) return clear(out, ldo, m, n);
   for (int32_t c = 0; c < k; c += kProductTerms)
     for (int32_t j = 0; j < n; j += kWidth)
-      product_columns<kProductVectors<Real>>(
-          Product<Real>{a + c, lda, b + int64_t(c) * n + j, n, smaller(kProductTerms, k - c), out + j, ldo,
-                        add || c > 0},
-          m, smaller(kWidth, n - j));
+      product_columns<kProductVectors<Real>>(Product<Real>{a + c, lda, b + int64_t(c) * n + j, n,
+                                                           smaller(kProductTerms, k - c), out + j, ldo, add || c > 0},
+                                             m, smaller(kWidth, n - j));
 }
 
 // exp. With y = w ln 2 + r, |r| <= ln 2 / 2: e^y = 2^w e^r. `kWhole` is a number so large that adding it

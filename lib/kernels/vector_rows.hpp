@@ -146,11 +146,9 @@ void accumulate(const Real* e, double weight, double carry, int32_t n, double* s
 }
 
 // Of rows that share the lowest score.
-inline Lowest newest_of(double best, const double* score, const double* guard, const int32_t* token,
-                        int32_t n) {
+inline Lowest newest_of(double best, const double* score, const double* guard, const int32_t* token, int32_t n) {
   int32_t newest = -1;
-  for (int32_t i = 0; i < n; ++i)
-    newest = score[i] + guard[i] == best && token[i] > newest ? token[i] : newest;
+  for (int32_t i = 0; i < n; ++i) newest = score[i] + guard[i] == best && token[i] > newest ? token[i] : newest;
   return {best, newest};
 }
 

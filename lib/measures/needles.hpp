@@ -31,8 +31,7 @@ struct Needles {
 // nothing there. `strip` [tokens of the row]: exp(l - shift), any scale. `to`: of the union of the spans,
 // then of each of them.
 template <class Real>
-void needle_shares(const Real* strip, std::span<const int32_t> attended, std::span<const TokenSpan> spans,
-                   double* to) {
+void needle_shares(const Real* strip, std::span<const int32_t> attended, std::span<const TokenSpan> spans, double* to) {
   std::vector<double> full(spans.size() + 1, 0.0), held(spans.size() + 1, 0.0);
   const auto count = [&](int32_t token, std::vector<double>& sums) {
     bool any = false;

@@ -1,6 +1,6 @@
 #pragma once
-#include <Eigen/Core>
 #include <cstdint>
+#include <vector>
 
 namespace kvreplay {
 
@@ -18,8 +18,8 @@ class ValueNorms {
   double spectral();
 
  private:
-  Eigen::MatrixXd gram_;  // empty where nobody asks
-  Eigen::VectorXd start_;
+  std::vector<double> gram_;   // [v_dim, v_dim], the lower triangle; empty where nobody asks
+  std::vector<double> start_;  // [v_dim]
   double largest_ = 0, squares_ = 0;
 };
 

@@ -13,7 +13,7 @@ struct ValueNorm {
   double frobenius = 0, spectral = 0, largest = 0;
 };
 
-// The same for every scored row of a stream, found once.
+// Norms of V_0..t for every scored row of a stream, found once.
 template <class Real>
 class ScoredNorms {
  public:

@@ -1,7 +1,10 @@
-#include "measures/set_measures.hpp"
-
 #include <cmath>
 #include <string>
+
+#include "measures/measure.hpp"
+#include "measures/sums.hpp"
+
+// Normaliser, mass and sets of a cell.
 
 namespace kvreplay {
 namespace {
@@ -9,50 +12,85 @@ namespace {
 // Below, the gap is a quotient of rounding errors: a normaliser is good to about 1e-6.
 constexpr double kMissedAtLeast = 1e-3;
 
+class SetMeasures final : public Measure {
+ public:
+  explicit SetMeasures(const MeasureShape& shape) : shape_(shape) {
+    if (shape.wanted.has(Work::curves)) tau_err_.resize(size_t(shape.heads) * size_t(shape.rows));
+  }
+
+  void add(const MeasuredRow& r) override {
+    recall_.add(r.row);
+    if (!shape_.wanted.has(Work::masses)) return;
+    const double tau_err = std::abs(r.row.tau - 1);
+    if (!tau_err_.empty()) tau_err_[size_t(r.head * shape_.rows + r.number)] = tau_err;
+    partition_.add(tau_err);
+    log_partition_.add(std::abs(r.row.log_tau == kUnset ? std::log(r.row.tau) : r.row.log_tau));
+    mass_.add(r.row.kept_mass);
+    density_.add(double(r.row.attended) / (r.exact.token + 1));
+    all_plain_ = all_plain_ && r.row.plain;
+    if (r.row.plain && !r.skipped) add_missed(r);
+    needles_.resize(r.needles.size());
+    for (size_t i = 0; i < r.needles.size(); ++i)
+      if (r.needles[i] >= 0) needles_[i].add(r.needles[i]);
+  }
+
+  // One value a row: heads that decide together share the ranking of their mean probability.
+  void end_row() override {
+    if (recall_.ranked) {
+      if (recall_.top > 0) mass_recall_.add(recall_.mass / recall_.top);
+      index_recall_.add(recall_.index / recall_.heads);
+    }
+    recall_ = {};
+  }
+
+  void finish(Measured& to, const ErrorBound&) override {
+    to["partition_err_mean"] = partition_.mean(), to["partition_err_max"] = partition_.maximum();
+    to["log_partition_err_mean"] = log_partition_.mean();
+    to["kept_mass_mean"] = mass_.mean(), to["kept_mass_min"] = mass_.minimum();
+    to["mass_recall"] = mass_recall_.mean(), to["mass_recall_min"] = mass_recall_.minimum();
+    to["index_recall"] = index_recall_.mean();
+    to["density_mean"] = density_.mean();
+    if (all_plain_) to["missed_gap_mean"] = gap_.mean(), to["mass_bound_mean"] = bound_.mean();
+    if (needles_.empty()) return;
+    to["needle_mass"] = needles_[0].mean();
+    for (size_t i = 1; i < needles_.size(); ++i)
+      if (const auto mean = needles_[i].mean()) to.extras["needle_mass_" + std::to_string(i)] = *mean;
+  }
+  std::vector<double> take_curve() override { return std::move(tau_err_); }
+
+ private:
+  // Of the heads of one row.
+  struct Recall {
+    double mass = 0, top = 0, index = 0;
+    int32_t heads = 0;
+    bool ranked = true;
+    void add(const RowResult& row) {
+      ranked = ranked && row.index_recall >= 0;
+      mass += row.kept_mass, top += row.top_mass, index += row.index_recall;
+      ++heads;
+    }
+  };
+
+  // o - z = missed (o_missed - z), so the gap needs no second output. A sink logit is part of what is kept.
+  void add_missed(const MeasuredRow& r) {
+    const bool all = r.row.attended >= r.exact.visible;  // whatever rounding makes of tau
+    const double missed = all ? 0.0 : std::max(0.0, 1 - r.row.tau);
+    if (missed > kMissedAtLeast) gap_.add(r.error / missed / r.norm);
+    bound_.add(2 * missed * r.exact.v_largest / r.norm);
+  }
+
+  MeasureShape shape_;
+  std::vector<double> tau_err_;  // [heads, rows], where someone asks
+  bool all_plain_ = true;        // every row renormalised the exact attention over a subset
+  Recall recall_;
+  Sums partition_, log_partition_, mass_, density_;
+  Sums mass_recall_, index_recall_;  // of rows
+  Sums gap_, bound_;                 // of plain rows
+  std::vector<Sums> needles_;        // of the union of the spans, then of each
+};
+
 }  // namespace
 
-SetMeasures::SetMeasures(int32_t heads, int64_t rows, bool curve) {
-  if (curve) tau_err_.resize(size_t(heads) * size_t(rows));
-}
-
-void SetMeasures::add(const ScoredRow& row, size_t at) {
-  const double tau_err = std::abs(row.m.tau - 1);
-  if (!tau_err_.empty()) tau_err_[at] = tau_err;
-  partition_.add(tau_err);
-  log_partition_.add(std::abs(row.m.log_tau == kUnset ? std::log(row.m.tau) : row.m.log_tau));
-  mass_.add(row.m.kept_mass);
-  density_.add(double(row.m.attended) / (row.token + 1));
-  all_plain_ = all_plain_ && row.m.plain;
-  if (row.m.plain && !row.skipped) add_missed(row);
-  if (!row.needles.empty()) add_needles(row);
-}
-
-// o - z = missed (o_missed - z), so the gap needs no second output. A sink logit is part of what is kept.
-void SetMeasures::add_missed(const ScoredRow& row) {
-  const bool all = row.m.attended >= row.visible;  // whatever rounding makes of tau
-  const double missed = all ? 0.0 : std::max(0.0, 1 - row.m.tau);
-  if (missed > kMissedAtLeast) gap_.add(row.error / missed / row.norm);
-  bound_.add(2 * missed * row.v_largest / row.norm);
-}
-
-void SetMeasures::add_needles(const ScoredRow& row) {
-  needles_.resize(row.needles.size());
-  for (size_t i = 0; i < needles_.size(); ++i)
-    if (row.needles[i] >= 0) needles_[i].add(row.needles[i]);
-}
-
-void SetMeasures::finish(CellMeasures& measures) const {
-  measures.partition_err_mean = partition_.mean(), measures.partition_err_max = partition_.maximum();
-  measures.log_partition_err_mean = log_partition_.mean();
-  measures.kept_mass_mean = mass_.mean(), measures.kept_mass_min = mass_.minimum();
-  measures.mass_recall = mass_recall_.mean(), measures.mass_recall_min = mass_recall_.minimum();
-  measures.index_recall = index_recall_.mean();
-  measures.density_mean = density_.mean();
-  if (all_plain_) measures.missed_gap_mean = gap_.mean(), measures.mass_bound_mean = bound_.mean();
-  if (needles_.empty()) return;
-  measures.needle_mass = needles_[0].mean();
-  for (size_t i = 1; i < needles_.size(); ++i)
-    if (const auto mean = needles_[i].mean()) measures.extras["needle_mass_" + std::to_string(i)] = *mean;
-}
+std::unique_ptr<Measure> set_measures(const MeasureShape& shape) { return std::make_unique<SetMeasures>(shape); }
 
 }  // namespace kvreplay

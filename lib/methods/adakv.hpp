@@ -26,6 +26,7 @@ struct AdaKv : Selecting<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"read_prompt evict layout needs protection shared_over share state"};
   static constexpr SharedOver shared_over = SharedOver::layer;
   enum class Variant { kvpress, reference };
   Variant variant = Variant::kvpress;
@@ -53,11 +54,11 @@ struct AdaKv : Selecting<> {
   PromptNeeds needs(const MethodContext& context) const { return scorer.needs(context); }
   KVR_FN Protect protection() const { return both({sinks, recent}, scorer.protection()); }
 
-  // The head's number of tokens is its scene's budget when it is replayed.
+  // The head's number of tokens is its context's budget when it is replayed.
   std::vector<int32_t> share(const MethodContext& context, const std::vector<HeadScores>& heads) const {
-    if (variant == Variant::kvpress) return ada_tokens(heads, context.budget, alpha);
-    const int32_t window = protected_tokens(heads.front()), base = context.budget - window;
-    if (base <= 0) return std::vector<int32_t>(heads.size(), context.budget);
+    if (variant == Variant::kvpress) return ada_tokens(heads, context.budget.tokens, alpha);
+    const int32_t window = protected_tokens(heads.front()), base = context.budget.tokens - window;
+    if (base <= 0) return std::vector<int32_t>(heads.size(), context.budget.tokens);
     std::vector<std::vector<double>> scores;
     for (const HeadScores& t : heads) scores.push_back(unprotected(t, base));
     std::vector<int32_t> tokens = winners(scores, int64_t(base) * int64_t(heads.size()));
@@ -70,9 +71,7 @@ struct AdaKv : Selecting<> {
     scorer.bind(state);
     scorer.read_prompt(team, prompt, cache);
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
-    keep_scored(team, cache, protection(), budget);
-  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
 
  private:
   std::vector<double> unprotected(const HeadScores& t, int32_t base) const {

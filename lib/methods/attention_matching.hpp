@@ -22,14 +22,14 @@ struct AttentionMatching {
       .source = "attention-matching compaction, highest attention keys",
       .tier = 3,
       .memory = "B prompt tokens and every later one, one bias a prompt token",
-      .deviation =
-          "values are fitted with ridge * trace / B. train: future sees the future and is for analyses only.",
+      .deviation = "values are fitted with ridge * trace / B. train: future sees the future and is for analyses only.",
       .streams = false,
       .default_phase = Phase::oneshot,
       .any_positions = false,
       .layer_level = false,
       .needs_linear_logits = true,
   };
+  static constexpr Hooks hooks{"read_prompt extra_bytes report layout needs failure_text state"};
   double ridge = 1e-4, clip = 3;
   TrainOn train = TrainOn::reroped;
   int32_t max_queries = 50000;
@@ -46,19 +46,19 @@ struct AttentionMatching {
               "most training queries; of more every ceil-th is taken");
   }
   void resolve(const MethodContext& context) {
-    budget = context.budget;
-    if (train == TrainOn::future && context.tokens == context.prompt)
+    budget = context.budget.tokens;
+    if (train == TrainOn::future && context.tokens == context.prompt_tokens)
       throw ParameterError("train", "there is no row after the prompt to train on; use reroped");
   }
   PromptNeeds needs(const MethodContext&) const {
     return {.queries = true, .future_queries = train == TrainOn::future, .rotary = train == TrainOn::reroped};
   }
   Layout layout(const MethodContext& context) const {
-    if (context.prompt <= budget) return {.state_doubles = 1};
-    const int32_t rows = train == TrainOn::future ? context.tokens - context.prompt : context.prompt;
+    if (context.prompt_tokens <= budget) return {.state_doubles = 1};
+    const int32_t rows = train == TrainOn::future ? context.tokens - context.prompt_tokens : context.prompt_tokens;
     const int64_t N = TrainingQueries<float>::count(int64_t(context.shape.heads) * rows, max_queries);
     const HeadShape& s = context.shape;
-    return {.state_doubles = 1 + AttentionFit<float>::doubles(N, context.prompt, budget, s.dim, s.v_dim),
+    return {.state_doubles = 1 + AttentionFit<float>::doubles(N, context.prompt_tokens, budget, s.dim, s.v_dim),
             .scores = true,
             .weights = true,
             .own_rows = budget};
@@ -66,7 +66,7 @@ struct AttentionMatching {
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     c.weight_floats = cache.evictions() > 0 ? budget : 0;
   }
-  void report(std::map<std::string, double>& extras, const auto& cache) const {
+  void report(auto& extras, const auto& cache) const {
     if (cache.evictions() > 0) extras["train_error"] = state[0];
   }
   static std::string failure_text(int32_t what, int32_t) {

@@ -28,6 +28,7 @@ struct BalanceKv : Thinning<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"evict extra_bytes report layout random rng_arrays state rng larger"};
   enum class Preset { single_layer, longbench };
   enum class Den { code, w };
   enum class Walk { reference, paper };
@@ -55,8 +56,8 @@ struct BalanceKv : Thinning<> {
     d.real("c0", &M::c0, {-1e300, 1e300}, "added to the values' product");
     d.choice("den", &M::den, {"code", "w"}, "denominator weight: 2^rounds, or the numerator's");
     d.choice("walk", &M::walk, {"reference", "paper"}, "the released code's walk, or the paper's");
-    d.real_or_word("c", &M::c, {0, 1e300}, "theory",
-                   "walk paper: bound of |y|; theory: 30 ln(n/delta); 0: greedy", "theory");
+    d.real_or_word("c", &M::c, {0, 1e300}, "theory", "walk paper: bound of |y|; theory: 30 ln(n/delta); 0: greedy",
+                   "theory");
     d.real("delta", &M::delta, {1e-300, 1}, "walk paper: failure probability of the theorem", "1/n^2");
     d.real("temp", &M::temp, {1e-300, 1e300}, "walk paper: factor on the scale in the kernel");
     protect<BalanceKv>(d);
@@ -70,15 +71,15 @@ struct BalanceKv : Thinning<> {
     if (c == kUnset || c == kRealWord) c = theory::walk_constant(context.tokens, delta);
     scale = context.scale;
     Thinning::resolve(context);
-    record_doubles = WalkRecord::doubles(context.prompt);
+    record_doubles = WalkRecord::doubles(context.prompt_tokens);
   }
   static bool random(const BalanceKv&) { return true; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
-    const int32_t T = rounds != kDerived ? rounds : rounds_that_fit(s.prompt, sinks);
+    const int32_t T = rounds != kDerived ? rounds : rounds_that_fit(s.prompt_tokens, sinks);
     return {{"uniforms U", RngStream::sign_walk, T, middle_of(s)}};
   }
   Layout layout(const MethodContext& s) const {
-    const int64_t rows = PackedRows::doubles(std::min(block, s.prompt), s.shape.dim, s.shape.v_dim);
+    const int64_t rows = PackedRows::doubles(std::min(block, s.prompt_tokens), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = record_doubles + s.shape.dim + rows, .scores = true, .weights = true};
   }
   KVR_FN void extra_bytes(ExtraBytes& charged, const auto&) const { charged.weight_floats = survivors; }
@@ -103,8 +104,7 @@ struct BalanceKv : Thinning<> {
  private:
   KVR_FN WalkRecord record() const { return WalkRecord(state.first(size_t(record_doubles))); }
   KVR_FN std::span<double> scratch() const { return state.subspan(size_t(record_doubles)); }
-  // Of a block that another budget has walked the signs are taken over. Injected draws stand in an array that
-  // follows the budget.
+  // Signs of a block that a larger budget walked are taken over, unless draws are injected: those follow the budget.
   KVR_FN void sign(const Team auto& team, auto& cache, WalkedBlock b) {
     const bool shares = larger != nullptr && larger->done > done && rng.injected[0].values == nullptr;
     if (shares && larger->record().holds(team, cache, b, block)) larger->record().give(team, cache, b);
@@ -113,7 +113,7 @@ struct BalanceKv : Thinning<> {
     if (walk == Walk::paper) smaller_half(team, cache, {b.first, b.count});
   }
   KVR_FN void walk_block(const Team auto& team, auto& cache, WalkedBlock b, auto sign) {
-    const RowProducts products{cache, b.first};
+    const RowsFrom products{cache, b.first};
     const auto u = [&](int32_t i) { return rng.uniform(RngStream::sign_walk, b.begin + i, 0, done); };
     if (walk == Walk::paper) self_balance(team, products, b.count, u, sign);
     else pull(team, products, b.count, u, sign);

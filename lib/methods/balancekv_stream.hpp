@@ -20,8 +20,7 @@ struct BalanceKvStream {
       .title = "MergeAndReduce of softmax walks",
       .source = "BalanceKV, Han et al. 2025, Algorithms 1-3, Theorems 3.1-3.5",
       .tier = 1,
-      .memory =
-          "both structures: keys of numerator and denominator, values of the numerator, one size a list",
+      .memory = "both structures: keys of numerator and denominator, values of the numerator, one size a list",
       .deviation =
           "the bucket inequality is printed reversed, and the test uses p where j is meant. Buckets are "
           "erased by an r that is measured on the prompt and grows with later keys; the theorem's sizes "
@@ -32,6 +31,9 @@ struct BalanceKvStream {
       .takes_budget = false,
       .needs_linear_logits = true,
   };
+  static constexpr Hooks hooks{
+      "read_prompt append extra_bytes spread report layout needs oracle_needs error_bound "
+      "failure_text random state rng"};
   int32_t batch = 256, levels = kDerived;
   double epsilon = 0.1, delta = kUnset, c = kUnset, r = kUnset;
   OnFail on_fail = OnFail::fail;
@@ -90,8 +92,7 @@ struct BalanceKvStream {
   // It grows with what has been seen.
   KVR_FN double spread() const { return theory::largest_logit(promised_bound(), dim); }
   static std::string failure_text(int32_t, int32_t token) {
-    return "a walk failed at token " + std::to_string(token) +
-           ": |y| > c; give a larger c, or on_fail clamp or coin";
+    return "a walk failed at token " + std::to_string(token) + ": |y| > c; give a larger c, or on_fail clamp or coin";
   }
 
   // The prompt, token by token; rows that are not fed yet have no weight. With `replay.prompt: stream` there
@@ -122,17 +123,14 @@ struct BalanceKvStream {
     const int32_t row = cache.size() - 1;
     grow(radius, std::sqrt(sums.key_product(cache, row, row)));
     feed(team, cache, row);
-    if (team.count(cache.size(), [&](int32_t i) { return !sums.held(cache, i); }) > 0)
-      drop_unheld(team, cache);
+    if (team.count(cache.size(), [&](int32_t i) { return !sums.held(cache, i); }) > 0) drop_unheld(team, cache);
   }
 
  private:
   KVR_FN int32_t whole_batch() const { return batch < tokens ? batch : tokens; }
   KVR_FN void bind() { sums.bind(state, whole_batch(), dim), sums.rng = rng; }
   KVR_FN double bound() const { return r != kUnset ? r : radius; }
-  KVR_FN double promised_bound() const {
-    return r != kUnset ? r : radius > largest_query ? radius : largest_query;
-  }
+  KVR_FN double promised_bound() const { return r != kUnset ? r : radius > largest_query ? radius : largest_query; }
   KVR_FN static void grow(double& most, double x) { most = x > most ? x : most; }
   KVR_FN void drop_unheld(const Team auto& team, auto& cache) const {
     cache.retain(team, [&](int32_t i) { return sums.held(cache, i); });
@@ -142,8 +140,7 @@ struct BalanceKvStream {
     grow(most_value, sums.feed(team, cache, row));
     if (!bucket_erase || most_value == 0) return;
     const double r2 = bound() * bound() / std::sqrt(double(dim));
-    sums.erase_buckets(team, cache,
-                       (std::log(epsilon / (2.0 * tokens)) - r2 + std::log(most_value)) / std::log(2.0));
+    sums.erase_buckets(team, cache, (std::log(epsilon / (2.0 * tokens)) - r2 + std::log(most_value)) / std::log(2.0));
   }
 };
 

@@ -30,6 +30,9 @@ struct Buzz {
           "query "
           "heads are summed; the release mis-groups them.",
   };
+  static constexpr Hooks hooks{
+      "observe_prompt read_prompt evict logit_factor observe layout needs max_rows changes_logits "
+      "state"};
   using Variant = theory::Buzz::Variant;
   enum class Mode { local_max, no_max, swap };
   enum class Passes { single, until_fit, chunked, by_variant };
@@ -47,10 +50,8 @@ struct Buzz {
   static void declare(auto& d) {
     d.integer("sinks", &Buzz::sinks, {0, kManyTokens}, "first tokens that always stay");
     d.integer("stride", &Buzz::stride, {3, 1 << 15}, "segment length; below 3 the cache would grow");
-    d.integer("window", &Buzz::window, {1, kManyTokens}, "recent window, tokens",
-              "floor((B - sinks)/(1 + rho))");
-    d.integer("threshold", &Buzz::threshold, {1, kManyTokens}, "size of the middle that fires",
-              "B - sinks - window");
+    d.integer("window", &Buzz::window, {1, kManyTokens}, "recent window, tokens", "floor((B - sinks)/(1 + rho))");
+    d.integer("threshold", &Buzz::threshold, {1, kManyTokens}, "size of the middle that fires", "B - sinks - window");
     d.choice("variant", &Buzz::variant, {"reference", "paper"}, "fire above the threshold, or at it");
     d.choice("mode", &Buzz::mode, {"local_max", "no_max", "swap"}, "what of the middle stays");
     d.choice("prefill_passes", &Buzz::passes, {"single", "until_fit", "chunked"}, "passes over the prompt",
@@ -59,12 +60,11 @@ struct Buzz {
   }
   void resolve(const MethodContext& context) {
     if (stride < 3)
-      throw ParameterError("stride",
-                           "stride " + std::to_string(stride) +
-                               " keeps every old token in each pass: the cache would grow; give at least 3");
-    resolve_sizes(context.budget);
+      throw ParameterError("stride", "stride " + std::to_string(stride) +
+                                         " keeps every old token in each pass: the cache would grow; give at least 3");
+    resolve_sizes(context.budget.tokens);
     if (passes == Passes::by_variant) passes = variant == Variant::paper ? Passes::until_fit : Passes::single;
-    prompt = context.prompt;
+    prompt = context.prompt_tokens;
     const auto sizes = theory::Buzz::of(sinks, window, stride, threshold, variant);
     hive.window = window, hive.fires_at = int32_t(sizes.fires_at);
     hive.old_step = int32_t(sizes.old_step), hive.new_step = int32_t(sizes.new_step);
@@ -75,10 +75,10 @@ struct Buzz {
   int64_t max_rows(const MethodContext& context) const {
     const theory::Buzz sizes{sinks, window, threshold, hive.fires_at, hive.old_step, hive.new_step};
     const bool once = passes == Passes::single;
-    return std::max<int64_t>(context.budget, once ? sizes.peak_kept(context.prompt) : sizes.peak_kept());
+    return std::max<int64_t>(context.budget.tokens, once ? sizes.peak_kept(context.prompt_tokens) : sizes.peak_kept());
   }
   Layout layout(const MethodContext& s) const {
-    return {.state_doubles = observes_prompt() ? int64_t(2 + s.shape.heads) * s.prompt : 0, .scores = true};
+    return {.state_doubles = observes_prompt() ? int64_t(2 + s.shape.heads) * s.prompt_tokens : 0, .scores = true};
   }
   PromptNeeds needs(const MethodContext&) const {
     if (observes_prompt()) return {.rows_from = 0};
@@ -123,9 +123,8 @@ struct Buzz {
     if (threshold == kDerived) threshold = int32_t(room - window);
     if (window >= 1 && threshold >= 1 && int64_t(window) + threshold == room) return;
     throw ParameterError("window", "sinks " + std::to_string(sinks) + ", window " + std::to_string(window) +
-                                       " and threshold " + std::to_string(threshold) +
-                                       " must add up to a budget of " + std::to_string(budget) +
-                                       ", window and threshold at least 1; leave both out");
+                                       " and threshold " + std::to_string(threshold) + " must add up to a budget of " +
+                                       std::to_string(budget) + ", window and threshold at least 1; leave both out");
   }
   KVR_FN bool observes_prompt() const { return log_n != LogN::off || passes == Passes::chunked; }
 

@@ -20,11 +20,14 @@ struct Cake : Selecting<> {
       .tier = 2,
       .memory = "the layer's share of B * layers prompt tokens per kv head, and every later one",
       .deviation =
-          "only the layers that the trace holds share the budget, and the shares are settled before the "
+          "only the layers that the trace holds share the budget, and the shares are fixed before the "
           "replay instead of layer by layer during the prompt",
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{
+      "observe_prompt read_prompt evict layout needs protection shared_over share head_scores "
+      "set_options state"};
   static constexpr SharedOver shared_over = SharedOver::model;
   static constexpr int32_t kPool = 5;
   int32_t window = 32;
@@ -42,18 +45,17 @@ struct Cake : Selecting<> {
   }
   void resolve(const MethodContext& context) {
     Selecting::resolve(context);
-    prompt_tokens = context.prompt;
-    if (window >= budget && budget < context.prompt)
+    prompt_tokens = context.prompt_tokens;
+    if (window >= budget && budget < context.prompt_tokens)
       throw ParameterError("w", "w " + std::to_string(window) + " leaves nothing of the budget of " +
-                                    std::to_string(budget) +
-                                    " to choose; make it smaller or the budget larger");
+                                    std::to_string(budget) + " to choose; make it smaller or the budget larger");
   }
   static void set_options(const Cake&, CommonOptions& options) { options.gqa_aggregate = Aggregate::mean; }
   Layout layout(const MethodContext& context) const {
-    return {.state_doubles = int64_t(3) * context.shape.heads * context.prompt, .scores = true};
+    return {.state_doubles = int64_t(3) * context.shape.heads * context.prompt_tokens, .scores = true};
   }
   PromptNeeds needs(const MethodContext& context) const {
-    return {.rows_from = context.prompt > window ? context.prompt - window : 0};
+    return {.rows_from = context.prompt_tokens > window ? context.prompt_tokens - window : 0};
   }
   KVR_FN Protect protection() const { return both({sinks, recent}, {.recent = window}); }
 
@@ -88,9 +90,7 @@ struct Cake : Selecting<> {
       cache.score(j) = aggregate(prompt.how(), part(2 * heads, 0) + j, prompt_tokens, heads);
     });
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
-    keep_scored(team, cache, protection(), budget);
-  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
 
   void head_scores(std::vector<double>& says) const {
     double variance = 0;
@@ -102,8 +102,8 @@ struct Cake : Selecting<> {
     std::vector<int32_t> layer_of, tokens;
     const std::vector<double> shares = preferences(heads, layer_of);
     for (const double s : shares)
-      tokens.push_back(int32_t(std::min(s * (context.budget - window) * double(shares.size()), kManyTokens)));
-    hand_on(tokens, context.prompt - window);
+      tokens.push_back(int32_t(std::min(s * (context.budget.tokens - window) * double(shares.size()), kManyTokens)));
+    hand_on(tokens, context.prompt_tokens - window);
     std::vector<int32_t> of_heads;
     for (const int32_t at : layer_of) of_heads.push_back(tokens[size_t(at)] + window);
     return of_heads;
@@ -114,8 +114,7 @@ struct Cake : Selecting<> {
     return state.data() + int64_t(first + head) * prompt_tokens;
   }
   // Of every layer, summing to 1; layer_of: where each head's layer stands. Equal if no layer stands out.
-  std::vector<double> preferences(const std::vector<HeadScores>& heads,
-                                  std::vector<int32_t>& layer_of) const {
+  std::vector<double> preferences(const std::vector<HeadScores>& heads, std::vector<int32_t>& layer_of) const {
     std::vector<double> H, V, shares;
     for (size_t i = 0; i < heads.size(); ++i) {
       if (i == 0 || heads[i].layer != heads[i - 1].layer) H.push_back(0), V.push_back(0);
@@ -128,8 +127,7 @@ struct Cake : Selecting<> {
     };
     for (size_t l = 0; l < H.size(); ++l) sum += preference(l);
     const bool tells = sum > 0 && std::isfinite(sum);
-    for (size_t l = 0; l < H.size(); ++l)
-      shares.push_back(tells ? double(preference(l) / sum) : 1 / double(H.size()));
+    for (size_t l = 0; l < H.size(); ++l) shares.push_back(tells ? double(preference(l) / sum) : 1 / double(H.size()));
     return shares;
   }
   static void hand_on(std::vector<int32_t>& tokens, int32_t most) {

@@ -19,6 +19,7 @@ struct ChunkKv : Selecting<> {
       .default_phase = Phase::oneshot,
       .exact_budget = false,
   };
+  static constexpr Hooks hooks{"read_prompt evict report layout needs protection set_options state"};
   AnyScorer scorer;
   int32_t chunk = 20;
   int32_t realised = 0;
@@ -35,7 +36,7 @@ struct ChunkKv : Selecting<> {
   }
   static void set_options(const ChunkKv&, CommonOptions& options) { options.gqa_level = GqaLevel::layer; }
   Layout layout(const MethodContext& context) const {
-    return {.state_doubles = context.prompt + scorer.state_doubles(context), .scores = true};
+    return {.state_doubles = context.prompt_tokens + scorer.state_doubles(context), .scores = true};
   }
   PromptNeeds needs(const MethodContext& context) const { return scorer.needs(context); }
   KVR_FN Protect protection() const { return both({sinks, recent}, scorer.protection()); }

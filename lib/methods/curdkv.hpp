@@ -19,6 +19,7 @@ struct CurDkv : Selecting<4> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"read_prompt evict layout protection"};
   int32_t block = 16;
 
   static void declare(auto& d) {
@@ -28,12 +29,8 @@ struct CurDkv : Selecting<4> {
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
-    const auto k2 = [&](int32_t i) {
-      return wide_dot(prompt.key(cache.token(i)), prompt.key(cache.token(i)));
-    };
-    const auto v2 = [&](int32_t i) {
-      return wide_dot(prompt.value(cache.token(i)), prompt.value(cache.token(i)));
-    };
+    const auto k2 = [&](int32_t i) { return wide_dot(prompt.key(cache.token(i)), prompt.key(cache.token(i))); };
+    const auto v2 = [&](int32_t i) { return wide_dot(prompt.value(cache.token(i)), prompt.value(cache.token(i))); };
     const int32_t n = cache.size();
     team.each((n - 1) / block + 1, [&](int32_t b) {
       const int32_t begin = b * block, end = n - begin < block ? n : begin + block;

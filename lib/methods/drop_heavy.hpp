@@ -16,11 +16,11 @@ struct DropHeavy : Selecting<> {
       .source = "H2O, Zhang et al. 2023, section 3 and Fig. 2c",
       .tier = 1,
       .memory = "B prompt tokens and every later one",
-      .deviation =
-          "the paper reports task accuracy and gives no procedure: one cut after the prompt is ours.",
+      .deviation = "the paper reports task accuracy and gives no procedure: one cut after the prompt is ours.",
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"read_prompt evict layout needs protection random rng_arrays rng"};
   enum class Drop { heavy, random, light };
   Drop drop = Drop::heavy;
   Rng rng;
@@ -32,7 +32,7 @@ struct DropHeavy : Selecting<> {
   static bool random(const DropHeavy& m) { return m.drop == Drop::random; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     if (drop != Drop::random) return {};
-    return {{"u U uniforms", RngStream::uniform_sampling, 1, s.prompt}};
+    return {{"u U uniforms", RngStream::uniform_sampling, 1, s.prompt_tokens}};
   }
   PromptNeeds needs(const MethodContext&) const {
     if (drop == Drop::random) return {};

@@ -20,6 +20,7 @@ struct Exact {
       .takes_budget = false,
       .implied_layout = true,
   };
+  static constexpr Hooks hooks{"logit_factor changes_logits"};
   LogN log_n = LogN::off;
 
   static void declare(auto& d) { d.choice("log_n", &Exact::log_n, {"off", "live", "context"}, kLogNHelp); }

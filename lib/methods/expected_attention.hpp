@@ -24,14 +24,14 @@ struct ExpectedAttention : Selecting<4> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"read_prompt evict layout needs protection state"};
   int32_t n_future = 512;
   bool covariance = true, vnorm = true;
   double eps = kUnset;
   std::span<double> state;  // [heads, P] scores, then mu [d], one query [d], S [d, d], R [2, pairs]
 
   static void declare(auto& d) {
-    d.integer("n_future", &ExpectedAttention::n_future, {1, kManyTokens},
-              "positions that queries are expected at");
+    d.integer("n_future", &ExpectedAttention::n_future, {1, kManyTokens}, "positions that queries are expected at");
     d.boolean("covariance", &ExpectedAttention::covariance, "whether the spread of the queries counts");
     d.boolean("vnorm", &ExpectedAttention::vnorm, "whether scores are multiplied by the norm of the value");
     d.real("eps", &ExpectedAttention::eps, {0, 1e300}, "added to every probability before it is multiplied",
@@ -44,7 +44,7 @@ struct ExpectedAttention : Selecting<4> {
   }
   Layout layout(const MethodContext& context) const {
     const int64_t d = context.shape.dim;
-    return {.state_doubles = int64_t(context.shape.heads) * context.prompt + 3 * d + d * d, .scores = true};
+    return {.state_doubles = int64_t(context.shape.heads) * context.prompt_tokens + 3 * d + d * d, .scores = true};
   }
   PromptNeeds needs(const MethodContext&) const { return {.queries = true}; }
 
@@ -59,19 +59,14 @@ struct ExpectedAttention : Selecting<4> {
       read_queries(team, prompt, h, m);
       const Prompt<Real> own = prompt.block(shape.block_of(h));
       const std::span<double> z = state.subspan(size_t(h) * size_t(rows), size_t(rows));
-      team.each(rows, [&](int32_t i) {
-        z[size_t(i)] = exponent(m, own.key(cache.token(first + i)), prompt.scale());
-      });
+      team.each(rows, [&](int32_t i) { z[size_t(i)] = exponent(m, own.key(cache.token(first + i)), prompt.scale()); });
       softmax(team, z);
       if (vnorm)
-        team.each(rows, [&](int32_t i) {
-          z[size_t(i)] = (z[size_t(i)] + eps) * norm(own.value(cache.token(first + i)));
-        });
+        team.each(rows,
+                  [&](int32_t i) { z[size_t(i)] = (z[size_t(i)] + eps) * norm(own.value(cache.token(first + i))); });
     }
     const Aggregate how = prompt.how() == Aggregate::sum ? Aggregate::mean : prompt.how();
-    team.each(rows, [&](int32_t i) {
-      cache.score(first + i) = aggregate(how, &state[size_t(i)], rows, shape.heads);
-    });
+    team.each(rows, [&](int32_t i) { cache.score(first + i) = aggregate(how, &state[size_t(i)], rows, shape.heads); });
   }
 
  private:
@@ -101,16 +96,14 @@ struct ExpectedAttention : Selecting<4> {
   }
   // An attention factor (YaRN) would be divided out here and be back in R: it is left in.
   template <class Real>
-  KVR_FN void unrotate(const Team auto& team, const Prompt<Real>& prompt, int32_t head, int32_t row,
-                       const Moments& m) {
+  KVR_FN void unrotate(const Team auto& team, const Prompt<Real>& prompt, int32_t head, int32_t row, const Moments& m) {
     const auto query = prompt.query(head, row);
     team.each(int32_t(query.size()), [&](int32_t c) { m.query[size_t(c)] = double(query[size_t(c)]); });
     rotate(team, prompt.rope(), -prompt.position(row), m.query.data());
   }
   // Steps 1 to 3 of one query head.
   template <class Real>
-  KVR_FN void read_queries(const Team auto& team, const Prompt<Real>& prompt, int32_t head,
-                           const Moments& m) {
+  KVR_FN void read_queries(const Team auto& team, const Prompt<Real>& prompt, int32_t head, const Moments& m) {
     const RopeView rope = prompt.rope();
     const int32_t d = prompt.shape().dim, count = prompt.size() - sinks;
     team.each(d, [&](int32_t a) { m.mean[size_t(a)] = 0; });

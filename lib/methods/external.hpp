@@ -18,13 +18,14 @@ struct External {
           "what else its author remembers of tokens (scores, sketches) is not in the file and not charged. "
           "Lists may know the future: no check can tell.",
   };
+  static constexpr Hooks hooks{"evict extra_bytes layout max_rows given"};
   int32_t budget = 0, prompt = 0;
   GivenLists given;
 
   static void declare(auto& d) {
     d.file("kept", "HDF5 file with the lists of every kv head; {budget} in its name is the budget in tokens");
   }
-  void resolve(const MethodContext& context) { budget = context.budget, prompt = context.prompt; }
+  void resolve(const MethodContext& context) { budget = context.budget.tokens, prompt = context.prompt_tokens; }
   // Without a budget the lists are as long as they are.
   int64_t max_rows(const MethodContext& context) const { return budget > 0 ? budget : context.tokens; }
   Layout layout(const MethodContext&) const { return {.weights = given.weighted(), .split = given.split}; }

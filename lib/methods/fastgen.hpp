@@ -24,6 +24,7 @@ struct FastGen {
           "top of all held tokens, the protected ones included.",
       .takes_budget = false,
   };
+  static constexpr Hooks hooks{"read_prompt evict append observe extra_bytes report layout needs state"};
   enum Candidate : int32_t { special, punctuation, heavy, local, full };
   double recovery = 0.95, local_frac = 0.3, heavy_frac = 0.3;
   int32_t sinks = 0, recent = 0;
@@ -33,17 +34,14 @@ struct FastGen {
   std::span<double> state;  // [tokens] text class
 
   static void declare(auto& d) {
-    d.real("recovery", &FastGen::recovery, {1e-6, 1},
-           "share of the prompt's attention that a policy must keep");
+    d.real("recovery", &FastGen::recovery, {1e-6, 1}, "share of the prompt's attention that a policy must keep");
     d.real("local_frac", &FastGen::local_frac, {1e-6, 1}, "local window, of the prompt's length");
     d.real("heavy_frac", &FastGen::heavy_frac, {1e-6, 1}, "heavy hitters, of the prompt's length");
     d.integer("sinks", &FastGen::sinks, {0, kManyTokens}, "first tokens that every policy keeps");
     d.integer("recent", &FastGen::recent, {0, kManyTokens}, "last tokens that every policy keeps");
   }
-  void resolve(const MethodContext& context) { prompt = context.prompt; }
-  Layout layout(const MethodContext& context) const {
-    return {.state_doubles = context.tokens, .scores = true};
-  }
+  void resolve(const MethodContext& context) { prompt = context.prompt_tokens; }
+  Layout layout(const MethodContext& context) const { return {.state_doubles = context.tokens, .scores = true}; }
   PromptNeeds needs(const MethodContext&) const { return {.column_sums_from = 0, .token_classes = true}; }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const { c.mark_bytes = cache.size(); }
   void report(auto& extras, const auto&) const {
@@ -80,8 +78,7 @@ struct FastGen {
     const double all = team.sum(cache.size(), [&](int32_t i) { return cache.score(i); });
     for (chosen = special; chosen < full; chosen = Candidate(chosen + 1)) {
       mark(team, cache, chosen);
-      recovered =
-          team.sum(cache.size(), [&](int32_t i) { return cache.mark(i) ? cache.score(i) : 0.0; }) / all;
+      recovered = team.sum(cache.size(), [&](int32_t i) { return cache.mark(i) ? cache.score(i) : 0.0; }) / all;
       if (recovered >= recovery) return;
     }
     recovered = 1;
@@ -97,8 +94,7 @@ struct FastGen {
     team.each(rows, [&](int32_t i) {
       const int32_t token = cache.token(i);
       const auto text = TokenClass(int32_t(state[size_t(token)]));
-      const bool by_text =
-          text == TokenClass::special || (candidate >= punctuation && text == TokenClass::punctuation);
+      const bool by_text = text == TokenClass::special || (candidate >= punctuation && text == TokenClass::punctuation);
       if (by_text || token > newest - window || token < sinks || i >= rows - recent) cache.mark(i) = 1;
     });
   }

@@ -30,21 +30,23 @@ struct H2o : H2oVariants {
           "weight; the paper's Algorithm 1 protects nothing (variant alg1). Scores of grouped query heads "
           "are summed (the release knows no groups), in double precision. oracle_global sees the future.",
   };
+  static constexpr Hooks hooks{
+      "observe_prompt read_prompt evict choose observe extra_bytes report layout needs protection "
+      "score_rule failure_text set_options streams_prompt observes chooses holds_all implied_layout "
+      "state"};
   int32_t first_voter = 0;  // rows from here on vote
   bool ranked = false;      // oracle_global: the future was read
   std::span<double> state;  // columns of the masks
 
   static void declare(auto& d) { declare_variants<H2o>(d); }
   Layout layout(const MethodContext& context) const {
-    return {.state_doubles =
-                is(Variant::local_mask) || is(Variant::oracle_global) ? 2 * int64_t(context.tokens) : 0,
+    return {.state_doubles = is(Variant::local_mask) || is(Variant::oracle_global) ? 2 * int64_t(context.tokens) : 0,
             .scores = true};
   }
   PromptNeeds needs(const MethodContext& context) const {
     if (is(Variant::local_mask)) return {.rows_from = 0};
     if (score_rows == kDecodeRows) return {};
-    return {.column_sums_from = first_prompt_voter(context.prompt),
-            .future_sums = is(Variant::oracle_global)};
+    return {.column_sums_from = first_prompt_voter(context.prompt_tokens), .future_sums = is(Variant::oracle_global)};
   }
   bool holds_all() const { return chooses(); }
   bool implied_layout() const { return holds_all(); }
@@ -122,9 +124,7 @@ struct H2o : H2oVariants {
     return score_rows == kDecodeRows ? size : size > score_rows ? size - score_rows : 0;
   }
   // Voting rows that saw a token, up to row t.
-  KVR_FN int32_t seen_by(int32_t token, int32_t t) const {
-    return t + 1 - (token > first_voter ? token : first_voter);
-  }
+  KVR_FN int32_t seen_by(int32_t token, int32_t t) const { return t + 1 - (token > first_voter ? token : first_voter); }
 };
 
 }  // namespace kvreplay

@@ -16,15 +16,14 @@ struct H2oHeavy : Selecting<0, kDerived> {
       .source = "H2O, Zhang et al. 2023, ablation \"heavy hitters only\"",
       .tier = 1,
       .memory = "B tokens, one score each",
-      .deviation =
-          "the newest token is kept for its own step; the paper does not say (variant strict: it is not).",
+      .deviation = "the newest token is kept for its own step; the paper does not say (variant strict: it is not).",
   };
+  static constexpr Hooks hooks{"read_prompt evict observe layout needs protection"};
   enum class Variant { newest, strict };
   Variant variant = Variant::newest;
 
   static void declare(auto& d) {
-    d.choice("variant", &H2oHeavy::variant, {"default", "strict"},
-             "strict: no token is safe because it is the newest");
+    d.choice("variant", &H2oHeavy::variant, {"default", "strict"}, "strict: no token is safe because it is the newest");
     protect<H2oHeavy>(d, "1; strict: 0");
   }
   void resolve(const MethodContext& context) {

@@ -18,7 +18,7 @@ struct H2oVariants : Selecting<0, kDerived> {
 
   template <class M>
   static void declare_variants(auto& d) {
-    d.choice("variant", static_cast<Variant M::*>(&M::variant), {std::begin(kVariants), std::end(kVariants)},
+    d.choice("variant", static_cast<Variant M::*>(&M::variant), kVariants,
              "which rule; *_mask and oracle_global hold the full cache, oracle_global sees the future");
     d.real("recent_frac", &M::recent_frac, {0, 1}, "share of the budget that is the recent window");
     d.integer("heavy", &M::heavy, {0, kManyTokens}, "heavy hitters, tokens; sinks count among them",
@@ -29,7 +29,7 @@ struct H2oVariants : Selecting<0, kDerived> {
              "mean: divided by the rows that saw the token, as in variant observed");
   }
   void resolve(const MethodContext& context) {
-    budget = context.budget, prompt = context.prompt, tokens = context.tokens;
+    budget = context.budget.tokens, prompt = context.prompt_tokens, tokens = context.tokens;
     check_variant(context.phase);
     if (heavy == kDerived) heavy = recent == kDerived ? default_heavy() : budget - recent;
     if (recent == kDerived) recent = is(Variant::flexgen) ? heavy - 1 : budget - heavy;
@@ -38,9 +38,7 @@ struct H2oVariants : Selecting<0, kDerived> {
   static void set_options(const H2oVariants& m, CommonOptions& options) {
     if (m.cuts_once()) options.phase = Phase::oneshot;
   }
-  KVR_FN bool chooses() const {
-    return is(Variant::hf_mask) || is(Variant::local_mask) || is(Variant::oracle_global);
-  }
+  KVR_FN bool chooses() const { return is(Variant::hf_mask) || is(Variant::local_mask) || is(Variant::oracle_global); }
   KVR_FN bool all_fit() const { return budget >= tokens; }  // nothing is evicted or hidden (convention C10)
   KVR_FN bool is(Variant v) const { return variant == v; }
   KVR_FN bool means() const { return score_norm == Norm::mean || is(Variant::observed); }
@@ -58,13 +56,10 @@ struct H2oVariants : Selecting<0, kDerived> {
       throw ParameterError("variant", name + " cuts once; it runs with `phase: oneshot` only");
     if (!cuts_once() && !is(Variant::real_drop) && phase == Phase::oneshot)
       throw ParameterError("variant", name + " decides at every step; it runs with `phase: stream` only");
-    if (!is(Variant::real_drop) &&
-        (score_rows != kAllRows || (score_norm != Norm::sum && !is(Variant::observed))))
-      throw ParameterError("score_rows",
-                           name + " says itself who votes; leave out score_rows and score_norm");
+    if (!is(Variant::real_drop) && (score_rows != kAllRows || (score_norm != Norm::sum && !is(Variant::observed))))
+      throw ParameterError("score_rows", name + " says itself who votes; leave out score_rows and score_norm");
     if (sinks > 0 && (chooses() || is(Variant::flexgen)))
-      throw ParameterError("sinks",
-                           name + " is what was released, and protects no first tokens; leave out sinks");
+      throw ParameterError("sinks", name + " is what was released, and protects no first tokens; leave out sinks");
   }
   void check_sizes() const {
     const std::string sizes = "heavy " + std::to_string(heavy) + " + recent " + std::to_string(recent);

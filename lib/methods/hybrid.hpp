@@ -21,6 +21,7 @@ struct Hybrid {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"read_prompt evict extra_bytes layout needs random rng_arrays state rng"};
   AnyScorer scorer;
   double top_frac = 0.5;
   int32_t sinks = 4;
@@ -34,25 +35,22 @@ struct Hybrid {
     d.integer("sinks", &Hybrid::sinks, {0, kManyTokens}, "first tokens that count as top");
   }
   void resolve(const MethodContext& context) {
-    budget = context.budget;
+    budget = context.budget.tokens;
     h = int32_t(top_frac * budget);
     scorer.resolve(context);
     if (sinks > h)
-      throw ParameterError("sinks",
-                           "sinks " + std::to_string(sinks) + " exceed the " + std::to_string(h) +
-                               " top tokens (top_frac of the budget); give fewer, or a larger top_frac");
+      throw ParameterError("sinks", "sinks " + std::to_string(sinks) + " exceed the " + std::to_string(h) +
+                                        " top tokens (top_frac of the budget); give fewer, or a larger top_frac");
   }
   static bool random(const Hybrid&) { return true; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
-    return {{"u uniforms", RngStream::uniform_sampling, 1, std::max(0, s.prompt - h)}};
+    return {{"u uniforms", RngStream::uniform_sampling, 1, std::max(0, s.prompt_tokens - h)}};
   }
   Layout layout(const MethodContext& s) const {
     return {.state_doubles = scorer.state_doubles(s), .scores = true, .weights = true};
   }
   PromptNeeds needs(const MethodContext& context) const { return scorer.needs(context); }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
-    c.weight_floats = cache.evictions() > 0 ? 1 : 0;
-  }
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? 1 : 0; }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {

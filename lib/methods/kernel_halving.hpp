@@ -23,20 +23,19 @@ struct KernelHalving : Thinning<4, 32> {
       .source = "Low-Rank Thinning, Carrell et al. 2025, KH-Compress",
       .tier = 3,
       .memory = "2^g sqrt(N) of the middle, sinks, recent and later tokens, one weight",
-      .deviation =
-          "sinks and recents are ours. The size is fixed by g: the budget picks the largest that fits.",
+      .deviation = "sinks and recents are ours. The size is fixed by g: the budget picks the largest that fits.",
       .streams = false,
       .default_phase = Phase::oneshot,
       .alias = "kh_compress",
   };
+  static constexpr Hooks hooks{"evict extra_bytes layout random rng_arrays state rng"};
   int32_t g = kDerived;
   double scale = 1;
   std::span<double> state;  // rows of a bucket
   Rng rng;
 
   static void declare(auto& d) {
-    d.integer("g", &KernelHalving::g, {0, 15}, "oversampling: 2^g sqrt(N) tokens are left",
-              "largest that fits");
+    d.integer("g", &KernelHalving::g, {0, 15}, "oversampling: 2^g sqrt(N) tokens are left", "largest that fits");
     protect<KernelHalving>(d);
   }
   void resolve(const MethodContext& context) {
@@ -45,25 +44,22 @@ struct KernelHalving : Thinning<4, 32> {
     const int32_t M = middle_of(context), k = power_of_four(M), room = budget - sinks - recent;
     if (g == kDerived)
       for (g = 0; g < k && 2 << (g + k) <= room;) ++g;
-    if (context.prompt > budget && left_of(k) > room)
+    if (context.prompt_tokens > budget && left_of(k) > room)
       throw ParameterError(
-          "g", "g " + std::to_string(g) + " leaves " + std::to_string(left_of(k)) + " of " +
-                   std::to_string(M) + " middle tokens, more than the " + std::to_string(room) +
+          "g", "g " + std::to_string(g) + " leaves " + std::to_string(left_of(k)) + " of " + std::to_string(M) +
+                   " middle tokens, more than the " + std::to_string(room) +
                    " that the budget has room for; make g, sinks or recent smaller, or the budget larger");
   }
   static bool random(const KernelHalving&) { return true; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     const int32_t k = power_of_four(middle_of(s)), N = 1 << 2 * k, rounds = std::max(0, k - g);
-    return {{"U", RngStream::halving_walk, rounds, N / 2},
-            {"UF", RngStream::halving_flip, rounds, N >> 2 * (g + 1)}};
+    return {{"U", RngStream::halving_walk, rounds, N / 2}, {"UF", RngStream::halving_flip, rounds, N >> 2 * (g + 1)}};
   }
   Layout layout(const MethodContext& s) const {
     const int64_t doubles = PackedRows::doubles(middle_of(s), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = doubles, .scores = true, .weights = true};
   }
-  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
-    c.weight_floats = cache.evictions() > 0 ? 1 : 0;
-  }
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const { c.weight_floats = cache.evictions() > 0 ? 1 : 0; }
 
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const Middle all = middle(cache);
@@ -107,8 +103,7 @@ struct KernelHalving : Thinning<4, 32> {
   KVR_FN Kernel kernel(const Team auto& team, const auto& cache, Middle m) const {
     const auto entry = [&](int32_t i) {
       double most = 0;
-      for (const auto x : cache.value(m.first + i))
-        most = std::abs(double(x)) > most ? std::abs(double(x)) : most;
+      for (const auto x : cache.value(m.first + i)) most = std::abs(double(x)) > most ? std::abs(double(x)) : most;
       return most;
     };
     const double v = team.largest(m.count, entry).score;
@@ -118,7 +113,7 @@ struct KernelHalving : Thinning<4, 32> {
   // Step 4 and 5: the scores of a bucket become 1 (stays) and 0. The sign of a pair stands on its even token.
   KVR_FN void halve(const Team auto& team, auto& cache, const Kernel& K, Middle m, Bucket bucket) {
     const auto sign = [&](int32_t i) -> double& { return cache.score(m.first + 2 * i); };
-    const PackedRows rows = RowProducts{cache, m.first}.packed(team, m.count, state);
+    const PackedRows rows = RowsFrom{cache, m.first}.packed(team, m.count, state);
     constexpr int32_t kLanes = PackedRows::kLanes, kPairs = kLanes / 2, kRows = PackedRows::kRows / 2;
     const auto D = [&](int32_t i, int32_t j, double(&out)[kRows * kPairs]) {
       PackedRows::Tile tile;
@@ -133,8 +128,7 @@ struct KernelHalving : Thinning<4, 32> {
     const auto keep_even = [&](int32_t i, double y) {
       const double d = rows.strip(i % kRows)[i], a = d > 0 ? std::sqrt(d) : 0;
       longest = a > longest ? a : longest;
-      const double u =
-          rng.uniform(RngStream::halving_walk, bucket.index * (m.count / 2) + i, 0, bucket.round);
+      const double u = rng.uniform(RngStream::halving_walk, bucket.index * (m.count / 2) + i, 0, bucket.round);
       return i == 0 || (2 * u - 1) * bucket.c * a * longest > y ? 1.0 : -1.0;
     };
     kernel_walk<kRows, kPairs>(team, m.count / 2, rows, D, keep_even, sign);

@@ -21,23 +21,20 @@ struct KeyDiff : Selecting<> {
       .deviation = "the prompt is cut at once; the paper's blocks are `block`.",
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"read_prompt evict layout protection warning state"};
   int32_t block = 0;
   std::span<double> state;  // [dim] anchor
 
   static void declare(auto& d) {
-    d.integer("block", &KeyDiff::block, {0, kManyTokens},
-              "prompt tokens that arrive together; 0: all at once");
+    d.integer("block", &KeyDiff::block, {0, kManyTokens}, "prompt tokens that arrive together; 0: all at once");
     protect<KeyDiff>(d);
   }
-  Layout layout(const MethodContext& context) const {
-    return {.state_doubles = context.shape.dim, .scores = true};
-  }
+  Layout layout(const MethodContext& context) const { return {.state_doubles = context.shape.dim, .scores = true}; }
   static const char* warning(const KeyDiff& m, const CommonOptions& options) {
-    return options.phase == Phase::stream && m.recent == 0
-               ? "streaming without recent tokens loses the local "
-                 "context; give `recent`, for example a quarter "
-                 "of the budget"
-               : "";
+    return options.phase == Phase::stream && m.recent == 0 ? "streaming without recent tokens loses the local "
+                                                             "context; give `recent`, for example a quarter "
+                                                             "of the budget"
+                                                           : "";
   }
 
   template <class Real>

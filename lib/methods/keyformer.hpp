@@ -23,10 +23,11 @@ struct Keyformer : Selecting<0, kDerived> {
       .source = "Keyformer, Adnan et al. 2024, section 3",
       .tier = 1,
       .memory = "B tokens, one score each",
-      .deviation =
-          "scores of grouped query heads are summed, each with its own noise (the release knows no groups).",
+      .deviation = "scores of grouped query heads are summed, each with its own noise (the release knows no groups).",
       .default_fraction = 0.6,
   };
+  static constexpr Hooks hooks{
+      "observe_prompt read_prompt evict observe layout needs protection random rng_arrays state rng"};
   double recent_frac = 0.3, tau_init = 1, tau_end = 2;
   int32_t gen_len = kDerived;
   bool noise = true;
@@ -35,21 +36,20 @@ struct Keyformer : Selecting<0, kDerived> {
   Rng rng;
 
   static void declare(auto& d) {
-    d.real("recent_frac", &Keyformer::recent_frac, {0, 1},
-           "share of the budget that is the recent window, below 1");
+    d.real("recent_frac", &Keyformer::recent_frac, {0, 1}, "share of the budget that is the recent window, below 1");
     d.real("tau_init", &Keyformer::tau_init, {1e-6, 1e6}, "temperature of the prompt");
     d.real("tau_end", &Keyformer::tau_end, {1e-6, 1e6}, "temperature after gen_len decoded tokens");
-    d.integer("gen_len", &Keyformer::gen_len, {1, kManyTokens}, "tokens over which the temperature rises",
-              "n - P");
+    d.integer("gen_len", &Keyformer::gen_len, {1, kManyTokens}, "tokens over which the temperature rises", "n - P");
     d.boolean("noise", &Keyformer::noise, "Gumbel noise on the logits of the score");
     protect<Keyformer>(d, "floor(recent_frac * B)");
   }
   void resolve(const MethodContext& context) {
     if (recent_frac >= 1)
       throw ParameterError("recent_frac", "recent_frac must be below 1, or nothing is chosen by its score");
-    if (recent == kDerived) recent = int32_t(recent_frac * context.budget);
-    if (gen_len == kDerived) gen_len = context.tokens > context.prompt ? context.tokens - context.prompt : 1;
-    prompt = context.prompt;
+    if (recent == kDerived) recent = int32_t(recent_frac * context.budget.tokens);
+    if (gen_len == kDerived)
+      gen_len = context.tokens > context.prompt_tokens ? context.tokens - context.prompt_tokens : 1;
+    prompt = context.prompt_tokens;
     Selecting::resolve(context);
   }
   static bool random(const Keyformer& m) { return m.noise; }
@@ -58,7 +58,7 @@ struct Keyformer : Selecting<0, kDerived> {
     return {{"UG uniforms", RngStream::keyformer_noise, s.tokens, s.tokens, s.shape.heads}};
   }
   Layout layout(const MethodContext& s) const {
-    return {.state_doubles = int64_t(s.shape.heads) * s.tokens + s.prompt, .scores = true};
+    return {.state_doubles = int64_t(s.shape.heads) * s.tokens + s.prompt_tokens, .scores = true};
   }
   PromptNeeds needs(const MethodContext&) const { return {.rows_from = 0}; }
 

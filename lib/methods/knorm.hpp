@@ -17,6 +17,7 @@ struct KNorm : Selecting<> {
       .deviation = "",
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"read_prompt evict layout max_rows protection warning"};
   LayerSet skip_layers;
 
   static void declare(auto& d) {
@@ -24,11 +25,11 @@ struct KNorm : Selecting<> {
     protect<KNorm>(d);
   }
   void resolve(MethodContext context) {
-    context.budget = int32_t(max_rows(context));
+    context.budget.tokens = int32_t(max_rows(context));
     Selecting::resolve(context);
   }
   int64_t max_rows(const MethodContext& context) const {
-    return skip_layers.has(context.layer) ? context.tokens : context.budget;
+    return skip_layers.has(context.layer) ? context.tokens : context.budget.tokens;
   }
   static const char* warning(const KNorm& m, const CommonOptions& options) {
     return options.phase == Phase::stream && m.recent == 0

@@ -23,6 +23,7 @@ struct LagKv : Selecting<4> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"read_prompt evict layout protection state"};
   int32_t lag = 128;
   std::span<double> state;  // [4, P or wider]: minima, maxima, deviations, scores of a chunk
 
@@ -32,7 +33,7 @@ struct LagKv : Selecting<4> {
   }
   Layout layout(const MethodContext& context) const {
     const int32_t widest = context.shape.dim > context.shape.v_dim ? context.shape.dim : context.shape.v_dim;
-    return {.state_doubles = 2 * int64_t(widest) + 2 * int64_t(context.prompt), .scores = true};
+    return {.state_doubles = 2 * int64_t(widest) + 2 * int64_t(context.prompt_tokens), .scores = true};
   }
   // Sinks score 1, as the last chunk does; they are not safe besides.
   KVR_FN Protect protection() const { return {.recent = recent}; }
@@ -58,8 +59,7 @@ struct LagKv : Selecting<4> {
   // Steps 2 and 3 for the keys or the values of the chunk that begins at row `here`.
   KVR_FN void add_spread(const Team auto& team, int32_t here, auto vector) {
     const int32_t after = here + lag, width = int32_t(vector(here).size());
-    const std::span<double> low = state.first(size_t(width)),
-                            range = state.subspan(size_t(width), size_t(width)),
+    const std::span<double> low = state.first(size_t(width)), range = state.subspan(size_t(width), size_t(width)),
                             share = state.last(size_t(lag)),
                             deviation = state.subspan(state.size() - 2 * size_t(lag), size_t(lag));
     team.each(width, [&](int32_t c) {

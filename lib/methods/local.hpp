@@ -17,16 +17,13 @@ struct Local {
       .deviation = "",
       .implied_layout = true,
   };
+  static constexpr Hooks hooks{"evict max_rows set_options"};
   enum class Variant { plain, lm_eval, buzz };
   Variant variant = Variant::plain;
   int32_t budget = 0;
 
-  static void declare(auto& d) {
-    d.choice("variant", &Local::variant, {"default", "lm_eval", "buzz"}, "whose window");
-  }
-  void resolve(const MethodContext& context) {
-    budget = context.budget + (variant == Variant::lm_eval ? 1 : 0);
-  }
+  static void declare(auto& d) { d.choice("variant", &Local::variant, {"default", "lm_eval", "buzz"}, "whose window"); }
+  void resolve(const MethodContext& context) { budget = context.budget.tokens + (variant == Variant::lm_eval ? 1 : 0); }
   static void set_options(const Local& m, CommonOptions& options) {
     if (m.variant == Variant::buzz) options.positions = Positions::cache;
   }

@@ -24,12 +24,13 @@ struct NonCausal : Selecting<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"read_prompt evict layout needs protection state"};
   static constexpr int32_t kChunk = 256;
   std::span<double> state;  // [heads, P] what tokens receive, then [kChunk] one row
 
   static void declare(auto& d) { protect<NonCausal>(d); }
   Layout layout(const MethodContext& context) const {
-    return {.state_doubles = int64_t(context.shape.heads) * context.prompt + kChunk, .scores = true};
+    return {.state_doubles = int64_t(context.shape.heads) * context.prompt_tokens + kChunk, .scores = true};
   }
   PromptNeeds needs(const MethodContext&) const { return {.queries = true}; }
 
@@ -46,16 +47,14 @@ struct NonCausal : Selecting<> {
         const std::span<double> row = state.last(kChunk).first(size_t(count));
         for (int32_t i = first; i < first + count; ++i) {
           const auto query = prompt.query(h, cache.token(i));
-          team.each(count,
-                    [&](int32_t j) { row[size_t(j)] = wide_dot(query, own.key(cache.token(first + j))); });
+          team.each(count, [&](int32_t j) { row[size_t(j)] = wide_dot(query, own.key(cache.token(first + j))); });
           softmax(team, row);
           team.each(count, [&](int32_t j) { received[size_t(first + j)] += row[size_t(j)]; });
         }
       }
       team.each(n, [&](int32_t j) { received[size_t(j)] *= norm(own.value(cache.token(j))); });
     }
-    team.each(
-        n, [&](int32_t j) { state[size_t(j)] = aggregate(prompt.how(), &state[size_t(j)], n, shape.heads); });
+    team.each(n, [&](int32_t j) { state[size_t(j)] = aggregate(prompt.how(), &state[size_t(j)], n, shape.heads); });
     team.each(n, [&](int32_t j) {
       const double before = j > 0 ? state[size_t(j) - 1] : 0, after = j + 1 < n ? state[size_t(j) + 1] : 0;
       cache.score(j) = (before + state[size_t(j)] + after) / 3;

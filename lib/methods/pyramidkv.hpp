@@ -25,6 +25,7 @@ struct PyramidKv : SnapKv {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"read_prompt evict report layout needs protection shared_over set_options state"};
   static constexpr SharedOver shared_over = SharedOver::head;
   enum class Rule { standard, kvpress, kvfactory };
   enum class Votes { snapkv };
@@ -53,11 +54,11 @@ struct PyramidKv : SnapKv {
     if (layer == kDerived) layer = context.layer;
     if (layers == kDerived) layers = std::max(layer + 1, context.n_layers);
     if (layer >= layers)
-      throw ParameterError("l", "layer " + std::to_string(layer) +
-                                    " is none of L = " + std::to_string(layers) +
+      throw ParameterError("l", "layer " + std::to_string(layer) + " is none of L = " + std::to_string(layers) +
                                     " layers, which count from 0; give L and l together, or neither");
     if (mean_budget == kUnset)
-      mean_budget = rule == Rule::kvpress && context.real_budget > 0 ? context.real_budget : context.budget;
+      mean_budget =
+          rule == Rule::kvpress && context.budget.as_asked > 0 ? context.budget.as_asked : context.budget.tokens;
     for (int32_t l = 0; l < layers; ++l) all_layers += tokens_of(l, context);
     budget = tokens_of(layer, context);
     if (sinks + recent > budget) throw too_much_protection(sinks, recent, budget);
@@ -74,17 +75,17 @@ struct PyramidKv : SnapKv {
  private:
   int32_t tokens_of(int32_t l, const MethodContext& context) {
     if (rule == Rule::kvfactory) return integer_tokens(l, context);
-    const Pyramid pyramid{mean_budget, beta, window, context.prompt, layers};
+    const Pyramid pyramid{mean_budget, beta, window, context.prompt_tokens, layers};
     sloped = pyramid.slopes();
     return pyramid.tokens(l);
   }
   // The release: whole numbers, and the window is taken out before and added afterwards.
   int32_t integer_tokens(int32_t l, const MethodContext& context) {
     const int32_t inner = int32_t(mean_budget) - window;
-    if (context.prompt < int32_t(mean_budget)) return context.prompt;
-    sloped = layers > 1 && inner > 0 && 2 * inner <= context.prompt;
+    if (context.prompt_tokens < int32_t(mean_budget)) return context.prompt_tokens;
+    sloped = layers > 1 && inner > 0 && 2 * inner <= context.prompt_tokens;
     if (!sloped) return int32_t(mean_budget);
-    const int32_t most = std::min(2 * inner - int32_t(inner / beta), context.prompt - window);
+    const int32_t most = std::min(2 * inner - int32_t(inner / beta), context.prompt_tokens - window);
     const double fall = 2 * (most - inner);  // mx - mn, for mn = 2 inner - mx
     return most - l * int32_t(std::floor(fall / (layers - 1))) + window;
   }

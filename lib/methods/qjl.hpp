@@ -27,6 +27,7 @@ struct Qjl {
       .needs_linear_logits = true,
       .own_row_format = true,
   };
+  static constexpr Hooks hooks{"evict extra_bytes layout random rng_arrays state rng"};
   static constexpr int32_t kValueBits = 2;
   int32_t m_in = 256, m_out = 256, outliers = 8, group = 32, buffer = 128;
   std::span<double> state;  // keys that are sketched, values that are quantised, then Work
@@ -38,19 +39,17 @@ struct Qjl {
     d.integer("outliers", &Qjl::outliers, {0, 1 << 20}, "outlier channels");
     d.integer("group", &Qjl::group, {1, kManyTokens},
               "tokens that share outlier channels, numbers of a value that share a step");
-    d.integer("buffer", &Qjl::buffer, {1, kManyTokens},
-              "tokens that are sketched at a time, a multiple of group");
+    d.integer("buffer", &Qjl::buffer, {1, kManyTokens}, "tokens that are sketched at a time, a multiple of group");
   }
   void resolve(const MethodContext& context) {
     if (buffer % group != 0) throw ParameterError("buffer", "buffer must be a multiple of group");
     if (outliers >= context.shape.dim)
-      throw ParameterError("outliers", "outliers must be below the " + std::to_string(context.shape.dim) +
-                                           " channels of a key");
+      throw ParameterError("outliers",
+                           "outliers must be below the " + std::to_string(context.shape.dim) + " channels of a key");
   }
   static bool random(const Qjl&) { return true; }
   std::vector<RngArray> rng_arrays(const MethodContext& context) const {
-    return {
-        {"U uniforms", RngStream::sketch_matrix, 1, (int64_t(context.shape.dim) * columns() + 1) / 2 * 2}};
+    return {{"U uniforms", RngStream::sketch_matrix, 1, (int64_t(context.shape.dim) * columns() + 1) / 2 * 2}};
   }
   Layout layout(const MethodContext& context) const {
     const int64_t d = context.shape.dim, m = columns();
@@ -64,8 +63,8 @@ struct Qjl {
     c.coded_floats = keys * d + values * dv;
     c.coded_rows = std::max(keys, values);
     c.code_bytes = values * ((dv * kValueBits + 7) / 8);
-    c.aux_bytes = keys * ((bits + 7) / 8 + 4 * norms) + keys / group * outliers * 4 +
-                  values * 4 * ((dv + group - 1) / group);
+    c.aux_bytes =
+        keys * ((bits + 7) / 8 + 4 * norms) + keys / group * outliers * 4 + values * 4 * ((dv + group - 1) / group);
   }
 
   template <class Real>
@@ -90,8 +89,7 @@ struct Qjl {
   KVR_FN int32_t columns() const { return m_in > m_out ? m_in : m_out; }
   KVR_FN Work carve(const HeadShape& s) const {
     Carver cut{state.data() + 2};
-    return {
-        cut(int64_t(s.dim) * columns()), cut(s.dim), cut(s.dim), cut(s.dim), cut(columns()), cut(s.v_dim)};
+    return {cut(int64_t(s.dim) * columns()), cut(s.dim), cut(s.dim), cut(s.dim), cut(columns()), cut(s.v_dim)};
   }
   // Steps 2 to 4 for rows first..last-1.
   template <class Real>
@@ -100,8 +98,7 @@ struct Qjl {
     const int32_t d = int32_t(w.key.size());
     team.each(d, [&](int32_t c) {
       double s = 0;
-      for (int32_t i = first; i < last; ++i)
-        s += double(cache.key(i)[size_t(c)]) * double(cache.key(i)[size_t(c)]);
+      for (int32_t i = first; i < last; ++i) s += double(cache.key(i)[size_t(c)]) * double(cache.key(i)[size_t(c)]);
       w.norms[size_t(c)] = std::sqrt(s);
     });
     choose_top(
@@ -122,8 +119,8 @@ struct Qjl {
     const int32_t d = int32_t(w.key.size()), width = columns();
     const auto in = [&](int32_t c) { return w.outlier[size_t(c)] == part; };
     const auto entry = [&](int32_t c, int32_t j) { return w.matrix[size_t(c) * size_t(width) + size_t(j)]; };
-    const double length = std::sqrt(team.sum(
-        d, [&](int32_t c) { return in(c) ? double(key[size_t(c)]) * double(key[size_t(c)]) : 0.0; }));
+    const double length = std::sqrt(
+        team.sum(d, [&](int32_t c) { return in(c) ? double(key[size_t(c)]) * double(key[size_t(c)]) : 0.0; }));
     team.each(m, [&](int32_t j) {
       double s = 0;
       for (int32_t c = 0; c < d; ++c) s += in(c) ? entry(c, j) * double(key[size_t(c)]) : 0.0;

@@ -23,6 +23,7 @@ struct Quest {
       .reads_full_cache = true,
       .needs_linear_logits = true,
   };
+  static constexpr Hooks hooks{"read_prompt append choose extra_bytes layout max_rows_read set_options state"};
   static constexpr int32_t kFewestPages = 3;
   int32_t page = 16;
   LayerSet dense_layers{{0b11}};
@@ -35,7 +36,7 @@ struct Quest {
     d.layers("dense_layers", &Quest::dense_layers, "layers that read everything");
   }
   void resolve(const MethodContext& context) {
-    budget = context.budget;
+    budget = context.budget.tokens;
     tokens = context.tokens;
     dense = dense_layers.has(context.layer);
   }

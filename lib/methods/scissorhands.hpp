@@ -28,6 +28,9 @@ struct Scissorhands : Selecting<0, 10> {
           "paper and released code are different algorithms: the paper's is the default. The release runs "
           "authors_code on layers 5 to 35 of OPT-66B only.",
   };
+  static constexpr Hooks hooks{
+      "observe_prompt read_prompt evict observe extra_bytes layout needs max_rows protection "
+      "budgetless state"};
   enum class Variant { standard, fraction, authors_code };
   static constexpr int32_t kHist = 400, kCodeHist = 100, kCodeFirst = 100;
   static constexpr double kCodeRank = 0.9;
@@ -46,7 +49,7 @@ struct Scissorhands : Selecting<0, 10> {
     protect<Scissorhands>(d);
   }
   void resolve(const MethodContext& context) {
-    prompt = context.prompt, tokens = context.tokens, window = context.window;
+    prompt = context.prompt_tokens, tokens = context.tokens, window = context.window;
     heads = context.shape.heads, how = context.aggregate;
     if (variant == Variant::authors_code) return resolve_code();
     Selecting::resolve(context);
@@ -58,11 +61,9 @@ struct Scissorhands : Selecting<0, 10> {
   }
   static bool budgetless(const Scissorhands& m) { return m.variant == Variant::authors_code; }
   int64_t max_rows(const MethodContext&) const { return variant == Variant::authors_code ? tokens : budget; }
-  Layout layout(const MethodContext& s) const {
-    return {.state_doubles = int64_t(s.tokens) * words(), .scores = true};
-  }
+  Layout layout(const MethodContext& s) const { return {.state_doubles = int64_t(s.tokens) * words(), .scores = true}; }
   PromptNeeds needs(const MethodContext& s) const {
-    return {.rows_from = s.prompt > hist ? s.prompt - hist : 0};
+    return {.rows_from = s.prompt_tokens > hist ? s.prompt_tokens - hist : 0};
   }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     c.mark_bytes = (int64_t(cache.size()) * hist + 7) / 8;
@@ -70,8 +71,7 @@ struct Scissorhands : Selecting<0, 10> {
 
   KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities p) {
     const auto probability = [&](int32_t i) { return p.group(i); };
-    const double limit =
-        limit_of(team, t + 1, prompt, window > 0 && window <= t ? window : t + 1, probability);
+    const double limit = limit_of(team, t + 1, prompt, window > 0 && window <= t ? window : t + 1, probability);
     team.each(t + 1, [&](int32_t i) { mark(i, t, is_marked(probability(i), limit)); });
   }
   template <class Real>
@@ -83,8 +83,7 @@ struct Scissorhands : Selecting<0, 10> {
     const int32_t rows = cache.size(), t = cache.token(rows - 1);
     const auto probability = [&](int32_t i) { return p[size_t(i)]; };
     const double limit = limit_of(team, rows, rows, rows, probability);
-    team.each(rows,
-              [&](int32_t i) { cache.score(i) += mark(cache.token(i), t, is_marked(p[size_t(i)], limit)); });
+    team.each(rows, [&](int32_t i) { cache.score(i) += mark(cache.token(i), t, is_marked(p[size_t(i)], limit)); });
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const int32_t rows = cache.size(), newest = cache.token(rows - 1), excess = rows - budget;
@@ -92,9 +91,8 @@ struct Scissorhands : Selecting<0, 10> {
     prompt_ends = false;
     if (variant == Variant::authors_code) {
       if (newest >= kCodeFirst)
-        cache.retain(team, [&](int32_t i) {
-          return cache.score(i) > 0 || cache.token(i) < sinks || i >= rows - recent;
-        });
+        cache.retain(team,
+                     [&](int32_t i) { return cache.score(i) > 0 || cache.token(i) < sinks || i >= rows - recent; });
     } else if (excess > 0) {
       const int32_t candidates = rows - held_sinks(cache, sinks) - recent;
       keep_best(team, cache, protection(), candidates - leaving, [&](int32_t i) {
@@ -112,8 +110,7 @@ struct Scissorhands : Selecting<0, 10> {
   }
   KVR_FN int32_t words() const { return ((hist < tokens ? hist : tokens) + 63) / 64; }
   // What a row's probabilities are compared with: `held` of them, stored `width` wide, `live` attended to.
-  KVR_FN double limit_of(const Team auto& team, int32_t held, int32_t width, int32_t live,
-                         auto probability) const {
+  KVR_FN double limit_of(const Team auto& team, int32_t held, int32_t width, int32_t live, auto probability) const {
     if (variant != Variant::authors_code) return double(how == Aggregate::sum ? heads : 1) / live;
     const int32_t rank = width - int32_t(kCodeRank * width);  // from the top
     return rank > held ? 0.0 : score_at_rank(team, held, rank, probability);

@@ -26,6 +26,7 @@ struct SelfBalancingWalk : Thinning<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"evict extra_bytes layout failure_text random rng_arrays state rng"};
   enum class Kernel { expv, k, kv };
   enum Failure : int32_t { walk_failed = 1, radius_too_small };
   Kernel kernel = Kernel::expv;
@@ -42,8 +43,7 @@ struct SelfBalancingWalk : Thinning<> {
     d.real("c", &SelfBalancingWalk::c, {1e-300, 1e300}, "bound of |y| over r^2", "30 ln(n/delta)");
     d.real("r", &SelfBalancingWalk::r, {1e-300, 1e300}, "bound of the vectors' norms; kernels k and kv",
            "measured maximum");
-    d.choice("on_fail", &SelfBalancingWalk::on_fail, {"fail", "clamp", "coin"},
-             "what happens when |y| > c r^2");
+    d.choice("on_fail", &SelfBalancingWalk::on_fail, {"fail", "clamp", "coin"}, "what happens when |y| > c r^2");
     d.integer("rounds", &SelfBalancingWalk::rounds, {1, 30}, "how often the survivors are balanced again");
     protect<SelfBalancingWalk>(d);
   }
@@ -52,10 +52,9 @@ struct SelfBalancingWalk : Thinning<> {
     scale = context.scale;
     if (c == kUnset) c = theory::walk_constant(context.tokens, delta);
     if (r != kUnset && kernel == Kernel::expv)
-      throw ParameterError(
-          "r",
-          "kernel expv is divided by its own maximum and takes no r; remove it, or take kernel "
-          "k or kv");
+      throw ParameterError("r",
+                           "kernel expv is divided by its own maximum and takes no r; remove it, or take kernel "
+                           "k or kv");
   }
   static bool random(const SelfBalancingWalk&) { return true; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
@@ -70,8 +69,7 @@ struct SelfBalancingWalk : Thinning<> {
   }
   static std::string failure_text(int32_t code, int32_t token) {
     if (code == radius_too_small)
-      return "r is below the norm of token " + std::to_string(token) +
-             "; give a larger r, or none to measure it";
+      return "r is below the norm of token " + std::to_string(token) + "; give a larger r, or none to measure it";
     return "the walk failed at token " + std::to_string(token) +
            ": |y| > c r^2; give a larger c, or on_fail clamp or coin";
   }
@@ -93,7 +91,7 @@ struct SelfBalancingWalk : Thinning<> {
  private:
   // False: the method has failed.
   KVR_FN bool walk(const Team auto& team, auto& cache, Middle m, int32_t round, auto sign) {
-    const RowProducts products{cache, m.first};
+    const RowsFrom products{cache, m.first};
     const SoftmaxKernel expv = products.softmax_kernel(team, m.count, scale);
     const auto norm2 = [&](int32_t i) {
       const double keys = products.keys(i), values = products.values(i);

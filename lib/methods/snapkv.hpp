@@ -22,6 +22,7 @@ struct SnapKv : Selecting<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"read_prompt evict layout needs protection set_options state"};
   enum class Pool { max, avg, derived };
   enum class When { before, after, derived };
   enum class Variant { standard, kvpress, paper_config, kvfactory, none_pool };
@@ -54,21 +55,19 @@ struct SnapKv : Selecting<> {
     if (window == kDerived) window = kvpress ? 64 : variant == Variant::kvfactory ? 8 : 32;
     if (kernel == kDerived) kernel = kvpress ? 5 : variant == Variant::none_pool ? 1 : 7;
     if (pool == Pool::derived) pool = kvpress ? Pool::avg : Pool::max;
-    if (when == When::derived)
-      when = kvpress || variant == Variant::paper_config ? When::after : When::before;
+    if (when == When::derived) when = kvpress || variant == Variant::paper_config ? When::after : When::before;
     if (kernel % 2 == 0)
       throw ParameterError("kernel", "kernel " + std::to_string(kernel) +
                                          " must be odd, so that pooling has a centre; take one more or less");
   }
   static void set_options(const SnapKv& m, CommonOptions& options) {
-    if (m.variant == Variant::kvpress || m.variant == Variant::paper_config)
-      options.gqa_aggregate = Aggregate::mean;
+    if (m.variant == Variant::kvpress || m.variant == Variant::paper_config) options.gqa_aggregate = Aggregate::mean;
   }
   Layout layout(const MethodContext& context) const {
-    return {.state_doubles = int64_t(2) * context.shape.heads * context.prompt, .scores = true};
+    return {.state_doubles = int64_t(2) * context.shape.heads * context.prompt_tokens, .scores = true};
   }
   PromptNeeds needs(const MethodContext& context) const {
-    return {.column_sums_from = context.prompt > window ? context.prompt - window : 0};
+    return {.column_sums_from = context.prompt_tokens > window ? context.prompt_tokens - window : 0};
   }
   KVR_FN Protect protection() const { return both({sinks, recent}, {.recent = window}); }
 
@@ -78,21 +77,16 @@ struct SnapKv : Selecting<> {
     if (prefix <= 0) return;
     double *votes = state.data(), *shared = votes + int64_t(heads) * prefix;
     for (int32_t h = 0; h < heads; ++h)
-      team.each(prefix,
-                [&](int32_t j) { votes[int64_t(h) * prefix + j] = prompt.column_sum(cache.token(j), h); });
+      team.each(prefix, [&](int32_t j) { votes[int64_t(h) * prefix + j] = prompt.column_sum(cache.token(j), h); });
     if (when == When::before)
       team.each(prefix, [&](int32_t j) { votes[j] = aggregate(prompt.how(), votes + j, prefix, heads); });
     const int32_t voters = when == When::before ? 1 : heads;
     for (int32_t h = 0; h < voters; ++h)
-      team.each(prefix, [&](int32_t j) {
-        shared[int64_t(h) * prefix + j] = pooled(votes + int64_t(h) * prefix, j, prefix);
-      });
-    team.each(prefix,
-              [&](int32_t j) { cache.score(j) = aggregate(prompt.how(), shared + j, prefix, voters); });
+      team.each(prefix,
+                [&](int32_t j) { shared[int64_t(h) * prefix + j] = pooled(votes + int64_t(h) * prefix, j, prefix); });
+    team.each(prefix, [&](int32_t j) { cache.score(j) = aggregate(prompt.how(), shared + j, prefix, voters); });
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
-    keep_scored(team, cache, protection(), budget);
-  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
 
  private:
   KVR_FN double pooled(const double* s, int32_t j, int32_t prefix) const {

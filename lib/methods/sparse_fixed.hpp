@@ -17,6 +17,7 @@ struct SparseFixed : SparsePattern<SparseFixed> {
       .deviation = "the definition is ours: no code was released, and the paper gives no sizes.",
       .oneshots = false,
   };
+  static constexpr Hooks hooks{"read_prompt evict observe layout needs observes implied_layout"};
   int32_t l = kDerived, c = kDerived;
 
   static void declare(auto& d) {
@@ -38,8 +39,8 @@ struct SparseFixed : SparsePattern<SparseFixed> {
                                        "; raise the budget, or replay fewer tokens");
     const int64_t most = l + int64_t(c < l ? c : l) * (blocks(n) - 1);
     if (c < 1 || most > room)
-      throw ParameterError("l", "blocks of " + std::to_string(l) + " with their last " +
-                                    std::to_string(c < 1 ? 1 : c) + " do not fit " + std::to_string(room) +
+      throw ParameterError("l", "blocks of " + std::to_string(l) + " with their last " + std::to_string(c < 1 ? 1 : c) +
+                                    " do not fit " + std::to_string(room) +
                                     " tokens; give other l and c, or leave both out");
   }
   KVR_FN bool inside(int32_t j, int32_t t) const { return j / l == t / l || j % l >= l - c; }

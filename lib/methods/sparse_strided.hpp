@@ -16,6 +16,7 @@ struct SparseStrided : SparsePattern<SparseStrided> {
       .deviation = "the definition is ours: no code was released, and the paper gives no sizes.",
       .oneshots = false,
   };
+  static constexpr Hooks hooks{"read_prompt evict observe layout needs observes implied_layout"};
   int32_t w = kDerived, l = kDerived;
 
   static void declare(auto& d) {
@@ -32,9 +33,9 @@ struct SparseStrided : SparsePattern<SparseStrided> {
     const int32_t fits = (n + room - w - 1) / (room - w);
     if (l == kDerived) l = fits < 2 ? 2 : fits;
     if (w + (n - w) / l > room)
-      throw ParameterError("l", "w " + std::to_string(w) + " and every token of " + std::to_string(l) +
-                                    " grow to " + std::to_string(w + (n - w) / l) + " tokens, more than " +
-                                    std::to_string(room) + "; l " + std::to_string(fits) + " fits");
+      throw ParameterError("l", "w " + std::to_string(w) + " and every token of " + std::to_string(l) + " grow to " +
+                                    std::to_string(w + (n - w) / l) + " tokens, more than " + std::to_string(room) +
+                                    "; l " + std::to_string(fits) + " fits");
   }
   KVR_FN bool inside(int32_t j, int32_t t) const { return j > t - w || j % l == l - 1; }
 };

@@ -18,7 +18,10 @@ struct StaticOracle : Selecting<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"read_prompt evict layout needs protection set_options heads_differ"};
   bool per_head = false;
+
+  bool heads_differ() const { return per_head; }
 
   static void declare(auto& d) {
     d.boolean("per_head", &StaticOracle::per_head, "every query head has its own list (gqa.level: query)");
@@ -27,8 +30,7 @@ struct StaticOracle : Selecting<> {
   void resolve(const MethodContext& context) {
     Selecting::resolve(context);
     if (per_head && context.shape.heads > 1)
-      throw ParameterError("per_head",
-                           "per_head is gqa.level: query, and another level was given; leave one out");
+      throw ParameterError("per_head", "per_head is gqa.level: query, and another level was given; leave one out");
   }
   static void set_options(const StaticOracle& m, CommonOptions& options) {
     if (m.per_head) options.gqa_level = GqaLevel::query;

@@ -18,6 +18,7 @@ struct StreamingLlm {
       .default_positions = Positions::cache,
       .implied_layout = true,
   };
+  static constexpr Hooks hooks{"evict"};
   int32_t sinks = 4, room_for = 0;
   int32_t budget = 0;
 
@@ -27,15 +28,15 @@ struct StreamingLlm {
               "tokens that are evicted for before they arrive: B - room_for stay");
   }
   void resolve(const MethodContext& context) {
-    budget = context.budget - room_for;
+    budget = context.budget.tokens - room_for;
     if (room_for > 0 && sinks >= budget)
-      throw ParameterError("room_for", "room_for " + std::to_string(room_for) + " and sinks " +
-                                           std::to_string(sinks) + " leave no recent token in a budget of " +
-                                           std::to_string(context.budget) + "; give less or a larger budget");
+      throw ParameterError("room_for", "room_for " + std::to_string(room_for) + " and sinks " + std::to_string(sinks) +
+                                           " leave no recent token in a budget of " +
+                                           std::to_string(context.budget.tokens) + "; give less or a larger budget");
     if (sinks >= budget)
       throw ParameterError("sinks", "sinks " + std::to_string(sinks) +
-                                        " leave no room for recent tokens in a budget of " +
-                                        std::to_string(budget) + "; give fewer sinks or a larger budget");
+                                        " leave no room for recent tokens in a budget of " + std::to_string(budget) +
+                                        "; give fewer sinks or a larger budget");
   }
 
   KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, sinks, budget); }

@@ -22,6 +22,7 @@ struct SubGen {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"read_prompt evict extra_bytes layout random rng_arrays state rng larger"};
   enum class Weights { none, cluster_size };
   int32_t recent = kDerived, first = 0;
   Weights weights = Weights::none;
@@ -36,15 +37,14 @@ struct SubGen {
     d.choice("weights", &SubGen::weights, {"none", "cluster_size"}, "what a centre counts for");
   }
   void resolve(const MethodContext& context) {
-    budget = context.budget;
+    budget = context.budget.tokens;
     if (recent == kDerived) recent = budget / 2;
     if (recent >= budget)
-      throw ParameterError("recent", "recent " + std::to_string(recent) +
-                                         " leaves no centre in a budget of " + std::to_string(budget) +
-                                         "; it must be below the budget");
-    if (context.prompt > budget && first >= context.prompt - recent)
+      throw ParameterError("recent", "recent " + std::to_string(recent) + " leaves no centre in a budget of " +
+                                         std::to_string(budget) + "; it must be below the budget");
+    if (context.prompt_tokens > budget && first >= context.prompt_tokens - recent)
       throw ParameterError("first", "first " + std::to_string(first) + " is not below the " +
-                                        std::to_string(context.prompt - recent) + " older prompt tokens");
+                                        std::to_string(context.prompt_tokens - recent) + " older prompt tokens");
   }
   static bool random(const SubGen& s) { return s.first == kWord; }
   std::vector<RngArray> rng_arrays(const MethodContext&) const {
@@ -53,7 +53,7 @@ struct SubGen {
   }
   Layout layout(const MethodContext& context) const {
     return {
-        .state_doubles = FarthestFirst<BasicCache<float>>::doubles(context.prompt, budget, context.shape.dim),
+        .state_doubles = FarthestFirst<BasicCache<float>>::doubles(context.prompt_tokens, budget, context.shape.dim),
         .scores = true,
         .weights = weights == Weights::cluster_size};
   }
@@ -74,7 +74,7 @@ struct SubGen {
     else centres.choose(team, first_centre(older));
     team.each(budget - recent, [&](int32_t i) { cache.score(centres.row(i)) = 1; });
     if (weights != Weights::cluster_size) return;
-    centres.settle(team);
+    centres.assign_rest(team);
     for (int32_t i = 0; i < budget - recent; ++i)
       cache.weigh(team, centres.row(i), centres.members(i), centres.members(i));
   }
@@ -84,8 +84,7 @@ struct SubGen {
 
  private:
   KVR_FN int32_t first_centre(int32_t older) const {
-    const int32_t centre =
-        first != kWord ? first : int32_t(rng.uniform(RngStream::k_center_start, 0) * older);
+    const int32_t centre = first != kWord ? first : int32_t(rng.uniform(RngStream::k_center_start, 0) * older);
     return centre < older ? centre : older - 1;  // a sliding window leaves fewer tokens than the prompt had
   }
   // Whether a larger budget has found the order of these centres already.

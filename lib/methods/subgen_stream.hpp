@@ -32,6 +32,9 @@ struct SubGenStream {
       .needs_linear_logits = true,
       .needs_every_token = true,
   };
+  static constexpr Hooks hooks{
+      "append extra_bytes report layout oracle_needs error_bound random rng_arrays "
+      "streams_prompt state rng"};
   double delta = kUnset, delta_rel = kUnset, epsilon = kUnset;
   int32_t t = 8, s = 128, sinks = 0, t_max = 64, s_max = 2048;
   double c_t = 1, c_s = 1, radius = 0;
@@ -77,16 +80,14 @@ struct SubGenStream {
     return {.state_doubles = 1, .scores = true, .weights = true, .split = true, .extra_rows = most};
   }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const { c.weight_floats = clusters(cache) + 1; }
-  void report(std::map<std::string, double>& extras, const auto& cache) const {
+  void report(auto& extras, const auto& cache) const {
     extras["clusters"] = clusters(cache), extras["mu"] = state[0], extras["delta"] = radius;
     if (epsilon == kUnset) return;
-    extras["t"] = samples, extras["s"] = slots;
-    extras["bound_log10_tokens"] = asked.rows(clusters(cache)).log10();
+    extras["t"] = samples, extras["s"] = slots, extras["bound_log10_tokens"] = asked.rows(clusters(cache)).log10();
   }
   ErrorBound error_bound() const {
     if (epsilon == kUnset) return {};
-    return {ErrorBound::Norm::spectral, epsilon, theory::kSubGenProbability,
-            asked.t > samples || asked.s > slots};
+    return {ErrorBound::Norm::spectral, epsilon, theory::kSubGenProbability, asked.t > samples || asked.s > slots};
   }
 
   template <class Real>
@@ -109,9 +110,8 @@ struct SubGenStream {
   // Steps 1 to 3.
   template <class Real>
   KVR_FN void add_key(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
-    const auto key = [&](int32_t i) { return cache.key(representative(i)); };
-    const auto nearness = [&](int32_t i) { return -std::sqrt(squared_distance(key(i), token.key)); };
-    const Scored nearest = team.largest(clusters(cache), nearness);
+    const auto near = [&](int32_t i) { return -std::sqrt(squared_distance(cache.key(representative(i)), token.key)); };
+    const Scored nearest = team.largest(clusters(cache), near);
     if (nearest.index < 0 || -nearest.score > radius) {
       cache.push(team, token, 0, 0);
       if (team.rank() == 0) cache.score(cache.size() - 1) = 1;

@@ -24,12 +24,15 @@ struct TopkOracle {
       .implied_layout = true,
       .reads_full_cache = true,
   };
+  static constexpr Hooks hooks{"read_prompt evict choose observe layout needs max_rows_read observes heads_differ"};
   enum class Variant { plain, topk_plus_current, with_h2o };
   Variant variant = Variant::plain;
   int32_t extra = 1;
   bool per_head = false, renormalise = true;
   double f = kUnset;
   int32_t budget = 0, heavy = 0, most = 0;
+
+  bool heads_differ() const { return per_head; }
 
   static void declare(auto& d) {
     d.choice("variant", &TopkOracle::variant, {"default", "topk_plus_current", "with_h2o"}, "what is read");
@@ -41,8 +44,8 @@ struct TopkOracle {
               "false: topk_plus_current leaves the probabilities as they are in the whole row");
   }
   void resolve(const MethodContext& context) {
-    budget = context.budget;
-    if (f == kUnset) f = budget < context.prompt ? double(budget) / context.prompt : 1;
+    budget = context.budget.tokens;
+    if (f == kUnset) f = budget < context.prompt_tokens ? double(budget) / context.prompt_tokens : 1;
     if (!renormalise && variant != Variant::topk_plus_current)
       throw ParameterError("renormalise", "only variant topk_plus_current can do without; leave it out");
     if (variant == Variant::with_h2o) heavy = budget < context.tokens ? budget / 2 : budget;
@@ -51,9 +54,7 @@ struct TopkOracle {
   int32_t max_rows_read() const { return most; }
   bool observes() const { return variant == Variant::with_h2o; }
   Layout layout(const MethodContext&) const { return {.scores = observes()}; }
-  PromptNeeds needs(const MethodContext&) const {
-    return {.column_sums_from = observes() ? 0 : PromptNeeds::kNoRows};
-  }
+  PromptNeeds needs(const MethodContext&) const { return {.column_sums_from = observes() ? 0 : PromptNeeds::kNoRows}; }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
@@ -62,8 +63,7 @@ struct TopkOracle {
   KVR_FN void choose(const Team auto& team, const Cache auto& cache, HeadProbabilities x, uint8_t* chosen) {
     for (int32_t h = 0; h < (per_head ? x.heads : 1); ++h)
       read(
-          team, cache, [&](int32_t i) { return per_head ? x(h, i) : x.group(i); },
-          chosen + int64_t(h) * x.rows);
+          team, cache, [&](int32_t i) { return per_head ? x(h, i) : x.group(i); }, chosen + int64_t(h) * x.rows);
     for (int32_t h = 1; h < x.heads && !per_head; ++h)
       team.each(x.rows, [&](int32_t i) { chosen[int64_t(h) * x.rows + i] = chosen[i]; });
   }

@@ -22,6 +22,7 @@ struct Tova : Selecting<> {
           "one set per kv head by the sum over its query heads; the paper's set for a whole layer is "
           "variant layer.",
   };
+  static constexpr Hooks hooks{"read_prompt evict observe layout needs protection score_rule set_options"};
   enum class Variant { standard, layer, kvpress };
   Variant variant = Variant::standard;
 
@@ -39,7 +40,7 @@ struct Tova : Selecting<> {
     options.gqa_level = GqaLevel::layer;
     options.gqa_aggregate = Aggregate::mean;
   }
-  PromptNeeds needs(const MethodContext& context) const { return {.column_sums_from = context.prompt - 1}; }
+  PromptNeeds needs(const MethodContext& context) const { return {.column_sums_from = context.prompt_tokens - 1}; }
 
   std::optional<ScoreRule> score_rule() const { return ScoreRule{0, protection(), budget}; }
 

@@ -24,6 +24,7 @@ struct Uniform : Thinning<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
+  static constexpr Hooks hooks{"evict extra_bytes layout random rng_arrays state rng"};
   enum class Weights { ratio, none, pow2 };
   enum class Variant { sample, coin, notebook };
   int32_t m = kDerived, rounds = kDerived, tail = 0, block = 256;
@@ -38,8 +39,7 @@ struct Uniform : Thinning<> {
     d.integer("m", &Uniform::m, {0, kManyTokens}, "tokens kept of the middle",
               "B - sinks - recent, or floor(M/2^rounds)");
     d.integer("rounds", &Uniform::rounds, {1, 8}, "keep what as many halvings keep", "unset");
-    d.choice("weights", &Uniform::weights, {"ratio", "none", "pow2"},
-             "of sampled tokens: M/m, 1 or 2^rounds");
+    d.choice("weights", &Uniform::weights, {"ratio", "none", "pow2"}, "of sampled tokens: M/m, 1 or 2^rounds");
     d.integer("tail", &Uniform::tail, {0, kManyTokens}, "last middle tokens that stay exactly, of the m");
     d.choice("variant", &Uniform::variant, {"default", "coin", "notebook"}, "how the sample is drawn");
     d.integer("block", &Uniform::block, {2, kManyTokens}, "variants coin and notebook: tokens of a block");
@@ -59,7 +59,7 @@ struct Uniform : Thinning<> {
   static bool random(const Uniform&) { return true; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     if (variant == Variant::coin) return coins.rng_arrays(s);
-    const int32_t T = variant == Variant::sample ? 1 : rounds_of(s.prompt, sinks);
+    const int32_t T = variant == Variant::sample ? 1 : rounds_of(s.prompt_tokens, sinks);
     return {{"u U uniforms", RngStream::uniform_sampling, T, middle_of(s)}};
   }
   Layout layout(const MethodContext& s) const {
@@ -89,9 +89,8 @@ struct Uniform : Thinning<> {
     const int32_t room = budget - sinks - recent, halved = rounds == kDerived ? -1 : M >> rounds;
     if (m == kDerived) m = rounds == kDerived ? room : halved;
     if (m > room && m != halved)
-      throw ParameterError("m", "m " + std::to_string(m) + " with sinks " + std::to_string(sinks) +
-                                    " and recent " + std::to_string(recent) + " exceeds the budget of " +
-                                    std::to_string(budget));
+      throw ParameterError("m", "m " + std::to_string(m) + " with sinks " + std::to_string(sinks) + " and recent " +
+                                    std::to_string(recent) + " exceeds the budget of " + std::to_string(budget));
     if (tail > m)
       throw ParameterError("tail", "tail " + std::to_string(tail) + " exceeds the " + std::to_string(m) +
                                        " tokens that are kept of the middle");
@@ -118,9 +117,8 @@ struct Uniform : Thinning<> {
     const int32_t T = rounds_of(cache.size(), middle(cache).first);
     for (int32_t round = 0; round < T; ++round) {
       const Middle all = middle(cache);
-      team.each(all.count, [&](int32_t j) {
-        cache.score(all.first + j) = j % block != 0 && uniform(j, round) >= 0.5 ? 1 : 0;
-      });
+      team.each(all.count,
+                [&](int32_t j) { cache.score(all.first + j) = j % block != 0 && uniform(j, round) >= 0.5 ? 1 : 0; });
       keep_best(team, cache, {.sinks = sinks, .recent = recent}, all.count / 2,
                 [&](int32_t i) { return cache.score(i); });
     }

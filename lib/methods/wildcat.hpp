@@ -25,6 +25,7 @@ struct WildCat : Thinning<4, 32> {
       .any_positions = false,
       .needs_linear_logits = true,
   };
+  static constexpr Hooks hooks{"evict extra_bytes report layout failure_text random rng_arrays state rng"};
   int32_t r = kDerived;
   double tau2 = 1, ridge = 1e-6;
   double rate = 1;
@@ -42,21 +43,18 @@ struct WildCat : Thinning<4, 32> {
     rate = context.scale / tau2;
     const int32_t M = middle_of(context);
     if (r == kDerived) r = budget - sinks - recent;
-    else if (r > M && context.prompt > budget)
-      throw ParameterError("r",
-                           "r must be at most the " + std::to_string(M) + " middle tokens of the prompt");
+    else if (r > M && context.prompt_tokens > budget)
+      throw ParameterError("r", "r must be at most the " + std::to_string(M) + " middle tokens of the prompt");
   }
   static bool random(const WildCat&) { return true; }
-  std::vector<RngArray> rng_arrays(const MethodContext&) const {
-    return {{"U uniforms", RngStream::pivots, 1, r}};
-  }
+  std::vector<RngArray> rng_arrays(const MethodContext&) const { return {{"U uniforms", RngStream::pivots, 1, r}}; }
   Layout layout(const MethodContext& context) const {
-    if (context.prompt <= budget) return {.state_doubles = 1};
-    const int64_t M = context.prompt, d = context.shape.dim, dv = context.shape.v_dim;
+    if (context.prompt_tokens <= budget) return {.state_doubles = 1};
+    const int64_t M = context.prompt_tokens, d = context.shape.dim, dv = context.shape.v_dim;
     return {.state_doubles = 1 + d + M * (d + 1 + r) + r * (r + dv + 2), .weights = true, .own_rows = r};
   }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto&) const { c.weight_floats = int64_t(state[0]); }
-  void report(std::map<std::string, double>& extras, const auto& cache) const {
+  void report(auto& extras, const auto& cache) const {
     extras["pivots"] = state[0], extras["negative_masses"] = 0;
     for (int32_t i = 0; i < cache.size(); ++i) extras["negative_masses"] += cache.den(i) < 0 ? 1 : 0;
   }
@@ -85,9 +83,7 @@ struct WildCat : Thinning<4, 32> {
     KVR_FN std::span<double> key(int32_t i) const { return keys.subspan(size_t(i * d), size_t(d)); }
     KVR_FN double* sum(int32_t a) const { return sums.data() + int64_t(a) * columns; }
     KVR_FN int32_t pivot(int32_t a) const { return int32_t(pivots[size_t(a)]); }
-    KVR_FN double H(int32_t i, int32_t j) const {
-      return std::exp(rate * (wide_dot(key(i), key(j)) - shift));
-    }
+    KVR_FN double H(int32_t i, int32_t j) const { return std::exp(rate * (wide_dot(key(i), key(j)) - shift)); }
   };
   // Step 1.
   KVR_FN Work centre(const Team auto& team, const auto& cache, int32_t first, int32_t M) const {
@@ -106,8 +102,7 @@ struct WildCat : Thinning<4, 32> {
     return w;
   }
   // Step 4: sum(a) = row a of W [V 1]. False: H_SS has no inverse.
-  KVR_FN bool solve(const Team auto& team, const auto& cache, int32_t first, int32_t found,
-                    const Work& w) const {
+  KVR_FN bool solve(const Team auto& team, const auto& cache, int32_t first, int32_t found, const Work& w) const {
     team.each(found, [&](int32_t a) {
       double* const sum = w.sum(a);
       for (int32_t c = 0; c < w.columns; ++c) sum[c] = 0;
@@ -126,8 +121,7 @@ struct WildCat : Thinning<4, 32> {
   }
   // Step 5.
   template <class Real>
-  KVR_FN void store(const Team auto& team, BasicCache<Real>& cache, int32_t first, int32_t found,
-                    const Work& w) {
+  KVR_FN void store(const Team auto& team, BasicCache<Real>& cache, int32_t first, int32_t found, const Work& w) {
     team.each(cache.size(), [&](int32_t i) { cache.mark(i) = i < first || i >= first + w.M ? 1 : 0; });
     for (int32_t a = 0; a < found; ++a) {
       const int32_t row = first + w.pivot(a);

@@ -16,10 +16,11 @@ struct Window {
       .implied_layout = true,
       .alias = "sliding_window",
   };
+  static constexpr Hooks hooks{"evict"};
   int32_t budget = 0;
 
   static void declare(auto&) {}
-  void resolve(const MethodContext& context) { budget = context.budget; }
+  void resolve(const MethodContext& context) { budget = context.budget.tokens; }
 
   KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_ends(team, cache, 0, budget); }
 };

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "exact/tile.hpp"
-#include "plan/plan.hpp"
+#include "plan/estimate.hpp"
 
 // The model behind --dry-run and the ETA. A unit of work is a kv head with its group of G query heads;
 // one multiply-add counts 2.
@@ -14,6 +14,8 @@
 //   prompt statistics:          (P^2 - F^2) / 2 * 2 d * G, once per unit, F the first row that a method reads
 //   a cell:                     rows * min(B, n) * (2 d + 2 dv) * G, rows = those that somebody looks at;
 //                               without a budget B = n
+//                               eight times that where the policy's own text is followed step by step
+//   arrays that are saved:      4000 for each number: most of it is compression
 //   noise on probabilities:     1500 for each (row, token, head) that a method draws for
 //   a cut of the prompt:        P * B * 2 d, as if each token were compared with each that stays
 //   memory of a unit:           k twice, v, the queries of a tile or of the trace, a strip for every row of a
@@ -31,16 +33,14 @@ constexpr double kBytesPerStep = 12;    // the same while it streams: where toke
 constexpr double kBytesPerScored = 48;  // of each cell and query head: what is kept of a scored row
 constexpr double kProgramBytes = 40e6;  // what runs before anything is loaded
 constexpr double kOperationsPerSecond = 5e10;
-constexpr double kOperationsPerDraw = 1500;  // a number of the generator and two logarithms
+constexpr double kStepByStep = 8;             // times what shared sums cost
+constexpr double kOperationsPerSaved = 4000;  // a number, written and compressed
+constexpr double kOperationsPerDraw = 1500;   // a number of the generator and two logarithms
 
 const LayerInfo& layer_of(const Cell& cell, const std::vector<TraceInfo>& traces) {
-  const std::vector<LayerInfo>& layers = traces.at(cell.trace).prompts.at(cell.prompt_rank).layers;
+  const std::vector<LayerInfo>& layers = traces.at(cell.place.trace).prompts.at(cell.prompt_rank).layers;
   return *std::find_if(layers.begin(), layers.end(),
-                       [&](const LayerInfo& info) { return info.layer == cell.layer; });
-}
-
-bool same_unit(const Cell& a, const Cell& b) {
-  return a.trace == b.trace && a.prompt_rank == b.prompt_rank && a.layer == b.layer && a.kv_head == b.kv_head;
+                       [&](const LayerInfo& info) { return info.layer == cell.place.layer; });
 }
 
 double scored_rows(const RunConfig::Replay& replay, double decode_rows) {
@@ -51,27 +51,36 @@ double scored_rows(const RunConfig::Replay& replay, double decode_rows) {
   return decode_rows;
 }
 
-double cached_rows(const Cell& cell) { return std::min(cell.budget.value_or(cell.n_tokens), cell.n_tokens); }
+double cached_rows(const Cell& cell) {
+  return cell.budget.none() ? cell.extent.tokens : std::min(cell.budget.tokens, cell.extent.tokens);
+}
 
 // Rows that a row format keeps a copy of.
 double coded_rows(const Cell& cell) {
-  if (cell.options.row_format.kind == RowFormat::Kind::source) return 0;
-  return cell.options.phase == Phase::stream ? cached_rows(cell) : cell.n_tokens;
+  if (cell.options().row_format.kind == RowFormat::Kind::source) return 0;
+  return cell.options().phase == Phase::stream ? cached_rows(cell) : cell.extent.tokens;
 }
 
-bool observes(const Cell& cell) {
-  return cell.method->observes && cell.method->observes(cell.params, cell.options);
-}
+PromptNeeds needs_of(const Cell& cell) { return BoundMethod(cell.variant->values, cell.context()).needs(); }
+
+bool observes(const Cell& cell) { return cell.variant->values.observes(cell.options()); }
 
 // First row of the prompt whose probabilities the method looks at when all of it arrives; the prompt's end if
 // there is none.
 double first_read(const Cell& cell) {
-  const PromptNeeds needs = cell.method->needs(cell.params, cell.context());
-  double first = cell.n_prefill;
-  if (cell.prompt_streams || !needs.reads_queries()) return first;
+  const PromptNeeds needs = needs_of(cell);
+  double first = cell.extent.prompt_tokens;
+  if (cell.variant->prompt_streams || !needs.reads_queries()) return first;
   for (const int32_t row : {needs.column_sums_from, needs.rows_from})
     if (row >= 0) first = std::min(first, double(row));
   return first;
+}
+
+// Rows that it writes, chooses or scores in its own way are nobody else's.
+bool goes_step_by_step(const Cell& cell) {
+  const Hooks hooks = cell.method().hooks;
+  return hooks.has(Hook::append) || hooks.has(Hook::choose) || (observes(cell) && !hooks.has(Hook::score_rule)) ||
+         cell.options().row_format.kind != RowFormat::Kind::source;
 }
 
 struct Unit {
@@ -80,13 +89,12 @@ struct Unit {
 
   double heads() const { return layer.group(); }
   double width() const { return layer.head_dim + layer.v_head_dim; }
-  double tokens() const { return cells.front().n_tokens; }
-  double prompt() const { return cells.front().n_prefill; }
+  double tokens() const { return cells.front().extent.tokens; }
+  double prompt() const { return cells.front().extent.prompt_tokens; }
 
   double strips(const RunConfig::Replay& replay) const {
     const bool observed = std::any_of(cells.begin(), cells.end(), observes);
-    return observed && tokens() <= kLongTrace ? tokens() - prompt()
-                                              : scored_rows(replay, tokens() - prompt());
+    return observed && tokens() <= kLongTrace ? tokens() - prompt() : scored_rows(replay, tokens() - prompt());
   }
   double shared_cost(const RunConfig::Replay& replay) const {
     const double exact = strips(replay) * tokens() * 2 * width() * heads();
@@ -95,11 +103,19 @@ struct Unit {
     return exact + (prompt() * prompt() - first * first) * layer.head_dim * heads();
   }
   double cost(const Cell& cell, const RunConfig::Replay& replay) const {
-    const double decoded = tokens() - prompt(), stepped = cell.prompt_streams ? tokens() : decoded;
+    const double decoded = tokens() - prompt(), stepped = cell.variant->prompt_streams ? tokens() : decoded;
     const double rows = observes(cell) ? stepped : scored_rows(replay, decoded);
     const double cut =
-        cell.budget && !cell.prompt_streams ? prompt() * cached_rows(cell) * 2 * layer.head_dim : 0;
-    return rows * cached_rows(cell) * 2 * width() * heads() + cut + noise(cell) * kOperationsPerDraw;
+        !cell.budget.none() && !cell.variant->prompt_streams ? prompt() * cached_rows(cell) * 2 * layer.head_dim : 0;
+    const double step = cached_rows(cell) * 2 * width() * heads() * (goes_step_by_step(cell) ? kStepByStep : 1);
+    return rows * step + cut + noise(cell) * kOperationsPerDraw;
+  }
+  // Numbers that a run keeps of a cell.
+  double saved(const Cell& cell, const RunConfig& config) const {
+    const double rows = scored_rows(config.replay, tokens() - prompt()), lists = tokens() - prompt() + 1;
+    const SaveOptions& save = config.output;
+    return (save.outputs ? rows * heads() * layer.v_head_dim : 0) + (save.curves ? 2 * rows * heads() : 0) +
+           (save.kept ? cached_rows(cell) * (cell.options().phase == Phase::stream ? lists : 1) : 0);
   }
   // Random numbers of a method that puts noise on every probability that it observes.
   double noise(const Cell& cell) const {
@@ -108,36 +124,35 @@ struct Unit {
     return (read * (prompt() - read / 2) + decoded * cached_rows(cell)) * heads();
   }
   bool holds_all_queries() const {
-    return tokens() <= kQueryRows || std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {
-             return cell.method->needs(cell.params, cell.context()).queries;
-           });
+    return tokens() <= kQueryRows ||
+           std::any_of(cells.begin(), cells.end(), [](const Cell& cell) { return needs_of(cell).queries; });
   }
   // Cosines and sines of every distance, where a method re-assigns positions.
   double rotation() const {
     const bool some = layer.rope && std::any_of(cells.begin(), cells.end(), [](const Cell& cell) {
-                        return cell.options.positions == Positions::cache;
+                        return cell.options().positions == Positions::cache;
                       });
     return some ? tokens() * 2 * double(layer.rope->inv_freq.size()) : 0;
   }
   double tensors(int32_t copies_of_keys) const {
     const double queries = holds_all_queries() ? tokens() : kQueryRows;
-    return tokens() * (copies_of_keys * layer.head_dim + layer.v_head_dim) +
-           queries * layer.head_dim * heads() + rotation();
+    return tokens() * (copies_of_keys * layer.head_dim + layer.v_head_dim) + queries * layer.head_dim * heads() +
+           rotation();
   }
   double cache_bytes(const Cell& cell, double real_bytes, bool audit) const {
     const bool bounded =
-        cell.options.phase == Phase::stream && cell.budget && !cell.method->info.reads_full_cache;
-    const double prompt_rows = cell.prompt_streams ? 0 : prompt();
+        cell.options().phase == Phase::stream && !cell.budget.none() && !cell.method().info.reads_full_cache;
+    const double prompt_rows = cell.variant->prompt_streams ? 0 : prompt();
     const double rows = bounded ? std::max(prompt_rows, cached_rows(cell)) : tokens();
     const double copied = (audit ? tokens() : 0) + coded_rows(cell);
-    const double per_token = kBytesPerToken + (cell.options.phase == Phase::stream ? kBytesPerStep : 0);
+    const double per_token = kBytesPerToken + (cell.options().phase == Phase::stream ? kBytesPerStep : 0);
     return tokens() * per_token + rows * kBytesPerRow + copied * width() * real_bytes;
   }
   double bytes(const RunConfig& config, double real_bytes) const {
     const double strip = tile_rows(int32_t(heads())) * heads() * tokens();
     double total = (tensors(2) + strip) * real_bytes;
     for (const Cell& cell : cells) {
-      const double caches = cell.options.gqa_level == GqaLevel::query ? heads() : 1;
+      const double caches = cell.options().gqa_level == GqaLevel::query ? heads() : 1;
       total += caches * cache_bytes(cell, real_bytes, config.run.audit);
       total += scored_rows(config.replay, tokens() - prompt()) * heads() * kBytesPerScored;
     }
@@ -149,7 +164,7 @@ std::vector<Unit> units_of(const std::vector<Cell>& plan, const std::vector<Trac
   std::vector<Unit> units;
   for (size_t begin = 0; begin < plan.size();) {
     size_t end = begin + 1;
-    while (end < plan.size() && same_unit(plan[begin], plan[end])) ++end;
+    while (end < plan.size() && plan[begin].place == plan[end].place) ++end;
     units.push_back({std::span(plan).subspan(begin, end - begin), layer_of(plan[begin], traces)});
     begin = end;
   }
@@ -168,15 +183,15 @@ double peak_of(std::vector<double> bytes, int jobs) {
 
 double core_seconds(double cost) { return cost / kOperationsPerSecond; }
 
-PlanEstimate estimate(const RunConfig& config, const std::vector<Cell>& plan,
-                      const std::vector<TraceInfo>& traces) {
+PlanEstimate estimate(const RunConfig& config, const std::vector<Cell>& plan, const std::vector<TraceInfo>& traces) {
   const double real_bytes = config.run.double_precision ? sizeof(double) : sizeof(float);
   PlanEstimate result;
   std::vector<double> bytes;
   double ahead = 0;
   for (const Unit& unit : units_of(plan, traces)) {
     const double share = unit.shared_cost(config.replay) / double(unit.cells.size());
-    for (const Cell& cell : unit.cells) result.cost.push_back(unit.cost(cell, config.replay) + share);
+    for (const Cell& cell : unit.cells)
+      result.cost.push_back(unit.cost(cell, config.replay) + share + unit.saved(cell, config) * kOperationsPerSaved);
     bytes.push_back(unit.bytes(config, real_bytes));
     ahead = std::max(ahead, unit.tensors(1) * real_bytes);
   }

@@ -6,12 +6,13 @@
 namespace kvreplay {
 namespace {
 
-using Family = std::tuple<size_t, std::string, int32_t, int32_t, size_t, std::optional<uint32_t>>;
+using Family = std::tuple<Place, size_t, std::optional<uint32_t>>;
 
 // kv heads that decide together are one family.
 Family family_of(const Cell& cell) {
-  const int32_t head = cell.options.gqa_level == GqaLevel::layer ? -1 : cell.kv_head;
-  return {cell.trace, cell.prompt, cell.layer, head, cell.instance, cell.seed};
+  Place place = cell.place;
+  if (cell.options().gqa_level == GqaLevel::layer) place.kv_head = Place::kWholeLayer;
+  return {std::move(place), cell.variant->instance, cell.seed};
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #include "plan/only.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <map>
@@ -18,20 +18,20 @@ struct Named {
   std::string (*field)(const Cell&);
 };
 
-template <class T>
-std::string field_of(const std::optional<T>& value) {
-  return value ? std::to_string(*value) : "";
+template <class Number>
+std::string field_of(const Number& value, bool given) {
+  return given ? std::to_string(value) : "";
 }
 
 constexpr Named kColumns[] = {
-    {"trace_id", [](const Cell& c) { return c.trace_id; }},
-    {"prompt", [](const Cell& c) { return c.prompt; }},
-    {"layer", [](const Cell& c) { return std::to_string(c.layer); }},
-    {"kv_head", [](const Cell& c) { return std::to_string(c.kv_head); }},
-    {"method", [](const Cell& c) { return std::string(c.method->info.name); }},
-    {"given", [](const Cell& c) { return canonical(given_of(c)); }},
-    {"budget_tokens", [](const Cell& c) { return field_of(c.budget); }},
-    {"seed", [](const Cell& c) { return field_of(c.seed); }},
+    {"trace_id", [](const Cell& c) { return c.variant->trace->trace_id; }},
+    {"prompt", [](const Cell& c) { return c.place.prompt; }},
+    {"layer", [](const Cell& c) { return std::to_string(c.place.layer); }},
+    {"kv_head", [](const Cell& c) { return std::to_string(c.place.kv_head); }},
+    {"method", [](const Cell& c) { return std::string(c.method().info.name); }},
+    {"given", [](const Cell& c) { return c.variant->given; }},
+    {"budget_tokens", [](const Cell& c) { return field_of(c.budget.tokens, !c.budget.none()); }},
+    {"seed", [](const Cell& c) { return field_of(c.seed.value_or(0), c.seed.has_value()); }},
 };
 
 constexpr char kBetween = '\x1f';
@@ -42,9 +42,8 @@ size_t column_of(const std::string& name, const std::filesystem::path& file) {
     if (name == named.column) return size_t(&named - kColumns);
     known.emplace_back(named.column);
   }
-  throw ConfigError(fmt::format("{}:1: error: {} is no column that names cells{}. Columns are {}",
-                                file.string(), name.empty() ? "\"\"" : name, did_you_mean(name, known),
-                                join(known)));
+  throw ConfigError(fmt::format("{}:1: error: {} is no column that names cells{}. Columns are {}", file.string(),
+                                name.empty() ? "\"\"" : name, did_you_mean(name, known), join(known)));
 }
 
 }  // namespace

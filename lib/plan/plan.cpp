@@ -1,6 +1,6 @@
 #include "plan/plan.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <fstream>
@@ -9,260 +9,196 @@
 #include <unordered_set>
 
 #include "base/errors.hpp"
-#include "base/text.hpp"
+#include "base/json_text.hpp"
+#include "base/sha256.hpp"
 #include "config/list_checks.hpp"
 
 namespace kvreplay {
 namespace {
 
-using nlohmann::json;
-
 constexpr size_t kKeyDigits = 16;
 constexpr const char* kKeyLetter = "k";  // hex digits alone may look like a number (123e45) to readers of CSV
 
-// Where cells are planned: one layer of one prompt of one trace.
-struct Place {
-  size_t trace_index;
-  const TraceInfo& trace;
-  const PromptInfo& prompt;
-  const LayerInfo& layer;
-  int32_t n_prefill, n_tokens;
-};
-
-// A method instance with everything but the kv head.
-struct Variant {
-  const MethodInstance& instance;
-  json params;
-  std::optional<double> budget;  // tokens, before they are rounded down
-  std::optional<uint32_t> seed;
-};
-
-// What a list selects out of what there is; without a list, all.
-template <class T>
-std::vector<T> selected(const std::optional<std::vector<T>>& list, const std::vector<T>& held,
-                        const std::string& what) {
-  if (!list) return held;
-  for (const T& wanted : *list)
-    if (std::find(held.begin(), held.end(), wanted) == held.end())
-      throw ConfigError(
-          fmt::format("select.{}: the trace has no {}. It holds {}", what, wanted, fmt::join(held, ", ")));
-  return *list;
-}
-
-template <class T, class Member>
-auto members(const std::vector<T>& items, Member member) {
-  std::vector<std::decay_t<decltype(items[0].*member)>> out;
-  for (const T& item : items) out.push_back(item.*member);
-  return out;
-}
-
-std::string file_digest(const std::filesystem::path& file) {
+std::string read_digest(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
   if (!in || !std::filesystem::is_regular_file(file))
     throw ConfigError(file.string() + ": cannot be read. Is the path right?");
   return sha256_hex(std::string{std::istreambuf_iterator<char>(in), {}});
 }
 
-json queries_json(const RunConfig::Replay& replay) {
+std::string queries_json(const RunConfig::Replay& replay) {
   using Queries = RunConfig::Replay::Queries;
-  if (replay.queries == Queries::all) return "all";
-  return {{replay.queries == Queries::last ? "last" : "stride", replay.queries_count}};
+  if (replay.queries == Queries::all) return json_of("all");
+  return JsonObject().add(replay.queries == Queries::last ? "last" : "stride", replay.queries_count).text();
 }
 
-json metrics_json(std::vector<std::string> metrics) {
-  if (metrics.empty()) return "default";
+std::string metrics_json(std::vector<std::string> metrics) {
+  if (metrics.empty()) return json_of("default");
   std::sort(metrics.begin(), metrics.end());
   metrics.erase(std::unique(metrics.begin(), metrics.end()), metrics.end());
-  return metrics;
+  return json_of(metrics);
 }
 
 // A trace id may cover the tensors alone: what else enters the logits of a layer.
-json logits_json(const LayerInfo& layer) {
-  json facts = {layer.scaling,     layer.softcap,    layer.sliding_window,
-                layer.q_prescaled, layer.query_rows, layer.has_sinks};
-  if (layer.rope) facts.push_back({layer.rope->inv_freq, int(layer.rope->layout)});
-  return facts;
+std::string logits_json(const LayerInfo& layer) {
+  JsonObject facts;
+  facts.add("scaling", layer.scaling).add("softcap", layer.softcap).add("sliding_window", layer.sliding_window);
+  facts.add("q_prescaled", layer.q_prescaled).add("query_rows", layer.query_rows).add("sinks", layer.has_sinks);
+  if (layer.rope) facts.add("inv_freq", layer.rope->inv_freq).add("rope_layout", int(layer.rope->layout));
+  return facts.text();
+}
+
+// What the keys of all cells of a run have in common.
+JsonObject run_object(const RunConfig& config) {
+  JsonObject all;
+  all.add("schema", kEngineSchema).add_json("queries", queries_json(config.replay));
+  all.add("precision", config.run.double_precision ? "double" : "single");
+  all.add_json("metrics", metrics_json(config.metrics));
+  if (const auto& needles = config.replay.needles; !needles.at.empty())
+    all.add_json("needles", JsonObject().add("at", needles.at).add("tokens", needles.tokens).text());
+  return all;
 }
 
 class Planner {
  public:
-  explicit Planner(const RunConfig& config) : config_(config) {}
+  Planner(const RunConfig& config, const std::vector<TraceInfo>& traces)
+      : config_(config), traces_(traces), of_run_(run_object(config)) {
+    for (const TraceInfo& trace : traces)
+      names_.push_back(std::make_shared<TraceNames>(TraceNames{trace.trace_id, trace.model, trace.n_layers}));
+  }
 
-  void add(const Place& place) {
-    const std::vector<Variant> variants = variants_of(place);
-    std::vector<int32_t> held(size_t(place.layer.kv_heads));
-    for (size_t i = 0; i < held.size(); ++i) held[i] = int32_t(i);
-    for (const int32_t kv_head : selected(config_.select.kv_heads, held, "kv_heads"))
-      for (const Variant& variant : variants) add(place, kv_head, variant);
+  void add(const SelectedLayer& selected) {
+    std::vector<Planned> all;
+    for (const SelectedLayer::Variant& variant : selected.variants) all.push_back(planned(selected, variant));
+    for (const int32_t kv_head : selected.kv_heads)
+      for (const Planned& one : all) add(selected, one, kv_head);
   }
   std::vector<Cell> take() { return std::move(plan_); }
 
  private:
-  // Two fractions or sizes in bytes may come to the same number of tokens: one cell.
-  void add(const Place& place, int32_t kv_head, const Variant& variant) {
+  // A variant whose file of lists, if it names one, is still to be read for each head.
+  struct Planned {
+    const SelectedLayer::Variant& selected;
+    std::shared_ptr<const Variant> variant;
+    std::string key;  // what determines the numbers, but for lists, kv head and seed
+  };
+
+  const PromptInfo& prompt_of(const SelectedLayer& at) const { return traces_[at.trace].prompts[at.prompt]; }
+  const LayerInfo& layer_of(const SelectedLayer& at) const { return prompt_of(at).layers[at.layer]; }
+
+  Planned planned(const SelectedLayer& at, const SelectedLayer::Variant& selected) {
+    const MethodInstance& instance = config_.methods[selected.instance];
+    auto variant = std::make_shared<Variant>(instance.values);
+    variant->trace = names_[at.trace];
+    variant->instance = selected.instance;
+    variant->options = instance.options;
+    if (instance.options.allocator == Allocator::file)
+      variant->digests.allocator = digest_of_file(instance.options.allocator_file);
+    variant->uniforms = instance.uniforms.string();
+    if (!variant->uniforms.empty()) variant->digests.uniforms = digest_of_file(instance.uniforms);
+    variant->params = shown_params(selected.method, *variant);
+    variant->given = given_json(instance.values, instance.options, variant->digests);
+    variant->prompt_streams = config_.replay.streams_prompt(instance.options);
+    variant->shape = selected.method.context().shape;
+    variant->scale = selected.method.context().scale;
+    std::string key = key_of(at, selected, *variant);
+    return {selected, std::move(variant), std::move(key)};
+  }
+
+  void add(const SelectedLayer& at, const Planned& planned, int32_t kv_head) {
     Cell cell;
-    cell.trace = place.trace_index;
-    cell.trace_id = place.trace.trace_id;
-    cell.model = place.trace.model;
-    cell.prompt = place.prompt.id;
-    cell.prompt_rank = uint32_t(&place.prompt - place.trace.prompts.data());
-    cell.layer = place.layer.layer;
-    cell.kv_head = kv_head;
-    cell.method = variant.instance.method;
-    cell.instance = size_t(&variant.instance - config_.methods.data());
-    cell.params = variant.params;
-    cell.given = variant.instance.params;
-    cell.options = variant.instance.options;
-    if (variant.budget) cell.budget = int32_t(*variant.budget), cell.real_budget = *variant.budget;
-    cell.seed = variant.seed;
-    cell.uniforms = variant.instance.uniforms.string();
-    cell.n_prefill = place.n_prefill;
-    cell.prompt_streams = config_.replay.streams_prompt(variant.instance.options);
-    cell.n_tokens = place.n_tokens;
-    cell.n_layers = place.trace.n_layers;
-    const MethodContext context = context_of(variant.instance, place.layer, place.trace.n_layers, 0, 1, 1);
-    cell.shape = context.shape;
-    cell.scale = context.scale;
-    if (!cell.method->lists_in.empty()) take_lists(cell, place.layer);
-    cell.key = key_of(cell, place.layer);
+    cell.place = {at.trace, prompt_of(at).id, layer_of(at).layer, kv_head};
+    cell.prompt_rank = uint32_t(at.prompt);
+    cell.extent = at.extent;
+    cell.budget = planned.selected.budget;
+    cell.variant = planned.variant;
+    std::string key = fmt::format("{}\n{}\n", planned.key, kv_head);
+    const BoundMethod& method = planned.selected.method;
+    if (!cell.method().lists_in.empty()) {
+      take_lists(cell, planned.selected, layer_of(at));
+      key += params_json(method, cell.options(), cell.variant->digests);
+    }
+    if (!cell.variant->uniforms.empty() || !method.random()) return add(std::move(cell), key);
+    for (uint32_t i = 0; i < config_.seed_count; ++i) {
+      cell.seed = config_.seed_first + i;
+      add(cell, key + std::to_string(*cell.seed));
+    }
+  }
+
+  // Two fractions or sizes in bytes may come to the same number of tokens: one cell.
+  void add(Cell cell, const std::string& key) {
+    cell.key = kKeyLetter + sha256_hex(key).substr(0, kKeyDigits);
     if (keys_.insert(cell.key).second) plan_.push_back(std::move(cell));
   }
 
-  // Lists that the method is given say themselves how they are replayed.
-  static void take_lists(Cell& cell, const LayerInfo& layer) {
-    cell.kept = kept_file_of(cell.given.at(cell.method->lists_in).get<std::string>(), cell.budget);
-    KeptScope scope = list_scope(cell.options, cell.context(), layer.sliding_window, layer.group());
-    scope.prompt = cell.prompt, scope.kv_head = cell.kv_head;
-    const KeptLists lists = read_kept_lists(cell.kept, scope);
-    cell.kept_digest = digest_of(lists);
-    if (lists.oneshot) cell.options.phase = Phase::oneshot;
-    if (lists.attends) cell.options.order = Order::evict_then_attend;
-    cell.lists_say_order = lists.attends;
-    cell.params["phase"] = word(cell.options.phase), cell.params["order"] = word(cell.options.order);
+  // Lists that the method is given say themselves how they are replayed, and may do so for each head.
+  static void take_lists(Cell& cell, const SelectedLayer::Variant& selected, const LayerInfo& layer) {
+    auto own = std::make_shared<Variant>(*cell.variant);
+    own->kept = kept_file_of(own->values.file(), cell.budget.none() ? std::nullopt : std::optional(cell.budget.tokens));
+    const KeptLists lists = read_kept_lists(own->kept, list_scope(own->options, selected.method.context(), cell.place,
+                                                                  layer.sliding_window, layer.group()));
+    own->digests.lists = digest_of(lists);
+    const CommonOptions usual = own->values.default_options();
+    CommonOptions given = own->options;
+    given.phase = usual.phase;
+    if (lists.attends) given.order = usual.order;
+    own->given = given_json(own->values, given, own->digests);
+    if (lists.oneshot) own->options.phase = Phase::oneshot;
+    if (lists.attends) own->options.order = Order::evict_then_attend;
+    own->params = shown_params(selected.method, *own);
+    cell.variant = std::move(own);
   }
 
-  // Whatever changes a number of the cell stands here; paths, threads and the audit do not. The content
-  // of a file of uniforms is part of the parameters, that of lists stands for their file's name.
-  std::string key_of(const Cell& cell, const LayerInfo& layer) const {
-    json params = cell.params;
-    if (!cell.kept.empty()) params[cell.method->lists_in] = cell.kept_digest;
-    json all = {{"schema", kEngineSchema},
-                {"trace_id", cell.trace_id},
-                {"prompt", cell.prompt},
-                {"prompt_rank", cell.prompt_rank},
-                {"layer", cell.layer},
-                {"logits", logits_json(layer)},
-                {"kv_head", cell.kv_head},
-                {"method", cell.method->info.name},
-                {"params", params},
-                {"budget", cell.budget ? json(*cell.budget) : json()},
-                {"seed", cell.seed ? json(*cell.seed) : json()},
-                {"prefill", cell.n_prefill},
-                {"tokens", cell.n_tokens},
-                {"queries", queries_json(config_.replay)},
-                {"prompt_mode", cell.prompt_streams ? "stream" : "cut"},
-                {"precision", config_.run.double_precision ? "double" : "single"},
-                {"metrics", metrics_json(config_.metrics)}};
-    if (const auto& needles = config_.replay.needles; !needles.at.empty())
-      all["needles"] = {{"at", needles.at}, {"tokens", needles.tokens}};
-    return fmt::format("{}{}", kKeyLetter, sha256_hex(canonical(all)).substr(0, kKeyDigits));
-  }
-
-  std::vector<Variant> variants_of(const Place& place) {
-    std::vector<Variant> variants;
-    for (const MethodInstance& instance : config_.methods)
-      for (const auto& budget : budgets_of(instance, place)) add_seeds(instance, budget, place, variants);
-    return variants;
-  }
-
-  void add_seeds(const MethodInstance& instance, std::optional<double> budget, const Place& place,
-                 std::vector<Variant>& variants) {
-    Variant variant{instance, resolved(instance, budget, place), budget, std::nullopt};
-    const bool repeats = instance.uniforms.empty() && instance.method->random(variant.params);
-    if (!repeats) return variants.push_back(std::move(variant));
-    for (uint32_t i = 0; i < config_.seed_count; ++i) {
-      variant.seed = config_.seed_first + i;
-      variants.push_back(variant);
-    }
-  }
-
-  std::vector<std::optional<double>> budgets_of(const MethodInstance& instance, const Place& place) const {
-    if (runs_without_budget(instance, config_.budget)) return {std::nullopt};
-    std::vector<std::optional<double>> budgets;
-    const BudgetList list = budgets_for(instance, config_.budget);
-    for (const double value : list.values) {
-      budgets.emplace_back(
-          real_budget(list.kind, value, place.n_prefill, place.layer, instance.options.row_format));
-      if (*budgets.back() < 1)
-        throw ConfigError(fmt::format("a budget of {} holds no token", number_text(value)));
-    }
-    if (budgets.empty()) throw ConfigError(fmt::format("{} needs a budget", instance.method->info.name));
-    return budgets;
-  }
-
-  // The parameters that results show: of the method, resolved, and of the axes.
-  json resolved(const MethodInstance& instance, std::optional<double> budget, const Place& place) {
-    MethodContext context = context_of(instance, place.layer, place.trace.n_layers,
-                                       int32_t(budget.value_or(0)), place.n_prefill, place.n_tokens);
-    context.real_budget = budget.value_or(0);
-    json params = instance.method->resolve(instance.params, context);
-    params.update(to_json(instance.options));
-    if (instance.options.allocator == Allocator::file)
-      params["allocator"] = "file:" + digest_of_file(instance.options.allocator_file);
-    if (!instance.uniforms.empty()) params["uniforms"] = digest_of_file(instance.uniforms);
-    return params;
+  // Whatever changes a number of the cell stands here; paths, threads and the audit do not. The content of a file
+  // of uniforms is part of the parameters.
+  std::string key_of(const SelectedLayer& at, const SelectedLayer::Variant& selected, const Variant& variant) const {
+    JsonObject all = of_run_;
+    all.add("trace_id", variant.trace->trace_id).add("prompt", prompt_of(at).id).add("prompt_rank", at.prompt);
+    all.add("layer", layer_of(at).layer).add_json("logits", logits_json(layer_of(at)));
+    all.add("method", selected.method.method().info.name).add("prompt_mode", variant.prompt_streams ? "stream" : "cut");
+    if (selected.method.method().lists_in.empty()) all.add_json("params", variant.params);
+    all.add("budget", selected.budget.tokens);
+    all.add("prefill", at.extent.prompt_tokens).add("tokens", at.extent.tokens);
+    return all.text();
   }
 
   std::string digest_of_file(const std::filesystem::path& file) {
     const auto [at, is_new] = digests_.try_emplace(file);
-    if (is_new) at->second = file_digest(file);
+    if (is_new) at->second = read_digest(file);
     return at->second;
   }
 
   const RunConfig& config_;
+  const std::vector<TraceInfo>& traces_;
+  const JsonObject of_run_;
+  std::vector<std::shared_ptr<const TraceNames>> names_;
   std::map<std::filesystem::path, std::string> digests_;
   std::unordered_set<std::string> keys_;
   std::vector<Cell> plan_;
 };
 
-template <class T, class Member, class Value>
-const T& find_by(const std::vector<T>& items, Member member, const Value& value) {
-  return *std::find_if(items.begin(), items.end(), [&](const T& item) { return item.*member == value; });
-}
-
-int32_t checked_count(const char* name, int64_t value, int64_t most) {
-  if (value >= 1 && value <= most) return int32_t(value);
-  throw ConfigError(fmt::format("{} is {}, but must be from 1 to {}", name, value, most));
-}
-
-void add_prompt(Planner& planner, const RunConfig& config, const TraceInfo& trace, size_t trace_index,
-                const PromptInfo& prompt) {
-  const int32_t tokens = checked_count("replay.tokens", config.replay.tokens.value_or(prompt.tokens),
-                                       std::min(prompt.tokens, int64_t(kManyTokens)));
-  const int32_t prefill =
-      checked_count("replay.prefill", config.replay.prefill.value_or(prompt.n_prompt), tokens);
-  const auto held = members(prompt.layers, &LayerInfo::layer);
-  for (const int32_t layer : selected(config.select.layers, held, "layers"))
-    planner.add(
-        {trace_index, trace, prompt, find_by(prompt.layers, &LayerInfo::layer, layer), prefill, tokens});
+std::vector<Cell> plan_of(const RunConfig& config, const std::vector<TraceInfo>& traces,
+                          const std::vector<SelectedLayer>& selection) {
+  Planner planner(config, traces);
+  for (const SelectedLayer& selected : selection) planner.add(selected);
+  return planner.take();
 }
 
 }  // namespace
 
 bool observes_rows(const std::vector<Cell>& plan) {
-  return std::any_of(plan.begin(), plan.end(), [](const Cell& cell) {
-    return cell.method->observes && cell.method->observes(cell.params, cell.options);
-  });
+  return std::any_of(plan.begin(), plan.end(),
+                     [](const Cell& cell) { return cell.variant->values.observes(cell.options()); });
 }
 
+std::vector<Cell> plan_cells(const LoadedRun& run) { return plan_of(run.config, run.traces, run.selection); }
+
 std::vector<Cell> plan_cells(const RunConfig& config, const std::vector<TraceInfo>& traces) {
-  Planner planner(config);
-  for (size_t i = 0; i < traces.size(); ++i) {
-    const auto held = members(traces[i].prompts, &PromptInfo::id);
-    for (const std::string& id : selected(config.select.prompts, held, "prompts"))
-      add_prompt(planner, config, traces[i], i, find_by(traces[i].prompts, &PromptInfo::id, id));
-  }
-  return planner.take();
+  RunConfig checked = config;
+  std::vector<std::string> problems;
+  const std::vector<SelectedLayer> selection = select(checked, traces, problems);
+  if (!problems.empty()) throw ConfigError(join(problems, "\n"));
+  return plan_of(config, traces, selection);
 }
 
 }  // namespace kvreplay

@@ -7,13 +7,11 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <tuple>
 
+#include "allocation/shared_budgets.hpp"
 #include "base/first_error.hpp"
 #include "core/wide.hpp"
 #include "kernels/kernels.hpp"
-#include "replay/council.hpp"
-#include "replay/failures.hpp"
 #include "replay/head_replay.hpp"
 #include "replay/read_ahead.hpp"
 
@@ -22,36 +20,37 @@ namespace {
 
 // Cells that share tensors and the exact pass: of one kv head, or of a layer whose heads decide together.
 struct Group {
-  size_t trace;
   HeadRequest request;
   std::vector<std::vector<const Cell*>> decisions;
 };
 
 bool decides_together(const Cell& cell) {
-  return cell.options.gqa_level == GqaLevel::layer && cell.method->looks_at_queries;
+  return cell.options().gqa_level == GqaLevel::layer && cell.method().looks_at_queries;
 }
 bool same_decision(const Cell& a, const Cell& b) {
-  return decides_together(a) && decides_together(b) && a.method == b.method && a.params == b.params &&
-         a.budget == b.budget && a.allocated == b.allocated && a.seed == b.seed;
+  return decides_together(a) && decides_together(b) && &a.method() == &b.method() && a.seed == b.seed &&
+         a.budget.tokens == b.budget.tokens && a.budget.share == b.budget.share &&
+         a.variant->params == b.variant->params;
+}
+
+// What its methods ask of the stream.
+void ask_for(const Cell& cell, HeadRequest& request) {
+  const PromptNeeds needs = BoundMethod(cell.variant->values, cell.context()).needs();
+  request.rotation = request.rotation || cell.options().positions == Positions::cache;
+  request.classes = request.classes || needs.token_classes;
+  request.all_queries = request.all_queries || needs.queries || cell.variant->values.oracle_needs().largest_query_norm;
 }
 
 std::vector<Group> group_cells(const std::vector<Cell>& cells) {
   std::vector<Group> groups;
-  std::map<std::tuple<size_t, std::string, int32_t, int32_t>, size_t> at;
+  std::map<Place, size_t> at;
   for (const Cell& cell : cells) {
-    const int32_t head = decides_together(cell) ? HeadRequest::kWholeLayer : cell.kv_head;
-    const auto [found, is_new] =
-        at.emplace(std::tuple(cell.trace, cell.prompt, cell.layer, head), groups.size());
-    if (is_new)
-      groups.push_back({cell.trace,
-                        {cell.prompt, cell.layer, head, cell.n_tokens, cell.n_prefill, false, false, false},
-                        {}});
+    Place place = cell.place;
+    if (decides_together(cell)) place.kv_head = Place::kWholeLayer;
+    const auto [found, is_new] = at.emplace(place, groups.size());
+    if (is_new) groups.push_back({{place, cell.extent, false, false, false}, {}});
     Group& group = groups[found->second];
-    group.request.rotation = group.request.rotation || cell.options.positions == Positions::cache;
-    const PromptNeeds needs = cell.method->needs(cell.params, cell.context());
-    group.request.classes = group.request.classes || needs.token_classes;
-    group.request.all_queries = group.request.all_queries || needs.queries ||
-                                cell.method->oracle_needs(cell.params).largest_query_norm;
+    ask_for(cell, group.request);
     const auto same = std::find_if(group.decisions.begin(), group.decisions.end(),
                                    [&](const auto& d) { return same_decision(*d.front(), cell); });
     if (same == group.decisions.end()) group.decisions.push_back({&cell});
@@ -60,15 +59,15 @@ std::vector<Group> group_cells(const std::vector<Cell>& cells) {
   return groups;
 }
 
-// What of each trace the cells need; to share budgets, all layers of those whose cells hear them.
+// What of each trace the cells need; to share budgets, all layers of those whose cells need them.
 std::vector<TraceScope> scopes_of(const std::vector<Cell>& cells, size_t traces, bool to_share) {
   std::vector<std::set<std::string>> prompts(traces);
   std::vector<std::set<int32_t>> layers(traces);
   std::vector<bool> all_layers(traces);
   for (const Cell& cell : cells) {
-    prompts[cell.trace].insert(cell.prompt);
-    layers[cell.trace].insert(cell.layer);
-    if (to_share && hears_all_layers(cell)) all_layers[cell.trace] = true;
+    prompts[cell.place.trace].insert(cell.place.prompt);
+    layers[cell.place.trace].insert(cell.place.layer);
+    if (to_share && needs_all_layers(cell)) all_layers[cell.place.trace] = true;
   }
   std::vector<TraceScope> scopes(traces);
   for (size_t t = 0; t < traces; ++t) {
@@ -84,21 +83,21 @@ class Reader {
   Reader(const std::vector<std::filesystem::path>& paths, std::vector<TraceScope> scopes)
       : paths_(paths), scopes_(std::move(scopes)) {}
   template <class Real>
-  HeadStream<Real> load(size_t trace, const HeadRequest& request) {
+  HeadStream<Real> load(const HeadRequest& request) {
     const std::lock_guard lock(mutex_);
-    HeadStream<Real> stream = load_head<Real>(opened(trace), request);
+    HeadStream<Real> stream = load_head<Real>(opened(request.place.trace), request);
     if (stream.query_rows == 0 && stream.all_query_rows > 0)
-      stream.fetch_queries = [this, trace, request](int32_t first, int32_t count,
-                                                    std::vector<Real>& queries) {
+      stream.fetch_queries = [this, request](int32_t first, int32_t count, std::vector<Real>& queries) {
         const std::lock_guard fetching(mutex_);
-        read_query_rows(opened(trace), request, first, count, queries);
+        read_query_rows(opened(request.place.trace), request, first, count, queries);
       };
     return stream;
   }
-  std::vector<HeldLayer> layers(size_t trace, const std::string& prompt) {
+  // As HeadSource::layers.
+  std::vector<Place> layers(size_t trace, const std::string& prompt) {
     const std::lock_guard lock(mutex_);
-    std::vector<HeldLayer> held;
-    for (const LayerInfo& l : opened(trace).prompt(prompt).layers) held.push_back({l.layer, l.kv_heads});
+    std::vector<Place> held;
+    for (const LayerInfo& l : opened(trace).prompt(prompt).layers) held.push_back({trace, prompt, l.layer, l.kv_heads});
     return held;
   }
 
@@ -161,7 +160,7 @@ struct Loaded {
 template <class Real>
 Loaded<Real> load_unless_lost(Reader& reader, const Group& group, bool others_go_on) {
   try {
-    return {reader.load<Real>(group.trace, group.request), ""};
+    return {reader.load<Real>(group.request), ""};
   } catch (...) {
     return {std::nullopt, why_head_is_lost(others_go_on)};
   }
@@ -169,8 +168,8 @@ Loaded<Real> load_unless_lost(Reader& reader, const Group& group, bool others_go
 
 // A head is reported when all of it is replayed, so one that is lost on the way has reported nothing.
 template <class Real, class Stop>
-void replay_group(const Group& group, const HeadStream<Real>& stream, const RunOptions& options,
-                  const Stop& stop, Reports& reports) {
+void replay_group(const Group& group, const HeadStream<Real>& stream, const RunOptions& options, const Stop& stop,
+                  Reports& reports) {
   bool reported = false;
   try {
     HeadReplay<Real> replay(stream, options);
@@ -186,16 +185,17 @@ void replay_group(const Group& group, const HeadStream<Real>& stream, const RunO
 
 // A file that only those miss who share a budget over it is no reason for the others to stop.
 template <class Real>
-WithoutBudget share_budgets(std::vector<Cell>& cells, const RunOptions& options) {
+WithoutBudget share(std::vector<Cell>& cells, const RunOptions& options) {
   Reader reader(options.traces, scopes_of(cells, options.traces.size(), true));
-  return allocate_budgets<Real>(
-      cells, options, [&](size_t trace, const HeadRequest& r) { return reader.load<Real>(trace, r); },
-      [&](size_t trace, const std::string& prompt) { return reader.layers(trace, prompt); });
+  const HeadSource<Real> heads{[&](const HeadRequest& request) { return reader.load<Real>(request); },
+                               [&](size_t trace, const std::string& prompt) { return reader.layers(trace, prompt); }};
+  return share_budgets<Real>(cells, {options.jobs, options.audit, options.queries, options.stop, options.outlive_heads},
+                             heads);
 }
 
 template <class Real>
 void run_typed(std::vector<Cell> cells, const RunOptions& options) {
-  const WithoutBudget without = share_budgets<Real>(cells, options);
+  const WithoutBudget without = share<Real>(cells, options);
   Reader reader(options.traces, scopes_of(cells, options.traces.size(), false));
   Reports reports(options);
   std::erase_if(cells, [&](const Cell& cell) { return reports.fail_if_lost(cell, without); });
@@ -203,9 +203,8 @@ void run_typed(std::vector<Cell> cells, const RunOptions& options) {
   FirstError error;
   const auto stop = [&] { return error.stopped() || (options.stop && options.stop()); };
   const auto drain = [&] { return stop() || (options.drain && options.drain()); };
-  ReadAhead<Loaded<Real>> heads(groups.size(), [&](size_t g) {
-    return load_unless_lost<Real>(reader, groups[g], options.outlive_heads);
-  });
+  ReadAhead<Loaded<Real>> heads(
+      groups.size(), [&](size_t g) { return load_unless_lost<Real>(reader, groups[g], options.outlive_heads); });
 #pragma omp parallel num_threads(std::min(options.jobs, std::max(1, int(groups.size()))))
   try {
     while (!drain()) {

@@ -3,22 +3,16 @@
 #include <functional>
 #include <vector>
 
-#include "catalog/cell.hpp"
+#include "evaluate/head_device.hpp"
+#include "exact/query_selection.hpp"
 #include "exact/tile.hpp"
+#include "measures/cell_result.hpp"
 #include "measures/needles.hpp"
-#include "measures/wanted.hpp"
-#include "replay/head_device.hpp"
 
 namespace kvreplay {
 
-// Which decode rows are scored: every row, the last `count`, or every `count`-th from the first.
-struct QuerySelection {
-  enum class Kind { all, last, stride } kind = Kind::all;
-  int64_t count = 0;
-};
-
 struct RunOptions {
-  std::vector<std::filesystem::path> traces;  // Cell::trace indexes these
+  std::vector<std::filesystem::path> traces;  // Place::trace indexes these
   QuerySelection queries;
   SaveOptions save;
   int jobs = 1;  // threads over kv heads; the numbers do not depend on it

@@ -1,9 +1,13 @@
 #include "results/arrays.hpp"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cassert>
+#include <iterator>
 
 #include "base/errors.hpp"
+#include "base/text.hpp"
 #include "results/output_files.hpp"
 #include "trace/h5_file.hpp"
 
@@ -69,8 +73,8 @@ constexpr Kind kKinds[] = {{"curves", &SaveOptions::curves, write_curves},
                            {"kept", &SaveOptions::kept, write_kept},
                            {"outputs", &SaveOptions::outputs, write_outputs}};
 
-// H5Output publishes under the name it is given, for good; two processes may work on one cell, so that
-// name is ours alone. A rename that a power failure takes back makes a cell that is not done.
+// H5Output publishes under the name it is given, for good; two processes may gather at a time, so that this name
+// is ours alone.
 template <class Fill>
 void publish_h5(const fs::path& file, Fill fill) {
   const fs::path temporary = temporary_name(file);
@@ -88,6 +92,9 @@ void publish_h5(const fs::path& file, Fill fill) {
   }
 }
 
+constexpr size_t kSumDigits = 16;
+std::string sum_of(const std::string& bytes) { return sha256_hex(bytes).substr(0, kSumDigits); }
+
 }  // namespace
 
 std::vector<std::string> kinds_of(const SaveOptions& save) {
@@ -99,28 +106,68 @@ std::vector<std::string> kinds_of(const SaveOptions& save) {
 
 std::vector<std::string> all_kinds() { return kinds_of({true, true, true}); }
 
-void save_arrays(const fs::path& file, const CellResult& result, const SaveOptions& save) {
-  publish_h5(file, [&](H5Output& out) {
-    for (const Kind& kind : kKinds)
-      if (save.*kind.wanted) kind.write(out, result);
-  });
+std::string arrays_of(const CellResult& result, const SaveOptions& save) {
+  H5Output out;
+  for (const Kind& kind : kKinds)
+    if (save.*kind.wanted) kind.write(out, result);
+  return out.bytes();
 }
 
-bool holds_arrays(const fs::path& file, const std::vector<std::string>& kinds) {
-  if (!fs::is_regular_file(file)) return false;
-  try {
-    const std::vector<std::string> held = group_members(file, "/");
-    return std::all_of(kinds.begin(), kinds.end(), [&](const std::string& kind) {
-      return std::find(held.begin(), held.end(), kind) != held.end();
-    });
-  } catch (const UserError&) {
-    return false;  // unreadable: as if it did not exist
+std::string ArraysAt::text() const { return fmt::format("{}@{}+{} {} {}", file, offset, bytes, sum, join(kinds, " ")); }
+
+std::optional<ArraysAt> ArraysAt::parse(const std::string& text) {
+  const size_t space = text.find(' '), at = text.rfind('@', space), plus = text.find('+', at);
+  if (space == text.npos || at == text.npos || plus > space) return std::nullopt;
+  const std::string_view all = text;
+  const auto offset = number_in<uint64_t>(all.substr(at + 1, plus - at - 1));
+  const auto bytes = number_in<uint64_t>(all.substr(plus + 1, space - plus - 1));
+  std::vector<std::string> words = split_words(all.substr(space));
+  if (!offset || !bytes || words.empty()) return std::nullopt;
+  ArraysAt arrays{text.substr(0, at), *offset, *bytes, std::move(words.front()), {}};
+  arrays.kinds.assign(std::make_move_iterator(words.begin() + 1), std::make_move_iterator(words.end()));
+  return arrays;
+}
+
+ArraysAt arrays_at(const std::string& file, uint64_t offset, const std::string& arrays, const SaveOptions& save) {
+  return {file, offset, arrays.size(), sum_of(arrays), kinds_of(save)};
+}
+
+void ArraysReader::open(const std::string& file) {
+  if (open_ == file) return;
+  open_ = file;
+  in_ = std::ifstream(dir_ / file, std::ios::binary);
+  std::error_code missing;
+  const auto size = fs::file_size(dir_ / file, missing);
+  size_ = missing ? 0 : size;
+}
+
+bool ArraysReader::holds(const ArraysAt& at, const std::vector<std::string>& kinds) {
+  open(at.file);
+  return at.bytes <= size_ && at.offset <= size_ - at.bytes &&
+         std::all_of(kinds.begin(), kinds.end(), [&](const std::string& kind) {
+           return std::find(at.kinds.begin(), at.kinds.end(), kind) != at.kinds.end();
+         });
+}
+
+std::string ArraysReader::read(const ArraysAt& at) {
+  std::string bytes;
+  if (holds(at, {})) {
+    bytes.resize(at.bytes);
+    in_.clear();
+    in_.seekg(std::streamoff(at.offset));
+    in_.read(bytes.data(), std::streamsize(at.bytes));
   }
+  if (in_ && sum_of(bytes) == at.sum) return bytes;
+  throw OutputError(
+      fmt::format("{}: the arrays at byte {} were changed or damaged. Remove the file, and replay "
+                  "what it held",
+                  (dir_ / at.file).string(), at.offset));
 }
 
-void gather_arrays(const fs::path& to, const std::string& kind, const std::vector<CellArrays>& cells) {
+void gather_arrays(const fs::path& to, const std::string& kind, const std::vector<CellArrays>& cells,
+                   ArraysReader& from) {
   publish_h5(to, [&](H5Output& out) {
-    for (const CellArrays& cell : cells) out.copy_group(cell.file, kind, cell.key);
+    for (const CellArrays& cell : cells) out.copy_group(from.read(cell.at), kind, cell.key);
   });
 }
 

@@ -1,30 +1,62 @@
 #pragma once
+#include <cstdint>
 #include <filesystem>
+#include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "catalog/cell.hpp"
+#include "measures/cell_result.hpp"
 
-// Arrays of cells: one small HDF5 file per cell, gathered into curves.h5, kept.h5 and outputs.h5.
+// Arrays of cells. A process appends those of its cells to one file OUT/cells/<name>.arrays: for each cell the bytes
+// of a small HDF5 file with a group for each kind. They are gathered into curves.h5, kept.h5 and outputs.h5.
 
 namespace kvreplay {
 
 // The kinds that a run saves: "curves", "kept", "outputs".
 std::vector<std::string> kinds_of(const SaveOptions& save);
+constexpr const char* kArraysExtension = ".arrays";
 // Every kind there is.
 std::vector<std::string> all_kinds();
 
-// Writes one group per kind, whole or not at all. Throws OutputError.
-void save_arrays(const std::filesystem::path& file, const CellResult& result, const SaveOptions& save);
-// Does the file exist, with a group for each of `kinds`?
-bool holds_arrays(const std::filesystem::path& file, const std::vector<std::string>& kinds);
+// What is appended for a cell. Throws OutputError.
+std::string arrays_of(const CellResult& result, const SaveOptions& save);
+
+// Where the arrays of a cell stand, as its line says: "FILE@OFFSET+BYTES sum kind kind ...".
+struct ArraysAt {
+  std::string file;  // in OUT/cells
+  uint64_t offset = 0, bytes = 0;
+  std::string sum;  // of the bytes: 16 hex digits of SHA-256
+  std::vector<std::string> kinds;
+
+  std::string text() const;
+  static std::optional<ArraysAt> parse(const std::string& text);
+};
+// Of arrays that were appended at `offset`.
+ArraysAt arrays_at(const std::string& file, uint64_t offset, const std::string& arrays, const SaveOptions& save);
+
+// Keeps one file open: neighbours in a plan are mostly neighbours in a file.
+class ArraysReader {
+ public:
+  explicit ArraysReader(std::filesystem::path dir) : dir_(std::move(dir)) {}  // OUT/cells
+  // Does the file hold all of these bytes, and are all of `kinds` among them?
+  bool holds(const ArraysAt& at, const std::vector<std::string>& kinds);
+  std::string read(const ArraysAt& at);  // throws OutputError if they are not what was written
+
+ private:
+  void open(const std::string& file);
+  std::filesystem::path dir_;
+  std::string open_;
+  std::ifstream in_;
+  uint64_t size_ = 0;
+};
 
 struct CellArrays {
   std::string key;
-  std::filesystem::path file;
+  ArraysAt at;
 };
-// Publishes `to` with group /<key> = group <kind> of each cell's file. Throws OutputError.
-void gather_arrays(const std::filesystem::path& to, const std::string& kind,
-                   const std::vector<CellArrays>& cells);
+// Publishes `to` with group /<key> = group <kind> of each cell's arrays. Throws OutputError.
+void gather_arrays(const std::filesystem::path& to, const std::string& kind, const std::vector<CellArrays>& cells,
+                   ArraysReader& from);
 
 }  // namespace kvreplay

@@ -1,23 +1,38 @@
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "catalog/cell.hpp"
-#include "results/store.hpp"
+#include "measures/cell_result.hpp"
 
-// Where the columns of results.csv get their values.
+// The columns of results.csv: what a cell is, and what it is measured by (measures/metrics.hpp).
 
 namespace kvreplay {
 
-// Values of one row by column name; null is an empty field. `run` holds what is the same for all cells of
-// a process (Store). A measure that is not a finite number is a bug of ours: the row is then a failed one
-// that says so.
-nlohmann::json row_values(const Cell& cell, const CellResult& result, const nlohmann::json& run);
-// One field per column, as text without quotes.
-std::vector<std::string> row_fields(const nlohmann::json& values);
-// Name -> {unit, help, timing}, for results.meta.json.
-nlohmann::json describe_columns();
+struct Column {  // the table drives csv, meta, `list metrics` and the docs
+  const char* name;
+  const char* unit;  // "1" = a pure number, "" = not a number
+  const char* help;
+  bool measure;  // may be named under `metrics:`
+  bool timing;   // left out of every comparison
+};
+const std::vector<Column>& columns();
+
+// What is the same for all cells of a process.
+struct ProcessRecord {
+  std::string version, git_commit;
+  std::string precision, device, isa;  // "": not known
+  std::string host;
+  int schema = 0;
+
+  std::string build() const { return version + " " + git_commit; }
+};
+
+// One row. A measure that is not a finite number is a bug of ours: the row is then a failed one that says so.
+struct Row {
+  bool ok = false;
+  std::string json;  // of each column its value; null is an empty field
+};
+Row row_of(const Cell& cell, const CellResult& result, const ProcessRecord& process);
 
 std::vector<std::string> column_names();
 // Fields joined by commas and quoted where needed, with the line's end.

@@ -1,9 +1,10 @@
 #include "results/folder.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "base/errors.hpp"
 #include "results/arrays.hpp"
@@ -30,14 +31,29 @@ void remove_files(const fs::path& dir, IsOurs is_ours) {
 }
 
 bool is_log(const std::string& name) { return name.ends_with(".jsonl"); }
-bool is_cell_file(const std::string& name) {
-  return name.ends_with(".h5") && is_key(name.substr(0, name.find('.')));
-}
+bool is_arrays_file(const std::string& name) { return name.ends_with(kArraysExtension); }
 bool is_final_file(const std::string& name) {
   const std::vector<std::string> kinds = all_kinds();
   const auto gathers = [&](const std::string& kind) { return name == kind + ".h5"; };
   return name == kTableFile || name == kMetaFile || std::any_of(kinds.begin(), kinds.end(), gathers);
 }
+json describe_columns() {
+  json all = json::object();
+  for (const Column& column : columns())
+    all[column.name] = {{"unit", column.unit}, {"help", column.help}, {"timing", column.timing}};
+  return all;
+}
+
+json counts(const Keys& plan, const Shards& shards) {
+  int64_t ok = 0, failed = 0;
+  for (const std::string& key : plan) {
+    const auto found = shards.cells.find(key);
+    if (found == shards.cells.end()) continue;
+    ++(found->second.ok ? ok : failed);
+  }
+  return {{"planned", plan.size()}, {"ok", ok}, {"failed", failed}, {"missing", int64_t(plan.size()) - ok - failed}};
+}
+
 // Of a file that passes `is_ours`, or a temporary of one that a killed run left.
 auto with_temporaries(bool (*is_ours)(const std::string&)) {
   return [is_ours](const std::string& name) { return is_ours(name) || is_ours(final_name(name)); };
@@ -49,8 +65,8 @@ void in_directory(const fs::path& dir, const std::function<void()>& work) {
   try {
     work();
   } catch (const fs::filesystem_error& problem) {
-    throw OutputError(fmt::format("{}: cannot be used for output ({}). Choose another directory with -o",
-                                  dir.string(), problem.code().message()));
+    throw OutputError(fmt::format("{}: cannot be used for output ({}). Choose another directory with -o", dir.string(),
+                                  problem.code().message()));
   }
 }
 
@@ -64,7 +80,7 @@ void forget_results(const fs::path& dir) {
   in_directory(dir, [&] {
     remove_files(dir / "shards", is_log);
     remove_files(dir / "attempts", is_log);
-    remove_files(dir / "cells", with_temporaries(is_cell_file));
+    remove_files(dir / "cells", is_arrays_file);
     remove_files(dir, with_temporaries(is_final_file));
   });
 }
@@ -73,9 +89,18 @@ ResultsFolder::ResultsFolder(const fs::path& dir, const SaveOptions& save, const
     : dir_(dir), save_(save) {
   in_directory(dir, [&] { shards_ = read_shards(dir, own_build); });
   const std::vector<std::string> kinds = kinds_of(save);
-  for (const auto& [key, cell] : shards_.cells)
-    if (cell.ok && (kinds.empty() || (!cell.arrays.empty() && holds_arrays(arrays_of(cell), kinds))))
-      done_.insert(key);
+  ArraysReader reader(dir / "cells");
+  const auto is_there = [&](const std::string& text) {
+    const auto arrays = ArraysAt::parse(text);
+    return arrays && reader.holds(*arrays, kinds);
+  };
+  for (auto& [key, cell] : shards_.cells) {
+    // A file that was removed may have been made again, and a later run may have saved more.
+    const auto there =
+        kinds.empty() ? cell.arrays.end() : std::find_if(cell.arrays.begin(), cell.arrays.end(), is_there);
+    if (there != cell.arrays.end()) std::iter_swap(cell.arrays.begin(), there);
+    if (cell.ok && (kinds.empty() || there != cell.arrays.end())) done_.insert(key);
+  }
 }
 
 int32_t ResultsFolder::failures(const std::string& key) const {
@@ -90,10 +115,10 @@ size_t ResultsFolder::foreign(const Keys& plan) const {
 }
 
 void ResultsFolder::each_row(const Keys& plan, const RowVisitor& visit) const {
-  each_line(plan, [&](const json& line) { visit(row_fields(line.at("row"))); });
+  each_line(plan, [&](const CellLine& line) { visit(line.fields); });
 }
 
-void ResultsFolder::each_line(const Keys& plan, const std::function<void(const json&)>& visit) const {
+void ResultsFolder::each_line(const Keys& plan, const std::function<void(const CellLine&)>& visit) const {
   LineReader lines(shards_);
   for (const std::string& key : plan) {
     const auto found = shards_.cells.find(key);
@@ -101,40 +126,29 @@ void ResultsFolder::each_line(const Keys& plan, const std::function<void(const j
   }
 }
 
-json ResultsFolder::counts(const Keys& plan) const {
-  int64_t ok = 0, failed = 0;
-  for (const std::string& key : plan) {
-    const auto found = shards_.cells.find(key);
-    if (found == shards_.cells.end()) continue;
-    ++(found->second.ok ? ok : failed);
-  }
-  return {{"planned", plan.size()},
-          {"ok", ok},
-          {"failed", failed},
-          {"missing", int64_t(plan.size()) - ok - failed}};
+void ResultsFolder::gather(const Keys& plan, const std::string& kind) const {
+  std::vector<CellArrays> cells;
+  for (const std::string& key : plan)
+    if (done_.count(key) != 0) cells.push_back({key, *ArraysAt::parse(shards_.cells.at(key).arrays.front())});
+  ArraysReader reader(dir_ / "cells");
+  gather_arrays(dir_ / (kind + ".h5"), kind, cells, reader);
 }
 
-void ResultsFolder::write_tables(const Keys& plan, const json& meta, const RowVisitor& visit) const {
-  for (const std::string& kind : kinds_of(save_)) {
-    std::vector<CellArrays> cells;
-    for (const std::string& key : plan)
-      if (done_.count(key) != 0) cells.push_back({key, arrays_of(shards_.cells.at(key))});
-    gather_arrays(dir_ / (kind + ".h5"), kind, cells);
-  }
+void ResultsFolder::write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit) const {
+  for (const std::string& kind : kinds_of(save_)) gather(plan, kind);
   TextFile csv(dir_ / kTableFile);
   csv.append(csv_line(column_names()));
   std::map<std::string, int64_t> computed_by;
-  each_line(plan, [&](const json& line) {
-    const Fields fields = row_fields(line.at("row"));
-    csv.append(csv_line(fields));
-    if (visit) visit(fields);
-    ++computed_by[path_of(line) + " " + line.value("build", "")];
+  each_line(plan, [&](const CellLine& line) {
+    csv.append(csv_line(line.fields));
+    if (visit) visit(line.fields);
+    ++computed_by[line.path + " " + line.build];
   });
   csv.publish();
-  json all = meta;
+  json all = json::parse(meta);
   all["computed_by"] = computed_by;
   all["columns"] = describe_columns();
-  all["cells"] = counts(plan);
+  all["cells"] = counts(plan, shards_);
   publish_text(dir_ / kMetaFile, all.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
 }
 

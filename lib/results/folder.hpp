@@ -1,7 +1,6 @@
 #pragma once
 #include <filesystem>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -13,9 +12,7 @@
 
 namespace kvreplay {
 
-using Keys = std::vector<std::string>;    // of the cells of a plan, in its order
-using Fields = std::vector<std::string>;  // one row of results.csv, without quotes
-
+using Keys = std::vector<std::string>;  // of the cells of a plan, in its order
 using RowVisitor = std::function<void(const Fields&)>;
 
 // Runs what may throw std::filesystem_error; such an error becomes an OutputError with a remedy.
@@ -36,20 +33,18 @@ class ResultsFolder {
   size_t foreign(const Keys& plan) const;
   // The published cells of a plan, in its order; rows are read one at a time.
   void each_row(const Keys& plan, const RowVisitor& visit) const;
-  // Writes results.csv, results.meta.json (`meta`, the columns' units, the counts) and the .h5 files that
-  // `save` asks for: each whole or not at all. `visit` sees each row on its way. Throws OutputError.
-  void write_tables(const Keys& plan, const nlohmann::json& meta, const RowVisitor& visit = {}) const;
+  // Writes results.csv, results.meta.json (`meta`, a JSON object; the columns' units, the counts) and the .h5 files
+  // that `save` asks for: each whole or not at all. `visit` sees each row on its way. Throws OutputError.
+  void write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit = {}) const;
 
-  // The arrays of a published cell, as its line names them.
-  std::filesystem::path arrays_of(const Published& cell) const { return dir_ / "cells" / cell.arrays; }
   // A line that this process has just published.
   void add(const std::string& key, const Published& line);
   uint32_t add_file(const std::filesystem::path& file);  // one that this process writes; its number
 
  private:
-  nlohmann::json counts(const Keys& plan) const;
-  // The same as each_row, as the lines of the shards.
-  void each_line(const Keys& plan, const std::function<void(const nlohmann::json&)>& visit) const;
+  void gather(const Keys& plan, const std::string& kind) const;
+  // Of a plan's published cells the lines in the shards, in its order.
+  void each_line(const Keys& plan, const std::function<void(const CellLine&)>& visit) const;
 
   std::filesystem::path dir_;
   SaveOptions save_;

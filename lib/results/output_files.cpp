@@ -1,7 +1,7 @@
 #include "results/output_files.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,8 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 
 [[noreturn]] void fail(const fs::path& file, const std::string& what, int error) {
-  const char* remedy = error == ENOSPC || error == EDQUOT ? "free some space and run again"
-                                                          : "choose another directory with -o";
+  const char* remedy =
+      error == ENOSPC || error == EDQUOT ? "free some space and run again" : "choose another directory with -o";
   throw OutputError(fmt::format("{}: {}: {}. What is published so far is kept; {}", file.string(), what,
                                 std::generic_category().message(error), remedy));
 }
@@ -46,7 +46,7 @@ std::string host_name() {
   return name;
 }
 
-// So that a new name in it survives a crash. Some file systems cannot; the file itself is synced anyway.
+// Syncs, so that a new name in it survives a crash. Some file systems cannot; the file itself is synced anyway.
 void sync_directory(const fs::path& dir) {
   const int file = ::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file < 0) return;
@@ -110,33 +110,38 @@ void TextFile::publish() {
 }
 
 // Two processes of one name exist where containers share a host name: the second takes a number.
-LineFile::LineFile(const fs::path& dir, const std::string& name) {
+AppendFile::AppendFile(const fs::path& dir, const std::string& name, const std::string& extension) {
   for (int i = 0; file_ < 0; ++i) {
-    path_ = dir / fmt::format("{}.{}{}.jsonl", name, process_name(), i == 0 ? "" : fmt::format("-{}", i));
+    path_ = dir / fmt::format("{}.{}{}{}", name, process_name(), i == 0 ? "" : fmt::format("-{}", i), extension);
     file_ = create_new(path_);
     if (file_ < 0 && errno != EEXIST) fail(path_, "cannot be created", errno);
   }
   sync_directory(dir);
 }
 
-LineFile::~LineFile() {
+AppendFile::~AppendFile() {
   ::close(file_);
   if (bytes_ == 0) ::unlink(path_.c_str());
 }
 
-uint64_t LineFile::append(const std::string& line) {
-  // Half a line that could not be taken back is closed here, so that it spoils nothing but itself.
-  const int error = write_all(file_, (torn_ ? "\n" : "") + line + "\n");
+uint64_t AppendFile::append(std::string_view bytes) {
+  const int error = write_all(file_, bytes);
   torn_ = error != 0;
   synced_ = false;
   struct stat now {};
   if (::fstat(file_, &now) == 0) bytes_ = uint64_t(now.st_size);
   if (error != 0) fail(path_, "cannot be written", error);
   if (now.st_nlink == 0) fail(path_, "was removed while the run wrote to it", ENOENT);
-  return bytes_ - line.size() - 1;
+  return bytes_ - bytes.size();
 }
 
-void LineFile::sync() {
+// Half a line that could not be taken back is closed here, so that it spoils nothing but itself.
+uint64_t LineFile::append(const std::string& line) {
+  const bool closes = torn();
+  return AppendFile::append((closes ? "\n" : "") + line + "\n") + (closes ? 1 : 0);
+}
+
+void AppendFile::sync() {
   if (synced_) return;
   if (::fsync(file_) != 0) fail(path_, "cannot be written to disk", errno);
   synced_ = true;

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 // What a run writes, such that other processes see whole files and whole lines, or none.
 
@@ -16,7 +17,7 @@ std::string final_name(const std::string& temporary);
 // Writes a text under a temporary name and publishes it.
 void publish_text(const std::filesystem::path& file, const std::string& text);
 
-// The same for a text that is made piece by piece. Without publish() nothing is left.
+// Writes and publishes a text that is made piece by piece. Without publish() nothing is left.
 class TextFile {
  public:
   explicit TextFile(const std::filesystem::path& file);
@@ -34,27 +35,33 @@ class TextFile {
   std::string waiting_;
 };
 
-// A file of lines that only this process appends to.
-class LineFile {
+// A file that only this process appends to.
+class AppendFile {
  public:
-  // Creates `<dir>/<name>.<process name>.jsonl`, or a numbered one if that name is taken.
-  LineFile(const std::filesystem::path& dir, const std::string& name);
-  ~LineFile();  // an empty file is removed
-  LineFile(const LineFile&) = delete;
-  LineFile& operator=(const LineFile&) = delete;
+  // Creates `<dir>/<name>.<process name><extension>`, or a numbered one if that name is taken.
+  AppendFile(const std::filesystem::path& dir, const std::string& name, const std::string& extension);
+  ~AppendFile();  // an empty file is removed
+  AppendFile(const AppendFile&) = delete;
+  AppendFile& operator=(const AppendFile&) = delete;
 
-  // `line` without its end; returns where it stands in the file. It outlives this process, and after sync()
-  // the machine.
-  uint64_t append(const std::string& line);
+  // Returns where the bytes stand in the file. They outlive this process, and after sync() the machine.
+  uint64_t append(std::string_view bytes);
   void sync();
   const std::filesystem::path& path() const { return path_; }
+  bool torn() const { return torn_; }  // a failed append may have left a part
 
  private:
   std::filesystem::path path_;
   int file_ = -1;
-  bool torn_ = false;  // a failed append may have left half a line
+  bool torn_ = false, synced_ = true;
   uint64_t bytes_ = 0;
-  bool synced_ = true;
+};
+
+// Lines, in a file with the extension .jsonl.
+class LineFile : public AppendFile {
+ public:
+  LineFile(const std::filesystem::path& dir, const std::string& name) : AppendFile(dir, name, ".jsonl") {}
+  uint64_t append(const std::string& line);  // without its end; returns where it stands
 };
 
 // All of these throw OutputError.

@@ -1,12 +1,14 @@
 #include "results/shards.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/errors.hpp"
+#include "base/json_text.hpp"
 #include "results/sealed_lines.hpp"
 
 namespace kvreplay {
@@ -15,13 +17,11 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-std::string dumped(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-
-// `{...}` with members -> `,...`
-std::string further_members(const json& object) {
-  if (object.empty()) return "";
-  const std::string text = dumped(object);
-  return fmt::format(",{}", std::string_view(text).substr(1, text.size() - 2));
+JsonObject process_object(const ProcessRecord& process) {
+  JsonObject all;
+  all.add("version", process.version).add("git_commit", process.git_commit).add("host", process.host);
+  all.add("precision", process.precision).add("device", process.device).add("isa", process.isa);
+  return all.add("schema", process.schema);
 }
 
 // The text between `before`, which must come next, and the next quote; `rest` then starts behind that quote.
@@ -46,7 +46,9 @@ bool add_members(std::string_view members, const std::string& own_build, const L
   const auto key = taken(members, "\"key\":\""), status = taken(members, ",\"status\":\""),
              build = taken(members, ",\"build\":\""), arrays = taken(members, ",\"arrays\":\"");
   if (!key || !status || !build || !arrays || !is_key(std::string(*key))) return false;
-  shards.add(std::string(*key), {*status == "ok", *build == own_build, 0, std::string(*arrays), at});
+  Published line{*status == "ok", *build == own_build, 0, at, {}};
+  if (!arrays->empty()) line.arrays.emplace_back(*arrays);
+  shards.add(std::string(*key), line);
   return true;
 }
 
@@ -79,8 +81,30 @@ bool is_cell_line(const json& line) {
   const json& row = line.at("row");
   const auto is_text = [&](const char* name) { return row.contains(name) && row.at(name).is_string(); };
   const auto is_plain = [](const json& value) { return !value.is_structured(); };
-  return row.is_object() && row.value("key", json()) == line.at("key") && is_text("method") &&
-         is_text("status") && std::all_of(row.begin(), row.end(), is_plain);
+  return row.is_object() && row.value("key", json()) == line.at("key") && is_text("method") && is_text("status") &&
+         std::all_of(row.begin(), row.end(), is_plain);
+}
+
+std::string field_text(const json& value) {
+  if (value.is_null()) return "";
+  if (value.is_string()) return value.get<std::string>();
+  return value.is_number_float() ? number_text(value.get<double>()) : value.dump();
+}
+
+// A row of an older build may lack a column.
+Fields fields_of(const json& row) {
+  Fields fields;
+  for (const Column& column : columns()) fields.push_back(field_text(row.value(column.name, json())));
+  return fields;
+}
+
+// Cells that a device has no way for are computed by the cores: the row knows.
+std::string path_of(const json& line) {
+  const auto text = [](const json& object, const char* name) {
+    const json value = object.value(name, json());
+    return value.is_string() && value != "" ? value.get<std::string>() : std::string("?");
+  };
+  return fmt::format("{} {} {}", text(line.at("row"), "device"), text(line, "isa"), text(line, "precision"));
 }
 
 std::vector<fs::path> logs_of(const fs::path& dir) {
@@ -99,8 +123,11 @@ void Shards::add(const std::string& key, const Published& line) {
   const int32_t failures = cell.failures + (line.ok ? 0 : 1);
   const bool repeats_it = line.ok && cell.ok, better = line.own_build && !cell.own_build;
   if (repeats_it) repeats.emplace_back(key, better ? cell.at : line.at);
+  std::vector<std::string> arrays = std::move(cell.arrays);
+  arrays.insert(better ? arrays.begin() : arrays.end(), line.arrays.begin(), line.arrays.end());
   if (line.ok ? !cell.ok || better : !cell.ok) cell = line;
   cell.failures = failures;
+  cell.arrays = std::move(arrays);
 }
 
 bool is_key(const std::string& text) {
@@ -108,25 +135,15 @@ bool is_key(const std::string& text) {
          text.find_first_not_of("0123456789abcdef", 1) == std::string::npos;
 }
 
-std::string build_of(const json& run) { return run.value("version", "") + " " + run.value("git_commit", ""); }
-
-std::string shard_line(const json& row, const json& run, const std::string& arrays) {
-  return sealed_line(fmt::format(R"("key":"{}","status":"{}","build":"{}","arrays":"{}"{},"row":{})",
-                                 row.at("key").get<std::string>(), row.at("status").get<std::string>(),
-                                 build_of(run), arrays, further_members(run), dumped(row)));
+std::string shard_line(const std::string& key, const Row& row, const ProcessRecord& process,
+                       const std::string& arrays) {
+  return sealed_line(fmt::format(R"("key":"{}","status":"{}","build":"{}","arrays":"{}",{},"row":{})", key,
+                                 row.ok ? "ok" : "failed", process.build(), arrays, process_object(process).members(),
+                                 row.json));
 }
 
-// Cells that a device has no way for are computed by the cores: the row knows.
-std::string path_of(const json& line) {
-  const auto text = [](const json& object, const char* name) {
-    const json value = object.value(name, json());
-    return value.is_string() ? value.get<std::string>() : std::string("?");
-  };
-  return fmt::format("{} {} {}", text(line.at("row"), "device"), text(line, "isa"), text(line, "precision"));
-}
-
-std::string begun_line(int64_t unit, const json& run) {
-  return sealed_line(fmt::format(R"("begun":{}{})", unit, further_members(run)));
+std::string begun_line(int64_t unit, const ProcessRecord& process) {
+  return sealed_line(fmt::format(R"("begun":{},{})", unit, process_object(process).members()));
 }
 
 Shards read_shards(const fs::path& out, const std::string& own_build) {
@@ -139,7 +156,7 @@ Shards read_shards(const fs::path& out, const std::string& own_build) {
   return shards;
 }
 
-json LineReader::read(const LineAt& at) {
+CellLine LineReader::read(const LineAt& at) {
   if (open_ != at.file) {
     in_ = std::ifstream(shards_.files.at(at.file), std::ios::binary);
     open_ = at.file;
@@ -149,7 +166,7 @@ json LineReader::read(const LineAt& at) {
   in_.seekg(std::streamoff(at.offset));
   in_.read(line.data(), std::streamsize(at.bytes));
   const json parsed = in_ && unsealed(line) ? json::parse(line, nullptr, false) : json();
-  if (is_cell_line(parsed)) return parsed;
+  if (is_cell_line(parsed)) return {fields_of(parsed.at("row")), parsed.value("build", ""), path_of(parsed)};
   throw OutputError(
       fmt::format("{}: the line at byte {} was changed while it was read, or is none of this program. "
                   "Remove the file, and replay what it held",

@@ -3,17 +3,20 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+#include "results/columns.hpp"
 
 // Reading back what processes have published: OUT/shards/*.jsonl with a line for each cell, and
 // OUT/attempts/*.jsonl with a line for each cell that failed and each unit of work that was begun. Rows stay
 // on disk: a sweep's table is larger than what a process should hold.
 
 namespace kvreplay {
+
+using Fields = std::vector<std::string>;  // one row of results.csv, without quotes
 
 struct LineAt {
   uint32_t file = 0;  // of Shards::files
@@ -25,8 +28,8 @@ struct Published {
   bool ok = false;
   bool own_build = false;  // by this build of the program
   int32_t failures = 0;    // attempts that failed, in all processes
-  std::string arrays;      // file in OUT/cells, or empty
   LineAt at;
+  std::vector<std::string> arrays;  // ArraysAt::text() of each computation that wrote some
 };
 
 struct Shards {
@@ -43,25 +46,28 @@ struct Shards {
 constexpr size_t kKeyBytes = 17;
 bool is_key(const std::string& text);  // k and 16 lower-case hex digits
 
-// {"key", "status", "build", "arrays", the members of `run`, "row"} in one sealed line, without its end.
-// `arrays`: the file in OUT/cells that this computation has written, or empty.
-std::string shard_line(const nlohmann::json& row, const nlohmann::json& run, const std::string& arrays);
-// "device isa precision" of a line: where two agree, so do the numbers, to the last bit.
-std::string path_of(const nlohmann::json& line);
-// "version commit" of what wrote a line.
-std::string build_of(const nlohmann::json& run);
-std::string begun_line(int64_t unit, const nlohmann::json& run);
+// {"key", "status", "build", "arrays", the process, "row"} in one sealed line, without its end. `arrays`: where
+// this computation has written some (ArraysAt::text()), or empty.
+std::string shard_line(const std::string& key, const Row& row, const ProcessRecord& process, const std::string& arrays);
+std::string begun_line(int64_t unit, const ProcessRecord& process);
 
 // All *.jsonl of OUT/shards and OUT/attempts, in the order of their names. What follows the last line's end
 // in a file was being written when its process died: it does not exist. Other lines without a right sum are
 // counted. Throws OutputError.
 Shards read_shards(const std::filesystem::path& out, const std::string& own_build);
 
+// A line, read again.
+struct CellLine {
+  Fields fields;
+  std::string build;  // "version commit" of what wrote it
+  std::string path;   // "device isa precision": where two agree, so do the numbers, to the last bit
+};
+
 // Lines by their place. Keeps one file open: neighbours in a table are mostly neighbours in a shard.
 class LineReader {
  public:
   explicit LineReader(const Shards& shards) : shards_(shards) {}
-  nlohmann::json read(const LineAt& at);  // the whole line; throws OutputError if it has changed meanwhile
+  CellLine read(const LineAt& at);  // throws OutputError if it has changed meanwhile
 
  private:
   const Shards& shards_;

@@ -10,27 +10,17 @@
 
 // The output directory of a run, for the process that publishes. A cell is published whole or not at all: one
 // sealed line in this process's file OUT/shards/<name>.jsonl (a torn one does not exist); arrays that the run
-// saves go to one small HDF5 file per cell first. A cell that failed is a line in OUT/attempts/<name>.jsonl.
+// saves are appended to its file OUT/cells/<name>.arrays first. A cell that failed is a line in
+// OUT/attempts/<name>.jsonl.
 
 namespace kvreplay {
-
-struct Column {  // one column of results.csv; the table drives csv, meta, `list metrics` and the docs
-  const char* name;
-  const char* unit;  // "1" = a pure number, "" = not a number
-  const char* help;
-  bool measure;  // may be named under `metrics:`
-  bool timing;   // left out of every comparison
-};
-const std::vector<Column>& columns();
 
 class Store {
  public:
   // Makes the directory if needed and checks that it can be written. Throws OutputError.
-  // force: forget what an earlier run left there. `run`: what is the same for all cells of this process
-  // ("precision", "device" and "schema" are columns; "isa", "version", ... stay in the shard's lines).
-  // `name`: what the names of this process's files start with.
-  Store(const std::filesystem::path& dir, const SaveOptions& save, bool force,
-        nlohmann::json run = nlohmann::json::object(), const std::string& name = "run");
+  // force: forget what an earlier run left there. `name`: what the names of this process's files start with.
+  Store(const std::filesystem::path& dir, const SaveOptions& save, bool force, const ProcessRecord& process = {},
+        const std::string& name = "run");
   ~Store();
 
   // What is published, by this process too. Not to be read while another thread publishes.
@@ -45,7 +35,7 @@ class Store {
   // Thread-safe. What was published is on disk.
   void sync();
   // Reads again what all processes have published, and writes the tables.
-  void finish(const Keys& plan, const nlohmann::json& meta, const RowVisitor& visit = {});
+  void finish(const Keys& plan, const std::string& meta = "{}", const RowVisitor& visit = {});
 
  private:
   struct State;

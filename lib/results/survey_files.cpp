@@ -1,6 +1,6 @@
 #include "results/survey_files.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <numeric>
@@ -79,8 +79,8 @@ void add_view(const Clusterability& c, std::vector<Entry>& entries) {
 void add_attention(const AttentionShape& a, std::vector<Entry>& entries) {
   const std::vector<double> head = counting(size_t(a.heads), 0), token = counting(a.accumulated.size(), 0),
                             share = wide(kTopShares);
-  const auto add = [&](const std::string& name, const std::vector<double>& values,
-                       const std::vector<double>& param, const std::vector<double>& x) -> Entry& {
+  const auto add = [&](const std::string& name, const std::vector<double>& values, const std::vector<double>& param,
+                       const std::vector<double>& x) -> Entry& {
     return entries.emplace_back(Entry{.name = name, .view = "", .values = values, .param = param, .x = x});
   };
   add("sparsity", a.sparsity, head, {});
@@ -112,7 +112,7 @@ void check_finite(const SurveyUnit& unit, const std::vector<Entry>& entries) {
         throw TraceError(
             fmt::format("/prompts/{}/layers/{:03}: {} of kv head {} is not a finite number: are "
                         "`scaling` and the tensors sound?",
-                        unit.prompt, unit.layer, entry.name, unit.kv_head));
+                        unit.place.prompt, unit.place.layer, entry.name, unit.place.kv_head));
 }
 
 std::vector<Entry> entries_of(const UnitSurvey& survey) {
@@ -125,8 +125,7 @@ std::vector<Entry> entries_of(const UnitSurvey& survey) {
 
 void write_entry(H5Output& file, const std::string& group, const Entry& entry) {
   const std::string place = entry.view.empty() ? group : group + "/" + entry.view;
-  if (entry.attribute && entry.shape().empty())
-    return file.attribute(place, entry.name, entry.values.front());
+  if (entry.attribute && entry.shape().empty()) return file.attribute(place, entry.name, entry.values.front());
   if (entry.attribute) return file.attribute(place, entry.name, std::span<const double>(entry.values));
   const std::string name = place + "/" + entry.name;
   if (!entry.whole) return file.write(name, std::span<const double>(entry.values), entry.shape());
@@ -136,10 +135,10 @@ void write_entry(H5Output& file, const std::string& group, const Entry& entry) {
 
 void write_unit(H5Output& file, const UnitSurvey& survey) {
   const SurveyUnit& unit = survey.unit;
-  const std::string group = fmt::format("{}/{:03}/{}", unit.prompt, unit.layer, unit.kv_head);
+  const std::string group = fmt::format("{}/{:03}/{}", unit.place.prompt, unit.place.layer, unit.place.kv_head);
   for (const Entry& entry : entries_of(survey)) write_entry(file, group, entry);
-  file.attribute(group, "tokens", int64_t(unit.tokens));
-  file.attribute(group, "prefill", int64_t(unit.prefill));
+  file.attribute(group, "tokens", int64_t(unit.extent.tokens));
+  file.attribute(group, "prefill", int64_t(unit.extent.prompt_tokens));
   file.attribute(group, "query_rows", int64_t(survey.attention.rows));
 }
 
@@ -159,8 +158,7 @@ void append_entry(const std::string& place, const Entry& entry, std::string& csv
   for (size_t i = 0; i < entry.values.size(); ++i) {
     const std::string param = entry.param.empty() ? "" : number_text(entry.param[i / inner]);
     const std::string x = entry.x.empty() ? "" : number_text(entry.x[i % inner]);
-    csv += fmt::format("{},{},{},{},{},{}\n", place, entry.name, entry.view, param, x,
-                       number_text(entry.values[i]));
+    csv += fmt::format("{},{},{},{},{},{}\n", place, entry.name, entry.view, param, x, number_text(entry.values[i]));
   }
 }
 
@@ -169,8 +167,8 @@ std::string table_text(const SurveyHeader& header, const std::vector<UnitSurvey>
       csv_line({"trace_id", "model", "prompt", "layer", "kv_head", "measure", "view", "param", "x", "value"});
   for (const UnitSurvey& survey : surveys) {
     const SurveyUnit& unit = survey.unit;
-    std::string place = csv_line({header.trace_id, header.model, unit.prompt, std::to_string(unit.layer),
-                                  std::to_string(unit.kv_head)});
+    std::string place = csv_line({header.trace_id, header.model, unit.place.prompt, std::to_string(unit.place.layer),
+                                  std::to_string(unit.place.kv_head)});
     place.pop_back();  // the line goes on
     for (const Entry& entry : entries_of(survey))
       if (entry.table) append_entry(place, entry, csv);

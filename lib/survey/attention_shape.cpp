@@ -36,8 +36,7 @@ struct Row {
 
 // Sums over the rows of one query head. Row 0 has no choice: it counts among the masked alone.
 struct RowSums {
-  int64_t first_rows = 0, rows = 0, entries = 0, sparse = 0, entries_no_sink = 0, sparse_no_sink = 0,
-          sink_first = 0;
+  int64_t first_rows = 0, rows = 0, entries = 0, sparse = 0, entries_no_sink = 0, sparse_no_sink = 0, sink_first = 0;
   double sink_mass = 0, effective = 0;
 
   void add(const Row& row) {
@@ -142,11 +141,10 @@ void compare_statistics(const HeadStream<double>& stream, const Sums& sums, Atte
     return group;
   };
   const bool has_future = sums.future.rows > 0, has_prompt = sums.prompt.rows > 0;
-  const std::vector<Statistic> all = {
-      {"local", sums.local.rows > 0, of_prompt(sums.local.sum)},
-      {"full", has_prompt, of_prompt(sums.prompt.sum)},
-      {"future", has_future, of_prompt(sums.future.sum)},
-      {"global", has_future && has_prompt, of_prompt(shape.accumulated_heads)}};
+  const std::vector<Statistic> all = {{"local", sums.local.rows > 0, of_prompt(sums.local.sum)},
+                                      {"full", has_prompt, of_prompt(sums.prompt.sum)},
+                                      {"future", has_future, of_prompt(sums.future.sum)},
+                                      {"global", has_future && has_prompt, of_prompt(shape.accumulated_heads)}};
   for (size_t a = 0; a < all.size(); ++a)
     for (size_t b = a + 1; b < all.size(); ++b)
       shape.overlaps.push_back({std::string(all[a].name) + "_" + all[b].name, overlap(all[a], all[b])});
@@ -198,8 +196,7 @@ AttentionShape survey_attention(const HeadStream<double>& stream) {
   shape.rows = sums.prompt.rows + sums.future.rows;
   for (const RowSums& head : sums.of_head) head.finish(shape, stream.tokens);
   shape.accumulated_heads = sums.prompt.sum;
-  for (size_t i = 0; i < shape.accumulated_heads.size(); ++i)
-    shape.accumulated_heads[i] += sums.future.sum[i];
+  for (size_t i = 0; i < shape.accumulated_heads.size(); ++i) shape.accumulated_heads[i] += sums.future.sum[i];
   shape.accumulated = head_sum(shape.accumulated_heads, stream.tokens);
   describe_tail(stream, shape);
   compare_statistics(stream, sums, shape);

@@ -18,19 +18,18 @@ constexpr int32_t kLocalRows = 32;           // prompt rows behind the local sta
 struct AttentionShape {
   int32_t heads = 0, rows = 0;  // query heads of the group, query rows
   // [heads], over rows i >= 1 (sparsity_masked: all rows); empty where there is none.
-  std::vector<double> sparsity;          // share of the tokens a row may see that get less than the threshold
-  std::vector<double> sparsity_no_sink;  // without token 0
-  std::vector<double> sparsity_masked;   // share of all T tokens, those that it may not see counted as sparse
-  std::vector<double> sink_mass;         // mean probability of token 0
-  std::vector<double> top1_is_sink;      // share of rows whose largest probability is token 0's
+  std::vector<double> sparsity;            // share of the tokens a row may see that get less than the threshold
+  std::vector<double> sparsity_no_sink;    // without token 0
+  std::vector<double> sparsity_masked;     // share of all T tokens, those that it may not see counted as sparse
+  std::vector<double> sink_mass;           // mean probability of token 0
+  std::vector<double> top1_is_sink;        // share of rows whose largest probability is token 0's
   std::vector<double> attended_effective;  // mean of exp(entropy) of a row's probabilities
   // Sums of each token's probability over all rows.
   std::vector<double> accumulated;        // [T] summed over the heads, as H2O's score
   std::vector<double> accumulated_heads;  // [heads, T]
   // Of `accumulated`; [3] for kTopShares, or empty where it is 0.
   std::vector<double> top_share, top_share_null, top_share_ratio;
-  std::vector<double>
-      top_share_heads;  // [heads, 3] of each head's own sums and top tokens; empty where one is 0
+  std::vector<double> top_share_heads;  // [heads, 3] of each head's own sums and top tokens; empty where one is 0
   std::optional<double> gini;
   std::optional<TailFits> tail;
   // Jaccard overlap of the top tokens of the prompt [3] by two sums of probabilities, over: the last

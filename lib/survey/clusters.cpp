@@ -103,8 +103,8 @@ KCenter farthest_first(std::span<const double> points, int32_t dim, int32_t most
   return result;
 }
 
-std::vector<int64_t> count_online_clusters(std::span<const double> points, int32_t dim,
-                                           std::span<const double> radii, std::span<const int32_t> at) {
+std::vector<int64_t> count_online_clusters(std::span<const double> points, int32_t dim, std::span<const double> radii,
+                                           std::span<const int32_t> at) {
   Representatives representatives(radii, dim);
   std::vector<int64_t> counts(radii.size() * at.size());
   int32_t seen = 0;

@@ -22,7 +22,7 @@ KCenter farthest_first(std::span<const double> points, int32_t dim, int32_t most
 // representative lies within the radius, else it opens a cluster and represents it for good. Counts after
 // the first at[i] points, for every radius: [radii, at]. `at` ascends, in 1..n; at most 8 radii, none
 // negative.
-std::vector<int64_t> count_online_clusters(std::span<const double> points, int32_t dim,
-                                           std::span<const double> radii, std::span<const int32_t> at);
+std::vector<int64_t> count_online_clusters(std::span<const double> points, int32_t dim, std::span<const double> radii,
+                                           std::span<const int32_t> at);
 
 }  // namespace kvreplay

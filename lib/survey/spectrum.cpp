@@ -3,22 +3,27 @@
 #include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace kvreplay {
 
 Spread spread_of(std::span<const double> points, int32_t dim) {
-  using Rows = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   constexpr Eigen::Index kDirections = 16;
-  const auto n = Eigen::Index(points.size()) / dim;
-  Rows x = Eigen::Map<const Rows>(points.data(), n, dim);
-  const Eigen::RowVectorXd first = x.row(0);
-  x.rowwise() -= first;  // so that equal points have no variance at all, not that of rounding
-  const Eigen::RowVectorXd mean = x.colwise().mean();
-  x.rowwise() -= mean;
+  const size_t d = size_t(dim), n = points.size() / d;
+  std::vector<double> mean(d, 0.0), x(points.begin(), points.begin() + int64_t(n * d));
+  for (size_t i = n; i-- > 0;)  // less the first, so that equal points have no variance at all, not that of rounding
+    for (size_t c = 0; c < d; ++c) mean[c] += (x[i * d + c] -= x[c]) / double(n);
+  double squares = 0;
+  for (size_t i = 0; i < n; ++i)
+    for (size_t c = 0; c < d; ++c) x[i * d + c] -= mean[c], squares += x[i * d + c] * x[i * d + c];
   Spread spread;
-  spread.rms = std::sqrt(x.squaredNorm() / double(n));
+  spread.rms = std::sqrt(squares / double(n));
   if (!(spread.rms > 0)) return spread;
-  const Eigen::MatrixXd scatter = x.transpose() * x;
+  // Eigen's own product would take seconds to compile. The solver reads the lower half.
+  Eigen::MatrixXd scatter = Eigen::MatrixXd::Zero(dim, dim);
+  for (size_t i = 0; i < n; ++i)
+    for (size_t b = 0; b < d; ++b)
+      for (size_t a = b; a < d; ++a) scatter(Eigen::Index(a), Eigen::Index(b)) += x[i * d + a] * x[i * d + b];
   const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(scatter, Eigen::EigenvaluesOnly);
   const Eigen::ArrayXd variance = solver.eigenvalues().array().max(0.0);  // ascending
   const Eigen::ArrayXd share = variance / variance.sum();

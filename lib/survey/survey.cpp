@@ -8,12 +8,10 @@
 namespace kvreplay {
 namespace {
 
-UnitSurvey survey_head(const SurveyUnit& unit, const HeadStream<double>& stream, bool rope_recorded,
-                       uint32_t seed) {
+UnitSurvey survey_head(const SurveyUnit& unit, const HeadStream<double>& stream, bool rope_recorded, uint32_t seed) {
   UnitSurvey result{unit, {}, survey_attention(stream)};
-  const Rng rng{seed, unit.prompt_rank, uint32_t(unit.layer), uint32_t(unit.kv_head), {}};
-  for (const PointView& view : views_of(stream, rope_recorded))
-    result.views.push_back(survey_points(view, rng));
+  const Rng rng{seed, unit.prompt_rank, uint32_t(unit.place.layer), uint32_t(unit.place.kv_head), {}};
+  for (const PointView& view : views_of(stream, rope_recorded)) result.views.push_back(survey_points(view, rng));
   return result;
 }
 
@@ -26,9 +24,8 @@ std::vector<UnitSurvey> survey_trace(const Trace& trace, const std::vector<Surve
   std::mutex reading, reporting;  // HDF5 has one lock
   const auto survey = [&](const SurveyUnit& unit) {
     std::unique_lock lock(reading);
-    const bool rope_recorded = trace.layer(unit.prompt, unit.layer).rope_recorded;
-    const HeadStream<double> stream = load_head<double>(
-        trace, {unit.prompt, unit.layer, unit.kv_head, unit.tokens, unit.prefill, false, false});
+    const bool rope_recorded = trace.layer(unit.place.prompt, unit.place.layer).rope_recorded;
+    const HeadStream<double> stream = load_head<double>(trace, {unit.place, unit.extent});
     lock.unlock();
     return survey_head(unit, stream, rope_recorded, options.seed);
   };

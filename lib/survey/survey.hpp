@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "core/method_context.hpp"
+#include "core/place.hpp"
 #include "survey/attention_shape.hpp"
 #include "survey/point_view.hpp"
 #include "trace/trace.hpp"
@@ -12,11 +14,9 @@
 namespace kvreplay {
 
 struct SurveyUnit {
-  std::string prompt;
+  Place place;
   uint32_t prompt_rank = 0;  // of the prompt id among the trace's sorted ids
-  int32_t layer = 0, kv_head = 0;
-  int32_t tokens = 0;   // 1..T
-  int32_t prefill = 0;  // 1..tokens: rows before it are the prompt's
+  Extent extent;             // both at least 1
 };
 
 struct UnitSurvey {

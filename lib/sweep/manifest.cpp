@@ -1,16 +1,20 @@
 #include "sweep/manifest.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <stdexcept>
 
 #include "base/errors.hpp"
+#include "base/json_text.hpp"
 #include "base/sha256.hpp"
 #include "base/text.hpp"
+#include "plan/estimate.hpp"
+#include "plan/plan.hpp"
 #include "results/output_files.hpp"
 #include "results/sealed_lines.hpp"
 
@@ -23,29 +27,24 @@ using nlohmann::json;
 constexpr int kManifestSchema = 1;
 constexpr std::string_view kPrefix = "plan-", kSuffix = ".jsonl", kKeyBefore = "{\"key\":\"";
 
-json or_null(const auto& value) { return value ? json(*value) : json(); }
-
 // The key first, so that it is found without parsing.
 std::string cell_line(const Cell& cell) {
-  const json rest = {{"trace_id", cell.trace_id},
-                     {"prompt", cell.prompt},
-                     {"layer", cell.layer},
-                     {"kv_head", cell.kv_head},
-                     {"method", cell.method->info.name},
-                     {"given", given_of(cell)},
-                     {"params", cell.params},
-                     {"budget_tokens", or_null(cell.budget)},
-                     {"seed", or_null(cell.seed)}};
-  return fmt::format("{}{}\",{}", kKeyBefore, cell.key, canonical(rest).substr(1));
+  JsonObject rest;
+  rest.add("trace_id", cell.variant->trace->trace_id).add("prompt", cell.place.prompt);
+  rest.add("layer", cell.place.layer).add("kv_head", cell.place.kv_head).add("method", cell.method().info.name);
+  rest.add_json("given", cell.variant->given).add_json("params", cell.variant->params);
+  rest.add_json("budget_tokens", cell.budget.none() ? "null" : json_of(cell.budget.tokens));
+  rest.add_json("seed", cell.seed ? json_of(*cell.seed) : "null");
+  return fmt::format("{}{}\",{}}}", kKeyBefore, cell.key, rest.members());
 }
 
 bool same_layer(const Cell& a, const Cell& b) {
-  return a.trace == b.trace && a.prompt == b.prompt && a.layer == b.layer;
+  return a.place.trace == b.place.trace && a.place.prompt == b.place.prompt && a.place.layer == b.place.layer;
 }
 
 SweepUnit unit_of(const std::vector<Cell>& plan, size_t first, size_t end) {
   const Cell& cell = plan[first];
-  return {cell.trace, cell.prompt, cell.layer, cell.kv_head, first, end - first, 0};
+  return {cell.place, first, end - first, 0};
 }
 
 // Heads of a layer stay together where some cell decides for all of them.
@@ -55,10 +54,10 @@ std::vector<SweepUnit> units_of(const std::vector<Cell>& plan) {
     size_t end = first;
     while (end < plan.size() && same_layer(plan[first], plan[end])) ++end;
     const bool whole = std::any_of(plan.begin() + std::ptrdiff_t(first), plan.begin() + std::ptrdiff_t(end),
-                                   [](const Cell& c) { return c.options.gqa_level == GqaLevel::layer; });
+                                   [](const Cell& c) { return c.options().gqa_level == GqaLevel::layer; });
     for (size_t at = first; at < end;) {
       size_t next = whole ? end : at;
-      while (next < end && plan[next].kv_head == plan[at].kv_head) ++next;
+      while (next < end && plan[next].place.kv_head == plan[at].place.kv_head) ++next;
       units.push_back(unit_of(plan, at, next));
       at = next;
     }
@@ -81,11 +80,11 @@ std::string header_line(const Manifest& m) {
   json traces = json::array(), units = json::array();
   for (const SweepTrace& t : m.traces) traces.push_back({t.path.string(), t.trace_id, t.model});
   for (const SweepUnit& u : m.units)
-    units.push_back({u.trace, u.prompt, u.layer, u.kv_head, u.first, u.cells, u.cost});
+    units.push_back({u.place.trace, u.place.prompt, u.place.layer, u.place.kv_head, u.first, u.cells, u.cost});
   const json header = {{"kvreplay_plan", kManifestSchema},
                        {"name", m.name},
                        {"run_name", m.run_name},
-                       {"config", m.config},
+                       {"config", json::parse(m.config)},
                        {"save", save_json(m.save)},
                        {"every_row", m.every_row},
                        {"whole_traces", m.whole_traces},
@@ -108,18 +107,20 @@ double cost_of(const json& value) {
 Manifest of_header(const json& header) {
   Manifest m;
   m.name = header.at("name"), m.run_name = header.at("run_name");
-  m.config = header.at("config");
-  for (const char* member : {"device", "precision"}) m.config.at("run").at(member).get<std::string>();
+  m.config = header.at("config").dump();
+  const json& run = header.at("config").at("run");
+  m.device = run.at("device"), m.precision = run.at("precision");
   const json& save = header.at("save");
   m.save = {save.at("curves").get<bool>(), save.at("kept").get<bool>(), save.at("outputs").get<bool>()};
   m.every_row = header.at("every_row").get<bool>();
   m.whole_traces = header.at("whole_traces").get<bool>();
   m.bytes_peak = int64_t(count_of(header.at("bytes_peak")));
-  for (const json& t : header.at("traces"))
-    m.traces.push_back({t.at(0).get<std::string>(), t.at(1), t.at(2)});
+  for (const json& t : header.at("traces")) m.traces.push_back({t.at(0).get<std::string>(), t.at(1), t.at(2)});
   for (const json& u : header.at("units"))
-    m.units.push_back({count_of(u.at(0)), u.at(1), int32_t(count_of(u.at(2))), int32_t(count_of(u.at(3))),
-                       count_of(u.at(4)), count_of(u.at(5)), cost_of(u.at(6))});
+    m.units.push_back({{count_of(u.at(0)), u.at(1), int32_t(count_of(u.at(2))), int32_t(count_of(u.at(3)))},
+                       count_of(u.at(4)),
+                       count_of(u.at(5)),
+                       cost_of(u.at(6))});
   return m;
 }
 
@@ -128,7 +129,7 @@ bool is_consistent(const Manifest& m) {
   size_t next = 0;
   for (const SweepUnit& unit : m.units) {
     if (unit.first != next || unit.cells == 0 || unit.cells > m.cells.size() - next ||
-        unit.trace >= m.traces.size())
+        unit.place.trace >= m.traces.size())
       return false;
     next += unit.cells;
   }
@@ -156,8 +157,8 @@ fs::path path_of(const fs::path& dir, const std::string& name) {
 }
 
 [[noreturn]] void fail(const fs::path& file, const std::string& what) {
-  throw ConfigError(fmt::format("{}: error: {}. Plan again: kvreplay sweep plan CONFIG -o {}", file.string(),
-                                what, file.parent_path().string()));
+  throw ConfigError(fmt::format("{}: error: {}. Plan again: kvreplay sweep plan CONFIG -o {}", file.string(), what,
+                                file.parent_path().string()));
 }
 
 Manifest parsed_header(const fs::path& file, const std::string& line) {
@@ -208,22 +209,21 @@ RunConfig with_absolute_paths(RunConfig config) {
   for (MethodInstance& m : config.methods) {
     m.uniforms = absolute(m.uniforms);
     m.options.allocator_file = absolute(m.options.allocator_file).string();
-    for (const ParameterSpec& spec : m.method->parameters)
-      if (spec.kind == ParameterSpec::Kind::file)
-        m.params[spec.name] = absolute(m.params.at(spec.name).get<std::string>()).string();
+    for (const ParameterSpec& spec : m.method().parameters)
+      if (spec.kind == ParameterSpec::Kind::file) m.values.set(spec, json_of(absolute(m.values.file()).string()));
   }
   config.output.dir = absolute(config.output.dir);
   return config;
 }
 
-Manifest make_manifest(const RunConfig& config, const std::vector<TraceInfo>& traces,
-                       const std::vector<Cell>& plan) {
+Manifest make_manifest(const RunConfig& config, const std::vector<TraceInfo>& traces, const std::vector<Cell>& plan) {
   Manifest m;
   m.run_name = config.name;
   m.config = resolved_json(config);
+  m.device = config.run.device, m.precision = config.run.double_precision ? "double" : "single";
   m.save = config.output;
   m.every_row = observes_rows(plan);
-  m.whole_traces = std::any_of(plan.begin(), plan.end(), hears_all_layers);
+  m.whole_traces = std::any_of(plan.begin(), plan.end(), needs_all_layers);
   for (size_t t = 0; t < traces.size(); ++t)
     m.traces.push_back({config.traces.at(t), traces[t].trace_id, traces[t].model});
   RunConfig alone = config;
@@ -251,28 +251,26 @@ fs::path write_manifest(const fs::path& dir, const Manifest& manifest) {
   out.append(header_line(manifest) + "\n");
   for (const std::string& line : manifest.cells) out.append(line + "\n");
   out.publish();
-  in_directory(dir, [&] {
-    fs::permissions(file, fs::perms::owner_read | fs::perms::group_read | fs::perms::others_read);
-  });
+  in_directory(dir,
+               [&] { fs::permissions(file, fs::perms::owner_read | fs::perms::group_read | fs::perms::others_read); });
   return file;
 }
 
 Manifest read_manifest(const fs::path& dir) {
   const std::vector<fs::path> found = plans_in(dir);
   if (found.empty())
-    throw ConfigError(fmt::format("{}: error: holds no plan. Make one: kvreplay sweep plan CONFIG -o {}",
-                                  dir.string(), dir.string()));
+    throw ConfigError(fmt::format("{}: error: holds no plan. Make one: kvreplay sweep plan CONFIG -o {}", dir.string(),
+                                  dir.string()));
   if (found.size() > 1)
-    throw ConfigError(fmt::format("{}: error: holds {} plans. Remove the ones that are not meant",
-                                  dir.string(), found.size()));
+    throw ConfigError(
+        fmt::format("{}: error: holds {} plans. Remove the ones that are not meant", dir.string(), found.size()));
   return read_file(found.front());
 }
 
 void forget_manifest(const fs::path& dir) {
   in_directory(dir, [&] {
     for (const fs::path& file : plans_in(dir)) fs::remove(file);
-    for (const fs::path& file :
-         files_in(dir, [](const std::string& name) { return is_plan(final_name(name)); }))
+    for (const fs::path& file : files_in(dir, [](const std::string& name) { return is_plan(final_name(name)); }))
       fs::remove(file);
   });
 }

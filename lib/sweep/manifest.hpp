@@ -1,12 +1,11 @@
 #pragma once
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "catalog/cell.hpp"
 #include "config/run_config.hpp"
-#include "plan/plan.hpp"
 #include "results/folder.hpp"
 
 // The plan of a sweep as a file that nobody changes: OUT/plan-<name>.jsonl. Its first line holds the resolved
@@ -18,18 +17,13 @@ namespace kvreplay {
 // Cells that are replayed by one worker: of one kv head, which share its tensors and the exact pass, or of a
 // whole layer where some method decides for all of its heads.
 struct SweepUnit {
-  size_t trace = 0;  // of Manifest::traces
-  std::string prompt;
-  int32_t layer = 0;
-  int32_t kv_head = 0;          // the first
+  Place place;                  // its trace is one of Manifest::traces; the first kv head
   size_t first = 0, cells = 0;  // of the plan
   double cost = 0;              // operations, roughly
 
   double cell_cost() const { return cost / double(cells); }
   // Its part of the keys of the plan.
-  std::span<const std::string> keys_in(const Keys& plan) const {
-    return std::span(plan).subspan(first, cells);
-  }
+  std::span<const std::string> keys_in(const Keys& plan) const { return std::span(plan).subspan(first, cells); }
 };
 
 struct SweepTrace {
@@ -38,9 +32,10 @@ struct SweepTrace {
 };
 
 struct Manifest {
-  std::string name;       // 16 hex digits
-  std::string run_name;   // of the configuration
-  nlohmann::json config;  // resolved, with absolute paths
+  std::string name;               // 16 hex digits
+  std::string run_name;           // of the configuration
+  std::string config;             // resolved, with absolute paths: JSON
+  std::string device, precision;  // as it says
   SaveOptions save;
   bool whole_traces = false;  // some cell's budget is shared over all layers
   bool every_row = false;     // RunOptions::every_row
@@ -54,10 +49,9 @@ struct Manifest {
 };
 
 // `config` names its files by absolute paths.
-Manifest make_manifest(const RunConfig& config, const std::vector<TraceInfo>& traces,
-                       const std::vector<Cell>& plan);
+Manifest make_manifest(const RunConfig& config, const std::vector<TraceInfo>& traces, const std::vector<Cell>& plan);
 
-// The same configuration with absolute paths, wherever it is read again.
+// The configuration with absolute paths, wherever it is read again.
 RunConfig with_absolute_paths(RunConfig config);
 
 // A directory holds one plan. Publishes the file; one of the same name is replaced, whose paths may differ.

@@ -19,8 +19,7 @@ Shard parse_shard(const std::string& text) {
   const size_t slash = whole.find('/');
   const auto index = number_in<int32_t>(whole.substr(0, slash));
   const auto count = slash == whole.npos ? std::nullopt : number_in<int32_t>(whole.substr(slash + 1));
-  if (index && count && *count >= 1 && *count <= kManyShards && *index >= 0 && *index < *count)
-    return {*index, *count};
+  if (index && count && *count >= 1 && *count <= kManyShards && *index >= 0 && *index < *count) return {*index, *count};
   throw ConfigError(fmt::format("--shard {}: must be i/N with i from 0 to N-1, for example 0/20", text));
 }
 
@@ -51,8 +50,7 @@ std::string ranges_text(const std::vector<int32_t>& numbers) {
   for (size_t i = 0; i < numbers.size();) {
     size_t end = i + 1;
     while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
-    ranges.push_back(end - i == 1 ? std::to_string(numbers[i])
-                                  : fmt::format("{}-{}", numbers[i], numbers[end - 1]));
+    ranges.push_back(end - i == 1 ? std::to_string(numbers[i]) : fmt::format("{}-{}", numbers[i], numbers[end - 1]));
     i = end;
   }
   return join(ranges, ",");

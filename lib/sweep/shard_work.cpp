@@ -1,12 +1,14 @@
 #include "sweep/shard_work.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/errors.hpp"
+#include "plan/plan.hpp"
 
 namespace kvreplay {
 namespace {
@@ -15,7 +17,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 // Units of one prompt of one trace: their layers are opened together.
-struct Place {
+struct Opened {
   size_t trace;
   std::string prompt;
   std::set<int32_t> layers;
@@ -26,23 +28,23 @@ struct Place {
   }
 };
 
-std::vector<Place> places_of(const Manifest& manifest, const std::vector<size_t>& units, const Keys& keys) {
-  std::map<std::pair<size_t, std::string>, Place> places;
+std::vector<Opened> opened_by(const Manifest& manifest, const std::vector<size_t>& units, const Keys& keys) {
+  std::map<std::pair<size_t, std::string>, Opened> places;
   for (const size_t u : units) {
     const SweepUnit& unit = manifest.units[u];
-    Place& place = places[{unit.trace, unit.prompt}];
-    place.trace = unit.trace, place.prompt = unit.prompt;
-    place.layers.insert(unit.layer);
+    Opened& place = places[{unit.place.trace, unit.place.prompt}];
+    place.trace = unit.place.trace, place.prompt = unit.place.prompt;
+    place.layers.insert(unit.place.layer);
     const auto of_unit = unit.keys_in(keys);
     place.keys.insert(of_unit.begin(), of_unit.end());
   }
-  std::vector<Place> all;
+  std::vector<Opened> all;
   for (auto& [where, place] : places) all.push_back(std::move(place));
   return all;
 }
 
-std::string config_text(const Manifest& manifest, const Place& place, const fs::path& trace) {
-  json config = manifest.config;
+std::string config_text(const Manifest& manifest, const Opened& place, const fs::path& trace) {
+  json config = json::parse(manifest.config);
   config["traces"] = {trace.string()};
   config["select"]["prompts"] = {place.prompt};
   config["select"]["layers"] = place.layers;
@@ -63,21 +65,21 @@ class Opening {
           const std::vector<std::string>& measures)
       : manifest_(manifest), request_(request), methods_(methods), measures_(measures) {}
 
-  void open(const Place& place, ShardWork& work) const {
+  void open(const Opened& place, ShardWork& work) const {
     const SweepTrace& planned = manifest_.traces.at(place.trace);
     const TraceScope scope = manifest_.whole_traces ? TraceScope{} : place.scope();
     const fs::path trace = request_.place ? request_.place(planned, scope) : planned.path;
     LoadedRun loaded = load(place, trace, planned);
     expect_same_trace(loaded.traces.front(), planned);
-    std::vector<Cell> cells = plan_cells(loaded.config, loaded.traces);
+    std::vector<Cell> cells = plan_cells(loaded);
     std::erase_if(cells, [&](const Cell& cell) { return place.keys.count(cell.key) == 0; });
     if (cells.size() != place.keys.size())
-      throw ConfigError(fmt::format(
-          "{}, prompt {}: {} of {} planned cells have other keys now: a file that the configuration names "
-          "has "
-          "changed, or the plan was made by another version. Plan again into another directory",
-          planned.path.string(), place.prompt, place.keys.size() - cells.size(), place.keys.size()));
-    for (Cell& cell : cells) cell.trace = work.traces.size();
+      throw ConfigError(
+          fmt::format("{}, prompt {}: {} of {} planned cells have other keys now: a file that the configuration names "
+                      "has "
+                      "changed, or the plan was made by another version. Plan again into another directory",
+                      planned.path.string(), place.prompt, place.keys.size() - cells.size(), place.keys.size()));
+    for (Cell& cell : cells) cell.place.trace = work.traces.size();
     std::move(cells.begin(), cells.end(), std::back_inserter(work.cells));
     work.traces.push_back(trace);
     work.config = std::move(loaded.config);
@@ -85,10 +87,9 @@ class Opening {
 
  private:
   // What does not fit the plan may be another trace: that is then the better reason.
-  LoadedRun load(const Place& place, const fs::path& trace, const SweepTrace& planned) const {
+  LoadedRun load(const Opened& place, const fs::path& trace, const SweepTrace& planned) const {
     try {
-      return load_run(config_text(manifest_, place, trace), "/", "the plan", request_.overrides, methods_,
-                      measures_);
+      return load_run(config_text(manifest_, place, trace), "/", "the plan", request_.overrides, methods_, measures_);
     } catch (const ConfigError&) {
       expect_same_trace(Trace(trace, {std::vector<std::string>{}, {}}).info(), planned);
       throw;
@@ -116,7 +117,7 @@ ShardWork open_units(const Manifest& manifest, const ShardRequest& request, cons
   const Keys keys = manifest.keys();
   const Opening opening(manifest, request, methods, measures);
   ShardWork work;
-  for (const Place& place : places_of(manifest, request.units, keys)) {
+  for (const Opened& place : opened_by(manifest, request.units, keys)) {
     try {
       opening.open(place, work);
     } catch (const UserError& e) {

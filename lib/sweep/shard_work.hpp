@@ -15,7 +15,7 @@ namespace kvreplay {
 
 struct ShardWork {
   RunConfig config;                                 // how they are replayed
-  std::vector<std::filesystem::path> traces;        // Cell::trace indexes these
+  std::vector<std::filesystem::path> traces;        // Place::trace indexes these
   std::vector<Cell> cells;                          // in the order of the units
   std::unordered_map<std::string, size_t> unit_of;  // of a cell, by key
   // What could not be opened, one line for each trace and prompt; its cells are missing. exit_code: of the

@@ -50,26 +50,23 @@ std::string slurm_cannot_take(const SlurmJob& job) {
                                                               {"--stage", &job.stage}};
   for (const auto& [what, text] : texts)
     if (text->find_first_of("\n\r\"\\`") != std::string::npos)
-      return fmt::format("{} {}: a batch script for Slurm cannot hold quotes, backslashes and line ends",
-                         what, *text);
+      return fmt::format("{} {}: a batch script for Slurm cannot hold quotes, backslashes and line ends", what, *text);
   return "";
 }
 
 std::string slurm_array_script(const SlurmJob& job) {
   std::string text = "#!/bin/bash\n";
   text += fmt::format("#SBATCH --job-name={}\n", job_name(job));
-  text += fmt::format("#SBATCH --array={}{}\n", job.array,
-                      job.at_once > 0 ? fmt::format("%{}", job.at_once) : "");
+  text += fmt::format("#SBATCH --array={}{}\n", job.array, job.at_once > 0 ? fmt::format("%{}", job.at_once) : "");
   text += fmt::format("#SBATCH --ntasks=1\n#SBATCH --cpus-per-task={}\n#SBATCH --time={}\n", job.cpus,
                       limit_text(job.limit_s));
   // B: and exec belong together: the signal goes to what takes the place of this script. What a lost node had
   // is submitted again by the merge job, at once; Slurm would hold a requeued task for two minutes.
-  text += fmt::format("#SBATCH --signal=B:USR1@{}\n#SBATCH --no-requeue\n#SBATCH --open-mode=append\n",
-                      warning_s(job));
+  text += fmt::format("#SBATCH --signal=B:USR1@{}\n#SBATCH --no-requeue\n#SBATCH --open-mode=append\n", warning_s(job));
   text += directives(job, "%A_%a.log");
-  text += fmt::format("exec {} sweep work {} --shard \"$SLURM_ARRAY_TASK_ID/{}\" --time-budget {}s -j {}",
-                      shell_quoted(job.program), shell_quoted(job.out), job.shards,
-                      job.limit_s - warning_s(job), job.cpus);
+  text +=
+      fmt::format("exec {} sweep work {} --shard \"$SLURM_ARRAY_TASK_ID/{}\" --time-budget {}s -j {}",
+                  shell_quoted(job.program), shell_quoted(job.out), job.shards, job.limit_s - warning_s(job), job.cpus);
   if (!job.device.empty()) text += " --device " + shell_quoted(job.device);
   if (!job.stage.empty()) text += fmt::format(" --stage \"{}\"", job.stage);
   return text + " --progress plain\n";
@@ -77,8 +74,8 @@ std::string slurm_array_script(const SlurmJob& job) {
 
 std::string slurm_merge_script(const SlurmJob& job) {
   std::string text = "#!/bin/bash\n";
-  text += fmt::format("#SBATCH --job-name={}-merge\n#SBATCH --cpus-per-task=1\n#SBATCH --time={}\n",
-                      job_name(job), limit_text(kMergeLimit));
+  text += fmt::format("#SBATCH --job-name={}-merge\n#SBATCH --cpus-per-task=1\n#SBATCH --time={}\n", job_name(job),
+                      limit_text(kMergeLimit));
   SlurmJob small = job;
   small.memory_mb = job.merge_memory_mb;
   std::erase_if(small.directives, [](const std::string& d) {

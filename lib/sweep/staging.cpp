@@ -59,8 +59,8 @@ Staging::Staging(const fs::path& dir, std::function<void(const std::string&)> te
     if (lock_ >= 0 && !fs::exists(folder_ / kLock)) ::close(std::exchange(lock_, -1));
   }
   if (lock_ < 0)
-    throw OutputError(fmt::format("{}: cannot be written{}. Choose another directory with --stage",
-                                  dir.string(), error ? ": " + error.message() : ""));
+    throw OutputError(fmt::format("{}: cannot be written{}. Choose another directory with --stage", dir.string(),
+                                  error ? ": " + error.message() : ""));
 }
 
 Staging::~Staging() {
@@ -76,8 +76,8 @@ fs::path Staging::copy(const fs::path& trace, const TraceScope& scope) {
   try {
     const uintmax_t bytes = bytes_of_files(files), room = fs::space(folder_).available;
     if (bytes > room) {
-      tell_(fmt::format("{}: {} MB do not fit into the {} MB that are free in {}: read where it is",
-                        trace.string(), bytes >> 20, room >> 20, folder_.parent_path().string()));
+      tell_(fmt::format("{}: {} MB do not fit into the {} MB that are free in {}: read where it is", trace.string(),
+                        bytes >> 20, room >> 20, folder_.parent_path().string()));
       return trace;
     }
     std::vector<fs::path> copies;
@@ -86,8 +86,7 @@ fs::path Staging::copy(const fs::path& trace, const TraceScope& scope) {
       fs::create_directories(copies.back().parent_path());
       fs::copy_file(file, copies.back());
     }
-    tell_(fmt::format("{}: {} files, {} MB, copied to {}", trace.string(), files.size(), bytes >> 20,
-                      to.string()));
+    tell_(fmt::format("{}: {} files, {} MB, copied to {}", trace.string(), files.size(), bytes >> 20, to.string()));
     return copies.front();
   } catch (const fs::filesystem_error& problem) {
     std::error_code ignored;

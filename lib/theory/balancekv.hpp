@@ -22,8 +22,7 @@ struct BalanceKv {
   // t = ceil(c ln^2(s_v n) sqrt(s_v) exp(2 r^2/sqrt(d))/eps), buckets 1 + log2(2 n exp(r^2/sqrt(d))/eps).
   static BalanceKv of(double epsilon, double r, double n, double d, double v_dim, double c = 1) {
     const double logs = std::log(v_dim) + std::log(n), logit = largest_logit(r, d);
-    const LogNumber t =
-        (LogNumber(c) * (logs * logs * std::sqrt(v_dim)) * LogNumber::exp(2 * logit) / epsilon).ceil();
+    const LogNumber t = (LogNumber(c) * (logs * logs * std::sqrt(v_dim)) * LogNumber::exp(2 * logit) / epsilon).ceil();
     const double buckets = 1 + (std::log(2 / epsilon) + std::log(n) + logit) / std::log(2.0);
     return {t, merge_levels(n, t.nearest()), buckets};
   }

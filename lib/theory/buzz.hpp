@@ -10,13 +10,9 @@
 namespace kvreplay::theory {
 
 // Where the parameters should stand: T/w = (s^2 + 1)/(s + 1) for odd s, s - 1 for even s.
-inline double buzz_threshold_to_window(double s) {
-  return int64_t(s) % 2 != 0 ? (s * s + 1) / (s + 1) : s - 1;
-}
+inline double buzz_threshold_to_window(double s) { return int64_t(s) % 2 != 0 ? (s * s + 1) / (s + 1) : s - 1; }
 // The largest window of `room` = w + T tokens for which the rule holds: floor(room/(1 + T/w)).
-inline int64_t buzz_window(int64_t room, int64_t s) {
-  return s % 2 != 0 ? room * (s + 1) / (s * s + s + 2) : room / s;
-}
+inline int64_t buzz_window(int64_t room, int64_t s) { return s % 2 != 0 ? room * (s + 1) / (s * s + s + 2) : room / s; }
 
 struct Buzz {
   int64_t sinks, window, threshold;  // k, w, T
@@ -43,8 +39,7 @@ struct Buzz {
     std::vector<int64_t> seen;
     int64_t a = first_pass();
     auto again = seen.end();
-    for (; (again = std::find(seen.begin(), seen.end(), a)) == seen.end(); a = next_pass(a))
-      seen.push_back(a);
+    for (; (again = std::find(seen.begin(), seen.end(), a)) == seen.end(); a = next_pass(a)) seen.push_back(a);
     const auto [low, high] = std::minmax_element(again, seen.end());
     return {*low, *high};
   }

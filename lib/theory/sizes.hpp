@@ -7,8 +7,7 @@ namespace kvreplay::theory {
 
 // layers * kv_heads * tokens * (d + v_dim) numbers of `bytes` each; 2 L H tokens d bytes where values are as
 // wide as keys.
-inline LogNumber cache_bytes(double layers, double kv_heads, double tokens, double d, double v_dim,
-                             double bytes) {
+inline LogNumber cache_bytes(double layers, double kv_heads, double tokens, double d, double v_dim, double bytes) {
   return LogNumber(layers) * kv_heads * tokens * (LogNumber(d) + v_dim) * bytes;
 }
 

@@ -13,8 +13,7 @@ struct SubGen {
 
   // Corollary 1: t = ceil(c_t eps^-2 exp(2 delta r) ln n), s = ceil(c_s eps^-2 d). The theorem gives orders:
   // the constants are ours to choose.
-  static SubGen of(double epsilon, double delta, double r, double n, double d, double c_t = 1,
-                   double c_s = 1) {
+  static SubGen of(double epsilon, double delta, double r, double n, double d, double c_t = 1, double c_s = 1) {
     const LogNumber per_epsilon = LogNumber(1) / (LogNumber(epsilon) * LogNumber(epsilon));
     return {(LogNumber(c_t) * per_epsilon * LogNumber::exp(2 * delta * r) * std::log(n)).ceil(),
             (LogNumber(c_s) * per_epsilon * d).ceil()};
@@ -23,9 +22,7 @@ struct SubGen {
   // Of m clusters. Rows: t samples and a representative each, and the slots.
   LogNumber rows(double m) const { return m * (t + 1) + s; }
   // Numbers: keys of samples and representatives, keys and values of slots, counts and mu.
-  LogNumber numbers(double m, double d, double v_dim) const {
-    return m * (t + 1) * d + s * (d + v_dim) + m + 1;
-  }
+  LogNumber numbers(double m, double d, double v_dim) const { return m * (t + 1) * d + s * (d + v_dim) + m + 1; }
   // Operations a token, as an order.
   LogNumber time_per_token(double m, double d) const { return d * (m * t + s); }
 };

@@ -13,16 +13,16 @@ void add_arrays(Sha256& sum, const h5::Node& group, std::initializer_list<const 
   for (const char* name : names)
     if (h5::has_child(group, name)) {
       const h5::Array array = h5::open_array(group, name);
-      sum.update(fmt::format("{} {} {} {}\n", name, array.element_bytes, h5::describe(array.shape),
-                             array_sha256(array)));
+      sum.update(
+          fmt::format("{} {} {} {}\n", name, array.element_bytes, h5::describe(array.shape), array_sha256(array)));
     }
 }
 
 std::string rope_line(const LayerInfo& layer) {
   if (!layer.rope) return layer.rope_recorded ? "none" : "unknown";
   return fmt::format("{} {} {} {}", layer.rope->attention_factor,
-                     layer.rope->layout == Rope::Layout::half_split ? "half" : "pairs",
-                     layer.rope->rotary_dims, fmt::join(layer.rope->inv_freq, " "));
+                     layer.rope->layout == Rope::Layout::half_split ? "half" : "pairs", layer.rope->rotary_dims,
+                     fmt::join(layer.rope->inv_freq, " "));
 }
 
 }  // namespace

@@ -27,12 +27,11 @@ void read_filters(Array& array, hid_t creation) {
     unsigned flags = 0, config = 0;
     size_t parameters = 0;
     char name[64] = "";
-    const H5Z_filter_t id = H5Pget_filter2(creation, static_cast<unsigned>(i), &flags, &parameters, nullptr,
-                                           sizeof name, name, &config);
+    const H5Z_filter_t id =
+        H5Pget_filter2(creation, static_cast<unsigned>(i), &flags, &parameters, nullptr, sizeof name, name, &config);
     const std::string known = filter_name(id);
     if (known.empty())
-      fail(array.node,
-           fmt::format("filter {} is not supported. Write it without compression, or with gzip", int{id}));
+      fail(array.node, fmt::format("filter {} is not supported. Write it without compression, or with gzip", int{id}));
     array.filters += (array.filters.empty() ? "" : "+") + known;
     array.compressed |= id == H5Z_FILTER_DEFLATE;
   }
@@ -52,9 +51,8 @@ void check_unpacked_size(const Array& array, int64_t needed, int64_t held) {
   const int64_t most = array.compressed && held < (int64_t{1} << 50) ? held * 1032 : held;
   if (needed > most)
     fail(array.node,
-         fmt::format(
-             "declares {}, {} bytes, but the file holds only {} bytes of it. It is truncated or damaged",
-             describe(array.shape), needed, held));
+         fmt::format("declares {}, {} bytes, but the file holds only {} bytes of it. It is truncated or damaged",
+                     describe(array.shape), needed, held));
 }
 
 void check_chunks(const Array& array, int64_t file_bytes) {
@@ -67,20 +65,17 @@ void check_chunks(const Array& array, int64_t file_bytes) {
   if (H5Dget_num_chunks(array.node.id.get(), space.get(), &written) < 0)
     fail(array.node, "its chunk index is damaged (" + reason() + ")");
   if (static_cast<int64_t>(written) != expected)
-    fail(array.node,
-         fmt::format("declares {} in {} chunks, but {} were written. The file is unfinished or damaged",
-                     describe(array.shape), expected, written));
+    fail(array.node, fmt::format("declares {} in {} chunks, but {} were written. The file is unfinished or damaged",
+                                 describe(array.shape), expected, written));
   const int64_t chunk_bytes = checked_product(array.node, array.chunk, array.element_bytes);
   const int64_t held = std::min(array.stored_bytes, file_bytes);
-  check_unpacked_size(array, checked_product(array.node, {expected}, std::max<int64_t>(chunk_bytes, 1)),
-                      held);
+  check_unpacked_size(array, checked_product(array.node, {expected}, std::max<int64_t>(chunk_bytes, 1)), held);
 }
 
 void check_contiguous(const Array& array, int64_t bytes, int64_t file_bytes) {
   if (bytes == 0) return;
   const haddr_t offset = H5Dget_offset(array.node.id.get());
-  if (offset == HADDR_UNDEF)
-    fail(array.node, "declares " + describe(array.shape) + ", but nothing was written to it");
+  if (offset == HADDR_UNDEF) fail(array.node, "declares " + describe(array.shape) + ", but nothing was written to it");
   const int64_t held =
       std::max<int64_t>(0, file_bytes - static_cast<int64_t>(std::min<haddr_t>(offset, haddr_t{1} << 62)));
   check_unpacked_size(array, bytes, std::min(array.stored_bytes, held));
@@ -124,16 +119,14 @@ void read_chunk_shape(Array& array, hid_t creation) {
   const int rank = H5Pget_chunk(creation, H5S_MAX_RANK, extents);
   if (rank != static_cast<int>(array.shape.size())) fail(array.node, "its chunk shape is damaged");
   for (int i = 0; i < rank; ++i) {
-    if (extents[i] == 0 || extents[i] > hsize_t{1} << 32)
-      fail(array.node, fmt::format("has chunks of {}", extents[i]));
+    if (extents[i] == 0 || extents[i] > hsize_t{1} << 32) fail(array.node, fmt::format("has chunks of {}", extents[i]));
     array.chunk.push_back(static_cast<int64_t>(extents[i]));
   }
 }
 
 // Every chunk that a read touches must have been written, through all filters, with a plausible size.
 // HDF5 1.10 itself takes the sizes in the index on trust.
-void check_touched_chunks(const Array& array, const std::vector<int64_t>& start,
-                          const std::vector<int64_t>& count) {
+void check_touched_chunks(const Array& array, const std::vector<int64_t>& start, const std::vector<int64_t>& count) {
   const size_t rank = array.shape.size();
   int64_t bytes = array.element_bytes;
   for (const int64_t n : array.chunk) bytes *= n;
@@ -147,11 +140,11 @@ void check_touched_chunks(const Array& array, const std::vector<int64_t>& start,
     if (H5Dget_chunk_info_by_coord(array.node.id.get(), at.data(), &skipped, &address, &size) < 0)
       fail(array.node, "its chunk index is damaged (" + reason() + ")");
     const auto stored = static_cast<int64_t>(size);
-    const bool plausible = array.compressed ? stored > checksum && stored <= bytes + bytes / 64 + 64
-                                            : stored == bytes + checksum;
+    const bool plausible =
+        array.compressed ? stored > checksum && stored <= bytes + bytes / 64 + 64 : stored == bytes + checksum;
     if (address == HADDR_UNDEF || skipped != 0 || !plausible)
-      fail(array.node, fmt::format("the chunk at {} is missing or damaged ({} bytes stored)",
-                                   fmt::join(at, ","), stored));
+      fail(array.node,
+           fmt::format("the chunk at {} is missing or damaged ({} bytes stored)", fmt::join(at, ","), stored));
     for (i = rank; i != 0; --i) {  // the next chunk, last axis fastest
       const size_t axis = i - 1;
       at[axis] += static_cast<hsize_t>(array.chunk[axis]);
@@ -163,9 +156,7 @@ void check_touched_chunks(const Array& array, const std::vector<int64_t>& start,
 
 }  // namespace
 
-std::string describe(const std::vector<int64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
+std::string describe(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 int64_t Array::elements() const {
   int64_t product = 1;
@@ -181,8 +172,7 @@ Array open_array(const Node& parent, const std::string& path) {
   if (!creation.valid()) fail(array.node, "is damaged (" + reason() + ")");
   array.type = Handle(H5Dget_type(array.node.id.get()), H5Tclose);
   array.element_bytes = static_cast<int64_t>(H5Tget_size(array.type.get()));
-  if (!array.type.valid() || array.element_bytes < 1)
-    fail(array.node, "its type is damaged (" + reason() + ")");
+  if (!array.type.valid() || array.element_bytes < 1) fail(array.node, "its type is damaged (" + reason() + ")");
   read_shape(array);
   read_chunk_shape(array, creation.get());
   read_filters(array, creation.get());
@@ -198,14 +188,14 @@ void read_box(const Array& array, hid_t memory_type, const std::vector<int64_t>&
   const std::vector<hsize_t> from(start.begin(), start.end()), extent(count.begin(), count.end());
   const int rank = static_cast<int>(from.size());
   const Handle file_space(H5Dget_space(array.node.id.get()), H5Sclose);
-  const Handle memory_space(
-      rank == 0 ? H5Screate(H5S_SCALAR) : H5Screate_simple(rank, extent.data(), nullptr), H5Sclose);
-  const bool selected = rank == 0 || H5Sselect_hyperslab(file_space.get(), H5S_SELECT_SET, from.data(),
-                                                         nullptr, extent.data(), nullptr) >= 0;
+  const Handle memory_space(rank == 0 ? H5Screate(H5S_SCALAR) : H5Screate_simple(rank, extent.data(), nullptr),
+                            H5Sclose);
+  const bool selected = rank == 0 || H5Sselect_hyperslab(file_space.get(), H5S_SELECT_SET, from.data(), nullptr,
+                                                         extent.data(), nullptr) >= 0;
   if (!selected ||
       H5Dread(array.node.id.get(), memory_type, memory_space.get(), file_space.get(), H5P_DEFAULT, into) < 0)
-    fail(array.node, fmt::format("cannot be read at {}, extent {}: {}. Make or copy the file again",
-                                 describe(start), describe(count), reason()));
+    fail(array.node, fmt::format("cannot be read at {}, extent {}: {}. Make or copy the file again", describe(start),
+                                 describe(count), reason()));
 }
 
 std::vector<int64_t> read_integers(const Array& array) {

@@ -1,10 +1,12 @@
 #include "trace/h5_file.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cassert>
 #include <functional>
+#include <memory>
 #include <numeric>
+#include <optional>
 
 #include "base/errors.hpp"
 #include "trace/h5_array.hpp"
@@ -14,7 +16,9 @@ namespace kvreplay {
 namespace fs = std::filesystem;
 
 struct H5Output::State {
-  h5::PartFile file;
+  std::optional<h5::PartFile> part;
+  std::optional<h5::MemoryFile> memory;
+  h5::OutputFile& file() { return part ? static_cast<h5::OutputFile&>(*part) : *memory; }
 };
 
 namespace {
@@ -34,24 +38,31 @@ std::vector<int64_t> chunk_shape(const std::vector<int64_t>& shape, int64_t elem
 }
 
 template <class T>
-void put(const h5::PartFile& file, const std::string& name, hid_t type, std::span<const T> data,
+void put(const h5::OutputFile& file, const std::string& name, hid_t type, std::span<const T> data,
          const std::vector<int64_t>& shape, bool compress) {
   assert(product(shape) == static_cast<int64_t>(data.size()));
-  const bool chunked =
-      compress && !shape.empty() && static_cast<int64_t>(data.size_bytes()) >= kSmallestChunked;
-  const h5::Handle dataset = h5::create_dataset(
-      file, name, type, shape, chunked ? chunk_shape(shape, sizeof(T)) : std::vector<int64_t>{},
-      {.shuffle_gzip = chunked});
+  const bool chunked = compress && !shape.empty() && static_cast<int64_t>(data.size_bytes()) >= kSmallestChunked;
+  const h5::Handle dataset =
+      h5::create_dataset(file, name, type, shape, chunked ? chunk_shape(shape, sizeof(T)) : std::vector<int64_t>{},
+                         {.shuffle_gzip = chunked});
   if (data.empty()) return;
-  file.check(H5Dwrite(dataset.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data.data()) >= 0,
-             "writing " + name);
+  file.check(H5Dwrite(dataset.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data.data()) >= 0, "writing " + name);
 }
 
 }  // namespace
 
 H5Output::H5Output(const fs::path& path) : state_(nullptr) {
   const h5::Lock lock;
-  state_ = new State{h5::PartFile(path)};
+  auto state = std::make_unique<State>();
+  state->part.emplace(path);
+  state_ = state.release();
+}
+
+H5Output::H5Output() : state_(nullptr) {
+  const h5::Lock lock;
+  auto state = std::make_unique<State>();
+  state->memory.emplace();
+  state_ = state.release();
 }
 
 H5Output::~H5Output() {
@@ -62,63 +73,63 @@ H5Output::~H5Output() {
 void H5Output::write(const std::string& name, std::span<const float> data, const std::vector<int64_t>& shape,
                      bool compress) {
   const h5::Lock lock;
-  put(state_->file, name, H5T_NATIVE_FLOAT, data, shape, compress);
+  put(state_->file(), name, H5T_NATIVE_FLOAT, data, shape, compress);
 }
 
 void H5Output::write(const std::string& name, std::span<const double> data, const std::vector<int64_t>& shape,
                      bool compress) {
   const h5::Lock lock;
-  put(state_->file, name, H5T_NATIVE_DOUBLE, data, shape, compress);
+  put(state_->file(), name, H5T_NATIVE_DOUBLE, data, shape, compress);
 }
 
-void H5Output::write(const std::string& name, std::span<const int32_t> data,
-                     const std::vector<int64_t>& shape, bool compress) {
+void H5Output::write(const std::string& name, std::span<const int32_t> data, const std::vector<int64_t>& shape,
+                     bool compress) {
   const h5::Lock lock;
-  put(state_->file, name, H5T_NATIVE_INT32, data, shape, compress);
+  put(state_->file(), name, H5T_NATIVE_INT32, data, shape, compress);
 }
 
-void H5Output::write(const std::string& name, std::span<const int64_t> data,
-                     const std::vector<int64_t>& shape, bool compress) {
+void H5Output::write(const std::string& name, std::span<const int64_t> data, const std::vector<int64_t>& shape,
+                     bool compress) {
   const h5::Lock lock;
-  put(state_->file, name, H5T_NATIVE_INT64, data, shape, compress);
+  put(state_->file(), name, H5T_NATIVE_INT64, data, shape, compress);
 }
 
 void H5Output::attribute(const std::string& object, const std::string& name, int64_t value) {
   const h5::Lock lock;
-  h5::set_attribute(state_->file, object, name, value);
+  h5::set_attribute(state_->file(), object, name, value);
 }
 
 void H5Output::attribute(const std::string& object, const std::string& name, double value) {
   const h5::Lock lock;
-  h5::set_attribute(state_->file, object, name, value);
+  h5::set_attribute(state_->file(), object, name, value);
 }
 
 void H5Output::attribute(const std::string& object, const std::string& name, const std::string& value) {
   const h5::Lock lock;
-  h5::set_attribute(state_->file, object, name, value);
+  h5::set_attribute(state_->file(), object, name, value);
 }
 
 void H5Output::attribute(const std::string& object, const std::string& name, std::span<const double> values) {
   const h5::Lock lock;
-  h5::set_attribute(state_->file, object, name, values);
+  h5::set_attribute(state_->file(), object, name, values);
 }
 
-void H5Output::copy_group(const fs::path& from, const std::string& group, const std::string& to) {
+void H5Output::copy_group(std::string_view from, const std::string& group, const std::string& to) {
   const h5::Lock lock;
-  const h5::Handle links = h5::link_list();
-  try {
-    const h5::Node source = h5::open_path(h5::open_root(from), group);
-    const herr_t copied = H5Ocopy(source.id.get(), ".", state_->file.id(), h5::object_path(to).c_str(),
-                                  H5P_DEFAULT, links.get());
-    state_->file.check(copied >= 0, fmt::format("copying {} from {}", group, from.string()));
-  } catch (const h5::Problem& problem) {
-    throw OutputError(problem.what());
-  }
+  const h5::Handle links = h5::link_list(), source = h5::open_bytes(from);
+  const bool copied = source.valid() && H5Ocopy(source.get(), group.c_str(), state_->file().id(),
+                                                h5::object_path(to).c_str(), H5P_DEFAULT, links.get()) >= 0;
+  state_->file().check(copied, "copying " + group + " to " + to);
 }
 
 void H5Output::close() {
   const h5::Lock lock;
-  state_->file.publish();
+  state_->part->publish();
+}
+
+std::string H5Output::bytes() const {
+  const h5::Lock lock;
+  return state_->memory->bytes();
 }
 
 std::vector<double> read_dataset(const fs::path& file, const std::string& name, std::vector<int64_t>& shape,
@@ -127,14 +138,12 @@ std::vector<double> read_dataset(const fs::path& file, const std::string& name, 
   try {
     const h5::Array array = h5::open_array(h5::open_root(file), name);
     const H5T_class_t kind = H5Tget_class(array.type.get());
-    if (kind != H5T_INTEGER && kind != H5T_FLOAT)
-      throw h5::Problem(array.node.where() + ": does not hold numbers");
+    if (kind != H5T_INTEGER && kind != H5T_FLOAT) throw h5::Problem(array.node.where() + ": does not hold numbers");
     if (array.elements() > max_elements)
       throw h5::Problem(fmt::format("{}: holds {} numbers, at most {} can be used here", array.node.where(),
                                     array.elements(), max_elements));
     std::vector<double> values(static_cast<size_t>(array.elements()));
-    h5::read_box(array, H5T_NATIVE_DOUBLE, std::vector<int64_t>(array.shape.size(), 0), array.shape,
-                 values.data());
+    h5::read_box(array, H5T_NATIVE_DOUBLE, std::vector<int64_t>(array.shape.size(), 0), array.shape, values.data());
     shape = array.shape;
     return values;
   } catch (const h5::Problem& problem) {
@@ -166,5 +175,11 @@ std::vector<std::string> group_members(const fs::path& file, const std::string& 
 }
 
 void leave_hdf5_out_of_exit() { H5dont_atexit(); }
+
+std::string hdf5_version() {
+  unsigned major = 0, minor = 0, release = 0;
+  H5get_libversion(&major, &minor, &release);
+  return fmt::format("{}.{}.{}", major, minor, release);
+}
 
 }  // namespace kvreplay

@@ -3,17 +3,19 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-// HDF5 output files without HDF5 in the header: what results and traces write. Files are built as
-// `<path>.part`, and close() publishes them: flush, fsync, rename. An object that is destroyed without
-// close() leaves nothing under the final name.
+// HDF5 output files without HDF5 in the header: what results and traces write.
 
 namespace kvreplay {
 
 class H5Output {
  public:
-  explicit H5Output(const std::filesystem::path& path);  // throws OutputError
+  H5Output();  // in memory
+  // Built as `<path>.part`; close() publishes it: flush, fsync, rename. An object that is destroyed without close()
+  // leaves nothing under the final name. Throws OutputError.
+  explicit H5Output(const std::filesystem::path& path);
   ~H5Output();
   H5Output(const H5Output&) = delete;
   H5Output& operator=(const H5Output&) = delete;
@@ -33,9 +35,10 @@ class H5Output {
   void attribute(const std::string& object, const std::string& name, double value);
   void attribute(const std::string& object, const std::string& name, const std::string& value);
   void attribute(const std::string& object, const std::string& name, std::span<const double> values);
-  // Copies a group of another HDF5 file (both paths inside the files).
-  void copy_group(const std::filesystem::path& from, const std::string& group, const std::string& to);
+  // Copies a group of another HDF5 file, whose bytes these are; both paths are inside the files.
+  void copy_group(std::string_view from, const std::string& group, const std::string& to);
   void close();
+  std::string bytes() const;  // of what was built in memory
 
  private:
   struct State;
@@ -45,6 +48,7 @@ class H5Output {
 // To be called by a program before anything else of HDF5: what a full disk kept it from closing, HDF5 1.10
 // closes once more at the end of the process, and crashes. Everything of ours is closed before.
 void leave_hdf5_out_of_exit();
+std::string hdf5_version();
 
 // Reads a whole numeric dataset as doubles, e.g. injected uniforms; `shape` receives its extents.
 // Throws ConfigError naming file and dataset. Refuses more than max_elements.

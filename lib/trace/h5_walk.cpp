@@ -26,16 +26,14 @@ Handle open_file(const fs::path& file) {
   H5Pset_cache(access.get(), 0, 1009, kChunkCacheBytes, 0.75);
   Handle id(H5Fopen(file.c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);
   if (!id.valid())
-    fail(file.string(),
-         "cannot be opened, it is truncated or damaged (" + reason() + "). Make or copy it again");
+    fail(file.string(), "cannot be opened, it is truncated or damaged (" + reason() + "). Make or copy it again");
   return id;
 }
 
 Node open_checked_root(const fs::path& file, const std::string& name) {
   const Handle opened = open_file(file);
   Node node{Handle(H5Gopen2(opened.get(), "/", H5P_DEFAULT), H5Gclose), file, name};
-  if (!node.id.valid())
-    fail(node, "the root group is damaged (" + reason() + "). Make or copy the file again");
+  if (!node.id.valid()) fail(node, "the root group is damaged (" + reason() + "). Make or copy the file again");
   return node;
 }
 
@@ -43,8 +41,7 @@ void check_is_hdf5(const fs::path& file) {
   std::error_code error;
   const fs::file_status status = fs::status(file, error);
   if (!fs::exists(status)) fail(file.string(), "no such file");
-  if (fs::is_directory(status))
-    fail(file.string(), "is a folder. Give a trace file in it, e.g. its index.h5");
+  if (fs::is_directory(status)) fail(file.string(), "is a folder. Give a trace file in it, e.g. its index.h5");
   if (!fs::is_regular_file(status)) fail(file.string(), "is not a regular file");
   const htri_t is_hdf5 = H5Fis_hdf5(file.c_str());
   if (is_hdf5 < 0) fail(file.string(), "cannot be read (" + reason() + "). Check its permissions");
@@ -56,19 +53,16 @@ fs::path external_target(const Node& parent, const std::string& link, const std:
   const std::string where = fmt::format("{}: {}", parent.file.string(), link);
   if (target.empty() || fs::path(target).is_absolute())
     fail(where,
-         fmt::format("the external link to \"{}\" is not relative to the file. Link to files in its folder",
-                     target));
+         fmt::format("the external link to \"{}\" is not relative to the file. Link to files in its folder", target));
   std::error_code error;
   const fs::path folder = fs::weakly_canonical(fs::absolute(parent.file).parent_path(), error);
   const fs::path file = fs::weakly_canonical(folder / target, error);
   const fs::path inside = file.lexically_relative(folder);
   if (error || inside.empty() || *inside.begin() == "..")
-    fail(where,
-         fmt::format("the external link to \"{}\" leaves the file's folder. Link to files in it", target));
+    fail(where, fmt::format("the external link to \"{}\" leaves the file's folder. Link to files in it", target));
   if (!fs::is_regular_file(file, error))
-    fail(where,
-         fmt::format("the external link's file {} is missing. Copy it beside the index, or dump it again",
-                     file.string()));
+    fail(where, fmt::format("the external link's file {} is missing. Copy it beside the index, or dump it again",
+                            file.string()));
   check_is_hdf5(file);
   return file;
 }
@@ -76,8 +70,8 @@ fs::path external_target(const Node& parent, const std::string& link, const std:
 Node follow(const Node& parent, const std::string& name, const std::string& shown, int links);
 
 Node follow_path(const Node& parent, const std::string& path, const std::string& shown, int links) {
-  Node at{Handle(H5Gopen2(parent.id.get(), path.starts_with('/') ? "/" : ".", H5P_DEFAULT), H5Gclose),
-          parent.file, parent.name};
+  Node at{Handle(H5Gopen2(parent.id.get(), path.starts_with('/') ? "/" : ".", H5P_DEFAULT), H5Gclose), parent.file,
+          parent.name};
   if (!at.id.valid()) fail(parent, "is not a group (" + reason() + ")");
   for (size_t begin = 0; begin < path.size();) {
     const size_t end = std::min(path.find('/', begin), path.size());
@@ -89,16 +83,16 @@ Node follow_path(const Node& parent, const std::string& path, const std::string&
   return at;
 }
 
-Node follow_soft(const Node& parent, const std::string& name, const H5L_info_t& info,
-                 const std::string& shown, int links) {
+Node follow_soft(const Node& parent, const std::string& name, const H5L_info_t& info, const std::string& shown,
+                 int links) {
   std::vector<char> value(info.u.val_size + 1, '\0');
   if (H5Lget_val(parent.id.get(), name.c_str(), value.data(), info.u.val_size, H5P_DEFAULT) < 0)
     fail(parent.file.string() + ": " + shown, "the link is damaged (" + reason() + ")");
   return follow_path(parent, value.data(), shown, links + 1);
 }
 
-Node follow_external(const Node& parent, const std::string& name, const H5L_info_t& info,
-                     const std::string& shown, int links) {
+Node follow_external(const Node& parent, const std::string& name, const H5L_info_t& info, const std::string& shown,
+                     int links) {
   std::vector<char> value(info.u.val_size + 1, '\0');
   const char *file = nullptr, *object = nullptr;
   unsigned flags = 0;
@@ -219,8 +213,7 @@ std::optional<double> number(const Node& node, const std::string& name) {
                                          : H5Aread(attribute.get(), H5T_NATIVE_DOUBLE, &value);
   if (status < 0) fail(node, fmt::format("attribute {} is damaged ({})", name, reason()));
   if (kind == H5T_ENUM) value = static_cast<double>(whole);
-  if (!std::isfinite(value))
-    fail(node, fmt::format("attribute {} is {}, it must be a finite number", name, value));
+  if (!std::isfinite(value)) fail(node, fmt::format("attribute {} is {}, it must be a finite number", name, value));
   return value;
 }
 
@@ -228,8 +221,7 @@ std::optional<int64_t> integer(const Node& node, const std::string& name, int64_
   const auto value = number(node, name);
   if (!value) return std::nullopt;
   if (*value != std::floor(*value) || *value < static_cast<double>(low) || *value > static_cast<double>(high))
-    fail(node,
-         fmt::format("attribute {} is {}, it must be a whole number from {} to {}", name, *value, low, high));
+    fail(node, fmt::format("attribute {} is {}, it must be a whole number from {} to {}", name, *value, low, high));
   return static_cast<int64_t>(*value);
 }
 
@@ -244,9 +236,8 @@ std::optional<std::string> text(const Node& node, const std::string& name) {
   const Handle type(H5Aget_type(attribute.get()), H5Tclose);
   if (H5Tget_class(type.get()) != H5T_STRING) fail(node, fmt::format("attribute {} is not a string", name));
   const std::string where = node.where() + ": attribute " + name;
-  std::string value = H5Tis_variable_str(type.get()) > 0
-                          ? read_variable_string(attribute.get(), type.get(), where)
-                          : read_fixed_string(attribute.get(), type.get(), where);
+  std::string value = H5Tis_variable_str(type.get()) > 0 ? read_variable_string(attribute.get(), type.get(), where)
+                                                         : read_fixed_string(attribute.get(), type.get(), where);
   if (!is_utf8(value)) fail(where, "is not UTF-8 text");
   return value;
 }

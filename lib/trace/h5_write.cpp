@@ -25,31 +25,52 @@ Handle creation_list(const std::vector<int64_t>& chunk, Filters filters) {
   return list;
 }
 
-Handle open_or_make(const PartFile& file, const std::string& path) {
+Handle open_or_make(const OutputFile& file, const std::string& path) {
   Handle object(H5Oopen(file.id(), path.c_str(), H5P_DEFAULT), H5Oclose);
   if (object.valid()) return object;
   const Handle links = link_list();
   return Handle(H5Gcreate2(file.id(), path.c_str(), links.get(), H5P_DEFAULT, H5P_DEFAULT), H5Gclose);
 }
 
-void write_attribute(const PartFile& file, const std::string& object, const std::string& name, hid_t type,
+void write_attribute(const OutputFile& file, const std::string& object, const std::string& name, hid_t type,
                      const Handle& space, const void* value) {
   const Handle node = open_or_make(file, object_path(object));
   file.check(node.valid(), "opening " + object);
   if (H5Aexists(node.get(), name.c_str()) > 0) H5Adelete(node.get(), name.c_str());
-  const Handle attribute(H5Acreate2(node.get(), name.c_str(), type, space.get(), H5P_DEFAULT, H5P_DEFAULT),
-                         H5Aclose);
+  const Handle attribute(H5Acreate2(node.get(), name.c_str(), type, space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
   file.check(attribute.valid() && H5Awrite(attribute.get(), type, value) >= 0, "writing attribute " + name);
+}
+
+Handle access_list() {
+  Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  H5Pset_libver_bounds(access.get(), H5F_LIBVER_EARLIEST, H5F_LIBVER_V110);
+  H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
+  return access;
+}
+
+// HDF5 takes two open files of one name for one file.
+std::string memory_name() {
+  static int64_t count = 0;
+  return "memory " + std::to_string(count++);
+}
+
+Handle memory_access() {
+  constexpr size_t kGrowth = size_t{64} << 10;
+  Handle access = access_list();
+  H5Pset_fapl_core(access.get(), kGrowth, false);
+  return access;
 }
 
 Handle one_value() { return {H5Screate(H5S_SCALAR), H5Sclose}; }
 
 }  // namespace
 
-PartFile::PartFile(const fs::path& path) : path_(path), part_(path.string() + ".part") {
-  const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-  H5Pset_libver_bounds(access.get(), H5F_LIBVER_EARLIEST, H5F_LIBVER_V110);
-  H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
+void OutputFile::check(bool good, const std::string& what) const {
+  if (!good) throw OutputError(path_.string() + ": " + what + " failed (" + reason() + "). Is the disk full?");
+}
+
+PartFile::PartFile(const fs::path& path) : OutputFile(path, {}), part_(path.string() + ".part") {
+  const Handle access = access_list();
   // One writer per name is the caller's promise; network file systems know no locks.
   H5Pset_file_locking(access.get(), false, true);
   file_ = Handle(H5Fcreate(part_.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose);
@@ -66,11 +87,6 @@ PartFile::~PartFile() {
   fs::remove(part_, ignored);
 }
 
-void PartFile::check(bool good, const std::string& what) const {
-  if (!good)
-    throw OutputError(path_.string() + ": " + what + " failed (" + reason() + "). Is the disk full?");
-}
-
 void PartFile::publish() {
   check(H5Fflush(file_.get(), H5F_SCOPE_GLOBAL) >= 0, "writing");
   const bool closed = file_.reset();
@@ -80,37 +96,58 @@ void PartFile::publish() {
   kvreplay::publish(part_, path_);
 }
 
-Handle create_dataset(const PartFile& file, const std::string& name, hid_t type,
-                      const std::vector<int64_t>& shape, const std::vector<int64_t>& chunk, Filters filters) {
+MemoryFile::MemoryFile() : OutputFile("arrays of a cell", {}) {
+  const Handle access = memory_access();
+  file_ = Handle(H5Fcreate(memory_name().c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose);
+  check(file_.valid(), "making it");
+}
+
+std::string MemoryFile::bytes() const {
+  check(H5Fflush(file_.get(), H5F_SCOPE_GLOBAL) >= 0, "writing");
+  const ssize_t size = H5Fget_file_image(file_.get(), nullptr, 0);
+  check(size >= 0, "copying");
+  std::string all(size_t(size), '\0');
+  check(H5Fget_file_image(file_.get(), all.data(), all.size()) == size, "copying");
+  return all;
+}
+
+Handle open_bytes(std::string_view bytes) {
+  const Handle access = memory_access();
+  // HDF5 copies the image where it opens it.
+  H5Pset_file_image(access.get(), const_cast<char*>(bytes.data()), bytes.size());
+  return {H5Fopen(memory_name().c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose};
+}
+
+Handle create_dataset(const OutputFile& file, const std::string& name, hid_t type, const std::vector<int64_t>& shape,
+                      const std::vector<int64_t>& chunk, Filters filters) {
   const std::vector<hsize_t> extents(shape.begin(), shape.end());
-  const Handle space(extents.empty()
-                         ? H5Screate(H5S_SCALAR)
-                         : H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr),
+  const Handle space(extents.empty() ? H5Screate(H5S_SCALAR)
+                                     : H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr),
                      H5Sclose);
   const Handle creation = creation_list(chunk, filters), links = link_list();
-  Handle dataset(H5Dcreate2(file.id(), object_path(name).c_str(), type, space.get(), links.get(),
-                            creation.get(), H5P_DEFAULT),
-                 H5Dclose);
+  Handle dataset(
+      H5Dcreate2(file.id(), object_path(name).c_str(), type, space.get(), links.get(), creation.get(), H5P_DEFAULT),
+      H5Dclose);
   file.check(dataset.valid(), "creating " + name);
   return dataset;
 }
 
-void set_attribute(const PartFile& file, const std::string& object, const std::string& name, int64_t value) {
+void set_attribute(const OutputFile& file, const std::string& object, const std::string& name, int64_t value) {
   write_attribute(file, object, name, H5T_NATIVE_INT64, one_value(), &value);
 }
 
-void set_attribute(const PartFile& file, const std::string& object, const std::string& name, double value) {
+void set_attribute(const OutputFile& file, const std::string& object, const std::string& name, double value) {
   write_attribute(file, object, name, H5T_NATIVE_DOUBLE, one_value(), &value);
 }
 
-void set_attribute(const PartFile& file, const std::string& object, const std::string& name,
+void set_attribute(const OutputFile& file, const std::string& object, const std::string& name,
                    std::span<const double> values) {
   const hsize_t count = values.size();
   const Handle space(H5Screate_simple(1, &count, nullptr), H5Sclose);
   write_attribute(file, object, name, H5T_NATIVE_DOUBLE, space, values.data());
 }
 
-void set_attribute(const PartFile& file, const std::string& object, const std::string& name,
+void set_attribute(const OutputFile& file, const std::string& object, const std::string& name,
                    const std::string& value) {
   const Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
   H5Tset_size(type.get(), std::max<size_t>(value.size(), 1));  // HDF5 has no strings of size 0

@@ -2,35 +2,25 @@
 #include <bit>
 #include <cstdint>
 
-// The two 16-bit floating point formats, as bits. Widening is exact; narrowing rounds to nearest, ties to
-// even. Written on integers so that no compiler flag (flush to zero, fast math) can change a value.
+// Numbers of 16 bits of IEEE 754 (float16), as bits; core/bf16.hpp has the other kind. Widening is exact; narrowing
+// rounds to nearest, ties to even. Written on integers so that no compiler flag (flush to zero, fast math) can change
+// a value.
 
 namespace kvreplay {
-
-inline float widen_bfloat16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 inline float widen_float16(uint16_t bits) {
   const uint32_t sign = (uint32_t{bits} & 0x8000u) << 16, magnitude = bits & 0x7FFFu;
   const uint32_t normal = (magnitude << 13) + (112u << 23);    // the exponents' biases differ by 112
   const uint32_t special = (magnitude << 13) | (0xFFu << 23);  // infinity and NaN
-  const uint32_t tiny =
-      std::bit_cast<uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);  // subnormal or zero
+  const uint32_t tiny = std::bit_cast<uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);  // subnormal or zero
   return std::bit_cast<float>(sign | (magnitude >= 0x7C00u ? special : magnitude < 0x0400u ? tiny : normal));
-}
-
-inline uint16_t narrow_bfloat16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
-    return static_cast<uint16_t>((bits >> 16) | 0x40u);  // NaN stays NaN
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
 inline uint16_t narrow_float16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7FFFFFFFu;
   const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   if (magnitude > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u);
-  if (magnitude >= 0x477FF000u)
-    return static_cast<uint16_t>(sign | 0x7C00u);  // 65520 and more round to infinity
+  if (magnitude >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // 65520 and more round to infinity
   uint32_t from = magnitude - (112u << 23), drop = 13;
   if (magnitude < 0x38800000u) {  // below 2^-14: a multiple of 2^-24
     const uint32_t exponent = magnitude >> 23;

@@ -16,9 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-std::string mebibytes(int64_t bytes) {
-  return fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
-}
+std::string mebibytes(int64_t bytes) { return fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20)); }
 
 json rope_json(const LayerInfo& layer) {
   if (!layer.rope) return nullptr;
@@ -99,14 +97,11 @@ Checks count_checks(const Trace& trace) {
 
 // ---- text
 
-std::string window_text(const LayerInfo& l) {
-  return l.sliding_window == 0 ? "-" : std::to_string(l.sliding_window);
-}
+std::string window_text(const LayerInfo& l) { return l.sliding_window == 0 ? "-" : std::to_string(l.sliding_window); }
 
 std::string rope_text(const LayerInfo& l) {
   if (!l.rope) return l.rope_recorded ? "none" : "not recorded";
-  const std::string partial =
-      l.rope->rotary_dims == l.head_dim ? "" : fmt::format(", {} dims", l.rope->rotary_dims);
+  const std::string partial = l.rope->rotary_dims == l.head_dim ? "" : fmt::format(", {} dims", l.rope->rotary_dims);
   return l.rope->theta > 0 ? fmt::format("theta {:g}{}", l.rope->theta, partial) : l.rope->type + partial;
 }
 
@@ -122,17 +117,16 @@ std::string extras_text(const LayerInfo& l) {
 
 void add_layer_text(const LayerInfo& l, std::string& text) {
   text += fmt::format("  {:>5}  {:>7}  {:>8}  {:>8}  {:>10}  {:<8}  {:>9.4g}  {:>6}  {:>12}  {}{}\n", l.layer,
-                      l.q_heads, l.kv_heads, l.head_dim, l.v_head_dim, name_of(l.dtype), l.scaling,
-                      window_text(l), mebibytes(bytes_of(l)), rope_text(l), extras_text(l));
+                      l.q_heads, l.kv_heads, l.head_dim, l.v_head_dim, name_of(l.dtype), l.scaling, window_text(l),
+                      mebibytes(bytes_of(l)), rope_text(l), extras_text(l));
 }
 
 void add_prompt_text(const PromptInfo& prompt, std::string& text) {
-  text += fmt::format("\nprompt {}: {} tokens ({} prompt, {} generated), {} layers, {}{}\n", prompt.id,
-                      prompt.tokens, prompt.n_prompt, prompt.n_generated, prompt.layers.size(),
-                      mebibytes(bytes_of(prompt)), prompt.source.empty() ? "" : ", from " + prompt.source);
-  text += fmt::format("  {:>5}  {:>7}  {:>8}  {:>8}  {:>10}  {:<8}  {:>9}  {:>6}  {:>12}  {}\n", "layer",
-                      "q heads", "kv heads", "head dim", "v head dim", "dtype", "scaling", "window", "size",
-                      "rope");
+  text += fmt::format("\nprompt {}: {} tokens ({} prompt, {} generated), {} layers, {}{}\n", prompt.id, prompt.tokens,
+                      prompt.n_prompt, prompt.n_generated, prompt.layers.size(), mebibytes(bytes_of(prompt)),
+                      prompt.source.empty() ? "" : ", from " + prompt.source);
+  text += fmt::format("  {:>5}  {:>7}  {:>8}  {:>8}  {:>10}  {:<8}  {:>9}  {:>6}  {:>12}  {}\n", "layer", "q heads",
+                      "kv heads", "head dim", "v head dim", "dtype", "scaling", "window", "size", "rope");
   for (const LayerInfo& layer : prompt.layers) add_layer_text(layer, text);
 }
 
@@ -216,7 +210,7 @@ class DeepCheck {
 
 }  // namespace
 
-json inspect_json(const Trace& trace) {
+std::string inspect_json(const Trace& trace) {
   const TraceInfo& info = trace.info();
   const Checks checks = count_checks(trace);
   json prompts = json::array();
@@ -225,20 +219,21 @@ json inspect_json(const Trace& trace) {
     prompts.push_back(prompt_json(prompt));
     bytes += bytes_of(prompt);
   }
-  return {{"path", info.path.string()},
-          {"trace_id", info.trace_id},
-          {"model", info.model},
-          {"revision", info.revision},
-          {"created_utc", info.created_utc},
-          {"dumper", info.dumper},
-          {"n_layers", info.n_layers},
-          {"bytes", bytes},
-          {"checks",
-           {{"structure", "ok"},
-            {"datasets", checks.tensors},
-            {"with_sha256", checks.with_sha256},
-            {"with_fletcher32", checks.with_fletcher32}}},
-          {"prompts", std::move(prompts)}};
+  const json all = {{"path", info.path.string()},
+                    {"trace_id", info.trace_id},
+                    {"model", info.model},
+                    {"revision", info.revision},
+                    {"created_utc", info.created_utc},
+                    {"dumper", info.dumper},
+                    {"n_layers", info.n_layers},
+                    {"bytes", bytes},
+                    {"checks",
+                     {{"structure", "ok"},
+                      {"datasets", checks.tensors},
+                      {"with_sha256", checks.with_sha256},
+                      {"with_fletcher32", checks.with_fletcher32}}},
+                    {"prompts", std::move(prompts)}};
+  return all.dump(2);
 }
 
 std::string inspect_text(const Trace& trace) {

@@ -1,5 +1,4 @@
 #pragma once
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -8,7 +7,7 @@
 namespace kvreplay {
 
 // What `kvreplay inspect` shows: model, prompts, layers, heads, tokens, dtypes, sizes in bytes, checks.
-nlohmann::json inspect_json(const Trace& trace);
+std::string inspect_json(const Trace& trace);
 std::string inspect_text(const Trace& trace);
 
 // `kvreplay validate --deep`: reads every tensor once (NaN, infinities, recorded sha256 attributes,

@@ -19,7 +19,7 @@ class Checks {
   void all() const {
     const int32_t each = count_of_each();
     for (int32_t i = 0; i < lists_.count(); ++i) {
-      const int32_t step = i % each, newest = scope_.prefill - 1 + step;
+      const int32_t step = i % each, newest = scope_.extent.prompt_tokens - 1 + step;
       check_order(i, newest);
       if (step > 0) check_returns(i, newest);
       check_size(i, newest);
@@ -34,26 +34,20 @@ class Checks {
         .subspan(size_t(lists_.off[size_t(i)]), size_t(lists_.off[size_t(i) + 1] - lists_.off[size_t(i)]));
   }
   // "list 3 (after token 770)"
-  std::string name(int32_t i, int32_t newest) const {
-    return fmt::format("list {} (after token {})", i, newest);
-  }
-  [[noreturn]] void fail(const std::string& what) const {
-    throw ConfigError(fmt::format("{}: {}", where_, what));
-  }
+  std::string name(int32_t i, int32_t newest) const { return fmt::format("list {} (after token {})", i, newest); }
+  [[noreturn]] void fail(const std::string& what) const { throw ConfigError(fmt::format("{}: {}", where_, what)); }
 
   // Lists of one cache: after the prompt, and after every step where it streams.
   int32_t count_of_each() const {
-    const int32_t every = 1 + scope_.tokens - scope_.prefill, each = lists_.oneshot ? 1 : every;
+    const int32_t every = 1 + scope_.extent.tokens - scope_.extent.prompt_tokens, each = lists_.oneshot ? 1 : every;
     const std::string caches =
-        scope_.caches > 1 ? fmt::format(", for each of {} query heads (gqa.level: query)", scope_.caches)
-                          : "";
+        scope_.caches > 1 ? fmt::format(", for each of {} query heads (gqa.level: query)", scope_.caches) : "";
     if (lists_.count() != each * scope_.caches)
       fail(fmt::format(
           "kept_off makes {} lists, but a prompt of {} tokens and {} later ones need {}{}{}: write "
           "the list after the prompt alone (oneshot = 1), or that and one after every later token",
-          lists_.count(), scope_.prefill, scope_.tokens - scope_.prefill,
-          lists_.oneshot ? "1" : fmt::format("1 or {}", every), caches,
-          lists_.oneshot ? " (oneshot is 1)" : ""));
+          lists_.count(), scope_.extent.prompt_tokens, scope_.extent.tokens - scope_.extent.prompt_tokens,
+          lists_.oneshot ? "1" : fmt::format("1 or {}", every), caches, lists_.oneshot ? " (oneshot is 1)" : ""));
     return each;
   }
 
@@ -61,10 +55,10 @@ class Checks {
     const List now = list(i);
     for (size_t j = 0; j < now.size(); ++j) {
       if (now[j] < 0 || now[j] > newest)
-        fail(fmt::format("kept_flat: {} holds {}, but tokens from 0 to {} are there by then{}",
-                         name(i, newest), now[j], newest,
-                         now[j] >= scope_.tokens
-                             ? fmt::format(" and {} in all: is it of another trace?", scope_.tokens)
+        fail(fmt::format("kept_flat: {} holds {}, but tokens from 0 to {} are there by then{}", name(i, newest), now[j],
+                         newest,
+                         now[j] >= scope_.extent.tokens
+                             ? fmt::format(" and {} in all: is it of another trace?", scope_.extent.tokens)
                              : ": a list may not know the future"));
       if (j > 0 && now[j] <= now[j - 1])
         fail(fmt::format("kept_flat: {} holds {} behind {}: write every token once, in ascending order",
@@ -73,9 +67,7 @@ class Checks {
   }
 
   // First token that a query behind `newest` can see: what left the window does not count.
-  int32_t oldest(int32_t newest) const {
-    return scope_.window > 0 ? std::max(0, newest - scope_.window + 1) : 0;
-  }
+  int32_t oldest(int32_t newest) const { return scope_.window > 0 ? std::max(0, newest - scope_.window + 1) : 0; }
 
   // Both ascend.
   void check_returns(int32_t i, int32_t newest) const {
@@ -97,10 +89,10 @@ class Checks {
     const List now = list(i);
     const int64_t held = std::count_if(now.begin(), now.end(), [&](int32_t token) { return token >= first; });
     if (scope_.most > 0 && held > scope_.most)
-      fail(fmt::format(
-          "kept_flat: {} holds {} tokens, more than the budget of {}: raise budget, leave it out, or "
-          "list fewer",
-          name(i, newest), held, scope_.most));
+      fail(
+          fmt::format("kept_flat: {} holds {} tokens, more than the budget of {}: raise budget, leave it out, or "
+                      "list fewer",
+                      name(i, newest), held, scope_.most));
   }
 
   void check_weights(int32_t i) const {
@@ -111,8 +103,7 @@ class Checks {
       const double num = lists_.num[size_t(at)], den = lists_.den[size_t(at)];
       if (!std::isfinite(num)) fail(fmt::format("num: holds {} at {}: weights are finite", num, at));
       if (!(std::isfinite(den) && den >= 0))
-        fail(fmt::format("den: holds {} at {}: weights of the denominator are finite and not negative", den,
-                         at));
+        fail(fmt::format("den: holds {} at {}: weights of the denominator are finite and not negative", den, at));
       sum += den;
     }
     if (begin < end && !(sum > 0))

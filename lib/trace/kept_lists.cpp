@@ -8,7 +8,7 @@
 #include "base/text.hpp"
 #include "trace/h5_array.hpp"
 #include "trace/kept_checks.hpp"
-#include "trace/rehearsal.hpp"
+#include "trace/sandbox.hpp"
 
 namespace kvreplay {
 namespace {
@@ -19,7 +19,7 @@ constexpr int64_t kMostEntries = int64_t{1} << 28;
 constexpr const char* kBudgetMark = "{budget}";
 
 std::string group_name(const KeptScope& scope) {
-  return fmt::format("{}/{:03d}/{}", scope.prompt, scope.layer, scope.kv_head);
+  return fmt::format("{}/{:03d}/{}", scope.place.prompt, scope.place.layer, scope.place.kv_head);
 }
 
 bool has_path(const h5::Node& root, const std::string& path) {
@@ -48,8 +48,7 @@ h5::Array open_list(const h5::Node& group, const std::string& name) {
   if (array.shape.size() != 1)
     h5::fail(array.node, fmt::format("has the shape {}, it must have one axis", h5::describe(array.shape)));
   if (array.elements() > kMostEntries)
-    h5::fail(array.node,
-             fmt::format("holds {} numbers, at most {} can be used here", array.elements(), kMostEntries));
+    h5::fail(array.node, fmt::format("holds {} numbers, at most {} can be used here", array.elements(), kMostEntries));
   return array;
 }
 
@@ -67,10 +66,8 @@ std::vector<int32_t> read_tokens(const h5::Node& group) {
 std::vector<int64_t> read_offsets(const h5::Node& group, int64_t tokens) {
   const h5::Array array = open_list(group, "kept_off");
   std::vector<int64_t> off = h5::read_integers(array);
-  if (off.size() < 2)
-    h5::fail(array.node, "holds no list: list i is kept_flat[kept_off[i] : kept_off[i + 1]]");
-  if (off.front() != 0)
-    h5::fail(array.node, fmt::format("begins with {}, it must begin with 0", off.front()));
+  if (off.size() < 2) h5::fail(array.node, "holds no list: list i is kept_flat[kept_off[i] : kept_off[i + 1]]");
+  if (off.front() != 0) h5::fail(array.node, fmt::format("begins with {}, it must begin with 0", off.front()));
   for (size_t i = 1; i < off.size(); ++i)
     if (off[i] < off[i - 1])
       h5::fail(array.node,
@@ -140,7 +137,7 @@ KeptLists read_kept_lists(const fs::path& file, const KeptScope& scope) {
 
 std::string why_unreadable(const fs::path& file, const std::vector<KeptScope>& heads) {
   const h5::Lock lock;
-  const Rehearsal seen = rehearse([&] {
+  const SandboxedRead seen = read_sandboxed([&] {
     const h5::Node root = h5::open_root(file);
     for (const KeptScope& head : heads) {
       const h5::Node group = open_group(root, head);
@@ -150,8 +147,7 @@ std::string why_unreadable(const fs::path& file, const std::vector<KeptScope>& h
     }
   });
   if (seen.crash.empty()) return seen.error;
-  return fmt::format("{}: is damaged: reading it ends with \"{}\". Write it again", file.string(),
-                     seen.crash);
+  return fmt::format("{}: is damaged: reading it ends with \"{}\". Write it again", file.string(), seen.crash);
 }
 
 std::string digest_of(const KeptLists& lists) {

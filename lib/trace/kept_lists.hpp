@@ -5,6 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "core/method_context.hpp"
+#include "core/place.hpp"
+
 // Kept sets of one kv head that were computed elsewhere: what a file of lists holds (docs/external.md).
 
 namespace kvreplay {
@@ -20,9 +23,8 @@ struct KeptLists {
 
 // Whose lists, and what they must fit.
 struct KeptScope {
-  std::string prompt;
-  int32_t layer = 0, kv_head = 0;
-  int32_t prefill = 0, tokens = 0;
+  Place place;
+  Extent extent;
   int32_t window = 0;       // the layer's sliding window; 0: none
   int32_t caches = 1;       // of the kv head, the lists of one after those of the other
   int64_t most = 0;         // tokens of a list; 0: any number

@@ -33,8 +33,7 @@ PlantedHead::PlantedHead(const SynthOptions& options, const Rope* rope, int32_t 
   value_centres_.resize(clusters * v_dim);
   for (size_t c = 0; c < clusters; ++c) {
     normals(Purpose::centre, static_cast<int64_t>(c), 0, std::span(key_centres_).subspan(c * dim, dim));
-    normals(Purpose::value_centre, static_cast<int64_t>(c), 0,
-            std::span(value_centres_).subspan(c * v_dim, v_dim));
+    normals(Purpose::value_centre, static_cast<int64_t>(c), 0, std::span(value_centres_).subspan(c * v_dim, v_dim));
   }
 }
 
@@ -69,8 +68,7 @@ bool PlantedHead::is_heavy(int64_t token) const {
   return token >= options_.sinks && uniform(Purpose::heavy, token) < options_.heavy_share;
 }
 
-std::span<const double> PlantedHead::centre(const std::vector<double>& centres, int64_t token,
-                                            size_t width) const {
+std::span<const double> PlantedHead::centre(const std::vector<double>& centres, int64_t token, size_t width) const {
   return std::span(centres).subspan(static_cast<size_t>(topic(token)) * width, width);
 }
 

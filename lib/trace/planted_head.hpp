@@ -27,17 +27,7 @@ class PlantedHead {
   void query(int32_t member, int64_t token, std::span<float> into) const;  // query head `member` of the group
 
  private:
-  enum class Purpose : int64_t {
-    key,
-    value,
-    topic,
-    centre,
-    value_centre,
-    value_norm,
-    heavy,
-    repeated,
-    query
-  };
+  enum class Purpose : int64_t { key, value, topic, centre, value_centre, value_norm, heavy, repeated, query };
 
   double uniform(Purpose purpose, int64_t position, int64_t slot = 0, int32_t member = 0) const;
   void normals(Purpose purpose, int64_t position, int32_t member, std::span<double> into) const;

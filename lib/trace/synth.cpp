@@ -33,8 +33,7 @@ void check_options(const SynthOptions& o) {
   check_range("kv_heads", o.kv_heads, 1, 65535);
   check_range("q_heads", o.q_heads, 1, 65535);
   if (o.q_heads % o.kv_heads != 0)
-    throw ConfigError(
-        fmt::format("q_heads is {}, it must be a multiple of kv_heads {}", o.q_heads, o.kv_heads));
+    throw ConfigError(fmt::format("q_heads is {}, it must be a multiple of kv_heads {}", o.q_heads, o.kv_heads));
   check_range("head_dim", o.head_dim, 1, 65536);
   check_range("v_head_dim", o.v_head_dim, 1, 65536);
   check_range("clusters", o.clusters, 0, 65536);
@@ -108,8 +107,7 @@ class LayerWriter {
         const int64_t count = std::min(kBlockRows, options_.tokens - first);
         block.resize(static_cast<size_t>(count * width));
         for (int64_t t = 0; t < count; ++t)
-          row(h, first + t,
-              std::span(block).subspan(static_cast<size_t>(t * width), static_cast<size_t>(width)));
+          row(h, first + t, std::span(block).subspan(static_cast<size_t>(t * width), static_cast<size_t>(width)));
         file_.append(block);
       }
     file_.end_tensor();
@@ -139,10 +137,9 @@ class LayerWriter {
     for (float& x : query) x = stored_value(x, type_);
     std::vector<double> logits(static_cast<size_t>(token) + 1), sum(dv, 0.0);
     for (size_t s = 0; s < logits.size(); ++s)
-      logits[s] =
-          std::inner_product(query.begin(), query.end(), keys_.begin() + static_cast<std::ptrdiff_t>(s * d),
-                             0.0, std::plus<>(), [](float a, float b) { return double{a} * double{b}; }) /
-          std::sqrt(options_.head_dim);
+      logits[s] = std::inner_product(query.begin(), query.end(), keys_.begin() + static_cast<std::ptrdiff_t>(s * d),
+                                     0.0, std::plus<>(), [](float a, float b) { return double{a} * double{b}; }) /
+                  std::sqrt(options_.head_dim);
     const double peak = *std::ranges::max_element(logits);
     double mass = 0;
     for (size_t s = 0; s < logits.size(); ++s) {
@@ -234,8 +231,7 @@ void write_synthetic_trace(const SynthOptions& options, const std::filesystem::p
   TraceWriter file(path);
   write_root(options, rotation, file);
   write_prompt(options, file);
-  for (int32_t layer = 0; layer < options.layers; ++layer)
-    LayerWriter(options, rotation, layer, file).write();
+  for (int32_t layer = 0; layer < options.layers; ++layer) LayerWriter(options, rotation, layer, file).write();
   file.close(options_json(options).dump());
 }
 

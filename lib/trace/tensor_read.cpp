@@ -6,6 +6,7 @@
 #include <bit>
 #include <cassert>
 
+#include "core/bf16.hpp"
 #include "trace/halves.hpp"
 
 namespace kvreplay {
@@ -19,9 +20,7 @@ struct Fields {
 };
 constexpr Fields kFloat16{15, 10, 5, 0, 10, 15}, kBFloat16{15, 7, 8, 0, 7, 127};
 
-bool is_float32(hid_t type) {
-  return H5Tequal(type, H5T_IEEE_F32LE) > 0 || H5Tequal(type, H5T_IEEE_F32BE) > 0;
-}
+bool is_float32(hid_t type) { return H5Tequal(type, H5T_IEEE_F32LE) > 0 || H5Tequal(type, H5T_IEEE_F32BE) > 0; }
 
 Fields fields_of(hid_t type) {
   Fields f{};
@@ -35,8 +34,7 @@ std::string describe_type(const h5::Array& array) {
                          "a bit field",         "an opaque type",        "a compound type", "references",
                          "an enumeration type", "variable-length lists", "an array type"};
   const int kind = H5Tget_class(array.type.get());
-  return fmt::format("{} of {} bytes", kind >= 0 && kind < 11 ? names[kind] : "an unknown type",
-                     array.element_bytes);
+  return fmt::format("{} of {} bytes", kind >= 0 && kind < 11 ? names[kind] : "an unknown type", array.element_bytes);
 }
 
 bool is_raw_bfloat16(const h5::Array& array, const std::string& source_dtype) {
@@ -55,24 +53,20 @@ DType dtype_of(const h5::Array& array, const std::string& source_dtype) {
     if (implied && fields_of(type) == kBFloat16) return DType::bfloat16;
   }
   if (is_raw_bfloat16(array, source_dtype)) return DType::bfloat16;
-  throw h5::Problem(fmt::format("{}: holds {}. Store float32, float16 or bfloat16", array.node.where(),
-                                describe_type(array)));
+  throw h5::Problem(
+      fmt::format("{}: holds {}. Store float32, float16 or bfloat16", array.node.where(), describe_type(array)));
 }
 
 void widen(const Tensor& tensor, std::span<const uint16_t> bits, float* into) {
-  const auto ordered = [&](uint16_t x) {
-    return tensor.swapped ? static_cast<uint16_t>(x << 8 | x >> 8) : x;
-  };
+  const auto ordered = [&](uint16_t x) { return tensor.swapped ? static_cast<uint16_t>(x << 8 | x >> 8) : x; };
   if (tensor.dtype == DType::bfloat16)
-    std::transform(bits.begin(), bits.end(), into, [&](uint16_t x) { return widen_bfloat16(ordered(x)); });
+    std::transform(bits.begin(), bits.end(), into, [&](uint16_t x) { return from_bf16(ordered(x)); });
   else std::transform(bits.begin(), bits.end(), into, [&](uint16_t x) { return widen_float16(ordered(x)); });
 }
 
 // Infinity, NaN, or 2^40 and beyond: a product of two such vectors would overflow single precision. Tested on
 // the bits: std::isfinite is constant under -ffast-math.
-bool is_unusable(float x) {
-  return (std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu) >= std::bit_cast<uint32_t>(0x1p40f);
-}
+bool is_unusable(float x) { return (std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu) >= std::bit_cast<uint32_t>(0x1p40f); }
 
 std::string name_of_number(float x) {
   const uint32_t magnitude = std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu;
@@ -85,10 +79,10 @@ void check_numbers(const Tensor& tensor, int64_t head, int64_t first_row, std::s
   for (const float x : values) unusable |= is_unusable(x);
   if (unusable == 0) return;
   const auto at = std::find_if(values.begin(), values.end(), is_unusable) - values.begin();
-  throw h5::Problem(fmt::format(
-      "{}: {} at head {}, {} {}, coordinate {}. Record the trace again, in a wider dtype if it overflowed",
-      tensor.array.node.where(), name_of_number(values[static_cast<size_t>(at)]), head, row,
-      first_row + at / tensor.width(), at % tensor.width()));
+  throw h5::Problem(
+      fmt::format("{}: {} at head {}, {} {}, coordinate {}. Record the trace again, in a wider dtype if it overflowed",
+                  tensor.array.node.where(), name_of_number(values[static_cast<size_t>(at)]), head, row,
+                  first_row + at / tensor.width(), at % tensor.width()));
 }
 
 }  // namespace
@@ -113,14 +107,12 @@ void read_rows(const Tensor& tensor, int64_t head, int64_t begin, int64_t rows, 
   std::vector<uint16_t> bits;
   for (int64_t first = 0; first < rows; first += step) {
     const int64_t count = std::min(step, rows - first);
-    const std::span<float> piece =
-        into.subspan(static_cast<size_t>(first * width), static_cast<size_t>(count * width));
+    const std::span<float> piece = into.subspan(static_cast<size_t>(first * width), static_cast<size_t>(count * width));
     if (tensor.dtype == DType::float32) {
       h5::read_box(tensor.array, H5T_NATIVE_FLOAT, {head, begin + first, 0}, {1, count, width}, piece.data());
     } else {
       bits.resize(piece.size());
-      h5::read_box(tensor.array, tensor.array.type.get(), {head, begin + first, 0}, {1, count, width},
-                   bits.data());
+      h5::read_box(tensor.array, tensor.array.type.get(), {head, begin + first, 0}, {1, count, width}, bits.data());
       widen(tensor, bits, piece.data());
     }
     check_numbers(tensor, head, begin + first, piece, row);
@@ -135,8 +127,7 @@ void for_each_piece(const h5::Array& array, const std::function<void(std::span<c
     h5::read_box(array, array.type.get(), std::vector<int64_t>(rank, 0), array.shape, all.data());
     return use(all);
   }
-  const int64_t row_bytes = array.shape[2] * array.element_bytes,
-                step = std::max<int64_t>(1, kPieceBytes / row_bytes);
+  const int64_t row_bytes = array.shape[2] * array.element_bytes, step = std::max<int64_t>(1, kPieceBytes / row_bytes);
   std::vector<std::byte> piece;
   for (int64_t head = 0; head < array.shape[0]; ++head)
     for (int64_t first = 0; first < array.shape[1]; first += step) {

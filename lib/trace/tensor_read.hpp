@@ -27,8 +27,7 @@ Tensor open_tensor(const h5::Node& layer, const std::string& name, const std::st
 
 // Rows 0..rows-1 of one head as floats; throws h5::Problem at the first NaN or infinity. `row` is what a
 // row is called in the message ("token", "query").
-void read_rows(const Tensor& tensor, int64_t head, int64_t begin, int64_t rows, std::span<float> into,
-               const char* row);
+void read_rows(const Tensor& tensor, int64_t head, int64_t begin, int64_t rows, std::span<float> into, const char* row);
 
 // Hands the stored bytes of the whole dataset to `use`, in C order, in bounded pieces.
 void for_each_piece(const h5::Array& array, const std::function<void(std::span<const std::byte>)>& use);

@@ -11,7 +11,7 @@
 #include "base/errors.hpp"
 #include "trace/content_id.hpp"
 #include "trace/h5_array.hpp"
-#include "trace/rehearsal.hpp"
+#include "trace/sandbox.hpp"
 #include "trace/tensor_read.hpp"
 #include "trace/trace_metadata.hpp"
 
@@ -48,8 +48,7 @@ int bytes_of(DType type) { return type == DType::float32 ? 4 : 2; }
 
 int64_t bytes_of(const LayerInfo& l) {
   const int64_t q = l.q_heads * l.query_rows, kv = l.kv_heads * l.tokens;
-  return bytes_of(l.dtype) *
-         (q * l.head_dim + kv * (l.head_dim + l.v_head_dim) + (l.has_out ? q * l.v_head_dim : 0));
+  return bytes_of(l.dtype) * (q * l.head_dim + kv * (l.head_dim + l.v_head_dim) + (l.has_out ? q * l.v_head_dim : 0));
 }
 
 int64_t bytes_of(const PromptInfo& prompt) {
@@ -85,8 +84,7 @@ struct Trace::State {
   std::vector<int32_t> integers(const std::string& path, int64_t low, int64_t high) const;
 };
 
-const Tensor& Trace::State::tensor(const std::string& prompt, const LayerInfo& layer,
-                                   const std::string& name) {
+const Tensor& Trace::State::tensor(const std::string& prompt, const LayerInfo& layer, const std::string& name) {
   const std::string path = layer_path(prompt, layer.layer);
   if (open_layer != path) open_tensors.clear();
   open_layer = path;
@@ -98,8 +96,7 @@ const Tensor& Trace::State::tensor(const std::string& prompt, const LayerInfo& l
 std::vector<int32_t> Trace::State::integers(const std::string& path, int64_t low, int64_t high) const {
   const h5::Array array = h5::open_array(root, path);
   const std::vector<int64_t> values = h5::read_integers(array);
-  const auto wrong =
-      std::find_if(values.begin(), values.end(), [=](int64_t x) { return x < low || x > high; });
+  const auto wrong = std::find_if(values.begin(), values.end(), [=](int64_t x) { return x < low || x > high; });
   if (wrong != values.end())
     throw h5::Problem(fmt::format("{}: holds {} at {}, it must be from {} to {}", array.node.where(), *wrong,
                                   wrong - values.begin(), low, high));
@@ -109,10 +106,10 @@ std::vector<int32_t> Trace::State::integers(const std::string& path, int64_t low
 Trace::Trace(const fs::path& path, const TraceScope& scope) : state_(std::make_unique<State>()) {
   check_name(path);
   reading([&] {
-    const Rehearsal seen = rehearse([&] { read_info(h5::open_root(path), path, scope); });
+    const SandboxedRead seen = read_sandboxed([&] { read_info(h5::open_root(path), path, scope); });
     if (!seen.crash.empty())
-      throw h5::Problem(fmt::format("{}: is damaged beyond reading ({}). Make or copy it again",
-                                    path.string(), seen.crash));
+      throw h5::Problem(
+          fmt::format("{}: is damaged beyond reading ({}). Make or copy it again", path.string(), seen.crash));
     if (!seen.error.empty()) throw h5::Problem(seen.error);
     state_->root = h5::open_root(path);
     state_->info = read_info(state_->root, path, scope);
@@ -140,8 +137,7 @@ const PromptInfo& Trace::prompt(const std::string& id) const {
     if (prompt.id == id) return prompt;
     held.push_back(prompt.id);
   }
-  throw TraceError(
-      fmt::format("{}: holds no prompt {}. It holds {}", info().path.string(), id, fmt::join(held, ", ")));
+  throw TraceError(fmt::format("{}: holds no prompt {}. It holds {}", info().path.string(), id, fmt::join(held, ", ")));
 }
 
 const LayerInfo& Trace::layer(const std::string& prompt_id, int32_t layer) const {
@@ -150,8 +146,8 @@ const LayerInfo& Trace::layer(const std::string& prompt_id, int32_t layer) const
     if (candidate.layer == layer) return candidate;
     held.push_back(candidate.layer);
   }
-  throw TraceError(fmt::format("{}: prompt {} holds no layer {}. It holds {}", info().path.string(),
-                               prompt_id, layer, fmt::join(held, ", ")));
+  throw TraceError(fmt::format("{}: prompt {} holds no layer {}. It holds {}", info().path.string(), prompt_id, layer,
+                               fmt::join(held, ", ")));
 }
 
 void Trace::read_keys(const std::string& prompt, int32_t layer_number, int32_t kv_head, int64_t count,
@@ -166,8 +162,8 @@ void Trace::read_values(const std::string& prompt, int32_t layer_number, int32_t
   reading([&] { read_rows(state_->tensor(prompt, info, "v"), kv_head, 0, count, into, "token"); });
 }
 
-void Trace::read_queries(const std::string& prompt, int32_t layer_number, int32_t q_head, int64_t first,
-                         int64_t rows, std::span<float> into) const {
+void Trace::read_queries(const std::string& prompt, int32_t layer_number, int32_t q_head, int64_t first, int64_t rows,
+                         std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
   reading([&] { read_rows(state_->tensor(prompt, info, "q"), q_head, first, rows, into, "query"); });
 }
@@ -215,8 +211,8 @@ std::vector<int32_t> Trace::query_positions(const std::string& prompt_id, int32_
     std::vector<int32_t> positions = state_->integers(path, 0, info.tokens - 1);
     if (const auto at = std::adjacent_find(positions.begin(), positions.end(), std::greater_equal<>());
         at != positions.end())
-      throw h5::Problem(fmt::format("{}: /{}: must ascend, but {} follows {}", state_->info.path.string(),
-                                    path, at[1], at[0]));
+      throw h5::Problem(
+          fmt::format("{}: /{}: must ascend, but {} follows {}", state_->info.path.string(), path, at[1], at[0]));
     return positions;
   });
 }

@@ -87,27 +87,25 @@ class Trace {
   Trace& operator=(Trace&&) noexcept;
 
   const TraceInfo& info() const;
-  const PromptInfo& prompt(const std::string& id) const;  // throws TraceError, lists what it holds
+  const PromptInfo& prompt(const std::string& id) const;                   // throws TraceError, lists what it holds
   const LayerInfo& layer(const std::string& prompt, int32_t layer) const;  // likewise
 
   // Tokens 0..count-1 of one head, widened exactly to float, [count, head_dim] or [count, v_head_dim].
   // `into` must have that many elements. NaN and infinities are a TraceError naming layer, head, token.
-  void read_keys(const std::string& prompt, int32_t layer, int32_t kv_head, int64_t count,
-                 std::span<float> into) const;
+  void read_keys(const std::string& prompt, int32_t layer, int32_t kv_head, int64_t count, std::span<float> into) const;
   void read_values(const std::string& prompt, int32_t layer, int32_t kv_head, int64_t count,
                    std::span<float> into) const;
   // Query rows first..first+rows-1 of one query head, [rows, head_dim].
   void read_queries(const std::string& prompt, int32_t layer, int32_t q_head, int64_t first, int64_t rows,
                     std::span<float> into) const;
   // The model's own attention output, [rows, v_head_dim]; only where LayerInfo::has_out.
-  void read_out(const std::string& prompt, int32_t layer, int32_t q_head, int64_t rows,
-                std::span<float> into) const;
+  void read_out(const std::string& prompt, int32_t layer, int32_t q_head, int64_t rows, std::span<float> into) const;
 
   std::vector<int32_t> token_ids(const std::string& prompt) const;      // empty when not recorded
   std::vector<uint8_t> token_classes(const std::string& prompt) const;  // as TokenClass; empty: not recorded
   std::vector<int32_t> position_ids(const std::string& prompt) const;   // 0..T-1 when not recorded
   std::vector<int32_t> query_positions(const std::string& prompt,
-                                       int32_t layer) const;  // token index of each query row
+                                       int32_t layer) const;                       // token index of each query row
   std::vector<float> sink_logits(const std::string& prompt, int32_t layer) const;  // [Hq] or empty
 
  private:

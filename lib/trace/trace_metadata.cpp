@@ -19,9 +19,7 @@ constexpr int64_t kMostHeads = 65535;       // a head's random numbers count lay
 constexpr int64_t kWidestHead = 65536;
 constexpr int64_t kMostLayers = 1000;  // three digits
 
-[[noreturn]] void fail(const std::string& where, const std::string& what) {
-  throw h5::Problem(where + ": " + what);
-}
+[[noreturn]] void fail(const std::string& where, const std::string& what) { throw h5::Problem(where + ": " + what); }
 
 // ---- rope_json
 
@@ -33,8 +31,7 @@ double json_number(const json& object, const char* key, double missing, const st
   return it->get<double>();
 }
 
-std::string json_text(const json& object, const char* key, const std::string& missing,
-                      const std::string& where) {
+std::string json_text(const json& object, const char* key, const std::string& missing, const std::string& where) {
   const auto it = object.find(key);
   if (it == object.end() || it->is_null()) return missing;
   if (!it->is_string()) fail(where, fmt::format("\"{}\" must be a string", key));
@@ -49,14 +46,11 @@ Rope::Layout parse_layout(const std::string& layout, const std::string& where) {
 
 int32_t parse_rotary_dims(const json& object, int32_t head_dim, std::optional<int64_t> attribute,
                           const std::string& where) {
-  const double dims =
-      json_number(object, "rotary_dims", static_cast<double>(attribute.value_or(head_dim)), where);
+  const double dims = json_number(object, "rotary_dims", static_cast<double>(attribute.value_or(head_dim)), where);
   if (dims < 2 || dims > head_dim || dims != 2 * std::floor(dims / 2))
-    fail(where,
-         fmt::format("\"rotary_dims\" is {}, it must be even and from 2 to head_dim {}", dims, head_dim));
+    fail(where, fmt::format("\"rotary_dims\" is {}, it must be even and from 2 to head_dim {}", dims, head_dim));
   if (attribute && static_cast<double>(*attribute) != dims)
-    fail(where,
-         fmt::format("\"rotary_dims\" is {}, but the layer's attribute rotary_dims is {}", dims, *attribute));
+    fail(where, fmt::format("\"rotary_dims\" is {}, but the layer's attribute rotary_dims is {}", dims, *attribute));
   return static_cast<int32_t>(dims);
 }
 
@@ -67,16 +61,14 @@ std::vector<double> parse_frequencies(const json& object, const Rope& rope, cons
   if (it == object.end() || it->is_null()) {
     if (rope.type != "default" || rope.theta <= 0)
       fail(where,
-           fmt::format("needs \"inv_freq\", or \"theta\" above 0 with type \"default\" (type is \"{}\")",
-                       rope.type));
+           fmt::format("needs \"inv_freq\", or \"theta\" above 0 with type \"default\" (type is \"{}\")", rope.type));
     for (size_t i = 0; i < pairs; ++i)
       frequencies[i] = std::pow(rope.theta, -2.0 * static_cast<double>(i) / rope.rotary_dims);
     return frequencies;
   }
   if (!it->is_array() || it->size() != pairs)
-    fail(where,
-         fmt::format("\"inv_freq\" must be a list of {} numbers, one per pair of the {} rotated dimensions",
-                     pairs, rope.rotary_dims));
+    fail(where, fmt::format("\"inv_freq\" must be a list of {} numbers, one per pair of the {} rotated dimensions",
+                            pairs, rope.rotary_dims));
   for (size_t i = 0; i < pairs; ++i) {
     const json& value = (*it)[i];
     if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0)
@@ -141,14 +133,12 @@ void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
   layer.has_out = h5::has_child(node, "out");
   if (layer.has_q_pos) expect_integers(h5::open_array(node, "q_pos"), layer.query_rows);
   if (!layer.has_q_pos && layer.query_rows != layer.tokens)
-    fail(node.where() + "/q",
-         fmt::format("has {} rows for {} tokens: strided queries need the dataset q_pos beside it",
-                     layer.query_rows, layer.tokens));
+    fail(node.where() + "/q", fmt::format("has {} rows for {} tokens: strided queries need the dataset q_pos beside it",
+                                          layer.query_rows, layer.tokens));
   if (layer.has_sinks) {
     const h5::Array sinks = h5::open_array(node, "sinks");
     expect_shape(sinks, {layer.q_heads});
-    if (H5Tget_class(sinks.type.get()) != H5T_FLOAT)
-      fail(sinks.node.where(), "does not hold floating point numbers");
+    if (H5Tget_class(sinks.type.get()) != H5T_FLOAT) fail(sinks.node.where(), "does not hold floating point numbers");
   }
   if (layer.has_out)
     expect_shape(open_tensor(node, "out", layer.source_dtype).array,
@@ -160,8 +150,8 @@ constexpr double kSmallestFactor = 1e-12, kLargestFactor = 1e12;
 
 double checked_factor(const h5::Node& node, const char* name, double value) {
   if (value < kSmallestFactor || value > kLargestFactor)
-    fail(node.where(), fmt::format("attribute {} is {}, it must be from {} to {}", name, value,
-                                   kSmallestFactor, kLargestFactor));
+    fail(node.where(),
+         fmt::format("attribute {} is {}, it must be from {} to {}", name, value, kSmallestFactor, kLargestFactor));
   return value;
 }
 
@@ -169,9 +159,8 @@ void read_layer_attributes(const h5::Node& node, LayerInfo& layer) {
   const auto scaling = h5::number(node, "scaling");
   if (!scaling)
     fail(node.where(),
-         fmt::format(
-             "the attribute scaling is missing. Write the factor of q.k, often 1/sqrt(head_dim) = {:.6g}",
-             1 / std::sqrt(layer.head_dim)));
+         fmt::format("the attribute scaling is missing. Write the factor of q.k, often 1/sqrt(head_dim) = {:.6g}",
+                     1 / std::sqrt(layer.head_dim)));
   layer.scaling = checked_factor(node, "scaling", *scaling);
   layer.sliding_window = static_cast<int32_t>(h5::integer(node, "sliding_window", 0, INT32_MAX).value_or(0));
   layer.softcap = h5::number(node, "softcap").value_or(0);
@@ -180,8 +169,7 @@ void read_layer_attributes(const h5::Node& node, LayerInfo& layer) {
 }
 
 // The layer's own rope_json, else the root's, else that of the file that an external link leads to.
-std::optional<std::pair<std::string, std::string>> find_rope_json(const h5::Node& root,
-                                                                  const h5::Node& node) {
+std::optional<std::pair<std::string, std::string>> find_rope_json(const h5::Node& root, const h5::Node& node) {
   const h5::Node home{h5::Handle(H5Gopen2(node.id.get(), "/", H5P_DEFAULT), H5Gclose), node.file, "/"};
   for (const h5::Node* at : {&node, &root, &home})
     if (auto json_text = h5::text(*at, "rope_json"))
@@ -193,8 +181,7 @@ void read_rope(const h5::Node& root, const h5::Node& node, LayerInfo& layer) {
   const std::string kind = h5::text(node, "rope").value_or("post");
   const auto rotary_dims = h5::integer(node, "rotary_dims", 0, layer.head_dim);
   if (kind != "post" && kind != "none")
-    fail(node.where(),
-         fmt::format("attribute rope is \"{}\", it must be post (q and k are rotated) or none", kind));
+    fail(node.where(), fmt::format("attribute rope is \"{}\", it must be post (q and k are rotated) or none", kind));
   if (kind == "none" || rotary_dims == 0) {
     layer.rope_recorded = true;
     return;
@@ -235,8 +222,8 @@ int32_t layer_number(const h5::Node& layers, const std::string& name) {
 void check_same_length(const h5::Node& node, const PromptInfo& prompt, const LayerInfo& layer) {
   const LayerInfo& first = prompt.layers.front();
   if (layer.tokens != first.tokens)
-    fail(node.where() + "/k", fmt::format("has {} tokens, but layer {} of the same prompt has {}",
-                                          layer.tokens, first.layer, first.tokens));
+    fail(node.where() + "/k",
+         fmt::format("has {} tokens, but layer {} of the same prompt has {}", layer.tokens, first.layer, first.tokens));
 }
 
 void read_layers(const h5::Node& root, const h5::Node& node, const TraceScope& scope, PromptInfo& prompt) {
@@ -253,8 +240,7 @@ void read_layers(const h5::Node& root, const h5::Node& node, const TraceScope& s
   if (prompt.layer_numbers.empty()) fail(layers.where(), "holds no layers");
 }
 
-PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::string& id,
-                       const TraceScope& scope) {
+PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::string& id, const TraceScope& scope) {
   PromptInfo prompt;
   prompt.id = id;
   if (!node.is_group()) fail(node.where(), "is not a group");
@@ -262,15 +248,13 @@ PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::st
   if (prompt.layers.empty()) return prompt;  // out of scope
   prompt.tokens = prompt.layers.front().tokens;
   prompt.n_prompt = h5::integer(node, "n_prompt", 1, prompt.tokens).value_or(prompt.tokens);
-  prompt.n_generated =
-      h5::integer(node, "n_generated", 0, kMostTokens).value_or(prompt.tokens - prompt.n_prompt);
+  prompt.n_generated = h5::integer(node, "n_generated", 0, kMostTokens).value_or(prompt.tokens - prompt.n_prompt);
   prompt.source = h5::text(node, "source").value_or("");
   prompt.has_tokens = h5::has_child(node, "tokens");
   if (prompt.has_tokens) expect_integers(h5::open_array(node, "tokens"), prompt.tokens);
   prompt.has_classes = h5::has_child(node, "token_class");
   if (prompt.has_classes) expect_integers(h5::open_array(node, "token_class"), prompt.tokens);
-  if (h5::has_child(node, "position_ids"))
-    expect_integers(h5::open_array(node, "position_ids"), prompt.tokens);
+  if (h5::has_child(node, "position_ids")) expect_integers(h5::open_array(node, "position_ids"), prompt.tokens);
   return prompt;
 }
 
@@ -282,19 +266,16 @@ void check_schema(const h5::Node& root) {
          "is an HDF5 file but no trace: the root has no attribute kvreplay_schema = 1 (docs/formats.md)");
   const double schema = *h5::number(root, "kvreplay_schema");
   if (schema != 1)
-    fail(root.file.string(),
-         fmt::format("attribute kvreplay_schema is {}, this version reads schema 1", schema));
+    fail(root.file.string(), fmt::format("attribute kvreplay_schema is {}, this version reads schema 1", schema));
   const auto complete = h5::number(root, "complete");
   if (complete && *complete != 1)
     fail(root.file.string(),
-         fmt::format("is an unfinished dump (attribute complete is {}). Finish it with kvdump --resume",
-                     *complete));
+         fmt::format("is an unfinished dump (attribute complete is {}). Finish it with kvdump --resume", *complete));
 }
 
 std::string printable_text(const h5::Node& node, const char* name, const std::string& missing) {
   const std::string value = h5::text(node, name).value_or(missing);
-  if (!is_printable_utf8(value))
-    fail(node.where(), fmt::format("attribute {} holds control characters", name));
+  if (!is_printable_utf8(value)) fail(node.where(), fmt::format("attribute {} holds control characters", name));
   return value;
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/errors.hpp"
 #include "base/sha256.hpp"
+#include "core/bf16.hpp"
 #include "trace/h5_write.hpp"
 #include "trace/halves.hpp"
 
@@ -32,9 +33,7 @@ h5::Handle stored_type(DType type) {
   return type == DType::float32 ? h5::Handle(H5Tcopy(H5T_IEEE_F32LE), H5Tclose) : half_type(type);
 }
 
-uint16_t narrow(float value, DType type) {
-  return type == DType::bfloat16 ? narrow_bfloat16(value) : narrow_float16(value);
-}
+uint16_t narrow(float value, DType type) { return type == DType::bfloat16 ? to_bf16(value) : narrow_float16(value); }
 
 struct OpenTensor {
   std::string name;
@@ -64,8 +63,8 @@ void TraceWriter::State::write_rows(int64_t head, int64_t row, int64_t count, co
   const h5::Handle file_space(H5Dget_space(tensor->dataset.get()), H5Sclose);
   const h5::Handle memory_space(H5Screate_simple(3, box, nullptr), H5Sclose);
   H5Sselect_hyperslab(file_space.get(), H5S_SELECT_SET, start, nullptr, box, nullptr);
-  file.check(H5Dwrite(tensor->dataset.get(), tensor->file_type.get(), memory_space.get(), file_space.get(),
-                      H5P_DEFAULT, data) >= 0,
+  file.check(H5Dwrite(tensor->dataset.get(), tensor->file_type.get(), memory_space.get(), file_space.get(), H5P_DEFAULT,
+                      data) >= 0,
              "writing " + tensor->name);
 }
 
@@ -99,23 +98,20 @@ void TraceWriter::integers(const std::string& name, std::span<const int32_t> dat
   const h5::Lock lock;
   const auto length = static_cast<int64_t>(data.size());
   const h5::Handle dataset = h5::create_dataset(state_->file, name, H5T_STD_I32LE, {length}, {}, {});
-  state_->file.check(
-      H5Dwrite(dataset.get(), H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, data.data()) >= 0,
-      "writing " + name);
+  state_->file.check(H5Dwrite(dataset.get(), H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, data.data()) >= 0,
+                     "writing " + name);
   Sha256 digest;
   digest.update(std::as_bytes(data));
   state_->finish_dataset(name, digest.hex());
 }
 
-void TraceWriter::begin_tensor(const std::string& name, int64_t heads, int64_t rows, int64_t width,
-                               DType type) {
+void TraceWriter::begin_tensor(const std::string& name, int64_t heads, int64_t rows, int64_t width, DType type) {
   const h5::Lock lock;
   assert(!state_->tensor);
   h5::Handle file_type = stored_type(type);
   h5::Handle dataset = h5::create_dataset(state_->file, name, file_type.get(), {heads, rows, width},
                                           {1, std::min(kChunkRows, rows), width}, {.fletcher32 = true});
-  state_->tensor.emplace(
-      OpenTensor{name, type, rows, width, 0, std::move(dataset), std::move(file_type), Sha256()});
+  state_->tensor.emplace(OpenTensor{name, type, rows, width, 0, std::move(dataset), std::move(file_type), Sha256()});
 }
 
 void TraceWriter::append(std::span<const float> values) {
@@ -126,8 +122,8 @@ void TraceWriter::append(std::span<const float> values) {
   assert(count * tensor.width == static_cast<int64_t>(values.size()) && row + count <= tensor.rows);
   for (const float x : values)
     if (!std::isfinite(stored_value(x, tensor.type)))
-      throw ConfigError(fmt::format("{}: {} overflows {}. Use bfloat16 or float32, or smaller norms",
-                                    tensor.name, x, name_of(tensor.type)));
+      throw ConfigError(fmt::format("{}: {} overflows {}. Use bfloat16 or float32, or smaller norms", tensor.name, x,
+                                    name_of(tensor.type)));
   tensor.at += count;
   if (tensor.type == DType::float32) {
     tensor.digest.update(std::as_bytes(values));
@@ -161,8 +157,7 @@ void TraceWriter::close(const std::string& metadata) {
 
 float stored_value(float value, DType type) {
   if (type == DType::float32) return value;
-  return type == DType::bfloat16 ? widen_bfloat16(narrow_bfloat16(value))
-                                 : widen_float16(narrow_float16(value));
+  return type == DType::bfloat16 ? from_bf16(to_bf16(value)) : widen_float16(narrow_float16(value));
 }
 
 std::string rope_to_json(const Rope& rope) {

@@ -31,21 +31,20 @@ std::array<int64_t, 3> extents(const std::vector<int64_t>& shape, bool has_slots
 
 InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::string& prompt, int32_t layer,
                                int32_t kv_head, const UniformsRequest& request) {
-  const std::string name =
-      dataset_of(file, fmt::format("{}/{:03d}/{}/", prompt, layer, kv_head), request.names);
+  const std::string name = dataset_of(file, fmt::format("{}/{:03d}/{}/", prompt, layer, kv_head), request.names);
   std::vector<int64_t> shape;
   InjectedUniforms u{read_dataset(file, name, shape), 0, 1};
   const auto [rounds, positions, slots] = extents(shape, request.slots > 0);
   u.positions = positions, u.slots = slots;
   if (rounds < request.rounds || positions < request.positions || slots < request.slots)
-    throw ConfigError(fmt::format(
-        "{}: /{} has the extents {} x {} x {} (rounds, positions, slots), but {} x {} x {} "
-        "are drawn",
-        file.string(), name, rounds, positions, slots, request.rounds, request.positions, request.slots));
+    throw ConfigError(
+        fmt::format("{}: /{} has the extents {} x {} x {} (rounds, positions, slots), but {} x {} x {} "
+                    "are drawn",
+                    file.string(), name, rounds, positions, slots, request.rounds, request.positions, request.slots));
   for (size_t i = 0; i < u.values.size(); ++i)
     if (!(u.values[i] >= 0 && u.values[i] < 1))
-      throw ConfigError(fmt::format("{}: /{} holds {} at {}, but uniforms lie in [0, 1)", file.string(), name,
-                                    u.values[i], i));
+      throw ConfigError(
+          fmt::format("{}: /{} holds {} at {}, but uniforms lie in [0, 1)", file.string(), name, u.values[i], i));
   return u;
 }
 

@@ -14,6 +14,7 @@ struct Hoards {
       .memory = "more than B tokens",
       .deviation = "",
   };
+  static constexpr Hooks hooks{""};
   static void declare(auto&) {}
   void resolve(const MethodContext&) {}
 };

@@ -1,6 +1,8 @@
 // A policy cannot keep the present: a token cannot be copied.
+// refused: use of deleted function 'kvreplay::Token
 #include "policy_under_test.hpp"
 struct Copier : Base {
+  static constexpr Hooks hooks{"append"};
   KVR_FN void append(const Team auto& team, const auto& token, Cache auto& cache) {
 #ifdef OFFENCE
     auto saved = token;
@@ -9,4 +11,4 @@ struct Copier : Base {
     cache.push(team, token);
   }
 };
-REPLAYED(Copier)
+REGISTERED(Copier)

@@ -1,19 +1,13 @@
 #pragma once
-#include "core/step.hpp"
+#include "catalog/make_policy_table.hpp"
 
 using namespace kvreplay;
 
 struct Base {
-  static constexpr MethodInfo info{
-      .name = "test", .title = "", .source = "", .tier = 3, .memory = "", .deviation = ""};
+  static constexpr MethodInfo info{.name = "test", .title = "", .source = "", .tier = 3, .memory = "", .deviation = ""};
   static void declare(auto&) {}
   void resolve(const MethodContext&) {}
 };
 
-// Instantiates the hooks: a concept does not look into bodies.
-#define REPLAYED(P)                                                                                   \
-  template bool kvreplay::replay_prompt<P, SerialTeam, BasicCache<float>, float>(                     \
-      const SerialTeam&, P&, BasicCache<float>&, const Prompt<float>&, const StepRules&, bool);       \
-  template int32_t kvreplay::replay_step<P, SerialTeam, BasicCache<float>, Solo<float>, float>(       \
-      const SerialTeam&, P&, BasicCache<float>&, const Token<float>&, const StepRules&, Solo<float>&, \
-      const StepScratch<float>&, bool);
+// What a line of methods.list becomes: every hook is compiled, for float and for double.
+#define REGISTERED(P) template PolicyTable kvreplay::policy_table<P>();

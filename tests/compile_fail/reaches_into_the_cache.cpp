@@ -1,6 +1,8 @@
 // The cache's storage, and through it the trace, is out of reach.
+// refused: is private within this context
 #include "policy_under_test.hpp"
 struct Meddler : Base {
+  static constexpr Hooks hooks{"evict"};
   KVR_FN void evict(const Team auto&, Cache auto& cache) {
 #ifdef OFFENCE
     (void)cache.s_.keys;
@@ -9,4 +11,4 @@ struct Meddler : Base {
 #endif
   }
 };
-REPLAYED(Meddler)
+REGISTERED(Meddler)

@@ -1,6 +1,8 @@
 // The prompt has accessors only: there is no base pointer to index past its end.
+// refused: is private within this context
 #include "policy_under_test.hpp"
 struct Reader : Base {
+  static constexpr Hooks hooks{"read_prompt"};
   KVR_FN void read_prompt(const Team auto&, const auto& prompt, Cache auto&) {
 #ifdef OFFENCE
     const auto* base = prompt.view_.keys;
@@ -10,4 +12,4 @@ struct Reader : Base {
     (void)base;
   }
 };
-REPLAYED(Reader)
+REGISTERED(Reader)

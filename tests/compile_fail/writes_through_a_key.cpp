@@ -1,6 +1,8 @@
 // What a row shows is read-only: weights and rows change through the cache's own verbs.
+// refused: assignment of read-only location
 #include "policy_under_test.hpp"
 struct Forger : Base {
+  static constexpr Hooks hooks{"evict"};
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
 #ifdef OFFENCE
     cache.key(0)[0] = 1;
@@ -8,4 +10,4 @@ struct Forger : Base {
     (void)team, (void)cache;
   }
 };
-REPLAYED(Forger)
+REGISTERED(Forger)

@@ -7,8 +7,7 @@ namespace kvreplay::test {
 
 HeadStream<double> stream_of_keys(const std::vector<double>& keys, int32_t prompt, int32_t heads) {
   const int32_t n = int32_t(keys.size());
-  HeadStream<double> s =
-      make_stream<double>({.tokens = n, .prompt = prompt, .dim = 1, .v_dim = 1, .heads = heads});
+  HeadStream<double> s = make_stream<double>({.tokens = n, .prompt = prompt, .dim = 1, .v_dim = 1, .heads = heads});
   s.keys = keys;
   s.rule.scale = 1;
   std::fill(s.queries.begin(), s.queries.end(), 1.0);

@@ -1,8 +1,8 @@
 #include "list_files.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
-#include "trace_files.hpp"
+#include "trace/files.hpp"
 
 namespace kvreplay::test {
 namespace {
@@ -36,8 +36,7 @@ void WrittenLists::write(H5Output& file, const std::string& group) const {
   file.write(prefix + "kept_off", std::span<const int64_t>(off), {int64_t(off.size())});
   if (!num.empty()) file.write(prefix + "num", std::span<const double>(num), {int64_t(num.size())});
   if (!den.empty()) file.write(prefix + "den", std::span<const double>(den), {int64_t(den.size())});
-  for (const auto& [name, value] :
-       {std::pair{"oneshot", oneshot}, {"attends", attends}, {"partial", partial}})
+  for (const auto& [name, value] : {std::pair{"oneshot", oneshot}, {"attends", attends}, {"partial", partial}})
     if (value >= 0) file.attribute(group, name, int64_t{value});
 }
 
@@ -50,9 +49,8 @@ std::filesystem::path WrittenLists::write(const std::filesystem::path& file, con
 
 std::string sinks_and_recent(int32_t budget, const StreamShape& shape, const CommonOptions& options) {
   static const Folder folder;
-  const std::filesystem::path file =
-      folder / fmt::format("{}-{}-{}-{}-{}-{}.h5", budget, shape.prompt, shape.tokens, shape.heads,
-                           word(options.phase), word(options.gqa_level));
+  const std::filesystem::path file = folder / fmt::format("{}-{}-{}-{}-{}-{}.h5", budget, shape.prompt, shape.tokens,
+                                                          shape.heads, word(options.phase), word(options.gqa_level));
   if (!std::filesystem::exists(file)) sinks_and_recent_lists(budget, shape, options).write(file);
   return file.string();
 }

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/devices.hpp"
+#include "device/devices.hpp"
 
 namespace {
 
@@ -14,8 +14,7 @@ constexpr int kSkipped = 77;  // CTest's SKIP_RETURN_CODE
 
 bool is_here(const std::string& name) {
   const std::vector<kvreplay::DeviceInfo> all = kvreplay::devices();
-  return std::any_of(all.begin(), all.end(),
-                     [&](const kvreplay::DeviceInfo& device) { return device.name == name; });
+  return std::any_of(all.begin(), all.end(), [&](const kvreplay::DeviceInfo& device) { return device.name == name; });
 }
 
 }  // namespace

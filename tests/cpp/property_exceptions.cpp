@@ -15,8 +15,7 @@ constexpr Exception kExceptions[] = {
     {"everything fits", "qjl", "signs of a sketch are a quantised format"},
     {"everything fits", "topp", "reads a share p, whatever the budget"},
     {"everything fits", "fastgen", "its size is an output"},
-    {"within the budget", "self_balancing_walk",
-     "its budget sets the protected ends; the rounds halve the rest"},
+    {"within the budget", "self_balancing_walk", "its budget sets the protected ends; the rounds halve the rest"},
     {"within the budget", "buzz", "sizes swing by a law of their own (methods_stream.cpp)"},
     {"small budgets", "sparse_fixed", "refuses budgets below about 2 sqrt(n)"},
     {"small budgets", "buzz", "its window would be empty"},
@@ -75,19 +74,19 @@ std::vector<std::pair<std::string, std::string>> exception_names() {
   return names;
 }
 
-std::vector<Variant> variants() {
-  std::vector<Variant> all;
+std::vector<MethodCase> variants() {
+  std::vector<MethodCase> all;
   for (const Method& m : registry())
     for (const Phase phase : {Phase::stream, Phase::oneshot}) {
       if (!(phase == Phase::stream ? m.info.streams : m.info.oneshots)) continue;
-      Variant v{m.info.name, default_options(m.info.name)};
+      MethodCase v{m.info.name, default_options(m.info.name)};
       v.options.phase = phase;
       all.push_back(v);
     }
   return all;
 }
 
-bool excused(const char* property, const Variant& v) {
+bool excused(const char* property, const MethodCase& v) {
   const std::string wanted = property;
   bool known = false, found = false;
   for (const Exception& e : kExceptions) {
@@ -98,9 +97,9 @@ bool excused(const char* property, const Variant& v) {
   return found;
 }
 
-std::vector<Variant> variants_with(const char* property) {
-  std::vector<Variant> all = variants();
-  std::erase_if(all, [&](const Variant& v) { return excused(property, v); });
+std::vector<MethodCase> variants_with(const char* property) {
+  std::vector<MethodCase> all = variants();
+  std::erase_if(all, [&](const MethodCase& v) { return excused(property, v); });
   return all;
 }
 
@@ -121,11 +120,11 @@ nlohmann::json params_of(const std::string& method) {
   return found == given.end() ? nlohmann::json::object() : found->second;
 }
 
-Cell cell_of(const Variant& v, int32_t budget, const StreamShape& s) {
+Cell cell_of(const MethodCase& v, int32_t budget, const StreamShape& s) {
   return make_cell(v.method, budget, s, params_of(v.method), v.options);
 }
 
-bool has_parameter(const Variant& v, const std::string& name) {
+bool has_parameter(const MethodCase& v, const std::string& name) {
   return std::any_of(v.entry().parameters.begin(), v.entry().parameters.end(),
                      [&](const ParameterSpec& p) { return p.name == name; });
 }

@@ -87,31 +87,59 @@ HeadStream<double> layer_of(const HeadStream<double>& a, const HeadStream<double
   return layer;
 }
 
-Cell streamed(Cell cell) {
-  cell.prompt_streams = true;
+Cell changed(Cell cell, const std::function<void(Variant&)>& change) {
+  Variant variant = *cell.variant;
+  change(variant);
+  variant.params = params_json(BoundMethod(variant.values, cell.context()), variant.options);
+  cell.variant = std::make_shared<const Variant>(std::move(variant));
   return cell;
 }
-CommonOptions default_options(const std::string& method) {
-  const Method* m = find_method(registry(), method);
-  return m->default_options(nlohmann::json::object());
+Cell streamed(const Cell& cell) {
+  return changed(cell, [](Variant& v) { v.prompt_streams = true; });
+}
+nlohmann::json params_of(const Cell& cell) { return nlohmann::json::parse(cell.variant->params); }
+
+MethodValues values_of(const Method& method, const nlohmann::json& params) {
+  MethodValues values(method);
+  for (const auto& [name, value] : params.items()) {
+    const ParameterSpec* spec = method.parameter(name);
+    REQUIRE(spec != nullptr);
+    values.set(*spec, value.dump());
+  }
+  return values;
+}
+CommonOptions default_options(const std::string& method, const nlohmann::json& params) {
+  return values_of(*find_method(registry(), method), params).default_options();
+}
+nlohmann::json resolved_params(const std::string& method, const nlohmann::json& params, const MethodContext& context) {
+  const BoundMethod bound(values_of(*find_method(registry(), method), params), context);
+  nlohmann::json all;
+  for (const ParameterSpec& spec : bound.method().parameters)
+    all[spec.name] = nlohmann::json::parse(parameter_json(spec, bound.policy()));
+  return all;
 }
 
 Cell make_cell(const std::string& method, std::optional<int32_t> budget, const StreamShape& s,
                const nlohmann::json& params, CommonOptions options, uint32_t seed) {
+  const Method* const found = find_method(registry(), method);
+  REQUIRE(found != nullptr);
+  return make_cell(*found, budget, s, params, options, seed);
+}
+Cell make_cell(const Method& method, std::optional<int32_t> budget, const StreamShape& s, const nlohmann::json& params,
+               CommonOptions options, uint32_t seed) {
+  static const auto trace = std::make_shared<const TraceNames>(TraceNames{"trace", "model", 1});
+  Variant variant(values_of(method, params));
+  variant.trace = trace;
+  variant.options = options;
+  variant.shape = {s.dim, s.v_dim, options.gqa_level == GqaLevel::query ? 1 : s.heads, 1};
+  variant.scale = 1 / std::sqrt(double(s.dim));
+  if (!method.lists_in.empty()) variant.kept = sinks_and_recent(budget.value_or(s.tokens), s, options);
   Cell cell;
-  cell.method = find_method(registry(), method);
-  REQUIRE(cell.method != nullptr);
-  cell.options = options;
-  if (cell.method->takes_budget(params)) cell.budget = budget;
+  if (budget && variant.values.takes_budget()) cell.budget = {*budget, double(*budget)};
   cell.seed = seed;
-  cell.n_prefill = s.prompt;
-  cell.n_tokens = s.tokens;
-  cell.n_layers = 1;
-  cell.shape = {s.dim, s.v_dim, options.gqa_level == GqaLevel::query ? 1 : s.heads, 1};
-  cell.scale = 1 / std::sqrt(double(s.dim));
-  cell.params = cell.method->resolve(params, cell.context());
-  if (!cell.method->lists_in.empty()) cell.kept = sinks_and_recent(budget.value_or(s.tokens), s, options);
-  return cell;
+  cell.extent = {s.tokens, s.prompt};
+  cell.variant = std::make_shared<const Variant>(std::move(variant));
+  return changed(std::move(cell), [](Variant&) {});
 }
 
 template <class Real>
@@ -176,11 +204,9 @@ template HeadStream<float> make_stream(StreamShape, uint32_t, Look);
 template HeadStream<double> make_stream(StreamShape, uint32_t, Look);
 template RunResult replay(const HeadStream<float>&, const std::vector<Cell>&, RunOptions);
 template RunResult replay(const HeadStream<double>&, const std::vector<Cell>&, RunOptions);
-template std::vector<double> naive_attention(const HeadStream<float>&, int32_t, int32_t,
-                                             const std::vector<int32_t>&, const std::vector<double>&,
-                                             const std::vector<double>&);
-template std::vector<double> naive_attention(const HeadStream<double>&, int32_t, int32_t,
-                                             const std::vector<int32_t>&, const std::vector<double>&,
-                                             const std::vector<double>&);
+template std::vector<double> naive_attention(const HeadStream<float>&, int32_t, int32_t, const std::vector<int32_t>&,
+                                             const std::vector<double>&, const std::vector<double>&);
+template std::vector<double> naive_attention(const HeadStream<double>&, int32_t, int32_t, const std::vector<int32_t>&,
+                                             const std::vector<double>&, const std::vector<double>&);
 
 }  // namespace kvreplay::test

@@ -1,12 +1,14 @@
 #pragma once
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "catalog/method.hpp"
+#include "catalog/cell.hpp"
 #include "replay/head_replay.hpp"
 
 // Streams and cells made in memory, so that methods are tested without files.
@@ -25,13 +27,20 @@ HeadStream<Real> make_stream(StreamShape s, uint32_t seed = 1, Look look = Look:
 // Two kv heads of one layer.
 HeadStream<double> layer_of(const HeadStream<double>& a, const HeadStream<double>& b);
 
+Cell make_cell(const Method& method, std::optional<int32_t> budget, const StreamShape& s,
+               const nlohmann::json& params = nlohmann::json::object(), CommonOptions options = {}, uint32_t seed = 0);
 Cell make_cell(const std::string& method, std::optional<int32_t> budget, const StreamShape& s,
-               const nlohmann::json& params = nlohmann::json::object(), CommonOptions options = {},
-               uint32_t seed = 0);
-// The same with its prompt fed token by token.
-Cell streamed(Cell cell);
-// The axes a method has when the configuration says nothing.
-CommonOptions default_options(const std::string& method);
+               const nlohmann::json& params = nlohmann::json::object(), CommonOptions options = {}, uint32_t seed = 0);
+// A copy whose variant is changed.
+Cell changed(Cell cell, const std::function<void(Variant&)>& change);
+// With its prompt fed token by token.
+Cell streamed(const Cell& cell);
+nlohmann::json params_of(const Cell& cell);  // as results show them
+// The options that a method has where the configuration gives none.
+CommonOptions default_options(const std::string& method, const nlohmann::json& params = nlohmann::json::object());
+MethodValues values_of(const Method& method, const nlohmann::json& params);
+// {name: value} of all parameters in a context. Throws ParameterError.
+nlohmann::json resolved_params(const std::string& method, const nlohmann::json& params, const MethodContext& context);
 
 struct RunResult {
   std::vector<CellResult> cells;

@@ -1,8 +1,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "../cpp/config_cases.hpp"
 #include "base/errors.hpp"
+#include "config/cases.hpp"
 #include "finding.hpp"
 
 // Any bytes as a configuration, checked against a trace. Input: the text, then overrides, each after a NUL.
@@ -46,12 +46,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     RunConfig config = parse_config(text, base, "c.yaml", parts, config_stub::methods(), {});
     std::vector<std::string> problems;
-    const std::string recorded = resolved_json(config).dump();
+    const std::string recorded = resolved_json(config);
     const RunConfig again = parse_config(recorded, base, "c.yaml", {}, config_stub::methods(), {});
-    if (resolved_json(again).dump() != recorded)
-      finding("what is recorded means something else: " + recorded);
-    check_against_traces(config, std::vector<TraceInfo>(config.traces.size(), config_stub::trace_of(3, 100)),
-                         problems);
+    if (resolved_json(again) != recorded) finding("what is recorded means something else: " + recorded);
+    select(config, std::vector<TraceInfo>(config.traces.size(), config_stub::trace_of(3, 100)), problems);
     for (const std::string& problem : problems) check_places(problem);
   } catch (const UserError& error) {
     check_places(error.what());

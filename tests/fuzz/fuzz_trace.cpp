@@ -30,7 +30,7 @@ fs::path scratch() {
   return folder / ("kvreplay-fuzz-" + std::to_string(::getpid()) + ".h5");
 }
 
-// The reader tries every file in a child process first (trace/rehearsal.hpp). What HDF5 does there is no
+// The reader tries every file in a child process first (trace/sandbox.hpp). What HDF5 does there is no
 // finding, and has a second for it.
 void in_a_child() {
   __sanitizer_set_death_callback(nullptr);
@@ -94,8 +94,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const int handled = ::pthread_atfork(nullptr, nullptr, in_a_child);
   static const fs::path path = scratch();
   if (handled != 0) finding("no handler for children");
-  std::ofstream(path, std::ios::binary)
-      .write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
+  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
   try {
     read_all(path);
   } catch (const UserError& error) {

@@ -14,8 +14,8 @@ void print_errors(const std::string& text) {
   kvreplay::RunOptions options;
   options.traces = run.config.traces;
   options.on_cell = [](const kvreplay::Cell& cell, const kvreplay::CellResult& result) {
-    std::printf("%d,%d,%s,%.9g\n", cell.layer, cell.kv_head, cell.method->info.name,
-                result.measures.rel_err_out_mean.value_or(-1));
+    std::printf("%d,%d,%s,%.9g\n", cell.place.layer, cell.place.kv_head, cell.method().info.name,
+                result.measures["rel_err_out_mean"].value_or(-1));
   };
   kvreplay::run_cells(kvreplay::plan_cells(run.config, run.traces), options);
 }

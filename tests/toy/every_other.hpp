@@ -14,16 +14,14 @@ struct EveryOther {
       .memory = "B tokens",
       .deviation = "",
   };
+  static constexpr Hooks hooks{"evict"};
   int32_t recent = 4;
   int32_t budget = 0;
 
-  static void declare(auto& d) {
-    d.integer("recent", &EveryOther::recent, {0, kManyTokens}, "last tokens that stay");
-  }
+  static void declare(auto& d) { d.integer("recent", &EveryOther::recent, {0, kManyTokens}, "last tokens that stay"); }
   void resolve(const MethodContext& context) {
-    budget = context.budget;
-    if (recent > budget)
-      throw ParameterError("recent", "recent exceeds the budget; give fewer recent tokens");
+    budget = context.budget.tokens;
+    if (recent > budget) throw ParameterError("recent", "recent exceeds the budget; give fewer recent tokens");
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     if (cache.size() <= budget) return;

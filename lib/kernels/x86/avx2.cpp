@@ -19,9 +19,7 @@ struct Vector<double> {
   typedef uint64_t Whole __attribute__((vector_size(32)));
   static constexpr int32_t kLanes = 4, kRegisters = 16;
   static Raw fma(Raw a, Raw b, Raw c) { return _mm256_fmadd_pd(a, b, c); }
-  static __m256i first(int32_t n) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kFirst + 8 - 2 * n));
-  }
+  static __m256i first(int32_t n) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kFirst + 8 - 2 * n)); }
   static Raw load_first(const double* p, int32_t n) { return _mm256_maskload_pd(p, first(n)); }
   static void store_first(double* p, Raw x, int32_t n) { _mm256_maskstore_pd(p, first(n), x); }
   static void widen_add(Raw x, Raw& low, Raw&) { low += x; }
@@ -33,9 +31,7 @@ struct Vector<float> {
   typedef uint32_t Whole __attribute__((vector_size(32)));
   static constexpr int32_t kLanes = 8, kRegisters = 16;
   static Raw fma(Raw a, Raw b, Raw c) { return _mm256_fmadd_ps(a, b, c); }
-  static __m256i first(int32_t n) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kFirst + 8 - n));
-  }
+  static __m256i first(int32_t n) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kFirst + 8 - n)); }
   static Raw load_first(const float* p, int32_t n) { return _mm256_maskload_ps(p, first(n)); }
   static void store_first(float* p, Raw x, int32_t n) { _mm256_maskstore_ps(p, first(n), x); }
   static void widen_add(Raw x, __m256d& low, __m256d& high) {

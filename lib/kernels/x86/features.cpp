@@ -44,8 +44,7 @@ Features features() {
   have.avx2 = holds(saved, kYmm) && holds(extended.b, kAvx2);
   have.avx512 = have.avx2 && holds(saved, kZmm) && holds(extended.b, kF | kDq | kBw | kVl);
   have.avx512bf16 = have.avx512 && holds(more.a, kAvx512Bf16);
-  have.amx =
-      have.avx512 && holds(saved, kTiles) && holds(extended.d, kAmxBf16 | kAmxTile) && tiles_permitted();
+  have.amx = have.avx512 && holds(saved, kTiles) && holds(extended.d, kAmxBf16 | kAmxTile) && tiles_permitted();
   return have;
 }
 

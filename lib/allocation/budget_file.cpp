@@ -1,0 +1,75 @@
+#include "allocation/budget_file.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <vector>
+
+#include "base/errors.hpp"
+#include "core/method_info.hpp"
+
+namespace kvreplay {
+namespace {
+
+struct Line {
+  int number;
+  std::vector<int32_t> values;
+};
+
+[[noreturn]] void refuse(const std::string& path, int line, const std::string& text) {
+  throw ConfigError(path + ":" + std::to_string(line) + ": " + text);
+}
+
+std::vector<int32_t> numbers_of(const std::string& path, int number, const std::string& text) {
+  std::vector<int32_t> values;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const size_t from = std::min(text.find_first_not_of(" \t", begin), end);
+    const size_t to = text.find_last_not_of(" \t\r", end == 0 ? 0 : end - 1) + 1;
+    int64_t value = -1;
+    const auto read = std::from_chars(text.data() + from, text.data() + to, value);
+    const bool sound = from < to && read.ec == std::errc{} && read.ptr == text.data() + to;
+    if (!sound || value < 0 || value > int64_t(kManyTokens))
+      refuse(path, number, "every field must be a whole number of tokens, as in layer,kv_head,tokens");
+    values.push_back(int32_t(value));
+    begin = end + 1;
+  }
+  return values;
+}
+
+std::vector<Line> read(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) throw ConfigError(path + ": cannot be read. Is the path in `allocator` right?");
+  std::vector<Line> lines;
+  std::string text;
+  for (int number = 1; std::getline(in, text); ++number)
+    if (text.find_first_of("0123456789") != std::string::npos)
+      lines.push_back({number, numbers_of(path, number, text)});
+  return lines;
+}
+
+}  // namespace
+
+int32_t tokens_in_file(const std::string& path, int32_t layer, int32_t kv_head, int32_t kv_heads) {
+  const std::vector<Line> lines = read(path);
+  // A table of three kv heads is told from rows by its second column, which holds tokens and no kv head.
+  const bool rows = std::all_of(lines.begin(), lines.end(),
+                                [&](const Line& l) { return l.values.size() == 3 && l.values[1] < kv_heads; });
+  if (!rows) {
+    for (const Line& l : lines)
+      if (int32_t(l.values.size()) != kv_heads)
+        refuse(path, l.number,
+               "holds " + std::to_string(l.values.size()) + " numbers: write rows " +
+                   "layer,kv_head,tokens, or a table with a column for each of the " + std::to_string(kv_heads) +
+                   " kv heads");
+    if (layer < int32_t(lines.size())) return lines[size_t(layer)].values[size_t(kv_head)];
+  }
+  const auto found = std::find_if(lines.begin(), lines.end(), [&](const Line& l) {
+    return rows && l.values[0] == layer && l.values[1] == kv_head;
+  });
+  if (found == lines.end())
+    throw ConfigError(path + ": no tokens for layer " + std::to_string(layer) + ", kv head " + std::to_string(kv_head));
+  return found->values[2];
+}
+
+}  // namespace kvreplay

@@ -1,5 +1,0 @@
-#include "backend/cuda/of_width.cuh"
-
-namespace kvreplay::cuda {
-template struct OfWidth<256>;
-}  // namespace kvreplay::cuda

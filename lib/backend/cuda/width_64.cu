@@ -1,5 +1,0 @@
-#include "backend/cuda/of_width.cuh"
-
-namespace kvreplay::cuda {
-template struct OfWidth<64>;
-}  // namespace kvreplay::cuda

@@ -1,0 +1,411 @@
+#include "caches/cache_replay.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+namespace kvreplay {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// What core/step.hpp calls where nobody attends.
+template <class Real>
+struct Unattended {
+  CacheReplay<Real>& replay;
+  int32_t token;
+  void opens(const BasicCache<Real>&) const { replay.open_step(token); }
+};
+
+}  // namespace
+
+template <class Real>
+CacheReplay<Real>::CacheReplay(CacheSetup setup, const HeadStream<Real>& stream, const CacheWatch& watch)
+    : setup_(std::move(setup)), stream_(stream), watch_(watch), keeper_(stream.stored_bytes) {
+  const CommonOptions& options = setup_.options;
+  const HostHooks& host = setup_.method.method().host;
+  if (host.bind_given != nullptr) host.bind_given(setup_.method.self(), setup_.given);
+  if (host.bind_rng != nullptr) host.bind_rng(setup_.method.self(), setup_.rng);
+  rules_ = {options.phase == Phase::stream, options.order == Order::evict_then_attend, stream.window,
+            options.gqa_aggregate};
+  if (setup_.method.is_bounded(options)) most_kept_ = setup_.method.max_rows();
+  layout_ = full_layout();
+  formatter_ = Formatter<Real>(options.row_format, stream.stored_bytes, layout_.split);
+  if (setup_.method.chooses()) lists_.attended.resize(size_t(heads()));
+  lists_.reading = reading_of(setup_.method, options);
+  prompt_streams_ = setup_.prompt_streams || setup_.method.streams_prompt();
+  if (prompt_streams_ || host.observe_prompt != nullptr) open_memory();
+}
+
+// The method's own, with what the options ask for.
+template <class Real>
+Layout CacheReplay<Real>::full_layout() const {
+  Layout layout = setup_.method.layout();
+  layout.weights = layout.weights || setup_.options.reweight != Reweight::none;
+  if (setup_.options.row_format.kind == RowFormat::Kind::source) return layout;
+  layout.coded = true;
+  const int64_t most = stream_.tokens + layout.extra_rows;
+  layout.own_rows += int32_t(most_kept_ >= 0 ? std::min(most, most_kept_) : most);
+  return layout;
+}
+
+template <class Real>
+FastPath CacheReplay<Real>::fast_path() const {
+  const Method& m = setup_.method.method();
+  const bool as_recorded = layout_.own_rows == 0 && !layout_.split && layout_.extra_rows == 0 && !moves_positions();
+  const bool own_way = m.hooks.has(Hook::append) || setup_.method.changes_logits() || setup_.method.chooses();
+  if (own_way || !as_recorded || watch_.audit || stream_.window > 0) return {};
+  if (!rules_.streaming) return {prompt_streams_ ? FastPath::Kind::none : FastPath::Kind::fixed, {}};
+  if (layout_.weights) return {};
+  if (!observes()) return {FastPath::Kind::sliding, {}};
+  const Aggregate how = rules_.aggregate;
+  const std::optional<ScoreRule> rule = setup_.method.score_rule();
+  const bool sums = how == Aggregate::sum || how == Aggregate::mean || heads() == 1;
+  if (!rule || rules_.evict_first || !sums || rule->protect.sinks + rule->protect.recent >= rule->budget) return {};
+  return {FastPath::Kind::scores, *rule};
+}
+
+template <class Real>
+int32_t CacheReplay<Real>::most_attended(int32_t tokens) const {
+  const HostHooks& host = setup_.method.method().host;
+  return host.max_rows_read != nullptr ? host.max_rows_read(setup_.method.policy()) : cache_.size() + tokens;
+}
+
+// Rows that the cache may hold at a time, besides those that are written: the prompt before its cut, and what the
+// policy promises afterwards with the token that has just come.
+template <class Real>
+int32_t CacheReplay<Real>::most_rows() const {
+  const BoundMethod& m = setup_.method;
+  if (m.method().hooks.has(Hook::append) || most_kept_ < 0) return stream_.tokens;
+  const bool streams = rules_.streaming && prompt_streams_;
+  const int64_t most = std::max<int64_t>(streams ? 0 : stream_.prompt, most_kept_);
+  return int32_t(std::min<int64_t>(stream_.tokens, most + 1));
+}
+
+// Not before it is needed: a cache that is cut takes the whole prompt for a moment only.
+template <class Real>
+void CacheReplay<Real>::open_memory() {
+  if (memory_.allocated()) return;
+  memory_.allocate(stream_, setup_.method.context().shape, layout_, most_rows(), watch_.audit);
+  cache_ = BasicCache<Real>(memory_.storage());
+  cache_.clear(SerialTeam{});
+  const HostHooks& host = setup_.method.method().host;
+  if (host.bind_state != nullptr) host.bind_state(setup_.method.self(), memory_.state());
+}
+
+template <class Real>
+Prompt<Real> CacheReplay<Real>::prompt(const PromptSums& sums) const {
+  return prompt_view(stream_, sums, first_head(), rules_.aggregate, memory_.storage(), needs().queries);
+}
+
+template <class Real>
+void CacheReplay<Real>::observe_prompt(int32_t t, const HeadProbabilities& p) {
+  const auto start = Clock::now();
+  if (const auto hook = setup_.method.method().host.observe_prompt; hook != nullptr)
+    hook(setup_.method.self(), t, {p.values + int64_t(first_head()) * p.rows, heads(), p.rows, rules_.aggregate});
+  keeper_.ledger.select_s += seconds_since(start);
+}
+
+template <class Real>
+void CacheReplay<Real>::read_prompt(const PromptSums& sums, const CacheReplay* larger) {
+  const auto start = Clock::now();
+  const auto bind = setup_.method.method().host.bind_larger;
+  if (bind != nullptr && larger != nullptr) bind(setup_.method.self(), larger->setup_.method.policy());
+  open_memory();
+  memory_.reveal(0, stream_.prompt);
+  reweighted_ =
+      replay_prompt(SerialTeam{}, calls(), cache_, prompt(sums), rules_, setup_.options.reweight != Reweight::none);
+  if (bind != nullptr) bind(setup_.method.self(), nullptr);
+  close_prompt();
+  keeper_.ledger.select_s += seconds_since(start);
+}
+
+template <class Real>
+void CacheReplay<Real>::forget_selection() {
+  const HostHooks& host = setup_.method.method().host;
+  if (host.bind_larger == nullptr) return;
+  if (host.bind_state != nullptr) host.bind_state(setup_.method.self(), {});
+  memory_.drop_state();
+}
+
+template <class Real>
+HeadScores CacheReplay<Real>::head_scores(const PromptSums& sums) {
+  HeadScores said;
+  const HostHooks& host = setup_.method.method().host;
+  if (host.protection == nullptr) return said;
+  open_memory();
+  memory_.reveal(0, stream_.prompt);
+  kvreplay::read_prompt(SerialTeam{}, calls(), cache_, prompt(sums), rules_);
+  const Protect protect = setup_.method.protection();
+  for (int32_t i = 0; i < cache_.size(); ++i)
+    said.scores.push_back(is_protected(protect, cache_, i, stream_.prompt) ? INFINITY : cache_.score(i));
+  if (host.head_scores != nullptr) host.head_scores(setup_.method.policy(), said.extras);
+  return said;
+}
+
+// The prompt is read and cut.
+template <class Real>
+void CacheReplay<Real>::close_prompt() {
+  close_step(stream_.prompt - 1);
+  take_report();
+  cut_evictions_ = cache_.evictions();
+  if (fast_path().kind != FastPath::Kind::fixed) return;
+  residency_.later = true;
+  for (int32_t i = 0; i < cache_.size(); ++i)
+    residency_.add(cache_.token(i), Residency::kStays, double(cache_.num(i)), double(cache_.den(i)));
+  memory_.shrink(size_t(cache_.size()) + size_t(stream_.tokens - stream_.prompt));
+  cache_ = BasicCache<Real>(memory_.storage());
+}
+
+template <class Real>
+Token<Real> CacheReplay<Real>::token_at(int32_t t) const {
+  const auto& s = memory_.storage();
+  return {{s.keys + int64_t(t) * s.shape.dim, size_t(s.shape.dim)},
+          {s.values + int64_t(t) * s.shape.v_dim, size_t(s.shape.v_dim)},
+          t,
+          stream_.classes.empty() ? TokenClass::plain : TokenClass(stream_.classes[size_t(t)])};
+}
+
+template <class Real>
+void CacheReplay<Real>::step_unattended(int32_t t) {
+  Unattended<Real> heads{*this, t};
+  step(t, heads, {}, false);
+}
+
+template <class Real>
+const Residency& CacheReplay<Real>::decide(int32_t begin, int32_t end) {
+  residency_.begin = begin, residency_.end = end;
+  residency_.sizes.clear();
+  held_.assign(cache_.tokens().begin(), cache_.tokens().end());
+  evicted_.clear();
+  for (int32_t t = begin; t < end; ++t) {
+    const int32_t before = cache_.evictions(), size = cache_.size();
+    step_unattended(t);
+    const int32_t gone = cache_.evictions() - before, until = rules_.evict_first ? t : t + 1;
+    for (int32_t i = 0; i < gone; ++i) evicted_.push_back({cache_.evicted_since(before)[size_t(i)], until});
+    residency_.sizes.push_back(size + 1 - (rules_.evict_first ? gone : 0));
+  }
+  residency_.later = cache_.evictions() == cut_evictions_;
+  if (rules_.streaming) residency_.list(held_, evicted_, stream_.prompt);
+  return residency_;
+}
+
+template <class Real>
+void CacheReplay<Real>::arrive(int32_t t) {
+  memory_.reveal(t, t + 1);
+  cache_.push(SerialTeam{}, token_at(t));
+  open_step(t);
+}
+
+template <class Real>
+void CacheReplay<Real>::leave(int32_t t, int32_t evicted) {
+  if (memory_.storage().score != nullptr) {  // who keeps them elsewhere has taken them over
+    memory_.drop_scores();
+    cache_ = BasicCache<Real>(memory_.storage());
+  }
+  if (evicted >= 0) {
+    const auto tokens = cache_.tokens();  // ascending, as they arrived
+    const auto at = std::lower_bound(tokens.begin(), tokens.end(), evicted) - tokens.begin();
+    cache_.drop(SerialTeam{}, int32_t(at));
+  }
+  close_step(t);
+}
+
+// C_t stands: its newest row is exact.
+template <class Real>
+void CacheReplay<Real>::open_step(int32_t t) {
+  if (t >= stream_.prompt) keeper_.attended(cache_.size(), formatter_.payload(cache_), !setup_.method.chooses());
+}
+
+// S_t stands, after the prompt and after every step: it is pruned, then coded.
+template <class Real>
+void CacheReplay<Real>::close_step(int32_t t) {
+  check();
+  if (cache_.written() > 0) lists_.reading.partial = true;
+  formatter_.code_new(cache_);
+  if (!formatter_.failure().empty()) throw ReplayError(formatter_.failure());
+  if (t >= stream_.prompt - 1) keep_account();
+  if (watch_.ages) note_ages(t, cache_.evictions());
+  memory_.poison_evicted();
+  const bool first_list = lists_.kept.off.size() == 1;
+  if (watch_.kept && !setup_.method.holds_all() && t >= stream_.prompt - 1 && (rules_.streaming || first_list))
+    lists_.add(cache_.tokens(), cache_.nums(), cache_.dens());
+}
+
+// evictions: so far.
+template <class Real>
+void CacheReplay<Real>::note_ages(int32_t t, int32_t evictions) {
+  auto& ages = keeper_.ledger.evicted_ages;
+  const size_t before = ages.size(), after = size_t(evictions);
+  if (after == before) return;
+  if (ages.empty()) ages.reserve(after);  // a cut prompt is all that is evicted from some caches
+  for (const int32_t token : cache_.evicted_since(int32_t(before)).first(after - before)) ages.push_back(t - token);
+}
+
+template <class Real>
+ExtraBytes CacheReplay<Real>::extra_bytes() const {
+  ExtraBytes extra;
+  const Method& m = setup_.method.method();
+  if (const auto hook = m.template of<Real>().extra_bytes; hook != nullptr) hook(setup_.method.policy(), extra, cache_);
+  return extra;
+}
+
+template <class Real>
+void CacheReplay<Real>::keep_account() {
+  keeper_.kept(
+      {cache_.size(), cache_.shape().blocks, cache_.evictions(), formatter_.quantised(), formatter_.payload(cache_),
+       formatter_.sketch_bytes(cache_), !setup_.method.implied_layout(), observes(), reweighted_},
+      extra_bytes());
+}
+
+// From what a device noted of a step.
+template <class Real>
+void CacheReplay<Real>::keep_account(int32_t t, const StepRecord& s, bool scored) {
+  const HeadShape shape = cache_.shape();
+  const bool chooses = setup_.method.chooses();
+  if (t >= stream_.prompt) {
+    keeper_.attended(s.attended.rows, formatter_.payload_of(shape, s.attended), !chooses);
+    if (chooses && scored) keeper_.read(formatter_.payload_of(shape, s.read).bytes);
+  }
+  if (t >= stream_.prompt - 1)
+    keeper_.kept({s.kept.rows, shape.blocks, s.evictions, s.quantised, formatter_.payload_of(shape, s.kept),
+                  formatter_.sketch_bytes_of(shape, s.kept), !setup_.method.implied_layout(), observes(), reweighted_},
+                 s.extra);
+}
+
+template <class Real>
+void CacheReplay<Real>::count_attended(int64_t tokens, int64_t rows, double seconds) {
+  keeper_.ledger.attended_sum += tokens, keeper_.ledger.attended_rows += rows;
+  keeper_.ledger.attend_s += seconds;
+}
+
+template <class Real>
+void CacheReplay<Real>::count_read(std::span<const uint8_t> read) {
+  keeper_.read(formatter_.read_bytes(cache_, read));
+}
+
+template <class Real>
+void CacheReplay<Real>::take_report() {
+  const Method& m = setup_.method.method();
+  if (const auto hook = m.template of<Real>().report; hook != nullptr)
+    hook(setup_.method.policy(), keeper_.ledger.extras, cache_);
+}
+
+// Promises that types cannot enforce.
+template <class Real>
+void CacheReplay<Real>::check() const {
+  if (cache_.broken_promises() > 0) check_end({PolicyEnd::returned});
+  if (cache_.failure() > 0) check_end({PolicyEnd::method, -1, cache_.failure(), cache_.failed_at()});
+  if (most_kept_ >= 0 && cache_.size() > most_kept_) check_end({PolicyEnd::bound, -1, 0, cache_.size()});
+}
+
+template <class Real>
+void CacheReplay<Real>::check_end(const PolicyEnd& end) const {
+  switch (end.why) {
+    case PolicyEnd::done:
+      return;
+    case PolicyEnd::denominator:
+      throw ReplayError(no_denominator(end.token));
+    case PolicyEnd::returned:
+      throw ReplayError("the policy brought back a token that it had evicted");
+    case PolicyEnd::method:
+      throw ReplayError(setup_.method.failure_text(end.code, end.at));
+    case PolicyEnd::bound:
+      throw ReplayError("the policy holds " + std::to_string(end.at) + " tokens, more than its budget of " +
+                        std::to_string(most_kept_));
+    case PolicyEnd::format:
+      throw ReplayError(row_format_refusal(end.at));
+  }
+}
+
+template <class Real>
+bool CacheReplay<Real>::may_run_on_device() const {
+  const auto injected = [](const InjectedArray& a) { return a.values != nullptr; };
+  const Rng& rng = setup_.rng;
+  return std::is_same_v<Real, float> && !setup_.method.method().hooks.has(Hook::given) &&
+         !setup_.options.row_format.by_block() && !watch_.audit &&
+         std::none_of(rng.injected, rng.injected + Rng::kArrays, injected);
+}
+
+// Worth it where a selection is long work, and budgets share it.
+template <class Real>
+bool CacheReplay<Real>::may_cut_on_device() const {
+  return setup_.method.method().hooks.has(Hook::larger) && needs().rows_from < 0 && may_run_on_device();
+}
+
+template <class Real>
+DevicePolicy CacheReplay<Real>::device_policy(const PromptSums& sums, bool prefix, bool set) {
+  DevicePolicy d{};
+  if constexpr (std::is_same_v<Real, float>) {
+    open_memory();
+    const Method& m = setup_.method.method();
+    d.programs = m.programs;
+    d.policy.assign(setup_.method.policy(), setup_.method.policy() + m.bytes);
+    d.memory = memory_.storage(), d.state = memory_.state();
+    d.rules = rules_, d.needs = needs();
+    d.coder = {setup_.options.row_format.kind, setup_.options.row_format.group};
+    const auto view = sums_view(stream_, sums, first_head(), heads(), rules_.aggregate);
+    d.column_sums = view.column_sums, d.column_max_sums = view.column_max_sums;
+    d.future_sums = view.future_sums;
+    d.first_head = first_head();
+    d.max_rows = most_kept_;
+    d.streams_prompt = prompt_streams_, d.observes = observes();
+    d.by_head = m.hooks.has(Hook::choose) || m.hooks.has(Hook::observe_prompt) || m.single.observe_heads != nullptr;
+    d.chooses = setup_.method.chooses(), d.heads_differ = heads_differ();
+    d.reweights = setup_.options.reweight != Reweight::none, d.split = layout_.split;
+    d.moves = moves_positions();
+    d.prefix = prefix && !rules_.streaming, d.set = set, d.lists = watch_.kept;
+  }
+  return d;
+}
+
+// What a device left; the arrays hold it already.
+template <class Real>
+void CacheReplay<Real>::take_over(const DevicePolicyRecord& record) {
+  std::memcpy(setup_.method.self(), record.policy.data(), record.policy.size());
+  const HostHooks& host = setup_.method.method().host;
+  if (host.bind_state != nullptr) host.bind_state(setup_.method.self(), memory_.state());
+  reweighted_ = record.end.reweighted;
+}
+
+template <class Real>
+void CacheReplay<Real>::follow_cut(const DevicePolicyRecord& record, double seconds) {
+  take_over(record);
+  close_prompt();
+  keeper_.ledger.select_s += seconds;
+}
+
+template <class Real>
+void CacheReplay<Real>::follow(const DevicePolicyRecord& record, std::span<const uint8_t> scored) {
+  take_over(record);
+  const int32_t first = stream_.tokens - int32_t(record.steps.size());
+  for (size_t i = 0; i < record.steps.size(); ++i) {
+    const int32_t t = first + int32_t(i);
+    keep_account(t, record.steps[i], scored[size_t(t)] != 0);
+    if (record.steps[i].weighs) lists_.reading.partial = true;
+    if (watch_.ages) note_ages(t, record.steps[i].evictions);
+  }
+  if (cache_.written() > 0) lists_.reading.partial = true;
+  if (!watch_.kept) return;
+  if (!setup_.method.holds_all()) list_record(record.rows, stream_.prompt - 1 - first);
+  if (setup_.method.chooses()) lists_.attended = record.attended;
+}
+
+// Every S_t from step `from` on, or that one alone where the cache was cut once.
+template <class Real>
+void CacheReplay<Real>::list_record(const DevicePolicyRecord::Rows& rows, int32_t from) {
+  const size_t first = size_t(std::max(0, from)), steps = rows.tokens.off.size() - 1;
+  for (size_t i = first; i < (rules_.streaming ? steps : std::min(steps, first + 1)); ++i) {
+    const size_t begin = size_t(rows.tokens.off[i]), count = size_t(rows.tokens.off[i + 1]) - begin;
+    const auto part = [&](const auto& of) { return of.empty() ? std::span(of) : std::span(of).subspan(begin, count); };
+    lists_.add(part(rows.tokens.flat), part(rows.num), part(rows.den));
+  }
+}
+
+template class CacheReplay<float>;
+template class CacheReplay<double>;
+
+}  // namespace kvreplay

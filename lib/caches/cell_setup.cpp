@@ -1,0 +1,33 @@
+#include "caches/cell_setup.hpp"
+
+#include "exact/oracle_needs.hpp"
+
+namespace kvreplay {
+
+bool has_cache_for_each_query_head(const Cell& cell) {
+  return cell.options().gqa_level == GqaLevel::query && cell.method().looks_at_queries;
+}
+
+template <class Real>
+CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
+  // A layer that decides as one draws the same numbers whichever of its kv heads are selected.
+  const uint32_t kv_head = stream.shape.blocks > 1 ? 0 : uint32_t(cell.place.kv_head);
+  const Rng rng{cell.seed.value_or(0), cell.prompt_rank, uint32_t(cell.place.layer), kv_head, {}};
+  MethodContext context = cell.context();
+  context.shape = stream.shape;
+  context.window = stream.window;
+  const bool each = has_cache_for_each_query_head(cell);
+  if (each) context.shape.heads = 1;
+  const OracleNeeds asks = cell.variant->values.oracle_needs();
+  if (asks.median_key_distance) context.median_key_distance = median_key_distance(stream, rng);
+  if (asks.largest_query_norm) context.largest_query_norm = largest_query_norm(stream);
+  CacheSetup setup{BoundMethod(cell.variant->values, context), cell.options(), rng};
+  if (setup.options.gqa_level == GqaLevel::query && !each) setup.options.gqa_level = GqaLevel::kv;
+  setup.prompt_streams = cell.variant->prompt_streams;
+  return setup;
+}
+
+template CacheSetup cell_setup(const Cell&, const HeadStream<float>&);
+template CacheSetup cell_setup(const Cell&, const HeadStream<double>&);
+
+}  // namespace kvreplay

@@ -1,0 +1,14 @@
+#pragma once
+#include "caches/cache_replay.hpp"
+#include "catalog/cell.hpp"
+
+namespace kvreplay {
+
+// What looks only at keys and values decides the same for every query head, and has one cache for them (C9).
+bool has_cache_for_each_query_head(const Cell& cell);
+
+// How the first cache of a cell is set up on a stream: its method resolved for what the stream is like.
+template <class Real>
+CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream);
+
+}  // namespace kvreplay

@@ -1,0 +1,65 @@
+#include "caches/cell_sizes.hpp"
+
+#include <algorithm>
+
+#include "measures/sums.hpp"
+
+namespace kvreplay {
+namespace {
+
+struct Charged {
+  Metric to;
+  int64_t Ledger::*from;
+};
+constexpr Charged kCharged[] = {
+    {"peak_bytes", &Ledger::peak_bytes},
+    {"aux_bytes", &Ledger::peak_aux_bytes},
+    {"score_bytes", &Ledger::score_bytes},
+    {"sketch_bytes", &Ledger::sketch_bytes},
+    {"index_bytes", &Ledger::index_bytes},
+    {"final_bytes", &Ledger::final_bytes},
+    {"key_floats", &Ledger::peak_key_floats},
+    {"value_floats", &Ledger::peak_value_floats},
+    {"weight_floats", &Ledger::peak_weight_floats},
+};
+
+double ratio(int64_t sum, int64_t count) { return count > 0 ? double(sum) / double(count) : 0.0; }
+
+}  // namespace
+
+void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& sizes, Measured& to) {
+  const auto charge = [&](double so_far, double amount) {
+    return sizes.shared ? std::max(so_far, amount) : so_far + amount;
+  };
+  double kept = 0, floats = 0, read = 0, bytes = 0;
+  int64_t attended = 0, rows = 0, read_steps = 0, evictions = 0, quantised = 0, peak_kept = 0, peak_attended = 0;
+  std::vector<double> ages;
+  for (const Ledger* ledger : ledgers) {
+    const Ledger& l = *ledger;
+    for (const Charged& c : kCharged) to[c.to] = charge(to[c.to].value_or(0), double(l.*c.from));
+    peak_kept = std::max(peak_kept, l.peak_kept), peak_attended = std::max(peak_attended, l.peak_attended);
+    kept += ratio(l.kept_sum, l.kept_steps);
+    attended += l.attended_sum, rows += l.attended_rows;
+    bytes = charge(bytes, ratio(l.bytes_sum, l.kept_steps));
+    floats = charge(floats, double(l.peak_floats));
+    read += ratio(l.read_sum, l.read_steps), read_steps += l.read_steps;
+    ages.insert(ages.end(), l.evicted_ages.begin(), l.evicted_ages.end());
+    evictions += l.evictions, quantised += l.quantised;
+    to.select_s += l.select_s, to.attend_s += l.attend_s;
+    to.extras.insert(l.extras.begin(), l.extras.end());
+  }
+  to["peak_kept_tokens"] = double(peak_kept), to["peak_attended_tokens"] = double(peak_attended);
+  to["mean_kept_tokens"] = kept / double(ledgers.size());
+  to["mean_attended_tokens"] = ratio(attended, rows);
+  to["mean_bytes"] = bytes;
+  to["total_bytes"] = *to["peak_bytes"] + *to["aux_bytes"];
+  to["equivalent_tokens"] = floats / sizes.row_floats;
+  to["n_evictions"] = double(evictions), to["n_quantised"] = double(quantised);
+  if (read_steps > 0) to["read_bytes_per_step"] = read;
+  if (!ages.empty()) to["median_evicted_age_tokens"] = quantile(ages, 0.5);
+  if (const auto bound = to.extras.find("bound_log10_tokens"); bound != to.extras.end())
+    to["bound_log10_tokens"] = bound->second;
+  to["full_bytes"] = double(int64_t(sizes.full_tokens) * sizes.row_floats * sizes.stored_bytes);
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,37 @@
+#pragma once
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "caches/cache_replay.hpp"
+#include "exact/tile.hpp"
+
+namespace kvreplay {
+
+// What the caches of a head ask of its prompt, computed once for all of them before they read it.
+template <class Real>
+class PromptReading {
+ public:
+  // Adds a cache that takes the prompt in one call. shows_rows: it is shown the rows that it observes; otherwise
+  // somebody else shows them to it.
+  void add(CacheReplay<Real>& cache, bool shows_rows = true);
+  // Column sums and the sums of the future may come from elsewhere than this machine's cores.
+  using ColumnSums = std::function<std::vector<std::vector<double>>(const PromptPass& pass)>;
+  using FutureSums = std::function<std::vector<double>()>;
+  void sum(const ColumnSums& columns, const FutureSums& future);
+  // What a cache may look at, after sum().
+  PromptSums sums_of(const CacheReplay<Real>& cache) const;
+
+ private:
+  struct Watcher {
+    CacheReplay<Real>* cache;
+    int32_t from;  // the first row that it is shown
+  };
+  std::vector<Watcher> watchers_;
+  PromptPass pass_;
+  bool future_ = false;
+  std::map<int32_t, std::vector<double>> sums_;  // by the first row that is summed
+  std::vector<double> future_sums_;
+};
+
+}  // namespace kvreplay

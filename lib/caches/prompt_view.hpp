@@ -1,0 +1,43 @@
+#pragma once
+#include "core/cache.hpp"
+#include "exact/head_stream.hpp"
+
+namespace kvreplay {
+
+// Sums over rows of the prompt and, for oracles, of the future: of all heads of the stream, or null.
+struct PromptSums {
+  const double *columns = nullptr, *future = nullptr;  // [heads, prompt], [heads, tokens]
+};
+
+// The sums over rows of some query heads, as a policy is shown them.
+template <class Real>
+typename Prompt<Real>::View sums_view(const HeadStream<Real>& s, const PromptSums& sums, int32_t first_head,
+                                      int32_t heads, Aggregate how) {
+  typename Prompt<Real>::View view{};
+  const bool by_row = how == Aggregate::max && heads == s.shape.heads;
+  if (sums.columns != nullptr) view.column_sums = sums.columns + int64_t(first_head) * s.prompt;
+  if (sums.columns != nullptr && by_row) view.column_max_sums = sums.columns + int64_t(heads) * s.prompt;
+  if (sums.future != nullptr) view.future_sums = sums.future + int64_t(first_head) * s.tokens;
+  return view;
+}
+
+// All that the policy of a cache is shown of the prompt. held: the cache's memory, whose keys and values it sees.
+template <class Real>
+Prompt<Real> prompt_view(const HeadStream<Real>& s, const PromptSums& sums, int32_t first_head, Aggregate how,
+                         const CacheStorage<Real>& held, bool queries) {
+  typename Prompt<Real>::View view = sums_view(s, sums, first_head, held.shape.heads, how);
+  view.keys = held.keys, view.values = held.values;
+  view.key_block = held.key_block, view.value_block = held.value_block;
+  view.tokens = s.tokens, view.size = s.prompt, view.shape = held.shape;
+  view.aggregate = how, view.scale = double(s.rule.scale);
+  if (queries) {
+    view.queries = s.query(first_head, 0);
+    view.query_head = int64_t(s.query_rows) * s.shape.dim;
+  }
+  if (!s.classes.empty()) view.classes = s.classes.data();
+  view.positions = s.positions.data();
+  view.rope = {s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor};
+  return Prompt<Real>(view);
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,16 @@
+#pragma once
+#include <stdexcept>
+#include <string>
+
+namespace kvreplay {
+
+// A cell failed; the others go on.
+struct ReplayError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+inline std::string no_denominator(int32_t token) {
+  return "the denominator at token " + std::to_string(token) + " is zero or not finite: nothing left to attend to";
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,156 @@
+#include "catalog/bound_method.hpp"
+
+#include <algorithm>
+
+#include "base/json_text.hpp"
+
+namespace kvreplay {
+namespace {
+
+// A file by its name alone, so that it is the same wherever it lies.
+std::string file_json(const std::string& path) {
+  return path.empty() ? "null" : json_text(path.substr(path.rfind('/') + 1));
+}
+
+JsonObject parameters_object(const MethodValues& values, const std::string& lists_digest) {
+  JsonObject all;
+  for (const ParameterSpec& spec : values.method().parameters) {
+    if (spec.kind != ParameterSpec::Kind::file) all.add_json(spec.name, parameter_json(spec, values.policy()));
+    else all.add_json(spec.name, lists_digest.empty() ? file_json(values.file()) : json_of(lists_digest));
+  }
+  return all;
+}
+JsonObject given_object(const MethodValues& values) {
+  const Method& method = values.method();
+  JsonObject given;
+  for (const ParameterSpec& spec : method.parameters) {
+    const bool file = spec.kind == ParameterSpec::Kind::file;
+    const std::string json = file ? values.file().empty() ? "" : file_json(values.file())
+                                  : given_json(spec, values.policy(), method.defaults.data());
+    if (!json.empty()) given.add_json(spec.name, json);
+  }
+  return given;
+}
+
+JsonObject options_object(const CommonOptions& o) {
+  JsonObject all;
+  all.add("phase", word(o.phase)).add("gqa.level", word(o.gqa_level)).add("gqa.agg", word(o.gqa_aggregate));
+  all.add("positions", word(o.positions)).add("order", word(o.order)).add("reweight", word(o.reweight));
+  all.add("allocator", word(o.allocator) + (o.allocator_file.empty() ? "" : ":" + o.allocator_file));
+  all.add_json("row_format", row_format_json(o.row_format));
+  if (o.prompt != PromptMode::as_run) all.add("prompt", word(o.prompt));
+  return all;
+}
+
+}  // namespace
+
+void MethodValues::set(const ParameterSpec& spec, const std::string& json) {
+  if (spec.kind != ParameterSpec::Kind::file) return assign_parameter(spec, json, policy_.data());
+  file_ = text_of_json(json);
+}
+
+bool MethodValues::takes_budget() const {
+  return method_->info.takes_budget && !(host().budgetless && host().budgetless(policy()));
+}
+bool MethodValues::random() const { return host().random != nullptr && host().random(policy()); }
+bool MethodValues::streams_prompt() const {
+  return host().streams_prompt != nullptr && host().streams_prompt(policy());
+}
+bool MethodValues::chooses() const {
+  return method_->hooks.has(Hook::choose) && (host().chooses == nullptr || host().chooses(policy()));
+}
+bool MethodValues::changes_logits() const {
+  if (host().changes_logits != nullptr) return host().changes_logits(policy());
+  return method_->hooks.has(Hook::logit_factor);
+}
+bool MethodValues::holds_all() const {
+  return host().holds_all != nullptr ? host().holds_all(policy()) : method_->info.reads_full_cache;
+}
+bool MethodValues::implied_layout() const {
+  return host().implied_layout != nullptr ? host().implied_layout(policy()) : method_->info.implied_layout;
+}
+bool MethodValues::heads_differ(const CommonOptions& options) const {
+  if (options.gqa_level == GqaLevel::query) return true;
+  return host().heads_differ != nullptr && host().heads_differ(policy());
+}
+bool MethodValues::observes(const CommonOptions& options) const {
+  if (options.phase != Phase::stream) return false;
+  return host().observes != nullptr ? host().observes(policy()) : method_->hooks.has(Hook::observe);
+}
+OracleNeeds MethodValues::oracle_needs() const {
+  return host().oracle_needs != nullptr ? host().oracle_needs(policy()) : OracleNeeds{};
+}
+CommonOptions MethodValues::default_options() const {
+  CommonOptions options;
+  options.phase = method_->info.default_phase;
+  options.positions = method_->info.default_positions;
+  if (host().set_options != nullptr) host().set_options(policy(), options);
+  return options;
+}
+std::string MethodValues::warning(const CommonOptions& options) const {
+  return host().warning != nullptr ? host().warning(policy(), options) : method_->info.warning;
+}
+
+std::string MethodValues::given_json() const { return given_object(*this).text(); }
+
+BoundMethod::BoundMethod(const MethodValues& values, const MethodContext& context)
+    : MethodValues(values), context_(context) {
+  host().resolve(policy_.data(), context);
+}
+Layout BoundMethod::layout() const { return host().layout != nullptr ? host().layout(policy(), context_) : Layout{}; }
+PromptNeeds BoundMethod::needs() const {
+  return host().needs != nullptr ? host().needs(policy(), context_) : PromptNeeds{};
+}
+Protect BoundMethod::protection() const {
+  return host().protection != nullptr ? host().protection(policy()) : Protect{};
+}
+bool BoundMethod::is_bounded(const CommonOptions& options) const {
+  return method_->info.takes_budget && !holds_all() && options.phase == Phase::stream;
+}
+int64_t BoundMethod::max_rows() const {
+  return host().max_rows != nullptr ? host().max_rows(policy(), context_) : context_.budget.tokens;
+}
+std::vector<RngArray> BoundMethod::rng_arrays() const {
+  return host().rng_arrays != nullptr ? host().rng_arrays(policy(), context_) : std::vector<RngArray>{};
+}
+ErrorBound BoundMethod::error_bound() const {
+  return host().error_bound != nullptr ? host().error_bound(policy()) : ErrorBound{};
+}
+std::optional<ScoreRule> BoundMethod::score_rule() const {
+  return host().score_rule != nullptr ? host().score_rule(policy()) : std::nullopt;
+}
+std::string BoundMethod::failure_text(int32_t code, int32_t at) const {
+  if (host().failure_text != nullptr) return host().failure_text(code, at);
+  return "the method failed at " + std::to_string(at);
+}
+
+// A word where nothing but the kind was chosen by the user or applies.
+std::string row_format_json(const RowFormat& f) {
+  using Kind = RowFormat::Kind;
+  if (!f.quantises()) return json_of(word(f.kind));
+  JsonObject all;
+  all.add("name", word(f.kind));
+  if (f.kind == Kind::int8 || f.kind == Kind::int4) return all.add("group", f.group).text();
+  all.add("bits", f.bits).add("g", f.group).add("R", f.residual);
+  if (f.kind == Kind::gear) all.add("rank", f.rank).add("outliers", f.outliers);
+  return all.text();
+}
+
+std::string options_json(const CommonOptions& options) { return options_object(options).text(); }
+
+std::string given_json(const MethodValues& values, const CommonOptions& options, const FileDigests& files) {
+  JsonObject given = given_object(values);
+  CommonOptions named = options;
+  if (!files.allocator.empty()) named.allocator_file = files.allocator;
+  return given.add_all(options_object(named).without(options_object(values.default_options()))).text();
+}
+
+std::string params_json(const MethodValues& values, const CommonOptions& options, const FileDigests& files) {
+  JsonObject all = parameters_object(values, files.lists);
+  CommonOptions named = options;
+  if (!files.allocator.empty()) named.allocator_file = files.allocator;
+  if (!files.uniforms.empty()) all.add("uniforms", files.uniforms);
+  return all.add_all(options_object(named)).text();
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,127 @@
+#pragma once
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/hooks.hpp"
+#include "core/policy_calls.hpp"
+#include "core/share.hpp"
+
+// A policy without its type: its bytes, and a table of its hooks made by its own translation unit. That unit holds
+// the hooks for float and for double and nothing else; the replay is compiled once for all methods.
+
+namespace kvreplay {
+
+class Describer;  // catalog/describe.hpp
+
+// What a policy is asked outside of the steps. Null where it has no such hook. self: its bytes.
+struct HostHooks {
+  void (*resolve)(void* self, const MethodContext&) = nullptr;
+  Layout (*layout)(const void* self, const MethodContext&) = nullptr;
+  PromptNeeds (*needs)(const void* self, const MethodContext&) = nullptr;
+  OracleNeeds (*oracle_needs)(const void* self) = nullptr;
+  int64_t (*max_rows)(const void* self, const MethodContext&) = nullptr;
+  int32_t (*max_rows_read)(const void* self) = nullptr;
+  Protect (*protection)(const void* self) = nullptr;
+  std::optional<ScoreRule> (*score_rule)(const void* self) = nullptr;
+  ErrorBound (*error_bound)(const void* self) = nullptr;
+  std::vector<int32_t> (*share)(const void* self, const MethodContext&, const std::vector<HeadScores>&) = nullptr;
+  void (*head_scores)(const void* self, std::vector<double>& extras) = nullptr;
+  std::string (*failure_text)(int32_t code, int32_t at) = nullptr;
+  void (*set_options)(const void* self, CommonOptions&) = nullptr;
+  const char* (*warning)(const void* self, const CommonOptions&) = nullptr;
+  std::vector<RngArray> (*rng_arrays)(const void* self, const MethodContext&) = nullptr;
+  bool (*random)(const void* self) = nullptr;
+  bool (*budgetless)(const void* self) = nullptr;
+  bool (*streams_prompt)(const void* self) = nullptr;
+  bool (*observes)(const void* self) = nullptr;
+  bool (*chooses)(const void* self) = nullptr;
+  bool (*changes_logits)(const void* self) = nullptr;
+  bool (*holds_all)(const void* self) = nullptr;
+  bool (*implied_layout)(const void* self) = nullptr;
+  bool (*heads_differ)(const void* self) = nullptr;
+  double (*logit_factor)(const void* self, int32_t rows, int32_t token) = nullptr;
+  void (*observe_prompt)(void* self, int32_t t, const HeadProbabilities&) = nullptr;
+  void (*bind_state)(void* self, std::span<double>) = nullptr;
+  void (*bind_rng)(void* self, const Rng&) = nullptr;
+  void (*bind_given)(void* self, const GivenLists&) = nullptr;
+  void (*bind_larger)(void* self, const void* other) = nullptr;
+};
+
+// What it does with a cache.
+template <class Real>
+struct CacheHooks {
+  void (*read_prompt)(void* self, const Prompt<Real>&, BasicCache<Real>&) = nullptr;
+  void (*evict)(void* self, BasicCache<Real>&) = nullptr;
+  void (*append)(void* self, const Token<Real>&, BasicCache<Real>&) = nullptr;
+  void (*choose_by_mass)(void* self, const BasicCache<Real>&, const HeadProbabilities&, uint8_t*) = nullptr;
+  void (*choose_by_query)(void* self, const BasicCache<Real>&, const StepQueries<Real>&, uint8_t*) = nullptr;
+  void (*observe_group)(void* self, BasicCache<Real>&, std::span<const double>) = nullptr;
+  void (*observe_heads)(void* self, BasicCache<Real>&, const HeadProbabilities&) = nullptr;
+  void (*extra_bytes)(const void* self, ExtraBytes&, const BasicCache<Real>&) = nullptr;
+  void (*report)(const void* self, std::map<std::string, double>&, const BasicCache<Real>&) = nullptr;
+};
+
+struct PolicyTable {
+  MethodInfo info{};
+  Hooks hooks;
+  SharedOver shared_over = SharedOver::none;
+  size_t bytes = 0;                                     // of a policy
+  void (*make)(void* to) = nullptr;                     // one with every parameter at its default
+  void (*describe)(Describer&, const void*) = nullptr;  // declare() of such a one
+  HostHooks host;
+  CacheHooks<float> single;
+  CacheHooks<double> wide;
+  template <class Real>
+  const CacheHooks<Real>& of() const {
+    if constexpr (sizeof(Real) == sizeof(double)) return wide;
+    else return single;
+  }
+};
+
+// The steps' hooks through the table (core/policy_calls.hpp says what each does).
+template <class Real>
+struct TableCalls {
+  void* self;
+  const HostHooks& host;
+  const CacheHooks<Real>& hooks;
+
+  bool chooses() const {
+    if (hooks.choose_by_mass == nullptr && hooks.choose_by_query == nullptr) return false;
+    return host.chooses == nullptr || host.chooses(self);
+  }
+  bool chooses_by_mass() const { return hooks.choose_by_mass != nullptr; }
+  bool observes() const { return hooks.observe_group != nullptr || hooks.observe_heads != nullptr; }
+  bool observes_heads() const { return hooks.observe_heads != nullptr; }
+
+  void read_prompt(const SerialTeam&, const Prompt<Real>& prompt, BasicCache<Real>& cache) const {
+    if (hooks.read_prompt != nullptr) hooks.read_prompt(self, prompt, cache);
+  }
+  void evict(const SerialTeam&, BasicCache<Real>& cache) const {
+    if (hooks.evict != nullptr) hooks.evict(self, cache);
+  }
+  void append(const SerialTeam& team, const Token<Real>& token, BasicCache<Real>& cache) const {
+    if (hooks.append != nullptr) hooks.append(self, token, cache);
+    else cache.push(team, token);
+  }
+  void choose(const SerialTeam&, const BasicCache<Real>& cache, const HeadProbabilities& p, uint8_t* chosen) const {
+    hooks.choose_by_mass(self, cache, p, chosen);
+  }
+  void choose(const SerialTeam&, const BasicCache<Real>& cache, const StepQueries<Real>& q, uint8_t* chosen) const {
+    hooks.choose_by_query(self, cache, q, chosen);
+  }
+  void observe(const SerialTeam&, BasicCache<Real>& cache, std::span<const double> p) const {
+    hooks.observe_group(self, cache, p);
+  }
+  void observe(const SerialTeam&, BasicCache<Real>& cache, const HeadProbabilities& p) const {
+    hooks.observe_heads(self, cache, p);
+  }
+  double logit_factor(int32_t rows, int32_t token) const {
+    return host.logit_factor == nullptr ? 1 : host.logit_factor(self, rows, token);
+  }
+  Protect protection() const { return host.protection == nullptr ? Protect{} : host.protection(self); }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,67 @@
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+// Every hook that a policy may have; lib/methods/README.md says what each is for. A policy names those it has
+// (`static constexpr Hooks hooks{"layout read_prompt evict"}`), and its registration compares the list with what
+// the compiler finds (catalog/policy_table.hpp): a hook with a misspelt name, or with arguments that the engine
+// would not call it with, does not compile instead of being passed over.
+
+namespace kvreplay {
+
+// clang-format off
+#define KVR_HOOKS(X)                                                                                       \
+  /* Steps of the replay, in the order of their calls. */                                                  \
+  X(observe_prompt) X(read_prompt) X(evict) X(append) X(choose) X(logit_factor) X(observe) X(extra_bytes)  \
+  X(spread) X(report)                                                                                      \
+  /* What the engine sizes and checks. */                                                                  \
+  X(layout) X(needs) X(oracle_needs) X(max_rows) X(max_rows_read) X(protection) X(score_rule)              \
+  X(error_bound) X(shared_over) X(share) X(head_scores) X(failure_text) X(set_options) X(warning)          \
+  X(random) X(budgetless) X(rng_arrays)                                                                    \
+  /* What an instance says of itself. */                                                                   \
+  X(streams_prompt) X(observes) X(chooses) X(changes_logits) X(holds_all) X(implied_layout) X(heads_differ) \
+  /* Members that the engine binds. */                                                                     \
+  X(state) X(rng) X(given) X(larger)
+// clang-format on
+
+enum class Hook : int {
+#define KVR_ENUMERATOR(name) name,
+  KVR_HOOKS(KVR_ENUMERATOR)
+#undef KVR_ENUMERATOR
+      kCount
+};
+
+constexpr std::string_view kHookNames[] = {
+#define KVR_NAME(name) #name,
+    KVR_HOOKS(KVR_NAME)
+#undef KVR_NAME
+};
+static_assert(int(Hook::kCount) <= 64);
+
+struct Hooks {
+  uint64_t bits = 0;
+
+  constexpr Hooks() = default;
+  // Names with spaces between them. A word that is no hook does not compile.
+  consteval explicit Hooks(std::string_view words) {
+    while (!words.empty()) {
+      const size_t end = words.find(' ') < words.size() ? words.find(' ') : words.size();
+      if (end > 0) bits |= bit_of(words.substr(0, end));
+      words.remove_prefix(end < words.size() ? end + 1 : end);
+    }
+  }
+  constexpr bool has(Hook hook) const { return (bits >> int(hook) & 1u) != 0; }
+  constexpr Hooks operator+(Hooks others) const {
+    others.bits |= bits;
+    return others;
+  }
+
+ private:
+  static consteval uint64_t bit_of(std::string_view word) {
+    for (int i = 0; i < int(Hook::kCount); ++i)
+      if (kHookNames[i] == word) return uint64_t{1} << i;
+    throw "this is not the name of a hook";
+  }
+};
+
+}  // namespace kvreplay

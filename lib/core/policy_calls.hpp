@@ -1,0 +1,60 @@
+#pragma once
+#include "core/policy.hpp"
+
+namespace kvreplay {
+
+// The hooks of a policy, as core/step.hpp calls them: a hook that the policy lacks does what the engine does
+// without it. Two forms exist: this one, where the policy's type is known (a block of a device), and a table of
+// functions (catalog/policy_table.hpp), through which the CPU's replay is compiled once for all methods.
+template <Policy P, class Real>
+struct DirectCalls {
+  P& policy;
+
+  KVR_FN bool chooses() const {
+    if constexpr (Chooses<P, Real>) return chooses_now(policy);
+    else return false;
+  }
+  KVR_FN static constexpr bool chooses_by_mass() { return ChoosesByMass<P, Real>; }
+  KVR_FN static constexpr bool observes() { return Observes<P, Real>; }
+  KVR_FN static constexpr bool observes_heads() { return ObservesHeads<P, Real>; }
+
+  template <Team T>
+  KVR_FN void read_prompt(const T& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) const {
+    if constexpr (ReadsPrompt<P, Real>) policy.read_prompt(team, prompt, cache);
+  }
+  template <Team T>
+  KVR_FN void evict(const T& team, BasicCache<Real>& cache) const {
+    if constexpr (Evicts<P, Real>) policy.evict(team, cache);
+  }
+  template <Team T>
+  KVR_FN void append(const T& team, const Token<Real>& token, BasicCache<Real>& cache) const {
+    if constexpr (Appends<P, Real>) policy.append(team, token, cache);
+    else cache.push(team, token);
+  }
+  template <Team T>
+  KVR_FN void choose(const T& team, const BasicCache<Real>& cache, const HeadProbabilities& p, uint8_t* chosen) const {
+    if constexpr (ChoosesByMass<P, Real>) policy.choose(team, cache, p, chosen);
+  }
+  template <Team T>
+  KVR_FN void choose(const T& team, const BasicCache<Real>& cache, const StepQueries<Real>& q, uint8_t* chosen) const {
+    if constexpr (ChoosesByQuery<P, Real> && !ChoosesByMass<P, Real>) policy.choose(team, cache, q, chosen);
+  }
+  template <Team T>
+  KVR_FN void observe(const T& team, BasicCache<Real>& cache, std::span<const double> p) const {
+    if constexpr (ObservesGroup<P, Real> && !ObservesHeads<P, Real>) policy.observe(team, cache, p);
+  }
+  template <Team T>
+  KVR_FN void observe(const T& team, BasicCache<Real>& cache, const HeadProbabilities& p) const {
+    if constexpr (ObservesHeads<P, Real>) policy.observe(team, cache, p);
+  }
+  KVR_FN double logit_factor(int32_t rows, int32_t token) const {
+    if constexpr (requires { policy.logit_factor(rows, token); }) return policy.logit_factor(rows, token);
+    else return 1;
+  }
+  KVR_FN Protect protection() const {
+    if constexpr (ScoresPrompt<P>) return policy.protection();
+    else return {};
+  }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,21 @@
+#pragma once
+#include <cuda_runtime.h>
+
+#include "device/runtime.hpp"
+
+// What each translation unit of device code starts. They are several so that they compile side by side.
+
+namespace kvreplay::cuda {
+
+template <int kWidth>
+struct OfWidth {
+  static void attend(const AttendArgs& args, Grade grade, bool values, cudaStream_t stream);
+  static void columns(const ColumnArgs& args, Grade grade, bool maxima, cudaStream_t stream);
+};
+void start(const PackKernel& kernel, cudaStream_t stream);
+void start(const ExactMergeKernel& kernel, cudaStream_t stream);
+void start(const CacheMergeKernel& kernel, cudaStream_t stream);
+void start(const ProbabilityKernel& kernel, cudaStream_t stream);
+void start(const RecallKernel& kernel, cudaStream_t stream);
+
+}  // namespace kvreplay::cuda

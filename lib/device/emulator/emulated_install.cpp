@@ -1,0 +1,17 @@
+#include "device/devices.hpp"
+#include "device/emulator/emulated_runtime.hpp"
+#include "device/emulator/install.hpp"
+
+namespace kvreplay::emulator {
+
+bool install() {
+  add_device_kind({"emulated",
+                   [] {
+                     return std::vector<DeviceInfo>{
+                         {"emulated", "the kernels of the CUDA devices on one CPU thread each, for tests; slow"}};
+                   },
+                   [] { return std::string(); }, [](int) { return open_runtime(Schedule::forward); }});
+  return true;
+}
+
+}  // namespace kvreplay::emulator

@@ -1,0 +1,20 @@
+#pragma once
+#include "device/emulator/emulated_block.hpp"
+#include "device/kernels/policy_kernel.hpp"
+
+namespace kvreplay::emulator {
+
+// Two warps: what only one of them has done is seen to be missing, in a fraction of the time that a device's
+// blocks would take here.
+constexpr int kEmulatedThreads = 64;
+
+// The program of a method (DevicePrograms::emulated).
+template <class P, int kThreads = kEmulatedThreads>
+void start_policies(const DeviceLaunch& l) {
+  const PolicyKernel<P> kernel = policy_kernel<P>(l);
+  LaunchShape shape = kernel.shape();
+  shape.threads = kThreads;
+  launch(kernel, shape, *static_cast<const Schedule*>(l.queue));
+}
+
+}  // namespace kvreplay::emulator

@@ -1,0 +1,98 @@
+#include "device/emulator/emulated_runtime.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <new>
+#include <stdexcept>
+
+#include "device/kernels_of.hpp"
+
+namespace kvreplay::emulator {
+namespace {
+
+constexpr size_t kGuard = 256;
+constexpr unsigned char kGuardByte = 0xA5, kFreshByte = 0xFF;
+
+class EmulatedRuntime final : public Runtime {
+  static constexpr size_t kSharedBytes = size_t{227} << 10;
+  static void check_shared(size_t bytes) {
+    if (bytes > kSharedBytes) throw std::logic_error("a block asks for more shared memory than there is");
+  }
+  void start(const auto& kernel) {
+    check_shared(kernel.shape().shared_bytes);
+    launch(kernel, kernel.shape(), schedule_);
+  }
+  auto starter() {
+    return [this](const auto& kernel) { start(kernel); };
+  }
+
+ public:
+  explicit EmulatedRuntime(Schedule schedule) : schedule_(schedule) {}
+  ~EmulatedRuntime() override {
+    for (const auto& [memory, bytes] : held_) free_block(memory);
+  }
+  void* allocate(size_t bytes) override {
+    const size_t whole = (bytes + 2 * kGuard + kGuard - 1) / kGuard * kGuard;
+    auto* const block = static_cast<unsigned char*>(std::aligned_alloc(kGuard, whole));
+    if (block == nullptr) throw std::bad_alloc();
+    std::fill_n(block, kGuard, kGuardByte);
+    std::fill_n(block + kGuard, bytes, kFreshByte);
+    std::fill(block + kGuard + bytes, block + whole, kGuardByte);
+    held_[block + kGuard] = bytes;
+    return block + kGuard;
+  }
+  void release(void* memory) noexcept override {
+    const auto found = held_.find(static_cast<unsigned char*>(memory));
+    if (found == held_.end()) return;
+    overrun_ = overrun_ || !intact(*found);
+    free_block(found->first);
+    held_.erase(found);
+  }
+  void upload(void* to, const void* from, size_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+  void download(void* to, const void* from, size_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+  void wait() override {
+    for (const auto& block : held_) overrun_ = overrun_ || !intact(block);
+    if (overrun_) throw std::logic_error("a kernel wrote outside the memory of the device");
+  }
+  void forget() noexcept override {}
+  void run(const SimpleKernel& kernel) override {
+    std::visit([&](const auto& one) { start(one); }, kernel);
+  }
+  size_t most_shared_bytes() const override { return kSharedBytes; }
+  void attend(const AttendArgs& args, int32_t width, Grade grade, bool values) override {
+    with_width(width, [&]<int kWidth> { launch_attend<kWidth>(args, grade, values, starter()); });
+  }
+  void columns(const ColumnArgs& args, int32_t width, Grade grade, bool maxima) override {
+    with_width(width, [&]<int kWidth> { launch_columns<kWidth>(args, grade, maxima, starter()); });
+  }
+  bool has(const DevicePrograms& programs) const override { return programs.emulated != nullptr; }
+  void run_policies(const DevicePrograms& programs, DeviceLaunch launch) override {
+    check_shared(launch.shared_bytes);
+    launch.queue = &schedule_;
+    programs.emulated(launch);
+  }
+
+ private:
+  static bool intact(const std::pair<unsigned char* const, size_t>& block) {
+    const auto whole = [](const unsigned char* guard) {
+      return std::all_of(guard, guard + kGuard, [](unsigned char x) { return x == kGuardByte; });
+    };
+    return whole(block.first - kGuard) && whole(block.first + block.second);
+  }
+  static void free_block(unsigned char* memory) { std::free(memory - kGuard); }
+  Schedule schedule_;
+  std::map<unsigned char*, size_t> held_;
+  bool overrun_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Runtime> open_runtime(Schedule schedule) { return std::make_unique<EmulatedRuntime>(schedule); }
+
+}  // namespace kvreplay::emulator

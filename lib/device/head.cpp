@@ -1,0 +1,183 @@
+#include "device/head.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "base/errors.hpp"
+#include "device/kernels_of.hpp"
+#include "device/query_rows.hpp"
+
+namespace kvreplay {
+namespace {
+
+bool all_bf16(const std::vector<float>& numbers) {
+  return std::all_of(numbers.begin(), numbers.end(), [](float x) { return from_bf16(to_bf16(x)) == x; });
+}
+
+// Every number in 16 bits, of the queries those that are held.
+bool is_bf16(const HeadStream<float>& stream) {
+  return stream.stored_bytes == 2 && all_bf16(stream.keys) && all_bf16(stream.values) && all_bf16(stream.queries);
+}
+
+}  // namespace
+
+DeviceHead::DeviceHead(Runtime& runtime, const HeadStream<float>& stream)
+    : runtime_(runtime),
+      stream_(stream),
+      width_(padded_width(std::max(stream.shape.dim, stream.shape.v_dim))),
+      grade_(is_bf16(stream) ? Grade::recorded : Grade::single) {
+  require_kernels();
+  const int64_t rows = int64_t(stream.shape.blocks) * stream.tokens;
+  keys_ = DeviceArray<float>(runtime, std::span(stream.keys));
+  key_planes_ = pack(keys_, rows, stream.shape.dim);
+  const DeviceArray<float> values(runtime, std::span(stream.values));
+  value_planes_ = pack(values, rows, stream.shape.v_dim);
+  if (!stream.sink_logits.empty()) sink_logits_ = DeviceArray<float>(runtime, std::span(stream.sink_logits));
+  runtime.wait();  // `values` goes
+}
+
+void DeviceHead::require_kernels() const {
+  const std::string heads_of =
+      "heads of " + std::to_string(std::max(stream_.shape.dim, stream_.shape.v_dim)) + " numbers ";
+  if (width_ == 0) throw DeviceError(heads_of + "are wider than the device's kernels (256); use --device cpu");
+  const size_t needed = shared_bytes_needed(width_, grade_), there = runtime_.most_shared_bytes();
+  if (needed > there)
+    throw DeviceError(heads_of + "need " + std::to_string(needed >> 10) +
+                      " KiB of shared memory a block, and the device has " + std::to_string(there >> 10) +
+                      "; use --device cpu");
+}
+
+auto DeviceHead::pack(const DeviceArray<float>& numbers, int64_t rows, int32_t dim) -> Planes {
+  Planes planes;
+  const size_t count = size_t(rows) * size_t(width_);
+  planes.high = DeviceArray<uint16_t>(runtime_, count);
+  if (grade_ == Grade::single) planes.low = DeviceArray<uint16_t>(runtime_, count);
+  runtime_.run(PackKernel{numbers.data(), planes.high.data(), planes.low.data(), rows, dim, width_});
+  return planes;
+}
+
+auto DeviceHead::load_rows(std::vector<int32_t> tokens) -> Rows {
+  const std::vector<float> numbers = queries_of(stream_, tokens);
+  Rows rows;
+  rows.token = DeviceArray<int32_t>(runtime_, std::span<const int32_t>(tokens));
+  rows.numbers = DeviceArray<float>(runtime_, std::span<const float>(numbers));
+  rows.planes = pack(rows.numbers, int64_t(heads()) * int64_t(tokens.size()), stream_.shape.dim);
+  rows.tokens = std::move(tokens);
+  return rows;
+}
+
+auto DeviceHead::make_sums(size_t parts, size_t rows, bool values) -> Sums {
+  const size_t cells = parts * size_t(heads()) * rows;
+  const auto array = [&](size_t count) { return DeviceArray<float>(runtime_, count); };
+  Sums sums{array(cells), array(cells), array(cells), array(cells), {}};
+  if (values) sums.out = array(cells * size_t(width_));
+  return sums;
+}
+
+auto DeviceHead::make_exact(size_t rows, bool values) -> Exact {
+  const size_t cells = size_t(heads()) * rows;
+  const auto array = [&](size_t count) { return DeviceArray<float>(runtime_, count); };
+  Exact exact{array(cells), array(cells), array(cells), {}};
+  if (values) exact.out = array(cells * size_t(width_));
+  return exact;
+}
+
+AttendArgs DeviceHead::attend_args(const Rows& rows, const DeviceArray<AttendPart>& parts, const Sums& sums) const {
+  return {rows.planes.high.data(),
+          rows.planes.low.data(),
+          key_planes_.high.data(),
+          key_planes_.low.data(),
+          value_planes_.high.data(),
+          value_planes_.low.data(),
+          rows.token.data(),
+          parts.data(),
+          sums.view(),
+          int32_t(rows.tokens.size()),
+          stream_.tokens,
+          heads(),
+          heads() / stream_.shape.blocks,
+          int32_t(parts.size()),
+          stream_.rule.scale,
+          stream_.rule.softcap,
+          stream_.window};
+}
+
+MergeInput DeviceHead::merge_input(const Rows& rows, const Sums& sums) const {
+  return {sums.view(), sink_logits_.data(), heads(), int32_t(rows.tokens.size()), width_, stream_.shape.v_dim};
+}
+
+// Sums of the lists, and from them the exact rows.
+auto DeviceHead::attend(const Rows& rows, const KeyLists::OnDevice& keys, const Sums& sums, bool values) -> Exact {
+  runtime_.attend(attend_args(rows, keys.parts, sums), width_, grade_, values);
+  Exact exact = make_exact(rows.tokens.size(), values);
+  runtime_.run(ExactMergeKernel{merge_input(rows, sums), exact.view(), keys.refs.data(), KeyLists::kExactRefs});
+  return exact;
+}
+
+// Largest logit and normaliser of every row.
+auto DeviceHead::find_normalisers(const Rows& rows) -> Exact {
+  const KeyLists lists({}, rows.tokens, stream_.prompt, heads());
+  const KeyLists::OnDevice keys = lists.upload(runtime_);
+  const Sums sums = make_sums(lists.parts(), rows.tokens.size(), false);
+  return attend(rows, keys, sums, false);
+}
+
+ColumnArgs DeviceHead::column_args(const Rows& rows, const Exact& exact, int32_t columns) const {
+  return {rows.planes.high.data(),
+          rows.planes.low.data(),
+          key_planes_.high.data(),
+          key_planes_.low.data(),
+          rows.token.data(),
+          exact.top.data(),
+          exact.z.data(),
+          nullptr,
+          int32_t(rows.tokens.size()),
+          stream_.tokens,
+          heads(),
+          heads() / stream_.shape.blocks,
+          columns,
+          0,
+          stream_.rule.scale,
+          stream_.rule.softcap,
+          stream_.window};
+}
+
+std::vector<std::vector<double>> DeviceHead::prompt_sums(const std::vector<int32_t>& from, bool maxima) {
+  const int32_t first = from.front();  // ascending
+  std::vector<int32_t> tokens(size_t(stream_.prompt - first));
+  std::iota(tokens.begin(), tokens.end(), first);
+  const Rows rows = load_rows(std::move(tokens));
+  const Exact exact = find_normalisers(rows);
+  ColumnArgs args = column_args(rows, exact, stream_.prompt);
+  const size_t columns = size_t(stream_.prompt), cells = size_t(heads() + 1) * columns;
+  const DeviceArray<double> sums(runtime_, from.size() * cells);
+  for (size_t i = 0; i < from.size(); ++i) {
+    args.first_row = from[i];
+    args.sums = sums.data() + i * cells;
+    runtime_.columns(args, width_, grade_, false);
+    args.sums += size_t(heads()) * columns;
+    if (maxima) runtime_.columns(args, width_, grade_, true);
+  }
+  std::vector<std::vector<double>> all(from.size(), std::vector<double>(cells, 0.0));
+  for (size_t i = 0; i < from.size(); ++i)
+    sums.download(std::span(all[i]).first(maxima ? cells : cells - columns), i * cells);
+  runtime_.wait();
+  return all;
+}
+
+std::vector<double> DeviceHead::future_sums(const std::vector<int32_t>& tokens) {
+  std::vector<double> all(size_t(heads()) * size_t(stream_.tokens), 0.0);
+  if (tokens.empty()) return all;
+  const Rows rows = load_rows(tokens);
+  const Exact exact = find_normalisers(rows);
+  const DeviceArray<double> sums(runtime_, all.size());
+  ColumnArgs args = column_args(rows, exact, stream_.tokens);
+  args.sums = sums.data();
+  runtime_.columns(args, width_, grade_, false);
+  sums.download(all);
+  runtime_.wait();
+  return all;
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,89 @@
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "device/key_lists.hpp"
+#include "device/policy_batch.hpp"
+#include "device/runtime.hpp"
+#include "evaluate/head_device.hpp"
+
+namespace kvreplay {
+
+// A head in the memory of a device: keys and values stay there as planes of 16-bit numbers, rows come and go
+// in portions, so that memory does not grow with the number of rows.
+class DeviceHead : public HeadDevice {
+ public:
+  // DeviceError when heads are wider than kernels are compiled for, or there is no room.
+  DeviceHead(Runtime& runtime, const HeadStream<float>& stream);
+  std::vector<std::vector<double>> prompt_sums(const std::vector<int32_t>& from, bool maxima) override;
+  std::vector<double> future_sums(const std::vector<int32_t>& rows) override;
+  void evaluate(const std::vector<DeviceCache>& caches, const Asked& asked, const Take& take) override;
+  bool runs(const DevicePrograms& programs, const HeadShape& shape) const override;
+  std::vector<DevicePolicyRecord> cut(const std::vector<DevicePolicy>& policies) override;
+  std::vector<DevicePolicyRecord> replay(const std::vector<DevicePolicy>& policies, const Asked& asked,
+                                         const Take& take) override;
+  Grade grade() const { return grade_; }
+
+ protected:
+  struct Planes {
+    DeviceArray<uint16_t> high, low;  // low: empty where high is all
+  };
+  // Query rows, [heads, rows].
+  struct Rows {
+    std::vector<int32_t> tokens;
+    DeviceArray<int32_t> token;
+    DeviceArray<float> numbers;  // [heads, rows, dim]
+    Planes planes;
+  };
+  struct Sums {
+    DeviceArray<float> top, z, tokens, squares, out;
+    AttendSums view() const { return {top.data(), z.data(), tokens.data(), squares.data(), out.data()}; }
+  };
+  struct Exact {
+    DeviceArray<float> top, z, l2, out;
+    ExactRows view() const { return {top.data(), z.data(), l2.data(), out.data()}; }
+  };
+  Rows load_rows(std::vector<int32_t> tokens);
+  Sums make_sums(size_t parts, size_t rows, bool values);
+  Exact attend(const Rows& rows, const KeyLists::OnDevice& keys, const Sums& sums, bool values);
+
+ private:
+  // Caches in a portion of rows, and their results on the device.
+  struct Portion {
+    const Rows& rows;
+    std::vector<MergeCache> caches;
+    std::vector<RecallCache> recalls;  // empty: nobody asks
+    DeviceArray<RowResult> results;
+    void add(const MergeCache& cache);  // whose results follow those of the others
+  };
+  void merge(Portion& portion, const PartRef* refs, const MergeInput& in, const Exact& exact, bool outputs,
+             DeviceRows& rows);
+  void find_recalls(Portion& portion, const Exact& exact);
+  DeviceArray<RowResult> results_of(const Portion& portion);
+  void download_exact(const Exact& exact, DeviceRows& rows);
+  PolicyBatch batch_of(std::span<const DevicePolicy> policies, bool recalls);
+  void replay_some(std::span<const DevicePolicy> policies, const Asked& asked, const Take& take,
+                   std::vector<DevicePolicyRecord>& records);
+  void replay_rows(PolicyBatch& batch, std::span<const DevicePolicy> policies, const Asked& asked, const Rows& rows,
+                   DeviceRows& result);
+  Exact find_normalisers(const Rows& rows);
+  ColumnArgs column_args(const Rows& rows, const Exact& exact, int32_t columns) const;
+  Planes pack(const DeviceArray<float>& numbers, int64_t rows, int32_t dim);
+  Exact make_exact(size_t rows, bool values);
+  AttendArgs attend_args(const Rows& rows, const DeviceArray<AttendPart>& parts, const Sums& sums) const;
+  MergeInput merge_input(const Rows& rows, const Sums& sums) const;
+  void evaluate_rows(const std::vector<DeviceCache>& caches, const Asked& asked, const Rows& rows, DeviceRows& result);
+  size_t rows_at_once(const std::vector<DeviceCache>& caches, const Asked& asked) const;
+  void require_kernels() const;
+  int32_t heads() const { return stream_.shape.heads; }
+
+  Runtime& runtime_;
+  const HeadStream<float>& stream_;
+  int32_t width_;
+  Grade grade_;
+  DeviceArray<float> keys_;  // [blocks, tokens, dim]
+  Planes key_planes_, value_planes_;
+  DeviceArray<float> sink_logits_;
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,217 @@
+#pragma once
+#include <cmath>
+
+#include "device/kernels/policy_task.hpp"
+
+namespace kvreplay {
+
+// A task under way, but for its policy. Every thread holds the same numbers.
+template <Block B>
+class PolicyRun {
+ public:
+  const B& block;
+  const PolicyTask& task;
+  BlockTeam<B> team;
+  BasicCache<float> cache;
+  StepRecord record{};
+  PolicyEnd end{};
+
+  KVR_DEVICE PolicyRun(const PolicyTask& of, const B& b)
+      : block(b),
+        task(of),
+        team(b, PolicyRoom::of(of.storage.shape, b.threads()).exchange),
+        cache(of.storage),
+        queries_at_(uint32_t(PolicyRoom::of(of.storage.shape, b.threads()).queries)),
+        partial_at_(uint32_t(PolicyRoom::of(of.storage.shape, b.threads()).partial)) {
+    if (!of.opens) end = *of.end;
+  }
+  KVR_DEVICE HeadShape shape() const { return task.storage.shape; }
+  static constexpr float kNobody = -INFINITY;  // in of_token: the token is not attended to
+  KVR_DEVICE bool failed() const { return end.why != PolicyEnd::done; }
+  KVR_DEVICE void fail(PolicyEnd::Why why, int32_t token, int32_t code = 0, int32_t at = 0) {
+    if (!failed()) end = {why, token, code, at, end.reweighted, end.quantised};
+  }
+  // Memory as the CPU's replay allocates it.
+  KVR_DEVICE void open() {
+    const CacheStorage<float>& s = task.storage;
+    float* const of_token = task.scratch.of_token;
+    team.each(task.input.tokens, [&](int32_t i) {
+      s.copies[i] = 0;
+      if (of_token != nullptr) of_token[i] = kNobody;
+    });
+    for (size_t i = size_t(team.rank()); i < task.state.size(); i += size_t(block.threads())) task.state[i] = 0;
+    cache.clear(team);
+  }
+
+  KVR_DEVICE Token<float> token_at(int32_t t) const {
+    const CacheStorage<float>& s = task.storage;
+    const uint8_t* const classes = task.input.classes;
+    return {{s.keys + int64_t(t) * s.shape.dim, size_t(s.shape.dim)},
+            {s.values + int64_t(t) * s.shape.v_dim, size_t(s.shape.v_dim)},
+            t,
+            classes == nullptr ? TokenClass::plain : TokenClass(classes[t])};
+  }
+  KVR_DEVICE Prompt<float> prompt() const {
+    const PolicyInput& in = task.input;
+    const CacheStorage<float>& held = task.storage;
+    typename Prompt<float>::View view{};
+    view.keys = held.keys, view.values = held.values;
+    view.key_block = held.key_block, view.value_block = held.value_block;
+    view.tokens = in.tokens, view.size = in.prompt, view.shape = held.shape;
+    view.aggregate = task.rules.aggregate, view.scale = double(in.rule.scale);
+    view.column_sums = in.column_sums, view.column_max_sums = in.column_max_sums;
+    view.future_sums = in.future_sums;
+    view.queries = in.queries, view.query_head = in.query_head;
+    view.classes = in.classes, view.positions = in.positions, view.rope = in.rope;
+    return Prompt<float>(view);
+  }
+
+  // show(t, HeadProbabilities) for prompt rows first .. first + count - 1; count <= PolicyRoom::prompt_rows().
+  template <class F>
+  KVR_DEVICE void show_prompt_rows(int32_t first, int32_t count, F show) {
+    const HeadShape s = shape();
+    const float* const keys = task.storage.keys;
+    const int64_t key_block = task.storage.key_block;
+    load_queries(first, count);
+    multiply<false>(first + count, count, task.scratch.products,
+                    [&](int32_t i, int32_t b) { return keys + b * key_block + int64_t(i) * s.dim; });
+    for (int32_t t = first; t < first + count; ++t) {
+      for (int32_t h = 0; h < s.heads; ++h) find_probabilities(t, h, products_of(h * count + t - first));
+      show(t, HeadProbabilities{task.scratch.step.by_head, s.heads, t + 1, task.rules.aggregate});
+    }
+  }
+
+  // ---- One step. What core/step.hpp asks of heads is in PolicyHeads.
+
+  // C_t stands, and will be attended to.
+  KVR_DEVICE void multiply_rows(int32_t token, bool scored) {
+    load_queries(token, 1);
+    const int32_t rows = cache.size();
+    const auto key = [&](int32_t i, int32_t b) { return cache.key(i, b).data(); };
+    if (task.input.rotation.active()) multiply<true>(rows, 1, task.scratch.products, key, token);
+    else multiply<false>(rows, 1, task.scratch.products, key);
+    if (!scored || task.scratch.recorded == nullptr) return;
+    const CacheStorage<float>& s = task.storage;
+    multiply<false>(rows, 1, task.scratch.recorded, [&](int32_t i, int32_t b) {
+      const int32_t of = cache.token(i) < 0 ? 0 : cache.token(i);
+      return s.keys + b * s.key_block + int64_t(of) * s.shape.dim;
+    });
+  }
+  KVR_DEVICE QueryView<float> view(int32_t head, int32_t token) const {
+    return {{query(head, token), size_t(shape().dim)},
+            task.input.rule,
+            task.input.rotation,
+            token,
+            nullptr,
+            float(sink_logit(head)),
+            shape().block_of(head)};
+  }
+  KVR_DEVICE StepQueries<float> queries_of_step(int32_t token) const {
+    return {query(0, token), task.input.query_head, shape().heads, shape().dim, token, double(task.input.rule.scale)};
+  }
+  KVR_DEVICE float* products_of(int32_t head) const {
+    return task.scratch.products + int64_t(head) * task.scratch.rows;
+  }
+  // Of a part of the results.
+  KVR_DEVICE float* weights_of(int32_t part, int32_t head) const {
+    return task.scratch.weights + (int64_t(part) * shape().heads + head) * int64_t(task.scratch.weights_pitch);
+  }
+  KVR_DEVICE int32_t offset(int32_t token, int32_t row) const {
+    if (!task.input.rotation.active() || cache.token(row) < 0) return 0;
+    return task.input.rotation.offset(token, cache.token(row), row, cache.size());
+  }
+  // First token that a query can see.
+  KVR_DEVICE int32_t oldest(int32_t token) const {
+    const int32_t window = task.rules.window;
+    return window > 0 && token >= window ? token - window + 1 : 0;
+  }
+  KVR_DEVICE float* partial() const { return in_shared(partial_at_); }
+  // Of all rows.
+  KVR_DEVICE RowCounts counts() const {
+    const int32_t rows = cache.size(), exact_keys = rows - cache.coded_keys();
+    if (!task.split) return {rows, rows, exact_keys, rows - cache.coded_values()};
+    return {rows, team.count(rows, [&](int32_t i) { return cache.num(i) != 0; }), exact_keys,
+            team.count(rows, [&](int32_t i) { return cache.num(i) != 0 && cache.coding(i).value_exact(); })};
+  }
+
+  // Of query-time methods: what the heads have read together. A row that one head reads is read.
+  KVR_DEVICE void count_read(const uint8_t* chosen) {
+    const int32_t rows = cache.size(), heads = shape().heads;
+    const auto either = [&](int32_t i) {
+      uint8_t all = kUnread;
+      for (int32_t h = 0; h < heads; ++h) all |= chosen[int64_t(h) * rows + i];
+      return all;
+    };
+    const auto key = [&](int32_t i) { return either(i) != kUnread; };
+    const auto value = [&](int32_t i) { return (either(i) & kRead) != 0 && (!task.split || cache.num(i) != 0); };
+    record.read.rows = team.count(rows, key), record.read.values = team.count(rows, value);
+    record.read.exact_keys = record.read.rows, record.read.exact_values = record.read.values;
+    record.weighs = team.count(heads * rows, [&](int32_t i) { return chosen[i] == kWeighed; }) > 0;
+    if (task.scratch.row == nullptr) return;
+    record.read.exact_keys = team.count(rows, [&](int32_t i) { return key(i) && cache.coding(i).key_exact(); });
+    record.read.exact_values = team.count(rows, [&](int32_t i) { return value(i) && cache.coding(i).value_exact(); });
+  }
+
+  // S_t stands: what the row format has not coded.
+  KVR_DEVICE void code_rows(int32_t t) {
+    if (task.scratch.row == nullptr) return;
+    const RowCoder::Coded coded = task.coder.code_new(team, cache, task.scratch.row);
+    end.quantised += coded.changed;
+    if (coded.refused) fail(PolicyEnd::format, t, 0, coded.token);
+  }
+
+  // Promises that types cannot enforce.
+  KVR_DEVICE void check(int32_t t) {
+    if (cache.broken_promises() > 0) fail(PolicyEnd::returned, t);
+    if (cache.failure() > 0) fail(PolicyEnd::method, t, cache.failure(), cache.failed_at());
+    if (task.max_rows >= 0 && cache.size() > task.max_rows) fail(PolicyEnd::bound, t, 0, cache.size());
+  }
+
+ private:
+  KVR_DEVICE float* in_shared(uint32_t at) const { return reinterpret_cast<float*>(block.shared() + at); }
+  KVR_DEVICE const float* query(int32_t head, int32_t token) const {
+    const PolicyInput& in = task.input;
+    const int32_t row = in.query_row == nullptr ? token : in.query_row[token];
+    return in.queries + head * in.query_head + int64_t(row) * shape().dim;
+  }
+  KVR_DEVICE double sink_logit(int32_t head) const {
+    return task.input.sink_logits == nullptr ? -double(INFINITY) : double(task.input.sink_logits[head]);
+  }
+  // Of tokens first .. first + count - 1: [heads, count, dim].
+  KVR_DEVICE void load_queries(int32_t first, int32_t count) {
+    const int32_t dim = shape().dim;
+    float* const queries = in_shared(queries_at_);
+    team.each(shape().heads * count * dim,
+              [&](int32_t i) { queries[i] = query(i / dim / count, first + i / dim % count)[i % dim]; });
+  }
+  // Rows i < n of every kv head, key(i, block), with `count` queries of each head that stand ready.
+  template <bool kRotates, class K>
+  KVR_DEVICE void multiply(int32_t n, int32_t count, float* to, K key, int32_t token = 0) {
+    const HeadShape s = shape();
+    const int32_t of_block = s.heads / s.blocks * count, rows = task.scratch.rows;
+    for (int32_t b = 0; b < s.blocks; ++b)
+      KeyProducts::multiply<kRotates>(
+          block, n, [&](int32_t i) { return key(i, b); },
+          ProductQueries{in_shared(queries_at_) + b * of_block * s.dim, of_block, s.dim},
+          ProductTable{to + int64_t(b) * of_block * rows, rows}, task.input.rotation,
+          [&](int32_t i) { return offset(token, i); });
+  }
+  // Of tokens 0..t of the prompt, from the products of one head. Written behind a barrier, so that nobody is
+  // still looking at the row before.
+  KVR_DEVICE void find_probabilities(int32_t t, int32_t head, float* products) {
+    const LogitRule<float> rule = task.input.rule;
+    const int32_t from = oldest(t), n = t + 1 - from;
+    const double top = team.largest(n, [&](int32_t i) { return double(rule(products[from + i])); }).score;
+    const double sum = team.sum(n, [&](int32_t i) {
+      products[from + i] = std::exp(rule(products[from + i]) - float(top));
+      return double(products[from + i]);
+    });
+    const double inverse = 1 / (sum + std::exp(sink_logit(head) - top));
+    double* const p = task.scratch.step.by_head + int64_t(head) * (t + 1);
+    team.each(t + 1, [&](int32_t i) { p[i] = i < from ? 0.0 : double(products[i]) * inverse; });
+  }
+
+  uint32_t queries_at_, partial_at_;  // in shared memory
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,101 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "catalog/device_programs.hpp"
+#include "device/kernels/attend_kernel.hpp"
+#include "device/kernels/column_kernel.hpp"
+#include "device/kernels/merge_kernel.hpp"
+#include "device/kernels/probability_kernel.hpp"
+#include "device/kernels/recall_kernel.hpp"
+
+// A device as the host sees it: memory, copies and the kernels of this room, in order. Nothing here knows
+// CUDA; cuda/ and emulator/ each hold one implementation.
+
+namespace kvreplay {
+
+// How many products of bf16 numbers stand for one of float32 numbers (docs/cuda.md).
+enum class Grade {
+  bf16,      // one: inputs are rounded to bf16, probabilities too
+  recorded,  // the trace's numbers are bf16 numbers: logits one, values two
+  single,    // float32 grade: three
+};
+
+// Kernels that are compiled once, whatever the width.
+using SimpleKernel = std::variant<PackKernel, ExactMergeKernel, CacheMergeKernel, ProbabilityKernel, RecallKernel>;
+
+class Runtime {
+ public:
+  virtual ~Runtime() = default;
+  // Bytes at least 256-byte aligned. DeviceError when there is no room, naming what is free.
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void release(void* memory) noexcept = 0;
+  // In order with the kernels. `from` may change at once after the call; `to` holds the bytes after wait().
+  virtual void upload(void* to, const void* from, size_t bytes) = 0;
+  virtual void download(void* to, const void* from, size_t bytes) = 0;
+  // Until everything is done. DeviceError when a kernel failed.
+  virtual void wait() = 0;
+
+  // Ends what is under way, whose targets may be gone: after an error.
+  virtual void forget() noexcept = 0;
+  // Of one block.
+  virtual size_t most_shared_bytes() const = 0;
+
+  virtual void run(const SimpleKernel& kernel) = 0;
+  // width: of AttendArgs' rows, one of kWidths. values: false: no out.
+  virtual void attend(const AttendArgs& args, int32_t width, Grade grade, bool values) = 0;
+  // maxima: of each row's largest head.
+  virtual void columns(const ColumnArgs& args, int32_t width, Grade grade, bool maxima) = 0;
+  // Whether a method's program was built for this device.
+  virtual bool has(const DevicePrograms& programs) const = 0;
+  virtual void run_policies(const DevicePrograms& programs, DeviceLaunch launch) = 0;
+};
+
+// Padded widths that kernels are compiled for.
+constexpr int32_t kWidths[] = {64, 128, 256};
+constexpr int32_t padded_width(int32_t dim) {
+  for (const int32_t width : kWidths)
+    if (dim <= width) return width;
+  return 0;  // too wide for the device
+}
+
+// An array in the memory of a device.
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  DeviceArray(Runtime& runtime, size_t count)
+      : runtime_(&runtime), count_(count), data_(static_cast<T*>(runtime.allocate(count * sizeof(T)))) {}
+  DeviceArray(Runtime& runtime, std::span<const T> from) : DeviceArray(runtime, from.size()) { upload(from); }
+  ~DeviceArray() {
+    if (data_ != nullptr) runtime_->release(data_);
+  }
+  DeviceArray(DeviceArray&& other) noexcept { swap(other); }
+  DeviceArray& operator=(DeviceArray&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  T* data() const { return data_; }
+  size_t size() const { return count_; }
+  size_t bytes() const { return count_ * sizeof(T); }
+  void upload(std::span<const T> from) { runtime_->upload(data_, from.data(), from.size_bytes()); }
+  // After wait(): elements first..first + to.size() - 1.
+  void download(std::span<T> to, size_t first = 0) const {
+    if (!to.empty()) runtime_->download(to.data(), data_ + first, to.size_bytes());
+  }
+
+ private:
+  void swap(DeviceArray& other) noexcept {
+    std::swap(runtime_, other.runtime_), std::swap(count_, other.count_), std::swap(data_, other.data_);
+  }
+  Runtime* runtime_ = nullptr;
+  size_t count_ = 0;
+  T* data_ = nullptr;
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,241 @@
+#include "evaluate/stepwise.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "evaluate/verbatim_row.hpp"
+
+namespace kvreplay {
+
+// How the query heads see one row of the tile: what core/step.hpp asks for.
+template <class Real>
+struct Stepwise<Real>::Heads {
+  Stepwise& of;
+  const Tile<Real>& tile;
+  RowResults<Real>& results;
+  int32_t row, token;  // row: of the tile, or -1: no strip
+
+  int32_t stream_head(int32_t h) const { return of.replay_.first_head() + h; }
+  bool is_scored() const { return row >= 0 && tile.scored[size_t(row)] != 0; }
+
+  QueryView<Real> view(int32_t h) const {
+    const HeadStream<Real>& s = of.stream_;
+    const bool moves = of.replay_.options().positions == Positions::cache;
+    return {{s.query(stream_head(h), token), size_t(s.shape.dim)},
+            s.rule,
+            moves ? s.rotate() : Rotation<Real>{},
+            token,
+            nullptr,
+            Real(s.sink_logit(stream_head(h))),
+            s.shape.block_of(stream_head(h)) - s.shape.block_of(of.replay_.first_head())};
+  }
+  StepQueries<Real> queries_of_step() const {
+    const HeadStream<Real>& s = of.stream_;
+    return {s.query(of.replay_.first_head(), token),
+            int64_t(s.query_rows) * s.shape.dim,
+            of.replay_.heads(),
+            s.shape.dim,
+            token,
+            double(s.rule.scale)};
+  }
+  TileSource<Real> source(int32_t h, const QueryView<Real>& v) const {
+    if (row < 0) return {{nullptr, 0, {v}}, of.has_products() ? &of.products_ : nullptr, h, of.w_};
+    const int32_t head = stream_head(h);
+    return {{tile.strip_row(head, row), tile.shift[size_t(tile.at(head, row))], {v}}, nullptr, h, of.w_};
+  }
+  void opens(const BasicCache<Real>& cache) const {
+    of.replay_.open_step(token);
+    if (row < 0 && of.has_products()) of.products_.see(cache);
+  }
+  auto writer(int32_t h) const { return of.output_.writer(h, row, results); }
+  void done(int32_t h, Normaliser tau, const BasicCache<Real>&, const uint8_t* chosen) const {
+    of.measure(*this, h, tau, chosen);
+  }
+};
+
+template <class Real>
+Stepwise<Real>::Stepwise(CacheReplay<Real>& cache, const RowsAsked& asked, bool audit, Workspace<Real>& workspace)
+    : replay_(cache), stream_(cache.stream()), asked_(asked), audit_(audit), w_(workspace) {}
+
+template <class Real>
+void Stepwise<Real>::rows(const Tile<Real>& tile, RowResults<Real>& results) {
+  const BasicCache<Real>& cache = replay_.cache();
+  std::fill(results.out.begin(), results.out.end(), Real(0));
+  open_side_outputs(asked_, replay_.options().phase == Phase::oneshot, results);
+  output_.open(cache, tile, replay_.heads(), stream_.prompt, w_, column_of_, size_t(stream_.tokens));
+  if (has_products()) products_.open(stream_, tile, cache, replay_.first_head(), w_);
+  // A token that can be held several times may bring more rows than one.
+  reserve(replay_.layout().extra_rows > 0 ? cache.capacity() : cache.size() + tile.end - tile.begin);
+  const StepScratch<Real> scratch{w_.e.data(), w_.coefficients.data(), w_.group.data(), w_.by_head.data(),
+                                  w_.chosen.data()};
+  int32_t row = 0;
+  for (int32_t t = tile.begin; t < tile.end; ++t) {
+    const bool has_row = row < results.rows && tile.rows[size_t(row)] == t;
+    Heads heads{*this, tile, results, has_row ? row : -1, t};
+    replay_.step(t, heads, scratch, replay_.observes() || heads.is_scored());
+    row += has_row ? 1 : 0;
+  }
+  output_.close(stream_, w_, results);
+}
+
+// For rows without a strip. An audit looks at nothing but the cache's own copy.
+template <class Real>
+bool Stepwise<Real>::has_products() const {
+  const BasicCache<Real>& cache = replay_.cache();
+  return replay_.observes() && !audit_ && !cache.has_own_rows() && !cache.weighted() && !replay_.moves_positions();
+}
+
+template <class Real>
+void Stepwise<Real>::reserve(int32_t rows) {
+  const auto& hooks = replay_.method().method().template of<Real>();
+  const bool by_head = replay_.method().method().hooks.has(Hook::choose) || hooks.observe_heads != nullptr;
+  const size_t n = size_t(rows + 1), all = by_head ? size_t(replay_.heads()) * n : 0;
+  if (w_.e.size() < n) w_.e.resize(n), w_.coefficients.resize(n), w_.group.resize(n);
+  if (w_.by_head.size() < all) w_.by_head.resize(all), w_.chosen.resize(all);
+}
+
+// Before the eviction: the cache is C_t, and the scratch holds the head's probabilities.
+template <class Real>
+void Stepwise<Real>::measure(const Heads& at, int32_t h, Normaliser tau, const uint8_t* chosen) {
+  if (!tau.any()) throw ReplayError(no_denominator(at.token));
+  if (!at.is_scored()) return;
+  const BasicCache<Real>& cache = replay_.cache();
+  const auto tokens = attended_tokens(chosen);
+  if (chosen != nullptr && replay_.watches_lists())
+    replay_.lists().add_attended(size_t(h), tokens, {chosen, size_t(cache.size())});
+  RowResult& result = at.results.of[at.results.at(h, at.row)];
+  measure_tokens(at, h, tau, tokens, result);
+  result.spread = replay_.method().error_bound().spread;
+  QueryView<Real> view = at.view(h);
+  view.rule.factor = Real(replay_.logit_factor(at.token));
+  view.chosen = chosen;
+  result.plain = is_plain(cache, view, tokens.size());
+  measure_sides(at, h, tau, view, tokens, result);
+  if (chosen != nullptr) note_read(h, chosen);
+}
+
+template <class Real>
+void Stepwise<Real>::measure_tokens(const Heads& at, int32_t h, Normaliser tau, std::span<const int32_t> tokens,
+                                    RowResult& r) const {
+  const int32_t head = at.stream_head(h);
+  const size_t exact = size_t(at.tile.at(head, at.row));
+  const Real* strip = at.tile.strip_row(head, at.row);
+  for (const int32_t token : tokens)
+    if (token >= 0) {
+      r.kept_mass += double(strip[token]);
+      ++r.attended;
+    }
+  const double z = at.tile.z[exact], off = tau.shift - double(at.tile.shift[exact]);
+  r.kept_mass /= z;
+  r.tau = tau.sum / z * std::exp(off);
+  r.log_tau = std::log(tau.sum / z) + off;
+  const RowRanking* ranking = at.tile.ranking_of(replay_.heads_differ(), head, at.row);
+  if (ranking == nullptr || r.attended == 0) return;
+  int32_t hits = 0;
+  for (const int32_t token : tokens)
+    if (token >= 0 && ranking->rank[size_t(token)] < r.attended) ++hits;
+  r.index_recall = double(hits) / r.attended;
+  r.top_mass = ranking->top_mass[std::min(size_t(r.attended), ranking->top_mass.size()) - 1];
+}
+
+// The tokens that a row of C_t attends to, each once; negative ones are rows that stand for no token.
+template <class Real>
+std::span<const int32_t> Stepwise<Real>::attended_tokens(const uint8_t* chosen) {
+  const BasicCache<Real>& cache = replay_.cache();
+  const bool split = replay_.layout().split;
+  if (chosen == nullptr && !split) return cache.tokens();
+  attended_.clear();
+  for (int32_t i = 0; i < cache.size(); ++i) {
+    const bool counts = cache.num(i) != 0 || cache.den(i) != 0;
+    if (cache.token(i) >= 0 && counts && (chosen == nullptr || chosen[i] == kRead)) attended_.push_back(cache.token(i));
+  }
+  if (!split) return attended_;
+  std::sort(attended_.begin(), attended_.end());
+  attended_.erase(std::unique(attended_.begin(), attended_.end()), attended_.end());
+  return attended_;
+}
+
+template <class Real>
+void Stepwise<Real>::measure_sides(const Heads& at, int32_t h, Normaliser tau, const QueryView<Real>& view,
+                                   std::span<const int32_t> tokens, RowResult& result) {
+  RowResults<Real>& results = at.results;
+  const size_t to = results.at(h, at.row);
+  if (!results.prefix.out.empty()) results.prefix.weight[to] = prefix_weight(view, tau);
+  if (asked_.set && !result.plain) {
+    if (results.set.out.empty()) results.set.resize(results.cells(), results.v_dim);
+    results.set.weight[to] = set_coefficients(at, h, view, tokens, output_.set_row(h, at.row, w_));
+  }
+  if (!asked_.needles.empty())
+    needle_shares(at.tile.strip_row(at.stream_head(h), at.row), tokens, std::span<const TokenSpan>(asked_.needles),
+                  results.needles.data() + to * (asked_.needles.size() + 1));
+}
+
+// What the prompt's rows have of the denominator. A sink logit stays: it is the layer's, not a token's.
+template <class Real>
+double Stepwise<Real>::prefix_weight(const QueryView<Real>& view, Normaliser tau) const {
+  const BasicCache<Real>& cache = replay_.cache();
+  double weight = sink_term(double(view.sink_logit), tau.shift) / tau.sum;
+  for (int32_t i = 0; i < cache.size(); ++i)
+    if (cache.token(i) < stream_.prompt) weight += double(w_.e[size_t(i)]);
+  return weight;
+}
+
+// Of exact attention over the attended tokens; returns their sum.
+template <class Real>
+double Stepwise<Real>::set_coefficients(const Heads& at, int32_t h, const QueryView<Real>& view,
+                                        std::span<const int32_t> tokens, Real* to) const {
+  const int32_t head = at.stream_head(h);
+  const VerbatimRow<Real> row{stream_, at.tile, asked_, at.results, replay_.first_head(), h, at.row};
+  const Real* strip = at.tile.strip_row(head, at.row);
+  double sum = sink_term(double(view.sink_logit), row.shift());
+  for (const int32_t token : tokens)
+    if (token >= 0) sum += double(strip[token]);
+  if (in_range(sum)) {
+    for (const int32_t token : tokens)
+      if (token >= 0) to[output_.column(token)] = strip[token];
+    return sum;
+  }
+  const OwnSoftmax<Real> own = row.own_softmax([&](auto f) {
+    for (const int32_t token : tokens)
+      if (token >= 0) f(token, token + 1, 1.0, 1.0);
+  });
+  for (size_t i = 0; i < own.tokens.size(); ++i) to[output_.column(own.tokens[i])] = own.e[i];
+  return own.tokens.empty() ? 0 : own.tau.sum;
+}
+
+// A row that one head reads is read.
+template <class Real>
+void Stepwise<Real>::note_read(int32_t head, const uint8_t* chosen) {
+  const size_t rows = size_t(replay_.cache().size());
+  if (head == 0) read_.assign(rows, kUnread);
+  for (size_t i = 0; i < rows; ++i) {
+    const uint8_t either = read_[i] | chosen[i];
+    read_[i] = either == (kRead | kWeighed) ? kRead : either;
+  }
+  if (head == replay_.heads() - 1) replay_.count_read(read_);
+}
+
+template <class Real>
+bool is_plain(const BasicCache<Real>& cache, const QueryView<Real>& view, size_t attended) {
+  if (view.rule.factor != 1) return false;
+  const bool as_recorded = !cache.weighted() && !cache.has_own_rows() && !view.rotation.active();
+  if (as_recorded)
+    return view.chosen == nullptr ||
+           std::find(view.chosen, view.chosen + cache.size(), kWeighed) == view.chosen + cache.size();
+  size_t rows = 0;
+  for (int32_t i = 0; i < cache.size(); ++i) {
+    const bool counts = cache.num(i) != 0 || cache.den(i) != 0;
+    if (!counts || (view.chosen != nullptr && view.chosen[i] == kUnread)) continue;
+    if (view.chosen != nullptr && view.chosen[i] == kWeighed) return false;
+    if (cache.num(i) != 1 || cache.den(i) != 1 || !cache.verbatim(i) || view.offset(cache, i) != 0) return false;
+    ++rows;
+  }
+  return rows == attended;
+}
+
+template class Stepwise<float>;
+template class Stepwise<double>;
+template bool is_plain(const BasicCache<float>&, const QueryView<float>&, size_t);
+template bool is_plain(const BasicCache<double>&, const QueryView<double>&, size_t);
+
+}  // namespace kvreplay

@@ -1,0 +1,50 @@
+#include "evaluate/tile_output.hpp"
+
+#include "kernels/kernels.hpp"
+
+namespace kvreplay {
+
+// Values of a few tokens at a time are gathered, so that products read them from the first-level cache.
+constexpr int32_t kColumnsAtOnce = 96;
+
+template <class Real>
+void TileOutput<Real>::close(const HeadStream<Real>& stream, Workspace<Real>& w, RowResults<Real>& results) const {
+  if (rows_ == 0) return;
+  const int32_t prefix = results.prefix.out.empty() ? 0 : prefix_columns();
+  for (int32_t b = 0; b < shape_.blocks; ++b)
+    for (int32_t first = 0; first < columns_; first += kColumnsAtOnce) {
+      const int32_t end = std::min(columns_, first + kColumnsAtOnce);
+      const Real* const values = gather(stream.block_values(b), first, end, w);
+      add_product(b, coefficients_ + first, values, end - first, results.out);
+      add_product(b, coefficients_ + first, values, std::min(end, prefix) - first, results.prefix.out);
+      if (set_coefficients_ != nullptr) add_product(b, set_coefficients_ + first, values, end - first, results.set.out);
+    }
+}
+
+// Values of the columns, row after row: neighbours in the trace stand so already.
+template <class Real>
+const Real* TileOutput<Real>::gather(const Real* values, int32_t first, int32_t end, Workspace<Real>& w) const {
+  const auto value = [&](int32_t c) { return values + int64_t(tokens_[size_t(c)]) * v_dim_; };
+  int32_t next = first + 1;
+  while (next < end && tokens_[size_t(next)] == tokens_[size_t(next - 1)] + 1) ++next;
+  if (next == end) return value(first);
+  w.tile_values.resize(size_t(kColumnsAtOnce) * size_t(v_dim_));
+  for (int32_t c = first; c < end; ++c)
+    std::copy_n(value(c), v_dim_, w.tile_values.data() + int64_t(c - first) * v_dim_);
+  return w.tile_values.data();
+}
+
+// values: of the columns that `coefficients` begin with; those of kv head `block`.
+template <class Real>
+void TileOutput<Real>::add_product(int32_t block, const Real* coefficients, const Real* values, int32_t columns,
+                                   std::vector<Real>& out) const {
+  if (columns <= 0) return;
+  const int32_t group_rows = heads_ / shape_.blocks * rows_;
+  kernels::multiply(coefficients + int64_t(block) * group_rows * columns_, columns_, group_rows, values, columns,
+                    v_dim_, out.data() + int64_t(block) * group_rows * v_dim_, v_dim_, true);
+}
+
+template class TileOutput<float>;
+template class TileOutput<double>;
+
+}  // namespace kvreplay

@@ -1,0 +1,113 @@
+#pragma once
+#include "evaluate/evaluator.hpp"
+#include "kernels/kernels.hpp"
+
+// Rows of a cache that holds tokens of the trace as they stand: their sums come from the shared strip, and what is
+// measured of them does not depend on how the sums were shared.
+
+namespace kvreplay {
+
+// Sums of the strip over the tokens that a row attends to, against the row's own shift.
+struct RowMass {
+  double z = 0;       // of den_i e_i, a sink logit included: the denominator
+  double tokens = 0;  // of e_i
+  int32_t attended = 0;
+};
+
+// Tokens that one row attends to, with weights and e_i = exp(l_i - shift) against the largest of their own logits.
+template <class Real>
+struct OwnSoftmax {
+  std::vector<int32_t> tokens;
+  std::vector<double> num, den;
+  std::vector<Real> e;
+  Normaliser tau{0, 0};
+};
+
+template <class Real>
+struct VerbatimRow {
+  const HeadStream<Real>& stream;
+  const Tile<Real>& tile;
+  const RowsAsked& asked;
+  RowResults<Real>& results;
+  int32_t first_head, head, row;  // of the cache in the stream; of the row in the cache
+
+  int32_t stream_head() const { return first_head + head; }
+  int32_t token() const { return tile.rows[size_t(row)]; }
+  size_t in_tile() const { return size_t(tile.at(stream_head(), row)); }
+  size_t in_results() const { return results.at(head, row); }
+  double shift() const { return double(tile.shift[in_tile()]); }
+  double sink() const { return sink_term(stream.sink_logit(stream_head()), shift()); }
+  const Real* strip() const { return tile.strip_row(stream_head(), row); }
+  Real* out() const { return results.out.data() + in_results() * size_t(results.v_dim); }
+
+  // each(f) calls f(first, last, num, den) for runs of attended tokens. tau: of this row, against any shift; plain:
+  // every weight is 1. Throws ReplayError where there is nothing to attend to.
+  template <class V>
+  void measure(const RowMass& mass, Normaliser tau, const RowRanking* ranking, bool plain, V each) const {
+    const double exact = tile.z[in_tile()], off = tau.shift - shift();
+    RowResult& r = results.of[in_results()];
+    r.tau = tau.sum / exact * (off == 0 ? 1 : std::exp(off));
+    if (off != 0) r.log_tau = std::log(tau.sum / exact) + off;
+    r.kept_mass = mass.tokens / exact;
+    r.attended = mass.attended;
+    r.plain = plain;
+    if (!tau.any()) throw ReplayError(no_denominator(token()));
+    if (ranking != nullptr) recall(r, *ranking, each);
+    if (!asked.needles.empty()) find_needles(each);
+  }
+  // out = (a + b) / z; out may be one of them.
+  void put(const Real* a, const Real* b, double z) const;
+  void put(const Real* n, double z) const;  // out = n / z
+
+  // For rows whose sums against the whole row's maximum have lost their digits.
+  template <class V>
+  OwnSoftmax<Real> own_softmax(V each) const {
+    OwnSoftmax<Real> own;
+    each([&](int32_t first, int32_t last, double num, double den) {
+      for (int32_t i = first; i < last; ++i) own.tokens.push_back(i), own.num.push_back(num), own.den.push_back(den);
+    });
+    weigh(own);
+    return own;
+  }
+  // Measures and all outputs from it.
+  template <class V>
+  void put_own(const RowMass& mass, const RowRanking* ranking, bool plain, V each) const {
+    const OwnSoftmax<Real> own = own_softmax(each);
+    measure(mass, own.tau, ranking, plain, each);
+    put_outputs(own, plain);
+  }
+
+ private:
+  void weigh(OwnSoftmax<Real>& own) const;
+  void put_outputs(const OwnSoftmax<Real>& own, bool plain) const;
+
+  template <class V>
+  void recall(RowResult& r, const RowRanking& ranking, V each) const {
+    if (r.attended == 0) return;
+    int32_t hits = 0;
+    const int32_t* const rank = ranking.rank.data();
+    each([&](int32_t first, int32_t last, double, double) {
+      for (int32_t i = first; i < last; ++i) hits += rank[i] < r.attended ? 1 : 0;
+    });
+    r.index_recall = double(hits) / r.attended;
+    r.top_mass = ranking.top_mass[std::min(size_t(r.attended), ranking.top_mass.size()) - 1];
+  }
+  template <class V>
+  void find_needles(V each) const {
+    std::vector<int32_t> tokens;
+    each([&](int32_t first, int32_t last, double, double) {
+      for (int32_t i = first; i < last; ++i) tokens.push_back(i);
+    });
+    needle_shares(strip(), std::span<const int32_t>(tokens), std::span<const TokenSpan>(asked.needles),
+                  results.needles.data() + in_results() * (asked.needles.size() + 1));
+  }
+};
+
+// Before the rows of a tile: makes room for what is asked besides outputs.
+template <class Real>
+void open_side_outputs(const RowsAsked& asked, bool prefix, RowResults<Real>& results) {
+  if (prefix && asked.prefix) results.prefix.resize(results.cells(), results.v_dim);
+  if (!asked.needles.empty()) results.needles.assign(results.cells() * (asked.needles.size() + 1), -1.0);
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,74 @@
+#include "measures/exact_rows.hpp"
+
+#include <cmath>
+
+#include "kernels/kernels.hpp"
+
+namespace kvreplay {
+namespace {
+
+// ||out / weight - exact|| / ||exact||, or kNone where there is neither an output nor a norm.
+template <class Real>
+double side_error(const SideOutput<Real>& side, size_t at, const Real* exact, int32_t v_dim) {
+  if (!(side.weight[at] > 0)) return RowResult::kNone;
+  const Real* out = side.out.data() + at * size_t(v_dim);
+  const double inverse = 1 / side.weight[at];
+  double error2 = 0, norm2 = 0;
+  for (int32_t c = 0; c < v_dim; ++c) {
+    const double o = double(exact[c]), difference = double(out[c]) * inverse - o;
+    error2 += difference * difference;
+    norm2 += o * o;
+  }
+  return norm2 > 0 ? std::sqrt(error2 / norm2) : RowResult::kNone;
+}
+
+template <class Real>
+void compare_row(const Tile<Real>& tile, size_t exact, size_t mine, bool details, RowResults<Real>& results) {
+  const size_t width = size_t(tile.v_dim);
+  const Real *const z = results.out.data() + mine * width, *const o = tile.out.data() + exact * width;
+  RowResult& row = results.of[mine];
+  const kernels::Distance distance = kernels::distance(z, o, tile.v_dim);
+  row.error2 = distance.error2, row.exact2 = distance.exact2;
+  if (row.is_compared(details)) {
+    const kernels::Comparison c = kernels::compare(z, o, tile.v_dim, row.tau);
+    row.mine2 = c.mine2, row.inner = c.inner, row.positive2 = c.positive2, row.numerator2 = c.numerator2;
+  }
+  if (!results.prefix.out.empty())
+    row.prefix_error = side_error(results.prefix, mine, tile.prefix_out.data() + exact * width, tile.v_dim);
+  if (!results.set.out.empty() && !row.plain) row.set_error = side_error(results.set, mine, o, tile.v_dim);
+}
+
+}  // namespace
+
+template <class Real>
+std::vector<ExactRow> exact_rows(const Tile<Real>& tile, ScoredNorms<Real>& norms) {
+  std::vector<ExactRow> rows(size_t(tile.heads) * tile.rows.size());
+  for (size_t r = 0; r < tile.rows.size(); ++r) {
+    if (tile.scored[r] == 0) continue;
+    const std::span<const ValueNorm> of_blocks = norms.at(tile.rows[r]);
+    for (int32_t h = 0; h < tile.heads; ++h) {
+      const size_t at = size_t(tile.at(h, int32_t(r)));
+      const ValueNorm& norm = of_blocks[size_t(h / (tile.heads / tile.blocks))];
+      ExactRow& row = rows[at] = ExactRow(tile.rows[r], tile.window);
+      row.l2 = tile.l2[at];
+      row.log_normaliser = std::log(tile.z[at]) + double(tile.shift[at]);
+      row.v_frobenius = norm.frobenius, row.v_operator = norm.spectral, row.v_largest = norm.largest;
+    }
+  }
+  return rows;
+}
+
+template <class Real>
+void compare_outputs(const Tile<Real>& tile, int32_t first_head, bool details, RowResults<Real>& results) {
+  for (int32_t h = 0; h < results.heads; ++h)
+    for (int32_t r = 0; r < results.rows; ++r)
+      if (tile.scored[size_t(r)] != 0)
+        compare_row(tile, size_t(tile.at(first_head + h, r)), results.at(h, r), details, results);
+}
+
+template std::vector<ExactRow> exact_rows(const Tile<float>&, ScoredNorms<float>&);
+template std::vector<ExactRow> exact_rows(const Tile<double>&, ScoredNorms<double>&);
+template void compare_outputs(const Tile<float>&, int32_t, bool, RowResults<float>&);
+template void compare_outputs(const Tile<double>&, int32_t, bool, RowResults<double>&);
+
+}  // namespace kvreplay

@@ -1,0 +1,44 @@
+#pragma once
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "measures/metrics.hpp"
+#include "measures/row_result.hpp"
+
+namespace kvreplay {
+
+// One row of a cell on its way into the measures, and what follows from it.
+struct MeasuredRow {
+  const RowResult& row;
+  const ExactRow& exact;
+  std::span<const double> needles;  // see needle_shares; empty without needles
+  int32_t head;                     // of the cell
+  int64_t number;                   // of the head's rows so far
+  int32_t v_dim;
+  double error, norm;  // ||z - o||, ||o||
+  bool skipped;        // ||o|| is too small to divide by
+};
+
+struct MeasureShape {
+  int32_t heads;  // query heads of the cell (the whole group)
+  int64_t rows;   // scored rows in total
+  Wanted wanted;
+};
+
+// Reduces the rows of one cell to some of its metrics, pooled over query heads and scored rows (measures.md).
+// Rows of a head come in order.
+class Measure {
+ public:
+  virtual ~Measure() = default;
+  virtual void add(const MeasuredRow& row) = 0;
+  virtual void end_row() {}  // all heads of a row have come
+  virtual void finish(Measured& to, const ErrorBound& bound) = 0;
+  virtual std::vector<double> take_curve() { return {}; }  // [heads, rows], with Work::curves
+};
+
+std::unique_ptr<Measure> output_errors(const MeasureShape& shape);   // section 1
+std::unique_ptr<Measure> theorem_errors(const MeasureShape& shape);  // sections 1 and 7
+std::unique_ptr<Measure> set_measures(const MeasureShape& shape);    // section 2
+
+}  // namespace kvreplay

@@ -1,0 +1,83 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "core/method_info.hpp"
+
+namespace kvreplay {
+
+// One (query head, row) of a cache against the exact row (measures.md, sections 1 and 2): what every way of
+// computing it finds, on a core or a device. z: the cache's output, o: the exact one.
+struct RowResult {
+  static constexpr double kNone = -1;  // of what is not there
+  double tau = 0;                      // the cache's denominator / the exact one
+  double log_tau = kUnset;             // its logarithm, where the ratio itself may not be a double
+  double kept_mass = 0;                // exact probability of the attended tokens
+  double top_mass = kNone;             // the most that as many tokens can hold; none: rows are not ranked
+  double index_recall = kNone;
+  double spread = kUnset;  // ErrorBound::spread at this row
+  // Sums over the numbers of z and o: |z - o|^2, |o|^2; with Work::details or a spread |z|^2, <z, o>,
+  // |max(o, 1e-8)|^2, |tau z - o|^2.
+  double error2 = 0, exact2 = 0, mine2 = 0, inner = 0, positive2 = 0, numerator2 = 0;
+  // Relative errors of other pairs of outputs: of the prompt's rows alone, and of exact attention over the
+  // attended tokens (that of z itself where the row is plain).
+  double prefix_error = kNone, set_error = kNone;
+  int32_t attended = 0;  // tokens
+  bool plain = false;    // z renormalises the exact attention over the attended tokens
+
+  bool is_compared(bool details) const { return details || spread != kUnset; }
+};
+
+// What the exact row says for itself.
+struct ExactRow {
+  int32_t token = -1;                                     // t; negative: nobody scores the row
+  int32_t visible = 0;                                    // tokens that it attends to
+  double l2 = 0;                                          // ||x||_2 of its probabilities
+  double log_normaliser = 0;                              // ln sum exp(l_i)
+  double v_frobenius = 0, v_operator = 0, v_largest = 0;  // norms of V_0..t
+
+  ExactRow() = default;
+  ExactRow(int32_t t, int32_t window) : token(t), visible(window > 0 ? std::min(t + 1, window) : t + 1) {}
+};
+
+// Another output of the same rows: sums [v_dim] over a part of the coefficients, and what they are divided by.
+template <class Real>
+struct SideOutput {
+  std::vector<Real> out;       // [heads, rows, v_dim]; empty: nobody asks
+  std::vector<double> weight;  // [heads, rows]; 0: nothing there
+  void resize(size_t cells, int32_t v_dim) {
+    out.assign(cells * size_t(v_dim), Real(0));
+    weight.assign(cells, 0.0);
+  }
+};
+
+// What one cache gives for the rows of a tile. Only scored rows are filled.
+template <class Real>
+struct RowResults {
+  int32_t heads = 0, rows = 0, v_dim = 0;
+  std::vector<RowResult> of;    // [heads, rows]
+  std::vector<Real> out;        // [heads, rows, v_dim]
+  SideOutput<Real> prefix;      // the prompt's rows of the cache alone
+  SideOutput<Real> set;         // exact attention over the attended tokens, of rows that are not plain
+  std::vector<double> needles;  // [heads, rows, 1 + spans], see needle_shares; empty without needles
+
+  // Outputs are whatever they were.
+  void open(int32_t heads_, int32_t rows_, int32_t v_dim_) {
+    heads = heads_, rows = rows_, v_dim = v_dim_;
+    out.resize(size_t(heads) * size_t(rows) * size_t(v_dim));
+    of.assign(size_t(heads) * size_t(rows), {});
+    prefix = {}, set = {};
+    needles.clear();
+  }
+  // Outputs are sums to come.
+  void clear(int32_t heads_, int32_t rows_, int32_t v_dim_) {
+    open(heads_, rows_, v_dim_);
+    std::fill(out.begin(), out.end(), Real(0));
+  }
+  size_t cells() const { return of.size(); }
+  size_t at(int32_t head, int32_t row) const { return size_t(head) * size_t(rows) + size_t(row); }
+};
+
+}  // namespace kvreplay

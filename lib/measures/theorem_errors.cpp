@@ -1,0 +1,79 @@
+#include <algorithm>
+#include <cmath>
+
+#include "measures/measure.hpp"
+#include "measures/sums.hpp"
+
+// The left sides of the theorems, and how they compare with what a method's theorem allows.
+
+namespace kvreplay {
+namespace {
+
+// ||numerator error|| / (j exp(-r^2/sqrt(d)) max ||v||) of the unnormalised sums, in logarithms until the end:
+// exp of a logit and exp(r^2/sqrt(d)) can each leave the range of a double.
+double additive_form(const MeasuredRow& r) {
+  if (r.row.numerator2 == 0) return 0;
+  const double numerator = 0.5 * std::log(r.row.numerator2) + r.exact.log_normaliser;
+  const double tokens = r.exact.token + 1;
+  return std::exp(numerator + r.row.spread - std::log(tokens * r.exact.v_largest));
+}
+
+class TheoremErrors final : public Measure {
+ public:
+  explicit TheoremErrors(const MeasureShape& shape)
+      : wanted_(shape.wanted), keeps_(wanted_.has(Work::bounds | Work::quantiles)) {
+    if (!keeps_) return;
+    spectral_.reserve(size_t(shape.heads) * size_t(shape.rows));
+    frobenius_.reserve(size_t(shape.heads) * size_t(shape.rows));
+  }
+
+  void add(const MeasuredRow& r) override {
+    const double l2 = r.exact.l2, v_operator = r.exact.v_operator, v_frobenius = r.exact.v_frobenius;
+    if (!(l2 * v_frobenius > 0)) return;
+    const double frobenius = r.error / (l2 * v_frobenius);
+    frobenius_sums_.add(frobenius);
+    if (keeps_) frobenius_.push_back(frobenius);
+    if (v_operator > 0) {  // nobody asks for it otherwise
+      const double spectral = r.error / (l2 * v_operator);
+      spectral_sums_.add(spectral);
+      if (keeps_) spectral_.push_back(spectral);
+    }
+    if (r.row.spread != kUnset) additive_.add(additive_form(r));
+  }
+
+  void finish(Measured& to, const ErrorBound& bound) override {
+    to["eps_spectral_mean"] = spectral_sums_.mean(), to["eps_spectral_max"] = spectral_sums_.maximum();
+    to["eps_frobenius_mean"] = frobenius_sums_.mean(), to["eps_frobenius_max"] = frobenius_sums_.maximum();
+    to["eps_additive_mean"] = additive_.finite_mean();
+    if (wanted_.has(Work::bounds) && bound.norm == ErrorBound::Norm::spectral)
+      compare(to, bound, spectral_, spectral_sums_);
+    if (wanted_.has(Work::bounds) && bound.norm == ErrorBound::Norm::frobenius)
+      compare(to, bound, frobenius_, frobenius_sums_);
+    if (!wanted_.has(Work::quantiles)) return;
+    if (!spectral_.empty()) to["eps_spectral_p99"] = quantile(spectral_, 0.99);
+    if (!frobenius_.empty()) to["eps_frobenius_p99"] = quantile(frobenius_, 0.99);
+  }
+
+ private:
+  static void compare(Measured& to, const ErrorBound& bound, const std::vector<double>& measured, const Sums& sums) {
+    to["bound_epsilon"] = bound.epsilon;
+    to["bound_probability"] = bound.probability;
+    to["bound_capped"] = bound.capped ? 1.0 : 0.0;  // read as a share of 0 or 1 by those who average
+    if (measured.empty()) return;
+    const auto holds = [&](double epsilon) { return epsilon <= bound.epsilon; };
+    const auto within = std::count_if(measured.begin(), measured.end(), holds);
+    to["bound_holds"] = double(within) / double(measured.size());
+    if (*sums.mean() > 0) to["bound_slack"] = bound.epsilon / *sums.mean();
+  }
+
+  Wanted wanted_;
+  bool keeps_;
+  std::vector<double> spectral_, frobenius_;  // of the pairs that have norms to divide by, where someone asks
+  Sums spectral_sums_, frobenius_sums_, additive_;
+};
+
+}  // namespace
+
+std::unique_ptr<Measure> theorem_errors(const MeasureShape& shape) { return std::make_unique<TheoremErrors>(shape); }
+
+}  // namespace kvreplay

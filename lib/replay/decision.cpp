@@ -1,0 +1,136 @@
+#include "replay/decision.hpp"
+
+#include <algorithm>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "caches/cell_setup.hpp"
+#include "caches/cell_sizes.hpp"
+#include "trace/uniforms.hpp"
+
+namespace kvreplay {
+namespace {
+
+constexpr double kTinyShare = 1e-12;  // of max ||v||: rows with a smaller output are counted, not divided by
+
+template <class Real>
+int32_t group_of(const HeadStream<Real>& stream) {
+  return stream.shape.heads / stream.shape.blocks;
+}
+
+// Of one of the caches that share a file's lists.
+GivenLists lists_of(const KeptLists& all, int32_t cache, int32_t caches) {
+  const int32_t count = all.count() / caches;
+  const auto is_zero = [](double w) { return w == 0; };
+  const bool split =
+      std::any_of(all.num.begin(), all.num.end(), is_zero) || std::any_of(all.den.begin(), all.den.end(), is_zero);
+  const auto weights = [](const std::vector<double>& w) { return w.empty() ? nullptr : w.data(); };
+  return {all.tokens.data(), weights(all.num), weights(all.den), all.off.data() + cache * count, count, split};
+}
+
+// What is wrong with them fails the cell alone.
+template <class Real>
+void read_lists(Decision<Real>& d, const HeadStream<Real>& stream, int32_t caches, int32_t budget) {
+  const Cell& cell = d.cell();
+  const KeptScope scope{cell.place, cell.extent, stream.window, caches, budget};
+  try {
+    d.lists = read_kept_lists(cell.variant->kept, scope);
+    const bool same = cell.variant->digests.lists.empty() || digest_of(d.lists) == cell.variant->digests.lists;
+    if (!same) throw ConfigError(cell.variant->kept + ": has changed since the run was planned: run again");
+  } catch (const ConfigError& e) {
+    d.failure = e.what();
+    d.lists = {};
+  }
+}
+
+template <class Real>
+void inject(Decision<Real>& d, const BoundMethod& method, Rng& rng) {
+  const Cell& cell = d.cell();
+  const std::vector<RngArray> arrays = method.rng_arrays();
+  for (size_t i = 0; i < arrays.size() && i < size_t(Rng::kArrays); ++i) {
+    const RngArray& a = arrays[i];
+    InjectedUniforms u = read_uniforms(cell.variant->uniforms, cell.place.prompt, cell.place.layer, cell.place.kv_head,
+                                       {split_words(a.names), a.rounds, a.positions, a.slots});
+    d.uniforms.push_back(std::move(u.values));
+    rng.injected[i] = {d.uniforms.back().data(), a.stream, u.positions, u.slots};
+  }
+}
+
+}  // namespace
+
+template <class Real>
+Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadStream<Real>& stream,
+                             const RunOptions& options, int64_t rows) {
+  Decision<Real> d;
+  d.cells = cells;
+  const Cell& cell = d.cell();
+  for (size_t i = 0; i < cells.size(); ++i)
+    d.errors.emplace_back(group_of(stream), rows, kTinyShare * stream.max_value_norm, options.wanted);
+  CacheSetup setup = cell_setup(cell, stream);
+  const int32_t caches = has_cache_for_each_query_head(cell) ? stream.shape.heads : 1;
+  if (!cell.variant->uniforms.empty()) inject(d, setup.method, setup.rng);
+  if (!cell.method().lists_in.empty()) read_lists(d, stream, caches, setup.method.context().budget.tokens);
+  for (int32_t h = 0; h < caches; ++h) {
+    setup.given = lists_of(d.lists, h, caches);
+    setup.first_head = h;
+    d.caches.push_back(std::make_unique<CacheReplay<Real>>(
+        setup, stream, CacheWatch{options.audit, options.save.kept, options.wanted.has(Work::ages)}));
+  }
+  return d;
+}
+
+namespace {
+
+template <class Real>
+void keep_lists(const Decision<Real>& d, CellResult& result) {
+  for (const auto& cache : d.caches) {
+    const ResidentLists& lists = cache->lists();
+    result.kept.append(lists.kept);
+    result.num.insert(result.num.end(), lists.num.begin(), lists.num.end());
+    result.den.insert(result.den.end(), lists.den.begin(), lists.den.end());
+    result.attends = result.attends || lists.reading.attends;
+    result.partial = result.partial || lists.reading.partial;
+    const auto same = [&](const TokenLists& s) { return s == lists.attended.front(); };
+    const bool shared = std::all_of(lists.attended.begin(), lists.attended.end(), same);
+    const size_t series = shared ? std::min<size_t>(1, lists.attended.size()) : lists.attended.size();
+    for (size_t h = 0; h < series; ++h) result.attended.append(lists.attended[h]);
+  }
+}
+
+}  // namespace
+
+template <class Real>
+CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& stream, const RunOptions& options) {
+  CellResult result;
+  const Cell& cell = *d.cells[number];
+  result.ok = d.alive();
+  result.error = d.failure;
+  if (!d.alive()) return result;
+  std::vector<const Ledger*> ledgers;
+  for (const auto& cache : d.caches) cache->take_report(), ledgers.push_back(&cache->ledger());
+  // Query heads that choose what they read from the full cache share it.
+  const bool shared = cell.method().info.reads_full_cache;
+  // The exact cache of a layer with a sliding window holds the window.
+  const int32_t full = stream.window > 0 ? std::min(stream.tokens, stream.window) : stream.tokens;
+  measure_sizes(ledgers, {stream.shape.dim + stream.shape.v_dim, stream.stored_bytes, full, shared}, result.measures);
+  if (cell.budget.share) result.measures.extras["allocated_tokens"] = *cell.budget.share;
+  d.errors[number].finish(result, options.save, d.caches.front()->method().error_bound());
+  result.double_precision = sizeof(Real) == sizeof(double);
+  result.by_cores = d.on_device == Decision<Real>::Way::none;
+  result.oneshot = cell.options().phase == Phase::oneshot;
+  // Blocks that were coded while the prompt came in are in no list of a later step.
+  result.partial = d.streams_prompt() && cell.options().row_format.by_block();
+  if (options.save.kept) keep_lists(d, result);
+  return result;
+}
+
+template struct Decision<float>;
+template struct Decision<double>;
+template Decision<float> make_decision(const std::vector<const Cell*>&, const HeadStream<float>&, const RunOptions&,
+                                       int64_t);
+template Decision<double> make_decision(const std::vector<const Cell*>&, const HeadStream<double>&, const RunOptions&,
+                                        int64_t);
+template CellResult result_of(Decision<float>&, size_t, const HeadStream<float>&, const RunOptions&);
+template CellResult result_of(Decision<double>&, size_t, const HeadStream<double>&, const RunOptions&);
+
+}  // namespace kvreplay

@@ -1,0 +1,48 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "catalog/cell.hpp"
+#include "evaluate/choice.hpp"
+#include "evaluate/device_evaluator.hpp"
+#include "measures/accumulator.hpp"
+#include "replay/runner.hpp"
+#include "trace/kept_lists.hpp"
+
+namespace kvreplay {
+
+// Cells that decide together: one, or with gqa.level layer those of the layer's selected kv heads. One cache for the
+// group or the layer, or with gqa.level query one for each query head.
+template <class Real>
+struct Decision {
+  using Way = typename DeviceEvaluator<Real>::Way;
+  std::vector<const Cell*> cells;
+  std::vector<std::unique_ptr<CacheReplay<Real>>> caches;
+  std::vector<std::unique_ptr<Evaluator<Real>>> evaluators;  // of each cache, where the cores compute its rows
+  std::vector<Accumulator> errors;                           // of each cell
+  Way on_device = Way::none;
+  bool cut_on_device = false;
+  std::string failure;  // or ""
+  // What the caches refer to.
+  std::vector<std::vector<double>> uniforms;
+  KeptLists lists;
+
+  const Cell& cell() const { return *cells.front(); }
+  bool alive() const { return failure.empty(); }
+  bool streams_prompt() const { return cell().variant->prompt_streams || caches.front()->streams_prompt(); }
+  void fail(const std::string& why) {
+    failure = why;
+    for (const auto& evaluator : evaluators) evaluator->leave();
+  }
+};
+
+// rows: scored ones of each query head.
+template <class Real>
+Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadStream<Real>& stream,
+                             const RunOptions& options, int64_t rows);
+// Of one of its cells, once all rows have come.
+template <class Real>
+CellResult result_of(Decision<Real>& decision, size_t cell, const HeadStream<Real>& stream, const RunOptions& options);
+
+}  // namespace kvreplay

@@ -1,0 +1,13 @@
+// A hook that the list does not name would not be called.
+// refused: the policy has the hook evict, which `hooks` does not name
+#include "policy_under_test.hpp"
+struct Forgetful : Base {
+#ifdef OFFENCE
+  static constexpr Hooks hooks{"layout"};
+#else
+  static constexpr Hooks hooks{"layout evict"};
+#endif
+  Layout layout(const MethodContext&) const { return {}; }
+  KVR_FN void evict(const Team auto&, Cache auto&) {}
+};
+REGISTERED(Forgetful)

@@ -1,0 +1,12 @@
+// The list promises `observe`; what the policy defines goes by another name.
+// refused: `hooks` names observe, which the policy lacks or which takes other arguments
+#include "policy_under_test.hpp"
+struct Promises : Base {
+  static constexpr Hooks hooks{"observe"};
+#ifdef OFFENCE
+  KVR_FN void observe_rows(const Team auto&, Cache auto&, std::span<const double>) {}
+#else
+  KVR_FN void observe(const Team auto&, Cache auto&, std::span<const double>) {}
+#endif
+};
+REGISTERED(Promises)

@@ -1,0 +1,13 @@
+// A word that is no hook is refused where it is listed: `observes_rows` would never be called.
+// refused: this is not the name of a hook
+#include "policy_under_test.hpp"
+struct Misspelt : Base {
+#ifdef OFFENCE
+  static constexpr Hooks hooks{"observes_rows"};
+  KVR_FN void observes_rows(const Team auto&, Cache auto&, std::span<const double>) {}
+#else
+  static constexpr Hooks hooks{"observe"};
+  KVR_FN void observe(const Team auto&, Cache auto&, std::span<const double>) {}
+#endif
+};
+REGISTERED(Misspelt)

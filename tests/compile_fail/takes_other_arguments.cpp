@@ -1,0 +1,12 @@
+// A hook that takes its arguments in another order is none that the engine could call.
+// refused: `hooks` names choose, which the policy lacks or which takes other arguments
+#include "policy_under_test.hpp"
+struct Swapped : Base {
+  static constexpr Hooks hooks{"choose"};
+#ifdef OFFENCE
+  KVR_FN void choose(const Team auto&, const HeadProbabilities&, const Cache auto&, uint8_t*) {}
+#else
+  KVR_FN void choose(const Team auto&, const Cache auto&, const HeadProbabilities&, uint8_t*) {}
+#endif
+};
+REGISTERED(Swapped)

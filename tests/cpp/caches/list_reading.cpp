@@ -1,0 +1,125 @@
+#include "caches/resident_lists.hpp"
+
+#include "stub_methods.hpp"
+#include "support.hpp"
+
+// What lists say of a step, for policies that no method of the registry is like.
+
+using namespace kvreplay;
+using namespace kvreplay::test;
+
+namespace {
+
+struct Any {
+  static constexpr MethodInfo info{.name = "any", .title = "", .source = "", .tier = 1, .memory = "", .deviation = ""};
+  static void declare(auto&) {}
+  void resolve(const MethodContext&) {}
+};
+struct Pushes : Any {
+  static constexpr Hooks hooks{"evict"};
+  void evict(const Team auto&, Cache auto&) {}
+};
+// Holds the new token in its own way, and evicts nothing afterwards.
+struct Holds : Any {
+  static constexpr Hooks hooks{"append"};
+  template <class Real>
+  void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
+    cache.push(team, token);
+  }
+};
+struct HoldsAndEvicts : Holds {
+  static constexpr Hooks hooks{"append evict"};
+  void evict(const Team auto&, Cache auto&) {}
+};
+struct Reweighs : Pushes {
+  static constexpr Hooks hooks{"evict observe"};
+  void observe(const Team auto&, Cache auto&, std::span<const double>) {}
+};
+struct HoldsAndReweighs : Holds {
+  static constexpr Hooks hooks{"append observe"};
+  void observe(const Team auto&, Cache auto&, std::span<const double>) {}
+};
+struct Reads : Any {
+  static constexpr Hooks hooks{"choose"};
+  void choose(const Team auto&, const Cache auto&, HeadProbabilities, uint8_t*) {}
+};
+struct Multiplies : Pushes {
+  static constexpr Hooks hooks{"evict logit_factor"};
+  double logit_factor(int32_t, int32_t) const { return 2; }
+};
+
+constexpr Layout kPlain{}, kWeights{.weights = true}, kSeveral{.weights = true, .extra_rows = 9};
+
+// The same policy with memory of this form.
+template <class P, const Layout& form>
+struct With : P {
+  static constexpr Hooks hooks = P::hooks + Hooks{"layout"};
+  Layout layout(const MethodContext&) const { return form; }
+};
+
+// "before": list i and the new token; "own": list i + 1; "partial".
+template <class P, const Layout& form>
+std::string reading(void (*change)(CommonOptions&) = nullptr) {
+  CommonOptions options;
+  if (change != nullptr) change(options);
+  MethodContext context;
+  context.tokens = 96, context.prompt_tokens = 64, context.shape = {8, 8, 1, 1};
+  const BoundMethod method(MethodValues(stub::method<With<P, form>>()), context);
+  const ListReading r = reading_of(method, options);
+  return r.partial ? "partial" : r.attends ? "own" : "before";
+}
+void early(CommonOptions& options) { options.order = Order::evict_then_attend; }
+void cut(CommonOptions& options) { options.phase = Phase::oneshot, options.order = Order::evict_then_attend; }
+void kivi(CommonOptions& options) { options.row_format.kind = RowFormat::Kind::kivi; }
+void int4(CommonOptions& options) { options.row_format.kind = RowFormat::Kind::int4; }
+
+}  // namespace
+
+TEST_CASE("a new token joins the list before it, unless the policy gives it weights of its own", "[lists]") {
+  CHECK(reading<Pushes, kPlain>() == "before");
+  CHECK(reading<Pushes, kWeights>() == "before");
+  CHECK(reading<Reweighs, kWeights>() == "before");
+  CHECK(reading<HoldsAndEvicts, kPlain>() == "before");
+  CHECK(reading<Holds, kWeights>() == "own");
+  CHECK(reading<HoldsAndEvicts, kWeights>() == "partial");
+  CHECK(reading<HoldsAndReweighs, kWeights>() == "partial");
+  CHECK(reading<Reads, kPlain>() == "before");
+  CHECK(reading<Reads, kWeights>() == "partial");
+}
+
+TEST_CASE("who evicts before attending attends to what stands after the step", "[lists]") {
+  CHECK(reading<Pushes, kWeights>(early) == "own");
+  CHECK(reading<HoldsAndEvicts, kWeights>(early) == "own");
+  CHECK(reading<Reweighs, kPlain>(early) == "own");
+  CHECK(reading<Reads, kPlain>(early) == "before");  // what it reads is listed
+  CHECK(reading<Pushes, kPlain>(cut) == "before");
+  CHECK(reading<Holds, kWeights>(cut) == "partial");
+}
+
+TEST_CASE("changed logits, and rows of one token that are not alike, are in no list", "[lists]") {
+  CHECK(reading<Multiplies, kPlain>() == "partial");
+  CHECK(reading<Holds, kSeveral>(int4) == "own");
+  CHECK(reading<Holds, kSeveral>(kivi) == "partial");
+  CHECK(reading<Pushes, kPlain>(kivi) == "before");
+}
+
+TEST_CASE("a method is partial once it has written a row", "[lists]") {
+  const StreamShape s;
+  const auto partial = [&](const char* method, int32_t budget, const nlohmann::json& params) {
+    const CellResult r =
+        replay(make_stream<double>(s), {make_cell(method, budget, s, params, default_options(method))}).only();
+    REQUIRE(r.ok);
+    return r.partial;
+  };
+  const nlohmann::json small = {{"sinks", 2}, {"recent", 4}}, none = nlohmann::json::object();
+  CHECK(partial("wildcat", s.prompt - 1, small));
+  CHECK_FALSE(partial("wildcat", s.prompt, small));
+  CHECK(partial("attention_matching", 20, none));
+  CHECK_FALSE(partial("attention_matching", s.prompt, none));
+  const nlohmann::json sketch = {{"outliers", 1}, {"group", 4}};
+  CHECK_FALSE(partial("qjl", 0, sketch));  // its buffer of 128 tokens is never full
+  CHECK(partial("qjl", 0, {{"outliers", 1}, {"group", 4}, {"buffer", 16}}));
+  CommonOptions coded = default_options("h2o");
+  coded.row_format.kind = RowFormat::Kind::int8, coded.row_format.group = 4;
+  CHECK_FALSE(replay(make_stream<double>(s), {make_cell("h2o", 20, s, none, coded)}).only().partial);
+}

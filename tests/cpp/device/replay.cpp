@@ -1,0 +1,353 @@
+#include "catalog/make_policy_table.hpp"
+#include "device/beside_cores.hpp"
+#include "device/devices.hpp"
+#include "device/emulator/emulated_policies.hpp"
+#include "device/emulator/emulated_runtime.hpp"
+#include "property_exceptions.hpp"
+
+using namespace kvreplay;
+using namespace kvreplay::test;
+
+namespace {
+
+constexpr int32_t kBudgets[] = {24, 31, 52, 200};
+
+// What small budgets ask of a method, and more.
+nlohmann::json with_usual(const char* method, const nlohmann::json& params) {
+  nlohmann::json all = params_of(method);
+  if (all.is_null()) all = nlohmann::json::object();
+  if (!params.empty()) all.update(params);
+  return all;
+}
+
+// Of every kind of cache that a device replays by the text of its policy.
+std::vector<Cell> policies(const StreamShape& s) {
+  std::vector<Cell> cells;
+  const auto add = [&](const char* method, const nlohmann::json& params, void (*change)(CommonOptions&) = nullptr) {
+    CommonOptions options = default_options(method);
+    if (change != nullptr) change(options);
+    cells.push_back(make_cell(method, 24, s, with_usual(method, params), options, 3));
+  };
+  add("h2o", {{"variant", "hf_mask"}});
+  add("h2o", {{"variant", "alg1"}});
+  add("h2o", {{"variant", "alg1"}}, [](CommonOptions& a) { a.gqa_aggregate = Aggregate::max; });
+  add("h2o", {}, [](CommonOptions& a) { a.order = Order::evict_then_attend; });
+  add("keyformer", {}, [](CommonOptions& a) { a.gqa_aggregate = Aggregate::max; });
+  add("scissorhands", {});
+  add("streaming_llm", {});
+  add("buzz", {}, [](CommonOptions& a) { a.gqa_level = GqaLevel::query; });
+  add("quest", {{"page", 4}});
+  add("topk_oracle", {{"per_head", true}});
+  add("topk_oracle", {{"variant", "topk_plus_current"}, {"renormalise", false}});
+  add("subgen_stream", {});
+  add("balancekv_stream", {});
+  add("qjl", {});
+  add("wildcat", {});
+  add("attention_matching", {});
+  add("attention_matching", {{"train", "future"}});
+  add("exact", {{"log_n", "context"}});
+  add("snapkv", {{"window", 6}}, [](CommonOptions& a) { a.positions = Positions::cache; });
+  cells.push_back(streamed(cells[4]));
+  return cells;
+}
+
+}  // namespace
+
+TEST_CASE("a device gives what the cores give, for every method at several budgets", "[device][replay][many]") {
+  const StreamShape s{120, 70, 8, 8, 2};
+  std::vector<Cell> cells;
+  for (const auto& v : variants()) {
+    const size_t instance = cells.size();
+    for (const int32_t budget : kBudgets)
+      cells.push_back(changed(cell_of(v, budget, s), [&](kvreplay::Variant& of) { of.instance = instance; }));
+  }
+  for (const Look look : {Look::gaussian, Look::sinks, Look::clustered})
+    check_device(make_stream<float>(s, 41, look), cells);
+}
+
+TEST_CASE("a device replays any cache by the text of its policy", "[device][replay][programs]") {
+  const StreamShape s;
+  const std::vector<Cell> cells = policies(s);
+  for (const Look look : {Look::gaussian, Look::zero_rows}) check_device(make_stream<float>(s, 51, look), cells);
+  auto stream = make_stream<float>(s, 52, Look::sinks);
+  stream.sink_logits = {0.5f, -1.0f};
+  stream.rule.softcap = 3;
+  RunOptions some;
+  some.queries = {QuerySelection::Kind::stride, 3};
+  check_device(stream, cells, some);
+  some.wanted.drop(Work::set_error | Work::prefix_error | Work::recalls);
+  check_device(stream, cells, some);
+  stream.window = 40;
+  check_device(stream, cells);
+}
+
+namespace {
+
+// Rows that are coded one by one.
+std::vector<Cell> coded_policies(const StreamShape& s) {
+  std::vector<Cell> cells;
+  const auto add = [&](const char* method, nlohmann::json params, RowFormat::Kind kind, int32_t group,
+                       void (*change)(CommonOptions&) = nullptr) {
+    CommonOptions options = default_options(method);
+    if (change != nullptr) change(options);
+    options.row_format.kind = kind, options.row_format.group = group;
+    cells.push_back(make_cell(method, 24, s, with_usual(method, params), options, 3));
+  };
+  using Kind = RowFormat::Kind;
+  const nlohmann::json none = nlohmann::json::object();
+  for (const Kind kind : {Kind::f32, Kind::f16, Kind::bf16, Kind::int8, Kind::int4})
+    add("h2o", none, kind, kind >= Kind::int8 ? 5 : 0);  // groups that divide no row
+  add("exact", none, Kind::int8, 8);
+  add("snapkv", {{"window", 6}}, Kind::int4, 4, [](CommonOptions& a) { a.reweight = Reweight::uniform; });
+  add("quest", {{"page", 4}}, Kind::int8, 64);
+  add("subgen_stream", {{"delta", 2.0}, {"t", 2}, {"s", 8}}, Kind::int4, 4);
+  add("wildcat", none, Kind::f16, 0);
+  add("subgen", {{"weights", "cluster_size"}}, Kind::bf16, 0);
+  add("streaming_llm", none, Kind::int8, 1);
+  add("buzz", none, Kind::int8, 8, [](CommonOptions& a) { a.gqa_level = GqaLevel::query; });
+  return cells;
+}
+
+}  // namespace
+
+TEST_CASE("a device codes rows as the cores do", "[device][replay][programs]") {
+  const StreamShape s{.tokens = 96, .prompt = 64, .dim = 8, .v_dim = 12};
+  for (const Look look : {Look::gaussian, Look::zero_rows})
+    check_device(make_stream<float>(s, 55, look), coded_policies(s));
+  auto stream = make_stream<float>(s, 56);
+  stream.stored_bytes = 4;
+  std::vector<Cell> cells = coded_policies(s);
+  for (Cell& cell : cells) cell = streamed(cell);
+  std::erase_if(cells, [](const Cell& cell) { return !cell.method().info.streams; });
+  check_device(stream, cells);
+}
+
+TEST_CASE("a device says which number no row format holds", "[device][replay][programs]") {
+  const StreamShape s;
+  auto stream = make_stream<float>(s, 57);
+  stream.values[size_t(70 * s.v_dim + 3)] = 7e4f;
+  const std::vector<Cell> cells = coded_policies(s);
+  const RunResult result = replay(stream, cells, on_device()), cores = replay(stream, cells);
+  for (size_t i = 0; i < cells.size(); ++i) CHECK(result.cells[i].error == cores.cells[i].error);
+  CHECK(result.cells[0].ok);  // f32
+  CHECK_FALSE(result.cells[1].ok);
+  CHECK(result.cells[1].error.find("at token 70") != std::string::npos);
+}
+
+TEST_CASE("sums that caches of other heads ask for are not taken for each other's", "[device][replay][programs]") {
+  const StreamShape s{.heads = 4};
+  auto stream = make_stream<float>(s, 58, Look::sinks);
+  stream.window = 60;  // what a device would list it replays too
+  for (const GqaLevel first : {GqaLevel::query, GqaLevel::kv}) {
+    std::vector<Cell> cells;
+    for (const char* method : {"h2o", "static_oracle"})
+      for (const bool other : {false, true}) {
+        CommonOptions options = default_options(method);
+        options.gqa_level = (first == GqaLevel::query) != other ? GqaLevel::query : GqaLevel::kv;
+        cells.push_back(make_cell(method, 24, s, with_usual(method, {}), options, 3));
+        options.gqa_aggregate = Aggregate::max;
+        cells.push_back(make_cell(method, 24, s, with_usual(method, {}), options, 3));
+      }
+    check_device(stream, cells);
+  }
+}
+
+TEST_CASE("caches of more rows than a block has threads", "[device][replay][programs]") {
+  const StreamShape s{.tokens = 340, .prompt = 320};
+  std::vector<Cell> cells;
+  for (const auto& [method, params] :
+       std::vector<std::pair<const char*, nlohmann::json>>{{"h2o", {{"variant", "alg1"}}},
+                                                           {"quest", {{"page", 4}}},
+                                                           {"buzz", nlohmann::json::object()},
+                                                           {"scissorhands", nlohmann::json::object()},
+                                                           {"balancekv_stream", nlohmann::json::object()},
+                                                           {"subgen_stream", {{"delta", 1.5}}},
+                                                           {"qjl", params_of("qjl")},
+                                                           {"wildcat", nlohmann::json::object()},
+                                                           {"subgen", nlohmann::json::object()}})
+    cells.push_back(make_cell(method, 290, s, params, default_options(method), 3));
+  CommonOptions coded = default_options("h2o");
+  coded.row_format.kind = RowFormat::Kind::int8, coded.row_format.group = 8;
+  cells.push_back(make_cell("h2o", 290, s, nlohmann::json::object(), coded));
+  cells.push_back(streamed(cells.front()));
+  check_device(make_stream<float>(s, 59, Look::clustered), cells);
+}
+
+TEST_CASE("the order in which threads run shows in no bit of a replay", "[emulator][programs]") {
+  const StreamShape s{70, 40, 8, 8, 2};
+  const auto stream = make_stream<float>(s, 53, Look::clustered);
+  const std::vector<Cell> cells = policies(s);
+  const auto run = [&](emulator::Schedule schedule) {
+    RunOptions options;
+    options.device = open_heads([schedule] { return emulator::open_runtime(schedule); });
+    options.save.kept = options.save.outputs = options.save.curves = true;
+    return replay(stream, cells, options);
+  };
+  const RunResult first = run(emulator::Schedule::forward);
+  for (const auto schedule : {emulator::Schedule::backward, emulator::Schedule::shuffled}) {
+    const RunResult other = run(schedule);
+    for (size_t i = 0; i < cells.size(); ++i) {
+      INFO(cells[i].method().info.name << " " << params_of(cells[i]).dump());
+      CHECK(same_bits(other.cells[i], first.cells[i]));
+    }
+  }
+}
+
+namespace {
+
+// The last tokens, with a whim.
+struct Whim {
+  static constexpr MethodInfo info{.name = "whim", .title = "", .source = "", .tier = 3, .memory = "", .deviation = ""};
+  enum class How {
+    // At one step:
+    bound,     // holds a token too many
+    returned,  // brings one back
+    nothing,   // leaves nothing in the denominator
+    infinite,  // or too much
+    method,    // says that it cannot go on
+    // At every step:
+    heavy_row,   // one row weighs more in the denominator
+    remembered,  // one row counts for nothing
+    twice,       // every token stands in two rows
+    own_numbers  // writes them first thing, and charges for them
+  };
+  static constexpr Hooks hooks{"append evict extra_bytes layout failure_text state"};
+  int32_t how = 0, at = 50, budget = 0;
+  std::span<double> state;
+
+  static void declare(auto& d) { d.integer("how", &Whim::how, {0, 8}, "which"); }
+  void resolve(const MethodContext& context) { budget = context.budget.tokens; }
+  Layout layout(const MethodContext& context) const {
+    return {.state_doubles = 64,
+            .weights = true,
+            .split = is(How::twice),
+            .extra_rows = is(How::twice) ? context.tokens : 0};
+  }
+  KVR_FN bool is(How other) const { return how == int32_t(other); }
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto&) const {
+    for (const double x : state) c.aux_bytes += is(How::own_numbers) ? int64_t(x) : 0;
+  }
+  static std::string failure_text(int32_t code, int32_t at) {
+    return "code " + std::to_string(code) + " at " + std::to_string(at);
+  }
+  template <class Real>
+  KVR_FN void append(const Team auto& team, const Token<Real>& token, BasicCache<Real>& cache) {
+    if (is(How::own_numbers)) team.each(int32_t(state.size()), [&](int32_t i) { state[size_t(i)] = token.index; });
+    if (token.index == at && is(How::returned))
+      cache.push(team, Token<Real>(token.key, token.value, 0));  // the first that left
+    cache.push(team, token);
+    if (is(How::twice)) cache.push(team, token);
+    if (token.index == at && (is(How::nothing) || is(How::infinite)))
+      cache.weigh_rows(team, 0, cache.size(), [&](int32_t) {
+        return RowWeights{1, is(How::nothing) ? 0 : double(INFINITY)};
+      });
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    const int32_t t = cache.token(cache.size() - 1);
+    if (t == at && is(How::method)) cache.fail(team, 3, 11);
+    keep_ends(team, cache, 0, t == at && is(How::bound) ? budget + 1 : budget);
+    if (is(How::heavy_row)) cache.weigh(team, 1, 1, 2);
+    if (is(How::remembered)) cache.weigh(team, 1, 0, 0);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a device stops where a promise is broken, and says what the cores say", "[emulator]") {
+  const Method whim(policy_table<Whim>(), {.emulated = emulator::start_policies<Whim, kPolicyThreads>});
+  const StreamShape s{70, 40, 8, 8, 2};
+  const auto stream = make_stream<float>(s, 54);
+  std::vector<Cell> cells;
+  for (int32_t how = 0; how <= int32_t(Whim::How::own_numbers); ++how)
+    cells.push_back(changed(make_cell("window", 20, s), [&](kvreplay::Variant& v) {
+      v.values = MethodValues(whim);
+      v.values.set(*whim.parameter("how"), std::to_string(how));
+    }));
+  check_device(stream, cells);
+  RunOptions options;
+  options.device = open_heads([] { return emulator::open_runtime(emulator::Schedule::forward); });
+  const RunResult result = replay(stream, cells, options);
+  for (size_t i = 0; i < cells.size(); ++i) {
+    CHECK(result.cells[i].ok == (i > size_t(Whim::How::method)));
+    if (result.cells[i].ok) CHECK_FALSE(result.cells[i].by_cores);
+  }
+  CHECK(result.cells[size_t(Whim::How::method)].error == "code 3 at 11");
+}
+
+TEST_CASE("what a device computed is marked, and only that", "[device][replay][programs]") {
+  const StreamShape s;
+  const auto stream = make_stream<float>(s, 42);
+  RunOptions audit = on_device();
+  audit.audit = true;
+  const auto by_cores = [&](const char* method, const nlohmann::json& params, const RunOptions& how) {
+    CommonOptions common = default_options(method);
+    return replay(stream, {make_cell(method, 24, s, params, common)}, how).only().by_cores;
+  };
+  for (const auto& v : variants()) {
+    INFO(v.label());
+    CHECK_FALSE(replay(stream, {cell_of(v, 24, s)}, on_device()).only().by_cores);
+  }
+  CHECK_FALSE(by_cores("h2o", {{"variant", "hf_mask"}}, on_device()));
+  CHECK(by_cores("h2o", nlohmann::json::object(), audit));
+  CHECK(by_cores("h2o", nlohmann::json::object(), {}));
+  CommonOptions kivi = default_options("h2o");
+  kivi.row_format = {RowFormat::Kind::kivi, 4, 8, 16};
+  CHECK(replay(stream, {make_cell("h2o", 24, s, nlohmann::json::object(), kivi)}, on_device()).only().by_cores);
+}
+
+TEST_CASE("rows come in portions that change nothing", "[device][replay][many]") {
+  const StreamShape s{400, 90, 8, 8, 2};  // more rows than a tile
+  std::vector<Cell> cells;
+  for (const char* method : {"h2o", "streaming_llm", "subgen"})
+    for (const int32_t budget : {20, 60})
+      cells.push_back(make_cell(method, budget, s, nlohmann::json::object(), default_options(method)));
+  check_device(make_stream<float>(s, 43, Look::sinks), cells);
+  RunOptions some;
+  some.queries = {QuerySelection::Kind::stride, 3};
+  check_device(make_stream<float>(s, 44, Look::clustered), cells, some);
+}
+
+TEST_CASE("kv heads that decide together share a device", "[device][replay]") {
+  const StreamShape s;
+  const HeadStream<double> layer = layer_of(make_stream<double>(s, 45), make_stream<double>(s, 46, Look::sinks));
+  HeadStream<float> stream;
+  stream.shape = layer.shape, stream.tokens = layer.tokens, stream.prompt = layer.prompt;
+  const auto narrow = [](const std::vector<double>& x) { return std::vector<float>(x.begin(), x.end()); };
+  stream.keys = narrow(layer.keys), stream.values = narrow(layer.values), stream.queries = narrow(layer.queries);
+  stream.query_row = layer.query_row, stream.query_rows = layer.query_rows;
+  stream.rule = {float(layer.rule.scale), float(layer.rule.softcap)};
+  stream.positions = layer.positions, stream.max_value_norm = layer.max_value_norm;
+  std::vector<Cell> cells;
+  for (const char* method : {"h2o", "window", "snapkv", "uniform"}) {
+    CommonOptions options = default_options(method);
+    options.gqa_level = GqaLevel::layer;
+    StreamShape both = s;
+    both.heads = 2 * s.heads;
+    cells.push_back(make_cell(method, 24, both, nlohmann::json::object(), options));
+  }
+  check_device(stream, cells);
+}
+
+TEST_CASE("sink logits and a soft cap reach the device", "[device][replay]") {
+  const StreamShape s;
+  auto stream = make_stream<float>(s, 47);
+  stream.sink_logits = {0.5f, -1.0f};
+  stream.rule.softcap = 2;
+  std::vector<Cell> cells;
+  for (const char* method : {"h2o", "tova", "streaming_llm", "snapkv", "uniform"})
+    cells.push_back(make_cell(method, 24, s, nlohmann::json::object(), default_options(method)));
+  check_device(stream, cells);
+}
+
+TEST_CASE("caches of every kind and of other heads do not take each other's sums", "[device][replay]") {
+  const StreamShape s;
+  CommonOptions by_query = default_options("h2o");
+  by_query.gqa_level = GqaLevel::query;
+  std::vector<Cell> cells;
+  for (const int32_t budget : {24, 200}) {  // at 200 h2o evicts nobody, and is a set like snapkv's
+    cells.push_back(make_cell("h2o", budget, s, nlohmann::json::object(), by_query));
+    cells.push_back(make_cell("snapkv", budget, s, nlohmann::json::object(), default_options("snapkv")));
+    cells.push_back(make_cell("window", budget, s, nlohmann::json::object(), default_options("window")));
+  }
+  check_device(make_stream<float>(s, 48), cells);
+}

@@ -1,0 +1,222 @@
+#include <algorithm>
+#include <numeric>
+
+#include "core/bf16.hpp"
+#include "device/beside_cores.hpp"
+
+// Methods that add up what the query heads give and drop the lowest score (h2o: of all rows so far; tova: of
+// the present one) decide on a device as they do on the cores, whatever their rule, and by hand where that is
+// easy.
+
+using namespace kvreplay;
+using namespace kvreplay::test;
+
+namespace {
+
+constexpr const char* kMethods[] = {"h2o", "tova"};
+
+Cell cell_of(const char* method, int32_t budget, const StreamShape& s, const nlohmann::json& params = {},
+             Aggregate aggregate = Aggregate::sum) {
+  CommonOptions options = default_options(method);
+  options.gqa_aggregate = aggregate;
+  return make_cell(method, budget, s, params.is_null() ? nlohmann::json::object() : params, options);
+}
+std::vector<Cell> both(int32_t budget, const StreamShape& s, const nlohmann::json& params = {}) {
+  std::vector<Cell> cells;
+  for (const char* method : kMethods) cells.push_back(cell_of(method, budget, s, params));
+  return cells;
+}
+
+std::vector<Cell> every_rule(const StreamShape& s) {
+  std::vector<Cell> cells;
+  for (const char* method : kMethods)
+    for (const int32_t budget : {5, 17, 40})
+      for (const int32_t sinks : {0, 4})
+        for (const int32_t recent : {0, 1, budget / 2})
+          if (sinks + recent < budget)
+            cells.push_back(cell_of(method, budget, s, {{"sinks", sinks}, {"recent", recent}},
+                                    sinks == 0 ? Aggregate::mean : Aggregate::sum));
+  return cells;
+}
+
+// Queries, keys and values of 16 bits, as a trace has them.
+void round_numbers(HeadStream<float>& stream) {
+  stream.stored_bytes = 2;
+  for (std::vector<float>* numbers : {&stream.keys, &stream.values, &stream.queries})
+    for (float& x : *numbers) x = from_bf16(to_bf16(x));
+}
+
+}  // namespace
+
+TEST_CASE("a device keeps what the cores keep by a score, for every rule and budget", "[device][replay][programs]") {
+  const StreamShape s{.tokens = 90, .prompt = 60, .heads = 3};
+  check_device(make_stream<float>(s, 71), every_rule(s));
+  auto rounded = make_stream<float>(s, 72, Look::clustered);
+  round_numbers(rounded);
+  std::vector<Cell> cells = both(17, s, {{"sinks", 2}});
+  for (const char* method : {"snapkv", "streaming_llm", "subgen"})
+    cells.push_back(make_cell(
+        method, 17, s, method == std::string("snapkv") ? nlohmann::json{{"window", 6}} : nlohmann::json::object(),
+        default_options(method)));
+  check_device(rounded, cells);
+}
+
+TEST_CASE("a cache on a device that holds less than its budget fills it first", "[device][replay][programs]") {
+  const StreamShape s{.tokens = 70, .prompt = 20};
+  std::vector<Cell> cells;
+  for (const int32_t budget : {20, 21, 45, 69, 70})
+    for (const Cell& cell : both(budget, s)) cells.push_back(cell);
+  check_device(make_stream<float>(s, 73, Look::sinks), cells);
+}
+
+TEST_CASE("scores on a device know sink logits and soft caps", "[device][replay][programs]") {
+  const StreamShape s{.tokens = 70, .prompt = 40, .heads = 3};
+  struct Logits {
+    float cap;
+    std::vector<float> sinks;
+  };
+  // The last takes all but 2^-50 or so of the probability; no measure of what is missed means anything there.
+  const std::vector<float> above_all{40, 45, 50};
+  for (const Logits& logits : {Logits{0, {-1.5f, 2, 6}}, {30, {}}, {2, {-1.5f, 2, 6}}, {0, above_all}}) {
+    auto stream = make_stream<float>(s, 74);
+    for (float& x : stream.queries) x *= 3;
+    stream.rule.softcap = logits.cap, stream.sink_logits = logits.sinks;
+    CAPTURE(logits.cap, logits.sinks);
+    RunOptions how;
+    if (logits.sinks == above_all) how.wanted.drop(Work::masses);
+    check_device(stream, both(20, s), how);
+  }
+}
+
+TEST_CASE("scores on a device are of rows of any width and of any number of heads", "[device][replay][programs]") {
+  StreamShape s{.tokens = 70, .prompt = 40};
+  for (const auto& [dim, v_dim] : {std::pair{48, 64}, {128, 80}, {200, 256}}) {
+    s.dim = dim, s.v_dim = v_dim;
+    CAPTURE(dim, v_dim);
+    check_device(make_stream<float>(s, 75), both(20, s));
+  }
+  s = {.tokens = 70, .prompt = 40};
+  for (const int32_t heads : {1, 5, 8, 35}) {
+    s.heads = heads;
+    CAPTURE(heads);
+    check_device(make_stream<float>(s, 76), both(20, s));
+  }
+}
+
+TEST_CASE("company in a launch changes no bit of a cache", "[device][replay][programs]") {
+  const StreamShape s{.tokens = 70, .prompt = 40};
+  const auto stream = make_stream<float>(s, 77, Look::clustered);
+  std::vector<Cell> cells = both(20, s, {{"sinks", 2}});
+  cells.push_back(cell_of("h2o", 33, s)), cells.push_back(streamed(cells[0]));
+  RunOptions options = on_device();
+  const RunResult together = replay(stream, cells, options), again = replay(stream, cells, options);
+  for (size_t i = 0; i < cells.size(); ++i) {
+    CAPTURE(i);
+    REQUIRE(together.cells[i].ok);
+    CHECK(same_bits(again.cells[i], together.cells[i]));
+    CHECK(same_bits(replay(stream, {cells[i]}, options).only(), together.cells[i]));
+  }
+}
+
+TEST_CASE("a device that takes the prompt token by token goes on from there as the cores do",
+          "[device][replay][programs]") {
+  const StreamShape s{.tokens = 70, .prompt = 40};
+  std::vector<Cell> cells = both(20, s);
+  for (Cell& cell : cells) cell = streamed(cell);
+  check_device(make_stream<float>(s, 78, Look::sinks), cells);
+}
+
+namespace {
+
+// Tokens of the prompt have key 1 in a coordinate where all others have 0. Queries are far below 0 there
+// until token `turn`, so those tokens are the first to leave; then they are what queries look for, by so many
+// nats.
+struct Turn {
+  float nats;
+  int32_t sought, turn;
+};
+HeadStream<float> stream_that_turns(const StreamShape& s, const Turn& at) {
+  auto stream = make_stream<float>(s, 79);
+  for (int32_t t = 0; t < s.tokens; ++t) {
+    stream.keys[size_t(t * s.dim)] = t >= s.prompt - at.sought && t < s.prompt ? 1 : 0;
+    for (int32_t h = 0; h < s.heads; ++h)
+      stream.queries[size_t((h * s.tokens + t) * s.dim)] = (t < at.turn ? -20.0f : at.nats) / stream.rule.scale;
+  }
+  return stream;
+}
+
+}  // namespace
+
+TEST_CASE("a row whose mass has left a cache on a device is found among what stayed", "[device][replay][programs]") {
+  const StreamShape s{.tokens = 80, .prompt = 40};
+  RunOptions how;
+  how.wanted.drop(Work::recalls);  // most probabilities are zero in float32, and rank as equals
+  for (const Turn& at : {Turn{100, 1, 41}, {100, 3, 44}, {100, 20, 60}, {7, 5, 43}}) {
+    CAPTURE(at.nats, at.sought, at.turn);
+    check_device(stream_that_turns(s, at), both(40, s, {{"recent", 0}}), how);
+  }
+}
+
+namespace {
+
+std::vector<int32_t> first_tokens(int32_t count) {
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  std::iota(tokens.begin(), tokens.end(), 0);
+  return tokens;
+}
+// All keys alike, but for some that weigh less.
+HeadStream<float> even_stream(const StreamShape& s, const std::vector<int32_t>& weak) {
+  auto stream = make_stream<float>(s, 80);
+  std::fill(stream.queries.begin(), stream.queries.end(), 0.5f);
+  std::fill(stream.keys.begin(), stream.keys.end(), 0.25f);
+  for (const int32_t t : weak) std::fill_n(stream.keys.begin() + t * s.dim, s.dim, -0.25f);
+  return stream;
+}
+
+}  // namespace
+
+TEST_CASE("of equal scores the largest token leaves a cache on a device", "[device][replay][programs]") {
+  const StreamShape s{.tokens = 40, .prompt = 10};
+  const std::vector<int32_t> weak{3, 4, 9};
+  const auto stream = even_stream(s, weak);
+  RunOptions options = on_device();
+  const CellResult r = replay(stream, {cell_of("tova", 20, s, {{"recent", 2}})}, options).only();
+  REQUIRE(r.ok);
+  // Lists begin with the prompt's; token t stands in the one after t - prompt more.
+  const auto kept_at = [&](const CellResult& of, int32_t t) { return kept_list(of, size_t(t - s.prompt + 1)); };
+  CHECK(kept_at(r, 19) == first_tokens(20));
+  std::vector<int32_t> right = first_tokens(20);
+  for (int32_t t = 20; t < s.tokens; ++t) {
+    right.push_back(t);
+    const size_t left = size_t(t - 20);
+    std::erase(right, left < weak.size() ? weak[weak.size() - 1 - left] : t - 2);
+    CAPTURE(t);
+    CHECK(kept_at(r, t) == right);
+  }
+  // The newest may leave at once.
+  const CellResult newest = replay(even_stream(s, {}), {cell_of("tova", 20, s, {{"recent", 0}})}, options).only();
+  for (int32_t t = 19; t < s.tokens; ++t) CHECK(kept_at(newest, t) == first_tokens(20));
+}
+
+TEST_CASE("a score that is no number ends its cell on a device at the token at which it ends on the cores",
+          "[device][replay][programs]") {
+  const StreamShape s{.tokens = 70, .prompt = 40};
+  const auto sound = [&] { return make_stream<float>(s, 81); };
+  const auto stops = [&](const HeadStream<float>& stream, int32_t token) {
+    CAPTURE(token);
+    for (const CellResult& r : replay(stream, both(50, s), on_device()).cells) {
+      CHECK_FALSE(r.ok);
+      CHECK(r.error.find("denominator at token " + std::to_string(token) + " ") != std::string::npos);
+    }
+    check_device(stream, both(50, s));
+  };
+  auto stream = sound();
+  stream.keys[size_t(52 * s.dim + 7)] = NAN;  // of a token that arrives
+  stops(stream, 52);
+  stream = sound();
+  stream.queries[size_t((s.tokens + 61) * s.dim + 3)] = NAN;  // of the second head
+  stops(stream, 61);
+  stream = sound();
+  stream.queries[size_t(45 * s.dim + 3)] = INFINITY;
+  stops(stream, 45);
+}

@@ -55,8 +55,7 @@ void values_tile(benchmark::State& state, const Table* table) {
   for (float& x : weights) x = std::exp(-std::abs(x));
   const std::vector<float> v = gaussian(kTokens * kDim, 4);
   for (auto _ : state) {
-    table->of_float.multiply(weights.data(), kTokens, kHeadRows, v.data(), kTokens, kDim, out.data(), kDim,
-                             false);
+    table->of_float.multiply(weights.data(), kTokens, kHeadRows, v.data(), kTokens, kDim, out.data(), kDim, false);
     benchmark::ClobberMemory();
   }
   set_rate(state, "GF/s", 2.0 * kHeadRows * kDim * kTokens);
@@ -99,8 +98,7 @@ void gather_columns(benchmark::State& state, const Table* table) {
     if (random() % 4 == 0) index.push_back(i);
   std::vector<float> out(index.size());
   for (auto _ : state)
-    benchmark::DoNotOptimize(
-        table->of_float.gather(row.data(), index.data(), int32_t(index.size()), out.data()));
+    benchmark::DoNotOptimize(table->of_float.gather(row.data(), index.data(), int32_t(index.size()), out.data()));
   set_rate(state, "G/s", double(index.size()));
 }
 
@@ -140,8 +138,8 @@ void sgemm(benchmark::State& state) {
   const std::vector<float> a = gaussian(size_t(kSize) * kSize, 7), b = gaussian(size_t(kSize) * kSize, 8);
   std::vector<float> c(a.size());
   for (auto _ : state)
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, kSize, kSize, kSize, 1, a.data(), kSize, b.data(),
-                kSize, 0, c.data(), kSize);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, kSize, kSize, kSize, 1, a.data(), kSize, b.data(), kSize, 0,
+                c.data(), kSize);
   set_rate(state, "GF/s", 2.0 * kSize * kSize * kSize);
 }
 #endif

@@ -10,7 +10,19 @@ from . import contest, engine, kernels, on_device, profile, scaling, tables
 from .errors import Lack
 
 BINARY = os.environ.get("KVREPLAY", str(engine.ROOT / "build/release/kvreplay"))
-SYNTHETIC_TOKENS = 4096
+SYNTHETIC_TOKENS, QUICK_TOKENS = 4096, 1024
+# What --quick takes unless an option says otherwise.
+QUICK = {
+    "rounds": 1,
+    "prefill": 512,
+    "budgets": (64, 128, 256),
+    "sgemm": 512,
+    "alone": False,
+    "profile": False,
+    "exact_tokens": 1024,
+    "lengths": (1024, 4096),
+    "queries": 256,
+}
 
 
 def numbers(text):
@@ -32,6 +44,7 @@ def parser():
     p.add_argument(
         "--isa", default="", metavar="LIST", help="instruction sets to force, a,b (default: its choice)"
     )
+    p.add_argument("--quick", action="store_true", help="1,024 tokens and one round: a look, not a result")
     p.add_argument("--rounds", type=int, default=5, help="alternating rounds (default: 5)")
     p.add_argument("--sgemm", type=int, default=2048, metavar="N", help="size of the product; 0: none")
     p.add_argument("--skip-alone", dest="alone", action="store_false", help="no runs of single methods")
@@ -56,18 +69,26 @@ def parser():
     return p
 
 
+def options_of(words):
+    p = parser()
+    if p.parse_known_args(words)[0].quick:
+        p.set_defaults(**QUICK)
+    return p.parse_args(words)
+
+
 def subject_of(options, one):
     """The trace, made if none is given, and what of it both sides see."""
     if options.peer and not options.peer.is_file():
         raise Lack(f"--peer {options.peer}: no such file")
     trace, layer = options.trace, options.layer
     if trace is None:
-        trace = scaling.synthetic(one, options.out, options.tokens or SYNTHETIC_TOKENS)
+        usual = QUICK_TOKENS if options.quick else SYNTHETIC_TOKENS
+        trace = scaling.synthetic(one, options.out, options.tokens or usual)
         layer = layer or 0
     elif not trace.is_file():
         raise Lack(f"{trace}: no such trace. tests/bench/README.md says how one is made")
     prompt, held, layers = one.inspect(trace)
-    tokens = options.tokens or held
+    tokens = options.tokens or (min(QUICK_TOKENS, held) if options.quick else held)
     wanted = tuple(layers) if options.device and layer is None else (7 if layer is None else layer,)
     if not set(wanted) <= set(layers):
         raise Lack(f"--layer {wanted[0]}: {trace} holds layers {', '.join(map(str, layers))}")
@@ -145,7 +166,7 @@ def side_by_side(options):
 
 
 def main():
-    options = parser().parse_args()
+    options = options_of(sys.argv[1:])
     try:
         if options.rounds < 1:
             raise Lack(f"--rounds {options.rounds}: at least 1")
@@ -153,6 +174,8 @@ def main():
         one = engine.Engine(BINARY, options.out)
         if options.scaling:
             return scaling.run(options, one)
+        if options.kernels or options.device:
+            one.require_rates()
         if options.device:
             return on_device.run(options, one, subject_of(options, one))
         return side_by_side(options)

@@ -70,7 +70,8 @@ class Engine:
         self.binary, self.out, self.isa, self.device = Path(binary), Path(out), isa, device
         if not self.binary.is_file():
             raise Lack(
-                f"{binary}: no such program. Build it: cmake --preset release && cmake --build build/release"
+                f"{binary}: no such program. Build it: cmake --preset test && cmake --build build/release "
+                "--target kvreplay_program kvreplay_bench"
             )
 
     def forced(self):
@@ -117,6 +118,10 @@ class Engine:
     def chosen(self, config):
         """The instruction set of the last run of a configuration."""
         return json.loads((self.folder(config) / "results.meta.json").read_text())["isa"]
+
+    def require_rates(self):
+        """What `kvreplay bench` starts must be there: said before the rounds, not after them."""
+        self.call("bench", "--version")
 
     def version(self):
         """Of the program, with commit and compiler."""

@@ -15,12 +15,12 @@ PARTS = (
     ("products of queries and keys", r"score_(rows|block)|kernels::.*scores"),
     ("exponentials, row maxima", r"kernels::.*(exponentiate|row_maximum)|finish_row"),
     ("gathers from the strip", r"kernels::.*gather"),
-    ("sums of sets", r"FixedSets|SlidingSets|kernels::.*(::add<|finish<|sum<)"),
+    ("sums of sets", r"ResidentFamily|kernels::.*(::add<|finish<|sum<)"),
     ("eviction scores", r"kernels::.*(accumulate|lowest|weigh)|ScoreSlots"),
     ("measures of rows", r"kernels::.*(distance|compare)|Accumul|RowErr|EpsilonF|SetMeas|quantile"),
     ("selections", r"PackedRows|packed_tile|wider_vectors|read_prompt|prompt_pass|add_columns"),
     ("selections", r"FarthestFirst|::evict<|choose_top"),
-    ("policies and their caches", r"LaneOf|BasicCache|Formatter|HeadReplay|LaneAccount"),
+    ("policies and their caches", r"CacheReplay|Stepwise|BasicCache|Formatter|HeadReplay|LedgerKeeper"),
 )  # fmt: skip
 KERNEL, LIBRARIES, REST = "operating system", "libraries", "the rest"
 LINE = re.compile(r"^\s*([\d.]+)%\s+(\S+)\s+\[(.)\]\s+(.*)$")

@@ -12,15 +12,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("KVREPLAY", ROOT / "build" / "release" / "kvreplay")).resolve()
+# The program with one more method and the emulator of devices.
+TOY = BINARY.parent / "tests" / "kvreplay_toy"
 # Started by a process as large as a test run, a program would seem to be as large itself.
 CHARGE = ROOT / "tests" / "bench" / "sidebyside" / "charge.py"
 TIMES = {"select_s", "attend_s"}  # of a run, left out of every comparison
 
 
-def kvreplay(*words, cwd=None, timeout=120, **environment):
+def kvreplay(*words, cwd=None, timeout=120, program=BINARY, **environment):
     """Runs the binary to its end; the result has returncode, stdout and stderr as text."""
     return subprocess.run(
-        [str(BINARY), *map(str, words)],
+        [str(program), *map(str, words)],
         capture_output=True,
         text=True,
         errors="replace",

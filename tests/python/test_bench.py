@@ -2,10 +2,13 @@
 
 import csv
 import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from kvreplay_cli import ROOT, kvreplay
+from kvreplay_cli import BINARY, ROOT, kvreplay
 
 SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
 TWO = ("--tokens", 512, "--method", "h2o,uniform")
@@ -143,6 +146,45 @@ def test_a_product_of_numpys_openblas_stands_beside_the_exact_pass():
     assert done.returncode == 0, done.stderr
     names = {ratio["name"] for ratio in json.loads(done.stdout)["ratios"]}
     assert {"exact pass / sgemm", "sgemm / FMA units"} <= names
+
+
+OPTIONS = "trace layer kv-head tokens method rounds jobs device quick blas csv json help"
+
+
+def test_help_lists_what_may_be_asked():
+    done = kvreplay("bench", "--help")
+    assert done.returncode == 0 and "Usage: kvreplay bench" in done.stdout
+    assert set(re.findall(r"^  (?:-\w,)?--([a-z-]+)", done.stdout, re.M)) == set(OPTIONS.split())
+
+
+@pytest.mark.parametrize("words", [("-q", "bench"), ("bench", "-q")])
+def test_general_options_hold_on_either_side_of_the_word(words, tmp_path):
+    log = tmp_path / "log"
+    done = kvreplay(*words, *SMALL, "--log", log, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "round" not in done.stderr and json.loads(done.stdout)["rounds"] == 1
+    assert "round 1 of 1" in log.read_text()
+
+
+def test_without_the_program_that_measures_bench_says_how_it_is_built(tmp_path):
+    lonely = shutil.copy(BINARY, tmp_path / "kvreplay")
+
+    def call(*words):
+        return subprocess.run([lonely, *words], capture_output=True, text=True, check=False)
+
+    build = "cmake --preset test && cmake --build build/release --target kvreplay_bench"
+    for words in (
+        ("bench",),
+        ("bench", "--quick", "--json"),
+        ("-q", "bench", "--version"),
+        ("bench", "list"),
+    ):
+        done = call(*words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{tmp_path}/kvreplay_bench" in done.stderr and build in done.stderr
+    done = call("bench", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: kvreplay bench" in done.stdout and build in done.stdout
 
 
 def test_a_mistake_leaves_an_older_table_as_it_is(tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -183,7 +184,23 @@ def test_what_is_missing_is_said_in_a_line(words, told, trace, tmp_path):
 
 def test_a_missing_build_is_said_with_the_command_that_makes_it(tmp_path):
     done = bench("--out", tmp_path, KVREPLAY=str(tmp_path / "kvreplay"))
-    assert done.returncode == 2 and "cmake --preset release" in done.stderr
+    assert done.returncode == 2 and "cmake --preset test" in done.stderr
+
+
+def test_a_missing_program_of_rates_is_said_before_anything_is_measured(tmp_path):
+    lonely = shutil.copy(BINARY, tmp_path / "kvreplay")
+    done = bench("--quick", "--out", tmp_path / "out", KVREPLAY=str(lonely))
+    assert done.returncode == 2 and "--target kvreplay_bench" in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_quick_look_has_all_tables_of_a_small_synthetic_trace(tmp_path):
+    done = bench("--quick", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "facts.json").read_text())
+    assert (facts["tokens"], facts["rounds"], facts["budgets"]) == (1024, 1, [64, 128, 256])
+    rates = {row["name"] for row in rows_of(tmp_path / "kernels.csv")}
+    assert {"FMA units", "exact pass", "everything / exact pass"} <= rates
 
 
 @pytest.mark.parametrize(
@@ -272,7 +289,8 @@ def test_a_device_stands_beside_one_core_and_the_peer_on_that_device(trace, trut
     (tmp_path / "torch.py").write_text(TORCH)
     words = ["--device", "emulated", "--exact-tokens", 512, "--rounds", 1, "--jobs", 2, "--out", tmp_path]
     words += ["--trace", trace, "--tokens", 160, "--prefill", 100, "--last", 30, "--budgets", "66,80"]
-    done = bench(*words, "--peer", peer_file, PYTHONPATH=str(tmp_path))
+    emulated = str(BINARY.with_name("kvreplay_bench"))
+    done = bench(*words, "--peer", peer_file, PYTHONPATH=str(tmp_path), KVREPLAY=emulated)
     assert done.returncode == 0, done.stderr
     assert "torch's attention is left out" in done.stderr  # this torch has none
     assert "--layers 0 " in (tmp_path / "words").read_text()  # of a trace: every layer

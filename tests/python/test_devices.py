@@ -7,17 +7,19 @@ names another.
 import os
 
 import pytest
-from kvreplay_cli import ROOT, kvreplay, table
+from kvreplay_cli import BINARY, ROOT, TOY, kvreplay, table
 
 SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
 
 DEVICE = os.environ.get("KVREPLAY_TEST_DEVICE", "emulated")
+PROGRAM = TOY if DEVICE == "emulated" else BINARY
 COMMON = ["--budget", "64,256", "--layers", "7", "--kv-heads", "0", "--seeds", "1"]
 RELATIVE, ABSOLUTE = 1e-3, 1e-6
 
 
 def replayed(folder, device, *arguments):
-    result = kvreplay("run", SAMPLE, *arguments, "--device", device, "-o", folder / device, timeout=600)
+    words = ["run", SAMPLE, *arguments, "--device", device, "-o", folder / device]
+    result = kvreplay(*words, timeout=600, program=PROGRAM)
     assert result.returncode == 0, result.stderr
     return table(folder / device)
 
@@ -64,9 +66,15 @@ def test_the_table_says_which_cells_a_device_computed(both):
     assert {row["device"] for row in both[1]} == {"cpu"}
 
 
+@pytest.mark.skipif(DEVICE != "emulated", reason="of the emulator")
+def test_the_program_itself_knows_no_emulated_device(tmp_path):
+    result = kvreplay("run", SAMPLE, "--method", "exact", "--device", "emulated", "-o", tmp_path / "out")
+    assert result.returncode == 4
+    assert "there is no device emulated here" in result.stderr
+
+
 def test_a_device_computes_no_double_precision(tmp_path):
-    result = kvreplay(
-        "run", SAMPLE, "--method", "exact", "--device", DEVICE, "--precision", "double", cwd=tmp_path
-    )
+    words = ["run", SAMPLE, "--method", "exact", "--device", DEVICE, "--precision", "double"]
+    result = kvreplay(*words, cwd=tmp_path, program=PROGRAM)
     assert result.returncode == 2
     assert f"run.precision is double, which device {DEVICE} does not compute" in result.stderr

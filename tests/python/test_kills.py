@@ -3,10 +3,9 @@
 import random
 import time
 
-import h5py
 import pytest
 from kvreplay_cli import replayed, start, synth
-from whole_files import check_whole
+from whole_files import arrays, check_whole
 
 WORK = ["--method", "h2o,snapkv,streaming_llm,subgen,uniform", "--budget", "24,48", "--seeds", "2"]
 WORK += ["-s", "output.save=[kept, curves, outputs]", "--progress", "none", "-j", "1"]
@@ -15,21 +14,6 @@ WORK += ["-s", "output.save=[kept, curves, outputs]", "--progress", "none", "-j"
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
     return synth(tmp_path_factory.mktemp("trace") / "t.h5", "--tokens", 320, "--prompt", 128, "--layers", 2)
-
-
-def arrays(out):
-    """All numbers of the HDF5 files of a run, by file and name."""
-    found = {}
-    for path in sorted(out.glob("*.h5")):
-        with h5py.File(path) as file:
-            file.visititems(
-                lambda name, item, path=path: (
-                    found.update({(path.name, name): item[()].tobytes()})
-                    if isinstance(item, h5py.Dataset)
-                    else None
-                )
-            )
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -57,6 +57,7 @@ class Head:
     prompt: int
     rope: Rope
     stored: int  # bytes of one number
+    counted: dict = field(default_factory=dict)
 
     @cached_property
     def logits(self):
@@ -71,6 +72,12 @@ class Head:
         grams = np.cumsum(self.v[:, :, None] * self.v[:, None, :], axis=0)
         largest = np.maximum.accumulate(np.linalg.norm(self.v, axis=1))
         return np.sqrt(np.linalg.eigvalsh(grams)[:, -1]), np.sqrt(np.trace(grams, axis1=1, axis2=2)), largest
+
+    def clusters(self, radius):
+        """SubGen's online clusters: how many there are after each token."""
+        if radius not in self.counted:
+            self.counted[radius] = clusters(self.k, radius)
+        return self.counted[radius]
 
 
 @dataclass
@@ -384,7 +391,7 @@ def ledger(cell, t, tokens, num, den, newest_exact):
         if isinstance(cell.params["epsilon"], float):
             extras = json.loads(cell.row["extras"])
             samples, slots = int(extras["t"]), int(extras["s"])
-        m = clusters(head.k[: t + 1], cell.params["delta"])[-1]
+        m = head.clusters(cell.params["delta"])[t]
         keys, values = (slots + m * (samples + 1)) * d, slots * dv
         return Ledger(keys, values, (keys + values) * stored, weights=m + 1)
     coded = (n - newest_exact) if cell.coded else 0

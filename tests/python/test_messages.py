@@ -145,8 +145,8 @@ def test_a_device_that_is_not_there_is_told_in_these_words(folder):
         pytest.skip("there is a device cuda")
     code, said = said_of(folder, config(REST + "run: {device: cuda:7}\n"))
     assert code == 4
-    start = "c.yaml:5:15: error: there is no device cuda:7 here. Devices: cpu, emulated ("
-    without = "this program was built without CUDA; configure it where nvcc is found)\n"
+    start = "c.yaml:5:15: error: there is no device cuda:7 here. Devices: cpu ("
+    without = "this program was built without CUDA: cmake --preset cuda builds it with CUDA)\n"
     assert said.startswith(start)
     assert said == start + without or "CUDA" in said.removeprefix(start)
 

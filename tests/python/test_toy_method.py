@@ -1,14 +1,9 @@
 """A ninth method is one file and one line (tests/toy): the program that is built with them knows it."""
 
-import os
 import subprocess
-from pathlib import Path
 
 import pandas as pd
-
-ROOT = Path(__file__).parents[2]
-BINARY = Path(os.environ.get("KVREPLAY", ROOT / "build/release/kvreplay"))
-TOY = BINARY.parent / "tests/kvreplay_toy"
+from kvreplay_cli import ROOT, TOY
 
 
 def run(*arguments):

@@ -43,3 +43,18 @@ def read_text(path):
 
 
 READERS = {".csv": read_csv, ".json": read_json, ".h5": read_hdf5, ".html": read_text, ".yaml": read_text}
+
+
+def arrays(out):
+    """All numbers of the HDF5 files of a run, by file and name."""
+    found = {}
+    for path in sorted(out.glob("*.h5")):
+        with h5py.File(path) as file:
+            file.visititems(
+                lambda name, item, path=path: (
+                    found.update({(path.name, name): item[()].tobytes()})
+                    if isinstance(item, h5py.Dataset)
+                    else None
+                )
+            )
+    return found

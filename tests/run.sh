@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs, builds and runs every test. --fast leaves out what needs torch.
+# Installs, builds and runs every test. --fast, for every commit, leaves out sanitizers, fuzzing, device code for
+# CUDA, tests that need torch and those that take many seconds each.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +22,7 @@ step() {  # step NAME COMMAND...: says what is done, how long it took, and goes 
 
 # The device code of methods that take different hooks, for one architecture; tests/slow.sh builds all of it.
 cuda=()
-if command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+if [ $fast -eq 0 ] && command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
   cuda=(-DKVREPLAY_CUDA=ON "-DKVREPLAY_CUDA_METHODS=h2o;snapkv;topk_oracle;subgen_stream" -DCMAKE_CUDA_ARCHITECTURES=90)
 fi
 build() {  # build PRESET FOLDER TARGET OPTION...
@@ -41,15 +42,15 @@ extras=analysis,test
 python=$(bash apps/python_env.sh $extras) || failed+=("python environment")
 export KVREPLAY=$PWD/build/release/kvreplay KVREPLAY_PYTHON=$python
 step "C++ tests" ctest --preset test
-step "build with sanitizers" build asan build/asan kvreplay_tests
-step "C++ tests with sanitizers" ctest --preset asan
-step "fuzzing" bash tests/fuzz.sh 20000 40
 step "format" format
 step "lint" lint
 how=(-q --numprocesses 2 --dist loadfile)
 if [ $fast -eq 1 ]; then
-  step "Python tests without torch" "$python" -m pytest "${how[@]}" -m "not torch and not slow" tests/python
+  step "fast Python tests" "$python" -m pytest "${how[@]}" -m "not slow and not long and not torch" tests/python
 else
+  step "build with sanitizers" build asan build/asan kvreplay_tests
+  step "C++ tests with sanitizers" ctest --preset asan
+  step "fuzzing" bash tests/fuzz.sh 20000 25
   step "torch" bash tests/install_torch.sh build/venv
   step "Python tests" "$python" -m pytest "${how[@]}" -m "not slow" tests/python
 fi

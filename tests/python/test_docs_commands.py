@@ -8,6 +8,8 @@ import pytest
 from doc_commands import Reader, agrees, follow, needs_torch, steps_of
 from kvreplay_cli import ROOT
 
+pytestmark = pytest.mark.long
+
 RECORD = (ROOT / "docs/record_your_model.md").read_text()
 COMPARE = (ROOT / "docs/first_comparison.md").read_text()
 TROUBLE = (ROOT / "docs/troubleshooting.md").read_text()

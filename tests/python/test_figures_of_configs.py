@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 from kvreplay_cli import BINARY, ROOT
 
+pytestmark = pytest.mark.long
+
 CONFIGS = sorted((ROOT / "configs/figures").glob("*.yaml"))
 
 

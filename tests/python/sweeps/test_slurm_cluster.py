@@ -6,7 +6,10 @@ import pytest
 import slurm_cluster
 from slurm_cluster import SlurmCluster, alive, until, why_not
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}"),
+]
 WAIT_S = 30
 # Tells its number and its process, and ends once the file `go` is there.
 WAITS = '#!/bin/bash\necho "$SLURM_ARRAY_TASK_ID $$" >>began\nuntil [ -e go ]; do sleep 0.1; done\n'

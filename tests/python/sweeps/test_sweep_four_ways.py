@@ -12,6 +12,8 @@ from kvreplay_cli import kvreplay, start
 from slurm_cluster import SlurmCluster, why_not
 from sweep_fixture import CELLS, comparable, make_trace, merge, plan, status, write_config
 
+pytestmark = pytest.mark.long
+
 WAIT_S = 120
 SHARDS = 20
 

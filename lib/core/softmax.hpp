@@ -17,7 +17,8 @@ struct Normaliser {
 };
 
 // Whether a sum of exponentials against somebody else's maximum has kept its digits and its range. If not, the
-// row is summed against its own maximum (exponentiate() below).
+// row is summed against its own maximum (exponentiate() below), as devices always do. Another range, or another
+// way out of it, changes the last digits of some rows: raise kEngineSchema (plan/plan.hpp) with it.
 KVR_FN inline bool in_range(double sum) { return sum > 1e-30 && sum < 1e30; }
 
 // What a head's sink logit adds to a denominator of exp(l - shift); -infinity: the head has none.

@@ -4,9 +4,14 @@
 
 namespace kvreplay {
 
+namespace {
+// Whether a factor can be rounded to float and multiply sums there without leaving the range of normal numbers.
+bool fits_float(double factor) { return factor > 1e-30 && factor < 1e30; }
+}  // namespace
+
 template <class Real>
 void VerbatimRow<Real>::put(const Real* a, const Real* b, double z) const {
-  const bool fits = in_range(1 / z);
+  const bool fits = fits_float(1 / z);
   kernels::finish(a, b, fits ? Real(1 / z) : Real(1), results.v_dim, out());
   if (!fits) put(out(), z);
 }
@@ -15,7 +20,7 @@ template <class Real>
 void VerbatimRow<Real>::put(const Real* n, double z) const {
   Real* const to = out();
   const double inverse = 1 / z;
-  if (in_range(inverse)) {
+  if (fits_float(inverse)) {
     const Real factor = Real(inverse);
     for (int32_t c = 0; c < results.v_dim; ++c) to[c] = n[c] * factor;
   } else {

@@ -9,8 +9,8 @@
 
 // Every number that a cell is measured by: its name, unit, meaning, and the work that it takes beyond what every
 // cell costs. The table drives results.csv, `metrics:`, `list metrics` and the documentation. A new one is a line
-// here and the assignment of its value in a measure (measures/*.cpp) or in the account of sizes
-// (caches/cell_sizes.cpp).
+// at the end, so that columns keep their places, and the assignment of its value in a measure (measures/*.cpp) or
+// in the account of sizes (caches/cell_sizes.cpp); its Work is whatever that assignment reads.
 
 namespace kvreplay {
 

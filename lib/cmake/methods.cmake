@@ -74,7 +74,6 @@ PolicyTable policy_table_@name@() { return policy_table<@struct@>(); }
   endforeach()
   add_library(${target} STATIC ${sources})
   target_link_libraries(${target} PUBLIC kvreplay::kvreplay)
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O2>)
   set_target_properties(${target} PROPERTIES kvreplay_names "${names}" kvreplay_list ${list}
                         EXPORT_PROPERTIES kvreplay_names)
   if(COMMAND kvreplay_compiled_here)

@@ -147,16 +147,10 @@ KVR_FN bool chooses_now(const P& policy) {
   if constexpr (requires { policy.chooses(); }) return policy.chooses();
   else return true;
 }
-// A factor on all logits of a step (BUZZ's log n).
-template <class P>
-KVR_FN double logit_factor(const P& policy, int32_t rows, int32_t token) {
-  if constexpr (requires { policy.logit_factor(rows, token); }) return policy.logit_factor(rows, token);
-  else return 1;
-}
 
 // The rule of methods whose rows add up what the heads give them and which then drop the lowest
 // unprotected row: score = carry * score + p, with p summed (or averaged) over the group. The engine may run
-// it without the policy (replay/score_slots); the policy's text stays the definition.
+// it without the policy (evaluate/score_slots); the policy's text stays the definition.
 struct ScoreRule {
   double carry;  // 1: accumulated; 0: the present row alone
   Protect protect;

@@ -7,7 +7,7 @@
 #include "core/platform.hpp"
 
 // A team is the set of threads that replay one cache: one CPU thread, or one block of a device
-// (backend/block_team.hpp). Policies are written against the concept; every operation ends with all threads
+// (device/kernels/block_team.hpp). Policies are written against the concept; every operation ends with all threads
 // in step, and every reduction gives each thread the same result. What one thread writes between two
 // operations others see behind the next sync(), and what they may still be reading it may write behind one
 // only.

@@ -155,28 +155,6 @@ struct SelfBalancing {
   }
 };
 
-// The bare walk on vectors [n, dim]: signs and probabilities, both 0 from a failure on, and W. Returns the
-// index of the vector at which it failed, or -1.
-inline int32_t self_balancing_walk(std::span<const double> vectors, int32_t dim, SelfBalancing rule,
-                                   std::span<const double> uniforms, std::span<double> signs,
-                                   std::span<double> probabilities, std::span<double> W) {
-  const int32_t n = int32_t(vectors.size()) / dim;
-  const auto u = [&](int32_t i) { return vectors.subspan(size_t(i) * size_t(dim), size_t(dim)); };
-  for (int32_t i = 0; i < n; ++i) signs[size_t(i)] = probabilities[size_t(i)] = 0;
-  for (double& w : W) w = 0;
-  return sign_walk(
-      n, [&](int32_t i) { return wide_dot(W, u(i)); },
-      [&](int32_t i, double y) {
-        const double p = rule.chance(y);
-        probabilities[size_t(i)] = p < 0 ? 0 : p;
-        return rule.sign(y, uniforms[size_t(i)]);
-      },
-      [&](int32_t i, double sign) {
-        signs[size_t(i)] = sign;
-        for (size_t c = 0; c < W.size(); ++c) W[c] += sign * u(i)[c];
-      });
-}
-
 // SoftmaxBalance's kernel exp(scale <ki, kj>) <vi, vj> over its r^2 = exp(scale max ||k||^2) r_value^2, so
 // that |y| is compared with c. The raw exponential overflows on real keys; the difference of exponents does
 // not.

@@ -71,8 +71,8 @@ class PoolHandle {
 // The order of its parts matters: the head's memory goes before the runtime does.
 class PooledHead final : PoolHandle, public DeviceHead {
  public:
-  PooledHead(std::shared_ptr<RuntimePool> pool, const HeadStream<float>& stream)
-      : PoolHandle(std::move(pool)), DeviceHead(runtime(), stream) {}
+  PooledHead(std::shared_ptr<RuntimePool> pool, const HeadStream<float>& stream, Portion most)
+      : PoolHandle(std::move(pool)), DeviceHead(runtime(), stream, most) {}
 };
 
 Open opener(const std::string& name) {
@@ -107,9 +107,9 @@ std::unique_ptr<Runtime> open_runtime(const std::string& name) { return opener(n
 
 OpenHeadDevice open_device(const std::string& name) { return open_heads(opener(name)); }
 
-OpenHeadDevice open_heads(std::function<std::unique_ptr<Runtime>()> open) {
-  return [pool = std::make_shared<RuntimePool>(std::move(open))](const HeadStream<float>& stream) {
-    return std::unique_ptr<HeadDevice>(std::make_unique<PooledHead>(pool, stream));
+OpenHeadDevice open_heads(std::function<std::unique_ptr<Runtime>()> open, Portion most) {
+  return [pool = std::make_shared<RuntimePool>(std::move(open)), most](const HeadStream<float>& stream) {
+    return std::unique_ptr<HeadDevice>(std::make_unique<PooledHead>(pool, stream, most));
   };
 }
 

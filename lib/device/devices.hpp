@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "device/portion.hpp"
 #include "evaluate/head_device.hpp"
 
 namespace kvreplay {
@@ -36,6 +37,6 @@ std::unique_ptr<Runtime> open_runtime(const std::string& name);
 // when it is not there.
 OpenHeadDevice open_device(const std::string& name);
 // Heads on runtimes that open() makes, as many as there are heads at a time.
-OpenHeadDevice open_heads(std::function<std::unique_ptr<Runtime>()> open);
+OpenHeadDevice open_heads(std::function<std::unique_ptr<Runtime>()> open, Portion most = {});
 
 }  // namespace kvreplay

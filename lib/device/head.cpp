@@ -22,9 +22,10 @@ bool is_bf16(const HeadStream<float>& stream) {
 
 }  // namespace
 
-DeviceHead::DeviceHead(Runtime& runtime, const HeadStream<float>& stream)
+DeviceHead::DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Portion most)
     : runtime_(runtime),
       stream_(stream),
+      most_(most),
       width_(padded_width(std::max(stream.shape.dim, stream.shape.v_dim))),
       grade_(is_bf16(stream) ? Grade::recorded : Grade::single) {
   require_kernels();

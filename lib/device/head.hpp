@@ -4,17 +4,19 @@
 
 #include "device/key_lists.hpp"
 #include "device/policy_batch.hpp"
+#include "device/portion.hpp"
 #include "device/runtime.hpp"
 #include "evaluate/head_device.hpp"
 
 namespace kvreplay {
 
-// A head in the memory of a device: keys and values stay there as planes of 16-bit numbers, rows come and go
-// in portions, so that memory does not grow with the number of rows.
+// A head in the memory of a device: keys and values stay there as planes of 16-bit numbers. Scored rows come and go
+// in portions, so that memory does not grow with their number; what reads the whole prompt (sums over its rows,
+// methods that take it in one call) has all its queries there.
 class DeviceHead : public HeadDevice {
  public:
   // DeviceError when heads are wider than kernels are compiled for, or there is no room.
-  DeviceHead(Runtime& runtime, const HeadStream<float>& stream);
+  DeviceHead(Runtime& runtime, const HeadStream<float>& stream, Portion most = {});
   std::vector<std::vector<double>> prompt_sums(const std::vector<int32_t>& from, bool maxima) override;
   std::vector<double> future_sums(const std::vector<int32_t>& rows) override;
   void evaluate(const std::vector<DeviceCache>& caches, const Asked& asked, const Take& take) override;
@@ -48,18 +50,18 @@ class DeviceHead : public HeadDevice {
   Exact attend(const Rows& rows, const KeyLists::OnDevice& keys, const Sums& sums, bool values);
 
  private:
-  // Caches in a portion of rows, and their results on the device.
-  struct Portion {
+  // Rows on the device, the caches that are asked about them, and their results on the device.
+  struct RowsInHand {
     const Rows& rows;
     std::vector<MergeCache> caches;
     std::vector<RecallCache> recalls;  // empty: nobody asks
     DeviceArray<RowResult> results;
     void add(const MergeCache& cache);  // whose results follow those of the others
   };
-  void merge(Portion& portion, const PartRef* refs, const MergeInput& in, const Exact& exact, bool outputs,
+  void merge(RowsInHand& in_hand, const PartRef* refs, const MergeInput& in, const Exact& exact, bool outputs,
              DeviceRows& rows);
-  void find_recalls(Portion& portion, const Exact& exact);
-  DeviceArray<RowResult> results_of(const Portion& portion);
+  void find_recalls(RowsInHand& in_hand, const Exact& exact);
+  DeviceArray<RowResult> results_of(const RowsInHand& in_hand);
   void download_exact(const Exact& exact, DeviceRows& rows);
   PolicyBatch batch_of(std::span<const DevicePolicy> policies, bool recalls);
   void replay_some(std::span<const DevicePolicy> policies, const Asked& asked, const Take& take,
@@ -79,6 +81,7 @@ class DeviceHead : public HeadDevice {
 
   Runtime& runtime_;
   const HeadStream<float>& stream_;
+  Portion most_;
   int32_t width_;
   Grade grade_;
   DeviceArray<float> keys_;  // [blocks, tokens, dim]

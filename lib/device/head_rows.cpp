@@ -8,14 +8,15 @@
 namespace kvreplay {
 namespace {
 
-constexpr size_t kSumsBytes = size_t{1} << 29;  // of the parts of a portion of rows
-constexpr size_t kMostRows = 8192;
+constexpr size_t kSumsBytes = size_t{1} << 29;           // of the parts of a portion of rows
 constexpr size_t kPolicyBytes = size_t{2} << 30;         // of policies that are replayed together
 constexpr int64_t kProbabilityBytes = int64_t{1} << 28;  // of the rows that are ranked at a time
 constexpr double kLn2 = 0.69314718055994530942;
 
 // As many as there is room for, in whole tiles.
-size_t portion_rows(size_t row_bytes) { return std::clamp(kSumsBytes / row_bytes / 64 * 64, size_t{64}, kMostRows); }
+size_t portion_rows(size_t row_bytes, size_t most) {
+  return std::max(size_t{64}, std::min(kSumsBytes / row_bytes, most) / 64 * 64);
+}
 
 // take(first, tokens) for `step` rows at a time, in order.
 void in_portions(const std::vector<int32_t>& rows, size_t step,
@@ -40,7 +41,7 @@ void in_batches(const HeadStream<float>& stream, const std::vector<DevicePolicy>
 
 }  // namespace
 
-void DeviceHead::Portion::add(const MergeCache& cache) {
+void DeviceHead::RowsInHand::add(const MergeCache& cache) {
   const int64_t first_row =
       caches.empty() ? 0 : caches.back().first_row + int64_t(caches.back().heads) * int64_t(rows.tokens.size());
   caches.push_back(cache);
@@ -54,7 +55,7 @@ size_t DeviceHead::rows_at_once(const std::vector<DeviceCache>& caches, const As
   const KeyLists lists(caches, some, stream_.prompt, heads(), asked.recalls);
   const size_t row_bytes =
       lists.parts() * size_t(heads()) * size_t(width_ + 4) * sizeof(float) + lists.entries() * 16 / 64;
-  return portion_rows(row_bytes);
+  return portion_rows(row_bytes, most_.rows);
 }
 
 void DeviceHead::evaluate(const std::vector<DeviceCache>& caches, const Asked& asked, const Take& take) {
@@ -73,42 +74,42 @@ void DeviceHead::evaluate_rows(const std::vector<DeviceCache>& caches, const Ask
   const KeyLists::OnDevice keys = lists.upload(runtime_);
   const Sums sums = make_sums(lists.parts(), result.count, true);
   const Exact exact = attend(rows, keys, sums, true);
-  Portion portion{rows, {}, {}, {}};
+  RowsInHand in_hand{rows, {}, {}, {}};
   for (size_t id = 0; id < caches.size(); ++id) {
     const DeviceCache& cache = caches[id];
     const KeyLists::Lists& of = lists.caches()[id];
-    portion.add({of.all, of.set, cache.prefix, false, cache.first_head, cache.heads, 0});
+    in_hand.add({of.all, of.set, cache.prefix, false, cache.first_head, cache.heads, 0});
     if (!asked.recalls) continue;
-    RecallCache& recall = portion.recalls.emplace_back();
+    RecallCache& recall = in_hand.recalls.emplace_back();
     recall.part = keys.wholes[id], recall.later_from = cache.held.later ? stream_.prompt : kNoRun;
-    recall.by_head = cache.by_head ? 1 : 0, recall.first_row = portion.caches.back().first_row;
+    recall.by_head = cache.by_head ? 1 : 0, recall.first_row = in_hand.caches.back().first_row;
   }
-  portion.results = results_of(portion);
-  merge(portion, keys.refs.data(), merge_input(rows, sums), exact, asked.outputs, result);
+  in_hand.results = results_of(in_hand);
+  merge(in_hand, keys.refs.data(), merge_input(rows, sums), exact, asked.outputs, result);
 }
 
-DeviceArray<RowResult> DeviceHead::results_of(const Portion& portion) {
-  if (portion.caches.empty()) return {};
-  const MergeCache& last = portion.caches.back();
-  return {runtime_, size_t(last.first_row) + size_t(last.heads) * portion.rows.tokens.size()};
+DeviceArray<RowResult> DeviceHead::results_of(const RowsInHand& in_hand) {
+  if (in_hand.caches.empty()) return {};
+  const MergeCache& last = in_hand.caches.back();
+  return {runtime_, size_t(last.first_row) + size_t(last.heads) * in_hand.rows.tokens.size()};
 }
 
 // From the sums of parts to what each cache's rows say.
-void DeviceHead::merge(Portion& portion, const PartRef* refs, const MergeInput& in, const Exact& exact, bool outputs,
+void DeviceHead::merge(RowsInHand& in_hand, const PartRef* refs, const MergeInput& in, const Exact& exact, bool outputs,
                        DeviceRows& rows) {
-  const DeviceArray<MergeCache> caches(runtime_, std::span<const MergeCache>(portion.caches));
+  const DeviceArray<MergeCache> caches(runtime_, std::span<const MergeCache>(in_hand.caches));
   const size_t v_dim = size_t(stream_.shape.v_dim);
   DeviceArray<float> out;
-  if (outputs) out = DeviceArray<float>(runtime_, portion.results.size() * v_dim);
+  if (outputs) out = DeviceArray<float>(runtime_, in_hand.results.size() * v_dim);
   runtime_.run(CacheMergeKernel{in, exact.view(), refs, caches.data(), int32_t(caches.size()), PartRef{0, 1, 1},
-                                portion.results.data(), out.data()});
-  if (!portion.recalls.empty()) find_recalls(portion, exact);
-  std::vector<RowResult> results(portion.results.size());
+                                in_hand.results.data(), out.data()});
+  if (!in_hand.recalls.empty()) find_recalls(in_hand, exact);
+  std::vector<RowResult> results(in_hand.results.size());
   std::vector<float> of_out(out.size());
-  portion.results.download(results);
+  in_hand.results.download(results);
   out.download(of_out);
   runtime_.wait();
-  for (const MergeCache& cache : portion.caches) {
+  for (const MergeCache& cache : in_hand.caches) {
     const size_t first = size_t(cache.first_row), count = size_t(cache.heads) * rows.count;
     DeviceRows::OfCache& of = rows.caches.emplace_back();
     of.of.assign(results.begin() + int64_t(first), results.begin() + int64_t(first + count));
@@ -119,15 +120,15 @@ void DeviceHead::merge(Portion& portion, const PartRef* refs, const MergeInput& 
 }
 
 // Rows a few at a time: the probabilities of a row over the whole trace stand in memory.
-void DeviceHead::find_recalls(Portion& portion, const Exact& exact) {
-  const bool by_head = std::any_of(portion.recalls.begin(), portion.recalls.end(),
+void DeviceHead::find_recalls(RowsInHand& in_hand, const Exact& exact) {
+  const bool by_head = std::any_of(in_hand.recalls.begin(), in_hand.recalls.end(),
                                    [](const RecallCache& cache) { return cache.by_head != 0; });
-  const Rows& rows = portion.rows;
+  const Rows& rows = in_hand.rows;
   const int32_t planes = by_head ? heads() + 1 : 1, pitch = (rows.tokens.back() + 4) / 4 * 4;
   const int32_t count = int32_t(rows.tokens.size());
   const int32_t step =
       int32_t(std::clamp<int64_t>(kProbabilityBytes / (int64_t(planes) * pitch * 4), 1, int64_t(count)));
-  const DeviceArray<RecallCache> caches(runtime_, std::span<const RecallCache>(portion.recalls));
+  const DeviceArray<RecallCache> caches(runtime_, std::span<const RecallCache>(in_hand.recalls));
   const DeviceArray<float> p(runtime_, size_t(planes) * size_t(step) * size_t(pitch));
   for (int32_t first = 0; first < count; first += step) {
     const int32_t some = std::min(step, count - first);
@@ -135,7 +136,7 @@ void DeviceHead::find_recalls(Portion& portion, const Exact& exact) {
         ProbabilityKernel{{rows.numbers.data(), keys_.data(), rows.token.data(), exact.top.data(), exact.z.data(),
                            p.data(), count, stream_.tokens, heads(), heads() / stream_.shape.blocks, stream_.shape.dim,
                            first, some, planes, pitch, stream_.rule.scale, stream_.rule.softcap, stream_.window}});
-    runtime_.run(RecallKernel{{p.data(), rows.token.data(), caches.data(), portion.results.data(), count,
+    runtime_.run(RecallKernel{{p.data(), rows.token.data(), caches.data(), in_hand.results.data(), count,
                                int32_t(caches.size()), first, some, planes, pitch, stream_.window}});
   }
   runtime_.wait();  // what was computed in between goes
@@ -158,7 +159,7 @@ bool DeviceHead::runs(const DevicePrograms& programs, const HeadShape& shape) co
 }
 
 PolicyBatch DeviceHead::batch_of(std::span<const DevicePolicy> policies, bool recalls) {
-  return {runtime_, stream_, keys_.data(), sink_logits_.data(), policies, recalls};
+  return {runtime_, stream_, keys_.data(), sink_logits_.data(), policies, recalls, most_.tokens};
 }
 
 std::vector<DevicePolicyRecord> DeviceHead::cut(const std::vector<DevicePolicy>& policies) {
@@ -182,7 +183,7 @@ void DeviceHead::replay_some(std::span<const DevicePolicy> policies, const Asked
   size_t parts = KeyLists::kExactRefs;
   for (const DevicePolicy& p : policies) parts += size_t(parts_of(p));
   const size_t row_bytes = batch.row_bytes() + parts * size_t(heads()) * size_t(width_ + 4) * sizeof(float);
-  in_portions(asked.rows, portion_rows(row_bytes), [&](size_t first, std::vector<int32_t> tokens) {
+  in_portions(asked.rows, portion_rows(row_bytes, most_.rows), [&](size_t first, std::vector<int32_t> tokens) {
     DeviceRows result;
     result.first = first, result.count = tokens.size(), result.first_cache = records.size();
     replay_rows(batch, policies, asked, load_rows(std::move(tokens)), result);
@@ -199,24 +200,24 @@ void DeviceHead::replay_rows(PolicyBatch& batch, std::span<const DevicePolicy> p
   const KeyLists::OnDevice keys = lists.upload(runtime_);
   int32_t part = int32_t(lists.parts());
   std::vector<PartRef> refs = lists.refs();
-  Portion portion{rows, {}, {}, {}};
+  RowsInHand in_hand{rows, {}, {}, {}};
   for (const DevicePolicy& p : policies) {
     const PartList all{int32_t(refs.size()), p.prefix ? 2 : 1, p.prefix ? 1 : 0};
     const PartList set{all.first + all.count, p.set ? 1 : 0, 0};
     for (int32_t i = 0; i < parts_of(p); ++i) refs.push_back({part++, 1, 1});
-    portion.add({all, set, p.prefix, true, p.first_head, p.memory.shape.heads, 0});
+    in_hand.add({all, set, p.prefix, true, p.first_head, p.memory.shape.heads, 0});
   }
-  portion.results = results_of(portion);
+  in_hand.results = results_of(in_hand);
   const Sums sums = make_sums(size_t(part), result.count, true);
   const Exact exact = attend(rows, keys, sums, true);
   batch.advance(rows.tokens.back() + 1,
-                {&rows.tokens, sums.view(), width_, int32_t(lists.parts()), portion.results.data()});
+                {&rows.tokens, sums.view(), width_, int32_t(lists.parts()), in_hand.results.data()});
   const DeviceArray<PartRef> all_refs(runtime_, std::span<const PartRef>(refs));
   for (size_t i = 0; i < policies.size() && asked.recalls; ++i) {
-    portion.recalls.push_back(batch.recall(i));
-    portion.recalls.back().first_row = portion.caches[i].first_row;
+    in_hand.recalls.push_back(batch.recall(i));
+    in_hand.recalls.back().first_row = in_hand.caches[i].first_row;
   }
-  merge(portion, all_refs.data(), merge_input(rows, sums), exact, asked.outputs, result);
+  merge(in_hand, all_refs.data(), merge_input(rows, sums), exact, asked.outputs, result);
   const std::vector<PolicyEnd> ends = batch.ends();
   for (size_t i = 0; i < policies.size(); ++i) result.caches[i].end = ends[i];
 }

@@ -7,7 +7,6 @@
 namespace kvreplay {
 namespace {
 
-constexpr int32_t kPiece = 4096;                  // tokens of a launch
 constexpr size_t kNoteBytes = size_t{256} << 20;  // of the lists of a launch
 
 }  // namespace
@@ -20,10 +19,11 @@ struct PolicyBatch::Group {
 };
 
 PolicyBatch::PolicyBatch(Runtime& runtime, const HeadStream<float>& stream, const float* keys, const float* sink_logits,
-                         std::span<const DevicePolicy> policies, bool recalls)
+                         std::span<const DevicePolicy> policies, bool recalls, int32_t piece)
     : runtime_(runtime),
       stream_(stream),
       policies_(policies),
+      piece_(piece),
       bits_(recalls || std::any_of(policies.begin(), policies.end(), lists_attended)),
       shared_(std::make_unique<PolicyStream>(runtime, stream)),
       records_(policies.size()) {
@@ -119,7 +119,7 @@ void PolicyBatch::advance(int32_t end, const Target& target) {
   const bool all = std::any_of(policies_.begin(), policies_.end(), [](const auto& p) { return p.observes; });
   size_t noted = 1;
   for (const DevicePolicy& p : policies_) noted += p.lists ? 12 * size_t(p.memory.capacity) : 0;
-  const int32_t piece = int32_t(std::clamp<size_t>(kNoteBytes / noted, 1, size_t(kPiece)));
+  const int32_t piece = int32_t(std::clamp<size_t>(kNoteBytes / noted, 1, size_t(piece_)));
   for (int32_t last; next_ < end; next_ = last) {
     last = std::min(end, next_ + piece);
     if (next_ < stream_.prompt) last = std::min(last, stream_.prompt);
@@ -130,6 +130,7 @@ void PolicyBatch::advance(int32_t end, const Target& target) {
     }
     launch(next_, last, false);
   }
+  if (std::none_of(policies_.begin(), policies_.end(), lists_attended)) return;
   const std::vector<PolicyEnd> all_ends = ends();
   for (size_t i = 0; i < policies_.size(); ++i)
     if (lists_attended(policies_[i]) && all_ends[i].why == PolicyEnd::done) list_attended(i);

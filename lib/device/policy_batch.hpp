@@ -16,9 +16,9 @@ namespace kvreplay {
 class PolicyBatch {
  public:
   // keys: [blocks, tokens, dim] on the device, sink_logits [heads] or null. recalls: recall() will be asked.
-  // The prompt is read where a policy takes it in one call.
+  // The prompt is read where a policy takes it in one call. piece: tokens of a launch at most.
   PolicyBatch(Runtime& runtime, const HeadStream<float>& stream, const float* keys, const float* sink_logits,
-              std::span<const DevicePolicy> policies, bool recalls);
+              std::span<const DevicePolicy> policies, bool recalls, int32_t piece);
   ~PolicyBatch();
 
   // What they write for scored rows: parts from `part` on and results, both in the order of the policies.
@@ -53,6 +53,7 @@ class PolicyBatch {
   Runtime& runtime_;
   const HeadStream<float>& stream_;
   std::span<const DevicePolicy> policies_;
+  int32_t piece_;
   bool bits_;  // rows tell which tokens they attend to
   std::unique_ptr<PolicyStream> shared_;
   std::vector<std::unique_ptr<PolicyMemory>> memory_;

@@ -9,14 +9,13 @@ namespace kvreplay {
 // BUZZ, Zhao et al. 2024, algorithms 1 and 2, appendix: sinks, a recent window, and between them a beehive of
 // which every cell keeps its heaviest token.
 //  1. A as in H2O: prompt rows plus decode rows, group sum. The middle is C_t without the first k and last w
-//  tokens.
+//     tokens.
 //  2. Fire when the middle exceeds T (`reference`) or reaches it (`paper`).
 //  3. Old tokens, those that a pass has kept before: every shat-th stays, shat = floor((s+1)/2).
 //  4. New tokens, cut into segments of s: the largest A of each stays (ties: lowest index).
 //  5. What stayed is old from now on. One pass a step.
 //  6. Prompt: one pass (`single`), until it fits (`until_fit`), or one after every T tokens (`chunked`),
-//  whose rows
-//     vote with their exact probabilities before it.
+//     whose rows vote with their exact probabilities before it.
 // `no_max` keeps the first of each segment instead; `swap` thins old tokens by s and cuts new ones into shat.
 struct Buzz {
   static constexpr MethodInfo info{
@@ -27,8 +26,7 @@ struct Buzz {
       .memory = "up to k + w + T tokens, one score each; more after a single pass over a long prompt",
       .deviation =
           "positions stay as recorded; the release re-assigns them (positions: cache). Scores of grouped "
-          "query "
-          "heads are summed; the release mis-groups them.",
+          "query heads are summed; the release mis-groups them.",
   };
   static constexpr Hooks hooks{
       "observe_prompt read_prompt evict logit_factor observe layout needs max_rows changes_logits "

@@ -7,12 +7,13 @@ namespace kvreplay {
 
 // Expected Attention, Devoto et al. 2025, section 3: what queries of the next positions are expected to
 // attend to, if they are Gaussian like those of the prompt.
-//  1. Un-rotate the prompt's queries, without the first `sinks`.  2. Per query head their mean mu and
-//  covariance S (divided by the count).  3. R = average rotation over the `n_future` positions after the
-//  prompt; mu <- R mu, S <- R S R^T.
-//  4. z_j = scale <mu, k_j> + scale^2/2 k_j^T S k_j for tokens after the sinks.  5. Softmax over j, group
-//  mean.
-//  6. Score (softmax + eps) ||v_j||.  7. Keep the sinks and the top B - sinks; later tokens are kept.
+//  1. Un-rotate the prompt's queries, without the first `sinks`.
+//  2. Per query head their mean mu and covariance S (divided by the count).
+//  3. R = average rotation over the `n_future` positions after the prompt; mu <- R mu, S <- R S R^T.
+//  4. z_j = scale <mu, k_j> + scale^2/2 k_j^T S k_j for tokens after the sinks.
+//  5. Softmax over j, group mean.
+//  6. Score (softmax + eps) ||v_j||.
+//  7. Keep the sinks and the top B - sinks; later tokens are kept.
 struct ExpectedAttention : Selecting<4> {
   static constexpr MethodInfo info{
       .name = "expected_attention",

@@ -20,8 +20,7 @@ struct PyramidKv : SnapKv {
           "all of them (extras: tokens_of_all_layers)",
       .deviation =
           "the slope is that of the later library in real numbers; variant kvfactory is the integer form of "
-          "the "
-          "release",
+          "the release",
       .streams = false,
       .default_phase = Phase::oneshot,
   };

@@ -10,8 +10,7 @@ namespace kvreplay {
 //  1. In row t token i is "low" iff the group sum of p_t(i) is strictly below G/|C_t|.
 //  2. Its counter is the number of low marks in the last `hist` rows, prompt rows included.
 //  3. If more than B tokens are held, drop the `drop` tokens with the largest counter outside the last
-//  `recent`;
-//     among equal counters the higher index goes first.
+//     `recent`; among equal counters the higher index goes first.
 //  4. End of the prompt: drop P - B in the same way.
 // Counters tie in most decisions, so the rule for ties decides. `fraction` divides by the rows that a token
 // has seen of the last `hist`. `authors_code` is another algorithm: from token 100 on a token stays iff one

@@ -117,8 +117,9 @@ void H5Output::attribute(const std::string& object, const std::string& name, std
 void H5Output::copy_group(std::string_view from, const std::string& group, const std::string& to) {
   const h5::Lock lock;
   const h5::Handle links = h5::link_list(), source = h5::open_bytes(from);
-  const bool copied = source.valid() && H5Ocopy(source.get(), group.c_str(), state_->file().id(),
-                                                h5::object_path(to).c_str(), H5P_DEFAULT, links.get()) >= 0;
+  if (!source.valid()) throw OutputError("copying " + group + " to " + to + ": what it is copied from is no HDF5 file");
+  const bool copied = H5Ocopy(source.get(), group.c_str(), state_->file().id(), h5::object_path(to).c_str(),
+                              H5P_DEFAULT, links.get()) >= 0;
   state_->file().check(copied, "copying " + group + " to " + to);
 }
 

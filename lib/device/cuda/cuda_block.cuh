@@ -57,7 +57,6 @@ struct CudaBlock {
   __device__ void wait_copies() const {
     asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
   }
-  __device__ uint32_t minimum(uint32_t x) const { return __reduce_min_sync(0xffffffffu, x); }
 
  private:
   __device__ static uint32_t address(const void* in_shared) { return uint32_t(__cvta_generic_to_shared(in_shared)); }

@@ -101,15 +101,6 @@ class EmulatedBlock {
   void wait_copies() const {
     threads_->finish_copies(thread_, n);
   }
-  uint32_t minimum(uint32_t x) const {
-    give(&x, sizeof x);
-    for (int l = 0; l < kWarp; ++l) {
-      uint32_t other;
-      take(l, &other, sizeof other);
-      if (other < x) x = other;
-    }
-    return x;
-  }
 
  private:
   void check_alignment(const void* at, const char* what) const {

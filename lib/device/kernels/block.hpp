@@ -60,7 +60,6 @@ concept Block = requires(const B block, float (&d)[4], const uint32_t (&a)[4], c
   block.copy_async(to, from, inside);
   block.commit_copies();
   block.template wait_copies<1>();
-  { block.minimum(uint32_t{1}) } -> std::same_as<uint32_t>;  // of the warp
 };
 
 // Of a launch.

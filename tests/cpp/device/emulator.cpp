@@ -536,27 +536,6 @@ TEST_CASE("a shuffle gives every lane the number of the other one", "[emulator]"
   }
 }
 
-TEST_CASE("a minimum is that of the warp, in every lane", "[emulator]") {
-  constexpr int kRounds = 20;
-  const std::vector<uint32_t> numbers = random_bits(kThreads * kRounds, 70);
-  const uint32_t* const of = numbers.data();
-  for (const Schedule schedule : kSchedules) {
-    using All = std::array<uint32_t, kRounds>;
-    const auto got = of_threads<All>(
-        [=](const Block auto& block) {
-          All all;
-          for (int i = 0; i < kRounds; ++i) all[size_t(i)] = block.minimum(of[kThreads * i + block.thread()]);
-          return all;
-        },
-        schedule);
-    for (int thread = 0; thread < kThreads; ++thread)
-      for (int i = 0; i < kRounds; ++i) {
-        const uint32_t* const first = of + kThreads * i + thread / kWarp * kWarp;
-        CHECK(got[size_t(thread)][size_t(i)] == *std::min_element(first, first + kWarp));
-      }
-  }
-}
-
 TEST_CASE("threads count together, and each is told what stood there before it", "[emulator]") {
   constexpr int kCounters = 5, kRounds = 8;
   const std::vector<uint32_t> drawn = random_bits(kThreads * kRounds, 80);

@@ -295,16 +295,30 @@ TEST_CASE("what a device computed is marked, and only that", "[device][replay][p
   CHECK(replay(stream, {make_cell("h2o", 24, s, nlohmann::json::object(), kivi)}, on_device()).only().by_cores);
 }
 
-TEST_CASE("rows come in portions that change nothing", "[device][replay][many]") {
+TEST_CASE("rows and tokens come in portions that change nothing", "[emulator][replay][many]") {
   const StreamShape s{400, 90, 8, 8, 2};  // more rows than a tile
   std::vector<Cell> cells;
-  for (const char* method : {"h2o", "streaming_llm", "subgen"})
+  for (const char* method : {"h2o", "streaming_llm", "subgen", "tova", "subgen_stream", "topk_oracle"})
     for (const int32_t budget : {20, 60})
-      cells.push_back(make_cell(method, budget, s, nlohmann::json::object(), default_options(method)));
-  check_device(make_stream<float>(s, 43, Look::sinks), cells);
-  RunOptions some;
-  some.queries = {QuerySelection::Kind::stride, 3};
-  check_device(make_stream<float>(s, 44, Look::clustered), cells, some);
+      cells.push_back(make_cell(method, budget, s, with_usual(method, {}), default_options(method)));
+  cells.push_back(streamed(cells.front()));
+  const auto stream = make_stream<float>(s, 43, Look::sinks);
+  for (const QuerySelection queries : {QuerySelection{}, QuerySelection{QuerySelection::Kind::stride, 3}}) {
+    const auto run = [&](Portion most) {
+      RunOptions options;
+      options.device = open_heads([] { return emulator::open_runtime(emulator::Schedule::forward); }, most);
+      options.queries = queries;
+      options.save.kept = options.save.outputs = options.save.curves = true;
+      return replay(stream, cells, options);
+    };
+    const RunResult whole = run({}), parts = run({.rows = 64, .tokens = 16});
+    for (size_t i = 0; i < cells.size(); ++i) {
+      INFO(cells[i].method().info.name << " " << params_of(cells[i]).dump());
+      CHECK(whole.cells[i].ok);
+      CHECK(same_bits(parts.cells[i], whole.cells[i]));
+    }
+  }
+  check_device(stream, cells);
 }
 
 TEST_CASE("kv heads that decide together share a device", "[device][replay]") {

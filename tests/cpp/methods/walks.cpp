@@ -22,6 +22,28 @@ namespace {
 using Tokens = std::vector<int32_t>;
 using Doubles = std::vector<double>;
 
+// The bare walk on vectors [n, dim]: signs and probabilities, both 0 from a failure on, and W. Returns the
+// index of the vector at which it failed, or -1.
+int32_t self_balancing_walk(std::span<const double> vectors, int32_t dim, SelfBalancing rule,
+                            std::span<const double> uniforms, std::span<double> signs, std::span<double> probabilities,
+                            std::span<double> W) {
+  const int32_t n = int32_t(vectors.size()) / dim;
+  const auto u = [&](int32_t i) { return vectors.subspan(size_t(i) * size_t(dim), size_t(dim)); };
+  for (int32_t i = 0; i < n; ++i) signs[size_t(i)] = probabilities[size_t(i)] = 0;
+  for (double& w : W) w = 0;
+  return sign_walk(
+      n, [&](int32_t i) { return wide_dot(W, u(i)); },
+      [&](int32_t i, double y) {
+        const double p = rule.chance(y);
+        probabilities[size_t(i)] = p < 0 ? 0 : p;
+        return rule.sign(y, uniforms[size_t(i)]);
+      },
+      [&](int32_t i, double sign) {
+        signs[size_t(i)] = sign;
+        for (size_t c = 0; c < W.size(); ++c) W[c] += sign * u(i)[c];
+      });
+}
+
 struct Walked {
   Doubles signs, probabilities, W;
   int32_t failed;

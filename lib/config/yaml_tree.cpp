@@ -9,6 +9,7 @@
 #include <sstream>
 #include <unordered_map>
 
+#include "base/utf8.hpp"
 #include "config/values.hpp"
 
 // The tree is built from the parser's events and not from YAML::Node: that one keeps one of two equal
@@ -158,22 +159,6 @@ class TreeBuilder final : public YAML::EventHandler {
   std::map<YAML::anchor_t, Node> anchored_;
   size_t nodes_ = 0;
 };
-
-// Length of the UTF-8 sequence that starts at text[i], 0 if it is not one.
-size_t utf8_length(const std::string& text, size_t i) {
-  const auto byte = [&](size_t k) { return static_cast<unsigned char>(text[k]); };
-  const unsigned char lead = byte(i);
-  const size_t length = lead < 0x80 ? 1 : lead >> 5 == 6 ? 2 : lead >> 4 == 14 ? 3 : lead >> 3 == 30 ? 4 : 0;
-  if (length == 0 || i + length > text.size()) return 0;
-  uint32_t code = length == 1 ? lead : lead & (0xFFu >> (length + 1));
-  for (size_t k = 1; k < length; ++k) {
-    if (byte(i + k) >> 6 != 2) return 0;
-    code = code << 6 | (byte(i + k) & 0x3Fu);
-  }
-  constexpr uint32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-  const bool surrogate = code >= 0xD800 && code < 0xE000;
-  return code >= kSmallest[length] && code <= 0x10FFFF && !surrogate ? length : 0;
-}
 
 // The parser stops silently at some control characters and repairs broken UTF-8: both hide text.
 std::optional<Refused> strange_byte(const std::string& text) {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "trace/utf8.hpp"
+#include "base/utf8.hpp"
 
 namespace kvreplay::h5 {
 namespace fs = std::filesystem;

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/utf8.hpp"
 #include "trace/tensor_read.hpp"
-#include "trace/utf8.hpp"
 
 namespace kvreplay {
 namespace {

@@ -155,7 +155,8 @@ void CacheReplay<Real>::close_prompt() {
   if (fast_path().kind != FastPath::Kind::fixed) return;
   residency_.later = true;
   for (int32_t i = 0; i < cache_.size(); ++i)
-    residency_.add(cache_.token(i), Residency::kStays, double(cache_.num(i)), double(cache_.den(i)));
+    residency_.add(cache_.token(i), cache_.token(i) + 1, Residency::kStays, double(cache_.num(i)),
+                   double(cache_.den(i)));
   memory_.shrink(size_t(cache_.size()) + size_t(stream_.tokens - stream_.prompt));
   cache_ = BasicCache<Real>(memory_.storage());
 }

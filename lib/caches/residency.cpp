@@ -3,13 +3,26 @@
 #include <algorithm>
 
 namespace kvreplay {
+namespace {
 
-void Residency::add(int32_t token, int32_t until, double num, double den) {
-  if (until <= token) return;  // evicted before it was attended to
-  const Run run{token, token + 1, until, num, den};
+// How many neighbours begin at `at`: ascending tokens are neighbours as long as they grow with their places.
+int32_t neighbours(const std::vector<int32_t>& tokens, size_t at) {
+  constexpr size_t kStride = 64;
+  const auto joined = [&](size_t to) { return to < tokens.size() && size_t(tokens[to] - tokens[at]) == to - at; };
+  size_t last = at;
+  while (joined(last + kStride)) last += kStride;
+  while (joined(last + 1)) ++last;
+  return int32_t(last - at) + 1;
+}
+
+}  // namespace
+
+void Residency::add(int32_t first, int32_t last, int32_t until, double num, double den) {
+  if (until <= first) return;  // evicted before it was attended to
+  const Run run{first, last, until, num, den};
   const bool joins =
-      !runs.empty() && run.plain() && runs.back().plain() && runs.back().last == token && runs.back().until == until;
-  if (joins) runs.back().last = token + 1;
+      !runs.empty() && run.plain() && runs.back().plain() && runs.back().last == first && runs.back().until == until;
+  if (joins) runs.back().last = last;
   else runs.push_back(run);
 }
 
@@ -17,13 +30,22 @@ void Residency::list(const std::vector<int32_t>& held, std::vector<Eviction>& ev
   runs.clear();
   std::sort(evicted.begin(), evicted.end());
   auto next = evicted.begin();
-  const auto until = [&](int32_t token) {  // of ascending tokens
-    while (next != evicted.end() && next->token < token) ++next;
-    return next != evicted.end() && next->token == token ? next->until : kStays;
+  const auto add_neighbours = [&](int32_t first, int32_t last) {
+    while (first < last) {
+      while (next != evicted.end() && next->token < first) ++next;
+      const bool leaves = next != evicted.end() && next->token == first;
+      const int32_t behind = leaves ? first + 1 : next == evicted.end() ? last : std::min(last, next->token);
+      add(first, behind, leaves ? next->until : kStays);
+      first = behind;
+    }
   };
-  for (const int32_t token : held)
-    if (!later || token < prompt) add(token, until(token));
-  for (int32_t t = begin; t < end && !(later && t >= prompt); ++t) add(t, until(t));
+  const int32_t listed = later ? std::min(prompt, end) : end;  // tokens that `later` does not say
+  for (size_t at = 0; at < held.size() && held[at] < listed;) {
+    const int32_t count = neighbours(held, at);
+    add_neighbours(held[at], std::min(held[at] + count, listed));
+    at += size_t(count);
+  }
+  add_neighbours(begin, listed);
 }
 
 bool Residency::everything(int32_t prompt) const {

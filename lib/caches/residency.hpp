@@ -27,8 +27,8 @@ struct Residency {
     int32_t token, until;  // the first row that does not see it
     auto operator<=>(const Eviction&) const = default;
   };
-  // Adds a token behind those that are listed. Neighbours that stay as long, at weight 1, are one run.
-  void add(int32_t token, int32_t until, double num = 1, double den = 1);
+  // Adds tokens first..last-1 behind those that are listed. Neighbours that stay as long, at weight 1, are one run.
+  void add(int32_t first, int32_t last, int32_t until, double num = 1, double den = 1);
   // Makes the list from what was held when token `begin` arrived, ascending, and who was evicted since (which it
   // sorts). prompt: its length.
   void list(const std::vector<int32_t>& held, std::vector<Eviction>& evicted, int32_t prompt);

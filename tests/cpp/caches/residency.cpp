@@ -34,7 +34,7 @@ Residency drawn(int32_t tokens, bool leaves, bool weighted, uint32_t seed) {
   for (int32_t t = 0; t < tokens; ++t) {
     if (random() % 4 == 0) continue;
     const int32_t until = leaves && random() % 5 == 0 ? tokens + int32_t(random() % 20) : Residency::kStays;
-    held.add(t, until, weighted ? 1 + double(random() % 3) : 1, 1);
+    held.add(t, t + 1, until, weighted ? 1 + double(random() % 3) : 1, 1);
   }
   return held;
 }
@@ -67,11 +67,11 @@ int32_t tokens_of(const std::vector<Band>& bands) {
 
 TEST_CASE("neighbours that stay as long, at weight 1, are one run", "[caches]") {
   Residency held;
-  for (int32_t t = 0; t < 4; ++t) held.add(t, Residency::kStays);
-  held.add(4, 9), held.add(5, 9);
-  held.add(7, 9);
-  held.add(8, 9, 2, 1), held.add(9, 12, 2, 1);
-  held.add(10, 10);  // nobody has seen it
+  for (int32_t t = 0; t < 4; ++t) held.add(t, t + 1, Residency::kStays);
+  held.add(4, 4 + 1, 9), held.add(5, 5 + 1, 9);
+  held.add(7, 7 + 1, 9);
+  held.add(8, 8 + 1, 9, 2, 1), held.add(9, 9 + 1, 12, 2, 1);
+  held.add(10, 10 + 1, 10);  // nobody has seen it
   REQUIRE(held.runs.size() == 5);
   CHECK(held.runs[0].last == 4);
   CHECK((held.runs[1].first == 4 && held.runs[1].last == 6 && held.runs[1].until == 9));
@@ -105,7 +105,7 @@ TEST_CASE("everything is the whole prompt at weight 1, and what comes later", "[
   const auto of = [](int32_t tokens, double weight, bool later) {
     Residency held;
     held.end = 30, held.later = later;
-    for (int32_t t = 0; t < tokens; ++t) held.add(t, Residency::kStays, weight, weight);
+    for (int32_t t = 0; t < tokens; ++t) held.add(t, t + 1, Residency::kStays, weight, weight);
     return held;
   };
   CHECK(of(10, 1, true).everything(10));
@@ -135,14 +135,14 @@ TEST_CASE("bands hold of each cache what it holds", "[caches]") {
 TEST_CASE("bands cost what their members hold together, or each member for itself", "[caches]") {
   Residency small, large;
   for (int32_t t = 0; t < 100; ++t) {
-    large.add(t, Residency::kStays);
-    if (t % 2 == 0) small.add(t, Residency::kStays);
+    large.add(t, t + 1, Residency::kStays);
+    if (t % 2 == 0) small.add(t, t + 1, Residency::kStays);
   }
   CHECK(tokens_of(find_bands({&large, &small}, 10)) == 100);
   CHECK(find_bands({&large, &small}, 10).size() == 2);
   // Shared, these would be three bands, which cost more than they save.
   Residency few;
-  for (int32_t t = 0; t < 6; ++t) few.add(t, Residency::kStays);
+  for (int32_t t = 0; t < 6; ++t) few.add(t, t + 1, Residency::kStays);
   CHECK(find_bands({&small, &few}, 10).size() == 2);
   CHECK(tokens_of(find_bands({&small, &few}, 10)) == 56);
 }

@@ -18,7 +18,8 @@ DeviceCache cache_of(std::vector<Residency::Run> runs) {
 DeviceCache fixed(int32_t prompt, int32_t step, double weight = 1, int32_t count = 1000) {
   DeviceCache cache = cache_of({});
   cache.held.later = true;
-  for (int32_t i = 0; i < prompt && i < count * step; i += step) cache.held.add(i, Residency::kStays, weight, weight);
+  for (int32_t i = 0; i < prompt && i < count * step; i += step)
+    cache.held.add(i, i + 1, Residency::kStays, weight, weight);
   return cache;
 }
 std::vector<int32_t> rows_from(int32_t first, int32_t count) {

@@ -43,7 +43,7 @@ struct VerbatimRow {
   // each(f) calls f(first, last, num, den) for runs of attended tokens. tau: of this row, against any shift; plain:
   // every weight is 1. Throws ReplayError where there is nothing to attend to.
   template <class V>
-  void measure(const RowMass& mass, Normaliser tau, const RowRanking* ranking, bool plain, V each) const {
+  void measure(const RowMass& mass, Normaliser tau, const RowRanking* ranking, bool plain, const V& each) const {
     const double exact = tile.z[in_tile()], off = tau.shift - shift();
     RowResult& r = results.of[in_results()];
     r.tau = tau.sum / exact * (off == 0 ? 1 : std::exp(off));
@@ -61,7 +61,7 @@ struct VerbatimRow {
 
   // For rows whose sums against the whole row's maximum have lost their digits.
   template <class V>
-  OwnSoftmax<Real> own_softmax(V each) const {
+  OwnSoftmax<Real> own_softmax(const V& each) const {
     OwnSoftmax<Real> own;
     each([&](int32_t first, int32_t last, double num, double den) {
       for (int32_t i = first; i < last; ++i) own.tokens.push_back(i), own.num.push_back(num), own.den.push_back(den);
@@ -71,7 +71,7 @@ struct VerbatimRow {
   }
   // Measures and all outputs from it.
   template <class V>
-  void put_own(const RowMass& mass, const RowRanking* ranking, bool plain, V each) const {
+  void put_own(const RowMass& mass, const RowRanking* ranking, bool plain, const V& each) const {
     const OwnSoftmax<Real> own = own_softmax(each);
     measure(mass, own.tau, ranking, plain, each);
     put_outputs(own, plain);
@@ -82,7 +82,7 @@ struct VerbatimRow {
   void put_outputs(const OwnSoftmax<Real>& own, bool plain) const;
 
   template <class V>
-  void recall(RowResult& r, const RowRanking& ranking, V each) const {
+  void recall(RowResult& r, const RowRanking& ranking, const V& each) const {
     if (r.attended == 0) return;
     int32_t hits = 0;
     const int32_t* const rank = ranking.rank.data();
@@ -93,7 +93,7 @@ struct VerbatimRow {
     r.top_mass = ranking.top_mass[std::min(size_t(r.attended), ranking.top_mass.size()) - 1];
   }
   template <class V>
-  void find_needles(V each) const {
+  void find_needles(const V& each) const {
     std::vector<int32_t> tokens;
     each([&](int32_t first, int32_t last, double, double) {
       for (int32_t i = first; i < last; ++i) tokens.push_back(i);

@@ -3,9 +3,9 @@
 #   bash apps/install_packages.sh build|test
 set -euo pipefail
 
-build=(g++ cmake ninja-build git ca-certificates libhdf5-dev libeigen3-dev libcli11-dev libfmt-dev libyaml-cpp-dev
-       nlohmann-json3-dev libssl-dev python3 python3-venv)
-test=("${build[@]}" catch2 libboost-context-dev clang-format clang libclang-rt-dev libomp-dev binutils chromium)
+build=(g++ cmake ninja-build git ca-certificates libhdf5-dev libaec-dev zlib1g-dev libeigen3-dev libcli11-dev libfmt-dev libyaml-cpp-dev
+       nlohmann-json3-dev python3 python3-venv)
+test=("${build[@]}" catch2 libboost-context-dev clang-format clang libclang-rt-dev binutils chromium)
 
 case "${1:-build}" in
   build) wanted=("${build[@]}") ;;

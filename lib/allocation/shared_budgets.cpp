@@ -5,7 +5,7 @@
 
 #include "allocation/budget_file.hpp"
 #include "base/errors.hpp"
-#include "base/first_error.hpp"
+#include "base/threads.hpp"
 #include "caches/cell_setup.hpp"
 #include "caches/prompt_reading.hpp"
 #include "core/share.hpp"
@@ -195,19 +195,13 @@ class PromptBudgets {
   void score_layer(const Place& layer, const std::vector<SharedBudget*>& asking) {
     std::vector<std::vector<HeadScores>> scores(size_t(layer.kv_head));
     FirstError error;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(options_.jobs)
-    for (int32_t h = 0; h < layer.kv_head; ++h) {
-      if (error.stopped() || stopped()) continue;
-      try {
-        Place at = asking.front()->scoring.place;
-        at.layer = layer.layer, at.kv_head = h;
-        const HeadStream<Real> stream = load_head_for(asking, at, heads_);
-        scores[size_t(h)] = score_head(stream, at, asking, options_);
-      } catch (...) {
-        error.keep(std::current_exception());
-      }
-    }
-    error.rethrow();
+    for_each_on_threads(options_.jobs, scores.size(), error, [&](size_t h) {
+      if (stopped()) return;
+      Place at = asking.front()->scoring.place;
+      at.layer = layer.layer, at.kv_head = int32_t(h);
+      const HeadStream<Real> stream = load_head_for(asking, at, heads_);
+      scores[h] = score_head(stream, at, asking, options_);
+    });
     for (const auto& of_head : scores)
       for (size_t i = 0; i < of_head.size(); ++i) asking[i]->heads.push_back(of_head[i]);
   }

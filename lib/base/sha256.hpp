@@ -1,24 +1,26 @@
 #pragma once
+#include <array>
 #include <cstddef>
-#include <memory>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 
 namespace kvreplay {
 
+// SHA-256 (FIPS 180-4) of bytes that come piece by piece.
 class Sha256 {
  public:
-  Sha256();
-  ~Sha256();
-  Sha256(Sha256&&) noexcept;
   void update(std::span<const std::byte> bytes);
   void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
-  std::string hex();  // once, at the end
+  std::string hex();  // once, at the end: 64 digits
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  static constexpr size_t kBlock = 64;
+  std::array<uint32_t, 8> state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  std::array<std::byte, kBlock> waiting_{};  // the first bytes of a block that is not whole
+  uint64_t bytes_ = 0;
 };
 
 }  // namespace kvreplay

@@ -35,5 +35,6 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/package.cmake.in ${PROJE
 # Before version 1 a minor release may change the headers.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/kvreplayConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/kvreplayConfig.cmake ${PROJECT_BINARY_DIR}/kvreplayConfigVersion.cmake
-              ${CMAKE_CURRENT_LIST_DIR}/methods.cmake ${CMAKE_CURRENT_LIST_DIR}/cuda_language.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/methods.cmake ${CMAKE_CURRENT_LIST_DIR}/archives.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/cuda_language.cmake
         DESTINATION ${package_folder})

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "allocation/shared_budgets.hpp"
-#include "base/first_error.hpp"
+#include "base/threads.hpp"
 #include "core/wide.hpp"
 #include "kernels/kernels.hpp"
 #include "replay/head_replay.hpp"
@@ -205,8 +205,7 @@ void run_typed(std::vector<Cell> cells, const RunOptions& options) {
   const auto drain = [&] { return stop() || (options.drain && options.drain()); };
   ReadAhead<Loaded<Real>> heads(
       groups.size(), [&](size_t g) { return load_unless_lost<Real>(reader, groups[g], options.outlive_heads); });
-#pragma omp parallel num_threads(std::min(options.jobs, std::max(1, int(groups.size()))))
-  try {
+  on_threads(std::min(options.jobs, int(groups.size())), error, [&] {
     while (!drain()) {
       auto next = heads.next();
       if (!next) break;
@@ -218,10 +217,7 @@ void run_typed(std::vector<Cell> cells, const RunOptions& options) {
       else reports.lost(group, head.lost);
       reports.head_is_done();
     }
-  } catch (...) {
-    error.keep(std::current_exception());
-  }
-  error.rethrow();
+  });
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <mutex>
 #include <optional>
 
-#include "base/first_error.hpp"
+#include "base/threads.hpp"
 
 namespace kvreplay {
 namespace {
@@ -33,18 +33,12 @@ std::vector<UnitSurvey> survey_trace(const Trace& trace, const std::vector<Surve
     const std::lock_guard lock(reporting);
     if (to) to(unit);
   };
-#pragma omp parallel for schedule(dynamic, 1) num_threads(options.jobs)
-  for (size_t i = 0; i < units.size(); ++i) {
-    if (error.stopped() || (options.stop && options.stop())) continue;
-    try {
-      report(options.on_start, i);
-      found[i] = survey(units[i]);
-      report(options.on_done, i);
-    } catch (...) {
-      error.keep(std::current_exception());
-    }
-  }
-  error.rethrow();
+  for_each_on_threads(options.jobs, units.size(), error, [&](size_t i) {
+    if (options.stop && options.stop()) return;
+    report(options.on_start, i);
+    found[i] = survey(units[i]);
+    report(options.on_done, i);
+  });
   std::vector<UnitSurvey> surveys;
   for (std::optional<UnitSurvey>& one : found)
     if (one) surveys.push_back(std::move(*one));

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "base/first_error.hpp"
+#include "base/threads.hpp"
 
 namespace kvreplay::app {
 namespace {
@@ -18,15 +18,7 @@ double now_s(Clock clock) {
 double seconds_of(const Task& task, int copies) {
   const double start = now_s(task.clock);
   FirstError error;
-#pragma omp parallel for num_threads(copies)
-  for (int copy = 0; copy < copies; ++copy) {
-    try {
-      task.work();
-    } catch (...) {
-      error.keep(std::current_exception());
-    }
-  }
-  error.rethrow();
+  on_threads(copies, error, task.work);
   return (now_s(task.clock) - start) / copies;
 }
 

@@ -1,13 +1,15 @@
 #include "apps/engine_options.hpp"
 
+#include <utility>
+
 #include "device/devices.hpp"
 
 namespace kvreplay::app {
 
-RunOptions engine_options(const RunConfig& config, bool every_row) {
+RunOptions engine_options(const RunConfig& config, bool every_row, OpenTensors tensors) {
   using Queries = RunConfig::Replay::Queries;
   RunOptions options;
-  options.traces = config.traces;
+  options.tensors = std::move(tensors);
   options.queries.kind = config.replay.queries == Queries::all    ? QuerySelection::Kind::all
                          : config.replay.queries == Queries::last ? QuerySelection::Kind::last
                                                                   : QuerySelection::Kind::stride;

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/summary.hpp"
+#include "apps/text_table.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "config/run_config.hpp"

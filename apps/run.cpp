@@ -21,6 +21,7 @@
 #include "base/text.hpp"
 #include "plan/estimate.hpp"
 #include "plan/plan.hpp"
+#include "trace/trace.hpp"
 
 // `kvreplay run`: configuration -> traces -> cells -> results.
 
@@ -71,7 +72,7 @@ Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices
   const PlanEstimate estimated = estimate(work.config, todo, work.traces);
   Progress progress(console, Progress::mode_of(choices.progress, console.verbosity < 0), work.plan.size() - todo.size(),
                     todo, estimated.cost);
-  RunOptions options = engine_options(work.config, observes_rows(work.plan));
+  RunOptions options = engine_options(work.config, observes_rows(work.plan), open_files(work.config.traces));
   options.save = work.config.output;
   options.jobs = work.jobs;
   replay_missing(todo, {work.plan, std::move(options), store, progress, console, choices.fail_fast});

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/console.hpp"
+#include "apps/text_table.hpp"
 #include "catalog/cell.hpp"
 #include "config/run_config.hpp"
 #include "results/store.hpp"
@@ -59,9 +60,5 @@ class Failures {
 void tell_damaged_lines(const ResultsFolder& folder, Console& console);
 
 size_t column_index(const std::string& name);  // in columns()
-
-// Columns padded with spaces; the first is left-aligned, the others right-aligned.
-std::string aligned(const std::vector<std::vector<std::string>>& rows);
-std::string left_aligned(const std::vector<std::vector<std::string>>& rows);
 
 }  // namespace kvreplay::app

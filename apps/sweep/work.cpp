@@ -154,8 +154,7 @@ class Worker {
                               in_shard, todo.size(), jobs));
     Progress progress(console_, Progress::mode_of(choices_.progress, console_.verbosity < 0), done, todo,
                       costs_of(todo, work));
-    RunOptions options = engine_options(work.config, manifest_.every_row);
-    options.traces = work.traces;
+    RunOptions options = engine_options(work.config, manifest_.every_row, open_files(work.traces));
     options.save = manifest_.save;
     options.jobs = jobs;
     options.outlive_heads = true;

@@ -135,15 +135,21 @@ std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& 
   const ExactAttention<Real> exact(stream);
   prompt.sum([&](const PromptPass& pass) { return prompt_pass(exact, pass); },
              [&] { return future_sums(exact, scored_tokens(stream, options.queries)); });
-  std::vector<HeadScores> all;
+  std::vector<HeadScores> all(caches.size());
   for (size_t i = 0; i < caches.size(); ++i) {
-    if (!caches[i]->streams_prompt()) all.push_back(caches[i]->head_scores(prompt.sums_of(*caches[i])));
-    if (caches[i]->streams_prompt() || all.back().scores.empty())
+    const bool streams = caches[i]->streams_prompt();
+    try {
+      if (!streams) all[i] = caches[i]->head_scores(prompt.sums_of(*caches[i]));
+    } catch (const ReplayError& e) {  // of this method alone
+      budgets[i]->lost = e.what();
+      continue;
+    }
+    if (streams || all[i].scores.empty())
       throw ConfigError(std::string(caches[i]->method().method().info.name) +
                         " takes the prompt token by token with these parameters, so it has no scores of the "
                         "prompt by which a budget could be shared: leave out allocator");
-    all.back().layer = at.layer, all.back().kv_head = at.kv_head;
-    if (budgets[i]->over == SharedOver::model) all.back().scores = {};
+    all[i].layer = at.layer, all[i].kv_head = at.kv_head;
+    if (budgets[i]->over == SharedOver::model) all[i].scores = {};
   }
   return all;
 }
@@ -168,7 +174,7 @@ class PromptBudgets {
       if (!asking.empty()) unless_lost(asking, [&] { score_layer(layer, asking); });
       if (stopped()) return;
       for (SharedBudget* budget : asking)
-        if (budget->over == SharedOver::layer) unless_lost({budget}, [&] { budget->divide(); });
+        if (budget->over == SharedOver::layer && budget->lost.empty()) unless_lost({budget}, [&] { budget->divide(); });
     }
     for (auto& entry : budgets_) {
       SharedBudget* budget = &entry.second;

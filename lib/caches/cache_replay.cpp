@@ -29,6 +29,8 @@ CacheReplay<Real>::CacheReplay(CacheSetup setup, const HeadStream<Real>& stream,
   const HostHooks& host = setup_.method.method().host;
   if (host.bind_given != nullptr) host.bind_given(setup_.method.self(), setup_.given);
   if (host.bind_rng != nullptr) host.bind_rng(setup_.method.self(), setup_.rng);
+  if (host.open_session != nullptr)
+    session_ = host.open_session(setup_.method.self(), setup_.method.context(), setup_.first_head, watch.audit);
   rules_ = {options.phase == Phase::stream, options.order == Order::evict_then_attend, stream.window,
             options.gqa_aggregate};
   if (setup_.method.is_bounded(options)) most_kept_ = setup_.method.max_rows();

@@ -1,12 +1,13 @@
 #pragma once
 #include <chrono>
+#include <memory>
 #include <span>
 
 #include "caches/cache_memory.hpp"
 #include "caches/device_policy.hpp"
 #include "caches/ledger.hpp"
 #include "caches/prompt_view.hpp"
-#include "caches/replay_error.hpp"
+#include "core/replay_error.hpp"
 #include "caches/residency.hpp"
 #include "caches/resident_lists.hpp"
 #include "catalog/bound_method.hpp"
@@ -137,6 +138,7 @@ class CacheReplay {
   void list_record(const DevicePolicyRecord::Rows& rows, int32_t from);
 
   CacheSetup setup_;
+  std::shared_ptr<void> session_;  // of a policy that asks for one
   const HeadStream<Real>& stream_;
   CacheWatch watch_;
   StepRules rules_;

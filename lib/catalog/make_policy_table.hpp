@@ -26,6 +26,10 @@ KVR_FOUND(rng, HasRng<P>)
 KVR_FOUND(given, HasGiven<P>)
 KVR_FOUND(larger, SharesSelection<P>)
 KVR_FOUND(
+    open_session, requires(P p, const MethodContext& context) {
+      { p.open_session(context, 0, false) } -> std::same_as<std::shared_ptr<void>>;
+    })
+KVR_FOUND(
     logit_factor, requires(const P p) { p.logit_factor(1, 1); })
 KVR_FOUND(
     spread, requires(const P p) { p.spread(); })
@@ -204,6 +208,10 @@ struct PolicyHooks {
     if constexpr (has(Hook::given)) h.bind_given = [](void* self, const GivenLists& lists) { of(self).given = lists; };
     if constexpr (has(Hook::larger))
       h.bind_larger = [](void* self, const void* other) { of(self).larger = static_cast<const P*>(other); };
+    if constexpr (has(Hook::open_session))
+      h.open_session = [](void* self, const MethodContext& context, int32_t first_head, bool audit) {
+        return of(self).open_session(context, first_head, audit);
+      };
   }
 };
 

@@ -13,8 +13,12 @@ std::vector<std::byte> made(const PolicyTable& table) {
 
 }  // namespace
 
-Method::Method(const PolicyTable& table, DevicePrograms on_devices)
-    : PolicyTable(table), defaults(made(table)), programs(on_devices) {
+Method::Method(const PolicyTable& table, DevicePrograms on_devices) : Method(table, made(table)) {
+  programs = on_devices;
+}
+
+Method::Method(const PolicyTable& table, std::vector<std::byte> by_default)
+    : PolicyTable(table), defaults(std::move(by_default)) {
   Describer describer(defaults.data());
   describe(describer, defaults.data());
   parameters = describer.take();

@@ -34,6 +34,8 @@ struct Method : PolicyTable {
   DevicePrograms programs;     // by which devices replay a cache
 
   Method(const PolicyTable& table, DevicePrograms on_devices);
+  // Whose defaults are not those of its type; no device replays it.
+  Method(const PolicyTable& table, std::vector<std::byte> defaults);
   const ParameterSpec* parameter(const std::string& name) const;  // null: it has none of that name
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -48,6 +49,7 @@ struct HostHooks {
   void (*bind_rng)(void* self, const Rng&) = nullptr;
   void (*bind_given)(void* self, const GivenLists&) = nullptr;
   void (*bind_larger)(void* self, const void* other) = nullptr;
+  std::shared_ptr<void> (*open_session)(void* self, const MethodContext&, int32_t first_head, bool audit) = nullptr;
 };
 
 // What it does with a cache.

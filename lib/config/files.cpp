@@ -72,6 +72,10 @@ std::string cannot_write(const fs::path& dir) {
 }  // namespace
 
 void read_traces(RunConfig& config, const Node* node, const Mark& missing, const Source& source, Problems& problems) {
+  if (!source.names_traces) {
+    if (node != nullptr) problems.error(node->mark, "traces are open already: remove the key traces");
+    return;
+  }
   if (node == nullptr || (node->kind == Node::Kind::list && node->items.empty()))
     return problems.error(missing, "traces is missing: add traces: [FILE.h5], relative to this file");
   for (const Node* item : one_or_many(*node)) read_trace(config, *item, source, problems);

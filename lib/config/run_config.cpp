@@ -2,48 +2,11 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
-#include <fstream>
-#include <sstream>
-
 #include "base/text.hpp"
 #include "config/sections.hpp"
 
 namespace kvreplay {
-namespace {
 
-namespace fs = std::filesystem;
-
-constexpr std::uintmax_t kMaxBytes = std::uintmax_t{1} << 20;
-
-std::string similar_files(const fs::path& file) {
-  std::error_code ignored;
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(file.parent_path().empty() ? "." : file.parent_path(), ignored))
-    if (entry.path().extension() == ".yaml" || entry.path().extension() == ".yml")
-      names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
-  return did_you_mean(file.filename().string(), names);
-}
-
-std::string read_file(const fs::path& file) {
-  std::error_code ignored;
-  if (!fs::exists(file, ignored))
-    throw ConfigError(fmt::format("{}: error: no such file{}", file.string(), similar_files(file)));
-  if (fs::is_directory(file, ignored))
-    throw ConfigError(fmt::format("{}: error: is a folder without an index.h5: give a .yaml configuration or a trace",
-                                  file.string()));
-  if (!fs::is_regular_file(file, ignored)) throw ConfigError(fmt::format("{}: error: not a file", file.string()));
-  if (fs::file_size(file, ignored) > kMaxBytes)
-    throw ConfigError(fmt::format("{}:1:1: error: larger than 1 MiB: this is no configuration", file.string()));
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in) throw ConfigError(fmt::format("{}: error: cannot be read", file.string()));
-  return text.str();
-}
-
-// An empty `label` means that everything comes from the command line.
 RunConfig read_config(const std::string& text, const std::string& label, const Source& source,
                       const std::vector<std::string>& overrides, Problems& problems) {
   RunConfig config;
@@ -54,21 +17,6 @@ RunConfig read_config(const std::string& text, const std::string& label, const S
   read_root(config, root, source, problems);
   return config;
 }
-
-// Unfinished and foreign files are told by the reader, missing ones by the configuration.
-std::vector<TraceInfo> open_traces(const RunConfig& config, Problems& problems) {
-  std::vector<TraceInfo> traces;
-  for (size_t i = 0; i < config.traces.size(); ++i) {
-    try {
-      traces.push_back(Trace(config.traces[i], {config.select.prompts, config.select.layers}).info());
-    } catch (const TraceError& e) {
-      problems.trace_error(config.marks.at(fmt::format("traces[{}]", i)), e.what());
-    }
-  }
-  return traces;
-}
-
-}  // namespace
 
 Mark RunConfig::mark_of(std::initializer_list<std::string> places) const {
   for (const std::string& place : places)
@@ -83,7 +31,7 @@ std::string RunConfig::at(const Mark& mark, const std::string& severity, const s
   return fmt::format("{}:{}:{}: {}: {}", file.string(), mark.line, mark.column, severity, line);
 }
 
-RunConfig parse_config(const std::string& text, const fs::path& base, const std::string& label,
+RunConfig parse_config(const std::string& text, const std::filesystem::path& base, const std::string& label,
                        const std::vector<std::string>& overrides, const Registry& methods,
                        const std::vector<std::string>& measures) {
   Problems problems;
@@ -91,11 +39,6 @@ RunConfig parse_config(const std::string& text, const fs::path& base, const std:
   problems.raise(config);
   config.warnings = problems.warnings(config);
   return config;
-}
-
-RunConfig load_config(const fs::path& file, const std::vector<std::string>& overrides, const Registry& methods,
-                      const std::vector<std::string>& measures) {
-  return parse_config(read_file(file), file.parent_path(), file.string(), overrides, methods, measures);
 }
 
 std::vector<SelectedLayer> select(RunConfig& config, const std::vector<TraceInfo>& traces,
@@ -108,19 +51,13 @@ std::vector<SelectedLayer> select(RunConfig& config, const std::vector<TraceInfo
   return selected;
 }
 
-LoadedRun load_run(const fs::path& file, const std::vector<std::string>& overrides, const Registry& methods,
-                   const std::vector<std::string>& measures) {
-  const std::string text = file.empty() ? "{}" : read_file(file);
-  return load_run(text, file.parent_path(), file.string(), overrides, methods, measures);
-}
-
-LoadedRun load_run(const std::string& text, const fs::path& base, const std::string& label,
-                   const std::vector<std::string>& overrides, const Registry& methods,
-                   const std::vector<std::string>& measures) {
+LoadedRun load_over(const std::string& text, const std::string& label, const Registry& methods,
+                    const std::vector<std::string>& measures, std::vector<TraceInfo> traces) {
   Problems problems;
   LoadedRun run;
-  run.config = read_config(text, label, {methods, measures, base}, overrides, problems);
-  run.traces = open_traces(run.config, problems);
+  run.config = read_config(text, label, {methods, measures, ".", false}, {}, problems);
+  for (const TraceInfo& trace : traces) run.config.traces.push_back(trace.path);
+  run.traces = std::move(traces);
   run.selection = select(run.config, run.traces, problems);
   problems.raise(run.config);
   run.config.warnings = problems.warnings(run.config);

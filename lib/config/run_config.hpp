@@ -9,7 +9,7 @@
 
 #include "catalog/bound_method.hpp"
 #include "catalog/token_lists.hpp"
-#include "trace/trace.hpp"
+#include "trace/tensors.hpp"
 
 // A run, as written in YAML (docs/configuration.md): parsed, checked, sweep axes expanded.
 
@@ -121,6 +121,10 @@ LoadedRun load_run(const std::filesystem::path& file, const std::vector<std::str
 LoadedRun load_run(const std::string& text, const std::filesystem::path& base, const std::string& label,
                    const std::vector<std::string>& overrides, const Registry& methods,
                    const std::vector<std::string>& measures = {});
+
+// The same for traces that are open already, as arrays in memory are: the configuration has no `traces`.
+LoadedRun load_over(const std::string& text, const std::string& label, const Registry& methods,
+                    const std::vector<std::string>& measures, std::vector<TraceInfo> traces);
 
 // A budget in tokens for one layer (convention C10) before it is rounded down, and after; below 1 only when
 // `bytes` hold no token.

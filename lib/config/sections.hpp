@@ -12,8 +12,12 @@ struct Source {  // what every reader needs
   const Registry& methods;
   const std::vector<std::string>& measures;  // columns that `metrics:` may name; empty: anything
   std::filesystem::path base;                // relative paths start here
+  bool names_traces = true;                  // false: they are open already
 };
 
+// An empty `label` means that everything comes from the command line.
+RunConfig read_config(const std::string& text, const std::string& label, const Source& source,
+                      const std::vector<std::string>& overrides, Problems& problems);
 void read_root(RunConfig& config, const Node& root, const Source& source, Problems& problems);
 
 void read_traces(RunConfig& config, const Node* node, const Mark& missing, const Source& source, Problems& problems);

@@ -178,18 +178,6 @@ std::optional<Refused> strange_byte(const std::string& text) {
 
 }  // namespace
 
-const Node* Node::find(const std::string& key) const {
-  for (size_t i = 0; i < keys.size(); ++i)
-    if (keys[i].text == key) return &items[i];
-  return nullptr;
-}
-
-const Mark& Node::key_mark(const std::string& key) const {
-  for (const Key& k : keys)
-    if (k.text == key) return k.mark;
-  return mark;
-}
-
 Node parse_yaml(const std::string& text, bool place, Problems& problems) {
   const auto refuse = [&](const Mark& mark, const std::string& why) {
     problems.error(place ? mark : Mark{}, why);

@@ -21,7 +21,7 @@ namespace kvreplay {
   /* What an instance says of itself. */                                                                   \
   X(streams_prompt) X(observes) X(chooses) X(changes_logits) X(holds_all) X(implied_layout) X(heads_differ) \
   /* Members that the engine binds. */                                                                     \
-  X(state) X(rng) X(given) X(larger)
+  X(state) X(rng) X(given) X(larger) X(open_session)
 // clang-format on
 
 enum class Hook : int {

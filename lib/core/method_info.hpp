@@ -37,7 +37,8 @@ struct MethodInfo {
   bool own_row_format = false;       // codes its rows itself: row_format has no meaning
   double default_fraction = 0;       // of the prompt, where no budget is given; 0: one must be given
   const char* alias = "";
-  const char* warning = "";  // worth saying before a run
+  const char* warning = "";   // worth saying before a run
+  const char* identity = "";  // hash of its text, where that is no part of this build
 };
 
 // A set of layers, small enough to travel with a policy.

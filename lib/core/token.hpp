@@ -89,6 +89,7 @@ class Prompt {
   KVR_FN double scale() const { return view_.scale; }
   KVR_FN RopeView rope() const { return view_.rope; }
   KVR_FN int32_t position(int32_t i) const { return view_.positions[i]; }
+  KVR_FN std::span<const int32_t> positions() const { return {view_.positions, size_t(view_.size)}; }
   KVR_FN Aggregate how() const { return view_.aggregate; }
   KVR_FN std::span<const Real> key(int32_t i) const { return at(view_.keys, i, view_.shape.dim); }
   KVR_FN std::span<const Real> value(int32_t i) const { return at(view_.values, i, view_.shape.v_dim); }

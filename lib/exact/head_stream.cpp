@@ -39,7 +39,7 @@ void read_into(std::span<Real> to, F read) {
 }
 
 template <class Real>
-void load_rows(const Trace& trace, const HeadRequest& request, int32_t first, HeadStream<Real>& stream) {
+void load_rows(const Tensors& trace, const HeadRequest& request, int32_t first, HeadStream<Real>& stream) {
   const size_t blocks = size_t(stream.shape.blocks), keys = size_t(stream.tokens) * size_t(stream.shape.dim),
                values = size_t(stream.tokens) * size_t(stream.shape.v_dim);
   stream.keys.resize(blocks * keys);
@@ -65,7 +65,7 @@ struct QueryHeads {
 };
 
 template <class Real>
-void load_queries(const Trace& trace, const HeadRequest& request, HeadStream<Real>& stream) {
+void load_queries(const Tensors& trace, const HeadRequest& request, HeadStream<Real>& stream) {
   const std::vector<int32_t> tokens = trace.query_positions(request.place.prompt, request.place.layer);
   stream.query_row.assign(size_t(stream.tokens), -1);
   for (const int32_t token : tokens)
@@ -77,7 +77,7 @@ void load_queries(const Trace& trace, const HeadRequest& request, HeadStream<Rea
 
 // Offsets reach from 0 to the largest distance between two positions.
 template <class Real>
-void prepare_rotation(const Trace& trace, const HeadRequest& request, const LayerInfo& layer,
+void prepare_rotation(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
                       HeadStream<Real>& stream) {
   if (!layer.rope_recorded)
     throw TraceError(trace.info().path.string() + ": prompt " + request.place.prompt + ", layer " +
@@ -97,7 +97,7 @@ void prepare_rotation(const Trace& trace, const HeadRequest& request, const Laye
   stream.rotation = std::make_unique<RotationTable<Real>>(*layer.rope, span + 1);
 }
 
-std::vector<uint8_t> load_classes(const Trace& trace, const HeadRequest& request) {
+std::vector<uint8_t> load_classes(const Tensors& trace, const HeadRequest& request) {
   std::vector<uint8_t> classes = trace.token_classes(request.place.prompt);
   if (classes.empty())
     throw TraceError(trace.info().path.string() + ": /prompts/" + request.place.prompt +
@@ -121,7 +121,7 @@ double largest_norm(const std::vector<Real>& values, int32_t width) {
 }  // namespace
 
 template <class Real>
-HeadStream<Real> load_head(const Trace& trace, const HeadRequest& request) {
+HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
   const LayerInfo& layer = trace.layer(request.place.prompt, request.place.layer);
   const bool whole = request.place.kv_head == Place::kWholeLayer;
   const int32_t first = whole ? 0 : request.place.kv_head, blocks = whole ? layer.kv_heads : 1;
@@ -153,7 +153,7 @@ HeadStream<Real> load_head(const Trace& trace, const HeadRequest& request) {
 }
 
 template <class Real>
-void read_query_rows(const Trace& trace, const HeadRequest& request, int32_t first, int32_t count,
+void read_query_rows(const Tensors& trace, const HeadRequest& request, int32_t first, int32_t count,
                      std::vector<Real>& queries) {
   const LayerInfo& layer = trace.layer(request.place.prompt, request.place.layer);
   const QueryHeads heads = QueryHeads::of(layer, request);
@@ -182,11 +182,11 @@ void HeadStream<Real>::hold_queries(int32_t first, int32_t last) const {
 
 template struct HeadStream<float>;
 template struct HeadStream<double>;
-template void read_query_rows(const Trace&, const HeadRequest&, int32_t, int32_t, std::vector<float>&);
-template void read_query_rows(const Trace&, const HeadRequest&, int32_t, int32_t, std::vector<double>&);
+template void read_query_rows(const Tensors&, const HeadRequest&, int32_t, int32_t, std::vector<float>&);
+template void read_query_rows(const Tensors&, const HeadRequest&, int32_t, int32_t, std::vector<double>&);
 template struct RotationTable<float>;
 template struct RotationTable<double>;
-template HeadStream<float> load_head(const Trace&, const HeadRequest&);
-template HeadStream<double> load_head(const Trace&, const HeadRequest&);
+template HeadStream<float> load_head(const Tensors&, const HeadRequest&);
+template HeadStream<double> load_head(const Tensors&, const HeadRequest&);
 
 }  // namespace kvreplay

@@ -8,7 +8,7 @@
 #include "core/attend.hpp"
 #include "core/method_context.hpp"
 #include "core/place.hpp"
-#include "trace/trace.hpp"
+#include "trace/tensors.hpp"
 
 namespace kvreplay {
 
@@ -80,10 +80,10 @@ struct HeadRequest {
 // Query rows of all heads that are read at a time.
 constexpr int32_t kQueryRows = 2048;
 template <class Real>
-void read_query_rows(const Trace& trace, const HeadRequest& request, int32_t first, int32_t count,
+void read_query_rows(const Tensors& trace, const HeadRequest& request, int32_t first, int32_t count,
                      std::vector<Real>& queries);
 // Throws TraceError when the trace cannot be read, or lacks the rotary metadata that `rotation` needs.
 template <class Real>
-HeadStream<Real> load_head(const Trace& trace, const HeadRequest& request);
+HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request);
 
 }  // namespace kvreplay

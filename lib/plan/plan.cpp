@@ -157,6 +157,7 @@ class Planner {
     all.add("layer", layer_of(at).layer).add_json("logits", logits_json(layer_of(at)));
     all.add("method", selected.method.method().info.name).add("prompt_mode", variant.prompt_streams ? "stream" : "cut");
     if (selected.method.method().lists_in.empty()) all.add_json("params", variant.params);
+    if (const std::string text = selected.method.method().info.identity; !text.empty()) all.add("method_text", text);
     all.add("budget", selected.budget.tokens);
     all.add("prefill", at.extent.prompt_tokens).add("tokens", at.extent.tokens);
     return all.text();

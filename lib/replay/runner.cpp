@@ -60,19 +60,23 @@ std::vector<Group> group_cells(const std::vector<Cell>& cells) {
 }
 
 // What of each trace the cells need; to share budgets, all layers of those whose cells need them.
-std::vector<TraceScope> scopes_of(const std::vector<Cell>& cells, size_t traces, bool to_share) {
-  std::vector<std::set<std::string>> prompts(traces);
-  std::vector<std::set<int32_t>> layers(traces);
-  std::vector<bool> all_layers(traces);
+std::map<size_t, TraceScope> scopes_of(const std::vector<Cell>& cells, bool to_share) {
+  struct Wanted {
+    std::set<std::string> prompts;
+    std::set<int32_t> layers;
+    bool all_layers = false;
+  };
+  std::map<size_t, Wanted> wanted;
   for (const Cell& cell : cells) {
-    prompts[cell.place.trace].insert(cell.place.prompt);
-    layers[cell.place.trace].insert(cell.place.layer);
-    if (to_share && needs_all_layers(cell)) all_layers[cell.place.trace] = true;
+    Wanted& of = wanted[cell.place.trace];
+    of.prompts.insert(cell.place.prompt);
+    of.layers.insert(cell.place.layer);
+    of.all_layers = of.all_layers || (to_share && needs_all_layers(cell));
   }
-  std::vector<TraceScope> scopes(traces);
-  for (size_t t = 0; t < traces; ++t) {
-    scopes[t].prompts.emplace(prompts[t].begin(), prompts[t].end());
-    if (!all_layers[t]) scopes[t].layers.emplace(layers[t].begin(), layers[t].end());
+  std::map<size_t, TraceScope> scopes;
+  for (const auto& [trace, of] : wanted) {
+    scopes[trace].prompts.emplace(of.prompts.begin(), of.prompts.end());
+    if (!of.all_layers) scopes[trace].layers.emplace(of.layers.begin(), of.layers.end());
   }
   return scopes;
 }
@@ -80,8 +84,7 @@ std::vector<TraceScope> scopes_of(const std::vector<Cell>& cells, size_t traces,
 // HDF5 has one lock: one thread reads at a time, and traces are opened once.
 class Reader {
  public:
-  Reader(const std::vector<std::filesystem::path>& paths, std::vector<TraceScope> scopes)
-      : paths_(paths), scopes_(std::move(scopes)) {}
+  Reader(const OpenTensors& open, std::map<size_t, TraceScope> scopes) : open_(open), scopes_(std::move(scopes)) {}
   template <class Real>
   HeadStream<Real> load(const HeadRequest& request) {
     const std::lock_guard lock(mutex_);
@@ -102,14 +105,14 @@ class Reader {
   }
 
  private:
-  const Trace& opened(size_t trace) {
-    auto found = open_.find(trace);
-    if (found == open_.end()) found = open_.emplace(trace, Trace(paths_.at(trace), scopes_.at(trace))).first;
-    return found->second;
+  const Tensors& opened(size_t trace) {
+    std::unique_ptr<Tensors>& tensors = opened_[trace];
+    if (tensors == nullptr) tensors = open_(trace, scopes_.at(trace));
+    return *tensors;
   }
-  const std::vector<std::filesystem::path>& paths_;
-  const std::vector<TraceScope> scopes_;
-  std::map<size_t, Trace> open_;
+  const OpenTensors& open_;
+  const std::map<size_t, TraceScope> scopes_;
+  std::map<size_t, std::unique_ptr<Tensors>> opened_;
   std::mutex mutex_;
 };
 
@@ -186,7 +189,7 @@ void replay_group(const Group& group, const HeadStream<Real>& stream, const RunO
 // A file that only those miss who share a budget over it is no reason for the others to stop.
 template <class Real>
 WithoutBudget share(std::vector<Cell>& cells, const RunOptions& options) {
-  Reader reader(options.traces, scopes_of(cells, options.traces.size(), true));
+  Reader reader(options.tensors, scopes_of(cells, true));
   const HeadSource<Real> heads{[&](const HeadRequest& request) { return reader.load<Real>(request); },
                                [&](size_t trace, const std::string& prompt) { return reader.layers(trace, prompt); }};
   return share_budgets<Real>(cells, {options.jobs, options.audit, options.queries, options.stop, options.outlive_heads},
@@ -196,7 +199,7 @@ WithoutBudget share(std::vector<Cell>& cells, const RunOptions& options) {
 template <class Real>
 void run_typed(std::vector<Cell> cells, const RunOptions& options) {
   const WithoutBudget without = share<Real>(cells, options);
-  Reader reader(options.traces, scopes_of(cells, options.traces.size(), false));
+  Reader reader(options.tensors, scopes_of(cells, false));
   Reports reports(options);
   std::erase_if(cells, [&](const Cell& cell) { return reports.fail_if_lost(cell, without); });
   const std::vector<Group> groups = group_cells(cells);

@@ -1,5 +1,4 @@
 #pragma once
-#include <filesystem>
 #include <functional>
 #include <vector>
 
@@ -8,11 +7,12 @@
 #include "exact/tile.hpp"
 #include "measures/cell_result.hpp"
 #include "measures/needles.hpp"
+#include "trace/tensors.hpp"
 
 namespace kvreplay {
 
 struct RunOptions {
-  std::vector<std::filesystem::path> traces;  // Place::trace indexes these
+  OpenTensors tensors;  // of the run's traces, which Place::trace counts
   QuerySelection queries;
   SaveOptions save;
   int jobs = 1;  // threads over kv heads; the numbers do not depend on it

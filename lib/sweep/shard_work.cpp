@@ -9,6 +9,7 @@
 
 #include "base/errors.hpp"
 #include "plan/plan.hpp"
+#include "trace/trace.hpp"
 
 namespace kvreplay {
 namespace {

@@ -16,7 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMostEntries = int64_t{1} << 28;
-constexpr const char* kBudgetMark = "{budget}";
 
 std::string group_name(const KeptScope& scope) {
   return fmt::format("{}/{:03d}/{}", scope.place.prompt, scope.place.layer, scope.place.kv_head);
@@ -115,12 +114,6 @@ KeptLists read_group(const h5::Node& group, int32_t caches) {
   return lists;
 }
 
-template <class T>
-void append(std::string& text, const std::vector<T>& values) {
-  text += fmt::format("{} ", values.size());
-  text.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
-}
-
 }  // namespace
 
 KeptLists read_kept_lists(const fs::path& file, const KeptScope& scope) {
@@ -148,24 +141,6 @@ std::string why_unreadable(const fs::path& file, const std::vector<KeptScope>& h
   });
   if (seen.crash.empty()) return seen.error;
   return fmt::format("{}: is damaged: reading it ends with \"{}\". Write it again", file.string(), seen.crash);
-}
-
-std::string digest_of(const KeptLists& lists) {
-  std::string text = fmt::format("{}{} ", int{lists.oneshot}, int{lists.attends});
-  append(text, lists.tokens), append(text, lists.off), append(text, lists.num), append(text, lists.den);
-  return sha256_hex(text);
-}
-
-std::string kept_file_of(const std::string& pattern, std::optional<int32_t> budget) {
-  std::string file = pattern;
-  const size_t length = std::string(kBudgetMark).size();
-  for (size_t at = file.find(kBudgetMark); at != std::string::npos; at = file.find(kBudgetMark, at)) {
-    if (!budget)
-      throw ConfigError(
-          fmt::format("{}: {} is the budget in tokens, and there is none: add budget", pattern, kBudgetMark));
-    file.replace(at, length, std::to_string(*budget));
-  }
-  return file;
 }
 
 }  // namespace kvreplay

@@ -8,6 +8,7 @@
 
 #include "core/bf16.hpp"
 #include "trace/halves.hpp"
+#include "trace/usable_numbers.hpp"
 
 namespace kvreplay {
 namespace {
@@ -64,25 +65,10 @@ void widen(const Tensor& tensor, std::span<const uint16_t> bits, float* into) {
   else std::transform(bits.begin(), bits.end(), into, [&](uint16_t x) { return widen_float16(ordered(x)); });
 }
 
-// Infinity, NaN, or 2^40 and beyond: a product of two such vectors would overflow single precision. Tested on
-// the bits: std::isfinite is constant under -ffast-math.
-bool is_unusable(float x) { return (std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu) >= std::bit_cast<uint32_t>(0x1p40f); }
-
-std::string name_of_number(float x) {
-  const uint32_t magnitude = std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu;
-  return magnitude < 0x7F800000u ? fmt::format("{:.3g}", x) : magnitude == 0x7F800000u ? "infinity" : "NaN";
-}
-
 void check_numbers(const Tensor& tensor, int64_t head, int64_t first_row, std::span<const float> values,
                    const char* row) {
-  int32_t unusable = 0;
-  for (const float x : values) unusable |= is_unusable(x);
-  if (unusable == 0) return;
-  const auto at = std::find_if(values.begin(), values.end(), is_unusable) - values.begin();
-  throw h5::Problem(
-      fmt::format("{}: {} at head {}, {} {}, coordinate {}. Record the trace again, in a wider dtype if it overflowed",
-                  tensor.array.node.where(), name_of_number(values[static_cast<size_t>(at)]), head, row,
-                  first_row + at / tensor.width(), at % tensor.width()));
+  const std::string problem = unusable_number(values, tensor.width(), head, first_row, row);
+  if (!problem.empty()) throw h5::Problem(tensor.array.node.where() + ": " + problem);
 }
 
 }  // namespace

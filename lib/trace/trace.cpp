@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "base/errors.hpp"
 #include "trace/content_id.hpp"
@@ -43,35 +44,6 @@ void check_name(const fs::path& path) {
 }
 
 }  // namespace
-
-int bytes_of(DType type) { return type == DType::float32 ? 4 : 2; }
-
-int64_t bytes_of(const LayerInfo& l) {
-  const int64_t q = l.q_heads * l.query_rows, kv = l.kv_heads * l.tokens;
-  return bytes_of(l.dtype) * (q * l.head_dim + kv * (l.head_dim + l.v_head_dim) + (l.has_out ? q * l.v_head_dim : 0));
-}
-
-int64_t bytes_of(const PromptInfo& prompt) {
-  int64_t bytes = 0;
-  for (const LayerInfo& layer : prompt.layers) bytes += bytes_of(layer);
-  return bytes;
-}
-
-const char* name_of(DType type) {
-  return type == DType::float32 ? "float32" : type == DType::float16 ? "float16" : "bfloat16";
-}
-
-namespace {
-
-template <class T>
-bool among(const std::optional<std::vector<T>>& list, const T& value) {
-  return !list || std::find(list->begin(), list->end(), value) != list->end();
-}
-
-}  // namespace
-
-bool TraceScope::holds(const std::string& prompt) const { return among(prompts, prompt); }
-bool TraceScope::holds(int32_t layer) const { return among(layers, layer); }
 
 struct Trace::State {
   h5::Node root;
@@ -130,25 +102,6 @@ Trace& Trace::operator=(Trace&& other) noexcept {
 }
 
 const TraceInfo& Trace::info() const { return state_->info; }
-
-const PromptInfo& Trace::prompt(const std::string& id) const {
-  std::vector<std::string> held;
-  for (const PromptInfo& prompt : info().prompts) {
-    if (prompt.id == id) return prompt;
-    held.push_back(prompt.id);
-  }
-  throw TraceError(fmt::format("{}: holds no prompt {}. It holds {}", info().path.string(), id, fmt::join(held, ", ")));
-}
-
-const LayerInfo& Trace::layer(const std::string& prompt_id, int32_t layer) const {
-  std::vector<int32_t> held;
-  for (const LayerInfo& candidate : prompt(prompt_id).layers) {
-    if (candidate.layer == layer) return candidate;
-    held.push_back(candidate.layer);
-  }
-  throw TraceError(fmt::format("{}: prompt {} holds no layer {}. It holds {}", info().path.string(), prompt_id, layer,
-                               fmt::join(held, ", ")));
-}
 
 void Trace::read_keys(const std::string& prompt, int32_t layer_number, int32_t kv_head, int64_t count,
                       std::span<float> into) const {
@@ -229,6 +182,12 @@ std::vector<float> Trace::sink_logits(const std::string& prompt_id, int32_t laye
         throw h5::Problem(fmt::format("{}: holds {} at head {}", array.node.where(), sinks[head], head));
     return sinks;
   });
+}
+
+OpenTensors open_files(std::vector<fs::path> files) {
+  return [files = std::move(files)](size_t trace, const TraceScope& scope) {
+    return std::make_unique<Trace>(files.at(trace), scope);
+  };
 }
 
 }  // namespace kvreplay

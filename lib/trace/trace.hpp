@@ -1,116 +1,43 @@
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
+#include "trace/tensors.hpp"
 
 // Reading trace files (HDF5, schema 1; docs/formats.md). Every file is treated as hostile: whatever is
 // wrong ends in a TraceError that names the file and the dataset.
 
 namespace kvreplay {
 
-enum class DType { float32, float16, bfloat16 };
-int bytes_of(DType type);
-const char* name_of(DType type);
-
-// Rotary embedding of a layer (after any frequency scaling).
-struct Rope {
-  enum class Layout { half_split, interleaved };
-  std::string type = "default";
-  double theta = 0;
-  std::vector<double> inv_freq;  // one per rotated pair
-  double attention_factor = 1;
-  Layout layout = Layout::half_split;
-  int32_t rotary_dims = 0;
-};
-
-struct LayerInfo {
-  int32_t layer = 0;  // 0-based, in the model
-  int32_t q_heads = 0, kv_heads = 0, head_dim = 0, v_head_dim = 0;
-  int64_t tokens = 0;      // T, rows of k and v
-  int64_t query_rows = 0;  // Tq; Tq < T when queries are strided
-  DType dtype = DType::float32;
-  double scaling = 0;
-  int32_t sliding_window = 0;  // 0: none
-  double softcap = 0;          // 0: none
-  bool q_prescaled = false;
-  std::string source_dtype;
-  std::optional<Rope> rope;    // nullopt: no rotary embedding, or not recorded
-  bool rope_recorded = false;  // false: the trace says nothing about positions
-  bool has_out = false, has_sinks = false, has_q_pos = false;
-  int32_t group() const { return q_heads / kv_heads; }
-};
-
-// What q, k, v and, where it is there, out take in the file.
-int64_t bytes_of(const LayerInfo& layer);
-
-struct PromptInfo {
-  std::string id;
-  int64_t tokens = 0;    // T
-  int64_t n_prompt = 0;  // tokens of the recorded prompt (T if the attribute is missing)
-  int64_t n_generated = 0;
-  std::string source;
-  bool has_tokens = false, has_classes = false;
-  std::vector<int32_t> layer_numbers;  // of all layers that the trace holds, ascending
-  std::vector<LayerInfo> layers;       // of those that were asked for, ascending by layer
-};
-
-int64_t bytes_of(const PromptInfo& prompt);  // of its `layers`
-
-// What of a trace is looked at: a large one is many files, and who needs one layer opens one of them. Prompts
-// and layers beyond it are known by their names alone.
-struct TraceScope {
-  std::optional<std::vector<std::string>> prompts;  // nullopt: all
-  std::optional<std::vector<int32_t>> layers;
-  bool holds(const std::string& prompt) const;
-  bool holds(int32_t layer) const;
-};
-
-struct TraceInfo {
-  std::filesystem::path path;
-  std::string trace_id;  // recorded, or computed from the content when the file has none
-  std::string model, revision, created_utc, dumper;
-  int32_t n_layers = 0;             // of the model, not of the file
-  std::vector<PromptInfo> prompts;  // ascending by id
-};
-
 // An open trace. Not thread-safe (HDF5 has one lock): one reader at a time.
-class Trace {
+class Trace : public Tensors {
  public:
   // Opens and checks the structure, without reading tensors. Throws TraceError.
   explicit Trace(const std::filesystem::path& path, const TraceScope& scope = {});
-  ~Trace();
+  ~Trace() override;
   Trace(Trace&&) noexcept;
   Trace& operator=(Trace&&) noexcept;
 
-  const TraceInfo& info() const;
-  const PromptInfo& prompt(const std::string& id) const;                   // throws TraceError, lists what it holds
-  const LayerInfo& layer(const std::string& prompt, int32_t layer) const;  // likewise
+  const TraceInfo& info() const override;
 
-  // Tokens 0..count-1 of one head, widened exactly to float, [count, head_dim] or [count, v_head_dim].
-  // `into` must have that many elements. NaN and infinities are a TraceError naming layer, head, token.
-  void read_keys(const std::string& prompt, int32_t layer, int32_t kv_head, int64_t count, std::span<float> into) const;
+  void read_keys(const std::string& prompt, int32_t layer, int32_t kv_head, int64_t count,
+                 std::span<float> into) const override;
   void read_values(const std::string& prompt, int32_t layer, int32_t kv_head, int64_t count,
-                   std::span<float> into) const;
-  // Query rows first..first+rows-1 of one query head, [rows, head_dim].
+                   std::span<float> into) const override;
   void read_queries(const std::string& prompt, int32_t layer, int32_t q_head, int64_t first, int64_t rows,
-                    std::span<float> into) const;
+                    std::span<float> into) const override;
   // The model's own attention output, [rows, v_head_dim]; only where LayerInfo::has_out.
   void read_out(const std::string& prompt, int32_t layer, int32_t q_head, int64_t rows, std::span<float> into) const;
 
-  std::vector<int32_t> token_ids(const std::string& prompt) const;      // empty when not recorded
-  std::vector<uint8_t> token_classes(const std::string& prompt) const;  // as TokenClass; empty: not recorded
-  std::vector<int32_t> position_ids(const std::string& prompt) const;   // 0..T-1 when not recorded
-  std::vector<int32_t> query_positions(const std::string& prompt,
-                                       int32_t layer) const;                       // token index of each query row
-  std::vector<float> sink_logits(const std::string& prompt, int32_t layer) const;  // [Hq] or empty
+  std::vector<int32_t> token_ids(const std::string& prompt) const;  // empty when not recorded
+  std::vector<uint8_t> token_classes(const std::string& prompt) const override;
+  std::vector<int32_t> position_ids(const std::string& prompt) const override;
+  std::vector<int32_t> query_positions(const std::string& prompt, int32_t layer) const override;
+  std::vector<float> sink_logits(const std::string& prompt, int32_t layer) const override;
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// The traces of a run, which are these files.
+OpenTensors open_files(std::vector<std::filesystem::path> files);
 
 }  // namespace kvreplay

@@ -4,6 +4,7 @@
 #include <kvreplay/base/errors.hpp>
 #include <kvreplay/plan/plan.hpp>
 #include <kvreplay/replay/runner.hpp>
+#include <kvreplay/trace/trace.hpp>
 
 // second_tool TRACE METHOD BUDGET: the mean relative error of each kv head, from C++.
 
@@ -12,7 +13,7 @@ namespace {
 void print_errors(const std::string& text) {
   const kvreplay::LoadedRun run = kvreplay::load_run(text, ".", "second_tool", {}, kvreplay::registry());
   kvreplay::RunOptions options;
-  options.traces = run.config.traces;
+  options.tensors = kvreplay::open_files(run.config.traces);
   options.on_cell = [](const kvreplay::Cell& cell, const kvreplay::CellResult& result) {
     std::printf("%d,%d,%s,%.9g\n", cell.place.layer, cell.place.kv_head, cell.method().info.name,
                 result.measures["rel_err_out_mean"].value_or(-1));

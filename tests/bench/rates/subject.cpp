@@ -70,7 +70,7 @@ Subject load_subject(const SubjectRequest& request) {
   const LoadedRun loaded = load_run({}, settings, registry(), metric_names());
   Subject subject;
   subject.cells = plan_cells(loaded);
-  subject.options = engine_options(loaded.config, observes_rows(subject.cells));
+  subject.options = engine_options(loaded.config, observes_rows(subject.cells), open_files(loaded.config.traces));
   keep_first_head(subject.cells);
   for (const MethodInstance& instance : loaded.config.methods) subject.methods.push_back(instance_text(instance));
   subject.stream = load_head<float>(Trace(request.trace), request_of(subject.cells));

@@ -1,0 +1,131 @@
+#include "apps/module/arrays_from_python.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "base/errors.hpp"
+
+namespace kvreplay::python {
+namespace {
+
+namespace nb = nanobind;
+using AnyArray = nb::ndarray<nb::ro, nb::ndim<3>, nb::device::cpu>;
+using Integers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class Array>
+auto values_of(nb::handle object) {
+  std::vector<std::remove_const_t<typename Array::Scalar>> values;
+  if (object.is_none()) return values;
+  const auto array = nb::cast<Array>(object);
+  values.assign(array.data(), array.data() + array.size());
+  return values;
+}
+
+DType type_named(const std::string& name) {
+  return name == "float16" ? DType::float16 : name == "bfloat16" ? DType::bfloat16 : DType::float32;
+}
+
+// Rows that a Python object reads when it is asked: rows(head, first, count) -> a contiguous array [count, width].
+std::function<void(int64_t, int64_t, int64_t, void*)> fetch_from(nb::object source) {
+  return [source = source.ptr()](int64_t head, int64_t first, int64_t rows, void* into) {
+    const nb::gil_scoped_acquire lock;
+    try {
+      const auto array = nb::cast<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>(
+          nb::handle(source).attr("rows")(head, first, rows));
+      std::memcpy(into, array.data(), array.nbytes());
+    } catch (nb::python_error& e) {
+      throw TraceError(e.what());
+    }
+  };
+}
+
+ArrayView view_of(nb::dict tensor, PythonTraces& all) {
+  ArrayView view;
+  view.type = type_named(nb::cast<std::string>(tensor["dtype"]));
+  nb::object data = nb::borrow(tensor["data"]);
+  all.owners.push_back(data);
+  if (nb::hasattr(data, "rows")) {
+    const auto shape = nb::cast<std::vector<int64_t>>(data.attr("shape"));
+    std::copy(shape.begin(), shape.end(), view.extents);
+    view.fetch = fetch_from(data);
+    return view;
+  }
+  const auto array = nb::cast<AnyArray>(data);
+  view.data = array.data();
+  for (size_t axis = 0; axis < 3; ++axis)
+    view.extents[axis] = int64_t(array.shape(axis)), view.strides[axis] = array.stride(axis);
+  all.owners.push_back(nb::cast(array));  // what it was exported as
+  return view;
+}
+
+std::optional<Rope> rope_of(nb::handle given) {
+  if (given.is_none()) return std::nullopt;
+  const auto facts = nb::cast<nb::dict>(given);
+  Rope rope;
+  rope.type = nb::cast<std::string>(facts["type"]);
+  rope.theta = nb::cast<double>(facts["theta"]);
+  rope.inv_freq = nb::cast<std::vector<double>>(facts["inv_freq"]);
+  rope.attention_factor = nb::cast<double>(facts["attention_factor"]);
+  const bool interleaved = nb::cast<std::string>(facts["layout"]) == "interleaved";
+  rope.layout = interleaved ? Rope::Layout::interleaved : Rope::Layout::half_split;
+  rope.rotary_dims = int32_t(2 * rope.inv_freq.size());
+  return rope;
+}
+
+LayerInfo layer_of(nb::dict given, PythonTraces& all, PromptArrays& into) {
+  LayerInfo info;
+  info.layer = nb::cast<int32_t>(given["layer"]);
+  info.scaling = nb::cast<double>(given["scaling"]);
+  info.sliding_window = nb::cast<int32_t>(given["sliding_window"]);
+  info.softcap = nb::cast<double>(given["softcap"]);
+  info.q_prescaled = nb::cast<bool>(given["q_prescaled"]);
+  info.rope = rope_of(given["rope"]);
+  info.rope_recorded = nb::cast<bool>(given["rope_recorded"]);
+  LayerArrays& arrays = into.layers[info.layer];
+  arrays.q = view_of(nb::cast<nb::dict>(given["q"]), all);
+  arrays.k = view_of(nb::cast<nb::dict>(given["k"]), all);
+  arrays.v = view_of(nb::cast<nb::dict>(given["v"]), all);
+  arrays.q_pos = values_of<Integers>(given["q_pos"]);
+  arrays.sinks = values_of<Floats>(given["sinks"]);
+  return info;
+}
+
+PromptInfo prompt_of(nb::dict given, PythonTraces& all, TraceArrays& into) {
+  PromptInfo info;
+  info.id = nb::cast<std::string>(given["id"]);
+  info.tokens = nb::cast<int64_t>(given["tokens"]);
+  info.n_prompt = nb::cast<int64_t>(given["n_prompt"]);
+  PromptArrays& arrays = into.prompts[info.id];
+  arrays.position_ids = values_of<Integers>(given["position_ids"]);
+  arrays.classes = values_of<Bytes>(given["classes"]);
+  for (nb::handle layer : nb::cast<nb::list>(given["layers"])) {
+    info.layers.push_back(layer_of(nb::cast<nb::dict>(layer), all, arrays));
+    info.layer_numbers.push_back(info.layers.back().layer);
+  }
+  return info;
+}
+
+}  // namespace
+
+std::unique_ptr<PythonTraces> traces_of(nb::list described) {
+  auto all = std::make_unique<PythonTraces>();
+  for (nb::handle item : described) {
+    const auto given = nb::cast<nb::dict>(item);
+    TraceArrays& trace = all->traces.emplace_back();
+    trace.info.path = nb::cast<std::string>(given["label"]);
+    trace.info.trace_id = nb::cast<std::string>(given["trace_id"]);
+    trace.info.model = nb::cast<std::string>(given["model"]);
+    trace.info.n_layers = nb::cast<int32_t>(given["n_layers"]);
+    for (nb::handle prompt : nb::cast<nb::list>(given["prompts"]))
+      trace.info.prompts.push_back(prompt_of(nb::cast<nb::dict>(prompt), *all, trace));
+    take_shapes(trace);
+  }
+  return all;
+}
+
+}  // namespace kvreplay::python

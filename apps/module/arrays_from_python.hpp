@@ -1,0 +1,19 @@
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <vector>
+
+#include "trace/array_tensors.hpp"
+
+namespace kvreplay::python {
+
+// Traces as apps/kvreplay/sources.py describes them, with the objects that own their memory.
+struct PythonTraces {
+  std::vector<TraceArrays> traces;
+  std::vector<nanobind::object> owners;  // to be released with the interpreter's lock held
+};
+// Throws TraceError where shapes do not fit together.
+std::unique_ptr<PythonTraces> traces_of(nanobind::list described);
+
+}  // namespace kvreplay::python

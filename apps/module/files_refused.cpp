@@ -1,0 +1,25 @@
+#include "base/errors.hpp"
+#include "trace/kept_lists.hpp"
+#include "trace/uniforms.hpp"
+
+// The module holds no HDF5. What else reads files of it stands here instead of the library's readers.
+
+namespace kvreplay {
+namespace {
+
+[[noreturn]] void refuse(const std::filesystem::path& file) {
+  throw ConfigError(file.string() +
+                    ": HDF5 files of lists and uniforms are read by the program only: take `kvreplay run`, or write a "
+                    "kvreplay.scorer or kvreplay.Policy");
+}
+
+}  // namespace
+
+KeptLists read_kept_lists(const std::filesystem::path& file, const KeptScope&) { refuse(file); }
+std::string why_unreadable(const std::filesystem::path& file, const std::vector<KeptScope>&) { refuse(file); }
+InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::string&, int32_t, int32_t,
+                               const UniformsRequest&) {
+  refuse(file);
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,17 @@
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <memory>
+
+#include "hosted/hosted_method.hpp"
+
+namespace kvreplay::python {
+
+// A method that a Python object decides (apps/kvreplay/own_methods.py): `facts` of the object are those of
+// HostedMethod, open(place) gives the object that a cache asks.
+std::unique_ptr<HostedMethod> hosted_by(nanobind::object method);
+
+// The classes by which Python sees a prompt and the rows of a cache while it is asked.
+void define_views(nanobind::module_& module);
+
+}  // namespace kvreplay::python

@@ -1,0 +1,79 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "apps/method_text.hpp"
+#include "apps/module/hosted_in_python.hpp"
+#include "apps/module/replay_job.hpp"
+#include "base/errors.hpp"
+#include "base/json_text.hpp"
+#include "base/version.hpp"
+#include "kernels/kernels.hpp"
+#include "results/columns.hpp"
+
+// kvreplay._engine: what apps/kvreplay calls. Its functions are no interface of their own.
+
+namespace nb = nanobind;
+
+namespace kvreplay::python {
+namespace {
+
+const char* class_of(const UserError& error) {
+  switch (error.exit_code()) {
+    case 3:
+      return "TraceError";
+    case 4:
+      return "DeviceError";
+    default:
+      return "ConfigError";
+  }
+}
+
+void raise(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const UserError& error) {
+    const nb::object type = nb::module_::import_("kvreplay.errors").attr(class_of(error));
+    PyErr_SetString(type.ptr(), error.what());
+  }
+}
+
+std::string columns_json() {
+  std::string all;
+  for (const Column& c : columns())
+    all += (all.empty() ? "" : ",") + JsonObject()
+                                          .add("name", std::string(c.name))
+                                          .add("unit", std::string(c.unit))
+                                          .add("help", std::string(c.help))
+                                          .add("measure", c.measure)
+                                          .text();
+  return "[" + all + "]";
+}
+
+std::vector<std::string> method_names() {
+  std::vector<std::string> names;
+  for (const Method& method : registry()) names.emplace_back(method.info.name);
+  return names;
+}
+
+}  // namespace
+}  // namespace kvreplay::python
+
+NB_MODULE(_engine, module) {
+  using namespace kvreplay;
+  using namespace kvreplay::python;
+  nb::register_exception_translator(raise);
+  define_views(module);
+  module.attr("version") = version();
+  module.def("replay",
+             [](std::string config, nb::list traces, nb::list methods, nb::object on_plan, nb::object on_cell) {
+               return replay({std::move(config), traces, methods, on_plan, on_cell});
+             });
+  module.def("isa", [] { return std::string(isa_path()); });
+  module.def("columns", columns_json);
+  module.def("method_names", method_names);
+  module.def("method_json",
+             [](const std::string& name) { return app::method_json(app::method_named(registry(), name)); });
+  module.def("method_text",
+             [](const std::string& name) { return app::method_text(app::method_named(registry(), name)); });
+}

@@ -1,0 +1,206 @@
+#include "apps/module/replay_job.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "apps/engine_options.hpp"
+#include "apps/module/arrays_from_python.hpp"
+#include "apps/module/hosted_in_python.hpp"
+#include "apps/module/numpy.hpp"
+#include "base/errors.hpp"
+#include "base/threads.hpp"
+#include "base/version.hpp"
+#include "kernels/kernels.hpp"
+#include "plan/estimate.hpp"
+#include "plan/plan.hpp"
+#include "results/columns.hpp"
+
+namespace kvreplay::python {
+namespace {
+
+namespace nb = nanobind;
+using Clock = std::chrono::steady_clock;
+constexpr auto kPatience = std::chrono::milliseconds(50);  // between looks at Ctrl-C
+
+struct Finished {
+  const Cell* cell;
+  CellResult result;
+};
+
+// Results on their way from the engine's threads to the one that holds the interpreter.
+class Queue {
+ public:
+  void put(const Cell& cell, const CellResult& result) {
+    {
+      const std::lock_guard lock(mutex_);
+      finished_.push_back({&cell, result});
+    }
+    changed_.notify_one();
+  }
+  void close(std::exception_ptr error) {
+    {
+      const std::lock_guard lock(mutex_);
+      error_ = std::move(error), closed_ = true;
+    }
+    changed_.notify_one();
+  }
+  // All that has come, after a while at most; closed: no more will.
+  std::deque<Finished> take(bool& closed) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kPatience, [&] { return closed_ || !finished_.empty(); });
+    closed = closed_;
+    return std::exchange(finished_, {});
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Finished> finished_;
+  std::exception_ptr error_;
+  bool closed_ = false;
+};
+
+// The engine's run, in a thread that is joined whatever happens.
+class Running {
+ public:
+  Running(const std::vector<Cell>& cells, RunOptions options)
+      : thread_([this, &cells, options]() mutable {
+          std::exception_ptr error;
+          try {
+            options.on_cell = [this](const Cell& cell, const CellResult& result) { queue.put(cell, result); };
+            options.stop = [this] { return stop_.load(); };
+            run_cells(cells, options);
+          } catch (...) {
+            error = std::current_exception();
+          }
+          seconds = std::chrono::duration<double>(Clock::now() - started_).count();
+          queue.close(error);
+        }) {}
+  // Its threads may wait for the interpreter, which whoever joins them must not hold.
+  ~Running() {
+    stop_ = true;
+    const nb::gil_scoped_release unlocked;
+    thread_.join();
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+  Queue queue;
+  double seconds = 0;  // once the queue is closed
+
+ private:
+  const Clock::time_point started_ = Clock::now();
+  std::atomic<bool> stop_{false};
+  std::thread thread_;  // last: it uses all of the above
+};
+
+std::vector<size_t> shape_of(const CellResult& result, bool outputs) {
+  std::vector<size_t> shape{size_t(result.heads), result.rows.size()};
+  if (outputs) shape.push_back(size_t(result.v_dim));
+  return shape;
+}
+
+// What the cell was asked to save.
+nb::dict arrays_of(CellResult& result, const SaveOptions& save) {
+  nb::dict arrays;
+  if (!result.ok) return arrays;
+  if (save.curves || save.outputs) arrays["rows"] = numpy_of(std::vector<int32_t>(result.rows), {result.rows.size()});
+  if (save.curves) {
+    arrays["rel_err"] = numpy_of(std::move(result.rel_err), shape_of(result, false));
+    arrays["partition_err"] = numpy_of(std::move(result.partition_err), shape_of(result, false));
+  }
+  if (save.outputs) arrays["out"] = numpy_of(std::move(result.out), shape_of(result, true));
+  if (!save.kept) return arrays;
+  const auto lists = [&](const char* flat, const char* off, TokenLists& of) {
+    const size_t tokens = of.flat.size(), bounds = of.off.size();
+    arrays[flat] = numpy_of(std::move(of.flat), {tokens});
+    arrays[off] = numpy_of(std::move(of.off), {bounds});
+  };
+  const bool attended = result.attended.off.size() > 1;
+  lists("kept_flat", "kept_off", result.kept);
+  if (attended) lists("attended_flat", "attended_off", result.attended);
+  const size_t weights = result.num.size();
+  if (weights > 0) arrays["num"] = numpy_of(std::move(result.num), {weights});
+  if (weights > 0) arrays["den"] = numpy_of(std::move(result.den), {weights});
+  arrays["oneshot"] = result.oneshot;
+  return arrays;
+}
+
+ProcessRecord record_of(const RunConfig& config) {
+  ProcessRecord record{version(),         git_commit(), config.run.double_precision ? "double" : "single",
+                       config.run.device, isa_path(),   "",
+                       kEngineSchema};
+  return record;
+}
+
+// Everything of a run, in the order in which it may be let go of.
+struct Prepared {
+  std::unique_ptr<PythonTraces> traces;
+  std::vector<std::unique_ptr<HostedMethod>> hosted;
+  Registry methods = registry();
+  LoadedRun loaded;
+  std::vector<Cell> cells;
+};
+
+std::unique_ptr<Prepared> prepare(const Request& request) {
+  auto all = std::make_unique<Prepared>();
+  all->traces = traces_of(request.traces);
+  for (nb::handle method : request.methods) {
+    all->hosted.push_back(hosted_by(nb::borrow(method)));
+    if (find_method(all->methods, all->hosted.back()->name) != nullptr)
+      throw ConfigError("there are two methods of the name " + all->hosted.back()->name + ": give one another name");
+    all->methods.push_back(method_of(*all->hosted.back()));
+  }
+  std::vector<TraceInfo> infos;
+  for (const TraceArrays& trace : all->traces->traces) infos.push_back(trace.info);
+  all->loaded = load_over(request.config, "replay", all->methods, metric_names(), infos);
+  all->cells = plan_cells(all->loaded);
+  return all;
+}
+
+}  // namespace
+
+double replay(const Request& request) {
+  const std::unique_ptr<Prepared> all = prepare(request);
+  const RunConfig& config = all->loaded.config;
+  const std::vector<double> costs = estimate(config, all->cells, all->loaded.traces).cost;
+  double cost = 0;
+  for (const double c : costs) cost += c;
+  request.on_plan(all->cells.size(), config.warnings, core_seconds(cost));
+  const auto open = [&](size_t trace, const TraceScope&) {
+    return std::make_unique<ArrayTensors>(all->traces->traces.at(trace));
+  };
+  RunOptions options = app::engine_options(config, observes_rows(all->cells), open);
+  options.save = config.output;
+  options.jobs = config.run.jobs > 0 ? config.run.jobs : int(std::max(1u, std::thread::hardware_concurrency()));
+  options.outlive_heads = true;
+  const ProcessRecord record = record_of(config);
+  const Cell* first = all->cells.data();
+  Running running(all->cells, std::move(options));
+  for (bool closed = false; !closed;) {
+    std::deque<Finished> finished;
+    {
+      const nb::gil_scoped_release unlocked;
+      finished = running.queue.take(closed);
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    for (Finished& f : finished)
+      request.on_cell(row_of(*f.cell, f.result, record).json, costs[size_t(f.cell - first)],
+                      arrays_of(f.result, config.output));
+  }
+  running.queue.rethrow();
+  return running.seconds;
+}
+
+}  // namespace kvreplay::python

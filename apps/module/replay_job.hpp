@@ -1,0 +1,21 @@
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+namespace kvreplay::python {
+
+// What kvreplay.replay asks for, once its arguments have become a configuration.
+struct Request {
+  std::string config;        // JSON, which is YAML, without traces
+  nanobind::list traces;     // apps/kvreplay/sources.py
+  nanobind::list methods;    // apps/kvreplay/own_methods.py
+  nanobind::object on_plan;  // on_plan(cells, warnings, seconds): before anything runs
+  nanobind::object on_cell;  // on_cell(row, cost, arrays) for each cell, as it comes
+};
+
+// Replays with the interpreter's lock released; Python's functions are called by the thread that called this one,
+// between cells. An exception of theirs, Ctrl-C included, ends the run. Returns the seconds that the engine took.
+double replay(const Request& request);
+
+}  // namespace kvreplay::python

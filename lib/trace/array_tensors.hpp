@@ -1,0 +1,60 @@
+#pragma once
+#include <map>
+
+#include "trace/tensors.hpp"
+
+namespace kvreplay {
+
+// A tensor [heads, rows, width] that somebody holds: in memory, in any order of its axes, or wherever `fetch` finds it.
+struct ArrayView {
+  DType type = DType::float32;
+  int64_t extents[3] = {};
+  const void* data = nullptr;
+  int64_t strides[3] = {};  // elements
+  // Where there is no `data`: writes rows first..first+rows-1 of a head, [rows, width], in `type`.
+  std::function<void(int64_t head, int64_t first, int64_t rows, void* into)> fetch;
+};
+
+struct LayerArrays {
+  ArrayView q, k, v;
+  std::vector<int32_t> q_pos;  // token of each query row; empty: 0, 1, ...
+  std::vector<float> sinks;    // [Hq], or empty
+};
+struct PromptArrays {
+  std::map<int32_t, LayerArrays> layers;
+  std::vector<int32_t> position_ids;  // [T]; empty: 0, 1, ...
+  std::vector<uint8_t> classes;       // [T] TokenClass, or empty
+};
+
+// A trace whose tensors are arrays. What they say of themselves stands in `info`, as a file would say it.
+struct TraceArrays {
+  TraceInfo info;
+  std::map<std::string, PromptArrays> prompts;
+};
+// Layers of `info` from the arrays: heads, dims, rows, types. Throws TraceError where they do not fit together.
+void take_shapes(TraceArrays& arrays);
+
+class ArrayTensors : public Tensors {
+ public:
+  // The arrays outlive it; nothing is copied.
+  explicit ArrayTensors(const TraceArrays& arrays) : arrays_(arrays) {}
+
+  const TraceInfo& info() const override { return arrays_.info; }
+  void read_keys(const std::string& prompt, int32_t layer, int32_t kv_head, int64_t count,
+                 std::span<float> into) const override;
+  void read_values(const std::string& prompt, int32_t layer, int32_t kv_head, int64_t count,
+                   std::span<float> into) const override;
+  void read_queries(const std::string& prompt, int32_t layer, int32_t q_head, int64_t first, int64_t rows,
+                    std::span<float> into) const override;
+  std::vector<uint8_t> token_classes(const std::string& prompt) const override;
+  std::vector<int32_t> position_ids(const std::string& prompt) const override;
+  std::vector<int32_t> query_positions(const std::string& prompt, int32_t layer) const override;
+  std::vector<float> sink_logits(const std::string& prompt, int32_t layer) const override;
+
+ private:
+  const PromptArrays& of(const std::string& prompt_id) const;
+  const LayerArrays& of(const std::string& prompt_id, int32_t number) const;
+  const TraceArrays& arrays_;
+};
+
+}  // namespace kvreplay

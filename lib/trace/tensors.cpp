@@ -1,0 +1,28 @@
+#include "trace/tensors.hpp"
+
+#include <fmt/format.h>
+
+#include "base/errors.hpp"
+
+namespace kvreplay {
+
+const PromptInfo& Tensors::prompt(const std::string& id) const {
+  std::vector<std::string> held;
+  for (const PromptInfo& prompt : info().prompts) {
+    if (prompt.id == id) return prompt;
+    held.push_back(prompt.id);
+  }
+  throw TraceError(fmt::format("{}: holds no prompt {}. It holds {}", info().path.string(), id, fmt::join(held, ", ")));
+}
+
+const LayerInfo& Tensors::layer(const std::string& prompt_id, int32_t layer) const {
+  std::vector<int32_t> held;
+  for (const LayerInfo& candidate : prompt(prompt_id).layers) {
+    if (candidate.layer == layer) return candidate;
+    held.push_back(candidate.layer);
+  }
+  throw TraceError(fmt::format("{}: prompt {} holds no layer {}. It holds {}", info().path.string(), prompt_id, layer,
+                               fmt::join(held, ", ")));
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,40 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "trace/trace_info.hpp"
+
+namespace kvreplay {
+
+// Where the engine reads recorded numbers: a file (trace/trace.hpp), or arrays that somebody holds in memory. Not
+// thread-safe: one reader at a time.
+class Tensors {
+ public:
+  virtual ~Tensors() = default;
+
+  virtual const TraceInfo& info() const = 0;
+  const PromptInfo& prompt(const std::string& id) const;                   // throws TraceError, lists what it holds
+  const LayerInfo& layer(const std::string& prompt, int32_t layer) const;  // likewise
+
+  // Tokens 0..count-1 of one head, widened exactly to float, [count, head_dim] or [count, v_head_dim].
+  // `into` must have that many elements. NaN and infinities are a TraceError naming layer, head, token.
+  virtual void read_keys(const std::string& prompt, int32_t layer, int32_t kv_head, int64_t count,
+                         std::span<float> into) const = 0;
+  virtual void read_values(const std::string& prompt, int32_t layer, int32_t kv_head, int64_t count,
+                           std::span<float> into) const = 0;
+  // Query rows first..first+rows-1 of one query head, [rows, head_dim].
+  virtual void read_queries(const std::string& prompt, int32_t layer, int32_t q_head, int64_t first, int64_t rows,
+                            std::span<float> into) const = 0;
+
+  virtual std::vector<uint8_t> token_classes(const std::string& prompt) const = 0;  // as TokenClass; empty: not known
+  virtual std::vector<int32_t> position_ids(const std::string& prompt) const = 0;   // 0..T-1 when not recorded
+  // Token index of each query row.
+  virtual std::vector<int32_t> query_positions(const std::string& prompt, int32_t layer) const = 0;
+  virtual std::vector<float> sink_logits(const std::string& prompt, int32_t layer) const = 0;  // [Hq] or empty
+};
+
+// Opens a part of the trace with this place among those of a run. Throws TraceError.
+using OpenTensors = std::function<std::unique_ptr<Tensors>(size_t trace, const TraceScope& scope)>;
+
+}  // namespace kvreplay

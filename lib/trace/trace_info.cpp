@@ -1,0 +1,35 @@
+#include "trace/trace_info.hpp"
+
+#include <algorithm>
+
+namespace kvreplay {
+namespace {
+
+template <class T>
+bool among(const std::optional<std::vector<T>>& list, const T& value) {
+  return !list || std::find(list->begin(), list->end(), value) != list->end();
+}
+
+}  // namespace
+
+int bytes_of(DType type) { return type == DType::float32 ? 4 : 2; }
+
+int64_t bytes_of(const LayerInfo& l) {
+  const int64_t q = l.q_heads * l.query_rows, kv = l.kv_heads * l.tokens;
+  return bytes_of(l.dtype) * (q * l.head_dim + kv * (l.head_dim + l.v_head_dim) + (l.has_out ? q * l.v_head_dim : 0));
+}
+
+int64_t bytes_of(const PromptInfo& prompt) {
+  int64_t bytes = 0;
+  for (const LayerInfo& layer : prompt.layers) bytes += bytes_of(layer);
+  return bytes;
+}
+
+const char* name_of(DType type) {
+  return type == DType::float32 ? "float32" : type == DType::float16 ? "float16" : "bfloat16";
+}
+
+bool TraceScope::holds(const std::string& prompt) const { return among(prompts, prompt); }
+bool TraceScope::holds(int32_t layer) const { return among(layers, layer); }
+
+}  // namespace kvreplay

@@ -1,0 +1,77 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+// What a trace says of itself: shapes and facts of its layers, without a tensor.
+
+namespace kvreplay {
+
+enum class DType { float32, float16, bfloat16 };
+int bytes_of(DType type);
+const char* name_of(DType type);
+
+// Rotary embedding of a layer (after any frequency scaling).
+struct Rope {
+  enum class Layout { half_split, interleaved };
+  std::string type = "default";
+  double theta = 0;
+  std::vector<double> inv_freq;  // one per rotated pair
+  double attention_factor = 1;
+  Layout layout = Layout::half_split;
+  int32_t rotary_dims = 0;
+};
+
+struct LayerInfo {
+  int32_t layer = 0;  // 0-based, in the model
+  int32_t q_heads = 0, kv_heads = 0, head_dim = 0, v_head_dim = 0;
+  int64_t tokens = 0;      // T, rows of k and v
+  int64_t query_rows = 0;  // Tq; Tq < T when queries are strided
+  DType dtype = DType::float32;
+  double scaling = 0;
+  int32_t sliding_window = 0;  // 0: none
+  double softcap = 0;          // 0: none
+  bool q_prescaled = false;
+  std::string source_dtype;
+  std::optional<Rope> rope;    // nullopt: no rotary embedding, or not recorded
+  bool rope_recorded = false;  // false: the trace says nothing about positions
+  bool has_out = false, has_sinks = false, has_q_pos = false;
+  int32_t group() const { return q_heads / kv_heads; }
+};
+
+// What q, k, v and, where it is there, out take in the file.
+int64_t bytes_of(const LayerInfo& layer);
+
+struct PromptInfo {
+  std::string id;
+  int64_t tokens = 0;    // T
+  int64_t n_prompt = 0;  // tokens of the recorded prompt (T if the attribute is missing)
+  int64_t n_generated = 0;
+  std::string source;
+  bool has_tokens = false, has_classes = false;
+  std::vector<int32_t> layer_numbers;  // of all layers that the trace holds, ascending
+  std::vector<LayerInfo> layers;       // of those that were asked for, ascending by layer
+};
+
+int64_t bytes_of(const PromptInfo& prompt);  // of its `layers`
+
+// What of a trace is looked at: a large one is many files, and who needs one layer opens one of them. Prompts
+// and layers beyond it are known by their names alone.
+struct TraceScope {
+  std::optional<std::vector<std::string>> prompts;  // nullopt: all
+  std::optional<std::vector<int32_t>> layers;
+  bool holds(const std::string& prompt) const;
+  bool holds(int32_t layer) const;
+};
+
+struct TraceInfo {
+  std::filesystem::path path;
+  std::string trace_id;  // recorded, or computed from the content when the file has none
+  std::string model, revision, created_utc, dumper;
+  int32_t n_layers = 0;             // of the model, not of the file
+  std::vector<PromptInfo> prompts;  // ascending by id
+};
+
+}  // namespace kvreplay

@@ -38,7 +38,7 @@ mkdir -p build
 step "packages" bash apps/install_packages.sh test
 bash tests/install_slurm.sh || echo "tests that start a cluster are skipped"
 step "build" build test build/release all "${cuda[@]}"
-extras=analysis,test
+extras=analysis,import,test
 python=$(bash apps/python_env.sh $extras) || failed+=("python environment")
 export KVREPLAY=$PWD/build/release/kvreplay KVREPLAY_PYTHON=$python
 step "C++ tests" ctest --preset test

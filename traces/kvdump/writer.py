@@ -130,9 +130,12 @@ class TraceFile:
         target = self.file.require_group(name)
         target.attrs.update({key: value for key, value in attributes.items() if value is not None})
 
-    def publish(self, root_attributes, linked_digests=()):
-        """Write the root attributes, `complete` last, then fsync and rename. Returns the trace id."""
-        identity = trace_id([*self.digests, *linked_digests], root_attributes)
+    def publish(self, root_attributes, linked_digests=(), identity=None):
+        """Write the root attributes, `complete` last, then fsync and rename. Returns the trace id.
+
+        `identity`: the trace id, where it is not the one of the module docstring.
+        """
+        identity = identity or trace_id([*self.digests, *linked_digests], root_attributes)
         self.set_attributes("/", {"kvreplay_schema": SCHEMA, **root_attributes, "trace_id": identity})
         self.file.flush()
         self.file.attrs["complete"] = 1

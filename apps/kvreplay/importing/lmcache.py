@@ -1,0 +1,246 @@
+"""Chunks of LMCache's SDK: keys and values as [2, L, T, H * D], queries beside them as [L, T, Hq * D].
+
+What `retrieve` of the SDK returns for a prompt is one tensor [2, L, T, H * D]: keys, then values; layers;
+tokens of whole chunks; the heads of a token side by side. A context of kind QUERY returns [1, L, T, Hq * D].
+The SDK hands over tensors in memory, so files of them are the user's: one a prompt, or one a chunk.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..trace import LayerArrays
+from ..trace_io.bits import Stored, stored
+from .arrays import READERS, ArrayFile, as_given, fail, open_arrays
+from .format_type import Format, Found
+from .sidecar import OF_LAYERS, Sidecar
+
+KV, QUERIES, QUERY_OF_LAYER = "kv", "q", re.compile(r"layers\.(\d{1,3})\.q")
+TOKENS, MODEL = "tokens", "model_name"
+
+
+def _recognises(sources: list[Path]) -> bool:
+    if len(sources) == 1 and sources[0].suffix in (".safetensors", ".npz") and sources[0].is_file():
+        return KV in open_arrays(sources[0])
+    if sources[0].suffix in (".safetensors", ".npz") and all(source.is_file() for source in sources):
+        return not any(name.startswith("layers.") for name in open_arrays(sources[0]))
+    return sources[0].is_dir() or sources[0].suffix in READERS
+
+
+def _read(sources: list[Path], sidecar: Sidecar, queries: list[Path]) -> Found:
+    sources, beside = _files(sources)
+    queries = _files(queries)[0] if queries else beside
+    files = [open_arrays(path) for path in sources]
+    chunks = [_tensor(file, (KV,), sidecar) for file in files]
+    _check_chunks(chunks, sources)
+    kv = _joined(chunks, sources, axis=2)
+    question = [open_arrays(path) for path in queries] if queries else files
+    layers = ChunkLayers(kv, _queries(question, sidecar, kv.shape[1]), sources[0], sidecar)
+    return Found(layers, token_ids=_tokens(files, kv.shape[2]), model=_model(files))
+
+
+FORMAT = Format(
+    name="lmcache",
+    what="chunks [2, L, T, H * D] of LMCache's SDK, with queries [L, T, Hq * D]",
+    recognises=_recognises,
+    read=_read,
+)
+
+
+class ChunkLayers(Mapping[int, LayerArrays]):
+    """Layers of kv [2, L, T, Hkv * D] or [2, L, T, Hkv, D] and q [L, Tq, Hq * D] or [L, Tq, Hq, D]."""
+
+    def __init__(self, kv: Stored, q: Stored, source: Path, sidecar: Sidecar):
+        self.sidecar = sidecar
+        self.source = source
+        self.kv = self._heads(kv, KV)
+        self.q = self._heads(q, QUERIES)
+        self.q_pos = self._positions()
+        self.numbers = self._numbers()
+
+    def __getitem__(self, number: int) -> LayerArrays:
+        if number not in self.numbers:
+            raise KeyError(number)
+        facts = {name: self.sidecar.of_layer(name, number, self.numbers) for name in OF_LAYERS}
+        at = self.numbers.index(number)
+        return LayerArrays(
+            q=_heads_first(self.q, at),
+            k=_heads_first(self.kv, (0, at)),
+            v=_heads_first(self.kv, (1, at)),
+            q_pos=self.q_pos,
+            **{name: value for name, value in facts.items() if value is not None},
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.numbers))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def _heads(self, given: Stored, name: str) -> Stored:
+        """The last axis split into heads, where it is not yet."""
+        n_axes = 5 if name == KV else 4
+        if given.array.ndim == n_axes:
+            return given
+        width = given.shape[-1]
+        head_dim = self._head_dim(width if name == KV else None)
+        if width % head_dim:
+            fail(
+                self.source,
+                f"{name} has {width} numbers a token, which is not a multiple of head_dim {head_dim}",
+            )
+        split = given.array.reshape(*given.shape[:-1], width // head_dim, head_dim)
+        return Stored(split, given.type)
+
+    def _head_dim(self, kv_width: int | None) -> int:
+        if kv_width is None:
+            return self.kv.shape[-1]
+        said = self.sidecar.head_dim
+        if said is None and self.sidecar.n_kv_heads:
+            heads = self.sidecar.n_kv_heads
+            if kv_width % heads:
+                self.sidecar.fail(
+                    "n_kv_heads", f"is {heads}, but {kv_width} numbers a token do not divide by it"
+                )
+            said = kv_width // heads
+        if not said:
+            fail(
+                self.source,
+                f'kv has {kv_width} numbers a token, of how many heads it does not say. Write "head_dim" or '
+                '"n_kv_heads" into the sidecar',
+            )
+        return said
+
+    def _positions(self) -> np.ndarray | None:
+        """Tokens of the query rows; None where there is one row for each token."""
+        n_tokens, n_rows = self.kv.shape[2], self.q.shape[1]
+        first = self.sidecar.q_from
+        if first is None and n_rows != n_tokens:
+            fail(
+                self.source,
+                f"queries have {n_rows} rows, kv has {n_tokens} tokens. Give queries of the same tokens, or "
+                'write the token of the first into the sidecar as "q_from"',
+            )
+        first = first or 0
+        if first + n_rows > n_tokens:
+            self.sidecar.fail(
+                "q_from", f"is {first}: {n_rows} query rows end behind the {n_tokens} tokens of kv"
+            )
+        return None if n_rows == n_tokens else np.arange(first, first + n_rows, dtype=np.int32)
+
+    def _numbers(self) -> list[int]:
+        held = self.kv.shape[1]
+        numbers = self.sidecar.layers or list(range(held))
+        if len(set(numbers)) != held or not all(isinstance(n, int) for n in numbers):
+            self.sidecar.fail("layers", f"must be {held} different numbers, one for each layer of kv")
+        if self.q.shape[0] != held:
+            fail(self.source, f"queries have {self.q.shape[0]} layers, kv has {held}")
+        return numbers
+
+
+def _heads_first(given: Stored, at: Any) -> Stored:
+    """[..., T, H, D] -> [H, T, D] of one layer."""
+    return Stored(np.ascontiguousarray(given.array[at].transpose(1, 0, 2)), given.type)
+
+
+def _check_chunks(chunks: list[Stored], sources: list[Path]) -> None:
+    for chunk, source in zip(chunks, sources, strict=True):
+        shape = list(chunk.shape)
+        if chunk.array.ndim not in (4, 5):
+            fail(source, f"kv has shape {shape}, it must be [2, layers, tokens, heads * head_dim]")
+        if shape[0] == 1:
+            fail(source, f"kv has shape {shape}: the latent of an MLA model, not its keys and values")
+        if shape[0] != 2:
+            fail(source, f"kv has shape {shape}, its axis 0 must be 2: keys, then values")
+
+
+def _joined(parts: list[Stored], sources: list[Path], axis: int) -> Stored:
+    """Parts one behind the other along the tokens."""
+    first = parts[0]
+    for part, source in zip(parts, sources, strict=True):
+        same = [a == b for i, (a, b) in enumerate(zip(part.shape, first.shape, strict=False)) if i != axis]
+        if part.type is not first.type or part.array.ndim != first.array.ndim or not all(same):
+            fail(
+                source,
+                f"has shape {list(part.shape)} of {part.type.name}, which does not continue "
+                f"{list(first.shape)} of {first.type.name} in {sources[0].name}",
+            )
+    if len(parts) == 1:
+        return first
+    return Stored(np.concatenate([part.array for part in parts], axis=axis), first.type)
+
+
+# ---- queries
+
+
+def _queries(files: list[ArrayFile], sidecar: Sidecar, layers: int) -> Stored:
+    """[L, T, Hq * D] or [L, T, Hq, D] of all files."""
+    parts = [_queries_of(file, sidecar, layers) for file in files]
+    return _joined(parts, [file.path for file in files], axis=1)
+
+
+def _queries_of(file: ArrayFile, sidecar: Sidecar, layers: int) -> Stored:
+    of_layers = sorted((int(m[1]), name) for name in file if (m := QUERY_OF_LAYER.fullmatch(name)))
+    if of_layers:
+        rows = [stored(as_given(file[name], sidecar), name) for _, name in of_layers]
+        sources = [file.path] * len(rows)
+        return _joined([Stored(row.array[None], row.type) for row in rows], sources, axis=0)
+    if QUERIES not in file and KV in file:
+        fail(file.path, 'holds no queries: name them "q" in it, or give their files as queries')
+    given = _tensor(file, (QUERIES, "query", "queries"), sidecar)
+    if given.array.ndim == 4 and given.shape[:2] == (1, layers):
+        given = Stored(given.array[0], given.type)
+    if given.array.ndim not in (3, 4):
+        fail(
+            file.path,
+            f"queries have shape {list(given.shape)}, it must be [layers, tokens, heads * head_dim]",
+        )
+    return given
+
+
+# ---- files
+
+
+def _files(sources: list[Path]) -> tuple[list[Path], list[Path]]:
+    """(files of chunks, files of queries): as given, or those of a folder, q* being queries."""
+    if len(sources) != 1 or not sources[0].is_dir():
+        return sources, []
+    found = sorted((p for p in sources[0].iterdir() if p.suffix in READERS), key=_natural)
+    queries = [path for path in found if path.stem.startswith("q")]
+    chunks = [path for path in found if path not in queries]
+    if not chunks:
+        fail(sources[0], f"holds no chunks: files named {', '.join('*' + suffix for suffix in READERS)}")
+    return chunks, queries
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Chunk 10 stands behind chunk 9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.stem)]
+
+
+def _tensor(file: ArrayFile, names: tuple[str, ...], sidecar: Sidecar) -> Stored:
+    """The tensor of one of these names, or the only one of the file."""
+    name = next((name for name in names if name in file), None)
+    if name is None and len(file) == 1:
+        name = next(iter(file))
+    if name is None:
+        fail(file.path, f'holds {", ".join(file)[:80] or "nothing"}. Name the tensor "{names[0]}"')
+    try:
+        return stored(as_given(file[name], sidecar), name)
+    except (TypeError, ValueError) as error:
+        fail(file.path, str(error))
+
+
+def _tokens(files: list[ArrayFile], n_tokens: int) -> list[int] | None:
+    """Token ids beside the one tensor of a prompt; LMCache keeps whole chunks, so those of a tail go."""
+    if len(files) != 1 or TOKENS not in files[0]:
+        return None
+    return np.asarray(files[0][TOKENS])[:n_tokens]
+
+
+def _model(files: list[ArrayFile]) -> str:
+    said = files[0].get(MODEL, "")
+    return said if isinstance(said, str) else ""

@@ -1,0 +1,141 @@
+"""The JSON file beside the numbers: what arrays do not say of themselves."""
+
+import difflib
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..errors import ConfigError
+
+# Facts of a layer: one value for all, a list in the order of the layers, or {number: value}.
+OF_LAYERS = ("scaling", "sliding_window", "softcap", "q_prescaled", "rope")
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """What a sidecar may say. None: nothing."""
+
+    # of each layer
+    scaling: Any = None
+    sliding_window: Any = None
+    softcap: Any = None
+    q_prescaled: Any = None
+    rope: Any = None
+    # of the prompt
+    prompt: str = "p0"
+    n_prompt: int | None = None
+    n_generated: int | None = None
+    token_ids: list[int] | None = None
+    token_text: list[str] | None = None
+    position_ids: list[int] | None = None
+    source: str = ""
+    # of the model
+    model: str = ""
+    revision: str = ""
+    n_layers: int | None = None
+    # of arrays that do not say it themselves
+    dtype: str | None = None
+    head_dim: int | None = None
+    n_kv_heads: int | None = None
+    layers: list[int] | None = None
+    q_from: int | None = None
+
+    path: Path | None = None
+
+    def of_layer(self, name: str, number: int, numbers: list[int]) -> Any:
+        """The fact `name` of one of the layers `numbers`; None where nothing is said."""
+        said = getattr(self, name)
+        if isinstance(said, list):
+            if len(said) != len(numbers):
+                self.fail(name, f"has {len(said)} entries for {len(numbers)} layers")
+            return said[numbers.index(number)]
+        if isinstance(said, dict) and said and all(key.isdigit() for key in said):
+            strange = sorted(set(map(int, said)) - set(numbers))
+            if strange:
+                self.fail(name, f"names layer {strange[0]}, which the source does not hold")
+            return said.get(str(number))
+        return said
+
+    def fail(self, name: str, what: str) -> NoReturn:
+        """ConfigError about one of its entries."""
+        raise ConfigError(f'{self.path or "sidecar"}: "{name}" {what}')
+
+
+def read_sidecar(given: str | Path | dict[str, Any] | None, source: Path) -> Sidecar:
+    """The sidecar that was given, or the one beside the source: its name with .json for its suffix.
+
+    Without either everything is unknown. ConfigError where it is no JSON object, or names what it may not.
+    """
+    if isinstance(given, dict):
+        return _checked(given, None)
+    path = Path(given) if given is not None else source.with_suffix(".json")
+    if given is None and not path.is_file():
+        return Sidecar()
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: is no JSON ({error})") from error
+    if not isinstance(said, dict):
+        raise ConfigError(f'{path}: is no JSON object. Write {{"scaling": 0.125}} or the like')
+    return _checked(said, path)
+
+
+def _checked(said: dict[str, Any], path: Path | None) -> Sidecar:
+    known = [field.name for field in fields(Sidecar) if field.name != "path"]
+    for name in said:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f'did you mean "{close[0]}"?' if close else f"known are {', '.join(known)}"
+            Sidecar(path=path).fail(name, f"means nothing here; {hint}")
+    found = Sidecar(**said, path=path)
+    for name, kind in KINDS.items():
+        value = getattr(found, name)
+        if value is not None and not _is(value, kind):
+            found.fail(name, f"is {json.dumps(value)[:40]}, it must be {WORDS[kind]}")
+    for name in OF_LAYERS:
+        for value in _values(getattr(found, name)):
+            if value is not None and not _fits(name, value):
+                found.fail(name, f"is {json.dumps(value)[:40]}, {EXPECTED[name]}")
+    return found
+
+
+KINDS = {
+    "prompt": str, "source": str, "model": str, "revision": str, "dtype": str,
+    "n_prompt": int, "n_generated": int, "n_layers": int, "head_dim": int, "n_kv_heads": int, "q_from": int,
+    "token_ids": list, "token_text": list, "position_ids": list, "layers": list,
+}  # fmt: skip
+WORDS = {str: "a string", int: "a whole number, 0 or more", list: "a list"}
+EXPECTED = {
+    "scaling": "it must be a number, or one for each layer",
+    "softcap": "it must be a number, or one for each layer",
+    "sliding_window": "it must be a whole number, or one for each layer (0: none)",
+    "q_prescaled": "it must be true or false, or one for each layer",
+    "rope": 'it must be an object such as {"theta": 10000}, "none", or one for each layer',
+}
+
+
+def _is(value: Any, kind: type) -> bool:
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, kind)
+
+
+def _values(said: Any) -> list[Any]:
+    if isinstance(said, list):
+        return said
+    if isinstance(said, dict) and said and all(key.isdigit() for key in said):
+        return list(said.values())
+    return [said]
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name == "rope":
+        return isinstance(value, dict) or value == "none"
+    if name == "q_prescaled":
+        return isinstance(value, bool)
+    if name == "sliding_window":
+        return _is(value, int)
+    return isinstance(value, int | float) and not isinstance(value, bool)

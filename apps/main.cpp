@@ -69,6 +69,7 @@ int dispatch(int argc, char** argv, Context& context) {
   add_report(program);
   add_bounds(program);
   add_bench(program);
+  add_python_commands(program);
   return program.run(argc, argv, version_text(), context, [&] {
     apply(general, context.console);
     isa_path();  // an impossible KVREPLAY_ISA is an error of every command, before any work

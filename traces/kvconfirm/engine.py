@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,10 +21,13 @@ PLACES = ("build/release/kvreplay",)  # below the repository
 
 
 def find_engine(given=None):
-    """Path of the kvreplay binary: the one given, $KVREPLAY, one on PATH, or this repository's build."""
+    """Path of the kvreplay program: the one given, $KVREPLAY, one on PATH, one beside this Python, or this
+    repository's build."""
     root = Path(__file__).resolve().parents[2]
     named = given or os.environ.get("KVREPLAY")
-    candidates = [named] if named else [shutil.which("kvreplay"), *(root / place for place in PLACES)]
+    beside = shutil.which("kvreplay", path=str(Path(sys.executable).parent))
+    found = [shutil.which("kvreplay"), beside, *(root / place for place in PLACES)]
+    candidates = [named] if named else found
     for path in candidates:
         if path and Path(path).is_file() and os.access(path, os.X_OK):
             return Path(path).resolve()

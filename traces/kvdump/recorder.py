@@ -3,7 +3,7 @@
 import json
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib import metadata
 
 import torch
@@ -48,7 +48,7 @@ def storage_dtype(dtype, model_dtype):
 def version_attributes():
     """Versions of everything that determines the numbers, and the time."""
     versions = {f"{name}_version": metadata.version(name) for name in ("torch", "transformers", "h5py")}
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"created_utc": now, "dumper": f"kvdump {__version__}", **versions}
 
 

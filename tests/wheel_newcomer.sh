@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# What a newcomer types who has a folder of wheels, Python and nothing else, in a home that is empty:
+#   bash tests/wheel_newcomer.sh WHEELS [PYTHON]
+# Ends with one line: the system, its Python, the wheel that pip took, and what installing and the quickstart took.
+set -euo pipefail
+wheels=$1 python=${2:-python3}
+LIMIT_MS=60000  # for the quickstart
+CELLS=420       # of configs/quickstart.yaml
+
+milliseconds() { echo $(($(date +%s%N) / 1000000)); }
+
+rm -rf env empty
+"$python" -m venv env
+start=$(milliseconds)
+env/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --find-links "$wheels" kvreplay
+installed=$(($(milliseconds) - start))
+
+mkdir empty
+cd empty
+start=$(milliseconds)
+../env/bin/kvreplay quickstart >../table.txt 2>../progress.txt || { cat ../table.txt ../progress.txt >&2; exit 1; }
+took=$(($(milliseconds) - start))
+[ "$(wc -l <out/quickstart/results.csv)" -eq $((CELLS + 1)) ]
+[ -s out/quickstart/report.html ]
+compgen -G 'out/quickstart/figures/*.png' >/dev/null
+
+. /etc/os-release
+tag=$(sed -n 's/^Tag: //p' ../env/lib/python*/site-packages/kvreplay-*.dist-info/WHEEL | head -1)
+size_mb=$(du -sm ../env | cut -f1)
+echo "$PRETTY_NAME, glibc $(getconf GNU_LIBC_VERSION | cut -d' ' -f2), $(../env/bin/python --version), $tag:" \
+  "installed in $installed ms ($size_mb MB), quickstart in $took ms"
+[ $took -le $LIMIT_MS ]

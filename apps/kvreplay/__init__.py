@@ -1,7 +1,80 @@
-"""Replays recorded queries, keys and values of a model through KV-cache compression methods."""
+"""Replays recorded queries, keys and values of a model through KV-cache compression methods.
+
+    import kvreplay as kv
+
+    run = kv.replay(q, k, v, prefill=768, methods=["h2o", "snapkv"], budgets=[64, 256, "10%"])
+    run.summary()                                   # means with intervals
+    kv.plot.error_vs_budget(run)                    # a matplotlib Axes
+
+`help(kvreplay.replay)` says what it takes. What is not used is not imported: a name is loaded when it is
+first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 # In a checkout the extension module lies where cmake builds it.
 if __path__[0].endswith("/apps/kvreplay"):
     __path__.append(__path__[0].removesuffix("apps/kvreplay") + "build/release/python/kvreplay")
+
+# Where each name is defined.
+_HOMES = {
+    **dict.fromkeys(("replay",), "replaying"),
+    **dict.fromkeys(("Run",), "run"),
+    **dict.fromkeys(("scorer", "Policy"), "own_methods"),
+    **dict.fromkeys(("Prompt", "Tokens"), "shown"),
+    **dict.fromkeys(("methods", "describe", "columns"), "method_list"),
+    **dict.fromkeys(("Trace", "Layer", "open"), "trace"),
+    **dict.fromkeys(("record",), "recording"),
+    **dict.fromkeys(("KvreplayError", "ConfigError", "TraceError", "DeviceError", "OutputError"), "errors"),
+}
+_MODULES = ("plot", "importing")
+
+__all__ = [
+    "ConfigError",
+    "DeviceError",
+    "KvreplayError",
+    "Layer",
+    "OutputError",
+    "Policy",
+    "Prompt",
+    "Run",
+    "Tokens",
+    "Trace",
+    "TraceError",
+    "__version__",
+    "columns",
+    "describe",
+    "importing",
+    "methods",
+    "open",
+    "plot",
+    "record",
+    "replay",
+    "scorer",
+]
+
+if TYPE_CHECKING:
+    from . import importing, plot
+    from .errors import ConfigError, DeviceError, KvreplayError, OutputError, TraceError
+    from .method_list import columns, describe, methods
+    from .own_methods import Policy, scorer
+    from .recording import record
+    from .replaying import replay
+    from .run import Run
+    from .shown import Prompt, Tokens
+    from .trace import Layer, Trace, open
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__} has no attribute {name}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

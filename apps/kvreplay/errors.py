@@ -26,3 +26,9 @@ class TraceError(KvreplayError, ValueError):
     """A bad or missing trace, or numbers that cannot become one (exit code 3)."""
 
     exit_code = 3
+
+
+class DeviceError(KvreplayError, RuntimeError):
+    """No such device, or out of memory (exit code 4)."""
+
+    exit_code = 4

@@ -30,7 +30,7 @@ from .trace_io.metadata import (
     read_prompt,
 )
 from .trace_io.shapes import MOST_TOKENS
-from .trace_io.tensors import expect_integers, open_array, read_float32, read_integers
+from .trace_io.tensors import Tensor, expect_integers, open_array, read_float32, read_integers
 from .trace_io.walk import Node, OpenFiles, fail, reading
 from .trace_io.write import LayerArrays, PromptArrays, write_trace
 
@@ -368,6 +368,12 @@ class Layer:
         """
         stored = self._stored(name, mapped=True)
         return stored.array, stored.type.name
+
+    def stored(self, name: str) -> Tensor:
+        """One of "q", "k", "v" and "out" as the file holds it; good while the trace is open (`with
+        trace:`)."""
+        with self.trace._root() as root:
+            return open_layer_tensor(root, self._prompt, self.number, name)
 
     def _floats(self, name: str) -> np.ndarray:
         stored = self._stored(name)

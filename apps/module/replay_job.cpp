@@ -10,6 +10,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <unordered_map>
 
 #include "apps/engine_options.hpp"
 #include "apps/module/arrays_from_python.hpp"
@@ -31,17 +32,18 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kPatience = std::chrono::milliseconds(50);  // between looks at Ctrl-C
 
 struct Finished {
-  const Cell* cell;
+  size_t place;  // in the plan
+  std::string row;
   CellResult result;
 };
 
 // Results on their way from the engine's threads to the one that holds the interpreter.
 class Queue {
  public:
-  void put(const Cell& cell, const CellResult& result) {
+  void put(Finished finished) {
     {
       const std::lock_guard lock(mutex_);
-      finished_.push_back({&cell, result});
+      finished_.push_back(std::move(finished));
     }
     changed_.notify_one();
   }
@@ -74,19 +76,11 @@ class Queue {
 // The engine's run, in a thread that is joined whatever happens.
 class Running {
  public:
-  Running(const std::vector<Cell>& cells, RunOptions options)
-      : thread_([this, &cells, options]() mutable {
-          std::exception_ptr error;
-          try {
-            options.on_cell = [this](const Cell& cell, const CellResult& result) { queue.put(cell, result); };
-            options.stop = [this] { return stop_.load(); };
-            run_cells(cells, options);
-          } catch (...) {
-            error = std::current_exception();
-          }
-          seconds = std::chrono::duration<double>(Clock::now() - started_).count();
-          queue.close(error);
-        }) {}
+  Running(const std::vector<Cell>& cells, const RunOptions& options, const ProcessRecord& record)
+      : cells_(cells), options_(options), record_(record) {
+    for (const Cell& cell : cells) places_.emplace(cell.key, places_.size());
+    thread_ = std::thread([this] { run(); });
+  }
   // Its threads may wait for the interpreter, which whoever joins them must not hold.
   ~Running() {
     stop_ = true;
@@ -100,9 +94,29 @@ class Running {
   double seconds = 0;  // once the queue is closed
 
  private:
-  const Clock::time_point started_ = Clock::now();
+  void run() {
+    const Clock::time_point started = Clock::now();
+    std::exception_ptr error;
+    try {
+      // The engine's cells are copies, some with a share of a budget: their rows are made here.
+      options_.on_cell = [this](const Cell& cell, const CellResult& result) {
+        queue.put({places_.at(cell.key), row_of(cell, result, record_).json, result});
+      };
+      options_.stop = [this] { return stop_.load(); };
+      run_cells(cells_, options_);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    seconds = std::chrono::duration<double>(Clock::now() - started).count();
+    queue.close(error);
+  }
+
+  const std::vector<Cell>& cells_;
+  RunOptions options_;
+  const ProcessRecord record_;
+  std::unordered_map<std::string, size_t> places_;
   std::atomic<bool> stop_{false};
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;
 };
 
 std::vector<size_t> shape_of(const CellResult& result, bool outputs) {
@@ -174,9 +188,8 @@ std::unique_ptr<Prepared> prepare(const Request& request) {
 double replay(const Request& request) {
   const std::unique_ptr<Prepared> all = prepare(request);
   const RunConfig& config = all->loaded.config;
-  const std::vector<double> costs = estimate(config, all->cells, all->loaded.traces).cost;
   double cost = 0;
-  for (const double c : costs) cost += c;
+  for (const double c : estimate(config, all->cells, all->loaded.traces).cost) cost += c;
   request.on_plan(all->cells.size(), config.warnings, core_seconds(cost));
   const auto open = [&](size_t trace, const TraceScope&) {
     return std::make_unique<ArrayTensors>(all->traces->traces.at(trace));
@@ -185,9 +198,7 @@ double replay(const Request& request) {
   options.save = config.output;
   options.jobs = config.run.jobs > 0 ? config.run.jobs : int(std::max(1u, std::thread::hardware_concurrency()));
   options.outlive_heads = true;
-  const ProcessRecord record = record_of(config);
-  const Cell* first = all->cells.data();
-  Running running(all->cells, std::move(options));
+  Running running(all->cells, options, record_of(config));
   for (bool closed = false; !closed;) {
     std::deque<Finished> finished;
     {
@@ -195,9 +206,7 @@ double replay(const Request& request) {
       finished = running.queue.take(closed);
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    for (Finished& f : finished)
-      request.on_cell(row_of(*f.cell, f.result, record).json, costs[size_t(f.cell - first)],
-                      arrays_of(f.result, config.output));
+    for (Finished& f : finished) request.on_cell(f.row, f.place, arrays_of(f.result, config.output));
   }
   running.queue.rethrow();
   return running.seconds;

@@ -11,7 +11,7 @@ struct Request {
   nanobind::list traces;     // apps/kvreplay/sources.py
   nanobind::list methods;    // apps/kvreplay/own_methods.py
   nanobind::object on_plan;  // on_plan(cells, warnings, seconds): before anything runs
-  nanobind::object on_cell;  // on_cell(row, cost, arrays) for each cell, as it comes
+  nanobind::object on_cell;  // on_cell(row, place in the plan, arrays) for each cell, as it comes
 };
 
 // Replays with the interpreter's lock released; Python's functions are called by the thread that called this one,

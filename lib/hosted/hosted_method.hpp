@@ -60,7 +60,7 @@ struct HostedPlace {
   MethodContext context;
   uint32_t seed = 0, prompt = 0, layer = 0, kv_head = 0;
   int32_t first_head = 0;  // of its query heads, in the stream
-  std::string params;      // the method's own, as canonical JSON
+  std::string params;      // `sinks`, `recent` and the method's own, as canonical JSON
   bool audit = false;
 };
 

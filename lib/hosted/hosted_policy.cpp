@@ -109,6 +109,7 @@ void Hosted::resolve(const MethodContext& context) {
 
 std::string Hosted::params_json() const {
   JsonObject all;
+  all.add("sinks", sinks).add("recent", recent);
   for (size_t i = 0; i < host->parameters.size(); ++i) {
     ParameterSpec spec;
     spec.kind = host->parameters[i].kind;

@@ -45,14 +45,15 @@ def _table(place):
     """(typed table, results.meta.json) of one source; a folder's results.csv is younger than its parquet."""
     if place.suffix == ".parquet" and not place.is_dir():
         frame, meta = read_parquet(place)
-        return _checked(frame, place), meta
+        return checked(frame, place), meta
     file = place if place.suffix == ".csv" and not place.is_dir() else place / "results.csv"
     if not file.is_file() and (place / "results.parquet").is_file():
         return _table(place / "results.parquet")
-    return _checked(read_results_csv(file), file), load_meta(file.parent)
+    return checked(read_results_csv(file), file), load_meta(file.parent)
 
 
-def _checked(frame, path):
+def checked(frame, path):
+    """A typed table with its parameters as dicts; a cell that stands twice is refused."""
     frame["params_json"] = frame["params"]
     frame["given_json"] = frame["given"] if "given" in frame else frame["params"]
     _refuse_repeated_cells(frame, path)

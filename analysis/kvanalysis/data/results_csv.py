@@ -1,5 +1,6 @@
 """Reads results.csv into a typed table: the columns that stay, their types, and what is refused."""
 
+import io
 import warnings
 
 import numpy as np
@@ -40,6 +41,11 @@ def read_results_csv(path):
     """
     if not path.is_file():
         raise ResultsError(f"{path}: no such file; `kvreplay run` writes it")
+    return results_table(path)
+
+
+def results_table(path):
+    """The same of a file that is there, or of a text in memory (an io.StringIO, whose str() names it)."""
     kinds = COLUMNS | OPTIONAL
     frame = typed_table(path, "a kvreplay results file", kinds, GUESSED, NEVER_EMPTY, check_header)
     if frame.empty:
@@ -89,6 +95,8 @@ def typed_table(path, what, columns, others, never_empty, check_header):
 
 
 def _read(path, what, **how):
+    if isinstance(path, io.StringIO):
+        path.seek(0)
     try:
         with warnings.catch_warnings():
             # pandas only warns when a row is longer than the header, and then drops fields.

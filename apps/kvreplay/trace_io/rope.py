@@ -45,6 +45,11 @@ def parse_rope(text: str, where: str, head_dim: int, rotary_dims: int | None) ->
     }
 
 
+def rope_facts(given: Any, head_dim: int, where: str) -> dict[str, Any] | None:
+    """The same of a dict with these keys, or of `rope_json` itself."""
+    return parse_rope(given if isinstance(given, str) else json.dumps(given), where, head_dim, None)
+
+
 def _no_number(word: str) -> NoReturn:
     # Python reads NaN and Infinity, which are no JSON.
     raise ValueError(word)

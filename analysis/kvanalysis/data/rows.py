@@ -1,0 +1,48 @@
+"""Rows of results that no file holds yet: of a replay in this process."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from .labels import add_labels
+from .load import checked
+from .meta import Meta
+from .results_csv import results_table
+from .whole_file import write_whole
+
+
+class _Text(io.StringIO):
+    def __str__(self) -> str:
+        return "results of a replay"
+
+
+def frame_of_rows(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The table that `load` gives of the same rows in a results.csv. A row is {column: value}, None where a
+    field is empty. Raises ResultsError."""
+    text = _Text(_csv(rows))
+    frame = add_labels(checked(results_table(text), text))
+    frame.attrs["meta"], frame.attrs["folders"] = Meta({}), []
+    return frame
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], folder: str | Path) -> Path:
+    """Writes them as results.csv into a folder, which is made; returns the file. It is whole or not there."""
+    file = Path(folder) / "results.csv"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return write_whole(file, _csv(rows))
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _field(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _field(value: Any) -> Any:
+    return "" if value is None else repr(value) if isinstance(value, float) else value

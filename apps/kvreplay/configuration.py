@@ -1,0 +1,146 @@
+"""The arguments of kvreplay.replay as a configuration of the engine, which is that of `kvreplay run` without
+traces."""
+
+import re
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+import numpy as np
+
+from .errors import ConfigError
+from .hosting import Hosted
+from .own_methods import hosted
+
+ENTRY_POINTS = "kvreplay.methods"  # by which installed packages offer methods
+SAVES = ("curves", "kept", "outputs")
+
+
+def methods_of(given: Any, built_in: Iterable[str]) -> tuple[list[Any], list[Hosted]]:
+    """(entries of `methods:`, the methods of them that Python hosts)."""
+    entries: list[Any] = []
+    own: dict[str, Hosted] = {}
+    known = set(built_in)
+    for entry in _listed(given):
+        named, options = (
+            (entry["name"], dict(entry)) if isinstance(entry, Mapping) and "name" in entry else (entry, {})
+        )
+        if isinstance(named, str):
+            method = None if named in known else installed_method(named)
+        else:
+            method = hosted(named)
+            if method is None:
+                raise ConfigError(
+                    f"methods: {named!r} is no method: give a name, a dict with `name`, a scorer or a Policy"
+                )
+        if method is not None:
+            name = method.facts["name"]
+            if name in own and own[name].facts["identity"] != method.facts["identity"]:
+                raise ConfigError(f"methods: two methods are called {name}: give one of them another name")
+            own.setdefault(name, method)
+            named = name
+        entries.append(named if not options else {**options, "name": named})
+    if not entries:
+        raise ConfigError("methods is empty: give names (kvreplay.methods()), dicts, scorers or policies")
+    return [plain(entry, "methods") for entry in entries], list(own.values())
+
+
+def installed_method(name: str) -> Hosted | None:
+    """What an installed package offers under this name; None where none does."""
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name == name:
+            method = hosted(point.load())
+            if method is None:
+                raise ConfigError(
+                    f"{point.value} is no method: {ENTRY_POINTS} must name a scorer or a Policy"
+                )
+            return method
+    return None
+
+
+def budget_of(given: Any, prefills: set[int]) -> dict[str, Any] | None:
+    """`budget:` of tokens (64), shares of the prompt (0.1, "10%"), both, or a dict as the configuration has
+    it."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return plain(dict(given), "budgets")
+    values = [_budget(value) for value in _listed(given)]
+    shares = [isinstance(value, float) for value in values]
+    if all(shares):
+        return {"fraction_kept": values}
+    if not any(shares):
+        return {"tokens": values}
+    if len(prefills) != 1:
+        raise ConfigError(
+            "budgets mixes tokens and shares, but prompts differ in length "
+            f"({sorted(prefills)} tokens): use one kind, or give prefill"
+        )
+    prefill = prefills.pop()
+    return {"tokens": [max(1, int(v * prefill)) if isinstance(v, float) else v for v in values]}
+
+
+def _budget(value: Any) -> int | float:
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*%\s*", value)
+        if match is None:
+            raise ConfigError(f'budgets: {value!r} is neither a number of tokens nor a share such as "10%"')
+        return float(match[1]) / 100
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise ConfigError(f'budgets: {value!r} is neither a number of tokens nor a share such as "10%"')
+    if isinstance(value, float | np.floating) and value > 1 and float(value).is_integer():
+        return int(value)
+    return float(value) if isinstance(value, float | np.floating) else int(value)
+
+
+def seeds_of(given: Any) -> Any:
+    """`seeds:` of a number of seeds, (first, count), or a dict."""
+    if isinstance(given, Mapping):
+        return plain(dict(given), "seeds")
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return {"first": plain(given[0], "seeds"), "count": plain(given[1], "seeds")}
+    return {"count": plain(given, "seeds")}
+
+
+def saves_of(given: Any) -> list[str]:
+    """`output.save:` of a word or several."""
+    words = [] if given is None else _listed(given)
+    for word in words:
+        if word not in SAVES:
+            raise ConfigError(f"save: {word!r} is none of {', '.join(SAVES)}")
+    return list(words)
+
+
+def without_none(**values: Any) -> dict[str, Any]:
+    """The arguments that were given."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def plain(value: Any, where: str) -> Any:
+    """A value as JSON has it; numbers of numpy are numbers."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(item, f"{where}.{name}") for name, item in value.items()}
+    if isinstance(value, list | tuple | range | np.ndarray | set):
+        return [plain(item, where) for item in value]
+    if isinstance(value, np.generic):
+        return plain(value.item(), where)
+    if isinstance(value, float) and not np.isfinite(value):
+        raise ConfigError(f"{where}: {value} is no number that can be used")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ConfigError(
+        f"{where}: {value!r} cannot stand in a configuration: give numbers, words, lists or dicts"
+    )
+
+
+def in_words_of_python(message: str) -> str:
+    """What the engine says of a configuration, in the words of `replay`'s arguments."""
+    problems = [line for line in re.split(r"(?:^|\n|\s)command line: error: ", message) if line.strip()]
+    text = "; ".join(problem.strip() for problem in problems)
+    return re.sub(r"\b(?:replay|select|run|output)\.([a-z_]+)", r"\1", text)
+
+
+def _listed(given: Any) -> list[Any]:
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        return [given]
+    return list(given)

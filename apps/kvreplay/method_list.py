@@ -1,0 +1,50 @@
+"""What methods there are, and what each is."""
+
+import json
+from importlib.metadata import entry_points
+from typing import Any
+
+from . import _engine
+from .configuration import ENTRY_POINTS, installed_method
+from .errors import ConfigError
+
+
+class Description(dict[str, Any]):
+    """What `kvreplay describe NAME` says: as a dict, and as text where it is printed."""
+
+    def __init__(self, facts: dict[str, Any], text: str):
+        super().__init__(facts)
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def methods() -> list[str]:
+    """Names that `replay(methods=...)` takes: the engine's own, and those that installed packages offer."""
+    return _engine.method_names() + sorted({point.name for point in entry_points(group=ENTRY_POINTS)})
+
+
+def describe(name: str) -> Description:
+    """A method: title, source, phases, parameters with defaults and ranges, what it is charged for, where it
+    differs from the paper. Raises ConfigError where there is none of that name, with what is near."""
+    if name not in _engine.method_names():
+        offered = installed_method(name)
+        if offered is not None:
+            facts = {key: offered.facts[key] for key in ("name", "title", "source", "streams", "random")}
+            facts["parameters"] = [
+                {"name": n, "default": v, "help": h} for n, _, v, h in offered.facts["parameters"]
+            ]
+            return Description(facts, "\n".join(f"{key}: {value}" for key, value in facts.items()))
+    try:
+        return Description(json.loads(_engine.method_json(name)), _engine.method_text(name))
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("error: ")) from None
+
+
+def columns() -> dict[str, str]:
+    """Columns of a run's table, with their units and meaning."""
+    return {
+        c["name"]: f"{c['help']} [{c['unit']}]" if c["unit"] else c["help"]
+        for c in json.loads(_engine.columns())
+    }

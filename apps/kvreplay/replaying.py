@@ -1,0 +1,157 @@
+"""kvreplay.replay: arrays or a trace through many methods."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from . import _engine
+from .bar import Bar
+from .configuration import budget_of, in_words_of_python, methods_of, plain, saves_of, seeds_of, without_none
+from .errors import ConfigError
+from .hosting import Hosted
+from .run import Cell, Run, cell_of
+from .sources import Sources, prefills_of
+
+
+def replay(
+    q: Any = None,
+    k: Any = None,
+    v: Any = None,
+    *,
+    methods: Any,
+    budgets: Any = None,
+    prefill: int | None = None,
+    tokens: int | None = None,
+    layers: Any = None,
+    kv_heads: Iterable[int] | None = None,
+    prompts: Iterable[str] | None = None,
+    queries: Any = None,
+    prompt: str | None = None,
+    needles: Mapping[str, Any] | None = None,
+    seeds: Any = 5,
+    metrics: Any = None,
+    save: Any = (),
+    scaling: float | None = None,
+    sliding_window: int = 0,
+    softcap: float = 0.0,
+    sinks: Any = None,
+    rope: Mapping[str, Any] | str | None = None,
+    q_prescaled: bool = False,
+    position_ids: Any = None,
+    q_pos: Any = None,
+    model: str = "arrays",
+    n_layers: int | None = None,
+    device: str = "cpu",
+    jobs: int | None = None,
+    precision: str = "single",
+    audit: bool = False,
+    progress: bool | None = None,
+) -> Run:
+    """Replay queries, keys and values through compression methods, and measure what each loses and costs.
+
+        run = kvreplay.replay(q, k, v, prefill=768, methods=["h2o", "snapkv"], budgets=[64, 256, "10%"])
+        run = kvreplay.replay(layers={7: (q, k, v), 15: (q, k, v)}, ...)
+        run = kvreplay.replay("trace.h5", methods=["h2o", my_scorer], budgets=[128])
+        run.summary(); run.table; run.kept("h2o", 64, head=0)
+
+    What is replayed
+        q, k, v: [Hq, T, D], [Hkv, T, D], [Hkv, T, Dv] of one layer, Hq a multiple of Hkv; q and k as the
+            attention call sees them, after rotary embedding and norms. float32, float16 or bfloat16, of
+            numpy, torch, jax or cupy, in any memory order; nothing is copied as a whole. Tensors on a GPU are
+            fetched head by head. Instead of q alone: the path of a trace file, or a Trace, or a list of them.
+        layers: {number: (q, k, v)}, or {number: {"q": ..., "scaling": ...}}, several layers of one model, or
+            Layers of a Trace; of a trace file the numbers of those that are replayed (default: all).
+        prefill: tokens of the one prompt call; the later ones are decoded and scored. Arrays need it; of a
+            trace the recorded prompt is the default. tokens: use the first so many (default: all).
+        kv_heads, prompts: of a trace those that are replayed (default: all).
+        queries: decode rows that are scored: "all", {"last": 256} or {"stride": 16}.
+        prompt: "cut" (default) or "stream", token by token. needles: {"at": [0.5], "tokens": 16}.
+        scaling: factor of the logits, default 1/sqrt(D). sliding_window, softcap: 0 means none.
+        sinks: [Hq] logits that join the denominator.
+        q_pos: [Tq] tokens of the query rows, where they are strided. position_ids: [T].
+        rope: {"theta": 10000.0}, or more of it as `rope_json` in docs/formats.md, where a method moves
+            positions.
+
+    What it is replayed through
+        methods: names (kvreplay.methods()), dicts ({"name": "snapkv", "window": [16, 32]}: a list is swept),
+            scorers and policies of your own (kvreplay.scorer, kvreplay.Policy), names that installed packages
+            offer.
+        budgets: tokens per kv head (64), shares of the prompt (0.1 or "10%"), or {"bytes": [...]}.
+        seeds: how many for random methods, or (first, count).
+
+    How
+        metrics: columns to compute (default: the usual ones). save: "kept", "curves", "outputs": arrays that
+            every cell keeps in memory; without it they are replayed when `run.kept(...)` asks.
+        precision: "single" or "double". audit: evicted and future tokens are NaN while a method decides.
+        jobs: threads, default all cores; numbers do not depend on it.
+        device: "cpu", or "cuda:0" where it was built.
+        progress: a bar; default: on a terminal or in a notebook.
+        model, n_layers: what the table says of the model.
+
+    Returns a Run. A method that fails fails its cells (run.failed), never the run. Ctrl-C ends it soon.
+
+    Raises ConfigError (a ValueError) with all that is wrong with the arguments, TraceError (a ValueError)
+    where arrays or files cannot be replayed (shapes that do not fit, NaN, other types), DeviceError without
+    the device.
+    """
+    sources = Sources(
+        q, k, v, layers, position_ids, model, n_layers,
+        facts={"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap, "sinks": sinks,
+               "q_pos": q_pos, "rope": rope, "q_prescaled": q_prescaled},
+    )  # fmt: skip
+    entries, own = methods_of(methods, _engine.method_names())
+    config = {
+        "schema": 1,
+        "name": "replay",
+        "select": without_none(prompts=prompts, layers=sources.selected_layers(), kv_heads=kv_heads),
+        "replay": without_none(
+            prefill=prefill, tokens=tokens, queries=queries, prompt=prompt, needles=needles
+        ),
+        "methods": entries,
+        "seeds": seeds_of(seeds),
+        "run": without_none(device=device, jobs=jobs, precision=precision, audit=audit or None),
+        "output": {"save": saves_of(save)},
+        **without_none(metrics=metrics),
+    }
+    if budgets is not None:
+        with sources.opened() as traces:
+            config["budget"] = budget_of(budgets, {prefill} if prefill else prefills_of(traces))
+    replayed = _Replay(sources, plain(config, "replay"), own)
+    return replayed.run(progress)
+
+
+class _Replay:
+    """A replay that can be repeated for a part of its cells."""
+
+    def __init__(self, sources: Sources, config: dict[str, Any], own: list[Hosted]):
+        self.sources, self.config, self.own = sources, config, own
+
+    def run(self, progress: bool | None) -> Run:
+        cells, warnings, engine_s = self._cells(self.config, progress)
+        return Run(cells, warnings, engine_s, self.again)
+
+    def again(self, row: Mapping[str, Any], kind: str) -> list[Cell]:
+        """The cell of a row, with arrays: its head is replayed once more, as it was."""
+        place = {"prompts": [row["prompt"]], "layers": [row["layer"]], "kv_heads": [row["kv_head"]]}
+        config = {**self.config, "select": place, "output": {"save": [kind]}}
+        return [cell for cell in self._cells(config, False)[0] if cell.row["key"] == row["key"]]
+
+    def _cells(self, config: dict[str, Any], progress: bool | None) -> tuple[list[Cell], list[str], float]:
+        cells: list[Cell] = []
+        warnings: list[str] = []
+        bar = Bar(progress)
+
+        def on_plan(count: int, said: list[str], _: float) -> None:
+            warnings.extend(in_words_of_python(text) for text in said)
+            bar.start(count)
+
+        def on_cell(row: str, place: int, arrays: dict[str, Any]) -> None:
+            cells.append(cell_of(row, arrays, place))
+            bar.advance(cells[-1].row["status"] != "ok")
+
+        try:
+            with self.sources.opened() as traces, bar:
+                engine_s = _engine.replay(json.dumps(config), traces, self.own, on_plan, on_cell)
+        except ConfigError as error:
+            raise ConfigError(in_words_of_python(str(error))) from None
+        return sorted(cells, key=lambda cell: cell.place), warnings, engine_s

@@ -1,0 +1,165 @@
+"""What a replay gave: a table with a row a cell, and the arrays behind it."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import KvreplayError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+
+SUMMARY = (
+    *("label", "budget_tokens", "rel_err_out_mean", "rel_err_low", "rel_err_high", "kept_mass_mean"),
+    *("partition_err_mean", "peak_kept_tokens", "total_bytes", "bytes_ratio", "n_units", "n_seeds", "notes"),
+)
+NEEDED = {"kept": "kept_flat", "curves": "rel_err", "outputs": "out"}
+
+
+@dataclass
+class Cell:
+    """One row of the table with its arrays."""
+
+    row: dict[str, Any]
+    arrays: dict[str, Any] = field(default_factory=dict)
+    place: int = 0  # in the plan
+
+
+class Run:
+    """Results of `kvreplay.replay`.
+
+    `table` has a row for each cell: a prompt, layer, kv head, method with its parameters, budget and seed.
+    Arrays of a cell (kept sets, errors and outputs of rows) are those that `save` asked for; others are
+    replayed when they are asked for, while the arrays or files of the run are still there.
+    """
+
+    def __init__(
+        self,
+        cells: list[Cell],
+        warnings: list[str],
+        engine_s: float,
+        again: Callable[[Mapping[str, Any], str], list[Cell]],
+    ):
+        self.cells = cells
+        self.warnings = warnings
+        self.engine_s = engine_s
+        self._again = again
+
+    @cached_property
+    def frame(self) -> "pd.DataFrame":
+        """The table as `kvanalysis.load` gives it: `params` and `given` are dicts, `label` names the
+        curve."""
+        from kvanalysis.data.rows import frame_of_rows
+
+        return frame_of_rows([cell.row for cell in self.cells])
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """One row a cell, failed ones included: counts are nullable integers, measures floats, `params` and
+        `given` canonical JSON, `label` the method and what tells its instances apart. Columns:
+        `kvreplay.columns()`."""
+        frame = self.frame
+        table = frame.assign(params=frame["params_json"], given=frame["given_json"])
+        return table.drop(columns=["params_json", "given_json"])
+
+    def summary(self) -> "pd.DataFrame":
+        """A row for each method and budget: means over prompts, layers and kv heads, with the 95 % interval
+        of the mean relative error (bootstrap over heads); `bytes_ratio` is total bytes over those of the full
+        cache."""
+        from kvanalysis.stats.summary import summarise
+
+        return summarise(self.frame)[list(SUMMARY)].rename(columns={"label": "method"})
+
+    @property
+    def failed(self) -> "pd.DataFrame":
+        """Rows of the table whose cell failed; `error` says why."""
+        return self.table[self.frame["status"] != "ok"]
+
+    def kept(self, method: str | None = None, budget: int | None = None, **place: Any) -> list[np.ndarray]:
+        """The tokens that a cache held: int32 arrays, ascending, the first after the prompt, the others after
+        each step; of a one-shot method the first alone (later tokens are all kept). With `gqa.level: query`
+        one such series a query head, one after the other.
+
+        method: its name or label; budget in tokens; place: layer, head (kv head), prompt, seed, params (a
+        dict of what is asked of the column `params`). What is not given must be the same in all cells, or is
+        the first. Raises KeyError where no cell is like that."""
+        arrays = self._arrays("kept", method, budget, place)
+        return np.split(arrays["kept_flat"], arrays["kept_off"][1:-1])
+
+    def row_errors(
+        self, method: str | None = None, budget: int | None = None, **place: Any
+    ) -> dict[str, np.ndarray]:
+        """Errors of each scored row of a cell: `rows` [R] token indices, `rel_err` [query heads, R] (negative
+        where the exact output is zero), `partition_err` [query heads, R]. Arguments as in `kept`."""
+        arrays = self._arrays("curves", method, budget, place)
+        return {name: arrays[name] for name in ("rows", "rel_err", "partition_err")}
+
+    def outputs(
+        self, method: str | None = None, budget: int | None = None, **place: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(rows [R], outputs [query heads, R, Dv]) of a cell. Arguments as in `kept`."""
+        arrays = self._arrays("outputs", method, budget, place)
+        return arrays["rows"], arrays["out"]
+
+    def save(self, folder: "str | Path") -> "Path":
+        """Writes results.csv into a folder, which is made, so that `kvreplay report`, `kvanalysis` and
+        `kvanalysis.load` take it. Returns the file."""
+        from kvanalysis.data.rows import write_rows
+
+        return write_rows([cell.row for cell in self.cells], folder)
+
+    def _arrays(
+        self, kind: str, method: str | None, budget: int | None, place: dict[str, Any]
+    ) -> dict[str, Any]:
+        cell = self._cell(method, budget, place)
+        if cell.row["status"] != "ok":
+            raise KvreplayError(f"the cell has failed: {cell.row['error']}")
+        if NEEDED[kind] not in cell.arrays:
+            cell.arrays.update(self._again(cell.row, kind)[0].arrays)
+        return cell.arrays
+
+    def _cell(self, method: str | None, budget: int | None, place: dict[str, Any]) -> Cell:
+        wanted = dict(place)
+        names = {"head": "kv_head"}
+        params = wanted.pop("params", {})
+        unknown = set(wanted) - {"layer", "head", "kv_head", "prompt", "seed"}
+        if unknown:
+            raise TypeError(f"{min(unknown)} is no part of a cell's place: layer, head, prompt, seed, params")
+        wanted = {names.get(name, name): value for name, value in wanted.items()}
+        if budget is not None:
+            wanted["budget_tokens"] = budget
+        for i, cell in enumerate(self.cells):
+            row = cell.row
+            if method is not None and method not in (row["method"], self.frame["label"].iloc[i]):
+                continue
+            given = self.frame["params"].iloc[i]
+            if all(row[n] == v for n, v in wanted.items()) and all(
+                given.get(n) == v for n, v in params.items()
+            ):
+                return cell
+        asked = ", ".join(
+            f"{n}={v!r}" for n, v in {"method": method, **wanted, **params}.items() if v is not None
+        )
+        raise KeyError(f"no cell with {asked}")
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __repr__(self) -> str:
+        failed = sum(cell.row["status"] != "ok" for cell in self.cells)
+        methods = len({(cell.row["method"], cell.row["given"]) for cell in self.cells})
+        return f"<Run: {len(self)} cells of {methods} methods, {failed} failed, {self.engine_s:.2f} s>"
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
+
+def cell_of(row: str, arrays: dict[str, Any], place: int) -> Cell:
+    """A cell of what the engine said of it."""
+    return Cell(json.loads(row), arrays, place)

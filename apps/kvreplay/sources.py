@@ -1,0 +1,238 @@
+"""What is replayed, as the engine reads it: arrays that a caller holds, or the layers of trace files."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from .arrays import described
+from .errors import ConfigError, TraceError
+from .trace import Layer, Trace
+from .trace_io.rope import rope_facts
+
+ARRAYS = "arrays"  # what a trace is called that was never a file
+MOST_LAYERS = 1 << 16
+FACTS = ("scaling", "sliding_window", "softcap", "q_prescaled", "rope", "sinks", "q_pos")
+
+
+class Sources:
+    """What kvreplay.replay was given to replay: arrays of one layer or several, or trace files."""
+
+    def __init__(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        layers: Any,
+        position_ids: Any,
+        model: str,
+        n_layers: int | None,
+        facts: Mapping[str, Any],
+    ):
+        self.traces: list[Trace] = []
+        self.layers: Mapping[int, Any] = {}
+        self.position_ids, self.model, self.n_layers, self.facts = position_ids, model, n_layers, facts
+        self.wanted: list[int] | None = None
+        if k is None and v is None and _names_traces(q):
+            self.traces = [
+                t if isinstance(t, Trace) else Trace(t) for t in (q if isinstance(q, list | tuple) else [q])
+            ]
+            self.wanted = _numbers(layers)
+        elif q is not None and k is not None and v is not None:
+            if layers is not None:
+                raise ConfigError("give either q, k, v of one layer, or layers={number: (q, k, v)}")
+            self.layers = {0: (q, k, v)}
+        elif isinstance(layers, Mapping) and q is None and k is None and v is None:
+            self.layers = layers
+        else:
+            raise ConfigError(
+                "nothing to replay: give q, k, v, or layers={number: (q, k, v)}, or the path of a trace"
+            )
+
+    def selected_layers(self) -> list[int] | None:
+        """Layers of the traces that are replayed; None: all."""
+        return self.wanted
+
+    @contextmanager
+    def opened(self) -> Iterator[list[dict[str, Any]]]:
+        """The traces, described; those that are files are open inside of the block."""
+        if not self.traces:
+            yield [of_arrays(self.layers, self.facts, self.position_ids, self.model, self.n_layers)]
+            return
+        with ExitStack() as stack:
+            opened = [stack.enter_context(trace) for trace in self.traces]
+            yield [of_trace(trace) for trace in opened]
+
+
+def prefills_of(traces: Iterable[Mapping[str, Any]]) -> set[int]:
+    """Tokens of the recorded prompts."""
+    return {prompt["n_prompt"] for trace in traces for prompt in trace["prompts"]}
+
+
+def _names_traces(given: Any) -> bool:
+    several = given if isinstance(given, list | tuple) and given else [given]
+    return all(isinstance(item, str | os.PathLike | Trace) for item in several)
+
+
+def _numbers(layers: Any) -> list[int] | None:
+    if layers is None:
+        return None
+    if isinstance(layers, int | np.integer):
+        return [int(layers)]
+    if isinstance(layers, str | Mapping):
+        raise ConfigError(f"layers of a trace are numbers: [0, 7], not {type(layers).__name__}")
+    return [int(number) for number in layers]
+
+
+class StoredRows:
+    """A tensor of a trace file, of which the engine reads the head that it works on, and no other. The trace
+    must be open."""
+
+    def __init__(self, layer: Layer, name: str):
+        self.tensor = layer.stored(name)
+        self.shape = list(self.tensor.shape)
+        self.dtype = self.tensor.type.name
+
+    def rows(self, head: int, first: int, count: int) -> np.ndarray:
+        """Rows first..first+count-1 of a head, [count, width], as they are stored."""
+        return self.tensor.read_rows(head, first, count)
+
+
+def of_trace(trace: Trace) -> dict[str, Any]:
+    """A trace file, described; none of its tensors is read."""
+    return {
+        "label": str(trace.path),
+        "trace_id": trace.trace_id,
+        "model": trace.model,
+        "n_layers": trace.n_layers,
+        "prompts": [_prompt_of(trace, prompt) for prompt in trace.prompts],
+    }
+
+
+def _prompt_of(trace: Trace, prompt: str) -> dict[str, Any]:
+    about = trace.prompt(prompt)
+    return {
+        "id": prompt,
+        "tokens": about.n_tokens,
+        "n_prompt": about.n_prompt,
+        "position_ids": np.ascontiguousarray(about.position_ids, np.int32),
+        "classes": about.token_classes,
+        "layers": [_layer_of(trace.layer(number, prompt)) for number in trace.layers(prompt)],
+    }
+
+
+def _layer_of(layer: Layer) -> dict[str, Any]:
+    strided = layer.n_query_rows < layer.n_tokens
+    tensors = {}
+    for name in ("q", "k", "v"):
+        rows = StoredRows(layer, name)
+        tensors[name] = {"dtype": rows.dtype, "data": rows}
+    return {
+        "layer": layer.number,
+        **tensors,
+        "scaling": layer.scaling,
+        "sliding_window": layer.sliding_window,
+        "softcap": layer.softcap,
+        "q_prescaled": layer.q_prescaled,
+        "rope": layer.rope,
+        "rope_recorded": layer.rope_recorded,
+        "sinks": layer.sinks,
+        "q_pos": layer.q_pos if strided else None,
+    }
+
+
+def of_arrays(
+    layers: Mapping[int, Any], facts: Mapping[str, Any], position_ids: Any, model: str, n_layers: int | None
+) -> dict[str, Any]:
+    """Arrays, described. layers: {number: (q, k, v)}, or mappings that say more of a layer than `facts`
+    does."""
+    if not layers:
+        raise ConfigError("layers is empty: give {number: (q, k, v)}")
+    numbers = sorted(layers)
+    if not all(isinstance(n, int | np.integer) and 0 <= n < MOST_LAYERS for n in numbers):
+        raise ConfigError(f"layers has the keys {numbers}: they must be numbers of layers, from 0")
+    found = [_given_layer(int(n), layers[n], facts, alone=len(layers) == 1) for n in numbers]
+    tokens = int(found[0]["k"]["data"].shape[1])
+    return {
+        "label": ARRAYS,
+        "trace_id": ARRAYS,
+        "model": model,
+        "n_layers": int(n_layers or numbers[-1] + 1),
+        "prompts": [
+            {
+                "id": "p0",
+                "tokens": tokens,
+                "n_prompt": tokens,
+                "position_ids": _vector(position_ids, np.int32, "position_ids"),
+                "classes": None,
+                "layers": found,
+            }
+        ],
+    }
+
+
+def _given_layer(number: int, given: Any, facts: Mapping[str, Any], alone: bool) -> dict[str, Any]:
+    if isinstance(given, Layer):
+        return {**_layer_of(given), "layer": number}
+    if isinstance(given, Mapping):
+        named = dict(given)
+    elif isinstance(given, tuple | list) and len(given) == 3:
+        named = dict(zip("qkv", given, strict=True))
+    else:
+        raise ConfigError(f"layer {number} must be (q, k, v), or a dict with q, k, v and facts of the layer")
+    unknown = sorted(set(named) - {"q", "k", "v", *FACTS})
+    missing = [name for name in "qkv" if name not in named]
+    if unknown or missing:
+        what = f"has no {missing[0]}" if missing else f"has {unknown[0]!r}"
+        raise ConfigError(f"layer {number} {what}: it takes q, k, v, {', '.join(FACTS)}")
+    said = {**facts, **{name: value for name, value in named.items() if name in FACTS}}
+    where = "" if alone else f"layer {number}: "
+    tensors = {name: described(named[name], where + name) for name in "qkv"}
+    width = int(tensors["k"]["data"].shape[2])
+    return {"layer": number, **tensors, **_facts(said, width, where)}
+
+
+def _facts(said: Mapping[str, Any], width: int, where: str) -> dict[str, Any]:
+    scaling = said.get("scaling")
+    found = {
+        "scaling": width**-0.5 if scaling is None else _number(scaling, f"{where}scaling", 1e-9, 1e9),
+        "sliding_window": int(_number(said.get("sliding_window") or 0, f"{where}sliding_window", 0, 2**30)),
+        "softcap": _number(said.get("softcap") or 0, f"{where}softcap", 0, 1e9),
+        "q_prescaled": bool(said.get("q_prescaled", False)),
+        "sinks": _vector(said.get("sinks"), np.float32, f"{where}sinks"),
+        "q_pos": _vector(said.get("q_pos"), np.int32, f"{where}q_pos"),
+    }
+    rope = said.get("rope")
+    found["rope"] = None if rope in (None, "none") else rope_facts(rope, width, f"{where}rope")
+    found["rope_recorded"] = rope is not None
+    return found
+
+
+def _number(value: Any, where: str, low: float, high: float) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where} is {value!r}: it must be a number") from None
+    if not low <= number <= high:
+        raise ConfigError(f"{where} is {value!r}: it must be from {low:g} to {high:g}")
+    return number
+
+
+def _vector(values: Any, dtype: type, where: str) -> np.ndarray | None:
+    if values is None:
+        return None
+    if type(values).__module__.partition(".")[0] == "torch":
+        values = values.detach().cpu().float() if dtype is np.float32 else values.detach().cpu()
+    try:
+        array = np.asarray(values)
+        vector = np.ascontiguousarray(array, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TraceError(f"{where} is no list of numbers: {error}") from error
+    if vector.ndim != 1:
+        raise TraceError(f"{where} is {list(vector.shape)}; it must be a list of numbers")
+    if (dtype is np.int32 and array.dtype.kind not in "iu") or not np.isfinite(vector.astype(float)).all():
+        kind = "whole numbers" if dtype is np.int32 else "finite numbers"
+        raise TraceError(f"{where} must hold {kind}")
+    return vector

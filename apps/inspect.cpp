@@ -6,6 +6,7 @@
 #include "apps/commands.hpp"
 #include "apps/config_options.hpp"
 #include "apps/devices.hpp"
+#include "apps/offered/registry.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "config/run_config.hpp"
@@ -51,7 +52,7 @@ int validate_trace(const ValidateChoices& choices) {
 }
 
 int validate_config(const ValidateChoices& choices, Console& console) {
-  const LoadedRun loaded = load_run(choices.config.file, choices.config.sets, registry(), metric_names());
+  const LoadedRun loaded = load_run(choices.config.file, choices.config.sets, known_methods(), metric_names());
   for (const std::string& warning : loaded.config.warnings) console.warning(warning);
   require_device(loaded.config);
   if (choices.deep)

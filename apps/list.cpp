@@ -6,6 +6,7 @@
 #include "apps/commands.hpp"
 #include "apps/devices.hpp"
 #include "apps/method_text.hpp"
+#include "apps/offered/registry.hpp"
 #include "apps/summary.hpp"
 #include "results/columns.hpp"
 
@@ -22,7 +23,7 @@ void list_methods(Form form) {
   if (form == Form::markdown) return print(methods_markdown_table(registry()));
   json all = json::array();
   std::vector<std::vector<std::string>> rows = {{"name", "tier", "phases", "budget", "title"}};
-  for (const Method& m : registry()) {
+  for (const Method& m : known_methods()) {
     all.push_back(json::parse(method_json(m)));
     rows.push_back({m.info.name, std::to_string(m.info.tier), phases_text(m.info), m.info.takes_budget ? "yes" : "no",
                     m.info.title});
@@ -59,7 +60,7 @@ struct ListChoices {
 
 void describe(const ListChoices& choices) {
   if (choices.what == "all" && choices.markdown) return print(methods_markdown_page(registry()));
-  const Method& method = method_named(registry(), choices.what);
+  const Method& method = method_named(known_methods(), choices.what);
   if (choices.json) print(method_json(method) + "\n");
   else print(choices.markdown ? method_markdown(method) : method_text(method));
 }

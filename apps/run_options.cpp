@@ -1,4 +1,5 @@
 #include "apps/run_options.hpp"
+#include "apps/offered/registry.hpp"
 
 #include <fmt/core.h>
 
@@ -58,7 +59,7 @@ void add_plan_options(Command& command, RunChoices& choices) {
 }
 
 LoadedRun load_run(const RunChoices& choices, Console& console) {
-  LoadedRun loaded = kvreplay::load_run(config_file(choices), overrides_of(choices), registry(), metric_names());
+  LoadedRun loaded = kvreplay::load_run(config_file(choices), overrides_of(choices), known_methods(), metric_names());
   for (const std::string& warning : loaded.config.warnings) console.warning(warning);
   return loaded;
 }

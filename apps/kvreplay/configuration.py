@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .errors import ConfigError
-from .hosting import Hosted
+from .hosting import Hosted, checked_name
 from .own_methods import hosted
 
 ENTRY_POINTS = "kvreplay.methods"  # by which installed packages offer methods
@@ -54,6 +54,7 @@ def installed_method(name: str) -> Hosted | None:
                 raise ConfigError(
                     f"{point.value} is no method: {ENTRY_POINTS} must name a scorer or a Policy"
                 )
+            method.facts = {**method.facts, "name": checked_name(name)}
             return method
     return None
 

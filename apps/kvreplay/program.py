@@ -19,6 +19,7 @@ PACKAGE = os.path.realpath(__file__).rpartition("/")[0]
 CHECKOUT = PACKAGE.removesuffix("/apps/kvreplay")  # in an installed package the same as PACKAGE
 INSIDE, BUILT = f"{PACKAGE}/bin/kvreplay", f"{CHECKOUT}/build/release/kvreplay"
 USAGE = 2  # exit code, as the program's own
+NAME_METHODS = ("run", "sweep", "list", "describe", "validate")  # commands that look methods up
 
 
 def program_path() -> str:
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     offer_this_python()
+    if words and words[0] in NAME_METHODS:
+        offer_methods()
     if words and words[0] == "quickstart":
         from kvreplay.quickstart import main as command
     elif words and words[0] == "import":
@@ -66,6 +69,15 @@ def offer_this_python() -> None:
     """Names this Python in KVREPLAY_PYTHON, unless the user named one: the program draws figures with it."""
     if sys.executable:
         os.environ.setdefault("KVREPLAY_PYTHON", sys.executable)
+
+
+def offer_methods() -> None:
+    """Names this Python in KVREPLAY_HOST, where an installed package offers methods: the program asks it for
+    them."""
+    from importlib.metadata import entry_points
+
+    if entry_points(group="kvreplay.methods"):
+        os.environ.setdefault("KVREPLAY_HOST", sys.executable)
 
 
 def become_program(words: Sequence[str]) -> NoReturn:

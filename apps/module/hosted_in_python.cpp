@@ -175,11 +175,6 @@ class PythonMethod : public HostedMethod {
   Held method_;
 };
 
-ParameterSpec::Kind kind_named(const std::string& name) {
-  using Kind = ParameterSpec::Kind;
-  return name == "bool" ? Kind::boolean : name == "int" ? Kind::integer : Kind::real;
-}
-
 }  // namespace
 
 std::unique_ptr<HostedMethod> hosted_by(nb::object method) {
@@ -194,7 +189,7 @@ std::unique_ptr<HostedMethod> hosted_by(nb::object method) {
   take("row_bytes", hosted->row_bytes);
   using Parameter = std::tuple<std::string, std::string, double, std::string>;
   for (const auto& [name, kind, value, help] : nb::cast<std::vector<Parameter>>(facts["parameters"]))
-    hosted->parameters.push_back({name, help, kind_named(kind), value});
+    hosted->parameters.push_back({name, help, parameter_kind(kind), value});
   return hosted;
 }
 

@@ -172,9 +172,7 @@ std::unique_ptr<Prepared> prepare(const Request& request) {
   all->traces = traces_of(request.traces);
   for (nb::handle method : request.methods) {
     all->hosted.push_back(hosted_by(nb::borrow(method)));
-    if (find_method(all->methods, all->hosted.back()->name) != nullptr)
-      throw ConfigError("there are two methods of the name " + all->hosted.back()->name + ": give one another name");
-    all->methods.push_back(method_of(*all->hosted.back()));
+    add_hosted(all->methods, *all->hosted.back());
   }
   std::vector<TraceInfo> infos;
   for (const TraceArrays& trace : all->traces->traces) infos.push_back(trace.info);

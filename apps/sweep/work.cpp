@@ -14,6 +14,7 @@
 #include "apps/engine_options.hpp"
 #include "apps/exit_codes.hpp"
 #include "apps/meta.hpp"
+#include "apps/offered/registry.hpp"
 #include "apps/replaying.hpp"
 #include "apps/run_options.hpp"
 #include "apps/signals.hpp"
@@ -124,7 +125,7 @@ class Worker {
       request.place = [staging](const SweepTrace& trace, const TraceScope& scope) {
         return staging->copy(trace.path, scope);
       };
-    ShardWork work = kvreplay::open_units(manifest_, request, registry(), metric_names());
+    ShardWork work = kvreplay::open_units(manifest_, request, known_methods(), metric_names());
     for (const std::string& problem : work.problems) console_.error(problem);
     return work;
   }

@@ -90,7 +90,11 @@ class HostedMethod {
   virtual std::shared_ptr<HostedSession> open(const HostedPlace& place) = 0;
 };
 
-// An entry of a registry. The host outlives it. Throws ConfigError where the host asks for what no entry can be.
-Method method_of(HostedMethod& host);
+// "bool", "int" or anything else, which is a real number.
+ParameterSpec::Kind parameter_kind(const std::string& name);
+
+// Makes it an entry of a registry. The host outlives it. Throws ConfigError where the host asks for what no entry can
+// be, or where the registry has its name.
+void add_hosted(Registry& methods, HostedMethod& host);
 
 }  // namespace kvreplay

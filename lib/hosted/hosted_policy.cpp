@@ -189,11 +189,17 @@ void HostedPolicy::evict(const Team auto& team, Cache auto& cache) {
   cache.retain(team, [&](int32_t i) { return cache.mark(i) == 0; });
 }
 
-Method method_of(HostedMethod& host) {
+ParameterSpec::Kind parameter_kind(const std::string& name) {
+  return name == "bool" ? Kind::boolean : name == "int" ? Kind::integer : Kind::real;
+}
+
+void add_hosted(Registry& methods, HostedMethod& host) {
+  if (find_method(methods, host.name) != nullptr)
+    throw ConfigError("there are two methods of the name " + host.name + ": give one another name");
   if (host.parameters.size() > size_t(kHostedParameters))
     throw ConfigError(host.name + ": has " + std::to_string(host.parameters.size()) + " parameters, at most " +
                       std::to_string(kHostedParameters) + " are possible");
-  return host.streams ? made<HostedPolicy>(host) : made<HostedScorer>(host);
+  methods.push_back(host.streams ? made<HostedPolicy>(host) : made<HostedScorer>(host));
 }
 
 }  // namespace kvreplay

@@ -1,0 +1,226 @@
+#include "apps/offered/registry.hpp"
+
+#include <fmt/core.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "apps/offered/connection.hpp"
+#include "base/errors.hpp"
+#include "core/replay_error.hpp"
+#include "hosted/hosted_method.hpp"
+
+// The conversation with kvreplay.host: the program asks, and while Python works out the answer it may ask for arrays,
+// each of which goes over the connection when somebody looks at it and not before.
+
+namespace kvreplay::app {
+namespace {
+
+using nlohmann::json;
+
+std::string python() {
+  const char* named = std::getenv("KVREPLAY_HOST");
+  return named == nullptr ? "" : named;
+}
+
+// Each thread has a process of its own, so that threads do not wait for one interpreter. It ends with the thread.
+Connection& connection() {
+  thread_local std::unique_ptr<Connection> own;
+  if (own == nullptr) own = std::make_unique<Connection>(python());
+  return *own;
+}
+
+template <class T>
+std::span<const std::byte> bytes_of(std::span<T> values) {
+  return std::as_bytes(std::span<const std::remove_const_t<T>>(values));
+}
+
+// [blocks, rows, width] of numbers, packed.
+std::vector<std::byte> packed(const ShownNumbers& numbers) {
+  const size_t size = numbers.wide ? sizeof(double) : sizeof(float);
+  const size_t block = size_t(numbers.extents[1] * numbers.extents[2]) * size;
+  std::vector<std::byte> all(size_t(numbers.extents[0]) * block);
+  for (int64_t b = 0; b < numbers.extents[0]; ++b)
+    std::memcpy(all.data() + size_t(b) * block,
+                static_cast<const std::byte*>(numbers.data) + size_t(b * numbers.strides[0]) * size, block);
+  return all;
+}
+
+struct Array {
+  std::string type;  // of numpy: "f4", "f8", "i4"; "": there is none
+  std::vector<int64_t> shape;
+  std::vector<std::byte> numbers;
+};
+
+Array array_of(const ShownNumbers& numbers) {
+  if (numbers.data == nullptr) return {};
+  return {numbers.wide ? "f8" : "f4", {numbers.extents, numbers.extents + 3}, packed(numbers)};
+}
+Array array_of(const HostedRows& rows, const std::function<void(void*)>& copy, int32_t width) {
+  Array array{rows.wide ? "f8" : "f4", {rows.blocks, int64_t(rows.tokens.size()), width}, {}};
+  const size_t count = size_t(rows.blocks) * rows.tokens.size() * size_t(width);
+  array.numbers.resize(count * (rows.wide ? sizeof(double) : sizeof(float)));
+  copy(array.numbers.data());
+  return array;
+}
+template <class T>
+Array array_of(std::span<const T> values) {
+  const auto bytes = bytes_of(values);
+  return {sizeof(T) == 8 ? "f8" : "i4", {int64_t(values.size())}, {bytes.begin(), bytes.end()}};
+}
+
+Array shown(const HostedPrompt& prompt, const std::string& name) {
+  if (name == "keys") return array_of(prompt.keys);
+  if (name == "values") return array_of(prompt.values);
+  if (name == "queries") return array_of(prompt.queries);
+  if (name == "attention") return array_of(prompt.attention);
+  return array_of(prompt.positions);
+}
+Array shown(const HostedRows& rows, const std::string& name) {
+  return name == "keys" ? array_of(rows, rows.copy_keys, rows.dim) : array_of(rows, rows.copy_values, rows.v_dim);
+}
+
+// Asks, answers what Python asks meanwhile of `view`, and returns what it says in the end.
+template <class View>
+Message ask(const json& question, std::span<const std::byte> numbers, const View& view) {
+  Connection& python = connection();
+  python.send(question.dump(), numbers);
+  while (true) {
+    Message said = python.receive();
+    const json header = json::parse(said.json);
+    if (header.contains("raised")) throw ReplayError(header["raised"].get<std::string>());
+    if (!header.contains("show")) return said;
+    const Array array = shown(view, header["show"].get<std::string>());
+    python.send(json{{"type", array.type}, {"shape", array.shape}}.dump(), array.numbers);
+  }
+}
+
+template <class T>
+void take(const Message& message, size_t offset, std::span<T> to) {
+  if (message.numbers.size() < offset + to.size_bytes())
+    throw ReplayError("the method answered with another number of scores than there are rows");
+  std::memcpy(to.data(), message.numbers.data() + offset, to.size_bytes());
+}
+
+json place_json(const HostedPlace& p) {
+  const MethodContext& c = p.context;
+  return {{"budget", c.budget.tokens},
+          {"prompt_tokens", c.prompt_tokens},
+          {"tokens", c.tokens},
+          {"layer", c.layer},
+          {"n_layers", c.n_layers},
+          {"kv_head", p.kv_head},
+          {"heads", c.shape.heads},
+          {"first_head", p.first_head},
+          {"seed", p.seed},
+          {"prompt", p.prompt},
+          {"params", p.params},
+          {"audit", p.audit}};
+}
+
+class OfferedSession : public HostedSession {
+ public:
+  OfferedSession(const std::string& method, const HostedPlace& place) : number_(next_number()) {
+    ask(json{{"call", "open"}, {"session", number_}, {"method", method}, {"place", place_json(place)}}, {},
+        HostedPrompt{});
+  }
+  ~OfferedSession() override {
+    try {
+      ask(json{{"call", "close"}, {"session", number_}}, {}, HostedPrompt{});
+    } catch (const ReplayError&) {  // it has ended, and with it the session
+    }
+  }
+
+  void score(const HostedPrompt& prompt, std::span<double> scores) override {
+    take(ask(about("score", prompt), {}, prompt), 0, scores);
+  }
+  void start(const HostedPrompt& prompt, std::span<double> scores) override {
+    const Message said = ask(about("start", prompt), {}, prompt);
+    if (!said.numbers.empty()) take(said, 0, scores);
+  }
+  void observe(const HostedRows& rows, std::span<const double> p, int32_t heads) override {
+    json question = about("observe", rows);
+    question["heads"] = heads;
+    const Message said = ask(question, with_rows(rows, p), rows);
+    if (!said.numbers.empty()) take(said, 0, rows.scores);
+  }
+  std::vector<int32_t> evict(const HostedRows& rows) override {
+    const Message said = ask(about("evict", rows), with_rows(rows, {}), rows);
+    const json header = json::parse(said.json);
+    const bool scored = header.at("scores").get<bool>();
+    if (scored) take(said, 0, rows.scores);
+    std::vector<int32_t> leaving(header.at("leaving").get<size_t>());
+    take(said, scored ? rows.scores.size_bytes() : 0, std::span(leaving));
+    return leaving;
+  }
+
+ private:
+  static int64_t next_number() {
+    static std::atomic<int64_t> next{0};
+    return next++;
+  }
+  json about(const char* call, const HostedPrompt& prompt) const {
+    return {{"call", call}, {"session", number_}, {"size", prompt.tokens}, {"scale", prompt.scale}};
+  }
+  json about(const char* call, const HostedRows& rows) const {
+    return {{"call", call}, {"session", number_}, {"rows", rows.tokens.size()}};
+  }
+  // Scores, probabilities and tokens go with the question: they are looked at in nearly every call.
+  std::span<const std::byte> with_rows(const HostedRows& rows, std::span<const double> p) {
+    sent_.clear();
+    for (const auto bytes : {bytes_of(rows.scores), bytes_of(p), bytes_of(rows.tokens)})
+      sent_.insert(sent_.end(), bytes.begin(), bytes.end());
+    return sent_;
+  }
+  const int64_t number_;
+  std::vector<std::byte> sent_;
+};
+
+class OfferedMethod : public HostedMethod {
+ public:
+  explicit OfferedMethod(const json& facts) {
+    facts.at("name").get_to(name), facts.at("title").get_to(title), facts.at("source").get_to(source);
+    facts.at("identity").get_to(identity);
+    facts.at("streams").get_to(streams), facts.at("observes").get_to(observes), facts.at("random").get_to(random);
+    facts.at("sees_budget").get_to(sees_budget), facts.at("window_stays").get_to(window_stays);
+    facts.at("sinks").get_to(sinks), facts.at("recent").get_to(recent), facts.at("window").get_to(window);
+    facts.at("row_bytes").get_to(row_bytes);
+    for (const json& p : facts.at("parameters"))
+      parameters.push_back({p.at(0), p.at(3), parameter_kind(p.at(1).get<std::string>()), p.at(2)});
+  }
+  std::shared_ptr<HostedSession> open(const HostedPlace& place) override {
+    return std::make_shared<OfferedSession>(name, place);
+  }
+};
+
+using Hosts = std::vector<std::unique_ptr<HostedMethod>>;
+
+Hosts offered() {
+  Hosts hosts;
+  if (python().empty()) return hosts;
+  try {
+    const json answer = json::parse(ask(json{{"call", "methods"}}, {}, HostedPrompt{}).json);
+    for (const json& facts : answer.at("methods"))
+      hosts.push_back(std::make_unique<OfferedMethod>(facts));
+  } catch (const ReplayError& e) {
+    throw ConfigError(fmt::format("methods of installed packages: {}", e.what()));
+  }
+  return hosts;
+}
+
+}  // namespace
+
+const Registry& known_methods() {
+  static const Hosts hosts = offered();
+  static const Registry all = [] {
+    Registry methods = registry();
+    for (const auto& host : hosts) add_hosted(methods, *host);
+    return methods;
+  }();
+  return all;
+}
+
+}  // namespace kvreplay::app

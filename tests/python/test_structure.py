@@ -20,6 +20,7 @@ INCLUDES = {
     "methods": {"core", "theory"},
     "trace": {"base", "core"},
     "catalog": {"base", "core"},
+    "hosted": {"base", "core", "catalog"},
     "exact": {"base", "core", "kernels", "trace"},
     "survey": {"base", "core", "kernels", "trace", "exact"},
     "measures": {"core", "kernels", "catalog", "exact"},

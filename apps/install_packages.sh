@@ -5,7 +5,7 @@ set -euo pipefail
 
 build=(g++ cmake ninja-build git ca-certificates libhdf5-dev libaec-dev zlib1g-dev libeigen3-dev libcli11-dev libfmt-dev libyaml-cpp-dev
        nlohmann-json3-dev python3 python3-venv)
-test=("${build[@]}" catch2 libboost-context-dev clang-format clang libclang-rt-dev binutils chromium)
+test=("${build[@]}" python3-dev catch2 libboost-context-dev clang-format clang libclang-rt-dev binutils chromium)
 
 case "${1:-build}" in
   build) wanted=("${build[@]}") ;;

@@ -37,9 +37,8 @@ lint() { "$python" -m ruff check . && "$python" -m ruff format --check .; }
 mkdir -p build
 step "packages" bash apps/install_packages.sh test
 bash tests/install_slurm.sh || echo "tests that start a cluster are skipped"
-step "build" build test build/release all "${cuda[@]}"
-extras=analysis,import,test
-python=$(bash apps/python_env.sh $extras) || failed+=("python environment")
+python=$(bash apps/python_env.sh analysis,import,test) || failed+=("python environment")
+step "build" build test build/release all -DKVREPLAY_PYTHON=ON "-DPython_EXECUTABLE=$python" "${cuda[@]}"
 export KVREPLAY=$PWD/build/release/kvreplay KVREPLAY_PYTHON=$python
 step "C++ tests" ctest --preset test
 step "format" format

@@ -1,6 +1,7 @@
 """kvreplay.replay: arrays or a trace through many methods."""
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -116,8 +117,10 @@ def replay(
     if budgets is not None:
         with sources.opened() as traces:
             config["budget"] = budget_of(budgets, {prefill} if prefill else prefills_of(traces))
-    replayed = _Replay(sources, plain(config, "replay"), own)
-    return replayed.run(progress)
+    run = _Replay(sources, plain(config, "replay"), own).run(progress)
+    for warning in run.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return run
 
 
 class _Replay:
@@ -127,8 +130,8 @@ class _Replay:
         self.sources, self.config, self.own = sources, config, own
 
     def run(self, progress: bool | None) -> Run:
-        cells, warnings, engine_s = self._cells(self.config, progress)
-        return Run(cells, warnings, engine_s, self.again)
+        cells, told, engine_s = self._cells(self.config, progress)
+        return Run(cells, told, engine_s, self.again)
 
     def again(self, row: Mapping[str, Any], kind: str) -> list[Cell]:
         """The cell of a row, with arrays: its head is replayed once more, as it was."""
@@ -138,11 +141,11 @@ class _Replay:
 
     def _cells(self, config: dict[str, Any], progress: bool | None) -> tuple[list[Cell], list[str], float]:
         cells: list[Cell] = []
-        warnings: list[str] = []
+        told: list[str] = []
         bar = Bar(progress)
 
         def on_plan(count: int, said: list[str], _: float) -> None:
-            warnings.extend(in_words_of_python(text) for text in said)
+            told.extend(in_words_of_python(text) for text in said)
             bar.start(count)
 
         def on_cell(row: str, place: int, arrays: dict[str, Any]) -> None:
@@ -154,4 +157,4 @@ class _Replay:
                 engine_s = _engine.replay(json.dumps(config), traces, self.own, on_plan, on_cell)
         except ConfigError as error:
             raise ConfigError(in_words_of_python(str(error))) from None
-        return sorted(cells, key=lambda cell: cell.place), warnings, engine_s
+        return sorted(cells, key=lambda cell: cell.place), told, engine_s

@@ -195,7 +195,6 @@ double replay(const Request& request) {
   RunOptions options = app::engine_options(config, observes_rows(all->cells), open);
   options.save = config.output;
   options.jobs = config.run.jobs > 0 ? config.run.jobs : int(std::max(1u, std::thread::hardware_concurrency()));
-  options.outlive_heads = true;
   Running running(all->cells, options, record_of(config));
   for (bool closed = false; !closed;) {
     std::deque<Finished> finished;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes self-contained wheels in build/wheels, one for each Python that is named (default: python3), and says for which
-# systems they are. Needs what apps/install_packages.sh build installs. The C++ is compiled once, in build/wheel: a
+# systems they are. Needs what `apps/install_packages.sh wheel` installs. The C++ is compiled once, in build/wheel: a
 # second Python costs its extension module only. From 3.12 on one wheel serves every later Python.
 #   bash apps/wheel.sh [PYTHON...]
 set -euo pipefail

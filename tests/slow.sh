@@ -2,7 +2,7 @@
 # The proofs that take too long for tests/run.sh, on what that script has built: every figure configuration on the
 # whole sample trace, in less than LIMIT_S, and the page made of them; FUZZ_RUNS inputs for each fuzz target;
 # thousands of damaged traces and configurations, hundreds of kills, and where nvcc is installed the device code of
-# all methods for every architecture.
+# all methods for every architecture, and where debootstrap is the wheel on a system without a compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 LIMIT_S=600
@@ -22,6 +22,11 @@ bash tests/fuzz.sh $FUZZ_RUNS
 if command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
   cmake --preset cuda >build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
   cmake --build build/cuda
+fi
+if command -v debootstrap >/dev/null && [ "$(id -u)" -eq 0 ]; then
+  bash apps/install_packages.sh wheel
+  bash apps/wheel.sh /usr/bin/python3
+  bash tests/wheel_in_container.sh bookworm
 fi
 "$KVREPLAY_PYTHON" -m pytest -q -m slow --numprocesses 2 tests/python
 echo "all slow proofs hold"

@@ -45,10 +45,12 @@ def call(words: Sequence[str]) -> int:
 
     A terminal's ^C reaches it as well as us; SIGTERM reaches us alone, and is passed on.
     """
-    running = None
+    running, early = None, []
 
     def pass_on(number: int, _: object) -> None:
-        if running is not None:
+        if running is None:
+            early.append(number)
+        else:
             running.send_signal(number)
 
     before = {
@@ -57,6 +59,8 @@ def call(words: Sequence[str]) -> int:
     }
     try:
         running = subprocess.Popen(words)
+        for number in early:  # that came while it was started
+            running.send_signal(number)
         code = running.wait()
     finally:
         for number, handler in before.items():

@@ -13,11 +13,11 @@ std::vector<std::byte> made(const PolicyTable& table) {
 
 }  // namespace
 
-Method::Method(const PolicyTable& table, DevicePrograms on_devices) : Method(table, made(table)) {
+Method::Method(const PolicyTable& table, DevicePrograms on_devices) : Method(made(table), table) {
   programs = on_devices;
 }
 
-Method::Method(const PolicyTable& table, std::vector<std::byte> by_default)
+Method::Method(std::vector<std::byte> by_default, const PolicyTable& table)
     : PolicyTable(table), defaults(std::move(by_default)) {
   Describer describer(defaults.data());
   describe(describer, defaults.data());

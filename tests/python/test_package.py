@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import venv
+from pathlib import Path
 
 import pytest
 from kvreplay_cli import BINARY, ROOT, table
@@ -106,22 +107,24 @@ def test_a_user_error_reaches_the_second_project_as_an_exception(second_project,
     assert "no trace" in done.stderr
 
 
+PACKAGES = ("apps/kvreplay", "traces/kvdump", "traces/kvconfirm", "analysis/kvanalysis")
+
+
 def python_files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
 
 
 @pytest.fixture(scope="module")
 def clean_environment(tmp_path_factory):
-    """A new virtual environment with the packages and no extra, installed from a copy of their sources."""
+    """A new virtual environment with nothing but the packages, from a copy of their sources."""
     source, environment = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("venv")
     shutil.copy(ROOT / "pyproject.toml", source)
-    for folder in ("traces", "analysis"):
-        shutil.copytree(
-            ROOT / folder, source / folder, ignore=shutil.ignore_patterns("*.egg-info", "samples")
-        )
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package)
     venv.create(environment)  # pip of this environment installs into it
     pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python", "--disable-pip-version-check"]
-    run(*pip, "install", "--quiet", source)
+    without_program = ["--config-settings=wheel.cmake=false", "--config-settings=wheel.py-api=py3"]
+    run(*pip, "install", "--quiet", "--no-deps", *without_program, source)
     return environment
 
 
@@ -144,8 +147,8 @@ def test_the_commands_of_a_clean_environment_show_help_and_version(clean_environ
 
 def test_every_module_is_installed(clean_environment):
     (site,) = clean_environment.glob("lib/python*/site-packages")
-    for folder, package in (("traces", "kvdump"), ("traces", "kvconfirm"), ("analysis", "kvanalysis")):
-        assert python_files(site / package) == python_files(ROOT / folder / package)
+    for package in PACKAGES:
+        assert python_files(site / Path(package).name) == python_files(ROOT / package)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +156,10 @@ def test_every_module_is_installed(clean_environment):
     [
         (("kvdump", "--model", "m", "--prompts", "p.txt", "-o", "t.h5"), "install kvreplay[dump]"),
         (("kvanalysis", "report", "out"), "install kvreplay[analysis]"),
+        (("kvreplay", "list", "methods"), "install a wheel of kvreplay, or build the program"),
     ],
 )
-def test_without_an_extra_the_message_names_it(clean_environment, tmp_path, words, remedy):
+def test_what_is_not_installed_is_named_with_the_remedy(clean_environment, tmp_path, words, remedy):
     (tmp_path / "p.txt").write_text("a prompt")
     (tmp_path / "out").mkdir()
     done = called_from(clean_environment, *words, folder=tmp_path)

@@ -20,9 +20,16 @@ class _Ticks(LogLocator):
         for subs in self._choices:
             self.set_params(subs=subs)
             ticks = super().tick_values(vmin, vmax)
-            if np.count_nonzero((ticks >= vmin) & (ticks <= vmax)) >= LEAST_TICKS:
+            shown = ticks[(ticks >= vmin) & (ticks <= vmax)]
+            if len(shown) >= LEAST_TICKS and _are_multiples(shown, subs):
                 break
         return ticks
+
+
+def _are_multiples(ticks, subs):
+    """Whether all are `subs` times powers of ten. Where an axis has one of those or none, LogLocator answers
+    with even steps (before matplotlib 3.11)."""
+    return all(np.isclose(tick / 10.0 ** np.floor(np.log10(tick) + 1e-9), subs).any() for tick in ticks)
 
 
 def plain_log(axis, subs=DENSE):

@@ -1,12 +1,15 @@
-"""The figure configurations of this checkout, for pages that say where a claim is tested."""
+"""The figure configurations that came with this package, for pages that say where a claim is tested."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import yaml
 
 from .program import CHECKOUT
 
-FOLDER = CHECKOUT / "configs/figures"
+# Of a checkout, or of the package kvreplay beside this one, where a wheel put them.
+PLACES = [place / "configs/figures" for place in (CHECKOUT, Path(__file__).parents[2] / "kvreplay/data")]
+FOLDER = next((place for place in PLACES if place.is_dir()), PLACES[0])
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C it is ten times faster
 
 
@@ -19,7 +22,7 @@ class Listed:
 
 
 def listed_figures(folder=FOLDER):
-    """What each configuration says of itself, by name; [] outside of a checkout.
+    """What each configuration says of itself, by name; [] where there are none.
 
     Nothing is checked: that is `figures.config`'s when one is run.
     """

@@ -27,6 +27,8 @@ from .tensors import Array
 from .walk import OpenFiles, fail, is_printable
 
 TENSORS = ("q", "k", "v", "out")
+# What a layer to be written and one of a trace call by the same name.
+FACTS = ("scaling", "sliding_window", "softcap", "q_prescaled", "source_dtype")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class LayerArrays:
     q_prescaled: q carries the model's scaling already, so that scaling is 1;
     rope: this layer's, where it is not the trace's: as `rope_json`, or "none";
     sinks: [Hq], logit that joins the denominator only; q_pos: [Tq] tokens of the query rows, ascending, where
-    there are fewer than T.
+    there are fewer than T; source_dtype: what the model computed in (default: how k is stored).
     """
 
     q: Any
@@ -52,6 +54,7 @@ class LayerArrays:
     sinks: Any = None
     q_pos: Any = None
     out: Any = None
+    source_dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -176,13 +179,14 @@ class _Writing:
             _check_numbers(tensor, name, where)
         extras = {"q_pos": _q_pos(given, shapes, where), "sinks": _sinks(given, shapes, where)}
         attributes = self._attributes(given, shapes, where)
+        attributes["source_dtype"] = given.source_dtype or tensors["k"].type.name
         group = layer_path(prompt, number)
         for name, tensor in tensors.items():
             self.file.add(f"{group}/{name}", tensor.array, tensor.type.short)
         for name, values in extras.items():
             if values is not None:
                 self.file.add(f"{group}/{name}", values)
-        self.file.set_attributes(group, attributes | {"source_dtype": tensors["k"].type.name})
+        self.file.set_attributes(group, attributes)
         return shapes
 
     def _attributes(self, given: LayerArrays, shapes: Shapes, where: str) -> dict[str, Any]:
@@ -248,7 +252,7 @@ def as_layer_arrays(given: Any, where: str) -> LayerArrays:
 
 def _of_trace(layer: Any) -> LayerArrays:
     """A Layer of a trace, its bits unchanged."""
-    there = {name: getattr(layer, name) for name in ("scaling", "sliding_window", "softcap", "q_prescaled")}
+    there = {name: getattr(layer, name) for name in FACTS}
     tensors = {name: Stored.named(*layer.raw(name)) for name in TENSORS if name != "out" or layer.has_out}
     strided = layer.n_query_rows != layer.n_tokens
     none = layer.rope is None and layer.rope_recorded

@@ -79,8 +79,8 @@ class OpenFiles:
         self._opened.clear()
 
 
-# Traces lie on network file systems that know no locks; nobody writes under a final name. Locks are tried first,
-# and True last, since a file that a process has open already must be opened again in the same way.
+# Traces lie on network file systems that know no locks; nobody writes under a final name. All ways are tried,
+# since a file that a process has open already must be opened again in the same way.
 LOCKING = (None, False, True)
 
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import ml_dtypes
@@ -12,6 +14,7 @@ import pytest
 from kvreplay.errors import ConfigError, TraceError
 from kvreplay.importing import import_file
 from kvreplay.importing.cli import main
+from kvreplay.importing.sidecar import Sidecar
 from kvreplay.trace import LayerArrays, Trace
 from kvreplay_cli import ROOT, kvreplay, replayed
 from safetensors.numpy import save_file
@@ -356,6 +359,50 @@ def test_a_pickle_is_not_executed(tmp_path):
     with pytest.raises(TraceError, match=r"x\.npy: is no \.npy file"):
         import_file(tmp_path / "x.npy", tmp_path / "t.h5", format="lmcache")
     assert not (tmp_path / "executed").exists()
+
+
+# ---- the page
+
+
+PAGE = (ROOT / "docs/bring_your_own_numbers.md").read_text()
+
+
+def test_the_python_of_the_page_runs_as_it_stands(tmp_path, monkeypatch):
+    (tmp_path / "traces").symlink_to(ROOT / "traces")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(block.replace("import kvreplay\n", "import kvreplay.trace as kvreplay\n"), names)
+    assert (names["layer"].q.shape, names["layer"].k.shape) == ((9, 1024, 64), (3, 1024, 64))
+    assert names["mine"].layer(7).n_prompt == 384
+    assert Trace("more.h5").layers() == [3, 7]
+    for trace in ("mine.h5", "more.h5"):
+        assert kvreplay("validate", "--deep", trace).returncode == 0
+
+
+def test_the_imports_of_the_page_make_traces(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kv, q = as_lmcache(layers_of(np.float32))
+    save_file(named(layers_of(np.float32)), "dump.safetensors")
+    save_file({"kv": kv, "q": q}, "prompt.safetensors")
+    facts = json.loads(re.search(r"```json\n(.*?)```", PAGE, re.S)[1]) | {"n_prompt": 24}
+    Path("dump.json").write_text(json.dumps(facts))
+    Path("facts.json").write_text(json.dumps(facts | {"head_dim": DIM}))
+    commands = re.findall(r"^kvreplay import (.*)$", PAGE, re.M)
+    assert len(commands) == 2
+    identities = set()
+    for words in commands:
+        assert main([*words.split(), "--force"]) == 0
+        identities.add(Trace("mine.h5").trace_id)
+    assert len(identities) == 1
+
+
+def test_every_key_of_a_sidecar_stands_on_the_page():
+    keys = [field.name for field in fields(Sidecar) if field.name != "path"]
+    table = PAGE.partition("| key | is | default |")[2].partition("What was assumed")[0]
+    assert sorted(re.findall(r"`(\w+)`", re.sub(r"\|[^|]*\|[^|]*\|$", "", table, flags=re.M))) == sorted(keys)
 
 
 # ---- the command

@@ -1,5 +1,6 @@
 """Traces in Python: they say what the engine says, bit for bit, and are written whole or not at all."""
 
+import ast
 import json
 import math
 import os
@@ -505,6 +506,28 @@ def test_what_is_not_there_is_named_with_what_is(ask, words, tmp_path):
     assert words in str(error.value)
     assert isinstance(error.value, ValueError)
     assert isinstance(error.value, KvreplayError)
+
+
+# What a room of the package may import of it; the trace is what the importer builds on.
+ROOMS = {
+    "trace_io": {"errors", "trace_io"},
+    "trace": {"errors", "trace_io"},
+    "importing": {"errors", "trace", "trace_io", "importing"},
+}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_of_traces_import_only_what_lies_below_them(room):
+    package = ROOT / "apps/kvreplay"
+    files = [package / f"{room}.py"] if room == "trace" else sorted((package / room).glob("*.py"))
+    assert files
+    for path in files:
+        inside = path.parent != package
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                above = node.level - inside == 1
+                target = (node.module or "").split(".")[0] if above else room
+                assert target in ROOMS[room], f"{path.name} imports {target}"
 
 
 def test_errors_carry_the_exit_codes_of_the_program():

@@ -219,6 +219,14 @@ def test_a_trace_of_five_lines_has_the_defaults(tmp_path):
     assert (Trace(path).model, Trace(path).revision, Trace(path).n_layers) == ("unknown", "", 1)
 
 
+def test_what_follows_a_prompt_was_generated(tmp_path):
+    path = five_lines(tmp_path / "t.h5")
+    with h5py.File(path, "r+") as file:
+        file["prompts/p0"].attrs["n_prompt"] = 40
+    says_what_the_engine_says(path)
+    assert Trace(path).prompt().n_generated == TOKENS - 40
+
+
 def test_everything_that_a_trace_may_say_is_said_as_the_engine_says_it(tmp_path):
     path = five_lines(
         tmp_path / "t.h5",
@@ -317,6 +325,15 @@ def test_links_that_lead_nowhere_or_outside_are_refused_as_by_the_engine(target,
     with pytest.raises(TraceError, match=words):
         Trace(index).layer(0)
     assert words in kvreplay("inspect", index).stderr
+
+
+def test_links_in_a_circle_are_refused(tmp_path):
+    path = five_lines(tmp_path / "t.h5")
+    with h5py.File(path, "r+") as file:
+        del file[f"{LAYER}/k"]
+        file[f"{LAYER}/k"] = h5py.SoftLink(f"/{LAYER}/k")
+    with pytest.raises(TraceError, match="more than 16 links lead to it, or they form a loop"):
+        Trace(path).layer(0)
 
 
 # ---- how numbers are stored

@@ -6,9 +6,9 @@ the reader would refuse is never published.
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +216,7 @@ class _Writing:
         everywhere = _rope_json(self.everywhere)
         root = self.model | {
             "rope_json": everywhere if everywhere != rope_json.NONE else None,
-            "created_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "created_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "dumper": f"kvreplay {__version__}",
         }
         root = {name: value for name, value in root.items() if value is not None}

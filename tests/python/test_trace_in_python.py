@@ -294,6 +294,39 @@ def test_a_layers_own_rope_comes_before_the_roots(layer, root, theta, recorded, 
     says_what_the_engine_says(path)
 
 
+BAD_ROPES = [
+    {"theta": 1e4, "rotary_dims": 3},
+    {"theta": 1e4, "rotary_dims": 10},
+    {"theta": 1e4, "rotary_dims": "4"},
+    {"theta": -1},
+    {"theta": True},
+    {"theta": 1e4, "layout": "pairs"},
+    {"theta": 1e4, "layout": 7},
+    {"theta": 1e4, "attention_factor": 0},
+    {"type": "yarn", "theta": 1e4},
+    {"inv_freq": [1, 0.5]},
+    {"inv_freq": [1, 0.5, 0.2, -0.1]},
+    {"inv_freq": [1, 0.5, 0.2, None]},
+    [1, 2],
+]
+
+
+@pytest.mark.parametrize("rope", BAD_ROPES, ids=str)
+def test_a_rope_that_cannot_be_is_refused_in_the_engines_words(rope, tmp_path):
+    path = five_lines(tmp_path / "t.h5", rope_json=json.dumps(rope))
+    with pytest.raises(TraceError) as error:
+        Trace(path).layer(0)
+    assert str(error.value) in kvreplay("inspect", path).stderr
+
+
+def test_rotary_dims_that_are_said_twice_must_agree(tmp_path):
+    rope = json.dumps({"theta": 1e4, "rotary_dims": 4})
+    path = five_lines(tmp_path / "t.h5", rope_json=rope, rotary_dims=6)
+    with pytest.raises(TraceError, match="attribute rotary_dims is 6") as error:
+        Trace(path).layer(0)
+    assert str(error.value) in kvreplay("inspect", path).stderr
+
+
 def index_of(path, target):
     with h5py.File(path, "w") as file:
         file.attrs["kvreplay_schema"] = 1

@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -526,6 +527,20 @@ def test_a_chunk_that_was_never_written_is_no_zeros(tmp_path):
         Trace(path).layer(0)
 
 
+def test_extents_that_the_file_cannot_hold_are_refused(tmp_path):
+    path = five_lines(tmp_path / "t.h5")
+    there, claimed = (struct.pack("<3Q", KV_HEADS, tokens, DIM) for tokens in (TOKENS, 2**30))
+    content = path.read_bytes()
+    assert there in content
+    path.write_bytes(content.replace(there, claimed))
+    with pytest.raises(
+        TraceError, match=r"declares \[2, 1073741824, 8\], .* but the file holds only"
+    ) as error:
+        Trace(path).layer(0)
+    assert "but the file holds only" in kvreplay("inspect", path).stderr
+    assert "/prompts/p0/layers/000/k" in str(error.value)
+
+
 @pytest.mark.parametrize(
     "number, name", [(np.nan, "NaN"), (np.inf, "infinity"), (-(2.0**40), "-1.1e.12")], ids=str
 )
@@ -769,12 +784,19 @@ REFUSED = {
     "rope without theta": ({0: (Q, KEYS, V)}, {"rope": {"type": "yarn"}}, 'rope: needs "inv_freq"'),
     "rope of a word": ({0: (Q, KEYS, V)}, {"rope": "yes"}, "rope is 'yes', it must be a mapping"),
     "layers of other lengths": ({0: (Q, KEYS, V), 1: drawn(tokens=40)}, {}, "layer 1: k has 40 tokens, but"),
-    "a layer below 0": ({-1: (Q, KEYS, V)}, {}, "layer -1: a number is from 0 to 999"),
+    "a layer below 0": ({-1: (Q, KEYS, V)}, {}, "the number of a layer is -1, it must be a whole number"),
     "n_layers too small": ({5: (Q, KEYS, V)}, {"n_layers": 3}, "n_layers is 3, but the file holds layer 5"),
     "n_prompt too large": ({0: (Q, KEYS, V)}, {"n_prompt": 49}, "n_prompt is 49, it must be a whole number"),
     "too few tokens": ({0: (Q, KEYS, V)}, {"token_ids": range(9)}, "tokens: has shape [9] and type int64"),
     "classes beyond 2": ({0: (Q, KEYS, V)}, {"token_classes": [3] * 48}, "token_class: holds 3 at 0"),
     "too little text": ({0: (Q, KEYS, V)}, {"token_text": ["x"]}, "token_text must be 48 strings"),
+    "a layer in words": ({"x": (Q, KEYS, V)}, {}, "the number of a layer is 'x'"),
+    "n_prompt in words": ({0: (Q, KEYS, V)}, {"n_prompt": "9"}, "n_prompt is '9', it must be a whole number"),
+    "n_generated below 0": ({0: (Q, KEYS, V)}, {"n_generated": -1}, "n_generated is -1, it must be"),
+    "scaling in words": ({0: LayerArrays(Q, KEYS, V, scaling="x")}, {}, "scaling is 'x', it must be"),
+    "half a window": ({0: LayerArrays(Q, KEYS, V, sliding_window=1.5)}, {}, "sliding_window is 1.5"),
+    "rope of objects": ({0: (Q, KEYS, V)}, {"rope": {"theta": Q.__class__}}, "rope holds what JSON does not"),
+    "n_layers in words": ({0: (Q, KEYS, V)}, {"n_layers": "x"}, "attribute n_layers is not a number"),
     "a prompt with a slash": ({0: (Q, KEYS, V)}, {"prompt": "a/b"}, "an id is a name without slashes"),
     "no layers": ({}, {}, "has no layers"),
     "nothing": (None, {}, "give either layers"),

@@ -533,12 +533,10 @@ def test_extents_that_the_file_cannot_hold_are_refused(tmp_path):
     content = path.read_bytes()
     assert there in content
     path.write_bytes(content.replace(there, claimed))
-    with pytest.raises(
-        TraceError, match=r"declares \[2, 1073741824, 8\], .* but the file holds only"
-    ) as error:
+    # HDF5 from 2.0 on sees it by itself.
+    with pytest.raises(TraceError, match=r"/layers/000/k: (declares .* but the file holds only|is damaged)"):
         Trace(path).layer(0)
     assert "but the file holds only" in kvreplay("inspect", path).stderr
-    assert "/prompts/p0/layers/000/k" in str(error.value)
 
 
 @pytest.mark.parametrize(

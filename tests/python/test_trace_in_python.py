@@ -715,6 +715,30 @@ def test_layers_of_a_trace_are_written_as_they_are(tmp_path):
     assert is_sound(copy.path)
 
 
+def test_a_layers_sinks_window_and_strided_queries_go_with_it(tmp_path):
+    q, k, v = drawn(dtype=BFLOAT16)
+    given = LayerArrays(
+        q[:, ::4],
+        k,
+        v,
+        scaling=0.3,
+        sliding_window=9,
+        softcap=30.0,
+        q_prescaled=True,
+        rope="none",
+        sinks=np.arange(Q_HEADS, dtype=np.float32),
+        q_pos=range(0, TOKENS, 4),
+        source_dtype="float32",
+    )
+    first = Trace.write(tmp_path / "t.h5", {2: given}, n_prompt=40)
+    copy = Trace.write(tmp_path / "u.h5", {2: first.layer(2)}, n_prompt=40)
+    assert copy.trace_id == first.trace_id
+    assert layer_facts(copy.layer(2)) == layer_facts(first.layer(2))
+    assert copy.layer(2).sinks.tolist() == list(range(Q_HEADS))
+    assert copy.layer(2).q_pos.tolist() == list(range(0, TOKENS, 4))
+    assert copy.layer(2).n_generated == TOKENS - 40
+
+
 def test_several_prompts_are_written_into_one_trace(tmp_path):
     prompts = {
         "a": {"layers": {0: drawn()}, "n_prompt": 30},

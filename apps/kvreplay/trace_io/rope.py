@@ -18,7 +18,7 @@ def parse_rope(text: str, where: str, head_dim: int, rotary_dims: int | None) ->
     """
     try:
         given = json.loads(text, parse_constant=_no_number)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter of a thousand brackets
         given = None
     if not isinstance(given, dict):
         fail(where, "is not a JSON object")

@@ -5,6 +5,7 @@ what the file holds, and virtual datasets are refused.
 """
 
 import hashlib
+import itertools
 import math
 import sys
 from collections.abc import Iterator
@@ -130,6 +131,7 @@ def read_integers(array: Array, low: int, high: int) -> np.ndarray:
     """int64 numbers, each from `low` to `high`; TraceError elsewhere."""
     numbers = np.empty(array.shape, np.int64)
     with reading(array.node.where):
+        _check_every_chunk(array)
         array.dataset.id.read(h5s.ALL, h5s.ALL, numbers)
     wrong = np.flatnonzero((numbers < low) | (numbers > high))
     if wrong.size:
@@ -142,6 +144,7 @@ def read_float32(array: Array) -> np.ndarray:
     """Numbers of any float type as float32."""
     numbers = np.empty(array.shape, np.float32)
     with reading(array.node.where):
+        _check_every_chunk(array)
         array.dataset.id.read(h5s.ALL, h5s.ALL, numbers)
     return numbers
 
@@ -171,6 +174,7 @@ def _read(array: Array, into: np.ndarray) -> None:
     """The stored bytes: the file's type is the memory's, so that nothing is converted."""
     if into.size:
         with reading(array.node.where):
+            _check_every_chunk(array)
             array.dataset.id.read(h5s.ALL, h5s.ALL, into, mtype=array.file_type)
 
 
@@ -182,6 +186,7 @@ def _pieces(array: Array) -> Iterator[np.ndarray]:
         _read(array, whole)
         yield whole
         return
+    _check_every_chunk(array)
     heads, rows, width = array.shape
     step = max(1, PIECE_BYTES // (width * array.element_bytes))
     space = array.dataset.id.get_space()
@@ -251,6 +256,21 @@ def _check_chunks(array: Array, properties: h5py.h5p.PropDCID) -> None:
     if h5z.FILTER_DEFLATE in codes:
         held *= MOST_PACKED
     _check_size(array, expected * math.prod(chunk) * array.element_bytes, held)
+
+
+def _check_every_chunk(array: Array) -> None:
+    """TraceError where a chunk was never written, or not through all filters: HDF5 would read zeros, or what
+    the filters made of them. Counting does not see a chunk that a damaged index calls by another place."""
+    chunk = array.dataset.chunks
+    if chunk is None:
+        return
+    for at in itertools.product(*(range(0, n, c) for n, c in zip(array.shape, chunk, strict=True))):
+        found = array.dataset.id.get_chunk_info_by_coord(at)
+        if found.byte_offset is None or found.filter_mask or not found.size:
+            fail(
+                array.node.where,
+                f"the chunk at {','.join(map(str, at))} is missing or damaged ({found.size} bytes stored)",
+            )
 
 
 def _check_contiguous(array: Array, properties: h5py.h5p.PropDCID) -> None:

@@ -6,7 +6,7 @@ what is missing. h5py's own errors become TraceErrors that name file and object.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,7 @@ class OpenFiles:
         if path not in self._opened:
             check_is_hdf5(path)
             try:
-                # Traces lie on network file systems that know no locks; nobody writes under a final name.
-                self._opened[path] = h5py.File(path, "r", locking=False)
+                self._opened[path] = _opened(path)
             except (OSError, RuntimeError) as error:
                 fail(
                     str(path),
@@ -78,6 +77,18 @@ class OpenFiles:
         for file in self._opened.values():
             file.close()
         self._opened.clear()
+
+
+# Traces lie on network file systems that know no locks; nobody writes under a final name. All ways are tried,
+# since a file that a process has open already must be opened again in the same way.
+LOCKING = (None, False, True)
+
+
+def _opened(path: Path) -> h5py.File:
+    for locking in LOCKING[:-1]:
+        with suppress(OSError):
+            return h5py.File(path, "r", locking=locking)
+    return h5py.File(path, "r", locking=LOCKING[-1])
 
 
 def check_is_hdf5(path: Path) -> None:
@@ -180,11 +191,13 @@ class Node:
                 where,
                 f'the external link to "{target}" is not relative to the file. Link to files in its folder',
             )
-        folder = self.file.resolve().parent
-        file = (folder / target).resolve()
+        with reading(where, "Link to files in its folder"):
+            folder = self.file.resolve().parent
+            file = (folder / target).resolve()
+            there = file.is_file()
         if not file.is_relative_to(folder):
             fail(where, f'the external link to "{target}" leaves the file\'s folder. Link to files in it')
-        if not file.is_file():
+        if not there:
             fail(
                 where,
                 f"the external link's file {file} is missing. Copy it beside the index, or dump it again",

@@ -6,9 +6,9 @@ the reader would refuse is never published.
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from .tensors import Array
 from .walk import OpenFiles, fail, is_printable
 
 TENSORS = ("q", "k", "v", "out")
+# What a layer to be written and one of a trace call by the same name.
+FACTS = ("scaling", "sliding_window", "softcap", "q_prescaled", "source_dtype")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class LayerArrays:
     q_prescaled: q carries the model's scaling already, so that scaling is 1;
     rope: this layer's, where it is not the trace's: as `rope_json`, or "none";
     sinks: [Hq], logit that joins the denominator only; q_pos: [Tq] tokens of the query rows, ascending, where
-    there are fewer than T.
+    there are fewer than T; source_dtype: what the model computed in (default: how k is stored).
     """
 
     q: Any
@@ -52,6 +54,7 @@ class LayerArrays:
     sinks: Any = None
     q_pos: Any = None
     out: Any = None
+    source_dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,14 +140,11 @@ class _Writing:
 
     def _lengths(self, given: PromptArrays, n_tokens: int, where: str) -> dict[str, Any]:
         n_prompt = n_tokens if given.n_prompt is None else given.n_prompt
-        if n_prompt != int(n_prompt) or not 1 <= n_prompt <= n_tokens:
-            fail(where, f"n_prompt is {n_prompt}, it must be a whole number from 1 to {n_tokens}, its tokens")
+        n_prompt = _whole(n_prompt, 1, n_tokens, where, "n_prompt")
         n_generated = n_tokens - n_prompt if given.n_generated is None else given.n_generated
-        if n_generated != int(n_generated) or not 0 <= n_generated <= MOST_TOKENS:
-            fail(where, f"n_generated is {n_generated}, it must be a whole number, 0 or more")
         return {
-            "n_prompt": int(n_prompt),
-            "n_generated": int(n_generated),
+            "n_prompt": n_prompt,
+            "n_generated": _whole(n_generated, 0, MOST_TOKENS, where, "n_generated"),
             "source": given.source or None,
         }
 
@@ -153,9 +153,9 @@ class _Writing:
     def _layers(self, prompt: str, layers: Mapping[int, Any], where: str) -> int:
         """Writes all layers of a prompt; their number of tokens."""
         tokens: dict[int, int] = {}
+        for number in layers:
+            _whole(number, 0, MOST_LAYERS - 1, where, "the number of a layer")
         for number in sorted(layers):
-            if number != int(number) or not 0 <= number < MOST_LAYERS:
-                fail(where, f"layer {number}: a number is from 0 to {MOST_LAYERS - 1}")
             here = f"{where}, layer {number}"
             shapes = self._layer(prompt, int(number), as_layer_arrays(layers[number], here), here)
             tokens[number] = shapes.n_tokens
@@ -176,30 +176,29 @@ class _Writing:
             _check_numbers(tensor, name, where)
         extras = {"q_pos": _q_pos(given, shapes, where), "sinks": _sinks(given, shapes, where)}
         attributes = self._attributes(given, shapes, where)
+        attributes["source_dtype"] = given.source_dtype or tensors["k"].type.name
         group = layer_path(prompt, number)
         for name, tensor in tensors.items():
             self.file.add(f"{group}/{name}", tensor.array, tensor.type.short)
         for name, values in extras.items():
             if values is not None:
                 self.file.add(f"{group}/{name}", values)
-        self.file.set_attributes(group, attributes | {"source_dtype": tensors["k"].type.name})
+        self.file.set_attributes(group, attributes)
         return shapes
 
     def _attributes(self, given: LayerArrays, shapes: Shapes, where: str) -> dict[str, Any]:
         """Attributes of a layer's group, None ones to be left out."""
-        scaling = 1 / math.sqrt(shapes.head_dim) if given.scaling is None else float(given.scaling)
-        softcap = float(given.softcap or 0)
-        window = given.sliding_window or 0
-        if window != int(window) or not 0 <= window <= MOST_TOKENS:
-            fail(where, f"sliding_window is {window}, it must be a whole number, 0 or more (0: none)")
+        scaling = 1 / math.sqrt(shapes.head_dim) if given.scaling is None else given.scaling
+        softcap = given.softcap or 0.0
+        window = _whole(given.sliding_window or 0, 0, MOST_TOKENS, where, "sliding_window")
         own = given.rope
         kind = _rope_text(own, shapes.head_dim, where)
         everywhere = _rope_text(self.everywhere, shapes.head_dim, f"{self.path}")
         none = kind == rope_json.NONE or (own is None and everywhere == rope_json.NONE)
         return {
-            "scaling": check_factor(where, "scaling", scaling),
-            "sliding_window": int(window),
-            "softcap": check_factor(where, "softcap", softcap) if softcap else 0.0,
+            "scaling": _factor(scaling, where, "scaling"),
+            "sliding_window": window,
+            "softcap": _factor(softcap, where, "softcap") if softcap else 0.0,
             "q_prescaled": 1 if given.q_prescaled else None,
             "rope": rope_json.NONE if none else None,
             "rope_json": kind if own is not None and not none and kind != everywhere else None,
@@ -212,7 +211,7 @@ class _Writing:
         everywhere = _rope_json(self.everywhere)
         root = self.model | {
             "rope_json": everywhere if everywhere != rope_json.NONE else None,
-            "created_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "created_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "dumper": f"kvreplay {__version__}",
         }
         root = {name: value for name, value in root.items() if value is not None}
@@ -248,7 +247,7 @@ def as_layer_arrays(given: Any, where: str) -> LayerArrays:
 
 def _of_trace(layer: Any) -> LayerArrays:
     """A Layer of a trace, its bits unchanged."""
-    there = {name: getattr(layer, name) for name in ("scaling", "sliding_window", "softcap", "q_prescaled")}
+    there = {name: getattr(layer, name) for name in FACTS}
     tensors = {name: Stored.named(*layer.raw(name)) for name in TENSORS if name != "out" or layer.has_out}
     strided = layer.n_query_rows != layer.n_tokens
     none = layer.rope is None and layer.rope_recorded
@@ -301,6 +300,22 @@ def _check_numbers(tensor: Stored, name: str, where: str) -> None:
             f"{tensor.name_at(wrong)} at head {head}, {row} {token}, coordinate {coordinate}. Numbers must "
             "be finite and below 2^40",
         )
+
+
+def _whole(value: Any, low: int, high: int, where: str, name: str) -> int:
+    """A whole number from `low` to `high`, of Python or numpy; TraceError on anything else."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
+        fail(where, f"{name} is {value!r}, it must be a whole number from {low} to {high}")
+    return int(value)
+
+
+def _factor(value: Any, where: str, name: str) -> float:
+    """A number that single precision can hold; TraceError on anything else."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        fail(where, f"{name} is {value!r}, it must be a number")
+    return check_factor(where, name, number)
 
 
 def _integers(values: Any, length: int, low: int, high: int, where: str) -> np.ndarray:
@@ -360,7 +375,10 @@ def _rope_text(given: Any, head_dim: int, where: str) -> str | None:
     """The same, checked; "none" also where the object says so."""
     if given is not None and given != rope_json.NONE and not isinstance(given, Mapping):
         fail(where, f'rope is {given!r}, it must be a mapping such as {{"theta": 10000}}, or "none"')
-    text = _rope_json(given)
+    try:
+        text = _rope_json(given)
+    except TypeError as error:
+        fail(where, f"rope holds what JSON does not know ({error})")
     if text is None or text == rope_json.NONE:
         return text
     found = rope_json.parse_rope(text, f"{where}: rope", head_dim, None)
@@ -371,4 +389,4 @@ def _plain(value: Any) -> Any:
     """Numbers and arrays of numpy as JSON has them."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise TypeError(f"rope: {type(value).__name__} is nothing that JSON knows")
+    raise TypeError(f"a {type(value).__name__}")

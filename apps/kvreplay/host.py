@@ -128,7 +128,7 @@ class Host:
             method = installed_method(point.name)
             if method is not None:
                 self.methods[method.facts["name"]] = method
-        self.line.send({"methods": [method.facts for method in self.methods.values()]})
+        self.line.send({"methods": [method.facts_json for method in self.methods.values()]})
 
     def open(self, said: dict[str, Any], _: bytes) -> None:
         method = self.methods.get(said["method"]) or installed_method(said["method"])

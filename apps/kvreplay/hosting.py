@@ -22,7 +22,18 @@ class Hosted:
 
     facts: dict[str, Any]
 
-    def open(self, place: dict[str, Any]) -> Any:
+    @property
+    def facts_json(self) -> str:
+        """The facts as the engine reads them."""
+        names = ("name", "kind", "default", "help")
+        parameters = [dict(zip(names, parameter, strict=True)) for parameter in self.facts["parameters"]]
+        return json.dumps({**self.facts, "parameters": parameters})
+
+    def open(self, place: str) -> Any:
+        """What decides the cache at a place of a run, which is JSON."""
+        return self.cache(json.loads(place))
+
+    def cache(self, place: dict[str, Any]) -> Any:
         """What decides one cache."""
         raise NotImplementedError
 
@@ -40,7 +51,7 @@ class Scorer(Hosted):
     def __call__(self, *args: Any, **more: Any) -> Any:
         return self.function(*args, **more)
 
-    def open(self, place: dict[str, Any]) -> "ScoredCache":
+    def cache(self, place: dict[str, Any]) -> "ScoredCache":
         return ScoredCache(self, place)
 
 
@@ -50,7 +61,7 @@ class _Cache:
 
     def __init__(self, place: dict[str, Any]):
         self.place = place
-        self.params = json.loads(place["params"])
+        self.params = place["params"]
         self._handed: list[tuple[Any, np.ndarray, int]] = []
 
     def hand_out(self, array: np.ndarray, tokens: np.ndarray, axis: int) -> np.ndarray:

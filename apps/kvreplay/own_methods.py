@@ -93,7 +93,7 @@ class PolicyMethod(Hosted):
             observes=self.type.observe is not Policy.observe,
         )
 
-    def open(self, place: dict[str, Any]) -> "StreamedCache":
+    def cache(self, place: dict[str, Any]) -> "StreamedCache":
         policy = self.type.__new__(self.type)
         vars(policy).update(self.own)
         if not self.own:

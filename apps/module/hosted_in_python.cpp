@@ -2,11 +2,8 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <tuple>
 
 #include "apps/module/numpy.hpp"
 #include "core/replay_error.hpp"
@@ -152,22 +149,12 @@ class Session : public HostedSession {
   Held cache_;
 };
 
-nb::dict place_dict(const HostedPlace& place) {
-  nb::dict d;
-  const MethodContext& c = place.context;
-  d["budget"] = c.budget.tokens, d["prompt_tokens"] = c.prompt_tokens, d["tokens"] = c.tokens;
-  d["layer"] = c.layer, d["n_layers"] = c.n_layers, d["kv_head"] = place.kv_head, d["first_head"] = place.first_head;
-  d["heads"] = c.shape.heads, d["seed"] = place.seed, d["prompt"] = place.prompt;
-  d["params"] = place.params, d["audit"] = place.audit;
-  return d;
-}
-
 class PythonMethod : public HostedMethod {
  public:
   explicit PythonMethod(nb::object method) : method_(std::move(method)) {}
   std::shared_ptr<HostedSession> open(const HostedPlace& place) override {
     return asked([&]() -> std::shared_ptr<HostedSession> {
-      return std::make_shared<Session>((*method_).attr("open")(place_dict(place)));
+      return std::make_shared<Session>((*method_).attr("open")(place_json(place)));
     });
   }
 
@@ -178,18 +165,8 @@ class PythonMethod : public HostedMethod {
 }  // namespace
 
 std::unique_ptr<HostedMethod> hosted_by(nb::object method) {
-  const auto facts = nb::cast<nb::dict>(method.attr("facts"));
-  const auto take = [&]<class T>(const char* name, T& to) { to = nb::cast<T>(facts[name]); };
   auto hosted = std::make_unique<PythonMethod>(method);
-  take("name", hosted->name), take("title", hosted->title), take("source", hosted->source);
-  take("identity", hosted->identity);
-  take("streams", hosted->streams), take("observes", hosted->observes), take("random", hosted->random);
-  take("sees_budget", hosted->sees_budget), take("window_stays", hosted->window_stays);
-  take("sinks", hosted->sinks), take("recent", hosted->recent), take("window", hosted->window);
-  take("row_bytes", hosted->row_bytes);
-  using Parameter = std::tuple<std::string, std::string, double, std::string>;
-  for (const auto& [name, kind, value, help] : nb::cast<std::vector<Parameter>>(facts["parameters"]))
-    hosted->parameters.push_back({name, help, parameter_kind(kind), value});
+  take_facts(*hosted, nb::cast<std::string>(method.attr("facts_json")));
   return hosted;
 }
 

@@ -7,8 +7,8 @@
 
 namespace kvreplay::python {
 
-// A method that a Python object decides (apps/kvreplay/own_methods.py): `facts` of the object are those of
-// HostedMethod, open(place) gives the object that a cache asks.
+// A method that a Python object decides (apps/kvreplay/own_methods.py): `facts_json` of the object says
+// what it is, open(place) gives the object that a cache asks.
 std::unique_ptr<HostedMethod> hosted_by(nanobind::object method);
 
 // The classes by which Python sees a prompt and the rows of a cache while it is asked.

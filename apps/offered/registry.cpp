@@ -105,22 +105,6 @@ void take(const Message& message, size_t offset, std::span<T> to) {
   std::memcpy(to.data(), message.numbers.data() + offset, to.size_bytes());
 }
 
-json place_json(const HostedPlace& p) {
-  const MethodContext& c = p.context;
-  return {{"budget", c.budget.tokens},
-          {"prompt_tokens", c.prompt_tokens},
-          {"tokens", c.tokens},
-          {"layer", c.layer},
-          {"n_layers", c.n_layers},
-          {"kv_head", p.kv_head},
-          {"heads", c.shape.heads},
-          {"first_head", p.first_head},
-          {"seed", p.seed},
-          {"prompt", p.prompt},
-          {"params", p.params},
-          {"audit", p.audit}};
-}
-
 class OfferedSession : public HostedSession {
  public:
   OfferedSession(const std::string& method, const HostedPlace& place) : number_(next_number()) {
@@ -181,16 +165,7 @@ class OfferedSession : public HostedSession {
 
 class OfferedMethod : public HostedMethod {
  public:
-  explicit OfferedMethod(const json& facts) {
-    facts.at("name").get_to(name), facts.at("title").get_to(title), facts.at("source").get_to(source);
-    facts.at("identity").get_to(identity);
-    facts.at("streams").get_to(streams), facts.at("observes").get_to(observes), facts.at("random").get_to(random);
-    facts.at("sees_budget").get_to(sees_budget), facts.at("window_stays").get_to(window_stays);
-    facts.at("sinks").get_to(sinks), facts.at("recent").get_to(recent), facts.at("window").get_to(window);
-    facts.at("row_bytes").get_to(row_bytes);
-    for (const json& p : facts.at("parameters"))
-      parameters.push_back({p.at(0), p.at(3), parameter_kind(p.at(1).get<std::string>()), p.at(2)});
-  }
+  explicit OfferedMethod(const std::string& facts) { take_facts(*this, facts); }
   std::shared_ptr<HostedSession> open(const HostedPlace& place) override {
     return std::make_shared<OfferedSession>(name, place);
   }
@@ -204,7 +179,7 @@ Hosts offered() {
   try {
     const json answer = json::parse(ask(json{{"call", "methods"}}, {}, HostedPrompt{}).json);
     for (const json& facts : answer.at("methods"))
-      hosts.push_back(std::make_unique<OfferedMethod>(facts));
+      hosts.push_back(std::make_unique<OfferedMethod>(facts.get<std::string>()));
   } catch (const ReplayError& e) {
     throw ConfigError(fmt::format("methods of installed packages: {}", e.what()));
   }

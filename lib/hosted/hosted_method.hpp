@@ -90,8 +90,11 @@ class HostedMethod {
   virtual std::shared_ptr<HostedSession> open(const HostedPlace& place) = 0;
 };
 
-// "bool", "int" or anything else, which is a real number.
-ParameterSpec::Kind parameter_kind(const std::string& name);
+// What a host says of a method, JSON with the names of the members above, a parameter's being name, kind ("bool", "int",
+// "float"), default and help. Throws ConfigError.
+void take_facts(HostedMethod& method, const std::string& facts);
+// A place as JSON, for the host.
+std::string place_json(const HostedPlace& place);
 
 // Makes it an entry of a registry. The host outlives it. Throws ConfigError where the host asks for what no entry can
 // be, or where the registry has its name.

@@ -189,10 +189,6 @@ void HostedPolicy::evict(const Team auto& team, Cache auto& cache) {
   cache.retain(team, [&](int32_t i) { return cache.mark(i) == 0; });
 }
 
-ParameterSpec::Kind parameter_kind(const std::string& name) {
-  return name == "bool" ? Kind::boolean : name == "int" ? Kind::integer : Kind::real;
-}
-
 void add_hosted(Registry& methods, HostedMethod& host) {
   if (find_method(methods, host.name) != nullptr)
     throw ConfigError("there are two methods of the name " + host.name + ": give one another name");

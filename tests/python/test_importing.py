@@ -325,10 +325,14 @@ def test_heads_that_nobody_counted_are_asked_for(tmp_path):
         import_file(saved(tmp_path, {"kv": KV, "q": QUERY}), tmp_path / "t.h5", sidecar={})
 
 
-def test_chunks_that_do_not_continue_each_other_are_refused(tmp_path):
+LATER = {"layers": KV[:, :2, CHUNK:], "type": KV[:, :, CHUNK:].astype(np.float16)}
+
+
+@pytest.mark.parametrize("other", ["layers", "type"])
+def test_chunks_that_do_not_continue_each_other_are_refused(other, tmp_path):
     paths = [tmp_path / "kv0.npy", tmp_path / "kv1.npy"]
     np.save(paths[0], KV[:, :, :CHUNK])
-    np.save(paths[1], KV[:, :2, CHUNK:])
+    np.save(paths[1], LATER[other])
     with pytest.raises(TraceError, match=r"kv1\.npy: has shape .* which does not continue"):
         import_file(paths, tmp_path / "t.h5", queries=paths, sidecar=HEADS)
 

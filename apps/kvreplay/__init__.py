@@ -10,8 +10,9 @@
 first asked for.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -56,7 +57,10 @@ __all__ = [
     "scorer",
 ]
 
+TYPE_CHECKING = False  # not of `typing`: the command line loads this module, and little else
 if TYPE_CHECKING:
+    from typing import Any
+
     from . import importing, plot
     from .errors import ConfigError, DeviceError, KvreplayError, OutputError, TraceError
     from .method_list import columns, describe, methods

@@ -136,8 +136,8 @@ def plain(value: Any, where: str) -> Any:
 
 def in_words_of_python(message: str) -> str:
     """What the engine says of a configuration, in the words of `replay`'s arguments."""
-    problems = [line for line in re.split(r"(?:^|\n|\s)command line: (?:error|warning): ", message) if line.strip()]
-    text = "; ".join(problem.strip() for problem in problems)
+    problems = re.split(r"(?:^|\n|\s)command line: (?:error|warning): ", message)
+    text = "; ".join(problem.strip() for problem in problems if problem.strip())
     return re.sub(r"\b(?:replay|select|run|output)\.([a-z_]+)", r"\1", text)
 
 

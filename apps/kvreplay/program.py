@@ -9,41 +9,14 @@ import os
 import signal
 import sys
 
+from .places import program_path
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
     from typing import NoReturn
 
-PACKAGE = os.path.realpath(__file__).rpartition("/")[0]
-CHECKOUT = PACKAGE.removesuffix("/apps/kvreplay")  # in an installed package the same as PACKAGE
-INSIDE, BUILT = f"{PACKAGE}/bin/kvreplay", f"{CHECKOUT}/build/release/kvreplay"
-USAGE = 2  # exit code, as the program's own
 NAME_METHODS = ("run", "sweep", "list", "describe", "validate")  # commands that look methods up
-
-
-def program_path() -> str:
-    """Path of the program: that of the package, or in a checkout the one that was built in build/release.
-
-    Raises SystemExit with one line of advice when there is none.
-    """
-    for path in (INSIDE, BUILT):
-        if os.access(path, os.X_OK):
-            return path
-    print(
-        f"kvreplay: error: {INSIDE} is not there: install a wheel of kvreplay, or build the program "
-        "(cmake --preset release && cmake --build build/release)",
-        file=sys.stderr,
-    )
-    raise SystemExit(USAGE)
-
-
-def data_folder() -> Path:
-    """Folder with `configs/` and `traces/samples/`: in the package, or in a checkout its root."""
-    from pathlib import Path
-
-    packed = Path(PACKAGE) / "data"
-    return packed if packed.is_dir() else Path(CHECKOUT)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] == "quickstart":
         from kvreplay.quickstart import main as command
     elif words and words[0] == "import":
-        from kvreplay.importing import main as command
+        from kvreplay.importing.cli import main as command
     else:
         become_program(words)
     return command(words[1:])

@@ -6,7 +6,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
-from kvreplay.program import data_folder, program_path
+from kvreplay.places import data_folder, program_path
 
 KILLED = 128  # and the signal's number: the exit code of a program that a signal ended
 

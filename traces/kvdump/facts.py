@@ -13,11 +13,19 @@ import torch
 
 from .errors import DumpError
 from .hook import AttentionHook
+from .release import release_of, transformers_version
 
 PROBE_POSITIONS = (1, 97)
 # Relative error of a predicted rotation; a wrong layout or table is off by more than 0.1.
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 TOLERANCE_HALF = 3e-2
+# Of a frequency: tables are made in float32, a model in 16 bits may round them.
+TOLERANCE_THETA = 1e-2
+
+# Classes that compute attention without the interface in every release.
+SILENT_MODELS = ("Falcon", "GPTJ", "Bloom", "Mpt")
+# From here on no other class is known that does.
+EVERY_OTHER_CALLS = (5, 0)
 
 
 @dataclass
@@ -76,23 +84,53 @@ class LayerFacts:
 
 def rope_tables(model):
     """All rotary tables in the model, after any scaling (a model may have one per layer type)."""
-    parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     tables = []
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if not name.endswith("inv_freq") or "original" in name:
                 continue
             prefix = name.removesuffix("inv_freq")
-            named = parameters.get(prefix.rstrip("_"), parameters)
+            # A module of its own for each layer type has its own copy of the configuration.
+            config = getattr(module, "config", None) or model.config.get_text_config()
+            inv_freq = buffer.detach().double().cpu().numpy()
+            kind, theta = type_and_theta(stated_ropes(config, prefix.rstrip("_")), inv_freq)
             tables.append(
                 RopeTable(
-                    type=named.get("rope_type", "default"),
-                    theta=named.get("rope_theta"),
-                    inv_freq=buffer.detach().double().cpu().numpy(),
+                    type=kind,
+                    theta=theta,
+                    inv_freq=inv_freq,
                     attention_factor=float(getattr(module, f"{prefix}attention_scaling", 1.0)),
                 )
             )
     return tables
+
+
+def stated_ropes(config, layer_type=""):
+    """[(type, theta or None)] that a configuration states in each of two spellings.
+
+    From transformers 5 on they stand in `rope_parameters`, where a layer type may have its own; before that
+    in `rope_theta` and `rope_scaling`.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    parameters = parameters.get(layer_type) or parameters
+    scaling = getattr(config, "rope_scaling", None) or {}
+    usual_theta = getattr(config, "default_theta", None)
+    return [
+        (parameters.get("rope_type", "default"), parameters.get("rope_theta", usual_theta)),
+        (scaling.get("rope_type") or scaling.get("type") or "default", getattr(config, "rope_theta", None)),
+    ]
+
+
+def type_and_theta(stated, inv_freq):
+    """The first (type, theta) of `stated` that the table inv_freq [pairs] bears out; theta is None where none
+    is. Only an unscaled table can contradict what is stated: there pair i turns theta^(-i / pairs)."""
+    powers = -np.arange(len(inv_freq)) / len(inv_freq)
+    for kind, theta in stated:
+        if theta is None:
+            continue
+        if kind != "default" or np.allclose(inv_freq, float(theta) ** powers, rtol=TOLERANCE_THETA):
+            return kind, float(theta)
+    return stated[0][0], None
 
 
 def rotate(x, angles, layout):
@@ -181,13 +219,23 @@ def _layer_facts(layer, calls, tables):
     return facts
 
 
+def never_calls(name, version):
+    """What to say of a model class that never calls the attention interface in this release."""
+    if name.startswith(SILENT_MODELS) or release_of(version) >= EVERY_OTHER_CALLS:
+        return (
+            f"{name} never calls the attention interface of transformers "
+            "(Falcon, GPT-J, Bloom and MPT do not): kvdump cannot record it"
+        )
+    return (
+        f"{name} never calls the attention interface of transformers {version}: later releases call it in "
+        "more models (Qwen 2 MoE from 5.0 on): pip install --upgrade 'transformers<6'"
+    )
+
+
 def require_layers(model, facts, layers):
     """DumpError when a chosen layer never called the attention interface."""
     if not facts:
-        raise DumpError(
-            f"{type(model).__name__} never calls the attention interface of transformers "
-            "(Falcon, GPT-J, Bloom and MPT do not): kvdump cannot record it"
-        )
+        raise DumpError(never_calls(type(model).__name__, transformers_version()))
     silent = [layer for layer in layers if layer not in facts]
     if silent:
         held = ",".join(map(str, facts))

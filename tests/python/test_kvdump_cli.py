@@ -230,16 +230,16 @@ def test_every_file_says_where_it_comes_from(tmp_path, dump):
 
 
 def test_the_commit_of_a_model_of_the_hub_is_its_revision(llama, prompts, tmp_path, dump, monkeypatch):
-    from kvdump import job
+    from kvdump import model
 
-    plain = job.load_config
+    plain = model.load_config
 
     def with_commit(source):
         config = plain(source)
         config._commit_hash = "abc123"
         return config
 
-    monkeypatch.setattr(job, "load_config", with_commit)
+    monkeypatch.setattr(model, "load_config", with_commit)
     assert dump(llama, prompts, tmp_path / "t.h5")[0] == OK
     with h5py.File(tmp_path / "t.h5") as trace:
         assert trace.attrs["revision"] == "abc123"

@@ -224,8 +224,10 @@ def unturned(model, ids):
     with AttentionHook(model, lambda call: found.update({call.layer: call})), torch.no_grad():
         for module, args, kwargs in inputs:
             if kwargs.get("position_embeddings") is not None:
-                cos, sin = kwargs["position_embeddings"]
-                kwargs["position_embeddings"] = (torch.ones_like(cos), torch.zeros_like(sin))
+                # Cosines and sines, or sines and cosines: the sines of position 0 are 0.
+                kwargs["position_embeddings"] = [
+                    torch.full_like(x, float(x[:, 0].all())) for x in kwargs["position_embeddings"]
+                ]
             module(*args, **kwargs)
     return {layer: {"q": call.q.numpy(), "k": call.k.numpy()} for layer, call in found.items()}
 

@@ -88,16 +88,30 @@ def test_the_packages_requirements_are_those_of_the_message():
 def test_a_model_that_later_releases_record_is_refused_with_those_releases(tmp_path):
     architecture = ARCHITECTURES["qwen2-moe"]
     says = refusal(build(architecture.prefix, **architecture.config), tmp_path)
-    here = f"transformers {transformers.__version__}"
-    assert says.startswith(f"Qwen2MoeForCausalLM never calls the attention interface of {here}: ")
-    assert says.endswith("(Qwen 2 MoE from 5.0 on): pip install --upgrade 'transformers<6'")
+    assert says == (
+        "Qwen2MoeForCausalLM never calls the attention interface of transformers "
+        f"{transformers.__version__}, but from 5.0 on: pip install 'transformers>=5.0,<6'"
+    )
 
 
-def test_a_later_release_is_no_remedy_for_a_class_that_calls_the_interface_in_none():
-    for version in ("4.57.6", "5.24.0"):
-        assert "upgrade" not in facts.never_calls("FalconForCausalLM", version)
-    assert "upgrade" in facts.never_calls("Qwen2MoeForCausalLM", "4.57.6")
-    assert "upgrade" not in facts.never_calls("OtherForCausalLM", "5.24.0")
+@pytest.mark.parametrize(
+    ("name", "version", "remedy"),
+    [
+        ("Qwen2MoeForCausalLM", "4.57.6", " 4.57.6, but from 5.0 on: pip install 'transformers>=5.0,<6'"),
+        ("GPTJForCausalLM", "5.23.0", " 5.23.0, but from 5.24 on: pip install 'transformers>=5.24,<6'"),
+        ("FalconForCausalLM", "4.57.6", " (Falcon, Bloom and MPT do not): kvdump cannot record it"),
+        ("FalconForCausalLM", "5.24.0", " (Falcon, Bloom and MPT do not): kvdump cannot record it"),
+        ("OwnModel", "5.24.0", " (Falcon, Bloom and MPT do not): kvdump cannot record it"),
+        (
+            "OwnModel",
+            "4.57.6",
+            " 4.57.6; later releases call it in more models: pip install --upgrade 'transformers<6'",
+        ),
+    ],
+)
+def test_a_model_that_is_silent_is_refused_with_the_release_that_may_help(name, version, remedy):
+    says = facts.never_calls(name, version)
+    assert says == f"{name} never calls the attention interface of transformers{remedy}"
 
 
 def table(theta, scale=1.0, pairs=8):
@@ -127,6 +141,13 @@ OF_TYPES = {"a": {"rope_theta": 1e6}, "b": {"rope_theta": 5e4}}
 def test_a_tables_theta_is_the_stated_one_that_the_table_bears_out(config, layer_type, inv_freq, found):
     stated = facts.stated_ropes(SimpleNamespace(**config), layer_type)
     assert facts.type_and_theta(stated, inv_freq) == found
+
+
+@pytest.mark.parametrize(("dtype", "deviation"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-4)])
+def test_a_table_of_sines_gives_the_frequencies_it_was_made_of(dtype, deviation):
+    angles = torch.arange(256)[:, None] * torch.from_numpy(table(1e4))
+    sinusoids = torch.cat([angles.sin(), angles.cos()], dim=1).to(dtype).double().numpy()
+    assert np.abs(facts.turns_of_sinusoids(sinusoids) - table(1e4)).max() < deviation
 
 
 def hook_names():

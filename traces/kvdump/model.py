@@ -98,7 +98,11 @@ def load_tokenizer(source):
     """The model's tokenizer."""
     from transformers import AutoTokenizer
 
-    return _load(AutoTokenizer, source)
+    tokenizer = _load(AutoTokenizer, source)
+    # transformers 5.0 makes one that knows no word where it finds no file.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise DumpError(f"cannot load {source.name}: its tokenizer knows no token but special ones")
+    return tokenizer
 
 
 def load_model(source, device="cpu"):

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The proofs that take too long for tests/run.sh, on what that script has built: every figure configuration on the
 # whole sample trace, in less than LIMIT_S, and the page made of them; FUZZ_RUNS inputs for each fuzz target;
-# thousands of damaged traces and configurations, hundreds of kills, and where nvcc is installed the device code of
-# all methods for every architecture.
+# thousands of damaged traces and configurations, hundreds of kills, the recorder on releases of transformers from the
+# oldest to the newest, and where nvcc is installed the device code of all methods for every architecture.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 LIMIT_S=600
@@ -24,4 +24,6 @@ if command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
   cmake --build build/cuda
 fi
 "$KVREPLAY_PYTHON" -m pytest -q -m slow --numprocesses 2 tests/python
+bash tests/install_torch.sh build/venv
+bash tests/transformers_matrix.sh
 echo "all slow proofs hold"

@@ -130,6 +130,13 @@ def test_the_given_tokenizer_comes_before_the_models_own(folder, llama, tmp_path
         assert "64 tokens" in trace.attrs["tokenizer"]
 
 
+def test_a_trace_names_the_model_as_it_was_loaded_or_as_it_is_asked_to(folder, loaded, tmp_path):
+    for options, name in (({}, folder.name), ({"name": "mine"}, "mine")):
+        path = kvdump.record_texts(loaded, "w9 w8", tmp_path / "t.h5", overwrite=True, **options)
+        with h5py.File(path) as trace:
+            assert trace.attrs["model"] == name
+
+
 def refused(model, folder, texts=(IDS,), kind=kvdump.UsageError, **options):
     """The one line with which a request is refused; no trace is left, and the model is as it was."""
     before = logits(model)

@@ -173,12 +173,12 @@ class SourceModel:
 
 
 class LoadedModel:
-    """A model that the caller holds, and its tokenizer or None."""
+    """A model that the caller holds, its tokenizer or None, and its name (by default `model_name`)."""
 
-    def __init__(self, model, tokenizer=None):
+    def __init__(self, model, tokenizer=None, name=None):
         self.model = model
         self.tokenizer = tokenizer
-        self.name = model_name(model)
+        self.name = name or model_name(model)
         self.config = _of_a_decoder(model.config, self.name)
         self.revision = self.source_revision = getattr(self.config, "_commit_hash", None)
         self.dtype = model.dtype

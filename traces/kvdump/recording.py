@@ -51,6 +51,7 @@ def record_texts(
     out: str | os.PathLike,
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
+    name: str | None = None,
     layers: str | Iterable[int] = "all",
     max_tokens: int | None = None,
     generate: int = 0,
@@ -73,6 +74,7 @@ def record_texts(
         whose path is returned.
     tokenizer: of the model; only texts need one. By default what AutoTokenizer finds where the model was
         loaded from.
+    name: of the model in the trace; by default what it was loaded as.
     layers: "all", "every:4" (0, 4, 8, ...), "0,7,15", or integers from 0 on.
     max_tokens: cut each prompt to its first tokens, at least 1.
     generate: tokens that the model adds to each prompt, greedily; 0 or more. N of them give N - 1 rows.
@@ -98,7 +100,8 @@ def record_texts(
         with_text=with_text,
     )
     say = _say if progress else lambda text: None
-    job = Job(request, say, LoadedModel(model, tokenizer), prompts_of_texts(texts), show_progress=progress)
+    subject = LoadedModel(model, tokenizer, name)
+    job = Job(request, say, subject, prompts_of_texts(texts), show_progress=progress)
     job.print_plan()
     job.check_space()
     path = job.dump()

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The proofs that take too long for tests/run.sh, on what that script has built: every figure configuration on the
 # whole sample trace, in less than LIMIT_S, and the page made of them; FUZZ_RUNS inputs for each fuzz target;
-# thousands of damaged traces and configurations, hundreds of kills, and where nvcc is installed the device code of
-# all methods for every architecture, and where debootstrap is the wheel on a system without a compiler.
+# thousands of damaged traces and configurations, hundreds of kills, the recorder on releases of transformers from the
+# oldest to the newest, where nvcc is installed the device code of all methods for every architecture, and where
+# debootstrap is the wheel on a system without a compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 LIMIT_S=600
@@ -29,4 +30,6 @@ if command -v debootstrap >/dev/null && [ "$(id -u)" -eq 0 ]; then
   bash tests/wheel_in_container.sh bookworm
 fi
 "$KVREPLAY_PYTHON" -m pytest -q -m slow --numprocesses 2 tests/python
+bash tests/install_torch.sh build/venv
+bash tests/transformers_matrix.sh
 echo "all slow proofs hold"

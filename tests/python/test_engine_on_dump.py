@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 import kvdump  # noqa: E402
 from kvreplay_cli import kvreplay  # noqa: E402
-from tiny_models import ARCHITECTURES, generate  # noqa: E402
+from tiny_models import ARCHITECTURES, PROMPT, generate  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -64,3 +64,11 @@ def test_a_directory_is_replayed_through_its_index(tmp_path):
     alone = replayed(tmp_path / "one.h5", tmp_path / "alone")
     assert all(np.array_equal(through_links[layer][0], alone[layer][0]) for layer in alone)
     assert len(alone) == 3
+
+
+def test_a_trace_of_token_ids_and_a_loaded_model_is_replayed(tmp_path):
+    model = ARCHITECTURES["gemma 3, two thetas"].build()
+    path = kvdump.record_texts(model, [PROMPT[0].tolist()], tmp_path / "t.h5", layers="every:2", generate=4)
+    assert kvreplay("validate", path, "--deep").returncode == 0
+    found = replayed(path, tmp_path / "out")
+    assert {layer: out.shape for layer, (out, _) in found.items()} == {0: (4, 26, 8), 2: (4, 26, 8)}

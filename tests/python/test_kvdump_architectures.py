@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 import kvdump  # noqa: E402
 from kvdump.attention import exact_attention, mean_relative_deviation  # noqa: E402
-from kvdump.hook import AttentionHook  # noqa: E402
+from kvdump.hook import AttentionHook, own_attention, own_implementation  # noqa: E402
 from kvdump.verify import attend_stored, verify  # noqa: E402
 from tiny_models import (  # noqa: E402
     ARCHITECTURES,
@@ -48,7 +48,8 @@ def recorded(tmp_path_factory):
 
 def _record(architecture, stem):
     model = architecture.build()
-    plain = generate(model), logits(model)
+    with own_attention(model):
+        plain = generate(model), logits(model)
     paths = [stem.with_suffix(kind) for kind in (".generated.h5", ".prefilled.h5")]
     out_layers = tuple(architecture.layers)
     with kvdump.record(model, paths[0], out_layers=out_layers):
@@ -81,6 +82,13 @@ def test_the_hook_changes_neither_tokens_nor_logits(recorded, name):
     with AttentionHook(one.model, lambda call: None):
         assert torch.equal(logits(one.model), before)
         assert torch.equal(generate(one.model), tokens)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_hook_hands_on_to_what_the_model_chose_unless_that_leaves_something_out(recorded, name):
+    one = recorded(name)
+    incomplete = any(layer.softcap or layer.sinks for layer in one.layers.values())
+    assert own_implementation(one.model) == ("eager" if incomplete else one.model.config._attn_implementation)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -209,14 +217,17 @@ def unturned(model, ids):
         )
         for module in attention
     ]
-    logits(model, ids)
+    with own_attention(model):
+        logits(model, ids)
     for tap in taps:
         tap.remove()
     with AttentionHook(model, lambda call: found.update({call.layer: call})), torch.no_grad():
         for module, args, kwargs in inputs:
             if kwargs.get("position_embeddings") is not None:
-                cos, sin = kwargs["position_embeddings"]
-                kwargs["position_embeddings"] = (torch.ones_like(cos), torch.zeros_like(sin))
+                # Cosines and sines, or sines and cosines: the sines of position 0 are 0.
+                kwargs["position_embeddings"] = [
+                    torch.full_like(x, float(x[:, 0].all())) for x in kwargs["position_embeddings"]
+                ]
             module(*args, **kwargs)
     return {layer: {"q": call.q.numpy(), "k": call.k.numpy()} for layer, call in found.items()}
 

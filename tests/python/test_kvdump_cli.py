@@ -13,7 +13,7 @@ from kvdump import __version__, cli  # noqa: E402
 from kvdump.dtypes import stored_dtype  # noqa: E402
 from kvdump.hook import AttentionHook  # noqa: E402
 from tiny_model_folder import TEXT, jsonl, saved  # noqa: E402
-from tiny_models import SILENT  # noqa: E402
+from tiny_models import SILENT, silent  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -160,7 +160,7 @@ def test_a_model_of_16_bits_is_recorded_in_its_own_type(tmp_path, dump, dtype, s
 
 @pytest.mark.parametrize("prefix", SILENT)
 def test_a_model_that_never_calls_the_interface_ends_the_program_with_its_name(tmp_path, dump, prefix):
-    model = saved(tmp_path / "model", prefix, **SILENT[prefix])
+    model = saved(tmp_path / "model", prefix, **silent(prefix))
     code, said = dump(model, jsonl(tmp_path / "p.jsonl", TEXT), tmp_path / "t.h5")
     assert (code, f"error: {prefix}ForCausalLM never calls the attention interface" in said) == (
         TROUBLE,
@@ -230,16 +230,16 @@ def test_every_file_says_where_it_comes_from(tmp_path, dump):
 
 
 def test_the_commit_of_a_model_of_the_hub_is_its_revision(llama, prompts, tmp_path, dump, monkeypatch):
-    from kvdump import job
+    from kvdump import model
 
-    plain = job.load_config
+    plain = model.load_config
 
     def with_commit(source):
         config = plain(source)
         config._commit_hash = "abc123"
         return config
 
-    monkeypatch.setattr(job, "load_config", with_commit)
+    monkeypatch.setattr(model, "load_config", with_commit)
     assert dump(llama, prompts, tmp_path / "t.h5")[0] == OK
     with h5py.File(tmp_path / "t.h5") as trace:
         assert trace.attrs["revision"] == "abc123"

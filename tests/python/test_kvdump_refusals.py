@@ -8,15 +8,16 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import kvdump  # noqa: E402
+from kvdump import facts  # noqa: E402
 from recording import refusal  # noqa: E402
-from tiny_models import ARCHITECTURES, PROMPT, SILENT, build, generate, logits  # noqa: E402
+from tiny_models import ARCHITECTURES, PROMPT, SILENT, build, generate, logits, silent  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("prefix", SILENT)
 def test_a_model_that_never_calls_the_attention_interface_is_refused_by_its_name(tmp_path, prefix):
-    model = build(prefix, **SILENT[prefix])
+    model = build(prefix, **silent(prefix))
     says = refusal(model, tmp_path, logits)
     assert says.startswith(f"{prefix}ForCausalLM never calls the attention interface of transformers")
     assert list(tmp_path.iterdir()) == []
@@ -97,12 +98,32 @@ def test_embeddings_instead_of_tokens_are_refused(tmp_path):
     assert "needs input_ids" in refusal(model, tmp_path, lambda m: m(inputs_embeds=embedded))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_that_are_turned_by_no_known_table_are_refused(tmp_path, dtype):
+    model = build("Llama", num_key_value_heads=2)
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = rotary._buffers.pop("inv_freq").clone()
+    says = refusal(model.to(dtype), tmp_path, logits)
+    assert says.startswith("layer 0: LlamaAttention turns keys by their position, but keeps no table")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_positions_that_a_model_adds_to_its_tokens_turn_no_keys(tmp_path):
+    for name in ("gpt-2, no rotation", "opt, queries scaled before"):
+        facts.check_unturned(ARCHITECTURES[name].build().to(torch.bfloat16))
+
+
+def looking_ahead():
+    """A model whose queries see keys that lie ahead; skips where the release has none."""
+    if not hasattr(transformers.Gemma3TextConfig(), "use_bidirectional_attention"):
+        pytest.skip("Gemma3Text looks ahead from 4.57 on")
+    sizes = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 64}
+    return build("Gemma3Text", use_bidirectional_attention=True, **sizes)
+
+
 def test_attention_that_a_trace_cannot_describe_is_refused(tmp_path):
     """Keys ahead of the query: the rows are recorded, but attention over them is another."""
-    ahead = build(
-        "Gemma3Text", num_key_value_heads=2, head_dim=8, use_bidirectional_attention=True, sliding_window=64
-    )
-    assert "does more than a trace can say" in refusal(ahead, tmp_path, logits)
+    assert "does more than a trace can say" in refusal(looking_ahead(), tmp_path, logits)
 
 
 def test_chunked_attention_is_refused_beyond_a_chunk_and_recorded_within_one(tmp_path):
@@ -159,9 +180,7 @@ def test_a_mask_that_a_trace_cannot_describe_is_refused_in_16_bits_too(tmp_path,
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_keys_ahead_are_refused_in_16_bits_too(tmp_path, dtype):
-    sizes = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 64}
-    ahead = build("Gemma3Text", use_bidirectional_attention=True, **sizes).to(dtype)
-    assert "does more than a trace can say" in refusal(ahead, tmp_path, logits)
+    assert "does more than a trace can say" in refusal(looking_ahead().to(dtype), tmp_path, logits)
 
 
 def test_latent_attention_which_rotates_the_last_dims_is_refused(tmp_path):

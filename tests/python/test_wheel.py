@@ -133,8 +133,9 @@ def test_without_the_program_one_line_says_what_to_do(installed):
 
 
 def test_import_leads_to_its_module_and_its_exit_code_is_passed_on(installed):
-    (installed / "kvreplay/importing/__init__.py").write_text("")
     cli = installed / "kvreplay/importing/cli.py"
+    cli.parent.mkdir()
+    (cli.parent / "__init__.py").touch()
     cli.write_text("def main(words):\n    print(words)\n    return 7\n")
     done = command(installed, "import", "a.npz", "--help")
     assert (done.returncode, done.stdout) == (7, "['a.npz', '--help']\n"), done.stderr

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 import torch
 import transformers
 
@@ -13,6 +14,7 @@ torch.set_num_threads(1)
 PROMPT = torch.tensor([[(7 * i * i + 3 * i + 5) % 61 + 3 for i in range(24)]])
 GENERATED = 5
 VOCABULARY = 64
+RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
 
 @dataclass
@@ -52,10 +54,35 @@ class Architecture:
     layers: dict
     config: dict = field(default_factory=dict)
     gated: bool = False  # the output is multiplied by a gate before it is projected
+    since: tuple = (0, 0)  # the release of transformers from which `layers` holds
+    before: str = ""  # and what an older one does
 
     def build(self, seed=0):
-        """The model with random weights, in float32 and eval mode."""
+        """The model with random weights, in float32 and eval mode; skips where the release is too old."""
+        if self.since > RELEASE:
+            pytest.skip(f"{self.prefix} of transformers {transformers.__version__} {self.before}")
         return build(self.prefix, seed, **self.config)
+
+
+def config_class(prefix):
+    """The configuration class of that prefix; skips where the release has none."""
+    found = getattr(transformers, prefix + "Config", None)
+    if found is None:
+        pytest.skip(f"transformers {transformers.__version__} has no {prefix}")
+    return found
+
+
+def spelled(changes):
+    """Changes of a configuration as this release spells them: before transformers 5 the facts of a rotary
+    table stood in `rope_theta`, `partial_rotary_factor` and `rope_scaling`."""
+    if RELEASE >= (5, 0) or "rope_parameters" not in changes:
+        return changes
+    scaling = dict(changes["rope_parameters"])
+    rest = {name: value for name, value in changes.items() if name != "rope_parameters"}
+    for name in ("rope_theta", "partial_rotary_factor"):
+        if name in scaling:
+            rest[name] = scaling.pop(name)
+    return rest | ({"rope_scaling": scaling} if scaling["rope_type"] != "default" else {})
 
 
 def build(prefix, seed=0, **changes):
@@ -73,7 +100,7 @@ def build(prefix, seed=0, **changes):
         "eos_token_id": 1,
         "pad_token_id": 1,
     }
-    config = getattr(transformers, prefix + "Config")(**sizes | changes)
+    config = config_class(prefix)(**sizes | spelled(changes))
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -170,11 +197,20 @@ ARCHITECTURES = {
         {i: Layer((4, 4, 8, 8), 8**-0.5, Rope(1e4, 2)) for i in (0, 1)},
         {"rotary_pct": 0.25, "use_parallel_residual": False},
     ),
+    "gpt-j, neighbours rotate by a table of sines, parallel blocks": Architecture(
+        "GPTJ",
+        {i: Layer((4, 4, 8, 8), 8**-0.5, Rope(1e4, 4, "interleaved")) for i in (0, 1)},
+        {"rotary_dim": 4},
+        since=(5, 24),
+        before="never calls the attention interface",
+    ),
     "gpt-2, no rotation": Architecture("GPT2", {i: Layer((4, 4, 8, 8), 8**-0.5) for i in (0, 1)}),
     "gpt-2, scales that shrink with the layer": Architecture(
         "GPT2",
         {0: Layer((4, 4, 8, 8), 8**-0.5), 1: Layer((4, 4, 8, 8), 8**-0.5 / 2)},
         {"scale_attn_by_inverse_layer_idx": True},
+        since=(5, 5),
+        before="leaves the layer's factor out in sdpa",
     ),
     "opt, queries scaled before": Architecture(
         "OPT",
@@ -291,6 +327,8 @@ ARCHITECTURES = {
             "moe_intermediate_size": 16,
             "shared_expert_intermediate_size": 16,
         },
+        since=(5, 0),
+        before="never calls the attention interface",
     ),
     "olmo 2, norm behind the attention": Architecture(
         "Olmo2",
@@ -299,13 +337,20 @@ ARCHITECTURES = {
     ),
 }
 
-# These never call the attention interface of transformers.
+# These never call the attention interface of transformers (GPT-J: before 5.24).
 SILENT = {
     "Bloom": {"n_layer": 2, "n_head": 4},
     "Falcon": {},
-    "GPTJ": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 8},
+    "GPTJ": {"rotary_dim": 4},
     "Mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4},
 }
+
+
+def silent(prefix):
+    """The configuration of one of SILENT; skips where the release calls the interface."""
+    if prefix == "GPTJ" and RELEASE >= (5, 24):
+        pytest.skip("GPTJ calls the attention interface from 5.24 on")
+    return SILENT[prefix]
 
 
 def every_architecture(*left_out):

@@ -3,6 +3,7 @@
 import torch
 from kvdump.attention import mean_relative_deviation
 from kvdump.errors import DumpError, UsageError
+from kvdump.hook import own_attention
 from kvdump.model import shape_of
 from kvdump.verify import TOLERANCE_HALF_MODEL, TOLERANCE_ROWS
 
@@ -90,8 +91,9 @@ def check_full_run(run, attention, every_row):
     """
     hooked = run.decode(None)
     attention.__exit__()
-    plain = run.decode(None)
-    whole = run.in_one_pass()
+    with own_attention(run.model):
+        plain = run.decode(None)
+        whole = run.in_one_pass()
     attention.__enter__()
     masked = run.decode(every_row)
     found = {

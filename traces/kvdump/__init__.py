@@ -1,18 +1,31 @@
 """Records queries, keys and values of a Hugging Face decoder into a trace file (HDF5, schema 1).
 
-Command line: `kvdump --help`. Library: `with kvdump.record(model, path) as rec: model.generate(...)`.
+Command line: `kvdump --help`. Library, with a loaded model: `kvdump.record_texts(model, ["a text"], "t.h5")`;
+or, around whatever runs the model, `with kvdump.record(model, "t.h5"): model.generate(...)`.
 """
+
+from typing import TYPE_CHECKING
 
 from .errors import DumpError, UsageError
 
+if TYPE_CHECKING:
+    from .recorder import record
+    from .recording import record_texts
+
 __version__ = "0.1.0"
-__all__ = ["DumpError", "UsageError", "__version__", "record"]
+__all__ = ["DumpError", "UsageError", "__version__", "record", "record_texts"]
+
+_HOMES = {"record": ".recorder", "record_texts": ".recording"}
 
 
 def __getattr__(name):
     # torch is imported only when something is recorded: prompts, sizes and files work without it.
-    if name == "record":
-        import importlib
+    if name not in _HOMES:
+        raise AttributeError(name)
+    import importlib
 
-        return importlib.import_module(".recorder", __name__).record
-    raise AttributeError(name)
+    return getattr(importlib.import_module(_HOMES[name], __name__), name)
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

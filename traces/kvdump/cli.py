@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import sys
-from pathlib import Path
 
 from . import __version__
 from .errors import DumpError, UsageError
@@ -94,13 +93,10 @@ def say(text):
 
 def check_target(path, force, resume):
     """True when a finished trace at `path` may be kept (--resume); UsageError when it is in the way."""
-    path = Path(path)
-    index = path / "index.h5"
-    finished = index if path.is_dir() else path
-    if path.is_dir() and not index.exists():
-        # A run that was cut short leaves finished layers without an index.
-        finished = next(path.glob("*/[0-9]*.h5"), index)
-    if not finished.exists() or force:
+    from .sinks import existing_trace
+
+    finished = existing_trace(path)
+    if not finished or force:
         return False
     if not resume:
         raise UsageError(f"{finished} exists: use --resume to keep what is finished, --force to overwrite it")
@@ -113,12 +109,16 @@ def run(args):
         # The loaders draw bars, which a log file cannot redraw; tqdm reads this when it is first imported.
         os.environ.setdefault("TQDM_DISABLE", "1")
     from .job import Job
+    from .model import SourceModel, resolve
+    from .prompts import read_prompts
 
     if args.repetition_penalty == 0:
         raise UsageError("--repetition-penalty must be above 0 (1 = none)")
     if args.temperature == 0 and args.top_p != 1:
         raise UsageError("--top-p needs a --temperature above 0: greedy decoding takes no sample")
-    job = Job(args, say)
+    prompts = read_prompts(args.prompts)
+    subject = SourceModel(resolve(args.model, args.gguf_file), args.device, say)
+    job = Job(args, say, subject, prompts)
     job.print_plan()
     if args.dry_run:
         print(json.dumps(job.summary()))
@@ -128,9 +128,7 @@ def run(args):
     path = job.finished(kept) or job.dump()
     say(f"{path}: {human_bytes(job.size_on_disk())}")
     if args.verify:
-        checks = job.verify(path)
-        if not all(check.ok for check in checks):
-            raise DumpError(f"{path}: the trace does not agree with the model")
+        job.verify(path)
     print(path)
     return 0
 

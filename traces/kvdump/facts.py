@@ -13,11 +13,20 @@ import torch
 
 from .errors import DumpError
 from .hook import AttentionHook
+from .release import release_of, transformers_version
 
 PROBE_POSITIONS = (1, 97)
 # Relative error of a predicted rotation; a wrong layout or table is off by more than 0.1.
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 TOLERANCE_HALF = 3e-2
+# Of a frequency: tables are made in float32, a model in 16 bits may round them.
+TOLERANCE_THETA = 1e-2
+
+# Classes that compute attention without the interface in older releases, and the first in which they call it.
+CALLS_FROM = {"Qwen2Moe": "5.0", "GPTJ": "5.24"}
+# From here on only those are known to compute it themselves, and Falcon, Bloom and MPT.
+MOST_CALL_FROM = (5, 0)
+SILENT_MODELS = ("Falcon", "Bloom", "Mpt")
 
 
 @dataclass
@@ -76,23 +85,65 @@ class LayerFacts:
 
 def rope_tables(model):
     """All rotary tables in the model, after any scaling (a model may have one per layer type)."""
-    parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     tables = []
     for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if not name.endswith("inv_freq") or "original" in name:
-                continue
-            prefix = name.removesuffix("inv_freq")
-            named = parameters.get(prefix.rstrip("_"), parameters)
+        # A module of its own for each layer type has its own copy of the configuration.
+        config = getattr(module, "config", None) or model.config.get_text_config()
+        for prefix, inv_freq in _frequencies(module):
+            kind, theta = type_and_theta(stated_ropes(config, prefix.rstrip("_")), inv_freq)
             tables.append(
                 RopeTable(
-                    type=named.get("rope_type", "default"),
-                    theta=named.get("rope_theta"),
-                    inv_freq=buffer.detach().double().cpu().numpy(),
+                    type=kind,
+                    theta=theta,
+                    inv_freq=inv_freq,
                     attention_factor=float(getattr(module, f"{prefix}attention_scaling", 1.0)),
                 )
             )
     return tables
+
+
+def _frequencies(module):
+    """(prefix of its name, inv_freq [pairs]) of the tables that a module itself keeps."""
+    for name, buffer in module.named_buffers(recurse=False):
+        if name.endswith("inv_freq") and "original" not in name:
+            yield name.removesuffix("inv_freq"), buffer.detach().double().cpu().numpy()
+        elif name == "embed_positions" and buffer.ndim == 2 and min(buffer.shape) > 1:
+            yield "", turns_of_sinusoids(buffer.detach().double().cpu().numpy())
+
+
+def turns_of_sinusoids(table):
+    """inv_freq [pairs] of a table [positions, 2 pairs] of sines and cosines, as GPT-J keeps it."""
+    sines, cosines = np.split(table[:, : table.shape[1] // 2 * 2], 2, axis=1)
+    # Over all positions, so that the rounding of one of them does not matter.
+    return np.unwrap(np.arctan2(sines, cosines), axis=0)[-1] / (len(table) - 1)
+
+
+def stated_ropes(config, layer_type=""):
+    """[(type, theta or None)] that a configuration states in each of two spellings.
+
+    From transformers 5 on they stand in `rope_parameters`, where a layer type may have its own; before that
+    in `rope_theta` and `rope_scaling`.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    parameters = parameters.get(layer_type) or parameters
+    scaling = getattr(config, "rope_scaling", None) or {}
+    usual_theta = getattr(config, "default_theta", None)
+    return [
+        (parameters.get("rope_type", "default"), parameters.get("rope_theta", usual_theta)),
+        (scaling.get("rope_type") or scaling.get("type") or "default", getattr(config, "rope_theta", None)),
+    ]
+
+
+def type_and_theta(stated, inv_freq):
+    """The first (type, theta) of `stated` that the table inv_freq [pairs] bears out; theta is None where none
+    is. Only an unscaled table can contradict what is stated: there pair i turns theta^(-i / pairs)."""
+    powers = -np.arange(len(inv_freq)) / len(inv_freq)
+    for kind, theta in stated:
+        if theta is None:
+            continue
+        if kind != "default" or np.allclose(inv_freq, float(theta) ** powers, rtol=TOLERANCE_THETA):
+            return kind, float(theta)
+    return stated[0][0], None
 
 
 def rotate(x, angles, layout):
@@ -138,9 +189,37 @@ def match_rope(at_zero, at_position, tables, tolerance):
     return best[2], best[3]
 
 
+def check_unturned(model):
+    """DumpError where keys of a model without rotary tables are turned by their position all the same.
+
+    Of two equal tokens the second attends to nothing new, so both have the same values in every layer, unless
+    positions are part of what the layer is given. Keys that differ where values do not were turned.
+    """
+    token = model.config.get_text_config().vocab_size // 3
+    calls = []
+    with AttentionHook(model, calls.append), torch.no_grad():
+        model(input_ids=torch.tensor([[token, token]], device=model.device), use_cache=False)
+    for call in calls:
+        tolerance = TOLERANCE.get(call.k.dtype, TOLERANCE_HALF)
+        if _second_differs(call.k) > tolerance >= _second_differs(call.v):
+            raise DumpError(
+                f"layer {call.layer}: {type(call.module).__name__} turns keys by their position, but keeps "
+                "no table of frequencies that kvdump knows (inv_freq): a trace could not say where a key "
+                "stands, so kvdump does not record this model"
+            )
+
+
+def _second_differs(rows):
+    """How far row 1 of [heads, 2, dim] is from row 0, relative to it."""
+    first, second = rows.double().unbind(1)
+    return float((second - first).norm() / first.norm())
+
+
 def measure(model):
     """{layer: LayerFacts} of every layer that calls the attention interface, from a few one-token passes."""
     tables = rope_tables(model)
+    if not tables:
+        check_unturned(model)
     calls = {p: {} for p in (0, *(PROBE_POSITIONS if tables else ()))}
     seen = {}
     with AttentionHook(model, lambda call: seen.update({call.layer: call})), torch.no_grad():
@@ -181,13 +260,21 @@ def _layer_facts(layer, calls, tables):
     return facts
 
 
+def never_calls(name, version):
+    """What to say of a model class that never calls the attention interface in this release."""
+    never = f"{name} never calls the attention interface of transformers"
+    for prefix, since in CALLS_FROM.items():
+        if name.startswith(prefix) and release_of(version) < release_of(since):
+            return f"{never} {version}, but from {since} on: pip install 'transformers>={since},<6'"
+    if name.startswith(SILENT_MODELS) or release_of(version) >= MOST_CALL_FROM:
+        return f"{never} (Falcon, Bloom and MPT do not): kvdump cannot record it"
+    return f"{never} {version}; later releases call it in more models: pip install --upgrade 'transformers<6'"
+
+
 def require_layers(model, facts, layers):
     """DumpError when a chosen layer never called the attention interface."""
     if not facts:
-        raise DumpError(
-            f"{type(model).__name__} never calls the attention interface of transformers "
-            "(Falcon, GPT-J, Bloom and MPT do not): kvdump cannot record it"
-        )
+        raise DumpError(never_calls(type(model).__name__, transformers_version()))
     silent = [layer for layer in layers if layer not in facts]
     if silent:
         held = ",".join(map(str, facts))

@@ -7,15 +7,23 @@ without it transformers builds no mask at all, and windowed models silently run 
 
 import itertools
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
-
 from .errors import DumpError
+from .release import interface_changed, require_release
 
-_names = itertools.count()
+require_release()
+try:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+except ImportError as error:
+    raise interface_changed(error) from error
+
+# Names cannot be taken out of the interface again, so a few serve all recordings, one after the other.
+_new_names = (f"kvdump-{number}" for number in itertools.count())
+_free_names = []
 
 
 @dataclass
@@ -62,6 +70,22 @@ def own_function(base, module):
     return function
 
 
+@contextmanager
+def own_attention(model):
+    """While it is entered, `model` attends as it does under the hook, without the hook: by the implementation
+    that the hook delegates to, which need not be the one that the model would choose."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(own_implementation(model))
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _nobody_listens(*_, **__):
+    raise DumpError("the recording is over, but a model still calls its hook")
+
+
 class NamedAttention:
     """Context manager: while it is entered, every attention call of `model` goes through `attend`."""
 
@@ -69,7 +93,7 @@ class NamedAttention:
         self.model = model
         self.base = own_implementation(model)
         self.before = model.config._attn_implementation
-        self.name = f"kvdump-{next(_names)}"
+        self.name = None
 
     def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
         """Attention output [1, n, Hq, Dv] of query [1, Hq, n, D], key and value [1, Hkv, T, .], and the
@@ -80,6 +104,7 @@ class NamedAttention:
         masks = AttentionMaskInterface()
         if self.base not in masks:
             raise DumpError(f"attention implementation {self.base!r} makes no mask that kvdump knows")
+        self.name = _free_names.pop() if _free_names else next(_new_names)
         AttentionInterface.register(self.name, self._forward)
         AttentionMaskInterface.register(self.name, masks[self.base])
         self.model.set_attn_implementation(self.name)
@@ -87,8 +112,9 @@ class NamedAttention:
 
     def __exit__(self, *_):
         self.model.set_attn_implementation(self.before)
-        AttentionInterface._global_mapping.pop(self.name, None)
-        AttentionMaskInterface._global_mapping.pop(self.name, None)
+        # What stays registered holds on to no model.
+        AttentionInterface.register(self.name, _nobody_listens)
+        _free_names.append(self.name)
 
     def _forward(self, module, *args, **kwargs):
         return self.attend(own_function(self.base, module), module, *args, **kwargs)

@@ -1,14 +1,13 @@
-"""One run of the command line: from options to a published, verified trace."""
+"""One dump, of the command line or of a loaded model: from options to a published, verified trace."""
 
 import hashlib
 import json
 from pathlib import Path
 
-from .errors import UsageError
-from .model import load_config, load_model, load_tokenizer, resolve, shape_of
+from .errors import DumpError, UsageError
+from .model import shape_of
 from .plan import check_space, dump_bytes, select_layers
-from .progress import Progress
-from .prompts import read_prompts
+from .progress import NoProgress, Progress
 from .recorder import Options, Recorder, storage_dtype
 from .sinks import all_linked_published, is_directory_target, published
 from .sizes import human_bytes
@@ -17,16 +16,19 @@ from .verify import verify
 
 
 class Job:
-    """Options plus model configuration and tokenised prompts; the weights are loaded when first needed."""
+    """Options, the model to record (a SourceModel or a LoadedModel) and its prompts, tokenised.
 
-    def __init__(self, args, say):
+    `args` has the names of the command line's options; `say` hears of every stage.
+    """
+
+    def __init__(self, args, say, subject, prompts, show_progress=True):
         self.args = args
         self.say = say
-        self.prompts = read_prompts(args.prompts)
-        self.source = resolve(args.model, args.gguf_file)
-        say(f"model {self.source.name}: configuration and tokenizer")
-        self.config = load_config(self.source)
-        self.tokenizer = load_tokenizer(self.source)
+        self.subject = subject
+        self.prompts = prompts
+        self.show_progress = show_progress
+        self.config = subject.config
+        self.tokenizer = subject.find_tokenizer(args.with_text or any(p.needs_tokenizer for p in prompts))
         self.shape = shape_of(self.config)
         self.layers = self._planned_layers()
         out_layers = select_layers(args.out_layers, self.shape.n_layers) if args.out_layers else []
@@ -34,7 +36,7 @@ class Job:
             raise UsageError(f"--out-layers {stray} are not among --layers")
         self.options = Options(
             layers="all" if args.layers == "all" else tuple(self.layers),
-            dtype=storage_dtype(args.dtype, self._source_dtype()),
+            dtype=storage_dtype(args.dtype, subject.dtype),
             query_stride=args.query_stride,
             out_layers=tuple(out_layers),
             with_output=args.with_output,
@@ -44,7 +46,6 @@ class Job:
         self.tokens = [self._tokens(prompt) for prompt in self.prompts]
         self.rows = [len(ids) + max(args.generate - 1, 0) for ids in self.tokens]
         self._check_rows()
-        self._model = None
 
     def _planned_layers(self):
         """The chosen layers; of all, those that the configuration calls some attention.
@@ -77,13 +78,6 @@ class Job:
         where = {"answer_from": first + then} if answer else {}
         return {"n_prompt": first, "n_generated": len(ids) - first, **where}
 
-    def _source_dtype(self):
-        import torch
-
-        if self.source.gguf_file:
-            return torch.float32
-        return getattr(self.config.get_text_config(), "dtype", None) or torch.float32
-
     def _check_rows(self):
         limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True):
@@ -96,18 +90,10 @@ class Job:
                     f"{prompt.source}: {rows} tokens, the model has {limit} positions: use --max-tokens"
                 )
 
-    @property
-    def model(self):
-        """The loaded model."""
-        if self._model is None:
-            self.say(f"model {self.source.name}: weights")
-            self._model = load_model(self.source, self.args.device)
-        return self._model
-
     def summary(self):
         """What the dump will be, as plain values."""
         return {
-            "model": self.source.name,
+            "model": self.subject.name,
             "prompts": len(self.prompts),
             "rows": self.rows,
             "layers": self.layers,
@@ -134,8 +120,8 @@ class Job:
         args = self.args
         prompts = json.dumps([[p.id, ids] for p, ids in zip(self.prompts, self.tokens, strict=True)])
         return {
-            "model": self.source.name,
-            "revision": self.source.revision,
+            "model": self.subject.name,
+            "revision": self.subject.source_revision,
             "prompts_sha256": hashlib.sha256(prompts.encode()).hexdigest(),
             "generate": args.generate,
             "sampling": self._sampling(),
@@ -153,11 +139,10 @@ class Job:
 
     def recorder(self):
         """Recorder for this job's model, output and options."""
-        # A model of the hub knows its commit once its configuration is read.
-        revision = self.source.revision or getattr(self.config, "_commit_hash", None)
-        root = {"model": self.source.name, "revision": revision, "command_line": self.args.command_line}
+        subject = self.subject
+        root = {"model": subject.name, "revision": subject.revision, "command_line": self.args.command_line}
         return Recorder(
-            self.model,
+            subject.model,
             self.args.output,
             self.options,
             root={name: value for name, value in root.items() if value},
@@ -194,15 +179,17 @@ class Job:
             self.say(f"prompt {prompt.id}: finished before, kept")
             return
         forwards = max(self.args.generate, 1)
-        progress = Progress(f"prompt {prompt.id}", len(recorder.layers) * (forwards + 1))
+        steps = len(recorder.layers) * (forwards + 1)
+        progress = Progress(f"prompt {prompt.id}", steps) if self.show_progress else NoProgress()
         attributes = {"source": prompt.source, "text_sha256": prompt.text_sha256()}
         attributes |= self._boundaries(prompt, ids)
         with recorder.prompt(prompt.id, attributes, progress.step) as final, torch.no_grad():
-            input_ids = torch.tensor([ids], device=self.model.device)
+            model = self.subject.model
+            input_ids = torch.tensor([ids], device=model.device)
             if self.args.generate:
                 final.update(self._generate(input_ids))
             else:
-                self.model(input_ids=input_ids, use_cache=False, logits_to_keep=1)
+                model(input_ids=input_ids, use_cache=False, logits_to_keep=1)
         progress.close()
 
     def _generate(self, input_ids):
@@ -218,7 +205,7 @@ class Job:
         if args.ignore_eos:
             options["min_new_tokens"] = args.generate
         mask = torch.ones_like(input_ids)
-        sequence = self.model.generate(
+        sequence = self.subject.model.generate(
             input_ids, attention_mask=mask, max_new_tokens=args.generate, use_cache=True, **options
         )
         # The token that was sampled last has no row: nothing attended from it.
@@ -235,8 +222,9 @@ class Job:
         return sum(file.stat().st_size for file in files)
 
     def verify(self, path):
-        """Run and print all checks of --verify."""
-        checks = verify(self.model, path)
+        """Run and print all checks of --verify; DumpError where one fails."""
+        checks = verify(self.subject.model, path)
         for check in checks:
             self.say(str(check))
-        return checks
+        if not all(check.ok for check in checks):
+            raise DumpError(f"{path}: the trace does not agree with the model")

@@ -1,7 +1,8 @@
-"""Finding and loading a model: a Hugging Face id, a folder, or a GGUF file."""
+"""Finding and loading a model: a Hugging Face id, a folder, a GGUF file, or one that somebody has loaded."""
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
@@ -84,9 +85,12 @@ def load_config(source):
     """The model's configuration, without its weights."""
     from transformers import AutoConfig
 
-    config = _load(AutoConfig, source)
+    return _of_a_decoder(_load(AutoConfig, source), source.name)
+
+
+def _of_a_decoder(config, name):
     if getattr(config, "is_encoder_decoder", False):
-        raise DumpError(f"{source.name} is an encoder-decoder; kvdump records decoders")
+        raise DumpError(f"{name} is an encoder-decoder; kvdump records decoders")
     return config
 
 
@@ -94,7 +98,11 @@ def load_tokenizer(source):
     """The model's tokenizer."""
     from transformers import AutoTokenizer
 
-    return _load(AutoTokenizer, source)
+    tokenizer = _load(AutoTokenizer, source)
+    # transformers 5.0 makes one that knows no word where it finds no file.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise DumpError(f"cannot load {source.name}: its tokenizer knows no token but special ones")
+    return tokenizer
 
 
 def load_model(source, device="cpu"):
@@ -123,3 +131,74 @@ def shape_of(config):
         v_head_dim=getattr(text, "v_head_dim", None) or head_dim,
         hidden=text.hidden_size,
     )
+
+
+class SourceModel:
+    """The model of a Source: its configuration and tokenizer now, its weights when they are first needed.
+
+    Like LoadedModel it has `name`, `revision` and `source_revision` (or None), `config`, `dtype` (torch),
+    `model` and `find_tokenizer`.
+    """
+
+    def __init__(self, source, device, say):
+        self.source = source
+        self.device = device
+        self.say = say
+        self.name = source.name
+        self.source_revision = source.revision
+        say(f"model {self.name}: configuration and tokenizer")
+        self.config = load_config(source)
+        self.tokenizer = load_tokenizer(source)
+        # A model of the hub knows its commit once its configuration is read.
+        self.revision = source.revision or getattr(self.config, "_commit_hash", None)
+
+    @property
+    def dtype(self):
+        """What the model will compute in."""
+        import torch
+
+        if self.source.gguf_file:
+            return torch.float32
+        return getattr(self.config.get_text_config(), "dtype", None) or torch.float32
+
+    @cached_property
+    def model(self):
+        """The loaded model."""
+        self.say(f"model {self.name}: weights")
+        return load_model(self.source, self.device)
+
+    def find_tokenizer(self, needed):
+        """The model's tokenizer, needed or not."""
+        return self.tokenizer
+
+
+class LoadedModel:
+    """A model that the caller holds, its tokenizer or None, and its name (by default `model_name`)."""
+
+    def __init__(self, model, tokenizer=None, name=None):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name or model_name(model)
+        self.config = _of_a_decoder(model.config, self.name)
+        self.revision = self.source_revision = getattr(self.config, "_commit_hash", None)
+        self.dtype = model.dtype
+
+    def find_tokenizer(self, needed):
+        """The tokenizer that was given; where a prompt needs one, else that of the place from which the model
+        was loaded. None, or a UsageError if it is needed, where there is none."""
+        if self.tokenizer is not None or not needed:
+            return self.tokenizer
+        remedy = "pass tokenizer=, or lists of token ids in place of texts"
+        location = self.model.name_or_path
+        if not location:
+            raise UsageError(f"{self.name}: the model was made here, so its tokenizer is not known: {remedy}")
+        try:
+            return load_tokenizer(Source(location, None, self.name, None))
+        except DumpError as error:
+            reason = " ".join(str(error).split())
+            raise UsageError(f"{self.name}: no tokenizer: {reason}: {remedy}") from error
+
+
+def model_name(model):
+    """The name of a loaded model: what it was loaded as, or else its type."""
+    return name_of(model.name_or_path) if model.name_or_path else model.config.model_type

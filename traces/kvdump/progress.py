@@ -42,3 +42,13 @@ class Progress:
         else:
             self.stream.write(count + "\n")
         self.stream.flush()
+
+
+class NoProgress:
+    """In place of Progress where nobody wants to see any."""
+
+    def step(self, note=""):
+        """Says nothing."""
+
+    def close(self):
+        """Says nothing."""

@@ -1,8 +1,11 @@
-"""Prompts from files: `.txt` is one prompt, `.jsonl` one prompt per line, a folder all its `.txt` files."""
+"""Prompts from files: `.txt` is one prompt, `.jsonl` one prompt per line, a folder all its `.txt` files; and
+from lists of texts."""
 
 import hashlib
 import json
+import reprlib
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 
 from .errors import UsageError
@@ -26,6 +29,11 @@ class Prompt:
     tokens: list = field(default_factory=list)
     then: str = ""
     answer: str = ""
+
+    @property
+    def needs_tokenizer(self):
+        """Whether anything of it is text."""
+        return not self.tokens or bool(self.then or self.answer)
 
     def parts(self, tokenizer):
         """Token ids (lists of int) of the prompt, of `then` and of `answer`."""
@@ -74,6 +82,47 @@ def read_prompts(path):
     return prompts
 
 
+def prompts_of_texts(texts):
+    """Prompts "0", "1", ... of a str, or of a list in which each is a str or a list of token ids."""
+    texts = [texts] if isinstance(texts, str) else _as_list(texts, "texts")
+    if texts and all(map(_is_token, texts)):
+        raise UsageError("texts: token ids of one prompt stand in a list of their own: [[1, 2, 3]]")
+    if not texts:
+        raise UsageError("texts: no prompt in this list")
+    return [_prompt_of(text, number) for number, text in enumerate(texts)]
+
+
+def _prompt_of(text, number):
+    source = f"texts[{number}]"
+    if isinstance(text, str):
+        if not text:
+            raise UsageError(f"{source}: no text")
+        return Prompt(str(number), source, text=text)
+    ids = _as_list(text, source)
+    if not ids:
+        raise UsageError(f"{source}: no tokens")
+    strange = next((token for token in ids if not _is_token(token)), None)
+    if strange is not None:
+        raise UsageError(
+            f"{source}: {reprlib.repr(strange)} is no token id: give a str, or a list of integers from 0 on"
+        )
+    return Prompt(str(number), source, tokens=list(map(int, ids)))
+
+
+def _as_list(given, where):
+    """A list of what may be a list, a tuple, an array or a tensor."""
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(values, list | tuple):
+        raise UsageError(
+            f"{where}: {type(given).__name__}: give a str, or a list of str or of lists of token ids"
+        )
+    return list(values)
+
+
+def _is_token(token):
+    return isinstance(token, Integral) and not isinstance(token, bool) and token >= 0
+
+
 def _read_text(path):
     try:
         return path.read_text(encoding="utf-8")
@@ -115,7 +164,7 @@ def _parse_line(path, number, line, default_id):
         _expect(where, "messages", 'a list of {"role": ..., "content": ...}', ok)
         prompt.messages = given
     else:
-        ok = isinstance(given, list) and all(type(t) is int and t >= 0 for t in given)
+        ok = isinstance(given, list) and all(map(_is_token, given))
         _expect(where, "tokens", "a list of token ids", ok)
         prompt.tokens = given
     return prompt

@@ -13,7 +13,7 @@ from .errors import DumpError
 from .facts import measure, require_layers
 from .hook import AttentionHook
 from .layout import check_layout
-from .model import name_of
+from .model import model_name
 from .plan import select_layers
 from .prompt_capture import PromptCapture
 from .sinks import DirectorySink, FileSink, is_directory_target
@@ -187,8 +187,7 @@ class Recorder:
         rope = next((f.rope_json for f in self.facts.values() if f.rope_json), None)
         config = self.model.config.to_dict()
         config.pop("_name_or_path", None)
-        loaded = self.model.name_or_path
-        name = self.root.get("model") or (name_of(loaded) if loaded else self.model.config.model_type)
+        name = self.root.get("model") or model_name(self.model)
         tokenizer = self.tokenizer and f"{type(self.tokenizer).__name__}, {len(self.tokenizer)} tokens"
         return {
             **version_attributes(),

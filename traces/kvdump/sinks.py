@@ -42,6 +42,17 @@ def is_directory_target(path):
     return Path(path).is_dir() or (new and (Path(path).suffix == "" or str(path).endswith("/")))
 
 
+def existing_trace(path):
+    """What stands in the way of a new trace at `path`: its file, its index, or finished layers of a run that
+    was cut short before it wrote an index. None where nothing does."""
+    folder = Path(path)
+    index = folder / "index.h5"
+    finished = index if folder.is_dir() else folder
+    if folder.is_dir() and not index.exists():
+        finished = next(folder.glob("*/[0-9]*.h5"), index)
+    return finished if finished.exists() else None
+
+
 def published(path, settings):
     """True when `path` is a finished trace made with these settings; UsageError when it is another one."""
     if not Path(path).exists():

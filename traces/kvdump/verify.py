@@ -13,7 +13,7 @@ import torch
 
 from .attention import exact_attention, mean_relative_deviation
 from .dtypes import read_floats, stored_dtype
-from .hook import AttentionHook, own_implementation
+from .hook import AttentionHook, own_attention
 from .sinks import layer_group
 
 # Mean relative deviations. float32: the order of sums differs between decode and prefill. 16 bit: rounding
@@ -78,12 +78,8 @@ def verify(model, path):
 
 
 def _plain_logits(model, ids):
-    before = model.config._attn_implementation
-    model.set_attn_implementation(own_implementation(model))
-    try:
+    with own_attention(model):
         return model(input_ids=ids, use_cache=False).logits
-    finally:
-        model.set_attn_implementation(before)
 
 
 class _LayerComparison:

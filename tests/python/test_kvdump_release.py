@@ -1,0 +1,179 @@
+"""Releases of transformers: which are recorded with, what is said of others, and both spellings of facts."""
+
+import gc
+import tomllib
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import kvdump  # noqa: E402
+from dumper_runs import python  # noqa: E402
+from kvdump import facts, release  # noqa: E402
+from kvdump.hook import AttentionHook  # noqa: E402
+from recording import refusal  # noqa: E402
+from tiny_models import ARCHITECTURES, RELEASE, build, logits  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("version", ["4.56.0", "4.57.6", "5.0.0rc1", "5.24.0", "5.30.0.dev0", "6.1.0"])
+def test_the_oldest_release_and_all_newer_ones_are_tried(monkeypatch, version):
+    monkeypatch.setattr(release, "transformers_version", lambda: version)
+    release.require_release()
+
+
+@pytest.mark.parametrize("version", ["4.55.4", "4.48.0", "3.5.1"])
+def test_an_older_release_is_refused_with_the_command_that_helps(monkeypatch, version):
+    monkeypatch.setattr(release, "transformers_version", lambda: version)
+    with pytest.raises(kvdump.DumpError) as refused:
+        release.require_release()
+    assert str(refused.value) == (
+        f"transformers {version} cannot be recorded: kvdump needs transformers>=4.56,<6: "
+        "pip install 'transformers>=4.56,<6'"
+    )
+
+
+def test_a_version_that_is_none_is_refused(monkeypatch):
+    with pytest.raises(kvdump.DumpError, match="'newest' has no release that kvdump can read: pip install"):
+        release.release_of("newest")
+
+
+def installed(folder, version, code=""):
+    """A folder with a package transformers of that version, and what its module holds."""
+    (folder / "transformers").mkdir(parents=True)
+    (folder / "transformers/__init__.py").write_text(code)
+    (folder / f"transformers-{version}.dist-info").mkdir()
+    meta = f"Metadata-Version: 2.1\nName: transformers\nVersion: {version}\n"
+    (folder / f"transformers-{version}.dist-info/METADATA").write_text(meta)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ("4.50.3", "transformers 4.50.3 cannot be recorded: kvdump needs transformers>=4.56,<6"),
+        ("6.0.0", "transformers 6.0.0 offers no attention interface (cannot import name"),
+    ],
+)
+@pytest.mark.parametrize("program", ["kvdump", "kvconfirm"])
+def test_the_programs_name_the_release_and_the_remedy_on_one_line(tmp_path, program, version, says):
+    fake = installed(tmp_path / "site", version)
+    (tmp_path / "p.txt").write_text("a prompt")
+    first = f"import sys; sys.path.insert(0, {str(fake)!r})"
+    source = f"{first}; from {program}.cli import main; sys.exit(main())"
+    words = {"kvdump": ["--model", "x", "--prompts", "p.txt", "-o", "t.h5"], "kvconfirm": ["out"]}[program]
+    done = python(source, *words, cwd=tmp_path, stderr=-1)
+    _, said = done.communicate(timeout=120)
+    assert done.returncode == 3
+    assert said.startswith(f"{program}: error: {says}")
+    assert said.endswith(": pip install 'transformers>=4.56,<6'\n")
+    assert said.count("\n") == 1
+
+
+def test_the_packages_requirements_are_those_of_the_message():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert release.SPECIFIER in project["optional-dependencies"]["dump"]
+    assert release.SPECIFIER.startswith(f"transformers>={release.OLDEST[0]}.{release.OLDEST[1]},")
+
+
+@pytest.mark.skipif(RELEASE >= (5, 0), reason="every release from 5.0 on calls the interface here")
+def test_a_model_that_later_releases_record_is_refused_with_those_releases(tmp_path):
+    architecture = ARCHITECTURES["qwen2-moe"]
+    says = refusal(build(architecture.prefix, **architecture.config), tmp_path)
+    assert says == (
+        "Qwen2MoeForCausalLM never calls the attention interface of transformers "
+        f"{transformers.__version__}, but from 5.0 on: pip install 'transformers>=5.0,<6'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "remedy"),
+    [
+        ("Qwen2MoeForCausalLM", "4.57.6", " 4.57.6, but from 5.0 on: pip install 'transformers>=5.0,<6'"),
+        ("GPTJForCausalLM", "5.23.0", " 5.23.0, but from 5.24 on: pip install 'transformers>=5.24,<6'"),
+        ("FalconForCausalLM", "4.57.6", " (Falcon, Bloom and MPT do not): kvdump cannot record it"),
+        ("FalconForCausalLM", "5.24.0", " (Falcon, Bloom and MPT do not): kvdump cannot record it"),
+        ("OwnModel", "5.24.0", " (Falcon, Bloom and MPT do not): kvdump cannot record it"),
+        (
+            "OwnModel",
+            "4.57.6",
+            " 4.57.6; later releases call it in more models: pip install --upgrade 'transformers<6'",
+        ),
+    ],
+)
+def test_a_model_that_is_silent_is_refused_with_the_release_that_may_help(name, version, remedy):
+    says = facts.never_calls(name, version)
+    assert says == f"{name} never calls the attention interface of transformers{remedy}"
+
+
+def table(theta, scale=1.0, pairs=8):
+    return theta ** (-np.arange(pairs) / pairs) / scale
+
+
+PLAIN = {"rope_type": "default", "rope_theta": 5e4}
+OF_TYPES = {"a": {"rope_theta": 1e6}, "b": {"rope_theta": 5e4}}
+
+
+@pytest.mark.parametrize(
+    ("config", "layer_type", "inv_freq", "found"),
+    [
+        ({"rope_theta": 5e4}, "", table(5e4), ("default", 5e4)),
+        ({"rope_theta": 5e4, "rope_scaling": None}, "", table(5e4), ("default", 5e4)),
+        ({"rope_theta": 5e4, "rope_scaling": {"type": "linear"}}, "", table(5e4, 2), ("linear", 5e4)),
+        ({"rope_theta": 5e4, "rope_scaling": {"rope_type": "yarn"}}, "", table(5e4), ("yarn", 5e4)),
+        ({"rope_parameters": PLAIN}, "", table(5e4), ("default", 5e4)),
+        ({"rope_parameters": OF_TYPES}, "b", table(5e4), ("default", 5e4)),
+        ({"rope_parameters": {}, "default_theta": 1e4}, "", table(1e4), ("default", 1e4)),
+        # Stated, but by another table than the model's: the one that is borne out counts, or none.
+        ({"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 5e4}, "", table(5e4), ("default", 5e4)),
+        ({"rope_theta": 1e6}, "", table(5e4), ("default", None)),
+        ({}, "", table(5e4), ("default", None)),
+    ],
+)
+def test_a_tables_theta_is_the_stated_one_that_the_table_bears_out(config, layer_type, inv_freq, found):
+    stated = facts.stated_ropes(SimpleNamespace(**config), layer_type)
+    assert facts.type_and_theta(stated, inv_freq) == found
+
+
+@pytest.mark.parametrize(("dtype", "deviation"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-4)])
+def test_a_table_of_sines_gives_the_frequencies_it_was_made_of(dtype, deviation):
+    angles = torch.arange(256)[:, None] * torch.from_numpy(table(1e4))
+    sinusoids = torch.cat([angles.sin(), angles.cos()], dim=1).to(dtype).double().numpy()
+    assert np.abs(facts.turns_of_sinusoids(sinusoids) - table(1e4)).max() < deviation
+
+
+def hook_names():
+    return {name for name in transformers.AttentionInterface() if name.startswith("kvdump")}
+
+
+def test_one_name_serves_all_recordings_and_holds_on_to_no_model():
+    model = build("Llama", num_key_value_heads=2)
+    with AttentionHook(model, lambda call: None) as hook:
+        logits(model)
+    names = hook_names()
+    with AttentionHook(model, lambda call: None):
+        assert hook_names() == names
+        with AttentionHook(model, lambda call: None):
+            assert len(hook_names()) <= len(names) + 1
+            logits(model)
+    held = weakref.ref(model)
+    del model, hook
+    gc.collect()
+    assert held() is None
+
+
+def test_a_name_that_nobody_listens_to_any_more_ends_the_model_with_an_error():
+    model = build("Llama", num_key_value_heads=2)
+    with AttentionHook(model, lambda call: None) as hook:
+        pass
+    model.set_attn_implementation(hook.name)
+    with pytest.raises(kvdump.DumpError, match="the recording is over"):
+        logits(model)

@@ -10,6 +10,7 @@ import json
 import signal
 import socket
 import struct
+import sys
 import traceback
 from importlib.metadata import entry_points
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from .configuration import ENTRY_POINTS, installed_method
+from .errors import KvreplayError
 from .hosting import Hosted
 
 SOCKET = 3
@@ -125,9 +127,13 @@ class Host:
     def offer(self, _said: dict[str, Any], _: bytes) -> None:
         """What installed packages offer."""
         for point in entry_points(group=ENTRY_POINTS):
-            method = installed_method(point.name)
+            try:
+                method = installed_method(point.name)
+            except KvreplayError as error:
+                print(f"kvreplay: warning: {error}", file=sys.stderr, flush=True)
+                continue
             if method is not None:
-                self.methods[method.facts["name"]] = method
+                self.methods[point.name] = method
         self.line.send({"methods": [method.facts_json for method in self.methods.values()]})
 
     def open(self, said: dict[str, Any], _: bytes) -> None:

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kChildSocket = 3;  // its number over there
 constexpr uint64_t kMostBytes = uint64_t{1} << 40;
+constexpr const char* kEnded = "the process of Python that hosts the method has ended";
 
 struct Lengths {
   uint64_t json = 0, numbers = 0;
@@ -73,11 +74,16 @@ Message Connection::receive() {
   Lengths lengths;
   receive_all(&lengths, sizeof lengths);
   if (lengths.json > kMostBytes || lengths.numbers > kMostBytes)
-    throw ReplayError("the process of Python that hosts the method sent something else than a message");
+    give_up("the process of Python that hosts the method sent something else than a message");
   Message message{std::string(lengths.json, ' '), std::vector<std::byte>(lengths.numbers)};
   receive_all(message.json.data(), lengths.json);
   receive_all(message.numbers.data(), lengths.numbers);
   return message;
+}
+
+void Connection::give_up(const char* why) {
+  over_ = true;
+  throw ReplayError(why);
 }
 
 void Connection::send_all(const void* from, size_t bytes) {
@@ -85,7 +91,7 @@ void Connection::send_all(const void* from, size_t bytes) {
   while (bytes > 0) {
     const ssize_t sent = ::send(socket_, next, bytes, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) throw ReplayError("the process of Python that hosts the method has ended");
+    if (sent <= 0) give_up(kEnded);
     next += sent, bytes -= size_t(sent);
   }
 }
@@ -95,7 +101,7 @@ void Connection::receive_all(void* to, size_t bytes) {
   while (bytes > 0) {
     const ssize_t got = ::recv(socket_, next, bytes, 0);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) throw ReplayError("the process of Python that hosts the method has ended");
+    if (got <= 0) give_up(kEnded);
     next += got, bytes -= size_t(got);
   }
 }

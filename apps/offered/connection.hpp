@@ -23,12 +23,16 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
+  bool is_over() const { return over_; }  // the process has ended
+
   void send(const std::string& json, std::span<const std::byte> numbers = {});
   Message receive();
 
  private:
   void send_all(const void* from, size_t bytes);
   void receive_all(void* to, size_t bytes);
+  [[noreturn]] void give_up(const char* why);
+  bool over_ = false;
   int socket_ = -1;
   pid_t process_ = -1;
 };

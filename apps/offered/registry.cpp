@@ -26,11 +26,12 @@ std::string python() {
   return named == nullptr ? "" : named;
 }
 
-// Each thread has a process of its own, so that threads do not wait for one interpreter. It ends with the thread.
-Connection& connection() {
-  thread_local std::unique_ptr<Connection> own;
-  if (own == nullptr) own = std::make_unique<Connection>(python());
-  return *own;
+// Each thread has a process of its own, so that threads do not wait for one interpreter. It ends with the thread; where
+// a method has ended it before, with everything that was open there, the next one opens another.
+std::shared_ptr<Connection> connection() {
+  thread_local std::shared_ptr<Connection> own;
+  if (own == nullptr || own->is_over()) own = std::make_shared<Connection>(python());
+  return own;
 }
 
 template <class T>
@@ -85,8 +86,7 @@ Array shown(const HostedRows& rows, const std::string& name) {
 
 // Asks, answers what Python asks meanwhile of `view`, and returns what it says in the end.
 template <class View>
-Message ask(const json& question, std::span<const std::byte> numbers, const View& view) {
-  Connection& python = connection();
+Message ask(Connection& python, const json& question, std::span<const std::byte> numbers, const View& view) {
   python.send(question.dump(), numbers);
   while (true) {
     Message said = python.receive();
@@ -108,31 +108,31 @@ void take(const Message& message, size_t offset, std::span<T> to) {
 class OfferedSession : public HostedSession {
  public:
   OfferedSession(const std::string& method, const HostedPlace& place) : number_(next_number()) {
-    ask(json{{"call", "open"}, {"session", number_}, {"method", method}, {"place", place_json(place)}}, {},
+    ask(*python_, json{{"call", "open"}, {"session", number_}, {"method", method}, {"place", place_json(place)}}, {},
         HostedPrompt{});
   }
   ~OfferedSession() override {
     try {
-      ask(json{{"call", "close"}, {"session", number_}}, {}, HostedPrompt{});
+      ask(*python_, json{{"call", "close"}, {"session", number_}}, {}, HostedPrompt{});
     } catch (const ReplayError&) {  // it has ended, and with it the session
     }
   }
 
   void score(const HostedPrompt& prompt, std::span<double> scores) override {
-    take(ask(about("score", prompt), {}, prompt), 0, scores);
+    take(ask(*python_, about("score", prompt), {}, prompt), 0, scores);
   }
   void start(const HostedPrompt& prompt, std::span<double> scores) override {
-    const Message said = ask(about("start", prompt), {}, prompt);
+    const Message said = ask(*python_, about("start", prompt), {}, prompt);
     if (!said.numbers.empty()) take(said, 0, scores);
   }
   void observe(const HostedRows& rows, std::span<const double> p, int32_t heads) override {
     json question = about("observe", rows);
     question["heads"] = heads;
-    const Message said = ask(question, with_rows(rows, p), rows);
+    const Message said = ask(*python_, question, with_rows(rows, p), rows);
     if (!said.numbers.empty()) take(said, 0, rows.scores);
   }
   std::vector<int32_t> evict(const HostedRows& rows) override {
-    const Message said = ask(about("evict", rows), with_rows(rows, {}), rows);
+    const Message said = ask(*python_, about("evict", rows), with_rows(rows, {}), rows);
     const json header = json::parse(said.json);
     const bool scored = header.at("scores").get<bool>();
     if (scored) take(said, 0, rows.scores);
@@ -159,6 +159,7 @@ class OfferedSession : public HostedSession {
       sent_.insert(sent_.end(), bytes.begin(), bytes.end());
     return sent_;
   }
+  const std::shared_ptr<Connection> python_ = connection();
   const int64_t number_;
   std::vector<std::byte> sent_;
 };
@@ -177,7 +178,7 @@ Hosts offered() {
   Hosts hosts;
   if (python().empty()) return hosts;
   try {
-    const json answer = json::parse(ask(json{{"call", "methods"}}, {}, HostedPrompt{}).json);
+    const json answer = json::parse(ask(*connection(), json{{"call", "methods"}}, {}, HostedPrompt{}).json);
     for (const json& facts : answer.at("methods"))
       hosts.push_back(std::make_unique<OfferedMethod>(facts.get<std::string>()));
   } catch (const ReplayError& e) {

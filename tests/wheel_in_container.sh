@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 roots=$PWD/build/containers
-mirror=http://deb.debian.org/debian
+mirror=$(apt-get indextargets --format '$(SITE)' | head -n 1)  # where this machine's packages come from
 
 system() {  # system SUITE: its folder, made if it is not there
   local root=$roots/$1

@@ -122,6 +122,19 @@ TEST_CASE("what a host protects stays whatever its scores say", "[hosted]") {
   CHECK(kept == std::vector<int32_t>{0, 1, 4, 5, 6, 7, 8, 61, 62, 63});
 }
 
+TEST_CASE("the window whose attention a scorer sees stays, if it says so", "[hosted]") {
+  Host host(false, {[](const HostedPrompt& prompt, const HostedPlace&, std::span<double> scores) {
+                      CHECK(prompt.attention.extents[1] == 5);
+                      CHECK(prompt.queries.extents[1] == 5);
+                      for (size_t i = 0; i < scores.size(); ++i) scores[i] = -double(i);
+                    },
+                    {}});
+  host.window = 5, host.window_stays = true;
+  CHECK(kept_list(run(host, {8}).only(), 0) == std::vector<int32_t>{0, 1, 2, 59, 60, 61, 62, 63});
+  host.window_stays = false;
+  CHECK(kept_list(run(host, {8}).only(), 0) == std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7});
+}
+
 TEST_CASE("what goes wrong in a host fails its cell and no other", "[hosted]") {
   const auto nothing = [](const HostedPrompt&, const HostedPlace&, std::span<double>) {};
   SECTION("an exception") {
@@ -145,8 +158,11 @@ TEST_CASE("what goes wrong in a host fails its cell and no other", "[hosted]") {
   }
   SECTION("a protected token") {
     Host host(true, {nothing, [](const HostedRows& rows) { return std::vector<int32_t>{rows.tokens[0]}; }});
-    host.sinks = 1;
     CHECK_THAT(run(host, {kBudget}, {{"sinks", 1}}).only().error, Contains("names token 0, which sinks protects"));
+  }
+  SECTION("a recent token") {
+    Host host(true, {nothing, [](const HostedRows& rows) { return std::vector<int32_t>{rows.tokens.back()}; }});
+    CHECK_THAT(run(host, {kBudget}, {{"recent", 1}}).only().error, Contains("names token 63, which recent protects"));
   }
   SECTION("too few tokens") {
     Host host(true, {nothing, [](const HostedRows&) { return std::vector<int32_t>{}; }});

@@ -3,7 +3,7 @@ traces."""
 
 import re
 from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ def methods_of(given: Any, built_in: Iterable[str]) -> tuple[list[Any], list[Hos
                 )
         if method is not None:
             name = method.facts["name"]
-            if name in own and own[name].facts["identity"] != method.facts["identity"]:
+            if name in own and not own[name].same_as(method):
                 raise ConfigError(f"methods: two methods are called {name}: give one of them another name")
             own.setdefault(name, method)
             named = name
@@ -49,7 +49,7 @@ def installed_method(name: str) -> Hosted | None:
     """What an installed package offers under this name; None where none does."""
     for point in entry_points(group=ENTRY_POINTS):
         if point.name == name:
-            method = hosted(point.load())
+            method = hosted(_loaded(point))
             if method is None:
                 raise ConfigError(
                     f"{point.value} is no method: {ENTRY_POINTS} must name a scorer or a Policy"
@@ -57,6 +57,16 @@ def installed_method(name: str) -> Hosted | None:
             method.facts = {**method.facts, "name": checked_name(name)}
             return method
     return None
+
+
+def _loaded(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        raise ConfigError(
+            f"the method {point.name} of an installed package cannot be loaded from {point.value}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def budget_of(given: Any, prefills: set[int]) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from .errors import ConfigError
 from .shown import Prompt, Tokens, generator
 
 KINDS = {bool: "bool", int: "int", float: "float"}
+KIND_OF = {name: kind for kind, name in KINDS.items()}
 ENGINES = ("sinks", "recent")  # parameters that the engine enforces itself
 # What an entry of `methods` says of any method; a parameter of the same name could never be set.
 TAKEN = (
@@ -73,9 +74,11 @@ class _Cache:
     """One cache. In an audit the arrays that the method was handed lose what has been evicted: it becomes
     NaN."""
 
-    def __init__(self, place: dict[str, Any]):
+    def __init__(self, place: dict[str, Any], parameters: list[tuple]):
         self.place = place
-        self.params = place["params"]
+        self.params = dict(place["params"])
+        # JSON has one kind of number: 1.0 comes as 1.
+        self.params.update({name: KIND_OF[kind](self.params[name]) for name, kind, *_ in parameters})
         self._handed: list[tuple[Any, np.ndarray, int]] = []
 
     def hand_out(self, array: np.ndarray, tokens: np.ndarray, axis: int) -> np.ndarray:
@@ -99,7 +102,7 @@ class _Cache:
 
 class ScoredCache(_Cache):
     def __init__(self, method: Scorer, place: dict[str, Any]):
-        super().__init__({**place, "sees_budget": method.facts["sees_budget"]})
+        super().__init__({**place, "sees_budget": method.facts["sees_budget"]}, method.facts["parameters"])
         self.method = method
         self.own = {name: value for name, value in self.params.items() if name not in ENGINES}
 
@@ -109,8 +112,8 @@ class ScoredCache(_Cache):
 
 
 class StreamedCache(_Cache):
-    def __init__(self, policy: Any, place: dict[str, Any]):
-        super().__init__(place)
+    def __init__(self, policy: Any, place: dict[str, Any], parameters: list[tuple]):
+        super().__init__(place, parameters)
         self.policy = policy
         policy.budget = place["budget"]
         policy.rng = generator(place)

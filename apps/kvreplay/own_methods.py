@@ -103,7 +103,7 @@ class PolicyMethod(Hosted):
 
     def cache(self, place: dict[str, Any]) -> "StreamedCache":
         policy = copy.deepcopy(self.given) if isinstance(self.given, Policy) else self.given()
-        return StreamedCache(policy, place)
+        return StreamedCache(policy, place, self.facts["parameters"])
 
     def same_as(self, other: Hosted) -> bool:
         return self.facts == other.facts and isinstance(other, PolicyMethod) and self.type is other.type

@@ -1,5 +1,5 @@
-"""Methods in Python beside built-in ones: copies decide the same, what goes wrong in one fails its cells and no
-other, and what looks at evicted tokens is caught."""
+"""Methods in Python beside built-in ones: copies decide the same, what goes wrong in one fails its cells and
+no other, and what looks at evicted tokens is caught."""
 
 import pickle
 import re
@@ -143,8 +143,6 @@ def test_options_of_streaming_methods_mean_the_same_for_a_copy(options):
 def test_a_window_in_python_is_the_window(arrays):
     run = replayed(*arrays, prefill=PROMPT, methods=[Oldest, "window"], budgets=[20, 40])
     check_same_numbers(run, "oldest", "window", SIZES)
-    charged = run.table.groupby("method")["score_bytes"].max()
-    assert charged["oldest"] > charged["window"] == 0  # a score for each token, whether used or not
 
 
 def test_a_prompt_that_comes_token_by_token_is_decided_token_by_token(arrays):

@@ -1,6 +1,7 @@
 """The arguments of kvreplay.replay as a configuration of the engine, which is that of `kvreplay run` without
 traces."""
 
+import copy
 import re
 from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -35,7 +36,7 @@ def methods_of(given: Any, built_in: Iterable[str]) -> tuple[list[Any], list[Hos
                 )
         if method is not None:
             name = method.facts["name"]
-            if name in own and own[name].facts["identity"] != method.facts["identity"]:
+            if name in own and not own[name].same_as(method):
                 raise ConfigError(f"methods: two methods are called {name}: give one of them another name")
             own.setdefault(name, method)
             named = name
@@ -54,8 +55,9 @@ def installed_method(name: str) -> Hosted | None:
                 raise ConfigError(
                     f"{point.value} is no method: {ENTRY_POINTS} must name a scorer or a Policy"
                 )
-            method.facts = {**method.facts, "name": checked_name(name)}
-            return method
+            offered = copy.copy(method)  # the package's own keeps its name
+            offered.facts = {**method.facts, "name": checked_name(name)}
+            return offered
     return None
 
 

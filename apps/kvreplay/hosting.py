@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import math
 import re
 import weakref
 from collections.abc import Callable, Mapping
@@ -14,7 +15,14 @@ from .errors import ConfigError
 from .shown import Prompt, Tokens, generator
 
 KINDS = {bool: "bool", int: "int", float: "float"}
+KIND_OF = {name: kind for kind, name in KINDS.items()}
 ENGINES = ("sinks", "recent")  # parameters that the engine enforces itself
+# What an entry of `methods` says of any method; a parameter of the same name could never be set.
+TAKEN = (
+    *("name", "phase", "positions", "order", "prompt", "row_format", "reweight", "allocator", "uniforms"),
+    *("budget", "rng"),
+)
+LARGEST = 1 << 30  # of whole numbers
 
 
 class Hosted:
@@ -37,6 +45,10 @@ class Hosted:
         """What decides one cache."""
         raise NotImplementedError
 
+    def same_as(self, other: "Hosted") -> bool:
+        """Whether the two are one method, given twice."""
+        return self is other
+
     def __repr__(self) -> str:
         return f"<method {self.facts['name']}>"
 
@@ -54,14 +66,19 @@ class Scorer(Hosted):
     def cache(self, place: dict[str, Any]) -> "ScoredCache":
         return ScoredCache(self, place)
 
+    def same_as(self, other: Hosted) -> bool:
+        return isinstance(other, Scorer) and self.function is other.function and self.facts == other.facts
+
 
 class _Cache:
     """One cache. In an audit the arrays that the method was handed lose what has been evicted: it becomes
     NaN."""
 
-    def __init__(self, place: dict[str, Any]):
+    def __init__(self, place: dict[str, Any], parameters: list[tuple]):
         self.place = place
-        self.params = place["params"]
+        self.params = dict(place["params"])
+        # JSON has one kind of number: 1.0 comes as 1.
+        self.params.update({name: KIND_OF[kind](self.params[name]) for name, kind, *_ in parameters})
         self._handed: list[tuple[Any, np.ndarray, int]] = []
 
     def hand_out(self, array: np.ndarray, tokens: np.ndarray, axis: int) -> np.ndarray:
@@ -85,7 +102,7 @@ class _Cache:
 
 class ScoredCache(_Cache):
     def __init__(self, method: Scorer, place: dict[str, Any]):
-        super().__init__({**place, "sees_budget": method.facts["sees_budget"]})
+        super().__init__({**place, "sees_budget": method.facts["sees_budget"]}, method.facts["parameters"])
         self.method = method
         self.own = {name: value for name, value in self.params.items() if name not in ENGINES}
 
@@ -95,8 +112,8 @@ class ScoredCache(_Cache):
 
 
 class StreamedCache(_Cache):
-    def __init__(self, policy: Any, place: dict[str, Any]):
-        super().__init__(place)
+    def __init__(self, policy: Any, place: dict[str, Any], parameters: list[tuple]):
+        super().__init__(place, parameters)
         self.policy = policy
         policy.budget = place["budget"]
         policy.rng = generator(place)
@@ -126,8 +143,11 @@ class StreamedCache(_Cache):
         found = np.atleast_1d(np.asarray([] if leaving is None else leaving))
         if found.size and found.dtype.kind not in "iu":
             raise TypeError(
-                f"evict() returned {found.dtype} numbers: return some of the tokens that it was given"
+                f"evict() returned {type(leaving).__name__} of {found.dtype}: return some of the tokens that "
+                "it was given, an array or a list of whole numbers"
             )
+        if found.size and not -LARGEST < int(found.min()) <= int(found.max()) < LARGEST:
+            raise ValueError(f"evict() returned {found.min()}..{found.max()}: these are no tokens")
         return np.ascontiguousarray(found.reshape(-1), np.int32)
 
     def _tokens(self, view: Any) -> Tokens:
@@ -142,14 +162,21 @@ class StreamedCache(_Cache):
 
     @staticmethod
     def _put_back(tokens: Tokens, view: Any) -> None:
-        if tokens._scores is not None:
-            view.set_scores(np.ascontiguousarray(tokens._scores, np.float64))
-        tokens._view = None
+        scores, tokens._view = tokens._scores, None
+        if scores is None:
+            return
+        usable = np.isfinite(scores)
+        if not usable.all():
+            worst = tokens[np.argmin(usable)]
+            raise ValueError(f"the score of token {worst} is not a finite number")
+        view.set_scores(np.ascontiguousarray(scores, np.float64))
 
 
 def _scores(given: Any, size: int, where: str) -> np.ndarray:
     if type(given).__module__.partition(".")[0] == "torch":
         given = given.detach().cpu()
+    if isinstance(given, np.ma.MaskedArray):
+        raise TypeError(f"{where} returned a masked array: say what masked scores are with .filled(value)")
     scores = np.asarray(given)
     if scores.dtype == object or scores.dtype.kind not in "fiub":
         raise TypeError(
@@ -165,12 +192,15 @@ def method_facts(
 ) -> dict[str, Any]:
     for fact in ("sinks", "recent", "window", "row_bytes"):
         value = getattr(told, fact)
-        if not isinstance(value, int) or not 0 <= value < 2**30:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < LARGEST:
             raise ConfigError(f"{name}: {fact} is {value!r}: it must be a whole number, 0 or more")
+    for fact in ("title", "source"):
+        if not isinstance(getattr(told, fact), str):
+            raise ConfigError(f"{name}: {fact} is {getattr(told, fact)!r}: it must be text")
     return {
         "name": name,
-        "title": told.title or "a method in Python",
-        "source": told.source,
+        "title": printable(told.title or "a method in Python"),
+        "source": printable(told.source),
         "identity": hashlib.sha256(text.encode()).hexdigest()[:16],
         "streams": streams,
         "observes": observes,
@@ -187,9 +217,13 @@ def method_facts(
 
 def parameters_of_function(function: Callable[..., Any]) -> list[tuple]:
     found = list(inspect.signature(function).parameters.values())
+    name = getattr(function, "__name__", "score")
     if not found:
-        raise ConfigError(f"{function.__name__}() takes no prompt: write {function.__name__}(prompt)")
-    return [_parameter(p.name, p.default, function.__name__) for p in found[1:] if p.default is not p.empty]
+        raise ConfigError(f"{name}() takes no prompt: write {name}(prompt)")
+    for p in found[1:]:
+        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+            raise ConfigError(f"{name}: the parameter {p.name} needs a default: write {p.name}=1")
+    return [_parameter(p.name, p.default, name) for p in found[1:] if p.default is not p.empty]
 
 
 def parameters_of_class(kind: type, base: type, told: Any) -> list[tuple]:
@@ -210,6 +244,13 @@ def _parameter(name: str, value: Any, where: str) -> tuple[str, str, float, str]
         raise ConfigError(
             f"{where}: the parameter {name} is {value!r} by default: it must be int, float or bool"
         )
+    if name in (*TAKEN, *ENGINES):
+        raise ConfigError(f"{where}: {name} is a word that every method has: give the parameter another name")
+    if not math.isfinite(value) or (kind == "int" and abs(value) >= LARGEST):
+        raise ConfigError(
+            f"{where}: the parameter {name} is {value} by default: it must be a finite number, a whole one "
+            f"below {LARGEST}"
+        )
     return name, kind, float(value), "a parameter of the method"
 
 
@@ -225,11 +266,50 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
+def printable(text: str) -> str:
+    """Text as UTF-8 can hold it: what cannot be encoded is written as an escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def text_of(thing: Any, own: Mapping[str, Any]) -> str:
-    """What tells a method from another of the same name: its source, or its code where there is none."""
+    """What tells a method from another of the same name: its source, or its code where there is none, and the
+    values that it was made with."""
     try:
         text = inspect.getsource(thing)
     except (OSError, TypeError):
-        code = getattr(thing, "__code__", None)
-        text = repr((code.co_code, code.co_consts)) if code is not None else repr(sorted(vars(thing)))
-    return text + repr(sorted(own.items(), key=lambda item: item[0]))
+        text = _code_of(thing)
+    return printable(text + repr([(name, _content_of(own[name])) for name in sorted(own)]))
+
+
+def enclosed(function: Callable[..., Any]) -> dict[str, Any]:
+    """Values of the names that a function has from the one around it."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    cells = getattr(function, "__closure__", None) or ()
+    return {name: _of_cell(cell) for name, cell in zip(names, cells, strict=True)}
+
+
+def _of_cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _code_of(thing: Any) -> str:
+    """The code of a function, or of all functions of a class, whatever process it is in."""
+    if isinstance(thing, type):
+        return repr(
+            [(name, _code_of(value)) for name, value in sorted(vars(thing).items()) if callable(value)]
+        )
+    code = getattr(thing, "__code__", thing)
+    if not inspect.iscode(code):
+        return type(thing).__name__
+    constants = [_code_of(c) if inspect.iscode(c) else repr(c) for c in code.co_consts]
+    return repr((code.co_code, code.co_names, code.co_freevars, constants))
+
+
+def _content_of(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        return f"{value.dtype}{list(value.shape)} {digest}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

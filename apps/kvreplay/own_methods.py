@@ -17,6 +17,7 @@ own
 methods: budgets, protected tokens, the account of bytes, audits, tables. Every kv head is decided on its own.
 """
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,7 @@ from .hosting import (
     Scorer,
     StreamedCache,
     checked_name,
+    enclosed,
     method_facts,
     parameters_of_class,
     parameters_of_function,
@@ -39,7 +41,8 @@ from .shown import Prompt, Tokens
 
 
 class Policy:
-    """A streaming method: derive from it, and say who leaves. One copy of it decides one cache.
+    """A streaming method: derive from it, and say who leaves. One copy of it decides one cache: a class is
+    called for each, an instance is copied (copy.deepcopy).
 
     Class attributes: `name` (default: the class's, in snake case), `title`, `source`; `sinks` and `recent`,
     tokens that always stay; `window`, last rows of the prompt whose queries and attention start() may ask
@@ -80,25 +83,35 @@ class PolicyMethod(Hosted):
     """A class derived from Policy, or an instance whose attributes are the defaults."""
 
     def __init__(self, given: type[Policy] | Policy):
+        self.given = given
         self.type = given if isinstance(given, type) else type(given)
-        self.own = {} if isinstance(given, type) else dict(vars(given))
+        own = {} if isinstance(given, type) else vars(given)
         told = self.type if isinstance(given, type) else given
         name = checked_name(told.name or snake_case(self.type.__name__))
         self.facts = method_facts(
             name,
             told,
             parameters=parameters_of_class(self.type, Policy, told),
-            text=text_of(self.type, self.own),
+            text=text_of(self.type, own),
             streams=True,
             observes=self.type.observe is not Policy.observe,
         )
+        if isinstance(given, type) and _needs_arguments(given):
+            raise ConfigError(
+                f"{name}: {given.__name__}() needs arguments: give {given.__name__}(...) instead"
+            )
 
     def cache(self, place: dict[str, Any]) -> "StreamedCache":
-        policy = self.type.__new__(self.type)
-        vars(policy).update(self.own)
-        if not self.own:
-            policy.__init__()  # type: ignore[misc]
-        return StreamedCache(policy, place)
+        policy = copy.deepcopy(self.given) if isinstance(self.given, Policy) else self.given()
+        return StreamedCache(policy, place, self.facts["parameters"])
+
+    def same_as(self, other: Hosted) -> bool:
+        return self.facts == other.facts and isinstance(other, PolicyMethod) and self.type is other.type
+
+
+def _needs_arguments(kind: type[Policy]) -> bool:
+    parameters = inspect.signature(kind).parameters.values()
+    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
 def scorer(
@@ -142,10 +155,10 @@ def scorer(
     )
     told.sinks, told.recent, told.window = sinks, recent, window
     facts = method_facts(
-        checked_name(name or function.__name__),
+        checked_name(name or getattr(function, "__name__", type(function).__name__)),
         told,
         parameters=parameters_of_function(function),
-        text=text_of(function, {}),
+        text=text_of(function, enclosed(function)),
         streams=False,
         observes=False,
     )

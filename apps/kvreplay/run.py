@@ -19,6 +19,7 @@ SUMMARY = (
     *("label", "budget_tokens", "rel_err_out_mean", "rel_err_low", "rel_err_high", "kept_mass_mean"),
     *("partition_err_mean", "peak_kept_tokens", "total_bytes", "bytes_ratio", "n_units", "n_seeds", "notes"),
 )
+REALS = ("rel_err", "partition_err", "out", "num", "den")  # float32, or float64 with precision="double"
 NEEDED = {"kept": "kept_flat", "curves": "rel_err", "outputs": "out"}
 
 
@@ -84,26 +85,30 @@ class Run:
     def kept(self, method: str | None = None, budget: int | None = None, **place: Any) -> list[np.ndarray]:
         """The tokens that a cache held: int32 arrays, ascending, the first after the prompt, the others after
         each step; of a one-shot method the first alone (later tokens are all kept). With `gqa.level: query`
-        one such series a query head, one after the other.
+        one such series a query head, one after the other. Of a method that holds everything and reads a part
+        at each step (topk_oracle, quest): the tokens that each scored row read.
 
         method: its name or label; budget in tokens; place: layer, head (kv head), prompt, seed, params (a
         dict of what is asked of the column `params`). What is not given must be the same in all cells, or is
         the first. Raises KeyError where no cell is like that."""
         arrays = self._arrays("kept", method, budget, place)
-        return np.split(arrays["kept_flat"], arrays["kept_off"][1:-1])
+        lists = "attended" if "attended_off" in arrays else "kept"
+        return np.split(arrays[f"{lists}_flat"], arrays[f"{lists}_off"][1:-1])
 
     def row_errors(
         self, method: str | None = None, budget: int | None = None, **place: Any
     ) -> dict[str, np.ndarray]:
         """Errors of each scored row of a cell: `rows` [R] token indices, `rel_err` [query heads, R] (negative
-        where the exact output is zero), `partition_err` [query heads, R]. Arguments as in `kept`."""
+        where the exact output is zero), `partition_err` [query heads, R]; float32, or float64 with
+        precision="double". Arguments as in `kept`."""
         arrays = self._arrays("curves", method, budget, place)
         return {name: arrays[name] for name in ("rows", "rel_err", "partition_err")}
 
     def outputs(
         self, method: str | None = None, budget: int | None = None, **place: Any
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(rows [R], outputs [query heads, R, Dv]) of a cell. Arguments as in `kept`."""
+        """(rows [R], outputs [query heads, R, Dv]) of a cell; float32, or float64 with precision="double".
+        Arguments as in `kept`."""
         arrays = self._arrays("outputs", method, budget, place)
         return arrays["rows"], arrays["out"]
 
@@ -161,5 +166,8 @@ class Run:
 
 
 def cell_of(row: str, arrays: dict[str, Any], place: int) -> Cell:
-    """A cell of what the engine said of it."""
-    return Cell(json.loads(row), arrays, place)
+    """A cell of what the engine said of it. Arrays have the types that the program writes."""
+    said = json.loads(row)
+    real = np.float64 if said["precision"] == "double" else np.float32
+    typed = {name: array.astype(real, copy=False) for name, array in arrays.items() if name in REALS}
+    return Cell(said, {**arrays, **typed}, place)

@@ -57,13 +57,24 @@ class Sources:
 
     @contextmanager
     def opened(self) -> Iterator[list[dict[str, Any]]]:
-        """The traces, described; those that are files are open inside of the block."""
-        if not self.traces:
-            yield [of_arrays(self.layers, self.facts, self.position_ids, self.model, self.n_layers)]
-            return
+        """The traces, described; those that are files are open inside of the block.
+
+        Files are opened anew: a trace that its owner opened, or that another thread replays, is not closed
+        behind their backs.
+        """
         with ExitStack() as stack:
-            opened = [stack.enter_context(trace) for trace in self.traces]
-            yield [of_trace(trace) for trace in opened]
+            if self.traces:
+                yield [of_trace(stack.enter_context(Trace(trace.path))) for trace in self.traces]
+                return
+            layers = {number: _opened(given, stack) for number, given in self.layers.items()}
+            yield [of_arrays(layers, self.facts, self.position_ids, self.model, self.n_layers)]
+
+
+def _opened(given: Any, stack: ExitStack) -> Any:
+    """What was given of a layer; a layer of a trace as one of a file that is open."""
+    if not isinstance(given, Layer):
+        return given
+    return stack.enter_context(Trace(given.trace.path)).layer(given.number, given.prompt.id)
 
 
 def prefills_of(traces: Iterable[Mapping[str, Any]]) -> set[int]:

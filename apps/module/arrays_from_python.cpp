@@ -5,7 +5,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <string>
 
+#include "apps/module/raised.hpp"
 #include "base/errors.hpp"
 
 namespace kvreplay::python {
@@ -31,15 +33,20 @@ DType type_named(const std::string& name) {
 }
 
 // Rows that a Python object reads when it is asked: rows(head, first, count) -> a contiguous array [count, width].
-std::function<void(int64_t, int64_t, int64_t, void*)> fetch_from(nb::object source) {
-  return [source = source.ptr()](int64_t head, int64_t first, int64_t rows, void* into) {
+std::function<void(int64_t, int64_t, int64_t, void*)> fetch_from(nb::object source, size_t row_bytes) {
+  return [source = source.ptr(), row_bytes](int64_t head, int64_t first, int64_t rows, void* into) {
     const nb::gil_scoped_acquire lock;
     try {
       const auto array = nb::cast<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>(
           nb::handle(source).attr("rows")(head, first, rows));
+      if (array.nbytes() != size_t(rows) * row_bytes)
+        throw TraceError(std::to_string(array.nbytes()) + " bytes came for " + std::to_string(rows) + " rows of " +
+                         std::to_string(row_bytes) + ": an array has changed while it was replayed");
       std::memcpy(into, array.data(), array.nbytes());
     } catch (nb::python_error& e) {
-      throw TraceError(e.what());
+      throw TraceError(raised_text(e));
+    } catch (const nb::cast_error&) {
+      throw TraceError("what was fetched is no array in main memory");
     }
   };
 }
@@ -52,7 +59,7 @@ ArrayView view_of(nb::dict tensor, PythonTraces& all) {
   if (nb::hasattr(data, "rows")) {
     const auto shape = nb::cast<std::vector<int64_t>>(data.attr("shape"));
     std::copy(shape.begin(), shape.end(), view.extents);
-    view.fetch = fetch_from(data);
+    view.fetch = fetch_from(data, size_t(view.extents[2] * bytes_of(view.type)));
     return view;
   }
   const auto array = nb::cast<AnyArray>(data);

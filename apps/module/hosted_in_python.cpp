@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "apps/module/numpy.hpp"
+#include "apps/module/raised.hpp"
 #include "core/replay_error.hpp"
 
 namespace kvreplay::python {
@@ -93,7 +94,7 @@ auto asked(const Work& work) {
   try {
     return work();
   } catch (nb::python_error& e) {
-    throw ReplayError(e.what());
+    throw ReplayError(raised_text(e));
   } catch (const nb::cast_error&) {
     throw ReplayError("the method answered with something that is not an array of numbers");
   }

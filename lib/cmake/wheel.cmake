@@ -14,5 +14,5 @@ if(TARGET kvreplay_module)
   install(TARGETS kvreplay_module LIBRARY DESTINATION kvreplay COMPONENT wheel)
 endif()
 # Side by side as in a checkout, so that the paths inside the configurations hold.
-install(DIRECTORY configs DESTINATION kvreplay/data COMPONENT wheel FILES_MATCHING PATTERN "*.yaml")
+install(DIRECTORY configs DESTINATION kvreplay/data COMPONENT wheel FILES_MATCHING PATTERN "*.yaml" PATTERN "*.txt")
 install(DIRECTORY traces/samples DESTINATION kvreplay/data/traces COMPONENT wheel USE_SOURCE_PERMISSIONS)

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from .log_ticks import plain_log
 from .style import GLYPH_EMS, TOP, axes_width, new_figure
 
-CELL_TEXT, TITLE_TEXT, SCALE_TEXT = 5.6, 6.3, 6.5  # points
+CELL_TEXT, TICK_TEXT, TITLE_TEXT, SCALE_TEXT = 5.6, 6, 6.3, 6.5  # points
 CELL_HEIGHT, LEAST_CELL_HEIGHT = 0.135, 0.04  # inches
 PAGE_HEIGHT = 7.5  # inches; taller maps get lower cells
 LOG_RATIO = 5
@@ -74,7 +74,7 @@ def new_panels(width, shape, titles):
         axes.set_title(
             "\n".join(title_lines(titles[index], shape.panel_width)), loc="left", pad=2.5, fontsize=TITLE_TEXT
         )
-        _ticks(axes, shape)
+        set_ticks(axes, shape)
         if index % shape.wide == 0:
             axes.set_ylabel("layer", labelpad=2)
         if index + shape.wide >= len(titles):
@@ -89,14 +89,15 @@ def layout(shape):
     return {"hspace": shape.hspace, "wspace": GAP_INCHES / shape.panel_width, "top": TOP + shape.title - 0.06}
 
 
-def _ticks(axes, shape):
-    every = max(1, math.ceil(TICK_HEIGHT / shape.cell_height))
+def set_ticks(axes, shape, size=TICK_TEXT):
+    """Numbers of layers and kv heads in `size` points, as many as fit."""
+    every = max(1, math.ceil(TICK_HEIGHT * size / TICK_TEXT / shape.cell_height))
     rows = range(0, len(shape.layers), every)
     axes.set_yticks(rows, [str(shape.layers[i]) for i in rows])
-    fits = max(1, math.ceil(len(shape.heads) * 0.14 / shape.panel_width))
+    fits = max(1, math.ceil(len(shape.heads) * 0.14 * size / TICK_TEXT / shape.panel_width))
     columns = range(0, len(shape.heads), fits)
     axes.set_xticks(columns, [str(shape.heads[i]) for i in columns])
-    axes.tick_params(length=0, pad=2, labelsize=6)
+    axes.tick_params(length=0, pad=2, labelsize=size)
     axes.grid(False)
     axes.spines[:].set_visible(False)
 
@@ -116,26 +117,28 @@ def shared_norm(values):
     return Normalize(0, max(values.max(initial=0), 1e-12))
 
 
-def draw_numbers(axes, numbers, norm, shape, show):
-    """Colours and, where they fit, `show(number)`; a place without a number stays white with a dash."""
+def draw_numbers(axes, numbers, norm, shape, show, size=CELL_TEXT):
+    """Colours and, where they fit, `show(number)`; a place without a number stays white with a dash.
+    Returns the image."""
     painted = np.ma.masked_invalid(numbers)
     image = axes.imshow(painted, cmap=COLOURS, norm=norm, aspect="auto", interpolation="nearest")
     texts = [[show(number) if np.isfinite(number) else "–" for number in row] for row in numbers]
     longest = max(len(text) for row in texts for text in row)
-    if not fits(longest, shape):
-        return
+    if not fits(longest, shape, size):
+        return image
     for (row, column), number in np.ndenumerate(numbers):
         shade = image.cmap(norm(number)) if np.isfinite(number) else (1, 1, 1, 1)
-        write(axes, column, row, texts[row][column], _on(shade))
+        write(axes, column, row, texts[row][column], _on(shade), size)
+    return image
 
 
-def fits(letters, shape):
-    wide = shape.panel_width / len(shape.heads) >= letters * CELL_TEXT * GLYPH_EMS / 72 + 0.03
-    return wide and shape.cell_height >= CELL_TEXT * 1.15 / 72
+def fits(letters, shape, size=CELL_TEXT):
+    wide = shape.panel_width / len(shape.heads) >= letters * size * GLYPH_EMS / 72 + 0.03
+    return wide and shape.cell_height >= size * 1.15 / 72
 
 
-def write(axes, column, row, text, colour="black"):
-    axes.text(column, row, text, ha="center", va="center_baseline", fontsize=CELL_TEXT, color=colour)
+def write(axes, column, row, text, colour="black", size=CELL_TEXT):
+    axes.text(column, row, text, ha="center", va="center_baseline", fontsize=size, color=colour)
 
 
 def _on(shade):
@@ -156,7 +159,7 @@ def add_scale(figure, norm, text):
     else:
         bar.ax.yaxis.set_major_locator(MaxNLocator(4))
     bar.outline.set_linewidth(0.4)
-    bar.ax.tick_params(labelsize=6, length=2, pad=1.5)
+    bar.ax.tick_params(labelsize=TICK_TEXT, length=2, pad=1.5)
     bar.ax.tick_params(which="minor", length=1)
     # The label stands around the middle of the bar: as far up as down.
     length = height * min(2 - room.top - room.bottom, room.top + room.bottom)

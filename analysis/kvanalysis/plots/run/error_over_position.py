@@ -59,10 +59,9 @@ def _figure(table, shown, styles, note, width):
     for axes, family in zip(panels.flat, shown, strict=False):
         axes.set_title(f"{family}, B = {drawn['budget_tokens'].iloc[0]}")
         for label in shown[family]:
-            _curve(axes, table[table["label"] == label], styles[label])
+            position_curve(axes, table[table["label"] == label], styles[label])
         set_error_axis(axes, drawn["rel_err_mean"])
-        axes.set_xlabel("quarter of the scored rows" if by_quarters(table) else "token position")
-        axes.xaxis.set_major_locator(FixedLocator([1, 2, 3, 4]) if by_quarters(table) else MaxNLocator(5))
+        set_position_axis(axes, table)
         axes.label_outer()
     for axes in list(panels.flat)[len(shown) :]:
         axes.remove()
@@ -73,7 +72,13 @@ def _figure(table, shown, styles, note, width):
     return figure
 
 
-def _curve(axes, rows, style):
+def set_position_axis(axes, table):
+    axes.set_xlabel("quarter of the scored rows" if by_quarters(table) else "token position")
+    axes.xaxis.set_major_locator(FixedLocator([1, 2, 3, 4]) if by_quarters(table) else MaxNLocator(5))
+
+
+def position_curve(axes, rows, style):
+    """The curve of one label, with its band. `rows`: of `positions.along_rows`."""
     at = rows["position"].to_numpy()
     low, high = rows["rel_err_low"], rows["rel_err_high"]
     style.band(axes, at, low, high)

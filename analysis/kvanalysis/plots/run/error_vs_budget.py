@@ -54,9 +54,9 @@ def draw(run, tables):
 def _whole(points, note, width):
     figure = new_figure(width)
     axes = figure.subplots()
-    _panel(axes, points, points, axes_width(width))
+    budget_panel(axes, points, points, axes_width(width))
     axes.set(xlabel=BUDGET_AXIS, ylabel=ERROR_AXIS)
-    finish(figure, *_legend(points), note, HEIGHT[width])
+    finish(figure, *budget_legend(points), note, HEIGHT[width])
     return figure
 
 
@@ -68,19 +68,19 @@ def _layer_panels(points, note, width):
     figure = new_figure(width)
     panels = panel_grid(figure, len(layers), across, sharex=True, sharey=True)
     for axes, layer in zip(panels, layers, strict=True):
-        _panel(axes, points[points["layer"] == layer], points, panel_width)
+        budget_panel(axes, points[points["layer"] == layer], points, panel_width)
         axes.set_title(f"layer {layer}")
         for line in axes.lines:
             line.set_markersize(PANEL_MARKER)
     middle_row = panels[::wide][(math.ceil(len(layers) / wide) - 1) // 2]
     middle_row.set_ylabel(SHORT_ERROR_AXIS)
     label_lowest(panels, across, BUDGET_AXIS if panel_width > SHORT_LABEL_WIDTH else SHORT_BUDGET_AXIS)
-    finish_grid(figure, _legend(points), note, len(layers), across, PANEL_HEIGHT, gap=PANEL_GAP)
+    finish_grid(figure, budget_legend(points), note, len(layers), across, PANEL_HEIGHT, gap=PANEL_GAP)
     make_room(figure)
     return figure
 
 
-def _panel(axes, points, everything, width):
+def budget_panel(axes, points, everything, width):
     """One panel; the scales come from `everything`, so that panels of one figure agree.
 
     `width` is that of the panel in inches."""
@@ -93,7 +93,7 @@ def _panel(axes, points, everything, width):
         axes.yaxis.set_major_locator(NullLocator() if shown.empty else axes.yaxis.get_major_locator())
 
 
-def _legend(points):
+def budget_legend(points):
     """Handles and texts, the largest error first, so that the order is that of the curves."""
     shown = drawable(points)
     styles = styles_of(points)

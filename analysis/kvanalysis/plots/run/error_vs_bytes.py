@@ -26,32 +26,33 @@ PANEL_GAP = 0.2  # share of a panel's height
 
 def data(run):
     """A row per label and budget; None with fewer than two: there is no front to look for."""
-    points = _points(run)
-    for size in _sizes(points):
-        points[f"front_{size}"] = front_numbers(points, size)
+    points = bytes_points(run)
     return points if len(points) > 1 else None
 
 
 def draw(run, points):
     """One panel for the peak of the bytes, one for their average over time if the run has it."""
-    sizes, title = _sizes(points), "Error against bytes"
+    sizes, title = sizes_of(points), "Error against bytes"
     paint = partial(_figure, points, sizes, run.styles, _note(run, points))
     return [Picture(title, points, paint, _caption(points, sizes), name="error_vs_bytes")]
 
 
-def _sizes(points):
+def sizes_of(points):
+    """The columns of sizes that have values: PEAK, MEAN."""
     return [name for name in (PEAK, MEAN) if points[name].notna().any()]
 
 
-def _points(run):
-    """Mean error with interval, bytes as shares of the full cache."""
+def bytes_points(run):
+    """A row per label and budget: mean error with interval, bytes as shares of the full cache, and of each
+    size the numbers of its front."""
     points = drawable(run.summary)
     points = points[points["bytes_ratio"].notna()]
     points = points[["label", "budget_tokens", "oracle", "full_cache", "n_units", "n_rows", "n_cells",
                      "rel_err_out_mean", "rel_err_low", "rel_err_high", "total_bytes", "full_bytes",
                      "bytes_ratio"]]  # fmt: skip
     points = points.rename(columns={"bytes_ratio": PEAK})
-    return points.assign(**{MEAN: _mean_share(run.rows, points)}).reset_index(drop=True)
+    points = points.assign(**{MEAN: _mean_share(run.rows, points)}).reset_index(drop=True)
+    return points.assign(**{f"front_{size}": front_numbers(points, size) for size in sizes_of(points)})
 
 
 def _mean_share(rows, points):
@@ -91,40 +92,42 @@ def _figure(points, sizes, styles, note, width):
     figure = new_figure(width)
     panels = figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False)
     for axes, size in zip(panels.flat, sizes, strict=True):
-        _panel(axes, points, size, styles)
+        bytes_panel(axes, points, size, styles)
         axes.set_title(f"bytes {NAMES[size]}")
         axes.label_outer()
     for axes in panels[-1]:
         axes.set_xlabel("total bytes [% of the full cache]")
     panels[0][0].set_ylabel("mean rel. error [1]" if height < 2 else "mean relative output error [1]")
-    _share_axis(panels[0][0], points[sizes].to_numpy())
+    share_axis(panels[0][0], points[sizes].to_numpy())
     tall = height * (high + (high - 1) * PANEL_GAP)
-    finish(figure, *_legend(points, styles), note, tall, hspace=PANEL_GAP, wspace=0.06, top=0.26)
+    finish(figure, *bytes_legend(points, styles), note, tall, hspace=PANEL_GAP, wspace=0.06, top=0.26)
     make_room(figure)
     for axes in panels.flat:
         _thin(axes)
     return figure
 
 
-def _panel(axes, points, size, styles):
+def bytes_panel(axes, points, size, styles, numbered=True):
+    """Curves of all labels over one of the sizes, and the front, its points numbered where a caption says
+    what the numbers stand for."""
     for label, curve in points[points[size].notna()].groupby("label", sort=True):
         curve = curve.sort_values(size)
         at, partial = 100 * curve[size].to_numpy(float), curve["n_rows"] < curve["n_cells"]
         styles[label].curve(axes, at, curve["rel_err_out_mean"], partial, 3.4, linewidth=0.6, alpha=0.7)
-    _front(axes, points[points[f"front_{size}"].notna()].sort_values(size), size)
+    _front(axes, points[points[f"front_{size}"].notna()].sort_values(size), size, numbered)
     set_error_axis(axes, points["rel_err_out_mean"])
     if axes.get_yscale() == "log":
         axes.set_ylim(bottom=ROOM_BELOW * points["rel_err_out_mean"].min())
 
 
-def _front(axes, front, size):
+def _front(axes, front, size, numbered):
     """A staircase: with the bytes of a step, no method did better than its height.
 
     Every point is numbered; `_thin` takes away the numbers that print over each other.
     """
     at, error = 100 * front[size].to_numpy(float), front["rel_err_out_mean"].to_numpy()
     axes.step(at, error, where="post", color="#9A9A9A", linewidth=2.6, alpha=0.45, zorder=1)
-    for x, y, number in zip(at, error, front[f"front_{size}"], strict=True):
+    for x, y, number in zip(at, error, front[f"front_{size}"], strict=True) if numbered else ():
         axes.annotate(
             f"{number:.0f}",
             (x, y),
@@ -148,7 +151,8 @@ def _thin(axes):
             kept.append((text, box))
 
 
-def _share_axis(axes, shares):
+def share_axis(axes, shares):
+    """The logarithmic x axis for `shares` of the full cache, in per cent."""
     low, high = 100 * np.nanmin(shares), 100 * np.nanmax(shares)
     axes.set_xscale("log")
     axes.set_xlim(low / 1.25, high * 1.15)
@@ -160,10 +164,12 @@ def _share_axis(axes, shares):
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _legend(points, styles):
+def bytes_legend(points, styles, numbered=True):
+    """Handles and texts, the largest error first, the front last."""
     worst_first = points.groupby("label")["rel_err_out_mean"].mean().sort_values(ascending=False).index
     front = Line2D([], [], color="#9A9A9A", linewidth=2.6, alpha=0.45)
-    texts = [*worst_first, "front: nothing has less error with fewer bytes (numbered)"]
+    front_text = "front: nothing has less error with fewer bytes" + " (numbered)" * numbered
+    texts = [*worst_first, front_text]
     return [*(styles[label].handle() for label in worst_first), front], texts
 
 

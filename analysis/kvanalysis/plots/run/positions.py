@@ -16,13 +16,14 @@ SHARE = 16  # the rolling window is this share of the rows
 POINTS = 80  # along a curve, at most
 
 
-def along_rows(rows):
+def along_rows(rows, saved=()):
     """(table, words about where it comes from); the table is empty if the run holds neither source.
 
     Columns: label, position, rel_err_mean, rel_err_low, rel_err_high, n_units. `position` is the token's, or
-    the quarter (1 to 4) of the scored rows.
+    the quarter (1 to 4) of the scored rows. `saved`: mappings of a cell's key to its curves, beside those in
+    the folders of the run.
     """
-    table, window = _rolling(rows)
+    table, window = _rolling(rows, saved)
     if len(table):
         return table, f"Rolling mean over {window} rows (centred)."
     if not has_values(rows, *QUARTERS):
@@ -34,8 +35,8 @@ def by_quarters(table):
     return table["position"].max() <= len(QUARTERS)
 
 
-def _rolling(rows):
-    curves = _curves(rows)
+def _rolling(rows, saved):
+    curves = _curves(rows, saved)
     shared = reduce(np.intersect1d, (at for at, _, _ in curves)) if curves else np.array([])
     if not len(shared):
         return pd.DataFrame(), 0
@@ -52,9 +53,9 @@ def _rolling(rows):
     return pd.concat(parts, ignore_index=True), window
 
 
-def _curves(rows):
+def _curves(rows, saved):
     """(token positions, mean error over the group's heads, cell) of every cell that has a curve."""
-    sources = []
+    sources = list(saved)
     for folder in rows.attrs.get("folders", ()):
         try:
             sources.append(Arrays(Path(folder) / "curves.h5"))
@@ -74,7 +75,7 @@ def _first(sources, key):
     for source in sources:
         try:
             return source[key]
-        except ResultsError:
+        except (KeyError, ResultsError):
             continue
     return None
 

@@ -102,10 +102,9 @@ def _shown(text):
 
 
 def _residence(table, where, n_prefill, n, listed):
-    # A few sinks get hundreds of times what all others do: the scale ends where they begin.
-    norm = LogNorm(LEAST_MASS, max(table["wanted_mass"].quantile(MOST_QUANTILE), 10 * LEAST_MASS), clip=True)
+    norm = mass_norm(table)
     panels = [
-        _timeline_panel(rows, label, norm, n_prefill, n, listed)
+        timeline_panel(rows, label, norm, n_prefill, n, listed)
         for label, rows in table.groupby("label", sort=True)
     ]
     masses = [*(mass for mass in 10.0 ** np.arange(-2, 4) if mass < norm.vmax), norm.vmax]
@@ -130,7 +129,18 @@ def _residence(table, where, n_prefill, n, listed):
     return Picture(title, table, drawn, _caption(table, n_prefill, n))
 
 
-def _timeline_panel(rows, label, norm, n_prefill, n, listed):
+def mass_norm(table):
+    """The colour scale of MAP for the `wanted_mass` of `table`.
+
+    A few sinks get hundreds of times what all others do: the scale ends where they begin."""
+    most = table["wanted_mass"].quantile(MOST_QUANTILE)
+    return LogNorm(LEAST_MASS, max(most, 10 * LEAST_MASS), clip=True)
+
+
+def timeline_panel(rows, label, norm, n_prefill, n, listed):
+    """A function of an axes that draws what the cache of `rows` (residence.kept_timeline) holds, step by
+    step, and marks the `listed` worst evictions."""
+
     def panel(axes):
         steps = np.arange(n_prefill - 1, n)
         until = rows["evicted_at"].fillna(n).to_numpy()

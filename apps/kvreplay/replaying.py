@@ -131,7 +131,7 @@ class _Replay:
 
     def run(self, progress: bool | None) -> Run:
         cells, told, engine_s = self._cells(self.config, progress)
-        return Run(cells, told, engine_s, self.again)
+        return Run(cells, told, engine_s, self.again, self.sources.recorded)
 
     def again(self, row: Mapping[str, Any], kind: str) -> list[Cell]:
         """The cell of a row, with arrays: its head is replayed once more, as it was."""

@@ -2,18 +2,22 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import _engine
 from .errors import KvreplayError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
+
+    from .sources import Replayed
 
 SUMMARY = (
     *("label", "budget_tokens", "rel_err_out_mean", "rel_err_low", "rel_err_high", "kept_mass_mean"),
@@ -46,11 +50,13 @@ class Run:
         warnings: list[str],
         engine_s: float,
         again: Callable[[Mapping[str, Any], str], list[Cell]],
+        recorded: "Callable[[Mapping[str, Any]], AbstractContextManager[Replayed]]",
     ):
         self.cells = cells
         self.warnings = warnings
         self.engine_s = engine_s
         self._again = again
+        self.recorded = recorded
 
     @cached_property
     def frame(self) -> "pd.DataFrame":
@@ -112,6 +118,11 @@ class Run:
         arrays = self._arrays("outputs", method, budget, place)
         return arrays["rows"], arrays["out"]
 
+    def row(self, method: str | None = None, budget: int | None = None, **place: Any) -> dict[str, Any]:
+        """The row of the table of one cell, as a dict, with its `label`. Arguments as in `kept`."""
+        found = self._index(method, budget, place)
+        return {**self.cells[found].row, "label": self.frame["label"].iloc[found]}
+
     def save(self, folder: "str | Path") -> "Path":
         """Writes results.csv into a folder, which is made, so that `kvreplay report`, `kvanalysis` and
         `kvanalysis.load` take it. Returns the file."""
@@ -122,14 +133,14 @@ class Run:
     def _arrays(
         self, kind: str, method: str | None, budget: int | None, place: dict[str, Any]
     ) -> dict[str, Any]:
-        cell = self._cell(method, budget, place)
+        cell = self.cells[self._index(method, budget, place)]
         if cell.row["status"] != "ok":
             raise KvreplayError(f"the cell has failed: {cell.row['error']}")
         if NEEDED[kind] not in cell.arrays:
             cell.arrays.update(self._again(cell.row, kind)[0].arrays)
         return cell.arrays
 
-    def _cell(self, method: str | None, budget: int | None, place: dict[str, Any]) -> Cell:
+    def _index(self, method: str | None, budget: int | None, place: dict[str, Any]) -> int:
         wanted = dict(place)
         names = {"head": "kv_head"}
         params = wanted.pop("params", {})
@@ -147,7 +158,7 @@ class Run:
             if all(row[n] == v for n, v in wanted.items()) and all(
                 given.get(n) == v for n, v in params.items()
             ):
-                return cell
+                return i
         asked = ", ".join(
             f"{n}={v!r}" for n, v in {"method": method, **wanted, **params}.items() if v is not None
         )
@@ -166,8 +177,14 @@ class Run:
 
 
 def cell_of(row: str, arrays: dict[str, Any], place: int) -> Cell:
-    """A cell of what the engine said of it. Arrays have the types that the program writes."""
+    """A cell of what the engine said of it. Its row has the order of `kvreplay.columns()`, its arrays the
+    types that the program writes."""
     said = json.loads(row)
     real = np.float64 if said["precision"] == "double" else np.float32
     typed = {name: array.astype(real, copy=False) for name, array in arrays.items() if name in REALS}
-    return Cell(said, {**arrays, **typed}, place)
+    return Cell({name: said[name] for name in _column_names() if name in said}, {**arrays, **typed}, place)
+
+
+@cache
+def _column_names() -> list[str]:
+    return [column["name"] for column in json.loads(_engine.columns())]

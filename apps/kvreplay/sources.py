@@ -10,6 +10,7 @@ import numpy as np
 from .arrays import described
 from .errors import ConfigError, TraceError
 from .trace import Layer, Trace
+from .trace_io.bits import Stored
 from .trace_io.rope import rope_facts
 
 ARRAYS = "arrays"  # what a trace is called that was never a file
@@ -68,6 +69,12 @@ class Sources:
                 return
             layers = {number: _opened(given, stack) for number, given in self.layers.items()}
             yield [of_arrays(layers, self.facts, self.position_ids, self.model, self.n_layers)]
+
+    @contextmanager
+    def recorded(self, row: Mapping[str, Any]) -> Iterator["Replayed"]:
+        """What a row of results was replayed from, readable inside of the block."""
+        with self.opened() as traces:
+            yield Replayed(next(found for found in traces if found["trace_id"] == row["trace_id"]))
 
 
 def _opened(given: Any, stack: ExitStack) -> Any:
@@ -247,3 +254,33 @@ def _vector(values: Any, dtype: type, where: str) -> np.ndarray | None:
         kind = "whole numbers" if dtype is np.int32 else "finite numbers"
         raise TraceError(f"{where} must hold {kind}")
     return vector
+
+
+class Replayed:
+    """Queries, keys and facts of what was replayed, as float64: what pictures of one layer read, in the words
+    of kvanalysis.data.arrays.Recorded. `found` describes a trace, as `Sources.opened` does; its file is
+    open."""
+
+    def __init__(self, found: Mapping[str, Any]):
+        self._found = found
+
+    def tensor(self, prompt: str, layer: int, name: str) -> np.ndarray:
+        """float64: q [Hq, Tq, D], k [Hkv, T, D] or v [Hkv, T, Dv]; sinks [Hq]. KeyError where there is
+        none."""
+        given = self._layer(prompt, layer)[name]
+        if given is None:
+            raise KeyError(name)
+        if name not in ("q", "k", "v"):
+            return np.asarray(given, np.float64)
+        data = given["data"]
+        if not isinstance(data, np.ndarray):
+            data = np.stack([data.rows(head, 0, data.shape[1]) for head in range(data.shape[0])])
+        return Stored.named(data, given["dtype"]).floats().astype(np.float64)
+
+    def attribute(self, name: str, prompt: str, layer: int) -> Any:
+        """A fact of a layer."""
+        return self._layer(prompt, layer)[name]
+
+    def _layer(self, prompt: str, number: int) -> Mapping[str, Any]:
+        [layers] = [given["layers"] for given in self._found["prompts"] if given["id"] == prompt]
+        return next(layer for layer in layers if layer["layer"] == number)

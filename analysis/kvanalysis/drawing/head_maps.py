@@ -154,10 +154,7 @@ def add_scale(figure, norm, text):
     figure.subplots_adjust(right=1 - SCALE_ROOM / width)
     place = [1 - (SCALE_ROOM - 0.12) / width, room.bottom, SCALE_WIDTH / width, room.top - room.bottom]
     bar = figure.colorbar(ScalarMappable(norm, COLOURS), cax=figure.add_axes(place))
-    if isinstance(norm, LogNorm):
-        plain_log(bar.ax.yaxis)
-    else:
-        bar.ax.yaxis.set_major_locator(MaxNLocator(4))
+    plain_scale(bar)
     bar.outline.set_linewidth(0.4)
     bar.ax.tick_params(labelsize=TICK_TEXT, length=2, pad=1.5)
     bar.ax.tick_params(which="minor", length=1)
@@ -165,6 +162,14 @@ def add_scale(figure, norm, text):
     length = height * min(2 - room.top - room.bottom, room.top + room.bottom)
     lines = wrap(text, max(8, int(length * 72 / (SCALE_TEXT * GLYPH_EMS))))
     bar.set_label("\n".join(lines), fontsize=SCALE_TEXT, labelpad=2, linespacing=0.95)
+
+
+def plain_scale(bar):
+    """Plain numbers at a colour bar, few of them."""
+    if isinstance(bar.norm, LogNorm):
+        plain_log(bar.ax.yaxis)
+    else:
+        bar.ax.yaxis.set_major_locator(MaxNLocator(4))
 
 
 def short(number):

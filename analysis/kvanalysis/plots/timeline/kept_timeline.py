@@ -137,9 +137,9 @@ def mass_norm(table):
     return LogNorm(LEAST_MASS, max(most, 10 * LEAST_MASS), clip=True)
 
 
-def timeline_panel(rows, label, norm, n_prefill, n, listed):
+def timeline_panel(rows, label, norm, n_prefill, n, listed, numbered=NUMBERED):
     """A function of an axes that draws what the cache of `rows` (residence.kept_timeline) holds, step by
-    step, and marks the `listed` worst evictions."""
+    step, and marks the `listed` worst evictions, the first `numbered` of them by their numbers."""
 
     def panel(axes):
         steps = np.arange(n_prefill - 1, n)
@@ -156,7 +156,7 @@ def timeline_panel(rows, label, norm, n_prefill, n, listed):
         )
         worst = evictions(rows).head(listed)
         axes.plot(worst["evicted_at"], worst["position"], "o", color=RED, markersize=2)
-        for number, (_, token) in enumerate(worst.head(NUMBERED).iterrows(), 1):
+        for number, (_, token) in enumerate(worst.head(numbered).iterrows(), 1):
             at = token["evicted_at"], token["position"]
             axes.annotate(str(number), at, (3, 0), textcoords="offset points", va="center", **MARK_TEXT)
         axes.grid(visible=False)

@@ -1,0 +1,331 @@
+"""Figures of a run on a matplotlib Axes: what the pages of `kvreplay report` draw, for notebooks and papers.
+
+    kvreplay.plot.error_vs_budget(run)                      # a new figure
+    kvreplay.plot.error_vs_bytes(run, ax)                   # on an Axes that you have
+
+Each takes results and an Axes, and returns the Axes. Results are a Run, its table or rows of it
+(`run.table.query("layer == 7")`), the table of `kvanalysis.load`, or the folder that `kvreplay run` wrote.
+Without an Axes a figure is made with pyplot; with one, nothing but this Axes is touched (a map's colour scale
+takes its room from it). Sizes of letters are those of your matplotlib.
+
+All raise ConfigError where the results do not say what to draw (two traces, an unknown method or budget): it
+names what there is.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kvanalysis.data.labels import add_labels
+from kvanalysis.data.load import load
+from kvanalysis.drawing import head_maps
+from kvanalysis.drawing.budget_axes import drawable, handle, set_error_axis
+from kvanalysis.drawing.panel_grid import say_nothing_to_draw
+from kvanalysis.drawing.style import RC
+from kvanalysis.errors import ResultsError
+from kvanalysis.plots.run.error_over_position import position_curve, set_position_axis
+from kvanalysis.plots.run.error_vs_budget import BUDGET_AXIS, ERROR_AXIS, budget_legend, budget_panel
+from kvanalysis.plots.run.error_vs_bytes import (
+    MEAN,
+    NAMES,
+    PEAK,
+    bytes_legend,
+    bytes_panel,
+    bytes_points,
+    share_axis,
+    sizes_of,
+)
+from kvanalysis.plots.run.one_trace import OneTrace
+from kvanalysis.plots.run.positions import along_rows
+from kvanalysis.plots.timeline.exact_head import group_attention
+from kvanalysis.plots.timeline.kept_timeline import MAP, RED, mass_norm, timeline_panel
+from kvanalysis.plots.timeline.residence import kept_timeline as timeline_of_lists
+from kvanalysis.stats.families import at_budget, budgets_of, head_table, middle_budget
+from kvanalysis.stats.intervals import used_rows
+from matplotlib.cm import ScalarMappable
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from .errors import ConfigError, KvreplayError
+from .run import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    Results: TypeAlias = "Run | pd.DataFrame | str | Path | list[str | Path]"
+
+__all__ = ["error_over_position", "error_vs_budget", "error_vs_bytes", "kept_timeline", "layer_head_map"]
+
+MOST_INSIDE = 8  # entries of a legend that stands among the curves; a longer one stands beside them
+SIZES = {"peak": PEAK, "mean": MEAN}
+ONE_SHOT = "one shot"
+ERROR_SCALE = "mean relative output error [1]"
+MASS_SCALE = "attention of later queries [rows]"
+
+
+def error_vs_budget(results: "Results", ax: "Axes | None" = None, *, legend: bool = True) -> "Axes":
+    """Mean relative output error against the budget, a curve for each method, with the 95 % interval over
+    heads.
+
+    Dashed black or grey: oracles. A dotted level: a method without budgets. One-shot methods also keep every
+    token behind the prompt: the legend names them, and error_vs_bytes compares them fairly. Hollow: some
+    cells failed. Not drawn: no error beyond rounding, or no result.
+    """
+    run, axes = _of_one_trace(results), _axes(ax)
+    budget_panel(axes, run.summary, run.summary, _width(axes))
+    axes.set(xlabel=BUDGET_AXIS, ylabel=ERROR_AXIS)
+    if legend:
+        _add_legend(axes, run, *budget_legend(run.summary))
+    return axes
+
+
+def error_vs_bytes(
+    results: "Results", ax: "Axes | None" = None, *, size: str = "peak", legend: bool = True
+) -> "Axes":
+    """Mean relative output error against total bytes in per cent of the full cache at the last token, with
+    the front: nothing has less error with fewer bytes. Points of a curve are budgets.
+
+    size: "peak" of the bytes, or their "mean" over steps.
+    """
+    run = _of_one_trace(results)
+    points = bytes_points(run)
+    known = [name for name, column in SIZES.items() if column in sizes_of(points)]
+    if len(points) and size not in known:
+        raise ConfigError(f"size is {size!r}: the results have {' and '.join(known) or 'no bytes'}")
+    axes = _axes(ax)
+    axes.set(xlabel=f"total bytes {NAMES[SIZES[size]]} [% of the full cache]", ylabel=ERROR_AXIS)
+    if points.empty:
+        say_nothing_to_draw(axes)
+        return axes
+    column = SIZES[size]
+    bytes_panel(axes, points, column, run.styles, numbered=False)
+    share_axis(axes, points[column].to_numpy(float))
+    if legend:
+        _add_legend(axes, run, *bytes_legend(points, run.styles, numbered=False))
+    return axes
+
+
+def error_over_position(
+    results: "Results", ax: "Axes | None" = None, *, budget: int | None = None, legend: bool = True
+) -> "Axes":
+    """Mean relative output error along the scored rows at one budget, with the 95 % interval over heads.
+
+    budget: in tokens; default: the middle one. Curves are rolling means where the run saved them
+    (`save="curves"`), else means of the four quarters of the rows.
+    """
+    run = _of_one_trace(results)
+    used = used_rows(run.rows)
+    rows = at_budget(used, _known_budget(used, budget))
+    saved = {cell.row["key"]: cell.arrays for cell in _cells(results) if "rel_err" in cell.arrays}
+    table, _ = along_rows(rows, [saved])
+    axes = _axes(ax)
+    axes.set_ylabel(ERROR_AXIS)
+    if table.empty:
+        say_nothing_to_draw(axes)
+        return axes
+    worst_first = table.groupby("label")["rel_err_mean"].mean().sort_values(ascending=False).index
+    worst_first = [label for label in worst_first if label in run.styles]
+    for label in worst_first:
+        position_curve(axes, table[table["label"] == label], run.styles[label])
+    set_error_axis(axes, table.loc[table["label"].isin(worst_first), "rel_err_mean"])
+    set_position_axis(axes, table)
+    axes.set_title(_at(rows))
+    if legend:
+        _add_legend(axes, run, [handle(run.styles[label], True) for label in worst_first], worst_first)
+    return axes
+
+
+def layer_head_map(
+    results: "Results",
+    ax: "Axes | None" = None,
+    *,
+    method: str | None = None,
+    budget: int | None = None,
+    scale: bool = True,
+) -> "Axes":
+    """Mean relative output error of each layer and kv head, as colours and, where they fit, numbers.
+
+    method: its label in the table (or its name, where it has one instance); may be left out where the results
+    hold one. budget: in tokens; default: the middle one. scale: whether a colour scale stands beside the map.
+    """
+    run = _of_one_trace(results)
+    rows = _of_method(used_rows(run.rows), method)
+    if rows["budget_tokens"].notna().any():
+        rows = at_budget(rows, _known_budget(rows, budget))
+    errors = head_table(rows).iloc[:, 0]
+    norm, axes = head_maps.shared_norm(errors), _axes(ax)
+    if scale:
+        _add_scale(axes, norm, head_maps.COLOURS, ERROR_SCALE)
+    layers, heads = (sorted(errors.index.unique(level)) for level in (0, 1))
+    width, height = _extent(axes)
+    shape = head_maps.Grid(1, 1, width, height / len(layers), layers, heads, 0.0)
+    letters = _tick_points(axes)
+    head_maps.draw_numbers(
+        axes, head_maps.matrix(errors, shape), norm, shape, head_maps.short, min(letters, 9.0)
+    )
+    head_maps.set_ticks(axes, shape, letters)
+    axes.set(xlabel="kv head", ylabel="layer", title=f"{rows['label'].iloc[0]}, {_at(rows)}".rstrip(", "))
+    return axes
+
+
+def kept_timeline(
+    run: Run,
+    ax: "Axes | None" = None,
+    *,
+    method: str | None = None,
+    budget: int | None = None,
+    marked: int = 12,
+    legend: bool = True,
+    **place: Any,
+) -> "Axes":
+    """Which tokens one cache holds after each step (x), by their position (y), coloured by the exact
+    attention that queries behind the prompt put on them, in rows: 1 is the whole attention of one query.
+
+    method, budget, place: the cell, as `Run.kept` takes them: layer, head, prompt, seed, params. marked: dots
+    at so many of the evictions that later queries would have minded most. What `save="kept"` did not keep is
+    replayed. Takes a Run alone: a table holds no kept tokens. Queries must not be strided, and query heads
+    must share a cache.
+    """
+    if not isinstance(run, Run):
+        raise ConfigError("kept_timeline draws a Run: a table or a folder does not hold the tokens")
+    row, lists = run.row(method, budget, **place), run.kept(method, budget, **place)
+    try:
+        table = _timeline(run, row, lists)
+    except ResultsError as error:
+        raise ConfigError(str(error)) from None
+    norm, axes = mass_norm(table), _axes(ax)
+    title = f"{row['label']}, B = {row['budget_tokens']}, layer {row['layer']}, kv head {row['kv_head']}"
+    timeline_panel(table, title, norm, row["n_prefill"], row["n_tokens"], marked, 0)(axes)
+    _add_scale(axes, norm, MAP, MASS_SCALE, extend="both")
+    if legend:
+        white = Patch(facecolor="white", edgecolor="#999999", label="not held")
+        dot = Line2D([], [], linestyle="", marker="o", markersize=3, color=RED, label="evicted, wanted later")
+        axes.legend(handles=[white, dot], loc="upper left", fontsize="small")
+    return axes
+
+
+def _timeline(run: Run, row: Mapping[str, Any], lists: list[Any]) -> "pd.DataFrame":
+    place = (row[name] for name in ("prompt", "layer", "kv_head", "n_prefill", "n_tokens"))
+    with run.recorded(row) as recorded:
+        return timeline_of_lists(lists, group_attention(recorded, *place), row["n_prefill"])
+
+
+# ---- results
+
+
+def _of_one_trace(results: "Results") -> OneTrace:
+    rows = _rows(results)
+    if rows.empty:
+        raise ConfigError("there are no results to draw: the table has no rows")
+    traces = sorted(set(rows["trace_id"]))
+    if len(traces) > 1:
+        raise ConfigError(
+            f"the results are of {len(traces)} traces: draw the rows of one, for example"
+            f' table[table["trace_id"] == "{traces[0]}"]'
+        )
+    return OneTrace(rows)
+
+
+def _rows(results: "Results") -> "pd.DataFrame":
+    """The table as kvanalysis reads it."""
+    if isinstance(results, Run):
+        return results.frame
+    if isinstance(results, str | Path | list):
+        try:
+            return load(results)
+        except ResultsError as error:
+            raise KvreplayError(str(error)) from None
+    if not {"method", "params", "given"} <= set(getattr(results, "columns", ())):
+        raise ConfigError(
+            f"cannot draw a {type(results).__name__}: give a Run, its table, or a folder of results"
+        )
+    if "params_json" in results:
+        return results.reset_index(drop=True)
+    frame = results.reset_index(drop=True).assign(
+        params_json=results["params"].to_numpy(), given_json=results["given"].to_numpy()
+    )
+    for name in ("params", "given"):
+        frame[name] = [json.loads(text) if text else {} for text in frame[f"{name}_json"]]
+    # Names of curves tell apart what is in the table: a part of a run needs less.
+    return add_labels(frame)
+
+
+def _cells(results: "Results") -> list[Any]:
+    return results.cells if isinstance(results, Run) else []
+
+
+def _of_method(rows: "pd.DataFrame", method: str | None) -> "pd.DataFrame":
+    labels = sorted(set(rows["label"]))
+    if method is None and len(labels) == 1:
+        return rows
+    found = rows[rows["label"] == method]
+    if found.empty:
+        found = rows[rows["method"] == method]
+    if found["label"].nunique() != 1:
+        said = "several methods" if method is None else f"no one curve called {method!r}"
+        raise ConfigError(f"the results hold {said}: method may be {', '.join(labels) or 'none'}")
+    return found
+
+
+def _known_budget(rows: "pd.DataFrame", budget: int | None) -> int | None:
+    known = budgets_of(rows)
+    if budget is not None and budget not in known:
+        raise ConfigError(f"budget is {budget}: the results have {', '.join(map(str, known)) or 'none'}")
+    return middle_budget(rows) if budget is None else budget
+
+
+def _at(rows: "pd.DataFrame") -> str:
+    budgets = budgets_of(rows)
+    return f"B = {budgets[0]}" if len(budgets) == 1 else ""
+
+
+# ---- axes
+
+
+def _axes(ax: "Axes | None") -> "Axes":
+    if ax is not None:
+        return ax
+    from matplotlib import pyplot
+
+    return pyplot.subplots(layout="constrained")[1]
+
+
+def _extent(axes: "Axes") -> tuple[float, float]:
+    """Width and height in inches."""
+    figure = axes.figure.figure  # of a subfigure the whole
+    figure.draw_without_rendering()  # a layout that is computed has not been yet
+    box = axes.get_window_extent()
+    return box.width / figure.dpi, box.height / figure.dpi
+
+
+def _width(axes: "Axes") -> float:
+    """Inches that ticks have room in, if their letters had the size of the pages'."""
+    return _extent(axes)[0] * RC["xtick.labelsize"] / _tick_points(axes)
+
+
+def _tick_points(axes: "Axes") -> float:
+    """The size of the letters at ticks."""
+    return axes.xaxis.get_major_ticks(1)[0].label1.get_size()
+
+
+def _add_scale(axes: "Axes", norm: Any, colours: Any, label: str, **more: Any) -> None:
+    bar = axes.figure.colorbar(ScalarMappable(norm, colours), ax=axes, label=label, **more)
+    head_maps.plain_scale(bar)
+
+
+def _add_legend(axes: "Axes", run: OneTrace, handles: list[Any], texts: list[str]) -> None:
+    """The legend, which says of the one-shot methods what they keep, and what is not drawn."""
+    oneshot = {
+        label for label, params in zip(run.rows["label"], run.rows["params"], strict=True)
+        if isinstance(params, Mapping) and params.get("phase") == "oneshot"
+    }  # fmt: skip
+    texts = [f"{text} ({ONE_SHOT})" if text in oneshot else text for text in texts]
+    missing = sorted(set(run.rows["label"]) - set(drawable(run.summary)["label"]))
+    handles = [*handles, *(Line2D([], [], linestyle="") for _ in missing)]
+    texts = [*texts, *(f"not drawn: {label}" for label in missing)]
+    beside = len(texts) > MOST_INSIDE
+    place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0)} if beside else {}
+    if texts:
+        axes.legend(handles, texts, fontsize="small", frameon=False if beside else None, **place)

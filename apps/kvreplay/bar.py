@@ -9,7 +9,7 @@ class Bar:
     """A bar of tqdm, if one is wanted: shown None means on a terminal or in a notebook."""
 
     def __init__(self, shown: bool | None):
-        self._shown = _watched() if shown is None else shown
+        self._shown = watched() if shown is None else shown
         self._bar: Any = None
         self._failed = 0
 
@@ -36,5 +36,6 @@ class Bar:
             self._bar.close()
 
 
-def _watched() -> bool:
+def watched() -> bool:
+    """Whether somebody looks: stderr is a terminal, or this is a notebook."""
     return "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())

@@ -146,11 +146,25 @@ def plain(value: Any, where: str) -> Any:
     )
 
 
+# What the engine calls by the words of its command line and files, and how Python says it.
+IN_PYTHON = {
+    r"\b(?:replay|select|run|output)\.([a-z_]+)": r"\1",
+    r"\bbudget\.(?:tokens|fraction_kept)\b": "budgets",
+    r"kvreplay list methods": "kvreplay.methods()",
+    r"kvreplay list metrics": "kvreplay.columns()",
+    r"kvreplay describe (\w+)": r'kvreplay.describe("\1")',
+    r"\{name: (\w+), (\w+): (\w+)\}": r'{"name": "\1", "\2": "\3"}',
+    r"the trace (?=records no rotary)": "the trace (of arrays: rope=...) ",
+}
+
+
 def in_words_of_python(message: str) -> str:
     """What the engine says of a configuration, in the words of `replay`'s arguments."""
     problems = re.split(r"(?:^|\n|\s)command line: (?:error|warning): ", message)
     text = "; ".join(problem.strip() for problem in problems if problem.strip())
-    return re.sub(r"\b(?:replay|select|run|output)\.([a-z_]+)", r"\1", text)
+    for said, meant in IN_PYTHON.items():
+        text = re.sub(said, meant, text)
+    return text
 
 
 def _listed(given: Any) -> list[Any]:

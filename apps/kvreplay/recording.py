@@ -23,6 +23,7 @@ def record(
     out: str | Path | None = None,
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
+    name: str | None = None,
     layers: str | Iterable[int] = "all",
     max_tokens: int | None = None,
     generate: int = 0,
@@ -45,6 +46,7 @@ def record(
         file, which is removed once nobody holds the Trace, its layers or a Run of it, at the latest with the
         process.
     tokenizer: of the model; default: what AutoTokenizer finds where the model was loaded from.
+    name: of the model in the trace; default: what it was loaded as.
     layers: "all", "every:4" (0, 4, 8, ...), "0,7,15", or numbers from 0.
     max_tokens: cut each prompt to its first tokens. generate: tokens that the model adds to each prompt,
         greedily; N of them give N - 1 rows. With neither a text is the prompt as a whole: say in
@@ -63,6 +65,8 @@ def record(
     """
     from kvdump import DumpError, UsageError, record_texts
 
+    if not hasattr(model, "config"):
+        raise ConfigError(f"model is a {type(model).__name__}: give a decoder that transformers has loaded")
     folder = None if out is not None else Path(tempfile.mkdtemp(prefix="kvreplay-"))
     try:
         path = record_texts(
@@ -70,6 +74,7 @@ def record(
             texts,
             out if folder is None else folder / "trace.h5",
             tokenizer=tokenizer,
+            name=name,
             layers=layers,
             max_tokens=max_tokens,
             generate=generate,

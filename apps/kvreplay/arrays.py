@@ -13,15 +13,20 @@ class OnDevice:
     """A tensor [heads, rows, width] on a device: the engine asks for rows of one head at a time, and only
     those are copied to main memory."""
 
-    def __init__(self, tensor: Any, dtype: str):
+    def __init__(self, tensor: Any, dtype: str, where: str):
         self.tensor = tensor
+        self.where = where
         self.dtype = dtype
         self.shape = [int(extent) for extent in tensor.shape]
 
     def rows(self, head: int, first: int, count: int) -> np.ndarray:
         """Rows first..first+count-1 of a head, [count, width], as they are stored."""
-        piece = self.tensor[head, first : first + count]
-        return np.ascontiguousarray(_in_memory(piece))
+        try:
+            return np.ascontiguousarray(_in_memory(self.tensor[head, first : first + count]))
+        except Exception as error:  # of a library that is not ours
+            raise TraceError(
+                f"{self.where} cannot be fetched from its device: {type(error).__name__}: {error}"
+            ) from error
 
 
 def described(given: Any, where: str) -> dict[str, Any]:
@@ -31,8 +36,6 @@ def described(given: Any, where: str) -> dict[str, Any]:
     Nothing is copied: strides are kept, bfloat16 is its bits (uint16). `where` names the array in messages.
     Raises TraceError where it is no such array.
     """
-    if isinstance(given, dict) and "data" in given:
-        return given
     library = type(given).__module__.partition(".")[0]
     if library == "torch" and given.device.type != "cpu":
         return _on_device(given.detach(), str(given.dtype).removeprefix("torch."), where)
@@ -40,7 +43,7 @@ def described(given: Any, where: str) -> dict[str, Any]:
         return _on_device(given, str(given.dtype), where)
     try:
         array = _in_memory(given)
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+    except Exception as error:  # whatever the object's own conversion raises
         raise TraceError(f"{where} is no array of numbers that can be read in place: {error}") from error
     bits = _dtype_name(given) == "bfloat16"
     name = "bfloat16" if bits else FLOATS.get(array.dtype.newbyteorder("="))
@@ -59,7 +62,7 @@ def _on_device(tensor: Any, dtype: str, where: str) -> dict[str, Any]:
     if dtype not in ("float32", "float16", "bfloat16"):
         raise TraceError(f"{where} holds {dtype}; float32, float16 and bfloat16 are read")
     _expect_rank(len(tensor.shape), tuple(tensor.shape), where)
-    return {"dtype": dtype, "data": OnDevice(tensor, dtype)}
+    return {"dtype": dtype, "data": OnDevice(tensor, dtype, where)}
 
 
 def _expect_rank(rank: int, shape: tuple[int, ...], where: str) -> None:
@@ -87,9 +90,11 @@ def _in_memory(given: Any) -> np.ndarray:
         return given.numpy()
     if library == "cupy":
         return given.get()
+    if isinstance(given, np.ma.MaskedArray):
+        raise TypeError("it is masked: say what masked numbers are with .filled(value)")
     array = np.asarray(given)
     if array.dtype.name == "bfloat16":  # of ml_dtypes, which jax uses
         return array.view(np.uint16)
     if array.dtype == object:
-        raise TypeError(f"it is a {type(given).__name__}")
+        raise TypeError(f"it is a {type(given).__name__} of objects")
     return array

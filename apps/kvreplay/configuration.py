@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .errors import ConfigError
-from .hosting import Hosted, checked_name
+from .hosting import Hosted, checked_name, printable
 from .own_methods import hosted
 
 ENTRY_POINTS = "kvreplay.methods"  # by which installed packages offer methods
@@ -95,7 +95,7 @@ def budget_of(given: Any, prefills: set[int]) -> dict[str, Any] | None:
 
 def _budget(value: Any) -> int | float:
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9.]+)\s*%\s*", value)
+        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", value, re.ASCII)
         if match is None:
             raise ConfigError(f'budgets: {value!r} is neither a number of tokens nor a share such as "10%"')
         return float(match[1]) / 100
@@ -132,24 +132,33 @@ def without_none(**values: Any) -> dict[str, Any]:
 def plain(value: Any, where: str) -> Any:
     """A value as JSON has it; numbers of numpy are numbers."""
     if isinstance(value, Mapping):
-        return {str(name): plain(item, f"{where}.{name}") for name, item in value.items()}
+        return {
+            plain(str(name), where): plain(item, f"{where}.{name}" if where else str(name))
+            for name, item in value.items()
+        }
     if isinstance(value, list | tuple | range | np.ndarray | set):
         return [plain(item, where) for item in value]
     if isinstance(value, np.generic):
         return plain(value.item(), where)
     if isinstance(value, float) and not np.isfinite(value):
-        raise ConfigError(f"{where}: {value} is no number that can be used")
+        raise ConfigError(f"{in_words_of_python(where)}: {value} is no number that can be used")
+    if isinstance(value, int) and abs(value) >= 2**1000:
+        raise ConfigError(f"{in_words_of_python(where)}: a number of {value.bit_length()} bits is too large")
+    if isinstance(value, str) and printable(value) != value:
+        raise ConfigError(f"{in_words_of_python(where)}: {value!r} is no text that can be written")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ConfigError(
-        f"{where}: {value!r} cannot stand in a configuration: give numbers, words, lists or dicts"
+        f"{in_words_of_python(where)}: {value!r} cannot stand in a configuration: give numbers, words, lists "
+        "or dicts"
     )
 
 
 # What the engine calls by the words of its command line and files, and how Python says it.
 IN_PYTHON = {
     r"\b(?:replay|select|run|output)\.([a-z_]+)": r"\1",
-    r"\bbudget\.(?:tokens|fraction_kept)\b": "budgets",
+    r"add budget: \{tokens: \[64, 128\]\}": "add budgets=[64, 128]",
+    r"\b(?:budget\.(?:tokens|fraction_kept|bytes)|fraction_kept)\b": "budgets",
     r"kvreplay list methods": "kvreplay.methods()",
     r"kvreplay list metrics": "kvreplay.columns()",
     r"kvreplay describe (\w+)": r'kvreplay.describe("\1")',
@@ -168,6 +177,8 @@ def in_words_of_python(message: str) -> str:
 
 
 def _listed(given: Any) -> list[Any]:
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         return [given]
+    if isinstance(given, np.ndarray) and given.ndim == 0:
+        return [given.item()]
     return list(given)

@@ -5,6 +5,8 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from . import _engine
 from .bar import Bar
 from .configuration import budget_of, in_words_of_python, methods_of, plain, saves_of, seeds_of, without_none
@@ -116,8 +118,9 @@ def replay(
     }
     if budgets is not None:
         with sources.opened() as traces:
-            config["budget"] = budget_of(budgets, {prefill} if prefill else prefills_of(traces))
-    run = _Replay(sources, plain(config, "replay"), own).run(progress)
+            known = isinstance(prefill, int | np.integer)
+            config["budget"] = budget_of(budgets, {int(prefill)} if known else prefills_of(traces))
+    run = _Replay(sources, plain(config, ""), own).run(progress)
     for warning in run.warnings:
         warnings.warn(warning, stacklevel=2)
     return run

@@ -9,6 +9,7 @@ import numpy as np
 
 from .arrays import described
 from .errors import ConfigError, TraceError
+from .hosting import printable
 from .trace import Layer, Trace
 from .trace_io.bits import Stored
 from .trace_io.rope import rope_facts
@@ -37,10 +38,10 @@ class Sources:
         self.position_ids, self.model, self.n_layers, self.facts = position_ids, model, n_layers, facts
         self.wanted: list[int] | None = None
         if k is None and v is None and _names_traces(q):
-            self.traces = [
-                t if isinstance(t, Trace) else Trace(t) for t in (q if isinstance(q, list | tuple) else [q])
-            ]
+            self.traces = [_trace(t) for t in (q if isinstance(q, list | tuple) else [q])]
             self.wanted = _numbers(layers)
+        elif q is not None and _names_traces(q):
+            raise ConfigError("q names a trace, which holds k and v: leave them out")
         elif q is not None and k is not None and v is not None:
             if layers is not None:
                 raise ConfigError("give either q, k, v of one layer, or layers={number: (q, k, v)}")
@@ -89,6 +90,17 @@ def prefills_of(traces: Iterable[Mapping[str, Any]]) -> set[int]:
     return {prompt["n_prompt"] for trace in traces for prompt in trace["prompts"]}
 
 
+def _trace(given: Any) -> Trace:
+    if isinstance(given, Trace):
+        return given
+    try:
+        return Trace(given)
+    except (OSError, ValueError) as error:  # a name that no file can have
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(f"{printable(str(given))[:200]} cannot be opened: {error}") from error
+
+
 def _names_traces(given: Any) -> bool:
     several = given if isinstance(given, list | tuple) and given else [given]
     return all(isinstance(item, str | os.PathLike | Trace) for item in several)
@@ -97,11 +109,19 @@ def _names_traces(given: Any) -> bool:
 def _numbers(layers: Any) -> list[int] | None:
     if layers is None:
         return None
-    if isinstance(layers, int | np.integer):
+    if _is_whole(layers):
         return [int(layers)]
-    if isinstance(layers, str | Mapping):
+    if isinstance(layers, str | bytes | Mapping) or not isinstance(layers, Iterable):
         raise ConfigError(f"layers of a trace are numbers: [0, 7], not {type(layers).__name__}")
-    return [int(number) for number in layers]
+    numbers = list(layers)
+    for number in numbers:
+        if not _is_whole(number):
+            raise ConfigError(f"layers of a trace are numbers: [0, 7], not {number!r}")
+    return [int(number) for number in numbers]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 class StoredRows:
@@ -121,9 +141,9 @@ class StoredRows:
 def of_trace(trace: Trace) -> dict[str, Any]:
     """A trace file, described; none of its tensors is read."""
     return {
-        "label": str(trace.path),
+        "label": printable(str(trace.path)),
         "trace_id": trace.trace_id,
-        "model": trace.model,
+        "model": printable(trace.model),
         "n_layers": trace.n_layers,
         "prompts": [_prompt_of(trace, prompt) for prompt in trace.prompts],
     }
@@ -168,22 +188,28 @@ def of_arrays(
     does."""
     if not layers:
         raise ConfigError("layers is empty: give {number: (q, k, v)}")
-    numbers = sorted(layers)
-    if not all(isinstance(n, int | np.integer) and 0 <= n < MOST_LAYERS for n in numbers):
+    numbers = sorted(layers, key=lambda n: n if _is_whole(n) else -1)
+    if not all(_is_whole(n) and 0 <= n < MOST_LAYERS for n in numbers):
         raise ConfigError(f"layers has the keys {numbers}: they must be numbers of layers, from 0")
+    if n_layers is None:
+        n_layers = int(numbers[-1]) + 1
+    if not _is_whole(n_layers) or not numbers[-1] < n_layers <= MOST_LAYERS:
+        raise ConfigError(f"n_layers is {n_layers!r}: it must be a whole number above {numbers[-1]}")
+    if not isinstance(model, str):
+        raise ConfigError(f"model is {model!r}: it must be text")
     found = [_given_layer(int(n), layers[n], facts, alone=len(layers) == 1) for n in numbers]
     tokens = int(found[0]["k"]["data"].shape[1])
     return {
         "label": ARRAYS,
         "trace_id": ARRAYS,
-        "model": model,
-        "n_layers": int(n_layers or numbers[-1] + 1),
+        "model": printable(model),
+        "n_layers": int(n_layers),
         "prompts": [
             {
                 "id": "p0",
                 "tokens": tokens,
                 "n_prompt": tokens,
-                "position_ids": _vector(position_ids, np.int32, "position_ids"),
+                "position_ids": _vector(position_ids, np.int32, "position_ids", low=0),
                 "classes": None,
                 "layers": found,
             }
@@ -215,10 +241,12 @@ def _given_layer(number: int, given: Any, facts: Mapping[str, Any], alone: bool)
 def _facts(said: Mapping[str, Any], width: int, where: str) -> dict[str, Any]:
     scaling = said.get("scaling")
     found = {
-        "scaling": width**-0.5 if scaling is None else _number(scaling, f"{where}scaling", 1e-9, 1e9),
-        "sliding_window": int(_number(said.get("sliding_window") or 0, f"{where}sliding_window", 0, 2**30)),
+        "scaling": max(width, 1) ** -0.5
+        if scaling is None
+        else _number(scaling, f"{where}scaling", 1e-9, 1e9),
+        "sliding_window": _whole(said.get("sliding_window"), f"{where}sliding_window"),
         "softcap": _number(said.get("softcap") or 0, f"{where}softcap", 0, 1e9),
-        "q_prescaled": bool(said.get("q_prescaled", False)),
+        "q_prescaled": _flag(said.get("q_prescaled"), f"{where}q_prescaled"),
         "sinks": _vector(said.get("sinks"), np.float32, f"{where}sinks"),
         "q_pos": _vector(said.get("q_pos"), np.int32, f"{where}q_pos"),
     }
@@ -228,9 +256,24 @@ def _facts(said: Mapping[str, Any], width: int, where: str) -> dict[str, Any]:
     return found
 
 
+def _whole(value: Any, where: str) -> int:
+    number = _number(0 if value is None else value, where, 0, 2**30)
+    if not number.is_integer():
+        raise ConfigError(f"{where} is {value!r}: it must be a whole number")
+    return int(number)
+
+
+def _flag(value: Any, where: str) -> bool:
+    if value is not None and not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{where} is {value!r}: it must be True or False")
+    return bool(value)
+
+
 def _number(value: Any, where: str, low: float, high: float) -> float:
     try:
         number = float(value)
+    except OverflowError:
+        raise ConfigError(f"{where} is too large: it must be from {low:g} to {high:g}") from None
     except (TypeError, ValueError):
         raise ConfigError(f"{where} is {value!r}: it must be a number") from None
     if not low <= number <= high:
@@ -238,14 +281,18 @@ def _number(value: Any, where: str, low: float, high: float) -> float:
     return number
 
 
-def _vector(values: Any, dtype: type, where: str) -> np.ndarray | None:
+def _vector(values: Any, dtype: type, where: str, low: int = -(2**31)) -> np.ndarray | None:
+    """Numbers as the engine reads them, int32 of at least `low` or float32. TraceError for others."""
     if values is None:
         return None
     if type(values).__module__.partition(".")[0] == "torch":
         values = values.detach().cpu().float() if dtype is np.float32 else values.detach().cpu()
     try:
         array = np.asarray(values)
-        vector = np.ascontiguousarray(array, dtype)
+        if array.dtype.kind in "cUSV":
+            raise TypeError(f"it holds {array.dtype}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            vector = np.ascontiguousarray(array, dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{where} is no list of numbers: {error}") from error
     if vector.ndim != 1:
@@ -253,6 +300,10 @@ def _vector(values: Any, dtype: type, where: str) -> np.ndarray | None:
     if (dtype is np.int32 and array.dtype.kind not in "iu") or not np.isfinite(vector.astype(float)).all():
         kind = "whole numbers" if dtype is np.int32 else "finite numbers"
         raise TraceError(f"{where} must hold {kind}")
+    if dtype is np.int32 and array.size and not low <= int(array.min()) <= int(array.max()) < 2**31:
+        raise TraceError(
+            f"{where} holds {array.min()} to {array.max()}: it must be from {low} to {2**31 - 1}"
+        )
     return vector
 
 

@@ -44,7 +44,7 @@ std::function<void(int64_t, int64_t, int64_t, void*)> fetch_from(nb::object sour
                          std::to_string(row_bytes) + ": an array has changed while it was replayed");
       std::memcpy(into, array.data(), array.nbytes());
     } catch (nb::python_error& e) {
-      throw TraceError(raised_text(e));
+      throw TraceError(told_text(e));
     } catch (const nb::cast_error&) {
       throw TraceError("what was fetched is no array in main memory");
     }

@@ -4,15 +4,32 @@ namespace kvreplay::python {
 
 namespace nb = nanobind;
 
+namespace {
+
+std::string utf8(nb::handle text) {
+  const auto bytes = nb::cast<nb::bytes>(text.attr("encode")("utf-8", "backslashreplace"));
+  return {bytes.c_str(), bytes.size()};
+}
+
+}  // namespace
+
 std::string raised_text(const nb::python_error& raised) {
   try {
     const nb::object lines =
         nb::module_::import_("traceback").attr("format_exception")(raised.type(), raised.value(), raised.traceback());
-    const nb::object text = nb::str("").attr("join")(lines).attr("encode")("utf-8", "backslashreplace");
-    const auto bytes = nb::cast<nb::bytes>(text);
-    return {bytes.c_str(), bytes.size()};
+    return utf8(nb::str("").attr("join")(lines));
   } catch (nb::python_error&) {
     return "the method raised an exception whose text cannot be told";
+  }
+}
+
+std::string told_text(const nb::python_error& raised) {
+  try {
+    if (!nb::isinstance(raised.value(), nb::module_::import_("kvreplay.errors").attr("KvreplayError")))
+      return raised_text(raised);
+    return utf8(nb::str(raised.value()));
+  } catch (nb::python_error&) {
+    return raised_text(raised);
   }
 }
 

@@ -21,7 +21,7 @@ void Accumulator::add(const RowResult& row, const ExactRow& exact, int32_t head,
   if (head == 0) tokens_.push_back(exact.token);
   const int64_t number = filled_[size_t(head)]++;
   const double norm = std::sqrt(row.exact2);
-  const MeasuredRow measured{row, exact, needles, head, number, v_dim, std::sqrt(row.error2), norm, norm < tiny_norm_};
+  const MeasuredRow measured{row, exact, needles, head, number, v_dim, std::sqrt(row.error2), norm, norm <= tiny_norm_};
   outputs_->add(measured);
   theorems_->add(measured);
   sets_->add(measured);

@@ -76,3 +76,12 @@ TEST_CASE("rows with no output are counted, never divided by", "[measures]") {
   CHECK(*m["rows_skipped"] == 1);
   CHECK_FALSE(m["rel_err_out_mean"].has_value());
 }
+
+TEST_CASE("where all values are zero every row is skipped, and there is no quantile", "[measures]") {
+  MeasuredRows rows(5);
+  for (int32_t i = 0; i < 5; ++i) rows.set(i, {0, 0}, {0, 0});
+  const Measured m = rows.measured({}, 0);
+  CHECK(*m["rows_skipped"] == 5);
+  CHECK_FALSE(m["rel_err_out_mean"].has_value());
+  CHECK_FALSE(m["rel_err_out_p95"].has_value());
+}

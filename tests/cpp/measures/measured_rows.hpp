@@ -29,8 +29,8 @@ struct MeasuredRows {
       r.numerator2 += (r.tau * z[c] - o[c]) * (r.tau * z[c] - o[c]);
     }
   }
-  Measured measured(const ErrorBound& error_bound = {}) const {
-    Accumulator a(1, int64_t(rows.size()), 1e-12, {});
+  Measured measured(const ErrorBound& error_bound = {}, double tiny_norm = 1e-12) const {
+    Accumulator a(1, int64_t(rows.size()), tiny_norm, {});
     for (size_t i = 0; i < rows.size(); ++i) {
       a.add<double>(rows[i], exact[i], 0, {}, 2, nullptr);
       a.end_row();

@@ -87,9 +87,10 @@ void take_doubles(nb::handle from, std::span<double> to) {
   std::copy(array.data(), array.data() + array.size(), to.begin());
 }
 
-// Calls Python; what it raises fails the cell, with the traceback.
+// Calls Python; what it raises fails the cell, with the traceback. Of a run that is stopped no cell is published.
 template <class Work>
-auto asked(const Work& work) {
+auto asked(const std::atomic<bool>& stop, const Work& work) {
+  if (stop) throw ReplayError("stopped");
   const nb::gil_scoped_acquire lock;
   try {
     return work();
@@ -117,21 +118,21 @@ nb::object with_view(const Shown& shown, const Call& call) {
 
 class Session : public HostedSession {
  public:
-  explicit Session(nb::object cache) : cache_(std::move(cache)) {}
+  Session(nb::object cache, const std::atomic<bool>& stop) : cache_(std::move(cache)), stop_(stop) {}
 
   void score(const HostedPrompt& prompt, std::span<double> scores) override {
-    asked([&] {
+    asked(stop_, [&] {
       take_doubles(with_view(prompt, [&](nb::object view) { return (*cache_).attr("score")(view); }), scores);
     });
   }
   void start(const HostedPrompt& prompt, std::span<double> scores) override {
-    asked([&] {
+    asked(stop_, [&] {
       const nb::object answer = with_view(prompt, [&](nb::object view) { return (*cache_).attr("start")(view); });
       if (!answer.is_none()) take_doubles(answer, scores);
     });
   }
   void observe(const HostedRows& rows, std::span<const double> p, int32_t heads) override {
-    asked([&] {
+    asked(stop_, [&] {
       with_view(rows, [&](nb::object view) {
         return (*cache_).attr("observe")(
             view, numpy_of(std::vector<double>(p.begin(), p.end()), {size_t(heads), p.size() / size_t(heads)}));
@@ -139,7 +140,7 @@ class Session : public HostedSession {
     });
   }
   std::vector<int32_t> evict(const HostedRows& rows) override {
-    return asked([&] {
+    return asked(stop_, [&] {
       const auto leaving =
           nb::cast<Tokens>(with_view(rows, [&](nb::object view) { return (*cache_).attr("evict")(view); }));
       return std::vector<int32_t>(leaving.data(), leaving.data() + leaving.size());
@@ -148,25 +149,27 @@ class Session : public HostedSession {
 
  private:
   Held cache_;
+  const std::atomic<bool>& stop_;
 };
 
 class PythonMethod : public HostedMethod {
  public:
-  explicit PythonMethod(nb::object method) : method_(std::move(method)) {}
+  PythonMethod(nb::object method, const std::atomic<bool>& stop) : method_(std::move(method)), stop_(stop) {}
   std::shared_ptr<HostedSession> open(const HostedPlace& place) override {
-    return asked([&]() -> std::shared_ptr<HostedSession> {
-      return std::make_shared<Session>((*method_).attr("open")(place_json(place)));
+    return asked(stop_, [&]() -> std::shared_ptr<HostedSession> {
+      return std::make_shared<Session>((*method_).attr("open")(place_json(place)), stop_);
     });
   }
 
  private:
   Held method_;
+  const std::atomic<bool>& stop_;
 };
 
 }  // namespace
 
-std::unique_ptr<HostedMethod> hosted_by(nb::object method) {
-  auto hosted = std::make_unique<PythonMethod>(method);
+std::unique_ptr<HostedMethod> hosted_by(nb::object method, const std::atomic<bool>& stop) {
+  auto hosted = std::make_unique<PythonMethod>(method, stop);
   take_facts(*hosted, nb::cast<std::string>(method.attr("facts_json")));
   return hosted;
 }

@@ -76,8 +76,9 @@ class Queue {
 // The engine's run, in a thread that is joined whatever happens.
 class Running {
  public:
-  Running(const std::vector<Cell>& cells, const RunOptions& options, const ProcessRecord& record)
-      : cells_(cells), options_(options), record_(record) {
+  Running(const std::vector<Cell>& cells, const RunOptions& options, const ProcessRecord& record,
+          std::atomic<bool>& stop)
+      : cells_(cells), options_(options), record_(record), stop_(stop) {
     for (const Cell& cell : cells) places_.emplace(cell.key, places_.size());
     thread_ = std::thread([this] { run(); });
   }
@@ -115,7 +116,7 @@ class Running {
   RunOptions options_;
   const ProcessRecord record_;
   std::unordered_map<std::string, size_t> places_;
-  std::atomic<bool> stop_{false};
+  std::atomic<bool>& stop_;
   std::thread thread_;
 };
 
@@ -160,6 +161,7 @@ ProcessRecord record_of(const RunConfig& config) {
 
 // Everything of a run, in the order in which it may be let go of.
 struct Prepared {
+  std::atomic<bool> stop{false};  // nobody waits for its results any more
   std::unique_ptr<PythonTraces> traces;
   std::vector<std::unique_ptr<HostedMethod>> hosted;
   Registry methods = registry();
@@ -171,7 +173,7 @@ std::unique_ptr<Prepared> prepare(const Request& request) {
   auto all = std::make_unique<Prepared>();
   all->traces = traces_of(request.traces);
   for (nb::handle method : request.methods) {
-    all->hosted.push_back(hosted_by(nb::borrow(method)));
+    all->hosted.push_back(hosted_by(nb::borrow(method), all->stop));
     add_hosted(all->methods, *all->hosted.back());
   }
   std::vector<TraceInfo> infos;
@@ -195,7 +197,7 @@ double replay(const Request& request) {
   RunOptions options = app::engine_options(config, observes_rows(all->cells), open);
   options.save = config.output;
   options.jobs = config.run.jobs > 0 ? config.run.jobs : int(std::max(1u, std::thread::hardware_concurrency()));
-  Running running(all->cells, options, record_of(config));
+  Running running(all->cells, options, record_of(config), all->stop);
   for (bool closed = false; !closed;) {
     std::deque<Finished> finished;
     {

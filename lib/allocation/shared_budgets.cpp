@@ -134,7 +134,8 @@ std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& 
   }
   const ExactAttention<Real> exact(stream);
   prompt.sum([&](const PromptPass& pass) { return prompt_pass(exact, pass); },
-             [&] { return future_sums(exact, scored_tokens(stream, options.queries)); });
+             [&] { return future_sums(exact, scored_tokens(stream, options.queries)); },
+             [&] { return options.stop && options.stop(); });
   std::vector<HeadScores> all(caches.size());
   for (size_t i = 0; i < caches.size(); ++i) {
     const bool streams = caches[i]->streams_prompt();

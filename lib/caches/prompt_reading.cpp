@@ -16,12 +16,12 @@ void PromptReading<Real>::add(CacheReplay<Real>& cache, bool shows_rows) {
 }
 
 template <class Real>
-void PromptReading<Real>::sum(const ColumnSums& columns, const FutureSums& future) {
+void PromptReading<Real>::sum(const ColumnSums& columns, const FutureSums& future, const std::function<bool()>& stop) {
   std::sort(pass_.sums_from.begin(), pass_.sums_from.end());
   pass_.sums_from.erase(std::unique(pass_.sums_from.begin(), pass_.sums_from.end()), pass_.sums_from.end());
   pass_.on_row = [&](int32_t t, const HeadProbabilities& p) {
     for (const Watcher& watcher : watchers_)
-      if (t >= watcher.from) watcher.cache->observe_prompt(t, p);
+      if (t >= watcher.from && !stop()) watcher.cache->observe_prompt(t, p);
   };
   std::vector<std::vector<double>> sums = columns(pass_);
   for (size_t i = 0; i < sums.size(); ++i) sums_[pass_.sums_from[i]] = std::move(sums[i]);

@@ -18,7 +18,8 @@ class PromptReading {
   // Column sums and the sums of the future may come from elsewhere than this machine's cores.
   using ColumnSums = std::function<std::vector<std::vector<double>>(const PromptPass& pass)>;
   using FutureSums = std::function<std::vector<double>()>;
-  void sum(const ColumnSums& columns, const FutureSums& future);
+  // Once `stop` is true no cache is shown any more rows.
+  void sum(const ColumnSums& columns, const FutureSums& future, const std::function<bool()>& stop);
   // What a cache may look at, after sum().
   PromptSums sums_of(const CacheReplay<Real>& cache) const;
 

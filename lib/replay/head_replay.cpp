@@ -60,8 +60,9 @@ void HeadReplay<Real>::guarded(Decision<Real>& d, F work) {
 template <class Real>
 void HeadReplay<Real>::run(const Stop& stop, const Report& report) {
   choose_ways();
-  sum_prompt();
-  read_prompts();
+  sum_prompt(stop);
+  read_prompts(stop);
+  if (stop()) return;
   make_evaluators();
   replay_on_device();
   replay_on_cores(stop);
@@ -84,13 +85,13 @@ void HeadReplay<Real>::choose_ways() {
 }
 
 template <class Real>
-void HeadReplay<Real>::sum_prompt() {
+void HeadReplay<Real>::sum_prompt(const Stop& stop) {
   for (const Decision<Real>& d : decisions_)
     for (const auto& cache : d.caches)
       if (!d.streams_prompt()) prompt_.add(*cache, d.on_device != Way::policy);
   if (device_ == nullptr)
     return prompt_.sum([&](const PromptPass& pass) { return prompt_pass(exact_, pass); },
-                       [&] { return future_sums(exact_, scored_); });
+                       [&] { return future_sums(exact_, scored_); }, stop);
   // What a cache is shown row by row comes from this machine's cores.
   const auto columns = [&](const PromptPass& pass) {
     PromptPass rows = pass;
@@ -99,7 +100,8 @@ void HeadReplay<Real>::sum_prompt() {
     return pass.sums_from.empty() ? std::vector<std::vector<double>>{}
                                   : device_->device().prompt_sums(pass.sums_from, pass.maxima);
   };
-  prompt_.sum(columns, [&] { return device_->device().future_sums(asked_of_device().rows); });
+  prompt_.sum(
+      columns, [&] { return device_->device().future_sums(asked_of_device().rows); }, stop);
 }
 
 // What budgets decide alike is found once, at the largest.
@@ -113,11 +115,12 @@ std::vector<size_t> HeadReplay<Real>::by_falling_budget() const {
 }
 
 template <class Real>
-void HeadReplay<Real>::read_prompts() {
+void HeadReplay<Real>::read_prompts(const Stop& stop) {
   cut_on_device();
   std::map<FamilyKey, CacheReplay<Real>*> larger;
   for (const size_t i : by_falling_budget()) {
     Decision<Real>& d = decisions_[i];
+    if (stop()) return;
     if (d.streams_prompt() || d.cut_on_device || d.on_device == Way::policy) continue;
     guarded(d, [&] {
       for (const auto& cache : d.caches) {
@@ -195,7 +198,7 @@ void HeadReplay<Real>::replay_on_cores(const Stop& stop) {
     const std::vector<ExactRow> exact = exact_rows(tile, norms_);
     const auto each_cache = [&](auto work) {
       for (Decision<Real>& d : decisions_)
-        if (d.on_device == Way::none && (!prompt || streams(d)))
+        if (!stop() && d.on_device == Way::none && (!prompt || streams(d)))
           guarded(d, [&] {
             for (size_t c = 0; c < d.caches.size(); ++c) work(d, c);
           });

@@ -31,8 +31,8 @@ class HeadReplay {
   HeadDevice::Asked asked_of_device() const;
   std::vector<size_t> by_falling_budget() const;
   void choose_ways();
-  void sum_prompt();
-  void read_prompts();
+  void sum_prompt(const Stop& stop);
+  void read_prompts(const Stop& stop);
   void cut_on_device();
   void make_evaluators();
   void replay_on_device();

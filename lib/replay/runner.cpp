@@ -199,6 +199,7 @@ WithoutBudget share(std::vector<Cell>& cells, const RunOptions& options) {
 template <class Real>
 void run_typed(std::vector<Cell> cells, const RunOptions& options) {
   const WithoutBudget without = share<Real>(cells, options);
+  if (options.stop && options.stop()) return;  // what was lost on the way says nothing of the cells
   Reader reader(options.tensors, scopes_of(cells, false));
   Reports reports(options);
   std::erase_if(cells, [&](const Cell& cell) { return reports.fail_if_lost(cell, without); });

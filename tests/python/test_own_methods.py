@@ -327,6 +327,29 @@ def test_the_window_stays_where_it_is_said_to(arrays):
     assert list(run.kept("leaving")[0]) == list(range(32))
 
 
+def test_queries_and_attention_are_those_of_the_last_rows(arrays):
+    shown = []
+
+    @kvreplay.scorer(window=8)
+    def looking(prompt):
+        shown.append((prompt.kv_head, prompt.queries(last=3), prompt.queries(), prompt.attention(last=3)))
+        return prompt.positions
+
+    replayed(*arrays, prefill=PROMPT, methods=[looking], budgets=[32])
+    q, k, _ = (x.astype(float) for x in arrays)
+    assert sorted(head for head, *_ in shown) == [0, 1]
+    for head, last, queries, attention in shown:
+        group = slice(2 * head, 2 * head + 2)
+        assert np.array_equal(last, arrays[0][group, PROMPT - 3 : PROMPT])
+        assert np.array_equal(queries, arrays[0][group, PROMPT - 8 : PROMPT])
+        for row in range(3):
+            t = PROMPT - 3 + row
+            weights = np.exp(q[group, t] @ k[head, : t + 1].T / 4)
+            expected = weights / weights.sum(axis=1, keepdims=True)
+            assert np.allclose(attention[:, row, : t + 1], expected, rtol=1e-4, atol=1e-7)
+            assert not attention[:, row, t + 1 :].any()
+
+
 def test_what_a_policy_remembers_is_charged(arrays):
     class Remembering(Oldest):
         row_bytes = 10
@@ -649,6 +672,17 @@ def test_chance_is_repeated_over_seeds_and_is_the_same_whatever_the_threads(arra
         assert errors.nunique() == len(errors) == 12
 
 
+def test_chance_is_another_for_each_prompt_layer_head_and_seed(arrays, tmp_path):
+    """Everywhere the same tensors: what differs is chance."""
+    same = tuple(np.concatenate([x[:1]] * len(x)) for x in arrays)
+    prompts = {name: {"layers": {0: same, 3: same}, "n_prompt": PROMPT} for name in ("a", "b")}
+    trace = kvreplay.Trace.write(tmp_path / "t.h5", prompts=prompts)
+    run = replayed(trace, methods=[chance, Chance], budgets=[32], seeds=3, save="kept")
+    for method in ("chance", "chance_stream"):
+        kept = {c.arrays["kept_flat"][:32].tobytes() for c in run.cells if c.row["method"] == method}
+        assert len(kept) == 2 * 2 * 2 * 3
+
+
 def test_chance_of_a_head_and_seed_does_not_depend_on_what_else_is_replayed(arrays):
     layers = {2: arrays, 5: made_layer(32)}
     words = {"prefill": PROMPT, "save": "kept"}
@@ -703,8 +737,13 @@ def test_closures_over_different_values_are_different_methods(arrays):
         assert np.array_equal(run.kept(name, head=0)[0], expected)
 
 
+def one_of_many(i):
+    """An array whose printed form does not tell which."""
+    return np.where(np.arange(5000) == 2500, i, 0)
+
+
 @pytest.mark.parametrize(
-    "made", [lambda i: i, lambda i: np.full(5000, i), lambda i: {"at": i}], ids=["int", "array", "dict"]
+    "made", [lambda i: i, one_of_many, lambda i: {"at": i}], ids=["int", "array", "dict"]
 )
 def test_the_key_of_a_cell_tells_closures_apart_and_is_the_same_each_time(arrays, made):
     def of(value):
@@ -737,7 +776,7 @@ def typed(prompt, sign=1):
 
 class Typed(kvreplay.Policy):
     def evict(self, tokens):
-        return tokens[{slice}]
+        return tokens[: len(tokens) - self.budget] if self.budget > {constant} else None
 """
 
 
@@ -749,10 +788,9 @@ def typed_in(text):
 
 
 def test_methods_without_a_source_file_are_replayed_and_told_apart_by_their_code(arrays):
-    oldest = "slice(0, len(tokens) - self.budget)"
-    first = typed_in(NO_SOURCE.format(reduce="max", slice=oldest))
-    again = typed_in(NO_SOURCE.format(reduce="max", slice=oldest))
-    other = typed_in(NO_SOURCE.format(reduce="min", slice="slice(3, 3 + len(tokens) - self.budget)"))
+    first = typed_in(NO_SOURCE.format(reduce="max", constant=1))
+    again = typed_in(NO_SOURCE.format(reduce="max", constant=1))
+    other = typed_in(NO_SOURCE.format(reduce="min", constant=2))
     keys = []
     for space in (first, again, other):
         run = small(arrays, {"name": space["typed"], "sign": [1, -1]}, budgets=[32])
@@ -819,6 +857,9 @@ def test_methods_of_an_installed_package_are_found_by_their_names(arrays, instal
     assert not len(run.failed)
     check_same_numbers(run, "offered_oldest", "window", SIZES)
     assert list(run.kept("offered_early", params={"recent": 3})[0]) == [*range(29), *range(109, 112)]
+    import offering
+
+    assert offering.early.facts["name"] == "early"  # it is called otherwise, and not changed
     told = kvreplay.describe("offered_oldest")
     assert told["title"] == "the oldest go" and "share" in str(told)
 

@@ -90,8 +90,8 @@ class HostedMethod {
   virtual std::shared_ptr<HostedSession> open(const HostedPlace& place) = 0;
 };
 
-// What a host says of a method, JSON with the names of the members above, a parameter's being name, kind ("bool", "int",
-// "float"), default and help. Throws ConfigError.
+// What a host says of a method, JSON with the names of the members above, a parameter's being name, kind ("bool",
+// "int", "float"), default and help. Throws ConfigError.
 void take_facts(HostedMethod& method, const std::string& facts);
 // A place as JSON, for the host.
 std::string place_json(const HostedPlace& place);

@@ -162,6 +162,7 @@ template <class Real>
 void HostedPolicy::read_prompt(const Team auto&, const Prompt<Real>& p, BasicCache<Real>& cache) {
   std::vector<double> scores(size_t(p.size()), 0);
   held->session().start(shown(p), scores);
+  held->remembers = std::any_of(scores.begin(), scores.end(), [](double score) { return score != 0; });
   expect_finite(*host, scores);
   put(scores, cache);
 }

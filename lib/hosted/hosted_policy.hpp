@@ -17,6 +17,7 @@ struct HostedCache {
   const HostedPlace place;
   std::shared_ptr<HostedSession> opened;
   std::vector<double> scores;
+  bool remembers = false;  // a streaming policy that has given its tokens scores
 
   HostedSession& session() {
     if (opened == nullptr) opened = host.open(place);
@@ -110,6 +111,11 @@ struct HostedPolicy : Hosted {
       "rng"};
   static void declare(auto& d) { protect<HostedPolicy>(d); }
   bool observes() const { return host != nullptr && host->observes; }
+  // The engine counts scores where somebody observes.
+  void extra_bytes(ExtraBytes& c, const auto& cache) const {
+    Hosted::extra_bytes(c, cache);
+    if (held != nullptr && held->remembers && !observes()) c.aux_bytes += int64_t(sizeof(double)) * cache.size();
+  }
   template <class Real>
   void read_prompt(const Team auto&, const Prompt<Real>& prompt, BasicCache<Real>& cache);
   void observe(const Team auto&, Cache auto& cache, const HeadProbabilities& p);

@@ -170,6 +170,18 @@ TEST_CASE("what goes wrong in a host fails its cell and no other", "[hosted]") {
   }
 }
 
+TEST_CASE("scores that a policy gives at the start are charged, though it observes nothing", "[hosted]") {
+  const auto oldest = [](const HostedRows& rows) {
+    return std::vector<int32_t>(rows.tokens.begin(), rows.tokens.end() - kBudget);
+  };
+  const auto aux_bytes = [&](double score) {
+    Host host(true, {[score](const HostedPrompt&, const HostedPlace&, std::span<double> s) { s[3] = score; }, oldest});
+    host.observes = false;
+    return run(host, {kBudget}).only().measures["aux_bytes"].value();
+  };
+  CHECK(aux_bytes(1) - aux_bytes(0) == 8 * kBudget);
+}
+
 TEST_CASE("a host's parameters are swept and told like any other's", "[hosted]") {
   double seen = 0;
   Host host(false, {[&](const HostedPrompt&, const HostedPlace& place, std::span<double>) {

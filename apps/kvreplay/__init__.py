@@ -29,6 +29,7 @@ _HOMES = {
     **dict.fromkeys(("methods", "describe", "columns"), "method_list"),
     **dict.fromkeys(("Trace", "Layer", "open"), "trace"),
     **dict.fromkeys(("record",), "recording"),
+    **dict.fromkeys(("data_folder", "sample"), "places"),
     **dict.fromkeys(("KvreplayError", "ConfigError", "TraceError", "DeviceError", "OutputError"), "errors"),
 }
 _MODULES = ("plot", "importing")
@@ -47,6 +48,7 @@ __all__ = [
     "TraceError",
     "__version__",
     "columns",
+    "data_folder",
     "describe",
     "importing",
     "methods",
@@ -54,6 +56,7 @@ __all__ = [
     "plot",
     "record",
     "replay",
+    "sample",
     "scorer",
 ]
 
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
     from .errors import ConfigError, DeviceError, KvreplayError, OutputError, TraceError
     from .method_list import columns, describe, methods
     from .own_methods import Policy, scorer
+    from .places import data_folder, sample
     from .recording import record
     from .replaying import replay
     from .run import Run

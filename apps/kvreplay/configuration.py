@@ -89,6 +89,9 @@ def budget_of(given: Any, prefills: set[int]) -> dict[str, Any] | None:
             "budgets mixes tokens and shares, but prompts differ in length "
             f"({sorted(prefills)} tokens): use one kind, or give prefill"
         )
+    for value in values:
+        if isinstance(value, float) and not 0 < value <= 1:
+            raise ConfigError(f"budgets: {value:g} is no share of the prompt: from above 0 to 1, or 100%")
     prefill = prefills.pop()
     return {"tokens": [max(1, int(v * prefill)) if isinstance(v, float) else v for v in values]}
 
@@ -96,6 +99,8 @@ def budget_of(given: Any, prefills: set[int]) -> dict[str, Any] | None:
 def _budget(value: Any) -> int | float:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", value, re.ASCII)
+        if match is None and value.strip().isdecimal():
+            raise ConfigError(f"budgets: {value!r} is text: remove the quotes")
         if match is None:
             raise ConfigError(f'budgets: {value!r} is neither a number of tokens nor a share such as "10%"')
         return float(match[1]) / 100
@@ -174,6 +179,13 @@ def in_words_of_python(message: str) -> str:
     for said, meant in IN_PYTHON.items():
         text = re.sub(said, meant, text)
     return text
+
+
+def listed(given: Any) -> Any:
+    """An iterable as a list; words, numbers and None as they are."""
+    return (
+        given if given is None or isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    )
 
 
 def _listed(given: Any) -> list[Any]:

@@ -7,19 +7,21 @@ raised.
 """
 
 import json
+import os
 import signal
 import socket
 import struct
 import sys
 import traceback
+from contextlib import closing
 from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
 
 from .configuration import ENTRY_POINTS, installed_method
-from .errors import KvreplayError
 from .hosting import Hosted
+from .identity import printable
 
 SOCKET = 3
 LENGTHS = struct.Struct("<QQ")
@@ -55,33 +57,50 @@ class Connection:
         return np.frombuffer(numbers, said["type"]).reshape(said["shape"]).copy()
 
 
-class PromptView:
+class View:
+    """What a call is about; good while it lasts."""
+
+    def __init__(self, line: Connection):
+        self._line: Connection | None = line
+
+    def close(self) -> None:
+        """The call is over."""
+        self._line = None
+
+    def keys(self) -> np.ndarray | None:
+        return self._shown("keys")
+
+    def values(self) -> np.ndarray | None:
+        return self._shown("values")
+
+    def _shown(self, name: str) -> np.ndarray | None:
+        if self._line is None:
+            raise ValueError("this view of the cache was only good during the call that it was given to")
+        return self._line.shown(name)
+
+
+class PromptView(View):
     """The prompt of a call, as kvreplay._engine shows it."""
 
     def __init__(self, line: Connection, said: dict[str, Any]):
-        self.size, self.scale, self._line = said["size"], said["scale"], line
-
-    def keys(self) -> np.ndarray | None:
-        return self._line.shown("keys")
-
-    def values(self) -> np.ndarray | None:
-        return self._line.shown("values")
+        super().__init__(line)
+        self.size, self.scale = said["size"], said["scale"]
 
     def queries(self) -> np.ndarray | None:
-        return self._line.shown("queries")
+        return self._shown("queries")
 
     def attention(self) -> np.ndarray | None:
-        return self._line.shown("attention")
+        return self._shown("attention")
 
     def positions(self) -> np.ndarray | None:
-        return self._line.shown("positions")
+        return self._shown("positions")
 
 
-class RowsView:
+class RowsView(View):
     """The rows of a cache in a call."""
 
     def __init__(self, line: Connection, rows: int, numbers: bytes):
-        self._line = line
+        super().__init__(line)
         self._scores = np.frombuffer(numbers, "f8", rows).copy()
         self._tokens = np.frombuffer(numbers[len(numbers) - 4 * rows :], "i4").copy()
         self.probabilities = np.frombuffer(numbers[8 * rows : len(numbers) - 4 * rows], "f8").copy()
@@ -95,12 +114,6 @@ class RowsView:
 
     def set_scores(self, scores: np.ndarray) -> None:
         self.changed = np.ascontiguousarray(scores, "f8")
-
-    def keys(self) -> np.ndarray | None:
-        return self._line.shown("keys")
-
-    def values(self) -> np.ndarray | None:
-        return self._line.shown("values")
 
 
 class Host:
@@ -124,13 +137,18 @@ class Host:
         }
         calls[said["call"]](said, numbers)
 
-    def offer(self, _said: dict[str, Any], _: bytes) -> None:
+    def offer(self, said: dict[str, Any], _: bytes) -> None:
         """What installed packages offer."""
         for point in entry_points(group=ENTRY_POINTS):
             try:
                 method = installed_method(point.name)
-            except KvreplayError as error:
-                print(f"kvreplay: warning: {error}", file=sys.stderr, flush=True)
+            except Exception as error:  # whatever a package does, the others are there
+                warn(str(error))
+                continue
+            if point.name in said["known"] or point.name in self.methods:
+                warn(
+                    f"the method {point.name} of an installed package is left out: there is one of that name"
+                )
                 continue
             if method is not None:
                 self.methods[point.name] = method
@@ -149,27 +167,38 @@ class Host:
         self.line.send({})
 
     def score(self, said: dict[str, Any], _: bytes) -> None:
-        self.line.send({}, self.caches[said["session"]].score(PromptView(self.line, said)))
+        with closing(PromptView(self.line, said)) as view:
+            scores = self.caches[said["session"]].score(view)
+        self.line.send({}, scores)
 
     def start(self, said: dict[str, Any], _: bytes) -> None:
-        scores = self.caches[said["session"]].start(PromptView(self.line, said))
+        with closing(PromptView(self.line, said)) as view:
+            scores = self.caches[said["session"]].start(view)
         self.line.send({}, *([] if scores is None else [scores]))
 
     def observe(self, said: dict[str, Any], numbers: bytes) -> None:
-        view = RowsView(self.line, said["rows"], numbers)
-        self.caches[said["session"]].observe(view, view.probabilities.reshape(said["heads"], said["rows"]))
+        with closing(RowsView(self.line, said["rows"], numbers)) as view:
+            p = view.probabilities.reshape(said["heads"], said["rows"])
+            self.caches[said["session"]].observe(view, p)
         self.line.send({}, view.changed)
 
     def evict(self, said: dict[str, Any], numbers: bytes) -> None:
-        view = RowsView(self.line, said["rows"], numbers)
-        leaving = self.caches[said["session"]].evict(view)
+        with closing(RowsView(self.line, said["rows"], numbers)) as view:
+            leaving = self.caches[said["session"]].evict(view)
         self.line.send({"scores": view.changed.size > 0, "leaving": leaving.size}, view.changed, leaving)
+
+
+def warn(text: str) -> None:
+    """A line on what the program shows people."""
+    print(f"kvreplay: warning: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
     """Answers until the program hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program decides what ^C means
-    line = Connection(socket.socket(fileno=SOCKET))
+    end = socket.socket(fileno=SOCKET)
+    os.register_at_fork(after_in_child=lambda: os.close(SOCKET))  # children do not keep the program waiting
+    line = Connection(end)
     host = Host(line)
     while True:
         try:
@@ -179,7 +208,7 @@ def main() -> None:
         try:
             host.answer(said, numbers)
         except Exception:
-            line.send({"raised": traceback.format_exc().rstrip()})
+            line.send({"raised": printable(traceback.format_exc().rstrip())})
 
 
 if __name__ == "__main__":

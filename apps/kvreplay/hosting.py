@@ -1,17 +1,17 @@
 """Methods in Python as the engine takes them: what is told of each, and what decides one cache of it."""
 
-import hashlib
 import inspect
 import json
 import math
 import re
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .errors import ConfigError
+from .identity import printable
 from .shown import Prompt, Tokens, generator
 
 KINDS = {bool: "bool", int: "int", float: "float"}
@@ -19,6 +19,7 @@ KIND_OF = {name: kind for kind, name in KINDS.items()}
 ENGINES = ("sinks", "recent")  # parameters that the engine enforces itself
 # What an entry of `methods` says of any method; a parameter of the same name could never be set.
 TAKEN = (
+    "gqa",
     *("name", "phase", "positions", "order", "prompt", "row_format", "reweight", "allocator", "uniforms"),
     *("budget", "rng"),
 )
@@ -102,7 +103,8 @@ class _Cache:
 
 class ScoredCache(_Cache):
     def __init__(self, method: Scorer, place: dict[str, Any]):
-        super().__init__({**place, "sees_budget": method.facts["sees_budget"]}, method.facts["parameters"])
+        told = {name: method.facts[name] for name in ("sees_budget", "random")}
+        super().__init__({**place, **told}, method.facts["parameters"])
         self.method = method
         self.own = {name: value for name, value in self.params.items() if name not in ENGINES}
 
@@ -113,10 +115,11 @@ class ScoredCache(_Cache):
 
 class StreamedCache(_Cache):
     def __init__(self, policy: Any, place: dict[str, Any], parameters: list[tuple]):
-        super().__init__(place, parameters)
+        super().__init__({**place, "random": policy.random}, parameters)
         self.policy = policy
         policy.budget = place["budget"]
-        policy.rng = generator(place)
+        if policy.random:
+            policy.rng = generator(place)
         for name, value in self.params.items():
             setattr(policy, name, value)
         self.started = False
@@ -146,9 +149,11 @@ class StreamedCache(_Cache):
                 f"evict() returned {type(leaving).__name__} of {found.dtype}: return some of the tokens that "
                 "it was given, an array or a list of whole numbers"
             )
+        if found.ndim > 1:
+            raise ValueError(f"evict() returned an array {list(found.shape)}: return a list of tokens, [n]")
         if found.size and not -LARGEST < int(found.min()) <= int(found.max()) < LARGEST:
             raise ValueError(f"evict() returned {found.min()}..{found.max()}: these are no tokens")
-        return np.ascontiguousarray(found.reshape(-1), np.int32)
+        return np.ascontiguousarray(found, np.int32)
 
     def _tokens(self, view: Any) -> Tokens:
         if not self.started:  # the prompt comes token by token
@@ -188,7 +193,7 @@ def _scores(given: Any, size: int, where: str) -> np.ndarray:
 
 
 def method_facts(
-    name: str, told: Any, *, parameters: list[tuple], text: str, streams: bool, observes: bool
+    name: str, told: Any, *, parameters: list[tuple], streams: bool, observes: bool
 ) -> dict[str, Any]:
     for fact in ("sinks", "recent", "window", "row_bytes"):
         value = getattr(told, fact)
@@ -201,7 +206,6 @@ def method_facts(
         "name": name,
         "title": printable(told.title or "a method in Python"),
         "source": printable(told.source),
-        "identity": hashlib.sha256(text.encode()).hexdigest()[:16],
         "streams": streams,
         "observes": observes,
         "random": bool(told.random),
@@ -264,52 +268,3 @@ def checked_name(name: str) -> str:
 
 def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-
-
-def printable(text: str) -> str:
-    """Text as UTF-8 can hold it: what cannot be encoded is written as an escape."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def text_of(thing: Any, own: Mapping[str, Any]) -> str:
-    """What tells a method from another of the same name: its source, or its code where there is none, and the
-    values that it was made with."""
-    try:
-        text = inspect.getsource(thing)
-    except (OSError, TypeError):
-        text = _code_of(thing)
-    return printable(text + repr([(name, _content_of(own[name])) for name in sorted(own)]))
-
-
-def enclosed(function: Callable[..., Any]) -> dict[str, Any]:
-    """Values of the names that a function has from the one around it."""
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    cells = getattr(function, "__closure__", None) or ()
-    return {name: _of_cell(cell) for name, cell in zip(names, cells, strict=True)}
-
-
-def _of_cell(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
-
-
-def _code_of(thing: Any) -> str:
-    """The code of a function, or of all functions of a class, whatever process it is in."""
-    if isinstance(thing, type):
-        return repr(
-            [(name, _code_of(value)) for name, value in sorted(vars(thing).items()) if callable(value)]
-        )
-    code = getattr(thing, "__code__", thing)
-    if not inspect.iscode(code):
-        return type(thing).__name__
-    constants = [_code_of(c) if inspect.iscode(c) else repr(c) for c in code.co_consts]
-    return repr((code.co_code, code.co_names, code.co_freevars, constants))
-
-
-def _content_of(value: Any) -> str:
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-        return f"{value.dtype}{list(value.shape)} {digest}"
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

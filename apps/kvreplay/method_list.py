@@ -7,6 +7,7 @@ from typing import Any
 from . import _engine
 from .configuration import ENTRY_POINTS, installed_method
 from .errors import ConfigError
+from .own_methods import hosted
 
 
 class Description(dict[str, Any]):
@@ -25,11 +26,14 @@ def methods() -> list[str]:
     return _engine.method_names() + sorted({point.name for point in entry_points(group=ENTRY_POINTS)})
 
 
-def describe(name: str) -> Description:
+def describe(name: Any) -> Description:
     """A method: title, source, phases, parameters with defaults and ranges, what it is charged for, where it
-    differs from the paper. Raises ConfigError where there is none of that name, with what is near."""
+    differs from the paper; also of a scorer or Policy of your own. Raises ConfigError where there is none of
+    that name, with what is near."""
     if name not in _engine.method_names():
-        offered = installed_method(name)
+        offered = installed_method(name) if isinstance(name, str) else hosted(name)
+        if offered is None and not isinstance(name, str):
+            raise ConfigError(f"{name!r} is no method: give a name, a scorer or a Policy")
         if offered is not None:
             facts = {key: offered.facts[key] for key in ("name", "title", "source", "streams", "random")}
             facts["parameters"] = [

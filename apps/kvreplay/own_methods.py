@@ -30,13 +30,12 @@ from .hosting import (
     Scorer,
     StreamedCache,
     checked_name,
-    enclosed,
     method_facts,
     parameters_of_class,
     parameters_of_function,
     snake_case,
-    text_of,
 )
+from .identity import identity_of
 from .shown import Prompt, Tokens
 
 
@@ -85,17 +84,16 @@ class PolicyMethod(Hosted):
     def __init__(self, given: type[Policy] | Policy):
         self.given = given
         self.type = given if isinstance(given, type) else type(given)
-        own = {} if isinstance(given, type) else vars(given)
         told = self.type if isinstance(given, type) else given
         name = checked_name(told.name or snake_case(self.type.__name__))
         self.facts = method_facts(
             name,
             told,
             parameters=parameters_of_class(self.type, Policy, told),
-            text=text_of(self.type, own),
             streams=True,
             observes=self.type.observe is not Policy.observe,
         )
+        self.facts["identity"] = identity_of(given, self.facts, Policy)
         if isinstance(given, type) and _needs_arguments(given):
             raise ConfigError(
                 f"{name}: {given.__name__}() needs arguments: give {given.__name__}(...) instead"
@@ -158,13 +156,11 @@ def scorer(
         checked_name(name or getattr(function, "__name__", type(function).__name__)),
         told,
         parameters=parameters_of_function(function),
-        text=text_of(function, enclosed(function)),
         streams=False,
         observes=False,
     )
-    return Scorer(
-        function, {**facts, "window_stays": window_stays and window > 0, "sees_budget": uses_budget}
-    )
+    facts |= {"window_stays": window_stays and window > 0, "sees_budget": uses_budget}
+    return Scorer(function, {**facts, "identity": identity_of(function, facts, object)})
 
 
 def hosted(given: Any) -> Hosted | None:

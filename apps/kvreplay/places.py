@@ -31,6 +31,11 @@ def program_path() -> str:
     raise SystemExit(USAGE)
 
 
+def sample() -> Path:
+    """The sample trace: SmolLM2-135M, 1,024 tokens, of which 768 are the prompt, in 5 layers."""
+    return data_folder() / "traces/samples/smollm2-135m.h5"
+
+
 def data_folder() -> Path:
     """Folder with `configs/` and `traces/samples/`: in the package, or in a checkout its root."""
     from pathlib import Path

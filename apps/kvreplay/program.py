@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     offer_this_python()
-    if words and words[0] in NAME_METHODS:
+    if any(word in NAME_METHODS for word in words):
         offer_methods()
     if words and words[0] == "quickstart":
         from kvreplay.quickstart import main as command

@@ -9,7 +9,16 @@ import numpy as np
 
 from . import _engine
 from .bar import Bar
-from .configuration import budget_of, in_words_of_python, methods_of, plain, saves_of, seeds_of, without_none
+from .configuration import (
+    budget_of,
+    in_words_of_python,
+    listed,
+    methods_of,
+    plain,
+    saves_of,
+    seeds_of,
+    without_none,
+)
 from .errors import ConfigError
 from .hosting import Hosted
 from .run import Cell, Run, cell_of
@@ -102,11 +111,17 @@ def replay(
         facts={"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap, "sinks": sinks,
                "q_pos": q_pos, "rope": rope, "q_prescaled": q_prescaled},
     )  # fmt: skip
+    if prefill is None:
+        sources.expect_prompts()
     entries, own = methods_of(methods, _engine.method_names())
     config = {
         "schema": 1,
         "name": "replay",
-        "select": without_none(prompts=prompts, layers=sources.selected_layers(), kv_heads=kv_heads),
+        "select": without_none(
+            prompts=sources.selected_prompts(listed(prompts)),
+            layers=sources.selected_layers(),
+            kv_heads=listed(kv_heads),
+        ),
         "replay": without_none(
             prefill=prefill, tokens=tokens, queries=queries, prompt=prompt, needles=needles
         ),
@@ -121,7 +136,7 @@ def replay(
             known = isinstance(prefill, int | np.integer)
             config["budget"] = budget_of(budgets, {int(prefill)} if known else prefills_of(traces))
     run = _Replay(sources, plain(config, ""), own).run(progress)
-    for warning in run.warnings:
+    for warning in [*run.warnings, *run.failures()]:
         warnings.warn(warning, stacklevel=2)
     return run
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _engine
 from .errors import KvreplayError
+from .own_methods import hosted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +35,11 @@ class Cell:
     row: dict[str, Any]
     arrays: dict[str, Any] = field(default_factory=dict)
     place: int = 0  # in the plan
+
+    @property
+    def error(self) -> str:
+        """Why it failed, a traceback line by line; "" where it did not."""
+        return self.arrays.get("error", b"").decode()
 
 
 class Run:
@@ -85,24 +91,38 @@ class Run:
 
     @property
     def failed(self) -> "pd.DataFrame":
-        """Rows of the table whose cell failed; `error` says why."""
-        return self.table[self.frame["status"] != "ok"]
+        """Rows of the table whose cell failed; `error` says why, a traceback line by line."""
+        failed = self.table[self.frame["status"] != "ok"]
+        return failed.assign(error=[self.cells[i].error for i in failed.index])
 
-    def kept(self, method: str | None = None, budget: int | None = None, **place: Any) -> list[np.ndarray]:
+    def failures(self) -> list[str]:
+        """For each method that has failed cells one line, with the end of the first one's reason."""
+        found: dict[str, list[str]] = {}
+        for cell in self.cells:
+            if cell.row["status"] != "ok":
+                found.setdefault(cell.row["method"], []).append(cell.error or cell.row["error"])
+        all_cells = {name: sum(cell.row["method"] == name for cell in self.cells) for name in found}
+        return [
+            f"{len(why)} of {all_cells[name]} cells of {name} failed: {why[0].strip().splitlines()[-1]} "
+            "(all of it: run.failed)"
+            for name, why in found.items()
+        ]
+
+    def kept(self, method: Any = None, budget: int | None = None, **place: Any) -> list[np.ndarray]:
         """The tokens that a cache held: int32 arrays, ascending, the first after the prompt, the others after
         each step; of a one-shot method the first alone (later tokens are all kept). With `gqa.level: query`
         one such series a query head, one after the other. Of a method that holds everything and reads a part
         at each step (topk_oracle, quest): the tokens that each scored row read.
 
-        method: its name or label; budget in tokens; place: layer, head (kv head), prompt, seed, params (a
-        dict of what is asked of the column `params`). What is not given must be the same in all cells, or is
-        the first. Raises KeyError where no cell is like that."""
+        method: its name or label, or what was given to `methods`; budget in tokens; place: layer, head (kv
+        head), prompt, seed, params (a dict of what is asked of the column `params`). What is not given must
+        be the same in all cells, or is the first. Raises KeyError where no cell is like that."""
         arrays = self._arrays("kept", method, budget, place)
         lists = "attended" if "attended_off" in arrays else "kept"
         return np.split(arrays[f"{lists}_flat"], arrays[f"{lists}_off"][1:-1])
 
     def row_errors(
-        self, method: str | None = None, budget: int | None = None, **place: Any
+        self, method: Any = None, budget: int | None = None, **place: Any
     ) -> dict[str, np.ndarray]:
         """Errors of each scored row of a cell: `rows` [R] token indices, `rel_err` [query heads, R] (negative
         where the exact output is zero), `partition_err` [query heads, R]; float32, or float64 with
@@ -111,14 +131,14 @@ class Run:
         return {name: arrays[name] for name in ("rows", "rel_err", "partition_err")}
 
     def outputs(
-        self, method: str | None = None, budget: int | None = None, **place: Any
+        self, method: Any = None, budget: int | None = None, **place: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         """(rows [R], outputs [query heads, R, Dv]) of a cell; float32, or float64 with precision="double".
         Arguments as in `kept`."""
         arrays = self._arrays("outputs", method, budget, place)
         return arrays["rows"], arrays["out"]
 
-    def row(self, method: str | None = None, budget: int | None = None, **place: Any) -> dict[str, Any]:
+    def row(self, method: Any = None, budget: int | None = None, **place: Any) -> dict[str, Any]:
         """The row of the table of one cell, as a dict, with its `label`. Arguments as in `kept`."""
         found = self._index(method, budget, place)
         return {**self.cells[found].row, "label": self.frame["label"].iloc[found]}
@@ -130,9 +150,7 @@ class Run:
 
         return write_rows([cell.row for cell in self.cells], folder)
 
-    def _arrays(
-        self, kind: str, method: str | None, budget: int | None, place: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _arrays(self, kind: str, method: Any, budget: int | None, place: dict[str, Any]) -> dict[str, Any]:
         cell = self.cells[self._index(method, budget, place)]
         if cell.row["status"] != "ok":
             raise KvreplayError(f"the cell has failed: {cell.row['error']}")
@@ -140,9 +158,11 @@ class Run:
             cell.arrays.update(self._again(cell.row, kind)[0].arrays)
         return cell.arrays
 
-    def _index(self, method: str | None, budget: int | None, place: dict[str, Any]) -> int:
+    def _index(self, method: Any, budget: int | None, place: dict[str, Any]) -> int:
         wanted = dict(place)
         names = {"head": "kv_head"}
+        own = None if method is None or isinstance(method, str) else hosted(method)
+        method = own.facts["name"] if own is not None else method
         params = wanted.pop("params", {})
         unknown = set(wanted) - {"layer", "head", "kv_head", "prompt", "seed"}
         if unknown:
@@ -162,7 +182,8 @@ class Run:
         asked = ", ".join(
             f"{n}={v!r}" for n, v in {"method": method, **wanted, **params}.items() if v is not None
         )
-        raise KeyError(f"no cell with {asked}")
+        held = self.frame[["label", "budget_tokens"]].drop_duplicates().to_string(index=False, header=False)
+        raise KeyError(f"no cell with {asked}; methods and budgets are\n{held}")
 
     def __len__(self) -> int:
         return len(self.cells)

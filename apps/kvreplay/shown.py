@@ -79,6 +79,8 @@ class Prompt:
     @cached_property
     def rng(self) -> np.random.Generator:
         """Random numbers of this kv head and seed: the same whatever else is replayed."""
+        if not self._place.get("random", True):
+            raise ValueError("draws are repeated over seeds: write @kvreplay.scorer(random=True)")
         return generator(self._place)
 
     @cached_property

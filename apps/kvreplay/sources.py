@@ -1,5 +1,6 @@
 """What is replayed, as the engine reads it: arrays that a caller holds, or the layers of trace files."""
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import described
+from .arrays import OnDevice, described
 from .errors import ConfigError, TraceError
 from .hosting import printable
 from .trace import Layer, Trace
@@ -16,6 +17,8 @@ from .trace_io.rope import rope_facts
 
 ARRAYS = "arrays"  # what a trace is called that was never a file
 MOST_LAYERS = 1 << 16
+MOST_ROWS = 1 << 24
+FINGERPRINT_HEADS, FINGERPRINT_ROWS = 8, 16  # of each tensor, of each of these heads
 FACTS = ("scaling", "sliding_window", "softcap", "q_prescaled", "rope", "sinks", "q_pos")
 
 
@@ -37,9 +40,11 @@ class Sources:
         self.layers: Mapping[int, Any] = {}
         self.position_ids, self.model, self.n_layers, self.facts = position_ids, model, n_layers, facts
         self.wanted: list[int] | None = None
+        self.prompt_of_layers: str | None = None
         if k is None and v is None and _names_traces(q):
             self.traces = [_trace(t) for t in (q if isinstance(q, list | tuple) else [q])]
             self.wanted = _numbers(layers)
+            self._expect_no_facts()
         elif q is not None and _names_traces(q):
             raise ConfigError("q names a trace, which holds k and v: leave them out")
         elif q is not None and k is not None and v is not None:
@@ -48,10 +53,50 @@ class Sources:
             self.layers = {0: (q, k, v)}
         elif isinstance(layers, Mapping) and q is None and k is None and v is None:
             self.layers = layers
+            self._take_layers_of_a_trace()
         else:
-            raise ConfigError(
-                "nothing to replay: give q, k, v, or layers={number: (q, k, v)}, or the path of a trace"
+            missing = " and ".join(name for name, given in (("k", k), ("v", v)) if given is None)
+            what = (
+                f"{missing} missing" if q is not None and layers is None and missing else "nothing to replay"
             )
+            raise ConfigError(
+                f"{what}: give q, k, v, or layers={{number: (q, k, v)}}, or the path of a trace"
+            )
+
+    def _expect_no_facts(self) -> None:
+        """ConfigError where something is said of arrays that a trace says itself."""
+        given = {"position_ids": self.position_ids, "n_layers": self.n_layers, **self.facts}
+        said = [name for name, value in given.items() if not _is_usual(name, value)]
+        if said:
+            raise ConfigError(f"{said[0]} is a fact of arrays; of a trace it is recorded: leave it out")
+
+    def expect_prompts(self) -> None:
+        """ConfigError where nobody has said how long the prompt is."""
+        if self.layers:
+            raise ConfigError(
+                "prefill is missing: how many of the tokens are the prompt? Later ones are scored"
+            )
+
+    def _take_layers_of_a_trace(self) -> None:
+        """Layers of one prompt of one trace are that trace, with all that it says of its prompt."""
+        given = [layer for layer in self.layers.values() if isinstance(layer, Layer)]
+        if not given:
+            return
+        same = {(layer.trace.path, layer.prompt.id) for layer in given}
+        numbered = all(isinstance(v, Layer) and n == v.number for n, v in self.layers.items())
+        if len(same) > 1 or not numbered:
+            raise ConfigError(
+                "layers mixes layers of a trace with others, or gives them other numbers: give their arrays, "
+                "{number: (layer.q, layer.k, layer.v)}"
+            )
+        self._expect_no_facts()
+        self.traces, self.wanted = [given[0].trace], sorted(self.layers)
+        self.prompt_of_layers = given[0].prompt.id
+        self.layers = {}
+
+    def selected_prompts(self, prompts: Any) -> Any:
+        """The prompts that were asked for; of layers of a trace that of the layers."""
+        return prompts if prompts is not None or self.prompt_of_layers is None else [self.prompt_of_layers]
 
     def selected_layers(self) -> list[int] | None:
         """Layers of the traces that are replayed; None: all."""
@@ -68,8 +113,7 @@ class Sources:
             if self.traces:
                 yield [of_trace(stack.enter_context(Trace(trace.path))) for trace in self.traces]
                 return
-            layers = {number: _opened(given, stack) for number, given in self.layers.items()}
-            yield [of_arrays(layers, self.facts, self.position_ids, self.model, self.n_layers)]
+            yield [of_arrays(self.layers, self.facts, self.position_ids, self.model, self.n_layers)]
 
     @contextmanager
     def recorded(self, row: Mapping[str, Any]) -> Iterator["Replayed"]:
@@ -78,11 +122,10 @@ class Sources:
             yield Replayed(next(found for found in traces if found["trace_id"] == row["trace_id"]))
 
 
-def _opened(given: Any, stack: ExitStack) -> Any:
-    """What was given of a layer; a layer of a trace as one of a file that is open."""
-    if not isinstance(given, Layer):
-        return given
-    return stack.enter_context(Trace(given.trace.path)).layer(given.number, given.prompt.id)
+def _is_usual(name: str, value: Any) -> bool:
+    if value is None or (isinstance(value, bool) and not value):
+        return True
+    return name in ("sliding_window", "softcap") and isinstance(value, int | float) and value == 0
 
 
 def prefills_of(traces: Iterable[Mapping[str, Any]]) -> set[int]:
@@ -201,7 +244,7 @@ def of_arrays(
     tokens = int(found[0]["k"]["data"].shape[1])
     return {
         "label": ARRAYS,
-        "trace_id": ARRAYS,
+        "trace_id": f"{ARRAYS}-{fingerprint(found)}",
         "model": printable(model),
         "n_layers": int(n_layers),
         "prompts": [
@@ -217,9 +260,27 @@ def of_arrays(
     }
 
 
+def fingerprint(layers: list[dict[str, Any]]) -> str:
+    """12 hex digits by which arrays are told from others: of their shapes, types and some of their rows."""
+    total = hashlib.sha256()
+    for layer in layers:
+        for name in "qkv":
+            data, dtype = layer[name]["data"], layer[name]["dtype"]
+            total.update(f"{layer['layer']} {name} {dtype} {list(data.shape)}".encode())
+            if max(data.shape) <= MOST_ROWS and min(data.shape) > 0:  # what is larger will be refused
+                for head in range(0, data.shape[0], max(1, data.shape[0] // FINGERPRINT_HEADS)):
+                    total.update(_some_rows(data, head).tobytes())
+    return total.hexdigest()[:12]
+
+
+def _some_rows(data: Any, head: int) -> np.ndarray:
+    tokens = data.shape[1]
+    if isinstance(data, OnDevice):
+        return data.rows(head, 0, min(tokens, FINGERPRINT_ROWS))
+    return np.ascontiguousarray(data[head, :: max(1, tokens // FINGERPRINT_ROWS)])
+
+
 def _given_layer(number: int, given: Any, facts: Mapping[str, Any], alone: bool) -> dict[str, Any]:
-    if isinstance(given, Layer):
-        return {**_layer_of(given), "layer": number}
     if isinstance(given, Mapping):
         named = dict(given)
     elif isinstance(given, tuple | list) and len(given) == 3:
@@ -234,8 +295,19 @@ def _given_layer(number: int, given: Any, facts: Mapping[str, Any], alone: bool)
     said = {**facts, **{name: value for name, value in named.items() if name in FACTS}}
     where = "" if alone else f"layer {number}: "
     tensors = {name: described(named[name], where + name) for name in "qkv"}
+    _expect_heads_first(tensors, where)
     width = int(tensors["k"]["data"].shape[2])
     return {"layer": number, **tensors, **_facts(said, width, where)}
+
+
+def _expect_heads_first(tensors: Mapping[str, Any], where: str) -> None:
+    """TraceError where arrays look like [tokens, heads, dim]."""
+    (q_first, q_second, _), (k_first, k_second, _) = (tuple(tensors[name]["data"].shape) for name in "qk")
+    if q_first == k_first > q_second > k_second and q_second % k_second == 0:
+        raise TraceError(
+            f"{where}q has {q_first} heads of {q_second} tokens, k {k_first} of {k_second}: they look like "
+            "[tokens, heads, dim]. Give heads first: q.transpose(1, 0, 2), of torch q.transpose(0, 1)"
+        )
 
 
 def _facts(said: Mapping[str, Any], width: int, where: str) -> dict[str, Any]:

@@ -123,7 +123,8 @@ class Trace:
         )
         if (prompts is None) == (layers is None):
             fail(str(path), "give either layers, of one prompt, or prompts")
-        if prompts is not None and alone != PromptArrays(layers={}):
+        of_a_prompt = (value for name, value in vars(alone).items() if name != "layers")
+        if prompts is not None and any(value is not None and not _is_empty(value) for value in of_a_prompt):
             fail(str(path), "what belongs to a prompt stands in its entry of prompts")
         write_trace(
             Path(path),
@@ -572,6 +573,10 @@ def _heads(layer: Layer) -> str:
     if layer.v_head_dim != layer.head_dim:
         width += f" (values {layer.v_head_dim})"
     return f"{layer.n_q_heads} query heads on {layer.n_kv_heads} kv heads of {width}"
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, str) and not value
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

@@ -126,10 +126,13 @@ std::vector<size_t> shape_of(const CellResult& result, bool outputs) {
   return shape;
 }
 
-// What the cell was asked to save.
+// What the cell was asked to save; of one that failed why, line by line.
 nb::dict arrays_of(CellResult& result, const SaveOptions& save) {
   nb::dict arrays;
-  if (!result.ok) return arrays;
+  if (!result.ok) {
+    arrays["error"] = nb::bytes(result.error.data(), result.error.size());
+    return arrays;
+  }
   if (save.curves || save.outputs) arrays["rows"] = numpy_of(std::vector<int32_t>(result.rows), {result.rows.size()});
   if (save.curves) {
     arrays["rel_err"] = numpy_of(std::move(result.rel_err), shape_of(result, false));

@@ -114,7 +114,7 @@ class OfferedSession : public HostedSession {
   ~OfferedSession() override {
     try {
       ask(*python_, json{{"call", "close"}, {"session", number_}}, {}, HostedPrompt{});
-    } catch (const ReplayError&) {  // it has ended, and with it the session
+    } catch (...) {  // it has ended, and with it the session
     }
   }
 
@@ -178,7 +178,10 @@ Hosts offered() {
   Hosts hosts;
   if (python().empty()) return hosts;
   try {
-    const json answer = json::parse(ask(*connection(), json{{"call", "methods"}}, {}, HostedPrompt{}).json);
+    json known = json::array();
+    for (const Method& method : registry()) known.push_back(method.info.name);
+    const json question = {{"call", "methods"}, {"known", known}};
+    const json answer = json::parse(ask(*connection(), question, {}, HostedPrompt{}).json);
     for (const json& facts : answer.at("methods"))
       hosts.push_back(std::make_unique<OfferedMethod>(facts.get<std::string>()));
   } catch (const ReplayError& e) {

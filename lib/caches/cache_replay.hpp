@@ -7,10 +7,10 @@
 #include "caches/device_policy.hpp"
 #include "caches/ledger.hpp"
 #include "caches/prompt_view.hpp"
-#include "core/replay_error.hpp"
 #include "caches/residency.hpp"
 #include "caches/resident_lists.hpp"
 #include "catalog/bound_method.hpp"
+#include "core/replay_error.hpp"
 #include "exact/head_stream.hpp"
 
 namespace kvreplay {

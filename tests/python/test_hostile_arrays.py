@@ -144,7 +144,11 @@ def test_values_that_are_all_zero_have_no_relative_error_in_the_program_either(t
 
 @pytest.mark.parametrize("given", [(None, K, V), (Q, None, V), (Q, K, None), (Q,), (), (None, None, V)])
 def test_tensors_that_are_missing_are_named(given):
-    assert "nothing to replay: give q, k, v" in refused(kvreplay.ConfigError, *given)
+    told = refused(kvreplay.ConfigError, *given)
+    assert "give q, k, v, or layers=" in told
+    if given and given[0] is not None:
+        missing = [name for name, at in (("k", 1), ("v", 2)) if len(given) <= at or given[at] is None]
+        assert told.startswith(" and ".join(missing) + " missing: ")
 
 
 def test_a_name_beside_tensors_is_refused():

@@ -33,6 +33,16 @@ def breaks(prompt):
 def dies(prompt):
     os._exit(3)
 
+class Late(kvreplay.Policy):
+    def start(self, prompt, budget):
+        self.prompt = prompt
+    def evict(self, tokens):
+        return self.prompt.keys
+
+@kvreplay.scorer
+def surrogate(prompt):
+    raise RuntimeError("\\udc80")
+
 class Heavy(kvreplay.Policy):
     window = 768
     def start(self, prompt, budget):
@@ -51,6 +61,8 @@ OFFERED = {
     "small_keys": "small_keys",
     "breaks": "breaks",
     "dies": "dies",
+    "late": "Late",
+    "surrogate": "surrogate",
     "heavy": "Heavy",
 }
 
@@ -128,6 +140,22 @@ def test_what_breaks_or_dies_in_python_fails_its_cells_alone(offering, tmp_path)
     assert errors["h2o"] == {""}
     assert all("RuntimeError: it broke on purpose" in error for error in errors["breaks"])
     assert errors["dies"] == {"the process of Python that hosts the method has ended"}
+
+
+def test_a_prompt_is_shown_while_it_is_read_and_any_text_can_be_raised(offering, tmp_path):
+    out = tmp_path / "out"
+    assert run(offering, out, "late,surrogate,h2o", "--budget", "64").returncode == 1
+    errors = {row["method"]: row["error"] for row in rows_of(out)}
+    assert "only good during the call" in errors["late"]
+    assert "RuntimeError" in errors["surrogate"]
+    assert errors["h2o"] == ""
+
+
+def test_a_name_that_is_taken_is_left_out(tmp_path):
+    done = program(offer(tmp_path, {"h2o": "my_votes", "my_votes": "my_votes"}), "-q", "list", "methods")
+    assert done.returncode == 0
+    assert "the name is taken" in done.stderr or "there is one of that name" in done.stderr
+    assert "my_votes" in done.stdout
 
 
 def test_a_method_that_cannot_be_loaded_is_named_and_the_others_are_there(tmp_path):

@@ -415,7 +415,7 @@ FAILURES = {
 def test_what_a_policy_does_wrong_fails_its_cells_and_no_other(arrays, parts, message):
     run = small(arrays, "h2o", broken(**parts), "window", budgets=[32])
     error = one_error(run, "broken")
-    assert re.search(message, error), error
+    assert re.search(message, error, re.S), error
     alone = small(arrays, "h2o", "window", budgets=[32])
     for method in ("h2o", "window"):
         ours, theirs = rows_of(run, method), rows_of(alone, method)
@@ -468,7 +468,7 @@ SCORES = {
 @pytest.mark.parametrize("function,message", SCORES.values(), ids=SCORES)
 def test_what_a_scorer_does_wrong_fails_its_cells_and_no_other(arrays, function, message):
     run = small(arrays, "snapkv", kvreplay.scorer(function, name="broken"), "window", budgets=[40])
-    assert re.search(message, one_error(run, "broken"))
+    assert re.search(message, one_error(run, "broken"), re.S)
 
 
 def test_a_cell_that_fails_leaves_its_other_cells_alone(arrays):

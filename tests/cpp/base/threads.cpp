@@ -3,6 +3,7 @@
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 using namespace kvreplay;
@@ -23,6 +24,8 @@ TEST_CASE("an exception on any thread is thrown where the threads were asked for
                                         [&](size_t i) {
                                           ++begun;
                                           if (i == 10) throw std::runtime_error("item 10");
+                                          // However the threads are scheduled, nobody overtakes it.
+                                          while (i > 10 && !error.stopped()) std::this_thread::yield();
                                         }),
                     "item 10");
   CHECK(begun < 100000);

@@ -3,7 +3,7 @@ traces."""
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -71,7 +71,7 @@ def _loaded(point: EntryPoint) -> Any:
         ) from error
 
 
-def budget_of(given: Any, prefills: set[int]) -> dict[str, Any] | None:
+def budget_of(given: Any, prefills: Callable[[], set[int]]) -> dict[str, Any] | None:
     """`budget:` of tokens (64), shares of the prompt (0.1, "10%"), both, or a dict as the configuration has
     it."""
     if given is None:
@@ -84,15 +84,16 @@ def budget_of(given: Any, prefills: set[int]) -> dict[str, Any] | None:
         return {"fraction_kept": values}
     if not any(shares):
         return {"tokens": values}
-    if len(prefills) != 1:
+    lengths = prefills()  # not before they are needed: a trace is opened for them
+    if len(lengths) != 1:
         raise ConfigError(
             "budgets mixes tokens and shares, but prompts differ in length "
-            f"({sorted(prefills)} tokens): use one kind, or give prefill"
+            f"({sorted(lengths)} tokens): use one kind, or give prefill"
         )
     for value in values:
         if isinstance(value, float) and not 0 < value <= 1:
             raise ConfigError(f"budgets: {value:g} is no share of the prompt: from above 0 to 1, or 100%")
-    prefill = prefills.pop()
+    prefill = lengths.pop()
     return {"tokens": [max(1, int(v * prefill)) if isinstance(v, float) else v for v in values]}
 
 

@@ -22,7 +22,7 @@ from .configuration import (
 from .errors import ConfigError
 from .hosting import Hosted
 from .run import Cell, Run, cell_of
-from .sources import Sources, prefills_of
+from .sources import Sources
 
 
 def replay(
@@ -132,9 +132,8 @@ def replay(
         **without_none(metrics=metrics),
     }
     if budgets is not None:
-        with sources.opened() as traces:
-            known = isinstance(prefill, int | np.integer)
-            config["budget"] = budget_of(budgets, {int(prefill)} if known else prefills_of(traces))
+        known = isinstance(prefill, int | np.integer)
+        config["budget"] = budget_of(budgets, lambda: {int(prefill)} if known else sources.prefills())
     run = _Replay(sources, plain(config, ""), own).run(progress)
     for warning in [*run.warnings, *run.failures()]:
         warnings.warn(warning, stacklevel=2)

@@ -115,6 +115,11 @@ class Sources:
                 return
             yield [of_arrays(self.layers, self.facts, self.position_ids, self.model, self.n_layers)]
 
+    def prefills(self) -> set[int]:
+        """Tokens of the recorded prompts."""
+        with self.opened() as traces:
+            return {prompt["n_prompt"] for trace in traces for prompt in trace["prompts"]}
+
     @contextmanager
     def recorded(self, row: Mapping[str, Any]) -> Iterator["Replayed"]:
         """What a row of results was replayed from, readable inside of the block."""
@@ -126,11 +131,6 @@ def _is_usual(name: str, value: Any) -> bool:
     if value is None or (isinstance(value, bool) and not value):
         return True
     return name in ("sliding_window", "softcap") and isinstance(value, int | float) and value == 0
-
-
-def prefills_of(traces: Iterable[Mapping[str, Any]]) -> set[int]:
-    """Tokens of the recorded prompts."""
-    return {prompt["n_prompt"] for trace in traces for prompt in trace["prompts"]}
 
 
 def _trace(given: Any) -> Trace:

@@ -464,3 +464,9 @@ def test_five_hundred_random_hostile_calls_each_end_in_a_promised_exception_or_a
     ended = eval(done.stdout)
     assert sum(ended.values()) == 500
     assert min(ended[name] for name in ("a run", "ConfigError", "TraceError")) > 30, ended
+
+
+@pytest.mark.parametrize("share", [64.5, -0.5, 0.0, "250%"])
+def test_a_share_beside_tokens_must_be_one(share):
+    told = refused(kvreplay.ConfigError, Q, K, V, prefill=112, methods=["h2o"], budgets=[16, share])
+    assert "is no share of the prompt" in told

@@ -19,7 +19,7 @@ void add(Command& program, const std::string& name, const std::string& help, con
 
 void add_python_commands(Command& program) {
   add(program, "quickstart", "the sample trace replayed, drawn and shown on a page",
-      {"kvanalysis", "numpy", "pandas", "matplotlib"});
+      {"kvanalysis", "numpy", "pandas", "scipy", "matplotlib"});
   add(program, "import", "a trace from arrays that another tool saved", {"numpy", "h5py"});
 }
 

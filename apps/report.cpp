@@ -67,7 +67,7 @@ std::vector<std::string> words_of(const std::string& verb, const ReportChoices& 
 int analyse(const std::string& verb, const ReportChoices& choices) {
   const std::vector<std::string> words = words_of(verb, choices);
   if (words.front() != "figure") require_results(verb, choices.place);
-  return become_python("kvanalysis", {"numpy", "pandas", "matplotlib"}, words);
+  return become_python("kvanalysis", {"numpy", "pandas", "scipy", "matplotlib"}, words);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ from kvanalysis.drawing.curve_axes import Axis
 from kvanalysis.drawing.curves import Sheet, curves_picture
 from kvanalysis.drawing.style import styled
 from kvanalysis.errors import FigureError
-from kvanalysis.stats.claims import Claim, judge, read_claims, select
+from kvanalysis.stats.claims import Claim, judged, read_claims, select
 from kvanalysis.stats.intervals import head_points
 from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNDECIDED
 from test_kvanalysis_fake import failed_row, fake_row, write_results
@@ -26,8 +26,8 @@ def claim(**more):
     )
 
 
-def judged(folder, rows, **more):
-    return judge(claim(**more), load(write_results(folder, rows)))
+def judged_rows(folder, rows, **more):
+    return judged(claim(**more), load(write_results(folder, rows)))
 
 
 LOW, HIGH = (0.1, 0.2, 0.1, 0.2), (0.3, 0.5, 0.3, 0.5)
@@ -35,24 +35,24 @@ LOW, HIGH = (0.1, 0.2, 0.1, 0.2), (0.3, 0.5, 0.3, 0.5)
 
 def test_a_claim_holds_fails_or_is_mixed_by_the_interval_over_heads(tmp_path):
     crossing = (0.3, 0.1, 0.3, 0.1)
-    assert judged(tmp_path, rows_of("h2o", LOW) + rows_of("tova", HIGH)).outcome == HOLDS
-    assert judged(tmp_path, rows_of("h2o", HIGH) + rows_of("tova", LOW)).outcome == FAILS
-    assert judged(tmp_path, rows_of("h2o", (0.2,) * 4) + rows_of("tova", crossing)).outcome == MIXED
+    assert judged_rows(tmp_path, rows_of("h2o", LOW) + rows_of("tova", HIGH)).outcome == HOLDS
+    assert judged_rows(tmp_path, rows_of("h2o", HIGH) + rows_of("tova", LOW)).outcome == FAILS
+    assert judged_rows(tmp_path, rows_of("h2o", (0.2,) * 4) + rows_of("tova", crossing)).outcome == MIXED
 
 
 def test_most_budgets_decide_unless_one_says_the_contrary(tmp_path):
     holds = [r for b in (64, 128) for r in rows_of("h2o", LOW, b) + rows_of("tova", HIGH, b)]
     even = rows_of("h2o", LOW, 256) + rows_of("tova", LOW, 256)
     contrary = rows_of("h2o", HIGH, 256) + rows_of("tova", LOW, 256)
-    assert judged(tmp_path, holds + even).outcome == HOLDS
-    assert judged(tmp_path, holds + contrary).outcome == MIXED
-    assert judged(tmp_path, holds + contrary, budgets="low").outcome == HOLDS
+    assert judged_rows(tmp_path, holds + even).outcome == HOLDS
+    assert judged_rows(tmp_path, holds + contrary).outcome == MIXED
+    assert judged_rows(tmp_path, holds + contrary, budgets="low").outcome == HOLDS
 
 
 def test_a_factor_is_part_of_the_claim(tmp_path):
     rows = rows_of("h2o", (0.1, 0.2, 0.1, 0.2)) + rows_of("tova", (0.15, 0.3, 0.15, 0.3))
-    assert judged(tmp_path, rows).outcome == HOLDS
-    half = judged(tmp_path, rows, times=0.5)
+    assert judged_rows(tmp_path, rows).outcome == HOLDS
+    half = judged_rows(tmp_path, rows, times=0.5)
     assert half.outcome == FAILS
     assert half.numbers.startswith("B=64: 0.15 against 0.225, ")
 
@@ -60,15 +60,15 @@ def test_a_factor_is_part_of_the_claim(tmp_path):
 def test_a_gap_grows_if_it_is_larger_at_the_smallest_budget(tmp_path):
     small = rows_of("h2o", LOW, 64) + rows_of("tova", (0.5, 0.7, 0.5, 0.8), 64)
     large = rows_of("h2o", LOW, 256) + rows_of("tova", HIGH, 256)
-    assert judged(tmp_path, small + large, gap="grows").outcome == HOLDS
+    assert judged_rows(tmp_path, small + large, gap="grows").outcome == HOLDS
     swapped = [dict(row, budget_tokens=320 - row["budget_tokens"]) for row in small + large]
-    assert judged(tmp_path, swapped, gap="grows").outcome == FAILS
-    assert judged(tmp_path, small, gap="grows").outcome == UNDECIDED
+    assert judged_rows(tmp_path, swapped, gap="grows").outcome == FAILS
+    assert judged_rows(tmp_path, small, gap="grows").outcome == UNDECIDED
 
 
 def test_missing_and_failed_rows_are_said_and_decide_nothing(tmp_path):
     rows = rows_of("h2o", LOW) + [failed_row(method="tova", kv_head=h) for h in HEADS]
-    verdict = judged(tmp_path, rows)
+    verdict = judged_rows(tmp_path, rows)
     assert (verdict.outcome, verdict.numbers) == (UNDECIDED, "none of the budgets has results of both")
 
 

@@ -69,7 +69,7 @@ def _at(own, rungs, budget):
     names = {label: rung for rung, label in rungs.items()}
     found = []
     for label in errors:
-        result = compare_units(*errors[[label, rungs[STATIC]]].to_numpy(dtype=float).T)
+        result = compare_units(errors[label], errors[rungs[STATIC]])
         if result:
             row = {
                 "budget_tokens": budget,

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from .. import __version__
-from ..stats.intervals import BOOTSTRAP_SEED, RESAMPLES, UNIT
+from ..stats.intervals import FEWEST_BLOCKS, LEVEL, UNIT
 from ..stats.words import count
 
 CONFIG_KEYS = ("config", "resolved_config")
@@ -77,7 +77,7 @@ def own_facts():
     versions = {"kvanalysis": __version__, "Python": platform.python_version()}
     versions |= {tool.__name__: tool.__version__ for tool in (np, pd, matplotlib)}
     return [
-        ("statistics", f"{RESAMPLES} bootstrap resamples, seed {BOOTSTRAP_SEED}"),
+        ("statistics", f"{LEVEL:.0%} intervals, Student, over layers of a text; none below {FEWEST_BLOCKS}"),
         ("analysed with", _flat(versions)),
     ]
 

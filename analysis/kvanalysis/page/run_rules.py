@@ -11,9 +11,9 @@ from functools import partial
 
 import pandas as pd
 
-from ..stats.intervals import used_rows
-from ..stats.paired import compare, lower_in_all
-from ..stats.verdict import FAILS, HOLDS, MIXED
+from ..stats.intervals import FEWEST_BLOCKS, used_rows
+from ..stats.paired import compare
+from ..stats.verdict import RULE, judge, of_counts
 from ..stats.words import count
 from .claims import NOT_PROMISED, Claim
 from .provenance import compared_facts
@@ -73,13 +73,10 @@ def _order(pairs, caveat, frame, _summary):
     if lacking:
         return "; ".join(dict.fromkeys(lacking))
     every = [comparison for budgets in found for comparison in budgets.values()]
-    rule = (
-        f"{COMPARED}. Holds if the paired 95 % interval lies below zero in all"
-        f" {count(len(every), 'comparison')}, does not hold if above zero in all, else mixed. {caveat}"
-    )
+    rule = f"{COMPARED}, in {count(len(every), 'comparison')}: {RULE}. {caveat}"
     numbers = "; ".join(_numbers(*pair, own) for pair, own in zip(pairs, found, strict=True))
     methods = tuple(name for pair in pairs for name in pair)
-    return Ruling(rule.strip(), lower_in_all(every), numbers, methods)
+    return Ruling(rule.strip(), judge(comparison.interval for comparison in every), numbers, methods)
 
 
 def at_budgets(frame, first, second):
@@ -97,9 +94,9 @@ def at_budgets(frame, first, second):
     found = {}
     for budget in _shared_budgets(*rows.values()):
         comparison = compare(*(own[own["budget_tokens"] == budget] for own in rows.values()))
-        if comparison and comparison.n_units > 1:
+        if comparison and not math.isnan(comparison.low):
             found[budget] = comparison
-    return found or f"{first} and {second} share no budget with results on two heads"
+    return found or f"{first} and {second} share no budget with results on {FEWEST_BLOCKS} layers"
 
 
 def plain(frame, method):
@@ -137,7 +134,7 @@ def _greedy_ratio(frame, _summary):
     cells, above = len(rows), int((rows["mass_recall"] >= GREEDY_LINE).sum())
     return Ruling(
         f"mass_recall of h2o against {GREEDY_LINE:.3f}, one mean over rows per head and budget",
-        HOLDS if above == cells else FAILS if above == 0 else MIXED,
+        of_counts(above, cells),
         f"{above} of {count(cells, 'cell')} at or above {GREEDY_LINE:.3f}; mean"
         f" {rows['mass_recall'].mean():.3f}, lowest {rows['mass_recall'].min():.3f}",
         ("h2o",),
@@ -156,7 +153,7 @@ def _bound_holds(method, frame, _summary):
     return Ruling(
         "share of (head, row) pairs within the theorem’s ε, against its probability, in every cell whose"
         " sizes are those that it asks for",
-        HOLDS if within.all() else MIXED if within.any() else FAILS,
+        of_counts(int(within.sum()), len(within)),
         f"{int(within.sum())} of {count(len(covered), 'cell')}, lowest share"
         f" {covered['bound_holds'].min():.3f}; {count(len(rows) - len(covered), 'capped cell')} left out",
         (method,),
@@ -178,7 +175,7 @@ def _falls_with_budget(_frame, points):
     return Ruling(
         "mean relative output error of every method at neighbouring budgets; a rise stands with its"
         " paired interval and is often noise",
-        HOLDS if risen.empty else FAILS if len(risen) == steps else MIXED,
+        of_counts(steps - len(risen), steps),
         f"rises at {len(risen)} of {count(steps, 'step')}" + (f": {shown}" if shown else ""),
         (),
     )

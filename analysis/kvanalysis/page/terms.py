@@ -1,6 +1,6 @@
 """Words that pages explain, and what replay cannot tell."""
 
-from ..stats.intervals import LEVEL, RESAMPLES
+from ..stats.intervals import FEWEST_BLOCKS, LEVEL
 
 TERMS = (
     (
@@ -11,9 +11,10 @@ TERMS = (
     ),
     (
         "95 % interval",
-        f"Percentile bootstrap ({LEVEL:.0%}, {RESAMPLES} resamples) over heads, one value per "
-        "(prompt, layer, kv head), its seeds averaged first. It says how much the mean depends on "
-        "the heads that were recorded; it does not cover other texts or models.",
+        f"Student’s {LEVEL:.0%} interval over the layers of each text, one value per (prompt, layer, kv "
+        f"head), its seeds averaged first; heads of a layer count once. None below {FEWEST_BLOCKS} layers. "
+        "It says how much the mean depends on the layers that were recorded, nothing of other texts or"
+        " models.",
     ),
     (
         "ε spectral (eps_spectral_mean)",

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from ..stats.intervals import BOOTSTRAP_SEED, LEVEL, RESAMPLES
-from ..stats.ranks import percentile_intervals
+from ..stats.intervals import LEVEL
+from ..stats.ranks import BOOTSTRAP_SEED, RESAMPLES, percentile_intervals
 from ..stats.words import count
 from .correlations import known_mean
 

@@ -16,17 +16,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import FigureError
-from .intervals import mean_interval, unit_means, used_rows
+from .intervals import LEVEL, mean_interval, unit_means, used_rows
 from .paired import compare
-from .verdict import UNDECIDED, Verdict, above_zero, outcome_of
+from .verdict import RULE, UNDECIDED, Verdict, above, judge
 
 KEYS = {"claim", "source", "lower", "higher", "times", "budgets", "gap"}
 MEASURE = "rel_err_out_mean"
 EACH = (
-    "paired over heads at each of {which}: the 95 % bootstrap interval of {what} lies below zero at most"
-    " of them and above zero at none; numbers: both means, the interval, heads with less / equal / more error"
+    f"paired {LEVEL:.0%} interval over layers of {{what}}, claimed below zero, at each of {{which}}: {RULE};"
+    " numbers: both means, the interval, heads with less / equal / more error"
 )
-TREND = "paired over heads: the 95 % interval of the gap at {small} minus that at {large} lies above zero"
+TREND = (
+    f"paired {LEVEL:.0%} interval over layers of the gap at {{small}} minus that at {{large}}, claimed above"
+    " zero"
+)
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,9 @@ class Claim:
     gap: str = ""
 
 
-def judge_all(run, frame, places=Places()):
+def claims_judged(run, frame, places=Places()):
     """One Verdict for each of `figure.options.claims`; raises FigureError on a malformed one."""
-    return [judge(claim, frame, places) for claim in read_claims(run)]
+    return [judged(claim, frame, places) for claim in read_claims(run)]
 
 
 def read_claims(run):
@@ -87,7 +90,7 @@ def _fits(value, wanted):
     return value == wanted or (isinstance(value, dict) and value.get("name") == wanted)
 
 
-def judge(claim, frame, places=Places()):
+def judged(claim, frame, places=Places()):
     """The Verdict on one claim; "not decided" where the rows that it needs are missing."""
     low, high = select(frame, claim.lower), select(frame, claim.higher)
     if claim.gap:
@@ -95,8 +98,9 @@ def judge(claim, frame, places=Places()):
     high = high.assign(**{MEASURE: claim.times * high[MEASURE]})
     at = {x: compare(*_at(low, high, places, x)) for x in _values(low, high, claim.budgets, places)}
     found = {x: comparison for x, comparison in at.items() if comparison is not None}
-    how = _how(claim, places)
-    return Verdict(claim.claim, claim.source, how, _outcome(found.values()), _numbers(claim, found, places))
+    outcome = judge(comparison.interval for comparison in found.values())
+    numbers = _numbers(claim, found, places)
+    return Verdict(claim.claim, claim.source, _how(claim, places), outcome, numbers)
 
 
 def _at(low, high, places, value):
@@ -108,14 +112,6 @@ def _values(low, high, which, places):
     used = [set(used_rows(rows)[places.column].dropna()) for rows in (low, high)]
     both = sorted(used[0] & used[1])
     return both[: (len(both) + 1) // 2] if which == "low" else both
-
-
-def _outcome(comparisons):
-    comparisons = [c for c in comparisons if c.n_units > 1]  # a single head has no interval
-    lower = sum(c.first_is_lower for c in comparisons)
-    higher = sum(c.second_is_lower for c in comparisons)
-    most = len(comparisons) / 2
-    return outcome_of(lower > most and not higher, higher > most and not lower, bool(comparisons))
 
 
 def _how(claim, places):
@@ -149,8 +145,8 @@ def _judge_trend(claim, low, high, places):
             claim.claim, claim.source, "needs two values", UNDECIDED, f"fewer than two {places.plural}"
         )
     small, large = min(gaps), max(gaps)
-    change, down, up = mean_interval((gaps[small] - gaps[large]).dropna().to_numpy())
-    outcome = above_zero(down, up)
+    change, down, up = mean_interval((gaps[small] - gaps[large]).dropna())
+    outcome = above([(down, up)])
     each = ", ".join(f"{places.text.format(x)}: {gap.mean():+.3g}" for x, gap in gaps.items())
     ends = {name: places.text.format(x) for name, x in (("small", small), ("large", large))}
     numbers = f"gaps {each}; change {change:+.2g} [{down:+.2g}, {up:+.2g}]"

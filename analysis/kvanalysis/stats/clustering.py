@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import ResultsError
-from .intervals import UNIT, mean_interval
+from .intervals import UNIT, mean_interval, over_units
 from .words import heads_words
 
 VIEWS = ("keys", "keys_unrotated", "values")
@@ -29,9 +29,9 @@ def curve(table, measure, over=""):
 
 
 def intervals(rows, by):
-    """Mean over heads with its 95 % bootstrap interval, and their number, per group."""
-    groups = rows.groupby(by, sort=True)["value"]
-    found = [(*key, *mean_interval(values.to_numpy()), len(values)) for key, values in groups]
+    """Mean over heads with its 95 % interval, and their number, per group."""
+    groups = rows.groupby(by, sort=True)
+    found = [(*key, *mean_interval(over_units(own, "value")), len(own)) for key, own in groups]
     return pd.DataFrame(found, columns=[*by, "mean", "low", "high", "n_heads"])
 
 
@@ -47,7 +47,7 @@ def lower_heads(rows, first, second):
 def points_note(table):
     """What stands below figures of keys and values as points."""
     return (
-        f"{heads_words(table)}. Bands: 95 % bootstrap over heads. Keys as stored carry their rotation;"
+        f"{heads_words(table)}. Bands: 95 % over layers. Keys as stored carry their rotation;"
         " un-rotated ones are rotated back to position 0."
     )
 

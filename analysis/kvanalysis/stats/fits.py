@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from .intervals import UNIT, mean_interval, unit_means
 from .words import count
@@ -10,7 +11,7 @@ from .words import count
 
 @dataclass(frozen=True)
 class Slope:
-    """Mean over units of the least-squares exponent, 95 % bootstrap over units (NaN below two units)."""
+    """Mean over units of the least-squares exponent, 95 % interval over layers (NaN: too few)."""
 
     value: float
     low: float
@@ -47,7 +48,8 @@ def slope(rows, x, y, by=None):
     """
     by = by or x
     means = unit_means(rows.dropna(subset=[x, y]), [y] if by == x else [x, y], [by]).reset_index()
-    found = np.array([fit(unit[x], unit[y]) for _, unit in means.groupby(UNIT, sort=True)])
+    units = means.groupby(UNIT, sort=True)
+    found = pd.Series({unit: fit(own[x], own[y]) for unit, own in units}, dtype=float).rename_axis(UNIT)
     found = found[np.isfinite(found)]
     return Slope(*mean_interval(found), len(found)) if len(found) else None
 

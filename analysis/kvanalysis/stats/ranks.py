@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .intervals import BOOTSTRAP_SEED, LEVEL, RESAMPLES
+from .intervals import LEVEL
 
+RESAMPLES = 2000
+BOOTSTRAP_SEED = 0
 BLOCK_VALUES = 2_000_000  # numbers of a block of resamples: bounds the memory whatever is correlated
 
 

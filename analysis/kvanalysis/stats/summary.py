@@ -3,15 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from .intervals import (
-    BOOTSTRAP_SEED,
-    RESAMPLES,
-    UNIT,
-    mean_interval,
-    paired_difference,
-    unit_means,
-    used_rows,
-)
+from .intervals import UNIT, mean_interval, paired_difference, unit_means, used_rows
 
 MEASURES = (
     "rel_err_out_mean",
@@ -29,10 +21,10 @@ def summarise(frame, by=()):
     """Means over units with the interval of the main measure, from `load`'s table.
 
     One row per (trace_id, *by, label, budget_tokens). Columns: the means of MEASURES, `rel_err_low` and
-    `rel_err_high` (95 % bootstrap over units), `bytes_ratio` (total over full bytes), `n_cells` (rows in
-    results.csv), `n_rows` (rows used), `n_units`, `n_seeds` (the most of a unit), `oracle`, `full_cache`
-    (every token stays resident: a read budget), `notes`, and the bootstrap's settings. A group without a
-    usable row keeps its place with NaN.
+    `rel_err_high` (95 % over layers, NaN where too few), `bytes_ratio` (total over full bytes),
+    `n_cells` (rows in results.csv), `n_rows` (rows used), `n_units`, `n_seeds` (the most of a unit),
+    `oracle`, `full_cache` (every token stays resident: a read budget) and `notes`. A group without a usable
+    row keeps its place with NaN.
     """
     keys = ["trace_id", *by, "label", "budget_tokens"]
     groups = frame.groupby(keys, dropna=False, sort=True)
@@ -47,7 +39,6 @@ def summarise(frame, by=()):
     table[counts] = table[counts].fillna(0).astype(int)
     table["full_cache"] = table["full_cache"].eq(True)
     table["bytes_ratio"] = table["total_bytes"] / table["full_bytes"].where(table["full_bytes"] > 0)
-    table["n_resamples"], table["bootstrap_seed"] = RESAMPLES, BOOTSTRAP_SEED
     table["notes"] = _notes(table, units["rel_err_out_mean"], keys[:-1])
     return table
 
@@ -68,7 +59,7 @@ def _over_units(units):
     """Indexed by group number: means, intervals and counts. `full_cache`: every unit keeps every token."""
     groups = units.groupby(level="group", sort=True)
     table = groups[list(MEASURES)].mean()
-    intervals = {group: mean_interval(values.to_numpy())[1:] for group, values in groups["rel_err_out_mean"]}
+    intervals = {group: mean_interval(values)[1:] for group, values in groups["rel_err_out_mean"]}
     table["rel_err_low"] = pd.Series({group: low for group, (low, _) in intervals.items()}, dtype=float)
     table["rel_err_high"] = pd.Series({group: high for group, (_, high) in intervals.items()}, dtype=float)
     table["n_rows"], table["n_units"], table["n_seeds"] = (

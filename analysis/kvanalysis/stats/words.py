@@ -1,6 +1,6 @@
 """Sentences that stand below figures: what was compared, over how many heads and texts."""
 
-from .intervals import BOOTSTRAP_SEED, LEVEL, RESAMPLES, UNIT
+from .intervals import FEWEST_BLOCKS, LEVEL, UNIT
 
 
 def count(number, noun):
@@ -27,6 +27,6 @@ def oneshot_notes(rows):
 
 
 BAND_NOTE = (
-    f"Bands: {LEVEL:.0%} bootstrap over heads, seeds averaged first"
-    f" ({RESAMPLES} resamples, seed {BOOTSTRAP_SEED})."
+    f"Bands: {LEVEL:.0%} intervals over layers (Student; heads of a layer count once, none below"
+    f" {FEWEST_BLOCKS}), seeds averaged first."
 )

@@ -8,7 +8,7 @@ from ...drawing.panel_grid import say_nothing_to_draw
 from ...drawing.style import COLUMN_WIDTH, finish, new_figure, styles_for
 from ...stats.fits import slope
 from ...stats.intervals import UNIT, used_rows
-from ...stats.verdict import Verdict, near, outcome_of
+from ...stats.verdict import Verdict, near, of_counts
 from .discrepancy import walk_of
 
 STATED = {"balancekv_stream": -1.0, "subgen_stream": -2.0}
@@ -118,8 +118,8 @@ def _asks(memory):
 
 def memory_verdicts(powers):
     how = (
-        "the 95 % bootstrap interval over heads of the slope in log-log lies within"
-        f" {TOLERANCE:g} of the stated exponent; does not if all of it lies outside, else mixed"
+        "the 95 % interval over layers of the slope in log-log lies within"
+        f" {TOLERANCE:g} of the stated exponent; does not if all of it lies outside, else not decided"
     )
     verdicts = []
     for (place, name), found in powers.items():
@@ -135,11 +135,10 @@ def asked(memory):
     """Whether the theorem's batch is smaller than the text, without which it says nothing."""
     t = memory[memory["place"] == PLACES["real"]].dropna(subset=["log10_t"])
     below = 10.0 ** np.minimum(t["log10_t"], 300) < t["n_tokens"].astype(float)
-    outcome = outcome_of(below.all(), not below.any(), not t.empty)
     return Verdict(
         "The batch that the theorem asks for (constants 1) is smaller than the recorded text",
         "BalanceKV, Theorems 3.1 to 3.5",
         "log10 t of every head against log10 n; a batch of n tokens or more keeps everything",
-        outcome,
+        of_counts(int(below.sum()), len(below)),
         _asks(memory),
     )

@@ -15,8 +15,8 @@ from ...drawing.saving import Picture
 from ...drawing.style import DASHED, finish, new_figure, styles_for
 from ...errors import FigureError
 from ...stats.fits import fit, slope
-from ...stats.intervals import UNIT, mean_interval, used_rows
-from ...stats.verdict import Verdict, outcome_of
+from ...stats.intervals import UNIT, mean_interval, over_units, used_rows
+from ...stats.verdict import RULE, Verdict, judge
 from .discrepancy import COIN, discrepancy, walk_of
 from .memory_powers import (
     PLACES,
@@ -92,8 +92,8 @@ def _walk_figure(walks, slopes, width):
     axes = figure.subplots()
     styles = styles_for(sorted(walks["walk"].unique()), {COIN})
     for name, rows in walks.groupby("walk", sort=True):
-        means = rows.groupby("tokens")["discrepancy"].agg(lambda values: mean_interval(values)[0])
-        bands = [mean_interval(values)[1:] for _, values in rows.groupby("tokens")["discrepancy"]]
+        means = rows.groupby("tokens")["discrepancy"].mean()
+        bands = [mean_interval(over_units(own, "discrepancy"))[1:] for _, own in rows.groupby("tokens")]
         low, high = np.transpose(bands)
         label = f"{name}, exponent {slopes[name].over_heads()}" if name in slopes else name
         axes.plot(means.index, means, color=styles[name].colour, marker=styles[name].marker, label=label)
@@ -104,8 +104,8 @@ def _walk_figure(walks, slopes, width):
     plain_log(axes.yaxis, (1, 1.5, 2, 3, 5, 7))
     axes.set_xticks(sorted(walks["tokens"].unique()), sorted(walks["tokens"].unique()))
     note = (
-        "Synthetic keys with max ||k||^2/sqrt(d) near 1, queries of the same norm. Bands: 95 % bootstrap over"
-        " heads, seeds averaged first."
+        "Synthetic keys with max ||k||^2/sqrt(d) near 1, queries of the same norm. Bands: 95 % over heads,"
+        " each in a layer of its own; seeds averaged first."
     )
     finish(figure, *axes.get_legend_handles_labels(), note, HEIGHT)
     return figure
@@ -143,13 +143,13 @@ def _log_power(tokens):
 def walk_verdicts(walks, slopes):
     middle = (_log_power(walks["tokens"]) + 0.5) / 2
     how = (
-        f"95 % bootstrap interval over heads of the exponent: below {middle:.2f}, midway between"
-        " ln n's and 0.5, holds; above, does not; else mixed"
+        f"95 % interval over heads of the exponent, claimed below {middle:.2f}, midway between ln n's and"
+        f" 0.5: {RULE}"
     )
     verdicts = []
     for name in sorted(set(slopes) - {COIN}):
         found = slopes[name]
-        outcome = outcome_of(found.high < middle, found.low > middle, np.isfinite(found.low))
+        outcome = judge([(found.low, found.high)], middle)
         claim = f"The walk's discrepancy ({name}) grows as ln n rather than as sqrt n"
         text = f"exponent {found.over_heads()}"
         text += f"; coin {slopes[COIN].over_heads()}" if COIN in slopes else ""

@@ -7,7 +7,7 @@ from ...drawing.curve_axes import Axis
 from ...drawing.curves import Sheet, curves_picture
 from ...errors import ResultsError
 from ...stats.intervals import UNIT, used_rows
-from ...stats.verdict import FAILS, HOLDS, Verdict, outcome_of
+from ...stats.verdict import FAILS, HOLDS, UNDECIDED, Verdict
 from ...stats.words import replay_note
 from ..buzz import theory
 
@@ -172,7 +172,7 @@ def _settled(stride, threshold, variant, passes):
 
 
 def _every(hits, tried):
-    return outcome_of(hits == tried, hits != tried, tried > 0)
+    return UNDECIDED if not tried else HOLDS if hits == tried else FAILS
 
 
 def _counted(tried, rows):

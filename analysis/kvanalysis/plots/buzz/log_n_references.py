@@ -6,7 +6,7 @@ import pandas as pd
 from ...drawing.curve_axes import ERROR, Axis
 from ...drawing.curves import Sheet, curves_picture
 from ...errors import ResultsError
-from ...stats.claims import Claim, Places, judge, judge_all, select
+from ...stats.claims import Claim, Places, claims_judged, judged, select
 from ...stats.intervals import UNIT, head_points, used_rows
 from ...stats.words import BAND_NOTE, replay_note
 from ..run.budget_claims import caption
@@ -31,7 +31,7 @@ def draw(_run, found):
 
 def claims(run, found):
     frame, rows = found
-    return [*judge_all(run, frame), *(log_n_verdict(rows, which) for which in ("live", "context"))]
+    return [*claims_judged(run, frame), *(log_n_verdict(rows, which) for which in ("live", "context"))]
 
 
 def relative_error(found, wanted):
@@ -103,4 +103,4 @@ def log_n_verdict(rows, which):
         lower={"method": "buzz", "log_n": which},
         higher={"method": "buzz", "log_n": "off"},
     )
-    return judge(claim, own, Places())
+    return judged(claim, own, Places())

@@ -5,7 +5,7 @@ import pandas as pd
 from ...drawing.curve_axes import ERROR, Axis
 from ...drawing.curves import Sheet, curves_picture
 from ...errors import ResultsError
-from ...stats.claims import Places, judge_all
+from ...stats.claims import Places, claims_judged
 from ...stats.intervals import head_points, used_rows
 from ...stats.words import BAND_NOTE, replay_note
 
@@ -38,7 +38,7 @@ def draw(_run, found):
 
 def claims(run, found):
     """Verdicts on options.claims, as stats.claims says, at each share."""
-    return judge_all(run, found[0], Places("share", "shares", "{:.0%}"))
+    return claims_judged(run, found[0], Places("share", "shares", "{:.0%}"))
 
 
 def matched_rows(fixed, swinging, shares):

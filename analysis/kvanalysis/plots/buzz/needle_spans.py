@@ -8,7 +8,7 @@ from ...drawing.curves import Sheet, curves_picture
 from ...errors import ResultsError
 from ...stats.claims import select
 from ...stats.intervals import head_points, mean_interval, unit_means, used_rows
-from ...stats.verdict import Verdict, outcome_of
+from ...stats.verdict import Verdict, above, judge
 from ...stats.words import BAND_NOTE, replay_note
 
 SPAN = "needle_mass_{}"
@@ -77,16 +77,14 @@ def span_verdict(rows, places, item):
     ]
     first, second = (table.iloc[:, 0] for table in masses)
     factor = item.get("at_least", item.get("below"))
-    margin, low, high = mean_interval((second - factor * first).dropna().to_numpy())
-    above, below = low > 0, high < 0
-    wanted, contrary = (above, below) if "at_least" in item else (below, above)
-    sign = "above" if "at_least" in item else "below"
+    margin, low, high = mean_interval((second - factor * first).dropna())
+    sign, rule = ("above", above) if "at_least" in item else ("below", judge)
     return Verdict(
         claim=item["claim"],
         source=item.get("source", "BUZZ Fig. 6"),
         how=f"paired over heads, budgets averaged: 95 % interval of mass at {item['to']:.0%} - {factor:g}"
         f" mass at {item['from']:.0%} {sign} zero",
-        outcome=outcome_of(wanted, contrary, low == low),
+        outcome=rule([(low, high)]),
         numbers=f"{first.mean():.3f} at {item['from']:.0%}, {second.mean():.3f} at {item['to']:.0%};"
         f" difference {margin:+.2g} [{low:+.2g}, {high:+.2g}]",
     )

@@ -7,9 +7,9 @@ import pandas as pd
 from ...drawing.curve_axes import ERROR, Axis
 from ...drawing.curves import Sheet, curves_picture
 from ...errors import ResultsError
-from ...stats.intervals import head_points
+from ...stats.intervals import LEVEL, head_points, holm
 from ...stats.paired import compare
-from ...stats.verdict import Verdict, outcome_of
+from ...stats.verdict import FAILS, HOLDS, UNDECIDED, Verdict
 from ...stats.words import BAND_NOTE, replay_note
 from .theory import mean_size, ratio_rule
 
@@ -95,17 +95,18 @@ def verdict(rows, rule):
         r: compare(rows[rows["ratio"] == chosen], rows[rows["ratio"] == r]) for r in ratios if r != chosen
     }
     against = {ratio: comparison for ratio, comparison in against.items() if comparison is not None}
-    below = [ratio for ratio, comparison in against.items() if comparison.second_is_lower]
-    above = [ratio for ratio, comparison in against.items() if comparison.first_is_lower]
-    ends = {ratios[0], ratios[-1]}
-    known = any(comparison.n_units > 1 for comparison in against.values())
-    outcome = outcome_of(not below and ends <= set(above), bool(below), known)
+    sure = holm([comparison.p for comparison in against.values()]) < 1 - LEVEL
+    decided = {ratio: against[ratio].difference for ratio, one in zip(against, sure, strict=True) if one}
+    below = [ratio for ratio, difference in decided.items() if difference > 0]
+    above = [ratio for ratio, difference in decided.items() if difference < 0]
+    least = not below and {ratios[0], ratios[-1]} - {chosen} <= set(above)
+    outcome = FAILS if below else HOLDS if least and above else UNDECIDED
     means = rows.groupby("ratio")["rel_err_out_mean"].mean()
     return Verdict(
         claim=f"the loss is least at the rule's T/w = {rule:.2f} (paper's figure: {PAPER_BEST:g})",
         source="BUZZ Fig. 4, Remark 2",
-        how="paired with the tried ratio nearest to the rule: fails if the error at another ratio lies below"
-        " it with its 95 % interval, holds if none does and both ends lie above",
+        how="paired with the tried ratio nearest to the rule, Holm’s correction over the others: fails if the"
+        " error at another ratio is surely lower, holds if at none and surely higher at both ends",
         outcome=outcome,
         numbers=f"at {chosen:.2f}: {means[chosen]:.4g}; significantly lower at {listed(below)}; higher at"
         f" {listed(above)}; means {', '.join(f'{ratio:.1f}: {value:.3f}' for ratio, value in means.items())}",

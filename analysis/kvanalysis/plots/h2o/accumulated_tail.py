@@ -8,8 +8,8 @@ import pandas as pd
 from ...drawing.curve_axes import Axis
 from ...drawing.curves import Sheet, curves_picture
 from ...stats.clustering import attention_note, scores_of
-from ...stats.intervals import mean_interval
-from ...stats.verdict import Verdict, above_zero, outcome_of
+from ...stats.intervals import mean_interval, over_units
+from ...stats.verdict import RULE, Verdict, above
 
 NULL = "uniform causal attention"
 SHARES = {
@@ -151,18 +151,15 @@ def heavier_than_null(shares):
     """Heavy-tailed means more than the null; over heads, for the top 20 %."""
     rows = shares[shares["top"] == TOP[-1]]
     rows = rows.assign(share=rows["heads"].fillna(rows["share"]))
-    by_layer = {
-        layer: mean_interval(part["share"] - part["null"])[0] for layer, part in rows.groupby("layer")
-    }
-    excess, low, high = mean_interval((rows["share"] - rows["null"]).to_numpy())
-    above = sum(value > 0 for value in by_layer.values())
-    outcome = outcome_of(low > 0 and above == len(by_layer), high < 0, np.isfinite(low))
+    beyond = over_units(rows, "share") - over_units(rows, "null")
+    by_layer = beyond.groupby(level="layer").mean()
+    excess, low, high = mean_interval(beyond)
     return Verdict(
         claim="a small set of tokens receives most attention in every layer",
         source="H2O Fig. 2b, section 3",
-        how="share of the top 20 % minus that under uniform causal attention: 95 % interval over heads above"
-        " zero, and the mean above zero in every layer",
-        outcome=outcome,
+        how="share of the top 20 % minus that under uniform causal attention, claimed above zero:"
+        f" {RULE}; the means of all layers stand beside it",
+        outcome=above([(low, high)]),
         numbers=f"excess {excess:+.2f} [{low:+.2f}, {high:+.2f}]; "
         + ", ".join(f"L{layer} {value:+.2f}" for layer, value in by_layer.items()),
     )
@@ -174,14 +171,13 @@ def decays_like_power(table):
         name: table[table["measure"] == name].set_index(["prompt", "layer", "kv_head"])["value"].astype(float)
         for name in ("log_log_r2", "exponential_r2", "log_log_slope")
     }
-    more, low, high = mean_interval((values["log_log_r2"] - values["exponential_r2"]).dropna().to_numpy())
-    outcome = above_zero(low, high)
+    more, low, high = mean_interval((values["log_log_r2"] - values["exponential_r2"]).dropna())
     return Verdict(
         claim="sorted scores fall like a power of the rank rather than exponentially",
         source="H2O Fig. 2b",
-        how="R² of the log-log fit minus R² of the exponential fit: 95 % interval over heads above zero;"
+        how=f"R² of the log-log fit minus R² of the exponential fit, claimed above zero: {RULE};"
         " this compares two fits and does not establish a power law",
-        outcome=outcome,
+        outcome=above([(low, high)]),
         numbers=f"R² {values['log_log_r2'].mean():.2f} against {values['exponential_r2'].mean():.2f},"
         f" difference {more:+.2f} [{low:+.2f}, {high:+.2f}]; slope {values['log_log_slope'].mean():.2f}",
     )

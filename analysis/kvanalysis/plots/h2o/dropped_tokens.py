@@ -2,7 +2,7 @@
 
 from ...drawing.curve_axes import ERROR, Axis
 from ...drawing.curves import Sheet, curves_picture
-from ...stats.claims import judge_all
+from ...stats.claims import claims_judged
 from ...stats.intervals import head_points
 from ...stats.words import BAND_NOTE, replay_note
 
@@ -35,7 +35,7 @@ def draw(run, points):
 
 
 def claims(run, _points):
-    return judge_all(run, run.frame())
+    return claims_judged(run, run.frame())
 
 
 def _rows(run):

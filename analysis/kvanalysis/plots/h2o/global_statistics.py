@@ -6,9 +6,9 @@ import pandas as pd
 from ...drawing.curve_axes import ERROR, Axis
 from ...drawing.curves import Sheet, curves_picture
 from ...errors import ResultsError
-from ...stats.claims import judge_all, select
-from ...stats.intervals import head_points, mean_interval, used_rows
-from ...stats.verdict import Verdict, outcome_of
+from ...stats.claims import claims_judged, select
+from ...stats.intervals import head_points, mean_interval, over_units, used_rows
+from ...stats.verdict import RULE, Verdict, above
 from ...stats.words import BAND_NOTE, replay_note
 
 LABELS = {
@@ -35,7 +35,7 @@ def draw(_run, found):
 
 
 def claims(run, found):
-    return [*judge_all(run, run.frame()), overlap_verdict(found[1])]
+    return [*claims_judged(run, run.frame()), overlap_verdict(found[1])]
 
 
 def errors(rows):
@@ -120,7 +120,7 @@ def overlap(rows, overlaps):
     for what, panel in (("overlap", "all attended tokens"), ("beyond", "without the recent window")):
         part = overlaps[overlaps["label"] != "recent tokens only"] if what == "beyond" else overlaps
         for (label, budget), group in part.groupby(["label", "budget_tokens"], sort=True):
-            mean, low, high = mean_interval(group[what].to_numpy())
+            mean, low, high = mean_interval(over_units(group, what))
             frames.append({"panel": panel, "label": label, "x": budget, "y": mean, "low": low, "high": high})
     for budget, group in overlaps[overlaps["label"] == LOCAL].groupby("budget_tokens"):
         frames.append(
@@ -143,20 +143,19 @@ def overlap(rows, overlaps):
 
 def overlap_verdict(overlaps):
     rows = overlaps[overlaps["label"] == LOCAL]
-    texts, above, below, known = [], 0, 0, False
+    texts, intervals = [], []
     for budget, group in rows.groupby("budget_tokens"):
-        excess, low, high = mean_interval((group["beyond"] - group["chance"]).to_numpy())
-        above, below, known = above + (low > 0), below + (high < 0), known or np.isfinite(low)
+        excess, low, high = mean_interval(over_units(group, "beyond") - over_units(group, "chance"))
+        intervals.append((low, high))
         texts.append(
             f"B={budget}: {group['beyond'].mean():.2f}, by chance {group['chance'].mean():.2f}"
             f" ({excess:+.2f} [{low:+.2f}, {high:+.2f}])"
         )
-    outcome = outcome_of(above == len(texts), below == len(texts), known)
     return Verdict(
         claim="local scores find the heavy hitters of the whole text",
         source="H2O Fig. 2d",
-        how="overlap of the heavy tokens (without the recent window) minus that of random sets: 95 %"
-        " interval over heads above zero at every budget",
-        outcome=outcome,
+        how="overlap of the heavy tokens (without the recent window) minus that of random sets, claimed"
+        f" above zero, at every budget: {RULE}",
+        outcome=above(intervals),
         numbers="; ".join(texts),
     )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ...plots import pictures_of
-from ...stats.claims import judge_all
+from ...stats.claims import claims_judged
 from ...stats.intervals import by_trace, used_rows
 from ..run import error_vs_budget
 
@@ -23,7 +23,7 @@ def draw(_run, frame):
 
 def claims(run, frame):
     """Verdicts on options.claims, as stats.claims says."""
-    return judge_all(run, frame)
+    return claims_judged(run, frame)
 
 
 def caption(rows):

@@ -9,7 +9,7 @@ from matplotlib.colors import LogNorm
 from ...drawing.curves import make_room
 from ...drawing.saving import Picture
 from ...drawing.style import finish, new_figure
-from ...stats.claims import judge_all, select
+from ...stats.claims import claims_judged, select
 from ...stats.intervals import head_points
 from ...stats.words import replay_note
 
@@ -33,7 +33,7 @@ def draw(run, found):
 
 
 def claims(run, _found):
-    return judge_all(run, run.frame())
+    return claims_judged(run, run.frame())
 
 
 def table_of(wanted, frame):

@@ -54,7 +54,7 @@ def means(frame, measures):
     for measure in measures:
         units = unit_means(used, [measure], ["budget_tokens", "label"])[measure].dropna()
         for key, values in units.groupby(level=["budget_tokens", "label"]):
-            mean, low, high = mean_interval(values.to_numpy())
+            mean, low, high = mean_interval(values)
             rows.append((measure, *key, mean, low, high, len(values), int(cells[key])))
     columns = ["measure", "budget_tokens", "label", "mean", "low", "high", "n_heads", "n_cells"]
     table = pd.DataFrame(rows, columns=columns)

@@ -9,7 +9,7 @@ import pandas as pd
 from ...data.arrays import Arrays
 from ...errors import ResultsError
 from ...stats.families import has_values
-from ...stats.intervals import UNIT, mean_intervals, unit_means
+from ...stats.intervals import UNIT, blocks_of, mean_intervals, unit_means
 
 QUARTERS = [f"rel_err_quarter_{part}" for part in (1, 2, 3, 4)]
 SHARE = 16  # the rolling window is this share of the rows
@@ -49,7 +49,8 @@ def _rolling(rows, saved):
     parts = []
     for label, units in by_label.items():
         smooth = np.stack([_smooth(np.mean(seeds, axis=0), window)[kept] for seeds in units.values()])
-        parts.append(_part(label, shared[kept], smooth))
+        layers = pd.MultiIndex.from_tuples(units, names=UNIT)
+        parts.append(_part(label, shared[kept], smooth, blocks_of(layers)))
     return pd.concat(parts, ignore_index=True), window
 
 
@@ -88,13 +89,16 @@ def _smooth(error, window):
 def _quarters(rows):
     units = unit_means(rows, QUARTERS, ["label"]).dropna()
     return pd.concat(
-        [_part(label, np.arange(1, 5), own.to_numpy()) for label, own in units.groupby(level="label")],
+        [
+            _part(label, np.arange(1, 5), own.to_numpy(), blocks_of(own.index))
+            for label, own in units.groupby(level="label")
+        ],
         ignore_index=True,
     )
 
 
-def _part(label, position, values):
-    mean, low, high = mean_intervals(values)
+def _part(label, position, values, blocks):
+    mean, low, high = mean_intervals(values, blocks)
     return pd.DataFrame(
         {
             "label": label,

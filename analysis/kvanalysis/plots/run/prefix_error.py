@@ -33,7 +33,7 @@ def data(run):
         units = unit_means(rows, [WHOLE, PREFIX])
         row = {"budget_tokens": budget, "label": label, "n_units": len(units)}
         for name in (WHOLE, PREFIX):
-            row[name], row[f"{name}_low"], row[f"{name}_high"] = mean_interval(units[name].to_numpy())
+            row[name], row[f"{name}_low"], row[f"{name}_high"] = mean_interval(units[name])
         found.append(row | {"ratio": row[PREFIX] / row[WHOLE] if row[WHOLE] > LEAST else float("nan")})
     return pd.DataFrame(found) if found else None
 

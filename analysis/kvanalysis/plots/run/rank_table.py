@@ -19,7 +19,7 @@ from ...stats.families import (
     unit_table,
 )
 from ...stats.format import interval, significant
-from ...stats.intervals import LEVEL, RESAMPLES, mean_interval
+from ...stats.intervals import LEVEL, holm, mean_interval
 from ...stats.paired import compare_units
 from .rank_panels import draw_matrix, draw_ranks
 
@@ -57,8 +57,7 @@ def draw(run, found):
 def rank_rows(own, pairs):
     """Per budget and label of one family: mean rank over the heads that all labels have, and its interval.
 
-    Rank 1 has the least error; equal errors share their mean rank. Every label has the same heads and the
-    same bootstrap draws, so the intervals are paired.
+    Rank 1 has the least error; equal errors share their mean rank. Every label has the same heads.
     """
     found = []
     for budget in budgets_of(own):
@@ -67,7 +66,7 @@ def rank_rows(own, pairs):
             continue
         ranks = errors.rank(axis=1, method="average")
         for label in ranks:
-            mean, low, high = mean_interval(ranks[label].to_numpy())
+            mean, low, high = mean_interval(ranks[label])
             found.append(
                 {"family": own["family"].iloc[0], "budget_tokens": budget, "label": label, "mean_rank": mean,
                  "rank_low": low, "rank_high": high, "n_methods": errors.shape[1], "n_units": len(errors),
@@ -93,9 +92,8 @@ def pair_table(own):
     found = []
     for budget in budgets_of(own):
         errors = unit_table(at_budget(own, budget))
-        values = {label: errors[label].to_numpy(dtype=float) for label in errors}
-        for first, second in combinations(values, 2):
-            result = compare_units(values[first], values[second])
+        for first, second in combinations(errors, 2):
+            result = compare_units(errors[first], errors[second])
             if result:
                 found.append(_pair_row(own["family"].iloc[0], budget, first, second, result))
     return pd.DataFrame(found)
@@ -106,7 +104,7 @@ def _pair_row(family, budget, first, second, result):
         "family": family, "budget_tokens": budget, "first": first, "second": second,
         "n_units": result.n_units,
         "first_error": result.first, "second_error": result.second, "difference": result.difference,
-        "difference_low": result.low, "difference_high": result.high, "ratio": result.ratio,
+        "difference_low": result.low, "difference_high": result.high, "p": result.p, "ratio": result.ratio,
         "wins": result.wins, "ties": result.ties, "losses": result.losses,
     }  # fmt: skip
 
@@ -121,11 +119,8 @@ def _matrix(run, family, rivals, pairs):
 
 
 def _decided(pairs):
-    sure = (pairs["difference_high"] < 0) | (pairs["difference_low"] > 0)
-    return (
-        f"{int(sure.sum())} of m = {len(pairs)} pairs have a paired {LEVEL:.0%} interval of the difference"
-        f" that excludes 0; without any difference about {(1 - LEVEL) * len(pairs):.1f} would."
-    )
+    sure = holm(pairs["p"]) < 1 - LEVEL
+    return f"{int(sure.sum())} of m = {len(pairs)} pairs are told apart (Holm over all of them, {LEVEL:.0%})."
 
 
 def _matrix_note(run, own, family, budget):
@@ -145,7 +140,7 @@ def _note(run, pairs):
         [
             run.note,
             "Rank 1 has the least error on a head; the grey line is the middle rank."
-            f" Bars: paired {LEVEL:.0%} bootstrap over heads ({RESAMPLES} resamples, the same for all).",
+            f" Bars: {LEVEL:.0%} intervals over layers.",
             *(
                 f"{family}: {meaning}."
                 for family, meaning in FAMILIES.items()

@@ -10,8 +10,8 @@ from ...drawing.panel_grid import say_nothing_to_draw
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, DASHED, DOTTED, finish, new_figure, styles_for
 from ...errors import FigureError
-from ...stats.intervals import UNIT, mean_interval, used_rows
-from ...stats.verdict import UNDECIDED, Verdict, outcome_of
+from ...stats.intervals import UNIT, mean_interval, over_units, used_rows
+from ...stats.verdict import UNDECIDED, Verdict, of_counts
 from ...stats.words import replay_note
 
 MEASURES = (
@@ -40,7 +40,7 @@ def averages(rows):
     """Per (delta_rel, epsilon): means over heads, the largest maximum, the interval of the mean epsilon."""
     groups = rows.groupby(["delta_rel", "epsilon"])
     table = groups[[*MEASURES, *THEORY, "s", "t", "clusters", "bound_capped", "n_tokens"]].mean()
-    bands = {key: mean_interval(group["eps_spectral_mean"].to_numpy())[1:] for key, group in groups}
+    bands = {key: mean_interval(over_units(group, "eps_spectral_mean"))[1:] for key, group in groups}
     table["low"], table["high"] = np.transpose([bands[key] for key in table.index])
     return table.assign(largest=groups["eps_spectral_max"].max(), n_heads=groups.size()).reset_index()
 
@@ -136,7 +136,7 @@ def _draw_asked(axes, rows, styles):
 def _note(frame, rows):
     return (
         f"{replay_note(frame)} Epsilon: ||z - o|| / (||x|| ||V||), spectral norm; means over queries and"
-        " heads, bands 95 % bootstrap over heads; curves of several delta may coincide. Last panel: one mark"
+        " heads, bands 95 % over layers; curves of several delta may coincide. Last panel: one mark"
         " a head, at the largest epsilon, which asks for the least. t and s follow from the theorem with"
         f" constants 1; t is cut to {rows['t'].max():.0f}, s to {rows['s'].max():.0f}."
     )
@@ -178,7 +178,7 @@ def _bound(rows):
         )
         return Verdict(claim, SOURCE, how, UNDECIDED, text)
     good = shares >= SURE
-    outcome = outcome_of(good.all(), not good.any())
+    outcome = of_counts(int(good.sum()), len(good))
     text = f"at least {SURE} in {good.sum()} of {len(good)} settings, smallest share {shares.min():.3f}"
     capped = int((rows.loc[shares.index, "bound_capped"] > 0).sum())
     cut = f"; t or s cut below what the theorem asks for in {capped} of {len(good)}" if capped else ""
@@ -202,6 +202,6 @@ def _asked(rows):
 
 
 def _fewer(claim, what, less, text):
-    outcome = outcome_of(less.all(), not less.any(), not less.empty)
+    outcome = of_counts(int(less.sum()), len(less))
     how = f"{what}, per head and setting: all below holds, none fails, else mixed"
     return Verdict(claim, SOURCE, how, outcome, f"below n in {less.sum()} of {len(less)} settings; {text}")

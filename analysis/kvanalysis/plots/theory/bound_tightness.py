@@ -23,7 +23,7 @@ MEASURES = ["log_slack", *NEEDED[2:], "bound_log10_tokens", "log10_held", "log10
 GREY, RING = "#555555", "#000000"
 NOTE = (
     "Slack: promised over measured epsilon, in the norm of the method's theorem; geometric mean over heads."
-    " Share: of (query head, row) pairs with the error within the bound. Bars: 95 % bootstrap over heads,"
+    " Share: of (query head, row) pairs with the error within the bound. Bars: 95 % intervals over layers,"
     " seeds averaged first. Dotted: slack 1; the probability that the theorem allows; as many rows as it asks"
     " for with the constants that were configured."
 )

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from ...drawing.log_ticks import plain_log, subs_for, ticks_at
 from ...drawing.saving import Picture, in_grid
 from ...drawing.style import DASHED, DOTTED, styles_for
-from ...stats.verdict import Verdict, near, outcome_of
+from ...stats.verdict import RULE, Verdict, judge, near
 from ...stats.words import replay_note
 from .epsilon_points import THEOREMS, points, slope_text, swept
 
@@ -20,7 +20,7 @@ TOLERANCE = 0.25  # of an exponent
 GREY = "#555555"
 NOTE = (
     "Error: the left side of the method's theorem, mean over heads and rows: |z-o|/(|x| |V|op) for SubGen,"
-    " |z-o|/(|x| |V|F) for BalanceKV. Bands: 95 % bootstrap over heads, seeds averaged first. Dotted: error ="
+    " |z-o|/(|x| |V|F) for BalanceKV. Bands: 95 % over layers, seeds averaged first. Dotted: error ="
     " epsilon, and theory's exponent through the mean of the points (-2 SubGen, -1 BalanceKV, whose batch is"
     " a constant over epsilon)."
 )
@@ -49,7 +49,7 @@ def draw(run, table):
 def claims(run, table):
     titles, groups = run.option("data"), table.groupby(["step", "curve"], sort=False)
     of_each = [(f"{titles[step]}, {curve}", rows) for (step, curve), rows in groups]
-    return [judge(name, rows) for name, rows in of_each for judge in (_promise, _price)]
+    return [verdict(name, rows) for name, rows in of_each for verdict in (_promise, _price)]
 
 
 def _swept(run, step):
@@ -126,14 +126,13 @@ def _caption(table, titles):
 
 
 def _promise(name, rows):
-    below, above = (rows["error_high"] <= rows["epsilon"]).all(), (rows["error_low"] > rows["epsilon"]).any()
+    margins = zip(rows["error_low"] - rows["epsilon"], rows["error_high"] - rows["epsilon"], strict=True)
     means = zip(rows["epsilon"], rows["error"], rows["error_max"], strict=True)
     return Verdict(
         claim=f"{name}: the mean error stays below epsilon",
         source=THEOREMS[rows["method"].iloc[0]][2],
-        how="the 95 % interval of the mean error is at most epsilon at every epsilon; does not if it lies"
-        " above at one, else mixed; sizes may be capped",
-        outcome=outcome_of(below, above, rows["error_low"].notna().all()),
+        how=f"95 % interval of the mean error less epsilon, at every epsilon: {RULE}; sizes may be capped",
+        outcome=judge(margins),
         numbers="; ".join(f"epsilon {e:g}: mean {mean:.3g}, maximum {most:.2g}" for e, mean, most in means),
     )
 
@@ -145,7 +144,7 @@ def _price(name, rows):
         claim=f"{name}: memory grows as error^{row['theory_slope']:g}",
         source=THEOREMS[row["method"]][2],
         how="the interval over heads of the exponent of bytes in the measured error lies within"
-        f" {TOLERANCE:g} of it; mixed if it only reaches into that range",
+        f" {TOLERANCE:g} of it; not decided if it only reaches into that range",
         outcome=near(row["theory_slope"], low, high, TOLERANCE),
         numbers=f"error^{slope_text(row, 'bytes_by_error')}; by its sizes epsilon^{slope_text(row, 'bytes')}",
     )

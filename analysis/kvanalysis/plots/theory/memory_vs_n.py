@@ -14,7 +14,7 @@ from ...drawing.style import DOTTED, styles_for
 from ...errors import FigureError
 from ...stats.fits import fit, slope
 from ...stats.intervals import mean_interval, unit_means, used_rows
-from ...stats.verdict import UNDECIDED, Verdict, near, outcome_of
+from ...stats.verdict import UNDECIDED, Verdict, judge, near
 from ...stats.words import replay_note
 
 # Shape of the stored rows in n, up to a factor, and its words. Sources: H2O and StreamingLLM: heavy + recent,
@@ -54,7 +54,7 @@ def draw(run, points):
         [*(_legend_text(points, label) for label in styles), "theory, through the mean of the points"],
     )
     text = (
-        f"{_note(frame)} Exponent: least squares on logarithms for every head, mean and 95 % bootstrap over"
+        f"{_note(frame)} Exponent: least squares on logarithms for every head, mean and 95 % interval over"
         " heads. Peak sizes; bytes include weights and scores."
     )
     if frame["label"].str.contains("delta_rel").any():
@@ -175,16 +175,14 @@ def _as_promised(row, source):
         claim=f"{row['label']}: stored tokens grow as {row['theory']}",
         source=source,
         how=f"the interval of the fitted exponent lies within {TOLERANCE:g} of that of theory's line over the"
-        f" same n, {row['theory_exponent']:.2f}; does not if all of it lies outside, else mixed",
+        f" same n, {row['theory_exponent']:.2f}; does not if all of it lies outside, else not decided",
         outcome=near(row["theory_exponent"], row["exponent_low"], row["exponent_high"], TOLERANCE),
         numbers=f"n^{_interval(row)}",
     )
 
 
 def _sublinear(label, fitted, source):
-    outcome = UNDECIDED
-    if fitted is not None and np.isfinite(fitted.low):
-        outcome = outcome_of(fitted.high < 1 - TOLERANCE, fitted.low >= 1 - TOLERANCE)
+    outcome = UNDECIDED if fitted is None else judge([(fitted.low, fitted.high)], 1 - TOLERANCE)
     return Verdict(
         claim=f"{label}: the number of clusters m(n) is o(n), so memory is sub-linear",
         source="SubGen, Theorem 1",

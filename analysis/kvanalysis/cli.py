@@ -1,4 +1,4 @@
-"""`kvanalysis report|figures|table|parquet|epsilon|confirm OUT`, `kvanalysis figure|sweep CONFIG`.
+"""`kvanalysis report|figures|table|compare|parquet|epsilon|confirm OUT`, `kvanalysis figure|sweep CONFIG`.
 
 Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results, 130 interrupted. A step of a
 figure or a round of a sweep that failed gives its own.
@@ -48,9 +48,9 @@ def _parser():
     )
     parser.add_argument("--version", action="version", version=f"kvanalysis {__version__}")
     parsers = parser.add_subparsers(
-        required=True, metavar="report|figures|figure|table|parquet|sweep|epsilon|confirm"
+        required=True, metavar="report|figures|figure|table|compare|parquet|sweep|epsilon|confirm"
     )
-    for add in (_of_results, _figure, _sweep, _epsilon, _confirm):
+    for add in (_of_results, _compare, _figure, _sweep, _epsilon, _confirm):
         add(parsers)
     return parser
 
@@ -77,6 +77,17 @@ def _of_config(add, overridden):
     """Options of what replays a configuration."""
     add("--trace", action="append", default=[], metavar="FILE", type=Path, help="instead of its traces")
     add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help=f"override of {overridden}")
+
+
+def _compare(parsers):
+    text = "which method loses least at equal bytes, and which are told apart"
+    add = _command(parsers, commands.compare, text)
+    shares = "shares of the full cache's bytes: 20%% or 10%%,20%%,40%%"
+    add("--at", required=True, metavar="SHARES", help=shares)
+    add("--layers", metavar="LIST", help="these layers only: 7 or 0,15-29")
+    less = "what is compared: error (default), cosine, or a column of the table in which less is better"
+    add("--measure", default="error", metavar="NAME", help=less)
+    add("--phase", choices=("stream", "oneshot"), help="methods of this phase only")
 
 
 def _figure(parsers):

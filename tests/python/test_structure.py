@@ -171,11 +171,12 @@ def test_the_page_on_methods_says_what_each_hook_is_for():
 
 ANALYSIS = ROOT / "analysis/kvanalysis"
 # The rooms of the Python side: tables become numbers, numbers become pictures, pictures become pages.
-NUMBERS = {"stats", "budgets", "predict"}
+NUMBERS = {"stats", "budgets", "answer", "predict"}
 MAY_IMPORT = {
     "data": set(),
     "stats": {"data"},
     "budgets": {"data", "stats"},
+    "answer": {"data", "stats"},
     "predict": {"data", "stats"},
     "drawing": {"stats"},
     "plots": {"data", *NUMBERS, "drawing"},

@@ -100,10 +100,11 @@ def block_errors(values: np.ndarray, blocks=None) -> tuple[np.ndarray, np.ndarra
 def blocks_of(index: pd.Index) -> np.ndarray:
     """[units] number of the block of each unit of an index with levels of UNIT; every unit is its own block
     where the index has none of BLOCK."""
-    names = [name for name in BLOCK if name in index.names]
-    if not names:
+    places = {name: place for place, name in enumerate(index.names) if name in BLOCK}
+    if not places:
         return np.arange(len(index))
-    return index.to_frame(index=False).groupby(names, sort=False).ngroup().to_numpy()
+    levels = [index.get_level_values(place) for place in places.values()]
+    return pd.MultiIndex.from_arrays(levels).factorize()[0]
 
 
 def two_sided_p(mean: float, error: float, freedom: float) -> float:

@@ -1,0 +1,149 @@
+"""Methods ranked at equal bytes, and which of them are told apart."""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+
+from ..errors import ResultsError, UserError
+from ..stats.families import STREAM, families
+from ..stats.intervals import LEVEL, UNIT, holm, mean_interval, used_rows
+from ..stats.paired import Comparison, compare_units
+from .measures import MAIN, column_of
+from .reached import Reached, Unreached, reached
+from .selection import of_layers
+
+RANKING = [
+    *("label", "family", "error", "low", "high", "share", "difference", "difference_low", "difference_high"),
+    *("p", "decided", "how", "equals"),
+]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Who loses least at `share` of the full cache's bytes.
+
+    `ranking`, a row a method, the least loss first, then those that cannot be compared: `label`, `family`
+    (stats.families), `error` with its 95 % interval `low`, `high`, the `share` that it really takes,
+    `difference` to the first with its interval (positive: it loses more), `p` after Holm's correction over
+    all pairs, `decided` (told apart from the first), `how` the number was found or why there is none, and
+    `equals`: labels with the same numbers on every head, which count as one contender.
+    """
+
+    share: float
+    measure: str
+    ranking: pd.DataFrame
+    n_pairs: int
+    n_units: int
+    n_blocks: int
+    n_texts: int
+    layers: tuple[int, ...]
+    model: str
+    n_seeds: int
+
+    @property
+    def compared(self) -> pd.DataFrame:
+        """The rows of the ranking that have a number."""
+        return self.ranking[self.ranking["error"].notna()]
+
+    @property
+    def best(self) -> str | None:
+        """The label with the least loss, whether or not the lead is sure; None where none can be compared."""
+        return None if self.compared.empty else str(self.compared["label"].iloc[0])
+
+    @property
+    def winner_decided(self) -> bool:
+        """Whether the first is told apart from every other."""
+        return len(self.compared) > 1 and bool(self.compared["decided"].iloc[1:].all())
+
+
+def compare_at(
+    frame: pd.DataFrame,
+    share: float,
+    *,
+    layers: list[int] | None = None,
+    measure: str = MAIN,
+    phase: str | None = None,
+) -> Answer:
+    """The Answer of `load`'s table at a share of the full cache's bytes, (0, 1].
+
+    `layers`: all, or those named; `measure`: a column in which less is better, or "cosine"; `phase`: "stream"
+    or "oneshot" alone. Oracles and methods that store every token do not compete. Raises UserError or
+    ResultsError where there is nothing to compare.
+    """
+    rows, column = _rivals(of_layers(frame, layers), phase), column_of(frame, measure)
+    found = {label: reached(own, share, column) for label, own in rows.groupby("label", sort=True)}
+    numbers = {label: each.values for label, each in found.items() if isinstance(each, Reached)}
+    values, equals = _distinct(numbers)
+    pairs = {
+        (a, b): compared
+        for a, b in combinations(values, 2)
+        if (compared := compare_units(values[a], values[b])) is not None
+    }
+    family = rows.groupby("label")["family"].first()
+    ranking = pd.DataFrame(_rows(found, values, equals, pairs, family), columns=RANKING)
+    units = next(iter(values.values())).index if values else pd.MultiIndex.from_tuples([], names=UNIT)
+    return Answer(
+        share=share,
+        measure=column,
+        ranking=ranking,
+        n_pairs=len(pairs),
+        n_units=len(units),
+        n_blocks=len(units.droplevel("kv_head").unique()),
+        n_texts=len(units.droplevel(["layer", "kv_head"]).unique()),
+        layers=tuple(sorted({int(layer) for layer in rows["layer"]})),
+        model=str(rows["model"].iloc[0]),
+        n_seeds=int(rows.groupby(["label", "budget_tokens", *UNIT], dropna=False).size().max()),
+    )
+
+
+def _rivals(frame: pd.DataFrame, phase: str | None) -> pd.DataFrame:
+    """Finished rows of the methods that compete, with their `family`."""
+    used = used_rows(frame)
+    used = used[~used["oracle"] & (used["method"] != "exact")]
+    if used.empty:
+        raise ResultsError("no finished cell of a method that compresses: there is nothing to compare")
+    if used["model"].nunique() > 1:
+        names = ", ".join(sorted(used["model"].unique()))
+        raise UserError(f"results of several models cannot be ranked together: {names}; compare each alone")
+    family = families(used)["family"].groupby(used["label"]).first()
+    used = used.assign(family=used["label"].map(family).fillna(STREAM))
+    return used if phase is None else used[used["family"] == phase]
+
+
+def _distinct(values: dict[str, pd.Series]) -> tuple[dict[str, pd.Series], dict[str, list[str]]]:
+    """(values of one label of each group with equal numbers on all heads, {label: the others})."""
+    groups: dict[bytes, list[str]] = {}
+    for label, own in values.items():
+        groups.setdefault(own.sort_index().to_numpy().tobytes(), []).append(label)
+    kept = {min(labels, key=len): sorted(labels) for labels in groups.values()}
+    return {label: values[label] for label in kept}, {
+        label: [other for other in labels if other != label] for label, labels in kept.items()
+    }
+
+
+def _rows(found, values, equals, pairs: dict[tuple[str, str], Comparison], family):
+    adjusted = dict(zip(pairs, holm([pair.p for pair in pairs.values()]), strict=True))
+    ranked = sorted(values, key=lambda label: (values[label].mean(), label))
+    for label in ranked:
+        error, low, high = mean_interval(values[label])
+        row = {"label": label, "family": family[label], "error": error, "low": low, "high": high}
+        row |= {"share": found[label].share, "how": found[label].how, "equals": ", ".join(equals[label])}
+        yield row | _against(ranked[0], label, pairs, adjusted)
+    for label, each in found.items():
+        if isinstance(each, Unreached):
+            yield {"label": label, "family": family[label], "decided": False, "how": each.why, "equals": ""}
+
+
+def _against(best: str, label: str, pairs, adjusted) -> dict[str, object]:
+    """Label minus best."""
+    forward = (label, best) in pairs
+    key = (label, best) if forward else (best, label)
+    if key not in pairs:
+        return {"decided": False}
+    pair, sign = pairs[key], 1 if forward else -1
+    ends = sorted((sign * pair.low, sign * pair.high)) if np.isfinite(pair.low) else (np.nan, np.nan)
+    p = adjusted[key]
+    return {"difference": sign * pair.difference, "difference_low": ends[0], "difference_high": ends[1],
+            "p": p, "decided": bool(p < 1 - LEVEL)}  # fmt: skip

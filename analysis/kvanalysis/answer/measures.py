@@ -1,0 +1,40 @@
+"""Measures that methods are compared by: columns of results.csv where less is better, or one minus them."""
+
+import re
+
+import pandas as pd
+
+from ..errors import UserError
+
+MAIN = "rel_err_out_mean"
+ERROR, COSINE = "error", "cosine"
+SHORT = {ERROR: MAIN, COSINE: "cosine_mean"}
+# Larger is better: one minus them is compared.
+FROM_ONE = {
+    "cosine_mean": "cosine distance",
+    "kept_mass_mean": "missing mass",
+    "mass_recall": "missed mass of the best tokens",
+    "index_recall": "missed share of the best tokens",
+}
+WORDS = {MAIN: "mean relative error", "rel_err_out_p95": "95 % quantile of the relative error", **FROM_ONE}
+COMPARABLE = re.compile(r"(rel_err|eps|partition_err|log_partition_err)_\w+|rmse")
+
+
+def column_of(frame: pd.DataFrame, measure: str) -> str:
+    """The column of a measure's name or short name. Raises UserError with those that there are."""
+    name = SHORT.get(measure, measure)
+    known = [each for each in frame.select_dtypes("float") if each in FROM_ONE or COMPARABLE.fullmatch(each)]
+    if name in known and frame[name].notna().any():
+        return name
+    there = ", ".join([*SHORT, *(each for each in known if frame[each].notna().any())])
+    raise UserError(f"--measure {measure}: no measure of these results in which methods compete: {there}")
+
+
+def words_of(column: str) -> str:
+    """What is compared, in words."""
+    return WORDS.get(column, column)
+
+
+def loss(values: pd.Series, column: str) -> pd.Series:
+    """The measure so that less is better."""
+    return 1 - values if column in FROM_ONE else values

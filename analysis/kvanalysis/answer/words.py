@@ -1,0 +1,172 @@
+"""An answer in words: one sentence that can be quoted, what limits it, and its table."""
+
+import numpy as np
+from scipy.special import stdtrit
+
+from ..stats.families import ONESHOT, STREAM
+from ..stats.format import ABSENT, aligned, interval, percent, significant
+from ..stats.intervals import FEWEST_BLOCKS, LEVEL
+from ..stats.words import count
+from .compare import Answer
+from .measures import MAIN, words_of
+from .selection import layer_words
+
+NAMED = 4  # labels that a sentence lists; more are counted
+MOST_LAYERS = 200  # beyond, more layers are no advice
+HEADER = ("method", "loss", "95 % interval", "% of full", "more than the first", "95 % of that", "p", "apart",
+          "phase", "how")  # fmt: skip
+
+
+def sentence(answer: Answer) -> str:
+    """Who loses least, by how much, and whether that is sure."""
+    rows, where = answer.compared, f"At {100 * answer.share:.3g} % of the full cache’s bytes"
+    if rows.empty:
+        return f"{where} none of these methods was replayed."
+    first, others = rows.iloc[0], rows.iloc[1:]
+    what = f"{words_of(answer.measure)} {significant(first['error'])} over {_evidence(answer)}"
+    if others.empty:
+        return f"{where} {first['label']} alone was replayed ({what})."
+    if others["decided"].all():
+        second = others.iloc[0]
+        ends = interval(second["difference_low"], second["difference_high"])
+        lead = f"{significant(second['difference'])} [{ends}] less than {second['label']}"
+        return (
+            f"{where} {first['label']} loses least ({what}): {lead}, the next, and all others are told apart."
+        )
+    sure, unsure = others[others["decided"]], others[~others["decided"]]
+    near = _listed([f"{row.label} (+{significant(row.difference)})" for row in unsure.itertuples()])
+    more = f"; {_listed(sure['label'])} {_lose(sure)} more for sure" if len(sure) else ""
+    return f"{where} {first['label']} has the least loss ({what}), but is not told apart from {near}{more}."
+
+
+def _evidence(answer: Answer) -> str:
+    texts = f", {count(answer.n_texts, 'text')}, {answer.model.split('/')[-1] or 'unnamed model'}"
+    return f"{count(answer.n_units, 'kv head')} of {count(len(answer.layers), 'layer')}{texts}"
+
+
+def _lose(rows) -> str:
+    return "loses" if len(rows) == 1 else "lose"
+
+
+def _listed(labels) -> str:
+    labels = list(labels)
+    more = len(labels) - NAMED
+    if more > 1:
+        return f"{', '.join(labels[:NAMED])} and {more} others"
+    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+
+
+def caveats(answer: Answer) -> list[str]:
+    """What a reader must know before quoting the sentence; each is one sentence."""
+    rows = answer.compared
+    return [
+        *_few_blocks(answer, rows),
+        *_chosen_afterwards(answer, rows),
+        *_more_layers(answer, rows),
+        f"Layers of {count(answer.n_texts, 'text')} are no evidence on other texts or models.",
+        *_interpolated(rows),
+        *_left_out(answer),
+        *_both_phases(rows),
+        *_main_measure(answer),
+    ]
+
+
+def _few_blocks(answer: Answer, rows) -> list[str]:
+    if answer.n_blocks >= FEWEST_BLOCKS or len(rows) < 2:
+        return []
+    return [
+        f"With {count(answer.n_blocks, 'layer')} nothing can be told apart: it takes {FEWEST_BLOCKS}, since"
+        " heads of one layer err alike."
+    ]
+
+
+def _chosen_afterwards(answer: Answer, rows) -> list[str]:
+    if len(rows) < 2:
+        return []
+    return [
+        f"The first was picked afterwards out of {len(rows)}: told apart is what a paired t test over layers"
+        f" leaves after Holm’s correction over {count(answer.n_pairs, 'pair')} at {100 * (1 - LEVEL):.0f} %."
+    ]
+
+
+def _more_layers(answer: Answer, rows) -> list[str]:
+    """How many layers like these would tell the first from the next."""
+    if len(rows) < 2 or rows["decided"].iloc[1] or answer.n_blocks < FEWEST_BLOCKS:
+        return []
+    second = rows.iloc[1]
+    half = (second["difference_high"] - second["difference_low"]) / 2
+    if not half > 0 or not second["difference"] > 0:
+        return []
+    deviation = half / stdtrit(answer.n_blocks - 1, (1 + LEVEL) / 2) * np.sqrt(answer.n_blocks)
+    counts = np.arange(FEWEST_BLOCKS, MOST_LAYERS + 1)
+    needed = stdtrit(counts - 1, 1 - (1 - LEVEL) / 2 / answer.n_pairs) * deviation / np.sqrt(counts)
+    enough = counts[needed < second["difference"]]
+    layers = f"about {enough[0]} layers" if len(enough) else f"more than {MOST_LAYERS} layers"
+    return [f"Were the difference as large in others, {layers} would tell {_names(rows)} apart."]
+
+
+def _names(rows) -> str:
+    return f"{rows['label'].iloc[0]} and {rows['label'].iloc[1]}"
+
+
+def _interpolated(rows) -> list[str]:
+    between = rows.loc[rows["how"].str.startswith("between"), "label"]
+    if between.empty:
+        return []
+    return [f"Interpolated between two budgets (a power of the bytes, head by head): {_listed(between)}."]
+
+
+def _left_out(answer: Answer) -> list[str]:
+    """Each reason once, with the labels that it holds for."""
+    out = answer.ranking[answer.ranking["error"].isna()]
+    reasons = out.groupby("how", sort=False)["label"]
+    return [f"Not compared: {_listed(own)} ({why})." for why, own in reasons]
+
+
+def _both_phases(rows) -> list[str]:
+    if not {STREAM, ONESHOT} <= set(rows["family"]):
+        return []
+    return [
+        "Bytes are those of the peak: one-shot methods reach it at the last token, streaming ones early on."
+    ]
+
+
+def _main_measure(answer: Answer) -> list[str]:
+    if answer.measure != MAIN:
+        return []
+    return [
+        "The cosine over the last third of the layers orders methods more as the model’s own loss does"
+        " (docs/closed_loop.md): look at --measure cosine with late --layers, too."
+    ]
+
+
+def cells(answer: Answer):
+    """(header, rows) of the ranking, as `stats.format.aligned` takes them."""
+    rows = []
+    for row in answer.ranking.itertuples():
+        label = f"{row.label} = {row.equals}" if row.equals else row.label
+        apart = ABSENT if np.isnan(row.error) or row.Index == 0 else "yes" if row.decided else "no"
+        rows.append(
+            [
+                (label, label), (significant(row.error), row.error),
+                (interval(row.low, row.high), row.low), (percent(row.share), row.share),
+                (significant(row.difference), row.difference),
+                (interval(row.difference_low, row.difference_high), row.difference_low),
+                (significant(row.p), row.p), (apart, apart), (row.family, row.family), (row.how, row.how),
+            ]
+        )  # fmt: skip
+    return HEADER, rows
+
+
+def text(answer: Answer) -> str:
+    """The whole answer for a terminal: the sentence, the table, what limits it."""
+    layers = f"Layers {layer_words(answer.layers)}; loss: {words_of(answer.measure)}."
+    lines = [
+        sentence(answer),
+        "",
+        aligned(*cells(answer)),
+        "",
+        layers,
+        *(f"- {each}" for each in caveats(answer)),
+    ]
+    return "\n".join(lines)

@@ -51,13 +51,12 @@ def table(options):
 def compare(options):
     from .answer.compare import compare_at
     from .answer.selection import layers_in, shares_in
-    from .answer.words import text
 
     shares = shares_in(options.at)
     layers = layers_in(options.layers) if options.layers else None
     frame = _whole_curves(options.out)
     asked = {"layers": layers, "measure": options.measure, "phase": options.phase}
-    print("\n\n".join(text(compare_at(frame, share, **asked)) for share in shares))
+    print("\n\n".join(str(compare_at(frame, share, **asked)) for share in shares))
 
 
 def parquet(options):

@@ -4,6 +4,7 @@
 
     run = kv.replay(q, k, v, prefill=768, methods=["h2o", "snapkv"], budgets=[64, 256, "10%"])
     run.summary()                                   # means with intervals
+    run.compare("20%")                              # who loses least at equal bytes
     kv.plot.error_vs_budget(run)                    # a matplotlib Axes
 
 `help(kvreplay.replay)` says what it takes. What is not used is not imported: a name is loaded when it is
@@ -24,6 +25,7 @@ if __path__[0].endswith("/apps/kvreplay"):
 _HOMES = {
     **dict.fromkeys(("replay",), "replaying"),
     **dict.fromkeys(("Run",), "run"),
+    **dict.fromkeys(("Answer", "compare"), "comparing"),
     **dict.fromkeys(("scorer", "Policy"), "own_methods"),
     **dict.fromkeys(("Prompt", "Tokens"), "shown"),
     **dict.fromkeys(("methods", "describe", "columns"), "method_list"),
@@ -35,6 +37,7 @@ _HOMES = {
 _MODULES = ("plot", "importing")
 
 __all__ = [
+    "Answer",
     "ConfigError",
     "DeviceError",
     "KvreplayError",
@@ -48,6 +51,7 @@ __all__ = [
     "TraceError",
     "__version__",
     "columns",
+    "compare",
     "data_folder",
     "describe",
     "importing",
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from . import importing, plot
+    from .comparing import Answer, compare
     from .errors import ConfigError, DeviceError, KvreplayError, OutputError, TraceError
     from .method_list import columns, describe, methods
     from .own_methods import Policy, scorer

@@ -12,13 +12,9 @@ All raise ConfigError where the results do not say what to draw (two traces, an 
 names what there is.
 """
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from kvanalysis.data.labels import add_labels
-from kvanalysis.data.load import load
 from kvanalysis.drawing import head_maps
 from kvanalysis.drawing.budget_axes import drawable, handle, set_error_axis
 from kvanalysis.drawing.panel_grid import say_nothing_to_draw
@@ -47,14 +43,15 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from .errors import ConfigError, KvreplayError
+from .errors import ConfigError
+from .results import rows_of
 from .run import Run
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    Results: TypeAlias = "Run | pd.DataFrame | str | Path | list[str | Path]"
+    from .results import Results
 
 __all__ = ["error_over_position", "error_vs_budget", "error_vs_bytes", "kept_timeline", "layer_head_map"]
 
@@ -216,7 +213,7 @@ def _timeline(run: Run, row: Mapping[str, Any], lists: list[Any]) -> "pd.DataFra
 
 
 def _of_one_trace(results: "Results") -> OneTrace:
-    rows = _rows(results)
+    rows = rows_of(results)
     if rows.empty:
         raise ConfigError("there are no results to draw: the table has no rows")
     traces = sorted(set(rows["trace_id"]))
@@ -226,30 +223,6 @@ def _of_one_trace(results: "Results") -> OneTrace:
             f' table[table["trace_id"] == "{traces[0]}"]'
         )
     return OneTrace(rows)
-
-
-def _rows(results: "Results") -> "pd.DataFrame":
-    """The table as kvanalysis reads it."""
-    if isinstance(results, Run):
-        return results.frame
-    if isinstance(results, str | Path | list):
-        try:
-            return load(results)
-        except ResultsError as error:
-            raise KvreplayError(str(error)) from None
-    if not {"method", "params", "given"} <= set(getattr(results, "columns", ())):
-        raise ConfigError(
-            f"cannot draw a {type(results).__name__}: give a Run, its table, or a folder of results"
-        )
-    if "params_json" in results:
-        return results.reset_index(drop=True)
-    frame = results.reset_index(drop=True).assign(
-        params_json=results["params"].to_numpy(), given_json=results["given"].to_numpy()
-    )
-    for name in ("params", "given"):
-        frame[name] = [json.loads(text) if text else {} for text in frame[f"{name}_json"]]
-    # Names of curves tell apart what is in the table: a part of a run needs less.
-    return add_labels(frame)
 
 
 def _cells(results: "Results") -> list[Any]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
+    from kvanalysis.answer.compare import Answer
 
     from .sources import Replayed
 
@@ -83,11 +84,18 @@ class Run:
 
     def summary(self) -> "pd.DataFrame":
         """A row for each method and budget: means over prompts, layers and kv heads, with the 95 % interval
-        of the mean relative error (bootstrap over heads); `bytes_ratio` is total bytes over those of the full
+        of the mean relative error (over layers); `bytes_ratio` is total bytes over those of the full
         cache."""
         from kvanalysis.stats.summary import summarise
 
         return summarise(self.frame)[list(SUMMARY)].rename(columns={"label": "method"})
+
+    def compare(self, at: "float | str" = 0.2, **options: Any) -> "Answer":
+        """Who loses least at a share of the full cache's bytes, and which methods are told apart:
+        `kvreplay.compare` of this run, with its options."""
+        from .comparing import compare
+
+        return compare(self, at, **options)
 
     @property
     def failed(self) -> "pd.DataFrame":

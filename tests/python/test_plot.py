@@ -213,7 +213,7 @@ def test_what_cannot_be_drawn_is_refused_with_what_there_is(run, tmp_path):
         "no one curve called 'h2oo'": lambda: plot.layer_head_map(run, method="h2oo"),
         "budget is 65: the results have 64, 128": lambda: plot.layer_head_map(run, method="h2o", budget=65),
         "no rows": lambda: plot.error_vs_budget(run.table[:0]),
-        "cannot draw a dict": lambda: plot.error_vs_budget({}),
+        "a dict holds no results": lambda: plot.error_vs_budget({}),
         "results.csv": lambda: plot.error_vs_budget(tmp_path / "none"),
     }
     for said, draw in refused.items():

@@ -10,6 +10,7 @@ from ..errors import ResultsError, UserError
 from ..stats.families import STREAM, families
 from ..stats.intervals import LEVEL, UNIT, holm, mean_interval, used_rows
 from ..stats.paired import Comparison, compare_units
+from . import words
 from .measures import MAIN, column_of
 from .reached import Reached, Unreached, reached
 from .selection import of_layers
@@ -56,6 +57,19 @@ class Answer:
     def winner_decided(self) -> bool:
         """Whether the first is told apart from every other."""
         return len(self.compared) > 1 and bool(self.compared["decided"].iloc[1:].all())
+
+    @property
+    def sentence(self) -> str:
+        """Who loses least, by how much, and whether that is sure: one sentence to quote."""
+        return words.sentence(self)
+
+    @property
+    def caveats(self) -> list[str]:
+        """What a reader must know before quoting it, a sentence each."""
+        return words.caveats(self)
+
+    def __str__(self) -> str:
+        return words.text(self)
 
 
 def compare_at(

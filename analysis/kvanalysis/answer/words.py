@@ -1,5 +1,7 @@
 """An answer in words: one sentence that can be quoted, what limits it, and its table."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from scipy.special import stdtrit
 
@@ -7,9 +9,11 @@ from ..stats.families import ONESHOT, STREAM
 from ..stats.format import ABSENT, aligned, interval, percent, significant
 from ..stats.intervals import FEWEST_BLOCKS, LEVEL
 from ..stats.words import count
-from .compare import Answer
 from .measures import MAIN, words_of
 from .selection import layer_words
+
+if TYPE_CHECKING:
+    from .compare import Answer
 
 NAMED = 4  # labels that a sentence lists; more are counted
 MOST_LAYERS = 200  # beyond, more layers are no advice
@@ -17,7 +21,7 @@ HEADER = ("method", "loss", "95 % interval", "% of full", "more than the first",
           "phase", "how")  # fmt: skip
 
 
-def sentence(answer: Answer) -> str:
+def sentence(answer: "Answer") -> str:
     """Who loses least, by how much, and whether that is sure."""
     rows, where = answer.compared, f"At {100 * answer.share:.3g} % of the full cache’s bytes"
     if rows.empty:
@@ -39,7 +43,7 @@ def sentence(answer: Answer) -> str:
     return f"{where} {first['label']} has the least loss ({what}), but is not told apart from {near}{more}."
 
 
-def _evidence(answer: Answer) -> str:
+def _evidence(answer: "Answer") -> str:
     texts = f", {count(answer.n_texts, 'text')}, {answer.model.split('/')[-1] or 'unnamed model'}"
     return f"{count(answer.n_units, 'kv head')} of {count(len(answer.layers), 'layer')}{texts}"
 
@@ -56,7 +60,7 @@ def _listed(labels) -> str:
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
-def caveats(answer: Answer) -> list[str]:
+def caveats(answer: "Answer") -> list[str]:
     """What a reader must know before quoting the sentence; each is one sentence."""
     rows = answer.compared
     return [
@@ -71,7 +75,7 @@ def caveats(answer: Answer) -> list[str]:
     ]
 
 
-def _few_blocks(answer: Answer, rows) -> list[str]:
+def _few_blocks(answer: "Answer", rows) -> list[str]:
     if answer.n_blocks >= FEWEST_BLOCKS or len(rows) < 2:
         return []
     return [
@@ -80,7 +84,7 @@ def _few_blocks(answer: Answer, rows) -> list[str]:
     ]
 
 
-def _chosen_afterwards(answer: Answer, rows) -> list[str]:
+def _chosen_afterwards(answer: "Answer", rows) -> list[str]:
     if len(rows) < 2:
         return []
     return [
@@ -89,7 +93,7 @@ def _chosen_afterwards(answer: Answer, rows) -> list[str]:
     ]
 
 
-def _more_layers(answer: Answer, rows) -> list[str]:
+def _more_layers(answer: "Answer", rows) -> list[str]:
     """How many layers like these would tell the first from the next."""
     if len(rows) < 2 or rows["decided"].iloc[1] or answer.n_blocks < FEWEST_BLOCKS:
         return []
@@ -116,7 +120,7 @@ def _interpolated(rows) -> list[str]:
     return [f"Interpolated between two budgets (a power of the bytes, head by head): {_listed(between)}."]
 
 
-def _left_out(answer: Answer) -> list[str]:
+def _left_out(answer: "Answer") -> list[str]:
     """Each reason once, with the labels that it holds for."""
     out = answer.ranking[answer.ranking["error"].isna()]
     reasons = out.groupby("how", sort=False)["label"]
@@ -131,7 +135,7 @@ def _both_phases(rows) -> list[str]:
     ]
 
 
-def _main_measure(answer: Answer) -> list[str]:
+def _main_measure(answer: "Answer") -> list[str]:
     if answer.measure != MAIN:
         return []
     return [
@@ -140,7 +144,7 @@ def _main_measure(answer: Answer) -> list[str]:
     ]
 
 
-def cells(answer: Answer):
+def cells(answer: "Answer"):
     """(header, rows) of the ranking, as `stats.format.aligned` takes them."""
     rows = []
     for row in answer.ranking.itertuples():
@@ -158,7 +162,7 @@ def cells(answer: Answer):
     return HEADER, rows
 
 
-def text(answer: Answer) -> str:
+def text(answer: "Answer") -> str:
     """The whole answer for a terminal: the sentence, the table, what limits it."""
     layers = f"Layers {layer_words(answer.layers)}; loss: {words_of(answer.measure)}."
     lines = [

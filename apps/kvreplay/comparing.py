@@ -1,0 +1,47 @@
+"""kvreplay.compare: which method loses least at the bytes that one can afford, and which are told apart."""
+
+from typing import TYPE_CHECKING
+
+from kvanalysis.answer.compare import Answer, compare_at
+from kvanalysis.answer.selection import layers_in, shares_in
+from kvanalysis.errors import UserError
+
+from .errors import ConfigError
+from .results import rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .results import Results
+
+__all__ = ["Answer", "compare"]
+
+
+def compare(
+    results: "Results",
+    at: "float | str" = 0.2,
+    *,
+    layers: "Iterable[int] | str | None" = None,
+    measure: str = "error",
+    phase: str | None = None,
+) -> Answer:
+    """Ranks methods at equal bytes, and says which of them are told apart.
+
+    results: a Run, its table or rows of it, or the folder that `kvreplay run` wrote. at: share of the full
+    cache's bytes, (0, 1] or "20%"; a method that was replayed at smaller and larger budgets only is
+    interpolated, one that was not is left out with the reason. layers: all, a list, or "15-29". measure:
+    "error" (mean relative output error), "cosine" (one minus it), or a column of the table in which less is
+    better. phase: "stream" or "oneshot" alone.
+
+    print(answer) shows it; its parts are `sentence`, `caveats`, `ranking` (a DataFrame) and `best`.
+    Intervals and decisions are Student's over layers with their heads inside, with Holm's
+    correction over all pairs; below five layers nothing is told apart. Raises ConfigError.
+    """
+    try:
+        shares = shares_in(at)
+        if len(shares) > 1:
+            raise ConfigError(f"at is {at!r}: one share at a time")
+        chosen = layers_in(layers) if isinstance(layers, str) else None if layers is None else list(layers)
+        return compare_at(rows_of(results), shares[0], layers=chosen, measure=measure, phase=phase)
+    except UserError as problem:
+        raise ConfigError(str(problem).removeprefix("--")) from None

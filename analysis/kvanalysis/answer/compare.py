@@ -126,15 +126,23 @@ def _rivals(frame: pd.DataFrame, phase: str | None) -> pd.DataFrame:
     return used if phase is None else used[used["family"] == phase]
 
 
+SAME = 1e-6  # relative: sums of float32 in another order
+
+
 def _distinct(values: dict[str, pd.Series]) -> tuple[dict[str, pd.Series], dict[str, list[str]]]:
     """(values of one label of each group with equal numbers on all heads, {label: the others})."""
-    groups: dict[bytes, list[str]] = {}
-    for label, own in values.items():
-        groups.setdefault(own.sort_index().to_numpy().tobytes(), []).append(label)
-    kept = {min(labels, key=len): sorted(labels) for labels in groups.values()}
-    return {label: values[label] for label in kept}, {
-        label: [other for other in labels if other != label] for label, labels in kept.items()
+    equals: dict[str, list[str]] = {}
+    for label in sorted(values, key=lambda name: (len(name), name)):
+        same = (other for other in equals if _equal(values[label], values[other]))
+        equals.setdefault(next(same, label), []).append(label)
+    return {label: values[label] for label in equals}, {
+        label: [other for other in labels if other != label] for label, labels in equals.items()
     }
+
+
+def _equal(first: pd.Series, second: pd.Series) -> bool:
+    both = pd.concat([first, second], axis=1)
+    return len(both) > 0 and bool(np.allclose(*both.to_numpy().T, rtol=SAME, atol=0))
 
 
 def _rows(found, values, equals, pairs: dict[tuple[str, str], Comparison], family):

@@ -1,0 +1,194 @@
+"""The answer at equal bytes: numbers that can be checked by hand, what is told apart, what is refused."""
+
+import numpy as np
+import pytest
+from kvanalysis import cli, load
+from kvanalysis.answer.compare import compare_at
+from kvanalysis.answer.selection import layer_words, layers_in, shares_in
+from kvanalysis.errors import ResultsError, UserError
+from test_kvanalysis_fake import failed_row, fake_row, write_results
+
+LAYERS = range(6)
+FULL = 262144  # bytes of fake_row's full cache: 1024 tokens of 256 bytes
+# Layers differ more than methods do.
+BASE = np.array([0.10, 0.30, 0.20, 0.25, 0.15, 0.40])
+
+
+def method_rows(method, factor, budget=64, share=0.2, **more):
+    """A head in each layer with `factor` times the layer's error, at a share of the full cache's bytes."""
+    return [
+        fake_row(
+            method, layer=layer, budget=budget, rel_err=factor * BASE[layer], total_bytes=share * FULL, **more
+        )
+        for layer in LAYERS
+    ]
+
+
+def answered(folder, rows, share=0.2, **options):
+    return compare_at(load(write_results(folder, rows)), share, **options)
+
+
+def row_of(answer, label):
+    return answer.ranking.set_index("label").loc[label]
+
+
+def test_the_least_mean_comes_first_and_the_difference_is_that_of_the_means(tmp_path):
+    answer = answered(tmp_path, method_rows("h2o", 1.5) + method_rows("tova", 1.0))
+    assert list(answer.ranking["label"]) == ["tova", "h2o"]
+    assert answer.best == "tova"
+    assert row_of(answer, "tova")["error"] == pytest.approx(BASE.mean())
+    assert row_of(answer, "h2o")["difference"] == pytest.approx(BASE.mean() / 2)
+
+
+def test_a_difference_that_all_layers_share_is_told_apart_and_one_that_they_contradict_is_not(tmp_path):
+    rows = method_rows("h2o", 1.5) + method_rows("tova", 1.0)
+    sure = answered(tmp_path / "a", rows)
+    assert sure.winner_decided
+    assert sure.sentence.startswith(
+        "At 20 % of the full cache’s bytes tova loses least (mean relative error 0.233"
+    )
+    signs = [1, -1, 1, -1, 1, -1]
+    crossing = [
+        dict(row, rel_err_out_mean=row["rel_err_out_mean"] * (1 + 0.2 * s))
+        for row, s in zip(method_rows("h2o", 1.0), signs, strict=True)
+    ]
+    unsure = answered(tmp_path / "b", crossing + method_rows("tova", 1.0))
+    assert not unsure.winner_decided
+    assert "but is not told apart from" in unsure.sentence
+
+
+def test_four_layers_tell_nothing_apart_whatever_they_say(tmp_path):
+    rows = [row for row in method_rows("h2o", 9) + method_rows("tova", 1) if row["layer"] < 4]
+    answer = answered(tmp_path, rows)
+    assert not answer.winner_decided
+    assert np.isnan(row_of(answer, "h2o")["p"])
+    assert any("With 4 layers nothing can be told apart" in each for each in answer.caveats)
+
+
+def test_heads_of_a_layer_count_once(tmp_path):
+    one = answered(tmp_path / "a", method_rows("h2o", 1.5) + method_rows("tova", 1.0))
+    rows = [
+        dict(row, kv_head=head, key=f"{row['key']}{head}")
+        for row in method_rows("h2o", 1.5) + method_rows("tova", 1.0)
+        for head in range(3)
+    ]
+    three = answered(tmp_path / "b", rows)
+    assert (three.n_units, three.n_blocks) == (18, 6)
+    assert row_of(three, "h2o")["p"] == pytest.approx(row_of(one, "h2o")["p"])
+
+
+def test_the_correction_counts_all_pairs(tmp_path):
+    others = [row for i in range(4) for row in method_rows(f"m{i}", 2 + i)]
+    two = answered(tmp_path / "a", method_rows("h2o", 1.2) + method_rows("tova", 1.0))
+    six = answered(tmp_path / "b", method_rows("h2o", 1.2) + method_rows("tova", 1.0) + others)
+    assert (two.n_pairs, six.n_pairs) == (1, 15)
+    assert row_of(six, "h2o")["p"] > row_of(two, "h2o")["p"]
+
+
+def test_between_two_budgets_the_error_is_a_power_of_the_bytes(tmp_path):
+    rows = method_rows("h2o", 0.4, 64, 0.1) + method_rows("h2o", 0.1, 256, 0.4) + method_rows("tova", 0.3)
+    answer = answered(tmp_path, rows)
+    # 0.2 is midway between 0.1 and 0.4 on a logarithmic scale: the geometric mean of 0.4 and 0.1.
+    assert row_of(answer, "h2o")["error"] == pytest.approx(0.2 * BASE.mean())
+    assert row_of(answer, "h2o")["how"] == "between budgets 64 (10.0%) and 256 (40.0%)"
+    assert any(each.startswith("Interpolated") and "h2o" in each for each in answer.caveats)
+
+
+def test_nothing_is_extrapolated_and_the_reason_is_said(tmp_path):
+    rows = method_rows("h2o", 1) + method_rows("tova", 1, 32, 0.1) + method_rows("snapkv", 1, 128, 0.3)
+    answer = answered(tmp_path, rows)
+    assert list(answer.compared["label"]) == ["h2o"]
+    assert row_of(answer, "tova")["how"] == "its most here is 10.0% of the full cache"
+    assert row_of(answer, "snapkv")["how"] == "its least here is 30.0% of the full cache"
+    assert "h2o alone was replayed" in answer.sentence
+
+
+def test_a_budget_just_below_the_share_stands_for_it(tmp_path):
+    rows = method_rows("h2o", 0.4, 64, 0.197) + method_rows("h2o", 0.1, 256, 0.4) + method_rows("tova", 1)
+    row = row_of(answered(tmp_path, rows), "h2o")
+    assert (row["how"], row["share"]) == ("budget 64", pytest.approx(0.197, abs=1e-5))
+    assert row["error"] == pytest.approx(0.4 * BASE.mean())
+
+
+def test_a_larger_budget_with_fewer_bytes_replaces_the_smaller_one(tmp_path):
+    sizes = {64: 0.25, 128: 0.15, 256: 0.4}
+    rows = [row for budget, share in sizes.items() for row in method_rows("h2o", 1, budget, share)]
+    row = row_of(answered(tmp_path, rows + method_rows("tova", 1)), "h2o")
+    assert row["how"] == "between budgets 128 (15.0%) and 256 (40.0%)"
+
+
+def test_instances_that_are_equal_in_every_head_are_one_contender(tmp_path):
+    rows = method_rows("snapkv", 1) + method_rows("pyramidkv", 1 + 1e-9) + method_rows("h2o", 1.5)
+    answer = answered(tmp_path, rows)
+    assert answer.n_pairs == 1
+    assert row_of(answer, "snapkv")["equals"] == "pyramidkv"
+
+
+def test_oracles_and_the_exact_cache_do_not_compete(tmp_path):
+    rows = method_rows("h2o", 1) + method_rows("topk_oracle", 0.1) + method_rows("exact", 0, "", 1.0)
+    assert list(answered(tmp_path, rows).ranking["label"]) == ["h2o"]
+
+
+def test_failed_cells_are_no_numbers_and_seeds_are_averaged_first(tmp_path):
+    rows = method_rows("h2o", 1) + [failed_row(method="h2o", layer=layer, seed=1) for layer in LAYERS]
+    rows += [
+        row for seed, factor in ((0, 1.0), (1, 3.0)) for row in method_rows("uniform", factor, seed=seed)
+    ]
+    answer = answered(tmp_path, rows)
+    assert row_of(answer, "uniform")["error"] == pytest.approx(2 * BASE.mean())
+    assert row_of(answer, "h2o")["error"] == pytest.approx(BASE.mean())
+
+
+def test_layers_measures_and_phases_are_chosen(tmp_path):
+    rows = [dict(row, cosine_mean=1 - row["rel_err_out_mean"] ** 2) for row in method_rows("h2o", 1)]
+    rows += method_rows("snapkv", 0.5, params={"phase": "oneshot"})
+    late = answered(tmp_path, rows, layers=[4, 5], measure="cosine", phase="stream")
+    assert late.layers == (4, 5)
+    assert row_of(late, "h2o")["error"] == pytest.approx((0.15**2 + 0.4**2) / 2)
+    assert list(late.ranking["label"]) == ["h2o"]
+
+
+def test_models_are_never_ranked_together(tmp_path):
+    rows = method_rows("h2o", 1) + method_rows("tova", 1, model="another", trace_id="b" * 64)
+    with pytest.raises(UserError, match="several models"):
+        answered(tmp_path, rows)
+
+
+def test_without_a_method_that_compresses_there_is_no_question(tmp_path):
+    with pytest.raises(ResultsError, match="nothing to compare"):
+        answered(tmp_path, method_rows("exact", 0, "", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "shares"), [("20%", [0.2]), ("0.05", [0.05]), ("10%, 40%", [0.1, 0.4]), (0.3, [0.3])]
+)
+def test_shares_are_written_as_percents_or_as_parts(text, shares):
+    assert shares_in(text) == pytest.approx(shares)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("20", "write 20%"), ("0", "a share"), ("x%", "a share"), ("120%", "a share")]
+)
+def test_what_is_no_share_is_told_with_the_remedy(text, says):
+    with pytest.raises(UserError, match=says):
+        shares_in(text)
+
+
+def test_layers_are_written_as_lists_and_ranges():
+    assert layers_in("0,7,15-17") == [0, 7, 15, 16, 17]
+    assert layer_words([17, 0, 7, 15, 16]) == "0, 7, 15-17"
+    for wrong in ("3-1", "a", "1,,2", ""):
+        with pytest.raises(UserError, match="write layers as"):
+            layers_in(wrong)
+
+
+def test_the_command_prints_the_sentence_first_and_a_block_for_each_share(tmp_path, capsys):
+    write_results(
+        tmp_path, method_rows("h2o", 1.5, 32, 0.1) + method_rows("h2o", 1.2) + method_rows("tova", 1)
+    )
+    assert cli.main(["compare", str(tmp_path), "--at", "10%,20%"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("At 10 % of the full cache’s bytes h2o alone was replayed")
+    assert sum(line.startswith("At ") for line in lines) == 2
+    assert cli.main(["compare", str(tmp_path), "--at", "20"]) == 2
+    assert "write 20%" in capsys.readouterr().err

@@ -90,7 +90,7 @@ def test_between_two_budgets_the_error_is_a_power_of_the_bytes(tmp_path):
     answer = answered(tmp_path, rows)
     # 0.2 is midway between 0.1 and 0.4 on a logarithmic scale: the geometric mean of 0.4 and 0.1.
     assert row_of(answer, "h2o")["error"] == pytest.approx(0.2 * BASE.mean())
-    assert row_of(answer, "h2o")["how"] == "between budgets 64 (10.0%) and 256 (40.0%)"
+    assert row_of(answer, "h2o")["how"] == "between budget 64 (10.0%) and budget 256 (40.0%)"
     assert any(each.startswith("Interpolated") and "h2o" in each for each in answer.caveats)
 
 
@@ -110,11 +110,22 @@ def test_a_budget_just_below_the_share_stands_for_it(tmp_path):
     assert row["error"] == pytest.approx(0.4 * BASE.mean())
 
 
-def test_a_larger_budget_with_fewer_bytes_replaces_the_smaller_one(tmp_path):
+def test_neighbours_are_those_of_the_bytes_whatever_the_budgets_are(tmp_path):
     sizes = {64: 0.25, 128: 0.15, 256: 0.4}
     rows = [row for budget, share in sizes.items() for row in method_rows("h2o", 1, budget, share)]
     row = row_of(answered(tmp_path, rows + method_rows("tova", 1)), "h2o")
-    assert row["how"] == "between budgets 128 (15.0%) and 256 (40.0%)"
+    assert row["how"] == "between budget 128 (15.0%) and budget 64 (25.0%)"
+
+
+def test_heads_that_were_asked_for_a_share_belong_together_whatever_their_tokens(tmp_path):
+    asked = [
+        dict(row, budget_tokens=60 + row["layer"], budget_share="0.1;0.2", total_bytes=0.15 * FULL)
+        for row in method_rows("h2o", 1)
+    ]
+    row = row_of(
+        answered(tmp_path, asked + [dict(row, budget_share="") for row in method_rows("tova", 1)]), "h2o"
+    )
+    assert (row["how"], row["share"]) == ("budgets 60 to 65", pytest.approx(0.15, abs=1e-5))
 
 
 def test_instances_that_are_equal_in_every_head_are_one_contender(tmp_path):

@@ -50,49 +50,62 @@ def reached(rows: pd.DataFrame, share: float, column: str) -> Reached | Unreache
 
 
 def _of_text(rows: pd.DataFrame, share: float, column: str) -> Reached | Unreached:
-    budgets = rows["budget_tokens"].fillna(0).astype(int)
-    asked = rows["budget_share"].eq(share) if "budget_share" in rows else pd.Series(False, rows.index)
-    shares = _shares(rows, budgets)
-    if asked.any():
-        return _at(rows, budgets, column, shares, int(budgets[asked].iloc[0]))
-    below, beyond = shares[shares <= share * (1 + 1e-9)], shares[shares > share * (1 + 1e-9)]
-    if below.empty:
-        return Unreached(f"its least here is {shares.min():.1%} of the full cache")
-    if below.iloc[-1] >= NEAR * share:
-        return _at(rows, budgets, column, shares, below.index[-1])
-    if beyond.empty:
-        return Unreached(f"its most here is {shares.max():.1%} of the full cache")
-    return _between(rows, budgets, column, shares, (below.index[-1], beyond.index[0]), share)
+    points = _points(rows, column)
+    asked = [point for point in points if any(np.isclose(share, each, rtol=1e-9) for each in point.asked)]
+    if asked:
+        return Reached(asked[0].values, asked[0].share, asked[0].words, False)
+    below = [point for point in points if point.share <= share * (1 + 1e-9)]
+    if not below:
+        return Unreached(f"its least here is {points[0].share:.1%} of the full cache")
+    if below[-1].share >= NEAR * share:
+        return Reached(below[-1].values, below[-1].share, below[-1].words, False)
+    if len(below) == len(points):
+        return Unreached(f"its most here is {points[-1].share:.1%} of the full cache")
+    return _between(below[-1], points[len(below)], share)
 
 
-def _shares(rows: pd.DataFrame, budgets: pd.Series) -> pd.Series:
-    """Share of the full cache's bytes over budgets, ascending in both: a budget that takes fewer bytes than a
-    smaller one, as sizes that the data decides can, replaces it."""
-    sums = rows.groupby(budgets)[["total_bytes", "full_bytes"]].sum().sort_index()
-    shares = sums["total_bytes"] / sums["full_bytes"]
-    least_above = shares[::-1].cummin()[::-1]
-    return shares[shares <= least_above]
+@dataclass(frozen=True)
+class _Point:
+    """A budget of one text: `share` of the full cache's bytes, over all heads; `asked`: the shares for which
+    it was asked."""
+
+    share: float
+    values: pd.Series
+    words: str
+    asked: tuple[float, ...]
 
 
-def _values(rows: pd.DataFrame, budgets: pd.Series, column: str, budget: int) -> pd.Series:
-    return loss(unit_means(rows[budgets == budget], [column])[column], column).dropna()
+def _points(rows: pd.DataFrame, column: str) -> list[_Point]:
+    """By rising bytes. Heads that were asked for one share belong together, whatever their tokens."""
+    asked = rows["budget_share"].fillna("") if "budget_share" in rows else pd.Series("", rows.index)
+    tokens = rows["budget_tokens"].fillna(0).astype(int)
+    points = [_point(own, column) for _, own in rows.groupby([asked, tokens.where(asked == "", -1)])]
+    return sorted(points, key=lambda point: point.share)
 
 
-def _at(rows, budgets, column, shares, budget: int) -> Reached:
-    size = f"budget {budget}" if budget else "its one size"
-    share = shares.get(budget, np.nan)
-    return Reached(_values(rows, budgets, column, budget), float(share), size, False)
+def _point(rows: pd.DataFrame, column: str) -> _Point:
+    asked = rows["budget_share"].iloc[0] if "budget_share" in rows else ""
+    return _Point(
+        share=float(rows["total_bytes"].sum() / rows["full_bytes"].sum()),
+        values=loss(unit_means(rows, [column])[column], column).dropna(),
+        words=_budget_words(rows["budget_tokens"]),
+        asked=tuple(float(each) for each in str(asked or "").split(";") if each),
+    )
 
 
-def _between(rows, budgets, column, shares, pair: tuple[int, int], share: float) -> Reached:
-    low, high = (_values(rows, budgets, column, budget) for budget in pair)
-    both = pd.concat([low, high], axis=1, join="inner")
-    ends = np.log(shares[list(pair)].to_numpy())
-    weight = (np.log(share) - ends[0]) / (ends[1] - ends[0])
+def _budget_words(tokens: pd.Series) -> str:
+    if tokens.isna().all():
+        return "its one size"
+    low, high = int(tokens.min()), int(tokens.max())
+    return f"budget {low}" if low == high else f"budgets {low} to {high}"
+
+
+def _between(low: _Point, high: _Point, share: float) -> Reached:
+    both = pd.concat([low.values, high.values], axis=1, join="inner")
+    weight = np.log(share / low.share) / np.log(high.share / low.share)
     a, b = both.to_numpy().T
-    positive = (a > 0) & (b > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         powers = np.exp((1 - weight) * np.log(a) + weight * np.log(b))
-    values = np.where(positive, powers, (1 - weight) * a + weight * b)
-    how = f"between budgets {pair[0]} ({shares[pair[0]]:.1%}) and {pair[1]} ({shares[pair[1]]:.1%})"
+    values = np.where((a > 0) & (b > 0), powers, (1 - weight) * a + weight * b)
+    how = f"between {low.words} ({low.share:.1%}) and {high.words} ({high.share:.1%})"
     return Reached(pd.Series(values, both.index), share, how, True)

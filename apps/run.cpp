@@ -11,10 +11,12 @@
 #include "apps/devices.hpp"
 #include "apps/engine_options.hpp"
 #include "apps/exit_codes.hpp"
+#include "apps/labels.hpp"
 #include "apps/meta.hpp"
 #include "apps/progress.hpp"
 #include "apps/replaying.hpp"
 #include "apps/run_options.hpp"
+#include "apps/shares.hpp"
 #include "apps/signals.hpp"
 #include "apps/summary.hpp"
 #include "base/errors.hpp"
@@ -33,6 +35,7 @@ namespace fs = std::filesystem;
 struct Work {
   RunConfig config;
   std::vector<TraceInfo> traces;
+  SolvedShares shares;
   std::vector<Cell> plan;
   fs::path out;
   int jobs = 1;
@@ -41,7 +44,9 @@ struct Work {
 Work prepare(const RunChoices& choices, Console& console) {
   LoadedRun loaded = load_run(choices, console);
   require_device(loaded.config);
-  Work work{{}, {}, planned(choices, loaded), {}, 1};
+  Work work;
+  work.shares = solve_shares(loaded, console);
+  work.plan = planned(choices, loaded);
   work.config = std::move(loaded.config), work.traces = std::move(loaded.traces);
   work.out = output_of(work.config);
   work.jobs = work.config.run.jobs > 0 ? work.config.run.jobs : default_jobs();
@@ -112,7 +117,10 @@ class TableTold {
   explicit TableTold(const Work& work) : idle_(work.config, work.plan) {
     std::vector<std::string> labels;
     for (const MethodInstance& instance : work.config.methods) labels.push_back(instance_text(instance));
-    for (const Cell& cell : work.plan) summary_.expect(cell.key, labels[cell.variant->instance], cell.budget.tokens);
+    for (const Cell& cell : work.plan)
+      summary_.expect(cell.key, labels[cell.variant->instance], cell.budget.tokens, cell.shares);
+    for (const NotReached& one : not_reached(work.config, work.shares))
+      if (!one.anywhere) summary_.expect_none(one.label, one.share, one.floor);
   }
   void add(const Fields& row) {
     summary_.add(row);
@@ -132,7 +140,9 @@ class TableTold {
 };
 
 std::string record_of(const Work& work, const std::string& command_line) {
-  return run_record(resolved_json(work.config), trace_records(work.traces), command_line).add("jobs", work.jobs).text();
+  JsonObject record = run_record(resolved_json(work.config), trace_records(work.traces), command_line);
+  if (!work.shares.unreachable.empty()) record.add_json("unreachable", unreachable_json(work.config, work.shares));
+  return record.add("jobs", work.jobs).text();
 }
 
 int run(const RunChoices& choices, Context& context) {
@@ -149,7 +159,9 @@ int run(const RunChoices& choices, Context& context) {
   tell_damaged_lines(store.folder(), console);
   TableTold told(work);
   const auto finish = [&] {
-    store.finish(keys_of(work.plan), record_of(work, context.command_line), [&](const Fields& row) { told.add(row); });
+    store.finish(
+        keys_of(work.plan), record_of(work, context.command_line), [&](const Fields& row) { told.add(row); },
+        shares_of(work.plan));
   };
   Outcome outcome;
   try {

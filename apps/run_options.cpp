@@ -1,15 +1,17 @@
 #include "apps/run_options.hpp"
+#include "apps/devices.hpp"
+#include "apps/engine_options.hpp"
 #include "apps/offered/registry.hpp"
+#include "apps/shares.hpp"
 
 #include <fmt/core.h>
-
-#include <string_view>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "measures/metrics.hpp"
 #include "plan/only.hpp"
 #include "plan/plan.hpp"
+#include "trace/trace.hpp"
 
 namespace kvreplay::app {
 namespace {
@@ -45,7 +47,7 @@ void add_plan_options(Command& command, RunChoices& choices) {
     command.option(name, value, help).type(type).group(group);
   };
   add("--method", choices.methods, "methods: h2o,snapkv", "LIST");
-  add("--budget", choices.budget, "tokens per kv head: 64,256; or shares of the prompt: 5%,10%", "LIST");
+  add("--budget", choices.budget, "tokens per kv head: 64,256; or shares of the full cache's bytes: 10%,20%", "LIST");
   add("--prefill", choices.prefill, "tokens that arrive in the one prompt call (default: as recorded)", "N");
   add("--tokens", choices.tokens, "use the first N tokens (default: all)", "N");
   add("--layers", choices.layers, "layers: 0,7,15 (default: all)", "LIST");
@@ -62,6 +64,16 @@ LoadedRun load_run(const RunChoices& choices, Console& console) {
   LoadedRun loaded = kvreplay::load_run(config_file(choices), overrides_of(choices), known_methods(), metric_names());
   for (const std::string& warning : loaded.config.warnings) console.warning(warning);
   return loaded;
+}
+
+SolvedShares solve_shares(LoadedRun& loaded, Console& console) {
+  if (!loaded.config.budget.shares()) return {};
+  console.note("solving shares of the cache: budgets are tried, and the bytes counted");
+  RunOptions options = engine_options(loaded.config, false, open_files(loaded.config.traces));
+  options.jobs = loaded.config.run.jobs > 0 ? loaded.config.run.jobs : default_jobs();
+  SolvedShares solved = kvreplay::solve_shares(loaded, std::move(options));
+  for (const std::string& line : remarks_on(loaded.config, solved)) console.warning(line);
+  return solved;
 }
 
 std::vector<Cell> planned(const RunChoices& choices, const LoadedRun& loaded) {
@@ -90,26 +102,33 @@ std::filesystem::path config_file(const RunChoices& choices) {
   return names_a_trace(choices) ? std::filesystem::path() : std::filesystem::path(choices.config.file);
 }
 
-std::string fraction_of(const std::string& percent) {
-  const auto number = number_in<double>(std::string_view(percent).substr(0, percent.size() - 1));
+namespace {
+
+std::string share_of(const std::string& percent) {
+  const auto number = number_in<double>(percent.substr(0, percent.size() - 1) + "e-2");  // as if written by hand
   if (!number)
-    throw ConfigError(fmt::format("--budget {}: is no share of the prompt. Write for example --budget 5%", percent));
-  return fmt::format("{}", *number / 100);
+    throw ConfigError(fmt::format("--budget {}: is no share of the cache. Write for example --budget 20%", percent));
+  return fmt::format("{}", *number);
 }
+
+}  // namespace
 
 std::string budget_override(const std::string& text) {
   std::vector<std::string> values;
   bool shares = false, tokens = false;
   for (std::string item : split_list(text)) {
-    const bool percent = item.ends_with('%');
-    if (percent) item = fraction_of(item);
-    const bool share = percent || item.find('.') != std::string::npos;
+    const bool share = item.ends_with('%');
     (share ? shares : tokens) = true;
-    values.push_back(item);
+    if (!share && item.find('.') != std::string::npos)
+      throw ConfigError(fmt::format(
+          "--budget {}: is no number of tokens. A share of the cache's bytes? Write --budget 20%. A share of "
+          "the prompt's tokens? Write -s 'budget={{fraction_kept: [{}]}}'",
+          item, item));
+    values.push_back(share ? share_of(item) : item);
   }
   if (shares && tokens)
-    throw ConfigError(fmt::format("--budget {}: mixes tokens and shares of the prompt. Use one kind", text));
-  return fmt::format("budget={{{}: [{}]}}", shares ? "fraction_kept" : "tokens", join(values));
+    throw ConfigError(fmt::format("--budget {}: mixes tokens and shares of the cache. Use one kind", text));
+  return fmt::format("budget={{{}: [{}]}}", shares ? "share_of_cache" : "tokens", join(values));
 }
 
 std::vector<std::string> overrides_of(const RunChoices& choices) {

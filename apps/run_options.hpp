@@ -7,6 +7,7 @@
 #include "catalog/cell.hpp"
 #include "config/run_config.hpp"
 #include "results/folder.hpp"
+#include "sizing/shares.hpp"
 
 namespace kvreplay::app {
 
@@ -30,6 +31,9 @@ std::filesystem::path config_file(const RunChoices& choices);
 std::vector<std::string> overrides_of(const RunChoices& choices);
 // The configuration with its traces, and what they select. Warnings are told.
 LoadedRun load_run(const RunChoices& choices, Console& console);
+// Solves budgets that are shares of the cache, by replaying, and tells what there is to say. Nothing happens where none
+// was asked for.
+SolvedShares solve_shares(LoadedRun& loaded, Console& console);
 // Its cells, or those that --only names.
 std::vector<Cell> planned(const RunChoices& choices, const LoadedRun& loaded);
 // output.dir, else out/NAME.
@@ -38,8 +42,7 @@ std::filesystem::path output_of(const RunConfig& config);
 // word.
 void refuse_other_plan(const ResultsFolder& folder, const Keys& plan);
 
-// "64,256" -> tokens, "5%,10%" or "0.05,0.1" -> fraction_kept; as an override. Throws ConfigError on a
-// mixture.
+// "64,256" -> tokens, "5%,10%" -> share_of_cache; as an override. Throws ConfigError on anything else.
 std::string budget_override(const std::string& text);
 
 }  // namespace kvreplay::app

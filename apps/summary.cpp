@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "base/text.hpp"
+#include "sizing/shares.hpp"
 
 namespace kvreplay::app {
 
@@ -18,18 +18,6 @@ size_t column_index(const std::string& name) {
     return numbers;
   }();
   return at.at(name);
-}
-
-std::string label_text(const std::string& method, const std::string& given) {
-  std::string text = method;
-  const auto members = nlohmann::json::parse(given);
-  for (const auto& [name, value] : members.items())
-    text += fmt::format(" {}={}", name, value.is_string() ? value.get<std::string>() : canonical(value));
-  return text;
-}
-
-std::string instance_text(const MethodInstance& instance) {
-  return label_text(instance.method().info.name, given_json(instance.values, instance.options));
 }
 
 void Summary::Mean::add(const std::string& field) {
@@ -44,32 +32,70 @@ std::string Summary::Mean::text() const {
   return mean >= 1000 ? fmt::format("{:.0f}", mean) : fmt::format("{:.4g}", mean);
 }
 
-void Summary::expect(const std::string& key, const std::string& label, int32_t budget) {
+std::string Summary::Group::budget_text() const {
+  if (floor > 0) return "not reachable";
+  if (most == 0) return "-";
+  return least == most ? std::to_string(most) : fmt::format("{}-{}", least, most);
+}
+
+// The ratio of the sums: what the cells take together of what full caches would.
+std::string Summary::Group::of_full() const {
+  if (floor > 0) return fmt::format("needs {:.1f}", floor * 100);
+  constexpr size_t kTotal = std::size(kMeans) - 1;
+  return full_bytes.sum > 0 ? fmt::format("{:.1f}", means[kTotal].sum / full_bytes.sum * 100) : "-";
+}
+
+size_t Summary::rank_of(const std::string& label) {
   const auto [at, is_new] = rank_.emplace(label, labels_.size());
   if (is_new) labels_.push_back(label);
-  group_of_[key] = {at->second, budget};
-  ++groups_[{at->second, budget}].planned;
+  return at->second;
+}
+
+void Summary::expect(const std::string& key, const std::string& label, int32_t budget,
+                     const std::vector<double>& shares) {
+  const size_t rank = rank_of(label);
+  std::vector<GroupKey>& own = groups_of_[key];
+  for (const double share : shares) own.emplace_back(rank, share, 0);
+  if (shares.empty()) own.emplace_back(rank, 0, budget);
+  for (const GroupKey& at : own) {
+    Group& group = groups_[at];
+    group.least = group.planned == 0 ? budget : std::min(group.least, budget);
+    group.most = std::max(group.most, budget);
+    ++group.planned;
+  }
+}
+
+void Summary::expect_none(const std::string& label, double share, double floor) {
+  groups_[{rank_of(label), share, 0}].floor = floor;
 }
 
 void Summary::add(const Fields& row) {
   const auto field = [&](const char* name) -> const std::string& { return row[column_index(name)]; };
-  Group& group = groups_[group_of_.at(field("key"))];
   const bool ok = field("status") == "ok";
-  ++(ok ? group.ok : group.failed);
-  for (size_t i = 0; ok && i < std::size(kMeans); ++i) group.means[i].add(field(kMeans[i]));
+  for (const GroupKey& at : groups_of_.at(field("key"))) {
+    Group& group = groups_[at];
+    ++(ok ? group.ok : group.failed);
+    for (size_t i = 0; ok && i < std::size(kMeans); ++i) group.means[i].add(field(kMeans[i]));
+    if (ok) group.full_bytes.add(field("full_bytes"));
+  }
 }
 
 std::string Summary::text() const {
-  const bool missing = std::any_of(groups_.begin(), groups_.end(),
-                                   [](const auto& g) { return g.second.planned > g.second.ok + g.second.failed; });
+  const auto some = [&](auto is) { return std::any_of(groups_.begin(), groups_.end(), is); };
+  const bool missing = some([](const auto& g) { return g.second.planned > g.second.ok + g.second.failed; });
+  const bool shares = some([](const auto& g) { return std::get<double>(g.first) > 0; });
   std::vector<std::vector<std::string>> rows = {{"method", "budget"}};
+  if (shares) rows[0].insert(rows[0].begin() + 1, "share");
   rows[0].insert(rows[0].end(), std::begin(kMeans), std::end(kMeans));
-  rows[0].insert(rows[0].end(), {"ok", "failed"});
+  rows[0].insert(rows[0].end(), {"% of full", "ok", "failed"});
   if (missing) rows[0].emplace_back("missing");
   for (const auto& [key, group] : groups_) {
-    const auto& [rank, budget] = key;
-    std::vector<std::string> row = {labels_[rank], budget > 0 ? std::to_string(budget) : "-"};
+    const auto& [rank, share, budget] = key;
+    std::vector<std::string> row = {labels_[rank]};
+    if (shares) row.push_back(share > 0 ? percent_text(share) : "-");
+    row.push_back(group.budget_text());
     for (const Mean& mean : group.means) row.push_back(mean.text());
+    row.push_back(group.of_full());
     row.push_back(std::to_string(group.ok));
     row.push_back(std::to_string(group.failed));
     if (missing) row.push_back(std::to_string(group.planned - group.ok - group.failed));

@@ -2,28 +2,26 @@
 #include <array>
 #include <map>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
 #include "apps/console.hpp"
 #include "apps/text_table.hpp"
 #include "catalog/cell.hpp"
-#include "config/run_config.hpp"
 #include "results/store.hpp"
 
 namespace kvreplay::app {
 
-// "snapkv window=16 phase=stream": the name and what differs from the defaults.
-std::string instance_text(const MethodInstance& instance);
-
-// Of a method and its parameters that are `given`, as results and plans say them: JSON.
-std::string label_text(const std::string& method, const std::string& given);
-
-// The table that `run` and `sweep merge` print: one row per (method instance, budget), means over its cells.
+// The table that `run` and `sweep merge` print: one row per (method instance, budget) or per (method instance, share
+// of the cache), means over its cells.
 class Summary {
  public:
-  // A cell of the plan; instances are shown in the order in which they come first. budget 0: none.
-  void expect(const std::string& key, const std::string& label, int32_t budget);
+  // A cell of the plan; instances are shown in the order in which they come first. budget 0: none; shares: those for
+  // which it was asked.
+  void expect(const std::string& key, const std::string& label, int32_t budget, const std::vector<double>& shares);
+  // A share that an instance does not reach anywhere; floor: the smallest that it can.
+  void expect_none(const std::string& label, double share, double floor);
   void add(const Fields& row);
   std::string text() const;
 
@@ -38,13 +36,19 @@ class Summary {
                                            "peak_kept_tokens", "total_bytes"};
   struct Group {
     std::array<Mean, std::size(kMeans)> means;
+    Mean full_bytes;
+    int32_t least = 0, most = 0;  // budgets of its cells
     int64_t planned = 0, ok = 0, failed = 0;
+    double floor = 0;  // not 0: no cell reaches the share
+    std::string budget_text() const;
+    std::string of_full() const;
   };
-  using GroupKey = std::pair<size_t, int32_t>;  // place of the label, budget
-  std::map<std::string, size_t> rank_;          // of a label
-  std::vector<std::string> labels_;             // by rank
+  using GroupKey = std::tuple<size_t, double, int32_t>;  // place of the label, share (0: none), budget (0: by share)
+  size_t rank_of(const std::string& label);
+  std::map<std::string, size_t> rank_;  // of a label
+  std::vector<std::string> labels_;     // by rank
   std::map<GroupKey, Group> groups_;
-  std::unordered_map<std::string, GroupKey> group_of_;  // by a cell's key
+  std::unordered_map<std::string, std::vector<GroupKey>> groups_of_;  // by a cell's key
 };
 
 // What went wrong, by frequency.

@@ -3,7 +3,7 @@ traces."""
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -71,8 +71,8 @@ def _loaded(point: EntryPoint) -> Any:
         ) from error
 
 
-def budget_of(given: Any, prefills: Callable[[], set[int]]) -> dict[str, Any] | None:
-    """`budget:` of tokens (64), shares of the prompt (0.1, "10%"), both, or a dict as the configuration has
+def budget_of(given: Any) -> dict[str, Any] | None:
+    """`budget:` of tokens (64), of shares of the full cache's bytes ("20%"), or a dict as the configuration has
     it."""
     if given is None:
         return None
@@ -80,36 +80,30 @@ def budget_of(given: Any, prefills: Callable[[], set[int]]) -> dict[str, Any] | 
         return plain(dict(given), "budgets")
     values = [_budget(value) for value in _listed(given)]
     shares = [isinstance(value, float) for value in values]
-    if all(shares):
-        return {"fraction_kept": values}
-    if not any(shares):
-        return {"tokens": values}
-    lengths = prefills()  # not before they are needed: a trace is opened for them
-    if len(lengths) != 1:
+    if any(shares) and not all(shares):
         raise ConfigError(
-            "budgets mixes tokens and shares, but prompts differ in length "
-            f"({sorted(lengths)} tokens): use one kind, or give prefill"
+            "budgets mixes tokens and shares of the cache: use one kind, in two calls where both are wanted"
         )
-    for value in values:
-        if isinstance(value, float) and not 0 < value <= 1:
-            raise ConfigError(f"budgets: {value:g} is no share of the prompt: from above 0 to 1, or 100%")
-    prefill = lengths.pop()
-    return {"tokens": [max(1, int(v * prefill)) if isinstance(v, float) else v for v in values]}
+    return {"share_of_cache" if any(shares) else "tokens": values}
 
 
 def _budget(value: Any) -> int | float:
+    """Tokens, or a share as a float."""
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", value, re.ASCII)
         if match is None and value.strip().isdecimal():
             raise ConfigError(f"budgets: {value!r} is text: remove the quotes")
         if match is None:
-            raise ConfigError(f'budgets: {value!r} is neither a number of tokens nor a share such as "10%"')
-        return float(match[1]) / 100
+            raise ConfigError(f'budgets: {value!r} is neither a number of tokens nor a share such as "20%"')
+        return float(match[1] + "e-2")
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise ConfigError(f'budgets: {value!r} is neither a number of tokens nor a share such as "10%"')
-    if isinstance(value, float | np.floating) and value > 1 and float(value).is_integer():
-        return int(value)
-    return float(value) if isinstance(value, float | np.floating) else int(value)
+        raise ConfigError(f'budgets: {value!r} is neither a number of tokens nor a share such as "20%"')
+    if isinstance(value, float | np.floating) and not float(value).is_integer():
+        raise ConfigError(
+            f'budgets: {value:g} is no number of tokens. A share of the cache\'s bytes? write "20%". '
+            f'A share of the prompt\'s tokens? write {{"fraction_kept": [{value:g}]}}'
+        )
+    return int(value)
 
 
 def seeds_of(given: Any) -> Any:
@@ -164,7 +158,7 @@ def plain(value: Any, where: str) -> Any:
 IN_PYTHON = {
     r"\b(?:replay|select|run|output)\.([a-z_]+)": r"\1",
     r"add budget: \{tokens: \[64, 128\]\}": "add budgets=[64, 128]",
-    r"\b(?:budget\.(?:tokens|fraction_kept|bytes)|fraction_kept)\b": "budgets",
+    r"\b(?:budget\.(?:tokens|fraction_kept|bytes)|fraction_kept|share_of_cache)\b": "budgets",
     r"kvreplay list methods": "kvreplay.methods()",
     r"kvreplay list metrics": "kvreplay.columns()",
     r"kvreplay describe (\w+)": r'kvreplay.describe("\1")',

@@ -5,8 +5,6 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from . import _engine
 from .bar import Bar
 from .configuration import (
@@ -61,7 +59,7 @@ def replay(
 ) -> Run:
     """Replay queries, keys and values through compression methods, and measure what each loses and costs.
 
-        run = kvreplay.replay(q, k, v, prefill=768, methods=["h2o", "snapkv"], budgets=[64, 256, "10%"])
+        run = kvreplay.replay(q, k, v, prefill=768, methods=["h2o", "snapkv"], budgets=[64, 256])
         run = kvreplay.replay(layers={7: (q, k, v), 15: (q, k, v)}, ...)
         run = kvreplay.replay("trace.h5", methods=["h2o", my_scorer], budgets=[128])
         run.summary(); run.table; run.kept("h2o", 64, head=0)
@@ -88,7 +86,9 @@ def replay(
         methods: names (kvreplay.methods()), dicts ({"name": "snapkv", "window": [16, 32]}: a list is swept),
             scorers and policies of your own (kvreplay.scorer, kvreplay.Policy), names that installed packages
             offer.
-        budgets: tokens per kv head (64), shares of the prompt (0.1 or "10%"), or {"bytes": [...]}.
+        budgets: tokens per kv head (64); or shares of the full cache's bytes ("20%"), for which each method gets
+            the most tokens that fit ({"share_of_cache": [0.2], "of": "mean"}: by the mean over steps, not the
+            peak); or {"fraction_kept": [0.1]} of the prompt's tokens, or {"bytes": [...]}.
         seeds: how many for random methods, or (first, count).
 
     How
@@ -132,8 +132,7 @@ def replay(
         **without_none(metrics=metrics),
     }
     if budgets is not None:
-        known = isinstance(prefill, int | np.integer)
-        config["budget"] = budget_of(budgets, lambda: {int(prefill)} if known else sources.prefills())
+        config["budget"] = budget_of(budgets)
     run = _Replay(sources, plain(config, ""), own).run(progress)
     for warning in [*run.warnings, *run.failures()]:
         warnings.warn(warning, stacklevel=2)
@@ -154,6 +153,9 @@ class _Replay:
         """The cell of a row, with arrays: its head is replayed once more, as it was."""
         place = {"prompts": [row["prompt"]], "layers": [row["layer"]], "kv_heads": [row["kv_head"]]}
         config = {**self.config, "select": place, "output": {"save": [kind]}}
+        if "share_of_cache" in (config.get("budget") or {}):  # solved already
+            tokens = row["budget_tokens"]
+            config["budget"] = {"tokens": [1 if tokens is None else tokens]}
         return [cell for cell in self._cells(config, False)[0] if cell.row["key"] == row["key"]]
 
     def _cells(self, config: dict[str, Any], progress: bool | None) -> tuple[list[Cell], list[str], float]:

@@ -85,10 +85,18 @@ class Run:
     def summary(self) -> "pd.DataFrame":
         """A row for each method and budget: means over prompts, layers and kv heads, with the 95 % interval
         of the mean relative error (over layers); `bytes_ratio` is total bytes over those of the full
-        cache."""
+        cache, a ratio of sums. Where budgets were asked for as shares of the cache there is a row for each
+        method and `share`, and `budget_tokens` is the mean over heads, rounded."""
+        from kvanalysis.data.shares import by_share
         from kvanalysis.stats.summary import summarise
 
-        return summarise(self.frame)[list(SUMMARY)].rename(columns={"label": "method"})
+        frame = by_share(self.frame)
+        if frame["share"].isna().all():
+            return summarise(self.frame)[list(SUMMARY)].rename(columns={"label": "method"})
+        mean = frame.groupby(["label", "share"], dropna=False)["budget_tokens"].transform("mean")
+        frame = frame.assign(budget_tokens=mean.round().astype("Int64"))
+        table = summarise(frame, by=("share",)).sort_values(["label", "share"], ignore_index=True)
+        return table[[SUMMARY[0], "share", *SUMMARY[1:]]].rename(columns={"label": "method"})
 
     def compare(self, at: "float | str" = 0.2, **options: Any) -> "Answer":
         """Who loses least at a share of the full cache's bytes, and which methods are told apart:

@@ -115,11 +115,6 @@ class Sources:
                 return
             yield [of_arrays(self.layers, self.facts, self.position_ids, self.model, self.n_layers)]
 
-    def prefills(self) -> set[int]:
-        """Tokens of the recorded prompts."""
-        with self.opened() as traces:
-            return {prompt["n_prompt"] for trace in traces for prompt in trace["prompts"]}
-
     @contextmanager
     def recorded(self, row: Mapping[str, Any]) -> Iterator["Replayed"]:
         """What a row of results was replayed from, readable inside of the block."""

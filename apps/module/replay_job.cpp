@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
@@ -16,6 +17,7 @@
 #include "apps/module/arrays_from_python.hpp"
 #include "apps/module/hosted_in_python.hpp"
 #include "apps/module/numpy.hpp"
+#include "apps/shares.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
@@ -182,24 +184,52 @@ std::unique_ptr<Prepared> prepare(const Request& request) {
   std::vector<TraceInfo> infos;
   for (const TraceArrays& trace : all->traces->traces) infos.push_back(trace.info);
   all->loaded = load_over(request.config, "replay", all->methods, metric_names(), infos);
-  all->cells = plan_cells(all->loaded);
   return all;
+}
+
+RunOptions options_of(const Prepared& all, bool every_row) {
+  const RunConfig& config = all.loaded.config;
+  const auto open = [&all](size_t trace, const TraceScope&) {
+    return std::make_unique<ArrayTensors>(all.traces->traces.at(trace));
+  };
+  RunOptions options = app::engine_options(config, every_row, open);
+  options.jobs = config.run.jobs > 0 ? config.run.jobs : int(std::max(1u, std::thread::hardware_concurrency()));
+  return options;
+}
+
+// Budgets that are shares of the cache, in a thread of their own: it may call Python, and Ctrl-C ends it.
+void solve_budgets(Prepared& all) {
+  if (!all.loaded.config.budget.shares()) return;
+  RunOptions options = options_of(all, false);
+  options.stop = [&all] { return all.stop.load(); };
+  auto solving = std::async(std::launch::async, [&] { return solve_shares(all.loaded, options); });
+  const auto is_done = [&] {
+    const nb::gil_scoped_release unlocked;
+    return solving.wait_for(kPatience) == std::future_status::ready;
+  };
+  while (!is_done())
+    if (PyErr_CheckSignals() != 0) {
+      all.stop = true;
+      while (!is_done()) {
+      }
+      throw nb::python_error();
+    }
+  for (std::string& line : app::remarks_on(all.loaded.config, solving.get()))
+    all.loaded.config.warnings.push_back(std::move(line));
 }
 
 }  // namespace
 
 double replay(const Request& request) {
   const std::unique_ptr<Prepared> all = prepare(request);
+  solve_budgets(*all);
+  all->cells = plan_cells(all->loaded);
   const RunConfig& config = all->loaded.config;
   double cost = 0;
   for (const double c : estimate(config, all->cells, all->loaded.traces).cost) cost += c;
   request.on_plan(all->cells.size(), config.warnings, core_seconds(cost));
-  const auto open = [&](size_t trace, const TraceScope&) {
-    return std::make_unique<ArrayTensors>(all->traces->traces.at(trace));
-  };
-  RunOptions options = app::engine_options(config, observes_rows(all->cells), open);
+  RunOptions options = options_of(*all, observes_rows(all->cells));
   options.save = config.output;
-  options.jobs = config.run.jobs > 0 ? config.run.jobs : int(std::max(1u, std::thread::hardware_concurrency()));
   Running running(all->cells, options, record_of(config), all->stop);
   for (bool closed = false; !closed;) {
     std::deque<Finished> finished;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/exit_codes.hpp"
+#include "apps/labels.hpp"
 #include "apps/meta.hpp"
 #include "apps/summary.hpp"
 #include "apps/sweep/sweep.hpp"
@@ -17,7 +18,9 @@ namespace kvreplay::app {
 namespace {
 
 std::string record_of(const Manifest& manifest, const std::string& command_line) {
-  return run_record(manifest.config, trace_records(manifest.traces), command_line).add("plan", manifest.name).text();
+  JsonObject record = run_record(manifest.config, trace_records(manifest.traces), command_line);
+  if (!manifest.unreachable.empty()) record.add_json("unreachable", manifest.unreachable);
+  return record.add("plan", manifest.name).text();
 }
 
 void tell_repeats(const Repeats& repeats, Console& console) {
@@ -32,15 +35,26 @@ void tell_repeats(const Repeats& repeats, Console& console) {
                     repeats.elsewhere));
 }
 
+SharesOfCells shares_of(const Manifest& manifest) {
+  SharesOfCells shares;
+  const Keys keys = manifest.keys();
+  for (size_t i = 0; i < keys.size(); ++i)
+    if (const std::string text = shares_text(shares_in(manifest.cells[i])); !text.empty()) shares[keys[i]] = text;
+  return shares;
+}
+
 void expect_cells(const Manifest& manifest, Summary& summary) {
   for (const std::string& line : manifest.cells) try {
       const nlohmann::json cell = nlohmann::json::parse(line);
       const nlohmann::json& budget = cell.at("budget_tokens");
       summary.expect(cell.at("key"), label_text(cell.at("method"), cell.at("given").dump()),
-                     budget.is_null() ? 0 : budget.get<int32_t>());
+                     budget.is_null() ? 0 : budget.get<int32_t>(), shares_in(line));
     } catch (const nlohmann::json::exception&) {
       throw ConfigError(fmt::format("plan {}: error: a line names no cell: {}", manifest.name, line.substr(0, 80)));
     }
+  for (const nlohmann::json& one : nlohmann::json::parse(manifest.unreachable.empty() ? "[]" : manifest.unreachable))
+    if (one.at("heads") == one.at("of_heads"))
+      summary.expect_none(label_text(one.at("method"), one.at("given").dump()), one.at("share"), one.at("floor_low"));
 }
 
 }  // namespace
@@ -65,10 +79,11 @@ int merge_sweep(const Sweep& sweep, bool partial, Context& context) {
   Summary summary;
   Failures failures;
   expect_cells(manifest, summary);
-  folder.write_tables(manifest.keys(), record_of(manifest, context.command_line), [&](const Fields& row) {
+  const auto see = [&](const Fields& row) {
     summary.add(row);
     failures.add(row);
-  });
+  };
+  folder.write_tables(manifest.keys(), record_of(manifest, context.command_line), see, shares_of(manifest));
   print(summary.text());
   failures.tell(console);
   console.note(fmt::format("wrote {}", (folder.dir() / "results.csv").string()));

@@ -5,6 +5,7 @@
 
 #include "apps/progress.hpp"
 #include "apps/run_options.hpp"
+#include "apps/shares.hpp"
 #include "apps/sweep/sweep.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -44,11 +45,13 @@ void tell(const fs::path& file, const Manifest& m, const std::vector<TraceInfo>&
 }
 
 int plan(const RunChoices& choices, Context& context) {
-  const LoadedRun loaded = load_run(choices, context.console);
+  LoadedRun loaded = load_run(choices, context.console);
+  const SolvedShares shares = solve_shares(loaded, context.console);
   RunConfig config = with_absolute_paths(loaded.config);
   config.output.dir = fs::absolute(output_of(loaded.config)).lexically_normal();
   const fs::path out = output_of(loaded.config);
-  const Manifest manifest = make_manifest(config, loaded.traces, planned(choices, loaded));
+  Manifest manifest = make_manifest(config, loaded.traces, planned(choices, loaded));
+  if (!shares.unreachable.empty()) manifest.unreachable = unreachable_json(config, shares);
   if (choices.force && !choices.dry_run) forget_results(out), forget_manifest(out);
   const ResultsFolder folder = results_of(out.string(), manifest);
   fs::path file = "(not written: dry run)";

@@ -18,9 +18,9 @@ std::string shown_params(const BoundMethod& method, const Variant& variant) {
   return params_json(method, variant.options, {"", variant.digests.allocator, variant.digests.uniforms});
 }
 
-SharedOver shared_over(const Cell& cell) {
-  if (cell.method().shared_over != SharedOver::none) return cell.method().shared_over;
-  switch (cell.options().allocator) {
+SharedOver shared_over(const Method& method, const CommonOptions& options) {
+  if (method.shared_over != SharedOver::none) return method.shared_over;
+  switch (options.allocator) {
     case Allocator::uniform:
       return SharedOver::none;
     case Allocator::ada:
@@ -33,6 +33,8 @@ SharedOver shared_over(const Cell& cell) {
   }
   return SharedOver::none;
 }
+
+SharedOver shared_over(const Cell& cell) { return shared_over(cell.method(), cell.options()); }
 
 bool needs_no_other_head(const Cell& cell) {
   const Allocator rule = cell.options().allocator;

@@ -2,6 +2,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "catalog/bound_method.hpp"
 #include "catalog/token_lists.hpp"
@@ -45,6 +46,8 @@ struct Cell {
   Extent extent;
   Budget budget;
   std::optional<uint32_t> seed;  // randomised instances only
+  // Shares of the full cache's bytes for which the budget was asked; ascending. They are no part of what the cell is.
+  std::vector<double> shares = {};
   std::shared_ptr<const Variant> variant;
 
   const Method& method() const { return variant->values.method(); }
@@ -53,7 +56,8 @@ struct Cell {
   MethodContext context() const;
 };
 
-// Whose heads share a cell's budget with it.
+// Whose heads share a budget with a method's cell.
+SharedOver shared_over(const Method& method, const CommonOptions& options);
 SharedOver shared_over(const Cell& cell);
 // Whether a head's share follows from the configuration alone.
 bool needs_no_other_head(const Cell& cell);

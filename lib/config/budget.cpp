@@ -31,6 +31,22 @@ std::optional<double> read_tokens(const Node& node, Problems& problems) {
   return std::nullopt;
 }
 
+std::optional<double> read_share(const Node& node, Problems& problems) {
+  Problems own;
+  if (const auto value = read_real(own, node, "share_of_cache", {1e-12, 1})) return value;
+  std::string number = node.kind == Node::Kind::scalar ? node.text : "";
+  const bool percent = number.ends_with('%');
+  if (percent) number.pop_back();
+  const auto value = number_in<double>(number);
+  std::string what = "a share of the full cache's bytes, in (0, 1]";
+  if (value && *value > 1 && *value <= 100) what += fmt::format(": did you mean {}?", *value / 100);
+  else if (value && percent && *value > 0 && *value <= 1) what += fmt::format(": did you mean {}?", *value / 100);
+  else if (value && *value > 100) what += ". Tokens? use budget.tokens";
+  else if (value && node.quoted && *value > 0) what += ": remove the quotes";
+  must_be(problems, node, "share_of_cache", what);
+  return std::nullopt;
+}
+
 std::optional<double> read_one(BudgetList::Kind kind, const Node& node, Problems& problems) {
   switch (kind) {
     case BudgetList::Kind::tokens:
@@ -39,6 +55,8 @@ std::optional<double> read_one(BudgetList::Kind kind, const Node& node, Problems
       return read_fraction(node, problems);
     case BudgetList::Kind::bytes:
       return read_integer(problems, node, "budget.bytes", {1, kMaxBytes});
+    case BudgetList::Kind::share_of_cache:
+      return read_share(node, problems);
   }
   return std::nullopt;
 }
@@ -59,29 +77,42 @@ void read_values(RunConfig& config, const Node& node, Problems& problems) {
   }
 }
 
+// What a share of the cache is measured by.
+void read_of(RunConfig& config, const Node& node, const Section& section, Problems& problems) {
+  const Node* of = section.find("of");
+  if (of == nullptr) return;
+  if (config.budget.kind != BudgetList::Kind::share_of_cache)
+    return problems.error(node.key_mark("of"), "of: peak or mean belongs to share_of_cache");
+  if (const auto word = read_word(problems, *of, "budget.of", {"peak", "mean"}))
+    config.budget.of_mean = *word == "mean";
+}
+
 }  // namespace
 
 void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems& problems) {
-  static const std::vector<std::string> kinds = {"tokens", "fraction_kept",
-                                                 "bytes"};  // in the order of BudgetList::Kind
+  static const std::vector<std::string> kinds = {"tokens", "fraction_kept", "bytes",
+                                                 "share_of_cache"};  // in the order of BudgetList::Kind
+  static const std::string examples =
+      "{tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]}, {share_of_cache: [0.1]} or "
+      "{bytes: [...]}";
+  std::vector<std::string> keys = kinds;
+  keys.emplace_back("of");
   if (node == nullptr) return;
   config.marks["budget"] = key;
-  if (node->kind != Node::Kind::map)
-    return must_be(problems, *node, "budget",
-                   "a map: {tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]} or {bytes: [...]}");
-  const Section section(node, "budget", kinds, problems);
+  if (node->kind != Node::Kind::map) return must_be(problems, *node, "budget", "a map: " + examples);
+  const Section section(node, "budget", keys, problems);
   const Node* only = nullptr;
   for (size_t i = 0; i < kinds.size(); ++i) {
     const Node* values = section.find(kinds[i]);
     if (values == nullptr) continue;
     if (only != nullptr)
-      return problems.error(node->key_mark(kinds[i]), "budget takes one of tokens, fraction_kept and bytes, not two");
+      return problems.error(node->key_mark(kinds[i]),
+                            "budget takes one of tokens, fraction_kept, bytes and share_of_cache, not two");
     only = values;
     config.budget.kind = BudgetList::Kind(i);
   }
-  if (only == nullptr)
-    return problems.error(key,
-                          "budget is empty: write {tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]} or {bytes: [...]}");
+  if (only == nullptr) return problems.error(key, "budget is empty: write " + examples);
+  read_of(config, *node, section, problems);
   read_values(config, *only, problems);
 }
 
@@ -106,7 +137,8 @@ BudgetList budgets_for(const MethodInstance& instance, const BudgetList& list) {
 }
 
 bool runs_without_budget(const MethodInstance& instance, const BudgetList& list) {
-  return !instance.values.takes_budget() || (list.values.empty() && !instance.method().lists_in.empty());
+  const bool lists_decide = list.values.empty() || list.shares();
+  return !instance.values.takes_budget() || (lists_decide && !instance.method().lists_in.empty());
 }
 
 }  // namespace kvreplay

@@ -109,7 +109,7 @@ class MethodsReader {
 
   std::string unknown_key(const Method& method, const std::string& key) const {
     const std::string name = method.info.name;
-    if (key == "budget" || key == "tokens" || key == "fraction_kept" || key == "bytes") {
+    if (key == "budget" || key == "tokens" || key == "fraction_kept" || key == "bytes" || key == "share_of_cache") {
       if (!method.info.takes_budget)
         return fmt::format("{} has no budget of its own: its size is an output. Remove \"{}\"", name, key);
       return fmt::format(

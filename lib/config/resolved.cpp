@@ -34,9 +34,12 @@ std::string method_json(const MethodInstance& m) {
 }
 
 std::string budget_json(const BudgetList& budget) {
-  const char* kinds[] = {"tokens", "fraction_kept", "bytes"};
+  const char* kinds[] = {"tokens", "fraction_kept", "bytes", "share_of_cache"};
   if (budget.values.empty()) return "null";
-  return JsonObject().add(kinds[size_t(budget.kind)], budget.values).text();
+  JsonObject entry;
+  entry.add(kinds[size_t(budget.kind)], budget.values);
+  if (budget.shares()) entry.add("of", budget.of_mean ? "mean" : "peak");
+  return entry.text();
 }
 
 std::string output_json(const RunConfig::Output& output) {

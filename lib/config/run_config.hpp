@@ -29,9 +29,11 @@ struct MethodInstance {
 };
 
 struct BudgetList {
-  enum class Kind { tokens, fraction_kept, bytes } kind = Kind::tokens;
+  enum class Kind { tokens, fraction_kept, bytes, share_of_cache } kind = Kind::tokens;
   std::vector<double> values;
   std::vector<Mark> marks;
+  bool of_mean = false;  // share_of_cache bounds the mean over steps, not the peak
+  bool shares() const { return kind == Kind::share_of_cache && !values.empty(); }
 };
 
 struct RunConfig {
@@ -98,13 +100,22 @@ struct SelectedLayer {
     size_t instance;     // of RunConfig::methods
     BoundMethod method;  // at one budget
     Budget budget;
+    // Where the budget was asked for as shares of the full cache: those, and for whom it is the right one.
+    std::vector<double> shares = {};
+    std::optional<int32_t> kv_head = {};  // nullopt: for all that are selected
+    std::optional<uint32_t> seed = {};    // nullopt: for all
   };
   std::vector<Variant> variants;
+  std::vector<size_t> by_share =
+      {};  // instances whose budgets are shares of the full cache, which are yet to be solved
 };
 // What a configuration selects of its traces, every method resolved at every budget. Checks layers, heads, prompts,
 // extents and parameters: a part that is wrong is among the problems and not selected. Adds warnings to `config`.
 std::vector<SelectedLayer> select(RunConfig& config, const std::vector<TraceInfo>& traces,
                                   std::vector<std::string>& problems);
+// The smallest budget that an instance can be resolved with, of those up to context.tokens. Throws ParameterError
+// where there is none.
+int32_t least_budget(const MethodInstance& instance, MethodContext context);
 // The situation of a method instance on one layer; without a budget.
 MethodContext context_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers, Extent extent);
 
@@ -113,6 +124,9 @@ struct LoadedRun {
   std::vector<TraceInfo> traces;  // of config.traces
   std::vector<SelectedLayer> selection;
 };
+// One method instance at one budget joins a selected layer. Throws ParameterError.
+void add_variant(LoadedRun& run, size_t layer, size_t instance, int32_t tokens, int32_t kv_head,
+                 std::optional<uint32_t> seed);
 // All of the above: reads, opens the traces, checks one against the other, and tells every problem at
 // once. An empty `file` means that `overrides` hold the whole configuration.
 LoadedRun load_run(const std::filesystem::path& file, const std::vector<std::string>& overrides,
@@ -127,7 +141,7 @@ LoadedRun load_over(const std::string& text, const std::string& label, const Reg
                     const std::vector<std::string>& measures, std::vector<TraceInfo> traces);
 
 // A budget in tokens for one layer (convention C10) before it is rounded down, and after; below 1 only when
-// `bytes` hold no token.
+// `bytes` hold no token. Not of share_of_cache, which is solved by replaying.
 double real_budget(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,
                    const RowFormat& format);
 int32_t budget_tokens(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,

@@ -203,12 +203,23 @@ class Selection {
     const MethodInstance& instance = config_.methods[m];
     MethodContext context = context_of(instance, layer, trace.n_layers, selected.extent);
     if (runs_without_budget(instance, config_.budget)) return add_variant(m, context, prompt, selected);
+    if (config_.budget.shares()) return add_by_share(m, context, selected);
     const BudgetList budgets = budgets_for(instance, config_.budget);
     for (const double value : budgets.values) {
       const double asked = real_budget(budgets.kind, value, context.prompt_tokens, layer, instance.options.row_format);
       context.budget = {int32_t(asked), asked};
       if (context.budget.none()) tell_empty(value, layer, instance.options.row_format);
       else add_variant(m, context, prompt, selected);
+    }
+  }
+
+  // What budget a share comes to is found later, by replaying.
+  void add_by_share(size_t m, const MethodContext& context, SelectedLayer& selected) {
+    try {
+      (void)least_budget(config_.methods[m], context);
+      selected.by_share.push_back(m);
+    } catch (const ParameterError& e) {
+      tell_parameter(m, e);
     }
   }
 
@@ -220,10 +231,14 @@ class Selection {
       if (!instance.method().lists_in.empty()) lists_.check(m, prompt, context);
       selected.variants.push_back({m, std::move(method), context.budget});
     } catch (const ParameterError& e) {
-      const std::string place = fmt::format("methods[{}]", m);
-      const Mark mark = config_.mark_of({place + "." + e.parameter, place});
-      problems_.error(mark, fmt::format("{}: {}", instance.method().info.name, e.what()));
+      tell_parameter(m, e);
     }
+  }
+
+  void tell_parameter(size_t m, const ParameterError& e) {
+    const std::string place = fmt::format("methods[{}]", m);
+    const Mark mark = config_.mark_of({place + "." + e.parameter, place});
+    problems_.error(mark, fmt::format("{}: {}", config_.methods[m].method().info.name, e.what()));
   }
 
   void check_uniforms(const MethodInstance& instance, const BoundMethod& method, const PromptInfo& prompt,
@@ -254,6 +269,7 @@ class Selection {
         fmt::format("a budget of {} bytes holds no token: one takes {}", budget_bytes, number_text(std::ceil(row))));
   }
   void check_budgets(const PromptInfo& prompt, const Extent& extent) {
+    if (config_.budget.shares()) return;
     std::map<std::string, RowFormat> formats;  // a budget in bytes is another number of tokens in each
     for (const MethodInstance& m : config_.methods)
       if (m.values.takes_budget()) formats.emplace(row_format_json(m.options.row_format), m.options.row_format);
@@ -282,6 +298,28 @@ class Selection {
 };
 
 }  // namespace
+
+int32_t least_budget(const MethodInstance& instance, MethodContext context) {
+  for (int32_t tokens = 1;; ++tokens) {
+    context.budget = {tokens, double(tokens)};
+    try {
+      (void)BoundMethod(instance.values, context);
+      return tokens;
+    } catch (const ParameterError&) {
+      if (tokens >= context.tokens) throw;
+    }
+  }
+}
+
+void add_variant(LoadedRun& run, size_t layer, size_t instance, int32_t tokens, int32_t kv_head,
+                 std::optional<uint32_t> seed) {
+  SelectedLayer& at = run.selection[layer];
+  const TraceInfo& trace = run.traces[at.trace];
+  const MethodInstance& m = run.config.methods[instance];
+  MethodContext context = context_of(m, trace.prompts[at.prompt].layers[at.layer], trace.n_layers, at.extent);
+  context.budget = {tokens, double(tokens)};
+  at.variants.push_back({instance, BoundMethod(m.values, context), context.budget, {}, kv_head, seed});
+}
 
 MethodContext context_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers, Extent extent) {
   MethodContext context;

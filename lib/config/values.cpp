@@ -69,7 +69,7 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& sections() 
   static const std::vector<std::pair<std::string, std::vector<std::string>>> all = {
       {"select", {"prompts", "layers", "kv_heads"}},
       {"replay", {"tokens", "prefill", "prompt", "queries", "needles"}},
-      {"budget", {"fraction_kept", "bytes"}},
+      {"budget", {"fraction_kept", "bytes", "share_of_cache"}},
       {"seeds", {"first", "count"}},
       {"run", {"device", "jobs", "precision", "audit"}},
       {"output", {"dir", "save"}}};

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <stdexcept>
 #include <unordered_set>
 
 #include "base/errors.hpp"
@@ -68,10 +69,13 @@ class Planner {
   }
 
   void add(const SelectedLayer& selected) {
+    if (!selected.by_share.empty())
+      throw std::logic_error("shares of the cache are to be solved before cells are planned");
     std::vector<Planned> all;
     for (const SelectedLayer::Variant& variant : selected.variants) all.push_back(planned(selected, variant));
     for (const int32_t kv_head : selected.kv_heads)
-      for (const Planned& one : all) add(selected, one, kv_head);
+      for (const Planned& one : all)
+        if (one.selected.kv_head.value_or(kv_head) == kv_head) add(selected, one, kv_head);
   }
   std::vector<Cell> take() { return std::move(plan_); }
 
@@ -111,6 +115,7 @@ class Planner {
     cell.prompt_rank = uint32_t(at.prompt);
     cell.extent = at.extent;
     cell.budget = planned.selected.budget;
+    cell.shares = planned.selected.shares;
     cell.variant = planned.variant;
     std::string key = fmt::format("{}\n{}\n", planned.key, kv_head);
     const BoundMethod& method = planned.selected.method;
@@ -121,7 +126,7 @@ class Planner {
     if (!cell.variant->uniforms.empty() || !method.random()) return add(std::move(cell), key);
     for (uint32_t i = 0; i < config_.seed_count; ++i) {
       cell.seed = config_.seed_first + i;
-      add(cell, key + std::to_string(*cell.seed));
+      if (planned.selected.seed.value_or(*cell.seed) == *cell.seed) add(cell, key + std::to_string(*cell.seed));
     }
   }
 

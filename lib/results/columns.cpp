@@ -93,6 +93,9 @@ constexpr Source kRemarks[] = {
     {{"device", "", "where it was computed", false, false}, device},
     {{"schema", "", "version of the definitions", false, false},
      [](const Sources& s) { return json_of(s.process.schema); }},
+    {{kShareColumn, "", "share of the full cache's bytes for which the budget was asked; of several: 0.1;0.2", false,
+      false},
+     [](const Sources& s) { return or_empty(shares_text(s.cell.shares)); }},
 };
 
 JsonObject row_object(const Sources& sources) {
@@ -160,6 +163,12 @@ Row row_of(const Cell& cell, const CellResult& result, const ProcessRecord& proc
   failed.ok = false;
   failed.error = "internal error: " + culprit + " is not a finite number";
   return {false, row_object({cell, failed, process}).text()};
+}
+
+std::string shares_text(const std::vector<double>& shares) {
+  std::vector<std::string> all;
+  for (const double share : shares) all.push_back(number_text(share));
+  return join(all, ";");
 }
 
 std::vector<std::string> column_names() {

@@ -34,6 +34,11 @@ struct Row {
 };
 Row row_of(const Cell& cell, const CellResult& result, const ProcessRecord& process);
 
+// The column of a table that says what a cell's budget was asked for. A cell is the same whoever asked: what is
+// published of it has no share.
+constexpr const char* kShareColumn = "budget_share";
+std::string shares_text(const std::vector<double>& shares);
+
 std::vector<std::string> column_names();
 // Fields joined by commas and quoted where needed, with the line's end.
 std::string csv_line(const std::vector<std::string>& fields);

@@ -76,6 +76,13 @@ Keys keys_of(const std::vector<Cell>& plan) {
   return keys;
 }
 
+SharesOfCells shares_of(const std::vector<Cell>& plan) {
+  SharesOfCells shares;
+  for (const Cell& cell : plan)
+    if (!cell.shares.empty()) shares.emplace(cell.key, shares_text(cell.shares));
+  return shares;
+}
+
 void forget_results(const fs::path& dir) {
   in_directory(dir, [&] {
     remove_files(dir / "shards", is_log);
@@ -134,14 +141,21 @@ void ResultsFolder::gather(const Keys& plan, const std::string& kind) const {
   gather_arrays(dir_ / (kind + ".h5"), kind, cells, reader);
 }
 
-void ResultsFolder::write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit) const {
+void ResultsFolder::write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit,
+                                 const SharesOfCells& shares) const {
   for (const std::string& kind : kinds_of(save_)) gather(plan, kind);
   TextFile csv(dir_ / kTableFile);
   csv.append(csv_line(column_names()));
   std::map<std::string, int64_t> computed_by;
+  const std::vector<std::string> names = column_names();
+  const size_t share = size_t(std::find(names.begin(), names.end(), kShareColumn) - names.begin());
+  const size_t key = size_t(std::find(names.begin(), names.end(), "key") - names.begin());
   each_line(plan, [&](const CellLine& line) {
-    csv.append(csv_line(line.fields));
-    if (visit) visit(line.fields);
+    Fields fields = line.fields;
+    const auto asked = shares.find(fields[key]);
+    fields[share] = asked == shares.end() ? "" : asked->second;
+    csv.append(csv_line(fields));
+    if (visit) visit(fields);
     ++computed_by[line.path + " " + line.build];
   });
   csv.publish();

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -12,7 +13,8 @@
 
 namespace kvreplay {
 
-using Keys = std::vector<std::string>;  // of the cells of a plan, in its order
+using Keys = std::vector<std::string>;                               // of the cells of a plan, in its order
+using SharesOfCells = std::unordered_map<std::string, std::string>;  // by key, as shares_text() writes them
 using RowVisitor = std::function<void(const Fields&)>;
 
 // Runs what may throw std::filesystem_error; such an error becomes an OutputError with a remedy.
@@ -35,7 +37,8 @@ class ResultsFolder {
   void each_row(const Keys& plan, const RowVisitor& visit) const;
   // Writes results.csv, results.meta.json (`meta`, a JSON object; the columns' units, the counts) and the .h5 files
   // that `save` asks for: each whole or not at all. `visit` sees each row on its way. Throws OutputError.
-  void write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit = {}) const;
+  void write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit = {},
+                    const SharesOfCells& shares = {}) const;
 
   // A line that this process has just published.
   void add(const std::string& key, const Published& line);
@@ -53,6 +56,7 @@ class ResultsFolder {
 };
 
 Keys keys_of(const std::vector<Cell>& plan);
+SharesOfCells shares_of(const std::vector<Cell>& plan);
 
 // Removes what runs and sweeps have left in a directory, temporary files included; what users have put there
 // stays.

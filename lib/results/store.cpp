@@ -64,7 +64,9 @@ const ResultsFolder& Store::folder() const { return *state_->folder; }
 const std::unordered_set<std::string>& Store::failed_here() const { return state_->failed_here; }
 
 bool Store::publish(const Cell& cell, const CellResult& result) {
-  const Row row = row_of(cell, result, state_->process);
+  Cell itself = cell;
+  itself.shares.clear();
+  const Row row = row_of(itself, result, state_->process);
   const bool saves = row.ok && state_->arrays != nullptr;
   const std::string arrays = saves ? arrays_of(result, state_->save) : "";
   const std::lock_guard lock(state_->mutex);
@@ -89,10 +91,10 @@ void Store::sync() {
   state_->attempts->lines.sync();
 }
 
-void Store::finish(const Keys& plan, const std::string& meta, const RowVisitor& visit) {
+void Store::finish(const Keys& plan, const std::string& meta, const RowVisitor& visit, const SharesOfCells& shares) {
   const std::lock_guard lock(state_->mutex);
   state_->read();
-  state_->folder->write_tables(plan, meta, visit);
+  state_->folder->write_tables(plan, meta, visit, shares);
 }
 
 }  // namespace kvreplay

@@ -35,7 +35,8 @@ class Store {
   // Thread-safe. What was published is on disk.
   void sync();
   // Reads again what all processes have published, and writes the tables.
-  void finish(const Keys& plan, const std::string& meta = "{}", const RowVisitor& visit = {});
+  void finish(const Keys& plan, const std::string& meta = "{}", const RowVisitor& visit = {},
+              const SharesOfCells& shares = {});
 
  private:
   struct State;

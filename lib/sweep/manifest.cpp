@@ -35,6 +35,7 @@ std::string cell_line(const Cell& cell) {
   rest.add_json("given", cell.variant->given).add_json("params", cell.variant->params);
   rest.add_json("budget_tokens", cell.budget.none() ? "null" : json_of(cell.budget.tokens));
   rest.add_json("seed", cell.seed ? json_of(*cell.seed) : "null");
+  if (!cell.shares.empty()) rest.add("instance", int64_t(cell.variant->instance)).add("shares", cell.shares);
   return fmt::format("{}{}\",{}}}", kKeyBefore, cell.key, rest.members());
 }
 
@@ -81,16 +82,17 @@ std::string header_line(const Manifest& m) {
   for (const SweepTrace& t : m.traces) traces.push_back({t.path.string(), t.trace_id, t.model});
   for (const SweepUnit& u : m.units)
     units.push_back({u.place.trace, u.place.prompt, u.place.layer, u.place.kv_head, u.first, u.cells, u.cost});
-  const json header = {{"kvreplay_plan", kManifestSchema},
-                       {"name", m.name},
-                       {"run_name", m.run_name},
-                       {"config", json::parse(m.config)},
-                       {"save", save_json(m.save)},
-                       {"every_row", m.every_row},
-                       {"whole_traces", m.whole_traces},
-                       {"bytes_peak", m.bytes_peak},
-                       {"traces", traces},
-                       {"units", units}};
+  json header = {{"kvreplay_plan", kManifestSchema},
+                 {"name", m.name},
+                 {"run_name", m.run_name},
+                 {"config", json::parse(m.config)},
+                 {"save", save_json(m.save)},
+                 {"every_row", m.every_row},
+                 {"whole_traces", m.whole_traces},
+                 {"bytes_peak", m.bytes_peak},
+                 {"traces", traces},
+                 {"units", units}};
+  if (!m.unreachable.empty()) header["unreachable"] = json::parse(m.unreachable);
   const std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
   return sealed_line(std::string_view(text).substr(1, text.size() - 2));
 }
@@ -112,6 +114,7 @@ Manifest of_header(const json& header) {
   m.device = run.at("device"), m.precision = run.at("precision");
   const json& save = header.at("save");
   m.save = {save.at("curves").get<bool>(), save.at("kept").get<bool>(), save.at("outputs").get<bool>()};
+  if (header.contains("unreachable")) m.unreachable = header.at("unreachable").dump();
   m.every_row = header.at("every_row").get<bool>();
   m.whole_traces = header.at("whole_traces").get<bool>();
   m.bytes_peak = int64_t(count_of(header.at("bytes_peak")));
@@ -194,6 +197,11 @@ Keys Manifest::keys() const {
   Keys keys;
   for (const std::string& line : cells) keys.push_back(line.substr(kKeyBefore.size(), kKeyBytes));
   return keys;
+}
+
+std::vector<double> shares_in(const std::string& line) {
+  const json cell = json::parse(line, nullptr, false);
+  return cell.is_object() ? cell.value("shares", std::vector<double>{}) : std::vector<double>{};
 }
 
 double Manifest::cost() const {

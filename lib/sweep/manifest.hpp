@@ -36,6 +36,7 @@ struct Manifest {
   std::string run_name;           // of the configuration
   std::string config;             // resolved, with absolute paths: JSON
   std::string device, precision;  // as it says
+  std::string unreachable;        // shares of the cache that methods do not reach: a JSON list, or ""
   SaveOptions save;
   bool whole_traces = false;  // some cell's budget is shared over all layers
   bool every_row = false;     // RunOptions::every_row
@@ -47,6 +48,9 @@ struct Manifest {
   Keys keys() const;
   double cost() const;
 };
+
+// Shares of the cache for which a cell's budget was asked, of its line.
+std::vector<double> shares_in(const std::string& line);
 
 // `config` names its files by absolute paths.
 Manifest make_manifest(const RunConfig& config, const std::vector<TraceInfo>& traces, const std::vector<Cell>& plan);

@@ -72,6 +72,7 @@ class Opening {
     const fs::path trace = request_.place ? request_.place(planned, scope) : planned.path;
     LoadedRun loaded = load(place, trace, planned);
     expect_same_trace(loaded.traces.front(), planned);
+    if (loaded.config.budget.shares()) take_budgets(place, loaded);
     std::vector<Cell> cells = plan_cells(loaded);
     std::erase_if(cells, [&](const Cell& cell) { return place.keys.count(cell.key) == 0; });
     if (cells.size() != place.keys.size())
@@ -87,6 +88,25 @@ class Opening {
   }
 
  private:
+  // Budgets that were shares of the cache are those of the plan, which has solved them.
+  void take_budgets(const Opened& place, LoadedRun& loaded) const {
+    std::map<int32_t, size_t> selected;  // by the number of the layer
+    for (size_t i = 0; i < loaded.selection.size(); ++i) {
+      SelectedLayer& at = loaded.selection[i];
+      at.by_share.clear();
+      selected[loaded.traces[at.trace].prompts[at.prompt].layers[at.layer].layer] = i;
+    }
+    for (const std::string& line : manifest_.cells) {
+      const json cell = json::parse(line);
+      if (!cell.contains("shares") || place.keys.count(cell.at("key")) == 0) continue;
+      const size_t layer = selected.at(cell.at("layer"));
+      std::optional<uint32_t> seed;
+      if (!cell.at("seed").is_null()) seed = cell.at("seed").get<uint32_t>();
+      add_variant(loaded, layer, cell.at("instance"), cell.at("budget_tokens"), cell.at("kv_head"), seed);
+      loaded.selection[layer].variants.back().shares = cell.at("shares").get<std::vector<double>>();
+    }
+  }
+
   // What does not fit the plan may be another trace: that is then the better reason.
   LoadedRun load(const Opened& place, const fs::path& trace, const SweepTrace& planned) const {
     try {

@@ -246,16 +246,20 @@ def test_without_an_output_directory_results_go_to_out_and_the_name(tmp_path, tr
     assert (tmp_path / "out" / "mine" / "results.csv").exists()
 
 
-def test_shares_of_the_prompt_are_budgets_too(tmp_path, trace):
-    kvreplay("run", trace, "--method", "window", "--budget", "25%,0.5", "-o", tmp_path / "o")
-    assert {row["budget_tokens"] for row in table(tmp_path / "o")} == {"32", "64"}
+def test_a_budget_on_the_command_line_is_tokens_or_a_share_of_the_cache(tmp_path, trace):
+    kvreplay("run", trace, "--method", "window", "--budget", "25%,50%", "-o", tmp_path / "o")
+    assert {row["budget_share"] for row in table(tmp_path / "o")} == {"0.25", "0.5"}
+    fraction = kvreplay("run", trace, "--method", "window", "--budget", "0.5")
+    assert fraction.returncode == 2
+    assert "Write --budget 20%" in fraction.stderr
+    assert "-s 'budget={fraction_kept: [0.5]}'" in fraction.stderr
     mixed = kvreplay("run", trace, "--method", "window", "--budget", "25%,64")
     assert mixed.returncode == 2
     assert "mixes tokens and shares" in mixed.stderr
     for word in ("half%", "5%%", "%"):
         wrong = kvreplay("run", trace, "--method", "window", "--budget", word)
         assert wrong.returncode == 2
-        assert f"--budget {word}: is no share of the prompt. Write for example --budget 5%" in wrong.stderr
+        assert f"--budget {word}: is no share of the cache. Write for example --budget 20%" in wrong.stderr
 
 
 def test_a_missing_budget_is_told_in_the_words_of_the_command_line(trace):

@@ -98,7 +98,12 @@ def test_formats_levels_allocators_and_variants_have_the_numbers_of_the_program(
     out = run_program(
         trace, tmp_path, precision=precision, methods=COMBINED, budget={"fraction_kept": [0.25, 0.5]}
     )
-    words = {"methods": COMBINED, "budgets": ["25%", 0.5], "precision": precision, "save": SAVED}
+    words = {
+        "methods": COMBINED,
+        "budgets": {"fraction_kept": [0.25, 0.5]},
+        "precision": precision,
+        "save": SAVED,
+    }
     run = replayed(trace, **words)
     check_same_rows(run, out)
     check_same_arrays(run, out)
@@ -108,16 +113,12 @@ def test_formats_levels_allocators_and_variants_have_the_numbers_of_the_program(
     check_same_arrays(on_arrays, out)
 
 
-def test_shares_beside_tokens_are_the_same_budgets_as_alone(layers):
-    words = {"layers": layers, "prefill": PROMPT, "methods": ["h2o", "exact"]}
-    mixed = replayed(**words, budgets=[30, "29%", 0.07])
-    assert sorted(set(mixed.table["budget_tokens"].dropna())) == [7, 30, 32]
-    for share, tokens in (("29%", 32), (0.07, 7)):
-        alone = replayed(**words, budgets=share).table
-        alone = alone[alone["method"] == "h2o"]
-        beside = mixed.table[mixed.table["budget_tokens"] == tokens]
-        assert list(alone["rel_err_out_mean"]) == list(beside["rel_err_out_mean"])
-        assert list(alone["key"]) == list(beside["key"])
+def test_a_budget_that_is_a_fraction_or_a_mixture_is_refused_with_what_to_write(layers):
+    words = {"layers": layers, "prefill": PROMPT, "methods": ["h2o"]}
+    with pytest.raises(kvreplay.ConfigError, match=r'write "20%".*write {"fraction_kept": \[0\.07\]}'):
+        replayed(**words, budgets=[0.07])
+    with pytest.raises(kvreplay.ConfigError, match="mixes tokens and shares of the cache"):
+        replayed(**words, budgets=[30, "29%"])
 
 
 def test_budgets_of_bytes_and_selected_queries_and_needles_are_those_of_the_program(trace, tmp_path):
@@ -238,16 +239,15 @@ def test_prompts_of_different_lengths_have_the_numbers_of_the_program(tmp_path):
         },
     )
     out = run_program(path, tmp_path, methods=OBSERVING, budget={"fraction_kept": [0.3]}, seeds={"count": 1})
-    run = replayed(path, methods=OBSERVING, budgets="30%", seeds=1, save=SAVED)
+    run = replayed(path, methods=OBSERVING, budgets={"fraction_kept": [0.3]}, seeds=1, save=SAVED)
     assert set(run.table["prompt"]) == {"short", "a long one"}
     check_same_rows(run, out)
     check_same_arrays(run, out)
-    one = replayed(path, methods=OBSERVING, budgets="30%", seeds=1, save=SAVED, prompts=["a long one"])
+    words = {"budgets": {"fraction_kept": [0.3]}, "seeds": 1, "save": SAVED}
+    one = replayed(path, methods=OBSERVING, prompts=["a long one"], **words)
     assert [c.row["key"] for c in one.cells] == [
         c.row["key"] for c in run.cells if c.row["prompt"] == "a long one"
     ]
-    with pytest.raises(kvreplay.ConfigError, match="differ in length"):
-        replayed(path, methods=OBSERVING, budgets=["30%", 20])
 
 
 # ---- types and memory

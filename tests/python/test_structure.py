@@ -34,6 +34,7 @@ INCLUDES = {
     },
     "config": {"base", "formats", "trace", "catalog"},
     "plan": {"base", "catalog", "exact", "config"},
+    "sizing": {"base", "catalog", "config", "plan", "replay"},
     "results": {"base", "trace", "catalog", "survey", "measures"},
     "sweep": {"base", "trace", "catalog", "config", "plan", "results"},
 }  # fmt: skip

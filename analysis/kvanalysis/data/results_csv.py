@@ -28,7 +28,7 @@ COLUMNS = {
     **dict.fromkeys(("status", "error"), TEXT),
 }
 TIMES = ("select_s", "attend_s")  # of a run: no two are alike
-OPTIONAL = {"given": TEXT}  # tables of older versions lack it
+OPTIONAL = {"given": TEXT, "budget_share": TEXT}  # tables of older versions lack them
 LARGEST_COUNT = 2.0**53  # beyond it float64 does not tell whole numbers apart
 NEVER_EMPTY = ("trace_id", "prompt", "layer", "kv_head", "method", "status")
 

@@ -151,10 +151,27 @@ TEST_CASE("What is missing is told with an example") {
   CHECK(errors("methods: [keeper]\n") ==
         "c.yaml:1:1: error: budget is missing, and keeper takes one: add budget: {tokens: [64, 128]}");
   CHECK(errors("methods: [keeper]\nbudget: {}\n") ==
-        "c.yaml:4:1: error: budget is empty: write {tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]} or "
-        "{bytes: [...]}");
+        "c.yaml:4:1: error: budget is empty: write {tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]}, "
+        "{share_of_cache: [0.1]} or {bytes: [...]}");
   CHECK(errors("methods: [keeper]\nbudget: {tokens: 9, bytes: 9}\n") ==
-        "c.yaml:4:21: error: budget takes one of tokens, fraction_kept and bytes, not two");
+        "c.yaml:4:21: error: budget takes one of tokens, fraction_kept, bytes and share_of_cache, not two");
+}
+
+TEST_CASE("A share of the cache that is none is told with what it may have meant") {
+  const auto told = [](const std::string& value) {
+    return errors("methods: [keeper]\nbudget: {share_of_cache: " + value + "}\n");
+  };
+  const std::string must = " and must be a share of the full cache's bytes, in (0, 1]";
+  CHECK(told("0") == "c.yaml:4:26: error: share_of_cache is 0" + must);
+  CHECK(told("1.5") == "c.yaml:4:26: error: share_of_cache is 1.5" + must + ": did you mean 0.015?");
+  CHECK(told("20") == "c.yaml:4:26: error: share_of_cache is 20" + must + ": did you mean 0.2?");
+  CHECK(told("20%") == "c.yaml:4:26: error: share_of_cache is 20%" + must + ": did you mean 0.2?");
+  CHECK(told("\"20\"") == "c.yaml:4:26: error: share_of_cache is \"20\"" + must + ": did you mean 0.2?");
+  CHECK(told("\"0.2\"") == "c.yaml:4:26: error: share_of_cache is \"0.2\"" + must + ": remove the quotes");
+  CHECK(told("512") == "c.yaml:4:26: error: share_of_cache is 512" + must + ". Tokens? use budget.tokens");
+  CHECK(told("[0.1], of: median") == "c.yaml:4:37: error: budget.of is median and must be one of peak, mean");
+  CHECK(errors("methods: [keeper]\nbudget: {tokens: 9, of: mean}\n") ==
+        "c.yaml:4:21: error: of: peak or mean belongs to share_of_cache");
 }
 
 TEST_CASE("A budget inside an entry is refused") {

@@ -1,0 +1,23 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "sizing/shares.hpp"
+
+namespace kvreplay::app {
+
+// What is worth saying of shares of the cache, once they are solved: a line for each method and share that is not
+// reached, or that holds everything.
+std::vector<std::string> remarks_on(const RunConfig& config, const SolvedShares& solved);
+
+// A share that an instance does not reach in some or all heads, for whoever shows it.
+struct NotReached {
+  std::string label;
+  double share = 0, floor = 0;
+  bool anywhere = false;  // some heads do reach it
+};
+std::vector<NotReached> not_reached(const RunConfig& config, const SolvedShares& solved);
+// JSON: a list of {method, given, share, floor_low, floor_high, heads, of_heads}.
+std::string unreachable_json(const RunConfig& config, const SolvedShares& solved);
+
+}  // namespace kvreplay::app

@@ -1,0 +1,42 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace kvreplay {
+
+// The search for the largest budget whose size does not exceed a share, over sizes that are measured as it asks for
+// them. Sizes mostly rise with the budget: it ends where a budget fits and the next does not. Formats that code rows
+// in blocks store less again where a block closes: there it looks two blocks ahead.
+class ShareSearch {
+ public:
+  // Budgets that may be tried, in tokens; block: rows that are coded together, or 0.
+  ShareSearch(int32_t least, int32_t most, int32_t block) : least_(least), most_(most), block_(block) {}
+
+  // What a cache of so many tokens takes, as a share of the full one; nullopt: it cannot be replayed.
+  void add(int32_t tokens, std::optional<double> share) { tried_[tokens] = share; }
+  // Budgets that are to be tried next, none of them tried so far; empty: the share is answered. near: where another
+  // search of the kind has ended, or 0.
+  std::vector<int32_t> next(double share, int32_t near = 0) const;
+  // The largest budget that fits, of those that were tried.
+  std::optional<int32_t> answer(double share) const;
+  // The smallest share that was met.
+  std::optional<double> floor() const;
+  int32_t most() const { return most_; }
+
+ private:
+  using Tried = std::map<int32_t, std::optional<double>>;
+  bool fits(const Tried::value_type& one, double share) const { return one.second && *one.second <= share; }
+  std::vector<int32_t> first(double share, int32_t near) const;
+  std::vector<int32_t> above(Tried::const_iterator fitting, double share) const;
+  std::vector<int32_t> between(const Tried::value_type& fitting, const Tried::value_type& beyond, double share) const;
+  std::vector<int32_t> below(double share) const;
+  std::vector<int32_t> ahead(int32_t fitting) const;
+  std::vector<int32_t> untried(const std::vector<int64_t>& budgets) const;
+
+  int32_t least_, most_, block_;
+  Tried tried_;
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,285 @@
+#include "sizing/shares.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "catalog/cell.hpp"
+#include "sizing/share_search.hpp"
+#include "sizing/size_probe.hpp"
+
+namespace kvreplay {
+namespace {
+
+// Who has one budget: a kv head, or all heads that share it.
+struct Unit {
+  size_t instance = 0;
+  std::optional<uint32_t> seed;
+  std::vector<std::pair<size_t, int32_t>> heads;  // (layer of the selection, kv head)
+  bool for_all = false;                           // its answer is that of every head and seed of the layer
+  ShareSearch search;
+};
+
+const LayerInfo& layer_of(const LoadedRun& run, const SelectedLayer& at) {
+  return run.traces[at.trace].prompts[at.prompt].layers[at.layer];
+}
+
+// Whether every kv head of a layer takes the same bytes at one budget, whatever its numbers. Blocks that are coded
+// together stay as long as one of their rows, so that who is evicted decides what they take.
+bool is_fixed_by_budget(const MethodInstance& m, const LayerInfo& layer, bool random, bool prompt_streams) {
+  const MethodInfo& info = m.method().info;
+  const bool known_text = std::string(info.identity).empty();
+  const bool evicts_coded = m.options.phase == Phase::stream || prompt_streams || m.values.streams_prompt();
+  const bool blocks = m.options.row_format.by_block() && evicts_coded;
+  return info.exact_budget && known_text && !info.reads_full_cache && !random && !blocks && layer.sliding_window == 0;
+}
+
+class Solver {
+ public:
+  Solver(LoadedRun& run, RunOptions options) : run_(run), probe_(run, std::move(options)), shares_(sorted_shares()) {
+    for (size_t m = 0; m < run.config.methods.size(); ++m) add_units(m);
+  }
+
+  SolvedShares solve() {
+    search_first_units();
+    std::vector<Unit*> all;
+    for (Unit& unit : units_) all.push_back(&unit);
+    search(all);
+    SolvedShares solved;
+    for (size_t m = 0; m < run_.config.methods.size(); ++m) tell(m, solved);
+    for (SelectedLayer& at : run_.selection) at.by_share.clear();
+    for (const Unit& unit : units_) place(unit);
+    for (SelectedLayer& at : run_.selection)
+      std::stable_sort(at.variants.begin(), at.variants.end(),
+                       [](const auto& a, const auto& b) { return a.instance < b.instance; });
+    return solved;
+  }
+
+ private:
+  std::vector<double> sorted_shares() const {
+    std::vector<double> shares = run_.config.budget.values;
+    std::sort(shares.begin(), shares.end());
+    return shares;
+  }
+
+  void add_units(size_t m) {
+    std::map<std::pair<size_t, size_t>, std::vector<size_t>> layers;  // of each trace and prompt
+    for (size_t i = 0; i < run_.selection.size(); ++i) {
+      const SelectedLayer& at = run_.selection[i];
+      if (std::count(at.by_share.begin(), at.by_share.end(), m) > 0) layers[{at.trace, at.prompt}].push_back(i);
+    }
+    for (const auto& [prompt, own] : layers) {
+      const SharedOver over = shared_over(run_.config.methods[m].method(), run_.config.methods[m].options);
+      if (over == SharedOver::none) {
+        for (const size_t layer : own) add_heads(m, layer);
+      } else if (over == SharedOver::layer) {
+        for (const size_t layer : own) add_shared(m, {layer});
+      } else {
+        add_shared(m, own);
+      }
+    }
+  }
+
+  void add_heads(size_t m, size_t layer) {
+    const SelectedLayer& at = run_.selection[layer];
+    const auto seeds = seeds_of(m, layer);
+    const MethodInstance& instance = run_.config.methods[m];
+    const bool streams = run_.config.replay.streams_prompt(instance.options);
+    if (is_fixed_by_budget(instance, layer_of(run_, at), seeds.front().has_value(), streams))
+      return add(m, {}, {{layer, at.kv_heads.front()}}, true);
+    for (const int32_t kv_head : at.kv_heads)
+      for (const auto& seed : seeds) add(m, seed, {{layer, kv_head}}, false);
+  }
+
+  // Heads that are not selected have their part of what is shared.
+  void add_shared(size_t m, const std::vector<size_t>& layers) {
+    std::vector<std::pair<size_t, int32_t>> heads;
+    for (const size_t layer : layers)
+      for (int32_t h = 0; h < layer_of(run_, run_.selection[layer]).kv_heads; ++h) heads.emplace_back(layer, h);
+    for (const auto& seed : seeds_of(m, layers.front())) add(m, seed, heads, false);
+  }
+
+  void add(size_t m, std::optional<uint32_t> seed, std::vector<std::pair<size_t, int32_t>> heads, bool for_all) {
+    const MethodInstance& instance = run_.config.methods[m];
+    int32_t least = 1;
+    for (const auto& [layer, head] : heads) least = std::max(least, least_budget(instance, context_at(m, layer)));
+    const RowFormat& format = instance.options.row_format;
+    const int32_t most = run_.selection[heads.front().first].extent.tokens;
+    units_.push_back(
+        {m, seed, std::move(heads), for_all, ShareSearch(least, most, format.by_block() ? format.residual : 0)});
+  }
+
+  MethodContext context_at(size_t m, size_t layer) const {
+    const SelectedLayer& at = run_.selection[layer];
+    return context_of(run_.config.methods[m], layer_of(run_, at), run_.traces[at.trace].n_layers, at.extent);
+  }
+
+  // One of nothing where nothing is random.
+  std::vector<std::optional<uint32_t>> seeds_of(size_t m, size_t layer) const {
+    const MethodInstance& instance = run_.config.methods[m];
+    MethodContext context = context_at(m, layer);
+    const int32_t tokens = least_budget(instance, context);
+    context.budget = {tokens, double(tokens)};
+    if (!instance.uniforms.empty() || !BoundMethod(instance.values, context).random()) return {std::nullopt};
+    std::vector<std::optional<uint32_t>> seeds;
+    for (uint32_t i = 0; i < run_.config.seed_count; ++i) seeds.emplace_back(run_.config.seed_first + i);
+    return seeds;
+  }
+
+  // One of each instance: the others begin where it has ended, and most of them end there.
+  void search_first_units() {
+    std::vector<Unit*> first;
+    std::set<size_t> seen;
+    for (Unit& unit : units_)
+      if (seen.insert(unit.instance).second) first.push_back(&unit);
+    search(first);
+    for (const Unit* unit : first)
+      for (const double share : shares_) near_[{unit->instance, share}] = unit->search.answer(share).value_or(0);
+  }
+
+  void search(const std::vector<Unit*>& units) {
+    for (;;) {
+      std::vector<std::pair<Unit*, std::set<int32_t>>> rounds;
+      for (Unit* unit : units) {
+        std::set<int32_t> budgets;
+        for (const double share : shares_)
+          for (const int32_t tokens : unit->search.next(share, near(*unit, share))) budgets.insert(tokens);
+        if (!budgets.empty()) rounds.emplace_back(unit, std::move(budgets));
+      }
+      if (rounds.empty()) return;
+      try_budgets(rounds);
+    }
+  }
+
+  int32_t near(const Unit& unit, double share) const {
+    const auto found = near_.find({unit.instance, share});
+    return found == near_.end() ? 0 : found->second;
+  }
+
+  static SizeProbe::Where where(const Unit& unit, const std::pair<size_t, int32_t>& head, int32_t tokens) {
+    return {head.first, head.second, unit.instance, unit.seed, tokens};
+  }
+
+  void try_budgets(const std::vector<std::pair<Unit*, std::set<int32_t>>>& rounds) const {
+    std::vector<SizeProbe::Where> asked;
+    for (const auto& [unit, budgets] : rounds)
+      for (const int32_t tokens : budgets)
+        for (const auto& head : unit->heads)
+          if (can_run(*unit, head.first, tokens)) asked.push_back(where(*unit, head, tokens));
+    const auto sizes = probe_.sizes(asked);
+    for (const auto& [unit, budgets] : rounds)
+      for (const int32_t tokens : budgets) unit->search.add(tokens, share_of(*unit, tokens, sizes));
+  }
+
+  bool can_run(const Unit& unit, size_t layer, int32_t tokens) const {
+    MethodContext context = context_at(unit.instance, layer);
+    context.budget = {tokens, double(tokens)};
+    try {
+      (void)BoundMethod(run_.config.methods[unit.instance].values, context);
+      return true;
+    } catch (const ParameterError&) {
+      return false;
+    }
+  }
+
+  static std::optional<double> share_of(const Unit& unit, int32_t tokens,
+                                        const std::map<SizeProbe::Where, SizeProbe::Bytes>& sizes) {
+    SizeProbe::Bytes all;
+    for (const auto& head : unit.heads) {
+      const auto found = sizes.find(where(unit, head, tokens));
+      if (found == sizes.end()) return std::nullopt;
+      all.used += found->second.used, all.full += found->second.full;
+    }
+    return all.used / all.full;
+  }
+
+  size_t heads_of(const Unit& unit) const {
+    return unit.for_all ? run_.selection[unit.heads.front().first].kv_heads.size() : unit.heads.size();
+  }
+
+  // What of an instance's shares is worth saying.
+  void tell(size_t m, SolvedShares& solved) const {
+    for (const double share : shares_) {
+      Unreachable lost{m, share};
+      bool whole = true;
+      for (const Unit& unit : units_) {
+        if (unit.instance != m) continue;
+        lost.of_heads += heads_of(unit);
+        const auto answer = unit.search.answer(share);
+        whole = whole && answer == unit.search.most();
+        if (answer) continue;
+        const double floor = unit.search.floor().value_or(0);
+        lost.floor_low = lost.heads == 0 ? floor : std::min(lost.floor_low, floor);
+        lost.floor_high = std::max(lost.floor_high, floor);
+        lost.heads += heads_of(unit);
+      }
+      if (lost.heads > 0) solved.unreachable.push_back(lost);
+      if (lost.of_heads > 0 && whole) solved.whole.emplace_back(m, share);
+    }
+  }
+
+  void place(const Unit& unit) {
+    std::map<int32_t, std::vector<double>> shares;
+    for (const double share : shares_)
+      if (const auto tokens = unit.search.answer(share)) shares[*tokens].push_back(share);
+    for (const auto& [layer, kv_head] : unit.heads) {
+      const auto& selected = run_.selection[layer].kv_heads;
+      if (std::find(selected.begin(), selected.end(), kv_head) == selected.end()) continue;
+      for (const auto& [tokens, own] : shares) {
+        add_variant(run_, layer, unit.instance, tokens, kv_head, unit.seed);
+        SelectedLayer::Variant& added = run_.selection[layer].variants.back();
+        added.shares = own;
+        if (unit.for_all) added.kv_head.reset();
+      }
+    }
+  }
+
+  LoadedRun& run_;
+  SizeProbe probe_;
+  std::vector<double> shares_;
+  std::vector<Unit> units_;
+  std::map<std::pair<size_t, double>, int32_t> near_;  // answers of the first units
+};
+
+std::string name_of(const LoadedRun& run, size_t m) { return run.config.methods[m].method().info.name; }
+
+// Shares of every instance that asked for some, without an answer.
+[[noreturn]] void refuse(const LoadedRun& run, const SolvedShares& solved) {
+  std::string floors;
+  std::set<size_t> told;
+  for (const Unreachable& one : solved.unreachable)
+    if (told.insert(one.instance).second)
+      floors += fmt::format("{}{} {}", floors.empty() ? "" : ", ", name_of(run, one.instance), floor_text(one));
+  throw ConfigError(
+      run.config.at(run.config.mark_of({"budget"}), "error",
+                    fmt::format("no method reaches any share of the cache: {}. Ask for larger shares", floors)));
+}
+
+}  // namespace
+
+std::string percent_text(double share) { return fmt::format("{:.6g}%", share * 100); }
+
+std::string floor_text(const Unreachable& one) {
+  const std::string where = one.heads == one.of_heads ? "" : fmt::format("in {} of {} heads ", one.heads, one.of_heads);
+  if (one.floor_high == 0) return where + "cannot be replayed at any budget";
+  const std::string low = fmt::format("{:.1f}", one.floor_low * 100),
+                    high = fmt::format("{:.1f}", one.floor_high * 100);
+  return fmt::format("{}needs {} % of the full cache", where, low == high ? low : low + " to " + high);
+}
+
+SolvedShares solve_shares(LoadedRun& run, RunOptions options) {
+  const auto asks = [](const SelectedLayer& at) { return !at.by_share.empty(); };
+  if (std::none_of(run.selection.begin(), run.selection.end(), asks)) return {};
+  const SolvedShares solved = Solver(run, std::move(options)).solve();
+  const auto has_share = [](const SelectedLayer& at) {
+    return std::any_of(at.variants.begin(), at.variants.end(), [](const auto& v) { return !v.shares.empty(); });
+  };
+  if (std::none_of(run.selection.begin(), run.selection.end(), has_share)) refuse(run, solved);
+  return solved;
+}
+
+}  // namespace kvreplay

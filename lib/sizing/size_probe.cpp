@@ -1,0 +1,76 @@
+#include "sizing/size_probe.hpp"
+
+#include <algorithm>
+
+#include "plan/plan.hpp"
+
+namespace kvreplay {
+namespace {
+
+// Of the methods that are configured, not of those that are tried: probabilities are then those of the run itself.
+bool observes_rows(const RunConfig& config) {
+  return std::any_of(config.methods.begin(), config.methods.end(),
+                     [](const MethodInstance& m) { return m.values.observes(m.options); });
+}
+
+}  // namespace
+
+SizeProbe::SizeProbe(const LoadedRun& run, RunOptions options) : run_(run), options_(std::move(options)) {
+  options_.wanted.work = Work::none;
+  options_.save = {};
+  options_.every_row = observes_rows(run.config);
+  options_.outlive_heads = true;  // one that cannot be replayed has no size, and the others have
+  for (size_t i = 0; i < run.selection.size(); ++i) {
+    const SelectedLayer& at = run.selection[i];
+    const PromptInfo& prompt = run.traces[at.trace].prompts[at.prompt];
+    layer_at_[{at.trace, prompt.id, prompt.layers[at.layer].layer, 0}] = i;
+  }
+}
+
+// A budget that cannot be shared takes the others of its prompt along: those that are missing are tried again, each
+// instance and budget by itself.
+std::map<SizeProbe::Where, SizeProbe::Bytes> SizeProbe::sizes(const std::vector<Where>& asked) const {
+  Found found;
+  replay(asked, found);
+  std::map<std::pair<size_t, int32_t>, std::vector<Where>> missing;
+  for (const Where& where : asked)
+    if (found.count(where) == 0) missing[{where.instance, where.tokens}].push_back(where);
+  const bool alone = missing.size() == 1 && missing.begin()->second.size() == asked.size();
+  for (const auto& [what, places] : missing)
+    if (!alone) replay(places, found);
+  return found;
+}
+
+void SizeProbe::replay(const std::vector<Where>& asked, Found& found) const {
+  RunOptions options = options_;
+  const Metric used = run_.config.budget.of_mean ? Metric("mean_bytes") : Metric("total_bytes");
+  options.on_cell = [&](const Cell& cell, const CellResult& result) {
+    if (!result.ok) return;
+    const Place layer{cell.place.trace, cell.place.prompt, cell.place.layer, 0};
+    found[{layer_at_.at(layer), cell.place.kv_head, cell.variant->instance, cell.seed, cell.budget.tokens}] = {
+        *result.measures[used], *result.measures["full_bytes"]};
+  };
+  run_cells(cells_of(asked), options);
+}
+
+// Each instance is planned by itself: cells of two that come to the same are two here.
+std::vector<Cell> SizeProbe::cells_of(const std::vector<Where>& asked) const {
+  std::map<size_t, std::vector<Where>> of_instance;
+  for (const Where& where : asked) of_instance[where.instance].push_back(where);
+  std::vector<Cell> cells;
+  for (const auto& [instance, places] : of_instance) {
+    LoadedRun one{run_.config, run_.traces, run_.selection};
+    for (SelectedLayer& at : one.selection) {
+      at.variants.clear(), at.by_share.clear(), at.kv_heads.clear();
+      const PromptInfo& prompt = one.traces[at.trace].prompts[at.prompt];
+      for (int32_t h = 0; h < prompt.layers[at.layer].kv_heads; ++h) at.kv_heads.push_back(h);
+    }
+    for (const Where& where : places)
+      add_variant(one, where.layer, where.instance, where.tokens, where.kv_head, where.seed);
+    const std::vector<Cell> planned = plan_cells(one);
+    cells.insert(cells.end(), planned.begin(), planned.end());
+  }
+  return cells;
+}
+
+}  // namespace kvreplay

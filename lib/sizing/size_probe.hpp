@@ -1,0 +1,41 @@
+#pragma once
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "config/run_config.hpp"
+#include "replay/runner.hpp"
+
+namespace kvreplay {
+
+// What caches take at budgets that are tried: replays them for their account of bytes alone.
+class SizeProbe {
+ public:
+  // A method instance where its size is asked for.
+  struct Where {
+    size_t layer = 0;  // of LoadedRun::selection
+    int32_t kv_head = 0;
+    size_t instance = 0;
+    std::optional<uint32_t> seed = {};
+    int32_t tokens = 0;
+    auto operator<=>(const Where&) const = default;
+  };
+  struct Bytes {
+    double used = 0, full = 0;
+  };
+
+  SizeProbe(const LoadedRun& run, RunOptions options);
+  // Nothing of a cache that cannot be replayed.
+  std::map<Where, Bytes> sizes(const std::vector<Where>& asked) const;
+
+ private:
+  using Found = std::map<Where, Bytes>;
+  void replay(const std::vector<Where>& asked, Found& found) const;
+  std::vector<Cell> cells_of(const std::vector<Where>& asked) const;
+
+  const LoadedRun& run_;
+  RunOptions options_;
+  std::map<Place, size_t> layer_at_;  // in the selection, by its place with kv head 0
+};
+
+}  // namespace kvreplay

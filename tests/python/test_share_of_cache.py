@@ -1,0 +1,239 @@
+"""Budgets that are shares of the full cache's bytes: never above the share, and one token more would be."""
+
+import json
+
+import kvreplay as kv
+import pytest
+from kvanalysis.data.shares import by_share
+from kvreplay_cli import kvreplay, table
+from program_beside_python import made_layer
+
+PROMPT, TOKENS = 136, 160
+SHARES = [0.05, 0.1, 0.2, 0.4, 0.7]
+KIVI = {"name": "kivi", "bits": 2, "g": 16, "R": 16}
+GEAR = {"name": "gear", "bits": 4, "g": 16, "R": 16}
+# Of each kind one: scores, a window, one-shot, marks, pages, random, chunks, everything kept, a size that is data.
+METHODS = [
+    {"name": "h2o", "row_format": ["source", "int8", KIVI], "gqa.level": ["kv", "query"]},
+    {
+        "name": "streaming_llm",
+        "positions": "original",
+        "phase": ["stream", "oneshot"],
+        "row_format": ["source", GEAR],
+    },
+    {"name": "tova", "order": "evict_then_attend", "row_format": "int4", "gqa.level": ["kv", "layer"]},
+    {"name": "snapkv", "window": 4, "row_format": ["source", KIVI]},
+    {"name": "self_balancing_walk"},
+    {"name": "chunkkv", "chunk": 8, "scorer": {"name": "snapkv", "window": 4}},
+    {"name": "window", "prompt": "stream"},
+    {"name": "quest"},
+    {"name": "buzz"},
+]
+COUPLED = [
+    {"name": "snapkv", "window": 4, "allocator": ["ada", "cake", "pyramid"]},
+    {"name": "adakv", "scorer": {"name": "snapkv", "window": 4}},
+]
+
+
+@pytest.fixture(scope="module")
+def layers():
+    return {3: made_layer(3), 8: made_layer(8)}
+
+
+@pytest.fixture(scope="module")
+def trace(layers, tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "trace.h5"
+    return kv.Trace.write(path, layers, prompt="p0", n_prompt=PROMPT).path
+
+
+@pytest.fixture
+def words(layers):
+    return {"layers": layers, "prefill": PROMPT, "seeds": 2, "metrics": ["rel_err_out_mean"]}
+
+
+def instances(entry):
+    """The entries of `methods` that lists in an entry stand for."""
+    lists = [name for name, value in entry.items() if isinstance(value, list)]
+    if not lists:
+        return [entry]
+    return [one for value in entry[lists[0]] for one in instances({**entry, lists[0]: value})]
+
+
+def checked(entry, over, words, measure="total_bytes", of="peak"):
+    """Number of (heads or layers, shares) of an entry that were found right."""
+    budgets = {"share_of_cache": SHARES, "of": of}
+    try:
+        run = kv.replay(methods=[entry], budgets=budgets, **words)
+    except kv.ConfigError as error:
+        assert "no method reaches any share of the cache" in str(error)
+        return 0
+    rows = usable(run.table[run.table["budget_share"] != ""])
+    more = sorted({b + 1 for b in rows["budget_tokens"]})
+    larger = usable(kv.replay(methods=[entry], budgets=more, **words).table)
+    units = [*over, "seed", "budget_tokens"]
+    beyond = dict(of_full(larger, units, measure))
+    found = 0
+    for (*place, tokens, share), part in of_full(by_share(rows), [*units, "share"], measure):
+        assert part <= share, (entry, place, tokens)
+        assert tokens == TOKENS or beyond[(*place, tokens + 1)] > share, (entry, place, tokens)
+        found += 1
+    return found
+
+
+def usable(table):
+    """A table without a failed cell, whose keys are plain numbers; seed -1: none."""
+    assert (table["status"] == "ok").all()
+    return table.assign(
+        seed=table["seed"].fillna(-1).astype(int), budget_tokens=table["budget_tokens"].astype(int)
+    )
+
+
+def of_full(rows, units, measure):
+    """(unit, what its cells take together of what full caches would)."""
+    for unit, own in rows.groupby(units):
+        yield unit, own[measure].sum() / own["full_bytes"].sum()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("entry", METHODS, ids=lambda entry: entry["name"])
+def test_every_head_is_within_its_share_and_one_token_more_is_not(entry, words):
+    for one in instances(entry):
+        found = checked(one, ["layer", "kv_head"], words)
+        assert found > 0 or one["name"] == "quest"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("entry", [one for entry in COUPLED for one in instances(entry)])
+def test_heads_that_share_a_budget_are_within_the_share_together(entry, words):
+    over = ["layer"] if "ada" in (entry.get("allocator"), entry["name"][:3]) else []
+    assert checked(entry, over, words) > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_share_of_the_mean_bounds_the_mean_over_steps(words):
+    for entry in ({"name": "h2o"}, {"name": "snapkv", "window": 4}):
+        assert checked(entry, ["layer", "kv_head"], words, "mean_bytes", "mean") > 0
+
+
+def test_a_cell_is_the_same_however_its_budget_was_asked_for(words):
+    shares = kv.replay(methods=["h2o"], budgets=["20%"], **words).table
+    (tokens,) = set(shares["budget_tokens"])
+    plain = kv.replay(methods=["h2o"], budgets=[tokens], **words).table
+    assert list(shares["key"]) == list(plain["key"])
+    assert list(shares["rel_err_out_mean"]) == list(plain["rel_err_out_mean"])
+    assert set(shares["budget_share"]) == {"0.2"}
+    assert (plain["budget_share"] == "").all()
+
+
+def test_a_heads_own_budget_can_be_asked_for_its_arrays(words):
+    run = kv.replay(methods=["self_balancing_walk"], budgets=["62%"], **words)
+    assert run.table["budget_tokens"].nunique() > 1
+    for row in run.table.itertuples():
+        place = {"layer": row.layer, "head": row.kv_head, "seed": row.seed}
+        assert len(run.kept("self_balancing_walk", row.budget_tokens, **place)[0]) <= row.peak_kept_tokens
+
+
+def test_a_summary_has_a_row_for_each_share_whatever_the_heads_budgets(words):
+    methods = [{"name": "h2o", "row_format": KIVI}, "exact", "window"]
+    table = kv.replay(methods=methods, budgets=["40%", "60%"], **words).summary()
+    assert [name.split()[0] for name in table["method"]] == ["exact", "h2o", "h2o", "window", "window"]
+    shares = table.set_index("share")["bytes_ratio"]
+    assert (shares.loc[0.4] <= 0.4).all()
+    assert (shares.loc[0.6] <= 0.6).all()
+    assert (table["n_units"] == 4).all()
+
+
+def test_two_shares_of_one_budget_are_one_cell_with_both(words):
+    with pytest.warns(UserWarning, match="100% of the cache holds everything"):
+        run = kv.replay(methods=["window"], budgets=["99.95%", "99.9%", "100%"], **words)
+    assert set(run.table["budget_share"]) == {"0.999;0.9995", "1"}
+    assert set(run.table[run.table["budget_share"] == "1"]["budget_tokens"]) == {TOKENS}
+
+
+def test_what_cannot_go_so_low_is_told_and_the_others_run(words):
+    with pytest.warns(UserWarning) as told:
+        run = kv.replay(methods=["window", "quest", "snapkv"], budgets=["10%", "90%"], **words)
+    said = sorted(str(warning.message) for warning in told)
+    assert said[0].startswith("quest: 10% of the cache is not reachable: needs 1")
+    assert said[1].startswith("quest: 90% of the cache is not reachable: needs 1")
+    assert said[2].startswith("snapkv: 10% of the cache is not reachable: needs 16.0")
+    assert set(run.table["method"]) == {"window", "snapkv"}
+
+
+# ---- the program
+
+
+def test_the_table_of_a_run_shows_shares_and_what_is_not_reachable(trace, tmp_path):
+    out = tmp_path / "o"
+    done = kvreplay("run", trace, "--method", "exact,window,quest", "--budget", "20%,40%", "-o", out)
+    assert done.returncode == 0
+    lines = {tuple(line.split()[:2]): line.split() for line in done.stdout.splitlines()}
+    assert "share" in done.stdout.splitlines()[0]
+    assert "% of full" in done.stdout.splitlines()[0]
+    assert lines["exact", "-"][-3] == "100.0"
+    assert 19 < float(lines["window", "20%"][-3]) <= 20
+    assert "not reachable" in " ".join(lines["quest", "20%"])
+    assert done.stderr.count("quest: 20% of the cache is not reachable: needs ") == 1
+    meta = json.loads((out / "results.meta.json").read_text())
+    assert [(one["method"], one["share"]) for one in meta["unreachable"]] == [("quest", 0.2), ("quest", 0.4)]
+    assert meta["config"]["budget"] == {"of": "peak", "share_of_cache": [0.2, 0.4]}
+    again = kvreplay("run", trace, "--method", "exact,window,quest", "--budget", "20%,40%", "-o", out)
+    assert "12 cells, 12 done before" in again.stderr.replace("\n", " ")
+    assert again.stdout == done.stdout
+
+
+def test_a_run_without_shares_says_what_its_budgets_take_of_the_cache(trace, tmp_path):
+    done = kvreplay("run", trace, "--method", "exact,window", "--budget", "39", "-o", tmp_path / "o")
+    header, exact, window = done.stdout.splitlines()
+    assert "share" not in header
+    assert exact.split()[-3] == "100.0"
+    assert window.split()[-3] == "25.0"  # 40 of 160 tokens while it attends
+    assert {row["budget_share"] for row in table(tmp_path / "o")} == {""}
+
+
+def test_shares_that_no_method_reaches_end_the_run_with_their_floors(trace, tmp_path):
+    done = kvreplay("run", trace, "--method", "quest,snapkv", "--budget", "2%", "-o", tmp_path / "o")
+    assert done.returncode == 2
+    assert "no method reaches any share of the cache: quest needs 1" in done.stderr
+    assert "snapkv needs 16.0" in done.stderr
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_dry_run_counts_the_cells_of_shares_and_validate_does_not_replay(trace, tmp_path):
+    done = kvreplay("run", trace, "--method", "window", "--budget", "20%,40%", "--dry-run")
+    assert done.stdout.startswith("cells   8 (0 done, 8 to replay)")
+    path = tmp_path / "c.yaml"
+    path.write_text(f"schema: 1\ntraces: [{trace}]\nmethods: [h2o]\nbudget: {{share_of_cache: [0.2]}}\n")
+    assert kvreplay("validate", path).stdout == (
+        f"{path}: a sound configuration, with budgets that are shares of the cache\n"
+    )
+
+
+@pytest.mark.parametrize("word", ["0%", "150%"])
+def test_a_share_that_is_none_is_refused_on_the_command_line(trace, word):
+    done = kvreplay("run", trace, "--method", "window", "--budget", word)
+    assert done.returncode == 2
+    assert "must be a share of the full cache's bytes, in (0, 1]" in done.stderr
+
+
+def test_a_sweep_takes_the_budgets_of_its_plan(trace, tmp_path):
+    path, alone, out = tmp_path / "c.yaml", tmp_path / "alone", tmp_path / "sweep"
+    path.write_text(
+        f"schema: 1\ntraces: [{trace}]\nmethods: [exact, {{name: h2o, row_format: {json.dumps(KIVI)}}}, quest,\n"
+        "  {name: snapkv, window: 4, allocator: pyramid}]\nbudget: {share_of_cache: [0.4, 0.6]}\n"
+    )
+    assert kvreplay("run", path, "-o", alone).returncode == 0
+    assert kvreplay("sweep", "plan", path, "-o", out).returncode == 0
+    for shard in ("0/2", "1/2"):
+        assert kvreplay("sweep", "work", out, "--shard", shard).returncode == 0
+    merged = kvreplay("sweep", "merge", out)
+    assert merged.returncode == 0
+    assert "not reachable" in merged.stdout
+    assert (out / "results.csv").read_text().count("\n") == (alone / "results.csv").read_text().count("\n")
+    columns = ("key", "budget_share", "budget_tokens", "total_bytes", "rel_err_out_mean")
+    rows = [{tuple(row[c] for c in columns) for row in table(folder)} for folder in (alone, out)]
+    assert rows[0] == rows[1]
+    unreachable = [
+        json.loads((folder / "results.meta.json").read_text())["unreachable"] for folder in (alone, out)
+    ]
+    assert unreachable[0] == unreachable[1]

@@ -4,32 +4,13 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
-#include <unordered_map>
 
 #include "base/text.hpp"
 
 namespace kvreplay::app {
 
-size_t column_index(const std::string& name) {
-  static const std::unordered_map<std::string, size_t> at = [] {
-    std::unordered_map<std::string, size_t> numbers;
-    for (const Column& column : columns()) numbers.emplace(column.name, numbers.size());
-    return numbers;
-  }();
-  return at.at(name);
-}
-
-std::string label_text(const std::string& method, const std::string& given) {
-  std::string text = method;
-  const auto members = nlohmann::json::parse(given);
-  for (const auto& [name, value] : members.items())
-    text += fmt::format(" {}={}", name, value.is_string() ? value.get<std::string>() : canonical(value));
-  return text;
-}
-
 std::string instance_text(const MethodInstance& instance) {
-  return label_text(instance.method().info.name, given_json(instance.values, instance.options));
+  return NamedInstance{instance.method().info.name, given_json(instance.values, instance.options)}.label();
 }
 
 void Summary::Mean::add(const std::string& field) {
@@ -59,7 +40,25 @@ void Summary::add(const Fields& row) {
   for (size_t i = 0; ok && i < std::size(kMeans); ++i) group.means[i].add(field(kMeans[i]));
 }
 
-std::string Summary::text() const {
+std::string Summary::notes_of(const GroupKey& key, const Notes& notes) const {
+  const auto& [rank, budget] = key;
+  std::vector<std::string> said;
+  for (const Note& note : notes)
+    if (const Note::Concerned* one = note.concerned(labels_[rank], budget)) said.push_back(one->brief);
+  return join(said, "; ");
+}
+
+// The last column, from the left; without a note there is none.
+void Summary::add_notes(const Notes& notes, std::vector<std::vector<std::string>>& rows) const {
+  std::vector<std::string> column = {"notes"};
+  for (const auto& [key, group] : groups_) column.push_back(notes_of(key, notes));
+  if (std::all_of(column.begin() + 1, column.end(), [](const std::string& note) { return note.empty(); })) return;
+  size_t width = 0;
+  for (const std::string& note : column) width = std::max(width, note.size());
+  for (size_t i = 0; i < rows.size(); ++i) rows[i].push_back(fmt::format("{:<{}}", column[i], width));
+}
+
+std::string Summary::text(const Notes& notes) const {
   const bool missing = std::any_of(groups_.begin(), groups_.end(),
                                    [](const auto& g) { return g.second.planned > g.second.ok + g.second.failed; });
   std::vector<std::vector<std::string>> rows = {{"method", "budget"}};
@@ -75,6 +74,7 @@ std::string Summary::text() const {
     if (missing) row.push_back(std::to_string(group.planned - group.ok - group.failed));
     rows.push_back(std::move(row));
   }
+  add_notes(notes, rows);
   return aligned(rows);
 }
 

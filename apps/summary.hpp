@@ -9,6 +9,7 @@
 #include "apps/text_table.hpp"
 #include "catalog/cell.hpp"
 #include "config/run_config.hpp"
+#include "results/note.hpp"
 #include "results/store.hpp"
 
 namespace kvreplay::app {
@@ -16,16 +17,13 @@ namespace kvreplay::app {
 // "snapkv window=16 phase=stream": the name and what differs from the defaults.
 std::string instance_text(const MethodInstance& instance);
 
-// Of a method and its parameters that are `given`, as results and plans say them: JSON.
-std::string label_text(const std::string& method, const std::string& given);
-
 // The table that `run` and `sweep merge` print: one row per (method instance, budget), means over its cells.
 class Summary {
  public:
   // A cell of the plan; instances are shown in the order in which they come first. budget 0: none.
   void expect(const std::string& key, const std::string& label, int32_t budget);
   void add(const Fields& row);
-  std::string text() const;
+  std::string text(const Notes& notes) const;
 
  private:
   struct Mean {
@@ -41,8 +39,11 @@ class Summary {
     int64_t planned = 0, ok = 0, failed = 0;
   };
   using GroupKey = std::pair<size_t, int32_t>;  // place of the label, budget
-  std::map<std::string, size_t> rank_;          // of a label
-  std::vector<std::string> labels_;             // by rank
+  std::string notes_of(const GroupKey& key, const Notes& notes) const;
+  void add_notes(const Notes& notes, std::vector<std::vector<std::string>>& rows) const;
+
+  std::map<std::string, size_t> rank_;  // of a label
+  std::vector<std::string> labels_;     // by rank
   std::map<GroupKey, Group> groups_;
   std::unordered_map<std::string, GroupKey> group_of_;  // by a cell's key
 };
@@ -58,7 +59,5 @@ class Failures {
 };
 
 void tell_damaged_lines(const ResultsFolder& folder, Console& console);
-
-size_t column_index(const std::string& name);  // in columns()
 
 }  // namespace kvreplay::app

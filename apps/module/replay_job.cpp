@@ -23,6 +23,7 @@
 #include "plan/estimate.hpp"
 #include "plan/plan.hpp"
 #include "results/columns.hpp"
+#include "results/notes.hpp"
 
 namespace kvreplay::python {
 namespace {
@@ -186,9 +187,16 @@ std::unique_ptr<Prepared> prepare(const Request& request) {
   return all;
 }
 
+std::string notes_on(const std::vector<std::string>& rows, const Registry& methods) {
+  SeenCells seen(methods);
+  for (const std::string& row : rows)
+    if (!row.empty()) seen.add(fields_of(row));
+  return notes_json(notes_of(seen));
+}
+
 }  // namespace
 
-double replay(const Request& request) {
+Ended replay(const Request& request) {
   const std::unique_ptr<Prepared> all = prepare(request);
   const RunConfig& config = all->loaded.config;
   double cost = 0;
@@ -201,6 +209,7 @@ double replay(const Request& request) {
   options.save = config.output;
   options.jobs = config.run.jobs > 0 ? config.run.jobs : int(std::max(1u, std::thread::hardware_concurrency()));
   Running running(all->cells, options, record_of(config), all->stop);
+  std::vector<std::string> rows(all->cells.size());  // in the order of the plan
   for (bool closed = false; !closed;) {
     std::deque<Finished> finished;
     {
@@ -208,10 +217,13 @@ double replay(const Request& request) {
       finished = running.queue.take(closed);
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    for (Finished& f : finished) request.on_cell(f.row, f.place, arrays_of(f.result, config.output));
+    for (Finished& f : finished) {
+      request.on_cell(f.row, f.place, arrays_of(f.result, config.output));
+      rows[f.place] = std::move(f.row);
+    }
   }
   running.queue.rethrow();
-  return running.seconds;
+  return {running.seconds, notes_on(rows, all->methods)};
 }
 
 }  // namespace kvreplay::python

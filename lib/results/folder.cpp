@@ -9,6 +9,7 @@
 #include "base/errors.hpp"
 #include "results/arrays.hpp"
 #include "results/columns.hpp"
+#include "results/notes.hpp"
 #include "results/output_files.hpp"
 
 namespace kvreplay {
@@ -134,13 +135,16 @@ void ResultsFolder::gather(const Keys& plan, const std::string& kind) const {
   gather_arrays(dir_ / (kind + ".h5"), kind, cells, reader);
 }
 
-void ResultsFolder::write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit) const {
+Notes ResultsFolder::write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit,
+                                  const Registry& methods) const {
   for (const std::string& kind : kinds_of(save_)) gather(plan, kind);
   TextFile csv(dir_ / kTableFile);
   csv.append(csv_line(column_names()));
   std::map<std::string, int64_t> computed_by;
+  SeenCells seen(methods);
   each_line(plan, [&](const CellLine& line) {
     csv.append(csv_line(line.fields));
+    seen.add(line.fields);
     if (visit) visit(line.fields);
     ++computed_by[line.path + " " + line.build];
   });
@@ -149,7 +153,10 @@ void ResultsFolder::write_tables(const Keys& plan, const std::string& meta, cons
   all["computed_by"] = computed_by;
   all["columns"] = describe_columns();
   all["cells"] = counts(plan, shards_);
+  const Notes notes = notes_of(seen);
+  all["notes"] = json::parse(notes_json(notes));
   publish_text(dir_ / kMetaFile, all.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+  return notes;
 }
 
 void ResultsFolder::add(const std::string& key, const Published& line) {

@@ -89,10 +89,10 @@ void Store::sync() {
   state_->attempts->lines.sync();
 }
 
-void Store::finish(const Keys& plan, const std::string& meta, const RowVisitor& visit) {
+Notes Store::finish(const Keys& plan, const std::string& meta, const RowVisitor& visit, const Registry& methods) {
   const std::lock_guard lock(state_->mutex);
   state_->read();
-  state_->folder->write_tables(plan, meta, visit);
+  return state_->folder->write_tables(plan, meta, visit, methods);
 }
 
 }  // namespace kvreplay

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
+    from kvanalysis.data.notes import Note
 
     from .sources import Replayed
 
@@ -55,12 +56,14 @@ class Run:
         cells: list[Cell],
         warnings: list[str],
         engine_s: float,
+        said: str,
         again: Callable[[Mapping[str, Any], str], list[Cell]],
         recorded: "Callable[[Mapping[str, Any]], AbstractContextManager[Replayed]]",
     ):
         self.cells = cells
         self.warnings = warnings
         self.engine_s = engine_s
+        self._said = said
         self._again = again
         self.recorded = recorded
 
@@ -70,7 +73,19 @@ class Run:
         curve."""
         from kvanalysis.data.rows import frame_of_rows
 
-        return frame_of_rows([cell.row for cell in self.cells])
+        return frame_of_rows([cell.row for cell in self.cells], self._meta())
+
+    @property
+    def notes(self) -> "list[Note]":
+        """What the table cannot show, in the order of its weight: budgets that compress nothing, scores that
+        decide nothing, instances or heads that are one and the same. Each note has `kind`, `instances` (none:
+        the whole table), `budgets` in tokens, `traces`, `cells`, `heads` and one sentence `text`."""
+        from kvanalysis.data.notes import notes_of
+
+        return notes_of(self._meta())
+
+    def _meta(self) -> dict[str, Any]:
+        return {"version": _engine.version, "notes": json.loads(self._said)}
 
     @property
     def table(self) -> "pd.DataFrame":
@@ -84,7 +99,7 @@ class Run:
     def summary(self) -> "pd.DataFrame":
         """A row for each method and budget: means over prompts, layers and kv heads, with the 95 % interval
         of the mean relative error (bootstrap over heads); `bytes_ratio` is total bytes over those of the full
-        cache."""
+        cache, `notes` what `run.notes` and the rows themselves say of each."""
         from kvanalysis.stats.summary import summarise
 
         return summarise(self.frame)[list(SUMMARY)].rename(columns={"label": "method"})
@@ -144,11 +159,11 @@ class Run:
         return {**self.cells[found].row, "label": self.frame["label"].iloc[found]}
 
     def save(self, folder: "str | Path") -> "Path":
-        """Writes results.csv into a folder, which is made, so that `kvreplay report`, `kvanalysis` and
-        `kvanalysis.load` take it. Returns the file."""
+        """Writes results.csv, and results.meta.json with the notes, into a folder, which is made, so that
+        `kvreplay report`, `kvanalysis` and `kvanalysis.load` take it. Returns the file."""
         from kvanalysis.data.rows import write_rows
 
-        return write_rows([cell.row for cell in self.cells], folder)
+        return write_rows([cell.row for cell in self.cells], folder, self._meta())
 
     def _arrays(self, kind: str, method: Any, budget: int | None, place: dict[str, Any]) -> dict[str, Any]:
         cell = self.cells[self._index(method, budget, place)]

@@ -159,7 +159,7 @@ class _Replay:
     def _cells(
         self, config: dict[str, Any], progress: bool | None
     ) -> tuple[list[Cell], list[str], tuple[float, str]]:
-        """The cells in the order of the plan, the warnings, and (seconds of the engine, its notes as JSON)."""
+        """The cells in the order of the plan, the warnings, (seconds of the engine, its notes as JSON)."""
         cells: list[Cell] = []
         told: list[str] = []
         bar = Bar(progress)

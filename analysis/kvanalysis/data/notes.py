@@ -17,9 +17,9 @@ class NotedInstance:
 
 @dataclass(frozen=True)
 class Note:
-    """One note (docs/measures_explained.md says what each kind means). `instances` is empty where it is about the
-    whole table; `budgets` in tokens; `traces` are ids; `cells` and `heads` count those in which it holds; `text` is
-    one sentence."""
+    """One note; docs/measures_explained.md says what each kind means. `instances` is empty where it is about
+    the whole table; `budgets` in tokens; `traces` are ids; `cells` and `heads` count those in which it holds;
+    `text` is one sentence."""
 
     kind: str
     instances: tuple[NotedInstance, ...]
@@ -30,7 +30,7 @@ class Note:
     text: str
 
     def brief(self, trace_id: str, method: str, given: Mapping[str, Any], budget: int | None) -> str:
-        """What is to be said of an instance at a budget (None: it takes none) on a trace; "" where nothing is."""
+        """What is to be said of an instance at a budget (None: it takes none) on a trace; "" for nothing."""
         at = budget in self.budgets if budget is not None else not self.budgets
         if not at or trace_id not in self.traces:
             return ""
@@ -39,8 +39,8 @@ class Note:
 
 
 def notes_of(meta: Mapping[str, Any]) -> list[Note]:
-    """The notes of results.meta.json as `load` holds it, in the engine's order. Empty where an older program wrote
-    the file, and for several sources at once: what was said of each alone need not hold for all of them."""
+    """The notes of results.meta.json as `load` holds it, in the engine's order. Empty where an older program
+    wrote the file, and for several sources: what was said of each alone need not hold for all of them."""
     return [
         Note(
             **{name: said[name] for name in ("kind", "cells", "heads", "text")},

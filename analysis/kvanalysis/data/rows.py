@@ -22,8 +22,8 @@ class _Text(io.StringIO):
 
 
 def frame_of_rows(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> pd.DataFrame:
-    """The table that `load` gives of the same rows in a results.csv, beside `meta` as results.meta.json. A row is
-    {column: value}, None where a field is empty. Raises ResultsError."""
+    """The table that `load` gives of the same rows in a results.csv, with `meta` as its results.meta.json. A
+    row is {column: value}, None where a field is empty. Raises ResultsError."""
     text = _Text(_csv(rows))
     frame = add_labels(checked(results_table(text), text))
     frame.attrs["meta"], frame.attrs["folders"] = Meta(meta), []
@@ -31,8 +31,8 @@ def frame_of_rows(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) ->
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], folder: str | Path, meta: Mapping[str, Any]) -> Path:
-    """Writes them as results.csv into a folder, which is made, and `meta` as results.meta.json; returns the table's
-    file. Each is whole or not there."""
+    """Writes them as results.csv into a folder, which is made, and `meta` as results.meta.json; returns the
+    first. Each is whole or not there."""
     file = Path(folder) / "results.csv"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file.with_name("results.meta.json"), json.dumps(meta, indent=2, ensure_ascii=False) + "\n")

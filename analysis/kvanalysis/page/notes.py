@@ -7,8 +7,8 @@ SHOWN = 5  # notes that are not folded away
 
 
 def notes_section(frame):
-    """What the engine says of `load`'s table as HTML: a box with a sentence a note, folded beyond SHOWN; "" where
-    it says nothing."""
+    """What the engine says of `load`'s table as HTML: a box with a sentence a note, folded beyond SHOWN; ""
+    where it says nothing."""
     texts = [each.text for each in notes_of(frame.attrs.get("meta", {}))]
     if not texts:
         return Html("")

@@ -69,7 +69,7 @@ def compared_facts(frame, methods):
 
 
 def meta_facts(meta):
-    """(name, value) pairs of results.meta.json, whatever it holds, without the configuration and the notes."""
+    """(name, value) pairs of results.meta.json, without the configuration and the notes."""
     return [
         (key.replace("_", " "), _flat(value)) for key, value in meta.items() if key not in SHOWN_ELSEWHERE
     ]

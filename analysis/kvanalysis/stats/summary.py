@@ -100,7 +100,8 @@ def _briefs(frame, groups, table):
 def _notes(table, briefs, errors, curve_keys):
     """What a reader must know about a row before trusting it.
 
-    `briefs`: a list for each row, of the engine. `errors`: one value per (group number, *UNIT); a group's number is its row in `table`.
+    `briefs`: what the engine notes, a list for each row. `errors`: one value per (group number, *UNIT); a
+    group's number is its row in `table`.
     """
     notes = pd.Series("", index=table.index, dtype=object)
     for _, curve in table.groupby(curve_keys, sort=False):

@@ -1,6 +1,6 @@
 #include "results/notes.hpp"
 
-#include <chrono>
+#include <ctime>
 
 #include "base/text.hpp"
 #include "results/fixture.hpp"
@@ -248,16 +248,19 @@ TEST_CASE("Failed cells count for nothing, and rows that name no instance have n
   CHECK(notes_on(rows).empty());
 }
 
-TEST_CASE("Notes of 100,000 cells take less than a second, and stand in the folder's record") {
+TEST_CASE("Notes of 100,000 cells take less than a second", "[many]") {
   std::vector<Fields> rows;
   for (int i = 0; i < 1000; ++i)
     rows.push_back(TableRow{.head = i % 50, .budget = 1 + i / 50, .error = i / 1000.0}.fields());
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   SeenCells seen(registry());
   for (int i = 0; i < 100000; ++i) seen.add(rows[size_t(i % 1000)]);
   const Notes notes = notes_of(seen);
-  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < 1);
+  CHECK(double(std::clock() - start) / CLOCKS_PER_SEC < 1);
+  CHECK_FALSE(notes.empty());
+}
 
+TEST_CASE("The notes that are told stand in the folder's record") {
   const ScratchDir dir;
   Store store(dir.path, {}, false);
   store.publish(cell_of(0), result_of(0.5));

@@ -152,8 +152,7 @@ void SeenCells::add(const Fields& row) {
   cell.loses_mass = count_at(row, "n_evictions") > 0 && !at(row, "kept_mass_mean").empty() &&
                     real_at(row, "kept_mass_mean") < kMostMass;
   if (error.empty() && count_at(row, "rows_skipped") > 0) cell.set(NoteKind::outputs_zero);
-  if (!error.empty() && cell.loses_mass && real_at(row, "rel_err_out_mean") < kNoError)
-    cell.set(NoteKind::outputs_constant);
+  if (!error.empty() && real_at(row, "rel_err_out_mean") < kNoError) cell.set(NoteKind::outputs_constant);
   if (cell.budget > 0) say_of_budget(row, said, cell);
   if (said.quantises && at(row, "n_quantised") == "0") cell.set(NoteKind::nothing_quantised);
   cells_.push_back(cell);

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
 #include <memory>
-#include <unordered_map>
 
 #include "apps/commands.hpp"
 #include "apps/config_options.hpp"
@@ -13,6 +11,8 @@
 #include "apps/exit_codes.hpp"
 #include "apps/labels.hpp"
 #include "apps/meta.hpp"
+#include "apps/notes.hpp"
+#include "apps/offered/registry.hpp"
 #include "apps/progress.hpp"
 #include "apps/replaying.hpp"
 #include "apps/run_options.hpp"
@@ -85,36 +85,10 @@ Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices
   return {progress.finished_now(), progress.failed()};
 }
 
-// A method that never evicted, or a format that never rewrote a row, has not been tested by this run.
-class Idle {
- public:
-  Idle(const RunConfig& config, const std::vector<Cell>& plan) : config_(config) {
-    for (const Cell& cell : plan) cells_[cell.key] = &cell;
-  }
-  void add(const Fields& row) {
-    const Cell& cell = *cells_.at(row[column_index("key")]);
-    if (row[column_index("status")] != "ok") return;
-    const auto name = [&] { return instance_text(config_.methods[cell.variant->instance]); };
-    const bool should_evict =
-        !cell.budget.none() && cell.budget.tokens < cell.extent.tokens && !cell.method().info.reads_full_cache;
-    if (should_evict && row[column_index("n_evictions")] == "0") ++idle_[name() + " evicted nothing"];
-    if (cell.options().row_format.quantises() && row[column_index("n_quantised")] == "0")
-      ++idle_[name() + " quantised nothing (kivi and gear need caches larger than R)"];
-  }
-  void tell(Console& console) const {
-    for (const auto& [what, count] : idle_) console.warning(fmt::format("{} in {} cells", what, count));
-  }
-
- private:
-  const RunConfig& config_;
-  std::unordered_map<std::string, const Cell*> cells_;
-  std::map<std::string, size_t> idle_;
-};
-
 // What a run says of its table.
 class TableTold {
  public:
-  explicit TableTold(const Work& work) : idle_(work.config, work.plan) {
+  explicit TableTold(const Work& work) {
     std::vector<std::string> labels;
     for (const MethodInstance& instance : work.config.methods) labels.push_back(instance_text(instance));
     for (const Cell& cell : work.plan)
@@ -125,18 +99,16 @@ class TableTold {
   void add(const Fields& row) {
     summary_.add(row);
     failures_.add(row);
-    idle_.add(row);
   }
-  void tell(Console& console) const {
-    print(summary_.text());
+  void tell(const Notes& notes, Console& console) const {
+    print(summary_.text(notes));
     failures_.tell(console);
-    idle_.tell(console);
+    tell_notes(notes, console);
   }
 
  private:
   Summary summary_;
   Failures failures_;
-  Idle idle_;
 };
 
 std::string record_of(const Work& work, const std::string& command_line) {
@@ -159,9 +131,9 @@ int run(const RunChoices& choices, Context& context) {
   tell_damaged_lines(store.folder(), console);
   TableTold told(work);
   const auto finish = [&] {
-    store.finish(
+    return store.finish(
         keys_of(work.plan), record_of(work, context.command_line), [&](const Fields& row) { told.add(row); },
-        shares_of(work.plan));
+        shares_of(work.plan), known_methods());
   };
   Outcome outcome;
   try {
@@ -170,8 +142,7 @@ int run(const RunChoices& choices, Context& context) {
     finish();  // what other heads gave stands in the table
     throw;
   }
-  finish();
-  told.tell(console);
+  told.tell(finish(), console);
   console.note(fmt::format("wrote {}", (work.out / "results.csv").string()));
   if (StopSignals::drain() && outcome.finished < todo.size()) {
     console.note(

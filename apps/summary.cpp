@@ -4,21 +4,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <unordered_map>
 
 #include "base/text.hpp"
 #include "sizing/shares.hpp"
 
 namespace kvreplay::app {
-
-size_t column_index(const std::string& name) {
-  static const std::unordered_map<std::string, size_t> at = [] {
-    std::unordered_map<std::string, size_t> numbers;
-    for (const Column& column : columns()) numbers.emplace(column.name, numbers.size());
-    return numbers;
-  }();
-  return at.at(name);
-}
 
 void Summary::Mean::add(const std::string& field) {
   if (field.empty()) return;
@@ -80,7 +70,27 @@ void Summary::add(const Fields& row) {
   }
 }
 
-std::string Summary::text() const {
+// Heads that were asked for a share have budgets of their own; a note on the least of them is one on the row.
+std::string Summary::notes_of(const GroupKey& key, const Group& group, const Notes& notes) const {
+  const std::string& label = labels_[std::get<size_t>(key)];
+  const int32_t budget = std::get<double>(key) > 0 ? group.least : std::get<int32_t>(key);
+  std::vector<std::string> said;
+  for (const Note& note : notes)
+    if (const Note::Concerned* one = note.concerned(label, budget)) said.push_back(one->brief);
+  return join(said, "; ");
+}
+
+// The last column, from the left; without a note there is none.
+void Summary::add_notes(const Notes& notes, std::vector<std::vector<std::string>>& rows) const {
+  std::vector<std::string> column = {"notes"};
+  for (const auto& [key, group] : groups_) column.push_back(notes_of(key, group, notes));
+  if (std::all_of(column.begin() + 1, column.end(), [](const std::string& note) { return note.empty(); })) return;
+  size_t width = 0;
+  for (const std::string& note : column) width = std::max(width, note.size());
+  for (size_t i = 0; i < rows.size(); ++i) rows[i].push_back(fmt::format("{:<{}}", column[i], width));
+}
+
+std::string Summary::text(const Notes& notes) const {
   const auto some = [&](auto is) { return std::any_of(groups_.begin(), groups_.end(), is); };
   const bool missing = some([](const auto& g) { return g.second.planned > g.second.ok + g.second.failed; });
   const bool shares = some([](const auto& g) { return std::get<double>(g.first) > 0; });
@@ -101,6 +111,7 @@ std::string Summary::text() const {
     if (missing) row.push_back(std::to_string(group.planned - group.ok - group.failed));
     rows.push_back(std::move(row));
   }
+  add_notes(notes, rows);
   return aligned(rows);
 }
 

@@ -9,6 +9,8 @@
 #include "apps/console.hpp"
 #include "apps/text_table.hpp"
 #include "catalog/cell.hpp"
+#include "config/run_config.hpp"
+#include "results/note.hpp"
 #include "results/store.hpp"
 
 namespace kvreplay::app {
@@ -23,7 +25,7 @@ class Summary {
   // A share that an instance does not reach anywhere; floor: the smallest that it can.
   void expect_none(const std::string& label, double share, double floor);
   void add(const Fields& row);
-  std::string text() const;
+  std::string text(const Notes& notes) const;
 
  private:
   struct Mean {
@@ -45,6 +47,9 @@ class Summary {
   };
   using GroupKey = std::tuple<size_t, double, int32_t>;  // place of the label, share (0: none), budget (0: by share)
   size_t rank_of(const std::string& label);
+  std::string notes_of(const GroupKey& key, const Group& group, const Notes& notes) const;
+  void add_notes(const Notes& notes, std::vector<std::vector<std::string>>& rows) const;
+
   std::map<std::string, size_t> rank_;  // of a label
   std::vector<std::string> labels_;     // by rank
   std::map<GroupKey, Group> groups_;
@@ -62,7 +67,5 @@ class Failures {
 };
 
 void tell_damaged_lines(const ResultsFolder& folder, Console& console);
-
-size_t column_index(const std::string& name);  // in columns()
 
 }  // namespace kvreplay::app

@@ -146,8 +146,8 @@ class _Replay:
         self.sources, self.config, self.own = sources, config, own
 
     def run(self, progress: bool | None) -> Run:
-        cells, told, engine_s = self._cells(self.config, progress)
-        return Run(cells, told, engine_s, self.again, self.sources.recorded)
+        cells, told, (engine_s, said) = self._cells(self.config, progress)
+        return Run(cells, told, engine_s, said, self.again, self.sources.recorded)
 
     def again(self, row: Mapping[str, Any], kind: str) -> list[Cell]:
         """The cell of a row, with arrays: its head is replayed once more, as it was."""
@@ -158,7 +158,10 @@ class _Replay:
             config["budget"] = {"tokens": [1 if tokens is None else tokens]}
         return [cell for cell in self._cells(config, False)[0] if cell.row["key"] == row["key"]]
 
-    def _cells(self, config: dict[str, Any], progress: bool | None) -> tuple[list[Cell], list[str], float]:
+    def _cells(
+        self, config: dict[str, Any], progress: bool | None
+    ) -> tuple[list[Cell], list[str], tuple[float, str]]:
+        """The cells in the order of the plan, the warnings, (seconds of the engine, its notes as JSON)."""
         cells: list[Cell] = []
         told: list[str] = []
         bar = Bar(progress)
@@ -173,7 +176,7 @@ class _Replay:
 
         try:
             with self.sources.opened() as traces, bar:
-                engine_s = _engine.replay(json.dumps(config), traces, self.own, on_plan, on_cell)
+                ended = _engine.replay(json.dumps(config), traces, self.own, on_plan, on_cell)
         except ConfigError as error:
             raise ConfigError(in_words_of_python(str(error))) from None
-        return sorted(cells, key=lambda cell: cell.place), told, engine_s
+        return sorted(cells, key=lambda cell: cell.place), told, ended

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
     from kvanalysis.answer.compare import Answer
+    from kvanalysis.data.notes import Note
 
     from .sources import Replayed
 
@@ -56,12 +57,14 @@ class Run:
         cells: list[Cell],
         warnings: list[str],
         engine_s: float,
+        said: str,
         again: Callable[[Mapping[str, Any], str], list[Cell]],
         recorded: "Callable[[Mapping[str, Any]], AbstractContextManager[Replayed]]",
     ):
         self.cells = cells
         self.warnings = warnings
         self.engine_s = engine_s
+        self._said = said
         self._again = again
         self.recorded = recorded
 
@@ -71,7 +74,19 @@ class Run:
         curve."""
         from kvanalysis.data.rows import frame_of_rows
 
-        return frame_of_rows([cell.row for cell in self.cells])
+        return frame_of_rows([cell.row for cell in self.cells], self._meta())
+
+    @property
+    def notes(self) -> "list[Note]":
+        """What the table cannot show, in the order of its weight: budgets that compress nothing, scores that
+        decide nothing, instances or heads that are one and the same. Each note has `kind`, `instances` (none:
+        the whole table), `budgets` in tokens, `traces`, `cells`, `heads` and one sentence `text`."""
+        from kvanalysis.data.notes import notes_of
+
+        return notes_of(self._meta())
+
+    def _meta(self) -> dict[str, Any]:
+        return {"version": _engine.version, "notes": json.loads(self._said)}
 
     @property
     def table(self) -> "pd.DataFrame":
@@ -84,9 +99,10 @@ class Run:
 
     def summary(self) -> "pd.DataFrame":
         """A row for each method and budget: means over prompts, layers and kv heads, with the 95 % interval
-        of the mean relative error (over layers); `bytes_ratio` is total bytes over those of the full
-        cache, a ratio of sums. Where budgets were asked for as shares of the cache there is a row for each
-        method and `share`, and `budget_tokens` is the mean over heads, rounded."""
+        of the mean relative error (over layers); `bytes_ratio` is total bytes over those of the full cache, a
+        ratio of sums; `notes` what `run.notes` and the rows themselves say of each. Where budgets were asked
+        for as shares of the cache there is a row for each method and `share`, and `budget_tokens` is the mean
+        over heads, rounded."""
         from kvanalysis.data.shares import by_share
         from kvanalysis.stats.summary import summarise
 
@@ -160,11 +176,11 @@ class Run:
         return {**self.cells[found].row, "label": self.frame["label"].iloc[found]}
 
     def save(self, folder: "str | Path") -> "Path":
-        """Writes results.csv into a folder, which is made, so that `kvreplay report`, `kvanalysis` and
-        `kvanalysis.load` take it. Returns the file."""
+        """Writes results.csv, and results.meta.json with the notes, into a folder, which is made, so that
+        `kvreplay report`, `kvanalysis` and `kvanalysis.load` take it. Returns the file."""
         from kvanalysis.data.rows import write_rows
 
-        return write_rows([cell.row for cell in self.cells], folder)
+        return write_rows([cell.row for cell in self.cells], folder, self._meta())
 
     def _arrays(self, kind: str, method: Any, budget: int | None, place: dict[str, Any]) -> dict[str, Any]:
         cell = self.cells[self._index(method, budget, place)]

@@ -67,7 +67,8 @@ NB_MODULE(_engine, module) {
   module.attr("version") = version();
   module.def("replay",
              [](std::string config, nb::list traces, nb::list methods, nb::object on_plan, nb::object on_cell) {
-               return replay({std::move(config), traces, methods, on_plan, on_cell});
+               const Ended ended = replay({std::move(config), traces, methods, on_plan, on_cell});
+               return nb::make_tuple(ended.seconds, ended.notes);
              });
   module.def("isa", [] { return std::string(isa_path()); });
   module.def("columns", columns_json);

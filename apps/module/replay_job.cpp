@@ -25,6 +25,7 @@
 #include "plan/estimate.hpp"
 #include "plan/plan.hpp"
 #include "results/columns.hpp"
+#include "results/notes.hpp"
 
 namespace kvreplay::python {
 namespace {
@@ -218,9 +219,16 @@ void solve_budgets(Prepared& all) {
     all.loaded.config.warnings.push_back(std::move(line));
 }
 
+std::string notes_on(const std::vector<std::string>& rows, const Registry& methods) {
+  SeenCells seen(methods);
+  for (const std::string& row : rows)
+    if (!row.empty()) seen.add(fields_of(row));
+  return notes_json(notes_of(seen));
+}
+
 }  // namespace
 
-double replay(const Request& request) {
+Ended replay(const Request& request) {
   const std::unique_ptr<Prepared> all = prepare(request);
   solve_budgets(*all);
   all->cells = plan_cells(all->loaded);
@@ -231,6 +239,7 @@ double replay(const Request& request) {
   RunOptions options = options_of(*all, observes_rows(all->cells));
   options.save = config.output;
   Running running(all->cells, options, record_of(config), all->stop);
+  std::vector<std::string> rows(all->cells.size());  // in the order of the plan
   for (bool closed = false; !closed;) {
     std::deque<Finished> finished;
     {
@@ -238,10 +247,13 @@ double replay(const Request& request) {
       finished = running.queue.take(closed);
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    for (Finished& f : finished) request.on_cell(f.row, f.place, arrays_of(f.result, config.output));
+    for (Finished& f : finished) {
+      request.on_cell(f.row, f.place, arrays_of(f.result, config.output));
+      rows[f.place] = std::move(f.row);
+    }
   }
   running.queue.rethrow();
-  return running.seconds;
+  return {running.seconds, notes_on(rows, all->methods)};
 }
 
 }  // namespace kvreplay::python

@@ -14,8 +14,14 @@ struct Request {
   nanobind::object on_cell;  // on_cell(row, place in the plan, arrays) for each cell, as it comes
 };
 
+// What is said of a replay when all its cells have come.
+struct Ended {
+  double seconds = 0;  // that the engine took
+  std::string notes;   // on the table, JSON (results/note.hpp)
+};
+
 // Replays with the interpreter's lock released; Python's functions are called by the thread that called this one,
-// between cells. An exception of theirs, Ctrl-C included, ends the run. Returns the seconds that the engine took.
-double replay(const Request& request);
+// between cells. An exception of theirs, Ctrl-C included, ends the run.
+Ended replay(const Request& request);
 
 }  // namespace kvreplay::python

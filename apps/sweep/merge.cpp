@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/exit_codes.hpp"
-#include "apps/labels.hpp"
 #include "apps/meta.hpp"
+#include "apps/notes.hpp"
 #include "apps/summary.hpp"
 #include "apps/sweep/sweep.hpp"
 #include "base/errors.hpp"
@@ -47,14 +47,14 @@ void expect_cells(const Manifest& manifest, Summary& summary) {
   for (const std::string& line : manifest.cells) try {
       const nlohmann::json cell = nlohmann::json::parse(line);
       const nlohmann::json& budget = cell.at("budget_tokens");
-      summary.expect(cell.at("key"), label_text(cell.at("method"), cell.at("given").dump()),
+      summary.expect(cell.at("key"), NamedInstance{cell.at("method"), cell.at("given").dump()}.label(),
                      budget.is_null() ? 0 : budget.get<int32_t>(), shares_in(line));
     } catch (const nlohmann::json::exception&) {
       throw ConfigError(fmt::format("plan {}: error: a line names no cell: {}", manifest.name, line.substr(0, 80)));
     }
   for (const nlohmann::json& one : nlohmann::json::parse(manifest.unreachable.empty() ? "[]" : manifest.unreachable))
     if (one.at("heads") == one.at("of_heads"))
-      summary.expect_none(label_text(one.at("method"), one.at("given").dump()), one.at("share"), one.at("floor_low"));
+      summary.expect_none(NamedInstance{one.at("method"), one.at("given").dump()}.label(), one.at("share"), one.at("floor_low"));
 }
 
 }  // namespace
@@ -79,13 +79,12 @@ int merge_sweep(const Sweep& sweep, bool partial, Context& context) {
   Summary summary;
   Failures failures;
   expect_cells(manifest, summary);
-  const auto see = [&](const Fields& row) {
-    summary.add(row);
-    failures.add(row);
-  };
-  folder.write_tables(manifest.keys(), record_of(manifest, context.command_line), see, shares_of(manifest));
-  print(summary.text());
+  const auto visit = [&](const Fields& row) { summary.add(row), failures.add(row); };
+  const Notes notes =
+      folder.write_tables(manifest.keys(), record_of(manifest, context.command_line), visit, shares_of(manifest));
+  print(summary.text(notes));
   failures.tell(console);
+  tell_notes(notes, console);
   console.note(fmt::format("wrote {}", (folder.dir() / "results.csv").string()));
   if (!status.complete()) console.warning(fmt::format("{} cells are missing", status.missing));
   return status.failed + status.parked > 0 ? kSomeFailed : 0;

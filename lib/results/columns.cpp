@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_map>
 
 #include "base/json_text.hpp"
 #include "catalog/cell.hpp"
@@ -175,6 +176,15 @@ std::vector<std::string> column_names() {
   std::vector<std::string> names;
   for (const Column& column : columns()) names.emplace_back(column.name);
   return names;
+}
+
+size_t column_index(std::string_view name) {
+  static const std::unordered_map<std::string_view, size_t> at = [] {
+    std::unordered_map<std::string_view, size_t> places;
+    for (const Column& column : columns()) places.emplace(column.name, places.size());
+    return places;
+  }();
+  return at.at(name);
 }
 
 std::string csv_line(const std::vector<std::string>& fields) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "measures/cell_result.hpp"
@@ -40,6 +41,7 @@ constexpr const char* kShareColumn = "budget_share";
 std::string shares_text(const std::vector<double>& shares);
 
 std::vector<std::string> column_names();
+size_t column_index(std::string_view name);  // in columns()
 // Fields joined by commas and quoted where needed, with the line's end.
 std::string csv_line(const std::vector<std::string>& fields);
 

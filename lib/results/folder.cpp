@@ -9,6 +9,7 @@
 #include "base/errors.hpp"
 #include "results/arrays.hpp"
 #include "results/columns.hpp"
+#include "results/notes.hpp"
 #include "results/output_files.hpp"
 
 namespace kvreplay {
@@ -141,8 +142,8 @@ void ResultsFolder::gather(const Keys& plan, const std::string& kind) const {
   gather_arrays(dir_ / (kind + ".h5"), kind, cells, reader);
 }
 
-void ResultsFolder::write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit,
-                                 const SharesOfCells& shares) const {
+Notes ResultsFolder::write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit,
+                                  const SharesOfCells& shares, const Registry& methods) const {
   for (const std::string& kind : kinds_of(save_)) gather(plan, kind);
   TextFile csv(dir_ / kTableFile);
   csv.append(csv_line(column_names()));
@@ -150,11 +151,13 @@ void ResultsFolder::write_tables(const Keys& plan, const std::string& meta, cons
   const std::vector<std::string> names = column_names();
   const size_t share = size_t(std::find(names.begin(), names.end(), kShareColumn) - names.begin());
   const size_t key = size_t(std::find(names.begin(), names.end(), "key") - names.begin());
+  SeenCells seen(methods);
   each_line(plan, [&](const CellLine& line) {
     Fields fields = line.fields;
     const auto asked = shares.find(fields[key]);
     fields[share] = asked == shares.end() ? "" : asked->second;
     csv.append(csv_line(fields));
+    seen.add(fields);
     if (visit) visit(fields);
     ++computed_by[line.path + " " + line.build];
   });
@@ -163,7 +166,10 @@ void ResultsFolder::write_tables(const Keys& plan, const std::string& meta, cons
   all["computed_by"] = computed_by;
   all["columns"] = describe_columns();
   all["cells"] = counts(plan, shards_);
+  const Notes notes = notes_of(seen);
+  all["notes"] = json::parse(notes_json(notes));
   publish_text(dir_ / kMetaFile, all.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+  return notes;
 }
 
 void ResultsFolder::add(const std::string& key, const Published& line) {

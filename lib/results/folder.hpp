@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "catalog/cell.hpp"
+#include "results/note.hpp"
 #include "results/shards.hpp"
 
 // What stands in the output directory of a run or a sweep, for those who read it.
@@ -35,10 +36,11 @@ class ResultsFolder {
   size_t foreign(const Keys& plan) const;
   // The published cells of a plan, in its order; rows are read one at a time.
   void each_row(const Keys& plan, const RowVisitor& visit) const;
-  // Writes results.csv, results.meta.json (`meta`, a JSON object; the columns' units, the counts) and the .h5 files
-  // that `save` asks for: each whole or not at all. `visit` sees each row on its way. Throws OutputError.
-  void write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit = {},
-                    const SharesOfCells& shares = {}) const;
+  // Writes results.csv, results.meta.json (`meta`, a JSON object; the columns' units, the counts, the notes) and the
+  // .h5 files that `save` asks for: each whole or not at all. `visit` sees each row on its way. Returns the notes, for
+  // which `methods` are asked what they declare. Throws OutputError.
+  Notes write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit = {},
+                     const SharesOfCells& shares = {}, const Registry& methods = registry()) const;
 
   // A line that this process has just published.
   void add(const std::string& key, const Published& line);

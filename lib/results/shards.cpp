@@ -91,8 +91,7 @@ std::string field_text(const json& value) {
   return value.is_number_float() ? number_text(value.get<double>()) : value.dump();
 }
 
-// A row of an older build may lack a column.
-Fields fields_of(const json& row) {
+Fields fields_in(const json& row) {
   Fields fields;
   for (const Column& column : columns()) fields.push_back(field_text(row.value(column.name, json())));
   return fields;
@@ -135,6 +134,8 @@ bool is_key(const std::string& text) {
          text.find_first_not_of("0123456789abcdef", 1) == std::string::npos;
 }
 
+Fields fields_of(const std::string& row) { return fields_in(json::parse(row)); }
+
 std::string shard_line(const std::string& key, const Row& row, const ProcessRecord& process,
                        const std::string& arrays) {
   return sealed_line(fmt::format(R"("key":"{}","status":"{}","build":"{}","arrays":"{}",{},"row":{})", key,
@@ -166,7 +167,7 @@ CellLine LineReader::read(const LineAt& at) {
   in_.seekg(std::streamoff(at.offset));
   in_.read(line.data(), std::streamsize(at.bytes));
   const json parsed = in_ && unsealed(line) ? json::parse(line, nullptr, false) : json();
-  if (is_cell_line(parsed)) return {fields_of(parsed.at("row")), parsed.value("build", ""), path_of(parsed)};
+  if (is_cell_line(parsed)) return {fields_in(parsed.at("row")), parsed.value("build", ""), path_of(parsed)};
   throw OutputError(
       fmt::format("{}: the line at byte {} was changed while it was read, or is none of this program. "
                   "Remove the file, and replay what it held",

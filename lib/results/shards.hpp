@@ -46,6 +46,8 @@ struct Shards {
 constexpr size_t kKeyBytes = 17;
 bool is_key(const std::string& text);  // k and 16 lower-case hex digits
 
+// Of a row as row_of() made it. One of an older build may lack a column.
+Fields fields_of(const std::string& row);
 // {"key", "status", "build", "arrays", the process, "row"} in one sealed line, without its end. `arrays`: where
 // this computation has written some (ArraysAt::text()), or empty.
 std::string shard_line(const std::string& key, const Row& row, const ProcessRecord& process, const std::string& arrays);

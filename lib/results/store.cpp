@@ -91,10 +91,11 @@ void Store::sync() {
   state_->attempts->lines.sync();
 }
 
-void Store::finish(const Keys& plan, const std::string& meta, const RowVisitor& visit, const SharesOfCells& shares) {
+Notes Store::finish(const Keys& plan, const std::string& meta, const RowVisitor& visit, const SharesOfCells& shares,
+                    const Registry& methods) {
   const std::lock_guard lock(state_->mutex);
   state_->read();
-  state_->folder->write_tables(plan, meta, visit, shares);
+  return state_->folder->write_tables(plan, meta, visit, shares, methods);
 }
 
 }  // namespace kvreplay

@@ -34,9 +34,9 @@ class Store {
   void begin(int64_t unit);
   // Thread-safe. What was published is on disk.
   void sync();
-  // Reads again what all processes have published, and writes the tables.
-  void finish(const Keys& plan, const std::string& meta = "{}", const RowVisitor& visit = {},
-              const SharesOfCells& shares = {});
+  // Reads again what all processes have published, and writes the tables; the notes on them.
+  Notes finish(const Keys& plan, const std::string& meta = "{}", const RowVisitor& visit = {},
+               const SharesOfCells& shares = {}, const Registry& methods = registry());
 
  private:
   struct State;

@@ -71,7 +71,9 @@ def whole_run(tmp_path_factory):
     rows[-1] = failed_row(
         "empty <denominator>", **{k: rows[-1][k] for k in ("method", "layer", "kv_head")}, budget=512
     )
-    return page(tmp_path_factory.mktemp("whole"), rows, FAKE_META)
+    note = {"kind": "single_head", "instances": [], "budgets": [], "traces": [], "cells": 1, "heads": 1}
+    meta = FAKE_META | {"notes": [note | {"text": "what the engine notes"}]}
+    return page(tmp_path_factory.mktemp("whole"), rows, meta)
 
 
 def test_the_page_is_html_whose_tags_nest(whole_run):
@@ -121,6 +123,11 @@ def test_the_page_tells_where_the_numbers_come_from(whole_run):
         assert fact in whole_run.text
     assert "kvreplay report · smol-budget-sweep" in whole_run.text
     assert "2000 bootstrap resamples, seed 0" in whole_run.text
+
+
+def test_the_page_shows_the_notes_of_the_run_once(whole_run):
+    assert whole_run.text.count("What these numbers cannot show") == 1
+    assert whole_run.text.count("what the engine notes") == 1
 
 
 def test_a_run_without_meta_says_that_its_origin_is_not_recorded(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from kvanalysis import load
 from kvanalysis.stats.intervals import bootstrap_means, mean_interval, paired_difference, unit_means
 from kvanalysis.stats.summary import summarise
-from test_kvanalysis_fake import failed_row, fake_row, write_results
+from test_kvanalysis_fake import TRACE, failed_row, fake_row, write_results
 
 # Quantiles interpolate between two of the 2000 draws: the share beyond them is off by one draw at most.
 TAIL_TOLERANCE = 1 / 2000
@@ -133,9 +133,35 @@ def test_falling_error_is_not_noted(tmp_path):
     assert list(summary(tmp_path, rows)["notes"]) == ["", ""]
 
 
-def test_a_budget_that_never_evicts_is_noted(tmp_path):
-    assert only(tmp_path / "a", [fake_row(n_evictions=0)])["notes"] == "nothing evicted"
-    assert only(tmp_path / "b", [fake_row(budget=768)])["notes"] == "budget not below the prompt"
+def noted(folder, notes):
+    """{(label, budget): notes} of window and h2o at two budgets, where results.meta.json holds these."""
+    places = [(name, b, head) for name in ("window", "h2o") for b in (64, 32) for head in (0, 1)]
+    rows = [fake_row(name, budget=b, kv_head=head) for name, b, head in places]
+    table = summarise(load(write_results(folder, rows, {"notes": notes})))
+    keys = zip(table["label"], table["budget_tokens"], strict=True)
+    return {key: note for key, note in zip(keys, table["notes"], strict=True) if note}
+
+
+def a_note(**changes):
+    instance = {"method": "h2o", "given": {}, "label": "h2o", "brief": "evicted nothing"}
+    text = "h2o at budget 32, in 2 cells: evicted nothing"
+    note = {"kind": "nothing_evicted", "instances": [instance], "budgets": [32], "traces": [TRACE]}
+    return note | {"cells": 2, "heads": 2, "text": text} | changes
+
+
+def test_what_the_engine_notes_of_an_instance_stands_in_its_row_at_its_budgets(tmp_path):
+    assert noted(tmp_path, [a_note()]) == {("h2o", 32): "evicted nothing"}
+
+
+def test_notes_of_another_trace_another_instance_or_the_whole_table_stand_in_no_row(tmp_path):
+    other = {"method": "h2o", "given": {"sinks": 4}, "label": "h2o sinks=4", "brief": "evicted nothing"}
+    notes = [a_note(traces=["other"]), a_note(instances=[other]), a_note(instances=[], budgets=[])]
+    assert noted(tmp_path, notes) == {}
+
+
+def test_notes_of_each_of_several_sources_are_not_taken_for_all_of_them(tmp_path):
+    places = [write_results(tmp_path / str(h), [fake_row(kv_head=h)], {"notes": [a_note()]}) for h in (0, 1)]
+    assert list(summarise(load(places))["notes"]) == [""]
 
 
 def test_a_method_that_keeps_every_token_under_a_small_budget_holds_the_full_cache(tmp_path):

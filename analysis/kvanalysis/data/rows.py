@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,21 @@ class _Text(io.StringIO):
         return "results of a replay"
 
 
-def frame_of_rows(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The table that `load` gives of the same rows in a results.csv. A row is {column: value}, None where a
-    field is empty. Raises ResultsError."""
+def frame_of_rows(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> pd.DataFrame:
+    """The table that `load` gives of the same rows in a results.csv, with `meta` as its results.meta.json. A
+    row is {column: value}, None where a field is empty. Raises ResultsError."""
     text = _Text(_csv(rows))
     frame = add_labels(checked(results_table(text), text))
-    frame.attrs["meta"], frame.attrs["folders"] = Meta({}), []
+    frame.attrs["meta"], frame.attrs["folders"] = Meta(meta), []
     return frame
 
 
-def write_rows(rows: Sequence[Mapping[str, Any]], folder: str | Path) -> Path:
-    """Writes them as results.csv into a folder, which is made; returns the file. It is whole or not there."""
+def write_rows(rows: Sequence[Mapping[str, Any]], folder: str | Path, meta: Mapping[str, Any]) -> Path:
+    """Writes them as results.csv into a folder, which is made, and `meta` as results.meta.json; returns the
+    first. Each is whole or not there."""
     file = Path(folder) / "results.csv"
     file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file.with_name("results.meta.json"), json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
     return write_whole(file, _csv(rows))
 
 

@@ -12,6 +12,7 @@ from ..stats.intervals import FEWEST_BLOCKS, LEVEL, UNIT
 from ..stats.words import count
 
 CONFIG_KEYS = ("config", "resolved_config")
+SHOWN_ELSEWHERE = (*CONFIG_KEYS, "notes")
 LISTED = 40  # longer lists are cut, with their length
 
 
@@ -68,8 +69,10 @@ def compared_facts(frame, methods):
 
 
 def meta_facts(meta):
-    """(name, value) pairs of results.meta.json, whatever it holds, without the configuration."""
-    return [(key.replace("_", " "), _flat(value)) for key, value in meta.items() if key not in CONFIG_KEYS]
+    """(name, value) pairs of results.meta.json, without the configuration and the notes."""
+    return [
+        (key.replace("_", " "), _flat(value)) for key, value in meta.items() if key not in SHOWN_ELSEWHERE
+    ]
 
 
 def own_facts():

@@ -23,6 +23,7 @@ from .html import (
     sortable_table,
     terms,
 )
+from .notes import notes_section
 from .pictures import Album
 from .provenance import config_text, data_facts, data_text, meta_facts, own_facts, run_date, run_name
 from .run_claims import claims_section
@@ -60,6 +61,7 @@ def render(frame, figures, folder):
             f"<h1>{escape(title)}</h1>",
             paragraph(_lead(frame, meta), "lead"),
             note(LIMITS_TITLE, limits(data_text(frame))),
+            notes_section(frame),
             contents([(name, anchor(name), []) for name in shown]),
             *(section(name, *parts) for name, parts in shown.items()),
         ],

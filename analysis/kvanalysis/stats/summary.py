@@ -1,8 +1,11 @@
 """The one table behind the figures and the page: a row per (trace, method label, budget)."""
 
+import json
+
 import numpy as np
 import pandas as pd
 
+from ..data.notes import notes_of
 from .intervals import UNIT, mean_interval, paired_difference, unit_means, used_rows
 
 MEASURES = (
@@ -39,7 +42,8 @@ def summarise(frame, by=()):
     table[counts] = table[counts].fillna(0).astype(int)
     table["full_cache"] = table["full_cache"].eq(True)
     table["bytes_ratio"] = table["total_bytes"] / table["full_bytes"].where(table["full_bytes"] > 0)
-    table["notes"] = _notes(table, units["rel_err_out_mean"], keys[:-1])
+    briefs = _briefs(frame, groups, table)
+    table["notes"] = _notes(table, briefs, units["rel_err_out_mean"], keys[:-1])
     return table
 
 
@@ -71,32 +75,37 @@ def _over_units(units):
     return table
 
 
-def _notes(table, errors, curve_keys):
+def _briefs(frame, groups, table):
+    """[rows of `table`] what the engine's notes say of each; `groups` of `frame` became its rows."""
+    notes = [note for note in notes_of(frame.attrs.get("meta", {})) if note.instances]
+    if not notes:
+        return [[] for _ in range(len(table))]
+    given = groups["given_json"].first().map(json.loads)
+    places = zip(table["trace_id"], table["method"], given, table["budget_tokens"], strict=True)
+    return [
+        [brief for note in notes if (brief := note.brief(*place, None if pd.isna(budget) else int(budget)))]
+        for *place, budget in places
+    ]
+
+
+def _notes(table, briefs, errors, curve_keys):
     """What a reader must know about a row before trusting it.
 
-    `errors`: one value per (group number, *UNIT); a group's number is its row in `table`.
+    `briefs`: what the engine notes, a list for each row. `errors`: one value per (group number, *UNIT); a
+    group's number is its row in `table`.
     """
     notes = pd.Series("", index=table.index, dtype=object)
     for _, curve in table.groupby(curve_keys, sort=False):
         smaller = None
         for index, row in curve.sort_values("budget_tokens").iterrows():
-            notes[index] = "; ".join(_row_notes(row) + _rise_note(row, smaller, errors))
+            notes[index] = "; ".join(_missing_note(row) + briefs[index] + _rise_note(row, smaller, errors))
             smaller = row if row["n_units"] else smaller
     return notes
 
 
-def _row_notes(row):
-    notes = []
+def _missing_note(row):
     missing = row["n_cells"] - row["n_rows"]
-    if missing:
-        notes.append(f"{missing} of {row['n_cells']} cells have no result")
-    if pd.isna(row["budget_tokens"]) or not row["n_rows"]:
-        return notes
-    if row["budget_tokens"] >= row["n_prefill"]:
-        notes.append("budget not below the prompt")
-    elif row["n_evictions"] == 0 and not (row["oracle"] or row["full_cache"]):
-        notes.append("nothing evicted")
-    return notes
+    return [f"{missing} of {row['n_cells']} cells have no result"] if missing else []
 
 
 def _rise_note(row, smaller, errors):

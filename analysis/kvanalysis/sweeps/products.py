@@ -14,7 +14,8 @@ OF_A_ROUND = ("cells", "created_utc", "version", "git_commit", "host", "isa")  #
 
 def write_results(out, folders, section):
     """OUT/results.csv, the rows of the rounds' folders in order as they stand, and OUT/results.meta.json, the
-    first round's with `rounds`, the sum of their cells, and `section` as `sweep`; returns the paths."""
+    first round's with `rounds`, the sum of their cells, and `section` as `sweep`, without notes (those of a
+    round need not hold for all of them); returns the paths."""
     table, meta = out / "results.csv", out / "results.meta.json"
     with whole_file(table) as draft, draft.open("wb") as whole:
         header = None
@@ -22,6 +23,7 @@ def write_results(out, folders, section):
             header = _append_rows(folder / "results.csv", header, whole)
     metas = [load_meta(folder) for folder in folders]
     said = metas[0] | {"cells": _sums([each.get("cells", {}) for each in metas]), "sweep": section}
+    said.pop("notes", None)
     said["rounds"] = [
         {"folder": folder.name} | {key: each[key] for key in OF_A_ROUND if key in each}
         for folder, each in zip(folders, metas, strict=True)

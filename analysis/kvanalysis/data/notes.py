@@ -1,0 +1,52 @@
+"""What the engine says of a table in results.meta.json: budgets, instances and heads that show nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class NotedInstance:
+    """A method with what it was `given` beside its defaults; `brief` is what its row of a summary says."""
+
+    method: str
+    given: dict[str, Any]
+    label: str
+    brief: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """One note; docs/measures_explained.md says what each kind means. `instances` is empty where it is about
+    the whole table; `budgets` in tokens; `traces` are ids; `cells` and `heads` count those in which it holds;
+    `text` is one sentence."""
+
+    kind: str
+    instances: tuple[NotedInstance, ...]
+    budgets: tuple[int, ...]
+    traces: tuple[str, ...]
+    cells: int
+    heads: int
+    text: str
+
+    def brief(self, trace_id: str, method: str, given: Mapping[str, Any], budget: int | None) -> str:
+        """What is to be said of an instance at a budget (None: it takes none) on a trace; "" for nothing."""
+        at = budget in self.budgets if budget is not None else not self.budgets
+        if not at or trace_id not in self.traces:
+            return ""
+        same = (one for one in self.instances if one.method == method and one.given == given)
+        return next((one.brief for one in same), "")
+
+
+def notes_of(meta: Mapping[str, Any]) -> list[Note]:
+    """The notes of results.meta.json as `load` holds it, in the engine's order. Empty where an older program
+    wrote the file, and for several sources: what was said of each alone need not hold for all of them."""
+    return [
+        Note(
+            **{name: said[name] for name in ("kind", "cells", "heads", "text")},
+            instances=tuple(NotedInstance(**one) for one in said["instances"]),
+            budgets=tuple(said["budgets"]),
+            traces=tuple(said["traces"]),
+        )
+        for said in meta.get("notes", [])
+    ]

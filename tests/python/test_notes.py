@@ -1,0 +1,200 @@
+"""What a run says where its numbers show nothing: on real runs of the sample trace, and where it must not."""
+
+import json
+import re
+
+import kvreplay
+import numpy as np
+import pytest
+from kvanalysis import load
+from kvanalysis.data.notes import notes_of
+from kvanalysis.page.notes import notes_section
+from kvanalysis.stats.summary import summarise
+from kvreplay_cli import ROOT
+from kvreplay_cli import kvreplay as program
+from test_kvanalysis_fake import fake_row, write_results
+
+SAMPLE = ROOT / "traces" / "samples" / "smollm2-135m.h5"
+NO_RESULTS = {"select_s", "attend_s"}
+VOTES = [{"name": "snapkv", "variant": ["default", "kvpress"]}, "pyramidkv", "window"]
+
+
+def kinds(run):
+    return [note.kind for note in run.notes]
+
+
+def of_kind(notes, kind):
+    return [note for note in notes if note.kind == kind]
+
+
+@pytest.fixture(scope="module")
+def votes():
+    return kvreplay.replay(SAMPLE, layers=[0, 15], methods=VOTES, budgets=[64, 128])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """(folder, what was said) of the program's run of the same."""
+    out = tmp_path_factory.mktemp("votes") / "out"
+    words = ["run", SAMPLE, "--layers", "0,15", "--budget", "64,128", "-o", out, "--progress", "none"]
+    return out, program(*words, "-s", f"methods={json.dumps(VOTES)}")
+
+
+def test_a_window_as_large_as_the_budget_is_noted_at_that_budget_alone(votes):
+    (note,) = of_kind(votes.notes, "protection_fills_budget")
+    assert [one.label for one in note.instances] == ["snapkv variant=kvpress"]
+    assert (note.budgets, note.cells, note.heads) == ((64,), 6, 6)
+    assert "smaller window or a larger budget" in note.text
+
+
+def test_pyramidkv_at_its_defaults_is_noted_as_snapkv(votes):
+    (note,) = of_kind(votes.notes, "instances_equal")
+    assert note.text.startswith("pyramidkv equals snapkv in all 6 heads at budgets 64, 128")
+    brief = votes.summary().set_index(["method", "budget_tokens"])["notes"]
+    assert brief["pyramidkv", 64] == "equals snapkv"
+    assert brief["snapkv", 128].startswith("equals pyramidkv")
+    assert brief["window", 64] == ""
+
+
+def test_equal_instances_are_those_whose_columns_are_equal_and_no_others(votes):
+    table = votes.table.set_index(["layer", "kv_head"]).sort_index()
+    measured = table.select_dtypes("float").drop(columns=list(NO_RESULTS)).filter(regex="^(?!bound_)")
+    groups = table.groupby(["label", "method", "budget_tokens"]).indices
+    numbers = {key: measured.iloc[places].to_numpy() for key, places in groups.items()}
+    keys = list(numbers)
+    equal = {
+        frozenset((a[1], b[1]))
+        for i, a in enumerate(keys)
+        for b in keys[:i]
+        if a[2] == b[2] and np.array_equal(numbers[a], numbers[b], equal_nan=True)
+    }
+    assert equal == {frozenset(("snapkv", "pyramidkv"))}
+
+
+def test_the_program_and_python_say_the_same_and_stderr_tells_it(votes, folder):
+    out, said = folder
+    assert said.returncode == 0
+    notes = notes_of(json.loads((out / "results.meta.json").read_text()))
+    assert notes == votes.notes
+    assert [line for line in said.stderr.splitlines() if "warning" in line] == [
+        f"kvreplay: warning: {note.text}" for note in notes
+    ]
+    assert re.search(r"^snapkv variant=kvpress +64 .* protected tokens fill the budget$", said.stdout, re.M)
+
+
+def test_a_resumed_run_says_what_it_said(folder):
+    out, said = folder
+    before = json.loads((out / "results.meta.json").read_text())["notes"]
+    words = ["run", SAMPLE, "--layers", "0,15", "--budget", "64,128", "-o", out, "--progress", "none"]
+    again = program(*words, "-s", f"methods={json.dumps(VOTES)}")
+    assert "48 cells, 48 done before" in again.stderr
+    assert json.loads((out / "results.meta.json").read_text())["notes"] == before
+    assert [x for x in again.stderr.splitlines() if "warning" in x] == [
+        x for x in said.stderr.splitlines() if "warning" in x
+    ]
+
+
+def test_a_merged_sweep_says_what_a_run_says(folder, tmp_path):
+    words = ["sweep", "plan", SAMPLE, "--layers", "0,15", "--budget", "64,128", "-o", tmp_path / "s"]
+    assert program(*words, "-s", f"methods={json.dumps(VOTES)}").returncode == 0
+    assert program("sweep", "work", tmp_path / "s", "--progress", "none").returncode == 0
+    merged = program("sweep", "merge", tmp_path / "s")
+    assert "pyramidkv equals snapkv in all 6 heads" in merged.stderr
+    metas = [json.loads((out / "results.meta.json").read_text()) for out in (folder[0], tmp_path / "s")]
+    assert metas[0]["notes"] == metas[1]["notes"] != []
+
+
+def test_streaming_llm_without_sinks_is_the_window():
+    methods = ["window", {"name": "streaming_llm", "sinks": [0, 4], "positions": "original"}]
+    run = kvreplay.replay(SAMPLE, layers=[7], methods=methods, budgets=[64])
+    (note,) = run.notes
+    assert [one.label for one in note.instances] == ["window", "streaming_llm positions=original sinks=0"]
+
+
+def test_budgets_that_hold_everything_are_one_note_for_all_methods():
+    run = kvreplay.replay(SAMPLE, layers=[0], methods=["window", "h2o", "snapkv"], budgets=[64, 768, 1024])
+    assert kinds(run) == ["budget_holds_all", "budget_holds_prompt"]
+    assert [one.method for one in run.notes[0].instances] == ["window", "h2o", "snapkv"]
+    assert run.notes[0].budgets == (1024,)
+    assert [one.method for one in run.notes[1].instances] == ["snapkv"]
+    assert run.notes[1].budgets == (768,)
+
+
+def made(heads=3, tokens=96, width=8):
+    random = np.random.default_rng(3)
+    return tuple(random.normal(size=(heads, tokens, width)).astype(np.float32) for _ in range(3))
+
+
+def test_a_repeated_head_is_found_whatever_else_ran():
+    q, k, v = made()
+    for x in (q, k, v):
+        x[2] = x[0]
+    methods = ["h2o", "uniform", {"name": "snapkv", "window": 8, "allocator": "ada"}]
+    run = kvreplay.replay(q, k, v, prefill=64, methods=methods, budgets=[16])
+    (note,) = run.notes
+    assert (note.kind, note.heads) == ("heads_repeat", 2)
+    assert "kv head 0 = prompt" in note.text
+    for x in (q, k, v):
+        x[1] = x[0]
+    (note,) = kvreplay.replay(q, k, v, prefill=64, methods=["h2o"], budgets=[16]).notes
+    assert note.text.startswith("all 3 kv heads of the table give the same numbers")
+
+
+def test_values_that_are_zero_or_all_the_same_are_found():
+    q, k, v = made()
+    v[0] = 0
+    v[1] = v[1, :1]
+    run = kvreplay.replay(q, k, v, prefill=64, methods=["h2o", "window"], budgets=[16])
+    assert kinds(run) == ["outputs_zero", "outputs_constant"]
+    assert ["kv head 0" in run.notes[0].text, "kv head 1" in run.notes[1].text] == [True, True]
+
+
+def test_a_single_head_is_told_and_ordinary_heads_are_not():
+    assert kinds(kvreplay.replay(*made(1), prefill=64, methods=["h2o", "tova"], budgets=[16])) == [
+        "single_head"
+    ]
+    assert kinds(kvreplay.replay(*made(3), prefill=64, methods=["h2o", "tova"], budgets=[16])) == []
+
+
+def test_the_first_configuration_raises_no_alarm(tmp_path):
+    words = ["run", ROOT / "configs" / "quickstart.yaml", "--layers", "0,29", "-s", "seeds.count=2"]
+    said = program(*words, "-o", tmp_path / "o", "--progress", "none")
+    assert "warning" not in said.stderr
+    assert json.loads((tmp_path / "o" / "results.meta.json").read_text())["notes"] == []
+
+
+def test_a_saved_run_keeps_its_notes_and_an_older_folder_has_none(votes, tmp_path):
+    votes.save(tmp_path)
+    frame = load(tmp_path)
+    assert notes_of(frame.attrs["meta"]) == votes.notes
+    saved, own = summarise(frame), votes.summary()
+    assert list(saved["notes"]) == list(own["notes"])
+    (tmp_path / "results.meta.json").write_text(json.dumps({"version": "0.1"}))
+    assert not any("equals" in note for note in summarise(load(tmp_path))["notes"])
+
+
+def test_the_box_of_the_page_folds_what_is_beyond_five_notes_and_is_absent_without_any(tmp_path):
+    note = {"kind": "single_head", "instances": [], "budgets": [], "traces": [], "cells": 1, "heads": 1}
+    texts = [f"note {i} < {i + 1}" for i in range(7)]
+    meta = {"notes": [note | {"text": text} for text in texts]}
+    box = notes_section(load(write_results(tmp_path / "a", [fake_row()], meta)))
+    above, _, folded = box.partition("<details>")
+    assert [f"note {i} &lt; {i + 1}" in above for i in range(7)] == [True] * 5 + [False] * 2
+    assert "2 more notes" in folded
+    assert "note 6 &lt; 7" in folded
+    assert notes_section(load(write_results(tmp_path / "b", [fake_row()], {"notes": []}))) == ""
+
+
+def test_many_notes_are_counted_beyond_five(tmp_path):
+    """One that fills each of six budgets, and a single head."""
+    methods = [{"name": "snapkv", "window": 16, "sinks": sinks} for sinks in range(16, 22)]
+    budgets = [16 + sinks for sinks in range(16, 22)]
+    words = ["run", SAMPLE, "--layers", "0", "--kv-heads", "0", "-o", tmp_path / "o", "--progress", "none"]
+    said = program(*words, "-s", f"methods={json.dumps(methods)}", "-s", f"budget.tokens={budgets}")
+    told = [line for line in said.stderr.splitlines() if "warning" in line]
+    notes = notes_of(json.loads((tmp_path / "o" / "results.meta.json").read_text()))
+    assert len(notes) > 5
+    assert told[:5] == [f"kvreplay: warning: {note.text}" for note in notes[:5]]
+    assert told[5:] == [
+        f"kvreplay: warning: and {len(notes) - 5} more notes, see `notes` in results.meta.json"
+    ]

@@ -37,8 +37,8 @@ class ResultsFolder {
   // The published cells of a plan, in its order; rows are read one at a time.
   void each_row(const Keys& plan, const RowVisitor& visit) const;
   // Writes results.csv, results.meta.json (`meta`, a JSON object; the columns' units, the counts, the notes) and the
-  // .h5 files that `save` asks for: each whole or not at all. `visit` sees each row on its way. Returns the notes, for
-  // which `methods` are asked what they declare. Throws OutputError.
+  // .h5 files that `save` asks for: each whole or not at all. `visit` sees each row on its way. Returns the notes (none
+  // while cells are missing), for which `methods` are asked what they declare. Throws OutputError.
   Notes write_tables(const Keys& plan, const std::string& meta, const RowVisitor& visit = {},
                      const SharesOfCells& shares = {}, const Registry& methods = registry()) const;
 

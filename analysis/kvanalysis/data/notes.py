@@ -17,7 +17,7 @@ class NotedInstance:
 
 @dataclass(frozen=True)
 class Note:
-    """One note; docs/measures_explained.md says what each kind means. `instances` is empty where it is about
+    """One note; docs/troubleshooting.md says what each kind means. `instances` is empty where it is about
     the whole table; `budgets` in tokens; `traces` are ids; `cells` and `heads` count those in which it holds;
     `text` is one sentence."""
 

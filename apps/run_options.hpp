@@ -6,7 +6,6 @@
 #include "apps/config_options.hpp"
 #include "catalog/cell.hpp"
 #include "config/run_config.hpp"
-#include "results/folder.hpp"
 
 namespace kvreplay::app {
 
@@ -16,7 +15,7 @@ struct RunChoices {
   ConfigOptions config;
   std::string out, jobs, device;
   std::string methods, budget, layers, prompts, kv_heads, prefill, tokens, seeds, save, precision, only;
-  bool dry_run = false, force = false, fail_fast = false, keep_going = false;
+  bool dry_run = false, force = false, plan_only = false, fail_fast = false, keep_going = false;
   std::string progress = "auto";
 };
 
@@ -34,9 +33,6 @@ LoadedRun load_run(const RunChoices& choices, Console& console);
 std::vector<Cell> planned(const RunChoices& choices, const LoadedRun& loaded);
 // output.dir, else out/NAME.
 std::filesystem::path output_of(const RunConfig& config);
-// Throws ConfigError where a folder holds cells that the plan does not: its tables would drop them without a
-// word.
-void refuse_other_plan(const ResultsFolder& folder, const Keys& plan);
 
 // "64,256" -> tokens, "5%,10%" or "0.05,0.1" -> fraction_kept; as an override. Throws ConfigError on a
 // mixture.

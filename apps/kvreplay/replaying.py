@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import _engine
+from .arguments import suggests_arguments
 from .bar import Bar
 from .configuration import (
     budget_of,
@@ -25,6 +26,7 @@ from .run import Cell, Run, cell_of
 from .sources import Sources
 
 
+@suggests_arguments
 def replay(
     q: Any = None,
     k: Any = None,

@@ -2,7 +2,9 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <unordered_set>
 
+#include "apps/earlier_results.hpp"
 #include "apps/exit_codes.hpp"
 #include "apps/meta.hpp"
 #include "apps/summary.hpp"
@@ -43,6 +45,13 @@ void expect_cells(const Manifest& manifest, Summary& summary) {
     }
 }
 
+// What a run has added to a sweep's directory stands behind its cells.
+Keys with_others(Keys keys, const ResultsFolder& folder) {
+  const Keys others = folder.others(keys);
+  keys.insert(keys.end(), others.begin(), others.end());
+  return keys;
+}
+
 }  // namespace
 
 int merge_sweep(const Sweep& sweep, bool partial, Context& context) {
@@ -51,6 +60,7 @@ int merge_sweep(const Sweep& sweep, bool partial, Context& context) {
   const ResultsFolder& folder = sweep.folder;
   const SweepStatus& status = sweep.status;
   const std::string out = folder.dir().string();
+  refuse_foreign_table(folder.dir(), false);
   tell_damaged_lines(folder, console);
   if (!status.complete() && !partial) {
     console.error(
@@ -65,7 +75,12 @@ int merge_sweep(const Sweep& sweep, bool partial, Context& context) {
   Summary summary;
   Failures failures;
   expect_cells(manifest, summary);
-  folder.write_tables(manifest.keys(), record_of(manifest, context.command_line), [&](const Fields& row) {
+  const Keys own = manifest.keys();
+  const Keys table = with_others(own, folder);
+  const std::unordered_set<std::string> planned(own.begin(), own.end());
+  const std::string record = with_earlier_records(record_of(manifest, context.command_line), folder, own);
+  folder.write_tables(table, record, [&](const Fields& row) {
+    if (planned.count(row[column_index("key")]) == 0) return;
     summary.add(row);
     failures.add(row);
   });

@@ -66,7 +66,7 @@ const std::unordered_set<std::string>& Store::failed_here() const { return state
 bool Store::publish(const Cell& cell, const CellResult& result) {
   const Row row = row_of(cell, result, state_->process);
   const bool saves = row.ok && state_->arrays != nullptr;
-  const std::string arrays = saves ? arrays_of(result, state_->save) : "";
+  const std::string arrays = saves ? arrays_of(cell, result, state_->save) : "";
   const std::lock_guard lock(state_->mutex);
   // The arrays first: a line says that all of its cell is there.
   const std::string where = saves ? state_->append(arrays).text() : "";

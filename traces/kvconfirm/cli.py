@@ -5,10 +5,12 @@ import contextlib
 import ctypes
 import os
 import sys
+from pathlib import Path
 
 from kvdump.errors import DumpError
 
 from . import __version__
+from .kept_lists import require_kept
 
 M_MMAP_THRESHOLD = -3  # of mallopt
 EXAMPLES = """examples:
@@ -69,7 +71,9 @@ def run(args):
     _return_large_blocks()
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
-    from .confirm import Confirmation
+    if args.select == "recorded" and (Path(args.results) / "results.csv").is_file():
+        require_kept(Path(args.results))
+    from .confirm import Confirmation  # loads torch
 
     confirmation = Confirmation(args, say)
     confirmation.print_plan()
@@ -102,7 +106,7 @@ def main(argv=None):
         say(f"kvconfirm: error: {error}")
         return error.exit_code
     except ModuleNotFoundError as error:
-        say(f"kvconfirm: error: {error}: install kvreplay[dump]")
+        say(f"kvconfirm: error: {error}: pip install 'kvreplay[dump]', in a checkout pip install '.[dump]'")
         return DumpError.exit_code
     except OSError as error:
         say(f"kvconfirm: error: {error}")

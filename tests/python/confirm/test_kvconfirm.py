@@ -297,7 +297,7 @@ def test_a_results_file_that_is_none_is_refused(tiny, own_copy, capsys, change, 
 
 def test_results_without_lists_say_how_to_save_them(tiny, own_copy, capsys):
     (own_copy / "kept.h5").unlink()
-    message = refused(capsys, own_copy, tiny[1], "--trace", tiny[2], code=3)
+    message = refused(capsys, own_copy, tiny[1], "--trace", tiny[2])
     assert "kept.h5" in message and "output.save: [kept]" in message
 
 

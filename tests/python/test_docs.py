@@ -4,9 +4,11 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from fnmatch import fnmatchcase
 
 import pytest
+import yaml
 from kvanalysis.figures.config import COMMANDS, KEYS, read_figure_config
 from kvanalysis.figures.context import Context
 from kvanalysis.plots import kinds
@@ -16,7 +18,10 @@ from kvreplay_cli import ROOT, kvreplay
 sys.path.insert(0, str(ROOT / "docs"))
 import generate
 
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 EXPLAINED = ROOT / "docs/measures_explained.md"
 PERFORMANCE = ROOT / "docs/performance.md"
 PICTURES = ROOT / "docs/pictures"
@@ -88,6 +93,18 @@ def test_every_method_says_what_it_is():
             what = f"{method['name']}.{parameter['name']}"
             assert parameter["help"], f"{what} has no help"
             assert parameter["default_text"], f"{what} does not say its default"
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert citation.keys() >= {"message", "title", "authors", "version"}  # what the format asks for
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    built = re.search(
+        r"^project\(\s*kvreplay\s+VERSION\s+([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.M
+    )
+    assert citation["version"] == project["version"] == built[1]
+    assert not {"doi", "date-released", "license"} & citation.keys()
 
 
 def test_configs_in_the_repository_are_valid():

@@ -96,7 +96,7 @@ class PolicyMethod(Hosted):
         )
         self.facts["identity"] = identity_of(given, self.facts, Policy)
         if self.type.evict is Policy.evict:
-            own = [word for word in vars(self.type) if not word.startswith("_")]
+            own = [word for word in vars(self.type) if not word.startswith("_") and word != "evict"]
             raise ConfigError(
                 f"{name}: {self.type.__name__}.evict(tokens) is missing{_misspelt('evict', own)}: "
                 "it says which of the held tokens leave"

@@ -138,7 +138,7 @@ def replay(
         config["budget"] = budget_of(budgets, lambda: {int(prefill)} if known else sources.prefills())
     run = _Replay(sources, plain(config, ""), own).run(progress)
     for warning in [*run.warnings, *run.failures()]:
-        warnings.warn(warning, stacklevel=2)
+        warnings.warn(warning, stacklevel=3)  # the line that calls replay(), behind its check of arguments
     return run
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from kvdump.errors import DumpError
 
 from . import __version__
-from .kept_lists import require_kept
 
 M_MMAP_THRESHOLD = -3  # of mallopt
 EXAMPLES = """examples:
@@ -72,6 +71,8 @@ def run(args):
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
     if args.select == "recorded" and (Path(args.results) / "results.csv").is_file():
+        from .kept_lists import require_kept
+
         require_kept(Path(args.results))
     from .confirm import Confirmation  # loads torch
 

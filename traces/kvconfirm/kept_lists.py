@@ -102,8 +102,7 @@ class KeptFile:
         for name, told in _label(group).items():
             if told != getattr(instance, name):
                 raise UsageError(
-                    f"{where}: its lists are of {name} {told}; "
-                    "give the folder that kvreplay run wrote"
+                    f"{where}: its lists are of {name} {told}; give the folder that kvreplay run wrote"
                 )
         steps = instance.n_tokens - instance.n_prefill
         kind, name, per_series = _kind(group, steps)

@@ -6,6 +6,7 @@ import signal
 import time
 from collections import Counter
 
+import h5py
 import pytest
 from kvreplay_cli import kvreplay, published, replayed, start, synth, table
 
@@ -152,6 +153,20 @@ def test_cells_of_another_trace_never_share_a_table(trace, tmp_path):
     done = kvreplay("run", trace, *words)
     assert done.returncode == 2
     assert "they are of another trace" in done.stderr
+
+
+def test_cells_of_one_name_and_other_content_never_share_a_table(trace, tmp_path):
+    """Of a trace whose layers have been given another scale the id is the same, and the numbers are not."""
+    words = ["--layers", "0", "--method", "window", "--budget", "64", "-o", tmp_path / "out"]
+    assert kvreplay("run", trace, *words).returncode == 0
+    shutil.copy(trace, tmp_path / "t.h5")
+    with h5py.File(tmp_path / "t.h5", "r+") as file:
+        (prompt,) = file["prompts"].values()
+        prompt["layers/000"].attrs["scaling"] *= 0.5
+    done = kvreplay("run", tmp_path / "t.h5", *words)
+    assert done.returncode == 2
+    assert "holds 3 cells of window that were computed from another content" in done.stderr
+    assert "--force" in done.stderr
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])

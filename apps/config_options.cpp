@@ -34,7 +34,7 @@ bool looks_like_trace(const std::string& file) {
   constexpr std::string_view kSignature = "\x89HDF\r\n\x1a\n";
   std::array<char, 8> start{};
   std::ifstream in(file, std::ios::binary);
-  if (in.read(start.data(), start.size())) return std::string_view(start.data(), start.size()) == kSignature;
+  if (in.read(start.data(), start.size()) && std::string_view(start.data(), start.size()) == kSignature) return true;
   return file.ends_with(".h5") || file.ends_with(".hdf5") || file.ends_with(".part");
 }
 

@@ -8,6 +8,7 @@
 #include "apps/method_text.hpp"
 #include "apps/offered/registry.hpp"
 #include "apps/summary.hpp"
+#include "base/errors.hpp"
 #include "results/columns.hpp"
 
 // `kvreplay list methods|metrics|devices` and `kvreplay describe METHOD`.
@@ -70,9 +71,7 @@ void describe(const ListChoices& choices) {
 void add_list(Command& app) {
   const auto choices = std::make_shared<ListChoices>();
   Command list = app.command("list", "what there is: methods, metrics or devices");
-  list.option("what", choices->what, "methods, metrics or devices")
-      .required()
-      .one_of({"methods", "metrics", "devices"});
+  list.option("what", choices->what, "methods, metrics or devices").one_of({"methods", "metrics", "devices"});
   Command one = app.command("describe", "a method: parameters, defaults, ranges, paper, deviations");
   one.option("method", choices->what, "as in kvreplay list methods; `all` with --markdown").required();
   for (Command* command : {&list, &one}) {
@@ -80,6 +79,8 @@ void add_list(Command& app) {
     command->flag("--markdown", choices->markdown, "as Markdown, for the documentation").excludes(as_json);
   }
   list.runs([choices](Context&) {
+    if (choices->what.empty())
+      throw ConfigError("list needs a word for what to list: methods, metrics or devices. Try kvreplay list methods");
     if (choices->what == "methods") list_methods(choices->form());
     if (choices->what == "metrics") list_metrics(choices->form());
     if (choices->what == "devices") list_devices(choices->form());

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <unordered_set>
 
 #include "apps/commands.hpp"
 #include "apps/config_options.hpp"
 #include "apps/devices.hpp"
+#include "apps/earlier_results.hpp"
 #include "apps/engine_options.hpp"
 #include "apps/exit_codes.hpp"
 #include "apps/labels.hpp"
@@ -91,12 +93,15 @@ class TableTold {
   explicit TableTold(const Work& work) {
     std::vector<std::string> labels;
     for (const MethodInstance& instance : work.config.methods) labels.push_back(instance_text(instance));
-    for (const Cell& cell : work.plan)
+    for (const Cell& cell : work.plan) {
+      planned_.insert(cell.key);
       summary_.expect(cell.key, labels[cell.variant->instance], cell.budget.tokens, cell.shares);
+    }
     for (const NotReached& one : not_reached(work.config, work.shares))
       if (!one.anywhere) summary_.expect_none(one.label, one.share, one.floor);
   }
-  void add(const Fields& row) {
+  void add(const Fields& row) {  // of earlier runs' cells nothing is told again
+    if (!planned_.count(row[column_index("key")])) return;
     summary_.add(row);
     failures_.add(row);
   }
@@ -107,6 +112,7 @@ class TableTold {
   }
 
  private:
+  std::unordered_set<std::string> planned_;
   Summary summary_;
   Failures failures_;
 };
@@ -117,23 +123,39 @@ std::string record_of(const Work& work, const std::string& command_line) {
   return record.add("jobs", work.jobs).text();
 }
 
+// What the table will hold: the plan, and where nothing speaks against it what earlier runs have left.
+Keys keys_of_table(const Work& work, const RunChoices& choices, const ResultsFolder& folder) {
+  if (choices.force) return keys_of(work.plan);
+  const Keys keys = with_earlier(folder, work.plan, {resolved_json(work.config), trace_records(work.traces)});
+  return choices.plan_only ? keys_of(work.plan) : keys;
+}
+
+void tell_start(const Work& work, size_t todo, size_t earlier, Console& console) {
+  console.note(fmt::format("{} cells, {} done before, {} jobs, output {}", work.plan.size(), work.plan.size() - todo,
+                           work.jobs, work.out.string()));
+  if (earlier > 0)
+    console.note(fmt::format("{} cells of earlier runs stay in the table (--plan-only leaves them out)", earlier));
+}
+
 int run(const RunChoices& choices, Context& context) {
   Console& console = context.console;
   const Work work = prepare(choices, console);
   if (choices.dry_run) return dry_run(work);
+  refuse_foreign_table(work.out, choices.force);
   Store store(work.out, work.config.output, choices.force,
               process_record(work.config.run.double_precision ? "double" : "single", work.config.run.device));
-  if (!choices.force) refuse_other_plan(store.folder(), keys_of(work.plan));
+  const Keys table = keys_of_table(work, choices, store.folder());
+  const std::string record =
+      with_earlier_records(record_of(work, context.command_line), store.folder(), keys_of(work.plan));
   const std::vector<Cell> todo = missing_cells(work.plan, store.folder());
   const StopSignals signals;  // before anything is said: who waits for a word may send one
-  console.note(fmt::format("{} cells, {} done before, {} jobs, output {}", work.plan.size(),
-                           work.plan.size() - todo.size(), work.jobs, work.out.string()));
+  tell_start(work, todo.size(), table.size() - work.plan.size(), console);
   tell_damaged_lines(store.folder(), console);
   TableTold told(work);
+  const SharesOfCells shares = with_earlier_shares(shares_of(work.plan), store.folder(), keys_of(work.plan), table);
   const auto finish = [&] {
     return store.finish(
-        keys_of(work.plan), record_of(work, context.command_line), [&](const Fields& row) { told.add(row); },
-        shares_of(work.plan), known_methods());
+        table, record, [&](const Fields& row) { told.add(row); }, shares, known_methods());
   };
   Outcome outcome;
   try {

@@ -32,6 +32,8 @@ void add_run_options(Command& command, RunChoices& choices) {
   const Option fail_fast = command.flag("--fail-fast", choices.fail_fast, "stop at the first failed cell");
   command.flag("--keep-going", choices.keep_going, "replay the other cells after a failure (default)")
       .excludes(fail_fast);
+  command.flag("--plan-only", choices.plan_only,
+               "results.csv holds the cells of this run alone (default: those that earlier runs left there as well)");
   add_progress_option(command, choices.progress);
 }
 
@@ -83,15 +85,6 @@ std::vector<Cell> planned(const RunChoices& choices, const LoadedRun& loaded) {
 
 std::filesystem::path output_of(const RunConfig& config) {
   return config.output.dir.empty() ? std::filesystem::path("out") / config.name : config.output.dir;
-}
-
-void refuse_other_plan(const ResultsFolder& folder, const Keys& plan) {
-  const size_t foreign = folder.foreign(plan);
-  if (foreign == 0) return;
-  throw ConfigError(
-      fmt::format("{}: error: holds {} cells of another plan (another configuration, trace or precision). "
-                  "Choose another directory with -o, or forget them with --force",
-                  folder.dir().string(), foreign));
 }
 
 std::filesystem::path config_file(const RunChoices& choices) {

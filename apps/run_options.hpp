@@ -6,7 +6,6 @@
 #include "apps/config_options.hpp"
 #include "catalog/cell.hpp"
 #include "config/run_config.hpp"
-#include "results/folder.hpp"
 #include "sizing/shares.hpp"
 
 namespace kvreplay::app {
@@ -17,7 +16,7 @@ struct RunChoices {
   ConfigOptions config;
   std::string out, jobs, device;
   std::string methods, budget, layers, prompts, kv_heads, prefill, tokens, seeds, save, precision, only;
-  bool dry_run = false, force = false, fail_fast = false, keep_going = false;
+  bool dry_run = false, force = false, plan_only = false, fail_fast = false, keep_going = false;
   std::string progress = "auto";
 };
 
@@ -38,9 +37,6 @@ SolvedShares solve_shares(LoadedRun& loaded, Console& console);
 std::vector<Cell> planned(const RunChoices& choices, const LoadedRun& loaded);
 // output.dir, else out/NAME.
 std::filesystem::path output_of(const RunConfig& config);
-// Throws ConfigError where a folder holds cells that the plan does not: its tables would drop them without a
-// word.
-void refuse_other_plan(const ResultsFolder& folder, const Keys& plan);
 
 // "64,256" -> tokens, "5%,10%" -> share_of_cache; as an override. Throws ConfigError on anything else.
 std::string budget_override(const std::string& text);

@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 BINARY = os.environ.get("KVREPLAY", str(ROOT / "build/release/kvreplay"))
 SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
 
+SAMPLE_CONFIG = ROOT / "configs/methods.yaml"
+SAMPLE_PAGE = ROOT / "docs/methods_on_sample.md"
+SAMPLE_SEEDS = 3
 SAMPLE_HEAD = """# All methods on the sample trace
 
 SmolLM2-135M, 768 prompt tokens and 256 decode tokens of a licence text, layers 0, 7, 15, 23 and 29,
@@ -112,10 +115,18 @@ def rows_of(table):
 
 
 def sample_page():
-    seeds = 3
+    full, table = sample_table()
+    return SAMPLE_HEAD.format(seeds=SAMPLE_SEEDS, full=full) + table
+
+
+def sample_table(*overrides):
+    """(bytes of the full cache, the table in Markdown) of a run of configs/methods.yaml.
+
+    `overrides`: KEY=VALUE of its configuration; a run of some of its methods has their rows of the table.
+    """
+    words = [word for text in (f"seeds.count={SAMPLE_SEEDS}", *overrides) for word in ("-s", text)]
     with tempfile.TemporaryDirectory() as out:
-        config = ROOT / "configs/methods.yaml"
-        table = say("run", config, "-o", out, "--progress", "none", "-s", f"seeds.count={seeds}")
+        table = say("run", SAMPLE_CONFIG, "-o", out, "--progress", "none", *words)
     cells, budgets = {}, []
     for method, budget, row in rows_of(table):
         if budget != "-" and budget not in budgets:
@@ -130,7 +141,7 @@ def sample_page():
             found = by_budget.get(budget) or by_budget.get("-")
             row += [found["rel_err_out_mean"], found["total_bytes"]] if found else ["", ""]
         lines.append(row)
-    return SAMPLE_HEAD.format(seeds=seeds, full=full) + markdown_table(head, lines)
+    return full, markdown_table(head, lines)
 
 
 def main(words):

@@ -31,7 +31,9 @@ def main(arguments=None):
     except UserError as problem:
         return fail(problem, problem.code)
     except ModuleNotFoundError as missing:
-        return fail(f"{missing}: install kvreplay[analysis]", BAD_USAGE)
+        return fail(
+            f"{missing}: pip install 'kvreplay[analysis]', in a checkout pip install '.[analysis]'", BAD_USAGE
+        )
     except KeyboardInterrupt:
         return fail("interrupted; run again to continue", INTERRUPTED)
     except BrokenPipeError:

@@ -3,6 +3,7 @@
 import math
 import shlex
 import sys
+from contextlib import closing
 
 from .errors import FigureError, ResultsError, SweepError, UserError
 
@@ -26,19 +27,23 @@ def report(options):
 
         print(write_figures_page(options.out, file))
         return
+    from .drawing.progress import DrawingProgress
     from .page.report import write_report
 
     frame = _whole_curves(options.out)
-    _say_drawing(frame)
-    print(write_report(frame, options.out / "figures", file))
+    with closing(DrawingProgress()) as told:
+        page = write_report(frame, options.out / "figures", file, told)
+    print(page)
 
 
 def figures(options):
+    from .drawing.progress import DrawingProgress
     from .figures.make import write_figures
 
     frame = _whole_curves(options.out)
-    _say_drawing(frame)
-    _print_pictures(write_figures(frame, options.out / "figures"))
+    with closing(DrawingProgress()) as told:
+        drawn = write_figures(frame, options.out / "figures", told=told)
+    _print_pictures(drawn)
 
 
 def table(options):
@@ -154,14 +159,6 @@ def _whole_curves(out):
     kept = at_common_budgets(frame)
     kept.attrs["searched"] = len(frame) - len(kept)
     return kept
-
-
-def _say_drawing(frame):
-    """To who waits at a terminal: pictures take some seconds."""
-    if sys.stderr.isatty():
-        from .stats.words import count
-
-        print(f"drawing figures of {count(len(frame), 'cell')} ...", file=sys.stderr)
 
 
 def _print_pictures(figures):

@@ -33,6 +33,7 @@ def methods_of(given: Any, built_in: Iterable[str]) -> tuple[list[Any], list[Hos
             if method is None:
                 raise ConfigError(
                     f"methods: {named!r} is no method: give a name, a dict with `name`, a scorer or a Policy"
+                    + _not_derived(named)
                 )
         if method is not None:
             name = method.facts["name"]
@@ -44,6 +45,11 @@ def methods_of(given: Any, built_in: Iterable[str]) -> tuple[list[Any], list[Hos
     if not entries:
         raise ConfigError("methods is empty: give names (kvreplay.methods()), dicts, scorers or policies")
     return [plain(entry, "methods") for entry in entries], list(own.values())
+
+
+def _not_derived(named: Any) -> str:
+    kind = named if isinstance(named, type) else type(named)
+    return f". Derive it: class {kind.__name__}(kvreplay.Policy)" if hasattr(kind, "evict") else ""
 
 
 def installed_method(name: str) -> Hosted | None:

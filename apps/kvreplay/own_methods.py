@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from .arguments import guess, suggests_arguments
 from .errors import ConfigError
 from .hosting import (
     Hosted,
@@ -94,6 +95,12 @@ class PolicyMethod(Hosted):
             observes=self.type.observe is not Policy.observe,
         )
         self.facts["identity"] = identity_of(given, self.facts, Policy)
+        if self.type.evict is Policy.evict:
+            own = [word for word in vars(self.type) if not word.startswith("_") and word != "evict"]
+            raise ConfigError(
+                f"{name}: {self.type.__name__}.evict(tokens) is missing{_misspelt('evict', own)}: "
+                "it says which of the held tokens leave"
+            )
         if isinstance(given, type) and _needs_arguments(given):
             raise ConfigError(
                 f"{name}: {given.__name__}() needs arguments: give {given.__name__}(...) instead"
@@ -107,11 +114,17 @@ class PolicyMethod(Hosted):
         return self.facts == other.facts and isinstance(other, PolicyMethod) and self.type is other.type
 
 
+def _misspelt(hook: str, own: list[str]) -> str:
+    near = guess(hook, own).removeprefix(" (did you mean ").removesuffix("?)")
+    return f" ({near} is near: did you mean {hook}?)" if near else ""
+
+
 def _needs_arguments(kind: type[Policy]) -> bool:
     parameters = inspect.signature(kind).parameters.values()
     return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
+@suggests_arguments
 def scorer(
     function: Callable[..., Any] | None = None,
     *,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from . import _engine
+from .arguments import suggests_arguments
 from .bar import Bar
 from .configuration import (
     budget_of,
@@ -23,6 +24,7 @@ from .run import Cell, Run, cell_of
 from .sources import Sources
 
 
+@suggests_arguments
 def replay(
     q: Any = None,
     k: Any = None,
@@ -135,7 +137,7 @@ def replay(
         config["budget"] = budget_of(budgets)
     run = _Replay(sources, plain(config, ""), own).run(progress)
     for warning in [*run.warnings, *run.failures()]:
-        warnings.warn(warning, stacklevel=2)
+        warnings.warn(warning, stacklevel=3)  # the line that calls replay(), behind its check of arguments
     return run
 
 

@@ -2,7 +2,9 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <unordered_set>
 
+#include "apps/earlier_results.hpp"
 #include "apps/exit_codes.hpp"
 #include "apps/meta.hpp"
 #include "apps/notes.hpp"
@@ -54,7 +56,15 @@ void expect_cells(const Manifest& manifest, Summary& summary) {
     }
   for (const nlohmann::json& one : nlohmann::json::parse(manifest.unreachable.empty() ? "[]" : manifest.unreachable))
     if (one.at("heads") == one.at("of_heads"))
-      summary.expect_none(NamedInstance{one.at("method"), one.at("given").dump()}.label(), one.at("share"), one.at("floor_low"));
+      summary.expect_none(NamedInstance{one.at("method"), one.at("given").dump()}.label(), one.at("share"),
+                          one.at("floor_low"));
+}
+
+// What a run has added to a sweep's directory stands behind its cells.
+Keys with_others(Keys keys, const ResultsFolder& folder) {
+  const Keys others = folder.others(keys);
+  keys.insert(keys.end(), others.begin(), others.end());
+  return keys;
 }
 
 }  // namespace
@@ -65,6 +75,7 @@ int merge_sweep(const Sweep& sweep, bool partial, Context& context) {
   const ResultsFolder& folder = sweep.folder;
   const SweepStatus& status = sweep.status;
   const std::string out = folder.dir().string();
+  refuse_foreign_table(folder.dir(), false);
   tell_damaged_lines(folder, console);
   if (!status.complete() && !partial) {
     console.error(
@@ -79,9 +90,17 @@ int merge_sweep(const Sweep& sweep, bool partial, Context& context) {
   Summary summary;
   Failures failures;
   expect_cells(manifest, summary);
-  const auto visit = [&](const Fields& row) { summary.add(row), failures.add(row); };
-  const Notes notes =
-      folder.write_tables(manifest.keys(), record_of(manifest, context.command_line), visit, shares_of(manifest));
+  const Keys own = manifest.keys();
+  const Keys table = with_others(own, folder);
+  const std::unordered_set<std::string> planned(own.begin(), own.end());
+  const std::string record = with_earlier_records(record_of(manifest, context.command_line), folder, own);
+  const auto visit = [&](const Fields& row) {
+    if (planned.count(row[column_index("key")]) == 0) return;
+    summary.add(row);
+    failures.add(row);
+  };
+  const SharesOfCells shares = with_earlier_shares(shares_of(manifest), folder, own, table);
+  const Notes notes = folder.write_tables(table, record, visit, shares);
   print(summary.text(notes));
   failures.tell(console);
   tell_notes(notes, console);

@@ -3,6 +3,8 @@
 #include <memory>
 #include <numeric>
 
+#include "apps/earlier_results.hpp"
+#include "apps/meta.hpp"
 #include "apps/progress.hpp"
 #include "apps/run_options.hpp"
 #include "apps/shares.hpp"
@@ -50,13 +52,15 @@ int plan(const RunChoices& choices, Context& context) {
   RunConfig config = with_absolute_paths(loaded.config);
   config.output.dir = fs::absolute(output_of(loaded.config)).lexically_normal();
   const fs::path out = output_of(loaded.config);
-  Manifest manifest = make_manifest(config, loaded.traces, planned(choices, loaded));
+  const std::vector<Cell> cells = planned(choices, loaded);
+  Manifest manifest = make_manifest(config, loaded.traces, cells);
   if (!shares.unreachable.empty()) manifest.unreachable = unreachable_json(config, shares);
+  if (!choices.dry_run) refuse_foreign_table(out, choices.force);
   if (choices.force && !choices.dry_run) forget_results(out), forget_manifest(out);
   const ResultsFolder folder = results_of(out.string(), manifest);
   fs::path file = "(not written: dry run)";
   if (!choices.dry_run) {
-    refuse_other_plan(folder, manifest.keys());
+    with_earlier(folder, cells, {manifest.config, trace_records(loaded.traces)});
     file = write_manifest(out, manifest);
   }
   tell(file, manifest, loaded.traces, status_of(manifest, folder));

@@ -31,6 +31,11 @@ std::string read_file(const fs::path& file) {
   std::error_code ignored;
   if (!fs::exists(file, ignored))
     throw ConfigError(fmt::format("{}: error: no such file{}", file.string(), similar_files(file)));
+  if (fs::is_regular_file(file / "results.csv", ignored))
+    throw ConfigError(fmt::format(
+        "{}: error: is the output of a run: give the .yaml configuration or the trace that was run, or draw it: "
+        "kvreplay report {}",
+        file.string(), shell_quoted(file.string())));
   if (fs::is_directory(file, ignored))
     throw ConfigError(fmt::format("{}: error: is a folder without an index.h5: give a .yaml configuration or a trace",
                                   file.string()));

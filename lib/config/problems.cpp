@@ -26,8 +26,12 @@ std::vector<Problems::Problem> Problems::sorted() const {
 
 std::vector<std::string> Problems::errors(const RunConfig& config) const {
   std::vector<std::string> lines;
-  for (const Problem& p : sorted())
-    if (p.kind != Kind::warning) lines.push_back(config.at(p.mark, "error", p.text));
+  for (const Problem& p : sorted()) {
+    if (p.kind == Kind::warning) continue;
+    // A file that is no trace is wrong wherever it was named; outside of a configuration its own name says where.
+    const bool has_place = p.kind != Kind::trace_error || config.has_place(p.mark);
+    lines.push_back(has_place ? config.at(p.mark, "error", p.text) : on_one_line(p.text));
+  }
   return lines;
 }
 

@@ -24,10 +24,12 @@ Mark RunConfig::mark_of(std::initializer_list<std::string> places) const {
   return {};
 }
 
+bool RunConfig::has_place(const Mark& mark) const { return !file.empty() && mark.line > 0; }
+
 std::string RunConfig::at(const Mark& mark, const std::string& severity, const std::string& text) const {
   // A value or a file's name may hold anything.
   const std::string line = on_one_line(text);
-  if (file.empty() || mark.line <= 0) return fmt::format("command line: {}: {}", severity, line);
+  if (!has_place(mark)) return fmt::format("command line: {}: {}", severity, line);
   return fmt::format("{}:{}:{}: {}: {}", file.string(), mark.line, mark.column, severity, line);
 }
 

@@ -76,6 +76,7 @@ struct RunConfig {
 
   // Of the first of these that stands in the configuration.
   Mark mark_of(std::initializer_list<std::string> places) const;
+  bool has_place(const Mark& mark) const;  // in a file
   // `file:line:column: error: text`, or `command line: error: text`.
   std::string at(const Mark& mark, const std::string& severity, const std::string& text) const;
 };

@@ -176,6 +176,26 @@ std::optional<Refused> strange_byte(const std::string& text) {
   return std::nullopt;
 }
 
+// Where a line up to `last` (from 1) is indented by a tab, which YAML forbids and its parser tells in many ways.
+std::optional<Mark> indenting_tab(const std::string& text, int last) {
+  std::istringstream lines(text);
+  std::string line;
+  for (int number = 1; number <= last && std::getline(lines, line); ++number) {
+    const size_t indent = std::min(line.find_first_not_of(" \t"), line.size());
+    const size_t tab = line.find('\t');
+    if (tab < indent && indent < line.size() && line[indent] != '#') return Mark{number, int(tab) + 1};
+  }
+  return std::nullopt;
+}
+
+// What the parser could not read.
+Refused not_yaml(const std::string& text, const YAML::Exception& e) {
+  if (e.mark.is_null()) return {{1, 1}, "not valid YAML: " + e.msg};
+  if (const auto tab = indenting_tab(text, e.mark.line + 1))
+    return {*tab, "a tab indents this line: YAML wants spaces"};
+  return {{e.mark.line + 1, e.mark.column + 1}, "not valid YAML: " + e.msg};
+}
+
 }  // namespace
 
 Node parse_yaml(const std::string& text, bool place, Problems& problems) {
@@ -196,7 +216,8 @@ Node parse_yaml(const std::string& text, bool place, Problems& problems) {
   } catch (const Refused& refused) {
     return refuse(refused.mark, refused.text);
   } catch (const YAML::Exception& e) {
-    return refuse(e.mark.is_null() ? Mark{1, 1} : Mark{e.mark.line + 1, e.mark.column + 1}, "not valid YAML: " + e.msg);
+    const Refused refused = not_yaml(text, e);
+    return refuse(refused.mark, refused.text);
   }
   return std::move(builder.root);
 }

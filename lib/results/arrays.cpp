@@ -29,7 +29,7 @@ void write_reals(H5Output& file, const std::string& name, const std::vector<doub
   file.write(name, std::span<const float>(narrow), shape);
 }
 
-void write_curves(H5Output& file, const CellResult& result) {
+void write_curves(H5Output& file, const Cell&, const CellResult& result) {
   const std::vector<int64_t> shape = {result.heads, int64_t(result.rows.size())};
   assert(int64_t(result.rel_err.size()) == shape[0] * shape[1]);
   write_flat(file, "curves/rows", result.rows);
@@ -38,7 +38,7 @@ void write_curves(H5Output& file, const CellResult& result) {
   write_reals(file, "curves/partition_err", result.partition_err, shape, result.double_precision);
 }
 
-void write_outputs(H5Output& file, const CellResult& result) {
+void write_outputs(H5Output& file, const Cell&, const CellResult& result) {
   const std::vector<int64_t> shape = {result.heads, int64_t(result.rows.size()), result.v_dim};
   assert(int64_t(result.out.size()) == shape[0] * shape[1] * shape[2]);
   write_flat(file, "outputs/rows", result.rows);
@@ -51,7 +51,15 @@ void write_lists(H5Output& file, const std::string& name, const TokenLists& list
   write_flat(file, "kept/" + name + "_off", lists.off);
 }
 
-void write_kept(H5Output& file, const CellResult& result) {
+// Whose lists they are, in the words of results.csv, so that a file says it without its table.
+void write_label(H5Output& file, const Cell& cell) {
+  file.attribute("kept", "method", std::string(cell.method().info.name));
+  file.attribute("kept", "given", cell.variant->given);
+  if (!cell.budget.none()) file.attribute("kept", "budget_tokens", int64_t{cell.budget.tokens});
+  if (cell.budget.share) file.attribute("kept", "allocated_tokens", int64_t{*cell.budget.share});
+}
+
+void write_kept(H5Output& file, const Cell& cell, const CellResult& result) {
   const bool query_time = result.attended.off.size() > 1;
   if (query_time) write_lists(file, "attended", result.attended);
   if (!query_time || result.kept.off.size() > 1) write_lists(file, "kept", result.kept);
@@ -62,12 +70,13 @@ void write_kept(H5Output& file, const CellResult& result) {
       {"oneshot", result.oneshot}, {"attends", result.attends}, {"partial", result.partial}};
   for (const auto& [name, holds] : marks)
     if (holds) file.attribute("kept", name, int64_t{1});
+  write_label(file, cell);
 }
 
 struct Kind {
   const char* name;
   bool SaveOptions::*wanted;
-  void (*write)(H5Output&, const CellResult&);
+  void (*write)(H5Output&, const Cell&, const CellResult&);
 };
 constexpr Kind kKinds[] = {{"curves", &SaveOptions::curves, write_curves},
                            {"kept", &SaveOptions::kept, write_kept},
@@ -106,10 +115,10 @@ std::vector<std::string> kinds_of(const SaveOptions& save) {
 
 std::vector<std::string> all_kinds() { return kinds_of({true, true, true}); }
 
-std::string arrays_of(const CellResult& result, const SaveOptions& save) {
+std::string arrays_of(const Cell& cell, const CellResult& result, const SaveOptions& save) {
   H5Output out;
   for (const Kind& kind : kKinds)
-    if (save.*kind.wanted) kind.write(out, result);
+    if (save.*kind.wanted) kind.write(out, cell, result);
   return out.bytes();
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "catalog/cell.hpp"
 #include "measures/cell_result.hpp"
 
 // Arrays of cells. A process appends those of its cells to one file OUT/cells/<name>.arrays: for each cell the bytes
@@ -20,7 +21,7 @@ constexpr const char* kArraysExtension = ".arrays";
 std::vector<std::string> all_kinds();
 
 // What is appended for a cell. Throws OutputError.
-std::string arrays_of(const CellResult& result, const SaveOptions& save);
+std::string arrays_of(const Cell& cell, const CellResult& result, const SaveOptions& save);
 
 // Where the arrays of a cell stand, as its line says: "FILE@OFFSET+BYTES sum kind kind ...".
 struct ArraysAt {

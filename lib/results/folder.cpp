@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "base/errors.hpp"
 #include "results/arrays.hpp"
@@ -17,9 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-constexpr const char* kTableFile = "results.csv";
-constexpr const char* kMetaFile = "results.meta.json";
 
 // Removes files whose name passes: users may have put other things beside ours.
 template <class IsOurs>
@@ -116,10 +114,15 @@ int32_t ResultsFolder::failures(const std::string& key) const {
   return found == shards_.cells.end() ? 0 : found->second.failures;
 }
 
-size_t ResultsFolder::foreign(const Keys& plan) const {
+Keys ResultsFolder::others(const Keys& plan) const {
   const std::unordered_set<std::string> planned(plan.begin(), plan.end());
-  return size_t(std::count_if(shards_.cells.begin(), shards_.cells.end(),
-                              [&](const auto& cell) { return planned.count(cell.first) == 0; }));
+  std::vector<std::tuple<fs::path, uint64_t, std::string>> found;
+  for (const auto& [key, cell] : shards_.cells)
+    if (planned.count(key) == 0) found.emplace_back(shards_.files[cell.at.file], cell.at.offset, key);
+  std::sort(found.begin(), found.end());
+  Keys keys;
+  for (auto& [file, offset, key] : found) keys.push_back(std::move(key));
+  return keys;
 }
 
 void ResultsFolder::each_row(const Keys& plan, const RowVisitor& visit) const {

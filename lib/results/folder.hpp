@@ -14,6 +14,9 @@
 
 namespace kvreplay {
 
+constexpr const char* kTableFile = "results.csv";
+constexpr const char* kMetaFile = "results.meta.json";
+
 using Keys = std::vector<std::string>;                               // of the cells of a plan, in its order
 using SharesOfCells = std::unordered_map<std::string, std::string>;  // by key, as shares_text() writes them
 using RowVisitor = std::function<void(const Fields&)>;
@@ -32,8 +35,8 @@ class ResultsFolder {
   // Keys of cells that are published with their arrays. Failed cells are not done.
   const std::unordered_set<std::string>& done() const { return done_; }
   int32_t failures(const std::string& key) const;  // attempts that failed
-  // Published cells that a plan does not hold.
-  size_t foreign(const Keys& plan) const;
+  // Published cells that a plan does not hold, in the order of their shards.
+  Keys others(const Keys& plan) const;
   // The published cells of a plan, in its order; rows are read one at a time.
   void each_row(const Keys& plan, const RowVisitor& visit) const;
   // Writes results.csv, results.meta.json (`meta`, a JSON object; the columns' units, the counts, the notes) and the

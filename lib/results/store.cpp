@@ -68,7 +68,7 @@ bool Store::publish(const Cell& cell, const CellResult& result) {
   itself.shares.clear();
   const Row row = row_of(itself, result, state_->process);
   const bool saves = row.ok && state_->arrays != nullptr;
-  const std::string arrays = saves ? arrays_of(result, state_->save) : "";
+  const std::string arrays = saves ? arrays_of(cell, result, state_->save) : "";
   const std::lock_guard lock(state_->mutex);
   // The arrays first: a line says that all of its cell is there.
   const std::string where = saves ? state_->append(arrays).text() : "";

@@ -1,9 +1,12 @@
 """Runs that stop: killed, interrupted, continued, extended."""
 
 import json
+import shutil
 import signal
 import time
+from collections import Counter
 
+import h5py
 import pytest
 from kvreplay_cli import kvreplay, published, replayed, start, synth, table
 
@@ -90,16 +93,110 @@ def test_a_larger_plan_replays_only_what_is_missing(trace, tmp_path):
     assert published(tmp_path) == 9
 
 
-def test_a_changed_plan_is_refused_until_forced(trace, tmp_path):
+def methods_in(out):
+    return Counter((row["method"], row["budget_tokens"]) for row in table(out))
+
+
+def test_a_method_that_is_added_to_a_folder_stands_in_its_table_beside_those_before(trace, tmp_path):
+    words = ["run", trace, "-o", tmp_path, "--layers", "0", "--budget", "64"]
+    assert kvreplay(*words, "--method", "window").returncode == 0
+    added = kvreplay(*words, "--method", "exact")
+    assert added.returncode == 0
+    assert "3 cells, 0 done before" in added.stderr
+    assert "3 cells of earlier runs stay in the table" in added.stderr
+    assert "window" not in added.stdout  # what a run prints is its own
+    assert methods_in(tmp_path) == {("window", "64"): 3, ("exact", ""): 3}
+    both = replayed(trace, tmp_path / "both", "--layers", "0", "--budget", "64", "--method", "window,exact")
+    assert table(tmp_path) == both
+    meta = json.loads((tmp_path / "results.meta.json").read_text())
+    assert meta["cells"] == {"planned": 6, "ok": 6, "failed": 0, "missing": 0}
+    assert [run["config"]["methods"][0]["name"] for run in meta["earlier_runs"]] == ["window"]
+
+
+def test_fewer_cells_than_a_folder_holds_lose_none_unless_the_plan_alone_is_asked_for(trace, tmp_path):
     words = ["run", trace, "-o", tmp_path, "--layers", "0", "--method", "window"]
+    assert kvreplay(*words, "--budget", "64,128").returncode == 0
     assert kvreplay(*words, "--budget", "64").returncode == 0
-    result = kvreplay(*words, "--budget", "128")
-    assert result.returncode == 2
-    assert "holds 3 cells of another plan" in result.stderr
-    assert "--force" in result.stderr
-    assert {row["budget_tokens"] for row in table(tmp_path)} == {"64"}
-    assert kvreplay(*words, "--budget", "128", "--force").returncode == 0
-    assert {row["budget_tokens"] for row in table(tmp_path)} == {"128"}
+    assert methods_in(tmp_path) == {("window", "64"): 3, ("window", "128"): 3}
+    assert kvreplay(*words, "--budget", "64", "--plan-only").returncode == 0
+    assert methods_in(tmp_path) == {("window", "64"): 3}
+    again = kvreplay(*words, "--budget", "64,128")
+    assert "6 cells, 6 done before" in again.stderr  # the shards had kept them
+    assert kvreplay(*words, "--budget", "32", "--force").returncode == 0
+    assert methods_in(tmp_path) == {("window", "32"): 3}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--prefill", "500"], 'replay.prefill is "trace" there and 500 here'),
+        (["--precision", "double"], 'run.precision is "single" there and "double" here'),
+        (["-s", "metrics=[rel_err_out_mean]"], 'metrics is "default" there'),
+    ],
+)
+def test_cells_of_another_question_never_share_a_table(trace, tmp_path, words, told):
+    first = ["run", trace, "-o", tmp_path, "--layers", "0", "--method", "window", "--budget", "64"]
+    assert kvreplay(*first).returncode == 0
+    before = table(tmp_path)
+    for plan_only in ([], ["--plan-only"]):
+        other = kvreplay(*first, *words, *plan_only)
+        assert other.returncode == 2
+        assert "holds 3 cells of another question" in other.stderr and told in other.stderr
+        assert "-o" in other.stderr and "--force" in other.stderr
+    assert table(tmp_path) == before
+
+
+def test_cells_of_another_trace_never_share_a_table(trace, tmp_path):
+    other = synth(tmp_path / "other.h5", "--tokens", 96, "--prompt", 64, "--seed", 1)
+    words = ["--method", "window", "--budget", "32", "-o", tmp_path / "out"]
+    assert kvreplay("run", other, *words).returncode == 0
+    done = kvreplay("run", trace, *words)
+    assert done.returncode == 2
+    assert "they are of another trace" in done.stderr
+
+
+def test_cells_of_one_name_and_other_content_never_share_a_table(trace, tmp_path):
+    """Of a trace whose layers have been given another scale the id is the same, and the numbers are not."""
+    words = ["--layers", "0", "--method", "window", "--budget", "64", "-o", tmp_path / "out"]
+    assert kvreplay("run", trace, *words).returncode == 0
+    shutil.copy(trace, tmp_path / "t.h5")
+    with h5py.File(tmp_path / "t.h5", "r+") as file:
+        (prompt,) = file["prompts"].values()
+        prompt["layers/000"].attrs["scaling"] *= 0.5
+    done = kvreplay("run", tmp_path / "t.h5", *words)
+    assert done.returncode == 2
+    assert "holds 3 cells of window that were computed from another content" in done.stderr
+    assert "--force" in done.stderr
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_table_that_is_not_ours_is_never_overwritten(trace, tmp_path, force):
+    (tmp_path / "results.csv").write_text("name,score\na,1\n")
+    done = kvreplay("run", trace, "--method", "exact", "-o", tmp_path, *force)
+    assert done.returncode == 2
+    assert "is no table of this program, and is not overwritten. Move it away" in done.stderr
+    assert (tmp_path / "results.csv").read_text() == "name,score\na,1\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
+
+
+def test_a_table_without_its_shards_is_given_up_only_by_force(trace, tmp_path):
+    words = ["run", trace, "--layers", "0", "--method", "window", "--budget", "64", "-o", tmp_path]
+    assert kvreplay(*words).returncode == 0
+    shutil.rmtree(tmp_path / "shards")
+    done = kvreplay(*words)
+    assert done.returncode == 2
+    assert "is a table without the shards that it was made from" in done.stderr
+    assert len(table(tmp_path)) == 3
+    assert kvreplay(*words, "--force").returncode == 0
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_trace_is_made_over_another_file_only_by_force(tmp_path, force):
+    (tmp_path / "t.h5").write_text("mine")
+    done = kvreplay("synth", "-o", tmp_path / "t.h5", "--tokens", 8, "--prompt", 4, *force)
+    assert done.returncode == (0 if force else 2)
+    assert ("overwrite it with --force" in done.stderr) == (not force)
+    assert ((tmp_path / "t.h5").read_bytes() == b"mine") == (not force)
 
 
 def test_the_record_says_how_the_numbers_were_made(trace, tmp_path):

@@ -4,19 +4,28 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from fnmatch import fnmatchcase
 
 import pytest
+import yaml
 from kvanalysis.figures.config import COMMANDS, KEYS, read_figure_config
 from kvanalysis.figures.context import Context
 from kvanalysis.plots import kinds
 from kvanalysis.stats.claims import read_claims
 from kvreplay_cli import ROOT, kvreplay
 
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+sys.path.insert(0, str(ROOT / "docs"))
+import generate
+
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 EXPLAINED = ROOT / "docs/measures_explained.md"
 PERFORMANCE = ROOT / "docs/performance.md"
 PICTURES = ROOT / "docs/pictures"
+CHEAP = ["exact", "window", "streaming_llm", "snapkv", "knorm", "keydiff"]
 PICTURE_BYTES, ALL_PICTURES_BYTES = 40_000, 700_000
 
 
@@ -33,6 +42,48 @@ def test_the_page_of_performance_has_the_numbers_of_its_files():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def label_of(cell):
+    """How the table that a run prints calls a cell's method: its name and what differs from its defaults."""
+    given = {
+        name: value if isinstance(value, str) else compact(value) for name, value in cell["given"].items()
+    }
+    return " ".join([cell["method"], *(f"{name}={value}" for name, value in given.items())])
+
+
+def compact(value):
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+def test_the_published_table_has_a_row_for_each_method_of_its_configuration(tmp_path):
+    done = kvreplay("sweep", "plan", generate.SAMPLE_CONFIG, "-o", tmp_path, "-s", "seeds.count=1")
+    assert done.returncode == 0, done.stderr
+    (plan,) = tmp_path.glob("plan-*.jsonl")
+    cells = [json.loads(line) for line in plan.read_text().splitlines()[1:]]
+    head, _, *rows = published_table()
+    # A plan writes 2 where a table says 2.0, and parameters in another order.
+    named = [re.sub(r"(\d)\.0\b", r"\1", row.split(" | ")[0].removeprefix("| ")) for row in rows]
+    wanted = dict.fromkeys(map(label_of, cells))
+    assert [sorted(words.split()) for words in named] == [sorted(words.split()) for words in wanted]
+    budgets = dict.fromkeys(cell["budget_tokens"] for cell in cells if cell["budget_tokens"] is not None)
+    assert re.findall(r"error, B = (\d+)", head) == [str(budget) for budget in budgets]
+
+
+def test_the_numbers_of_the_published_table_are_those_of_a_run():
+    """Of methods that cost little: they share measures, sizes and the exact pass with all others.
+    tests/slow.sh makes the whole table."""
+    full, table = generate.sample_table(f"methods={json.dumps(CHEAP)}")
+    assert f"(the full cache takes {full})" in generate.SAMPLE_PAGE.read_text().replace("\n", " ")
+    # The error of exact is rounding: it depends on the methods beside it.
+    rows = [row for row in table.splitlines() if row.startswith("| ") and not row.startswith("| exact |")]
+    assert [row for row in rows if row not in published_table()] == []
+    assert len(rows) == 2 + len(CHEAP) - 1
+
+
+def published_table():
+    """Lines of the table of all methods on the sample trace."""
+    return [line for line in generate.SAMPLE_PAGE.read_text().splitlines() if line.startswith("| ")]
+
+
 def test_every_method_says_what_it_is():
     for method in json.loads(kvreplay("list", "methods", "--json").stdout):
         for fact in ("title", "source", "memory"):
@@ -42,6 +93,18 @@ def test_every_method_says_what_it_is():
             what = f"{method['name']}.{parameter['name']}"
             assert parameter["help"], f"{what} has no help"
             assert parameter["default_text"], f"{what} does not say its default"
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert citation.keys() >= {"message", "title", "authors", "version"}  # what the format asks for
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    built = re.search(
+        r"^project\(\s*kvreplay\s+VERSION\s+([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.M
+    )
+    assert citation["version"] == project["version"] == built[1]
+    assert not {"doi", "date-released", "license"} & citation.keys()
 
 
 def test_configs_in_the_repository_are_valid():

@@ -213,3 +213,20 @@ def test_scores_from_the_future_are_an_oracle_and_never_called_h2o(tmp_path):
     frame = load(write_results(tmp_path, rows))
     assert list(frame["label"]) == ["h2o variant=real_drop", "oracle_global"]
     assert list(frame["oracle"]) == [False, True]
+
+
+def test_what_a_method_reports_of_itself_is_a_dict_of_numbers(tmp_path):
+    rows = [
+        fake_row(kv_head=h) | {"extras": text} for h, text in enumerate(('{"clusters":3,"share":0.5}', ""))
+    ]
+    frame = load(write_results(tmp_path, rows, columns=[*COLUMNS, "extras"]))
+    assert frame["extras"].tolist() == [{"clusters": 3, "share": 0.5}, {}]
+    assert frame["extras_json"].tolist() == ['{"clusters":3,"share":0.5}', ""]
+    none = load(write_results(tmp_path / "none", [fake_row()]))
+    assert none["extras"].tolist() == [{}]
+
+
+def test_extras_that_are_no_object_are_refused_with_their_text(tmp_path):
+    rows = [fake_row() | {"extras": "[1]"}]
+    with pytest.raises(ResultsError, match=r"extras is not a JSON object: '\[1\]'"):
+        load(write_results(tmp_path, rows, columns=[*COLUMNS, "extras"]))

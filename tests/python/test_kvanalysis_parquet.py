@@ -214,7 +214,8 @@ def test_a_column_that_one_folder_lacks_or_leaves_empty_is_empty_there(tmp_path)
     two = results(tmp_path / "two", [fake_row(kv_head=1, extras="")], columns=MORE)
     three = results(tmp_path / "three", [fake_row(kv_head=2, extras='{"a": 1}', rmse=0.5)], columns=MORE)
     frame = load([one, two, three])
-    assert frame["extras"].tolist() == ["", "", '{"a": 1}']
+    assert frame["extras"].tolist() == [{}, {}, {"a": 1}]
+    assert frame["extras_json"].tolist() == ["", "", '{"a": 1}']
     assert frame["rmse"].isna().tolist() == [True, True, False]
 
 

@@ -16,6 +16,7 @@ import page_in_browser
 import pytest
 from kvanalysis import load
 from kvanalysis.cli import main
+from kvanalysis.drawing.progress import DrawingProgress
 from kvanalysis.drawing.saving import few_colours, save
 from kvanalysis.drawing.style import COLOURS, styled
 from kvanalysis.page import pictures
@@ -221,13 +222,24 @@ def test_the_figures_command_writes_them_beside_the_results(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["report", "figures"])
-@pytest.mark.parametrize(("terminal", "says"), [(True, "drawing figures of 1 cell ...\n"), (False, "")])
-def test_who_waits_at_a_terminal_is_told_that_figures_are_drawn(
-    tmp_path, capsys, monkeypatch, command, terminal, says
-):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+def test_who_waits_at_a_terminal_is_told_which_figure_is_drawn(tmp_path, capsys, monkeypatch, command):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main([command, str(write_results(tmp_path, [fake_row()]))]) == 0
-    assert capsys.readouterr().err == says
+    *lines, last = capsys.readouterr().err.split("\r\033[K")[1:]
+    told = [re.fullmatch(r"drawing figure (\d+) of (\d+): \w+", line) for line in lines]
+    assert [int(match[1]) for match in told] == list(range(1, int(told[0][2]) + 1))
+    assert last == ""  # the line is taken away
+
+
+def test_off_a_terminal_figures_are_told_once_a_second_has_passed():
+    now = [0.0]
+    stream = io.StringIO()
+    told = DrawingProgress(stream, clock=lambda: now[0])
+    for number, second in enumerate((0.5, 0.9, 1.5, 1.9, 2.6), 1):
+        now[0] = second
+        told(number, 5, "error_table")
+    told.close()
+    assert stream.getvalue() == "drawing figure 3 of 5: error_table\ndrawing figure 5 of 5: error_table\n"
 
 
 def test_the_report_goes_where_it_is_sent(tmp_path, capsys):

@@ -163,11 +163,11 @@ def test_an_output_directory_that_cannot_be_written_is_told_in_these_words(folde
     )
 
 
-def test_a_resume_whose_plan_changed_is_told_in_these_words(folder):
+def test_a_resume_whose_question_changed_is_told_in_these_words(folder):
     assert said_of(folder, config(REST))[0] == 0
-    code, said = said_of(folder, config("methods: [h2o]\nbudget: {tokens: [32]}\n"))
+    code, said = said_of(folder, config(REST + "replay: {prefill: 64}\n"))
     assert (code, said) == (
         2,
-        "DIR/out: error: holds 2 cells of another plan (another configuration, trace or precision). Choose "
-        "another directory with -o, or forget them with --force\n",
+        'DIR/out: error: holds 2 cells of another question (replay.prefill is "trace" there and 64 here). '
+        "Choose another directory with -o, or forget them with --force\n",
     )

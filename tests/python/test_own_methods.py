@@ -377,7 +377,6 @@ FAILURES = {
     "evict raises": ({"evict": raising}, r"Traceback.*raising.*LookupError: told by the method"),
     "making it raises": ({"__init__": lambda self: raising()}, r"Traceback.*LookupError: told by the method"),
     "evict ends the process": ({"evict": lambda self, held: sys.exit(3)}, "SystemExit"),
-    "evict is missing": ({"evict": kvreplay.Policy.evict}, r"evict\(tokens\) is missing"),
     "start tells too few": (
         {"start": lambda self, p, b: np.zeros(3)},
         r"\[3\] scores: there must be \[112\]",

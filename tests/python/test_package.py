@@ -154,8 +154,8 @@ def test_every_module_is_installed(clean_environment):
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
-        (("kvdump", "--model", "m", "--prompts", "p.txt", "-o", "t.h5"), "install kvreplay[dump]"),
-        (("kvanalysis", "report", "out"), "install kvreplay[analysis]"),
+        (("kvdump", "--model", "m", "--prompts", "p.txt", "-o", "t.h5"), "pip install 'kvreplay[dump]'"),
+        (("kvanalysis", "report", "out"), "pip install 'kvreplay[analysis]'"),
         (("kvreplay", "list", "methods"), "install a wheel of kvreplay, or build the program"),
     ],
 )

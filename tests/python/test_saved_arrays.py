@@ -1,5 +1,8 @@
 """Arrays that a run saves: kept.h5, curves.h5 and outputs.h5 hold every cell, whatever was there before."""
 
+import json
+
+import h5py
 import pytest
 from kvreplay_cli import kvreplay, replayed, synth, table
 from whole_files import arrays
@@ -50,6 +53,22 @@ def test_a_run_that_saves_more_than_the_one_before_has_the_arrays_of_every_cell(
     replayed(trace, tmp_path, *WORK, *saving(*first))
     assert replayed(trace, tmp_path, *WORK, *saving("kept", "curves", "outputs")) == rows
     assert arrays(tmp_path) == numbers
+
+
+def test_lists_say_whose_they_are(trace, tmp_path):
+    words = ["--method", "h2o,snapkv,adakv,exact", "--budget", "16,32", "--layers", "0", *saving("kept")]
+    rows = replayed(trace, tmp_path, *words, "-s", "methods.1.window=8")
+    with h5py.File(tmp_path / "kept.h5") as file:
+        said = {key: dict(group.attrs) for key, group in file.items()}
+    assert len(rows) == len(said) == 21
+    for row in rows:
+        label = said[row["key"]]
+        assert label["method"].decode() == row["method"]
+        assert label["given"].decode() == row["given"]
+        assert str(label.get("budget_tokens", "")) == row["budget_tokens"]
+        shared = json.loads(row["extras"] or "{}").get("allocated_tokens")
+        assert label.get("allocated_tokens") == shared
+    assert {row["given"] for row in rows if row["method"] == "snapkv"} == {'{"window":8}'}
 
 
 def test_a_run_that_saves_less_replays_nothing(trace, tmp_path):

@@ -25,6 +25,20 @@ def instances_of_trace(results, trace):
     return found
 
 
+def check_prompts(instances, trace):
+    """UsageError where the trace lacks a prompt of the results, or has fewer of its tokens."""
+    for prompt in sorted({i.prompt for i in instances}):
+        if prompt not in trace.prompts():
+            raise UsageError(
+                f"{trace.path}: no prompt {prompt}, which the results hold: "
+                f"it has {', '.join(trace.prompts())}"
+            )
+        replayed = max(i.n_tokens for i in instances if i.prompt == prompt)
+        held = trace.n_tokens(prompt)
+        if held < replayed:
+            raise UsageError(f"{trace.path}: prompt {prompt} has {held} tokens, the results have {replayed}")
+
+
 def check_shape(config, trace):
     """UsageError when the model's sizes are not those that the trace records."""
     shape = shape_of(config)

@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import os
 import sys
+from pathlib import Path
 
 from kvdump.errors import DumpError
 
@@ -69,7 +70,11 @@ def run(args):
     _return_large_blocks()
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
-    from .confirm import Confirmation
+    if args.select == "recorded" and (Path(args.results) / "results.csv").is_file():
+        from .kept_lists import require_kept
+
+        require_kept(Path(args.results))
+    from .confirm import Confirmation  # loads torch
 
     confirmation = Confirmation(args, say)
     confirmation.print_plan()
@@ -102,7 +107,7 @@ def main(argv=None):
         say(f"kvconfirm: error: {error}")
         return error.exit_code
     except ModuleNotFoundError as error:
-        say(f"kvconfirm: error: {error}: install kvreplay[dump]")
+        say(f"kvconfirm: error: {error}: pip install 'kvreplay[dump]', in a checkout pip install '.[dump]'")
         return DumpError.exit_code
     except OSError as error:
         say(f"kvconfirm: error: {error}")

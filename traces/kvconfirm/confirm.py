@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvdump.errors import DumpError, UsageError
-from kvdump.model import load_config, load_model, resolve, shape_of
+from kvdump.model import load_config, load_model, resolve
 from kvdump.plan import select_layers
 
-from .checks import check_layers, check_shape, instances_of_trace
+from .checks import check_layers, check_prompts, check_shape, instances_of_trace
 from .engine import find_engine
 from .kept_lists import KeptFile
 from .model_run import SwitchedAttention
@@ -43,13 +43,16 @@ class Confirmation:
         self.results = Results(args.results)
         trace = Trace(trace_path(args.trace, self.results))
         self.instances = self._chosen(instances_of_trace(self.results, trace))
-        self.source = resolve(args.model or trace.model, args.gguf_file)
-        config = load_config(self.source)
-        check_shape(config, trace)
-        shape = shape_of(config)
-        layers = self._layers(trace, shape.n_layers)
+        # Whatever files can tell comes before the model, which takes minutes.
+        check_prompts(self.instances, trace)
+        sizes = trace.shape()
+        layers = self._layers(trace, sizes["n_layers"])
         for instance in self.instances:
-            check_layers(layers, instance, shape.n_kv_heads)
+            check_layers(layers, instance, sizes["n_kv_heads"])
+        if args.select == "recorded":
+            self._check_kept(layers)
+        self.source = resolve(args.model or trace.model, args.gguf_file)
+        check_shape(load_config(self.source), trace)
         self.inputs = Inputs(trace, layers, args.select, self.results.config, args.device)
         self.settings = {"model": self.source.name, "revision": self.source.revision, "layers": layers}
         about = {**self.settings, "trace_id": trace.id, "selection": args.select}
@@ -59,6 +62,21 @@ class Confirmation:
         self.table = Table(self.results.folder / "confirm.csv", COLUMNS)
         self.layer_table = Table(self.results.folder / "confirm_layers.csv", LAYER_COLUMNS)
         self.failed = 0
+
+    def _check_kept(self, layers):
+        """UsageError where no instance's lists can be used. Where some cannot, it says so before the model
+        runs: they fail, and no other."""
+        wrong = []
+        with KeptFile(self.results.folder / "kept.h5") as kept:
+            for instance in self.instances:
+                try:
+                    kept.check(instance, layers)
+                except UsageError as error:
+                    wrong.append(error)
+        if len(wrong) == len(self.instances):
+            raise wrong[0]
+        if wrong:
+            self.say(f"{len(wrong)} of {len(self.instances)} instances will fail: {wrong[0]}")
 
     def _layers(self, trace, n_layers):
         """Layers to compress, ascending."""

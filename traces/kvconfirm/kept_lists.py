@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import h5py
 import numpy as np
-from kvdump.errors import DumpError
+from kvdump.errors import DumpError, UsageError
+
+LABEL = ("method", "given", "budget_tokens")  # attributes of a cell, and fields of an Instance
 
 
 @dataclass
@@ -59,16 +61,24 @@ class Lists:
         return [s.list for s in self.held]
 
 
+def require_kept(folder):
+    """UsageError where a results folder has no kept.h5 that can be read. Takes no time, so it comes first."""
+    with KeptFile(folder / "kept.h5"):
+        pass
+
+
 class KeptFile:
-    """An open kept.h5."""
+    """An open kept.h5. Raises UsageError where there is none."""
 
     def __init__(self, path):
         self.path = path
         try:
             self.file = h5py.File(path, "r")
         except OSError as error:
-            raise DumpError(
-                f"{path}: cannot be read: {error}; run kvreplay with output.save: [kept]"
+            why = "no such file" if not path.exists() else f"cannot be read: {error}"
+            raise UsageError(
+                f"{path}: {why}; run kvreplay again with output.save: [kept] (--save kept), "
+                "or give --select own"
             ) from error
 
     def __enter__(self):
@@ -76,6 +86,34 @@ class KeptFile:
 
     def __exit__(self, *_):
         self.file.close()
+
+    def check(self, instance, layers):
+        """UsageError where the file is not the one of these results: cells of `layers` that it lacks, lists
+        of another method, budget or number of steps. Looks at names and sizes, not at the lists."""
+        for (layer, head), key in sorted(instance.cells.items()):
+            if layer in layers and (layer, head) not in instance.failed:
+                self._check_cell(instance, f"{instance.name}, layer {layer}, kv head {head}", key)
+
+    def _check_cell(self, instance, who, key):
+        where = f"{self.path}: /{key} ({who})"
+        if key not in self.file:
+            raise UsageError(f"{where}: not in the file; run kvreplay again with output.save: [kept]")
+        group = self.file[key]
+        for name, told in _label(group).items():
+            if told != getattr(instance, name):
+                raise UsageError(
+                    f"{where}: its lists are of {name} {told}; give the folder that kvreplay run wrote"
+                )
+        steps = instance.n_tokens - instance.n_prefill
+        kind, name, per_series = _kind(group, steps)
+        if group.attrs.get("partial", 0) or kind == "attended":
+            return  # which of them can be confirmed an instance's own run says
+        count = len(group[f"{name}_off"]) - 1 if f"{name}_off" in group else 0
+        if count < 1 or count % per_series:
+            raise UsageError(
+                f"{where}: {count} lists, a prompt of {instance.n_prefill} tokens and {steps} steps have "
+                f"{per_series}: run kvreplay again with output.save: [kept]"
+            )
 
     def lists(self, key, prefill, tokens):
         """Lists of the cell `key` of a prompt of `prefill` tokens and a trace of `tokens`."""
@@ -97,6 +135,12 @@ class KeptFile:
         for one in series:
             _check(where, one, kind, prefill)
         return Lists(kind, series, held)
+
+
+def _label(group):
+    """{attribute: text} of those that say whose lists a cell has; files of older versions carry none."""
+    found = {name: group.attrs[name] for name in LABEL if name in group.attrs}
+    return {name: value.decode() if isinstance(value, bytes) else str(value) for name, value in found.items()}
 
 
 def _kind(group, steps):

@@ -37,7 +37,9 @@ class Trace:
         self.file.close()
 
     def shape(self):
-        """{name: number} of the model's sizes."""
+        """{name: number} of the model's sizes. DumpError without the numbers of layers and heads."""
+        if missing := [name for name in SHAPE[:3] if name not in self.file.attrs]:
+            raise DumpError(f"{self.path}: no attribute {missing[0]}: record the trace again with kvdump")
         return {name: int(self.file.attrs[name]) for name in SHAPE if name in self.file.attrs}
 
     def root_attributes(self):

@@ -144,7 +144,7 @@ def main(argv=None):
         say(f"kvdump: error: {error}")
         return error.exit_code
     except ModuleNotFoundError as error:
-        say(f"kvdump: error: {error}: install kvreplay[dump]")
+        say(f"kvdump: error: {error}: pip install 'kvreplay[dump]', in a checkout pip install '.[dump]'")
         return DumpError.exit_code
     except OSError as error:
         say(f"kvdump: error: {args.output}: {error}; finished files are kept, --resume goes on")

@@ -1,6 +1,4 @@
-"""What methods report of themselves: the column `extras` of results.csv, a JSON object a cell."""
-
-import json
+"""What methods report of themselves: the column `extras` of a loaded table, a dict a cell."""
 
 import pandas as pd
 
@@ -14,9 +12,7 @@ def extra(frame, name):
 
 
 def all_extras(frame):
-    """Series of dicts: each row's extras, {} where there are none; equal texts share one dict."""
+    """Series of dicts {name: number}: each row's extras, {} where there are none; equal ones share a dict."""
     if "extras" not in frame:
         return pd.Series([{}] * len(frame), index=frame.index, dtype=object)
-    texts = frame["extras"].where(frame["extras"].map(lambda text: isinstance(text, str)), "")
-    parsed = {text: json.loads(text) if text else {} for text in texts.unique()}
-    return texts.map(parsed.get)
+    return frame["extras"]

@@ -19,10 +19,10 @@ def load(source):
     list of them the rows of all, where a cell that stands in several counts once.
 
     Counts are nullable integers, measures are floats (NaN where the field is empty), a column beyond the
-    contract is floats if all its fields are numbers. `params` and `given` are dicts, `params_json` and
-    `given_json` their canonical text, `label` the legend entry, `oracle` whether the method sees what a cache
-    could not. `frame.attrs["meta"]` holds results.meta.json, {} without that file, {"runs": [one each]} of
-    several sources; `frame.attrs["folders"]` says where the arrays of the runs are.
+    contract is floats if all its fields are numbers. `params`, `given` and `extras` are dicts, `params_json`,
+    `given_json` and `extras_json` their canonical text, `label` the legend entry, `oracle` whether the method
+    sees what a cache could not. `frame.attrs["meta"]` holds results.meta.json, {} without that file, {"runs":
+    [one each]} of several sources; `frame.attrs["folders"]` says where the arrays of the runs are.
 
     Raises ResultsError; also if a cell has different numbers in two sources (the times of a run aside).
     Source: docs/formats.md.
@@ -57,8 +57,14 @@ def checked(frame, path):
     frame["params_json"] = frame["params"]
     frame["given_json"] = frame["given"] if "given" in frame else frame["params"]
     _refuse_repeated_cells(frame, path)
-    params, given = _parsed(frame["params"], path, "params"), _parsed(frame["given_json"], path, "given")
-    return frame.assign(params=params, given=given)
+    frame["extras_json"] = _texts(frame["extras"]) if "extras" in frame else ""
+    objects = {"params": frame["params"], "given": frame["given_json"], "extras": frame["extras_json"]}
+    return frame.assign(**{name: _parsed(texts, path, name) for name, texts in objects.items()})
+
+
+def _texts(column):
+    """A column of texts: one without a single entry was read as missing numbers."""
+    return column.where(column.notna(), "").astype(str)
 
 
 def _parsed(texts, path, name):

@@ -48,7 +48,8 @@ def _completed(step, derived):
 def _run(config, step, out, options):
     used = [out / f"{step.trace}.h5"] if step.trace else options.traces or config.traces
     own = step.argument | (ONE_HEAD | config.quick if options.quick else {})
-    words = ["run", config.path, "-o", out / step.name, "--progress", "none", "-q"]
+    # A figure shows what its configuration asks for, and nothing that an earlier one has left.
+    words = ["run", config.path, "-o", out / step.name, "--plan-only", "--progress", "none", "-q"]
     for text in (
         f"traces={json.dumps([str(Path(trace).resolve()) for trace in used])}",
         *(f"{key}={json.dumps(value)}" for key, value in own.items()),

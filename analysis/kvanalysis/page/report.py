@@ -32,9 +32,11 @@ from .terms import LIMITS_TITLE, TERMS, limits
 FAILURES_SHOWN = 100
 
 
-def write_report(frame, figures_folder, file):
-    """Writes the page for `load`'s table to `file`, its figures to `figures_folder`; returns `file`."""
-    figures = write_figures(frame, figures_folder, pdf=False)
+def write_report(frame, figures_folder, file, told=None):
+    """Writes the page for `load`'s table to `file`, its figures to `figures_folder`; returns `file`.
+
+    `told(number, total, name)` is called before each kind of figure is drawn."""
+    figures = write_figures(frame, figures_folder, pdf=False, told=told)
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(render(frame, figures, file.parent), encoding="utf-8")

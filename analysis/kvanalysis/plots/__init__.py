@@ -75,11 +75,17 @@ def module_of(kind):
     return import_module(KINDS[kind], __name__)
 
 
-def pictures_of(frame, plots=OVERVIEW):
-    """The Pictures of `plots` that `load`'s table allows, trace by trace and in their order."""
-    for trace, rows in by_trace(frame):
+def pictures_of(frame, plots=OVERVIEW, told=None):
+    """The Pictures of `plots` that `load`'s table allows, trace by trace and in their order.
+
+    `told(number, total, name)` is called before each kind of figure of each trace, number from 1.
+    """
+    traces = list(by_trace(frame))
+    for at, (trace, rows) in enumerate(traces):
         run = OneTrace(rows)
-        for plot in plots:
+        for number, plot in enumerate(plots, at * len(plots) + 1):
+            if told is not None:
+                told(number, len(traces) * len(plots), f"{trace}{plot.__name__.rpartition('.')[2]}")
             table = plot.data(run)
             for picture in plot.draw(run, table) if table is not None else ():
                 more = {f"{trace}{name}": each for name, each in picture.more.items()}

@@ -211,11 +211,12 @@ void add_bench(Command& program) {
   const auto choices = std::make_shared<BenchChoices>();
   Command command = program.command("bench", "the engine's own rates beside the machine's limits, as ratios");
   command.option("--trace", choices->trace, "a trace instead of a synthetic head").type("FILE");
-  command.option("--layer", choices->layer, "layer of it (default: the first)");
-  command.option("--kv-head", choices->kv_head, "kv head of it (default: the first)");
-  command.option("--tokens", choices->tokens, "tokens (default: 4096, or what the trace has)");
-  command.option("--method", choices->methods, "methods by name, a,b (default: six)");
-  command.option("--rounds", choices->rounds, "rounds; the shortest time counts (default: 5)").within(1, 1000);
+  command.option("--layer", choices->layer, "number of the trace's layer (default: the first)");
+  command.option("--kv-head", choices->kv_head, "number of the kv head, from 0 (default: the first)");
+  command.option("--tokens", choices->tokens, "length, in tokens (default: 4096, or what the trace has)");
+  command.option("--method", choices->methods, "methods: h2o,tova (default: six of them)").type("LIST");
+  command.option("--rounds", choices->rounds, "how often each is measured; the shortest time counts (default: 5)")
+      .within(1, 1000);
   command.option("-j,--jobs", choices->jobs, "copies that run at once; times are for one")
       .within(1, 1024)
       .shows_default();
@@ -227,6 +228,10 @@ void add_bench(Command& program) {
   command.option("--blas", choices->blas, "a shared library of OpenBLAS (default: the system's)").type("FILE");
   command.option("--csv", choices->csv, "also write every rate and ratio as CSV").type("FILE");
   command.flag("--json", choices->json, "JSON on stdout instead of tables");
+  command.footer(
+      "examples:\n"
+      "  kvreplay bench --quick                                      (seconds, and no result yet)\n"
+      "  kvreplay bench --trace TRACE.h5 --layer 15 --csv rates.csv\n");
   command.runs([choices](Context& context) { return bench(*choices, context.console); });
 }
 

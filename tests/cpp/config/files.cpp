@@ -50,6 +50,9 @@ TEST_CASE("A missing trace names its neighbours, and alone it is exit code 3") {
   CHECK(load(folder.path, "schema: 1\ntraces: [other.h5]\nmethods: [pooler]\n").first ==
         "c.yaml:2:10: error: no trace other.h5: that folder holds a.h5, smollm.h5");
   CHECK(load(folder.path, "schema: 1\ntraces: [smolm.h5]\nmethods: [poolr]\n").second == 2);
+  const std::string bare = (folder.path / "bare.h5").string();
+  CHECK_THROWS_WITH(load_run("", {"schema=1", "traces=[" + bare + "]", "methods=[pooler]"}, config_stub::methods(), {}),
+                    "no trace " + bare + ": that folder holds a.h5, smollm.h5");
 }
 
 TEST_CASE("An unfinished dump is told as such") {

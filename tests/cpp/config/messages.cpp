@@ -269,3 +269,10 @@ TEST_CASE("Overrides that lead nowhere are told") {
   CHECK(errors(kGood, {"budget.tokens=[2"}) ==
         "command line: error: --set budget.tokens=[2: the value is not valid YAML");
 }
+
+TEST_CASE("A tab that indents a line is told in its place, and one inside a value is no mistake") {
+  CHECK(errors("methods:\n\t- keeper\n") == "c.yaml:4:1: error: a tab indents this line: YAML wants spaces");
+  CHECK(errors("methods: [keeper]\nbudget:\n  tokens: 9\n \tfraction_kept: 1\n") ==
+        "c.yaml:6:2: error: a tab indents this line: YAML wants spaces");
+  CHECK(errors("methods: [keeper]\nbudget: {tokens:\t9}\n") == "no error");
+}

@@ -111,13 +111,13 @@ TEST_CASE("Forcing forgets an earlier run and touches nothing else") {
   for (const char* theirs : {"notes.txt", "shards/notes.txt", "cells/notes.txt"}) CHECK(fs::exists(dir.path / theirs));
 }
 
-TEST_CASE("Cells of another plan are counted") {
+TEST_CASE("Cells that a plan does not hold are told in the order of their shards") {
   const ScratchDir dir;
-  publish_one(dir.path, 0);
-  publish_one(dir.path, 1);
-  const Store store(dir.path, {}, false);
-  CHECK(store.folder().foreign(keys_of({cell_of(0), cell_of(1), cell_of(2)})) == 0);
-  CHECK(store.folder().foreign(keys_of({cell_of(1)})) == 1);
+  Store store(dir.path, {}, false);
+  for (const int kv_head : {0, 1}) store.publish(cell_of(kv_head), result_of(0.5));
+  CHECK(store.folder().others(keys_of({cell_of(0), cell_of(1), cell_of(2)})).empty());
+  CHECK(store.folder().others(keys_of({cell_of(1)})) == keys_of({cell_of(0)}));
+  CHECK(store.folder().others({}) == keys_of({cell_of(0), cell_of(1)}));
 }
 
 TEST_CASE("Two stores of one process write to one directory without harm") {

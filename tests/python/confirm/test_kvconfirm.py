@@ -297,8 +297,68 @@ def test_a_results_file_that_is_none_is_refused(tiny, own_copy, capsys, change, 
 
 def test_results_without_lists_say_how_to_save_them(tiny, own_copy, capsys):
     (own_copy / "kept.h5").unlink()
-    message = refused(capsys, own_copy, tiny[1], "--trace", tiny[2], code=3)
+    message = refused(capsys, own_copy, tiny[1], "--trace", tiny[2])
     assert "kept.h5" in message and "output.save: [kept]" in message
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """Whatever would load a model fails the test."""
+
+    def loads(*_):
+        raise AssertionError("a model is loaded")
+
+    for name in ("resolve", "load_config", "load_model"):
+        monkeypatch.setattr(f"kvconfirm.confirm.{name}", loads)
+
+
+def another_method(group):
+    group.attrs["method"] = "tova"
+
+
+def another_budget(group):
+    group.attrs["budget_tokens"] = 17
+
+
+def another_length(group):
+    """A list too many; lists that are attended to are counted by an instance's own run."""
+    if "kept_off" in group:
+        off = group["kept_off"][...]
+        del group["kept_off"]
+        group["kept_off"] = np.append(off, off[-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (another_method, "its lists are of method tova"),
+        (another_budget, "its lists are of budget_tokens 17"),
+        (another_length, f"lists, a prompt of {PREFILL} tokens and {TOKENS - PREFILL} steps have"),
+    ],
+)
+def test_lists_of_another_run_are_refused_before_a_model_is_loaded(
+    tiny, own_copy, capsys, no_model, change, said
+):
+    change_kept(own_copy, change)
+    message = refused(capsys, own_copy, tiny[1], "--trace", tiny[2], "--methods", "streaming_llm")
+    assert said in message
+
+
+def test_cells_that_the_lists_lack_are_refused_before_a_model_is_loaded(tiny, own_copy, capsys, no_model):
+    with h5py.File(own_copy / "kept.h5", "r+") as file:
+        for key in list(file):
+            del file[key]
+    message = refused(capsys, own_copy, tiny[1], "--trace", tiny[2])
+    assert "layer 0, kv head 0): not in the file; run kvreplay again with output.save: [kept]" in message
+
+
+def test_files_of_older_versions_without_a_label_are_confirmed(tiny, own_copy):
+    def forget(group):
+        for name in ("method", "given", "budget_tokens"):
+            group.attrs.pop(name, None)
+
+    change_kept(own_copy, forget)
+    assert confirm(own_copy, tiny[1], "--trace", tiny[2], "--layers", 0, "--methods", "streaming_llm") == 0
 
 
 def test_missing_steps_fail_the_instance_and_no_other(tiny, own_copy):

@@ -316,3 +316,18 @@ def test_a_bare_sweep_prints_its_commands():
     assert result.returncode == 0
     for word in ["plan", "work", "status", "merge", "submit"]:
         assert word in result.stdout
+
+
+def test_a_method_that_a_run_adds_to_a_sweep_stays_in_the_merged_table(out, trace, tmp_path):
+    assert work(out, "0/1").returncode == 0
+    assert merge(out).returncode == 0
+    before = table(out)
+    config = write_config(tmp_path, trace)
+    assert kvreplay("run", config, "-o", out, "-s", "methods=[exact]").returncode == 0
+    assert len(table(out)) > len(before)
+    merged = merge(out)
+    assert merged.returncode == 0, merged.stderr
+    assert "exact" not in merged.stdout
+    assert [row for row in table(out) if row["method"] != "exact"] == before
+    meta = json.loads((out / "results.meta.json").read_text())
+    assert [run["config"]["methods"][0]["name"] for run in meta["earlier_runs"]] == ["exact"]

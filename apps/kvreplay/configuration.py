@@ -100,8 +100,8 @@ def _budget(value: Any) -> int | float:
         raise ConfigError(f'budgets: {value!r} is neither a number of tokens nor a share such as "20%"')
     if isinstance(value, float | np.floating) and not float(value).is_integer():
         share = (
-            f" A share of the cache's bytes? write \"{value * 100:g}%\". A share of the prompt's tokens? write "
-            f'{{"fraction_kept": [{value:g}]}}'
+            f" A share of the cache's bytes? write \"{value * 100:g}%\". A share of the prompt's tokens? "
+            f'write {{"fraction_kept": [{value:g}]}}'
         )
         raise ConfigError(f"budgets: {value:g} is no number of tokens.{share if 0 < value < 1 else ''}")
     return int(value)

@@ -78,8 +78,8 @@ def _loaded(point: EntryPoint) -> Any:
 
 
 def budget_of(given: Any) -> dict[str, Any] | None:
-    """`budget:` of tokens (64), of shares of the full cache's bytes ("20%"), or a dict as the configuration has
-    it."""
+    """`budget:` of tokens (64), of shares of the full cache's bytes ("20%"), or a dict as the configuration
+    has it. Raises ConfigError."""
     if given is None:
         return None
     if isinstance(given, Mapping):
@@ -105,10 +105,11 @@ def _budget(value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ConfigError(f'budgets: {value!r} is neither a number of tokens nor a share such as "20%"')
     if isinstance(value, float | np.floating) and not float(value).is_integer():
-        raise ConfigError(
-            f'budgets: {value:g} is no number of tokens. A share of the cache\'s bytes? write "20%". '
-            f'A share of the prompt\'s tokens? write {{"fraction_kept": [{value:g}]}}'
+        share = (
+            f" A share of the cache's bytes? write \"{value * 100:g}%\". A share of the prompt's tokens? "
+            f'write {{"fraction_kept": [{value:g}]}}'
         )
+        raise ConfigError(f"budgets: {value:g} is no number of tokens.{share if 0 < value < 1 else ''}")
     return int(value)
 
 

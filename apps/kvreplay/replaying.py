@@ -88,9 +88,9 @@ def replay(
         methods: names (kvreplay.methods()), dicts ({"name": "snapkv", "window": [16, 32]}: a list is swept),
             scorers and policies of your own (kvreplay.scorer, kvreplay.Policy), names that installed packages
             offer.
-        budgets: tokens per kv head (64); or shares of the full cache's bytes ("20%"), for which each method gets
-            the most tokens that fit ({"share_of_cache": [0.2], "of": "mean"}: by the mean over steps, not the
-            peak); or {"fraction_kept": [0.1]} of the prompt's tokens, or {"bytes": [...]}.
+        budgets: tokens per kv head (64); or shares of the full cache's bytes ("20%"), for which each method
+            gets the most tokens that fit ({"share_of_cache": [0.2], "of": "mean"}: by the mean over steps,
+            not the peak); or {"fraction_kept": [0.1]} of the prompt's tokens, or {"bytes": [...]}.
         seeds: how many for random methods, or (first, count).
 
     How

@@ -466,7 +466,17 @@ def test_five_hundred_random_hostile_calls_each_end_in_a_promised_exception_or_a
     assert min(ended[name] for name in ("a run", "ConfigError", "TraceError")) > 30, ended
 
 
-@pytest.mark.parametrize("share", [64.5, -0.5, 0.0, "250%"])
-def test_a_share_beside_tokens_must_be_one(share):
-    told = refused(kvreplay.ConfigError, Q, K, V, prefill=112, methods=["h2o"], budgets=[16, share])
-    assert "is no share of the prompt" in told
+@pytest.mark.parametrize(
+    "budgets,why",
+    [
+        ([16, 64.5], "64.5 is no number of tokens."),
+        ([16, -0.5], "-0.5 is no number of tokens."),
+        ([16, 0.0], "must be at least 1"),
+        ([16, "25%"], "mixes tokens and shares of the cache"),
+        (["250%"], "must be a share of the full cache's bytes, in (0, 1]: did you mean 0.025?"),
+        (["0%"], "must be a share of the full cache's bytes, in (0, 1]"),
+    ],
+)
+def test_a_budget_that_is_neither_tokens_nor_a_share_is_told(budgets, why):
+    told = refused(kvreplay.ConfigError, Q, K, V, prefill=112, methods=["h2o"], budgets=budgets)
+    assert why in told

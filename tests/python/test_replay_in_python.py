@@ -115,7 +115,7 @@ def test_formats_levels_allocators_and_variants_have_the_numbers_of_the_program(
 
 def test_a_budget_that_is_a_fraction_or_a_mixture_is_refused_with_what_to_write(layers):
     words = {"layers": layers, "prefill": PROMPT, "methods": ["h2o"]}
-    with pytest.raises(kvreplay.ConfigError, match=r'write "20%".*write {"fraction_kept": \[0\.07\]}'):
+    with pytest.raises(kvreplay.ConfigError, match=r'write "7%".*write {"fraction_kept": \[0\.07\]}'):
         replayed(**words, budgets=[0.07])
     with pytest.raises(kvreplay.ConfigError, match="mixes tokens and shares of the cache"):
         replayed(**words, budgets=[30, "29%"])

@@ -12,7 +12,7 @@ PROMPT, TOKENS = 136, 160
 SHARES = [0.05, 0.1, 0.2, 0.4, 0.7]
 KIVI = {"name": "kivi", "bits": 2, "g": 16, "R": 16}
 GEAR = {"name": "gear", "bits": 4, "g": 16, "R": 16}
-# Of each kind one: scores, a window, one-shot, marks, pages, random, chunks, everything kept, a size that is data.
+# Of each kind one: scores, a window, one-shot, random, chunks, everything kept, a size that is data.
 METHODS = [
     {"name": "h2o", "row_format": ["source", "int8", KIVI], "gqa.level": ["kv", "query"]},
     {
@@ -219,8 +219,8 @@ def test_a_share_that_is_none_is_refused_on_the_command_line(trace, word):
 def test_a_sweep_takes_the_budgets_of_its_plan(trace, tmp_path):
     path, alone, out = tmp_path / "c.yaml", tmp_path / "alone", tmp_path / "sweep"
     path.write_text(
-        f"schema: 1\ntraces: [{trace}]\nmethods: [exact, {{name: h2o, row_format: {json.dumps(KIVI)}}}, quest,\n"
-        "  {name: snapkv, window: 4, allocator: pyramid}]\nbudget: {share_of_cache: [0.4, 0.6]}\n"
+        f"schema: 1\ntraces: [{trace}]\nmethods: [exact, {{name: h2o, row_format: {json.dumps(KIVI)}}},\n"
+        "  quest, {name: snapkv, window: 4, allocator: pyramid}]\nbudget: {share_of_cache: [0.4, 0.6]}\n"
     )
     assert kvreplay("run", path, "-o", alone).returncode == 0
     assert kvreplay("sweep", "plan", path, "-o", out).returncode == 0

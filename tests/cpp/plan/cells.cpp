@@ -142,6 +142,31 @@ TEST_CASE("Two fractions that keep as many tokens are one cell") {
   CHECK(only_cell(config).budget.tokens == 8);
 }
 
+TEST_CASE("Budgets that were shares of the cache are planned where they belong, and once") {
+  LoadedRun run{small_config(), {small_trace()}, {}};
+  run.config.methods.push_back(instance_of(drawn_method()));
+  SelectedLayer at{0, 0, 0, {100, 80}, {0, 1}, {}};
+  run.selection = {at};
+  const auto add = [&](size_t instance, int32_t tokens, int32_t kv_head, std::optional<uint32_t> seed) {
+    add_variant(run, 0, instance, tokens, kv_head, seed);
+    run.selection[0].variants.back().shares = {0.1, 0.2};
+  };
+  add(0, 9, 0, std::nullopt);
+  add(0, 7, 1, std::nullopt);
+  add(1, 5, 1, 3);
+  const std::vector<Cell> plan = plan_cells(run);
+  REQUIRE(plan.size() == 3);
+  CHECK((plan[0].place.kv_head == 0 && plan[0].budget.tokens == 9));
+  CHECK((plan[1].place.kv_head == 1 && plan[1].budget.tokens == 7));
+  CHECK((plan[2].place.kv_head == 1 && plan[2].budget.tokens == 5 && plan[2].seed == 3u));
+  CHECK(plan[0].shares == std::vector<double>{0.1, 0.2});
+  RunConfig tokens = small_config();
+  tokens.budget.values = {9};
+  CHECK(plan[0].key == only_cell(tokens).key);
+  run.selection[0].by_share = {0};
+  CHECK_THROWS_AS(plan_cells(run), std::logic_error);
+}
+
 TEST_CASE("A fraction keeps at least one token") {
   RunConfig config = small_config();
   config.budget.kind = BudgetList::Kind::fraction_kept;

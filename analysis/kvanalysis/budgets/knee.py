@@ -3,8 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from ..stats.intervals import UNIT, mean_interval
-from .inverse import unit_curves
+from ..stats.intervals import UNIT, mean_interval, unit_means, used_rows
 
 KNEE_DEPTH = 0.1  # of the chord's height: shallower bends are straight lines with noise
 
@@ -27,6 +26,18 @@ def knee(budgets, errors):
     if below[index] < KNEE_DEPTH:
         return np.nan, np.nan, float(below[index])
     return budgets[index], errors[index], float(below[index])
+
+
+def unit_curves(frame, measure):
+    """{(label, *UNIT): (budgets, errors)} of every curve with a budget; budgets ascending, seeds averaged."""
+    rows = used_rows(frame)
+    rows = rows[rows["budget_tokens"].notna() & rows[measure].notna()]
+    means = unit_means(rows, [measure], ["label", "budget_tokens"])[measure]
+    curves = {}
+    for key, values in means.groupby(level=["label", *UNIT], sort=True):
+        budgets = values.index.get_level_values("budget_tokens").to_numpy(dtype=float)
+        curves[key] = budgets, values.to_numpy()
+    return curves
 
 
 def knees(frame, measure="rel_err_out_mean"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from fake_figure import fake_context, sketch
-from kvanalysis.budgets.knee import knee
+from kvanalysis.budgets.knee import knee, mean_curves
 from kvanalysis.budgets.search import epsilon_table, labelled, over_heads
 from kvanalysis.data.load import load
 from kvanalysis.drawing.style import styled
@@ -59,6 +59,22 @@ def test_the_knee_lies_farthest_below_the_chord_and_a_power_law_has_none():
     for errors in ([0.8, 0.4, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.8, 0.7, 0.5, 0.1], [0.8, 0.1, 0.1, 0.0]):
         assert np.isnan(knee(BUDGETS, errors)[0]), errors
     assert np.isnan(knee([64, 128], [0.5, 0.1])[0])
+
+
+def test_the_band_of_a_mean_curve_counts_the_heads_of_a_layer_once(tmp_path):
+    # Means of layers 1 to 5: 3, and 2.776 times sqrt(2.5 / 5) on either side, however many heads each has.
+    rows = [
+        fake_row(layer=layer, kv_head=head, budget=budget, rel_err=layer + 1)
+        for layer in range(5)
+        for head in range(3)
+        for budget in (64, 128)
+    ]
+    found = mean_curves(load(write_results(tmp_path, rows)))
+    reach = 2.776445 * np.sqrt(0.5)
+    assert found[["budget", "n_heads"]].values.tolist() == [[64, 15], [128, 15]]
+    assert found[["mean_error", "low", "high"]].values == pytest.approx(
+        np.array([[3, 3 - reach, 3 + reach]] * 2)
+    )
 
 
 def test_the_figures_hold_the_needed_budgets_of_every_head(tmp_path):

@@ -37,7 +37,7 @@ PICTURES = (
     sparsity.sparsity,
     sparsity.accumulated_score,
     sparsity.sink_mass,
-    statistics.paired_bootstrap,
+    statistics.paired_intervals,
     statistics.bound_slack,
     statistics.bound_memory,
 )

@@ -1,40 +1,57 @@
 """Pictures of intervals and of bounds."""
 
 import numpy as np
-from kvanalysis.stats.intervals import bootstrap_means, mean_interval
+from kvanalysis.stats.intervals import mean_interval
 
-from .canvas import BLUE, GREY, ORANGE, RED, level, panels
+from .canvas import BLUE, ORANGE, RED, level, panels
 from .sample import LAYERS, SINKS, head, heads_of, heavy, norms, one_shot, value_norms, window
 
 BUDGET = 64
 BUDGETS = (64, 96)  # of the paired comparison
 
 
-def paired_bootstrap():
+def paired_intervals():
     """One rule at two budgets on the same heads: each alone, and their difference head by head."""
-    errors = {budget: np.array([mean_error(*place, budget) for place in places()]) for budget in BUDGETS}
+    where = list(places())
+    layers = np.array([layer for layer, _ in where])
+    errors = {budget: np.array([mean_error(*place, budget) for place in where]) for budget in BUDGETS}
+    difference = errors[BUDGETS[1]] - errors[BUDGETS[0]]
     figure, (left, right) = panels(2, 2.2)
     found = {}
-    for (budget, values), colour, hatch in zip(errors.items(), (RED, BLUE), ("", "//"), strict=True):
-        mean, low, high = mean_interval(values)
-        text = f"{budget} tokens: {mean:.2f} [{low:.2f}, {high:.2f}]"
-        left.hist(bootstrap_means(values), 30, color=colour, alpha=0.55, hatch=hatch, label=text)
-        found[f"{budget} tokens"] = {"mean": mean, "low": low, "high": high}
-    left.set(xlabel="mean error, heads redrawn", ylabel="resamples")
-    difference = errors[BUDGETS[1]] - errors[BUDGETS[0]]
-    mean, low, high = mean_interval(difference)
-    right.hist(bootstrap_means(difference), 30, color=ORANGE)
+    for (budget, values), colour, marker in zip(errors.items(), (RED, BLUE), "os", strict=True):
+        name = f"{budget} tokens"
+        height = -0.7 if budget == BUDGETS[0] else -1.1  # beside each other: they overlap
+        text = f"{name}: {{:.2f}} [{{:.2f}}, {{:.2f}}]"
+        found[name] = _over_layers(left, (values, layers), (colour, marker), height, text)
+    found["difference"] = _over_layers(
+        right, (difference, layers), (ORANGE, "D"), -0.9, "{:+.3f} [{:+.3f}, {:+.3f}]"
+    )
     level(right, 0, "no difference", "black", "-")
-    level(right, low, f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]", GREY)
-    right.axvline(high, color=GREY, linestyle="--", linewidth=1.2)
-    right.set(xlabel="mean difference, same heads")
+    left.set(xlabel="mean error [1]", ylabel="layer")
+    right.set(xlabel="difference, same heads [1]")
     for axes, title in ((left, "each alone"), (right, "paired")):
         axes.locator_params("x", nbins=5)
         axes.set_title(title, loc="left")
-        axes.set_ylim(0, 1.45 * axes.get_ylim()[1])
+        axes.set_ylim(-1.6, len(LAYERS) + 1.6)
+        axes.axhline(-0.4, color="#BBBBBB", linewidth=0.7)
         axes.legend(loc="upper right" if axes is left else "upper left")
-    found["difference"] = {"mean": mean, "low": low, "high": high}
+    left.set_yticks([-0.9, *range(len(LAYERS))], ["mean", *LAYERS])
+    right.set_yticks([-0.9, *range(len(LAYERS))], [])
     return figure, found
+
+
+def _over_layers(axes, units, look, height, text):
+    """A mark for the mean of each layer's heads, and at `height` below them the mean with its interval.
+
+    `units`: values and layers [n]; `look`: colour and marker.
+    """
+    (values, layers), (colour, marker) = units, look
+    mean, low, high = mean_interval(values, layers)
+    for row, layer in enumerate(LAYERS):
+        axes.plot(values[layers == layer].mean(), row, marker, color=colour, markersize=4)
+    axes.plot([low, high], [height, height], color=colour, linewidth=1.6)
+    axes.plot(mean, height, marker, color=colour, markersize=4, label=text.format(mean, low, high))
+    return {"mean": mean, "low": low, "high": high}
 
 
 def places():

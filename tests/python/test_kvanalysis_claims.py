@@ -10,7 +10,7 @@ from kvanalysis.page.run_claims import claims_section
 from kvanalysis.page.run_rules import RULES, Missing, run_claims
 from kvanalysis.page.untestable import untestable_claims
 from kvanalysis.stats.summary import summarise
-from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, OUTCOMES, UNTESTABLE
+from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, OUTCOMES, RULE, UNDECIDED, UNTESTABLE
 from test_kvanalysis_fake import COLUMNS, fake_row, fake_rows, write_results
 
 SINKS = "A few first tokens (sinks) rescue the window"
@@ -20,11 +20,16 @@ GREEDY = "The greedy cache holds at least 1 − 1/e of the mass that the best to
 
 
 def cells(method, errors, budget=64, phase="stream", **changes):
-    """One row per head: `errors` are theirs, in order."""
+    """One row per layer: `errors` are theirs, in order."""
     at = {"budget": budget, **changes}
     return [
-        fake_row(method, {"phase": phase}, kv_head=head, rel_err=e, **at) for head, e in enumerate(errors)
+        fake_row(method, {"phase": phase}, layer=layer, rel_err=e, **at) for layer, e in enumerate(errors)
     ]
+
+
+def around(mean):
+    """Errors of five layers with this mean and a standard deviation of 0.01."""
+    return [mean + 0.01 * step for step in (-1, -1, 0, 1, 1)]
 
 
 def ruled(frame):
@@ -38,32 +43,32 @@ def judged(folder, rows):
     return {one.claim: one for one in [*decided, *missing]}
 
 
-def test_sinks_rescue_the_window_where_every_head_says_so(tmp_path):
-    found = judged(tmp_path, cells("window", [1.0, 1.2, 0.8]) + cells("streaming_llm", [0.5, 0.6, 0.4]))[
-        SINKS
-    ]
+def test_sinks_rescue_the_window_where_the_layers_say_so(tmp_path):
+    # Differences -0.3 to -0.7: mean -0.5, and 2.776 times sqrt(0.025 / 5) = 0.196 on either side.
+    window, sinks = [0.8, 0.9, 1.0, 1.1, 1.2], [0.5] * 5
+    found = judged(tmp_path, cells("window", window) + cells("streaming_llm", sinks))[SINKS]
     assert found.outcome == HOLDS
-    assert "B=64: 0.5 against 1 [-0.6, -0.4], 3/0/0" in found.numbers
-    assert found.data == "3 kv heads of 1 layer, 1 text, SmolLM2-135M-Instruct, 256 decode rows each"
+    assert "B=64: 0.5 against 1 [-0.7, -0.3], 5/0/0" in found.numbers
+    assert found.data == "5 kv heads of 5 layers, 1 text, SmolLM2-135M-Instruct, 256 decode rows each"
 
 
-def test_the_contrary_is_said_to_fail_and_a_crossing_is_mixed(tmp_path):
-    worse = judged(tmp_path / "a", cells("window", [0.5, 0.6]) + cells("streaming_llm", [1.0, 1.2]))
+def test_the_contrary_is_said_to_fail_and_a_crossing_is_not_decided(tmp_path):
+    worse = judged(tmp_path / "a", cells("window", around(0.5)) + cells("streaming_llm", around(1.0)))
     assert worse[SINKS].outcome == FAILS
-    crossing = cells("window", [0.5, 0.6]) + cells("streaming_llm", [1.0, 0.1])
-    assert judged(tmp_path / "b", crossing)[SINKS].outcome == MIXED
+    crossing = cells("window", [0.5] * 5) + cells("streaming_llm", [1.0, 0.1, 1.0, 0.1, 0.5])
+    assert judged(tmp_path / "b", crossing)[SINKS].outcome == UNDECIDED
 
 
-def test_one_budget_of_two_is_not_enough(tmp_path):
-    rows = cells("window", [1.0, 1.2]) + cells("streaming_llm", [0.5, 0.6])
-    rows += cells("window", [0.5, 0.6], budget=128) + cells("streaming_llm", [0.9, 1.0], budget=128)
+def test_budgets_that_contradict_each_other_are_mixed(tmp_path):
+    rows = cells("window", around(1.0)) + cells("streaming_llm", [0.5] * 5)
+    rows += cells("window", [0.5] * 5, budget=128) + cells("streaming_llm", around(0.9), budget=128)
     found = judged(tmp_path, rows)[SINKS]
     assert found.outcome == MIXED
-    assert "in all 2 comparisons" in found.how
+    assert f"in 2 comparisons: {RULE}" in found.how
 
 
 def test_both_must_beat_each_of_the_two(tmp_path):
-    rows = cells("h2o", [0.2, 0.2]) + cells("h2o_heavy", [0.4, 0.4]) + cells("local", [0.1, 0.1])
+    rows = cells("h2o", [0.2] * 5) + cells("h2o_heavy", around(0.4)) + cells("local", around(0.1))
     found = judged(tmp_path, rows)[BOTH]
     assert found.outcome == MIXED
     assert "h2o against h2o_heavy" in found.numbers
@@ -71,7 +76,7 @@ def test_both_must_beat_each_of_the_two(tmp_path):
 
 
 def test_a_run_without_the_methods_says_which_it_needs(tmp_path):
-    found = judged(tmp_path, cells("h2o", [0.2, 0.2]) + cells("local", [0.4, 0.4]))[BOTH]
+    found = judged(tmp_path, cells("h2o", [0.2] * 5) + cells("local", [0.4] * 5))[BOTH]
     assert found == Missing("H2O", BOTH, found.source, "needs a plain h2o_heavy")
 
 
@@ -94,15 +99,15 @@ def test_of_several_instances_none_speaks_for_the_method(tmp_path):
 @pytest.mark.parametrize(
     "rows",
     [
-        cells("window", [1.0]) + cells("streaming_llm", [0.5]),
-        cells("window", [1.0, 1.2], budget=64) + cells("streaming_llm", [0.5, 0.6], budget=128),
-        cells("window", [1.0, 1.2], budget=768) + cells("streaming_llm", [0.5, 0.6], budget=768),
+        cells("window", around(1.0)[:4]) + cells("streaming_llm", around(0.5)[:4]),
+        cells("window", around(1.0), budget=64) + cells("streaming_llm", around(0.5), budget=128),
+        cells("window", around(1.0), budget=768) + cells("streaming_llm", around(0.5), budget=768),
     ],
-    ids=["one head", "no budget in common", "a budget that evicts nothing"],
+    ids=["four layers", "no budget in common", "a budget that evicts nothing"],
 )
 def test_what_cannot_be_paired_is_not_decided(tmp_path, rows):
     found = judged(tmp_path, rows)[SINKS]
-    assert found.why == "streaming_llm and window share no budget with results on two heads"
+    assert found.why == "streaming_llm and window share no budget with results on 5 layers"
 
 
 def test_an_error_that_rises_with_the_budget_is_flagged_as_not_promised(tmp_path):

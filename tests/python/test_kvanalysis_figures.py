@@ -66,11 +66,12 @@ def test_equal_results_give_equal_files(tmp_path):
 
 
 def test_the_csv_holds_the_drawn_numbers(tmp_path):
-    rows = [fake_row(kv_head=h, rel_err=e) for h, e in enumerate((0.1, 0.3))]
-    [figure] = budget_figures(load(write_results(tmp_path, rows)), tmp_path)
+    rows = [fake_row(layer=i, rel_err=0.1 + 0.05 * i) for i in range(5)]
+    figure, *_ = budget_figures(load(write_results(tmp_path, rows)), tmp_path)
     table = pd.read_csv(figure.csv)
-    assert table[["label", "budget_tokens", "n_units"]].values.tolist() == [["h2o", 64, 2]]
-    assert table[["rel_err_out_mean", "rel_err_low", "rel_err_high"]].values.tolist() == [[0.2, 0.1, 0.3]]
+    assert table[["label", "budget_tokens", "n_units"]].values.tolist() == [["h2o", 64, 5]]
+    shown = table[["rel_err_out_mean", "rel_err_low", "rel_err_high"]].values[0].tolist()
+    assert shown == pytest.approx([0.2, 0.1018, 0.2982], abs=1e-4)
 
 
 def test_bands_are_drawn_only_for_as_many_curves_as_can_be_ordered_at_all(tmp_path):
@@ -158,7 +159,7 @@ def test_the_footnote_says_what_was_replayed(tmp_path):
         "Teacher-forced replay of 6 kv heads from 2 texts of trace 5f0c3a9d1e7b (SmolLM2-135M-Instruct)"
         in text
     )
-    assert "2000 resamples, seed 0" in text
+    assert "95% intervals over layers (Student; heads of a layer count once, none below 5)" in text
 
 
 def test_the_footnote_names_methods_that_keep_later_tokens(tmp_path):

@@ -123,7 +123,7 @@ def test_the_page_tells_where_the_numbers_come_from(whole_run):
     for fact in ("SmolLM2-135M-Instruct", TRACE, "2026-01-02T03:04:05Z", "0123abc", "avx2", "hdf5 1.10.8"):
         assert fact in whole_run.text
     assert "kvreplay report · smol-budget-sweep" in whole_run.text
-    assert "2000 bootstrap resamples, seed 0" in whole_run.text
+    assert "95% intervals, Student, over layers of a text; none below 5" in whole_run.text
 
 
 def test_the_page_shows_the_notes_of_the_run_once(whole_run):
@@ -140,24 +140,22 @@ def test_the_page_says_that_replay_is_teacher_forced(whole_run):
 
 
 def test_every_number_of_the_summary_stands_in_the_table(tmp_path):
-    rows = [
-        fake_row(kv_head=h, rel_err=e, total_bytes=2048, full_bytes=8192) for h, e in enumerate((0.1, 0.3))
-    ]
+    rows = [fake_row(layer=i, rel_err=0.1 + 0.05 * i, total_bytes=2048, full_bytes=8192) for i in range(5)]
     values = {"eps_spectral_mean": 0.05, "partition_err_mean": 0.125, "kept_mass_mean": 0.875}
     found = page(tmp_path, [row | values for row in rows]).rows[1]
     wanted = [
         "h2o",
         "64",
         "0.200",
-        "0.100 … 0.300",
+        "0.102 … 0.298",  # 2.776 times sqrt(0.00625 / 5) on either side
         "0.0500",
         "0.125",
         "0.875",
         "64",
         "2.0",
         "25.0",
-        "2",
-        "2/2",
+        "5",
+        "5/5",
     ]
     assert found == wanted
 

@@ -4,12 +4,20 @@ import numpy as np
 import pandas as pd
 import pytest
 from kvanalysis import load
-from kvanalysis.stats.intervals import bootstrap_means, mean_interval, paired_difference, unit_means
+from kvanalysis.stats.intervals import (
+    UNIT,
+    block_errors,
+    blocks_of,
+    holm,
+    mean_interval,
+    mean_intervals,
+    paired_difference,
+    two_sided_p,
+    unit_means,
+)
 from kvanalysis.stats.summary import summarise
+from scipy import stats
 from test_kvanalysis_fake import TRACE, failed_row, fake_row, write_results
-
-# Quantiles interpolate between two of the 2000 draws: the share beyond them is off by one draw at most.
-TAIL_TOLERANCE = 1 / 2000
 
 
 def summary(folder, rows, **options):
@@ -36,44 +44,89 @@ def test_a_unit_is_one_prompt_layer_and_kv_head(tmp_path):
     assert len(unit_means(load(write_results(tmp_path, rows)), ["rel_err_out_mean"])) == len(places)
 
 
-def test_the_interval_of_two_heads_spans_both_because_a_quarter_of_the_draws_repeats_one():
-    assert mean_interval([1.0, 3.0]) == (2.0, 1.0, 3.0)
+def over_layers(*layers):
+    """A Series over units: a tuple of heads' values for each layer."""
+    units = [("t", "p0", i, h) for i, heads in enumerate(layers) for h in range(len(heads))]
+    values = [value for heads in layers for value in heads]
+    return pd.Series(values, pd.MultiIndex.from_tuples(units, names=UNIT), dtype=float)
 
 
-def test_the_interval_cuts_two_and_a_half_percent_on_either_side():
-    values = np.random.default_rng(3).normal(size=50)
-    means = bootstrap_means(values)
-    _, low, high = mean_interval(values)
-    assert (means < low).mean() == pytest.approx(0.025, abs=TAIL_TOLERANCE)
-    assert (means > high).mean() == pytest.approx(0.025, abs=TAIL_TOLERANCE)
-    # The spread of the mean of n values is sd / sqrt(n); 1.96 of it on either side.
-    assert (high - low) / 2 == pytest.approx(1.96 * values.std() / np.sqrt(50), rel=0.1)
+# Mean 3 and standard deviation sqrt(2.5): the error of the mean is sqrt(0.5), and t with 4 degrees 2.776.
+FIVE = (1.0, 2.0, 3.0, 4.0, 5.0)
+FIVE_REACH = 2.776445 * np.sqrt(0.5)
 
 
-def test_the_bootstrap_has_2000_resamples_and_gives_the_same_numbers_again():
-    first, second = bootstrap_means([1.0, 2.0, 4.0]), bootstrap_means([1.0, 2.0, 4.0])
-    assert len(first) == 2000
-    assert (first == second).all()
-    assert (first != bootstrap_means([1.0, 2.0, 4.0], seed=1)).any()
+def test_the_interval_of_five_layers_is_students():
+    expected = (3, 3 - FIVE_REACH, 3 + FIVE_REACH)
+    assert mean_interval(over_layers(*([value] for value in FIVE))) == pytest.approx(expected)
+    assert mean_interval(FIVE) == pytest.approx(expected)  # values without an index are blocks of their own
 
 
-def test_working_in_blocks_gives_means_of_the_same_distribution(monkeypatch):
-    monkeypatch.setattr("kvanalysis.stats.intervals.BLOCK_VALUES", 10)
-    means = bootstrap_means([0.0, 1.0])
-    assert len(means) == 2000
-    assert (means == 0).mean() == pytest.approx(0.25, abs=3 * np.sqrt(0.25 * 0.75 / 2000))
+def test_heads_of_one_layer_count_once():
+    three_equal_heads = over_layers(*([value] * 3 for value in FIVE))
+    assert mean_interval(three_equal_heads) == pytest.approx((3, 3 - FIVE_REACH, 3 + FIVE_REACH))
+    # What differs inside of layers alone leaves their means equal: nothing is left to be unsure of.
+    inside = over_layers(*([1.0, 5.0] for _ in FIVE))
+    assert mean_interval(inside) == pytest.approx((3, 3, 3))
 
 
-def test_one_head_has_a_mean_and_no_interval():
-    mean, low, high = mean_interval([0.5])
-    assert mean == 0.5
-    assert np.isnan(low)
-    assert np.isnan(high)
+def test_layers_of_another_text_or_trace_are_blocks_of_their_own():
+    index = pd.MultiIndex.from_tuples(
+        [(t, p, layer, h) for t in "ab" for p in ("p0", "p1") for layer in (0, 7) for h in (0, 1)], names=UNIT
+    )
+    assert blocks_of(index).tolist() == np.repeat(np.arange(8), 2).tolist()
+    assert blocks_of(pd.RangeIndex(3)).tolist() == [0, 1, 2]
+
+
+def test_a_larger_layer_weighs_as_its_heads_and_costs_degrees_of_freedom():
+    # Sizes 2, 1, 1, 1, 1 with values 3, 3 | 1 | 2 | 4 | 5: mean 3, sums of deviations 0, -2, -1, 1, 2.
+    values = over_layers([3, 3], [1], [2], [4], [5])
+    _, [error], freedom = block_errors(values.to_numpy()[:, None], blocks_of(values.index))
+    assert error == pytest.approx(np.sqrt(5 / 4 * (4 + 1 + 1 + 4)) / 6)
+    # Of n² the sum is 8, of n⁴ 20: as much as 64/20 = 3.2 equal layers.
+    assert freedom == pytest.approx(2.2)
+    mean, low, high = mean_interval(values)
+    assert (high - mean) / error == pytest.approx(stats.t.ppf(0.975, 2.2))
+    assert mean == pytest.approx(3)
+    assert mean - low == pytest.approx(high - mean)
+
+
+def test_below_five_layers_there_is_a_mean_and_no_interval_however_many_heads_they_have():
+    mean, low, high = mean_interval(over_layers(*([0.4, 0.5, 0.6] for _ in range(4))))
+    assert mean == pytest.approx(0.5)
+    assert np.isnan([low, high]).all()
+    assert np.isfinite(mean_interval(over_layers(*([0.4, 0.5, 0.6] for _ in range(5))))).all()
+    assert np.isnan(mean_interval([])).all()
+
+
+def test_many_columns_have_the_intervals_that_each_has_alone():
+    values = np.random.default_rng(3).normal(size=(12, 4))
+    blocks = np.repeat(np.arange(6), 2)
+    together = np.transpose(mean_intervals(values, blocks))
+    assert together == pytest.approx(np.array([mean_interval(column, blocks) for column in values.T]))
+
+
+def test_the_probability_of_a_mean_is_that_of_the_interval_that_ends_at_zero():
+    mean, _, high = mean_interval(FIVE)
+    error = (high - mean) / 2.776445
+    assert two_sided_p(high - mean, error, 4) == pytest.approx(0.05, abs=1e-6)
+    assert two_sided_p(-3.0, error, 4) == pytest.approx(stats.ttest_1samp(FIVE, 0).pvalue)
+    assert (two_sided_p(0.0, 0.0, 4), two_sided_p(0.1, 0.0, 4)) == (1, 0)
+    assert np.isnan(two_sided_p(1.0, np.nan, np.nan))
+
+
+def test_holm_multiplies_by_what_is_left_and_never_falls():
+    # Ordered 0.01, 0.03, 0.04: times 3, 2 and 1 are 0.03, 0.06 and 0.04, which the one before it lifts.
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.01, np.nan, 0.04, 0.03]) == pytest.approx([0.03, np.nan, 0.06, 0.06], nan_ok=True)
+    assert holm([0.6, 0.7]) == pytest.approx([1, 1])
+    assert len(holm([])) == 0
 
 
 def test_a_paired_difference_uses_only_the_units_that_both_have():
-    first, second = pd.Series({"a": 1.0, "b": 2.0, "c": 9.0}), pd.Series({"a": 2.0, "b": 5.0})
-    assert paired_difference(first, second) == (2.0, 1.0, 3.0)
+    first = over_layers(*([1.0] for _ in range(6)))
+    second = over_layers(*([1.0 + value] for value in FIVE))
+    assert paired_difference(first, second) == pytest.approx((3, 3 - FIVE_REACH, 3 + FIVE_REACH))
 
 
 def test_a_failed_cell_is_counted_and_never_averaged(tmp_path):
@@ -121,11 +174,13 @@ def test_the_table_by_layer_has_a_row_per_layer(tmp_path):
 
 
 def test_error_that_rises_with_the_budget_is_noted_with_its_paired_interval(tmp_path):
-    errors = {64: (0.1, 0.3), 128: (0.2, 0.6)}
+    rises = [0.1 * value for value in FIVE]
     rows = [
-        fake_row(budget=b, kv_head=h, rel_err=e) for b, pair in errors.items() for h, e in enumerate(pair)
+        fake_row(budget=b, layer=layer, rel_err=0.2 + (b == 128) * rise)
+        for b in (64, 128)
+        for layer, rise in enumerate(rises)
     ]
-    assert list(summary(tmp_path, rows)["notes"]) == ["", "error rises by 0.2 [+0.1, +0.3] from budget 64"]
+    assert list(summary(tmp_path, rows)["notes"]) == ["", "error rises by 0.3 [+0.1, +0.5] from budget 64"]
 
 
 def test_falling_error_is_not_noted(tmp_path):
@@ -170,6 +225,8 @@ def test_a_method_that_keeps_every_token_under_a_small_budget_holds_the_full_cac
     assert list(table["notes"]) == ["", ""]
 
 
-def test_the_settings_of_the_bootstrap_are_written_down(tmp_path):
-    row = only(tmp_path, [fake_row()])
-    assert (row["n_resamples"], row["bootstrap_seed"]) == (2000, 0)
+def test_the_summary_has_the_interval_over_layers_and_none_for_four(tmp_path):
+    rows = [fake_row(layer=layer, rel_err=e) for layer, e in enumerate(FIVE)]
+    row = only(tmp_path / "five", rows)
+    assert (row["rel_err_low"], row["rel_err_high"]) == pytest.approx((3 - FIVE_REACH, 3 + FIVE_REACH))
+    assert np.isnan(only(tmp_path / "four", rows[:4])["rel_err_low"])

@@ -90,19 +90,21 @@ def test_a_budget_comes_no_closer_than_a_twentieth_to_its_neighbours(budgets, mi
 
 
 @pytest.mark.parametrize(
-    ("errors", "epsilon", "meets", "misses", "larger_misses"),
+    ("errors", "epsilon", "meets", "misses", "smaller_meets"),
     [
         ([0.4, 0.2, 0.1, 0.05], 0.1, 2, 1, 0),
         ([0.4, 0.2, 0.1, 0.05], 0.4, 0, None, 0),  # even the smallest meets
         ([0.4, 0.2, 0.1, 0.05], 0.01, None, 3, 0),  # none does
-        ([0.4, 0.05, 0.2, 0.05, 0.3], 0.1, 1, 0, 2),  # larger ones miss again
-        ([0.4, NAN, 0.05, NAN], 0.1, 2, 1, 1),  # a failure misses
+        ([0.4, 0.05, 0.2, 0.05, 0.03], 0.1, 3, 2, 1),  # what a larger one undoes does not count
+        ([0.4, 0.05, 0.2, 0.05, 0.3], 0.1, None, 4, 2),  # the largest misses
+        ([0.4, NAN, 0.05, 0.05], 0.1, 2, 1, 0),  # a failure misses
+        ([0.4, 0.05, NAN], 0.1, None, 2, 1),
         ([0.4, 0.0, 0.0], 1e-12, 1, 0, 0),
     ],
 )
-def test_the_bracket_lies_below_the_smallest_budget_that_meets(errors, epsilon, meets, misses, larger_misses):
+def test_the_bracket_is_the_last_crossing(errors, epsilon, meets, misses, smaller_meets):
     found = bracket(errors, epsilon)
-    assert (found.meets, found.misses, found.larger_misses) == (meets, misses, larger_misses)
+    assert (found.meets, found.misses, found.smaller_meets) == (meets, misses, smaller_meets)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,9 @@ def test_the_bracket_lies_below_the_smallest_budget_that_meets(errors, epsilon, 
     [
         ([64, 128, 256], [0.4, 0.05, 0.01], 1.05, 91),
         ([64, 128, 256], [0.4, 0.4, 0.05], 1.05, 181),
-        ([64, 128, 256], [0.05, 0.4, 0.05], 1.05, None),  # the smallest meets
+        ([64, 128, 256], [0.05, 0.4, 0.05], 1.05, 181),  # the smallest meets, and a larger one does not
+        ([64, 128, 256], [0.05, 0.05, 0.05], 1.05, None),  # all do
+        ([64, 128, 256], [0.4, 0.05, 0.4], 1.05, None),  # the largest misses
         ([64, 128, 256], [0.4, 0.4, 0.4], 1.05, None),  # none does
         ([100, 105], [0.4, 0.05], 1.05, None),
         ([100, 106], [0.4, 0.05], 1.05, 103),
@@ -176,25 +180,25 @@ def answers(folder, rows, epsilons, *names):
     return table[list(names)].astype(object).where(table[list(names)].notna(), None).values.tolist()
 
 
-def test_the_table_says_what_is_known_of_the_smallest_budget_that_meets(tmp_path):
-    names = ("status", "budget_tokens", "error", "budget_below", "error_below", "larger_misses")
+def test_the_table_says_from_which_budget_on_all_larger_ones_meet(tmp_path):
+    names = ("status", "budget_tokens", "error", "budget_below", "error_below", "smaller_meets")
     rows = curve_rows({16: 0.4, 64: 0.1, 128: 0.3, 256: 0.05}, 0)
     assert answers(tmp_path, rows, [0.4, 0.1, 0.01], *names) == [
         ["not_met", None, None, 256, 0.05, 0],
-        ["met", 64, 0.1, 16, 0.4, 1],
+        ["met", 256, 0.05, 128, 0.3, 1],
         ["met", 16, 0.4, None, None, 0],
     ]
-    assert answers(tmp_path, rows, [0.1], "share_of_prompt", "n_seeds") == [[64 / 768, 1]]
+    assert answers(tmp_path, rows, [0.1], "share_of_prompt", "n_seeds") == [[256 / 768, 1]]
 
 
 def test_the_table_keeps_apart_what_has_no_budget_what_has_no_value_and_what_failed(tmp_path):
     rows = [fake_row("exact", budget="", rel_err=0.0), fake_row("topp", budget=64, **{MEASURE: ""})]
     rows += [fake_row("h2o", budget=64, rel_err=0.05), failed_row(method="h2o", budget=128)]
-    names = ("method", "status", "budget_tokens", "error", "larger_misses")
+    names = ("method", "status", "budget_tokens", "error", "smaller_meets")
     assert answers(tmp_path, rows, [0.1], *names) == [
         ["exact", "no_budget", None, 0.0, 0],
         ["topp", "no_value", None, None, 0],
-        ["h2o", "met", 64, 0.05, 1],
+        ["h2o", "not_met", None, None, 1],
     ]
 
 
@@ -553,7 +557,7 @@ def test_cells_that_fail_are_misses_and_the_sweep_ends_with_code_1_and_all_its_f
     [row, _] = [row for row in rows_of(tmp_path / "out/epsilon.csv") if row["method"] == "uniform"]
     # 3.5 / 64 would meet; 91 is tried between 64 and 128, fails as well, and the search goes on above it.
     assert (int(row["budget_tokens"]), row["error_below"]) == (95, "")
-    assert row["larger_misses"] == "0"
+    assert row["smaller_meets"] == "0"
 
 
 def test_a_cell_that_fails_in_a_later_round_gives_code_1_as_well(tmp_path, engine, capsys):
@@ -575,18 +579,16 @@ def test_a_measure_that_does_not_apply_is_told(tmp_path, engine, capsys):
     assert {row["status"] for row in rows_of(tmp_path / "out/epsilon.csv")} == {"no_budget", "no_value"}
 
 
-def test_a_curve_that_is_not_monotone_is_searched_at_its_first_crossing_and_its_misses_counted(
-    tmp_path, engine
-):
+def test_a_curve_that_is_not_monotone_is_searched_at_its_last_crossing(tmp_path, engine):
     engine({"exact": 0, "uniform": "4 / b", "h2o": "0.5 if b < 40 or 100 < b < 300 else 0.01"})
     assert sweep(tmp_path, text=CONFIG + "  epsilon: [0.1, 0.001]\n") == 0
     met, never = {}, {}
     for row in rows_of(tmp_path / "out/epsilon.csv"):
         if row["method"] == "h2o":
             (met if row["epsilon"] == "0.1" else never)[row["kv_head"]] = row
-    # The first crossing stands at 40; 128 and 256 miss again.
-    assert {(row["budget_tokens"], row["budget_below"]) for row in met.values()} == {("40", "39")}
-    assert {row["larger_misses"] for row in met.values()} == {"2"}
+    # It misses up to 299: 362 meets, 304 meets, 279 and 291 miss, and 304 / 291 is below 1.05. 64 meets.
+    assert {(row["budget_tokens"], row["budget_below"]) for row in met.values()} == {("304", "291")}
+    assert {row["smaller_meets"] for row in met.values()} == {"1"}
     assert {(row["status"], row["budget_tokens"], row["budget_below"]) for row in never.values()} == {
         ("not_met", "", "512")
     }
@@ -675,12 +677,12 @@ def test_quartiles_are_budgets_that_suffice_for_that_share_of_the_heads():
             "status": ["met", "met", "met", "not_met", "no_value"],
             "budget_tokens": [16, 64, 32, NAN, NAN],
             "budget_below": [NAN, 60, 31, 512, 512],
-            "larger_misses": [0, 2, 0, 0, 0],
+            "smaller_meets": [0, 2, 0, 0, 0],
         }
     )
     [row] = over_heads(answers).to_dict("records")
     assert [row[name] for name in ("quarter", "half", "most")] == [16, 32, 64]
-    assert [row[name] for name in ("met", "at_smallest", "larger_misses", "heads")] == [3, 1, 1, 4]
+    assert [row[name] for name in ("met", "at_smallest", "smaller_meets", "heads")] == [3, 1, 1, 4]
     few = ["met", "not_met", "not_met", "not_met", "no_value"]
     [row] = over_heads(answers.assign(status=few)).to_dict("records")
     assert (row["quarter"], row["most"]) == (16, np.inf)

@@ -17,7 +17,6 @@ from kvanalysis.plots.balancekv.discrepancy import COIN, LITERAL, discrepancy, w
 from kvanalysis.plots.balancekv.memory_powers import memory_verdicts
 from kvanalysis.stats.fits import Slope, slope
 from kvanalysis.stats.paired import lower_everywhere
-from kvanalysis.stats.verdict import near
 from test_kvanalysis_fake import fake_row, write_results
 
 CONFIGS = Path(__file__).parents[2] / "configs/figures"
@@ -38,17 +37,18 @@ def halved(gamma, tail, rel_err, budget=416, **place):
 
 
 def halving_runs(out):
-    """Two heads, one seed, two sizes: walks with tails 4 and 6, coins with 20, and their samples."""
+    """Five layers, one seed, two sizes: walks with tails 4 to 6, coins with 20, and their samples."""
     rows, samples = [], []
-    for head, tail in ((0, 4), (1, 6)):
+    for layer, tail in enumerate((4, 6, 5, 4, 6)):
+        more = 0.01 * (tail - 4)
         for budget in (416, 240):
-            at = {"kv_head": head, "budget": budget}
-            rows += [halved(4, tail, 0.1 + 0.02 * head, **at), halved(0, 20, 0.2 + 0.02 * head, **at)]
-            rows.append(fake_row("uniform", rel_err=0.3 + 0.02 * head, extras={}, **at))
+            at = {"layer": layer, "budget": budget}
+            rows += [halved(4, tail, 0.1 + more, **at), halved(0, 20, 0.2 + more, **at)]
+            rows.append(fake_row("uniform", rel_err=0.3 + more, extras={}, **at))
         for rounds in (1, 2):
             for kept in (5, 20):
                 params = {"rounds": rounds, "tail": kept}
-                samples.append(fake_row("uniform", params, 240, rel_err=kept / 100, kv_head=head, extras={}))
+                samples.append(fake_row("uniform", params, 240, rel_err=kept / 100, layer=layer, extras={}))
     write_extras(out / "run", rows)
     write_extras(out / "tail", samples)
 
@@ -75,7 +75,7 @@ def test_the_sweep_is_completed_from_the_trace_and_from_the_run_before(tmp_path)
 def test_a_sample_is_drawn_under_the_name_of_the_walk_whose_tail_it_has(tmp_path):
     halving_runs(tmp_path)
     plot = sketch(config_context("balancekv_fig2", tmp_path))
-    table = plot.table().set_index(["name", "rounds"])["mean"]
+    table = plot.table().groupby(["name", "rounds"])["mean"].mean()
     assert table["uniform, tail of balancekv", 1] == pytest.approx(0.05)
     assert table["uniform, tail of the coin", 2] == pytest.approx(0.20)
     assert table["balancekv", 1] == pytest.approx(0.11)
@@ -179,25 +179,23 @@ def test_a_walk_is_named_by_what_its_bound_means(c, name):
     assert walk_of({"params": {"c": c, "delta": None}, "n_tokens": 1000}) == name
 
 
-def test_the_interval_of_an_exponent_is_over_heads():
-    place = {"trace_id": "t", "prompt": "0", "layer": 0}
+def test_the_interval_of_an_exponent_is_over_layers():
+    place = {"trace_id": "t", "prompt": "0", "kv_head": 0}
     rows = pd.DataFrame([
-        place | {"kv_head": head, "x": x, "y": x**power}
-        for head, power in enumerate((-1, -3)) for x in (1.0, 2.0, 4.0)
+        place | {"layer": layer, "x": x, "y": x**power}
+        for layer, power in enumerate((-1, -1.5, -2, -2.5, -3)) for x in (1.0, 2.0, 4.0)
     ])  # fmt: skip
     found = slope(rows, "x", "y")
-    assert (found.value, found.n_units) == (pytest.approx(-2), 2)
-    assert (found.low, found.high) == (pytest.approx(-3), pytest.approx(-1))
+    reach = 2.776445 * np.sqrt(0.625 / 5)
+    assert (found.value, found.n_units) == (pytest.approx(-2), 5)
+    assert (found.low, found.high) == (pytest.approx(-2 - reach), pytest.approx(-2 + reach))
 
 
 def test_an_interval_that_contains_the_exponent_and_much_else_does_not_confirm_it():
-    assert near(-1, -1.2, -0.9, 0.25) == "holds"
-    assert near(-1, -3, 1, 0.25) == "mixed"
-    assert near(-1, -0.7, -0.1, 0.25) == "does not hold"
-    assert near(-1, np.nan, np.nan, 0.25) == "not decided"
-    wide = Slope(-1.0, -3.0, 1.0, 2)
+    wide, narrow = Slope(-2.0, -4.0, 0.0, 5), Slope(-2.0, -2.2, -1.9, 5)
     [verdict] = memory_verdicts({("a trace", "subgen_stream"): wide})
-    assert (verdict.outcome, verdict.numbers) == ("mixed", "-1.00 [-3.00, 1.00] over 2 heads")
+    assert (verdict.outcome, verdict.numbers) == ("not decided", "-2.00 [-4.00, 0.00] over 5 heads")
+    assert memory_verdicts({("a trace", "subgen_stream"): narrow})[0].outcome == "holds"
 
 
 def test_a_discrepancy_that_grows_as_a_root_is_no_logarithm():

@@ -13,11 +13,12 @@ from kvanalysis.stats.intervals import head_points
 from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNDECIDED
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 
-HEADS = range(4)
+LAYERS = range(5)
 
 
 def rows_of(method, errors, budget=64, **more):
-    return [fake_row(method, kv_head=h, budget=budget, rel_err=e, **more) for h, e in enumerate(errors)]
+    """A row per layer."""
+    return [fake_row(method, layer=i, budget=budget, rel_err=e, **more) for i, e in enumerate(errors)]
 
 
 def claim(**more):
@@ -30,14 +31,24 @@ def judged_rows(folder, rows, **more):
     return judged(claim(**more), load(write_results(folder, rows)))
 
 
-LOW, HIGH = (0.1, 0.2, 0.1, 0.2), (0.3, 0.5, 0.3, 0.5)
+LOW, HIGH = (0.1, 0.2, 0.1, 0.2, 0.15), (0.3, 0.5, 0.3, 0.5, 0.4)
 
 
-def test_a_claim_holds_fails_or_is_mixed_by_the_interval_over_heads(tmp_path):
-    crossing = (0.3, 0.1, 0.3, 0.1)
+def test_a_claim_holds_fails_or_is_not_decided_by_the_interval_over_layers(tmp_path):
+    crossing = (0.3, 0.1, 0.3, 0.1, 0.2)
     assert judged_rows(tmp_path, rows_of("h2o", LOW) + rows_of("tova", HIGH)).outcome == HOLDS
     assert judged_rows(tmp_path, rows_of("h2o", HIGH) + rows_of("tova", LOW)).outcome == FAILS
-    assert judged_rows(tmp_path, rows_of("h2o", (0.2,) * 4) + rows_of("tova", crossing)).outcome == MIXED
+    assert judged_rows(tmp_path, rows_of("h2o", (0.2,) * 5) + rows_of("tova", crossing)).outcome == UNDECIDED
+
+
+def test_four_layers_with_three_heads_each_decide_no_claim(tmp_path):
+    rows = [
+        fake_row(method, layer=layer, kv_head=head, rel_err=error + 0.01 * head)
+        for method, error in (("h2o", 0.1), ("tova", 0.5))
+        for layer in range(4)
+        for head in range(3)
+    ]
+    assert judged_rows(tmp_path, rows).outcome == UNDECIDED
 
 
 def test_most_budgets_decide_unless_one_says_the_contrary(tmp_path):
@@ -50,7 +61,7 @@ def test_most_budgets_decide_unless_one_says_the_contrary(tmp_path):
 
 
 def test_a_factor_is_part_of_the_claim(tmp_path):
-    rows = rows_of("h2o", (0.1, 0.2, 0.1, 0.2)) + rows_of("tova", (0.15, 0.3, 0.15, 0.3))
+    rows = rows_of("h2o", LOW) + rows_of("tova", [1.5 * error for error in LOW])
     assert judged_rows(tmp_path, rows).outcome == HOLDS
     half = judged_rows(tmp_path, rows, times=0.5)
     assert half.outcome == FAILS
@@ -58,7 +69,7 @@ def test_a_factor_is_part_of_the_claim(tmp_path):
 
 
 def test_a_gap_grows_if_it_is_larger_at_the_smallest_budget(tmp_path):
-    small = rows_of("h2o", LOW, 64) + rows_of("tova", (0.5, 0.7, 0.5, 0.8), 64)
+    small = rows_of("h2o", LOW, 64) + rows_of("tova", (0.5, 0.7, 0.5, 0.8, 0.6), 64)
     large = rows_of("h2o", LOW, 256) + rows_of("tova", HIGH, 256)
     assert judged_rows(tmp_path, small + large, gap="grows").outcome == HOLDS
     swapped = [dict(row, budget_tokens=320 - row["budget_tokens"]) for row in small + large]
@@ -67,7 +78,7 @@ def test_a_gap_grows_if_it_is_larger_at_the_smallest_budget(tmp_path):
 
 
 def test_missing_and_failed_rows_are_said_and_decide_nothing(tmp_path):
-    rows = rows_of("h2o", LOW) + [failed_row(method="tova", kv_head=h) for h in HEADS]
+    rows = rows_of("h2o", LOW) + [failed_row(method="tova", layer=i) for i in LAYERS]
     verdict = judged_rows(tmp_path, rows)
     assert (verdict.outcome, verdict.numbers) == (UNDECIDED, "none of the budgets has results of both")
 
@@ -105,10 +116,11 @@ def test_time_averages_stand_beside_peaks_where_a_size_swings(tmp_path):
 
 
 def test_points_are_means_over_heads_of_seed_means(tmp_path):
-    rows = [fake_row(kv_head=h, seed=s, rel_err=e + s / 10) for h, e in ((0, 0.1), (1, 0.3)) for s in (0, 1)]
+    # Seed means 0.15, 0.25, 0.35, 0.45, 0.55: mean 0.35, and 2.776 times sqrt(0.025 / 5) on either side.
+    rows = [fake_row(layer=i, seed=s, rel_err=0.1 + i / 10 + s / 10) for i in range(5) for s in (0, 1)]
     points = head_points(load(write_results(tmp_path, rows)), "rel_err_out_mean", ["label", "budget_tokens"])
-    assert points[["label", "budget_tokens", "n_units"]].values.tolist() == [["h2o", 64, 2]]
-    assert points[["y", "low", "high"]].values[0].tolist() == pytest.approx([0.25, 0.15, 0.35])
+    assert points[["label", "budget_tokens", "n_units"]].values.tolist() == [["h2o", 64, 5]]
+    assert points[["y", "low", "high"]].values[0].tolist() == pytest.approx([0.35, 0.1537, 0.5463], abs=1e-4)
 
 
 def test_a_sheet_shows_its_points_and_clips_no_band():

@@ -14,7 +14,7 @@ from kvanalysis.figures.make import make_figure
 from kvanalysis.figures.steps import RunOptions
 from kvanalysis.plots.h2o.accumulated_tail import null_scores, top_share
 from kvanalysis.plots.h2o.global_statistics import chance, jaccard
-from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNTESTABLE
+from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNDECIDED, UNTESTABLE
 from kvreplay_cli import BINARY, ROOT
 from test_kvanalysis_fake import fake_row
 
@@ -32,11 +32,12 @@ def test_the_share_of_the_top_tokens_is_that_of_the_largest_scores():
         assert top_share(four, top) == share
 
 
-def test_a_heavy_tail_is_more_than_the_null_in_every_layer(tmp_path):
+def test_a_heavy_tail_is_more_than_the_null_over_the_layers(tmp_path):
     steep = np.geomspace(1, 1e-4, 100)
-    for folder, second, outcome in (("steep", steep, HOLDS), ("flat", null_scores(100), MIXED)):
+    # One steep layer of five: an excess of x, 0, 0, 0, 0 has an interval that holds zero.
+    for folder, others, outcome in (("steep", steep, HOLDS), ("flat", null_scores(100), UNDECIDED)):
         (tmp_path / folder).mkdir()
-        heads = [scores(layer, h, a) for layer, a in ((0, steep), (5, second)) for h in range(2)]
+        heads = [scores(layer, h, others if layer else steep) for layer in range(5) for h in range(2)]
         write_cluster(tmp_path / folder, [line for head in heads for line in head])
         plot = draw(tmp_path / folder, "accumulated_tail")
         assert plot.verdicts[0].outcome == outcome
@@ -48,22 +49,29 @@ def test_a_heavy_tail_is_more_than_the_null_in_every_layer(tmp_path):
 
 def test_the_null_of_the_rows_that_were_recorded_stands_before_that_of_all_rows(tmp_path):
     flat = [1 / 4] * 4
-    lines = [line for head in range(2) for line in scores(0, head, flat)]
-    write_cluster(tmp_path, lines + [(0, head, "top_share_null", 0.2, "", 0.6) for head in range(2)])
+    lines = [line for layer in range(5) for line in scores(layer, 0, flat)]
+    write_cluster(tmp_path, lines + [(layer, 0, "top_share_null", 0.2, "", 0.6) for layer in range(5)])
     plot = draw(tmp_path, "accumulated_tail")
     assert plot.outcomes()[0] == FAILS  # 1/4 is less than 0.6
     top = plot.table(1)
     null = top[top["label"] == "uniform causal attention"].set_index("panel")["y"]
-    assert null["top 20 % of tokens"] == 0.6
-    assert null["top 5 % of tokens"] == pytest.approx(top_share(null_scores(4), 0.05))
+    assert null["top 20 % of tokens"].tolist() == [0.6] * 5
+    assert null["top 5 % of tokens"].tolist() == pytest.approx([top_share(null_scores(4), 0.05)] * 5)
 
 
 def test_the_fits_of_the_tail_are_compared_where_the_program_gives_them(tmp_path):
-    lines = scores(0, 0, [3, 2, 1]) + scores(0, 1, [3, 2, 1])
-    fits = {"log_log_r2": (0.9, 0.8), "exponential_r2": (0.5, 0.7), "log_log_slope": (-1, -1)}
-    lines += [(0, h, name, "", "", value) for name, values in fits.items() for h, value in enumerate(values)]
+    # Differences 0.4, 0.1, 0.4, 0.1, 0.25: mean 0.25, 2.776 times sqrt(0.0225 / 5) = 0.186 on either side.
+    lines = [line for layer in range(5) for line in scores(layer, 0, [3, 2, 1])]
+    fits = {
+        "log_log_r2": (0.9, 0.8, 0.9, 0.8, 0.85),
+        "exponential_r2": (0.5, 0.7, 0.5, 0.7, 0.6),
+        "log_log_slope": (-1,) * 5,
+    }
+    lines += [(i, 0, name, "", "", value) for name, values in fits.items() for i, value in enumerate(values)]
     write_cluster(tmp_path, lines)
-    assert draw(tmp_path, "accumulated_tail").verdicts[1].outcome == HOLDS
+    verdict = draw(tmp_path, "accumulated_tail").verdicts[1]
+    assert verdict.outcome == HOLDS
+    assert "difference +0.25 [+0.06, +0.44]" in verdict.numbers
 
 
 def sparsities(layers):
@@ -99,10 +107,10 @@ def test_a_cluster_table_without_the_measure_is_said(tmp_path):
 
 def test_the_dropped_share_counts_prompt_tokens(tmp_path):
     rows = [
-        fake_row("drop_heavy", {"drop": drop, "sinks": 0}, budget, kv_head=h, rel_err=e, n_prefill=100)
+        fake_row("drop_heavy", {"drop": drop, "sinks": 0}, budget, layer=i, rel_err=e, n_prefill=100)
         for drop, e in (("heavy", 0.8), ("random", 0.1))
         for budget in (99, 90)
-        for h in range(2)
+        for i in range(5)
     ]
     claim = {"method": "drop_heavy", "sinks": 0}
     options = {

@@ -3,73 +3,53 @@
 import numpy as np
 import pytest
 from fake_figure import fake_context, sketch
-from kvanalysis.budgets.inverse import (
-    AT_MOST,
-    INTERPOLATED,
-    MORE_THAN,
-    RUN,
-    needed_budget,
-    needed_budgets,
-    over_heads,
-)
-from kvanalysis.budgets.knee import knee
+from kvanalysis.budgets.knee import knee, mean_curves
+from kvanalysis.budgets.search import epsilon_table, labelled, over_heads
 from kvanalysis.data.load import load
+from kvanalysis.drawing.style import styled
 from kvanalysis.errors import FigureError
 from test_kvanalysis_fake import failed_row, fake_row, fake_rows, write_results
 
 BUDGETS = [64, 128, 256, 512]
 
 
-@pytest.mark.parametrize(
-    ("errors", "epsilon", "expected"),
-    [
-        # The error is 16 / budget: 0.1 is reached at 160.
-        ([0.25, 0.125, 0.0625, 0.03125], 0.1, (160, INTERPOLATED, 256)),
-        ([0.25, 0.125, 0.0625, 0.03125], 0.125, (128, RUN, 128)),
-        ([0.25, 0.125, 0.0625, 0.03125], 0.25, (64, AT_MOST, 64)),
-        ([0.25, 0.125, 0.0625, 0.03125], 0.03, (512, MORE_THAN, np.nan)),
-        # It falls below 0.1 at once and rises again: only what lies after the last rise counts.
-        ([0.05, 0.2, 0.05, 0.05], 0.1, (128 * np.sqrt(2), INTERPOLATED, 256)),
-        ([0.05, 0.05, 0.05, 0.2], 0.1, (512, MORE_THAN, np.nan)),
-        # No logarithm of an error of zero, and none of one that is missing: the next budget that was run.
-        ([0.2, 0.0, 0.0, 0.0], 0.1, (128, RUN, 128)),
-        ([0.2, np.nan, 0.05, 0.05], 0.1, (256, RUN, 256)),
-    ],
-)
-def test_the_needed_budget_is_the_smallest_from_which_on_all_larger_ones_suffice(errors, epsilon, expected):
-    budget, state, run = needed_budget(BUDGETS, errors, epsilon)
-    assert (round(budget, 9), state) == (round(expected[0], 9), expected[1])
-    assert run == expected[2] or (np.isnan(run) and np.isnan(expected[2]))
+def needed(folder, rows, epsilons, measure="rel_err_out_mean"):
+    frame = load(write_results(folder, rows))
+    return over_heads(labelled(epsilon_table(frame, measure, epsilons), frame))
 
 
-def frame_of(folder, rows):
-    return load(write_results(folder, rows))
+def test_a_curve_that_rises_again_has_one_answer_and_it_is_a_budget_that_was_replayed(tmp_path):
+    # It first meets 0.1 at 32, and between 64 and 128 a power of the budget would cross it at 73.9.
+    errors = {16: 0.4, 32: 0.09, 64: 0.11, 128: 0.07, 256: 0.05}
+    rows = [fake_row(budget=b, rel_err=e) for b, e in errors.items()]
+    [row] = needed(tmp_path, rows, [0.1]).to_dict("records")
+    assert (row["quarter"], row["half"], row["most"]) == (128, 128, 128)
+    assert (row["met"], row["at_smallest"], row["smaller_meets"]) == (1, 0, 1)
+    plot = sketch(fake_context(tmp_path / "drawn", "inverse_epsilon", {"run": rows}, epsilon=0.1))
+    assert plot.table()["budget_tokens"].dropna().unique().tolist() == [128]
+    curve = plot.table(1)
+    assert curve[curve["epsilon"] == 0.1]["half"].tolist() == [128]
 
 
 def test_seeds_are_averaged_before_the_question_is_asked(tmp_path):
     rows = [
         fake_row("uniform", budget=b, seed=s, rel_err=e)
-        for b, s, e in ((64, 0, 0.1), (64, 1, 0.3), (128, 0, 0.1))
+        for b, s, e in ((64, 0, 0.1), (64, 1, 0.29), (128, 0, 0.1), (128, 1, 0.1))
     ]
-    needed = needed_budgets(frame_of(tmp_path, rows), [0.2])
-    assert needed[["budget_needed", "state", "n_budgets"]].values.tolist() == [[64, AT_MOST, 2]]
+    [row] = needed(tmp_path, rows, [0.2]).to_dict("records")
+    assert (row["half"], row["at_smallest"]) == (64, 1)
 
 
-def test_the_median_over_heads_counts_a_head_that_no_budget_suffices_for_as_infinite(tmp_path):
+def test_a_head_that_no_budget_suffices_for_counts_as_infinite(tmp_path):
     errors = {0: (0.05, 0.05), 1: (0.4, 0.1), 2: (0.9, 0.8)}
     rows = [
         fake_row(kv_head=h, budget=b, rel_err=e)
         for h, es in errors.items()
         for b, e in zip((64, 128), es, strict=True)
     ]
-    [row] = over_heads(needed_budgets(frame_of(tmp_path, rows), [0.2])).to_dict("records")
-    # Heads need at most 64, 64 * 2^(1/2) and more than 128.
-    assert row["budget_needed"] == pytest.approx(64 * np.sqrt(2))
-    assert (row["state"], row["n_at_most"], row["n_more_than"]) == (INTERPOLATED, 1, 1)
-    assert (row["low"], row["high"]) == (64, np.inf)
-    hard = [fake_row(kv_head=h, budget=b, rel_err=0.9) for h in range(3) for b in (64, 128)]
-    [row] = over_heads(needed_budgets(frame_of(tmp_path, hard), [0.2])).to_dict("records")
-    assert (row["budget_needed"], row["state"]) == (128, MORE_THAN)
+    [row] = needed(tmp_path, rows, [0.2]).to_dict("records")
+    assert (row["quarter"], row["half"], row["most"]) == (64, 128, np.inf)
+    assert (row["met"], row["at_smallest"], row["heads"]) == (2, 1, 3)
 
 
 def test_the_knee_lies_farthest_below_the_chord_and_a_power_law_has_none():
@@ -81,20 +61,55 @@ def test_the_knee_lies_farthest_below_the_chord_and_a_power_law_has_none():
     assert np.isnan(knee([64, 128], [0.5, 0.1])[0])
 
 
+def test_the_band_of_a_mean_curve_counts_the_heads_of_a_layer_once(tmp_path):
+    # Means of layers 1 to 5: 3, and 2.776 times sqrt(2.5 / 5) on either side, however many heads each has.
+    rows = [
+        fake_row(layer=layer, kv_head=head, budget=budget, rel_err=layer + 1)
+        for layer in range(5)
+        for head in range(3)
+        for budget in (64, 128)
+    ]
+    found = mean_curves(load(write_results(tmp_path, rows)))
+    reach = 2.776445 * np.sqrt(0.5)
+    assert found[["budget", "n_heads"]].values.tolist() == [[64, 15], [128, 15]]
+    assert found[["mean_error", "low", "high"]].values == pytest.approx(
+        np.array([[3, 3 - reach, 3 + reach]] * 2)
+    )
+
+
 def test_the_figures_hold_the_needed_budgets_of_every_head(tmp_path):
+    # The error is 16 / budget: at most 0.1 from 256 on, at most 0.2 from 128 on.
     rows = [fake_row(layer=7, kv_head=h, budget=b, rel_err=16 / b) for h in range(2) for b in BUDGETS]
     plot = sketch(
         fake_context(tmp_path, "inverse_epsilon", {"run": rows}, epsilon=0.1, epsilons=[0.2]), painted=True
     )
     heads = plot.table()
-    assert heads[["label", "layer", "kv_head", "epsilon"]].values.tolist() == [
-        ["h2o", 7, h, 0.1] for h in (0, 1)
-    ]
-    assert heads["budget_needed"].tolist() == pytest.approx([160, 160])
-    curves = plot.table(1)
-    assert curves["budget_needed"].tolist() == pytest.approx([160, 80])
+    names = ["label", "layer", "kv_head", "epsilon", "budget_tokens", "budget_below"]
+    assert heads[names].values.tolist() == [["h2o", 7, h, 0.1, 256, 128] for h in (0, 1)]
+    assert plot.table(1)["half"].tolist() == [256, 128]
     assert plot.table(2)["mean_error"].tolist() == pytest.approx([16 / b for b in BUDGETS] * 2)
-    assert "of 2 heads 0 need at most the smallest budget, 0 more than the largest" in plot.figures[0].caption
+    assert (
+        "of 2 heads 0 meet it at the smallest budget, 0 miss it at the largest, half of them at 256 tokens"
+        in plot.figures[0].caption
+    )
+
+
+def texts_of(picture):
+    _, width = picture.widths[0]
+    with styled():
+        figure = picture.draw(width)
+    return {text.get_text() for axes in figure.axes for text in axes.texts}
+
+
+def test_a_map_marks_the_smallest_budget_and_what_the_largest_does_not_reach(tmp_path):
+    curves = {0: (0.1, 0.05), 1: (0.3, 0.1), 2: (0.1, 0.3)}
+    rows = [
+        fake_row(kv_head=h, budget=b, rel_err=e)
+        for h, errors in curves.items()
+        for b, e in zip((64, 128), errors, strict=True)
+    ]
+    plot = sketch(fake_context(tmp_path, "inverse_epsilon", {"run": rows}, epsilon=0.2))
+    assert texts_of(plot.figures[0]) == {"\u226464", "128", ">128"}
 
 
 ODD = {

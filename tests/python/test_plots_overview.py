@@ -52,6 +52,10 @@ def heads(method, errors, params=None, budget=64, **changes):
     return [fake_row(method, params, budget, kv_head=h, rel_err=e, **changes) for h, e in enumerate(errors)]
 
 
+def layers(method, errors):
+    return [fake_row(method, layer=i, rel_err=e) for i, e in enumerate(errors)]
+
+
 # Families
 
 
@@ -169,15 +173,16 @@ def test_cells_hold_two_digits():
 
 
 def test_ranks_and_pairs_are_those_of_the_heads(tmp_path):
-    rows = heads("a", [0.1, 0.2, 0.3]) + heads("b", [0.2, 0.1, 0.4]) + heads("c", [0.5, 0.5, 0.4])
+    rows = layers("a", [0.1, 0.2, 0.3, 0.1, 0.2]) + layers("b", [0.2, 0.1, 0.4, 0.2, 0.1])
+    rows += layers("c", [0.5, 0.5, 0.4, 0.5, 0.5])
     figures, table = drawn(rank_table, tmp_path, rows)
     found = table.set_index("label")
-    assert found["mean_rank"].tolist() == pytest.approx([4 / 3, (2 + 1 + 2.5) / 3, (3 + 3 + 2.5) / 3])
-    assert found[["wins", "ties", "losses"]].values.tolist() == [[5, 0, 1], [3, 1, 2], [0, 1, 5]]
-    low, high = mean_interval([1, 2, 1])[1:]
+    assert found["mean_rank"].tolist() == pytest.approx([7 / 5, (6 + 2.5) / 5, (12 + 2.5) / 5])
+    assert found[["wins", "ties", "losses"]].values.tolist() == [[8, 0, 2], [6, 1, 3], [0, 1, 9]]
+    low, high = mean_interval([1, 2, 1, 1, 2])[1:]
     assert found.loc["a", ["rank_low", "rank_high"]].tolist() == pytest.approx([low, high])
     assert len(figures[0].more["rank_pairs"]) == 3
-    assert "of m = 3 pairs" in figures[0].caption
+    assert "2 of m = 3 pairs are told apart (Holm over all of them, 95%)" in figures[0].caption
     header, cells = figures[0].cells
     assert len(header) == len(cells[0])
     assert cells[0][2] == ("a", "a")

@@ -65,16 +65,17 @@ def test_keys_are_more_clusterable_only_if_they_are_in_every_head(tmp_path, radi
 
 
 def test_growth_is_called_linear_only_by_its_interval(tmp_path):
-    rows = [r for h, e in enumerate((0.99, 1.0)) for r in cluster_rows(head=h, exponent=e)]
-    write_cluster(tmp_path, rows)
+    powers = (0.98, 0.99, 1.0, 1.01, 1.02)  # mean 1, and 2.776 times sqrt(0.00025 / 5) = 0.02 on either side
+    write_cluster(tmp_path, [r for i, e in enumerate(powers) for r in cluster_rows(layer=i, exponent=e)])
     plot = sketch(config_context("subgen_clusters", tmp_path))
     assert plot.outcomes() == ["does not hold", "does not hold"]
     table = plot.table(more="exponents")
-    assert table[["smallest", "mean", "largest"]].values.tolist() == [[0.99, 0.995, 1.0]] * 4
+    assert table[["smallest", "mean", "largest"]].values.tolist() == [[0.98, 1.0, 1.02]] * 4
+    assert table["low"].tolist() == pytest.approx([1 - 2.776445 * np.sqrt(0.00025 / 5)] * 4)
     counts = plot.table()
     assert counts.query("view == 'keys' and delta_rel == 0.3 and tokens == 10")["mean"].iloc[
         0
-    ] == pytest.approx((10**0.99 + 10) / 2)
+    ] == pytest.approx(np.mean([10**e for e in powers]))
 
 
 def tiny_trace(path):
@@ -159,13 +160,13 @@ def dots(out, rows, **options):
 
 def test_methods_stand_with_their_means_and_a_missing_measure_is_named(tmp_path):
     rows = [
-        fake_row(m, {}, 384, kv_head=h, rel_err=e + h / 10)
+        fake_row(m, {}, 384, layer=i, rel_err=e + i / 10)
         for m, e in (("subgen", 0.3), ("h2o", 0.1))
-        for h in (0, 1)
+        for i in range(5)
     ]
     plot = dots(tmp_path, rows, claims=[["subgen", "h2o"], ["h2o", "streaming_llm"]])
     table = plot.table().set_index("label")
-    assert table["mean"].to_dict() == {"h2o": pytest.approx(0.15), "subgen": pytest.approx(0.35)}
+    assert table["mean"].to_dict() == {"h2o": pytest.approx(0.3), "subgen": pytest.approx(0.5)}
     assert table["share_kept"].tolist() == [0.5, 0.5]
     assert "Not in these results: needle_mass." in plot.figures[0].caption
     assert plot.outcomes() == ["does not hold", "not decided"]

@@ -3,8 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from ..stats.intervals import UNIT, mean_interval
-from .inverse import unit_curves
+from ..stats.intervals import UNIT, mean_interval, unit_means, used_rows
 
 KNEE_DEPTH = 0.1  # of the chord's height: shallower bends are straight lines with noise
 
@@ -29,6 +28,22 @@ def knee(budgets, errors):
     return budgets[index], errors[index], float(below[index])
 
 
+def unit_errors(frame, measure):
+    """The measure over (label, budget_tokens, *UNIT), seeds averaged, where there is a budget."""
+    rows = used_rows(frame)
+    rows = rows[rows["budget_tokens"].notna() & rows[measure].notna()]
+    return unit_means(rows, [measure], ["label", "budget_tokens"])[measure]
+
+
+def unit_curves(frame, measure):
+    """{(label, *UNIT): (budgets, errors)} of every curve with a budget; budgets ascending."""
+    curves = {}
+    for key, values in unit_errors(frame, measure).groupby(level=["label", *UNIT], sort=True):
+        budgets = values.index.get_level_values("budget_tokens").to_numpy(dtype=float)
+        curves[key] = budgets, values.to_numpy()
+    return curves
+
+
 def knees(frame, measure="rel_err_out_mean"):
     """A row per (label, *UNIT): `knee_budget`, `knee_error`, `depth` (NaN as `knee` says)."""
     rows = [(*key, *knee(*curve)) for key, curve in unit_curves(frame, measure).items()]
@@ -37,15 +52,14 @@ def knees(frame, measure="rel_err_out_mean"):
 
 def mean_curves(frame, measure="rel_err_out_mean"):
     """A row per (label, budget): mean over heads, its interval, heads, and the knee of the mean curve."""
-    values = {}
-    for (label, *_), (budgets, errors) in unit_curves(frame, measure).items():
-        for budget, error in zip(budgets, errors, strict=True):
-            values.setdefault(label, {}).setdefault(budget, []).append(error)
     rows = []
-    for label, by_budget in values.items():
-        budgets = sorted(by_budget)
-        means = [mean_interval(by_budget[budget]) for budget in budgets]
-        at, _, depth = knee(budgets, [mean for mean, _, _ in means])
-        rows += [(label, b, *m, len(by_budget[b]), at, depth) for b, m in zip(budgets, means, strict=True)]
+    for label, own in unit_errors(frame, measure).groupby(level="label", sort=True):
+        by_budget = dict(list(own.groupby(level="budget_tokens", sort=True)))
+        means = [mean_interval(errors) for errors in by_budget.values()]
+        at, _, depth = knee(list(by_budget), [mean for mean, _, _ in means])
+        rows += [
+            (label, float(budget), *mean, len(errors), at, depth)
+            for (budget, errors), mean in zip(by_budget.items(), means, strict=True)
+        ]
     names = ["label", "budget", "mean_error", "low", "high", "n_heads", "mean_knee", "mean_depth"]
     return pd.DataFrame(rows, columns=names)

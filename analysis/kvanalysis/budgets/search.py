@@ -1,8 +1,9 @@
 """The smallest budget that meets an epsilon, of every head: what is known of it, and what to try next.
 
 A replayed budget meets epsilon if the mean of the measure over its seeds is at most epsilon; a budget with a
-failed cell misses. Curves need not be monotone: a larger budget may miss again, and is counted. The search is
-for the first crossing: below the smallest replayed budget that meets lies the largest one that misses.
+failed cell misses. Curves need not be monotone. What is asked is the smallest replayed budget from which on
+every larger replayed one meets: below it lies the largest one that misses, and smaller ones that meet are
+counted. Nothing is interpolated.
 """
 
 from dataclasses import dataclass
@@ -16,30 +17,31 @@ from .replayed import INSTANCE, head_curves, midpoint, replayed, with_budget
 MET, NOT_MET, NO_BUDGET, NO_VALUE = "met", "not_met", "no_budget", "no_value"
 COLUMNS = [
     *("trace_id", "model", "prompt", "method", "given", "layer", "kv_head", "measure", "epsilon", "status"),
-    *("budget_tokens", "share_of_prompt", "error", "budget_below", "error_below", "larger_misses", "n_seeds"),
+    *("budget_tokens", "share_of_prompt", "error", "budget_below", "error_below", "smaller_meets", "n_seeds"),
 ]
 COUNTS = dict.fromkeys(
-    ("layer", "kv_head", "budget_tokens", "budget_below", "larger_misses", "n_seeds"), "Int64"
+    ("layer", "kv_head", "budget_tokens", "budget_below", "smaller_meets", "n_seeds"), "Int64"
 )
 
 
 @dataclass(frozen=True)
 class Bracket:
-    """Indices into a curve's budgets: `meets`, the smallest that meets, and `misses`, the largest below it
-    that misses; of a curve that never meets, its largest. `larger_misses`: misses above `meets`."""
+    """Indices into a curve's budgets: `misses`, the largest that misses (None: all meet), and `meets`, the
+    next one (None: the largest of all misses). `smaller_meets`: how many below `misses` meet."""
 
     meets: int | None
     misses: int | None
-    larger_misses: int
+    smaller_meets: int
 
 
 def bracket(errors, epsilon):
     """The Bracket of one curve, its errors in ascending order of budgets."""
     meets = np.asarray(errors, dtype=float) <= epsilon  # NaN misses
-    if not meets.any():
-        return Bracket(None, len(meets) - 1, 0)
-    first = int(np.argmax(meets))
-    return Bracket(first, first - 1 if first else None, int((~meets[first:]).sum()))
+    missing = np.flatnonzero(~meets)
+    if not len(missing):
+        return Bracket(0, None, 0)
+    last = int(missing[-1])
+    return Bracket(last + 1 if last + 1 < len(meets) else None, last, int(meets[:last].sum()))
 
 
 def probe(budgets, errors, epsilon, resolution):
@@ -67,10 +69,11 @@ def open_searches(table, epsilons, resolution):
 def epsilon_table(frame, measure, epsilons):
     """A row per (instance, unit, epsilon) of `load`'s table, in its order, epsilons ascending; COLUMNS.
 
-    status `met`: budget_tokens is the smallest replayed budget that meets epsilon and error its error;
-    budget_below the largest replayed one below it that misses, missing if the smallest one replayed meets.
-    `not_met`: no replayed budget does; budget_below is the largest. `no_budget`: the method takes none, error
-    is its error. `no_value`: the measure has no value at any budget, because it does not apply or all failed.
+    status `met`: budget_tokens is the smallest replayed budget from which on every larger replayed one meets
+    epsilon, and error its error; budget_below the largest replayed one that misses, missing if all meet.
+    `not_met`: the largest replayed budget misses; budget_below is that one. `smaller_meets`: budgets below
+    budget_below that meet. `no_budget`: the method takes none, error is its error. `no_value`: the measure
+    has no value at any budget, because it does not apply or all failed.
     """
     rows = [
         dict(zip([*INSTANCE, *UNIT], key, strict=True))
@@ -85,10 +88,10 @@ def epsilon_table(frame, measure, epsilons):
 
 def _answer(curve, epsilon):
     if np.isnan(curve.budgets).any():
-        said = {"status": NO_BUDGET, "error": curve.errors[0], "larger_misses": 0}
+        said = {"status": NO_BUDGET, "error": curve.errors[0], "smaller_meets": 0}
         return said | {"n_seeds": curve.n_seeds[0]}
     found = bracket(curve.errors, epsilon)
-    said = {"larger_misses": found.larger_misses} | _at(curve, found.misses, "budget_below", "error_below")
+    said = {"smaller_meets": found.smaller_meets} | _at(curve, found.misses, "budget_below", "error_below")
     if found.meets is None:
         status = NO_VALUE if np.isnan(curve.errors).all() else NOT_MET
         return said | {"status": status, "n_seeds": curve.n_seeds[-1]}
@@ -102,26 +105,32 @@ def _at(curve, index, budget, error):
 
 
 SHARES = {"quarter": 0.25, "half": 0.5, "most": 0.75}  # of the heads
-COUNTED = ["met", "at_smallest", "larger_misses", "heads"]
+COUNTED = ["met", "at_smallest", "smaller_meets", "heads"]
 
 
-def over_heads(answers):
-    """A row per (label, measure, epsilon) of epsilon.csv with a column `label`, heads that took a budget.
+def labelled(answers, frame):
+    """Rows of `epsilon_table` (or epsilon.csv) of the instances of `load`'s table, with its `label`."""
+    names = frame[["trace_id", *INSTANCE, "label"]].drop_duplicates()
+    return answers.merge(names.rename(columns={"given_json": "given"}))
+
+
+def over_heads(answers, by=("label", "measure", "epsilon")):
+    """A row per group of `labelled` answers, of the heads that took a budget.
 
     `quarter`, `half`, `most`: the smallest budget that suffices for 25, 50 and 75 % of the heads, infinite
     if no replayed one does. `met`: heads with a budget that suffices; `at_smallest`: those for which the
-    smallest replayed one does; `larger_misses`: those where a larger one misses again; `heads`: all.
+    smallest replayed one does; `smaller_meets`: those where a budget meets though a larger one misses;
+    `heads`: all.
     """
     answers = answers[answers["status"].isin((MET, NOT_MET))]
-    groups = answers.groupby(["label", "measure", "epsilon"], sort=True)
-    rows = [(*key, *_of_heads(group)) for key, group in groups]
-    return pd.DataFrame(rows, columns=["label", "measure", "epsilon", *SHARES, *COUNTED])
+    rows = [(*key, *_of_heads(group)) for key, group in answers.groupby(list(by), sort=True)]
+    return pd.DataFrame(rows, columns=[*by, *SHARES, *COUNTED])
 
 
 def _of_heads(group):
     met = group["status"] == MET
-    budgets = group["budget_tokens"].where(met, np.inf).to_numpy(dtype=float)
+    budgets = group["budget_tokens"].astype(float).where(met, np.inf).to_numpy()
     shares = np.quantile(budgets, list(SHARES.values()), method="inverted_cdf")
     at_smallest = met & group["budget_below"].isna()
-    counts = met.sum(), at_smallest.sum(), (group["larger_misses"] > 0).sum(), len(group)
+    counts = met.sum(), at_smallest.sum(), (group["smaller_meets"] > 0).sum(), len(group)
     return (*map(float, shares), *map(int, counts))

@@ -8,7 +8,7 @@ from .results_csv import one_line
 TEXTS = ("trace_id", "model", "prompt", "method", "given", "measure", "status")
 NUMBERS = (
     *("layer", "kv_head", "epsilon", "budget_tokens", "share_of_prompt", "error", "budget_below"),
-    *("error_below", "larger_misses", "n_seeds"),
+    *("error_below", "smaller_meets", "n_seeds"),
 )
 KINDS = dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, float)
 

@@ -1,4 +1,4 @@
-"""Claims of the form "A loses less than B", written in a figure's configuration and judged over heads.
+"""Claims of the form "A loses less than B", written in a figure's configuration and judged over layers.
 
 options:
   claims:

@@ -49,9 +49,10 @@ def slope(rows, x, y, by=None):
     by = by or x
     means = unit_means(rows.dropna(subset=[x, y]), [y] if by == x else [x, y], [by]).reset_index()
     units = means.groupby(UNIT, sort=True)
-    found = pd.Series({unit: fit(own[x], own[y]) for unit, own in units}, dtype=float).rename_axis(UNIT)
-    found = found[np.isfinite(found)]
-    return Slope(*mean_interval(found), len(found)) if len(found) else None
+    fits = {unit: power for unit, own in units if np.isfinite(power := fit(own[x], own[y]))}
+    if not fits:
+        return None
+    return Slope(*mean_interval(pd.Series(fits).rename_axis(UNIT)), len(fits))
 
 
 def isotonic(x, y):

@@ -42,7 +42,7 @@ def head_points(rows: pd.DataFrame, measure: str, by: list[str]) -> pd.DataFrame
     units = unit_means(used_rows(rows), [measure], by)[measure].dropna()
     table = []
     for key, values in units.groupby(level=list(range(len(by))), sort=True):
-        mean, low, high = mean_interval(values)
+        mean, low, high = mean_interval(values.droplevel(list(range(len(by)))))
         place = dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True))
         table.append(place | {"y": mean, "low": low, "high": high, "n_units": len(values)})
     return pd.DataFrame(table, columns=[*by, "y", "low", "high", "n_units"])

@@ -5,21 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
-from ...budgets.search import over_heads
+from ...budgets.search import labelled, over_heads
 from ...data.epsilon_csv import read_epsilon_csv
 from ...drawing.saving import Picture, in_grid
 from ...drawing.style import styles_for
 from ...stats.words import oneshot_notes
-from .epsilon_axes import draw_needed
+from .epsilon_axes import RULE, draw_needed
 
 HEIGHT = 2.4  # inches
 HEADER = ("method", "epsilon", "a quarter of the heads", "half of them", "three quarters", "heads met",
-          "heads", "miss again above")  # fmt: skip
-RULE = (
-    "The smallest replayed budget that suffices for half of the heads, bars: for a quarter and for three"
-    " quarters of them. Hollow: the smallest budget that was tried. A curve ends where no budget suffices for"
-    " half of the heads; a bar that leaves the axes at the top has no end."
-)
+          "heads", "smaller ones meet")  # fmt: skip
 
 
 def data(run):
@@ -34,8 +29,8 @@ def draw(run, points):
     rows, measure = run.rows, points["measure"].iloc[0]
     styles = styles_for(sorted(points["label"].unique()), set(rows.loc[rows["oracle"], "label"]))
     legend = ([style.handle() for style in styles.values()], list(styles))
-    note = " ".join([run.note, f"Error: {measure}, seeds averaged. {RULE}", *oneshot_notes(rows)])
-    panels = in_grid([partial(_panel, points, styles)], legend, note, height=HEIGHT, titled=False)
+    note = " ".join([run.note, f"Error: {measure}. {RULE}", *oneshot_notes(rows)])
+    panels = in_grid([partial(draw_needed, points, styles)], legend, note, height=HEIGHT, titled=False)
     title, table = f"Budget needed for {measure} of at most epsilon", points.replace(np.inf, np.nan)
     return [Picture(title, table, panels, _caption(points), "budget_for_epsilon", cells=_cells(points))]
 
@@ -45,23 +40,15 @@ def _answers(rows):
     for folder in rows.attrs.get("folders", ())[:1]:
         answers = read_epsilon_csv(Path(folder) / "epsilon.csv")
         if answers is not None:
-            names = rows[["trace_id", "method", "given_json", "label"]].drop_duplicates()
-            answers = answers.merge(names.rename(columns={"given_json": "given"}))
+            answers = labelled(answers, rows)
             return answers if len(answers) else None
     return None
 
 
-def _panel(points, styles, axes):
-    names = {"quarter": "low", "half": "middle", "most": "high"}
-    shown = points.rename(columns=names).assign(hollow=2 * points["at_smallest"] >= points["heads"])
-    ends = shown.loc[np.isfinite(shown["middle"]), list(names.values())].to_numpy()
-    draw_needed(axes, shown, styles, ends[np.isfinite(ends)])
-
-
 def _caption(points):
-    again = points.groupby("label")["larger_misses"].max()
-    rising = ", ".join(f"{label} ({most} heads)" for label, most in again[again > 0].items())
-    return f"Larger budgets miss again at one epsilon or more: {rising}." if rising else ""
+    smaller = points.groupby("label")["smaller_meets"].max()
+    rising = ", ".join(f"{label} ({most} heads)" for label, most in smaller[smaller > 0].items())
+    return f"A budget meets one epsilon or more though a larger one misses: {rising}." if rising else ""
 
 
 def _cells(points):
@@ -69,7 +56,7 @@ def _cells(points):
     rows = [
         [(row.label, row.label), (f"{row.epsilon:g}", row.epsilon),
          *(_tokens(budget) for budget in (row.quarter, row.half, row.most)),
-         *((str(number), number) for number in (row.met, row.heads, row.larger_misses))]
+         *((str(number), number) for number in (row.met, row.heads, row.smaller_meets))]
         for row in points.itertuples()
     ]  # fmt: skip
     return HEADER, rows

@@ -6,6 +6,14 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from ...drawing.log_ticks import LEAST_TICKS, plain_log, ticks_at
 
 SIDE_STEP, MARGIN = 1.018, 1.15  # factors on epsilon between labels, and on tokens beyond what is drawn
+NEEDED = (
+    "Needed: the smallest replayed budget from which on every larger one meets epsilon, seeds averaged first."
+)
+RULE = (
+    f"{NEEDED} Curves: for half of the heads; bars: for a quarter and for three quarters of them. Hollow: the"
+    " smallest budget that was tried. A curve ends where no budget suffices for half of the heads; a bar that"
+    " leaves the axes at the top has no end."
+)
 
 
 def _epsilon_axis(axes, epsilons):
@@ -31,16 +39,18 @@ def _tokens_axis(axes, budgets):
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def draw_needed(axes, points, styles, ends):
-    """A curve for each label of `points`: columns label, epsilon, middle, low, high, hollow; infinite where
-    no budget suffices. `ends`: the budgets that the axis must hold."""
+def draw_needed(points, styles, axes):
+    """A curve for each label of `points`, as budgets.search.over_heads makes them."""
+    shown = points[np.isfinite(points["half"])]
+    shown = shown.assign(hollow=2 * shown["at_smallest"] >= shown["heads"])
+    ends = shown[["quarter", "half", "most"]].to_numpy()
+    ends = ends[np.isfinite(ends)]
     top = ends.max() * MARGIN if len(ends) else 1.0
-    shown = points[np.isfinite(points["middle"])]
     for number, (label, style) in enumerate(styles.items()):
         rows = shown[shown["label"] == label]
-        # Intervals of labels stand beside each other.
+        # Bars of labels stand beside each other.
         epsilon = rows["epsilon"] * SIDE_STEP ** (number - (len(styles) - 1) / 2)
-        axes.vlines(epsilon, rows["low"], rows["high"].clip(upper=top), color=style.colour, linewidth=0.7)
-        style.curve(axes, epsilon, rows["middle"], rows["hollow"], size=3.2)
+        axes.vlines(epsilon, rows["quarter"], rows["most"].clip(upper=top), color=style.colour, linewidth=0.7)
+        style.curve(axes, epsilon, rows["half"], rows["hollow"], size=3.2)
     _epsilon_axis(axes, sorted(points["epsilon"].unique()))
     _tokens_axis(axes, ends)

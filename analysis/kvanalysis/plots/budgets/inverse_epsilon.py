@@ -1,4 +1,4 @@
-"""The smallest budget whose error stays below epsilon: by head at one epsilon, and over a range of epsilon.
+"""The smallest budget from which on the error meets epsilon: by head at one epsilon, and over a range.
 
 Options of a configuration: measure (rel_err_out_mean), epsilon (of the heat map), epsilons (of the curves).
 """
@@ -7,15 +7,16 @@ from functools import partial
 from textwrap import wrap
 
 import numpy as np
+import pandas as pd
 from matplotlib.colors import LogNorm
 
-from ...budgets.inverse import AT_MOST, MEASURES, MORE_THAN, needed_budgets, over_heads
+from ...budgets.search import MET, NOT_MET, epsilon_table, labelled, over_heads
 from ...drawing.saving import Picture, in_grid
 from ...drawing.style import styles_for
 from ...errors import FigureError
 from ...stats.intervals import by_trace
 from ...stats.words import oneshot_notes, replay_note
-from .epsilon_axes import draw_needed
+from .epsilon_axes import NEEDED, RULE, draw_needed
 from .heat_panel import heat_panel
 from .knee_figure import knee_picture
 
@@ -24,24 +25,21 @@ NAMES = {
     "eps_spectral_mean": "|z-o|/(|x| |V|op), mean",
     "eps_frobenius_mean": "|z-o|/(|x| |V|F), mean",
 }
-RULE = (
-    "Needed: the smallest budget from which on every larger one that was run stays below epsilon; between two"
-    " budgets by log-log interpolation; seeds averaged first."
-)
-CENSORED = {MORE_THAN: ">", AT_MOST: "\u2264"}
+SIGNS = "\u2264: the smallest that was tried; > and hatched: the largest does not suffice."
 TITLE_WIDTH = 26  # characters
 ROW_HEIGHT, LEAST_HEIGHT = 0.17, 0.9  # inches
+PLACE = ("label", "layer", "kv_head")
 
 
 def data(run):
-    """(error measure, epsilon of the maps, rows of every trace, needed budgets of every trace)."""
+    """(error measure, epsilon of the maps, [(trace, its rows, what its heads need)])."""
     measure = run.option("measure", "rel_err_out_mean")
-    if measure not in MEASURES:
-        known = ", ".join(MEASURES)
+    if measure not in NAMES:
+        known = ", ".join(NAMES)
         raise FigureError(f"{run.config.path}: figure.options.measure: {measure} is none of {known}")
     epsilon = float(run.option("epsilon", 0.2))
     epsilons = sorted({float(e) for e in run.option("epsilons", [0.05, 0.1, 0.2, 0.4])} | {epsilon})
-    found = [(trace, rows, needed_budgets(rows, epsilons, measure)) for trace, rows in by_trace(run.frame())]
+    found = [(trace, rows, _needed(rows, measure, epsilons)) for trace, rows in by_trace(run.frame())]
     found = [each for each in found if not each[-1].empty]
     if not found:
         raise FigureError(
@@ -49,6 +47,11 @@ def data(run):
             " an error needs; give `budget` and methods that take one"
         )
     return measure, epsilon, found
+
+
+def _needed(rows, measure, epsilons):
+    answers = labelled(epsilon_table(rows, measure, epsilons), rows)
+    return answers[answers["status"].isin((MET, NOT_MET))]
 
 
 def draw(_run, needed):
@@ -67,22 +70,29 @@ def _of_trace(trace, rows, needed, measure, epsilon):
 
 
 def _heat_maps(needed, epsilon, note, name):
-    low, high = needed["budget_needed"].min(), needed["budget_needed"].max()
-    norm = LogNorm(low, high if high > low else 2 * low)
     cells = _by_place(needed)
+    low, high = cells["budget"].min(), cells["budget"].max()
+    norm = LogNorm(low, high if high > low else 2 * low)
     panels = [_map(label, cells, norm) for label in sorted(needed["label"].unique())]
-    signs = "\u2264: the smallest that was run; > and hatched: none suffices."
-    text = f"{note} Epsilon = {epsilon:g}. {RULE} {signs}"
+    text = f"{note} Epsilon = {epsilon:g}. {NEEDED} {SIGNS}"
     height = max(LEAST_HEIGHT, ROW_HEIGHT * needed["layer"].nunique())
     drawn = in_grid(panels, ([], []), text, on_page=4, in_column=2, height=height)
-    title = f"Smallest budget with an error below {epsilon:g}, by layer and kv head [tokens]"
-    return Picture(title, needed, drawn, f"{RULE} {_counts(needed)}", name)
+    title = f"Smallest budget with an error of at most {epsilon:g}, by layer and kv head [tokens]"
+    return Picture(title, needed, drawn, f"{NEEDED} {_counts(needed)}", name)
 
 
 def _by_place(needed):
-    """One row per (label, layer, kv head): over prompts the median, and what is known of most of them."""
-    return needed.groupby(["label", "layer", "kv_head"]).agg(
-        budget=("budget_needed", "median"), state=("state", lambda states: states.mode().iloc[0])
+    """One row per PLACE, over prompts: `budget` that suffices for half of them, or if `none` does the largest
+    replayed one; `smallest`: it is the smallest that was tried."""
+    places = over_heads(needed, PLACE).set_index(list(PLACE))
+    largest = needed[needed["status"] == NOT_MET].groupby(list(PLACE))["budget_below"].max()
+    none = np.isinf(places["half"])
+    return pd.DataFrame(
+        {
+            "budget": places["half"].where(~none, largest.astype(float).reindex(places.index)),
+            "none": none,
+            "smallest": 2 * places["at_smallest"] >= places["heads"],
+        }
     )
 
 
@@ -93,8 +103,9 @@ def _map(label, cells, norm):
     hatched = np.zeros(values.shape, dtype=bool)
     for (layer, head), cell in cells.loc[label].iterrows():
         at = layers.index(layer), heads.index(head)
-        values[at], hatched[at] = cell["budget"], cell["state"] == MORE_THAN
-        texts[at] = f"{CENSORED.get(cell['state'], '')}{cell['budget']:.0f}"
+        values[at], hatched[at] = cell["budget"], cell["none"]
+        sign = ">" if cell["none"] else "\u2264" if cell["smallest"] else ""
+        texts[at] = f"{sign}{cell['budget']:.0f}"
 
     def panel(axes):
         heat_panel(axes, values, texts, norm, [str(x) for x in layers], [str(x) for x in heads], hatched)
@@ -106,32 +117,19 @@ def _map(label, cells, norm):
 
 def _counts(needed):
     parts = []
-    for label, group in needed.groupby("label", sort=True):
-        inside = group[~group["state"].isin(CENSORED)]
-        median = (
-            f", median of the others {inside['budget_needed'].median():.0f} tokens" if len(inside) else ""
-        )
-        least, most = ((group["state"] == state).sum() for state in (AT_MOST, MORE_THAN))
+    for row in over_heads(needed).itertuples():
+        half = f", half of them at {row.half:.0f} tokens" if np.isfinite(row.half) else ""
         parts.append(
-            f"{label}: of {len(group)} heads {least} need at most the smallest budget, {most} more than the"
-            f" largest{median}"
+            f"{row.label}: of {row.heads} heads {row.at_smallest} meet it at the smallest budget,"
+            f" {row.heads - row.met} miss it at the largest{half}"
         )
     return "; ".join(parts) + "."
 
 
 def _curves(needed, styles, note, name):
     points = over_heads(needed)
-    suffices = points["state"] != MORE_THAN
-    shown = points.assign(
-        middle=points["budget_needed"].where(suffices, np.inf), hollow=points["state"] == AT_MOST
-    )
-    text = (
-        f"{note} {RULE} Median over heads, bars: 95 % bootstrap of the median; one that leaves the axes"
-        " ends beyond the budgets that were run. Hollow: at most the smallest budget. A curve ends where for"
-        " half of the heads no budget that was run suffices."
-    )
-    panel = partial(draw_needed, points=shown, styles=styles, ends=points.loc[suffices, "budget_needed"])
     legend = ([style.handle() for style in styles.values()], list(styles))
-    drawn = in_grid([panel], legend, text, height=2.4, titled=False)
+    panel = partial(draw_needed, points, styles)
+    drawn = in_grid([panel], legend, f"{note} {RULE}", height=2.4, titled=False)
     title, table = "Budget needed for an error of at most epsilon", points.replace(np.inf, np.nan)
     return Picture(title, table, drawn, name=name)

@@ -82,8 +82,8 @@ def span_verdict(rows, places, item):
     return Verdict(
         claim=item["claim"],
         source=item.get("source", "BUZZ Fig. 6"),
-        how=f"paired over heads, budgets averaged: 95 % interval of mass at {item['to']:.0%} - {factor:g}"
-        f" mass at {item['from']:.0%} {sign} zero",
+        how="paired head by head, budgets averaged: 95 % interval over layers of mass at"
+        f" {item['to']:.0%} - {factor:g} mass at {item['from']:.0%} {sign} zero",
         outcome=rule([(low, high)]),
         numbers=f"{first.mean():.3f} at {item['from']:.0%}, {second.mean():.3f} at {item['to']:.0%};"
         f" difference {margin:+.2g} [{low:+.2g}, {high:+.2g}]",

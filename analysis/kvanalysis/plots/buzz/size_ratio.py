@@ -49,7 +49,7 @@ def error_picture(rows, rule):
         note=f"{replay_note(rows)} {BAND_NOTE}",
         caption=f"Least mean error {best['y']:.3g} at T/w = {best['x']:.2f}; the paper's best ROUGE"
         f" stood at {PAPER_BEST:g}."
-        " The bands hold the spread over heads, which is far larger than that of paired differences.",
+        " The bands hold the spread over layers, which is far larger than that of paired differences.",
     )
     return curves_picture(sheet, "error")
 

@@ -24,7 +24,7 @@ from ...stats.words import BAND_NOTE, oneshot_notes, replay_note
 
 BUDGET_AXIS, SHORT_BUDGET_AXIS = "budget [tokens per kv head]", "budget [tokens]"
 ERROR_AXIS, SHORT_ERROR_AXIS = "mean relative output error [1]", "mean rel. error [1]"
-NO_BANDS = "So many curves have no bands; their 95% intervals over heads stand in the CSV."
+NO_BANDS = "So many curves have no bands; their 95% intervals over layers stand in the CSV."
 HEIGHT = {COLUMN_WIDTH: 2.2, PAGE_WIDTH: 3.0}  # inches
 PANEL_HEIGHT = 1.25  # inches
 # Panels in a row, in order of preference among equally few empty places.

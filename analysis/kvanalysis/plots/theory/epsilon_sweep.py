@@ -143,7 +143,7 @@ def _price(name, rows):
     return Verdict(
         claim=f"{name}: memory grows as error^{row['theory_slope']:g}",
         source=THEOREMS[row["method"]][2],
-        how="the interval over heads of the exponent of bytes in the measured error lies within"
+        how="the interval over layers of the exponent of bytes in the measured error lies within"
         f" {TOLERANCE:g} of it; not decided if it only reaches into that range",
         outcome=near(row["theory_slope"], low, high, TOLERANCE),
         numbers=f"error^{slope_text(row, 'bytes_by_error')}; by its sizes epsilon^{slope_text(row, 'bytes')}",

@@ -55,7 +55,7 @@ def draw(run, points):
     )
     text = (
         f"{_note(frame)} Exponent: least squares on logarithms for every head, mean and 95 % interval over"
-        " heads. Peak sizes; bytes include weights and scores."
+        " layers. Peak sizes; bytes include weights and scores."
     )
     if frame["label"].str.contains("delta_rel").any():
         text += " A delta_rel is relative to the first n tokens, so delta changes with n."
@@ -186,7 +186,7 @@ def _sublinear(label, fitted, source):
     return Verdict(
         claim=f"{label}: the number of clusters m(n) is o(n), so memory is sub-linear",
         source="SubGen, Theorem 1",
-        how=f"the interval of the exponent of m over heads lies below {1 - TOLERANCE:g}",
+        how=f"the interval over layers of the exponent of m lies below {1 - TOLERANCE:g}",
         outcome=outcome,
         numbers=f"m ~ n^{fitted.text()}" if fitted else "no fit",
     )

@@ -74,9 +74,12 @@ def result_of(kind, context):
     return FigureResult(figures, kind.claims(context, table) if hasattr(kind, "claims") else [])
 
 
-def write_figures(frame, folder, pdf=True):
-    """Writes every overview figure of `load`'s table to `folder`; returns them as `SavedFigure`."""
+def write_figures(frame, folder, pdf=True, summary=None):
+    """Writes every overview figure of `load`'s table to `folder`; returns them as `SavedFigure`.
+
+    `summary`: that of the table, where it is known.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with styled():
-        return [save(picture, folder, pdf=pdf) for picture in pictures_of(frame)]
+        return [save(picture, folder, pdf=pdf) for picture in pictures_of(frame, summary=summary)]

@@ -6,12 +6,13 @@ from functools import partial
 from matplotlib.ticker import NullLocator
 
 from ...drawing.budget_axes import (
+    above_notes,
     banded,
     drawable,
+    frame_errors,
     handle,
     legend_text,
     set_budget_axis,
-    set_error_axis,
     styles_of,
 )
 from ...drawing.budget_axes import draw as draw_curves
@@ -20,7 +21,7 @@ from ...drawing.panel_grid import fewest_empty, finish_grid, label_lowest, panel
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
 from ...stats.summary import summarise
-from ...stats.words import BAND_NOTE, oneshot_notes, replay_note
+from ...stats.words import oneshot_notes
 
 BUDGET_AXIS, SHORT_BUDGET_AXIS = "budget [tokens per kv head]", "budget [tokens]"
 ERROR_AXIS, SHORT_ERROR_AXIS = "mean relative output error [1]", "mean rel. error [1]"
@@ -86,8 +87,9 @@ def budget_panel(axes, points, everything, width):
     `width` is that of the panel in inches."""
     shown = drawable(everything)
     set_budget_axis(axes, sorted(shown["budget_tokens"].dropna().astype(int).unique()), width)
-    draw_curves(axes, drawable(points), styles_of(everything))
-    set_error_axis(axes, shown["rel_err_out_mean"])
+    styles = styles_of(everything)
+    draw_curves(axes, drawable(points), {label: styles[label] for label in set(shown["label"])})
+    frame_errors(axes, shown["rel_err_out_mean"])
     if not len(drawable(points)):
         say_nothing_to_draw(axes)
         axes.yaxis.set_major_locator(NullLocator() if shown.empty else axes.yaxis.get_major_locator())
@@ -104,8 +106,8 @@ def budget_legend(points):
 
 
 def footnote(rows, points):
-    """What was compared, over how many heads and texts, and what is not in the picture."""
-    parts = [replay_note(rows), BAND_NOTE if banded(styles_of(points)) else NO_BANDS]
+    """How to read the picture, and what is not in it."""
+    parts = [] if banded(set(drawable(points)["label"])) else [NO_BANDS]
     if (points["oracle"] | points["full_cache"]).any():
         parts.append("Dashed: oracle, or holds the full cache; no cache of that budget can do this.")
     parts += oneshot_notes(rows)
@@ -115,4 +117,4 @@ def footnote(rows, points):
     left_out = sorted(set(points["label"]) - set(hollow["label"]))
     if left_out:
         parts.append(f"Not drawn (no error beyond rounding, or no result): {', '.join(left_out)}.")
-    return " ".join(parts)
+    return " ".join(parts + above_notes(points))

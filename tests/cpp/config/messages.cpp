@@ -169,7 +169,8 @@ TEST_CASE("A share of the cache that is none is told with what it may have meant
   CHECK(told("\"20\"") == "c.yaml:4:26: error: share_of_cache is \"20\"" + must + ": did you mean 0.2?");
   CHECK(told("\"0.2\"") == "c.yaml:4:26: error: share_of_cache is \"0.2\"" + must + ": remove the quotes");
   CHECK(told("512") == "c.yaml:4:26: error: share_of_cache is 512" + must + ". Tokens? use budget.tokens");
-  CHECK(told("[0.1], of: median") == "c.yaml:4:37: error: budget.of is \"median\" and must be one of peak, mean (did you mean mean?)");
+  CHECK(told("[0.1], of: median") ==
+        "c.yaml:4:37: error: budget.of is \"median\" and must be one of peak, mean (did you mean mean?)");
   CHECK(errors("methods: [keeper]\nbudget: {tokens: 9, of: mean}\n") ==
         "c.yaml:4:21: error: of: peak or mean belongs to share_of_cache");
 }

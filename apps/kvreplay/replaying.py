@@ -19,7 +19,7 @@ from .configuration import (
     seeds_of,
     without_none,
 )
-from .errors import ConfigError
+from .errors import ConfigError, KvreplayWarning
 from .hosting import Hosted
 from .run import Cell, Run, cell_of
 from .sources import Sources
@@ -136,7 +136,7 @@ def replay(
         config["budget"] = budget_of(budgets, lambda: {int(prefill)} if known else sources.prefills())
     run = _Replay(sources, plain(config, ""), own).run(progress)
     for warning in [*run.warnings, *run.failures()]:
-        warnings.warn(warning, stacklevel=2)
+        warnings.warn(warning, KvreplayWarning, stacklevel=2)
     return run
 
 
@@ -171,6 +171,8 @@ class _Replay:
 
         try:
             with self.sources.opened() as traces, bar:
+                if not self.sources.traces:
+                    told.extend(_engine.suspicions(traces))
                 engine_s = _engine.replay(json.dumps(config), traces, self.own, on_plan, on_cell)
         except ConfigError as error:
             raise ConfigError(in_words_of_python(str(error))) from None

@@ -12,7 +12,11 @@
 #include "config/run_config.hpp"
 #include "measures/metrics.hpp"
 #include "plan/plan.hpp"
+#include "survey/recorded_output.hpp"
+#include "survey/suspicious_numbers.hpp"
 #include "trace/inspect.hpp"
+#include "trace/suspicious_facts.hpp"
+#include "trace/unknown_names.hpp"
 
 // `kvreplay inspect TRACE` and `kvreplay validate FILE`: look at files without running anything.
 
@@ -37,16 +41,22 @@ struct ValidateChoices {
   bool deep = false;
 };
 
-void check_deep(const Trace& trace, const std::string& file) {
+// What is wrong is an error, what is seldom meant so a warning.
+void check_deep(const Trace& trace, const std::string& file, Console& console) {
   std::vector<std::string> problems = deep_check(trace);
   for (std::string& problem : problems)
     if (!problem.starts_with(file)) problem = fmt::format("{}: {}", file, problem);
   if (!problems.empty()) throw TraceError(join(problems, "\n"));
+  problems = wrong_outputs(trace);
+  for (const auto& warnings :
+       {unknown_names(trace), swapped_axes(trace.info()), far_scalings(trace.info()), suspicious_numbers(trace)})
+    for (const std::string& warning : warnings) console.warning(warning);
+  if (!problems.empty()) throw TraceError(join(problems, "\n"));
 }
 
-int validate_trace(const ValidateChoices& choices) {
+int validate_trace(const ValidateChoices& choices, Console& console) {
   const Trace trace = open_trace(choices.config.file);
-  if (choices.deep) check_deep(trace, choices.config.file);
+  if (choices.deep) check_deep(trace, choices.config.file, console);
   print(fmt::format("{}: a sound trace{}\n", choices.config.file, choices.deep ? ", every number read" : ""));
   return 0;
 }
@@ -56,7 +66,7 @@ int validate_config(const ValidateChoices& choices, Console& console) {
   for (const std::string& warning : loaded.config.warnings) console.warning(warning);
   require_device(loaded.config);
   if (choices.deep)
-    for (const fs::path& path : loaded.config.traces) check_deep(Trace(path), path.string());
+    for (const fs::path& path : loaded.config.traces) check_deep(Trace(path), path.string(), console);
   if (loaded.config.budget.shares())  // how many cells that makes, replaying tells
     print(fmt::format("{}: a sound configuration, with budgets that are shares of the cache\n", choices.config.file));
   else print(fmt::format("{}: a sound configuration of {} cells\n", choices.config.file, plan_cells(loaded).size()));
@@ -75,12 +85,13 @@ void add_inspect(Command& app) {
   const auto checked = std::make_shared<ValidateChoices>();
   Command validate = app.command("validate", "check a configuration or a trace without running");
   add_config_options(validate, checked->config, "a configuration (YAML) or a trace (HDF5)");
-  validate.flag("--deep", checked->deep, "read every tensor of the traces and verify every checksum");
+  validate.flag("--deep", checked->deep,
+                "read every tensor, verify checksums, recompute rows of out, warn of usual mistakes");
   validate.runs([checked](Context& context) {
     if (checked->config.file.empty())
       throw ConfigError("validate needs a file: kvreplay validate configs/quickstart.yaml");
     const bool trace = looks_like_trace(checked->config.file);
-    return trace ? validate_trace(*checked) : validate_config(*checked, context.console);
+    return trace ? validate_trace(*checked, context.console) : validate_config(*checked, context.console);
   });
 }
 

@@ -32,7 +32,10 @@ _HOMES = {
     **dict.fromkeys(("Trace", "Layer", "open"), "trace"),
     **dict.fromkeys(("record",), "recording"),
     **dict.fromkeys(("data_folder", "sample"), "places"),
-    **dict.fromkeys(("KvreplayError", "ConfigError", "TraceError", "DeviceError", "OutputError"), "errors"),
+    **dict.fromkeys(
+        ("KvreplayError", "KvreplayWarning", "ConfigError", "TraceError", "DeviceError", "OutputError"),
+        "errors",
+    ),
 }
 _MODULES = ("plot", "importing")
 
@@ -41,6 +44,7 @@ __all__ = [
     "ConfigError",
     "DeviceError",
     "KvreplayError",
+    "KvreplayWarning",
     "Layer",
     "OutputError",
     "Policy",

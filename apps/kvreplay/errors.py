@@ -10,6 +10,10 @@ class KvreplayError(Exception):
         super().__init__(" ".join(str(message).split()))
 
 
+class KvreplayWarning(UserWarning):
+    """What is odd about a trace or a request, and allowed."""
+
+
 class ConfigError(KvreplayError, ValueError):
     """Bad usage or configuration (exit code 2)."""
 

@@ -18,7 +18,7 @@ from .configuration import (
     seeds_of,
     without_none,
 )
-from .errors import ConfigError
+from .errors import ConfigError, KvreplayWarning
 from .hosting import Hosted
 from .run import Cell, Run, cell_of
 from .sources import Sources
@@ -137,7 +137,7 @@ def replay(
         config["budget"] = budget_of(budgets)
     run = _Replay(sources, plain(config, ""), own).run(progress)
     for warning in [*run.warnings, *run.failures()]:
-        warnings.warn(warning, stacklevel=3)  # the line that calls replay(), behind its check of arguments
+        warnings.warn(warning, KvreplayWarning, stacklevel=3)  # where replay() is called, behind its check
     return run
 
 
@@ -178,6 +178,8 @@ class _Replay:
 
         try:
             with self.sources.opened() as traces, bar:
+                if not self.sources.traces:
+                    told.extend(_engine.suspicions(traces))
                 ended = _engine.replay(json.dumps(config), traces, self.own, on_plan, on_cell)
         except ConfigError as error:
             raise ConfigError(in_words_of_python(str(error))) from None

@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "apps/method_text.hpp"
+#include "apps/module/arrays_from_python.hpp"
 #include "apps/module/hosted_in_python.hpp"
 #include "apps/module/replay_job.hpp"
 #include "base/errors.hpp"
@@ -10,6 +11,7 @@
 #include "base/version.hpp"
 #include "kernels/kernels.hpp"
 #include "results/columns.hpp"
+#include "survey/suspicious_numbers.hpp"
 
 // kvreplay._engine: what apps/kvreplay calls. Its functions are no interface of their own.
 
@@ -50,6 +52,15 @@ std::string columns_json() {
   return "[" + all + "]";
 }
 
+// What is odd about traces (apps/kvreplay/sources.py), one line each.
+std::vector<std::string> suspicions(nb::list described) {
+  const std::unique_ptr<PythonTraces> all = traces_of(described);
+  std::vector<std::string> lines;
+  for (const TraceArrays& trace : all->traces)
+    for (std::string& line : suspicious_shapes(ArrayTensors(trace))) lines.push_back(std::move(line));
+  return lines;
+}
+
 std::vector<std::string> method_names() {
   std::vector<std::string> names;
   for (const Method& method : registry()) names.emplace_back(method.info.name);
@@ -70,6 +81,7 @@ NB_MODULE(_engine, module) {
                const Ended ended = replay({std::move(config), traces, methods, on_plan, on_cell});
                return nb::make_tuple(ended.seconds, ended.notes);
              });
+  module.def("suspicions", suspicions);
   module.def("isa", [] { return std::string(isa_path()); });
   module.def("columns", columns_json);
   module.def("method_names", method_names);

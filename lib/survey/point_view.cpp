@@ -2,11 +2,11 @@
 
 #include <cmath>
 
-#include "core/rotary.hpp"
 #include "exact/oracle_needs.hpp"
 #include "survey/clusters.hpp"
 #include "survey/line_fit.hpp"
 #include "survey/spectrum.hpp"
+#include "survey/turned_row.hpp"
 
 namespace kvreplay {
 namespace {
@@ -15,11 +15,8 @@ std::vector<double> unrotated_keys(const HeadStream<double>& stream) {
   std::vector<double> keys = stream.keys;
   const int32_t pairs = int32_t(stream.inv_freq.size());
   const RopeView rope{stream.inv_freq.data(), pairs, stream.interleaved, stream.attention_factor};
-  for (int32_t t = 0; t < stream.tokens; ++t) {
-    double* const key = keys.data() + int64_t(t) * stream.shape.dim;
-    for (int32_t c = 0; c < 2 * pairs; ++c) key[c] /= stream.attention_factor;
-    rotate(SerialTeam{}, rope, -double(stream.positions[size_t(t)]), key);
-  }
+  for (int32_t t = 0; t < stream.tokens; ++t)
+    turn_row(rope, stream.positions[size_t(t)], -1, keys.data() + int64_t(t) * stream.shape.dim);
   return keys;
 }
 

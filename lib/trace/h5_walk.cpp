@@ -194,6 +194,19 @@ std::vector<std::string> members(const Node& group) {
   return names;
 }
 
+std::vector<std::string> attribute_names(const Node& node) {
+  std::vector<std::string> names;
+  const auto collect = [](hid_t, const char* name, const H5A_info_t*, void* into) -> herr_t {
+    if (is_printable_utf8(name)) static_cast<std::vector<std::string>*>(into)->emplace_back(name);
+    return 0;
+  };
+  hsize_t position = 0;
+  if (H5Aiterate2(node.id.get(), H5_INDEX_NAME, H5_ITER_NATIVE, &position, collect, &names) < 0)
+    fail(node, "its list of attributes is damaged (" + reason() + "). Make or copy the file again");
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 bool has_attribute(const Node& node, const std::string& name) {
   const htri_t found = H5Aexists(node.id.get(), name.c_str());
   if (found < 0) fail(node, fmt::format("attribute {} is damaged ({})", name, reason()));

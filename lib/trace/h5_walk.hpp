@@ -39,6 +39,8 @@ Node open_child(const Node& parent, const std::string& name);  // follows links
 Node open_path(const Node& parent, const std::string& path);   // "a/b/c"
 std::vector<std::string> members(const Node& group);           // sorted
 
+std::vector<std::string> attribute_names(const Node& node);  // sorted; those whose name can be shown
+
 // Attributes: nullopt where there is none. Numbers of any width, numpy booleans, strings of any kind.
 bool has_attribute(const Node& node, const std::string& name);
 std::optional<double> number(const Node& node, const std::string& name);  // finite

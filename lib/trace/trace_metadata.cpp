@@ -113,7 +113,8 @@ void read_shapes(const Shapes& s, LayerInfo& layer) {
          fmt::format("has {} heads, which is not a multiple of k's {}", layer.q_heads, layer.kv_heads));
   if (layer.query_rows > layer.tokens)
     fail(s.q.array.node.where(),
-         fmt::format("has {} query rows, more than k's {} tokens", layer.query_rows, layer.tokens));
+         fmt::format("has {} query rows, more than k's {} tokens. Axes are [heads, tokens, dim]", layer.query_rows,
+                     layer.tokens));
 }
 
 void expect_shape(const h5::Array& array, const std::vector<int64_t>& shape) {
@@ -133,7 +134,8 @@ void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
   layer.has_out = h5::has_child(node, "out");
   if (layer.has_q_pos) expect_integers(h5::open_array(node, "q_pos"), layer.query_rows);
   if (!layer.has_q_pos && layer.query_rows != layer.tokens)
-    fail(node.where() + "/q", fmt::format("has {} rows for {} tokens: strided queries need the dataset q_pos beside it",
+    fail(node.where() + "/q", fmt::format("has {} rows for {} tokens: strided queries need the dataset q_pos beside it "
+                                          "(axes are [heads, tokens, dim])",
                                           layer.query_rows, layer.tokens));
   if (layer.has_sinks) {
     const h5::Array sinks = h5::open_array(node, "sinks");
@@ -312,10 +314,6 @@ std::optional<Rope> parse_rope(const std::string& text, const std::string& where
   rope.rotary_dims = parse_rotary_dims(object, head_dim, rotary_dims, where);
   rope.inv_freq = parse_frequencies(object, rope, where);
   return rope;
-}
-
-std::string layer_path(const std::string& prompt, int32_t layer) {
-  return fmt::format("prompts/{}/layers/{:03}", prompt, layer);
 }
 
 TraceInfo read_info(const h5::Node& root, const std::filesystem::path& path, const TraceScope& scope) {

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "trace/h5_array.hpp"
+#include "trace/layer_path.hpp"
 #include "trace/trace.hpp"
 
 // What a trace says about itself: attributes, shapes and defaults. All throw h5::Problem.
@@ -16,7 +17,5 @@ TraceInfo read_info(const h5::Node& root, const std::filesystem::path& path, con
 // where the text says that there is no rotary embedding.
 std::optional<Rope> parse_rope(const std::string& json, const std::string& where, int32_t head_dim,
                                std::optional<int64_t> rotary_dims);
-
-std::string layer_path(const std::string& prompt, int32_t layer);  // "prompts/<id>/layers/<LLL>"
 
 }  // namespace kvreplay

@@ -11,9 +11,12 @@
 
 #include "base/errors.hpp"
 #include "finding.hpp"
+#include "survey/recorded_output.hpp"
+#include "survey/suspicious_numbers.hpp"
 #include "trace/inspect.hpp"
 #include "trace/trace.hpp"
 #include "trace/trace_metadata.hpp"
+#include "trace/unknown_names.hpp"
 
 // Any bytes as a trace file. It is refused with a message that names it, or all of it can be read, and what
 // is read are finite numbers.
@@ -70,7 +73,10 @@ void read_all(const fs::path& path) {
     for (const LayerInfo& layer : prompt.layers) read_layer(trace, prompt, layer);
   }
   inspect_text(trace);
-  deep_check(trace);
+  if (!deep_check(trace).empty()) return;
+  wrong_outputs(trace);
+  unknown_names(trace);
+  suspicious_numbers(trace);
 }
 
 // The reader took the word of a child process; here the fuzzer sees which lines that took.

@@ -22,6 +22,7 @@ from kvreplay.trace import Layer, LayerArrays, Trace
 from kvreplay.trace import open as open_trace
 from kvreplay_cli import ROOT, kvreplay, synth
 from mutate_trace import mutations, write_trace
+from wrong_traces import attention
 
 SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
 LAYER = "prompts/p0/layers/000"
@@ -638,8 +639,17 @@ def test_everything_that_is_given_is_written(tmp_path):
         "rope": {"theta": 77.0, "layout": "interleaved", "rotary_dims": 4},
         "sinks": np.arange(Q_HEADS, dtype=np.float32),
         "q_pos": range(0, TOKENS, 3),
-        "out": v.repeat(2, axis=0)[:, ::3],
     }
+    strided["out"] = attention(
+        strided["q"],
+        k,
+        v,
+        0.3,
+        window=9,
+        softcap=30.0,
+        sinks=strided["sinks"],
+        tokens=np.arange(0, TOKENS, 3),
+    ).astype(np.float32)
     trace = Trace.write(
         tmp_path / "t.h5",
         {0: (q, k, v), 1: strided, 2: LayerArrays(q, k, v, rope="none")},
@@ -669,7 +679,7 @@ def test_everything_that_is_given_is_written(tmp_path):
     assert (layer.scaling, layer.sliding_window, layer.softcap, layer.q_prescaled) == (0.3, 9, 30.0, True)
     assert layer.q_pos.tolist() == list(range(0, TOKENS, 3))
     assert layer.sinks.tolist() == list(range(Q_HEADS))
-    assert np.array_equal(layer.out, v.repeat(2, axis=0)[:, ::3])
+    assert np.array_equal(layer.out, strided["out"])
     assert (layer.n_prompt, layer.n_generated, layer.prompt.source) == (40, 5, "a page")
     assert layer.token_ids.tolist() == list(range(TOKENS))
     assert layer.token_classes.tolist() == [0, 1, 2] * (TOKENS // 3)

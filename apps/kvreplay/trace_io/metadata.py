@@ -206,7 +206,7 @@ def _check_extras(node: Node, shapes: Shapes, source_dtype: str) -> dict[str, bo
         fail(
             f"{node.where}/q",
             f"has {shapes.n_query_rows} rows for {shapes.n_tokens} tokens: strided queries need the "
-            "dataset q_pos beside it",
+            "dataset q_pos beside it (axes are [heads, tokens, dim])",
         )
     if has["sinks"]:
         sinks = open_array(node, "sinks")

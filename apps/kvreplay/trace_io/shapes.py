@@ -54,5 +54,9 @@ def check_shapes(shapes: Mapping[str, tuple[int, ...]], where: Callable[[str], s
     if found.q_heads % found.kv_heads:
         fail(where("q"), f"has {found.q_heads} heads, which is not a multiple of k's {found.kv_heads}")
     if found.n_query_rows > found.n_tokens:
-        fail(where("q"), f"has {found.n_query_rows} query rows, more than k's {found.n_tokens} tokens")
+        fail(
+            where("q"),
+            f"has {found.n_query_rows} query rows, more than k's {found.n_tokens} tokens. "
+            "Axes are [heads, tokens, dim]",
+        )
     return found

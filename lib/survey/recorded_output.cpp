@@ -1,0 +1,168 @@
+#include "survey/recorded_output.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "survey/usual_mistakes.hpp"
+#include "trace/layer_path.hpp"
+
+namespace kvreplay {
+namespace {
+
+constexpr int64_t kMostExplained = 2;  // layers of a prompt; the others are counted
+constexpr int64_t kLongTrace = 8192;   // beyond it fewer rows are explained
+constexpr size_t kRowsExplainedOfLong = 3;
+
+// Whether a 16-bit type holds each of the numbers, so that the model has rounded them to it.
+bool fit_bfloat16(std::span<const float> numbers) {
+  return std::ranges::all_of(numbers, [](float x) { return (std::bit_cast<uint32_t>(x) & 0xFFFFu) == 0; });
+}
+bool fit_float16(std::span<const float> numbers) {
+  return std::ranges::all_of(numbers, [](float x) { return (std::bit_cast<uint32_t>(x) & 0x1FFFu) == 0; });
+}
+
+double unit_of(std::span<const float> numbers) {
+  return fit_bfloat16(numbers)  ? rounding_unit(DType::bfloat16)
+         : fit_float16(numbers) ? rounding_unit(DType::float16)
+                                : rounding_unit(DType::float32);
+}
+
+double unit_of(const LayerInfo& layer) {
+  const bool bf16 = layer.dtype == DType::bfloat16 || layer.source_dtype == "bfloat16";
+  const bool f16 = layer.dtype == DType::float16 || layer.source_dtype == "float16";
+  return rounding_unit(bf16 ? DType::bfloat16 : f16 ? DType::float16 : DType::float32);
+}
+
+struct Disagreement {
+  size_t row = 0;  // among the rows of the head
+  double deviation = 0, believed = 0;
+  std::vector<double> found;
+};
+
+// Keys and values of one kv head, and what the trace says of its rows.
+class KvHead {
+ public:
+  KvHead(const Trace& trace, const std::string& prompt, const LayerInfo& layer, int32_t kv_head)
+      : trace_(trace),
+        prompt_(prompt),
+        layer_(layer),
+        keys_(static_cast<size_t>(layer.tokens * layer.head_dim)),
+        values_(static_cast<size_t>(layer.tokens * layer.v_head_dim)) {
+    trace.read_keys(prompt, layer.layer, kv_head, layer.tokens, keys_);
+    trace.read_values(prompt, layer.layer, kv_head, layer.tokens, values_);
+    unit_ = std::max({unit_of(layer), unit_of(keys_), unit_of(values_)});
+  }
+
+  RowsOfHead rows_of(int32_t q_head) const {
+    RowsOfHead head{prompt_, layer_.layer, q_head, unit_, {}, {}};
+    head.queries.resize(static_cast<size_t>(layer_.query_rows * layer_.head_dim));
+    trace_.read_queries(prompt_, layer_.layer, q_head, 0, layer_.query_rows, head.queries);
+    std::vector<float> out(static_cast<size_t>(layer_.query_rows * layer_.v_head_dim));
+    trace_.read_out(prompt_, layer_.layer, q_head, layer_.query_rows, out);
+    head.unit = std::max({unit_, unit_of(head.queries), unit_of(out)});
+    const std::vector<int32_t> tokens = trace_.query_positions(prompt_, layer_.layer);
+    const int64_t count = std::min(kRowsOfHead, layer_.query_rows);
+    for (int64_t i = 1; i <= count; ++i) {
+      const int64_t row = i * layer_.query_rows / count - 1;
+      const auto query = head.queries.begin() + row * layer_.head_dim;
+      const auto recorded = out.begin() + row * layer_.v_head_dim;
+      head.rows.push_back({row,
+                           tokens[static_cast<size_t>(row)],
+                           {query, query + layer_.head_dim},
+                           {recorded, recorded + layer_.v_head_dim}});
+    }
+    return head;
+  }
+
+  // The row that disagrees most.
+  std::optional<Disagreement> compare(const RowsOfHead& head) const {
+    const AttentionRule rule = stated_rule(trace_, prompt_, layer_, head.q_head);
+    const Rows values{values_, layer_.v_head_dim};
+    std::optional<Disagreement> worst;
+    for (size_t i = 0; i < head.rows.size(); ++i) {
+      const RecordedRow& row = head.rows[i];
+      const Products products = products_of(row.query, {keys_, layer_.head_dim});
+      std::vector<double> found = attend_row(products, values, rule, row.token);
+      const double d = deviation(found, row.out);
+      const double believed = believed_deviation(products, values, rule, row.token, found, head.unit);
+      if (d > believed && (!worst || d > worst->deviation)) worst = {i, d, believed, std::move(found)};
+    }
+    return worst;
+  }
+
+ private:
+  const Trace& trace_;
+  const std::string& prompt_;
+  const LayerInfo& layer_;
+  std::vector<float> keys_, values_;
+  double unit_ = 0;
+};
+
+struct WrongLayer {
+  RowsOfHead head;  // the first that disagrees
+  Disagreement row;
+  int32_t heads = 0;  // how many disagree
+};
+
+std::optional<WrongLayer> compare_layer(const Trace& trace, const std::string& prompt, const LayerInfo& layer) {
+  std::optional<WrongLayer> wrong;
+  for (int32_t kv_head = 0; kv_head < layer.kv_heads; ++kv_head) {
+    const KvHead heads(trace, prompt, layer, kv_head);
+    for (int32_t i = 0; i < layer.group(); ++i) {
+      RowsOfHead head = heads.rows_of(kv_head * layer.group() + i);
+      const std::optional<Disagreement> row = heads.compare(head);
+      if (!row) continue;
+      if (!wrong) wrong = WrongLayer{std::move(head), *row, 0};
+      ++wrong->heads;
+    }
+  }
+  return wrong;
+}
+
+// Of a long trace only the first, the middle and the last row are explained: each costs a pass over all tokens for
+// every mistake that is tried.
+void spare_rows(int64_t tokens, std::vector<RecordedRow>& rows) {
+  if (tokens <= kLongTrace || rows.size() <= kRowsExplainedOfLong) return;
+  rows = {rows.front(), rows[rows.size() / 2], rows.back()};
+}
+
+std::string describe(const Trace& trace, WrongLayer& wrong) {
+  const LayerInfo& layer = trace.layer(wrong.head.prompt, wrong.head.layer);
+  const RecordedRow& row = wrong.head.rows[wrong.row.row];
+  size_t at = 0;
+  for (size_t c = 0; c < row.out.size(); ++c)
+    if (std::abs(wrong.row.found[c] - row.out[c]) > std::abs(wrong.row.found[at] - row.out[at])) at = c;
+  std::string text = fmt::format(
+      "{}: /{}/out: head {}, row {}: attention over q, k and v gives {:.4g} at coordinate {}, recorded is {:.4g} (the "
+      "row is off by {:.2g}, rounding explains {:.2g}; {} of {} heads disagree)",
+      trace.info().path.string(), layer_path(wrong.head.prompt, layer.layer), wrong.head.q_head, row.row,
+      wrong.row.found[at], at, row.out[at], wrong.row.deviation, wrong.row.believed, wrong.heads, layer.q_heads);
+  spare_rows(layer.tokens, wrong.head.rows);
+  const std::optional<Mistake> mistake = usual_mistake(trace, wrong.head);
+  return text + (mistake ? ". But " + mistake->text
+                         : ". None of the usual mistakes explains it: compare scaling, mask, order of heads and rotary "
+                           "embedding with the model's attention, or take the dataset away if it is another layer's");
+}
+
+}  // namespace
+
+std::vector<std::string> wrong_outputs(const Trace& trace) {
+  std::vector<std::string> lines;
+  for (const PromptInfo& prompt : trace.info().prompts) {
+    int64_t layers = 0;
+    for (const LayerInfo& layer : prompt.layers) {
+      if (!layer.has_out) continue;
+      std::optional<WrongLayer> wrong = compare_layer(trace, prompt.id, layer);
+      if (wrong && ++layers <= kMostExplained) lines.push_back(describe(trace, *wrong));
+    }
+    if (layers > kMostExplained)
+      lines.push_back(fmt::format("{}: /prompts/{}: out of {} more layers disagrees with q, k and v; mend these first",
+                                  trace.info().path.string(), prompt.id, layers - kMostExplained));
+  }
+  return lines;
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,96 @@
+#include "trace/unknown_names.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "trace/h5_walk.hpp"
+#include "trace/layer_path.hpp"
+
+namespace kvreplay {
+namespace {
+
+using Names = std::vector<std::string>;
+
+// What docs/formats.md lists, and what recorders note beside it.
+const Names kOfRoot = {"command_line",    "complete",      "config_json",
+                       "created_utc",     "dump_json",     "dumper",
+                       "dumper_version",  "h5py_version",  "head_dim",
+                       "kvreplay_schema", "model",         "n_kv_heads",
+                       "n_layers",        "n_q_heads",     "revision",
+                       "rope_json",       "tokenizer",     "trace_id",
+                       "v_head_dim",      "torch_version", "transformers_version",
+                       "written_by"};
+const Names kOfPrompt = {"answer_from", "final_token", "n_generated", "n_prompt",   "sampling",
+                         "seed",        "source",      "text",        "text_sha256"};
+const Names kOfLayer = {"q_prescaled", "rope",    "rope_json",      "rotary_dims",
+                        "scaling",     "softcap", "sliding_window", "source_dtype"};
+const Names kPromptDatasets = {"layers", "position_ids", "token_class", "token_text", "tokens"};
+const Names kLayerDatasets = {"k", "o_proj", "out", "q", "q_pos", "resid_norm", "sinks", "v"};
+
+// Other programs' words, which no edit distance leads to.
+constexpr std::pair<const char*, const char*> kSynonyms[] = {
+    {"window", "sliding_window"}, {"scale", "scaling"}, {"logit_cap", "softcap"}, {"attn_logit_softcapping", "softcap"},
+    {"rope_theta", "rope_json"},  {"s_aux", "sinks"},   {"output", "out"},        {"attn_output", "out"},
+    {"positions", "q_pos"}};
+
+std::string meant_by(const std::string& name, const Names& missing) {
+  for (const auto& [word, means] : kSynonyms)
+    if (name == word && std::ranges::find(missing, means) != missing.end()) return means;
+  return nearest_word(name, missing);
+}
+
+class Search {
+ public:
+  // Whether names that resemble none are told, too.
+  enum class Tell { all, near };
+
+  void look(const std::string& where, const char* kind, const Names& found, const Names& known, Tell tell) {
+    Names missing;
+    std::ranges::set_difference(sorted(known), found, std::back_inserter(missing));
+    for (const std::string& name : found) {
+      if (std::ranges::find(known, name) != known.end()) continue;
+      const std::string meant = meant_by(name, missing);
+      if (meant.empty() && tell == Tell::near) continue;
+      lines_.push_back(fmt::format("{}: {} {} is not read{}. Rename it, or leave it out (docs/formats.md)", where, kind,
+                                   name, meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant)));
+    }
+  }
+
+  std::vector<std::string> lines() && { return std::move(lines_); }
+
+ private:
+  static Names sorted(Names names) {
+    std::ranges::sort(names);
+    return names;
+  }
+  std::vector<std::string> lines_;
+};
+
+}  // namespace
+
+std::vector<std::string> unknown_names(const Trace& trace) {
+  const h5::Lock lock;
+  Search search;
+  try {
+    const h5::Node root = h5::open_root(trace.info().path);
+    search.look(trace.info().path.string(), "attribute", h5::attribute_names(root), kOfRoot, Search::Tell::near);
+    for (const PromptInfo& prompt : trace.info().prompts) {
+      const h5::Node node = h5::open_path(root, "prompts/" + prompt.id);
+      search.look(node.where(), "attribute", h5::attribute_names(node), kOfPrompt, Search::Tell::near);
+      search.look(node.where(), "dataset", h5::members(node), kPromptDatasets, Search::Tell::near);
+      for (const LayerInfo& layer : prompt.layers) {
+        const h5::Node of_layer = h5::open_path(root, layer_path(prompt.id, layer.layer));
+        search.look(of_layer.where(), "attribute", h5::attribute_names(of_layer), kOfLayer, Search::Tell::all);
+        search.look(of_layer.where(), "dataset", h5::members(of_layer), kLayerDatasets, Search::Tell::all);
+      }
+    }
+  } catch (const h5::Problem& problem) {
+    throw TraceError(problem.what());
+  }
+  return std::move(search).lines();
+}
+
+}  // namespace kvreplay

@@ -1,4 +1,4 @@
-"""The smallest budget that meets an epsilon, of every head: what is known of it, and what to try next.
+"""The budget from which on an epsilon is met, of every head: what is known of it, and what to try next.
 
 A replayed budget meets epsilon if the mean of the measure over its seeds is at most epsilon; a budget with a
 failed cell misses. Curves need not be monotone. What is asked is the smallest replayed budget from which on

@@ -1,4 +1,4 @@
-"""Reads epsilon.csv: what is known of the smallest budget of each head that meets an epsilon."""
+"""Reads epsilon.csv: what is known of the budget from which on each head meets an epsilon."""
 
 import pandas as pd
 

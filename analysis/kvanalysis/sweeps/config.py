@@ -4,7 +4,7 @@ sweep:
   budgets: {first: 16, last: 512, count: 6}   # tokens, evenly spaced on a logarithmic scale
   measure: rel_err_out_mean                   # the default; any measure that is better the smaller it is
   refine: {tolerance: 0.05, rounds: 3}        # more budgets where the curve bends
-  epsilon: [0.05, 0.1, 0.2]                   # the smallest budget that meets each is searched
+  epsilon: [0.05, 0.1, 0.2]                   # from which budget on each is met is searched
   resolution: 1.05                            # the default: how far apart its two budgets may be at the end
 """
 

@@ -97,10 +97,10 @@ def error_vs_bytes(
         say_nothing_to_draw(axes)
         return axes
     column = SIZES[size]
-    bytes_panel(axes, points, column, run.styles, numbered=False)
+    bytes_panel(axes, points, column, run.styles)
     share_axis(axes, points[column].to_numpy(float))
     if legend:
-        _add_legend(axes, run, *bytes_legend(points, run.styles, numbered=False))
+        _add_legend(axes, run, *bytes_legend(points, run.styles))
     return axes
 
 

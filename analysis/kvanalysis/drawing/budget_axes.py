@@ -22,10 +22,13 @@ def drawable(points):
 
 
 def styles_of(points):
-    """{label: Style} of everything drawable in a run's summary: the same in all of its figures."""
-    shown = drawable(points)
-    held = set(shown.loc[shown["oracle"] | shown["full_cache"], "label"])
-    return styles_for(sorted(shown["label"].unique()), held)
+    """{label: Style} of everything in a run's summary: the same in all of its figures.
+
+    What has no error to draw comes last, so that it takes no colour from what has.
+    """
+    shown = set(drawable(points)["label"])
+    held = set(points.loc[points["oracle"] | points["full_cache"], "label"])
+    return styles_for(sorted(points["label"].unique(), key=lambda label: (label not in shown, label)), held)
 
 
 def draw(axes, points, styles):
@@ -37,9 +40,9 @@ def draw(axes, points, styles):
         _level(axes, row, styles[row["label"]])
 
 
-def banded(styles):
-    """Whether the curves of this figure have bands."""
-    return len(styles) <= MOST_BANDS
+def banded(shown):
+    """Whether the curves of a figure of the labels `shown` have bands."""
+    return len(shown) <= MOST_BANDS
 
 
 def _aside(label, curves):
@@ -109,11 +112,13 @@ def _spaced(budgets, gap):
     return kept
 
 
-def set_error_axis(axes, errors):
+def set_error_axis(axes, errors, along="y"):
     """Logarithmic if the errors span a large ratio, else linear from zero."""
     errors = np.asarray(errors, dtype=float)
     if len(errors) and errors.max() / errors.min() >= LOG_RATIO:
-        axes.set_yscale("log")
-        plain_log(axes.yaxis)
-    else:
+        {"x": axes.set_xscale, "y": axes.set_yscale}[along]("log")
+        plain_log({"x": axes.xaxis, "y": axes.yaxis}[along])
+    elif along == "y":
         axes.set_ylim(bottom=0)
+    else:
+        axes.set_xlim(left=0)

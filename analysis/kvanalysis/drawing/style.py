@@ -3,6 +3,7 @@
 import gc
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from textwrap import wrap
 
 import matplotlib
@@ -19,7 +20,19 @@ DPI = 200
 # apart from them in lightness; black and grey are kept for oracles.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#332288", "#882255")
 ORACLE_COLOURS = ("#000000", "#7A7A7A")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+# matplotlib's word: Bokeh's.
+MARKERS = {
+    "o": "circle", "s": "square", "^": "triangle", "D": "diamond", "v": "inverted_triangle", "P": "plus",
+    "*": "star", "h": "hex", "x": "x", "+": "cross", "1": "y",
+}  # fmt: skip
+# What a reader meets most looks the same on every page: the place of a method among the looks. Of a method's
+# instances the first has its place; all other labels take the places that are left.
+PLACES = {
+    name: place
+    for place, name in enumerate(
+        ("h2o", "snapkv", "streaming_llm", "tova", "uniform", "balancekv", "subgen", "window")
+    )
+}
 DASHED, DOTTED = (0, (4, 2)), (0, (1, 1.6))
 # A second round through the colours changes the dashes too.
 ROUND_DASHES = ("-", (0, (6, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
@@ -85,18 +98,34 @@ class Style:
 
 def styles_for(labels, held):
     """{label: Style} for `labels` in order; those in `held` are dashed, black or grey."""
-    found, free, black = {}, 0, 0
+    labels = list(dict.fromkeys(labels))
+    places = _places([label for label in labels if label not in held])
+    black = {label: place for place, label in enumerate(label for label in labels if label in held)}
+    return {
+        label: _held_style(black[label]) if label in held else _style(places[label]) for label in labels
+    }
+
+
+def _places(labels):
+    """{label: place among the looks}, no place twice."""
+    taken = {}
     for label in labels:
-        if label in held:
-            colour = ORACLE_COLOURS[black % len(ORACLE_COLOURS)]
-            found[label] = Style(colour, MARKERS[black % len(MARKERS)], DASHED)
-            black += 1
-        else:
-            # 8 colours and 11 markers have no common divisor: points without a line repeat after 88 labels.
-            dashes = ROUND_DASHES[free // len(COLOURS) % len(ROUND_DASHES)]
-            found[label] = Style(COLOURS[free % len(COLOURS)], MARKERS[free % len(MARKERS)], dashes)
-            free += 1
-    return found
+        taken.setdefault(PLACES.get(label.split(" ")[0]), label)
+    taken.pop(None, None)
+    places = {label: place for place, label in taken.items()}
+    free = (place for place in count() if place not in taken)
+    return places | {label: next(free) for label in labels if label not in places}
+
+
+def _style(place):
+    # 8 colours and 11 markers have no common divisor: points without a line repeat after 88 labels.
+    dashes = ROUND_DASHES[place // len(COLOURS) % len(ROUND_DASHES)]
+    return Style(COLOURS[place % len(COLOURS)], list(MARKERS)[place % len(MARKERS)], dashes)
+
+
+def _held_style(place):
+    colour = ORACLE_COLOURS[place % len(ORACLE_COLOURS)]
+    return Style(colour, list(MARKERS)[place % len(MARKERS)], DASHED)
 
 
 def axes_width(width):

@@ -13,7 +13,9 @@ trace or from a step before it (the size of a sample from the run that it is pai
 from dataclasses import replace
 from importlib import import_module
 
+from ..drawing.budget_axes import styles_of
 from ..stats.intervals import by_trace
+from ..stats.summary import summarise
 from .budgets import budget_for_epsilon
 from .confirm import loss_against_error, loss_by_layer
 from .run import (
@@ -31,8 +33,8 @@ from .run.one_trace import OneTrace
 
 # What matters most comes first: a page that grows too large leaves out the last ones.
 OVERVIEW = (
-    error_vs_budget,
     error_vs_bytes,
+    error_vs_budget,
     loss_against_error,
     loss_by_layer,
     budget_for_epsilon,
@@ -75,14 +77,16 @@ def module_of(kind):
     return import_module(KINDS[kind], __name__)
 
 
-def pictures_of(frame, plots=OVERVIEW, told=None):
+def pictures_of(frame, plots=OVERVIEW, told=None, summary=None):
     """The Pictures of `plots` that `load`'s table allows, trace by trace and in their order.
 
-    `told(number, total, name)` is called before each kind of figure of each trace, number from 1.
+    `told(number, total, name)` is called before each kind of figure of each trace, number from 1. `summary`:
+    that of the table (stats.summary), where it is known.
     """
-    traces = list(by_trace(frame))
+    summary = summarise(frame) if summary is None else summary
+    styles, traces = styles_of(summary), list(by_trace(frame))
     for at, (trace, rows) in enumerate(traces):
-        run = OneTrace(rows)
+        run = OneTrace(rows, summary[summary["trace_id"] == rows["trace_id"].iloc[0]], styles)
         for number, plot in enumerate(plots, at * len(plots) + 1):
             if told is not None:
                 told(number, len(traces) * len(plots), f"{trace}{plot.__name__.rpartition('.')[2]}")

@@ -13,6 +13,10 @@ FAMILIES = {
 }
 
 
+# What tells them apart for who compares by bytes.
+PHASES = {STREAM: "streaming", ONESHOT: "one-shot", READS: "stores everything"}
+
+
 def families(rows):
     """`rows` (of `load`) with a budget and an error, oracles left out, with the column `family`."""
     used = used_rows(rows)
@@ -20,11 +24,17 @@ def families(rows):
     return used.assign(family=_family(used))
 
 
+def family_of(rows):
+    """{label: its family} of every label of `rows` (of `load`) with a result, oracles included."""
+    used = used_rows(rows)
+    return used.assign(family=_family(used)).groupby("label")["family"].first().to_dict()
+
+
 def _family(used):
     phase = used["params"].map(lambda params: params.get("phase", STREAM))
-    stores_all = (used["peak_kept_tokens"] >= used["n_tokens"].astype(float)) & (
-        used["budget_tokens"] < used["n_prefill"]
-    ).fillna(False).astype(bool)
+    # Without a budget, a method that holds every token does so by its nature.
+    below = (used["budget_tokens"] < used["n_prefill"]).fillna(True).astype(bool)
+    stores_all = (used["peak_kept_tokens"] >= used["n_tokens"].astype(float)) & below
     family = phase.where(phase == ONESHOT, STREAM).astype(object)
     # One label is in one family: a head on which a selection happens to keep everything changes nothing.
     return family.mask(stores_all.groupby(used["label"]).transform("all"), READS)

@@ -8,7 +8,6 @@ import numpy as np
 from ...budgets.search import labelled, over_heads
 from ...data.epsilon_csv import read_epsilon_csv
 from ...drawing.saving import Picture, in_grid
-from ...drawing.style import styles_for
 from ...stats.words import oneshot_notes
 from .epsilon_axes import RULE, draw_needed
 
@@ -27,7 +26,7 @@ def data(run):
 def draw(run, points):
     """Budget against epsilon, a curve for each label."""
     rows, measure = run.rows, points["measure"].iloc[0]
-    styles = styles_for(sorted(points["label"].unique()), set(rows.loc[rows["oracle"], "label"]))
+    styles = {label: run.styles[label] for label in sorted(points["label"].unique())}
     legend = ([style.handle() for style in styles.values()], list(styles))
     note = " ".join([run.note, f"Error: {measure}. {RULE}", *oneshot_notes(rows)])
     panels = in_grid([partial(draw_needed, points, styles)], legend, note, height=HEIGHT, titled=False)

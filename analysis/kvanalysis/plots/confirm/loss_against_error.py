@@ -9,7 +9,7 @@ from ...drawing.curves import make_room
 from ...drawing.log_ticks import DECADES, DENSE, plain_log
 from ...drawing.panel_grid import fewest_empty, finish_grid, panel_grid
 from ...drawing.saving import Picture
-from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, new_figure, styles_for
+from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, new_figure
 from ...predict.best import choice_correlations, shown_choices
 from ...predict.exceptions import MARGIN, exceptions, residuals
 from ...predict.instances import LOSS, trace_instances
@@ -51,7 +51,7 @@ def draw(run, found):
     table = _table(instances, choices)
     shown = shown_texts(ranks.prompts, ranks.rho[:, 0, 0])
     note = f"{shown_words(shown, len(ranks.prompts))} {_note(instances, table)}".strip()
-    names, styles = _exceptional(instances, choices), _styles(run, table)
+    names, styles = _exceptional(instances, choices), run.styles
     paint = partial(_figure, table, choices, ranks, shown, names, styles, note)
     caption = _caption(choices, ranks)
     return [Picture("Offline error against loss", table, paint, caption, name="loss_against_error")]
@@ -85,12 +85,6 @@ def _exceptional(instances, choices):
                 own.append((row.label, row.budget_tokens))
         named.append(chosen)
     return named
-
-
-def _styles(run, table):
-    """As in the run's other figures; labels without an error there come after them."""
-    held = set(table.loc[table["oracle"], "label"])
-    return styles_for(sorted(table["label"].unique()), held) | run.styles
 
 
 def _figure(table, choices, ranks, shown, names, styles, note, width):

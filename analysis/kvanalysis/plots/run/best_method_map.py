@@ -1,5 +1,6 @@
 """For every layer x kv head and budget the method with the least error, by colour and letter."""
 
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,7 @@ from matplotlib.patches import Patch
 
 from ...drawing import head_maps
 from ...drawing.saving import Picture
-from ...drawing.style import COLOURS, COLUMN_WIDTH, PAGE_WIDTH, finish
+from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, finish
 from ...stats.families import FAMILIES, at_budget, budgets_of, families, head_table, present, spread
 from ...stats.paired import TIE
 
@@ -74,7 +75,7 @@ def _letters(table):
 
 
 def _figure(run, table, letters, width):
-    panels = []
+    panels, colours = [], _colours(letters, run.styles)
     for family in [family for family in FAMILIES if family in set(table["family"])]:
         own = table[table["family"] == family]
         panels += [(family, budget) for budget in spread(budgets_of(own), MOST_BUDGETS)]
@@ -83,13 +84,14 @@ def _figure(run, table, letters, width):
     shape = head_maps.grid(width, places, titles, min(PANELS[width], _most(panels)))
     figure, axes_list = head_maps.new_panels(width, shape, titles)
     for axes, (family, budget) in zip(axes_list, panels, strict=True):
-        _panel(axes, table[(table["family"] == family) & (table["budget_tokens"] == budget)], letters, shape)
+        cells = table[(table["family"] == family) & (table["budget_tokens"] == budget)]
+        _panel(axes, cells, letters, colours, shape)
     wins = table["best"].value_counts()
     texts = [
         f"{letter}  {label} (best in {wins[label]} of {_chances(table, label)})"
         for label, letter in letters.items()
     ]
-    handles = [Patch(facecolor=_colour(i)) for i in range(len(letters))]
+    handles = [Patch(facecolor=colour) for colour in colours]
     finish(figure, handles, texts, _note(run, table), shape.axes_height, **head_maps.layout(shape))
     return figure
 
@@ -104,14 +106,13 @@ def _chances(table, label):
     return int(table["family"].isin(set(table.loc[table["best"] == label, "family"])).sum())
 
 
-def _panel(axes, cells, letters, shape):
+def _panel(axes, cells, letters, colours, shape):
     order = list(letters)
     at = cells.set_index(["layer", "kv_head"])
     numbers = head_maps.matrix(
         at["best"].map({label: i for i, label in enumerate(order)}).astype(float), shape
     )
-    palette = ListedColormap([_colour(i) for i in range(len(order))])
-    axes.imshow(np.ma.masked_invalid(numbers), cmap=palette, vmin=-0.5, vmax=len(order) - 0.5, aspect="auto")
+    axes.imshow(np.ma.masked_invalid(numbers), cmap=ListedColormap(colours), vmin=-0.5, vmax=len(order) - 0.5, aspect="auto")
     if not head_maps.fits(2, shape):
         return
     for (layer, head), cell in at.iterrows():
@@ -119,10 +120,15 @@ def _panel(axes, cells, letters, shape):
         head_maps.write(axes, shape.heads.index(head), shape.layers.index(layer), text)
 
 
-def _colour(place):
-    """Of the label that is best in the `place`-th most cells: the frequent ones differ most."""
-    white = PALE[min(place // len(COLOURS), len(PALE) - 1)]
-    return tuple(white + (1 - white) * part for part in to_rgb(COLOURS[place % len(COLOURS)]))
+def _colours(labels, styles):
+    """Of each label its colour in the other figures with white in it, more where an earlier one has it."""
+    found, used = [], Counter()
+    for label in labels:
+        colour = styles[label].colour
+        white = PALE[min(used[colour], len(PALE) - 1)]
+        used[colour] += 1
+        found.append(tuple(white + (1 - white) * part for part in to_rgb(colour)))
+    return found
 
 
 def _note(run, table):

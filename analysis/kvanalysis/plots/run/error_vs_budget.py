@@ -86,7 +86,8 @@ def budget_panel(axes, points, everything, width):
     `width` is that of the panel in inches."""
     shown = drawable(everything)
     set_budget_axis(axes, sorted(shown["budget_tokens"].dropna().astype(int).unique()), width)
-    draw_curves(axes, drawable(points), styles_of(everything))
+    styles = styles_of(everything)
+    draw_curves(axes, drawable(points), {label: styles[label] for label in set(shown["label"])})
     set_error_axis(axes, shown["rel_err_out_mean"])
     if not len(drawable(points)):
         say_nothing_to_draw(axes)
@@ -105,7 +106,7 @@ def budget_legend(points):
 
 def footnote(rows, points):
     """What was compared, over how many heads and texts, and what is not in the picture."""
-    parts = [replay_note(rows), BAND_NOTE if banded(styles_of(points)) else NO_BANDS]
+    parts = [replay_note(rows), BAND_NOTE if banded(set(drawable(points)["label"])) else NO_BANDS]
     if (points["oracle"] | points["full_cache"]).any():
         parts.append("Dashed: oracle, or holds the full cache; no cache of that budget can do this.")
     parts += oneshot_notes(rows)

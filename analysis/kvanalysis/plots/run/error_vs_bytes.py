@@ -1,4 +1,5 @@
-"""Error against what is paid for it: total bytes as a share of the full cache, and the front of the best."""
+"""Error against what is paid for it: total bytes as a share of the full cache, split by phase, and the front
+of the best. More methods than curves can be told apart are sorted dots in classes of bytes."""
 
 from functools import partial
 
@@ -9,19 +10,28 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 
 from ...drawing.budget_axes import drawable, set_error_axis
 from ...drawing.curves import make_room
+from ...drawing.end_labels import SIZE, label_ends
+from ...drawing.panel_grid import panel_grid
 from ...drawing.saving import Picture
-from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
-from ...stats.families import has_values
+from ...drawing.style import COLUMN_WIDTH, GLYPH_EMS, LEFT, PAGE_WIDTH, finish, new_figure
+from ...stats.families import FAMILIES, PHASES, family_of, has_values
 from ...stats.intervals import unit_means, used_rows
+from .bytes_classes import classes_picture
 
 SHARES = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # ticks, per cent
 PEAK, MEAN = "peak_share", "mean_share"
 NAMES = {PEAK: "at the peak", MEAN: "averaged over steps"}
-SIZES = {COLUMN_WIDTH: (1.75, 1), PAGE_WIDTH: (2.7, 2)}
+MOST_CURVES = 12  # labels
+AS_ZEROS = 1.0  # the error of an output of zeros: what is above it is lost, and would flatten all else
+HEIGHT = {COLUMN_WIDTH: 1.9, PAGE_WIDTH: 2.5}  # inches
+ACROSS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 3}
+LETTERS = 17  # of a name in a line
+LABEL_ROOM = 0.12 + LETTERS * SIZE * GLYPH_EMS / 72  # inches
+ROOM_BELOW = 0.85  # factor on the least error
+TITLES, BELOW = 0.28, 0.26  # inches
+FRONT = {"color": "#9A9A9A", "linewidth": 2.6, "alpha": 0.45}
 KEY = ["label", "budget"]
-NUMBER_SIZE = 5.8
-ROOM_BELOW = 0.55  # factor on the least error, where the last number stands
-PANEL_GAP = 0.2  # share of a panel's height
+TITLE = "Error against bytes"
 
 
 def data(run):
@@ -31,10 +41,12 @@ def data(run):
 
 
 def draw(run, points):
-    """One panel for the peak of the bytes, one for their average over time if the run has it."""
-    sizes, title = sizes_of(points), "Error against bytes"
-    paint = partial(_figure, points, sizes, run.styles, _note(run, points))
-    return [Picture(title, points, paint, _caption(points, sizes), name="error_vs_bytes")]
+    """A panel for each phase; of many methods one for each class of bytes."""
+    caption = _caption(points)
+    if points["label"].nunique() > MOST_CURVES:
+        return [classes_picture(TITLE, points, run.styles, caption, "error_vs_bytes")]
+    paint = partial(phases_figure, points, run.styles, _note(points))
+    return [Picture(TITLE, points, paint, caption, name="error_vs_bytes")]
 
 
 def sizes_of(points):
@@ -43,14 +55,15 @@ def sizes_of(points):
 
 
 def bytes_points(run):
-    """A row per label and budget: mean error with interval, bytes as shares of the full cache, and of each
-    size the numbers of its front."""
+    """A row per label and budget: family, mean error with interval, bytes as shares of the full cache, and of
+    each size the numbers of its front."""
     points = drawable(run.summary)
     points = points[points["bytes_ratio"].notna()]
     points = points[["label", "budget_tokens", "oracle", "full_cache", "n_units", "n_rows", "n_cells",
                      "rel_err_out_mean", "rel_err_low", "rel_err_high", "total_bytes", "full_bytes",
                      "bytes_ratio"]]  # fmt: skip
     points = points.rename(columns={"bytes_ratio": PEAK})
+    points.insert(1, "family", points["label"].map(family_of(run.rows)))
     points = points.assign(**{MEAN: _mean_share(run.rows, points)}).reset_index(drop=True)
     return points.assign(**{f"front_{size}": front_numbers(points, size) for size in sizes_of(points)})
 
@@ -85,70 +98,72 @@ def front_numbers(points, size):
     return numbers
 
 
-def _figure(points, sizes, styles, note, width):
-    height, wide = SIZES[width]
-    wide = min(wide, len(sizes))
-    high = -(-len(sizes) // wide)
+def phases_figure(points, styles, note, width):
+    """A panel for each family of `points`, all on the same axes, names at the ends of the curves."""
+    families = [family for family in FAMILIES if family in set(points["family"])]
+    wide = min(len(families), ACROSS[width])
+    high = -(-len(families) // wide)
     figure = new_figure(width)
-    panels = figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False)
-    for axes, size in zip(panels.flat, sizes, strict=True):
-        bytes_panel(axes, points, size, styles)
-        axes.set_title(f"bytes {NAMES[size]}")
-        axes.label_outer()
-    for axes in panels[-1]:
-        axes.set_xlabel("total bytes [% of the full cache]")
-    panels[0][0].set_ylabel("mean rel. error [1]" if height < 2 else "mean relative output error [1]")
-    share_axis(panels[0][0], points[sizes].to_numpy())
-    tall = height * (high + (high - 1) * PANEL_GAP)
-    finish(figure, *bytes_legend(points, styles), note, tall, hspace=PANEL_GAP, wspace=0.06, top=0.26)
+    panels = panel_grid(figure, len(families), wide, sharex=True, sharey=True)
+    for axes, family in zip(panels, families, strict=True):
+        bytes_panel(axes, points, PEAK, styles, points["family"] == family)
+        axes.set_title(PHASES[family])
+        axes.tick_params(labelbottom=True)
+    for axes in panels[-wide:]:
+        axes.set_xlabel("bytes [% of full cache]" if width == PAGE_WIDTH else "total bytes [% of the full cache]")
+    panels[(high - 1) // 2 * wide].set_ylabel("mean relative output error [1]")
+    share_axis(panels[0], points[PEAK].to_numpy())
+    panel = (width - LEFT - wide * LABEL_ROOM) / wide
+    gap = (TITLES + BELOW) / HEIGHT[width]
+    finish(
+        figure, [Line2D([], [], **FRONT)], [FRONT_TEXT], note,
+        HEIGHT[width] * (high + (high - 1) * gap), hspace=gap, wspace=LABEL_ROOM / panel, top=TITLES,
+    )  # fmt: skip
+    figure.subplots_adjust(right=1 - LABEL_ROOM / width)
     make_room(figure)
-    for axes in panels.flat:
-        _thin(axes)
+    for axes, family in zip(panels, families, strict=True):
+        label_ends(axes, _ends(points[points["family"] == family], styles), LETTERS)
     return figure
 
 
-def bytes_panel(axes, points, size, styles, numbered=True):
-    """Curves of all labels over one of the sizes, and the front, its points numbered where a caption says
-    what the numbers stand for."""
-    for label, curve in points[points[size].notna()].groupby("label", sort=True):
+def _ends(points, styles):
+    """{label: (share in per cent, error, Style)} of the last points on the axes, the labels above left out."""
+    shown = points[points["rel_err_out_mean"] <= top_of(points)].sort_values(PEAK)
+    last = shown.groupby("label", sort=True).tail(1)
+    return {
+        row.label: (100 * getattr(row, PEAK), row.rel_err_out_mean, styles[row.label])
+        for row in last.itertuples()
+    }
+
+
+def top_of(points):
+    """The largest error that an axis shows."""
+    return AS_ZEROS if (points["rel_err_out_mean"] < AS_ZEROS).any() else np.inf
+
+
+def bytes_panel(axes, points, size, styles, own=None):
+    """Curves of the labels over one of the sizes, of those where `own` is true, and the front of all."""
+    shown = points if own is None else points[own]
+    for label, curve in shown[shown[size].notna()].groupby("label", sort=True):
         curve = curve.sort_values(size)
-        at, partial = 100 * curve[size].to_numpy(float), curve["n_rows"] < curve["n_cells"]
-        styles[label].curve(axes, at, curve["rel_err_out_mean"], partial, 3.4, linewidth=0.6, alpha=0.7)
-    _front(axes, points[points[f"front_{size}"].notna()].sort_values(size), size, numbered)
-    set_error_axis(axes, points["rel_err_out_mean"])
+        at, hollow = 100 * curve[size].to_numpy(float), curve["n_rows"] < curve["n_cells"]
+        error = curve["rel_err_out_mean"]
+        axes.vlines(at, curve["rel_err_low"], curve["rel_err_high"], color=styles[label].colour, linewidth=0.6,
+                    alpha=0.6)  # fmt: skip
+        styles[label].curve(axes, at, error, hollow, 3.4, linewidth=0.8, alpha=0.8)
+    _front(axes, points[points[f"front_{size}"].notna()].sort_values(size), size)
+    top = top_of(points)
+    set_error_axis(axes, points.loc[points["rel_err_out_mean"] <= top, "rel_err_out_mean"])
+    if np.isfinite(top) and points["rel_err_out_mean"].max() > top:
+        axes.set_ylim(top=top)
     if axes.get_yscale() == "log":
         axes.set_ylim(bottom=ROOM_BELOW * points["rel_err_out_mean"].min())
 
 
-def _front(axes, front, size, numbered):
-    """A staircase: with the bytes of a step, no method did better than its height.
-
-    Every point is numbered; `_thin` takes away the numbers that print over each other.
-    """
+def _front(axes, front, size):
+    """A staircase: with the bytes of a step, no method did better than its height."""
     at, error = 100 * front[size].to_numpy(float), front["rel_err_out_mean"].to_numpy()
-    axes.step(at, error, where="post", color="#9A9A9A", linewidth=2.6, alpha=0.45, zorder=1)
-    for x, y, number in zip(at, error, front[f"front_{size}"], strict=True) if numbered else ():
-        axes.annotate(
-            f"{number:.0f}",
-            (x, y),
-            (-2.5, -3),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=NUMBER_SIZE,
-        )
-
-
-def _thin(axes):
-    """Keeps the last number of the front, and of the others those that touch none kept before."""
-    drawn = axes.figure.canvas.get_renderer()
-    boxes = [(text, text.get_window_extent(drawn)) for text in axes.texts]
-    kept = boxes[-1:]
-    for text, box in boxes[:-1]:
-        if any(box.overlaps(other) for _, other in kept):
-            text.remove()
-        else:
-            kept.append((text, box))
+    axes.step(at, error, where="post", zorder=1, **FRONT)
 
 
 def share_axis(axes, shares):
@@ -164,42 +179,45 @@ def share_axis(axes, shares):
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def bytes_legend(points, styles, numbered=True):
+FRONT_TEXT = "front of all phases: nothing has less error with fewer bytes"
+
+
+def bytes_legend(points, styles):
     """Handles and texts, the largest error first, the front last."""
     worst_first = points.groupby("label")["rel_err_out_mean"].mean().sort_values(ascending=False).index
-    front = Line2D([], [], color="#9A9A9A", linewidth=2.6, alpha=0.45)
-    front_text = "front: nothing has less error with fewer bytes" + " (numbered)" * numbered
-    texts = [*worst_first, front_text]
-    return [*(styles[label].handle() for label in worst_first), front], texts
+    front = Line2D([], [], **FRONT)
+    return [*(styles[label].handle() for label in worst_first), front], [*worst_first, FRONT_TEXT]
 
 
-def _note(run, points):
+def _note(points):
     parts = [
-        run.note,
-        "Points of a method: its budgets. Bytes are everything a method stores for one kv head (keys, values,"
-        " weights, scores, sketches, indices); the full cache is taken at the last token.",
+        "Points of a curve: budgets. Bytes: everything that is stored for one kv head (keys, values, weights,"
+        " scores, sketches, indices) at the peak; the full cache is taken at the last token."
     ]
     if points["oracle"].any():
         parts.append("Dashed: oracles, which no cache can follow; not in the front.")
-    if points[MEAN].isna().all():
-        parts.append("This run has no bytes averaged over time.")
-    return " ".join(parts)
+    if (points["n_rows"] < points["n_cells"]).any():
+        parts.append("Hollow: some cells have no result.")
+    return " ".join(parts + above_notes(points))
 
 
-def _caption(points, sizes):
+def above_notes(points):
+    """A sentence about what the axis does not show, [] if it shows all."""
+    above = points[points["rel_err_out_mean"] > top_of(points)]
+    spans = above.groupby("label")["rel_err_out_mean"].agg(["min", "max"])
+    texts = [
+        f"{label} {low:.2f}" + (f" to {high:.2f}" if high > low else "")
+        for label, low, high in spans.itertuples()
+    ]
+    return [f"Above the axis (1: as wrong as an output of zeros): {'; '.join(texts)}."] if texts else []
+
+
+def _caption(points):
     """The front in words: share, label, budget, error."""
-    texts = []
-    for size in sizes:
-        front = points[points[f"front_{size}"].notna()].sort_values(size)
-        texts.append(
-            f"Front, bytes {NAMES[size]}: "
-            + "; ".join(_named(row, size) for _, row in front.iterrows())
-            + "."
-        )
-    return " ".join(texts)
+    front = points[points[f"front_{PEAK}"].notna()].sort_values(PEAK)
+    return f"{FRONT_TEXT[0].upper()}{FRONT_TEXT[1:]}: {'; '.join(map(_named, front.to_dict('records')))}."
 
 
-def _named(row, size):
+def _named(row):
     budget = "" if pd.isna(row["budget_tokens"]) else f" B={row['budget_tokens']}"
-    share, error = 100 * row[size], row["rel_err_out_mean"]
-    return f"{row[f'front_{size}']:.0f} {row['label']}{budget} ({share:.1f} %, {error:.3g})"
+    return f"{row['label']}{budget} ({100 * row[PEAK]:.1f} %, {row['rel_err_out_mean']:.3g})"

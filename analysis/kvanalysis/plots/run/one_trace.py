@@ -8,20 +8,22 @@ from ...stats.words import replay_note
 
 
 class OneTrace:
-    """`rows`: those of one trace of `load`'s table."""
+    """`rows`: those of one trace of `load`'s table; `summary` and `styles`: where they are known already, those
+    rows of `summarise`, and the looks of the labels of all traces."""
 
-    def __init__(self, rows):
+    def __init__(self, rows, summary=None, styles=None):
         self.rows = rows
+        self._summary, self._styles = summary, styles
 
     @cached_property
     def summary(self):
         """Means and intervals by label and budget (stats.summary)."""
-        return summarise(self.rows)
+        return summarise(self.rows) if self._summary is None else self._summary
 
     @cached_property
     def styles(self):
         """{label: Style}, the same in every figure."""
-        return styles_of(self.summary)
+        return styles_of(self.summary) if self._styles is None else self._styles
 
     @cached_property
     def note(self):

@@ -1,0 +1,65 @@
+"""Names at the ends of curves, moved apart so that none prints over another."""
+
+from textwrap import wrap
+
+import numpy as np
+
+SIZE = 6  # points
+LINE = 1.25  # a line of text in its size
+ASIDE = 0.06  # inches from the axes to the first letter
+LEADER = "#B5B5B5"
+
+
+def spread(wanted, heights, low, high):
+    """Places as near to `wanted` as they can be where texts of `heights` do not overlap within [low, high].
+
+    Texts that want one place stand around it. Where all together are higher than the room, they leave it at
+    the low end. All four in one unit.
+    """
+    wanted, heights = np.asarray(wanted, dtype=float), np.asarray(heights, dtype=float)
+    order = np.argsort(wanted, kind="stable")
+    before = np.concatenate([[0], np.cumsum(heights[order])])[:-1] + heights[order] / 2
+    blocks = []  # [sum of what its members want of their common start, how many]
+    for start in wanted[order] - before:
+        blocks.append([start, 1])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] >= blocks[-1][0] / blocks[-1][1]:
+            total, many = blocks.pop()
+            blocks[-1] = [blocks[-1][0] + total, blocks[-1][1] + many]
+    starts = np.concatenate([[total / many] * many for total, many in blocks]) if blocks else np.zeros(0)
+    starts = np.minimum(np.maximum(starts, low), high - heights.sum())
+    places = np.empty(len(wanted))
+    places[order] = starts + before
+    return places
+
+
+def wrapped(name, letters):
+    """The lines of a name of at most `letters` each, at spaces where there are any."""
+    return "\n".join(wrap(name, letters)) or name
+
+
+def label_ends(axes, ends, letters):
+    """Writes the name of every curve of `ends` {label: (x, y, Style)} right of the axes, beside its last point.
+
+    Call once the figure has its size, and leave room for `letters` beside the axes.
+    """
+    if not ends:
+        return
+    box, dpi = axes.get_window_extent(), axes.figure.dpi
+    names = [wrapped(label, letters) for label in ends]
+    line = SIZE * LINE * dpi / 72
+    at = np.array([axes.transData.transform((x, y)) for x, y, _ in ends.values()])
+    places = spread(at[:, 1], [line * (1 + name.count("\n")) for name in names], box.y0, box.y1)
+    for name, (x, y, style), place in zip(names, ends.values(), (places - box.y0) / box.height, strict=True):
+        beside = 1 + ASIDE * dpi / box.width
+        axes.annotate(
+            "", (x, y), (beside, place), "data", "axes fraction",
+            arrowprops={"arrowstyle": "-", "color": LEADER, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2},
+            zorder=1, annotation_clip=False,
+        )  # fmt: skip
+        axes.plot(
+            beside, place, style.marker, color=style.colour, markersize=3.2, transform=axes.transAxes, clip_on=False
+        )
+        axes.annotate(
+            name, (beside, place), (3.5, 0), "axes fraction", "offset points", va="center", fontsize=SIZE,
+            annotation_clip=False,
+        )  # fmt: skip

@@ -1,0 +1,92 @@
+"""Many methods under each other, sorted by their error, a panel for each class of bytes."""
+
+from functools import partial
+
+import numpy as np
+
+from ...drawing.budget_axes import set_error_axis
+from ...drawing.log_ticks import plain_log, subs_for
+from ...drawing.panel_grid import finish_grid, panel_grid
+from ...drawing.saving import Picture
+from ...drawing.style import COLUMN_WIDTH, GLYPH_EMS, PAGE_WIDTH, new_figure
+from ...stats.families import ONESHOT, PHASES
+
+EDGES = (0, 10, 20, 40, 70, np.inf)  # per cent of the full cache, the upper ones belong to a class
+MOST_ROWS = 16  # of a panel
+ROW_HEIGHT, NAME_SIZE = 0.118, 5.8  # inches, points
+LETTERS = 35  # of a name
+ACROSS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 2}
+MARGIN = 1.15  # factor on the least and the largest error
+TITLES = 0.62  # inches between two rows of panels: ticks, label, title
+
+
+def classes_picture(title, points, styles, caption, name):
+    """The Picture of `points` as plots.run.error_vs_bytes has them."""
+    table = class_rows(points)
+    note = (
+        f"Of each method the point with the least error in the class; at most {MOST_ROWS} of a class, the others"
+        " stand in the CSV. Bars: 95 % intervals over heads. Black and grey: oracles. Bytes: everything that is"
+        " stored for one kv head at the peak."
+    )
+    return Picture(title, table, partial(_figure, table, styles, note), caption, name=name)
+
+
+def class_rows(points):
+    """Of each class of bytes and label the point with the least error, sorted; columns of `points` and
+    `bytes_class`, its words."""
+    shares = 100 * points["peak_share"].to_numpy(float)
+    place = np.clip(np.searchsorted(EDGES, shares - 1e-9, side="left"), 1, len(EDGES) - 1)
+    rows = points.assign(place=place).sort_values(["place", "rel_err_out_mean"], kind="stable")
+    rows = rows.drop_duplicates(["place", "label"]).reset_index(drop=True)
+    return rows.assign(bytes_class=[class_words(each) for each in rows.pop("place")])
+
+
+def class_words(place):
+    low, high = EDGES[place - 1], EDGES[place]
+    return f"more than {low} % of the full cache" if np.isinf(high) else f"{low} to {high} % of the full cache"
+
+
+def _figure(table, styles, note, width):
+    classes = list(dict.fromkeys(table["bytes_class"]))
+    shown = [table[table["bytes_class"] == words].head(MOST_ROWS) for words in classes]
+    figure, across = new_figure(width), min(ACROSS[width], len(classes))
+    tallest = [max(map(len, shown[first : first + across])) for first in range(0, len(shown), across)]
+    panels = panel_grid(figure, len(classes), across, sharex=True, height_ratios=[n + 1 for n in tallest])
+    for axes, words, rows in zip(panels, classes, shown, strict=True):
+        _panel(axes, rows, styles, tallest[axes.get_subplotspec().rowspan.start])
+        axes.set_title(words)
+        axes.tick_params(labelbottom=True)
+    _error_axis(panels[0], table)
+    for axes in panels[-across:]:
+        axes.set_xlabel("mean relative output error [1]")
+    height = ROW_HEIGHT * (sum(tallest) / len(tallest) + 1)
+    room = 0.25 + LETTERS * NAME_SIZE * GLYPH_EMS / 72
+    wspace = room / ((width - across * room) / across - 0.1)
+    finish_grid(figure, ([], []), note, len(classes), across, height, gap=TITLES / height, wspace=wspace)
+    figure.subplots_adjust(left=room / width)
+    return figure
+
+
+def _panel(axes, rows, styles, places):
+    for place, row in enumerate(rows.itertuples()):
+        style = styles[row.label]
+        axes.plot([row.rel_err_low, row.rel_err_high], [place, place], color=style.colour, linewidth=1)
+        axes.plot(row.rel_err_out_mean, place, style.marker, color=style.colour, markersize=3.5)
+    axes.set_yticks(range(len(rows)), [_name(row) for row in rows.itertuples()], fontsize=NAME_SIZE)
+    axes.set_ylim(places - 0.2, -0.8)  # the least error on top
+
+
+def _name(row):
+    text = f"{row.label}, {PHASES[ONESHOT]}" if row.family == ONESHOT else row.label
+    return text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…"
+
+
+def _error_axis(axes, table):
+    """That of errors, along x: `set_error_axis` knows the rule for the scale."""
+    errors = table["rel_err_out_mean"]
+    errors = errors[errors < 1] if (errors < 1).any() else errors
+    set_error_axis(axes, errors, "x")
+    if axes.get_xscale() == "log":
+        plain_log(axes.xaxis, subs_for(errors))
+        axes.set_xlim(left=errors.min() / MARGIN)
+    axes.set_xlim(right=1 if errors.max() < table["rel_err_out_mean"].max() else errors.max() * MARGIN)

@@ -9,6 +9,9 @@ from .style import DOTTED, styles_for
 
 # A mean error below this is rounding of the replay's own arithmetic (float32), not a loss to plot.
 ROUNDING = 1e-5
+AS_ZEROS = 1.0  # the error of an output of zeros
+ROOM_BELOW = 0.85  # factor on the least error
+MOST_CURVES = 12  # labels whose curves can be told apart
 LOG_RATIO = 5  # from this ratio of largest to smallest error a linear axis would flatten the good methods
 TICK_ROOM = 0.28  # inches; budgets closer than this on the axis would print over each other
 SIDE_BY_SIDE = 0.08  # powers of two that the labels of a single budget are spread over
@@ -110,6 +113,33 @@ def _spaced(budgets, gap):
         if np.log(budget / kept[-1]) >= gap * span:
             kept.append(budget)
     return kept
+
+
+def top_of(errors):
+    """The largest error that an axis shows: what is lost as an output of zeros is would flatten all else."""
+    return AS_ZEROS if (np.asarray(errors) < AS_ZEROS).any() else np.inf
+
+
+def frame_errors(axes, errors):
+    """`set_error_axis`, with ends that neither what is lost nor an interval stretches. `errors`: a series."""
+    top = top_of(errors)
+    set_error_axis(axes, errors[errors <= top])
+    if np.isfinite(top) and errors.max() > top:
+        axes.set_ylim(top=top)
+    if axes.get_yscale() == "log":
+        axes.set_ylim(bottom=ROOM_BELOW * errors.min())
+
+
+def above_notes(points):
+    """A sentence about what `frame_errors` leaves above the axis, [] if nothing; rows of a summary."""
+    points = drawable(points)
+    above = points[points["rel_err_out_mean"] > top_of(points["rel_err_out_mean"])]
+    spans = above.groupby("label")["rel_err_out_mean"].agg(["min", "max"])
+    texts = [
+        f"{label} {low:.2f}" + (f" to {high:.2f}" if high > low else "")
+        for label, low, high in spans.itertuples()
+    ]
+    return [f"Above the axis (1: as wrong as an output of zeros): {'; '.join(texts)}."] if texts else []
 
 
 def set_error_axis(axes, errors, along="y"):

@@ -38,7 +38,7 @@ def wrapped(name, letters):
 
 
 def label_ends(axes, ends, letters):
-    """Writes the name of every curve of `ends` {label: (x, y, Style)} right of the axes, beside its last point.
+    """Writes the name of every curve of `ends` {label: (last x, last y, Style)} right of the axes.
 
     Call once the figure has its size, and leave room for `letters` beside the axes.
     """
@@ -51,15 +51,12 @@ def label_ends(axes, ends, letters):
     places = spread(at[:, 1], [line * (1 + name.count("\n")) for name in names], box.y0, box.y1)
     for name, (x, y, style), place in zip(names, ends.values(), (places - box.y0) / box.height, strict=True):
         beside = 1 + ASIDE * dpi / box.width
+        look = {"arrowstyle": "-", "color": LEADER, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2}
+        fraction = {"textcoords": "axes fraction", "annotation_clip": False}
+        axes.annotate("", (x, y), (beside, place), arrowprops=look, zorder=1, **fraction)
+        mark = {"color": style.colour, "markersize": 3.2, "clip_on": False}
+        axes.plot(beside, place, style.marker, transform=axes.transAxes, **mark)
         axes.annotate(
-            "", (x, y), (beside, place), "data", "axes fraction",
-            arrowprops={"arrowstyle": "-", "color": LEADER, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2},
-            zorder=1, annotation_clip=False,
-        )  # fmt: skip
-        axes.plot(
-            beside, place, style.marker, color=style.colour, markersize=3.2, transform=axes.transAxes, clip_on=False
-        )
-        axes.annotate(
-            name, (beside, place), (3.5, 0), "axes fraction", "offset points", va="center", fontsize=SIZE,
-            annotation_clip=False,
+            name, (beside, place), (3.5, 0), xycoords="axes fraction", textcoords="offset points", va="center",
+            fontsize=SIZE, annotation_clip=False,
         )  # fmt: skip

@@ -80,6 +80,11 @@ class Style:
     marker: str
     dashes: object
 
+    @property
+    def bokeh_marker(self):
+        """Bokeh's word for the marker."""
+        return MARKERS[self.marker]
+
     def curve(self, axes, x, y, hollow, size=4, **line):
         """A line with marks, hollow where `hollow` is true."""
         x, y, hollow = (np.asarray(values) for values in (x, y, hollow))
@@ -101,9 +106,7 @@ def styles_for(labels, held):
     labels = list(dict.fromkeys(labels))
     places = _places([label for label in labels if label not in held])
     black = {label: place for place, label in enumerate(label for label in labels if label in held)}
-    return {
-        label: _held_style(black[label]) if label in held else _style(places[label]) for label in labels
-    }
+    return {label: _held_style(black[label]) if label in held else _style(places[label]) for label in labels}
 
 
 def _places(labels):

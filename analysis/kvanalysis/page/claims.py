@@ -45,6 +45,12 @@ def _rank(paper):
     return PAPERS.index(paper) if paper in PAPERS else len(PAPERS)
 
 
+def has_run(paper, methods):
+    """Whether a paper's method is among `methods`; true of what belongs to none of PAPERS."""
+    named = [each.lower() for each in PAPERS if each in paper]
+    return not named or any(method.startswith(tuple(named)) for method in methods)
+
+
 def counts_table(claims):
     """How many claims of each paper came out how."""
     rows = [[paper, *_counts(own)] for paper, own in by_paper(claims)]

@@ -7,7 +7,7 @@ import pandas as pd
 
 from .claims import badge, by_paper, claims_table, counts_table
 from .figure_folder import places, read_folder
-from .html import Html, anchor, contents, document, facts, html, note, paragraph, plain_table, section
+from .html import Html, anchor, contents, document, facts, folded, html, note, paragraph, plain_table, section
 from .pictures import Album
 from .provenance import data_text, own_facts
 from .terms import LIMITS_TITLE, limits
@@ -15,8 +15,9 @@ from .untestable import untestable_claims
 
 TITLE = "kvreplay · the papers’ figures, replayed"
 CLAIMS = (
-    "Every claim that a figure below tests, with the rule that decides and the numbers; and those that no "
-    "replay can test, with the reason. “Holds” and “does not hold” speak of this model and these texts only."
+    "Every claim that a figure below tests, with the rule that decides and the numbers; and, folded, those"
+    " that no replay can test, with the reason. “Holds” and “does not hold” speak of this model and these"
+    " texts only."
 )
 
 
@@ -32,7 +33,8 @@ def write_figures_page(folder, file):
 def render(made, unfinished, page_folder):
     """The page as text; links are relative to `page_folder`."""
     album = Album([drawn for one in made for drawn in one.figures], page_folder)
-    claims = [claim for one in made for claim in one.claims] + untestable_claims()
+    claims = [claim for one in made for claim in one.claims]
+    offline = [claim for claim in untestable_claims() if claim.paper in {one.paper for one in made}]
     heads = pd.concat([places(one.folder) for one in made]).drop_duplicates()
     data = data_text(heads) if len(heads) else "No head was replayed"
     papers = by_paper(made)
@@ -40,13 +42,13 @@ def render(made, unfinished, page_folder):
         TITLE,
         [
             f"<h1>{escape(TITLE)}</h1>",
-            paragraph(_lead(made, claims), "lead"),
+            paragraph(_lead(made, claims + offline), "lead"),
             note(LIMITS_TITLE, limits(data)),
             album.note(),
             *_unfinished(unfinished),
             *_quick(made),
             contents(_contents(papers)),
-            section("Claims", paragraph(CLAIMS), counts_table(claims), *_claims_by_paper(claims)),
+            section("Claims", paragraph(CLAIMS), *_claims(claims, offline)),
             *(section(paper, *(_figure(one, album) for one in own)) for paper, own in papers),
             section("Provenance", *_provenance(made, heads)),
         ],
@@ -78,11 +80,22 @@ def _contents(papers):
     return [("Claims", "claims", []), *figures, ("Provenance", "provenance", [])]
 
 
-def _claims_by_paper(claims):
+def _claims(claims, offline):
+    """Parts: the counts, what was tested, and folded what cannot be."""
+    folds = f"Claims that no replay can test ({len(offline)})"
+    tables = _claims_by_paper(offline, "offline-")
+    return [
+        counts_table(claims + offline),
+        *_claims_by_paper(claims, "claims-"),
+        *([folded(folds, *tables)] if offline else []),
+    ]
+
+
+def _claims_by_paper(claims, before):
     return [
         part
         for paper, own in by_paper(claims)
-        for part in (Html(f'<h3 id="{anchor("claims-" + paper)}">{html(paper)}</h3>'), claims_table(own))
+        for part in (Html(f'<h3 id="{anchor(before + paper)}">{html(paper)}</h3>'), claims_table(own))
     ]
 
 

@@ -60,7 +60,8 @@ def paragraph(text, kind=""):
 def note(title, items):
     """A box that a reader must not miss; `items` are shown as a list."""
     lines = "".join(f"<li>{html(item)}</li>" for item in items)
-    return Html(f'<div class="note"><strong>{html(title)}</strong><ul>{lines}</ul></div>')
+    head = f"<strong>{html(title)}</strong>" if title else ""
+    return Html(f'<div class="note">{head}<ul>{lines}</ul></div>')
 
 
 def folded(title, *parts):

@@ -15,7 +15,7 @@ from .html import Html, html, link, paragraph
 
 PNG_BEGINS, PNG_ENDS = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 MOST_PIXELS = 16383  # a side of a WebP picture
-EMBED_BYTES = 3_550_000  # of pictures; base64 adds a third, and a page should stay below 5 MB
+EMBED_BYTES = 1_300_000  # of pictures; base64 adds a third, and a page should stay below 3 MB
 
 
 class Album:
@@ -35,20 +35,26 @@ class Album:
         return paragraph(f"{left}; the files are linked: {names}.", "note")
 
     def show(self, figure, caption=""):
-        """One figure with its caption and the files beside the page; a phone gets the narrow picture."""
-        text = ". ".join(part.rstrip(".") for part in (figure.title, caption) if part) + "."
+        """One figure, its title above, its caption and the files below; a phone gets the narrow picture."""
+        title = f"<h3>{html(figure.title)}</h3>"
         return Html(
-            f"<figure>\n{self._picture(figure, text)}\n"
-            f'<figcaption>{html(text)} <span class="links">{self._links(figure)}</span></figcaption>\n'
-            "</figure>"
+            f"<figure>\n{title}\n{self.picture(figure, caption)}\n{self.caption(figure, caption)}\n</figure>"
         )
 
-    def _picture(self, figure, text):
+    def picture(self, figure, caption=""):
+        """The picture alone; the caption is read to who cannot see it."""
+        text = ". ".join(part.rstrip(".") for part in (figure.title, caption) if part) + "."
         wide, narrow = (self._images.get(path) for path in (figure.png, figure.narrow))
         if not wide:
-            return f"<p>{html(figure.png.name)}: left out to keep this page small.</p>"
+            return Html(f"<p>{html(figure.png.name)}: left out to keep this page small.</p>")
         source = f'<source media="(max-width: 40rem)" srcset="{narrow}">' if narrow else ""
-        return f'<picture>{source}<img src="{wide}" alt="{escape(text)}"></picture>'
+        return Html(f'<picture>{source}<img src="{wide}" alt="{escape(text)}"></picture>')
+
+    def caption(self, figure, caption=""):
+        """The caption with links to the files beside the page."""
+        return Html(
+            f'<figcaption>{html(caption)} <span class="links">{self._links(figure)}</span></figcaption>'
+        )
 
     def _links(self, figure):
         files = [path for path in (figure.png, figure.png.with_suffix(".pdf"), figure.csv) if path.is_file()]

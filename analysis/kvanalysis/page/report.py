@@ -5,12 +5,19 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..drawing.budget_axes import styles_of
 from ..figures.make import write_figures
+from ..plots.run.error_vs_bytes import TITLE as BYTES_TITLE
 from ..stats.format import table_cells
+from ..stats.intervals import by_trace
 from ..stats.summary import summarise
+from ..stats.words import BAND_NOTE, replay_note
+from .answer import TITLE as ANSWER_TITLE
+from .answer import answer_section
 from .confirm_section import TITLE as CONFIRM_TITLE
 from .confirm_section import confirm_section
 from .html import (
+    Html,
     anchor,
     contents,
     document,
@@ -23,6 +30,7 @@ from .html import (
     sortable_table,
     terms,
 )
+from .interactive import interactive
 from .notes import notes_section
 from .pictures import Album
 from .provenance import config_text, data_facts, data_text, meta_facts, own_facts, run_date, run_name
@@ -30,25 +38,36 @@ from .run_claims import claims_section
 from .terms import LIMITS_TITLE, TERMS, limits
 
 FAILURES_SHOWN = 100
+FIRST = "error_vs_bytes_page"  # what the picture is called that stands under the answer
 
 
 def write_report(frame, figures_folder, file, told=None):
     """Writes the page for `load`'s table to `file`, its figures to `figures_folder`; returns `file`.
 
     `told(number, total, name)` is called before each kind of figure is drawn."""
-    figures = write_figures(frame, figures_folder, pdf=False, told=told)
+    summary = summarise(frame)
+    figures = write_figures(frame, figures_folder, pdf=False, told=told, summary=summary)
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(render(frame, figures, file.parent), encoding="utf-8")
+    file.write_text(render(frame, summary, figures, file.parent), encoding="utf-8")
     return file
 
 
-def render(frame, figures, folder):
-    """The page as text; `figures` as `write_figures` returns them, `folder` the one that the page is in."""
-    meta, summary = frame.attrs.get("meta", {}), summarise(frame)
+def render(frame, summary, figures, folder):
+    """The page as text; `summary` of `load`'s table, `figures` as `write_figures` returns them, `folder` the
+    one that the page is in."""
+    meta = frame.attrs.get("meta", {})
     title = " · ".join(part for part in ("kvreplay report", run_name(meta)) if part)
+    album = Album(figures, folder)
+    first = [figure for figure in figures if figure.png.stem.endswith(FIRST)]
+    others = [figure for figure in figures if figure not in first]
+    top = {
+        ANSWER_TITLE: answer_section(frame, summary),
+        BYTES_TITLE: _first_figure(frame, summary, album, first),
+        LIMITS_TITLE: [notes_section(frame), note("", limits(data_text(frame)))],
+    }
     sections = {
-        "Figures": _pictures(Album(figures, folder), figures),
+        "Figures": [album.note(), *_pictures(album, others)],
         CONFIRM_TITLE: confirm_section(frame),
         "Summary": _summary(summary),
         "Claims": claims_section(frame, summary),
@@ -62,12 +81,27 @@ def render(frame, figures, folder):
         [
             f"<h1>{escape(title)}</h1>",
             paragraph(_lead(frame, meta), "lead"),
-            note(LIMITS_TITLE, limits(data_text(frame))),
-            notes_section(frame),
+            *(section(name, *parts) for name, parts in top.items() if parts),
             contents([(name, anchor(name), []) for name in shown]),
             *(section(name, *parts) for name, parts in shown.items()),
+            *_footer(frame),
         ],
     )
+
+
+def _first_figure(frame, summary, album, figures):
+    """Parts: what answers to a pointer, or the pictures; below it what they say, and their files."""
+    if not figures:
+        return []
+    static = [album.picture(figure, figure.caption) for figure in figures]
+    captions = [album.caption(figure, figure.caption) for figure in figures]
+    return [Html("<figure>"), *interactive(frame, styles_of(summary), static), *captions, Html("</figure>")]
+
+
+def _footer(frame):
+    """What all figures share, once."""
+    notes = " ".join(replay_note(rows) for _, rows in by_trace(frame))
+    return [Html(f"<footer>{paragraph(f'All figures: {notes} {BAND_NOTE}', 'aside')}</footer>")]
 
 
 def _lead(frame, meta):
@@ -84,7 +118,7 @@ def _lead(frame, meta):
 
 
 def _pictures(album, figures):
-    parts = [album.note()]
+    parts = []
     for figure in figures:
         parts.append(album.show(figure, figure.caption))
         if figure.cells:

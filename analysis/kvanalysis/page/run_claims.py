@@ -1,7 +1,7 @@
 """The section of a run's page that says which claims of the papers the run bears on."""
 
 from ..figures.listing import listed_figures
-from .claims import by_paper, claims_table, counts_table
+from .claims import by_paper, claims_table, counts_table, has_run
 from .html import Html, folded, html, paragraph, plain_table
 from .run_rules import run_claims
 from .untestable import untestable_claims
@@ -13,15 +13,18 @@ INTRODUCTION = (
 
 
 def claims_section(frame, summary):
-    """Parts of the section: what the run decides, what it lacks, other configurations, what nothing tests."""
+    """Parts of the section, of papers whose methods ran: what the run decides, what it lacks, other
+    configurations, what nothing tests."""
+    methods = set(frame["method"])
     decided, missing = run_claims(frame, summary)
+    missing = [claim for claim in missing if has_run(claim.paper, methods)]
     papers = [part for paper, own in by_paper(decided) for part in (_heading(paper), claims_table(own))]
     return [
         paragraph(INTRODUCTION),
         *([counts_table(decided), *papers] if decided else [paragraph("This run decides none of them.")]),
         *_undecided(missing),
-        *_elsewhere(),
-        *_untestable(),
+        *_elsewhere(methods),
+        *_untestable(methods),
     ]
 
 
@@ -37,8 +40,8 @@ def _undecided(missing):
     return [folded(f"Not decided by this run ({len(missing)})", table)]
 
 
-def _elsewhere():
-    figures = listed_figures()
+def _elsewhere(methods):
+    figures = [figure for figure in listed_figures() if has_run(figure.paper, methods)]
     if not figures:
         return []
     rows = [(f.paper, f.number, f.expect, Html(f"<code>{html(f.command)}</code>")) for f in figures]
@@ -46,7 +49,9 @@ def _elsewhere():
     return [folded(f"Claims with a configuration of their own ({len(figures)})", table)]
 
 
-def _untestable():
-    claims = untestable_claims()
+def _untestable(methods):
+    claims = [claim for claim in untestable_claims() if has_run(claim.paper, methods)]
+    if not claims:
+        return []
     tables = [part for paper, own in by_paper(claims) for part in (_heading(paper), claims_table(own))]
     return [folded(f"Claims that no replay can test ({len(claims)})", *tables)]

@@ -34,7 +34,16 @@ table.cards { font-size: .82rem; line-height: 1.4; }
 figure { margin: 1rem 0 1.4rem; }
 figure img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 figcaption { font-size: .85rem; color: #555; max-width: 46rem; }
+figure h3 { margin: 1.2rem 0 .3rem; }
 .links { font-size: .85rem; }
+.aside, footer { font-size: .85rem; color: #555; }
+.answers { list-style: none; padding: 0; margin: .4rem 0; }
+.answers li { display: grid; grid-template-columns: 3.6rem 1fr; gap: .2rem .6rem; max-width: 58rem;
+  padding: .35rem 0; border-bottom: 1px solid #eee; line-height: 1.4; }
+.answers b { font-size: 1.15rem; line-height: 1.2; }
+.choices { display: flex; flex-wrap: wrap; gap: .5rem 1.2rem; font-size: .9rem; }
+.choices label { min-width: 0; max-width: 100%; } .choices select { font: inherit; max-width: 100%; }
+.plots { display: flex; flex-wrap: wrap; gap: .5rem; } .plot { flex: 1 1 22rem; min-width: 0; }
 nav ul { columns: 22rem; column-gap: 2rem; padding-left: 1.2rem; margin: .4rem 0; font-size: .92rem; }
 nav li { break-inside: avoid; } nav li li { font-size: .95em; } nav ul ul { columns: auto; }
 dl.facts { display: grid; grid-template-columns: 12rem 1fr;
@@ -47,6 +56,8 @@ summary { cursor: pointer; }
 .note { border-left: 3px solid #d55e00; background: #fdf6f1; padding: .5rem .9rem; max-width: 46rem; }
 .note ul { margin: .3rem 0; padding-left: 1.2rem; }
 @media (max-width: 40rem) {
+  body { padding-top: .6rem; } h1 { font-size: 1.25rem; } h2 { margin-top: 1rem; font-size: 1.1rem; }
+  .answers li { grid-template-columns: 1fr; font-size: .92rem; gap: 0; } .plot { flex-basis: 100%; }
   .plain th { white-space: normal; } .plain td.wrap { min-width: 2.6rem; }
   td.sticky { white-space: normal; overflow-wrap: break-word; }
   dl.facts { grid-template-columns: 1fr; } dl.facts dd { margin-bottom: .4rem; }

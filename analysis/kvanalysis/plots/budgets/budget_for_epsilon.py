@@ -28,7 +28,7 @@ def draw(run, points):
     rows, measure = run.rows, points["measure"].iloc[0]
     styles = {label: run.styles[label] for label in sorted(points["label"].unique())}
     legend = ([style.handle() for style in styles.values()], list(styles))
-    note = " ".join([run.note, f"Error: {measure}. {RULE}", *oneshot_notes(rows)])
+    note = " ".join([f"Error: {measure}. {RULE}", *oneshot_notes(rows)])
     panels = in_grid([partial(draw_needed, points, styles)], legend, note, height=HEIGHT, titled=False)
     title, table = f"Budget needed for {measure} of at most epsilon", points.replace(np.inf, np.nan)
     return [Picture(title, table, panels, _caption(points), "budget_for_epsilon", cells=_cells(points))]

@@ -112,7 +112,13 @@ def _panel(axes, cells, letters, colours, shape):
     numbers = head_maps.matrix(
         at["best"].map({label: i for i, label in enumerate(order)}).astype(float), shape
     )
-    axes.imshow(np.ma.masked_invalid(numbers), cmap=ListedColormap(colours), vmin=-0.5, vmax=len(order) - 0.5, aspect="auto")
+    axes.imshow(
+        np.ma.masked_invalid(numbers),
+        cmap=ListedColormap(colours),
+        vmin=-0.5,
+        vmax=len(order) - 0.5,
+        aspect="auto",
+    )
     if not head_maps.fits(2, shape):
         return
     for (layer, head), cell in at.iterrows():
@@ -132,7 +138,7 @@ def _colours(labels, styles):
 
 
 def _note(run, table):
-    parts = [run.note, f"Least mean relative output error; {TIE_MARK}: another method within {TIE:.0%}."]
+    parts = [f"Least mean relative output error; {TIE_MARK}: another method within {TIE:.0%}."]
     parts += [
         f"{family}: {meaning}." for family, meaning in FAMILIES.items() if family in set(table["family"])
     ]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from ...plots import pictures_of
 from ...stats.claims import claims_judged
 from ...stats.intervals import by_trace, used_rows
+from ...stats.words import BAND_NOTE
 from ..run import error_vs_budget
 
 
@@ -32,7 +33,7 @@ def caption(rows):
         used_rows(rows).groupby(["label", "budget_tokens"])[["mean_kept_tokens", "peak_kept_tokens"]].mean()
     )
     swings = sizes[sizes["peak_kept_tokens"] - sizes["mean_kept_tokens"] > 1]
-    text = "rel_err_out_mean: a mean of ratios over query heads and rows."
+    text = f"rel_err_out_mean: a mean of ratios over query heads and rows. {BAND_NOTE}"
     if swings.empty:
         return text
     each = (

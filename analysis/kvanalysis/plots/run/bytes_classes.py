@@ -24,8 +24,8 @@ def classes_picture(title, points, styles, caption, name):
     """The Picture of `points` as plots.run.error_vs_bytes has them."""
     table = class_rows(points)
     note = (
-        f"Of each method the point with the least error in the class; at most {MOST_ROWS} of a class, the others"
-        " stand in the CSV. Bars: 95 % intervals over heads. Black and grey: oracles. Bytes: everything that is"
+        f"Of each method the point with the least error in the class; at most {MOST_ROWS} of a class, the"
+        " others stand in the CSV. Bars: 95 % intervals. Black and grey: oracles. Bytes: everything that is"
         " stored for one kv head at the peak."
     )
     return Picture(title, table, partial(_figure, table, styles, note), caption, name=name)
@@ -43,7 +43,9 @@ def class_rows(points):
 
 def class_words(place):
     low, high = EDGES[place - 1], EDGES[place]
-    return f"more than {low} % of the full cache" if np.isinf(high) else f"{low} to {high} % of the full cache"
+    return (
+        f"more than {low} % of the full cache" if np.isinf(high) else f"{low} to {high} % of the full cache"
+    )
 
 
 def _figure(table, styles, note, width):

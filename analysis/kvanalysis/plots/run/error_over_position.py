@@ -8,7 +8,6 @@ from ...drawing.budget_axes import handle, set_error_axis
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, finish, new_figure
 from ...stats.families import FAMILIES, at_budget, families, middle_budget
-from ...stats.words import BAND_NOTE
 from .positions import along_rows, by_quarters
 
 MOST_CURVES = 7  # in a panel
@@ -33,7 +32,7 @@ def draw(run, found):
     """A panel for each family."""
     table, source = found
     shown = _shown(table)
-    paint = partial(_figure, table, shown, run.styles, _note(run, table, shown, source))
+    paint = partial(_figure, table, shown, run.styles, _note(table, shown, source))
     title = f"Error over position, B = {table['budget_tokens'].iloc[0]}"
     return [Picture(title, table, paint, _caption(table, shown), name="error_over_position")]
 
@@ -86,8 +85,8 @@ def position_curve(axes, rows, style):
     axes.plot(at, rows["rel_err_mean"], **look, markevery=max(1, len(at) // 5), linewidth=1.0)
 
 
-def _note(run, table, shown, source):
-    parts = [run.note, source, BAND_NOTE]
+def _note(table, shown, source):
+    parts = [source]
     left_out = sorted(set(table["label"]) - {label for own in shown.values() for label in own})
     if left_out:
         parts.append(f"Not drawn, in the CSV: {', '.join(left_out)}.")

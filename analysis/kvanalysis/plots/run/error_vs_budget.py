@@ -6,12 +6,14 @@ from functools import partial
 from matplotlib.ticker import NullLocator
 
 from ...drawing.budget_axes import (
+    MOST_CURVES,
+    above_notes,
     banded,
     drawable,
+    frame_errors,
     handle,
     legend_text,
     set_budget_axis,
-    set_error_axis,
     styles_of,
 )
 from ...drawing.budget_axes import draw as draw_curves
@@ -19,8 +21,9 @@ from ...drawing.curves import make_room
 from ...drawing.panel_grid import fewest_empty, finish_grid, label_lowest, panel_grid, say_nothing_to_draw
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
+from ...stats.families import has_values
 from ...stats.summary import summarise
-from ...stats.words import BAND_NOTE, oneshot_notes, replay_note
+from ...stats.words import oneshot_notes
 
 BUDGET_AXIS, SHORT_BUDGET_AXIS = "budget [tokens per kv head]", "budget [tokens]"
 ERROR_AXIS, SHORT_ERROR_AXIS = "mean relative output error [1]", "mean rel. error [1]"
@@ -35,7 +38,13 @@ SHORT_LABEL_WIDTH = 1.9  # inches; narrower axes take the short budget label
 
 
 def data(run):
-    """(summary of all layers together, of each layer or None if there is only one)."""
+    """(summary of all layers together, of each layer or None if there is only one).
+
+    None where `error_vs_bytes` shows sorted dots: of so many curves none could be followed.
+    """
+    labels = set(drawable(run.summary)["label"])
+    if len(labels) > MOST_CURVES and has_values(run.summary, "bytes_ratio"):
+        return None
     several = run.rows["layer"].nunique() > 1
     return run.summary, summarise(run.rows, by=("layer",)) if several else None
 
@@ -88,7 +97,7 @@ def budget_panel(axes, points, everything, width):
     set_budget_axis(axes, sorted(shown["budget_tokens"].dropna().astype(int).unique()), width)
     styles = styles_of(everything)
     draw_curves(axes, drawable(points), {label: styles[label] for label in set(shown["label"])})
-    set_error_axis(axes, shown["rel_err_out_mean"])
+    frame_errors(axes, shown["rel_err_out_mean"])
     if not len(drawable(points)):
         say_nothing_to_draw(axes)
         axes.yaxis.set_major_locator(NullLocator() if shown.empty else axes.yaxis.get_major_locator())
@@ -105,8 +114,8 @@ def budget_legend(points):
 
 
 def footnote(rows, points):
-    """What was compared, over how many heads and texts, and what is not in the picture."""
-    parts = [replay_note(rows), BAND_NOTE if banded(set(drawable(points)["label"])) else NO_BANDS]
+    """How to read the picture, and what is not in it."""
+    parts = [] if banded(set(drawable(points)["label"])) else [NO_BANDS]
     if (points["oracle"] | points["full_cache"]).any():
         parts.append("Dashed: oracle, or holds the full cache; no cache of that budget can do this.")
     parts += oneshot_notes(rows)
@@ -116,4 +125,4 @@ def footnote(rows, points):
     left_out = sorted(set(points["label"]) - set(hollow["label"]))
     if left_out:
         parts.append(f"Not drawn (no error beyond rounding, or no result): {', '.join(left_out)}.")
-    return " ".join(parts)
+    return " ".join(parts + above_notes(points))

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from ...drawing.budget_axes import drawable, set_error_axis
+from ...drawing.budget_axes import MOST_CURVES, above_notes, drawable, frame_errors, top_of
 from ...drawing.curves import make_room
 from ...drawing.end_labels import SIZE, label_ends
 from ...drawing.panel_grid import panel_grid
@@ -21,13 +21,10 @@ from .bytes_classes import classes_picture
 SHARES = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # ticks, per cent
 PEAK, MEAN = "peak_share", "mean_share"
 NAMES = {PEAK: "at the peak", MEAN: "averaged over steps"}
-MOST_CURVES = 12  # labels
-AS_ZEROS = 1.0  # the error of an output of zeros: what is above it is lost, and would flatten all else
 HEIGHT = {COLUMN_WIDTH: 1.9, PAGE_WIDTH: 2.5}  # inches
 ACROSS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 3}
 LETTERS = 17  # of a name in a line
 LABEL_ROOM = 0.12 + LETTERS * SIZE * GLYPH_EMS / 72  # inches
-ROOM_BELOW = 0.85  # factor on the least error
 TITLES, BELOW = 0.28, 0.26  # inches
 FRONT = {"color": "#9A9A9A", "linewidth": 2.6, "alpha": 0.45}
 KEY = ["label", "budget"]
@@ -110,7 +107,9 @@ def phases_figure(points, styles, note, width):
         axes.set_title(PHASES[family])
         axes.tick_params(labelbottom=True)
     for axes in panels[-wide:]:
-        axes.set_xlabel("bytes [% of full cache]" if width == PAGE_WIDTH else "total bytes [% of the full cache]")
+        axes.set_xlabel(
+            "bytes [% of full cache]" if width == PAGE_WIDTH else "total bytes [% of the full cache]"
+        )
     panels[(high - 1) // 2 * wide].set_ylabel("mean relative output error [1]")
     share_axis(panels[0], points[PEAK].to_numpy())
     panel = (width - LEFT - wide * LABEL_ROOM) / wide
@@ -127,18 +126,13 @@ def phases_figure(points, styles, note, width):
 
 
 def _ends(points, styles):
-    """{label: (share in per cent, error, Style)} of the last points on the axes, the labels above left out."""
-    shown = points[points["rel_err_out_mean"] <= top_of(points)].sort_values(PEAK)
+    """{label: (share in per cent, error, Style)} of the last points that the axes show."""
+    shown = points[points["rel_err_out_mean"] <= top_of(points["rel_err_out_mean"])].sort_values(PEAK)
     last = shown.groupby("label", sort=True).tail(1)
     return {
         row.label: (100 * getattr(row, PEAK), row.rel_err_out_mean, styles[row.label])
         for row in last.itertuples()
     }
-
-
-def top_of(points):
-    """The largest error that an axis shows."""
-    return AS_ZEROS if (points["rel_err_out_mean"] < AS_ZEROS).any() else np.inf
 
 
 def bytes_panel(axes, points, size, styles, own=None):
@@ -148,16 +142,11 @@ def bytes_panel(axes, points, size, styles, own=None):
         curve = curve.sort_values(size)
         at, hollow = 100 * curve[size].to_numpy(float), curve["n_rows"] < curve["n_cells"]
         error = curve["rel_err_out_mean"]
-        axes.vlines(at, curve["rel_err_low"], curve["rel_err_high"], color=styles[label].colour, linewidth=0.6,
-                    alpha=0.6)  # fmt: skip
+        low, high = curve["rel_err_low"], curve["rel_err_high"]
+        axes.vlines(at, low, high, color=styles[label].colour, linewidth=0.6, alpha=0.6)
         styles[label].curve(axes, at, error, hollow, 3.4, linewidth=0.8, alpha=0.8)
     _front(axes, points[points[f"front_{size}"].notna()].sort_values(size), size)
-    top = top_of(points)
-    set_error_axis(axes, points.loc[points["rel_err_out_mean"] <= top, "rel_err_out_mean"])
-    if np.isfinite(top) and points["rel_err_out_mean"].max() > top:
-        axes.set_ylim(top=top)
-    if axes.get_yscale() == "log":
-        axes.set_ylim(bottom=ROOM_BELOW * points["rel_err_out_mean"].min())
+    frame_errors(axes, points["rel_err_out_mean"])
 
 
 def _front(axes, front, size):
@@ -199,17 +188,6 @@ def _note(points):
     if (points["n_rows"] < points["n_cells"]).any():
         parts.append("Hollow: some cells have no result.")
     return " ".join(parts + above_notes(points))
-
-
-def above_notes(points):
-    """A sentence about what the axis does not show, [] if it shows all."""
-    above = points[points["rel_err_out_mean"] > top_of(points)]
-    spans = above.groupby("label")["rel_err_out_mean"].agg(["min", "max"])
-    texts = [
-        f"{label} {low:.2f}" + (f" to {high:.2f}" if high > low else "")
-        for label, low, high in spans.itertuples()
-    ]
-    return [f"Above the axis (1: as wrong as an output of zeros): {'; '.join(texts)}."] if texts else []
 
 
 def _caption(points):

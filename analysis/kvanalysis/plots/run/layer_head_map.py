@@ -57,7 +57,7 @@ def _figure(run, table, order, norm, budget, width):
 
 def _note(run, order, shown, budget):
     at = "" if budget is None else f" at budget {budget} (methods without a budget at their own size)"
-    parts = [run.note, f"Mean of ratios{at}, seeds and texts averaged; the least mean first."]
+    parts = [f"Mean of ratios{at}, seeds and texts averaged; the least mean first."]
     exact = sorted(_without_error(run.rows) - set(order))
     if exact:
         parts.append(f"No error beyond rounding: {', '.join(exact)}.")

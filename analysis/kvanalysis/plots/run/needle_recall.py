@@ -78,7 +78,7 @@ def _paint(axes, rows, order, spans, names):
 def _note(run, names):
     where = f" Spans at {', '.join(names[1:])} of the prompt." if "%" in "".join(names) else ""
     return (
-        f"{run.note} Exact attention probability of the marked tokens that the method still attends"
+        "Exact attention probability of the marked tokens that the method still attends"
         " to, over their full probability; 1: nothing of them is lost. Seeds and heads averaged; all: the"
         f" spans pooled, so the one with most attention weighs most.{where}"
     )

@@ -4,12 +4,11 @@ from functools import cached_property
 
 from ...drawing.budget_axes import styles_of
 from ...stats.summary import summarise
-from ...stats.words import replay_note
 
 
 class OneTrace:
-    """`rows`: those of one trace of `load`'s table; `summary` and `styles`: where they are known already, those
-    rows of `summarise`, and the looks of the labels of all traces."""
+    """`rows`: those of one trace of `load`'s table. Where they are known already: `summary`, its rows of
+    `summarise`, and `styles`, the looks of the labels of all traces."""
 
     def __init__(self, rows, summary=None, styles=None):
         self.rows = rows
@@ -24,8 +23,3 @@ class OneTrace:
     def styles(self):
         """{label: Style}, the same in every figure."""
         return styles_of(self.summary) if self._styles is None else self._styles
-
-    @cached_property
-    def note(self):
-        """What was compared, over how many heads and texts."""
-        return replay_note(self.rows)

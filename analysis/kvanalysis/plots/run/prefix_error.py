@@ -8,7 +8,6 @@ from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
 from ...stats.families import budgets_of, has_values
 from ...stats.intervals import mean_interval, unit_means, used_rows
-from ...stats.words import BAND_NOTE
 
 WHOLE, PREFIX = "rel_err_out_mean", "rel_err_prefix_mean"
 PANELS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 4}
@@ -63,8 +62,8 @@ def _paint(axes, rows, order):
 
 def _note(run):
     return (
-        f"{run.note} A one-shot method keeps every token after the prompt, and late queries look at"
-        f" these: their exact share hides what the cut cost. Bars: {BAND_NOTE.removeprefix('Bands: ')}"
+        "A one-shot method keeps every token after the prompt, and late queries look at these: their exact"
+        " share hides what the cut cost. Bars: as bands elsewhere."
     )
 
 

@@ -45,7 +45,7 @@ def draw(run, found):
 
     def paint(width):
         kept = ranks[ranks["budget_tokens"].isin(spread(budgets_of(ranks), MOST_BUDGETS[width]))]
-        return draw_ranks(kept, run.styles, width, _note(run, pairs))
+        return draw_ranks(kept, run.styles, width, _note(pairs))
 
     first = Picture(
         "Ranks over heads", ranks, paint, _caption(ranks, pairs), "rank_table", {"rank_pairs": pairs},
@@ -114,7 +114,7 @@ def _matrix(run, family, rivals, pairs):
     budget = middle_budget(rivals[rivals["family"] == family])
     own = pairs[(pairs["family"] == family) & (pairs["budget_tokens"] == budget)]
     title = f"Wins, ties and losses, {family}, B = {budget}"
-    paint = partial(draw_matrix, own, note=_matrix_note(run, own, family, budget))
+    paint = partial(draw_matrix, own, note=_matrix_note(own, family, budget))
     return Picture(title, own, paint, _decided(own), f"wins_{family}", widths=(PAGE,))
 
 
@@ -123,11 +123,10 @@ def _decided(pairs):
     return f"{int(sure.sum())} of m = {len(pairs)} pairs are told apart (Holm over all of them, {LEVEL:.0%})."
 
 
-def _matrix_note(run, own, family, budget):
+def _matrix_note(own, family, budget):
     heads = own["n_units"].max()
     return " ".join(
         [
-            run.note,
             f"Budget {budget}, {family}: {FAMILIES[family]}. A cell: heads on which the method at its left"
             f" wins / ties / loses against the one above, of {heads} (tie: within 1 %). Bold: the paired"
             f" {LEVEL:.0%} interval of the difference excludes 0. m = {len(own)} comparisons.",
@@ -135,10 +134,9 @@ def _matrix_note(run, own, family, budget):
     )
 
 
-def _note(run, pairs):
+def _note(pairs):
     return " ".join(
         [
-            run.note,
             "Rank 1 has the least error on a head; the grey line is the middle rank."
             f" Bars: {LEVEL:.0%} intervals over layers.",
             *(

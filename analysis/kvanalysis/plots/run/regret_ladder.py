@@ -49,7 +49,7 @@ def _ladder_picture(run, table):
 def _parts_picture(run, table):
     panels = panels_by_budget(
         table, _order(table), _paint_parts, "mean norm / ‖o‖ [1]", PANELS, _parts_legend(),
-        f"{run.note} {PARTS_NOTE}",
+        PARTS_NOTE,
     )  # fmt: skip
     title = "Normaliser and numerator parts of the error"
     return Picture(title, table, panels, _parts_caption(table), name="error_parts")
@@ -147,7 +147,6 @@ def _parts_legend():
 
 def _note(run, table):
     parts = [
-        run.note,
         "Number: regret = error over the static oracle's at the same budget, geometric mean over heads."
         " The static oracle cuts the prompt once and keeps every later token: a stream method of the same"
         " budget holds less.",

@@ -1,0 +1,87 @@
+"""What stands first on a run's page: who loses least at equal bytes, by how much, and what is not decided."""
+
+import pandas as pd
+
+from ..answer.compare import compare_at
+from ..answer.words import caveats, cells, sentence
+from ..data.confirmed import confirmed
+from ..errors import UserError
+from ..predict.instances import LOSS, whole_rows
+from ..stats.format import percent, significant
+from ..stats.words import count
+from .html import Html, folded, html, paragraph, sortable_table
+
+TITLE = "What loses least at equal bytes"
+SHARES = (0.1, 0.2, 0.4)  # of the full cache's bytes
+SAME = 1 + 1e-9  # a share that is reached up to rounding
+UNKNOWN = Html(
+    "What the model itself would lose is not known here: <code>kvconfirm</code> runs it with what each method"
+    " kept."
+)
+
+
+def answer_section(frame, summary):
+    """Parts of the section: a sentence for each of SHARES; its ranking and what limits it, folded."""
+    found = [_answer(frame, share) for share in SHARES]
+    answers = [each for each in found if not isinstance(each, str)]
+    losses = _losses(frame, summary)
+    lines = [_line(share, each, losses) for share, each in zip(SHARES, found, strict=True)]
+    known = [paragraph(UNKNOWN, "aside")] if answers and losses is None else []
+    return [
+        Html(f'<ol class="answers">{"".join(lines)}</ol>'),
+        *known,
+        *(_ranking(each) for each in answers),
+    ]
+
+
+def _answer(frame, share):
+    """The Answer, or in words why there is none."""
+    try:
+        return compare_at(frame, share)
+    except UserError as problem:
+        return f"No answer: {problem}."
+
+
+def _line(share, answer, losses):
+    if isinstance(answer, str):
+        return f"<li><b>{100 * share:g} %</b><span>{html(answer)}</span></li>"
+    best, words = answer.best, html(sentence(answer))
+    if best:
+        words = words.replace(html(best), f"<strong>{html(best)}</strong>", 1)
+    model = _model_words(answer, losses) if best and losses is not None else ""
+    return f"<li><b>{100 * share:g} %</b><span>{words}{html(model)}</span></li>"
+
+
+def _losses(frame, summary):
+    """Loss increase in nats a token of every instance that kvconfirm ran, with the share of the full cache's
+    bytes that it takes: columns label, budget_tokens, share, loss, n_texts; None where it ran none."""
+    found = confirmed(frame)
+    rows = None if found is None else whole_rows(found.losses)
+    if rows is None or rows.empty:
+        return None
+    texts = rows.groupby(["label", "budget_tokens", "prompt"], dropna=False)[LOSS].mean()
+    means = texts.groupby(["label", "budget_tokens"], dropna=False).agg(["mean", "size"]).reset_index()
+    means.columns = ["label", "budget_tokens", "loss", "n_texts"]
+    shares = summary.groupby(["label", "budget_tokens"], dropna=False)["bytes_ratio"].mean()
+    return means.merge(shares.rename("share").reset_index(), on=["label", "budget_tokens"])
+
+
+def _model_words(answer, losses):
+    """What the model lost with the first of the ranking, at its largest budget within the share."""
+    own = losses[(losses["label"] == answer.best) & (losses["share"] <= answer.share * SAME)]
+    if own.empty:
+        return f" The model was not run with {answer.best} at that size."
+    row = own.loc[own["share"].idxmax()]
+    size = "" if pd.isna(row["budget_tokens"]) else f" at budget {row['budget_tokens']:.0f}"
+    return (
+        f" The model itself lost {significant(row['loss'])} nats a token with {answer.best}{size}"
+        f" ({percent(row['share'])} % of the bytes, {count(int(row['n_texts']), 'text')})."
+    )
+
+
+def _ranking(answer):
+    title = (
+        f"At {100 * answer.share:g} %: {count(len(answer.compared), 'method')} in order, and what limits this"
+    )
+    listed = Html("<ul>" + "".join(f"<li>{html(text)}</li>" for text in caveats(answer)) + "</ul>")
+    return folded(title, sortable_table(*cells(answer)), listed)

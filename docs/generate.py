@@ -3,8 +3,9 @@
 usage: docs/generate.py [--check] [--sample]
 docs/methods.md and the README's table come from the methods' own lines, the table of docs/theory.md
 from `kvreplay bounds` on the sample trace; with --sample also
-docs/methods_on_sample.md, from a run of configs/methods.yaml on the sample trace (a minute or two).
---check writes nothing and exits 1 if something differs. KVREPLAY names the binary, default
+docs/methods_on_sample.md, from a run of configs/methods.yaml on the sample trace (a minute or two), and the
+README's figure, docs/error_vs_bytes.png, from one of configs/quickstart.yaml (needs kvanalysis; its pixels
+depend on matplotlib's version, so --check leaves it out). --check writes nothing and exits 1 if something differs. KVREPLAY names the binary, default
 build/release/kvreplay.
 """
 
@@ -144,6 +145,29 @@ def sample_table(*overrides):
     return full, markdown_table(head, lines)
 
 
+def draw_readme_figure(file):
+    """Error against bytes of the quickstart, a panel for each phase; without what stores every token."""
+    sys.path.insert(0, str(ROOT / "analysis"))
+    from kvanalysis import load
+    from kvanalysis.drawing.budget_axes import above_notes
+    from kvanalysis.drawing.saving import save_figure
+    from kvanalysis.drawing.style import PAGE_WIDTH, styled
+    from kvanalysis.plots.run.error_vs_bytes import bytes_points, phases_figure
+    from kvanalysis.plots.run.one_trace import OneTrace
+    from kvanalysis.stats.families import READS
+    from kvanalysis.stats.words import replay_note
+
+    with tempfile.TemporaryDirectory() as out, styled():
+        say("run", ROOT / "configs/quickstart.yaml", "-o", out, "--progress", "none")
+        run = OneTrace(load(out))
+        points = bytes_points(run)
+        points = points[points["family"] != READS]
+        note = " ".join([replay_note(run.rows), *above_notes(points)])
+        figure = phases_figure(points, run.styles, note, PAGE_WIDTH)
+        drawn = save_figure(figure, Path(out) / file.stem, pdf=False)
+        file.write_bytes(drawn.read_bytes())
+
+
 def main(words):
     pages = {"docs/methods.md": methods_page, "README.md": readme, "docs/theory.md": theory_page}
     if "--sample" in words:
@@ -156,6 +180,8 @@ def main(words):
         stale.append(name)
         if "--check" not in words:
             path.write_text(text)
+    if "--sample" in words and "--check" not in words:
+        draw_readme_figure(ROOT / "docs/error_vs_bytes.png")
     print(
         "\n".join(f"{name}: {'differs' if '--check' in words else 'written'}" for name in stale)
         or "up to date"

@@ -29,7 +29,7 @@ from kvanalysis.stats.summary import summarise
 from PIL import Image, ImageColor
 from test_kvanalysis_fake import FAKE_META, TRACE, failed_row, fake_row, fake_rows, write_results
 
-PAGE_LIMIT_BYTES = 5_000_000
+PAGE_LIMIT_BYTES = 3_000_000
 VOID = {"meta", "img", "source", "br", "hr", "link", "input"}
 
 
@@ -89,14 +89,14 @@ def test_the_page_loads_nothing_from_anywhere(whole_run):
     assert not re.search(r"https?://|@import|url\(", whole_run.text)
 
 
-def test_the_page_stays_below_five_megabytes(whole_run):
+def test_the_page_stays_below_three_megabytes(whole_run):
     assert len(whole_run.text.encode()) < PAGE_LIMIT_BYTES
 
 
 def test_the_page_fits_a_phone_and_serves_it_the_narrow_figures(whole_run):
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in whole_run.tags
     # The matrix of wins has no narrow form.
-    assert len(whole_run.attributes("srcset")) == len(whole_run.attributes("src")) - 1 >= 5
+    assert len(whole_run.attributes("srcset")) == len(whole_run.attributes("src")) - 1 >= 4
 
 
 def test_every_link_leads_to_a_place_on_the_page_or_a_file_beside_it(tmp_path):
@@ -107,7 +107,7 @@ def test_every_link_leads_to_a_place_on_the_page_or_a_file_beside_it(tmp_path):
     links = found.attributes("href")
     assert {link for link in links if link.startswith("#")} <= places
     files = [link for link in links if not link.startswith("#")]
-    assert {"figures/error_vs_budget_page.png", "figures/error_vs_budget_page.pdf"} <= set(files)
+    assert {"figures/error_vs_bytes_page.png", "figures/error_vs_bytes_page.pdf"} <= set(files)
     assert all((tmp_path / file).is_file() for file in files)
 
 
@@ -115,7 +115,7 @@ def test_figures_that_do_not_fit_are_named_instead(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "EMBED_BYTES", 10)
     found = page(tmp_path, [fake_row()])
     assert found.attributes("src") == []
-    assert "error_vs_budget_page.png: left out" in found.text
+    assert "error_vs_bytes_page.png: left out" in found.text
     assert re.search(r"\d+ pictures? left out to keep this page small", found.text)
 
 
@@ -142,7 +142,7 @@ def test_the_page_says_that_replay_is_teacher_forced(whole_run):
 def test_every_number_of_the_summary_stands_in_the_table(tmp_path):
     rows = [fake_row(layer=i, rel_err=0.1 + 0.05 * i, total_bytes=2048, full_bytes=8192) for i in range(5)]
     values = {"eps_spectral_mean": 0.05, "partition_err_mean": 0.125, "kept_mass_mean": 0.875}
-    found = page(tmp_path, [row | values for row in rows]).rows[1]
+    found = next(row for row in page(tmp_path, [row | values for row in rows]).rows if "2/2" in row)
     wanted = [
         "h2o",
         "64",
@@ -183,12 +183,14 @@ def test_text_from_the_results_cannot_become_markup(tmp_path):
     found = page(
         tmp_path, [fake_row(evil, model=evil, prompt=evil)], {"git_commit": evil, "config": {"name": evil}}
     )
-    assert [tag for tag, _ in found.tags].count("script") == 1
+    plain = page(tmp_path / "plain", [fake_row()])
+    assert [tag for tag, _ in found.tags].count("script") == [tag for tag, _ in plain.tags].count("script")
 
 
 def test_traces_are_ordered_at_all_in_the_table(tmp_path):
     rows = page(tmp_path, [fake_row(trace_id=letter * 64) for letter in "ab"]).rows
-    assert [row[0] for row in rows[:3]] == ["trace", "aaaaaaaa", "bbbbbbbb"]
+    head = next(place for place, row in enumerate(rows) if row[0] == "trace")
+    assert [row[0] for row in rows[head : head + 3]] == ["trace", "aaaaaaaa", "bbbbbbbb"]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +287,7 @@ def test_the_configuration_is_shown_whole(whole_run):
     assert text in whole_run.text
 
 
-def test_a_page_states_the_limits_before_any_number(whole_run):
+def test_a_page_states_the_limits_right_below_the_answer_and_its_figure(whole_run):
     said = [
         whole_run.text.index(text) for text in ("teacher-forced", "Task accuracy", "differences below 10 %")
     ]
@@ -380,8 +382,10 @@ def test_claims_stand_by_paper_with_counts_and_with_what_they_ran_on(whole_folde
     offline = Counter(claim.paper for claim in untestable_claims())
     assert ["SubGen", "0", "1", "0", "0", str(offline["SubGen"]), str(1 + offline["SubGen"])] in found.rows
     assert ["H2O", "1", "0", "1", "0", str(offline["H2O"]), str(2 + offline["H2O"])] in found.rows
-    total = 3 + len(untestable_claims())
-    assert ["all", "1", "1", "1", "0", str(len(untestable_claims())), str(total)] in found.rows
+    ran = offline["SubGen"] + offline["H2O"]
+    assert ["all", "1", "1", "1", "0", str(ran), str(3 + ran)] in found.rows
+    assert "BUZZ" not in {row[0] for row in found.rows}
+    assert f"<summary>Claims that no replay can test ({ran})</summary>" in found.text
     heads = "6 kv heads of 2 layers, 1 text, SmolLM2-135M-Instruct"
     assert ["sinks help", "✓ holds", "0.1 < 0.2", "paired", heads, "Table 1 figure"] in [
         ["".join(row[:1]), *row[1:5], "".join(row[5:])] for row in found.rows if len(row) > 5
@@ -459,16 +463,16 @@ def test_an_outcome_that_is_none_is_refused(tmp_path, capsys):
     assert "'surely' is none of holds" in capsys.readouterr().err
 
 
-def test_a_picture_in_both_widths_takes_a_fiftieth_of_the_room(tmp_path, monkeypatch):
-    """Then fifty pictures leave nothing out, and the page stays below its limit."""
-    room = pictures.EMBED_BYTES // 50
+def test_a_picture_in_both_widths_takes_a_twentieth_of_the_room(tmp_path, monkeypatch):
+    """Then twenty pictures leave nothing out, and the page stays below its limit."""
+    room = pictures.EMBED_BYTES // 20
     monkeypatch.setattr(pictures, "EMBED_BYTES", 2 * room)
     found = pictures_of(load(write_results(tmp_path / "out", fake_rows())), [error_vs_budget])
     with styled():
         drawn = [save(picture, tmp_path, pdf=False) for picture in found]
     album = pictures.Album(drawn, tmp_path)
     assert album.left_out == []
-    assert sum(len(album.show(figure)) for figure in drawn) * 25 < PAGE_LIMIT_BYTES
+    assert sum(len(album.show(figure)) for figure in drawn) * 10 < PAGE_LIMIT_BYTES
 
 
 def test_phones_lose_their_own_picture_before_any_is_left_out(tmp_path, monkeypatch):

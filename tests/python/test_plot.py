@@ -121,7 +121,10 @@ def test_bytes_are_shares_of_the_full_cache(run, ax):
     summary = run.summary().set_index("method")
     shares = summary.loc["h2o", "bytes_ratio"].to_numpy() * 100
     assert any(np.allclose(line.get_xdata(), shares) for line in ax.lines if len(line.get_xdata()) == 2)
-    assert entries(ax)[-2:] == ["front: nothing has less error with fewer bytes", "not drawn: exact"]
+    assert entries(ax)[-2:] == [
+        "front of all phases: nothing has less error with fewer bytes",
+        "not drawn: exact",
+    ]
     assert not ax.texts
     mean = plot.error_vs_bytes(run, mpl.figure.Figure().subplots(), size="mean")
     assert "averaged over steps" in mean.get_xlabel()

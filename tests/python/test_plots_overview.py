@@ -14,7 +14,6 @@ from fake_figure import sketch
 from kvanalysis import load
 from kvanalysis.budgets.regret import ladder, rung_labels
 from kvanalysis.drawing.head_maps import short
-from kvanalysis.drawing.style import new_figure, styled
 from kvanalysis.errors import FigureError
 from kvanalysis.figures.config import read_figure_config
 from kvanalysis.figures.context import Context
@@ -22,6 +21,7 @@ from kvanalysis.plots import OVERVIEW
 from kvanalysis.plots.run import (
     best_method_map,
     error_over_position,
+    error_vs_budget,
     error_vs_bytes,
     layer_head_map,
     needle_recall,
@@ -91,15 +91,6 @@ def test_what_is_spread_keeps_both_ends_or_the_middle():
 # Error against bytes
 
 
-def test_numbers_of_the_front_that_print_over_each_other_are_taken_away_but_the_last(tmp_path):
-    with styled():
-        axes = new_figure(3.3).subplots()
-        for place, number in ((0.2, "1"), (0.5, "2"), (0.502, "3"), (0.504, "4")):
-            axes.annotate(number, (place, 0.5))
-        error_vs_bytes._thin(axes)
-    assert {text.get_text() for text in axes.texts} == {"1", "4"}
-
-
 def test_the_front_holds_what_no_other_beats_and_never_an_oracle(tmp_path):
     rows = [
         fake_row("a", rel_err=0.5, total_bytes=100, full_bytes=1000),
@@ -111,7 +102,7 @@ def test_the_front_holds_what_no_other_beats_and_never_an_oracle(tmp_path):
     front = table.set_index("label")["front_peak_share"]
     assert front[["a", "c"]].tolist() == [1, 2]
     assert front[["b", "static_oracle"]].isna().all()
-    assert "1 a B=64 (10.0 %, 0.5); 2 c B=64 (30.0 %, 0.2)." in figures[0].caption
+    assert "a B=64 (10.0 %, 0.5); c B=64 (30.0 %, 0.2)." in figures[0].caption
 
 
 def test_bytes_over_time_stand_beside_the_peak_where_the_run_has_them(tmp_path):
@@ -331,7 +322,9 @@ def test_runs_are_taken_together_under_names_of_their_own(tmp_path):
 
 def test_an_unknown_overview_plot_is_refused_with_the_known_ones(tmp_path):
     context = overview_of(tmp_path, {"plots": ["pie"]}, {"run": heads("h2o", [0.1, 0.2])})
-    with pytest.raises(FigureError, match=r"no overview plot pie; there are error_vs_budget, error_vs_bytes"):
+    with pytest.raises(
+        FigureError, match=r"no overview plot pie; there are error_vs_bytes, loss_against_error"
+    ):
         sketch(context)
 
 
@@ -339,7 +332,8 @@ def test_an_unknown_overview_plot_is_refused_with_the_known_ones(tmp_path):
 def test_the_configurations_name_overview_plots_and_runs_that_exist(path):
     config = read_figure_config(path)
     assert config.kind == "overview"
-    assert set(config.options["plots"]) <= {plot.__name__.rpartition(".")[2] for plot in OVERVIEW}
+    known = {plot.__name__.rpartition(".")[2] for plot in (*OVERVIEW, error_vs_budget)}
+    assert set(config.options["plots"]) <= known
     assert set(config.options.get("runs", {"run": ""})) == {step.name for step in config.steps}
 
 

@@ -5,12 +5,12 @@ from kvreplay_cli import ROOT
 from page_in_browser import look
 
 PAGE = ROOT / "build/slow/figures/report.html"
-MOST_BYTES = 5_000_000
+MOST_BYTES = 3_000_000
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_page_of_all_figures_stays_below_five_megabytes_and_leaves_none_out():
+def test_the_page_of_all_figures_stays_below_three_megabytes_and_leaves_none_out():
     assert PAGE.stat().st_size < MOST_BYTES
     assert "to keep this page small" not in PAGE.read_text(encoding="utf-8")
 

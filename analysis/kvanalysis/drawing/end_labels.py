@@ -56,7 +56,5 @@ def label_ends(axes, ends, letters):
         axes.annotate("", (x, y), (beside, place), arrowprops=look, zorder=1, **fraction)
         mark = {"color": style.colour, "markersize": 3.2, "clip_on": False}
         axes.plot(beside, place, style.marker, transform=axes.transAxes, **mark)
-        axes.annotate(
-            name, (beside, place), (3.5, 0), xycoords="axes fraction", textcoords="offset points", va="center",
-            fontsize=SIZE, annotation_clip=False,
-        )  # fmt: skip
+        aside = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
+        axes.annotate(name, (beside, place), (3.5, 0), va="center", fontsize=SIZE, **aside)

@@ -89,6 +89,7 @@ function draw() {
   (chosen("class") ? drawDots : drawCurves)(view, measure);
 }
 
+Bokeh.logger.set_level("warn");  // it tells the console when it is idle
 const live = document.getElementById("live"), still = document.getElementById("static");
 live.hidden = false;
 still.hidden = true;

@@ -21,7 +21,6 @@ from .confirm import loss_against_error, loss_by_layer
 from .run import (
     best_method_map,
     error_over_position,
-    error_vs_budget,
     error_vs_bytes,
     layer_head_map,
     needle_recall,
@@ -34,7 +33,6 @@ from .run.one_trace import OneTrace
 # What matters most comes first: a page that grows too large leaves out the last ones.
 OVERVIEW = (
     error_vs_bytes,
-    error_vs_budget,
     loss_against_error,
     loss_by_layer,
     budget_for_epsilon,

@@ -6,7 +6,6 @@ from functools import partial
 from matplotlib.ticker import NullLocator
 
 from ...drawing.budget_axes import (
-    MOST_CURVES,
     above_notes,
     banded,
     drawable,
@@ -21,7 +20,6 @@ from ...drawing.curves import make_room
 from ...drawing.panel_grid import fewest_empty, finish_grid, label_lowest, panel_grid, say_nothing_to_draw
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, finish, new_figure
-from ...stats.families import has_values
 from ...stats.summary import summarise
 from ...stats.words import oneshot_notes
 
@@ -38,13 +36,7 @@ SHORT_LABEL_WIDTH = 1.9  # inches; narrower axes take the short budget label
 
 
 def data(run):
-    """(summary of all layers together, of each layer or None if there is only one).
-
-    None where `error_vs_bytes` shows sorted dots: of so many curves none could be followed.
-    """
-    labels = set(drawable(run.summary)["label"])
-    if len(labels) > MOST_CURVES and has_values(run.summary, "bytes_ratio"):
-        return None
+    """(summary of all layers together, of each layer or None if there is only one)."""
     several = run.rows["layer"].nunique() > 1
     return run.summary, summarise(run.rows, by=("layer",)) if several else None
 

@@ -32,9 +32,9 @@ TITLE = "Error against bytes"
 
 
 def data(run):
-    """A row per label and budget; None with fewer than two: there is no front to look for."""
+    """A row per label and budget; None where none has bytes and an error."""
     points = bytes_points(run)
-    return points if len(points) > 1 else None
+    return points if len(points) else None
 
 
 def draw(run, points):

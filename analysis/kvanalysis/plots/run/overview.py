@@ -9,6 +9,7 @@ import pandas as pd
 
 from ...errors import FigureError
 from ...plots import OVERVIEW, pictures_of
+from . import error_vs_budget
 
 
 def data(run):
@@ -28,8 +29,8 @@ def draw(run, frame):
 
 
 def _plots(run):
-    known = {plot.__name__.rpartition(".")[2]: plot for plot in OVERVIEW}
-    names = run.option("plots", list(known))
+    known = {plot.__name__.rpartition(".")[2]: plot for plot in (*OVERVIEW, error_vs_budget)}
+    names = run.option("plots", [name for name, plot in known.items() if plot in OVERVIEW])
     unknown = [name for name in names if name not in known]
     if unknown:
         raise FigureError(

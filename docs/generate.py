@@ -5,7 +5,8 @@ docs/methods.md and the README's table come from the methods' own lines, the tab
 from `kvreplay bounds` on the sample trace; with --sample also
 docs/methods_on_sample.md, from a run of configs/methods.yaml on the sample trace (a minute or two), and the
 README's figure, docs/error_vs_bytes.png, from one of configs/quickstart.yaml (needs kvanalysis; its pixels
-depend on matplotlib's version, so --check leaves it out). --check writes nothing and exits 1 if something differs. KVREPLAY names the binary, default
+depend on matplotlib's version, so --check leaves it out).
+--check writes nothing and exits 1 if something differs. KVREPLAY names the binary, default
 build/release/kvreplay.
 """
 

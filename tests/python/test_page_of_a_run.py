@@ -246,8 +246,8 @@ def test_more_methods_than_curves_can_show_are_sorted_in_classes_of_bytes(tmp_pa
     figures, [picture] = caught_figures(error_vs_bytes, load(write_results(tmp_path, many_rows)))
     table = picture.table
     assert list(dict.fromkeys(table["bytes_class"])) == [
-        "0 to 10 % of the full cache", "10 to 20 % of the full cache", "20 to 40 % of the full cache",
-        "40 to 70 % of the full cache",
+        "0 to 10 % of full cache", "10 to 20 % of full cache", "20 to 40 % of full cache",
+        "40 to 70 % of full cache",
     ]  # fmt: skip
     for _, own in table.groupby("bytes_class"):
         assert own["rel_err_out_mean"].is_monotonic_increasing

@@ -16,6 +16,7 @@ MOST_ROWS = 16  # of a panel
 ROW_HEIGHT, NAME_SIZE = 0.118, 5.8  # inches, points
 LETTERS = 35  # of a name
 ACROSS = {COLUMN_WIDTH: 1, PAGE_WIDTH: 2}
+FEWER = (1, 3)  # ticks on a narrow axis: times powers of ten
 MARGIN = 1.15  # factor on the least and the largest error
 TITLES = 0.62  # inches between two rows of panels: ticks, label, title
 
@@ -42,10 +43,9 @@ def class_rows(points):
 
 
 def class_words(place):
+    """Of the class that ends at EDGES[place]."""
     low, high = EDGES[place - 1], EDGES[place]
-    return (
-        f"more than {low} % of the full cache" if np.isinf(high) else f"{low} to {high} % of the full cache"
-    )
+    return f"above {low} % of full cache" if np.isinf(high) else f"{low} to {high} % of full cache"
 
 
 def _figure(table, styles, note, width):
@@ -58,7 +58,7 @@ def _figure(table, styles, note, width):
         _panel(axes, rows, styles, tallest[axes.get_subplotspec().rowspan.start])
         axes.set_title(words)
         axes.tick_params(labelbottom=True)
-    _error_axis(panels[0], table)
+    _error_axis(panels[0], table, width)
     for axes in panels[-across:]:
         axes.set_xlabel("mean relative output error [1]")
     height = ROW_HEIGHT * (sum(tallest) / len(tallest) + 1)
@@ -83,12 +83,12 @@ def _name(row):
     return text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…"
 
 
-def _error_axis(axes, table):
+def _error_axis(axes, table, width):
     """That of errors, along x: `set_error_axis` knows the rule for the scale."""
     errors = table["rel_err_out_mean"]
     errors = errors[errors < 1] if (errors < 1).any() else errors
     set_error_axis(axes, errors, "x")
     if axes.get_xscale() == "log":
-        plain_log(axes.xaxis, subs_for(errors))
+        plain_log(axes.xaxis, subs_for(errors) if width > COLUMN_WIDTH else FEWER)
         axes.set_xlim(left=errors.min() / MARGIN)
     axes.set_xlim(right=1 if errors.max() < table["rel_err_out_mean"].max() else errors.max() * MARGIN)

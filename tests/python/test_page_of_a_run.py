@@ -62,7 +62,7 @@ def page_of(folder, rows, plots=(error_vs_bytes,)):
     frame = load(write_results(folder, rows))
     summary = summarise(frame)
     with styled():
-        drawn = [save(picture, folder, pdf=False) for picture in pictures_of(frame, plots, summary)]
+        drawn = [save(picture, folder, pdf=False) for picture in pictures_of(frame, plots, summary=summary)]
     return render(frame, summary, drawn, folder)
 
 

@@ -62,7 +62,7 @@ def page_of(folder, rows, plots=(error_vs_bytes,)):
     frame = load(write_results(folder, rows))
     summary = summarise(frame)
     with styled():
-        drawn = [save(picture, folder, pdf=False) for picture in pictures_of(frame, plots, summary)]
+        drawn = [save(picture, folder, pdf=False) for picture in pictures_of(frame, plots, summary=summary)]
     return render(frame, summary, drawn, folder)
 
 
@@ -164,15 +164,21 @@ def test_with_scripts_the_picture_gives_way_to_one_that_follows_a_choice_of_laye
 
 
 def test_the_interactive_figure_holds_the_means_of_the_rows(tmp_path):
-    frame = load(write_results(tmp_path, few_methods()))
-    data = curves_data(frame, styles_of(summarise(frame)))
+    # Heads of a layer that err alike: an interval that took them for evidence would be narrower.
+    rows = few_methods() + method_rows("tova", {128: 0.4}, kv_head=1)
+    frame = load(write_results(tmp_path, rows))
+    summary = summarise(frame)
+    data = curves_data(frame, styles_of(summary))
     place = list(zip(data["points"]["label"], data["points"]["budget"], strict=True)).index(("tova", 128))
     own = frame[(frame["label"] == "tova") & (frame["budget_tokens"] == 128)]
     whole, third = data["views"][0], data["views"][3]
     assert (whole["name"], third["name"]) == ("all 6 layers", "layer 2")
     error = whole["measures"]["rel_err_out_mean"]
     assert error["mean"][place] == pytest.approx(own["rel_err_out_mean"].mean(), rel=1e-3)
-    assert error["low"][place] < error["mean"][place] < error["high"][place]
+    [row] = summary[(summary["label"] == "tova") & (summary["budget_tokens"] == 128)].itertuples()
+    ends = [error["low"][place], error["high"][place]]
+    assert ends == pytest.approx([row.rel_err_low, row.rel_err_high], rel=1e-3)
+    assert ends[0] < error["mean"][place] < ends[1]
     of_layer = own.loc[own["layer"] == 2, "rel_err_out_mean"].mean()
     assert third["measures"]["rel_err_out_mean"]["mean"][place] == pytest.approx(of_layer, rel=1e-3)
     assert third["measures"]["rel_err_out_mean"]["low"][place] is None  # one layer is no evidence
@@ -239,6 +245,8 @@ def test_phases_stand_in_panels_of_their_own_and_what_is_lost_does_not_stretch_t
         assert {axes.get_ylim()[1] for axes in figure.axes} == {1.0}
         notes = " ".join(text.get_text().replace("\n", " ") for text in figure.texts)
         assert "window 1.12 to 1.63" in notes
+        colours = {line.get_color() for line in figure.axes[1].lines}
+        assert colours == {"#9A9A9A", styles_for(["snapkv"], set())["snapkv"].colour}
     assert set(picture.table["family"]) == {"stream", "oneshot"}
 
 

@@ -11,6 +11,7 @@ from kvanalysis.errors import FigureError
 from kvanalysis.stats.claims import Claim, judged, read_claims, select
 from kvanalysis.stats.intervals import head_points
 from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNDECIDED
+from kvanalysis.stats.words import BAND_NOTE
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 
 LAYERS = range(5)
@@ -106,7 +107,8 @@ def test_budget_claims_draws_the_curves_and_judges(tmp_path):
     plot = draw(tmp_path, "budget_claims", rows_of("h2o", LOW) + rows_of("tova", HIGH), options)
     assert plot.outcomes() == [HOLDS]
     assert plot.verdicts[0].source == "a paper"
-    assert plot.figures[0].caption == "rel_err_out_mean: a mean of ratios over query heads and rows."
+    said = "rel_err_out_mean: a mean of ratios over query heads and rows. "
+    assert plot.figures[0].caption == said + BAND_NOTE
 
 
 def test_time_averages_stand_beside_peaks_where_a_size_swings(tmp_path):

@@ -74,14 +74,13 @@ def result_of(kind, context):
     return FigureResult(figures, kind.claims(context, table) if hasattr(kind, "claims") else [])
 
 
-def write_figures(frame, folder, pdf=True, summary=None, told=None):
+def write_figures(frame, folder, pdf=True, told=None, summary=None):
     """Writes every overview figure of `load`'s table to `folder`; returns them as `SavedFigure`.
 
-    `summary`: that of the table, where it is known; `told(number, total, name)` is called before each kind of
-    figure is drawn.
-    """
+    `told(number, total, name)` is called before each kind of figure is drawn. `summary`: that of the table,
+    where it is known."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with styled():
-        pictures = pictures_of(frame, summary=summary, told=told)
-        return [save(picture, folder, pdf=pdf) for picture in pictures]
+        found = pictures_of(frame, told=told, summary=summary)
+        return [save(picture, folder, pdf=pdf) for picture in found]

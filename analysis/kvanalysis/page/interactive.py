@@ -27,10 +27,9 @@ ELSEWHERE = ("https://cdn.jsdelivr.net", "https://maps.googleapis.com")
 FIRST_CLASS = 2  # of EDGES: what is shown until somebody chooses
 TICKS = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200)
 NAME_SHARE = 0.42  # of the axes' width, right of the curves, for their names
-TOOLTIPS = [
-    ("method", "@label"), ("parameters", "@params"), ("budget", "@budget"),
-    ("bytes", "@kib KiB a head, @x %"), ("loss", "@y [@low, @high]"), ("heads", "@heads"),
-]  # fmt: skip
+TOOLTIP = """<div style="max-width:19rem;white-space:normal;color:#1a1a1a;font-size:12px">
+<b>@label</b>, budget @budget<br>@kib KiB a head, @x % of the full cache<br>loss @loss, @heads heads<br>
+<span style="overflow-wrap:anywhere">@params</span></div>"""
 
 
 def interactive(frame, styles, static):
@@ -97,7 +96,7 @@ def _source(*columns):
     return ColumnDataSource({name: [] for name in columns})
 
 
-POINT = ("x", "y", "low", "high", "label", "params", "budget", "kib", "heads", "colour", "marker")
+POINT = ("x", "y", "low", "high", "label", "params", "budget", "kib", "heads", "colour", "marker", "loss")
 
 
 def _figure(name, height, **ranges):
@@ -160,7 +159,7 @@ def _points(plot, points, x="x", y="y"):
     from bokeh.models import HoverTool
 
     dots = plot.scatter(x, y, source=points, marker="marker", color="colour", size=8)
-    plot.add_tools(HoverTool(renderers=[dots], tooltips=TOOLTIPS))
+    plot.add_tools(HoverTool(renderers=[dots], tooltips=TOOLTIP))
 
 
 def _dots():

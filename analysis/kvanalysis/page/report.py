@@ -46,7 +46,7 @@ def write_report(frame, figures_folder, file, told=None):
 
     `told(number, total, name)` is called before each kind of figure is drawn."""
     summary = summarise(frame)
-    figures = write_figures(frame, figures_folder, pdf=False, summary=summary, told=told)
+    figures = write_figures(frame, figures_folder, pdf=False, told=told, summary=summary)
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(render(frame, summary, figures, file.parent), encoding="utf-8")
@@ -64,7 +64,7 @@ def render(frame, summary, figures, folder):
     top = {
         ANSWER_TITLE: answer_section(frame, summary),
         BYTES_TITLE: _first_figure(frame, summary, album, first),
-        LIMITS_TITLE: [note("", limits(data_text(frame)))],
+        LIMITS_TITLE: [notes_section(frame), note("", limits(data_text(frame)))],
     }
     sections = {
         "Figures": [album.note(), *_pictures(album, others)],
@@ -82,7 +82,6 @@ def render(frame, summary, figures, folder):
             f"<h1>{escape(title)}</h1>",
             paragraph(_lead(frame, meta), "lead"),
             *(section(name, *parts) for name, parts in top.items() if parts),
-            notes_section(frame),
             contents([(name, anchor(name), []) for name in shown]),
             *(section(name, *parts) for name, parts in shown.items()),
             *_footer(frame),

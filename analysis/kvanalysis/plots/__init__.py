@@ -75,11 +75,11 @@ def module_of(kind):
     return import_module(KINDS[kind], __name__)
 
 
-def pictures_of(frame, plots=OVERVIEW, summary=None, told=None):
+def pictures_of(frame, plots=OVERVIEW, told=None, summary=None):
     """The Pictures of `plots` that `load`'s table allows, trace by trace and in their order.
 
-    `summary`: that of the table (stats.summary), where it is known; `told(number, total, name)` is called
-    before each kind of figure of each trace, number from 1.
+    `told(number, total, name)` is called before each kind of figure of each trace, number from 1. `summary`:
+    that of the table (stats.summary), where it is known.
     """
     summary = summarise(frame) if summary is None else summary
     styles, traces = styles_of(summary), list(by_trace(frame))

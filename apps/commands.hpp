@@ -12,6 +12,7 @@ void add_inspect(Command& program);
 void add_synth(Command& program);
 void add_cluster(Command& program);
 void add_report(Command& program);
+void add_compare(Command& program);
 void add_python_commands(Command& program);
 void add_bounds(Command& program);
 void add_bench(Command& program);

@@ -67,7 +67,7 @@ int validate_config(const ValidateChoices& choices, Console& console) {
   require_device(loaded.config);
   if (choices.deep)
     for (const fs::path& path : loaded.config.traces) check_deep(Trace(path), path.string(), console);
-  if (loaded.config.budget.shares())  // how many cells that makes, replaying tells
+  if (loaded.config.budget.has_shares())  // how many cells that makes, replaying tells
     print(fmt::format("{}: a sound configuration, with budgets that are shares of the cache\n", choices.config.file));
   else print(fmt::format("{}: a sound configuration of {} cells\n", choices.config.file, plan_cells(loaded).size()));
   return 0;

@@ -26,6 +26,7 @@ constexpr const char* kExamples =
     "examples:\n"
     "  kvreplay run configs/quickstart.yaml\n"
     "  kvreplay run TRACE.h5 --method h2o,snapkv --budget 64,256 -o out/first\n"
+    "  kvreplay compare TRACE.h5 --at 20%\n"
     "  kvreplay describe h2o\n";
 
 struct General {
@@ -67,6 +68,7 @@ int dispatch(int argc, char** argv, Context& context) {
   add_cluster(program);
   add_list(program);
   add_report(program);
+  add_compare(program);
   add_bounds(program);
   add_bench(program);
   add_python_commands(program);

@@ -17,6 +17,7 @@
 #include "apps/offered/registry.hpp"
 #include "apps/progress.hpp"
 #include "apps/replaying.hpp"
+#include "apps/run.hpp"
 #include "apps/run_options.hpp"
 #include "apps/shares.hpp"
 #include "apps/signals.hpp"
@@ -90,7 +91,7 @@ Outcome replay(const Work& work, const std::vector<Cell>& todo, const RunChoices
 // What a run says of its table.
 class TableTold {
  public:
-  explicit TableTold(const Work& work) {
+  TableTold(const Work& work, bool prints_table) : prints_table_(prints_table) {
     std::vector<std::string> labels;
     for (const MethodInstance& instance : work.config.methods) labels.push_back(instance_text(instance));
     for (const Cell& cell : work.plan) {
@@ -106,12 +107,13 @@ class TableTold {
     failures_.add(row);
   }
   void tell(const Notes& notes, Console& console) const {
-    print(summary_.text(notes));
+    if (prints_table_) print(summary_.text(notes));
     failures_.tell(console);
     tell_notes(notes, console);
   }
 
  private:
+  bool prints_table_;
   std::unordered_set<std::string> planned_;
   Summary summary_;
   Failures failures_;
@@ -137,6 +139,8 @@ void tell_start(const Work& work, size_t todo, size_t earlier, Console& console)
     console.note(fmt::format("{} cells of earlier runs stay in the table (--plan-only leaves them out)", earlier));
 }
 
+}  // namespace
+
 int run(const RunChoices& choices, Context& context) {
   Console& console = context.console;
   const Work work = prepare(choices, console);
@@ -151,7 +155,7 @@ int run(const RunChoices& choices, Context& context) {
   const StopSignals signals;  // before anything is said: who waits for a word may send one
   tell_start(work, todo.size(), table.size() - work.plan.size(), console);
   tell_damaged_lines(store.folder(), console);
-  TableTold told(work);
+  TableTold told(work, choices.prints_table);
   const SharesOfCells shares = with_earlier_shares(shares_of(work.plan), store.folder(), keys_of(work.plan), table);
   const auto finish = [&] {
     return store.finish(
@@ -173,8 +177,6 @@ int run(const RunChoices& choices, Context& context) {
   }
   return outcome.failed > 0 ? kSomeFailed : 0;
 }
-
-}  // namespace
 
 void add_run(Command& app) {
   Command command = app.command("run", "replay on this machine, all cores; skips cells that are already done");

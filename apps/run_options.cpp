@@ -1,11 +1,11 @@
 #include "apps/run_options.hpp"
+
+#include <fmt/core.h>
+
 #include "apps/devices.hpp"
 #include "apps/engine_options.hpp"
 #include "apps/offered/registry.hpp"
 #include "apps/shares.hpp"
-
-#include <fmt/core.h>
-
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "measures/metrics.hpp"
@@ -14,13 +14,11 @@
 #include "trace/trace.hpp"
 
 namespace kvreplay::app {
-namespace {
+namespace {}  // namespace
 
 bool names_a_trace(const RunChoices& choices) {
   return !choices.config.file.empty() && looks_like_trace(choices.config.file);
 }
-
-}  // namespace
 
 void add_progress_option(Command& command, std::string& progress) {
   command.option("--progress", progress, "auto, bar, plain, json or none")
@@ -69,7 +67,7 @@ LoadedRun load_run(const RunChoices& choices, Console& console) {
 }
 
 SolvedShares solve_shares(LoadedRun& loaded, Console& console) {
-  if (!loaded.config.budget.shares()) return {};
+  if (!loaded.config.budget.has_shares()) return {};
   console.note("solving shares of the cache: budgets are tried, and the bytes counted");
   RunOptions options = engine_options(loaded.config, false, open_files(loaded.config.traces));
   options.jobs = loaded.config.run.jobs > 0 ? loaded.config.run.jobs : default_jobs();
@@ -107,21 +105,19 @@ std::string share_of(const std::string& percent) {
 }  // namespace
 
 std::string budget_override(const std::string& text) {
-  std::vector<std::string> values;
-  bool shares = false, tokens = false;
-  for (std::string item : split_list(text)) {
+  std::vector<std::string> tokens, shares, kinds;
+  for (const std::string& item : split_list(text)) {
     const bool share = item.ends_with('%');
-    (share ? shares : tokens) = true;
     if (!share && item.find('.') != std::string::npos)
       throw ConfigError(fmt::format(
           "--budget {}: is no number of tokens. A share of the cache's bytes? Write --budget 20%. A share of "
           "the prompt's tokens? Write -s 'budget={{fraction_kept: [{}]}}'",
           item, item));
-    values.push_back(share ? share_of(item) : item);
+    (share ? shares : tokens).push_back(share ? share_of(item) : item);
   }
-  if (shares && tokens)
-    throw ConfigError(fmt::format("--budget {}: mixes tokens and shares of the cache. Use one kind", text));
-  return fmt::format("budget={{{}: [{}]}}", shares ? "share_of_cache" : "tokens", join(values));
+  if (!tokens.empty()) kinds.push_back(fmt::format("tokens: [{}]", join(tokens)));
+  if (!shares.empty()) kinds.push_back(fmt::format("share_of_cache: [{}]", join(shares)));
+  return fmt::format("budget={{{}}}", join(kinds));
 }
 
 std::vector<std::string> overrides_of(const RunChoices& choices) {

@@ -18,6 +18,7 @@ struct RunChoices {
   std::string methods, budget, layers, prompts, kv_heads, prefill, tokens, seeds, save, precision, only;
   bool dry_run = false, force = false, plan_only = false, fail_fast = false, keep_going = false;
   std::string progress = "auto";
+  bool prints_table = true;
 };
 
 void add_run_options(Command& command, RunChoices& choices);
@@ -25,6 +26,8 @@ void add_run_options(Command& command, RunChoices& choices);
 void add_plan_options(Command& command, RunChoices& choices);
 void add_progress_option(Command& command, std::string& progress);
 
+// Whether a trace was named instead of a configuration.
+bool names_a_trace(const RunChoices& choices);
 // Empty when a trace was named instead of a configuration. Throws ConfigError when nothing was named.
 std::filesystem::path config_file(const RunChoices& choices);
 std::vector<std::string> overrides_of(const RunChoices& choices);

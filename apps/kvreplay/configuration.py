@@ -78,19 +78,17 @@ def _loaded(point: EntryPoint) -> Any:
 
 
 def budget_of(given: Any) -> dict[str, Any] | None:
-    """`budget:` of tokens (64), of shares of the full cache's bytes ("20%"), or a dict as the configuration
+    """`budget:` of tokens (64) and of shares of the full cache's bytes ("20%"), or a dict as the configuration
     has it. Raises ConfigError."""
     if given is None:
         return None
     if isinstance(given, Mapping):
         return plain(dict(given), "budgets")
     values = [_budget(value) for value in _listed(given)]
-    shares = [isinstance(value, float) for value in values]
-    if any(shares) and not all(shares):
-        raise ConfigError(
-            "budgets mixes tokens and shares of the cache: use one kind, in two calls where both are wanted"
-        )
-    return {"share_of_cache" if any(shares) else "tokens": values}
+    shares = [value for value in values if isinstance(value, float)]
+    tokens = [value for value in values if not isinstance(value, float)]
+    kinds = {"tokens": tokens, "share_of_cache": shares}
+    return {kind: own for kind, own in kinds.items() if own} or {"tokens": []}
 
 
 def _budget(value: Any) -> int | float:

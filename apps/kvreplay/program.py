@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-NAME_METHODS = ("run", "sweep", "list", "describe", "validate")  # commands that look methods up
+NAME_METHODS = ("run", "compare", "sweep", "list", "describe", "validate")  # commands that look methods up
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -200,7 +200,7 @@ RunOptions options_of(const Prepared& all, bool every_row) {
 
 // Budgets that are shares of the cache, in a thread of their own: it may call Python, and Ctrl-C ends it.
 void solve_budgets(Prepared& all) {
-  if (!all.loaded.config.budget.shares()) return;
+  if (!all.loaded.config.budget.has_shares()) return;
   RunOptions options = options_of(all, false);
   options.stop = [&all] { return all.stop.load(); };
   auto solving = std::async(std::launch::async, [&] { return solve_shares(all.loaded, options); });

@@ -55,34 +55,37 @@ std::optional<double> read_one(BudgetList::Kind kind, const Node& node, Problems
       return read_fraction(node, problems);
     case BudgetList::Kind::bytes:
       return read_integer(problems, node, "budget.bytes", {1, kMaxBytes});
-    case BudgetList::Kind::share_of_cache:
-      return read_share(node, problems);
   }
   return std::nullopt;
 }
 
-void read_values(RunConfig& config, const Node& node, Problems& problems) {
+// Each value that `read` takes, once; `marks`: where each stands.
+template <class Read>
+void read_values(const Node& node, const Read& read, std::vector<double>& values, std::vector<Mark>& marks,
+                 Problems& problems) {
   if (node.kind == Node::Kind::list && node.items.empty())
     return problems.error(node.mark, "the list of budgets is empty: write at least one, or remove the key");
   for (const Node* item : one_or_many(node)) {
-    const auto value = read_one(config.budget.kind, *item, problems);
+    const std::optional<double> value = read(*item);
     if (!value) continue;
-    const auto& known = config.budget.values;
-    if (std::find(known.begin(), known.end(), *value) != known.end()) {
+    if (std::find(values.begin(), values.end(), *value) != values.end()) {
       problems.error(item->mark, fmt::format("the budget {} is listed twice", *value));
       continue;
     }
-    config.budget.values.push_back(*value);
-    config.budget.marks.push_back(item->mark);
+    values.push_back(*value);
+    marks.push_back(item->mark);
   }
 }
 
-// What a share of the cache is measured by.
-void read_of(RunConfig& config, const Node& node, const Section& section, Problems& problems) {
+// Shares of the cache, and what they are measured by.
+void read_shares(RunConfig& config, const Node& node, const Section& section, Problems& problems) {
+  std::vector<Mark> marks;
+  const Node* shares = section.find("share_of_cache");
+  const auto read = [&](const Node& item) { return read_share(item, problems); };
+  if (shares != nullptr) read_values(*shares, read, config.budget.shares, marks, problems);
   const Node* of = section.find("of");
   if (of == nullptr) return;
-  if (config.budget.kind != BudgetList::Kind::share_of_cache)
-    return problems.error(node.key_mark("of"), "of: peak or mean belongs to share_of_cache");
+  if (shares == nullptr) return problems.error(node.key_mark("of"), "of: peak or mean belongs to share_of_cache");
   if (const auto word = read_word(problems, *of, "budget.of", {"peak", "mean"}))
     config.budget.of_mean = *word == "mean";
 }
@@ -90,13 +93,13 @@ void read_of(RunConfig& config, const Node& node, const Section& section, Proble
 }  // namespace
 
 void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems& problems) {
-  static const std::vector<std::string> kinds = {"tokens", "fraction_kept", "bytes",
-                                                 "share_of_cache"};  // in the order of BudgetList::Kind
+  static const std::vector<std::string> kinds = {"tokens", "fraction_kept",
+                                                 "bytes"};  // in the order of BudgetList::Kind
   static const std::string examples =
       "{tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]}, {share_of_cache: [0.1]} or "
       "{bytes: [...]}";
   std::vector<std::string> keys = kinds;
-  keys.emplace_back("of");
+  keys.insert(keys.end(), {"share_of_cache", "of"});
   if (node == nullptr) return;
   config.marks["budget"] = key;
   if (node->kind != Node::Kind::map) return must_be(problems, *node, "budget", "a map: " + examples);
@@ -106,14 +109,16 @@ void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems&
     const Node* values = section.find(kinds[i]);
     if (values == nullptr) continue;
     if (only != nullptr)
-      return problems.error(node->key_mark(kinds[i]),
-                            "budget takes one of tokens, fraction_kept, bytes and share_of_cache, not two");
+      return problems.error(node->key_mark(kinds[i]), "budget takes one of tokens, fraction_kept and bytes, not two");
     only = values;
     config.budget.kind = BudgetList::Kind(i);
   }
-  if (only == nullptr) return problems.error(key, "budget is empty: write " + examples);
-  read_of(config, *node, section, problems);
-  read_values(config, *only, problems);
+  if (only == nullptr && section.find("share_of_cache") == nullptr)
+    return problems.error(key, "budget is empty: write " + examples);
+  read_shares(config, *node, section, problems);
+  if (only == nullptr) return;
+  const auto read = [&](const Node& item) { return read_one(config.budget.kind, item, problems); };
+  read_values(*only, read, config.budget.values, config.budget.marks, problems);
 }
 
 double real_budget(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,
@@ -133,12 +138,13 @@ int32_t budget_tokens(BudgetList::Kind kind, double value, int32_t prompt, const
 BudgetList budgets_for(const MethodInstance& instance, const BudgetList& list) {
   const double share = instance.method().info.default_fraction;
   if (!list.values.empty() || share == 0) return list;
-  return {BudgetList::Kind::fraction_kept, {share}, {instance.mark}};
+  BudgetList own = list;
+  own.kind = BudgetList::Kind::fraction_kept, own.values = {share}, own.marks = {instance.mark};
+  return own;
 }
 
 bool runs_without_budget(const MethodInstance& instance, const BudgetList& list) {
-  const bool lists_decide = list.values.empty() || list.shares();
-  return !instance.values.takes_budget() || (lists_decide && !instance.method().lists_in.empty());
+  return !instance.values.takes_budget() || (list.values.empty() && !instance.method().lists_in.empty());
 }
 
 }  // namespace kvreplay

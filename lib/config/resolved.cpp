@@ -34,11 +34,11 @@ std::string method_json(const MethodInstance& m) {
 }
 
 std::string budget_json(const BudgetList& budget) {
-  const char* kinds[] = {"tokens", "fraction_kept", "bytes", "share_of_cache"};
-  if (budget.values.empty()) return "null";
+  const char* kinds[] = {"tokens", "fraction_kept", "bytes"};
+  if (budget.values.empty() && !budget.has_shares()) return "null";
   JsonObject entry;
-  entry.add(kinds[size_t(budget.kind)], budget.values);
-  if (budget.shares()) entry.add("of", budget.of_mean ? "mean" : "peak");
+  if (!budget.values.empty()) entry.add(kinds[size_t(budget.kind)], budget.values);
+  if (budget.has_shares()) entry.add("share_of_cache", budget.shares).add("of", budget.of_mean ? "mean" : "peak");
   return entry.text();
 }
 

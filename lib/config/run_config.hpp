@@ -29,11 +29,12 @@ struct MethodInstance {
 };
 
 struct BudgetList {
-  enum class Kind { tokens, fraction_kept, bytes, share_of_cache } kind = Kind::tokens;
+  enum class Kind { tokens, fraction_kept, bytes } kind = Kind::tokens;
   std::vector<double> values;
   std::vector<Mark> marks;
-  bool of_mean = false;  // share_of_cache bounds the mean over steps, not the peak
-  bool shares() const { return kind == Kind::share_of_cache && !values.empty(); }
+  std::vector<double> shares;  // of the full cache's bytes, beside the values
+  bool of_mean = false;        // shares bound the mean over steps, not the peak
+  bool has_shares() const { return !shares.empty(); }
 };
 
 struct RunConfig {

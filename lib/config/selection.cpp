@@ -203,7 +203,9 @@ class Selection {
     const MethodInstance& instance = config_.methods[m];
     MethodContext context = context_of(instance, layer, trace.n_layers, selected.extent);
     if (runs_without_budget(instance, config_.budget)) return add_variant(m, context, prompt, selected);
-    if (config_.budget.shares()) return add_by_share(m, context, selected);
+    const bool by_lists = !instance.method().lists_in.empty();
+    if (config_.budget.has_shares() && !by_lists) add_by_share(m, context, selected);
+    if (config_.budget.has_shares() && config_.budget.values.empty()) return;
     const BudgetList budgets = budgets_for(instance, config_.budget);
     for (const double value : budgets.values) {
       const double asked = real_budget(budgets.kind, value, context.prompt_tokens, layer, instance.options.row_format);
@@ -269,7 +271,6 @@ class Selection {
         fmt::format("a budget of {} bytes holds no token: one takes {}", budget_bytes, number_text(std::ceil(row))));
   }
   void check_budgets(const PromptInfo& prompt, const Extent& extent) {
-    if (config_.budget.shares()) return;
     std::map<std::string, RowFormat> formats;  // a budget in bytes is another number of tokens in each
     for (const MethodInstance& m : config_.methods)
       if (m.values.takes_budget()) formats.emplace(row_format_json(m.options.row_format), m.options.row_format);

@@ -7,7 +7,7 @@
 #include <iterator>
 #include <map>
 #include <stdexcept>
-#include <unordered_set>
+#include <unordered_map>
 
 #include "base/errors.hpp"
 #include "base/json_text.hpp"
@@ -130,10 +130,15 @@ class Planner {
     }
   }
 
-  // Two fractions or sizes in bytes may come to the same number of tokens: one cell.
+  // Two fractions, sizes in bytes or shares of the cache may come to the same number of tokens: one cell.
   void add(Cell cell, const std::string& key) {
     cell.key = kKeyLetter + sha256_hex(key).substr(0, kKeyDigits);
-    if (keys_.insert(cell.key).second) plan_.push_back(std::move(cell));
+    const auto [known, is_new] = places_.try_emplace(cell.key, plan_.size());
+    if (is_new) return plan_.push_back(std::move(cell));
+    std::vector<double>& shares = plan_[known->second].shares;
+    shares.insert(shares.end(), cell.shares.begin(), cell.shares.end());
+    std::sort(shares.begin(), shares.end());
+    shares.erase(std::unique(shares.begin(), shares.end()), shares.end());
   }
 
   // Lists that the method is given say themselves how they are replayed, and may do so for each head.
@@ -179,7 +184,7 @@ class Planner {
   const JsonObject of_run_;
   std::vector<std::shared_ptr<const TraceNames>> names_;
   std::map<std::filesystem::path, std::string> digests_;
-  std::unordered_set<std::string> keys_;
+  std::unordered_map<std::string, size_t> places_;  // of cells in the plan, by key
   std::vector<Cell> plan_;
 };
 

@@ -61,7 +61,7 @@ class Solver {
 
  private:
   std::vector<double> sorted_shares() const {
-    std::vector<double> shares = run_.config.budget.values;
+    std::vector<double> shares = run_.config.budget.shares;
     std::sort(shares.begin(), shares.end());
     return shares;
   }

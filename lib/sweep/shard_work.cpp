@@ -72,7 +72,7 @@ class Opening {
     const fs::path trace = request_.place ? request_.place(planned, scope) : planned.path;
     LoadedRun loaded = load(place, trace, planned);
     expect_same_trace(loaded.traces.front(), planned);
-    if (loaded.config.budget.shares()) take_budgets(place, loaded);
+    if (loaded.config.budget.has_shares()) take_budgets(place, loaded);
     std::vector<Cell> cells = plan_cells(loaded);
     std::erase_if(cells, [&](const Cell& cell) { return place.keys.count(cell.key) == 0; });
     if (cells.size() != place.keys.size())

@@ -472,7 +472,6 @@ def test_five_hundred_random_hostile_calls_each_end_in_a_promised_exception_or_a
         ([16, 64.5], "64.5 is no number of tokens."),
         ([16, -0.5], "-0.5 is no number of tokens."),
         ([16, 0.0], "must be at least 1"),
-        ([16, "25%"], "mixes tokens and shares of the cache"),
         (["250%"], "must be a share of the full cache's bytes, in (0, 1]: did you mean 0.025?"),
         (["0%"], "must be a share of the full cache's bytes, in (0, 1]"),
     ],

@@ -113,12 +113,19 @@ def test_formats_levels_allocators_and_variants_have_the_numbers_of_the_program(
     check_same_arrays(on_arrays, out)
 
 
-def test_a_budget_that_is_a_fraction_or_a_mixture_is_refused_with_what_to_write(layers):
+def test_a_budget_that_is_a_fraction_is_refused_with_what_to_write(layers):
     words = {"layers": layers, "prefill": PROMPT, "methods": ["h2o"]}
     with pytest.raises(kvreplay.ConfigError, match=r'write "7%".*write {"fraction_kept": \[0\.07\]}'):
         replayed(**words, budgets=[0.07])
-    with pytest.raises(kvreplay.ConfigError, match="mixes tokens and shares of the cache"):
-        replayed(**words, budgets=[30, "29%"])
+
+
+def test_tokens_and_shares_of_the_cache_stand_side_by_side_and_a_cell_of_both_is_one(layers):
+    words = {"layers": layers, "prefill": PROMPT, "methods": ["window"]}
+    alone = replayed(**words, budgets=["50%"]).table
+    tokens = int(alone["budget_tokens"].iloc[0])
+    both = replayed(**words, budgets=[30, tokens, "50%"]).table
+    assert set(zip(both["budget_tokens"], both["budget_share"], strict=True)) == {(30, ""), (tokens, "0.5")}
+    assert set(alone["key"]) <= set(both["key"])
 
 
 def test_budgets_of_bytes_and_selected_queries_and_needles_are_those_of_the_program(trace, tmp_path):

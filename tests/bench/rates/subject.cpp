@@ -8,6 +8,7 @@
 
 #include "apps/config_options.hpp"
 #include "apps/engine_options.hpp"
+#include "apps/labels.hpp"
 #include "apps/summary.hpp"
 #include "base/errors.hpp"
 #include "config/run_config.hpp"

@@ -154,7 +154,7 @@ TEST_CASE("What is missing is told with an example") {
         "c.yaml:4:1: error: budget is empty: write {tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]}, "
         "{share_of_cache: [0.1]} or {bytes: [...]}");
   CHECK(errors("methods: [keeper]\nbudget: {tokens: 9, bytes: 9}\n") ==
-        "c.yaml:4:21: error: budget takes one of tokens, fraction_kept, bytes and share_of_cache, not two");
+        "c.yaml:4:21: error: budget takes one of tokens, fraction_kept and bytes, not two");
 }
 
 TEST_CASE("A share of the cache that is none is told with what it may have meant") {

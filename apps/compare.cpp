@@ -1,0 +1,105 @@
+#include <fmt/core.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "apps/commands.hpp"
+#include "apps/exit_codes.hpp"
+#include "apps/interpreter.hpp"
+#include "apps/run.hpp"
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "results/folder.hpp"
+
+// `kvreplay compare`: who loses least at equal bytes. A trace or a configuration is replayed at the shares first;
+// `python -m kvanalysis compare` answers from the results.
+
+namespace kvreplay::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What people choose between, each as its paper has it.
+constexpr const char* kContenders =
+    "h2o,tova,scissorhands,buzz,streaming_llm,snapkv,pyramidkv,adakv,knorm,keydiff,balancekv,subgen,uniform,window";
+
+struct CompareChoices {
+  std::string place, at, layers, measure, phase;
+  RunChoices run;
+};
+
+// "20%" of "20%" and of "0.2"; what is no share is told by who reads it.
+std::string percent_of(const std::string& share) {
+  const auto number = number_in<double>(share);
+  return number && *number > 0 && *number <= 1 ? fmt::format("{:.10g}%", 100 * *number) : share;
+}
+
+std::string budgets_at(const std::string& at) {
+  std::vector<std::string> shares;
+  for (const std::string& share : split_list(at)) shares.push_back(percent_of(share));
+  return join(shares);
+}
+
+// Replays what is missing; the exit code.
+int replay(CompareChoices& choices, Context& context) {
+  choices.run.config.file = choices.place;
+  choices.run.budget = budgets_at(choices.at);
+  choices.run.prints_table = false;
+  if (names_a_trace(choices.run) && choices.run.methods.empty()) choices.run.methods = kContenders;
+  if (choices.run.out.empty())
+    choices.run.out = (fs::path("out") / ("compare-" + fs::path(choices.place).stem().string())).string();
+  return run(choices.run, context);
+}
+
+void require_results(const fs::path& place) {
+  std::error_code ignored;
+  if (fs::is_regular_file(place / kTableFile, ignored)) return;
+  throw ConfigError(
+      fmt::format("{}: holds no results.csv. compare takes the output directory of a run, a trace or a configuration",
+                  place.string()));
+}
+
+int compare(CompareChoices& choices, Context& context) {
+  fs::path results = choices.place;
+  if (std::error_code ignored; fs::is_directory(results, ignored)) {
+    require_results(results);
+  } else {
+    const int code = replay(choices, context);
+    if (code != 0 && code != kSomeFailed) return code;
+    results = choices.run.out;
+  }
+  std::vector<std::string> words = {"compare", results.string(), "--at=" + choices.at};
+  if (!choices.layers.empty()) words.push_back("--layers=" + choices.layers);
+  if (!choices.measure.empty()) words.push_back("--measure=" + choices.measure);
+  if (!choices.phase.empty()) words.push_back("--phase=" + choices.phase);
+  return become_python("kvanalysis", {"numpy", "pandas", "scipy"}, words);
+}
+
+}  // namespace
+
+void add_compare(Command& app) {
+  const auto choices = std::make_shared<CompareChoices>();
+  Command command = app.command("compare", "which method loses least at equal bytes, and is the difference real");
+  command
+      .option("place", choices->place, "output directory of a run; or a trace, or a configuration, which is replayed")
+      .required()
+      .type("OUT|TRACE|CONFIG");
+  command.option("--at", choices->at, "shares of the full cache's bytes: 20%, or 10%,20%,40%")
+      .required()
+      .type("SHARES");
+  command.option("--layers", choices->layers, "these layers only: 0,15-29 (default: all)").type("LIST");
+  command.option("--measure", choices->measure, "error (default), cosine, or a column in which less is better")
+      .type("NAME");
+  command.option("--phase", choices->phase, "methods of this phase only").one_of({"stream", "oneshot"});
+  const std::string group = "With a trace or a configuration";
+  RunChoices& run = choices->run;
+  command.option("--method", run.methods, fmt::format("methods (default of a trace: {})", kContenders))
+      .type("LIST")
+      .group(group);
+  command.option("-o,--out", run.out, "where results go (default: out/compare-NAME)").type("DIR").group(group);
+  command.option("-j,--jobs", run.jobs, "threads (default: all cores)").type("N").group(group);
+  command.option("--seeds", run.seeds, "seeds of the random methods (default: 5)").type("N").group(group);
+  command.runs([choices](Context& context) { return compare(*choices, context); });
+}
+
+}  // namespace kvreplay::app

@@ -26,8 +26,7 @@ constexpr const char* kExamples =
     "examples:\n"
     "  kvreplay run configs/quickstart.yaml\n"
     "  kvreplay run TRACE.h5 --method h2o,snapkv --budget 64,256 -o out/first\n"
-    "  kvreplay compare TRACE.h5 --at 20%\n"
-    "  kvreplay describe h2o\n";
+    "  kvreplay compare TRACE.h5 --at 20%\n";
 
 struct General {
   bool quiet = false;

@@ -13,6 +13,7 @@ build/release/kvreplay.
 import csv
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -107,13 +108,11 @@ def theory_page():
 
 
 def rows_of(table):
-    """(method, budget, {column: text}) of the table that `run` prints; a method's name may hold spaces."""
-    head, *lines = table.splitlines()
-    columns = head.split()[2:]
-    for line in lines:
-        words = line.split()
-        cut = len(words) - len(columns)
-        yield " ".join(words[: cut - 1]), words[cut - 1], dict(zip(columns, words[cut:], strict=True))
+    """(method, budget, {column: text}) of the table that `run` prints: two blanks or more part its columns,
+    of which the last, notes, may be empty."""
+    head, *lines = (re.split(r" {2,}", line.strip()) for line in table.splitlines())
+    for method, budget, *values in lines:
+        yield method, budget, dict(zip(head[2:], values, strict=False))
 
 
 def sample_page():

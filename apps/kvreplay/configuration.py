@@ -78,7 +78,7 @@ def _loaded(point: EntryPoint) -> Any:
 
 
 def budget_of(given: Any) -> dict[str, Any] | None:
-    """`budget:` of tokens (64) and of shares of the full cache's bytes ("20%"), or a dict as the configuration
+    """`budget:` of tokens (64) and shares of the full cache's bytes ("20%"), or a dict as the configuration
     has it. Raises ConfigError."""
     if given is None:
         return None

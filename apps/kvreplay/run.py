@@ -94,8 +94,9 @@ class Run:
         `given` canonical JSON, `label` the method and what tells its instances apart. Columns:
         `kvreplay.columns()`."""
         frame = self.frame
-        table = frame.assign(params=frame["params_json"], given=frame["given_json"])
-        return table.drop(columns=["params_json", "given_json"])
+        texts = [name for name in ("params", "given", "extras") if f"{name}_json" in frame]
+        table = frame.assign(**{name: frame[f"{name}_json"] for name in texts})
+        return table.drop(columns=[f"{name}_json" for name in texts])
 
     def summary(self) -> "pd.DataFrame":
         """A row for each method and budget: means over prompts, layers and kv heads, with the 95 % interval

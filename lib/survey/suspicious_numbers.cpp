@@ -77,10 +77,9 @@ std::string repeated_kv_heads(const Tensors& trace, const std::string& prompt, c
   const auto count = static_cast<int32_t>(different.size());
   if (count == layer.kv_heads) return "";
   return fmt::format(
-      "only {} of {} kv heads differ, as if each was repeated for its query heads. Write each once: repeated they "
-      "count "
-      "{} times as many bytes, and each copy is replayed",
-      count, layer.kv_heads, layer.kv_heads / count);
+      "only {} of {} kv heads differ, as if some were repeated for their query heads. Write each once: every copy is "
+      "replayed, and its bytes are counted",
+      count, layer.kv_heads);
 }
 
 class LayerLook {

@@ -232,7 +232,7 @@ ARGUMENTS = [
         ],
         "budget",
     ),
-    ("budgets", ["200%", 1e300, 0.1, [64, "10%"]], "budgets"),
+    ("budgets", ["200%", 1e300, 0.1, [64, "10"]], "budgets"),
     (
         "methods",
         [[], None, 3, object(), b"h2o", {}, {"nam": "h2o"}, {"name": 3}, [["h2o"]], [None]],

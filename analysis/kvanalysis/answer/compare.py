@@ -87,7 +87,8 @@ def compare_at(
     ResultsError where there is nothing to compare.
     """
     rows, column = _rivals(of_layers(frame, layers), phase), column_of(frame, measure)
-    found = {label: reached(own, share, column) for label, own in rows.groupby("label", sort=True)}
+    found = _out_of_reach(frame, share)
+    found |= {label: reached(own, share, column) for label, own in rows.groupby("label", sort=True)}
     numbers = {label: each.values for label, each in found.items() if isinstance(each, Reached)}
     values, equals = _distinct(numbers)
     pairs = {
@@ -110,6 +111,18 @@ def compare_at(
         model=str(rows["model"].iloc[0]),
         n_seeds=int(rows.groupby(["label", "budget_tokens", *UNIT], dropna=False).size().max()),
     )
+
+
+def _out_of_reach(frame: pd.DataFrame, share: float) -> dict[str, Reached | Unreached]:
+    """Methods that were asked for the share and have no cell of it: the floor that the run found."""
+    asked = frame.attrs.get("meta", {}).get("unreachable", [])
+    return {
+        " ".join([each["method"], *(f"{name}={value}" for name, value in each["given"].items())]): Unreached(
+            f"needs {each['floor_low']:.1%} of the full cache"
+        )
+        for each in asked
+        if np.isclose(each["share"], share) and each["heads"] == each["of_heads"]
+    }
 
 
 def _rivals(frame: pd.DataFrame, phase: str | None) -> pd.DataFrame:
@@ -155,7 +168,8 @@ def _rows(found, values, equals, pairs: dict[tuple[str, str], Comparison], famil
         yield row | _against(ranked[0], label, pairs, adjusted)
     for label, each in found.items():
         if isinstance(each, Unreached):
-            yield {"label": label, "family": family[label], "decided": False, "how": each.why, "equals": ""}
+            row = {"label": label, "family": family.get(label, ""), "how": each.why}
+            yield row | {"decided": False, "equals": ""}
 
 
 def _against(best: str, label: str, pairs, adjusted) -> dict[str, object]:

@@ -26,7 +26,11 @@ def panel(axes, rows, column, label):
     names = list(dict.fromkeys(row["what"] for row in rows))
     for name, (tokens, values) in series(rows, column).items():
         i = names.index(name)
-        look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 3}
+        look = {
+            "color": COLOURS[i % len(COLOURS)],
+            "marker": list(MARKERS)[i % len(MARKERS)],
+            "markersize": 3,
+        }
         axes.plot(tokens, values, label=name.replace("_", " "), **look)
     ticks = sorted({int(row["tokens"]) for row in rows})
     axes.set_xscale("log", base=2)

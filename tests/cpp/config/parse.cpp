@@ -139,7 +139,7 @@ TEST_CASE("Any number of forms of whole and real numbers is read the same way") 
 TEST_CASE("A share of the cache is of the peak unless it says the mean") {
   const RunConfig peak = parse("methods: [keeper]\nbudget: {share_of_cache: [0.1, 1]}\n");
   CHECK(peak.budget.has_shares());
-  CHECK(peak.budget.values == std::vector<double>{0.1, 1});
+  CHECK(peak.budget.shares == std::vector<double>{0.1, 1});
   CHECK(!peak.budget.of_mean);
   CHECK(nlohmann::json::parse(resolved_json(peak))["budget"].dump() == R"({"of":"peak","share_of_cache":[0.1,1]})");
   const RunConfig mean = parse("methods: [keeper]\nbudget: {share_of_cache: 0.2, of: mean}\n");

@@ -25,6 +25,7 @@ def test_a_changed_trace_under_the_same_path_is_refused_and_what_is_done_stays(t
     copy, out = shutil.copy(trace, tmp_path / "t.h5"), tmp_path / "out"
     plan(write_config(tmp_path, copy), out)
     assert work(out, "0/2").returncode == 0
+    Path(copy).unlink()
     make_trace(copy, seed=1)
     result = work(out, "1/2")
     assert result.returncode == 3

@@ -152,8 +152,9 @@ def _whole_curves(out):
     """The table of a run; of an adaptive sweep only what allows means over heads."""
     from .budgets.replayed import at_common_budgets
     from .data.load import load
+    from .data.shares import with_common_budgets
 
-    frame = load(out)
+    frame = with_common_budgets(load(out))
     if not frame.attrs["meta"].get("rounds"):
         return frame
     kept = at_common_budgets(frame)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kvanalysis.data.labels import add_labels
 from kvanalysis.data.load import load
+from kvanalysis.data.shares import with_common_budgets
 from kvanalysis.errors import ResultsError
 
 from .errors import ConfigError, KvreplayError
@@ -21,10 +22,10 @@ def rows_of(results: "Results") -> "pd.DataFrame":
     """The table as kvanalysis reads it. Raises ConfigError where these are no results, KvreplayError where a
     folder cannot be read."""
     if isinstance(results, Run):
-        return results.frame
+        return with_common_budgets(results.frame)
     if isinstance(results, str | Path | list):
         try:
-            return load(results)
+            return with_common_budgets(load(results))
         except ResultsError as error:
             raise KvreplayError(str(error)) from None
     if not {"method", "params", "given"} <= set(getattr(results, "columns", ())):

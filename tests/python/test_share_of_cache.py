@@ -4,7 +4,7 @@ import json
 
 import kvreplay as kv
 import pytest
-from kvanalysis.data.shares import by_share
+from kvanalysis.data.shares import by_share, with_common_budgets
 from kvreplay_cli import kvreplay, table
 from program_beside_python import made_layer
 
@@ -141,6 +141,17 @@ def test_a_summary_has_a_row_for_each_share_whatever_the_heads_budgets(words):
     assert (shares.loc[0.4] <= 0.4).all()
     assert (shares.loc[0.6] <= 0.6).all()
     assert (table["n_units"] == 4).all()
+
+
+def test_a_curve_has_one_point_at_a_share_whatever_the_heads_budgets(words):
+    coded = {"name": "h2o", "row_format": {"name": "kivi", "bits": 4, "g": 4, "R": 4}}
+    frame = kv.replay(methods=[coded, "window"], budgets=["20%", 40], **words).frame
+    common = with_common_budgets(frame)
+    for table, several in ((frame, True), (common, False)):
+        asked = table[(table["method"] == "h2o") & (table["budget_share"] == "0.2")]
+        assert (asked["budget_tokens"].nunique() > 1) == several
+        assert len(asked) == 4
+    assert common[common["budget_share"] == ""]["budget_tokens"].eq(40).all()
 
 
 def test_two_shares_of_one_budget_are_one_cell_with_both(words):

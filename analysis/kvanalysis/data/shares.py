@@ -11,3 +11,17 @@ def by_share(frame: pd.DataFrame) -> pd.DataFrame:
         return frame.assign(share=float("nan"))
     asked = frame.assign(share=frame["budget_share"].str.split(";")).explode("share", ignore_index=True)
     return asked.assign(share=pd.to_numeric(asked["share"].replace("", None)).astype(float))
+
+
+def with_common_budgets(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with one budget for all heads of an instance that were asked for one share: the mean of theirs,
+    rounded, so that a curve has one point there. Rows that were asked otherwise stay as they are."""
+    rows = by_share(frame)
+    asked = rows["share"].notna()
+    if not asked.any():
+        return frame
+    mean = rows.groupby(["trace_id", "label", "share"])["budget_tokens"].transform("mean")
+    budgets = rows["budget_tokens"].where(~asked, mean.round().astype("Int64"))
+    common = rows.assign(budget_tokens=budgets).drop_duplicates(["key", "budget_tokens"], ignore_index=True)
+    common.attrs = frame.attrs
+    return common.drop(columns="share")

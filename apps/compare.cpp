@@ -37,7 +37,7 @@ std::string percent_of(const std::string& share) {
 std::string budgets_at(const std::string& at) {
   std::vector<std::string> shares;
   for (const std::string& share : split_list(at)) shares.push_back(percent_of(share));
-  return join(shares);
+  return join(shares, ",");
 }
 
 // Replays what is missing; the exit code.

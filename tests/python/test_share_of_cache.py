@@ -147,8 +147,8 @@ def test_a_curve_has_one_point_at_a_share_whatever_the_heads_budgets(words):
     coded = {"name": "h2o", "row_format": {"name": "kivi", "bits": 4, "g": 4, "R": 4}}
     frame = kv.replay(methods=[coded, "window"], budgets=["20%", 40], **words).frame
     common = with_common_budgets(frame)
-    for table, several in ((frame, True), (common, False)):
-        asked = table[(table["method"] == "h2o") & (table["budget_share"] == "0.2")]
+    for rows, several in ((frame, True), (common, False)):
+        asked = rows[(rows["method"] == "h2o") & (rows["budget_share"] == "0.2")]
         assert (asked["budget_tokens"].nunique() > 1) == several
         assert len(asked) == 4
     assert common[common["budget_share"] == ""]["budget_tokens"].eq(40).all()

@@ -87,8 +87,9 @@ def compare_at(
     ResultsError where there is nothing to compare.
     """
     rows, column = _rivals(of_layers(frame, layers), phase), column_of(frame, measure)
-    found = _out_of_reach(frame, share)
-    found |= {label: reached(own, share, column) for label, own in rows.groupby("label", sort=True)}
+    found = {label: reached(own, share, column) for label, own in rows.groupby("label", sort=True)}
+    floors = _out_of_reach(frame, share)
+    found |= {label: floor for label, floor in floors.items() if not isinstance(found.get(label), Reached)}
     numbers = {label: each.values for label, each in found.items() if isinstance(each, Reached)}
     values, equals = _distinct(numbers)
     pairs = {

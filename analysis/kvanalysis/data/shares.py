@@ -14,8 +14,8 @@ def by_share(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_common_budgets(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table with one budget for all heads of an instance that were asked for one share: the rounded mean of
-    theirs, so that a curve has one point there. Rows that were asked otherwise stay as they are."""
+    """The table with one budget for all heads of an instance that were asked for one share: the rounded mean
+    of theirs, so that a curve has one point there. Rows that were asked otherwise stay as they are."""
     rows = by_share(frame)
     asked = rows["share"].notna()
     if not asked.any():

@@ -2,19 +2,28 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "apps/labels.hpp"
 #include "base/json_text.hpp"
+#include "base/text.hpp"
 
 namespace kvreplay::app {
 
+// A line for all instances of which the same is to be said.
 std::vector<std::string> remarks_on(const RunConfig& config, const SolvedShares& solved) {
-  std::vector<std::string> lines;
+  std::vector<std::pair<std::string, std::vector<std::string>>> said;
+  const auto say = [&](const std::string& what, size_t instance) {
+    const auto same = std::find_if(said.begin(), said.end(), [&](const auto& one) { return one.first == what; });
+    auto& labels = same == said.end() ? said.emplace_back(what, std::vector<std::string>()).second : same->second;
+    labels.push_back(instance_text(config.methods[instance]));
+  };
   for (const Unreachable& one : solved.unreachable)
-    lines.push_back(fmt::format("{}: {} of the cache is not reachable: {}", instance_text(config.methods[one.instance]),
-                                percent_text(one.share), floor_text(one)));
+    say(fmt::format("{} of the cache is not reachable ({})", percent_text(one.share), floor_text(one)), one.instance);
   for (const auto& [instance, share] : solved.whole)
-    lines.push_back(fmt::format("{}: {} of the cache holds everything: nothing is evicted",
-                                instance_text(config.methods[instance]), percent_text(share)));
+    say(fmt::format("{} of the cache holds everything, nothing is evicted", percent_text(share)), instance);
+  std::vector<std::string> lines;
+  for (const auto& [what, labels] : said) lines.push_back(what + ": " + join(labels));
   return lines;
 }
 

@@ -12,7 +12,7 @@ from ..stats.intervals import FEWEST_BLOCKS, LEVEL, UNIT
 from ..stats.words import count
 
 CONFIG_KEYS = ("config", "resolved_config")
-SHOWN_ELSEWHERE = (*CONFIG_KEYS, "notes")
+SHOWN_ELSEWHERE = (*CONFIG_KEYS, "notes", "columns")
 LISTED = 40  # longer lists are cut, with their length
 
 
@@ -69,9 +69,18 @@ def compared_facts(frame, methods):
 
 
 def meta_facts(meta):
-    """(name, value) pairs of results.meta.json, without the configuration and the notes."""
+    """(name, value) pairs of results.meta.json, without what has a place of its own on the page."""
     return [
         (key.replace("_", " "), _flat(value)) for key, value in meta.items() if key not in SHOWN_ELSEWHERE
+    ]
+
+
+def column_rows(meta):
+    """(column, unit, meaning) of the table's columns, as results.meta.json says them."""
+    said = meta.get("columns")
+    facts = said.items() if isinstance(said, dict) else ()
+    return [
+        (name, each.get("unit", ""), each.get("help", "")) for name, each in facts if isinstance(each, dict)
     ]
 
 

@@ -33,7 +33,16 @@ from .html import (
 from .interactive import interactive
 from .notes import notes_section
 from .pictures import Album
-from .provenance import config_text, data_facts, data_text, meta_facts, own_facts, run_date, run_name
+from .provenance import (
+    column_rows,
+    config_text,
+    data_facts,
+    data_text,
+    meta_facts,
+    own_facts,
+    run_date,
+    run_name,
+)
 from .run_claims import claims_section
 from .terms import LIMITS_TITLE, TERMS, limits
 
@@ -163,6 +172,9 @@ def _provenance(frame, meta):
     config = config_text(meta)
     if config:
         parts.append(folded("Resolved configuration", f"<pre>{escape(config)}</pre>"))
+    columns = column_rows(meta)
+    if columns:
+        parts.append(folded("Columns of results.csv", plain_table(("column", "unit", "meaning"), columns)))
     if not meta:
         parts.append(
             paragraph("results.meta.json is absent: versions, host and configuration are not recorded.")

@@ -28,10 +28,15 @@ struct CompareChoices {
   RunChoices run;
 };
 
-// "20%" of "20%" and of "0.2"; what is no share is told by who reads it.
+// "20%" of "20%" and of "0.2". Throws ConfigError on what is no share.
 std::string percent_of(const std::string& share) {
-  const auto number = number_in<double>(share);
-  return number && *number > 0 && *number <= 1 ? fmt::format("{:.10g}%", 100 * *number) : share;
+  const bool percent = share.ends_with('%');
+  const auto number = number_in<double>(share.substr(0, share.size() - (percent ? 1 : 0)));
+  const double value = number ? (percent ? *number : 100 * *number) : 0;
+  if (value > 0 && value <= 100) return fmt::format("{:.10g}%", value);
+  const bool meant = number && !percent && *number > 1 && *number <= 100;
+  throw ConfigError(fmt::format("--at {}: write a share of the full cache's bytes, as 20% or 0.2{}", share,
+                                meant ? fmt::format("; {0} %? write {0}%", share) : ""));
 }
 
 std::string budgets_at(const std::string& at) {

@@ -44,9 +44,7 @@ def test_a_difference_that_all_layers_share_is_told_apart_and_one_that_they_cont
     rows = method_rows("h2o", 1.5) + method_rows("tova", 1.0)
     sure = answered(tmp_path / "a", rows)
     assert sure.winner_decided
-    assert sure.sentence.startswith(
-        "At 20 % of the full cache’s bytes tova loses least (mean relative error 0.233"
-    )
+    assert sure.sentence.startswith("At 20 % of the full cache’s bytes tova loses least: 0.233, 0.117 [")
     signs = [1, -1, 1, -1, 1, -1]
     crossing = [
         dict(row, rel_err_out_mean=row["rel_err_out_mean"] * (1 + 0.2 * s))
@@ -54,7 +52,17 @@ def test_a_difference_that_all_layers_share_is_told_apart_and_one_that_they_cont
     ]
     unsure = answered(tmp_path / "b", crossing + method_rows("tova", 1.0))
     assert not unsure.winner_decided
-    assert "but is not told apart from" in unsure.sentence
+    assert "there is no clear winner: " in unsure.sentence
+    assert row_of(unsure, "h2o" if unsure.best == "tova" else "tova")["layers_more"] == 3
+    assert unsure.n_blocks == 6
+
+
+def test_a_large_difference_that_is_not_sure_says_in_how_many_layers_it_holds(tmp_path):
+    rows = method_rows("tova", 1.0) + method_rows("window", 0.9)
+    rows[-1] |= {"rel_err_out_mean": 9.0}
+    answer = answered(tmp_path, rows)
+    assert row_of(answer, "window")["layers_more"] == 1
+    assert any("window loses" in each and "more in only 1 of 6 layers" in each for each in answer.caveats)
 
 
 def test_four_layers_tell_nothing_apart_whatever_they_say(tmp_path):
@@ -100,7 +108,7 @@ def test_nothing_is_extrapolated_and_the_reason_is_said(tmp_path):
     assert list(answer.compared["label"]) == ["h2o"]
     assert row_of(answer, "tova")["how"] == "its most here is 10.0% of the full cache"
     assert row_of(answer, "snapkv")["how"] == "its least here is 30.0% of the full cache"
-    assert "h2o alone was replayed" in answer.sentence
+    assert "h2o alone was replayed, its loss 0.233" in answer.sentence
 
 
 def test_a_budget_just_below_the_share_stands_for_it(tmp_path):

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..errors import ResultsError, UserError
 from ..stats.families import STREAM, families
-from ..stats.intervals import LEVEL, UNIT, holm, mean_interval, used_rows
+from ..stats.intervals import BLOCK, LEVEL, UNIT, holm, mean_interval, used_rows
 from ..stats.paired import Comparison, compare_units
 from . import words
 from .measures import MAIN, column_of
@@ -17,7 +17,7 @@ from .selection import of_layers
 
 RANKING = [
     *("label", "family", "error", "low", "high", "share", "difference", "difference_low", "difference_high"),
-    *("p", "decided", "how", "equals"),
+    *("p", "decided", "layers_more", "how", "equals"),
 ]
 
 
@@ -28,8 +28,9 @@ class Answer:
     `ranking`, a row a method, the least loss first, then those that cannot be compared: `label`, `family`
     (stats.families), `error` with its 95 % interval `low`, `high`, the `share` that it really takes,
     `difference` to the first with its interval (positive: it loses more), `p` after Holm's correction over
-    all pairs, `decided` (told apart from the first), `how` the number was found or why there is none, and
-    `equals`: labels with the same numbers on every head, which count as one contender.
+    all pairs, `decided` (told apart from the first), `layers_more`: in how many layers of texts it loses
+    more, `how` the number was found or why there is none, and `equals`: labels with the same numbers on
+    every head, which count as one contender.
     """
 
     share: float
@@ -166,7 +167,8 @@ def _rows(found, values, equals, pairs: dict[tuple[str, str], Comparison], famil
         error, low, high = mean_interval(values[label])
         row = {"label": label, "family": family[label], "error": error, "low": low, "high": high}
         row |= {"share": found[label].share, "how": found[label].how, "equals": ", ".join(equals[label])}
-        yield row | _against(ranked[0], label, pairs, adjusted)
+        more = values[label].sub(values[ranked[0]]).groupby(level=BLOCK).mean().gt(0).sum()
+        yield row | {"layers_more": int(more)} | _against(ranked[0], label, pairs, adjusted)
     for label, each in found.items():
         if isinstance(each, Unreached):
             row = {"label": label, "family": family.get(label, ""), "how": each.why}

@@ -16,7 +16,11 @@ FROM_ONE = {
     "mass_recall": "missed mass of the best tokens",
     "index_recall": "missed share of the best tokens",
 }
-WORDS = {MAIN: "mean relative error", "rel_err_out_p95": "95 % quantile of the relative error", **FROM_ONE}
+WORDS = {
+    MAIN: "mean relative error of the attention output",
+    "rel_err_out_p95": "95 % quantile of the relative error",
+    **FROM_ONE,
+}
 COMPARABLE = re.compile(r"(rel_err|eps|partition_err|log_partition_err)_\w+|rmse")
 
 

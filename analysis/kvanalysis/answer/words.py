@@ -15,32 +15,64 @@ from .selection import layer_words
 if TYPE_CHECKING:
     from .compare import Answer
 
-NAMED = 4  # labels that a sentence lists; more are counted
+NAMED = 3  # labels that a sentence lists; more are counted
+NO_WINNER = "no clear winner"
+APART = "paired over layers, 95 %, corrected for all pairs"
+TWICE = 2  # as large a loss that is not sure needs a reason
 MOST_LAYERS = 200  # beyond, more layers are no advice
-HEADER = ("method", "loss", "95 % interval", "% of full", "more than the first", "95 % of that", "p", "apart",
-          "phase", "how")  # fmt: skip
+HEADER = (
+    *(
+        "method",
+        "loss",
+        "95 % interval",
+        "% of full",
+        "more than the first",
+        "95 % of that",
+        "in layers",
+        "p",
+    ),
+    *("apart", "phase", "how"),
+)
 
 
 def sentence(answer: "Answer") -> str:
-    """Who loses least, by how much, and whether that is sure."""
-    rows, where = answer.compared, f"At {100 * answer.share:.3g} % of the full cache’s bytes"
+    """Who loses least, by how much, whether that is sure, and on what it rests."""
+    found = verdict(answer)
+    there_is = "there is " if found.startswith(NO_WINNER) else ""
+    basis = f"loss: {scope(answer)}; told apart: {APART}" if len(answer.compared) else "see what is left out"
+    return f"At {100 * answer.share:.3g} % of the full cache’s bytes {there_is}{found} ({basis})."
+
+
+def verdict(answer: "Answer") -> str:
+    """The part of the sentence that differs from share to share."""
+    rows = answer.compared
     if rows.empty:
-        return f"{where} none of these methods was replayed."
+        return "none of these methods was replayed"
     first, others = rows.iloc[0], rows.iloc[1:]
-    what = f"{words_of(answer.measure)} {significant(first['error'])} over {_evidence(answer)}"
     if others.empty:
-        return f"{where} {first['label']} alone was replayed ({what})."
+        return f"{first['label']} alone was replayed, its loss {significant(first['error'])}"
     if others["decided"].all():
-        second = others.iloc[0]
-        ends = interval(second["difference_low"], second["difference_high"])
-        lead = f"{significant(second['difference'])} [{ends}] less than {second['label']}"
-        return (
-            f"{where} {first['label']} loses least ({what}): {lead}, the next, and all others are told apart."
-        )
+        return _clear(first, others)
     sure, unsure = others[others["decided"]], others[~others["decided"]]
     near = _listed([f"{row.label} (+{significant(row.difference)})" for row in unsure.itertuples()])
+    least = f"{NO_WINNER}: {first['label']} has the least loss, {significant(first['error'])}"
+    if sure.empty and len(unsure) > 1:
+        return f"{least}, and none of the {len(unsure)} others is told apart from it: {near}"
     more = f"; {_listed(sure['label'])} {_lose(sure)} more for sure" if len(sure) else ""
-    return f"{where} {first['label']} has the least loss ({what}), but is not told apart from {near}{more}."
+    return f"{least}, not told apart from {near}{more}"
+
+
+def _clear(first, others) -> str:
+    second = others.iloc[0]
+    ends = interval(second["difference_low"], second["difference_high"])
+    lead = f"{significant(second['difference'])} [{ends}] less than {second['label']}"
+    rest = f", the next; all {len(others)} others lose more for sure" if len(others) > 1 else ""
+    return f"{first['label']} loses least: {significant(first['error'])}, {lead}{rest}"
+
+
+def scope(answer: "Answer") -> str:
+    """What the loss is and on what it was measured."""
+    return f"{words_of(answer.measure)} over {_evidence(answer)}"
 
 
 def _evidence(answer: "Answer") -> str:
@@ -66,10 +98,11 @@ def caveats(answer: "Answer") -> list[str]:
     return [
         *_few_blocks(answer, rows),
         *_chosen_afterwards(answer, rows),
+        *_contrary_layers(answer, rows),
         *_more_layers(answer, rows),
         f"Layers of {count(answer.n_texts, 'text')} are no evidence on other texts or models.",
         *_interpolated(rows),
-        *_left_out(answer),
+        *left_out(answer),
         *_both_phases(rows),
         *_main_measure(answer),
     ]
@@ -90,6 +123,21 @@ def _chosen_afterwards(answer: "Answer", rows) -> list[str]:
     return [
         f"The first was picked afterwards out of {len(rows)}: told apart is what a paired t test over layers"
         f" leaves after Holm’s correction over {count(answer.n_pairs, 'pair')} at {100 * (1 - LEVEL):.0f} %."
+    ]
+
+
+def _contrary_layers(answer: "Answer", rows) -> list[str]:
+    """Why a large difference of means is not sure."""
+    if answer.n_blocks < FEWEST_BLOCKS:
+        return []
+    least = rows["error"].iloc[0] if len(rows) else 0
+    large = rows.iloc[1:][~rows["decided"].iloc[1:] & (rows["error"].iloc[1:] > TWICE * least)]
+    first = rows["label"].iloc[0]
+    return [
+        f"{row.label} loses {row.error / least:.1f} times as much as {first} on average, but more in only"
+        f" {row.layers_more:.0f} of {answer.n_blocks} layers."
+        for row in large.itertuples()
+        if row.layers_more < answer.n_blocks
     ]
 
 
@@ -120,7 +168,7 @@ def _interpolated(rows) -> list[str]:
     return [f"Interpolated between two budgets (a power of the bytes, head by head): {_listed(between)}."]
 
 
-def _left_out(answer: "Answer") -> list[str]:
+def left_out(answer: "Answer") -> list[str]:
     """Each reason once, with the labels that it holds for."""
     out = answer.ranking[answer.ranking["error"].isna()]
     reasons = out.groupby("how", sort=False)["label"]
@@ -156,10 +204,18 @@ def cells(answer: "Answer"):
                 (interval(row.low, row.high), row.low), (percent(row.share), row.share),
                 (significant(row.difference), row.difference),
                 (interval(row.difference_low, row.difference_high), row.difference_low),
-                (significant(row.p), row.p), (apart, apart), (row.family, row.family), (row.how, row.how),
+                _layers(row, answer), (significant(row.p), row.p), (apart, apart), (row.family, row.family),
+                (row.how, row.how),
             ]
         )  # fmt: skip
     return HEADER, rows
+
+
+def _layers(row, answer: "Answer"):
+    """In how many layers a method loses more than the first."""
+    if np.isnan(row.error) or row.Index == 0:
+        return ABSENT, None
+    return f"{row.layers_more:.0f} of {answer.n_blocks}", row.layers_more
 
 
 def text(answer: "Answer") -> str:

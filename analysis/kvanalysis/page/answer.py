@@ -3,7 +3,7 @@
 import pandas as pd
 
 from ..answer.compare import compare_at
-from ..answer.words import caveats, cells, sentence
+from ..answer.words import APART, NO_WINNER, caveats, cells, left_out, scope, verdict
 from ..data.confirmed import confirmed
 from ..errors import UserError
 from ..predict.instances import LOSS, whole_rows
@@ -14,9 +14,11 @@ from .html import Html, folded, html, paragraph, sortable_table
 TITLE = "What loses least at equal bytes"
 SHARES = (0.1, 0.2, 0.4)  # of the full cache's bytes
 SAME = 1 + 1e-9  # a share that is reached up to rounding
+SCOPE = "Loss: {}; lower is better, +x is so much more. Told apart: {}."
+MOST_REASONS = 2  # why methods are left out; more are counted
 UNKNOWN = Html(
-    "What the model itself would lose is not known here: <code>kvconfirm</code> runs it with what each method"
-    " kept."
+    "This is the error of attention, not what the model itself would lose: <code>kvconfirm</code> runs the"
+    " model with what each method kept."
 )
 
 
@@ -24,10 +26,12 @@ def answer_section(frame, summary):
     """Parts of the section: a sentence for each of SHARES; its ranking and what limits it, folded."""
     found = [_answer(frame, share) for share in SHARES]
     answers = [each for each in found if not isinstance(each, str)]
+    answers = [each for each in answers if len(each.compared)] or answers
     losses = _losses(frame, summary)
     lines = [_line(share, each, losses) for share, each in zip(SHARES, found, strict=True)]
-    known = [paragraph(UNKNOWN, "aside")] if answers and losses is None else []
+    known = [paragraph(UNKNOWN)] if answers and losses is None else []
     return [
+        *(paragraph(SCOPE.format(scope(each), APART)) for each in answers[-1:]),
         Html(f'<ol class="answers">{"".join(lines)}</ol>'),
         *known,
         *(_ranking(each) for each in answers),
@@ -45,11 +49,21 @@ def _answer(frame, share):
 def _line(share, answer, losses):
     if isinstance(answer, str):
         return f"<li><b>{100 * share:g} %</b><span>{html(answer)}</span></li>"
-    best, words = answer.best, html(sentence(answer))
-    if best:
-        words = words.replace(html(best), f"<strong>{html(best)}</strong>", 1)
+    best, words = answer.best, html(f"{verdict(answer)}.")
+    marked = html(best if answer.winner_decided else NO_WINNER)
+    words = words.replace(marked, f"<strong>{marked.replace('no clear', 'No clear')}</strong>", 1)
     model = _model_words(answer, losses) if best and losses is not None else ""
-    return f"<li><b>{100 * share:g} %</b><span>{words}{html(model)}</span></li>"
+    aside = f"<small>{html(_absent(answer))}</small>"
+    return f"<li><b>{100 * share:g} %</b><span>{words}{html(model)}{aside}</span></li>"
+
+
+def _absent(answer):
+    """Who is not in it, and why; many reasons stand with the ranking."""
+    reasons = left_out(answer)
+    if len(reasons) > MOST_REASONS:
+        number = len(answer.ranking) - len(answer.compared)
+        return f" Not compared: {number} methods that were not replayed near this size."
+    return "".join(f" {reason}" for reason in reasons)
 
 
 def _losses(frame, summary):

@@ -41,6 +41,7 @@ figure h3 { margin: 1.2rem 0 .3rem; }
 .answers li { display: grid; grid-template-columns: 3.6rem 1fr; gap: .2rem .6rem; max-width: 58rem;
   padding: .35rem 0; border-bottom: 1px solid #eee; line-height: 1.4; }
 .answers b { font-size: 1.15rem; line-height: 1.2; }
+.answers small { color: #5a5a5a; }
 .choices { display: flex; flex-wrap: wrap; gap: .5rem 1.2rem; font-size: .9rem; }
 .choices label { min-width: 0; max-width: 100%; } .choices select { font: inherit; max-width: 100%; }
 .plots { display: flex; flex-wrap: wrap; gap: .5rem; } .plot { flex: 1 1 22rem; min-width: 0; }

@@ -44,7 +44,7 @@ def draw(run, found):
     ranks, pairs, rivals = found
 
     def paint(width):
-        kept = ranks[ranks["budget_tokens"].isin(spread(budgets_of(ranks), MOST_BUDGETS[width]))]
+        kept = _shown(ranks, MOST_BUDGETS[width])
         return draw_ranks(kept, run.styles, width, _note(pairs))
 
     first = Picture(
@@ -52,6 +52,15 @@ def draw(run, found):
         _cells(ranks),
     )  # fmt: skip
     return [first, *(_matrix(run, family, rivals, pairs) for family in present(rivals))]
+
+
+def _shown(ranks, most):
+    """The rows that are drawn: at most so many budgets, at which every family has ranks; where there is none,
+    as with budgets that are shares of the cache, those of the family that has most."""
+    families_at = ranks.groupby("budget_tokens")["family"].nunique()
+    common = ranks[ranks["budget_tokens"].map(families_at) == ranks["family"].nunique()]
+    rows = common if len(common) else ranks[ranks["family"] == ranks["family"].mode().iloc[0]]
+    return rows[rows["budget_tokens"].isin(spread(budgets_of(rows), most))]
 
 
 def rank_rows(own, pairs):

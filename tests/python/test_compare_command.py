@@ -1,0 +1,92 @@
+"""`kvreplay compare`: a trace, a configuration or a folder of results, answered in one command."""
+
+import csv
+
+import pytest
+from kvreplay_cli import ROOT, kvreplay
+
+SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
+CONFIG = f"""schema: 1
+traces: [{SAMPLE}]
+methods: [h2o, tova]
+budget: {{tokens: [300]}}
+select: {{kv_heads: [0]}}
+"""
+
+
+def compare(*words, cwd=None):
+    return kvreplay("compare", *words, cwd=cwd)
+
+
+def rows_of(folder):
+    with (folder / "results.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """The sample trace, two methods, two shares: (folder, what was said)."""
+    out = tmp_path_factory.mktemp("compare")
+    done = compare(SAMPLE, "--at", "10%,20%", "--method", "h2o,tova", "-o", out)
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
+
+
+def test_a_trace_is_replayed_at_the_shares_and_answered(asked):
+    out, said = asked
+    assert {row["budget_share"] for row in rows_of(out)} == {"0.1", "0.2"}
+    assert all(int(row["total_bytes"]) <= 0.2 * int(row["full_bytes"]) for row in rows_of(out))
+    assert [line.split(" of the")[0] for line in said.splitlines() if line.startswith("At ")] == [
+        "At 10 %",
+        "At 20 %",
+    ]
+    assert "between budget" not in said  # shares that were asked for are replayed, not interpolated
+
+
+def test_stdout_is_the_answer_alone(asked):
+    assert asked[1].splitlines()[0].startswith("At 10 % of the full cache’s bytes ")
+    assert "kept_mass_mean" not in asked[1]
+
+
+def test_a_folder_of_results_is_answered_without_replaying(asked):
+    out, said = asked
+    before = (out / "results.csv").stat().st_mtime_ns
+    done = compare(out, "--at", "0.1,0.2")
+    assert done.stdout == said
+    assert (out / "results.csv").stat().st_mtime_ns == before
+    late = compare(out, "--at", "20%", "--layers", "15-29", "--measure", "cosine", "--phase", "stream")
+    assert "cosine distance" in late.stdout
+    assert "Layers 15, 23, 29;" in late.stdout
+
+
+def test_a_configuration_is_replayed_at_the_shares_instead_of_its_budgets(tmp_path):
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    done = compare("c.yaml", "--at", "20%", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {row["budget_share"] for row in rows_of(tmp_path / "out/compare-c")} == {"0.2"}
+    assert "over 5 kv heads of 5 layers" in done.stdout
+
+
+def test_without_methods_a_trace_has_those_that_people_choose_between(tmp_path):
+    done = compare(SAMPLE, "--at", "20%", "--seeds", "1", "-o", tmp_path / "o")
+    assert "snapkv" in done.stdout
+    assert "needs 25.5% of the full cache" in done.stdout
+    assert {"h2o", "tova", "streaming_llm"} <= {row["method"] for row in rows_of(tmp_path / "o")}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ((".", "--at", "20%"), 2, "holds no results.csv"),
+        (("missing.h5", "--at", "20%"), 3, "missing.h5"),
+        ((SAMPLE, "--at", "20"), 2, "write 20%"),
+        ((SAMPLE, "--at", "x%"), 2, "write a share"),
+        ((SAMPLE, "--at", "120%"), 2, "write a share"),
+        ((SAMPLE,), 2, "--at"),
+    ],
+)
+def test_what_cannot_be_answered_is_said_with_the_remedy(tmp_path, words, code, says):
+    done = compare(*words, cwd=tmp_path)
+    assert done.returncode == code
+    assert says in done.stderr
+    assert not (tmp_path / "out").exists()

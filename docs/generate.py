@@ -12,6 +12,7 @@ build/release/kvreplay.
 
 import csv
 import io
+import json
 import os
 import re
 import subprocess
@@ -33,6 +34,11 @@ all 15 kv heads, float32 arithmetic; random methods over {seeds} seeds. Written 
 --sample` from a run of `configs/methods.yaml`. `error` is `rel_err_out_mean`, `bytes` the exact
 `total_bytes` of one kv head (the full cache takes {full}), both means over heads. One-shot methods
 keep every later token: compare by bytes, not by budget.
+
+"""
+
+NOTES_HEAD = """
+What the run notes on these numbers ([troubleshooting.md](troubleshooting.md#notes-on-the-numbers)):
 
 """
 
@@ -116,18 +122,20 @@ def rows_of(table):
 
 
 def sample_page():
-    full, table = sample_table()
-    return SAMPLE_HEAD.format(seeds=SAMPLE_SEEDS, full=full) + table
+    full, table, notes = sample_table()
+    return SAMPLE_HEAD.format(seeds=SAMPLE_SEEDS, full=full) + table + NOTES_HEAD + notes
 
 
 def sample_table(*overrides):
-    """(bytes of the full cache, the table in Markdown) of a run of configs/methods.yaml.
+    """(bytes of the full cache, the table, what the run notes on it) of a run of configs/methods.yaml; in
+    Markdown.
 
     `overrides`: KEY=VALUE of its configuration; a run of some of its methods has their rows of the table.
     """
     words = [word for text in (f"seeds.count={SAMPLE_SEEDS}", *overrides) for word in ("-s", text)]
     with tempfile.TemporaryDirectory() as out:
         table = say("run", SAMPLE_CONFIG, "-o", out, "--progress", "none", *words)
+        notes = json.loads((Path(out) / "results.meta.json").read_text())["notes"]
     cells, budgets = {}, []
     for method, budget, row in rows_of(table):
         if budget != "-" and budget not in budgets:
@@ -142,7 +150,7 @@ def sample_table(*overrides):
             found = by_budget.get(budget) or by_budget.get("-")
             row += [found["rel_err_out_mean"], found["total_bytes"]] if found else ["", ""]
         lines.append(row)
-    return full, markdown_table(head, lines)
+    return full, markdown_table(head, lines), "".join(f"- {note['text']}\n" for note in notes)
 
 
 def draw_readme_figure(file):

@@ -71,7 +71,7 @@ def test_the_published_table_has_a_row_for_each_method_of_its_configuration(tmp_
 def test_the_numbers_of_the_published_table_are_those_of_a_run():
     """Of methods that cost little: they share measures, sizes and the exact pass with all others.
     tests/slow.sh makes the whole table."""
-    full, table = generate.sample_table(f"methods={json.dumps(CHEAP)}")
+    full, table, _ = generate.sample_table(f"methods={json.dumps(CHEAP)}")
     assert f"(the full cache takes {full})" in generate.SAMPLE_PAGE.read_text().replace("\n", " ")
     # The error of exact is rounding: it depends on the methods beside it.
     rows = [row for row in table.splitlines() if row.startswith("| ") and not row.startswith("| exact |")]

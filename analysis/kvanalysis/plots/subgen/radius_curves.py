@@ -5,7 +5,7 @@ from ...drawing.panel_grid import small_panels
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
 from ...stats.clustering import curve, intervals, lower_heads, points_note
-from ...stats.verdict import FAILS, HOLDS, MIXED, Verdict
+from ...stats.verdict import Verdict, of_counts
 from .views import VIEWS
 
 AT = (16, 256)
@@ -70,7 +70,7 @@ def _caption(curves):
 
 def _verdict(curves, k):
     lower, total = lower_heads(curves[curves["x"] == k], "keys", "values")
-    outcome = HOLDS if lower == total else FAILS if lower == 0 else MIXED
+    outcome = of_counts(lower, total)
     others = lower_heads(curves[curves["x"] == k], "keys_unrotated", "values")
     more = f"; un-rotated keys below values in {others[0]} of {others[1]}" if others[1] else ""
     return Verdict(

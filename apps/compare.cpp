@@ -66,8 +66,14 @@ void require_results(const fs::path& place) {
 
 int compare(CompareChoices& choices, Context& context) {
   fs::path results = choices.place;
+  const std::string methods = choices.run.methods;  // as asked for
   if (std::error_code ignored; fs::is_directory(results, ignored)) {
     require_results(results);
+    if (!choices.run.out.empty() || !choices.run.jobs.empty() || !choices.run.seeds.empty())
+      throw ConfigError(
+          fmt::format("{}: is replayed already: --out, --jobs and --seeds belong to a trace or a "
+                      "configuration",
+                      results.string()));
   } else {
     const int code = replay(choices, context);
     if (code != 0 && code != kSomeFailed) return code;
@@ -77,6 +83,7 @@ int compare(CompareChoices& choices, Context& context) {
   if (!choices.layers.empty()) words.push_back("--layers=" + choices.layers);
   if (!choices.measure.empty()) words.push_back("--measure=" + choices.measure);
   if (!choices.phase.empty()) words.push_back("--phase=" + choices.phase);
+  if (!methods.empty()) words.push_back("--methods=" + methods);
   return become_python("kvanalysis", {"numpy", "pandas", "scipy"}, words);
 }
 
@@ -96,11 +103,10 @@ void add_compare(Command& app) {
   command.option("--measure", choices->measure, "error (default), cosine, or a column in which less is better")
       .type("NAME");
   command.option("--phase", choices->phase, "methods of this phase only").one_of({"stream", "oneshot"});
-  const std::string group = "With a trace or a configuration";
   RunChoices& run = choices->run;
-  command.option("--method", run.methods, fmt::format("methods (default of a trace: {})", kContenders))
-      .type("LIST")
-      .group(group);
+  command.option("--method", run.methods, fmt::format("these methods only (default of a trace: {})", kContenders))
+      .type("LIST");
+  const std::string group = "With a trace or a configuration";
   command.option("-o,--out", run.out, "where results go (default: out/compare-NAME)").type("DIR").group(group);
   command.option("-j,--jobs", run.jobs, "threads (default: all cores)").type("N").group(group);
   command.option("--seeds", run.seeds, "seeds of the random methods (default: 5)").type("N").group(group);

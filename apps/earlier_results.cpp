@@ -9,7 +9,6 @@
 
 #include "apps/meta.hpp"
 #include "apps/summary.hpp"
-#include "base/csv_rows.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "plan/plan.hpp"
@@ -57,6 +56,8 @@ std::vector<std::string> differences(const json& meta, const Asked& asked) {
   for (const char* name : {"prefill", "prompt", "queries", "tokens", "needles"})
     add_difference(all, fmt::format("replay.{}", name), member(before, "replay", name), member(now, "replay", name));
   add_difference(all, "run.precision", member(before, "run", "precision"), member(now, "run", "precision"));
+  const json ways[] = {member(before, "budget", "of"), member(now, "budget", "of")};
+  if (!ways[0].is_null() && !ways[1].is_null()) add_difference(all, "budget.of", ways[0], ways[1]);
   add_difference(all, "metrics", before.value("metrics", json()), now.value("metrics", json()));
   add_difference(all, "engine_schema", meta.value("engine_schema", json()), kEngineSchema);
   if (!one_holds_the_other(ids_of(meta.value("traces", json::array())), ids_of(json::parse(asked.traces))))
@@ -159,18 +160,30 @@ std::string with_earlier_records(const std::string& record, const ResultsFolder&
   return all.dump();
 }
 
-SharesOfCells with_earlier_shares(SharesOfCells own, const ResultsFolder& folder, const Keys& plan, const Keys& table) {
-  if (table.size() == plan.size() || !fs::exists(folder.dir() / kTableFile)) return own;
-  const std::set<std::string> planned(plan.begin(), plan.end()), shown(table.begin(), table.end());
-  const std::vector<CsvRow> rows = read_csv(folder.dir() / kTableFile);
-  const auto& names = rows.front().fields;
-  const auto key = std::find(names.begin(), names.end(), "key"),
-             share = std::find(names.begin(), names.end(), kShareColumn);
-  if (key == names.end() || share == names.end()) return own;  // of an older version
-  for (const CsvRow& row : rows) {
-    if (row.fields.size() != names.size()) continue;
-    const std::string &of = row.fields[size_t(key - names.begin())], &asked = row.fields[size_t(share - names.begin())];
-    if (!asked.empty() && shown.count(of) > 0 && planned.count(of) == 0) own.emplace(of, asked);
+// The shares of both texts, each once, ascending.
+std::string united(const std::string& own, const std::string& earlier) {
+  std::set<double> all;
+  for (const std::string& text : {own, earlier})
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = std::min(text.find(';', at), text.size());
+      if (const auto share = number_in<double>(std::string_view(text).substr(at, end - at))) all.insert(*share);
+      at = end + 1;
+    }
+  return shares_text({all.begin(), all.end()});
+}
+
+// The key is the first column and the share the last, and neither is ever quoted: rows are read one at a time.
+SharesOfCells with_earlier_shares(SharesOfCells own, const ResultsFolder& folder, const Keys& table) {
+  std::ifstream rows(folder.dir() / kTableFile);
+  std::string line;
+  if (!std::getline(rows, line) || !line.starts_with("key,") || !line.ends_with(std::string(",") + kShareColumn))
+    return own;  // there is none, or one of an older version
+  const std::set<std::string> shown(table.begin(), table.end());
+  while (std::getline(rows, line)) {
+    const std::string key = line.substr(0, line.find(',')), asked = line.substr(line.rfind(',') + 1);
+    if (asked.empty() || shown.count(key) == 0) continue;
+    const auto [known, is_new] = own.emplace(key, asked);
+    if (!is_new) known->second = united(known->second, asked);
   }
   return own;
 }

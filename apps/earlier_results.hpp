@@ -28,7 +28,7 @@ void refuse_foreign_table(const std::filesystem::path& out, bool force);
 
 // The shares of the cache for which cells of a table were asked: the plan's own, and beside them those that the table
 // of earlier runs says of its cells.
-SharesOfCells with_earlier_shares(SharesOfCells own, const ResultsFolder& folder, const Keys& plan, const Keys& table);
+SharesOfCells with_earlier_shares(SharesOfCells own, const ResultsFolder& folder, const Keys& table);
 
 // `record` of a run, and where the folder holds more than the cells of its plan, the records of those that gave them.
 std::string with_earlier_records(const std::string& record, const ResultsFolder& folder, const Keys& plan);

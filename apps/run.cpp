@@ -156,7 +156,7 @@ int run(const RunChoices& choices, Context& context) {
   tell_start(work, todo.size(), table.size() - work.plan.size(), console);
   tell_damaged_lines(store.folder(), console);
   TableTold told(work, choices.prints_table);
-  const SharesOfCells shares = with_earlier_shares(shares_of(work.plan), store.folder(), keys_of(work.plan), table);
+  const SharesOfCells shares = with_earlier_shares(shares_of(work.plan), store.folder(), table);
   const auto finish = [&] {
     return store.finish(
         table, record, [&](const Fields& row) { told.add(row); }, shares, known_methods());

@@ -49,7 +49,7 @@ if [ $fast -eq 1 ]; then
 else
   step "build with sanitizers" build asan build/asan kvreplay_tests
   step "C++ tests with sanitizers" ctest --preset asan
-  step "fuzzing" bash tests/fuzz.sh 20000 25
+  step "fuzzing" bash tests/fuzz.sh 20000 15
   step "torch" bash tests/install_torch.sh build/venv
   step "Python tests" "$python" -m pytest "${how[@]}" -m "not slow" tests/python
 fi

@@ -89,6 +89,7 @@ def _compare(parsers):
     add("--layers", metavar="LIST", help="these layers only: 7 or 0,15-29")
     less = "what is compared: error (default), cosine, or a column of the table in which less is better"
     add("--measure", default="error", metavar="NAME", help=less)
+    add("--methods", metavar="LIST", help="these methods only: h2o,tova")
     add("--phase", choices=("stream", "oneshot"), help="methods of this phase only")
 
 

@@ -60,7 +60,8 @@ def compare(options):
     shares = shares_in(options.at)
     layers = layers_in(options.layers) if options.layers else None
     frame = _whole_curves(options.out)
-    asked = {"layers": layers, "measure": options.measure, "phase": options.phase}
+    methods = options.methods.split(",") if options.methods else None
+    asked = {"layers": layers, "measure": options.measure, "phase": options.phase, "methods": methods}
     print("\n\n".join(str(compare_at(frame, share, **asked)) for share in shares))
 
 

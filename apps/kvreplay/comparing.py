@@ -24,6 +24,7 @@ def compare(
     layers: "Iterable[int] | str | None" = None,
     measure: str = "error",
     phase: str | None = None,
+    methods: "Iterable[str] | None" = None,
 ) -> Answer:
     """Ranks methods at equal bytes, and says which of them are told apart.
 
@@ -31,7 +32,7 @@ def compare(
     cache's bytes, (0, 1] or "20%"; a method that was replayed at smaller and larger budgets only is
     interpolated, one that was not is left out with the reason. layers: all, a list, or "15-29". measure:
     "error" (mean relative output error), "cosine" (one minus it), or a column of the table in which less is
-    better. phase: "stream" or "oneshot" alone.
+    better. phase: "stream" or "oneshot" alone. methods: names, or all.
 
     print(answer) shows it; its parts are `sentence`, `caveats`, `ranking` (a DataFrame) and `best`.
     Intervals and decisions are Student's over layers with their heads inside, with Holm's
@@ -42,6 +43,9 @@ def compare(
         if len(shares) > 1:
             raise ConfigError(f"at is {at!r}: one share at a time")
         chosen = layers_in(layers) if isinstance(layers, str) else None if layers is None else list(layers)
-        return compare_at(rows_of(results), shares[0], layers=chosen, measure=measure, phase=phase)
+        names = None if methods is None else list(methods)
+        return compare_at(
+            rows_of(results), shares[0], layers=chosen, measure=measure, phase=phase, methods=names
+        )
     except UserError as problem:
         raise ConfigError(str(problem).removeprefix("--")) from None

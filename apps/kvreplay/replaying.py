@@ -163,7 +163,8 @@ class _Replay:
     def _cells(
         self, config: dict[str, Any], progress: bool | None
     ) -> tuple[list[Cell], list[str], tuple[float, str]]:
-        """The cells in the order of the plan, the warnings, (seconds of the engine, its notes as JSON)."""
+        """The cells in the order of the plan, the warnings, (seconds of the engine, JSON of what it says of
+        the table)."""
         cells: list[Cell] = []
         told: list[str] = []
         bar = Bar(progress)

@@ -86,7 +86,7 @@ class Run:
         return notes_of(self._meta())
 
     def _meta(self) -> dict[str, Any]:
-        return {"version": _engine.version, "notes": json.loads(self._said)}
+        return {"version": _engine.version, **json.loads(self._said)}
 
     @property
     def table(self) -> "pd.DataFrame":
@@ -108,10 +108,12 @@ class Run:
         from kvanalysis.stats.summary import summarise
 
         frame = by_share(self.frame)
-        if frame["share"].isna().all():
+        asked = frame["share"].notna()
+        if not asked.any():
             return summarise(self.frame)[list(SUMMARY)].rename(columns={"label": "method"})
-        mean = frame.groupby(["label", "share"], dropna=False)["budget_tokens"].transform("mean")
-        frame = frame.assign(budget_tokens=mean.round().astype("Int64"))
+        mean = frame.groupby(["trace_id", "label", "share"])["budget_tokens"].transform("mean")
+        budgets = frame["budget_tokens"].where(~asked, mean.round().astype("Int64"))
+        frame = frame.assign(budget_tokens=budgets)
         table = summarise(frame, by=("share",)).sort_values(["label", "share"], ignore_index=True)
         return table[[SUMMARY[0], "share", *SUMMARY[1:]]].rename(columns={"label": "method"})
 

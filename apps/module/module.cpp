@@ -79,7 +79,7 @@ NB_MODULE(_engine, module) {
   module.def("replay",
              [](std::string config, nb::list traces, nb::list methods, nb::object on_plan, nb::object on_cell) {
                const Ended ended = replay({std::move(config), traces, methods, on_plan, on_cell});
-               return nb::make_tuple(ended.seconds, ended.notes);
+               return nb::make_tuple(ended.seconds, ended.said);
              });
   module.def("suspicions", suspicions);
   module.def("isa", [] { return std::string(isa_path()); });

@@ -19,6 +19,7 @@
 #include "apps/module/numpy.hpp"
 #include "apps/shares.hpp"
 #include "base/errors.hpp"
+#include "base/json_text.hpp"
 #include "base/threads.hpp"
 #include "base/version.hpp"
 #include "kernels/kernels.hpp"
@@ -173,6 +174,7 @@ struct Prepared {
   Registry methods = registry();
   LoadedRun loaded;
   std::vector<Cell> cells;
+  std::string unreachable = "[]";  // shares of the cache: JSON
 };
 
 std::unique_ptr<Prepared> prepare(const Request& request) {
@@ -215,15 +217,18 @@ void solve_budgets(Prepared& all) {
       }
       throw nb::python_error();
     }
-  for (std::string& line : app::remarks_on(all.loaded.config, solving.get()))
+  const SolvedShares solved = solving.get();
+  all.unreachable = app::unreachable_json(all.loaded.config, solved);
+  for (std::string& line : app::remarks_on(all.loaded.config, solved))
     all.loaded.config.warnings.push_back(std::move(line));
 }
 
-std::string notes_on(const std::vector<std::string>& rows, const Registry& methods) {
+// What results.meta.json says of a table beside its columns: JSON.
+std::string said_of(const std::vector<std::string>& rows, const Registry& methods, const std::string& unreachable) {
   SeenCells seen(methods);
   for (const std::string& row : rows)
     if (!row.empty()) seen.add(fields_of(row));
-  return notes_json(notes_of(seen));
+  return JsonObject().add_json("notes", notes_json(notes_of(seen))).add_json("unreachable", unreachable).text();
 }
 
 }  // namespace
@@ -253,7 +258,7 @@ Ended replay(const Request& request) {
     }
   }
   running.queue.rethrow();
-  return {running.seconds, notes_on(rows, all->methods)};
+  return {running.seconds, said_of(rows, all->methods, all->unreachable)};
 }
 
 }  // namespace kvreplay::python

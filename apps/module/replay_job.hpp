@@ -17,7 +17,7 @@ struct Request {
 // What is said of a replay when all its cells have come.
 struct Ended {
   double seconds = 0;  // that the engine took
-  std::string notes;   // on the table, JSON (results/note.hpp)
+  std::string said;    // of the table, as results.meta.json says it: {"notes": [...], "unreachable": [...]}
 };
 
 // Replays with the interpreter's lock released; Python's functions are called by the thread that called this one,

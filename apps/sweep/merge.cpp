@@ -99,7 +99,7 @@ int merge_sweep(const Sweep& sweep, bool partial, Context& context) {
     summary.add(row);
     failures.add(row);
   };
-  const SharesOfCells shares = with_earlier_shares(shares_of(manifest), folder, own, table);
+  const SharesOfCells shares = with_earlier_shares(shares_of(manifest), folder, table);
   const Notes notes = folder.write_tables(table, record, visit, shares);
   print(summary.text(notes));
   failures.tell(console);

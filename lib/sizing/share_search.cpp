@@ -34,7 +34,7 @@ std::optional<double> ShareSearch::floor() const {
 }
 
 std::vector<int32_t> ShareSearch::first(double share, int32_t near) const {
-  if (near > 0) return untried({near, near + int64_t{1}});
+  if (near > 0 && near < most_) return untried({near, near + int64_t{1}});  // of a longer text it may be no budget
   return untried({least_, std::max<int64_t>(least_, std::llround(std::floor(share * most_)))});
 }
 

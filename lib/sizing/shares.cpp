@@ -264,7 +264,8 @@ std::string name_of(const LoadedRun& run, size_t m) { return run.config.methods[
 std::string percent_text(double share) { return fmt::format("{:.6g}%", share * 100); }
 
 std::string floor_text(const Unreachable& one) {
-  const std::string where = one.heads == one.of_heads ? "" : fmt::format("in {} of {} heads ", one.heads, one.of_heads);
+  const std::string where =
+      one.heads == one.of_heads ? "" : fmt::format("in {} of {} caches ", one.heads, one.of_heads);
   if (one.floor_high == 0) return where + "cannot be replayed at any budget";
   const std::string low = fmt::format("{:.1f}", one.floor_low * 100),
                     high = fmt::format("{:.1f}", one.floor_high * 100);

@@ -122,11 +122,12 @@ std::optional<WrongLayer> compare_layer(const Trace& trace, const std::string& p
   return wrong;
 }
 
-// Of a long trace only the first, the middle and the last row are explained: each costs a pass over all tokens for
-// every mistake that is tried.
-void spare_rows(int64_t tokens, std::vector<RecordedRow>& rows) {
+// Of a long trace only the first row, the last and one between are explained: each costs a pass over all tokens for
+// every mistake that is tried. The row that disagrees is among them, or nothing would be left to explain.
+void spare_rows(int64_t tokens, size_t wrong, std::vector<RecordedRow>& rows) {
   if (tokens <= kLongTrace || rows.size() <= kRowsExplainedOfLong) return;
-  rows = {rows.front(), rows[rows.size() / 2], rows.back()};
+  const bool at_an_end = wrong == 0 || wrong + 1 == rows.size();
+  rows = {rows.front(), rows[at_an_end ? rows.size() / 2 : wrong], rows.back()};
 }
 
 std::string describe(const Trace& trace, WrongLayer& wrong) {
@@ -140,7 +141,7 @@ std::string describe(const Trace& trace, WrongLayer& wrong) {
       "row is off by {:.2g}, rounding explains {:.2g}; {} of {} heads disagree)",
       trace.info().path.string(), layer_path(wrong.head.prompt, layer.layer), wrong.head.q_head, row.row,
       wrong.row.found[at], at, row.out[at], wrong.row.deviation, wrong.row.believed, wrong.heads, layer.q_heads);
-  spare_rows(layer.tokens, wrong.head.rows);
+  spare_rows(layer.tokens, wrong.row.row, wrong.head.rows);
   const std::optional<Mistake> mistake = usual_mistake(trace, wrong.head);
   return text + (mistake ? ". But " + mistake->text
                          : ". None of the usual mistakes explains it: compare scaling, mask, order of heads and rotary "

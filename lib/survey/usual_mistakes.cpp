@@ -12,6 +12,7 @@ namespace kvreplay {
 namespace {
 
 // A later explanation has to be this much better than an earlier, simpler one.
+constexpr double kSameScale = 1e-6;  // relative: float32 writes no closer
 constexpr double kClearlyBetter = 0.7;
 constexpr int32_t kMostOtherHeads = 64;
 constexpr int32_t kFarthestShift = 3;
@@ -141,6 +142,7 @@ class Search {
 
   void try_scales() {
     const auto consider_scale = [&](double scale, const std::string& named, const std::string& remedy) {
+      if (std::abs(scale - rule_.scale) <= kSameScale * rule_.scale) return;  // it is the stated one
       AttentionRule rule = rule_;
       rule.scale = scale;
       consider(

@@ -211,3 +211,76 @@ def test_the_command_prints_the_sentence_first_and_a_block_for_each_share(tmp_pa
     assert sum(line.startswith("At ") for line in lines) == 2
     assert cli.main(["compare", str(tmp_path), "--at", "20"]) == 2
     assert "write 20%" in capsys.readouterr().err
+
+
+def test_who_lacks_a_head_that_another_has_is_left_out(tmp_path):
+    rows = method_rows("h2o", 1) + method_rows("tova", 2) + method_rows("snapkv", 0.1)[:-1]
+    answer = answered(tmp_path, rows)
+    assert list(answer.compared["label"]) == ["h2o", "tova"]
+    assert row_of(answer, "snapkv")["how"] == "5 of 6 heads have a number at this size"
+
+
+def shared(folder, rows, share=0.2, **options):
+    """The answer of rows with a column `budget_share`."""
+    rows = [{"budget_share": "", **row} for row in rows]
+    return compare_at(
+        load(write_results(folder, rows, columns=(*COLUMNS, "given", "budget_share"))), share, **options
+    )
+
+
+def test_a_cell_that_stands_for_two_shares_is_in_both(tmp_path):
+    asked = [
+        dict(row, budget_share="0.2;0.3" if row["layer"] < 2 else "0.2") for row in method_rows("h2o", 1)
+    ]
+    more = [dict(row, budget_share="0.3", budget_tokens=90) for row in method_rows("h2o", 0.5, 90, 0.3)[2:]]
+    answer = shared(tmp_path, asked + more + method_rows("tova", 2))
+    assert len(answer.compared) == 2
+    assert row_of(answer, "h2o")["error"] == pytest.approx(BASE.mean())
+
+
+def test_what_takes_more_bytes_than_were_asked_for_is_not_at_the_share(tmp_path):
+    """As where the mean over steps was bounded, or where layers that share a budget are left out."""
+    asked = [dict(row, budget_share="0.2") for row in method_rows("h2o", 1, share=0.25)]
+    answer = shared(tmp_path, asked + method_rows("tova", 2))
+    assert row_of(answer, "h2o")["how"] == "its least here is 25.0% of the full cache"
+
+
+def test_two_budgets_for_one_share_are_never_averaged(tmp_path):
+    asked = [
+        dict(row, budget_share="0.2")
+        for b, s in ((36, 0.15), (64, 0.2))
+        for row in method_rows("h2o", b / 64, b, s)
+    ]
+    answer = shared(tmp_path, asked + method_rows("tova", 2))
+    assert row_of(answer, "h2o")["how"] == "budget 64"
+
+
+def test_a_quoted_name_says_what_all_instances_were_given(tmp_path):
+    coded = {"row_format": {"name": "int4", "group": 64}, "phase": "oneshot"}
+    answer = answered(tmp_path, method_rows("h2o", 1, params=coded) + method_rows("tova", 2))
+    assert row_of(answer, "h2o")["name"] == "h2o phase=oneshot row_format=int4/64"
+    assert "bytes h2o phase=oneshot row_format=int4/64 loses least" in answer.sentence
+
+
+def test_the_exact_cache_competes_where_its_rows_are_coded(tmp_path):
+    coded = {"row_format": {"name": "int4", "group": 64}}
+    answer = answered(tmp_path, method_rows("exact", 0.5, "", params=coded) + method_rows("h2o", 1))
+    assert answer.best == "exact"
+
+
+def test_floors_that_the_run_found_are_said_under_the_label_of_the_table(tmp_path):
+    given = {"window": 8}
+    meta = {
+        "unreachable": [
+            {"method": "snapkv", "given": given, "share": 0.2, "floor_low": 0.348, "heads": 6, "of_heads": 6}
+        ]
+    }
+    rows = method_rows("snapkv", 1, 256, 0.6, params=given) + method_rows("h2o", 1)
+    answer = compare_at(load(write_results(tmp_path, rows, meta)), 0.2)
+    assert row_of(answer, "snapkv")["how"] == "needs 34.8% of the full cache"
+    assert len(answer.ranking) == 2
+
+
+def test_methods_are_chosen_by_name(tmp_path):
+    rows = method_rows("h2o", 1) + method_rows("tova", 2) + method_rows("buzz", 3)
+    assert list(answered(tmp_path, rows, methods=["tova", "buzz"]).ranking["label"]) == ["tova", "buzz"]

@@ -174,6 +174,30 @@ def test_what_cannot_go_so_low_is_told_and_the_others_run(words):
     assert set(run.table["method"]) == {"window", "snapkv"}
 
 
+def test_a_short_prompt_is_solved_beside_a_long_one(tmp_path):
+    """The search begins where it has ended elsewhere, which may be no budget of a shorter text."""
+    texts = {"long": 800, "short": 60}
+    prompts = {
+        name: {"layers": {3: made_layer(3, tokens=tokens)}, "n_prompt": tokens - 20}
+        for name, tokens in texts.items()
+    }
+    trace = kv.Trace.write(tmp_path / "t.h5", prompts=prompts)
+    run = kv.replay(trace, methods=["h2o", "tova"], budgets=["10%"])
+    assert set(run.table["prompt"]) == set(texts)
+    assert (run.table["total_bytes"] <= 0.1 * run.table["full_bytes"]).all()
+
+
+def test_tokens_beside_shares_are_rows_of_their_own_in_a_summary(words):
+    table = kv.replay(methods=["h2o"], budgets=[32, 100, "20%"], **words).summary()
+    assert set(table.loc[table["share"].isna(), "budget_tokens"]) == {32, 100}
+
+
+def test_what_no_budget_reaches_is_named_by_the_answer(words):
+    with pytest.warns(UserWarning, match="not reachable"):
+        answer = kv.replay(methods=["window", "snapkv"], budgets=["10%"], **words).compare("10%")
+    assert answer.ranking.set_index("label")["how"]["snapkv"].startswith("needs 1")
+
+
 # ---- the program
 
 

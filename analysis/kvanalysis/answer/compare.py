@@ -1,13 +1,16 @@
 """Methods ranked at equal bytes, and which of them are told apart."""
 
+import json
 from dataclasses import dataclass
+from functools import reduce
 from itertools import combinations
 
 import numpy as np
 import pandas as pd
 
+from ..data.labels import named_values
 from ..errors import ResultsError, UserError
-from ..stats.families import STREAM, families
+from ..stats.families import family_of
 from ..stats.intervals import BLOCK, LEVEL, UNIT, holm, mean_interval, used_rows
 from ..stats.paired import Comparison, compare_units
 from . import words
@@ -16,7 +19,18 @@ from .reached import Reached, Unreached, reached
 from .selection import of_layers
 
 RANKING = [
-    *("label", "family", "error", "low", "high", "share", "difference", "difference_low", "difference_high"),
+    *(
+        "label",
+        "name",
+        "family",
+        "error",
+        "low",
+        "high",
+        "share",
+        "difference",
+        "difference_low",
+        "difference_high",
+    ),
     *("p", "decided", "layers_more", "how", "equals"),
 ]
 
@@ -25,12 +39,12 @@ RANKING = [
 class Answer:
     """Who loses least at `share` of the full cache's bytes.
 
-    `ranking`, a row a method, the least loss first, then those that cannot be compared: `label`, `family`
-    (stats.families), `error` with its 95 % interval `low`, `high`, the `share` that it really takes,
-    `difference` to the first with its interval (positive: it loses more), `p` after Holm's correction over
-    all pairs, `decided` (told apart from the first), `layers_more`: in how many layers of texts it loses
-    more, `how` the number was found or why there is none, and `equals`: labels with the same numbers on
-    every head, which count as one contender.
+    `ranking`, a row a method, the least loss first, then those that cannot be compared: `label`, `name` (the
+    label with what changes bytes or phase, even if all were given it), `family` (stats.families), `error`
+    with its 95 % interval `low`, `high`, the `share` that it really takes, `difference` to the first with its
+    interval (positive: it loses more), `p` after Holm's correction over all pairs, `decided` (told apart from
+    the first), `layers_more`: in how many layers of texts it loses more, `how` the number was found or why
+    there is none, and `equals`: labels with the same numbers on every head, which count as one contender.
     """
 
     share: float
@@ -51,7 +65,8 @@ class Answer:
 
     @property
     def best(self) -> str | None:
-        """The label with the least loss, whether or not the lead is sure; None where none can be compared."""
+        """The label with the least loss, whether or not the lead is sure; None where none can be compared.
+        Its `name` in the ranking is what may be quoted."""
         return None if self.compared.empty else str(self.compared["label"].iloc[0])
 
     @property
@@ -80,17 +95,20 @@ def compare_at(
     layers: list[int] | None = None,
     measure: str = MAIN,
     phase: str | None = None,
+    methods: list[str] | None = None,
 ) -> Answer:
     """The Answer of `load`'s table at a share of the full cache's bytes, (0, 1].
 
     `layers`: all, or those named; `measure`: a column in which less is better, or "cosine"; `phase`: "stream"
-    or "oneshot" alone. Oracles and methods that store every token do not compete. Raises UserError or
-    ResultsError where there is nothing to compare.
+    or "oneshot" alone; `methods`: names, or all. Oracles and the plain exact cache do not compete, and who
+    lacks a head that another has is left out. Raises UserError or ResultsError where there is nothing to
+    compare.
     """
-    rows, column = _rivals(of_layers(frame, layers), phase), column_of(frame, measure)
+    rows, column = _rivals(of_layers(frame, layers), phase, methods), column_of(frame, measure)
     found = {label: reached(own, share, column) for label, own in rows.groupby("label", sort=True)}
-    floors = _out_of_reach(frame, share)
+    floors = _out_of_reach(frame, rows, share, phase, methods)
     found |= {label: floor for label, floor in floors.items() if not isinstance(found.get(label), Reached)}
+    found = _on_all_heads(found)
     numbers = {label: each.values for label, each in found.items() if isinstance(each, Reached)}
     values, equals = _distinct(numbers)
     pairs = {
@@ -100,6 +118,7 @@ def compare_at(
     }
     family = rows.groupby("label")["family"].first()
     ranking = pd.DataFrame(_rows(found, values, equals, pairs, family), columns=RANKING)
+    ranking["name"] = ranking["label"].map(_names(rows)).fillna(ranking["label"])
     units = next(iter(values.values())).index if values else pd.MultiIndex.from_tuples([], names=UNIT)
     return Answer(
         share=share,
@@ -115,29 +134,68 @@ def compare_at(
     )
 
 
-def _out_of_reach(frame: pd.DataFrame, share: float) -> dict[str, Reached | Unreached]:
-    """Methods that were asked for the share and have no cell of it: the floor that the run found."""
-    asked = frame.attrs.get("meta", {}).get("unreachable", [])
+NAMED = ("phase", "row_format", "gqa.level", "allocator")  # what a quoted method must not go without
+
+
+def _names(rows: pd.DataFrame) -> dict[str, str]:
+    """{label: its name}."""
+    names = {}
+    for own in rows.drop_duplicates("label").itertuples():
+        missing = [name for name in NAMED if name in own.given and f" {name}=" not in own.label]
+        names[own.label] = " ".join([own.label, *named_values(own.given, missing)])
+    return names
+
+
+def _out_of_reach(frame, rows, share, phase, methods) -> dict[str, Reached | Unreached]:
+    """Methods that were asked for the share and have no cell of it: the floor that the run found. One without
+    any row has no label of its own: it is named by all that it was given."""
+    labels = {
+        (own.method, _canonical(own.given)): own.label for own in rows.drop_duplicates("label").itertuples()
+    }
+    floors = {}
+    for each in frame.attrs.get("meta", {}).get("unreachable", []):
+        if not np.isclose(each["share"], share) or each["heads"] < each["of_heads"]:
+            continue
+        if methods is not None and each["method"] not in methods:
+            continue
+        label = labels.get((each["method"], _canonical(each["given"])))
+        if label is None and phase is None:
+            label = " ".join([each["method"], *named_values(each["given"], each["given"])])
+        if label is not None:
+            floors[label] = Unreached(f"needs {each['floor_low']:.1%} of the full cache")
+    return floors
+
+
+def _canonical(given: dict) -> str:
+    """One text for equal values."""
+    return json.dumps(given, sort_keys=True, separators=(",", ":"))
+
+
+def _on_all_heads(found: dict[str, Reached | Unreached]) -> dict[str, Reached | Unreached]:
+    """Who has no number on some head that another has is left out: means of other heads are no comparison."""
+    units = [each.values.index for each in found.values() if isinstance(each, Reached)]
+    every = reduce(pd.Index.union, units) if units else []
     return {
-        " ".join([each["method"], *(f"{name}={value}" for name, value in each["given"].items())]): Unreached(
-            f"needs {each['floor_low']:.1%} of the full cache"
-        )
-        for each in asked
-        if np.isclose(each["share"], share) and each["heads"] == each["of_heads"]
+        label: Unreached(f"{len(each.values)} of {len(every)} heads have a number at this size")
+        if isinstance(each, Reached) and len(each.values) < len(every)
+        else each
+        for label, each in found.items()
     }
 
 
-def _rivals(frame: pd.DataFrame, phase: str | None) -> pd.DataFrame:
+def _rivals(frame: pd.DataFrame, phase: str | None, methods: list[str] | None) -> pd.DataFrame:
     """Finished rows of the methods that compete, with their `family`."""
     used = used_rows(frame)
-    used = used[~used["oracle"] & (used["method"] != "exact")]
+    plain = (used["method"] == "exact") & ~used["given"].map(lambda given: "row_format" in given)
+    used = used[~used["oracle"] & ~plain]
+    if methods is not None:
+        used = used[used["method"].isin(methods)]
     if used.empty:
         raise ResultsError("no finished cell of a method that compresses: there is nothing to compare")
     if used["model"].nunique() > 1:
         names = ", ".join(sorted(used["model"].unique()))
         raise UserError(f"results of several models cannot be ranked together: {names}; compare each alone")
-    family = families(used)["family"].groupby(used["label"]).first()
-    used = used.assign(family=used["label"].map(family).fillna(STREAM))
+    used = used.assign(family=used["label"].map(family_of(used)))
     return used if phase is None else used[used["family"] == phase]
 
 
@@ -185,4 +243,4 @@ def _against(best: str, label: str, pairs, adjusted) -> dict[str, object]:
     ends = sorted((sign * pair.low, sign * pair.high)) if np.isfinite(pair.low) else (np.nan, np.nan)
     p = adjusted[key]
     return {"difference": sign * pair.difference, "difference_low": ends[0], "difference_high": ends[1],
-            "p": p, "decided": bool(p < 1 - LEVEL)}  # fmt: skip
+            "p": p, "decided": bool(p < 1 - LEVEL and sign * pair.difference > 0)}  # fmt: skip

@@ -1,7 +1,7 @@
 """What a method loses at a share of the full cache's bytes: replayed there, or between two replayed budgets.
 
-Shares are those of a prompt's cache: bytes of all its heads over those of the full cache, at the peak.
-Between two budgets the error of each head is taken to be a power of the bytes. Nothing is extrapolated.
+Shares are those of the layers in question: bytes of all their heads over those of the full cache, at the
+peak. Between two budgets the error of each head is taken to be a power of the bytes. Nothing is extrapolated.
 """
 
 from dataclasses import dataclass
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ..data.shares import by_share
 from ..stats.intervals import UNIT, unit_means
 from .measures import loss
 
 NEAR = 0.97  # a replayed budget within 3 % below the share stands for it
+EXACT = 1e-9  # relative: shares that are the same number
 TEXT = UNIT[:2]
 
 
@@ -51,45 +53,58 @@ def reached(rows: pd.DataFrame, share: float, column: str) -> Reached | Unreache
 
 def _of_text(rows: pd.DataFrame, share: float, column: str) -> Reached | Unreached:
     points = _points(rows, column)
-    asked = [point for point in points if any(np.isclose(share, each, rtol=1e-9) for each in point.asked)]
+    fits = [point for point in points if point.share <= share * (1 + EXACT)]
+    asked = [
+        point for point in fits if point.asked is not None and np.isclose(point.asked, share, rtol=EXACT)
+    ]
     if asked:
         return Reached(asked[0].values, asked[0].share, asked[0].words, False)
-    below = [point for point in points if point.share <= share * (1 + 1e-9)]
-    if not below:
+    if not fits:
         return Unreached(f"its least here is {points[0].share:.1%} of the full cache")
-    if below[-1].share >= NEAR * share:
-        return Reached(below[-1].values, below[-1].share, below[-1].words, False)
-    if len(below) == len(points):
+    if fits[-1].share >= NEAR * share:
+        return Reached(fits[-1].values, fits[-1].share, fits[-1].words, False)
+    if len(fits) == len(points):
         return Unreached(f"its most here is {points[-1].share:.1%} of the full cache")
-    return _between(below[-1], points[len(below)], share)
+    return _between(fits[-1], points[len(fits)], share)
 
 
 @dataclass(frozen=True)
 class _Point:
-    """A budget of one text: `share` of the full cache's bytes, over all heads; `asked`: the shares for which
-    it was asked."""
+    """A budget of one text: `share` of the full cache's bytes that it takes, over all heads; `asked`: the
+    share for which it was asked, None if in tokens."""
 
     share: float
     values: pd.Series
     words: str
-    asked: tuple[float, ...]
+    asked: float | None
 
 
 def _points(rows: pd.DataFrame, column: str) -> list[_Point]:
-    """By rising bytes. Heads that were asked for one share belong together, whatever their tokens."""
-    asked = rows["budget_share"].fillna("") if "budget_share" in rows else pd.Series("", rows.index)
-    tokens = rows["budget_tokens"].fillna(0).astype(int)
-    points = [_point(own, column) for _, own in rows.groupby([asked, tokens.where(asked == "", -1)])]
-    return sorted(points, key=lambda point: point.share)
+    """By rising bytes, of the heads that the text has; a budget that only some of them were replayed at is
+    none, unless no other is there. Heads that were asked for one share belong together, whatever their
+    tokens."""
+    tokens = [
+        _point(own, column, None) for _, own in rows.groupby(rows["budget_tokens"].fillna(0).astype(int))
+    ]
+    marked = by_share(rows).dropna(subset=["share"])
+    shares = [_point(own, column, asked) for asked, own in marked.groupby("share") if _is_one_budget(own)]
+    points = [point for point in (*shares, *tokens) if len(point.values)]
+    most = max((len(point.values) for point in points), default=0)
+    return sorted((point for point in points if len(point.values) == most), key=lambda point: point.share)
 
 
-def _point(rows: pd.DataFrame, column: str) -> _Point:
-    asked = rows["budget_share"].iloc[0] if "budget_share" in rows else ""
+def _is_one_budget(rows: pd.DataFrame) -> bool:
+    """Whether every head and seed has one budget at a share: runs that were asked otherwise (of the mean, of
+    other layers) and stand in one folder do not agree."""
+    return not rows.duplicated([*UNIT, "seed"]).any()
+
+
+def _point(rows: pd.DataFrame, column: str, asked: float | None) -> _Point:
     return _Point(
         share=float(rows["total_bytes"].sum() / rows["full_bytes"].sum()),
         values=loss(unit_means(rows, [column])[column], column).dropna(),
         words=_budget_words(rows["budget_tokens"]),
-        asked=tuple(float(each) for each in str(asked or "").split(";") if each),
+        asked=asked,
     )
 
 

@@ -50,24 +50,24 @@ def verdict(answer: "Answer") -> str:
         return "none of these methods was replayed"
     first, others = rows.iloc[0], rows.iloc[1:]
     if others.empty:
-        return f"{first['label']} alone was replayed, its loss {significant(first['error'])}"
+        return f"{first['name']} alone was replayed, its loss {significant(first['error'])}"
     if others["decided"].all():
         return _clear(first, others)
     sure, unsure = others[others["decided"]], others[~others["decided"]]
-    near = _listed([f"{row.label} (+{significant(row.difference)})" for row in unsure.itertuples()])
-    least = f"{NO_WINNER}: {first['label']} has the least loss, {significant(first['error'])}"
+    near = _listed([f"{row.name} (+{significant(row.difference)})" for row in unsure.itertuples()])
+    least = f"{NO_WINNER}: {first['name']} has the least loss, {significant(first['error'])}"
     if sure.empty and len(unsure) > 1:
         return f"{least}, and none of the {len(unsure)} others is told apart from it: {near}"
-    more = f"; {_listed(sure['label'])} {_lose(sure)} more for sure" if len(sure) else ""
+    more = f"; {_listed(sure['name'])} {_lose(sure)} more for sure" if len(sure) else ""
     return f"{least}, not told apart from {near}{more}"
 
 
 def _clear(first, others) -> str:
     second = others.iloc[0]
     ends = interval(second["difference_low"], second["difference_high"])
-    lead = f"{significant(second['difference'])} [{ends}] less than {second['label']}"
+    lead = f"{significant(second['difference'])} [{ends}] less than {second['name']}"
     rest = f", the next; all {len(others)} others lose more for sure" if len(others) > 1 else ""
-    return f"{first['label']} loses least: {significant(first['error'])}, {lead}{rest}"
+    return f"{first['name']} loses least: {significant(first['error'])}, {lead}{rest}"
 
 
 def scope(answer: "Answer") -> str:
@@ -78,6 +78,12 @@ def scope(answer: "Answer") -> str:
 def _evidence(answer: "Answer") -> str:
     texts = f", {count(answer.n_texts, 'text')}, {answer.model.split('/')[-1] or 'unnamed model'}"
     return f"{count(answer.n_units, 'kv head')} of {count(len(answer.layers), 'layer')}{texts}"
+
+
+def _blocks(answer: "Answer") -> str:
+    """The evidence that is counted: layers, those of several texts apart."""
+    of_texts = f" of {answer.n_texts} texts" if answer.n_texts > 1 else ""
+    return count(answer.n_blocks, "layer") + of_texts
 
 
 def _lose(rows) -> str:
@@ -112,7 +118,7 @@ def _few_blocks(answer: "Answer", rows) -> list[str]:
     if answer.n_blocks >= FEWEST_BLOCKS or len(rows) < 2:
         return []
     return [
-        f"With {count(answer.n_blocks, 'layer')} nothing can be told apart: it takes {FEWEST_BLOCKS}, since"
+        f"With {_blocks(answer)} nothing can be told apart: it takes {FEWEST_BLOCKS}, since"
         " heads of one layer err alike."
     ]
 
@@ -132,10 +138,10 @@ def _contrary_layers(answer: "Answer", rows) -> list[str]:
         return []
     least = rows["error"].iloc[0] if len(rows) else 0
     large = rows.iloc[1:][~rows["decided"].iloc[1:] & (rows["error"].iloc[1:] > TWICE * least)]
-    first = rows["label"].iloc[0]
+    first = rows["name"].iloc[0]
     return [
-        f"{row.label} loses {row.error / least:.1f} times as much as {first} on average, but more in only"
-        f" {row.layers_more:.0f} of {answer.n_blocks} layers."
+        f"{row.name} loses {row.error / least:.1f} times as much as {first} on average, but more in only"
+        f" {row.layers_more:.0f} of {_blocks(answer)}."
         for row in large.itertuples()
         if row.layers_more < answer.n_blocks
     ]
@@ -158,11 +164,11 @@ def _more_layers(answer: "Answer", rows) -> list[str]:
 
 
 def _names(rows) -> str:
-    return f"{rows['label'].iloc[0]} and {rows['label'].iloc[1]}"
+    return f"{rows['name'].iloc[0]} and {rows['name'].iloc[1]}"
 
 
 def _interpolated(rows) -> list[str]:
-    between = rows.loc[rows["how"].str.startswith("between"), "label"]
+    between = rows.loc[rows["how"].str.startswith("between"), "name"]
     if between.empty:
         return []
     return [f"Interpolated between two budgets (a power of the bytes, head by head): {_listed(between)}."]
@@ -171,7 +177,7 @@ def _interpolated(rows) -> list[str]:
 def left_out(answer: "Answer") -> list[str]:
     """Each reason once, with the labels that it holds for."""
     out = answer.ranking[answer.ranking["error"].isna()]
-    reasons = out.groupby("how", sort=False)["label"]
+    reasons = out.groupby("how", sort=False)["name"]
     return [f"Not compared: {_listed(own)} ({why})." for why, own in reasons]
 
 
@@ -196,7 +202,7 @@ def cells(answer: "Answer"):
     """(header, rows) of the ranking, as `stats.format.aligned` takes them."""
     rows = []
     for row in answer.ranking.itertuples():
-        label = f"{row.label} = {row.equals}" if row.equals else row.label
+        label = f"{row.name} = {row.equals}" if row.equals else row.name
         apart = ABSENT if np.isnan(row.error) or row.Index == 0 else "yes" if row.decided else "no"
         rows.append(
             [

@@ -45,7 +45,12 @@ def _label(method, given, names):
     shown = [name for name in names if name in given]
     if _is_global_oracle(given):
         method, shown = "oracle_global", [name for name in shown if name != "variant"]
-    return " ".join([method] + [f"{name}={_value(given[name])}" for name in shown])
+    return " ".join([method, *named_values(given, shown)])
+
+
+def named_values(given, names):
+    """["name=value"] of what an instance was given."""
+    return [f"{name}={_value(given[name])}" for name in names]
 
 
 def _value(value):

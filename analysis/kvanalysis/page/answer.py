@@ -50,7 +50,7 @@ def _line(share, answer, losses):
     if isinstance(answer, str):
         return f"<li><b>{100 * share:g} %</b><span>{html(answer)}</span></li>"
     best, words = answer.best, html(f"{verdict(answer)}.")
-    marked = html(best if answer.winner_decided else NO_WINNER)
+    marked = html(answer.compared["name"].iloc[0] if answer.winner_decided else NO_WINNER)
     words = words.replace(marked, f"<strong>{marked.replace('no clear', 'No clear')}</strong>", 1)
     model = _model_words(answer, losses) if best and losses is not None else ""
     aside = f"<small>{html(_absent(answer))}</small>"

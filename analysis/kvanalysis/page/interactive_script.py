@@ -32,7 +32,7 @@ function pointsOf(view, measure, places) {
   data.low = take(measure.low, places).map((v, i) => v === null ? NaN : v);
   data.high = take(measure.high, places).map(v => v === null ? NaN : v);
   data.loss = places.map((i, at) => data.y[at] + (measure.low[i] === null
-    ? ", without an interval: too few layers" : " [" + measure.low[i] + ", " + measure.high[i] + "]"));
+    ? ", no interval" : " [" + measure.low[i] + ", " + measure.high[i] + "]"));
   return data;
 }
 

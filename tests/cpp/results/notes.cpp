@@ -250,7 +250,7 @@ TEST_CASE("Failed cells count for nothing, and rows that name no instance have n
   CHECK(notes_on(rows).empty());
 }
 
-TEST_CASE("Notes of 100,000 cells take less than a second", "[many]") {
+TEST_CASE("Notes of ten times as many cells take about ten times as long", "[many]") {
   std::vector<Fields> rows;
   for (int i = 0; i < 1000; ++i)
     rows.push_back(TableRow{.given = i < 500 ? "{}" : R"({"a":1})",
@@ -258,12 +258,16 @@ TEST_CASE("Notes of 100,000 cells take less than a second", "[many]") {
                             .budget = 1 + i % 500 / 50,
                             .error = 0.1 + i % 500 / 1000.0}
                        .fields());
-  const std::clock_t start = std::clock();
-  SeenCells seen(registry());
-  for (int i = 0; i < 100000; ++i) seen.add(rows[size_t(i % 1000)]);
-  const Notes notes = notes_of(seen);
-  CHECK(double(std::clock() - start) / CLOCKS_PER_SEC < 1);
-  CHECK(notes.size() == 1);
+  const auto seconds_of = [&](int cells) {
+    const std::clock_t start = std::clock();
+    SeenCells seen(registry());
+    for (int i = 0; i < cells; ++i) seen.add(rows[size_t(i % 1000)]);
+    CHECK(notes_of(seen).size() == 1);
+    return double(std::clock() - start);
+  };
+  (void)seconds_of(1000);  // warm
+  const double few = seconds_of(10000);
+  CHECK(seconds_of(100000) < 40 * few);
 }
 
 TEST_CASE("The notes that are told stand in the folder's record, and there are none while cells are missing") {

@@ -57,8 +57,7 @@ int replay(CompareChoices& choices, Context& context) {
 }
 
 void require_results(const fs::path& place) {
-  std::error_code ignored;
-  if (fs::is_regular_file(place / kTableFile, ignored)) return;
+  if (holds_table(place)) return;
   throw ConfigError(
       fmt::format("{}: holds no results.csv. compare takes the output directory of a run, a trace or a configuration",
                   place.string()));

@@ -8,7 +8,6 @@
 #include <set>
 
 #include "apps/meta.hpp"
-#include "apps/summary.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "plan/plan.hpp"
@@ -109,6 +108,18 @@ bool is_table_of_ours(const std::string& first_line) {
   return first_line.starts_with("key,trace_id,") && first_line.find(",rel_err_out_mean,") != std::string::npos;
 }
 
+// The shares of both texts, each once, ascending.
+std::string united(const std::string& own, const std::string& earlier) {
+  std::set<double> all;
+  for (const std::string& text : {own, earlier})
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = std::min(text.find(';', at), text.size());
+      if (const auto share = number_in<double>(std::string_view(text).substr(at, end - at))) all.insert(*share);
+      at = end + 1;
+    }
+  return shares_text({all.begin(), all.end()});
+}
+
 }  // namespace
 
 Keys with_earlier(const ResultsFolder& folder, const std::vector<Cell>& plan, const Asked& asked) {
@@ -158,18 +169,6 @@ std::string with_earlier_records(const std::string& record, const ResultsFolder&
        {"config", meta.value("config", json())}});
   all["earlier_runs"] = earlier;
   return all.dump();
-}
-
-// The shares of both texts, each once, ascending.
-std::string united(const std::string& own, const std::string& earlier) {
-  std::set<double> all;
-  for (const std::string& text : {own, earlier})
-    for (size_t at = 0; at < text.size();) {
-      const size_t end = std::min(text.find(';', at), text.size());
-      if (const auto share = number_in<double>(std::string_view(text).substr(at, end - at))) all.insert(*share);
-      at = end + 1;
-    }
-  return shares_text({all.begin(), all.end()});
 }
 
 // The key is the first column and the share the last, and neither is ever quoted: rows are read one at a time.

@@ -7,6 +7,7 @@
 #include "apps/config_options.hpp"
 #include "apps/interpreter.hpp"
 #include "base/errors.hpp"
+#include "results/folder.hpp"
 
 // `kvreplay report OUT` and `kvreplay figures OUT|CONFIG`: `python -m kvanalysis` does the work.
 
@@ -30,11 +31,6 @@ bool holds_configs(const fs::path& place) {
   return false;
 }
 
-bool holds_results(const fs::path& place) {
-  std::error_code ignored;
-  return fs::is_regular_file(place / "results.csv", ignored);
-}
-
 // Made by `kvreplay figures CONFIG -o PLACE`: each configuration has a folder with a figure.json.
 bool holds_figures(const fs::path& place) {
   std::error_code ignored;
@@ -45,7 +41,7 @@ bool holds_figures(const fs::path& place) {
 
 void require_results(const std::string& verb, const std::string& place) {
   const bool report = verb == "report";
-  if (holds_results(place) || (report && holds_figures(place))) return;
+  if (holds_table(place) || (report && holds_figures(place))) return;
   throw ConfigError(fmt::format(
       "{}: holds no results.csv{}. {} takes the output directory of a run, or {}", place,
       report ? " and no figures (NAME/figure.json)" : "", verb,

@@ -104,16 +104,12 @@ class Run:
         ratio of sums; `notes` what `run.notes` and the rows themselves say of each. Where budgets were asked
         for as shares of the cache there is a row for each method and `share`, and `budget_tokens` is the mean
         over heads, rounded."""
-        from kvanalysis.data.shares import by_share
+        from kvanalysis.data.shares import by_share_with_mean_budgets
         from kvanalysis.stats.summary import summarise
 
-        frame = by_share(self.frame)
-        asked = frame["share"].notna()
-        if not asked.any():
+        frame = by_share_with_mean_budgets(self.frame)
+        if frame["share"].isna().all():
             return summarise(self.frame)[list(SUMMARY)].rename(columns={"label": "method"})
-        mean = frame.groupby(["trace_id", "label", "share"])["budget_tokens"].transform("mean")
-        budgets = frame["budget_tokens"].where(~asked, mean.round().astype("Int64"))
-        frame = frame.assign(budget_tokens=budgets)
         table = summarise(frame, by=("share",)).sort_values(["label", "share"], ignore_index=True)
         return table[[SUMMARY[0], "share", *SUMMARY[1:]]].rename(columns={"label": "method"})
 

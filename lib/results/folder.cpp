@@ -69,6 +69,11 @@ void in_directory(const fs::path& dir, const std::function<void()>& work) {
   }
 }
 
+bool holds_table(const fs::path& dir) {
+  std::error_code ignored;
+  return fs::is_regular_file(dir / kTableFile, ignored);
+}
+
 Keys keys_of(const std::vector<Cell>& plan) {
   Keys keys;
   for (const Cell& cell : plan) keys.push_back(cell.key);

@@ -17,6 +17,9 @@ namespace kvreplay {
 constexpr const char* kTableFile = "results.csv";
 constexpr const char* kMetaFile = "results.meta.json";
 
+// Whether a directory has a table, whoever wrote it.
+bool holds_table(const std::filesystem::path& dir);
+
 using Keys = std::vector<std::string>;                               // of the cells of a plan, in its order
 using SharesOfCells = std::unordered_map<std::string, std::string>;  // by key, as shares_text() writes them
 using RowVisitor = std::function<void(const Fields&)>;

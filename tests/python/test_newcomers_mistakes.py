@@ -139,6 +139,19 @@ MISTAKES = {
 }
 
 
+def run_script(script, folder):
+    """A process of Python in a folder, which finds the packages of this checkout."""
+    path = os.pathsep.join(str(ROOT / part) for part in ("apps", "traces", "analysis"))
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), path])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(("words", "text", "code", "said"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_ends_in_one_message_that_says_what_to_do(folder, words, text, code, said):
     if text is not None:
@@ -165,15 +178,7 @@ def test_a_command_without_its_extra_says_how_to_install_it_in_any_shell(
     folder, module, words, names, code, said
 ):
     script = HIDES.format(module=module, words=words, names=set(names))
-    path = os.pathsep.join(str(ROOT / part) for part in ("apps", "traces", "analysis"))
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), path])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(script, folder)
     assert done.returncode == code, done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert f"pip install '{said}'" in done.stderr  # zsh takes brackets without quotes for a pattern
@@ -181,15 +186,7 @@ def test_a_command_without_its_extra_says_how_to_install_it_in_any_shell(
 
 def test_kvconfirm_of_a_run_without_lists_ends_before_torch_is_loaded(folder):
     script = HIDES.format(module="kvconfirm", words=["results", "--model", "m"], names={"torch"})
-    path = os.pathsep.join(str(ROOT / part) for part in ("apps", "traces", "analysis"))
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), path])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(script, folder)
     assert (done.returncode, done.stderr) == (
         2,
         "kvconfirm: error: results/kept.h5: no such file; run kvreplay again with output.save: "

@@ -11,6 +11,7 @@ from program_beside_python import made_layer
 PROMPT, TOKENS = 136, 160
 SHARES = [0.05, 0.1, 0.2, 0.4, 0.7]
 KIVI = {"name": "kivi", "bits": 2, "g": 16, "R": 16}
+CLOSE = {"name": "kivi", "bits": 4, "g": 4, "R": 4}  # blocks so short that heads differ in their budgets
 GEAR = {"name": "gear", "bits": 4, "g": 16, "R": 16}
 # Of each kind one: scores, a window, one-shot, random, chunks, everything kept, a size that is data.
 METHODS = [
@@ -144,7 +145,7 @@ def test_a_summary_has_a_row_for_each_share_whatever_the_heads_budgets(words):
 
 
 def test_a_curve_has_one_point_at_a_share_whatever_the_heads_budgets(words):
-    coded = {"name": "h2o", "row_format": {"name": "kivi", "bits": 4, "g": 4, "R": 4}}
+    coded = {"name": "h2o", "row_format": CLOSE}
     frame = kv.replay(methods=[coded, "window"], budgets=["20%", 40], **words).frame
     common = with_common_budgets(frame)
     for rows, several in ((frame, True), (common, False)):
@@ -152,6 +153,17 @@ def test_a_curve_has_one_point_at_a_share_whatever_the_heads_budgets(words):
         assert (asked["budget_tokens"].nunique() > 1) == several
         assert len(asked) == 4
     assert common[common["budget_share"] == ""]["budget_tokens"].eq(40).all()
+
+
+def test_a_cell_of_two_shares_is_at_each_of_them_once_whatever_budgets_other_heads_have(words):
+    run = kv.replay(
+        methods=[{"name": "h2o", "row_format": CLOSE}, "window"], budgets=["20%", "20.3%"], **words
+    )
+    common = with_common_budgets(run.frame)
+    for share in ("0.2", "0.203"):
+        at_share = by_share(common).query(f"budget_share == '{share}'")
+        assert at_share.groupby("label")["key"].nunique().eq(4).all()
+        assert not at_share.duplicated(["label", "layer", "kv_head", "seed"]).any()
 
 
 def test_two_shares_of_one_budget_are_one_cell_with_both(words):

@@ -19,19 +19,8 @@ from .reached import Reached, Unreached, reached
 from .selection import of_layers
 
 RANKING = [
-    *(
-        "label",
-        "name",
-        "family",
-        "error",
-        "low",
-        "high",
-        "share",
-        "difference",
-        "difference_low",
-        "difference_high",
-    ),
-    *("p", "decided", "layers_more", "how", "equals"),
+    *("label", "name", "family", "error", "low", "high", "share"),
+    *("difference", "difference_low", "difference_high", "p", "decided", "layers_more", "how", "equals"),
 ]
 
 
@@ -56,7 +45,6 @@ class Answer:
     n_texts: int
     layers: tuple[int, ...]
     model: str
-    n_seeds: int
 
     @property
     def compared(self) -> pd.DataFrame:
@@ -130,7 +118,6 @@ def compare_at(
         n_texts=len(units.droplevel(["layer", "kv_head"]).unique()),
         layers=tuple(sorted({int(layer) for layer in rows["layer"]})),
         model=str(rows["model"].iloc[0]),
-        n_seeds=int(rows.groupby(["label", "budget_tokens", *UNIT], dropna=False).size().max()),
     )
 
 

@@ -21,12 +21,11 @@ TEXT = UNIT[:2]
 @dataclass(frozen=True)
 class Reached:
     """`values`: the measure of every unit at the share; `share`: bytes over those of the full cache, the mean
-    over texts; `how` in words, `interpolated` whether it is no replayed budget."""
+    over texts; `how` in words."""
 
     values: pd.Series
     share: float
     how: str
-    interpolated: bool
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ def reached(rows: pd.DataFrame, share: float, column: str) -> Reached | Unreache
         values=pd.concat([each.values for each in found]),
         share=float(np.mean([each.share for each in found])),
         how="; ".join(hows) if len(hows) < 3 else f"{hows[0]}, and so on",
-        interpolated=any(each.interpolated for each in found),
     )
 
 
@@ -58,11 +56,11 @@ def _of_text(rows: pd.DataFrame, share: float, column: str) -> Reached | Unreach
         point for point in fits if point.asked is not None and np.isclose(point.asked, share, rtol=EXACT)
     ]
     if asked:
-        return Reached(asked[0].values, asked[0].share, asked[0].words, False)
+        return Reached(asked[0].values, asked[0].share, asked[0].words)
     if not fits:
         return Unreached(f"its least here is {points[0].share:.1%} of the full cache")
     if fits[-1].share >= NEAR * share:
-        return Reached(fits[-1].values, fits[-1].share, fits[-1].words, False)
+        return Reached(fits[-1].values, fits[-1].share, fits[-1].words)
     if len(fits) == len(points):
         return Unreached(f"its most here is {points[-1].share:.1%} of the full cache")
     return _between(fits[-1], points[len(fits)], share)
@@ -123,4 +121,4 @@ def _between(low: _Point, high: _Point, share: float) -> Reached:
         powers = np.exp((1 - weight) * np.log(a) + weight * np.log(b))
     values = np.where((a > 0) & (b > 0), powers, (1 - weight) * a + weight * b)
     how = f"between {low.words} ({low.share:.1%}) and {high.words} ({high.share:.1%})"
-    return Reached(pd.Series(values, both.index), share, how, True)
+    return Reached(pd.Series(values, both.index), share, how)

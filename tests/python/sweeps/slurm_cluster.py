@@ -26,6 +26,7 @@ PORTS = range(12_000, 32_000)
 # Slurm's commands take options from such variables; a test within a job of another Slurm would pass them on.
 FOREIGN = re.compile(r"S(LURM|LURMD|BATCH|QUEUE|INFO|CANCEL|RUN|ALLOC|CONTROL)_")
 UP = re.compile(r"(IDLE|MIXED|ALLOCATED)(\+COMPLETING)?")
+HELD = re.compile("held|launch failed", re.IGNORECASE)
 TIME = "%Y-%m-%dT%H:%M:%S"
 
 # config_overrides: more CPUs than the machine has. cred_expire below 5 is ignored: 120 again.
@@ -318,13 +319,26 @@ class SlurmCluster:
         A controller that lost its last seconds drains nodes that run what it starts again (a duplicate job):
         they go on, as an operator of the cluster would decide."""
         nodes = {}
-        for line in self.run("scontrol", "show", "nodes", "-o").stdout.splitlines():
-            facts = dict(re.findall(r"(\S+?)=(\S*)", line))
+        for facts in self._node_facts():
             began = facts.get("SlurmdStartTime", "None")
             nodes[facts["NodeName"]] = began if UP.fullmatch(facts["State"]) and began != "None" else ""
+        self.resume_drained()
+        return all(nodes.get(f"n{i}", "") >= self.since[i] for i in self.slurmd)
+
+    def _node_facts(self):
+        shown = self.run("scontrol", "show", "nodes", "-o").stdout.splitlines()
+        return [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in shown]
+
+    def resume_drained(self):
+        """What an operator does when a controller that lost its last seconds mistrusts nodes, and holds jobs
+        whose start they refused, since they run one of that number."""
+        for facts in self._node_facts():
             if "DRAIN" in facts["State"]:
                 self._ask("scontrol", "update", f"nodename={facts['NodeName']}", "state=resume")
-        return all(nodes.get(f"n{i}", "") >= self.since[i] for i in self.slurmd)
+        for line in self.run("squeue", "-h", "-t", "PD", "-o", "%i %r").stdout.splitlines():
+            job, reason = line.split(None, 1)
+            if HELD.search(reason):
+                self.run("scontrol", "release", job)
 
     def _processes(self, node):
         """The daemons of a node and the processes of its jobs."""

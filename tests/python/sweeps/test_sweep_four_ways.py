@@ -15,6 +15,7 @@ from sweep_fixture import CELLS, comparable, make_trace, merge, plan, status, wr
 pytestmark = pytest.mark.long
 
 WAIT_S = 120
+LOST_S = 5  # without a process of any task
 SHARDS = 20
 
 
@@ -74,13 +75,23 @@ class Accidents:
     def __init__(self, cluster, seed):
         self.cluster, self.random = cluster, random.Random(seed)
         self.waiting = [self.kill_worker, self.kill_node, self.kill_worker, self.kill_controller]
+        self.busy_s = time.monotonic()  # when a process of a task was last seen
 
     def maybe(self):
         if self.waiting and self.random.random() < 0.5 and self.workers():
             self.waiting.pop(0)()
 
     def workers(self):
-        return [pid for node in range(self.cluster.nodes) for pid in self.cluster.running_pids(node)]
+        found = [pid for node in range(self.cluster.nodes) for pid in self.cluster.running_pids(node)]
+        if found:
+            self.busy_s = time.monotonic()
+        return found
+
+    def cancel_lost(self):
+        """The controller may take a task for running that no node knows, and asks after it a minute later. Who
+        sees that nothing runs cancels it; what is missing is submitted again."""
+        if not self.workers() and time.monotonic() - self.busy_s > LOST_S:
+            self.cluster.run("scancel", "--user=root", "--state=RUNNING")
 
     def kill_worker(self):
         if workers := self.workers():
@@ -107,7 +118,10 @@ def test_a_job_array_with_accidents_gives_the_table_of_one_process(out, whole, t
         accidents = Accidents(cluster, seed=os.getpid())
         submissions, until = 0, time.monotonic() + WAIT_S
         while not (out / "results.csv").exists():
-            assert time.monotonic() < until, cluster.logs()
+            assert time.monotonic() < until, cluster.run("squeue").stdout + cluster.logs()
+            if accidents.waiting == []:
+                cluster.resume_drained()
+                accidents.cancel_lost()
             if not cluster.run("squeue", "-h").stdout.strip():
                 result = kvreplay(*submit, **cluster.env)
                 assert result.returncode == 0, result.stderr

@@ -21,6 +21,7 @@ RunOptions engine_options(const RunConfig& config, bool every_row, OpenTensors t
   options.needles = {config.replay.needles.at, int32_t(config.replay.needles.tokens)};
   options.wanted = wanted_by(config.metrics);
   if (!options.needles.at.empty()) options.wanted.add(Work::masses);
+  if (config.output.projections) options.wanted.add(Work::projections);
   if (config.output.curves) options.wanted.add(Work::masses | Work::curves);
   return options;
 }

@@ -43,7 +43,7 @@ void tell(const fs::path& file, const Manifest& m, const std::vector<TraceInfo>&
       file.string(), status.cells, status.ok, m.units.size(), core_time_text(core_seconds(status.cost_left)),
       std::max(1.0, mebibytes(m.bytes_peak)), m.traces.size(), mebibytes(bytes_to_read(traces)),
       mebibytes(int64_t(double(status.cells) * kBytesPerRow)),
-      m.save.curves || m.save.kept || m.save.outputs ? ", and the arrays that are saved" : ""));
+      m.save.curves || m.save.kept || m.save.outputs || m.save.projections ? ", and the arrays that are saved" : ""));
 }
 
 int plan(const RunChoices& choices, Context& context) {

@@ -18,7 +18,7 @@ struct TokenLists {
 
 // What a run keeps of a cell besides its measures.
 struct SaveOptions {
-  bool curves = false, kept = false, outputs = false;
+  bool curves = false, kept = false, outputs = false, projections = false;
 };
 
 }  // namespace kvreplay

@@ -93,10 +93,11 @@ void read_output(RunConfig& config, const Node* node, const Source& source, Prob
   const Node* save = section.find("save");
   if (save == nullptr || (save->kind == Node::Kind::scalar && save->text == "none")) return;
   for (const Node* item : one_or_many(*save)) {
-    const auto word = read_word(problems, *item, "output.save", {"curves", "kept", "outputs"});
+    const auto word = read_word(problems, *item, "output.save", {"curves", "kept", "outputs", "projections"});
     config.output.curves |= word == "curves";
     config.output.kept |= word == "kept";
     config.output.outputs |= word == "outputs";
+    config.output.projections |= word == "projections";
   }
 }
 

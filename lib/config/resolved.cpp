@@ -47,6 +47,7 @@ std::string output_json(const RunConfig::Output& output) {
   if (output.curves) save.emplace_back("curves");
   if (output.kept) save.emplace_back("kept");
   if (output.outputs) save.emplace_back("outputs");
+  if (output.projections) save.emplace_back("projections");
   JsonObject entry;
   entry.add("save", save);
   if (!output.dir.empty()) entry.add("dir", output.dir.string());

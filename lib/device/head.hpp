@@ -60,6 +60,7 @@ class DeviceHead : public HeadDevice {
   };
   void merge(RowsInHand& in_hand, const PartRef* refs, const MergeInput& in, const Exact& exact, bool outputs,
              DeviceRows& rows);
+  DeviceArray<uint16_t> gradient_of(const Rows& rows);
   void find_recalls(RowsInHand& in_hand, const Exact& exact);
   DeviceArray<RowResult> results_of(const RowsInHand& in_hand);
   void download_exact(const Exact& exact, DeviceRows& rows);

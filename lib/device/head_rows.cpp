@@ -99,24 +99,53 @@ void DeviceHead::merge(RowsInHand& in_hand, const PartRef* refs, const MergeInpu
                        DeviceRows& rows) {
   const DeviceArray<MergeCache> caches(runtime_, std::span<const MergeCache>(in_hand.caches));
   const size_t v_dim = size_t(stream_.shape.v_dim);
-  DeviceArray<float> out;
+  const size_t samples = size_t(stream_.sensitivity.samples);
+  DeviceArray<float> out, projections;
   if (outputs) out = DeviceArray<float>(runtime_, in_hand.results.size() * v_dim);
-  runtime_.run(CacheMergeKernel{in, exact.view(), refs, caches.data(), int32_t(caches.size()), PartRef{0, 1, 1},
-                                in_hand.results.data(), out.data()});
+  if (samples > 0) projections = DeviceArray<float>(runtime_, in_hand.results.size() * samples);
+  const DeviceArray<uint16_t> gradient = gradient_of(in_hand.rows);
+  runtime_.run(CacheMergeKernel{in,
+                                exact.view(),
+                                refs,
+                                caches.data(),
+                                int32_t(caches.size()),
+                                PartRef{0, 1, 1},
+                                in_hand.results.data(),
+                                out.data(),
+                                {gradient.data(), projections.data(), int32_t(samples)}});
   if (!in_hand.recalls.empty()) find_recalls(in_hand, exact);
   std::vector<RowResult> results(in_hand.results.size());
-  std::vector<float> of_out(out.size());
+  std::vector<float> of_out(out.size()), of_projections(projections.size());
   in_hand.results.download(results);
   out.download(of_out);
+  projections.download(of_projections);
   runtime_.wait();
+  const auto part = [](const std::vector<float>& all, size_t begin, size_t end) {
+    return std::vector<float>(all.begin() + int64_t(begin), all.begin() + int64_t(end));
+  };
   for (const MergeCache& cache : in_hand.caches) {
     const size_t first = size_t(cache.first_row), count = size_t(cache.heads) * rows.count;
     DeviceRows::OfCache& of = rows.caches.emplace_back();
     of.of.assign(results.begin() + int64_t(first), results.begin() + int64_t(first + count));
-    if (outputs)
-      of.out.assign(of_out.begin() + int64_t(first * v_dim), of_out.begin() + int64_t((first + count) * v_dim));
+    if (outputs) of.out = part(of_out, first * v_dim, (first + count) * v_dim);
+    of.projections = part(of_projections, first * samples, (first + count) * samples);
   }
   download_exact(exact, rows);
+}
+
+// [heads, rows, samples, v_dim], zeros where the stream has no gradient; empty where it has none at all.
+DeviceArray<uint16_t> DeviceHead::gradient_of(const Rows& rows) {
+  const Sensitivity& from = stream_.sensitivity;
+  if (from.empty()) return {};
+  const size_t row = size_t(from.samples) * size_t(from.v_dim), count = rows.tokens.size();
+  std::vector<uint16_t> numbers(size_t(heads()) * count * row, 0);
+  for (int32_t h = 0; h < heads(); ++h)
+    for (size_t r = 0; r < count; ++r)
+      if (const uint16_t* const g = from.at(h, rows.tokens[r]); g != nullptr)
+        std::copy_n(g, row, numbers.begin() + int64_t((size_t(h) * count + r) * row));
+  DeviceArray<uint16_t> uploaded(runtime_, std::span<const uint16_t>(numbers));
+  runtime_.wait();  // `numbers` goes
+  return uploaded;
 }
 
 // Rows a few at a time: the probabilities of a row over the whole trace stand in memory.

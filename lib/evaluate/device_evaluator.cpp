@@ -156,6 +156,7 @@ RowResults<Real> DeviceEvaluator<Real>::results_of(const CacheReplay<Real>& cach
   results.heads = cache.heads(), results.rows = int32_t(rows.count), results.v_dim = stream_.shape.v_dim;
   results.of = from.of;
   results.out.assign(from.out.begin(), from.out.end());
+  results.projections = from.projections;
   for (size_t at = 0; at < results.of.size(); ++at) {
     const double tau = results.of[at].tau;
     if (!Normaliser{tau, 0}.any()) throw ReplayError(no_denominator(rows_.rows[rows.first + at % rows.count]));

@@ -34,7 +34,9 @@ struct DeviceRows {
   struct OfCache {
     std::vector<RowResult> of;  // [heads, count]
     std::vector<float> out;     // [heads, count, v_dim]; empty: not asked for
-    PolicyEnd end;              // how a policy that the device runs stands
+    // On the stream's gradient, [heads, count, samples], 0 in rows without one; empty: the stream has none.
+    std::vector<float> projections;
+    PolicyEnd end;  // how a policy that the device runs stands
   };
   std::vector<OfCache> caches;
 };

@@ -8,6 +8,7 @@
 #include "core/attend.hpp"
 #include "core/method_context.hpp"
 #include "core/place.hpp"
+#include "exact/sensitivity.hpp"
 #include "trace/tensors.hpp"
 
 namespace kvreplay {
@@ -45,6 +46,7 @@ struct HeadStream {
   bool interleaved = false;
   double attention_factor = 1;
   std::vector<uint8_t> classes;  // [tokens] TokenClass, only where a method asks
+  Sensitivity sensitivity;       // only where projections are asked for and recorded
   int32_t stored_bytes = 4;      // of one number in the trace
   double max_value_norm = 0;     // of tokens 0..tokens-1
 
@@ -73,8 +75,10 @@ struct HeadStream {
 struct HeadRequest {
   Place place;
   Extent extent;
-  bool rotation = false;    // a method re-assigns positions
-  bool classes = false;     // a method looks at the text
+  bool rotation = false;  // a method re-assigns positions
+  bool classes = false;   // a method looks at the text
+  // The gradient that errors are projected on: nobody asks, where the trace has it, or TraceError without it.
+  enum class Gradient { none, recorded, required } gradient = Gradient::none;
   bool all_queries = true;  // false: those of a long trace are fetched when they are needed
 };
 // Query rows of all heads that are read at a time.

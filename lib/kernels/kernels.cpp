@@ -121,6 +121,11 @@ Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau) {
   return chosen().of(Real()).compare(mine, exact, n, tau);
 }
 
+template <class Real>
+void project(const Real* mine, const Real* exact, const uint16_t* directions, int32_t count, int32_t n, float* out) {
+  chosen().of(Real()).project(mine, exact, directions, count, n, out);
+}
+
 Lowest lowest(const double* score, const double* guard, const int32_t* token, int32_t n) {
   return chosen().lowest(score, guard, token, n);
 }
@@ -156,6 +161,8 @@ template Distance distance(const float*, const float*, int32_t);
 template Distance distance(const double*, const double*, int32_t);
 template Comparison compare(const float*, const float*, int32_t, double);
 template Comparison compare(const double*, const double*, int32_t, double);
+template void project(const float*, const float*, const uint16_t*, int32_t, int32_t, float*);
+template void project(const double*, const double*, const uint16_t*, int32_t, int32_t, float*);
 template void accumulate(const float*, double, double, int32_t, double*);
 template void accumulate(const double*, double, double, int32_t, double*);
 template float row_maximum(const float*, int32_t);

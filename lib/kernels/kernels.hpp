@@ -63,6 +63,9 @@ template <class Real>
 Distance distance(const Real* mine, const Real* exact, int32_t n);
 template <class Real>
 Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau);
+// out[i] = <directions[i], mine - exact> for i < count; directions: bf16 numbers [count, n].
+template <class Real>
+void project(const Real* mine, const Real* exact, const uint16_t* directions, int32_t count, int32_t n, float* out);
 
 // Squared Euclidean distances of `point` [d] to kLanes others, stored coordinate by coordinate: others [d,
 // kLanes]. Differences first, then squares, added coordinate after coordinate, so equal points have equal

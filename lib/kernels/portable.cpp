@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/bf16.hpp"
 #include "kernels/table.hpp"
 
 // The path that every other one is held against: Eigen, for any machine.
@@ -97,6 +98,14 @@ Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau) {
   return s;
 }
 template <class Real>
+void project(const Real* mine, const Real* exact, const uint16_t* directions, int32_t count, int32_t n, float* out) {
+  for (int32_t i = 0; i < count; ++i) {
+    Real sum = 0;
+    for (int32_t c = 0; c < n; ++c) sum += Real(from_bf16(directions[int64_t(i) * n + c])) * (mine[c] - exact[c]);
+    out[i] = float(sum);
+  }
+}
+template <class Real>
 void add(const Real* a, const Real* b, Real weight, int64_t n, Real* out) {
   using Row = Eigen::Array<Real, Eigen::Dynamic, 1>;
   Eigen::Map<Row>(out, n) = Eigen::Map<const Row>(a, n) + Eigen::Map<const Row>(b, n) * weight;
@@ -138,9 +147,9 @@ void squared_distances(const double* others, const double* point, int32_t d, dou
 
 template <class Real>
 constexpr Functions<Real> functions() {
-  return {scores<Real>, multiply<Real>, exponentiate<Real>, row_maximum<Real>, gather<Real>,
-          sum<Real>,    weigh<Real>,    accumulate<Real>,   distance<Real>,    compare<Real>,
-          add<Real>,    finish<Real>,   sum_x_log_x<Real>};
+  return {scores<Real>,  multiply<Real>, exponentiate<Real>, row_maximum<Real>, gather<Real>,
+          sum<Real>,     weigh<Real>,    accumulate<Real>,   distance<Real>,    compare<Real>,
+          project<Real>, add<Real>,      finish<Real>,       sum_x_log_x<Real>};
 }
 
 }  // namespace

@@ -24,6 +24,8 @@ struct Functions {
   void (*accumulate)(const Real* e, double weight, double carry, int32_t n, double* score);
   Distance (*distance)(const Real* mine, const Real* exact, int32_t n);
   Comparison (*compare)(const Real* mine, const Real* exact, int32_t n, double tau);
+  void (*project)(const Real* mine, const Real* exact, const uint16_t* directions, int32_t count, int32_t n,
+                  float* out);
   void (*add)(const Real* a, const Real* b, Real weight, int64_t n, Real* out);
   void (*finish)(const Real* a, const Real* b, Real factor, int64_t n, Real* out);
   double (*sum_x_log_x)(const Real* row, int32_t n);

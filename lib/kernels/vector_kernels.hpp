@@ -24,7 +24,7 @@ template <class Real>
 constexpr Functions<Real> functions() {
   return {scores<Real>, multiply<Real>, exponentiate<Real>, row_maximum<Real>, gather<Real>,
           sum<Real>,    weigh<Real>,    accumulate<Real>,   distance<Real>,    compare<Real>,
-          add<Real>,    finish<Real>,   sum_x_log_x<Real>};
+          project,      add<Real>,      finish<Real>,       sum_x_log_x<Real>};
 }
 
 constexpr Table table_of_this_width(const char* name) {

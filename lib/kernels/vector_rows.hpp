@@ -120,6 +120,52 @@ Comparison compare(const Real* mine, const Real* exact, int32_t n, double tau) {
   return {sum_of_lanes(mine2), sum_of_lanes(inner), sum_of_lanes(positive2), sum_of_lanes(numerator2)};
 }
 
+// Up to kLanes numbers of 16 bits, which are the upper halves of floats; zeros behind.
+KVR_INLINE Vector<float>::Raw load_bf16(const uint16_t* p, int32_t count) {
+  using V = Vector<float>;
+  typedef uint16_t Half __attribute__((vector_size(2 * V::kLanes)));
+  Half half = {};
+  if (count == V::kLanes) __builtin_memcpy(&half, p, sizeof half);
+  else __builtin_memcpy(&half, p, size_t(2 * count));
+  return (V::Raw)(__builtin_convertvector(half, V::Whole) << 16);
+}
+
+// Some directions at a time, so that the difference is read once for them.
+template <int32_t kCount>
+KVR_INLINE void project_some(const float* mine, const float* exact, const uint16_t* directions, int32_t n, float* out) {
+  using V = Vector<float>;
+  V::Raw sum[kCount] = {};
+  for (int32_t c = 0; c < n; c += V::kLanes) {
+    const int32_t count = smaller(V::kLanes, n - c);
+    const V::Raw off = load_up_to(mine + c, count) - load_up_to(exact + c, count);
+    for (int32_t i = 0; i < kCount; ++i)
+      sum[i] = V::fma(load_bf16(directions + int64_t(i) * n + c, count), off, sum[i]);
+  }
+  for (int32_t i = 0; i < kCount; ++i) {
+    float lane[V::kLanes], all = 0;
+    store(lane, sum[i]);
+    for (const float x : lane) all += x;
+    out[i] = all;
+  }
+}
+inline void project(const float* mine, const float* exact, const uint16_t* directions, int32_t count, int32_t n,
+                    float* out) {
+  int32_t i = 0;
+  for (; i + 4 <= count; i += 4) project_some<4>(mine, exact, directions + int64_t(i) * n, n, out + i);
+  for (; i < count; ++i) project_some<1>(mine, exact, directions + int64_t(i) * n, n, out + i);
+}
+inline void project(const double* mine, const double* exact, const uint16_t* directions, int32_t count, int32_t n,
+                    float* out) {
+  for (int32_t i = 0; i < count; ++i) {
+    double sum = 0;
+    for (int32_t c = 0; c < n; ++c) {
+      const uint32_t bits = uint32_t(directions[int64_t(i) * n + c]) << 16;
+      sum += double(__builtin_bit_cast(float, bits)) * (mine[c] - exact[c]);
+    }
+    out[i] = float(sum);
+  }
+}
+
 template <class Real>
 void add(const Real* a, const Real* b, Real weight, int64_t n, Real* out) {
   by_vectors<Real>(n, [&](int64_t i, int32_t count) {

@@ -5,47 +5,59 @@
 
 namespace kvreplay {
 
-Accumulator::Accumulator(int32_t heads, int64_t rows, double tiny_norm, Wanted wanted)
+Accumulator::Accumulator(int32_t heads, int64_t rows, double tiny_norm, Wanted wanted, const SaveOptions& save)
     : heads_(heads),
       rows_(rows),
       tiny_norm_(tiny_norm),
+      save_(save),
       outputs_(output_errors({heads, rows, wanted})),
       theorems_(theorem_errors({heads, rows, wanted})),
       sets_(set_measures({heads, rows, wanted})),
+      loss_(predicted_loss({heads, rows, wanted})),
       filled_(size_t(heads), 0) {}
 
 template <class Real>
-void Accumulator::add(const RowResult& row, const ExactRow& exact, int32_t head, std::span<const double> needles,
-                      int32_t v_dim, const Real* out) {
-  v_dim_ = v_dim;
+void Accumulator::add(const RowResult& row, const ExactRow& exact, int32_t head, const RowParts<Real>& parts) {
+  v_dim_ = parts.v_dim;
   if (head == 0) tokens_.push_back(exact.token);
   const int64_t number = filled_[size_t(head)]++;
   const double norm = std::sqrt(row.exact2);
-  const MeasuredRow measured{row, exact, needles, head, number, v_dim, std::sqrt(row.error2), norm, norm <= tiny_norm_};
-  outputs_->add(measured);
-  theorems_->add(measured);
-  sets_->add(measured);
-  if (out == nullptr) return;
-  if (out_.empty()) out_.resize(size_t(heads_) * size_t(rows_) * size_t(v_dim));
-  const int64_t at = head * rows_ + number;
-  std::transform(out, out + v_dim, out_.begin() + at * v_dim, [](Real x) { return double(x); });
+  const MeasuredRow measured{row,           exact,
+                             parts.needles, parts.projections,
+                             head,          number,
+                             parts.v_dim,   std::sqrt(row.error2),
+                             norm,          norm <= tiny_norm_};
+  for (Measure* measure : {outputs_.get(), theorems_.get(), sets_.get(), loss_.get()}) measure->add(measured);
+  const size_t at = size_t(head * rows_ + number);
+  if (save_.projections) keep_projections(at, parts.projections, parts.samples);
+  if (!save_.outputs) return;
+  const size_t width = size_t(parts.v_dim);
+  if (out_.empty()) out_.resize(size_t(heads_) * size_t(rows_) * width);
+  std::transform(parts.out, parts.out + width, out_.begin() + int64_t(at * width), [](Real x) { return double(x); });
+}
+
+void Accumulator::keep_projections(size_t at, std::span<const float> projections, int32_t samples) {
+  samples_ = samples;
+  projections_.resize(size_t(heads_) * size_t(rows_) * size_t(samples));
+  std::copy(projections.begin(), projections.end(), projections_.begin() + int64_t(at) * samples);
 }
 
 void Accumulator::end_row() { sets_->end_row(); }
 
-void Accumulator::finish(CellResult& result, const SaveOptions& save, const ErrorBound& bound) {
+void Accumulator::finish(CellResult& result, const ErrorBound& bound) {
   result.n_queries = rows_;
-  for (Measure* measure : {outputs_.get(), theorems_.get(), sets_.get()}) measure->finish(result.measures, bound);
+  for (Measure* measure : {outputs_.get(), theorems_.get(), sets_.get(), loss_.get()})
+    measure->finish(result.measures, bound);
   result.rows = std::move(tokens_);
   result.heads = heads_;
   result.v_dim = v_dim_;
-  if (save.curves) result.rel_err = outputs_->take_curve(), result.partition_err = sets_->take_curve();
-  if (save.outputs) result.out = std::move(out_);
+  result.samples = samples_;
+  if (save_.curves) result.rel_err = outputs_->take_curve(), result.partition_err = sets_->take_curve();
+  result.out = std::move(out_);
+  result.projections = std::move(projections_);
 }
 
-template void Accumulator::add(const RowResult&, const ExactRow&, int32_t, std::span<const double>, int32_t,
-                               const float*);
-template void Accumulator::add(const RowResult&, const ExactRow&, int32_t, std::span<const double>, int32_t,
-                               const double*);
+template void Accumulator::add(const RowResult&, const ExactRow&, int32_t, const RowParts<float>&);
+template void Accumulator::add(const RowResult&, const ExactRow&, int32_t, const RowParts<double>&);
 
 }  // namespace kvreplay

@@ -8,28 +8,39 @@
 
 namespace kvreplay {
 
+// What comes with a row. Spans are empty where there is nothing.
+template <class Real>
+struct RowParts {
+  std::span<const double> needles;
+  std::span<const float> projections;  // see RowResults
+  int32_t samples, v_dim;              // projections of a row that has them
+  const Real* out;                     // [v_dim], where outputs are kept, else null
+};
+
 // Collects the rows of one cell and reduces them as measures.md says.
 class Accumulator {
  public:
   // heads: query heads of the cell (the whole group); rows: scored rows in total; tiny_norm: outputs below it are
-  // counted, not divided by.
-  Accumulator(int32_t heads, int64_t rows, double tiny_norm, Wanted wanted);
-  // Rows of a head come in order. out: [v_dim], where outputs are kept, else null.
+  // counted, not divided by; save: what is kept of rows.
+  Accumulator(int32_t heads, int64_t rows, double tiny_norm, Wanted wanted, const SaveOptions& save);
+  // Rows of a head come in order.
   template <class Real>
-  void add(const RowResult& row, const ExactRow& exact, int32_t head, std::span<const double> needles, int32_t v_dim,
-           const Real* out);
+  void add(const RowResult& row, const ExactRow& exact, int32_t head, const RowParts<Real>& parts);
   void end_row();  // all heads of a row have come
   // Everything but sizes, bytes and times. Moves the curves and outputs that were kept.
-  void finish(CellResult& result, const SaveOptions& save, const ErrorBound& bound);
+  void finish(CellResult& result, const ErrorBound& bound);
 
  private:
-  int32_t heads_, v_dim_ = 0;
+  void keep_projections(size_t at, std::span<const float> projections, int32_t samples);
+  int32_t heads_, v_dim_ = 0, samples_ = 0;
   int64_t rows_;
   double tiny_norm_;
-  std::unique_ptr<Measure> outputs_, theorems_, sets_;
-  std::vector<int64_t> filled_;  // [heads] rows so far
-  std::vector<double> out_;      // [heads, rows, v_dim]
-  std::vector<int32_t> tokens_;  // of head 0's rows
+  SaveOptions save_;
+  std::unique_ptr<Measure> outputs_, theorems_, sets_, loss_;
+  std::vector<int64_t> filled_;     // [heads] rows so far
+  std::vector<double> out_;         // [heads, rows, v_dim]
+  std::vector<float> projections_;  // [heads, rows, samples]
+  std::vector<int32_t> tokens_;     // of head 0's rows
 };
 
 }  // namespace kvreplay

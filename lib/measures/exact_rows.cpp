@@ -66,6 +66,24 @@ void compare_outputs(const Tile<Real>& tile, int32_t first_head, bool details, R
         compare_row(tile, size_t(tile.at(first_head + h, r)), results.at(h, r), details, results);
 }
 
+template <class Real>
+void project_errors(const Tile<Real>& tile, int32_t first_head, const Sensitivity& sensitivity,
+                    RowResults<Real>& results) {
+  if (sensitivity.empty()) return;
+  const size_t samples = size_t(sensitivity.samples), width = size_t(tile.v_dim);
+  results.projections.assign(results.cells() * samples, 0.0f);
+  for (int32_t h = 0; h < results.heads; ++h)
+    for (int32_t r = 0; r < results.rows; ++r) {
+      const uint16_t* const gradient = sensitivity.at(first_head + h, tile.rows[size_t(r)]);
+      if (tile.scored[size_t(r)] == 0 || gradient == nullptr) continue;
+      const size_t mine = results.at(h, r), exact = size_t(tile.at(first_head + h, r));
+      kernels::project(results.out.data() + mine * width, tile.out.data() + exact * width, gradient,
+                       sensitivity.samples, tile.v_dim, results.projections.data() + mine * samples);
+    }
+}
+
+template void project_errors(const Tile<float>&, int32_t, const Sensitivity&, RowResults<float>&);
+template void project_errors(const Tile<double>&, int32_t, const Sensitivity&, RowResults<double>&);
 template std::vector<ExactRow> exact_rows(const Tile<float>&, ScoredNorms<float>&);
 template std::vector<ExactRow> exact_rows(const Tile<double>&, ScoredNorms<double>&);
 template void compare_outputs(const Tile<float>&, int32_t, bool, RowResults<float>&);

@@ -12,9 +12,10 @@ namespace kvreplay {
 struct MeasuredRow {
   const RowResult& row;
   const ExactRow& exact;
-  std::span<const double> needles;  // see needle_shares; empty without needles
-  int32_t head;                     // of the cell
-  int64_t number;                   // of the head's rows so far
+  std::span<const double> needles;     // see needle_shares; empty without needles
+  std::span<const float> projections;  // see RowResults; empty where the row has no gradient
+  int32_t head;                        // of the cell
+  int64_t number;                      // of the head's rows so far
   int32_t v_dim;
   double error, norm;  // ||z - o||, ||o||
   bool skipped;        // ||o|| is too small to divide by
@@ -40,5 +41,6 @@ class Measure {
 std::unique_ptr<Measure> output_errors(const MeasureShape& shape);   // section 1
 std::unique_ptr<Measure> theorem_errors(const MeasureShape& shape);  // sections 1 and 7
 std::unique_ptr<Measure> set_measures(const MeasureShape& shape);    // section 2
+std::unique_ptr<Measure> predicted_loss(const MeasureShape& shape);
 
 }  // namespace kvreplay

@@ -27,12 +27,13 @@ enum class Work : uint32_t {
   ages = 1 << 7,          // of evicted tokens, a number for each
   masses = 1 << 8,        // normaliser and kept tokens against the exact row
   curves = 1 << 9,        // the error of every row, to be saved
+  projections = 1 << 10,  // of the error of every row on the recorded gradient
 };
 constexpr Work operator|(Work a, Work b) { return Work(uint32_t(a) | uint32_t(b)); }
 
 // A set of them.
 struct Wanted {
-  Work work = Work((1 << 10) - 1);  // everything
+  Work work = Work((1 << 11) - 1);  // everything
   bool has(Work some) const { return (uint32_t(work) & uint32_t(some)) != 0; }
   void add(Work some) { work = work | some; }
   void drop(Work some) { work = Work(uint32_t(work) & ~uint32_t(some)); }
@@ -119,6 +120,10 @@ constexpr MetricInfo kMetrics[] = {
     {"index_bytes", "bytes", "the positions' part of aux_bytes"},
     {"read_bytes_per_step", "bytes", "keys, values, weights and sketches that attention reads, mean"},
     {"median_evicted_age_tokens", "tokens", "age t - i of a token i when it is dropped, median", Work::ages},
+    {"kl_head_mean", "nats",
+     "what this head's errors alone cost the model: 1/2 mean over samples of <g, z - o>^2, g the recorded gradient; "
+     "summed over the group, a predicted token",
+     Work::projections},
 };
 
 std::vector<std::string> metric_names();

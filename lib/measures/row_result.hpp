@@ -62,6 +62,8 @@ struct RowResults {
   SideOutput<Real> prefix;      // the prompt's rows of the cache alone
   SideOutput<Real> set;         // exact attention over the attended tokens, of rows that are not plain
   std::vector<double> needles;  // [heads, rows, 1 + spans], see needle_shares; empty without needles
+  // <g_s, z - o> for each recorded sample of the gradient, [heads, rows, samples]; 0 in rows without one.
+  std::vector<float> projections;
 
   // Outputs are whatever they were.
   void open(int32_t heads_, int32_t rows_, int32_t v_dim_) {
@@ -69,7 +71,7 @@ struct RowResults {
     out.resize(size_t(heads) * size_t(rows) * size_t(v_dim));
     of.assign(size_t(heads) * size_t(rows), {});
     prefix = {}, set = {};
-    needles.clear();
+    needles.clear(), projections.clear();
   }
   // Outputs are sums to come.
   void clear(int32_t heads_, int32_t rows_, int32_t v_dim_) {

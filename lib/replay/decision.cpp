@@ -65,7 +65,7 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
   d.cells = cells;
   const Cell& cell = d.cell();
   for (size_t i = 0; i < cells.size(); ++i)
-    d.errors.emplace_back(group_of(stream), rows, kTinyShare * stream.max_value_norm, options.wanted);
+    d.errors.emplace_back(group_of(stream), rows, kTinyShare * stream.max_value_norm, options.wanted, options.save);
   CacheSetup setup = cell_setup(cell, stream);
   const int32_t caches = has_cache_for_each_query_head(cell) ? stream.shape.heads : 1;
   if (!cell.variant->uniforms.empty()) inject(d, setup.method, setup.rng);
@@ -114,7 +114,7 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   const int32_t full = stream.window > 0 ? std::min(stream.tokens, stream.window) : stream.tokens;
   measure_sizes(ledgers, {stream.shape.dim + stream.shape.v_dim, stream.stored_bytes, full, shared}, result.measures);
   if (cell.budget.share) result.measures.extras["allocated_tokens"] = *cell.budget.share;
-  d.errors[number].finish(result, options.save, d.caches.front()->method().error_bound());
+  d.errors[number].finish(result, d.caches.front()->method().error_bound());
   result.double_precision = sizeof(Real) == sizeof(double);
   result.by_cores = d.on_device == Decision<Real>::Way::none;
   result.oneshot = cell.options().phase == Phase::oneshot;

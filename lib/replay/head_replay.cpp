@@ -263,6 +263,7 @@ void HeadReplay<Real>::rows(Decision<Real>& d, size_t c, const Tile<Real>& tile,
   results_.open(cache.heads(), int32_t(tile.rows.size()), stream_.shape.v_dim);
   d.evaluators[c]->rows(tile, results_);
   compare_outputs(tile, cache.first_head(), shared_.asked.details, results_);
+  project_errors(tile, cache.first_head(), stream_.sensitivity, results_);
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
   take(d, c, results_, exact, passed.count());
 }
@@ -276,6 +277,7 @@ void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results,
   const bool layer = stream_.shape.blocks > 1;
   const int32_t group = stream_.shape.heads / stream_.shape.blocks, rows = results.rows, width = results.v_dim;
   const size_t spans = results.needles.size() / std::max<size_t>(1, results.cells());
+  const size_t samples = size_t(stream_.sensitivity.samples);
   int64_t tokens = 0, counted = 0;
   for (int32_t r = 0; r < rows; ++r) {
     if (exact[size_t(r)].token < 0) continue;
@@ -285,9 +287,12 @@ void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results,
       for (int32_t h = 0; h < heads; ++h) {
         const size_t at = results.at(first + h, r);
         const size_t in_stream = size_t(cache.first_head() + first + h) * size_t(rows) + size_t(r);
+        const bool projected = stream_.sensitivity.at(0, exact[in_stream].token) != nullptr;
         d.errors[i].add(results.of[at], exact[in_stream], own + h,
-                        std::span(results.needles).subspan(at * spans, spans), width,
-                        options_.save.outputs ? results.out.data() + at * size_t(width) : nullptr);
+                        RowParts<Real>{std::span(results.needles).subspan(at * spans, spans),
+                                       std::span(results.projections).subspan(at * samples, projected ? samples : 0),
+                                       int32_t(samples), width,
+                                       options_.save.outputs ? results.out.data() + at * size_t(width) : nullptr});
       }
       d.errors[i].end_row();
     }

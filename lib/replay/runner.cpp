@@ -41,14 +41,19 @@ void ask_for(const Cell& cell, HeadRequest& request) {
   request.all_queries = request.all_queries || needs.queries || cell.variant->values.oracle_needs().largest_query_norm;
 }
 
-std::vector<Group> group_cells(const std::vector<Cell>& cells) {
+HeadRequest::Gradient gradient_for(const RunOptions& options) {
+  if (options.save.projections) return HeadRequest::Gradient::required;
+  return options.wanted.has(Work::projections) ? HeadRequest::Gradient::recorded : HeadRequest::Gradient::none;
+}
+
+std::vector<Group> group_cells(const std::vector<Cell>& cells, const RunOptions& options) {
   std::vector<Group> groups;
   std::map<Place, size_t> at;
   for (const Cell& cell : cells) {
     Place place = cell.place;
     if (decides_together(cell)) place.kv_head = Place::kWholeLayer;
     const auto [found, is_new] = at.emplace(place, groups.size());
-    if (is_new) groups.push_back({{place, cell.extent, false, false, false}, {}});
+    if (is_new) groups.push_back({{place, cell.extent, false, false, gradient_for(options), false}, {}});
     Group& group = groups[found->second];
     ask_for(cell, group.request);
     const auto same = std::find_if(group.decisions.begin(), group.decisions.end(),
@@ -203,7 +208,7 @@ void run_typed(std::vector<Cell> cells, const RunOptions& options) {
   Reader reader(options.tensors, scopes_of(cells, false));
   Reports reports(options);
   std::erase_if(cells, [&](const Cell& cell) { return reports.fail_if_lost(cell, without); });
-  const std::vector<Group> groups = group_cells(cells);
+  const std::vector<Group> groups = group_cells(cells, options);
   FirstError error;
   const auto stop = [&] { return error.stopped() || (options.stop && options.stop()); };
   const auto drain = [&] { return stop() || (options.drain && options.drain()); };

@@ -45,6 +45,13 @@ void write_outputs(H5Output& file, const Cell&, const CellResult& result) {
   write_reals(file, "outputs/out", result.out, shape, result.double_precision);
 }
 
+void write_projections(H5Output& file, const Cell&, const CellResult& result) {
+  const std::vector<int64_t> shape = {result.heads, int64_t(result.rows.size()), result.samples};
+  assert(int64_t(result.projections.size()) == shape[0] * shape[1] * shape[2]);
+  write_flat(file, "projections/rows", result.rows);
+  file.write("projections/a", std::span<const float>(result.projections), shape);
+}
+
 void write_lists(H5Output& file, const std::string& name, const TokenLists& lists) {
   assert(lists.off.back() == int64_t(lists.flat.size()));
   write_flat(file, "kept/" + name + "_flat", lists.flat);
@@ -80,7 +87,8 @@ struct Kind {
 };
 constexpr Kind kKinds[] = {{"curves", &SaveOptions::curves, write_curves},
                            {"kept", &SaveOptions::kept, write_kept},
-                           {"outputs", &SaveOptions::outputs, write_outputs}};
+                           {"outputs", &SaveOptions::outputs, write_outputs},
+                           {"projections", &SaveOptions::projections, write_projections}};
 
 // H5Output publishes under the name it is given, for good; two processes may gather at a time, so that this name
 // is ours alone.
@@ -113,7 +121,7 @@ std::vector<std::string> kinds_of(const SaveOptions& save) {
   return kinds;
 }
 
-std::vector<std::string> all_kinds() { return kinds_of({true, true, true}); }
+std::vector<std::string> all_kinds() { return kinds_of({true, true, true, true}); }
 
 std::string arrays_of(const Cell& cell, const CellResult& result, const SaveOptions& save) {
   H5Output out;

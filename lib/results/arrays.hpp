@@ -10,11 +10,12 @@
 #include "measures/cell_result.hpp"
 
 // Arrays of cells. A process appends those of its cells to one file OUT/cells/<name>.arrays: for each cell the bytes
-// of a small HDF5 file with a group for each kind. They are gathered into curves.h5, kept.h5 and outputs.h5.
+// of a small HDF5 file with a group for each kind. They are gathered into curves.h5, kept.h5, outputs.h5 and
+// projections.h5.
 
 namespace kvreplay {
 
-// The kinds that a run saves: "curves", "kept", "outputs".
+// The kinds that a run saves: "curves", "kept", "outputs", "projections".
 std::vector<std::string> kinds_of(const SaveOptions& save);
 constexpr const char* kArraysExtension = ".arrays";
 // Every kind there is.

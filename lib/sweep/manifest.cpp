@@ -74,7 +74,7 @@ std::string name_of(const std::vector<std::string>& cells) {
 }
 
 json save_json(const SaveOptions& save) {
-  return {{"curves", save.curves}, {"kept", save.kept}, {"outputs", save.outputs}};
+  return {{"curves", save.curves}, {"kept", save.kept}, {"outputs", save.outputs}, {"projections", save.projections}};
 }
 
 std::string header_line(const Manifest& m) {
@@ -113,7 +113,8 @@ Manifest of_header(const json& header) {
   const json& run = header.at("config").at("run");
   m.device = run.at("device"), m.precision = run.at("precision");
   const json& save = header.at("save");
-  m.save = {save.at("curves").get<bool>(), save.at("kept").get<bool>(), save.at("outputs").get<bool>()};
+  m.save = {save.at("curves").get<bool>(), save.at("kept").get<bool>(), save.at("outputs").get<bool>(),
+            save.value("projections", false)};
   if (header.contains("unreachable")) m.unreachable = header.at("unreachable").dump();
   m.every_row = header.at("every_row").get<bool>();
   m.whole_traces = header.at("whole_traces").get<bool>();

@@ -43,7 +43,7 @@ std::string content_id(const h5::Node& root, const TraceInfo& info) {
       sum.update(fmt::format("{} {} {} {} {} {} {}\n", layer.layer, name_of(layer.dtype), layer.scaling,
                              layer.sliding_window, layer.softcap, layer.q_prescaled, rope_line(layer)));
       add_arrays(sum, h5::open_path(root, layer_path(prompt.id, layer.layer)),
-                 {"k", "out", "q", "q_pos", "sinks", "v"});
+                 {"g", "g_rows", "k", "out", "q", "q_pos", "sinks", "v"});
     }
   }
   return sum.hex();

@@ -73,53 +73,77 @@ void check_numbers(const Tensor& tensor, int64_t head, int64_t first_row, std::s
 
 }  // namespace
 
-Tensor open_tensor(const h5::Node& layer, const std::string& name, const std::string& source_dtype) {
+Tensor open_tensor(const h5::Node& layer, const std::string& name, const std::string& source_dtype, size_t rank,
+                   const char* axes) {
   Tensor tensor;
   tensor.array = h5::open_array(layer, name);
   tensor.dtype = dtype_of(tensor.array, source_dtype);
   const H5T_order_t host = std::endian::native == std::endian::little ? H5T_ORDER_LE : H5T_ORDER_BE;
   tensor.swapped = H5Tget_order(tensor.array.type.get()) != host;
-  if (tensor.array.shape.size() != 3)
-    throw h5::Problem(fmt::format("{}: has shape {}, it must have 3 axes: [heads, tokens, head_dim]",
-                                  tensor.array.node.where(), h5::describe(tensor.array.shape)));
+  if (tensor.array.shape.size() != rank)
+    throw h5::Problem(fmt::format("{}: has shape {}, it must have {} axes: {}", tensor.array.node.where(),
+                                  h5::describe(tensor.array.shape), rank, axes));
   return tensor;
 }
 
-void read_rows(const Tensor& tensor, int64_t head, int64_t begin, int64_t rows, std::span<float> into,
-               const char* row) {
-  assert(head >= 0 && head < tensor.heads() && begin >= 0 && rows >= 0 && begin + rows <= tensor.rows());
+namespace {
+
+// Rows of what the leading axes stand at, as floats. head: for messages.
+void read_block(const Tensor& tensor, std::vector<int64_t> lead, int64_t begin, int64_t rows, std::span<float> into,
+                const char* row) {
   assert(static_cast<int64_t>(into.size()) == rows * tensor.width());
-  const int64_t width = tensor.width(), step = std::max<int64_t>(1, kPieceBytes / (4 * width));
+  const int64_t width = tensor.width(), step = std::max<int64_t>(1, kPieceBytes / (4 * width)), head = lead.back();
+  std::vector<int64_t> extent(lead.size(), 1);
+  lead.insert(lead.end(), {0, 0}), extent.insert(extent.end(), {0, width});
   std::vector<uint16_t> bits;
   for (int64_t first = 0; first < rows; first += step) {
     const int64_t count = std::min(step, rows - first);
     const std::span<float> piece = into.subspan(static_cast<size_t>(first * width), static_cast<size_t>(count * width));
+    lead[lead.size() - 2] = begin + first, extent[lead.size() - 2] = count;
     if (tensor.dtype == DType::float32) {
-      h5::read_box(tensor.array, H5T_NATIVE_FLOAT, {head, begin + first, 0}, {1, count, width}, piece.data());
+      h5::read_box(tensor.array, H5T_NATIVE_FLOAT, lead, extent, piece.data());
     } else {
       bits.resize(piece.size());
-      h5::read_box(tensor.array, tensor.array.type.get(), {head, begin + first, 0}, {1, count, width}, bits.data());
+      h5::read_box(tensor.array, tensor.array.type.get(), lead, extent, bits.data());
       widen(tensor, bits, piece.data());
     }
     check_numbers(tensor, head, begin + first, piece, row);
   }
 }
 
+}  // namespace
+
+void read_rows(const Tensor& tensor, int64_t head, int64_t begin, int64_t rows, std::span<float> into,
+               const char* row) {
+  assert(head >= 0 && head < tensor.heads() && begin >= 0 && rows >= 0 && begin + rows <= tensor.rows());
+  read_block(tensor, {head}, begin, rows, into, row);
+}
+
+void read_sample(const Tensor& tensor, int64_t sample, int64_t head, std::span<float> into) {
+  assert(sample >= 0 && sample < tensor.array.shape[0] && head >= 0 && head < tensor.heads());
+  read_block(tensor, {sample, head}, 0, tensor.rows(), into, "row");
+}
+
 void for_each_piece(const h5::Array& array, const std::function<void(std::span<const std::byte>)>& use) {
   // Boxes that follow each other in C order: whole rows of one head, or the whole of a smaller array.
   const size_t rank = array.shape.size();
-  if (rank != 3 || array.elements() == 0) {
+  if (rank < 3 || array.elements() == 0) {
     std::vector<std::byte> all(static_cast<size_t>(array.elements() * array.element_bytes));
     h5::read_box(array, array.type.get(), std::vector<int64_t>(rank, 0), array.shape, all.data());
     return use(all);
   }
-  const int64_t row_bytes = array.shape[2] * array.element_bytes, step = std::max<int64_t>(1, kPieceBytes / row_bytes);
+  const int64_t rows = array.shape[rank - 2], width = array.shape[rank - 1], row_bytes = width * array.element_bytes;
+  const int64_t step = std::max<int64_t>(1, kPieceBytes / row_bytes), blocks = array.elements() / (rows * width);
   std::vector<std::byte> piece;
-  for (int64_t head = 0; head < array.shape[0]; ++head)
-    for (int64_t first = 0; first < array.shape[1]; first += step) {
-      const int64_t count = std::min(step, array.shape[1] - first);
+  for (int64_t block = 0; block < blocks; ++block)
+    for (int64_t first = 0; first < rows; first += step) {
+      const int64_t count = std::min(step, rows - first);
+      std::vector<int64_t> start(rank, 0), extent(rank, 1);
+      int64_t rest = block;
+      for (size_t axis = rank - 2; axis-- > 0; rest /= array.shape[axis]) start[axis] = rest % array.shape[axis];
+      start[rank - 2] = first, extent[rank - 2] = count, extent[rank - 1] = width;
       piece.resize(static_cast<size_t>(count * row_bytes));
-      h5::read_box(array, array.type.get(), {head, first, 0}, {1, count, array.shape[2]}, piece.data());
+      h5::read_box(array, array.type.get(), start, extent, piece.data());
       use(piece);
     }
 }

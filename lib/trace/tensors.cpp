@@ -25,4 +25,10 @@ const LayerInfo& Tensors::layer(const std::string& prompt_id, int32_t layer) con
                                fmt::join(held, ", ")));
 }
 
+void Tensors::read_gradient(const std::string& prompt_id, int32_t layer_number, int32_t, int32_t,
+                            std::span<float>) const {
+  throw TraceError(fmt::format("{}: prompt {}, layer {}: holds no gradient. Record it with kvdump --with-gradient",
+                               info().path.string(), prompt_id, layer_number));
+}
+
 }  // namespace kvreplay

@@ -32,6 +32,12 @@ class Tensors {
   // Token index of each query row.
   virtual std::vector<int32_t> query_positions(const std::string& prompt, int32_t layer) const = 0;
   virtual std::vector<float> sink_logits(const std::string& prompt, int32_t layer) const = 0;  // [Hq] or empty
+
+  // Token index of each row of the recorded gradient, ascending; empty where there is none.
+  virtual std::vector<int32_t> gradient_rows(const std::string&, int32_t) const { return {}; }
+  // All rows of one sample of one query head, [LayerInfo::gradient_rows, v_head_dim].
+  virtual void read_gradient(const std::string& prompt, int32_t layer, int32_t q_head, int32_t sample,
+                             std::span<float> into) const;
 };
 
 // Opens a part of the trace with this place among those of a run. Throws TraceError.

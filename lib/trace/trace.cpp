@@ -54,6 +54,7 @@ struct Trace::State {
 
   const Tensor& tensor(const std::string& prompt, const LayerInfo& layer, const std::string& name);
   std::vector<int32_t> integers(const std::string& path, int64_t low, int64_t high) const;
+  std::vector<int32_t> ascending_tokens(const std::string& path, const LayerInfo& layer) const;
 };
 
 const Tensor& Trace::State::tensor(const std::string& prompt, const LayerInfo& layer, const std::string& name) {
@@ -61,7 +62,8 @@ const Tensor& Trace::State::tensor(const std::string& prompt, const LayerInfo& l
   if (open_layer != path) open_tensors.clear();
   open_layer = path;
   if (const auto it = open_tensors.find(name); it != open_tensors.end()) return it->second;
-  Tensor opened = open_tensor(root, path + "/" + name, layer.source_dtype);
+  Tensor opened = name == "g" ? open_gradient(h5::open_path(root, path), layer.source_dtype)
+                              : open_tensor(root, path + "/" + name, layer.source_dtype);
   return open_tensors.emplace(name, std::move(opened)).first->second;
 }
 
@@ -152,6 +154,13 @@ std::vector<int32_t> Trace::position_ids(const std::string& prompt_id) const {
   });
 }
 
+std::vector<int32_t> Trace::State::ascending_tokens(const std::string& path, const LayerInfo& layer) const {
+  std::vector<int32_t> tokens = integers(path, 0, layer.tokens - 1);
+  if (const auto at = std::adjacent_find(tokens.begin(), tokens.end(), std::greater_equal<>()); at != tokens.end())
+    throw h5::Problem(fmt::format("{}: /{}: must ascend, but {} follows {}", info.path.string(), path, at[1], at[0]));
+  return tokens;
+}
+
 std::vector<int32_t> Trace::query_positions(const std::string& prompt_id, int32_t layer_number) const {
   const LayerInfo& info = layer(prompt_id, layer_number);
   if (!info.has_q_pos) {
@@ -159,15 +168,20 @@ std::vector<int32_t> Trace::query_positions(const std::string& prompt_id, int32_
     std::iota(positions.begin(), positions.end(), 0);
     return positions;
   }
-  return reading([&] {
-    const std::string path = layer_path(prompt_id, layer_number) + "/q_pos";
-    std::vector<int32_t> positions = state_->integers(path, 0, info.tokens - 1);
-    if (const auto at = std::adjacent_find(positions.begin(), positions.end(), std::greater_equal<>());
-        at != positions.end())
-      throw h5::Problem(
-          fmt::format("{}: /{}: must ascend, but {} follows {}", state_->info.path.string(), path, at[1], at[0]));
-    return positions;
-  });
+  return reading([&] { return state_->ascending_tokens(layer_path(prompt_id, layer_number) + "/q_pos", info); });
+}
+
+std::vector<int32_t> Trace::gradient_rows(const std::string& prompt_id, int32_t layer_number) const {
+  const LayerInfo& info = layer(prompt_id, layer_number);
+  if (info.gradient_samples == 0) return {};
+  return reading([&] { return state_->ascending_tokens(layer_path(prompt_id, layer_number) + "/g_rows", info); });
+}
+
+void Trace::read_gradient(const std::string& prompt, int32_t layer_number, int32_t q_head, int32_t sample,
+                          std::span<float> into) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  if (info.gradient_samples == 0) return Tensors::read_gradient(prompt, layer_number, q_head, sample, into);
+  reading([&] { read_sample(state_->tensor(prompt, info, "g"), sample, q_head, into); });
 }
 
 std::vector<float> Trace::sink_logits(const std::string& prompt_id, int32_t layer_number) const {

@@ -38,6 +38,7 @@ struct LayerInfo {
   std::optional<Rope> rope;    // nullopt: no rotary embedding, or not recorded
   bool rope_recorded = false;  // false: the trace says nothing about positions
   bool has_out = false, has_sinks = false, has_q_pos = false;
+  int32_t gradient_samples = 0, gradient_rows = 0;  // of `g`; 0: not recorded
   int32_t group() const { return q_heads / kv_heads; }
 };
 

@@ -128,6 +128,18 @@ void expect_integers(const h5::Array& array, int64_t length) {
   if (H5Tget_class(array.type.get()) != H5T_INTEGER) fail(array.node.where(), "does not hold integers");
 }
 
+// Gradient of the log-likelihood in the attention output, and the tokens that its rows stand at.
+void read_gradient_shape(const h5::Node& node, LayerInfo& layer) {
+  constexpr int64_t kMostSamples = 4096;
+  const Tensor g = open_gradient(node, layer.source_dtype);
+  layer.gradient_samples = checked_extent(g, 0, "samples", kMostSamples);
+  layer.gradient_rows = checked_extent(g, 2, "rows", layer.tokens);
+  expect_shape(g.array, {layer.gradient_samples, layer.q_heads, layer.gradient_rows, layer.v_head_dim});
+  if (!h5::has_child(node, "g_rows"))
+    fail(node.where() + "/g", "needs the dataset g_rows beside it: the token of each row");
+  expect_integers(h5::open_array(node, "g_rows"), layer.gradient_rows);
+}
+
 void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
   layer.has_q_pos = h5::has_child(node, "q_pos");
   layer.has_sinks = h5::has_child(node, "sinks");
@@ -145,6 +157,7 @@ void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
   if (layer.has_out)
     expect_shape(open_tensor(node, "out", layer.source_dtype).array,
                  {layer.q_heads, layer.query_rows, layer.v_head_dim});
+  if (h5::has_child(node, "g")) read_gradient_shape(node, layer);
 }
 
 // Factors beyond these bounds overflow or vanish in single precision; no model has them.

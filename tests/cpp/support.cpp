@@ -47,6 +47,19 @@ void shape_rows(HeadStream<Real>& s, Look look, uint32_t seed) {
 
 }  // namespace
 
+namespace {
+
+// Two samples of a gradient in every row after the prompt that somebody predicts from.
+Sensitivity make_sensitivity(StreamShape s, uint32_t seed) {
+  Sensitivity to{2, s.tokens - s.prompt - 1, s.v_dim, {}, std::vector<int32_t>(size_t(s.tokens), -1)};
+  for (int32_t row = 0; row < to.rows; ++row) to.row_of[size_t(s.prompt + row)] = row;
+  Gaussian g(seed, 4);
+  for (int32_t i = 0; i < s.heads * to.rows * to.samples * to.v_dim; ++i) to.numbers.push_back(to_bf16(float(g())));
+  return to;
+}
+
+}  // namespace
+
 template <class Real>
 HeadStream<Real> make_stream(StreamShape s, uint32_t seed, Look look) {
   HeadStream<Real> stream;
@@ -73,6 +86,7 @@ HeadStream<Real> make_stream(StreamShape s, uint32_t seed, Look look) {
   Rope rope;
   for (int32_t i = 0; i < s.dim / 2; ++i) rope.inv_freq.push_back(std::pow(1e4, -2.0 * i / s.dim));
   stream.rotation = std::make_unique<RotationTable<Real>>(rope, s.tokens);
+  stream.sensitivity = make_sensitivity(s, seed);
   return stream;
 }
 
@@ -84,6 +98,9 @@ HeadStream<double> layer_of(const HeadStream<double>& a, const HeadStream<double
     layer.*member = a.*member;
     (layer.*member).insert((layer.*member).end(), (b.*member).begin(), (b.*member).end());
   }
+  std::vector<uint16_t>& numbers = layer.sensitivity.numbers;
+  numbers = a.sensitivity.numbers;
+  numbers.insert(numbers.end(), b.sensitivity.numbers.begin(), b.sensitivity.numbers.end());
   return layer;
 }
 
@@ -144,7 +161,7 @@ Cell make_cell(const Method& method, std::optional<int32_t> budget, const Stream
 
 template <class Real>
 RunResult replay(const HeadStream<Real>& stream, const std::vector<Cell>& cells, RunOptions options) {
-  options.save = {true, true, true};
+  options.save = {true, true, true, true};
   HeadReplay<Real> head(stream, options);
   for (const Cell& cell : cells) head.add(cell);
   RunResult result;

@@ -125,9 +125,17 @@ struct ExactMergeKernel {
   }
 };
 
+// What errors are projected on, and where the projections go.
+struct ProjectionRows {
+  const uint16_t* gradient;  // bf16 [heads, rows, samples, v_dim]; null: nobody asks
+  float* out;                // as results, [.., samples]
+  int32_t samples;
+};
+
 struct CacheMergeKernel {
   static constexpr int kThreads = 128, kWarps = kThreads / kWarp;
   static constexpr float kClamp = 1e-8f;  // of rel_err_clamped
+  static constexpr int kWidest = 256;     // numbers of a value
   MergeInput in;
   ExactRows exact;
   const PartRef* parts;
@@ -136,6 +144,7 @@ struct CacheMergeKernel {
   PartRef exact_prompt;  // exact attention over the prompt
   RowResult* results;    // of each cache, [heads, rows]
   float* out;            // as results, [.., v_dim], or null
+  ProjectionRows projections;
 
   LaunchShape shape() const { return {(int64_t(count) * in.heads * in.rows + kWarps - 1) / kWarps, kThreads, 0}; }
 
@@ -165,8 +174,10 @@ struct CacheMergeKernel {
     result.log_tau = std::log(ratio) + double(shift) * 0.69314718055994530942;
     result.kept_mass = double(sum.tokens(block)) / double(exact.z[cell]) * scale;
     float error2 = 0, exact2 = 0, mine2 = 0, inner = 0, positive2 = 0, numerator2 = 0;
+    float errors[kWidest / kWarp];  // of this lane's columns
     for (int32_t c = block.thread() % kWarp; c < in.v_dim; c += kWarp) {
       const float mine = sum.out(block, c) / z, o = exact.out[cell * in.width + c], off = mine - o;
+      errors[c / kWarp] = off;
       const float numerator = float(result.tau) * mine - o, positive = o > kClamp ? o : kClamp;
       error2 += off * off, exact2 += o * o, mine2 += mine * mine, inner += mine * o;
       positive2 += positive * positive, numerator2 += numerator * numerator;
@@ -176,6 +187,17 @@ struct CacheMergeKernel {
     result.mine2 = double(sum_of_warp(block, mine2)), result.inner = double(sum_of_warp(block, inner));
     result.positive2 = double(sum_of_warp(block, positive2));
     result.numerator2 = double(sum_of_warp(block, numerator2));
+    if (projections.gradient != nullptr) project(block, errors, cell, to);
+  }
+  KVR_DEVICE void project(const Block auto& block, const float* errors, int64_t cell, int64_t to) const {
+    const int lane = block.thread() % kWarp;
+    for (int32_t s = 0; s < projections.samples; ++s) {
+      const uint16_t* const g = projections.gradient + (cell * projections.samples + s) * in.v_dim;
+      float a = 0;
+      for (int32_t c = lane; c < in.v_dim; c += kWarp) a += from_bf16(g[c]) * errors[c / kWarp];
+      a = sum_of_warp(block, a);
+      if (lane == 0) projections.out[to * projections.samples + s] = a;
+    }
   }
   // What the prompt's tokens alone give, against exact attention over the prompt.
   KVR_DEVICE float prefix_error(const Block auto& block, const MergeCache& cache, int32_t head, int32_t row) const {

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/bf16.hpp"
 #include "kernels/cases.hpp"
 
 // The kernels of caches: sums, masks, scores, and what is compared of two outputs.
@@ -70,6 +71,28 @@ void check_comparison(const kernels::Table& table) {
 }
 
 template <class Real>
+void check_projection(const kernels::Table& table) {
+  for (const int32_t n : kSizes)
+    for (const int32_t count : {1, 3, 4, 9}) {
+      INFO(table.name << " " << n << " " << count);
+      const std::vector<Real> z = gaussian<Real>(size_t(n), 9), o = gaussian<Real>(size_t(n), 10);
+      std::vector<uint16_t> directions;
+      for (const float x : gaussian<float>(size_t(n * count), 11)) directions.push_back(to_bf16(x));
+      Guarded<float> out(1, count, 0);
+      table.of(Real()).project(z.data(), o.data(), directions.data(), count, n, out.data());
+      for (int32_t i = 0; i < count; ++i) {
+        double right = 0, size = 1e-300;
+        for (int32_t c = 0; c < n; ++c) {
+          const double term = double(from_bf16(directions[size_t(i * n + c)])) * double(z[size_t(c)] - o[size_t(c)]);
+          right += term, size += std::abs(term);
+        }
+        CHECK(std::abs(double(out.at(0, i)) - right) <= 1e-6 * size);
+      }
+      CHECK(out.untouched_outside());
+    }
+}
+
+template <class Real>
 void check_addition(const kernels::Table& table) {
   for (const int32_t n : kSizes) {
     INFO(table.name << " " << n);
@@ -89,6 +112,10 @@ void check_addition(const kernels::Table& table) {
 }
 
 }  // namespace
+
+TEST_CASE("errors are projected on directions of 16 bits, whatever their number and width", "[kernels]") {
+  for (const kernels::Table* table : tables()) check_projection<float>(*table), check_projection<double>(*table);
+}
 
 TEST_CASE("weighted sums and scaled sums of rows touch nothing behind them", "[kernels]") {
   for (const kernels::Table* table : tables()) check_addition<float>(*table), check_addition<double>(*table);

@@ -213,6 +213,70 @@ TEST_CASE("A layer's own rope_json overrides the root's, and none means no rotat
   }
 }
 
+// Samples of a gradient [2, 4, 3, 5] in rows 6, 7, 8.
+void add_gradient(H5Output& file, std::vector<int64_t> shape, std::vector<int64_t> rows) {
+  int64_t count = 1;
+  for (const int64_t extent : shape) count *= extent;
+  std::vector<float> g(static_cast<size_t>(count));
+  std::iota(g.begin(), g.end(), 0.0f);
+  const std::string layer = "prompts/p0/layers/003/";
+  file.write(layer + "g", std::span<const float>(g), shape);
+  const std::vector<int32_t> tokens(rows.begin(), rows.end());
+  file.write(layer + "g_rows", std::span<const int32_t>(tokens), {static_cast<int64_t>(tokens.size())});
+}
+
+TEST_CASE("The recorded gradient is read sample by sample and head by head") {
+  const Folder folder;
+  SmallTrace small;
+  small.more = [](H5Output& file) { add_gradient(file, {2, 4, 3, 5}, {6, 7, 8}); };
+  const Trace trace(small.write(folder / "t.h5"));
+  const LayerInfo& layer = trace.layer("p0", 3);
+  CHECK(layer.gradient_samples == 2);
+  CHECK(layer.gradient_rows == 3);
+  CHECK(trace.gradient_rows("p0", 3) == std::vector<int32_t>{6, 7, 8});
+  std::vector<float> one(15);
+  trace.read_gradient("p0", 3, 2, 1, one);
+  CHECK(one.front() == 90);  // (1 * 4 + 2) * 15
+  CHECK(one.back() == 104);
+}
+
+TEST_CASE("A gradient that does not fit the layer, or without its rows, is an error that says so") {
+  const Folder folder;
+  const auto message = [&](const std::function<void(H5Output&)>& more) -> std::string {
+    SmallTrace small;
+    small.more = more;
+    try {
+      const Trace trace(small.write(folder / "t.h5"));
+      trace.gradient_rows("p0", 3);
+    } catch (const TraceError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  const auto with = [](std::vector<int64_t> shape, std::vector<int64_t> rows) {
+    return [=](H5Output& file) { add_gradient(file, shape, rows); };
+  };
+  using Catch::Contains;
+  CHECK_THAT(message(with({2, 3, 3, 5}, {6, 7, 8})), Contains("must be [2, 4, 3, 5]"));
+  CHECK_THAT(message(with({2, 4, 3, 5}, {6, 7})), Contains("has shape [2], it must be [3]"));
+  CHECK_THAT(message(with({2, 4, 3, 5}, {6, 8, 7})), Contains("must ascend, but 7 follows 8"));
+  CHECK_THAT(message(with({2, 4, 3, 5}, {6, 7, 10})), Contains("holds 10 at 2, it must be from 0 to 9"));
+  CHECK_THAT(message(with({4, 3, 5}, {6, 7, 8})), Contains("must have 4 axes: [samples, heads, rows, v_head_dim]"));
+  CHECK_THAT(message([](H5Output& file) {
+               const std::vector<float> g(120, 1.0f);
+               file.write("prompts/p0/layers/003/g", std::span<const float>(g), {2, 4, 3, 5});
+             }),
+             Contains("needs the dataset g_rows beside it"));
+}
+
+TEST_CASE("A layer without a gradient says how to record one") {
+  const Folder folder;
+  const Trace trace(SmallTrace().write(folder / "t.h5"));
+  CHECK(trace.gradient_rows("p0", 3).empty());
+  std::vector<float> one;
+  CHECK_THROWS_WITH(trace.read_gradient("p0", 3, 0, 0, one), Catch::Contains("kvdump --with-gradient"));
+}
+
 TEST_CASE("A prompt or layer that the trace does not hold is an error that lists what it holds") {
   const Folder folder;
   const Trace trace(SmallTrace{}.write(folder / "t.h5"));

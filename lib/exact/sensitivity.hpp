@@ -1,0 +1,24 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/bf16.hpp"
+
+namespace kvreplay {
+
+// How much the model cares for the attention output of each query head and row: samples of the gradient of the sum of
+// log p(y_t) over the rows from the first one here on, y_t drawn from the model's own prediction.
+struct Sensitivity {
+  int32_t samples = 0, rows = 0, v_dim = 0;
+  std::vector<uint16_t> numbers;  // bf16 [heads, rows, samples, v_dim]
+  std::vector<int32_t> row_of;    // [tokens] the row of a token, or -1; empty: not recorded
+
+  bool empty() const { return row_of.empty(); }
+  // [samples, v_dim]; null: the token has no row.
+  const uint16_t* at(int32_t head, int32_t token) const {
+    const int32_t row = empty() ? -1 : row_of[size_t(token)];
+    return row < 0 ? nullptr : numbers.data() + (int64_t(head) * rows + row) * samples * v_dim;
+  }
+};
+
+}  // namespace kvreplay

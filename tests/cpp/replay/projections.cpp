@@ -1,0 +1,57 @@
+#include "support.hpp"
+
+// Errors on their way to the model's loss: what the gradient says of each row's.
+
+using namespace kvreplay;
+using namespace kvreplay::test;
+
+namespace {
+
+// From the outputs that were saved, in double.
+double projected(const HeadStream<double>& stream, const CellResult& r, int32_t head, size_t row, int32_t sample) {
+  const int32_t token = r.rows[row];
+  const uint16_t* const gradient = stream.sensitivity.at(head, token);
+  if (gradient == nullptr) return 0;
+  std::vector<int32_t> all;
+  for (int32_t t = 0; t <= token; ++t) all.push_back(t);
+  const std::vector<double> exact = naive_attention(stream, head, token, all), mine = output(r, head, row);
+  double sum = 0;
+  for (size_t c = 0; c < exact.size(); ++c)
+    sum += double(from_bf16(gradient[size_t(sample) * exact.size() + c])) * (mine[c] - exact[c]);
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("projections are those of the saved outputs' errors on the gradient, for every way to replay", "[replay]") {
+  const StreamShape s;
+  const HeadStream<double> stream = make_stream<double>(s, 5);
+  for (const char* method : {"snapkv", "h2o", "uniform", "streaming_llm", "exact"}) {
+    INFO(method);
+    RunOptions options;
+    options.save.outputs = options.save.projections = true;
+    const std::optional<int32_t> budget = std::string(method) == "exact" ? std::nullopt : std::optional(16);
+    const RunResult run = replay(stream, {make_cell(method, budget, s)}, options);
+    const CellResult& r = run.only();
+    REQUIRE(r.ok);
+    const size_t rows = r.rows.size();
+    double squares = 0;
+    for (int32_t h = 0; h < s.heads; ++h)
+      for (size_t row = 0; row < rows; ++row)
+        for (int32_t sample = 0; sample < 2; ++sample) {
+          const double right = projected(stream, r, h, row, sample);
+          CHECK(double(r.projections[(size_t(h) * rows + row) * 2 + size_t(sample)]) == Approx(right).margin(1e-6));
+          squares += right * right / 2;
+        }
+    CHECK(r.measures["kl_head_mean"].value() == Approx(squares / 2 / double(rows - 1)).margin(1e-9));
+  }
+}
+
+TEST_CASE("a head whose output the model ignores costs nothing, whatever its errors", "[replay]") {
+  const StreamShape s;
+  HeadStream<double> stream = make_stream<double>(s, 5);
+  for (uint16_t& g : stream.sensitivity.numbers) g = 0;
+  const CellResult r = replay(stream, {make_cell("window", 8, s)}).only();
+  CHECK(r.measures["rel_err_out_mean"].value() > 0.1);
+  CHECK(r.measures["kl_head_mean"].value() == 0);
+}

@@ -42,6 +42,10 @@ class Job:
             with_output=args.with_output,
             with_text=args.with_text,
             compress=args.compress,
+            gradient=args.with_gradient,
+            gradient_labels=args.labels,
+            gradient_from=args.gradient_from,
+            gradient_seed=args.gradient_seed,
         )
         self.tokens = [self._tokens(prompt) for prompt in self.prompts]
         self.rows = [len(ids) + max(args.generate - 1, 0) for ids in self.tokens]

@@ -39,6 +39,10 @@ class Request:
     out_layers: str = ""
     with_output: bool = False
     compress: bool = False
+    with_gradient: int = 0
+    labels: str = "model"
+    gradient_from: int | float | None = None
+    gradient_seed: int = 0
     max_bytes: float = math.inf
     resume: bool = False
     force: bool = True

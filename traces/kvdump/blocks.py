@@ -1,8 +1,8 @@
 """A decoder as a chain of blocks, run forwards once and backwards block by block.
 
-The graph of one block at a time is in memory. Each block is run again from its recorded input, and each of the
-gradients at its output is taken back through that one graph. What stands behind the last block (norm, head) is
-run for some rows at a time. `gradient.check_chain` measures whether a model is such a chain.
+The graph of one block at a time is in memory. Each block is run again from its recorded input, and each of
+the gradients at its output is taken back through that one graph. What stands behind the last block (norm,
+head) is run for some rows at a time. `gradient.check_chain` measures whether a model is such a chain.
 """
 
 from contextlib import contextmanager
@@ -23,13 +23,18 @@ class LiveOutputs(NamedAttention):
     def __init__(self, model):
         super().__init__(model)
         self.seen = {}
+        self.modules = {}
 
     def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
         output = own(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         layer = layer_of(module)
         if layer in self.seen:
             raise DumpError(f"layer {layer} attends twice, so it has no single output: {REMEDY}")
+        # Of frozen weights nothing asks for a gradient before the first of these.
+        if torch.is_grad_enabled() and not output[0].requires_grad:
+            output[0].requires_grad_()
         self.seen[layer] = output[0]
+        self.modules[layer] = module
         return output
 
     def take(self):
@@ -39,13 +44,18 @@ class LiveOutputs(NamedAttention):
 
 
 @contextmanager
-def frozen(model):
-    """While it is entered, no parameter of the model asks for a gradient."""
+def differentiable(model):
+    """While it is entered, torch makes graphs, and no parameter of the model asks for a gradient. DumpError
+    where a part cannot be differentiated."""
     asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in asking:
         parameter.requires_grad_(False)
     try:
-        yield
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    except RuntimeError as error:
+        reason = str(error).strip().split("\n")[0]
+        raise DumpError(f"{type(model).__name__}: no gradient: {reason}: {REMEDY}") from error
     finally:
         for parameter in asking:
             parameter.requires_grad_(True)
@@ -66,7 +76,7 @@ class Chain:
     """One sequence's way through the blocks.
 
     `ids` [1, n]; `positions` [1, n] or None where they count from 0. `last` [1, n, hidden] is what the last
-    block gave. Use it inside `frozen` and LiveOutputs.
+    block gave. Use it inside `differentiable`.
     """
 
     def __init__(self, model, blocks, ids, positions=None):
@@ -74,8 +84,8 @@ class Chain:
         self.blocks = blocks
         self.ids = ids
         self.inputs = []
-        self.outputs = []
-        taps = [self._listen(block) for block in blocks]
+        outputs = []
+        taps = [self._listen(block, outputs) for block in blocks]
         where = {} if positions is None else {"position_ids": positions}
         try:
             with torch.no_grad():
@@ -83,25 +93,24 @@ class Chain:
         finally:
             for tap in (tap for pair in taps for tap in pair):
                 tap.remove()
-        self._check_links()
-        self.last = first_of(self.outputs[-1])
-        self.form = [type(output) if isinstance(output, tuple) else None for output in self.outputs]
-        self.outputs = [self.outputs[-1]]
+        self._check_links(outputs)
+        self.last = first_of(outputs[-1])
+        self.tuples = [isinstance(output, tuple) for output in outputs]
 
-    def _listen(self, block):
+    def _listen(self, block, outputs):
         def before(_, args, kwargs):
             self.inputs.append((block, args, kwargs))
 
         def after(_, args, output):
-            self.outputs.append(output)
+            outputs.append(output)
 
         return block.register_forward_pre_hook(before, with_kwargs=True), block.register_forward_hook(after)
 
-    def _check_links(self):
+    def _check_links(self, outputs):
         name = type(self.blocks[0]).__name__
         if [id(block) for block, _, _ in self.inputs] != list(map(id, self.blocks)):
             raise DumpError(f"the blocks ({name}) do not run once each, one after the other: {REMEDY}")
-        for output, (_, args, kwargs) in zip(self.outputs, self.inputs[1:], strict=False):
+        for output, (_, args, kwargs) in zip(outputs, self.inputs[1:], strict=False):
             given, made = _stream(args, kwargs), first_of(output)
             if given is not made and not (given.shape == made.shape and torch.equal(given, made)):
                 raise DumpError(f"what a block ({name}) is given is not what the one before gave: {REMEDY}")
@@ -127,7 +136,7 @@ class Chain:
         own = [block.__dict__.get("forward") for block in self.blocks]
         for number, block in enumerate(self.blocks):
             is_last = number + 1 == len(self.blocks)
-            block.forward = self._stand_in(rows if is_last else None, self.form[number])
+            block.forward = self._stand_in(rows if is_last else None, self.tuples[number])
         try:
             yield
         finally:
@@ -137,11 +146,12 @@ class Chain:
                 else:
                     block.forward = forward
 
-    def _stand_in(self, rows, form):
+    @staticmethod
+    def _stand_in(rows, is_tuple):
         def forward(*args, **kwargs):
             stream = _stream(args, kwargs) if rows is None else rows
             # Beside the stream, a block of an older release may return weights and a cache: nobody asks here.
-            return stream if form is None else (stream, None, None)
+            return (stream, None, None) if is_tuple else stream
 
         return forward
 

@@ -49,7 +49,9 @@ def build_parser():
     add("--with-output", action="store_true", help="all layers get `out`, `o_proj` and `resid_norm`")
     add("--with-text", action="store_true", help="store the decoded text, and each token's text and class")
     add("--with-gradient", type=_count, nargs="?", const=8, default=0, metavar="S", help=WITH_GRADIENT)
-    add("--labels", choices=("model", "recorded"), default="model", help="of the gradient: drawn, or the text")
+    add(
+        "--labels", choices=("model", "recorded"), default="model", help="of the gradient: drawn, or the text"
+    )
     add("--gradient-from", type=_row_or_share, metavar="N", help="first scored row, or a share such as 0.5")
     add("--gradient-seed", type=_count, default=0, metavar="N", help="seed of the drawn labels (default 0)")
     add("--compress", action="store_true", help="shuffle and gzip (q, k, v shrink by 1.4 at most)")

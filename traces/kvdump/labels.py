@@ -1,7 +1,7 @@
 """Labels of a gradient: next tokens drawn from the model's own prediction.
 
-Each draw has a number of its own, a hash of (seed, prompt, sample, row): so a label depends neither on how many
-others are drawn, nor on where the scored rows begin, nor on what a run that was cut short had done before.
+Each draw has a number of its own, a hash of (seed, prompt, sample, row): so a label depends neither on how
+many others are drawn, nor on where the scored rows begin, nor on what a run that was cut short had done.
 """
 
 import hashlib

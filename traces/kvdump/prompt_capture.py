@@ -3,15 +3,15 @@
 import numpy as np
 import torch
 
-from .blocks import find_blocks
 from .dtypes import is_finite
 from .errors import DumpError
-from .gradient import Gradients, scored_rows
+from .gradient import Gradients, kept_rows, scored_rows
 from .residual import blocks_of, o_proj_weights, watch_residual
 from .self_check import check_explained
 from .text import token_classes, token_texts
 
 TORCH_OF = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+OVERFLOW = ": the model's own type overflows on the way back; load it in bfloat16 or float32"
 
 
 def to_stored(tensor, dtype):
@@ -132,14 +132,16 @@ class PromptCapture:
 
     def _record_gradient(self):
         """Run the recorded tokens once more, and take the gradients back through the blocks."""
-        model, options = self.recorder.model, self.recorder.options
+        recorder, options = self.recorder, self.recorder.options
         n_prompt = self.attributes.get("n_prompt", self.n_prompt)
         scored = scored_rows(options, self.prompt_id, len(self.tokens), n_prompt)
-        blocks = find_blocks(model, self.modules.values())
-        gradients = Gradients(model, blocks, torch.tensor([self.tokens], device=model.device), scored)
-        stride = options.query_stride
-        self.gradient_rows = np.arange(scored.start + -scored.start % stride, scored.end, stride, dtype=np.int32)
-        kept = slice(-scored.start % stride, None, stride)
+        ids, positions = (
+            torch.tensor([x], device=recorder.model.device) for x in (self.tokens, self.position_ids)
+        )
+        # Models without rotary tables may not take position_ids at all.
+        from_zero = self.position_ids == list(range(len(self.tokens)))
+        gradients = Gradients(recorder.model, recorder.blocks, ids, scored, None if from_zero else positions)
+        self.gradient_rows, kept = kept_rows(scored, options.query_stride)
         self.of_gradient = {"g_entropy": gradients.entropy[kept], "g_logprob": gradients.log_prob[kept]}
         for layer, g in gradients.of_layers(self.rows):
             self._keep(layer, "g", g[: options.gradient, :, kept].flatten(0, 1))
@@ -177,8 +179,9 @@ class PromptCapture:
         for name in spool.names(layer):
             stored, dtype = spool.take(layer, name), self._dtype(name)
             if not is_finite(stored, dtype):
+                remedy = OVERFLOW if name.startswith("g") else ""
                 raise DumpError(
-                    f"prompt {self.prompt_id}, layer {layer}: {name} holds NaN or infinity as {dtype}"
+                    f"prompt {self.prompt_id}, layer {layer}: {name} holds NaN or infinity as {dtype}{remedy}"
                 )
             datasets[name] = (self._shaped(name, stored), dtype)
         if "g" in datasets:

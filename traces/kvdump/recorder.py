@@ -11,6 +11,7 @@ import torch
 from . import __version__
 from .errors import DumpError
 from .facts import measure, require_layers
+from .gradient import check_chain
 from .hook import AttentionHook
 from .layout import check_layout
 from .model import model_name
@@ -93,6 +94,7 @@ class Recorder:
         self.path = path
         self.tokenizer = tokenizer
         self.resume = resume
+        self.blocks = None
         self.dtype = storage_dtype(options.dtype, model.dtype)
         self.options = options
         self.settings = settings or {}
@@ -109,6 +111,8 @@ class Recorder:
         require_layers(self.model, self.facts, self.layers)
         if self.options.with_output:
             check_layout(self.model, self.layers)
+        if self.options.gradient:
+            self.blocks = check_chain(self.model, self.layers)
         self._open_files(self._root_attributes(n_layers))
         self.hook = AttentionHook(self.model, self._on_call)
         self.hook.__enter__()

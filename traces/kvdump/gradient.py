@@ -48,7 +48,8 @@ class Gradients:
         self.live = LiveOutputs(model)
         self.model = model
         with differentiable(model), self.live:
-            self.chain = Chain(model, blocks, ids, positions)
+            # What was made in inference mode could not be kept for a gradient; its copy can.
+            self.chain = Chain(model, blocks, ids.clone(), positions)
             self.live.take()
             self._through_head(chunk)
 
@@ -149,7 +150,7 @@ def check_chain(model, layers):
     scored = Scored(PROBE_ROWS // 2, PROBE_ROWS - 1, 1, "recorded", 0, "")
     live = LiveOutputs(model)
     with differentiable(model), live:
-        expected = _whole_gradients(model, live, ids, scored)
+        expected = _whole_gradients(model, live, ids.clone(), scored)
     blocks = find_blocks(model, [live.modules[layer] for layer in layers])
     tolerance = TOLERANCE.get(model.dtype, TOLERANCE_HALF)
     for layer, found in Gradients(model, blocks, ids, scored, chunk=PROBE_CHUNK).of_layers(layers):

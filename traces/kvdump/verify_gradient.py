@@ -17,7 +17,7 @@ from .labels import draw, uniforms
 from .sinks import layer_group
 from .verify import Check
 
-# g is stored in bfloat16: each number is off by 2^-9 of itself at most, a sum of them by less. The rest is
+# g is stored in bfloat16: each number is off by 2^-8 of itself at most, a sum of them by less. The rest is
 # the rounding of L (1e-5 a row against STEP) and its third order (STEP squared).
 TOLERANCE = 2e-2
 # How far L moves by one step, in nats for each root of a row: its rounding grows alike.

@@ -84,6 +84,8 @@ def test_labels_stand_where_the_summed_probability_passes_the_number():
     log_probs = torch.tensor([[0.5, 0.0, 0.25, 0.25]]).log()
     numbers = np.array([[0.0], [0.49], [0.51], [0.74], [0.76], [0.9999]])
     assert draw(log_probs, numbers)[:, 0].tolist() == [0, 0, 2, 2, 3, 3]
+    never_first = torch.tensor([[0.0, 0.5, 0.5]]).log()
+    assert draw(never_first, np.array([[0.0]])).tolist() == [[1]]
 
 
 def test_a_number_depends_on_seed_prompt_sample_and_row_and_on_nothing_else():
@@ -150,6 +152,19 @@ def test_a_generation_is_scored_behind_its_prompt_and_gives_what_a_prefill_gives
         assert trace["prompts/0/layers/000/g_rows"][...].tolist() == list(range(T, tokens.shape[1] - 1))
         assert trace["prompts/0/tokens"].shape == (tokens.shape[1],)
     assert np.array_equal(read(tmp_path / "g.h5", 0, "g"), read(path, 0, "g"))
+
+
+def test_positions_of_the_recording_are_those_of_its_gradient(tmp_path):
+    model, where = build("GPT2"), torch.arange(T)[None] + 9
+    at_nine = recorded(
+        model, tmp_path / "t.h5", lambda m: m(input_ids=PROMPT, position_ids=where, use_cache=False)
+    )
+    assert not np.allclose(read(at_nine, 0, "g"), read(recorded(model, tmp_path / "z.h5"), 0, "g"))
+    table = model.transformer.wpe.weight.data
+    table[:T] = table[9 : T + 9].clone()
+    assert np.array_equal(
+        read(at_nine, 0, "g_recorded"), read(recorded(model, tmp_path / "m.h5"), 0, "g_recorded")
+    )
 
 
 def test_a_recording_inside_inference_mode_has_its_gradient(tmp_path):

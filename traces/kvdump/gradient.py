@@ -14,9 +14,8 @@ import torch
 from .blocks import REMEDY, Chain, LiveOutputs, differentiable, find_blocks
 from .errors import DumpError, UsageError
 from .labels import draw, uniforms
+from .plan import CHUNK_LOGITS
 
-# Elements of the logits that are looked at together.
-CHUNK_LOGITS = 1 << 23
 # Rows of the sequence that shows whether a model is a chain of blocks, and how many pass its head together.
 PROBE_ROWS, PROBE_CHUNK = 12, 2
 # Relative errors of a layer's gradient; a path that was overlooked is off by more than 0.1.

@@ -14,8 +14,9 @@ from .sizes import human_bytes
 HDF5_OVERHEAD = 1.01
 # Numbers a token that the graph of a block holds, per hidden dimension and per dimension of the query heads.
 GRAPH_STREAMS, GRAPH_HEADS = 40, 12
-# What the predictions take that are looked at together, in float32 and, where labels are drawn, in float64.
-LOGITS_BYTES = 40 * (1 << 23)
+# Logits that are looked at together, and the bytes of each: float32, and float64 where labels are drawn.
+CHUNK_LOGITS = 1 << 23
+LOGIT_BYTES = 40
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,13 @@ def gradient_memory(shape, tokens, scored, samples, width):
 
     Inputs of the blocks, the gradients at a block's output and at its attention, the graph of one block (its
     feed-forward part taken as four times the hidden size), and the predictions that are looked at together.
+    An attention that keeps its probabilities (sinks, a soft cap) takes heads * tokens^2 numbers more.
     """
     heads = shape.n_q_heads * max(shape.head_dim, shape.v_head_dim)
     inputs = shape.n_layers * tokens * shape.hidden
     gradients = (samples + 1) * scored * (shape.hidden + 2 * heads)
     graph = tokens * (GRAPH_STREAMS * shape.hidden + GRAPH_HEADS * heads)
-    return width * (inputs + gradients + graph) + LOGITS_BYTES
+    return width * (inputs + gradients + graph) + LOGIT_BYTES * CHUNK_LOGITS
 
 
 def gradient_numbers(options, scored):

@@ -30,6 +30,7 @@ def record(
     dtype: str = "source",
     query_stride: int = 1,
     with_text: bool = False,
+    gradient: int = 0,
     verify: bool = False,
     overwrite: bool = False,
     progress: bool | None = None,
@@ -53,6 +54,8 @@ def record(
         `replay(prefill=...)` where the prompt ends.
     dtype: "source" (what the model computes in), "f32", "f16" or "bf16". query_stride: keep every n-th query.
     with_text: store the text and the class of every token (needs a tokenizer).
+    gradient: samples of the gradient of the log-likelihood at every attention output (8 is a good number),
+        of the rows behind the prompt, or of the second half of a text that is all prompt; 0: none.
     verify: run the model once more and compare it with the trace.
     overwrite: put the trace in place of one that is there.
     progress: say on stderr what is done; default: on a terminal or in a notebook.
@@ -81,6 +84,7 @@ def record(
             dtype=dtype,
             query_stride=query_stride,
             with_text=with_text,
+            gradient=gradient,
             verify=verify,
             progress=watched() if progress is None else progress,
             overwrite=overwrite,

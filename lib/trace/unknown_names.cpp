@@ -15,20 +15,20 @@ namespace {
 using Names = std::vector<std::string>;
 
 // What docs/formats.md lists, and what recorders note beside it.
-const Names kOfRoot = {"command_line",    "complete",      "config_json",
-                       "created_utc",     "dump_json",     "dumper",
-                       "dumper_version",  "h5py_version",  "head_dim",
-                       "kvreplay_schema", "model",         "n_kv_heads",
-                       "n_layers",        "n_q_heads",     "revision",
-                       "rope_json",       "tokenizer",     "trace_id",
-                       "v_head_dim",      "torch_version", "transformers_version",
-                       "written_by"};
+const Names kOfRoot = {
+    "command_line",    "complete",  "config_json", "created_utc", "dump_json",     "dumper",
+    "dumper_version",  "g_labels",  "g_samples",   "g_seed",      "h5py_version",  "head_dim",
+    "kvreplay_schema", "model",     "n_kv_heads",  "n_layers",    "n_q_heads",     "revision",
+    "rope_json",       "tokenizer", "trace_id",    "v_head_dim",  "torch_version", "transformers_version",
+    "written_by"};
 const Names kOfPrompt = {"answer_from", "final_token", "n_generated", "n_prompt",   "sampling",
                          "seed",        "source",      "text",        "text_sha256"};
 const Names kOfLayer = {"q_prescaled", "rope",    "rope_json",      "rotary_dims",
                         "scaling",     "softcap", "sliding_window", "source_dtype"};
-const Names kPromptDatasets = {"layers", "position_ids", "token_class", "token_text", "tokens"};
-const Names kLayerDatasets = {"k", "o_proj", "out", "q", "q_pos", "resid_norm", "sinks", "v"};
+const Names kPromptDatasets = {"g_entropy",   "g_logprob",  "layers", "position_ids",
+                               "token_class", "token_text", "tokens"};
+const Names kLayerDatasets = {"g", "g_recorded", "g_rows",     "k",     "o_proj", "out",
+                              "q", "q_pos",      "resid_norm", "sinks", "v"};
 
 // Other programs' words, which no edit distance leads to.
 constexpr std::pair<const char*, const char*> kSynonyms[] = {

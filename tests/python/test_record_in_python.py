@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import h5py
 import kvreplay
 import numpy as np
 import pytest
@@ -56,6 +57,13 @@ def test_texts_are_read_by_the_tokenizer(temporary, tmp_path):
     found = kvreplay.record(model, TEXT, with_text=True)
     assert told.prompt().token_text == found.prompt().token_text
     assert "".join(told.prompt().token_text).replace(" ", "") == TEXT.replace(" ", "")
+
+
+def test_a_gradient_is_recorded_on_request(model, temporary):
+    trace = kvreplay.record(model, IDS, layers=[1], gradient=2)
+    with h5py.File(trace.path) as file:
+        assert file["prompts/0/layers/001/g"].shape == (2, 8, 15, 4)
+    assert len(kvreplay.replay(trace, prefill=16, methods=["h2o"], budgets=[8])) == 2
 
 
 def test_what_is_generated_follows_the_prompt(model, temporary):

@@ -21,6 +21,10 @@ file is one of {"text": ...}, {"messages": [...]}, {"tokens": [...]}, with an op
 Exit codes: 0 ok, 2 bad usage, 3 trouble with model or trace.
 """
 
+WITH_GRADIENT = "S samples of the log-likelihood's gradient at every attention output (default S: 8)"
+# Of a gradient whose labels are drawn; the recorded tokens are a single sample.
+SAMPLES = 8
+
 
 def build_parser():
     """All options, each declared once."""
@@ -46,6 +50,12 @@ def build_parser():
     add("--out-layers", default="", metavar="LIST", help="layers that also get the attention output `out`")
     add("--with-output", action="store_true", help="all layers get `out`, `o_proj` and `resid_norm`")
     add("--with-text", action="store_true", help="store the decoded text, and each token's text and class")
+    add("--with-gradient", type=_count, nargs="?", const=-1, default=0, metavar="S", help=WITH_GRADIENT)
+    add(
+        "--labels", choices=("model", "recorded"), default="model", help="of the gradient: drawn, or the text"
+    )
+    add("--gradient-from", type=_row_or_share, metavar="N", help="first scored row, or a share such as 0.5")
+    add("--gradient-seed", type=_count, default=0, metavar="N", help="seed of the drawn labels (default 0)")
     add("--compress", action="store_true", help="shuffle and gzip (q, k, v shrink by 1.4 at most)")
     add("--max-bytes", type=_size, default="20G", metavar="SIZE", help="refuse a larger dump (default 20G)")
     add("--device", default="cpu", help="torch device that runs the model (default cpu)")
@@ -79,6 +89,13 @@ def _fraction(text):
     return _number(text, float, lambda x: 0 <= x < float("inf"), "a number of at least 0")
 
 
+def _row_or_share(text):
+    """A row (int), or a share of the rows (float below 1)."""
+    if text.isdigit():
+        return int(text)
+    return _number(text, float, lambda x: 0 <= x < 1, "a row, or a share of the rows from 0 to 1")
+
+
 def _size(text):
     try:
         return parse_bytes(text)
@@ -103,6 +120,17 @@ def check_target(path, force, resume):
     return True
 
 
+def settle_gradient(args):
+    """Put the default in place of a bare --with-gradient; UsageError where its options contradict it."""
+    recorded = args.labels == "recorded"
+    if args.with_gradient < 0:
+        args.with_gradient = 1 if recorded else SAMPLES
+    if recorded and args.with_gradient > 1:
+        raise UsageError("--labels recorded: the recorded tokens are one sample: write --with-gradient 1")
+    if not args.with_gradient and (recorded or args.gradient_from is not None or args.gradient_seed):
+        raise UsageError("--labels, --gradient-from and --gradient-seed say more of --with-gradient: add it")
+
+
 def run(args):
     """Plan, then dump, then verify; returns the exit code."""
     if not sys.stderr.isatty():
@@ -116,6 +144,7 @@ def run(args):
         raise UsageError("--repetition-penalty must be above 0 (1 = none)")
     if args.temperature == 0 and args.top_p != 1:
         raise UsageError("--top-p needs a --temperature above 0: greedy decoding takes no sample")
+    settle_gradient(args)
     prompts = read_prompts(args.prompts)
     subject = SourceModel(resolve(args.model, args.gguf_file), args.device, say)
     job = Job(args, say, subject, prompts)

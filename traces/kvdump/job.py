@@ -6,13 +6,14 @@ from pathlib import Path
 
 from .errors import DumpError, UsageError
 from .model import shape_of
-from .plan import check_space, dump_bytes, select_layers
+from .plan import check_space, dump_bytes, gradient_memory, select_layers
 from .progress import NoProgress, Progress
 from .recorder import Options, Recorder, storage_dtype
 from .sinks import all_linked_published, is_directory_target, published
 from .sizes import human_bytes
 from .spool import clear
 from .verify import verify
+from .verify_gradient import verify_gradient
 
 
 class Job:
@@ -42,10 +43,15 @@ class Job:
             with_output=args.with_output,
             with_text=args.with_text,
             compress=args.compress,
+            gradient=args.with_gradient,
+            gradient_labels=args.labels,
+            gradient_from=args.gradient_from,
+            gradient_seed=args.gradient_seed,
         )
         self.tokens = [self._tokens(prompt) for prompt in self.prompts]
         self.rows = [len(ids) + max(args.generate - 1, 0) for ids in self.tokens]
         self._check_rows()
+        self.gradient_rows = self._gradient_rows()
 
     def _planned_layers(self):
         """The chosen layers; of all, those that the configuration calls some attention.
@@ -90,16 +96,40 @@ class Job:
                     f"{prompt.source}: {rows} tokens, the model has {limit} positions: use --max-tokens"
                 )
 
+    def _gradient_rows(self):
+        """How many rows of each prompt get a gradient; UsageError where one would get none."""
+        if not self.options.gradient:
+            return [0] * len(self.rows)
+        from .gradient import scored_rows
+
+        scored = [
+            scored_rows(
+                self.options, prompt.id, rows, self._boundaries(prompt, ids).get("n_prompt", len(ids))
+            )
+            for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True)
+        ]
+        return [part.end - part.start for part in scored]
+
     def summary(self):
-        """What the dump will be, as plain values."""
+        """What the dump will be, as plain values; with a gradient also the memory that it will take."""
+        memory = {"gradient_memory_bytes": self._gradient_memory()} if self.options.gradient else {}
         return {
             "model": self.subject.name,
             "prompts": len(self.prompts),
             "rows": self.rows,
             "layers": self.layers,
             "dtype": self.options.dtype,
-            "bytes": dump_bytes(self.shape, self.rows, self.layers, self.options),
+            "bytes": dump_bytes(self.shape, self.rows, self.layers, self.options, self.gradient_rows),
+            **memory,
         }
+
+    def _gradient_memory(self):
+        width = self.subject.dtype.itemsize
+        samples = self.options.gradient
+        return max(
+            gradient_memory(self.shape, rows, scored, samples, width)
+            for rows, scored in zip(self.rows, self.gradient_rows, strict=True)
+        )
 
     def print_plan(self):
         """One line on stderr."""
@@ -109,6 +139,12 @@ class Job:
             f"{len(plan['layers'])} of {self.shape.n_layers} layers, {plan['dtype']}: "
             f"{human_bytes(plan['bytes'])}"
         )
+        if self.options.gradient:
+            samples = f"{self.options.gradient} sample{'s' if self.options.gradient > 1 else ''}"
+            self.say(
+                f"gradient: {samples}, {sum(self.gradient_rows)} rows, about "
+                f"{human_bytes(plan['gradient_memory_bytes'])} of memory beside the model"
+            )
 
     def check_space(self):
         """UsageError when the dump exceeds --max-bytes or the free disk."""
@@ -179,7 +215,7 @@ class Job:
             self.say(f"prompt {prompt.id}: finished before, kept")
             return
         forwards = max(self.args.generate, 1)
-        steps = len(recorder.layers) * (forwards + 1)
+        steps = len(recorder.layers) * (forwards + 1 + bool(self.options.gradient))
         progress = Progress(f"prompt {prompt.id}", steps) if self.show_progress else NoProgress()
         attributes = {"source": prompt.source, "text_sha256": prompt.text_sha256()}
         attributes |= self._boundaries(prompt, ids)
@@ -223,7 +259,7 @@ class Job:
 
     def verify(self, path):
         """Run and print all checks of --verify; DumpError where one fails."""
-        checks = verify(self.subject.model, path)
+        checks = verify(self.subject.model, path) + verify_gradient(self.subject.model, path)
         for check in checks:
             self.say(str(check))
         if not all(check.ok for check in checks):

@@ -12,6 +12,11 @@ from .sizes import human_bytes
 
 # Chunk index, headers and checksums: below this share of the data for any trace of a few hundred tokens.
 HDF5_OVERHEAD = 1.01
+# Numbers a token that the graph of a block holds, per hidden dimension and per dimension of the query heads.
+GRAPH_STREAMS, GRAPH_HEADS = 40, 12
+# Logits that are looked at together, and the bytes of each: float32, and float64 where labels are drawn.
+CHUNK_LOGITS = 1 << 23
+LOGIT_BYTES = 40
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,9 @@ def select_layers(spec, n_layers):
     return chosen
 
 
-def layer_bytes(shape, tokens, dtype, query_stride=1, with_out=False, with_output=False):
-    """Bytes of one layer of one prompt: q, k, v, on request `out`, or `out`, `o_proj` and `resid_norm`."""
+def layer_bytes(shape, tokens, dtype, query_stride=1, with_out=False, with_output=False, gradients=0):
+    """Bytes of one layer of one prompt: q, k, v, on request `out`, or `out`, `o_proj` and `resid_norm`.
+    `gradients`: rows of them, over all samples and the recorded tokens."""
     element = STORED[dtype][1]
     queries = math.ceil(tokens / query_stride)
     size = element * (queries * shape.n_q_heads * shape.head_dim)
@@ -55,17 +61,39 @@ def layer_bytes(shape, tokens, dtype, query_stride=1, with_out=False, with_outpu
         size += element * queries * shape.n_q_heads * shape.v_head_dim
     if with_output:
         size += 4 * (shape.n_q_heads * shape.v_head_dim * shape.hidden + tokens)
+    size += STORED["bf16"][1] * gradients * shape.n_q_heads * shape.v_head_dim
     return size
 
 
-def dump_bytes(shape, prompt_tokens, layers, options):
-    """Estimated bytes of the whole dump; `prompt_tokens` lists the recorded rows of each prompt."""
+def gradient_memory(shape, tokens, scored, samples, width):
+    """Estimated bytes that the gradient of a prompt takes beside the model, at `width` bytes a number.
+
+    Inputs of the blocks, the gradients at a block's output and at its attention, the graph of one block (its
+    feed-forward part taken as four times the hidden size), and the predictions that are looked at together.
+    An attention that keeps its probabilities (sinks, a soft cap) takes heads * tokens^2 numbers more.
+    """
+    heads = shape.n_q_heads * max(shape.head_dim, shape.v_head_dim)
+    inputs = shape.n_layers * tokens * shape.hidden
+    gradients = (samples + 1) * scored * (shape.hidden + 2 * heads)
+    graph = tokens * (GRAPH_STREAMS * shape.hidden + GRAPH_HEADS * heads)
+    return width * (inputs + gradients + graph) + LOGIT_BYTES * CHUNK_LOGITS
+
+
+def gradient_numbers(options, scored):
+    """Rows of gradients, over samples and the recorded tokens, of a prompt with `scored` rows of them."""
+    return (options.gradient + 1) * math.ceil(scored / options.query_stride) if options.gradient else 0
+
+
+def dump_bytes(shape, prompt_tokens, layers, options, gradient_rows=None):
+    """Estimated bytes of the whole dump; the lists say how many rows of each prompt are recorded, and how
+    many get a gradient."""
     size = 0
-    for tokens in prompt_tokens:
+    for tokens, scored in zip(prompt_tokens, gradient_rows or [0] * len(prompt_tokens), strict=True):
+        gradients = gradient_numbers(options, scored)
         for layer in layers:
             with_out = layer in options.out_layers
             size += layer_bytes(
-                shape, tokens, options.dtype, options.query_stride, with_out, options.with_output
+                shape, tokens, options.dtype, options.query_stride, with_out, options.with_output, gradients
             )
     return int(size * HDF5_OVERHEAD)
 

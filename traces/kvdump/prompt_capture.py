@@ -5,11 +5,13 @@ import torch
 
 from .dtypes import is_finite
 from .errors import DumpError
+from .gradient import Gradients, kept_rows, scored_rows
 from .residual import blocks_of, o_proj_weights, watch_residual
 from .self_check import check_explained
 from .text import token_classes, token_texts
 
 TORCH_OF = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+OVERFLOW = ": the model's own type overflows on the way back; load it in bfloat16 or float32"
 
 
 def to_stored(tensor, dtype):
@@ -34,6 +36,8 @@ class PromptCapture:
         self.modules = {}
         self.sinks = {}
         self.taps = []
+        self.of_gradient = {}
+        self.gradient_rows = None
         options = recorder.options
         self.out_layers = set(layers) if options.with_output else set(options.out_layers)
         if options.with_output:
@@ -96,7 +100,8 @@ class PromptCapture:
             self.recorder.spool.append(layer, name, to_stored(rows, dtype))
 
     def _dtype(self, name):
-        return "f32" if name == "resid_norm" else self.recorder.dtype
+        fixed = {"resid_norm": "f32", "g": "bf16", "g_recorded": "bf16"}
+        return fixed.get(name, self.recorder.dtype)
 
     def _on_residual(self, layer, residual):
         norm = residual[0].float().norm(dim=-1)
@@ -114,6 +119,8 @@ class PromptCapture:
         short = [layer for layer, rows in self.rows.items() if rows != total]
         if short:
             raise DumpError(f"layers {short} recorded {self.rows[short[0]]} rows for {total} tokens")
+        if self.recorder.options.gradient:
+            self._record_gradient()
         sink = self.recorder.sink
         sink.write_prompt(self.prompt_id, *self._prompt_parts())
         for layer in self.recorder.layers:
@@ -122,6 +129,24 @@ class PromptCapture:
                 self.on_step(f"layer {layer} written")
             else:
                 sink.link(self.prompt_id, layer)
+
+    def _record_gradient(self):
+        """Run the recorded tokens once more, and take the gradients back through the blocks."""
+        recorder, options = self.recorder, self.recorder.options
+        n_prompt = self.attributes.get("n_prompt", self.n_prompt)
+        scored = scored_rows(options, self.prompt_id, len(self.tokens), n_prompt)
+        ids, positions = (
+            torch.tensor([x], device=recorder.model.device) for x in (self.tokens, self.position_ids)
+        )
+        # Models without rotary tables may not take position_ids at all.
+        from_zero = self.position_ids == list(range(len(self.tokens)))
+        gradients = Gradients(recorder.model, recorder.blocks, ids, scored, None if from_zero else positions)
+        self.gradient_rows, kept = kept_rows(scored, options.query_stride)
+        self.of_gradient = {"g_entropy": gradients.entropy[kept], "g_logprob": gradients.log_prob[kept]}
+        for layer, g in gradients.of_layers(self.rows):
+            self._keep(layer, "g", g[: options.gradient, :, kept].flatten(0, 1))
+            self._keep(layer, "g_recorded", g[-1, :, kept])
+            self.on_step(f"layer {layer}, gradient")
 
     def _prompt_parts(self):
         datasets = {
@@ -138,7 +163,15 @@ class PromptCapture:
             attributes["text"] = tokenizer.decode(self.tokens)
             datasets["token_class"] = token_classes(tokenizer, self.tokens)
             datasets["token_text"] = token_texts(tokenizer, self.tokens)
-        return datasets, attributes
+        return datasets | self.of_gradient, attributes
+
+    def _shaped(self, name, stored):
+        """A tensor as the trace has it, of its rows [heads, n, dim] in the spool."""
+        if name == "resid_norm":
+            return stored[0, :, 0]
+        if name == "g":
+            return stored.reshape(self.recorder.options.gradient, -1, *stored.shape[1:])
+        return stored
 
     def _layer_parts(self, layer):
         spool = self.recorder.spool
@@ -146,10 +179,13 @@ class PromptCapture:
         for name in spool.names(layer):
             stored, dtype = spool.take(layer, name), self._dtype(name)
             if not is_finite(stored, dtype):
+                remedy = OVERFLOW if name.startswith("g") else ""
                 raise DumpError(
-                    f"prompt {self.prompt_id}, layer {layer}: {name} holds NaN or infinity as {dtype}"
+                    f"prompt {self.prompt_id}, layer {layer}: {name} holds NaN or infinity as {dtype}{remedy}"
                 )
-            datasets[name] = (stored[0, :, 0] if name == "resid_norm" else stored, dtype)
+            datasets[name] = (self._shaped(name, stored), dtype)
+        if "g" in datasets:
+            datasets["g_rows"] = (self.gradient_rows, None)
         stride = self.recorder.options.query_stride
         if stride > 1:
             datasets["q_pos"] = (np.arange(0, len(self.tokens), stride, dtype=np.int32), None)

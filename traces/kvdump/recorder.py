@@ -11,6 +11,7 @@ import torch
 from . import __version__
 from .errors import DumpError
 from .facts import measure, require_layers
+from .gradient import check_chain
 from .hook import AttentionHook
 from .layout import check_layout
 from .model import model_name
@@ -25,7 +26,9 @@ STORAGE_OF = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"
 @dataclass(frozen=True)
 class Options:
     """What to record. `dtype` "source" keeps the model's own; `out_layers` get `out` alone, `with_output`
-    adds `out`, `o_proj` and `resid_norm` to every layer; every `query_stride`-th query is kept."""
+    adds `out`, `o_proj` and `resid_norm` to every layer; every `query_stride`-th query is kept. `gradient`
+    samples of the gradient at every attention output (0: none), by `gradient_labels` "model" or "recorded",
+    from row `gradient_from` on (int, or float below 1: a share; None: `gradient.first_scored`)."""
 
     layers: str | tuple = "all"
     dtype: str = "source"
@@ -34,6 +37,17 @@ class Options:
     with_output: bool = False
     with_text: bool = False
     compress: bool = False
+    gradient: int = 0
+    gradient_labels: str = "model"
+    gradient_from: int | float | None = None
+    gradient_seed: int = 0
+
+    def settings(self):
+        """Plain values of what determines the rows; without a gradient those of traces that know of none."""
+        values = asdict(self)
+        if not self.gradient:
+            values = {name: value for name, value in values.items() if not name.startswith("gradient")}
+        return values
 
 
 def storage_dtype(dtype, model_dtype):
@@ -80,11 +94,13 @@ class Recorder:
         self.path = path
         self.tokenizer = tokenizer
         self.resume = resume
+        self.blocks = None
         self.dtype = storage_dtype(options.dtype, model.dtype)
         self.options = options
         self.settings = settings or {}
         self.root = root or {}
         self.capture = None
+        self.listening = True
 
     def __enter__(self):
         require_no_dropout(self.model)
@@ -95,6 +111,8 @@ class Recorder:
         require_layers(self.model, self.facts, self.layers)
         if self.options.with_output:
             check_layout(self.model, self.layers)
+        if self.options.gradient:
+            self.blocks = check_chain(self.model, self.layers)
         self._open_files(self._root_attributes(n_layers))
         self.hook = AttentionHook(self.model, self._on_call)
         self.hook.__enter__()
@@ -167,9 +185,15 @@ class Recorder:
         if not capture.tokens:
             capture.close()
             raise DumpError(f"prompt {capture.prompt_id}: the model never ran")
-        capture.write()
+        self.listening = False
+        try:
+            capture.write()
+        finally:
+            self.listening = True
 
     def _on_forward(self, module, args, kwargs):
+        if not self.listening:
+            return
         if self.capture is None:
             self._begin_prompt("0", self.sink.missing_layers("0", self.layers))
         self.capture.on_forward(args, kwargs)
@@ -180,7 +204,7 @@ class Recorder:
 
     def all_settings(self):
         """Everything that determines the rows of this trace; equal settings make an equal trace."""
-        return json.loads(json.dumps({**self.settings, **asdict(self.options), "dtype": self.dtype}))
+        return json.loads(json.dumps({**self.settings, **self.options.settings(), "dtype": self.dtype}))
 
     def _root_attributes(self, n_layers):
         first = self.facts[self.layers[0]]
@@ -201,8 +225,19 @@ class Recorder:
             "rope_json": rope,
             "tokenizer": tokenizer,
             "dump_json": json.dumps(self.all_settings(), sort_keys=True),
+            **self._gradient_attributes(),
             **self.root,
             "model": name,
+        }
+
+    def _gradient_attributes(self):
+        options = self.options
+        if not options.gradient:
+            return {}
+        return {
+            "g_samples": options.gradient,
+            "g_labels": options.gradient_labels,
+            "g_seed": options.gradient_seed,
         }
 
 

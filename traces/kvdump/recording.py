@@ -39,6 +39,10 @@ class Request:
     out_layers: str = ""
     with_output: bool = False
     compress: bool = False
+    with_gradient: int = 0
+    labels: str = "model"
+    gradient_from: int | float | None = None
+    gradient_seed: int = 0
     max_bytes: float = math.inf
     resume: bool = False
     force: bool = True
@@ -58,6 +62,7 @@ def record_texts(
     dtype: str = "source",
     query_stride: int = 1,
     with_text: bool = False,
+    gradient: int = 0,
     verify: bool = False,
     progress: bool = True,
     overwrite: bool = False,
@@ -81,6 +86,9 @@ def record_texts(
     dtype: "source" (what the model computes in), "f32", "f16" or "bf16".
     query_stride: keep every n-th query, at least 1.
     with_text: store the text of every token and its class as well (needs a tokenizer).
+    gradient: samples of the gradient of the log-likelihood at every attention output, with labels drawn
+        from the model's own predictions, of the rows behind the prompt (of a text that is all prompt, the
+        second half); 0: none. 8 samples take as long as about 20 forward passes.
     verify: run the model once more and compare it with the trace.
     progress: say on stderr what is done.
     overwrite: put the trace in place of one that is there.
@@ -98,6 +106,7 @@ def record_texts(
         dtype=_known_dtype(dtype),
         query_stride=_at_least("query_stride", 1, query_stride),
         with_text=with_text,
+        with_gradient=_at_least("gradient", 0, gradient),
     )
     say = _say if progress else lambda text: None
     subject = LoadedModel(model, tokenizer, name)

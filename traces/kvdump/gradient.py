@@ -1,0 +1,172 @@
+"""Gradients of a log-likelihood with respect to every attention output, for `--with-gradient`.
+
+L_s = sum over the scored rows t in [P, n - 1) of log p(y_t | tokens <= t). With y_t drawn from the model's
+own prediction, the mean of the squared product of dL_s/d out with a small error of `out` is twice the KL
+divergence that this error causes (Fisher); with the recorded next tokens the product is the first order of
+what the error does to their log-likelihood.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .blocks import REMEDY, Chain, LiveOutputs, differentiable, find_blocks
+from .errors import DumpError, UsageError
+from .labels import draw, uniforms
+from .plan import CHUNK_LOGITS
+
+# Rows of the sequence that shows whether a model is a chain of blocks, and how many pass its head together.
+PROBE_ROWS, PROBE_CHUNK = 12, 2
+# Relative errors of a layer's gradient; a path that was overlooked is off by more than 0.1.
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+TOLERANCE_HALF = 3e-2
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rows `start` <= t < `end` of a prompt that a loss is summed over, and what its labels depend on."""
+
+    start: int
+    end: int
+    n_samples: int
+    labels: str
+    seed: int
+    prompt_id: str
+
+
+class Gradients:
+    """All gradients of one prompt: of `n_samples` losses, and of that of the recorded next tokens.
+
+    `entropy`, `log_prob` float32 [rows]: of the model's prediction at each scored row, in nats, and of the
+    recorded next token.
+    """
+
+    def __init__(self, model, blocks, ids, scored, positions=None, chunk=None):
+        self.scored = scored
+        self.live = LiveOutputs(model)
+        self.model = model
+        with differentiable(model), self.live:
+            # What was made in inference mode could not be kept for a gradient; its copy can.
+            self.chain = Chain(model, blocks, ids.clone(), positions)
+            self.live.take()
+            self._through_head(chunk)
+
+    def _through_head(self, chunk):
+        scored, last = self.scored, self.chain.last
+        n_rows = scored.end - scored.start
+        n_losses = scored.n_samples + 1 if scored.labels == "model" else 1
+        vocabulary = self.model.config.get_text_config().vocab_size
+        chunk = chunk or max(CHUNK_LOGITS // vocabulary, 1)
+        self.at_output = last.new_zeros((n_losses, n_rows, last.shape[-1]))
+        self.entropy = np.empty(n_rows, dtype=np.float32)
+        self.log_prob = np.empty(n_rows, dtype=np.float32)
+        for start in range(0, n_rows, chunk):
+            self._chunk_through_head(start, min(start + chunk, n_rows))
+
+    def _chunk_through_head(self, start, end):
+        scored = self.scored
+        rows = slice(scored.start + start, scored.start + end)
+        given = self.chain.last[:, rows].detach().requires_grad_()
+        log_probs = self.chain.logits_of(given).float().log_softmax(-1)
+        recorded = self.chain.ids[0, rows.start + 1 : rows.stop + 1]
+        known = log_probs.detach()
+        labels = recorded[None]
+        if scored.labels == "model":
+            numbers = uniforms(scored.seed, scored.prompt_id, scored.n_samples, range(rows.start, rows.stop))
+            labels = torch.cat([draw(known, numbers), labels])
+        self.entropy[start:end] = -(known.exp() * known).nan_to_num().sum(-1).cpu().numpy()
+        self.log_prob[start:end] = known.gather(1, recorded[:, None])[:, 0].cpu().numpy()
+        for number, of_rows in enumerate(labels):
+            loss = log_probs.gather(1, of_rows[:, None]).sum()
+            (at_rows,) = torch.autograd.grad(loss, given, retain_graph=number + 1 < len(labels))
+            self.at_output[number, start:end] = at_rows[0]
+
+    def of_layers(self, layers):
+        """(layer, [losses, Hq, rows, Dv]) of the layers, from the last to the first: row i is row start + i,
+        the last loss is that of the recorded tokens."""
+        missing = set(layers)
+        for number in reversed(range(len(self.chain.blocks))):
+            if not missing:
+                return
+            found = self._through_block(number, missing)
+            missing -= found.keys()
+            yield from found.items()
+
+    def _through_block(self, number, layers):
+        with differentiable(self.model), self.live:
+            given, output = self.chain.run_again(number)
+            seen = {layer: out for layer, out in self.live.take().items() if layer in layers}
+            return self._back(given, output, seen)
+
+    def _back(self, given, output, seen):
+        rows = slice(self.scored.start, self.scored.end)
+        found = {layer: [] for layer in seen}
+        back = torch.zeros_like(output)
+        for number, at_output in enumerate(self.at_output):
+            back[:, rows] = at_output
+            last = number + 1 == len(self.at_output)
+            at = torch.autograd.grad(output, [given, *seen.values()], back, retain_graph=not last)
+            # Rows before the scored ones reach a scored row's output through nothing: attention is causal.
+            self.at_output[number] = at[0][0, rows]
+            for layer, at_out in zip(seen, at[1:], strict=True):
+                found[layer].append(at_out[0, rows].transpose(0, 1))
+        return {layer: torch.stack(parts) for layer, parts in found.items()}
+
+
+def first_scored(given, n_rows, n_prompt):
+    """P: `given`, a row or a share of the rows (float below 1); by default the first row behind the prompt,
+    or, of a text that is all prompt, the second half."""
+    if given is None:
+        return n_prompt if n_prompt < n_rows else n_rows // 2
+    return int(given * n_rows) if isinstance(given, float) else given
+
+
+def scored_rows(options, prompt_id, n_rows, n_prompt):
+    """Scored of a prompt of `n_rows`, from the gradient's options; UsageError where no row is left."""
+    start = first_scored(options.gradient_from, n_rows, n_prompt)
+    if start >= n_rows - 1:
+        raise UsageError(
+            f"prompt {prompt_id}: no row from {start} on predicts one of its {n_rows} tokens: "
+            "--gradient-from must be earlier, or the prompt longer"
+        )
+    return Scored(
+        start, n_rows - 1, options.gradient, options.gradient_labels, options.gradient_seed, prompt_id
+    )
+
+
+def kept_rows(scored, stride):
+    """Rows of `scored` whose query is recorded, int32 [rows], and the slice that picks them of all of it."""
+    kept = slice(-scored.start % stride, None, stride)
+    return np.arange(scored.start, scored.end, dtype=np.int32)[kept], kept
+
+
+def check_chain(model, layers):
+    """The blocks of the model; DumpError unless the gradients of a short sequence, taken back block by block,
+    are those of the whole model's graph."""
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = (torch.arange(PROBE_ROWS, device=model.device)[None] * 37 + vocabulary // 3) % vocabulary
+    scored = Scored(PROBE_ROWS // 2, PROBE_ROWS - 1, 1, "recorded", 0, "")
+    live = LiveOutputs(model)
+    with differentiable(model), live:
+        expected = _whole_gradients(model, live, ids.clone(), scored)
+    blocks = find_blocks(model, [live.modules[layer] for layer in layers])
+    tolerance = TOLERANCE.get(model.dtype, TOLERANCE_HALF)
+    for layer, found in Gradients(model, blocks, ids, scored, chunk=PROBE_CHUNK).of_layers(layers):
+        off = (found[0].float() - expected[layer].float()).norm()
+        if not off <= tolerance * expected[layer].float().norm():
+            raise DumpError(
+                f"layer {layer}: {type(model).__name__} hands on more than its blocks give each other, so "
+                f"its gradient cannot be taken back block by block: {REMEDY}"
+            )
+    return blocks
+
+
+def _whole_gradients(model, live, ids, scored):
+    """{layer: [Hq, rows, Dv]} from one graph of the whole model, for the recorded next tokens."""
+    rows = slice(scored.start, scored.end)
+    log_probs = model(input_ids=ids, use_cache=False).logits[0, rows].float().log_softmax(-1)
+    loss = log_probs.gather(1, ids[0, rows.start + 1 : rows.stop + 1, None]).sum()
+    seen = live.take()
+    found = torch.autograd.grad(loss, list(seen.values()))
+    return {layer: g[0, rows].transpose(0, 1) for layer, g in zip(seen, found, strict=True)}

@@ -2,8 +2,6 @@
 
 import json
 
-import numpy as np
-
 from .budgets import FULL, Allocation
 
 DIGITS = 6
@@ -62,7 +60,7 @@ def _layer(layer, rows):
         "predicted_kl": [_rounded(each) for each in rows["predicted_kl"]],
         "row_format": rows["row_format"].iloc[0],
         "label": rows["label"].iloc[0],
-        "bytes": int(np.rint(held)),
+        "bytes": int(held),
         "full": kept_whole,
         "kl_per_mib_if_full": None if kept_whole else _rounded(lost / (full - held) * 2**20),
     }

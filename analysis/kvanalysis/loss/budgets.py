@@ -154,7 +154,7 @@ def _table(curves: MethodCurves, tokens, labels, formats) -> pd.DataFrame:
     return curves.heads.assign(
         tokens=tokens,
         predicted_kl=curves.curves.at(tokens),
-        bytes=curves.bytes_at(tokens),
+        bytes=np.rint(curves.bytes_at(tokens)).astype(np.int64),
         label=labels,
         row_format=formats,
     )

@@ -17,6 +17,7 @@ from test_kvanalysis_fake import COLUMNS, PREFILL, ROW_BYTES, TOKENS, fake_row, 
 
 WITH_LOSS = (*COLUMNS, "given", "kl_head_mean", "extras")
 ONESHOT = {"phase": "oneshot", "row_format": "source"}
+INT8 = ONESHOT | {"row_format": "int8"}
 
 
 def rows_of(curves, method="snapkv", params=ONESHOT, given=None, prompt="p0", row_bytes=ROW_BYTES, **changes):
@@ -147,6 +148,13 @@ def test_a_curve_that_falls_late_is_not_starved_of_its_first_tokens(tmp_path):
     assert list(tokens) == [768, 64]
 
 
+def test_losses_that_rise_with_the_budget_count_by_their_mean(tmp_path):
+    """2 and 4 are 3 and 3, and the envelope from 3 to nothing at the whole prompt runs below the second."""
+    curve = method_curves(loaded(tmp_path, rows_of({(0, 0): {64: 2, 128: 4}})), "snapkv", None).curves
+    second = 3 * np.log(PREFILL / 128) / np.log(PREFILL / 64)
+    assert curve.kl.tolist() == [pytest.approx([3, second, 0])]
+
+
 def test_a_method_that_selects_once_loses_nothing_with_the_whole_prompt(tmp_path):
     rows = rows_of({(0, 0): {64: 2, 128: 1}})
     curve = method_curves(loaded(tmp_path, rows), "snapkv", None)
@@ -192,7 +200,8 @@ def two_formats(quantised_loss):
 
 
 def test_a_layer_takes_the_row_format_that_loses_least_at_its_bytes(tmp_path):
-    frame = loaded(tmp_path, two_formats(quantised_loss=3.0))
+    harmless_method = rows_of({(layer, 0): dict.fromkeys((64, 128), 0) for layer in (0, 1)}, "tova")
+    frame = loaded(tmp_path, two_formats(quantised_loss=3.0) + harmless_method)
     found = allocate(frame, "snapkv", Budget(tokens=128), formats=True)
     assert list(found.table["label"]) == ["snapkv", "snapkv row_format=int4/64"]
     assert found.table["bytes"].sum() <= 2 * (128 + TOKENS - PREFILL) * ROW_BYTES
@@ -314,7 +323,19 @@ def test_a_run_without_a_gradient_says_how_to_record_one(tmp_path):
         (rows_of({(0, 0): halving(1)}), {"budget": Budget(tokens=63)}, "replay smaller ones"),
         (rows_of({(0, 0): halving(1)}), {"budget": Budget(tokens=PREFILL + 1)}, "lower it"),
         (rows_of({(0, 0): halving(1)}), {"budget": Budget(share=0.1)}, "replay smaller ones"),
+        (
+            rows_of({(0, 0): halving(1)}),
+            {"budget": Budget(share=0.1), "formats": True},
+            "smallest budgets and row formats take",
+        ),
         (rows_of({(0, 0): {"": 1}}, "exact", {}), {"label": "exact"}, "takes no budget; --formats"),
+        (rows_of({(0, 0): {"": 1}}, "exact", {}), {"label": "exact", "formats": True}, "needs a share"),
+        (
+            rows_of({(0, 0): halving(1), (1, 0): halving(1)})
+            + rows_of({(0, 0): halving(1)}, params=INT8, given={"row_format": "int8"}),
+            {"formats": True},
+            "snapkv row_format=int8 has not the layers",
+        ),
         (
             rows_of({(0, 0): halving(1)}, extras='{"allocated_tokens":70}'),
             {},

@@ -2,7 +2,7 @@
 
 import json
 
-from .budgets import FULL, Allocation
+from .budgets import Allocation
 
 DIGITS = 6
 
@@ -52,7 +52,7 @@ def summary(allocation: Allocation) -> str:
 
 def _layer(layer, rows):
     held, full = rows["bytes"].sum(), rows["full_bytes"].sum()
-    kept_whole = rows["label"].iloc[0] == FULL or bool(held >= full * (1 - 1e-9))
+    kept_whole = bool(held >= full)
     lost = rows["predicted_kl"].sum()
     return {
         "layer": layer,

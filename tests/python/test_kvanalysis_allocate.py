@@ -125,6 +125,16 @@ def test_a_share_of_the_bytes_is_spent_to_less_than_a_token(tmp_path):
     assert list(found.table["bytes"]) == list((found.table["tokens"] + TOKENS - PREFILL) * ROW_BYTES)
 
 
+def test_tokens_that_take_no_bytes_are_not_spared(tmp_path):
+    """A layer whose window is shorter than the budgets takes the same whatever it may keep."""
+    rows = rows_of({(0, 0): halving(1)}) + [
+        row | {"total_bytes": 100 * ROW_BYTES} for row in rows_of({(1, 0): halving(1)})
+    ]
+    found = allocate(loaded(tmp_path, rows), "snapkv", Budget(share=0.3))
+    assert found.table["tokens"].iloc[1] == PREFILL
+    assert 0 <= 0.3 * 2 * TOKENS * ROW_BYTES - found.table["bytes"].sum() < ROW_BYTES
+
+
 # Curves
 
 
@@ -364,3 +374,9 @@ def test_a_csv_file_of_mixed_formats_is_refused(tmp_path, capsys):
     words = ["allocate", str(tmp_path), "--method", "snapkv", "--budget", "64", "--formats", "-o", "b.csv"]
     assert cli.main(words) == 2
     assert "holds tokens of one row format; write --json FILE" in capsys.readouterr().err
+
+
+def test_a_budget_is_tokens_or_a_share_and_not_both():
+    for wrong in ({}, {"tokens": 64, "share": 0.5}):
+        with pytest.raises(UserError, match="either tokens or a share"):
+            Budget(**wrong)

@@ -21,6 +21,10 @@ class Budget:
     tokens: float | None = None
     share: float | None = None
 
+    def __post_init__(self) -> None:
+        if (self.tokens is None) == (self.share is None):
+            raise UserError("a budget is either tokens or a share of the full cache's bytes")
+
     def __str__(self) -> str:
         return f"{self.tokens:g}" if self.share is None else f"{100 * self.share:g}%"
 
@@ -81,24 +85,24 @@ def _one_format(asked: MethodCurves, label: str, budget: Budget, full: np.ndarra
         raise UserError(f"--method {label}: takes no budget; --formats chooses which layers use it")
     tokens = asked.curves.tokens
     if budget.share is None:
-        assert budget.tokens is not None
-        total = int(np.floor(budget.tokens * len(tokens) + 1e-9))
-        _refuse_out_of_range(budget, tokens[:, 0].sum(), total, tokens[:, -1].sum(), "tokens")
+        total = np.floor(budget.tokens * len(tokens) + 1e-9)
+        _refuse_out_of_range(budget, total, "tokens", tokens)
         found = spend(asked.curves, np.ones(len(tokens)), total)
     else:
         total = budget.share * full.sum()
-        _refuse_out_of_range(budget, *_ends(asked, total), "bytes")
-        found = spend(asked.curves, asked.rates, total - asked.fixed.sum())
+        _refuse_out_of_range(budget, total, "bytes", asked.bytes_at(tokens.T).T)
+        found = spend(asked.curves, _costs(asked), total - asked.fixed.sum())
     return _table(asked, found, [label] * len(found), [asked.row_format] * len(found))
 
 
-def _ends(asked, total):
-    ends = (asked.bytes_at(asked.curves.tokens[:, k]).sum() for k in (0, -1))
-    low, high = ends
-    return low, total, high
+def _costs(curves: MethodCurves) -> np.ndarray:
+    """[H] bytes of a token; next to nothing where a head takes no more with more of them, as in a layer whose
+    window is shorter than the budgets."""
+    return np.maximum(curves.rates, 1e-9)
 
 
-def _refuse_out_of_range(budget, low, total, high, unit):
+def _refuse_out_of_range(budget, total, unit, held):
+    low, high = held[:, 0].sum(), held[:, -1].sum()
     if total < low:
         raise UserError(
             f"--budget {budget}: {total:.0f} {unit} in all, and the smallest replayed budgets take {low:.0f}:"
@@ -129,7 +133,7 @@ def _by_layer(frame, label, prompts, asked, total) -> pd.DataFrame:
     labels.append(FULL)
     chosen = cheapest_formats(options, asked.heads["layer"].to_numpy(), total)
     parts = _chosen(options, chosen)
-    tokens = spend(parts.curves, np.maximum(parts.rates, 1e-9), total - parts.fixed.sum())
+    tokens = spend(parts.curves, _costs(parts), total - parts.fixed.sum())
     names = [labels[each] for each in chosen]
     return _table(parts, tokens, names, [options[each].row_format for each in chosen])
 

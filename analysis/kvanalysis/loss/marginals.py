@@ -6,7 +6,6 @@ out tokens by their gain per cost is optimal.
 """
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,9 +31,6 @@ class Curves:
         """[H, K - 1] what is saved per unit of log tokens, 0 or more; 0 where two points are one."""
         widths = np.log(self.tokens[:, 1:] / self.tokens[:, :-1])
         return np.divide(-np.diff(self.kl), widths, out=np.zeros_like(widths), where=widths > 0)
-
-    def of(self, heads: Sequence[int] | np.ndarray) -> "Curves":
-        return Curves(self.tokens[heads], self.kl[heads])
 
 
 def tokens_at(curves: Curves, price: np.ndarray) -> np.ndarray:

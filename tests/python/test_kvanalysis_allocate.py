@@ -351,6 +351,11 @@ def test_a_run_without_a_gradient_says_how_to_record_one(tmp_path):
             {},
             "shares its budget over heads",
         ),
+        (
+            rows_of({(0, 0): halving(1)}, "pyramidkv", extras='{"layer_budget":70}'),
+            {"label": "pyramidkv"},
+            "shares its budget over heads or layers",
+        ),
         (rows_of({(0, 0): halving(1)}, params={"gqa.level": "layer"}), {}, "gqa.level layer"),
         (
             rows_of({(0, 0): halving(1)}) + rows_of({(0, 0): halving(1)}, prompt="p1", n_prefill=99),

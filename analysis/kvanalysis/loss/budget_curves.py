@@ -14,6 +14,7 @@ from .marginals import Curves, convex, falling
 KL = "kl_head_mean"
 HEAD = ["layer", "kv_head"]
 SOURCE, ONESHOT = "source", "oneshot"
+SHARES = ("allocated_tokens", "layer_budget")  # extras of cells whose budget other heads or layers share
 GRADIENT = "record the trace with `kvdump --with-gradient 8` and run again"
 
 
@@ -57,8 +58,10 @@ def rows_of(frame: pd.DataFrame, label: str, prompts: Sequence[str] | None) -> p
 
 def _refuse_shared(rows, label):
     params = rows["params"].iloc[0]
-    if extra(rows, "allocated_tokens").notna().any():
-        raise UserError(f"--method {label}: shares its budget over heads; choose a method with equal budgets")
+    if any(extra(rows, name).notna().any() for name in SHARES):
+        raise UserError(
+            f"--method {label}: shares its budget over heads or layers; choose a method with equal budgets"
+        )
     if params.get("gqa.level") == "layer":
         raise UserError(f"--method {label}: gqa.level layer has one budget for all kv heads of a layer")
 

@@ -1,4 +1,5 @@
-"""`kvanalysis report|figures|table|compare|parquet|epsilon|confirm OUT`, `kvanalysis figure|sweep CONFIG`.
+"""`kvanalysis report|figures|table|compare|parquet|epsilon|confirm|allocate OUT`, and
+`kvanalysis figure|sweep CONFIG`.
 
 Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results, 130 interrupted. A step of a
 figure or a round of a sweep that failed gives its own.
@@ -50,9 +51,9 @@ def _parser():
     )
     parser.add_argument("--version", action="version", version=f"kvanalysis {__version__}")
     parsers = parser.add_subparsers(
-        required=True, metavar="report|figures|figure|table|compare|parquet|sweep|epsilon|confirm"
+        required=True, metavar="report|figures|figure|table|compare|parquet|sweep|epsilon|confirm|allocate"
     )
-    for add in (_of_results, _compare, _figure, _sweep, _epsilon, _confirm):
+    for add in (_of_results, _compare, _figure, _sweep, _epsilon, _confirm, _allocate):
         add(parsers)
     return parser
 
@@ -133,3 +134,18 @@ def _confirm(parsers):
     for option, what in (("--methods", "only"), ("--without", "without")):
         text = f"{what} these methods, a list with commas; prints, and writes nothing"
         add(option, metavar="NAMES", help=text)
+
+
+def _allocate(parsers):
+    text = "tokens for each kv head with the least predicted loss, as `allocator: file:PATH` reads them"
+    add = _command(parsers, commands.allocate, text)
+    add("--method", required=True, metavar="LABEL", help="a method instance, as `kvanalysis table` names it")
+    budget = "the mean over kv heads in tokens, or a share of the full cache's bytes: 128 or 25%%"
+    add("--budget", required=True, metavar="BUDGET", help=budget)
+    prompts = "the prompt whose losses count; several times: their mean (default: the only one)"
+    add("--prompt", action="append", metavar="ID", help=prompts)
+    formats = "each layer chooses its row format too, at equal bytes: JSON only"
+    add("--formats", action="store_true", help=formats)
+    csv = "the CSV file (default: stdout, without --json)"
+    add("-o", "--output", metavar="FILE", type=Path, help=csv)
+    add("--json", metavar="FILE", type=Path, help="the same by layer, with what is predicted")

@@ -149,6 +149,39 @@ def confirm(options):
             print(f"\n{group_words(group)}\n{aligned(*group_cells(group))}")
 
 
+def allocate(options):
+    from .data.load import load
+    from .data.whole_file import write_whole
+    from .loss import budgets
+    from .loss.budget_files import csv_text, json_text, summary
+
+    if options.formats and options.output:
+        raise UserError("--formats: a CSV file of budgets holds tokens of one row format; write --json FILE")
+    budget = _budget(options.budget)
+    found = budgets.allocate(load(options.out), options.method, budget, options.prompt, options.formats)
+    print(summary(found), file=sys.stderr)
+    for path, text in ((options.output, csv_text), (options.json, json_text)):
+        if path:
+            print(write_whole(path, text(found)))
+    if not (options.output or options.json):
+        print((json_text if options.formats else csv_text)(found), end="")
+
+
+def _budget(text):
+    from .loss.budgets import Budget
+
+    percent = text.endswith("%")
+    try:
+        value = float(text.removesuffix("%")) / (100 if percent else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf or (percent and value > 1):
+        raise UserError(
+            f"--budget {text}: write tokens of a kv head, as 128, or a share of the bytes, as 25%"
+        )
+    return Budget(share=value) if percent or value < 1 else Budget(tokens=value)
+
+
 def _whole_curves(out):
     """The table of a run; of an adaptive sweep only what allows means over heads."""
     from .budgets.replayed import at_common_budgets

@@ -172,13 +172,14 @@ def test_the_page_on_methods_says_what_each_hook_is_for():
 
 ANALYSIS = ROOT / "analysis/kvanalysis"
 # The rooms of the Python side: tables become numbers, numbers become pictures, pictures become pages.
-NUMBERS = {"stats", "budgets", "answer", "predict"}
+NUMBERS = {"stats", "budgets", "answer", "predict", "loss"}
 MAY_IMPORT = {
     "data": set(),
     "stats": {"data"},
     "budgets": {"data", "stats"},
     "answer": {"data", "stats"},
     "predict": {"data", "stats"},
+    "loss": {"data", "stats"},
     "drawing": {"stats"},
     "plots": {"data", *NUMBERS, "drawing"},
     "figures": {"data", "stats", "drawing", "plots"},

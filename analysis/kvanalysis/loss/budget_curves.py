@@ -1,0 +1,167 @@
+"""What each kv head's errors cost the model at each budget: curves from the table of a run."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ..data.extras import extra
+from ..errors import ResultsError, UserError
+from .marginals import Curves, convex, falling
+
+KL = "kl_head_mean"
+HEAD = ["layer", "kv_head"]
+SOURCE, ONESHOT = "source", "oneshot"
+SHARES = ("allocated_tokens", "layer_budget")  # extras of cells whose budget other heads or layers share
+GRADIENT = "record the trace with `kvdump --with-gradient 8` and run again"
+
+
+@dataclass(frozen=True)
+class MethodCurves:
+    """A method's heads in the order of (layer, kv head). `heads`: the columns layer and kv_head [H];
+    `measured` [H, K]: the means that `curves` was made of; `rates`, `fixed` [H]: the bytes of a head are the
+    second and the first for each token; `row_format`: as the parameters have it."""
+
+    heads: pd.DataFrame
+    curves: Curves
+    measured: np.ndarray
+    rates: np.ndarray
+    fixed: np.ndarray
+    row_format: str | dict
+
+    def bytes_at(self, tokens: np.ndarray) -> np.ndarray:
+        return self.fixed + self.rates * tokens
+
+
+def rows_of(frame: pd.DataFrame, label: str, prompts: Sequence[str] | None) -> pd.DataFrame:
+    """The finished rows of a method by its label, on these prompts (None: the only one). Raises UserError,
+    ResultsError where the run holds no loss."""
+    rows = frame[frame["label"] == label]
+    if rows.empty:
+        raise UserError(f"--method {label}: the run holds {', '.join(frame['label'].unique())}")
+    there = list(rows["prompt"].unique())
+    if prompts is None and len(there) > 1:
+        raise UserError(f"several prompts: choose with --prompt one or more of {', '.join(there)}")
+    for name in prompts or ():
+        if name not in there:
+            raise UserError(f"--prompt {name}: the run holds {', '.join(there)}")
+    rows = rows[rows["prompt"].isin(prompts or there) & (rows["status"] == "ok")]
+    if rows["trace_id"].nunique() > 1:
+        raise UserError("prompts of several traces: heads are compared within one; give the run of one trace")
+    if KL not in rows or rows[KL].isna().all():
+        raise ResultsError(f"{label}: no {KL} in the table: {GRADIENT}")
+    _refuse_shared(rows, label)
+    return rows
+
+
+def _refuse_shared(rows, label):
+    params = rows["params"].iloc[0]
+    if any(extra(rows, name).notna().any() for name in SHARES):
+        raise UserError(
+            f"--method {label}: shares its budget over heads or layers; choose a method with equal budgets"
+        )
+    if params.get("gqa.level") == "layer":
+        raise UserError(f"--method {label}: gqa.level layer has one budget for all kv heads of a layer")
+
+
+def method_curves(frame: pd.DataFrame, label: str, prompts: Sequence[str] | None) -> MethodCurves:
+    """The curves of a method, means over seeds and over the prompts. Behind the replayed budgets stands the
+    full cache: the prompt of a method that selects once, all tokens of one that streams. It loses nothing in
+    the row format of the trace, in another one what `exact` loses in it; where the run does not hold that,
+    the largest replayed budget is the last point. Raises UserError, ResultsError."""
+    rows = rows_of(frame, label, prompts)
+    if rows["budget_tokens"].isna().all():
+        return _without_budget(rows)
+    kl = _by_budget(rows, KL)
+    if kl.shape[1] < 2:
+        raise UserError(
+            f"--method {label}: a curve needs two budgets or more that all heads were replayed at, the run"
+            f" has {kl.shape[1]}: add budgets to `budget: {{tokens: [...]}}`"
+        )
+    tokens, measured = kl.columns.to_numpy(dtype=np.int64), kl.to_numpy()
+    rates, fixed = _bytes_line(tokens, _by_budget(rows, "total_bytes")[kl.columns].to_numpy())
+    full, lost = _full_tokens(rows), _lost_when_full(frame, rows, kl.index)
+    if lost is not None and full > tokens[-1]:
+        tokens, measured = np.append(tokens, full), np.column_stack([measured, lost])
+    smooth = np.array([convex(tokens, falling(values)) for values in measured])
+    curves = Curves(np.broadcast_to(tokens, measured.shape), smooth)
+    return MethodCurves(_heads(kl.index), curves, measured, rates, fixed, row_format(rows))
+
+
+def full_cache(frame: pd.DataFrame, like: MethodCurves, label: str, prompts) -> MethodCurves:
+    """The heads of `like` with every token in the row format of the trace: nothing is lost."""
+    rows = rows_of(frame, label, prompts)
+    full = rows.groupby(HEAD)["full_bytes"].mean().to_numpy()
+    tokens = np.full((len(full), 1), _full_tokens(rows))
+    lost = np.zeros(tokens.shape)
+    return MethodCurves(like.heads, Curves(tokens, lost), lost, np.zeros(len(full)), full, SOURCE)
+
+
+def row_format(rows: pd.DataFrame) -> str | dict:
+    return rows["params"].iloc[0].get("row_format", SOURCE)
+
+
+def siblings(frame: pd.DataFrame, label: str) -> list[str]:
+    """Labels of the same method with the same parameters but for the row format, in the order of the table,
+    this one included."""
+    known = frame.drop_duplicates("label")
+    this = known[known["label"] == label].iloc[0]
+    alike = [
+        row.method == this["method"] and _but_format(row.given) == _but_format(this["given"])
+        for row in known.itertuples()
+    ]
+    return list(known.loc[alike, "label"])
+
+
+def _but_format(given):
+    return json.dumps({name: value for name, value in given.items() if name != "row_format"}, sort_keys=True)
+
+
+def _without_budget(rows):
+    means = rows.groupby(HEAD)[[KL, "total_bytes"]].mean()
+    measured = means[[KL]].to_numpy()
+    curves = Curves(np.full(measured.shape, _full_tokens(rows)), measured)
+    held = means["total_bytes"].to_numpy()
+    return MethodCurves(_heads(means.index), curves, measured, np.zeros(len(held)), held, row_format(rows))
+
+
+def _by_budget(rows, name):
+    """[heads, budgets] means over seeds and prompts, at budgets that every head has on every prompt."""
+    cells = rows.groupby([*HEAD, "prompt", "budget_tokens"])[name].mean().unstack("budget_tokens")
+    return cells.dropna(axis="columns").groupby(HEAD).mean()
+
+
+def _heads(index):
+    return index.to_frame(index=False).astype("int64")
+
+
+def _bytes_line(tokens, held):
+    """(bytes a token, bytes beside them) [H] of each head: the line nearest to what its budgets took."""
+    centred = tokens - tokens.mean()
+    rates = held @ centred / (centred @ centred)
+    return rates, held.mean(axis=1) - rates * tokens.mean()
+
+
+def _full_tokens(rows):
+    name = "n_prefill" if rows["params"].iloc[0].get("phase") == ONESHOT else "n_tokens"
+    found = rows[name].unique()
+    if len(found) > 1:
+        raise UserError(f"prompts of {', '.join(map(str, sorted(found)))} tokens: give one --prompt")
+    return int(found[0])
+
+
+def _lost_when_full(frame, rows, heads):
+    """[H] what the full cache loses in the method's row format; None where the run does not say."""
+    if row_format(rows) == SOURCE:
+        return np.zeros(len(heads))
+    exact = frame[
+        (frame["method"] == "exact")
+        & (frame["status"] == "ok")
+        & frame["prompt"].isin(rows["prompt"].unique())
+    ]
+    alike = exact["params"].map(lambda params: params.get("row_format") == row_format(rows))
+    exact = exact[alike.astype(bool)]
+    lost = exact.groupby(HEAD)[KL].mean().reindex(heads)
+    return None if lost.isna().any() else lost.to_numpy()

@@ -1,0 +1,62 @@
+"""A row format for each layer: which, at a price for a byte."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import UserError
+from .budget_curves import MethodCurves
+from .marginals import HALVINGS, largest_gain, tokens_at
+
+
+def cheapest_formats(options: Sequence[MethodCurves], layers: np.ndarray, total: float) -> np.ndarray:
+    """[H] the number of each head's option, one for all heads of a layer (`layers` [H]), at the lowest price
+    of a byte at which all heads together take `total` bytes at most.
+
+    At a price every layer chooses alone what has the least loss plus price times bytes. What is found so is
+    the best at the bytes that it takes; what is left of `total` is less than one layer's change of format.
+    Raises UserError where even the smallest of everything takes more.
+    """
+    groups = np.unique(layers, return_inverse=True)[1]
+    smallest, need = _choice(options, groups, np.inf)
+    if need > total:
+        raise UserError(
+            f"--budget: {total:.0f} bytes in all, and the smallest budgets and row formats take {need:.0f}:"
+            " raise it"
+        )
+    low, high, best = *_log_prices(options), smallest
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        chosen, taken = _choice(options, groups, np.exp(middle))
+        if taken <= total:
+            high, best = middle, chosen
+        else:
+            low = middle
+    return best
+
+
+def _log_prices(options):
+    """Logarithms of prices between which choices change: any loss for one byte, down to a trace of it."""
+    losses = max(option.curves.kl.max() for option in options)
+    gains = [largest_gain(option.curves, np.maximum(option.rates, 1e-9)) for option in options]
+    most = max(losses, *gains, 1e-300)
+    return np.log(most) - 70, np.log(most) + 1
+
+
+def _choice(options, groups, price):
+    """([H] the option of each head, bytes of all) at a price of a byte, nats a token; inf: the smallest."""
+    heads = np.arange(len(groups))
+    losses, held = (np.array(each) for each in zip(*(_at(option, price) for option in options), strict=True))
+    worth = held if np.isinf(price) else losses + price * held
+    of_layers = np.array([np.bincount(groups, weights=each) for each in worth])
+    chosen = of_layers.argmin(axis=0)[groups]
+    return chosen, float(held[chosen, heads].sum())
+
+
+def _at(option, price):
+    """([H] loss, [H] bytes) of one option at a price."""
+    if np.isinf(price):
+        tokens = option.curves.tokens[:, 0]
+    else:
+        tokens = tokens_at(option.curves, np.maximum(price * option.rates, 1e-300))
+    return option.curves.at(tokens), option.bytes_at(tokens)

@@ -1,9 +1,9 @@
 """Draws of an instance: the same run under another machine's rounding.
 
-A code of a stored row is a decision: a number near the middle between two codes falls to one or the other by
-its last bit, the next layer sees a whole step of difference, and decides otherwise at many more places. So the
-loss of coded rows is one draw from a distribution; the order of a machine's sums says which. Masks and weights
-are continuous: their losses repeat to the rounding itself.
+Coding a stored row decides: a number near the middle between two codes falls to one or the other by its last
+bit, the next layer sees a whole step of difference, and decides otherwise at many more places. So the loss of
+coded rows is one draw from a distribution; the order of a machine's sums says which. Masks and weights are
+continuous: their losses repeat to the rounding itself.
 """
 
 import hashlib

@@ -4,8 +4,6 @@ import json
 import re
 from itertools import chain
 
-import pandas as pd
-
 from ..errors import ResultsError
 from .results_csv import COUNT, NUMBER, TEXT, row_number, typed_table
 
@@ -56,7 +54,7 @@ def read_confirm_csv(path):
     _refuse(path, odd, f"selection is neither {RECORDED} nor {OWN}")
     _refuse(path, frame.duplicated(RANGE), "repeats a range of an instance")
     _check_layers(frame, path)
-    return frame.assign(**{name: pd.NA for name in DRAWS if name not in frame})
+    return frame.assign(**{name: float("nan") for name in DRAWS if name not in frame})
 
 
 def drawn_once(losses):

@@ -1,4 +1,4 @@
-"""`kvanalysis report|figures|table|compare|parquet|epsilon|confirm|allocate OUT`, and
+"""`kvanalysis report|figures|table|compare|parquet|epsilon|confirm|predict|allocate OUT`, and
 `kvanalysis figure|sweep CONFIG`.
 
 Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results, 130 interrupted. A step of a
@@ -51,9 +51,10 @@ def _parser():
     )
     parser.add_argument("--version", action="version", version=f"kvanalysis {__version__}")
     parsers = parser.add_subparsers(
-        required=True, metavar="report|figures|figure|table|compare|parquet|sweep|epsilon|confirm|allocate"
+        required=True,
+        metavar="report|figures|figure|table|compare|parquet|sweep|epsilon|confirm|predict|allocate",
     )
-    for add in (_of_results, _compare, _figure, _sweep, _epsilon, _confirm, _allocate):
+    for add in (_of_results, _compare, _figure, _sweep, _epsilon, _confirm, _predict, _allocate):
         add(parsers)
     return parser
 
@@ -134,6 +135,13 @@ def _confirm(parsers):
     for option, what in (("--methods", "only"), ("--without", "without")):
         text = f"{what} these methods, a list with commas; prints, and writes nothing"
         add(option, metavar="NAMES", help=text)
+
+
+def _predict(parsers):
+    text = (
+        "nats a token that each method costs the model, from the trace alone: OUT/predicted.csv and a table"
+    )
+    _command(parsers, commands.predict, text)
 
 
 def _allocate(parsers):

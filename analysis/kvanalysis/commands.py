@@ -149,6 +149,22 @@ def confirm(options):
             print(f"\n{group_words(group)}\n{aligned(*group_cells(group))}")
 
 
+def predict(options):
+    from .data.load import load
+    from .data.whole_file import whole_file
+    from .loss.predicted import predicted
+    from .loss.predicted_cells import predicted_cells, predicted_note
+    from .stats.format import aligned
+
+    table = predicted(load(options.out))
+    path = options.out / "predicted.csv"
+    with whole_file(path) as draft:
+        table.to_csv(draft, index=False)
+    print(path, file=sys.stderr)
+    print(predicted_note(table), file=sys.stderr)
+    print(aligned(*predicted_cells(table)))
+
+
 def allocate(options):
     from .data.load import load
     from .data.whole_file import write_whole

@@ -21,12 +21,12 @@ const Names kOfRoot = {
     "kvreplay_schema", "model",     "n_kv_heads",  "n_layers",    "n_q_heads",     "revision",
     "rope_json",       "tokenizer", "trace_id",    "v_head_dim",  "torch_version", "transformers_version",
     "written_by"};
-const Names kOfPrompt = {"answer_from", "final_token", "n_generated", "n_prompt",   "sampling",
-                         "seed",        "source",      "text",        "text_sha256"};
+const Names kOfPrompt = {"answer_from", "final_token", "masked_runs", "n_generated", "n_prompt",
+                         "sampling",    "seed",        "source",      "text",        "text_sha256"};
 const Names kOfLayer = {"q_prescaled", "rope",    "rope_json",      "rotary_dims",
                         "scaling",     "softcap", "sliding_window", "source_dtype"};
-const Names kPromptDatasets = {"g_entropy",   "g_logprob",  "layers", "position_ids",
-                               "token_class", "token_text", "tokens"};
+const Names kPromptDatasets = {"g_entropy",    "g_logprob",   "layers",     "masked_a", "masked_kl",
+                               "position_ids", "token_class", "token_text", "tokens"};
 const Names kLayerDatasets = {"g", "g_recorded", "g_rows",     "k",     "o_proj", "out",
                               "q", "q_pos",      "resid_norm", "sinks", "v"};
 

@@ -18,6 +18,7 @@ ERRORS = ["layer", "rel_err_out_mean", "rel_err_proj_mean", "rel_err_resid_mean"
           "drift_mean"]
 ANSWERS = ["answer_exact_full", "answer_exact", "answer_rank_full", "answer_rank", "answer_logprob_full",
            "answer_logprob"]
+DRAWS = ["n_draws", "loss_increase_sd", "kl_mean_sd"]
 # fmt: on
 ROWS, SPLIT = TOKENS - PREFILL - 1, 16  # rows behind the prompt with a target; where the second part begins
 FULL = 3.0  # nats a token of the uncompressed model
@@ -70,7 +71,7 @@ def layer_rows(rows, errors):
 
 def write_confirm(folder, losses, layers=None):
     """OUT/confirm.csv and, if given, OUT/confirm_layers.csv; returns the folder."""
-    more = [name for name in (*ANSWERS, "cells") if any(name in row for row in losses)]
+    more = [name for name in (*ANSWERS, *DRAWS, "cells") if any(name in row for row in losses)]
     _write(folder / "confirm.csv", [*IDENTITY, *LOSSES, *more], losses)
     if layers is not None:
         _write(folder / "confirm_layers.csv", [*IDENTITY, *ERRORS], layers)

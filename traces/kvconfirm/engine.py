@@ -56,15 +56,17 @@ class PromptRows:
 
 
 class OwnRows:
-    """`way` of PromptRun.decode: in each of `layers` the engine runs the method on what passes there."""
+    """`way` of PromptRun.decode: in each of `layers` the engine runs the method on what passes there;
+    `disturb`, as the run has it: applied to the prompt's rows as well."""
 
-    def __init__(self, engine, trace, instance, layers, prompt_rows, config):
+    def __init__(self, engine, trace, instance, layers, prompt_rows, config, disturb=None):
         self.engine = engine
         self.trace = trace
         self.instance = instance
         self.layers = set(layers)
         self.prompt_rows = prompt_rows
         self.config = config
+        self.disturb = disturb
 
     def __call__(self, call):
         if call.layer not in self.layers:
@@ -73,12 +75,20 @@ class OwnRows:
         decoded = [call.q, call.k[:, -call.q.shape[1] :], call.v[:, -call.q.shape[1] :]]
         rows = [
             np.concatenate([prompt.numpy(), new.detach().float().cpu().numpy()], axis=1)
-            for prompt, new in zip(self.prompt_rows.layers[call.layer], decoded, strict=True)
+            for prompt, new in zip(self._prompt_rows(call), decoded, strict=True)
         ]
         with tempfile.TemporaryDirectory(prefix="kvconfirm-") as folder:
             trace = self._write_layer(Path(folder) / "layer.h5", call.layer, rows)
             out = self._replay(Path(folder), trace, rows[0].shape[1] - prefill)
         return torch.from_numpy(out).to(call.q.device, call.q.dtype)
+
+    def _prompt_rows(self, call):
+        rows = self.prompt_rows.layers[call.layer]
+        if self.disturb is None:
+            return rows
+        # They are held as float32 and disturbed as the model's own type.
+        as_own = (x.to(call.q.dtype) for x in rows)
+        return [self.disturb(call.layer, name, x).float() for name, x in zip("qkv", as_own, strict=True)]
 
     def _write_layer(self, path, layer, rows):
         i = self.instance

@@ -34,11 +34,16 @@ class LayerCall:
 
 
 class SwitchedAttention(NamedAttention):
-    """Calls `way(LayerCall)` in each layer; the model's own attention where that is None or answers None."""
+    """Calls `way(LayerCall)` in each layer; the model's own attention where that is None or answers None.
+
+    `disturb(layer, name, x)`, where it is not None, replaces queries, keys and values, those of the prompt
+    too, before anybody sees them.
+    """
 
     def __init__(self, model):
         super().__init__(model)
         self.way = None
+        self.disturb = None
 
     def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
         def own_under(mask):
@@ -46,11 +51,16 @@ class SwitchedAttention(NamedAttention):
 
         if query.shape[0] != 1:
             raise DumpError(f"batch of {query.shape[0]} sequences: one sequence at a time")
+        if self.disturb:
+            query, key, value = self._disturbed(layer_of(module), query, key, value)
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         rule = LogitRule(scale, float(kwargs.get("softcap") or 0), kwargs.get("s_aux"))
         call = LayerCall(layer_of(module), module, query[0], key[0], value[0], rule, own_under)
         out = self.way(call) if self.way else None
         return own_under(attention_mask) if out is None else (out.transpose(0, 1)[None].contiguous(), None)
+
+    def _disturbed(self, layer, *rows):
+        return [self.disturb(layer, name, x[0])[None] for name, x in zip("qkv", rows, strict=True)]
 
 
 class PromptRun:
@@ -72,13 +82,14 @@ class PromptRun:
         self.cache = self._forward(slice(0, prefill), None, 1).past_key_values
         attention.way = None
 
-    def decode(self, way):
-        """Logits [R, vocabulary] of the tokens behind the prompt, all at once, attending as `way` says."""
-        self.attention.way = way
+    def decode(self, way, disturb=None):
+        """Logits [R, vocabulary] of the tokens behind the prompt, all at once, attending as `way` says;
+        `disturb`: see SwitchedAttention."""
+        self.attention.way, self.attention.disturb = way, disturb
         try:
             return self._forward(slice(self.prefill, None), copy.deepcopy(self.cache), 0).logits[0].float()
         finally:
-            self.attention.way = None
+            self.attention.way = self.attention.disturb = None
 
     def in_one_pass(self):
         """The same logits from one pass over all tokens, without a cache."""

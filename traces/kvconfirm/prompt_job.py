@@ -1,19 +1,30 @@
 """One prompt: the full model once, then once for each instance."""
 
 import time
+from dataclasses import dataclass
 
 import torch
 from kvdump.errors import DumpError, UsageError
 from kvdump.progress import Progress
 
 from .checks import KeyCheck, check_full_run
+from .draws import Disturbance, over_draws, spread
 from .engine import OwnRows, PromptRows, check_method
 from .layer_errors import Drift, LayerErrors, known_blocks, residuals
-from .losses import answer_of, compare
+from .losses import RowLosses, answer_of, compare
 from .model_run import PromptRun
 from .recorded import EveryRow, RecordedRows
 from .table import identity
 from .witness import Witness
+
+
+@dataclass
+class _Draw:
+    """One run of an instance. `answer` {column: number}; `drift` {layer: {column: number}}."""
+
+    losses: RowLosses
+    answer: dict
+    drift: dict
 
 
 class PromptJob:
@@ -64,44 +75,54 @@ class PromptJob:
             except DumpError:
                 continue  # its own run says why
 
-    def _way(self, instance):
+    def _way(self, instance, disturb=None):
         shared = self.inputs
         if missing := [where for where in instance.failed if where[0] in shared.layers]:
             raise DumpError(f"layer {missing[0][0]}, kv head {missing[0][1]} has no result")
         if not shared.engine:
             return RecordedRows(shared.trace, shared.kept, instance, shared.layers, shared.device)
         check_method(instance)
-        return OwnRows(shared.engine, shared.trace, instance, shared.layers, self.prompt_rows, shared.config)
+        rows, config = self.prompt_rows, shared.config
+        return OwnRows(shared.engine, shared.trace, instance, shared.layers, rows, config, disturb)
 
     def confirm(self, number, key):
         """(rows of confirm.csv, rows of confirm_layers.csv) of instance `number`; DumpError when it fails."""
         instance = self.instances[number]
         start = time.perf_counter()
-        way = self._way(instance)
-        if self.inputs.outputs:
+        draws = [self._draw(number, draw) for draw in range(self.inputs.draws_of(instance))]
+        who = identity(instance, key, self.inputs.selection, self.inputs.layers)
+        seconds = f"{time.perf_counter() - start:.3f}"
+        rows = []
+        for ranges in zip(*(draw.losses.ranges() for draw in draws), strict=True):
+            first, last, _ = ranges[0]
+            means = [of_draw for _, _, of_draw in ranges]
+            found = _texts(over_draws(means) | spread(means))
+            rows.append({**who, "distance_from": first, "distance_to": last, **found, "confirm_s": seconds})
+        rows[0] |= _texts(over_draws([draw.answer for draw in draws]))
+        drift = {layer: over_draws([d.drift[layer] for d in draws]) for layer in draws[0].drift}
+        return [{**row, "status": "ok"} for row in rows], self._layer_rows(who, number, drift)
+
+    def _draw(self, number, draw):
+        """Draw 0 is the run as it is, and the one that is compared with the engine's outputs."""
+        instance = self.instances[number]
+        disturb = Disturbance(instance.seed or "0", draw, self.prompt) if draw else None
+        way = self._way(instance, disturb)
+        witness = not draw and self.inputs.outputs
+        if witness:
             way = self._witness(way, instance)
         drift = Drift(self.errors.streams)
         with residuals(self.blocks, drift.on_residual):
-            logits = self.run.decode(way)
-        if self.inputs.outputs:
+            logits = self.run.decode(way, disturb)
+        if witness:
             way.check()
             self.deviations[number] = way.deviation
-        targets = self.run.targets()
         if not logits.isfinite().all():
             raise DumpError("the compressed model's logits are not finite")
-        losses = compare(self.full, logits, targets)
-        answer = self._answer(logits, targets)
-        who = identity(instance, key, self.inputs.selection, self.inputs.layers)
-        seconds = f"{time.perf_counter() - start:.3f}"
-        rows = [
-            {**who, "distance_from": first, "distance_to": last, **_texts(means), "confirm_s": seconds}
-            for first, last, means in losses.ranges()
-        ]
-        rows[0] |= answer
-        return [{**row, "status": "ok"} for row in rows], self._layer_rows(who, number, drift)
+        targets = self.run.targets()
+        return _Draw(compare(self.full, logits, targets), self._answer(logits, targets), drift.found)
 
     def _answer(self, logits, targets):
-        """Columns of a prompt that has an answer, {} otherwise."""
+        """{column: number} of a prompt that has an answer, {} otherwise."""
         begin = self.inputs.trace.answer_from(self.prompt)
         if begin is None:
             return {}
@@ -111,13 +132,13 @@ class PromptJob:
         for suffix, rows in (("_full", self.full), ("", logits)):
             found = answer_of(rows, targets, first)
             columns |= {f"answer_exact{suffix}": int(found.exact), f"answer_rank{suffix}": found.rank}
-            columns[f"answer_logprob{suffix}"] = f"{found.log_probability:.9g}"
+            columns[f"answer_logprob{suffix}"] = found.log_probability
         return columns
 
     def _layer_rows(self, who, number, drift):
         found = self.errors.found.get(number, {})
         return [
-            {**who, "layer": layer, **_texts(found.get(layer, {}) | drift.found.get(layer, {}))}
+            {**who, "layer": layer, **_texts(found.get(layer, {}) | drift.get(layer, {}))}
             for layer in self.inputs.layers
         ]
 
@@ -138,4 +159,6 @@ def _check_answer(trace, instance):
 
 
 def _texts(means):
-    return {name: value if isinstance(value, int) else f"{value:.9g}" for name, value in means.items()}
+    """Fields of a table: whole numbers as they are, "" for None, else nine digits."""
+    told = {name: "" if value is None else value for name, value in means.items()}
+    return {name: f"{value:.9g}" if isinstance(value, float) else value for name, value in told.items()}

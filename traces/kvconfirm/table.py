@@ -44,6 +44,9 @@ MEASURES = (
     "answer_rank",
     "answer_logprob_full",
     "answer_logprob",
+    "n_draws",
+    "loss_increase_sd",
+    "kl_mean_sd",
 )
 COLUMNS = (*IDENTITY, *MEASURES, "confirm_s", "status", "error")
 # What an instance is, whatever its results.
@@ -116,6 +119,10 @@ class Table:
     def done(self, key):
         """True when an instance has a result."""
         return any(row.get("status", "ok") == "ok" for row in self.rows.get(key, ()))
+
+    def draws(self, key):
+        """How many draws an instance's result is the mean of; tables of older versions do not say: one."""
+        return min((int(row.get("n_draws") or 1) for row in self.rows.get(key, ())), default=0)
 
     def put(self, key, rows):
         """Publish an instance's rows beside what others have published meanwhile."""

@@ -11,6 +11,7 @@ import torch
 
 from .errors import DumpError
 from .hook import NamedAttention, layer_of
+from .masked_runs import Call
 from .residual import first_of
 
 REMEDY = "leave --with-gradient out"
@@ -18,10 +19,11 @@ REMEDY = "leave --with-gradient out"
 
 class LiveOutputs(NamedAttention):
     """While it is entered, `seen` {layer: [1, n, Hq, Dv]} takes the outputs of the attention calls, with
-    their graph, as they flow on."""
+    their graph, as they flow on. `look`, where it is not None, is shown each call."""
 
     def __init__(self, model):
         super().__init__(model)
+        self.look = None
         self.seen = {}
         self.modules = {}
 
@@ -35,6 +37,8 @@ class LiveOutputs(NamedAttention):
             output[0].requires_grad_()
         self.seen[layer] = output[0]
         self.modules[layer] = module
+        if self.look:
+            self.look(Call(own, module, query, key, value, attention_mask, scaling, kwargs, output[0]))
         return output
 
     def take(self):

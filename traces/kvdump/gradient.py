@@ -82,18 +82,22 @@ class Gradients:
             (at_rows,) = torch.autograd.grad(loss, given, retain_graph=number + 1 < len(labels))
             self.at_output[number, start:end] = at_rows[0]
 
-    def of_layers(self, layers):
+    def of_layers(self, layers, masked=None):
         """(layer, [losses, Hq, rows, Dv]) of the layers, from the last to the first: row i is row start + i,
-        the last loss is that of the recorded tokens."""
+        the last loss is that of the recorded tokens. `masked`, a MaskedRuns, is shown them on the way."""
         missing = set(layers)
         for number in reversed(range(len(self.chain.blocks))):
             if not missing:
                 return
-            found = self._through_block(number, missing)
+            found = self._through_block(number, missing, masked)
             missing -= found.keys()
-            yield from found.items()
+            for layer, g in found.items():
+                if masked:
+                    masked.add(layer, g[: self.scored.n_samples])
+                yield layer, g
 
-    def _through_block(self, number, layers):
+    def _through_block(self, number, layers, masked):
+        self.live.look = masked.look if masked else None
         with differentiable(self.model), self.live:
             given, output = self.chain.run_again(number)
             seen = {layer: out for layer, out in self.live.take().items() if layer in layers}

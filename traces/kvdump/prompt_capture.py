@@ -1,11 +1,15 @@
 """One prompt on its way from attention calls to the trace."""
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import torch
 
 from .dtypes import is_finite
 from .errors import DumpError
 from .gradient import Gradients, kept_rows, scored_rows
+from .masked_runs import MaskedRuns
 from .residual import blocks_of, o_proj_weights, watch_residual
 from .self_check import check_explained
 from .text import token_classes, token_texts
@@ -140,13 +144,29 @@ class PromptCapture:
         )
         # Models without rotary tables may not take position_ids at all.
         from_zero = self.position_ids == list(range(len(self.tokens)))
-        gradients = Gradients(recorder.model, recorder.blocks, ids, scored, None if from_zero else positions)
+        positions = None if from_zero else positions
+        masked = MaskedRuns(scored) if self._has_masked_runs() else None
+        gradients = Gradients(recorder.model, recorder.blocks, ids, scored, positions)
         self.gradient_rows, kept = kept_rows(scored, options.query_stride)
         self.of_gradient = {"g_entropy": gradients.entropy[kept], "g_logprob": gradients.log_prob[kept]}
-        for layer, g in gradients.of_layers(self.rows):
+        for layer, g in gradients.of_layers(self.rows, masked):
             self._keep(layer, "g", g[: options.gradient, :, kept].flatten(0, 1))
             self._keep(layer, "g_recorded", g[-1, :, kept])
             self.on_step(f"layer {layer}, gradient")
+        if masked:
+            masked.run(recorder.model, ids, positions)
+            self._keep_masked(masked, kept)
+
+    def _has_masked_runs(self):
+        """Masks hide tokens in all layers, so all must be there to say what the gradient makes of it."""
+        return self.recorder.options.gradient_labels == "model" and set(self.rows) >= set(self.recorder.facts)
+
+    def _keep_masked(self, masked, kept):
+        # Products with a gradient that is none are refused with it, layer by layer.
+        if not np.isfinite(masked.kl).all():
+            raise DumpError(f"prompt {self.prompt_id}: with hidden tokens the model gives NaN or infinity")
+        self.of_gradient |= {"masked_kl": masked.kl, "masked_a": masked.a[:, kept]}
+        self.attributes["masked_runs"] = json.dumps([asdict(mask) for mask in masked.masks])
 
     def _prompt_parts(self):
         datasets = {

@@ -1,5 +1,6 @@
 """Reads confirm.csv and confirm_layers.csv: what the model itself lost with what each method kept."""
 
+import json
 import re
 from itertools import chain
 
@@ -25,6 +26,8 @@ LOSSES = {
 # Of prompts that ask for something (`kvconfirm lines`); a table may lack them.
 ANSWERS = ("answer_exact_full", "answer_exact", "answer_rank_full", "answer_rank", "answer_logprob_full",
            "answer_logprob")  # fmt: skip
+# Of instances with coded rows, whose numbers are means; tables of older versions lack them.
+DRAWS = {"n_draws": COUNT, "loss_increase_sd": NUMBER, "kl_mean_sd": NUMBER}
 CELLS = "cells"  # hash of the keys of an instance's cells; tables of older versions lack it
 LAYERS = {**IDENTITY, "layer": COUNT, **dict.fromkeys(OF_LAYERS, NUMBER)}
 NAMED = ("key", "trace_id", "prompt", "method", "given", "selection", "layers")  # no field of these is empty
@@ -36,11 +39,12 @@ RECORDED, OWN = "recorded", "own"
 
 def read_confirm_csv(path):
     """One row per instance and range of distances behind the prompt, failed instances included: counts as
-    Int64, losses in nats a token as floats. None without such a file; raises ResultsError.
+    Int64, losses in nats a token as floats. None without such a file; raises ResultsError. The columns of
+    DRAWS are there in any case, missing where nothing is told.
 
     The rows of an instance begin with that of all its rows (docs/closed_loop.md).
     """
-    frame = _table(path, LOSSES, (*NAMED, "status"), dict.fromkeys(ANSWERS, NUMBER))
+    frame = _table(path, LOSSES, (*NAMED, "status"), dict.fromkeys(ANSWERS, NUMBER) | DRAWS)
     if frame is None:
         return None
     finished = (frame["status"] == "ok").to_numpy()
@@ -50,7 +54,29 @@ def read_confirm_csv(path):
     _refuse(path, odd, f"selection is neither {RECORDED} nor {OWN}")
     _refuse(path, frame.duplicated(RANGE), "repeats a range of an instance")
     _check_layers(frame, path)
-    return frame
+    return frame.assign(**{name: float("nan") for name in DRAWS if name not in frame})
+
+
+def drawn_once(losses):
+    """Marks rows of instances that code what they store and were run once: their noise is not known."""
+    names = {text: _row_format(text) for text in losses["params"].unique()}
+    coded = (losses["method"] == "qjl") | ~losses["params"].map(names).isin(("source", "f32"))
+    return coded & ~(losses["n_draws"].astype(float) > 1)
+
+
+def _row_format(text):
+    """Name of the row format in resolved parameters, "source" where they name none."""
+    try:
+        found = json.loads(text).get("row_format", "source")
+    except (ValueError, AttributeError):
+        return "source"
+    return found.get("name", "source") if isinstance(found, dict) else found
+
+
+def draw_variance(losses):
+    """Variance [nats^2] of each row's loss increase as a mean over its draws; 0 where it was drawn once."""
+    spread = losses["loss_increase_sd"].astype(float)
+    return (spread**2 / losses["n_draws"].astype(float)).fillna(0)
 
 
 def read_confirm_layers_csv(path):

@@ -23,11 +23,13 @@ PAIRS_SHOWN = 15
 RULE = (
     f"A pair at one budget of a text counts where the errors differ {MARGIN}-fold and the losses the other"
     f" way by more than {LEAST_NATS} nats and {NOISES} standard errors of their difference, taken as"
-    " √(2 (KL₁ + KL₂) / n) over n tokens."
+    " √(2 (KL₁ + KL₂) / n) over n tokens; where rows are coded, the standard errors of the means over draws"
+    " are added in square."
 )
 PAIR_HEADER = ["text", "budget", "less error", "less loss", "its error", "other’s error", "ratio", "its loss",
                "other’s loss", "difference"]  # fmt: skip
-SELECTION_HEADER = ["method", "budget", "recorded", "own", "difference", "over texts", "texts"]
+SELECTION_HEADER = ["method", "budget", "recorded", "own", "difference", "its error", "over texts",
+                    "texts"]  # fmt: skip
 
 
 def heading(text):
@@ -107,7 +109,8 @@ def two_selections(losses):
             f" prompt is computed exactly in both. Over {count(len(table), 'instance')} with both, own"
             f" choices change the loss increase by {mean:+.3f} nats a token on average; {same} change by"
             f" less than {SAME}, most changes {farthest['label']}{budget}, by"
-            f" {farthest['difference']:+.3f}. So much does teacher forcing of the choices hide."
+            f" {farthest['difference']:+.3f}. So much does teacher forcing of the choices hide. Its"
+            " error: the standard error of a difference by the draws of coded rows."
         ),
         sortable_table(SELECTION_HEADER, rows),
     ]
@@ -120,6 +123,7 @@ def _selected(row):
         (row.label, row.label),
         _budget(row.budget_tokens),
         *map(_nats, losses),
+        (f"{row.standard_error:.3f}", row.standard_error) if row.standard_error else (ABSENT, None),
         (over, row.smallest),
         (f"{row.n_texts}", row.n_texts),
     ]

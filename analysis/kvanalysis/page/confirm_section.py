@@ -7,7 +7,7 @@ from ..predict.correlations import ALL, FAMILY_WORDS, MEAN, correlations, scope_
 from ..predict.instances import LOSS, TARGETS
 from ..predict.measures import EVERY_LAYER
 from ..predict.tables import known_traces
-from ..predict.words import METHODS_NOTE, confirmed_note, same_words
+from ..predict.words import METHODS_NOTE, confirmed_note, draws_words, same_words
 from ..stats.words import count
 from .confirm_details import distances, exception_tables, failures, heading, retrieved, two_selections
 from .confirm_findings import findings
@@ -39,7 +39,13 @@ def confirm_section(frame):
 
 def _of_trace(each):
     instances = each.instances
-    about = [confirmed_note(instances), same_words(instances), _elsewhere(instances), _agreement(instances)]
+    about = [
+        confirmed_note(instances),
+        draws_words(instances),
+        same_words(instances),
+        _elsewhere(instances),
+        _agreement(instances),
+    ]
     choices = shown_choices(instances)
     if not choices:
         about.append("Too few instances of a text for a rank correlation.")

@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 import pandas as pd
 
-from ..data.confirm_csv import OWN, RECORDED
+from ..data.confirm_csv import OWN, RECORDED, draw_variance
 from ..stats.families import at_budget, budgets_of
 from ..stats.fits import isotonic
 from .correlations import rows_name
@@ -71,13 +71,14 @@ def standard_error(kl, n_rows):
 
 def _pair(one, other):
     errors = [standard_error(each["kl_mean"], each["n_rows"]) for each in (one, other)]
+    errors += [each["draw_error"] for each in (one, other)]
     return {
         "prompt": one["prompt"], "budget_tokens": one["budget_tokens"],
         "less_error": one["label"], "less_loss": other["label"],
         "error_of_less_error": one["value"], "error_of_less_loss": other["value"],
         "error_ratio": other["value"] / one["value"] if one["value"] > 0 else np.inf,
         "loss_of_less_error": one[LOSS], "loss_of_less_loss": other[LOSS],
-        "loss_difference": one[LOSS] - other[LOSS], "standard_error": float(np.hypot(*errors)),
+        "loss_difference": one[LOSS] - other[LOSS], "standard_error": float(np.linalg.norm(errors)),
         "residual_of_less_error": one["residual"], "residual_of_less_loss": other["residual"],
     }  # fmt: skip
 
@@ -144,18 +145,23 @@ PLACE = ["prompt", "label", "budget_tokens", "layers"]
 
 
 def by_selection(losses):
-    """DataFrame [label, budget_tokens, layers, recorded, own, difference, smallest, largest, n_texts] of what
-    was confirmed with both selections, seeds and then texts averaged; nats a token. `smallest` and `largest`
-    are the differences' ends over texts."""
-    means = whole_rows(losses).groupby([*PLACE, "selection"], dropna=False)[LOSS].mean().unstack("selection")
+    """DataFrame [label, budget_tokens, layers, recorded, own, difference, smallest, largest, n_texts,
+    standard_error] of what was confirmed with both selections, seeds and then texts averaged; nats a token.
+    `smallest` and `largest` are the differences' ends over texts, the standard error is that by draws."""
+    rows = whole_rows(losses)
+    groups = rows.assign(variance=draw_variance(rows)).groupby([*PLACE, "selection"], dropna=False)
+    means = groups[LOSS].mean().unstack("selection")
     if not {RECORDED, OWN} <= set(means):
         return pd.DataFrame()
+    variances = (groups["variance"].mean() / groups.size()).unstack("selection")
+    means["variance"] = variances[RECORDED] + variances[OWN]
     both = means.dropna(subset=[RECORDED, OWN]).reset_index()
     both["difference"] = both[OWN] - both[RECORDED]
     groups = both.groupby(["label", "budget_tokens", "layers"], dropna=False)
     return groups.agg(
         recorded=(RECORDED, "mean"), own=(OWN, "mean"), difference=("difference", "mean"),
         smallest=("difference", "min"), largest=("difference", "max"), n_texts=("prompt", "nunique"),
+        standard_error=("variance", lambda each: np.sqrt(each.sum()) / len(each)),
     ).reset_index()  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..data.arrays import holds_first_token
-from ..data.confirm_csv import RECORDED, layers_of
+from ..data.confirm_csv import RECORDED, draw_variance, drawn_once, layers_of
 from ..data.confirmed import INSTANCE, confirmed
 from ..stats.families import families
 from ..stats.intervals import used_rows
@@ -23,11 +23,13 @@ SAME = 6  # digits of loss and KL to which two methods that kept the same agree
 
 @dataclass(frozen=True)
 class Instances:
-    """`table`: a row per POINT with method, family, oracle, n_seeds, n_rows, loss_full, loss and the TARGETS
-    over all rows; `parts`: {(from, to): TARGETS of these rows, in the table's order}; `measures`: {name:
-    [instances, layers]}, NaN where there is no value; `layers`: those that were compressed; `selection`;
-    `elsewhere`: instances of other selections or layers; `same`: [(label, budget, the label that stands for
-    it, having lost the same)]; `deviation`: largest |main measure by the engine - by the model's pass|."""
+    """`table`: a row per POINT with method, family, oracle, n_seeds, n_rows, loss_full, loss, the TARGETS and
+    `draw_error`, the standard error of the loss increase by its draws, 0 for a single one, and `once`, coded
+    rows that were drawn once, over all rows; `parts`: {(from, to): TARGETS of these rows, in the table's
+    order}; `measures`: {name: [instances, layers]}, NaN where there is no value; `layers`: those that were
+    compressed; `selection`; `elsewhere`: instances of other selections or layers; `same`: [(label, budget,
+    the label that stands for it, having lost the same)]; `deviation`: largest |main measure by the engine -
+    by the model's pass|."""
 
     table: pd.DataFrame
     parts: dict
@@ -97,10 +99,13 @@ def trace_instances(rows):
 
 def _losses(losses, labels):
     """(table over all rows, {range: losses}) with seeds averaged, `labels` in the run's order."""
+    losses = losses.assign(draw_variance=draw_variance(losses), once=drawn_once(losses))
     by_range = losses.groupby([*POINT, *RANGE], dropna=False)
-    means = by_range[["loss_full", "loss", *TARGETS]].mean()
+    means = by_range[["loss_full", "loss", *TARGETS, "draw_variance"]].mean()
     means[["n_seeds", "n_rows"]] = by_range.agg(n_seeds=("seed", "size"), n_rows=("n_rows", "first"))
     means[["method", "oracle"]] = by_range[["method", "oracle"]].first()
+    means["once"] = by_range["once"].any()
+    means["draw_error"] = np.sqrt(means.pop("draw_variance") / means["n_seeds"])
     means = means.reset_index()
     means = means.assign(place=means["label"].map(labels.index))
     means = means.sort_values([*TEXT, "place", "budget_tokens", *RANGE], ignore_index=True).drop(

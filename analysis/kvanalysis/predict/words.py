@@ -59,6 +59,24 @@ def layers_words(instances):
     return f"layers {layers[0]} to {layers[-1]}" if whole else f"layers {', '.join(map(str, layers))}"
 
 
+def draws_words(instances):
+    """How far the losses of coded rows can be told apart; "" where no rows are coded."""
+    table = instances.table
+    errors, once = table["draw_error"][table["draw_error"] > 0], int(table["once"].sum())
+    parts = []
+    if len(errors):
+        parts.append(
+            f"{count(len(errors), 'instance')} with coded rows: means of several draws under other"
+            f" roundings, with a standard error of {errors.min():.3f} to {errors.max():.3f} nats."
+        )
+    if once:
+        parts.append(
+            f"{count(once, 'instance')} with coded rows: one draw each, whose noise is not known and not"
+            " counted (kvconfirm --draws 5)."
+        )
+    return " ".join(parts)
+
+
 def same_words(instances):
     """Which instances count once because another did the same."""
     budgets = {}

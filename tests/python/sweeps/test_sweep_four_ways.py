@@ -88,8 +88,8 @@ class Accidents:
         return found
 
     def cancel_lost(self):
-        """The controller may take a task for running that no node knows, and asks after it a minute later. Who
-        sees that nothing runs cancels it; what is missing is submitted again."""
+        """The controller may take a task for running that no node knows, and asks after it a minute later.
+        Who sees that nothing runs cancels it; what is missing is submitted again."""
         if not self.workers() and time.monotonic() - self.busy_s > LOST_S:
             self.cluster.run("scancel", "--user=root", "--state=RUNNING")
 

@@ -1,0 +1,62 @@
+"""How a model answers to hidden tokens: from what the gradient says of errors to what they cost.
+
+A trace with a gradient holds a few runs of the model with most of the prompt hidden at random, their
+divergence and their products with the gradient (`masked_kl`, `masked_a`; docs/formats.md). No compression
+method has a part in them. They hold what the second order leaves out: pairs of rows, errors that reach the
+next layer, and that a model can only be so wrong.
+"""
+
+from dataclasses import dataclass
+
+import h5py
+import numpy as np
+
+from .estimate import by_row
+
+FEWEST = 3  # runs, for a spread around their line
+
+
+@dataclass(frozen=True)
+class Response:
+    """Divergences `kl` [n] of runs whose rows say `row` [n], nats a token, ascending in `row`."""
+
+    row: np.ndarray
+    kl: np.ndarray
+
+    def of(self, row):
+        """Nats a token that an error costs whose rows say `row` >= 0: linear between the runs in logarithms,
+        in proportion below the mildest, with the slope of the last two beyond the severest, at most in
+        proportion."""
+        if row == 0:
+            return 0.0
+        x, y = np.log(self.row), np.log(self.kl)
+        at = np.log(row)
+        if at <= x[0]:
+            return float(np.exp(y[0] + at - x[0]))
+        if at >= x[-1]:
+            slope = np.clip((y[-1] - y[-2]) / (x[-1] - x[-2]), 0, 1)
+            return float(np.exp(y[-1] + slope * (at - x[-1])))
+        return float(np.exp(np.interp(at, x, y)))
+
+    def spread(self):
+        """Standard deviation of ln(kl / row) around its line over ln(row): how far two disturbances of one
+        size are apart."""
+        if len(self.row) < FEWEST:
+            return 0.0
+        x, ratio = np.log(self.row), np.log(self.kl / self.row)
+        rest = ratio - np.polyval(np.polyfit(x, ratio, 1), x)
+        return float(np.sqrt((rest**2).sum() / (len(x) - 2)))
+
+
+def response_of(path, prompt):
+    """The Response of a prompt of a trace file; None where the trace holds none."""
+    with h5py.File(path) as file:
+        group = file[f"prompts/{prompt}"]
+        if "masked_a" not in group:
+            return None
+        row = np.array([by_row(a) for a in group["masked_a"][()]])
+        kl = group["masked_kl"][()].astype(float)
+    used = (row > 0) & (kl > 0)
+    order = np.argsort(row[used])
+    row, kl = row[used][order], kl[used][order]
+    return Response(row, np.maximum.accumulate(kl)) if len(row) > 1 else None

@@ -1,0 +1,91 @@
+"""Predicted losses by hand: estimates of the second order, the answer to masks, and the table of a run."""
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+from kvanalysis.data.meta import Meta
+from kvanalysis.errors import ResultsError
+from kvanalysis.loss.estimate import by_blocks, by_row, interval, label_noise, whole
+from kvanalysis.loss.predicted import predicted
+from kvanalysis.loss.response import Response, response_of
+
+A = np.array([[1.0, 3.0], [1.0, -3.0], [2.0, 0.0]])  # three rows, two samples
+
+
+def test_pairs_of_rows_count_within_their_block_alone():
+    # Rows: (1 + 9)/2 + (1 + 9)/2 + (4 + 0)/2 = 12, half of it over three rows.
+    assert by_row(A) == pytest.approx(2)
+    # Blocks of two: sums (2, 0) and (2, 0).
+    assert by_blocks(A, 2) == pytest.approx((4 / 2 + 4 / 2) / 6)
+    assert whole(A) == pytest.approx(16 / 2 / 6)
+
+
+def test_the_noise_of_labels_is_that_of_the_samples_own_sums():
+    # Sums of squares 6 and 18: mean 12, standard deviation 8.485, of two samples.
+    assert label_noise(A) == pytest.approx(np.sqrt(72) / np.sqrt(2) / 12)
+    assert np.isnan(label_noise(A[:, :1]))
+    low, high = interval(2.0, 0.3, 0.4)
+    assert (low, high) == pytest.approx((2 * np.exp(-1.959964 * 0.5), 2 * np.exp(1.959964 * 0.5)))
+
+
+def test_the_answer_to_masks_is_followed_between_them_and_bends_no_further_up_beyond():
+    found = Response(np.array([0.1, 0.4, 1.6]), np.array([0.2, 0.4, 0.8]))
+    assert found.of(0) == 0
+    assert found.of(0.4) == pytest.approx(0.4)
+    assert found.of(0.2) == pytest.approx(np.sqrt(0.2 * 0.4))
+    assert found.of(0.05) == pytest.approx(0.1)
+    assert found.of(6.4) == pytest.approx(1.6)
+    steep = Response(np.array([0.1, 0.2]), np.array([0.1, 0.8]))
+    assert steep.of(0.4) == pytest.approx(1.6)
+
+
+def test_masks_of_one_size_that_cost_the_same_leave_no_spread():
+    assert Response(np.array([0.1, 0.2, 0.4]), np.array([0.2, 0.4, 0.8])).spread() == pytest.approx(0)
+    assert Response(np.array([0.1, 0.2, 0.4]), np.array([0.2, 0.8, 0.8])).spread() > 0.1
+
+
+KEYS = ("ka", "kb")
+
+
+def run_of(folder, with_masks=True):
+    """The table of a run of one method on two layers of a trace, and its files."""
+    with h5py.File(folder / "trace.h5", "w") as file:
+        group = file.create_group("prompts/p")
+        if with_masks:
+            group["masked_a"] = np.full((2, 3, 2), [[[1.0]], [[2.0]]])  # rows say 0.5 and 2
+            group["masked_kl"] = np.array([1.0, 2.0], dtype=np.float32)
+    with h5py.File(folder / "projections.h5", "w") as file:
+        for key in KEYS:
+            a = (
+                np.concatenate([A, [[0, 0]]])[None] / 2
+            )  # a row for the last token, from which nobody predicts
+            file[f"{key}/a"], file[f"{key}/rows"] = a.astype(np.float32), np.array([6, 7, 8, 9], np.int32)
+    frame = pd.DataFrame({"key": KEYS, "layer": [0, 1], "kl_head_mean": [0.5, 0.5]}).assign(
+        trace_id="t", prompt="p", method="snapkv", label="snapkv", given_json="{}", params="{}",
+        budget_tokens=8, seed=np.nan, n_tokens=10, status="ok", oracle=False,
+    )  # fmt: skip
+    frame.attrs["meta"] = Meta({"traces": [{"trace_id": "t", "path": str(folder / "trace.h5")}]})
+    frame.attrs["folders"] = [str(folder)]
+    return frame
+
+
+def test_an_instance_is_the_sum_of_its_layers_as_the_model_answers_to_errors_of_that_size(tmp_path):
+    row = predicted(run_of(tmp_path)).iloc[0]
+    assert row["kl_row"] == pytest.approx(2)
+    assert row["kl"] == pytest.approx(2)  # of the mask whose rows say the same
+    assert row["kl_low"] < row["kl"] < row["kl_high"]
+    assert (row["kl_head"], row["layers"], row["n_rows"]) == (1, 2, 3)
+
+
+def test_without_masked_runs_the_second_order_stands_alone_and_has_no_interval(tmp_path):
+    row = predicted(run_of(tmp_path, with_masks=False)).iloc[0]
+    assert row["kl"] == row["kl_block"]
+    assert np.isnan(row["kl_low"])
+    assert response_of(tmp_path / "trace.h5", "p") is None
+
+
+def test_a_run_without_a_gradient_is_told_how_to_record_one(tmp_path):
+    frame = run_of(tmp_path).drop(columns="kl_head_mean")
+    with pytest.raises(ResultsError, match="kvdump --with-gradient"):
+        predicted(frame)

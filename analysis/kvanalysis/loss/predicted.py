@@ -22,8 +22,9 @@ def predicted(frame):
     `kl_row`, `kl_block`, `kl_full`: the second order, see `estimate`; `kl_head`: the sum over single heads,
     without their pairs. `kl`: `kl_row` as the model answers to errors of this size (`response`), with a 95 %
     interval for the labels' noise and for what two disturbances of one size are apart; of a trace without
-    such runs `kl_block`, and no interval. `layers`: how many the instance holds: all numbers are those of these
-    layers alone, so of fewer than the model's they are lower bounds. Raises ResultsError without projections.
+    such runs `kl_block`, and no interval. `layers`: how many the instance holds: all numbers are those of
+    these layers alone, so of fewer than the model's they are lower bounds. Raises ResultsError without
+    projections.
     """
     if "kl_head_mean" not in frame or frame["kl_head_mean"].isna().all():
         raise ResultsError(f"the results hold no kl_head_mean: {REMEDY}")

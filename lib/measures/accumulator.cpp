@@ -27,7 +27,7 @@ void Accumulator::add(const RowResult& row, const ExactRow& exact, int32_t head,
                              head,          number,
                              parts.v_dim,   std::sqrt(row.error2),
                              norm,          norm <= tiny_norm_};
-  for (Measure* measure : {outputs_.get(), theorems_.get(), sets_.get(), loss_.get()}) measure->add(measured);
+  for (Measure* measure : all()) measure->add(measured);
   const size_t at = size_t(head * rows_ + number);
   if (save_.projections) keep_projections(at, parts.projections, parts.samples);
   if (!save_.outputs) return;
@@ -46,8 +46,7 @@ void Accumulator::end_row() { sets_->end_row(); }
 
 void Accumulator::finish(CellResult& result, const ErrorBound& bound) {
   result.n_queries = rows_;
-  for (Measure* measure : {outputs_.get(), theorems_.get(), sets_.get(), loss_.get()})
-    measure->finish(result.measures, bound);
+  for (Measure* measure : all()) measure->finish(result.measures, bound);
   result.rows = std::move(tokens_);
   result.heads = heads_;
   result.v_dim = v_dim_;

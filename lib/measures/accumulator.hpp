@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <memory>
 #include <span>
 #include <vector>
@@ -36,6 +37,7 @@ class Accumulator {
   int64_t rows_;
   double tiny_norm_;
   SaveOptions save_;
+  std::array<Measure*, 4> all() const { return {outputs_.get(), theorems_.get(), sets_.get(), loss_.get()}; }
   std::unique_ptr<Measure> outputs_, theorems_, sets_, loss_;
   std::vector<int64_t> filled_;     // [heads] rows so far
   std::vector<double> out_;         // [heads, rows, v_dim]

@@ -281,18 +281,18 @@ void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results,
   int64_t tokens = 0, counted = 0;
   for (int32_t r = 0; r < rows; ++r) {
     if (exact[size_t(r)].token < 0) continue;
+    const size_t projected = stream_.sensitivity.at(0, exact[size_t(r)].token) != nullptr ? samples : 0;
     for (size_t i = 0; i < d.cells.size(); ++i) {
       const int32_t first = layer ? d.cells[i]->place.kv_head * group : 0;
       const int32_t heads = layer ? group : results.heads, own = layer ? 0 : cache.first_head();
       for (int32_t h = 0; h < heads; ++h) {
         const size_t at = results.at(first + h, r);
         const size_t in_stream = size_t(cache.first_head() + first + h) * size_t(rows) + size_t(r);
-        const bool projected = stream_.sensitivity.at(0, exact[in_stream].token) != nullptr;
-        d.errors[i].add(results.of[at], exact[in_stream], own + h,
-                        RowParts<Real>{std::span(results.needles).subspan(at * spans, spans),
-                                       std::span(results.projections).subspan(at * samples, projected ? samples : 0),
-                                       int32_t(samples), width,
-                                       options_.save.outputs ? results.out.data() + at * size_t(width) : nullptr});
+        d.errors[i].add(
+            results.of[at], exact[in_stream], own + h,
+            RowParts<Real>{std::span(results.needles).subspan(at * spans, spans),
+                           std::span(results.projections).subspan(at * samples, projected), int32_t(samples), width,
+                           options_.save.outputs ? results.out.data() + at * size_t(width) : nullptr});
       }
       d.errors[i].end_row();
     }

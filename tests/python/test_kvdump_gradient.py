@@ -8,11 +8,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import kvdump  # noqa: E402
-from kvdump import gradient  # noqa: E402
+from kvdump import gradient, masked_runs  # noqa: E402
+from kvdump.attention import exact_attention  # noqa: E402
 from kvdump.blocks import LiveOutputs  # noqa: E402
 from kvdump.dtypes import read_floats  # noqa: E402
 from kvdump.labels import draw, uniforms  # noqa: E402
-from kvdump.masked_runs import Mask, MaskedRuns, shown_tokens  # noqa: E402
+from kvdump.masked_runs import Mask, shown_tokens  # noqa: E402
 from recording import refusal  # noqa: E402
 from tiny_models import ARCHITECTURES, PROMPT, build, every_architecture, generate, logits  # noqa: E402
 
@@ -290,25 +291,29 @@ class Overflows(torch.autograd.Function):
         return g * float("inf") if ctx.long else g
 
 
-def masked_of(model, path, masks):
-    """(kl, a) of the masks of a recording."""
-    before = MaskedRuns.__init__.__defaults__
-    MaskedRuns.__init__.__defaults__ = (masks,)
-    try:
-        recorded(model, path)
-    finally:
-        MaskedRuns.__init__.__defaults__ = before
-    with h5py.File(path) as trace:
-        group = trace["prompts/0"]
-        return group["masked_kl"][()], group["masked_a"][()]
-
-
-def test_a_mask_that_hides_nothing_costs_nothing_and_one_that_hides_more_costs_more(tmp_path):
-    model = build("Llama", num_key_value_heads=2)
-    kl, a = masked_of(model, tmp_path / "t.h5", (Mask(1.0, 0, 0), Mask(0.6, 1, 0), Mask(0.0, 0, 0)))
+def test_a_mask_that_hides_nothing_costs_nothing_and_one_that_hides_more_costs_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(masked_runs, "MASKS", (Mask(1.0, 0, 0), Mask(0.6, 1, 0), Mask(0.0, 0, 0)))
+    with h5py.File(recorded(build("Llama", num_key_value_heads=2), tmp_path / "t.h5")) as trace:
+        kl, a = trace["prompts/0/masked_kl"][()], trace["prompts/0/masked_a"][()]
     assert kl[0] == pytest.approx(0, abs=1e-7)
     assert np.abs(a[0]).max() < 1e-5
     assert 0 < kl[1] < kl[2]
+
+
+def test_products_of_a_mask_are_those_of_attention_over_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.setattr(masked_runs, "MASKS", (Mask(0.0, 0, 0),))  # rows see what stands behind the prompt
+    model, start = build("Llama", num_key_value_heads=2), T // 2
+    path = recorded(model, tmp_path / "t.h5")
+    expected = 0
+    for layer in range(model.config.num_hidden_layers):
+        q, k, v, g = (read(path, layer, name) for name in ("q", "k", "v", "g"))
+        scaling, rows = q.shape[-1] ** -0.5, np.arange(start, T - 1)
+        shown = exact_attention(q[:, rows], k[:, start:], v[:, start:], rows - start, scaling)
+        errors = shown - exact_attention(q[:, rows], k, v, rows, scaling)
+        expected = expected + np.einsum("shtd,htd->ts", g, errors)
+    with h5py.File(path) as trace:
+        found = trace["prompts/0/masked_a"][0]
+    assert np.abs(found - expected).max() < 4 * BFLOAT16 * np.abs(expected).max()
 
 
 def test_a_larger_share_shows_what_a_smaller_one_does_and_sinks_and_recent_tokens_always():

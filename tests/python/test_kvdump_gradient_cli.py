@@ -14,7 +14,7 @@ from dumper_runs import contents  # noqa: E402
 from kvdump import cli  # noqa: E402
 from kvdump.dtypes import bf16_bits, bf16_file_type, read_floats  # noqa: E402
 from kvdump.verify_gradient import verify_gradient  # noqa: E402
-from tiny_model_folder import TEXT, jsonl, saved  # noqa: E402
+from tiny_model_folder import TEXT, jsonl, saved, words_for  # noqa: E402
 from tiny_models import PROMPT, build, logits  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -31,12 +31,7 @@ def llama(tmp_path_factory):
 @pytest.fixture
 def words(llama, tmp_path):
     """words(output, options...): arguments of the program for two prompts."""
-    prompts = jsonl(tmp_path / "p.jsonl", TEXT, TEXT[:30])
-
-    def make(output, *options):
-        return [str(word) for word in ("--model", llama, "--prompts", prompts, "-o", output, *options)]
-
-    return make
+    return words_for(llama, jsonl(tmp_path / "p.jsonl", TEXT, TEXT[:30]))
 
 
 def rows_of(path, prompt="p0"):

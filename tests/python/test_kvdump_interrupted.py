@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from dumper_runs import contents, python  # noqa: E402
 from kvdump import cli, job  # noqa: E402
-from tiny_model_folder import TEXT, jsonl, saved  # noqa: E402
+from tiny_model_folder import TEXT, jsonl, saved, words_for  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -41,12 +41,7 @@ def llama(tmp_path_factory):
 def words(llama, tmp_path):
     """words(output, options...): arguments of the program for two prompts."""
     prompts = jsonl(tmp_path / "p.jsonl", TEXT, TEXT[:30])
-
-    def make(output, *options):
-        given = ["--model", llama, "--prompts", prompts, "-o", output, "--generate", 4, "--ignore-eos"]
-        return [str(word) for word in (*given, *options)]
-
-    return make
+    return words_for(llama, prompts, "--generate", 4, "--ignore-eos")
 
 
 def kill_when_it_waits(source, words):

@@ -25,6 +25,16 @@ def saved(folder, name="llama", dtype=torch.float32, **changes):
     return folder
 
 
+def words_for(model, prompts, *always):
+    """make(output, options...): arguments of the dumper for a saved model and its prompts."""
+
+    def make(output, *options):
+        given = ("--model", model, "--prompts", prompts, "-o", output, *always, *options)
+        return [str(word) for word in given]
+
+    return make
+
+
 def jsonl(path, *texts):
     """A file with one prompt per text, named p0, p1, ..."""
     path.write_text("".join(json.dumps({"id": f"p{i}", "text": text}) + "\n" for i, text in enumerate(texts)))

@@ -45,12 +45,12 @@ class MaskedRuns:
     layers and query heads of <g_s, z - out>, which `look` and `add` collect layer by layer.
     """
 
-    def __init__(self, scored, masks=MASKS):
+    def __init__(self, scored):
         self.scored = scored
-        self.masks = masks
+        self.masks = MASKS
         self.errors = {}
-        self.a = np.zeros((len(masks), scored.end - scored.start, scored.n_samples), dtype=np.float32)
-        self.kl = np.zeros(len(masks), dtype=np.float32)
+        self.a = np.zeros((len(MASKS), scored.end - scored.start, scored.n_samples), dtype=np.float32)
+        self.kl = np.zeros(len(MASKS), dtype=np.float32)
 
     def look(self, call):
         """Notes what each mask would change in an attention output [1, n, Hq, Dv] at the same inputs."""

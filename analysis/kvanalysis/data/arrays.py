@@ -12,7 +12,7 @@ HALF_WIDTH_BITS = 16  # of a bfloat16: the upper half of a float32
 
 
 class Arrays:
-    """curves.h5, kept.h5 or outputs.h5 (docs/formats.md): datasets of a cell by its key."""
+    """curves.h5, kept.h5, outputs.h5 or projections.h5 (docs/formats.md): datasets of a cell by its key."""
 
     def __init__(self, path):
         if not path.is_file():
@@ -21,10 +21,15 @@ class Arrays:
 
     def __getitem__(self, key):
         """{dataset: array} of one cell; raises ResultsError if the run saved none for it."""
+        return next(self.each([key]))
+
+    def each(self, keys):
+        """The same of several cells, one after the other, from one open file."""
         with h5py.File(self._path) as file:
-            if key not in file:
-                raise ResultsError(f"{self._path}: holds nothing for cell {key}")
-            return {name: data[()] for name, data in file[key].items()}
+            for key in keys:
+                if key not in file:
+                    raise ResultsError(f"{self._path}: holds nothing for cell {key}")
+                yield {name: data[()] for name, data in file[key].items()}
 
     def lists(self, key, name="kept"):
         """The ragged token lists of one cell: resident after the prompt, then after each step."""

@@ -39,6 +39,13 @@ def confirmed(frame, whole=True):
     return None
 
 
+def whole_rows(losses):
+    """The finished instances' rows over all rows behind the prompt."""
+    finished = losses[losses["status"] == "ok"]
+    width = finished["distance_to"] - finished["distance_from"]
+    return finished[width == width.groupby(finished["key"]).transform("max")]
+
+
 def _joined(frame, losses, layers, path, whole):
     losses = losses.rename(columns={"given": "given_json"})
     if not whole:

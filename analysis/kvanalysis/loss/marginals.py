@@ -9,6 +9,7 @@ import heapq
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 SPAN, HALVINGS = 1e-18, 200  # of the search for a price: down to this part of the largest gain
 
@@ -94,14 +95,7 @@ def _fill(curves: Curves, costs: np.ndarray, budget: float, tokens: np.ndarray) 
 
 def falling(kl: np.ndarray) -> np.ndarray:
     """[K] the nearest sequence, in squares, that never rises: neighbours that rise share their mean."""
-    blocks: list[tuple[float, int]] = []
-    for value in kl:
-        mean, count = float(value), 1
-        while blocks and blocks[-1][0] < mean:
-            before, n = blocks.pop()
-            mean, count = (before * n + mean * count) / (n + count), n + count
-        blocks.append((mean, count))
-    return np.concatenate([np.full(count, mean) for mean, count in blocks])
+    return isotonic_regression(kl, increasing=False).x
 
 
 def convex(tokens: np.ndarray, kl: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ..data.arrays import Arrays
-from ..data.confirmed import INSTANCE, confirmed
+from ..data.confirmed import INSTANCE, confirmed, whole_rows
 from ..errors import ResultsError
 from .estimate import by_blocks, by_row, interval, label_noise, whole
 from .response import response_of
@@ -71,8 +71,7 @@ def sum_over_heads(cells, arrays):
 
     The last token, from which nobody predicts, is left out."""
     total = 0.0
-    for key, n_tokens in zip(cells["key"], cells["n_tokens"], strict=True):
-        cell = arrays[key]
+    for cell, n_tokens in zip(arrays.each(cells["key"]), cells["n_tokens"], strict=True):
         total = total + cell["a"][:, cell["rows"] < n_tokens - 1].sum(axis=0, dtype=float)
     return total
 
@@ -80,8 +79,6 @@ def sum_over_heads(cells, arrays):
 def _beside_confirmed(table, frame):
     found = confirmed(frame)
     if found is not None:
-        losses = found.losses[found.losses["status"] == "ok"]
-        width = losses["distance_to"] - losses["distance_from"]
-        losses = losses[width == width.groupby(losses["key"]).transform("max")]
-        table = table.merge(losses[[*INSTANCE, "kl_mean"]].drop_duplicates(INSTANCE), on=INSTANCE, how="left")
+        losses = whole_rows(found.losses)[[*INSTANCE, "kl_mean"]].drop_duplicates(INSTANCE)
+        table = table.merge(losses, on=INSTANCE, how="left")
     return table.drop(columns="given_json")

@@ -4,9 +4,9 @@ import pandas as pd
 
 from ..answer.compare import compare_at
 from ..answer.words import APART, NO_WINNER, caveats, cells, left_out, scope, verdict
-from ..data.confirmed import confirmed
+from ..data.confirmed import confirmed, whole_rows
 from ..errors import UserError
-from ..predict.instances import LOSS, whole_rows
+from ..predict.instances import LOSS
 from ..stats.format import percent, significant
 from ..stats.words import count
 from .html import Html, folded, html, paragraph, sortable_table

@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 
 from ..data.confirm_csv import OWN, RECORDED, draw_variance
+from ..data.confirmed import whole_rows
 from ..stats.families import at_budget, budgets_of
 from ..stats.fits import isotonic
 from .correlations import rows_name
-from .instances import LOSS, whole_rows
+from .instances import LOSS
 
 MARGIN = 1.5  # ratio of the errors
 LEAST_NATS = 0.02  # difference of the losses a token

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..data.arrays import holds_first_token
 from ..data.confirm_csv import RECORDED, draw_variance, drawn_once, layers_of
-from ..data.confirmed import INSTANCE, confirmed
+from ..data.confirmed import INSTANCE, confirmed, whole_rows
 from ..stats.families import families
 from ..stats.intervals import used_rows
 from .measures import MEASURES, MODEL, RUN
@@ -61,13 +61,6 @@ def settings(losses):
         counts.items(), key=lambda item: (item[0][0] != RECORDED, -len(layers_of(item[0][1])), -item[1])
     )
     return [(*key, int(count)) for key, count in order]
-
-
-def whole_rows(losses):
-    """The finished instances' rows over all rows behind the prompt."""
-    finished = losses[losses["status"] == "ok"]
-    width = finished["distance_to"] - finished["distance_from"]
-    return finished[width == width.groupby(finished["key"]).transform("max")]
 
 
 def instances_of(frame, confirmation):

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from ..data.confirmed import whole_rows
 from ..stats.format import ABSENT
-from .instances import settings, whole_rows
+from .instances import settings
 
 # Below it the full model fails too often for matches to tell methods apart; the answer's rank still does.
 ENOUGH = 0.5

@@ -57,6 +57,7 @@ class Head:
     prompt: int
     rope: Rope
     stored: int  # bytes of one number
+    g: np.ndarray | None  # [S, G, n - prompt - 1, dv], of every row from which somebody predicts
     counted: dict = field(default_factory=dict)
 
     @cached_property
@@ -127,7 +128,21 @@ def load_heads(trace, layer):
         rope = Rope(np.array(rope["inv_freq"]), rope["layout"])
         g = len(q) // len(k)
         place = (float(group.attrs["scaling"]), int(prompt.attrs["n_prompt"]), rope, source)
-        return [Head(q[h * g : (h + 1) * g], k[h], v[h], *place) for h in range(len(k))]
+        of_heads = [slice(h * g, (h + 1) * g) for h in range(len(k))]
+        gradient = [group["g"][:, own].astype(float) if "g" in group else None for own in of_heads]
+        return [Head(q[own], k[h], v[h], *place, gradient[h]) for h, own in enumerate(of_heads)]
+
+
+def add_gradient(trace, layer):
+    """Three samples whose numbers are exact in bfloat16."""
+    with h5py.File(trace, "r+") as f:
+        prompt = next(iter(f["prompts"].values()))
+        group = prompt[f"layers/{layer:03d}"]
+        rows = np.arange(prompt.attrs["n_prompt"], group["k"].shape[1] - 1)
+        shape = (3, len(group["q"]), len(rows), group["v"].shape[-1])
+        group["g"] = (np.random.default_rng(7).integers(-64, 65, shape) / 16).astype(np.float32)
+        group["g_rows"] = rows.astype(np.int32)
+    return trace
 
 
 def split(group, name, values):
@@ -252,7 +267,11 @@ def error_columns(cell, rows):
         "rel_err_numerator_mean": (norm(z * tau[..., None] - o) / (tau * size)).mean(),
         "rel_err_normaliser_mean": np.abs(1 / tau - 1).mean(),
         "rel_err_prefix_mean": None,
+        "kl_head_mean": None,
     }
+    if cell.head.g is not None:
+        a = np.einsum("sgrc,rgc->sgr", cell.head.g, (z - o)[:-1])
+        found["kl_head_mean"] = (a**2).mean(0).sum() / 2 / (len(rows) - 1)
     cuts = [i * len(rows) // 4 for i in range(5)]
     for i in range(4):
         found[f"rel_err_quarter_{i + 1}"] = rel[cuts[i] : cuts[i + 1]].mean()
@@ -501,12 +520,11 @@ def runs(tmp_path_factory):
     def run(name, precision):
         if (name, precision) not in made:
             base = tmp_path_factory.mktemp("measures")
-            trace = (
-                SAMPLE
-                if name == "sample"
-                else synth(base / "synth.h5", *(x for k, v in SYNTH.items() for x in (f"--{k}", v)))
-            )
             what = TRACES[name]
+            trace = SAMPLE
+            if name == "synth":
+                words = (x for k, v in SYNTH.items() for x in (f"--{k}", v))
+                trace = add_gradient(synth(base / "synth.h5", *words), what["layer"])
             config = {
                 "schema": 1,
                 "name": "measures",

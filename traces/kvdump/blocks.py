@@ -38,7 +38,7 @@ class LiveOutputs(NamedAttention):
         self.seen[layer] = output[0]
         self.modules[layer] = module
         if self.look:
-            self.look(Call(own, module, query, key, value, attention_mask, scaling, kwargs, output[0]))
+            self.look(Call(own, module, query, key, value, attention_mask, scaling, kwargs), output[0])
         return output
 
     def take(self):

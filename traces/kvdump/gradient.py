@@ -57,7 +57,7 @@ class Gradients:
         n_rows = scored.end - scored.start
         n_losses = scored.n_samples + 1 if scored.labels == "model" else 1
         vocabulary = self.model.config.get_text_config().vocab_size
-        chunk = chunk or max(CHUNK_LOGITS // vocabulary, 1)
+        self.chunk = chunk = chunk or max(CHUNK_LOGITS // vocabulary, 1)
         self.at_output = last.new_zeros((n_losses, n_rows, last.shape[-1]))
         self.entropy = np.empty(n_rows, dtype=np.float32)
         self.log_prob = np.empty(n_rows, dtype=np.float32)
@@ -81,6 +81,13 @@ class Gradients:
             loss = log_probs.gather(1, of_rows[:, None]).sum()
             (at_rows,) = torch.autograd.grad(loss, given, retain_graph=number + 1 < len(labels))
             self.at_output[number, start:end] = at_rows[0]
+
+    def log_probs(self):
+        """[rows, vocabulary] float32: the model's predictions at the scored rows."""
+        rows = self.chain.last[:, self.scored.start : self.scored.end]
+        with torch.no_grad():
+            parts = [self.chain.logits_of(part).float().log_softmax(-1) for part in rows.split(self.chunk, 1)]
+        return torch.cat(parts)
 
     def of_layers(self, layers, masked=None):
         """(layer, [losses, Hq, rows, Dv]) of the layers, from the last to the first: row i is row start + i,

@@ -154,7 +154,7 @@ class PromptCapture:
             self._keep(layer, "g_recorded", g[-1, :, kept])
             self.on_step(f"layer {layer}, gradient")
         if masked:
-            masked.run(recorder.model, ids, positions)
+            masked.run(recorder.model, ids, gradients.log_probs(), positions)
             self._keep_masked(masked, kept)
 
     def _has_masked_runs(self):

@@ -98,7 +98,7 @@ std::string gradient_is_missing(const std::vector<int32_t>& rows, const LayerInf
 template <class Real>
 Sensitivity read_sensitivity(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
                              const std::vector<int32_t>& tokens, const HeadStream<Real>& stream) {
-  Sensitivity to{layer.gradient_samples, int32_t(tokens.size()), layer.v_head_dim, {}, {}};
+  Sensitivity to{layer.all_gradients(), int32_t(tokens.size()), layer.v_head_dim, layer.gradient_recorded, {}, {}};
   to.row_of.assign(size_t(stream.tokens), -1);
   for (int32_t row = 0; row < to.rows; ++row) to.row_of[size_t(tokens[size_t(row)])] = row;
   to.row_of.back() = -1;

@@ -7,12 +7,15 @@
 namespace kvreplay {
 
 // How much the model cares for the attention output of each query head and row: samples of the gradient of the sum of
-// log p(y_t) over the rows from the first one here on, y_t drawn from the model's own prediction.
+// log p(y_t) over the rows from the first one here on, y_t drawn from the model's own prediction; last, where it is
+// recorded, the same of the recorded tokens.
 struct Sensitivity {
   int32_t samples = 0, rows = 0, v_dim = 0;
+  bool recorded = false;          // the last sample is that of the recorded tokens
   std::vector<uint16_t> numbers;  // bf16 [heads, rows, samples, v_dim]
   std::vector<int32_t> row_of;    // [tokens] the row of a token, or -1; empty: not recorded
 
+  int32_t drawn() const { return samples - (recorded ? 1 : 0); }
   bool empty() const { return row_of.empty(); }
   // [samples, v_dim]; null: the token has no row.
   const uint16_t* at(int32_t head, int32_t token) const {

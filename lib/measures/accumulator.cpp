@@ -22,22 +22,23 @@ void Accumulator::add(const RowResult& row, const ExactRow& exact, int32_t head,
   if (head == 0) tokens_.push_back(exact.token);
   const int64_t number = filled_[size_t(head)]++;
   const double norm = std::sqrt(row.exact2);
-  const MeasuredRow measured{row,           exact,
-                             parts.needles, parts.projections,
-                             head,          number,
-                             parts.v_dim,   std::sqrt(row.error2),
-                             norm,          norm <= tiny_norm_};
+  const MeasuredRow measured{
+      row,           exact,
+      parts.needles, parts.projections.first(parts.projections.empty() ? 0 : size_t(parts.drawn)),
+      head,          number,
+      parts.v_dim,   std::sqrt(row.error2),
+      norm,          norm <= tiny_norm_};
   for (Measure* measure : all()) measure->add(measured);
   const size_t at = size_t(head * rows_ + number);
-  if (save_.projections) keep_projections(at, parts.projections, parts.samples);
+  if (save_.projections) keep_projections(at, parts.projections, parts.samples, parts.drawn);
   if (!save_.outputs) return;
   const size_t width = size_t(parts.v_dim);
   if (out_.empty()) out_.resize(size_t(heads_) * size_t(rows_) * width);
   std::transform(parts.out, parts.out + width, out_.begin() + int64_t(at * width), [](Real x) { return double(x); });
 }
 
-void Accumulator::keep_projections(size_t at, std::span<const float> projections, int32_t samples) {
-  samples_ = samples;
+void Accumulator::keep_projections(size_t at, std::span<const float> projections, int32_t samples, int32_t drawn) {
+  samples_ = samples, drawn_ = drawn;
   projections_.resize(size_t(heads_) * size_t(rows_) * size_t(samples));
   std::copy(projections.begin(), projections.end(), projections_.begin() + int64_t(at) * samples);
 }
@@ -50,7 +51,7 @@ void Accumulator::finish(CellResult& result, const ErrorBound& bound) {
   result.rows = std::move(tokens_);
   result.heads = heads_;
   result.v_dim = v_dim_;
-  result.samples = samples_;
+  result.samples = samples_, result.drawn = drawn_;
   if (save_.curves) result.rel_err = outputs_->take_curve(), result.partition_err = sets_->take_curve();
   result.out = std::move(out_);
   result.projections = std::move(projections_);

@@ -14,8 +14,9 @@ template <class Real>
 struct RowParts {
   std::span<const double> needles;
   std::span<const float> projections;  // see RowResults
-  int32_t samples, v_dim;              // projections of a row that has them
-  const Real* out;                     // [v_dim], where outputs are kept, else null
+  int32_t samples, drawn;              // projections of a row that has them; those of drawn labels come first
+  int32_t v_dim;
+  const Real* out;  // [v_dim], where outputs are kept, else null
 };
 
 // Collects the rows of one cell and reduces them as measures.md says.
@@ -32,8 +33,8 @@ class Accumulator {
   void finish(CellResult& result, const ErrorBound& bound);
 
  private:
-  void keep_projections(size_t at, std::span<const float> projections, int32_t samples);
-  int32_t heads_, v_dim_ = 0, samples_ = 0;
+  void keep_projections(size_t at, std::span<const float> projections, int32_t samples, int32_t drawn);
+  int32_t heads_, v_dim_ = 0, samples_ = 0, drawn_ = 0;
   int64_t rows_;
   double tiny_norm_;
   SaveOptions save_;

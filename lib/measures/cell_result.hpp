@@ -17,11 +17,11 @@ struct CellResult {
   bool lost = false;  // its head could not be read, or had no share of a budget
   // Only what the run was asked to save; [heads, rows(, v_dim)], row-major.
   std::vector<int32_t> rows;  // token index of each scored row
-  int32_t heads = 0, v_dim = 0, samples = 0;
+  int32_t heads = 0, v_dim = 0, samples = 0, drawn = 0;
   bool double_precision = false, oneshot = false;
   bool by_cores = true;  // false: a device computed the rows
   std::vector<double> rel_err, partition_err, out;
-  std::vector<float> projections;  // [heads, rows, samples], see RowResults
+  std::vector<float> projections;  // [heads, rows, samples], see RowResults; those of drawn labels come first
   TokenLists kept, attended;
   std::vector<double> num, den;  // of the kept lists, empty when all are 1
   // A step attends to what stands after it, rather than to what stood before and its token; lists and weights do

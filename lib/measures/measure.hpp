@@ -13,7 +13,7 @@ struct MeasuredRow {
   const RowResult& row;
   const ExactRow& exact;
   std::span<const double> needles;     // see needle_shares; empty without needles
-  std::span<const float> projections;  // see RowResults; empty where the row has no gradient
+  std::span<const float> projections;  // of drawn labels (RowResults); empty where the row has no gradient
   int32_t head;                        // of the cell
   int64_t number;                      // of the head's rows so far
   int32_t v_dim;

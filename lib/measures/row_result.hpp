@@ -62,7 +62,7 @@ struct RowResults {
   SideOutput<Real> prefix;      // the prompt's rows of the cache alone
   SideOutput<Real> set;         // exact attention over the attended tokens, of rows that are not plain
   std::vector<double> needles;  // [heads, rows, 1 + spans], see needle_shares; empty without needles
-  // <g_s, z - o> for each recorded sample of the gradient, [heads, rows, samples]; 0 in rows without one.
+  // <g_s, z - o> for each recorded sample of the gradient (Sensitivity), [heads, rows, samples]; 0 in rows without one.
   std::vector<float> projections;
 
   // Outputs are whatever they were.

@@ -288,11 +288,11 @@ void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results,
       for (int32_t h = 0; h < heads; ++h) {
         const size_t at = results.at(first + h, r);
         const size_t in_stream = size_t(cache.first_head() + first + h) * size_t(rows) + size_t(r);
-        d.errors[i].add(
-            results.of[at], exact[in_stream], own + h,
-            RowParts<Real>{std::span(results.needles).subspan(at * spans, spans),
-                           std::span(results.projections).subspan(at * samples, projected), int32_t(samples), width,
-                           options_.save.outputs ? results.out.data() + at * size_t(width) : nullptr});
+        d.errors[i].add(results.of[at], exact[in_stream], own + h,
+                        RowParts<Real>{std::span(results.needles).subspan(at * spans, spans),
+                                       std::span(results.projections).subspan(at * samples, projected),
+                                       int32_t(samples), stream_.sensitivity.drawn(), width,
+                                       options_.save.outputs ? results.out.data() + at * size_t(width) : nullptr});
       }
       d.errors[i].end_row();
     }

@@ -49,7 +49,11 @@ void write_projections(H5Output& file, const Cell&, const CellResult& result) {
   const std::vector<int64_t> shape = {result.heads, int64_t(result.rows.size()), result.samples};
   assert(int64_t(result.projections.size()) == shape[0] * shape[1] * shape[2]);
   write_flat(file, "projections/rows", result.rows);
-  file.write("projections/a", std::span<const float>(result.projections), shape);
+  std::vector<float> drawn, recorded;
+  for (size_t at = 0; at < result.projections.size(); ++at)
+    (int64_t(at) % result.samples < result.drawn ? drawn : recorded).push_back(result.projections[at]);
+  file.write("projections/a", std::span<const float>(drawn), {shape[0], shape[1], result.drawn});
+  if (!recorded.empty()) file.write("projections/a_recorded", std::span<const float>(recorded), {shape[0], shape[1]});
 }
 
 void write_lists(H5Output& file, const std::string& name, const TokenLists& lists) {

@@ -35,7 +35,8 @@ class Tensors {
 
   // Token index of each row of the recorded gradient, ascending; empty where there is none.
   virtual std::vector<int32_t> gradient_rows(const std::string&, int32_t) const { return {}; }
-  // All rows of one sample of one query head, [LayerInfo::gradient_rows, v_head_dim].
+  // All rows of one sample of one query head, [LayerInfo::gradient_rows, v_head_dim]. Behind the drawn samples comes
+  // that of the recorded tokens (LayerInfo::all_gradients).
   virtual void read_gradient(const std::string& prompt, int32_t layer, int32_t q_head, int32_t sample,
                              std::span<float> into) const;
 };

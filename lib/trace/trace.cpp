@@ -181,7 +181,10 @@ void Trace::read_gradient(const std::string& prompt, int32_t layer_number, int32
                           std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
   if (info.gradient_samples == 0) return Tensors::read_gradient(prompt, layer_number, q_head, sample, into);
-  reading([&] { read_sample(state_->tensor(prompt, info, "g"), sample, q_head, into); });
+  reading([&] {
+    if (sample < info.gradient_samples) return read_sample(state_->tensor(prompt, info, "g"), sample, q_head, into);
+    read_rows(state_->tensor(prompt, info, "g_recorded"), q_head, 0, info.gradient_rows, into, "row");
+  });
 }
 
 std::vector<float> Trace::sink_logits(const std::string& prompt_id, int32_t layer_number) const {

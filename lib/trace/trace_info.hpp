@@ -39,6 +39,8 @@ struct LayerInfo {
   bool rope_recorded = false;  // false: the trace says nothing about positions
   bool has_out = false, has_sinks = false, has_q_pos = false;
   int32_t gradient_samples = 0, gradient_rows = 0;  // of `g`; 0: not recorded
+  bool gradient_recorded = false;                   // `g_recorded` stands beside it
+  int32_t all_gradients() const { return gradient_samples + (gradient_recorded ? 1 : 0); }
   int32_t group() const { return q_heads / kv_heads; }
 };
 

@@ -138,6 +138,10 @@ void read_gradient_shape(const h5::Node& node, LayerInfo& layer) {
   if (!h5::has_child(node, "g_rows"))
     fail(node.where() + "/g", "needs the dataset g_rows beside it: the token of each row");
   expect_integers(h5::open_array(node, "g_rows"), layer.gradient_rows);
+  layer.gradient_recorded = h5::has_child(node, "g_recorded");
+  if (layer.gradient_recorded)
+    expect_shape(open_tensor(node, "g_recorded", layer.source_dtype, 3, "[heads, rows, v_head_dim]").array,
+                 {layer.q_heads, layer.gradient_rows, layer.v_head_dim});
 }
 
 void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {

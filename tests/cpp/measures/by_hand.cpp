@@ -87,19 +87,20 @@ TEST_CASE("where all values are zero every row is skipped, and there is no quant
 }
 
 TEST_CASE("what a head's errors cost is half the mean square of their projections, a predicted token", "[measures]") {
-  // Two heads, two samples, three rows, of which the last predicts nothing.
+  // Two heads, two drawn samples and that of the recorded tokens, three rows, of which the last predicts nothing.
   Accumulator a(2, 3, 1e-12, {}, {.projections = true});
-  const std::vector<float> projections[2][3] = {{{1, 3}, {2, 0}, {}}, {{0, 0}, {4, 2}, {}}};
+  const std::vector<float> projections[2][3] = {{{1, 3, 9}, {2, 0, 8}, {}}, {{0, 0, 7}, {4, 2, 6}, {}}};
   for (int32_t row = 0; row < 3; ++row) {
-    for (int32_t h = 0; h < 2; ++h) a.add<double>({}, ExactRow(row, 0), h, {{}, projections[h][row], 2, 1, nullptr});
+    for (int32_t h = 0; h < 2; ++h) a.add<double>({}, ExactRow(row, 0), h, {{}, projections[h][row], 3, 2, 1, nullptr});
     a.end_row();
   }
   CellResult r;
   a.finish(r, {});
   // (1 + 9)/2 + (4 + 0)/2 + (16 + 4)/2 = 17, half of it, over two rows.
   CHECK(r.measures["kl_head_mean"].value() == 17.0 / 4);
-  CHECK(r.projections == std::vector<float>{1, 3, 2, 0, 0, 0, 0, 0, 4, 2, 0, 0});
-  CHECK(r.samples == 2);
+  CHECK(r.projections == std::vector<float>{1, 3, 9, 2, 0, 8, 0, 0, 0, 0, 0, 7, 4, 2, 6, 0, 0, 0});
+  CHECK(r.samples == 3);
+  CHECK(r.drawn == 2);
 }
 
 TEST_CASE("without a recorded gradient nothing is said of the model's loss", "[measures]") {

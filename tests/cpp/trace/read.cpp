@@ -238,6 +238,29 @@ TEST_CASE("The recorded gradient is read sample by sample and head by head") {
   trace.read_gradient("p0", 3, 2, 1, one);
   CHECK(one.front() == 90);  // (1 * 4 + 2) * 15
   CHECK(one.back() == 104);
+  CHECK_FALSE(layer.gradient_recorded);
+}
+
+TEST_CASE("The gradient of the recorded tokens is read behind the samples") {
+  const Folder folder;
+  SmallTrace small;
+  std::vector<int64_t> shape = {4, 3, 5};
+  small.more = [&](H5Output& file) {
+    add_gradient(file, {2, 4, 3, 5}, {6, 7, 8});
+    std::vector<float> g(size_t(shape[0] * shape[1] * shape[2]));
+    std::iota(g.begin(), g.end(), 1000.0f);
+    file.write("prompts/p0/layers/003/g_recorded", std::span<const float>(g), shape);
+  };
+  {
+    const Trace trace(small.write(folder / "t.h5"));
+    CHECK(trace.layer("p0", 3).all_gradients() == 3);
+    std::vector<float> one(15);
+    trace.read_gradient("p0", 3, 2, 2, one);
+    CHECK(one.front() == 1030);
+    CHECK(one.back() == 1044);
+  }
+  shape = {4, 2, 5};
+  CHECK_THROWS_WITH(Trace(small.write(folder / "u.h5")), Catch::Contains("must be [4, 3, 5]"));
 }
 
 TEST_CASE("A gradient that does not fit the layer, or without its rows, is an error that says so") {

@@ -1,4 +1,4 @@
-"""A tiny Llama in which one head is planted, and its way through kvdump, kvreplay, kvconfirm and kvanalysis."""
+"""A tiny Llama with one planted head, and its way through kvdump, kvreplay, kvconfirm and kvanalysis."""
 
 import json
 

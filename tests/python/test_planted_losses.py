@@ -1,4 +1,4 @@
-"""Planted heads whose loss is known before it is predicted: from the recording to the table of predictions."""
+"""Planted heads whose loss is known before it is predicted, from the recording to the predictions."""
 
 import pytest
 

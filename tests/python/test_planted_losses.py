@@ -53,7 +53,7 @@ def sink(request, tmp_path_factory):
     model = random_model()
     plant_sink(model, request.param, head=1)
     chain = Chain(model, tmp_path_factory.mktemp("sink"))
-    return chain.replay(METHODS[:2], [PREFILL // 2], save=["outputs"]), request.param
+    return chain.replay(METHODS[:2], [PREFILL // 2], save=["kept", "outputs"]), request.param
 
 
 def head_of(sink, method):
@@ -97,6 +97,13 @@ def test_of_a_small_part_of_the_errors_it_is_all_but_equal(sink):
     assert 1 / bound < 400 * alone(chain, cell, 0.05) / cell["kl_head_mean"] < bound
     together = by_row(chain.products(cell).sum(axis=0))
     assert 1 / bound < 400 * chain.true_kl(cell, part=0.05) / together < bound
+
+
+def test_methods_without_a_seed_alone_stand_beside_what_was_confirmed_of_them(sink):
+    chain, _ = sink
+    found = chain.confirm().predicted()
+    assert found["seed"].isna().all()
+    assert (found["kl_mean"] / found["kl"]).between(0.5, 2).all()
 
 
 def test_of_a_whole_instance_the_loss_is_within_a_factor_of_two_from_mild_to_severe(predictions):

@@ -16,7 +16,12 @@ def saved(folder, name="llama", dtype=torch.float32, **changes):
     """A folder with the tokenizer and the model of an architecture, or of the class prefix `name`."""
     known = name in ARCHITECTURES
     model = ARCHITECTURES[name].build() if known else build(name, **changes)
-    model.to(dtype).save_pretrained(folder)
+    return folder_of(model.to(dtype), folder)
+
+
+def folder_of(model, folder):
+    """A folder with that model and the tokenizer."""
+    model.save_pretrained(folder)
     words = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(

@@ -35,7 +35,9 @@ def predicted(frame):
         _row(key, cells, arrays, responses.get(key[:2]))
         for key, cells in used.groupby(INSTANCE, dropna=False, sort=False)
     ]
-    return _beside_confirmed(pd.DataFrame(rows), frame)
+    # Budgets or seeds that are all missing would have no type to be merged by.
+    types = {name: frame[name].dtype for name in ("budget_tokens", "seed")}
+    return _beside_confirmed(pd.DataFrame(rows).astype(types), frame)
 
 
 def _responses(frame):

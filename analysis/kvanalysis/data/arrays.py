@@ -31,8 +31,7 @@ class Arrays:
                 for key in keys:
                     if key not in file:
                         raise ResultsError(f"{self._path}: holds nothing for cell {key}")
-                    group = file[key]
-                    yield {name: group[name][()] for name in names or group}
+                    yield {name: file[f"{key}/{name}"][()] for name in names or file[key]}
         except OSError as problem:
             raise ResultsError(f"{self._path}: cannot be read: {one_line(problem)}") from problem
 

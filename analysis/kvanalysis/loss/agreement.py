@@ -12,9 +12,9 @@ SMALL = 1.0  # nats a token; beyond, a model is so wrong that losses no longer f
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of `instances`: `spearman` the rank correlation; of those that were measured below SMALL nats `factor`
-    the median of measured / predicted and `scatter` exp of the standard deviation of its logarithm, NaN below
-    FEWEST."""
+    """Of `instances` with a loss: `spearman` the rank correlation; of those that were measured below SMALL
+    nats `factor` the median of measured / predicted and `scatter` exp of the standard deviation of its
+    logarithm, both NaN below FEWEST."""
 
     spearman: float
     factor: float
@@ -23,21 +23,23 @@ class Agreement:
 
 
 def agreement(predicted, measured):
-    """The Agreement of two arrays [n] of nats a token; None below FEWEST instances. What was neither predicted
-    nor measured to lose anything has a rank and no ratio."""
+    """The Agreement of two arrays [n] of nats a token; None below FEWEST instances. What was predicted or
+    measured to lose nothing has no ratio, and would only flatter the correlation: it is left out."""
     predicted, measured = (np.asarray(values, dtype=float) for values in (predicted, measured))
+    some = (predicted > 0) & (measured > 0)
+    predicted, measured = predicted[some], measured[some]
     if len(predicted) < FEWEST:
         return None
-    used = (predicted > 0) & (measured > 0) & (measured < SMALL)
-    logs = np.log(measured[used] / predicted[used])
+    logs = np.log(measured / predicted)[measured < SMALL]
     few = len(logs) < FEWEST
     factor, scatter = (np.nan, np.nan) if few else (np.exp(np.median(logs)), np.exp(logs.std(ddof=1)))
-    return Agreement(float(spearmans([predicted], [measured])[0, 0]), float(factor), float(scatter), len(predicted))
+    rank = float(spearmans([predicted], [measured])[0, 0])
+    return Agreement(rank, float(factor), float(scatter), len(predicted))
 
 
 def points(table):
-    """[trace_id, prompt, label, budget_tokens] with kl, kl_low, kl_high, kl_mean, seeds averaged: the
-    instances of `predicted` that are both predicted and measured; empty where there are none."""
+    """The instances of `predicted` that are both predicted and measured: trace_id, prompt, label,
+    budget_tokens, kl, kl_low, kl_high, kl_mean, seeds averaged; empty where there are none."""
     names = ["kl", "kl_low", "kl_high", "kl_mean"]
     if "kl_mean" not in table:
         return table.assign(kl_mean=np.nan).iloc[:0]

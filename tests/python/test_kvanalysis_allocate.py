@@ -385,3 +385,16 @@ def test_a_budget_is_tokens_or_a_share_and_not_both():
     for wrong in ({}, {"tokens": 64, "share": 0.5}):
         with pytest.raises(UserError, match="either tokens or a share"):
             Budget(**wrong)
+
+
+def test_no_head_gets_more_than_the_full_cache_whatever_was_replayed(tmp_path):
+    curves = {
+        (0, 0): {64: 1.0, 256: 0.5, PREFILL: 0.0, 2 * PREFILL: 0.0},
+        (0, 1): {64: 0.1, 256: 0.05, PREFILL: 0.0, 2 * PREFILL: 0.0},
+    }
+    rows = rows_of(curves)
+    for row in rows:
+        row["total_bytes"] = (min(row["budget_tokens"], PREFILL) + TOKENS - PREFILL) * ROW_BYTES
+    found = allocate(loaded(tmp_path, rows), "snapkv", Budget(tokens=PREFILL))
+    assert list(found.table["tokens"]) == [PREFILL, PREFILL]
+    assert list(found.table["bytes"]) == [TOKENS * ROW_BYTES] * 2

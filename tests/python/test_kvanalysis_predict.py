@@ -48,7 +48,7 @@ def test_masks_of_one_size_that_cost_the_same_leave_no_spread():
 KEYS = ("ka", "kb")
 
 
-def run_of(folder, with_masks=True):
+def run_of(folder, with_masks=True, recorded=True):
     """The table of a run of one method on two layers of a trace, and its files."""
     with h5py.File(folder / "trace.h5", "w") as file:
         group = file.create_group("prompts/p")
@@ -61,6 +61,8 @@ def run_of(folder, with_masks=True):
                 np.concatenate([A, [[0, 0]]])[None] / 2
             )  # a row for the last token, from which nobody predicts
             file[f"{key}/a"], file[f"{key}/rows"] = a.astype(np.float32), np.array([6, 7, 8, 9], np.int32)
+            if recorded:
+                file[f"{key}/a_recorded"] = np.array([[1, -2, -5, 100]], np.float32)
     frame = pd.DataFrame({"key": KEYS, "layer": [0, 1], "kl_head_mean": [0.5, 0.5]}).assign(
         trace_id="t", prompt="p", method="snapkv", label="snapkv", given_json="{}", params="{}",
         budget_tokens=8, seed=np.nan, n_tokens=10, status="ok", oracle=False,
@@ -76,6 +78,14 @@ def test_an_instance_is_the_sum_of_its_layers_as_the_model_answers_to_errors_of_
     assert row["kl"] == pytest.approx(2)  # of the mask whose rows say the same
     assert row["kl_low"] < row["kl"] < row["kl_high"]
     assert (row["kl_head"], row["layers"], row["n_rows"]) == (1, 2, 3)
+    # Two layers of 1 - 2 - 5 = -6: the log-likelihood falls by 12, over three rows.
+    assert row["loss_first_order"] == pytest.approx(4)
+
+
+def test_without_the_gradient_of_the_recorded_tokens_nothing_is_said_of_their_loss(tmp_path):
+    row = predicted(run_of(tmp_path, recorded=False)).iloc[0]
+    assert np.isnan(row["loss_first_order"])
+    assert row["kl_row"] == pytest.approx(2)
 
 
 def test_without_masked_runs_the_second_order_stands_alone_and_has_no_interval(tmp_path):

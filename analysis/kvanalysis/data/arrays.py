@@ -23,13 +23,17 @@ class Arrays:
         """{dataset: array} of one cell; raises ResultsError if the run saved none for it."""
         return next(self.each([key]))
 
-    def each(self, keys):
-        """The same of several cells, one after the other, from one open file."""
-        with h5py.File(self._path) as file:
-            for key in keys:
-                if key not in file:
-                    raise ResultsError(f"{self._path}: holds nothing for cell {key}")
-                yield {name: data[()] for name, data in file[key].items()}
+    def each(self, keys, names=None):
+        """The same of several cells, one after the other, from one open file. `names`: of the datasets that
+        are read (default: all); a run has thousands of cells, and each dataset takes its time."""
+        try:
+            with h5py.File(self._path) as file:
+                for key in keys:
+                    if key not in file:
+                        raise ResultsError(f"{self._path}: holds nothing for cell {key}")
+                    yield {name: file[f"{key}/{name}"][()] for name in names or file[key]}
+        except OSError as problem:
+            raise ResultsError(f"{self._path}: cannot be read: {one_line(problem)}") from problem
 
     def lists(self, key, name="kept"):
         """The ragged token lists of one cell: resident after the prompt, then after each step."""

@@ -10,7 +10,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 
 from .log_ticks import plain_log
-from .style import GLYPH_EMS, TOP, axes_width, new_figure
+from .style import GLYPH_EMS, PAGE_WIDTH, TOP, axes_width, finish, new_figure
 
 CELL_TEXT, TICK_TEXT, TITLE_TEXT, SCALE_TEXT = 5.6, 6, 6.3, 6.5  # points
 CELL_HEIGHT, LEAST_CELL_HEIGHT = 0.135, 0.04  # inches
@@ -82,6 +82,20 @@ def new_panels(width, shape, titles):
             axes.set_xlabel("kv head", labelpad=1.5)
         used.append(axes)
     return figure, used
+
+
+def maps(width, table, shown, norm, scale, note):
+    """The figure of a panel for each label of `shown`: columns of `table` [(layer, kv_head), labels] on one
+    colour scale, whose label is `scale`, with `note` below."""
+    heads = table.index.unique(1).size
+    wide = (5 if heads <= 4 else 3 if heads <= 8 else 2) if width == PAGE_WIDTH else (2 if heads <= 4 else 1)
+    shape = grid(width, table.index, shown, wide, room=SCALE_ROOM)
+    figure, panels = new_panels(width, shape, shown)
+    for axes, label in zip(panels, shown, strict=True):
+        draw_numbers(axes, matrix(table[label], shape), norm, shape, short)
+    finish(figure, [], [], note, shape.axes_height, **layout(shape))
+    add_scale(figure, norm, scale)
+    return figure
 
 
 def layout(shape):

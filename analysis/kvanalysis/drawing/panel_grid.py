@@ -37,11 +37,13 @@ def label_outer(panels, across, xlabel, ylabel):
         axes.set_ylabel(ylabel)
 
 
-def finish_grid(figure, legend, note, count, across, panel_height, gap=PANEL_GAP, wspace=0.1, below=0.42):
+def finish_grid(
+    figure, legend, note, count, across, panel_height, gap=PANEL_GAP, wspace=0.1, below=0.42, top=0.24
+):
     """`finish` for a grid of panels; `legend` is (handles, texts), lengths are inches."""
     rows = math.ceil(count / min(count, across))
     height = panel_height * (rows + (rows - 1) * gap)
-    finish(figure, *legend, note, height, below=below, hspace=gap, wspace=wspace, top=0.24)
+    finish(figure, *legend, note, height, below=below, hspace=gap, wspace=wspace, top=top)
 
 
 def say_nothing_to_draw(axes, why="no result to draw"):

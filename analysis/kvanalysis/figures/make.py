@@ -74,13 +74,13 @@ def result_of(kind, context):
     return FigureResult(figures, kind.claims(context, table) if hasattr(kind, "claims") else [])
 
 
-def write_figures(frame, folder, pdf=True, told=None, summary=None):
+def write_figures(frame, folder, pdf=True, told=None, summary=None, losses=None):
     """Writes every overview figure of `load`'s table to `folder`; returns them as `SavedFigure`.
 
     `told(number, total, name)` is called before each kind of figure is drawn. `summary`: that of the table,
-    where it is known."""
+    and `losses`: what it predicts, where they are known."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with styled():
-        found = pictures_of(frame, told=told, summary=summary)
+        found = pictures_of(frame, told=told, summary=summary, losses=losses)
         return [save(picture, folder, pdf=pdf) for picture in found]

@@ -75,14 +75,17 @@ def method_curves(frame: pd.DataFrame, label: str, prompts: Sequence[str] | None
     if rows["budget_tokens"].isna().all():
         return _without_budget(rows)
     kl = _by_budget(rows, KL)
-    if kl.shape[1] < 2:
+    full, lost = _full_tokens(rows), _lost_when_full(frame, rows, kl.index)
+    # A budget above the full cache holds no more than that.
+    tokens, measured = np.minimum(kl.columns.to_numpy(dtype=np.int64), full), kl.to_numpy()
+    tokens, first = np.unique(tokens, return_index=True)
+    measured = measured[:, first]
+    if len(tokens) < 2:
         raise UserError(
             f"--method {label}: a curve needs two budgets or more that all heads were replayed at, the run"
-            f" has {kl.shape[1]}: add budgets to `budget: {{tokens: [...]}}`"
+            f" has {len(tokens)} up to the full cache: add budgets to `budget: {{tokens: [...]}}`"
         )
-    tokens, measured = kl.columns.to_numpy(dtype=np.int64), kl.to_numpy()
-    rates, fixed = _bytes_line(tokens, _by_budget(rows, "total_bytes")[kl.columns].to_numpy())
-    full, lost = _full_tokens(rows), _lost_when_full(frame, rows, kl.index)
+    rates, fixed = _bytes_line(tokens, _by_budget(rows, "total_bytes")[kl.columns[first]].to_numpy())
     if lost is not None and full > tokens[-1]:
         tokens, measured = np.append(tokens, full), np.column_stack([measured, lost])
     smooth = np.array([convex(tokens, falling(values)) for values in measured])

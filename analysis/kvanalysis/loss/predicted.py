@@ -1,19 +1,35 @@
 """What each instance of a run costs the model, in nats a token, from the trace alone."""
 
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from ..data.arrays import Arrays
+from ..data.confirm_csv import RECORDED, layers_of
 from ..data.confirmed import INSTANCE, confirmed, whole_rows
 from ..errors import ResultsError
 from .estimate import by_blocks, by_row, interval, label_noise, whole
 from .response import response_of
 
-COLUMNS = ["trace_id", "prompt", "method", "label", "params", "budget_tokens", "seed", "layers", "n_rows",
-           "kl", "kl_low", "kl_high", "kl_row", "kl_block", "kl_full", "kl_head"]  # fmt: skip
+NAMED = ["trace_id", "prompt", "method", "label", "params", "budget_tokens", "seed"]
+COLUMNS = [*NAMED, "layers", "n_rows", "kl", "kl_low", "kl_high", "kl_row", "kl_block", "kl_full", "kl_head",
+           "loss_first_order"]  # fmt: skip
 REMEDY = "record the trace with kvdump --with-gradient, and add `output: {save: [projections]}`"
+
+
+@dataclass(frozen=True)
+class Losses:
+    """`table`: as `predicted` gives it. Where `why` says why not, nothing is predicted of whole instances:
+    `kl_head` stands alone, and all other numbers are NaN."""
+
+    table: pd.DataFrame
+    why: str = ""
+
+    def of_trace(self, trace_id):
+        return Losses(self.table[self.table["trace_id"] == trace_id], self.why)
 
 
 def predicted(frame):
@@ -22,22 +38,49 @@ def predicted(frame):
     `kl_row`, `kl_block`, `kl_full`: the second order, see `estimate`; `kl_head`: the sum over single heads,
     without their pairs. `kl`: `kl_row` as the model answers to errors of this size (`response`), with a 95 %
     interval for the labels' noise and for what two disturbances of one size are apart; of a trace without
-    such runs `kl_block`, and no interval. `layers`: how many the instance holds: all numbers are those of
-    these layers alone, so of fewer than the model's they are lower bounds. Raises ResultsError without
-    projections.
+    such runs `kl_block`, and no interval. `loss_first_order`: what the loss of the recorded tokens changes by
+    to first order, of either sign; NaN where the trace lacks their gradient. `layers`: how many the instance
+    holds: all numbers are those of these layers alone, so of fewer than the model's they are lower bounds.
+    Raises ResultsError without projections.
     """
-    if "kl_head_mean" not in frame or frame["kl_head_mean"].isna().all():
+    if not _holds_losses(frame):
         raise ResultsError(f"the results hold no kl_head_mean: {REMEDY}")
-    arrays = Arrays(Path(frame.attrs["folders"][0]) / "projections.h5")
-    used = frame[frame["status"] == "ok"]
-    responses = _responses(used)
+    return _beside_confirmed(_of_instances(frame[frame["status"] == "ok"], _projections(frame)), frame)
+
+
+def losses_of(frame):
+    """The Losses of the instances of `load`'s table, or of rows of one trace of it, that have no failed cell;
+    None where the trace holds no gradient. Projections that are absent or cannot be read stop nobody."""
+    if not _holds_losses(frame):
+        return None
+    finished = (frame["status"] == "ok").groupby([frame[name] for name in INSTANCE], dropna=False)
+    used = frame[finished.transform("all")]
+    if used.empty:
+        return None
+    try:
+        table, why = _of_instances(used, _projections(frame)), ""
+    except ResultsError as problem:
+        table, why = _of_instances(used), str(problem)
+    return Losses(_beside_confirmed(table, frame, whole=False), why)
+
+
+def _holds_losses(frame):
+    return "kl_head_mean" in frame and frame["kl_head_mean"].notna().any()
+
+
+def _projections(frame):
+    return Arrays(Path(frame.attrs["folders"][0]) / "projections.h5")
+
+
+def _of_instances(used, arrays=None):
+    """`predicted` of finished rows, with `given_json`; without `arrays` of heads alone."""
+    responses = _responses(used) if arrays else {}
     rows = [
         _row(key, cells, arrays, responses.get(key[:2]))
         for key, cells in used.groupby(INSTANCE, dropna=False, sort=False)
     ]
     # Budgets or seeds that are all missing would have no type to be merged by.
-    types = {name: frame[name].dtype for name in ("budget_tokens", "seed")}
-    return _beside_confirmed(pd.DataFrame(rows).astype(types), frame)
+    return pd.DataFrame(rows).astype({name: used[name].dtype for name in ("budget_tokens", "seed")})
 
 
 def _responses(frame):
@@ -47,40 +90,56 @@ def _responses(frame):
     found = {}
     for trace, prompt in frame[["trace_id", "prompt"]].drop_duplicates().itertuples(index=False):
         path = paths.get(trace)
-        if path is not None and path.is_file() and (response := response_of(path, prompt)):
-            found[trace, prompt] = response
+        with suppress(OSError):
+            if path is not None and path.is_file() and (response := response_of(path, prompt)):
+                found[trace, prompt] = response
     return found
 
 
 def _row(key, cells, arrays, response):
-    a = sum_over_heads(cells, arrays)
-    row, blocks, head = by_row(a), by_blocks(a), float(cells["kl_head_mean"].sum())
+    first = cells.iloc[0]
+    row = {name: first[name] for name in NAMED} | {"layers": cells["layer"].nunique()}
+    numbers = dict.fromkeys(COLUMNS[len(row) :], np.nan) | {"kl_head": float(cells["kl_head_mean"].sum())}
+    if arrays:
+        numbers |= _whole_instance(*sums_over_heads(cells, arrays), response)
+    return row | numbers | {"given_json": key[3]}
+
+
+def _whole_instance(a, recorded, response):
+    """The numbers of an instance that its a [rows, S], and [rows] of the recorded tokens or None, say."""
+    row, blocks = by_row(a), by_blocks(a)
     kl, low, high = blocks, np.nan, np.nan
     if response:
         kl = response.of(row)
         low, high = interval(kl, label_noise(a), response.spread()) if row else (kl, kl)
-    first = cells.iloc[0]
-    layers = cells["layer"].nunique()
-    values = [
-        first[name] for name in ("trace_id", "prompt", "method", "label", "params", "budget_tokens", "seed")
-    ]
-    numbers = [layers, len(a), kl, low, high, row, blocks, whole(a), head]
-    return dict(zip(COLUMNS, [*values, *numbers], strict=True)) | {"given_json": key[3]}
+    first = np.nan if recorded is None else float(-recorded.mean())
+    return {"n_rows": len(a), "kl": kl, "kl_low": low, "kl_high": high, "kl_row": row, "kl_block": blocks,
+            "kl_full": whole(a), "loss_first_order": first}  # fmt: skip
 
 
-def sum_over_heads(cells, arrays):
-    """a [rows, S] float64 of an instance, summed over its cells and their query heads.
+def sums_over_heads(cells, arrays):
+    """(a [rows, S], that of the recorded tokens [rows] or None) float64 of an instance, summed over its cells
+    and their query heads, which share their rows.
 
     The last token, from which nobody predicts, is left out."""
-    total = 0.0
-    for cell, n_tokens in zip(arrays.each(cells["key"]), cells["n_tokens"], strict=True):
-        total = total + cell["a"][:, cell["rows"] < n_tokens - 1].sum(axis=0, dtype=float)
-    return total
+    first = cells.iloc[0]
+    one = arrays[first["key"]]
+    there = [name for name in ("a", "a_recorded") if name in one]
+    total = dict.fromkeys(there, 0.0)
+    for cell in arrays.each(cells["key"], there):
+        for name in there:
+            total[name] = total[name] + cell[name].sum(axis=0, dtype=float)
+    predicting = one["rows"] < first["n_tokens"] - 1
+    return total["a"][predicting], total["a_recorded"][predicting] if len(there) > 1 else None
 
 
-def _beside_confirmed(table, frame):
-    found = confirmed(frame)
+def _beside_confirmed(table, frame, whole=True):
+    """`kl_mean` of the runs that attended to what was replayed, in all layers that the instance holds."""
+    found = confirmed(frame, whole)
     if found is not None:
-        losses = whole_rows(found.losses)[[*INSTANCE, "kl_mean"]].drop_duplicates(INSTANCE)
-        table = table.merge(losses, on=INSTANCE, how="left")
+        losses = whole_rows(found.losses)
+        losses = losses[losses["selection"] == RECORDED]
+        losses = losses.assign(layers=losses["layers"].map(lambda text: len(layers_of(text))))
+        losses = losses[[*INSTANCE, "layers", "kl_mean"]].drop_duplicates([*INSTANCE, "layers"])
+        table = table.merge(losses, on=[*INSTANCE, "layers"], how="left")
     return table.drop(columns="given_json")

@@ -49,10 +49,10 @@ class Response:
 
 
 def response_of(path, prompt):
-    """The Response of a prompt of a trace file; None where the trace holds none."""
+    """The Response of a prompt of a trace file; None where the trace holds none. Raises OSError."""
     with h5py.File(path) as file:
-        group = file[f"prompts/{prompt}"]
-        if "masked_a" not in group:
+        group = file.get(f"prompts/{prompt}")
+        if group is None or "masked_a" not in group:
             return None
         row = np.array([by_row(a) for a in group["masked_a"][()]])
         kl = group["masked_kl"][()].astype(float)

@@ -17,12 +17,13 @@ from ..drawing.budget_axes import styles_of
 from ..stats.intervals import by_trace
 from ..stats.summary import summarise
 from .budgets import budget_for_epsilon
-from .confirm import loss_against_error, loss_by_layer
+from .confirm import loss_against_error, loss_by_layer, predicted_loss
 from .run import (
     best_method_map,
     error_over_position,
     error_vs_bytes,
     layer_head_map,
+    loss_by_head,
     needle_recall,
     prefix_error,
     rank_table,
@@ -33,6 +34,7 @@ from .run.one_trace import OneTrace
 # What matters most comes first: a page that grows too large leaves out the last ones.
 OVERVIEW = (
     error_vs_bytes,
+    predicted_loss,
     loss_against_error,
     loss_by_layer,
     budget_for_epsilon,
@@ -42,6 +44,7 @@ OVERVIEW = (
     error_over_position,
     best_method_map,
     layer_head_map,
+    loss_by_head,
     needle_recall,
 )
 # What `figure.kind` may name, by the room that its module stands in.
@@ -75,16 +78,18 @@ def module_of(kind):
     return import_module(KINDS[kind], __name__)
 
 
-def pictures_of(frame, plots=OVERVIEW, told=None, summary=None):
+def pictures_of(frame, plots=OVERVIEW, told=None, summary=None, losses=None):
     """The Pictures of `plots` that `load`'s table allows, trace by trace and in their order.
 
     `told(number, total, name)` is called before each kind of figure of each trace, number from 1. `summary`:
-    that of the table (stats.summary), where it is known.
+    that of the table (stats.summary), `losses`: what it predicts (loss.predicted), where they are known.
     """
     summary = summarise(frame) if summary is None else summary
     styles, traces = styles_of(summary), list(by_trace(frame))
     for at, (trace, rows) in enumerate(traces):
-        run = OneTrace(rows, summary[summary["trace_id"] == rows["trace_id"].iloc[0]], styles)
+        name = rows["trace_id"].iloc[0]
+        own = losses and losses.of_trace(name)
+        run = OneTrace(rows, summary[summary["trace_id"] == name], styles, own)
         for number, plot in enumerate(plots, at * len(plots) + 1):
             if told is not None:
                 told(number, len(traces) * len(plots), f"{trace}{plot.__name__.rpartition('.')[2]}")

@@ -5,7 +5,7 @@ from functools import partial
 from ...drawing import head_maps
 from ...drawing.budget_axes import ROUNDING
 from ...drawing.saving import Picture
-from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, finish
+from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH
 from ...stats.families import at_budget, budgets_of, head_table, middle_budget
 from ...stats.intervals import used_rows
 from ...stats.words import count
@@ -44,15 +44,7 @@ def _long(table, chosen):
 
 def _figure(run, table, order, norm, budget, width):
     shown = order[: MOST_PANELS[width]]
-    heads = table.index.unique(1).size
-    wide = (5 if heads <= 4 else 3 if heads <= 8 else 2) if width == PAGE_WIDTH else (2 if heads <= 4 else 1)
-    shape = head_maps.grid(width, table.index, shown, wide, room=head_maps.SCALE_ROOM)
-    figure, panels = head_maps.new_panels(width, shape, shown)
-    for axes, label in zip(panels, shown, strict=True):
-        head_maps.draw_numbers(axes, head_maps.matrix(table[label], shape), norm, shape, head_maps.short)
-    finish(figure, [], [], _note(run, order, shown, budget), shape.axes_height, **head_maps.layout(shape))
-    head_maps.add_scale(figure, norm, SCALE)
-    return figure
+    return head_maps.maps(width, table, shown, norm, SCALE, _note(run, order, shown, budget))
 
 
 def _note(run, order, shown, budget):

@@ -3,16 +3,17 @@
 from functools import cached_property
 
 from ...drawing.budget_axes import styles_of
+from ...loss.predicted import losses_of
 from ...stats.summary import summarise
 
 
 class OneTrace:
     """`rows`: those of one trace of `load`'s table. Where they are known already: `summary`, its rows of
-    `summarise`, and `styles`, the looks of the labels of all traces."""
+    `summarise`, `styles`, the looks of the labels of all traces, and `losses`, its Losses."""
 
-    def __init__(self, rows, summary=None, styles=None):
+    def __init__(self, rows, summary=None, styles=None, losses=None):
         self.rows = rows
-        self._summary, self._styles = summary, styles
+        self._summary, self._styles, self._losses = summary, styles, losses
 
     @cached_property
     def summary(self):
@@ -23,3 +24,9 @@ class OneTrace:
     def styles(self):
         """{label: Style}, the same in every figure."""
         return styles_of(self.summary) if self._styles is None else self._styles
+
+    @cached_property
+    def losses(self):
+        """What each instance costs the model (loss.predicted.Losses); None where the trace holds no
+        gradient."""
+        return losses_of(self.rows) if self._losses is None else self._losses

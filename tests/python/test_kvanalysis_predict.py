@@ -25,8 +25,10 @@ def test_the_noise_of_labels_is_that_of_the_samples_own_sums():
     # Sums of squares 6 and 18: mean 12, standard deviation 8.485, of two samples.
     assert label_noise(A) == pytest.approx(np.sqrt(72) / np.sqrt(2) / 12)
     assert np.isnan(label_noise(A[:, :1]))
-    low, high = interval(2.0, 0.3, 0.4)
-    assert (low, high) == pytest.approx((2 * np.exp(-1.959964 * 0.5), 2 * np.exp(1.959964 * 0.5)))
+    # Student's t at 97.5 %: 12.7062 with one degree of freedom, 2.3646 with seven.
+    width = np.hypot(0.03 * 12.7062, 0.4 * 2.3646)
+    low, high = interval(2.0, (0.03, 1), (0.4, 7))
+    assert (low, high) == pytest.approx((2 * np.exp(-width), 2 * np.exp(width)), rel=1e-4)
 
 
 def test_the_answer_to_masks_is_followed_between_them_and_bends_no_further_up_beyond():
@@ -41,8 +43,11 @@ def test_the_answer_to_masks_is_followed_between_them_and_bends_no_further_up_be
 
 
 def test_masks_of_one_size_that_cost_the_same_leave_no_spread():
-    assert Response(np.array([0.1, 0.2, 0.4]), np.array([0.2, 0.4, 0.8])).spread() == pytest.approx(0)
-    assert Response(np.array([0.1, 0.2, 0.4]), np.array([0.2, 0.8, 0.8])).spread() > 0.1
+    assert Response(np.array([0.1, 0.2, 0.4]), np.array([0.2, 0.4, 0.8])).error() == pytest.approx((0, 1))
+    # ln(kl / row) is ln 2 times (1, 2, 1): around its line -1/3, 2/3, -1/3, squares 2/3, one degree, 4/3.
+    found = Response(np.array([0.1, 0.2, 0.4]), np.array([0.2, 0.8, 0.8])).error()
+    assert found == pytest.approx((np.log(2) * np.sqrt(2 / 3 * 4 / 3), 1))
+    assert Response(np.array([0.1, 0.2]), np.array([0.2, 0.8])).error() is None
 
 
 KEYS = ("ka", "kb")
@@ -53,8 +58,8 @@ def run_of(folder, with_masks=True, recorded=True):
     with h5py.File(folder / "trace.h5", "w") as file:
         group = file.create_group("prompts/p")
         if with_masks:
-            group["masked_a"] = np.full((2, 3, 2), [[[1.0]], [[2.0]]])  # rows say 0.5 and 2
-            group["masked_kl"] = np.array([1.0, 2.0], dtype=np.float32)
+            group["masked_a"] = np.full((3, 3, 2), [[[1.0]], [[2.0]], [[3.0]]])  # rows say 0.5, 2, 4.5
+            group["masked_kl"] = np.array([1.0, 2.0, 2.5], dtype=np.float32)
     with h5py.File(folder / "projections.h5", "w") as file:
         for key in KEYS:
             a = (

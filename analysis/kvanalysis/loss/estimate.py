@@ -39,6 +39,8 @@ def label_noise(a):
 
 
 def interval(value, *log_errors):
-    """(low, high) of LEVEL around a value whose logarithm has these independent standard errors."""
-    spread = stats.norm.ppf((1 + LEVEL) / 2) * np.sqrt(np.sum(np.square(log_errors)))
-    return value * np.exp(-spread), value * np.exp(spread)
+    """(low, high) of LEVEL around a value whose logarithm has these independent errors: (standard error,
+    degrees of freedom that it was estimated with), which are few (Student's t)."""
+    widths = [error * stats.t.ppf((1 + LEVEL) / 2, freedom) for error, freedom in log_errors]
+    width = np.sqrt(np.sum(np.square(widths)))
+    return value * np.exp(-width), value * np.exp(width)

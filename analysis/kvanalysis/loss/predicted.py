@@ -111,10 +111,18 @@ def _whole_instance(a, recorded, response):
     kl, low, high = blocks, np.nan, np.nan
     if response:
         kl = response.of(row)
-        low, high = interval(kl, label_noise(a), response.spread()) if row else (kl, kl)
+        low, high = _interval(kl, a, response) if row else (kl, kl)
     first = np.nan if recorded is None else float(-recorded.mean())
     return {"n_rows": len(a), "kl": kl, "kl_low": low, "kl_high": high, "kl_row": row, "kl_block": blocks,
             "kl_full": whole(a), "loss_first_order": first}  # fmt: skip
+
+
+def _interval(kl, a, response):
+    """NaN where samples or runs are too few to say how far they are apart."""
+    error = response.error()
+    if error is None or a.shape[1] < 2:
+        return np.nan, np.nan
+    return interval(kl, (label_noise(a), a.shape[1] - 1), error)
 
 
 def sums_over_heads(cells, arrays):

@@ -38,14 +38,16 @@ class Response:
             return float(np.exp(y[-1] + slope * (at - x[-1])))
         return float(np.exp(np.interp(at, x, y)))
 
-    def spread(self):
-        """Standard deviation of ln(kl / row) around its line over ln(row): how far two disturbances of one
-        size are apart."""
-        if len(self.row) < FEWEST:
-            return 0.0
+    def error(self):
+        """(standard error of ln kl of another disturbance, degrees of freedom): how far runs of one size are
+        apart, by their ln(kl / row) around its line over ln(row), and the line itself unsure by one of n of
+        them. None below FEWEST runs."""
+        n = len(self.row)
+        if n < FEWEST:
+            return None
         x, ratio = np.log(self.row), np.log(self.kl / self.row)
         rest = ratio - np.polyval(np.polyfit(x, ratio, 1), x)
-        return float(np.sqrt((rest**2).sum() / (len(x) - 2)))
+        return float(np.sqrt((rest**2).sum() / (n - 2) * (1 + 1 / n))), n - 2
 
 
 def response_of(path, prompt):

@@ -38,19 +38,25 @@ mkdir -p build
 step "packages" bash apps/install_packages.sh test
 bash tests/install_slurm.sh || echo "tests that start a cluster are skipped"
 python=$(bash apps/python_env.sh analysis,import,test) || failed+=("python environment")
+torch() { wait "$installing"; local code=$?; cat build/torch.log; return $code; }
+if [ $fast -eq 0 ]; then
+  # It waits for the network while the compiler does not.
+  bash tests/install_torch.sh build/venv >build/torch.log 2>&1 &
+  installing=$!
+fi
 step "build" build test build/release all -DKVREPLAY_PYTHON=ON "-DPython_EXECUTABLE=$python" "${cuda[@]}"
 export KVREPLAY=$PWD/build/release/kvreplay KVREPLAY_PYTHON=$python
 step "C++ tests" ctest --preset test
 step "format" format
 step "lint" lint
-how=(-q --numprocesses 2 --dist loadfile)
+how=(-q --numprocesses 2 --dist loadfile --no-loadscope-reorder)
 if [ $fast -eq 1 ]; then
   step "fast Python tests" "$python" -m pytest "${how[@]}" -m "not slow and not long and not torch" tests/python
 else
   step "build with sanitizers" build asan build/asan kvreplay_tests
   step "C++ tests with sanitizers" ctest --preset asan
   step "fuzzing" bash tests/fuzz.sh 20000 15
-  step "torch" bash tests/install_torch.sh build/venv
+  step "torch" torch
   step "Python tests" "$python" -m pytest "${how[@]}" -m "not slow" tests/python
 fi
 

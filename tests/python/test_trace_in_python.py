@@ -105,7 +105,7 @@ def test_the_samples_arrays_are_its_bits_widened():
             assert np.array_equal(raw, stored)
 
 
-def test_a_layer_of_the_sample_takes_milliseconds():
+def test_a_layer_of_the_sample_takes_less_than_half_of_what_hdf5s_own_conversion_takes():
     def seconds(work):
         start = time.perf_counter()
         work()
@@ -119,7 +119,6 @@ def test_a_layer_of_the_sample_takes_milliseconds():
                 dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, into)
 
     ours = min(seconds(lambda: [getattr(Trace(SAMPLE).layer(7), name) for name in "qkv"]) for _ in range(5))
-    assert ours < 0.1
     assert ours < min(seconds(converted_by_hdf5) for _ in range(2)) / 2
 
 
@@ -506,6 +505,7 @@ def agrees_with_the_engine(named, tmp_path):
     return differing
 
 
+@pytest.mark.long
 def test_what_the_engine_refuses_is_refused_and_nothing_else(tmp_path):
     assert agrees_with_the_engine(mutations(NAMED_MUTATIONS), tmp_path) == {}
 

@@ -63,7 +63,7 @@ def page_of(folder, rows, plots=(error_vs_bytes,)):
     summary = summarise(frame)
     with styled():
         drawn = [save(picture, folder, pdf=False) for picture in pictures_of(frame, plots, summary=summary)]
-    return render(frame, summary, drawn, folder)
+    return render(frame, summary, losses_of(frame), drawn, folder)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import pandas as pd
 
 from ..drawing.budget_axes import styles_of
 from ..figures.make import write_figures
+from ..loss.predicted import losses_of
 from ..plots.run.error_vs_bytes import TITLE as BYTES_TITLE
 from ..stats.format import table_cells
 from ..stats.intervals import by_trace
@@ -31,6 +32,9 @@ from .html import (
     terms,
 )
 from .interactive import interactive
+from .loss_section import LIMIT as LOSS_LIMIT
+from .loss_section import TITLE as LOSS_TITLE
+from .loss_section import loss_section
 from .notes import notes_section
 from .pictures import Album
 from .provenance import (
@@ -54,26 +58,29 @@ def write_report(frame, figures_folder, file, told=None):
     """Writes the page for `load`'s table to `file`, its figures to `figures_folder`; returns `file`.
 
     `told(number, total, name)` is called before each kind of figure is drawn."""
-    summary = summarise(frame)
-    figures = write_figures(frame, figures_folder, pdf=False, told=told, summary=summary)
+    summary, losses = summarise(frame), losses_of(frame)
+    figures = write_figures(frame, figures_folder, pdf=False, told=told, summary=summary, losses=losses)
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(render(frame, summary, figures, file.parent), encoding="utf-8")
+    file.write_text(render(frame, summary, losses, figures, file.parent), encoding="utf-8")
     return file
 
 
-def render(frame, summary, figures, folder):
-    """The page as text; `summary` of `load`'s table, `figures` as `write_figures` returns them, `folder` the
+def render(frame, summary, losses, figures, folder):
+    """The page as text; `summary` and `losses` of `load`'s table, `figures` as `write_figures` returns them, `folder` the
     one that the page is in."""
     meta = frame.attrs.get("meta", {})
     title = " · ".join(part for part in ("kvreplay report", run_name(meta)) if part)
     album = Album(figures, folder)
     first = [figure for figure in figures if figure.png.stem.endswith(FIRST)]
     others = [figure for figure in figures if figure not in first]
+    cost = loss_section(frame, losses)
+    limited = [*limits(data_text(frame)), *([LOSS_LIMIT] if cost else [])]
     top = {
         ANSWER_TITLE: answer_section(frame, summary),
+        LOSS_TITLE: cost,
         BYTES_TITLE: _first_figure(frame, summary, album, first),
-        LIMITS_TITLE: [notes_section(frame), note("", limits(data_text(frame)))],
+        LIMITS_TITLE: [notes_section(frame), note("", limited)],
     }
     sections = {
         "Figures": [album.note(), *_pictures(album, others)],

@@ -16,6 +16,7 @@ th, td { padding: .28rem .38rem; text-align: right; white-space: nowrap; border-
 thead th { border-bottom: 2px solid #999; vertical-align: bottom; }
 tbody tr:hover td { background: #f5f8fb; }
 .left { text-align: left; }
+td small { display: block; color: #5a5a5a; line-height: 1.3; }
 td.wrap { white-space: normal; min-width: 7rem; overflow-wrap: break-word; }
 .sticky { position: sticky; left: 0; background: #fff; }
 th button { all: unset; cursor: pointer; font-weight: 600; }

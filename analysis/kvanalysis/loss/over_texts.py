@@ -1,0 +1,28 @@
+"""Predicted losses of a method at a budget, as means over texts."""
+
+import numpy as np
+
+ENDS = ["low", "high"]
+
+
+def over_texts(losses):
+    """A row for each label and budget_tokens of Losses, in the order of its table: `loss` the mean over texts
+    of `kl`, or of `kl_head` where nothing else is known, `low`, `high`, `measured`, `n_texts`, `n_measured`.
+
+    `low` and `high` are the means of the ends of the texts' own 95 % intervals, NaN where a text has none: as
+    if the texts erred together, because a method that is unlike the masks is so on every text. They say
+    nothing of other texts. `measured`: the mean over those of the texts that kvconfirm ran, NaN without one.
+    Seeds are averaged first.
+    """
+    table = losses.table
+    names = {"kl_head" if losses.why else "kl": "loss", "kl_low": "low", "kl_high": "high"}
+    table = table.rename(columns=names)
+    table = table.assign(measured=table["kl_mean"] if "kl_mean" in table else np.nan)
+    at = ["label", "budget_tokens"]
+    by_text = table.groupby([*at, "trace_id", "prompt"], dropna=False, sort=False)
+    texts = by_text[["loss", *ENDS, "measured"]].mean()
+    groups = texts.groupby(level=at, dropna=False, sort=False)
+    means, counts = groups.mean(), groups.count()
+    means[ENDS] = means[ENDS].where(counts[ENDS].eq(counts["loss"], axis=0))
+    means["n_texts"], means["n_measured"] = counts["loss"], counts["measured"]
+    return means.reset_index()

@@ -1,0 +1,131 @@
+"""The section of a run's page on what each method is predicted to cost the model."""
+
+import pandas as pd
+
+from ..data.shares import by_share
+from ..loss.agreement import agreement, points
+from ..loss.over_texts import over_texts
+from ..predict.words import two
+from ..stats.families import spread
+from ..stats.format import ABSENT, significant
+from ..stats.words import count
+from .html import Html, html, paragraph, sortable_table
+
+TITLE = "What it costs the model"
+MOST_SIZES = 6  # columns; more do not fit beside each other
+NO_SIZE = "no budget"
+WHOLE = (
+    "Loss in nats a token (KL divergence of the model’s predictions from its own without compression; lower is"
+    " better), predicted from the gradient that the trace holds, without running the model with these caches."
+)
+HEADS = (
+    "Loss in nats a token that the errors of single kv heads cause, from the gradient that the trace holds,"
+    " summed over heads. What heads and rows do together is missing, so it is mostly too small: it orders"
+    " methods. The whole needs <code>output: {save: [projections]}</code>"
+)
+INTERVAL = (
+    "Below a number stands its 95 % interval: for the labels that the gradient was drawn with, and for how far"
+    " two disturbances of one size lie apart."
+)
+TOGETHER = (
+    " Over texts it joins the means of the lower and of the upper ends, as if all texts erred together; of other"
+    " texts it says nothing."
+)
+SECOND_ORDER = "To second order alone: the trace holds no masked runs, so there is no interval."
+TRUST = (
+    "When to trust it: where it was compared with the model itself (three texts, one model of 135M parameters),"
+    " sizes held within a third for most methods. Two methods less than a fifth apart are not told apart, and"
+    " what chooses tokens anew for each row (tova, h2o) costs up to 1.6 times more (docs/prediction.md)."
+)
+LIMIT = (
+    "Nats a token are the exception: they estimate what the model itself loses on the recorded text, and say"
+    " nothing of the texts that it would write."
+)
+
+
+def loss_section(frame, losses):
+    """Parts of the section; [] where nothing is predicted. `losses`: those of `load`'s table, or None."""
+    if losses is None:
+        return []
+    table = over_texts(losses)
+    table = table[table["loss"].notna()]
+    if table.empty or not table["loss"].max() > 0:
+        return []
+    return [
+        paragraph(_scope(losses, table)),
+        _table(_sized(frame, table), int(table["n_texts"].max())),
+        paragraph(_trust(losses), "aside"),
+    ]
+
+
+def _scope(losses, table):
+    """What the numbers are, of how many layers and texts."""
+    own, texts = losses.table, int(table["n_texts"].max())
+    over = (
+        f" {'Means over' if texts > 1 else 'Of'} {count(texts, 'text')}, errors of"
+        f" {count(int(own['layers'].min()), 'layer')}; of fewer than the model’s the loss is a lower bound. "
+    )
+    if losses.why:
+        return Html(f"{HEADS} ({html(losses.why)}).{html(over)}")
+    if table["low"].isna().all():
+        return f"{WHOLE}{over}{SECOND_ORDER}"
+    return f"{WHOLE}{over}{INTERVAL}{TOGETHER if texts > 1 else ''}"
+
+
+def _trust(losses):
+    """When to believe it, and how near it came here, where kvconfirm has run."""
+    found = points(losses.table)
+    told = [
+        f"{prompt} {two(each.spearman)}" + (f", {each.factor:.2f}" if each.factor == each.factor else "")
+        for prompt, own in found.groupby("prompt", sort=True)
+        if (each := agreement(own["kl"], own["kl_mean"])) is not None
+    ]
+    if not told:
+        return TRUST
+    return f"{TRUST} Here, rank correlation with the measured KL and median of measured over predicted: {'; '.join(told)}."
+
+
+def _sized(frame, table):
+    """Rows of `over_texts` with `size`, a column's title, and `place`, its order: the share of the full
+    cache's bytes that a budget was asked for, else the budget in tokens. A budget of two shares has two."""
+    shares = by_share(frame)[["label", "budget_tokens", "share"]].drop_duplicates()
+    table = table.merge(shares, on=["label", "budget_tokens"], how="left")
+    known = table["share"].notna()
+    tokens = table["budget_tokens"].astype(float)
+    texts = tokens.map(lambda value: NO_SIZE if pd.isna(value) else f"B = {value:.0f}")
+    of_share = table["share"].map(lambda value: f"{100 * value:g} %", na_action="ignore")
+    # Shares stand before tokens, and what has neither stands last.
+    place = table["share"].where(known, tokens + 1)
+    return table.assign(size=of_share.where(known, texts), place=place.fillna(float("inf")))
+
+
+def _table(table, most_texts):
+    sizes = table.drop_duplicates("size").sort_values("place")["size"].tolist()
+    sized = spread([size for size in sizes if size != NO_SIZE], MOST_SIZES)
+    shown = [*sized, *(size for size in sizes if size == NO_SIZE)]
+    cells = {(row.label, row.size): row for row in table.itertuples()}
+    middle = shown[max(0, len(sized) - 1) // 2]
+
+    def at_middle(label):
+        row = cells.get((label, middle))
+        return (row is None, row.loss if row else 0.0)
+
+    order = sorted(table["label"].unique(), key=at_middle)
+    rows = [
+        [(label, label), *(_cell(cells.get((label, size)), most_texts) for size in shown)] for label in order
+    ]
+    return sortable_table(["method", *shown], rows)
+
+
+def _cell(row, most_texts):
+    """The number, and in a line below it its interval, what was measured, and texts that it lacks."""
+    if row is None:
+        return (ABSENT, None)
+    below = [] if pd.isna(row.low) or not row.loss else [f"{significant(row.low)} … {significant(row.high)}"]
+    if row.n_measured:
+        some = "" if row.n_measured == row.n_texts else f" ({row.n_measured} of {row.n_texts} texts)"
+        below.append(f"measured {significant(row.measured)}{some}")
+    if row.n_texts < most_texts:
+        below.append(f"{row.n_texts} of {most_texts} texts")
+    small = f"<small>{html(' · '.join(below))}</small>" if below else ""
+    return (Html(f"{html(significant(row.loss))}{small}"), row.loss)

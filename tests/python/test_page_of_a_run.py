@@ -15,6 +15,7 @@ from kvanalysis.drawing.budget_axes import styles_of
 from kvanalysis.drawing.end_labels import spread
 from kvanalysis.drawing.saving import save
 from kvanalysis.drawing.style import COLOURS, MARKERS, styled, styles_for
+from kvanalysis.loss.predicted import losses_of
 from kvanalysis.page import interactive as interactive_page
 from kvanalysis.page import pictures
 from kvanalysis.page.answer import SHARES

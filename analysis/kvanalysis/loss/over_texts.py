@@ -17,7 +17,7 @@ def over_texts(losses):
     table = losses.table
     names = {"kl_head" if losses.why else "kl": "loss", "kl_low": "low", "kl_high": "high"}
     table = table.rename(columns=names)
-    table = table.assign(measured=table["kl_mean"] if "kl_mean" in table else np.nan)
+    table = table.assign(measured=table.get("kl_mean", np.nan))
     at = ["label", "budget_tokens"]
     by_text = table.groupby([*at, "trace_id", "prompt"], dropna=False, sort=False)
     texts = by_text[["loss", *ENDS, "measured"]].mean()

@@ -15,27 +15,28 @@ TITLE = "What it costs the model"
 MOST_SIZES = 6  # columns; more do not fit beside each other
 NO_SIZE = "no budget"
 WHOLE = (
-    "Loss in nats a token (KL divergence of the model’s predictions from its own without compression; lower is"
-    " better), predicted from the gradient that the trace holds, without running the model with these caches."
+    "Loss in nats a token (KL divergence of the model’s predictions from its own without compression; lower"
+    " is better), predicted from the gradient that the trace holds, without running the model with these"
+    " caches."
 )
 HEADS = (
-    "Loss in nats a token that the errors of single kv heads cause, from the gradient that the trace holds,"
-    " summed over heads. What heads and rows do together is missing, so it is mostly too small: it orders"
-    " methods. The whole needs <code>output: {save: [projections]}</code>"
+    "Loss in nats a token that the errors of single query heads cause, from the gradient that the trace"
+    " holds, summed over heads. What heads and rows do together is missing, so it is mostly too small: it orders"
+    " methods. Why there is no more"
 )
 INTERVAL = (
-    "Below a number stands its 95 % interval: for the labels that the gradient was drawn with, and for how far"
-    " two disturbances of one size lie apart."
+    "Below a number stands its 95 % interval: for the labels that the gradient was drawn with, and for how"
+    " far two disturbances of one size lie apart."
 )
 TOGETHER = (
-    " Over texts it joins the means of the lower and of the upper ends, as if all texts erred together; of other"
-    " texts it says nothing."
+    " Over texts it joins the means of the lower and of the upper ends, as if all texts erred together; of"
+    " other texts it says nothing."
 )
 SECOND_ORDER = "To second order alone: the trace holds no masked runs, so there is no interval."
 TRUST = (
-    "When to trust it: where it was compared with the model itself (three texts, one model of 135M parameters),"
+    "When to trust it: where it was compared with the model itself (six texts, one model of 135M parameters),"
     " sizes held within a third for most methods. Two methods less than a fifth apart are not told apart, and"
-    " what chooses tokens anew for each row (tova, h2o) costs up to 1.6 times more (docs/prediction.md)."
+    " what chooses tokens anew for each row (tova, h2o) costs up to 1.7 times more (docs/prediction.md)."
 )
 LIMIT = (
     "Nats a token are the exception: they estimate what the model itself loses on the recorded text, and say"
@@ -66,7 +67,7 @@ def _scope(losses, table):
         f" {count(int(own['layers'].min()), 'layer')}; of fewer than the model’s the loss is a lower bound. "
     )
     if losses.why:
-        return Html(f"{HEADS} ({html(losses.why)}).{html(over)}")
+        return f"{HEADS}: {losses.why}.{over}"
     if table["low"].isna().all():
         return f"{WHOLE}{over}{SECOND_ORDER}"
     return f"{WHOLE}{over}{INTERVAL}{TOGETHER if texts > 1 else ''}"
@@ -82,7 +83,8 @@ def _trust(losses):
     ]
     if not told:
         return TRUST
-    return f"{TRUST} Here, rank correlation with the measured KL and median of measured over predicted: {'; '.join(told)}."
+    here = "Here, rank correlation with the measured KL and median of measured over predicted"
+    return f"{TRUST} {here}: {'; '.join(told)}."
 
 
 def _sized(frame, table):

@@ -67,8 +67,8 @@ def write_report(frame, figures_folder, file, told=None):
 
 
 def render(frame, summary, losses, figures, folder):
-    """The page as text; `summary` and `losses` of `load`'s table, `figures` as `write_figures` returns them, `folder` the
-    one that the page is in."""
+    """The page as text; `summary` and `losses` (or None) of `load`'s table, `figures` as `write_figures`
+    returns them, `folder` the one that the page is in."""
     meta = frame.attrs.get("meta", {})
     title = " · ".join(part for part in ("kvreplay report", run_name(meta)) if part)
     album = Album(figures, folder)

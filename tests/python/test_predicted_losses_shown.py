@@ -1,0 +1,84 @@
+"""Predicted losses on a page: means over texts, agreement with the model, the section, by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from kvanalysis.loss.agreement import agreement, points
+from kvanalysis.loss.over_texts import over_texts
+from kvanalysis.loss.predicted import Losses, losses_of
+from kvanalysis.page.loss_section import loss_section
+from test_kvanalysis_predict import run_of
+
+
+def losses(why="", **changes):
+    table = pd.DataFrame(
+        {"trace_id": "t", "prompt": ["a", "b"], "label": "h2o", "budget_tokens": 64, "layers": 2,
+         "kl": [0.1, 0.3], "kl_low": [0.05, 0.2], "kl_high": [0.2, 0.4], "kl_head": [0.01, 0.03],
+         "kl_mean": [0.2, np.nan]}
+    )  # fmt: skip
+    return Losses(table.assign(**changes), why)
+
+
+def test_texts_are_averaged_and_measured_ones_apart():
+    row = over_texts(losses()).iloc[0]
+    assert (row["loss"], row["low"], row["high"]) == pytest.approx((0.2, 0.125, 0.3))
+    assert (row["measured"], row["n_texts"], row["n_measured"]) == (0.2, 2, 1)
+
+
+def test_an_interval_needs_that_of_every_text():
+    row = over_texts(losses(kl_low=[0.05, np.nan])).iloc[0]
+    assert np.isnan(row["low"])
+    assert row["high"] == pytest.approx(0.3)
+
+
+def test_without_projections_heads_alone_are_averaged():
+    assert over_texts(losses(why="no file", kl=np.nan)).iloc[0]["loss"] == pytest.approx(0.02)
+
+
+def test_agreement_is_of_ranks_and_of_ratios_below_a_nat():
+    found = agreement([0.1, 0.2, 0.4, 0.8, 1.6, 0], [0.2, 0.4, 0.8, 0.4, 9, 1])
+    # Ranks 1 2 3 4 5 against 1 2.5 4 2.5 5: the last instance, predicted to lose nothing, is left out.
+    assert found.spearman == pytest.approx(8 / np.sqrt(10 * 9.5))
+    assert found.instances == 5
+    assert np.isnan(found.factor)  # four below a nat
+    found = agreement([0.1, 0.2, 0.4, 0.8, 0.1], [0.2, 0.4, 0.8, 0.4, 0.4])
+    assert found.factor == pytest.approx(2)
+    assert found.scatter == pytest.approx(np.exp(np.log([2, 2, 2, 0.5, 4]).std(ddof=1)))
+    assert agreement([1, 2], [1, 2]) is None
+
+
+def test_points_are_what_was_predicted_and_measured():
+    assert list(points(losses().table)["prompt"]) == ["a"]
+    assert points(losses().table.drop(columns="kl_mean")).empty
+
+
+def text_of(parts):
+    return " ".join(str(part) for part in parts)
+
+
+def test_the_section_gives_nats_with_their_interval_and_when_to_trust_them(tmp_path):
+    frame = run_of(tmp_path)
+    said = text_of(loss_section(frame, losses_of(frame)))
+    assert "snapkv" in said and "B = 8" in said
+    assert "<small>" in said and " … " in said
+    assert "When to trust it" in said and "errors of 2 layers" in said
+
+
+def test_without_projections_the_section_says_why_heads_stand_alone(tmp_path):
+    frame = run_of(tmp_path)
+    (tmp_path / "projections.h5").unlink()
+    said = text_of(loss_section(frame, losses_of(frame)))
+    assert "<small>" not in said
+    assert "projections.h5: no such file" in said and "single query heads" in said
+
+
+def test_without_a_gradient_there_is_no_section(tmp_path):
+    frame = run_of(tmp_path).drop(columns="kl_head_mean")
+    assert losses_of(frame) is None
+    assert loss_section(frame, None) == []
+
+
+def test_damaged_projections_stop_no_page(tmp_path):
+    frame = run_of(tmp_path)
+    (tmp_path / "projections.h5").write_bytes(b"no HDF5")
+    assert "cannot be read" in losses_of(frame).why

@@ -21,8 +21,8 @@ WHOLE = (
 )
 HEADS = (
     "Loss in nats a token that the errors of single query heads cause, from the gradient that the trace"
-    " holds, summed over heads. What heads and rows do together is missing, so it is mostly too small: it orders"
-    " methods. Why there is no more"
+    " holds, summed over heads. What heads and rows do together is missing, so it is mostly too small: it"
+    " orders methods. Why there is no more"
 )
 INTERVAL = (
     "Below a number stands its 95 % interval: for the labels that the gradient was drawn with, and for how"

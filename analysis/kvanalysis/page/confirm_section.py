@@ -24,12 +24,13 @@ HOW = (
 )
 
 
-def confirm_section(frame):
-    """Parts of the section; [] where kvconfirm has left nothing. Raises ResultsError for foreign rows."""
+def confirm_section(frame, losses=None):
+    """Parts of the section; [] where kvconfirm has left nothing. `losses`: what the table predicts, where it
+    is known. Raises ResultsError for foreign rows."""
     confirmation = confirmed(frame)
     if confirmation is None:
         return []
-    traces = known_traces(frame)
+    traces = known_traces(frame, losses)
     parts = [paragraph(f"{HOW} {METHODS_NOTE}")] if traces else []
     for each in traces:
         parts += [heading(f"trace {each.trace[:12]}")] if len(traces) > 1 else []
@@ -82,7 +83,9 @@ def _measures(table, instances, choices):
     of_all = table[(table["scope"] == ALL) & (table["target"] == LOSS)]
     every = of_all[of_all["weighting"] == EVERY_LAYER]
     shown = of_all[of_all["measure"].isin([each.measure for each in choices])]
-    names = "; ".join(f"{name}: {words}" for name, words in measure_terms(instances.measures))
+    names = "; ".join(
+        f"{name}: {words}" for name, words in measure_terms([*instances.measures, *instances.together])
+    )
     combinations = f"All {int((of_all['prompt'] == MEAN).sum())} combinations of measure and layers"
     return [
         heading("Every measure, mean over layers"),

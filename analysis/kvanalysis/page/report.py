@@ -84,7 +84,7 @@ def render(frame, summary, losses, figures, folder):
     }
     sections = {
         "Figures": [album.note(), *_pictures(album, others)],
-        CONFIRM_TITLE: confirm_section(frame),
+        CONFIRM_TITLE: confirm_section(frame, losses),
         "Summary": _summary(summary),
         "Claims": claims_section(frame, summary),
         "Cells without a result": _failures(frame),

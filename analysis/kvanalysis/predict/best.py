@@ -7,7 +7,7 @@ import pandas as pd
 
 from ..stats.ranks import percentile_intervals
 from .correlations import known_mean, may_be_best, scope_correlations, scopes
-from .measures import BY_NAME, EVERY_LAYER, LARGEST, MAIN, MODEL, THIRDS, weighted
+from .measures import BY_NAME, EVERY_LAYER, LARGEST, MAIN, MODEL, THIRDS, TOGETHER, weighted
 
 OF = (*THIRDS, LARGEST)  # weightings "of layers", not "over layers"
 
@@ -30,11 +30,15 @@ class Choice:
 
 
 def measure_words(measure, weighting):
+    if weighting == TOGETHER:
+        return f"{BY_NAME[measure].words}, all layers together"
     return f"{BY_NAME[measure].words}, {weighting} {'of' if weighting in OF else 'over'} layers"
 
 
 def choice(instances, measure, weighting):
     """The Choice of a measure of the Instances."""
+    if weighting == TOGETHER:
+        return Choice(measure, weighting, instances.together[measure])
     return Choice(measure, weighting, weighted(instances.measures[measure], weighting))
 
 

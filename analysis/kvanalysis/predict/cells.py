@@ -9,7 +9,12 @@ from .measures import BY_NAME
 from .retrieval import ENOUGH
 from .words import MOST_TEXTS, two, with_interval
 
-NEEDS = {"the run": "traces", "the model": "the model", "the compressed model": "no prediction"}
+NEEDS = {
+    "the run": "traces",
+    "the gradient": "traces with gradient",
+    "the model": "the model",
+    "the compressed model": "no prediction",
+}
 
 
 def correlation_cells(table):

@@ -8,7 +8,7 @@ import pandas as pd
 from ..stats.families import ONESHOT, READS, STREAM, budgets_of
 from ..stats.ranks import drawn_spearmans, kendalls, method_draws, percentile_intervals, spearmans
 from .instances import LOSS, SAMPLED, TARGETS
-from .measures import BY_NAME, COMPRESSED, EVERY_LAYER, MAIN, WEIGHTINGS, weighted
+from .measures import BY_NAME, COMPRESSED, EVERY_LAYER, MAIN, TOGETHER, WEIGHTINGS, weighted
 
 FEWEST = 5  # instances below which no rank correlation is given
 MEAN = ""  # stands where a prompt's name would: the mean over texts
@@ -64,10 +64,7 @@ def scope_tables(instances, scope):
 
 def scope_correlations(instances, scope, resampled=True, measures=None):
     """The Correlations of every measure and weighting, or of `measures` {(name, weighting): [instances]}."""
-    values = measures if measures is not None else {
-        (name, weighting): weighted(layers, weighting)
-        for name, layers in instances.measures.items() for weighting in WEIGHTINGS
-    }  # fmt: skip
+    values = _values(instances) if measures is None else measures
     wanted = [
         instances.table[target] if part is None else instances.parts[part][target]
         for _, target, part in scope.losses
@@ -82,6 +79,16 @@ def scope_correlations(instances, scope, resampled=True, measures=None):
     rho, tau, drawn, used = zip(*each, strict=True)
     return Correlations(list(values), scope.losses, list(texts), np.array(rho), np.array(tau),
                         None if draws is None else np.array(drawn), np.array(used))  # fmt: skip
+
+
+def _values(instances):
+    """{(measure, weighting): [instances]} of all there are."""
+    over_layers = {
+        (name, weighting): weighted(layers, weighting)
+        for name, layers in instances.measures.items()
+        for weighting in WEIGHTINGS
+    }
+    return over_layers | {(name, TOGETHER): values for name, values in instances.together.items()}
 
 
 def _strata(rows, scope):

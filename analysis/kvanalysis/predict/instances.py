@@ -11,7 +11,7 @@ from ..data.confirm_csv import RECORDED, draw_variance, drawn_once, layers_of
 from ..data.confirmed import INSTANCE, confirmed, whole_rows
 from ..stats.families import families
 from ..stats.intervals import used_rows
-from .measures import MEASURES, MODEL, RUN
+from .measures import COMPRESSED, MEASURES, MODEL, PREDICTED, RUN
 
 SAMPLED = "sampled"  # weights, or a seed: samples and walks
 TEXT, RANGE = ["trace_id", "prompt"], ["distance_from", "distance_to"]
@@ -26,7 +26,8 @@ class Instances:
     """`table`: a row per POINT with method, family, oracle, n_seeds, n_rows, loss_full, loss, the TARGETS and
     `draw_error`, the standard error of the loss increase by its draws, 0 for a single one, and `once`, coded
     rows that were drawn once, over all rows; `parts`: {(from, to): TARGETS of these rows, in the table's
-    order}; `measures`: {name: [instances, layers]}, NaN where there is no value; `layers`: those that were
+    order}; `measures`: {name: [instances, layers]}, NaN where there is no value; `together`: {name:
+    [instances]} of measures that are one number for all layers, likewise; `layers`: those that were
     compressed; `selection`; `elsewhere`: instances of other selections or layers; `same`: [(label, budget,
     the label that stands for it, having lost the same)]; `deviation`: largest |main measure by the engine -
     by the model's pass|."""
@@ -34,6 +35,7 @@ class Instances:
     table: pd.DataFrame
     parts: dict
     measures: dict
+    together: dict
     layers: list
     selection: str
     elsewhere: int
@@ -44,8 +46,11 @@ class Instances:
         """The instances that `mask` marks."""
         mask = np.asarray(mask, dtype=bool)
         kept = {name: values[mask] for name, values in self.measures.items()}
+        together = {name: values[mask] for name, values in self.together.items()}
         parts = {rows: losses[mask].reset_index(drop=True) for rows, losses in self.parts.items()}
-        return replace(self, table=self.table[mask].reset_index(drop=True), parts=parts, measures=kept)
+        return replace(
+            self, table=self.table[mask].reset_index(drop=True), parts=parts, measures=kept, together=together
+        )
 
     def texts(self):
         """[(trace_id, prompt)] in order."""
@@ -63,8 +68,9 @@ def settings(losses):
     return [(*key, int(count)) for key, count in order]
 
 
-def instances_of(frame, confirmation):
-    """The Instances of `load`'s table and its `Confirmed`; None if no instance is finished."""
+def instances_of(frame, confirmation, predicted=None):
+    """The Instances of `load`'s table, its `Confirmed` and, where known, its `loss.predicted.Losses`; None if
+    no instance is finished."""
     found = settings(confirmation.losses)
     if not found:
         return None
@@ -80,7 +86,18 @@ def instances_of(frame, confirmation):
     measures = _measures(frame, confirmation, losses, table, held)
     elsewhere = len(whole_rows(confirmation.losses)) - losses["key"].nunique()
     deviation = _deviation(frame, confirmation, losses)
-    return _once(Instances(table, parts, measures, held, selection, elsewhere, [], deviation))
+    together = _together(predicted, table, held)
+    return _once(Instances(table, parts, measures, together, held, selection, elsewhere, [], deviation))
+
+
+def _together(predicted, table, layers):
+    """{measure: [instances]}: what is predicted of whole instances of the layers that were compressed."""
+    if predicted is None or predicted.why:
+        return {}
+    own = predicted.table[predicted.table["layers"] == len(layers)]
+    means = own.groupby(POINT, dropna=False)[PREDICTED.column].mean().reset_index()
+    found = table[POINT].merge(means, on=POINT, how="left")[PREDICTED.column].to_numpy(dtype=float)
+    return {PREDICTED.name: found} if np.isfinite(found).any() else {}
 
 
 def trace_instances(rows):
@@ -131,7 +148,7 @@ def _measures(frame, confirmation, losses, table, layers):
     sources = {RUN: _by_layer(cells), MODEL: _by_layer(rows)}
     found = {}
     for measure in MEASURES:
-        means = sources[RUN if measure.needs == RUN else MODEL]
+        means = sources[MODEL if measure.needs in (MODEL, COMPRESSED) else RUN]
         if measure.column in means:
             wide = means[measure.column].unstack("layer").reindex(columns=layers)
             ordered = table[POINT].merge(wide.reset_index(), on=POINT, how="left")[layers]

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-RUN, MODEL, COMPRESSED = "the run", "the model", "the compressed model"
+RUN, GRADIENT, MODEL, COMPRESSED = "the run", "the gradient", "the model", "the compressed model"
 
 
 @dataclass(frozen=True)
 class Measure:
     """`column` of results.csv or confirm_layers.csv; `from_one`: the measure is one minus it. `needs`: RUN
-    (traces alone), MODEL (its output projection and residual stream), COMPRESSED (no prediction: it was
-    measured in the run that it would predict)."""
+    (traces alone), GRADIENT (traces with one), MODEL (its output projection and residual stream), COMPRESSED
+    (no prediction: it was measured in the run that it would predict)."""
 
     name: str
     words: str
@@ -39,16 +39,20 @@ MEASURES = (
     Measure("rel_err_quarter_4", "error of the last quarter of rows", "rel_err_quarter_4"),
     Measure("rel_err_set_mean", "error of the set alone", "rel_err_set_mean"),
     Measure("rel_err_prefix_mean", "error on the prompt’s tokens alone", "rel_err_prefix_mean"),
+    Measure("kl_head_mean", "nats of single heads", "kl_head_mean", GRADIENT),
     Measure("rel_err_proj_mean", "error behind W_O over ‖W_O o‖", "rel_err_proj_mean", MODEL),
     Measure("rel_err_resid_mean", "error behind W_O over the residual stream", "rel_err_resid_mean", MODEL),
     Measure("rel_err_resid_late", "error over the residual stream, late rows", "rel_err_resid_late", MODEL),
     Measure("drift_mean", "drift of the residual stream", "drift_mean", COMPRESSED),
 )
-BY_NAME = {measure.name: measure for measure in MEASURES}
+# What is one number for all layers: a column of `loss.predicted`.
+PREDICTED = Measure("predicted_kl", "predicted KL", "kl", GRADIENT)
+BY_NAME = {measure.name: measure for measure in (*MEASURES, PREDICTED)}
 
 
 THIRDS = ("first third", "middle third", "last third")
 EVERY_LAYER, LARGEST = "mean", "largest"
+TOGETHER = "together"  # all layers in one number
 # The sum over layers orders instances as the mean does, so it is not among them.
 WEIGHTINGS = (EVERY_LAYER, *THIRDS, "geometric mean", "root mean square", LARGEST)
 

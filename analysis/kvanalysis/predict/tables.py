@@ -7,6 +7,7 @@ import pandas as pd
 from ..data.confirmed import CONFIRM, confirmed
 from ..data.whole_file import write_whole
 from ..errors import ResultsError, UserError
+from ..loss.predicted import losses_of
 from ..stats.intervals import by_trace
 from .best import shown_choices
 from .cells import retrieval_table
@@ -32,20 +33,22 @@ def of_traces(frame, out):
     nothing that could be confirmation."""
     if confirmed(frame) is None:
         raise ResultsError(f"{out / CONFIRM}: no such file, or no row in it; `kvconfirm {out}` writes it")
-    traces = known_traces(frame)
+    traces = known_traces(frame, losses_of(frame))
     if not traces:
         raise ResultsError(f"{out / CONFIRM}: holds no finished instance; run `kvconfirm {out}` again")
     return traces
 
 
-def known_traces(frame):
-    """[OfTrace] of the traces of which kvconfirm has finished an instance."""
+def known_traces(frame, losses=None):
+    """[OfTrace] of the traces of which kvconfirm has finished an instance; `losses`: what the table predicts,
+    where it is known."""
     made = []
     for _, rows in by_trace(frame):
         confirmation = confirmed(rows, whole=False)
-        instances = instances_of(rows, confirmation) if confirmation else None
+        trace = rows["trace_id"].iloc[0]
+        own = losses and losses.of_trace(trace)
+        instances = instances_of(rows, confirmation, own) if confirmation else None
         if instances is not None:
-            trace = rows["trace_id"].iloc[0]
             made.append(OfTrace(trace, instances, sink_holders(rows), retrieval(confirmation.losses)))
     return made
 

@@ -3,10 +3,16 @@
 import numpy as np
 import pandas as pd
 import pytest
+from fake_confirm import planted, six_methods
+from kvanalysis import load
+from kvanalysis.data.confirmed import confirmed, whole_rows
 from kvanalysis.loss.agreement import agreement, points
 from kvanalysis.loss.over_texts import over_texts
 from kvanalysis.loss.predicted import Losses, losses_of
 from kvanalysis.page.loss_section import loss_section
+from kvanalysis.predict.best import best_choice
+from kvanalysis.predict.correlations import correlations
+from kvanalysis.predict.instances import instances_of
 from test_kvanalysis_predict import run_of
 
 
@@ -82,3 +88,22 @@ def test_damaged_projections_stop_no_page(tmp_path):
     frame = run_of(tmp_path)
     (tmp_path / "projections.h5").write_bytes(b"no HDF5")
     assert "cannot be read" in losses_of(frame).why
+
+
+def test_what_is_predicted_is_held_against_the_loss_as_one_more_measure(tmp_path):
+    # Predictions are the losses themselves; the main measure orders the other way.
+    frame = load(planted(tmp_path, six_methods(error_of=lambda loss: 1 - loss)))
+    table = frame.drop_duplicates(["label", "budget_tokens"])[
+        ["trace_id", "prompt", "label", "budget_tokens"]
+    ].assign(layers=3)
+    confirmation = confirmed(frame)
+    lost = whole_rows(confirmation.losses)[["label", "budget_tokens", "loss_increase"]]
+    table = table.merge(lost.rename(columns={"loss_increase": "kl"}), on=["label", "budget_tokens"])
+    found = instances_of(frame, confirmation, Losses(table))
+    assert best_choice(found).words == "predicted KL, all layers together"
+    ranks = correlations(found).set_index(["scope", "target", "measure", "weighting", "prompt"])["spearman"]
+    assert ranks["all", "loss_increase", "predicted_kl", "together", ""] == pytest.approx(1)
+    assert ranks["all", "loss_increase", "rel_err_out_mean", "mean", ""] == pytest.approx(-1)
+    # Predictions of other layers than those that were compressed say nothing of them.
+    assert instances_of(frame, confirmation, Losses(table.assign(layers=2))).together == {}
+    assert instances_of(frame, confirmation, Losses(table, why="no file")).together == {}

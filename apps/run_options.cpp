@@ -54,7 +54,7 @@ void add_plan_options(Command& command, RunChoices& choices) {
   add("--kv-heads", choices.kv_heads, "kv heads: 0,2 (default: all)", "LIST");
   add("--prompts", choices.prompts, "prompts by id (default: all)", "LIST");
   add("--seeds", choices.seeds, "seeds of the random methods: how many from 0, or FIRST:COUNT (default: 5)", "N");
-  add("--save", choices.save, "curves,kept,outputs: arrays that go to HDF5 (default: none)", "LIST");
+  add("--save", choices.save, "curves,kept,outputs,projections: arrays that go to HDF5 (default: none)", "LIST");
   add("--precision", choices.precision, "single (default) or double", "WORD");
   add("--only", choices.only, "only cells that a row of this CSV names (prompt, layer, method, budget_tokens, ...)",
       "FILE");

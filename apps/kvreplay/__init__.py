@@ -26,6 +26,7 @@ _HOMES = {
     **dict.fromkeys(("replay",), "replaying"),
     **dict.fromkeys(("Run",), "run"),
     **dict.fromkeys(("Answer", "compare"), "comparing"),
+    **dict.fromkeys(("predict",), "predicting"),
     **dict.fromkeys(("scorer", "Policy"), "own_methods"),
     **dict.fromkeys(("Prompt", "Tokens"), "shown"),
     **dict.fromkeys(("methods", "describe", "columns"), "method_list"),
@@ -62,6 +63,7 @@ __all__ = [
     "methods",
     "open",
     "plot",
+    "predict",
     "record",
     "replay",
     "sample",
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from .method_list import columns, describe, methods
     from .own_methods import Policy, scorer
     from .places import data_folder, sample
+    from .predicting import predict
     from .recording import record
     from .replaying import replay
     from .run import Run

@@ -17,7 +17,10 @@ from .response import response_of
 NAMED = ["trace_id", "prompt", "method", "label", "params", "budget_tokens", "seed"]
 COLUMNS = [*NAMED, "layers", "n_rows", "kl", "kl_low", "kl_high", "kl_row", "kl_block", "kl_full", "kl_head",
            "loss_first_order"]  # fmt: skip
-REMEDY = "record the trace with kvdump --with-gradient, and add `output: {save: [projections]}`"
+REMEDY = (
+    "record the trace with kvdump --with-gradient, from the end of the replay's prompt or before it, and"
+    " replay with --save projections (in a configuration `output: {save: [projections]}`)"
+)
 
 
 @dataclass(frozen=True)

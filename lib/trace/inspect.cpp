@@ -111,6 +111,8 @@ std::string extras_text(const LayerInfo& l) {
   if (l.softcap > 0) text += fmt::format(" softcap {:g}", l.softcap);
   if (l.has_sinks) text += " sinks";
   if (l.has_out) text += " out";
+  if (l.gradient_samples > 0)
+    text += fmt::format(" gradient of {} rows, {} samples", l.gradient_rows, l.gradient_samples);
   if (l.q_prescaled) text += " q prescaled";
   return text;
 }
@@ -183,6 +185,12 @@ class DeepCheck {
       for (int32_t h = 0; l.has_out && h < l.q_heads; ++h)
         trace_.read_out(prompt, l.layer, h, l.query_rows, buffer(l.query_rows, l.v_head_dim));
     });
+    attempt([&] {
+      for (int32_t h = 0; h < l.q_heads; ++h)
+        for (int32_t s = 0; s < l.all_gradients(); ++s)
+          trace_.read_gradient(prompt, l.layer, h, s, buffer(l.gradient_rows, l.v_head_dim));
+    });
+    attempt([&] { trace_.gradient_rows(prompt, l.layer); });
     attempt([&] { trace_.query_positions(prompt, l.layer); });
     attempt([&] { trace_.sink_logits(prompt, l.layer); });
     attempt([&] { compare_digests(layer_path(prompt, l.layer)); });

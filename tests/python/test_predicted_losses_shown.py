@@ -84,6 +84,14 @@ def test_without_a_gradient_there_is_no_section(tmp_path):
     assert loss_section(frame, None) == []
 
 
+def test_a_table_that_stands_in_no_folder_gives_heads_alone(tmp_path):
+    frame = run_of(tmp_path)
+    frame.attrs["folders"] = []
+    found = losses_of(frame)
+    assert "no folder" in found.why
+    assert found.table.iloc[0]["kl_head"] == 1
+
+
 def test_damaged_projections_stop_no_page(tmp_path):
     frame = run_of(tmp_path)
     (tmp_path / "projections.h5").write_bytes(b"no HDF5")

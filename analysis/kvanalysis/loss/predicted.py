@@ -72,7 +72,10 @@ def _holds_losses(frame):
 
 
 def _projections(frame):
-    return Arrays(Path(frame.attrs["folders"][0]) / "projections.h5")
+    folders = frame.attrs.get("folders", ())
+    if not len(folders):
+        raise ResultsError(f"results that stand in no folder hold no projections: {REMEDY}")
+    return Arrays(Path(folders[0]) / "projections.h5")
 
 
 def _of_instances(used, arrays=None):

@@ -120,7 +120,7 @@ def _table(table, most_texts):
 
 
 def _cell(row, most_texts):
-    """The number, and in a line below it its interval, what was measured, and texts that it lacks."""
+    """The number, and in lines below it its interval, what was measured, and texts that it lacks."""
     if row is None:
         return (ABSENT, None)
     below = [] if pd.isna(row.low) or not row.loss else [f"{significant(row.low)} … {significant(row.high)}"]
@@ -129,5 +129,5 @@ def _cell(row, most_texts):
         below.append(f"measured {significant(row.measured)}{some}")
     if row.n_texts < most_texts:
         below.append(f"{row.n_texts} of {most_texts} texts")
-    small = f"<small>{html(' · '.join(below))}</small>" if below else ""
+    small = "".join(f"<small>{html(line)}</small>" for line in below)
     return (Html(f"{html(significant(row.loss))}{small}"), row.loss)

@@ -1,10 +1,12 @@
 #include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "base/errors.hpp"
 #include "trace/files.hpp"
+#include "trace/inspect.hpp"
 #include "trace/trace.hpp"
 
 namespace kvreplay {
@@ -290,6 +292,22 @@ TEST_CASE("A gradient that does not fit the layer, or without its rows, is an er
                file.write("prompts/p0/layers/003/g", std::span<const float>(g), {2, 4, 3, 5});
              }),
              Contains("needs the dataset g_rows beside it"));
+}
+
+TEST_CASE("The deep check reads the gradient, and the trace's description says that there is one") {
+  const Folder folder;
+  SmallTrace small;
+  small.more = [](H5Output& file) {
+    std::vector<float> g(120, 1.0f);
+    g[90] = std::numeric_limits<float>::quiet_NaN();
+    file.write("prompts/p0/layers/003/g", std::span<const float>(g), {2, 4, 3, 5});
+    file.write("prompts/p0/layers/003/g_rows", std::span<const int32_t>(std::vector<int32_t>{6, 7, 8}), {3});
+  };
+  const Trace trace(small.write(folder / "t.h5"));
+  const std::vector<std::string> problems = deep_check(trace);
+  REQUIRE(problems.size() == 1);
+  CHECK_THAT(problems[0], Catch::Contains("003/g"));
+  CHECK_THAT(inspect_text(trace), Catch::Contains("gradient of 3 rows, 2 samples"));
 }
 
 TEST_CASE("A layer without a gradient says how to record one") {

@@ -54,8 +54,8 @@ if [ $fast -eq 1 ]; then
   step "fast Python tests" "$python" -m pytest "${how[@]}" -m "not slow and not long and not torch" tests/python
 else
   step "build with sanitizers" build asan build/asan kvreplay_tests
-  step "C++ tests with sanitizers" ctest --preset asan
-  step "fuzzing" bash tests/fuzz.sh 20000 15
+  step "C++ tests with sanitizers" ctest --preset asan -E device  # tests/slow.sh: of device code, thread by thread
+  step "fuzzing" bash tests/fuzz.sh 20000 10
   step "torch" torch
   step "Python tests" "$python" -m pytest "${how[@]}" -m "not slow" tests/python
 fi

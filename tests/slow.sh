@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The proofs that take too long for tests/run.sh, on what that script has built: every figure configuration on the
-# whole sample trace, in less than LIMIT_S, and the page made of them; every number of the published table; FUZZ_RUNS inputs for each fuzz target;
-# thousands of damaged traces and configurations, hundreds of kills, the recorder on releases of transformers from the
-# oldest to the newest, where nvcc is installed the device code of all methods for every architecture, and where
-# debootstrap is the wheel on a system without a compiler.
+# whole sample trace, in less than LIMIT_S, and the page made of them; every number of the published table; device code
+# under sanitizers; FUZZ_RUNS inputs for each fuzz target; thousands of damaged traces and configurations, hundreds of
+# kills, the recorder on releases of transformers from the oldest to the newest and on the sample model, where nvcc is
+# installed the device code of all methods for every architecture, and where debootstrap is the wheel on a system
+# without a compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 LIMIT_S=600
@@ -20,6 +21,7 @@ echo "figures: $took s"
 "$KVREPLAY" report "$out"
 [ $took -le $LIMIT_S ] || { echo "the figures took $took s, more than $LIMIT_S s" >&2; exit 1; }
 "$KVREPLAY_PYTHON" docs/generate.py --check --sample
+ctest --preset asan -R cpp_device
 bash tests/fuzz.sh $FUZZ_RUNS
 if command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
   cmake --preset cuda >build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }

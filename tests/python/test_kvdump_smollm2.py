@@ -57,6 +57,7 @@ def test_smollm2_dry_run_prints_the_size_and_writes_nothing(smol_prompt, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_killed_directory_dump_resumes_with_the_missing_layers(smol_prompt, tmp_path):
     out = tmp_path / "dump"
     options = ["-o", f"{out}/", "--layers", "3,4", "--dtype", "bf16", "--verify"]

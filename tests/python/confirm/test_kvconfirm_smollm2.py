@@ -43,6 +43,7 @@ def test_the_real_models_first_layer_gives_the_engines_outputs(probe):
     assert len(verified(out)) == len(METHODS) and max(verified(out)) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_real_models_answer_is_what_it_writes_by_itself(probe):
     out, trace, prompts = probe
     assert confirm(out, MODEL, "--trace", trace) == 0

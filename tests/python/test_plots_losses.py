@@ -92,10 +92,26 @@ def test_without_a_gradient_or_without_a_run_of_the_model_nothing_is_held_agains
 
 
 def test_the_axis_of_a_predicted_loss_is_in_nats(tmp_path):
+    def other(number, place):
+        return {"kl_head_mean": 0.01 * (1 + number) * (2 - place)}
+
+    # The main measure orders the other way, so that nats are the best one.
+    frame = load(planted(tmp_path, six_methods(lambda loss: 1 - loss, other=other)))
+    labels = [
+        " ".join(axes.get_xlabel().split()) for axes in caught_figures(loss_against_error, frame)[0][0].axes
+    ]
+    assert labels == [
+        "nats of single heads, mean over layers [nats/token]", "mean relative error, mean over layers [1]",
+    ]  # fmt: skip
+
+
+def test_the_figure_of_the_best_measure_knows_what_is_predicted_as_the_page_does(tmp_path):
     frame, losses = confirmed_losses(tmp_path)
-    figures, _ = drawn(frame, losses, loss_against_error)
-    labels = [" ".join(axes.get_xlabel().split()) for axes in figures[0].axes]
-    assert all(label.endswith("[nats/token]") == ("KL" in label) for label in labels)
+    figures, _ = drawn(
+        frame.assign(rel_err_out_mean=1 - frame["rel_err_out_mean"]), losses, loss_against_error
+    )
+    label = " ".join(figures[0].axes[0].get_xlabel().split())
+    assert label == "predicted KL, all layers together [nats/token]"
 
 
 # Where a loss arises
@@ -148,7 +164,9 @@ def test_the_middle_budget_is_drawn_of_several(tmp_path):
         for budget in (64, 128, 256)
         for head in (0, 1)
     ]
-    [picture] = pictures(loss_by_head, load(write_results(tmp_path, rows, columns=[*COLUMNS, "kl_head_mean"])))
+    [picture] = pictures(
+        loss_by_head, load(write_results(tmp_path, rows, columns=[*COLUMNS, "kl_head_mean"]))
+    )
     assert picture.title.endswith("B = 128")
     assert set(picture.table["kl_head_mean"]) == {1 / 128}
 
@@ -156,6 +174,10 @@ def test_the_middle_budget_is_drawn_of_several(tmp_path):
 @pytest.mark.parametrize("kl", ["", 0.0])
 def test_without_a_gradient_or_a_loss_there_is_no_map(tmp_path, kl):
     assert pictures(loss_by_head, heads(tmp_path, {"h2o": [[kl, kl]]})) == []
+
+
+def test_a_table_without_the_column_has_no_map(tmp_path):
+    assert pictures(loss_by_head, load(write_results(tmp_path, [fake_row(kv_head=h) for h in (0, 1)]))) == []
 
 
 def test_one_run_of_the_model_is_a_point_without_a_correlation(tmp_path):

@@ -41,7 +41,7 @@ SHOWN = ["prompt", "label", "method", "family", "budget_tokens", "oracle", "n_se
 def data(run):
     """(instances, choices of measures, their correlations with the loss); None without confirm.csv, or where
     no text has enough instances. The measures: the best-predicting one and the engine's main one."""
-    instances = trace_instances(run.rows)
+    instances = trace_instances(run.rows, run.losses)
     choices = shown_choices(instances) if instances else []
     return (instances, choices, choice_correlations(instances, choices)) if choices else None
 

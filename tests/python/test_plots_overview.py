@@ -323,7 +323,7 @@ def test_runs_are_taken_together_under_names_of_their_own(tmp_path):
 def test_an_unknown_overview_plot_is_refused_with_the_known_ones(tmp_path):
     context = overview_of(tmp_path, {"plots": ["pie"]}, {"run": heads("h2o", [0.1, 0.2])})
     with pytest.raises(
-        FigureError, match=r"no overview plot pie; there are error_vs_bytes, loss_against_error"
+        FigureError, match=r"no overview plot pie; there are error_vs_bytes, predicted_loss, "
     ):
         sketch(context)
 

@@ -70,6 +70,15 @@ def test_the_section_gives_nats_with_their_interval_and_when_to_trust_them(tmp_p
     assert "When to trust it" in said and "errors of 2 layers" in said
 
 
+def test_what_was_measured_stands_in_brackets_beside_the_prediction(tmp_path):
+    frame = run_of(tmp_path)
+    found = losses_of(frame)
+    assert "In brackets" not in text_of(loss_section(frame, found))
+    said = text_of(loss_section(frame, Losses(found.table.assign(kl_mean=1.5))))
+    assert "In brackets: what kvconfirm measured" in said
+    assert ">2.00 (1.50)<small>" in said
+
+
 def test_without_projections_the_section_says_why_heads_stand_alone(tmp_path):
     frame = run_of(tmp_path)
     (tmp_path / "projections.h5").unlink()

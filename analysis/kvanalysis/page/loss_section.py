@@ -32,6 +32,7 @@ TOGETHER = (
     " Over texts it joins the means of the lower and of the upper ends, as if all texts erred together; of"
     " other texts it says nothing."
 )
+MEASURED = " In brackets: what kvconfirm measured when the model did run with them."
 SECOND_ORDER = "To second order alone: the trace holds no masked runs, so there is no interval."
 TRUST = (
     "When to trust it: where it was compared with the model itself (six texts, one model of 135M parameters),"
@@ -55,7 +56,7 @@ def loss_section(frame, losses):
     return [
         paragraph(_scope(losses, table)),
         _table(_sized(frame, table), int(table["n_texts"].max())),
-        paragraph(_trust(losses), "aside"),
+        *([] if losses.why else [paragraph(_trust(losses), "aside")]),
     ]
 
 
@@ -68,9 +69,10 @@ def _scope(losses, table):
     )
     if losses.why:
         return f"{HEADS}: {losses.why}.{over}"
+    whole = WHOLE + (MEASURED if table["n_measured"].any() else "")
     if table["low"].isna().all():
-        return f"{WHOLE}{over}{SECOND_ORDER}"
-    return f"{WHOLE}{over}{INTERVAL}{TOGETHER if texts > 1 else ''}"
+        return f"{whole}{over}{SECOND_ORDER}"
+    return f"{whole}{over}{INTERVAL}{TOGETHER if texts > 1 else ''}"
 
 
 def _trust(losses):
@@ -120,14 +122,14 @@ def _table(table, most_texts):
 
 
 def _cell(row, most_texts):
-    """The number, and in lines below it its interval, what was measured, and texts that it lacks."""
+    """The number and what was measured, and in a line below them the interval, and texts that are missing."""
     if row is None:
         return (ABSENT, None)
     below = [] if pd.isna(row.low) or not row.loss else [f"{significant(row.low)} … {significant(row.high)}"]
-    if row.n_measured:
-        some = "" if row.n_measured == row.n_texts else f" ({row.n_measured} of {row.n_texts} texts)"
-        below.append(f"measured {significant(row.measured)}{some}")
+    measured = f" ({significant(row.measured)})" if row.n_measured else ""
     if row.n_texts < most_texts:
         below.append(f"{row.n_texts} of {most_texts} texts")
-    small = "".join(f"<small>{html(line)}</small>" for line in below)
-    return (Html(f"{html(significant(row.loss))}{small}"), row.loss)
+    if 0 < row.n_measured < row.n_texts:
+        below.append(f"measured on {row.n_measured}")
+    small = f"<small>{html(' · '.join(below))}</small>" if below else ""
+    return (Html(f"{html(significant(row.loss) + measured)}{small}"), row.loss)

@@ -100,11 +100,11 @@ def _together(predicted, table, layers):
     return {PREDICTED.name: found} if np.isfinite(found).any() else {}
 
 
-def trace_instances(rows):
-    """The Instances beside the rows of one trace of `load`'s table; None where kvconfirm has finished
-    none."""
+def trace_instances(rows, predicted=None):
+    """The Instances beside the rows of one trace of `load`'s table and, where known, its Losses; None where
+    kvconfirm has finished none."""
     confirmation = confirmed(rows, whole=False)
-    return instances_of(rows, confirmation) if confirmation else None
+    return instances_of(rows, confirmation, predicted) if confirmation else None
 
 
 def _losses(losses, labels):

@@ -32,6 +32,7 @@ LETTERS = 17  # of an axis label to the inch
 WIDE = 1.3  # decades; more of them have ticks at powers of ten alone
 BELOW, LINE = 0.42, 0.13  # inches below the panels: ticks and a label, a further line of it
 WSPACE = 0.07  # share of a panel's width
+UNITS = {"rmse": "value units", "kl_head_mean": "nats/token", "predicted_kl": "nats/token"}
 LABELS = 5  # exceptions named in a panel, one for each method
 SHOWN = ["prompt", "label", "method", "family", "budget_tokens", "oracle", "n_seeds", "n_rows", "loss_full",
          "loss", LOSS, "kl_mean", "top1_lost"]  # fmt: skip
@@ -40,7 +41,7 @@ SHOWN = ["prompt", "label", "method", "family", "budget_tokens", "oracle", "n_se
 def data(run):
     """(instances, choices of measures, their correlations with the loss); None without confirm.csv, or where
     no text has enough instances. The measures: the best-predicting one and the engine's main one."""
-    instances = trace_instances(run.rows)
+    instances = trace_instances(run.rows, run.losses)
     choices = shown_choices(instances) if instances else []
     return (instances, choices, choice_correlations(instances, choices)) if choices else None
 
@@ -145,8 +146,7 @@ def _title(axes, prompt, rho, letters):
 
 
 def _axis_label(choice, letters):
-    unit = "value units" if choice.measure == "rmse" else "1"
-    return fill(f"{choice.words}\u00a0[{unit}]", letters)
+    return fill(f"{choice.words}\u00a0[{UNITS.get(choice.measure, '1')}]", letters)
 
 
 def _legend_order(table):

@@ -846,6 +846,7 @@ def installed(tmp_path, monkeypatch):
         "offered_nothing = offering:nothing\noffered_gone = offering_gone:Oldest\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("offering", None)  # another test's package of that name
     yield
     sys.modules.pop("offering", None)
 

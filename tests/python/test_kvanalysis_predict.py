@@ -55,6 +55,7 @@ KEYS = ("ka", "kb")
 
 def run_of(folder, with_masks=True, recorded=True):
     """The table of a run of one method on two layers of a trace, and its files."""
+    folder.mkdir(exist_ok=True)
     with h5py.File(folder / "trace.h5", "w") as file:
         group = file.create_group("prompts/p")
         if with_masks:
@@ -104,3 +105,18 @@ def test_a_run_without_a_gradient_is_told_how_to_record_one(tmp_path):
     frame = run_of(tmp_path).drop(columns="kl_head_mean")
     with pytest.raises(ResultsError, match="kvdump --with-gradient"):
         predicted(frame)
+
+
+def test_an_instance_with_a_failed_head_is_left_out_and_not_summed_over_the_others(tmp_path):
+    frame = run_of(tmp_path)
+    frame.loc[1, "status"] = "failed"
+    with pytest.raises(ResultsError, match="no instance without a failed cell"):
+        predicted(frame)
+    whole = run_of(tmp_path / "whole").assign(budget_tokens=16)
+    table = predicted(pd.concat([frame, whole], ignore_index=True).pipe(with_attrs, whole))
+    assert list(table["budget_tokens"]) == [16]
+
+
+def with_attrs(frame, like):
+    frame.attrs = like.attrs
+    return frame

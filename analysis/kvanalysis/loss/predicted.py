@@ -36,7 +36,8 @@ class Losses:
 
 
 def predicted(frame):
-    """A row of COLUMNS for each instance of `load`'s table, and `kl_mean` where kvconfirm measured it.
+    """A row of COLUMNS for each instance of `load`'s table that has no failed cell, and `kl_mean` where
+    kvconfirm measured it.
 
     `kl_row`, `kl_block`, `kl_full`: the second order, see `estimate`; `kl_head`: the sum over single heads,
     without their pairs. `kl`: `kl_row` as the model answers to errors of this size (`response`), with a 95 %
@@ -46,18 +47,16 @@ def predicted(frame):
     holds: all numbers are those of these layers alone, so of fewer than the model's they are lower bounds.
     Raises ResultsError without projections.
     """
-    if not _holds_losses(frame):
-        raise ResultsError(f"the results hold no kl_head_mean: {REMEDY}")
-    return _beside_confirmed(_of_instances(frame[frame["status"] == "ok"], _projections(frame)), frame)
+    used = _with_losses(frame)
+    if used.empty:
+        raise ResultsError(f"no instance without a failed cell holds kl_head_mean: {REMEDY}")
+    return _beside_confirmed(_of_instances(used, _projections(frame)), frame)
 
 
 def losses_of(frame):
     """The Losses of the instances of `load`'s table, or of rows of one trace of it, that have no failed cell;
     None where the trace holds no gradient. Projections that are absent or cannot be read stop nobody."""
-    if not _holds_losses(frame):
-        return None
-    finished = (frame["status"] == "ok").groupby([frame[name] for name in INSTANCE], dropna=False)
-    used = frame[finished.transform("all")]
+    used = _with_losses(frame)
     if used.empty:
         return None
     try:
@@ -67,8 +66,14 @@ def losses_of(frame):
     return Losses(_beside_confirmed(table, frame, whole=False), why)
 
 
-def _holds_losses(frame):
-    return "kl_head_mean" in frame and frame["kl_head_mean"].notna().any()
+def _with_losses(frame):
+    """The rows of instances that have no failed cell, for a sum over other heads would be another loss; none
+    where the trace holds no gradient."""
+    if "kl_head_mean" not in frame:
+        return frame.iloc[:0]
+    finished = (frame["status"] == "ok").groupby([frame[name] for name in INSTANCE], dropna=False)
+    used = frame[finished.transform("all")]
+    return used if used["kl_head_mean"].notna().any() else used.iloc[:0]
 
 
 def _projections(frame):

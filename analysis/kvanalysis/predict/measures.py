@@ -11,13 +11,14 @@ RUN, GRADIENT, MODEL, COMPRESSED = "the run", "the gradient", "the model", "the 
 class Measure:
     """`column` of results.csv or confirm_layers.csv; `from_one`: the measure is one minus it. `needs`: RUN
     (traces alone), GRADIENT (traces with one), MODEL (its output projection and residual stream), COMPRESSED
-    (no prediction: it was measured in the run that it would predict)."""
+    (no prediction: it was measured in the run that it would predict). `unit` of its values."""
 
     name: str
     words: str
     column: str
     needs: str = RUN
     from_one: bool = False
+    unit: str = "1"
 
     def of(self, values):
         return 1 - values if self.from_one else values
@@ -30,7 +31,7 @@ MEASURES = (
     Measure("rel_err_out_p95", "95 % quantile of the relative error", "rel_err_out_p95"),
     Measure("rel_err_fro", "ratio of norms, last rows", "rel_err_fro"),
     Measure("cosine_distance", "cosine distance", "cosine_mean", from_one=True),
-    Measure("rmse", "root mean square error", "rmse"),
+    Measure("rmse", "root mean square error", "rmse", unit="value units"),
     Measure("eps_spectral_mean", "ε spectral", "eps_spectral_mean"),
     Measure("missing_mass", "missing mass", "kept_mass_mean", from_one=True),
     Measure("partition_err_mean", "partition error", "partition_err_mean"),
@@ -39,14 +40,14 @@ MEASURES = (
     Measure("rel_err_quarter_4", "error of the last quarter of rows", "rel_err_quarter_4"),
     Measure("rel_err_set_mean", "error of the set alone", "rel_err_set_mean"),
     Measure("rel_err_prefix_mean", "error on the prompt’s tokens alone", "rel_err_prefix_mean"),
-    Measure("kl_head_mean", "nats of single heads", "kl_head_mean", GRADIENT),
+    Measure("kl_head_mean", "nats of single heads", "kl_head_mean", GRADIENT, unit="nats/token"),
     Measure("rel_err_proj_mean", "error behind W_O over ‖W_O o‖", "rel_err_proj_mean", MODEL),
     Measure("rel_err_resid_mean", "error behind W_O over the residual stream", "rel_err_resid_mean", MODEL),
     Measure("rel_err_resid_late", "error over the residual stream, late rows", "rel_err_resid_late", MODEL),
     Measure("drift_mean", "drift of the residual stream", "drift_mean", COMPRESSED),
 )
 # What is one number for all layers: a column of `loss.predicted`.
-PREDICTED = Measure("predicted_kl", "predicted KL", "kl", GRADIENT)
+PREDICTED = Measure("predicted_kl", "predicted KL", "kl", GRADIENT, unit="nats/token")
 BY_NAME = {measure.name: measure for measure in (*MEASURES, PREDICTED)}
 
 

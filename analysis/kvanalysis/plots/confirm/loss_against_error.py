@@ -13,6 +13,7 @@ from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, new_figure
 from ...predict.best import choice_correlations, shown_choices
 from ...predict.exceptions import MARGIN, exceptions, residuals
 from ...predict.instances import LOSS, trace_instances
+from ...predict.measures import BY_NAME
 from ...predict.words import (
     METHODS_NOTE,
     confirmed_note,
@@ -32,7 +33,6 @@ LETTERS = 17  # of an axis label to the inch
 WIDE = 1.3  # decades; more of them have ticks at powers of ten alone
 BELOW, LINE = 0.42, 0.13  # inches below the panels: ticks and a label, a further line of it
 WSPACE = 0.07  # share of a panel's width
-UNITS = {"rmse": "value units", "kl_head_mean": "nats/token", "predicted_kl": "nats/token"}
 LABELS = 5  # exceptions named in a panel, one for each method
 SHOWN = ["prompt", "label", "method", "family", "budget_tokens", "oracle", "n_seeds", "n_rows", "loss_full",
          "loss", LOSS, "kl_mean", "top1_lost"]  # fmt: skip
@@ -146,7 +146,7 @@ def _title(axes, prompt, rho, letters):
 
 
 def _axis_label(choice, letters):
-    return fill(f"{choice.words}\u00a0[{UNITS.get(choice.measure, '1')}]", letters)
+    return fill(f"{choice.words}\u00a0[{BY_NAME[choice.measure].unit}]", letters)
 
 
 def _legend_order(table):

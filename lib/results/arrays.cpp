@@ -50,8 +50,10 @@ void write_projections(H5Output& file, const Cell&, const CellResult& result) {
   assert(int64_t(result.projections.size()) == shape[0] * shape[1] * shape[2]);
   write_flat(file, "projections/rows", result.rows);
   std::vector<float> drawn, recorded;
-  for (size_t at = 0; at < result.projections.size(); ++at)
-    (int64_t(at) % result.samples < result.drawn ? drawn : recorded).push_back(result.projections[at]);
+  for (auto row = result.projections.begin(); row != result.projections.end(); row += result.samples) {
+    drawn.insert(drawn.end(), row, row + result.drawn);
+    recorded.insert(recorded.end(), row + result.drawn, row + result.samples);
+  }
   // Compressing takes a fifth of a run's time, and a twelfth of these bytes.
   const bool compress = false;
   file.write("projections/a", std::span<const float>(drawn), {shape[0], shape[1], result.drawn}, compress);

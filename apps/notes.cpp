@@ -3,6 +3,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <map>
+
+#include "exact/sensitivity.hpp"
 
 namespace kvreplay::app {
 
@@ -11,6 +14,18 @@ void tell_notes(const Notes& notes, Console& console) {
   for (size_t i = 0; i < std::min(notes.size(), kTold); ++i) console.warning(notes[i].text);
   if (notes.size() > kTold)
     console.warning(fmt::format("and {} more notes, see `notes` in results.meta.json", notes.size() - kTold));
+}
+
+void tell_unused_gradients(const std::vector<Cell>& plan, const OpenTensors& open, Console& console) {
+  std::map<std::pair<size_t, std::string>, const Cell*> first_of;  // of each prompt; its layers were recorded alike
+  for (const Cell& cell : plan) first_of.try_emplace({cell.place.trace, cell.place.prompt}, &cell);
+  for (const auto& [prompt, cell] : first_of) {
+    const Place& place = cell->place;
+    const auto trace = open(place.trace, {{{place.prompt}}, {{place.layer}}});
+    if (trace->layer(place.prompt, place.layer).gradient_samples == 0) continue;
+    const std::string why = why_not_projected(*trace, place, cell->extent);
+    if (!why.empty()) console.warning(fmt::format("prompt {}: kl_head_mean stays empty: {}", place.prompt, why));
+  }
 }
 
 }  // namespace kvreplay::app

@@ -77,51 +77,12 @@ void load_queries(const Tensors& trace, const HeadRequest& request, HeadStream<R
   read_query_rows(trace, request, 0, stream.query_rows, stream.queries);
 }
 
-// Why the recorded gradient does not tell what a replay of the stream costs the model, or "".
-template <class Real>
-std::string gradient_is_missing(const std::vector<int32_t>& rows, const LayerInfo& layer,
-                                const HeadStream<Real>& stream) {
-  if (rows.empty()) return "holds no gradient. Record it with kvdump --with-gradient";
-  if (layer.tokens != stream.tokens)
-    return fmt::format("its gradient is that of {} tokens, the replay ends after {}. Leave out replay.limit",
-                       layer.tokens, stream.tokens);
-  for (int32_t t = stream.prompt; t + 1 < stream.tokens; ++t)
-    if (stream.query_row[size_t(t)] >= 0 && !std::binary_search(rows.begin(), rows.end(), t))
-      return fmt::format(
-          "its gradient has no row of token {}, and the replay's prompt ends at {}. Record it with kvdump "
-          "--with-gradient --gradient-from {}",
-          t, stream.prompt, stream.prompt);
-  return "";
-}
-
-// Nobody predicts from the last token.
-template <class Real>
-Sensitivity read_sensitivity(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
-                             const std::vector<int32_t>& tokens, const HeadStream<Real>& stream) {
-  Sensitivity to{layer.all_gradients(), int32_t(tokens.size()), layer.v_head_dim, layer.gradient_recorded, {}, {}};
-  to.row_of.assign(size_t(stream.tokens), -1);
-  for (int32_t row = 0; row < to.rows; ++row) to.row_of[size_t(tokens[size_t(row)])] = row;
-  to.row_of.back() = -1;
-  const QueryHeads heads = QueryHeads::of(layer, request);
-  const size_t width = size_t(to.v_dim), rows = size_t(to.rows), samples = size_t(to.samples);
-  to.numbers.resize(size_t(heads.count) * rows * samples * width);
-  std::vector<float> sample(rows * width);
-  for (size_t h = 0; h < size_t(heads.count); ++h)
-    for (size_t s = 0; s < samples; ++s) {
-      trace.read_gradient(request.place.prompt, request.place.layer, heads.first + int32_t(h), int32_t(s), sample);
-      for (size_t row = 0; row < rows; ++row)
-        std::transform(sample.begin() + int64_t(row * width), sample.begin() + int64_t((row + 1) * width),
-                       to.numbers.begin() + int64_t(((h * rows + row) * samples + s) * width), to_bf16);
-    }
-  return to;
-}
-
 template <class Real>
 void load_sensitivity(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
                       HeadStream<Real>& stream) {
-  const std::vector<int32_t> tokens = trace.gradient_rows(request.place.prompt, request.place.layer);
-  const std::string missing = gradient_is_missing(tokens, layer, stream);
-  if (missing.empty()) stream.sensitivity = read_sensitivity(trace, request, layer, tokens, stream);
+  const std::string missing = why_not_projected(trace, request.place, request.extent);
+  const QueryHeads heads = QueryHeads::of(layer, request);
+  if (missing.empty()) stream.sensitivity = read_sensitivity(trace, request.place, heads.first, heads.count);
   else if (request.gradient == HeadRequest::Gradient::required)
     throw TraceError(fmt::format("{}: prompt {}, layer {}: {} (output.save: projections)", trace.info().path.string(),
                                  request.place.prompt, request.place.layer, missing));

@@ -1,10 +1,15 @@
 #pragma once
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/bf16.hpp"
 
 namespace kvreplay {
+
+class Tensors;
+struct Place;
+struct Extent;
 
 // How much the model cares for the attention output of each query head and row: samples of the gradient of the sum of
 // log p(y_t) over the rows from the first one here on, y_t drawn from the model's own prediction; last, where it is
@@ -23,5 +28,10 @@ struct Sensitivity {
     return row < 0 ? nullptr : numbers.data() + (int64_t(head) * rows + row) * samples * v_dim;
   }
 };
+
+// The recorded gradient of `heads` query heads of a layer. Throws TraceError.
+Sensitivity read_sensitivity(const Tensors& trace, const Place& place, int32_t first_head, int32_t heads);
+// Why it does not tell what errors of a replay of these tokens cost the model, and what to do; "" where it does.
+std::string why_not_projected(const Tensors& trace, const Place& place, const Extent& extent);
 
 }  // namespace kvreplay

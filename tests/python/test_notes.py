@@ -10,9 +10,10 @@ from kvanalysis import load
 from kvanalysis.data.notes import notes_of
 from kvanalysis.page.notes import notes_section
 from kvanalysis.stats.summary import summarise
-from kvreplay_cli import ROOT
+from kvreplay_cli import ROOT, synth
 from kvreplay_cli import kvreplay as program
 from test_kvanalysis_fake import fake_row, write_results
+from test_measures_independent import add_gradient
 
 SAMPLE = ROOT / "traces" / "samples" / "smollm2-135m.h5"
 NO_RESULTS = {"select_s", "attend_s"}
@@ -198,3 +199,23 @@ def test_many_notes_are_counted_beyond_five(tmp_path):
     assert told[5:] == [
         f"kvreplay: warning: and {len(notes) - 5} more notes, see `notes` in results.meta.json"
     ]
+
+
+@pytest.mark.parametrize(("prefill", "warned"), [(64, False), (48, True)])
+def test_a_run_says_that_its_prompt_ends_before_the_recorded_gradient_begins(tmp_path, prefill, warned):
+    trace = add_gradient(synth(tmp_path / "t.h5", "--tokens", 96, "--prompt", 64), 0)
+    words = [
+        "run",
+        trace,
+        "--method",
+        "window",
+        "--budget",
+        "16",
+        "--prefill",
+        prefill,
+        "-o",
+        tmp_path / "out",
+    ]
+    said = program(*words).stderr
+    assert ("kl_head_mean stays empty: its gradient has no row of token 48" in said) == warned
+    assert load(tmp_path / "out")["kl_head_mean"].isna().all() == warned

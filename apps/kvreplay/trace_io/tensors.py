@@ -291,3 +291,9 @@ def _check_size(array: Array, needed: int, held: int) -> None:
             f"declares {describe(array.shape)}, {needed} bytes, but the file holds only {max(held, 0)} bytes "
             "of it. It is truncated or damaged",
         )
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """The same array, which can no longer be written."""
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,224 @@
+"""A trace file: which prompts and layers it holds."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import TraceError
+from ..trace_io.content_id import content_id
+from ..trace_io.metadata import FileFacts, LayerFacts, read_file, read_layer
+from ..trace_io.walk import Node, OpenFiles, fail
+from ..trace_io.write import PromptArrays, write_trace
+from .layer import Layer, heads_text
+from .prompt import Prompt
+
+
+def open(path: str | Path) -> "Trace":
+    """The trace at `path`: an HDF5 file, or a folder with an index.h5. TraceError where it is none."""
+    trace = Trace(path)
+    trace.layers()
+    return trace
+
+
+class Trace:
+    """A trace file, or the index.h5 of a large dump; a folder stands for the index.h5 in it.
+
+    The file is opened for each call and closed behind it, unless the trace is used as a context manager:
+    then it stays open until the block ends. A trace can be pickled; what is pickled is its path.
+
+    Wherever a prompt is asked for, None is the only one, or the first of several in the order of their ids.
+    Every method raises TraceError, naming file and dataset, where the file is damaged or contradicts itself.
+    """
+
+    def __init__(self, path: str | Path):
+        given = Path(path)
+        self.path: Path = given / "index.h5" if (given / "index.h5").is_file() else given
+        _check_name(self.path)
+        self._held: OpenFiles | None = None
+        self._layers: dict[tuple[str, int], LayerFacts] = {}
+
+    @classmethod
+    def write(
+        cls,
+        path: str | Path,
+        layers: Mapping[int, Any] | None = None,
+        *,
+        prompts: Mapping[str, Any] | None = None,
+        prompt: str = "p0",
+        n_prompt: int | None = None,
+        n_generated: int | None = None,
+        n_layers: int | None = None,
+        model: str = "",
+        revision: str = "",
+        rope: Mapping[str, Any] | str | None = None,
+        token_ids: Any = None,
+        token_classes: Any = None,
+        token_text: Any = None,
+        position_ids: Any = None,
+        source: str = "",
+        compress: bool = False,
+    ) -> "Trace":
+        """Write arrays as a trace file, whole or not at all, and return it.
+
+        layers: {number in the model, from 0: (q, k, v)} with q [Hq, Tq, D], k [Hkv, T, D], v [Hkv, T, Dv],
+            Hq a multiple of Hkv; q and k as the attention call sees them, behind rotary embedding and norms.
+            Instead of the tuple a LayerArrays, or a mapping with its names, says more of a layer (scaling,
+            sliding window, soft cap, rope, sinks, q_pos, out); a Layer of another trace is taken as it is.
+            A mapping may be lazy: each layer is asked for once, written, and let go.
+            Arrays are float32, float16 or bfloat16, of numpy (ml_dtypes), torch, jax or cupy.
+        prompts: {id: PromptArrays, or a mapping with its names} for several prompts, instead of `layers`,
+            `prompt` and everything that belongs to a prompt.
+        prompt: id of the one prompt.
+        n_prompt: tokens of the prompt, from 1 to T; what follows was generated. Default: all.
+        n_generated: tokens that were generated. Default: those behind n_prompt.
+        n_layers: layers of the model. Default: one more than the last that is given.
+        model, revision: of the model; free text.
+        rope: rotary embedding that q and k carry, as `rope_json` (docs/formats.md), at least {"theta": ...};
+            "none" where there is none. Default: not recorded, so that positions cannot be re-assigned.
+        token_ids, position_ids: integers [T]. token_classes: integers [T], 0 word, 1 punctuation, 2 special.
+        token_text: strings [T]. source: where the prompt is from.
+        compress: gzip; it saves little.
+
+        The trace's id is that of its content: equal arrays and facts give an equal id.
+
+        Raises TraceError where arrays or facts do not fit, naming layer and array, and OutputError where the
+        file cannot be written; then nothing stands at `path` that did not before.
+        """
+        alone = PromptArrays(
+            layers=layers if layers is not None else {},
+            n_prompt=n_prompt,
+            n_generated=n_generated,
+            token_ids=token_ids,
+            token_classes=token_classes,
+            token_text=token_text,
+            position_ids=position_ids,
+            source=source,
+        )
+        if (prompts is None) == (layers is None):
+            fail(str(path), "give either layers, of one prompt, or prompts")
+        of_a_prompt = (value for name, value in vars(alone).items() if name != "layers")
+        if prompts is not None and any(value is not None and not _is_empty(value) for value in of_a_prompt):
+            fail(str(path), "what belongs to a prompt stands in its entry of prompts")
+        write_trace(
+            Path(path),
+            {prompt: alone} if prompts is None else prompts,
+            {"model": model or None, "revision": revision or None, "n_layers": n_layers},
+            rope,
+            compress,
+        )
+        return cls(path)
+
+    @cached_property
+    def _facts(self) -> FileFacts:
+        with self._root() as root:
+            return read_file(root)
+
+    @property
+    def model(self) -> str:
+        """Name of the model, "unknown" where it is not recorded."""
+        return self._facts.model
+
+    @property
+    def revision(self) -> str:
+        """Revision of the model, empty where it is not recorded."""
+        return self._facts.revision
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of the model, of which the trace may hold a few."""
+        return self._facts.n_layers
+
+    @cached_property
+    def trace_id(self) -> str:
+        """Identity of the content, as `kvreplay inspect` prints it. A file that carries none is read as a
+        whole to find it."""
+        if self._facts.trace_id:
+            return self._facts.trace_id
+        with self._root() as root:
+            return content_id(root, self._facts)
+
+    @property
+    def prompts(self) -> list[str]:
+        """Ids of the prompts, sorted."""
+        return list(self._facts.layers)
+
+    def layers(self, prompt: str | None = None) -> list[int]:
+        """Numbers of the layers that are recorded of a prompt, ascending, from 0 as the model counts them."""
+        return list(self._facts.layers[self._prompt_id(prompt)])
+
+    def prompt(self, prompt: str | None = None) -> Prompt:
+        """A prompt: its lengths, tokens and positions."""
+        found = self._prompt_id(prompt)
+        return Prompt(self, found, self.layer(self._facts.layers[found][0], found).n_tokens)
+
+    def layer(self, number: int, prompt: str | None = None) -> Layer:
+        """A layer of a prompt. TraceError where it is not recorded, saying which are."""
+        found = self._prompt_id(prompt)
+        if number not in self._facts.layers[found]:
+            held = ", ".join(map(str, self._facts.layers[found]))
+            fail(str(self.path), f"prompt {found} holds no layer {number}. It holds {held}")
+        key = (found, int(number))
+        if key not in self._layers:
+            with self._root() as root:
+                self._layers[key] = read_layer(root, *key)
+        return Layer(self, found, self._layers[key])
+
+    def _prompt_id(self, prompt: str | None) -> str:
+        held = self._facts.layers
+        if prompt is None:
+            return next(iter(held))
+        if prompt not in held:
+            fail(str(self.path), f"holds no prompt {prompt}. It holds {', '.join(held)}")
+        return prompt
+
+    @contextmanager
+    def _root(self) -> Iterator[Node]:
+        """Root of the open file, for a moment or, inside of `with`, for longer."""
+        if self._held is not None:
+            yield self._held.root
+            return
+        files = OpenFiles(self.path)
+        try:
+            yield files.root
+        finally:
+            files.close()
+
+    def __enter__(self) -> "Trace":
+        self._held = self._held or OpenFiles(self.path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return type(self), (str(self.path),)
+
+    def __repr__(self) -> str:
+        try:
+            first = self.layer(self.layers()[0])
+            prompts = "1 prompt" if len(self.prompts) == 1 else f"{len(self.prompts)} prompts"
+            layers = " ".join(map(str, self.layers()))
+        except TraceError as error:
+            return f"<Trace {error}>"
+        return (
+            f"<Trace {self.path.name}: {self.model}, {prompts}, layers {layers} of {self.n_layers}, "
+            f"{heads_text(first)}, {first.n_tokens} tokens, {first.dtype}>"
+        )
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, str) and not value
+
+
+def _check_name(path: Path) -> None:
+    part = Path(f"{path}.part")
+    if path.suffix == ".part":
+        fail(str(path), "is an unfinished dump (.part). Finish it with kvdump --resume, or dump it again")
+    if not path.exists() and part.exists():
+        fail(
+            str(path), f"no such file, but there is an unfinished dump {part}. Finish it with kvdump --resume"
+        )

@@ -204,18 +204,7 @@ def test_many_notes_are_counted_beyond_five(tmp_path):
 @pytest.mark.parametrize(("prefill", "warned"), [(64, False), (48, True)])
 def test_a_run_says_that_its_prompt_ends_before_the_recorded_gradient_begins(tmp_path, prefill, warned):
     trace = add_gradient(synth(tmp_path / "t.h5", "--tokens", 96, "--prompt", 64), 0)
-    words = [
-        "run",
-        trace,
-        "--method",
-        "window",
-        "--budget",
-        "16",
-        "--prefill",
-        prefill,
-        "-o",
-        tmp_path / "out",
-    ]
-    said = program(*words).stderr
+    options = ["--method", "window", "--budget", 16, "--prefill", prefill]
+    said = program("run", trace, *options, "-o", tmp_path / "out").stderr
     assert ("kl_head_mean stays empty: its gradient has no row of token 48" in said) == warned
     assert load(tmp_path / "out")["kl_head_mean"].isna().all() == warned

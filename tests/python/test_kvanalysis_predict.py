@@ -33,13 +33,20 @@ def test_the_noise_of_labels_is_that_of_the_samples_own_sums():
 
 def test_the_answer_to_masks_is_followed_between_them_and_bends_no_further_up_beyond():
     found = Response(np.array([0.1, 0.4, 1.6]), np.array([0.2, 0.4, 0.8]))
-    assert found.of(0) == 0
-    assert found.of(0.4) == pytest.approx(0.4)
-    assert found.of(0.2) == pytest.approx(np.sqrt(0.2 * 0.4))
-    assert found.of(0.05) == pytest.approx(0.1)
-    assert found.of(6.4) == pytest.approx(1.6)
+    assert found.of(0.4, 9) == pytest.approx(0.4)
+    assert found.of(0.2, 9) == pytest.approx(np.sqrt(0.2 * 0.4))
+    assert found.of(6.4, 9) == pytest.approx(1.6)
     steep = Response(np.array([0.1, 0.2]), np.array([0.1, 0.8]))
-    assert steep.of(0.4) == pytest.approx(1.6)
+    assert steep.of(0.4, 9) == pytest.approx(1.6)
+
+
+def test_an_error_far_below_the_mildest_mask_costs_its_second_order():
+    found = Response(np.array([0.1, 0.4]), np.array([0.2, 0.4]))
+    assert found.of(0, 0) == 0
+    assert found.of(1e-6, 1.3e-6) == pytest.approx(1.3e-6, rel=1e-4)
+    # Half of the mildest size: half of what the masks say, 0.1, and half of the blocks.
+    assert found.of(0.05, 0.06) == pytest.approx(0.08)
+    assert found.of(0.1, 9) == pytest.approx(0.2)
 
 
 def test_masks_of_one_size_that_cost_the_same_leave_no_spread():

@@ -121,7 +121,7 @@ def _whole_instance(a, recorded, response):
     row, blocks = by_row(a), by_blocks(a)
     kl, low, high = blocks, np.nan, np.nan
     if response:
-        kl = response.of(row)
+        kl = response.of(row, blocks)
         low, high = _interval(kl, a, response) if row else (kl, kl)
     first = np.nan if recorded is None else float(-recorded.mean())
     return {"n_rows": len(a), "kl": kl, "kl_low": low, "kl_high": high, "kl_row": row, "kl_block": blocks,

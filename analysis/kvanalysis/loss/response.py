@@ -23,16 +23,18 @@ class Response:
     row: np.ndarray
     kl: np.ndarray
 
-    def of(self, row):
-        """Nats a token that an error costs whose rows say `row` >= 0: linear between the runs in logarithms,
-        in proportion below the mildest, with the slope of the last two beyond the severest, at most in
-        proportion."""
+    def of(self, row, blocks):
+        """Nats a token that an error costs whose rows say `row` >= 0, and its blocks of rows `blocks`: linear
+        between the runs in logarithms; beyond the severest with the slope of the last two, at most in
+        proportion. Small errors cost their second order, `blocks`: below the mildest run its answer gives way
+        to that in proportion to the size, as the terms that the second order leaves out do."""
         if row == 0:
             return 0.0
         x, y = np.log(self.row), np.log(self.kl)
         at = np.log(row)
         if at <= x[0]:
-            return float(np.exp(y[0] + at - x[0]))
+            share = row / self.row[0]
+            return float(share * row * self.kl[0] / self.row[0] + (1 - share) * blocks)
         if at >= x[-1]:
             slope = np.clip((y[-1] - y[-2]) / (x[-1] - x[-2]), 0, 1)
             return float(np.exp(y[-1] + slope * (at - x[-1])))

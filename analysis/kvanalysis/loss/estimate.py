@@ -40,7 +40,7 @@ def label_noise(a):
 
 def interval(value, *log_errors):
     """(low, high) of LEVEL around a value whose logarithm has these independent errors: (standard error,
-    degrees of freedom that it was estimated with), which are few (Student's t)."""
+    degrees of freedom that it was estimated with), which may be few (Student's t) or infinite."""
     widths = [error * stats.t.ppf((1 + LEVEL) / 2, freedom) for error, freedom in log_errors]
     width = np.sqrt(np.sum(np.square(widths)))
     return value * np.exp(-width), value * np.exp(width)

@@ -12,7 +12,7 @@ from ..data.confirm_csv import RECORDED, layers_of
 from ..data.confirmed import INSTANCE, confirmed, whole_rows
 from ..errors import ResultsError
 from .estimate import by_blocks, by_row, interval, label_noise, whole
-from .response import response_of
+from .response import METHODS_APART, response_of
 
 NAMED = ["trace_id", "prompt", "method", "label", "params", "budget_tokens", "seed"]
 COLUMNS = [*NAMED, "layers", "n_rows", "kl", "kl_low", "kl_high", "kl_row", "kl_block", "kl_full", "kl_head",
@@ -41,10 +41,11 @@ def predicted(frame):
 
     `kl_row`, `kl_block`, `kl_full`: the second order, see `estimate`; `kl_head`: the sum over single heads,
     without their pairs. `kl`: `kl_row` as the model answers to errors of this size (`response`), with a 95 %
-    interval for the labels' noise and for what two disturbances of one size are apart; of a trace without
-    such runs `kl_block`, and no interval. `loss_first_order`: what the loss of the recorded tokens changes by
-    to first order, of either sign; NaN where the trace lacks their gradient. `layers`: how many the instance
-    holds: all numbers are those of these layers alone, so of fewer than the model's they are lower bounds.
+    interval for the labels' noise and for methods that differ whose errors are of one size; of a trace
+    without such runs `kl_block`, and no interval. `loss_first_order`: what the loss of the recorded tokens
+    changes by to first order, of either sign; NaN where the trace lacks their gradient. `layers`: how many
+    the instance holds: all numbers are those of these layers alone, so of fewer than the model's they are
+    lower bounds.
     Raises ResultsError without projections.
     """
     used = _with_losses(frame)
@@ -122,18 +123,17 @@ def _whole_instance(a, recorded, response):
     kl, low, high = blocks, np.nan, np.nan
     if response:
         kl = response.of(row, blocks)
-        low, high = _interval(kl, a, response) if row else (kl, kl)
+        low, high = _interval(kl, a) if row else (kl, kl)
     first = np.nan if recorded is None else float(-recorded.mean())
     return {"n_rows": len(a), "kl": kl, "kl_low": low, "kl_high": high, "kl_row": row, "kl_block": blocks,
             "kl_full": whole(a), "loss_first_order": first}  # fmt: skip
 
 
-def _interval(kl, a, response):
-    """NaN where samples or runs are too few to say how far they are apart."""
-    error = response.error()
-    if error is None or a.shape[1] < 2:
+def _interval(kl, a):
+    """NaN where a single sample does not say how far samples are apart."""
+    if a.shape[1] < 2:
         return np.nan, np.nan
-    return interval(kl, (label_noise(a), a.shape[1] - 1), error)
+    return interval(kl, (label_noise(a), a.shape[1] - 1), (METHODS_APART, np.inf))
 
 
 def sums_over_heads(cells, arrays):

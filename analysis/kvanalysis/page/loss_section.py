@@ -26,7 +26,7 @@ HEADS = (
 )
 INTERVAL = (
     "Below a number stands its 95 % interval: for the labels that the gradient was drawn with, and for how"
-    " far two disturbances of one size lie apart."
+    " much methods differ whose errors are of one size."
 )
 TOGETHER = (
     " Over texts it joins the means of the lower and of the upper ends, as if all texts erred together; of"

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/sha256_blocks.hpp"
+
 namespace kvreplay {
 
 // SHA-256 (FIPS 180-4) of bytes that come piece by piece.
@@ -16,10 +18,8 @@ class Sha256 {
   std::string hex();  // once, at the end: 64 digits
 
  private:
-  static constexpr size_t kBlock = 64;
-  std::array<uint32_t, 8> state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                                 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  std::array<std::byte, kBlock> waiting_{};  // the first bytes of a block that is not whole
+  sha256::Words state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  std::array<std::byte, sha256::kBlock> waiting_{};  // the first bytes of a block that is not whole
   uint64_t bytes_ = 0;
 };
 

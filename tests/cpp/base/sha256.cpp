@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 #include <string>
+#include <vector>
 
 using namespace kvreplay;
 
@@ -37,4 +38,15 @@ TEST_CASE("SHA-256 does not depend on how the bytes are cut, around every length
   CHECK(sum_of(std::string(55, 'x')) == "d5e285683cd4efc02d021a5c62014694958901005d6f71e89e0989fac77e4072");
   CHECK(sum_of(std::string(56, 'x')) == "04c26261370ee7541549d16dee320c723e3fd14671e66a099afe0a377c16888e");
   CHECK(sum_of(std::string(64, 'x')) == "7ce100971f64e7001e8fe5a51973ecdfe1ced42befe7ee8d5fd6219506b5393c");
+}
+
+TEST_CASE("SHA-256 has the same state after some blocks with the processor's own instructions and without them") {
+  std::vector<std::byte> blocks(7 * sha256::kBlock);
+  uint32_t number = 1;
+  for (std::byte& byte : blocks) byte = std::byte((number = number * 1664525 + 1013904223) >> 24);
+  sha256::Words some, others;
+  for (size_t i = 0; i < some.size(); ++i) some[i] = others[i] = uint32_t(0x9e3779b9 * (i + 1));
+  sha256::compress_blocks(some, blocks.data(), 7);
+  sha256::compress_portably(others, blocks.data(), 7);
+  CHECK(some == others);
 }

@@ -155,7 +155,7 @@ int run(const RunChoices& choices, Context& context) {
   const StopSignals signals;  // before anything is said: who waits for a word may send one
   tell_start(work, todo.size(), table.size() - work.plan.size(), console);
   tell_damaged_lines(store.folder(), console);
-  if (!todo.empty()) tell_unused_gradients(todo, open_files(work.config.traces), console);
+  tell_unused_gradients(todo, work.traces, open_files(work.config.traces), console);
   TableTold told(work, choices.prints_table);
   const SharesOfCells shares = with_earlier_shares(shares_of(work.plan), store.folder(), table);
   const auto finish = [&] {

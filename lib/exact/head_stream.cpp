@@ -80,9 +80,10 @@ void load_queries(const Tensors& trace, const HeadRequest& request, HeadStream<R
 template <class Real>
 void load_sensitivity(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
                       HeadStream<Real>& stream) {
-  const std::string missing = why_not_projected(trace, request.place, request.extent);
+  const std::vector<int32_t> rows = trace.gradient_rows(request.place.prompt, request.place.layer);
+  const std::string missing = why_not_projected(trace, request.place, rows, request.extent);
   const QueryHeads heads = QueryHeads::of(layer, request);
-  if (missing.empty()) stream.sensitivity = read_sensitivity(trace, request.place, heads.first, heads.count);
+  if (missing.empty()) stream.sensitivity = read_sensitivity(trace, request.place, rows, heads.first, heads.count);
   else if (request.gradient == HeadRequest::Gradient::required)
     throw TraceError(fmt::format("{}: prompt {}, layer {}: {} (output.save: projections)", trace.info().path.string(),
                                  request.place.prompt, request.place.layer, missing));

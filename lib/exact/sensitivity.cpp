@@ -11,9 +11,9 @@
 namespace kvreplay {
 
 // Nobody predicts from the last token.
-Sensitivity read_sensitivity(const Tensors& trace, const Place& place, int32_t first_head, int32_t heads) {
+Sensitivity read_sensitivity(const Tensors& trace, const Place& place, const std::vector<int32_t>& tokens,
+                             int32_t first_head, int32_t heads) {
   const LayerInfo& layer = trace.layer(place.prompt, place.layer);
-  const std::vector<int32_t> tokens = trace.gradient_rows(place.prompt, place.layer);
   Sensitivity to{layer.all_gradients(), int32_t(tokens.size()), layer.v_head_dim, layer.gradient_recorded, {}, {}};
   to.row_of.assign(size_t(layer.tokens), -1);
   for (int32_t row = 0; row < to.rows; ++row) to.row_of[size_t(tokens[size_t(row)])] = row;
@@ -31,8 +31,8 @@ Sensitivity read_sensitivity(const Tensors& trace, const Place& place, int32_t f
   return to;
 }
 
-std::string why_not_projected(const Tensors& trace, const Place& place, const Extent& extent) {
-  const std::vector<int32_t> rows = trace.gradient_rows(place.prompt, place.layer);
+std::string why_not_projected(const Tensors& trace, const Place& place, const std::vector<int32_t>& rows,
+                              const Extent& extent) {
   if (rows.empty()) return "holds no gradient. Record it with kvdump --with-gradient";
   const int64_t tokens = trace.layer(place.prompt, place.layer).tokens;
   if (tokens != extent.tokens)

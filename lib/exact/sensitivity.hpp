@@ -29,9 +29,11 @@ struct Sensitivity {
   }
 };
 
-// The recorded gradient of `heads` query heads of a layer. Throws TraceError.
-Sensitivity read_sensitivity(const Tensors& trace, const Place& place, int32_t first_head, int32_t heads);
+// The recorded gradient of `heads` query heads of a layer, in its rows of these tokens. Throws TraceError.
+Sensitivity read_sensitivity(const Tensors& trace, const Place& place, const std::vector<int32_t>& tokens,
+                             int32_t first_head, int32_t heads);
 // Why it does not tell what errors of a replay of these tokens cost the model, and what to do; "" where it does.
-std::string why_not_projected(const Tensors& trace, const Place& place, const Extent& extent);
+std::string why_not_projected(const Tensors& trace, const Place& place, const std::vector<int32_t>& rows,
+                              const Extent& extent);
 
 }  // namespace kvreplay

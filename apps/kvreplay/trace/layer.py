@@ -256,7 +256,7 @@ class Layer:
 
 
 def heads_text(layer: Layer) -> str:
-    """ "9 query heads on 3 kv heads of 64", with the width of values where it is another."""
+    """Its heads in words: 9 query heads on 3 kv heads of 64; the width of values where it is another."""
     width = str(layer.head_dim)
     if layer.v_head_dim != layer.head_dim:
         width += f" (values {layer.v_head_dim})"

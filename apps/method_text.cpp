@@ -39,6 +39,8 @@ std::string values_text(const ParameterSpec& spec) {
       return "a path, relative to the configuration";
     case Kind::layers:
       return "a list of layers";
+    case Kind::integers:
+      return fmt::format("a list of whole numbers in {}", range_text(spec.low, spec.high, true));
     case Kind::integer:
     case Kind::real: {
       const std::string range = range_text(spec.low, spec.high, spec.kind == Kind::integer);

@@ -34,8 +34,8 @@ CacheReplay<Real>::CacheReplay(CacheSetup setup, const HeadStream<Real>& stream,
   rules_ = {options.phase == Phase::stream, options.order == Order::evict_then_attend, stream.window,
             options.gqa_aggregate};
   if (setup_.method.is_bounded(options)) most_kept_ = setup_.method.max_rows();
+  formatter_ = Formatter<Real>(setup_.coding, stream.stored_bytes, setup_.method.layout().split);
   layout_ = full_layout();
-  formatter_ = Formatter<Real>(options.row_format, stream.stored_bytes, layout_.split);
   if (setup_.method.chooses()) lists_.attended.resize(size_t(heads()));
   lists_.reading = reading_of(setup_.method, options);
   prompt_streams_ = setup_.prompt_streams || setup_.method.streams_prompt();
@@ -47,7 +47,7 @@ template <class Real>
 Layout CacheReplay<Real>::full_layout() const {
   Layout layout = setup_.method.layout();
   layout.weights = layout.weights || setup_.options.reweight != Reweight::none;
-  if (setup_.options.row_format.kind == RowFormat::Kind::source) return layout;
+  if (!formatter_.writes()) return layout;
   layout.coded = true;
   const int64_t most = stream_.tokens + layout.extra_rows;
   layout.own_rows += int32_t(most_kept_ >= 0 ? std::min(most, most_kept_) : most);
@@ -217,9 +217,10 @@ void CacheReplay<Real>::leave(int32_t t, int32_t evicted) {
   close_step(t);
 }
 
-// C_t stands: its newest row is exact.
+// C_t stands: its newest row is exact, unless the row format wants it coded.
 template <class Real>
 void CacheReplay<Real>::open_step(int32_t t) {
+  formatter_.code_own(cache_);
   if (t >= stream_.prompt) keeper_.attended(cache_.size(), formatter_.payload(cache_), !setup_.method.chooses());
 }
 
@@ -295,6 +296,10 @@ void CacheReplay<Real>::take_report() {
   const Method& m = setup_.method.method();
   if (const auto hook = m.template of<Real>().report; hook != nullptr)
     hook(setup_.method.policy(), keeper_.ledger.extras, cache_);
+  const CodedNumbers& coded = formatter_.numbers();
+  if (coded.all == 0) return;
+  keeper_.ledger.extras["row_clipped"] = double(coded.clipped) / double(coded.all);
+  keeper_.ledger.extras["row_flushed"] = double(coded.flushed) / double(coded.all);
 }
 
 // Promises that types cannot enforce.
@@ -320,7 +325,7 @@ void CacheReplay<Real>::check_end(const PolicyEnd& end) const {
       throw ReplayError("the policy holds " + std::to_string(end.at) + " tokens, more than its budget of " +
                         std::to_string(most_kept_));
     case PolicyEnd::format:
-      throw ReplayError(row_format_refusal(end.at));
+      throw ReplayError(row_format_refusal(RowCoder::Refusal(end.code), end.at));
   }
 }
 
@@ -329,7 +334,7 @@ bool CacheReplay<Real>::may_run_on_device() const {
   const auto injected = [](const InjectedArray& a) { return a.values != nullptr; };
   const Rng& rng = setup_.rng;
   return std::is_same_v<Real, float> && !setup_.method.method().hooks.has(Hook::given) &&
-         !setup_.options.row_format.by_block() && !watch_.audit &&
+         !has_blocks(setup_.options.row_format) && !watch_.audit &&
          std::none_of(rng.injected, rng.injected + Rng::kArrays, injected);
 }
 
@@ -349,7 +354,7 @@ DevicePolicy CacheReplay<Real>::device_policy(const PromptSums& sums, bool prefi
     d.policy.assign(setup_.method.policy(), setup_.method.policy() + m.bytes);
     d.memory = memory_.storage(), d.state = memory_.state();
     d.rules = rules_, d.needs = needs();
-    d.coder = {setup_.options.row_format.kind, setup_.options.row_format.group};
+    if (formatter_.writes()) d.coder = setup_.coding->coder();
     const auto view = sums_view(stream_, sums, first_head(), heads(), rules_.aggregate);
     d.column_sums = view.column_sums, d.column_max_sums = view.column_max_sums;
     d.future_sums = view.future_sums;
@@ -372,6 +377,7 @@ void CacheReplay<Real>::take_over(const DevicePolicyRecord& record) {
   const HostHooks& host = setup_.method.method().host;
   if (host.bind_state != nullptr) host.bind_state(setup_.method.self(), memory_.state());
   reweighted_ = record.end.reweighted;
+  formatter_.take_over(record.end.coded);
 }
 
 template <class Real>

@@ -23,6 +23,7 @@ CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
   if (asks.largest_query_norm) context.largest_query_norm = largest_query_norm(stream);
   CacheSetup setup{BoundMethod(cell.variant->values, context), cell.options(), rng};
   if (setup.options.gqa_level == GqaLevel::query && !each) setup.options.gqa_level = GqaLevel::kv;
+  setup.options.row_format = row_format_at(setup.method, cell.options());
   setup.prompt_streams = cell.variant->prompt_streams;
   return setup;
 }

@@ -7,7 +7,7 @@
 #include "catalog/device_programs.hpp"
 #include "catalog/token_lists.hpp"
 #include "core/policy.hpp"
-#include "core/row_coder.hpp"
+#include "formats/row_coder.hpp"
 #include "core/step.hpp"
 
 // A cache that a device replays by the text of its policy, from the first token to the last: what the device is told,

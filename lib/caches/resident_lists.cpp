@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "formats/registry.hpp"
+
 namespace kvreplay {
 
 ListReading reading_of(const BoundMethod& method, const CommonOptions& options) {
@@ -18,7 +20,7 @@ ListReading reading_of(const BoundMethod& method, const CommonOptions& options) 
   // The token of a step joins with weight 1, unless the policy's append() gives it another.
   const bool joins_unknown = !chooses && !r.attends && appends && own.weights;
   // Rows of one token that were coded in different blocks are not alike.
-  const bool unlike_rows = own.extra_rows > 0 && options.row_format.by_block();
+  const bool unlike_rows = own.extra_rows > 0 && has_blocks(options.row_format);
   r.partial = method.changes_logits() || (chooses && own.weights) || joins_unknown || unlike_rows;
   return r;
 }

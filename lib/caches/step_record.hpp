@@ -3,6 +3,7 @@
 
 #include "core/method_info.hpp"
 #include "core/row_counts.hpp"
+#include "formats/row_coder.hpp"
 
 // What a device notes of a cache that it replays (caches/device_policy.hpp). Kernels write it.
 
@@ -27,13 +28,14 @@ struct PolicyEnd {
     returned,     // the policy brought back a token that it had evicted
     method,       // Cache::fail: code, at
     bound,        // the cache holds `at` rows, more than was promised
-    format,       // the row format cannot hold a row of token `at`
+    format,       // the row format cannot hold a row of token `at`: code, a RowCoder::Refusal
   };
   Why why = done;
   int32_t token = -1;  // at whose step; -1: done
   int32_t code = 0, at = 0;
   bool reweighted = false;  // kept prompt tokens stand for others (option reweight)
   int32_t quantised = 0;    // as StepRecord
+  CodedNumbers coded = {};
 };
 
 }  // namespace kvreplay

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/json_text.hpp"
+#include "formats/registry.hpp"
 
 namespace kvreplay {
 namespace {
@@ -124,16 +125,11 @@ std::string BoundMethod::failure_text(int32_t code, int32_t at) const {
   return "the method failed at " + std::to_string(at);
 }
 
-// A word where nothing but the kind was chosen by the user or applies.
-std::string row_format_json(const RowFormat& f) {
-  using Kind = RowFormat::Kind;
-  if (!f.quantises()) return json_of(word(f.kind));
-  JsonObject all;
-  all.add("name", word(f.kind));
-  if (f.kind == Kind::int8 || f.kind == Kind::int4) return all.add("group", f.group).text();
-  all.add("bits", f.bits).add("g", f.group).add("R", f.residual);
-  if (f.kind == Kind::gear) all.add("rank", f.rank).add("outliers", f.outliers);
-  return all.text();
+RowFormat row_format_at(const BoundMethod& method, const CommonOptions& options) {
+  return at_layer(options.row_format, method.context().layer, method.context().n_layers);
+}
+bool draws(const BoundMethod& method, const CommonOptions& options) {
+  return method.random() || is_random(row_format_at(method, options));
 }
 
 std::string options_json(const CommonOptions& options) { return options_object(options).text(); }

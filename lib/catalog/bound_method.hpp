@@ -67,9 +67,13 @@ class BoundMethod : public MethodValues {
   MethodContext context_;
 };
 
-// Canonical JSON of the common options, as configurations name them; of a row format.
+// As the layer of the method's context stores its rows.
+RowFormat row_format_at(const BoundMethod& method, const CommonOptions& options);
+// Whether the method or the layer's row format draws random numbers.
+bool draws(const BoundMethod& method, const CommonOptions& options);
+
+// Canonical JSON of the common options, as configurations name them.
 std::string options_json(const CommonOptions& options);
-std::string row_format_json(const RowFormat& format);
 // What stands for the names of files, where it is known: digests of what they say.
 struct FileDigests {
   std::string lists, allocator, uniforms;

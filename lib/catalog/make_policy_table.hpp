@@ -1,5 +1,5 @@
 #pragma once
-#include "catalog/describe.hpp"
+#include "parameters/describe.hpp"
 #include "catalog/policy_table.hpp"
 
 // The one place where a policy's type is lost. CMake generates one call of policy_table() for each line of

@@ -1,6 +1,6 @@
 #include "catalog/method.hpp"
 
-#include "catalog/describe.hpp"
+#include "parameters/describe.hpp"
 
 namespace kvreplay {
 namespace {
@@ -36,10 +36,6 @@ const ParameterSpec* Method::parameter(const std::string& name) const {
   return nullptr;
 }
 
-const char* word(RowFormat::Kind kind) {
-  constexpr const char* words[] = {"source", "f32", "f16", "bf16", "int8", "int4", "kivi", "gear"};
-  return words[int32_t(kind)];
-}
 const char* word(Reweight reweight) { return reweight == Reweight::none ? "none" : "uniform"; }
 const char* word(Allocator allocator) {
   constexpr const char* words[] = {"uniform", "pyramid", "ada", "cake", "file"};

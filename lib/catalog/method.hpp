@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "catalog/device_programs.hpp"
-#include "catalog/parameter.hpp"
+#include "parameters/parameter.hpp"
 #include "catalog/policy_table.hpp"
 
 // What the rest of the program knows of a method: one entry of the registry, made from the method's file by the
@@ -20,7 +20,6 @@ const char* word(Order order);
 const char* word(PromptMode mode);
 const char* word(Reweight reweight);
 const char* word(Allocator allocator);
-const char* word(RowFormat::Kind kind);
 
 struct Method : PolicyTable {
   std::vector<ParameterSpec> parameters;

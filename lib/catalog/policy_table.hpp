@@ -15,7 +15,7 @@
 
 namespace kvreplay {
 
-class Describer;  // catalog/describe.hpp
+class Describer;  // parameters/describe.hpp
 
 // What a policy is asked outside of the steps. Null where it has no such hook. self: its bytes.
 struct HostHooks {

@@ -5,7 +5,7 @@
 
 #include "base/text.hpp"
 #include "config/sections.hpp"
-#include "formats/row_bytes.hpp"
+#include "formats/registry.hpp"
 
 namespace kvreplay {
 namespace {

@@ -14,45 +14,10 @@ std::vector<std::string> words_of(std::initializer_list<E> values) {
   return words;
 }
 
-using Format = RowFormat::Kind;
-constexpr std::initializer_list<Format> kFormats = {Format::source, Format::f32,  Format::f16,  Format::bf16,
-                                                    Format::int8,   Format::int4, Format::kivi, Format::gear};
-
 template <class E>
 void take_word(E& axis, const std::string& wanted, std::initializer_list<E> values) {
   for (const E value : values)
     if (wanted == word(value)) axis = value;
-}
-
-RowFormat format_named(const std::string& word) {
-  RowFormat format;
-  take_word(format.kind, word, kFormats);
-  format.group = format.by_block() ? 32 : 64;
-  return format;
-}
-
-// The parameters of a format, beside its name.
-void read_format_keys(Problems& problems, const Node& item, RowFormat& format) {
-  const bool rows = format.quantises() && !format.by_block(), gear = format.kind == Format::gear;
-  std::vector<std::string> keys = {"name"};
-  if (rows) keys.emplace_back("group");
-  if (format.by_block()) keys.insert(keys.end(), {"bits", "g", "R"});
-  if (gear) keys.insert(keys.end(), {"rank", "outliers"});
-  const Section section(&item, "row_format", keys, problems);
-  const auto whole = [&](const char* key, Range range, int32_t& to) {
-    if (std::find(keys.begin(), keys.end(), key) == keys.end()) return;
-    if (const Node* node = section.find(key))
-      if (const auto read = read_integer(problems, *node, key, range)) to = int32_t(*read);
-  };
-  whole("group", {1, 1 << 16}, format.group);
-  whole("bits", {2, 4}, format.bits);
-  whole("g", {1, 1 << 16}, format.group);
-  whole("R", {1, kManyTokens}, format.residual);
-  whole("rank", {0, 256}, format.rank);
-  if (const Node* bits = section.find("bits"); bits != nullptr && format.bits == 3)
-    must_be(problems, *bits, "bits", "2 or 4");
-  if (const Node* share = gear ? section.find("outliers") : nullptr)
-    if (const auto read = read_real(problems, *share, "outliers", {0, 100})) format.outliers = *read;
 }
 
 // What shares a budget with what cannot share it; "" when all is well.
@@ -96,14 +61,13 @@ const std::map<std::string, std::vector<std::string>>& option_words() {
       {"gqa.level", words_of({GqaLevel::kv, GqaLevel::query, GqaLevel::layer})},
       {"gqa.agg", words_of({Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first})},
       {"reweight", words_of({Reweight::none, Reweight::uniform})},
-      {"allocator", words_of({Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake})},
-      {"row_format", words_of(kFormats)}};
+      {"allocator", words_of({Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake})}};
   return all;
 }
 
 void set_option(CommonOptions& options, const std::string& name, const OptionValue& value) {
   const std::string& word = value.word;
-  if (name == "row_format") options.row_format = value.row_format;
+  if (name == kRowFormat) options.row_format = value.row_format;
   if (name == "phase") take_word(options.phase, word, {Phase::stream, Phase::oneshot});
   if (name == "positions") take_word(options.positions, word, {Positions::original, Positions::cache});
   if (name == "order") take_word(options.order, word, {Order::attend_then_evict, Order::evict_then_attend});
@@ -120,24 +84,6 @@ void set_option(CommonOptions& options, const std::string& name, const OptionVal
   }
 }
 
-std::optional<OptionValue> read_row_format(Problems& problems, const Node& item) {
-  const bool map = item.kind == Node::Kind::map;
-  const Node* name = map ? item.find("name") : &item;
-  if (name == nullptr)
-    return must_be(problems, item, "row_format", "a word, or a map with a name: {name: kivi, bits: 2}"), std::nullopt;
-  const auto word = read_word(problems, *name, "row_format", option_words().at("row_format"));
-  if (!word) return std::nullopt;
-  OptionValue value{*word, format_named(*word)};
-  if (map) read_format_keys(problems, item, value.row_format);
-  const RowFormat& format = value.row_format;
-  if (!format.by_block() || format.residual % format.group == 0) return value;
-  const Node* of = item.find("R") != nullptr ? item.find("R") : item.find("g");
-  problems.error(of->mark, fmt::format("R is {} and must be a multiple of g, which is {}, so that full groups leave "
-                                       "the residual",
-                                       format.residual, format.group));
-  return std::nullopt;
-}
-
 std::string senseless(const MethodInstance& m) {
   const CommonOptions& options = m.options;
   const std::string name = m.method().info.name;
@@ -152,7 +98,7 @@ std::string senseless(const MethodInstance& m) {
         "it out{}",
         name, m.method().scores_prompt ? "streams here" : "does not select by scores",
         m.method().scores_prompt ? ", or add phase: oneshot" : "");
-  if (options.row_format.kind != Format::source && m.method().info.own_row_format)
+  if (!options.row_format.is_source() && m.method().info.own_row_format)
     return fmt::format("{} stores its rows in a format of its own: leave out row_format", name);
   return senseless_share(m);
 }

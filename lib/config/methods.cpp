@@ -6,6 +6,7 @@
 
 #include "base/json_text.hpp"
 #include "config/common_options.hpp"
+#include "config/row_format.hpp"
 #include "config/sections.hpp"
 
 // The list of methods: names, parameters, and the axes that every method can be combined with. A list
@@ -51,6 +52,7 @@ std::vector<std::string> keys_of(const Method& method) {
   std::vector<std::string> keys;
   for (const ParameterSpec& spec : method.parameters) keys.push_back(spec.name);
   for (const auto& [name, words] : option_words()) keys.push_back(name);
+  keys.emplace_back(kRowFormat);
   keys.insert(keys.end(), {"name", "uniforms", "gqa"});
   return keys;
 }
@@ -102,6 +104,7 @@ class MethodsReader {
     if (key.text == "uniforms") return read_uniforms(entry, value);
     if (key.text == "gqa") return read_gqa(entry, value);
     if (const ParameterSpec* spec = entry.method->parameter(key.text)) return read_parameters(entry, key, value, *spec);
+    if (key.text == kRowFormat) return read_words(entry, key, value, kRowFormat);
     const auto axis = option_words().find(key.text);
     if (axis != option_words().end()) return read_words(entry, key, value, axis->first);
     problems_.error(key.mark, unknown_key(*entry.method, key.text));
@@ -189,7 +192,10 @@ class MethodsReader {
   }
 
   std::optional<OptionValue> read_option(const Entry& entry, const Node& item, const std::string& axis) {
-    if (axis == "row_format") return read_row_format(problems_, item);
+    if (axis == kRowFormat) {
+      const auto format = read_row_format(problems_, item);
+      return format ? std::optional(OptionValue{"", *format}) : std::nullopt;
+    }
     if (axis == "allocator" && item.kind == Node::Kind::scalar && item.text.starts_with(kFilePrefix))
       return read_allocator_file(item);
     const auto text = read_word(problems_, item, axis, option_words().at(axis));

@@ -12,8 +12,9 @@ void Problems::add(Problem problem) {
     problems_.push_back(std::move(problem));
 }
 
-bool Problems::any_error() const {
-  return std::any_of(problems_.begin(), problems_.end(), [](const Problem& p) { return p.kind != Kind::warning; });
+size_t Problems::errors() const {
+  const auto is_error = [](const Problem& p) { return p.kind != Kind::warning; };
+  return size_t(std::count_if(problems_.begin(), problems_.end(), is_error));
 }
 
 std::vector<Problems::Problem> Problems::sorted() const {

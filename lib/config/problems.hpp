@@ -22,7 +22,8 @@ class Problems {
   void trace_error(const Mark& mark, std::string text) { add({mark, Kind::trace_error, std::move(text)}); }
   void warning(const Mark& mark, std::string text) { add({mark, Kind::warning, std::move(text)}); }
 
-  bool any_error() const;
+  bool any_error() const { return errors() > 0; }
+  size_t errors() const;  // how many
   // Complete lines by position; the command line comes first.
   std::vector<std::string> errors(const RunConfig& config) const;
   std::vector<std::string> warnings(const RunConfig& config) const;

@@ -7,7 +7,9 @@
 #include "base/text.hpp"
 #include "config/list_checks.hpp"
 #include "config/sections.hpp"
-#include "formats/row_bytes.hpp"
+#include "config/common_options.hpp"
+#include "config/row_format.hpp"
+#include "formats/row_coding.hpp"
 #include "trace/uniforms.hpp"
 
 // What a configuration selects of the traces it names, and what is wrong with that.
@@ -202,17 +204,29 @@ class Selection {
                     SelectedLayer& selected) {
     const MethodInstance& instance = config_.methods[m];
     MethodContext context = context_of(instance, layer, trace.n_layers, selected.extent);
+    if (!can_store(m, layer, trace.n_layers)) return;
     if (runs_without_budget(instance, config_.budget)) return add_variant(m, context, prompt, selected);
     const bool by_lists = !instance.method().lists_in.empty();
     if (config_.budget.has_shares() && !by_lists) add_by_share(m, context, selected);
     if (config_.budget.has_shares() && config_.budget.values.empty()) return;
+    const RowFormat format = at_layer(instance.options.row_format, layer.layer, trace.n_layers);
     const BudgetList budgets = budgets_for(instance, config_.budget);
     for (const double value : budgets.values) {
-      const double asked = real_budget(budgets.kind, value, context.prompt_tokens, layer, instance.options.row_format);
+      const double asked = real_budget(budgets.kind, value, context.prompt_tokens, layer, format);
       context.budget = {int32_t(asked), asked};
-      if (context.budget.none()) tell_empty(value, layer, instance.options.row_format);
+      if (context.budget.none()) tell_empty(value, layer, format);
       else add_variant(m, context, prompt, selected);
     }
+  }
+
+  bool can_store(size_t m, const LayerInfo& layer, int32_t n_layers) {
+    const MethodInstance& instance = config_.methods[m];
+    const bool streams = config_.replay.streams_prompt(instance.options) || instance.values.streams_prompt();
+    const std::string why = why_not_stored(instance.options.row_format, layer, n_layers, streams);
+    if (why.empty()) return true;
+    const std::string place = fmt::format("methods[{}]", m);
+    problems_.error(config_.mark_of({place + "." + std::string(kRowFormat), place}), why);
+    return false;
   }
 
   // What budget a share comes to is found later, by replaying.
@@ -246,7 +260,9 @@ class Selection {
   void check_uniforms(const MethodInstance& instance, const BoundMethod& method, const PromptInfo& prompt,
                       const SelectedLayer& selected) {
     const std::vector<RngArray> arrays = method.rng_arrays();
-    if (arrays.empty())
+    const RowFormat format = row_format_at(method, instance.options);
+    if (is_random(instance.options.row_format)) check_row_uniforms(instance, format, prompt.layers[selected.layer]);
+    else if (arrays.empty())
       return problems_.error(instance.mark, fmt::format("{} draws nothing with these parameters: remove uniforms",
                                                         instance.method().info.name));
     for (const int32_t head : selected.kv_heads) {
@@ -258,6 +274,14 @@ class Selection {
       } catch (const ConfigError& e) {
         problems_.error(instance.mark, e.what());
       }
+    }
+  }
+
+  void check_row_uniforms(const MethodInstance& instance, const RowFormat& format, const LayerInfo& layer) {
+    try {
+      (void)read_row_uniforms(instance.uniforms, uniforms_of(format, layer.head_dim, layer.v_head_dim));
+    } catch (const ConfigError& e) {
+      problems_.error(instance.mark, e.what());
     }
   }
 

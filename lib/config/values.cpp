@@ -167,6 +167,17 @@ std::optional<std::string> read_layers(Problems& problems, const Node& node, con
   return json_of(layers);
 }
 
+std::optional<std::string> read_integers(Problems& problems, const Node& node, const ParameterSpec& spec) {
+  const std::string wanted = fmt::format("a list of 1 to {} whole numbers", IntegerList::kMost);
+  if (node.kind != Node::Kind::list || node.items.empty() || node.items.size() > size_t(IntegerList::kMost))
+    return must_be(problems, node, spec.name, wanted), std::nullopt;
+  std::vector<int64_t> numbers;
+  for (const Node& item : node.items)
+    if (const auto number = read_integer(problems, item, spec.name, {spec.low, spec.high})) numbers.push_back(*number);
+  if (numbers.size() != node.items.size()) return std::nullopt;  // told
+  return json_of(numbers);
+}
+
 std::optional<std::string> read_rows(Problems& problems, const Node& node, const ParameterSpec& spec) {
   const std::string& text = node.text;
   const bool digits = text.size() > 5 && text.size() < 14 &&
@@ -219,6 +230,8 @@ std::optional<std::string> read_parameter(Problems& problems, const Node& node, 
       return read_layers(problems, node, spec);
     case Kind::rows:
       return read_rows(problems, node, spec);
+    case Kind::integers:
+      return read_integers(problems, node, spec);
     case Kind::scorer:
       return read_scorer(problems, node, spec);
     case Kind::file:

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "catalog/parameter.hpp"
+#include "parameters/parameter.hpp"
 #include "config/tree.hpp"
 
 // One value out of the tree: the right kind, in range, or a problem that says what would be right.
@@ -22,7 +22,7 @@ std::optional<bool> read_boolean(Problems& problems, const Node& node, const std
 std::optional<std::string> read_text(Problems& problems, const Node& node, const std::string& name);
 std::optional<std::string> read_word(Problems& problems, const Node& node, const std::string& name,
                                      const std::vector<std::string>& words);
-// A value for a declared parameter, as canonical JSON (catalog/parameter.hpp).
+// A value for a declared parameter, as canonical JSON (parameters/parameter.hpp).
 std::optional<std::string> read_parameter(Problems& problems, const Node& node, const ParameterSpec& spec);
 
 // The items of a list, or the node itself: one value may stand without brackets.

@@ -51,6 +51,13 @@ struct LayerSet {
   void add(int32_t layer) { bits[layer / 64] |= uint64_t{1} << (layer % 64); }
 };
 
+// A short list of integers.
+struct IntegerList {
+  static constexpr int32_t kMost = 4;
+  int32_t count = 0;
+  int32_t values[kMost] = {};
+};
+
 // Numbers that a policy's cache stores, beyond what the engine counts itself: key and value floats of rows,
 // 8 bytes a score where the policy observes, 4 bytes a position where the layout does not imply it.
 struct ExtraBytes {
@@ -79,6 +86,7 @@ constexpr int32_t kWord = kDerived + 1;
 // A real parameter that was not given, or given as its word.
 constexpr double kUnset = -std::numeric_limits<double>::infinity();
 constexpr double kRealWord = std::numeric_limits<double>::infinity();
+constexpr double kSecondRealWord = std::numeric_limits<double>::max();  // given as the second of its words
 // Which rows vote (score_rows): all, none of the prompt's, or the last w > 0 of them.
 constexpr int32_t kAllRows = 0, kDecodeRows = -1;
 

@@ -45,6 +45,9 @@ enum class RngStream : uint32_t {
   distance_pairs = 11,
   bootstrap = 12,
   synthetic_traces = 13,
+  row_signs = 14,
+  row_rotation = 15,
+  row_sketch = 16,
 };
 
 // An array that tests inject instead of counter-based numbers: draw (round, position, slot) of its

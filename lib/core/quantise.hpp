@@ -4,7 +4,7 @@
 #include <span>
 
 #include "core/bf16.hpp"
-#include "core/platform.hpp"
+#include "core/small_float.hpp"
 
 // Rounding to fewer bits (methods.md, "row formats"): 16-bit floating point, and groups of numbers that share
 // an offset and a step. Numbers go in and come back as they are read from storage.
@@ -13,15 +13,14 @@ namespace kvreplay {
 
 // To the nearest number of `digits` significant bits that is a multiple of 2^lowest; ties to even.
 KVR_FN inline double round_to_digits(double x, int32_t digits, int32_t lowest) {
-  int exponent = 0;
-  (void)std::frexp(x, &exponent);
-  const int32_t last = exponent - digits > lowest ? exponent - digits : lowest;
-  return std::ldexp(std::rint(std::ldexp(x, -last)), last);
+  const int32_t last_digit = exponent_of(x) + 1 - digits, last = last_digit > lowest ? last_digit : lowest;
+  return std::rint(x * power_of_two(-last)) * power_of_two(last);
 }
 KVR_FN inline double to_float16(double x) {
   const double rounded = round_to_digits(x, 11, -24);
   return std::fabs(rounded) > 65504 ? std::copysign(double(INFINITY), x) : rounded;
 }
+KVR_FN inline double to_float32(double x) { return double(float(x)); }
 // Through float32, as the dump tools do.
 KVR_FN inline double to_bfloat16(double x) { return double(from_bf16(to_bf16(float(x)))); }
 

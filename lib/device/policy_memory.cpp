@@ -73,7 +73,7 @@ PolicyTask make_task(const HeadStream<float>& stream, const DevicePolicy& policy
   b.scratch.weights_pitch = int32_t(weights_pitch(stream, policy));
   b.scratch.weights = m.take<float>(size_t(parts_of(policy)) * heads * size_t(b.scratch.weights_pitch));
   b.scratch.recorded = keeps_recorded(policy) ? m.take<float>(heads * rows) : nullptr;
-  if (host.coding != nullptr) b.scratch.row = m.take<float>(size_t(shape.blocks) * size_t(shape.dim + shape.v_dim));
+  if (host.coding != nullptr) b.scratch.row = m.take<double>(size_t(RowCoder::scratch_doubles(shape)));
   b.scratch.of_token = policy.split ? m.take<float>(tokens) : nullptr;
   m.end = m.take<PolicyEnd>(1);
 
@@ -93,6 +93,10 @@ PolicyTask make_task(const HeadStream<float>& stream, const DevicePolicy& policy
   b.max_rows = policy.max_rows;
   b.streams_prompt = policy.streams_prompt, b.observes = policy.observes, b.reweights = policy.reweights;
   b.split = policy.split;
+  if (policy.coder.by_row()) {
+    b.coder.rope.inv_freq = shared.inv_freq, b.coder.positions = shared.positions;
+    for (PartCoder* part : {&b.coder.key, &b.coder.value}) part->numbers = shared.share(part->numbers, size_t(part->count));
+  }
   b.output.prefix = policy.prefix, b.output.set = policy.set;
   b.output.words = int32_t(words_of(stream)), b.output.bits_by_head = bit_heads(policy) > 1;
   return b;

@@ -9,60 +9,79 @@
 namespace kvreplay {
 namespace {
 
-using Kind = RowFormat::Kind;
 constexpr SerialTeam kTeam;
 constexpr int64_t kScaleBytes = 4;         // offset and step of a group
 constexpr int64_t kOutlierIndexBytes = 4;  // of a number in its block
 
-int32_t groups_of(int32_t width, int32_t group) { return (width + group - 1) / group; }
-
 }  // namespace
 
-std::string row_format_refusal(int32_t token) {
-  return "the row format meets numbers beyond 65504, the range of float16, " +
-         (token < 0 ? std::string("in a merged row") : "at token " + std::to_string(token)) +
+std::string row_format_refusal(RowCoder::Refusal why, int32_t token) {
+  const std::string where = token < 0 ? "in a merged row" : "at token " + std::to_string(token);
+  if (why == RowCoder::Refusal::position)
+    return "keys: pre_rope takes the position out of a key, and a merged row has none: use keys: post_rope";
+  return "the row format meets numbers beyond 65504, the range of float16, or not finite, " + where +
          ": use row_format f32 or bf16";
+}
+
+template <class Real>
+Formatter<Real>::Formatter(std::shared_ptr<const RowCoding> coding, int32_t stored_bytes, bool split)
+    : coding_(std::move(coding)), stored_bytes_(stored_bytes), split_(split) {
+  if (coding_ != nullptr && coding_->format().is_source()) coding_ = nullptr;
+}
+
+template <class Real>
+void Formatter<Real>::code_own(BasicCache<Real>& cache) {
+  if (writes() && format().own_row_coded) code_rows(cache, 0);
 }
 
 template <class Real>
 void Formatter<Real>::code_new(BasicCache<Real>& cache) {
   if (!writes()) return;
-  if (format_.by_block()) {
-    held(cache);
-    code_keys(cache);
-    code_values(cache);
-  } else {
-    code_rows(cache);
-  }
+  if (has_blocks(format())) held(cache);
+  if (by_block(Part::key)) code_keys(cache);
+  if (by_block(Part::value)) code_values(cache);
+  code_rows(cache, format().full_precision.recent - 1);
 }
 
 template <class Real>
-void Formatter<Real>::code_rows(BasicCache<Real>& cache) {
+void Formatter<Real>::code_rows(BasicCache<Real>& cache, int32_t exempt) {
+  const RowCoder& coder = coding_->coder();
+  if (!coder.by_row()) return;
   const HeadShape shape = cache.shape();
-  row_.resize(size_t(shape.blocks) * size_t(shape.dim + shape.v_dim));
-  const auto coded = RowCoder{format_.kind, format_.group}.code_new(kTeam, cache, row_.data());
+  row_.resize(size_t(RowCoder::scratch_doubles(shape)));
+  const auto coded = coder.code_new(kTeam, cache, exempt, row_.data());
   quantised_ += coded.changed;
-  if (coded.refused) refuse(coded.token);
+  coded_.add(coded.numbers);
+  if (coded.refused != RowCoder::Refusal::none) refuse(coded.refused, coded.token);
 }
 
 // kivi and gear: keys per channel in groups of g rows, values per row in groups of g channels. Once R keys
 // wait, they are coded together, oldest first.
 template <class Real>
 void Formatter<Real>::code_keys(BasicCache<Real>& cache) {
-  const int32_t waiting = cache.size() - cache.coded_keys(), due = waiting - waiting % format_.residual;
-  if (due == 0) return;
+  const RowCoder& coder = coding_->coder();
   std::vector<int32_t> rows;
+  int32_t waiting = cache.size() - cache.coded_keys();
+  for (int32_t row = 0; row < cache.size() && row < coder.full_precision.sinks; ++row)
+    waiting -= cache.coding(row).key_exact() && coder.is_sink(cache.token(row)) ? 1 : 0;
+  const int32_t due = waiting - waiting % kivi(Part::key).R;
   for (int32_t row = 0; int32_t(rows.size()) < due; ++row)
-    if (cache.coding(row).key_exact()) rows.push_back(row);
+    if (cache.coding(row).key_exact() && !coder.is_sink(cache.token(row))) rows.push_back(row);
+  if (due == 0) return;
   code_block(cache, Part::key, rows);
 }
 
 // Every value behind the newest R is coded.
 template <class Real>
 void Formatter<Real>::code_values(BasicCache<Real>& cache) {
-  const auto exact = [&](int32_t row) { return stores_value(cache, row) && cache.coding(row).value_exact(); };
+  const RowCoder& coder = coding_->coder();
+  const auto exact = [&](int32_t row) {
+    return stores_value(cache, row) && cache.coding(row).value_exact() && !coder.is_sink(cache.token(row));
+  };
   int32_t due = counts_of(cache).exact_values, row = cache.size() - 1;
-  for (int32_t newest = format_.residual; row >= 0 && newest > 0; --row) {
+  for (int32_t i = 0; i < cache.size() && i < coder.full_precision.sinks; ++i)
+    due -= coder.is_sink(cache.token(i)) && stores_value(cache, i) && cache.coding(i).value_exact() ? 1 : 0;
+  for (int32_t newest = kivi(Part::value).R; row >= 0 && newest > 0; --row) {
     newest -= stores_value(cache, row) ? 1 : 0;
     due -= exact(row) ? 1 : 0;
   }
@@ -80,21 +99,34 @@ void Formatter<Real>::code_block(BasicCache<Real>& cache, Part part, const std::
   const int32_t width = part == Part::key ? shape.dim : shape.v_dim, block = int32_t(blocks_.size());
   blocks_.push_back({part, {}});
   restored_.assign(size_t(shape.blocks), {});
+  const size_t w = size_t(width);
+  std::vector<double> work(w);
   for (int32_t b = 0; b < shape.blocks; ++b) {
     std::vector<double>& numbers = restored_[size_t(b)];
+    const auto each_row = [&](auto f) {
+      for (size_t i = 0; i < rows.size(); ++i) f(cache.token(rows[i]), std::span(numbers).subspan(i * w, w));
+    };
     for (const int32_t row : rows) {
       const auto of_row = part == Part::key ? cache.key(row, b) : cache.value(row, b);
       numbers.insert(numbers.end(), of_row.begin(), of_row.end());
     }
-    if (!code_matrix(part, width, numbers)) refuse(cache.token(rows.back()));
+    each_row([&](int32_t token, std::span<double> x) {
+      if (!coding_->coder().prepare(kTeam, part, token, x, work.data()))
+        refuse(RowCoder::Refusal::position, token);
+    });
+    if (!failure_.empty()) return;
+    if (!code_matrix(part, width, numbers)) refuse(RowCoder::Refusal::range, cache.token(rows.back()));
+    each_row([&](int32_t token, std::span<double> x) {
+      coding_->coder().restore(kTeam, part, token, x, work.data());
+    });
   }
   for (size_t i = 0; i < rows.size(); ++i) {
-    const bool new_group = part == Part::key && int32_t(i) % format_.group == 0;
+    const bool new_group = part == Part::key && int32_t(i) % kivi(part).g == 0;
     if (new_group) block_of_group_.push_back(block);
     const int32_t group = part == Part::key ? int32_t(block_of_group_.size()) - 1 : block;
     write_part(cache, part, rows[i], int32_t(i), group);
   }
-  if (part == Part::key) held_.key_groups += groups_of(int32_t(rows.size()), format_.group);
+  if (part == Part::key) held_.key_groups += groups_of(int32_t(rows.size()), kivi(part).g);
   hold(blocks_.back(), int64_t(rows.size()), width);
   held_keys_ = cache.coded_keys(), held_values_ = cache.coded_values();
 }
@@ -103,22 +135,28 @@ void Formatter<Real>::code_block(BasicCache<Real>& cache, Part part, const std::
 template <class Real>
 bool Formatter<Real>::code_matrix(Part part, int32_t width, std::vector<double>& numbers) {
   const std::vector<double> exact = numbers;
-  bool fits = true;
-  const int32_t rows = int32_t(numbers.size()) / width, levels = levels_of(format_.bits);
-  for (int32_t first = 0; part == Part::key && first < rows; first += format_.group)
-    for (int32_t c = 0; c < width; ++c) {
-      double* top = numbers.data() + int64_t(first) * width + c;
-      const bool ok = quantise_group(
-          std::min(format_.group, rows - first), levels, [&](int32_t i) { return top[int64_t(i) * width]; },
-          [&](int32_t i, double x) { top[int64_t(i) * width] = x; });
-      fits = fits && ok;
-    }
-  for (int32_t row = 0; part == Part::value && row < rows; ++row)
-    fits =
-        quantise_row(std::span(numbers).subspan(size_t(row) * size_t(width), size_t(width)), format_.group, levels) &&
-        fits;
-  if (format_.kind == Kind::gear && fits)
-    blocks_.back().correction = correct(exact, width, format_.rank, format_.outliers, numbers);
+  const PartFormat& own = format().part(part);
+  const int32_t rows = int32_t(numbers.size()) / width, g = kivi(part).g, levels = levels_of(kivi(part).bits);
+  const bool is_gear = entry_of(own).info.name == std::string(Gear::info.name);
+  const auto code = [&](std::vector<double>& to) {
+    bool fits = true;
+    for (int32_t first = 0; part == Part::key && first < rows; first += g)
+      for (int32_t c = 0; c < width; ++c) {
+        double* top = to.data() + int64_t(first) * width + c;
+        const bool ok = quantise_group(
+            std::min(g, rows - first), levels, [&](int32_t i) { return top[int64_t(i) * width]; },
+            [&](int32_t i, double x) { top[int64_t(i) * width] = x; });
+        fits = fits && ok;
+      }
+    for (int32_t row = 0; part == Part::value && row < rows; ++row)
+      fits = quantise_row(std::span(to).subspan(size_t(row) * size_t(width), size_t(width)), g, levels) && fits;
+    return fits;
+  };
+  const bool fits = code(numbers);
+  if (is_gear && fits) {
+    const Gear& gear = own.as<Gear>();
+    blocks_.back().correction = correct(exact, width, gear.rank, gear.outliers, numbers);
+  }
   return fits;
 }
 
@@ -138,52 +176,35 @@ void Formatter<Real>::write_part(BasicCache<Real>& cache, Part part, int32_t row
     cache.recode(
         kTeam, row, [&](int32_t b, int32_t c) { return cache.key(row, b)[size_t(c)]; },
         [&](int32_t b, int32_t c) { return restored(b, c, shape.v_dim); });
-  count_row(before, format_.group, part == Part::key ? format_.group : shape.v_dim);
+  quantised_ += before.key_exact() && before.value_exact() ? 1 : 0;
   cache.set_coding(kTeam, row, part == Part::key ? Coding{group, before.value} : Coding{before.key, group});
 }
 
 template <class Real>
-void Formatter<Real>::count_row(const Coding& before, int32_t group, int32_t width) {
-  const bool first = before.key_exact() && before.value_exact();
-  quantised_ += first && std::min(group, width) > 1 ? 1 : 0;
+void Formatter<Real>::refuse(RowCoder::Refusal why, int32_t token) {
+  if (failure_.empty()) failure_ = row_format_refusal(why, token);
 }
 
 template <class Real>
-void Formatter<Real>::refuse(int32_t token) {
-  if (failure_.empty()) failure_ = row_format_refusal(token);
-}
-
-template <class Real>
-int64_t Formatter<Real>::bits() const {
-  switch (format_.kind) {
-    case Kind::source:
-      return 8 * stored_bytes_;
-    case Kind::f32:
-      return 32;
-    case Kind::f16:
-    case Kind::bf16:
-      return 16;
-    case Kind::int8:
-      return 8;
-    case Kind::int4:
-      return 4;
-    case Kind::kivi:
-    case Kind::gear:
-      return format_.bits;
-  }
-  return 0;
+CodedBytes Formatter<Real>::coded_bytes(Part part, int32_t width) const {
+  if (!writes()) return {};
+  const PartFormat& f = format().part(part);
+  return entry_of(f).bytes(f, part, width);
 }
 
 template <class Real>
 RowCounts Formatter<Real>::counts_of(const BasicCache<Real>& cache) const {
   const int32_t rows = cache.size(), exact_keys = rows - cache.coded_keys();
-  if (!split_) return {rows, rows, exact_keys, rows - cache.coded_values()};
-  RowCounts counts{rows, 0, exact_keys, 0};
-  for (int32_t row = 0; row < rows; ++row) {
-    if (!stores_value(cache, row)) continue;
-    ++counts.values;
-    counts.exact_values += cache.coding(row).value_exact() ? 1 : 0;
+  RowCounts counts{rows, rows, exact_keys, rows - cache.coded_values()};
+  if (split_) {
+    counts.values = counts.exact_values = 0;
+    for (int32_t row = 0; row < rows; ++row) {
+      if (!stores_value(cache, row)) continue;
+      ++counts.values;
+      counts.exact_values += cache.coding(row).value_exact() ? 1 : 0;
+    }
   }
+  if (writes()) counts.outliers = coding_->coder().outliers_of(kTeam, cache);
   return counts;
 }
 
@@ -191,8 +212,9 @@ template <class Real>
 Payload Formatter<Real>::payload_of(const HeadShape& shape, const RowCounts& counts) const {
   const int64_t dim = shape.dim, v_dim = shape.v_dim;
   const int64_t exact = counts.exact_keys * dim + counts.exact_values * v_dim;
-  const int64_t coded = (counts.rows - counts.exact_keys) * dim + (counts.values - counts.exact_values) * v_dim;
-  return {counts.rows * dim, counts.values * v_dim, exact_bytes(exact) + (coded * bits() + 7) / 8};
+  const int64_t coded = (counts.rows - counts.exact_keys) * coded_bytes(Part::key, shape.dim).codes +
+                        (counts.values - counts.exact_values) * coded_bytes(Part::value, shape.v_dim).codes;
+  return {counts.rows * dim, counts.values * v_dim, exact_bytes(exact) + coded};
 }
 
 template <class Real>
@@ -209,33 +231,40 @@ int64_t Formatter<Real>::read_bytes(const BasicCache<Real>& cache, std::span<con
     return exact_bytes((std::count(read.begin(), read.end(), kRead) + std::count(read.begin(), read.end(), kWeighed)) *
                            cache.shape().dim +
                        std::count(read.begin(), read.end(), kRead) * cache.shape().v_dim);
-  int64_t exact = 0, coded = 0;
+  RowCounts counts;
   for (int32_t row = 0; row < cache.size(); ++row) {
     if (read[size_t(row)] == kUnread) continue;
     const Coding coding = cache.coding(row);
-    (coding.key_exact() ? exact : coded) += cache.shape().dim;
-    if (read[size_t(row)] == kRead && stores_value(cache, row))
-      (coding.value_exact() ? exact : coded) += cache.shape().v_dim;
+    ++counts.rows;
+    counts.exact_keys += coding.key_exact() ? 1 : 0;
+    if (read[size_t(row)] != kRead || !stores_value(cache, row)) continue;
+    ++counts.values;
+    counts.exact_values += coding.value_exact() ? 1 : 0;
   }
   const Held& shared = held(cache);
-  return exact_bytes(exact + shared.factor_numbers + shared.outliers) + (coded * bits() + 7) / 8;
+  return payload_of(cache.shape(), counts).bytes + exact_bytes(shared.factor_numbers + shared.outliers);
 }
 
 template <class Real>
 int64_t Formatter<Real>::sketch_bytes(const BasicCache<Real>& cache) {
-  if (!format_.by_block()) return sketch_bytes_of(cache.shape(), counts_of(cache));
-  const HeadShape shape = cache.shape();
-  const RowCounts counts = counts_of(cache);
-  const int64_t of_values = int64_t(counts.values - counts.exact_values) * groups_of(shape.v_dim, format_.group);
-  return kScaleBytes * (held(cache).key_groups * shape.dim + of_values) + kOutlierIndexBytes * held(cache).outliers;
+  const int64_t of_rows = sketch_bytes_of(cache.shape(), counts_of(cache));
+  if (!writes() || !has_blocks(format())) return of_rows;
+  const Held& shared = held(cache);
+  return of_rows + kScaleBytes * shared.key_groups * cache.shape().dim + kOutlierIndexBytes * shared.outliers;
 }
 
+// Of rows that have scales of their own.
 template <class Real>
 int64_t Formatter<Real>::sketch_bytes_of(const HeadShape& shape, const RowCounts& counts) const {
-  if (!format_.quantises()) return 0;
-  const int64_t of_keys = int64_t(counts.rows - counts.exact_keys) * groups_of(shape.dim, format_.group);
-  const int64_t of_values = int64_t(counts.values - counts.exact_values) * groups_of(shape.v_dim, format_.group);
-  return kScaleBytes * (of_keys + of_values);
+  if (!writes()) return 0;
+  const CodedBytes key = coded_bytes(Part::key, shape.dim), value = coded_bytes(Part::value, shape.v_dim);
+  const int64_t keys = counts.rows - counts.exact_keys, values = counts.values - counts.exact_values;
+  const CodedBytes both = row_bytes_of(format(), shape.dim, shape.v_dim);
+  const int64_t padding = both.codes + both.scales - key.codes - key.scales - value.codes - value.scales;
+  const int64_t outlier_bytes =
+      std::max(entry_of(format().key).outlier_bytes, entry_of(format().value).outlier_bytes);
+  return keys * key.scales + values * value.scales + std::min(keys, values) * padding +
+         counts.outliers * outlier_bytes / shape.blocks + coding_->static_bytes();
 }
 
 template <class Real>
@@ -248,15 +277,15 @@ void Formatter<Real>::hold(const Block& block, int64_t rows, int32_t width) {
 template <class Real>
 const typename Formatter<Real>::Held& Formatter<Real>::held(const BasicCache<Real>& cache) {
   const bool current = cache.coded_keys() == held_keys_ && cache.coded_values() == held_values_;
-  if (current || !format_.by_block()) return held_;
+  if (current || !writes() || !has_blocks(format())) return held_;
   held_keys_ = cache.coded_keys(), held_values_ = cache.coded_values();
   held_ = {};
   std::vector<int32_t> rows_of(blocks_.size(), 0);
   std::vector<uint8_t> seen(block_of_group_.size(), 0);
   for (int32_t row = 0; row < cache.size(); ++row) {
     const Coding coding = cache.coding(row);
-    if (!coding.value_exact() && stores_value(cache, row)) ++rows_of[size_t(coding.value)];
-    if (coding.key_exact()) continue;
+    if (by_block(Part::value) && !coding.value_exact() && stores_value(cache, row)) ++rows_of[size_t(coding.value)];
+    if (!by_block(Part::key) || coding.key_exact()) continue;
     ++rows_of[size_t(block_of_group_[size_t(coding.key)])];
     held_.key_groups += seen[size_t(coding.key)] == 0 ? 1 : 0;
     seen[size_t(coding.key)] = 1;

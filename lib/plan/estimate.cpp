@@ -57,7 +57,7 @@ double cached_rows(const Cell& cell) {
 
 // Rows that a row format keeps a copy of.
 double coded_rows(const Cell& cell) {
-  if (cell.options().row_format.kind == RowFormat::Kind::source) return 0;
+  if (cell.options().row_format.is_source()) return 0;
   return cell.options().phase == Phase::stream ? cached_rows(cell) : cell.extent.tokens;
 }
 
@@ -80,7 +80,7 @@ double first_read(const Cell& cell) {
 bool goes_step_by_step(const Cell& cell) {
   const Hooks hooks = cell.method().hooks;
   return hooks.has(Hook::append) || hooks.has(Hook::choose) || (observes(cell) && !hooks.has(Hook::score_rule)) ||
-         cell.options().row_format.kind != RowFormat::Kind::source;
+         !cell.options().row_format.is_source();
 }
 
 struct Unit {

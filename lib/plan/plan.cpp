@@ -123,7 +123,7 @@ class Planner {
       take_lists(cell, planned.selected, layer_of(at));
       key += params_json(method, cell.options(), cell.variant->digests);
     }
-    if (!cell.variant->uniforms.empty() || !method.random()) return add(std::move(cell), key);
+    if (!cell.variant->uniforms.empty() || !draws(method, cell.options())) return add(std::move(cell), key);
     for (uint32_t i = 0; i < config_.seed_count; ++i) {
       cell.seed = config_.seed_first + i;
       if (planned.selected.seed.value_or(*cell.seed) == *cell.seed) add(cell, key + std::to_string(*cell.seed));

@@ -60,7 +60,7 @@ void inject(Decision<Real>& d, const BoundMethod& method, Rng& rng) {
 
 template <class Real>
 Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadStream<Real>& stream,
-                             const RunOptions& options, int64_t rows) {
+                             const RunOptions& options, int64_t rows, RowCodings<Real>& codings) {
   Decision<Real> d;
   d.cells = cells;
   const Cell& cell = d.cell();
@@ -68,6 +68,7 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
     d.errors.emplace_back(group_of(stream), rows, kTinyShare * stream.max_value_norm, options.wanted, options.save);
   CacheSetup setup = cell_setup(cell, stream);
   const int32_t caches = has_cache_for_each_query_head(cell) ? stream.shape.heads : 1;
+  setup.coding = codings.of(cell, setup.options.row_format, stream);
   if (!cell.variant->uniforms.empty()) inject(d, setup.method, setup.rng);
   if (!cell.method().lists_in.empty()) read_lists(d, stream, caches, setup.method.context().budget.tokens);
   for (int32_t h = 0; h < caches; ++h) {
@@ -119,7 +120,7 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   result.by_cores = d.on_device == Decision<Real>::Way::none;
   result.oneshot = cell.options().phase == Phase::oneshot;
   // Blocks that were coded while the prompt came in are in no list of a later step.
-  result.partial = d.streams_prompt() && cell.options().row_format.by_block();
+  result.partial = d.streams_prompt() && has_blocks(d.caches.front()->options().row_format);
   if (options.save.kept) keep_lists(d, result);
   return result;
 }
@@ -127,9 +128,9 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
 template struct Decision<float>;
 template struct Decision<double>;
 template Decision<float> make_decision(const std::vector<const Cell*>&, const HeadStream<float>&, const RunOptions&,
-                                       int64_t);
+                                       int64_t, RowCodings<float>&);
 template Decision<double> make_decision(const std::vector<const Cell*>&, const HeadStream<double>&, const RunOptions&,
-                                        int64_t);
+                                        int64_t, RowCodings<double>&);
 template CellResult result_of(Decision<float>&, size_t, const HeadStream<float>&, const RunOptions&);
 template CellResult result_of(Decision<double>&, size_t, const HeadStream<double>&, const RunOptions&);
 

@@ -7,6 +7,7 @@
 #include "evaluate/choice.hpp"
 #include "evaluate/device_evaluator.hpp"
 #include "measures/accumulator.hpp"
+#include "replay/row_codings.hpp"
 #include "replay/runner.hpp"
 #include "trace/kept_lists.hpp"
 
@@ -40,7 +41,7 @@ struct Decision {
 // rows: scored ones of each query head.
 template <class Real>
 Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadStream<Real>& stream,
-                             const RunOptions& options, int64_t rows);
+                             const RunOptions& options, int64_t rows, RowCodings<Real>& codings);
 // Of one of its cells, once all rows have come.
 template <class Real>
 CellResult result_of(Decision<Real>& decision, size_t cell, const HeadStream<Real>& stream, const RunOptions& options);

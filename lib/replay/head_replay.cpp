@@ -39,7 +39,7 @@ HeadDevice::Asked HeadReplay<Real>::asked_of_device() const {
 
 template <class Real>
 void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
-  decisions_.push_back(make_decision(cells, stream_, options_, scored_rows_));
+  decisions_.push_back(make_decision(cells, stream_, options_, scored_rows_, codings_));
   const Decision<Real>& d = decisions_.back();
   for (const auto& cache : d.caches) every_row_ = every_row_ || cache->observes();
   prefixes_ = prefixes_ || (shared_.asked.prefix && d.cell().options().phase == Phase::oneshot);

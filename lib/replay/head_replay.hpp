@@ -63,6 +63,7 @@ class HeadReplay {
   ScoredNorms<Real> norms_;
   EvaluationShared<Real> shared_;
   std::unique_ptr<DeviceEvaluator<Real>> device_;  // null: none
+  RowCodings<Real> codings_;
   std::vector<Decision<Real>> decisions_;
   PromptReading<Real> prompt_;
   std::map<FamilyKey, std::shared_ptr<ResidentFamily<Real>>> families_;

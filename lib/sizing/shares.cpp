@@ -9,6 +9,7 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "catalog/cell.hpp"
+#include "formats/registry.hpp"
 #include "sizing/share_search.hpp"
 #include "sizing/size_probe.hpp"
 
@@ -34,8 +35,9 @@ bool is_fixed_by_budget(const MethodInstance& m, const LayerInfo& layer, bool ra
   const MethodInfo& info = m.method().info;
   const bool known_text = std::string(info.identity).empty();
   const bool evicts_coded = m.options.phase == Phase::stream || prompt_streams || m.values.streams_prompt();
-  const bool blocks = m.options.row_format.by_block() && evicts_coded;
-  return info.exact_budget && known_text && !info.reads_full_cache && !random && !blocks && layer.sliding_window == 0;
+  const RowFormat& format = m.options.row_format;
+  const bool by_rows = (has_blocks(format) && evicts_coded) || has_outliers(format);
+  return info.exact_budget && known_text && !info.reads_full_cache && !random && !by_rows && layer.sliding_window == 0;
 }
 
 class Solver {
@@ -110,7 +112,7 @@ class Solver {
     const RowFormat& format = instance.options.row_format;
     const int32_t most = run_.selection[heads.front().first].extent.tokens;
     units_.push_back(
-        {m, seed, std::move(heads), for_all, ShareSearch(least, most, format.by_block() ? format.residual : 0)});
+        {m, seed, std::move(heads), for_all, ShareSearch(least, most, residual_of(format))});
   }
 
   MethodContext context_at(size_t m, size_t layer) const {
@@ -124,7 +126,8 @@ class Solver {
     MethodContext context = context_at(m, layer);
     const int32_t tokens = least_budget(instance, context);
     context.budget = {tokens, double(tokens)};
-    if (!instance.uniforms.empty() || !BoundMethod(instance.values, context).random()) return {std::nullopt};
+    if (!instance.uniforms.empty() || !draws(BoundMethod(instance.values, context), instance.options))
+      return {std::nullopt};
     std::vector<std::optional<uint32_t>> seeds;
     for (uint32_t i = 0; i < run_.config.seed_count; ++i) seeds.emplace_back(run_.config.seed_first + i);
     return seeds;

@@ -48,4 +48,14 @@ InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::str
   return u;
 }
 
+RowUniforms read_row_uniforms(const std::filesystem::path& file, const RowUniformCounts& counts) {
+  const auto read = [&](const char* name, int64_t count) {
+    return count == 0 ? std::vector<double>{} : read_uniforms(file, "", 0, 0, {{name}, 1, count, 0}).values;
+  };
+  RowUniforms u;
+  u.signs = read("signs", counts.signs), u.rotation = read("rotation", counts.rotation);
+  u.sketch = read("sketch", counts.sketch);
+  return u;
+}
+
 }  // namespace kvreplay

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "core/row_uniforms.hpp"
+
 namespace kvreplay {
 
 // Random numbers that a test injects instead of the counter-based ones.
@@ -21,5 +23,9 @@ struct UniformsRequest {
 // and dataset when it is missing, too small, or holds a value outside [0, 1).
 InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::string& prompt, int32_t layer,
                                int32_t kv_head, const UniformsRequest& request);
+
+// Datasets signs, rotation and sketch at the root, those that are read, each as long as it must be. Throws ConfigError as
+// above.
+RowUniforms read_row_uniforms(const std::filesystem::path& file, const RowUniformCounts& counts);
 
 }  // namespace kvreplay

@@ -38,6 +38,7 @@ struct PolicyHeads {
     }
   };
   KVR_DEVICE void opens(const BasicCache<float>&) const {
+    run.code_own_row(token);
     if (token >= run.task.input.prompt) run.record.attended = run.counts();
     if (attends) run.multiply_rows(token, row >= 0);
   }

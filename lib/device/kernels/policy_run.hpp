@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "device/kernels/policy_task.hpp"
+#include "device/kernels/row_coding.hpp"
 
 namespace kvreplay {
 
@@ -29,7 +30,8 @@ class PolicyRun {
   static constexpr float kNobody = -INFINITY;  // in of_token: the token is not attended to
   KVR_DEVICE bool failed() const { return end.why != PolicyEnd::done; }
   KVR_DEVICE void fail(PolicyEnd::Why why, int32_t token, int32_t code = 0, int32_t at = 0) {
-    if (!failed()) end = {why, token, code, at, end.reweighted, end.quantised};
+    if (failed()) return;
+    end.why = why, end.token = token, end.code = code, end.at = at;
   }
   // Memory as the CPU's replay allocates it.
   KVR_DEVICE void open() {
@@ -129,9 +131,13 @@ class PolicyRun {
   // Of all rows.
   KVR_DEVICE RowCounts counts() const {
     const int32_t rows = cache.size(), exact_keys = rows - cache.coded_keys();
-    if (!task.split) return {rows, rows, exact_keys, rows - cache.coded_values()};
-    return {rows, team.count(rows, [&](int32_t i) { return cache.num(i) != 0; }), exact_keys,
-            team.count(rows, [&](int32_t i) { return cache.num(i) != 0 && cache.coding(i).value_exact(); })};
+    RowCounts c{rows, rows, exact_keys, rows - cache.coded_values()};
+    if (task.split) {
+      c.values = team.count(rows, [&](int32_t i) { return cache.num(i) != 0; });
+      c.exact_values = team.count(rows, [&](int32_t i) { return cache.num(i) != 0 && cache.coding(i).value_exact(); });
+    }
+    if (task.scratch.row != nullptr) c.outliers = task.coder.outliers_of(team, cache);
+    return c;
   }
 
   // Of query-time methods: what the heads have read together. A row that one head reads is read.
@@ -153,11 +159,10 @@ class PolicyRun {
   }
 
   // S_t stands: what the row format has not coded.
-  KVR_DEVICE void code_rows(int32_t t) {
-    if (task.scratch.row == nullptr) return;
-    const RowCoder::Coded coded = task.coder.code_new(team, cache, task.scratch.row);
-    end.quantised += coded.changed;
-    if (coded.refused) fail(PolicyEnd::format, t, 0, coded.token);
+  KVR_DEVICE void code_rows(int32_t t) { code_rows(t, task.coder.full_precision.recent - 1); }
+  // C_t stands: where its newest row is not to be exact.
+  KVR_DEVICE void code_own_row(int32_t t) {
+    if (task.coder.own_row) code_rows(t, 0);
   }
 
   // Promises that types cannot enforce.
@@ -168,6 +173,14 @@ class PolicyRun {
   }
 
  private:
+  // exempt: newest rows that stay.
+  KVR_DEVICE void code_rows(int32_t t, int32_t exempt) {
+    if (task.scratch.row == nullptr) return;
+    const RowCoder::Coded coded = code_rows_of_block(team, task.coder, cache, exempt, task.scratch.row);
+    end.quantised += coded.changed;
+    end.coded.add(coded.numbers);
+    if (coded.refused != RowCoder::Refusal::none) fail(PolicyEnd::format, t, int32_t(coded.refused), coded.token);
+  }
   KVR_DEVICE float* in_shared(uint32_t at) const { return reinterpret_cast<float*>(block.shared() + at); }
   KVR_DEVICE const float* query(int32_t head, int32_t token) const {
     const PolicyInput& in = task.input;

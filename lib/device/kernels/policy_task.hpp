@@ -1,6 +1,6 @@
 #pragma once
 #include "caches/step_record.hpp"
-#include "core/row_coder.hpp"
+#include "formats/row_coder.hpp"
 #include "core/step.hpp"
 #include "device/kernels/attend_kernel.hpp"
 #include "device/kernels/block_team.hpp"
@@ -41,7 +41,7 @@ struct PolicyScratch {
   float* weights;           // [parts, heads, width of a row of weights], as PolicyOutput's parts
   int32_t weights_pitch;    // that width: rows, and no less than tokens where `of_token` is there
   float* recorded;          // [heads, rows] where positions are re-assigned or rows are written, else null
-  float* row;               // [blocks * (dim + v_dim)] where a row format codes, else null
+  double* row;              // [RowCoder::scratch_doubles()] where a row format codes, else null
   float* of_token;          // [tokens] where several rows may hold a token (Layout::split), else null
 };
 

@@ -1,11 +1,11 @@
-#include "catalog/parameter.hpp"
+#include "parameters/parameter.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/text.hpp"
-#include "catalog/describe.hpp"
+#include "parameters/describe.hpp"
 
 namespace kvreplay {
 namespace {
@@ -44,7 +44,14 @@ json integer_json(const ParameterSpec& spec, int32_t value) {
 }
 json real_json(const ParameterSpec& spec, double value) {
   if (value == kUnset) return nullptr;
+  if (value == kSecondRealWord && spec.choices.size() > 1) return spec.choices[1];
   return value == kRealWord ? json(spec.choices.front()) : json(value);
+}
+json integers_json(const IntegerList& list) { return std::vector<int32_t>(list.values, list.values + list.count); }
+IntegerList integers_of(const json& value) {
+  IntegerList list;
+  for (const json& number : value) list.values[list.count++] = number.get<int32_t>();
+  return list;
 }
 
 json value_of(const ParameterSpec& spec, const std::byte* policy);
@@ -73,6 +80,8 @@ json value_of(const ParameterSpec& spec, const std::byte* policy) {
       return layers_json(read<LayerSet>(policy, spec.offset));
     case Kind::rows:
       return rows_json(read<int32_t>(policy, spec.offset));
+    case Kind::integers:
+      return integers_json(read<IntegerList>(policy, spec.offset));
     case Kind::scorer:
       return scorer_json(spec, policy);
     case Kind::file:
@@ -83,6 +92,10 @@ json value_of(const ParameterSpec& spec, const std::byte* policy) {
 
 size_t place_of(const std::vector<std::string>& words, const std::string& word) {
   return size_t(std::find(words.begin(), words.end(), word) - words.begin());
+}
+
+double real_word(const ParameterSpec& spec, const json& word) {
+  return place_of(spec.choices, word.get<std::string>()) == 0 ? kRealWord : kSecondRealWord;
 }
 
 void assign(const ParameterSpec& spec, const json& value, std::byte* policy);
@@ -100,7 +113,7 @@ void assign(const ParameterSpec& spec, const json& value, std::byte* policy) {
     case Kind::integer:
       return write(policy, spec.offset, value.is_string() ? kWord : value.get<int32_t>());
     case Kind::real:
-      return write(policy, spec.offset, value.is_string() ? kRealWord : value.get<double>());
+      return write(policy, spec.offset, value.is_string() ? real_word(spec, value) : value.get<double>());
     case Kind::boolean:
       return write(policy, spec.offset, value.get<bool>());
     case Kind::choice:
@@ -112,6 +125,8 @@ void assign(const ParameterSpec& spec, const json& value, std::byte* policy) {
     }
     case Kind::rows:
       return write(policy, spec.offset, rows_of(value.get<std::string>()));
+    case Kind::integers:
+      return write(policy, spec.offset, integers_of(value));
     case Kind::scorer:
       return assign_scorer(spec, value, policy);
     case Kind::file:

@@ -6,13 +6,13 @@
 
 namespace kvreplay {
 
-// A parameter of a method, as its declare() says: it feeds the parser, the range checks, `kvreplay describe`, the
+// A parameter of a method or of a row format, as its declare() says: it feeds the parser, the range checks, `kvreplay describe`, the
 // docs table, the sweep axes and the cell's key.
 struct ParameterSpec {
-  enum class Kind { integer, real, boolean, choice, layers, rows, scorer, file };
+  enum class Kind { integer, real, boolean, choice, layers, rows, integers, scorer, file };
   std::string name;
   Kind kind = Kind::integer;
-  double low = 0, high = 0;  // inclusive; integers and reals
+  double low = 0, high = 0;  // inclusive; integers, also those of a list, and reals
   // Words of a choice; of a number: words that may stand instead; of a scorer: its names.
   std::vector<std::string> choices;
   std::string default_json;                             // "null": derived, see default_text
@@ -23,8 +23,8 @@ struct ParameterSpec {
   bool is_derived() const { return default_json == "null"; }
 };
 
-// The value of a parameter in a policy's bytes, as JSON: integers, reals, booleans and words; a set of layers is
-// a list of numbers; rows are "full", "decode_only" or "last:w"; a scorer is {"name": ..., its parameters}. What
+// The value of a parameter in a policy's bytes, as JSON: integers, reals, booleans and words; a set of layers and
+// integers are lists of numbers; rows are "full", "decode_only" or "last:w"; a scorer is {"name": ..., its parameters}. What
 // still follows from the budget or a variant is null. A file is none of the policy's: null.
 std::string parameter_json(const ParameterSpec& spec, const std::byte* policy);
 // A value as JSON where it is not the one in `defaults`, else ""; of a scorer its name, and what of its own is not.

@@ -2,10 +2,10 @@
 #include <initializer_list>
 #include <span>
 
-#include "catalog/parameter.hpp"
+#include "parameters/parameter.hpp"
 #include "core/method_info.hpp"
 
-// declare(d) of a method calls a function of Describe for each parameter, one line each. The default is the
+// declare(d) of a method or of a row format calls a function of Describe for each parameter, one line each. The default is the
 // member's initialiser.
 
 namespace kvreplay {
@@ -53,6 +53,14 @@ class Describe {
   void real_or_word(const char* name, double M::*member, Range range, const char* other, const char* help,
                     const char* derived = "") {
     to_.add(Kind::real, {name, at(m_.*member), help, derived}, range, {other});
+  }
+  // A number, or one of two words (kRealWord, kSecondRealWord).
+  void real_or_words(const char* name, double M::*member, Range range, std::vector<std::string> words,
+                     const char* help) {
+    to_.add(Kind::real, {name, at(m_.*member), help}, range, std::move(words));
+  }
+  void integers(const char* name, IntegerList M::*member, Range range, const char* help) {
+    to_.add(Kind::integers, {name, at(m_.*member), help}, range);
   }
   void boolean(const char* name, bool M::*member, const char* help) {
     to_.add(Kind::boolean, {name, at(m_.*member), help}, {0, 1});

@@ -1,0 +1,18 @@
+#pragma once
+#include <optional>
+
+#include "config/problems.hpp"
+#include "config/tree.hpp"
+#include "formats/registry.hpp"
+#include "trace/trace_info.hpp"
+
+namespace kvreplay {
+
+// row_format: a word, {name: kivi, bits: 2}, or {key: ..., value: ...}, with rotate, keys, full_precision, skip_layers
+// and own_row (docs/configuration.md, "Row formats").
+std::optional<RowFormat> read_row_format(Problems& problems, const Node& item);
+
+// Why a layer's rows cannot be stored so, and what to do instead; "" when they can. Of a model with n_layers.
+std::string why_not_stored(const RowFormat& format, const LayerInfo& layer, int32_t n_layers, bool prompt_streams);
+
+}  // namespace kvreplay

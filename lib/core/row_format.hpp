@@ -1,0 +1,65 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "core/platform.hpp"
+
+// How stored entries are written (rows of a cache; docs/configuration.md, "Row formats"). What a format is stands in
+// formats/; this is the choice of one, small enough to travel to a device.
+
+namespace kvreplay {
+
+enum class RowPart : int32_t { key, value };
+
+// A row is multiplied by a matrix M before it is coded, and by its transpose when it is read back.
+enum class RowRotation : int32_t {
+  none,
+  hadamard,         // H: Walsh-Hadamard in Sylvester order / sqrt(size), in blocks on the diagonal
+  hadamard_signed,  // diag(s) H, s random signs
+  haar,             // Q of the QR decomposition of a Gaussian matrix
+};
+
+// A format of the registry (formats/registry.hpp) with its parameters, for one part of a row.
+struct PartFormat {
+  static constexpr size_t kMostBytes = 48;
+  static constexpr int32_t kDerivedBlock = 0;  // the largest power of two that divides the width
+
+  int32_t which = 0;  // place in the registry; 0: source, numbers as the trace has them
+  alignas(8) std::byte parameters[kMostBytes] = {};
+  RowRotation rotate = RowRotation::none;  // asked for by the configuration; formats may have one of their own
+  int32_t rotate_block = kDerivedBlock;
+  bool pre_rope = false;  // keys are coded without their rotary embedding
+
+  KVR_FN bool is_source() const { return which == 0; }
+  template <class F>
+  KVR_FN const F& as() const {
+    static_assert(sizeof(F) <= kMostBytes && alignof(F) <= 8 && std::is_trivially_copyable_v<F>);
+    return *reinterpret_cast<const F*>(parameters);
+  }
+  template <class F>
+  void set(const F& format) {
+    static_assert(sizeof(F) <= kMostBytes && alignof(F) <= 8 && std::is_trivially_copyable_v<F>);
+    std::memcpy(parameters, &format, sizeof format);
+  }
+};
+
+// Which rows stay exact for a while or for good.
+struct RowProtection {
+  int32_t sinks = 0;   // rows of tokens 0 .. sinks - 1 are never coded
+  int32_t recent = 1;  // newest rows that are exact while a step attends, its own included
+};
+
+struct RowFormat {
+  PartFormat key, value;
+  RowProtection full_precision;
+  bool own_row_coded = false;        // a row is coded before it is attended in its own step
+  std::vector<int32_t> skip_layers;  // stay at source; negative ones count from the model's end
+
+  bool is_source() const { return key.is_source() && value.is_source(); }
+  const PartFormat& part(RowPart p) const { return p == RowPart::key ? key : value; }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,68 @@
+#pragma once
+#include "formats/coders/floats.hpp"
+#include "formats/coders/fp8.hpp"
+#include "formats/coders/integers.hpp"
+#include "formats/coders/kivi.hpp"
+#include "formats/coders/kvquant.hpp"
+#include "formats/coders/llama.hpp"
+#include "formats/coders/mx.hpp"
+#include "formats/coders/nvfp4.hpp"
+#include "formats/coders/pca.hpp"
+#include "formats/coders/polar.hpp"
+#include "formats/coders/source.hpp"
+#include "formats/coders/token_head.hpp"
+#include "formats/coders/turboquant.hpp"
+
+namespace kvreplay {
+
+template <class... F>
+struct FormatList {};
+
+// Every row format, one line each; `source` comes first. Configurations, `kvreplay list formats`, the documentation's
+// table, devices and tests follow from it.
+using RowFormats = FormatList<  //
+    SourceRows,                 //
+    F32,                        //
+    F16,                        //
+    Bf16,                       //
+    Int8,                       //
+    Int4,                       //
+    Int3,                       //
+    Int2,                       //
+    Fp8E4M3,                    //
+    Fp8E5M2,                    //
+    NvFp4,                      //
+    MxFp4,                      //
+    MxFp8,                      //
+    Q8_0,                       //
+    Q5_1,                       //
+    Q5_0,                       //
+    Q4_1,                       //
+    Q4_0,                       //
+    Int8TokenHead,              //
+    Int4TokenHead,              //
+    TurboQuantK8V4,             //
+    TurboQuant4,                //
+    TurboQuantK3V4,             //
+    TurboQuant3,                //
+    TqMse,                      //
+    TqProd,                     //
+    KvQuant,                    //
+    Polar,                      //
+    Pca,                        //
+    Kivi,                       //
+    Gear>;
+
+// A row by the format with place `which`; formats that code several rows together leave it as it is.
+template <Team T, class... F>
+KVR_FN CodeTally code_row(const T& team, const PartFormat& format, const CodedRow& row, FormatList<F...>) {
+  CodeTally done;
+  int32_t place = 0;
+  const auto with = [&]<class One>(const One& one) {
+    if constexpr (requires { one.code(team, row); }) done = one.code(team, row);
+  };
+  ((place++ == format.which ? with(format.as<F>()) : void()), ...);
+  return done;
+}
+
+}  // namespace kvreplay

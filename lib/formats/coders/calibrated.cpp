@@ -1,0 +1,125 @@
+#include <Eigen/Eigenvalues>
+#include <algorithm>
+#include <cmath>
+
+#include "formats/code_books.hpp"
+#include "formats/coders/kvquant.hpp"
+#include "formats/coders/pca.hpp"
+
+// What the calibrated formats take from the rows of a prompt.
+
+namespace kvreplay {
+namespace {
+
+// Rows from `first` on; all of them where the prompt ends before.
+std::span<const double> rows_from(std::span<const double> rows, int32_t width, int32_t first) {
+  const size_t skipped = size_t(first) * size_t(width);
+  return skipped < rows.size() ? rows.subspan(skipped) : rows;
+}
+
+double quantile(const std::vector<double>& sorted, double t) { return KvQuant::quantile_of(sorted, t); }
+
+// k-means on a line, from quantiles on; a number on a midpoint goes down, an empty level stays.
+std::vector<double> line_means(std::vector<double> z, int32_t bits) {
+  constexpr int kMostSweeps = 50;
+  const size_t n = size_t(1) << bits;
+  std::sort(z.begin(), z.end());
+  std::vector<double> levels(n, 0), sums(z.size() + 1, 0);
+  if (z.empty()) return levels;
+  for (size_t i = 0; i < z.size(); ++i) sums[i + 1] = sums[i] + z[i];
+  for (size_t j = 0; j < n; ++j) levels[j] = quantile(z, (double(j) + 0.5) / double(n));
+  for (int sweep = 0; sweep < kMostSweeps; ++sweep) {
+    const std::vector<double> before = levels;
+    size_t first = 0;
+    for (size_t j = 0; j < n; ++j) {
+      const double end = j + 1 < n ? (before[j] + before[j + 1]) / 2 : INFINITY;
+      const size_t last = size_t(std::upper_bound(z.begin(), z.end(), end) - z.begin());
+      if (last > first) levels[j] = (sums[last] - sums[first]) / double(last - first);
+      first = std::max(first, last);
+    }
+    if (levels == before) break;
+  }
+  return levels;
+}
+
+double scaled(double x, double lo, double hi) {
+  const double half = (hi - lo) / 2;
+  return half == 0 ? 0 : (x - (hi + lo) / 2) / half;
+}
+
+}  // namespace
+
+std::vector<double> KvQuant::calibrate(RowPart part, int32_t width, std::span<const double> all) const {
+  const std::span<const double> rows = rows_from(all, width, calibrate_from);
+  const size_t w = size_t(width), n = rows.size() / w;
+  std::vector<double> constants, z;
+  if (part == RowPart::key) {
+    constants.resize(2 * w);
+    std::vector<double> channel(n);
+    for (size_t c = 0; c < w; ++c) {
+      for (size_t i = 0; i < n; ++i) channel[i] = rows[i * w + c];
+      std::sort(channel.begin(), channel.end());
+      const double lo = quantile(channel, outliers / 200), hi = quantile(channel, 1 - outliers / 200);
+      constants[c] = lo, constants[w + c] = hi;
+      for (const double x : channel)
+        if (outliers == 0 || (x >= lo && x <= hi)) z.push_back(scaled(x, lo, hi));
+    }
+  } else {
+    std::vector<double> sorted(w);
+    for (size_t i = 0; i < n; ++i) {
+      const std::span<const double> row = rows.subspan(i * w, w);
+      const RowRange range = range_of(SerialTeam{}, row, sorted.data());
+      for (const double x : row)
+        if (!range.is_outlier(x)) z.push_back(scaled(x, range.lo, range.hi));
+    }
+  }
+  const std::vector<double> levels = line_means(std::move(z), bits);
+  constants.insert(constants.end(), levels.begin(), levels.end());
+  return constants;
+}
+
+std::vector<double> Pca::tables(RowPart, int32_t) {
+  std::vector<double> all;
+  for (int32_t b = 1; b <= kMostBits; ++b) {
+    const std::vector<double> levels = gauss_levels(b);
+    all.insert(all.end(), levels.begin(), levels.end());
+  }
+  return all;
+}
+
+std::vector<double> Pca::calibrate(RowPart, int32_t width, std::span<const double> all) const {
+  const std::span<const double> rows = rows_from(all, width, calibrate_from);
+  const Eigen::Index w = width, n = Eigen::Index(rows.size()) / w;
+  using Rows = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  const Eigen::Map<const Rows> x(rows.data(), n, w);
+  const Eigen::RowVectorXd mean = x.colwise().mean();
+  const Rows centred = x.rowwise() - mean;
+  const Eigen::MatrixXd covariance = centred.transpose() * centred / double(n);
+  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solved(covariance);
+  std::vector<double> constants(size_t(3 * w + w * w), 0);
+  double *const root = constants.data() + w, *const depth = root + w, *const basis = depth + w;
+  std::vector<double> lambda(static_cast<size_t>(w));
+  for (Eigen::Index j = 0; j < w; ++j) {
+    const Eigen::Index from = w - 1 - j;  // the solver's are ascending
+    lambda[size_t(j)] = std::max(0.0, solved.eigenvalues()[from]);
+    constants[size_t(j)] = mean[j], root[j] = std::sqrt(lambda[size_t(j)]);
+    for (Eigen::Index i = 0; i < w; ++i) basis[j * w + i] = solved.eigenvectors()(i, from);
+  }
+  // Errors of the normal distribution's code books of 0, 1, ... bits.
+  constexpr double kErrors[] = {1, .3634, .1175, .03455, .009501, .002505};
+  for (int64_t bit = 0; bit < int64_t(bits) * width; ++bit) {
+    Eigen::Index best = -1;
+    double most = 0;
+    for (Eigen::Index j = 0; j < w; ++j) {
+      const auto b = int32_t(depth[j]);
+      if (b == kMostBits) continue;
+      const double gain = lambda[size_t(j)] * (kErrors[b] - kErrors[b + 1]);
+      if (gain > most) most = gain, best = j;
+    }
+    if (best < 0) break;
+    depth[best] += 1;
+  }
+  return constants;
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,68 @@
+#pragma once
+#include "core/method_info.hpp"
+#include "formats/row_text.hpp"
+
+namespace kvreplay {
+
+constexpr double kScaleOfHead = kRealWord, kScaleOfToken = kSecondRealWord;  // words of `scale`
+
+template <Team T>
+KVR_FN CodeTally code_fp8(const T& team, std::span<double> numbers, const SmallFloat& format, double scale) {
+  return tally(team, int32_t(numbers.size()), [&](int32_t i) {
+    double& x = numbers[size_t(i)];
+    CodeTally t;
+    const double scaled = x / scale, back = format(scaled) * scale;
+    t.note(x, back, std::fabs(format.rounded(scaled)) > format.largest);
+    x = back;
+    return t;
+  });
+}
+
+// 8-bit floating point, E4M3 or E5M2, over a scale.
+//  1. s = float32 of `scale`; head: max(largest |x| of the prompt / X, 1e-6), X the largest number; token: the same
+//     over the row.
+//  2. Read back: E(x / s) * s, E the nearest number of the format, ties to even, within +-X.
+template <bool kWide>
+struct Fp8 {
+  static constexpr FormatInfo info{
+      .name = kWide ? "fp8_e5m2" : "fp8_e4m3",
+      .title = kWide ? "8-bit floating point, E5M2" : "8-bit floating point, E4M3",
+      .source = "vLLM fp8 and fp8_per_token_head, TensorRT-LLM, SGLang; OCP 8-bit floating point",
+      .tier = 2,
+      .deviation = "`head` takes the prompt's largest number over X; vLLM's calculate_kv_scales divides by 200 and 100, "
+                   "llm-compressor calibrates on other text."};
+  double scale = 1;
+
+  static void declare(auto& d) {
+    d.real_or_words("scale", &Fp8::scale, {1e-30, 1e30}, {"head", "token"},
+                    "what numbers are divided by: given, from the kv head's prompt, or from each row");
+  }
+  KVR_FN static constexpr SmallFloat number() { return kWide ? e5m2() : e4m3(); }
+  CodedBytes bytes(RowPart, int32_t width) const { return {width, scale == kScaleOfToken ? 4 : 0}; }
+  int64_t static_bytes(RowPart, int32_t) const { return is_calibrated() ? 4 : 0; }
+  bool is_calibrated() const { return scale == kScaleOfHead; }
+  std::vector<double> calibrate(RowPart, int32_t, std::span<const double> rows) const {
+    return {scale_of(largest_magnitude(rows))};
+  }
+
+  template <Team T>
+  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+    return code_fp8(team, row.x, number(), scale_for(team, row));
+  }
+
+ private:
+  KVR_FN static double scale_of(double largest) {
+    const double s = largest / number().largest;
+    return to_float32(s > 1e-6 ? s : 1e-6);
+  }
+  template <Team T>
+  KVR_FN double scale_for(const T& team, const CodedRow& row) const {
+    if (scale == kScaleOfHead) return row.calibrated[0];
+    if (scale != kScaleOfToken) return to_float32(scale);
+    return scale_of(team.largest(row.width(), [&](int32_t i) { return std::fabs(row.x[size_t(i)]); }).score);
+  }
+};
+using Fp8E4M3 = Fp8<false>;
+using Fp8E5M2 = Fp8<true>;
+
+}  // namespace kvreplay

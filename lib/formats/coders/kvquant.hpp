@@ -1,0 +1,107 @@
+#pragma once
+#include "formats/row_text.hpp"
+
+namespace kvreplay {
+
+// KVQuant: keys before RoPE by channel, values by row, one code book each, outliers beside them.
+//  t = 1 - outliers / 200; quantiles by linear interpolation. Of each kv head and part:
+//  1. Keys, once: hi, lo = quantiles t, 1 - t of each channel over the prompt's rows from `calibrate_from` on; a number
+//     beyond them is an outlier.
+//  2. Values, for each row: the same over its channels, a number at or beyond them is an outlier; then hi, lo = extremes
+//     of the row, whose outliers count as the row's median.
+//  3. off = (hi + lo) / 2, half = (hi - lo) / 2, z = (x - off) / half; 0 where half = 0.
+//  4. Code book, once: k-means on a line over z of the prompt's other numbers.
+//  5. Read back: float16(level) float16(half) + float16(off); outliers in float16.
+struct KvQuant {
+  static constexpr FormatInfo info{
+      .name = "kvquant",
+      .title = "keys by channel before RoPE, code books, outliers apart",
+      .source = "KVQuant, arXiv 2401.18079, and its simquant_module_quantizer.py",
+      .tier = 3,
+      .deviation = "constants come from the prompt itself, not from other text; k-means is not weighted by Fisher "
+                   "information; each kv head has its own code book.",
+      .keys_pre_rope = true};
+  int32_t bits = 4;
+  double outliers = 1;
+  int32_t calibrate_from = 4;
+
+  static void declare(auto& d) {
+    d.integer("bits", &KvQuant::bits, {2, 5}, "bits of a number");
+    d.real("outliers", &KvQuant::outliers, {0, 20}, "per cent of numbers that are stored beside the codes");
+    d.integer("calibrate_from", &KvQuant::calibrate_from, {0, 1 << 30}, "first row of the prompt that constants are taken from");
+  }
+  CodedBytes bytes(RowPart part, int32_t width) const {
+    return {bytes_of_bits(int64_t(width) * bits), part == RowPart::value ? 4 : 0};
+  }
+  static constexpr int64_t kOutlierBytes = 4;  // value and index
+  int64_t static_bytes(RowPart part, int32_t width) const {
+    return 2 * (int64_t(1) << bits) + (part == RowPart::key ? 4 * int64_t(width) : 0);
+  }
+  static bool is_calibrated() { return true; }
+  // Keys: lo [width], hi [width]; then the levels.
+  std::vector<double> calibrate(RowPart part, int32_t width, std::span<const double> rows) const;
+
+  template <Team T>
+  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+    const int32_t n = row.width();
+    if (row.part == RowPart::key) {
+      const double *const lo = row.calibrated, *const hi = lo + n, *const levels = hi + n;
+      return tally(team, n, [&](int32_t c) {
+        const double x = row.x[size_t(c)];
+        return code_number(row.x[size_t(c)], lo[c], hi[c], outliers > 0 && (x > hi[c] || x < lo[c]), levels);
+      });
+    }
+    const RowRange range = range_of(team, row.x, row.work);
+    return tally(team, n, [&](int32_t c) {
+      return code_number(row.x[size_t(c)], range.lo, range.hi, range.is_outlier(row.x[size_t(c)]), row.calibrated);
+    });
+  }
+
+  // Of a row of values.
+  struct RowRange {
+    double lo, hi;          // of the numbers that are coded
+    double below, above;    // at or beyond which a number is an outlier
+    KVR_FN bool is_outlier(double x) const { return x <= below || x >= above; }
+  };
+  // sorted: [width] scratch.
+  template <Team T>
+  KVR_FN RowRange range_of(const T& team, std::span<const double> x, double* sorted) const {
+    const auto n = int32_t(x.size());
+    team.each(n, [&](int32_t i) {
+      int32_t rank = 0;
+      for (int32_t j = 0; j < n; ++j) rank += x[size_t(j)] < x[size_t(i)] || (x[size_t(j)] == x[size_t(i)] && j < i);
+      sorted[rank] = x[size_t(i)];
+    });
+    if (outliers == 0) return {sorted[0], sorted[n - 1], -INFINITY, INFINITY};
+    const double t = 1 - outliers / 200, median = quantile_of({sorted, size_t(n)}, 0.5);
+    RowRange r{median, median, quantile_of({sorted, size_t(n)}, 1 - t), quantile_of({sorted, size_t(n)}, t)};
+    const int32_t inside = team.count(n, [&](int32_t i) { return !r.is_outlier(sorted[i]); });
+    const bool some = inside < n;  // whose place the median takes
+    const double low = team.smallest(n, [&](int32_t i) { return r.is_outlier(sorted[i]) ? INFINITY : sorted[i]; }).score;
+    const double high = team.largest(n, [&](int32_t i) { return r.is_outlier(sorted[i]) ? -INFINITY : sorted[i]; }).score;
+    r.lo = some && median < low ? median : low, r.hi = some && median > high ? median : high;
+    if (inside == 0) r.lo = r.hi = median;
+    return r;
+  }
+  KVR_FN static double quantile_of(std::span<const double> sorted, double t) {
+    const double at = t * double(sorted.size() - 1), below = std::floor(at);
+    const size_t i = size_t(below), next = i + 1 < sorted.size() ? i + 1 : i;
+    return sorted[i] + (at - below) * (sorted[next] - sorted[i]);
+  }
+
+ private:
+  KVR_FN CodeTally code_number(double& x, double lo, double hi, bool is_outlier, const double* levels) const {
+    CodeTally t;
+    const double off = (hi + lo) / 2, half = (hi - lo) / 2, z = half == 0 ? 0 : (x - off) / half;
+    int32_t code = 0;  // a number on a midpoint goes down
+    while (code + 1 < 1 << bits && (levels[code] + levels[code + 1]) / 2 < z) ++code;
+    const double back = is_outlier ? to_float16(x) : to_float16(levels[code]) * to_float16(half) + to_float16(off);
+    t.outliers = is_outlier ? 1 : 0;
+    t.misfits = std::isfinite(back) ? 0 : 1;
+    t.note(x, back);
+    x = back;
+    return t;
+  }
+};
+
+}  // namespace kvreplay

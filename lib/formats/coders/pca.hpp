@@ -1,0 +1,64 @@
+#pragma once
+#include "formats/row_text.hpp"
+
+namespace kvreplay {
+
+// Principal components of the prompt's rows, with bits where the variance is (the transform of KVTC).
+//  1. Mean and covariance of the prompt's rows from `calibrate_from` on; eigenvectors by falling eigenvalue lambda.
+//  2. bits * width times: one bit more for the component with the largest lambda (D_b - D_b+1), D the error of the
+//     normal distribution's code book; at most 5; ties: the first.
+//  3. Component / sqrt(lambda) to the nearest level; without bits it is the mean's.
+struct Pca {
+  static constexpr int32_t kMostBits = 5;
+  static constexpr FormatInfo info{
+      .name = "pca",
+      .title = "principal components, bits by variance",
+      .source = "KVTC, arXiv 2511.01815, simplified",
+      .tier = 3,
+      .deviation = "one basis for each kv head from the prompt itself, no entropy coding. The basis is charged as "
+                   "float16 and used unrounded.",
+      .keys_pre_rope = true};
+  int32_t bits = 2;
+  int32_t calibrate_from = 4;
+
+  static void declare(auto& d) {
+    d.integer("bits", &Pca::bits, {1, kMostBits}, "bits of a number on average");
+    d.integer("calibrate_from", &Pca::calibrate_from, {0, 1 << 30}, "first row of the prompt that the basis is taken from");
+  }
+  CodedBytes bytes(RowPart, int32_t width) const { return {bytes_of_bits(int64_t(width) * bits), 0}; }
+  static int64_t static_bytes(RowPart, int32_t width) { return 2 * (int64_t(width) * width + 2 * width) + width; }
+  static bool is_calibrated() { return true; }
+  // mean [width], sqrt(lambda) [width], bits [width], eigenvectors [width, width], a row each.
+  std::vector<double> calibrate(RowPart part, int32_t width, std::span<const double> rows) const;
+  // Levels of 1, 2, ... bits, one after the other.
+  static std::vector<double> tables(RowPart part, int32_t width);
+
+  template <Team T>
+  KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+    const int32_t n = row.width();
+    const double *const mean = row.calibrated, *const root = mean + n, *const depth = root + n, *const basis = depth + n;
+    double* const component = row.work;
+    team.each(n, [&](int32_t i) { row.x[size_t(i)] -= mean[i]; });
+    team.each(n, [&](int32_t j) {
+      double s = 0;
+      for (int32_t i = 0; i < n; ++i) s += row.x[size_t(i)] * basis[int64_t(j) * n + i];
+      component[j] = depth[j] > 0 ? root[j] * nearest(s / root[j], int32_t(depth[j]), row.tables) : 0;
+    });
+    team.each(n, [&](int32_t i) {
+      double s = mean[i];
+      for (int32_t j = 0; j < n; ++j) s += component[j] * basis[int64_t(j) * n + i];
+      row.x[size_t(i)] = s;
+    });
+    return {};
+  }
+
+ private:
+  KVR_FN static double nearest(double z, int32_t bits, const double* tables) {
+    const double* const levels = tables + (int64_t(1) << bits) - 2;
+    int32_t code = 0;
+    while (code + 1 < 1 << bits && (levels[code] + levels[code + 1]) / 2 <= z) ++code;
+    return levels[code];
+  }
+};
+
+}  // namespace kvreplay

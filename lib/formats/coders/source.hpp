@@ -1,0 +1,21 @@
+#pragma once
+#include "formats/row_text.hpp"
+
+namespace kvreplay {
+
+// Numbers as the trace has them: nothing is coded, and bytes follow from the trace.
+struct SourceRows {
+  static constexpr FormatInfo info{.name = "source",
+                                   .title = "as the trace has it",
+                                   .source = "",
+                                   .tier = 1,
+                                   .quantises = false};
+  static void declare(auto&) {}
+  static CodedBytes bytes(RowPart, int32_t) { return {}; }
+  template <Team T>
+  KVR_FN CodeTally code(const T&, const CodedRow&) const {
+    return {};
+  }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,224 @@
+#include "formats/registry.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "formats/all.hpp"
+#include "parameters/describe.hpp"
+
+namespace kvreplay {
+namespace {
+
+template <class F>
+CodedBytes bytes_of(const PartFormat& f, RowPart part, int32_t width) {
+  return f.as<F>().bytes(part, width);
+}
+template <class F>
+int64_t static_bytes_of(const PartFormat& f, RowPart part, int32_t width) {
+  if constexpr (requires(const F& one) { one.static_bytes(part, width); })
+    return f.as<F>().static_bytes(part, width);
+  return 0;
+}
+template <class F>
+constexpr bool has_own_rotation = requires(const F& one) { one.rotation(RowPart::key); };
+template <class F>
+RowRotation rotation_of_format(const PartFormat& f, RowPart part) {
+  if constexpr (has_own_rotation<F>) return f.as<F>().rotation(part);
+  // Keys that share a channel's scale would lose what their channels have in common.
+  if (F::info.by_block && part == RowPart::key) return RowRotation::none;
+  return f.rotate;
+}
+template <class F>
+bool sketches_of(const PartFormat& f) {
+  if constexpr (requires(const F& one) { one.sketches(); }) return f.as<F>().sketches();
+  return false;
+}
+template <class F>
+bool is_calibrated_of(const PartFormat& f) {
+  if constexpr (requires(const F& one) { one.is_calibrated(); }) return f.as<F>().is_calibrated();
+  return false;
+}
+template <class F>
+std::vector<double> tables_of(const PartFormat& f, RowPart part, int32_t width) {
+  if constexpr (requires(const F& one) { one.tables(part, width); }) return f.as<F>().tables(part, width);
+  return {};
+}
+template <class F>
+std::vector<double> calibrate_of(const PartFormat& f, RowPart part, int32_t width, std::span<const double> rows) {
+  if constexpr (requires(const F& one) { one.calibrate(part, width, rows); })
+    return f.as<F>().calibrate(part, width, rows);
+  return {};
+}
+
+template <class F>
+RowFormatEntry entry() {
+  RowFormatEntry e;
+  e.info = F::info;
+  e.defaults.set(F{});
+  e.defaults.rotate = F::info.default_rotate;
+  e.own_rotation = has_own_rotation<F>;
+  if constexpr (requires { F::kSlot; }) e.slot = F::kSlot;
+  if constexpr (requires { F::kOutlierBytes; }) e.outlier_bytes = F::kOutlierBytes;
+  Describer describer(e.defaults.parameters);
+  Describe<F> d(describer, e.defaults.as<F>(), e.defaults.parameters);
+  F::declare(d);
+  e.parameters = describer.take();
+  e.bytes = bytes_of<F>, e.static_bytes = static_bytes_of<F>, e.rotation = rotation_of_format<F>;
+  e.sketches = sketches_of<F>, e.is_calibrated = is_calibrated_of<F>;
+  e.tables = tables_of<F>, e.calibrate = calibrate_of<F>;
+  return e;
+}
+
+template <class... F>
+std::vector<RowFormatEntry> entries(FormatList<F...>) {
+  std::vector<RowFormatEntry> all = {entry<F>()...};
+  for (size_t i = 0; i < all.size(); ++i) all[i].which = all[i].defaults.which = int32_t(i);
+  return all;
+}
+
+const char* word_of(RowRotation r) {
+  constexpr const char* words[] = {"none", "hadamard", "hadamard_signed", "haar"};
+  return words[int32_t(r)];
+}
+
+// Of one part; `both`: it stands for both, so that what only keys have is a part of it.
+JsonObject part_object(const PartFormat& f, bool has_keys) {
+  const RowFormatEntry& entry = entry_of(f);
+  JsonObject all;
+  for (const ParameterSpec& spec : entry.parameters) all.add_json(spec.name, parameter_json(spec, f.parameters));
+  if (f.rotate != entry.defaults.rotate) all.add("rotate", word_of(f.rotate));
+  if (f.rotate_block != PartFormat::kDerivedBlock) all.add("rotate_block", f.rotate_block);
+  if (has_keys && f.pre_rope != entry.info.keys_pre_rope) all.add("keys", f.pre_rope ? "pre_rope" : "post_rope");
+  if (!all.empty() || entry.info.quantises) all.add("name", entry.info.name);
+  return all;
+}
+std::string text_of(const JsonObject& object, const PartFormat& f) {
+  return object.empty() ? json_of(entry_of(f).info.name) : object.text();
+}
+
+void add_common(const RowFormat& f, JsonObject& to) {
+  const auto& [sinks, recent] = f.full_precision;
+  if (sinks != 0 || recent != 1)
+    to.add_json("full_precision", JsonObject().add("sinks", sinks).add("recent", recent).text());
+  if (f.own_row_coded) to.add("own_row", "coded");
+  if (!f.skip_layers.empty()) to.add_json("skip_layers", json_of(f.skip_layers));
+}
+
+}  // namespace
+
+const std::vector<RowFormatEntry>& row_formats() {
+  static const std::vector<RowFormatEntry> all = entries(RowFormats{});
+  return all;
+}
+
+const RowFormatEntry* find_row_format(const std::string& name) {
+  const auto& all = row_formats();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& e) { return e.info.name == name; });
+  return found == all.end() ? nullptr : &*found;
+}
+
+PartFormat part_format(const std::string& name) {
+  const RowFormatEntry* entry = find_row_format(name);
+  if (entry == nullptr) throw std::logic_error("no row format " + name);
+  PartFormat format = entry->defaults;
+  format.pre_rope = entry->info.keys_pre_rope;
+  return format;
+}
+
+RowFormat row_format(const PartFormat& both) {
+  RowFormat format;
+  format.key = format.value = both;
+  format.value.pre_rope = false;
+  return format;
+}
+RowFormat row_format(const std::string& name) { return row_format(part_format(name)); }
+
+void set_parameter(PartFormat& format, const std::string& name, const std::string& json) {
+  for (const ParameterSpec& spec : entry_of(format).parameters)
+    if (spec.name == name) return assign_parameter(spec, json, format.parameters);
+  throw std::logic_error("no parameter " + name);
+}
+
+int32_t rotate_block_of(const PartFormat& f, int32_t width) {
+  return f.rotate_block != PartFormat::kDerivedBlock ? f.rotate_block : width & -width;
+}
+
+bool is_random(const PartFormat& f, RowPart part) {
+  const RowRotation r = rotation_of(f, part);
+  return r == RowRotation::hadamard_signed || r == RowRotation::haar || entry_of(f).sketches(f);
+}
+bool is_random(const RowFormat& f) { return is_random(f.key, RowPart::key) || is_random(f.value, RowPart::value); }
+bool is_calibrated(const RowFormat& f) {
+  return entry_of(f.key).is_calibrated(f.key) || entry_of(f.value).is_calibrated(f.value);
+}
+bool has_blocks(const RowFormat& f) { return entry_of(f.key).info.by_block || entry_of(f.value).info.by_block; }
+bool has_outliers(const RowFormat& f) {
+  return entry_of(f.key).outlier_bytes > 0 || entry_of(f.value).outlier_bytes > 0;
+}
+int32_t residual_of(const RowFormat& f) {
+  int32_t most = 0;
+  for (const PartFormat* part : {&f.key, &f.value})
+    if (entry_of(*part).info.by_block) most = std::max(most, part->as<Kivi>().R);
+  return most;
+}
+bool quantises(const RowFormat& f) { return entry_of(f.key).info.quantises || entry_of(f.value).info.quantises; }
+
+RowFormat at_layer(const RowFormat& f, int32_t layer, int32_t n_layers) {
+  const auto is_it = [&](int32_t skipped) { return layer == (skipped < 0 ? n_layers + skipped : skipped); };
+  if (std::any_of(f.skip_layers.begin(), f.skip_layers.end(), is_it)) return {};
+  RowFormat here = f;
+  here.skip_layers.clear();
+  return here;
+}
+
+CodedBytes row_bytes_of(const RowFormat& f, int32_t dim, int32_t v_dim) {
+  const RowFormatEntry &key = entry_of(f.key), &value = entry_of(f.value);
+  const CodedBytes k = key.bytes(f.key, RowPart::key, dim), v = value.bytes(f.value, RowPart::value, v_dim);
+  CodedBytes both{k.codes + v.codes, k.scales + v.scales};
+  const int64_t slot = std::min(key.slot, value.slot), all = both.codes + both.scales;
+  both.scales += (all + slot - 1) / slot * slot - all;
+  return both;
+}
+
+double row_bytes(const RowFormat& f, int32_t dim, int32_t v_dim, int32_t source_bytes) {
+  const CodedBytes coded = row_bytes_of(f, dim, v_dim);
+  double bytes = double(coded.codes + coded.scales);
+  const auto add = [&](const PartFormat& part, RowPart which, int32_t width) {
+    const RowFormatEntry& entry = entry_of(part);
+    if (part.is_source()) bytes += double(width) * source_bytes;
+    if (!entry.info.by_block) return;
+    const Kivi& kivi = part.as<Kivi>();
+    if (which == RowPart::key) bytes += 4.0 * width / kivi.g;
+    if (std::string(entry.info.name) != Gear::info.name) return;
+    const Gear& gear = part.as<Gear>();
+    bytes += gear.rank * (1 + double(width) / gear.R) * source_bytes +
+             gear.outliers / 100 * width * (source_bytes + 4);
+  };
+  add(f.key, RowPart::key, dim), add(f.value, RowPart::value, v_dim);
+  return bytes;
+}
+
+int64_t static_bytes(const RowFormat& f, int32_t dim, int32_t v_dim) {
+  return entry_of(f.key).static_bytes(f.key, RowPart::key, dim) +
+         entry_of(f.value).static_bytes(f.value, RowPart::value, v_dim);
+}
+
+std::string row_format_json(const RowFormat& f) {
+  JsonObject all = part_object(f.key, true);
+  PartFormat as_value = f.key;
+  as_value.pre_rope = false;
+  if (text_of(part_object(as_value, false), as_value) == text_of(part_object(f.value, false), f.value)) {
+    JsonObject common;
+    add_common(f, common);
+    if (!common.empty()) all.add("name", entry_of(f.key).info.name);
+    add_common(f, all);
+    return text_of(all, f.key);
+  }
+  JsonObject parts;
+  parts.add_json("key", text_of(all, f.key));
+  parts.add_json("value", text_of(part_object(f.value, false), f.value));
+  add_common(f, parts);
+  return parts.text();
+}
+
+}  // namespace kvreplay

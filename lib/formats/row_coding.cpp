@@ -1,0 +1,123 @@
+#include "formats/row_coding.hpp"
+
+#include <Eigen/QR>
+#include <cmath>
+
+namespace kvreplay {
+namespace {
+
+using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+struct Uniforms {
+  const std::vector<double>& given;
+  RngStream stream;
+  uint32_t seed;
+  double operator()(int64_t i) const {
+    return given.empty() ? Rng{seed}.uniform(stream, 0, i) : given[size_t(i)];
+  }
+};
+
+// Standard normal numbers, row by row; two uniforms make two of them, the cosine first (Box and Muller).
+Matrix gaussian_matrix(const Uniforms& uniform, int32_t width) {
+  constexpr double kLeast = 0x1p-53, kTurn = 6.283185307179586;
+  Matrix m(width, width);
+  for (int64_t i = 0; i < int64_t(width) * width; ++i) {
+    const double u = uniform(i - i % 2), angle = kTurn * uniform(i - i % 2 + 1);
+    const double radius = std::sqrt(-2 * std::log(u > kLeast ? u : kLeast));
+    m.data()[i] = radius * (i % 2 == 0 ? std::cos(angle) : std::sin(angle));
+  }
+  return m;
+}
+// The orthogonal factor whose triangle has a positive diagonal.
+Matrix orthogonal_matrix(const Uniforms& uniform, int32_t width) {
+  const Eigen::HouseholderQR<Matrix> qr(gaussian_matrix(uniform, width));
+  Matrix q = qr.householderQ();
+  for (int32_t c = 0; c < width; ++c)
+    if (qr.matrixQR()(c, c) < 0) q.col(c) *= -1;
+  return q;
+}
+
+int32_t append(std::vector<double>& to, const double* from, int64_t count) {
+  const size_t at = to.size();
+  to.insert(to.end(), from, from + count);
+  return int32_t(at);
+}
+
+}  // namespace
+
+RowUniformCounts uniforms_of(const RowFormat& format, int32_t dim, int32_t v_dim) {
+  RowUniformCounts counts;
+  for (const RowPart part : {RowPart::key, RowPart::value}) {
+    const PartFormat& f = format.part(part);
+    const int64_t width = part == RowPart::key ? dim : v_dim, all = width * width + width * width % 2;
+    const RowRotation r = rotation_of(f, part);
+    if (r == RowRotation::hadamard_signed) counts.signs = std::max(counts.signs, width);
+    if (r == RowRotation::haar) counts.rotation = std::max(counts.rotation, all);
+    if (entry_of(f).sketches(f)) counts.sketch = std::max(counts.sketch, all);
+  }
+  return counts;
+}
+
+RowCoding::RowCoding(const RowFormat& format, const Stream& stream, const RowUniforms& uniforms) : format_(format) {
+  coder_.full_precision = format.full_precision;
+  coder_.own_row = format.own_row_coded;
+  coder_.rope = stream.rope, coder_.positions = stream.positions;
+  static_bytes_ = kvreplay::static_bytes(format, stream.shape.dim, stream.shape.v_dim);
+  for (const RowPart part : {RowPart::key, RowPart::value}) {
+    make_part(part, stream, uniforms);
+    calibrate(part, stream);
+    PartCoder& p = coder_of(part);
+    p.numbers = numbers_[int32_t(part)].data(), p.count = int64_t(numbers_[int32_t(part)].size());
+  }
+}
+
+void RowCoding::make_part(RowPart part, const Stream& stream, const RowUniforms& uniforms) {
+  PartCoder& p = coder_of(part);
+  std::vector<double>& numbers = numbers_[int32_t(part)];
+  const int32_t width = part == RowPart::key ? stream.shape.dim : stream.shape.v_dim;
+  p.format = format_.part(part);
+  const RowFormatEntry& entry = entry_of(p.format);
+  p.by_row = !p.format.is_source() && !entry.info.by_block;
+  p.has_outliers = entry.outlier_bytes > 0;
+  p.rotation = rotation_of(p.format, part);
+  p.rotate_block = rotate_block_of(p.format, width);
+  if (p.rotation == RowRotation::hadamard_signed) {
+    const Uniforms uniform{uniforms.signs, RngStream::row_signs, uniforms.seed};
+    std::vector<double> signs;
+    for (int32_t i = 0; i < width; ++i) signs.push_back(uniform(i) < 0.5 ? -1 : 1);
+    p.matrix_at = append(numbers, signs.data(), width);
+  }
+  if (p.rotation == RowRotation::haar) {
+    const Matrix q = orthogonal_matrix({uniforms.rotation, RngStream::row_rotation, uniforms.seed}, width);
+    p.matrix_at = append(numbers, q.data(), q.size());
+  }
+  if (entry.sketches(p.format)) {
+    const Matrix s = gaussian_matrix({uniforms.sketch, RngStream::row_sketch, uniforms.seed}, width);
+    p.sketch_at = append(numbers, s.data(), s.size());
+  }
+  const std::vector<double> tables = entry.tables(p.format, part, width);
+  p.tables_at = append(numbers, tables.data(), int64_t(tables.size()));
+}
+
+// From all rows of the prompt, as they are coded.
+void RowCoding::calibrate(RowPart part, const Stream& stream) {
+  PartCoder& p = coder_of(part);
+  const RowFormatEntry& entry = entry_of(p.format);
+  if (!entry.is_calibrated(p.format)) return;
+  const size_t width = size_t(part == RowPart::key ? stream.shape.dim : stream.shape.v_dim);
+  std::vector<double> rows(size_t(stream.prompt) * width), work(width), constants;
+  p.numbers = numbers_[int32_t(part)].data();  // of the rotation
+  for (int32_t b = 0; b < stream.shape.blocks; ++b) {
+    for (int32_t t = 0; t < stream.prompt; ++t) {
+      const std::span<double> row(rows.data() + size_t(t) * width, width);
+      stream.read(part, b, t, row);
+      (void)coder_.prepare(SerialTeam{}, part, t, row, work.data());
+    }
+    const std::vector<double> own = entry.calibrate(p.format, part, int32_t(width), rows);
+    p.calibrated_size = int32_t(own.size());
+    constants.insert(constants.end(), own.begin(), own.end());
+  }
+  p.calibrated_at = append(numbers_[int32_t(part)], constants.data(), int64_t(constants.size()));
+}
+
+}  // namespace kvreplay

@@ -1,0 +1,109 @@
+#pragma once
+#include <span>
+
+#include "core/quantise.hpp"
+#include "core/row_format.hpp"
+#include "core/team.hpp"
+
+// What a row format is: a small trivially copyable struct, one file of formats/coders. It says
+//   info                     what it is called, where it comes from
+//   declare(d)               its parameters (parameters/describe.hpp)
+//   bytes(part, width)       of a coded row
+// and, where rows are coded one by one,
+//   code(team, CodedRow)     replaces a row by what is read back: one text for a thread of the CPU and a device's block
+// and may say
+//   static_bytes(part, width)           of a kv head, beside its rows
+//   rotation(part)                      its own; such formats take no `rotate`
+//   tables(part, width)                 numbers that code() looks up, whatever the trace (code books)
+//   is_calibrated(), calibrate(part, width, rows)   numbers that it takes from a prompt, once for each kv head
+//   sketches()                          code() reads a Gaussian matrix
+
+namespace kvreplay {
+
+struct FormatInfo {
+  const char* name;   // as in configurations
+  const char* title;  // one line for tables
+  const char* source;
+  int tier;
+  const char* deviation = "";       // from the source, or ""
+  int32_t multiple_of = 1;          // what the width of a row must be a multiple of
+  bool quantises = true;            // every number is changed; else only those that do not fit
+  bool by_block = false;            // several rows are coded together
+  bool keys_pre_rope = false;       // default of `keys`
+  RowRotation default_rotate = RowRotation::none;
+};
+
+// Bytes of one coded row of one part: codes, rounded up to a byte, and what stands beside them.
+struct CodedBytes {
+  int64_t codes = 0, scales = 0;
+};
+KVR_FN constexpr int64_t bytes_of_bits(int64_t bits) { return (bits + 7) / 8; }
+
+// What happened to the numbers of a row.
+struct CodeTally {
+  int32_t clipped = 0;   // beyond what the format holds
+  int32_t flushed = 0;   // not zero, and read back as zero
+  int32_t misfits = 0;   // an offset, step or norm beyond its own format
+  int32_t outliers = 0;  // stored beside the codes
+
+  KVR_FN void add(const CodeTally& more) {
+    clipped += more.clipped, flushed += more.flushed, misfits += more.misfits, outliers += more.outliers;
+  }
+  KVR_FN void note(double x, double read_back, bool is_clipped = false) {
+    clipped += is_clipped ? 1 : 0;
+    flushed += x != 0 && read_back == 0 ? 1 : 0;
+  }
+};
+
+// One part of one row, rotated, on its way.
+struct CodedRow {
+  RowPart part;
+  std::span<double> x;
+  double* work;              // [3 * width]
+  const double* tables;      // as the format's tables()
+  const double* calibrated;  // as its calibrate(), of the kv head
+  const double* sketch;      // [width, width]
+  KVR_FN int32_t width() const { return int32_t(x.size()); }
+};
+
+// Each of n parts of a row (groups, numbers) by one thread: f(i) returns a CodeTally. Counts are below 2^13 each.
+template <Team T, class F>
+KVR_FN CodeTally tally(const T& team, int32_t n, F f) {
+  constexpr double k = 8192;
+  double packed = team.sum(n, [&](int32_t i) {
+    const CodeTally t = f(i);
+    return t.clipped + k * (t.flushed + k * (t.misfits + k * t.outliers));
+  });
+  const auto take = [&] {
+    const double rest = std::floor(packed / k), low = packed - rest * k;
+    packed = rest;
+    return int32_t(low);
+  };
+  CodeTally all;
+  all.clipped = take(), all.flushed = take(), all.misfits = take(), all.outliers = take();
+  return all;
+}
+
+// Neighbours of a row that share a scale; the last group may be shorter.
+KVR_FN inline int32_t groups_of(int32_t width, int32_t group) { return (width + group - 1) / group; }
+KVR_FN inline std::span<double> group_of(std::span<double> x, int32_t group, int32_t i) {
+  const int32_t first = i * group, left = int32_t(x.size()) - first;
+  return x.subspan(size_t(first), size_t(left < group ? left : group));
+}
+KVR_FN inline double largest_magnitude(std::span<const double> x) {
+  double most = 0;
+  for (const double number : x) most = std::fabs(number) > most ? std::fabs(number) : most;
+  return most;
+}
+struct Extremes {
+  double low, high;
+};
+KVR_FN inline Extremes extremes_of(std::span<const double> x) {
+  Extremes e{x[0], x[0]};
+  for (const double number : x) e = {number < e.low ? number : e.low, number > e.high ? number : e.high};
+  return e;
+}
+KVR_FN inline bool fits_float16(double x) { return std::isfinite(to_float16(x)); }
+KVR_FN inline double clamp_to(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
+
+}  // namespace kvreplay

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "measures/measure.hpp"
@@ -21,7 +22,9 @@ class SetMeasures final : public Measure {
   void add(const MeasuredRow& r) override {
     recall_.add(r.row);
     if (!shape_.wanted.has(Work::masses)) return;
-    const double tau_err = std::abs(r.row.tau - 1);
+    // A coded key may have a logit that overshoots what a double can say of a ratio; its logarithm stands.
+    const double tau_err = std::min(std::abs(r.row.tau - 1), std::numeric_limits<double>::max());
+    overshoots_ = overshoots_ || std::isinf(r.row.tau);
     if (!tau_err_.empty()) tau_err_[size_t(r.head * shape_.rows + r.number)] = tau_err;
     partition_.add(tau_err);
     log_partition_.add(std::abs(r.row.log_tau == kUnset ? std::log(r.row.tau) : r.row.log_tau));
@@ -44,7 +47,7 @@ class SetMeasures final : public Measure {
   }
 
   void finish(Measured& to, const ErrorBound&) override {
-    to["partition_err_mean"] = partition_.mean(), to["partition_err_max"] = partition_.maximum();
+    if (!overshoots_) to["partition_err_mean"] = partition_.mean(), to["partition_err_max"] = partition_.maximum();
     to["log_partition_err_mean"] = log_partition_.mean();
     to["kept_mass_mean"] = mass_.mean(), to["kept_mass_min"] = mass_.minimum();
     to["mass_recall"] = mass_recall_.mean(), to["mass_recall_min"] = mass_recall_.minimum();
@@ -81,6 +84,7 @@ class SetMeasures final : public Measure {
 
   MeasureShape shape_;
   std::vector<double> tau_err_;  // [heads, rows], where someone asks
+  bool overshoots_ = false;      // a denominator is more than 1e308 times the exact one
   bool all_plain_ = true;        // every row renormalised the exact attention over a subset
   Recall recall_;
   Sums partition_, log_partition_, mass_, density_;

@@ -5,13 +5,15 @@
 
 #include "apps/commands.hpp"
 #include "apps/devices.hpp"
+#include "apps/format_text.hpp"
 #include "apps/method_text.hpp"
 #include "apps/offered/registry.hpp"
+#include "apps/parameter_text.hpp"
 #include "apps/summary.hpp"
 #include "base/errors.hpp"
 #include "results/columns.hpp"
 
-// `kvreplay list methods|metrics|devices` and `kvreplay describe METHOD`.
+// `kvreplay list methods|formats|metrics|devices` and `kvreplay describe METHOD|FORMAT`.
 
 namespace kvreplay::app {
 namespace {
@@ -53,6 +55,17 @@ void list_devices(Form form) {
   print(form == Form::as_json ? all.dump(2) + "\n" : left_aligned(rows));
 }
 
+void list_formats(Form form) {
+  if (form == Form::markdown) return print(formats_markdown_page());
+  json all = json::array();
+  TextRows rows = {{"name", "tier", "bytes, d = 64", "title"}};
+  for (const RowFormatEntry& f : row_formats()) {
+    all.push_back(json::parse(format_json(f)));
+    rows.push_back({f.info.name, std::to_string(f.info.tier), row_bytes_text(f, 64), f.info.title});
+  }
+  print(form == Form::as_json ? all.dump(2) + "\n" : left_aligned(rows));
+}
+
 struct ListChoices {
   std::string what;
   bool json = false, markdown = false;
@@ -61,6 +74,10 @@ struct ListChoices {
 
 void describe(const ListChoices& choices) {
   if (choices.what == "all" && choices.markdown) return print(methods_markdown_page(registry()));
+  if (const RowFormatEntry* format = find_row_format(choices.what)) {
+    if (choices.json) return print(format_json(*format) + "\n");
+    return print(choices.markdown ? format_markdown(*format) : format_text(*format));
+  }
   const Method& method = method_named(known_methods(), choices.what);
   if (choices.json) print(method_json(method) + "\n");
   else print(choices.markdown ? method_markdown(method) : method_text(method));
@@ -70,18 +87,19 @@ void describe(const ListChoices& choices) {
 
 void add_list(Command& app) {
   const auto choices = std::make_shared<ListChoices>();
-  Command list = app.command("list", "what there is: methods, metrics or devices");
-  list.option("what", choices->what, "methods, metrics or devices").one_of({"methods", "metrics", "devices"});
-  Command one = app.command("describe", "a method: parameters, defaults, ranges, paper, deviations");
-  one.option("method", choices->what, "as in kvreplay list methods; `all` with --markdown").required();
+  Command list = app.command("list", "what there is: methods, formats, metrics or devices");
+  list.option("what", choices->what, "methods, formats, metrics or devices").one_of({"methods", "formats", "metrics", "devices"});
+  Command one = app.command("describe", "a method or a row format: parameters, defaults, ranges, source, deviations");
+  one.option("method", choices->what, "as in kvreplay list methods or formats; `all` with --markdown").required();
   for (Command* command : {&list, &one}) {
     const Option as_json = command->flag("--json", choices->json, "as JSON");
     command->flag("--markdown", choices->markdown, "as Markdown, for the documentation").excludes(as_json);
   }
   list.runs([choices](Context&) {
     if (choices->what.empty())
-      throw ConfigError("list needs a word for what to list: methods, metrics or devices. Try kvreplay list methods");
+      throw ConfigError("list needs a word for what to list: methods, formats, metrics or devices. Try kvreplay list methods");
     if (choices->what == "methods") list_methods(choices->form());
+    if (choices->what == "formats") list_formats(choices->form());
     if (choices->what == "metrics") list_metrics(choices->form());
     if (choices->what == "devices") list_devices(choices->form());
     return 0;

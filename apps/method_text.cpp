@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "apps/parameter_text.hpp"
 #include "apps/text_table.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
@@ -14,41 +15,6 @@ namespace {
 
 using nlohmann::json;
 using Lines = std::vector<std::pair<std::string, std::string>>;
-
-json parameter_json(const ParameterSpec& spec) {
-  return {{"name", spec.name},
-          {"default", json::parse(spec.default_json)},
-          {"default_text", spec.default_text},
-          {"low", spec.low},
-          {"high", spec.high},
-          {"choices", spec.choices},
-          {"help", spec.help}};
-}
-
-std::string values_text(const ParameterSpec& spec) {
-  using Kind = ParameterSpec::Kind;
-  switch (spec.kind) {
-    case Kind::choice:
-    case Kind::rows:
-      return join(spec.choices, " | ");
-    case Kind::scorer:
-      return join(spec.choices, " | ") + ", or {name: one of them, its parameters}";
-    case Kind::boolean:
-      return "true | false";
-    case Kind::file:
-      return "a path, relative to the configuration";
-    case Kind::layers:
-      return "a list of layers";
-    case Kind::integers:
-      return fmt::format("a list of whole numbers in {}", range_text(spec.low, spec.high, true));
-    case Kind::integer:
-    case Kind::real: {
-      const std::string range = range_text(spec.low, spec.high, spec.kind == Kind::integer);
-      return spec.choices.empty() ? range : range + " | " + join(spec.choices, " | ");
-    }
-  }
-  return "";
-}
 
 std::string budget_text(const Method& method) {
   const MethodInfo& info = method.info;
@@ -85,37 +51,6 @@ Lines facts(const Method& method) {
   return said;
 }
 
-std::vector<std::vector<std::string>> parameter_rows(const Method& method) {
-  std::vector<std::vector<std::string>> rows = {{"parameter", "default", "values", "meaning"}};
-  for (const ParameterSpec& spec : method.parameters)
-    rows.push_back({spec.name, spec.default_text, values_text(spec), spec.help});
-  return rows;
-}
-
-// A pipe inside a cell would end it.
-std::string cell(const std::string& text) {
-  std::string escaped;
-  for (const char c : text) {
-    if (c == '|') escaped += '\\';
-    escaped += c;
-  }
-  return escaped;
-}
-
-std::string markdown_table(const std::vector<std::vector<std::string>>& rows) {
-  std::string text;
-  for (size_t r = 0; r < rows.size(); ++r) {
-    text += "|";
-    for (const std::string& c : rows[r]) text += fmt::format(" {} |", cell(c));
-    text += "\n";
-    if (r > 0) continue;
-    text += "|";
-    for (size_t c = 0; c < rows[r].size(); ++c) text += "---|";
-    text += "\n";
-  }
-  return text;
-}
-
 constexpr const char* kAxes =
     "Every method also takes phase, positions, order, prompt, gqa.level, gqa.agg, row_format, reweight, "
     "allocator and uniforms, where they have a meaning for it.";
@@ -131,10 +66,10 @@ std::string phases_text(const MethodInfo& info) {
 std::string method_json(const Method& method) {
   json parameters = json::array();
   for (const ParameterSpec& spec : method.parameters) {
-    parameters.push_back(parameter_json(spec));
+    parameters.push_back(json::parse(spec_json(spec)));
     for (size_t i = 0; i < spec.nested.size(); ++i)
       for (const ParameterSpec& inner : spec.nested[i])
-        parameters.back()["parameters"][spec.choices[i]].push_back(parameter_json(inner));
+        parameters.back()["parameters"][spec.choices[i]].push_back(json::parse(spec_json(inner)));
   }
   const MethodInfo& info = method.info;
   const json all = {{"name", info.name},           {"title", info.title},     {"source", info.source},
@@ -147,14 +82,14 @@ std::string method_json(const Method& method) {
 std::string method_text(const Method& method) {
   std::string text = fmt::format("{}: {}\n\n", method.info.name, method.info.title);
   for (const auto& [name, value] : facts(method)) text += fmt::format("{:<11}{}\n", name, value);
-  text += method.parameters.empty() ? "\nno parameters\n" : "\n" + left_aligned(parameter_rows(method));
+  text += method.parameters.empty() ? "\nno parameters\n" : "\n" + left_aligned(parameter_rows(method.parameters));
   return text + "\n" + kAxes + "\n";
 }
 
 std::string method_markdown(const Method& method) {
   std::string text = fmt::format("## {}\n\n{}.\n\n", method.info.name, method.info.title);
   for (const auto& [name, value] : facts(method)) text += fmt::format("- **{}**: {}\n", name, value);
-  if (!method.parameters.empty()) text += "\n" + markdown_table(parameter_rows(method));
+  if (!method.parameters.empty()) text += "\n" + markdown_table(parameter_rows(method.parameters));
   return text;
 }
 

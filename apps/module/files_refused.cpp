@@ -21,5 +21,6 @@ InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::str
                                const UniformsRequest&) {
   refuse(file);
 }
+RowUniforms read_row_uniforms(const std::filesystem::path& file, const RowUniformCounts&) { refuse(file); }
 
 }  // namespace kvreplay

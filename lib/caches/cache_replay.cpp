@@ -50,7 +50,9 @@ Layout CacheReplay<Real>::full_layout() const {
   if (!formatter_.writes()) return layout;
   layout.coded = true;
   const int64_t most = stream_.tokens + layout.extra_rows;
-  layout.own_rows += int32_t(most_kept_ >= 0 ? std::min(most, most_kept_) : most);
+  // A token that is coded at once has a row before another has lost its own.
+  const int64_t coded = most_kept_ + (setup_.options.row_format.own_row_coded ? 1 : 0);
+  layout.own_rows += int32_t(most_kept_ >= 0 ? std::min(most, coded) : most);
   return layout;
 }
 

@@ -45,8 +45,13 @@ class Reader {
 
  private:
   std::optional<PartFormat> named(const Node& name) {
-    const auto word = read_word(problems_, name, "row_format", names());
-    return word ? std::optional(part_format(*word)) : std::nullopt;
+    const bool scalar = name.kind == Node::Kind::scalar;
+    if (scalar && find_row_format(name.text) != nullptr) return part_format(name.text);
+    if (scalar)
+      problems_.error(name.mark, fmt::format("unknown row format {}{}: see kvreplay list formats", in_quotes(name.text),
+                                             did_you_mean(name.text, names())));
+    else must_be(problems_, name, "row_format", "a word: see kvreplay list formats");
+    return std::nullopt;
   }
 
   void read_both(const Node& item, RowFormat& format) {

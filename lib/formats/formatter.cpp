@@ -134,13 +134,11 @@ void Formatter<Real>::code_block(BasicCache<Real>& cache, Part part, const std::
 // One kv head's part of the block that was added last. False: out of the range of float16.
 template <class Real>
 bool Formatter<Real>::code_matrix(Part part, int32_t width, std::vector<double>& numbers) {
-  const std::vector<double> exact = numbers;
   const PartFormat& own = format().part(part);
   const int32_t rows = int32_t(numbers.size()) / width, g = kivi(part).g, levels = levels_of(kivi(part).bits);
-  const bool is_gear = entry_of(own).info.name == std::string(Gear::info.name);
-  const auto code = [&](std::vector<double>& to) {
-    bool fits = true;
-    for (int32_t first = 0; part == Part::key && first < rows; first += g)
+  bool fits = true;
+  const auto by_channel = [&](std::vector<double>& to) {
+    for (int32_t first = 0; first < rows; first += g)
       for (int32_t c = 0; c < width; ++c) {
         double* top = to.data() + int64_t(first) * width + c;
         const bool ok = quantise_group(
@@ -148,15 +146,15 @@ bool Formatter<Real>::code_matrix(Part part, int32_t width, std::vector<double>&
             [&](int32_t i, double x) { top[int64_t(i) * width] = x; });
         fits = fits && ok;
       }
-    for (int32_t row = 0; part == Part::value && row < rows; ++row)
-      fits = quantise_row(std::span(to).subspan(size_t(row) * size_t(width), size_t(width)), g, levels) && fits;
-    return fits;
   };
-  const bool fits = code(numbers);
-  if (is_gear && fits) {
-    const Gear& gear = own.as<Gear>();
-    blocks_.back().correction = correct(exact, width, gear.rank, gear.outliers, numbers);
-  }
+  const auto by_row = [&](std::vector<double>& to) {
+    for (int32_t row = 0; row < rows; ++row)
+      fits = quantise_row(std::span(to).subspan(size_t(row) * size_t(width), size_t(width)), g, levels) && fits;
+  };
+  const auto code = [&](std::vector<double>& to) { part == Part::key ? by_channel(to) : by_row(to); };
+  if (entry_of(own).info.name == std::string(Gear::info.name))
+    blocks_.back().correction = code_gear(own.as<Gear>(), part, width, numbers, code);
+  else code(numbers);
   return fits;
 }
 

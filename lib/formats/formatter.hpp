@@ -6,7 +6,7 @@
 
 #include "core/cache.hpp"
 #include "core/row_counts.hpp"
-#include "formats/low_rank.hpp"
+#include "formats/gear_block.hpp"
 #include "formats/row_coding.hpp"
 
 // Row formats (docs/configuration.md, "Row formats"): how the entries of any cache are stored. A row is exact in the

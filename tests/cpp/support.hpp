@@ -62,4 +62,12 @@ double relative_difference(const std::vector<double>& a, const std::vector<doubl
 // A set of parameters with which each method of the registry can run on the default stream.
 std::vector<std::string> methods_with(bool (*want)(const Method&));
 
+// A row format for both parts, by its name and JSON of parameters.
+inline RowFormat format_with(const std::string& name,
+                             const std::vector<std::pair<std::string, std::string>>& parameters = {}) {
+  PartFormat format = part_format(name);
+  for (const auto& [parameter, json] : parameters) set_parameter(format, parameter, json);
+  return row_format(format);
+}
+
 }  // namespace kvreplay::test

@@ -2,6 +2,11 @@
 #include "device/emulator/emulated_block.hpp"
 #include "device/kernels/policy_kernel.hpp"
 
+// Compiled once, for all methods (emulated_row_coding.cpp).
+extern template kvreplay::RowCoder::Coded kvreplay::code_rows_of_block(
+    const kvreplay::BlockTeam<kvreplay::emulator::EmulatedBlock>&, const kvreplay::RowCoder&,
+    kvreplay::BasicCache<float>&, int32_t, double*);
+
 namespace kvreplay::emulator {
 
 // Two warps: what only one of them has done is seen to be missing, in a fraction of the time that a device's

@@ -70,8 +70,8 @@ std::string reading(void (*change)(CommonOptions&) = nullptr) {
 }
 void early(CommonOptions& options) { options.order = Order::evict_then_attend; }
 void cut(CommonOptions& options) { options.phase = Phase::oneshot, options.order = Order::evict_then_attend; }
-void kivi(CommonOptions& options) { options.row_format.kind = RowFormat::Kind::kivi; }
-void int4(CommonOptions& options) { options.row_format.kind = RowFormat::Kind::int4; }
+void kivi(CommonOptions& options) { options.row_format = row_format("kivi"); }
+void int4(CommonOptions& options) { options.row_format = row_format("int4"); }
 
 }  // namespace
 
@@ -120,6 +120,6 @@ TEST_CASE("a method is partial once it has written a row", "[lists]") {
   CHECK_FALSE(partial("qjl", 0, sketch));  // its buffer of 128 tokens is never full
   CHECK(partial("qjl", 0, {{"outliers", 1}, {"group", 4}, {"buffer", 16}}));
   CommonOptions coded = default_options("h2o");
-  coded.row_format.kind = RowFormat::Kind::int8, coded.row_format.group = 4;
+  coded.row_format = format_with("int8", {{"group", "4"}});
   CHECK_FALSE(replay(make_stream<double>(s), {make_cell("h2o", 20, s, none, coded)}).only().partial);
 }

@@ -1,5 +1,6 @@
 #include <catch2/catch.hpp>
 
+#include "formats/registry.hpp"
 #include "config/stub.hpp"
 
 // What a good configuration becomes.
@@ -158,8 +159,8 @@ TEST_CASE("Budgets become tokens by one rule") {
   CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer, {}) == 5);  // a row takes (64 + 32) * 2 bytes
   CHECK(budget_tokens(BudgetList::Kind::bytes, 100, 768, layer, {}) == 0);
   // int4: 48 bytes of codes, an offset and a step of 2 bytes each for the key and for the value
-  CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer, {.kind = RowFormat::Kind::int4, .group = 64}) == 17);
-  CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer, {.kind = RowFormat::Kind::f32}) == 2);
+  CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer, kvreplay::row_format("int4")) == 17);
+  CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer, kvreplay::row_format("f32")) == 2);
 }
 
 TEST_CASE("The resolved configuration is a configuration again") {

@@ -86,25 +86,27 @@ namespace {
 // Rows that are coded one by one.
 std::vector<Cell> coded_policies(const StreamShape& s) {
   std::vector<Cell> cells;
-  const auto add = [&](const char* method, nlohmann::json params, RowFormat::Kind kind, int32_t group,
+  const auto add = [&](const char* method, nlohmann::json params, const RowFormat& format,
                        void (*change)(CommonOptions&) = nullptr) {
     CommonOptions options = default_options(method);
     if (change != nullptr) change(options);
-    options.row_format.kind = kind, options.row_format.group = group;
+    options.row_format = format;
     cells.push_back(make_cell(method, 24, s, with_usual(method, params), options, 3));
   };
-  using Kind = RowFormat::Kind;
   const nlohmann::json none = nlohmann::json::object();
-  for (const Kind kind : {Kind::f32, Kind::f16, Kind::bf16, Kind::int8, Kind::int4})
-    add("h2o", none, kind, kind >= Kind::int8 ? 5 : 0);  // groups that divide no row
-  add("exact", none, Kind::int8, 8);
-  add("snapkv", {{"window", 6}}, Kind::int4, 4, [](CommonOptions& a) { a.reweight = Reweight::uniform; });
-  add("quest", {{"page", 4}}, Kind::int8, 64);
-  add("subgen_stream", {{"delta", 2.0}, {"t", 2}, {"s", 8}}, Kind::int4, 4);
-  add("wildcat", none, Kind::f16, 0);
-  add("subgen", {{"weights", "cluster_size"}}, Kind::bf16, 0);
-  add("streaming_llm", none, Kind::int8, 1);
-  add("buzz", none, Kind::int8, 8, [](CommonOptions& a) { a.gqa_level = GqaLevel::query; });
+  const auto grouped = [](const char* name, int32_t group) {
+    return format_with(name, {{"group", std::to_string(group)}});
+  };
+  for (const char* name : {"f32", "f16", "bf16"}) add("h2o", none, row_format(name));
+  for (const char* name : {"int8", "int4"}) add("h2o", none, grouped(name, 5));  // groups that divide no row
+  add("exact", none, grouped("int8", 8));
+  add("snapkv", {{"window", 6}}, grouped("int4", 4), [](CommonOptions& a) { a.reweight = Reweight::uniform; });
+  add("quest", {{"page", 4}}, grouped("int8", 64));
+  add("subgen_stream", {{"delta", 2.0}, {"t", 2}, {"s", 8}}, grouped("int4", 4));
+  add("wildcat", none, row_format("f16"));
+  add("subgen", {{"weights", "cluster_size"}}, row_format("bf16"));
+  add("streaming_llm", none, grouped("int8", 1));
+  add("buzz", none, grouped("int8", 8), [](CommonOptions& a) { a.gqa_level = GqaLevel::query; });
   return cells;
 }
 
@@ -167,7 +169,7 @@ TEST_CASE("caches of more rows than a block has threads", "[device][replay][prog
                                                            {"subgen", nlohmann::json::object()}})
     cells.push_back(make_cell(method, 290, s, params, default_options(method), 3));
   CommonOptions coded = default_options("h2o");
-  coded.row_format.kind = RowFormat::Kind::int8, coded.row_format.group = 8;
+  coded.row_format = format_with("int8", {{"group", "8"}});
   cells.push_back(make_cell("h2o", 290, s, nlohmann::json::object(), coded));
   cells.push_back(streamed(cells.front()));
   check_device(make_stream<float>(s, 59, Look::clustered), cells);
@@ -291,7 +293,7 @@ TEST_CASE("what a device computed is marked, and only that", "[device][replay][p
   CHECK(by_cores("h2o", nlohmann::json::object(), audit));
   CHECK(by_cores("h2o", nlohmann::json::object(), {}));
   CommonOptions kivi = default_options("h2o");
-  kivi.row_format = {RowFormat::Kind::kivi, 4, 8, 16};
+  kivi.row_format = format_with("kivi", {{"g", "8"}, {"R", "16"}});
   CHECK(replay(stream, {make_cell("h2o", 24, s, nlohmann::json::object(), kivi)}, on_device()).only().by_cores);
 }
 

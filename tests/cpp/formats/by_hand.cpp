@@ -4,7 +4,6 @@
 #include "caches/cache_memory.hpp"
 #include "core/quantise.hpp"
 #include "formats/formatter.hpp"
-#include "formats/row_bytes.hpp"
 #include "support.hpp"
 #include "trace/halves.hpp"
 
@@ -15,12 +14,18 @@ using namespace kvreplay::test;
 
 namespace {
 
-using Kind = RowFormat::Kind;
 const SerialTeam kTeam;
 
-RowFormat by_token(Kind kind, int32_t group) { return {.kind = kind, .group = group}; }
-RowFormat by_block(Kind kind, int32_t bits, int32_t g, int32_t R) {
-  return {.kind = kind, .bits = bits, .group = g, .residual = R};
+RowFormat by_token(const char* name, int32_t group) { return format_with(name, {{"group", std::to_string(group)}}); }
+RowFormat by_block(const char* name, int32_t bits, int32_t g, int32_t R) {
+  return format_with(name, {{"bits", std::to_string(bits)}, {"g", std::to_string(g)}, {"R", std::to_string(R)}});
+}
+RowFormat gear_with(int32_t bits, int32_t g, int32_t R, int32_t rank, int32_t outliers) {
+  return format_with("gear", {{"bits", std::to_string(bits)},
+                              {"g", std::to_string(g)},
+                              {"R", std::to_string(R)},
+                              {"rank", std::to_string(rank)},
+                              {"outliers", std::to_string(outliers)}});
 }
 
 std::vector<double> quantised(std::vector<double> numbers, int32_t group, int32_t levels) {
@@ -36,11 +41,12 @@ struct Shelf {
   Formatter<double> formatter;
   Shelf(const RowFormat& format, HeadShape shape, std::vector<double> keys, std::vector<double> values,
         bool split = false)
-      : formatter(format, 2, split) {
+{
     stream.shape = shape;
     stream.keys = std::move(keys);
     stream.values = std::move(values);
     stream.tokens = int32_t(stream.keys.size()) / (shape.dim * shape.blocks);
+    formatter = Formatter<double>(std::make_shared<RowCoding>(format, RowCoding::Stream{shape, 0, {}, nullptr, {}}, RowUniforms{}), 2, split);
     memory.allocate(stream, shape, {.weights = split, .split = split, .own_rows = stream.tokens + 1, .coded = true},
                     stream.tokens, false);
     cache = BasicCache<double>(memory.storage());
@@ -107,23 +113,23 @@ TEST_CASE("rounding to 16 bits agrees with the trace reader's, bit by bit", "[fo
 }
 
 TEST_CASE("int4 charges 36 bytes for 64 numbers, offsets and steps as sketch", "[formats]") {
-  Shelf shelf(by_token(Kind::int4, 64), {64, 64, 1}, counting(3 * 64), counting(3 * 64));
+  Shelf shelf(by_token("int4", 64), {64, 64, 1}, counting(3 * 64), counting(3 * 64));
   shelf.push(), shelf.push();
   CHECK(shelf.bytes() == 2 * 2 * 32);
   CHECK(shelf.sketch() == 2 * 2 * 4);
   CHECK(shelf.formatter.quantised() == 2);
   shelf.cache.push(kTeam, Token<double>({}, {}, 2));  // C_t: the newest row is exact, at source width
   CHECK(shelf.bytes() == 2 * 2 * 32 + 2 * 64 * 2);
-  CHECK(row_bytes(by_token(Kind::int4, 64), 64, 64, 2) == 72);
-  CHECK(row_bytes(by_token(Kind::int4, 64), 64, 64, 2) / row_bytes({}, 64, 64, 2) == 0.28125);
-  CHECK(row_bytes(by_token(Kind::int8, 64), 64, 64, 2) == 136);
-  CHECK(row_bytes(by_token(Kind::int4, 5), 11, 7, 2) == 9 + 4 * (3 + 2));
+  CHECK(row_bytes(by_token("int4", 64), 64, 64, 2) == 72);
+  CHECK(row_bytes(by_token("int4", 64), 64, 64, 2) / row_bytes({}, 64, 64, 2) == 0.28125);
+  CHECK(row_bytes(by_token("int8", 64), 64, 64, 2) == 136);
+  CHECK(row_bytes(by_token("int4", 5), 11, 7, 2) == 6 + 4 + 4 * (3 + 2));
 }
 
 TEST_CASE("kivi: keys are coded when R wait, in groups of g tokens; values when R newer ones are held", "[formats]") {
   // Keys 0 1 3 6 10 ...: in a group of 2 both extremes are exact, so R = 4, g = 4 with 3 levels shows the
   // codes.
-  Shelf shelf(by_block(Kind::kivi, 2, 4, 4), {1, 2, 1}, {0, 1, 2.5, 3, 10, 20, 30, 40, 7}, counting(18));
+  Shelf shelf(by_block("kivi", 2, 4, 4), {1, 2, 1}, {0, 1, 2.5, 3, 10, 20, 30, 40, 7}, counting(18));
   const std::vector<std::pair<int32_t, int32_t>> coded{{0, 0}, {0, 0}, {0, 0}, {4, 0}, {4, 1},
                                                        {4, 2}, {4, 3}, {8, 4}, {8, 5}};
   for (const auto& [keys, values] : coded) {
@@ -135,14 +141,14 @@ TEST_CASE("kivi: keys are coded when R wait, in groups of g tokens; values when 
   CHECK(shelf.cache.coding(4).value != Coding::kExact);
   CHECK(shelf.cache.coding(5).value_exact());
   CHECK(shelf.formatter.quantised() == 8);
-  // 8 keys of 2 bits and 1 exact; 5 values of 2 x 2 bits and 4 exact: 36 bits, and 1 + 8 numbers of 2 bytes.
-  CHECK(shelf.bytes() == 5 + 2 * (1 + 8));
+  // 8 keys of a byte (2 bits) and 1 exact; 5 values of a byte (2 x 2 bits) and 4 exact, of 1 + 8 numbers of 2 bytes.
+  CHECK(shelf.bytes() == 8 + 5 + 2 * (1 + 8));
   CHECK(shelf.sketch() == 4 * (2 * 1 + 5 * 1));
-  CHECK(row_bytes(by_block(Kind::kivi, 2, 32, 128), 64, 64, 2) == 128 * (2 + 32.0 / 32) / 8);
+  CHECK(row_bytes(by_block("kivi", 2, 32, 128), 64, 64, 2) == 128 * (2 + 32.0 / 32) / 8);
 }
 
 TEST_CASE("kivi: a group is formed of what survives, and charged until its last row leaves", "[formats]") {
-  Shelf shelf(by_block(Kind::kivi, 2, 2, 4), {1, 2, 1}, counting(12), counting(24));
+  Shelf shelf(by_block("kivi", 2, 2, 4), {1, 2, 1}, counting(12), counting(24));
   for (int32_t i = 0; i < 3; ++i) shelf.push();
   shelf.cache.drop(kTeam, 1);  // the residual holds tokens 0 and 2
   shelf.push();
@@ -155,13 +161,13 @@ TEST_CASE("kivi: a group is formed of what survives, and charged until its last 
   CHECK(shelf.sketch() == 4 * 2);
   shelf.cache.drop(kTeam, 0);
   CHECK(shelf.sketch() == 4 * 2);
-  CHECK(shelf.bytes() == 1 + 2 * (3 * 2));  // three codes of 2 bits in a byte
+  CHECK(shelf.bytes() == 3 + 2 * (3 * 2));  // each row's code in a byte of its own
   shelf.cache.drop(kTeam, 0);
   CHECK(shelf.sketch() == 4 * 1);
 }
 
 TEST_CASE("what travels with a row survives evictions in front of it", "[formats]") {
-  for (const RowFormat& format : {by_token(Kind::int4, 2), by_block(Kind::kivi, 2, 2, 2)}) {
+  for (const RowFormat& format : {by_token("int4", 2), by_block("kivi", 2, 2, 2)}) {
     Shelf shelf(format, {2, 2, 1}, counting(20, 0.3), counting(20, 0.7));
     for (int32_t i = 0; i < 6; ++i) shelf.push();
     const auto before = shelf.cache.coding(4);
@@ -179,7 +185,7 @@ TEST_CASE("what travels with a row survives evictions in front of it", "[formats
 }
 
 TEST_CASE("a row that a policy writes is exact until the end of the step, then coded like any other", "[formats]") {
-  Shelf shelf(by_token(Kind::int4, 4), {4, 1, 1}, counting(12), counting(3));
+  Shelf shelf(by_token("int4", 4), {4, 1, 1}, counting(12), counting(3));
   shelf.push(), shelf.push();
   const double written[] = {0, 15, 7.4, 0.4};
   shelf.cache.rewrite(
@@ -196,7 +202,7 @@ TEST_CASE("a row that a policy writes is exact until the end of the step, then c
 }
 
 TEST_CASE("a token put in a coded row's place is exact again", "[formats]") {
-  Shelf shelf(by_token(Kind::int4, 4), {4, 1, 1}, counting(12), counting(3));
+  Shelf shelf(by_token("int4", 4), {4, 1, 1}, counting(12), counting(3));
   shelf.push();
   shelf.cache.replace(kTeam, 0, Token<double>({}, {}, 2), 1, 1);
   CHECK(shelf.cache.verbatim(0));
@@ -204,12 +210,12 @@ TEST_CASE("a token put in a coded row's place is exact again", "[formats]") {
 }
 
 TEST_CASE("rows that count for the denominator only store no value to code", "[formats]") {
-  Shelf shelf(by_block(Kind::kivi, 2, 2, 2), {1, 2, 1}, counting(8), counting(16), true);
+  Shelf shelf(by_block("kivi", 2, 2, 2), {1, 2, 1}, counting(8), counting(16), true);
   for (int32_t i = 0; i < 6; ++i) shelf.push(i % 2, 1);  // values of tokens 1, 3 and 5
   CHECK(shelf.cache.coded_keys() == 6);
   CHECK(shelf.cache.coded_values() == 1);
   CHECK_FALSE(shelf.cache.coding(1).value_exact());
-  CHECK(shelf.bytes() == (6 * 2 + 2 * 2 + 7) / 8 + 2 * (2 * 2));
+  CHECK(shelf.bytes() == 6 + 1 + 2 * (2 * 2));
   CHECK(shelf.sketch() == 4 * (3 + 1));
 }
 
@@ -225,9 +231,8 @@ TEST_CASE("a cache of a layer codes each kv head as if it were alone", "[formats
     all.insert(all.end(), parts[1].begin(), parts[1].end());
     return all;
   };
-  RowFormat gear = by_block(Kind::gear, 2, 2, 4);
-  gear.rank = 1, gear.outliers = 10;
-  for (const RowFormat& format : {by_token(Kind::int4, 2), by_block(Kind::kivi, 2, 2, 4), gear}) {
+  const RowFormat gear = gear_with(2, 2, 4, 1, 10);
+  for (const RowFormat& format : {by_token("int4", 2), by_block("kivi", 2, 2, 4), gear}) {
     Shelf layer(format, {3, 3, 2, 2}, joined(keys), joined(values));
     Shelf heads[] = {{format, {3, 3, 1}, keys[0], values[0]}, {format, {3, 3, 1}, keys[1], values[1]}};
     for (int32_t t = 0; t < 12; ++t) {
@@ -266,8 +271,7 @@ TEST_CASE("gear: a correction of the residual's rank restores it, and outliers c
 }
 
 TEST_CASE("gear charges codes, factors and outliers", "[formats]") {
-  RowFormat format = by_block(Kind::gear, 2, 2, 4);
-  format.rank = 1, format.outliers = 10;
+  const RowFormat format = gear_with(2, 2, 4, 1, 10);
   std::vector<double> numbers(24);
   for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = std::sin(double(i * i));
   Shelf shelf(format, {4, 2, 1}, numbers, std::vector<double>(numbers.begin(), numbers.begin() + 12));
@@ -283,7 +287,7 @@ TEST_CASE("numbers beyond float16 fail the cell with a way out", "[formats]") {
   const StreamShape s;
   auto stream = make_stream<float>(s);
   stream.keys[size_t(3 * s.dim)] = 1e6f;
-  for (const RowFormat& format : {by_token(Kind::int4, 64), by_token(Kind::f16, 64), by_block(Kind::kivi, 2, 2, 8)}) {
+  for (const RowFormat& format : {by_token("int4", 64), format_with("f16"), by_block("kivi", 2, 2, 8)}) {
     const Cell cell = changed(make_cell("exact", {}, s), [&](Variant& v) { v.options.row_format = format; });
     const CellResult r = replay(stream, {cell}).only();
     CHECK_FALSE(r.ok);
@@ -297,7 +301,7 @@ TEST_CASE("a rounding that changes nothing leaves rows as they are", "[formats]"
   for (float& x : stream.keys) x = float(to_float16(x));
   for (float& x : stream.values) x = float(to_float16(x));
   const Cell plain = make_cell("h2o", 20, s),
-             rounded = changed(plain, [](Variant&v) { v.options.row_format.kind = Kind::f16; });
+             rounded = changed(plain, [](Variant&v) { v.options.row_format = row_format("f16"); });
   const RunResult r = replay(stream, {plain, rounded});
   CHECK(*r.cells[1].measures["n_quantised"] == 0);
   CHECK(r.cells[0].kept.flat == r.cells[1].kept.flat);

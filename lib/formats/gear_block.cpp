@@ -1,4 +1,4 @@
-#include "formats/low_rank.hpp"
+#include "formats/gear_block.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -60,6 +60,49 @@ void restore_outliers(const Vector& exact, size_t count, Vector& coded) {
   for (size_t i = 0; i < count; ++i) coded[order[i]] = exact[order[i]];
 }
 
+// Numbers first, first + step, ..., `count` of them.
+struct Line {
+  size_t first, step, count;
+  size_t at(size_t i) const { return first + i * step; }
+};
+Line line_of(RowPart part, size_t rows, size_t width, size_t i) {
+  return part == RowPart::key ? Line{i, width, rows} : Line{i * width, 1, width};
+}
+
+// Places of the `each` smallest and largest numbers of a line.
+void add_extremes(const Vector& block, const Line& line, size_t each, std::vector<size_t>& to) {
+  std::vector<size_t> order(line.count);
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto number = [&](size_t i) { return block[line.at(i)]; };
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return number(a) < number(b); });
+  for (size_t i = 0; i < each; ++i) to.push_back(line.at(order[i]));
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return number(a) > number(b); });
+  for (size_t i = 0; i < each; ++i) to.push_back(line.at(order[i]));
+}
+
+Correction code_outliers_first(const Gear& gear, RowPart part, size_t width, Vector& block,
+                               const std::function<void(Vector&)>& code) {
+  const Vector exact = block;
+  const size_t rows = block.size() / width, lines = part == RowPart::key ? width : rows;
+  std::vector<size_t> outliers;
+  for (size_t i = 0; i < lines; ++i) {
+    const Line line = line_of(part, rows, width, i);
+    const auto each = size_t(gear.outliers * double(line.count) / 200);
+    const size_t before = outliers.size();
+    add_extremes(exact, line, each, outliers);
+    double mean = 0;
+    for (size_t j = 0; j < line.count; ++j) mean += exact[line.at(j)] / double(line.count);
+    for (size_t j = before; j < outliers.size(); ++j) block[outliers[j]] = mean;
+  }
+  code(block);
+  for (const size_t i : outliers) block[i] = exact[i];
+  const Correction kept{int32_t(std::min({size_t(gear.rank), rows, width})), int32_t(outliers.size())};
+  Vector residual(exact.size());
+  std::transform(exact.begin(), exact.end(), block.begin(), residual.begin(), std::minus<>());
+  add_low_rank(residual, width, size_t(kept.rank), block);
+  return kept;
+}
+
 }  // namespace
 
 Correction correct(const std::vector<double>& exact, int32_t width, int32_t rank, double percent,
@@ -71,6 +114,14 @@ Correction correct(const std::vector<double>& exact, int32_t width, int32_t rank
   add_low_rank(residual, size_t(width), size_t(kept.rank), coded);
   restore_outliers(exact, size_t(kept.outliers), coded);
   return kept;
+}
+
+Correction code_gear(const Gear& gear, RowPart part, int32_t width, std::vector<double>& block,
+                     const std::function<void(std::vector<double>&)>& code) {
+  if (gear.order == Gear::Order::outliers_first) return code_outliers_first(gear, part, size_t(width), block, code);
+  const Vector exact = block;
+  code(block);
+  return correct(exact, width, gear.rank, gear.outliers, block);
 }
 
 }  // namespace kvreplay

@@ -1,0 +1,17 @@
+#pragma once
+#include <string>
+
+#include "formats/registry.hpp"
+
+// What the lines of a row format say of it, for people, for programs and for the documentation.
+
+namespace kvreplay::app {
+
+// Bytes of a coded row of `width` numbers, keys and values together: "72".
+std::string row_bytes_text(const RowFormatEntry& format, int32_t width);
+std::string format_json(const RowFormatEntry& format);
+std::string format_text(const RowFormatEntry& format);
+std::string format_markdown(const RowFormatEntry& format);
+std::string formats_markdown_page();
+
+}  // namespace kvreplay::app

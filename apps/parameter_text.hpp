@@ -1,0 +1,19 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "parameters/parameter.hpp"
+
+// Parameters of methods and row formats, for people, for programs and for the documentation.
+
+namespace kvreplay::app {
+
+using TextRows = std::vector<std::vector<std::string>>;
+
+std::string spec_json(const ParameterSpec& spec);
+// Name, default, values and meaning of each, below a head.
+TextRows parameter_rows(const std::vector<ParameterSpec>& parameters);
+// The first row is the head.
+std::string markdown_table(const TextRows& rows);
+
+}  // namespace kvreplay::app

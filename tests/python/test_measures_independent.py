@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from kvreplay_cli import ROOT, kvreplay, synth
 from reference.common import Rope, rotate
-from reference.tier2_formats import quantise_rows
+from reference.row_codes import quantise_rows
 from test_sample import widened
 
 SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"

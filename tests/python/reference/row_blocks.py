@@ -1,7 +1,7 @@
 """kivi and gear: row formats that code many rows at one time.
 
-Keys are quantised per channel in groups of g consecutive rows, values per row in groups of g channels. Rows of
-a kv head that are coded at one time are a block.
+Keys are quantised per channel in groups of g consecutive rows, values per row in groups of g channels. Rows
+of a kv head that are coded at one time are a block.
 """
 
 import numpy as np
@@ -38,15 +38,16 @@ class Gear(Kivi):
 
     input: a line is a channel of the block (keys) or a row of it (values), of m numbers. Its outliers are its
     floor(outliers/200 * m) smallest and as many largest numbers, ties to the earlier one. They are set to the
-    mean of the whole line, outliers included, and the block is quantised as kivi does; then the outliers are put
-    back exactly. What is left of the input, 0 at outliers, gets a rank-r approximation, which is added to all
-    of the block, to its outliers too. A line shorter than 200/outliers has none: rows of 64 values at 2 per cent.
+    mean of the whole line, outliers included, and the block is quantised as kivi does; then the outliers are
+    put back exactly. What is left of the input, 0 at outliers, gets a rank-r approximation, which is added to
+    all of the block, to its outliers too. A line shorter than 200/outliers has none: rows of 64 values at 2
+    per cent.
 
-    residual: the quantised block plus the rank-r approximation of what it misses; then the floor(outliers/100 *
-    size) numbers of the block that are missed most are put back exactly.
+    residual: the quantised block plus the rank-r approximation of what it misses; then the floor(outliers/100
+    * size) numbers of the block that are missed most are put back exactly.
 
-    The release draws the start of the power iteration; here it starts from unit vectors. It counts the outliers
-    of a channel by the width of the layer, not by the length of the channel.
+    The release draws the start of the power iteration; here it starts from unit vectors. It counts the
+    outliers of a channel by the width of the layer, not by the length of the channel.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """How one row is coded by formats that need nothing but the row: rows [m, d] in, what is read back out.
 
-Everything is float64; "float16" and "float32" are numbers rounded half to even to it. A block scale or an offset
-that float16 cannot hold raises `Unstorable`.
+Everything is float64; "float16" and "float32" are numbers rounded half to even to it. A block scale or an
+offset that float16 cannot hold raises `Unstorable`.
 """
 
 import numpy as np
@@ -87,7 +87,7 @@ NVFP4_BLOCK = 16
 
 
 def nvfp4(x: np.ndarray, g: float, search: str) -> np.ndarray:
-    """E2M1 with an E4M3 scale per 16 channels times one float32 scale g; four_over_six tries 4 as the largest too."""
+    """E2M1 with an E4M3 scale per 16 channels, times one float32 g; four_over_six tries 4 as largest too."""
     g = float32(g)
 
     def coded(block, top):

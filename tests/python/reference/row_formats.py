@@ -1,7 +1,7 @@
 """Row formats: what `row_format:` says, what is read back of a row, and how many bytes it takes.
 
-A format codes the rows of one part (keys or values) of one kv head, in a space that may be un-rotated by position
-(`keys: pre_rope`) and rotated by a matrix (`rotate`).
+A format codes the rows of one part (keys or values) of one kv head, in a space that may be un-rotated by
+position (`keys: pre_rope`) and rotated by a matrix (`rotate`).
 """
 
 from collections.abc import Callable
@@ -321,8 +321,8 @@ def row_bytes(
 ) -> tuple[float, float]:
     """Bytes of one coded row: (codes, scales), kivi's share of its groups included.
 
-    kvquant's outliers depend on the rows: the mean over `rows` [m, d] with constants of `prompt` [P, d], both in
-    the space in which it codes.
+    kvquant's outliers depend on the rows: the mean over `rows` [m, d] with constants of `prompt` [P, d], both
+    in the space in which it codes.
     """
     f = getattr(parse(row_format), part)
     if f.by_block:

@@ -1,4 +1,4 @@
-"""Row formats whose constants come from the prompt rows of a kv head: KVQuant and a transform by its eigenvectors."""
+"""Row formats whose constants come from the prompt rows of a kv head: KVQuant and principal components."""
 
 import numpy as np
 
@@ -31,8 +31,8 @@ def kmeans_line(z: np.ndarray, bits: int) -> np.ndarray:
 class KVQuant:
     """KVQuant: non-uniform levels, keys scaled by channel, values by row, outliers in float16.
 
-    A number outside the quantiles 1 - t and t (t = 1 - outliers/200) is an outlier: of its channel's prompt rows
-    (keys), or of its own row (values, where the quantile itself is one too). `outliers: 0` stores none.
+    A number outside the quantiles 1 - t and t (t = 1 - outliers/200) is an outlier: of its channel's prompt
+    rows (keys), or of its own row (values, where the quantile itself is one too). `outliers: 0` stores none.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ def allocate(variance: np.ndarray, bits: int) -> np.ndarray:
 
 
 class Pca:
-    """The prompt's principal components at Gaussian levels, bits by variance; 0 bits read back as the mean."""
+    """The prompt's principal components at Gaussian levels, bits by variance; 0 bits give the mean."""
 
     def __init__(self, prompt: np.ndarray, bits: float = 2, calibrate_from: int = 4):
         rows = finite(prompt)[calibrate_from:]

@@ -69,8 +69,8 @@ SWEEPS, STEPS, CLOSE = 200, 60, 1e-15
 def lloyd_max(cells, density, start: np.ndarray) -> np.ndarray:
     """The levels [L] that are the means of their cells, ascending.
 
-    cells(midpoints [L - 1]) gives mass and mean [L] of the cells between them. Sweeps converge slowly; from near
-    the solution Newton's method finishes, with the derivatives of the means by the two ends of a cell.
+    cells(midpoints [L - 1]) gives mass and mean [L] of the cells between them. Sweeps converge slowly; from
+    near the solution Newton's method finishes, with the derivatives of the means by the two ends of a cell.
     """
     levels = np.asarray(start, dtype=np.float64)
     for _ in range(SWEEPS):
@@ -111,7 +111,7 @@ def gauss_levels(bits: int) -> np.ndarray:
 
 @cache
 def beta_levels(bits: int, d: int) -> np.ndarray:
-    """Lloyd-Max levels of one coordinate of a random unit vector: density (1 - x^2)^((d - 3)/2) on [-1, 1]."""
+    """Lloyd-Max levels of a coordinate of a random unit vector: density (1 - x^2)^((d - 3)/2) on [-1, 1]."""
     a = (d - 1) / 2
     log_norm = np.log(np.pi) / 2 + gammaln(a) - gammaln(a + 0.5)
 

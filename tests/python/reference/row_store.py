@@ -1,7 +1,7 @@
 """The stored entries of one kv head under a row format: which are coded when, and the bytes they take.
 
-A token is exact in the prompt and in its own step; after every step the cache is pruned first, then what stays
-is coded, except protected rows. What is coded stays coded.
+A token is exact in the prompt and in its own step; after every step the cache is pruned first, then what
+stays is coded, except protected rows. What is coded stays coded.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ class Exact:
         self.x, self.d = x.copy(), x.shape[1]
 
     def settle(self, live: np.ndarray, free: np.ndarray, recent: int) -> None:
-        """Called with the survivors, and those of them that may be coded apart from the newest `recent` - 1."""
+        """Called with the survivors. free [n]: no sinks. The newest `recent` - 1 stay exact."""
 
     def bytes_of(self, live: np.ndarray) -> tuple[float, float]:
         """What the live rows take: codes and exact rows, and scales."""
@@ -31,7 +31,7 @@ class Exact:
 
 
 class Rows(Exact):
-    """A format that codes row by row; the calibrated ones take their constants from all rows of the prompt."""
+    """A format that codes row by row; the calibrated ones take their constants from all prompt rows."""
 
     def __init__(self, x, f: PartFormat, part: str, P: int, rope, draws: Draws):
         super().__init__(x)
@@ -63,8 +63,8 @@ class Rows(Exact):
 class Blocks(Exact):
     """kivi and gear: keys once R of them wait, the oldest first; values when R newer rows are held.
 
-    Groups are formed of the survivors in their order. An evicted token leaves the residual. What belongs to several
-    rows is charged until the last of them leaves.
+    Groups are formed of the survivors in their order. An evicted token leaves the residual. What belongs to
+    several rows is charged until the last of them leaves.
     """
 
     def __init__(self, x, f: PartFormat, part: str, rope, draws: Draws):

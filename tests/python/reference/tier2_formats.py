@@ -48,8 +48,8 @@ def replay_stored(
 ):
     """C4 with a row format: append, attend, `evict(t, live, p, keys)`, code the survivors.
 
-    num: weights of the entries of `start`, in both sums. Without `evict` the result is one-shot. The account of
-    bytes is the result's extra `account`.
+    num: weights of the entries of `start`, in both sums. Without `evict` the result is one-shot. The account
+    of bytes is the result's extra `account`.
     """
     store = make_store(head, row_format, **draws)
     account = Account(store, per_row)

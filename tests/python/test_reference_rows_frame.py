@@ -6,10 +6,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from reference import recency
 from reference import row_codes as codes
 from reference.common import Head, Rope, exact_out
 from reference.row_blocks import Gear, Kivi, low_rank
 from reference.row_formats import FORMATS, coder_of, parse, read_back, rotated, row_bytes, unrotated
+from reference.row_formats_calibrated import KVQuant
 from reference.row_rotations import Draws
 from reference.row_store import Store
 from reference.tier2_formats import exact, streaming_llm
@@ -122,10 +124,21 @@ def test_an_attention_factor_is_divided_out_before_keys_are_coded():
 
 def test_a_key_at_its_place_in_the_cache_is_the_coded_one_turned():
     head = small_head()
-    before = streaming_llm(head, 12, {"name": "int4", "keys": "pre_rope"}).out
-    f32 = streaming_llm(head, 12, {"name": "f32", "keys": "pre_rope"}).out
-    plain = streaming_llm(head, 12).out
-    assert np.abs(f32 - plain).max() < 1e-6 < np.abs(before - plain).max()
+    plain, turned = streaming_llm(head, 12).out, recency.streaming_llm(head, 12).out
+    assert np.abs(plain - turned).max() <= EXACT
+    for keys in ("pre_rope", "post_rope"):
+        f32 = streaming_llm(head, 12, {"key": {"name": "f32", "keys": keys}}).out
+        coded = streaming_llm(head, 12, {"key": {"name": "int4", "keys": keys}}).out
+        assert np.abs(f32 - plain).max() < 1e-6 < 1e-3 < np.abs(coded - plain).max()
+
+
+def test_a_row_of_a_turboquant_word_takes_an_even_number_of_bytes():
+    rng = np.random.default_rng(7)
+    head = Head(rng.normal(size=(1, 20, 8)), *rng.normal(size=(2, 20, 8)), scale=1.0, P=12)
+    word = {"key": "turboquant_k3v4_nc", "value": "turboquant_k3v4_nc"}
+    assert exact(head, "turboquant_k3v4_nc").extras["account"].final == 20 * 14  # 3 + 2 and 4 + 4
+    assert exact(head, word).extras["account"].final == 20 * 14
+    assert exact(head, {**word, "value": "fp8_e4m3"}).extras["account"].final == 20 * 13
 
 
 def test_constants_come_from_the_prompt_alone():
@@ -187,6 +200,15 @@ def test_kvquant_stores_outliers_apart():
     assert keys.sizes(x[4:])[1].mean() == pytest.approx(0.01 * 64 * 4, rel=0.5)
 
 
+def test_kvquant_scales_a_row_by_what_is_left_without_its_outliers():
+    x = 10 + np.random.default_rng(1).random((50, 64))
+    _, out, offset, half = KVQuant("value", x).scaled(x)
+    inner = np.sort(x, axis=1)[:, 1:-1]
+    assert out.sum(axis=1).tolist() == [2] * 50
+    assert (offset + half)[:, 0] == pytest.approx(inner[:, -1], rel=EXACT)
+    assert (offset - half)[:, 0] == pytest.approx(inner[:, 0], rel=EXACT)
+
+
 def test_kvquant_without_outliers_clips_what_comes_later():
     x = np.random.default_rng(1).normal(size=(50, 8))
     coder = coder_of(parse({"name": "kvquant", "outliers": 0}).key, "key", 8, x, Draws())
@@ -220,7 +242,7 @@ def test_gear_takes_outliers_from_its_input():
 
 
 def test_gear_fills_outliers_with_the_mean_of_the_line():
-    x = np.concatenate([np.arange(98.0), [1000, -1000]])[None]
+    x = np.concatenate([np.arange(50.0, 148), [1000, -1000]])[None]
     found, _, _ = Gear("value", bits=4, g=100, R=100, rank=0, outliers=2).read(x)
     filled = x.copy()
     filled[0, 98:] = x.mean()

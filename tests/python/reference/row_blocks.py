@@ -34,14 +34,14 @@ class Kivi:
 
 
 class Gear(Kivi):
-    """GEAR, in the order of the released code (`order: input`); `order: residual` is ours.
+    """GEAR, in the order of the released code (`order: outliers_first`); `order: residual` is ours.
 
-    input: a line is a channel of the block (keys) or a row of it (values), of m numbers. Its outliers are its
-    floor(outliers/200 * m) smallest and as many largest numbers, ties to the earlier one. They are set to the
-    mean of the whole line, outliers included, and the block is quantised as kivi does; then the outliers are
-    put back exactly. What is left of the input, 0 at outliers, gets a rank-r approximation, which is added to
-    all of the block, to its outliers too. A line shorter than 200/outliers has none: rows of 64 values at 2
-    per cent.
+    outliers_first: a line is a channel of the block (keys) or a row of it (values), of m numbers. Its
+    outliers are its floor(outliers/200 * m) smallest and as many largest numbers, ties to the earlier one.
+    They are set to the mean of the whole line, outliers included, and the block is quantised as kivi does;
+    then the outliers are put back exactly. What is left of the input, 0 at outliers, gets a rank-r
+    approximation, which is added to all of the block, to its outliers too. A line shorter than 200/outliers
+    has none: rows of 64 values at 2 per cent.
 
     residual: the quantised block plus the rank-r approximation of what it misses; then the floor(outliers/100
     * size) numbers of the block that are missed most are put back exactly.
@@ -58,7 +58,7 @@ class Gear(Kivi):
         R: int = 128,
         rank: int = 4,
         outliers: float = 2,
-        order: str = "input",
+        order: str = "outliers_first",
     ):
         super().__init__(part, bits, g, R)
         self.rank, self.outliers, self.order = rank, outliers, order

@@ -42,6 +42,7 @@ TRACES = {
     "long": Shape(n=331, P=301, d=8, dv=6, kv_heads=2, group=2, layers=(0, 2), n_layers=4, seed=4),
     # Whole blocks of 32 channels, and keys and values of different widths.
     "blocks": Shape(n=66, P=48, d=32, dv=32, kv_heads=2, group=2, layers=(0,), rotary=32, seed=5),
+    "odd": Shape(n=46, P=34, d=11, dv=7, kv_heads=1, group=2, layers=(0,), seed=7),
     "widths": Shape(
         n=58, P=42, d=48, dv=16, kv_heads=1, group=3, rotary=24, layout="interleaved", factor=1.2, seed=6
     ),

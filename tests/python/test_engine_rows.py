@@ -122,6 +122,17 @@ FAMILIES = {
         {"key": "pca", "value": KIVI},
         {"key": "int8", "value": "source", "rotate": "hadamard"},
     ],
+    "odd widths": [
+        {**KIVI, "keys": "pre_rope"},
+        {**GEAR, "order": "residual"},
+        "int4",
+        "int3",
+        "mxfp4",
+        "tq_mse",
+        "tq_prod",
+        {"name": "kvquant", "bits": 3},
+        {"name": "pca", "bits": 1},
+    ],
     "protected": [
         {"name": "int4", **PROTECTED},
         {"name": "kvquant", "bits": 3, **PROTECTED},
@@ -135,7 +146,12 @@ FAMILIES = {
 }
 EVERYWHERE = {"integers", "calibrated", "kivi", "kivi in groups", "parts", "protected", "own row"}
 TRACES = dict.fromkeys(FAMILIES, ("blocks",)) | {"parts": ("widths",), "protected": ("widths",)}
-TRACES |= {"turboquant": ("blocks", "widths"), "rotated": ("blocks", "widths"), "calibrated": ("widths",)}
+TRACES |= {
+    "odd widths": ("odd",),
+    "turboquant": ("blocks", "widths"),
+    "rotated": ("blocks", "widths"),
+    "calibrated": ("widths",),
+}
 RUNS = [(family, trace) for family in FAMILIES for trace in TRACES[family]]
 
 

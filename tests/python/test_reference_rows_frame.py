@@ -272,3 +272,9 @@ def test_the_order_of_gear_weighs_on_values_as_published():
         for order in ("outliers_first", "residual")
     ]
     assert errors == pytest.approx([0.385, 0.355], abs=0.005)
+
+
+def test_an_odd_width_has_no_hadamard_matrix():
+    with pytest.raises(ValueError, match="power of two"):
+        read({"name": "int4", "rotate": "hadamard"}, np.ones((2, 11)))
+    assert read({"name": "f32", "rotate": "haar"}, np.ones((2, 11))) == pytest.approx(1.0)

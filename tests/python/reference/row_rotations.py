@@ -44,7 +44,10 @@ class Draws:
         if kind == "haar":
             q, r = np.linalg.qr(self.gaussian("rotation", d))
             return q * np.where(np.diag(r) < 0, -1.0, 1.0)
-        h = hadamard(d, block or power_of_two(d))
+        block = block or power_of_two(d)
+        if block < 2:
+            raise ValueError("a Hadamard matrix rotates blocks of a power of two numbers, 2 at least")
+        h = hadamard(d, block)
         return self.signs(d)[:, None] * h if kind == "hadamard_signed" else h
 
 

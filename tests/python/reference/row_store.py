@@ -95,8 +95,8 @@ class Blocks(Exact):
 
     def bytes_of(self, live):
         coded = live[self.block[live] >= 0]
-        numbers = WIDTH * self.d * (len(live) - len(coded)) + np.ceil(
-            len(coded) * self.d * self.coder.bits / 8
+        numbers = WIDTH * self.d * (len(live) - len(coded)) + len(coded) * np.ceil(
+            self.d * self.coder.bits / 8
         )
         groups = len(np.unique(self.group[coded])) * self.d
         if self.part == "value":

@@ -30,6 +30,7 @@ class Shape:
     n_layers: int = 3
     rotary: int = 8
     layout: str = "half_split"
+    factor: float = 1.0  # of the rotary embedding
     duplicates: int = 0
     seed: int = 0
 
@@ -39,6 +40,12 @@ TRACES = {
     "g3": Shape(n=151, P=121, d=12, dv=10, kv_heads=3, group=3, layout="interleaved", duplicates=7, seed=2),
     "smooth": Shape(n=151, P=131, d=12, dv=9, kv_heads=2, group=3, seed=3),
     "long": Shape(n=331, P=301, d=8, dv=6, kv_heads=2, group=2, layers=(0, 2), n_layers=4, seed=4),
+    # Whole blocks of 32 channels, and keys and values of different widths.
+    "blocks": Shape(n=66, P=48, d=32, dv=32, kv_heads=2, group=2, layers=(0,), rotary=32, seed=5),
+    "odd": Shape(n=46, P=34, d=11, dv=7, kv_heads=1, group=2, layers=(0,), seed=7),
+    "widths": Shape(
+        n=58, P=42, d=48, dv=16, kv_heads=1, group=3, rotary=24, layout="interleaved", factor=1.2, seed=6
+    ),
 }
 
 
@@ -68,7 +75,7 @@ def layers_of(trace):
     """All heads of a trace: a list of kv heads per layer it holds."""
     shape = TRACES[trace]
     rng = np.random.default_rng(shape.seed)
-    rope = Rope(10000.0 ** (-np.arange(0, shape.rotary, 2) / shape.rotary), shape.layout)
+    rope = Rope(10000.0 ** (-np.arange(0, shape.rotary, 2) / shape.rotary), shape.layout, shape.factor)
     return [
         [
             Head(
@@ -95,7 +102,7 @@ def write_trace(path, trace):
         "layout": shape.layout,
         "rotary_dims": shape.rotary,
         "inv_freq": layers[0][0].rope.inv_freq.tolist(),
-        "attention_factor": 1.0,
+        "attention_factor": shape.factor,
     }
     with h5py.File(path, "w") as f:
         f.attrs["kvreplay_schema"] = 1
@@ -416,6 +423,7 @@ def formatted(row_format, traces=("g1", "g3"), budgets=(41, 64)):
     return [changed(case, traces=traces, budgets=budgets) for case in cases]
 
 
+SMALL_GEAR = {"name": "gear", "bits": 2, "g": 4, "R": 16, "rank": 2, "outliers": 5}
 BEYOND_R = (160, 290)  # a smaller cache never fills the default residual of 128 keys
 ROWS = [
     *formatted("int4"),
@@ -424,9 +432,11 @@ ROWS = [
     *formatted({"name": "kivi", "bits": 2, "g": 4, "R": 8}),
     *formatted({"name": "kivi", "bits": 4, "g": 5, "R": 15}, ("g1",)),
     *formatted("kivi", ("long",), BEYOND_R),
-    *formatted({"name": "gear", "bits": 2, "g": 4, "R": 16, "rank": 2, "outliers": 5}),
+    *formatted(SMALL_GEAR),
     *formatted({"name": "gear", "bits": 2, "g": 4, "R": 16, "rank": 0, "outliers": 10}, ("g1",)),
     *formatted({"name": "gear", "bits": 4, "g": 8, "R": 8, "rank": 3, "outliers": 0}, ("g1",)),
+    *formatted({**SMALL_GEAR, "outliers": 25}),
+    *formatted({**SMALL_GEAR, "order": "residual"}, ("g1",)),
     *formatted("gear", ("long",), BEYOND_R),
     *formatted("f16", ("g1",)),
     *formatted("bf16", ("g1",)),

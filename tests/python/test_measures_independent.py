@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from kvreplay_cli import ROOT, kvreplay, synth
 from reference.common import Rope, rotate
-from reference.tier2_formats import quantise_rows
+from reference.row_codes import quantise_rows
 from test_sample import widened
 
 SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
@@ -414,7 +414,8 @@ def ledger(cell, t, tokens, num, den, newest_exact):
         keys, values = (slots + m * (samples + 1)) * d, slots * dv
         return Ledger(keys, values, (keys + values) * stored, weights=m + 1)
     coded = (n - newest_exact) if cell.coded else 0
-    numbers = (n - coded) * (d + dv) * stored + (coded * (d + dv) * 4 + 7) // 8
+    codes = coded * (math.ceil(d / 2) + math.ceil(dv / 2))  # int4, each part of a row to whole bytes
+    numbers = (n - coded) * (d + dv) * stored + codes
     result = Ledger(n * d, n * dv, numbers)
     result.sketches = coded * 4 * (math.ceil(d / 64) + math.ceil(dv / 64))
     result.scores = 8 * n if cell.method in ("h2o", "scissorhands") else 0

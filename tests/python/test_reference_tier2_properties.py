@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from engine_cases_tier2 import CASES, layers_of
+from reference import row_codes
 from reference import tier2_formats as formats
 from reference import tier2_frontier as frontier
 from reference import tier2_scores as scores
@@ -85,20 +86,22 @@ def test_a_page_bound_is_no_smaller_than_any_inner_product():
 def test_int4_errs_by_half_a_step_and_the_rounding_of_what_is_stored():
     x = np.random.default_rng(0).normal(size=(50, 70))
     for levels in (15, 255):
-        coded = formats.quantise_rows(x, 64, levels)
+        coded = row_codes.quantise_rows(x, 64, levels)
         step = (x.max() - x.min()) / levels
         assert 0 < np.abs(coded - x).max() <= step / 2 + levels * step * 2.0**-11 + np.abs(x).max() * 2.0**-11
-        assert np.array_equal(formats.quantise_rows(coded[:, :1], 1, levels), coded[:, :1].astype(np.float16))
+        assert np.array_equal(
+            row_codes.quantise_rows(coded[:, :1], 1, levels), coded[:, :1].astype(np.float16)
+        )
 
 
 def test_bfloat16_keeps_eight_bits():
     x = np.array([1.0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, -3.14159, 0.0])
-    assert np.allclose(formats.to_bfloat16(x), [1.0, 1.0, 1 + 2.0**-6, -3.140625, 0.0], rtol=0, atol=0)
+    assert np.allclose(row_codes.to_bfloat16(x), [1.0, 1.0, 1 + 2.0**-6, -3.140625, 0.0], rtol=0, atol=0)
 
 
 def test_kivi_keeps_the_residual_exact():
     head = first_head()
-    store = formats.Kivi(head, bits=2, g=4, R=16)
+    store = formats.make_store(head, {"name": "kivi", "bits": 2, "g": 4, "R": 16})
     store.settle(np.arange(131))  # 128 = 8 * 16 keys are quantised, 3 wait
     changed = np.any(store.k != head.k, axis=1)
     assert changed[:128].all() and not changed[128:].any()
@@ -110,7 +113,8 @@ def test_gear_of_full_rank_is_exact_and_a_smaller_rank_helps():
     head = first_head()
     errors = []
     for r in (0, 4, 12):
-        store = formats.Gear(head, bits=2, g=4, R=16, rank=r, outliers=0)
+        gear = {"name": "gear", "bits": 2, "g": 4, "R": 16, "rank": r, "outliers": 0}
+        store = formats.make_store(head, gear)
         store.settle(np.arange(112))
         errors.append(np.abs(store.k[:112] - head.k[:112]).max())
     assert errors[0] > errors[1] > errors[2]

@@ -15,7 +15,7 @@ from kvconfirm.row_weights import LayerRows, moves, weigh  # noqa: E402
 from kvconfirm.table import spans  # noqa: E402
 from kvdump.errors import DumpError  # noqa: E402
 from kvdump.facts import rotate  # noqa: E402
-from reference import tier2_formats  # noqa: E402
+from reference import row_codes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -203,7 +203,7 @@ def test_a_turned_key_is_the_key_of_another_position():
 def test_codes_are_those_of_the_definition(bits, group):
     x = np.random.default_rng(3).standard_normal((6, 16))
     x[2, :8] = 1.5  # a group without a range
-    expected = tier2_formats.quantise_rows(x, group, 2**bits - 1)
+    expected = row_codes.quantise_rows(x, group, 2**bits - 1)
     assert np.array_equal(quantise(torch.from_numpy(x), group, bits).numpy(), expected)
 
 

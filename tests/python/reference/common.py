@@ -10,10 +10,14 @@ import numpy as np
 
 @dataclass
 class Rope:
-    """Rotary embedding: one frequency per pair, after any scaling; pairs are half-split or interleaved."""
+    """Rotary embedding: one frequency per pair, after any scaling; pairs are half-split or interleaved.
+
+    factor: what cosine and sine were multiplied by (YaRN's attention factor).
+    """
 
     inv_freq: np.ndarray
     layout: str = "half_split"
+    factor: float = 1.0
 
 
 @dataclass

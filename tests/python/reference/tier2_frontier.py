@@ -3,7 +3,8 @@
 import numpy as np
 
 from .common import Result, head_uniform, rotate, softmax, stack, top
-from .tier2_formats import Kivi, replay_stored
+from .row_store import Store
+from .tier2_formats import replay_stored
 from .tier2_scores import dots, ends, norms, score, unrotated
 from .tier2_select import keep_top
 
@@ -66,7 +67,7 @@ def qjl(head, B=None, seed=0, m_in=256, m_out=256, outliers=8, group=32, buffer=
     that fills it; the values' kivi has the same group and buffer.
     """
     matrix = (sketch_matrix(head, seed, max(m_in, m_out)), m_in, m_out)
-    values = Kivi(head, bits=2, g=group, R=buffer)
+    values = Store(head, {"value": {"name": "kivi", "bits": 2, "g": group, "R": buffer}})
     values.settle(np.arange(head.P))
     stored, outs = [], []
     for t in range(head.P, head.n):

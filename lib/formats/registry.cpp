@@ -1,6 +1,7 @@
 #include "formats/registry.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 #include "formats/all.hpp"
@@ -191,8 +192,11 @@ double row_bytes(const RowFormat& f, int32_t dim, int32_t v_dim, int32_t source_
     if (which == RowPart::key) bytes += 4.0 * width / kivi.g;
     if (std::string(entry.info.name) != Gear::info.name) return;
     const Gear& gear = part.as<Gear>();
-    bytes += gear.rank * (1 + double(width) / gear.R) * source_bytes +
-             gear.outliers / 100 * width * (source_bytes + 4);
+    const auto both_ends = [&](int32_t line) { return 2 * std::floor(gear.outliers * line / 200); };
+    const double outliers = gear.order == Gear::Order::residual ? gear.outliers / 100 * width
+                            : which == RowPart::key             ? both_ends(gear.R) * width / gear.R
+                                                                : both_ends(width);
+    bytes += gear.rank * (1 + double(width) / gear.R) * source_bytes + outliers * (source_bytes + 4);
   };
   add(f.key, RowPart::key, dim), add(f.value, RowPart::value, v_dim);
   return bytes;

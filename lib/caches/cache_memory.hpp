@@ -5,6 +5,7 @@
 
 #include "core/cache.hpp"
 #include "exact/head_stream.hpp"
+#include "formats/coded_tokens.hpp"
 
 namespace kvreplay {
 
@@ -14,9 +15,9 @@ namespace kvreplay {
 template <class Real>
 class CacheMemory {
  public:
-  // rows: of tokens that are held at a time.
+  // rows: of tokens that are held at a time. coded: tokens as a row format reads them back, or null.
   void allocate(const HeadStream<Real>& stream, const HeadShape& shape, const Layout& layout, int32_t rows,
-                bool audit) {
+                bool audit, const CodedTokens<Real>* coded = nullptr) {
     stream_ = &stream;
     const size_t n = size_t(stream.tokens);
     const int32_t capacity = rows + layout.own_rows + int32_t(layout.extra_rows);
@@ -40,6 +41,8 @@ class CacheMemory {
     }
     storage_ = {audit ? keys_.data() : stream.keys.data(),
                 audit ? values_.data() : stream.values.data(),
+                coded != nullptr ? coded->keys() : nullptr,
+                coded != nullptr ? coded->values() : nullptr,
                 token_.data(),
                 pointer(score_),
                 pointer(num_),

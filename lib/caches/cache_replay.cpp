@@ -23,8 +23,13 @@ struct Unattended {
 }  // namespace
 
 template <class Real>
-CacheReplay<Real>::CacheReplay(CacheSetup setup, const HeadStream<Real>& stream, const CacheWatch& watch)
-    : setup_(std::move(setup)), stream_(stream), watch_(watch), keeper_(stream.stored_bytes) {
+CacheReplay<Real>::CacheReplay(CacheSetup setup, const HeadStream<Real>& stream, const CacheWatch& watch,
+                               std::shared_ptr<CodedTokens<Real>> coded)
+    : setup_(std::move(setup)),
+      stream_(stream),
+      watch_(watch),
+      coded_(std::move(coded)),
+      keeper_(stream.stored_bytes) {
   const CommonOptions& options = setup_.options;
   const HostHooks& host = setup_.method.method().host;
   if (host.bind_given != nullptr) host.bind_given(setup_.method.self(), setup_.given);
@@ -34,7 +39,7 @@ CacheReplay<Real>::CacheReplay(CacheSetup setup, const HeadStream<Real>& stream,
   rules_ = {options.phase == Phase::stream, options.order == Order::evict_then_attend, stream.window,
             options.gqa_aggregate};
   if (setup_.method.is_bounded(options)) most_kept_ = setup_.method.max_rows();
-  formatter_ = Formatter<Real>(setup_.coding, stream.stored_bytes, setup_.method.layout().split);
+  formatter_ = Formatter<Real>(setup_.coding, stream.stored_bytes, setup_.method.layout().split, coded_.get());
   layout_ = full_layout();
   if (setup_.method.chooses()) lists_.attended.resize(size_t(heads()));
   lists_.reading = reading_of(setup_.method, options);
@@ -49,6 +54,7 @@ Layout CacheReplay<Real>::full_layout() const {
   layout.weights = layout.weights || setup_.options.reweight != Reweight::none;
   if (!formatter_.writes()) return layout;
   layout.coded = true;
+  if (coded_ != nullptr) return layout;
   const int64_t most = stream_.tokens + layout.extra_rows;
   // A token that is coded at once has a row before another has lost its own.
   const int64_t coded = most_kept_ + (setup_.options.row_format.own_row_coded ? 1 : 0);
@@ -59,7 +65,7 @@ Layout CacheReplay<Real>::full_layout() const {
 template <class Real>
 FastPath CacheReplay<Real>::fast_path() const {
   const Method& m = setup_.method.method();
-  const bool as_recorded = layout_.own_rows == 0 && !layout_.split && layout_.extra_rows == 0 && !moves_positions();
+  const bool as_recorded = layout_.own_rows == 0 && !layout_.coded && !layout_.split && layout_.extra_rows == 0 && !moves_positions();
   const bool own_way = m.hooks.has(Hook::append) || setup_.method.changes_logits() || setup_.method.chooses();
   if (own_way || !as_recorded || watch_.audit || stream_.window > 0) return {};
   if (!rules_.streaming) return {prompt_streams_ ? FastPath::Kind::none : FastPath::Kind::fixed, {}};
@@ -93,7 +99,8 @@ int32_t CacheReplay<Real>::most_rows() const {
 template <class Real>
 void CacheReplay<Real>::open_memory() {
   if (memory_.allocated()) return;
-  memory_.allocate(stream_, setup_.method.context().shape, layout_, most_rows(), watch_.audit);
+  memory_.allocate(stream_, setup_.method.context().shape, layout_, most_rows(), watch_.audit,
+                   coded_.get());
   cache_ = BasicCache<Real>(memory_.storage());
   cache_.clear(SerialTeam{});
   const HostHooks& host = setup_.method.method().host;

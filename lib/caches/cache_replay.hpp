@@ -52,7 +52,10 @@ template <class Real>
 class CacheReplay {
  public:
   // The stream outlives it.
-  CacheReplay(CacheSetup setup, const HeadStream<Real>& stream, const CacheWatch& watch);
+  // coded: what caches that store their rows alike share of them; null: the cache codes its rows itself, as an audit's
+  // must.
+  CacheReplay(CacheSetup setup, const HeadStream<Real>& stream, const CacheWatch& watch,
+              std::shared_ptr<CodedTokens<Real>> coded = {});
   CacheReplay(const CacheReplay&) = delete;
   CacheReplay& operator=(const CacheReplay&) = delete;
 
@@ -61,6 +64,7 @@ class CacheReplay {
   const HeadStream<Real>& stream() const { return stream_; }
   const BasicCache<Real>& cache() const { return cache_; }
   const Layout& layout() const { return layout_; }
+  CodedTokens<Real>* coded_tokens() const { return coded_.get(); }  // or null
   int32_t first_head() const { return setup_.first_head; }
   int32_t heads() const { return setup_.method.context().shape.heads; }
   bool heads_differ() const { return setup_.method.heads_differ(setup_.options); }
@@ -146,6 +150,7 @@ class CacheReplay {
   Layout layout_;
   bool prompt_streams_ = false, reweighted_ = false;
   int64_t most_kept_ = -1;  // rows after a step; negative: nobody promises a bound
+  std::shared_ptr<CodedTokens<Real>> coded_;
   CacheMemory<Real> memory_;
   BasicCache<Real> cache_;
   Formatter<Real> formatter_;

@@ -103,7 +103,7 @@ struct OwnDots {
   }
 };
 
-// Rows that are unmodified tokens of the trace are columns of the shared strip exp(l - shift) that the
+// Rows that hold unmodified keys of the trace are columns of the shared strip exp(l - shift) that the
 // exact pass left behind; every other row takes its own dot product against the same shift. If the kept
 // rows underflow against the shared maximum, the step falls back to OwnDots.
 template <class Real>
@@ -111,16 +111,18 @@ struct StripGather {
   const Real* strip;  // [tokens] of this query; null: it has none
   Real shift;
   OwnDots<Real> own;
+  bool coded = false;  // the strip is one over coded keys, and has the rows whose keys are such
   template <Team T, Cache C>
   KVR_FN Real fill(const T& team, const C& cache, std::span<Real> e) const {
     const int32_t n = cache.size();
     if (strip == nullptr || own.view.rule.factor != 1) return own.fill(team, cache, e);
-    if (!own.view.rotation.active() && !cache.has_own_rows()) {
+    if (!own.view.rotation.active() && !cache.has_changed_rows()) {
       const int32_t* token = cache.tokens().data();
       team.each(n, [&](int32_t i) { e[i] = strip[token[i]]; });
     } else {
       team.each(n, [&](int32_t i) {
-        const bool column = cache.verbatim(i) && own.view.offset(cache, i) == 0;
+        const bool is_held = coded ? cache.shares_coded_key(i) : cache.verbatim_key(i);
+        const bool column = is_held && own.view.offset(cache, i) == 0;
         e[i] = !counts(cache, i) ? Real(0)
                : column          ? strip[cache.token(i)]
                                  : std::exp(own.view.logit(cache, i) - shift);

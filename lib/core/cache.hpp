@@ -51,6 +51,8 @@ constexpr uint8_t kUnread = 0, kRead = 1, kWeighed = 2;
 template <class Real>
 struct CacheStorage {
   const Real *keys = nullptr, *values = nullptr;  // of the trace, never given to a policy
+  // The same as a row format reads them back, where caches share them; null: coded rows are written here.
+  const Real *coded_keys = nullptr, *coded_values = nullptr;
   int32_t* token = nullptr;                       // [capacity] token index, or kSynthetic
   double* score = nullptr;                        // [capacity] or null
   Real *num = nullptr, *den = nullptr;            // [capacity] or null: all 1
@@ -82,11 +84,20 @@ class BasicCache {
   KVR_FN int32_t capacity() const { return s_.capacity; }
   KVR_FN HeadShape shape() const { return s_.shape; }
   KVR_FN int32_t token(int32_t row) const { return s_.token[row]; }
-  KVR_FN bool verbatim(int32_t row) const { return s_.slot == nullptr || s_.slot[row] < 0; }
+  // It stands for a token and stores nothing of its own.
+  KVR_FN bool refers(int32_t row) const { return s_.slot == nullptr || s_.slot[row] < 0; }
+  // Its numbers are those of its token, as they were recorded.
+  KVR_FN bool verbatim(int32_t row) const { return refers(row) && coding(row).key_exact() && coding(row).value_exact(); }
+  KVR_FN bool verbatim_key(int32_t row) const { return refers(row) && coding(row).key_exact(); }
+  // Its key, or its value, is what a row format reads back of its token, whoever holds it.
+  KVR_FN bool shares_coded_key(int32_t row) const { return refers(row) && !coding(row).key_exact(); }
+  KVR_FN bool shares_coded_value(int32_t row) const { return refers(row) && !coding(row).value_exact(); }
+  KVR_FN bool shares_coded_rows() const { return s_.coded_keys != nullptr; }
   KVR_FN Real num(int32_t row) const { return s_.num != nullptr ? s_.num[row] : Real(1); }
   KVR_FN Real den(int32_t row) const { return s_.den != nullptr ? s_.den[row] : Real(1); }
   KVR_FN bool weighted() const { return s_.num != nullptr; }
-  KVR_FN bool has_own_rows() const { return s_.own_rows > 0; }
+  // Some row may be other than it was recorded.
+  KVR_FN bool has_changed_rows() const { return s_.own_rows > 0 || s_.coding != nullptr; }
   KVR_FN double score(int32_t row) const { return s_.score[row]; }
   KVR_FN double& score(int32_t row) { return s_.score[row]; }
   KVR_FN uint8_t& mark(int32_t row) { return s_.mark[row]; }
@@ -107,12 +118,14 @@ class BasicCache {
   KVR_FN std::span<const Real> dens() const { return {s_.den, weighted() ? size_t(size()) : 0}; }
   // Of one kv head; `block` is 0 unless the cache spans a layer.
   KVR_FN std::span<const Real> key(int32_t row, int32_t block = 0) const {
-    return verbatim(row) ? at(s_.keys + block * s_.key_block, s_.token[row], s_.shape.dim)
-                         : at(s_.own_keys, s_.slot[row] * s_.shape.blocks + block, s_.shape.dim);
+    const Real* const shared = shares_coded_rows() && !coding(row).key_exact() ? s_.coded_keys : s_.keys;
+    return refers(row) ? at(shared + block * s_.key_block, s_.token[row], s_.shape.dim)
+                       : at(s_.own_keys, s_.slot[row] * s_.shape.blocks + block, s_.shape.dim);
   }
   KVR_FN std::span<const Real> value(int32_t row, int32_t block = 0) const {
-    return verbatim(row) ? at(s_.values + block * s_.value_block, s_.token[row], s_.shape.v_dim)
-                         : at(s_.own_values, s_.slot[row] * s_.shape.blocks + block, s_.shape.v_dim);
+    const Real* const shared = shares_coded_rows() && !coding(row).value_exact() ? s_.coded_values : s_.values;
+    return refers(row) ? at(shared + block * s_.value_block, s_.token[row], s_.shape.v_dim)
+                       : at(s_.own_values, s_.slot[row] * s_.shape.blocks + block, s_.shape.v_dim);
   }
 
   // Appends a token; its score starts at 0.
@@ -151,7 +164,7 @@ class BasicCache {
   // Rewrites a row for a row format, which says with set_coding() what it has done.
   template <Team T, class K, class V>
   KVR_FN void recode(const T& team, int32_t row, K key, V value) {
-    const int32_t slot = verbatim(row) ? take_slot(team) : s_.slot[row];
+    const int32_t slot = refers(row) ? take_slot(team) : s_.slot[row];
     for (int32_t b = 0; b < s_.shape.blocks; ++b)
       write(
           team, slot * s_.shape.blocks + b, [&](int32_t c) { return key(b, c); },

@@ -3,6 +3,7 @@
 #include <span>
 #include <string>
 
+#include "evaluate/coded_strips.hpp"
 #include "evaluate/resident.hpp"
 #include "evaluate/workspace.hpp"
 
@@ -25,6 +26,7 @@ struct EvaluationShared {
   RowsAsked asked;
   bool audit = false;
   Workspace<Real> workspace = {};
+  CodedStrips<Real> coded_strips = {};
 };
 
 // For a cache, which outlives it. family: where resident caches of its family are; made where there is none, and

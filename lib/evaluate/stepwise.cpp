@@ -41,7 +41,11 @@ struct Stepwise<Real>::Heads {
   TileSource<Real> source(int32_t h, const QueryView<Real>& v) const {
     if (row < 0) return {{nullptr, 0, {v}}, of.has_products() ? &of.products_ : nullptr, h, of.w_};
     const int32_t head = stream_head(h);
-    return {{tile.strip_row(head, row), tile.shift[size_t(tile.at(head, row))], {v}}, nullptr, h, of.w_};
+    const Tile<Real>& from = of.coded_ != nullptr ? *of.coded_ : tile;
+    return {{from.strip_row(head, row), from.shift[size_t(from.at(head, row))], {v}, of.coded_ != nullptr},
+            nullptr,
+            h,
+            of.w_};
   }
   void opens(const BasicCache<Real>& cache) const {
     of.replay_.open_step(token);
@@ -54,8 +58,9 @@ struct Stepwise<Real>::Heads {
 };
 
 template <class Real>
-Stepwise<Real>::Stepwise(CacheReplay<Real>& cache, const RowsAsked& asked, bool audit, Workspace<Real>& workspace)
-    : replay_(cache), stream_(cache.stream()), asked_(asked), audit_(audit), w_(workspace) {}
+Stepwise<Real>::Stepwise(CacheReplay<Real>& cache, const RowsAsked& asked, bool audit, Workspace<Real>& workspace,
+                         CodedStrips<Real>& strips)
+    : replay_(cache), stream_(cache.stream()), asked_(asked), audit_(audit), w_(workspace), strips_(strips) {}
 
 template <class Real>
 void Stepwise<Real>::rows(const Tile<Real>& tile, RowResults<Real>& results) {
@@ -63,6 +68,7 @@ void Stepwise<Real>::rows(const Tile<Real>& tile, RowResults<Real>& results) {
   std::fill(results.out.begin(), results.out.end(), Real(0));
   open_side_outputs(asked_, replay_.options().phase == Phase::oneshot, results);
   output_.open(cache, tile, replay_.heads(), stream_.prompt, w_, column_of_, size_t(stream_.tokens));
+  coded_ = coded_strip(tile);
   if (has_products()) products_.open(stream_, tile, cache, replay_.first_head(), w_);
   // A token that can be held several times may bring more rows than one.
   reserve(replay_.layout().extra_rows > 0 ? cache.capacity() : cache.size() + tile.end - tile.begin);
@@ -75,14 +81,26 @@ void Stepwise<Real>::rows(const Tile<Real>& tile, RowResults<Real>& results) {
     replay_.step(t, heads, scratch, replay_.observes() || heads.is_scored());
     row += has_row ? 1 : 0;
   }
-  output_.close(stream_, w_, results);
+  const CodedTokens<Real>* const coded = replay_.coded_tokens();
+  output_.close(stream_, coded != nullptr ? coded->values() : nullptr, w_, results);
+}
+
+// Where the cache holds so many of the tokens that a strip over all of them is less work than its own dot products; as
+// the cache alone says, so that its numbers do not depend on what else is replayed.
+template <class Real>
+const Tile<Real>* Stepwise<Real>::coded_strip(const Tile<Real>& tile) {
+  constexpr int32_t kLeastShare = 8;
+  CodedTokens<Real>* const tokens = replay_.coded_tokens();
+  const bool codes_keys = !replay_.options().row_format.key.is_source();
+  if (tokens == nullptr || !codes_keys || replay_.cache().size() < tile.begin / kLeastShare) return nullptr;
+  return &strips_.of(*tokens, stream_, tile);
 }
 
 // For rows without a strip. An audit looks at nothing but the cache's own copy.
 template <class Real>
 bool Stepwise<Real>::has_products() const {
   const BasicCache<Real>& cache = replay_.cache();
-  return replay_.observes() && !audit_ && !cache.has_own_rows() && !cache.weighted() && !replay_.moves_positions();
+  return replay_.observes() && !audit_ && !cache.has_changed_rows() && !cache.weighted() && !replay_.moves_positions();
 }
 
 template <class Real>
@@ -218,7 +236,7 @@ void Stepwise<Real>::note_read(int32_t head, const uint8_t* chosen) {
 template <class Real>
 bool is_plain(const BasicCache<Real>& cache, const QueryView<Real>& view, size_t attended) {
   if (view.rule.factor != 1) return false;
-  const bool as_recorded = !cache.weighted() && !cache.has_own_rows() && !view.rotation.active();
+  const bool as_recorded = !cache.weighted() && !cache.has_changed_rows() && !view.rotation.active();
   if (as_recorded)
     return view.chosen == nullptr ||
            std::find(view.chosen, view.chosen + cache.size(), kWeighed) == view.chosen + cache.size();

@@ -1,4 +1,5 @@
 #pragma once
+#include "evaluate/coded_strips.hpp"
 #include "evaluate/evaluator.hpp"
 #include "evaluate/row_products.hpp"
 #include "evaluate/tile_output.hpp"
@@ -11,12 +12,14 @@ namespace kvreplay {
 template <class Real>
 class Stepwise final : public Evaluator<Real> {
  public:
-  Stepwise(CacheReplay<Real>& cache, const RowsAsked& asked, bool audit, Workspace<Real>& workspace);
+  Stepwise(CacheReplay<Real>& cache, const RowsAsked& asked, bool audit, Workspace<Real>& workspace,
+           CodedStrips<Real>& strips);
   void rows(const Tile<Real>& tile, RowResults<Real>& results) override;
 
  private:
   struct Heads;
   bool has_products() const;
+  const Tile<Real>* coded_strip(const Tile<Real>& tile);
   void reserve(int32_t rows);
   void measure(const Heads& at, int32_t head, Normaliser tau, const uint8_t* chosen);
   void measure_tokens(const Heads& at, int32_t head, Normaliser tau, std::span<const int32_t> tokens,
@@ -34,6 +37,8 @@ class Stepwise final : public Evaluator<Real> {
   RowsAsked asked_;
   bool audit_;
   Workspace<Real>& w_;
+  CodedStrips<Real>& strips_;
+  const Tile<Real>* coded_ = nullptr;  // strips over coded keys of the tile at hand, or null
   TileOutput<Real> output_;
   RowProducts<Real> products_;
   std::vector<int32_t> column_of_, attended_;

@@ -8,17 +8,32 @@ namespace kvreplay {
 constexpr int32_t kColumnsAtOnce = 96;
 
 template <class Real>
-void TileOutput<Real>::close(const HeadStream<Real>& stream, Workspace<Real>& w, RowResults<Real>& results) const {
+void TileOutput<Real>::close(const HeadStream<Real>& stream, const Real* coded, Workspace<Real>& w,
+                             RowResults<Real>& results) const {
   if (rows_ == 0) return;
-  const int32_t prefix = results.prefix.out.empty() ? 0 : prefix_columns();
-  for (int32_t b = 0; b < shape_.blocks; ++b)
-    for (int32_t first = 0; first < columns_; first += kColumnsAtOnce) {
-      const int32_t end = std::min(columns_, first + kColumnsAtOnce);
-      const Real* const values = gather(stream.block_values(b), first, end, w);
-      add_product(b, coefficients_ + first, values, end - first, results.out);
-      add_product(b, coefficients_ + first, values, std::min(end, prefix) - first, results.prefix.out);
-      if (set_coefficients_ != nullptr) add_product(b, set_coefficients_ + first, values, end - first, results.set.out);
+  const bool prefix = !results.prefix.out.empty();
+  // Columns first .. last - 1, to all outputs that take them.
+  const auto add = [&](const Real* coefficients, const Real* values_of_stream, int32_t block, int32_t from, int32_t to,
+                       const Real* set) {
+    const int32_t prefix_to = prefix ? prefix_end(from, to) : from;
+    for (int32_t first = from; first < to; first += kColumnsAtOnce) {
+      const int32_t end = std::min(to, first + kColumnsAtOnce);
+      const Real* const values = gather(values_of_stream, first, end, w);
+      if (coefficients != nullptr) {
+        add_product(block, coefficients + first, values, end - first, results.out);
+        add_product(block, coefficients + first, values, std::min(end, prefix_to) - first, results.prefix.out);
+      }
+      if (set != nullptr) add_product(block, set + first, values, end - first, results.set.out);
     }
+  };
+  for (int32_t b = 0; b < shape_.blocks; ++b) {
+    if (set_coefficients_ != nullptr) add(nullptr, stream.block_values(b), b, 0, first_exact_, set_coefficients_);
+    add(coefficients_, stream.block_values(b), b, first_exact_, columns_, set_coefficients_);
+    if (!shares_coded_) continue;
+    const Real* const values = coded + int64_t(b) * stream.tokens * v_dim_;
+    add(coded_coefficients_, values, b, 0, first_exact_, nullptr);
+    add(coded_coefficients_, values, b, first_exact_, columns_, nullptr);
+  }
 }
 
 // Values of the columns, row after row: neighbours in the trace stand so already.

@@ -33,31 +33,42 @@ class TileOutput {
     column_of_ = column_of.data();
     columns_ = 0;
     tokens_.clear();
-    for (const int32_t token : cache.tokens())
-      if (token >= 0 && column_of[size_t(token)] < 0) add(token);
+    shares_coded_ = cache.shares_coded_rows();
+    // Tokens whose values are coded by now will not be read as they were recorded any more.
+    const auto add_rows = [&](auto is_one) {
+      for (int32_t i = 0; i < cache.size(); ++i)
+        if (const int32_t token = cache.token(i); token >= 0 && column_of[size_t(token)] < 0 && is_one(i)) add(token);
+    };
+    if (shares_coded_) add_rows([&](int32_t i) { return cache.shares_coded_value(i); });
+    first_exact_ = columns_;
+    add_rows([](int32_t) { return true; });
     for (int32_t t = tile.begin; t < tile.end; ++t) add(t);
-    w.tile_coefficients.assign(size_t(heads) * size_t(rows_) * size_t(columns_), Real(0));
+    const size_t all = size_t(heads) * size_t(rows_) * size_t(columns_);
+    w.tile_coefficients.assign(all, Real(0));
+    if (shares_coded_) w.coded_coefficients.assign(all, Real(0));
     coefficients_ = w.tile_coefficients.data();
+    coded_coefficients_ = shares_coded_ ? w.coded_coefficients.data() : nullptr;
     set_coefficients_ = nullptr;
   }
 
   // Where the coefficients of one (head, row) go; rows that are no token are added to `out` at once.
   struct Writer {
     const int32_t* column_of;
-    Real *coefficients, *out;  // of this (head, row): [columns], [v_dim]; null: nobody looks at it
+    Real *coefficients, *coded, *out;  // of this (head, row): [columns], twice, [v_dim]; null: nobody looks at it
     Real* prefix;              // [v_dim] or null: what the prompt's rows add
     int32_t block, prompt;
     template <Team T, Cache C>
     void add(const T&, const C& cache, std::span<const Real> c) const {
       if (coefficients == nullptr) return;
-      if (!cache.has_own_rows()) {
+      if (!cache.has_changed_rows()) {
         const int32_t* token = cache.tokens().data();
         for (int32_t i = 0; i < cache.size(); ++i) coefficients[column_of[token[i]]] += c[size_t(i)];
         return;
       }
       for (int32_t i = 0; i < cache.size(); ++i) {
         if (c[size_t(i)] == 0) continue;
-        if (cache.verbatim(i)) coefficients[column_of[cache.token(i)]] += c[size_t(i)];
+        const bool refers = cache.refers(i), is_coded = coded != nullptr && !cache.coding(i).value_exact();
+        if (refers) (is_coded ? coded : coefficients)[column_of[cache.token(i)]] += c[size_t(i)];
         else add_own(cache, i, c[size_t(i)]);
       }
     }
@@ -74,6 +85,7 @@ class TileOutput {
     const int64_t at = int64_t(head) * rows_ + row;
     return {column_of_,
             coefficients_ + at * columns_,
+            coded_coefficients_ == nullptr ? nullptr : coded_coefficients_ + at * columns_,
             results.out.data() + at * v_dim_,
             results.prefix.out.empty() ? nullptr : results.prefix.out.data() + at * v_dim_,
             shape_.block_of(head),
@@ -91,7 +103,8 @@ class TileOutput {
   int32_t column(int32_t token) const { return column_of_[token]; }
 
   // out += coefficients [heads * rows, columns] * values [columns, v_dim], for each kv head.
-  void close(const HeadStream<Real>& stream, Workspace<Real>& w, RowResults<Real>& results) const;
+  // coded: values as they are read back, [blocks, tokens, v_dim], where caches share them.
+  void close(const HeadStream<Real>& stream, const Real* coded, Workspace<Real>& w, RowResults<Real>& results) const;
 
  private:
   void add(int32_t token) {
@@ -101,13 +114,17 @@ class TileOutput {
   const Real* gather(const Real* values, int32_t first, int32_t end, Workspace<Real>& w) const;
   void add_product(int32_t block, const Real* coefficients, const Real* values, int32_t columns,
                    std::vector<Real>& out) const;
-  // A cache that is cut once holds the prompt's tokens before those that came later.
-  int32_t prefix_columns() const {
+  // A cache that is cut once holds the prompt's tokens before those that came later: the end of theirs among columns
+  // first .. last - 1.
+  int32_t prefix_end(int32_t first, int32_t last) const {
     const auto later = [&](int32_t token) { return token >= prompt_; };
-    const auto end = std::find_if(tokens_.begin(), tokens_.end(), later);
-    assert(std::all_of(end, tokens_.end(), later));
+    const auto end = std::find_if(tokens_.begin() + first, tokens_.begin() + last, later);
+    assert(std::all_of(end, tokens_.begin() + last, later));
     return int32_t(end - tokens_.begin());
   }
+  int32_t first_exact_ = 0;  // column; the values of those before it are coded
+  bool shares_coded_ = false;
+  Real* coded_coefficients_ = nullptr;
   int32_t rows_ = 0, heads_ = 0, v_dim_ = 0, columns_ = 0, prompt_ = 0;
   int32_t* column_of_ = nullptr;
   Real *coefficients_ = nullptr, *set_coefficients_ = nullptr;

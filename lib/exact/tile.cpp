@@ -117,9 +117,9 @@ void add_maxima(const Tile<Real>& tile, int32_t first, std::vector<double>& p, d
 }  // namespace
 
 template <class Real>
-ExactAttention<Real>::ExactAttention(const HeadStream<Real>& stream) : stream_(stream) {
+ExactAttention<Real>::ExactAttention(const HeadStream<Real>& stream, const Real* keys) : stream_(stream) {
   for (int32_t b = 0; b < stream.shape.blocks; ++b)
-    panels_.emplace_back(stream.block_keys(b), stream.tokens, stream.shape.dim);
+    panels_.emplace_back(keys + int64_t(b) * stream.tokens * stream.shape.dim, stream.tokens, stream.shape.dim);
 }
 
 template <class Real>

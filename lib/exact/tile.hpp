@@ -65,7 +65,9 @@ constexpr int32_t padded(int32_t end) { return (end + kStripPad) / kStripPad * k
 template <class Real>
 class ExactAttention {
  public:
-  explicit ExactAttention(const HeadStream<Real>& stream);
+  explicit ExactAttention(const HeadStream<Real>& stream) : ExactAttention(stream, stream.keys.data()) {}
+  // Against other keys, [blocks, tokens, dim], than the stream's own.
+  ExactAttention(const HeadStream<Real>& stream, const Real* keys);
   // Fills strip, shift, z and l2 for tile.rows. Needs queries for all of them.
   void strip_pass(Tile<Real>& tile) const;
   // Fills what strip_pass does, and the exact outputs of scored rows; divided where the tile lies after the prompt.

@@ -13,6 +13,20 @@ constexpr SerialTeam kTeam;
 constexpr int64_t kScaleBytes = 4;         // offset and step of a group
 constexpr int64_t kOutlierIndexBytes = 4;  // of a number in its block
 
+// Rows that refer to a token take over what is known of it.
+template <class Real>
+struct KnownRows {
+  const RowCoder& coder;
+  CodedTokens<Real>* tokens;
+  bool code(const SerialTeam& team, BasicCache<Real>& cache, int32_t row, RowCoder::Coded& all) const {
+    if (tokens == nullptr || !cache.refers(row)) return false;
+    const RowCoder::CodedRowOf& known = tokens->of(cache.token(row));
+    cache.set_coding(team, row, coder.coding_of(known, cache.coding(row)));
+    all.add(known, cache.token(row));
+    return true;
+  }
+};
+
 }  // namespace
 
 std::string row_format_refusal(RowCoder::Refusal why, int32_t token) {
@@ -24,8 +38,9 @@ std::string row_format_refusal(RowCoder::Refusal why, int32_t token) {
 }
 
 template <class Real>
-Formatter<Real>::Formatter(std::shared_ptr<const RowCoding> coding, int32_t stored_bytes, bool split)
-    : coding_(std::move(coding)), stored_bytes_(stored_bytes), split_(split) {
+Formatter<Real>::Formatter(std::shared_ptr<const RowCoding> coding, int32_t stored_bytes, bool split,
+                           CodedTokens<Real>* known)
+    : coding_(std::move(coding)), known_(known), stored_bytes_(stored_bytes), split_(split) {
   if (coding_ != nullptr && coding_->format().is_source()) coding_ = nullptr;
 }
 
@@ -49,7 +64,7 @@ void Formatter<Real>::code_rows(BasicCache<Real>& cache, int32_t exempt) {
   if (!coder.by_row()) return;
   const HeadShape shape = cache.shape();
   row_.resize(size_t(RowCoder::scratch_doubles(shape)));
-  const auto coded = coder.code_new(kTeam, cache, exempt, row_.data());
+  const auto coded = coder.code_new(kTeam, cache, exempt, row_.data(), KnownRows<Real>{coder, known_});
   quantised_ += coded.changed;
   coded_.add(coded.numbers);
   if (coded.refused != RowCoder::Refusal::none) refuse(coded.refused, coded.token);

@@ -7,7 +7,7 @@
 #include "core/cache.hpp"
 #include "core/row_counts.hpp"
 #include "formats/gear_block.hpp"
-#include "formats/row_coding.hpp"
+#include "formats/coded_tokens.hpp"
 
 // Row formats (docs/configuration.md, "Row formats"): how the entries of any cache are stored. A row is exact in the
 // step in which it was written, by the engine or by a policy, unless the configuration wants it coded, and coded at that
@@ -31,8 +31,9 @@ class Formatter {
  public:
   Formatter() = default;
   // coding: null for rows as the trace has them. stored_bytes: of one number in the trace. split: rows with num = 0
-  // store no value.
-  Formatter(std::shared_ptr<const RowCoding> coding, int32_t stored_bytes, bool split);
+  // store no value. known: what is read back of every token, or null: rows are coded here.
+  Formatter(std::shared_ptr<const RowCoding> coding, int32_t stored_bytes, bool split,
+            CodedTokens<Real>* known = nullptr);
 
   bool writes() const { return coding_ != nullptr; }
   // C_t stands, before anybody attends: codes the row that has come, where it is not to be exact.
@@ -84,6 +85,7 @@ class Formatter {
   void hold(const Block& block, int64_t rows, int32_t width);
 
   std::shared_ptr<const RowCoding> coding_;
+  CodedTokens<Real>* known_ = nullptr;
   int32_t stored_bytes_ = 4;
   bool split_ = false;
   int64_t quantised_ = 0;

@@ -88,11 +88,30 @@ struct RowCoder {
   const int32_t* positions = nullptr;  // [tokens], with rope
 
   enum class Refusal : int32_t { none, range, position };
-  struct Coded {
-    int32_t changed = 0;               // rows
+  // What came of one row.
+  struct CodedRowOf {
+    bool changes = false;
+    int32_t key_outliers = 0, value_outliers = 0;
+    Refusal refused = Refusal::none;
     CodedNumbers numbers;
-    Refusal refused = Refusal::none;   // of the first row that cannot be coded
-    int32_t token = 0;                 // its token; negative: merged from several
+  };
+  struct Coded {
+    int32_t changed = 0;  // rows
+    CodedNumbers numbers;
+    Refusal refused = Refusal::none;  // of the first row that cannot be coded
+    int32_t token = 0;                // its token; negative: merged from several
+    KVR_FN void add(const CodedRowOf& row, int32_t of_token) {
+      changed += row.changes ? 1 : 0;
+      numbers.add(row.numbers);
+      if (refused == Refusal::none && row.refused != Refusal::none) refused = row.refused, token = of_token;
+    }
+  };
+  // A row is coded here, one after the other. Others may know already what comes of it (CodedTokens).
+  struct NothingKnown {
+    template <Team T, class Real>
+    KVR_FN bool code(const T&, BasicCache<Real>&, int32_t, Coded&) const {
+      return false;
+    }
   };
   KVR_FN static int64_t scratch_doubles(const HeadShape& s) {
     return int64_t(s.blocks) * (s.dim + s.v_dim) + kWork * (s.dim > s.v_dim ? s.dim : s.v_dim);
@@ -100,9 +119,11 @@ struct RowCoder {
   KVR_FN bool by_row() const { return key.by_row || value.by_row; }
   KVR_FN bool is_sink(int32_t token) const { return token >= 0 && token < full_precision.sinks; }
 
-  // Codes every row that is due, the newest first; exempt: newest rows that are not.
-  template <Team T, class Real>
-  KVR_FN Coded code_new(const T& team, BasicCache<Real>& cache, int32_t exempt, double* scratch) const {
+  // Codes every row that is due, the newest first; exempt: newest rows that are not. known.code(team, cache, row, all)
+  // codes a row and says so, or leaves it to this.
+  template <Team T, class Real, class K = NothingKnown>
+  KVR_FN Coded code_new(const T& team, BasicCache<Real>& cache, int32_t exempt, double* scratch,
+                        const K& known = {}) const {
     Coded all;
     const int32_t rows = cache.size();
     int32_t due = by_row() ? rows - (key.by_row ? cache.coded_keys() : cache.coded_values()) : 0;
@@ -112,10 +133,28 @@ struct RowCoder {
       due -= is_sink(cache.token(i)) && is_exact(cache, i) ? 1 : 0;
     for (; row >= 0 && due > 0; --row) {
       if (!is_exact(cache, row) || is_sink(cache.token(row))) continue;
-      code(team, cache, row, scratch, all);
+      if (!known.code(team, cache, row, all)) code(team, cache, row, scratch, all);
       --due;
     }
     return all;
+  }
+
+  // How a cache marks a row of which so much came.
+  KVR_FN Coding coding_of(const CodedRowOf& coded, const Coding& before) const {
+    return {key.by_row ? coded.key_outliers : before.key, value.by_row ? coded.value_outliers : before.value};
+  }
+  // What is read back of a row of a token, key(block) and value(block), into scratch: keys [blocks, dim], then values
+  // [blocks, v_dim].
+  template <Team T, class K, class V>
+  KVR_FN CodedRowOf code_numbers(const T& team, const HeadShape& s, int32_t token, K of_key, V of_value,
+                                 double* scratch) const {
+    double *const keys = scratch, *const values = keys + s.blocks * s.dim, *const work = values + s.blocks * s.v_dim;
+    CodedRowOf coded;
+    for (int32_t b = 0; b < s.blocks; ++b) {
+      code_part(team, RowPart::key, b, token, of_key(b), {keys + b * s.dim, size_t(s.dim)}, work, coded);
+      code_part(team, RowPart::value, b, token, of_value(b), {values + b * s.v_dim, size_t(s.v_dim)}, work, coded);
+    }
+    return coded;
   }
 
   // Numbers that the coded rows of a cache store beside their codes, of all kv heads.
@@ -166,45 +205,38 @@ struct RowCoder {
   template <Team T, class Real>
   KVR_FN void code(const T& team, BasicCache<Real>& cache, int32_t row, double* scratch, Coded& all) const {
     const HeadShape s = cache.shape();
-    double *const keys = scratch, *const values = keys + s.blocks * s.dim, *const work = values + s.blocks * s.v_dim;
+    const CodedRowOf coded = code_numbers(
+        team, s, cache.token(row), [&](int32_t b) { return cache.key(row, b); },
+        [&](int32_t b) { return cache.value(row, b); }, scratch);
     const Coding before = cache.coding(row);
-    CodeTally of_keys, of_values;
-    int32_t changed = 0;
-    for (int32_t b = 0; b < s.blocks; ++b) {
-      const auto key_row = cache.key(row, b);
-      const auto value_row = cache.value(row, b);
-      const std::span<double> k(keys + b * s.dim, size_t(s.dim)), v(values + b * s.v_dim, size_t(s.v_dim));
-      changed += code_part(team, RowPart::key, b, cache.token(row), key_row, k, work, of_keys, all);
-      changed += code_part(team, RowPart::value, b, cache.token(row), value_row, v, work, of_values, all);
-    }
-    if (of_keys.misfits + of_values.misfits > 0) refuse(Refusal::range, cache.token(row), all);
-    all.numbers.add({0, of_keys.clipped + of_values.clipped, of_keys.flushed + of_values.flushed});
-    if (changed > 0) {
-      all.changed += 1;
+    const double *const keys = scratch, *const values = keys + s.blocks * s.dim;
+    if (coded.changes)
       cache.recode(
           team, row, [&](int32_t b, int32_t c) { return Real(keys[b * s.dim + c]); },
           [&](int32_t b, int32_t c) { return Real(values[b * s.v_dim + c]); });
-    }
-    cache.set_coding(team, row, {key.by_row ? of_keys.outliers : before.key,
-                                 value.by_row ? of_values.outliers : before.value});
+    cache.set_coding(team, row, coding_of(coded, before));
+    all.add(coded, cache.token(row));
   }
-  KVR_FN static void refuse(Refusal why, int32_t token, Coded& all) {
-    if (all.refused == Refusal::none) all.refused = why, all.token = token;
-  }
-  // What is read back of `numbers` goes to `to`; returns how many of them change.
+  // What is read back of `numbers` goes to `to`.
   template <Team T, class Real>
-  KVR_FN int32_t code_part(const T& team, RowPart part, int32_t block, int32_t token, std::span<const Real> numbers,
-                           std::span<double> to, double* work, CodeTally& tally, Coded& all) const {
+  KVR_FN void code_part(const T& team, RowPart part, int32_t block, int32_t token, std::span<const Real> numbers,
+                        std::span<double> to, double* work, CodedRowOf& coded) const {
     const PartCoder& p = part == RowPart::key ? key : value;
     const int32_t n = int32_t(numbers.size());
     team.each(n, [&](int32_t i) { to[size_t(i)] = double(numbers[size_t(i)]); });
-    if (!p.by_row) return 0;
-    all.numbers.all += n;
-    tally.misfits += team.count(n, [&](int32_t i) { return !std::isfinite(to[size_t(i)]); });
-    if (!prepare(team, part, token, to, work)) return refuse(Refusal::position, token, all), 0;
-    tally.add(p.code(team, part, block, to, work));
+    if (!p.by_row) return;
+    const bool is_finite = team.count(n, [&](int32_t i) { return !std::isfinite(to[size_t(i)]); }) == 0;
+    const bool has_position = prepare(team, part, token, to, work);
+    const CodeTally t = p.code(team, part, block, to, work);
     restore(team, part, token, to, work);
-    return team.count(n, [&](int32_t i) { return Real(to[size_t(i)]) != numbers[size_t(i)]; });
+    const Refusal why = !has_position                       ? Refusal::position
+                        : t.misfits > 0 || !is_finite ? Refusal::range
+                                                            : Refusal::none;
+    if (coded.refused == Refusal::none) coded.refused = why;
+    coded.numbers.add({n, t.clipped, t.flushed});
+    (part == RowPart::key ? coded.key_outliers : coded.value_outliers) += t.outliers;
+    const int32_t changed = team.count(n, [&](int32_t i) { return Real(to[size_t(i)]) != numbers[size_t(i)]; });
+    coded.changes = coded.changes || changed > 0;
   }
 };
 

@@ -68,14 +68,16 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
     d.errors.emplace_back(group_of(stream), rows, kTinyShare * stream.max_value_norm, options.wanted, options.save);
   CacheSetup setup = cell_setup(cell, stream);
   const int32_t caches = has_cache_for_each_query_head(cell) ? stream.shape.heads : 1;
-  setup.coding = codings.of(cell, setup.options.row_format, stream);
+  const auto rows_of_format = codings.of(cell, setup.options.row_format, stream);
+  setup.coding = rows_of_format.coding;
   if (!cell.variant->uniforms.empty()) inject(d, setup.method, setup.rng);
   if (!cell.method().lists_in.empty()) read_lists(d, stream, caches, setup.method.context().budget.tokens);
   for (int32_t h = 0; h < caches; ++h) {
     setup.given = lists_of(d.lists, h, caches);
     setup.first_head = h;
     d.caches.push_back(std::make_unique<CacheReplay<Real>>(
-        setup, stream, CacheWatch{options.audit, options.save.kept, options.wanted.has(Work::ages)}));
+        setup, stream, CacheWatch{options.audit, options.save.kept, options.wanted.has(Work::ages)},
+        options.audit || options.device ? nullptr : rows_of_format.tokens));
   }
   return d;
 }

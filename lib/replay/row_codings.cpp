@@ -18,18 +18,20 @@ RowCoding::Stream stream_of(const HeadStream<Real>& s) {
 }  // namespace
 
 template <class Real>
-std::shared_ptr<const RowCoding> RowCodings<Real>::of(const Cell& cell, const RowFormat& format,
-                                                      const HeadStream<Real>& stream) {
-  if (format.is_source()) return nullptr;
+auto RowCodings<Real>::of(const Cell& cell, const RowFormat& format, const HeadStream<Real>& stream) -> Shared {
+  if (format.is_source()) return {};
   const bool random = is_random(format);
   const std::string file = random ? cell.variant->uniforms : "";
   const uint32_t seed = random ? cell.seed.value_or(0) : 0;
-  std::shared_ptr<const RowCoding>& made = made_[{row_format_json(format), seed, file}];
-  if (made != nullptr) return made;
+  Shared& made = made_[{row_format_json(format), seed, file}];
+  if (made.coding != nullptr) return made;
   RowUniforms uniforms;
   if (!file.empty()) uniforms = read_row_uniforms(file, uniforms_of(format, stream.shape.dim, stream.shape.v_dim));
   uniforms.seed = seed;
-  made = std::make_shared<RowCoding>(format, stream_of(stream), uniforms);
+  made.coding = std::make_shared<RowCoding>(format, stream_of(stream), uniforms);
+  if (!has_blocks(format))
+    made.tokens = std::make_shared<CodedTokens<Real>>(made.coding, stream.shape, stream.tokens, stream.keys.data(),
+                                                      stream.values.data());
   return made;
 }
 

@@ -6,7 +6,7 @@
 
 #include "catalog/cell.hpp"
 #include "exact/head_stream.hpp"
-#include "formats/row_coding.hpp"
+#include "formats/coded_tokens.hpp"
 
 namespace kvreplay {
 
@@ -14,12 +14,16 @@ namespace kvreplay {
 template <class Real>
 class RowCodings {
  public:
-  // Null for rows as the trace has them. format: as the layer stores its rows. Throws ConfigError where the cell's file
+  // Both null for rows as the trace has them. format: as the layer stores its rows. Throws ConfigError where the cell's file
   // of uniforms cannot be read.
-  std::shared_ptr<const RowCoding> of(const Cell& cell, const RowFormat& format, const HeadStream<Real>& stream);
+  struct Shared {
+    std::shared_ptr<const RowCoding> coding;
+    std::shared_ptr<CodedTokens<Real>> tokens;  // null: rows are not coded one by one
+  };
+  Shared of(const Cell& cell, const RowFormat& format, const HeadStream<Real>& stream);
 
  private:
-  std::map<std::tuple<std::string, uint32_t, std::string>, std::shared_ptr<const RowCoding>> made_;
+  std::map<std::tuple<std::string, uint32_t, std::string>, Shared> made_;
 };
 
 }  // namespace kvreplay

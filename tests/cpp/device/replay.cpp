@@ -112,6 +112,22 @@ std::vector<Cell> coded_policies(const StreamShape& s) {
 
 }  // namespace
 
+TEST_CASE("a device reads every row format back as the cores do", "[device][replay][programs]") {
+  const StreamShape s{.tokens = 80, .prompt = 64, .dim = 32, .v_dim = 32};
+  std::vector<Cell> cells;
+  for (const RowFormatEntry& entry : row_formats()) {
+    CommonOptions options = default_options("h2o");
+    options.row_format = row_format(entry.info.name);
+    if (entry.info.by_block) continue;  // the cores' own
+    cells.push_back(make_cell("h2o", 24, s, nlohmann::json::object(), options, 3));
+    options.row_format.full_precision = {.sinks = 2, .recent = 5};
+    cells.push_back(make_cell("h2o", 24, s, nlohmann::json::object(), options, 3));
+    options.row_format.full_precision = {}, options.row_format.own_row_coded = true;
+    cells.push_back(make_cell("h2o", 24, s, nlohmann::json::object(), options, 3));
+  }
+  check_device(make_stream<float>(s, 57), cells);
+}
+
 TEST_CASE("a device codes rows as the cores do", "[device][replay][programs]") {
   const StreamShape s{.tokens = 96, .prompt = 64, .dim = 8, .v_dim = 12};
   for (const Look look : {Look::gaussian, Look::zero_rows})

@@ -270,17 +270,30 @@ TEST_CASE("gear: a correction of the residual's rank restores it, and outliers c
   CHECK(restored == std::vector<size_t>{24, 28, 29});  // 30.5, 24.5 and 23
 }
 
+TEST_CASE("gear: outliers leave the row before it is coded, or are what codes miss most", "[formats]") {
+  const auto read_back = [](const char* order) {
+    PartFormat format = gear_with(2, 4, 4, 0, 50).key;
+    set_parameter(format, "order", order);
+    Shelf shelf(row_format(format), {1, 2, 1}, {0, 100, 1, 3}, counting(8));
+    for (int32_t i = 0; i < 4; ++i) shelf.push();
+    return shelf.keys();
+  };
+  // The mean 26 stands for 0 and 100, so that the step is 25 / 3 and 3 is coded as 1.
+  CHECK(read_back("\"outliers_first\"") == std::vector<double>{0, 100, 1, 1});
+  CHECK(read_back("\"residual\"") == std::vector<double>{0, 3 * to_float16(100.0 / 3), 1, 3});
+}
+
 TEST_CASE("gear charges codes, factors and outliers", "[formats]") {
-  const RowFormat format = gear_with(2, 2, 4, 1, 10);
+  const RowFormat format = gear_with(2, 2, 4, 1, 50);
   std::vector<double> numbers(24);
   for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = std::sin(double(i * i));
   Shelf shelf(format, {4, 2, 1}, numbers, std::vector<double>(numbers.begin(), numbers.begin() + 12));
   for (int32_t i = 0; i < 4; ++i) shelf.push();
-  // Keys 4 x 4: 32 bits, factors 4 + 4, one outlier; values are exact.
-  CHECK(shelf.bytes() == 4 + 2 * (4 + 4 + 1) + 2 * 8);
-  CHECK(shelf.sketch() == 4 * (2 * 4) + 4);
+  // Keys 4 x 4: 32 bits, factors 4 + 4, the smallest and the largest of each channel; values are exact.
+  CHECK(shelf.bytes() == 4 + 2 * (4 + 4 + 8) + 2 * 8);
+  CHECK(shelf.sketch() == 4 * (2 * 4) + 4 * 8);
   shelf.cache.drop(kTeam, 0);  // its codes, its share of the factors and its value go
-  CHECK(shelf.bytes() == 3 + 2 * (3 + 4 + 1) + 2 * 6);
+  CHECK(shelf.bytes() == 3 + 2 * (3 + 4 + 8) + 2 * 6);
 }
 
 TEST_CASE("numbers beyond float16 fail the cell with a way out", "[formats]") {

@@ -1,0 +1,69 @@
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "formats/row_coding.hpp"
+
+namespace kvreplay {
+
+// The tokens of a head stream as a format that codes row by row reads them back: what every cache that stores its rows
+// so holds of a token that is as it was recorded. A token is coded when the first of them asks. Not for several threads.
+template <class Real>
+class CodedTokens {
+ public:
+  // keys [blocks, tokens, dim] and values [blocks, tokens, v_dim] outlive it.
+  CodedTokens(std::shared_ptr<const RowCoding> coding, const HeadShape& shape, int32_t tokens, const Real* keys,
+              const Real* values)
+      : coding_(std::move(coding)),
+        shape_(shape),
+        tokens_(tokens),
+        recorded_keys_(keys),
+        recorded_values_(values),
+        keys_(size_t(shape.blocks) * size_t(tokens) * size_t(shape.dim)),
+        values_(size_t(shape.blocks) * size_t(tokens) * size_t(shape.v_dim)),
+        scratch_(size_t(RowCoder::scratch_doubles(shape))),
+        coded_(size_t(tokens)),
+        done_(size_t(tokens), 0) {}
+
+  const Real* keys() const { return keys_.data(); }
+  const Real* values() const { return values_.data(); }
+  const RowCoder::CodedRowOf& of(int32_t token) {
+    if (done_[size_t(token)] == 0) code(token);
+    return coded_[size_t(token)];
+  }
+  void code_all() {
+    for (int32_t t = 0; t < tokens_; ++t) (void)of(t);
+  }
+
+ private:
+  void code(int32_t token) {
+    const auto row = [&](const Real* all, int32_t block, int32_t width) {
+      return std::span(all + (int64_t(block) * tokens_ + token) * width, size_t(width));
+    };
+    coded_[size_t(token)] = coding_->coder().code_numbers(
+        SerialTeam{}, shape_, token, [&](int32_t b) { return row(recorded_keys_, b, shape_.dim); },
+        [&](int32_t b) { return row(recorded_values_, b, shape_.v_dim); }, scratch_.data());
+    const double* const keys = scratch_.data();
+    const double* const values = keys + int64_t(shape_.blocks) * shape_.dim;
+    for (int32_t b = 0; b < shape_.blocks; ++b) {
+      put(keys + int64_t(b) * shape_.dim, b, token, shape_.dim, keys_);
+      put(values + int64_t(b) * shape_.v_dim, b, token, shape_.v_dim, values_);
+    }
+    done_[size_t(token)] = 1;
+  }
+  void put(const double* from, int32_t block, int32_t token, int32_t width, std::vector<Real>& to) const {
+    for (int32_t c = 0; c < width; ++c)
+      to[size_t((int64_t(block) * tokens_ + token) * width + c)] = Real(from[c]);
+  }
+
+  std::shared_ptr<const RowCoding> coding_;
+  HeadShape shape_;
+  int32_t tokens_;
+  const Real *recorded_keys_, *recorded_values_;
+  std::vector<Real> keys_, values_;
+  std::vector<double> scratch_;
+  std::vector<RowCoder::CodedRowOf> coded_;
+  std::vector<uint8_t> done_;
+};
+
+}  // namespace kvreplay

@@ -170,7 +170,7 @@ def test_only_the_parameters_that_differ_enter_the_label(tmp_path):
 def test_a_parameter_that_one_instance_lacks_is_shown_on_the_other(tmp_path):
     assert labels(tmp_path, [fake_row("h2o"), fake_row("h2o", {"row_format": "int4"})]) == [
         "h2o",
-        "h2o row_format=int4",
+        "h2o int4",
     ]
 
 

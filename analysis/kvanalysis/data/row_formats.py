@@ -13,13 +13,13 @@ KEYS_ALONE = "keys"  # has no meaning for values
 PROTECTION = {"sinks": 0, "recent": 1}
 BARE = ("rotation", "codebook", "rotate", "keys")  # their values say what they are
 # The defaults of parameters, as `kvreplay describe FORMAT` prints them, and of what composes with formats.
-_INTEGERS, _MICRO = {"group": 64}, {"block": 32, "scale_rounding": "floor"}
+_INTEGERS, _FLOATS, _MICRO = {"group": 64}, {"scale": 1.0}, {"block": 32, "scale_rounding": "floor"}
 _ROTATED = {"bits": 3, "rotation": "haar", "codebook": "beta"}
 _KIVI = {"bits": 4, "g": 32, "R": 128}
 COMPOSED = {"rotate": "none", "keys": "post_rope"}
 DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("int8", "int4", "int3", "int2"), _INTEGERS),
-    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2"), {"scale": 1.0}),
+    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2"), _FLOATS),
     "nvfp4": {"scale": 1.0, "search": "max"},
     "mxfp4": _MICRO,
     "mxfp8": _MICRO | {"element": "e4m3"},

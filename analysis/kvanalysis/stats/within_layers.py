@@ -1,5 +1,5 @@
-"""Statements about every single layer. A layer of a text is one block: no interval speaks of it, so layers are
-counted, and the count says how many of them agree."""
+"""Statements about every single layer. A layer of a text is one block, and no interval speaks of one: layers
+are counted."""
 
 import pandas as pd
 

@@ -5,6 +5,7 @@ import pandas as pd
 
 from .intervals import BLOCK, FEWEST_BLOCKS, unit_means, used_rows
 from .verdict import UNDECIDED, of_counts
+from .words import count
 
 EVERY = (
     "{what} in each layer of each text, heads and seeds averaged first: holds if it is below zero in all of"
@@ -21,7 +22,7 @@ def in_every_layer(low: pd.DataFrame, high: pd.DataFrame, measure: str) -> tuple
     layers = both.groupby(level=BLOCK).mean()
     less = int((layers["low"] < layers["high"]).sum())
     outcome = of_counts(less, len(layers)) if len(layers) >= FEWEST_BLOCKS else UNDECIDED
-    return outcome, f"less in {less} of {len(layers)} layers; {_pairs(layers)}"
+    return outcome, f"less in {less} of {count(len(layers), 'layer')}; {_pairs(layers)}"
 
 
 def _pairs(layers: pd.DataFrame) -> str:

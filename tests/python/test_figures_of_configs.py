@@ -49,7 +49,7 @@ def test_a_configuration_is_named_as_its_file():
         assert f"\nname: {config.stem}\n" in config.read_text(), config.name
 
 
-# Rows of the specification's table of figures that can be reproduced or stood in for, and its claims on row formats.
+# Rows of the specification's table of figures that can be reproduced or stood in for; claims on row formats.
 WANTED = [
     "subgen_fig1",
     "subgen_clusters",

@@ -170,6 +170,14 @@ def test_a_claim_on_every_layer_counts_layers(tmp_path, low, outcome):
     assert verdict.numbers.startswith(f"less in {less} of {len(low)} layers; layer 0: {low[0]:.3g} against")
 
 
+def test_of_many_layers_those_nearest_to_the_contrary_are_named(tmp_path):
+    low = [0.1, 0.1, 0.2, 0.1, 0.3, 0.1, 0.1]
+    numbers = judged_rows(tmp_path, formats(low, [0.4] * 7), **SIDES, every="layer").numbers
+    assert numbers.startswith("less in 7 of 7 layers; nearest to the contrary layer 0: 0.1 against 0.4, ")
+    assert "layer 4: 0.3 against 0.4" in numbers
+    assert "layer 6" not in numbers
+
+
 def test_one_bad_layer_refutes_every_layer_and_not_the_mean(tmp_path):
     rows = formats((0.31, *LOW[1:]), HIGH)
     assert judged_rows(tmp_path, rows, **SIDES).outcome == HOLDS

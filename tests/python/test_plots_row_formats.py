@@ -5,6 +5,7 @@ import re
 import pytest
 from fake_figure import CONFIGS, config_context, draw, sketch
 from kvanalysis.data.row_formats import COMPOSED, DEFAULTS, same_row_format
+from kvanalysis.drawing.style import styled
 from kvanalysis.errors import FigureError
 from kvanalysis.figures.config import read_figure_config
 from kvanalysis.plots.run.row_formats import FAMILIES, family_of
@@ -39,6 +40,19 @@ def test_the_table_has_bytes_of_a_row_and_the_error_of_each_layer(tmp_path):
     assert table["n_heads"].tolist() == [10] * 4
     assert table["rotated"].tolist() == [False, True, False, False]
     assert set(table["family"]) == {"integers"}
+
+
+def test_of_a_deep_model_some_layers_are_shown_and_all_are_in_the_table(tmp_path):
+    rows = [fake_row("exact", {"row_format": INT4}, "", layer=i, total_bytes=TOKENS * 72) for i in range(30)]
+    figure = draw(tmp_path, "row_formats", rows).figures[1]
+    assert [name for name in figure.table if name.startswith("layer_")] == [f"layer_{i}" for i in range(30)]
+    with styled():
+        shown = [
+            [text.get_text() for text in figure.draw(width).axes[0].get_xticklabels()]
+            for _, width in figure.widths
+        ]
+    assert [len(texts) for texts in shown] == [11, 7]
+    assert [(texts[0], *texts[-2:]) for texts in shown] == [("0", "29", "all")] * 2
 
 
 def test_what_leaves_a_part_as_it_was_is_no_point_against_bytes(tmp_path):

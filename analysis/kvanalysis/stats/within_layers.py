@@ -7,6 +7,7 @@ from .intervals import BLOCK, FEWEST_BLOCKS, unit_means, used_rows
 from .verdict import UNDECIDED, of_counts
 from .words import count
 
+LISTED = 6  # layers of a text in words
 EVERY = (
     "{what} in each layer of each text, heads and seeds averaged first: holds if it is below zero in all of"
     f" them, does not hold if in none, mixed otherwise, not decided with fewer than {FEWEST_BLOCKS} of them"
@@ -26,12 +27,15 @@ def in_every_layer(low: pd.DataFrame, high: pd.DataFrame, measure: str) -> tuple
 
 
 def _pairs(layers: pd.DataFrame) -> str:
-    """Both means of each layer of the model, over texts."""
+    """Both means of each layer of the model, over texts; of many layers those that
+    come nearest to the contrary."""
     means = layers.groupby(level="layer").mean()
-    return ", ".join(
-        f"layer {layer}: {row.low:.3g} against {row.high:.3g}"
-        for layer, row in zip(means.index, means.itertuples(), strict=True)
+    nearest = (means["low"] / means["high"]).sort_values(ascending=False, kind="stable").index[:LISTED]
+    pairs = ", ".join(
+        f"layer {layer}: {means['low'][layer]:.3g} against {means['high'][layer]:.3g}"
+        for layer in sorted(nearest)
     )
+    return pairs if len(means) <= LISTED else f"nearest to the contrary {pairs}"
 
 
 def errors_by_layer(rows: pd.DataFrame, measure: str) -> str:

@@ -21,6 +21,7 @@ from ...drawing.saving import Picture
 from ...drawing.style import COLOURS, COLUMN_WIDTH, MARKERS, PAGE_WIDTH, finish, new_figure
 from ...errors import FigureError
 from ...stats.claims import claims_judged
+from ...stats.families import spread
 from ...stats.intervals import by_trace, head_points, unit_means, used_rows
 from ...stats.words import replay_note
 from .error_vs_bytes import FRONT
@@ -39,6 +40,8 @@ HEIGHT = {COLUMN_WIDTH: 2.6, PAGE_WIDTH: 3.3}  # inches
 ROW_HEIGHT = 0.165  # inches: two lines of a narrow figure's names
 NAME_SIZE = {COLUMN_WIDTH: 4.8, PAGE_WIDTH: 5.8}  # points
 NAME_LETTERS = {COLUMN_WIDTH: 34, PAGE_WIDTH: 64}  # of a line
+MOST_LAYERS = {COLUMN_WIDTH: 6, PAGE_WIDTH: 10}
+LAYER = "layer_"  # columns of the table
 MARGIN = 1.2  # factor beyond the points
 BYTES = "bytes of a token and kv head"
 STORED = (
@@ -93,7 +96,7 @@ def _table(rows):
 
 
 def layer_column(layer):
-    return f"layer_{layer}"
+    return f"{LAYER}{layer}"
 
 
 def family_of(row_format):
@@ -176,7 +179,8 @@ def _wanted(whole):
 
 
 def _by_layer(table, note, width):
-    layers = [name for name in table if name.startswith("layer_")]
+    every = [name for name in table if name.startswith(LAYER)]
+    layers = spread(every, MOST_LAYERS[width])
     values = table[[*layers, "mean"]].to_numpy(dtype=float)
     texts = [[f"{value:#.2g}" if np.isfinite(value) else "" for value in row] for row in values]
     positive = values[np.isfinite(values) & (values > 0)]
@@ -185,10 +189,11 @@ def _by_layer(table, note, width):
     figure = new_figure(width)
     axes = figure.subplots()
     shown = np.where(values > 0, values, norm.vmin)
-    heat_panel(axes, shown, texts, norm, names, [*(name.removeprefix("layer_") for name in layers), "all"])
+    heat_panel(axes, shown, texts, norm, names, [*(name.removeprefix(LAYER) for name in layers), "all"])
     axes.axhline(table["whole"].sum(), color="black", linewidth=1)
     axes.set_yticks(axes.get_yticks(), names, fontsize=NAME_SIZE[width], linespacing=0.85)
     axes.set_xlabel("layer")
-    finish(figure, [], [], f"{note} {STORED}", ROW_HEIGHT * len(names))
+    some = "" if layers == every else f"{len(layers)} of {len(every)} layers; all of them stand in the CSV. "
+    finish(figure, [], [], f"{note} {some}{STORED}", ROW_HEIGHT * len(names))
     make_room(figure)
     return figure

@@ -258,8 +258,14 @@ def test_two_budgets_for_one_share_are_never_averaged(tmp_path):
 def test_a_quoted_name_says_what_all_instances_were_given(tmp_path):
     coded = {"row_format": {"name": "int4", "group": 64}, "phase": "oneshot"}
     answer = answered(tmp_path, method_rows("h2o", 1, params=coded) + method_rows("tova", 2))
-    assert row_of(answer, "h2o")["name"] == "h2o phase=oneshot row_format=int4/64"
-    assert "bytes h2o phase=oneshot row_format=int4/64 loses least" in answer.sentence
+    assert row_of(answer, "h2o")["name"] == "h2o phase=oneshot int4"
+    assert "bytes h2o phase=oneshot int4 loses least" in answer.sentence
+
+
+def test_a_quoted_name_says_nothing_twice(tmp_path):
+    coded = {"row_format": {"name": "int4", "group": 64}}
+    answer = answered(tmp_path, method_rows("h2o", 1, params=coded) + method_rows("h2o", 2, params={}))
+    assert [*answer.ranking["name"]] == ["h2o int4", "h2o"]
 
 
 def test_the_exact_cache_competes_where_its_rows_are_coded(tmp_path):

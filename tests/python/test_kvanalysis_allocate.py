@@ -213,11 +213,11 @@ def test_a_layer_takes_the_row_format_that_loses_least_at_its_bytes(tmp_path):
     harmless_method = rows_of({(layer, 0): dict.fromkeys((64, 128), 0) for layer in (0, 1)}, "tova")
     frame = loaded(tmp_path, two_formats(quantised_loss=3.0) + harmless_method)
     found = allocate(frame, "snapkv", Budget(tokens=128), formats=True)
-    assert list(found.table["label"]) == ["snapkv", "snapkv row_format=int4/64"]
+    assert list(found.table["label"]) == ["snapkv", "snapkv int4"]
     assert found.table["bytes"].sum() <= 2 * (128 + TOKENS - PREFILL) * ROW_BYTES
     assert found.predicted_kl < found.uniform_kl
     harmless = allocate(loaded(tmp_path / "h", two_formats(0.001)), "snapkv", Budget(tokens=64), formats=True)
-    assert set(harmless.table["label"]) == {"snapkv row_format=int4/64"}
+    assert set(harmless.table["label"]) == {"snapkv int4"}
 
 
 def test_layers_that_lose_most_for_their_bytes_stay_whole_where_a_quantised_cache_leaves_room(tmp_path):
@@ -344,7 +344,7 @@ def test_a_run_without_a_gradient_says_how_to_record_one(tmp_path):
             rows_of({(0, 0): halving(1), (1, 0): halving(1)})
             + rows_of({(0, 0): halving(1)}, params=INT8, given={"row_format": "int8"}),
             {"formats": True},
-            "snapkv row_format=int8 has not the layers",
+            "snapkv int8 has not the layers",
         ),
         (
             rows_of({(0, 0): halving(1)}, extras='{"allocated_tokens":70}'),

@@ -170,8 +170,48 @@ def test_only_the_parameters_that_differ_enter_the_label(tmp_path):
 def test_a_parameter_that_one_instance_lacks_is_shown_on_the_other(tmp_path):
     assert labels(tmp_path, [fake_row("h2o"), fake_row("h2o", {"row_format": "int4"})]) == [
         "h2o",
-        "h2o row_format=int4",
+        "h2o int4",
     ]
+
+
+INT4, INT8 = {"name": "int4", "group": 64}, {"name": "int8", "group": 64}
+TURNED = {"name": "int4", "group": 64, "rotate": "hadamard"}
+TQ_MSE = {"bits": 3, "codebook": "beta", "name": "tq_mse", "norm_correction": False, "rotation": "haar"}
+GAUSS = TQ_MSE | {"codebook": "gauss", "rotation": "hadamard", "norm_correction": True}
+KVQUANT = {"name": "kvquant", "bits": 3, "calibrate_from": 4, "outliers": 1}
+PROTECTED = {"sinks": 4, "recent": 1}
+GROUPS = {"g": 32, "R": 128}
+
+
+@pytest.mark.parametrize(
+    ("row_format", "name"),
+    [
+        ("f16", "f16"),
+        (INT4, "int4"),
+        (INT4 | {"group": 32}, "int4 group=32"),
+        (TURNED, "int4 hadamard"),
+        (TURNED | {"rotate_block": 16}, "int4 hadamard rotate_block=16"),
+        ({"key": TQ_MSE, "value": "source"}, "K tq_mse 3 + V source"),
+        ({"key": GAUSS, "value": INT4}, "K tq_mse 3 gauss hadamard norm_correction + V int4"),
+        ({"key": "source", "value": INT4}, "K source + V int4"),
+        ({"key": {"name": "kivi", "bits": 4}, "value": {"name": "kivi", "bits": 2}}, "K kivi 4 + V kivi 2"),
+        ({"name": "kivi", "bits": 2, **GROUPS, "keys": "pre_rope"}, "kivi 2 pre_rope"),
+        (KVQUANT | {"full_precision": PROTECTED}, "kvquant 3 sinks=4"),
+        (KVQUANT | {"keys": "post_rope", "outliers": 0.5}, "kvquant 3 post_rope outliers=0.5"),
+        (INT4 | {"full_precision": {"sinks": 4, "recent": 64}}, "int4 recent=64 sinks=4"),
+        ({"key": INT4, "value": INT8, "skip_layers": [-1, 0]}, "K int4 + V int8 skip_layers=-1/0"),
+        (INT4 | {"own_row": "coded"}, "int4 own_row=coded"),
+        ({"name": "fp8_e4m3", "scale": 1}, "fp8_e4m3"),
+        ({"name": "fp8_e4m3", "scale": "head"}, "fp8_e4m3 scale=head"),
+        ({"name": "int4_token_head", "rotate": "none"}, "int4_token_head rotate=none"),
+        ({"name": "polar", "levels": [4, 2], "rotation": "haar"}, "polar levels=4/2"),
+        ({"name": "yet_unknown", "knob": 3}, "yet_unknown knob=3"),
+    ],
+)
+def test_a_row_format_is_named_by_what_is_not_its_default(tmp_path, row_format, name):
+    rows = [fake_row("exact", budget=""), fake_row("exact", {"row_format": row_format}, budget="")]
+    assert labels(tmp_path, rows) == ["exact", f"exact {name}"]
+    assert "," not in name  # lists of labels on a command line have commas between them
 
 
 def test_a_size_that_follows_from_the_budget_does_not_split_a_curve(tmp_path):

@@ -208,3 +208,17 @@ def test_a_run_says_that_its_prompt_ends_before_the_recorded_gradient_begins(tmp
     said = program("run", trace, *options, "-o", tmp_path / "out").stderr
     assert ("kl_head_mean stays empty: its gradient has no row of token 48" in said) == warned
     assert load(tmp_path / "out")["kl_head_mean"].isna().all() == warned
+
+
+def test_a_note_names_row_formats_as_labels_do():
+    int4, parts = {"group": 64, "name": "int4"}, {"key": {"group": 64, "name": "int4"}, "value": "source"}
+    texts = [f"exact row_format={json.dumps(each, separators=(',', ':'))}" for each in (int4, parts)]
+    instances = [
+        {"method": "exact", "given": {"row_format": own}, "label": text, "brief": f"equals {other}"}
+        for own, text, other in zip((int4, parts), texts, reversed(texts), strict=True)
+    ]
+    said = {"kind": "instances_equal", "budgets": [], "traces": [], "cells": 2, "heads": 1}
+    (note,) = notes_of({"notes": [said | {"instances": instances, "text": " equals ".join(texts)}]})
+    assert note.text == "exact int4 equals exact K int4 + V source"
+    assert [one.label for one in note.instances] == ["exact int4", "exact K int4 + V source"]
+    assert note.instances[0].brief == "equals exact K int4 + V source"

@@ -1,5 +1,6 @@
 """Claims of configurations: which rows they take and when they hold; sheets of curves."""
 
+import numpy as np
 import pandas as pd
 import pytest
 from fake_figure import draw, make_context
@@ -10,7 +11,7 @@ from kvanalysis.drawing.style import styled
 from kvanalysis.errors import FigureError
 from kvanalysis.stats.claims import Claim, judged, read_claims, select
 from kvanalysis.stats.intervals import head_points
-from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNDECIDED
+from kvanalysis.stats.verdict import FAILS, HOLDS, MIXED, UNDECIDED, UNTESTABLE
 from kvanalysis.stats.words import BAND_NOTE
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 
@@ -93,9 +94,134 @@ def test_rows_are_selected_by_resolved_parameters_and_by_the_name_of_a_composed_
     assert select(frame, {"method": "h2o", "variant": "alg1"}).empty
 
 
+INT4 = {"name": "int4", "group": 64}
+KEYS_INT4 = {"key": INT4, "value": "source"}
+FORMATS = [
+    INT4,
+    INT4 | {"rotate": "hadamard"},
+    INT4 | {"full_precision": {"sinks": 4, "recent": 1}},
+    INT4 | {"group": 32},
+    KEYS_INT4,
+    {"key": INT4 | {"rotate": "hadamard"}, "value": {"name": "int2", "group": 64, "rotate": "hadamard"}},
+    {"name": "kvquant", "bits": 3, "calibrate_from": 4, "outliers": 1},
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("int4", 0),
+        ({"name": "int4", "rotate": "none"}, 0),
+        ({"key": "int4", "value": "int4"}, 0),
+        ({"name": "int4", "rotate": "hadamard"}, 1),
+        ({"name": "int4", "full_precision": {"sinks": 4}}, 2),
+        ({"name": "int4", "group": 32}, 3),
+        ({"key": "int4"}, 4),
+        ({"key": "int4", "value": "int2", "rotate": "hadamard"}, 5),
+        ({"name": "kvquant", "bits": 3, "keys": "pre_rope"}, 6),
+        ({"value": "int4"}, None),
+        ("kvquant", None),
+    ],
+)
+def test_a_row_format_selects_itself_alone_with_or_without_its_defaults(tmp_path, wanted, found):
+    rows = [fake_row("exact", {"row_format": each}, "", kv_head=i) for i, each in enumerate(FORMATS)]
+    frame = load(write_results(tmp_path, rows))
+    heads = list(select(frame, {"method": "exact", "row_format": wanted})["kv_head"])
+    assert heads == ([] if found is None else [found])
+
+
+def formats(low, high):
+    """Rows of a full cache as int4 and as int8."""
+    coded = (("int4", low), ("int8", high))
+    return [
+        row
+        for name, errors in coded
+        for row in rows_of("exact", errors, "", params={"row_format": {"name": name, "group": 64}})
+    ]
+
+
+SIDES = {name: {"method": "exact", "row_format": f} for name, f in (("lower", "int4"), ("higher", "int8"))}
+
+
+def test_methods_without_a_budget_are_judged_once(tmp_path):
+    verdict = judged_rows(tmp_path, formats(LOW, HIGH), **SIDES)
+    assert verdict.outcome == HOLDS
+    assert verdict.numbers.startswith("0.15 against 0.4, [")
+    assert verdict.how.startswith("paired 95% interval over layers of error(exact int4) - error(exact int8),")
+    assert "budgets" not in verdict.how
+    assert judged_rows(tmp_path / "4", formats(LOW[:4], HIGH[:4]), **SIDES).outcome == UNDECIDED
+    budgeted = rows_of("h2o", LOW) + formats(LOW, HIGH)
+    assert judged_rows(tmp_path / "b", budgeted, higher=SIDES["higher"]).outcome == UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("low", "outcome"),
+    [
+        (LOW, HOLDS),
+        ((0.5, *LOW[1:]), MIXED),
+        ([2 * error for error in HIGH], FAILS),
+        (LOW[:4], UNDECIDED),
+    ],
+)
+def test_a_claim_on_every_layer_counts_layers(tmp_path, low, outcome):
+    verdict = judged_rows(tmp_path, formats(low, HIGH), **SIDES, every="layer")
+    assert verdict.outcome == outcome
+    less = int(np.less(low, HIGH[: len(low)]).sum())
+    assert verdict.numbers.startswith(f"less in {less} of {len(low)} layers; layer 0: {low[0]:.3g} against")
+
+
+def test_of_many_layers_those_nearest_to_the_contrary_are_named(tmp_path):
+    low = [0.1, 0.1, 0.2, 0.1, 0.3, 0.1, 0.1]
+    numbers = judged_rows(tmp_path, formats(low, [0.4] * 7), **SIDES, every="layer").numbers
+    assert numbers.startswith("less in 7 of 7 layers; nearest to the contrary layer 0: 0.1 against 0.4, ")
+    assert "layer 4: 0.3 against 0.4" in numbers
+    assert "layer 6" not in numbers
+
+
+def test_one_bad_layer_refutes_every_layer_and_not_the_mean(tmp_path):
+    rows = formats((0.31, *LOW[1:]), HIGH)
+    assert judged_rows(tmp_path, rows, **SIDES).outcome == HOLDS
+    assert judged_rows(tmp_path, rows, **SIDES, every="layer").outcome == MIXED
+
+
+def test_heads_of_a_layer_count_as_one_and_texts_apart(tmp_path):
+    def rows(name, error):
+        return [
+            fake_row("exact", {"row_format": name}, "", layer=layer, kv_head=head, prompt=text, rel_err=error)
+            for layer in range(2)
+            for head in range(3)
+            for text in ("a", "b", "c")
+        ]
+
+    verdict = judged_rows(tmp_path, rows("int4", 0.1) + rows("int8", 0.2), **SIDES, every="layer")
+    assert (verdict.outcome, verdict.numbers[:19]) == (HOLDS, "less in 6 of 6 laye")
+
+
+@pytest.mark.parametrize(("line", "outcome"), [(0.3, HOLDS), (0.15, UNDECIDED), (0.05, FAILS)])
+def test_a_claim_on_a_number_is_judged_by_the_interval_of_the_error(tmp_path, line, outcome):
+    verdict = judged_rows(tmp_path, formats(LOW, HIGH), lower=SIDES["lower"], below=line)
+    assert verdict.outcome == outcome
+    # Mean 0.15, and 2.776 times sqrt(0.0025 / 5) on either side.
+    below = sum(error < line for error in LOW)
+    assert verdict.numbers == f"0.15, [+0.088, +0.21], {below} of 5 heads below {line:g}"
+
+
+def test_a_claim_that_no_error_tests_says_why_beside_the_errors(tmp_path):
+    rows = load(write_results(tmp_path, formats(LOW, HIGH)))
+    verdict = judged(Claim("a", "b", untestable="needs the model", shown=SIDES["lower"]), rows)
+    assert (verdict.outcome, verdict.how) == (UNTESTABLE, "needs the model")
+    assert verdict.numbers.startswith("error(exact int4): layer 0: 0.1, layer 1: 0.2, ")
+
+
 @pytest.mark.parametrize(
     ("item", "says"),
-    [({"claim": "a", "lower": {}}, "higher is missing"), ({"klaim": "a"}, "unknown key klaim")],
+    [
+        ({"claim": "a", "lower": {}}, "higher is missing"),
+        ({"klaim": "a"}, "unknown key klaim"),
+        ({"claim": "a", "untestable": "why"}, "shown is missing"),
+        ({"claim": "a", "untestable": "why", "shown": {}, "lower": {}}, "unknown key lower"),
+        ({"claim": "a", "below": 0.1}, "lower is missing"),
+    ],
 )
 def test_a_malformed_claim_is_refused_by_name(tmp_path, item, says):
     with pytest.raises(FigureError, match=says):

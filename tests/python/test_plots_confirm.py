@@ -8,10 +8,10 @@ import pytest
 from caught_figures import caught_figures, pictures
 from fake_confirm import confirm_rows, planted, six_methods, write_confirm
 from kvanalysis import ResultsError, load
+from kvanalysis.drawing.point_labels import label_points
 from kvanalysis.drawing.style import new_figure, styled
 from kvanalysis.plots.confirm import loss_against_error, loss_by_layer
 from kvanalysis.plots.confirm.loss_axes import LINEAR, set_loss_axis
-from kvanalysis.plots.confirm.point_labels import label_points
 from matplotlib.text import Text
 from test_kvanalysis_fake import TRACE, fake_row, write_results
 

@@ -128,8 +128,9 @@ def _names(rows: pd.DataFrame) -> dict[str, str]:
     """{label: its name}."""
     names = {}
     for own in rows.drop_duplicates("label").itertuples():
-        missing = [name for name in NAMED if name in own.given and f" {name}=" not in own.label]
-        names[own.label] = " ".join([own.label, *named_values(own.given, missing)])
+        quoted = named_values(own.given, [name for name in NAMED if name in own.given])
+        missing = [text for text in quoted if f" {text} " not in f"{own.label} "]
+        names[own.label] = " ".join([own.label, *missing])
     return names
 
 

@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 
+from .row_formats import row_format_text
+
 ORACLE_METHODS = ("topp",)
 
 
@@ -49,8 +51,11 @@ def _label(method, given, names):
 
 
 def named_values(given, names):
-    """["name=value"] of what an instance was given."""
-    return [f"{name}={_value(given[name])}" for name in names]
+    """["name=value"] of what an instance was given; a row format is known by its value."""
+    return [
+        row_format_text(given[name]) if name == "row_format" else f"{name}={_value(given[name])}"
+        for name in names
+    ]
 
 
 def _value(value):

@@ -1,8 +1,11 @@
 """What the engine says of a table in results.meta.json: budgets, instances and heads that show nothing."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from .row_formats import row_format_text
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,37 @@ class Note:
 def notes_of(meta: Mapping[str, Any]) -> list[Note]:
     """The notes of results.meta.json as `load` holds it, in the engine's order. Empty where an older program
     wrote the file, and for several sources: what was said of each alone need not hold for all of them."""
-    return [
-        Note(
-            **{name: said[name] for name in ("kind", "cells", "heads", "text")},
-            instances=tuple(NotedInstance(**one) for one in said["instances"]),
-            budgets=tuple(said["budgets"]),
-            traces=tuple(said["traces"]),
-        )
-        for said in meta.get("notes", [])
-    ]
+    return [_note(said) for said in meta.get("notes", [])]
+
+
+def _note(said: Mapping[str, Any]) -> Note:
+    short = _short_formats([one["given"] for one in said["instances"]])
+    return Note(
+        **{name: said[name] for name in ("kind", "cells", "heads")},
+        instances=tuple(
+            NotedInstance(**one | {name: short(one[name]) for name in ("label", "brief")})
+            for one in said["instances"]
+        ),
+        budgets=tuple(said["budgets"]),
+        traces=tuple(said["traces"]),
+        text=short(said["text"]),
+    )
+
+
+def _short_formats(all_given: list[dict[str, Any]]) -> Callable[[str], str]:
+    """Puts the short names of row formats, as labels have them, where the engine writes them out."""
+    formats = [given["row_format"] for given in all_given if "row_format" in given]
+    names = {f"row_format={_written(each)}": row_format_text(each) for each in formats}
+
+    def short(text: str) -> str:
+        for written, name in names.items():
+            text = text.replace(written, name)
+        return text
+
+    return short
+
+
+def _written(row_format: str | dict[str, Any]) -> str:
+    if isinstance(row_format, str):
+        return row_format
+    return json.dumps(row_format, sort_keys=True, separators=(",", ":"))

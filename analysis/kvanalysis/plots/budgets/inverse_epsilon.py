@@ -11,13 +11,13 @@ import pandas as pd
 from matplotlib.colors import LogNorm
 
 from ...budgets.search import MET, NOT_MET, epsilon_table, labelled, over_heads
+from ...drawing.heat_panel import heat_panel
 from ...drawing.saving import Picture, in_grid
 from ...drawing.style import styles_for
 from ...errors import FigureError
 from ...stats.intervals import by_trace
 from ...stats.words import oneshot_notes, replay_note
 from .epsilon_axes import NEEDED, RULE, draw_needed
-from .heat_panel import heat_panel
 from .knee_figure import knee_picture
 
 NAMES = {

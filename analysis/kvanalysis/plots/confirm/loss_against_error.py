@@ -8,6 +8,7 @@ import numpy as np
 from ...drawing.curves import make_room
 from ...drawing.log_ticks import DECADES, DENSE, plain_log
 from ...drawing.panel_grid import fewest_empty, finish_grid, panel_grid
+from ...drawing.point_labels import label_points
 from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, PAGE_WIDTH, axes_width, new_figure
 from ...predict.best import choice_correlations, shown_choices
@@ -24,7 +25,6 @@ from ...predict.words import (
     two,
 )
 from .loss_axes import LINEAR, set_loss_axis
-from .point_labels import label_points
 
 ACROSS = {COLUMN_WIDTH: (1,), PAGE_WIDTH: (3, 2)}
 PANEL_HEIGHT = {COLUMN_WIDTH: 1.9, PAGE_WIDTH: 2.1}  # inches

@@ -28,11 +28,11 @@ std::string rotation_text(const RowFormatEntry& format) {
 Lines facts(const RowFormatEntry& format) {
   const RowFormat f = both(format);
   const int64_t fixed = static_bytes(f, 64, 64);
-  const std::string bytes =
-      format.which == 0 ? ""
-                        : fmt::format("{} for a key and a value of 64 numbers, {} of 128{}", row_bytes_text(format, 64),
-                                      row_bytes_text(format, 128),
-                                      fixed > 0 ? fmt::format(", and {} once for a kv head of 64", fixed) : "");
+  const std::string bytes = format.which == 0
+                                ? ""
+                                : fmt::format("{} for a key and a value of 64 numbers, {} of 128{}",
+                                              row_bytes_text(format, 64), row_bytes_text(format, 128),
+                                              fixed > 0 ? fmt::format(", and {} once for a kv head of 64", fixed) : "");
   const Lines all = {
       {"source", format.info.source},
       {"tier", std::to_string(format.info.tier)},

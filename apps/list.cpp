@@ -88,7 +88,8 @@ void describe(const ListChoices& choices) {
 void add_list(Command& app) {
   const auto choices = std::make_shared<ListChoices>();
   Command list = app.command("list", "what there is: methods, formats, metrics or devices");
-  list.option("what", choices->what, "methods, formats, metrics or devices").one_of({"methods", "formats", "metrics", "devices"});
+  list.option("what", choices->what, "methods, formats, metrics or devices")
+      .one_of({"methods", "formats", "metrics", "devices"});
   Command one = app.command("describe", "a method or a row format: parameters, defaults, ranges, source, deviations");
   one.option("method", choices->what, "as in kvreplay list methods or formats; `all` with --markdown").required();
   for (Command* command : {&list, &one}) {
@@ -97,7 +98,8 @@ void add_list(Command& app) {
   }
   list.runs([choices](Context&) {
     if (choices->what.empty())
-      throw ConfigError("list needs a word for what to list: methods, formats, metrics or devices. Try kvreplay list methods");
+      throw ConfigError(
+          "list needs a word for what to list: methods, formats, metrics or devices. Try kvreplay list methods");
     if (choices->what == "methods") list_methods(choices->form());
     if (choices->what == "formats") list_formats(choices->form());
     if (choices->what == "metrics") list_metrics(choices->form());

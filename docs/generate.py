@@ -1,7 +1,8 @@
 """Writes the parts of the documentation that the program says itself.
 
 usage: docs/generate.py [--check] [--sample]
-docs/methods.md and the README's table come from the methods' own lines, the table of docs/theory.md
+docs/methods.md and the README's table come from the methods' own lines, docs/row_formats.md from those of the
+row formats, the table of docs/theory.md
 from `kvreplay bounds` on the sample trace; with --sample also
 docs/methods_on_sample.md, from a run of configs/methods.yaml on the sample trace (a minute or two), and the
 README's figure, docs/error_vs_bytes.png, from one of configs/quickstart.yaml (needs kvanalysis; its pixels
@@ -50,6 +51,10 @@ def say(*words):
 
 def methods_page():
     return say("describe", "all", "--markdown")
+
+
+def formats_page():
+    return say("list", "formats", "--markdown")
 
 
 def filled(page, name, text):
@@ -177,7 +182,12 @@ def draw_readme_figure(file):
 
 
 def main(words):
-    pages = {"docs/methods.md": methods_page, "README.md": readme, "docs/theory.md": theory_page}
+    pages = {
+        "docs/methods.md": methods_page,
+        "docs/row_formats.md": formats_page,
+        "README.md": readme,
+        "docs/theory.md": theory_page,
+    }
     if "--sample" in words:
         pages["docs/methods_on_sample.md"] = sample_page
     stale = []

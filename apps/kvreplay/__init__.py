@@ -29,7 +29,7 @@ _HOMES = {
     **dict.fromkeys(("predict",), "predicting"),
     **dict.fromkeys(("scorer", "Policy"), "own_methods"),
     **dict.fromkeys(("Prompt", "Tokens"), "shown"),
-    **dict.fromkeys(("methods", "describe", "columns"), "method_list"),
+    **dict.fromkeys(("methods", "formats", "describe", "columns"), "method_list"),
     **dict.fromkeys(("Trace", "Layer", "open"), "trace"),
     **dict.fromkeys(("record",), "recording"),
     **dict.fromkeys(("data_folder", "sample"), "places"),
@@ -59,6 +59,7 @@ __all__ = [
     "compare",
     "data_folder",
     "describe",
+    "formats",
     "importing",
     "methods",
     "open",
@@ -77,7 +78,7 @@ if TYPE_CHECKING:
     from . import importing, plot
     from .comparing import Answer, compare
     from .errors import ConfigError, DeviceError, KvreplayError, OutputError, TraceError
-    from .method_list import columns, describe, methods
+    from .method_list import columns, describe, formats, methods
     from .own_methods import Policy, scorer
     from .places import data_folder, sample
     from .predicting import predict

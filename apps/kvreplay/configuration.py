@@ -165,6 +165,7 @@ IN_PYTHON = {
     r"add budget: \{tokens: \[64, 128\]\}": "add budgets=[64, 128]",
     r"\b(?:budget\.(?:tokens|fraction_kept|bytes)|fraction_kept|share_of_cache)\b": "budgets",
     r"kvreplay list methods": "kvreplay.methods()",
+    r"kvreplay list formats": "kvreplay.formats()",
     r"kvreplay list metrics": "kvreplay.columns()",
     r"kvreplay describe (\w+)": r'kvreplay.describe("\1")',
     r"\{name: (\w+), (\w+): (\w+)\}": r'{"name": "\1", "\2": "\3"}',

@@ -1,4 +1,4 @@
-"""What methods there are, and what each is."""
+"""What methods and row formats there are, and what each is."""
 
 import json
 from importlib.metadata import entry_points
@@ -26,10 +26,17 @@ def methods() -> list[str]:
     return _engine.method_names() + sorted({point.name for point in entry_points(group=ENTRY_POINTS)})
 
 
+def formats() -> list[str]:
+    """Names that `row_format` takes: how the rows of any method's cache are stored."""
+    return _engine.format_names()
+
+
 def describe(name: Any) -> Description:
-    """A method: title, source, phases, parameters with defaults and ranges, what it is charged for, where it
-    differs from the paper; also of a scorer or Policy of your own. Raises ConfigError where there is none of
-    that name, with what is near."""
+    """A method or a row format: title, source, phases, parameters with defaults and ranges, what it is charged
+    for, where it differs from its source; also of a scorer or Policy of your own. Raises ConfigError where there
+    is none of that name, with what is near."""
+    if isinstance(name, str) and name in _engine.format_names():
+        return Description(json.loads(_engine.format_json(name)), _engine.format_text(name))
     if name not in _engine.method_names():
         offered = installed_method(name) if isinstance(name, str) else hosted(name)
         if offered is None and not isinstance(name, str):

@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "apps/format_text.hpp"
 #include "apps/method_text.hpp"
 #include "apps/module/arrays_from_python.hpp"
 #include "apps/module/hosted_in_python.hpp"
@@ -67,6 +68,12 @@ std::vector<std::string> method_names() {
   return names;
 }
 
+std::vector<std::string> format_names() {
+  std::vector<std::string> names;
+  for (const RowFormatEntry& format : row_formats()) names.emplace_back(format.info.name);
+  return names;
+}
+
 }  // namespace
 }  // namespace kvreplay::python
 
@@ -85,6 +92,9 @@ NB_MODULE(_engine, module) {
   module.def("isa", [] { return std::string(isa_path()); });
   module.def("columns", columns_json);
   module.def("method_names", method_names);
+  module.def("format_names", format_names);
+  module.def("format_json", [](const std::string& name) { return app::format_json(*find_row_format(name)); });
+  module.def("format_text", [](const std::string& name) { return app::format_text(*find_row_format(name)); });
   module.def("method_json",
              [](const std::string& name) { return app::method_json(app::method_named(registry(), name)); });
   module.def("method_text",

@@ -16,8 +16,8 @@ template <class Real>
 class CacheMemory {
  public:
   // rows: of tokens that are held at a time. coded: tokens as a row format reads them back, or null.
-  void allocate(const HeadStream<Real>& stream, const HeadShape& shape, const Layout& layout, int32_t rows,
-                bool audit, const CodedTokens<Real>* coded = nullptr) {
+  void allocate(const HeadStream<Real>& stream, const HeadShape& shape, const Layout& layout, int32_t rows, bool audit,
+                const CodedTokens<Real>* coded = nullptr) {
     stream_ = &stream;
     const size_t n = size_t(stream.tokens);
     const int32_t capacity = rows + layout.own_rows + int32_t(layout.extra_rows);

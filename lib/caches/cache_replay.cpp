@@ -25,11 +25,7 @@ struct Unattended {
 template <class Real>
 CacheReplay<Real>::CacheReplay(CacheSetup setup, const HeadStream<Real>& stream, const CacheWatch& watch,
                                std::shared_ptr<CodedTokens<Real>> coded)
-    : setup_(std::move(setup)),
-      stream_(stream),
-      watch_(watch),
-      coded_(std::move(coded)),
-      keeper_(stream.stored_bytes) {
+    : setup_(std::move(setup)), stream_(stream), watch_(watch), coded_(std::move(coded)), keeper_(stream.stored_bytes) {
   const CommonOptions& options = setup_.options;
   const HostHooks& host = setup_.method.method().host;
   if (host.bind_given != nullptr) host.bind_given(setup_.method.self(), setup_.given);
@@ -65,7 +61,8 @@ Layout CacheReplay<Real>::full_layout() const {
 template <class Real>
 FastPath CacheReplay<Real>::fast_path() const {
   const Method& m = setup_.method.method();
-  const bool as_recorded = layout_.own_rows == 0 && !layout_.coded && !layout_.split && layout_.extra_rows == 0 && !moves_positions();
+  const bool as_recorded =
+      layout_.own_rows == 0 && !layout_.coded && !layout_.split && layout_.extra_rows == 0 && !moves_positions();
   const bool own_way = m.hooks.has(Hook::append) || setup_.method.changes_logits() || setup_.method.chooses();
   if (own_way || !as_recorded || watch_.audit || stream_.window > 0) return {};
   if (!rules_.streaming) return {prompt_streams_ ? FastPath::Kind::none : FastPath::Kind::fixed, {}};
@@ -99,8 +96,7 @@ int32_t CacheReplay<Real>::most_rows() const {
 template <class Real>
 void CacheReplay<Real>::open_memory() {
   if (memory_.allocated()) return;
-  memory_.allocate(stream_, setup_.method.context().shape, layout_, most_rows(), watch_.audit,
-                   coded_.get());
+  memory_.allocate(stream_, setup_.method.context().shape, layout_, most_rows(), watch_.audit, coded_.get());
   cache_ = BasicCache<Real>(memory_.storage());
   cache_.clear(SerialTeam{});
   const HostHooks& host = setup_.method.method().host;

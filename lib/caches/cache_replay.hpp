@@ -22,8 +22,8 @@ struct CacheSetup {
   Rng rng;
   GivenLists given = {};
   std::shared_ptr<const RowCoding> coding = {};  // null: rows as the trace has them
-  int32_t first_head = 0;       // of its query heads, in the stream
-  bool prompt_streams = false;  // the prompt comes token by token, because the run says so
+  int32_t first_head = 0;                        // of its query heads, in the stream
+  bool prompt_streams = false;                   // the prompt comes token by token, because the run says so
 };
 
 // What a run wants to see of it besides its rows.

@@ -7,8 +7,8 @@
 #include "catalog/device_programs.hpp"
 #include "catalog/token_lists.hpp"
 #include "core/policy.hpp"
-#include "formats/row_coder.hpp"
 #include "core/step.hpp"
+#include "formats/row_coder.hpp"
 
 // A cache that a device replays by the text of its policy, from the first token to the last: what the device is told,
 // and what it leaves for the cache's account.

@@ -1,6 +1,6 @@
 #pragma once
-#include "parameters/describe.hpp"
 #include "catalog/policy_table.hpp"
+#include "parameters/describe.hpp"
 
 // The one place where a policy's type is lost. CMake generates one call of policy_table() for each line of
 // methods.list.

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "catalog/device_programs.hpp"
-#include "parameters/parameter.hpp"
 #include "catalog/policy_table.hpp"
+#include "parameters/parameter.hpp"
 
 // What the rest of the program knows of a method: one entry of the registry, made from the method's file by the
 // line in lib/methods/methods.list.

@@ -15,7 +15,7 @@
 namespace kvreplay {
 
 constexpr const char* kRowFormat = "row_format";  // the axis that takes formats
-constexpr const char* kFilePrefix = "file:";  // of an allocator that reads its budgets from a file
+constexpr const char* kFilePrefix = "file:";      // of an allocator that reads its budgets from a file
 
 // The axes of conventions C4, C6, C9 and C14, and the words they take.
 const std::map<std::string, std::vector<std::string>>& option_words();

@@ -231,7 +231,8 @@ class MethodsReader {
       const auto read_value = read(*item);
       if (!read_value) continue;
       if (std::find(axis.values.begin(), axis.values.end(), *read_value) != axis.values.end())
-        problems_.error(item->mark, fmt::format("{} is listed twice in {}", item->text, key.text));
+        problems_.error(item->mark, fmt::format("{} is listed twice in {}",
+                                                item->text.empty() ? "an entry" : item->text, key.text));
       else axis.values.push_back(*read_value);
     }
     if (!is_one && value.kind == Node::Kind::list && value.items.empty())

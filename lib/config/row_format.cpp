@@ -12,8 +12,8 @@ namespace kvreplay {
 namespace {
 
 constexpr int32_t kMostLayers = 4096;
-const std::vector<std::string> kBesideParts = {"rotate", "rotate_block", "keys", "full_precision", "skip_layers",
-                                               "own_row"};
+const std::vector<std::string> kBesideParts = {"rotate",         "rotate_block", "keys",
+                                               "full_precision", "skip_layers",  "own_row"};
 const std::vector<std::string> kRotations = {"none", "hadamard", "hadamard_signed", "haar"};
 
 std::vector<std::string> names() {
@@ -141,7 +141,8 @@ class Reader {
     const auto size = read_integer(problems_, *block, "rotate_block", {2, 1 << 16});
     if (size && (*size & (*size - 1)) != 0) must_be(problems_, *block, "rotate_block", "a power of two");
     else if (size && format.rotate != RowRotation::hadamard && format.rotate != RowRotation::hadamard_signed)
-      problems_.error(block->mark, "rotate_block is the size of a Hadamard matrix: add rotate: hadamard, or leave it out");
+      problems_.error(block->mark,
+                      "rotate_block is the size of a Hadamard matrix: add rotate: hadamard, or leave it out");
     else if (size) format.rotate_block = int32_t(*size);
   }
   void read_keys(const Section& section, PartFormat& format) {
@@ -205,8 +206,8 @@ std::string why_not_part(const PartFormat& f, RowPart part, int32_t width) {
   const bool hadamard = rotation == RowRotation::hadamard || rotation == RowRotation::hadamard_signed;
   const int32_t block = rotate_block_of(f, width);
   if (hadamard && (block < 2 || width % block != 0))
-    return fmt::format("a Hadamard matrix needs blocks of a power of two that divides the {} numbers of {}: rotate: haar",
-                       width, of);
+    return fmt::format(
+        "a Hadamard matrix needs blocks of a power of two that divides the {} numbers of {}: rotate: haar", width, of);
   return "";
 }
 

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "base/text.hpp"
-#include "config/list_checks.hpp"
-#include "config/sections.hpp"
 #include "config/common_options.hpp"
+#include "config/list_checks.hpp"
 #include "config/row_format.hpp"
+#include "config/sections.hpp"
 #include "formats/row_coding.hpp"
 #include "trace/uniforms.hpp"
 
@@ -48,6 +49,7 @@ class Selection {
       for (const std::string& id : config_.select.prompts.value_or(ids))
         if (const size_t p = place_of(id, ids); p < ids.size()) add_prompt(i, p);
     }
+    for (size_t m = 0; m < config_.methods.size(); ++m) tell_skipped(m);
     return std::move(selected_);
   }
 
@@ -223,10 +225,19 @@ class Selection {
     const MethodInstance& instance = config_.methods[m];
     const bool streams = config_.replay.streams_prompt(instance.options) || instance.values.streams_prompt();
     const std::string why = why_not_stored(instance.options.row_format, layer, n_layers, streams);
+    if (!at_layer(instance.options.row_format, layer.layer, n_layers).is_source()) codes_some_layer_.insert(m);
     if (why.empty()) return true;
     const std::string place = fmt::format("methods[{}]", m);
     problems_.error(config_.mark_of({place + "." + std::string(kRowFormat), place}), why);
     return false;
+  }
+
+  void tell_skipped(size_t m) {
+    const RowFormat& format = config_.methods[m].options.row_format;
+    if (format.skip_layers.empty() || codes_some_layer_.count(m) > 0) return;
+    const std::string place = fmt::format("methods[{}]", m);
+    problems_.warning(config_.mark_of({place + "." + std::string(kRowFormat), place}),
+                      "skip_layers names every layer that is replayed: rows stay as the trace has them");
   }
 
   // What budget a share comes to is found later, by replaying.
@@ -320,6 +331,7 @@ class Selection {
   Problems& problems_;
   ListChecks lists_;
   std::vector<SelectedLayer> selected_;
+  std::set<size_t> codes_some_layer_;  // methods whose row format codes rows somewhere
 };
 
 }  // namespace

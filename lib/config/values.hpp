@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "parameters/parameter.hpp"
 #include "config/tree.hpp"
+#include "parameters/parameter.hpp"
 
 // One value out of the tree: the right kind, in range, or a problem that says what would be right.
 

@@ -53,13 +53,13 @@ struct CacheStorage {
   const Real *keys = nullptr, *values = nullptr;  // of the trace, never given to a policy
   // The same as a row format reads them back, where caches share them; null: coded rows are written here.
   const Real *coded_keys = nullptr, *coded_values = nullptr;
-  int32_t* token = nullptr;                       // [capacity] token index, or kSynthetic
-  double* score = nullptr;                        // [capacity] or null
-  Real *num = nullptr, *den = nullptr;            // [capacity] or null: all 1
-  uint8_t* mark = nullptr;                        // [capacity] scratch of selections
-  int32_t* slot = nullptr;                        // [capacity] own row, if there are any
-  Coding* coding = nullptr;                       // [capacity] or null: no row format
-  int32_t* free_slots = nullptr;                  // [own_rows]
+  int32_t* token = nullptr;             // [capacity] token index, or kSynthetic
+  double* score = nullptr;              // [capacity] or null
+  Real *num = nullptr, *den = nullptr;  // [capacity] or null: all 1
+  uint8_t* mark = nullptr;              // [capacity] scratch of selections
+  int32_t* slot = nullptr;              // [capacity] own row, if there are any
+  Coding* coding = nullptr;             // [capacity] or null: no row format
+  int32_t* free_slots = nullptr;        // [own_rows]
   Real *own_keys = nullptr, *own_values = nullptr;
   int32_t* copies = nullptr;   // [tokens] rows that hold a token; kEvicted for good once there is none
   int32_t* evicted = nullptr;  // [tokens] or null: evicted tokens in the order of their evictions
@@ -87,7 +87,9 @@ class BasicCache {
   // It stands for a token and stores nothing of its own.
   KVR_FN bool refers(int32_t row) const { return s_.slot == nullptr || s_.slot[row] < 0; }
   // Its numbers are those of its token, as they were recorded.
-  KVR_FN bool verbatim(int32_t row) const { return refers(row) && coding(row).key_exact() && coding(row).value_exact(); }
+  KVR_FN bool verbatim(int32_t row) const {
+    return refers(row) && coding(row).key_exact() && coding(row).value_exact();
+  }
   KVR_FN bool verbatim_key(int32_t row) const { return refers(row) && coding(row).key_exact(); }
   // Its key, or its value, is what a row format reads back of its token, whoever holds it.
   KVR_FN bool shares_coded_key(int32_t row) const { return refers(row) && !coding(row).key_exact(); }

@@ -95,7 +95,8 @@ PolicyTask make_task(const HeadStream<float>& stream, const DevicePolicy& policy
   b.split = policy.split;
   if (policy.coder.by_row()) {
     b.coder.rope.inv_freq = shared.inv_freq, b.coder.positions = shared.positions;
-    for (PartCoder* part : {&b.coder.key, &b.coder.value}) part->numbers = shared.share(part->numbers, size_t(part->count));
+    for (PartCoder* part : {&b.coder.key, &b.coder.value})
+      part->numbers = shared.share(part->numbers, size_t(part->count));
   }
   b.output.prefix = policy.prefix, b.output.set = policy.set;
   b.output.words = int32_t(words_of(stream)), b.output.bits_by_head = bit_heads(policy) > 1;

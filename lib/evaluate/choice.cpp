@@ -40,8 +40,7 @@ std::unique_ptr<Evaluator<Real>> make_evaluator(CacheReplay<Real>& cache, Evalua
     case kStepwise:
       break;
   }
-  return std::make_unique<Stepwise<Real>>(cache, shared.asked, shared.audit, shared.workspace,
-                                          shared.coded_strips);
+  return std::make_unique<Stepwise<Real>>(cache, shared.asked, shared.audit, shared.workspace, shared.coded_strips);
 }
 
 template std::unique_ptr<Evaluator<float>> make_evaluator(CacheReplay<float>&, EvaluationShared<float>&,

@@ -55,7 +55,7 @@ class TileOutput {
   struct Writer {
     const int32_t* column_of;
     Real *coefficients, *coded, *out;  // of this (head, row): [columns], twice, [v_dim]; null: nobody looks at it
-    Real* prefix;              // [v_dim] or null: what the prompt's rows add
+    Real* prefix;                      // [v_dim] or null: what the prompt's rows add
     int32_t block, prompt;
     template <Team T, Cache C>
     void add(const T&, const C& cache, std::span<const Real> c) const {

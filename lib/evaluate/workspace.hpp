@@ -11,7 +11,7 @@ struct Workspace {
   std::vector<double> group, by_head;
   std::vector<uint8_t> chosen;
   std::vector<Real> tile_coefficients, coded_coefficients, set_coefficients, tile_values;  // of a tile's outputs
-  std::vector<Real> products, queries;                                 // of rows without a strip
+  std::vector<Real> products, queries;                                                     // of rows without a strip
 };
 
 }  // namespace kvreplay

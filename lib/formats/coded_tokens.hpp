@@ -7,7 +7,8 @@
 namespace kvreplay {
 
 // The tokens of a head stream as a format that codes row by row reads them back: what every cache that stores its rows
-// so holds of a token that is as it was recorded. A token is coded when the first of them asks. Not for several threads.
+// so holds of a token that is as it was recorded. A token is coded when the first of them asks. Not for several
+// threads.
 template <class Real>
 class CodedTokens {
  public:
@@ -52,8 +53,7 @@ class CodedTokens {
     done_[size_t(token)] = 1;
   }
   void put(const double* from, int32_t block, int32_t token, int32_t width, std::vector<Real>& to) const {
-    for (int32_t c = 0; c < width; ++c)
-      to[size_t((int64_t(block) * tokens_ + token) * width + c)] = Real(from[c]);
+    for (int32_t c = 0; c < width; ++c) to[size_t((int64_t(block) * tokens_ + token) * width + c)] = Real(from[c]);
   }
 
   std::shared_ptr<const RowCoding> coding_;

@@ -126,14 +126,11 @@ void Formatter<Real>::code_block(BasicCache<Real>& cache, Part part, const std::
       numbers.insert(numbers.end(), of_row.begin(), of_row.end());
     }
     each_row([&](int32_t token, std::span<double> x) {
-      if (!coding_->coder().prepare(kTeam, part, token, x, work.data()))
-        refuse(RowCoder::Refusal::position, token);
+      if (!coding_->coder().prepare(kTeam, part, token, x, work.data())) refuse(RowCoder::Refusal::position, token);
     });
     if (!failure_.empty()) return;
     if (!code_matrix(part, width, numbers)) refuse(RowCoder::Refusal::range, cache.token(rows.back()));
-    each_row([&](int32_t token, std::span<double> x) {
-      coding_->coder().restore(kTeam, part, token, x, work.data());
-    });
+    each_row([&](int32_t token, std::span<double> x) { coding_->coder().restore(kTeam, part, token, x, work.data()); });
   }
   for (size_t i = 0; i < rows.size(); ++i) {
     const bool new_group = part == Part::key && int32_t(i) % kivi(part).g == 0;
@@ -274,8 +271,7 @@ int64_t Formatter<Real>::sketch_bytes_of(const HeadShape& shape, const RowCounts
   const int64_t keys = counts.rows - counts.exact_keys, values = counts.values - counts.exact_values;
   const CodedBytes both = row_bytes_of(format(), shape.dim, shape.v_dim);
   const int64_t padding = both.codes + both.scales - key.codes - key.scales - value.codes - value.scales;
-  const int64_t outlier_bytes =
-      std::max(entry_of(format().key).outlier_bytes, entry_of(format().value).outlier_bytes);
+  const int64_t outlier_bytes = std::max(entry_of(format().key).outlier_bytes, entry_of(format().value).outlier_bytes);
   return keys * key.scales + values * value.scales + std::min(keys, values) * padding +
          counts.outliers * outlier_bytes / shape.blocks + coding_->static_bytes();
 }

@@ -6,14 +6,14 @@
 
 #include "core/cache.hpp"
 #include "core/row_counts.hpp"
-#include "formats/gear_block.hpp"
 #include "formats/coded_tokens.hpp"
+#include "formats/gear_block.hpp"
 
 // Row formats (docs/configuration.md, "Row formats"): how the entries of any cache are stored. A row is exact in the
-// step in which it was written, by the engine or by a policy, unless the configuration wants it coded, and coded at that
-// step's end, after the eviction; policies then see what is read back. Rows that are due are found through the cache's
-// counts, so a step costs what it changes (kivi and gear: one look at the residual besides, and one at the cache when a
-// coded row has left it).
+// step in which it was written, by the engine or by a policy, unless the configuration wants it coded, and coded at
+// that step's end, after the eviction; policies then see what is read back. Rows that are due are found through the
+// cache's counts, so a step costs what it changes (kivi and gear: one look at the residual besides, and one at the
+// cache when a coded row has left it).
 
 namespace kvreplay {
 

@@ -16,12 +16,13 @@ CodedBytes bytes_of(const PartFormat& f, RowPart part, int32_t width) {
 }
 template <class F>
 int64_t static_bytes_of(const PartFormat& f, RowPart part, int32_t width) {
-  if constexpr (requires(const F& one) { one.static_bytes(part, width); })
-    return f.as<F>().static_bytes(part, width);
+  if constexpr (requires(const F& one) { one.static_bytes(part, width); }) return f.as<F>().static_bytes(part, width);
   return 0;
 }
 template <class F>
-constexpr bool has_own_rotation = requires(const F& one) { one.rotation(RowPart::key); };
+constexpr bool has_own_rotation = requires(const F& one) {
+  one.rotation(RowPart::key);
+};
 template <class F>
 RowRotation rotation_of_format(const PartFormat& f, RowPart part) {
   if constexpr (has_own_rotation<F>) return f.as<F>().rotation(part);

@@ -19,7 +19,7 @@ struct RowFormatEntry {
   PartFormat defaults;
   bool own_rotation = false;
   int64_t outlier_bytes = 0;  // of each number that a row stores beside its codes
-  int32_t slot = 1;  // both parts of a row together take a multiple of so many bytes
+  int32_t slot = 1;           // both parts of a row together take a multiple of so many bytes
 
   CodedBytes (*bytes)(const PartFormat&, RowPart, int32_t width) = nullptr;
   int64_t (*static_bytes)(const PartFormat&, RowPart, int32_t width) = nullptr;
@@ -48,8 +48,8 @@ int32_t rotate_block_of(const PartFormat& f, int32_t width);
 bool is_random(const PartFormat& f, RowPart part);
 bool is_random(const RowFormat& f);
 bool is_calibrated(const RowFormat& f);
-bool has_blocks(const RowFormat& f);  // a part codes several rows together
-bool has_outliers(const RowFormat& f);  // what a row takes depends on its numbers
+bool has_blocks(const RowFormat& f);      // a part codes several rows together
+bool has_outliers(const RowFormat& f);    // what a row takes depends on its numbers
 int32_t residual_of(const RowFormat& f);  // newest rows that stay exact until a block of them is coded, or 0
 bool quantises(const RowFormat& f);
 // As a layer stores its rows: source where it is skipped.

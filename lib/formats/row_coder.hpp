@@ -75,16 +75,14 @@ struct PartCoder {
 // Numbers that were coded row by row, of all kv heads.
 struct CodedNumbers {
   int64_t all = 0, clipped = 0, flushed = 0;
-  KVR_FN void add(const CodedNumbers& more) {
-    all += more.all, clipped += more.clipped, flushed += more.flushed;
-  }
+  KVR_FN void add(const CodedNumbers& more) { all += more.all, clipped += more.clipped, flushed += more.flushed; }
 };
 
 struct RowCoder {
   PartCoder key, value;
   RowProtection full_precision;
-  bool own_row = false;              // a row is coded before it is attended
-  RopeView rope;                     // of keys that are coded without it; no pairs: there is none
+  bool own_row = false;                // a row is coded before it is attended
+  RopeView rope;                       // of keys that are coded without it; no pairs: there is none
   const int32_t* positions = nullptr;  // [tokens], with rope
 
   enum class Refusal : int32_t { none, range, position };
@@ -229,9 +227,9 @@ struct RowCoder {
     const bool has_position = prepare(team, part, token, to, work);
     const CodeTally t = p.code(team, part, block, to, work);
     restore(team, part, token, to, work);
-    const Refusal why = !has_position                       ? Refusal::position
+    const Refusal why = !has_position                 ? Refusal::position
                         : t.misfits > 0 || !is_finite ? Refusal::range
-                                                            : Refusal::none;
+                                                      : Refusal::none;
     if (coded.refused == Refusal::none) coded.refused = why;
     coded.numbers.add({n, t.clipped, t.flushed});
     (part == RowPart::key ? coded.key_outliers : coded.value_outliers) += t.outliers;

@@ -12,9 +12,7 @@ struct Uniforms {
   const std::vector<double>& given;
   RngStream stream;
   uint32_t seed;
-  double operator()(int64_t i) const {
-    return given.empty() ? Rng{seed}.uniform(stream, 0, i) : given[size_t(i)];
-  }
+  double operator()(int64_t i) const { return given.empty() ? Rng{seed}.uniform(stream, 0, i) : given[size_t(i)]; }
 };
 
 // Standard normal numbers, row by row; two uniforms make two of them, the cosine first (Box and Muller).

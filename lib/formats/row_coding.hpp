@@ -19,9 +19,9 @@ class RowCoding {
  public:
   struct Stream {
     HeadShape shape{};
-    int32_t prompt = 0;                   // tokens
-    RopeView rope;                        // outlives it
-    const int32_t* positions = nullptr;   // [tokens], outlives it
+    int32_t prompt = 0;                  // tokens
+    RopeView rope;                       // outlives it
+    const int32_t* positions = nullptr;  // [tokens], outlives it
     // Row `token` of a part of a kv head, into [width].
     std::function<void(RowPart, int32_t block, int32_t token, std::span<double> row)> read;
   };

@@ -25,11 +25,11 @@ struct FormatInfo {
   const char* title;  // one line for tables
   const char* source;
   int tier;
-  const char* deviation = "";       // from the source, or ""
-  int32_t multiple_of = 1;          // what the width of a row must be a multiple of
-  bool quantises = true;            // every number is changed; else only those that do not fit
-  bool by_block = false;            // several rows are coded together
-  bool keys_pre_rope = false;       // default of `keys`
+  const char* deviation = "";  // from the source, or ""
+  int32_t multiple_of = 1;     // what the width of a row must be a multiple of
+  bool quantises = true;       // every number is changed; else only those that do not fit
+  bool by_block = false;       // several rows are coded together
+  bool keys_pre_rope = false;  // default of `keys`
   RowRotation default_rotate = RowRotation::none;
 };
 

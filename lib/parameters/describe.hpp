@@ -2,11 +2,11 @@
 #include <initializer_list>
 #include <span>
 
-#include "parameters/parameter.hpp"
 #include "core/method_info.hpp"
+#include "parameters/parameter.hpp"
 
-// declare(d) of a method or of a row format calls a function of Describe for each parameter, one line each. The default is the
-// member's initialiser.
+// declare(d) of a method or of a row format calls a function of Describe for each parameter, one line each. The default
+// is the member's initialiser.
 
 namespace kvreplay {
 

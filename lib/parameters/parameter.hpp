@@ -6,8 +6,8 @@
 
 namespace kvreplay {
 
-// A parameter of a method or of a row format, as its declare() says: it feeds the parser, the range checks, `kvreplay describe`, the
-// docs table, the sweep axes and the cell's key.
+// A parameter of a method or of a row format, as its declare() says: it feeds the parser, the range checks, `kvreplay
+// describe`, the docs table, the sweep axes and the cell's key.
 struct ParameterSpec {
   enum class Kind { integer, real, boolean, choice, layers, rows, integers, scorer, file };
   std::string name;
@@ -24,8 +24,8 @@ struct ParameterSpec {
 };
 
 // The value of a parameter in a policy's bytes, as JSON: integers, reals, booleans and words; a set of layers and
-// integers are lists of numbers; rows are "full", "decode_only" or "last:w"; a scorer is {"name": ..., its parameters}. What
-// still follows from the budget or a variant is null. A file is none of the policy's: null.
+// integers are lists of numbers; rows are "full", "decode_only" or "last:w"; a scorer is {"name": ..., its parameters}.
+// What still follows from the budget or a variant is null. A file is none of the policy's: null.
 std::string parameter_json(const ParameterSpec& spec, const std::byte* policy);
 // A value as JSON where it is not the one in `defaults`, else ""; of a scorer its name, and what of its own is not.
 std::string given_json(const ParameterSpec& spec, const std::byte* policy, const std::byte* defaults);

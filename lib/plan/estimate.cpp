@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <set>
 #include <span>
 #include <thread>
 
 #include "exact/tile.hpp"
+#include "formats/registry.hpp"
 #include "plan/estimate.hpp"
 
 // The model behind --dry-run and the ETA. A unit of work is a kv head with its group of G query heads;
@@ -20,8 +22,9 @@
 //   a cut of the prompt:        P * B * 2 d, as if each token were compared with each that stays
 //   memory of a unit:           k twice, v, the queries of a tile or of the trace, a strip for every row of a
 //                               tile, for every cache what it notes of each token and each row (the rows
-//                               themselves are those of k and v, unless a row format rewrites them), and k,
-//                               v and queries of one unit that is read ahead
+//                               themselves are those of k and v, unless a row format rewrites them: for each
+//                               cache, or once where it codes rows one by one), and k, v and queries of one
+//                               unit that is read ahead
 // The cost of a unit is spread evenly over its cells.
 
 namespace kvreplay {
@@ -55,9 +58,14 @@ double cached_rows(const Cell& cell) {
   return cell.budget.none() ? cell.extent.tokens : std::min(cell.budget.tokens, cell.extent.tokens);
 }
 
-// Rows that a row format keeps a copy of.
-double coded_rows(const Cell& cell) {
-  if (cell.options().row_format.is_source()) return 0;
+// Caches share what is read back of tokens that are coded one by one.
+bool shares_coded_rows(const Cell& cell, bool audit) {
+  const RowFormat& format = cell.options().row_format;
+  return !format.is_source() && !has_blocks(format) && !audit;
+}
+// Rows that a row format keeps a copy of, for one cache.
+double coded_rows(const Cell& cell, bool audit) {
+  if (cell.options().row_format.is_source() || shares_coded_rows(cell, audit)) return 0;
   return cell.options().phase == Phase::stream ? cached_rows(cell) : cell.extent.tokens;
 }
 
@@ -145,13 +153,22 @@ struct Unit {
         cell.options().phase == Phase::stream && !cell.budget.none() && !cell.method().info.reads_full_cache;
     const double prompt_rows = cell.variant->prompt_streams ? 0 : prompt();
     const double rows = bounded ? std::max(prompt_rows, cached_rows(cell)) : tokens();
-    const double copied = (audit ? tokens() : 0) + coded_rows(cell);
+    const double copied = (audit ? tokens() : 0) + coded_rows(cell, audit);
     const double per_token = kBytesPerToken + (cell.options().phase == Phase::stream ? kBytesPerStep : 0);
     return tokens() * per_token + rows * kBytesPerRow + copied * width() * real_bytes;
   }
+  // Row formats of which every token is read back once, for all caches.
+  double shared_formats(bool audit) const {
+    std::set<std::pair<std::string, uint32_t>> formats;
+    for (const Cell& cell : cells)
+      if (shares_coded_rows(cell, audit))
+        formats.emplace(row_format_json(cell.options().row_format), cell.seed.value_or(0));
+    return double(formats.size());
+  }
   double bytes(const RunConfig& config, double real_bytes) const {
     const double strip = tile_rows(int32_t(heads())) * heads() * tokens();
-    double total = (tensors(2) + strip) * real_bytes;
+    const double coded = tokens() * (width() + layer.head_dim) + strip;  // rows, packed keys and their strips
+    double total = (tensors(2) + strip + shared_formats(config.run.audit) * coded) * real_bytes;
     for (const Cell& cell : cells) {
       const double caches = cell.options().gqa_level == GqaLevel::query ? heads() : 1;
       total += caches * cache_bytes(cell, real_bytes, config.run.audit);

@@ -14,8 +14,8 @@ namespace kvreplay {
 template <class Real>
 class RowCodings {
  public:
-  // Both null for rows as the trace has them. format: as the layer stores its rows. Throws ConfigError where the cell's file
-  // of uniforms cannot be read.
+  // Both null for rows as the trace has them. format: as the layer stores its rows. Throws ConfigError where the cell's
+  // file of uniforms cannot be read.
   struct Shared {
     std::shared_ptr<const RowCoding> coding;
     std::shared_ptr<CodedTokens<Real>> tokens;  // null: rows are not coded one by one

@@ -55,8 +55,12 @@ std::string text_in(const json& object, const char* name) {
   return value.is_string() ? value.get<std::string>() : "";
 }
 
-// A row format is a word unless it quantises (row_format_json).
-bool is_quantised(const json& params) { return params.value("row_format", json()).is_object(); }
+// A row format is a word unless it quantises (row_format_json). Layers that are skipped store what the trace has, and a
+// row does not say how many layers the model has.
+bool is_quantised(const json& params) {
+  const json format = params.value("row_format", json());
+  return format.is_object() && !format.contains("skip_layers");
+}
 
 template <class Id>
 Id place_of(std::unordered_map<std::string, Id>& known, const std::string& name, size_t next) {

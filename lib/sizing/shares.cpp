@@ -111,8 +111,7 @@ class Solver {
     for (const auto& [layer, head] : heads) least = std::max(least, least_budget(instance, context_at(m, layer)));
     const RowFormat& format = instance.options.row_format;
     const int32_t most = run_.selection[heads.front().first].extent.tokens;
-    units_.push_back(
-        {m, seed, std::move(heads), for_all, ShareSearch(least, most, residual_of(format))});
+    units_.push_back({m, seed, std::move(heads), for_all, ShareSearch(least, most, residual_of(format))});
   }
 
   MethodContext context_at(size_t m, size_t layer) const {

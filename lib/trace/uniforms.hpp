@@ -24,8 +24,8 @@ struct UniformsRequest {
 InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::string& prompt, int32_t layer,
                                int32_t kv_head, const UniformsRequest& request);
 
-// Datasets signs, rotation and sketch at the root, those that are read, each as long as it must be. Throws ConfigError as
-// above.
+// Datasets signs, rotation and sketch at the root, those that are read, each as long as it must be. Throws ConfigError
+// as above.
 RowUniforms read_row_uniforms(const std::filesystem::path& file, const RowUniformCounts& counts);
 
 }  // namespace kvreplay

@@ -133,7 +133,7 @@ MISTAKES = {
         "list",
         None,
         2,
-        "kvreplay: error: list needs a word for what to list: methods, metrics or devices. Try "
+        "kvreplay: error: list needs a word for what to list: methods, formats, metrics or devices. Try "
         "kvreplay list methods",
     ),
 }

@@ -1,10 +1,10 @@
 #pragma once
 #include "caches/step_record.hpp"
-#include "formats/row_coder.hpp"
 #include "core/step.hpp"
 #include "device/kernels/attend_kernel.hpp"
 #include "device/kernels/block_team.hpp"
 #include "device/kernels/row_products.hpp"
+#include "formats/row_coder.hpp"
 #include "measures/row_result.hpp"
 
 // One cache that a block replays by the text of its policy (policy_kernel.hpp): arrays, where they are, and what is to

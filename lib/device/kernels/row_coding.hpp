@@ -7,7 +7,7 @@ namespace kvreplay {
 // Codes the rows of a cache that are due. A function that is never inlined: policies are many, and coders are long.
 template <Block B>
 KVR_CALLED KVR_DEVICE RowCoder::Coded code_rows_of_block(const BlockTeam<B>& team, const RowCoder& coder,
-                                                   BasicCache<float>& cache, int32_t exempt, double* scratch) {
+                                                         BasicCache<float>& cache, int32_t exempt, double* scratch) {
   return coder.code_new(team, cache, exempt, scratch);
 }
 

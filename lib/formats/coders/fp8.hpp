@@ -29,8 +29,9 @@ struct Fp8 {
       .title = kWide ? "8-bit floating point, E5M2" : "8-bit floating point, E4M3",
       .source = "vLLM fp8 and fp8_per_token_head, TensorRT-LLM, SGLang; OCP 8-bit floating point",
       .tier = 2,
-      .deviation = "`head` takes the prompt's largest number over X; vLLM's calculate_kv_scales divides by 200 and 100, "
-                   "llm-compressor calibrates on other text."};
+      .deviation =
+          "`head` takes the prompt's largest number over X; vLLM's calculate_kv_scales divides by 200 and 100, "
+          "llm-compressor calibrates on other text."};
   double scale = 1;
 
   static void declare(auto& d) {

@@ -10,9 +10,13 @@ namespace kvreplay {
 template <int kBits>
 struct Integers {
   static constexpr const char* kNames[] = {"int2", "int3", "int4", "", "", "", "int8"};
-  static constexpr const char* kTitles[] = {"2-bit integers over the range of a group", "3-bit integers over the range of a group",
-                                           "4-bit integers over the range of a group", "", "", "",
-                                           "8-bit integers over the range of a group"};
+  static constexpr const char* kTitles[] = {"2-bit integers over the range of a group",
+                                            "3-bit integers over the range of a group",
+                                            "4-bit integers over the range of a group",
+                                            "",
+                                            "",
+                                            "",
+                                            "8-bit integers over the range of a group"};
   static constexpr FormatInfo info{.name = kNames[kBits - 2],
                                    .title = kTitles[kBits - 2],
                                    .source = "asymmetric integers with float16 step and offset, as KIVI's values",

@@ -4,8 +4,8 @@
 
 namespace kvreplay {
 
-// KIVI: keys by channel in groups of g rows, values by row in groups of g channels, both with integers over the range of
-// a group. The newest keys stay exact until R of them wait, the newest R values always.
+// KIVI: keys by channel in groups of g rows, values by row in groups of g channels, both with integers over the range
+// of a group. The newest keys stay exact until R of them wait, the newest R values always.
 struct Kivi {
   static constexpr FormatInfo info{.name = "kivi",
                                    .title = "keys by channel, values by token, newest rows exact",

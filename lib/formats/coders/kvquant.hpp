@@ -7,7 +7,8 @@ namespace kvreplay {
 //  t = 1 - outliers / 200; quantiles by linear interpolation. Of each kv head and part:
 //  1. Keys, once: hi, lo = quantiles t, 1 - t of each channel over the prompt's rows from `calibrate_from` on; a number
 //     beyond them is an outlier.
-//  2. Values, for each row: the same over its channels, a number at or beyond them is an outlier; then hi, lo = extremes
+//  2. Values, for each row: the same over its channels, a number at or beyond them is an outlier; then hi, lo =
+//  extremes
 //     of the row, whose outliers count as the row's median.
 //  3. off = (hi + lo) / 2, half = (hi - lo) / 2, z = (x - off) / half; 0 where half = 0.
 //  4. Code book, once: k-means on a line over z of the prompt's other numbers.
@@ -18,8 +19,9 @@ struct KvQuant {
       .title = "keys by channel before RoPE, code books, outliers apart",
       .source = "KVQuant, arXiv 2401.18079, and its simquant_module_quantizer.py",
       .tier = 3,
-      .deviation = "constants come from the prompt itself, not from other text; k-means is not weighted by Fisher "
-                   "information; each kv head has its own code book.",
+      .deviation =
+          "constants come from the prompt itself, not from other text; k-means is not weighted by Fisher "
+          "information; each kv head has its own code book.",
       .keys_pre_rope = true};
   int32_t bits = 4;
   double outliers = 1;
@@ -28,7 +30,8 @@ struct KvQuant {
   static void declare(auto& d) {
     d.integer("bits", &KvQuant::bits, {2, 5}, "bits of a number");
     d.real("outliers", &KvQuant::outliers, {0, 20}, "per cent of numbers that are stored beside the codes");
-    d.integer("calibrate_from", &KvQuant::calibrate_from, {0, 1 << 30}, "first row of the prompt that constants are taken from");
+    d.integer("calibrate_from", &KvQuant::calibrate_from, {0, 1 << 30},
+              "first row of the prompt that constants are taken from");
   }
   CodedBytes bytes(RowPart part, int32_t width) const {
     return {bytes_of_bits(int64_t(width) * bits), part == RowPart::value ? 4 : 0};
@@ -59,8 +62,8 @@ struct KvQuant {
 
   // Of a row of values.
   struct RowRange {
-    double lo, hi;          // of the numbers that are coded
-    double below, above;    // at or beyond which a number is an outlier
+    double lo, hi;        // of the numbers that are coded
+    double below, above;  // at or beyond which a number is an outlier
     KVR_FN bool is_outlier(double x) const { return x <= below || x >= above; }
   };
   // sorted: [width] scratch.
@@ -77,8 +80,10 @@ struct KvQuant {
     RowRange r{median, median, quantile_of({sorted, size_t(n)}, 1 - t), quantile_of({sorted, size_t(n)}, t)};
     const int32_t inside = team.count(n, [&](int32_t i) { return !r.is_outlier(sorted[i]); });
     const bool some = inside < n;  // whose place the median takes
-    const double low = team.smallest(n, [&](int32_t i) { return r.is_outlier(sorted[i]) ? INFINITY : sorted[i]; }).score;
-    const double high = team.largest(n, [&](int32_t i) { return r.is_outlier(sorted[i]) ? -INFINITY : sorted[i]; }).score;
+    const double low =
+        team.smallest(n, [&](int32_t i) { return r.is_outlier(sorted[i]) ? INFINITY : sorted[i]; }).score;
+    const double high =
+        team.largest(n, [&](int32_t i) { return r.is_outlier(sorted[i]) ? -INFINITY : sorted[i]; }).score;
     r.lo = some && median < low ? median : low, r.hi = some && median > high ? median : high;
     if (inside == 0) r.lo = r.hi = median;
     return r;

@@ -42,7 +42,8 @@ struct LlamaSymmetric {
       .title = kBits == 4 ? "4-bit in blocks of 32, by the largest" : "5-bit in blocks of 32, by the largest",
       .source = "llama.cpp, ggml-quants.c",
       .tier = 2,
-      .deviation = "llama.cpp rotates every quantised cache whose heads are a multiple of 64 wide: add `rotate: hadamard`.",
+      .deviation =
+          "llama.cpp rotates every quantised cache whose heads are a multiple of 64 wide: add `rotate: hadamard`.",
       .multiple_of = kLlamaBlock};
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart, int32_t width) { return {width * kBits / 8, 2 * (width / kLlamaBlock)}; }
@@ -77,7 +78,8 @@ struct LlamaAsymmetric {
       .title = kBits == 4 ? "4-bit in blocks of 32, with an offset" : "5-bit in blocks of 32, with an offset",
       .source = "llama.cpp, ggml-quants.c",
       .tier = 2,
-      .deviation = "llama.cpp rotates every quantised cache whose heads are a multiple of 64 wide: add `rotate: hadamard`.",
+      .deviation =
+          "llama.cpp rotates every quantised cache whose heads are a multiple of 64 wide: add `rotate: hadamard`.",
       .multiple_of = kLlamaBlock};
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart, int32_t width) { return {width * kBits / 8, 4 * (width / kLlamaBlock)}; }

@@ -34,8 +34,9 @@ struct MxFp4 {
                                    .title = "4-bit floating point, blocks share a power of two",
                                    .source = "OCP Microscaling 1.0; ggml MXFP4, SGLang fp4_mx_block16",
                                    .tier = 2,
-                                   .deviation = "ggml takes the smaller magnitude in ties; SGLang is `block: 16, "
-                                                "scale_rounding: ceil`."};
+                                   .deviation =
+                                       "ggml takes the smaller magnitude in ties; SGLang is `block: 16, "
+                                       "scale_rounding: ceil`."};
   int32_t block = 32;
   MxRounding scale_rounding = MxRounding::floor;
 

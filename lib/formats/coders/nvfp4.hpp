@@ -16,8 +16,9 @@ struct NvFp4 {
       .title = "4-bit floating point, scales of 16 numbers in E4M3",
       .source = "vLLM nvfp4 and nvfp4_4over6, TensorRT-LLM, ggml NVFP4",
       .tier = 2,
-      .deviation = "vLLM divides by approximate reciprocals. With scale 1 a block whose largest number is at most "
-                   "6 * 2^-10 reads back as 0.",
+      .deviation =
+          "vLLM divides by approximate reciprocals. With scale 1 a block whose largest number is at most "
+          "6 * 2^-10 reads back as 0.",
       .multiple_of = kBlock};
   double scale = 1;
   Search search = Search::max;

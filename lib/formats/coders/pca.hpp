@@ -15,15 +15,17 @@ struct Pca {
       .title = "principal components, bits by variance",
       .source = "KVTC, arXiv 2511.01815, simplified",
       .tier = 3,
-      .deviation = "one basis for each kv head from the prompt itself, no entropy coding. The basis is charged as "
-                   "float16 and used unrounded.",
+      .deviation =
+          "one basis for each kv head from the prompt itself, no entropy coding. The basis is charged as "
+          "float16 and used unrounded.",
       .keys_pre_rope = true};
   int32_t bits = 2;
   int32_t calibrate_from = 4;
 
   static void declare(auto& d) {
     d.integer("bits", &Pca::bits, {1, kMostBits}, "bits of a number on average");
-    d.integer("calibrate_from", &Pca::calibrate_from, {0, 1 << 30}, "first row of the prompt that the basis is taken from");
+    d.integer("calibrate_from", &Pca::calibrate_from, {0, 1 << 30},
+              "first row of the prompt that the basis is taken from");
   }
   CodedBytes bytes(RowPart, int32_t width) const { return {bytes_of_bits(int64_t(width) * bits), 0}; }
   static int64_t static_bytes(RowPart, int32_t width) { return 2 * (int64_t(width) * width + 2 * width) + width; }
@@ -36,7 +38,8 @@ struct Pca {
   template <Team T>
   KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
     const int32_t n = row.width();
-    const double *const mean = row.calibrated, *const root = mean + n, *const depth = root + n, *const basis = depth + n;
+    const double *const mean = row.calibrated, *const root = mean + n, *const depth = root + n,
+                        *const basis = depth + n;
     double* const component = row.work;
     team.each(n, [&](int32_t i) { row.x[size_t(i)] -= mean[i]; });
     team.each(n, [&](int32_t j) {

@@ -5,11 +5,8 @@ namespace kvreplay {
 
 // Numbers as the trace has them: nothing is coded, and bytes follow from the trace.
 struct SourceRows {
-  static constexpr FormatInfo info{.name = "source",
-                                   .title = "as the trace has it",
-                                   .source = "",
-                                   .tier = 1,
-                                   .quantises = false};
+  static constexpr FormatInfo info{
+      .name = "source", .title = "as the trace has it", .source = "", .tier = 1, .quantises = false};
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart, int32_t) { return {}; }
   template <Team T>

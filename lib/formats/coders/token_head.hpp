@@ -7,10 +7,8 @@ namespace kvreplay {
 
 // int8: s = float32(max(largest |x| / 127, 1e-6)), code = half_even(clip(x / s, -128, 127)).
 struct Int8TokenHead {
-  static constexpr FormatInfo info{.name = "int8_token_head",
-                                   .title = "8-bit, one scale a row",
-                                   .source = "vLLM int8_per_token_head",
-                                   .tier = 3};
+  static constexpr FormatInfo info{
+      .name = "int8_token_head", .title = "8-bit, one scale a row", .source = "vLLM int8_per_token_head", .tier = 3};
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart, int32_t width) { return {width, 4}; }
   template <Team T>
@@ -35,8 +33,9 @@ struct Int4TokenHead {
                                    .title = "4-bit, one scale a row that holds its zero",
                                    .source = "vLLM, triton_turboquant and int4_per_token_head",
                                    .tier = 3,
-                                   .deviation = "where all numbers of a row have one sign, the zero is clipped and the "
-                                                "far end is lost, as published.",
+                                   .deviation =
+                                       "where all numbers of a row have one sign, the zero is clipped and the "
+                                       "far end is lost, as published.",
                                    .default_rotate = RowRotation::hadamard_signed};
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart, int32_t width) { return {bytes_of_bits(4 * int64_t(width)), 4}; }

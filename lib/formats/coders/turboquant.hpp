@@ -88,7 +88,8 @@ struct TqProd {
   static void declare(auto& d) {
     d.integer("bits", &TqProd::bits, {2, 5}, "bits of a number, the sign of the sketch included");
     d.choice("rotation", &TqProd::rotation_kind, {"haar", "hadamard", "hadamard_signed"}, "of rows, before coding");
-    d.choice("codebook", &TqProd::codebook, {"beta", "gauss"}, "density of a rotated number, exact or for large widths");
+    d.choice("codebook", &TqProd::codebook, {"beta", "gauss"},
+             "density of a rotated number, exact or for large widths");
   }
   CodedBytes bytes(RowPart, int32_t width) const {
     return {bytes_of_bits(int64_t(width) * (bits - 1)) + bytes_of_bits(width), 4};
@@ -138,8 +139,9 @@ struct TurboQuant {
                                  : "rotated 3-bit keys, 3-bit values",
       .source = "vLLM, vllm/model_executor/layers/quantization/turboquant, PR 38479",
       .tier = 2,
-      .deviation = "vLLM's levels are up to 0.0017 off, and it takes widths that are powers of two only; it adds "
-                   "`skip_layers: [0, 1, -2, -1]` and `own_row: coded`, which the words do not imply."};
+      .deviation =
+          "vLLM's levels are up to 0.0017 off, and it takes widths that are powers of two only; it adds "
+          "`skip_layers: [0, 1, -2, -1]` and `own_row: coded`, which the words do not imply."};
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart part, int32_t width) {
     if (part == RowPart::value) return {bytes_of_bits(int64_t(width) * kValueBits), 4};

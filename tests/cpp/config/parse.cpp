@@ -1,7 +1,7 @@
 #include <catch2/catch.hpp>
 
-#include "formats/registry.hpp"
 #include "config/stub.hpp"
+#include "formats/registry.hpp"
 
 // What a good configuration becomes.
 

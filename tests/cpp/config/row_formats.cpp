@@ -103,5 +103,6 @@ TEST_CASE("A layer that cannot store rows so says why", "[row_format]") {
 TEST_CASE("Layers that are skipped count from either end of the model", "[row_format]") {
   const RowFormat f = read("{name: int4, skip_layers: [0, 1, -2, -1]}");
   for (const int32_t layer : {0, 1, 28, 29}) CHECK(at_layer(f, layer, 30).is_source());
-  for (const int32_t layer : {2, 15, 27}) CHECK(row_format_json(at_layer(f, layer, 30)) == row_format_json(read("int4")));
+  for (const int32_t layer : {2, 15, 27})
+    CHECK(row_format_json(at_layer(f, layer, 30)) == row_format_json(read("int4")));
 }

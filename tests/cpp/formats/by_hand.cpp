@@ -40,13 +40,13 @@ struct Shelf {
   BasicCache<double> cache;
   Formatter<double> formatter;
   Shelf(const RowFormat& format, HeadShape shape, std::vector<double> keys, std::vector<double> values,
-        bool split = false)
-{
+        bool split = false) {
     stream.shape = shape;
     stream.keys = std::move(keys);
     stream.values = std::move(values);
     stream.tokens = int32_t(stream.keys.size()) / (shape.dim * shape.blocks);
-    formatter = Formatter<double>(std::make_shared<RowCoding>(format, RowCoding::Stream{shape, 0, {}, nullptr, {}}, RowUniforms{}), 2, split);
+    formatter = Formatter<double>(
+        std::make_shared<RowCoding>(format, RowCoding::Stream{shape, 0, {}, nullptr, {}}, RowUniforms{}), 2, split);
     memory.allocate(stream, shape, {.weights = split, .split = split, .own_rows = stream.tokens + 1, .coded = true},
                     stream.tokens, false);
     cache = BasicCache<double>(memory.storage());

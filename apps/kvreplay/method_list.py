@@ -32,9 +32,9 @@ def formats() -> list[str]:
 
 
 def describe(name: Any) -> Description:
-    """A method or a row format: title, source, phases, parameters with defaults and ranges, what it is charged
-    for, where it differs from its source; also of a scorer or Policy of your own. Raises ConfigError where there
-    is none of that name, with what is near."""
+    """A method or a row format: title, source, phases, parameters with defaults and ranges, what it is
+    charged for, where it differs from its source; also of a scorer or Policy of your own. Raises
+    ConfigError where there is none of that name, with what is near."""
     if isinstance(name, str) and name in _engine.format_names():
         return Description(json.loads(_engine.format_json(name)), _engine.format_text(name))
     if name not in _engine.method_names():

@@ -54,8 +54,7 @@ Lines facts(const RowFormatEntry& format) {
 std::string row_bytes_text(const RowFormatEntry& format, int32_t width) {
   if (format.which == 0) return "as the trace";
   const double bytes = row_bytes(both(format), width, width, 2);
-  const std::string outliers = format.outlier_bytes > 0 ? " and outliers" : "";
-  return (bytes == double(int64_t(bytes)) ? std::to_string(int64_t(bytes)) : fmt::format("{:.1f}", bytes)) + outliers;
+  return bytes == double(int64_t(bytes)) ? std::to_string(int64_t(bytes)) : fmt::format("{:.1f}", bytes);
 }
 
 std::string format_json(const RowFormatEntry& format) {

@@ -225,7 +225,7 @@ void CacheReplay<Real>::leave(int32_t t, int32_t evicted) {
 // C_t stands: its newest row is exact, unless the row format wants it coded.
 template <class Real>
 void CacheReplay<Real>::open_step(int32_t t) {
-  formatter_.code_own(cache_);
+  if (t >= stream_.prompt) formatter_.code_own(cache_);  // the prompt is exact in itself
   if (t >= stream_.prompt) keeper_.attended(cache_.size(), formatter_.payload(cache_), !setup_.method.chooses());
 }
 

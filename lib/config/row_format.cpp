@@ -11,7 +11,7 @@
 namespace kvreplay {
 namespace {
 
-constexpr int32_t kMostLayers = 4096;
+constexpr int32_t kMostLayers = 4096, kMostWidth = 8191;
 const std::vector<std::string> kBesideParts = {"rotate",         "rotate_block", "keys",
                                                "full_precision", "skip_layers",  "own_row"};
 const std::vector<std::string> kRotations = {"none", "hadamard", "hadamard_signed", "haar"};
@@ -66,44 +66,68 @@ class Reader {
     keys.emplace_back("name");
     const Section section = parameters(item, *both, keys, format.key);
     std::copy_n(format.key.parameters, PartFormat::kMostBytes, format.value.parameters);
-    read_beside(section, format, true, true);
+    const Asked asked = asked_in(section);
+    rotate(asked, *both, format.key), rotate(asked, *both, format.value);
+    unrotate_keys(asked.keys, format.key);
+    read_beside(section, format);
   }
 
   void read_parts(const Node& item, RowFormat& format) {
     std::vector<std::string> keys = kBesideParts;
     keys.insert(keys.end(), {"key", "value"});
     const Section section(&item, "row_format", keys, problems_);
-    if (const Node* key = section.find("key")) format.key = read_part(*key, RowPart::key);
-    if (const Node* value = section.find("value")) format.value = read_part(*value, RowPart::value);
-    // What a part says itself holds for it.
-    const auto says = [&](const char* part) {
-      const Node* of = section.find(part);
-      return of != nullptr && of->kind == Node::Kind::map && of->find("rotate") != nullptr;
-    };
-    read_beside(section, format, !says("key"), !says("value"));
+    const Asked shared = asked_in(section);
+    const bool keys_take = read_part(section.find("key"), RowPart::key, shared, format.key);
+    const bool values_take = read_part(section.find("value"), RowPart::value, shared, format.value);
+    if (shared.rotate != nullptr && is_rotation(*shared.rotate) && !keys_take && !values_take)
+      problems_.error(shared.rotate->mark, "no part takes this rotation: leave out rotate");
+    read_beside(section, format);
   }
 
-  PartFormat read_part(const Node& item, RowPart part) {
-    const Node* name = item.kind == Node::Kind::map ? item.find("name") : &item;
-    if (name == nullptr) {
-      must_be(problems_, item, "row_format", "a word, or a map with a name: {name: int4, group: 32}");
-      return {};
+  // What may stand inside a part, or beside the parts for both; null: not said.
+  struct Asked {
+    const Node *rotate = nullptr, *block = nullptr, *keys = nullptr;
+  };
+  static Asked asked_in(const Section& section) {
+    return {section.find("rotate"), section.find("rotate_block"), section.find("keys")};
+  }
+  static bool is_rotation(const Node& node) { return node.text != kRotations.front(); }
+
+  // item: null for a part that stays at source. What it says itself goes before what is said for both. Returns whether
+  // it takes a shared rotation.
+  bool read_part(const Node* item, RowPart part, const Asked& shared, PartFormat& format) {
+    Asked asked = shared;
+    if (item != nullptr) {
+      const Node* name = item->kind == Node::Kind::map ? item->find("name") : item;
+      if (name == nullptr) {
+        must_be(problems_, *item, "row_format", "a word, or a map with a name: {name: int4, group: 32}");
+        return true;
+      }
+      const auto read = named(*name);
+      if (!read) return true;
+      format = *read;
+      if (item->kind == Node::Kind::map) asked = read_own(*item, part, shared, format);
     }
-    const auto read = named(*name);
-    if (!read) return {};
-    PartFormat format = *read;
-    if (part == RowPart::value) format.pre_rope = false;
-    if (item.kind != Node::Kind::map) return format;
+    const RowFormatEntry& entry = entry_of(format);
+    const bool by_channel = part == RowPart::key && entry.info.by_block;
+    const bool is_shared = asked.rotate == shared.rotate;
+    const bool takes = !format.is_source() && !by_channel;
+    if (takes || !is_shared) rotate(asked, format, format);
+    if (by_channel && !is_shared && is_rotation(*asked.rotate))
+      problems_.error(asked.rotate->mark,
+                      fmt::format("keys of {} share a step by channel, which a rotation mixes: rotate values alone",
+                                  entry.info.name));
+    if (part == RowPart::key) unrotate_keys(asked.keys, format);
+    else format.pre_rope = false;
+    return takes;
+  }
+  Asked read_own(const Node& item, RowPart part, const Asked& shared, PartFormat& format) {
     std::vector<std::string> keys = {"name", "rotate", "rotate_block"};
     if (part == RowPart::key) keys.emplace_back("keys");
     const Section section = parameters(item, format, keys, format);
-    read_rotation(section, format);
-    if (part == RowPart::key) read_keys(section, format);
-    if (section.find("rotate") != nullptr && part == RowPart::key && entry_of(format).info.by_block)
-      problems_.error(section.find("rotate")->mark,
-                      fmt::format("keys of {} share a step by channel, which a rotation mixes: rotate values alone",
-                                  entry_of(format).info.name));
-    return format;
+    const Asked own = asked_in(section);
+    return {own.rotate != nullptr ? own.rotate : shared.rotate, own.block != nullptr ? own.block : shared.block,
+            own.keys != nullptr ? own.keys : shared.keys};
   }
 
   // The parameters of a format, beside other keys.
@@ -125,36 +149,37 @@ class Reader {
     return section;
   }
 
-  void read_rotation(const Section& section, PartFormat& format) {
-    const Node* rotate = section.find("rotate");
-    const char* name = entry_of(format).info.name;
-    if (rotate != nullptr)
-      if (const auto word = read_word(problems_, *rotate, "rotate", kRotations)) {
+  // of: the format that is asked, for its name.
+  void rotate(const Asked& asked, const PartFormat& of, PartFormat& format) {
+    const RowFormatEntry& entry = entry_of(of);
+    if (asked.rotate != nullptr)
+      if (const auto word = read_word(problems_, *asked.rotate, "rotate", kRotations)) {
         format.rotate = RowRotation(std::find(kRotations.begin(), kRotations.end(), *word) - kRotations.begin());
-        if (format.rotate != RowRotation::none && entry_of(format).own_rotation)
-          problems_.error(rotate->mark, fmt::format("{} has a rotation of its own: leave out rotate", name));
-        if (format.rotate != RowRotation::none && format.is_source())
-          problems_.error(rotate->mark, "rows that are stored as they are need no rotation: leave out rotate");
+        if (format.rotate != RowRotation::none && entry.own_rotation)
+          problems_.error(asked.rotate->mark,
+                          fmt::format("{} has a rotation of its own: leave out rotate", entry.info.name));
+        if (format.rotate != RowRotation::none && of.is_source())
+          problems_.error(asked.rotate->mark, "rows that are stored as they are need no rotation: leave out rotate");
       }
-    const Node* block = section.find("rotate_block");
-    if (block == nullptr) return;
-    const auto size = read_integer(problems_, *block, "rotate_block", {2, 1 << 16});
-    if (size && (*size & (*size - 1)) != 0) must_be(problems_, *block, "rotate_block", "a power of two");
-    else if (size && format.rotate != RowRotation::hadamard && format.rotate != RowRotation::hadamard_signed)
-      problems_.error(block->mark,
+    if (asked.block == nullptr) return;
+    const auto size = read_integer(problems_, *asked.block, "rotate_block", {2, 1 << 16});
+    const bool hadamard = format.rotate == RowRotation::hadamard || format.rotate == RowRotation::hadamard_signed;
+    if (size && (*size & (*size - 1)) != 0) must_be(problems_, *asked.block, "rotate_block", "a power of two");
+    else if (size && !hadamard)
+      problems_.error(asked.block->mark,
                       "rotate_block is the size of a Hadamard matrix: add rotate: hadamard, or leave it out");
     else if (size) format.rotate_block = int32_t(*size);
   }
-  void read_keys(const Section& section, PartFormat& format) {
-    if (const Node* keys = section.find("keys"))
-      if (const auto word = read_word(problems_, *keys, "keys", {"post_rope", "pre_rope"}))
-        format.pre_rope = *word == "pre_rope";
+  void unrotate_keys(const Node* keys, PartFormat& format) {
+    if (keys == nullptr) return;
+    const auto word = read_word(problems_, *keys, "keys", {"post_rope", "pre_rope"});
+    if (!word) return;
+    format.pre_rope = *word == "pre_rope";
+    if (format.pre_rope && format.is_source())
+      problems_.error(keys->mark, "keys that are stored as they are keep their rotary embedding: leave out keys");
   }
 
-  void read_beside(const Section& section, RowFormat& format, bool rotates_keys, bool rotates_values) {
-    if (rotates_keys && !format.key.is_source()) read_rotation(section, format.key);
-    if (rotates_values && !format.value.is_source()) read_rotation(section, format.value);
-    read_keys(section, format.key);
+  void read_beside(const Section& section, RowFormat& format) {
     if (const Node* protection = section.find("full_precision")) {
       const Section of(protection, "full_precision", {"sinks", "recent"}, problems_);
       const auto whole = [&](const char* key, double least, int32_t& to) {
@@ -177,7 +202,9 @@ class Reader {
     for (const Node& item : layers->items)
       if (const auto layer = read_integer(problems_, item, "skip_layers", {-kMostLayers, kMostLayers}))
         format.skip_layers.push_back(int32_t(*layer));
-    std::sort(format.skip_layers.begin(), format.skip_layers.end());
+    auto& skipped = format.skip_layers;
+    std::sort(skipped.begin(), skipped.end());
+    skipped.erase(std::unique(skipped.begin(), skipped.end()), skipped.end());
   }
 
   static std::string senseless(const RowFormat& f) {
@@ -199,6 +226,8 @@ class Reader {
 std::string why_not_part(const PartFormat& f, RowPart part, int32_t width) {
   const RowFormatEntry& entry = entry_of(f);
   const char* of = part == RowPart::key ? "keys" : "values";
+  if (!f.is_source() && width > kMostWidth)
+    return fmt::format("{} of {} numbers are more than the {} that a row format codes", of, width, kMostWidth);
   if (width % entry.info.multiple_of != 0)
     return fmt::format("{} takes rows in blocks of {} numbers, and {} have {}: take another format", entry.info.name,
                        entry.info.multiple_of, of, width);

@@ -272,7 +272,7 @@ class Selection {
                       const SelectedLayer& selected) {
     const std::vector<RngArray> arrays = method.rng_arrays();
     const RowFormat format = row_format_at(method, instance.options);
-    if (is_random(instance.options.row_format)) check_row_uniforms(instance, format, prompt.layers[selected.layer]);
+    if (may_draw(instance.options.row_format)) check_row_uniforms(instance, format, prompt.layers[selected.layer]);
     else if (arrays.empty())
       return problems_.error(instance.mark, fmt::format("{} draws nothing with these parameters: remove uniforms",
                                                         instance.method().info.name));

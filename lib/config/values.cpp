@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 
@@ -214,6 +215,11 @@ std::optional<std::string> read_parameter(Problems& problems, const Node& node, 
   const bool word = node.kind == Node::Kind::scalar && (spec.kind == Kind::integer || spec.kind == Kind::real) &&
                     std::find(spec.choices.begin(), spec.choices.end(), node.text) != spec.choices.end();
   if (word) return json_of(node.text);
+  const bool letters = node.kind == Node::Kind::scalar && !node.text.empty() && std::isalpha(node.text.front()) != 0;
+  if (letters && (spec.kind == Kind::integer || spec.kind == Kind::real) && !spec.choices.empty()) {
+    must_be(problems, node, spec.name, fmt::format("a number, or {}", join(spec.choices, " or ")));
+    return std::nullopt;
+  }
   const auto json = [](const auto& value) {
     return value ? std::optional<std::string>(json_of(*value)) : std::nullopt;
   };

@@ -28,7 +28,7 @@ class CodedTokens {
 
   const Real* keys() const { return keys_.data(); }
   const Real* values() const { return values_.data(); }
-  const RowCoder::CodedRowOf& of(int32_t token) {
+  const RowCoder::RowOutcome& of(int32_t token) {
     if (done_[size_t(token)] == 0) code(token);
     return coded_[size_t(token)];
   }
@@ -62,7 +62,7 @@ class CodedTokens {
   const Real *recorded_keys_, *recorded_values_;
   std::vector<Real> keys_, values_;
   std::vector<double> scratch_;
-  std::vector<RowCoder::CodedRowOf> coded_;
+  std::vector<RowCoder::RowOutcome> coded_;
   std::vector<uint8_t> done_;
 };
 

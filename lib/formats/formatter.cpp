@@ -20,7 +20,7 @@ struct KnownRows {
   CodedTokens<Real>* tokens;
   bool code(const SerialTeam& team, BasicCache<Real>& cache, int32_t row, RowCoder::Coded& all) const {
     if (tokens == nullptr || !cache.refers(row)) return false;
-    const RowCoder::CodedRowOf& known = tokens->of(cache.token(row));
+    const RowCoder::RowOutcome& known = tokens->of(cache.token(row));
     cache.set_coding(team, row, coder.coding_of(known, cache.coding(row)));
     all.add(known, cache.token(row));
     return true;
@@ -74,38 +74,29 @@ void Formatter<Real>::code_rows(BasicCache<Real>& cache, int32_t exempt) {
 // wait, they are coded together, oldest first.
 template <class Real>
 void Formatter<Real>::code_keys(BasicCache<Real>& cache) {
-  const RowCoder& coder = coding_->coder();
+  const int32_t R = kivi(Part::key).R;
+  if (cache.size() - cache.coded_keys() < R) return;
   std::vector<int32_t> rows;
-  int32_t waiting = cache.size() - cache.coded_keys();
-  for (int32_t row = 0; row < cache.size() && row < coder.full_precision.sinks; ++row)
-    waiting -= cache.coding(row).key_exact() && coder.is_sink(cache.token(row)) ? 1 : 0;
-  const int32_t due = waiting - waiting % kivi(Part::key).R;
-  for (int32_t row = 0; int32_t(rows.size()) < due; ++row)
-    if (cache.coding(row).key_exact() && !coder.is_sink(cache.token(row))) rows.push_back(row);
-  if (due == 0) return;
-  code_block(cache, Part::key, rows);
+  for (int32_t row = 0; row < cache.size(); ++row)
+    if (cache.coding(row).key_exact() && !coding_->coder().is_sink(cache.token(row))) rows.push_back(row);
+  rows.resize(rows.size() - rows.size() % size_t(R));
+  if (!rows.empty()) code_block(cache, Part::key, rows);
 }
 
 // Every value behind the newest R is coded.
 template <class Real>
 void Formatter<Real>::code_values(BasicCache<Real>& cache) {
-  const RowCoder& coder = coding_->coder();
-  const auto exact = [&](int32_t row) {
-    return stores_value(cache, row) && cache.coding(row).value_exact() && !coder.is_sink(cache.token(row));
-  };
-  int32_t due = counts_of(cache).exact_values, row = cache.size() - 1;
-  for (int32_t i = 0; i < cache.size() && i < coder.full_precision.sinks; ++i)
-    due -= coder.is_sink(cache.token(i)) && stores_value(cache, i) && cache.coding(i).value_exact() ? 1 : 0;
-  for (int32_t newest = kivi(Part::value).R; row >= 0 && newest > 0; --row) {
-    newest -= stores_value(cache, row) ? 1 : 0;
-    due -= exact(row) ? 1 : 0;
-  }
-  if (due == 0) return;
   std::vector<int32_t> rows;
-  for (; int32_t(rows.size()) < due; --row)
-    if (exact(row)) rows.push_back(row);
+  int32_t newest = kivi(Part::value).R, exact = counts_of(cache).exact_values;
+  for (int32_t row = cache.size() - 1; row >= 0 && exact > 0; --row) {
+    if (!stores_value(cache, row)) continue;
+    const bool is_exact = cache.coding(row).value_exact();
+    exact -= is_exact ? 1 : 0;
+    if (newest > 0) --newest;
+    else if (is_exact && !coding_->coder().is_sink(cache.token(row))) rows.push_back(row);
+  }
   std::reverse(rows.begin(), rows.end());
-  code_block(cache, Part::value, rows);
+  if (!rows.empty()) code_block(cache, Part::value, rows);
 }
 
 template <class Real>

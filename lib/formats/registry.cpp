@@ -41,6 +41,12 @@ bool is_calibrated_of(const PartFormat& f) {
   return false;
 }
 template <class F>
+double expected_outliers_of(const PartFormat& f, RowPart part, int32_t width) {
+  if constexpr (requires(const F& one) { one.expected_outliers(part, width); })
+    return f.as<F>().expected_outliers(part, width);
+  return 0;
+}
+template <class F>
 std::vector<double> tables_of(const PartFormat& f, RowPart part, int32_t width) {
   if constexpr (requires(const F& one) { one.tables(part, width); }) return f.as<F>().tables(part, width);
   return {};
@@ -65,6 +71,7 @@ RowFormatEntry entry() {
   Describe<F> d(describer, e.defaults.as<F>(), e.defaults.parameters);
   F::declare(d);
   e.parameters = describer.take();
+  e.expected_outliers = expected_outliers_of<F>;
   e.bytes = bytes_of<F>, e.static_bytes = static_bytes_of<F>, e.rotation = rotation_of_format<F>;
   e.sketches = sketches_of<F>, e.is_calibrated = is_calibrated_of<F>;
   e.tables = tables_of<F>, e.calibrate = calibrate_of<F>;
@@ -150,6 +157,13 @@ bool is_random(const PartFormat& f, RowPart part) {
   return r == RowRotation::hadamard_signed || r == RowRotation::haar || entry_of(f).sketches(f);
 }
 bool is_random(const RowFormat& f) { return is_random(f.key, RowPart::key) || is_random(f.value, RowPart::value); }
+bool may_draw(const RowFormat& f) {
+  const auto may = [](const PartFormat& part) {
+    const RowFormatEntry& entry = entry_of(part);
+    return entry.own_rotation || entry.info.default_rotate != RowRotation::none;
+  };
+  return is_random(f) || may(f.key) || may(f.value);
+}
 bool is_calibrated(const RowFormat& f) {
   return entry_of(f.key).is_calibrated(f.key) || entry_of(f.value).is_calibrated(f.value);
 }
@@ -188,6 +202,7 @@ double row_bytes(const RowFormat& f, int32_t dim, int32_t v_dim, int32_t source_
   const auto add = [&](const PartFormat& part, RowPart which, int32_t width) {
     const RowFormatEntry& entry = entry_of(part);
     if (part.is_source()) bytes += double(width) * source_bytes;
+    bytes += double(entry.outlier_bytes) * entry.expected_outliers(part, which, width);
     if (!entry.info.by_block) return;
     const Kivi& kivi = part.as<Kivi>();
     if (which == RowPart::key) bytes += 4.0 * width / kivi.g;

@@ -23,6 +23,8 @@ struct RowFormatEntry {
 
   CodedBytes (*bytes)(const PartFormat&, RowPart, int32_t width) = nullptr;
   int64_t (*static_bytes)(const PartFormat&, RowPart, int32_t width) = nullptr;
+  // Numbers that a row stores beside its codes, on average.
+  double (*expected_outliers)(const PartFormat&, RowPart, int32_t width) = nullptr;
   RowRotation (*rotation)(const PartFormat&, RowPart) = nullptr;  // its own or the configuration's
   bool (*sketches)(const PartFormat&) = nullptr;
   bool (*is_calibrated)(const PartFormat&) = nullptr;
@@ -47,6 +49,7 @@ int32_t rotate_block_of(const PartFormat& f, int32_t width);
 // Whether what is read back depends on random numbers.
 bool is_random(const PartFormat& f, RowPart part);
 bool is_random(const RowFormat& f);
+bool may_draw(const RowFormat& f);  // with these or other parameters
 bool is_calibrated(const RowFormat& f);
 bool has_blocks(const RowFormat& f);      // a part codes several rows together
 bool has_outliers(const RowFormat& f);    // what a row takes depends on its numbers

@@ -87,7 +87,7 @@ struct RowCoder {
 
   enum class Refusal : int32_t { none, range, position };
   // What came of one row.
-  struct CodedRowOf {
+  struct RowOutcome {
     bool changes = false;
     int32_t key_outliers = 0, value_outliers = 0;
     Refusal refused = Refusal::none;
@@ -98,7 +98,7 @@ struct RowCoder {
     CodedNumbers numbers;
     Refusal refused = Refusal::none;  // of the first row that cannot be coded
     int32_t token = 0;                // its token; negative: merged from several
-    KVR_FN void add(const CodedRowOf& row, int32_t of_token) {
+    KVR_FN void add(const RowOutcome& row, int32_t of_token) {
       changed += row.changes ? 1 : 0;
       numbers.add(row.numbers);
       if (refused == Refusal::none && row.refused != Refusal::none) refused = row.refused, token = of_token;
@@ -138,16 +138,16 @@ struct RowCoder {
   }
 
   // How a cache marks a row of which so much came.
-  KVR_FN Coding coding_of(const CodedRowOf& coded, const Coding& before) const {
+  KVR_FN Coding coding_of(const RowOutcome& coded, const Coding& before) const {
     return {key.by_row ? coded.key_outliers : before.key, value.by_row ? coded.value_outliers : before.value};
   }
   // What is read back of a row of a token, key(block) and value(block), into scratch: keys [blocks, dim], then values
   // [blocks, v_dim].
   template <Team T, class K, class V>
-  KVR_FN CodedRowOf code_numbers(const T& team, const HeadShape& s, int32_t token, K of_key, V of_value,
+  KVR_FN RowOutcome code_numbers(const T& team, const HeadShape& s, int32_t token, K of_key, V of_value,
                                  double* scratch) const {
     double *const keys = scratch, *const values = keys + s.blocks * s.dim, *const work = values + s.blocks * s.v_dim;
-    CodedRowOf coded;
+    RowOutcome coded;
     for (int32_t b = 0; b < s.blocks; ++b) {
       code_part(team, RowPart::key, b, token, of_key(b), {keys + b * s.dim, size_t(s.dim)}, work, coded);
       code_part(team, RowPart::value, b, token, of_value(b), {values + b * s.v_dim, size_t(s.v_dim)}, work, coded);
@@ -162,7 +162,8 @@ struct RowCoder {
     const auto of = [](bool counts, int32_t coded) { return counts && coded != Coding::kExact ? coded : 0; };
     return int32_t(team.sum(cache.size(), [&](int32_t i) {
       const Coding c = cache.coding(i);
-      return double(of(key.has_outliers, c.key) + of(value.has_outliers, c.value));
+      const bool stores_value = cache.num(i) != 0;
+      return double(of(key.has_outliers, c.key) + of(value.has_outliers && stores_value, c.value));
     }));
   }
 
@@ -203,7 +204,7 @@ struct RowCoder {
   template <Team T, class Real>
   KVR_FN void code(const T& team, BasicCache<Real>& cache, int32_t row, double* scratch, Coded& all) const {
     const HeadShape s = cache.shape();
-    const CodedRowOf coded = code_numbers(
+    const RowOutcome coded = code_numbers(
         team, s, cache.token(row), [&](int32_t b) { return cache.key(row, b); },
         [&](int32_t b) { return cache.value(row, b); }, scratch);
     const Coding before = cache.coding(row);
@@ -218,7 +219,7 @@ struct RowCoder {
   // What is read back of `numbers` goes to `to`.
   template <Team T, class Real>
   KVR_FN void code_part(const T& team, RowPart part, int32_t block, int32_t token, std::span<const Real> numbers,
-                        std::span<double> to, double* work, CodedRowOf& coded) const {
+                        std::span<double> to, double* work, RowOutcome& coded) const {
     const PartCoder& p = part == RowPart::key ? key : value;
     const int32_t n = int32_t(numbers.size());
     team.each(n, [&](int32_t i) { to[size_t(i)] = double(numbers[size_t(i)]); });

@@ -17,6 +17,8 @@
 //   tables(part, width)                 numbers that code() looks up, whatever the trace (code books)
 //   is_calibrated(), calibrate(part, width, rows)   numbers that it takes from a prompt, once for each kv head
 //   sketches()                          code() reads a Gaussian matrix
+//   kOutlierBytes, expected_outliers(part, width)   of each number that is stored beside the codes, and how many are
+//   kSlot                               both parts of a row together take a multiple of so many bytes
 
 namespace kvreplay {
 
@@ -102,6 +104,12 @@ KVR_FN inline Extremes extremes_of(std::span<const double> x) {
   Extremes e{x[0], x[0]};
   for (const double number : x) e = {number < e.low ? number : e.low, number > e.high ? number : e.high};
   return e;
+}
+// Of ascending levels the one that is nearest to x; a number in the middle of two goes up.
+KVR_FN inline double nearest_level(std::span<const double> levels, double x) {
+  size_t i = 0;
+  while (i + 1 < levels.size() && (levels[i] + levels[i + 1]) / 2 <= x) ++i;
+  return levels[i];
 }
 KVR_FN inline bool fits_float16(double x) { return std::isfinite(to_float16(x)); }
 KVR_FN inline double clamp_to(double x, double low, double high) { return x < low ? low : x > high ? high : x; }

@@ -68,7 +68,9 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
     d.errors.emplace_back(group_of(stream), rows, kTinyShare * stream.max_value_norm, options.wanted, options.save);
   CacheSetup setup = cell_setup(cell, stream);
   const int32_t caches = has_cache_for_each_query_head(cell) ? stream.shape.heads : 1;
-  const auto rows_of_format = codings.of(cell, setup.options.row_format, stream);
+  // An audit looks at the cache's own copy alone, and a device holds rows of its own.
+  const bool shares = !options.audit && !options.device;
+  const auto rows_of_format = codings.of(cell, setup.options.row_format, stream, shares);
   setup.coding = rows_of_format.coding;
   if (!cell.variant->uniforms.empty()) inject(d, setup.method, setup.rng);
   if (!cell.method().lists_in.empty()) read_lists(d, stream, caches, setup.method.context().budget.tokens);
@@ -77,7 +79,7 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
     setup.first_head = h;
     d.caches.push_back(std::make_unique<CacheReplay<Real>>(
         setup, stream, CacheWatch{options.audit, options.save.kept, options.wanted.has(Work::ages)},
-        options.audit || options.device ? nullptr : rows_of_format.tokens));
+        rows_of_format.tokens));
   }
   return d;
 }

@@ -18,7 +18,8 @@ RowCoding::Stream stream_of(const HeadStream<Real>& s) {
 }  // namespace
 
 template <class Real>
-auto RowCodings<Real>::of(const Cell& cell, const RowFormat& format, const HeadStream<Real>& stream) -> Shared {
+auto RowCodings<Real>::of(const Cell& cell, const RowFormat& format, const HeadStream<Real>& stream, bool shares)
+    -> Shared {
   if (format.is_source()) return {};
   const bool random = is_random(format);
   const std::string file = random ? cell.variant->uniforms : "";
@@ -29,7 +30,7 @@ auto RowCodings<Real>::of(const Cell& cell, const RowFormat& format, const HeadS
   if (!file.empty()) uniforms = read_row_uniforms(file, uniforms_of(format, stream.shape.dim, stream.shape.v_dim));
   uniforms.seed = seed;
   made.coding = std::make_shared<RowCoding>(format, stream_of(stream), uniforms);
-  if (!has_blocks(format))
+  if (shares && !has_blocks(format))
     made.tokens = std::make_shared<CodedTokens<Real>>(made.coding, stream.shape, stream.tokens, stream.keys.data(),
                                                       stream.values.data());
   return made;

@@ -20,7 +20,8 @@ class RowCodings {
     std::shared_ptr<const RowCoding> coding;
     std::shared_ptr<CodedTokens<Real>> tokens;  // null: rows are not coded one by one
   };
-  Shared of(const Cell& cell, const RowFormat& format, const HeadStream<Real>& stream);
+  // shares: caches may share what is read back of a token.
+  Shared of(const Cell& cell, const RowFormat& format, const HeadStream<Real>& stream, bool shares);
 
  private:
   std::map<std::tuple<std::string, uint32_t, std::string>, Shared> made_;

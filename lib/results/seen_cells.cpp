@@ -9,6 +9,7 @@
 
 #include "base/text.hpp"
 #include "catalog/bound_method.hpp"
+#include "formats/registry.hpp"
 
 namespace kvreplay {
 namespace {
@@ -55,11 +56,19 @@ std::string text_in(const json& object, const char* name) {
   return value.is_string() ? value.get<std::string>() : "";
 }
 
-// A row format is a word unless it quantises (row_format_json). Layers that are skipped store what the trace has, and a
-// row does not say how many layers the model has.
+// Whether a row format changes every row that it codes. Layers that are skipped store what the trace has, and a row
+// does not say how many layers the model has.
 bool is_quantised(const json& params) {
   const json format = params.value("row_format", json());
-  return format.is_object() && !format.contains("skip_layers");
+  if (format.is_object() && format.contains("skip_layers")) return false;
+  const auto quantises_by_name = [](const json& part) {
+    const json& name = part.is_object() && part.contains("name") ? part.at("name") : part;
+    const RowFormatEntry* entry = name.is_string() ? find_row_format(name.get<std::string>()) : nullptr;
+    return entry != nullptr && entry->info.quantises;
+  };
+  const bool apart = format.is_object() && !format.contains("name");
+  return apart ? quantises_by_name(format.value("key", json())) || quantises_by_name(format.value("value", json()))
+               : quantises_by_name(format);
 }
 
 template <class Id>

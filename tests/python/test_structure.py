@@ -36,7 +36,7 @@ INCLUDES = {
     "config": {"base", "parameters", "formats", "trace", "catalog"},
     "plan": {"base", "formats", "catalog", "exact", "config"},
     "sizing": {"base", "formats", "catalog", "config", "plan", "replay"},
-    "results": {"base", "trace", "catalog", "survey", "measures"},
+    "results": {"base", "formats", "trace", "catalog", "survey", "measures"},
     "sweep": {"base", "trace", "catalog", "config", "plan", "results"},
 }  # fmt: skip
 # Libraries that belong to one room.

@@ -162,7 +162,7 @@ class PolicyRun {
   KVR_DEVICE void code_rows(int32_t t) { code_rows(t, task.coder.full_precision.recent - 1); }
   // C_t stands: where its newest row is not to be exact.
   KVR_DEVICE void code_own_row(int32_t t) {
-    if (task.coder.own_row) code_rows(t, 0);
+    if (task.coder.own_row && t >= task.input.prompt) code_rows(t, 0);
   }
 
   // Promises that types cannot enforce.

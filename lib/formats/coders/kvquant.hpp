@@ -37,6 +37,11 @@ struct KvQuant {
     return {bytes_of_bits(int64_t(width) * bits), part == RowPart::value ? 4 : 0};
   }
   static constexpr int64_t kOutlierBytes = 4;  // value and index
+  // Of values those at or beyond the quantiles of their own row, at least one at either end.
+  double expected_outliers(RowPart part, int32_t width) const {
+    if (part == RowPart::key) return outliers / 100 * width;
+    return outliers == 0 ? 0 : 2 * (width - std::ceil((1 - outliers / 200) * (width - 1)));
+  }
   int64_t static_bytes(RowPart part, int32_t width) const {
     return 2 * (int64_t(1) << bits) + (part == RowPart::key ? 4 * int64_t(width) : 0);
   }

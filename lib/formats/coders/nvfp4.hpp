@@ -30,14 +30,14 @@ struct NvFp4 {
   }
   CodedBytes bytes(RowPart, int32_t width) const { return {width / 2, width / kBlock}; }
   int64_t static_bytes(RowPart, int32_t) const { return is_calibrated() ? 4 : 0; }
-  bool is_calibrated() const { return scale == kScaleOfHead; }
+  KVR_FN bool is_calibrated() const { return scale == kScaleOfHead; }
   std::vector<double> calibrate(RowPart, int32_t, std::span<const double> rows) const {
     return {to_float32(largest_magnitude(rows) / (e2m1().largest * e4m3().largest))};
   }
 
   template <Team T>
   KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
-    const double g = is_calibrated_scale() ? row.calibrated[0] : to_float32(scale);
+    const double g = is_calibrated() ? row.calibrated[0] : to_float32(scale);
     return tally(team, row.width() / kBlock, [&](int32_t b) {
       const std::span<double> x = group_of(row.x, kBlock, b);
       const double largest = largest_magnitude(x);
@@ -55,7 +55,6 @@ struct NvFp4 {
   }
 
  private:
-  KVR_FN bool is_calibrated_scale() const { return scale == kScaleOfHead; }
   KVR_FN static double read_back(double x, double s) { return s > 0 ? e2m1()(x / s) * s : 0; }
   KVR_FN static double error(std::span<const double> x, double s) {
     double sum = 0;

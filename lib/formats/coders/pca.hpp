@@ -57,10 +57,8 @@ struct Pca {
 
  private:
   KVR_FN static double nearest(double z, int32_t bits, const double* tables) {
-    const double* const levels = tables + (int64_t(1) << bits) - 2;
-    int32_t code = 0;
-    while (code + 1 < 1 << bits && (levels[code] + levels[code + 1]) / 2 <= z) ++code;
-    return levels[code];
+    const size_t n = size_t(1) << bits;
+    return nearest_level({tables + n - 2, n}, z);
   }
 };
 

@@ -78,9 +78,7 @@ struct Polar {
       const double bin = std::floor((angle < 0 ? angle + kTurn : angle) / kTurn * double(book.size()));
       return book[size_t(clamp_to(bin, 0, double(book.size() - 1)))];
     }
-    size_t code = 0;
-    while (code + 1 < book.size() && (book[code] + book[code + 1]) / 2 <= angle) ++code;
-    return book[code];
+    return nearest_level(book, angle);
   }
 };
 

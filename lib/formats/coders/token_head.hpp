@@ -31,7 +31,7 @@ struct Int8TokenHead {
 struct Int4TokenHead {
   static constexpr FormatInfo info{.name = "int4_token_head",
                                    .title = "4-bit, one scale a row that holds its zero",
-                                   .source = "vLLM, triton_turboquant and int4_per_token_head",
+                                   .source = "vLLM int4_per_token_head",
                                    .tier = 3,
                                    .deviation =
                                        "where all numbers of a row have one sign, the zero is clipped and the "

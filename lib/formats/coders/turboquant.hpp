@@ -13,12 +13,7 @@ namespace kvreplay {
 template <Team T>
 KVR_FN void nearest_levels(const T& team, std::span<const double> y, std::span<const double> levels, double* to) {
   const double root = std::sqrt(double(y.size()));
-  team.each(int32_t(y.size()), [&](int32_t i) {
-    const double position = y[size_t(i)] * root;
-    size_t code = 0;
-    while (code + 1 < levels.size() && (levels[code] + levels[code + 1]) / 2 <= position) ++code;
-    to[i] = levels[code] / root;
-  });
+  team.each(int32_t(y.size()), [&](int32_t i) { to[i] = nearest_level(levels, y[size_t(i)] * root) / root; });
 }
 template <Team T>
 KVR_FN double norm_of(const T& team, const double* x, int32_t n) {

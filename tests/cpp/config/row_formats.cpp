@@ -53,6 +53,18 @@ TEST_CASE("A row format is named alike whatever way it was written", "[row_forma
   CHECK(named("{name: polar, levels: [4, 3]}") == R"({"levels":[4,3],"name":"polar","rotation":"haar"})");
 }
 
+TEST_CASE("What a part says itself goes before what is said for both", "[row_format]") {
+  const auto named = [](const char* text) { return row_format_json(read(text)); };
+  CHECK(named("{key: {name: int4, rotate: hadamard}, value: source, rotate_block: 16}") ==
+        R"({"key":{"group":64,"name":"int4","rotate":"hadamard","rotate_block":16},"value":"source"})");
+  CHECK(
+      named("{key: {name: int4, rotate_block: 16}, value: int4, rotate: hadamard}") ==
+      R"({"key":{"group":64,"name":"int4","rotate":"hadamard","rotate_block":16},"value":{"group":64,"name":"int4","rotate":"hadamard"}})");
+  CHECK(named("{key: {name: int4, keys: post_rope}, value: int4, keys: pre_rope}") == named("int4"));
+  CHECK(named("{key: {name: kivi, rotate: none}, value: int4}") == named("{key: kivi, value: int4}"));
+  CHECK(named("{name: f16, skip_layers: [0, 0, 3]}") == R"({"name":"f16","skip_layers":[0,3]})");
+}
+
 TEST_CASE("Combinations of row formats without a meaning are refused with the reason", "[row_format]") {
   CHECK(told("{name: tq_mse, rotate: hadamard}") == "tq_mse has a rotation of its own: leave out rotate");
   CHECK(told("{key: {name: kivi, rotate: hadamard}, value: int4}") ==
@@ -68,7 +80,13 @@ TEST_CASE("Combinations of row formats without a meaning are refused with the re
   CHECK(told("{name: int4, full_precision: {recent: 0}}") == "recent is 0 and must be at least 1");
   CHECK(told("{value: {name: int4, keys: pre_rope}}") ==
         "unknown key \"keys\" in row_format: the keys here are name, rotate, rotate_block, group");
-  CHECK(told("{name: fp8_e4m3, scale: layer}") == "scale is \"layer\" and must be a number");
+  CHECK(told("{name: fp8_e4m3, scale: layer}") == "scale is \"layer\" and must be a number, or head or token");
+  CHECK(told("{key: kivi, rotate: hadamard}") == "no part takes this rotation: leave out rotate");
+  CHECK(told("{name: source, rotate: foo}") ==
+        "rotate is \"foo\" and must be one of none, hadamard, hadamard_signed, haar");
+  CHECK(told("{name: source, rotate: haar}") == "rows that are stored as they are need no rotation: leave out rotate");
+  CHECK(told("{value: int4, keys: pre_rope}") ==
+        "keys that are stored as they are keep their rotary embedding: leave out keys");
   CHECK(told("{name: kivi, bits: 3}") == "bits is 3 and must be 2 or 4");
   CHECK(told("{bits: 3}") ==
         "row_format is a map and must be a word, a map with a name: {name: kivi, bits: 2}, or a map of key and value");

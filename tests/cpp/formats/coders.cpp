@@ -17,7 +17,7 @@ const SerialTeam kTeam;
 
 struct ReadBack {
   Numbers numbers;
-  RowCoder::CodedRowOf coded;
+  RowCoder::RowOutcome coded;
 };
 // A row of `width` numbers, zeros behind `row`, as the part of a cache; the prompt is that row.
 ReadBack read_back(const PartFormat& f, RowPart part, const Numbers& row, int32_t width) {

@@ -9,16 +9,14 @@ namespace kvreplay {
 //  3. Read back: code * float16(step) + float16(offset).
 template <int kBits>
 struct Integers {
-  static constexpr const char* kNames[] = {"int2", "int3", "int4", "", "", "", "int8"};
-  static constexpr const char* kTitles[] = {"2-bit integers over the range of a group",
-                                            "3-bit integers over the range of a group",
-                                            "4-bit integers over the range of a group",
-                                            "",
-                                            "",
-                                            "",
-                                            "8-bit integers over the range of a group"};
-  static constexpr FormatInfo info{.name = kNames[kBits - 2],
-                                   .title = kTitles[kBits - 2],
+  static constexpr FormatInfo info{.name = kBits == 8   ? "int8"
+                                           : kBits == 4 ? "int4"
+                                           : kBits == 3 ? "int3"
+                                                        : "int2",
+                                   .title = kBits == 8   ? "8-bit integers over the range of a group"
+                                            : kBits == 4 ? "4-bit integers over the range of a group"
+                                            : kBits == 3 ? "3-bit integers over the range of a group"
+                                                         : "2-bit integers over the range of a group",
                                    .source = "asymmetric integers with float16 step and offset, as KIVI's values",
                                    .tier = 2};
   int32_t group = 64;

@@ -34,14 +34,24 @@ class TileOutput {
     columns_ = 0;
     tokens_.clear();
     shares_coded_ = cache.shares_coded_rows();
-    // Tokens whose values are coded by now will not be read as they were recorded any more.
-    const auto add_rows = [&](auto is_one) {
+    const auto each_token = [&](auto f) {
       for (int32_t i = 0; i < cache.size(); ++i)
-        if (const int32_t token = cache.token(i); token >= 0 && column_of[size_t(token)] < 0 && is_one(i)) add(token);
+        if (cache.token(i) >= 0) f(i, cache.token(i));
     };
-    if (shares_coded_) add_rows([&](int32_t i) { return cache.shares_coded_value(i); });
+    // Tokens whose values are coded by now, in every row that holds them, will not be read as they were recorded.
+    constexpr int32_t kNone = -1, kExact = -2;
+    if (shares_coded_) {
+      each_token([&](int32_t i, int32_t token) {
+        if (!cache.shares_coded_value(i)) column_of[size_t(token)] = kExact;
+      });
+      each_token([&](int32_t, int32_t token) {
+        if (column_of[size_t(token)] == kNone) add(token);
+      });
+    }
     first_exact_ = columns_;
-    add_rows([](int32_t) { return true; });
+    each_token([&](int32_t, int32_t token) {
+      if (column_of[size_t(token)] < 0) add(token);
+    });
     for (int32_t t = tile.begin; t < tile.end; ++t) add(t);
     const size_t all = size_t(heads) * size_t(rows_) * size_t(columns_);
     w.tile_coefficients.assign(all, Real(0));

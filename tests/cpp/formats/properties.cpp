@@ -21,6 +21,12 @@ std::vector<RowFormat> all_formats() {
     if (entry.info.by_block) format = format_with(entry.info.name, {{"g", "4"}, {"R", "8"}, {"bits", "2"}});
     all.push_back(format);
   }
+  // What stands beside formats.
+  RowFormat guarded = row_format("int8"), at_once = row_format("int8"), apart = row_format("int8");
+  guarded.full_precision = {.sinks = 2, .recent = 9};
+  at_once.own_row_coded = true;
+  apart.key = format_with("kivi", {{"g", "4"}, {"R", "8"}}).key;
+  all.insert(all.end(), {guarded, at_once, apart});
   return all;
 }
 const RowFormat kInt8 = format_with("int8", {{"group", "4"}}), kInt4 = row_format("int4"),
@@ -112,6 +118,24 @@ TEST_CASE("poisoning the future and every evicted token changes no number under 
       CHECK(plain.kept.flat == audited.kept.flat);
       CHECK(relative_difference(plain.out, audited.out) < 1e-12);
     }
+}
+
+TEST_CASE("a token may be held coded and exact at once", "[formats]") {
+  const StreamShape s{.tokens = 160, .prompt = 16, .dim = 32, .v_dim = 32};
+  const auto stream = make_stream<double>(s, 36, Look::clustered);
+  RunOptions audit;
+  audit.audit = true;
+  RowFormat format = kInt4;
+  for (format.full_precision.recent = 2; format.full_precision.recent < 40; ++format.full_precision.recent) {
+    INFO(format.full_precision.recent);
+    CommonOptions options = default_options("subgen_stream");
+    options.row_format = format;
+    const nlohmann::json params = {{"delta", 2.0}, {"t", 2}, {"s", 8}};
+    const Cell cell = make_cell("subgen_stream", std::nullopt, s, params, options);
+    const CellResult plain = replay(stream, {cell}).only(), audited = replay(stream, {cell}, audit).only();
+    REQUIRE(plain.ok);
+    CHECK(relative_difference(plain.out, audited.out) < 1e-12);
+  }
 }
 
 // Of methods that are exact when everything fits, so that nothing but the format errs.

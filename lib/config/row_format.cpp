@@ -14,7 +14,7 @@ namespace {
 constexpr int32_t kMostLayers = 4096, kMostWidth = 8191;
 const std::vector<std::string> kBesideParts = {"rotate",         "rotate_block", "keys",
                                                "full_precision", "skip_layers",  "own_row"};
-const std::vector<std::string> kRotations = {"none", "hadamard", "hadamard_signed", "haar"};
+const std::vector<std::string> kRotations(std::begin(kRowRotationWords), std::end(kRowRotationWords));
 
 std::vector<std::string> names() {
   std::vector<std::string> all;
@@ -67,7 +67,7 @@ class Reader {
     const Section section = parameters(item, *both, keys, format.key);
     std::copy_n(format.key.parameters, PartFormat::kMostBytes, format.value.parameters);
     const Asked asked = asked_in(section);
-    rotate(asked, *both, format.key), rotate(asked, *both, format.value);
+    rotate(asked, format.key), rotate(asked, format.value);
     unrotate_keys(asked.keys, format.key);
     read_beside(section, format);
   }
@@ -112,7 +112,7 @@ class Reader {
     const bool by_channel = part == RowPart::key && entry.info.by_block;
     const bool is_shared = asked.rotate == shared.rotate;
     const bool takes = !format.is_source() && !by_channel;
-    if (takes || !is_shared) rotate(asked, format, format);
+    if (takes || !is_shared) rotate(asked, format);
     if (by_channel && !is_shared && is_rotation(*asked.rotate))
       problems_.error(asked.rotate->mark,
                       fmt::format("keys of {} share a step by channel, which a rotation mixes: rotate values alone",
@@ -149,16 +149,15 @@ class Reader {
     return section;
   }
 
-  // of: the format that is asked, for its name.
-  void rotate(const Asked& asked, const PartFormat& of, PartFormat& format) {
-    const RowFormatEntry& entry = entry_of(of);
+  void rotate(const Asked& asked, PartFormat& format) {
+    const RowFormatEntry& entry = entry_of(format);
     if (asked.rotate != nullptr)
       if (const auto word = read_word(problems_, *asked.rotate, "rotate", kRotations)) {
         format.rotate = RowRotation(std::find(kRotations.begin(), kRotations.end(), *word) - kRotations.begin());
         if (format.rotate != RowRotation::none && entry.own_rotation)
           problems_.error(asked.rotate->mark,
                           fmt::format("{} has a rotation of its own: leave out rotate", entry.info.name));
-        if (format.rotate != RowRotation::none && of.is_source())
+        if (format.rotate != RowRotation::none && format.is_source())
           problems_.error(asked.rotate->mark, "rows that are stored as they are need no rotation: leave out rotate");
       }
     if (asked.block == nullptr) return;

@@ -22,6 +22,9 @@ enum class RowRotation : int32_t {
   haar,             // Q of the QR decomposition of a Gaussian matrix
 };
 
+// As configurations name them, in this order.
+inline constexpr const char* kRowRotationWords[] = {"none", "hadamard", "hadamard_signed", "haar"};
+
 // A format of the registry (formats/registry.hpp) with its parameters, for one part of a row.
 struct PartFormat {
   static constexpr size_t kMostBytes = 48;

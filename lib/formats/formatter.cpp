@@ -205,7 +205,6 @@ RowCounts Formatter<Real>::counts_of(const BasicCache<Real>& cache) const {
       counts.exact_values += cache.coding(row).value_exact() ? 1 : 0;
     }
   }
-  if (writes()) counts.outliers = coding_->coder().outliers_of(kTeam, cache);
   return counts;
 }
 
@@ -248,8 +247,11 @@ int64_t Formatter<Real>::read_bytes(const BasicCache<Real>& cache, std::span<con
 
 template <class Real>
 int64_t Formatter<Real>::sketch_bytes(const BasicCache<Real>& cache) {
-  const int64_t of_rows = sketch_bytes_of(cache.shape(), counts_of(cache));
-  if (!writes() || !has_blocks(format())) return of_rows;
+  if (!writes()) return 0;
+  RowCounts counts = counts_of(cache);
+  counts.outliers = coding_->coder().outliers_of(kTeam, cache);
+  const int64_t of_rows = sketch_bytes_of(cache.shape(), counts);
+  if (!has_blocks(format())) return of_rows;
   const Held& shared = held(cache);
   return of_rows + kScaleBytes * shared.key_groups * cache.shape().dim + kOutlierIndexBytes * shared.outliers;
 }

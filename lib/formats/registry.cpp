@@ -85,12 +85,9 @@ std::vector<RowFormatEntry> entries(FormatList<F...>) {
   return all;
 }
 
-const char* word_of(RowRotation r) {
-  constexpr const char* words[] = {"none", "hadamard", "hadamard_signed", "haar"};
-  return words[int32_t(r)];
-}
+const char* word_of(RowRotation r) { return kRowRotationWords[int32_t(r)]; }
 
-// Of one part; `both`: it stands for both, so that what only keys have is a part of it.
+// Of one part; has_keys: what only keys have is a part of it.
 JsonObject part_object(const PartFormat& f, bool has_keys) {
   const RowFormatEntry& entry = entry_of(f);
   JsonObject all;

@@ -1,12 +1,11 @@
 #include "formats/row_coding.hpp"
 
-#include <Eigen/QR>
 #include <cmath>
+
+#include "formats/matrices.hpp"
 
 namespace kvreplay {
 namespace {
-
-using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 struct Uniforms {
   const std::vector<double>& given;
@@ -15,29 +14,22 @@ struct Uniforms {
   double operator()(int64_t i) const { return given.empty() ? Rng{seed}.uniform(stream, 0, i) : given[size_t(i)]; }
 };
 
-// Standard normal numbers, row by row; two uniforms make two of them, the cosine first (Box and Muller).
-Matrix gaussian_matrix(const Uniforms& uniform, int32_t width) {
+// Standard normal numbers [width, width], row by row; two uniforms make two of them, the cosine first (Box and Muller).
+std::vector<double> gaussian_matrix(const Uniforms& uniform, int32_t width) {
   constexpr double kLeast = 0x1p-53, kTurn = 6.283185307179586;
-  Matrix m(width, width);
-  for (int64_t i = 0; i < int64_t(width) * width; ++i) {
+  std::vector<double> m(size_t(width) * size_t(width));
+  for (int64_t i = 0; i < int64_t(m.size()); ++i) {
     const double u = uniform(i - i % 2), angle = kTurn * uniform(i - i % 2 + 1);
     const double radius = std::sqrt(-2 * std::log(u > kLeast ? u : kLeast));
-    m.data()[i] = radius * (i % 2 == 0 ? std::cos(angle) : std::sin(angle));
+    m[size_t(i)] = radius * (i % 2 == 0 ? std::cos(angle) : std::sin(angle));
   }
   return m;
 }
-// The orthogonal factor whose triangle has a positive diagonal.
-Matrix orthogonal_matrix(const Uniforms& uniform, int32_t width) {
-  const Eigen::HouseholderQR<Matrix> qr(gaussian_matrix(uniform, width));
-  Matrix q = qr.householderQ();
-  for (int32_t c = 0; c < width; ++c)
-    if (qr.matrixQR()(c, c) < 0) q.col(c) *= -1;
-  return q;
-}
 
-int32_t append(std::vector<double>& to, const double* from, int64_t count) {
+// Returns where they begin.
+int32_t append(std::vector<double>& to, const std::vector<double>& numbers) {
   const size_t at = to.size();
-  to.insert(to.end(), from, from + count);
+  to.insert(to.end(), numbers.begin(), numbers.end());
   return int32_t(at);
 }
 
@@ -83,18 +75,17 @@ void RowCoding::make_part(RowPart part, const Stream& stream, const RowUniforms&
     const Uniforms uniform{uniforms.signs, RngStream::row_signs, uniforms.seed};
     std::vector<double> signs;
     for (int32_t i = 0; i < width; ++i) signs.push_back(uniform(i) < 0.5 ? -1 : 1);
-    p.matrix_at = append(numbers, signs.data(), width);
+    p.matrix_at = append(numbers, signs);
   }
   if (p.rotation == RowRotation::haar) {
-    const Matrix q = orthogonal_matrix({uniforms.rotation, RngStream::row_rotation, uniforms.seed}, width);
-    p.matrix_at = append(numbers, q.data(), q.size());
+    const Uniforms uniform{uniforms.rotation, RngStream::row_rotation, uniforms.seed};
+    p.matrix_at = append(numbers, orthogonal_factor(gaussian_matrix(uniform, width), width));
   }
   if (entry.sketches(p.format)) {
-    const Matrix s = gaussian_matrix({uniforms.sketch, RngStream::row_sketch, uniforms.seed}, width);
-    p.sketch_at = append(numbers, s.data(), s.size());
+    const Uniforms uniform{uniforms.sketch, RngStream::row_sketch, uniforms.seed};
+    p.sketch_at = append(numbers, gaussian_matrix(uniform, width));
   }
-  const std::vector<double> tables = entry.tables(p.format, part, width);
-  p.tables_at = append(numbers, tables.data(), int64_t(tables.size()));
+  p.tables_at = append(numbers, entry.tables(p.format, part, width));
 }
 
 // From all rows of the prompt, as they are coded.
@@ -115,7 +106,7 @@ void RowCoding::calibrate(RowPart part, const Stream& stream) {
     p.calibrated_size = int32_t(own.size());
     constants.insert(constants.end(), own.begin(), own.end());
   }
-  p.calibrated_at = append(numbers_[int32_t(part)], constants.data(), int64_t(constants.size()));
+  p.calibrated_at = append(numbers_[int32_t(part)], constants);
 }
 
 }  // namespace kvreplay

@@ -1,10 +1,10 @@
-#include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
 
 #include "formats/code_books.hpp"
 #include "formats/coders/kvquant.hpp"
 #include "formats/coders/pca.hpp"
+#include "formats/matrices.hpp"
 
 // What the calibrated formats take from the rows of a prompt.
 
@@ -88,37 +88,27 @@ std::vector<double> Pca::tables(RowPart, int32_t) {
 }
 
 std::vector<double> Pca::calibrate(RowPart, int32_t width, std::span<const double> all) const {
-  const std::span<const double> rows = rows_from(all, width, calibrate_from);
-  const Eigen::Index w = width, n = Eigen::Index(rows.size()) / w;
-  using Rows = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  const Eigen::Map<const Rows> x(rows.data(), n, w);
-  const Eigen::RowVectorXd mean = x.colwise().mean();
-  const Rows centred = x.rowwise() - mean;
-  const Eigen::MatrixXd covariance = centred.transpose() * centred / double(n);
-  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solved(covariance);
-  std::vector<double> constants(size_t(3 * w + w * w), 0);
-  double *const root = constants.data() + w, *const depth = root + w, *const basis = depth + w;
-  std::vector<double> lambda(static_cast<size_t>(w));
-  for (Eigen::Index j = 0; j < w; ++j) {
-    const Eigen::Index from = w - 1 - j;  // the solver's are ascending
-    lambda[size_t(j)] = std::max(0.0, solved.eigenvalues()[from]);
-    constants[size_t(j)] = mean[j], root[j] = std::sqrt(lambda[size_t(j)]);
-    for (Eigen::Index i = 0; i < w; ++i) basis[j * w + i] = solved.eigenvectors()(i, from);
-  }
+  const PrincipalAxes found = principal_axes(rows_from(all, width, calibrate_from), width);
+  const auto w = size_t(width);
+  std::vector<double> depth(w, 0);
   // Errors of the normal distribution's code books of 0, 1, ... bits.
   constexpr double kErrors[] = {1, .3634, .1175, .03455, .009501, .002505};
   for (int64_t bit = 0; bit < int64_t(bits) * width; ++bit) {
-    Eigen::Index best = -1;
+    size_t best = w;
     double most = 0;
-    for (Eigen::Index j = 0; j < w; ++j) {
+    for (size_t j = 0; j < w; ++j) {
       const auto b = int32_t(depth[j]);
       if (b == kMostBits) continue;
-      const double gain = lambda[size_t(j)] * (kErrors[b] - kErrors[b + 1]);
+      const double gain = found.variances[j] * (kErrors[b] - kErrors[b + 1]);
       if (gain > most) most = gain, best = j;
     }
-    if (best < 0) break;
+    if (best == w) break;
     depth[best] += 1;
   }
+  std::vector<double> constants = found.mean;
+  for (const double variance : found.variances) constants.push_back(std::sqrt(variance));
+  constants.insert(constants.end(), depth.begin(), depth.end());
+  constants.insert(constants.end(), found.axes.begin(), found.axes.end());
   return constants;
 }
 

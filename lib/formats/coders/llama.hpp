@@ -6,6 +6,9 @@ namespace kvreplay {
 // The block formats of llama.cpp (ggml-quants.c): blocks of 32 numbers with a step in float16. The exact step codes,
 // the rounded one reads.
 constexpr int32_t kLlamaBlock = 32;
+constexpr const char* kLlamaRotates =
+    "llama.cpp rotates every quantised cache whose heads are a mult"
+    "iple of 64 wide: add `rotate: hadamard`.";
 
 // q8_0: s = largest |x| / 127, code = half_away(x / s).
 struct Q8_0 {
@@ -42,8 +45,7 @@ struct LlamaSymmetric {
       .title = kBits == 4 ? "4-bit in blocks of 32, by the largest" : "5-bit in blocks of 32, by the largest",
       .source = "llama.cpp, ggml-quants.c",
       .tier = 2,
-      .deviation =
-          "llama.cpp rotates every quantised cache whose heads are a multiple of 64 wide: add `rotate: hadamard`.",
+      .deviation = kLlamaRotates,
       .multiple_of = kLlamaBlock};
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart, int32_t width) { return {width * kBits / 8, 2 * (width / kLlamaBlock)}; }
@@ -78,8 +80,7 @@ struct LlamaAsymmetric {
       .title = kBits == 4 ? "4-bit in blocks of 32, with an offset" : "5-bit in blocks of 32, with an offset",
       .source = "llama.cpp, ggml-quants.c",
       .tier = 2,
-      .deviation =
-          "llama.cpp rotates every quantised cache whose heads are a multiple of 64 wide: add `rotate: hadamard`.",
+      .deviation = kLlamaRotates,
       .multiple_of = kLlamaBlock};
   static void declare(auto&) {}
   static CodedBytes bytes(RowPart, int32_t width) { return {width * kBits / 8, 4 * (width / kLlamaBlock)}; }

@@ -19,11 +19,17 @@ template <Team T>
 KVR_FN double norm_of(const T& team, const double* x, int32_t n) {
   return std::sqrt(team.sum(n, [&](int32_t i) { return x[i] * x[i]; }));
 }
+// Step 1: x becomes y; returns N.
+template <Team T>
+KVR_FN double divide_by_norm(const T& team, std::span<double> x) {
+  const double norm = norm_of(team, x.data(), int32_t(x.size()));
+  team.each(int32_t(x.size()), [&](int32_t i) { x[size_t(i)] /= norm + 1e-8; });
+  return norm;
+}
 template <Team T>
 KVR_FN CodeTally code_by_levels(const T& team, const CodedRow& row, int32_t bits, bool norm_correction) {
   const int32_t n = row.width();
-  const double norm = norm_of(team, row.x.data(), n), stored = to_float16(norm);
-  team.each(n, [&](int32_t i) { row.x[size_t(i)] /= norm + 1e-8; });
+  const double stored = to_float16(divide_by_norm(team, row.x));
   nearest_levels(team, row.x, {row.tables, size_t(1) << bits}, row.work);
   const double length = norm_of(team, row.work, n);
   const double factor = norm_correction ? stored / std::sqrt(length * length + 1e-16) : stored;
@@ -96,8 +102,7 @@ struct TqProd {
   KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
     const int32_t n = row.width();
     double *const c = row.work, *const r = c + n, *const signs = r + n;
-    const double norm = norm_of(team, row.x.data(), n), stored = to_float16(norm);
-    team.each(n, [&](int32_t i) { row.x[size_t(i)] /= norm + 1e-8; });
+    const double stored = to_float16(divide_by_norm(team, row.x));
     nearest_levels(team, row.x, {row.tables, size_t(1) << (bits - 1)}, c);
     team.each(n, [&](int32_t i) { r[i] = row.x[size_t(i)] - c[i]; });
     const double gamma = to_float16(norm_of(team, r, n)), factor = std::sqrt(std::acos(-1.0) / 2) / n * gamma;

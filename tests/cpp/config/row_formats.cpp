@@ -118,6 +118,15 @@ TEST_CASE("A layer that cannot store rows so says why", "[row_format]") {
   CHECK(why("{name: int4, keys: pre_rope}", without).empty());
 }
 
+TEST_CASE("Uniforms are welcome where a format draws with these or other parameters", "[row_format]") {
+  for (const char* text : {"tq_mse", "{name: int4, rotate: haar}", "{key: tq_prod}"}) CHECK(is_random(read(text)));
+  for (const char* text : {"{name: tq_mse, rotation: hadamard}", "{name: int4_token_head, rotate: none}"}) {
+    CHECK_FALSE(is_random(read(text)));
+    CHECK(may_draw(read(text)));
+  }
+  CHECK_FALSE(may_draw(read("{name: int4, rotate: hadamard}")));
+}
+
 TEST_CASE("Layers that are skipped count from either end of the model", "[row_format]") {
   const RowFormat f = read("{name: int4, skip_layers: [0, 1, -2, -1]}");
   for (const int32_t layer : {0, 1, 28, 29}) CHECK(at_layer(f, layer, 30).is_source());

@@ -193,6 +193,21 @@ TEST_CASE("A row format that rewrote no row is noted") {
   CHECK(notes[0].concerned(notes[0].instances[0].label(), 32) == nullptr);
 }
 
+TEST_CASE("A row format that may leave rows as they are, or leaves layers out, is not noted") {
+  for (const char* format : {R"("f16")", R"({"full_precision":{"recent":1,"sinks":4},"name":"f16"})",
+                             R"({"key":"bf16","value":"source"})", R"({"name":"q4_0","skip_layers":[0]})"}) {
+    INFO(format);
+    const std::string params = std::string(R"({"row_format":)") + format + "}";
+    TableRow row{"exact", params, params};
+    row.budget = 0, row.others = {{"n_quantised", "0"}};
+    CHECK(notes_on(on_heads(row)).empty());
+  }
+  const std::string params = R"({"row_format":{"key":"source","value":{"name":"q4_0"}}})";
+  TableRow row{"exact", params, params};
+  row.budget = 0, row.others = {{"n_quantised", "0"}};
+  CHECK(notes_on(on_heads(row), NoteKind::nothing_quantised).size() == 1);
+}
+
 TEST_CASE("Heads with the same numbers count as one, and the note says which") {
   std::vector<TableRow> rows = on_heads({});
   for (TableRow& row : rows) row.error = 0.25;

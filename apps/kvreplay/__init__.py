@@ -31,6 +31,7 @@ _HOMES = {
     **dict.fromkeys(("Prompt", "Tokens"), "shown"),
     **dict.fromkeys(("methods", "formats", "describe", "columns"), "method_list"),
     **dict.fromkeys(("Trace", "Layer", "open"), "trace"),
+    **dict.fromkeys(("read_back", "ReadBack"), "reading_back"),
     **dict.fromkeys(("record",), "recording"),
     **dict.fromkeys(("data_folder", "sample"), "places"),
     **dict.fromkeys(
@@ -50,6 +51,7 @@ __all__ = [
     "OutputError",
     "Policy",
     "Prompt",
+    "ReadBack",
     "Run",
     "Tokens",
     "Trace",
@@ -65,6 +67,7 @@ __all__ = [
     "open",
     "plot",
     "predict",
+    "read_back",
     "record",
     "replay",
     "sample",
@@ -82,6 +85,7 @@ if TYPE_CHECKING:
     from .own_methods import Policy, scorer
     from .places import data_folder, sample
     from .predicting import predict
+    from .reading_back import ReadBack, read_back
     from .recording import record
     from .replaying import replay
     from .run import Run

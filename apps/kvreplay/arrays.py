@@ -58,6 +58,19 @@ def described(given: Any, where: str) -> dict[str, Any]:
     return {"dtype": name, "data": array}
 
 
+def as_floats(given: Any, where: str) -> np.ndarray:
+    """A float32 array in main memory of numbers of any of these libraries; TraceError where they are none."""
+    try:
+        array = _in_memory(given)
+    except Exception as error:  # whatever the object's own conversion raises
+        raise TraceError(f"{where} is no array of numbers: {error}") from error
+    if _dtype_name(given) == "bfloat16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    if array.dtype.kind != "f":
+        raise TraceError(f"{where} holds {array.dtype}; floating-point numbers are read")
+    return array.astype(np.float32, copy=False)
+
+
 def _on_device(tensor: Any, dtype: str, where: str) -> dict[str, Any]:
     if dtype not in ("float32", "float16", "bfloat16"):
         raise TraceError(f"{where} holds {dtype}; float32, float16 and bfloat16 are read")

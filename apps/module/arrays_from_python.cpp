@@ -70,20 +70,6 @@ ArrayView view_of(nb::dict tensor, PythonTraces& all) {
   return view;
 }
 
-std::optional<Rope> rope_of(nb::handle given) {
-  if (given.is_none()) return std::nullopt;
-  const auto facts = nb::cast<nb::dict>(given);
-  Rope rope;
-  rope.type = nb::cast<std::string>(facts["type"]);
-  rope.theta = nb::cast<double>(facts["theta"]);
-  rope.inv_freq = nb::cast<std::vector<double>>(facts["inv_freq"]);
-  rope.attention_factor = nb::cast<double>(facts["attention_factor"]);
-  const bool interleaved = nb::cast<std::string>(facts["layout"]) == "interleaved";
-  rope.layout = interleaved ? Rope::Layout::interleaved : Rope::Layout::half_split;
-  rope.rotary_dims = int32_t(2 * rope.inv_freq.size());
-  return rope;
-}
-
 LayerInfo layer_of(nb::dict given, PythonTraces& all, PromptArrays& into) {
   LayerInfo info;
   info.layer = nb::cast<int32_t>(given["layer"]);
@@ -118,6 +104,20 @@ PromptInfo prompt_of(nb::dict given, PythonTraces& all, TraceArrays& into) {
 }
 
 }  // namespace
+
+std::optional<Rope> rope_of(nb::handle given) {
+  if (given.is_none()) return std::nullopt;
+  const auto facts = nb::cast<nb::dict>(given);
+  Rope rope;
+  rope.type = nb::cast<std::string>(facts["type"]);
+  rope.theta = nb::cast<double>(facts["theta"]);
+  rope.inv_freq = nb::cast<std::vector<double>>(facts["inv_freq"]);
+  rope.attention_factor = nb::cast<double>(facts["attention_factor"]);
+  const bool interleaved = nb::cast<std::string>(facts["layout"]) == "interleaved";
+  rope.layout = interleaved ? Rope::Layout::interleaved : Rope::Layout::half_split;
+  rope.rotary_dims = int32_t(2 * rope.inv_freq.size());
+  return rope;
+}
 
 std::unique_ptr<PythonTraces> traces_of(nb::list described) {
   auto all = std::make_unique<PythonTraces>();

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "trace/array_tensors.hpp"
@@ -13,6 +14,9 @@ struct PythonTraces {
   std::vector<TraceArrays> traces;
   std::vector<nanobind::object> owners;  // to be released with the interpreter's lock held
 };
+// None, or a dict as apps/kvreplay/trace_io/rope.py makes it.
+std::optional<Rope> rope_of(nanobind::handle given);
+
 // Throws TraceError where shapes do not fit together.
 std::unique_ptr<PythonTraces> traces_of(nanobind::list described);
 

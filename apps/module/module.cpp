@@ -6,6 +6,7 @@
 #include "apps/method_text.hpp"
 #include "apps/module/arrays_from_python.hpp"
 #include "apps/module/hosted_in_python.hpp"
+#include "apps/module/read_back.hpp"
 #include "apps/module/replay_job.hpp"
 #include "base/errors.hpp"
 #include "base/json_text.hpp"
@@ -88,6 +89,7 @@ NB_MODULE(_engine, module) {
                const Ended ended = replay({std::move(config), traces, methods, on_plan, on_cell});
                return nb::make_tuple(ended.seconds, ended.said);
              });
+  module.def("read_back", read_back);
   module.def("suspicions", suspicions);
   module.def("isa", [] { return std::string(isa_path()); });
   module.def("columns", columns_json);

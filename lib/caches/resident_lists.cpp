@@ -19,8 +19,8 @@ ListReading reading_of(const BoundMethod& method, const CommonOptions& options) 
   r.attends = !chooses && ends_as_attended;
   // The token of a step joins with weight 1, unless the policy's append() gives it another.
   const bool joins_unknown = !chooses && !r.attends && appends && own.weights;
-  // Rows of one token that were coded in different blocks are not alike.
-  const bool unlike_rows = own.extra_rows > 0 && has_blocks(options.row_format);
+  // Rows of one token that were coded in different blocks, or at different times, are not alike.
+  const bool unlike_rows = own.extra_rows > 0 && waits(options.row_format);
   r.partial = method.changes_logits() || (chooses && own.weights) || joins_unknown || unlike_rows;
   return r;
 }

@@ -135,6 +135,14 @@ double largest_norm(const std::vector<Real>& values, int32_t width) {
 }  // namespace
 
 template <class Real>
+void set_rope(HeadStream<Real>& stream, const std::optional<Rope>& rope) {
+  if (!rope) return;
+  stream.inv_freq = rope->inv_freq;
+  stream.interleaved = rope->layout == Rope::Layout::interleaved;
+  stream.attention_factor = rope->attention_factor;
+}
+
+template <class Real>
 HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
   const LayerInfo& layer = trace.layer(request.place.prompt, request.place.layer);
   const bool whole = request.place.kv_head == Place::kWholeLayer;
@@ -153,11 +161,7 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
     const auto of_first = sinks.begin() + first * layer.group();
     stream.sink_logits.assign(of_first, of_first + stream.shape.heads);
   }
-  if (layer.rope) {
-    stream.inv_freq = layer.rope->inv_freq;
-    stream.interleaved = layer.rope->layout == Rope::Layout::interleaved;
-    stream.attention_factor = layer.rope->attention_factor;
-  }
+  set_rope(stream, layer.rope);
   stream.positions = trace.position_ids(request.place.prompt);
   stream.positions.resize(size_t(stream.tokens));
   if (request.classes) stream.classes = load_classes(trace, request);
@@ -201,6 +205,8 @@ template void read_query_rows(const Tensors&, const HeadRequest&, int32_t, int32
 template void read_query_rows(const Tensors&, const HeadRequest&, int32_t, int32_t, std::vector<double>&);
 template struct RotationTable<float>;
 template struct RotationTable<double>;
+template void set_rope(HeadStream<float>&, const std::optional<Rope>&);
+template void set_rope(HeadStream<double>&, const std::optional<Rope>&);
 template HeadStream<float> load_head(const Tensors&, const HeadRequest&);
 template HeadStream<double> load_head(const Tensors&, const HeadRequest&);
 

@@ -71,6 +71,10 @@ struct HeadStream {
   }
 };
 
+// Takes over a layer's rotary embedding, if there is one.
+template <class Real>
+void set_rope(HeadStream<Real>& stream, const std::optional<Rope>& rope);
+
 // What to load: one kv head, or all of a layer.
 struct HeadRequest {
   Place place;

@@ -165,6 +165,7 @@ bool is_calibrated(const RowFormat& f) {
   return entry_of(f.key).is_calibrated(f.key) || entry_of(f.value).is_calibrated(f.value);
 }
 bool has_blocks(const RowFormat& f) { return entry_of(f.key).info.by_block || entry_of(f.value).info.by_block; }
+bool waits(const RowFormat& f) { return has_blocks(f) || f.full_precision.recent > 1; }
 bool has_outliers(const RowFormat& f) {
   return entry_of(f.key).outlier_bytes > 0 || entry_of(f.value).outlier_bytes > 0;
 }

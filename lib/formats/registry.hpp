@@ -52,6 +52,7 @@ bool is_random(const RowFormat& f);
 bool may_draw(const RowFormat& f);  // with these or other parameters
 bool is_calibrated(const RowFormat& f);
 bool has_blocks(const RowFormat& f);      // a part codes several rows together
+bool waits(const RowFormat& f);           // a row may stay exact until others have come
 bool has_outliers(const RowFormat& f);    // what a row takes depends on its numbers
 int32_t residual_of(const RowFormat& f);  // newest rows that stay exact until a block of them is coded, or 0
 bool quantises(const RowFormat& f);

@@ -123,8 +123,8 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   result.double_precision = sizeof(Real) == sizeof(double);
   result.by_cores = d.on_device == Decision<Real>::Way::none;
   result.oneshot = cell.options().phase == Phase::oneshot;
-  // Blocks that were coded while the prompt came in are in no list of a later step.
-  result.partial = d.streams_prompt() && has_blocks(d.caches.front()->options().row_format);
+  // What was coded when, while the prompt came in, is in no list of a later step.
+  result.partial = d.streams_prompt() && waits(d.caches.front()->options().row_format);
   if (options.save.kept) keep_lists(d, result);
   return result;
 }

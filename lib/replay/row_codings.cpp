@@ -3,10 +3,9 @@
 #include "trace/uniforms.hpp"
 
 namespace kvreplay {
-namespace {
 
 template <class Real>
-RowCoding::Stream stream_of(const HeadStream<Real>& s) {
+RowCoding::Stream coding_stream(const HeadStream<Real>& s) {
   const RopeView rope{s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor};
   const auto read = [&s](RowPart part, int32_t block, int32_t token, std::span<double> row) {
     const Real* from = part == RowPart::key ? s.block_keys(block) : s.block_values(block);
@@ -14,8 +13,8 @@ RowCoding::Stream stream_of(const HeadStream<Real>& s) {
   };
   return {s.shape, s.prompt, rope, s.positions.data(), read};
 }
-
-}  // namespace
+template RowCoding::Stream coding_stream(const HeadStream<float>&);
+template RowCoding::Stream coding_stream(const HeadStream<double>&);
 
 template <class Real>
 auto RowCodings<Real>::of(const Cell& cell, const RowFormat& format, const HeadStream<Real>& stream, bool shares)
@@ -29,7 +28,7 @@ auto RowCodings<Real>::of(const Cell& cell, const RowFormat& format, const HeadS
   RowUniforms uniforms;
   if (!file.empty()) uniforms = read_row_uniforms(file, uniforms_of(format, stream.shape.dim, stream.shape.v_dim));
   uniforms.seed = seed;
-  made.coding = std::make_shared<RowCoding>(format, stream_of(stream), uniforms);
+  made.coding = std::make_shared<RowCoding>(format, coding_stream(stream), uniforms);
   if (shares && !has_blocks(format))
     made.tokens = std::make_shared<CodedTokens<Real>>(made.coding, stream.shape, stream.tokens, stream.keys.data(),
                                                       stream.values.data());

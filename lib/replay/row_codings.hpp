@@ -10,6 +10,10 @@
 
 namespace kvreplay {
 
+// A head stream as row formats see it. It outlives what is made of it.
+template <class Real>
+RowCoding::Stream coding_stream(const HeadStream<Real>& stream);
+
 // What row formats need of one head stream, made once for all caches that store their rows so.
 template <class Real>
 class RowCodings {

@@ -339,8 +339,11 @@ def test_the_error_by_draws_of_averaged_seeds_is_that_of_their_mean(tmp_path):
 
 def test_coded_rows_that_were_run_once_are_told_from_masks(tmp_path):
     int4 = json.dumps({"row_format": {"name": "int4", "group": 64}})
+    apart, exact = ({"row_format": {"key": "source", "value": one}} for one in ("int4", "f32"))
     rows = [
         *confirm_rows("a", params=int4),
+        *confirm_rows("values", params=json.dumps(apart)),
+        *confirm_rows("exact", params=json.dumps(exact)),
         *confirm_rows("b", params='{"row_format":"source"}'),
         *confirm_rows("c", params="{}"),
         *confirm_rows("qjl"),
@@ -348,7 +351,7 @@ def test_coded_rows_that_were_run_once_are_told_from_masks(tmp_path):
     ]
     write_confirm(tmp_path, rows)
     frame = read_confirm_csv(tmp_path / "confirm.csv")
-    assert set(frame["method"][drawn_once(frame)]) == {"a", "qjl"}
+    assert set(frame["method"][drawn_once(frame)]) == {"a", "qjl", "values"}
 
 
 # Selections and texts

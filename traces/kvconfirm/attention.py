@@ -25,7 +25,8 @@ def bias_of(num):
 def attend(q, k, v, rows, rule, rotary=None):
     """The general estimator: o = sum num exp(l) v / sum den exp(l).
 
-    q [Hq, R, D], k [Hkv, T, D], v [Hkv, T, Dv]; rows: LayerRows of tensors. Returns [Hq, R, Dv].
+    q [Hq, R, D], k [H, T, D], v [H, T, Dv] of kv heads or of series; rows: LayerRows of tensors. Returns
+    [Hq, R, Dv].
     """
     group = q.shape[0] // k.shape[0]
     series = rows.num.shape[0]
@@ -42,11 +43,9 @@ def attend(q, k, v, rows, rule, rotary=None):
 
 def _attend_series(q, k, v, rows, s, rule, rotary):
     num, den = rows.num[s], rows.den[s]
-    coding = rows.codings[s] if rows.codings else None
-    coded_keys, keys = _coded(k, coding and coding.keys, coding and coding.key_from, len(num))
-    logits = torch.where(coded_keys, q @ keys.T, q @ k.T) if coding else q @ k.T
+    logits = q @ k.T
     if rows.moved is not None:
-        _turn_logits(logits, q, k, keys if coding else k, coded_keys, rows.moved[s], rotary)
+        _turn_logits(logits, q, k, rows.moved[s], rotary)
     logits = logits * rule.scaling
     if rule.softcap:
         logits = rule.softcap * torch.tanh(logits / rule.softcap)
@@ -58,29 +57,12 @@ def _attend_series(q, k, v, rows, s, rule, rotary):
         top = torch.maximum(top, sink)
         extra = (sink - top).exp()
     e = (logits - top).exp().masked_fill(~shown, 0)
-    total = (e * den).sum(-1, keepdim=True) + extra
-    coded_values, values = _coded(v, coding and coding.values, coding and coding.value_from, len(num))
-    if not coding:
-        return (e * num) @ v / total
-    weights = e * num
-    return (weights.masked_fill(~coded_values, 0) @ values + weights.masked_fill(coded_values, 0) @ v) / total
+    return (e * num) @ v / ((e * den).sum(-1, keepdim=True) + extra)
 
 
-def _coded(x, code, since, rows):
-    """Which tokens each row reads as coded [R, T], and what it reads then; (None, None) without a coding."""
-    if code is None:
-        return None, None
-    since = torch.from_numpy(since).to(x.device)
-    return since[None, :] <= torch.arange(rows, device=x.device)[:, None], code(x)
-
-
-def _turn_logits(logits, q, k, coded, is_coded, moved, rotary):
+def _turn_logits(logits, q, k, moved, rotary):
     """Replaces the logits of keys that stand at another position than where they were recorded."""
     row, token = torch.nonzero(moved, as_tuple=True)
-    if is_coded is None:
-        keys = k[token]
-    else:
-        keys = torch.where(is_coded[row, token][:, None], coded[token], k[token])
-    turned = turn(keys, moved[row, token], rotary)
+    turned = turn(k[token], moved[row, token], rotary)
     for head in range(q.shape[0]):
         logits[head, row, token] = (q[head, row] * turned).sum(-1)

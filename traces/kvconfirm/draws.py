@@ -12,9 +12,8 @@ from statistics import fmean, stdev
 import numpy as np
 import torch
 
-from .recorded import format_of
+from .coded_rows import AS_THEY_ARE, format_of, names_in
 
-AS_THEY_ARE = ("source", "f32")  # formats that keep every bit, or at least as many as the model has
 # Of these a draw's standard deviation is told.
 SPREAD = ("loss_increase", "kl_mean")
 CODES_ITSELF = ("qjl",)  # methods whose rows are codes, whatever their row format
@@ -22,7 +21,8 @@ CODES_ITSELF = ("qjl",)  # methods whose rows are codes, whatever their row form
 
 def codes_rows(instance):
     """Does an instance round what it stores?"""
-    return instance.method in CODES_ITSELF or format_of(instance.parameters())["name"] not in AS_THEY_ARE
+    coded = names_in(format_of(instance.parameters())) - set(AS_THEY_ARE)
+    return instance.method in CODES_ITSELF or bool(coded)
 
 
 class Disturbance:

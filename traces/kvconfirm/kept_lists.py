@@ -47,18 +47,14 @@ class Lists:
         held = None if self.held is None else self.held * count
         return Lists(self.kind, self.series * count, held)
 
-    def residents(self, prefill):
-        """For each series a function of i: tokens held after the prompt (i = 0) and after step i."""
-        if self.kind == "oneshot":
-            later = np.arange
-            return [
-                lambda i, s=s: np.concatenate([s.tokens, later(prefill, prefill + i)]) for s in self.series
-            ]
-        if self.kind == "before":
-            return [s.list for s in self.series]
+    def holds(self, prefill):
+        """For each series (tokens, begins) of what its cache holds, as `kvreplay.read_back` takes it: a list
+        after the prompt and one after each step, or the first alone where nobody leaves."""
+        if self.kind != "attended":
+            return [(s.tokens, s.off) for s in self.series]
         if self.held is None:  # methods that choose at each step hold the full cache
-            return [lambda i: np.arange(prefill + i) for _ in self.series]
-        return [s.list for s in self.held]
+            return [(np.arange(prefill), np.array([0, prefill])) for _ in self.series]
+        return [(s.tokens, s.off) for s in self.held]
 
 
 def require_kept(folder):

@@ -26,11 +26,13 @@ class LayerCall:
     rule: LogitRule
     own: object
 
-    def with_mask(self, mask):
-        """The model's own attention [Hq, R, Dv] under the additive mask [1, heads, R, T]."""
+    def with_mask(self, mask, k=None, v=None):
+        """The model's own attention [Hq, R, Dv] under the additive mask [1, heads, R, T]; over the columns
+        k [Hkv, T, D], v [Hkv, T, Dv] float32 where they are given."""
         groups = self.q.shape[0] // mask.shape[1]
-        mask = mask[..., -self.k.shape[1] :].to(self.q.dtype).repeat_interleave(groups, dim=1)
-        return self.own(mask)[0][0].transpose(0, 1)
+        own = () if k is None else (k[None].to(self.k.dtype), v[None].to(self.v.dtype))
+        mask = mask if own else mask[..., -self.k.shape[1] :]
+        return self.own(mask.to(self.q.dtype).repeat_interleave(groups, dim=1), *own)[0][0].transpose(0, 1)
 
 
 class SwitchedAttention(NamedAttention):
@@ -46,8 +48,8 @@ class SwitchedAttention(NamedAttention):
         self.disturb = None
 
     def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
-        def own_under(mask):
-            return own(module, query, key, value, mask, scaling=scaling, **kwargs)
+        def own_under(mask, k=key, v=value):
+            return own(module, query, k, v, mask, scaling=scaling, **kwargs)
 
         if query.shape[0] != 1:
             raise DumpError(f"batch of {query.shape[0]} sequences: one sequence at a time")

@@ -5,23 +5,8 @@ import torch
 from kvdump.errors import DumpError
 
 from .attention import attend, bias_of
-from .row_formats import row_coding
+from .coded_rows import RowReader, with_columns
 from .row_weights import LayerRows, moves, stack, weigh
-
-REBUILT = ("source", "f32", "f16", "bf16", "int8", "int4", "kivi")
-
-
-def check_parameters(parameters):
-    """DumpError for an instance whose rows cannot be rebuilt from lists and the model's own numbers."""
-    name = format_of(parameters)["name"]
-    if name not in REBUILT:
-        raise DumpError(f"row_format {name} is not rebuilt here: use --select own, which asks the engine")
-
-
-def format_of(parameters):
-    """{"name": ..., parameters} of the instance's row format."""
-    given = parameters.get("row_format", "source")
-    return given if isinstance(given, dict) else {"name": given}
 
 
 class RecordedRows:
@@ -35,29 +20,43 @@ class RecordedRows:
         self.positions = trace.prompt(instance.prompt, instance.n_tokens)[1]
         self.device = device
         self.parameters = instance.parameters()
-        check_parameters(self.parameters)
+        self.reader = RowReader(trace, instance)
 
     def __call__(self, call):
         if call.layer not in self.layers:
             return None
-        rows = self.rows_of(call.layer)
+        rows, holds = self.rows_of(call.layer)
         caches, heads = len(rows.num), (call.k.shape[0], call.q.shape[0])
         if caches not in heads:
             raise DumpError(
                 f"layer {call.layer}: lists of {caches} caches, {heads[0]} or {heads[1]} are needed"
             )
-        if rows.plain:
+        if rows.plain and not self.reader.codes:
             return call.with_mask(bias_of(rows.num))
-        missing = self.instance.n_tokens - call.k.shape[1]
-        if missing and any(coding.key_blocks for coding in rows.codings):
-            raise DumpError(f"layer {call.layer}: kivi in a layer with a window: use --select own")
-        # What left a layer's window is in no list: any number may stand in its place.
-        k, v = (torch.nn.functional.pad(x, (0, 0, missing, 0)) for x in (call.k, call.v))
+        k, v = self._every_token(call)
+        if self.reader.codes:
+            rows, k, v = self._as_stored(call.layer, rows, k, v, holds)
+            if rows.plain and caches == heads[0]:
+                return call.with_mask(bias_of(rows.num), k, v)
         rotary = self.trace.rotary(self.instance.prompt, call.layer)
-        return attend(call.q.float(), k.float(), v.float(), rows, call.rule, rotary).to(call.q.dtype)
+        return attend(call.q.float(), k, v, rows, call.rule, rotary).to(call.q.dtype)
+
+    def _every_token(self, call):
+        missing = self.instance.n_tokens - call.k.shape[1]
+        if missing and self.reader.codes:
+            self.reader.check_window(call.layer)
+        # What left a layer's window is in no list: any number may stand in its place.
+        return [torch.nn.functional.pad(x.float(), (0, 0, missing, 0)) for x in (call.k, call.v)]
+
+    def _as_stored(self, layer, rows, k, v, holds):
+        """Rows, keys and values of each series with the states of its tokens."""
+        if each := len(rows.num) // k.shape[0] - 1:
+            k, v = k.repeat_interleave(each + 1, 0), v.repeat_interleave(each + 1, 0)
+        backs = [self.reader.read(layer, *one) for one in zip(k, v, holds, strict=True)]
+        return with_columns(rows, k, v, backs)
 
     def rows_of(self, layer):
-        """LayerRows of a layer, as tensors."""
+        """LayerRows of a layer, as tensors, and what each of its series' caches holds."""
         i = self.instance
         keys = [key for (at, _), key in sorted(i.cells.items()) if at == layer]
         lists = _alike([self.kept.lists(key, i.n_prefill, i.n_tokens) for key in keys])
@@ -66,19 +65,8 @@ class RecordedRows:
             weigh(series, one.kind, i.n_prefill, i.n_tokens, window) for one in lists for series in one.series
         ]
         num, den = stack(each)
-        rows = LayerRows(num, den, self._codings(lists), self._moved(layer, each))
-        return self._on_device(rows)
-
-    def _codings(self, lists):
-        row_format = format_of(self.parameters)
-        if row_format["name"] == "source":
-            return []
-        i = self.instance
-        return [
-            row_coding(row_format, residents, i.n_prefill, i.n_tokens)
-            for one in lists
-            for residents in one.residents(i.n_prefill)
-        ]
+        holds = [held for one in lists for held in one.holds(i.n_prefill)]
+        return self._on_device(LayerRows(num, den, self._moved(layer, each))), holds
 
     def _moved(self, layer, each):
         if self.parameters.get("positions", "original") == "original":
@@ -91,7 +79,7 @@ class RecordedRows:
         num = torch.from_numpy(rows.num).to(self.device)
         den = num if rows.den is rows.num else torch.from_numpy(rows.den).to(self.device)
         moved = None if rows.moved is None else torch.from_numpy(rows.moved).to(self.device)
-        return LayerRows(num, den, rows.codings, moved)
+        return LayerRows(num, den, moved)
 
 
 def _alike(lists):

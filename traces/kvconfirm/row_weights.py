@@ -1,6 +1,6 @@
 """From lists to weights: what each decode row of a layer attends to."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,19 +10,18 @@ class LayerRows:
     """Weights of one layer's rows: o = sum num exp(l) v / sum den exp(l).
 
     `num`, `den` [S, R, T] float32, 0 where a row does not attend; the same array where they are equal. S
-    series: one for each kv head, or one for each query head. `codings`: one RowCoding a series, or none.
-    `moved` [S, R, T] int32: by how many positions a key is rotated forward, or None.
+    series: one for each kv head, or one for each query head. `moved` [S, R, T] int32: by how many positions a
+    key is rotated forward, or None.
     """
 
     num: np.ndarray
     den: np.ndarray
-    codings: list = field(default_factory=list)
     moved: np.ndarray | None = None
 
     @property
     def plain(self):
         """True where a mask and a bias say all."""
-        return self.num is self.den and not self.codings and self.moved is None
+        return self.num is self.den and self.moved is None
 
 
 @dataclass

@@ -88,11 +88,16 @@ class Trace:
         """Open group of a layer."""
         return self._group(layer_group(prompt_id, layer), f"prompt {prompt_id} has no layer {layer}")
 
-    def rotary(self, prompt_id, layer):
-        """Rotary of a layer; None where keys do not turn with their position."""
+    def rope(self, prompt_id, layer):
+        """`rope_json` of a layer; None where keys do not turn with their position."""
         attributes = self.layer(prompt_id, layer).attrs
         text = attributes.get("rope_json", self.file.attrs.get("rope_json"))
-        if attributes.get("rope", "post") == "none" or not text:
+        return None if attributes.get("rope", "post") == "none" or not text else text
+
+    def rotary(self, prompt_id, layer):
+        """Rotary of a layer; None where keys do not turn with their position."""
+        text = self.rope(prompt_id, layer)
+        if text is None:
             return None
         rope = json.loads(text)
         frequencies = torch.tensor(rope["inv_freq"], dtype=torch.float64)

@@ -6,6 +6,7 @@ from itertools import chain
 
 from ..errors import ResultsError
 from .results_csv import COUNT, NUMBER, TEXT, row_number, typed_table
+from .row_formats import SOURCE, parts_named
 
 IDENTITY = {
     **dict.fromkeys(("key", "trace_id", "model", "prompt", "method", "params", "given"), TEXT),
@@ -59,18 +60,18 @@ def read_confirm_csv(path):
 
 def drawn_once(losses):
     """Marks rows of instances that code what they store and were run once: their noise is not known."""
-    names = {text: _row_format(text) for text in losses["params"].unique()}
-    coded = (losses["method"] == "qjl") | ~losses["params"].map(names).isin(("source", "f32"))
+    codes = {text: _rounds(text) for text in losses["params"].unique()}
+    coded = (losses["method"] == "qjl") | losses["params"].map(codes)
     return coded & ~(losses["n_draws"].astype(float) > 1)
 
 
-def _row_format(text):
-    """Name of the row format in resolved parameters, "source" where they name none."""
+def _rounds(text):
+    """Whether resolved parameters name a row format that rounds keys or values."""
     try:
-        found = json.loads(text).get("row_format", "source")
+        found = json.loads(text).get("row_format", SOURCE)
     except (ValueError, AttributeError):
-        return "source"
-    return found.get("name", "source") if isinstance(found, dict) else found
+        return False
+    return bool(set(parts_named(found)) - {SOURCE, "f32"})
 
 
 def draw_variance(losses):

@@ -72,6 +72,7 @@ void early(CommonOptions& options) { options.order = Order::evict_then_attend; }
 void cut(CommonOptions& options) { options.phase = Phase::oneshot, options.order = Order::evict_then_attend; }
 void kivi(CommonOptions& options) { options.row_format = row_format("kivi"); }
 void int4(CommonOptions& options) { options.row_format = row_format("int4"); }
+void newest_exact(CommonOptions& options) { int4(options), options.row_format.full_precision.recent = 2; }
 
 }  // namespace
 
@@ -100,6 +101,7 @@ TEST_CASE("changed logits, and rows of one token that are not alike, are in no l
   CHECK(reading<Multiplies, kPlain>() == "partial");
   CHECK(reading<Holds, kSeveral>(int4) == "own");
   CHECK(reading<Holds, kSeveral>(kivi) == "partial");
+  CHECK(reading<Holds, kSeveral>(newest_exact) == "partial");
   CHECK(reading<Pushes, kPlain>(kivi) == "before");
 }
 

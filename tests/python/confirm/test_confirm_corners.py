@@ -85,6 +85,22 @@ def test_lists_for_another_number_of_heads_fail_the_instance(tiny, own_copy):
     assert "lists of 6 caches, 2 or 4 are needed" in rows(own_copy, status="failed")[0]["error"]
 
 
+def test_codes_that_depend_on_rows_which_left_a_window_are_not_rebuilt(tmp_path):
+    torch.manual_seed(0)
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=24)).eval()
+    trace, folder = record(model, tmp_path / "trace.h5"), saved(model, tmp_path / "model")
+    formats = ("int4", KIVI, {"name": "kvquant", "bits": 3})
+    methods = [{"name": "window", "row_format": row_format} for row_format in formats]
+    out = replay(trace, tmp_path / "out", methods)
+    assert confirm(out, folder, "--trace", trace, "--verify") == 1
+    assert ["int4" in row["params"] for row in whole(out, status="ok")] == [True]
+    told = [row["error"] for row in rows(out, status="failed")]
+    assert [error.split(" in a layer with a window")[0] for error in told] == [
+        "layer 0: kivi",
+        "layer 0: kvquant",
+    ]
+
+
 @pytest.mark.parametrize("way", [{"prompt": "stream"}, {"variant": "alg1"}])
 def test_blocks_that_were_coded_while_the_prompt_came_in_are_in_no_list(tiny, tmp_path, way):
     methods = [{"name": "h2o", "row_format": row_format, **way} for row_format in (KIVI, "int8")]

@@ -7,15 +7,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvconfirm.attention import LogitRule, attend, bias_of  # noqa: E402
+from kvconfirm.coded_rows import format_of, names_in, with_columns  # noqa: E402
 from kvconfirm.kept_lists import KeptFile, Series  # noqa: E402
 from kvconfirm.losses import answer_of, compare  # noqa: E402
 from kvconfirm.rotation import Rotary, turn  # noqa: E402
-from kvconfirm.row_formats import NEVER, quantise, row_coding  # noqa: E402
 from kvconfirm.row_weights import LayerRows, moves, weigh  # noqa: E402
 from kvconfirm.table import spans  # noqa: E402
 from kvdump.errors import DumpError  # noqa: E402
 from kvdump.facts import rotate  # noqa: E402
-from reference import row_codes  # noqa: E402
+from kvreplay.reading_back import NEVER, ReadBack  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -199,28 +199,46 @@ def test_a_turned_key_is_the_key_of_another_position():
 # --- Row formats ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("bits", "group"), [(4, 8), (8, 5), (2, 3)])
-def test_codes_are_those_of_the_definition(bits, group):
-    x = np.random.default_rng(3).standard_normal((6, 16))
-    x[2, :8] = 1.5  # a group without a range
-    expected = row_codes.quantise_rows(x, group, 2**bits - 1)
-    assert np.array_equal(quantise(torch.from_numpy(x), group, bits).numpy(), expected)
+def test_each_state_of_a_token_is_a_column_of_the_rows_that_read_it_so():
+    """Token 0 is coded, 1 its key from row 1 and its value from row 2 on, 2 never; 3 is not held."""
+    k, v = numbers(1, 4, 4, seed=1), numbers(1, 4, 2, seed=2)
+    since = np.array([0, 1, NEVER, 0]), np.array([0, 2, NEVER, 0])
+    back = ReadBack(k[0].numpy() + 9, v[0].numpy() + 5, *since)
+    num = [[1.0, 2, 1, 0], [1, 2, 1, 0], [1, 2, 0, 0]]
+    rows, keys, values = with_columns(rows_of(num), k, v, [back])
+    assert rows.plain and keys.shape == (1, 5, 4) and values.shape == (1, 5, 2)
+    q = numbers(2, 3, 4)
+    coded = {0: (True, True), 1: (False, False), 2: (False, False)}, {1: (True, False)}, {1: (True, True)}
+    out = attend(q, keys, values, rows, LogitRule(0.5))
+    states = {}
+    for row in range(3):
+        states |= coded[row]
+        own_k, own_v = k[0].clone(), v[0].clone()
+        for token, (key, value) in states.items():
+            own_k[token] += 9 * key
+            own_v[token] += 5 * value
+        one = rows_of([num[row]])
+        expected = attend(q[:, row : row + 1], own_k[None], own_v[None], one, LogitRule(0.5))
+        assert torch.allclose(out[:, row], expected[:, 0], atol=1e-5)
 
 
-def test_a_token_is_exact_in_its_own_step_and_coded_afterwards():
-    coding = row_coding({"name": "int4", "group": 64}, None, prefill=3, tokens=6)
-    assert coding.key_from.tolist() == [0, 0, 0, 1, 2, 3]
+def test_series_with_fewer_columns_are_filled_with_some_that_nobody_reads():
+    k, v = numbers(2, 3, 4, seed=1), numbers(2, 3, 2, seed=2)
+    num = torch.tensor([[[1.0, 1, 1]], [[0, 0, 1]]])
+    back = [ReadBack(x.numpy(), y.numpy(), *(np.full(3, NEVER),) * 2) for x, y in zip(k, v, strict=True)]
+    rows, keys, values = with_columns(LayerRows(num, num), k, v, back)
+    assert rows.num.tolist() == [[[1, 1, 1]], [[1, 0, 0]]]
+    q = numbers(2, 1, 4)
+    out = attend(q, keys, values, rows, LogitRule(0.5))
+    assert torch.allclose(out, attend(q, k, v, LayerRows(num, num), LogitRule(0.5)), atol=1e-6)
 
 
-def test_kivi_waits_for_a_full_residual_and_leaves_the_newest_values_exact():
-    lists = [[0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [2, 3, 4, 5, 6], [3, 4, 5, 6, 7]]
-    form = {"name": "kivi", "bits": 2, "g": 2, "R": 4}
-    coding = row_coding(form, lambda i: np.array(lists[i]), prefill=5, tokens=8)
-    # After the prompt four of five keys are due, in groups of two; the fifth waits for three more, which come
-    # one a step: after step 3 token 4, 5, 6, 7 would be four, but no row follows.
-    assert [block.tolist() for block in coding.key_blocks] == [[0, 1], [2, 3]]
-    assert coding.key_from.tolist() == [0, 0, 0, 0, NEVER, NEVER, NEVER, NEVER]
-    assert coding.value_from.tolist() == [0, 1, 2, NEVER, NEVER, NEVER, NEVER, NEVER]
+def test_formats_of_keys_and_values_are_named():
+    assert names_in(format_of({})) == {"source"}
+    assert names_in(format_of({"row_format": "int8"})) == {"int8"}
+    apart = {"key": "fp8_e4m3", "value": {"name": "int4", "group": 32}}
+    assert names_in(format_of({"row_format": apart})) == {"fp8_e4m3", "int4"}
+    assert names_in(format_of({"row_format": {"value": "int8"}})) == {"source", "int8"}
 
 
 # --- Losses ---------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ std::string json_of(const T& value) {
 template <class T>
 std::string json_of(const std::vector<T>& values) {
   std::string text = "[";
-  for (const T& value : values) text += (text.size() > 1 ? "," : "") + json_of(value);
-  return text + "]";
+  for (const T& value : values) text += text.size() > 1 ? "," : "", text += json_of(value);
+  return text += "]";
 }
 
 // {"name":value,...} with sorted names.

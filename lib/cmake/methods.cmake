@@ -56,8 +56,13 @@ using AnyScorer = Wrapped<Scorers>;
 ]] @ONLY)
 endfunction()
 
-# kvreplay_methods(TARGET LIST): the tables of the methods of a list, one translation unit each, and where CUDA is
-# built the programs by which its devices replay their caches. A method's file stands beside its list.
+# Methods that are compiled together share what the compiler reads and instantiates for each.
+function(kvreplay_together target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+endfunction()
+
+# kvreplay_methods(TARGET LIST): the tables of the methods of a list, and where CUDA is built the programs by which its
+# devices replay their caches. A method's file stands beside its list.
 function(kvreplay_methods target list)
   get_filename_component(folder ${list} DIRECTORY)
   set(out ${CMAKE_CURRENT_BINARY_DIR}/${target})
@@ -73,6 +78,7 @@ PolicyTable policy_table_@name@() { return policy_table<@struct@>(); }
     list(APPEND sources ${out}/${name}.cpp)
   endforeach()
   add_library(${target} STATIC ${sources})
+  kvreplay_together(${target})
   target_link_libraries(${target} PUBLIC kvreplay::kvreplay)
   set_target_properties(${target} PROPERTIES kvreplay_names "${names}" kvreplay_list ${list}
                         EXPORT_PROPERTIES kvreplay_names)
@@ -114,6 +120,7 @@ void @device@_policies_@name@(const DeviceLaunch& launch) { @device@::start_poli
     return()
   endif()
   add_library(${target}_${device} STATIC ${sources})
+  kvreplay_together(${target}_${device})
   set_target_properties(${target}_${device} PROPERTIES kvreplay_names "${built}" EXPORT_PROPERTIES kvreplay_names)
   target_link_libraries(${target}_${device} PUBLIC kvreplay::kvreplay)
 endfunction()

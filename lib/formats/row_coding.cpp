@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "formats/matrices.hpp"
+#include "base/matrices.hpp"
 
 namespace kvreplay {
 namespace {

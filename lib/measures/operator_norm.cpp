@@ -1,10 +1,11 @@
 #include "measures/operator_norm.hpp"
 
 #include <Eigen/Core>
-#include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
 #include <vector>
+
+#include "base/matrices.hpp"
 
 namespace kvreplay {
 
@@ -55,7 +56,7 @@ double ValueNorms::spectral() {
   constexpr double kTolerance = 1e-12;
   std::vector<Vector> basis{vector(start_).normalized()};
   std::vector<double> diagonal, off;
-  Vector ritz;
+  std::vector<double> ritz;
   double value = 0;
   for (int64_t step = 1; step <= d; ++step) {
     Vector next = gram.selfadjointView<Eigen::Lower>() * basis.back();
@@ -65,13 +66,11 @@ double ValueNorms::spectral() {
     const double length = next.norm();
     const bool closed = length <= 1e-14 * gram.trace();
     if (step % 4 == 0 || closed || step == d) {
-      Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> small;
-      const Eigen::Map<const Eigen::VectorXd> alpha(diagonal.data(), step), beta(off.data(), step - 1);
-      small.computeFromTridiagonal(alpha, beta, Eigen::ComputeEigenvectors);
-      value = small.eigenvalues()(step - 1);
-      ritz = small.eigenvectors().col(step - 1);
-      const double residual = length * std::abs(ritz(step - 1));
-      const double gap = step > 1 ? value - small.eigenvalues()(step - 2) : value;
+      Spectrum small = spectrum_of_tridiagonal(diagonal, off);
+      value = small.values.back();
+      ritz.assign(small.vectors.end() - step, small.vectors.end());
+      const double residual = length * std::abs(ritz.back());
+      const double gap = step > 1 ? value - small.values[size_t(step) - 2] : value;
       if (closed || residual * residual <= kTolerance * value * std::max(gap, 1e-6 * value)) break;
     }
     basis.push_back(next / length);
@@ -79,7 +78,7 @@ double ValueNorms::spectral() {
   }
   // A little of everything keeps directions reachable that later values open.
   Vector top = Vector::Zero(d);
-  for (int64_t i = 0; i < ritz.size(); ++i) top += ritz(i) * basis[size_t(i)];
+  for (size_t i = 0; i < ritz.size(); ++i) top += ritz[i] * basis[i];
   vector(start_) = top + 1e-6 * generic_vector(d);
   return std::sqrt(std::max(value, 0.0));
 }

@@ -1,14 +1,16 @@
 #include "survey/spectrum.hpp"
 
-#include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
+
+#include "base/matrices.hpp"
 
 namespace kvreplay {
 
 Spread spread_of(std::span<const double> points, int32_t dim) {
-  constexpr Eigen::Index kDirections = 16;
+  constexpr int32_t kDirections = 16;
   const size_t d = size_t(dim), n = points.size() / d;
   std::vector<double> mean(d, 0.0), x(points.begin(), points.begin() + int64_t(n * d));
   for (size_t i = n; i-- > 0;)  // less the first, so that equal points have no variance at all, not that of rounding
@@ -19,15 +21,15 @@ Spread spread_of(std::span<const double> points, int32_t dim) {
   Spread spread;
   spread.rms = std::sqrt(squares / double(n));
   if (!(spread.rms > 0)) return spread;
-  // Eigen's own product would take seconds to compile. The solver reads the lower half.
-  Eigen::MatrixXd scatter = Eigen::MatrixXd::Zero(dim, dim);
+  std::vector<double> scatter(d * d, 0.0);
   for (size_t i = 0; i < n; ++i)
     for (size_t b = 0; b < d; ++b)
-      for (size_t a = b; a < d; ++a) scatter(Eigen::Index(a), Eigen::Index(b)) += x[i * d + a] * x[i * d + b];
-  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(scatter, Eigen::EigenvaluesOnly);
-  const Eigen::ArrayXd variance = solver.eigenvalues().array().max(0.0);  // ascending
-  const Eigen::ArrayXd share = variance / variance.sum();
-  spread.spectral_share_16 = share.tail(std::min<Eigen::Index>(kDirections, dim)).sum();
+      for (size_t a = b; a < d; ++a) scatter[a * d + b] += x[i * d + a] * x[i * d + b];
+  std::vector<double> share = eigenvalues_of(scatter, dim);  // ascending
+  double sum = 0;
+  for (double& variance : share) sum += variance = std::max(variance, 0.0);
+  for (double& variance : share) variance /= sum;
+  spread.spectral_share_16 = std::accumulate(share.end() - std::min(kDirections, dim), share.end(), 0.0);
   double entropy = 0;
   for (const double p : share)
     if (p > 0) entropy -= p * std::log(p);

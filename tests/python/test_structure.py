@@ -24,7 +24,7 @@ INCLUDES = {
     "hosted": {"base", "core", "catalog"},
     "exact": {"base", "core", "kernels", "trace"},
     "survey": {"base", "core", "kernels", "trace", "exact"},
-    "measures": {"core", "kernels", "catalog", "exact"},
+    "measures": {"base", "core", "kernels", "catalog", "exact"},
     "caches": {"core", "formats", "catalog", "exact", "measures"},
     "evaluate": {"core", "kernels", "formats", "exact", "measures", "caches"},
     "allocation": {"base", "core", "catalog", "exact", "caches"},

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/matrices.hpp"
 #include "formats/code_books.hpp"
 #include "formats/coders/kvquant.hpp"
 #include "formats/coders/pca.hpp"
-#include "formats/matrices.hpp"
 
 // What the calibrated formats take from the rows of a prompt.
 
@@ -45,6 +45,29 @@ std::vector<double> line_means(std::vector<double> z, int32_t bits) {
 double scaled(double x, double lo, double hi) {
   const double half = (hi - lo) / 2;
   return half == 0 ? 0 : (x - (hi + lo) / 2) / half;
+}
+
+// Mean of rows, and eigenvalues (falling, none below 0) and eigenvectors, a row each, of their covariance.
+struct PrincipalAxes {
+  std::vector<double> mean, variances, axes;
+};
+PrincipalAxes principal_axes(std::span<const double> rows, int32_t width) {
+  const size_t w = size_t(width), n = rows.size() / w;
+  PrincipalAxes found{std::vector<double>(w, 0), {}, {}};
+  for (size_t i = 0; i < n; ++i)
+    for (size_t c = 0; c < w; ++c) found.mean[c] += rows[i * w + c] / double(n);
+  std::vector<double> covariance(w * w, 0), centred(w);
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t c = 0; c < w; ++c) centred[c] = rows[i * w + c] - found.mean[c];
+    for (size_t a = 0; a < w; ++a)
+      for (size_t b = 0; b <= a; ++b) covariance[a * w + b] += centred[a] * centred[b] / double(n);
+  }
+  const Spectrum solved = spectrum_of(covariance, width);
+  for (size_t j = w; j-- > 0;) {
+    found.variances.push_back(std::max(0.0, solved.values[j]));
+    found.axes.insert(found.axes.end(), &solved.vectors[j * w], &solved.vectors[j * w] + w);
+  }
+  return found;
 }
 
 }  // namespace

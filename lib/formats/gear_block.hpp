@@ -15,8 +15,7 @@ struct Correction {
 
 // A block that is coded as GEAR's release does (GEARLM/Simulated, gears_channelQ and gears_tokenQ).
 //  1. Of each line (keys: a channel, values: a row) of n numbers the floor(outliers n / 200) smallest and as many of
-//  the
-//     largest are outliers (ties: the earlier); the mean of the line takes their place.
+//     the largest are outliers (ties: the earlier); the mean of the line takes their place.
 //  2. code() replaces the block by what is read back of its codes (KIVI); outliers return exactly.
 //  3. A rank-`rank` approximation of what is missed (2 power iterations from the first unit vectors) is added, also
 //     where outliers stand.

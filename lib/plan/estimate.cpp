@@ -161,8 +161,8 @@ struct Unit {
   double shared_formats(bool audit) const {
     std::set<std::pair<std::string, uint32_t>> formats;
     for (const Cell& cell : cells)
-      if (shares_coded_rows(cell, audit))
-        formats.emplace(row_format_json(cell.options().row_format), cell.seed.value_or(0));
+      if (const RowFormat& format = cell.options().row_format; shares_coded_rows(cell, audit))
+        formats.emplace(row_format_json(format), is_random(format) ? cell.seed.value_or(0) : 0);
     return double(formats.size());
   }
   double bytes(const RunConfig& config, double real_bytes) const {

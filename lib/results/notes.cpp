@@ -101,7 +101,8 @@ constexpr Words kOfInstances[] = {
      "tokens that always stay (sinks, recent "
      "or observation window) fill the budget, so that scores decide nothing; take a smaller window or a larger budget"},
     {NoteKind::nothing_evicted, "evicted nothing", "evicted nothing"},
-    {NoteKind::nothing_quantised, "quantised nothing", "quantised nothing (kivi and gear need caches larger than R)"},
+    {NoteKind::nothing_quantised, "quantised nothing",
+     "quantised nothing (every row is one of those that stay exact: R of kivi and gear, full_precision)"},
 };
 
 // Instances for which `found` has the same budgets, with these.

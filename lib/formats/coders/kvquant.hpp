@@ -7,9 +7,8 @@ namespace kvreplay {
 //  t = 1 - outliers / 200; quantiles by linear interpolation. Of each kv head and part:
 //  1. Keys, once: hi, lo = quantiles t, 1 - t of each channel over the prompt's rows from `calibrate_from` on; a number
 //     beyond them is an outlier.
-//  2. Values, for each row: the same over its channels, a number at or beyond them is an outlier; then hi, lo =
-//  extremes
-//     of the row, whose outliers count as the row's median.
+//  2. Values, for each row: the same over its channels, a number at or beyond them is an outlier; then hi, lo are
+//     extremes of the row, whose outliers count as the row's median.
 //  3. off = (hi + lo) / 2, half = (hi - lo) / 2, z = (x - off) / half; 0 where half = 0.
 //  4. Code book, once: k-means on a line over z of the prompt's other numbers.
 //  5. Read back: float16(level) float16(half) + float16(off); outliers in float16.

@@ -68,3 +68,16 @@ def test_formats_are_followed_under_any_choice_of_tokens(wide, tmp_path, way):
     assert all("use --select own" in row["error"] for row in failed)
     waits = [one for one in COMPOSED if "kivi" in str(one) or "recent" in str(one)]
     assert len(failed) == (len(waits) if streams else 0)
+
+
+def test_rows_that_the_engine_replays_layer_by_layer_lose_the_same(wide, tmp_path):
+    """Nothing is chosen, so both ways attend to the same rows."""
+    formats = [*COMPOSED, "kvquant", "tq_prod", SMALLER["gear"]]
+    out = replay(wide[1], tmp_path / "out", [{"name": "exact", "row_format": one} for one in formats])
+    lost = {}
+    for select in ("recorded", "own"):
+        assert confirm(out, wide[0], "--trace", wide[1], "--draws", 1, "--select", select) == 0
+        told = rows(out, selection=select, distance_from="0", distance_to="31")
+        lost[select] = [float(row["kl_mean"]) for row in told]
+    assert len(lost["own"]) == len(formats) and min(lost["own"]) > 1e-4
+    assert lost["own"] == pytest.approx(lost["recorded"], rel=2e-3)  # a code may fall otherwise

@@ -75,9 +75,11 @@ struct KvQuant {
   KVR_FN RowRange range_of(const T& team, std::span<const double> x, double* sorted) const {
     const auto n = int32_t(x.size());
     team.each(n, [&](int32_t i) {
-      int32_t rank = 0;
-      for (int32_t j = 0; j < n; ++j) rank += x[size_t(j)] < x[size_t(i)] || (x[size_t(j)] == x[size_t(i)] && j < i);
-      sorted[rank] = x[size_t(i)];
+      const double own = x[size_t(i)];
+      int32_t rank = 0;  // equal numbers keep their order
+      KVR_SIMD_SUM(rank) for (int32_t j = 0; j < i; ++j) rank += x[size_t(j)] <= own ? 1 : 0;
+      KVR_SIMD_SUM(rank) for (int32_t j = i + 1; j < n; ++j) rank += x[size_t(j)] < own ? 1 : 0;
+      sorted[rank] = own;
     });
     if (outliers == 0) return {sorted[0], sorted[n - 1], -INFINITY, INFINITY};
     const double t = 1 - outliers / 200, median = quantile_of({sorted, size_t(n)}, 0.5);
@@ -102,8 +104,9 @@ struct KvQuant {
   KVR_FN CodeTally code_number(double& x, double lo, double hi, bool is_outlier, const double* levels) const {
     CodeTally t;
     const double off = (hi + lo) / 2, half = (hi - lo) / 2, z = half == 0 ? 0 : (x - off) / half;
-    int32_t code = 0;  // a number on a midpoint goes down
-    while (code + 1 < 1 << bits && (levels[code] + levels[code + 1]) / 2 < z) ++code;
+    const int32_t last = (1 << bits) - 1;
+    int32_t code = 0;  // midpoints below z; a number on one goes down
+    KVR_SIMD_SUM(code) for (int32_t i = 0; i < last; ++i) code += (levels[i] + levels[i + 1]) / 2 < z ? 1 : 0;
     const double back = is_outlier ? to_float16(x) : to_float16(levels[code]) * to_float16(half) + to_float16(off);
     t.outliers = is_outlier ? 1 : 0;
     t.misfits = std::isfinite(back) ? 0 : 1;

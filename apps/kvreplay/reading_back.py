@@ -9,6 +9,7 @@ import numpy as np
 
 from . import _engine
 from .arrays import as_floats
+from .configuration import plain
 from .errors import ConfigError, TraceError
 from .trace_io.rope import rope_facts
 
@@ -55,8 +56,10 @@ def read_back(
     Raises ConfigError where rows cannot be stored so, TraceError for arrays of other shapes.
     """
     k, v = _rows(keys, "keys"), _rows(values, "values")
-    if len(k) != len(v) or not len(k):
-        raise TraceError(f"keys has {len(k)} rows, values {len(v)}: as many are needed, and one at least")
+    if len(k) != len(v) or not k.size or not v.size:
+        raise TraceError(
+            f"keys is {list(k.shape)}, values {list(v.shape)}: as many rows are needed, one at least"
+        )
     total = len(k)
     prompt = total if prompt is None else int(prompt)
     if not 0 < prompt <= total:
@@ -68,6 +71,8 @@ def read_back(
     places = np.arange(total) if positions is None else np.asarray(positions)
     if places.shape != (total,):
         raise TraceError(f"positions is {list(places.shape)}; it must be [{total}]")
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed: {seed} is not 0 to {2**32 - 1}")
     given = uniforms or {}
     if strange := sorted(set(given) - set(UNIFORMS)):
         raise ConfigError(f"uniforms: {strange[0]}: signs, rotation and sketch are read")
@@ -86,7 +91,7 @@ def read_back(
         **{name: np.asarray(given.get(name, ()), np.float64).reshape(-1) for name in UNIFORMS},
     }
     try:
-        key_from, value_from, k, v = _engine.read_back(json.dumps(row_format), facts)
+        key_from, value_from, k, v = _engine.read_back(json.dumps(plain(row_format, "row_format")), facts)
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("command line: error: ")) from None
     return ReadBack(k, v, key_from, value_from)

@@ -3,6 +3,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+
 #include "apps/module/arrays_from_python.hpp"
 #include "apps/module/numpy.hpp"
 #include "base/errors.hpp"
@@ -33,6 +35,21 @@ RowFormat format_of(const std::string& json, const LayerInfo& layer, int32_t n_l
   return at_layer(*format, layer.layer, n_layers);
 }
 
+std::vector<double> uniforms_of(nb::dict facts, const char* name, int64_t needed) {
+  std::vector<double> given = numbers_of<double, 1>(facts, name);
+  const auto wrong = [](double x) { return !(x >= 0 && x < 1); };
+  if (given.empty() || (int64_t(given.size()) >= needed && std::none_of(given.begin(), given.end(), wrong)))
+    return given;
+  throw ConfigError("uniforms: " + std::string(name) + " must be " + std::to_string(needed) +
+                    " numbers in [0, 1), or more: " + std::to_string(given.size()) + " are given");
+}
+
+RowUniforms uniforms_of(nb::dict facts, const RowFormat& format, const LayerInfo& layer) {
+  const RowUniformCounts needed = kvreplay::uniforms_of(format, layer.head_dim, layer.v_head_dim);
+  return {nb::cast<uint32_t>(facts["seed"]), uniforms_of(facts, "signs", needed.signs),
+          uniforms_of(facts, "rotation", needed.rotation), uniforms_of(facts, "sketch", needed.sketch)};
+}
+
 LayerInfo layer_of(nb::dict facts) {
   LayerInfo layer;
   layer.layer = nb::cast<int32_t>(facts["layer"]);
@@ -59,11 +76,7 @@ nb::tuple read_back(const std::string& text, nb::dict facts) {
   const LayerInfo layer = layer_of(facts);
   const RowFormat format = format_of(text, layer, nb::cast<int32_t>(facts["n_layers"]));
   const HeadStream<float> stream = stream_of(facts, layer);
-  RowUniforms uniforms;
-  uniforms.seed = nb::cast<uint32_t>(facts["seed"]);
-  uniforms.signs = numbers_of<double, 1>(facts, "signs");
-  uniforms.rotation = numbers_of<double, 1>(facts, "rotation");
-  uniforms.sketch = numbers_of<double, 1>(facts, "sketch");
+  const RowUniforms uniforms = uniforms_of(facts, format, layer);
   const auto tokens = numbers_of<int32_t, 1>(facts, "held");
   const auto begins = numbers_of<int64_t, 1>(facts, "begins");
   ReadBack read;

@@ -13,6 +13,7 @@ from reference.row_formats import read_back
 SAMPLE = Path(__file__).resolve().parents[2] / "traces/samples/smollm2-135m.h5"
 
 ROPE = {"type": "default", "theta": 0, "inv_freq": [0.9**i for i in range(16)], "layout": "half_split"}
+SIGNED = {"row_format": {"name": "int4", "rotate": "hadamard_signed"}}
 BLOCKS = {"name": "kivi", "bits": 2, "g": 2, "R": 4}
 
 
@@ -138,12 +139,16 @@ def test_the_engine_reads_the_same_rows_of_a_recorded_layer():
             "skip_layers names layer 1, and the model has 1",
         ),
         ({"keys": rows(4)[:, :3, None]}, r"keys is \[4, 3, 1\]; it must be \[tokens, dim\], of one kv head"),
-        ({"keys": rows(3, 8)}, "keys has 3 rows, values 4"),
+        ({"keys": rows(3, 8)}, r"keys is \[3, 8\], values \[4, 8\]: as many rows, not none, are needed"),
+        ({"keys": rows(4, 0)}, r"keys is \[4, 0\]"),
+        ({"seed": -1}, "seed: -1 is not 0 to 4294967295"),
         ({"keys": np.arange(32).reshape(4, 8)}, "keys holds int64; floating-point numbers are read"),
         ({"prompt": 5}, "prompt: 5 is not 1 to 4"),
         ({"layer": 3, "n_layers": 3}, "layer: 3 is not 0 to 2"),
         ({"positions": [1, 2]}, r"positions is \[2\]; it must be \[4\]"),
         ({"uniforms": {"sign": [0.1]}}, "uniforms: sign: signs, rotation and sketch are read"),
+        (SIGNED | {"uniforms": {"signs": [0.1]}}, "signs must be 8 numbers in .0, 1., or more: 1 are given"),
+        (SIGNED | {"uniforms": {"signs": [1.0] * 8}}, "signs must be 8 numbers"),
         ({"held": ([0], [0, 1, 1, 1])}, "held: 3 lists, one or 2 are needed"),
         ({"held": ([3, 0], [0, 1, 2])}, "held: a list holds a token that has not come yet"),
         ({"held": ([0, 3], [0, 3, 2])}, "held: begins does not cut tokens into lists"),

@@ -39,7 +39,7 @@ class RowReader:
         self.format = format_of(parameters)
         self.names = names_in(self.format)
         self.codes = self.names != {"source"}
-        self.uniforms = _uniforms(parameters.get("uniforms"))
+        self.uniforms = _uniforms(parameters.get("uniforms")) if self.codes else None
         self.n_layers = trace.shape()["n_layers"] if self.codes else None
 
     def read(self, layer, k, v, held):

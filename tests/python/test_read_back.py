@@ -139,7 +139,7 @@ def test_the_engine_reads_the_same_rows_of_a_recorded_layer():
             "skip_layers names layer 1, and the model has 1",
         ),
         ({"keys": rows(4)[:, :3, None]}, r"keys is \[4, 3, 1\]; it must be \[tokens, dim\], of one kv head"),
-        ({"keys": rows(3, 8)}, r"keys is \[3, 8\], values \[4, 8\]: as many rows, not none, are needed"),
+        ({"keys": rows(3, 8)}, r"keys is \[3, 8\], values \[4, 8\]: as many rows are needed"),
         ({"keys": rows(4, 0)}, r"keys is \[4, 0\]"),
         ({"seed": -1}, "seed: -1 is not 0 to 4294967295"),
         ({"keys": np.arange(32).reshape(4, 8)}, "keys holds int64; floating-point numbers are read"),

@@ -120,7 +120,9 @@ void @device@_policies_@name@(const DeviceLaunch& launch) { @device@::start_poli
     return()
   endif()
   add_library(${target}_${device} STATIC ${sources})
-  kvreplay_together(${target}_${device})
+  if(extension STREQUAL cpp)  # nvcc takes minutes for a method, and goes on best with one at a time
+    kvreplay_together(${target}_${device})
+  endif()
   set_target_properties(${target}_${device} PROPERTIES kvreplay_names "${built}" EXPORT_PROPERTIES kvreplay_names)
   target_link_libraries(${target}_${device} PUBLIC kvreplay::kvreplay)
 endfunction()

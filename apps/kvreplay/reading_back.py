@@ -84,7 +84,6 @@ def read_back(
         "begins": begins,
         "positions": places.astype(np.int32),
         "rope": None if rope in (None, "none") else rope_facts(rope, k.shape[1], "rope"),
-        "rope_recorded": True,
         "layer": layer,
         "n_layers": n_layers,
         "seed": seed,

@@ -56,7 +56,7 @@ LayerInfo layer_of(nb::dict facts) {
   layer.head_dim = int32_t(nb::cast<Array<float, 2>>(facts["keys"]).shape(1));
   layer.v_head_dim = int32_t(nb::cast<Array<float, 2>>(facts["values"]).shape(1));
   layer.rope = rope_of(facts["rope"]);
-  layer.rope_recorded = nb::cast<bool>(facts["rope_recorded"]);
+  layer.rope_recorded = true;  // none means that keys are not rotated
   return layer;
 }
 

@@ -66,7 +66,7 @@ double ValueNorms::spectral() {
     const double length = next.norm();
     const bool closed = length <= 1e-14 * gram.trace();
     if (step % 4 == 0 || closed || step == d) {
-      Spectrum small = spectrum_of_tridiagonal(diagonal, off);
+      const Spectrum small = spectrum_of_tridiagonal(diagonal, off);
       value = small.values.back();
       ritz.assign(small.vectors.end() - step, small.vectors.end());
       const double residual = length * std::abs(ritz.back());

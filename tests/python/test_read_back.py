@@ -95,7 +95,7 @@ def test_every_format_reads_back_what_its_definition_does(name):
 
 def test_uniforms_take_the_place_of_the_seeds():
     x, signs = rows(4), np.linspace(0, 0.99, 32)
-    signed = {"name": "int4", "rotate": "hadamard_signed"}
+    signed = SIGNED["row_format"]
     back = kv.read_back(signed, x, x, uniforms={"signs": signs})
     assert np.allclose(back.keys, read_back(signed, "key", x, prompt=4, uniforms={"signs": signs}), atol=2e-5)
     assert not np.allclose(back.keys, kv.read_back(signed, x, x).keys, atol=1e-3)

@@ -43,7 +43,7 @@ class RowReader:
         self.n_layers = trace.shape()["n_layers"] if self.codes else None
 
     def read(self, layer, k, v, held):
-        """ReadBack of a kv head, k [T, D], v [T, Dv], whose cache holds `held` (kept_lists.Lists)."""
+        """ReadBack of a kv head, k [T, D], v [T, Dv], whose cache holds `held` (Lists.holds)."""
         i = self.instance
         try:
             return kvreplay.read_back(

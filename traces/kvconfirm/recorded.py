@@ -17,7 +17,6 @@ class RecordedRows:
         self.kept = kept
         self.instance = instance
         self.layers = set(layers)
-        self.positions = trace.prompt(instance.prompt, instance.n_tokens)[1]
         self.device = device
         self.parameters = instance.parameters()
         self.reader = RowReader(trace, instance)
@@ -50,8 +49,8 @@ class RecordedRows:
 
     def _as_stored(self, layer, rows, k, v, holds):
         """Rows, keys and values of each series with the states of its tokens."""
-        if each := len(rows.num) // k.shape[0] - 1:
-            k, v = k.repeat_interleave(each + 1, 0), v.repeat_interleave(each + 1, 0)
+        if (series := len(rows.num)) > len(k):
+            k, v = (x.repeat_interleave(series // len(x), 0) for x in (k, v))
         backs = [self.reader.read(layer, *one) for one in zip(k, v, holds, strict=True)]
         return with_columns(rows, k, v, backs)
 
@@ -73,7 +72,7 @@ class RecordedRows:
             return None
         if self.trace.rotary(self.instance.prompt, layer) is None:
             return None
-        return np.stack([moves(one.held, self.instance.n_prefill, self.positions) for one in each])
+        return np.stack([moves(one.held, self.instance.n_prefill, self.reader.positions) for one in each])
 
     def _on_device(self, rows):
         num = torch.from_numpy(rows.num).to(self.device)

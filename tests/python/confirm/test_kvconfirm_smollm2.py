@@ -25,7 +25,7 @@ METHODS = [
 
 
 @pytest.fixture(scope="module")
-def probe(tmp_path_factory):
+def probe(smollm2, tmp_path_factory):
     """(results folder, trace, prompts) of one retrieval prompt of 12 lines in every layer, float32."""
     folder = tmp_path_factory.mktemp("probe")
     lines, trace = folder / "lines.jsonl", folder / "trace.h5"

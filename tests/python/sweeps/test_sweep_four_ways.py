@@ -1,4 +1,7 @@
-"""200 cells in one process, by local workers, in a job array where things die, and with stops: one table."""
+"""200 cells in one process, by local workers, in a job array where things die, and with stops: one table.
+
+Where somebody must be met at work, cells are audited, which is slow; where nobody is disturbed, they are not.
+"""
 
 import contextlib
 import os
@@ -23,18 +26,20 @@ SHARDS = 20
 def config(tmp_path_factory):
     """Audited: slow enough that whatever is killed is at work."""
     folder = tmp_path_factory.mktemp("sweep")
-    return write_config(folder, make_trace(folder / "t.h5", tokens=2048), "run: {audit: true}\n")
+    return write_config(folder, make_trace(folder / "t.h5", tokens=1280), "run: {audit: true}\n")
 
 
 @pytest.fixture(scope="module")
-def whole(config, tmp_path_factory):
+def whole_slow(config, tmp_path_factory):
+    """The table of the audited cells, of one process."""
     out = tmp_path_factory.mktemp("whole")
     assert kvreplay("run", config, "-o", out).returncode == 0
     return comparable(out)
 
 
 @pytest.fixture
-def out(config, tmp_path):
+def slow(config, tmp_path):
+    """The directory of a sweep of the audited cells that nobody has worked on."""
     plan(config, tmp_path / "out")
     return tmp_path / "out"
 
@@ -52,21 +57,21 @@ def test_four_local_workers_give_the_table_of_one_process(out, whole):
     assert status(out)["repeated"] == 0
 
 
-def test_a_worker_stopped_and_started_five_times_gives_the_table_of_one_process(out, whole):
+def test_a_worker_stopped_and_started_five_times_gives_the_table_of_one_process(slow, whole_slow):
     for _ in range(5):
-        before = status(out)["ok"]
-        process = start("sweep", "work", out, "-j", 1, "--progress", "none")
+        before = status(slow)["ok"]
+        process = start("sweep", "work", slow, "-j", 1, "--progress", "none")
         until = time.monotonic() + WAIT_S
-        while status(out)["ok"] == before and time.monotonic() < until:
+        while status(slow)["ok"] == before and time.monotonic() < until:
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=WAIT_S)
         assert process.returncode == 75
-        assert before < status(out)["ok"] < CELLS
-    assert kvreplay("sweep", "work", out, "--progress", "none").returncode == 0
-    assert merge(out).returncode == 0
-    assert comparable(out) == whole
-    assert status(out)["repeated"] == 0
+        assert before < status(slow)["ok"] < CELLS
+    assert kvreplay("sweep", "work", slow, "--progress", "none").returncode == 0
+    assert merge(slow).returncode == 0
+    assert comparable(slow) == whole_slow
+    assert status(slow)["repeated"] == 0
 
 
 class Accidents:
@@ -112,12 +117,12 @@ class Accidents:
 
 
 @pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
-def test_a_job_array_with_accidents_gives_the_table_of_one_process(out, whole, tmp_path):
-    submit = ["sweep", "submit", out, "--engine", "slurm", "--shards", SHARDS, "-j", 1, "--at-once", 3]
+def test_a_job_array_with_accidents_gives_the_table_of_one_process(slow, whole_slow, tmp_path):
+    submit = ["sweep", "submit", slow, "--engine", "slurm", "--shards", SHARDS, "-j", 1, "--at-once", 3]
     with SlurmCluster(tmp_path / "slurm", nodes=3, cpus=2) as cluster:
         accidents = Accidents(cluster, seed=os.getpid())
         submissions, until = 0, time.monotonic() + WAIT_S
-        while not (out / "results.csv").exists():
+        while not (slow / "results.csv").exists():
             assert time.monotonic() < until, cluster.run("squeue").stdout + cluster.logs()
             if accidents.waiting == []:
                 cluster.resume_drained()
@@ -129,19 +134,21 @@ def test_a_job_array_with_accidents_gives_the_table_of_one_process(out, whole, t
             accidents.maybe()
             time.sleep(0.2)
         assert accidents.waiting == []
-    assert comparable(out) == whole
-    assert status(out).items() >= {"ok": CELLS, "parked": 0, "damaged": 0}.items()
-    report(f"job array with 4 accidents, submitted {submissions} times by hand", out)
+    assert comparable(slow) == whole_slow
+    assert status(slow).items() >= {"ok": CELLS, "parked": 0, "damaged": 0}.items()
+    report(f"job array with 4 accidents, submitted {submissions} times by hand", slow)
 
 
 @pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
-def test_a_task_that_nears_its_limit_leaves_with_75_and_the_merge_job_submits_the_rest(out, whole, tmp_path):
+def test_a_task_that_nears_its_limit_leaves_with_75_and_the_merge_job_submits_the_rest(
+    slow, whole_slow, tmp_path
+):
     """Slurm looks at limits every 30 s, so the signal is sent by hand."""
     words = ["--shards", 2, "-j", 1, "--rounds", 3]
     with SlurmCluster(tmp_path / "slurm", nodes=1, cpus=2) as cluster:
-        assert kvreplay("sweep", "submit", out, "--engine", "slurm", *words, **cluster.env).returncode == 0
+        assert kvreplay("sweep", "submit", slow, "--engine", "slurm", *words, **cluster.env).returncode == 0
         until = time.monotonic() + WAIT_S
-        while status(out)["ok"] == 0:
+        while status(slow)["ok"] == 0:
             assert time.monotonic() < until, cluster.logs()
             time.sleep(0.05)
         (job,) = {
@@ -150,13 +157,13 @@ def test_a_task_that_nears_its_limit_leaves_with_75_and_the_merge_job_submits_th
             if "_" in line
         }
         cluster.run("scancel", "-b", "-s", "USR1", job)
-        while not (out / "results.csv").exists():
+        while not (slow / "results.csv").exists():
             assert time.monotonic() < until, cluster.logs()
             time.sleep(0.2)
         codes = {facts["ExitCode"] for facts in cluster.tasks(job).values()}
     assert codes == {"75:0"}
-    assert comparable(out) == whole
-    assert status(out)["repeated"] == 0
+    assert comparable(slow) == whole_slow
+    assert status(slow)["repeated"] == 0
 
 
 @pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")

@@ -1,8 +1,8 @@
 """What the dumper's command line leaves behind when it is cut short, and how it goes on."""
 
-import resource
+import os
 import shutil
-import subprocess
+import signal
 
 import h5py
 import pytest
@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from dumper_runs import contents, python  # noqa: E402
+from dumper_runs import Dumpers, contents  # noqa: E402
 from kvdump import cli, job  # noqa: E402
 from tiny_model_folder import TEXT, jsonl, saved, words_for  # noqa: E402
 
@@ -37,6 +37,14 @@ def llama(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("llama"))
 
 
+@pytest.fixture(scope="module")
+def dumpers(llama, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first")
+    dumpers = Dumpers([*words_for(llama, jsonl(folder / "p.jsonl", TEXT))(folder / "t.h5")])
+    yield dumpers
+    dumpers.end()
+
+
 @pytest.fixture
 def words(llama, tmp_path):
     """words(output, options...): arguments of the program for two prompts."""
@@ -44,11 +52,22 @@ def words(llama, tmp_path):
     return words_for(llama, prompts, "--generate", 4, "--ignore-eos")
 
 
-def kill_when_it_waits(source, words):
-    process = python(source, *words, stderr=subprocess.PIPE)
-    assert process.stdout.readline() == "linked\n", process.communicate()[1]
-    process.kill()
-    process.communicate()
+@pytest.fixture
+def kill_when_it_waits(dumpers, tmp_path):
+    """kill_when_it_waits(source, words): runs and kills."""
+
+    def run(source, words):
+        with dumpers.run(tmp_path, source, *words) as process:
+            said = []
+            for line in process.printed:
+                said.append(line)
+                if line == "linked\n":
+                    break
+            assert said[-1:] == ["linked\n"], said
+            os.kill(process.pid, signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+
+    return run
 
 
 def names(folder, suffix=""):
@@ -139,7 +158,7 @@ def test_what_is_there_is_neither_overwritten_nor_continued_with_other_settings(
     assert contents(out / "index.h5") != before
 
 
-def test_a_killed_directory_dump_leaves_finished_layers_and_goes_on(words, tmp_path):
+def test_a_killed_directory_dump_leaves_finished_layers_and_goes_on(words, kill_when_it_waits, tmp_path):
     out = tmp_path / "d"
     kill_when_it_waits(WAITS, words(out))
     assert names(out) == ["index.h5.part", "p0/000.h5"]
@@ -153,7 +172,7 @@ def test_a_killed_directory_dump_leaves_finished_layers_and_goes_on(words, tmp_p
 
 
 @pytest.fixture
-def cut_short(words, tmp_path):
+def cut_short(words, kill_when_it_waits, tmp_path):
     """A folder with a finished dump of f32 that --force was to replace by f16, killed after one layer."""
     out = tmp_path / "d"
     assert cli.main(words(out)) == OK
@@ -182,7 +201,7 @@ def test_a_killed_force_is_not_taken_for_the_dump_that_it_was_to_replace(words, 
     assert not (cut_short / "index.h5").exists()
 
 
-def test_a_force_over_a_dump_without_an_index_goes_on_too(words, tmp_path):
+def test_a_force_over_a_dump_without_an_index_goes_on_too(words, kill_when_it_waits, tmp_path):
     out = tmp_path / "d"
     assert cli.main(words(out)) == OK
     (out / "index.h5").unlink()
@@ -213,7 +232,9 @@ def test_an_index_that_links_to_rows_of_another_kind_is_not_finished(words, tmp_
 
 
 @pytest.mark.parametrize("options", [[], ["--resume"], ["--force"]])
-def test_a_killed_dump_into_a_file_leaves_no_trace_and_the_next_one_cleans_up(words, tmp_path, options):
+def test_a_killed_dump_into_a_file_leaves_no_trace_and_the_next_one_cleans_up(
+    words, kill_when_it_waits, tmp_path, options
+):
     kill_when_it_waits(WAITS_IN_A_FILE, words(tmp_path / "t.h5"))
     assert names(tmp_path, ".h5") == []
     assert (tmp_path / "t.h5.part").exists()
@@ -225,17 +246,12 @@ def test_a_killed_dump_into_a_file_leaves_no_trace_and_the_next_one_cleans_up(wo
 
 @pytest.mark.parametrize("limit", [600, 6000], ids=["rows that wait", "the trace itself"])
 @pytest.mark.parametrize("output", ["t.h5", "d"])
-def test_a_full_disk_ends_in_a_message_and_nothing_under_a_final_name(words, tmp_path, limit, output):
-    def small_files():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    process = python(
-        "import sys; from kvdump import cli; sys.exit(cli.main(sys.argv[1:]))",
-        *words(tmp_path / output),
-        stderr=subprocess.PIPE,
-        preexec_fn=small_files,
-    )
-    said = process.communicate()[1]
+def test_a_full_disk_ends_in_a_message_and_nothing_under_a_final_name(
+    words, dumpers, tmp_path, limit, output
+):
+    plain = "import sys; from kvdump import cli; sys.exit(cli.main(sys.argv[1:]))"
+    with dumpers.run(tmp_path, plain, *words(tmp_path / output), most_bytes=limit) as process:
+        said = process.printed.read()
     assert process.returncode == TROUBLE, said
     last = said.strip().splitlines()[-1]
     assert last.startswith(f"kvdump: error: {tmp_path}/{output}"), said

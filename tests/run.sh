@@ -3,6 +3,7 @@
 # CUDA, tests that need torch and those that take many seconds each.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+unset PYTHONDONTWRITEBYTECODE  # hundreds of processes would each compile our packages anew
 
 fast=0
 case "${1:-}" in

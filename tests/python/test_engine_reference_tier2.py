@@ -131,20 +131,25 @@ def same_weights(group, name, lists, tolerance):
     assert np.abs(got - want).max() <= tolerance * np.abs(want).max(), name
 
 
+@cache
+def opened(path):
+    """The file of a batch, which hundreds of cells are read from."""
+    return h5py.File(path)
+
+
 def compare(out, key, want, tolerance):
     """One cell against the definition; what the definition leaves out is not compared."""
-    with h5py.File(out / "kept.h5") as f:
-        if want.kept is not None:
-            same_lists(f[key], "kept", want.kept)
-        if want.attended is not None:
-            same_lists(f[key], "attended", want.attended)
-        for name in ("num", "den"):
-            if getattr(want, name) is not None:
-                same_weights(f[key], name, getattr(want, name), max(WEIGHT_TOLERANCE, tolerance))
-    with h5py.File(out / "outputs.h5") as f:
-        got = f[key]["out"][:]
-        assert got.shape == want.out.shape
-        assert np.abs(got - want.out).max() <= tolerance * np.abs(want.out).max(), "outputs"
+    kept = opened(out / "kept.h5")[key]
+    if want.kept is not None:
+        same_lists(kept, "kept", want.kept)
+    if want.attended is not None:
+        same_lists(kept, "attended", want.attended)
+    for name in ("num", "den"):
+        if getattr(want, name) is not None:
+            same_weights(kept, name, getattr(want, name), max(WEIGHT_TOLERANCE, tolerance))
+    got = opened(out / "outputs.h5")[key]["out"][:]
+    assert got.shape == want.out.shape
+    assert np.abs(got - want.out).max() <= tolerance * np.abs(want.out).max(), "outputs"
 
 
 RUNS = [pytest.param(c, t, id=f"{c.label} {t} B={c.budgets[0]}") for c in CASES for t in c.traces]

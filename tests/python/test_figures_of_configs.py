@@ -1,4 +1,4 @@
-"""Every configuration of configs/figures runs by one command and draws; here with one kv head per layer."""
+"""Every configuration of configs/figures runs by one command and draws; here one kv head of two layers."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import pandas as pd
 import pytest
 from kvreplay_cli import BINARY, ROOT
@@ -13,13 +14,29 @@ from kvreplay_cli import BINARY, ROOT
 pytestmark = pytest.mark.long
 
 CONFIGS = sorted((ROOT / "configs/figures").glob("*.yaml"))
+SAMPLE = ROOT / "traces/samples/smollm2-135m.h5"
+LAYERS = ("007", "029")  # two make an interval; each more is drawn again in every figure by layer
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
+def two_layers(tmp_path_factory):
+    """The sample trace without its other layers."""
+    path = tmp_path_factory.mktemp("trace") / SAMPLE.name
+    with h5py.File(SAMPLE) as whole, h5py.File(path, "w") as cut:
+        cut.attrs.update(whole.attrs)
+        whole.copy("prompts", cut)
+        for prompt in cut["prompts"].values():
+            for layer in set(prompt["layers"]) - set(LAYERS):
+                del prompt["layers"][layer]
+    return path
+
+
+@pytest.fixture(scope="module")
+def drawn(two_layers, tmp_path_factory):
     """(the folder that one command makes of all configurations, its messages)."""
     folder = tmp_path_factory.mktemp("figures")
-    command = [BINARY, "figures", ROOT / "configs/figures", "--quick", "-o", folder]
+    configs = ROOT / "configs/figures"
+    command = [BINARY, "figures", configs, "--quick", "--trace", two_layers, "-o", folder]
     environment = os.environ | {"KVREPLAY_PYTHON": sys.executable}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     return folder, done.stderr

@@ -34,6 +34,13 @@ def prefix(tmp_path_factory):
     return installed.rename(installed.with_name("moved"))
 
 
+def quick_device_code():
+    """What lets nvcc, where there is one, compile in a quarter of the time: this code runs on no device."""
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    known = nvcc is not None and "--Ofast-compile" in run(nvcc, "--help")
+    return {"NVCC_APPEND_FLAGS": "--Ofast-compile max"} if known else {}
+
+
 @pytest.fixture(scope="module")
 def second_project(prefix, tmp_path_factory):
     source, build = tmp_path_factory.mktemp("second"), tmp_path_factory.mktemp("second_build")
@@ -52,7 +59,7 @@ def second_project(prefix, tmp_path_factory):
         "-DCMAKE_CUDA_ARCHITECTURES=90",  # of one device, where the package has their code
         f"-DCMAKE_PREFIX_PATH={prefix}",
     )
-    run("cmake", "--build", build)
+    run("cmake", "--build", build, env=os.environ | quick_device_code())
     return build
 
 

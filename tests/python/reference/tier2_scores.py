@@ -5,10 +5,11 @@ first (C16). Sums run along rows of one vector each, so that equal vectors get e
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
-from .common import aggregate, causal_probs, rotate, softmax
+from .common import Rope, aggregate, causal_probs, rotate, softmax
 
 
 @dataclass
@@ -123,9 +124,16 @@ def mean_rotation(head, n_future):
     """Average rotation over positions P..P+n_future-1 as a matrix; identity for layers without RoPE."""
     if head.rope is None:
         return np.eye(head.d)
-    total = np.zeros((head.d, head.d))
-    for position in range(head.P, head.P + n_future):
-        total += rotate(np.eye(head.d), np.full(head.d, position), head.rope).T
+    rope = (tuple(head.rope.inv_freq), head.rope.layout, head.rope.factor)
+    return _mean_rotation(rope, head.d, head.P, n_future)
+
+
+@cache
+def _mean_rotation(rope, d, first, n_future):
+    inv_freq, layout, factor = rope
+    rope, total = Rope(np.array(inv_freq), layout, factor), np.zeros((d, d))
+    for position in range(first, first + n_future):
+        total += rotate(np.eye(d), np.full(d, position), rope).T
     return total / n_future
 
 

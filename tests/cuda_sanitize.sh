@@ -15,7 +15,7 @@ if ! command -v compute-sanitizer >/dev/null; then
   echo "skipped: compute-sanitizer is not on PATH; it comes with the CUDA toolkit"
   exit 77
 fi
-for tool in memcheck racecheck initcheck; do
+for tool in memcheck racecheck initcheck synccheck; do
   echo "== $tool"
   compute-sanitizer --tool "$tool" --error-exitcode 1 "$tests" "[device]~[many]"
 done

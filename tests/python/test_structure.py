@@ -90,6 +90,14 @@ def test_kernels_of_devices_know_nothing_of_who_launches_them():
             assert inside, f"{path.relative_to(LIB)} includes {target}"
 
 
+def test_text_for_devices_counts_no_bits_by_the_standard_library():
+    """nvcc turns them into nothing, without a warning."""
+    bits = re.compile(r"std::(popcount|count[lr]_(zero|one)|rot[lr]|bit_(width|ceil|floor)|has_single_bit)\b")
+    rooms = ("core", "methods", "formats/coders", "device/kernels")
+    found = {p.name for name in rooms for p in sources(LIB / name) if bits.search(p.read_text())}
+    assert found == set()
+
+
 def test_no_header_of_the_library_needs_the_parser_of_json():
     for path in sources():
         if path.suffix != ".cpp":

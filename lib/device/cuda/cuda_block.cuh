@@ -14,7 +14,9 @@ struct CudaBlock {
     extern __shared__ __align__(16) unsigned char memory[];
     return memory;
   }
-  __device__ void sync() const { __syncthreads(); }
+  // Not __syncthreads(), for which every warp must have met again: behind loops that its threads left one after the
+  // other, ptxas 13.0 takes that for granted where it is not so.
+  __device__ void sync() const { asm volatile("barrier.sync 0;" ::: "memory"); }
   __device__ void sync_warp() const { __syncwarp(); }
 
   template <class T>

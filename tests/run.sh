@@ -21,10 +21,13 @@ step() {  # step NAME COMMAND...: says what is done, how long it took, and goes 
   echo "== $name: $((SECONDS - start)) s"
 }
 
-# The device code of methods that take different hooks, for one architecture; tests/slow.sh builds all of it.
+# The device code of methods that take different hooks, for one architecture and hardly optimised, as nothing runs it
+# here; tests/slow.sh builds all of it.
 cuda=()
-if [ $fast -eq 0 ] && command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+nvcc=$(command -v nvcc /usr/local/cuda/bin/nvcc | head -n 1)
+if [ $fast -eq 0 ] && [ -n "$nvcc" ]; then
   cuda=(-DKVREPLAY_CUDA=ON "-DKVREPLAY_CUDA_METHODS=h2o;snapkv;topk_oracle;subgen_stream" -DCMAKE_CUDA_ARCHITECTURES=90)
+  if "$nvcc" --help | grep -q -e --Ofast-compile; then cuda+=(-DCMAKE_CUDA_FLAGS=--Ofast-compile=max); fi
 fi
 build() {  # build PRESET FOLDER TARGET OPTION...
   local preset=$1 folder=$2 target=$3

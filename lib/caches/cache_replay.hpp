@@ -64,6 +64,11 @@ class CacheReplay {
   const HeadStream<Real>& stream() const { return stream_; }
   const BasicCache<Real>& cache() const { return cache_; }
   const Layout& layout() const { return layout_; }
+  // Beside a row format: merged rows, or tokens that are held several times.
+  bool method_writes_rows() const {
+    const Layout own = setup_.method.layout();
+    return own.own_rows > 0 || own.extra_rows > 0;
+  }
   CodedTokens<Real>* coded_tokens() const { return coded_.get(); }  // or null
   int32_t first_head() const { return setup_.first_head; }
   int32_t heads() const { return setup_.method.context().shape.heads; }

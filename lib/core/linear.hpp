@@ -1,5 +1,6 @@
 #pragma once
 #include "core/vectors.hpp"
+#include "core/wide.hpp"
 
 // Small dense linear algebra in double, by a team. Matrices are row-major.
 
@@ -38,8 +39,7 @@ template <class W, class R>
 KVR_FN void weighted_sum(const Team auto& team, int32_t n, W weight, R row, std::span<double> out) {
   constexpr int32_t kColumns = 8;
   const int32_t width = int32_t(out.size());
-  team.each((width + kColumns - 1) / kColumns, [&](int32_t part) {
-    const int32_t first = part * kColumns, count = width - first < kColumns ? width - first : kColumns;
+  const auto add = [&](int32_t first, auto count) {
     double s[kColumns] = {};
     for (int32_t i = 0; i < n; ++i) {
       const double w = weight(i);
@@ -47,6 +47,13 @@ KVR_FN void weighted_sum(const Team auto& team, int32_t n, W weight, R row, std:
       for (int32_t c = 0; c < count; ++c) s[c] += w * double(x[c]);
     }
     for (int32_t c = 0; c < count; ++c) out[size_t(first + c)] = s[c];
+  };
+  wide([&] {
+    team.each((width + kColumns - 1) / kColumns, [&](int32_t part) {
+      const int32_t first = part * kColumns, left = width - first;
+      if (left < kColumns) add(first, left);
+      else add(first, std::integral_constant<int32_t, kColumns>{});
+    });
   });
 }
 

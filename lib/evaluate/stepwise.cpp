@@ -38,18 +38,29 @@ struct Stepwise<Real>::Heads {
             token,
             double(s.rule.scale)};
   }
+  const RowProducts<Real>* products() const {
+    return of.multiplies_ && of.products_.has(token) ? &of.products_ : nullptr;
+  }
   TileSource<Real> source(int32_t h, const QueryView<Real>& v) const {
-    if (row < 0) return {{nullptr, 0, {v}}, of.has_products() ? &of.products_ : nullptr, h, of.w_};
+    if (row < 0) return {{nullptr, 0, {v}}, products(), h, of.w_};
     const int32_t head = stream_head(h);
     const Tile<Real>& from = of.coded_ != nullptr ? *of.coded_ : tile;
     return {{from.strip_row(head, row), from.shift[size_t(from.at(head, row))], {v}, of.coded_ != nullptr},
-            nullptr,
+            products(),
             h,
-            of.w_};
+            of.w_,
+            gathers() ? &of.exact_rows_ : nullptr};
   }
+  // From a strip over coded keys.
+  bool gathers() const { return row >= 0 && of.coded_ != nullptr && of.multiplies_; }
   void opens(const BasicCache<Real>& cache) const {
     of.replay_.open_step(token);
-    if (row < 0 && of.has_products()) of.products_.see(cache);
+    if (products() != nullptr) of.products_.see(cache);
+    if (row >= 0) of.output_.see(cache);
+    if (!gathers()) return;
+    of.exact_rows_.clear();
+    for (int32_t i = 0; i < cache.size(); ++i)
+      if (!cache.shares_coded_key(i)) of.exact_rows_.push_back(i);
   }
   auto writer(int32_t h) const { return of.output_.writer(h, row, results); }
   void done(int32_t h, Normaliser tau, const BasicCache<Real>&, const uint8_t* chosen) const {
@@ -67,9 +78,11 @@ void Stepwise<Real>::rows(const Tile<Real>& tile, RowResults<Real>& results) {
   const BasicCache<Real>& cache = replay_.cache();
   std::fill(results.out.begin(), results.out.end(), Real(0));
   open_side_outputs(asked_, replay_.options().phase == Phase::oneshot, results);
-  output_.open(cache, tile, replay_.heads(), stream_.prompt, w_, column_of_, size_t(stream_.tokens));
+  const bool by_format = !audit_ && !replay_.method_writes_rows();
+  output_.open(cache, tile, replay_.heads(), stream_.prompt, by_format, w_, column_of_, size_t(stream_.tokens));
   coded_ = coded_strip(tile);
-  if (has_products()) products_.open(stream_, tile, cache, replay_.first_head(), w_);
+  multiplies_ = may_multiply();
+  if (multiplies_) products_.open(stream_, tile, rows_of_products(tile), cache, replay_.first_head(), w_);
   // A token that can be held several times may bring more rows than one.
   reserve(replay_.layout().extra_rows > 0 ? cache.capacity() : cache.size() + tile.end - tile.begin);
   const StepScratch<Real> scratch{w_.e.data(), w_.coefficients.data(), w_.group.data(), w_.by_head.data(),
@@ -96,11 +109,29 @@ const Tile<Real>* Stepwise<Real>::coded_strip(const Tile<Real>& tile) {
   return &strips_.of(*tokens, stream_, tile);
 }
 
-// For rows without a strip. An audit looks at nothing but the cache's own copy.
+// An audit looks at nothing but the cache's own copy.
 template <class Real>
-bool Stepwise<Real>::has_products() const {
+bool Stepwise<Real>::may_multiply() const {
   const BasicCache<Real>& cache = replay_.cache();
-  return replay_.observes() && !audit_ && !cache.has_changed_rows() && !cache.weighted() && !replay_.moves_positions();
+  if (audit_ || cache.weighted() || replay_.moves_positions()) return false;
+  return !cache.has_changed_rows() || !replay_.method_writes_rows();
+}
+
+// Rows without a strip; and where keys are coded that no strip has, every row that attends.
+template <class Real>
+std::span<const int32_t> Stepwise<Real>::rows_of_products(const Tile<Real>& tile) {
+  const BasicCache<Real>& cache = replay_.cache();
+  const bool verbatim = cache.shares_coded_rows() && replay_.options().row_format.key.is_source();
+  const bool all = cache.has_changed_rows() && !verbatim && coded_ == nullptr && stream_.window == 0;
+  rows_of_products_.clear();
+  size_t row = 0;
+  for (int32_t t = tile.begin; t < tile.end; ++t) {
+    const bool has_strip = row < tile.rows.size() && tile.rows[row] == t;
+    if (has_strip ? all && (replay_.observes() || tile.scored[row] != 0) : replay_.observes())
+      rows_of_products_.push_back(t);
+    row += has_strip ? 1 : 0;
+  }
+  return rows_of_products_;
 }
 
 template <class Real>
@@ -138,20 +169,20 @@ void Stepwise<Real>::measure_tokens(const Heads& at, int32_t h, Normaliser tau, 
   const int32_t head = at.stream_head(h);
   const size_t exact = size_t(at.tile.at(head, at.row));
   const Real* strip = at.tile.strip_row(head, at.row);
+  double mass = 0;
+  int32_t attended = 0;
   for (const int32_t token : tokens)
-    if (token >= 0) {
-      r.kept_mass += double(strip[token]);
-      ++r.attended;
-    }
+    if (token >= 0) mass += double(strip[token]), ++attended;
   const double z = at.tile.z[exact], off = tau.shift - double(at.tile.shift[exact]);
-  r.kept_mass /= z;
+  r.kept_mass = mass / z, r.attended = attended;
   r.tau = tau.sum / z * std::exp(off);
   r.log_tau = std::log(tau.sum / z) + off;
   const RowRanking* ranking = at.tile.ranking_of(replay_.heads_differ(), head, at.row);
   if (ranking == nullptr || r.attended == 0) return;
   int32_t hits = 0;
+  const int32_t* const rank = ranking->rank.data();
   for (const int32_t token : tokens)
-    if (token >= 0 && ranking->rank[size_t(token)] < r.attended) ++hits;
+    if (token >= 0 && rank[token] < attended) ++hits;
   r.index_recall = double(hits) / r.attended;
   r.top_mass = ranking->top_mass[std::min(size_t(r.attended), ranking->top_mass.size()) - 1];
 }

@@ -18,7 +18,8 @@ class Stepwise final : public Evaluator<Real> {
 
  private:
   struct Heads;
-  bool has_products() const;
+  bool may_multiply() const;
+  std::span<const int32_t> rows_of_products(const Tile<Real>& tile);
   const Tile<Real>* coded_strip(const Tile<Real>& tile);
   void reserve(int32_t rows);
   void measure(const Heads& at, int32_t head, Normaliser tau, const uint8_t* chosen);
@@ -41,7 +42,8 @@ class Stepwise final : public Evaluator<Real> {
   const Tile<Real>* coded_ = nullptr;  // strips over coded keys of the tile at hand, or null
   TileOutput<Real> output_;
   RowProducts<Real> products_;
-  std::vector<int32_t> column_of_, attended_;
+  bool multiplies_ = false;  // in the tile at hand
+  std::vector<int32_t> column_of_, attended_, rows_of_products_, exact_rows_;
   std::vector<uint8_t> read_;  // by any head so far, in a step of a query-time method
 };
 

@@ -12,13 +12,13 @@ void TileOutput<Real>::close(const HeadStream<Real>& stream, const Real* coded, 
                              RowResults<Real>& results) const {
   if (rows_ == 0) return;
   const bool prefix = !results.prefix.out.empty();
-  // Columns first .. last - 1, to all outputs that take them.
-  const auto add = [&](const Real* coefficients, const Real* values_of_stream, int32_t block, int32_t from, int32_t to,
-                       const Real* set) {
+  // Columns from .. to - 1, to all outputs that take them; values_of(first, end): theirs, row after row.
+  const auto add_columns = [&](const Real* coefficients, auto values_of, int32_t block, int32_t from, int32_t to,
+                               const Real* set) {
     const int32_t prefix_to = prefix ? prefix_end(from, to) : from;
     for (int32_t first = from; first < to; first += kColumnsAtOnce) {
       const int32_t end = std::min(to, first + kColumnsAtOnce);
-      const Real* const values = gather(values_of_stream, first, end, w);
+      const Real* const values = values_of(first, end);
       if (coefficients != nullptr) {
         add_product(block, coefficients + first, values, end - first, results.out);
         add_product(block, coefficients + first, values, std::min(end, prefix_to) - first, results.prefix.out);
@@ -26,13 +26,23 @@ void TileOutput<Real>::close(const HeadStream<Real>& stream, const Real* coded, 
       if (set != nullptr) add_product(block, set + first, values, end - first, results.set.out);
     }
   };
+  const auto add = [&](const Real* coefficients, const Real* of_tokens, int32_t block, int32_t from, int32_t to,
+                       const Real* set) {
+    const auto values_of = [&](int32_t first, int32_t end) { return gather(of_tokens, first, end, w); };
+    add_columns(coefficients, values_of, block, from, to, set);
+  };
   for (int32_t b = 0; b < shape_.blocks; ++b) {
     if (set_coefficients_ != nullptr) add(nullptr, stream.block_values(b), b, 0, first_exact_, set_coefficients_);
     add(coefficients_, stream.block_values(b), b, first_exact_, columns_, set_coefficients_);
+    if (by_format_) {
+      const Real* const held = w.coded_values.data() + int64_t(b) * first_exact_ * v_dim_;
+      const auto values_of = [&](int32_t first, int32_t) { return held + int64_t(first) * v_dim_; };
+      add_columns(coefficients_, values_of, b, 0, first_exact_, nullptr);
+    }
     if (!shares_coded_) continue;
     const Real* const values = coded + int64_t(b) * stream.tokens * v_dim_;
-    add(coded_coefficients_, values, b, 0, first_exact_, nullptr);
-    add(coded_coefficients_, values, b, first_exact_, columns_, nullptr);
+    add(coefficients_ + all_, values, b, 0, first_exact_, nullptr);
+    add(coefficients_ + all_, values, b, first_exact_, columns_, nullptr);
   }
 }
 

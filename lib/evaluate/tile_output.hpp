@@ -18,10 +18,11 @@ namespace kvreplay {
 template <class Real>
 class TileOutput {
  public:
-  // `cache` as it stands before token tile.begin arrives. `prompt`: its tokens are the prefix. column_of:
-  // empty at first, and nobody else's.
+  // `cache` as it stands before token tile.begin arrives. `prompt`: its tokens are the prefix. by_format: rows that are
+  // other than their tokens were coded by the row format, once for all, and hold a token each. column_of: empty at
+  // first, and nobody else's.
   template <class C>
-  void open(const C& cache, const Tile<Real>& tile, int32_t heads, int32_t prompt, Workspace<Real>& w,
+  void open(const C& cache, const Tile<Real>& tile, int32_t heads, int32_t prompt, bool by_format, Workspace<Real>& w,
             std::vector<int32_t>& column_of, size_t tokens) {
     column_of.resize(tokens, -1);
     for (const int32_t token : tokens_) column_of[size_t(token)] = -1;
@@ -34,57 +35,74 @@ class TileOutput {
     columns_ = 0;
     tokens_.clear();
     shares_coded_ = cache.shares_coded_rows();
+    by_format_ = by_format && !shares_coded_ && cache.has_changed_rows();
     const auto each_token = [&](auto f) {
       for (int32_t i = 0; i < cache.size(); ++i)
         if (cache.token(i) >= 0) f(i, cache.token(i));
     };
     // Tokens whose values are coded by now, in every row that holds them, will not be read as they were recorded.
     constexpr int32_t kNone = -1, kExact = -2;
-    if (shares_coded_) {
+    if (shares_coded_ || by_format_) {
       each_token([&](int32_t i, int32_t token) {
-        if (!cache.shares_coded_value(i)) column_of[size_t(token)] = kExact;
+        if (cache.coding(i).value_exact() || (shares_coded_ && !cache.refers(i))) column_of[size_t(token)] = kExact;
       });
       each_token([&](int32_t, int32_t token) {
         if (column_of[size_t(token)] == kNone) add(token);
       });
     }
     first_exact_ = columns_;
+    if (by_format_) hold_values(cache, w);
     each_token([&](int32_t, int32_t token) {
       if (column_of[size_t(token)] < 0) add(token);
     });
     for (int32_t t = tile.begin; t < tile.end; ++t) add(t);
-    const size_t all = size_t(heads) * size_t(rows_) * size_t(columns_);
-    w.tile_coefficients.assign(all, Real(0));
-    if (shares_coded_) w.coded_coefficients.assign(all, Real(0));
+    all_ = int64_t(heads) * rows_ * columns_;
+    w.tile_coefficients.assign(size_t(all_) * (shares_coded_ ? 2 : 1), Real(0));
     coefficients_ = w.tile_coefficients.data();
-    coded_coefficients_ = shares_coded_ ? w.coded_coefficients.data() : nullptr;
     set_coefficients_ = nullptr;
   }
+  // C_t stands, for the writers of a row: where the coefficient of each of its rows goes.
+  template <class C>
+  void see(const C& cache) {
+    places_.clear(), own_rows_.clear();
+    if (!cache.has_changed_rows()) return;
+    for (int32_t i = 0; i < cache.size(); ++i) {
+      const int32_t column = cache.token(i) < 0 ? -1 : column_of_[cache.token(i)];
+      const bool exact = cache.coding(i).value_exact(), has_column = by_format_ && (exact || column < first_exact_);
+      if (!cache.refers(i) && !has_column) own_rows_.push_back(i);
+      places_.push_back(!cache.refers(i) && !has_column ? kNowhere : column + (shares_coded_ && !exact ? all_ : 0));
+    }
+  }
 
-  // Where the coefficients of one (head, row) go; rows that are no token are added to `out` at once.
+  // Where the coefficients of one (head, row) go; rows that have no column are added to `out` at once.
   struct Writer {
-    const int32_t* column_of;
-    Real *coefficients, *coded, *out;  // of this (head, row): [columns], twice, [v_dim]; null: nobody looks at it
-    Real* prefix;                      // [v_dim] or null: what the prompt's rows add
-    int32_t block, prompt;
+    const TileOutput* of;
+    Real *coefficients, *out;  // of this (head, row): [columns], and `all` further on those of coded values; [v_dim];
+                               // null: nobody looks at it
+    Real* prefix;              // [v_dim] or null: what the prompt's rows add
+    int32_t block;
     template <Team T, Cache C>
     void add(const T&, const C& cache, std::span<const Real> c) const {
       if (coefficients == nullptr) return;
+      const int32_t n = cache.size();
       if (!cache.has_changed_rows()) {
-        const int32_t* token = cache.tokens().data();
-        for (int32_t i = 0; i < cache.size(); ++i) coefficients[column_of[token[i]]] += c[size_t(i)];
+        const int32_t *const token = cache.tokens().data(), *const column = of->column_of_;
+        for (int32_t i = 0; i < n; ++i) coefficients[column[token[i]]] += c[size_t(i)];
         return;
       }
-      for (int32_t i = 0; i < cache.size(); ++i) {
-        if (c[size_t(i)] == 0) continue;
-        const bool refers = cache.refers(i), is_coded = coded != nullptr && !cache.coding(i).value_exact();
-        if (refers) (is_coded ? coded : coefficients)[column_of[cache.token(i)]] += c[size_t(i)];
-        else add_own(cache, i, c[size_t(i)]);
+      const int64_t* const place = of->places_.data();
+      if (of->own_rows_.empty()) {
+        for (int32_t i = 0; i < n; ++i) coefficients[place[i]] += c[size_t(i)];
+        return;
       }
+      for (int32_t i = 0; i < n; ++i)
+        if (place[i] != kNowhere) coefficients[place[i]] += c[size_t(i)];
+      for (const int32_t i : of->own_rows_)
+        if (c[size_t(i)] != 0) add_own(cache, i, c[size_t(i)]);
     }
     void add_own(const auto& cache, int32_t row, Real weight) const {
       add_value(cache.value(row, block), weight, out);
-      if (prefix != nullptr && cache.token(row) < prompt) add_value(cache.value(row, block), weight, prefix);
+      if (prefix != nullptr && cache.token(row) < of->prompt_) add_value(cache.value(row, block), weight, prefix);
     }
     static void add_value(std::span<const Real> value, Real weight, Real* to) {
       for (size_t x = 0; x < value.size(); ++x) to[x] += weight * value[x];
@@ -93,19 +111,14 @@ class TileOutput {
   Writer writer(int32_t head, int32_t row, RowResults<Real>& results) const {
     if (row < 0) return {};
     const int64_t at = int64_t(head) * rows_ + row;
-    return {column_of_,
-            coefficients_ + at * columns_,
-            coded_coefficients_ == nullptr ? nullptr : coded_coefficients_ + at * columns_,
-            results.out.data() + at * v_dim_,
-            results.prefix.out.empty() ? nullptr : results.prefix.out.data() + at * v_dim_,
-            shape_.block_of(head),
-            prompt_};
+    return {this, coefficients_ + at * columns_, results.out.data() + at * v_dim_,
+            results.prefix.out.empty() ? nullptr : results.prefix.out.data() + at * v_dim_, shape_.block_of(head)};
   }
   // Coefficients [columns] of one (head, row) of RowResults::set, all 0 at first; they cost memory and a
   // product from the first call on.
   Real* set_row(int32_t head, int32_t row, Workspace<Real>& w) {
     if (set_coefficients_ == nullptr) {
-      w.set_coefficients.assign(w.tile_coefficients.size(), Real(0));
+      w.set_coefficients.assign(size_t(all_), Real(0));
       set_coefficients_ = w.set_coefficients.data();
     }
     return set_coefficients_ + (int64_t(head) * rows_ + row) * columns_;
@@ -121,6 +134,18 @@ class TileOutput {
     column_of_[token] = columns_++;
     tokens_.push_back(token);
   }
+  // Values of the columns so far, [blocks, columns, v_dim]: their rows may have left the cache when the tile closes.
+  template <class C>
+  void hold_values(const C& cache, Workspace<Real>& w) {
+    w.coded_values.resize(size_t(shape_.blocks) * size_t(columns_) * size_t(v_dim_));
+    for (int32_t i = 0; i < cache.size(); ++i) {
+      const int32_t column = cache.token(i) < 0 ? -1 : column_of_[cache.token(i)];
+      if (column < 0) continue;
+      for (int32_t b = 0; b < shape_.blocks; ++b)
+        std::copy_n(cache.value(i, b).data(), v_dim_,
+                    w.coded_values.data() + (int64_t(b) * columns_ + column) * v_dim_);
+    }
+  }
   const Real* gather(const Real* values, int32_t first, int32_t end, Workspace<Real>& w) const;
   void add_product(int32_t block, const Real* coefficients, const Real* values, int32_t columns,
                    std::vector<Real>& out) const;
@@ -133,13 +158,16 @@ class TileOutput {
     return int32_t(end - tokens_.begin());
   }
   int32_t first_exact_ = 0;  // column; the values of those before it are coded
-  bool shares_coded_ = false;
-  Real* coded_coefficients_ = nullptr;
+  bool shares_coded_ = false, by_format_ = false;
   int32_t rows_ = 0, heads_ = 0, v_dim_ = 0, columns_ = 0, prompt_ = 0;
   int32_t* column_of_ = nullptr;
   Real *coefficients_ = nullptr, *set_coefficients_ = nullptr;
   HeadShape shape_{};
   std::vector<int32_t> tokens_;
+  static constexpr int64_t kNowhere = -1;
+  int64_t all_ = 0;  // coefficients of values as they were recorded; as many of coded ones follow, where there are any
+  std::vector<int64_t> places_;    // of the rows of C_t, where some may be changed; or kNowhere
+  std::vector<int32_t> own_rows_;  // those without a column
 };
 
 }  // namespace kvreplay

@@ -10,8 +10,8 @@ struct Workspace {
   std::vector<Real> e, coefficients;  // of a step
   std::vector<double> group, by_head;
   std::vector<uint8_t> chosen;
-  std::vector<Real> tile_coefficients, coded_coefficients, set_coefficients, tile_values;  // of a tile's outputs
-  std::vector<Real> products, queries;                                                     // of rows without a strip
+  std::vector<Real> tile_coefficients, set_coefficients, tile_values, coded_values;  // of a tile's outputs
+  std::vector<Real> products, queries;                                               // of rows without a strip
 };
 
 }  // namespace kvreplay

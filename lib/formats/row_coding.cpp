@@ -83,7 +83,10 @@ void RowCoding::make_part(RowPart part, const Stream& stream, const RowUniforms&
   }
   if (entry.sketches(p.format)) {
     const Uniforms uniform{uniforms.sketch, RngStream::row_sketch, uniforms.seed};
-    p.sketch_at = append(numbers, gaussian_matrix(uniform, width));
+    const std::vector<double> sketch = gaussian_matrix(uniform, width);
+    p.sketch_at = append(numbers, sketch);
+    for (int32_t i = 0; i < width; ++i)
+      for (int32_t j = 0; j < width; ++j) numbers.push_back(sketch[size_t(j) * size_t(width) + size_t(i)]);
   }
   p.tables_at = append(numbers, entry.tables(p.format, part, width));
 }

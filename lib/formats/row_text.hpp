@@ -64,7 +64,7 @@ struct CodedRow {
   double* work;              // [3 * width]
   const double* tables;      // as the format's tables()
   const double* calibrated;  // as its calibrate(), of the kv head
-  const double* sketch;      // [width, width]
+  const double* sketch;      // [width, width], and then transposed
   KVR_FN int32_t width() const { return int32_t(x.size()); }
 };
 

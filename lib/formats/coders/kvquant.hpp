@@ -1,4 +1,5 @@
 #pragma once
+#include "core/wide.hpp"
 #include "formats/row_text.hpp"
 
 namespace kvreplay {
@@ -48,8 +49,15 @@ struct KvQuant {
   // Keys: lo [width], hi [width]; then the levels.
   std::vector<double> calibrate(RowPart part, int32_t width, std::span<const double> rows) const;
 
+  // Its sums count, so that they are the same in vectors of any width.
   template <Team T>
   KVR_FN CodeTally code(const T& team, const CodedRow& row) const {
+    CodeTally all;
+    wide([&] { all = code_part(team, row); });
+    return all;
+  }
+  template <Team T>
+  KVR_FN CodeTally code_part(const T& team, const CodedRow& row) const {
     const int32_t n = row.width();
     if (row.part == RowPart::key) {
       const double *const lo = row.calibrated, *const hi = lo + n, *const levels = hi + n;

@@ -1,4 +1,5 @@
 #pragma once
+#include "core/linear.hpp"
 #include "formats/code_books.hpp"
 #include "formats/coders/fp8.hpp"
 
@@ -106,16 +107,13 @@ struct TqProd {
     nearest_levels(team, row.x, {row.tables, size_t(1) << (bits - 1)}, c);
     team.each(n, [&](int32_t i) { r[i] = row.x[size_t(i)] - c[i]; });
     const double gamma = to_float16(norm_of(team, r, n)), factor = std::sqrt(std::acos(-1.0) / 2) / n * gamma;
-    team.each(n, [&](int32_t j) {
-      double s = 0;
-      for (int32_t i = 0; i < n; ++i) s += r[i] * row.sketch[int64_t(i) * n + j];
-      signs[j] = s >= 0 ? 1 : -1;
-    });
-    team.each(n, [&](int32_t i) {
-      double s = 0;
-      for (int32_t j = 0; j < n; ++j) s += signs[j] * row.sketch[int64_t(i) * n + j];
-      row.x[size_t(i)] = stored * (c[i] + factor * s);
-    });
+    const auto sketch = [&](int64_t i) { return std::span(row.sketch + i * n, size_t(n)); };
+    const auto transposed = [&](int64_t i) { return sketch(n + i); };
+    weighted_sum(team, n, [&](int32_t i) { return r[i]; }, sketch, {signs, size_t(n)});
+    team.each(n, [&](int32_t j) { signs[j] = signs[j] >= 0 ? 1 : -1; });
+    weighted_sum(
+        team, n, [&](int32_t j) { return signs[j]; }, transposed, row.x);
+    team.each(n, [&](int32_t i) { row.x[size_t(i)] = stored * (c[i] + factor * row.x[size_t(i)]); });
     CodeTally t;
     t.misfits = std::isfinite(stored) ? 0 : 1;
     return t;

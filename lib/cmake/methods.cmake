@@ -56,7 +56,7 @@ using AnyScorer = Wrapped<Scorers>;
 ]] @ONLY)
 endfunction()
 
-# Methods that are compiled together share what the compiler reads and instantiates for each.
+# Files that are compiled together share what the compiler reads and instantiates for each.
 function(kvreplay_together target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
 endfunction()

@@ -55,7 +55,7 @@ void check_exact_when_everything_fits(double tolerance, const StreamShape& s) {
 
 }  // namespace
 
-TEST_CASE("a budget of the whole trace reproduces exact attention", "[properties]") {
+TEST_CASE("a budget of the whole trace reproduces exact attention", "[properties][many]") {
   check_exact_when_everything_fits<double>(kDouble, {});
   check_exact_when_everything_fits<float>(kFloat, {});
   check_exact_when_everything_fits<double>(kDouble, {.tokens = 57, .prompt = 33, .dim = 6, .v_dim = 5, .heads = 1});
@@ -408,7 +408,7 @@ TEST_CASE("an output without weights is no longer than the longest value", "[pro
     }
 }
 
-TEST_CASE("the error of plain eviction is the missed mass times what the missed tokens differ", "[properties]") {
+TEST_CASE("the error of plain eviction is the missed mass times what the missed tokens differ", "[properties][many]") {
   const StreamShape s;
   for (MethodCase v : variants()) {
     v.options.positions = Positions::original;

@@ -92,7 +92,8 @@ def test_kernels_of_devices_know_nothing_of_who_launches_them():
 
 def test_text_for_devices_counts_no_bits_by_the_standard_library():
     """nvcc turns them into nothing, without a warning."""
-    bits = re.compile(r"std::(popcount|count[lr]_(zero|one)|rot[lr]|bit_(width|ceil|floor)|has_single_bit)[<(]")
+    names = "popcount|count[lr]_(zero|one)|rot[lr]|bit_(width|ceil|floor)|has_single_bit"
+    bits = re.compile(rf"std::({names})[<(]")
     rooms = ("core", "methods", "formats/coders", "device/kernels")
     found = {p.name for name in rooms for p in sources(LIB / name) if bits.search(p.read_text())}
     assert found == set()

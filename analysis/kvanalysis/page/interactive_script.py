@@ -86,8 +86,8 @@ function drawDots(view, measure) {
 function draw() {
   const view = views[+chosen("view")], name = chosen("measure"), measure = view.measures[name];
   for (const document of Bokeh.documents) for (const root of document.roots())
-    for (const axis of [...root.left, ...root.below])
-      if (axis.name === "loss_axis") axis.axis_label = measures[name];
+    for (const [place, label] of [["left", measures[name].replace(" (", "\\n(")], ["below", measures[name]]])
+      for (const axis of root[place]) if (axis.name === "loss_axis") axis.axis_label = label;
   (chosen("class") ? drawDots : drawCurves)(view, measure);
 }
 

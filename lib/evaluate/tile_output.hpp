@@ -68,9 +68,10 @@ class TileOutput {
     if (!cache.has_changed_rows()) return;
     for (int32_t i = 0; i < cache.size(); ++i) {
       const int32_t column = cache.token(i) < 0 ? -1 : column_of_[cache.token(i)];
-      const bool exact = cache.coding(i).value_exact(), has_column = by_format_ && (exact || column < first_exact_);
-      if (!cache.refers(i) && !has_column) own_rows_.push_back(i);
-      places_.push_back(!cache.refers(i) && !has_column ? kNowhere : column + (shares_coded_ && !exact ? all_ : 0));
+      const bool exact = cache.coding(i).value_exact();
+      const bool has_column = cache.refers(i) || (by_format_ && (exact || column < first_exact_));
+      if (!has_column) own_rows_.push_back(i);
+      places_.push_back(!has_column ? kNowhere : column + (shares_coded_ && !exact ? all_ : 0));
     }
   }
 
@@ -91,10 +92,6 @@ class TileOutput {
         return;
       }
       const int64_t* const place = of->places_.data();
-      if (of->own_rows_.empty()) {
-        for (int32_t i = 0; i < n; ++i) coefficients[place[i]] += c[size_t(i)];
-        return;
-      }
       for (int32_t i = 0; i < n; ++i)
         if (place[i] != kNowhere) coefficients[place[i]] += c[size_t(i)];
       for (const int32_t i : of->own_rows_)

@@ -1,4 +1,5 @@
 #pragma once
+#include "core/linear.hpp"
 #include "formats/row_text.hpp"
 
 namespace kvreplay {
@@ -43,15 +44,13 @@ struct Pca {
     double* const component = row.work;
     team.each(n, [&](int32_t i) { row.x[size_t(i)] -= mean[i]; });
     team.each(n, [&](int32_t j) {
-      double s = 0;
-      for (int32_t i = 0; i < n; ++i) s += row.x[size_t(i)] * basis[int64_t(j) * n + i];
+      const double s = dot(basis + int64_t(j) * n, row.x.data(), n);
       component[j] = depth[j] > 0 ? root[j] * nearest(s / root[j], int32_t(depth[j]), row.tables) : 0;
     });
-    team.each(n, [&](int32_t i) {
-      double s = mean[i];
-      for (int32_t j = 0; j < n; ++j) s += component[j] * basis[int64_t(j) * n + i];
-      row.x[size_t(i)] = s;
-    });
+    weighted_sum(
+        team, n, [&](int32_t j) { return component[j]; },
+        [&](int32_t j) { return std::span(basis + int64_t(j) * n, size_t(n)); }, row.x);
+    team.each(n, [&](int32_t i) { row.x[size_t(i)] += mean[i]; });
     return {};
   }
 

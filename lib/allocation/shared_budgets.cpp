@@ -55,7 +55,7 @@ Cell scoring_cell(const Cell& like) {
   Cell cell = like;
   Variant own = *like.variant;
   own.options.row_format = {};
-  if (like.method().shared_over == SharedOver::none && like.options().allocator == Allocator::cake) {
+  if (like.variant->values.shared_over() == SharedOver::none && like.options().allocator == Allocator::cake) {
     const Method* cake = find_method(registry(), "cake");
     if (cake == nullptr)
       throw ConfigError(std::string(like.method().info.name) +
@@ -83,6 +83,8 @@ struct SharedBudget {
   std::vector<HeadScores> heads = {};
   std::string lost = {};  // why its heads cannot all be scored
 
+  // Where the rule of a model looks at every score: at those of each layer it always may.
+  bool by_scores() const { return scoring.method().host.shares != nullptr; }
   bool needs(int32_t layer) const {
     return lost.empty() && (over == SharedOver::model || layer == scoring.place.layer);
   }
@@ -105,10 +107,15 @@ std::string name_of(const Cell& cell, SharedOver over) {
          std::to_string(cell.seed.value_or(0));
 }
 
-bool needs_classes(const std::vector<SharedBudget*>& budgets) {
-  return std::any_of(budgets.begin(), budgets.end(), [](const SharedBudget* b) {
-    return BoundMethod(b->scoring.variant->values, b->scoring.context()).needs().token_classes;
-  });
+// What the scoring methods ask of the stream.
+void ask_for(const std::vector<SharedBudget*>& budgets, HeadRequest& request) {
+  for (const SharedBudget* b : budgets) {
+    const PromptNeeds needs = BoundMethod(b->scoring.variant->values, b->scoring.context()).needs();
+    request.classes = request.classes || needs.token_classes;
+    request.output_weights = request.output_weights || needs.output_norms;
+    request.repeat = request.repeat || needs.repeat;
+    request.repeat_input_norms = request.repeat_input_norms || needs.input_norms;
+  }
 }
 
 template <class Real>
@@ -116,7 +123,7 @@ HeadStream<Real> load_head_for(const std::vector<SharedBudget*>& budgets, const 
                                const HeadSource<Real>& heads) {
   HeadRequest request;
   request.place = at, request.extent = budgets.front()->scoring.extent;
-  request.classes = needs_classes(budgets);
+  ask_for(budgets, request);
   return heads.load(request);
 }
 
@@ -150,7 +157,7 @@ std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& 
                         " takes the prompt token by token with these parameters, so it has no scores of the "
                         "prompt by which a budget could be shared: leave out allocator");
     all[i].layer = at.layer, all[i].kv_head = at.kv_head;
-    if (budgets[i]->over == SharedOver::model) all[i].scores = {};
+    if (budgets[i]->over == SharedOver::model && !budgets[i]->by_scores()) all[i].scores = {};
   }
   return all;
 }

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <string>
 
+#include "exact/output_norms.hpp"
+
 namespace kvreplay {
 namespace {
 
@@ -18,6 +20,7 @@ struct Unattended {
   CacheReplay<Real>& replay;
   int32_t token;
   void opens(const BasicCache<Real>&) const { replay.open_step(token); }
+  StepQueries<Real> queries_of_step() const { return replay.queries_at(token); }
 };
 
 }  // namespace
@@ -104,8 +107,15 @@ void CacheReplay<Real>::open_memory() {
 }
 
 template <class Real>
-Prompt<Real> CacheReplay<Real>::prompt(const PromptSums& sums) const {
-  return prompt_view(stream_, sums, first_head(), rules_.aggregate, memory_.storage(), needs().queries);
+Prompt<Real> CacheReplay<Real>::prompt(const PromptSums& sums) {
+  const PromptNeeds asks = needs();
+  norms_of_heads_.clear();
+  for (int32_t h = first_head(); asks.output_norms && h < first_head() + heads(); ++h) {
+    const std::vector<double> own = output_norms(stream_, h, 0, stream_.prompt, VectorNorm::l2);
+    norms_of_heads_.insert(norms_of_heads_.end(), own.begin(), own.end());
+  }
+  return prompt_view(stream_, sums, first_head(), rules_.aggregate, memory_.storage(), asks.queries,
+                     norms_of_heads_.empty() ? nullptr : norms_of_heads_.data());
 }
 
 template <class Real>
@@ -117,14 +127,24 @@ void CacheReplay<Real>::observe_prompt(int32_t t, const HeadProbabilities& p) {
 }
 
 template <class Real>
+WrappedCalls<Real> CacheReplay<Real>::cutting_calls() {
+  const Wrapper& wrapper = setup_.options.wrapper;
+  const MethodContext& context = setup_.method.context();
+  const auto voters = setup_.method.method().host.voters;
+  if (wrapper.kind == Wrapper::Kind::critical) output_norms_ = mean_output_norms(stream_, first_head(), heads());
+  return {calls(), wrapper.is_none() ? nullptr : &wrapper, context.budget.tokens,
+          wrapper.is_none() ? 1 : voters(setup_.method.policy(), context), &output_norms_};
+}
+
+template <class Real>
 void CacheReplay<Real>::read_prompt(const PromptSums& sums, const CacheReplay* larger) {
   const auto start = Clock::now();
   const auto bind = setup_.method.method().host.bind_larger;
   if (bind != nullptr && larger != nullptr) bind(setup_.method.self(), larger->setup_.method.policy());
   open_memory();
   memory_.reveal(0, stream_.prompt);
-  reweighted_ =
-      replay_prompt(SerialTeam{}, calls(), cache_, prompt(sums), rules_, setup_.options.reweight != Reweight::none);
+  reweighted_ = replay_prompt(SerialTeam{}, cutting_calls(), cache_, prompt(sums), rules_,
+                              setup_.options.reweight != Reweight::none);
   if (bind != nullptr) bind(setup_.method.self(), nullptr);
   close_prompt();
   keeper_.ledger.select_s += seconds_since(start);
@@ -175,6 +195,14 @@ Token<Real> CacheReplay<Real>::token_at(int32_t t) const {
           {s.values + int64_t(t) * s.shape.v_dim, size_t(s.shape.v_dim)},
           t,
           stream_.classes.empty() ? TokenClass::plain : TokenClass(stream_.classes[size_t(t)])};
+}
+
+template <class Real>
+StepQueries<Real> CacheReplay<Real>::queries_at(int32_t t) const {
+  const HeadStream<Real>& s = stream_;
+  return {
+      s.query(first_head(), t), int64_t(s.query_rows) * s.shape.dim, heads(), s.shape.dim, t, s.positions[size_t(t)],
+      double(s.rule.scale)};
 }
 
 template <class Real>
@@ -339,8 +367,8 @@ bool CacheReplay<Real>::may_run_on_device() const {
   const auto injected = [](const InjectedArray& a) { return a.values != nullptr; };
   const Rng& rng = setup_.rng;
   return std::is_same_v<Real, float> && !setup_.method.method().hooks.has(Hook::given) &&
-         !has_blocks(setup_.options.row_format) && !watch_.audit &&
-         std::none_of(rng.injected, rng.injected + Rng::kArrays, injected);
+         setup_.options.wrapper.is_none() && !needs().repeat && !has_blocks(setup_.options.row_format) &&
+         !watch_.audit && std::none_of(rng.injected, rng.injected + Rng::kArrays, injected);
 }
 
 // Worth it where a selection is long work, and budgets share it.
@@ -366,6 +394,7 @@ DevicePolicy CacheReplay<Real>::device_policy(const PromptSums& sums, bool prefi
     d.first_head = first_head();
     d.max_rows = most_kept_;
     d.streams_prompt = prompt_streams_, d.observes = observes();
+    d.sees_queries = rules_.streaming && m.hooks.has(Hook::observe_queries);
     d.by_head = m.hooks.has(Hook::choose) || m.hooks.has(Hook::observe_prompt) || m.single.observe_heads != nullptr;
     d.chooses = setup_.method.chooses(), d.heads_differ = heads_differ();
     d.reweights = setup_.options.reweight != Reweight::none, d.split = layout_.split;

@@ -9,6 +9,7 @@
 #include "caches/prompt_view.hpp"
 #include "caches/residency.hpp"
 #include "caches/resident_lists.hpp"
+#include "caches/wrapped_scores.hpp"
 #include "catalog/bound_method.hpp"
 #include "core/replay_error.hpp"
 #include "exact/head_stream.hpp"
@@ -100,6 +101,7 @@ class CacheReplay {
     close_step(t);
   }
   void open_step(int32_t t);
+  StepQueries<Real> queries_at(int32_t t) const;  // its own query heads'
   double logit_factor(int32_t token) const { return calls().logit_factor(cache_.size(), token); }
   // Of caches that look at no probability (fixed, sliding): tokens begin..end-1 arrive. Valid until the next call.
   const Residency& decide(int32_t begin, int32_t end);
@@ -131,11 +133,12 @@ class CacheReplay {
     const Method& m = setup_.method.method();
     return {const_cast<std::byte*>(setup_.method.policy()), m.host, m.template of<Real>()};
   }
+  WrappedCalls<Real> cutting_calls();  // with the option `wrapper`
   Layout full_layout() const;
   void open_memory();
   void close_prompt();
   void take_over(const DevicePolicyRecord& record);
-  Prompt<Real> prompt(const PromptSums& sums) const;
+  Prompt<Real> prompt(const PromptSums& sums);
   Token<Real> token_at(int32_t t) const;
   void step_unattended(int32_t t);
   void close_step(int32_t t);
@@ -161,7 +164,9 @@ class CacheReplay {
   Formatter<Real> formatter_;
   LedgerKeeper keeper_;
   ResidentLists lists_;
-  int32_t cut_evictions_ = 0;  // of the prompt's cut
+  std::vector<double> output_norms_;    // as WrappedCalls has them
+  std::vector<double> norms_of_heads_;  // as Prompt::View::output_norms
+  int32_t cut_evictions_ = 0;           // of the prompt's cut
   Residency residency_;
   std::vector<int32_t> held_;                 // when decide() began
   std::vector<Residency::Eviction> evicted_;  // since then

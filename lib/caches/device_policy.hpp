@@ -29,6 +29,7 @@ struct DevicePolicy {
   int64_t max_rows;     // after a step; negative: nobody promises a bound
   bool streams_prompt;  // the prompt comes token by token
   bool observes;        // every step
+  bool sees_queries;    // of every step
   bool by_head;         // a step or a prompt's row is looked at head by head
   bool chooses;         // reads some rows of its cache only
   bool heads_differ;    // rankings are each head's own

@@ -24,17 +24,27 @@ typename Prompt<Real>::View sums_view(const HeadStream<Real>& s, const PromptSum
 // All that the policy of a cache is shown of the prompt. held: the cache's memory, whose keys and values it sees.
 template <class Real>
 Prompt<Real> prompt_view(const HeadStream<Real>& s, const PromptSums& sums, int32_t first_head, Aggregate how,
-                         const CacheStorage<Real>& held, bool queries) {
+                         const CacheStorage<Real>& held, bool queries, const double* output_norms = nullptr) {
   typename Prompt<Real>::View view = sums_view(s, sums, first_head, held.shape.heads, how);
   view.keys = held.keys, view.values = held.values;
   view.key_block = held.key_block, view.value_block = held.value_block;
   view.tokens = s.tokens, view.size = s.prompt, view.shape = held.shape;
-  view.aggregate = how, view.scale = double(s.rule.scale);
+  view.aggregate = how, view.scale = double(s.rule.scale), view.softcap = double(s.rule.softcap);
+  if (!s.repeat_queries.empty())
+    view.repeat = {s.repeat_queries.data() + int64_t(first_head) * s.repeat.rows() * s.shape.dim,
+                   s.repeat_keys.data() + int64_t(s.shape.block_of(first_head)) * s.repeat.rows() * s.shape.dim,
+                   s.repeat_input_norms.empty() ? nullptr : s.repeat_input_norms.data(),
+                   s.repeat.rows(),
+                   int32_t(s.repeat.first_row.size()) - 1,
+                   s.repeat.first_row.data(),
+                   s.repeat.first_token.data()};
+  if (!s.sink_logits.empty()) view.sink_logits = s.sink_logits.data() + first_head;
   if (queries) {
     view.queries = s.query(first_head, 0);
     view.query_head = int64_t(s.query_rows) * s.shape.dim;
   }
   if (!s.classes.empty()) view.classes = s.classes.data();
+  view.output_norms = output_norms;
   view.positions = s.positions.data();
   view.rope = {s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor};
   return Prompt<Real>(view);

@@ -39,6 +39,7 @@ JsonObject options_object(const CommonOptions& o) {
   all.add("positions", word(o.positions)).add("order", word(o.order)).add("reweight", word(o.reweight));
   all.add("allocator", word(o.allocator) + (o.allocator_file.empty() ? "" : ":" + o.allocator_file));
   all.add_json("row_format", row_format_json(o.row_format));
+  if (!o.wrapper.is_none()) all.add_json("wrapper", wrapper_json(o.wrapper));
   if (o.prompt != PromptMode::as_run) all.add("prompt", word(o.prompt));
   return all;
 }
@@ -52,6 +53,9 @@ void MethodValues::set(const ParameterSpec& spec, const std::string& json) {
 
 bool MethodValues::takes_budget() const {
   return method_->info.takes_budget && !(host().budgetless && host().budgetless(policy()));
+}
+SharedOver MethodValues::shared_over() const {
+  return host().shares != nullptr ? host().shares(policy()) : method_->shared_over;
 }
 bool MethodValues::random() const { return host().random != nullptr && host().random(policy()); }
 bool MethodValues::streams_prompt() const {

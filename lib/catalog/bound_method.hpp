@@ -19,7 +19,8 @@ class MethodValues {
 
   // What the instance says of itself, or what follows from its method's hooks where it says nothing.
   bool takes_budget() const;
-  bool random() const;  // repeats over seeds
+  SharedOver shared_over() const;  // by a rule of its own
+  bool random() const;             // repeats over seeds
   bool streams_prompt() const;
   bool chooses() const;  // query-time: reads some rows of its cache only
   bool changes_logits() const;

@@ -18,8 +18,8 @@ std::string shown_params(const BoundMethod& method, const Variant& variant) {
   return params_json(method, variant.options, {"", variant.digests.allocator, variant.digests.uniforms});
 }
 
-SharedOver shared_over(const Method& method, const CommonOptions& options) {
-  if (method.shared_over != SharedOver::none) return method.shared_over;
+SharedOver shared_over(const MethodValues& values, const CommonOptions& options) {
+  if (values.shared_over() != SharedOver::none) return values.shared_over();
   switch (options.allocator) {
     case Allocator::uniform:
       return SharedOver::none;
@@ -34,7 +34,7 @@ SharedOver shared_over(const Method& method, const CommonOptions& options) {
   return SharedOver::none;
 }
 
-SharedOver shared_over(const Cell& cell) { return shared_over(cell.method(), cell.options()); }
+SharedOver shared_over(const Cell& cell) { return shared_over(cell.variant->values, cell.options()); }
 
 bool needs_no_other_head(const Cell& cell) {
   const Allocator rule = cell.options().allocator;

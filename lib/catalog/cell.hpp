@@ -57,7 +57,7 @@ struct Cell {
 };
 
 // Whose heads share a budget with a method's cell.
-SharedOver shared_over(const Method& method, const CommonOptions& options);
+SharedOver shared_over(const MethodValues& values, const CommonOptions& options);
 SharedOver shared_over(const Cell& cell);
 // Whether a head's share follows from the configuration alone.
 bool needs_no_other_head(const Cell& cell);

@@ -15,6 +15,7 @@ KVR_FOUND(observe_prompt, ObservesPrompt<P>)
 KVR_FOUND(read_prompt, ReadsPrompt<P, float>&& ReadsPrompt<P, double>)
 KVR_FOUND(evict, Evicts<P, float>&& Evicts<P, double>)
 KVR_FOUND(append, Appends<P, float>&& Appends<P, double>)
+KVR_FOUND(observe_queries, ObservesQueries<P, float>&& ObservesQueries<P, double>)
 KVR_FOUND(choose, Chooses<P, float>&& Chooses<P, double>)
 KVR_FOUND(observe, Observes<P, float>&& Observes<P, double>)
 KVR_FOUND(layout, HasLayout<P>)
@@ -54,8 +55,16 @@ KVR_FOUND(
       { p.error_bound() } -> std::same_as<ErrorBound>;
     })
 KVR_FOUND(
+    voters, requires(const P p, const MethodContext& context) {
+      { p.voters(context) } -> std::same_as<double>;
+    })
+KVR_FOUND(
     shared_over, requires {
       { P::shared_over } -> std::convertible_to<SharedOver>;
+    })
+KVR_FOUND(
+    shares, requires(const P p) {
+      { p.shares() } -> std::same_as<SharedOver>;
     })
 KVR_FOUND(
     share, requires(const P p, const MethodContext& context, const std::vector<HeadScores>& heads) {
@@ -125,6 +134,9 @@ struct PolicyHooks {
     if constexpr (has(Hook::protection)) h.protection = [](const void* self) { return of(self).protection(); };
     if constexpr (has(Hook::score_rule)) h.score_rule = [](const void* self) { return of(self).score_rule(); };
     if constexpr (has(Hook::error_bound)) h.error_bound = [](const void* self) { return of(self).error_bound(); };
+    if constexpr (has(Hook::voters))
+      h.voters = [](const void* self, const MethodContext& context) { return of(self).voters(context); };
+    if constexpr (has(Hook::shares)) h.shares = [](const void* self) { return of(self).shares(); };
     if constexpr (has(Hook::share))
       h.share = [](const void* self, const MethodContext& context, const std::vector<HeadScores>& heads) {
         return of(self).share(context, heads);
@@ -157,6 +169,8 @@ struct PolicyHooks {
     if constexpr (has(Hook::evict)) h.evict = [](void* self, C& c) { of(self).evict(SerialTeam{}, c); };
     if constexpr (has(Hook::append))
       h.append = [](void* self, const Token<Real>& token, C& c) { of(self).append(SerialTeam{}, token, c); };
+    if constexpr (has(Hook::observe_queries))
+      h.observe_queries = [](void* self, const StepQueries<Real>& q) { of(self).observe_queries(SerialTeam{}, q); };
     if constexpr (ChoosesByMass<P, Real>)
       h.choose_by_mass = [](void* self, const C& c, const HeadProbabilities& p, uint8_t* chosen) {
         of(self).choose(SerialTeam{}, c, p, chosen);

@@ -1,5 +1,6 @@
 #include "catalog/method.hpp"
 
+#include "base/json_text.hpp"
 #include "parameters/describe.hpp"
 
 namespace kvreplay {
@@ -23,8 +24,8 @@ Method::Method(std::vector<std::byte> by_default, const PolicyTable& table)
   describe(describer, defaults.data());
   parameters = describer.take();
   const auto has = [&](Hook hook) { return hooks.has(hook); };
-  looks_at_queries =
-      has(Hook::needs) || has(Hook::observe_prompt) || has(Hook::observe) || has(Hook::choose) || has(Hook::given);
+  looks_at_queries = has(Hook::needs) || has(Hook::observe_prompt) || has(Hook::observe) ||
+                     has(Hook::observe_queries) || has(Hook::choose) || has(Hook::given);
   scores_prompt = has(Hook::protection);
   for (const ParameterSpec& spec : parameters)
     if (has(Hook::given) && spec.kind == ParameterSpec::Kind::file) lists_in = spec.name;
@@ -36,6 +37,17 @@ const ParameterSpec* Method::parameter(const std::string& name) const {
   return nullptr;
 }
 
+std::string wrapper_json(const Wrapper& wrapper) {
+  JsonObject all;
+  if (wrapper.is_none()) return json_of("none");
+  if (wrapper.kind == Wrapper::Kind::critical)
+    all.add("name", "critical").add("alpha", wrapper.alpha).add("eps", wrapper.eps);
+  else
+    all.add("name", "caote")
+        .add("level", wrapper.level == Wrapper::Level::kv ? "kv" : "query")
+        .add("fast", wrapper.fast);
+  return all.text();
+}
 const char* word(Reweight reweight) { return reweight == Reweight::none ? "none" : "uniform"; }
 const char* word(Allocator allocator) {
   constexpr const char* words[] = {"uniform", "pyramid", "ada", "cake", "file"};

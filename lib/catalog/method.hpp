@@ -17,6 +17,7 @@ const char* word(GqaLevel level);
 const char* word(Aggregate how);
 const char* word(Positions positions);
 const char* word(Order order);
+std::string wrapper_json(const Wrapper& wrapper);
 const char* word(PromptMode mode);
 const char* word(Reweight reweight);
 const char* word(Allocator allocator);

@@ -28,6 +28,8 @@ struct HostHooks {
   Protect (*protection)(const void* self) = nullptr;
   std::optional<ScoreRule> (*score_rule)(const void* self) = nullptr;
   ErrorBound (*error_bound)(const void* self) = nullptr;
+  SharedOver (*shares)(const void* self) = nullptr;
+  double (*voters)(const void* self, const MethodContext&) = nullptr;
   std::vector<int32_t> (*share)(const void* self, const MethodContext&, const std::vector<HeadScores>&) = nullptr;
   void (*head_scores)(const void* self, std::vector<double>& extras) = nullptr;
   std::string (*failure_text)(int32_t code, int32_t at) = nullptr;
@@ -58,6 +60,7 @@ struct CacheHooks {
   void (*read_prompt)(void* self, const Prompt<Real>&, BasicCache<Real>&) = nullptr;
   void (*evict)(void* self, BasicCache<Real>&) = nullptr;
   void (*append)(void* self, const Token<Real>&, BasicCache<Real>&) = nullptr;
+  void (*observe_queries)(void* self, const StepQueries<Real>&) = nullptr;
   void (*choose_by_mass)(void* self, const BasicCache<Real>&, const HeadProbabilities&, uint8_t*) = nullptr;
   void (*choose_by_query)(void* self, const BasicCache<Real>&, const StepQueries<Real>&, uint8_t*) = nullptr;
   void (*observe_group)(void* self, BasicCache<Real>&, std::span<const double>) = nullptr;
@@ -96,6 +99,7 @@ struct TableCalls {
   }
   bool chooses_by_mass() const { return hooks.choose_by_mass != nullptr; }
   bool observes() const { return hooks.observe_group != nullptr || hooks.observe_heads != nullptr; }
+  bool observes_queries() const { return hooks.observe_queries != nullptr; }
   bool observes_heads() const { return hooks.observe_heads != nullptr; }
 
   void read_prompt(const SerialTeam&, const Prompt<Real>& prompt, BasicCache<Real>& cache) const {
@@ -107,6 +111,9 @@ struct TableCalls {
   void append(const SerialTeam& team, const Token<Real>& token, BasicCache<Real>& cache) const {
     if (hooks.append != nullptr) hooks.append(self, token, cache);
     else cache.push(team, token);
+  }
+  void observe_queries(const SerialTeam&, const StepQueries<Real>& queries) const {
+    hooks.observe_queries(self, queries);
   }
   void choose(const SerialTeam&, const BasicCache<Real>& cache, const HeadProbabilities& p, uint8_t* chosen) const {
     hooks.choose_by_mass(self, cache, p, chosen);

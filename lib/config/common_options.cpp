@@ -20,12 +20,35 @@ void take_word(E& axis, const std::string& wanted, std::initializer_list<E> valu
     if (wanted == word(value)) axis = value;
 }
 
+// What wraps what cannot be wrapped; "" when all is well.
+std::string senseless_wrapper(const MethodInstance& m) {
+  const CommonOptions& options = m.options;
+  const std::string name = m.method().info.name;
+  if (options.wrapper.is_none()) return "";
+  if (m.method().host.voters == nullptr)
+    return fmt::format(
+        "wrapper takes scores that are attention, and those of {} are none (ranks, norms or cosines, or the scores of "
+        "another method): leave it out",
+        name);
+  if (m.values.shared_over() != SharedOver::none)
+    return fmt::format(
+        "wrapper divides the budget of one head, and {} shares it by a rule of its own: take snapkv with "
+        "an allocator",
+        name);
+  if (options.phase != Phase::oneshot)
+    return fmt::format("wrapper replaces the scores of one cut of the prompt, and {} streams here: add phase: oneshot",
+                       name);
+  if (options.gqa_level == GqaLevel::layer)
+    return "wrapper looks at the values of one kv head: leave out gqa.level layer";
+  return "";
+}
+
 // What shares a budget with what cannot share it; "" when all is well.
 std::string senseless_share(const MethodInstance& m) {
   const CommonOptions& options = m.options;
   const std::string name = m.method().info.name, rule = word(options.allocator);
-  const bool given = options.allocator != Allocator::uniform, own = m.method().shared_over != SharedOver::none;
-  const bool over_layers = own ? m.method().shared_over == SharedOver::head : options.allocator == Allocator::pyramid;
+  const bool given = options.allocator != Allocator::uniform, own = m.values.shared_over() != SharedOver::none;
+  const bool over_layers = own ? m.values.shared_over() == SharedOver::head : options.allocator == Allocator::pyramid;
   const bool over_heads = (own || given) && !over_layers;
   if (given && own) return fmt::format("{} shares its budget by a rule of its own: leave out allocator", name);
   if (given && !m.values.takes_budget())
@@ -68,6 +91,7 @@ const std::map<std::string, std::vector<std::string>>& option_words() {
 void set_option(CommonOptions& options, const std::string& name, const OptionValue& value) {
   const std::string& word = value.word;
   if (name == kRowFormat) options.row_format = value.row_format;
+  if (name == kWrapper) options.wrapper = value.wrapper;
   if (name == "phase") take_word(options.phase, word, {Phase::stream, Phase::oneshot});
   if (name == "positions") take_word(options.positions, word, {Positions::original, Positions::cache});
   if (name == "order") take_word(options.order, word, {Order::attend_then_evict, Order::evict_then_attend});
@@ -98,6 +122,7 @@ std::string senseless(const MethodInstance& m) {
         "it out{}",
         name, m.method().scores_prompt ? "streams here" : "does not select by scores",
         m.method().scores_prompt ? ", or add phase: oneshot" : "");
+  if (const std::string why = senseless_wrapper(m); !why.empty()) return why;
   if (!options.row_format.is_source() && m.method().info.own_row_format)
     return fmt::format("{} stores its rows in a format of its own: leave out row_format", name);
   return senseless_share(m);

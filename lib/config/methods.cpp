@@ -8,6 +8,7 @@
 #include "config/common_options.hpp"
 #include "config/row_format.hpp"
 #include "config/sections.hpp"
+#include "config/wrapper.hpp"
 
 // The list of methods: names, parameters, and the axes that every method can be combined with. A list
 // where one value is expected is a sweep axis; an entry becomes one instance for every combination.
@@ -52,7 +53,7 @@ std::vector<std::string> keys_of(const Method& method) {
   std::vector<std::string> keys;
   for (const ParameterSpec& spec : method.parameters) keys.push_back(spec.name);
   for (const auto& [name, words] : option_words()) keys.push_back(name);
-  keys.emplace_back(kRowFormat);
+  keys.insert(keys.end(), {kRowFormat, kWrapper});
   keys.insert(keys.end(), {"name", "uniforms", "gqa"});
   return keys;
 }
@@ -104,7 +105,8 @@ class MethodsReader {
     if (key.text == "uniforms") return read_uniforms(entry, value);
     if (key.text == "gqa") return read_gqa(entry, value);
     if (const ParameterSpec* spec = entry.method->parameter(key.text)) return read_parameters(entry, key, value, *spec);
-    if (key.text == kRowFormat) return read_words(entry, key, value, kRowFormat);
+    for (const char* axis : {kRowFormat, kWrapper})
+      if (key.text == axis) return read_words(entry, key, value, axis);
     const auto axis = option_words().find(key.text);
     if (axis != option_words().end()) return read_words(entry, key, value, axis->first);
     problems_.error(key.mark, unknown_key(*entry.method, key.text));
@@ -195,6 +197,10 @@ class MethodsReader {
     if (axis == kRowFormat) {
       const auto format = read_row_format(problems_, item);
       return format ? std::optional(OptionValue{"", *format}) : std::nullopt;
+    }
+    if (axis == kWrapper) {
+      const auto wrapper = read_wrapper(problems_, item);
+      return wrapper ? std::optional(OptionValue{"", {}, *wrapper}) : std::nullopt;
     }
     if (axis == "allocator" && item.kind == Node::Kind::scalar && item.text.starts_with(kFilePrefix))
       return read_allocator_file(item);

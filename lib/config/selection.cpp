@@ -182,7 +182,13 @@ class Selection {
       problems_.error(instance.mark, fmt::format("{} rotates queries, but the trace records no rotary embedding "
                                                  "(layer {}): record it again with kvdump",
                                                  name, layer.layer));
-    const bool decides_by_rows = instance.values.observes(instance.options) || needs.reads_queries();
+    if (instance.options.wrapper.kind == Wrapper::Kind::critical && layer.output_width == 0)
+      problems_.error(instance.mark,
+                      fmt::format("wrapper critical weighs values behind the output projection, which the "
+                                  "trace lacks (layer {}): record it with kvdump --with-output",
+                                  layer.layer));
+    const bool decides_by_rows = instance.values.observes(instance.options) || needs.reads_queries() ||
+                                 instance.method().hooks.has(Hook::observe_queries);
     if (decides_by_rows && layer.query_rows < layer.tokens)
       problems_.error(instance.mark,
                       fmt::format("{} needs every query of the prompt, but the trace holds {} of {} (layer {}): "

@@ -4,6 +4,7 @@
 
 #include "core/row_format.hpp"
 #include "core/token.hpp"
+#include "core/wrapper.hpp"
 
 namespace kvreplay {
 
@@ -28,6 +29,7 @@ struct CommonOptions {
   Allocator allocator = Allocator::uniform;
   std::string allocator_file;  // of Allocator::file: rows layer,kv_head,tokens
   RowFormat row_format;
+  Wrapper wrapper;
 };
 
 }  // namespace kvreplay

@@ -12,11 +12,11 @@ namespace kvreplay {
 // clang-format off
 #define KVR_HOOKS(X)                                                                                       \
   /* Steps of the replay, in the order of their calls. */                                                  \
-  X(observe_prompt) X(read_prompt) X(evict) X(append) X(choose) X(logit_factor) X(observe) X(extra_bytes)  \
-  X(spread) X(report)                                                                                      \
+  X(observe_prompt) X(read_prompt) X(evict) X(append) X(observe_queries) X(choose) X(logit_factor)         \
+  X(observe) X(extra_bytes) X(spread) X(report)                                                            \
   /* What the engine sizes and checks. */                                                                  \
   X(layout) X(needs) X(oracle_needs) X(max_rows) X(max_rows_read) X(protection) X(score_rule)              \
-  X(error_bound) X(shared_over) X(share) X(head_scores) X(failure_text) X(set_options) X(warning)          \
+  X(error_bound) X(voters) X(shared_over) X(shares) X(share) X(head_scores) X(failure_text) X(set_options) X(warning)          \
   X(random) X(budgetless) X(rng_arrays)                                                                    \
   /* What an instance says of itself. */                                                                   \
   X(streams_prompt) X(observes) X(chooses) X(changes_logits) X(holds_all) X(implied_layout) X(heads_differ) \

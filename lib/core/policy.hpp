@@ -19,6 +19,7 @@
 //   read_prompt(team, prompt, cache)        once, with all prompt tokens in the cache: set scores
 //   evict(team, cache)                      after the prompt, and after every decode step when streaming
 //   append(team, token, cache)              decode; default: cache.push(token)
+//   observe_queries(team, queries)          decode, when streaming: the queries of the token that has just come
 //   choose(team, cache, what, chosen)       query-time methods: which rows are read in this step; `what` is
 //                                           HeadProbabilities (oracles) or StepQueries (everyone else)
 //   observe(team, cache, what)              decode: p_t over the rows; `what` is a span aggregated over the
@@ -65,6 +66,7 @@ struct StepQueries {
   const Real* values;  // [heads, *, dim]
   int64_t head_stride;
   int32_t heads, dim, token;
+  int32_t position;  // of the token, by which its query is rotated
   double scale;
   KVR_FN std::span<const Real> operator()(int32_t head) const { return {values + head * head_stride, size_t(dim)}; }
 };
@@ -84,6 +86,10 @@ concept Evicts = requires(P p, SerialTeam team, BasicCache<Real>& cache) {
 template <class P, class Real>
 concept Appends = requires(P p, SerialTeam team, const Token<Real>& token, BasicCache<Real>& cache) {
   p.append(team, token, cache);
+};
+template <class P, class Real>
+concept ObservesQueries = requires(P p, SerialTeam team, const StepQueries<Real>& q) {
+  p.observe_queries(team, q);
 };
 template <class P, class Real>
 concept ChoosesByMass = requires(P p, SerialTeam team, const BasicCache<Real>& cache, HeadProbabilities q,

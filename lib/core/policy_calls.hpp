@@ -16,6 +16,7 @@ struct DirectCalls {
   }
   KVR_FN static constexpr bool chooses_by_mass() { return ChoosesByMass<P, Real>; }
   KVR_FN static constexpr bool observes() { return Observes<P, Real>; }
+  KVR_FN static constexpr bool observes_queries() { return ObservesQueries<P, Real>; }
   KVR_FN static constexpr bool observes_heads() { return ObservesHeads<P, Real>; }
 
   template <Team T>
@@ -30,6 +31,10 @@ struct DirectCalls {
   KVR_FN void append(const T& team, const Token<Real>& token, BasicCache<Real>& cache) const {
     if constexpr (Appends<P, Real>) policy.append(team, token, cache);
     else cache.push(team, token);
+  }
+  template <Team T>
+  KVR_FN void observe_queries(const T& team, const StepQueries<Real>& queries) const {
+    if constexpr (ObservesQueries<P, Real>) policy.observe_queries(team, queries);
   }
   template <Team T>
   KVR_FN void choose(const T& team, const BasicCache<Real>& cache, const HeadProbabilities& p, uint8_t* chosen) const {

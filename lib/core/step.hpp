@@ -131,6 +131,8 @@ KVR_FN void replay_step(const T& team, const Calls& calls, C& cache, const Token
                         Heads& heads, const StepScratch<Real>& scratch, bool attends) {
   calls.append(team, token, cache);
   leave_window(team, cache, rules.window, token.index);
+  if constexpr (requires { heads.queries_of_step(); })
+    if (rules.streaming && calls.observes_queries()) calls.observe_queries(team, heads.queries_of_step());
   if (rules.streaming && rules.evict_first) calls.evict(team, cache);
   heads.opens(cache);
   if constexpr (requires { heads.view(0); })  // somebody may attend

@@ -1,5 +1,6 @@
 #pragma once
 #include <cassert>
+#include <cmath>
 #include <cstdint>
 #include <span>
 
@@ -58,6 +59,16 @@ struct RopeView {
   double attention_factor = 1;
 };
 
+// A second pass over the prompt's text (kvdump --repeat): rows that repeat it chunk by chunk, behind all of it.
+template <class Real>
+struct RepeatView {
+  const Real *queries = nullptr, *keys = nullptr;  // [heads, rows, dim], [blocks, rows, dim]
+  const float* input_norms = nullptr;              // [rows] of what the queries are projected from, or null
+  int64_t rows = 0;                                // all of them
+  int32_t chunks = 0;
+  const int32_t *first_row = nullptr, *first_token = nullptr;  // [chunks + 1]: where a chunk's begin
+};
+
 // Tokens 0..size-1 and what the policy declared that it needs of them (PromptNeeds). Valid during
 // read_prompt() only.
 template <class Real>
@@ -78,7 +89,10 @@ class Prompt {
     int32_t size;
     HeadShape shape;
     Aggregate aggregate;
-    double scale;
+    double scale, softcap = 0;
+    const Real* sink_logits = nullptr;  // [heads] or null
+    RepeatView<Real> repeat;
+    const double* output_norms = nullptr;  // [heads, size]
   };
   KVR_FN explicit Prompt(const View& view) : view_(view) {}
   Prompt(const Prompt&) = delete;
@@ -87,6 +101,15 @@ class Prompt {
   KVR_FN int32_t size() const { return view_.size; }
   KVR_FN HeadShape shape() const { return view_.shape; }
   KVR_FN double scale() const { return view_.scale; }
+  // Of an inner product of a query and a key.
+  KVR_FN double logit(double product) const {
+    const double l = view_.scale * product;
+    return view_.softcap > 0 ? view_.softcap * std::tanh(l / view_.softcap) : l;
+  }
+  // exp() of it stands in the head's denominator; -infinity: it has none.
+  KVR_FN double sink_logit(int32_t head) const {
+    return view_.sink_logits == nullptr ? -double(INFINITY) : double(view_.sink_logits[head]);
+  }
   KVR_FN RopeView rope() const { return view_.rope; }
   KVR_FN int32_t position(int32_t i) const { return view_.positions[i]; }
   KVR_FN std::span<const int32_t> positions() const { return {view_.positions, size_t(view_.size)}; }
@@ -123,9 +146,38 @@ class Prompt {
     assert(view_.queries != nullptr && head < view_.shape.heads && row >= view_.size && row < view_.tokens);
     return {view_.queries + head * view_.query_head + int64_t(row) * view_.shape.dim, size_t(view_.shape.dim)};
   }
+  KVR_FN const RepeatView<Real>& repeat() const { return view_.repeat; }
+  KVR_FN std::span<const Real> repeat_query(int32_t head, int64_t row) const {
+    const RepeatView<Real>& r = view_.repeat;
+    assert(r.queries != nullptr && head < view_.shape.heads && row < r.rows);
+    return {r.queries + (head * r.rows + row) * view_.shape.dim, size_t(view_.shape.dim)};
+  }
+  KVR_FN std::span<const Real> repeat_key(int64_t row) const {
+    const RepeatView<Real>& r = view_.repeat;
+    assert(r.keys != nullptr && row < r.rows);
+    return {r.keys + row * view_.shape.dim, size_t(view_.shape.dim)};
+  }
+  // ||v W||_2 of a token's value behind a query head's output projection.
+  KVR_FN double output_norm(int32_t head, int32_t i) const {
+    assert(view_.output_norms != nullptr && i >= 0 && i < view_.size);
+    return view_.output_norms[int64_t(head) * view_.size + i];
+  }
   KVR_FN TokenClass token_class(int32_t i) const {
     assert(view_.classes != nullptr);
     return TokenClass(view_.classes[i]);
+  }
+  // One query head alone, of a prompt of one kv head.
+  KVR_FN Prompt head(int32_t h) const {
+    View v = view_;
+    if (v.column_sums != nullptr) v.column_sums += int64_t(h) * v.size;
+    if (v.future_sums != nullptr) v.future_sums += int64_t(h) * v.tokens;
+    if (v.queries != nullptr) v.queries += h * v.query_head;
+    if (v.sink_logits != nullptr) v.sink_logits += h;
+    if (v.repeat.queries != nullptr) v.repeat.queries += h * v.repeat.rows * v.shape.dim;
+    if (v.output_norms != nullptr) v.output_norms += int64_t(h) * v.size;
+    v.column_max_sums = nullptr;
+    v.shape.heads = 1;
+    return Prompt(v);
   }
   // One kv head of a layer, with its own group of query heads.
   KVR_FN Prompt block(int32_t b) const {
@@ -136,6 +188,10 @@ class Prompt {
     if (v.column_sums != nullptr) v.column_sums += int64_t(b) * group * v.size;
     if (v.future_sums != nullptr) v.future_sums += int64_t(b) * group * v.tokens;
     if (v.queries != nullptr) v.queries += b * group * v.query_head;
+    if (v.sink_logits != nullptr) v.sink_logits += b * group;
+    if (v.repeat.queries != nullptr) v.repeat.queries += int64_t(b) * group * v.repeat.rows * v.shape.dim;
+    if (v.repeat.keys != nullptr) v.repeat.keys += int64_t(b) * v.repeat.rows * v.shape.dim;
+    if (v.output_norms != nullptr) v.output_norms += int64_t(b) * group * v.size;
     v.column_max_sums = nullptr;
     v.shape.heads = group;
     v.shape.blocks = 1;
@@ -161,6 +217,9 @@ struct PromptNeeds {
   bool rotary = false;                 // Prompt::rope: the trace must say how its vectors were rotated
   bool future_sums = false;            // Prompt::future_sum: the policy is an oracle
   bool token_classes = false;          // Prompt::token_class: the trace must hold the text
+  bool repeat = false;                 // Prompt::repeat: the trace must hold a pass that repeats the prompt
+  bool input_norms = false;            // and the norms of what its queries are projected from
+  bool output_norms = false;           // Prompt::output_norm: the trace must hold the output projection
   bool reads_queries() const { return queries || column_sums_from >= 0 || rows_from >= 0; }
 };
 

@@ -29,15 +29,7 @@ struct Stepwise<Real>::Heads {
             Real(s.sink_logit(stream_head(h))),
             s.shape.block_of(stream_head(h)) - s.shape.block_of(of.replay_.first_head())};
   }
-  StepQueries<Real> queries_of_step() const {
-    const HeadStream<Real>& s = of.stream_;
-    return {s.query(of.replay_.first_head(), token),
-            int64_t(s.query_rows) * s.shape.dim,
-            of.replay_.heads(),
-            s.shape.dim,
-            token,
-            double(s.rule.scale)};
-  }
+  StepQueries<Real> queries_of_step() const { return of.replay_.queries_at(token); }
   const RowProducts<Real>* products() const {
     return of.multiplies_ && of.products_.has(token) ? &of.products_ : nullptr;
   }

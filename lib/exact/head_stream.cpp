@@ -89,6 +89,44 @@ void load_sensitivity(const Tensors& trace, const HeadRequest& request, const La
                                  request.place.prompt, request.place.layer, missing));
 }
 
+// The chunks must cover the prompt that is replayed.
+template <class Real>
+void load_repeat(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer, HeadStream<Real>& stream) {
+  const std::string& prompt = request.place.prompt;
+  stream.repeat = trace.repeat_chunks(prompt);
+  if (stream.repeat.context_tokens() != request.extent.prompt_tokens)
+    throw TraceError(
+        fmt::format("{}: prompt {}: its first {} tokens are repeated, and the prompt that is replayed has {}: "
+                    "give replay.prefill {}, or record it with kvdump --repeat at that length",
+                    trace.info().path.string(), prompt, stream.repeat.context_tokens(), request.extent.prompt_tokens,
+                    stream.repeat.context_tokens()));
+  const QueryHeads heads = QueryHeads::of(layer, request);
+  const size_t of_head = size_t(stream.repeat.rows()) * size_t(layer.head_dim), blocks = size_t(stream.shape.blocks);
+  const int32_t first_block = heads.first / layer.group();
+  stream.repeat_queries.resize(size_t(heads.count) * of_head);
+  stream.repeat_keys.resize(blocks * of_head);
+  for (int32_t h = 0; h < heads.count; ++h)
+    read_into(std::span(stream.repeat_queries).subspan(size_t(h) * of_head, of_head),
+              [&](std::span<float> into) { trace.read_repeat_queries(prompt, layer.layer, heads.first + h, into); });
+  for (size_t b = 0; b < blocks; ++b)
+    read_into(std::span(stream.repeat_keys).subspan(b * of_head, of_head), [&](std::span<float> into) {
+      trace.read_repeat_keys(prompt, layer.layer, first_block + int32_t(b), into);
+    });
+  if (request.repeat_input_norms) stream.repeat_input_norms = trace.repeat_input_norms(prompt, layer.layer);
+}
+
+template <class Real>
+void load_output_weights(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
+                         HeadStream<Real>& stream) {
+  const QueryHeads heads = QueryHeads::of(layer, request);
+  const size_t of_head = size_t(layer.v_head_dim) * size_t(layer.output_width);
+  stream.output_width = layer.output_width;
+  stream.output_weights.resize(size_t(heads.count) * of_head);
+  for (int32_t h = 0; h < heads.count; ++h)
+    trace.read_output_weights(request.place.prompt, request.place.layer, heads.first + h,
+                              std::span(stream.output_weights).subspan(size_t(h) * of_head, of_head));
+}
+
 // Offsets reach from 0 to the largest distance between two positions.
 template <class Real>
 void prepare_rotation(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
@@ -165,6 +203,8 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
   stream.positions = trace.position_ids(request.place.prompt);
   stream.positions.resize(size_t(stream.tokens));
   if (request.classes) stream.classes = load_classes(trace, request);
+  if (request.repeat) load_repeat(trace, request, layer, stream);
+  if (request.output_weights) load_output_weights(trace, request, layer, stream);
   if (request.rotation) prepare_rotation(trace, request, layer, stream);
   if (request.gradient != HeadRequest::Gradient::none) load_sensitivity(trace, request, layer, stream);
   stream.max_value_norm = largest_norm(stream.values, stream.shape.v_dim);

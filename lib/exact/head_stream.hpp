@@ -46,9 +46,16 @@ struct HeadStream {
   bool interleaved = false;
   double attention_factor = 1;
   std::vector<uint8_t> classes;  // [tokens] TokenClass, only where a method asks
-  Sensitivity sensitivity;       // only where projections are asked for and recorded
-  int32_t stored_bytes = 4;      // of one number in the trace
-  double max_value_norm = 0;     // of tokens 0..tokens-1
+  // The pass that repeats the prompt, [heads, rows, dim] and [blocks, rows, dim]; empty unless asked for.
+  RepeatChunks repeat;
+  std::vector<Real> repeat_queries, repeat_keys;
+  std::vector<float> repeat_input_norms;  // [rows], likewise
+  // Output projection of each query head, [heads, v_dim, output_width]; empty unless asked for.
+  std::vector<float> output_weights;
+  int32_t output_width = 0;
+  Sensitivity sensitivity;    // only where projections are asked for and recorded
+  int32_t stored_bytes = 4;   // of one number in the trace
+  double max_value_norm = 0;  // of tokens 0..tokens-1
 
   const Real* block_keys(int32_t block) const { return keys.data() + int64_t(block) * tokens * shape.dim; }
   const Real* block_values(int32_t block) const { return values.data() + int64_t(block) * tokens * shape.v_dim; }
@@ -81,6 +88,8 @@ struct HeadRequest {
   Extent extent;
   bool rotation = false;  // a method re-assigns positions
   bool classes = false;   // a method looks at the text
+  bool repeat = false, repeat_input_norms = false;
+  bool output_weights = false;  // a method looks at values behind the output projection
   // The gradient that errors are projected on: nobody asks, where the trace has it, or TraceError without it.
   enum class Gradient { none, recorded, required } gradient = Gradient::none;
   bool all_queries = true;  // false: those of a long trace are fetched when they are needed

@@ -25,7 +25,7 @@ struct ExpectedAttention : Selecting<4> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"read_prompt evict layout needs protection state"};
+  static constexpr Hooks hooks{"read_prompt evict layout needs protection voters state"};
   int32_t n_future = 512;
   bool covariance = true, vnorm = true;
   double eps = kUnset;
@@ -48,6 +48,7 @@ struct ExpectedAttention : Selecting<4> {
     return {.state_doubles = int64_t(context.shape.heads) * context.prompt_tokens + 3 * d + d * d, .scores = true};
   }
   PromptNeeds needs(const MethodContext&) const { return {.queries = true}; }
+  double voters(const MethodContext&) const { return 1; }  // its scores are a mean
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {

@@ -24,7 +24,7 @@ struct PyramidKv : SnapKv {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"read_prompt evict report layout needs protection shared_over set_options state"};
+  static constexpr Hooks hooks{"read_prompt evict report layout needs protection voters shared_over set_options state"};
   static constexpr SharedOver shared_over = SharedOver::head;
   enum class Rule { standard, kvpress, kvfactory };
   enum class Votes { snapkv };

@@ -1,4 +1,5 @@
 #pragma once
+#include "core/output_scores.hpp"
 #include "core/selecting.hpp"
 
 namespace kvreplay {
@@ -8,7 +9,8 @@ namespace kvreplay {
 //  2. Pool s along j with stride 1: `max` ignores what lies outside the prefix, `avg` counts it as 0.
 //  3. Keep the top B-w of the pooled scores and the w window tokens; later tokens are kept. If B <= w, keep
 //     the last B prompt tokens.
-// Max pooling makes exact ties at the boundary in most heads: the lower index stays (C8).
+// `score` obc_value, obc_key or obc_joint: in place of x, what the row's output loses with the token
+// (output_scores.hpp). Max pooling makes exact ties at the boundary in most heads: the lower index stays (C8).
 struct SnapKv : Selecting<> {
   static constexpr MethodInfo info{
       .name = "snapkv",
@@ -22,7 +24,7 @@ struct SnapKv : Selecting<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"read_prompt evict layout needs protection set_options state"};
+  static constexpr Hooks hooks{"read_prompt evict layout needs protection voters set_options state"};
   enum class Pool { max, avg, derived };
   enum class When { before, after, derived };
   enum class Variant { standard, kvpress, paper_config, kvfactory, none_pool };
@@ -30,7 +32,9 @@ struct SnapKv : Selecting<> {
   int32_t window = kDerived, kernel = kDerived;
   Pool pool = Pool::derived;
   When when = When::derived;
-  std::span<double> state;  // [heads, P] votes, and the same pooled
+  TokenScore score = TokenScore::attention;
+  std::span<double>
+      state;  // [heads, P] votes, and the same pooled; but for attention [heads, P] sums and a row's scratch
 
   static void declare(auto& d) {
     d.choice("variant", &SnapKv::variant, {"default", "kvpress", "paper_config", "kvfactory", "none_pool"},
@@ -48,6 +52,8 @@ struct SnapKv : Selecting<> {
              "max; kvpress avg");
     d.choice("when", static_cast<When M::*>(&M::when), {"before", "after"},
              "query heads become one before or after pooling", "before; kvpress and paper_config after");
+    d.choice("score", static_cast<TokenScore M::*>(&M::score), kTokenScores,
+             "what a row gives to a token: its probability, or what the output loses without it");
   }
   void resolve(const MethodContext& context) {
     Selecting::resolve(context);
@@ -64,10 +70,17 @@ struct SnapKv : Selecting<> {
     if (m.variant == Variant::kvpress || m.variant == Variant::paper_config) options.gqa_aggregate = Aggregate::mean;
   }
   Layout layout(const MethodContext& context) const {
-    return {.state_doubles = int64_t(2) * context.shape.heads * context.prompt_tokens, .scores = true};
+    const int64_t heads = context.shape.heads, prompt = context.prompt_tokens;
+    const int64_t of_output = score == TokenScore::attention ? 0 : (heads + 2) * prompt + context.shape.v_dim;
+    return {.state_doubles = 2 * heads * prompt + of_output, .scores = true};
   }
   PromptNeeds needs(const MethodContext& context) const {
-    return {.column_sums_from = context.prompt_tokens > window ? context.prompt_tokens - window : 0};
+    if (score != TokenScore::attention) return {.queries = true};
+    return {.column_sums_from = first_voter(context.prompt_tokens)};
+  }
+  double voters(const MethodContext& context) const {
+    const int32_t rows = context.prompt_tokens - first_voter(context.prompt_tokens);
+    return double(rows) * (context.aggregate == Aggregate::sum ? context.shape.heads : 1);
   }
   KVR_FN Protect protection() const { return both({sinks, recent}, {.recent = window}); }
 
@@ -76,8 +89,13 @@ struct SnapKv : Selecting<> {
     const int32_t prefix = cache.size() - window, heads = prompt.shape().heads;
     if (prefix <= 0) return;
     double *votes = state.data(), *shared = votes + int64_t(heads) * prefix;
+    const double* const given = score == TokenScore::attention ? nullptr : sum_output_scores(team, prompt, cache);
+    const auto vote = [&](int32_t h, int32_t j) {
+      return given == nullptr ? prompt.column_sum(cache.token(j), h) : given[int64_t(h) * cache.size() + j];
+    };
     for (int32_t h = 0; h < heads; ++h)
-      team.each(prefix, [&](int32_t j) { votes[int64_t(h) * prefix + j] = prompt.column_sum(cache.token(j), h); });
+      team.each(prefix, [&](int32_t j) { votes[int64_t(h) * prefix + j] = vote(h, j); });
+    team.each(window, [&](int32_t i) { cache.score(prefix + i) = of_group(prompt.how(), heads, prefix + i, vote); });
     if (when == When::before)
       team.each(prefix, [&](int32_t j) { votes[j] = aggregate(prompt.how(), votes + j, prefix, heads); });
     const int32_t voters = when == When::before ? 1 : heads;
@@ -89,6 +107,32 @@ struct SnapKv : Selecting<> {
   KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
 
  private:
+  int32_t first_voter(int32_t prompt) const { return prompt > window ? prompt - window : 0; }
+  KVR_FN static double of_group(Aggregate how, int32_t heads, int32_t row, auto vote) {
+    double together = vote(0, row);
+    if (how == Aggregate::first) return together;
+    for (int32_t h = 1; h < heads; ++h) {
+      const double x = vote(h, row);
+      together = how != Aggregate::max ? together + x : x > together ? x : together;
+    }
+    return how == Aggregate::mean ? together / heads : together;
+  }
+  // Of all rows of the cache, [heads, rows].
+  template <class Real>
+  KVR_FN const double* sum_output_scores(const Team auto& team, const Prompt<Real>& prompt,
+                                         const BasicCache<Real>& cache) const {
+    const int32_t rows = cache.size(), heads = prompt.shape().heads;
+    const size_t n = size_t(prompt.size());
+    const std::span<double> sums = state.subspan(2 * size_t(heads) * n, size_t(heads) * n),
+                            scratch = state.last(2 * n + size_t(prompt.shape().v_dim));
+    team.each(heads * rows, [&](int32_t i) { sums[size_t(i)] = 0; });
+    for (int32_t h = 0; h < heads; ++h)
+      for (int32_t row = prompt.size() - window; row < prompt.size(); ++row)
+        add_output_scores(team, prompt, cache, h, row, score,
+                          {scratch.first(n), scratch.subspan(n, n), scratch.subspan(2 * n)},
+                          sums.data() + int64_t(h) * rows);
+    return sums.data();
+  }
   KVR_FN double pooled(const double* s, int32_t j, int32_t prefix) const {
     const int32_t first = j - kernel / 2 < 0 ? 0 : j - kernel / 2;
     const int32_t last = j + kernel / 2 >= prefix ? prefix - 1 : j + kernel / 2;

@@ -22,7 +22,7 @@ struct Tova : Selecting<> {
           "one set per kv head by the sum over its query heads; the paper's set for a whole layer is "
           "variant layer.",
   };
-  static constexpr Hooks hooks{"read_prompt evict observe layout needs protection score_rule set_options"};
+  static constexpr Hooks hooks{"read_prompt evict observe layout needs protection score_rule voters set_options"};
   enum class Variant { standard, layer, kvpress };
   Variant variant = Variant::standard;
 
@@ -42,6 +42,9 @@ struct Tova : Selecting<> {
   }
   PromptNeeds needs(const MethodContext& context) const { return {.column_sums_from = context.prompt_tokens - 1}; }
 
+  double voters(const MethodContext& context) const {
+    return context.aggregate == Aggregate::sum ? context.shape.heads : 1;
+  }
   std::optional<ScoreRule> score_rule() const { return ScoreRule{0, protection(), budget}; }
 
   template <class Real>

@@ -38,6 +38,10 @@ void ask_for(const Cell& cell, HeadRequest& request) {
   const PromptNeeds needs = BoundMethod(cell.variant->values, cell.context()).needs();
   request.rotation = request.rotation || cell.options().positions == Positions::cache;
   request.classes = request.classes || needs.token_classes;
+  request.output_weights =
+      request.output_weights || needs.output_norms || cell.options().wrapper.kind == Wrapper::Kind::critical;
+  request.repeat = request.repeat || needs.repeat;
+  request.repeat_input_norms = request.repeat_input_norms || needs.input_norms;
   request.all_queries = request.all_queries || needs.queries || cell.variant->values.oracle_needs().largest_query_norm;
 }
 
@@ -53,7 +57,9 @@ std::vector<Group> group_cells(const std::vector<Cell>& cells, const RunOptions&
     Place place = cell.place;
     if (decides_together(cell)) place.kv_head = Place::kWholeLayer;
     const auto [found, is_new] = at.emplace(place, groups.size());
-    if (is_new) groups.push_back({{place, cell.extent, false, false, gradient_for(options), false}, {}});
+    if (is_new)
+      groups.push_back(
+          {{.place = place, .extent = cell.extent, .gradient = gradient_for(options), .all_queries = false}, {}});
     Group& group = groups[found->second];
     ask_for(cell, group.request);
     const auto same = std::find_if(group.decisions.begin(), group.decisions.end(),

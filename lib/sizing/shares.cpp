@@ -75,7 +75,7 @@ class Solver {
       if (std::count(at.by_share.begin(), at.by_share.end(), m) > 0) layers[{at.trace, at.prompt}].push_back(i);
     }
     for (const auto& [prompt, own] : layers) {
-      const SharedOver over = shared_over(run_.config.methods[m].method(), run_.config.methods[m].options);
+      const SharedOver over = shared_over(run_.config.methods[m].values, run_.config.methods[m].options);
       if (over == SharedOver::none) {
         for (const size_t layer : own) add_heads(m, layer);
       } else if (over == SharedOver::layer) {

@@ -25,6 +25,28 @@ const LayerInfo& Tensors::layer(const std::string& prompt_id, int32_t layer) con
                                fmt::join(held, ", ")));
 }
 
+RepeatChunks Tensors::repeat_chunks(const std::string& prompt_id) const {
+  throw TraceError(fmt::format("{}: prompt {}: holds no pass that repeats it. Record it with kvdump --repeat",
+                               info().path.string(), prompt_id));
+}
+void Tensors::read_repeat_queries(const std::string& prompt_id, int32_t, int32_t, std::span<float>) const {
+  (void)Tensors::repeat_chunks(prompt_id);
+}
+void Tensors::read_repeat_keys(const std::string& prompt_id, int32_t, int32_t, std::span<float>) const {
+  (void)Tensors::repeat_chunks(prompt_id);
+}
+std::vector<float> Tensors::repeat_input_norms(const std::string& prompt_id, int32_t) const {
+  (void)Tensors::repeat_chunks(prompt_id);
+  return {};
+}
+
+void Tensors::read_output_weights(const std::string& prompt_id, int32_t layer_number, int32_t, std::span<float>) const {
+  throw TraceError(
+      fmt::format("{}: prompt {}, layer {}: holds no output projection (o_proj). Record it with kvdump "
+                  "--with-output",
+                  info().path.string(), prompt_id, layer_number));
+}
+
 void Tensors::read_gradient(const std::string& prompt_id, int32_t layer_number, int32_t, int32_t,
                             std::span<float>) const {
   throw TraceError(fmt::format("{}: prompt {}, layer {}: holds no gradient. Record it with kvdump --with-gradient",

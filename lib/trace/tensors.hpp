@@ -33,6 +33,17 @@ class Tensors {
   virtual std::vector<int32_t> query_positions(const std::string& prompt, int32_t layer) const = 0;
   virtual std::vector<float> sink_logits(const std::string& prompt, int32_t layer) const = 0;  // [Hq] or empty
 
+  // The part of the output projection that one query head's output goes through, [v_head_dim,
+  // LayerInfo::output_width].
+  virtual void read_output_weights(const std::string& prompt, int32_t layer, int32_t q_head,
+                                   std::span<float> into) const;
+  // The pass that repeats the prompt (kvdump --repeat): where its chunks begin, all its rows of one head, [rows,
+  // head_dim], and the norms of what they were projected from, [rows].
+  virtual RepeatChunks repeat_chunks(const std::string& prompt) const;
+  virtual void read_repeat_queries(const std::string& prompt, int32_t layer, int32_t q_head,
+                                   std::span<float> into) const;
+  virtual void read_repeat_keys(const std::string& prompt, int32_t layer, int32_t kv_head, std::span<float> into) const;
+  virtual std::vector<float> repeat_input_norms(const std::string& prompt, int32_t layer) const;
   // Token index of each row of the recorded gradient, ascending; empty where there is none.
   virtual std::vector<int32_t> gradient_rows(const std::string&, int32_t) const { return {}; }
   // All rows of one sample of one query head, [LayerInfo::gradient_rows, v_head_dim]. Behind the drawn samples comes

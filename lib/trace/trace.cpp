@@ -171,6 +171,13 @@ std::vector<int32_t> Trace::query_positions(const std::string& prompt_id, int32_
   return reading([&] { return state_->ascending_tokens(layer_path(prompt_id, layer_number) + "/q_pos", info); });
 }
 
+void Trace::read_output_weights(const std::string& prompt, int32_t layer_number, int32_t q_head,
+                                std::span<float> into) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  if (info.output_width == 0) return Tensors::read_output_weights(prompt, layer_number, q_head, into);
+  reading([&] { read_rows(state_->tensor(prompt, info, "o_proj"), q_head, 0, info.v_head_dim, into, "channel"); });
+}
+
 std::vector<int32_t> Trace::gradient_rows(const std::string& prompt_id, int32_t layer_number) const {
   const LayerInfo& info = layer(prompt_id, layer_number);
   if (info.gradient_samples == 0) return {};

@@ -38,6 +38,7 @@ struct LayerInfo {
   std::optional<Rope> rope;    // nullopt: no rotary embedding, or not recorded
   bool rope_recorded = false;  // false: the trace says nothing about positions
   bool has_out = false, has_sinks = false, has_q_pos = false;
+  int32_t output_width = 0;                         // of `o_proj`, the model's hidden size; 0: not recorded
   int32_t gradient_samples = 0, gradient_rows = 0;  // of `g`; 0: not recorded
   bool gradient_recorded = false;                   // `g_recorded` stands beside it
   int32_t all_gradients() const { return gradient_samples + (gradient_recorded ? 1 : 0); }
@@ -46,6 +47,14 @@ struct LayerInfo {
 
 // What q, k, v and, where it is there, out take in the file.
 int64_t bytes_of(const LayerInfo& layer);
+
+// Chunk c of a pass that repeats the first context_tokens tokens of a prompt: rows first_row[c]..first_row[c+1]-1
+// repeat tokens first_token[c]..first_token[c+1]-1.
+struct RepeatChunks {
+  std::vector<int32_t> first_row, first_token;  // [chunks + 1]; empty: not recorded
+  int32_t rows() const { return first_row.empty() ? 0 : first_row.back(); }
+  int32_t context_tokens() const { return first_token.empty() ? 0 : first_token.back(); }
+};
 
 struct PromptInfo {
   std::string id;

@@ -16,7 +16,7 @@ using nlohmann::json;
 
 constexpr int64_t kMostTokens = INT32_MAX;  // token indices are int32
 constexpr int64_t kMostHeads = 65535;       // a head's random numbers count layer * 65536 + head
-constexpr int64_t kWidestHead = 65536;
+constexpr int64_t kWidestHead = 65536, kWidestOutput = 1 << 20;
 constexpr int64_t kMostLayers = 1000;  // three digits
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) { throw h5::Problem(where + ": " + what); }
@@ -129,6 +129,13 @@ void expect_integers(const h5::Array& array, int64_t length) {
 }
 
 // Gradient of the log-likelihood in the attention output, and the tokens that its rows stand at.
+// [Hq, v_head_dim, hidden]
+void read_projection_shape(const h5::Node& node, LayerInfo& layer) {
+  const Tensor projection = open_tensor(node, "o_proj", layer.source_dtype);
+  layer.output_width = checked_extent(projection, 2, "numbers per hidden state", kWidestOutput);
+  expect_shape(projection.array, {layer.q_heads, layer.v_head_dim, layer.output_width});
+}
+
 void read_gradient_shape(const h5::Node& node, LayerInfo& layer) {
   constexpr int64_t kMostSamples = 4096;
   const Tensor g = open_gradient(node, layer.source_dtype);
@@ -161,6 +168,7 @@ void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
   if (layer.has_out)
     expect_shape(open_tensor(node, "out", layer.source_dtype).array,
                  {layer.q_heads, layer.query_rows, layer.v_head_dim});
+  if (h5::has_child(node, "o_proj")) read_projection_shape(node, layer);
   if (h5::has_child(node, "g")) read_gradient_shape(node, layer);
 }
 

@@ -61,6 +61,7 @@ class PolicyRun {
     view.key_block = held.key_block, view.value_block = held.value_block;
     view.tokens = in.tokens, view.size = in.prompt, view.shape = held.shape;
     view.aggregate = task.rules.aggregate, view.scale = double(in.rule.scale);
+    view.softcap = double(in.rule.softcap), view.sink_logits = in.sink_logits;
     view.column_sums = in.column_sums, view.column_max_sums = in.column_max_sums;
     view.future_sums = in.future_sums;
     view.queries = in.queries, view.query_head = in.query_head;
@@ -109,7 +110,9 @@ class PolicyRun {
             shape().block_of(head)};
   }
   KVR_DEVICE StepQueries<float> queries_of_step(int32_t token) const {
-    return {query(0, token), task.input.query_head, shape().heads, shape().dim, token, double(task.input.rule.scale)};
+    const PolicyInput& in = task.input;
+    return {query(0, token), in.query_head,       shape().heads,        shape().dim,
+            token,           in.positions[token], double(in.rule.scale)};
   }
   KVR_DEVICE float* products_of(int32_t head) const {
     return task.scratch.products + int64_t(head) * task.scratch.rows;

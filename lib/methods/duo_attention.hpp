@@ -1,0 +1,136 @@
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/policy.hpp"
+#include "core/rotary.hpp"
+#include "core/share.hpp"
+#include "core/vectors.hpp"
+
+namespace kvreplay {
+
+// DuoAttention, Xiao et al. 2024, section 3: heads that retrieve keep everything, the others stream.
+//  1. How far each kv head looks. `mass`: attention of prompt rows t >= sinks + recent to tokens sinks..t-recent, mean
+//     over rows and group. `area` (as kvpress runs it): the mean query and the mean key of the prompt before rotation,
+//     the key at `length` positions and the query at the last; mean over positions of the attention's running sum, mean
+//     over the group.
+//  2. The round(stream_frac heads) heads of the model that look least far hold sinks and recents at every step.
+struct DuoAttention {
+  static constexpr MethodInfo info{
+      .name = "duo_attention",
+      .title = "heads that look near stream, the others keep all",
+      .source = "DuoAttention, Xiao et al. 2024, section 3 (rule area: as kvpress runs it)",
+      .tier = 3,
+      .memory = "sinks + recent tokens in streaming heads, everything in the others",
+      .deviation =
+          "the published gates are trained on synthetic passkeys and cannot come from a trace: heads are told apart by "
+          "their attention in the prompt, among the layers that the trace holds.",
+      .oneshots = false,
+      .takes_budget = false,
+  };
+  static constexpr Hooks hooks{
+      "observe_prompt read_prompt evict report layout needs protection shared_over share head_scores state"};
+  static constexpr SharedOver shared_over = SharedOver::model;
+  enum class Rule { mass, area };
+  Rule rule = Rule::mass;
+  double stream_frac = 0.5;
+  int32_t sinks = 128, recent = 256, length = 500;
+  int32_t tokens = 0, budget = 0;  // budget: what this head may hold; 0: not known yet
+  double looks_far = 0;
+  std::span<double> state;  // of rule area: [dim] mean key, [dim] mean query, [dim] turned key, [length] logits
+
+  static void declare(auto& d) {
+    d.choice("rule", &DuoAttention::rule, {"mass", "area"}, "how heads that look far are found");
+    d.real("stream_frac", &DuoAttention::stream_frac, {0, 1}, "share of the heads that stream");
+    d.integer("sinks", &DuoAttention::sinks, {0, kManyTokens}, "first tokens of a streaming head");
+    d.integer("recent", &DuoAttention::recent, {1, kManyTokens},
+              "last tokens of a streaming head, the newest included");
+    d.integer("length", &DuoAttention::length, {1, 1 << 20}, "positions of the mean key (rule area)");
+  }
+  void resolve(const MethodContext& context) { tokens = context.tokens, budget = context.budget.tokens; }
+  Layout layout(const MethodContext& context) const {
+    const int64_t of_area = rule == Rule::area ? int64_t(3) * context.shape.dim + length : 0;
+    return {.state_doubles = of_area, .scores = true};
+  }
+  PromptNeeds needs(const MethodContext& context) const {
+    if (budget > 0) return {};
+    if (rule == Rule::area) return {.queries = true, .rotary = true};
+    return context.prompt_tokens > sinks + recent ? PromptNeeds{.rows_from = sinks + recent} : PromptNeeds{};
+  }
+  KVR_FN Protect protection() const { return {sinks, recent}; }
+  void report(auto& extras, const auto&) const { extras["streams"] = streams() ? 1 : 0; }
+
+  void head_scores(std::vector<double>& says) const { says = {looks_far}; }
+  std::vector<int32_t> share(const MethodContext& context, const std::vector<HeadScores>& heads) const {
+    std::vector<size_t> order(heads.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return heads[a].extras.at(0) < heads[b].extras.at(0); });
+    std::vector<int32_t> held(heads.size(), context.tokens);
+    const size_t streaming = size_t(std::lround(stream_frac * double(heads.size())));
+    for (size_t i = 0; i < streaming; ++i) held[order[i]] = std::min(sinks + recent, context.tokens);
+    return held;
+  }
+
+  KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities x) {
+    const int32_t far = t - recent - sinks + 1;
+    if (far > 0) looks_far += team.sum(far, [&](int32_t i) { return x.mean(sinks + i); });
+  }
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
+    if (budget > 0) return;
+    if (rule == Rule::mass) {
+      const int32_t rows = prompt.size() - sinks - recent;
+      looks_far /= rows > 0 ? rows : 1;
+      return;
+    }
+    mean_unrotated(team, prompt, mean_key(), [&](int32_t row) { return prompt.key(row); });
+    for (int32_t h = 0; h < prompt.shape().heads; ++h) {
+      mean_unrotated(team, prompt, mean_query(), [&](int32_t row) { return prompt.query(h, row); });
+      looks_far += area(team, prompt) / prompt.shape().heads;
+    }
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    if (streams()) keep_ends(team, cache, sinks, sinks + recent);
+  }
+
+ private:
+  KVR_FN bool streams() const { return budget > 0 && budget < tokens; }
+  KVR_FN std::span<double> mean_key() const { return part(0); }
+  KVR_FN std::span<double> mean_query() const { return part(1); }
+  KVR_FN std::span<double> part(size_t which) const {
+    const size_t dim = (state.size() - size_t(length)) / 3;
+    return state.subspan(which * dim, dim);
+  }
+  template <class Real>
+  KVR_FN void mean_unrotated(const Team auto& team, const Prompt<Real>& prompt, std::span<double> mean,
+                             auto vector) const {
+    const std::span<double> one = part(2);
+    const int32_t dim = int32_t(mean.size());
+    team.each(dim, [&](int32_t c) { mean[size_t(c)] = 0; });
+    for (int32_t row = 0; row < prompt.size(); ++row) {
+      const auto x = vector(row);
+      team.each(dim, [&](int32_t c) { one[size_t(c)] = double(x[size_t(c)]); });
+      rotate(team, prompt.rope(), -prompt.position(row), one.data());
+      team.each(dim, [&](int32_t c) { mean[size_t(c)] += one[size_t(c)] / prompt.size(); });
+    }
+  }
+  // An attention factor is left in both vectors, as if they had been rotated again.
+  template <class Real>
+  KVR_FN double area(const Team auto& team, const Prompt<Real>& prompt) const {
+    const std::span<double> query = mean_query(), key = part(2), logits = state.last(size_t(length));
+    rotate(team, prompt.rope(), length - 1, query.data());
+    for (int32_t j = 0; j < length; ++j) {
+      team.each(int32_t(key.size()), [&](int32_t c) { key[size_t(c)] = mean_key()[size_t(c)]; });
+      rotate(team, prompt.rope(), j, key.data());
+      const double l = prompt.scale() * wide_dot(query, key);
+      if (team.rank() == 0) logits[size_t(j)] = l;
+      team.sync();
+    }
+    softmax(team, logits);
+    return team.sum(length, [&](int32_t j) { return logits[size_t(j)] * (length - j); }) / length;
+  }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,107 @@
+#pragma once
+#include "core/selecting.hpp"
+#include "core/share.hpp"
+#include "core/vectors.hpp"
+
+namespace kvreplay {
+
+// KVzip, Kim et al. 2025, section 3: what the model looks at when it repeats its context serves any later question.
+//  1. The context is repeated chunk by chunk. Keys of chunk [s, e): the sinks before s, context tokens s..e-1, and the
+//     chunk's own rows up to the present one; softmax over these alone. All rows vote, those of the instruction too.
+//  2. Score of a token = the largest probability over rows and the group.
+//  3. Sinks stay. `uniform`: the top B of each kv head; `layer`, `pair`: the top B * heads over the kv heads of the
+//     layer, of all recorded layers.
+struct KvZip : Selecting<4> {
+  static constexpr MethodInfo info{
+      .name = "kvzip",
+      .title = "what the model looks at when it repeats the context",
+      .source = "KVzip, Kim et al. 2025, section 3",
+      .tier = 3,
+      .memory = "B prompt tokens and every later one; uneven over heads with level layer and pair",
+      .deviation =
+          "the release keeps scores strictly above the threshold, so a token or more less than B, protects the whole "
+          "system prompt, and takes chunks of 2000 tokens (kvdump --repeat: 2048). Its level head, whose scores come "
+          "from other prompts, is not built.",
+      .streams = false,
+      .default_phase = Phase::oneshot,
+      .layer_level = false,
+  };
+  static constexpr Hooks hooks{"read_prompt evict layout needs protection shared_over shares share state"};
+  static constexpr SharedOver shared_over = SharedOver::model;
+  enum class Level { uniform, layer, pair };
+  Level level = Level::uniform;
+  std::span<double> state;  // [P + rows of a chunk] one row's probabilities
+
+  static void declare(auto& d) { declare_level<KvZip>(d); }
+  template <class M>
+  static void declare_level(auto& d) {
+    d.choice("level", static_cast<Level M::*>(&M::level), {"uniform", "layer", "pair"},
+             "whose scores compete: of one kv head, of a layer, of all recorded layers");
+    protect<M>(d);
+  }
+  Layout layout(const MethodContext& context) const {
+    return {.state_doubles = int64_t(context.prompt_tokens), .scores = true};
+  }
+  PromptNeeds needs(const MethodContext&) const { return {.repeat = true}; }
+  SharedOver shares() const {
+    if (level == Level::uniform) return SharedOver::none;
+    return level == Level::layer ? SharedOver::layer : SharedOver::model;
+  }
+  std::vector<int32_t> share(const MethodContext& context, const std::vector<HeadScores>& heads) const {
+    std::vector<std::vector<double>> scores;
+    for (const HeadScores& t : heads) scores.push_back(t.scores);
+    return winners(scores, int64_t(context.budget.tokens) * int64_t(heads.size()));
+  }
+
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+    score_by_repeat(team, prompt, cache, [](int32_t, int64_t, int32_t) { return 1.0; });
+  }
+
+ protected:
+  // factor(head, row, token) times the probability; the largest counts.
+  template <class Real>
+  KVR_FN void score_by_repeat(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache,
+                              auto factor) const {
+    const RepeatView<Real> r = prompt.repeat();
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) = 0; });
+    for (int32_t c = 0; c < r.chunks; ++c)
+      for (int64_t row = r.first_row[c]; row < r.first_row[c + 1]; ++row)
+        for (int32_t h = 0; h < prompt.shape().heads; ++h) {
+          vote(team, prompt, c, h, row);
+          const int32_t first = r.first_token[c], before = sinks < first ? sinks : first;
+          const int32_t count = before + r.first_token[c + 1] - first;
+          team.each(cache.size(), [&](int32_t i) {
+            const int32_t token = cache.token(i), at = token < before ? token : token - first + before;
+            if (token >= before && (token < first || at >= count)) return;
+            const double s = state[size_t(at)] * factor(h, row, token);
+            cache.score(i) = s > cache.score(i) ? s : cache.score(i);
+          });
+        }
+  }
+
+ private:
+  // Of one row over the context tokens it sees: sinks before the chunk, then the chunk.
+  template <class Real>
+  KVR_FN void vote(const Team auto& team, const Prompt<Real>& prompt, int32_t chunk, int32_t head, int64_t row) const {
+    const RepeatView<Real> r = prompt.repeat();
+    const int32_t first = r.first_token[chunk], before = sinks < first ? sinks : first;
+    const int32_t count = before + r.first_token[chunk + 1] - first, own = int32_t(row) - r.first_row[chunk] + 1;
+    const auto query = prompt.repeat_query(head, row);
+    team.each(count, [&](int32_t i) {
+      state[size_t(i)] = prompt.logit(wide_dot(query, prompt.key(i < before ? i : first + i - before)));
+    });
+    const auto of_row = [&](int32_t i) {
+      return prompt.logit(wide_dot(query, prompt.repeat_key(r.first_row[chunk] + i)));
+    };
+    double top = team.largest(count, [&](int32_t i) { return state[size_t(i)]; }).score;
+    const double own_top = team.largest(own, of_row).score;
+    top = own_top > top ? own_top : top;
+    team.each(count, [&](int32_t i) { state[size_t(i)] = std::exp(state[size_t(i)] - top); });
+    const double total = team.sum(count, [&](int32_t i) { return state[size_t(i)]; }) +
+                         team.sum(own, [&](int32_t i) { return std::exp(of_row(i) - top); });
+    team.each(count, [&](int32_t i) { state[size_t(i)] /= total; });
+  }
+};
+
+}  // namespace kvreplay

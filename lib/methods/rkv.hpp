@@ -1,0 +1,185 @@
+#pragma once
+#include "core/buffered.hpp"
+#include "core/vectors.hpp"
+
+namespace kvreplay {
+
+// R-KV, Cai et al. 2025 (redundancy-aware compression for reasoning): tokens that the newest queries look at, and
+// that no later token repeats. Of L live keys m stay:
+//  1. I = attention of the last w queries to the L-w older keys: the largest logit of the group, softmax over these
+//     keys alone, mean over the w rows, max pool.  (agg sum: a softmax per query head, mean over the heads.)
+//  2. S = cosines of all pairs of the L keys, with a zero diagonal.
+//  3. In row i the entry of the newest key with S_ij > threshold is set to 0 (of token 0 if there is none), so that of
+//     tokens that repeat each other the newest is not held redundant.
+//  4. R = softmax over all L of the column means of S.
+//  5. Keep the top m-w by lambda I - (1-lambda) R, and the w newest.
+// R is a softmax over numbers in [-1, 1], hence nearly 1/L everywhere: I decides nearly all.
+struct Rkv : Buffered {
+  static constexpr MethodInfo info{
+      .name = "rkv",
+      .title = "importance less redundancy, cut once a buffer",
+      .source = "R-KV, Cai et al. 2025, section 3 (as r1_kv.py of the release runs it)",
+      .tier = 2,
+      .memory = "B tokens and up to `buffer` more, and the last `window` queries of the group",
+      .deviation =
+          "cuts when the buffer is full, as the project page says (the release: where the length is a multiple of 128, "
+          "one step late); lambda is that of later comparisons (0.07 in the release's class).",
+      .any_positions = false,
+      .layer_level = false,
+  };
+  static constexpr Hooks hooks{"read_prompt evict observe_queries extra_bytes layout needs max_rows state"};
+  enum class Retain { last, first, none };
+  enum class Votes { max, sum };
+  int32_t window = 8, kernel = 7;
+  double lambda = 0.1, threshold = 0.5;
+  Retain retain = Retain::last;
+  Votes agg = Votes::max;
+  double scale = 1;         // of the logits
+  int32_t seen = 0;         // queries that have come
+  int32_t room = 0;         // rows of the columns below
+  std::span<double> state;  // [window, heads, dim] ring of queries, [dim] sum of directions, columns of [room] numbers
+
+  static void declare(auto& d) {
+    d.integer("window", &Rkv::window, {1, kManyTokens}, "newest tokens, whose queries vote and which stay");
+    declare_buffer<Rkv>(d);
+    d.real("lambda", &Rkv::lambda, {0, 1}, "weight of the importance; the redundancy has the rest");
+    d.integer("kernel", &Rkv::kernel, {1, kManyTokens}, "pooling width in tokens, odd; 1 = no pooling");
+    d.real("threshold", &Rkv::threshold, {-1, 1}, "cosine above which a key repeats another");
+    d.choice("retain", &Rkv::retain, {"last", "first", "none"}, "which of the keys that repeat one is not counted");
+    d.choice("agg", &Rkv::agg, {"max", "sum"}, "the group's largest logit, or the mean of its probabilities");
+  }
+  void resolve(const MethodContext& context) {
+    Buffered::resolve(context, window);
+    room = int32_t(most_rows(context));
+    if (kernel % 2 == 0)
+      throw ParameterError("kernel", "kernel " + std::to_string(kernel) +
+                                         " must be odd, so that pooling has a centre; take one more or less");
+  }
+  Layout layout(const MethodContext& context) const {
+    const HeadShape& s = context.shape;
+    return {.state_doubles = (int64_t(window) * s.heads + 1) * s.dim + int64_t(kColumns) * room, .scores = true};
+  }
+  PromptNeeds needs(const MethodContext&) const { return {.queries = true}; }
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+    c.sketch_floats = int64_t(window) * cache.shape().heads * cache.shape().dim;
+  }
+
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
+    const int32_t first = prompt.size() > window ? prompt.size() - window : 0;
+    for (int32_t row = first; row < prompt.size(); ++row)
+      remember(team, prompt.shape(), [&](int32_t h) { return prompt.query(h, row); });
+    scale = prompt.scale();
+  }
+  template <class Real>
+  KVR_FN void observe_queries(const Team auto& team, const StepQueries<Real>& queries) {
+    remember(team, {queries.dim, 0, queries.heads}, queries);
+    scale = queries.scale;
+    comes();
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    if (!is_due() || cache.size() <= target) return;
+    find_importance(team, cache);
+    find_redundancy(team, cache);
+    const int32_t older = cache.size() - window;
+    const std::span<double> importance = column(kImportance), redundancy = column(kRedundancy);
+    team.each(older, [&](int32_t j) {
+      cache.score(j) = lambda * pooled(importance, j, older) - (1 - lambda) * redundancy[size_t(j)];
+    });
+    keep_best(team, cache, {.recent = window}, target - window, [&](int32_t i) { return cache.score(i); });
+  }
+
+ private:
+  enum Column { kImportance, kRow, kLength, kRedundancy, kRepeats, kColumns };
+
+  KVR_FN std::span<double> column(int32_t which) const {
+    return state.last(size_t(kColumns) * size_t(room)).subspan(size_t(which) * size_t(room), size_t(room));
+  }
+  KVR_FN std::span<double> query(const HeadShape& s, int32_t row, int32_t head) const {
+    return state.subspan(size_t((int64_t(row) * s.heads + head) * s.dim), size_t(s.dim));
+  }
+  KVR_FN void remember(const Team auto& team, const HeadShape& shape, auto of_head) {
+    for (int32_t h = 0; h < shape.heads; ++h) {
+      const auto q = of_head(h);
+      const std::span<double> to = query(shape, seen % window, h);
+      team.each(shape.dim, [&](int32_t c) { to[size_t(c)] = double(q[size_t(c)]); });
+    }
+    ++seen;
+  }
+  // Step 1, but for the pooling.
+  KVR_FN void find_importance(const Team auto& team, const auto& cache) const {
+    const HeadShape shape = cache.shape();
+    const int32_t older = cache.size() - window, rows = seen < window ? seen : window;
+    const std::span<double> importance = column(kImportance), x = column(kRow).first(size_t(older));
+    team.each(older, [&](int32_t j) { importance[size_t(j)] = 0; });
+    const auto vote = [&](double share) {
+      softmax(team, x);
+      team.each(older, [&](int32_t j) { importance[size_t(j)] += share * x[size_t(j)]; });
+    };
+    const auto logit = [&](int32_t row, int32_t h, int32_t j) {
+      return scale * wide_dot(query(shape, row, h), cache.key(j));
+    };
+    for (int32_t row = 0; row < rows; ++row) {
+      for (int32_t h = 0; h < shape.heads && agg == Votes::sum; ++h) {
+        team.each(older, [&](int32_t j) { x[size_t(j)] = logit(row, h, j); });
+        vote(1.0 / (rows * shape.heads));
+      }
+      if (agg == Votes::sum) continue;
+      team.each(older, [&](int32_t j) {
+        double most = logit(row, 0, j);
+        for (int32_t h = 1; h < shape.heads; ++h) {
+          const double l = logit(row, h, j);
+          most = l > most ? l : most;
+        }
+        x[size_t(j)] = most;
+      });
+      vote(1.0 / rows);
+    }
+  }
+  // Steps 2 to 4. The sum over a column of S is one product with the sum of all directions.
+  KVR_FN void find_redundancy(const Team auto& team, const auto& cache) const {
+    const int32_t n = cache.size(), dim = cache.shape().dim;
+    const std::span<double> length = column(kLength), redundancy = column(kRedundancy).first(size_t(n)),
+                            repeats = column(kRepeats), removed = column(kRow);
+    const std::span<double> all =
+        state.subspan(state.size() - size_t(kColumns) * size_t(room) - size_t(dim), size_t(dim));
+    team.each(n, [&](int32_t i) { length[size_t(i)] = 1 / (norm(cache.key(i)) + 1e-8); });
+    team.each(dim, [&](int32_t c) {
+      double sum = 0;
+      for (int32_t i = 0; i < n; ++i) sum += length[size_t(i)] * double(cache.key(i)[size_t(c)]);
+      all[size_t(c)] = sum;
+    });
+    const auto cosine = [&](int32_t i, int32_t j) {
+      return i == j ? 0.0 : wide_dot(cache.key(i), cache.key(j)) * length[size_t(i)] * length[size_t(j)];
+    };
+    team.each(n, [&](int32_t i) {
+      const int32_t j = retain == Retain::none ? i : repeated(i, n, cosine);
+      repeats[size_t(i)] = j, removed[size_t(i)] = cosine(i, j);
+    });
+    team.each(n, [&](int32_t j) {
+      const double of_itself = wide_dot(cache.key(j), cache.key(j)) * length[size_t(j)];
+      double sum = (wide_dot(all, cache.key(j)) - of_itself) * length[size_t(j)];
+      for (int32_t i = 0; i < n; ++i) sum -= repeats[size_t(i)] == j ? removed[size_t(i)] : 0;
+      redundancy[size_t(j)] = sum / n;
+    });
+    softmax(team, redundancy);
+  }
+  // Which entry of row i is set to 0.
+  KVR_FN int32_t repeated(int32_t i, int32_t n, auto cosine) const {
+    if (retain == Retain::last)
+      for (int32_t j = n - 1; j > 0; --j)
+        if (cosine(i, j) > threshold) return j;
+    for (int32_t j = 0; j < n && retain == Retain::first; ++j)
+      if (cosine(i, j) > threshold) return j;
+    return 0;
+  }
+  KVR_FN double pooled(std::span<const double> s, int32_t j, int32_t count) const {
+    const int32_t first = j - kernel / 2 < 0 ? 0 : j - kernel / 2;
+    const int32_t last = j + kernel / 2 >= count ? count - 1 : j + kernel / 2;
+    double most = s[size_t(first)];
+    for (int32_t i = first; i <= last; ++i) most = s[size_t(i)] > most ? s[size_t(i)] : most;
+    return most;
+  }
+};
+
+}  // namespace kvreplay

@@ -50,6 +50,10 @@ void MethodValues::set(const ParameterSpec& spec, const std::string& json) {
   file_ = text_of_json(json);
 }
 
+void MethodValues::hear(const std::vector<HeadScores>& heads) {
+  if (host().hear != nullptr) host().hear(policy_.data(), heads);
+}
+
 bool MethodValues::takes_budget() const {
   return method_->info.takes_budget && !(host().budgetless && host().budgetless(policy()));
 }

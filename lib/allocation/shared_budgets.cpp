@@ -75,6 +75,12 @@ Cell scoring_cell(const Cell& like) {
   return cell;
 }
 
+// Heads may hear each other and keep the same budget.
+bool divides_budget(const Cell& cell) {
+  const MethodValues& values = cell.variant->values;
+  return values.shares_budget() || values.shared_over() == SharedOver::none;
+}
+
 // One budget, and who shares it: the cells of a method instance, budget and seed on one layer or one model.
 struct SharedBudget {
   SharedOver over;
@@ -90,20 +96,28 @@ struct SharedBudget {
   }
   void divide() {
     const BoundMethod method(scoring.variant->values, scoring.context());
-    const auto rule = method.method().host.share;
+    const HostHooks& host = method.method().host;
+    if (host.hear != nullptr)
+      for (Cell* cell : cells) tell(*cell, heads);
+    if (divides_budget(scoring)) share_out(method, host.share);
+    heads.clear();
+  }
+
+ private:
+  void share_out(const BoundMethod& method, decltype(HostHooks::share) rule) {
     const std::vector<int32_t> tokens = rule != nullptr ? rule(method.policy(), method.context(), heads)
                                                         : ada_tokens(heads, scoring.budget.tokens, kAdaFloor);
     for (Cell* cell : cells)
       for (size_t i = 0; i < heads.size(); ++i)
         if (heads[i].layer == cell->place.layer && heads[i].kv_head == cell->place.kv_head) give(*cell, tokens[i]);
-    heads.clear();
   }
 };
 
-// Which cells share: those of one name.
+// Which cells share: those of one name. What heads say does not depend on a budget that nobody divides.
 std::string name_of(const Cell& cell, SharedOver over) {
   const std::string where = std::to_string(over == SharedOver::layer ? cell.place.layer : -1);
-  return where + " " + std::to_string(cell.variant->instance) + " " + std::to_string(cell.budget.tokens) + " " +
+  const int32_t budget = divides_budget(cell) ? cell.budget.tokens : 0;
+  return where + " " + std::to_string(cell.variant->instance) + " " + std::to_string(budget) + " " +
          std::to_string(cell.seed.value_or(0));
 }
 
@@ -132,11 +146,14 @@ template <class Real>
 std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& at,
                                    const std::vector<SharedBudget*>& budgets, const SharingOptions& options) {
   PromptReading<Real> prompt;
+  std::vector<std::vector<double>> uniforms;
   std::vector<std::unique_ptr<CacheReplay<Real>>> caches;
   for (const SharedBudget* budget : budgets) {
     Cell cell = budget->scoring;
     cell.place.layer = at.layer, cell.place.kv_head = at.kv_head;
-    caches.push_back(std::make_unique<CacheReplay<Real>>(cell_setup(cell, stream), stream, CacheWatch{options.audit}));
+    CacheSetup setup = cell_setup(cell, stream);
+    inject(cell, setup, uniforms);
+    caches.push_back(std::make_unique<CacheReplay<Real>>(std::move(setup), stream, CacheWatch{options.audit}));
     if (!caches.back()->streams_prompt()) prompt.add(*caches.back());
   }
   const ExactAttention<Real> exact(stream);

@@ -9,7 +9,7 @@
 
 // Budgets that are shared over the heads of a layer, or over layers, are divided before the replay: every head that
 // shares states its prompt scores, and the rule answers with tokens for each. After that a cell knows its own share
-// and is replayed like any other.
+// and is replayed like any other. Heads that hear each other do so on the way.
 
 namespace kvreplay {
 

@@ -1,6 +1,8 @@
 #include "caches/cell_setup.hpp"
 
+#include "base/text.hpp"
 #include "exact/oracle_needs.hpp"
+#include "trace/uniforms.hpp"
 
 namespace kvreplay {
 
@@ -26,6 +28,18 @@ CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
   setup.options.row_format = row_format_at(setup.method, cell.options());
   setup.prompt_streams = cell.variant->prompt_streams;
   return setup;
+}
+
+void inject(const Cell& cell, CacheSetup& setup, std::vector<std::vector<double>>& held) {
+  if (cell.variant->uniforms.empty()) return;
+  const std::vector<RngArray> arrays = setup.method.rng_arrays();
+  for (size_t i = 0; i < arrays.size() && i < size_t(Rng::kArrays); ++i) {
+    const RngArray& a = arrays[i];
+    InjectedUniforms u = read_uniforms(cell.variant->uniforms, cell.place.prompt, cell.place.layer, cell.place.kv_head,
+                                       {split_words(a.names), a.rounds, a.positions, a.slots});
+    held.push_back(std::move(u.values));
+    setup.rng.injected[i] = {held.back().data(), a.stream, u.positions, u.slots};
+  }
 }
 
 template CacheSetup cell_setup(const Cell&, const HeadStream<float>&);

@@ -11,4 +11,7 @@ bool has_cache_for_each_query_head(const Cell& cell);
 template <class Real>
 CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream);
 
+// Where the cell is given a file of uniforms, what it draws is read there. held: owns the numbers.
+void inject(const Cell& cell, CacheSetup& setup, std::vector<std::vector<double>>& held);
+
 }  // namespace kvreplay

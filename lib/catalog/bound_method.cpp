@@ -51,12 +51,17 @@ void MethodValues::set(const ParameterSpec& spec, const std::string& json) {
   file_ = text_of_json(json);
 }
 
+void MethodValues::hear(const std::vector<HeadScores>& heads) {
+  if (host().hear != nullptr) host().hear(policy_.data(), heads);
+}
+
 bool MethodValues::takes_budget() const {
   return method_->info.takes_budget && !(host().budgetless && host().budgetless(policy()));
 }
 SharedOver MethodValues::shared_over() const {
   return host().shares != nullptr ? host().shares(policy()) : method_->shared_over;
 }
+bool MethodValues::shares_budget() const { return method_->shares_budget && shared_over() != SharedOver::none; }
 bool MethodValues::random() const { return host().random != nullptr && host().random(policy()); }
 bool MethodValues::streams_prompt() const {
   return host().streams_prompt != nullptr && host().streams_prompt(policy());

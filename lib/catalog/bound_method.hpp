@@ -16,10 +16,13 @@ class MethodValues {
   // json: as assign_parameter() takes it. A file is remembered by its path.
   void set(const ParameterSpec& spec, const std::string& json);
   const std::string& file() const { return file_; }  // of the parameter that names one; "": none
+  // What the heads said by which each of them decides (hook hear). No parameter changes.
+  void hear(const std::vector<HeadScores>& heads);
 
   // What the instance says of itself, or what follows from its method's hooks where it says nothing.
   bool takes_budget() const;
   SharedOver shared_over() const;  // by a rule of its own
+  bool shares_budget() const;      // likewise: a head's tokens depend on its layer or on other heads
   bool random() const;             // repeats over seeds
   bool streams_prompt() const;
   bool chooses() const;  // query-time: reads some rows of its cache only

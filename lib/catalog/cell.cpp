@@ -50,4 +50,10 @@ void set_share(Cell& cell, int32_t tokens) {
   cell.variant = std::make_shared<const Variant>(std::move(own));
 }
 
+void tell(Cell& cell, const std::vector<HeadScores>& heads) {
+  Variant own = *cell.variant;
+  own.values.hear(heads);
+  cell.variant = std::make_shared<const Variant>(std::move(own));
+}
+
 }  // namespace kvreplay

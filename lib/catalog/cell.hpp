@@ -66,5 +66,7 @@ bool needs_all_layers(const Cell& cell);
 // Gives a cell its share of the budget: from here on what followed from the whole one follows from it. Throws
 // ParameterError.
 void set_share(Cell& cell, int32_t tokens);
+// Tells a cell's method what the heads said by which each of them decides.
+void tell(Cell& cell, const std::vector<HeadScores>& heads);
 
 }  // namespace kvreplay

@@ -73,6 +73,8 @@ KVR_FOUND(
 KVR_FOUND(
     head_scores, requires(const P p, std::vector<double>& extras) { p.head_scores(extras); })
 KVR_FOUND(
+    hear, requires(P p, const std::vector<HeadScores>& heads) { p.hear(heads); })
+KVR_FOUND(
     failure_text, requires { P::failure_text(1, 1); })
 KVR_FOUND(
     set_options, requires(const P p, CommonOptions& options) { P::set_options(p, options); })
@@ -143,6 +145,8 @@ struct PolicyHooks {
       };
     if constexpr (has(Hook::head_scores))
       h.head_scores = [](const void* self, std::vector<double>& extras) { of(self).head_scores(extras); };
+    if constexpr (has(Hook::hear))
+      h.hear = [](void* self, const std::vector<HeadScores>& heads) { of(self).hear(heads); };
     if constexpr (has(Hook::failure_text))
       h.failure_text = [](int32_t code, int32_t at) -> std::string { return P::failure_text(code, at); };
     if constexpr (has(Hook::set_options))

@@ -31,6 +31,7 @@ struct Method : PolicyTable {
   // once per kv head (C9).
   bool looks_at_queries = false;
   bool scores_prompt = false;  // takes allocators and reweighting
+  bool shares_budget = false;  // by a rule of its own: a head's tokens depend on its layer or on other heads
   DevicePrograms programs;     // by which devices replay a cache
 
   Method(const PolicyTable& table, DevicePrograms on_devices);

@@ -50,6 +50,11 @@ std::string senseless_share(const MethodInstance& m) {
   const bool given = options.allocator != Allocator::uniform, own = m.values.shared_over() != SharedOver::none;
   const bool over_layers = own ? m.values.shared_over() == SharedOver::head : options.allocator == Allocator::pyramid;
   const bool over_heads = (own || given) && !over_layers;
+  if (own && !m.values.shares_budget() && (given || options.gqa_level != GqaLevel::kv))
+    return fmt::format(
+        "{} compares what the kv heads of a layer say, each with a cache and a budget of its own: "
+        "leave out {}",
+        name, given ? "allocator" : "gqa.level");
   if (given && own) return fmt::format("{} shares its budget by a rule of its own: leave out allocator", name);
   if (given && !m.values.takes_budget())
     return fmt::format("{} takes no budget that an allocator could share: leave out allocator", name);

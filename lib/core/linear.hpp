@@ -113,6 +113,43 @@ KVR_FN inline void cholesky_solve(const Team auto& team, std::span<const double>
   });
 }
 
+// inverse = a^-1 of a symmetric a [n, n], of which the lower triangle is read and which becomes its factor. False: a is
+// not positive definite.
+KVR_FN inline bool invert(const Team auto& team, std::span<double> a, int32_t n, std::span<double> inverse) {
+  if (!cholesky(team, a, n)) return false;
+  team.each(n * n, [&](int32_t i) { inverse[size_t(i)] = i % (n + 1) == 0 ? 1 : 0; });
+  cholesky_solve(team, a, n, inverse, n);
+  return true;
+}
+// x^T a x
+KVR_FN inline double quadratic_form(const Team auto& team, std::span<const double> a, std::span<const double> x) {
+  const int32_t n = int32_t(x.size());
+  return team.sum(n, [&](int32_t i) { return x[size_t(i)] * dot(a.data() + int64_t(i) * n, x.data(), n); });
+}
+
+// First eigenvector x of a symmetric a [n, n] without negative eigenvalues, whose powers a, a^2, a^4, ... of trace 1 it
+// is alone in before long; its largest number is positive. Zero if a is. a becomes the last power. power: [n, n].
+KVR_FN inline void first_eigenvector(const Team auto& team, std::span<double> a, int32_t n, std::span<double> power,
+                                     std::span<double> x) {
+  constexpr int32_t kMostSquarings = 60;
+  constexpr double kOthers = 1e-13;  // share of the trace
+  const auto row = [&](int32_t i) { return a.subspan(size_t(i) * size_t(n), size_t(n)); };
+  const auto diagonal = [&](int32_t i) { return a[size_t(i) * size_t(n + 1)]; };
+  for (int32_t squaring = 0; squaring < kMostSquarings; ++squaring) {
+    const double trace = team.sum(n, diagonal);
+    if (!(trace > 0)) break;
+    team.each(n * n, [&](int32_t i) { a[size_t(i)] /= trace; });
+    if (team.sum(n * n, [&](int32_t i) { return a[size_t(i)] * a[size_t(i)]; }) >= 1 - kOthers) break;
+    for (int32_t i = 0; i < n; ++i)
+      weighted_sum(
+          team, n, [&](int32_t j) { return row(i)[size_t(j)]; }, row, power.subspan(size_t(i) * size_t(n), size_t(n)));
+    team.each(n * n, [&](int32_t i) { a[size_t(i)] = power[size_t(i)]; });
+  }
+  const std::span<double> best = row(team.largest(n, diagonal).index);
+  const double length = norm(best);
+  team.each(n, [&](int32_t i) { x[size_t(i)] = length > 0 ? best[size_t(i)] / length : 0; });
+}
+
 // Largest eigenvalue of a symmetric a [n, n] without negative numbers, by power iteration: the first
 // eigenvector has no negative number either, so a constant start is never orthogonal to it. scratch: 2 n
 // doubles.

@@ -1,5 +1,6 @@
 #pragma once
 #include <cmath>
+#include <span>
 
 #include "core/team.hpp"
 #include "core/token.hpp"
@@ -17,12 +18,43 @@ KVR_FN inline void turn_pair(const RopeView& rope, int32_t i, double c, double s
   x = turned;
 }
 
+// The average rotation over some positions, of each pair.
+struct AverageRotation {
+  std::span<double> cosines, sines;
+
+  // Over positions next .. next + count - 1.
+  KVR_FN void find(const Team auto& team, const RopeView& rope, int32_t next, int32_t count) const {
+    team.each(rope.pairs, [&](int32_t i) {
+      double c = 0, s = 0;
+      for (int32_t f = 0; f < count; ++f) {
+        c += std::cos((next + f) * rope.inv_freq[i]);
+        s += std::sin((next + f) * rope.inv_freq[i]);
+      }
+      cosines[size_t(i)] = c / count;
+      sines[size_t(i)] = s / count;
+    });
+  }
+  KVR_FN void turn(const RopeView& rope, int32_t i, double* vector, int64_t stride = 1) const {
+    turn_pair(rope, i, cosines[size_t(i)], sines[size_t(i)], vector, stride);
+  }
+};
+
 // Forward by `positions`; back if they are negative. An attention factor is left in.
 KVR_FN inline void rotate(const Team auto& team, const RopeView& rope, double positions, double* vector) {
   team.each(rope.pairs, [&](int32_t i) {
     const double angle = positions * rope.inv_freq[i];
     turn_pair(rope, i, std::cos(angle), std::sin(angle), vector);
   });
+}
+
+// vector: a recorded key or query as it was before the rotation by its position, without the attention factor.
+template <class Real>
+KVR_FN void unrotate(const Team auto& team, const RopeView& rope, int32_t position, std::span<const Real> recorded,
+                     std::span<double> vector) {
+  team.each(int32_t(recorded.size()), [&](int32_t c) {
+    vector[size_t(c)] = double(recorded[size_t(c)]) / (c < 2 * rope.pairs ? rope.attention_factor : 1);
+  });
+  rotate(team, rope, -position, vector.data());
 }
 
 }  // namespace kvreplay

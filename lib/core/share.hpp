@@ -9,7 +9,7 @@
 
 namespace kvreplay {
 
-// Whose scores a budget is shared over. head: a formula of the layer and kv head alone.
+// Whose scores a budget is shared over, or which heads hear each other. head: a formula of the layer and kv head alone.
 enum class SharedOver { none, head, layer, model };
 
 // What one kv head says when a budget is shared.
@@ -18,6 +18,18 @@ struct HeadScores {
   std::vector<double> scores;  // of the prompt tokens it could hold; infinite where protected. Not of a model's
   std::vector<double> extras;  // of the policy's head_scores()
 };
+
+// Standard deviation (divisor n - 1) of numbers of all heads, of whose own a head says how many at `count`, their mean
+// at `mean`, and the sum of squared deviations from it behind that. 0 for a single one.
+inline double deviation_over(const std::vector<HeadScores>& heads, size_t count, size_t mean) {
+  double n = 0, centre = 0, squares = 0;
+  for (const HeadScores& h : heads) n += h.extras[count], centre += h.extras[count] * h.extras[mean];
+  if (n <= 1) return 0;
+  centre /= n;
+  for (const HeadScores& h : heads)
+    squares += h.extras[mean + 1] + h.extras[count] * (h.extras[mean] - centre) * (h.extras[mean] - centre);
+  return std::sqrt(squares / (n - 1));
+}
 
 // PyramidKV, Cai et al. 2024: tokens of layer `layer`, window included; `budget` is the mean over layers and
 // may be a real number. Falls back to the same for all where the slope does not fit between window and

@@ -56,7 +56,7 @@ struct ExpectedAttention : Selecting<4> {
     const int32_t first = held_sinks(cache, sinks), rows = cache.size() - first;
     if (rows <= 0 || prompt.size() <= sinks) return;
     const Moments m = moments(prompt);
-    average_rotation(team, prompt, m);
+    m.ahead.find(team, prompt.rope(), prompt.position(prompt.size() - 1) + 1, n_future);
     for (int32_t h = 0; h < shape.heads; ++h) {
       read_queries(team, prompt, h, m);
       const Prompt<Real> own = prompt.block(shape.block_of(h));
@@ -73,28 +73,17 @@ struct ExpectedAttention : Selecting<4> {
 
  private:
   struct Moments {
-    std::span<double> mean, query, covariance, cosines, sines;
+    std::span<double> mean, query, covariance;
+    AverageRotation ahead;
   };
   template <class Real>
   KVR_FN Moments moments(const Prompt<Real>& prompt) const {
     const size_t d = size_t(prompt.shape().dim), pairs = size_t(prompt.rope().pairs);
     const std::span<double> s = state.last(3 * d + d * d);
-    return {s.subspan(0, d), s.subspan(d, d), s.subspan(2 * d, d * d), s.subspan(2 * d + d * d, pairs),
-            s.subspan(2 * d + d * d + pairs, pairs)};
-  }
-  template <class Real>
-  KVR_FN void average_rotation(const Team auto& team, const Prompt<Real>& prompt, const Moments& m) {
-    const RopeView rope = prompt.rope();
-    const int32_t next = prompt.position(prompt.size() - 1) + 1;
-    team.each(rope.pairs, [&](int32_t i) {
-      double c = 0, s = 0;
-      for (int32_t f = 0; f < n_future; ++f) {
-        c += std::cos((next + f) * rope.inv_freq[i]);
-        s += std::sin((next + f) * rope.inv_freq[i]);
-      }
-      m.cosines[size_t(i)] = c / n_future;
-      m.sines[size_t(i)] = s / n_future;
-    });
+    return {s.subspan(0, d),
+            s.subspan(d, d),
+            s.subspan(2 * d, d * d),
+            {s.subspan(2 * d + d * d, pairs), s.subspan(2 * d + d * d + pairs, pairs)}};
   }
   // An attention factor (YaRN) would be divided out here and be back in R: it is left in.
   template <class Real>
@@ -123,13 +112,10 @@ struct ExpectedAttention : Selecting<4> {
         KVR_SIMD for (int32_t b = 0; b < d; ++b) of_row[b] += x * y[b];
       });
     }
-    const auto ahead = [&](int32_t i, double* vector, int64_t stride) {
-      turn_pair(rope, i, m.cosines[size_t(i)], m.sines[size_t(i)], vector, stride);
-    };
-    team.each(rope.pairs, [&](int32_t i) { ahead(i, m.mean.data(), 1); });
+    team.each(rope.pairs, [&](int32_t i) { m.ahead.turn(rope, i, m.mean.data()); });
     double* S = m.covariance.data();
-    team.each(rope.pairs * d, [&](int32_t i) { ahead(i / d, S + i % d, d); });               // R S
-    team.each(rope.pairs * d, [&](int32_t i) { ahead(i / d, S + int64_t(i % d) * d, 1); });  // (R S) R^T
+    team.each(rope.pairs * d, [&](int32_t i) { m.ahead.turn(rope, i / d, S + i % d, d); });            // R S
+    team.each(rope.pairs * d, [&](int32_t i) { m.ahead.turn(rope, i / d, S + int64_t(i % d) * d); });  // (R S) R^T
   }
   template <class Real>
   KVR_FN double exponent(const Moments& m, std::span<const Real> key, double scale) const {

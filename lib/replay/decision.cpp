@@ -3,10 +3,8 @@
 #include <algorithm>
 
 #include "base/errors.hpp"
-#include "base/text.hpp"
 #include "caches/cell_setup.hpp"
 #include "caches/cell_sizes.hpp"
-#include "trace/uniforms.hpp"
 
 namespace kvreplay {
 namespace {
@@ -43,19 +41,6 @@ void read_lists(Decision<Real>& d, const HeadStream<Real>& stream, int32_t cache
   }
 }
 
-template <class Real>
-void inject(Decision<Real>& d, const BoundMethod& method, Rng& rng) {
-  const Cell& cell = d.cell();
-  const std::vector<RngArray> arrays = method.rng_arrays();
-  for (size_t i = 0; i < arrays.size() && i < size_t(Rng::kArrays); ++i) {
-    const RngArray& a = arrays[i];
-    InjectedUniforms u = read_uniforms(cell.variant->uniforms, cell.place.prompt, cell.place.layer, cell.place.kv_head,
-                                       {split_words(a.names), a.rounds, a.positions, a.slots});
-    d.uniforms.push_back(std::move(u.values));
-    rng.injected[i] = {d.uniforms.back().data(), a.stream, u.positions, u.slots};
-  }
-}
-
 }  // namespace
 
 template <class Real>
@@ -72,7 +57,7 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
   const bool shares = !options.audit && !options.device;
   const auto rows_of_format = codings.of(cell, setup.options.row_format, stream, shares);
   setup.coding = rows_of_format.coding;
-  if (!cell.variant->uniforms.empty()) inject(d, setup.method, setup.rng);
+  inject(cell, setup, d.uniforms);
   if (!cell.method().lists_in.empty()) read_lists(d, stream, caches, setup.method.context().budget.tokens);
   for (int32_t h = 0; h < caches; ++h) {
     setup.given = lists_of(d.lists, h, caches);

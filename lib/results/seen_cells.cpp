@@ -104,7 +104,7 @@ SeenCells::Declared SeenCells::declared_of(const std::string& name, const std::s
   const bool by_formula = alone ? values.shared_over() == SharedOver::head
                                 : allocator == word(Allocator::pyramid) || allocator.starts_with(word(Allocator::file));
   said.sloped = by_formula && said.oneshot && text_in(params, "gqa.level") != word(GqaLevel::query);
-  said.shares = !alone || values.shared_over() != SharedOver::none;
+  said.shares = !alone || values.shares_budget();
   if (method->host.protection == nullptr) return said;
   const Protect protect = method->host.protection(values.policy());
   said.protected_tokens = protect.sinks + protect.recent;

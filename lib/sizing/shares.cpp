@@ -75,8 +75,11 @@ class Solver {
       if (std::count(at.by_share.begin(), at.by_share.end(), m) > 0) layers[{at.trace, at.prompt}].push_back(i);
     }
     for (const auto& [prompt, own] : layers) {
-      const SharedOver over = shared_over(run_.config.methods[m].values, run_.config.methods[m].options);
-      if (over == SharedOver::none) {
+      const MethodInstance& instance = run_.config.methods[m];
+      const SharedOver over = shared_over(instance.values, instance.options);
+      const bool own_budgets = over == SharedOver::none ||
+                               (instance.options.allocator == Allocator::uniform && !instance.values.shares_budget());
+      if (own_budgets) {
         for (const size_t layer : own) add_heads(m, layer);
       } else if (over == SharedOver::layer) {
         for (const size_t layer : own) add_shared(m, {layer});

@@ -1,0 +1,173 @@
+#pragma once
+#include <cmath>
+
+#include "core/policy.hpp"
+#include "core/vectors.hpp"
+
+namespace kvreplay {
+
+// PQCache, Zhang et al. 2024, sections 3 and 4: product quantisation of the keys tells which tokens are worth reading.
+//  1. End of the prompt, in each of `subvectors` parts of the channels: k-means of the keys between sinks and the
+//  prompt's
+//     end, 2^bits centroids, the first ones keys at equal distances. A key's code is the nearest centroid's number.
+//  2. A token that leaves the recent ones takes the nearest centroids.
+//  3. Step: score = sum over the parts of <q, centroid>; softmax of score / sqrt(d) over the tokens between sinks and
+//     recents, sum over the group. Read exactly the top B - sinks - recent, the sinks and the recents.
+// A prompt with fewer keys to cluster than centroids is read in full.
+struct PqCache {
+  static constexpr MethodInfo info{
+      .name = "pqcache",
+      .title = "tokens by the product-quantised codes of their keys",
+      .source = "PQCache, Zhang et al. 2024, sections 3 and 4",
+      .tier = 3,
+      .memory = "the full cache, a code a token and part, and the centroids; the budget bounds what is read",
+      .deviation =
+          "k-means starts from keys at equal distances and is Lloyd's, ties to the lower centroid, an empty cluster "
+          "keeps its centroid (the release: scikit-learn's).",
+      .oneshots = false,
+      .any_positions = false,
+      .layer_level = false,
+      .implied_layout = true,
+      .reads_full_cache = true,
+      .needs_linear_logits = true,
+  };
+  static constexpr Hooks hooks{"read_prompt choose extra_bytes layout max_rows_read state"};
+  int32_t subvectors = 2, bits = 6, sinks = 32, recent = kDerived, iterations = 25;
+  int32_t budget = 0, tokens = 0;
+  int32_t coded = 0;        // tokens that have codes, from the first on
+  bool learnt = false;      // there are centroids
+  std::span<double> state;  // [2^bits, dim] centroids, [subvectors, tokens] codes, [2^bits] sizes, [2, tokens] scores
+
+  static void declare(auto& d) {
+    d.integer("subvectors", &PqCache::subvectors, {1, 64}, "parts of a key that are coded apart");
+    d.integer("bits", &PqCache::bits, {1, 12}, "bits of a part's code");
+    d.integer("sinks", &PqCache::sinks, {0, kManyTokens}, "first tokens that are always read");
+    d.integer("recent", &PqCache::recent, {1, kManyTokens}, "last tokens that are always read, the newest included",
+              "floor(B/2)");
+    d.integer("iterations", &PqCache::iterations, {0, 1000}, "rounds of k-means");
+  }
+  void resolve(const MethodContext& context) {
+    budget = context.budget.tokens, tokens = context.tokens;
+    if (recent == kDerived) recent = budget / 2 > 1 ? budget / 2 : 1;
+    if (sinks + recent > budget) throw too_much_protection(sinks, recent, budget);
+    if (context.shape.dim > 0 && context.shape.dim % subvectors != 0)
+      throw ParameterError("subvectors", "subvectors " + std::to_string(subvectors) + " do not divide the " +
+                                             std::to_string(context.shape.dim) + " numbers of a key into equal parts");
+  }
+  Layout layout(const MethodContext& context) const {
+    return {.state_doubles = int64_t(centroids()) * (context.shape.dim + 1) + int64_t(subvectors + 2) * tokens};
+  }
+  int32_t max_rows_read() const { return budget < tokens ? budget : tokens; }
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+    if (!learnt) return;
+    c.sketch_floats = int64_t(centroids()) * cache.shape().dim;
+    c.aux_bytes = (int64_t(cache.size()) * subvectors * bits + 7) / 8;
+  }
+
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
+    const int32_t first = held_sinks(cache, sinks), count = cache.size() - first;
+    coded = cache.size();
+    learnt = count >= centroids();
+    for (int32_t part = 0; part < subvectors && learnt; ++part) cluster(team, cache, part, first, count);
+  }
+  template <class Real>
+  KVR_FN void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries,
+                     uint8_t* chosen) {
+    const int32_t rows = cache.size(), first = held_sinks(cache, sinks), n = rows - first - recent;
+    const int32_t count = budget - first - recent;
+    if (!learnt || n <= count) return team.each(rows * queries.heads, [&](int32_t i) { chosen[i] = kRead; });
+    for (; coded < rows; ++coded)
+      for (int32_t part = 0; part < subvectors; ++part) take_code(team, cache, part, coded);
+    const std::span<double> together = state.last(2 * size_t(tokens)).first(size_t(n)),
+                            own = state.last(size_t(tokens)).first(size_t(n));
+    team.each(n, [&](int32_t i) { together[size_t(i)] = 0; });
+    for (int32_t h = 0; h < queries.heads; ++h) {
+      team.each(n,
+                [&](int32_t i) { own[size_t(i)] = by_code(queries(h), first + i) / std::sqrt(double(queries.dim)); });
+      softmax(team, own);
+      team.each(n, [&](int32_t i) { together[size_t(i)] += own[size_t(i)]; });
+    }
+    team.each(rows * queries.heads, [&](int32_t i) { chosen[i] = kRead; });
+    choose_top(
+        team, n, count, [&](int32_t i) { return together[size_t(i)]; },
+        [&](int32_t i, bool yes) {
+          for (int32_t h = 0; h < queries.heads; ++h) chosen[int64_t(h) * rows + first + i] = yes ? kRead : kUnread;
+        });
+  }
+
+ private:
+  KVR_FN int32_t centroids() const { return 1 << bits; }
+  KVR_FN double* centroid(int32_t dim, int32_t part, int32_t which) const {
+    return state.data() + int64_t(which) * dim + int64_t(part) * (dim / subvectors);
+  }
+  KVR_FN double& code(int32_t dim, int32_t part, int32_t row) const {
+    return state[size_t(int64_t(centroids()) * dim + int64_t(part) * tokens + row)];
+  }
+  KVR_FN std::span<double> sizes(int32_t dim) const {
+    return state.subspan(size_t(int64_t(centroids()) * dim + int64_t(subvectors) * tokens), size_t(centroids()));
+  }
+  KVR_FN int32_t nearest(const auto& cache, int32_t part, int32_t row) const {
+    const int32_t dim = cache.shape().dim, width = dim / subvectors;
+    const auto key = cache.key(row);
+    int32_t best = 0;
+    double least = INFINITY;
+    for (int32_t c = 0; c < centroids(); ++c) {
+      const double* const at = centroid(dim, part, c);
+      double square = 0;
+      for (int32_t i = 0; i < width; ++i) {
+        const double x = double(key[size_t(part * width + i)]) - at[i];
+        square += x * x;
+      }
+      if (square < least) least = square, best = c;
+    }
+    return best;
+  }
+  KVR_FN void take_code(const Team auto& team, const auto& cache, int32_t part, int32_t row) const {
+    const int32_t nearest_to_it = nearest(cache, part, row);
+    team.sync();
+    if (team.rank() == 0) code(cache.shape().dim, part, row) = nearest_to_it;
+    team.sync();
+  }
+  // Step 1 in one part of the channels, of rows first .. first + count - 1.
+  KVR_FN void cluster(const Team auto& team, const auto& cache, int32_t part, int32_t first, int32_t count) const {
+    const int32_t dim = cache.shape().dim, width = dim / subvectors, k = centroids();
+    const std::span<double> held = sizes(dim);
+    const auto assign = [&] {
+      team.each(count, [&](int32_t i) { code(dim, part, first + i) = nearest(cache, part, first + i); });
+    };
+    team.each(k * width, [&](int32_t i) {
+      const int32_t row = first + int32_t(int64_t(i / width) * count / k);
+      centroid(dim, part, i / width)[i % width] = double(cache.key(row)[size_t(part * width + i % width)]);
+    });
+    for (int32_t round = 0; round < iterations; ++round) {
+      assign();
+      team.each(k, [&](int32_t c) {
+        double n = 0;
+        for (int32_t i = 0; i < count; ++i) n += code(dim, part, first + i) == c ? 1 : 0;
+        held[size_t(c)] = n;
+      });
+      team.each(k * width, [&](int32_t i) {
+        const int32_t c = i / width, channel = i % width;
+        if (held[size_t(c)] == 0) return;
+        double sum = 0;
+        for (int32_t j = 0; j < count; ++j)
+          if (code(dim, part, first + j) == c) sum += double(cache.key(first + j)[size_t(part * width + channel)]);
+        centroid(dim, part, c)[channel] = sum / held[size_t(c)];
+      });
+    }
+    assign();
+  }
+  template <class Real>
+  KVR_FN double by_code(std::span<const Real> query, int32_t row) const {
+    const int32_t dim = int32_t(query.size()), width = dim / subvectors;
+    double s = 0;
+    for (int32_t part = 0; part < subvectors; ++part) {
+      const double* const at = centroid(dim, part, int32_t(code(dim, part, row)));
+      for (int32_t i = 0; i < width; ++i) s += double(query[size_t(part * width + i)]) * at[i];
+    }
+    return s;
+  }
+};
+
+}  // namespace kvreplay

@@ -1,0 +1,161 @@
+#pragma once
+#include <cmath>
+
+#include "methods/snapkv.hpp"
+
+namespace kvreplay {
+
+// RocketKV, Behnam et al. 2025, section 3: a coarse cut of the prompt, then hybrid sparse attention in every step.
+//  1. Stage 1: SnapKV to `stage1` tokens, for good. With c = max(1, P/B), r = min(0.2 + 0.06 log2 c, 0.8):
+//     cap = floor(P / c^r), at least min(2 (n-P), P); stage1 = cap - (n-P).
+//  2. Stage 2, over the L live tokens, c2 = max(1, cap/B): pages of ceil(sqrt(c2)) neighbours (1 if that exceeds c2).
+//     sign_c = the sign of the group's sum of q_c; a page's vector = largest sign_c k_c of its tokens; the
+//     floor(d page / c2) channels of largest mean |q_c| count: s = sum over them of sign_c q_c page_c.
+//  3. Softmax of s / sqrt(d sum of the channels' |q_c| / sum |q_c|) over tokens, each with its page's s, mean over the
+//     group; exact attention to the top floor(B/2) tokens.
+// In a group whose queries differ in sign a page's value is no bound.
+struct RocketKv : SnapKv {
+  static constexpr MethodInfo info{
+      .name = "rocketkv",
+      .title = "one coarse cut, then pages of few channels",
+      .source = "RocketKV, Behnam et al. 2025, section 3 (stage 2 as the release runs it)",
+      .tier = 2,
+      .memory = "the tokens of stage 1, every later one, and two vectors a page; the budget bounds what is read",
+      .deviation =
+          "the number of tokens after the prompt, which the release is told, is the trace's own; stage 1 keeps at "
+          "least its window and one token more.",
+      .oneshots = false,
+      .any_positions = false,
+      .layer_level = false,
+      .reads_full_cache = true,
+      .needs_linear_logits = true,
+  };
+  static constexpr Hooks hooks{
+      "read_prompt evict choose extra_bytes report layout needs max_rows max_rows_read protection voters "
+      "set_options holds_all state"};
+  int32_t stage1 = kDerived, prompt = 0, room = 0;
+  double ratio = 1;  // c2
+
+  static void declare(auto& d) {
+    d.integer("window", static_cast<int32_t RocketKv::*>(&RocketKv::window), {1, kManyTokens},
+              "observation window of stage 1, prompt rows that vote and stay", "32");
+    d.integer("kernel", static_cast<int32_t RocketKv::*>(&RocketKv::kernel), {1, kManyTokens},
+              "pooling width of stage 1 in tokens, odd", "63");
+    d.integer("stage1", &RocketKv::stage1, {1, kManyTokens}, "tokens that stage 1 keeps",
+              "from the ratio of prompt and budget");
+  }
+  void resolve(const MethodContext& context) {
+    if (kernel == kDerived) kernel = 63;
+    SnapKv::resolve(context);
+    prompt = context.prompt_tokens, room = context.tokens;
+    const int32_t later = context.tokens - context.prompt_tokens;
+    const double read = std::max(1, context.budget.tokens), c = std::max(1.0, prompt / read);
+    const double r = std::min(0.2 + 0.06 * std::log2(c), 0.8);
+    const int32_t cap = std::max(int32_t(std::floor(prompt / std::pow(c, r))), std::min(2 * later, prompt));
+    if (stage1 == kDerived) stage1 = std::max(cap - later, window + 1);
+    ratio = std::max(1.0, cap / read);
+  }
+  static void set_options(const RocketKv&, CommonOptions&) {}
+  bool holds_all() const { return false; }
+  int64_t max_rows(const MethodContext& context) const {
+    return std::min<int64_t>(context.tokens, int64_t(stage1) + context.tokens - context.prompt_tokens);
+  }
+  int32_t max_rows_read() const { return read_tokens(); }
+  Layout layout(const MethodContext& context) const {
+    Layout all = SnapKv::layout(context);
+    all.state_doubles = std::max(all.state_doubles, 2 * int64_t(context.shape.dim) + 2 * int64_t(context.tokens));
+    return all;
+  }
+  KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
+    c.sketch_floats = int64_t(2) * cache.shape().dim * ((cache.size() + page() - 1) / page());
+  }
+  void report(auto& extras, const auto&) const {
+    extras["stage1_tokens"] = stage1;
+    extras["page"] = page();
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    if (cache.size() == 0 || cache.token(cache.size() - 1) >= prompt) return;
+    keep_scored(team, cache, protection(), stage1);
+  }
+  template <class Real>
+  KVR_FN void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries,
+                     uint8_t* chosen) {
+    const int32_t rows = cache.size();
+    const std::span<double> scores = shares(rows), softened = values(rows);
+    choose_channels(team, queries);
+    team.each(rows, [&](int32_t i) { scores[size_t(i)] = 0; });
+    for (int32_t h = 0; h < queries.heads; ++h) {
+      const double temperature = heat(queries, h);
+      team.each(rows, [&](int32_t i) { softened[size_t(i)] = of_page(cache, queries(h), i / page()) / temperature; });
+      softmax(team, softened);
+      team.each(rows, [&](int32_t i) { scores[size_t(i)] += softened[size_t(i)] / queries.heads; });
+    }
+    choose_top(
+        team, rows, read_tokens(), [&](int32_t i) { return scores[size_t(i)]; },
+        [&](int32_t i, bool yes) {
+          for (int32_t h = 0; h < queries.heads; ++h) chosen[int64_t(h) * rows + i] = yes ? kRead : kUnread;
+        });
+  }
+
+ private:
+  KVR_FN int32_t read_tokens() const { return budget / 2 > 1 ? budget / 2 : 1; }
+  KVR_FN int32_t page() const {
+    const double side = std::ceil(std::sqrt(ratio));
+    return side > ratio ? 1 : int32_t(side);
+  }
+  KVR_FN int32_t channels(int32_t dim) const {
+    const int32_t count = int32_t(std::floor(dim * page() / ratio));
+    return count > 1 ? count < dim ? count : dim : 1;
+  }
+  // Of every channel: its sign, or 0 where it does not count.
+  KVR_FN std::span<double> signs(int32_t dim) const { return state.first(size_t(dim)); }
+  KVR_FN std::span<double> shares(int32_t rows) const { return state.last(2 * size_t(room)).first(size_t(rows)); }
+  KVR_FN std::span<double> values(int32_t rows) const { return state.last(size_t(room)).first(size_t(rows)); }
+
+  template <class Real>
+  KVR_FN void choose_channels(const Team auto& team, const StepQueries<Real>& queries) const {
+    const std::span<double> sign = signs(queries.dim);
+    const auto sum = [&](int32_t c, bool lengths) {
+      double s = 0;
+      for (int32_t h = 0; h < queries.heads; ++h) {
+        const double q = double(queries(h)[size_t(c)]);
+        s += lengths ? std::abs(q) : q;
+      }
+      return s;
+    };
+    choose_top(
+        team, queries.dim, channels(queries.dim), [&](int32_t c) { return sum(c, true); },
+        [&](int32_t c, bool yes) { sign[size_t(c)] = !yes                ? 0
+                                                     : sum(c, false) > 0 ? 1
+                                                                         : -1; });
+  }
+  template <class Real>
+  KVR_FN double heat(const StepQueries<Real>& queries, int32_t head) const {
+    const std::span<double> sign = signs(queries.dim);
+    const auto q = queries(head);
+    double counted = 0, all = 0;
+    for (int32_t c = 0; c < queries.dim; ++c) {
+      const double length = std::abs(double(q[size_t(c)]));
+      all += length, counted += sign[size_t(c)] != 0 ? length : 0;
+    }
+    return counted > 0 ? std::sqrt(queries.dim * counted / all) : 1;
+  }
+  template <class Real>
+  KVR_FN double of_page(const BasicCache<Real>& cache, std::span<const Real> query, int32_t at) const {
+    const std::span<double> sign = signs(cache.shape().dim);
+    const int32_t first = at * page(), end = first + page() < cache.size() ? first + page() : cache.size();
+    double s = 0;
+    for (size_t c = 0; c < sign.size(); ++c) {
+      if (sign[c] == 0) continue;
+      double most = sign[c] * double(cache.key(first)[c]);
+      for (int32_t i = first + 1; i < end; ++i) {
+        const double x = sign[c] * double(cache.key(i)[c]);
+        most = x > most ? x : most;
+      }
+      s += sign[c] * double(query[c]) * most;
+    }
+    return s;
+  }
+};
+
+}  // namespace kvreplay

@@ -182,6 +182,10 @@ class Selection {
       problems_.error(instance.mark, fmt::format("{} rotates queries, but the trace records no rotary embedding "
                                                  "(layer {}): record it again with kvdump",
                                                  name, layer.layer));
+    if (needs.queries && config_.replay.streams_prompt(instance.options))
+      problems_.error(instance.mark, fmt::format("{} decides by the queries of the whole prompt, which prompt: stream "
+                                                 "feeds token by token: take prompt: cut for it",
+                                                 name));
     const bool decides_by_rows = instance.values.observes(instance.options) || needs.reads_queries();
     if (decides_by_rows && layer.query_rows < layer.tokens)
       problems_.error(instance.mark,

@@ -182,18 +182,32 @@ class Selection {
       problems_.error(instance.mark, fmt::format("{} rotates queries, but the trace records no rotary embedding "
                                                  "(layer {}): record it again with kvdump",
                                                  name, layer.layer));
-    if (instance.options.wrapper.kind == Wrapper::Kind::critical && layer.output_width == 0)
-      problems_.error(instance.mark,
-                      fmt::format("wrapper critical weighs values behind the output projection, which the "
-                                  "trace lacks (layer {}): record it with kvdump --with-output",
-                                  layer.layer));
-    const bool decides_by_rows = instance.values.observes(instance.options) || needs.reads_queries() ||
-                                 instance.method().hooks.has(Hook::observe_queries);
+    tell_missing(instance, needs, layer);
+    const bool sees_queries = instance.method().hooks.has(Hook::observe_queries);
+    if (needs.queries && !sees_queries && config_.replay.streams_prompt(instance.options))
+      problems_.error(instance.mark, fmt::format("{} decides by the queries of the whole prompt, which prompt: stream "
+                                                 "feeds token by token: take prompt: cut for it",
+                                                 name));
+    const bool decides_by_rows =
+        instance.values.observes(instance.options) || needs.reads_queries() || sees_queries;
     if (decides_by_rows && layer.query_rows < layer.tokens)
       problems_.error(instance.mark,
                       fmt::format("{} needs every query of the prompt, but the trace holds {} of {} (layer {}): "
                                   "record it with kvdump --query-stride 1",
                                   name, layer.query_rows, layer.tokens, layer.layer));
+  }
+
+  // What only some traces hold, and by which flag it is recorded.
+  void tell_missing(const MethodInstance& instance, const PromptNeeds& needs, const LayerInfo& layer) {
+    const auto lacks = [&](const char* what, const char* flag) {
+      problems_.error(instance.mark, fmt::format("{} looks at {}, which the trace lacks (layer {}): record it with kvdump {}",
+                                                 instance.method().info.name, what, layer.layer, flag));
+    };
+    const bool critical = instance.options.wrapper.kind == Wrapper::Kind::critical;
+    if (needs.repeat && layer.repeat_rows == 0) lacks("a pass that repeats the prompt", "--repeat");
+    else if (needs.input_norms && !layer.has_repeat_norm) lacks("the norm of what enters the layer", "--repeat");
+    if ((needs.output_norms || critical) && layer.output_width == 0)
+      lacks("values behind the output projection", "--with-output");
   }
 
   // Which prompt statistics a method needs does not depend on the budget.

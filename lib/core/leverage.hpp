@@ -7,7 +7,7 @@ namespace kvreplay {
 struct Leverage {
   std::span<double> point, gram, inverse;  // [m], [m, m], [m, m]
 
-  static constexpr int64_t doubles(int64_t m) { return m + 2 * m * m; }
+  KVR_FN static constexpr int64_t doubles(int64_t m) { return m + 2 * m * m; }
   KVR_FN static Leverage carve(Carver& cut, int64_t m) { return {cut(m), cut(m * m), cut(m * m)}; }
 
   // take(i) writes x_i to `point`, by the whole team; weight(i) = w_i >= 0; put(i, leverage), by one thread.

@@ -60,12 +60,14 @@ KVR_FN void weighted_sum(const Team auto& team, int32_t n, W weight, R row, std:
 // a += x x^T on the lower triangle of a [n, n].
 KVR_FN inline void add_outer(const Team auto& team, std::span<double> a, std::span<const double> x) {
   const int32_t n = int32_t(x.size());
-  team.each(n, [&](int32_t i) {
-    double* const row = a.data() + int64_t(i) * n;
-    const double* const y = x.data();
-    const double scale = x[size_t(i)];
-    if (scale == 0) return;
-    KVR_SIMD for (int32_t j = 0; j <= i; ++j) row[j] += scale * y[j];
+  wide([&] {
+    team.each(n, [&](int32_t i) {
+      double* const row = a.data() + int64_t(i) * n;
+      const double* const y = x.data();
+      const double scale = x[size_t(i)];
+      if (scale == 0) return;
+      KVR_SIMD for (int32_t j = 0; j <= i; ++j) row[j] += scale * y[j];
+    });
   });
 }
 // The upper triangle of a symmetric a [n, n], from the lower one, and `ridge` times its mean diagonal on the
@@ -121,10 +123,13 @@ KVR_FN inline bool invert(const Team auto& team, std::span<double> a, int32_t n,
   cholesky_solve(team, a, n, inverse, n);
   return true;
 }
-// x^T a x
+// x^T a x of a symmetric a, of which the lower triangle is read.
 KVR_FN inline double quadratic_form(const Team auto& team, std::span<const double> a, std::span<const double> x) {
   const int32_t n = int32_t(x.size());
-  return team.sum(n, [&](int32_t i) { return x[size_t(i)] * dot(a.data() + int64_t(i) * n, x.data(), n); });
+  return team.sum(n, [&](int32_t i) {
+    const double* const row = a.data() + int64_t(i) * n;
+    return x[size_t(i)] * (2 * dot(row, x.data(), i) + row[i] * x[size_t(i)]);
+  });
 }
 
 // First eigenvector x of a symmetric a [n, n] without negative eigenvalues, whose powers a, a^2, a^4, ... of trace 1 it

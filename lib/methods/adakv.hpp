@@ -7,7 +7,7 @@
 namespace kvreplay {
 
 // Ada-KV, Feng et al. 2024: a layer's budget goes to the kv heads whose scores are largest.
-//  1. In every kv head the top floor(B alpha) tokens are safe, and the protected ones.
+//  1. In every kv head the top max(1, floor(B alpha)) tokens are safe, and the protected ones.
 //  2. Over all scores of the layer keep the safe ones, then the largest others until B a head are kept on
 //     average (ties: score, head, token). What a head then holds are its best.
 // Variant `reference`: base = B - w; c_g of the layer's top base * heads unprotected scores are head g's,
@@ -38,7 +38,7 @@ struct AdaKv : Selecting<> {
   static void declare(auto& d) {
     d.choice("variant", &AdaKv::variant, {"kvpress", "reference"}, "whose rule shares the budget");
     d.scorer("scorer", &AdaKv::scorer, "one-shot scores, {name: ..., its parameters}");
-    d.real("alpha", &AdaKv::alpha, {0, 1}, "share of B that is safe in every head (variant kvpress)");
+    d.real("alpha", &AdaKv::alpha, {0, 1}, "share of B, at least one token, that is safe in every head (variant kvpress)");
     d.boolean("normalise", &AdaKv::normalise, "scale each head by the share of its top mass (reference)");
     d.real("f", &AdaKv::f, {0, 1}, "share of the budget that is equal for all heads (reference)");
     protect<AdaKv>(d);

@@ -166,8 +166,15 @@ TEST_CASE("Ada-KV gives the layer's budget to the largest scores and leaves a fl
   CHECK(ada_tokens(heads, 9, 0.2) == Tokens{5, 5});
 }
 
+TEST_CASE("Ada-KV leaves every head a token, however small the budget and alpha", "[alloc]") {
+  const std::vector<HeadScores> heads = {scores({1, 2, 0, 1, 2}), scores({9, 8, 7, 6, 5})};
+  CHECK(ada_tokens(heads, 2, 0.2) == Tokens{1, 3});  // floor(0.4) is none
+  CHECK(ada_tokens(heads, 1, 0) == Tokens{1, 1});
+  CHECK(ada_tokens({scores({5}), scores({9, 8, 7, 6})}, 2, 0) == Tokens{1, 3});
+}
+
 TEST_CASE("Ada-KV breaks ties by head, and protected tokens are safe", "[alloc]") {
-  CHECK(ada_tokens({scores({1, 1, 1, 1}), scores({1, 1, 1, 1})}, 2, 0) == Tokens{4, 0});
+  CHECK(ada_tokens({scores({1, 1, 1, 1}), scores({1, 1, 1, 1})}, 2, 0) == Tokens{3, 1});
   const double safe = INFINITY;
   CHECK(ada_tokens({scores({9, 9, 9, 0, safe}), scores({0, 1, 2, safe, safe})}, 3, 0) == Tokens{4, 2});
   CHECK(ada_tokens({scores({9, safe, safe}), scores({0, safe, safe})}, 2, 0.5) == Tokens{2, 2});

@@ -166,12 +166,12 @@ def with_adakv_eps(scorer):
 def adakv_kvpress(scored, B, alpha):
     """Kept tokens per head: the safe ones, then the best of the whole layer until B per head on average.
 
-    The floor(B*alpha) safe tokens are the head's first in rank, where protected ones come first.
+    The max(1, floor(B*alpha)) safe tokens are the head's first in rank, where protected ones come first.
     """
     heads, P = scored.scores.shape
     safe = np.tile(scored.protected, (heads, 1))
     for i in range(heads):
-        safe[i, top(ranked(scored.scores[i], scored.protected), int(B * alpha))] = True
+        safe[i, top(ranked(scored.scores[i], scored.protected), max(1, int(B * alpha)))] = True
     flat = top(ranked(scored.scores, safe).ravel(), B * heads)
     return [flat[flat // P == i] % P for i in range(heads)]
 

@@ -204,12 +204,24 @@ TEST_CASE("CAKE's preferences share the budget of all layers", "[alloc]") {
   m.window = 2;
   // H V: 1 * 3 and (1 + 2) * (0 + 3) = 9; (B - w) L = 16
   CHECK(m.share(context(10, 100), {says(0, 1, 3), says(2, 1, 0), says(2, 2, 3)}) == Tokens{4 + 2, 12 + 2, 12 + 2});
-  m.tau1 = 0.5;  // H squared: 3 and 27
-  CHECK(m.share(context(10, 100), {says(0, 1, 3), says(1, 3, 3)}) == Tokens{1 + 2, 14 + 2});
+  m.tau1 = 0.5;  // H squared: 3 and 27, 1.6 and 14.4 tokens; the one that rounding leaves goes to the lowest layer
+  CHECK(m.share(context(10, 100), {says(0, 1, 3), says(1, 3, 3)}) == Tokens{2 + 2, 14 + 2});
   m.tau1 = 1, m.tau2 = 1;
-  // 1 1 18, but at most P - w = 11: what is cut off goes round the others, lower first.
-  CHECK(m.share(context(9, 13), {says(0, 1, 1), says(1, 1, 1), says(2, 6, 3)}) == Tokens{5 + 2, 4 + 2, 11 + 2});
+  // 1 1 18 of 21, but at most P - w = 11: the 7 that are cut off go round the others, lower first, and so does
+  // the one that rounding leaves.
+  CHECK(m.share(context(9, 13), {says(0, 1, 1), says(1, 1, 1), says(2, 6, 3)}) == Tokens{6 + 2, 4 + 2, 11 + 2});
   CHECK(m.share(context(10, 100), {says(0, 1, 0), says(1, 5, 0)}) == Tokens{10, 10});
+}
+
+TEST_CASE("CAKE spends the budget of all layers to the last token", "[alloc]") {
+  Cake m;
+  std::vector<HeadScores> layers;
+  for (int32_t l = 0; l < 30; ++l) layers.push_back(says(l, 2 + std::sin(l), 1 + l % 7));
+  for (const int32_t budget : {33, 128, 500, 990}) {
+    const Tokens tokens = m.share(context(budget, 1000), layers);
+    CHECK(std::accumulate(tokens.begin(), tokens.end(), 0) == 30 * budget);
+    CHECK(*std::max_element(tokens.begin(), tokens.end()) <= 1000);
+  }
 }
 
 TEST_CASE("CAKE scores mean plus gamma times variance of the window's rows", "[alloc]") {

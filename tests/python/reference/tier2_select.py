@@ -278,15 +278,14 @@ def window_statistics(head, w, gamma):
     return scores, -(x * np.log(x + 1e-10)).sum(), variance.sum()
 
 
-def spread(budgets, limit):
-    """Budgets above the limit are cut; what they lose goes round the layers below it, one token a turn."""
-    excess = sum(max(0, b - limit) for b in budgets)
-    budgets = [min(b, limit) for b in budgets]
-    while excess > 0 and min(budgets) < limit:
+def hand_out(budgets, more, limit):
+    """Tokens that go round the layers below the limit, one a turn, lower layers first."""
+    budgets = list(budgets)
+    while more > 0 and min(budgets) < limit:
         for i, b in enumerate(budgets):
-            if b < limit and excess > 0:
+            if b < limit and more > 0:
                 budgets[i] += 1
-                excess -= 1
+                more -= 1
     return budgets
 
 
@@ -294,10 +293,18 @@ def cake_budgets(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0):
     """CAKE steps 2-3: the budget of every layer, window excluded."""
     found = [[window_statistics(h, w, gamma) for h in heads] for heads in layers]
     entropy = np.array([sum(s[1] for s in heads) for heads in found])
+def spread(budgets, total, limit):
+    """Budgets above the limit are cut; what they lose is handed out, then what is left of the total."""
+    excess = sum(max(0, b - limit) for b in budgets)
+    budgets = hand_out([min(b, limit) for b in budgets], excess, limit)
+    return hand_out(budgets, total - sum(budgets), limit)
+
+
     variance = np.array([sum(s[2] for s in heads) for heads in found])
     preference = entropy ** (1 / tau1) * variance ** (1 / tau2)
     shares = preference / preference.sum()
-    return spread([int(s * (B - w) * len(layers)) for s in shares], layers[0][0].P - w)
+    total = (B - w) * len(layers)
+    return spread([int(s * total) for s in shares], total, layers[0][0].P - w)
 
 
 def cake(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0, sinks=0, recent=0):

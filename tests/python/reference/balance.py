@@ -78,15 +78,16 @@ def uniform(
 def notebook(head, middle, rounds, block, seed):
     """Fair coins, the first of each block +, stable sort (- before +), first half kept, weight 2^rounds.
 
-    Our reading: ascending sort of the signs; structure 4 with the round; half = floor(m/2).
+    Survivors go on in the order of that sort. Our reading: ascending sort of the signs; structure 4 with the
+    round; half = floor(m/2).
     """
     ids = middle
     for r in range(rounds):
         u = head_uniform(head, seed, "uniform", np.arange(len(ids)), 0, r)
         sign = np.where(u < 0.5, 1, -1)
         sign[::block] = 1
-        ids = np.sort(ids[np.argsort(sign, kind="stable")[: len(ids) // 2]])
-    return ids, np.full(len(ids), 2.0**rounds)
+        ids = ids[np.argsort(sign, kind="stable")[: len(ids) // 2]]
+    return np.sort(ids), np.full(len(ids), 2.0**rounds)
 
 
 # --- the bare walk ---------------------------------------------------------------------------------------

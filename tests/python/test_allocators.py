@@ -181,3 +181,22 @@ def test_prompts_that_stream_have_no_whole_prompt_to_share_by(trace, tmp_path):
     done = kvreplay(*words, "-s", entry, "-s", "replay.prompt=stream")
     assert done.returncode == 2
     assert "looks at the whole prompt" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["knorm", "keydiff", "curdkv", "lagkv", "window"])
+def test_what_keys_and_values_decide_alone_is_charged_for_each_query_head_too(trace, tmp_path, name):
+    methods = [{"name": name, "gqa": {"level": level}} for level in ("kv", "query")]
+    rows = run(trace, tmp_path / "out", methods)
+    for plain, split in zip(rows_at(rows, "kv"), rows_at(rows, "query"), strict=True):
+        with h5py.File(tmp_path / "out/kept.h5") as f:
+            one, each = (f[row["key"]]["kept_flat"][:] for row in (plain, split))
+        assert np.array_equal(each, np.tile(one, 2)), "two query heads a kv head hold the same"
+        for column in ("peak_bytes", "final_bytes", "aux_bytes", "total_bytes"):
+            assert int(split[column]) == 2 * int(plain[column]), column
+        assert float(split["rel_err_out_mean"]) == pytest.approx(float(plain["rel_err_out_mean"]), rel=1e-6)
+        assert plain["peak_kept_tokens"] == split["peak_kept_tokens"]
+
+
+def rows_at(rows, level):
+    found = [row for row in rows if json.loads(row["params"])["gqa.level"] == level]
+    return sorted(found, key=lambda row: (int(row["layer"]), int(row["kv_head"])))

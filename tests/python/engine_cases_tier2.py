@@ -329,6 +329,9 @@ AXES = [
 ]
 
 
+WIDE = {"name": "snapkv", "window": 64}  # chunks of protected tokens tie, the last and shorter one too
+
+
 def wrapper(name, method, **o):
     return Case({"name": name, **o}, per_layer(method, **o))
 
@@ -360,6 +363,9 @@ WRAPPERS = [
     wrapper("chunkkv", select.chunkkv, scorer={"name": "snapkv", "window": 13}, chunk=7),
     wrapper("chunkkv", select.chunkkv, scorer="knorm", chunk=10),
     wrapper("chunkkv", select.chunkkv, scorer="tova", chunk=1),
+    wrapper("chunkkv", select.chunkkv, scorer={"name": "tova", "variant": "layer"}, chunk=7),
+    wrapper("chunkkv", select.chunkkv, scorer={**WIDE, "variant": "kvpress", "window": 14}, chunk=6),
+    changed(wrapper("chunkkv", select.chunkkv, scorer=WIDE), traces=("long",), budgets=(66, 90)),
     wrapper("chunkkv", select.chunkkv, scorer="expected_attention", chunk=6),
     wrapper("chunkkv", select.chunkkv, scorer=SNAP, chunk=8, sinks=4),
     changed(wrapper("chunkkv", select.chunkkv, scorer="keydiff"), budgets=FEW),

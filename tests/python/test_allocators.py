@@ -183,6 +183,16 @@ def test_prompts_that_stream_have_no_whole_prompt_to_share_by(trace, tmp_path):
     assert "looks at the whole prompt" in done.stderr
 
 
+def test_chunkkv_takes_its_share_of_the_chunks_before_the_budget_is_rounded(trace, tmp_path):
+    share, chunks = 0.0655, -(-P // 7)
+    assert int(share * chunks) == 3 and int(share * P) * chunks // P == 2
+    method = {"name": "chunkkv", "chunk": 7}
+    for row in run(trace, tmp_path / "out", [method], "-s", f"budget={{fraction_kept: [{share}]}}"):
+        kept = prompt_tokens(tmp_path / "out", row)
+        assert len(set(kept // 7)) == 3
+        assert json.loads(row["extras"])["realised_tokens"] == len(kept) == 3 * 7
+
+
 @pytest.mark.parametrize("name", ["knorm", "keydiff", "curdkv", "lagkv", "window"])
 def test_what_keys_and_values_decide_alone_is_charged_for_each_query_head_too(trace, tmp_path, name):
     methods = [{"name": name, "gqa": {"level": level}} for level in ("kv", "query")]

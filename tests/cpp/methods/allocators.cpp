@@ -255,6 +255,15 @@ TEST_CASE("ChunkKV keeps whole chunks, the last one short", "[alloc]") {
   CHECK(kept_list(run(s, "chunkkv", 10, p, options), 0).size() == 10);
 }
 
+TEST_CASE("ChunkKV's chunks of protected tokens tie, however long they are", "[alloc]") {
+  // The window of 11 is chunks 3 and 4, of five tokens, and the last chunk, of one.
+  const auto s =
+      weighted_stream({1.3, 1.7, 1, 1.1, 1.9, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 26);
+  const nlohmann::json p = {{"chunk", 5}, {"scorer", {{"name", "snapkv"}, {"window", 11}, {"kernel", 1}}}};
+  const CellResult r = run(s, "chunkkv", 11, p, default_options("chunkkv"));  // 2 of 6 chunks
+  CHECK(kept_list(r, 0) == Tokens{15, 16, 17, 18, 19, 20, 21, 22, 23, 24});
+}
+
 TEST_CASE("a wrapped scorer is snapkv unless another one is named", "[alloc]") {
   CHECK(resolved_params("adakv", nlohmann::json::object(), context(64, 200)).at("scorer").at("name") == "snapkv");
   CHECK(resolved_params("adakv", {{"scorer", {{"name", "snapkv"}, {"window", 5}}}}, context(64, 200))

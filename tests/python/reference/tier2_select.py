@@ -225,11 +225,15 @@ def adakv(
 
 
 def chunk_scores(scored, chunk):
-    """Scores summed over the heads, protected tokens lifted above the maximum, mean of every chunk."""
+    """Scores summed over the heads, protected tokens lifted above the maximum, mean of every chunk.
+
+    The mean of equal scores is that score, so that chunks of protected tokens tie exactly.
+    """
     total = scored.scores.sum(axis=0)
     free = ~scored.protected
     total = np.where(free, total, (total[free].max() if free.any() else 0.0) + 1)
-    return np.array([total[i : i + chunk].mean() for i in range(0, len(total), chunk)])
+    parts = [total[i : i + chunk] for i in range(0, len(total), chunk)]
+    return np.array([part[0] + (part - part[0]).mean() for part in parts])
 
 
 def chunkkv(heads, B, chunk=20, scorer="snapkv", sinks=0, recent=0, reweight="none", row_format=None):
@@ -240,7 +244,7 @@ def chunkkv(heads, B, chunk=20, scorer="snapkv", sinks=0, recent=0, reweight="no
         kept = np.arange(P)
     else:
         means = chunk_scores(scored, chunk)
-        best = top(means, max(1, len(means) * B // P))
+        best = top(means, max(1, int(len(means) * B / P + 1e-9)))
         kept = np.concatenate([np.arange(c * chunk, min(P, (c + 1) * chunk)) for c in best])
     return [finish(h, kept, scored.protected, reweight, row_format) for h in heads]
 
@@ -289,10 +293,6 @@ def hand_out(budgets, more, limit):
     return budgets
 
 
-def cake_budgets(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0):
-    """CAKE steps 2-3: the budget of every layer, window excluded."""
-    found = [[window_statistics(h, w, gamma) for h in heads] for heads in layers]
-    entropy = np.array([sum(s[1] for s in heads) for heads in found])
 def spread(budgets, total, limit):
     """Budgets above the limit are cut; what they lose is handed out, then what is left of the total."""
     excess = sum(max(0, b - limit) for b in budgets)
@@ -300,6 +300,10 @@ def spread(budgets, total, limit):
     return hand_out(budgets, total - sum(budgets), limit)
 
 
+def cake_budgets(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0):
+    """CAKE steps 2-3: the budget of every layer, window excluded."""
+    found = [[window_statistics(h, w, gamma) for h in heads] for heads in layers]
+    entropy = np.array([sum(s[1] for s in heads) for heads in found])
     variance = np.array([sum(s[2] for s in heads) for heads in found])
     preference = entropy ** (1 / tau1) * variance ** (1 / tau2)
     shares = preference / preference.sum()

@@ -38,7 +38,10 @@ struct ChunkKv : Selecting<> {
     asked = std::floor(b.as_asked) == b.tokens ? b.as_asked : b.tokens;  // an allocator shares whole tokens
     scorer.resolve(context);
   }
-  static void set_options(const ChunkKv&, CommonOptions& options) { options.gqa_level = GqaLevel::layer; }
+  static void set_options(const ChunkKv& m, CommonOptions& options) {
+    m.scorer.set_options(options);
+    options.gqa_level = GqaLevel::layer;
+  }
   Layout layout(const MethodContext& context) const {
     return {.state_doubles = context.prompt_tokens + scorer.state_doubles(context), .scores = true};
   }

@@ -496,6 +496,14 @@ FRONTIER = [
     random("hybrid", frontier.hybrid, scorer={**SNAP, "window": 8}),
     random("hybrid", frontier.hybrid, scorer={**SNAP, "window": 8}, top_frac=0.8, sinks=0),
     random("hybrid", frontier.hybrid, scorer="tova", top_frac=0.3, sinks=2),
+    *(
+        Case(
+            {"name": "hybrid", "scorer": {"name": "tova", "variant": variant}, "sinks": 1},
+            per_layer(frontier.hybrid_layer, scorer={"name": "tova", "variant": "layer"}, sinks=1, seed=SEED),
+            ("smooth", "long"),
+        )
+        for variant in ("layer", "kvpress")
+    ),
     random("hybrid", frontier.hybrid, scorer="knorm", top_frac=1, sinks=0),
     random("hybrid", frontier.hybrid, scorer="knorm", top_frac=0, sinks=0),
 ]

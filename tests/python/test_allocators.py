@@ -183,6 +183,16 @@ def test_prompts_that_stream_have_no_whole_prompt_to_share_by(trace, tmp_path):
     assert "looks at the whole prompt" in done.stderr
 
 
+def test_a_layers_scores_leave_adakv_nothing_to_share(trace, tmp_path):
+    words = ["run", trace, "--budget", "64", "-o", tmp_path / "out"]
+    for variant in ("layer", "kvpress"):
+        scorer = f"{{name: tova, variant: {variant}}}"
+        done = kvreplay(*words, "-s", f"methods=[{{name: adakv, scorer: {scorer}}}]")
+        assert done.returncode == 2
+        assert "tova scores all kv heads of a layer alike" in done.stderr
+        assert "use the method tova itself, or leave out the scorer's variant" in done.stderr
+
+
 def test_chunkkv_takes_its_share_of_the_chunks_before_the_budget_is_rounded(trace, tmp_path):
     share, chunks = 0.0655, -(-P // 7)
     assert int(share * chunks) == 3 and int(share * P) * chunks // P == 2

@@ -264,6 +264,23 @@ TEST_CASE("ChunkKV's chunks of protected tokens tie, however long they are", "[a
   CHECK(kept_list(r, 0) == Tokens{15, 16, 17, 18, 19, 20, 21, 22, 23, 24});
 }
 
+TEST_CASE("what a scorer's variant implies holds for the method that wraps it", "[alloc]") {
+  const auto implied = [](const char* method, const char* scorer, const char* variant) {
+    return default_options(method, {{"scorer", {{"name", scorer}, {"variant", variant}}}});
+  };
+  for (const char* variant : {"layer", "kvpress"}) {
+    CHECK(implied("hybrid", "tova", variant).gqa_level == GqaLevel::layer);
+    CHECK(implied("hybrid", "tova", variant).gqa_aggregate == Aggregate::mean);
+    CHECK(implied("chunkkv", "tova", variant).gqa_aggregate == Aggregate::mean);
+    const nlohmann::json alike = {{"scorer", {{"name", "tova"}, {"variant", variant}}}};
+    CHECK_THROWS_WITH(resolved_params("adakv", alike, context(64, 200)),
+                      Catch::Contains("tova scores all kv heads of a layer alike"));
+  }
+  CHECK(implied("hybrid", "tova", "default").gqa_level == GqaLevel::kv);
+  CHECK(implied("adakv", "snapkv", "kvpress").gqa_aggregate == Aggregate::mean);
+  CHECK(implied("chunkkv", "snapkv", "kvpress").gqa_level == GqaLevel::layer);
+}
+
 TEST_CASE("a wrapped scorer is snapkv unless another one is named", "[alloc]") {
   CHECK(resolved_params("adakv", nlohmann::json::object(), context(64, 200)).at("scorer").at("name") == "snapkv");
   CHECK(resolved_params("adakv", {{"scorer", {{"name", "snapkv"}, {"window", 5}}}}, context(64, 200))

@@ -6,9 +6,7 @@
 
 namespace kvreplay {
 
-bool has_cache_for_each_query_head(const Cell& cell) {
-  return cell.options().gqa_level == GqaLevel::query && cell.method().looks_at_queries;
-}
+bool has_cache_for_each_query_head(const Cell& cell) { return cell.options().gqa_level == GqaLevel::query; }
 
 template <class Real>
 CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
@@ -18,13 +16,11 @@ CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream) {
   MethodContext context = cell.context();
   context.shape = stream.shape;
   context.window = stream.window;
-  const bool each = has_cache_for_each_query_head(cell);
-  if (each) context.shape.heads = 1;
+  if (has_cache_for_each_query_head(cell)) context.shape.heads = 1;
   const OracleNeeds asks = cell.variant->values.oracle_needs();
   if (asks.median_key_distance) context.median_key_distance = median_key_distance(stream, rng);
   if (asks.largest_query_norm) context.largest_query_norm = largest_query_norm(stream);
   CacheSetup setup{BoundMethod(cell.variant->values, context), cell.options(), rng};
-  if (setup.options.gqa_level == GqaLevel::query && !each) setup.options.gqa_level = GqaLevel::kv;
   setup.options.row_format = row_format_at(setup.method, cell.options());
   setup.prompt_streams = cell.variant->prompt_streams;
   return setup;

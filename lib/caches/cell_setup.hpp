@@ -4,7 +4,7 @@
 
 namespace kvreplay {
 
-// What looks only at keys and values decides the same for every query head, and has one cache for them (C9).
+// gqa.level query. What looks only at keys and values decides the same in each of them, and is charged for all.
 bool has_cache_for_each_query_head(const Cell& cell);
 
 // How the first cache of a cell is set up on a stream: its method resolved for what the stream is like.

@@ -27,8 +27,8 @@ struct Method : PolicyTable {
   std::vector<std::byte> defaults;  // a policy with every parameter at its default
   // The parameter that names a file of kept lists; "": it decides itself.
   std::string lists_in;
-  // Looks at probabilities, or may have been decided by them; a method that looks only at keys and values runs
-  // once per kv head (C9).
+  // Looks at probabilities, or may have been decided by them; what looks only at keys and values decides the
+  // same for every query head, and apart for every kv head.
   bool looks_at_queries = false;
   bool scores_prompt = false;  // takes allocators and reweighting
   bool shares_budget = false;  // by a rule of its own: a head's tokens depend on its layer or on other heads

@@ -73,14 +73,14 @@ inline int32_t protected_tokens(const HeadScores& t) {
 }
 
 // Ada-KV, Feng et al. 2024: over the heads of a layer the largest budget * heads scores stay, and in every
-// head at least the top floor(budget * alpha) and what is protected. Returns tokens per head.
+// head at least the top max(1, floor(budget * alpha)) and what is protected. Returns tokens per head.
 inline std::vector<int32_t> ada_tokens(const std::vector<HeadScores>& heads, int32_t budget, double alpha) {
   std::vector<std::vector<double>> scores;
   for (const HeadScores& t : heads) {
     if (protected_tokens(t) >= budget) return std::vector<int32_t>(heads.size(), budget);
     std::vector<double> descending = t.scores;
     std::sort(descending.begin(), descending.end(), std::greater<>());
-    const size_t safe = std::min(size_t(budget * alpha), descending.size());
+    const size_t safe = std::min(std::max<size_t>(1, size_t(budget * alpha)), descending.size());
     std::fill_n(descending.begin(), safe, INFINITY);
     scores.push_back(std::move(descending));
   }

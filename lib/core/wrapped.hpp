@@ -4,8 +4,9 @@
 namespace kvreplay {
 
 // A scorer inside another method: one of the structs of `Scorers`, chosen by `kind`. Its prompt scores, its
-// protection and what it needs are passed on; what is kept is the wrapper's business. Scores that depend on
-// the budget are no scores, so a scorer is resolved for a budget that holds the whole prompt.
+// protection, what it needs and the options that its variant implies are passed on; what is kept is the
+// wrapper's business. Scores that depend on the budget are no scores, so a scorer is resolved for a budget
+// that holds the whole prompt.
 template <class Scorers>
 struct Wrapped : Scorers {
   static constexpr int32_t kinds = Scorers::kinds;
@@ -16,6 +17,11 @@ struct Wrapped : Scorers {
 
   const char* name() const {
     return visit([]<class P>(const P&) { return P::info.name; });
+  }
+  void set_options(CommonOptions& options) const {
+    visit([&]<class P>(const P& p) {
+      if constexpr (P::hooks.has(Hook::set_options)) P::set_options(p, options);
+    });
   }
   void resolve(MethodContext context) {
     context.budget = {context.prompt_tokens, double(context.prompt_tokens)};

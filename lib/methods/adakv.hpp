@@ -7,12 +7,13 @@
 namespace kvreplay {
 
 // Ada-KV, Feng et al. 2024: a layer's budget goes to the kv heads whose scores are largest.
-//  1. In every kv head the top floor(B alpha) tokens are safe, and the protected ones.
+//  1. In every kv head the top max(1, floor(B alpha)) tokens are safe, and the protected ones.
 //  2. Over all scores of the layer keep the safe ones, then the largest others until B a head are kept on
 //     average (ties: score, head, token). What a head then holds are its best.
 // Variant `reference`: base = B - w; c_g of the layer's top base * heads unprotected scores are head g's,
 // each head's scores scaled by the share of their mass that its own top `base` have (`normalise`); head g
 // keeps its top round(c_g (1-f) + floor(base f)) and the window.
+// A scorer that scores the heads of a layer alike (tova, variant layer) leaves nothing to share, and is refused.
 struct AdaKv : Selecting<> {
   static constexpr MethodInfo info{
       .name = "adakv",
@@ -26,7 +27,7 @@ struct AdaKv : Selecting<> {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"read_prompt evict layout needs protection shared_over share state"};
+  static constexpr Hooks hooks{"read_prompt evict layout needs protection shared_over share set_options state"};
   static constexpr SharedOver shared_over = SharedOver::layer;
   enum class Variant { kvpress, reference };
   Variant variant = Variant::kvpress;
@@ -38,15 +39,27 @@ struct AdaKv : Selecting<> {
   static void declare(auto& d) {
     d.choice("variant", &AdaKv::variant, {"kvpress", "reference"}, "whose rule shares the budget");
     d.scorer("scorer", &AdaKv::scorer, "one-shot scores, {name: ..., its parameters}");
-    d.real("alpha", &AdaKv::alpha, {0, 1}, "share of B that is safe in every head (variant kvpress)");
+    d.real("alpha", &AdaKv::alpha, {0, 1},
+           "share of B, at least one token, that is safe in every head (variant kvpress)");
     d.boolean("normalise", &AdaKv::normalise, "scale each head by the share of its top mass (reference)");
     d.real("f", &AdaKv::f, {0, 1}, "share of the budget that is equal for all heads (reference)");
     protect<AdaKv>(d);
   }
   void resolve(MethodContext context) {
     Selecting::resolve(context);
+    CommonOptions implied;
+    scorer.set_options(implied);
+    if (implied.gqa_level == GqaLevel::layer)
+      throw ParameterError("scorer", std::string("with this variant ") + scorer.name() +
+                                         " scores all kv heads of a layer alike, so that each would get the same "
+                                         "budget: use the method " +
+                                         scorer.name() + " itself, or leave out the scorer's variant");
     context.compares_heads = true;
     scorer.resolve(context);
+  }
+  static void set_options(const AdaKv& m, CommonOptions& options) {
+    m.scorer.set_options(options);
+    options.gqa_level = GqaLevel::kv;
   }
   Layout layout(const MethodContext& context) const {
     return {.state_doubles = scorer.state_doubles(context), .scores = true};

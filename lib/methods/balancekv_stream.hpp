@@ -33,7 +33,7 @@ struct BalanceKvStream {
   };
   static constexpr Hooks hooks{
       "read_prompt append extra_bytes spread report layout needs oracle_needs error_bound "
-      "failure_text random state rng"};
+      "failure_text random rng_arrays state rng"};
   int32_t batch = 256, levels = kDerived;
   double epsilon = 0.1, delta = kUnset, c = kUnset, r = kUnset;
   OnFail on_fail = OnFail::fail;
@@ -66,6 +66,9 @@ struct BalanceKvStream {
   }
   OracleNeeds oracle_needs() const { return {.largest_query_norm = r == kUnset}; }
   static bool random(const BalanceKvStream&) { return true; }
+  std::vector<RngArray> rng_arrays(const MethodContext& s) const {  // slot 0: denominator, 2048 + i: bucket i
+    return {{"U uniforms", RngStream::sign_walk, levels, s.tokens, MergeAndReduce::kSlots}};
+  }
   Layout layout(const MethodContext& s) const {
     const int64_t doubles = BalancedSums::doubles(whole_batch(), s.shape.dim, s.shape.v_dim);
     return {.state_doubles = doubles, .scores = true, .weights = true, .split = true};

@@ -1,4 +1,6 @@
 #pragma once
+#include <numeric>
+
 #include "core/selecting.hpp"
 #include "core/share.hpp"
 
@@ -9,8 +11,9 @@ namespace kvreplay {
 //     mean over the group.
 //  2. Preference of a layer: H^(1/tau1) V^(1/tau2), H = -sum x ln(x + 1e-10) over heads, rows and prefix,
 //     V = sum of the variances.
-//  3. Layer budget = floor(preference share * (B-w) * layers), at most P-w; what that cuts off goes round the
-//     layers below, one token each, lower layers first.
+//  3. Layer budget = floor(preference share * (B-w) * layers), at most P-w. What the limit cuts off goes round
+//     the layers below it, one token each, lower layers first; then what rounding down left goes the same
+//     way, so that all (B-w) * layers are spent.
 //  4. Keep the top of e in the layer's budget, and the window.
 struct Cake : Selecting<> {
   static constexpr MethodInfo info{
@@ -103,7 +106,7 @@ struct Cake : Selecting<> {
     const std::vector<double> shares = preferences(heads, layer_of);
     for (const double s : shares)
       tokens.push_back(int32_t(std::min(s * (context.budget.tokens - window) * double(shares.size()), kManyTokens)));
-    hand_on(tokens, context.prompt_tokens - window);
+    spend(tokens, int64_t(context.budget.tokens - window) * int64_t(shares.size()), context.prompt_tokens - window);
     std::vector<int32_t> of_heads;
     for (const int32_t at : layer_of) of_heads.push_back(tokens[size_t(at)] + window);
     return of_heads;
@@ -130,12 +133,17 @@ struct Cake : Selecting<> {
     for (size_t l = 0; l < H.size(); ++l) shares.push_back(tells ? double(preference(l) / sum) : 1 / double(H.size()));
     return shares;
   }
-  static void hand_on(std::vector<int32_t>& tokens, int32_t most) {
+  // Step 3 of the layers' shares, rounded down.
+  static void spend(std::vector<int32_t>& tokens, int64_t total, int32_t most) {
     int64_t excess = 0;
     for (int32_t& t : tokens) excess += std::max(0, t - most), t = std::min(t, most);
-    while (excess > 0 && *std::min_element(tokens.begin(), tokens.end()) < most)
+    hand_out(tokens, excess, most);
+    hand_out(tokens, total - std::accumulate(tokens.begin(), tokens.end(), int64_t{0}), most);
+  }
+  static void hand_out(std::vector<int32_t>& tokens, int64_t more, int32_t most) {
+    while (more > 0 && *std::min_element(tokens.begin(), tokens.end()) < most)
       for (int32_t& t : tokens)
-        if (t < most && excess > 0) ++t, --excess;
+        if (t < most && more > 0) ++t, --more;
   }
 };
 

@@ -6,7 +6,8 @@ namespace kvreplay {
 // ChunkKV, Liu et al. 2025: whole chunks of consecutive tokens, the same for all kv heads of a layer.
 //  1. Sum the scores over the kv heads; protected tokens get the maximum of the others plus 1. Mean in
 //     consecutive chunks (a partial last chunk is a chunk).
-//  2. Keep the max(1, floor(chunks B / P)) best chunks.
+//  2. Keep the max(1, floor(chunks B / P)) best chunks, B before it is rounded down: with fraction_kept f that
+//     is floor(chunks f).
 struct ChunkKv : Selecting<> {
   static constexpr MethodInfo info{
       .name = "chunkkv",
@@ -23,6 +24,7 @@ struct ChunkKv : Selecting<> {
   AnyScorer scorer;
   int32_t chunk = 20;
   int32_t realised = 0;
+  double asked = 0;         // B, before it was rounded down
   std::span<double> state;  // [P] scores summed over the kv heads, then the scorer's
 
   static void declare(auto& d) {
@@ -32,9 +34,14 @@ struct ChunkKv : Selecting<> {
   }
   void resolve(const MethodContext& context) {
     Selecting::resolve(context);
+    const Budget& b = context.budget;
+    asked = std::floor(b.as_asked) == b.tokens ? b.as_asked : b.tokens;  // an allocator shares whole tokens
     scorer.resolve(context);
   }
-  static void set_options(const ChunkKv&, CommonOptions& options) { options.gqa_level = GqaLevel::layer; }
+  static void set_options(const ChunkKv& m, CommonOptions& options) {
+    m.scorer.set_options(options);
+    options.gqa_level = GqaLevel::layer;
+  }
   Layout layout(const MethodContext& context) const {
     return {.state_doubles = context.prompt_tokens + scorer.state_doubles(context), .scores = true};
   }
@@ -60,7 +67,8 @@ struct ChunkKv : Selecting<> {
     const int32_t n = cache.size(), chunks = (n + chunk - 1) / chunk;
     realised = n;
     if (n <= budget) return;
-    const int32_t best = int32_t(int64_t(chunks) * budget / n);
+    constexpr double kRounding = 1e-9;  // f n chunks / n may fall short of a whole f chunks
+    const int32_t best = int32_t(chunks * asked / n + kRounding);
     choose_top(
         team, chunks, best > 1 ? best : 1, [&](int32_t c) { return cache.score(c * chunk); },
         [&](int32_t c, bool yes) {
@@ -72,11 +80,13 @@ struct ChunkKv : Selecting<> {
   void report(auto& extras, const auto&) const { extras["realised_tokens"] = realised; }
 
  private:
+  // From the first score on, so that the mean of equal scores is that score, however many they are: chunks of
+  // protected tokens tie.
   KVR_FN double mean_of_chunk(const double* scores, int32_t begin, int32_t n) const {
     const int32_t end = begin + chunk < n ? begin + chunk : n;
-    double sum = 0;
-    for (int32_t i = begin; i < end; ++i) sum += scores[i];
-    return sum / (end - begin);
+    double above = 0;
+    for (int32_t i = begin; i < end; ++i) above += scores[i] - scores[begin];
+    return scores[begin] + above / (end - begin);
   }
 };
 

@@ -10,6 +10,7 @@ namespace kvreplay {
 //  2. B - h of the other prompt tokens, uniformly without replacement (as `uniform`: the smallest u, one for
 //     each of them in order), each standing for (number of others)/(B - h) in both sums.
 //  3. Later tokens are kept.
+// A scorer with one set for the layer (tova, variant layer) makes this one set for the layer too.
 struct Hybrid {
   static constexpr MethodInfo info{
       .name = "hybrid",
@@ -21,7 +22,7 @@ struct Hybrid {
       .streams = false,
       .default_phase = Phase::oneshot,
   };
-  static constexpr Hooks hooks{"read_prompt evict extra_bytes layout needs random rng_arrays state rng"};
+  static constexpr Hooks hooks{"read_prompt evict extra_bytes layout needs set_options random rng_arrays state rng"};
   AnyScorer scorer;
   double top_frac = 0.5;
   int32_t sinks = 4;
@@ -42,6 +43,7 @@ struct Hybrid {
       throw ParameterError("sinks", "sinks " + std::to_string(sinks) + " exceed the " + std::to_string(h) +
                                         " top tokens (top_frac of the budget); give fewer, or a larger top_frac");
   }
+  static void set_options(const Hybrid& m, CommonOptions& options) { m.scorer.set_options(options); }
   static bool random(const Hybrid&) { return true; }
   std::vector<RngArray> rng_arrays(const MethodContext& s) const {
     return {{"u uniforms", RngStream::uniform_sampling, 1, std::max(0, s.prompt_tokens - h)}};

@@ -10,7 +10,7 @@ namespace kvreplay {
 // `tail: c`: the last c middle tokens stay exactly, and m - c of the other M - c are sampled. With c = the
 // survivors of weight 1 of a balancekv run (its column extras) the two differ by the walk alone. Variants:
 // `coin` = balancekv with gamma 0, which shares its truncation; `notebook` = rounds of fair coins: the first
-// of each block gets +, stable sort (- before +), the first half stays, weight 2^rounds.
+// of each block gets +, stable sort (- before +), the first half goes on in that order, weight 2^rounds.
 struct Uniform : Thinning<> {
   static constexpr MethodInfo info{
       .name = "uniform",
@@ -31,7 +31,7 @@ struct Uniform : Thinning<> {
   Weights weights = Weights::ratio;
   Variant variant = Variant::sample;
   BalanceKv coins;
-  std::span<double> state;  // of `coin`
+  std::span<double> state;  // of `coin`; of `notebook` places in the middle [M], and those of the + [M]
   Rng rng;
 
   static void declare(auto& d) {
@@ -64,7 +64,9 @@ struct Uniform : Thinning<> {
   }
   Layout layout(const MethodContext& s) const {
     if (variant == Variant::coin) return coins.layout(s);
-    return {.scores = true, .weights = weights != Weights::none || variant == Variant::notebook};
+    const bool sorts = variant == Variant::notebook;
+    const int64_t places = sorts ? 2 * int64_t(middle_of(s)) : 0;
+    return {.state_doubles = places, .scores = true, .weights = sorts || weights != Weights::none};
   }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     if (variant == Variant::coin) coins.extra_bytes(c, cache);
@@ -112,17 +114,29 @@ struct Uniform : Thinning<> {
     const double w = weights == Weights::ratio ? double(M) / sampled : std::ldexp(1.0, rounds);
     weigh_rows(team, cache, {all.first, sampled}, w);
   }
-  // The - of the sort are the higher scores; ties keep the order.
   KVR_FN void toss(const Team auto& team, auto& cache) {
-    const int32_t T = rounds_of(cache.size(), middle(cache).first);
-    for (int32_t round = 0; round < T; ++round) {
-      const Middle all = middle(cache);
-      team.each(all.count,
-                [&](int32_t j) { cache.score(all.first + j) = j % block != 0 && uniform(j, round) >= 0.5 ? 1 : 0; });
-      keep_best(team, cache, {.sinks = sinks, .recent = recent}, all.count / 2,
-                [&](int32_t i) { return cache.score(i); });
+    const Middle all = middle(cache);
+    const int32_t T = rounds_of(cache.size(), all.first);
+    team.each(all.count, [&](int32_t j) { state[size_t(j)] = j; });
+    int32_t left = all.count;
+    for (int32_t round = 0; round < T; ++round, left /= 2) sort_by_coin(team, left, round);
+    team.each(all.count, [&](int32_t j) { cache.score(all.first + j) = 0; });
+    team.each(left, [&](int32_t j) { cache.score(all.first + int32_t(state[size_t(j)])) = 1; });
+    drop_unscored(team, cache, all);
+    weigh_rows(team, cache, {all.first, left}, std::ldexp(1.0, T));
+  }
+  // The first `left` places: those with - before those with +.
+  KVR_FN void sort_by_coin(const Team auto& team, int32_t left, int32_t round) {
+    if (team.rank() == 0) {
+      double* const of_plus = state.data() + state.size() / 2;
+      int32_t minus = 0, plus = 0;
+      for (int32_t j = 0; j < left; ++j) {
+        const bool is_minus = j % block != 0 && uniform(j, round) >= 0.5;
+        (is_minus ? state[size_t(minus++)] : of_plus[plus++]) = state[size_t(j)];
+      }
+      for (int32_t j = 0; j < plus; ++j) state[size_t(minus + j)] = of_plus[j];
     }
-    weigh_rows(team, cache, middle(cache), std::ldexp(1.0, T));
+    team.sync();
   }
 };
 

@@ -32,6 +32,7 @@ class Shape:
     layout: str = "half_split"
     factor: float = 1.0  # of the rotary embedding
     duplicates: int = 0
+    first_keys: float = 1.0  # length of kv head 0's keys against the others'
     seed: int = 0
 
 
@@ -42,6 +43,8 @@ TRACES = {
     "long": Shape(n=331, P=301, d=8, dv=6, kv_heads=2, group=2, layers=(0, 2), n_layers=4, seed=4),
     # Whole blocks of 32 channels, and keys and values of different widths.
     "blocks": Shape(n=66, P=48, d=32, dv=32, kv_heads=2, group=2, layers=(0,), rotary=32, seed=5),
+    # Every score of one head is above those of the other.
+    "unequal": Shape(n=52, P=40, d=8, dv=6, kv_heads=2, group=1, layers=(0,), first_keys=0.05, seed=8),
     "odd": Shape(n=46, P=34, d=11, dv=7, kv_heads=1, group=2, layers=(0,), seed=7),
     "widths": Shape(
         n=58, P=42, d=48, dv=16, kv_heads=1, group=3, rotary=24, layout="interleaved", factor=1.2, seed=6
@@ -56,12 +59,13 @@ def clustered(rng, n, d, spread=0.5):
     return centres[topic] + spread * rng.normal(size=(n, d))
 
 
-def head_arrays(rng, shape):
+def head_arrays(rng, shape, kv_head):
     """q [G, n, d], k, v of one kv head: clusters, a sink that queries like and tokens that repeat others."""
     k, v = clustered(rng, shape.n, shape.d), clustered(rng, shape.n, shape.dv, 1.0)
     q = np.stack([clustered(rng, shape.n, shape.d, 0.8) for _ in range(shape.group)])
     k[0] = 2.5 * q.mean(axis=(0, 1)) / np.linalg.norm(q.mean(axis=(0, 1))) * np.sqrt(shape.d)
     v[0] *= 0.05
+    k *= shape.first_keys if kv_head == 0 else 1
     if shape.duplicates:
         again = np.arange(20, shape.n, shape.duplicates)
         k[again], v[again] = k[again - 11], v[again - 11]
@@ -79,7 +83,7 @@ def layers_of(trace):
     return [
         [
             Head(
-                *head_arrays(rng, shape),
+                *head_arrays(rng, shape, i),
                 scale=1 / np.sqrt(shape.d),
                 P=shape.P,
                 layer=layer,
@@ -325,6 +329,9 @@ AXES = [
 ]
 
 
+WIDE = {"name": "snapkv", "window": 64}  # chunks of protected tokens tie, the last and shorter one too
+
+
 def wrapper(name, method, **o):
     return Case({"name": name, **o}, per_layer(method, **o))
 
@@ -336,6 +343,7 @@ WRAPPERS = [
     wrapper("adakv", select.adakv, scorer=SNAP, alpha=0),
     wrapper("adakv", select.adakv, scorer="tova", alpha=0.35),
     wrapper("adakv", select.adakv, scorer="knorm"),
+    changed(wrapper("adakv", select.adakv, scorer="knorm"), budgets=(1, 4), traces=("unequal",)),
     wrapper("adakv", select.adakv, scorer={"name": "keydiff", "recent": 5}),
     wrapper("adakv", select.adakv, scorer="expected_attention"),
     wrapper("adakv", select.adakv, scorer={"name": "expected_attention", "eps": 0}),
@@ -355,6 +363,9 @@ WRAPPERS = [
     wrapper("chunkkv", select.chunkkv, scorer={"name": "snapkv", "window": 13}, chunk=7),
     wrapper("chunkkv", select.chunkkv, scorer="knorm", chunk=10),
     wrapper("chunkkv", select.chunkkv, scorer="tova", chunk=1),
+    wrapper("chunkkv", select.chunkkv, scorer={"name": "tova", "variant": "layer"}, chunk=7),
+    wrapper("chunkkv", select.chunkkv, scorer={**WIDE, "variant": "kvpress", "window": 14}, chunk=6),
+    changed(wrapper("chunkkv", select.chunkkv, scorer=WIDE), traces=("long",), budgets=(66, 90)),
     wrapper("chunkkv", select.chunkkv, scorer="expected_attention", chunk=6),
     wrapper("chunkkv", select.chunkkv, scorer=SNAP, chunk=8, sinks=4),
     changed(wrapper("chunkkv", select.chunkkv, scorer="keydiff"), budgets=FEW),
@@ -485,6 +496,14 @@ FRONTIER = [
     random("hybrid", frontier.hybrid, scorer={**SNAP, "window": 8}),
     random("hybrid", frontier.hybrid, scorer={**SNAP, "window": 8}, top_frac=0.8, sinks=0),
     random("hybrid", frontier.hybrid, scorer="tova", top_frac=0.3, sinks=2),
+    *(
+        Case(
+            {"name": "hybrid", "scorer": {"name": "tova", "variant": variant}, "sinks": 1},
+            per_layer(frontier.hybrid_layer, scorer={"name": "tova", "variant": "layer"}, sinks=1, seed=SEED),
+            ("smooth", "long"),
+        )
+        for variant in ("layer", "kvpress")
+    ),
     random("hybrid", frontier.hybrid, scorer="knorm", top_frac=1, sinks=0),
     random("hybrid", frontier.hybrid, scorer="knorm", top_frac=0, sinks=0),
 ]

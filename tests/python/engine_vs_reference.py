@@ -225,6 +225,7 @@ SAMPLES = [
     case(uniform, variant="coin"),
     case(uniform, variant="coin", sinks=3, recent=5, rounds=3, budgets=FIXED_BUDGET),
     case(uniform, variant="notebook", rounds=3, sinks=3, recent=5, budgets=FIXED_BUDGET),
+    case(uniform, variant="notebook", rounds=4, sinks=0, recent=0, block=7, budgets=FIXED_BUDGET),
 ]
 
 WALKS = [

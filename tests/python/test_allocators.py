@@ -94,11 +94,11 @@ def test_adakv_keeps_the_budget_of_the_layer_exactly(trace, tmp_path):
     assert len({tuple(kept) for kept in sizes.values()}) > 1, "every head got the same: nothing is tested"
 
 
-def test_cake_spends_no_more_than_the_budget_of_the_model(whole):
+def test_cake_spends_the_budget_of_the_model_to_the_last_token(whole):
     rows = of(whole, "cake")
     tokens = {row["layer"]: json.loads(row["extras"])["allocated_tokens"] for row in rows}
     assert len(set(tokens.values())) > 1
-    assert B * LAYERS - LAYERS < sum(tokens.values()) <= B * LAYERS
+    assert sum(tokens.values()) == B * LAYERS
     for row in rows:  # both kv heads of a layer
         assert json.loads(row["extras"])["allocated_tokens"] == tokens[row["layer"]]
 
@@ -181,3 +181,42 @@ def test_prompts_that_stream_have_no_whole_prompt_to_share_by(trace, tmp_path):
     done = kvreplay(*words, "-s", entry, "-s", "replay.prompt=stream")
     assert done.returncode == 2
     assert "looks at the whole prompt" in done.stderr
+
+
+def test_a_layers_scores_leave_adakv_nothing_to_share(trace, tmp_path):
+    words = ["run", trace, "--budget", "64", "-o", tmp_path / "out"]
+    for variant in ("layer", "kvpress"):
+        scorer = f"{{name: tova, variant: {variant}}}"
+        done = kvreplay(*words, "-s", f"methods=[{{name: adakv, scorer: {scorer}}}]")
+        assert done.returncode == 2
+        assert "tova scores all kv heads of a layer alike" in done.stderr
+        assert "use the method tova itself, or leave out the scorer's variant" in done.stderr
+
+
+def test_chunkkv_takes_its_share_of_the_chunks_before_the_budget_is_rounded(trace, tmp_path):
+    share, chunks = 0.0655, -(-P // 7)
+    assert int(share * chunks) == 3 and int(share * P) * chunks // P == 2
+    method = {"name": "chunkkv", "chunk": 7}
+    for row in run(trace, tmp_path / "out", [method], "-s", f"budget={{fraction_kept: [{share}]}}"):
+        kept = prompt_tokens(tmp_path / "out", row)
+        assert len(set(kept // 7)) == 3
+        assert json.loads(row["extras"])["realised_tokens"] == len(kept) == 3 * 7
+
+
+@pytest.mark.parametrize("name", ["knorm", "keydiff", "curdkv", "lagkv", "window"])
+def test_what_keys_and_values_decide_alone_is_charged_for_each_query_head_too(trace, tmp_path, name):
+    methods = [{"name": name, "gqa": {"level": level}} for level in ("kv", "query")]
+    rows = run(trace, tmp_path / "out", methods)
+    for plain, split in zip(rows_at(rows, "kv"), rows_at(rows, "query"), strict=True):
+        with h5py.File(tmp_path / "out/kept.h5") as f:
+            one, each = (f[row["key"]]["kept_flat"][:] for row in (plain, split))
+        assert np.array_equal(each, np.tile(one, 2)), "two query heads a kv head hold the same"
+        for column in ("peak_bytes", "final_bytes", "aux_bytes", "total_bytes"):
+            assert int(split[column]) == 2 * int(plain[column]), column
+        assert float(split["rel_err_out_mean"]) == pytest.approx(float(plain["rel_err_out_mean"]), rel=1e-6)
+        assert plain["peak_kept_tokens"] == split["peak_kept_tokens"]
+
+
+def rows_at(rows, level):
+    found = [row for row in rows if json.loads(row["params"])["gqa.level"] == level]
+    return sorted(found, key=lambda row: (int(row["layer"]), int(row["kv_head"])))

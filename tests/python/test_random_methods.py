@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 from kvreplay_cli import BINARY, kvreplay
-from reference.balance import balancekv, uniform
+from reference.balance import balancekv, balancekv_stream, uniform
 from reference.common import exact_out
 from reference.heads import SHAPES, heads, write_trace
 
@@ -28,7 +28,7 @@ CASES = [
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
 
-def engine_errors(folder, trace, shape, entry):
+def run(folder, trace, shape, entry):
     config = {
         "schema": 1,
         "traces": [str(trace)],
@@ -37,11 +37,15 @@ def engine_errors(folder, trace, shape, entry):
         "budget": {"tokens": [BUDGET]},
         "seeds": {"first": 0, "count": SEEDS},
         "run": {"precision": "double"},
-        "output": {"dir": str(folder / "out")},
+        "output": {"dir": str(folder / "out"), "save": ["outputs"]},
     }
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(config))
-    done = kvreplay("run", path, "--force", "--progress", "none")
+    return kvreplay("run", path, "--force", "--progress", "none")
+
+
+def engine_errors(folder, trace, shape, entry):
+    done = run(folder, trace, shape, entry)
     assert done.returncode == 0, done.stderr
     return pd.read_csv(folder / "out/results.csv").rel_err_out_mean.to_numpy()
 
@@ -74,3 +78,41 @@ def test_balancekv_stream_refuses_soft_capped_layers(tmp_path):
     done = kvreplay("run", tmp_path / "t.h5", "--method", "balancekv_stream", "-o", tmp_path / "out")
     assert done.returncode == 2
     assert "soft cap" in done.stderr
+
+
+WALKS = {"batch": 16, "levels": 2, "c": 1e-3, "on_fail": "coin"}
+SLOTS = 4096  # 0: the denominator; 2048 + i: the bucket of values up to 2^i
+
+
+def write_uniforms(path, shape, seed):
+    U = np.random.default_rng(seed).random(shape)
+    with h5py.File(path, "w") as file:
+        file["U"] = U
+    return U
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_balancekv_stream_draws_from_a_file_of_uniforms(tmp_path, seed):
+    shape = SHAPES["short"]
+    write_trace(tmp_path / "t.h5", shape)
+    U = write_uniforms(tmp_path / "u.h5", (WALKS["levels"], shape.n, SLOTS), seed)
+    entry = {"name": "balancekv_stream", **WALKS, "uniforms": str(tmp_path / "u.h5")}
+    done = run(tmp_path, tmp_path / "t.h5", shape, entry)
+    assert done.returncode == 0, done.stderr
+    (row,) = pd.read_csv(tmp_path / "out/results.csv").itertuples()  # one, whatever the seeds
+    (head,) = heads(shape).values()
+    want = balancekv_stream(head, **WALKS, U=U).out
+    with h5py.File(tmp_path / "out/outputs.h5") as file:
+        assert np.abs(file[row.key]["out"][:] - want).max() <= 1e-8 * np.abs(want).max()
+    counted = balancekv_stream(head, **WALKS).out
+    assert np.abs(counted - want).max() > 1e-3 * np.abs(want).max(), "the draws change nothing"
+
+
+def test_balancekv_stream_refuses_too_few_uniforms(tmp_path):
+    shape = SHAPES["short"]
+    write_trace(tmp_path / "t.h5", shape)
+    write_uniforms(tmp_path / "u.h5", (WALKS["levels"], shape.n, 100), 1)
+    entry = {"name": "balancekv_stream", **WALKS, "uniforms": str(tmp_path / "u.h5")}
+    done = run(tmp_path, tmp_path / "t.h5", shape, entry)
+    assert done.returncode == 2
+    assert f"but 2 x {shape.n} x {SLOTS} are drawn" in done.stderr

@@ -69,11 +69,16 @@ def test_chunkkv_keeps_whole_chunks():
 def test_cake_spends_the_budget_of_all_layers():
     layers = layers_of("g3")
     budgets = select.cake_budgets(layers, 60, w=16)
-    assert 3 * 44 - 3 < sum(budgets) <= 3 * 44
+    assert sum(budgets) == 3 * 44
 
 
 def test_excess_goes_round_the_lower_layers_first():
-    assert select.spread([12, 9, 3, 5], 10) == [10, 10, 4, 5]
+    assert select.spread([12, 9, 3, 5], 29, 10) == [10, 10, 4, 5]
+
+
+def test_what_rounding_left_goes_round_from_the_lowest_layer_again():
+    assert select.spread([11, 3, 4, 5], 25, 10) == [10, 5, 5, 5]
+    assert select.spread([10, 9, 9], 30, 10) == [10, 10, 10]
 
 
 def test_a_page_bound_is_no_smaller_than_any_inner_product():

@@ -166,8 +166,15 @@ TEST_CASE("Ada-KV gives the layer's budget to the largest scores and leaves a fl
   CHECK(ada_tokens(heads, 9, 0.2) == Tokens{5, 5});
 }
 
+TEST_CASE("Ada-KV leaves every head a token, however small the budget and alpha", "[alloc]") {
+  const std::vector<HeadScores> heads = {scores({1, 2, 0, 1, 2}), scores({9, 8, 7, 6, 5})};
+  CHECK(ada_tokens(heads, 2, 0.2) == Tokens{1, 3});  // floor(0.4) is none
+  CHECK(ada_tokens(heads, 1, 0) == Tokens{1, 1});
+  CHECK(ada_tokens({scores({5}), scores({9, 8, 7, 6})}, 2, 0) == Tokens{1, 3});
+}
+
 TEST_CASE("Ada-KV breaks ties by head, and protected tokens are safe", "[alloc]") {
-  CHECK(ada_tokens({scores({1, 1, 1, 1}), scores({1, 1, 1, 1})}, 2, 0) == Tokens{4, 0});
+  CHECK(ada_tokens({scores({1, 1, 1, 1}), scores({1, 1, 1, 1})}, 2, 0) == Tokens{3, 1});
   const double safe = INFINITY;
   CHECK(ada_tokens({scores({9, 9, 9, 0, safe}), scores({0, 1, 2, safe, safe})}, 3, 0) == Tokens{4, 2});
   CHECK(ada_tokens({scores({9, safe, safe}), scores({0, safe, safe})}, 2, 0.5) == Tokens{2, 2});
@@ -197,12 +204,24 @@ TEST_CASE("CAKE's preferences share the budget of all layers", "[alloc]") {
   m.window = 2;
   // H V: 1 * 3 and (1 + 2) * (0 + 3) = 9; (B - w) L = 16
   CHECK(m.share(context(10, 100), {says(0, 1, 3), says(2, 1, 0), says(2, 2, 3)}) == Tokens{4 + 2, 12 + 2, 12 + 2});
-  m.tau1 = 0.5;  // H squared: 3 and 27
-  CHECK(m.share(context(10, 100), {says(0, 1, 3), says(1, 3, 3)}) == Tokens{1 + 2, 14 + 2});
+  m.tau1 = 0.5;  // H squared: 3 and 27, 1.6 and 14.4 tokens; the one that rounding leaves goes to the lowest layer
+  CHECK(m.share(context(10, 100), {says(0, 1, 3), says(1, 3, 3)}) == Tokens{2 + 2, 14 + 2});
   m.tau1 = 1, m.tau2 = 1;
-  // 1 1 18, but at most P - w = 11: what is cut off goes round the others, lower first.
-  CHECK(m.share(context(9, 13), {says(0, 1, 1), says(1, 1, 1), says(2, 6, 3)}) == Tokens{5 + 2, 4 + 2, 11 + 2});
+  // 1 1 18 of 21, but at most P - w = 11: the 7 that are cut off go round the others, lower first, and so does
+  // the one that rounding leaves.
+  CHECK(m.share(context(9, 13), {says(0, 1, 1), says(1, 1, 1), says(2, 6, 3)}) == Tokens{6 + 2, 4 + 2, 11 + 2});
   CHECK(m.share(context(10, 100), {says(0, 1, 0), says(1, 5, 0)}) == Tokens{10, 10});
+}
+
+TEST_CASE("CAKE spends the budget of all layers to the last token", "[alloc]") {
+  Cake m;
+  std::vector<HeadScores> layers;
+  for (int32_t l = 0; l < 30; ++l) layers.push_back(says(l, 2 + std::sin(l), 1 + l % 7));
+  for (const int32_t budget : {33, 128, 500, 990}) {
+    const Tokens tokens = m.share(context(budget, 1000), layers);
+    CHECK(std::accumulate(tokens.begin(), tokens.end(), 0) == 30 * budget);
+    CHECK(*std::max_element(tokens.begin(), tokens.end()) <= 1000);
+  }
 }
 
 TEST_CASE("CAKE scores mean plus gamma times variance of the window's rows", "[alloc]") {
@@ -234,6 +253,32 @@ TEST_CASE("ChunkKV keeps whole chunks, the last one short", "[alloc]") {
   CHECK(kept_list(least, 0) == Tokens{8, 9});  // chunks of 4 4 2: at least one
   CHECK(least.measures.extras.at("realised_tokens") == 2);
   CHECK(kept_list(run(s, "chunkkv", 10, p, options), 0).size() == 10);
+}
+
+TEST_CASE("ChunkKV's chunks of protected tokens tie, however long they are", "[alloc]") {
+  // The window of 11 is chunks 3 and 4, of five tokens, and the last chunk, of one.
+  const auto s =
+      weighted_stream({1.3, 1.7, 1, 1.1, 1.9, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 26);
+  const nlohmann::json p = {{"chunk", 5}, {"scorer", {{"name", "snapkv"}, {"window", 11}, {"kernel", 1}}}};
+  const CellResult r = run(s, "chunkkv", 11, p, default_options("chunkkv"));  // 2 of 6 chunks
+  CHECK(kept_list(r, 0) == Tokens{15, 16, 17, 18, 19, 20, 21, 22, 23, 24});
+}
+
+TEST_CASE("what a scorer's variant implies holds for the method that wraps it", "[alloc]") {
+  const auto implied = [](const char* method, const char* scorer, const char* variant) {
+    return default_options(method, {{"scorer", {{"name", scorer}, {"variant", variant}}}});
+  };
+  for (const char* variant : {"layer", "kvpress"}) {
+    CHECK(implied("hybrid", "tova", variant).gqa_level == GqaLevel::layer);
+    CHECK(implied("hybrid", "tova", variant).gqa_aggregate == Aggregate::mean);
+    CHECK(implied("chunkkv", "tova", variant).gqa_aggregate == Aggregate::mean);
+    const nlohmann::json alike = {{"scorer", {{"name", "tova"}, {"variant", variant}}}};
+    CHECK_THROWS_WITH(resolved_params("adakv", alike, context(64, 200)),
+                      Catch::Contains("tova scores all kv heads of a layer alike"));
+  }
+  CHECK(implied("hybrid", "tova", "default").gqa_level == GqaLevel::kv);
+  CHECK(implied("adakv", "snapkv", "kvpress").gqa_aggregate == Aggregate::mean);
+  CHECK(implied("chunkkv", "snapkv", "kvpress").gqa_level == GqaLevel::layer);
 }
 
 TEST_CASE("a wrapped scorer is snapkv unless another one is named", "[alloc]") {

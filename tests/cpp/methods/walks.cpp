@@ -329,6 +329,16 @@ TEST_CASE("the notebook's sampler sorts coins by block and keeps the first half"
   CHECK(r.num == Doubles{1, 2, 2, 2, 2, 1, 1});
 }
 
+// The second round's coins fall on 1 3 7 0: + + - +, so that 7 and then 1 stay.
+TEST_CASE("what the notebook's sampler keeps goes on in the order of the signs", "[walk]") {
+  const StreamShape s{.tokens = 12, .prompt = 11, .heads = 1};
+  const Uniforms u("u", {.9, .9, .1, .9, .9, .1, .1, .9, .9, .1, .9, .1, 0, 0, 0, 0}, {2, 8});
+  const CellResult r = run(
+      s, "uniform", 7, {{"sinks", 1}, {"recent", 2}, {"rounds", 2}, {"block", 4}, {"variant", "notebook"}}, u.path());
+  CHECK(kept_list(r, 0) == Tokens{0, 2, 8, 9, 10});
+  CHECK(r.num == Doubles{1, 4, 4, 1, 1});
+}
+
 TEST_CASE("BalanceKV's truncation keeps the other sign up to the cut and the exact tail", "[walk]") {
   const StreamShape s{.tokens = 8, .prompt = 7, .heads = 1};
   const nlohmann::json coin{{"sinks", 0}, {"recent", 0}, {"rounds", 1}, {"gamma", 0.0}};

@@ -78,15 +78,16 @@ def uniform(
 def notebook(head, middle, rounds, block, seed):
     """Fair coins, the first of each block +, stable sort (- before +), first half kept, weight 2^rounds.
 
-    Our reading: ascending sort of the signs; structure 4 with the round; half = floor(m/2).
+    Survivors go on in the order of that sort. Our reading: ascending sort of the signs; structure 4 with the
+    round; half = floor(m/2).
     """
     ids = middle
     for r in range(rounds):
         u = head_uniform(head, seed, "uniform", np.arange(len(ids)), 0, r)
         sign = np.where(u < 0.5, 1, -1)
         sign[::block] = 1
-        ids = np.sort(ids[np.argsort(sign, kind="stable")[: len(ids) // 2]])
-    return ids, np.full(len(ids), 2.0**rounds)
+        ids = ids[np.argsort(sign, kind="stable")[: len(ids) // 2]]
+    return np.sort(ids), np.full(len(ids), 2.0**rounds)
 
 
 # --- the bare walk ---------------------------------------------------------------------------------------
@@ -337,8 +338,12 @@ def balancekv_stream(
     r=None,
     centre_keys=False,
     bucket_erase=True,
+    U=None,
 ):
-    """Algorithms 1 to 3: buckets of value norms and a denominator, each a MergeAndReduce."""
+    """Algorithms 1 to 3: buckets of value norms and a denominator, each a MergeAndReduce.
+
+    U [level, token, slot]: the uniforms of the walks; slot 0 is the denominator's, 2048 + i that of bucket i.
+    """
     keys = head.k - head.k[: head.P].mean(axis=0) if centre_keys else head.k
     levels = max(0, math.ceil(math.log2(head.n / batch))) if levels is None else levels
     c = walk_constant(head.n, delta) if c is None else c
@@ -350,9 +355,8 @@ def balancekv_stream(
         def halve(ids, level):
             ids = np.array(ids, dtype=int)
             K = normalised_kernel(keys[ids], values[ids], head.scale, r_value2)
-            sign, _, failed = sign_walk(
-                K, head_uniform(head, seed, "sign_walk", ids, slot, level), c, on_fail
-            )
+            u = head_uniform(head, seed, "sign_walk", ids, slot, level) if U is None else U[level, ids, slot]
+            sign, _, failed = sign_walk(K, u, c, on_fail)
             if failed >= 0:
                 raise WalkFailed(int(ids[failed]))
             return list(ids[smaller_class(sign)])

@@ -274,15 +274,24 @@ def attention_matching(head, B, ridge=1e-4, clip=3, train="reroped", max_queries
 # --- Hybrid ---------------------------------------------------------------------------------------
 
 
-def hybrid(head, B, seed=0, scorer="snapkv", top_frac=0.5, sinks=4, row_format=None):
-    """The best h tokens of a scorer, and a reweighted uniform sample of all others."""
-    if head.P <= B:
-        return replay_stored(head, np.arange(head.P), None, row_format)
-    scored = score(scorer, [head])
+def hybrid_set(head, scored, B, seed, top_frac, sinks):
+    """The best h tokens of a scorer, and a reweighted uniform sample of all others: tokens and weights."""
     h = int(top_frac * B)
     best = keep_top(scored.scores[0], scored.protected | ends(head.P, sinks), h)
     others = np.setdiff1d(np.arange(head.P), best)
     drawn = others[top(-head_uniform(head, seed, "uniform", np.arange(len(others))), B - h)]
     kept = np.sort(np.append(best, drawn))
-    weight = np.where(np.isin(kept, drawn), len(others) / max(1, len(drawn)), 1.0)
+    return kept, np.where(np.isin(kept, drawn), len(others) / max(1, len(drawn)), 1.0)
+
+
+def hybrid(head, B, seed=0, scorer="snapkv", top_frac=0.5, sinks=4, row_format=None):
+    if head.P <= B:
+        return replay_stored(head, np.arange(head.P), None, row_format)
+    kept, weight = hybrid_set(head, score(scorer, [head]), B, seed, top_frac, sinks)
     return replay_stored(head, kept, None, row_format, weight)
+
+
+def hybrid_layer(heads, B, seed=0, scorer="snapkv", top_frac=0.5, sinks=4):
+    """A scorer of the whole layer gives it one set, drawn with the numbers of its kv head 0."""
+    kept, weight = hybrid_set(heads[0], score(scorer, heads), B, seed, top_frac, sinks)
+    return [replay_stored(head, kept, None, None, weight) for head in heads]

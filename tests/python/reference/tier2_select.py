@@ -166,12 +166,12 @@ def with_adakv_eps(scorer):
 def adakv_kvpress(scored, B, alpha):
     """Kept tokens per head: the safe ones, then the best of the whole layer until B per head on average.
 
-    The floor(B*alpha) safe tokens are the head's first in rank, where protected ones come first.
+    The max(1, floor(B*alpha)) safe tokens are the head's first in rank, where protected ones come first.
     """
     heads, P = scored.scores.shape
     safe = np.tile(scored.protected, (heads, 1))
     for i in range(heads):
-        safe[i, top(ranked(scored.scores[i], scored.protected), int(B * alpha))] = True
+        safe[i, top(ranked(scored.scores[i], scored.protected), max(1, int(B * alpha)))] = True
     flat = top(ranked(scored.scores, safe).ravel(), B * heads)
     return [flat[flat // P == i] % P for i in range(heads)]
 
@@ -225,11 +225,15 @@ def adakv(
 
 
 def chunk_scores(scored, chunk):
-    """Scores summed over the heads, protected tokens lifted above the maximum, mean of every chunk."""
+    """Scores summed over the heads, protected tokens lifted above the maximum, mean of every chunk.
+
+    The mean of equal scores is that score, so that chunks of protected tokens tie exactly.
+    """
     total = scored.scores.sum(axis=0)
     free = ~scored.protected
     total = np.where(free, total, (total[free].max() if free.any() else 0.0) + 1)
-    return np.array([total[i : i + chunk].mean() for i in range(0, len(total), chunk)])
+    parts = [total[i : i + chunk] for i in range(0, len(total), chunk)]
+    return np.array([part[0] + (part - part[0]).mean() for part in parts])
 
 
 def chunkkv(heads, B, chunk=20, scorer="snapkv", sinks=0, recent=0, reweight="none", row_format=None):
@@ -240,7 +244,7 @@ def chunkkv(heads, B, chunk=20, scorer="snapkv", sinks=0, recent=0, reweight="no
         kept = np.arange(P)
     else:
         means = chunk_scores(scored, chunk)
-        best = top(means, max(1, len(means) * B // P))
+        best = top(means, max(1, int(len(means) * B / P + 1e-9)))
         kept = np.concatenate([np.arange(c * chunk, min(P, (c + 1) * chunk)) for c in best])
     return [finish(h, kept, scored.protected, reweight, row_format) for h in heads]
 
@@ -278,16 +282,22 @@ def window_statistics(head, w, gamma):
     return scores, -(x * np.log(x + 1e-10)).sum(), variance.sum()
 
 
-def spread(budgets, limit):
-    """Budgets above the limit are cut; what they lose goes round the layers below it, one token a turn."""
-    excess = sum(max(0, b - limit) for b in budgets)
-    budgets = [min(b, limit) for b in budgets]
-    while excess > 0 and min(budgets) < limit:
+def hand_out(budgets, more, limit):
+    """Tokens that go round the layers below the limit, one a turn, lower layers first."""
+    budgets = list(budgets)
+    while more > 0 and min(budgets) < limit:
         for i, b in enumerate(budgets):
-            if b < limit and excess > 0:
+            if b < limit and more > 0:
                 budgets[i] += 1
-                excess -= 1
+                more -= 1
     return budgets
+
+
+def spread(budgets, total, limit):
+    """Budgets above the limit are cut; what they lose is handed out, then what is left of the total."""
+    excess = sum(max(0, b - limit) for b in budgets)
+    budgets = hand_out([min(b, limit) for b in budgets], excess, limit)
+    return hand_out(budgets, total - sum(budgets), limit)
 
 
 def cake_budgets(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0):
@@ -297,7 +307,8 @@ def cake_budgets(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0):
     variance = np.array([sum(s[2] for s in heads) for heads in found])
     preference = entropy ** (1 / tau1) * variance ** (1 / tau2)
     shares = preference / preference.sum()
-    return spread([int(s * (B - w) * len(layers)) for s in shares], layers[0][0].P - w)
+    total = (B - w) * len(layers)
+    return spread([int(s * total) for s in shares], total, layers[0][0].P - w)
 
 
 def cake(layers, B, w=32, gamma=200, tau1=1.0, tau2=1.0, sinks=0, recent=0):

@@ -121,12 +121,12 @@ class Job:
         """RepeatRows of each prompt, of which tokens that are not known yet are 0; none without --repeat."""
         if not self.options.repeat:
             return []
-        wording = Wording.of(self.tokenizer)
         limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         plans = []
         for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True):
             n_prompt = self._boundaries(prompt, ids).get("n_prompt", len(ids))
             n_context = context_length(self.options.context_tokens, n_prompt, rows, prompt.source)
+            wording = Wording.of(self.tokenizer, ids[:n_prompt])
             plans.append(repeat_rows([0] * n_context, wording, self.options.repeat))
             check_positions(n_context, plans[-1], limit, prompt.source)
         return plans

@@ -19,7 +19,7 @@ from .model import model_name
 from .plan import select_layers
 from .prompt_capture import PromptCapture
 from .repeat import check_cached
-from .repeat_rows import Wording
+from .repeat_rows import has_template, suffix_of
 from .sinks import DirectorySink, FileSink, is_directory_target
 from .spool import RowSpool
 
@@ -105,7 +105,7 @@ class Recorder:
         self.tokenizer = tokenizer
         self.resume = resume
         self.blocks = None
-        self.modules = self.wording = None
+        self.modules = None
         self.dtype = storage_dtype(options.dtype, model.dtype)
         self.options = options
         self.settings = settings or {}
@@ -127,7 +127,8 @@ class Recorder:
         if self.options.with_input or self.options.repeat:
             self.modules = find_modules(self.model, self.layers)
         if self.options.repeat:
-            self.wording = Wording.of(self.tokenizer)
+            if has_template(self.tokenizer):
+                suffix_of(self.tokenizer)
             check_cached(self.model, self.layers)
         self._open_files(self._root_attributes(n_layers))
         self.hook = AttentionHook(self.model, self._on_call)

@@ -16,7 +16,7 @@ from .errors import DumpError
 from .facts import TOLERANCE, TOLERANCE_HALF
 from .hook import AttentionHook
 from .input_norms import watching_inputs
-from .repeat_rows import RepeatRows, check_positions, context_length, repeat_rows
+from .repeat_rows import RepeatRows, Wording, check_positions, context_length, repeat_rows
 from .verify import rows_bound
 
 REMEDY = "leave --repeat out"
@@ -108,7 +108,8 @@ def record_repeat(capture):
     n_prompt = capture.attributes.get("n_prompt", capture.n_prompt)
     n_context = context_length(options.context_tokens, n_prompt, len(tokens), source)
     context = tokens[:n_context]
-    plan = repeat_rows(context, recorder.wording, options.repeat)
+    wording = Wording.of(recorder.tokenizer, tokens[:n_prompt])
+    plan = repeat_rows(context, wording, options.repeat)
     limit = getattr(recorder.model.config.get_text_config(), "max_position_embeddings", None)
     check_positions(n_context, plan, limit, source)
 
@@ -130,7 +131,7 @@ def record_repeat(capture):
     positions = None if where == list(range(n_context)) else where
     repeat(recorder.model, context, plan, Heard(modules, on_context, on_rows, on_norm), positions)
     datasets = {name: np.array(getattr(plan, name), dtype=np.int32) for name in ("tokens", "rows", "ctx")}
-    return datasets, {"context_tokens": n_context, **recorder.wording.attributes()}
+    return datasets, {"context_tokens": n_context, **wording.attributes()}
 
 
 def _check_context(capture, call):

@@ -9,18 +9,19 @@ from .errors import DumpError, UsageError
 
 PROMPT_FIRST = "\n\nRepeat the previous context exactly."
 PROMPT_NEXT = "\n\nRepeat the part of the previous context exactly, starting with"
-# Where there is no chat template.
+# Behind a prompt without chat template.
 PLAIN_SUFFIX = "\n"
 # Of the chunk before, behind PROMPT_NEXT.
 PREV_TOKENS = 8
 CHUNK = 2048
-# What no template adds by itself: behind it stands what comes before the answer.
+# Where it ends, the template's own words begin.
 MARK = "\n#############"
 
 
 @dataclass(frozen=True)
 class Wording:
-    """Token ids of what stands before a chunk; `suffix` is the text of `suffix_ids`."""
+    """Token ids of what stands before a chunk. `suffix`, the text of `suffix_ids`, is what the chat template
+    puts before an answer (one without thinking), behind a prompt that ends as the template ends it."""
 
     first_ids: list
     next_ids: list
@@ -28,12 +29,19 @@ class Wording:
     suffix: str
 
     @classmethod
-    def of(cls, tokenizer):
-        """In the tokens of a model."""
-        suffix = suffix_of(tokenizer)
-        texts = (PROMPT_FIRST, PROMPT_NEXT, suffix)
-        ids = [list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else [] for text in texts]
-        return cls(*ids, suffix)
+    def of(cls, tokenizer, prompt):
+        """In the tokens of a model, behind a prompt (token ids)."""
+
+        def ids(text):
+            return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+        suffix = PLAIN_SUFFIX
+        if has_template(tokenizer):
+            end = ids(suffix_of(tokenizer))
+            # A prompt that did not go through the template has no turn that could end.
+            if end and prompt[-len(end) :] == end:
+                suffix = suffix_of(tokenizer, enable_thinking=False)
+        return cls(ids(PROMPT_FIRST), ids(PROMPT_NEXT), ids(suffix), suffix)
 
     def attributes(self):
         """Those of the trace's group `repeat`."""
@@ -45,17 +53,15 @@ class Wording:
         }
 
 
-def suffix_of(tokenizer):
-    """What the chat template puts between a user's words and the answer; "\\n" without template."""
-    if not getattr(tokenizer, "chat_template", None):
-        return PLAIN_SUFFIX
-    # A model that can think is to answer at once.
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": f"context{MARK}"}],
-        tokenize=False,
-        add_generation_prompt=True,
-        enable_thinking=False,
-    )
+def has_template(tokenizer):
+    """Whether a tokenizer has a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def suffix_of(tokenizer, **options):
+    """What the chat template puts between a user's words and the answer."""
+    messages = [{"role": "user", "content": f"context{MARK}"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
     _, found, suffix = text.rpartition(MARK)
     if not found:
         raise DumpError(

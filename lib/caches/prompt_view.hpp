@@ -31,13 +31,13 @@ Prompt<Real> prompt_view(const HeadStream<Real>& s, const PromptSums& sums, int3
   view.tokens = s.tokens, view.size = s.prompt, view.shape = held.shape;
   view.aggregate = how, view.scale = double(s.rule.scale), view.softcap = double(s.rule.softcap);
   if (!s.repeat_queries.empty())
-    view.repeat = {s.repeat_queries.data() + int64_t(first_head) * s.repeat.rows() * s.shape.dim,
-                   s.repeat_keys.data() + int64_t(s.shape.block_of(first_head)) * s.repeat.rows() * s.shape.dim,
+    view.repeat = {s.repeat_queries.data() + int64_t(first_head) * s.repeat.row_count() * s.shape.dim,
+                   s.repeat_keys.data() + int64_t(s.shape.block_of(first_head)) * s.repeat.row_count() * s.shape.dim,
                    s.repeat_input_norms.empty() ? nullptr : s.repeat_input_norms.data(),
-                   s.repeat.rows(),
-                   int32_t(s.repeat.first_row.size()) - 1,
-                   s.repeat.first_row.data(),
-                   s.repeat.first_token.data()};
+                   s.repeat.row_count(),
+                   int32_t(s.repeat.chunks()),
+                   s.repeat.rows.data(),
+                   s.repeat.ctx.data()};
   if (!s.sink_logits.empty()) view.sink_logits = s.sink_logits.data() + first_head;
   if (queries) {
     view.queries = s.query(first_head, 0);

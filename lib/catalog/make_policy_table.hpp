@@ -179,10 +179,12 @@ struct PolicyHooks {
       h.choose_by_mass = [](void* self, const C& c, const HeadProbabilities& p, uint8_t* chosen) {
         of(self).choose(SerialTeam{}, c, p, chosen);
       };
-    else if constexpr (ChoosesByQuery<P, Real>)
-      h.choose_by_query = [](void* self, const C& c, const StepQueries<Real>& q, uint8_t* chosen) {
-        of(self).choose(SerialTeam{}, c, q, chosen);
+    else if constexpr (Chooses<P, Real>)
+      h.choose_by_query = [](void* self, const C& c, const StepQueries<Real>& q, uint8_t* chosen, double* weights) {
+        if constexpr (SamplesByQuery<P, Real>) of(self).choose(SerialTeam{}, c, q, chosen, weights);
+        else of(self).choose(SerialTeam{}, c, q, chosen);
       };
+    h.samples = SamplesByQuery<P, Real>;
     if constexpr (ObservesHeads<P, Real>)
       h.observe_heads = [](void* self, C& c, const HeadProbabilities& p) { of(self).observe(SerialTeam{}, c, p); };
     else if constexpr (ObservesGroup<P, Real>)

@@ -63,7 +63,8 @@ struct CacheHooks {
   void (*append)(void* self, const Token<Real>&, BasicCache<Real>&) = nullptr;
   void (*observe_queries)(void* self, const StepQueries<Real>&) = nullptr;
   void (*choose_by_mass)(void* self, const BasicCache<Real>&, const HeadProbabilities&, uint8_t*) = nullptr;
-  void (*choose_by_query)(void* self, const BasicCache<Real>&, const StepQueries<Real>&, uint8_t*) = nullptr;
+  void (*choose_by_query)(void* self, const BasicCache<Real>&, const StepQueries<Real>&, uint8_t*, double*) = nullptr;
+  bool samples = false;  // choose_by_query gives weights
   void (*observe_group)(void* self, BasicCache<Real>&, std::span<const double>) = nullptr;
   void (*observe_heads)(void* self, BasicCache<Real>&, const HeadProbabilities&) = nullptr;
   void (*extra_bytes)(const void* self, ExtraBytes&, const BasicCache<Real>&) = nullptr;
@@ -99,6 +100,7 @@ struct TableCalls {
     return host.chooses == nullptr || host.chooses(self);
   }
   bool chooses_by_mass() const { return hooks.choose_by_mass != nullptr; }
+  bool samples() const { return hooks.samples; }
   bool observes() const { return hooks.observe_group != nullptr || hooks.observe_heads != nullptr; }
   bool observes_queries() const { return hooks.observe_queries != nullptr; }
   bool observes_heads() const { return hooks.observe_heads != nullptr; }
@@ -119,8 +121,9 @@ struct TableCalls {
   void choose(const SerialTeam&, const BasicCache<Real>& cache, const HeadProbabilities& p, uint8_t* chosen) const {
     hooks.choose_by_mass(self, cache, p, chosen);
   }
-  void choose(const SerialTeam&, const BasicCache<Real>& cache, const StepQueries<Real>& q, uint8_t* chosen) const {
-    hooks.choose_by_query(self, cache, q, chosen);
+  void choose(const SerialTeam&, const BasicCache<Real>& cache, const StepQueries<Real>& q, uint8_t* chosen,
+              double* weights) const {
+    hooks.choose_by_query(self, cache, q, chosen, weights);
   }
   void observe(const SerialTeam&, BasicCache<Real>& cache, std::span<const double> p) const {
     hooks.observe_group(self, cache, p);

@@ -188,8 +188,7 @@ class Selection {
       problems_.error(instance.mark, fmt::format("{} decides by the queries of the whole prompt, which prompt: stream "
                                                  "feeds token by token: take prompt: cut for it",
                                                  name));
-    const bool decides_by_rows =
-        instance.values.observes(instance.options) || needs.reads_queries() || sees_queries;
+    const bool decides_by_rows = instance.values.observes(instance.options) || needs.reads_queries() || sees_queries;
     if (decides_by_rows && layer.query_rows < layer.tokens)
       problems_.error(instance.mark,
                       fmt::format("{} needs every query of the prompt, but the trace holds {} of {} (layer {}): "
@@ -200,8 +199,9 @@ class Selection {
   // What only some traces hold, and by which flag it is recorded.
   void tell_missing(const MethodInstance& instance, const PromptNeeds& needs, const LayerInfo& layer) {
     const auto lacks = [&](const char* what, const char* flag) {
-      problems_.error(instance.mark, fmt::format("{} looks at {}, which the trace lacks (layer {}): record it with kvdump {}",
-                                                 instance.method().info.name, what, layer.layer, flag));
+      problems_.error(instance.mark,
+                      fmt::format("{} looks at {}, which the trace lacks (layer {}): record it with kvdump {}",
+                                  instance.method().info.name, what, layer.layer, flag));
     };
     const bool critical = instance.options.wrapper.kind == Wrapper::Kind::critical;
     if (needs.repeat && layer.repeat_rows == 0) lacks("a pass that repeats the prompt", "--repeat");

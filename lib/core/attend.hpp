@@ -66,6 +66,7 @@ struct QueryView {
   Rotation<Real> rotation;
   int32_t token;                    // index of the query's token
   const uint8_t* chosen = nullptr;  // query-time methods: rows that are read; null: all
+  const double* weights = nullptr;  // of the rows that are read, in both sums; null: all 1
   Real sink_logit = -INFINITY;      // joins the denominator only
   int32_t block = 0;                // kv head of the query, in a cache that spans a layer
 
@@ -147,6 +148,7 @@ KVR_FN Normaliser attend(const T& team, const QueryView<Real>& view, const Sourc
   if (view.chosen != nullptr)
     team.each(n, [&](int32_t i) {
       if (view.chosen[i] == kUnread) e[i] = 0;
+      else if (view.weights != nullptr) e[i] = Real(double(e[i]) * view.weights[i]);
     });
   const bool weighted = cache.weighted();
   double tau = weighted ? team.sum(n, [&](int32_t i) { return double(cache.den(i) * e[i]); })

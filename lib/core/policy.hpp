@@ -101,8 +101,14 @@ concept ChoosesByQuery = requires(P p, SerialTeam team, const BasicCache<Real>& 
                                   uint8_t* chosen) {
   p.choose(team, cache, q, chosen);
 };
+// What is read is weighed, too: `weights` of both sums, [heads, rows].
 template <class P, class Real>
-concept Chooses = ChoosesByMass<P, Real> || ChoosesByQuery<P, Real>;
+concept SamplesByQuery = requires(P p, SerialTeam team, const BasicCache<Real>& cache, const StepQueries<Real>& q,
+                                  uint8_t* chosen, double* weights) {
+  p.choose(team, cache, q, chosen, weights);
+};
+template <class P, class Real>
+concept Chooses = ChoosesByMass<P, Real> || ChoosesByQuery<P, Real> || SamplesByQuery<P, Real>;
 template <class P, class Real>
 concept ObservesGroup = requires(P p, SerialTeam team, BasicCache<Real>& cache, std::span<const double> q) {
   p.observe(team, cache, q);

@@ -15,6 +15,7 @@ struct DirectCalls {
     else return false;
   }
   KVR_FN static constexpr bool chooses_by_mass() { return ChoosesByMass<P, Real>; }
+  KVR_FN static constexpr bool samples() { return SamplesByQuery<P, Real>; }
   KVR_FN static constexpr bool observes() { return Observes<P, Real>; }
   KVR_FN static constexpr bool observes_queries() { return ObservesQueries<P, Real>; }
   KVR_FN static constexpr bool observes_heads() { return ObservesHeads<P, Real>; }
@@ -41,8 +42,10 @@ struct DirectCalls {
     if constexpr (ChoosesByMass<P, Real>) policy.choose(team, cache, p, chosen);
   }
   template <Team T>
-  KVR_FN void choose(const T& team, const BasicCache<Real>& cache, const StepQueries<Real>& q, uint8_t* chosen) const {
-    if constexpr (ChoosesByQuery<P, Real> && !ChoosesByMass<P, Real>) policy.choose(team, cache, q, chosen);
+  KVR_FN void choose(const T& team, const BasicCache<Real>& cache, const StepQueries<Real>& q, uint8_t* chosen,
+                     double* weights) const {
+    if constexpr (SamplesByQuery<P, Real>) policy.choose(team, cache, q, chosen, weights);
+    else if constexpr (ChoosesByQuery<P, Real> && !ChoosesByMass<P, Real>) policy.choose(team, cache, q, chosen);
   }
   template <Team T>
   KVR_FN void observe(const T& team, BasicCache<Real>& cache, std::span<const double> p) const {

@@ -18,10 +18,11 @@ struct StepRules {
 // Memory of one step, shared by all caches that one team replays. Extents in elements.
 template <class Real>
 struct StepScratch {
-  Real *e, *coefficients;  // [rows]
-  double* group;           // [rows]: probabilities aggregated over the query heads
-  double* by_head;         // [heads, rows]: methods that see every query head
-  uint8_t* chosen;         // [heads, rows]: query-time methods
+  Real *e, *coefficients;     // [rows]
+  double* group;              // [rows]: probabilities aggregated over the query heads
+  double* by_head;            // [heads, rows]: methods that see every query head
+  uint8_t* chosen;            // [heads, rows]: query-time methods
+  double* weights = nullptr;  // [heads, rows]: those that weigh what they read
 };
 
 template <class Real, Team T>
@@ -47,7 +48,8 @@ template <class Calls, Team T, Cache C, class Heads, class Real = typename C::re
 KVR_FN void choose_rows(const T& team, const Calls& calls, const C& cache, Aggregate how, Heads& heads,
                         const StepScratch<Real>& scratch) {
   const int32_t rows = cache.size(), n_heads = cache.shape().heads;
-  if (!calls.chooses_by_mass()) return calls.choose(team, cache, heads.queries_of_step(), scratch.chosen);
+  if (!calls.chooses_by_mass())
+    return calls.choose(team, cache, heads.queries_of_step(), scratch.chosen, scratch.weights);
   const std::span<Real> e{scratch.e, size_t(rows)}, coefficients{scratch.coefficients, size_t(rows)};
   for (int32_t h = 0; h < n_heads; ++h) {
     const auto view = heads.view(h);
@@ -72,6 +74,7 @@ KVR_FN void attend_heads(const T& team, const Calls& calls, C& cache, const Step
     auto view = heads.view(h);
     view.rule.factor = Real(calls.logit_factor(rows, view.token));
     if (chooses) view.chosen = scratch.chosen + int64_t(h) * rows;
+    if (chooses && calls.samples()) view.weights = scratch.weights + int64_t(h) * rows;
     const Normaliser tau = attend(team, view, heads.source(h, view), cache, e, coefficients, heads.writer(h));
     heads.done(h, tau, cache, view.chosen);
     if (!observed) continue;

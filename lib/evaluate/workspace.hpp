@@ -10,6 +10,7 @@ struct Workspace {
   std::vector<Real> e, coefficients;  // of a step
   std::vector<double> group, by_head;
   std::vector<uint8_t> chosen;
+  std::vector<double> choice_weights;
   std::vector<Real> tile_coefficients, set_coefficients, tile_values, coded_values;  // of a tile's outputs
   std::vector<Real> products, queries;                                               // of rows without a strip
 };

@@ -93,15 +93,16 @@ void load_sensitivity(const Tensors& trace, const HeadRequest& request, const La
 template <class Real>
 void load_repeat(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer, HeadStream<Real>& stream) {
   const std::string& prompt = request.place.prompt;
-  stream.repeat = trace.repeat_chunks(prompt);
-  if (stream.repeat.context_tokens() != request.extent.prompt_tokens)
+  stream.repeat = trace.prompt(prompt).repeat;
+  if (stream.repeat.context_tokens != request.extent.prompt_tokens)
     throw TraceError(
         fmt::format("{}: prompt {}: its first {} tokens are repeated, and the prompt that is replayed has {}: "
                     "give replay.prefill {}, or record it with kvdump --repeat at that length",
-                    trace.info().path.string(), prompt, stream.repeat.context_tokens(), request.extent.prompt_tokens,
-                    stream.repeat.context_tokens()));
+                    trace.info().path.string(), prompt, stream.repeat.context_tokens, request.extent.prompt_tokens,
+                    stream.repeat.context_tokens));
   const QueryHeads heads = QueryHeads::of(layer, request);
-  const size_t of_head = size_t(stream.repeat.rows()) * size_t(layer.head_dim), blocks = size_t(stream.shape.blocks);
+  const size_t of_head = size_t(stream.repeat.row_count()) * size_t(layer.head_dim),
+               blocks = size_t(stream.shape.blocks);
   const int32_t first_block = heads.first / layer.group();
   stream.repeat_queries.resize(size_t(heads.count) * of_head);
   stream.repeat_keys.resize(blocks * of_head);

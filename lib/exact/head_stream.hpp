@@ -47,7 +47,7 @@ struct HeadStream {
   double attention_factor = 1;
   std::vector<uint8_t> classes;  // [tokens] TokenClass, only where a method asks
   // The pass that repeats the prompt, [heads, rows, dim] and [blocks, rows, dim]; empty unless asked for.
-  RepeatChunks repeat;
+  RepeatInfo repeat;
   std::vector<Real> repeat_queries, repeat_keys;
   std::vector<float> repeat_input_norms;  // [rows], likewise
   // Output projection of each query head, [heads, v_dim, output_width]; empty unless asked for.

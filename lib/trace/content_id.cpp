@@ -39,11 +39,13 @@ std::string content_id(const h5::Node& root, const TraceInfo& info) {
   for (const PromptInfo& prompt : info.prompts) {
     sum.update(fmt::format("{} {}\n", prompt.id, prompt.n_prompt));
     add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id), {"position_ids", "token_class", "tokens"});
+    if (prompt.repeat.chunks() > 0)
+      add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id + "/repeat"), {"ctx", "rows", "tokens"});
     for (const LayerInfo& layer : prompt.layers) {
       sum.update(fmt::format("{} {} {} {} {} {} {}\n", layer.layer, name_of(layer.dtype), layer.scaling,
                              layer.sliding_window, layer.softcap, layer.q_prescaled, rope_line(layer)));
       add_arrays(sum, h5::open_path(root, layer_path(prompt.id, layer.layer)),
-                 {"g", "g_rows", "k", "out", "q", "q_pos", "sinks", "v"});
+                 {"g", "g_rows", "k", "out", "q", "q_pos", "repeat_in_norm", "repeat_k", "repeat_q", "sinks", "v"});
     }
   }
   return sum.hex();

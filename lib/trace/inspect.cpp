@@ -9,6 +9,7 @@
 #include "base/errors.hpp"
 #include "trace/content_id.hpp"
 #include "trace/h5_array.hpp"
+#include "trace/tensor_read.hpp"
 #include "trace/trace_metadata.hpp"
 
 namespace kvreplay {
@@ -47,7 +48,15 @@ json layer_json(const LayerInfo& l) {
           {"out", l.has_out},
           {"sinks", l.has_sinks},
           {"q_pos", l.has_q_pos},
+          {"repeat_rows", l.repeat_rows},
+          {"repeat_in_norm", l.has_repeat_norm},
+          {"resid_in_norm", l.has_in_norm},
           {"bytes", bytes_of(l)}};
+}
+
+json repeat_json(const RepeatInfo& repeat) {
+  if (repeat.chunks() == 0) return nullptr;
+  return {{"context_tokens", repeat.context_tokens}, {"chunks", repeat.chunks()}, {"rows", repeat.row_count()}};
 }
 
 json prompt_json(const PromptInfo& prompt) {
@@ -60,6 +69,7 @@ json prompt_json(const PromptInfo& prompt) {
           {"source", prompt.source},
           {"token_ids", prompt.has_tokens},
           {"token_classes", prompt.has_classes},
+          {"repeat", repeat_json(prompt.repeat)},
           {"bytes", bytes_of(prompt)},
           {"layers", std::move(layers)}};
 }
@@ -113,6 +123,9 @@ std::string extras_text(const LayerInfo& l) {
   if (l.has_out) text += " out";
   if (l.gradient_samples > 0)
     text += fmt::format(" gradient of {} rows, {} samples", l.gradient_rows, l.gradient_samples);
+  if (l.repeat_rows > 0)
+    text += fmt::format(" {} repeat rows{}", l.repeat_rows, l.has_repeat_norm ? " with norms" : "");
+  if (l.has_in_norm) text += " input norms";
   if (l.q_prescaled) text += " q prescaled";
   return text;
 }
@@ -127,6 +140,9 @@ void add_prompt_text(const PromptInfo& prompt, std::string& text) {
   text += fmt::format("\nprompt {}: {} tokens ({} prompt, {} generated), {} layers, {}{}\n", prompt.id, prompt.tokens,
                       prompt.n_prompt, prompt.n_generated, prompt.layers.size(), mebibytes(bytes_of(prompt)),
                       prompt.source.empty() ? "" : ", from " + prompt.source);
+  if (const RepeatInfo& repeat = prompt.repeat; repeat.chunks() > 0)
+    text += fmt::format("  its first {} tokens repeated, in {} {}\n", repeat.context_tokens, repeat.chunks(),
+                        repeat.chunks() == 1 ? "chunk" : "chunks");
   text += fmt::format("  {:>5}  {:>7}  {:>8}  {:>8}  {:>10}  {:<8}  {:>9}  {:>6}  {:>12}  {}\n", "layer", "q heads",
                       "kv heads", "head dim", "v head dim", "dtype", "scaling", "window", "size", "rope");
   for (const LayerInfo& layer : prompt.layers) add_layer_text(layer, text);
@@ -144,6 +160,7 @@ class DeepCheck {
       attempt([&] { trace_.token_classes(prompt.id); });
       attempt([&] { trace_.position_ids(prompt.id); });
       attempt([&] { compare_digests("prompts/" + prompt.id); });
+      if (prompt.repeat.chunks() > 0) attempt([&] { compare_digests("prompts/" + prompt.id + "/repeat"); });
       for (const LayerInfo& layer : prompt.layers) check_layer(prompt.id, layer);
     }
     return std::move(problems_);
@@ -190,10 +207,21 @@ class DeepCheck {
         for (int32_t s = 0; s < l.all_gradients(); ++s)
           trace_.read_gradient(prompt, l.layer, h, s, buffer(l.gradient_rows, l.v_head_dim));
     });
+    attempt([&] { read_repeat(prompt, l, "repeat_q", l.q_heads, buffer(l.repeat_rows, l.head_dim)); });
+    attempt([&] { read_repeat(prompt, l, "repeat_k", l.kv_heads, buffer(l.repeat_rows, l.head_dim)); });
     attempt([&] { trace_.gradient_rows(prompt, l.layer); });
     attempt([&] { trace_.query_positions(prompt, l.layer); });
     attempt([&] { trace_.sink_logits(prompt, l.layer); });
     attempt([&] { compare_digests(layer_path(prompt, l.layer)); });
+  }
+
+  void read_repeat(const std::string& prompt, const LayerInfo& l, const char* name, int32_t heads,
+                   std::span<float> into) {
+    if (l.repeat_rows == 0) return;
+    const h5::Lock lock;
+    const h5::Node root = h5::open_root(trace_.info().path);
+    const Tensor tensor = open_tensor(h5::open_path(root, layer_path(prompt, l.layer)), name, l.source_dtype);
+    for (int32_t h = 0; h < heads; ++h) read_rows(tensor, h, 0, l.repeat_rows, into, "row");
   }
 
   void compare_digests(const std::string& group) {

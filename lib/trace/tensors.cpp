@@ -25,18 +25,18 @@ const LayerInfo& Tensors::layer(const std::string& prompt_id, int32_t layer) con
                                fmt::join(held, ", ")));
 }
 
-RepeatChunks Tensors::repeat_chunks(const std::string& prompt_id) const {
-  throw TraceError(fmt::format("{}: prompt {}: holds no pass that repeats it. Record it with kvdump --repeat",
-                               info().path.string(), prompt_id));
+void Tensors::read_repeat_queries(const std::string& prompt_id, int32_t layer_number, int32_t, std::span<float>) const {
+  throw TraceError(
+      fmt::format("{}: prompt {}, layer {}: holds no pass that repeats the prompt. Record it with kvdump "
+                  "--repeat",
+                  info().path.string(), prompt_id, layer_number));
 }
-void Tensors::read_repeat_queries(const std::string& prompt_id, int32_t, int32_t, std::span<float>) const {
-  (void)Tensors::repeat_chunks(prompt_id);
+void Tensors::read_repeat_keys(const std::string& prompt_id, int32_t layer, int32_t kv_head,
+                               std::span<float> into) const {
+  Tensors::read_repeat_queries(prompt_id, layer, kv_head, into);
 }
-void Tensors::read_repeat_keys(const std::string& prompt_id, int32_t, int32_t, std::span<float>) const {
-  (void)Tensors::repeat_chunks(prompt_id);
-}
-std::vector<float> Tensors::repeat_input_norms(const std::string& prompt_id, int32_t) const {
-  (void)Tensors::repeat_chunks(prompt_id);
+std::vector<float> Tensors::repeat_input_norms(const std::string& prompt_id, int32_t layer) const {
+  Tensors::read_repeat_queries(prompt_id, layer, 0, {});
   return {};
 }
 

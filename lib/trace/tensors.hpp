@@ -37,9 +37,8 @@ class Tensors {
   // LayerInfo::output_width].
   virtual void read_output_weights(const std::string& prompt, int32_t layer, int32_t q_head,
                                    std::span<float> into) const;
-  // The pass that repeats the prompt (kvdump --repeat): where its chunks begin, all its rows of one head, [rows,
-  // head_dim], and the norms of what they were projected from, [rows].
-  virtual RepeatChunks repeat_chunks(const std::string& prompt) const;
+  // The pass that repeats the prompt (PromptInfo::repeat): all its rows of one head, [LayerInfo::repeat_rows,
+  // head_dim], and the norms of what their queries are projected from, [repeat_rows].
   virtual void read_repeat_queries(const std::string& prompt, int32_t layer, int32_t q_head,
                                    std::span<float> into) const;
   virtual void read_repeat_keys(const std::string& prompt, int32_t layer, int32_t kv_head, std::span<float> into) const;

@@ -54,6 +54,7 @@ struct Trace::State {
 
   const Tensor& tensor(const std::string& prompt, const LayerInfo& layer, const std::string& name);
   std::vector<int32_t> integers(const std::string& path, int64_t low, int64_t high) const;
+  std::vector<float> floats(const std::string& path, int64_t count, const char* of) const;
   std::vector<int32_t> ascending_tokens(const std::string& path, const LayerInfo& layer) const;
 };
 
@@ -75,6 +76,16 @@ std::vector<int32_t> Trace::State::integers(const std::string& path, int64_t low
     throw h5::Problem(fmt::format("{}: holds {} at {}, it must be from {} to {}", array.node.where(), *wrong,
                                   wrong - values.begin(), low, high));
   return {values.begin(), values.end()};
+}
+
+std::vector<float> Trace::State::floats(const std::string& path, int64_t count, const char* of) const {
+  const h5::Array array = h5::open_array(root, path);
+  std::vector<float> values(static_cast<size_t>(count));
+  h5::read_box(array, H5T_NATIVE_FLOAT, {0}, {count}, values.data());
+  for (size_t i = 0; i < values.size(); ++i)
+    if (!std::isfinite(values[i]))
+      throw h5::Problem(fmt::format("{}: holds {} at {} {}", array.node.where(), values[i], of, i));
+  return values;
 }
 
 Trace::Trace(const fs::path& path, const TraceScope& scope) : state_(std::make_unique<State>()) {
@@ -171,6 +182,27 @@ std::vector<int32_t> Trace::query_positions(const std::string& prompt_id, int32_
   return reading([&] { return state_->ascending_tokens(layer_path(prompt_id, layer_number) + "/q_pos", info); });
 }
 
+void Trace::read_repeat_queries(const std::string& prompt, int32_t layer_number, int32_t q_head,
+                                std::span<float> into) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  if (info.repeat_rows == 0) return Tensors::read_repeat_queries(prompt, layer_number, q_head, into);
+  reading([&] { read_rows(state_->tensor(prompt, info, "repeat_q"), q_head, 0, info.repeat_rows, into, "row"); });
+}
+
+void Trace::read_repeat_keys(const std::string& prompt, int32_t layer_number, int32_t kv_head,
+                             std::span<float> into) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  if (info.repeat_rows == 0) return Tensors::read_repeat_keys(prompt, layer_number, kv_head, into);
+  reading([&] { read_rows(state_->tensor(prompt, info, "repeat_k"), kv_head, 0, info.repeat_rows, into, "row"); });
+}
+
+std::vector<float> Trace::repeat_input_norms(const std::string& prompt, int32_t layer_number) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  if (!info.has_repeat_norm) return Tensors::repeat_input_norms(prompt, layer_number);
+  return reading(
+      [&] { return state_->floats(layer_path(prompt, layer_number) + "/repeat_in_norm", info.repeat_rows, "row"); });
+}
+
 void Trace::read_output_weights(const std::string& prompt, int32_t layer_number, int32_t q_head,
                                 std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);
@@ -197,15 +229,7 @@ void Trace::read_gradient(const std::string& prompt, int32_t layer_number, int32
 std::vector<float> Trace::sink_logits(const std::string& prompt_id, int32_t layer_number) const {
   const LayerInfo& info = layer(prompt_id, layer_number);
   if (!info.has_sinks) return {};
-  return reading([&] {
-    const h5::Array array = h5::open_array(state_->root, layer_path(prompt_id, layer_number) + "/sinks");
-    std::vector<float> sinks(static_cast<size_t>(info.q_heads));
-    h5::read_box(array, H5T_NATIVE_FLOAT, {0}, {info.q_heads}, sinks.data());
-    for (size_t head = 0; head < sinks.size(); ++head)
-      if (!std::isfinite(sinks[head]))
-        throw h5::Problem(fmt::format("{}: holds {} at head {}", array.node.where(), sinks[head], head));
-    return sinks;
-  });
+  return reading([&] { return state_->floats(layer_path(prompt_id, layer_number) + "/sinks", info.q_heads, "head"); });
 }
 
 OpenTensors open_files(std::vector<fs::path> files) {

@@ -31,6 +31,11 @@ class Trace : public Tensors {
   std::vector<int32_t> position_ids(const std::string& prompt) const override;
   std::vector<int32_t> query_positions(const std::string& prompt, int32_t layer) const override;
   std::vector<float> sink_logits(const std::string& prompt, int32_t layer) const override;
+  void read_repeat_queries(const std::string& prompt, int32_t layer, int32_t q_head,
+                           std::span<float> into) const override;
+  void read_repeat_keys(const std::string& prompt, int32_t layer, int32_t kv_head,
+                        std::span<float> into) const override;
+  std::vector<float> repeat_input_norms(const std::string& prompt, int32_t layer) const override;
   void read_output_weights(const std::string& prompt, int32_t layer, int32_t q_head,
                            std::span<float> into) const override;
   std::vector<int32_t> gradient_rows(const std::string& prompt, int32_t layer) const override;

@@ -38,9 +38,11 @@ struct LayerInfo {
   std::optional<Rope> rope;    // nullopt: no rotary embedding, or not recorded
   bool rope_recorded = false;  // false: the trace says nothing about positions
   bool has_out = false, has_sinks = false, has_q_pos = false;
-  int32_t output_width = 0;                         // of `o_proj`, the model's hidden size; 0: not recorded
-  int32_t gradient_samples = 0, gradient_rows = 0;  // of `g`; 0: not recorded
-  bool gradient_recorded = false;                   // `g_recorded` stands beside it
+  int32_t output_width = 0;                           // of `o_proj`, the model's hidden size; 0: not recorded
+  int32_t gradient_samples = 0, gradient_rows = 0;    // of `g`; 0: not recorded
+  bool gradient_recorded = false;                     // `g_recorded` stands beside it
+  int64_t repeat_rows = 0;                            // of `repeat_q` and `repeat_k`; 0: not recorded
+  bool has_repeat_norm = false, has_in_norm = false;  // `repeat_in_norm`, `resid_in_norm`
   int32_t all_gradients() const { return gradient_samples + (gradient_recorded ? 1 : 0); }
   int32_t group() const { return q_heads / kv_heads; }
 };
@@ -48,12 +50,13 @@ struct LayerInfo {
 // What q, k, v and, where it is there, out take in the file.
 int64_t bytes_of(const LayerInfo& layer);
 
-// Chunk c of a pass that repeats the first context_tokens tokens of a prompt: rows first_row[c]..first_row[c+1]-1
-// repeat tokens first_token[c]..first_token[c+1]-1.
-struct RepeatChunks {
-  std::vector<int32_t> first_row, first_token;  // [chunks + 1]; empty: not recorded
-  int32_t rows() const { return first_row.empty() ? 0 : first_row.back(); }
-  int32_t context_tokens() const { return first_token.empty() ? 0 : first_token.back(); }
+// A context that the model repeated: chunk c repeats tokens ctx[c] <= i < ctx[c + 1] of the prompt by the rows
+// rows[c] <= r < rows[c + 1] of each layer's repeat_q. Empty where that is not recorded.
+struct RepeatInfo {
+  int64_t context_tokens = 0;      // that the rows attended to
+  std::vector<int32_t> rows, ctx;  // [chunks + 1]
+  int64_t row_count() const { return rows.empty() ? 0 : rows.back(); }
+  int64_t chunks() const { return rows.empty() ? 0 : static_cast<int64_t>(rows.size()) - 1; }
 };
 
 struct PromptInfo {
@@ -63,6 +66,7 @@ struct PromptInfo {
   int64_t n_generated = 0;
   std::string source;
   bool has_tokens = false, has_classes = false;
+  RepeatInfo repeat;
   std::vector<int32_t> layer_numbers;  // of all layers that the trace holds, ascending
   std::vector<LayerInfo> layers;       // of those that were asked for, ascending by layer
 };

@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/utf8.hpp"
+#include "trace/repeat_metadata.hpp"
+#include "trace/shape_checks.hpp"
 #include "trace/tensor_read.hpp"
 
 namespace kvreplay {
@@ -117,17 +119,6 @@ void read_shapes(const Shapes& s, LayerInfo& layer) {
                      layer.tokens));
 }
 
-void expect_shape(const h5::Array& array, const std::vector<int64_t>& shape) {
-  if (array.shape != shape)
-    fail(array.node.where(),
-         fmt::format("has shape {}, it must be {}", h5::describe(array.shape), h5::describe(shape)));
-}
-
-void expect_integers(const h5::Array& array, int64_t length) {
-  expect_shape(array, {length});
-  if (H5Tget_class(array.type.get()) != H5T_INTEGER) fail(array.node.where(), "does not hold integers");
-}
-
 // Gradient of the log-likelihood in the attention output, and the tokens that its rows stand at.
 // [Hq, v_head_dim, hidden]
 void read_projection_shape(const h5::Node& node, LayerInfo& layer) {
@@ -160,16 +151,15 @@ void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
     fail(node.where() + "/q", fmt::format("has {} rows for {} tokens: strided queries need the dataset q_pos beside it "
                                           "(axes are [heads, tokens, dim])",
                                           layer.query_rows, layer.tokens));
-  if (layer.has_sinks) {
-    const h5::Array sinks = h5::open_array(node, "sinks");
-    expect_shape(sinks, {layer.q_heads});
-    if (H5Tget_class(sinks.type.get()) != H5T_FLOAT) fail(sinks.node.where(), "does not hold floating point numbers");
-  }
+  if (layer.has_sinks) expect_floats(h5::open_array(node, "sinks"), {layer.q_heads});
   if (layer.has_out)
     expect_shape(open_tensor(node, "out", layer.source_dtype).array,
                  {layer.q_heads, layer.query_rows, layer.v_head_dim});
   if (h5::has_child(node, "o_proj")) read_projection_shape(node, layer);
   if (h5::has_child(node, "g")) read_gradient_shape(node, layer);
+  layer.has_in_norm = h5::has_child(node, "resid_in_norm");
+  if (layer.has_in_norm) expect_floats(h5::open_array(node, "resid_in_norm"), {layer.tokens});
+  read_repeat_rows(node, layer);
 }
 
 // Factors beyond these bounds overflow or vanish in single precision; no model has them.
@@ -282,6 +272,7 @@ PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::st
   prompt.has_classes = h5::has_child(node, "token_class");
   if (prompt.has_classes) expect_integers(h5::open_array(node, "token_class"), prompt.tokens);
   if (h5::has_child(node, "position_ids")) expect_integers(h5::open_array(node, "position_ids"), prompt.tokens);
+  prompt.repeat = read_repeat(node, prompt);
   return prompt;
 }
 

@@ -22,12 +22,17 @@ def saved(folder, name="llama", dtype=torch.float32, **changes):
 def folder_of(model, folder):
     """A folder with that model and the tokenizer."""
     model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def tokenizer():
+    """Of WORDS; it has no chat template."""
     words = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, unk_token="<unk>", eos_token="</s>", pad_token="</s>"
-    ).save_pretrained(folder)
-    return folder
+    )
 
 
 def words_for(model, prompts, *always):

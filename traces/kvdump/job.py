@@ -9,11 +9,13 @@ from .model import shape_of
 from .plan import check_space, dump_bytes, gradient_memory, select_layers
 from .progress import NoProgress, Progress
 from .recorder import Options, Recorder, storage_dtype
+from .repeat_rows import Wording, check_positions, context_length, repeat_rows
 from .sinks import all_linked_published, is_directory_target, published
 from .sizes import human_bytes
 from .spool import clear
 from .verify import verify
 from .verify_gradient import verify_gradient
+from .verify_repeat import verify_repeat
 
 
 class Job:
@@ -29,7 +31,8 @@ class Job:
         self.prompts = prompts
         self.show_progress = show_progress
         self.config = subject.config
-        self.tokenizer = subject.find_tokenizer(args.with_text or any(p.needs_tokenizer for p in prompts))
+        needed = args.with_text or args.repeat or any(p.needs_tokenizer for p in prompts)
+        self.tokenizer = subject.find_tokenizer(needed)
         self.shape = shape_of(self.config)
         self.layers = self._planned_layers()
         out_layers = select_layers(args.out_layers, self.shape.n_layers) if args.out_layers else []
@@ -47,11 +50,15 @@ class Job:
             gradient_labels=args.labels,
             gradient_from=args.gradient_from,
             gradient_seed=args.gradient_seed,
+            repeat=args.repeat,
+            context_tokens=args.context_tokens,
+            with_input=args.with_input,
         )
         self.tokens = [self._tokens(prompt) for prompt in self.prompts]
         self.rows = [len(ids) + max(args.generate - 1, 0) for ids in self.tokens]
         self._check_rows()
         self.gradient_rows = self._gradient_rows()
+        self.repeated = self._repeated()
 
     def _planned_layers(self):
         """The chosen layers; of all, those that the configuration calls some attention.
@@ -110,17 +117,36 @@ class Job:
         ]
         return [part.end - part.start for part in scored]
 
+    def _repeated(self):
+        """RepeatRows of each prompt, of which tokens that are not known yet are 0; none without --repeat."""
+        if not self.options.repeat:
+            return []
+        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        plans = []
+        for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True):
+            n_prompt = self._boundaries(prompt, ids).get("n_prompt", len(ids))
+            n_context = context_length(self.options.context_tokens, n_prompt, rows, prompt.source)
+            wording = Wording.of(self.tokenizer, ids[:n_prompt])
+            plans.append(repeat_rows([0] * n_context, wording, self.options.repeat))
+            check_positions(n_context, plans[-1], limit, prompt.source)
+        return plans
+
     def summary(self):
         """What the dump will be, as plain values; with a gradient also the memory that it will take."""
         memory = {"gradient_memory_bytes": self._gradient_memory()} if self.options.gradient else {}
+        repeated = [len(plan.tokens) for plan in self.repeated]
+        extra = {"repeat_rows": repeated} if repeated else {}
         return {
             "model": self.subject.name,
             "prompts": len(self.prompts),
             "rows": self.rows,
             "layers": self.layers,
             "dtype": self.options.dtype,
-            "bytes": dump_bytes(self.shape, self.rows, self.layers, self.options, self.gradient_rows),
+            "bytes": dump_bytes(
+                self.shape, self.rows, self.layers, self.options, self.gradient_rows, repeated
+            ),
             **memory,
+            **extra,
         }
 
     def _gradient_memory(self):
@@ -139,12 +165,17 @@ class Job:
             f"{len(plan['layers'])} of {self.shape.n_layers} layers, {plan['dtype']}: "
             f"{human_bytes(plan['bytes'])}"
         )
+        if self.repeated:
+            self.say(f"repeat: {sum(plan['repeat_rows'])} rows in {self._n_chunks()} chunks")
         if self.options.gradient:
             samples = f"{self.options.gradient} sample{'s' if self.options.gradient > 1 else ''}"
             self.say(
                 f"gradient: {samples}, {sum(self.gradient_rows)} rows, about "
                 f"{human_bytes(plan['gradient_memory_bytes'])} of memory beside the model"
             )
+
+    def _n_chunks(self, number=slice(None)):
+        return sum(len(plan.rows) - 1 for plan in self.repeated[number])
 
     def check_space(self):
         """UsageError when the dump exceeds --max-bytes or the free disk."""
@@ -203,19 +234,19 @@ class Job:
     def dump(self):
         """Record every prompt and publish; returns the path of the trace or its index."""
         with self.recorder() as recorder:
-            for prompt, ids in zip(self.prompts, self.tokens, strict=True):
-                self._dump_prompt(recorder, prompt, ids)
+            for number, (prompt, ids) in enumerate(zip(self.prompts, self.tokens, strict=True)):
+                self._dump_prompt(recorder, prompt, ids, self._n_chunks(slice(number, number + 1)))
         path = Path(self.args.output)
         return path / "index.h5" if is_directory_target(path) else path
 
-    def _dump_prompt(self, recorder, prompt, ids):
+    def _dump_prompt(self, recorder, prompt, ids, n_chunks):
         import torch
 
         if recorder.adopt(prompt.id):
             self.say(f"prompt {prompt.id}: finished before, kept")
             return
         forwards = max(self.args.generate, 1)
-        steps = len(recorder.layers) * (forwards + 1 + bool(self.options.gradient))
+        steps = len(recorder.layers) * (forwards + 1 + bool(self.options.gradient) + n_chunks)
         progress = Progress(f"prompt {prompt.id}", steps) if self.show_progress else NoProgress()
         attributes = {"source": prompt.source, "text_sha256": prompt.text_sha256()}
         attributes |= self._boundaries(prompt, ids)
@@ -259,7 +290,8 @@ class Job:
 
     def verify(self, path):
         """Run and print all checks of --verify; DumpError where one fails."""
-        checks = verify(self.subject.model, path) + verify_gradient(self.subject.model, path)
+        model = self.subject.model
+        checks = verify(model, path) + verify_gradient(model, path) + verify_repeat(model, path)
         for check in checks:
             self.say(str(check))
         if not all(check.ok for check in checks):

@@ -65,6 +65,11 @@ def layer_bytes(shape, tokens, dtype, query_stride=1, with_out=False, with_outpu
     return size
 
 
+def repeat_bytes(shape, rows, dtype):
+    """Bytes of `rows` repeated ones in one layer: queries, keys and a norm."""
+    return rows * (STORED[dtype][1] * shape.head_dim * (shape.n_q_heads + shape.n_kv_heads) + 4)
+
+
 def gradient_memory(shape, tokens, scored, samples, width):
     """Estimated bytes that the gradient of a prompt takes beside the model, at `width` bytes a number.
 
@@ -84,12 +89,14 @@ def gradient_numbers(options, scored):
     return (options.gradient + 1) * math.ceil(scored / options.query_stride) if options.gradient else 0
 
 
-def dump_bytes(shape, prompt_tokens, layers, options, gradient_rows=None):
-    """Estimated bytes of the whole dump; the lists say how many rows of each prompt are recorded, and how
-    many get a gradient."""
+def dump_bytes(shape, prompt_tokens, layers, options, gradient_rows=None, repeated=None):
+    """Estimated bytes of the whole dump; the lists say how many rows of each prompt are recorded, how many
+    get a gradient, and how many repeat its context."""
     size = 0
-    for tokens, scored in zip(prompt_tokens, gradient_rows or [0] * len(prompt_tokens), strict=True):
+    none = [0] * len(prompt_tokens)
+    for tokens, scored, rows in zip(prompt_tokens, gradient_rows or none, repeated or none, strict=True):
         gradients = gradient_numbers(options, scored)
+        size += len(layers) * (repeat_bytes(shape, rows, options.dtype) + 4 * tokens * options.with_input)
         for layer in layers:
             with_out = layer in options.out_layers
             size += layer_bytes(

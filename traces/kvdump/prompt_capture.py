@@ -9,12 +9,16 @@ import torch
 from .dtypes import is_finite
 from .errors import DumpError
 from .gradient import Gradients, kept_rows, scored_rows
+from .input_norms import watch_inputs
 from .masked_runs import MaskedRuns
+from .repeat import record_repeat
 from .residual import blocks_of, o_proj_weights, watch_residual
 from .self_check import check_explained
 from .text import token_classes, token_texts
 
 TORCH_OF = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+NORMS = ("resid_norm", "resid_in_norm", "repeat_in_norm")
+FIXED_DTYPES = dict.fromkeys(NORMS, "f32") | {"g": "bf16", "g_recorded": "bf16"}
 OVERFLOW = ": the model's own type overflows on the way back; load it in bfloat16 or float32"
 
 
@@ -42,10 +46,14 @@ class PromptCapture:
         self.taps = []
         self.of_gradient = {}
         self.gradient_rows = None
+        self.groups = {}
         options = recorder.options
         self.out_layers = set(layers) if options.with_output else set(options.out_layers)
         if options.with_output:
-            self.taps = watch_residual(blocks_of(recorder.model, layers), self._on_residual)
+            self.taps += watch_residual(blocks_of(recorder.model, layers), self._on_residual)
+        if options.with_input:
+            modules = {layer: recorder.modules[layer] for layer in layers}
+            self.taps += watch_inputs(modules, self._on_input)
 
     def on_forward(self, args, kwargs):
         """Before every forward pass of the model: take down token ids and positions."""
@@ -77,11 +85,11 @@ class PromptCapture:
         self.modules[call.layer] = call.module
         self.sinks[call.layer] = call.sinks
         queries = slice(-start % self.recorder.options.query_stride, None, self.recorder.options.query_stride)
-        self._keep(call.layer, "q", call.q[:, queries])
-        self._keep(call.layer, "k", call.k)
-        self._keep(call.layer, "v", call.v)
+        self.keep(call.layer, "q", call.q[:, queries])
+        self.keep(call.layer, "k", call.k)
+        self.keep(call.layer, "v", call.v)
         if call.layer in self.out_layers:
-            self._keep(call.layer, "out", call.out[:, queries])
+            self.keep(call.layer, "out", call.out[:, queries])
         self.on_step(f"layer {call.layer}, {start + new} tokens")
 
     def _check_cache(self, call, expected):
@@ -98,18 +106,24 @@ class PromptCapture:
                 "and rec.prompt(id) for a second prompt"
             )
 
-    def _keep(self, layer, name, rows):
+    def keep(self, layer, name, rows):
+        """Add rows [heads, n, dim] of a tensor to what waits for the prompt's end."""
         if rows.shape[1]:
-            dtype = self._dtype(name)
-            self.recorder.spool.append(layer, name, to_stored(rows, dtype))
+            self.recorder.spool.append(layer, name, to_stored(rows, self._dtype(name)))
+
+    def stored(self, rows):
+        """Rows of q, k or v as the trace has them."""
+        return to_stored(rows, self.recorder.dtype)
 
     def _dtype(self, name):
-        fixed = {"resid_norm": "f32", "g": "bf16", "g_recorded": "bf16"}
-        return fixed.get(name, self.recorder.dtype)
+        return FIXED_DTYPES.get(name, self.recorder.dtype)
+
+    def _on_input(self, layer, norm):
+        self.keep(layer, "resid_in_norm", norm[None, :, None])
 
     def _on_residual(self, layer, residual):
         norm = residual[0].float().norm(dim=-1)
-        self._keep(layer, "resid_norm", norm[None, :, None])
+        self.keep(layer, "resid_norm", norm[None, :, None])
 
     def close(self):
         """Listen to the model no more."""
@@ -125,8 +139,10 @@ class PromptCapture:
             raise DumpError(f"layers {short} recorded {self.rows[short[0]]} rows for {total} tokens")
         if self.recorder.options.gradient:
             self._record_gradient()
+        if self.recorder.options.repeat:
+            self.groups["repeat"] = record_repeat(self)
         sink = self.recorder.sink
-        sink.write_prompt(self.prompt_id, *self._prompt_parts())
+        sink.write_prompt(self.prompt_id, *self._prompt_parts(), self.groups)
         for layer in self.recorder.layers:
             if layer in self.rows:
                 sink.write_layer(self.prompt_id, layer, *self._layer_parts(layer))
@@ -150,8 +166,8 @@ class PromptCapture:
         self.gradient_rows, kept = kept_rows(scored, options.query_stride)
         self.of_gradient = {"g_entropy": gradients.entropy[kept], "g_logprob": gradients.log_prob[kept]}
         for layer, g in gradients.of_layers(self.rows, masked):
-            self._keep(layer, "g", g[: options.gradient, :, kept].flatten(0, 1))
-            self._keep(layer, "g_recorded", g[-1, :, kept])
+            self.keep(layer, "g", g[: options.gradient, :, kept].flatten(0, 1))
+            self.keep(layer, "g_recorded", g[-1, :, kept])
             self.on_step(f"layer {layer}, gradient")
         if masked:
             masked.run(recorder.model, ids, gradients.log_probs(), positions)
@@ -187,7 +203,7 @@ class PromptCapture:
 
     def _shaped(self, name, stored):
         """A tensor as the trace has it, of its rows [heads, n, dim] in the spool."""
-        if name == "resid_norm":
+        if name in NORMS:
             return stored[0, :, 0]
         if name == "g":
             return stored.reshape(self.recorder.options.gradient, -1, *stored.shape[1:])

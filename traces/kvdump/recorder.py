@@ -13,10 +13,13 @@ from .errors import DumpError
 from .facts import measure, require_layers
 from .gradient import check_chain
 from .hook import AttentionHook
+from .input_norms import find_modules
 from .layout import check_layout
 from .model import model_name
 from .plan import select_layers
 from .prompt_capture import PromptCapture
+from .repeat import check_cached
+from .repeat_rows import has_template, suffix_of
 from .sinks import DirectorySink, FileSink, is_directory_target
 from .spool import RowSpool
 
@@ -28,7 +31,9 @@ class Options:
     """What to record. `dtype` "source" keeps the model's own; `out_layers` get `out` alone, `with_output`
     adds `out`, `o_proj` and `resid_norm` to every layer; every `query_stride`-th query is kept. `gradient`
     samples of the gradient at every attention output (0: none), by `gradient_labels` "model" or "recorded",
-    from row `gradient_from` on (int, or float below 1: a share; None: `gradient.first_scored`)."""
+    from row `gradient_from` on (int, or float below 1: a share; None: `gradient.first_scored`). `repeat`:
+    tokens of a chunk in which the first `context_tokens` (None: the prompt's) are repeated (0: not at all);
+    `with_input` adds `resid_in_norm`."""
 
     layers: str | tuple = "all"
     dtype: str = "source"
@@ -41,13 +46,18 @@ class Options:
     gradient_labels: str = "model"
     gradient_from: int | float | None = None
     gradient_seed: int = 0
+    repeat: int = 0
+    context_tokens: int | None = None
+    with_input: bool = False
 
     def settings(self):
-        """Plain values of what determines the rows; without a gradient those of traces that know of none."""
+        """Plain values of what determines the rows; of what was not asked for, those of traces that know of
+        none."""
         values = asdict(self)
-        if not self.gradient:
-            values = {name: value for name, value in values.items() if not name.startswith("gradient")}
-        return values
+        left_out = [] if self.gradient else [name for name in values if name.startswith("gradient")]
+        left_out += [] if self.repeat else ["repeat", "context_tokens"]
+        left_out += [] if self.with_input else ["with_input"]
+        return {name: value for name, value in values.items() if name not in left_out}
 
 
 def storage_dtype(dtype, model_dtype):
@@ -95,6 +105,7 @@ class Recorder:
         self.tokenizer = tokenizer
         self.resume = resume
         self.blocks = None
+        self.modules = None
         self.dtype = storage_dtype(options.dtype, model.dtype)
         self.options = options
         self.settings = settings or {}
@@ -113,6 +124,12 @@ class Recorder:
             check_layout(self.model, self.layers)
         if self.options.gradient:
             self.blocks = check_chain(self.model, self.layers)
+        if self.options.with_input or self.options.repeat:
+            self.modules = find_modules(self.model, self.layers)
+        if self.options.repeat:
+            if has_template(self.tokenizer):
+                suffix_of(self.tokenizer)
+            check_cached(self.model, self.layers)
         self._open_files(self._root_attributes(n_layers))
         self.hook = AttentionHook(self.model, self._on_call)
         self.hook.__enter__()
@@ -245,10 +262,12 @@ def record(model, path, tokenizer=None, name=None, **options):
     """Recorder of `model` into `path`: a file, or a directory for one file per layer.
 
     `name` is the model's in the trace (default: what it was loaded as). `options` are the fields of Options;
-    `tokenizer` is needed by `with_text` only. Raises DumpError when the model never calls the attention
-    interface, for padded or batched input, and without a growing cache.
+    `tokenizer` is needed by `with_text` and `repeat` only. Raises DumpError when the model never calls the
+    attention interface, for padded or batched input, and without a growing cache.
     """
     if options.get("with_text") and tokenizer is None:
         raise DumpError("with_text needs the tokenizer")
+    if options.get("repeat") and tokenizer is None:
+        raise DumpError("repeat needs the tokenizer: the model is told in words to repeat")
     root = {"model": name} if name else None
     return Recorder(model, path, Options(**options), root=root, tokenizer=tokenizer)

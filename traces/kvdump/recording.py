@@ -43,6 +43,9 @@ class Request:
     labels: str = "model"
     gradient_from: int | float | None = None
     gradient_seed: int = 0
+    repeat: int = 0
+    context_tokens: int | None = None
+    with_input: bool = False
     max_bytes: float = math.inf
     resume: bool = False
     force: bool = True

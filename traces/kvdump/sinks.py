@@ -15,11 +15,13 @@ def layer_group(prompt_id, layer):
     return f"/prompts/{prompt_id}/layers/{layer:03d}"
 
 
-def _write_prompt(file, prompt_id, datasets, attributes):
-    for name, content in datasets.items():
-        add = file.add_texts if isinstance(content, list) else file.add
-        add(f"/prompts/{prompt_id}/{name}", content)
-    file.set_attributes(f"/prompts/{prompt_id}", attributes)
+def _write_prompt(file, prompt_id, datasets, attributes, groups):
+    for part, (data, notes) in {"": (datasets, attributes), **groups}.items():
+        where = f"/prompts/{prompt_id}/{part}".removesuffix("/")
+        for name, content in data.items():
+            add = file.add_texts if isinstance(content, list) else file.add
+            add(f"{where}/{name}", content)
+        file.set_attributes(where, notes)
 
 
 def _write_layer(file, prompt_id, layer, datasets, attributes):
@@ -33,6 +35,12 @@ def _content(dataset):
     """What a prompt's dataset was written from: an array, or a list of str."""
     texts = h5py.check_string_dtype(dataset.dtype)
     return list(dataset.asstr()[()]) if texts else dataset[()]
+
+
+def _parts(group):
+    """What a group was written from: its datasets {name: content} and its attributes."""
+    found = {name: item for name, item in group.items() if isinstance(item, h5py.Dataset)}
+    return {name: _content(dataset) for name, dataset in found.items()}, dict(group.attrs)
 
 
 def is_directory_target(path):
@@ -95,9 +103,10 @@ class FileSink:
         """A single file starts anew, so every layer is missing."""
         return list(layers)
 
-    def write_prompt(self, prompt_id, datasets, attributes):
-        """Datasets {name: array, or list of str} and attributes of `/prompts/<id>`."""
-        _write_prompt(self.file, prompt_id, datasets, attributes)
+    def write_prompt(self, prompt_id, datasets, attributes, groups=None):
+        """Datasets {name: array, or list of str} and attributes of `/prompts/<id>`, and of groups in it
+        {name: (datasets, attributes)}."""
+        _write_prompt(self.file, prompt_id, datasets, attributes, groups or {})
 
     def write_layer(self, prompt_id, layer, datasets, attributes):
         """Datasets {name: (stored array, dtype)} and attributes of a layer's group."""
@@ -134,19 +143,19 @@ class DirectorySink:
         settings = json.loads(self.root["dump_json"])
         return [layer for layer in layers if not published(self._path(prompt_id, layer), settings)]
 
-    def write_prompt(self, prompt_id, datasets, attributes):
+    def write_prompt(self, prompt_id, datasets, attributes, groups=None):
         """Keep the prompt for its layers' files and write it into the index."""
-        self.prompt = (datasets, attributes)
-        _write_prompt(self.index, prompt_id, datasets, attributes)
+        self.prompt = (datasets, attributes, groups or {})
+        _write_prompt(self.index, prompt_id, *self.prompt)
 
     def adopt_prompt(self, prompt_id, layers):
         """Take a prompt whose layers all have finished files into the index, as those files tell it."""
         with h5py.File(self._path(prompt_id, layers[0]), "r") as file:
             group = file[f"prompts/{prompt_id}"]
-            found = {name: item for name, item in group.items() if isinstance(item, h5py.Dataset)}
-            datasets = {name: _content(dataset) for name, dataset in found.items()}
-            attributes = dict(group.attrs)
-        self.write_prompt(prompt_id, datasets, attributes)
+            own = {name for name, item in group.items() if isinstance(item, h5py.Group)} - {"layers"}
+            groups = {name: _parts(group[name]) for name in own}
+            datasets, attributes = _parts(group)
+        self.write_prompt(prompt_id, datasets, attributes, groups)
         for layer in layers:
             self.link(prompt_id, layer)
 

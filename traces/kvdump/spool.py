@@ -44,6 +44,12 @@ class RowSpool:
         """Names of the tensors that have rows for this layer."""
         return [name for of, name in self._row if of == layer]
 
+    def first_rows(self, layer, name, n):
+        """The first n rows [heads, n, dim] of a tensor, which stays."""
+        shape, dtype = self._row[layer, name]
+        rows = np.fromfile(self._file(layer, name), dtype=dtype, count=n * int(np.prod(shape)))
+        return np.ascontiguousarray(rows.reshape(-1, *shape).swapaxes(0, 1))
+
     def take(self, layer, name):
         """All rows [heads, tokens, dim] of a tensor; its file is gone afterwards."""
         shape, dtype = self._row.pop((layer, name))

@@ -14,6 +14,7 @@ import torch
 from .attention import exact_attention, mean_relative_deviation
 from .dtypes import read_floats, stored_dtype
 from .hook import AttentionHook, own_attention
+from .input_norms import find_modules, watching_inputs
 from .sinks import layer_group
 
 # Mean relative deviations. float32: the order of sums differs between decode and prefill. 16 bit: rounding
@@ -43,6 +44,12 @@ class Check:
         return f"verify: prompt {self.prompt}: {self.what}: {self.deviation:.2e} {verdict}"
 
 
+def rows_bound(dtype, model_dtype):
+    """How far rows of a stored type may be off, of a model that computes in `model_dtype`."""
+    half = model_dtype in (torch.float16, torch.bfloat16)
+    return max(TOLERANCE_ROWS[dtype], TOLERANCE_HALF_MODEL if half else 0)
+
+
 def attend_stored(group):
     """Exact attention [Hq, Tq, Dv] from the stored tensors of an open layer group."""
     q, k, v = (read_floats(group[name]) for name in "qkv")
@@ -68,7 +75,7 @@ def verify(model, path):
             tokens = trace[f"prompts/{prompt_id}/tokens"][...].astype(np.int64)
             ids = torch.from_numpy(tokens)[None].to(model.device)
             compare = _LayerComparison(model, trace, prompt_id)
-            with AttentionHook(model, compare):
+            with AttentionHook(model, compare), watching_inputs(compare.modules, compare.on_norm):
                 hooked = model(input_ids=ids, use_cache=False).logits
             plain = _plain_logits(model, ids)
             difference = float((hooked - plain).abs().max())
@@ -90,6 +97,15 @@ class _LayerComparison:
         self.trace = trace
         self.prompt_id = prompt_id
         self.checks = []
+        layers = trace[f"prompts/{prompt_id}/layers"]
+        self.modules = find_modules(model, [int(name) for name in layers if "resid_in_norm" in layers[name]])
+
+    def on_norm(self, layer, norm):
+        """Of what a module of `modules` is given."""
+        group = self.trace[layer_group(self.prompt_id, layer)]
+        off = mean_relative_deviation(group["resid_in_norm"][...][:, None], _doubles(norm)[:, None])
+        bound = TOLERANCE_ROWS[stored_dtype(group["k"])]
+        self._add(layer, "norm of what q is projected from against one full prefill", off, bound)
 
     def __call__(self, call):
         name = layer_group(self.prompt_id, call.layer)

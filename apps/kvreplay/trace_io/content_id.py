@@ -8,6 +8,7 @@ from .metadata import FileFacts, LayerFacts, layer_path, read_layer, read_prompt
 from .tensors import Array, array_sha256, describe, open_array
 from .walk import Node, fail
 
+_OF_LAYER = ("k", "out", "q", "q_pos", "repeat_in_norm", "repeat_k", "repeat_q", "sinks", "v")
 Digest = Callable[[Array], str]
 
 
@@ -27,10 +28,12 @@ def _lines(root: Node, file: FileFacts, digest: Digest):
         facts = read_prompt(root, prompt, layers[0].shapes.n_tokens)
         yield f"{prompt} {facts.n_prompt}"
         yield from _array_lines(root, f"prompts/{prompt}", ("position_ids", "token_class", "tokens"), digest)
+        if root.child("prompts").child(prompt).has("repeat"):
+            yield from _array_lines(root, f"prompts/{prompt}/repeat", ("ctx", "rows", "tokens"), digest)
         for layer in layers:
             yield _layer_line(layer)
             where = layer_path(prompt, layer.number)
-            yield from _array_lines(root, where, ("k", "out", "q", "q_pos", "sinks", "v"), digest)
+            yield from _array_lines(root, where, _OF_LAYER, digest)
 
 
 def _check_same_length(root: Node, prompt: str, layers: list[LayerFacts]) -> None:

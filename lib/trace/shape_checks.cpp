@@ -1,0 +1,22 @@
+#include "trace/shape_checks.hpp"
+
+#include <fmt/format.h>
+
+namespace kvreplay {
+
+void expect_shape(const h5::Array& array, const std::vector<int64_t>& shape) {
+  if (array.shape != shape)
+    h5::fail(array.node, fmt::format("has shape {}, it must be {}", h5::describe(array.shape), h5::describe(shape)));
+}
+
+void expect_integers(const h5::Array& array, int64_t length) {
+  expect_shape(array, {length});
+  if (H5Tget_class(array.type.get()) != H5T_INTEGER) h5::fail(array.node, "does not hold integers");
+}
+
+void expect_floats(const h5::Array& array, const std::vector<int64_t>& shape) {
+  expect_shape(array, shape);
+  if (H5Tget_class(array.type.get()) != H5T_FLOAT) h5::fail(array.node, "does not hold floating point numbers");
+}
+
+}  // namespace kvreplay

@@ -92,7 +92,9 @@ SCORERS = {"snapkv": snapkv_mean, "expected_attention": expected_mean, "tova": t
 
 def projected_norms(head):
     """N_j = mean over the group of the L1 norm of v_j W_h, over all prompt tokens."""
-    return np.mean([np.abs(head.v[: head.P] @ W).sum(axis=1) for W in head.o_proj], axis=0)
+    return np.mean(
+        [np.abs(np.einsum("md,dh->mh", head.v[: head.P], W)).sum(axis=1) for W in head.o_proj], axis=0
+    )
 
 
 def critical_choice(S, N, protected, B, alpha=0.5, eps=1e-4):

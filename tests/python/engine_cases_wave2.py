@@ -114,7 +114,6 @@ TRIATTENTION = [
     on(("widths",), tri(buffer=5, sinks=2, recent=3, offset_agg="max"), SHORT),
     on(("widths",), tri(buffer=5, norm_term="full", group="mean", normalise=False), SHORT),
     on(("widths",), tri(phase="oneshot"), SHORT),
-    on(("g3",), tri(buffer=16), (41, 64)),
 ]
 
 # --- Output-aware ---------------------------------------------------------------------------------

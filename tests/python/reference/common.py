@@ -34,6 +34,7 @@ class Head:
     n_layers: int = 1
     rope: Rope | None = None
     prompt_rank: int = 0
+    o_proj: np.ndarray | None = None  # [G, dv, hidden]: what the layer makes of a head's output
 
     def __post_init__(self):
         self.q, self.k, self.v = (np.asarray(x, dtype=np.float64) for x in (self.q, self.k, self.v))
@@ -56,7 +57,8 @@ class Head:
 
     def of_query_head(self, g):
         """The head as query head g alone sees it (`gqa.level: query`)."""
-        return replace(self, q=self.q[g : g + 1])
+        o_proj = None if self.o_proj is None else self.o_proj[g : g + 1]
+        return replace(self, q=self.q[g : g + 1], o_proj=o_proj)
 
 
 @dataclass

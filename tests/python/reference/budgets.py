@@ -1,0 +1,147 @@
+"""Who gets how much: LU-KV and HeadKV share tokens over heads, DuoAttention says which heads stream.
+
+Sources: LU-KV (arXiv 2602.08585), HeadKV (arXiv 2410.19258), DuoAttention (arXiv 2410.10819). Budgets are in
+tokens per kv head, utilities in expected attention mass over the decode rows.
+"""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+
+from .common import Result, causal_probs, dots, replay, rotate, softmax, top
+from .leverage import scaled, unrotated
+
+# --- LU-KV ------------------------------------------------------------------------------------------
+
+
+def future_mass(head):
+    """I: the mean over decode rows and the group of the exact attention to each prompt token. [P]."""
+    return causal_probs(head)[:, head.P :, : head.P].mean(axis=(0, 1))
+
+
+def keep_order(scores, protected):
+    """Prompt tokens as a scorer would keep them one by one, protected ones first."""
+    return np.argsort(-np.where(protected, np.inf, scores), kind="stable")
+
+
+def utility(mass, order):
+    """U(0..P): what the first b tokens of the order are worth."""
+    return np.append(0.0, np.cumsum(mass[order]))
+
+
+def hull_slopes(curve):
+    """Slopes of the upper concave hull of curve(0..P), one per token, never rising."""
+    corners = []
+    for x, y in enumerate(curve):
+        while len(corners) > 1:
+            (x0, y0), (x1, y1) = corners[-2:]
+            if (y1 - y0) * (x - x1) > (y - y1) * (x1 - x0):
+                break
+            corners.pop()
+        corners.append((x, y))
+    return np.concatenate(
+        [np.full(x1 - x0, (y1 - y0) / (x1 - x0)) for (x0, y0), (x1, y1) in pairwise(corners)]
+    )
+
+
+def greedy_shares(slopes, total, lo):
+    """Every head starts with lo tokens; the largest slope gets the next one, ties to the lower head."""
+    budgets = np.minimum(lo, [len(s) for s in slopes])
+    while budgets.sum() < total:
+        following = [s[b] if b < len(s) else -np.inf for s, b in zip(slopes, budgets, strict=True)]
+        if max(following) == -np.inf:
+            break
+        budgets[int(np.argmax(following))] += 1
+    return budgets
+
+
+def largest_remainder(shares, total):
+    """Whole numbers that sum to total: floors, then the largest remainders, ties to the lower head."""
+    whole = np.floor(shares).astype(int)
+    whole[top(shares - whole, total - whole.sum())] += 1
+    return whole
+
+
+def lu_kv_budgets(heads, scores, protected, B, lo=None):
+    """Budgets of `calibration: self`, which sees the future; heads: all recorded ones, layer-major."""
+    lo = max(1, int(protected.sum())) if lo is None else lo
+    slopes = [
+        hull_slopes(utility(future_mass(head), keep_order(s, protected)))
+        for head, s in zip(heads, scores, strict=True)
+    ]
+    return greedy_shares(slopes, B * len(heads), lo)
+
+
+# --- HeadKV -----------------------------------------------------------------------------------------
+
+
+def headkv_budgets(shares, B, w, beta=1.2, temp=1.0):
+    """An equal part for every head and a pool that goes by importance; shares: one per kv head, positive.
+
+    Rounding is half to even, so that the sum may miss B*heads by a few tokens.
+    """
+    b, weights = B - w, np.asarray(shares, dtype=float) ** temp
+    given = math.floor(b / beta)
+    pool = given * len(weights)
+    return np.rint(weights / weights.sum() * pool + b - given).astype(int) + w
+
+
+# --- DuoAttention -----------------------------------------------------------------------------------
+
+
+def duo_mass(head, sinks=128, recent=256):
+    """Mean attention that prompt rows from sinks + recent on pay to tokens sinks..t - recent, group mean."""
+    x = causal_probs(head, head.P)
+    rows = range(sinks + recent, head.P)
+    return float(np.mean([x[:, t, sinks : t - recent + 1].sum(axis=1).mean() for t in rows]))
+
+
+def duo_area(head, length=500):
+    """Mean of the cumulative attention of the last row over copies of the mean key: large looks far."""
+    at = np.arange(head.P)
+    k = unrotated(head.k[: head.P], at, head.rope).mean(axis=0)
+    areas = []
+    for q in head.q:
+        mean_q = unrotated(q[: head.P], at, head.rope).mean(axis=0)
+        keys, last = np.tile(scaled(k, head.rope), (length, 1)), scaled(mean_q, head.rope)[None]
+        if head.rope is not None:
+            keys = rotate(keys, np.arange(length), head.rope)
+            last = rotate(last, np.array([length - 1]), head.rope)
+        areas.append(np.cumsum(softmax(head.scale * dots(last[0], keys))).mean())
+    return float(np.mean(areas))
+
+
+def streaming_heads(shares, stream_frac=0.5):
+    """Which of all recorded heads stream: the lowest shares, ties to the lower head."""
+    lowest = np.argsort(shares, kind="stable")[: round(stream_frac * len(shares))]
+    return np.isin(np.arange(len(shares)), lowest)
+
+
+def duo_attention(layers, B=None, rule="mass", stream_frac=0.5, sinks=128, recent=256, length=500):
+    """Retrieval heads keep everything; the others the sinks and the newest recents at every step.
+
+    layers: the kv heads of each layer; heads of all layers compete. One list of results per layer.
+    """
+    shares = [
+        duo_area(head, length) if rule == "area" else duo_mass(head, sinks, recent)
+        for heads in layers
+        for head in heads
+    ]
+    streams = streaming_heads(np.array(shares), stream_frac)
+    starts = np.cumsum([0, *map(len, layers)])
+
+    def cut(live):
+        if len(live) <= sinks + recent:
+            return live
+        return np.append(live[:sinks], live[-recent:] if recent else live[:0])
+
+    def run(head, narrow):
+        if not narrow:
+            return Result(*replay(head, np.arange(head.P)))
+        return Result(*replay(head, cut(np.arange(head.P)), lambda t, live, p: cut(live)))
+
+    return [
+        [run(head, narrow) for head, narrow in zip(heads, streams[a:b], strict=True)]
+        for heads, (a, b) in zip(layers, pairwise(starts), strict=True)
+    ]

@@ -1,0 +1,225 @@
+"""Eviction in a buffered frame while decoding: R-KV and TriAttention.
+
+Sources: R-KV (arXiv 2505.24133), TriAttention (arXiv 2604.04921). Scores have no unit; sizes are tokens.
+"""
+
+import numpy as np
+
+from .common import Result, aggregate, attend, dots, oneshot, softmax, stack, top
+from .tier2_scores import ends, pooled
+
+# --- The frame (D2) ---------------------------------------------------------------------------------
+
+
+def buffered(head, m, buffer, cut, phase="stream", due=None):
+    """Cut to m tokens at the end of the prompt, then whenever `buffer` more steps are complete.
+
+    cut(live, T) names the survivors of the live tokens, T = tokens seen so far. due(live): whether there is
+    anything to cut, by default more than m live tokens. Steps are counted whether or not they end in a cut.
+    """
+    due = due or (lambda live: len(live) > m)
+    live = np.arange(head.P)
+    if due(live):
+        live = cut(live, head.P)
+    if phase == "oneshot":
+        return oneshot(head, live)
+    kept, outs = [live], []
+    for t in range(head.P, head.n):
+        live = np.append(live, t)
+        outs.append(attend(head, t, live)[1])
+        if (t + 1 - head.P) % buffer == 0 and due(live):
+            live = cut(live, t + 1)
+        kept.append(live)
+    return Result(kept, stack(head, outs))
+
+
+def target(B, buffer, buffer_in_budget):
+    """Tokens that a cut leaves: all of the budget, or what the buffer does not take of it."""
+    return B - buffer if buffer_in_budget else B
+
+
+# --- R-KV -------------------------------------------------------------------------------------------
+
+
+def importance(logits, kernel=7, agg="max"):
+    """Step 2: what the window's rows give the older keys, max pooled. logits: [G, w, older keys].
+
+    The softmax is over the older keys only. `max`: of the logits over the group, before the softmax; `sum`:
+    the mean over the heads of their softmaxes (a sum would scale it).
+    """
+    p = softmax(logits.max(axis=0)) if agg == "max" else softmax(logits).mean(axis=0)
+    return pooled(p.mean(axis=0), kernel, "max")
+
+
+def similarity(keys):
+    """Step 3: cosines of all live keys, 0 on the diagonal; each pair summed alike, so that equal keys tie."""
+    u = keys / (np.sqrt((keys * keys).sum(axis=1)) + 1e-8)[:, None]
+    S = dots(u, u)
+    np.fill_diagonal(S, 0.0)
+    return S
+
+
+def without_one_copy(S, threshold=0.5, retain="last"):
+    """Step 4: per row the entry of one similar key is zeroed; a row without any zeroes that of key 0.
+
+    `first` is the smallest index of a list in which every key that is not similar counts as 0: always key 0,
+    since no key is similar to itself.
+    """
+    S = S.copy()
+    if retain == "none":
+        return S
+    for row in S:
+        similar = np.flatnonzero(row > threshold)
+        row[similar[-1] if retain == "last" and len(similar) else 0] = 0.0
+    return S
+
+
+def redundancy(keys, threshold=0.5, retain="last"):
+    """Steps 3-5: softmax over all live keys of their mean similarity. One entry per live key."""
+    S = without_one_copy(similarity(keys), threshold, retain)
+    return softmax(S.sum(axis=0) / len(keys))
+
+
+def rkv_scores(head, live, T, window=8, kernel=7, blend=0.1, threshold=0.5, retain="last", agg="max"):
+    """Step 6: Z of the live keys older than the window; blend is the published lambda."""
+    older = live[:-window]
+    logits = head.scale * dots(head.q[:, T - window : T], head.k[older])
+    redundant = redundancy(head.k[live], threshold, retain)[: len(older)]
+    return blend * importance(logits, kernel, agg) - (1 - blend) * redundant
+
+
+def rkv(head, B, phase="stream", window=8, buffer=128, buffer_in_budget=False, **more):
+    """R-KV: important and not redundant keys stay, and the w newest. `lambda` comes in `more`."""
+    m = target(B, buffer, buffer_in_budget)
+    scoring = dict(more)
+    scoring["blend"] = scoring.pop("lambda", 0.1)
+
+    def cut(live, T):
+        best = top(rkv_scores(head, live, T, window, **scoring), m - window)
+        return np.append(live[best], live[-window:])
+
+    return buffered(head, m, buffer, cut, phase)
+
+
+# --- TriAttention -----------------------------------------------------------------------------------
+
+
+def pairs_and_rest(x, rope):
+    """Vectors [..., d] as complex channel pairs [..., F] and the channels without rotation."""
+    x = np.asarray(x, dtype=float)
+    F = 0 if rope is None else len(rope.inv_freq)
+    if F == 0 or rope.layout == "half_split":
+        real, imaginary = x[..., :F], x[..., F : 2 * F]
+    else:
+        real, imaginary = x[..., 0 : 2 * F : 2], x[..., 1 : 2 * F : 2]
+    return real + 1j * imaginary, x[..., 2 * F :]
+
+
+def frequencies(rope):
+    """Radians per position and pair."""
+    return np.zeros(0) if rope is None else rope.inv_freq
+
+
+def factor(rope):
+    """What cosine and sine of the rotation were multiplied by."""
+    return 1.0 if rope is None else rope.factor
+
+
+def unrotated_pairs(x, positions, rope):
+    """C15: the pairs of stored vectors [m, d] turned back by their positions, without the factor."""
+    z, rest = pairs_and_rest(x, rope)
+    turn = np.exp(-1j * np.asarray(positions, dtype=float)[:, None] * frequencies(rope))
+    return z / factor(rope) * turn, rest
+
+
+def calibrate(head):
+    """`calibration: self`: per query head the mean pair, the mean length of a pair, the mean rest.
+
+    q_mean [G, F] complex, q_abs_mean [G, F], q_rest_mean [G, d - 2F], of the prompt's un-rotated queries.
+    """
+    found = [unrotated_pairs(q[: head.P], np.arange(head.P), head.rope) for q in head.q]
+    return (
+        np.stack([z.mean(axis=0) for z, _ in found]),
+        np.stack([np.abs(z).mean(axis=0) for z, _ in found]),
+        np.stack([rest.mean(axis=0) for _, rest in found]),
+    )
+
+
+def distances(offsets=65536):
+    """1, 2, 4, ... up to `offsets`: how far ahead, in tokens, a future query may stand."""
+    return 2.0 ** np.arange(int(np.log2(offsets)) + 1)
+
+
+def tri_scores(head, stats, live, T, offsets=65536, offset_agg="mean", norm_term="residual", trig_term=True):
+    """Steps 1-2: what future queries are expected to see in a live key, [G, live]. No softmax, no scale."""
+    q_mean, q_abs_mean, q_rest_mean = stats
+    kappa, rest = unrotated_pairs(head.k[live], live, head.rope)
+    w, ahead = frequencies(head.rope), distances(offsets)
+    scores = np.zeros((head.G, len(live)))
+    for g in range(head.G):
+        length = np.abs(q_mean[g]) * np.abs(kappa)
+        phase = np.angle(q_mean[g]) - np.angle(kappa)
+        seen = np.zeros((len(ahead), len(live)))
+        for i, D in enumerate(ahead if trig_term else []):
+            seen[i] = (length * np.cos(w * (T - live + D)[:, None] + phase)).sum(axis=1)
+        trig = seen.mean(axis=0) if offset_agg == "mean" else seen.max(axis=0)
+        left = q_abs_mean[g] - (np.abs(q_mean[g]) if norm_term == "residual" else 0.0)
+        norm = (left * np.abs(kappa)).sum(axis=1)
+        scores[g] = factor(head.rope) ** 2 * (trig + norm) + (rest * q_rest_mean[g]).sum(axis=1)
+    return scores
+
+
+def tri_scores_of_stored_keys(head, stats, live, T, offsets=65536):
+    """The same (mean, residual) without turning a key back: the offsets are folded into the query."""
+    q_mean, q_abs_mean, q_rest_mean = stats
+    z, rest = pairs_and_rest(head.k[live], head.rope)
+    z = z / factor(head.rope)
+    w = frequencies(head.rope)
+    folded = np.exp(1j * np.outer(distances(offsets), w)).mean(axis=0)
+    found = []
+    for g in range(head.G):
+        trig = (q_mean[g] * np.exp(1j * w * T) * folded * z.conj()).real
+        norm = (q_abs_mean[g] - np.abs(q_mean[g])) * np.abs(z)
+        found.append(factor(head.rope) ** 2 * (trig + norm).sum(axis=1) + rest @ q_rest_mean[g])
+    return np.stack(found)
+
+
+def standardised(scores):
+    """Step 3: per query head over the candidates, population deviation of at least 1e-6."""
+    deviation = np.maximum(scores.std(axis=1, keepdims=True), 1e-6)
+    return (scores - scores.mean(axis=1, keepdims=True)) / deviation
+
+
+def triattention(
+    head,
+    B,
+    phase="stream",
+    buffer=128,
+    buffer_in_budget=False,
+    group="max",
+    normalise=True,
+    keep_prompt=False,
+    sinks=0,
+    recent=0,
+    calibration="self",
+    **more,
+):
+    """TriAttention, one set per kv head. `keep_prompt`: the budget counts decode tokens only."""
+    assert calibration == "self"
+    m = target(B, buffer, buffer_in_budget)
+    stats = calibrate(head)
+
+    def cut(live, T):
+        held = ends(len(live), 0, recent) | (live < (head.P if keep_prompt else sinks))
+        prompt = head.P if keep_prompt else 0
+        candidates = live[~held]
+        scores = tri_scores(head, stats, candidates, T, **more)
+        if normalise:
+            scores = standardised(scores)
+        best = top(aggregate(scores, group), prompt + m - held.sum())
+        return np.sort(np.append(live[held], candidates[best]))
+
+    def due(live):
+        return (live >= head.P).sum() > m if keep_prompt else len(live) > m
+
+    return buffered(head, m, buffer, cut, phase, due)

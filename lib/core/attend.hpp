@@ -66,9 +66,9 @@ struct QueryView {
   Rotation<Real> rotation;
   int32_t token;                    // index of the query's token
   const uint8_t* chosen = nullptr;  // query-time methods: rows that are read; null: all
-  const double* weights = nullptr;  // of the rows that are read, in both sums; null: all 1
   Real sink_logit = -INFINITY;      // joins the denominator only
   int32_t block = 0;                // kv head of the query, in a cache that spans a layer
+  const double* weights = nullptr;  // of the rows that are read, in both sums; null: all 1
 
   template <Cache C>
   KVR_FN int32_t offset(const C& cache, int32_t row) const {

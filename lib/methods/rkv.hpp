@@ -164,12 +164,10 @@ struct Rkv : Buffered {
     });
     softmax(team, redundancy);
   }
-  // Which entry of row i is set to 0.
+  // Which entry of row i is set to 0. `first` is the smallest of indices in which keys that are not similar count as
+  // 0, in the release as here: it is always token 0.
   KVR_FN int32_t repeated(int32_t i, int32_t n, auto cosine) const {
-    if (retain == Retain::last)
-      for (int32_t j = n - 1; j > 0; --j)
-        if (cosine(i, j) > threshold) return j;
-    for (int32_t j = 0; j < n && retain == Retain::first; ++j)
+    for (int32_t j = n - 1; j > 0 && retain == Retain::last; --j)
       if (cosine(i, j) > threshold) return j;
     return 0;
   }

@@ -1,5 +1,6 @@
 #include "core/leverage.hpp"
 
+#include "allocation/shared_budgets.hpp"
 #include "hand_streams.hpp"
 #include "methods/compactor.hpp"
 
@@ -103,6 +104,39 @@ TEST_CASE("heads of a layer tell each other what makes up the layer's deviations
   Compactor other;
   other.hear({b, a});
   CHECK(other.leverage_spread == Approx(head.leverage_spread));
+}
+
+// Two heads of a layer, of which one is replayed.
+TEST_CASE("a head hears the whole layer before it is replayed, whatever its budget and the threads", "[compactor]") {
+  const StreamShape shape;
+  const auto load = [&](const HeadRequest& request) {
+    return make_stream<double>(shape, 1, request.place.kv_head == 0 ? Look::gaussian : Look::clustered);
+  };
+  const HeadSource<double> source{load, [](size_t, const std::string&) { return std::vector<Place>{{0, "", 0, 2}}; }};
+  const nlohmann::json params{{"sketch", 0}};
+  const auto heard = [&](int jobs) {
+    std::vector<Cell> cells;
+    for (const int32_t budget : {16, 40, shape.prompt})
+      cells.push_back(make_cell("compactor", budget, shape, params, default_options("compactor")));
+    const std::string before = cells[0].variant->params;
+    SharingOptions options;
+    options.jobs = jobs;
+    CHECK(share_budgets<double>(cells, options, source).empty());
+    CHECK(cells[0].variant->params == before);
+    std::vector<Compactor> policies;
+    for (const Cell& cell : cells) {
+      CHECK_FALSE(cell.budget.share);
+      policies.push_back(*reinterpret_cast<const Compactor*>(cell.variant->values.policy()));
+    }
+    return policies;
+  };
+  const std::vector<Compactor> one = heard(1), two = heard(2);
+  CHECK(one[0].leverage_spread != 1);
+  for (const Compactor& other : {one[1], two[0], two[1]}) {
+    CHECK(other.leverage_spread == one[0].leverage_spread);
+    CHECK(other.attention_spread == one[0].attention_spread);
+  }
+  CHECK(one[2].leverage_spread == 1);  // the prompt is not cut: nobody need speak
 }
 
 TEST_CASE("a sketch has no more columns than a key has channels", "[compactor]") {

@@ -29,6 +29,7 @@ struct Compactor : Selecting<8, 4> {
           "gqa.agg sum stands for the group mean, which ranks alike.",
       .streams = false,
       .default_phase = Phase::oneshot,
+      .layer_level = false,
   };
   static constexpr Hooks hooks{
       "read_prompt evict layout needs protection shared_over head_scores hear random rng_arrays state rng larger"};

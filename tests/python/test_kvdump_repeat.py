@@ -77,9 +77,10 @@ def test_the_rows_of_a_chunk_are_an_instruction_the_suffix_and_the_chunk():
 
 
 def test_a_chunk_of_fewer_tokens_than_are_said_again_says_all_of_them_again():
-    assert repeat_rows([1, 2, 3, 4, 5], WORDING, 3).chunks() == [
+    assert repeat_rows(list(range(1, 9)), WORDING, 3).chunks() == [
         [40, 41, 42, 60, 1, 2, 3],
-        [50, 51, 1, 2, 3, 60, 4, 5],
+        [50, 51, 1, 2, 3, 60, 4, 5, 6],
+        [50, 51, 4, 5, 6, 60, 7, 8],
     ]
     assert repeat_rows([1, 2, 3], WORDING, 3).ctx == [0, 3]
 

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "allocation/budget_file.hpp"
+#include "allocation/lu_kv.hpp"
 #include "base/errors.hpp"
 #include "base/threads.hpp"
 #include "caches/cell_setup.hpp"
@@ -81,6 +82,8 @@ bool divides_budget(const Cell& cell) {
   return values.shares_budget() || values.shared_over() == SharedOver::none;
 }
 
+bool by_curves(const Cell& cell) { return cell.options().allocator == Allocator::lu_kv; }
+
 // One budget, and who shares it: the cells of a method instance, budget and seed on one layer or one model.
 struct SharedBudget {
   SharedOver over;
@@ -105,8 +108,9 @@ struct SharedBudget {
 
  private:
   void share_out(const BoundMethod& method, decltype(HostHooks::share) rule) {
-    const std::vector<int32_t> tokens = rule != nullptr ? rule(method.policy(), method.context(), heads)
-                                                        : ada_tokens(heads, scoring.budget.tokens, kAdaFloor);
+    const std::vector<int32_t> tokens = by_curves(scoring) ? lu_kv_tokens(heads, scoring.budget.tokens)
+                                        : rule != nullptr  ? rule(method.policy(), method.context(), heads)
+                                                           : ada_tokens(heads, scoring.budget.tokens, kAdaFloor);
     for (Cell* cell : cells)
       for (size_t i = 0; i < heads.size(); ++i)
         if (heads[i].layer == cell->place.layer && heads[i].kv_head == cell->place.kv_head) give(*cell, tokens[i]);
@@ -126,6 +130,8 @@ void ask_for(const std::vector<SharedBudget*>& budgets, HeadRequest& request) {
   for (const SharedBudget* b : budgets) {
     const PromptNeeds needs = BoundMethod(b->scoring.variant->values, b->scoring.context()).needs();
     request.classes = request.classes || needs.token_classes;
+    if (by_curves(b->scoring) && b->scoring.options().lu_kv.weight == LuKv::Weight::contrib)
+      request.output_weights = true;
     request.output_weights = request.output_weights || needs.output_norms;
     request.repeat = request.repeat || needs.repeat;
     request.repeat_input_norms = request.repeat_input_norms || needs.input_norms;
@@ -155,6 +161,7 @@ std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& 
     inject(cell, setup, uniforms);
     caches.push_back(std::make_unique<CacheReplay<Real>>(std::move(setup), stream, CacheWatch{options.audit}));
     if (!caches.back()->streams_prompt()) prompt.add(*caches.back());
+    if (by_curves(cell)) prompt.ask_future();
   }
   const ExactAttention<Real> exact(stream);
   prompt.sum([&](const PromptPass& pass) { return prompt_pass(exact, pass); },
@@ -174,6 +181,8 @@ std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& 
                         " takes the prompt token by token with these parameters, so it has no scores of the "
                         "prompt by which a budget could be shared: leave out allocator");
     all[i].layer = at.layer, all[i].kv_head = at.kv_head;
+    if (by_curves(budgets[i]->scoring))
+      add_lu_kv_slopes(budgets[i]->scoring.options().lu_kv, stream, prompt.future_sums(), all[i]);
     if (budgets[i]->over == SharedOver::model && !budgets[i]->by_scores()) all[i].scores = {};
   }
   return all;

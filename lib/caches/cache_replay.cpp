@@ -44,6 +44,7 @@ CacheReplay<Real>::CacheReplay(CacheSetup setup, const HeadStream<Real>& stream,
   lists_.reading = reading_of(setup_.method, options);
   prompt_streams_ = setup_.prompt_streams || setup_.method.streams_prompt();
   if (prompt_streams_ || host.observe_prompt != nullptr) open_memory();
+  open_wrapper();
 }
 
 // The method's own, with what the options ask for.
@@ -66,7 +67,8 @@ FastPath CacheReplay<Real>::fast_path() const {
   const Method& m = setup_.method.method();
   const bool as_recorded =
       layout_.own_rows == 0 && !layout_.coded && !layout_.split && layout_.extra_rows == 0 && !moves_positions();
-  const bool own_way = m.hooks.has(Hook::append) || setup_.method.changes_logits() || setup_.method.chooses();
+  const bool own_way =
+      m.hooks.has(Hook::append) || setup_.method.changes_logits() || setup_.method.chooses() || wrapped_.steps();
   if (own_way || !as_recorded || watch_.audit || stream_.window > 0) return {};
   if (!rules_.streaming) return {prompt_streams_ ? FastPath::Kind::none : FastPath::Kind::fixed, {}};
   if (layout_.weights) return {};
@@ -127,13 +129,19 @@ void CacheReplay<Real>::observe_prompt(int32_t t, const HeadProbabilities& p) {
 }
 
 template <class Real>
-WrappedCalls<Real> CacheReplay<Real>::cutting_calls() {
+void CacheReplay<Real>::open_wrapper() {
+  const BoundMethod& m = setup_.method;
   const Wrapper& wrapper = setup_.options.wrapper;
-  const MethodContext& context = setup_.method.context();
-  const auto voters = setup_.method.method().host.voters;
-  if (wrapper.kind == Wrapper::Kind::critical) output_norms_ = mean_output_norms(stream_, first_head(), heads());
-  return {calls(), wrapper.is_none() ? nullptr : &wrapper, context.budget.tokens,
-          wrapper.is_none() ? 1 : voters(setup_.method.policy(), context), &output_norms_};
+  if (wrapper.is_none()) return;
+  wrapped_.wrapper = wrapper, wrapped_.budget = m.context().budget.tokens;
+  wrapped_.voters = m.method().host.voters(m.policy(), m.context());
+  if (wrapper.kind == Wrapper::Kind::critical)
+    wrapped_.output_norms = mean_output_norms(stream_, first_head(), heads());
+  const std::optional<ScoreRule> rule = m.score_rule();
+  if (!rules_.streaming || !rule) return;
+  wrapped_.tokens = stream_.tokens, wrapped_.carry = rule->carry;
+  const int32_t kept_apart = wrapper.level == Wrapper::Level::query ? heads() : 1;
+  wrapped_.scores.assign(size_t(kept_apart) * size_t(stream_.tokens), 0);
 }
 
 template <class Real>
@@ -143,7 +151,7 @@ void CacheReplay<Real>::read_prompt(const PromptSums& sums, const CacheReplay* l
   if (bind != nullptr && larger != nullptr) bind(setup_.method.self(), larger->setup_.method.policy());
   open_memory();
   memory_.reveal(0, stream_.prompt);
-  reweighted_ = replay_prompt(SerialTeam{}, cutting_calls(), cache_, prompt(sums), rules_,
+  reweighted_ = replay_prompt(SerialTeam{}, wrapped_calls(), cache_, prompt(sums), rules_,
                               setup_.options.reweight != Reweight::none);
   if (bind != nullptr) bind(setup_.method.self(), nullptr);
   close_prompt();
@@ -287,6 +295,8 @@ ExtraBytes CacheReplay<Real>::extra_bytes() const {
   ExtraBytes extra;
   const Method& m = setup_.method.method();
   if (const auto hook = m.template of<Real>().extra_bytes; hook != nullptr) hook(setup_.method.policy(), extra, cache_);
+  if (wrapped_.steps())  // beside the one score a row that is charged anyway
+    extra.mark_bytes += 8 * int64_t(wrapped_.scores.size() / size_t(stream_.tokens)) * cache_.size();
   return extra;
 }
 

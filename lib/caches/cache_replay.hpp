@@ -97,7 +97,7 @@ class CacheReplay {
   template <class Heads>
   void step(int32_t t, Heads& heads, const StepScratch<Real>& scratch, bool attends) {
     memory_.reveal(t, t + 1);
-    replay_step(SerialTeam{}, calls(), cache_, token_at(t), rules_, heads, scratch, attends);
+    replay_step(SerialTeam{}, wrapped_calls(), cache_, token_at(t), rules_, heads, scratch, attends);
     close_step(t);
   }
   void open_step(int32_t t);
@@ -133,7 +133,8 @@ class CacheReplay {
     const Method& m = setup_.method.method();
     return {const_cast<std::byte*>(setup_.method.policy()), m.host, m.template of<Real>()};
   }
-  WrappedCalls<Real> cutting_calls();  // with the option `wrapper`
+  WrappedCalls<Real> wrapped_calls() { return {calls(), setup_.options.wrapper.is_none() ? nullptr : &wrapped_}; }
+  void open_wrapper();
   Layout full_layout() const;
   void open_memory();
   void close_prompt();
@@ -164,7 +165,7 @@ class CacheReplay {
   Formatter<Real> formatter_;
   LedgerKeeper keeper_;
   ResidentLists lists_;
-  std::vector<double> output_norms_;    // as WrappedCalls has them
+  WrappedScores wrapped_;               // with the option `wrapper`
   std::vector<double> norms_of_heads_;  // as Prompt::View::output_norms
   int32_t cut_evictions_ = 0;           // of the prompt's cut
   Residency residency_;

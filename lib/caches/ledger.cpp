@@ -26,6 +26,8 @@ void LedgerKeeper::kept(const Kept& now, const ExtraBytes& extra) {
   more_keys_ = exact_bytes(extra.key_floats);
   take_peaks(now.payload.keys + extra.key_floats, now.payload.values, now.payload.bytes + more_keys_);
   take_aux(now, extra.aux_bytes + exact_bytes(extra.sketch_floats), extra.mark_bytes);
+  if (extra.sketch_floats_read >= 0) read_sketches_ += exact_bytes(extra.sketch_floats_read - extra.sketch_floats);
+  if (extra.aux_bytes_read >= 0) read_sketches_ += extra.aux_bytes_read - extra.aux_bytes;
   ledger.final_bytes = now.payload.bytes + more_keys_ + besides_ + aux_;
   ledger.bytes_sum += ledger.final_bytes;
 }

@@ -15,6 +15,9 @@ class PromptReading {
   // Adds a cache that takes the prompt in one call. shows_rows: it is shown the rows that it observes; otherwise
   // somebody else shows them to it.
   void add(CacheReplay<Real>& cache, bool shows_rows = true);
+  void ask_future() { future_ = true; }  // for somebody else than a cache
+  // [heads, tokens] of the stream, after sum(), where somebody asked.
+  const std::vector<double>& future_sums() const { return future_sums_; }
   // Column sums and the sums of the future may come from elsewhere than this machine's cores.
   using ColumnSums = std::function<std::vector<std::vector<double>>(const PromptPass& pass)>;
   using FutureSums = std::function<std::vector<double>()>;

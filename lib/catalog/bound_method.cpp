@@ -37,7 +37,7 @@ JsonObject options_object(const CommonOptions& o) {
   JsonObject all;
   all.add("phase", word(o.phase)).add("gqa.level", word(o.gqa_level)).add("gqa.agg", word(o.gqa_aggregate));
   all.add("positions", word(o.positions)).add("order", word(o.order)).add("reweight", word(o.reweight));
-  all.add("allocator", word(o.allocator) + (o.allocator_file.empty() ? "" : ":" + o.allocator_file));
+  all.add_json("allocator", allocator_json(o));
   all.add_json("row_format", row_format_json(o.row_format));
   if (!o.wrapper.is_none()) all.add_json("wrapper", wrapper_json(o.wrapper));
   if (o.prompt != PromptMode::as_run) all.add("prompt", word(o.prompt));

@@ -26,6 +26,7 @@ SharedOver shared_over(const MethodValues& values, const CommonOptions& options)
     case Allocator::ada:
       return SharedOver::layer;
     case Allocator::cake:
+    case Allocator::lu_kv:
       return SharedOver::model;
     case Allocator::pyramid:
     case Allocator::file:

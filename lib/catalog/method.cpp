@@ -49,9 +49,18 @@ std::string wrapper_json(const Wrapper& wrapper) {
         .add("fast", wrapper.fast);
   return all.text();
 }
+std::string allocator_json(const CommonOptions& o) {
+  if (o.allocator == Allocator::file) return json_of("file:" + o.allocator_file);
+  if (o.allocator != Allocator::lu_kv) return json_of(word(o.allocator));
+  JsonObject all;
+  all.add("name", "lu_kv").add("calibration", "self");
+  all.add("weight", o.lu_kv.weight == LuKv::Weight::contrib ? "contrib" : "mass");
+  all.add_json("lo", o.lu_kv.lo == 0 ? json_of("protected") : json_of(o.lu_kv.lo));
+  return all.text();
+}
 const char* word(Reweight reweight) { return reweight == Reweight::none ? "none" : "uniform"; }
 const char* word(Allocator allocator) {
-  constexpr const char* words[] = {"uniform", "pyramid", "ada", "cake", "file"};
+  constexpr const char* words[] = {"uniform", "pyramid", "ada", "cake", "lu_kv", "file"};
   return words[int(allocator)];
 }
 const char* word(PromptMode mode) {

@@ -18,6 +18,7 @@ const char* word(Aggregate how);
 const char* word(Positions positions);
 const char* word(Order order);
 std::string wrapper_json(const Wrapper& wrapper);
+std::string allocator_json(const CommonOptions& options);
 const char* word(PromptMode mode);
 const char* word(Reweight reweight);
 const char* word(Allocator allocator);

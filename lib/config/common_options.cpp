@@ -20,6 +20,18 @@ void take_word(E& axis, const std::string& wanted, std::initializer_list<E> valu
     if (wanted == word(value)) axis = value;
 }
 
+// Whatever its budget, where it has no say in whether there is a rule.
+bool follows_score_rule(const MethodInstance& m) {
+  MethodContext context;
+  context.tokens = context.prompt_tokens = 1 << 20, context.budget = {1 << 20, 1 << 20};
+  context.shape = {1, 1, 1}, context.phase = Phase::stream;
+  try {
+    return BoundMethod(m.values, context).score_rule().has_value();
+  } catch (const ParameterError&) {
+    return false;  // told where budgets are known
+  }
+}
+
 // What wraps what cannot be wrapped; "" when all is well.
 std::string senseless_wrapper(const MethodInstance& m) {
   const CommonOptions& options = m.options;
@@ -35,9 +47,17 @@ std::string senseless_wrapper(const MethodInstance& m) {
         "wrapper divides the budget of one head, and {} shares it by a rule of its own: take snapkv with "
         "an allocator",
         name);
-  if (options.phase != Phase::oneshot)
-    return fmt::format("wrapper replaces the scores of one cut of the prompt, and {} streams here: add phase: oneshot",
-                       name);
+  const bool streams = options.phase == Phase::stream;
+  if (streams && options.wrapper.kind == Wrapper::Kind::critical)
+    return fmt::format(
+        "wrapper critical divides the budget of one cut of the prompt, and {} streams here: add phase: "
+        "oneshot",
+        name);
+  if (streams && !follows_score_rule(m))
+    return fmt::format(
+        "wrapper caote follows methods that add up attention and drop the lowest, step by step, and {} "
+        "does something else: add phase: oneshot",
+        name);
   if (options.gqa_level == GqaLevel::layer)
     return "wrapper looks at the values of one kv head: leave out gqa.level layer";
   return "";
@@ -60,11 +80,9 @@ std::string senseless_share(const MethodInstance& m) {
     return fmt::format("{} takes no budget that an allocator could share: leave out allocator", name);
   if (given && m.method().info.reads_full_cache)
     return fmt::format("{} stores every token, so there is no memory to share: leave out allocator", name);
-  if (options.allocator == Allocator::ada && !m.method().scores_prompt)
+  if ((options.allocator == Allocator::ada || options.allocator == Allocator::lu_kv) && !m.method().scores_prompt)
     return fmt::format(
-        "allocator ada compares scores of prompt tokens, and {} gives none: use pyramid, cake or "
-        "file:PATH",
-        name);
+        "allocator {} looks at scores of prompt tokens, and {} gives none: use pyramid, cake or file:PATH", rule, name);
   if (over_heads && options.gqa_level == GqaLevel::layer)
     return fmt::format(
         "with gqa.level layer all kv heads of {} hold the same tokens, and {} gives each its own "
@@ -108,6 +126,9 @@ void set_option(CommonOptions& options, const std::string& name, const OptionVal
   if (name == "allocator" && word.starts_with(kFilePrefix)) {
     options.allocator = Allocator::file;
     options.allocator_file = word.substr(std::string(kFilePrefix).size());
+  } else if (name == "allocator" && word == "lu_kv") {
+    options.allocator = Allocator::lu_kv;
+    options.lu_kv = value.lu_kv;
   } else if (name == "allocator") {
     take_word(options.allocator, word, {Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake});
   }

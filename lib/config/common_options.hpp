@@ -25,9 +25,11 @@ struct OptionValue {
   std::string word;
   RowFormat row_format = {};
   Wrapper wrapper = {};
+  LuKv lu_kv = {};
   bool operator==(const OptionValue& other) const {
     return word == other.word && row_format_json(row_format) == row_format_json(other.row_format) &&
-           wrapper_json(wrapper) == wrapper_json(other.wrapper);
+           wrapper_json(wrapper) == wrapper_json(other.wrapper) && lu_kv.weight == other.lu_kv.weight &&
+           lu_kv.lo == other.lu_kv.lo;
   }
 };
 void set_option(CommonOptions& options, const std::string& name, const OptionValue& value);

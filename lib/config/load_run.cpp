@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uintmax_t kMaxBytes = std::uintmax_t{1} << 20;
+constexpr std::uintmax_t kLargestFile = std::uintmax_t{1} << 20;
 
 std::string similar_files(const fs::path& file) {
   std::error_code ignored;
@@ -40,7 +40,7 @@ std::string read_file(const fs::path& file) {
     throw ConfigError(fmt::format("{}: error: is a folder without an index.h5: give a .yaml configuration or a trace",
                                   file.string()));
   if (!fs::is_regular_file(file, ignored)) throw ConfigError(fmt::format("{}: error: not a file", file.string()));
-  if (fs::file_size(file, ignored) > kMaxBytes)
+  if (fs::file_size(file, ignored) > kLargestFile)
     throw ConfigError(fmt::format("{}:1:1: error: larger than 1 MiB: this is no configuration", file.string()));
   std::ifstream in(file, std::ios::binary);
   std::ostringstream text;

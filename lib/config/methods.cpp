@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/json_text.hpp"
+#include "config/allocator.hpp"
 #include "config/common_options.hpp"
 #include "config/row_format.hpp"
 #include "config/sections.hpp"
@@ -201,6 +202,10 @@ class MethodsReader {
     if (axis == kWrapper) {
       const auto wrapper = read_wrapper(problems_, item);
       return wrapper ? std::optional(OptionValue{"", {}, *wrapper}) : std::nullopt;
+    }
+    if (axis == "allocator" && (item.kind == Node::Kind::map || item.text == "lu_kv")) {
+      const auto rule = read_lu_kv(problems_, item);
+      return rule ? std::optional(OptionValue{.word = "lu_kv", .lu_kv = *rule}) : std::nullopt;
     }
     if (axis == "allocator" && item.kind == Node::Kind::scalar && item.text.starts_with(kFilePrefix))
       return read_allocator_file(item);

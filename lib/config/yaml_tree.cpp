@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kMaxDepth = 20;
 constexpr size_t kMaxNodes = 100'000;
-constexpr size_t kMaxBytes = size_t{1} << 20;
+constexpr size_t kLargestText = size_t{1} << 20;
 
 struct Refused {  // ends the parse
   Mark mark;
@@ -203,7 +203,7 @@ Node parse_yaml(const std::string& text, bool place, Problems& problems) {
     problems.error(place ? mark : Mark{}, why);
     return Node{};
   };
-  if (text.size() > kMaxBytes) return refuse({1, 1}, "larger than 1 MiB: this is no configuration");
+  if (text.size() > kLargestText) return refuse({1, 1}, "larger than 1 MiB: this is no configuration");
   if (const auto strange = strange_byte(text)) return refuse(strange->mark, strange->text);
   TreeBuilder builder(place, problems);
   try {

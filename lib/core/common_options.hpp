@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/budget_curves.hpp"
 #include "core/row_format.hpp"
 #include "core/token.hpp"
 #include "core/wrapper.hpp"
@@ -14,8 +15,8 @@ enum class Positions { original, cache };                   // convention C14
 enum class PromptMode { as_run, cut, stream };              // convention C5; as_run: as replay.prompt says
 enum class Order { attend_then_evict, evict_then_attend };  // convention C4
 
-enum class Reweight { none, uniform };                       // kept unprotected prompt tokens stand for the others
-enum class Allocator { uniform, pyramid, ada, cake, file };  // how a budget is shared over heads and layers
+enum class Reweight { none, uniform };  // kept unprotected prompt tokens stand for the others
+enum class Allocator { uniform, pyramid, ada, cake, lu_kv, file };  // how a budget is shared over heads and layers
 
 // What every method can be combined with, as `methods:` of a configuration says.
 struct CommonOptions {
@@ -28,6 +29,7 @@ struct CommonOptions {
   Reweight reweight = Reweight::none;
   Allocator allocator = Allocator::uniform;
   std::string allocator_file;  // of Allocator::file: rows layer,kv_head,tokens
+  LuKv lu_kv;                  // of Allocator::lu_kv
   RowFormat row_format;
   Wrapper wrapper;
 };

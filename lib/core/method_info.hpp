@@ -61,11 +61,12 @@ struct IntegerList {
 // Numbers that a policy's cache stores, beyond what the engine counts itself: key and value floats of rows,
 // 8 bytes a score where the policy observes, 4 bytes a position where the layout does not imply it.
 struct ExtraBytes {
-  int64_t weight_floats = 0;  // weights, counts, masses
-  int64_t key_floats = 0;     // besides the rows'
-  int64_t sketch_floats = 0;  // key numbers of sketches, at the width of the keys
-  int64_t aux_bytes = 0;      // sketches
-  int64_t mark_bytes = 0;     // rings of marks, text classes: a decision reads them, attention does not
+  int64_t weight_floats = 0;                             // weights, counts, masses
+  int64_t key_floats = 0;                                // besides the rows'
+  int64_t sketch_floats = 0;                             // key numbers of sketches, at the width of the keys
+  int64_t aux_bytes = 0;                                 // sketches
+  int64_t sketch_floats_read = -1, aux_bytes_read = -1;  // of these in a step; negative: all
+  int64_t mark_bytes = 0;  // rings of marks, text classes: a decision reads them, attention does not
   // Of rows that the method stores in a format of its own: numbers that are not held, bytes of codes in their
   // place.
   int64_t coded_floats = 0, code_bytes = 0;

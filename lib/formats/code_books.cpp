@@ -16,7 +16,7 @@ constexpr double kPi = 3.14159265358979323846;
 struct Moments {
   double mass, first;
 };
-using Cell = std::function<Moments(double a, double b)>;
+using OfCell = std::function<Moments(double a, double b)>;
 
 // Gauss-Legendre over [-1, 1], nodes by Newton's method.
 struct Quadrature {
@@ -61,7 +61,7 @@ Moments integrate(const std::function<double(double)>& density, double a, double
 }
 
 // From `levels` on until no level moves any more.
-std::vector<double> lloyd_max(std::vector<double> levels, double low, double high, const Cell& cell) {
+std::vector<double> lloyd_max(std::vector<double> levels, double low, double high, const OfCell& cell) {
   const size_t n = levels.size();
   for (int sweep = 0; sweep < kMostSweeps; ++sweep) {
     double moved = 0;
@@ -99,7 +99,7 @@ std::vector<double> made_symmetric(std::vector<double> levels) {
 std::vector<double> make_gauss(int32_t bits) {
   const auto density = [](double x) { return std::exp(-x * x / 2) / std::sqrt(2 * kPi); };
   const auto upper = [](double x) { return std::erfc(x / std::sqrt(2.0)) / 2; };
-  const Cell cell = [&](double a, double b) {
+  const OfCell cell = [&](double a, double b) {
     const double mass = a > 0 ? upper(a) - upper(b) : upper(-b) - upper(-a);
     return Moments{mass, density(a) - density(b)};
   };
@@ -110,7 +110,7 @@ std::vector<double> make_beta(int32_t bits, int32_t width) {
   const double power = (width - 3) / 2.0, root = std::sqrt(double(width)), piece = 0.5 / root;
   const auto density = [power](double x) { return std::pow(std::max(0.0, 1 - x * x), power); };
   const double reach = std::min(1.0, 2.5 / root);
-  const Cell cell = [&](double a, double b) { return integrate(density, a, b, piece); };
+  const OfCell cell = [&](double a, double b) { return integrate(density, a, b, piece); };
   std::vector<double> levels = made_symmetric(lloyd_max(middles(bits, -reach, reach), -1, 1, cell));
   for (double& level : levels) level *= root;
   return levels;
@@ -120,7 +120,7 @@ std::vector<double> make_angles(int32_t level, int32_t bits) {
   if (level == 1) return middles(bits, 0, 2 * kPi);
   const double power = double((1 << (level - 1)) - 1);
   const auto density = [power](double x) { return std::pow(std::max(0.0, std::sin(2 * x)), power); };
-  const Cell cell = [&](double a, double b) { return integrate(density, a, b, 0.1); };
+  const OfCell cell = [&](double a, double b) { return integrate(density, a, b, 0.1); };
   return lloyd_max(middles(bits, 0, kPi / 2), 0, kPi / 2, cell);
 }
 

@@ -32,7 +32,7 @@ struct H2o : H2oVariants {
   };
   static constexpr Hooks hooks{
       "observe_prompt read_prompt evict choose observe extra_bytes report layout needs protection "
-      "score_rule failure_text set_options streams_prompt observes chooses holds_all implied_layout "
+      "score_rule voters failure_text set_options streams_prompt observes chooses holds_all implied_layout "
       "state"};
   int32_t first_voter = 0;  // rows from here on vote
   bool ranked = false;      // oracle_global: the future was read
@@ -57,6 +57,10 @@ struct H2o : H2oVariants {
   }
   void report(auto& extras, const auto&) const {
     if (is(Variant::oracle_global)) extras["sees_future"] = 1;
+  }
+  double voters(const MethodContext& context) const {
+    const int32_t rows = context.prompt_tokens - first_prompt_voter(context.prompt_tokens);
+    return double(rows > 0 ? rows : 1) * (context.aggregate == Aggregate::sum ? context.shape.heads : 1);
   }
   std::optional<ScoreRule> score_rule() const {
     if (!is(Variant::real_drop) || means()) return std::nullopt;

@@ -67,8 +67,9 @@ struct MagicPig {
     const int64_t d = context.shape.dim;
     return {.state_doubles = d + d * K * L + int64_t(prompt) * (L + 1) + L};
   }
+  // A step looks up one bucket a table.
   KVR_FN void extra_bytes(ExtraBytes& c, const auto&) const {
-    c.aux_bytes = int64_t(2) * L * middle;
+    c.aux_bytes = int64_t(2) * L * middle, c.aux_bytes_read = int64_t(2) * (middle > 0 ? L : 0);
     c.sketch_floats = middle;
   }
   void report(auto& extras, const auto&) const { extras["middle_tokens"] = middle; }

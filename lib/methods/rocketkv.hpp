@@ -23,7 +23,7 @@ struct RocketKv : SnapKv {
       .memory = "the tokens of stage 1, every later one, and two vectors a page; the budget bounds what is read",
       .deviation =
           "the number of tokens after the prompt, which the release is told, is the trace's own; stage 1 keeps at "
-          "least its window and one token more.",
+          "least its window and one token more, and the prompt where the budget holds it.",
       .oneshots = false,
       .any_positions = false,
       .layer_level = false,
@@ -32,9 +32,10 @@ struct RocketKv : SnapKv {
   };
   static constexpr Hooks hooks{
       "read_prompt evict choose extra_bytes report layout needs max_rows max_rows_read protection voters "
-      "set_options holds_all state"};
+      "failure_text set_options holds_all state"};
   int32_t stage1 = kDerived, prompt = 0, room = 0;
-  double ratio = 1;  // c2
+  double ratio = 1;     // c2
+  bool scored = false;  // the prompt was read
 
   static void declare(auto& d) {
     d.integer("window", static_cast<int32_t RocketKv::*>(&RocketKv::window), {1, kManyTokens},
@@ -56,8 +57,12 @@ struct RocketKv : SnapKv {
     ratio = std::max(1.0, cap / read);
   }
   static void set_options(const RocketKv&, CommonOptions&) {}
+  static std::string failure_text(int32_t, int32_t) {
+    return "stage 1 looks at the whole prompt before it cuts it; take replay.prompt: cut";
+  }
   bool holds_all() const { return false; }
   int64_t max_rows(const MethodContext& context) const {
+    if (prompt <= budget) return context.tokens;
     return std::min<int64_t>(context.tokens, int64_t(stage1) + context.tokens - context.prompt_tokens);
   }
   int32_t max_rows_read() const { return read_tokens(); }
@@ -67,14 +72,21 @@ struct RocketKv : SnapKv {
     return all;
   }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
-    c.sketch_floats = int64_t(2) * cache.shape().dim * ((cache.size() + page() - 1) / page());
+    const int64_t pages = (cache.size() + page() - 1) / page();
+    c.sketch_floats = 2 * pages * cache.shape().dim, c.sketch_floats_read = pages * channels(cache.shape().dim);
   }
   void report(auto& extras, const auto&) const {
     extras["stage1_tokens"] = stage1;
     extras["page"] = page();
   }
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& text, BasicCache<Real>& cache) {
+    SnapKv::read_prompt(team, text, cache);
+    scored = true;
+  }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
-    if (cache.size() == 0 || cache.token(cache.size() - 1) >= prompt) return;
+    if (prompt <= budget || cache.token(cache.size() - 1) >= prompt || cache.size() <= stage1) return;
+    if (!scored) return cache.fail(team, 1, 0);
     keep_scored(team, cache, protection(), stage1);
   }
   template <class Real>

@@ -98,7 +98,9 @@ SeenCells::Declared SeenCells::declared_of(const std::string& name, const std::s
   for (const ParameterSpec& spec : method->parameters)
     if (spec.kind != ParameterSpec::Kind::file && params.contains(spec.name))
       values.set(spec, canonical(params.at(spec.name)));
-  const std::string allocator = text_in(params, "allocator");
+  const auto rule = params.find("allocator");
+  const bool has_parameters = rule != params.end() && rule->is_object();
+  const std::string allocator = text_in(has_parameters ? *rule : params, has_parameters ? "name" : "allocator");
   const bool alone = allocator.empty() || allocator == word(Allocator::uniform);
   said.known = true, said.holds_all = values.holds_all();
   const bool by_formula = alone ? values.shared_over() == SharedOver::head

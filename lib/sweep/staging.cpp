@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "kvreplay-stage.";
+constexpr std::string_view kStagePrefix = "kvreplay-stage.";
 constexpr const char* kLock = "lock";
 
 // The lock's descriptor, or -1 if somebody holds it.
@@ -31,7 +31,7 @@ int take_lock(const fs::path& folder) {
 void remove_abandoned(const fs::path& dir) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(dir, ignored)) {
-    if (!entry.path().filename().string().starts_with(kPrefix)) continue;
+    if (!entry.path().filename().string().starts_with(kStagePrefix)) continue;
     const int lock = take_lock(entry.path());
     if (lock < 0) continue;
     fs::remove_all(entry.path(), ignored);
@@ -47,7 +47,7 @@ uintmax_t bytes_of_files(const std::vector<fs::path>& files) {
 }  // namespace
 
 Staging::Staging(const fs::path& dir, std::function<void(const std::string&)> tell)
-    : folder_(fs::absolute(dir) / (std::string(kPrefix) + process_name())), tell_(std::move(tell)) {
+    : folder_(fs::absolute(dir) / (std::string(kStagePrefix) + process_name())), tell_(std::move(tell)) {
   std::error_code error;
   fs::create_directories(dir, error);
   remove_abandoned(dir);

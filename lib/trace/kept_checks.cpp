@@ -11,9 +11,9 @@
 namespace kvreplay {
 namespace {
 
-class Checks {
+class ListChecks {
  public:
-  Checks(const KeptLists& lists, const KeptScope& scope, const std::string& where)
+  ListChecks(const KeptLists& lists, const KeptScope& scope, const std::string& where)
       : lists_(lists), scope_(scope), where_(where) {}
 
   void all() const {
@@ -118,7 +118,7 @@ class Checks {
 }  // namespace
 
 void check_kept_lists(const KeptLists& lists, const KeptScope& scope, const std::string& where) {
-  Checks(lists, scope, where).all();
+  ListChecks(lists, scope, where).all();
 }
 
 }  // namespace kvreplay

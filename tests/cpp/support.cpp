@@ -61,6 +61,26 @@ Sensitivity make_sensitivity(StreamShape s, uint32_t seed) {
 
 }  // namespace
 
+// The prompt repeated in two chunks, and an output projection.
+template <class Real>
+void repeat_prompt(HeadStream<Real>& stream, uint32_t seed) {
+  constexpr int32_t kRows = 7, kWidth = 5;
+  const HeadShape& s = stream.shape;
+  const int32_t half = stream.prompt / 2, chunks = half > 0 ? 2 : 1;
+  stream.repeat = {stream.prompt, {0, kRows}, {0, stream.prompt}};
+  if (chunks == 2)
+    stream.repeat.rows.push_back(2 * kRows), stream.repeat.ctx.insert(stream.repeat.ctx.begin() + 1, half);
+  Gaussian numbers(seed, 4);
+  const auto fill = [&](auto& to, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) to.push_back(typename std::decay_t<decltype(to)>::value_type(numbers()));
+  };
+  fill(stream.repeat_queries, int64_t(s.heads) * chunks * kRows * s.dim);
+  fill(stream.repeat_keys, int64_t(chunks) * kRows * s.dim);
+  stream.repeat_input_norms.assign(size_t(chunks * kRows), 3);
+  stream.output_width = kWidth;
+  fill(stream.output_weights, int64_t(s.heads) * s.v_dim * kWidth);
+}
+
 template <class Real>
 HeadStream<Real> make_stream(StreamShape s, uint32_t seed, Look look) {
   HeadStream<Real> stream;
@@ -88,6 +108,7 @@ HeadStream<Real> make_stream(StreamShape s, uint32_t seed, Look look) {
   for (int32_t i = 0; i < s.dim / 2; ++i) rope.inv_freq.push_back(std::pow(1e4, -2.0 * i / s.dim));
   stream.rotation = std::make_unique<RotationTable<Real>>(rope, s.tokens);
   stream.sensitivity = make_sensitivity(s, seed);
+  repeat_prompt(stream, seed);
   return stream;
 }
 
@@ -95,10 +116,13 @@ HeadStream<double> layer_of(const HeadStream<double>& a, const HeadStream<double
   const StreamShape s{a.tokens, a.prompt, a.shape.dim, a.shape.v_dim, a.shape.heads};
   HeadStream<double> layer = make_stream<double>(s);
   layer.shape.heads = 2 * s.heads, layer.shape.blocks = 2;
-  for (auto member : {&HeadStream<double>::keys, &HeadStream<double>::values, &HeadStream<double>::queries}) {
+  for (auto member : {&HeadStream<double>::keys, &HeadStream<double>::values, &HeadStream<double>::queries,
+                      &HeadStream<double>::repeat_keys, &HeadStream<double>::repeat_queries}) {
     layer.*member = a.*member;
     (layer.*member).insert((layer.*member).end(), (b.*member).begin(), (b.*member).end());
   }
+  layer.output_weights = a.output_weights;
+  layer.output_weights.insert(layer.output_weights.end(), b.output_weights.begin(), b.output_weights.end());
   std::vector<uint16_t>& numbers = layer.sensitivity.numbers;
   numbers = a.sensitivity.numbers;
   numbers.insert(numbers.end(), b.sensitivity.numbers.begin(), b.sensitivity.numbers.end());

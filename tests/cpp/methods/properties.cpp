@@ -222,6 +222,10 @@ TEST_CASE("gqa.level query is one cache for every query head", "[properties]") {
       one.shape.heads = 1;
       const auto first = one.queries.begin() + int64_t(h) * s.tokens * s.dim;
       one.queries = std::vector<double>(first, first + int64_t(s.tokens) * s.dim);
+      one.repeat_queries.erase(one.repeat_queries.begin(),
+                               one.repeat_queries.begin() + h * int64_t(one.repeat_queries.size() / s.heads));
+      one.output_weights.erase(one.output_weights.begin(),
+                               one.output_weights.begin() + h * int64_t(one.output_weights.size() / s.heads));
       const CellResult alone = replay(one, {cell_of(v, kBudget, single)}).only();
       for (size_t row = 0; row < alone.rows.size(); ++row)
         CHECK(relative_difference(output(both, h, row), output(alone, 0, row)) < kDouble);
@@ -238,6 +242,10 @@ TEST_CASE("identical query heads make every aggregation agree", "[properties][ma
     auto stream = make_stream<double>(s, 14);
     const int64_t head = int64_t(s.tokens) * s.dim;
     for (int64_t i = head; i < 3 * head; ++i) stream.queries[size_t(i)] = stream.queries[size_t(i % head)];
+    const auto like_first = [](auto& of_heads) {
+      for (size_t i = of_heads.size() / 3; i < of_heads.size(); ++i) of_heads[i] = of_heads[i % (of_heads.size() / 3)];
+    };
+    like_first(stream.repeat_queries), like_first(stream.output_weights);
     std::vector<int32_t> first;
     for (const Aggregate how : {Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first}) {
       INFO(v.label() << " agg " << word(how));
@@ -459,7 +467,8 @@ TEST_CASE("queries four times as long under a quarter of the scale change nothin
     INFO(v.label());
     const auto stream = make_stream<double>(s, 27, Look::sinks);
     auto longer = make_stream<double>(s, 27, Look::sinks);
-    for (double& x : longer.queries) x *= 4;
+    for (auto* queries : {&longer.queries, &longer.repeat_queries})
+      for (double& x : *queries) x *= 4;
     longer.rule.scale /= 4;
     const Cell cell = cell_of(v, kBudget, s);
     const CellResult a = replay(stream, {cell}).only();
@@ -475,7 +484,10 @@ TEST_CASE("the order of the query heads changes no kept list", "[properties]") {
     INFO(v.label());
     const auto stream = make_stream<double>(s, 28, Look::clustered);
     auto swapped = make_stream<double>(s, 28, Look::clustered);
-    std::rotate(swapped.queries.begin(), swapped.queries.begin() + int64_t(s.tokens) * s.dim, swapped.queries.end());
+    for (auto* of_heads : {&swapped.queries, &swapped.repeat_queries})
+      std::rotate(of_heads->begin(), of_heads->begin() + int64_t(of_heads->size() / 2), of_heads->end());
+    std::rotate(swapped.output_weights.begin(),
+                swapped.output_weights.begin() + int64_t(s.v_dim) * swapped.output_width, swapped.output_weights.end());
     const CellResult a = replay(stream, {cell_of(v, kBudget, s)}).only(),
                      b = replay(swapped, {cell_of(v, kBudget, s)}).only();
     CHECK(a.kept.flat == b.kept.flat);

@@ -1,0 +1,52 @@
+#include "allocation/lu_kv.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "exact/output_norms.hpp"
+
+namespace kvreplay {
+namespace {
+
+// Tokens as the scorer would keep them: protected first, then by score (convention C8).
+std::vector<size_t> kept_order(const std::vector<double>& scores) {
+  std::vector<size_t> order(scores.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return scores[a] > scores[b]; });
+  return order;
+}
+
+}  // namespace
+
+template <class Real>
+void add_lu_kv_slopes(const LuKv& rule, const HeadStream<Real>& stream, const std::vector<double>& future_sums,
+                      HeadScores& head) {
+  // A layer's sliding window leaves the last tokens of the prompt.
+  const size_t held = head.scores.size(), gone = size_t(stream.prompt) - held;
+  std::vector<double> norms(size_t(stream.prompt), 1);
+  if (rule.weight == LuKv::Weight::contrib) norms = mean_output_norms(stream, 0, stream.shape.heads);
+  std::vector<double> gains;
+  for (const size_t i : kept_order(head.scores)) {
+    double sum = 0;
+    for (int32_t h = 0; h < stream.shape.heads; ++h) sum += future_sums[size_t(h) * size_t(stream.tokens) + gone + i];
+    gains.push_back(sum * norms[gone + i]);
+  }
+  const int32_t least = rule.lo > 0 ? rule.lo : std::max(1, protected_tokens(head));
+  head.extras = hull_slopes(gains);
+  head.extras.insert(head.extras.begin(), double(least));
+}
+
+std::vector<int32_t> lu_kv_tokens(const std::vector<HeadScores>& heads, int32_t budget) {
+  std::vector<std::vector<double>> slopes;
+  std::vector<int32_t> least;
+  for (const HeadScores& head : heads) {
+    least.push_back(std::min(int32_t(head.extras.front()), budget));
+    slopes.emplace_back(head.extras.begin() + 1, head.extras.end());
+  }
+  return by_slopes(slopes, least, int64_t(budget) * int64_t(heads.size()));
+}
+
+template void add_lu_kv_slopes(const LuKv&, const HeadStream<float>&, const std::vector<double>&, HeadScores&);
+template void add_lu_kv_slopes(const LuKv&, const HeadStream<double>&, const std::vector<double>&, HeadScores&);
+
+}  // namespace kvreplay

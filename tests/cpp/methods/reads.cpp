@@ -1,0 +1,122 @@
+#include "caches/cache_memory.hpp"
+#include "hand_streams.hpp"
+#include "methods/magicpig.hpp"
+#include "methods/rocketkv.hpp"
+
+// Methods that store everything and read some of it: what they read, and how they weigh it.
+
+using namespace kvreplay;
+using namespace kvreplay::test;
+
+namespace {
+
+const SerialTeam kTeam;
+
+// A policy over the first tokens of a stream, which it has read as a prompt.
+template <class P>
+struct Reading {
+  CacheMemory<double> memory;
+  BasicCache<double> cache;
+  P policy;
+  const HeadStream<double>& stream;
+
+  Reading(const HeadStream<double>& s, P with, const Rng& rng = {}) : policy(with), stream(s) {
+    MethodContext context;
+    context.tokens = s.tokens, context.prompt_tokens = s.prompt, context.shape = s.shape;
+    context.layer = 1;  // not one of those that read everything
+    policy.resolve(context);
+    memory.allocate(s, s.shape, policy.layout(context), s.tokens, false);
+    policy.state = memory.state();
+    if constexpr (HasRng<P>) policy.rng = rng;
+    cache = BasicCache<double>(memory.storage());
+    cache.clear(kTeam);
+    cache.push_run(kTeam, 0, s.prompt);
+  }
+  StepQueries<double> queries(int32_t token) const {
+    return {stream.query(0, token),
+            int64_t(stream.query_rows) * stream.shape.dim,
+            stream.shape.heads,
+            stream.shape.dim,
+            token,
+            token,
+            double(stream.rule.scale)};
+  }
+};
+
+MagicPig sampler(int32_t K, int32_t L, int32_t min_tables = 2) {
+  MagicPig p;
+  p.K = K, p.L = L, p.sinks = 2, p.local = 3, p.min_tables = min_tables;
+  return p;
+}
+
+// Mean weight of every row over many seeds, 0 where it was not sampled.
+std::vector<double> mean_weights(const HeadStream<double>& s, const MagicPig& policy, uint32_t seeds) {
+  std::vector<double> mean(size_t(s.prompt), 0);
+  for (uint32_t seed = 0; seed < seeds; ++seed) {
+    typename Prompt<double>::View view{};
+    view.size = s.prompt, view.shape = s.shape;
+    Reading<MagicPig> r(s, policy, {seed, 0, 1, 0, {}});
+    r.policy.read_prompt(kTeam, Prompt<double>(view), r.cache);
+    std::vector<uint8_t> chosen(size_t(s.prompt));
+    std::vector<double> weights(size_t(s.prompt));
+    r.policy.choose(kTeam, r.cache, r.queries(s.prompt), chosen.data(), weights.data());
+    for (size_t i = 0; i < mean.size(); ++i) mean[i] += chosen[i] == kRead ? weights[i] / seeds : 0;
+  }
+  return mean;
+}
+
+}  // namespace
+
+// The seeds are fixed. Standard errors are at most 0.03, but for rows that are nearly never sampled.
+TEST_CASE("MagicPIG's weights make every token of the middle count once on average", "[magicpig]") {
+  const auto s = make_stream<double>({.tokens = 41, .prompt = 40, .dim = 6, .v_dim = 2, .heads = 1}, 5);
+  for (const int32_t min_tables : {1, 2, 3}) {
+    const std::vector<double> mean = mean_weights(s, sampler(2, 12, min_tables), 3000);
+    double middle = 0;
+    for (size_t i = 0; i < mean.size(); ++i) {
+      INFO("token " << i << ", " << min_tables << " tables");
+      const bool exact = i < 2 || i >= 37;
+      if (exact) CHECK(mean[i] == Approx(1).epsilon(1e-12));
+      else middle += mean[i] / 35;
+      if (!exact && min_tables < 3) CHECK(mean[i] == Approx(1).margin(0.15));
+    }
+    CHECK(middle == Approx(1).margin(0.02));
+  }
+}
+
+TEST_CASE("with one sign, two tables and a right angle a token weighs 4 (but for the 1e-4)", "[magicpig]") {
+  // Keys 1 and -1 have mean 0 and stand at right angles to the query.
+  auto s = make_stream<double>({.tokens = 8, .prompt = 7, .dim = 2, .v_dim = 1, .heads = 1});
+  s.keys = {0, 0, 0, 0, 0, 1, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+  s.queries.assign(16, 0);
+  s.queries[14] = 1;
+  MagicPig policy = sampler(1, 2);
+  bool seen = false;
+  for (uint32_t seed = 0; seed < 50; ++seed) {
+    typename Prompt<double>::View view{};
+    view.size = s.prompt, view.shape = s.shape;
+    Reading<MagicPig> r(s, policy, {seed, 0, 1, 0, {}});
+    r.policy.read_prompt(kTeam, Prompt<double>(view), r.cache);
+    uint8_t chosen[7];
+    double weights[7];
+    r.policy.choose(kTeam, r.cache, r.queries(7), chosen, weights);
+    if (chosen[2] != kRead) continue;
+    CHECK(weights[2] == Approx(1 / (0.25 + 1e-4)).epsilon(1e-12));
+    seen = true;
+  }
+  CHECK(seen);
+}
+
+TEST_CASE("RocketKV's page of (1, 0) and (0, 5) goes before that of (-1, 0) and (2, 0)", "[rocketkv]") {
+  auto s = make_stream<double>({.tokens = 5, .prompt = 4, .dim = 4, .v_dim = 1, .heads = 1});
+  s.keys = {1, 0, 0, 0, 0, 5, 0, 0, -1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0};
+  s.queries.assign(20, 0);
+  s.queries[16] = 2, s.queries[17] = 1;
+  RocketKv policy;
+  policy.window = 1, policy.kernel = 1;
+  Reading<RocketKv> r(s, policy);
+  r.policy.ratio = 4, r.policy.budget = 4;  // pages of 2, two channels, two tokens
+  uint8_t chosen[4];
+  r.policy.choose(kTeam, r.cache, r.queries(4), chosen);
+  CHECK(std::vector<int>(chosen, chosen + 4) == std::vector<int>{kRead, kRead, kUnread, kUnread});
+}

@@ -184,9 +184,9 @@ class Selection {
                                                  name, layer.layer));
     tell_missing(instance, needs, layer);
     const bool sees_queries = instance.method().hooks.has(Hook::observe_queries);
-    if (needs.queries && !sees_queries && config_.replay.streams_prompt(instance.options))
-      problems_.error(instance.mark, fmt::format("{} decides by the queries of the whole prompt, which prompt: stream "
-                                                 "feeds token by token: take prompt: cut for it",
+    if ((needs.whole || (needs.queries && !sees_queries)) && config_.replay.streams_prompt(instance.options))
+      problems_.error(instance.mark, fmt::format("{} decides by the whole prompt, which prompt: stream feeds token by "
+                                                 "token: take prompt: cut for it",
                                                  name));
     const bool decides_by_rows = instance.values.observes(instance.options) || needs.reads_queries() || sees_queries;
     if (decides_by_rows && layer.query_rows < layer.tokens)

@@ -214,6 +214,7 @@ struct PromptNeeds {
   int32_t rows_from = kNoRows;         // first row that observe_prompt() is shown
   bool queries = false;                // Prompt::query
   bool future_queries = false;         // and Prompt::future_query: the policy is an oracle
+  bool whole = false;                  // the prompt must come in one call: what is learnt of it decides every step
   bool rotary = false;                 // Prompt::rope: the trace must say how its vectors were rotated
   bool future_sums = false;            // Prompt::future_sum: the policy is an oracle
   bool token_classes = false;          // Prompt::token_class: the trace must hold the text

@@ -52,7 +52,7 @@ struct DoubleSparsity {
     if (dense) return {};
     return {.state_doubles = int64_t(context.shape.heads + 1) * context.shape.dim + context.tokens};
   }
-  PromptNeeds needs(const MethodContext&) const { return {.queries = !dense}; }
+  PromptNeeds needs(const MethodContext&) const { return {.queries = !dense, .whole = !dense}; }
   int32_t max_rows_read() const { return dense || budget > tokens ? tokens : budget; }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     if (dense) return;

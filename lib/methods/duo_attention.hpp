@@ -68,7 +68,7 @@ struct DuoAttention {
     std::stable_sort(order.begin(), order.end(),
                      [&](size_t a, size_t b) { return heads[a].extras.at(0) < heads[b].extras.at(0); });
     std::vector<int32_t> held(heads.size(), context.tokens);
-    const size_t streaming = size_t(std::lround(stream_frac * double(heads.size())));
+    const size_t streaming = size_t(std::nearbyint(stream_frac * double(heads.size())));
     for (size_t i = 0; i < streaming; ++i) held[order[i]] = std::min(sinks + recent, context.tokens);
     return held;
   }

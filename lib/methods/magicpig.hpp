@@ -31,7 +31,8 @@ struct MagicPig {
       .reads_full_cache = true,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"read_prompt choose extra_bytes report layout random rng_arrays set_options state rng"};
+  static constexpr Hooks hooks{
+      "read_prompt choose extra_bytes report layout needs random rng_arrays set_options state rng"};
   static constexpr double kLeast = 1e-4;  // joins every probability
   static constexpr int32_t kMostBits = 24;
   int32_t K = 10, L = 150, sinks = 4, local = 64, min_tables = 2;
@@ -67,6 +68,7 @@ struct MagicPig {
     const int64_t d = context.shape.dim;
     return {.state_doubles = d + d * K * L + int64_t(prompt) * (L + 1) + L};
   }
+  PromptNeeds needs(const MethodContext&) const { return {.whole = !dense}; }
   // A step looks up one bucket a table.
   KVR_FN void extra_bytes(ExtraBytes& c, const auto&) const {
     c.aux_bytes = int64_t(2) * L * middle, c.aux_bytes_read = int64_t(2) * (middle > 0 ? L : 0);

@@ -31,7 +31,7 @@ struct PqCache {
       .reads_full_cache = true,
       .needs_linear_logits = true,
   };
-  static constexpr Hooks hooks{"read_prompt choose extra_bytes layout max_rows_read state"};
+  static constexpr Hooks hooks{"read_prompt choose extra_bytes layout needs max_rows_read state"};
   int32_t subvectors = 2, bits = 6, sinks = 32, recent = kDerived, iterations = 25;
   int32_t budget = 0, tokens = 0;
   int32_t coded = 0;        // tokens that have codes, from the first on
@@ -57,6 +57,7 @@ struct PqCache {
   Layout layout(const MethodContext& context) const {
     return {.state_doubles = int64_t(centroids()) * (context.shape.dim + 1) + int64_t(subvectors + 2) * tokens};
   }
+  PromptNeeds needs(const MethodContext&) const { return {.whole = true}; }
   int32_t max_rows_read() const { return budget < tokens ? budget : tokens; }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     if (!learnt) return;

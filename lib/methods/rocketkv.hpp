@@ -65,6 +65,11 @@ struct RocketKv : SnapKv {
     if (prompt <= budget) return context.tokens;
     return std::min<int64_t>(context.tokens, int64_t(stage1) + context.tokens - context.prompt_tokens);
   }
+  PromptNeeds needs(const MethodContext& context) const {
+    PromptNeeds all = SnapKv::needs(context);
+    all.whole = true;
+    return all;
+  }
   int32_t max_rows_read() const { return read_tokens(); }
   Layout layout(const MethodContext& context) const {
     Layout all = SnapKv::layout(context);

@@ -74,7 +74,7 @@ struct TriAttention : Buffered {
     const HeadShape& s = context.shape;
     return {.state_doubles = int64_t(s.heads) * (2 * s.dim + room) + 2 * s.dim, .scores = true};
   }
-  PromptNeeds needs(const MethodContext&) const { return {.queries = true, .rotary = true}; }
+  PromptNeeds needs(const MethodContext&) const { return {.queries = true, .whole = true, .rotary = true}; }
   static std::string failure_text(int32_t, int32_t) {
     return "calibration: self learns from the prompt's queries when it ends; take replay.prompt: cut";
   }

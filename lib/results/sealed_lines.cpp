@@ -6,10 +6,10 @@ namespace kvreplay {
 namespace {
 
 constexpr std::string_view kBefore = "{\"sum\":\"", kAfter = "\",";
-constexpr size_t kSumDigits = 16;
-constexpr size_t kMembersAt = kBefore.size() + kSumDigits + kAfter.size();
+constexpr size_t kSealDigits = 16;
+constexpr size_t kMembersAt = kBefore.size() + kSealDigits + kAfter.size();
 
-std::string sum_of(std::string_view members) { return sha256_hex(members).substr(0, kSumDigits); }
+std::string sum_of(std::string_view members) { return sha256_hex(members).substr(0, kSealDigits); }
 
 }  // namespace
 
@@ -20,9 +20,9 @@ std::string sealed_line(std::string_view members) {
 
 std::optional<std::string_view> unsealed(std::string_view line) {
   if (line.size() <= kMembersAt || !line.starts_with(kBefore) || line.back() != '}') return std::nullopt;
-  if (line.substr(kBefore.size() + kSumDigits, kAfter.size()) != kAfter) return std::nullopt;
+  if (line.substr(kBefore.size() + kSealDigits, kAfter.size()) != kAfter) return std::nullopt;
   const std::string_view members = line.substr(kMembersAt, line.size() - kMembersAt - 1);
-  if (line.substr(kBefore.size(), kSumDigits) != sum_of(members)) return std::nullopt;
+  if (line.substr(kBefore.size(), kSealDigits) != sum_of(members)) return std::nullopt;
   return members;
 }
 

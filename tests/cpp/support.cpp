@@ -71,14 +71,12 @@ void repeat_prompt(HeadStream<Real>& stream, uint32_t seed) {
   if (chunks == 2)
     stream.repeat.rows.push_back(2 * kRows), stream.repeat.ctx.insert(stream.repeat.ctx.begin() + 1, half);
   Gaussian numbers(seed, 4);
-  const auto fill = [&](auto& to, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) to.push_back(typename std::decay_t<decltype(to)>::value_type(numbers()));
-  };
-  fill(stream.repeat_queries, int64_t(s.heads) * chunks * kRows * s.dim);
-  fill(stream.repeat_keys, int64_t(chunks) * kRows * s.dim);
-  stream.repeat_input_norms.assign(size_t(chunks * kRows), 3);
+  const int64_t rows = int64_t(chunks) * kRows;
+  for (int64_t i = 0; i < s.heads * rows * s.dim; ++i) stream.repeat_queries.push_back(Real(numbers()));
+  for (int64_t i = 0; i < rows * s.dim; ++i) stream.repeat_keys.push_back(Real(numbers()));
+  stream.repeat_input_norms.assign(size_t(rows), 3);
   stream.output_width = kWidth;
-  fill(stream.output_weights, int64_t(s.heads) * s.v_dim * kWidth);
+  for (int64_t i = 0; i < int64_t(s.heads) * s.v_dim * kWidth; ++i) stream.output_weights.push_back(float(numbers()));
 }
 
 template <class Real>

@@ -39,6 +39,13 @@ struct AverageRotation {
   }
 };
 
+// Of pair f of a vector as a complex number.
+KVR_FN double modulus(const RopeView& rope, auto vector, int32_t f) {
+  const double x = double(vector[size_t(rope.interleaved ? 2 * f : f)]);
+  const double y = double(vector[size_t(rope.interleaved ? 2 * f + 1 : f + rope.pairs)]);
+  return std::sqrt(x * x + y * y);
+}
+
 // Forward by `positions`; back if they are negative. An attention factor is left in.
 KVR_FN inline void rotate(const Team auto& team, const RopeView& rope, double positions, double* vector) {
   team.each(rope.pairs, [&](int32_t i) {

@@ -19,6 +19,14 @@ struct HeadScores {
   std::vector<double> extras;  // of the policy's head_scores()
 };
 
+// Adds the mean of x[0..n) and the sum of squared deviations from it to what a head says.
+inline void add_spread(std::vector<double>& says, const double* x, int32_t n) {
+  double mean = 0, squares = 0;
+  for (int32_t i = 0; i < n; ++i) mean += x[i] / n;
+  for (int32_t i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  says.push_back(mean), says.push_back(squares);
+}
+
 // Standard deviation (divisor n - 1) of numbers of all heads, of whose own a head says how many at `count`, their mean
 // at `mean`, and the sum of squared deviations from it behind that. 0 for a single one.
 inline double deviation_over(const std::vector<HeadScores>& heads, size_t count, size_t mean) {

@@ -23,6 +23,15 @@ KVR_FN double norm(std::span<A> a) {
   return std::sqrt(wide_dot(a, a));
 }
 
+// In place: mean 0, divided by the standard deviation (divisor n), which counts as at least `least`.
+KVR_FN inline void standardise(const Team auto& team, std::span<double> x, double least) {
+  const int32_t n = int32_t(x.size());
+  const double mean = team.sum(n, [&](int32_t i) { return x[size_t(i)]; }) / n;
+  const double squares = team.sum(n, [&](int32_t i) { return (x[size_t(i)] - mean) * (x[size_t(i)] - mean); });
+  const double deviation = std::sqrt(squares / n) > least ? std::sqrt(squares / n) : least;
+  team.each(n, [&](int32_t i) { x[size_t(i)] = (x[size_t(i)] - mean) / deviation; });
+}
+
 // In place, shifted by the maximum.
 KVR_FN inline void softmax(const Team auto& team, std::span<double> x) {
   const int32_t n = int32_t(x.size());

@@ -13,8 +13,8 @@ namespace kvreplay {
 //  1. X = un-rotated keys minus their mean; times Phi [d, sketch], Gaussian / sqrt(sketch), unless sketch is 0.
 //  2. lev_j = max(0, x_j^T (X^T X + ridge I)^-1 x_j).
 //  3. att_j = non-causal attention (core/chunk_attention.hpp), chunks counted from the first of these tokens.
-//  4. Both are divided by their standard deviations over the tokens of all kv heads of the layer (divisor n - 1, at
-//     least 1e-6). Their means shift all scores alike and are left out.
+//  4. Both over their standard deviations among the layer's tokens (divisor n - 1, at least 1e-6); means shift all
+//  alike.
 //  5. score = blend * lev + att: keep sinks and recent, and the top of the others; later tokens are kept.
 // Heads hear each other before the replay: a head alone knows lev and att, but not the layer's deviations.
 struct Compactor : Selecting<8, 4> {
@@ -25,8 +25,7 @@ struct Compactor : Selecting<8, 4> {
       .tier = 2,
       .memory = "B prompt tokens and every later one",
       .deviation =
-          "blend is kvpress's fallback instead of the share that is removed; a shorter last chunk is its own chunk. "
-          "gqa.agg sum stands for the group mean, which ranks alike.",
+          "blend is kvpress's fallback instead of the share that is removed; a shorter last chunk is its own chunk.",
       .streams = false,
       .default_phase = Phase::oneshot,
       .layer_level = false,
@@ -34,12 +33,10 @@ struct Compactor : Selecting<8, 4> {
   static constexpr Hooks hooks{
       "read_prompt evict layout needs protection shared_over head_scores hear random rng_arrays state rng larger"};
   static constexpr SharedOver shared_over = SharedOver::layer;
-  static constexpr int32_t kSketch = 48;
   static constexpr double kLeastSpread = 1e-6;
   double blend = 0.35, ridge = 1e-2;
   int32_t chunk = 256, sketch = kDerived;
-  int32_t tokens = 0;                                // of the prompt
-  int32_t rows = 0;                                  // that have lev and att
+  int32_t tokens = 0, rows = 0;                      // of the prompt; that have lev and att
   double leverage_spread = 1, attention_spread = 1;  // over the layer, once its heads were heard
   std::span<double> state;                           // lev [P], att [P], then Work
   Rng rng;
@@ -57,7 +54,7 @@ struct Compactor : Selecting<8, 4> {
     Selecting::resolve(context);
     tokens = context.prompt_tokens;
     const int32_t channels = context.shape.dim;
-    if (sketch == kDerived) sketch = channels < kSketch ? channels : kSketch;
+    if (sketch == kDerived) sketch = std::min(48, channels);
     if (sketch > channels)
       throw ParameterError("sketch", "sketch " + std::to_string(sketch) + " exceeds the " + std::to_string(channels) +
                                          " channels of a key; take fewer columns, or 0 for the keys themselves");
@@ -93,12 +90,7 @@ struct Compactor : Selecting<8, 4> {
   // Count, and of lev and of att the mean and the squared deviations from it.
   void head_scores(std::vector<double>& says) const {
     says = {double(rows)};
-    for (const double* x : {state.data(), state.data() + tokens}) {
-      double mean = 0, squares = 0;
-      for (int32_t i = 0; i < rows; ++i) mean += x[i] / rows;
-      for (int32_t i = 0; i < rows; ++i) squares += (x[i] - mean) * (x[i] - mean);
-      says.push_back(mean), says.push_back(squares);
-    }
+    for (const double* x : {state.data(), state.data() + tokens}) add_spread(says, x, rows);
   }
   void hear(const std::vector<HeadScores>& heads) {
     leverage_spread = std::max(deviation_over(heads, 0, 1), kLeastSpread);
@@ -136,10 +128,7 @@ struct Compactor : Selecting<8, 4> {
       read_key(i);
       team.each(d, [&](int32_t c) { w.mean[size_t(c)] += w.key[size_t(c)] / rows; });
     }
-    const auto take = [&](int32_t i) {
-      read_key(i);
-      project(team, w);
-    };
+    const auto take = [&](int32_t i) { read_key(i), project(team, w); };
     w.keys.find(
         team, rows, ridge, [](int32_t) { return 1.0; }, take,
         [&](int32_t i, double leverage) { w.lev[size_t(i)] = leverage > 0 ? leverage : 0; });

@@ -1,6 +1,7 @@
 #pragma once
 #include <cmath>
 
+#include "core/hashing.hpp"
 #include "core/policy.hpp"
 #include "core/sketch.hpp"
 #include "core/vectors.hpp"
@@ -37,9 +38,8 @@ struct MagicPig {
   static constexpr int32_t kMostBits = 24;
   int32_t K = 10, L = 150, sinks = 4, local = 64, min_tables = 2;
   LayerSet dense_layers{{1 | uint64_t{1} << 16 | uint64_t{1} << 32 | uint64_t{1} << 48, 1}};
-  int32_t prompt = 0;
+  int32_t prompt = 0, first = 0, middle = 0;  // the rows that are hashed
   bool dense = false;
-  int32_t first = 0, middle = 0;  // rows that are hashed
   std::span<double> state;  // [dim] kbar, [K L, dim] Phi, [P, L] codes of the middle, [P] norms, [L] codes of a query
   Rng rng;
 
@@ -91,16 +91,15 @@ struct MagicPig {
     team.each(d * columns, [&](int32_t i) {  // drawn row by row of [dim, K L], held column by column
       phi[size_t(int64_t(i % columns) * d + i / columns)] = gaussian(rng, RngStream::sketch_matrix, i);
     });
+    const auto centred = [&](int32_t i, int32_t c) {
+      return double(cache.key(first + i)[size_t(c)]) - centre(d)[size_t(c)];
+    };
     team.each(middle * L, [&](int32_t i) {
-      const auto key = cache.key(first + i / L);
-      codes(d)[size_t(i)] = code(d, i % L, [&](int32_t c) { return double(key[size_t(c)]) - centre(d)[size_t(c)]; });
+      codes(d)[size_t(i)] = sign_code(phi.data(), d, K, i % L, [&](int32_t c) { return centred(i / L, c); });
     });
     team.each(middle, [&](int32_t i) {
       double square = 0;
-      for (int32_t c = 0; c < d; ++c) {
-        const double x = double(cache.key(first + i)[size_t(c)]) - centre(d)[size_t(c)];
-        square += x * x;
-      }
+      for (int32_t c = 0; c < d; ++c) square += centred(i, c) * centred(i, c);
       norms(d)[size_t(i)] = std::sqrt(square);
     });
   }
@@ -112,7 +111,9 @@ struct MagicPig {
     for (int32_t h = 0; h < queries.heads && middle > 0; ++h) {
       const auto q = queries(h);
       const std::span<double> own = state.last(size_t(L));
-      team.each(L, [&](int32_t t) { own[size_t(t)] = code(d, t, [&](int32_t c) { return double(q[size_t(c)]); }); });
+      team.each(L, [&](int32_t t) {
+        own[size_t(t)] = sign_code(projection(d).data(), d, K, t, [&](int32_t c) { return double(q[size_t(c)]); });
+      });
       const double length = norm(q);
       team.each(middle, [&](int32_t i) {
         const int64_t at = int64_t(h) * rows + first + i;
@@ -134,17 +135,6 @@ struct MagicPig {
   KVR_FN std::span<double> norms(int32_t d) const {
     return state.subspan(size_t(d) * size_t(K * L + 1) + size_t(prompt) * size_t(L), size_t(prompt));
   }
-  // Of a vector x(c) in one table.
-  KVR_FN double code(int32_t d, int32_t table, auto x) const {
-    double bits = 0;
-    for (int32_t b = 0; b < K; ++b) {
-      const double* const column = projection(d).data() + (int64_t(table) * K + b) * d;
-      double sum = 0;
-      KVR_SIMD_SUM(sum) for (int32_t c = 0; c < d; ++c) sum += x(c) * column[c];
-      bits = 2 * bits + (sum > 0 ? 1 : 0);
-    }
-    return bits;
-  }
   // That a token of the middle is sampled.
   template <class Real>
   KVR_FN double chance(const BasicCache<Real>& cache, int32_t i, std::span<const Real> q, double length) const {
@@ -153,15 +143,7 @@ struct MagicPig {
     double product = 0;
     for (int32_t c = 0; c < d; ++c) product += double(q[size_t(c)]) * (double(key[size_t(c)]) - centre(d)[size_t(c)]);
     const double lengths = length * norms(d)[size_t(i)], cosine = lengths > 0 ? product / lengths : 0;
-    const double angle = std::acos(cosine > 1 ? 1 : cosine < -1 ? -1 : cosine);
-    const double table = std::pow(1 - angle / 3.14159265358979323846, K);
-    // Fewer than min_tables of L: terms C(L, m) table^m (1 - table)^(L - m).
-    double fewer = 0, ways = 1;
-    for (int32_t m = 0; m < min_tables; ++m) {
-      fewer += ways * std::pow(table, m) * std::pow(1 - table, L - m);
-      ways *= double(L - m) / (m + 1);
-    }
-    return 1 - fewer;
+    return agreement_chance(cosine, K, L, min_tables);
   }
 };
 

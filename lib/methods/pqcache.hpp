@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "core/policy.hpp"
+#include "core/product_codes.hpp"
 #include "core/vectors.hpp"
 
 namespace kvreplay {
@@ -70,7 +71,8 @@ struct PqCache {
     const int32_t first = held_sinks(cache, sinks), count = cache.size() - first;
     coded = cache.size();
     learnt = count >= centroids();
-    for (int32_t part = 0; part < subvectors && learnt; ++part) cluster(team, cache, part, first, count);
+    for (int32_t part = 0; part < subvectors && learnt; ++part)
+      parts(cache.shape().dim).learn(team, cache, part, first, count, iterations);
   }
   template <class Real>
   KVR_FN void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries,
@@ -78,14 +80,18 @@ struct PqCache {
     const int32_t rows = cache.size(), first = held_sinks(cache, sinks), n = rows - first - recent;
     const int32_t count = budget - first - recent;
     if (!learnt || n <= count) return team.each(rows * queries.heads, [&](int32_t i) { chosen[i] = kRead; });
-    for (; coded < rows; ++coded)
-      for (int32_t part = 0; part < subvectors; ++part) take_code(team, cache, part, coded);
+    const ProductCodes keys = parts(queries.dim);
+    team.each((rows - coded) * subvectors, [&](int32_t i) {
+      const int32_t row = coded + i / subvectors, part = i % subvectors;
+      keys.code(part, row) = keys.nearest(cache, part, row);
+    });
+    coded = rows;
     const std::span<double> together = state.last(2 * size_t(tokens)).first(size_t(n)),
                             own = state.last(size_t(tokens)).first(size_t(n));
     team.each(n, [&](int32_t i) { together[size_t(i)] = 0; });
     for (int32_t h = 0; h < queries.heads; ++h) {
-      team.each(n,
-                [&](int32_t i) { own[size_t(i)] = by_code(queries(h), first + i) / std::sqrt(double(queries.dim)); });
+      team.each(
+          n, [&](int32_t i) { own[size_t(i)] = keys.product(queries(h), first + i) / std::sqrt(double(queries.dim)); });
       softmax(team, own);
       team.each(n, [&](int32_t i) { together[size_t(i)] += own[size_t(i)]; });
     }
@@ -99,75 +105,9 @@ struct PqCache {
 
  private:
   KVR_FN int32_t centroids() const { return 1 << bits; }
-  KVR_FN double* centroid(int32_t dim, int32_t part, int32_t which) const {
-    return state.data() + int64_t(which) * dim + int64_t(part) * (dim / subvectors);
-  }
-  KVR_FN double& code(int32_t dim, int32_t part, int32_t row) const {
-    return state[size_t(int64_t(centroids()) * dim + int64_t(part) * tokens + row)];
-  }
-  KVR_FN std::span<double> sizes(int32_t dim) const {
-    return state.subspan(size_t(int64_t(centroids()) * dim + int64_t(subvectors) * tokens), size_t(centroids()));
-  }
-  KVR_FN int32_t nearest(const auto& cache, int32_t part, int32_t row) const {
-    const int32_t dim = cache.shape().dim, width = dim / subvectors;
-    const auto key = cache.key(row);
-    int32_t best = 0;
-    double least = INFINITY;
-    for (int32_t c = 0; c < centroids(); ++c) {
-      const double* const at = centroid(dim, part, c);
-      double square = 0;
-      for (int32_t i = 0; i < width; ++i) {
-        const double x = double(key[size_t(part * width + i)]) - at[i];
-        square += x * x;
-      }
-      if (square < least) least = square, best = c;
-    }
-    return best;
-  }
-  KVR_FN void take_code(const Team auto& team, const auto& cache, int32_t part, int32_t row) const {
-    const int32_t nearest_to_it = nearest(cache, part, row);
-    team.sync();
-    if (team.rank() == 0) code(cache.shape().dim, part, row) = nearest_to_it;
-    team.sync();
-  }
-  // Step 1 in one part of the channels, of rows first .. first + count - 1.
-  KVR_FN void cluster(const Team auto& team, const auto& cache, int32_t part, int32_t first, int32_t count) const {
-    const int32_t dim = cache.shape().dim, width = dim / subvectors, k = centroids();
-    const std::span<double> held = sizes(dim);
-    const auto assign = [&] {
-      team.each(count, [&](int32_t i) { code(dim, part, first + i) = nearest(cache, part, first + i); });
-    };
-    team.each(k * width, [&](int32_t i) {
-      const int32_t row = first + int32_t(int64_t(i / width) * count / k);
-      centroid(dim, part, i / width)[i % width] = double(cache.key(row)[size_t(part * width + i % width)]);
-    });
-    for (int32_t round = 0; round < iterations; ++round) {
-      assign();
-      team.each(k, [&](int32_t c) {
-        double n = 0;
-        for (int32_t i = 0; i < count; ++i) n += code(dim, part, first + i) == c ? 1 : 0;
-        held[size_t(c)] = n;
-      });
-      team.each(k * width, [&](int32_t i) {
-        const int32_t c = i / width, channel = i % width;
-        if (held[size_t(c)] == 0) return;
-        double sum = 0;
-        for (int32_t j = 0; j < count; ++j)
-          if (code(dim, part, first + j) == c) sum += double(cache.key(first + j)[size_t(part * width + channel)]);
-        centroid(dim, part, c)[channel] = sum / held[size_t(c)];
-      });
-    }
-    assign();
-  }
-  template <class Real>
-  KVR_FN double by_code(std::span<const Real> query, int32_t row) const {
-    const int32_t dim = int32_t(query.size()), width = dim / subvectors;
-    double s = 0;
-    for (int32_t part = 0; part < subvectors; ++part) {
-      const double* const at = centroid(dim, part, int32_t(code(dim, part, row)));
-      for (int32_t i = 0; i < width; ++i) s += double(query[size_t(part * width + i)]) * at[i];
-    }
-    return s;
+  KVR_FN ProductCodes parts(int32_t dim) const {
+    double* const codes = state.data() + int64_t(centroids()) * dim;
+    return {state.data(), codes, codes + int64_t(subvectors) * tokens, centroids(), dim, subvectors, tokens};
   }
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 #include "core/buffered.hpp"
-#include "core/vectors.hpp"
+#include "core/redundancy.hpp"
 
 namespace kvreplay {
 
@@ -28,7 +28,6 @@ struct Rkv : Buffered {
       .layer_level = false,
   };
   static constexpr Hooks hooks{"read_prompt evict observe_queries extra_bytes layout needs max_rows state"};
-  enum class Retain { last, first, none };
   enum class Votes { max, sum };
   int32_t window = 8, kernel = 7;
   double lambda = 0.1, threshold = 0.5;
@@ -80,9 +79,11 @@ struct Rkv : Buffered {
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     if (!is_due() || cache.size() <= target) return;
     find_importance(team, cache);
-    find_redundancy(team, cache);
     const int32_t older = cache.size() - window;
     const std::span<double> importance = column(kImportance), redundancy = column(kRedundancy);
+    const size_t all_at = state.size() - size_t(kColumns) * size_t(room) - size_t(cache.shape().dim);
+    Redundancy{state.subspan(all_at, size_t(cache.shape().dim)), column(kLength), column(kRepeats), column(kRow)}.find(
+        team, cache, threshold, retain, redundancy.first(size_t(cache.size())));
     team.each(older, [&](int32_t j) {
       cache.score(j) = lambda * pooled(importance, j, older) - (1 - lambda) * redundancy[size_t(j)];
     });
@@ -135,41 +136,6 @@ struct Rkv : Buffered {
       });
       vote(1.0 / rows);
     }
-  }
-  // Steps 2 to 4. The sum over a column of S is one product with the sum of all directions.
-  KVR_FN void find_redundancy(const Team auto& team, const auto& cache) const {
-    const int32_t n = cache.size(), dim = cache.shape().dim;
-    const std::span<double> length = column(kLength), redundancy = column(kRedundancy).first(size_t(n)),
-                            repeats = column(kRepeats), removed = column(kRow);
-    const std::span<double> all =
-        state.subspan(state.size() - size_t(kColumns) * size_t(room) - size_t(dim), size_t(dim));
-    team.each(n, [&](int32_t i) { length[size_t(i)] = 1 / (norm(cache.key(i)) + 1e-8); });
-    team.each(dim, [&](int32_t c) {
-      double sum = 0;
-      for (int32_t i = 0; i < n; ++i) sum += length[size_t(i)] * double(cache.key(i)[size_t(c)]);
-      all[size_t(c)] = sum;
-    });
-    const auto cosine = [&](int32_t i, int32_t j) {
-      return i == j ? 0.0 : wide_dot(cache.key(i), cache.key(j)) * length[size_t(i)] * length[size_t(j)];
-    };
-    team.each(n, [&](int32_t i) {
-      const int32_t j = retain == Retain::none ? i : repeated(i, n, cosine);
-      repeats[size_t(i)] = j, removed[size_t(i)] = cosine(i, j);
-    });
-    team.each(n, [&](int32_t j) {
-      const double of_itself = wide_dot(cache.key(j), cache.key(j)) * length[size_t(j)];
-      double sum = (wide_dot(all, cache.key(j)) - of_itself) * length[size_t(j)];
-      for (int32_t i = 0; i < n; ++i) sum -= repeats[size_t(i)] == j ? removed[size_t(i)] : 0;
-      redundancy[size_t(j)] = sum / n;
-    });
-    softmax(team, redundancy);
-  }
-  // Which entry of row i is set to 0. `first` is the smallest of indices in which keys that are not similar count as
-  // 0, in the release as here: it is always token 0.
-  KVR_FN int32_t repeated(int32_t i, int32_t n, auto cosine) const {
-    for (int32_t j = n - 1; j > 0 && retain == Retain::last; --j)
-      if (cosine(i, j) > threshold) return j;
-    return 0;
   }
   KVR_FN double pooled(std::span<const double> s, int32_t j, int32_t count) const {
     const int32_t first = j - kernel / 2 < 0 ? 0 : j - kernel / 2;

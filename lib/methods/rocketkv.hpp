@@ -1,6 +1,7 @@
 #pragma once
 #include <cmath>
 
+#include "core/signed_pages.hpp"
 #include "methods/snapkv.hpp"
 
 namespace kvreplay {
@@ -99,11 +100,12 @@ struct RocketKv : SnapKv {
                      uint8_t* chosen) {
     const int32_t rows = cache.size();
     const std::span<double> scores = shares(rows), softened = values(rows);
-    choose_channels(team, queries);
+    const SignedPages pages{state.first(size_t(queries.dim)), page()};
+    pages.choose_channels(team, queries, channels(queries.dim));
     team.each(rows, [&](int32_t i) { scores[size_t(i)] = 0; });
     for (int32_t h = 0; h < queries.heads; ++h) {
-      const double temperature = heat(queries, h);
-      team.each(rows, [&](int32_t i) { softened[size_t(i)] = of_page(cache, queries(h), i / page()) / temperature; });
+      const double temperature = pages.temperature(queries(h));
+      team.each(rows, [&](int32_t i) { softened[size_t(i)] = pages.score(cache, queries(h), i) / temperature; });
       softmax(team, softened);
       team.each(rows, [&](int32_t i) { scores[size_t(i)] += softened[size_t(i)] / queries.heads; });
     }
@@ -124,55 +126,8 @@ struct RocketKv : SnapKv {
     const int32_t count = int32_t(std::floor(dim * page() / ratio));
     return count > 1 ? count < dim ? count : dim : 1;
   }
-  // Of every channel: its sign, or 0 where it does not count.
-  KVR_FN std::span<double> signs(int32_t dim) const { return state.first(size_t(dim)); }
   KVR_FN std::span<double> shares(int32_t rows) const { return state.last(2 * size_t(room)).first(size_t(rows)); }
   KVR_FN std::span<double> values(int32_t rows) const { return state.last(size_t(room)).first(size_t(rows)); }
-
-  template <class Real>
-  KVR_FN void choose_channels(const Team auto& team, const StepQueries<Real>& queries) const {
-    const std::span<double> sign = signs(queries.dim);
-    const auto sum = [&](int32_t c, bool lengths) {
-      double s = 0;
-      for (int32_t h = 0; h < queries.heads; ++h) {
-        const double q = double(queries(h)[size_t(c)]);
-        s += lengths ? std::abs(q) : q;
-      }
-      return s;
-    };
-    choose_top(
-        team, queries.dim, channels(queries.dim), [&](int32_t c) { return sum(c, true); },
-        [&](int32_t c, bool yes) { sign[size_t(c)] = !yes                ? 0
-                                                     : sum(c, false) > 0 ? 1
-                                                                         : -1; });
-  }
-  template <class Real>
-  KVR_FN double heat(const StepQueries<Real>& queries, int32_t head) const {
-    const std::span<double> sign = signs(queries.dim);
-    const auto q = queries(head);
-    double counted = 0, all = 0;
-    for (int32_t c = 0; c < queries.dim; ++c) {
-      const double length = std::abs(double(q[size_t(c)]));
-      all += length, counted += sign[size_t(c)] != 0 ? length : 0;
-    }
-    return counted > 0 ? std::sqrt(queries.dim * counted / all) : 1;
-  }
-  template <class Real>
-  KVR_FN double of_page(const BasicCache<Real>& cache, std::span<const Real> query, int32_t at) const {
-    const std::span<double> sign = signs(cache.shape().dim);
-    const int32_t first = at * page(), end = first + page() < cache.size() ? first + page() : cache.size();
-    double s = 0;
-    for (size_t c = 0; c < sign.size(); ++c) {
-      if (sign[c] == 0) continue;
-      double most = sign[c] * double(cache.key(first)[c]);
-      for (int32_t i = first + 1; i < end; ++i) {
-        const double x = sign[c] * double(cache.key(i)[c]);
-        most = x > most ? x : most;
-      }
-      s += sign[c] * double(query[c]) * most;
-    }
-    return s;
-  }
 };
 
 }  // namespace kvreplay

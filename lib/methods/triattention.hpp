@@ -1,7 +1,6 @@
 #pragma once
 #include "core/buffered.hpp"
-#include "core/rotary.hpp"
-#include "core/vectors.hpp"
+#include "core/mean_query.hpp"
 
 namespace kvreplay {
 
@@ -23,27 +22,23 @@ struct TriAttention : Buffered {
       .tier = 2,
       .memory = "B tokens and up to `buffer` more; means of queries are constants of the model",
       .deviation =
-          "calibrated on the prompt's own queries instead of 32k tokens of any text; one set per kv head (the "
-          "release's "
-          "heads and layers can share one); a prompt longer than the budget competes as everything does, where the "
-          "release keeps its first tokens; channels that do not rotate count by their mean product.",
+          "calibrated on this prompt's own queries, not on any text; one set per kv head, where the release can share "
+          "one; a prompt longer than the budget competes, where the release keeps its first tokens; channels that do "
+          "not rotate count by their mean product.",
       .any_positions = false,
       .layer_level = false,
   };
-  static constexpr Hooks hooks{"read_prompt evict observe_queries layout needs max_rows report failure_text state"};
+  static constexpr Hooks hooks{"read_prompt evict observe_queries layout needs max_rows report state"};
   enum class Calibration { self };
-  enum class Group { max, mean };
-  enum class Offsets { mean, max };
+  enum class Together { mean, max };
   enum class NormTerm { residual, full };
   Calibration calibration = Calibration::self;
   int32_t offsets = 65536, sinks = 0, recent = 0;
-  Offsets offset_agg = Offsets::mean;
-  Group group = Group::max;
+  Together offset_agg = Together::mean, group = Together::max;
   bool normalise = true, trig_term = true, keep_prompt = false;
   NormTerm norm_term = NormTerm::residual;
-  int32_t prompt = 0, room = 0;
-  int32_t next = -1;  // T; before the prompt was read: -1
-  int32_t pairs = 0;  // of channels that rotate
+  int32_t prompt = 0, room = 0, next = 0;  // next: T
+  int32_t pairs = 0;                       // of channels that rotate
   bool interleaved = false;
   std::span<double> state;  // [heads, dim] mean queries, [heads, dim] weights of norms, [dim] frequencies, [dim] a
                             // query, [heads, room] scores
@@ -53,7 +48,7 @@ struct TriAttention : Buffered {
     d.choice("calibration", &TriAttention::calibration, {"self"}, "whose queries are known: this prompt's own");
     d.integer("offsets", &TriAttention::offsets, {1, 1 << 20}, "farthest of the distances 1, 2, 4, ... ahead");
     d.choice("offset_agg", &TriAttention::offset_agg, {"mean", "max"}, "how distances ahead become one");
-    d.choice("group", &TriAttention::group, {"max", "mean"}, "how query heads become one");
+    d.choice("group", &TriAttention::group, {"mean", "max"}, "how query heads become one");
     d.boolean("normalise", &TriAttention::normalise, "whether each query head's scores are standardised");
     d.choice("norm_term", &TriAttention::norm_term, {"residual", "full"},
              "what weighs a key's norm: the part of |q_f| that its mean direction leaves, or all of it");
@@ -75,13 +70,8 @@ struct TriAttention : Buffered {
     return {.state_doubles = int64_t(s.heads) * (2 * s.dim + room) + 2 * s.dim, .scores = true};
   }
   PromptNeeds needs(const MethodContext&) const { return {.queries = true, .whole = true, .rotary = true}; }
-  static std::string failure_text(int32_t, int32_t) {
-    return "calibration: self learns from the prompt's queries when it ends; take replay.prompt: cut";
-  }
   void report(auto& extras, const auto& cache) const {
-    // Means of pairs as complex numbers, of their norms, and of the other channels; of the cache's query heads.
-    const HeadShape& s = cache.shape();
-    extras["calibration_bytes"] = double(sizeof(float)) * s.heads * (s.dim + pairs);
+    extras["calibration_bytes"] = double(sizeof(float)) * cache.shape().heads * (cache.shape().dim + pairs);
   }
 
   template <class Real>
@@ -89,25 +79,18 @@ struct TriAttention : Buffered {
     const HeadShape shape = p.shape();
     pairs = p.rope().pairs, interleaved = p.rope().interleaved;
     next = p.position(p.size() - 1) + 1;
-    const std::span<double> query = turned(shape), frequencies = state.subspan(frequencies_at(shape), size_t(pairs));
+    const std::span<double> frequencies = state.subspan(frequencies_at(shape), size_t(pairs));
     team.each(pairs, [&](int32_t f) { frequencies[size_t(f)] = p.rope().inv_freq[f]; });
     for (int32_t h = 0; h < shape.heads; ++h) {
-      const std::span<double> mean = means(shape, h), size = sizes(shape, h);
-      team.each(shape.dim, [&](int32_t c) { mean[size_t(c)] = 0; });
-      team.each(pairs, [&](int32_t f) { size[size_t(f)] = 0; });
-      for (int32_t row = 0; row < p.size(); ++row) {
-        const auto q = p.query(h, row);
-        team.each(shape.dim, [&](int32_t c) { query[size_t(c)] = double(q[size_t(c)]); });
-        rotate(team, rope(shape), -p.position(row), query.data());
-        team.each(shape.dim, [&](int32_t c) { mean[size_t(c)] += query[size_t(c)] / p.size(); });
-        team.each(pairs, [&](int32_t f) { size[size_t(f)] += modulus(query, f) / p.size(); });
-      }
-      if (norm_term == NormTerm::residual) team.each(pairs, [&](int32_t f) { size[size_t(f)] -= modulus(mean, f); });
+      const MeanQuery known = query_of(shape, h);
+      known.learn(team, p, h, rope(shape), turned(shape));
+      if (norm_term == NormTerm::residual)
+        team.each(pairs, [&](int32_t f) { known.sizes[size_t(f)] -= modulus(rope(shape), known.mean, f); });
     }
   }
   template <class Real>
   KVR_FN void observe_queries(const Team auto&, const StepQueries<Real>& queries) {
-    if (next >= 0) next = queries.position + 1;
+    next = queries.position + 1;
     comes();
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
@@ -116,22 +99,20 @@ struct TriAttention : Buffered {
                   n = cache.size() - first - recent;
     const int32_t count = target - recent - (keep_prompt ? 0 : first);
     if (n <= count) return;
-    if (next < 0) return cache.fail(team, 1, 0);
     const HeadShape shape = cache.shape();
     for (int32_t h = 0; h < shape.heads; ++h) score(team, cache, h, first, n);
     team.each(n, [&](int32_t j) {
       const double* const s = scores(shape, 0).data() + j;
-      cache.score(first + j) = aggregate(group == Group::max ? Aggregate::max : Aggregate::mean, s, room, shape.heads);
+      cache.score(first + j) =
+          aggregate(group == Together::max ? Aggregate::max : Aggregate::mean, s, room, shape.heads);
     });
     keep_best(team, cache, {safe, recent}, count, [&](int32_t i) { return cache.score(i); });
   }
 
  private:
-  KVR_FN std::span<double> means(const HeadShape& s, int32_t head) const {
-    return state.subspan(size_t(head) * size_t(s.dim), size_t(s.dim));
-  }
-  KVR_FN std::span<double> sizes(const HeadShape& s, int32_t head) const {
-    return state.subspan(size_t(s.heads + head) * size_t(s.dim), size_t(pairs));
+  KVR_FN MeanQuery query_of(const HeadShape& s, int32_t head) const {
+    const size_t dim = size_t(s.dim);
+    return {state.subspan(size_t(head) * dim, dim), state.subspan(size_t(s.heads + head) * dim, size_t(pairs))};
   }
   KVR_FN static size_t frequencies_at(const HeadShape& s) { return 2 * size_t(s.heads) * size_t(s.dim); }
   KVR_FN RopeView rope(const HeadShape& s) const { return {&state[frequencies_at(s)], pairs, interleaved}; }
@@ -141,20 +122,18 @@ struct TriAttention : Buffered {
   KVR_FN std::span<double> scores(const HeadShape& s, int32_t head) const {
     return state.subspan(frequencies_at(s) + 2 * size_t(s.dim) + size_t(head) * size_t(room), size_t(room));
   }
-  KVR_FN double modulus(auto vector, int32_t f) const {
-    const double x = double(vector[size_t(interleaved ? 2 * f : f)]);
-    const double y = double(vector[size_t(interleaved ? 2 * f + 1 : f + pairs)]);
-    return std::sqrt(x * x + y * y);
-  }
   // Step 2 and the first half of step 3 for one query head; rows first .. first + n - 1 are candidates.
   KVR_FN void score(const Team auto& team, const auto& cache, int32_t head, int32_t first, int32_t n) const {
     const HeadShape shape = cache.shape();
-    const std::span<double> s = scores(shape, head), size = sizes(shape, head);
+    const std::span<double> s = scores(shape, head);
+    const MeanQuery known = query_of(shape, head);
+    const bool all_at_once = offset_agg == Together::mean;
     const auto each_key = [&](auto f) { team.each(n, [&](int32_t j) { f(s[size_t(j)], cache.key(first + j)); }); };
     bool opens = true;
     for (int32_t ahead = 1; ahead <= offsets; ahead *= 2) {
-      if (offset_agg == Offsets::mean && ahead > 1) break;
-      look_ahead(team, shape, head, ahead);
+      if (all_at_once && ahead > 1) break;
+      const int32_t last = all_at_once ? offsets : ahead;
+      known.look_ahead(team, rope(shape), next, ahead, last, trig_term ? 1 : 0, turned(shape));
       each_key([&](double& most, auto key) {
         const double near = wide_dot(turned(shape), key);
         most = opens || near > most ? near : most;
@@ -162,30 +141,9 @@ struct TriAttention : Buffered {
       opens = false;
     }
     each_key([&](double& sum, auto key) {
-      for (int32_t f = 0; f < pairs; ++f) sum += size[size_t(f)] * modulus(key, f);
+      for (int32_t f = 0; f < pairs; ++f) sum += known.sizes[size_t(f)] * modulus(rope(shape), key, f);
     });
-    if (!normalise) return;
-    const double mean = team.sum(n, [&](int32_t j) { return s[size_t(j)]; }) / n;
-    const double square = team.sum(n, [&](int32_t j) { return (s[size_t(j)] - mean) * (s[size_t(j)] - mean); });
-    const double deviation = std::sqrt(square / n) > 1e-6 ? std::sqrt(square / n) : 1e-6;
-    team.each(n, [&](int32_t j) { s[size_t(j)] = (s[size_t(j)] - mean) / deviation; });
-  }
-  // turned = the mean query as it will stand `ahead` positions from here; of all offsets, their mean. Its product with
-  // a stored key is the sum over f, and that of the channels that do not rotate.
-  KVR_FN void look_ahead(const Team auto& team, const HeadShape& shape, int32_t head, int32_t ahead) const {
-    const std::span<double> mean = means(shape, head), to = turned(shape);
-    team.each(shape.dim, [&](int32_t c) { to[size_t(c)] = mean[size_t(c)]; });
-    const RopeView r = rope(shape);
-    team.each(pairs, [&](int32_t f) {
-      double c = 0, s = 0;
-      int32_t count = 0;
-      for (int32_t D = ahead; D <= offsets; D *= 2) {
-        c += std::cos((double(next) + D) * r.inv_freq[f]), s += std::sin((double(next) + D) * r.inv_freq[f]);
-        ++count;
-        if (offset_agg == Offsets::max) break;
-      }
-      turn_pair(r, f, trig_term ? c / count : 0, trig_term ? s / count : 0, to.data());
-    });
+    if (normalise) standardise(team, s.first(size_t(n)), 1e-6);
   }
 };
 

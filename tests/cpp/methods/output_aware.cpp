@@ -49,13 +49,14 @@ TEST_CASE("CAOTE over TOVA drops the token whose loss changes the output least",
 }
 
 TEST_CASE("CAOTE over H2O adds up each query head for itself", "[wrapper]") {
-  const StreamShape shape{.tokens = 60, .prompt = 40, .heads = 2};
-  const auto s = make_stream<double>(shape, 4, Look::sinks);
+  const StreamShape shape{.tokens = 60, .prompt = 40, .heads = 3};
+  const auto s = make_stream<double>(shape, 9, Look::clustered);
+  const nlohmann::json no_recent{{"recent_frac", 0.1}};
   const auto kept = [&](Wrapper::Level level) {
-    return run(s, "h2o", 24, wrapped("h2o", Wrapper::Kind::caote, level)).kept.flat;
+    return run(s, "h2o", 16, wrapped("h2o", Wrapper::Kind::caote, level), no_recent).kept.flat;
   };
   CHECK(kept(Wrapper::Level::query) != kept(Wrapper::Level::kv));
-  CHECK(kept(Wrapper::Level::kv) != run(s, "h2o", 24, default_options("h2o")).kept.flat);
+  CHECK(kept(Wrapper::Level::kv) != run(s, "h2o", 16, default_options("h2o"), no_recent).kept.flat);
 }
 
 // Scores .4, .3, .2, .1 of one voter; the output projection stretches the last value tenfold.

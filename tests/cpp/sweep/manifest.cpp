@@ -95,8 +95,8 @@ TEST_CASE("A directory holds one plan, and the same one may be written again") {
 
 TEST_CASE("Every method's cells come back from a manifest with their keys") {
   const Folder folder;
-  // They ask for the tokens' text; for a radius; for a file.
-  const std::set<std::string> apart = {"fastgen", "subgen_stream", "external"};
+  // They ask for the tokens' text; for a radius; for a file; for passes that are not recorded; for smaller sinks.
+  const std::set<std::string> apart = {"fastgen", "subgen_stream", "external", "kvzip", "kvzip_plus", "pqcache"};
   std::string methods =
       "{name: subgen_stream, delta_rel: 0.5, epsilon: [0.1, 0.2]}, "
       "{name: snapkv, gqa.level: query, row_format: int4, window: 8}";

@@ -1,0 +1,44 @@
+#pragma once
+#include "core/rotary.hpp"
+#include "core/vectors.hpp"
+
+namespace kvreplay {
+
+// What is known of the queries of one head before rotation (methods/triattention.hpp, steps 1 and 2).
+struct MeanQuery {
+  std::span<double> mean;   // [dim]
+  std::span<double> sizes;  // [pairs] mean modulus of each pair of channels
+
+  // From the prompt's queries; one: [dim] scratch.
+  template <class Real>
+  KVR_FN void learn(const Team auto& team, const Prompt<Real>& prompt, int32_t head, const RopeView& rope,
+                    std::span<double> one) const {
+    const int32_t dim = int32_t(mean.size()), rows = prompt.size();
+    team.each(dim, [&](int32_t c) { mean[size_t(c)] = 0; });
+    team.each(rope.pairs, [&](int32_t f) { sizes[size_t(f)] = 0; });
+    for (int32_t row = 0; row < rows; ++row) {
+      const auto q = prompt.query(head, row);
+      team.each(dim, [&](int32_t c) { one[size_t(c)] = double(q[size_t(c)]); });
+      rotate(team, rope, -prompt.position(row), one.data());
+      team.each(dim, [&](int32_t c) { mean[size_t(c)] += one[size_t(c)] / rows; });
+      team.each(rope.pairs, [&](int32_t f) { sizes[size_t(f)] += modulus(rope, one, f) / rows; });
+    }
+  }
+  // to = the mean query at position `next` + D; for D = first, 2 first, ... up to `last` the mean of those. Its product
+  // with a stored key is the sum over all pairs, and over the channels that do not rotate. Times `weight` the pairs.
+  KVR_FN void look_ahead(const Team auto& team, const RopeView& rope, int32_t next, int32_t first, int32_t last,
+                         double weight, std::span<double> to) const {
+    team.each(int32_t(mean.size()), [&](int32_t c) { to[size_t(c)] = mean[size_t(c)]; });
+    team.each(rope.pairs, [&](int32_t f) {
+      double c = 0, s = 0;
+      int32_t count = 0;
+      for (int32_t ahead = first; ahead <= last; ahead *= 2, ++count) {
+        const double angle = (double(next) + ahead) * rope.inv_freq[f];
+        c += std::cos(angle), s += std::sin(angle);
+      }
+      turn_pair(rope, f, weight * c / count, weight * s / count, to.data());
+    });
+  }
+};
+
+}  // namespace kvreplay

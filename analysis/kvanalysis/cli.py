@@ -1,5 +1,5 @@
 """`kvanalysis report|figures|table|compare|parquet|epsilon|confirm|predict|allocate OUT`, and
-`kvanalysis figure|sweep CONFIG`.
+`kvanalysis figure|leaderboard|sweep CONFIG`.
 
 Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results, 130 interrupted. A step of a
 figure or a round of a sweep that failed gives its own.
@@ -52,9 +52,11 @@ def _parser():
     parser.add_argument("--version", action="version", version=f"kvanalysis {__version__}")
     parsers = parser.add_subparsers(
         required=True,
-        metavar="report|figures|figure|table|compare|parquet|sweep|epsilon|confirm|predict|allocate",
+        metavar="report|figures|figure|leaderboard|table|compare|parquet|sweep|epsilon|confirm|predict|allocate",
     )
-    for add in (_of_results, _compare, _figure, _sweep, _epsilon, _confirm, _predict, _allocate):
+    for add in (
+        *(_of_results, _compare, _figure, _leaderboard, _sweep, _epsilon, _confirm, _predict, _allocate),
+    ):
         add(parsers)
     return parser
 
@@ -99,6 +101,16 @@ def _figure(parsers):
     text = "runs a figure configuration (configs/figures/*.yaml), or all of a folder, and draws it"
     add = _command(parsers, commands.figure, text, "config", "a configuration, or a folder of them")
     default = Path("out/figures")
+    add("-o", "--out", metavar="DIR", type=Path, default=default, help=f"default: {default}")
+    _of_config(add, "every run step")
+    add("--quick", action="store_true", help="one kv head per layer: a look, not a result")
+    add("--force", action="store_true", help="forget what an earlier run left")
+
+
+def _leaderboard(parsers):
+    text = "replays a configuration of kind leaderboard, ranks its methods, and writes the page"
+    add = _command(parsers, commands.leaderboard, text, "config", "as configs/leaderboard.yaml")
+    default = Path("out/leaderboard")
     add("-o", "--out", metavar="DIR", type=Path, default=default, help=f"default: {default}")
     _of_config(add, "every run step")
     add("--quick", action="store_true", help="one kv head per layer: a look, not a result")

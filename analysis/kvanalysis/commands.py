@@ -95,6 +95,15 @@ def figure(options):
         raise FigureError(f"{len(failed)} of {len(configs)} figures were not drawn: {', '.join(failed)}")
 
 
+def leaderboard(options):
+    from .figures.config import read_figure_config
+    from .figures.steps import RunOptions
+    from .page.leaderboard import make_leaderboard
+
+    asked = RunOptions(tuple(options.trace), tuple(options.set), options.quick, options.force)
+    print(make_leaderboard(read_figure_config(options.config), options.out, asked))
+
+
 def sweep(options):
     from .sweeps.config import read_sweep_config
     from .sweeps.drive import run_sweep

@@ -49,7 +49,7 @@ OVERVIEW = (
 )
 # What `figure.kind` may name, by the room that its module stands in.
 ROOMS = {
-    "run": ("budget_claims", "error_table", "method_dots", "overview", "row_formats"),
+    "run": ("budget_claims", "error_table", "leaderboard", "method_dots", "overview", "row_formats"),
     "budgets": ("inverse_epsilon",),
     "timeline": ("kept_timeline",),
     "theory": ("bound_tightness", "epsilon_sweep", "memory_vs_n"),

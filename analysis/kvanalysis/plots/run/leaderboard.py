@@ -1,0 +1,226 @@
+"""Every method of each run step, ranked at the sizes that the step was asked for.
+
+options: {titles: {step: title}, notes: {step: text}, absent: {name: why it has no row}}; the last two are for
+the page. A step asked for shares of the full cache's bytes is ranked at those shares; one asked for tokens at
+those tokens, which is fair among methods that store everything; what takes no budget is listed with the size
+that it came to.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import pandas as pd
+
+from ...answer.compare import compare_at
+from ...answer.measures import MAIN
+from ...answer.reached import Reached, reached
+from ...data.labels import named_values
+from ...data.shares import by_share
+from ...drawing.panel_grid import say_nothing_to_draw
+from ...drawing.saving import Picture
+from ...drawing.style import COLOURS, GLYPH_EMS, ORACLE_COLOURS, RC, finish, new_figure
+from ...errors import ResultsError, UserError
+from ...loss.predicted import losses_of
+from ...stats.families import at_budget, budgets_of
+from ...stats.intervals import by_trace, mean_interval, used_rows
+from ...stats.words import BAND_NOTE, count, replay_note
+
+ROW_HEIGHT, EDGE = 0.16, 0.25  # inches
+WHERE = ["prompt", "budget_tokens", "seed"]
+COLUMNS = ["step", "size", "name", "label", "ceiling", "error", "low", "high", "stored", "read", "decided",
+           "predicted", "measured", "texts", "how"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the methods of a ranking have in common: a `share` of the full cache's bytes, `tokens` that a step
+    may read, or nothing (`own`)."""
+
+    kind: str
+    value: float = 0.0
+
+    def __str__(self) -> str:
+        return {
+            "share": f"{100 * self.value:g} % of the full cache’s bytes",
+            "tokens": f"{self.value:g} tokens read in a step",
+            "own": "a size of its own",
+        }[self.kind]
+
+
+def data(run) -> pd.DataFrame:
+    """A row of COLUMNS for each method of each ranking, the least error first, ceilings and those without a
+    number last."""
+    tables = [ranking(step.name, run.frame(step.name), size)
+              for step in run.config.steps if step.command == "run"
+              for size in sizes_of(run.frame(step.name))]  # fmt: skip
+    return pd.concat(tables, ignore_index=True)
+
+
+def draw(run, table: pd.DataFrame) -> list[Picture]:
+    titles = run.option("titles", {"": ""})
+    return [
+        Picture(
+            titles.get(step, step), own, partial(_figure, own, _note(run.frame(step))), _caption(own), step
+        )
+        for step, own in table.groupby("step", sort=False)
+    ]
+
+
+def sizes_of(frame: pd.DataFrame) -> list[Size]:
+    """What the rows were asked for, shares before tokens."""
+    shares = sorted(by_share(frame)["share"].dropna().unique())
+    if shares:
+        return [Size("share", float(share)) for share in shares]
+    return [Size("tokens", budget) for budget in budgets_of(frame)] or [Size("own")]
+
+
+def ranking(step: str, frame: pd.DataFrame, size: Size) -> pd.DataFrame:
+    """A row of COLUMNS for each method of `load`'s table at a size."""
+    rows, share = _at(frame, size)
+    found = [*_contenders(rows, share, size), *_ceilings(rows, share)]
+    losses = _losses(frame, size)
+    stored, read = _sizes(frame, size)
+    names = _names(frame)
+    for row in found:
+        label = row["label"]
+        equal = [names.get(other, other) for other in row.pop("equals", "").split(", ") if other]
+        row |= {"step": step, "size": str(size), "name": " = ".join([names.get(label, label), *equal])}
+        row |= {"stored": stored.get(label), "read": read.get(label)}
+        row |= losses.get(label, {})
+    return pd.DataFrame(found).reindex(columns=COLUMNS)
+
+
+def _names(frame: pd.DataFrame) -> dict[str, str]:
+    """{label: the method with all that it was given}: a published row says which variant it is."""
+    known = frame.drop_duplicates("label")
+    return {
+        row.label: " ".join([row.method, *named_values(row.given, sorted(row.given))])
+        for row in known.itertuples()
+    }
+
+
+def _at(frame: pd.DataFrame, size: Size) -> tuple[pd.DataFrame, float]:
+    """(rows that compete, the share at which compare_at finds them). Methods that store everything compete at
+    equal reads, so that their bytes are made equal here."""
+    if size.kind == "share":
+        return frame, size.value
+    rows = at_budget(frame, size.value) if size.kind == "tokens" else frame
+    rows = rows.assign(total_bytes=rows["full_bytes"])
+    rows.attrs = frame.attrs
+    return rows, 1.0
+
+
+def _contenders(rows: pd.DataFrame, share: float, size: Size) -> list[dict]:
+    try:
+        answer = compare_at(rows, share)
+    except (ResultsError, UserError):
+        return []
+    return [
+        {
+            "label": row.label, "equals": row.equals, "ceiling": False,
+            "error": row.error, "low": row.low, "high": row.high,
+            "decided": bool(row.decided) if size.kind != "own" else None,
+            "how": row.how if size.kind == "share" else "",
+        }
+        for row in answer.ranking.itertuples()
+    ]  # fmt: skip
+
+
+def _ceilings(rows: pd.DataFrame, share: float) -> list[dict]:
+    """Oracles do not compete; they say how much is left to gain."""
+    found = []
+    used = used_rows(rows)
+    for label, own in used[used["oracle"]].groupby("label", sort=True):
+        each = reached(own, share, MAIN)
+        if isinstance(each, Reached):
+            error, low, high = mean_interval(each.values)
+            found.append(
+                {"label": label, "ceiling": True, "error": error, "low": low, "high": high, "how": each.how}
+            )
+    return found
+
+
+def _asked(frame: pd.DataFrame, size: Size) -> pd.DataFrame:
+    """The finished rows that were replayed for a size."""
+    used = used_rows(frame)
+    if size.kind == "share":
+        marked = by_share(used)
+        return marked[marked["share"] == size.value]
+    return at_budget(used, size.value) if size.kind == "tokens" else used
+
+
+def _sizes(frame: pd.DataFrame, size: Size) -> tuple[dict[str, float], dict[str, float]]:
+    """({label: bytes stored}, {label: bytes read in a step}), as shares of the full cache's bytes."""
+    rows = _asked(frame, size)
+    groups = rows.groupby("label")
+    full = groups["full_bytes"].mean()
+    read = groups["read_bytes_per_step"].mean() if "read_bytes_per_step" in rows else full * float("nan")
+    return (groups["total_bytes"].mean() / full).to_dict(), (read / full).to_dict()
+
+
+def _losses(frame: pd.DataFrame, size: Size) -> dict[str, dict]:
+    """{label: predicted and measured nats a token, means over texts}, of those whose heads have one budget at
+    the size: a sum over other heads would be another loss."""
+    losses = losses_of(frame)
+    rows = _asked(frame, size)
+    if losses is None or rows.empty:
+        return {}
+    told = rows.groupby(["label", "prompt", "seed"], dropna=False)["budget_tokens"].nunique(dropna=False)
+    whole = told.groupby("label").max().eq(1)
+    asked = rows[rows["label"].map(whole)].drop_duplicates(["label", *WHERE])
+    both = asked[["label", *WHERE]].merge(losses.table, on=["label", *WHERE])
+    if both.empty:
+        return {}
+    measured = both["kl_mean"] if "kl_mean" in both else float("nan")
+    means = (
+        both.assign(measured=measured)
+        .groupby("label")
+        .agg(predicted=("kl", "mean"), measured=("measured", "mean"), texts=("prompt", "nunique"))
+    )
+    return means.to_dict("index")
+
+
+def _figure(table: pd.DataFrame, note: str, width: float):
+    figure = new_figure(width)
+    axes = figure.subplots()
+    shown = table.dropna(subset=["error"])
+    if shown.empty:
+        say_nothing_to_draw(axes)
+        finish(figure, [], [], note, 1.0)
+        return figure
+    sizes = list(dict.fromkeys(shown["size"]))
+    first = shown.groupby("name")["error"].mean().sort_values(ascending=False)
+    places = {name: place for place, name in enumerate(first.index)}
+    handles = []
+    for number, (size, marker) in enumerate(zip(sizes, "osD^v", strict=False)):
+        own = shown[shown["size"] == size]
+        colour = COLOURS[number]
+        heights = [places[name] + 0.18 * (number - (len(sizes) - 1) / 2) for name in own["name"]]
+        axes.hlines(heights, own["low"], own["high"], color=colour, linewidth=0.8)
+        faces = [ORACLE_COLOURS[1] if ceiling else colour for ceiling in own["ceiling"]]
+        axes.scatter(own["error"], heights, color=faces, marker=marker, s=9, zorder=3)
+        handles.append(axes.plot([], [], marker, color=colour, markersize=3.5)[0])
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(places)), list(places))
+    axes.set_ylim(-0.7, len(places) - 0.3)
+    axes.set_xlabel("mean relative error of the attention output [1]")
+    finish(figure, handles, sizes, note, EDGE + ROW_HEIGHT * len(places))
+    room = max(map(len, places)) * RC["ytick.labelsize"] * GLYPH_EMS / 72 + EDGE
+    figure.subplots_adjust(left=min(room / width, 0.6))
+    return figure
+
+
+def _note(frame: pd.DataFrame) -> str:
+    notes = " ".join(replay_note(rows) for _, rows in by_trace(frame))
+    return f"{notes} {BAND_NOTE.replace('Bands', 'Bars')} Grey: ceilings, which see what no cache can."
+
+
+def _caption(table: pd.DataFrame) -> str:
+    texts = []
+    for size, own in table[~table["ceiling"].astype(bool)].groupby("size", sort=False):
+        ranked = own.dropna(subset=["error"])
+        if len(ranked):
+            apart = int(ranked["decided"].fillna(value=False).astype(bool).sum())
+            best = f"{ranked['name'].iloc[0]} {ranked['error'].iloc[0]:.3g}"
+            texts.append(f"{size}: {best} of {count(len(ranked), 'method')}, {apart} told apart from it")
+    return "; ".join(texts) + "." if texts else "Nothing was replayed."

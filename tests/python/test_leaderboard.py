@@ -1,0 +1,115 @@
+"""The leaderboard: who is ranked with whom, at which size, and what the page says of the others."""
+
+import pandas as pd
+import pytest
+from fake_figure import draw, make_context
+from kvanalysis.cli import main
+from kvanalysis.errors import FigureError
+from kvanalysis.figures.config import read_figure_config
+from kvanalysis.figures.make import result_of
+from kvanalysis.figures.steps import RunOptions
+from kvanalysis.page.leaderboard import make_leaderboard, render
+from kvanalysis.plots.run import leaderboard
+from kvreplay_cli import ROOT
+from test_kvanalysis_fake import COLUMNS, ROW_BYTES, TOKENS, fake_row, write_results
+
+MORE = ("given", "budget_share", "read_bytes_per_step")
+FULL = TOKENS * ROW_BYTES
+
+
+def heads(method, error, share=0.5, budget=64, asked="", **changes):
+    """A method's cells of six layers."""
+    changes = {"total_bytes": share * FULL, "budget_share": asked, "read_bytes_per_step": FULL / 8} | changes
+    return [
+        fake_row(method, budget=budget, layer=layer, rel_err=error + layer / 1000, **changes)
+        for layer in range(6)
+    ]
+
+
+STREAM = [
+    *heads("h2o", 0.2, 0.099, asked="0.1"), *heads("tova", 0.1, 0.1, asked="0.1"),
+    *heads("topk_oracle", 0.05, 0.1, asked="0.1"),
+]  # fmt: skip
+READS = [
+    row
+    for budget, scale in ((64, 1), (128, 0.5))
+    for row in (
+        *heads("quest", 0.4 * scale, 1.06, budget, peak_kept_tokens=TOKENS),
+        *heads("pqcache", 0.3 * scale, 1.02, budget, peak_kept_tokens=TOKENS),
+    )
+]
+OWN = [*heads("duo_attention", 0.3, 0.6, budget=""), *heads("qjl", 0.2, 0.2, budget="")]
+
+
+def ranked(folder, **steps):
+    for step, rows in steps.items():
+        write_results(folder / step, rows, columns=(*COLUMNS, *MORE))
+    return leaderboard.data(make_context(folder, "leaderboard", steps=tuple(steps)))
+
+
+def test_a_step_is_ranked_at_the_shares_it_was_asked_for_ceilings_without_a_say(tmp_path):
+    table = ranked(tmp_path, stream=STREAM)
+    assert set(table["size"]) == {"10 % of the full cache’s bytes"}
+    assert table["label"].tolist() == ["tova", "h2o", "topk_oracle"]
+    assert table["ceiling"].tolist() == [False, False, True]
+    assert table["error"].tolist() == pytest.approx([0.1025, 0.2025, 0.0525])
+    assert table["stored"].tolist() == pytest.approx([0.1, 0.099, 0.1])
+
+
+def test_methods_that_store_everything_are_ranked_at_equal_reads_whatever_their_index_takes(tmp_path):
+    table = ranked(tmp_path, reads=READS)
+    assert table["size"].unique().tolist() == ["64 tokens read in a step", "128 tokens read in a step"]
+    assert table["label"].tolist() == ["pqcache", "quest"] * 2
+    assert table["stored"].tolist() == pytest.approx([1.02, 1.06] * 2)
+    assert table["read"].tolist() == pytest.approx([1 / 8] * 4)
+
+
+def test_methods_without_a_budget_are_listed_with_their_sizes_and_nobody_loses_for_sure(tmp_path):
+    table = ranked(tmp_path, own=OWN)
+    assert table["label"].tolist() == ["qjl", "duo_attention"]
+    assert table["stored"].tolist() == pytest.approx([0.2, 0.6])
+    assert table["decided"].isna().all()
+
+
+def test_a_method_that_cannot_go_so_low_stands_last_with_the_reason(tmp_path):
+    rows = [*STREAM, *heads("buzz", 0.01, 0.14, asked="0.2"), *heads("h2o", 0.15, 0.2, 128, asked="0.2")]
+    table = ranked(tmp_path, stream=rows)
+    last = table[(table["label"] == "buzz") & table["size"].str.startswith("10 %")].iloc[0]
+    assert pd.isna(last["error"])
+    assert last["how"] == "its least here is 14.0% of the full cache"
+
+
+def test_methods_with_equal_numbers_share_a_row_and_every_row_says_what_it_was_given(tmp_path):
+    same = heads("snapkv", 0.1, asked="0.5", given={"window": 32}), heads("pyramidkv", 0.1, asked="0.5")
+    table = ranked(tmp_path, oneshot=[row for rows in same for row in rows])
+    assert table["name"].tolist() == ["snapkv window=32 = pyramidkv"]
+
+
+def test_the_pictures_show_each_step_at_both_widths(tmp_path):
+    given = {"stream": STREAM, "reads": READS, "own": OWN}
+    made = draw(tmp_path, "leaderboard", given, {"titles": {"reads": "Reads"}}, more=MORE[1:], painted=True)
+    assert [picture.title for picture in made.figures] == ["stream", "Reads", "own"]
+
+
+def test_the_page_holds_every_table_and_what_has_no_row(tmp_path):
+    table = ranked(tmp_path, stream=STREAM, reads=READS)
+    options = {"titles": {"stream": "Streaming"}, "absent": {"KVzap": "Its scores are <trained>."}}
+    context = make_context(tmp_path, "leaderboard", options, ("stream", "reads"))
+    page = render(context, result_of(leaderboard, context), table, tmp_path)
+    assert page.count('<table class="sortable">') == 3
+    assert "<h2>Streaming</h2>" in page and "topk_oracle (ceiling)" in page
+    assert "Its scores are &lt;trained&gt;." in page
+
+
+def test_another_kind_of_configuration_is_refused(tmp_path, capsys):
+    config = ROOT / "configs/figures/h2o_fig1.yaml"
+    with pytest.raises(FigureError, match="a leaderboard has kind: leaderboard"):
+        make_leaderboard(read_figure_config(config), tmp_path, RunOptions())
+    assert main(["leaderboard", str(config), "-o", str(tmp_path)]) == 2
+    assert "a leaderboard has kind: leaderboard" in capsys.readouterr().err
+
+
+def test_the_page_of_the_documentation_names_what_the_configuration_says_is_absent():
+    absent = read_figure_config(ROOT / "configs/leaderboard.yaml").options["absent"]
+    page = (ROOT / "docs/leaderboard.md").read_text()
+    assert [name for name in absent if f"| {name} |" not in page] == []

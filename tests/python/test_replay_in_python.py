@@ -18,12 +18,13 @@ from program_beside_python import (
 
 ROPE = {"theta": 10000.0}
 PROMPT = 112
-# All that need no file; two of them cannot do without a parameter here.
+# All that need no file and no second pass; three of them cannot do without a parameter here.
 PARAMETERS = {
     "kernel_halving": {"name": "kernel_halving", "sinks": 2, "recent": 8},
+    "pqcache": {"name": "pqcache", "sinks": 2},
     "subgen_stream": {"name": "subgen_stream", "delta_rel": 0.5},
 }
-BUILT_IN = [name for name in kvreplay.methods() if name != "external"]
+BUILT_IN = [name for name in kvreplay.methods() if name not in ("external", "kvzip", "kvzip_plus")]
 EVERY = [PARAMETERS.get(name, name) for name in BUILT_IN]
 LOOKS_AT_TEXT = {"fastgen"}  # at classes of tokens, which arrays do not have
 WITHOUT_TEXT = [entry for entry in EVERY if entry not in list(LOOKS_AT_TEXT)]

@@ -48,15 +48,19 @@ TEST_CASE("CAOTE over TOVA drops the token whose loss changes the output least",
   }
 }
 
-TEST_CASE("CAOTE over H2O adds up each query head for itself", "[wrapper]") {
+TEST_CASE("CAOTE adds up what it does for each query head, or looks at the group at once", "[wrapper]") {
   const StreamShape shape{.tokens = 60, .prompt = 40, .heads = 3};
-  const auto s = make_stream<double>(shape, 9, Look::clustered);
-  const nlohmann::json no_recent{{"recent_frac", 0.1}};
-  const auto kept = [&](Wrapper::Level level) {
-    return run(s, "h2o", 16, wrapped("h2o", Wrapper::Kind::caote, level), no_recent).kept.flat;
-  };
-  CHECK(kept(Wrapper::Level::query) != kept(Wrapper::Level::kv));
-  CHECK(kept(Wrapper::Level::kv) != run(s, "h2o", 16, default_options("h2o"), no_recent).kept.flat);
+  const auto s = make_stream<double>(shape, 9, Look::gaussian);
+  for (const char* method : {"tova", "h2o"}) {
+    INFO(method);
+    const auto kept = [&](Wrapper::Level level) {
+      return run(s, method, 16, wrapped(method, Wrapper::Kind::caote, level)).kept.flat;
+    };
+    const std::vector<int32_t> plain = run(s, method, 16, default_options(method)).kept.flat;
+    CHECK(kept(Wrapper::Level::kv) != plain);
+    CHECK(kept(Wrapper::Level::query) != plain);
+    if (std::string(method) == "tova") CHECK(kept(Wrapper::Level::query) != kept(Wrapper::Level::kv));
+  }
 }
 
 // Scores .4, .3, .2, .1 of one voter; the output projection stretches the last value tenfold.

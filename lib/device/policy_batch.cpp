@@ -116,7 +116,8 @@ void PolicyBatch::advance(int32_t end, const Target& target) {
         bits_ ? m.reuse<uint32_t>(m.bits, bit_heads(policies_[i]) * rows.size() * words_of(stream_)) : nullptr;
     part += parts_of(policies_[i]);
   }
-  const bool all = std::any_of(policies_.begin(), policies_.end(), [](const auto& p) { return p.observes || p.sees_queries; });
+  const bool all =
+      std::any_of(policies_.begin(), policies_.end(), [](const auto& p) { return p.observes || p.sees_queries; });
   size_t noted = 1;
   for (const DevicePolicy& p : policies_) noted += p.lists ? 12 * size_t(p.memory.capacity) : 0;
   const int32_t piece = int32_t(std::clamp<size_t>(kNoteBytes / noted, 1, size_t(piece_)));

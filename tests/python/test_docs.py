@@ -108,7 +108,7 @@ def test_the_citation_is_of_this_version():
 
 
 def test_configs_in_the_repository_are_valid():
-    # Their trace is one that a user records: here the sample, whose prompt is shorter.
+    # Of a trace that its user records: here on the sample, whose prompt is shorter.
     recorded = {"leaderboard.yaml"}
     instead = ("-s", f"traces=[{ROOT / 'traces/samples/smollm2-135m.h5'}]", "-s", "replay.prefill=768")
     for config in sorted((ROOT / "configs").glob("*.yaml")):

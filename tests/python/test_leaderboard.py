@@ -62,6 +62,7 @@ def test_methods_that_store_everything_are_ranked_at_equal_reads_whatever_their_
     assert table["label"].tolist() == ["pqcache", "quest"] * 2
     assert table["stored"].tolist() == pytest.approx([1.02, 1.06] * 2)
     assert table["read"].tolist() == pytest.approx([1 / 8] * 4)
+    assert set(table["how"]) == {""}
 
 
 def test_methods_without_a_budget_are_listed_with_their_sizes_and_nobody_loses_for_sure(tmp_path):

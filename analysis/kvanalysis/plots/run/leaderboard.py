@@ -77,7 +77,7 @@ def sizes_of(frame: pd.DataFrame) -> list[Size]:
 def ranking(step: str, frame: pd.DataFrame, size: Size) -> pd.DataFrame:
     """A row of COLUMNS for each method of `load`'s table at a size."""
     rows, share = _at(frame, size)
-    found = [*_contenders(rows, share, size), *_ceilings(rows, share)]
+    found = [*_contenders(rows, share), *_ceilings(rows, share)]
     losses = _losses(frame, size)
     stored, read = _sizes(frame, size)
     names = _names(frame)
@@ -87,7 +87,10 @@ def ranking(step: str, frame: pd.DataFrame, size: Size) -> pd.DataFrame:
         row |= {"step": step, "size": str(size), "name": " = ".join([names.get(label, label), *equal])}
         row |= {"stored": stored.get(label), "read": read.get(label)}
         row |= losses.get(label, {})
-    return pd.DataFrame(found).reindex(columns=COLUMNS)
+    table = pd.DataFrame(found).reindex(columns=COLUMNS)
+    if size.kind != "share":
+        table["how"] = ""  # the size says it
+    return table.assign(decided=None) if size.kind == "own" else table
 
 
 def _names(frame: pd.DataFrame) -> dict[str, str]:
@@ -110,7 +113,7 @@ def _at(frame: pd.DataFrame, size: Size) -> tuple[pd.DataFrame, float]:
     return rows, 1.0
 
 
-def _contenders(rows: pd.DataFrame, share: float, size: Size) -> list[dict]:
+def _contenders(rows: pd.DataFrame, share: float) -> list[dict]:
     try:
         answer = compare_at(rows, share)
     except (ResultsError, UserError):
@@ -119,8 +122,7 @@ def _contenders(rows: pd.DataFrame, share: float, size: Size) -> list[dict]:
         {
             "label": row.label, "equals": row.equals, "ceiling": False,
             "error": row.error, "low": row.low, "high": row.high,
-            "decided": bool(row.decided) if size.kind != "own" else None,
-            "how": row.how if size.kind == "share" else "",
+            "decided": bool(row.decided), "how": row.how,
         }
         for row in answer.ranking.itertuples()
     ]  # fmt: skip

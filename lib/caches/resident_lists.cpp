@@ -21,7 +21,8 @@ ListReading reading_of(const BoundMethod& method, const CommonOptions& options) 
   const bool joins_unknown = !chooses && !r.attends && appends && own.weights;
   // Rows of one token that were coded in different blocks, or at different times, are not alike.
   const bool unlike_rows = own.extra_rows > 0 && waits(options.row_format);
-  r.partial = method.changes_logits() || (chooses && own.weights) || joins_unknown || unlike_rows;
+  r.partial = method.changes_logits() || (chooses && own.weights) || method.method().single.samples || joins_unknown ||
+              unlike_rows;
   return r;
 }
 

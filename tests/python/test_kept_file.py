@@ -40,6 +40,8 @@ MORE = [
 # What a list of tokens with weights cannot say: rows that were written, logits that were changed, rows that
 # count for the denominator alone.
 WRITES_ROWS = {"wildcat", "attention_matching", "qjl"}
+WEIGHS_READS = {"magicpig"}  # in every step anew
+LOOK_AT_MORE = {"kvzip", "kvzip_plus"}  # at a second pass, which the sample does not hold
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
@@ -181,7 +183,7 @@ def cells(tmp_path_factory):
 
 def test_every_method_is_replayed(cells):
     listed = kvreplay("list", "methods", "--json").stdout
-    assert {row["method"] for row, *_ in cells} == {m["name"] for m in json.loads(listed)}
+    assert {row["method"] for row, *_ in cells} == {m["name"] for m in json.loads(listed)} - LOOK_AT_MORE
 
 
 def test_outputs_follow_from_the_trace_and_the_lists_alone(cells):
@@ -196,7 +198,7 @@ def says_too_little(row, params):
     weighed = params.get("renormalise") is False
     # Rows of one token that were coded with others are not alike.
     unlike = row["method"] == "subgen_stream" and "'kivi'" in str(params["row_format"])
-    return row["method"] in WRITES_ROWS or changed or weighed or unlike
+    return row["method"] in WRITES_ROWS | WEIGHS_READS or changed or weighed or unlike
 
 
 def test_only_what_lists_cannot_say_is_partial(cells):

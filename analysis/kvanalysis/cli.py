@@ -100,17 +100,17 @@ def _compare(parsers):
 def _figure(parsers):
     text = "runs a figure configuration (configs/figures/*.yaml), or all of a folder, and draws it"
     add = _command(parsers, commands.figure, text, "config", "a configuration, or a folder of them")
-    default = Path("out/figures")
-    add("-o", "--out", metavar="DIR", type=Path, default=default, help=f"default: {default}")
-    _of_config(add, "every run step")
-    add("--quick", action="store_true", help="one kv head per layer: a look, not a result")
-    add("--force", action="store_true", help="forget what an earlier run left")
+    _of_run_steps(add, Path("out/figures"))
 
 
 def _leaderboard(parsers):
     text = "replays a configuration of kind leaderboard, ranks its methods, and writes the page"
     add = _command(parsers, commands.leaderboard, text, "config", "as configs/leaderboard.yaml")
-    default = Path("out/leaderboard")
+    _of_run_steps(add, Path("out/leaderboard"))
+
+
+def _of_run_steps(add, default):
+    """Options of a command that replays a figure configuration: where to, on what, and how much of it."""
     add("-o", "--out", metavar="DIR", type=Path, default=default, help=f"default: {default}")
     _of_config(add, "every run step")
     add("--quick", action="store_true", help="one kv head per layer: a look, not a result")

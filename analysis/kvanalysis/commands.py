@@ -73,9 +73,8 @@ def parquet(options):
 
 def figure(options):
     from .figures.make import figure_configs, make_figure
-    from .figures.steps import RunOptions
 
-    asked = RunOptions(tuple(options.trace), tuple(options.set), options.quick, options.force)
+    asked = _asked(options)
     configs, failed = figure_configs(options.config), []
     for config in configs:
         print(f"{config.name}: {config.title}", file=sys.stderr)
@@ -97,11 +96,16 @@ def figure(options):
 
 def leaderboard(options):
     from .figures.config import read_figure_config
-    from .figures.steps import RunOptions
     from .page.leaderboard import make_leaderboard
 
-    asked = RunOptions(tuple(options.trace), tuple(options.set), options.quick, options.force)
-    print(make_leaderboard(read_figure_config(options.config), options.out, asked))
+    print(make_leaderboard(read_figure_config(options.config), options.out, _asked(options)))
+
+
+def _asked(options):
+    """How the run steps of a figure configuration are run."""
+    from .figures.steps import RunOptions
+
+    return RunOptions(tuple(options.trace), tuple(options.set), options.quick, options.force)
 
 
 def sweep(options):

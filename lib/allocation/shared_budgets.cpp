@@ -55,7 +55,7 @@ int32_t by_pyramid(const Cell& cell) {
 Cell scoring_cell(const Cell& like) {
   Cell cell = like;
   Variant own = *like.variant;
-  own.options.row_format = {};
+  own.options.row_format = {}, own.options.wrapper = {};
   if (like.variant->values.shared_over() == SharedOver::none && like.options().allocator == Allocator::cake) {
     const Method* cake = find_method(registry(), "cake");
     if (cake == nullptr)
@@ -125,25 +125,16 @@ std::string name_of(const Cell& cell, SharedOver over) {
          std::to_string(cell.seed.value_or(0));
 }
 
-// What the scoring methods ask of the stream.
-void ask_for(const std::vector<SharedBudget*>& budgets, HeadRequest& request) {
-  for (const SharedBudget* b : budgets) {
-    const PromptNeeds needs = BoundMethod(b->scoring.variant->values, b->scoring.context()).needs();
-    request.classes = request.classes || needs.token_classes;
-    if (by_curves(b->scoring) && b->scoring.options().lu_kv.weight == LuKv::Weight::contrib)
-      request.output_weights = true;
-    request.output_weights = request.output_weights || needs.output_norms;
-    request.repeat = request.repeat || needs.repeat;
-    request.repeat_input_norms = request.repeat_input_norms || needs.input_norms;
-  }
-}
-
 template <class Real>
 HeadStream<Real> load_head_for(const std::vector<SharedBudget*>& budgets, const Place& at,
                                const HeadSource<Real>& heads) {
   HeadRequest request;
   request.place = at, request.extent = budgets.front()->scoring.extent;
-  ask_for(budgets, request);
+  for (const SharedBudget* b : budgets) {
+    request.ask_for(BoundMethod(b->scoring.variant->values, b->scoring.context()).needs());
+    const LuKv& rule = b->scoring.options().lu_kv;
+    request.output_norms = request.output_norms || (by_curves(b->scoring) && rule.weight == LuKv::Weight::contrib);
+  }
   return heads.load(request);
 }
 

@@ -109,15 +109,8 @@ void CacheReplay<Real>::open_memory() {
 }
 
 template <class Real>
-Prompt<Real> CacheReplay<Real>::prompt(const PromptSums& sums) {
-  const PromptNeeds asks = needs();
-  norms_of_heads_.clear();
-  for (int32_t h = first_head(); asks.output_norms && h < first_head() + heads(); ++h) {
-    const std::vector<double> own = output_norms(stream_, h, 0, stream_.prompt, VectorNorm::l2);
-    norms_of_heads_.insert(norms_of_heads_.end(), own.begin(), own.end());
-  }
-  return prompt_view(stream_, sums, first_head(), rules_.aggregate, memory_.storage(), asks.queries,
-                     norms_of_heads_.empty() ? nullptr : norms_of_heads_.data());
+Prompt<Real> CacheReplay<Real>::prompt(const PromptSums& sums) const {
+  return prompt_view(stream_, sums, first_head(), rules_.aggregate, memory_.storage(), needs().queries);
 }
 
 template <class Real>

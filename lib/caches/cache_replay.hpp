@@ -139,7 +139,7 @@ class CacheReplay {
   void open_memory();
   void close_prompt();
   void take_over(const DevicePolicyRecord& record);
-  Prompt<Real> prompt(const PromptSums& sums);
+  Prompt<Real> prompt(const PromptSums& sums) const;
   Token<Real> token_at(int32_t t) const;
   void step_unattended(int32_t t);
   void close_step(int32_t t);
@@ -165,9 +165,8 @@ class CacheReplay {
   Formatter<Real> formatter_;
   LedgerKeeper keeper_;
   ResidentLists lists_;
-  WrappedScores wrapped_;               // with the option `wrapper`
-  std::vector<double> norms_of_heads_;  // as Prompt::View::output_norms
-  int32_t cut_evictions_ = 0;           // of the prompt's cut
+  WrappedScores wrapped_;      // with the option `wrapper`
+  int32_t cut_evictions_ = 0;  // of the prompt's cut
   Residency residency_;
   std::vector<int32_t> held_;                 // when decide() began
   std::vector<Residency::Eviction> evicted_;  // since then

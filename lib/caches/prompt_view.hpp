@@ -24,7 +24,7 @@ typename Prompt<Real>::View sums_view(const HeadStream<Real>& s, const PromptSum
 // All that the policy of a cache is shown of the prompt. held: the cache's memory, whose keys and values it sees.
 template <class Real>
 Prompt<Real> prompt_view(const HeadStream<Real>& s, const PromptSums& sums, int32_t first_head, Aggregate how,
-                         const CacheStorage<Real>& held, bool queries, const double* output_norms = nullptr) {
+                         const CacheStorage<Real>& held, bool queries) {
   typename Prompt<Real>::View view = sums_view(s, sums, first_head, held.shape.heads, how);
   view.keys = held.keys, view.values = held.values;
   view.key_block = held.key_block, view.value_block = held.value_block;
@@ -44,7 +44,7 @@ Prompt<Real> prompt_view(const HeadStream<Real>& s, const PromptSums& sums, int3
     view.query_head = int64_t(s.query_rows) * s.shape.dim;
   }
   if (!s.classes.empty()) view.classes = s.classes.data();
-  view.output_norms = output_norms;
+  if (!s.output_norms_l2.empty()) view.output_norms = s.output_norms_l2.data() + int64_t(first_head) * s.prompt;
   view.positions = s.positions.data();
   view.rope = {s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor};
   return Prompt<Real>(view);

@@ -29,9 +29,7 @@ struct WrappedCalls : TableCalls<Real> {
 
   bool observes_heads() const { return wraps_steps() || TableCalls<Real>::observes_heads(); }
   void read_prompt(const SerialTeam& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) const;
-  void observe(const SerialTeam& team, BasicCache<Real>& cache, std::span<const double> p) const {
-    TableCalls<Real>::observe(team, cache, p);
-  }
+  using TableCalls<Real>::observe;
   void observe(const SerialTeam& team, BasicCache<Real>& cache, const HeadProbabilities& p) const;
 
  private:

@@ -126,11 +126,10 @@ void set_option(CommonOptions& options, const std::string& name, const OptionVal
   if (name == "allocator" && word.starts_with(kFilePrefix)) {
     options.allocator = Allocator::file;
     options.allocator_file = word.substr(std::string(kFilePrefix).size());
-  } else if (name == "allocator" && word == "lu_kv") {
-    options.allocator = Allocator::lu_kv;
-    options.lu_kv = value.lu_kv;
   } else if (name == "allocator") {
-    take_word(options.allocator, word, {Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake});
+    take_word(options.allocator, word,
+              {Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake, Allocator::lu_kv});
+    options.lu_kv = value.lu_kv;
   }
 }
 

@@ -13,16 +13,12 @@ struct MeanQuery {
   template <class Real>
   KVR_FN void learn(const Team auto& team, const Prompt<Real>& prompt, int32_t head, const RopeView& rope,
                     std::span<double> one) const {
-    const int32_t dim = int32_t(mean.size()), rows = prompt.size();
-    team.each(dim, [&](int32_t c) { mean[size_t(c)] = 0; });
     team.each(rope.pairs, [&](int32_t f) { sizes[size_t(f)] = 0; });
-    for (int32_t row = 0; row < rows; ++row) {
-      const auto q = prompt.query(head, row);
-      team.each(dim, [&](int32_t c) { one[size_t(c)] = double(q[size_t(c)]); });
-      rotate(team, rope, -prompt.position(row), one.data());
-      team.each(dim, [&](int32_t c) { mean[size_t(c)] += one[size_t(c)] / rows; });
-      team.each(rope.pairs, [&](int32_t f) { sizes[size_t(f)] += modulus(rope, one, f) / rows; });
-    }
+    mean_before_rotation(
+        team, prompt, rope, [&](int32_t row) { return prompt.query(head, row); }, one, mean,
+        [&](std::span<const double> q) {
+          team.each(rope.pairs, [&](int32_t f) { sizes[size_t(f)] += modulus(rope, q, f) / prompt.size(); });
+        });
   }
   // to = the mean query at position `next` + D; for D = first, 2 first, ... up to `last` the mean of those. Its product
   // with a stored key is the sum over all pairs, and over the channels that do not rotate. Times `weight` the pairs.

@@ -114,6 +114,11 @@ struct ParameterError : ConfigError {
   std::string parameter;
 };
 
+inline ParameterError no_centre(int32_t kernel) {
+  return {"kernel",
+          "kernel " + std::to_string(kernel) + " must be odd, so that pooling has a centre; take one more or less"};
+}
+
 inline ParameterError too_much_protection(int32_t sinks, int32_t recent, int32_t budget) {
   return {recent > 0 ? "recent" : "sinks", "sinks " + std::to_string(sinks) + " + recent " + std::to_string(recent) +
                                                " exceed the budget of " + std::to_string(budget) +

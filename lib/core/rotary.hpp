@@ -64,4 +64,20 @@ KVR_FN void unrotate(const Team auto& team, const RopeView& rope, int32_t positi
   rotate(team, rope, -position, vector.data());
 }
 
+// Mean of the prompt's vectors vector(row) before rotation; an attention factor is left in. one: [dim] scratch, which
+// also(one) sees of every row.
+template <class Real>
+KVR_FN void mean_before_rotation(const Team auto& team, const Prompt<Real>& prompt, const RopeView& rope, auto vector,
+                                 std::span<double> one, std::span<double> mean, auto also) {
+  const int32_t dim = int32_t(mean.size()), rows = prompt.size();
+  team.each(dim, [&](int32_t c) { mean[size_t(c)] = 0; });
+  for (int32_t row = 0; row < rows; ++row) {
+    const auto x = vector(row);
+    team.each(dim, [&](int32_t c) { one[size_t(c)] = double(x[size_t(c)]); });
+    rotate(team, rope, -prompt.position(row), one.data());
+    team.each(dim, [&](int32_t c) { mean[size_t(c)] += one[size_t(c)] / rows; });
+    also(one);
+  }
+}
+
 }  // namespace kvreplay

@@ -37,10 +37,9 @@ struct SignedPages {
     }
     return counted > 0 ? std::sqrt(double(sign.size()) * counted / all) : 1;
   }
-  // Of a row: its page's.
   template <class Real>
-  KVR_FN double score(const BasicCache<Real>& cache, std::span<const Real> query, int32_t row) const {
-    const int32_t first = row / page * page, end = first + page < cache.size() ? first + page : cache.size();
+  KVR_FN double score(const BasicCache<Real>& cache, std::span<const Real> query, int32_t of_page) const {
+    const int32_t first = of_page * page, end = first + page < cache.size() ? first + page : cache.size();
     double s = 0;
     for (size_t c = 0; c < sign.size(); ++c) {
       if (sign[c] == 0) continue;

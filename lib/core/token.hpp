@@ -168,31 +168,17 @@ class Prompt {
   }
   // One query head alone, of a prompt of one kv head.
   KVR_FN Prompt head(int32_t h) const {
-    View v = view_;
-    if (v.column_sums != nullptr) v.column_sums += int64_t(h) * v.size;
-    if (v.future_sums != nullptr) v.future_sums += int64_t(h) * v.tokens;
-    if (v.queries != nullptr) v.queries += h * v.query_head;
-    if (v.sink_logits != nullptr) v.sink_logits += h;
-    if (v.repeat.queries != nullptr) v.repeat.queries += h * v.repeat.rows * v.shape.dim;
-    if (v.output_norms != nullptr) v.output_norms += int64_t(h) * v.size;
-    v.column_max_sums = nullptr;
+    View v = heads_from(h);
     v.shape.heads = 1;
     return Prompt(v);
   }
   // One kv head of a layer, with its own group of query heads.
   KVR_FN Prompt block(int32_t b) const {
-    View v = view_;
-    const int32_t group = v.shape.heads / v.shape.blocks;
+    const int32_t group = view_.shape.heads / view_.shape.blocks;
+    View v = heads_from(b * group);
     v.keys += b * v.key_block;
     v.values += b * v.value_block;
-    if (v.column_sums != nullptr) v.column_sums += int64_t(b) * group * v.size;
-    if (v.future_sums != nullptr) v.future_sums += int64_t(b) * group * v.tokens;
-    if (v.queries != nullptr) v.queries += b * group * v.query_head;
-    if (v.sink_logits != nullptr) v.sink_logits += b * group;
-    if (v.repeat.queries != nullptr) v.repeat.queries += int64_t(b) * group * v.repeat.rows * v.shape.dim;
     if (v.repeat.keys != nullptr) v.repeat.keys += int64_t(b) * v.repeat.rows * v.shape.dim;
-    if (v.output_norms != nullptr) v.output_norms += int64_t(b) * group * v.size;
-    v.column_max_sums = nullptr;
     v.shape.heads = group;
     v.shape.blocks = 1;
     return Prompt(v);
@@ -202,6 +188,18 @@ class Prompt {
   KVR_FN std::span<const Real> at(const Real* base, int32_t i, int32_t width) const {
     assert(i >= 0 && i < view_.size);
     return {base + int64_t(i) * width, size_t(width)};
+  }
+  // Everything of a query head from `first` on.
+  KVR_FN View heads_from(int32_t first) const {
+    View v = view_;
+    if (v.column_sums != nullptr) v.column_sums += int64_t(first) * v.size;
+    if (v.future_sums != nullptr) v.future_sums += int64_t(first) * v.tokens;
+    if (v.queries != nullptr) v.queries += first * v.query_head;
+    if (v.sink_logits != nullptr) v.sink_logits += first;
+    if (v.repeat.queries != nullptr) v.repeat.queries += first * v.repeat.rows * v.shape.dim;
+    if (v.output_norms != nullptr) v.output_norms += int64_t(first) * v.size;
+    v.column_max_sums = nullptr;
+    return v;
   }
   View view_;
 };

@@ -23,6 +23,15 @@ KVR_FN double norm(std::span<A> a) {
   return std::sqrt(wide_dot(a, a));
 }
 
+// The largest among `width` neighbours of s[j], j in the middle; what lies outside [0, count) is left out.
+KVR_FN inline double largest_near(const double* s, int32_t j, int32_t count, int32_t width) {
+  const int32_t first = j - width / 2 < 0 ? 0 : j - width / 2;
+  const int32_t last = j + width / 2 >= count ? count - 1 : j + width / 2;
+  double most = s[first];
+  for (int32_t i = first; i <= last; ++i) most = s[i] > most ? s[i] : most;
+  return most;
+}
+
 // In place: mean 0, divided by the standard deviation (divisor n), which counts as at least `least`.
 KVR_FN inline void standardise(const Team auto& team, std::span<double> x, double least) {
   const int32_t n = int32_t(x.size());

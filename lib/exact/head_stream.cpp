@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "base/errors.hpp"
+#include "exact/output_norms.hpp"
 
 namespace kvreplay {
 
@@ -117,15 +118,14 @@ void load_repeat(const Tensors& trace, const HeadRequest& request, const LayerIn
 }
 
 template <class Real>
-void load_output_weights(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
-                         HeadStream<Real>& stream) {
+void load_output_norms(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
+                       HeadStream<Real>& stream) {
   const QueryHeads heads = QueryHeads::of(layer, request);
-  const size_t of_head = size_t(layer.v_head_dim) * size_t(layer.output_width);
-  stream.output_width = layer.output_width;
-  stream.output_weights.resize(size_t(heads.count) * of_head);
-  for (int32_t h = 0; h < heads.count; ++h)
-    trace.read_output_weights(request.place.prompt, request.place.layer, heads.first + h,
-                              std::span(stream.output_weights).subspan(size_t(h) * of_head, of_head));
+  std::vector<float> weights(size_t(layer.v_head_dim) * size_t(layer.output_width));
+  for (int32_t h = heads.first; h < heads.first + heads.count; ++h) {
+    trace.read_output_weights(request.place.prompt, request.place.layer, h, weights);
+    add_output_norms(stream, weights);
+  }
 }
 
 // Offsets reach from 0 to the largest distance between two positions.
@@ -173,6 +173,13 @@ double largest_norm(const std::vector<Real>& values, int32_t width) {
 
 }  // namespace
 
+void HeadRequest::ask_for(const PromptNeeds& needs) {
+  classes = classes || needs.token_classes;
+  output_norms = output_norms || needs.output_norms;
+  repeat = repeat || needs.repeat;
+  repeat_input_norms = repeat_input_norms || needs.input_norms;
+}
+
 template <class Real>
 void set_rope(HeadStream<Real>& stream, const std::optional<Rope>& rope) {
   if (!rope) return;
@@ -205,7 +212,7 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
   stream.positions.resize(size_t(stream.tokens));
   if (request.classes) stream.classes = load_classes(trace, request);
   if (request.repeat) load_repeat(trace, request, layer, stream);
-  if (request.output_weights) load_output_weights(trace, request, layer, stream);
+  if (request.output_norms) load_output_norms(trace, request, layer, stream);
   if (request.rotation) prepare_rotation(trace, request, layer, stream);
   if (request.gradient != HeadRequest::Gradient::none) load_sensitivity(trace, request, layer, stream);
   stream.max_value_norm = largest_norm(stream.values, stream.shape.v_dim);

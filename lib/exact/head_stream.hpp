@@ -50,9 +50,9 @@ struct HeadStream {
   RepeatInfo repeat;
   std::vector<Real> repeat_queries, repeat_keys;
   std::vector<float> repeat_input_norms;  // [rows], likewise
-  // Output projection of each query head, [heads, v_dim, output_width]; empty unless asked for.
-  std::vector<float> output_weights;
-  int32_t output_width = 0;
+  // ||v W||_1 and ||v W||_2 of the prompt's values behind the output projection of each query head, [heads, prompt];
+  // empty unless asked for.
+  std::vector<double> output_norms_l1, output_norms_l2;
   Sensitivity sensitivity;    // only where projections are asked for and recorded
   int32_t stored_bytes = 4;   // of one number in the trace
   double max_value_norm = 0;  // of tokens 0..tokens-1
@@ -89,10 +89,13 @@ struct HeadRequest {
   bool rotation = false;  // a method re-assigns positions
   bool classes = false;   // a method looks at the text
   bool repeat = false, repeat_input_norms = false;
-  bool output_weights = false;  // a method looks at values behind the output projection
+  bool output_norms = false;  // a method looks at values behind the output projection
   // The gradient that errors are projected on: nobody asks, where the trace has it, or TraceError without it.
   enum class Gradient { none, recorded, required } gradient = Gradient::none;
   bool all_queries = true;  // false: those of a long trace are fetched when they are needed
+
+  // What a method reads of the prompt besides keys, values and queries.
+  void ask_for(const PromptNeeds& needs);
 };
 // Query rows of all heads that are read at a time.
 constexpr int32_t kQueryRows = 2048;

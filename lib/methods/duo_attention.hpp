@@ -85,9 +85,12 @@ struct DuoAttention {
       looks_far /= rows > 0 ? rows : 1;
       return;
     }
-    mean_unrotated(team, prompt, mean_key(), [&](int32_t row) { return prompt.key(row); });
+    const auto find_mean = [&](std::span<double> mean, auto vector) {
+      mean_before_rotation(team, prompt, prompt.rope(), vector, part(2), mean, [](std::span<const double>) {});
+    };
+    find_mean(mean_key(), [&](int32_t row) { return prompt.key(row); });
     for (int32_t h = 0; h < prompt.shape().heads; ++h) {
-      mean_unrotated(team, prompt, mean_query(), [&](int32_t row) { return prompt.query(h, row); });
+      find_mean(mean_query(), [&](int32_t row) { return prompt.query(h, row); });
       looks_far += area(team, prompt) / prompt.shape().heads;
     }
   }
@@ -102,19 +105,6 @@ struct DuoAttention {
   KVR_FN std::span<double> part(size_t which) const {
     const size_t dim = (state.size() - size_t(length)) / 3;
     return state.subspan(which * dim, dim);
-  }
-  template <class Real>
-  KVR_FN void mean_unrotated(const Team auto& team, const Prompt<Real>& prompt, std::span<double> mean,
-                             auto vector) const {
-    const std::span<double> one = part(2);
-    const int32_t dim = int32_t(mean.size());
-    team.each(dim, [&](int32_t c) { mean[size_t(c)] = 0; });
-    for (int32_t row = 0; row < prompt.size(); ++row) {
-      const auto x = vector(row);
-      team.each(dim, [&](int32_t c) { one[size_t(c)] = double(x[size_t(c)]); });
-      rotate(team, prompt.rope(), -prompt.position(row), one.data());
-      team.each(dim, [&](int32_t c) { mean[size_t(c)] += one[size_t(c)] / prompt.size(); });
-    }
   }
   // An attention factor is left in both vectors, as if they had been rotated again.
   template <class Real>

@@ -26,11 +26,12 @@ struct KvZip : Selecting<4> {
       .default_phase = Phase::oneshot,
       .layer_level = false,
   };
-  static constexpr Hooks hooks{"read_prompt evict layout needs protection shared_over shares share state"};
+  static constexpr Hooks hooks{"read_prompt evict layout needs protection shared_over shares share state larger"};
   static constexpr SharedOver shared_over = SharedOver::model;
   enum class Level { uniform, layer, pair };
   Level level = Level::uniform;
-  std::span<double> state;  // [P + rows of a chunk] one row's probabilities
+  std::span<double> state;  // [P] scores, then [P] one row's probabilities
+  const KvZip* larger = nullptr;
 
   static void declare(auto& d) { declare_level<KvZip>(d); }
   template <class M>
@@ -40,7 +41,7 @@ struct KvZip : Selecting<4> {
     protect<M>(d);
   }
   Layout layout(const MethodContext& context) const {
-    return {.state_doubles = int64_t(context.prompt_tokens), .scores = true};
+    return {.state_doubles = 2 * int64_t(context.prompt_tokens), .scores = true};
   }
   PromptNeeds needs(const MethodContext&) const { return {.repeat = true}; }
   SharedOver shares() const {
@@ -59,48 +60,69 @@ struct KvZip : Selecting<4> {
   }
 
  protected:
-  // factor(head, row, token) times the probability; the largest counts.
+  // factor(head, row, token) times the probability; the largest counts. Found once for all budgets.
   template <class Real>
   KVR_FN void score_by_repeat(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache,
                               auto factor) const {
-    const RepeatView<Real> r = prompt.repeat();
-    team.each(cache.size(), [&](int32_t i) { cache.score(i) = 0; });
-    for (int32_t c = 0; c < r.chunks; ++c)
-      for (int64_t row = r.first_row[c]; row < r.first_row[c + 1]; ++row)
-        for (int32_t h = 0; h < prompt.shape().heads; ++h) {
-          vote(team, prompt, c, h, row);
-          const int32_t first = r.first_token[c], before = sinks < first ? sinks : first;
-          const int32_t count = before + r.first_token[c + 1] - first;
-          team.each(cache.size(), [&](int32_t i) {
-            const int32_t token = cache.token(i), at = token < before ? token : token - first + before;
-            if (token >= before && (token < first || at >= count)) return;
-            const double s = state[size_t(at)] * factor(h, row, token);
-            cache.score(i) = s > cache.score(i) ? s : cache.score(i);
-          });
-        }
+    const int32_t rows = cache.size();
+    if (larger != nullptr) team.each(rows, [&](int32_t i) { state[size_t(i)] = larger->state[size_t(i)]; });
+    else find_scores(team, prompt, cache, factor);
+    team.each(rows, [&](int32_t i) { cache.score(i) = state[size_t(i)]; });
   }
 
  private:
-  // Of one row over the context tokens it sees: sinks before the chunk, then the chunk.
+  // Context tokens that the rows of a chunk see: `before` sinks, then the chunk from `first` on.
+  struct Seen {
+    int32_t first, before, count;
+    KVR_FN int32_t token(int32_t i) const { return i < before ? i : first + i - before; }
+    KVR_FN int32_t at(int32_t token) const {  // -1: not seen
+      if (token < before) return token;
+      const int32_t i = token - first + before;
+      return token < first || i >= count ? -1 : i;
+    }
+  };
   template <class Real>
-  KVR_FN void vote(const Team auto& team, const Prompt<Real>& prompt, int32_t chunk, int32_t head, int64_t row) const {
-    const RepeatView<Real> r = prompt.repeat();
+  KVR_FN Seen seen_by(const RepeatView<Real>& r, int32_t chunk) const {
     const int32_t first = r.first_token[chunk], before = sinks < first ? sinks : first;
-    const int32_t count = before + r.first_token[chunk + 1] - first, own = int32_t(row) - r.first_row[chunk] + 1;
+    return {first, before, before + r.first_token[chunk + 1] - first};
+  }
+  KVR_FN std::span<double> row_of(int32_t count) const { return state.last(state.size() / 2).first(size_t(count)); }
+
+  template <class Real>
+  KVR_FN void find_scores(const Team auto& team, const Prompt<Real>& prompt, const BasicCache<Real>& cache,
+                          auto factor) const {
+    const RepeatView<Real> r = prompt.repeat();
+    team.each(cache.size(), [&](int32_t i) { state[size_t(i)] = 0; });
+    for (int32_t c = 0; c < r.chunks; ++c)
+      for (int64_t row = r.first_row[c]; row < r.first_row[c + 1]; ++row)
+        for (int32_t h = 0; h < prompt.shape().heads; ++h) {
+          const Seen seen = seen_by(r, c);
+          const std::span<double> p = row_of(seen.count);
+          vote(team, prompt, seen, h, row, r.first_row[c]);
+          team.each(cache.size(), [&](int32_t i) {
+            const int32_t token = cache.token(i), at = seen.at(token);
+            if (at < 0) return;
+            const double s = p[size_t(at)] * factor(h, row, token);
+            state[size_t(i)] = s > state[size_t(i)] ? s : state[size_t(i)];
+          });
+        }
+  }
+  // Probabilities of one row over the context tokens that it sees; the rows of its chunk up to itself share the mass.
+  template <class Real>
+  KVR_FN void vote(const Team auto& team, const Prompt<Real>& prompt, const Seen& seen, int32_t head, int64_t row,
+                   int32_t first_row) const {
+    const std::span<double> p = row_of(seen.count);
+    const int32_t own = int32_t(row) - first_row + 1;
     const auto query = prompt.repeat_query(head, row);
-    team.each(count, [&](int32_t i) {
-      state[size_t(i)] = prompt.logit(wide_dot(query, prompt.key(i < before ? i : first + i - before)));
-    });
-    const auto of_row = [&](int32_t i) {
-      return prompt.logit(wide_dot(query, prompt.repeat_key(r.first_row[chunk] + i)));
-    };
-    double top = team.largest(count, [&](int32_t i) { return state[size_t(i)]; }).score;
+    team.each(seen.count, [&](int32_t i) { p[size_t(i)] = prompt.logit(wide_dot(query, prompt.key(seen.token(i)))); });
+    const auto of_row = [&](int32_t i) { return prompt.logit(wide_dot(query, prompt.repeat_key(first_row + i))); };
+    double top = team.largest(seen.count, [&](int32_t i) { return p[size_t(i)]; }).score;
     const double own_top = team.largest(own, of_row).score;
     top = own_top > top ? own_top : top;
-    team.each(count, [&](int32_t i) { state[size_t(i)] = std::exp(state[size_t(i)] - top); });
-    const double total = team.sum(count, [&](int32_t i) { return state[size_t(i)]; }) +
+    team.each(seen.count, [&](int32_t i) { p[size_t(i)] = std::exp(p[size_t(i)] - top); });
+    const double total = team.sum(seen.count, [&](int32_t i) { return p[size_t(i)]; }) +
                          team.sum(own, [&](int32_t i) { return std::exp(of_row(i) - top); });
-    team.each(count, [&](int32_t i) { state[size_t(i)] /= total; });
+    team.each(seen.count, [&](int32_t i) { p[size_t(i)] /= total; });
   }
 };
 

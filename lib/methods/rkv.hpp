@@ -50,9 +50,7 @@ struct Rkv : Buffered {
   void resolve(const MethodContext& context) {
     Buffered::resolve(context, window);
     room = int32_t(most_rows(context));
-    if (kernel % 2 == 0)
-      throw ParameterError("kernel", "kernel " + std::to_string(kernel) +
-                                         " must be odd, so that pooling has a centre; take one more or less");
+    if (kernel % 2 == 0) throw no_centre(kernel);
   }
   Layout layout(const MethodContext& context) const {
     const HeadShape& s = context.shape;
@@ -85,7 +83,8 @@ struct Rkv : Buffered {
     Redundancy{state.subspan(all_at, size_t(cache.shape().dim)), column(kLength), column(kRepeats), column(kRow)}.find(
         team, cache, threshold, retain, redundancy.first(size_t(cache.size())));
     team.each(older, [&](int32_t j) {
-      cache.score(j) = lambda * pooled(importance, j, older) - (1 - lambda) * redundancy[size_t(j)];
+      cache.score(j) =
+          lambda * largest_near(importance.data(), j, older, kernel) - (1 - lambda) * redundancy[size_t(j)];
     });
     keep_best(team, cache, {.recent = window}, target - window, [&](int32_t i) { return cache.score(i); });
   }
@@ -136,13 +135,6 @@ struct Rkv : Buffered {
       });
       vote(1.0 / rows);
     }
-  }
-  KVR_FN double pooled(std::span<const double> s, int32_t j, int32_t count) const {
-    const int32_t first = j - kernel / 2 < 0 ? 0 : j - kernel / 2;
-    const int32_t last = j + kernel / 2 >= count ? count - 1 : j + kernel / 2;
-    double most = s[size_t(first)];
-    for (int32_t i = first; i <= last; ++i) most = s[size_t(i)] > most ? s[size_t(i)] : most;
-    return most;
   }
 };
 

@@ -33,10 +33,9 @@ struct RocketKv : SnapKv {
   };
   static constexpr Hooks hooks{
       "read_prompt evict choose extra_bytes report layout needs max_rows max_rows_read protection voters "
-      "failure_text set_options holds_all state"};
+      "set_options holds_all state"};
   int32_t stage1 = kDerived, prompt = 0, room = 0;
-  double ratio = 1;     // c2
-  bool scored = false;  // the prompt was read
+  double ratio = 1;  // c2
 
   static void declare(auto& d) {
     d.integer("window", static_cast<int32_t RocketKv::*>(&RocketKv::window), {1, kManyTokens},
@@ -58,9 +57,6 @@ struct RocketKv : SnapKv {
     ratio = std::max(1.0, cap / read);
   }
   static void set_options(const RocketKv&, CommonOptions&) {}
-  static std::string failure_text(int32_t, int32_t) {
-    return "stage 1 looks at the whole prompt before it cuts it; take replay.prompt: cut";
-  }
   bool holds_all() const { return false; }
   int64_t max_rows(const MethodContext& context) const {
     if (prompt <= budget) return context.tokens;
@@ -74,7 +70,7 @@ struct RocketKv : SnapKv {
   int32_t max_rows_read() const { return read_tokens(); }
   Layout layout(const MethodContext& context) const {
     Layout all = SnapKv::layout(context);
-    all.state_doubles = std::max(all.state_doubles, 2 * int64_t(context.shape.dim) + 2 * int64_t(context.tokens));
+    all.state_doubles = std::max(all.state_doubles, int64_t(context.shape.dim) + 3 * int64_t(context.tokens));
     return all;
   }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
@@ -85,27 +81,23 @@ struct RocketKv : SnapKv {
     extras["stage1_tokens"] = stage1;
     extras["page"] = page();
   }
-  template <class Real>
-  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& text, BasicCache<Real>& cache) {
-    SnapKv::read_prompt(team, text, cache);
-    scored = true;
-  }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     if (prompt <= budget || cache.token(cache.size() - 1) >= prompt || cache.size() <= stage1) return;
-    if (!scored) return cache.fail(team, 1, 0);
     keep_scored(team, cache, protection(), stage1);
   }
   template <class Real>
   KVR_FN void choose(const Team auto& team, const BasicCache<Real>& cache, const StepQueries<Real>& queries,
                      uint8_t* chosen) {
     const int32_t rows = cache.size();
-    const std::span<double> scores = shares(rows), softened = values(rows);
+    const std::span<double> scores = column(0, rows), softened = column(1, rows), of_page = column(2, rows);
     const SignedPages pages{state.first(size_t(queries.dim)), page()};
     pages.choose_channels(team, queries, channels(queries.dim));
     team.each(rows, [&](int32_t i) { scores[size_t(i)] = 0; });
     for (int32_t h = 0; h < queries.heads; ++h) {
       const double temperature = pages.temperature(queries(h));
-      team.each(rows, [&](int32_t i) { softened[size_t(i)] = pages.score(cache, queries(h), i) / temperature; });
+      team.each((rows + page() - 1) / page(),
+                [&](int32_t p) { of_page[size_t(p)] = pages.score(cache, queries(h), p) / temperature; });
+      team.each(rows, [&](int32_t i) { softened[size_t(i)] = of_page[size_t(i / page())]; });
       softmax(team, softened);
       team.each(rows, [&](int32_t i) { scores[size_t(i)] += softened[size_t(i)] / queries.heads; });
     }
@@ -126,8 +118,9 @@ struct RocketKv : SnapKv {
     const int32_t count = int32_t(std::floor(dim * page() / ratio));
     return count > 1 ? count < dim ? count : dim : 1;
   }
-  KVR_FN std::span<double> shares(int32_t rows) const { return state.last(2 * size_t(room)).first(size_t(rows)); }
-  KVR_FN std::span<double> values(int32_t rows) const { return state.last(size_t(room)).first(size_t(rows)); }
+  KVR_FN std::span<double> column(size_t which, int32_t rows) const {
+    return state.last(3 * size_t(room)).subspan(which * size_t(room), size_t(rows));
+  }
 };
 
 }  // namespace kvreplay

@@ -62,9 +62,7 @@ struct SnapKv : Selecting<> {
     if (kernel == kDerived) kernel = kvpress ? 5 : variant == Variant::none_pool ? 1 : 7;
     if (pool == Pool::derived) pool = kvpress ? Pool::avg : Pool::max;
     if (when == When::derived) when = kvpress || variant == Variant::paper_config ? When::after : When::before;
-    if (kernel % 2 == 0)
-      throw ParameterError("kernel", "kernel " + std::to_string(kernel) +
-                                         " must be odd, so that pooling has a centre; take one more or less");
+    if (kernel % 2 == 0) throw no_centre(kernel);
   }
   static void set_options(const SnapKv& m, CommonOptions& options) {
     if (m.variant == Variant::kvpress || m.variant == Variant::paper_config) options.gqa_aggregate = Aggregate::mean;
@@ -134,14 +132,10 @@ struct SnapKv : Selecting<> {
     return sums.data();
   }
   KVR_FN double pooled(const double* s, int32_t j, int32_t prefix) const {
-    const int32_t first = j - kernel / 2 < 0 ? 0 : j - kernel / 2;
-    const int32_t last = j + kernel / 2 >= prefix ? prefix - 1 : j + kernel / 2;
-    double most = s[first], sum = 0;
-    for (int32_t i = first; i <= last; ++i) {
-      most = s[i] > most ? s[i] : most;
-      sum += s[i];
-    }
-    return pool == Pool::max ? most : sum / kernel;
+    if (pool == Pool::max) return largest_near(s, j, prefix, kernel);
+    double sum = 0;
+    for (int32_t i = j - kernel / 2; i <= j + kernel / 2; ++i) sum += i >= 0 && i < prefix ? s[i] : 0;
+    return sum / kernel;
   }
 };
 

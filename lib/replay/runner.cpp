@@ -36,12 +36,9 @@ bool same_decision(const Cell& a, const Cell& b) {
 // What its methods ask of the stream.
 void ask_for(const Cell& cell, HeadRequest& request) {
   const PromptNeeds needs = BoundMethod(cell.variant->values, cell.context()).needs();
+  request.ask_for(needs);
   request.rotation = request.rotation || cell.options().positions == Positions::cache;
-  request.classes = request.classes || needs.token_classes;
-  request.output_weights =
-      request.output_weights || needs.output_norms || cell.options().wrapper.kind == Wrapper::Kind::critical;
-  request.repeat = request.repeat || needs.repeat;
-  request.repeat_input_norms = request.repeat_input_norms || needs.input_norms;
+  request.output_norms = request.output_norms || cell.options().wrapper.kind == Wrapper::Kind::critical;
   request.all_queries = request.all_queries || needs.queries || cell.variant->values.oracle_needs().largest_query_norm;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/philox.hpp"
+#include "exact/output_norms.hpp"
 #include "list_files.hpp"
 
 namespace kvreplay::test {
@@ -75,8 +76,11 @@ void repeat_prompt(HeadStream<Real>& stream, uint32_t seed) {
   for (int64_t i = 0; i < s.heads * rows * s.dim; ++i) stream.repeat_queries.push_back(Real(numbers()));
   for (int64_t i = 0; i < rows * s.dim; ++i) stream.repeat_keys.push_back(Real(numbers()));
   stream.repeat_input_norms.assign(size_t(rows), 3);
-  stream.output_width = kWidth;
-  for (int64_t i = 0; i < int64_t(s.heads) * s.v_dim * kWidth; ++i) stream.output_weights.push_back(float(numbers()));
+  std::vector<float> weights(size_t(s.v_dim) * kWidth);
+  for (int32_t h = 0; h < s.heads; ++h) {
+    for (float& w : weights) w = float(numbers());
+    add_output_norms(stream, weights);
+  }
 }
 
 template <class Real>
@@ -115,12 +119,11 @@ HeadStream<double> layer_of(const HeadStream<double>& a, const HeadStream<double
   HeadStream<double> layer = make_stream<double>(s);
   layer.shape.heads = 2 * s.heads, layer.shape.blocks = 2;
   for (auto member : {&HeadStream<double>::keys, &HeadStream<double>::values, &HeadStream<double>::queries,
-                      &HeadStream<double>::repeat_keys, &HeadStream<double>::repeat_queries}) {
+                      &HeadStream<double>::repeat_keys, &HeadStream<double>::repeat_queries,
+                      &HeadStream<double>::output_norms_l1, &HeadStream<double>::output_norms_l2}) {
     layer.*member = a.*member;
     (layer.*member).insert((layer.*member).end(), (b.*member).begin(), (b.*member).end());
   }
-  layer.output_weights = a.output_weights;
-  layer.output_weights.insert(layer.output_weights.end(), b.output_weights.begin(), b.output_weights.end());
   std::vector<uint16_t>& numbers = layer.sensitivity.numbers;
   numbers = a.sensitivity.numbers;
   numbers.insert(numbers.end(), b.sensitivity.numbers.begin(), b.sensitivity.numbers.end());

@@ -1,4 +1,5 @@
 #include "core/budget_curves.hpp"
+#include "exact/output_norms.hpp"
 #include "hand_streams.hpp"
 
 // Selections that look at what a token brings to the output, by hand and by what they promise.
@@ -64,7 +65,8 @@ TEST_CASE("CAOTE adds up what it does for each query head, or looks at the group
 TEST_CASE("CriticalKV keeps the best score, then the best score times norm", "[wrapper]") {
   auto s = weighted_stream({4, 3, 2, 1, 1e-9, 1}, 5);
   s.values = {1, 1, 1, 10, 1, 1};
-  s.output_width = 1, s.output_weights = {1};
+  s.output_norms_l1.clear(), s.output_norms_l2.clear();
+  add_output_norms(s, std::vector<float>{1});
   const nlohmann::json params{{"window", 1}, {"kernel", 1}};
   const CommonOptions plain = default_options("snapkv"), critical = wrapped("snapkv", Wrapper::Kind::critical);
   CHECK(kept_list(run(s, "snapkv", 4, plain, params), 0) == std::vector<int32_t>{0, 1, 2, 4});

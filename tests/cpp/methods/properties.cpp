@@ -225,8 +225,8 @@ TEST_CASE("gqa.level query is one cache for every query head", "[properties]") {
       one.queries = std::vector<double>(first, first + int64_t(s.tokens) * s.dim);
       one.repeat_queries.erase(one.repeat_queries.begin(),
                                one.repeat_queries.begin() + h * int64_t(one.repeat_queries.size() / s.heads));
-      one.output_weights.erase(one.output_weights.begin(),
-                               one.output_weights.begin() + h * int64_t(one.output_weights.size() / s.heads));
+      for (auto* norms : {&one.output_norms_l1, &one.output_norms_l2})
+        norms->erase(norms->begin(), norms->begin() + h * int64_t(s.prompt));
       const CellResult alone = replay(one, {cell_of(v, kBudget, single)}).only();
       for (size_t row = 0; row < alone.rows.size(); ++row)
         CHECK(relative_difference(output(both, h, row), output(alone, 0, row)) < kDouble);
@@ -246,7 +246,8 @@ TEST_CASE("identical query heads make every aggregation agree", "[properties][ma
     const auto like_first = [](auto& of_heads) {
       for (size_t i = of_heads.size() / 3; i < of_heads.size(); ++i) of_heads[i] = of_heads[i % (of_heads.size() / 3)];
     };
-    like_first(stream.repeat_queries), like_first(stream.output_weights);
+    for (auto* of_heads : {&stream.repeat_queries, &stream.output_norms_l1, &stream.output_norms_l2})
+      like_first(*of_heads);
     std::vector<int32_t> first;
     for (const Aggregate how : {Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first}) {
       INFO(v.label() << " agg " << word(how));
@@ -485,10 +486,9 @@ TEST_CASE("the order of the query heads changes no kept list", "[properties]") {
     INFO(v.label());
     const auto stream = make_stream<double>(s, 28, Look::clustered);
     auto swapped = make_stream<double>(s, 28, Look::clustered);
-    for (auto* of_heads : {&swapped.queries, &swapped.repeat_queries})
+    for (auto* of_heads :
+         {&swapped.queries, &swapped.repeat_queries, &swapped.output_norms_l1, &swapped.output_norms_l2})
       std::rotate(of_heads->begin(), of_heads->begin() + int64_t(of_heads->size() / 2), of_heads->end());
-    std::rotate(swapped.output_weights.begin(),
-                swapped.output_weights.begin() + int64_t(s.v_dim) * swapped.output_width, swapped.output_weights.end());
     const CellResult a = replay(stream, {cell_of(v, kBudget, s)}).only(),
                      b = replay(swapped, {cell_of(v, kBudget, s)}).only();
     CHECK(a.kept.flat == b.kept.flat);

@@ -53,7 +53,7 @@ Lines facts(const Method& method) {
 
 constexpr const char* kAxes =
     "Every method also takes phase, positions, order, prompt, gqa.level, gqa.agg, row_format, reweight, "
-    "wrapper, allocator and uniforms, where they have a meaning for it.";
+    "wrapper, merge, allocator and uniforms, where they have a meaning for it.";
 
 }  // namespace
 

@@ -55,7 +55,7 @@ int32_t by_pyramid(const Cell& cell) {
 Cell scoring_cell(const Cell& like) {
   Cell cell = like;
   Variant own = *like.variant;
-  own.options.row_format = {}, own.options.wrapper = {};
+  own.options.row_format = {}, own.options.wrapper = {}, own.options.merge = {};
   if (like.variant->values.shared_over() == SharedOver::none && like.options().allocator == Allocator::cake) {
     const Method* cake = find_method(registry(), "cake");
     if (cake == nullptr)

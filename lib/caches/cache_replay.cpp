@@ -45,6 +45,7 @@ CacheReplay<Real>::CacheReplay(CacheSetup setup, const HeadStream<Real>& stream,
   prompt_streams_ = setup_.prompt_streams || setup_.method.streams_prompt();
   if (prompt_streams_ || host.observe_prompt != nullptr) open_memory();
   open_wrapper();
+  open_merging();
 }
 
 // The method's own, with what the options ask for.
@@ -52,6 +53,10 @@ template <class Real>
 Layout CacheReplay<Real>::full_layout() const {
   Layout layout = setup_.method.layout();
   layout.weights = layout.weights || setup_.options.reweight != Reweight::none;
+  if (const Merge& merge = setup_.options.merge; !merge.is_none()) {
+    layout.weights = layout.weights || merge.mass == Merge::Mass::keep;
+    layout.own_rows += most_merged_rows();
+  }
   if (!formatter_.writes()) return layout;
   layout.coded = true;
   if (coded_ != nullptr) return layout;
@@ -60,6 +65,17 @@ Layout CacheReplay<Real>::full_layout() const {
   const int64_t coded = most_kept_ + (setup_.options.row_format.own_row_coded ? 1 : 0);
   layout.own_rows += int32_t(most_kept_ >= 0 ? std::min(most, coded) : most);
   return layout;
+}
+
+// Rows that merging may have written at a time: those that stay, and gaussian's beside them.
+template <class Real>
+int32_t CacheReplay<Real>::most_merged_rows() const {
+  if (setup_.options.merge.rule == Merge::Rule::gaussian) return stream_.prompt;
+  const bool by_budget = setup_.method.takes_budget();
+  const int64_t kept = most_kept_ >= 0 ? most_kept_ + 1
+                       : by_budget     ? setup_.method.context().budget.tokens
+                                       : stream_.tokens;
+  return int32_t(std::min<int64_t>(stream_.tokens, kept));
 }
 
 template <class Real>
@@ -138,13 +154,36 @@ void CacheReplay<Real>::open_wrapper() {
 }
 
 template <class Real>
+void CacheReplay<Real>::open_merging() {
+  merging_.merge = setup_.options.merge, merging_.rng = setup_.rng;
+  if (merging_.merge.looks_at_attention()) merging_.attention.assign(size_t(stream_.tokens), 0);
+}
+
+template <class Real>
+int32_t CacheReplay<Real>::merges_by_rows_from() const {
+  if (!merging_.observes()) return PromptNeeds::kNoRows;
+  return merging_.merge.attention == Merge::Attention::step ? stream_.prompt - 1 : 0;
+}
+
+template <class Real>
+void CacheReplay<Real>::receive_prompt(const PromptSums& sums) {
+  if (!merging_.observes()) return;
+  auto view = sums_view(stream_, {.columns = sums.received}, first_head(), heads(), rules_.aggregate);
+  view.size = stream_.prompt, view.shape = cache_.shape(), view.aggregate = rules_.aggregate;
+  const Prompt<Real> prompt(view);
+  for (int32_t i = 0; i < prompt.size(); ++i) merging_.attention[size_t(i)] = prompt.column_sum(i);
+  merging_.last_row = prompt.size() - 1;
+}
+
+template <class Real>
 void CacheReplay<Real>::read_prompt(const PromptSums& sums, const CacheReplay* larger) {
   const auto start = Clock::now();
   const auto bind = setup_.method.method().host.bind_larger;
   if (bind != nullptr && larger != nullptr) bind(setup_.method.self(), larger->setup_.method.policy());
   open_memory();
   memory_.reveal(0, stream_.prompt);
-  reweighted_ = replay_prompt(SerialTeam{}, wrapped_calls(), cache_, prompt(sums), rules_,
+  receive_prompt(sums);
+  reweighted_ = replay_prompt(SerialTeam{}, step_calls(), cache_, prompt(sums), rules_,
                               setup_.options.reweight != Reweight::none);
   if (bind != nullptr) bind(setup_.method.self(), nullptr);
   close_prompt();
@@ -290,6 +329,9 @@ ExtraBytes CacheReplay<Real>::extra_bytes() const {
   if (const auto hook = m.template of<Real>().extra_bytes; hook != nullptr) hook(setup_.method.policy(), extra, cache_);
   if (wrapped_.steps())  // beside the one score a row that is charged anyway
     extra.mark_bytes += 8 * int64_t(wrapped_.scores.size() / size_t(stream_.tokens)) * cache_.size();
+  if (rules_.streaming && merging_.observes()) extra.mark_bytes += 8 * int64_t(cache_.size());
+  for (int32_t i = 0; i < cache_.size() && merging_.keeps_mass(); ++i)  // in the numerator and in the denominator
+    extra.weight_floats += cache_.num(i) == Real(1) && cache_.den(i) == Real(1) ? 0 : 2;
   return extra;
 }
 
@@ -332,6 +374,10 @@ void CacheReplay<Real>::take_report() {
   const Method& m = setup_.method.method();
   if (const auto hook = m.template of<Real>().report; hook != nullptr)
     hook(setup_.method.policy(), keeper_.ledger.extras, cache_);
+  if (!merging_.merge.is_none()) {
+    keeper_.ledger.extras["merged_rows"] = double(merging_.merged);
+    keeper_.ledger.extras["lost_rows"] = double(merging_.lost);
+  }
   const CodedNumbers& coded = formatter_.numbers();
   if (coded.all == 0) return;
   keeper_.ledger.extras["row_clipped"] = double(coded.clipped) / double(coded.all);
@@ -370,8 +416,8 @@ bool CacheReplay<Real>::may_run_on_device() const {
   const auto injected = [](const InjectedArray& a) { return a.values != nullptr; };
   const Rng& rng = setup_.rng;
   return std::is_same_v<Real, float> && !setup_.method.method().hooks.has(Hook::given) &&
-         setup_.options.wrapper.is_none() && !needs().repeat && !setup_.method.method().single.samples &&
-         !has_blocks(setup_.options.row_format) && !watch_.audit &&
+         setup_.options.wrapper.is_none() && setup_.options.merge.is_none() && !needs().repeat &&
+         !setup_.method.method().single.samples && !has_blocks(setup_.options.row_format) && !watch_.audit &&
          std::none_of(rng.injected, rng.injected + Rng::kArrays, injected);
 }
 

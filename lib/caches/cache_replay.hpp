@@ -6,10 +6,10 @@
 #include "caches/cache_memory.hpp"
 #include "caches/device_policy.hpp"
 #include "caches/ledger.hpp"
+#include "caches/merged_calls.hpp"
 #include "caches/prompt_view.hpp"
 #include "caches/residency.hpp"
 #include "caches/resident_lists.hpp"
-#include "caches/wrapped_scores.hpp"
 #include "catalog/bound_method.hpp"
 #include "core/replay_error.hpp"
 #include "exact/head_stream.hpp"
@@ -68,13 +68,13 @@ class CacheReplay {
   // Beside a row format: merged rows, or tokens that are held several times.
   bool method_writes_rows() const {
     const Layout own = setup_.method.layout();
-    return own.own_rows > 0 || own.extra_rows > 0;
+    return own.own_rows > 0 || own.extra_rows > 0 || !setup_.options.merge.is_none();
   }
   CodedTokens<Real>* coded_tokens() const { return coded_.get(); }  // or null
   int32_t first_head() const { return setup_.first_head; }
   int32_t heads() const { return setup_.method.context().shape.heads; }
   bool heads_differ() const { return setup_.method.heads_differ(setup_.options); }
-  bool observes() const { return setup_.method.observes(setup_.options); }
+  bool observes() const { return setup_.method.observes(setup_.options) || (rules_.streaming && merging_.observes()); }
   bool streams_prompt() const { return prompt_streams_; }
   bool evicts_first() const { return rules_.evict_first; }
   bool moves_positions() const { return setup_.options.positions == Positions::cache && stream_.rotate().active(); }
@@ -84,6 +84,8 @@ class CacheReplay {
 
   // ---- The prompt, where it comes in one call.
   PromptNeeds needs() const { return setup_.method.needs(); }
+  // The first row whose attention evicted rows are merged by; PromptNeeds::kNoRows: by none.
+  int32_t merges_by_rows_from() const;
   // Row t, from needs().rows_from on; probabilities of all heads of the stream.
   void observe_prompt(int32_t t, const HeadProbabilities& p);
   // larger: the same method's cache at a larger budget, which has read the prompt already, or null.
@@ -97,7 +99,7 @@ class CacheReplay {
   template <class Heads>
   void step(int32_t t, Heads& heads, const StepScratch<Real>& scratch, bool attends) {
     memory_.reveal(t, t + 1);
-    replay_step(SerialTeam{}, wrapped_calls(), cache_, token_at(t), rules_, heads, scratch, attends);
+    replay_step(SerialTeam{}, step_calls(), cache_, token_at(t), rules_, heads, scratch, attends);
     close_step(t);
   }
   void open_step(int32_t t);
@@ -133,9 +135,16 @@ class CacheReplay {
     const Method& m = setup_.method.method();
     return {const_cast<std::byte*>(setup_.method.policy()), m.host, m.template of<Real>()};
   }
-  WrappedCalls<Real> wrapped_calls() { return {calls(), setup_.options.wrapper.is_none() ? nullptr : &wrapped_}; }
+  // The policy's, with what the options `wrapper` and `merge` put around them.
+  MergedCalls<Real> step_calls() {
+    return {{calls(), setup_.options.wrapper.is_none() ? nullptr : &wrapped_},
+            setup_.options.merge.is_none() ? nullptr : &merging_};
+  }
   void open_wrapper();
+  void open_merging();
+  void receive_prompt(const PromptSums& sums);
   Layout full_layout() const;
+  int32_t most_merged_rows() const;
   void open_memory();
   void close_prompt();
   void take_over(const DevicePolicyRecord& record);
@@ -166,6 +175,7 @@ class CacheReplay {
   LedgerKeeper keeper_;
   ResidentLists lists_;
   WrappedScores wrapped_;      // with the option `wrapper`
+  Merging merging_;            // with the option `merge`
   int32_t cut_evictions_ = 0;  // of the prompt's cut
   Residency residency_;
   std::vector<int32_t> held_;                 // when decide() began

@@ -9,7 +9,8 @@ void PromptReading<Real>::add(CacheReplay<Real>& cache, bool shows_rows) {
   const PromptNeeds needs = cache.needs();
   future_ = future_ || needs.future_sums;
   pass_.maxima = pass_.maxima || cache.options().gqa_aggregate == Aggregate::max;
-  if (needs.column_sums_from >= 0) pass_.sums_from.push_back(needs.column_sums_from);
+  for (const int32_t row : {needs.column_sums_from, cache.merges_by_rows_from()})
+    if (row >= 0) pass_.sums_from.push_back(row);
   if (needs.rows_from < 0 || !shows_rows) return;
   watchers_.push_back({&cache, needs.rows_from});
   pass_.rows_from = pass_.rows_from < 0 ? needs.rows_from : std::min(pass_.rows_from, needs.rows_from);
@@ -29,9 +30,15 @@ void PromptReading<Real>::sum(const ColumnSums& columns, const FutureSums& futur
 }
 
 template <class Real>
+const double* PromptReading<Real>::sums_from(int32_t row) const {
+  const auto at = sums_.find(row);
+  return at == sums_.end() ? nullptr : at->second.data();
+}
+
+template <class Real>
 PromptSums PromptReading<Real>::sums_of(const CacheReplay<Real>& cache) const {
-  const auto at = sums_.find(cache.needs().column_sums_from);
-  return {at == sums_.end() ? nullptr : at->second.data(), future_sums_.empty() ? nullptr : future_sums_.data()};
+  return {sums_from(cache.needs().column_sums_from), future_sums_.empty() ? nullptr : future_sums_.data(),
+          sums_from(cache.merges_by_rows_from())};
 }
 
 template class PromptReading<float>;

@@ -27,6 +27,7 @@ class PromptReading {
   PromptSums sums_of(const CacheReplay<Real>& cache) const;
 
  private:
+  const double* sums_from(int32_t row) const;  // null where nobody asked
   struct Watcher {
     CacheReplay<Real>* cache;
     int32_t from;  // the first row that it is shown

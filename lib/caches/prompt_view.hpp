@@ -7,6 +7,7 @@ namespace kvreplay {
 // Sums over rows of the prompt and, for oracles, of the future: of all heads of the stream, or null.
 struct PromptSums {
   const double *columns = nullptr, *future = nullptr;  // [heads, prompt], [heads, tokens]
+  const double* received = nullptr;                    // as columns, of the rows that evicted rows are merged by
 };
 
 // The sums over rows of some query heads, as a policy is shown them.

@@ -40,6 +40,7 @@ JsonObject options_object(const CommonOptions& o) {
   all.add_json("allocator", allocator_json(o));
   all.add_json("row_format", row_format_json(o.row_format));
   if (!o.wrapper.is_none()) all.add_json("wrapper", wrapper_json(o.wrapper));
+  if (!o.merge.is_none()) all.add_json("merge", merge_json(o.merge));
   if (o.prompt != PromptMode::as_run) all.add("prompt", word(o.prompt));
   return all;
 }
@@ -138,7 +139,7 @@ RowFormat row_format_at(const BoundMethod& method, const CommonOptions& options)
   return at_layer(options.row_format, method.context().layer, method.context().n_layers);
 }
 bool draws(const BoundMethod& method, const CommonOptions& options) {
-  return method.random() || is_random(row_format_at(method, options));
+  return method.random() || options.merge.random() || is_random(row_format_at(method, options));
 }
 
 std::string options_json(const CommonOptions& options) { return options_object(options).text(); }

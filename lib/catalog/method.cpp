@@ -49,6 +49,16 @@ std::string wrapper_json(const Wrapper& wrapper) {
         .add("fast", wrapper.fast);
   return all.text();
 }
+std::string merge_json(const Merge& merge) {
+  if (merge.is_none()) return json_of("none");
+  JsonObject all;
+  all.add("name", word(merge.rule)).add("mass", merge.mass == Merge::Mass::keep ? "keep" : "none");
+  if (merge.rule == Merge::Rule::cam)
+    all.add("next", merge.next).add("attention", merge.attention == Merge::Attention::step ? "step" : "accumulated");
+  if (merge.rule == Merge::Rule::d2o) all.add("release", merge.release);
+  if (merge.rule == Merge::Rule::gaussian) all.add("threshold", merge.threshold);
+  return all.text();
+}
 std::string allocator_json(const CommonOptions& o) {
   if (o.allocator == Allocator::file) return json_of("file:" + o.allocator_file);
   if (o.allocator != Allocator::lu_kv) return json_of(word(o.allocator));
@@ -62,6 +72,10 @@ const char* word(Reweight reweight) { return reweight == Reweight::none ? "none"
 const char* word(Allocator allocator) {
   constexpr const char* words[] = {"uniform", "pyramid", "ada", "cake", "lu_kv", "file"};
   return words[int(allocator)];
+}
+const char* word(Merge::Rule rule) {
+  constexpr const char* words[] = {"none", "cam", "d2o", "pivot", "weighted_v", "gaussian"};
+  return words[int(rule)];
 }
 const char* word(PromptMode mode) {
   constexpr const char* words[] = {"as_run", "cut", "stream"};

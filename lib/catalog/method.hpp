@@ -18,10 +18,12 @@ const char* word(Aggregate how);
 const char* word(Positions positions);
 const char* word(Order order);
 std::string wrapper_json(const Wrapper& wrapper);
+std::string merge_json(const Merge& merge);
 std::string allocator_json(const CommonOptions& options);
 const char* word(PromptMode mode);
 const char* word(Reweight reweight);
 const char* word(Allocator allocator);
+const char* word(Merge::Rule rule);
 
 struct Method : PolicyTable {
   std::vector<ParameterSpec> parameters;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "config/merge.hpp"
+
 namespace kvreplay {
 namespace {
 
@@ -115,6 +117,7 @@ void set_option(CommonOptions& options, const std::string& name, const OptionVal
   const std::string& word = value.word;
   if (name == kRowFormat) options.row_format = value.row_format;
   if (name == kWrapper) options.wrapper = value.wrapper;
+  if (name == kMerge) options.merge = value.merge;
   if (name == "phase") take_word(options.phase, word, {Phase::stream, Phase::oneshot});
   if (name == "positions") take_word(options.positions, word, {Positions::original, Positions::cache});
   if (name == "order") take_word(options.order, word, {Order::attend_then_evict, Order::evict_then_attend});
@@ -148,6 +151,7 @@ std::string senseless(const MethodInstance& m) {
         name, m.method().scores_prompt ? "streams here" : "does not select by scores",
         m.method().scores_prompt ? ", or add phase: oneshot" : "");
   if (const std::string why = senseless_wrapper(m); !why.empty()) return why;
+  if (const std::string why = senseless_merge(m); !why.empty()) return why;
   if (!options.row_format.is_source() && m.method().info.own_row_format)
     return fmt::format("{} stores its rows in a format of its own: leave out row_format", name);
   return senseless_share(m);

@@ -16,20 +16,22 @@ namespace kvreplay {
 
 constexpr const char* kRowFormat = "row_format";  // the axis that takes formats
 constexpr const char* kWrapper = "wrapper";       // the axis that takes wrappers
+constexpr const char* kMerge = "merge";           // the axis that takes rules for evicted rows
 constexpr const char* kFilePrefix = "file:";      // of an allocator that reads its budgets from a file
 
 // The axes of conventions C4, C6, C9 and C14, and the words they take.
 const std::map<std::string, std::vector<std::string>>& option_words();
-// A value that was read: a word, a row format or a wrapper with its parameters.
+// A value that was read: a word, or what has parameters of its own.
 struct OptionValue {
   std::string word;
   RowFormat row_format = {};
   Wrapper wrapper = {};
   LuKv lu_kv = {};
+  Merge merge = {};
   bool operator==(const OptionValue& other) const {
     return word == other.word && row_format_json(row_format) == row_format_json(other.row_format) &&
-           wrapper_json(wrapper) == wrapper_json(other.wrapper) && lu_kv.weight == other.lu_kv.weight &&
-           lu_kv.lo == other.lu_kv.lo;
+           wrapper_json(wrapper) == wrapper_json(other.wrapper) && merge_json(merge) == merge_json(other.merge) &&
+           lu_kv.weight == other.lu_kv.weight && lu_kv.lo == other.lu_kv.lo;
   }
 };
 void set_option(CommonOptions& options, const std::string& name, const OptionValue& value);

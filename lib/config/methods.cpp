@@ -7,6 +7,7 @@
 #include "base/json_text.hpp"
 #include "config/allocator.hpp"
 #include "config/common_options.hpp"
+#include "config/merge.hpp"
 #include "config/row_format.hpp"
 #include "config/sections.hpp"
 #include "config/wrapper.hpp"
@@ -54,7 +55,7 @@ std::vector<std::string> keys_of(const Method& method) {
   std::vector<std::string> keys;
   for (const ParameterSpec& spec : method.parameters) keys.push_back(spec.name);
   for (const auto& [name, words] : option_words()) keys.push_back(name);
-  keys.insert(keys.end(), {kRowFormat, kWrapper});
+  keys.insert(keys.end(), {kRowFormat, kWrapper, kMerge});
   keys.insert(keys.end(), {"name", "uniforms", "gqa"});
   return keys;
 }
@@ -106,7 +107,7 @@ class MethodsReader {
     if (key.text == "uniforms") return read_uniforms(entry, value);
     if (key.text == "gqa") return read_gqa(entry, value);
     if (const ParameterSpec* spec = entry.method->parameter(key.text)) return read_parameters(entry, key, value, *spec);
-    for (const char* axis : {kRowFormat, kWrapper})
+    for (const char* axis : {kRowFormat, kWrapper, kMerge})
       if (key.text == axis) return read_words(entry, key, value, axis);
     const auto axis = option_words().find(key.text);
     if (axis != option_words().end()) return read_words(entry, key, value, axis->first);
@@ -202,6 +203,10 @@ class MethodsReader {
     if (axis == kWrapper) {
       const auto wrapper = read_wrapper(problems_, item);
       return wrapper ? std::optional(OptionValue{"", {}, *wrapper}) : std::nullopt;
+    }
+    if (axis == kMerge) {
+      const auto merge = read_merge(problems_, item);
+      return merge ? std::optional(OptionValue{.word = "", .merge = *merge}) : std::nullopt;
     }
     if (axis == "allocator" && (item.kind == Node::Kind::map || item.text == "lu_kv")) {
       const auto rule = read_lu_kv(problems_, item);

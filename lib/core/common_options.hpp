@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/budget_curves.hpp"
+#include "core/merge.hpp"
 #include "core/row_format.hpp"
 #include "core/token.hpp"
 #include "core/wrapper.hpp"
@@ -32,6 +33,7 @@ struct CommonOptions {
   LuKv lu_kv;                  // of Allocator::lu_kv
   RowFormat row_format;
   Wrapper wrapper;
+  Merge merge;
 };
 
 }  // namespace kvreplay

@@ -48,6 +48,7 @@ enum class RngStream : uint32_t {
   row_signs = 14,
   row_rotation = 15,
   row_sketch = 16,
+  merge_draws = 17,
 };
 
 // An array that tests inject instead of counter-based numbers: draw (round, position, slot) of its

@@ -1,0 +1,252 @@
+#include "caches/merge_rules.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <span>
+
+#include "core/vectors.hpp"
+
+namespace kvreplay {
+namespace {
+
+constexpr SerialTeam kTeam;
+
+double cosine(double product, double norm_a, double norm_b) {
+  return norm_a > 0 && norm_b > 0 ? product / (norm_a * norm_b) : 0;
+}
+
+template <class Real>
+class Merger {
+ public:
+  Merger(const std::vector<EvictedRow>& evicted, Merging& state, BasicCache<Real>& cache)
+      : evicted_(evicted), state_(state), merge_(state.merge), cache_(cache), kept_(size_t(cache.size())) {
+    std::iota(kept_.begin(), kept_.end(), 0);
+    std::sort(kept_.begin(), kept_.end(), [&](int32_t a, int32_t b) { return cache.token(a) < cache.token(b); });
+  }
+
+  void cam() {
+    for (const EvictedRow& row : evicted_) {
+      const size_t first = right_of(row.token), count = std::min(size_t(merge_.next), kept_.size() - first);
+      const double u = state_.rng.uniform(RngStream::merge_draws, row.token);
+      if (count == 0 || !(u < probability(row.token, first, count))) continue;
+      const double part = 1 / double(count);
+      for (size_t i = first; i < first + count; ++i) hand_out(row, part, kept_[i]);
+      ++state_.merged;
+    }
+  }
+
+  void weighted_v() {
+    for (const EvictedRow& row : evicted_) {
+      if (kept_.empty()) break;
+      const size_t right = right_of(row.token);
+      const int32_t target = kept_[right < kept_.size() ? right : right - 1];
+      if (keeps_mass()) {
+        take_in(row, 1, target);
+      } else {
+        const double own = state_.mean_attention(row.token), others = state_.mean_attention(cache_.token(target));
+        if (own + others > 0) rewrite_value(target, others / (own + others), own / (own + others), row);
+      }
+      ++state_.merged;
+    }
+  }
+
+  // d2o and pivot: rows join the kept row whose key is nearest by its angle.
+  void by_cosine() {
+    if (kept_.empty()) return;
+    std::vector<double> cosines;
+    const std::vector<int32_t> targets = nearest(cosines);
+    if (merge_.rule == Merge::Rule::d2o) follow_threshold(cosines);
+    for (const int32_t target : kept_) {
+      std::vector<size_t> joins;
+      for (size_t i = 0; i < evicted_.size(); ++i)
+        if (targets[i] == target && joins_at(cosines[i])) joins.push_back(i);
+      if (!joins.empty()) join(target, joins, cosines);
+      state_.merged += int64_t(joins.size());
+    }
+  }
+
+  void gaussian() {
+    size_t first = 0;
+    for (size_t i = 1; i <= evicted_.size(); ++i) {
+      if (i < evicted_.size() && are_alike(evicted_[i - 1], evicted_[i])) continue;
+      push_run(std::span(evicted_).subspan(first, i - first));
+      state_.merged += int64_t(i - first);
+      first = i;
+    }
+  }
+
+ private:
+  bool keeps_mass() const { return state_.keeps_mass(); }
+  // Among kept_, the first of a later token.
+  size_t right_of(int32_t token) const {
+    return size_t(std::lower_bound(kept_.begin(), kept_.end(), token,
+                                   [&](int32_t row, int32_t t) { return cache_.token(row) < t; }) -
+                  kept_.begin());
+  }
+
+  // Of cam: attention that the token has received over the mean of `count` kept ones.
+  double probability(int32_t token, size_t first, size_t count) const {
+    double sum = 0;
+    for (size_t i = first; i < first + count; ++i) sum += state_.attention[size_t(cache_.token(kept_[i]))];
+    const double own = state_.attention[size_t(token)], mean = sum / double(count);
+    if (mean > 0) return std::min(1.0, own / mean);
+    return own > 0 ? 1 : 0;
+  }
+  void hand_out(const EvictedRow& row, double part, int32_t target) {
+    if (keeps_mass()) take_in(row, part, target);
+    else rewrite_value(target, 1, part, row);
+  }
+  // A part of a row: the value becomes the mean of both by what they stand for.
+  void take_in(const EvictedRow& row, double part, int32_t target) {
+    const double own = double(cache_.num(target)), taken = row.num * part;
+    rewrite_value(target, own / (own + taken), taken / (own + taken), row);
+    weigh(target, taken, row.den * part);
+  }
+  // The key stays.
+  void rewrite_value(int32_t target, double own, double other, const EvictedRow& row) {
+    const auto key = cache_.key(target), value = cache_.value(target);
+    cache_.rewrite(
+        kTeam, target, [&](int32_t, int32_t c) { return key[size_t(c)]; },
+        [&](int32_t, int32_t c) { return Real(own * double(value[size_t(c)]) + other * row.value[size_t(c)]); });
+  }
+  void weigh(int32_t target, double num, double den) {
+    cache_.weigh(kTeam, target, double(cache_.num(target)) + num, double(cache_.den(target)) + den);
+  }
+
+  // Of each evicted row the kept row with the largest cosine; ties: the lower token.
+  std::vector<int32_t> nearest(std::vector<double>& cosines) const {
+    std::vector<double> norms;
+    for (const int32_t row : kept_) norms.push_back(norm(cache_.key(row)));
+    std::vector<int32_t> targets;
+    for (const EvictedRow& row : evicted_) {
+      const double own = norm(std::span(row.key));
+      double most = -INFINITY;
+      for (size_t i = 0; i < kept_.size(); ++i) {
+        const double s = cosine(wide_dot(cache_.key(kept_[i]), std::span(row.key)), own, norms[i]);
+        if (!(s > most)) continue;
+        if (most == -INFINITY) targets.push_back(kept_[i]);
+        else targets.back() = kept_[i];
+        most = s;
+      }
+      cosines.push_back(most);
+    }
+    return targets;
+  }
+  void follow_threshold(const std::vector<double>& cosines) {
+    const double mean = std::accumulate(cosines.begin(), cosines.end(), 0.0) / double(cosines.size());
+    state_.threshold = std::isnan(state_.threshold) ? mean : (state_.threshold + mean) / 2;
+  }
+  bool joins_at(double cosine) const { return merge_.rule != Merge::Rule::d2o || cosine >= state_.threshold; }
+
+  // Of d2o and pivot: what the kept row weighs, and what a row with this cosine weighs.
+  struct Weights {
+    double own, other;
+  };
+  Weights weights(double cosine) const {
+    if (merge_.rule == Merge::Rule::pivot) return {0.5, 0.5};
+    return merge_.release ? Weights{0, cosine} : Weights{0, std::exp(cosine)};
+  }
+  void join(int32_t target, const std::vector<size_t>& joins, const std::vector<double>& cosines) {
+    double own = merge_.rule == Merge::Rule::d2o && !merge_.release ? std::exp(1.0) : 1.0, total = own;
+    std::vector<double> others;
+    for (const size_t i : joins) {
+      const Weights w = weights(cosines[i]);
+      own += w.own, others.push_back(w.other);
+      total += w.own + w.other;
+    }
+    if (merge_.release) total = 1 + double(joins.size());
+    const auto mixed = [&](std::span<const Real> held, auto part, int32_t c) {
+      double sum = own * double(held[size_t(c)]);
+      for (size_t i = 0; i < joins.size(); ++i) sum += others[i] * (evicted_[joins[i]].*part)[size_t(c)];
+      return Real(sum / total);
+    };
+    const auto key = cache_.key(target), value = cache_.value(target);
+    const auto mean = [&](int32_t c) { return by_mass(value, double(cache_.num(target)), joins, c); };
+    cache_.rewrite(
+        kTeam, target, [&](int32_t, int32_t c) { return mixed(key, &EvictedRow::key, c); },
+        [&](int32_t, int32_t c) { return keeps_mass() ? mean(c) : mixed(value, &EvictedRow::value, c); });
+    if (!keeps_mass()) return;
+    for (const size_t i : joins) weigh(target, evicted_[i].num, evicted_[i].den);
+  }
+  Real by_mass(std::span<const Real> value, double num, const std::vector<size_t>& joins, int32_t c) const {
+    double sum = num * double(value[size_t(c)]), all = num;
+    for (const size_t i : joins) sum += evicted_[i].num * evicted_[i].value[size_t(c)], all += evicted_[i].num;
+    return Real(sum / all);
+  }
+
+  bool are_alike(const EvictedRow& a, const EvictedRow& b) const {
+    const std::span left(a.key), right(b.key);
+    return b.token == a.token + 1 && cosine(wide_dot(left, right), norm(left), norm(right)) > merge_.threshold;
+  }
+  // Gaussian weights of a run around its key with the largest attention; they add up to 1.
+  std::vector<double> run_weights(std::span<const EvictedRow> run) const {
+    const auto gets_less = [&](const EvictedRow& a, const EvictedRow& b) {
+      return state_.attention[size_t(a.token)] < state_.attention[size_t(b.token)];
+    };
+    const EvictedRow& pivot = *std::max_element(run.begin(), run.end(), gets_less);
+    std::vector<double> weights;
+    double mean = 0;
+    for (const EvictedRow& row : run) {
+      double square = 0;
+      for (size_t c = 0; c < row.key.size(); ++c) square += (row.key[c] - pivot.key[c]) * (row.key[c] - pivot.key[c]);
+      weights.push_back(square);
+      mean += std::sqrt(square) / double(std::max<size_t>(1, run.size() - 1));
+    }
+    for (double& w : weights) w = mean > 0 ? std::exp(-w / (2 * mean * mean)) : 1;
+    const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+    for (double& w : weights) w /= total;
+    return weights;
+  }
+  void push_run(std::span<const EvictedRow> run) {
+    const std::vector<double> weights = run_weights(run);
+    double num = 0, den = 0;
+    for (const EvictedRow& row : run) num += row.num, den += row.den;
+    const auto sum = [&](auto part, int32_t c, bool mass) {
+      double x = 0;
+      for (size_t i = 0; i < run.size(); ++i) x += (mass ? run[i].num / num : weights[i]) * (run[i].*part)[size_t(c)];
+      return Real(x);
+    };
+    const bool mass = keeps_mass();
+    cache_.push_own(
+        kTeam, [&](int32_t c) { return sum(&EvictedRow::key, c, false); },
+        [&](int32_t c) { return sum(&EvictedRow::value, c, mass); }, Real(mass ? num : 1), Real(mass ? den : 1));
+  }
+
+  const std::vector<EvictedRow>& evicted_;
+  Merging& state_;
+  const Merge& merge_;
+  BasicCache<Real>& cache_;
+  std::vector<int32_t> kept_;  // rows in the order of their tokens
+};
+
+}  // namespace
+
+template <class Real>
+void merge_evicted(const std::vector<EvictedRow>& evicted, Merging& state, BasicCache<Real>& cache) {
+  const int64_t before = state.merged;
+  Merger<Real> merger(evicted, state, cache);
+  switch (state.merge.rule) {
+    case Merge::Rule::none:
+      return;
+    case Merge::Rule::cam:
+      merger.cam();
+      break;
+    case Merge::Rule::weighted_v:
+      merger.weighted_v();
+      break;
+    case Merge::Rule::d2o:
+    case Merge::Rule::pivot:
+      merger.by_cosine();
+      break;
+    case Merge::Rule::gaussian:
+      merger.gaussian();
+      break;
+  }
+  state.lost += int64_t(evicted.size()) - (state.merged - before);
+}
+
+template void merge_evicted(const std::vector<EvictedRow>&, Merging&, BasicCache<float>&);
+template void merge_evicted(const std::vector<EvictedRow>&, Merging&, BasicCache<double>&);
+
+}  // namespace kvreplay

@@ -1,0 +1,94 @@
+#include "config/merge.hpp"
+
+#include <fmt/core.h>
+
+namespace kvreplay {
+namespace {
+
+const std::vector<std::string> kRules = {"none", "cam", "d2o", "pivot", "weighted_v", "gaussian"};
+
+Merge named(const std::string& name) {
+  Merge merge;
+  for (size_t i = 0; i < kRules.size(); ++i)
+    if (kRules[i] == name) merge.rule = Merge::Rule(i);
+  return merge;
+}
+
+std::vector<std::string> keys_of(const Merge& merge) {
+  std::vector<std::string> keys = {"name"};
+  if (!merge.is_none()) keys.emplace_back("mass");
+  if (merge.rule == Merge::Rule::cam) keys.insert(keys.end(), {"next", "attention"});
+  if (merge.rule == Merge::Rule::d2o) keys.emplace_back("release");
+  if (merge.rule == Merge::Rule::gaussian) keys.emplace_back("threshold");
+  return keys;
+}
+
+void read_parameters(const Section& section, Problems& problems, Merge& merge) {
+  if (const Node* mass = section.find("mass"))
+    if (const auto word = read_word(problems, *mass, "mass", {"none", "keep"}))
+      merge.mass = *word == "keep" ? Merge::Mass::keep : Merge::Mass::none;
+  if (const Node* next = section.find("next"))
+    if (const auto tokens = read_integer(problems, *next, "next", {1, kManyTokens})) merge.next = int32_t(*tokens);
+  if (const Node* attention = section.find("attention"))
+    if (const auto word = read_word(problems, *attention, "attention", {"accumulated", "step"}))
+      merge.attention = *word == "step" ? Merge::Attention::step : Merge::Attention::accumulated;
+  if (const Node* release = section.find("release"))
+    if (const auto yes = read_boolean(problems, *release, "release")) merge.release = *yes;
+  if (const Node* threshold = section.find("threshold"))
+    if (const auto cosine = read_real(problems, *threshold, "threshold", {-1, 1})) merge.threshold = *cosine;
+}
+
+// Stores nothing but tokens as they were recorded, once each, whatever its budget.
+bool holds_plain_tokens(const MethodInstance& m) {
+  MethodContext context;
+  context.tokens = context.prompt_tokens = 1 << 16, context.budget = {1 << 16, 1 << 16};
+  context.shape = {1, 1, 1}, context.phase = m.options.phase;
+  try {
+    const Layout layout = BoundMethod(m.values, context).layout();
+    return layout.own_rows == 0 && layout.extra_rows == 0 && !layout.split;
+  } catch (const ParameterError&) {
+    return true;  // told where budgets are known
+  }
+}
+
+}  // namespace
+
+std::optional<Merge> read_merge(Problems& problems, const Node& item) {
+  const size_t before = problems.errors();
+  const Node* name = item.kind == Node::Kind::map ? item.find("name") : &item;
+  if (name == nullptr || name->kind != Node::Kind::scalar) {
+    must_be(problems, item, "merge", "none, cam, d2o, pivot, weighted_v or gaussian, or a map: {name: cam, next: 32}");
+    return std::nullopt;
+  }
+  const auto word = read_word(problems, *name, "merge", kRules);
+  if (!word) return std::nullopt;
+  Merge merge = named(*word);
+  if (item.kind == Node::Kind::map) read_parameters(Section(&item, "merge", keys_of(merge), problems), problems, merge);
+  return problems.errors() == before ? std::optional(merge) : std::nullopt;
+}
+
+std::string senseless_merge(const MethodInstance& m) {
+  const Merge& merge = m.options.merge;
+  const std::string name = m.method().info.name;
+  if (merge.is_none()) return "";
+  if (!m.method().hooks.has(Hook::evict) || m.values.holds_all() || m.values.chooses())
+    return fmt::format("merge takes what a method evicts, and {} keeps every token: leave it out", name);
+  if (!holds_plain_tokens(m))
+    return fmt::format("merge adds evicted tokens to kept ones, and {} makes rows of its own: leave it out", name);
+  if (m.options.gqa_level == GqaLevel::layer)
+    return "merge looks at keys and values of one kv head: leave out gqa.level layer";
+  if (merge.rule == Merge::Rule::gaussian && m.options.phase == Phase::stream)
+    return fmt::format(
+        "merge gaussian makes rows of one cut of the prompt, and {} streams here: add phase: oneshot, or take pivot",
+        name);
+  if (merge.changes_keys() && m.options.positions == Positions::cache)
+    return fmt::format(
+        "merge {} makes keys of several positions, which cannot be moved to another one: add positions: original, or "
+        "take cam or weighted_v, which leave keys alone",
+        word(merge.rule));
+  if (m.options.reweight != Reweight::none)
+    return "merge and reweight both make kept tokens stand for the others: leave out one of them";
+  return "";
+}
+
+}  // namespace kvreplay

@@ -330,8 +330,10 @@ ExtraBytes CacheReplay<Real>::extra_bytes() const {
   if (wrapped_.steps())  // beside the one score a row that is charged anyway
     extra.mark_bytes += 8 * int64_t(wrapped_.scores.size() / size_t(stream_.tokens)) * cache_.size();
   if (rules_.streaming && merging_.observes()) extra.mark_bytes += 8 * int64_t(cache_.size());
-  for (int32_t i = 0; i < cache_.size() && merging_.keeps_mass(); ++i)  // in the numerator and in the denominator
-    extra.weight_floats += cache_.num(i) == Real(1) && cache_.den(i) == Real(1) ? 0 : 2;
+  for (int32_t i = 0; i < cache_.size() && merging_.keeps_mass(); ++i) {
+    const Real num = cache_.num(i), den = cache_.den(i);
+    extra.weight_floats += (num != 1 || den != 1 ? 1 : 0) + (num != den ? 1 : 0);
+  }
   return extra;
 }
 

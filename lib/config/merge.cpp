@@ -38,14 +38,14 @@ void read_parameters(const Section& section, Problems& problems, Merge& merge) {
     if (const auto cosine = read_real(problems, *threshold, "threshold", {-1, 1})) merge.threshold = *cosine;
 }
 
-// Stores nothing but tokens as they were recorded, once each, whatever its budget.
+// Stores nothing but tokens as they were recorded, once each and all of one weight, when it cuts a long prompt.
 bool holds_plain_tokens(const MethodInstance& m) {
   MethodContext context;
-  context.tokens = context.prompt_tokens = 1 << 16, context.budget = {1 << 16, 1 << 16};
+  context.tokens = 1 << 14, context.prompt_tokens = 1 << 13, context.budget = {1 << 12, 1 << 12};
   context.shape = {1, 1, 1}, context.phase = m.options.phase;
   try {
     const Layout layout = BoundMethod(m.values, context).layout();
-    return layout.own_rows == 0 && layout.extra_rows == 0 && !layout.split;
+    return layout.own_rows == 0 && layout.extra_rows == 0 && !layout.split && !layout.weights;
   } catch (const ParameterError&) {
     return true;  // told where budgets are known
   }
@@ -73,8 +73,9 @@ std::string senseless_merge(const MethodInstance& m) {
   if (merge.is_none()) return "";
   if (!m.method().hooks.has(Hook::evict) || m.values.holds_all() || m.values.chooses())
     return fmt::format("merge takes what a method evicts, and {} keeps every token: leave it out", name);
-  if (!holds_plain_tokens(m))
-    return fmt::format("merge adds evicted tokens to kept ones, and {} makes rows of its own: leave it out", name);
+  if (m.method().info.own_row_format || !holds_plain_tokens(m))
+    return fmt::format(
+        "merge adds evicted tokens to kept ones, and {} makes rows or weights of its own: leave it out", name);
   if (m.options.gqa_level == GqaLevel::layer)
     return "merge looks at keys and values of one kv head: leave out gqa.level layer";
   if (merge.rule == Merge::Rule::gaussian && m.options.phase == Phase::stream)

@@ -16,5 +16,6 @@ void add_compare(Command& program);
 void add_python_commands(Command& program);
 void add_bounds(Command& program);
 void add_bench(Command& program);
+void add_budgets(Command& program);
 
 }  // namespace kvreplay::app

@@ -68,6 +68,7 @@ int dispatch(int argc, char** argv, Context& context) {
   add_list(program);
   add_report(program);
   add_compare(program);
+  add_budgets(program);
   add_bounds(program);
   add_bench(program);
   add_python_commands(program);

@@ -37,13 +37,21 @@ void add_lu_kv_slopes(const LuKv& rule, const HeadStream<Real>& stream, const st
 }
 
 std::vector<int32_t> lu_kv_tokens(const std::vector<HeadScores>& heads, int32_t budget) {
+  return lu_kv_tokens(heads, budget, 1, 1);
+}
+
+std::vector<int32_t> lu_kv_tokens(const std::vector<HeadScores>& heads, int32_t budget, int32_t prompt,
+                                  int32_t replayed) {
+  const int64_t total = int64_t(budget) * int64_t(heads.size()) * prompt / replayed;
+  const int64_t most = total / std::max<int64_t>(1, int64_t(heads.size()));
   std::vector<std::vector<double>> slopes;
   std::vector<int32_t> least;
   for (const HeadScores& head : heads) {
-    least.push_back(std::min(int32_t(head.extras.front()), budget));
+    const int64_t share = (int64_t(head.extras.front()) * prompt + replayed - 1) / replayed;
+    least.push_back(int32_t(std::min(share, most)));
     slopes.emplace_back(head.extras.begin() + 1, head.extras.end());
   }
-  return by_slopes(slopes, least, int64_t(budget) * int64_t(heads.size()));
+  return by_slopes(slopes, least, total);
 }
 
 template void add_lu_kv_slopes(const LuKv&, const HeadStream<float>&, const std::vector<double>&, HeadScores&);

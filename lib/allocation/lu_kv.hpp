@@ -14,5 +14,9 @@ void add_lu_kv_slopes(const LuKv& rule, const HeadStream<Real>& stream, const st
 
 // Tokens of each head, `budget` on average.
 std::vector<int32_t> lu_kv_tokens(const std::vector<HeadScores>& heads, int32_t budget);
+// Where the heads spoke of another prompt of `prompt` tokens than the one of `replayed` tokens that has the budget:
+// tokens of theirs, the budget and what every head starts with being shares of a prompt.
+std::vector<int32_t> lu_kv_tokens(const std::vector<HeadScores>& heads, int32_t budget, int32_t prompt,
+                                  int32_t replayed);
 
 }  // namespace kvreplay

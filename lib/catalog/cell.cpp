@@ -27,6 +27,8 @@ SharedOver shared_over(const MethodValues& values, const CommonOptions& options)
       return SharedOver::layer;
     case Allocator::cake:
     case Allocator::lu_kv:
+    case Allocator::duo:
+    case Allocator::headkv:
       return SharedOver::model;
     case Allocator::pyramid:
     case Allocator::file:

@@ -1,4 +1,5 @@
 #pragma once
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,13 @@ struct TraceNames {
   int32_t n_layers = 0;  // of the model
 };
 
+// Another prompt of the trace, by which an allocator learns what heads gain, and how it would be replayed.
+struct CalibrationPrompt {
+  std::string id;
+  uint32_t rank = 0;  // as Cell::prompt_rank
+  Extent extent;
+};
+
 // What the cells of a method instance have in common on one layer at one budget.
 struct Variant {
   std::shared_ptr<const TraceNames> trace;
@@ -30,9 +38,10 @@ struct Variant {
   std::string uniforms;  // file, or ""
   std::string kept;      // file of lists that the method is given, or ""
   FileDigests digests;
-  bool prompt_streams = false;  // convention C5
-  HeadShape shape{};            // of what decides together (gqa.level)
-  double scale = 1;             // of the layer's logits
+  std::vector<CalibrationPrompt> calibration;  // of an allocator that looks at other prompts
+  bool prompt_streams = false;                 // convention C5
+  HeadShape shape{};                           // of what decides together (gqa.level)
+  double scale = 1;                            // of the layer's logits
 
   explicit Variant(MethodValues v) : values(std::move(v)) {}
 };
@@ -46,9 +55,14 @@ struct Cell {
   Extent extent;
   Budget budget;
   std::optional<uint32_t> seed;  // randomised instances only
+  // What the rule says that shared the budget, for the column `extras`.
+  std::map<std::string, double> allocator_says = {};
   // Shares of the full cache's bytes for which the budget was asked; ascending. They are no part of what the cell is.
   std::vector<double> shares = {};
   std::shared_ptr<const Variant> variant;
+  // Where this cell is replayed by another method than its own (a head that streams, whatever cuts the others): the
+  // cell as results name it.
+  std::shared_ptr<const Cell> named = nullptr;
 
   const Method& method() const { return variant->values.method(); }
   const CommonOptions& options() const { return variant->options; }

@@ -59,18 +59,36 @@ std::string merge_json(const Merge& merge) {
   if (merge.rule == Merge::Rule::gaussian) all.add("threshold", merge.threshold);
   return all.text();
 }
+namespace {
+
+JsonObject lu_kv_object(const LuKv& rule) {
+  JsonObject all;
+  all.add("name", "lu_kv");
+  if (rule.calibration == LuKv::Calibration::prompt) all.add("calibration", "prompt:" + rule.prompt);
+  else all.add("calibration", rule.is_offline() ? "others" : "self");
+  all.add("weight", rule.weight == LuKv::Weight::contrib ? "contrib" : "mass");
+  return all.add_json("lo", rule.lo == 0 ? json_of("protected") : json_of(rule.lo));
+}
+
+JsonObject headkv_object(const CommonOptions& o) {
+  JsonObject all;
+  all.add("name", "headkv").add("beta", o.headkv.beta).add("temp", o.headkv.temp);
+  return all.add("importance", o.allocator_file.empty() ? "mass" : "file:" + o.allocator_file);
+}
+
+}  // namespace
+
 std::string allocator_json(const CommonOptions& o) {
   if (o.allocator == Allocator::file) return json_of("file:" + o.allocator_file);
-  if (o.allocator != Allocator::lu_kv) return json_of(word(o.allocator));
-  JsonObject all;
-  all.add("name", "lu_kv").add("calibration", "self");
-  all.add("weight", o.lu_kv.weight == LuKv::Weight::contrib ? "contrib" : "mass");
-  all.add_json("lo", o.lu_kv.lo == 0 ? json_of("protected") : json_of(o.lu_kv.lo));
+  if (o.allocator == Allocator::lu_kv) return lu_kv_object(o.lu_kv).text();
+  if (o.allocator != Allocator::duo && o.allocator != Allocator::headkv) return json_of(word(o.allocator));
+  JsonObject all = o.allocator == Allocator::headkv ? headkv_object(o) : JsonObject().add("name", "duo");
+  for (const auto& [name, json] : o.looking) all.add_json(name, json);
   return all.text();
 }
 const char* word(Reweight reweight) { return reweight == Reweight::none ? "none" : "uniform"; }
 const char* word(Allocator allocator) {
-  constexpr const char* words[] = {"uniform", "pyramid", "ada", "cake", "lu_kv", "file"};
+  constexpr const char* words[] = {"uniform", "pyramid", "ada", "cake", "lu_kv", "duo", "headkv", "file"};
   return words[int(allocator)];
 }
 const char* word(Merge::Rule rule) {

@@ -1,34 +1,145 @@
 #include "config/allocator.hpp"
 
+#include <fmt/core.h>
+
+#include <functional>
+#include <string_view>
+
 #include "config/values.hpp"
 #include "core/method_info.hpp"
 
 namespace kvreplay {
+namespace {
 
-std::optional<LuKv> read_lu_kv(Problems& problems, const Node& item) {
-  const size_t before = problems.errors();
-  const Node* name = item.kind == Node::Kind::map ? item.find("name") : &item;
-  if (name == nullptr || name->text != "lu_kv") {
-    must_be(problems, item, "allocator",
-            "a word (uniform, pyramid, ada, cake, file:PATH), or {name: lu_kv, calibration: self}");
-    return std::nullopt;
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPromptPrefix = "prompt:";
+// Whose parameters say how far heads look, and what of them each rule takes.
+constexpr const char* kLooking = "duo_attention";
+
+class Reader {
+ public:
+  Reader(Problems& problems, const Node& item, const Source& source)
+      : problems_(problems), item_(item), source_(source) {}
+
+  std::optional<OptionValue> read() {
+    const size_t before = problems_.errors();
+    const bool is_map = item_.kind == Node::Kind::map;
+    const Node* name = is_map ? item_.find("name") : &item_;
+    if (name == nullptr || name->kind != Node::Kind::scalar) return wrong(item_);
+    if (!is_map && name->text.starts_with(kFilePrefix)) return budgets_file(*name);
+    const auto word = read_word(problems_, *name, "allocator", option_words().at("allocator"));
+    if (!word) return std::nullopt;
+    value_.word = *word;
+    if (*word == "lu_kv") lu_kv();
+    else if (*word == "duo") looking({"rule", "stream_frac", "sinks", "recent", "length"}, {});
+    else if (*word == "headkv") headkv();
+    else if (is_map) return wrong(*name);
+    return problems_.errors() == before ? std::optional(value_) : std::nullopt;
   }
-  const Node* calibration = item.kind == Node::Kind::map ? item.find("calibration") : nullptr;
-  if (calibration == nullptr || calibration->text != "self") {
+
+ private:
+  std::optional<OptionValue> wrong(const Node& node) {
     must_be(
-        problems, calibration == nullptr ? item : *calibration, "the calibration of lu_kv",
-        "self, by which it is an oracle: it learns from the rows that it is measured on. Curves of other prompts are "
-        "not built");
+        problems_, node, "allocator",
+        "a word (uniform, pyramid, ada, cake, lu_kv, duo, headkv, file:PATH), or a map of those that have parameters: "
+        "{name: lu_kv, calibration: others}");
     return std::nullopt;
   }
-  LuKv rule;
-  const Section section(&item, "allocator", {"name", "calibration", "weight", "lo"}, problems);
-  if (const Node* weight = section.find("weight"))
-    if (const auto word = read_word(problems, *weight, "weight", {"mass", "contrib"}))
-      rule.weight = *word == "contrib" ? LuKv::Weight::contrib : LuKv::Weight::mass;
-  if (const Node* lo = section.find("lo"); lo != nullptr && lo->text != "protected")
-    if (const auto tokens = read_integer(problems, *lo, "lo", {1, kManyTokens})) rule.lo = int32_t(*tokens);
-  return problems.errors() == before ? std::optional(rule) : std::nullopt;
+
+  std::optional<fs::path> file_in(const Node& node, const char* content) {
+    const std::string given = node.text.substr(std::string_view(kFilePrefix).size());
+    const fs::path file = fs::path(given).is_absolute() ? fs::path(given) : (source_.base / given).lexically_normal();
+    std::error_code ignored;
+    if (fs::is_regular_file(file, ignored)) return file;
+    problems_.error(node.mark,
+                    fmt::format("no file {} {} (the path is relative to this file)", file.string(), content));
+    return std::nullopt;
+  }
+
+  std::optional<OptionValue> budgets_file(const Node& node) {
+    const auto file = file_in(node, "of budgets, one row layer,kv_head,tokens for every head");
+    return file ? std::optional(OptionValue{kFilePrefix + file->string()}) : std::nullopt;
+  }
+
+  Section section(std::vector<std::string> keys) {
+    keys.emplace_back("name");
+    return Section(item_.kind == Node::Kind::map ? &item_ : nullptr, "allocator", std::move(keys), problems_);
+  }
+
+  void lu_kv() {
+    const Section all = section({"calibration", "weight", "lo"});
+    LuKv& rule = value_.lu_kv;
+    if (const Node* calibration = all.find("calibration")) read_calibration(*calibration);
+    if (const Node* weight = all.find("weight"))
+      if (const auto word = read_word(problems_, *weight, "weight", {"mass", "contrib"}))
+        rule.weight = *word == "contrib" ? LuKv::Weight::contrib : LuKv::Weight::mass;
+    if (const Node* lo = all.find("lo"); lo != nullptr && lo->text != "protected")
+      if (const auto tokens = read_integer(problems_, *lo, "lo", {1, kManyTokens})) rule.lo = int32_t(*tokens);
+  }
+
+  void read_calibration(const Node& node) {
+    LuKv& rule = value_.lu_kv;
+    if (node.text == "others") rule.calibration = LuKv::Calibration::others;
+    else if (node.text == "self") rule.calibration = LuKv::Calibration::self;
+    else if (node.text.starts_with(kPromptPrefix) && node.text.size() > kPromptPrefix.size())
+      rule.calibration = LuKv::Calibration::prompt, rule.prompt = node.text.substr(kPromptPrefix.size());
+    else
+      must_be(problems_, node, "the calibration of lu_kv",
+              "others (all other prompts of the trace), prompt:ID (one of them), or self, by which it is an oracle: it "
+              "learns from the rows that it is measured on");
+  }
+
+  void headkv() {
+    const Section all = looking({"sinks", "recent"}, {"beta", "temp", "importance"});
+    if (const Node* beta = all.find("beta"))
+      if (const auto given = read_real(problems_, *beta, "beta", {1, 1e6})) value_.headkv.beta = *given;
+    if (const Node* temp = all.find("temp"))
+      if (const auto given = read_real(problems_, *temp, "temp", {0, 100})) value_.headkv.temp = *given;
+    const Node* importance = all.find("importance");
+    if (importance == nullptr || importance->text == "mass") return;
+    if (!importance->text.starts_with(kFilePrefix))
+      return must_be(
+          problems_, *importance, "the importance of headkv",
+          "mass (attention of the prompt to its middle), or file:PATH, a JSON object {\"LAYER-HEAD\": score}");
+    value_.looking.clear();
+    if (const auto file = file_in(*importance, "of importance, a JSON object {\"LAYER-HEAD\": score}"))
+      value_.importance = file->string();
+    for (const char* name : {"sinks", "recent"})
+      if (const Node* of_mass = all.find(name))
+        problems_.error(of_mass->mark,
+                        fmt::format("{} says what importance mass looks at: leave it out beside a file", name));
+  }
+
+  // Parameters of the method that says how far heads look, beside those of the rule itself.
+  Section looking(const std::vector<std::string>& names, std::vector<std::string> own) {
+    own.insert(own.end(), names.begin(), names.end());
+    const Section all = section(std::move(own));
+    const Method* method = find_method(source_.methods, kLooking);
+    if (method == nullptr) {
+      problems_.error(item_.mark, fmt::format("allocator {} needs the method {}, which this program was built without",
+                                              value_.word, kLooking));
+      return all;
+    }
+    for (const std::string& name : names) {
+      const ParameterSpec& spec = *method->parameter(name);
+      const Node* given = all.find(name);
+      const auto json = given != nullptr ? read_parameter(problems_, *given, spec) : std::nullopt;
+      value_.looking[name] = json.value_or(spec.default_json);
+    }
+    return all;
+  }
+
+  Problems& problems_;
+  const Node& item_;
+  const Source& source_;
+  OptionValue value_;
+};
+
+}  // namespace
+
+std::optional<OptionValue> read_allocator(Problems& problems, const Node& item, const Source& source) {
+  return Reader(problems, item, source).read();
 }
 
 }  // namespace kvreplay

@@ -82,7 +82,9 @@ std::string senseless_share(const MethodInstance& m) {
     return fmt::format("{} takes no budget that an allocator could share: leave out allocator", name);
   if (given && m.method().info.reads_full_cache)
     return fmt::format("{} stores every token, so there is no memory to share: leave out allocator", name);
-  if ((options.allocator == Allocator::ada || options.allocator == Allocator::lu_kv) && !m.method().scores_prompt)
+  const bool by_scores = options.allocator == Allocator::ada || options.allocator == Allocator::lu_kv ||
+                         options.allocator == Allocator::duo || options.allocator == Allocator::headkv;
+  if (by_scores && !m.method().scores_prompt)
     return fmt::format(
         "allocator {} looks at scores of prompt tokens, and {} gives none: use pyramid, cake or file:PATH", rule, name);
   if (over_heads && options.gqa_level == GqaLevel::layer)
@@ -109,7 +111,8 @@ const std::map<std::string, std::vector<std::string>>& option_words() {
       {"gqa.level", words_of({GqaLevel::kv, GqaLevel::query, GqaLevel::layer})},
       {"gqa.agg", words_of({Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first})},
       {"reweight", words_of({Reweight::none, Reweight::uniform})},
-      {"allocator", words_of({Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake})}};
+      {"allocator", words_of({Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake, Allocator::lu_kv,
+                              Allocator::duo, Allocator::headkv})}};
   return all;
 }
 
@@ -131,8 +134,10 @@ void set_option(CommonOptions& options, const std::string& name, const OptionVal
     options.allocator_file = word.substr(std::string(kFilePrefix).size());
   } else if (name == "allocator") {
     take_word(options.allocator, word,
-              {Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake, Allocator::lu_kv});
-    options.lu_kv = value.lu_kv;
+              {Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake, Allocator::lu_kv,
+               Allocator::duo, Allocator::headkv});
+    options.lu_kv = value.lu_kv, options.headkv = value.headkv, options.looking = value.looking;
+    options.allocator_file = value.importance;
   }
 }
 

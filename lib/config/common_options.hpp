@@ -26,12 +26,16 @@ struct OptionValue {
   std::string word;
   RowFormat row_format = {};
   Wrapper wrapper = {};
+  // Of an allocator, as CommonOptions has them; a file of importance.
   LuKv lu_kv = {};
+  HeadKv headkv = {};
+  std::map<std::string, std::string> looking = {};
+  std::string importance = {};
   Merge merge = {};
   bool operator==(const OptionValue& other) const {
     return word == other.word && row_format_json(row_format) == row_format_json(other.row_format) &&
            wrapper_json(wrapper) == wrapper_json(other.wrapper) && merge_json(merge) == merge_json(other.merge) &&
-           lu_kv.weight == other.lu_kv.weight && lu_kv.lo == other.lu_kv.lo;
+           lu_kv == other.lu_kv && headkv == other.headkv && looking == other.looking && importance == other.importance;
   }
 };
 void set_option(CommonOptions& options, const std::string& name, const OptionValue& value);

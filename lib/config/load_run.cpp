@@ -49,12 +49,23 @@ std::string read_file(const fs::path& file) {
   return text.str();
 }
 
+// Prompts that are replayed, or that an allocator learns from.
+std::optional<std::vector<std::string>> looked_at(const RunConfig& config) {
+  std::optional<std::vector<std::string>> prompts = config.select.prompts;
+  for (const MethodInstance& m : config.methods) {
+    if (m.options.allocator != Allocator::lu_kv || !prompts) continue;
+    if (m.options.lu_kv.calibration == LuKv::Calibration::others) return std::nullopt;
+    if (m.options.lu_kv.calibration == LuKv::Calibration::prompt) prompts->push_back(m.options.lu_kv.prompt);
+  }
+  return prompts;
+}
+
 // Unfinished and foreign files are told by the reader, missing ones by the configuration.
 std::vector<TraceInfo> open_traces(const RunConfig& config, Problems& problems) {
   std::vector<TraceInfo> traces;
   for (size_t i = 0; i < config.traces.size(); ++i) {
     try {
-      traces.push_back(Trace(config.traces[i], {config.select.prompts, config.select.layers}).info());
+      traces.push_back(Trace(config.traces[i], {looked_at(config), config.select.layers}).info());
     } catch (const TraceError& e) {
       problems.trace_error(config.marks.at(fmt::format("traces[{}]", i)), e.what());
     }

@@ -208,12 +208,7 @@ class MethodsReader {
       const auto merge = read_merge(problems_, item);
       return merge ? std::optional(OptionValue{.word = "", .merge = *merge}) : std::nullopt;
     }
-    if (axis == "allocator" && (item.kind == Node::Kind::map || item.text == "lu_kv")) {
-      const auto rule = read_lu_kv(problems_, item);
-      return rule ? std::optional(OptionValue{.word = "lu_kv", .lu_kv = *rule}) : std::nullopt;
-    }
-    if (axis == "allocator" && item.kind == Node::Kind::scalar && item.text.starts_with(kFilePrefix))
-      return read_allocator_file(item);
+    if (axis == "allocator") return read_allocator(problems_, item, source_);
     const auto text = read_word(problems_, item, axis, option_words().at(axis));
     if (!text) return std::nullopt;
     const MethodInfo& info = entry.method->info;
@@ -225,16 +220,6 @@ class MethodsReader {
     if (!positioned)
       return must_be(problems_, item, fmt::format("positions of {}", info.name), "original"), std::nullopt;
     return OptionValue{*text};
-  }
-
-  std::optional<OptionValue> read_allocator_file(const Node& item) {
-    const fs::path file = at(item.text.substr(std::string(kFilePrefix).size()));
-    std::error_code ignored;
-    if (fs::is_regular_file(file, ignored)) return OptionValue{kFilePrefix + file.string()};
-    problems_.error(item.mark, fmt::format("no file {} of budgets (the path is relative to this file): one row "
-                                           "layer,kv_head,tokens for every head",
-                                           file.string()));
-    return std::nullopt;
   }
 
   template <class Read>

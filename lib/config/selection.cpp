@@ -7,6 +7,7 @@
 
 #include "base/text.hpp"
 #include "config/common_options.hpp"
+#include "config/extents.hpp"
 #include "config/list_checks.hpp"
 #include "config/row_format.hpp"
 #include "config/sections.hpp"
@@ -73,7 +74,9 @@ class Selection {
     check_layers(trace, prompt);
     if (prompt.layers.empty()) return;  // told: none of those that are wanted
     check_text(trace, prompt);
-    const auto extent = extent_of(prompt);
+    const auto extent = extent_of(config_, prompt, problems_);
+    for (const MethodInstance& instance : config_.methods)
+      (void)calibration_of(config_, instance, trace, prompt, problems_);
     const auto numbers = names_of(prompt.layers, &LayerInfo::layer);
     for (const int32_t number : config_.select.layers.value_or(numbers)) {
       const size_t l = place_of(number, numbers);
@@ -118,34 +121,6 @@ class Selection {
                       fmt::format("{} has no kv head {}. Layer {} holds 0 to {}", trace.path.string(), head,
                                   layer.layer, layer.kv_heads - 1));
     }
-  }
-
-  // Prompt and tokens of a replay, or nothing after reporting why there is none.
-  std::optional<Extent> extent_of(const PromptInfo& prompt) {
-    const auto& replay = config_.replay;
-    const int64_t tokens = replay.tokens.value_or(std::min(prompt.tokens, int64_t(kManyTokens)));
-    if (tokens > prompt.tokens) {
-      problems_.error(config_.mark_of({"replay.tokens"}),
-                      fmt::format("replay.tokens is {}, but prompt {} has {} tokens: write at most {}, or all", tokens,
-                                  prompt.id, prompt.tokens, prompt.tokens));
-      return std::nullopt;
-    }
-    const int64_t prefill = replay.prefill.value_or(prompt.n_prompt);
-    const Mark mark = config_.mark_of({"replay.prefill", "replay.tokens", "traces[0]"});
-    if (prefill > tokens) {
-      problems_.error(mark, fmt::format("the prompt call takes {} tokens{}, but only {} of prompt {} are replayed: set "
-                                        "replay.prefill below {}",
-                                        prefill, replay.prefill ? "" : " (as recorded)", tokens, prompt.id, tokens));
-      return std::nullopt;
-    }
-    if (prefill == tokens && !config_.output.kept) {
-      problems_.error(
-          mark, fmt::format("the prompt call takes all {} tokens of prompt {}, so no decode row is left to score: "
-                            "set replay.prefill below {}, or output.save: [kept] to keep the sets alone",
-                            tokens, prompt.id, tokens));
-      return std::nullopt;
-    }
-    return Extent{int32_t(tokens), int32_t(prefill)};
   }
 
   void check_text(const TraceInfo& trace, const PromptInfo& prompt) {

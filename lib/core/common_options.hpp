@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "core/budget_curves.hpp"
@@ -17,7 +18,15 @@ enum class PromptMode { as_run, cut, stream };              // convention C5; as
 enum class Order { attend_then_evict, evict_then_attend };  // convention C4
 
 enum class Reweight { none, uniform };  // kept unprotected prompt tokens stand for the others
-enum class Allocator { uniform, pyramid, ada, cake, lu_kv, file };  // how a budget is shared over heads and layers
+// How a budget is shared over heads and layers.
+enum class Allocator { uniform, pyramid, ada, cake, lu_kv, duo, headkv, file };
+
+// HeadKV, arXiv 2410.19258 (allocator headkv): an equal part, and a pool that goes by importance.
+struct HeadKv {
+  double beta = 1.2;  // 1/beta of the budget is pooled
+  double temp = 1;    // power of the importance
+  bool operator==(const HeadKv&) const = default;
+};
 
 // What every method can be combined with, as `methods:` of a configuration says.
 struct CommonOptions {
@@ -29,8 +38,12 @@ struct CommonOptions {
   PromptMode prompt = PromptMode::as_run;
   Reweight reweight = Reweight::none;
   Allocator allocator = Allocator::uniform;
-  std::string allocator_file;  // of Allocator::file: rows layer,kv_head,tokens
+  std::string allocator_file;  // of Allocator::file: rows layer,kv_head,tokens; of headkv: importance, or ""
   LuKv lu_kv;                  // of Allocator::lu_kv
+  HeadKv headkv;               // of Allocator::headkv
+  // Of duo, and of headkv without a file: parameters of the method duo_attention, which says how far heads look: by
+  // name, as canonical JSON.
+  std::map<std::string, std::string> looking = {};
   RowFormat row_format;
   Wrapper wrapper;
   Merge merge;

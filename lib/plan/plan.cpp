@@ -12,6 +12,7 @@
 #include "base/errors.hpp"
 #include "base/json_text.hpp"
 #include "base/sha256.hpp"
+#include "config/extents.hpp"
 #include "config/list_checks.hpp"
 
 namespace kvreplay {
@@ -47,6 +48,14 @@ std::string logits_json(const LayerInfo& layer) {
   facts.add("q_prescaled", layer.q_prescaled).add("query_rows", layer.query_rows).add("sinks", layer.has_sinks);
   if (layer.rope) facts.add("inv_freq", layer.rope->inv_freq).add("rope_layout", int(layer.rope->layout));
   return facts.text();
+}
+
+// Other prompts whose rows enter a cell's numbers.
+std::string calibration_json(const std::vector<CalibrationPrompt>& prompts) {
+  JsonObject all;
+  for (const CalibrationPrompt& p : prompts)
+    all.add_json(p.id, JsonObject().add("prefill", p.extent.prompt_tokens).add("tokens", p.extent.tokens).text());
+  return all.text();
 }
 
 // What the keys of all cells of a run have in common.
@@ -96,10 +105,12 @@ class Planner {
     variant->trace = names_[at.trace];
     variant->instance = selected.instance;
     variant->options = instance.options;
-    if (instance.options.allocator == Allocator::file)
+    if (!instance.options.allocator_file.empty())
       variant->digests.allocator = digest_of_file(instance.options.allocator_file);
     variant->uniforms = instance.uniforms.string();
     if (!variant->uniforms.empty()) variant->digests.uniforms = digest_of_file(instance.uniforms);
+    Problems told;  // when the configuration was checked
+    variant->calibration = calibration_of(config_, instance, traces_[at.trace], prompt_of(at), told);
     variant->params = shown_params(selected.method, *variant);
     variant->given = given_json(instance.values, instance.options, variant->digests);
     variant->prompt_streams = config_.replay.streams_prompt(instance.options);
@@ -169,6 +180,7 @@ class Planner {
     if (selected.method.method().lists_in.empty()) all.add_json("params", variant.params);
     if (const std::string text = selected.method.method().info.identity; !text.empty()) all.add("method_text", text);
     all.add("budget", selected.budget.tokens);
+    if (!variant.calibration.empty()) all.add_json("calibration", calibration_json(variant.calibration));
     all.add("prefill", at.extent.prompt_tokens).add("tokens", at.extent.tokens);
     return all.text();
   }

@@ -104,6 +104,7 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   const int32_t full = stream.window > 0 ? std::min(stream.tokens, stream.window) : stream.tokens;
   measure_sizes(ledgers, {stream.shape.dim + stream.shape.v_dim, stream.stored_bytes, full, shared}, result.measures);
   if (cell.budget.share) result.measures.extras["allocated_tokens"] = *cell.budget.share;
+  result.measures.extras.insert(cell.allocator_says.begin(), cell.allocator_says.end());
   d.errors[number].finish(result, d.caches.front()->method().error_bound());
   result.double_precision = sizeof(Real) == sizeof(double);
   result.by_cores = d.on_device == Decision<Real>::Way::none;

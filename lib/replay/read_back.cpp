@@ -11,7 +11,7 @@
 namespace kvreplay {
 namespace {
 
-constexpr SerialTeam kTeam;
+constexpr SerialTeam kOneThread;
 
 class ListedCache {
  public:
@@ -25,19 +25,19 @@ class ListedCache {
     layout.coded = true, layout.own_rows = known_ == nullptr ? stream.tokens : 0;
     memory_.allocate(stream, stream.shape, layout, stream.tokens, false, known_.get());
     cache_ = BasicCache<float>(memory_.storage());
-    cache_.clear(kTeam);
+    cache_.clear(kOneThread);
     formatter_ = Formatter<float>(coding, stream.stored_bytes, false, known_.get());
     const size_t n = size_t(stream.tokens);
     read_ = {std::vector(n, ReadBack::kNever), std::vector(n, ReadBack::kNever), stream.keys, stream.values};
   }
 
   ReadBack replay(const HeldLists& held) {
-    cache_.push_run(kTeam, 0, stream_.prompt);
+    cache_.push_run(kOneThread, 0, stream_.prompt);
     keep(held.list(0));
     code(0, [&] { formatter_.code_new(cache_); });
     for (int32_t t = stream_.prompt; t < stream_.tokens; ++t) {
       const int32_t row = t - stream_.prompt;
-      cache_.push_run(kTeam, t, 1);
+      cache_.push_run(kOneThread, t, 1);
       code(row, [&] { formatter_.code_own(cache_); });
       if (held.size() > 1) keep(held.list(size_t(row) + 1));
       code(row + 1, [&] { formatter_.code_new(cache_); });
@@ -49,7 +49,7 @@ class ListedCache {
   void keep(std::span<const int32_t> tokens) {
     ++lists_;
     for (const int32_t token : tokens) held_until_[size_t(token)] = lists_;
-    cache_.retain(kTeam, [&](int32_t row) { return held_until_[size_t(cache_.token(row))] == lists_; });
+    cache_.retain(kOneThread, [&](int32_t row) { return held_until_[size_t(cache_.token(row))] == lists_; });
   }
   // What codes_rows() codes is read from `row` on.
   template <class F>

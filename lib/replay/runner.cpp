@@ -67,7 +67,8 @@ std::vector<Group> group_cells(const std::vector<Cell>& cells, const RunOptions&
   return groups;
 }
 
-// What of each trace the cells need; to share budgets, all layers of those whose cells need them.
+// What of each trace the cells need; to share budgets, all layers of those whose cells need them, and the
+// prompts that allocators learn from.
 std::map<size_t, TraceScope> scopes_of(const std::vector<Cell>& cells, bool to_share) {
   struct Wanted {
     std::set<std::string> prompts;
@@ -78,6 +79,8 @@ std::map<size_t, TraceScope> scopes_of(const std::vector<Cell>& cells, bool to_s
   for (const Cell& cell : cells) {
     Wanted& of = wanted[cell.place.trace];
     of.prompts.insert(cell.place.prompt);
+    if (to_share)
+      for (const CalibrationPrompt& prompt : cell.variant->calibration) of.prompts.insert(prompt.id);
     of.layers.insert(cell.place.layer);
     of.all_layers = of.all_layers || (to_share && needs_all_layers(cell));
   }
@@ -131,11 +134,11 @@ class Reports {
 
   void started(const Cell& cell) {
     const std::lock_guard lock(mutex_);
-    if (options_.on_start) options_.on_start(cell);
+    if (options_.on_start) options_.on_start(named(cell));
   }
   void result(const Cell& cell, const CellResult& result) {
     const std::lock_guard lock(mutex_);
-    if (options_.on_cell) options_.on_cell(cell, result);
+    if (options_.on_cell) options_.on_cell(named(cell), result);
   }
   void head_is_done() {
     const std::lock_guard lock(mutex_);
@@ -158,6 +161,7 @@ class Reports {
   }
 
  private:
+  static const Cell& named(const Cell& cell) { return cell.named != nullptr ? *cell.named : cell; }
   const RunOptions& options_;
   std::mutex mutex_;
 };
@@ -233,6 +237,12 @@ void run_typed(std::vector<Cell> cells, const RunOptions& options) {
 }
 
 }  // namespace
+
+std::vector<Cell> with_budgets(std::vector<Cell> cells, const RunOptions& options) {
+  if (options.double_precision) (void)share<double>(cells, options);
+  else (void)share<float>(cells, options);
+  return cells;
+}
 
 void run_cells(const std::vector<Cell>& cells, const RunOptions& options) {
   WiderVectors::allowed = std::string(isa_path()) != "portable";

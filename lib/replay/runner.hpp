@@ -46,4 +46,8 @@ struct RunOptions {
 // failed CellResult; a trace that cannot be read throws TraceError.
 void run_cells(const std::vector<Cell>& cells, const RunOptions& options);
 
+// The same cells, each with its share where a budget is shared. Throws where one cannot be found, unless heads are
+// outlived.
+std::vector<Cell> with_budgets(std::vector<Cell> cells, const RunOptions& options);
+
 }  // namespace kvreplay

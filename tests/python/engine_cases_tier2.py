@@ -45,6 +45,10 @@ TRACES = {
     "blocks": Shape(n=66, P=48, d=32, dv=32, kv_heads=2, group=2, layers=(0,), rotary=32, seed=5),
     # Every score of one head is above those of the other.
     "unequal": Shape(n=52, P=40, d=8, dv=6, kv_heads=2, group=1, layers=(0,), first_keys=0.05, seed=8),
+    # Prompts of one trace, one of them shorter.
+    "text_a": Shape(n=151, P=131, d=12, dv=9, kv_heads=2, group=3, seed=11),
+    "text_b": Shape(n=162, P=131, d=12, dv=9, kv_heads=2, group=3, seed=12),
+    "text_c": Shape(n=120, P=97, d=12, dv=9, kv_heads=2, group=3, seed=13),
     "odd": Shape(n=46, P=34, d=11, dv=7, kv_heads=1, group=2, layers=(0,), seed=7),
     "widths": Shape(
         n=58, P=42, d=48, dv=16, kv_heads=1, group=3, rotary=24, layout="interleaved", factor=1.2, seed=6

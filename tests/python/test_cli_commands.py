@@ -15,6 +15,7 @@ COMMANDS = [
     "synth",
     "cluster",
     "bounds",
+    "budgets",
     "bench",
     "list",
     "describe",

@@ -1,5 +1,7 @@
 """The numpy definitions of the second wave of methods on examples small enough to work out by hand."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from engine_cases_tier2 import layers_of
@@ -344,6 +346,26 @@ def test_lu_kv_gives_the_next_token_to_the_steepest_hull():
     assert budgets.greedy_shares(slopes, 3, 0).tolist() == [1, 2]
     assert budgets.greedy_shares(slopes, 3, 1).tolist() == [1, 2]
     assert budgets.greedy_shares([np.ones(2), np.ones(2)], 3, 0).tolist() == [2, 1]
+
+
+def test_budgets_of_other_prompts_are_averaged_as_shares_of_a_prompt(monkeypatch):
+    # Four and two tokens; the longer prompt gives 3 and 1 of its 4, the shorter 1 and 1 of its 2.
+    gains = {"a": [4, 3, 3, 0], "b": [1, 1, 1, 1], "c": [1, 0], "d": [1, 0]}
+    monkeypatch.setattr(budgets, "future_mass", lambda head: np.array(gains[head.name], float))
+    long, short = ([SimpleNamespace(name=n, P=p) for n in names] for names, p in (("ab", 4), ("cd", 2)))
+    free = [(long, np.zeros((2, 4)), np.zeros(4, bool)), (short, np.zeros((2, 2)), np.zeros(2, bool))]
+    assert budgets.lu_kv_learned(free[:1], 2, 4, 1).tolist() == [3, 1]
+    assert budgets.lu_kv_learned(free[1:], 2, 4, 1).tolist() == [2, 2]
+    # Means 2.5 and 1.5 of 4 tokens: a tie of remainders, which the lower head wins.
+    assert budgets.lu_kv_learned(free, 2, 4, 1).tolist() == [3, 1]
+
+
+def test_heads_that_do_not_stream_share_what_the_others_leave():
+    # 4 heads of 10 tokens, two of which hold 3 + 4: 26 are left, 13 each.
+    tokens, streams = budgets.duo_budgets([0.3, 0.1, 0.2, 0.9], 10, sinks=3, recent=4)
+    assert (tokens.tolist(), streams.tolist()) == ([13, 7, 7, 13], [False, True, True, False])
+    tokens, _ = budgets.duo_budgets([0.3, 0.1, 0.2], 10, stream_frac=0.34, sinks=3, recent=4)
+    assert tokens.tolist() == [12, 7, 11]
 
 
 def test_headkv_adds_a_share_of_the_pool_to_an_equal_part():

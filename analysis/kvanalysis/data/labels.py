@@ -28,7 +28,15 @@ def add_labels(frame):
 
 def is_oracle(method, params):
     """Whether the method reads what no cache of its budget could: the full cache, or the future."""
-    return "oracle" in method or method in ORACLE_METHODS or _is_global_oracle(params)
+    return (
+        "oracle" in method or method in ORACLE_METHODS or _is_global_oracle(params) or _learns_itself(params)
+    )
+
+
+def _learns_itself(params):
+    """Budgets that follow from the rows they are measured on."""
+    rule = params.get("allocator")
+    return isinstance(rule, dict) and rule.get("calibration") == "self"
 
 
 def _is_global_oracle(params):

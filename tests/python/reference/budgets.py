@@ -73,6 +73,28 @@ def lu_kv_budgets(heads, scores, protected, B, lo=None):
     return greedy_shares(slopes, B * len(heads), lo)
 
 
+def lu_kv_learned(prompts, B, P, lo, norms=None):
+    """Budgets of a prompt of P tokens by the curves of others: (heads, scores, protected) of each.
+
+    norms(head): what weight contrib multiplies by.
+
+    Every calibration prompt is divided by its own curves at the same share of its tokens, lo included; a head
+    gets the mean of its shares.
+    """
+    shares = []
+    for heads, scores, protected in prompts:
+        slopes = [
+            hull_slopes(utility(future_mass(h) * (norms(h) if norms else 1), keep_order(s, protected)))
+            for h, s in zip(heads, scores, strict=True)
+        ]
+        length = heads[0].P
+        total = B * len(heads) * length // P
+        least = min(-(-lo * length // P), total // len(heads))
+        shares.append(greedy_shares(slopes, total, least) / length)
+    mean = np.round(np.mean(shares, axis=0) * P, 9)
+    return largest_remainder(mean, B * mean.size)
+
+
 # --- HeadKV -----------------------------------------------------------------------------------------
 
 
@@ -116,6 +138,15 @@ def streaming_heads(shares, stream_frac=0.5):
     """Which of all recorded heads stream: the lowest shares, ties to the lower head."""
     lowest = np.argsort(shares, kind="stable")[: round(stream_frac * len(shares))]
     return np.isin(np.arange(len(shares)), lowest)
+
+
+def duo_budgets(shares, B, stream_frac=0.5, sinks=128, recent=256):
+    """The allocator: streaming heads hold their ends, the others share the rest (largest remainder)."""
+    streams = streaming_heads(np.asarray(shares), stream_frac)
+    rest = B * streams.size - streams.sum() * (sinks + recent)
+    tokens = np.full(streams.size, sinks + recent)
+    tokens[~streams] = largest_remainder(np.full((~streams).sum(), rest / max(1, (~streams).sum())), rest)
+    return tokens, streams
 
 
 def duo_attention(layers, B=None, rule="mass", stream_frac=0.5, sinks=128, recent=256, length=500):

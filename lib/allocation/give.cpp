@@ -1,0 +1,34 @@
+#include "allocation/give.hpp"
+
+#include "allocation/head_scoring.hpp"
+#include "base/errors.hpp"
+
+namespace kvreplay {
+
+void give(Cell& cell, int32_t tokens) {
+  try {
+    set_share(cell, tokens);
+  } catch (const ParameterError& e) {
+    throw ConfigError(std::string(cell.method().info.name) + ", layer " + std::to_string(cell.place.layer) +
+                      ", kv head " + std::to_string(cell.place.kv_head) + ": the allocator gives it " +
+                      std::to_string(tokens) + " tokens, and " + e.what());
+  }
+  if (by_curves(cell)) cell.allocator_says[cell.options().lu_kv.is_offline() ? "offline" : "sees_future"] = 1;
+}
+
+void give_ends(Cell& cell, Protect ends) {
+  cell.budget.share = ends.sinks + ends.recent;
+  const auto named = std::make_shared<const Cell>(cell);
+  Variant own = *cell.variant;
+  own.values = values_of(cell, "streaming_llm");
+  own.values.set(*own.values.method().parameter("sinks"), std::to_string(ends.sinks));
+  CommonOptions options;
+  options.positions = cell.options().positions, options.row_format = cell.options().row_format;
+  own.options = options;
+  cell.variant = std::make_shared<const Variant>(own);
+  own.params = shown_params(BoundMethod(own.values, cell.context()), own);
+  cell.variant = std::make_shared<const Variant>(std::move(own));
+  cell.named = named;
+}
+
+}  // namespace kvreplay

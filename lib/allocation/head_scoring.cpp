@@ -1,0 +1,180 @@
+#include "allocation/head_scoring.hpp"
+
+#include <algorithm>
+#include <memory>
+
+#include "allocation/lu_kv.hpp"
+#include "base/errors.hpp"
+#include "base/threads.hpp"
+#include "caches/cell_setup.hpp"
+#include "caches/prompt_reading.hpp"
+
+namespace kvreplay {
+namespace {
+
+constexpr int32_t kCakeWindow = 32;
+
+template <class Real>
+HeadStream<Real> load_head_for(const std::vector<Scoring*>& scorings, const Place& at, const HeadSource<Real>& heads) {
+  HeadRequest request;
+  request.place = at, request.extent = scorings.front()->cell.extent;
+  for (const Scoring* s : scorings) {
+    request.ask_for(BoundMethod(s->cell.variant->values, s->cell.context()).needs());
+    const LuKv& rule = s->cell.options().lu_kv;
+    request.output_norms = request.output_norms || (by_curves(s->cell) && rule.weight == LuKv::Weight::contrib);
+  }
+  return heads.load(request);
+}
+
+// What one head says to each of them.
+template <class Real>
+std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& at,
+                                   const std::vector<Scoring*>& scorings, const SharingOptions& options) {
+  PromptReading<Real> prompt;
+  std::vector<std::vector<double>> uniforms;
+  std::vector<std::unique_ptr<CacheReplay<Real>>> caches;
+  for (const Scoring* scoring : scorings) {
+    Cell cell = scoring->cell;
+    cell.place.layer = at.layer, cell.place.kv_head = at.kv_head;
+    CacheSetup setup = cell_setup(cell, stream);
+    inject(cell, setup, uniforms);
+    caches.push_back(std::make_unique<CacheReplay<Real>>(std::move(setup), stream, CacheWatch{options.audit}));
+    if (!caches.back()->streams_prompt()) prompt.add(*caches.back());
+    if (by_curves(cell)) prompt.ask_future();
+  }
+  const ExactAttention<Real> exact(stream);
+  prompt.sum([&](const PromptPass& pass) { return prompt_pass(exact, pass); },
+             [&] { return future_sums(exact, scored_tokens(stream, options.queries)); },
+             [&] { return options.stop && options.stop(); });
+  std::vector<HeadScores> all(caches.size());
+  for (size_t i = 0; i < caches.size(); ++i) {
+    const bool streams = caches[i]->streams_prompt();
+    try {
+      if (!streams) all[i] = caches[i]->head_scores(prompt.sums_of(*caches[i]));
+    } catch (const ReplayError& e) {  // of this method alone
+      scorings[i]->lost = e.what();
+      continue;
+    }
+    if (streams || all[i].scores.empty())
+      throw ConfigError(std::string(caches[i]->method().method().info.name) +
+                        " takes the prompt token by token with these parameters, so it has no scores of the "
+                        "prompt by which a budget could be shared: leave out allocator");
+    all[i].layer = at.layer, all[i].kv_head = at.kv_head;
+    if (by_curves(scorings[i]->cell))
+      add_lu_kv_slopes(scorings[i]->cell.options().lu_kv, stream, prompt.future_sums(), all[i]);
+    if (scorings[i]->over == SharedOver::model && !scorings[i]->by_scores()) all[i].scores = {};
+  }
+  return all;
+}
+
+template <class Real>
+struct PromptScoring {
+  const SharingOptions& options;
+  const HeadSource<Real>& heads;
+  const std::function<void(Scoring&)>& ready;
+
+  void run(const std::vector<Scoring*>& scorings, const std::vector<Place>& layers) const {
+    for (const Place& layer : layers) {
+      std::vector<Scoring*> asking;
+      for (Scoring* scoring : scorings)
+        if (scoring->needs(layer.layer)) asking.push_back(scoring);
+      if (!asking.empty()) unless_lost(asking, [&] { score_layer(layer, asking); });
+      if (stopped()) return;
+      for (Scoring* scoring : asking)
+        if (scoring->over == SharedOver::layer) finish(*scoring);
+    }
+    for (Scoring* scoring : scorings)
+      if (scoring->over == SharedOver::model) finish(*scoring);
+  }
+
+ private:
+  bool stopped() const { return options.stop && options.stop(); }
+  void finish(Scoring& scoring) const {
+    if (scoring.lost.empty()) unless_lost({&scoring}, [&] { ready(scoring); });
+    scoring.heads.clear();
+  }
+  template <class Work>
+  void unless_lost(const std::vector<Scoring*>& scorings, Work work) const {
+    try {
+      work();
+    } catch (...) {
+      const std::string why = why_head_is_lost(options.outlive_heads);
+      for (Scoring* scoring : scorings) scoring->lost = why;
+    }
+  }
+  void score_layer(const Place& layer, const std::vector<Scoring*>& asking) const {
+    std::vector<std::vector<HeadScores>> scores(size_t(layer.kv_head));
+    FirstError error;
+    for_each_on_threads(options.jobs, scores.size(), error, [&](size_t h) {
+      if (stopped()) return;
+      Place at = asking.front()->cell.place;
+      at.layer = layer.layer, at.kv_head = int32_t(h);
+      const HeadStream<Real> stream = load_head_for(asking, at, heads);
+      scores[h] = score_head(stream, at, asking, options);
+    });
+    for (const auto& of_head : scores)
+      for (size_t i = 0; i < of_head.size(); ++i) asking[i]->heads.push_back(of_head[i]);
+  }
+};
+
+}  // namespace
+
+MethodValues values_of(const Cell& like, const char* name) {
+  const Method* method = find_method(registry(), name);
+  if (method != nullptr) return MethodValues(*method);
+  throw ConfigError(std::string(like.method().info.name) + ": allocator " + word(like.options().allocator) +
+                    " needs the method " + name + ", which this program was built without");
+}
+
+bool by_reach(const Cell& cell) {
+  return cell.options().allocator == Allocator::duo || cell.options().allocator == Allocator::headkv;
+}
+
+bool by_curves(const Cell& cell) { return cell.options().allocator == Allocator::lu_kv; }
+
+int32_t window_of(const Cell& cell, int32_t budget) {
+  if (!cell.method().scores_prompt) return 0;
+  MethodContext context = cell.context();
+  context.budget.tokens = budget;
+  return BoundMethod(cell.variant->values, context).protection().recent;
+}
+
+Cell scoring_cell(const Cell& like) {
+  Cell cell = like;
+  Variant own = *like.variant;
+  own.options.row_format = {}, own.options.wrapper = {}, own.options.merge = {};
+  if (by_reach(like)) {
+    own.values = values_of(like, "duo_attention");
+    for (const auto& [name, json] : like.options().looking) own.values.set(*own.values.method().parameter(name), json);
+    own.options = own.values.default_options();
+    cell.budget = {};  // one that it is told is a share of its own rule
+  }
+  if (like.variant->values.shared_over() == SharedOver::none && like.options().allocator == Allocator::cake) {
+    own.values = values_of(like, "cake");
+    own.options = own.values.default_options();
+    const int32_t protects = window_of(like, like.budget.tokens);
+    const int32_t window = protects < 2 ? std::min(kCakeWindow, like.budget.tokens - 1) : protects;
+    own.values.set(*own.values.method().parameter("w"), std::to_string(window));
+    try {
+      (void)BoundMethod(own.values, cell.context());
+    } catch (const ParameterError& e) {
+      throw ConfigError(std::string(like.method().info.name) + ": allocator cake: " + e.what());
+    }
+  }
+  cell.variant = std::make_shared<const Variant>(std::move(own));
+  return cell;
+}
+
+template <class Real>
+void score_prompt(const std::vector<Scoring*>& scorings, const std::vector<Place>& layers,
+                  const SharingOptions& options, const HeadSource<Real>& heads,
+                  const std::function<void(Scoring&)>& ready) {
+  PromptScoring<Real>{options, heads, ready}.run(scorings, layers);
+}
+
+template void score_prompt(const std::vector<Scoring*>&, const std::vector<Place>&, const SharingOptions&,
+                           const HeadSource<float>&, const std::function<void(Scoring&)>&);
+template void score_prompt(const std::vector<Scoring*>&, const std::vector<Place>&, const SharingOptions&,
+                           const HeadSource<double>&, const std::function<void(Scoring&)>&);
+
+}  // namespace kvreplay

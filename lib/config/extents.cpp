@@ -1,0 +1,113 @@
+#include "config/extents.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "base/text.hpp"
+
+namespace kvreplay {
+namespace {
+
+// Of the instance's allocator, where the configuration says something of it.
+class Calibration {
+ public:
+  Calibration(const RunConfig& config, const MethodInstance& instance, const TraceInfo& trace,
+              const PromptInfo& replayed, Problems& problems)
+      : config_(config), instance_(instance), trace_(trace), replayed_(replayed), problems_(problems) {}
+
+  std::vector<CalibrationPrompt> take() const {
+    const LuKv& rule = instance_.options.lu_kv;
+    if (rule.calibration == LuKv::Calibration::prompt) return from_prompt(rule.prompt);
+    std::vector<CalibrationPrompt> prompts;
+    for (size_t i = 0; i < trace_.prompts.size(); ++i)
+      if (trace_.prompts[i].id != replayed_.id) add(i, prompts);
+    if (trace_.prompts.size() < 2)
+      tell(
+          fmt::format("learns from the other prompts of the trace, but {} holds prompt {} alone: record more prompts, "
+                      "or write {{name: lu_kv, calibration: self}}, an oracle that sees the rows it is measured on",
+                      trace_.path.string(), replayed_.id));
+    return prompts;
+  }
+
+ private:
+  std::vector<CalibrationPrompt> from_prompt(const std::string& id) const {
+    std::vector<std::string> held;
+    std::vector<CalibrationPrompt> prompts;
+    for (size_t i = 0; i < trace_.prompts.size(); ++i) {
+      held.push_back(trace_.prompts[i].id);
+      if (held.back() == id && id != replayed_.id) add(i, prompts);
+    }
+    if (id == replayed_.id)
+      tell(
+          fmt::format("learns from prompt {}, which is replayed too: leave it out of select.prompts, or write "
+                      "{{name: lu_kv, calibration: others}}",
+                      id));
+    else if (prompts.empty() && std::find(held.begin(), held.end(), id) == held.end())
+      tell(fmt::format("learns from prompt {}, which {} lacks{}. It holds {}", id, trace_.path.string(),
+                       did_you_mean(id, held), join(held)));
+    return prompts;
+  }
+
+  void add(size_t place, std::vector<CalibrationPrompt>& prompts) const {
+    const PromptInfo& prompt = trace_.prompts[place];
+    if (prompt.layers.empty())
+      return tell(
+          fmt::format("learns from prompt {}, which lacks the selected layers: take "
+                      "another one by calibration: prompt:ID",
+                      prompt.id));
+    const auto extent = extent_of(config_, prompt, problems_);
+    if (!extent) return;
+    if (extent->prompt_tokens < extent->tokens) return prompts.push_back({prompt.id, uint32_t(place), *extent});
+    tell(fmt::format("learns from decode rows, and prompt {} has none: set replay.prefill below {}", prompt.id,
+                     extent->tokens));
+  }
+
+  void tell(const std::string& why) const {
+    problems_.error(instance_.mark, fmt::format("{}: allocator {} {}", instance_.method().info.name,
+                                                word(instance_.options.allocator), why));
+  }
+
+  const RunConfig& config_;
+  const MethodInstance& instance_;
+  const TraceInfo& trace_;
+  const PromptInfo& replayed_;
+  Problems& problems_;
+};
+
+}  // namespace
+
+std::optional<Extent> extent_of(const RunConfig& config, const PromptInfo& prompt, Problems& problems) {
+  const auto& replay = config.replay;
+  const int64_t tokens = replay.tokens.value_or(std::min(prompt.tokens, int64_t(kManyTokens)));
+  if (tokens > prompt.tokens) {
+    problems.error(config.mark_of({"replay.tokens"}),
+                   fmt::format("replay.tokens is {}, but prompt {} has {} tokens: write at most {}, or all", tokens,
+                               prompt.id, prompt.tokens, prompt.tokens));
+    return std::nullopt;
+  }
+  const int64_t prefill = replay.prefill.value_or(prompt.n_prompt);
+  const Mark mark = config.mark_of({"replay.prefill", "replay.tokens", "traces[0]"});
+  if (prefill > tokens) {
+    problems.error(mark, fmt::format("the prompt call takes {} tokens{}, but only {} of prompt {} are replayed: set "
+                                     "replay.prefill below {}",
+                                     prefill, replay.prefill ? "" : " (as recorded)", tokens, prompt.id, tokens));
+    return std::nullopt;
+  }
+  if (prefill == tokens && !config.output.kept) {
+    problems.error(mark,
+                   fmt::format("the prompt call takes all {} tokens of prompt {}, so no decode row is left to score: "
+                               "set replay.prefill below {}, or output.save: [kept] to keep the sets alone",
+                               tokens, prompt.id, tokens));
+    return std::nullopt;
+  }
+  return Extent{int32_t(tokens), int32_t(prefill)};
+}
+
+std::vector<CalibrationPrompt> calibration_of(const RunConfig& config, const MethodInstance& instance,
+                                              const TraceInfo& trace, const PromptInfo& replayed, Problems& problems) {
+  const bool looks = instance.options.allocator == Allocator::lu_kv && instance.options.lu_kv.is_offline();
+  return looks ? Calibration(config, instance, trace, replayed, problems).take() : std::vector<CalibrationPrompt>{};
+}
+
+}  // namespace kvreplay

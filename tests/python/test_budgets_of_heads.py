@@ -1,0 +1,332 @@
+"""Budgets that other prompts teach, heads that stream beside heads that are cut, and budgets as a file."""
+
+import json
+from itertools import pairwise
+
+import h5py
+import numpy as np
+import pytest
+import yaml
+from engine_cases_wave2 import layers_of, write_files
+from kvreplay_cli import kvreplay, table
+from reference import budgets
+from reference.output_aware import projected_norms
+from reference.snapkv import snapkv_scores
+
+B, WINDOW, KERNEL = 41, 8, 5
+SNAP = {"name": "snapkv", "window": WINDOW, "kernel": KERNEL}
+TEXTS = "abc"
+
+
+def lu_kv(**words):
+    return {**SNAP, "allocator": {"name": "lu_kv", **words}}
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """Three prompts a, b and c of one trace; c is shorter."""
+    folder = tmp_path_factory.mktemp("texts")
+    for text in TEXTS:
+        (folder / text).mkdir()
+        write_files(folder / text, f"text_{text}")
+    path = folder / "a" / "t.h5"
+    with h5py.File(path, "r+") as f:
+        f.move("prompts/p0", "prompts/a")
+        for text in TEXTS[1:]:
+            with h5py.File(folder / text / "t.h5") as other:
+                other.copy("prompts/p0", f["prompts"], name=text)
+    return path
+
+
+def config(trace, method, folder, budget=B, **more):
+    file = folder / "config.yaml"
+    entries = {
+        "schema": 1,
+        "traces": [str(trace)],
+        "methods": method if isinstance(method, list) else [method],
+        "budget": {"tokens": [budget]},
+        "output": {"dir": str(folder / "out"), "save": ["kept"]},
+        "run": {"precision": "double"},
+        **more,
+    }
+    file.write_text(yaml.safe_dump(entries))
+    return file
+
+
+def run(trace, method, folder, **more):
+    """{(prompt, layer, kv head): (row, lists of kept tokens)}."""
+    done = kvreplay("run", config(trace, method, folder, **more), "--progress", "none", "--force")
+    assert done.returncode == 0, done.stderr
+    found = {}
+    with h5py.File(folder / "out/kept.h5") as f:
+        for row in table(folder / "out"):
+            group = f[row["key"]]
+            flat, off = group["kept_flat"][:], group["kept_off"][:]
+            at = (row["prompt"], int(row["layer"]), int(row["kv_head"]))
+            found[at] = (row, [flat[a:b] for a, b in pairwise(off)])
+    return found
+
+
+def extras(row):
+    return json.loads(row["extras"])
+
+
+def heads_of(text):
+    return [head for layer in layers_of(f"text_{text}") for head in layer]
+
+
+def scored(text):
+    """(heads, snapkv's scores, protected tokens) of a prompt."""
+    heads = heads_of(text)
+    scores = [
+        np.append(snapkv_scores(h, WINDOW, KERNEL, "max", "sum", "before"), np.zeros(WINDOW)) for h in heads
+    ]
+    return heads, scores, np.arange(heads[0].P) >= heads[0].P - WINDOW
+
+
+def by_place(text, tokens):
+    heads = heads_of(text)
+    return {(text, h.layer, h.kv_head): int(t) for h, t in zip(heads, tokens, strict=True)}
+
+
+def cut_to(found):
+    return {at: len(lists[0]) for at, (_, lists) in found.items()}
+
+
+# --- LU-KV over other prompts -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight", ["mass", "contrib"])
+def test_every_prompt_is_divided_by_the_curves_of_the_others(trace, tmp_path, weight):
+    found = run(trace, lu_kv(weight=weight), tmp_path)
+    norms = projected_norms if weight == "contrib" else None
+    wanted = {}
+    for text in TEXTS:
+        others = [scored(other) for other in TEXTS if other != text]
+        learned = budgets.lu_kv_learned(others, B, heads_of(text)[0].P, WINDOW, norms)
+        assert learned.sum() == B * len(learned)
+        wanted |= by_place(text, learned)
+    assert cut_to(found) == wanted
+    assert len(set(wanted.values())) > 6, "every head got the same: nothing is tested"
+    assert {extras(row)["offline"] for row, _ in found.values()} == {1}
+
+
+def test_a_bare_word_takes_all_defaults(trace, tmp_path):
+    for folder in "xy":
+        (tmp_path / folder).mkdir()
+    bare = run(trace, {**SNAP, "allocator": "lu_kv"}, tmp_path / "x")
+    given = run(trace, lu_kv(calibration="others", weight="mass", lo="protected"), tmp_path / "y")
+    assert [row["key"] for row, _ in bare.values()] == [row["key"] for row, _ in given.values()]
+
+
+def test_one_prompt_teaches_the_others_wherever_the_run_looks(trace, tmp_path):
+    found = run(
+        trace, lu_kv(calibration="prompt:c", lo=10), tmp_path, select={"prompts": ["a"], "layers": [1]}
+    )
+    wanted = by_place("a", budgets.lu_kv_learned([scored("c")], B, 131, 10))
+    assert cut_to(found) == {at: tokens for at, tokens in wanted.items() if at[1] == 1}
+
+
+def test_rows_that_are_not_measured_still_teach(trace, tmp_path):
+    found = run(
+        trace,
+        lu_kv(calibration="prompt:b"),
+        tmp_path,
+        select={"prompts": ["a"]},
+        replay={"queries": {"last": 2}},
+    )
+    assert cut_to(found) == by_place("a", budgets.lu_kv_learned([scored("b")], B, 131, WINDOW))
+
+
+def test_what_learns_from_its_own_rows_says_that_it_sees_the_future(trace, tmp_path):
+    found = run(trace, lu_kv(calibration="self"), tmp_path, select={"prompts": ["a"]})
+    assert cut_to(found) == by_place("a", budgets.lu_kv_budgets(*scored("a"), B))
+    assert {(extras(row)["sees_future"], "offline" in extras(row)) for row, _ in found.values()} == {
+        (1, False)
+    }
+
+
+def test_another_extent_of_the_teaching_prompt_is_another_cell(trace, tmp_path):
+    method, select = lu_kv(calibration="prompt:b"), {"prompts": ["a"]}
+    whole = run(trace, method, tmp_path, select=select)
+    part = run(trace, method, tmp_path, select=select, replay={"tokens": heads_of("a")[0].q.shape[1]})
+    for (row, _), (other, _) in zip(whole.values(), part.values(), strict=True):
+        assert row["n_tokens"] == other["n_tokens"]
+    assert not {row["key"] for row, _ in whole.values()} & {row["key"] for row, _ in part.values()}
+
+
+REFUSED = [
+    ({"calibration": "prompt:a"}, {}, "learns from prompt a, which is replayed too"),
+    ({"calibration": "prompt:d"}, {"select": {"prompts": ["a"]}}, "learns from prompt d, which"),
+    ({"calibration": "prompt:"}, {}, "must be others"),
+    ({"calibration": "future"}, {}, "must be others"),
+    (
+        {},
+        {"select": {"prompts": ["a"]}, "replay": {"prefill": 120}},
+        "learns from decode rows, and prompt c has none",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "more", "said"), REFUSED, ids=[str(w) for w, _, _ in REFUSED])
+def test_a_prompt_that_cannot_teach_is_refused_with_the_remedy(trace, tmp_path, words, more, said):
+    done = kvreplay("validate", config(trace, lu_kv(**words), tmp_path, **more))
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+
+
+def test_a_trace_of_one_prompt_has_no_others_to_learn_from(tmp_path):
+    write_files(tmp_path, "text_a")
+    done = kvreplay("validate", config(tmp_path / "t.h5", {**SNAP, "allocator": "lu_kv"}, tmp_path))
+    assert done.returncode == 2
+    assert (
+        "holds prompt p0 alone: record more prompts, or write {name: lu_kv, calibration: self}" in done.stderr
+    )
+
+
+# --- DuoAttention and HeadKV ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{}, {"rule": "area", "length": 100}, {"stream_frac": 0.2}, {"stream_frac": 1.0, "recent": 37}],
+    ids=str,
+)
+def test_heads_that_look_near_stream_and_the_others_share_what_they_leave(trace, tmp_path, words):
+    ends = {"sinks": 4, "recent": 12, **{k: v for k, v in words.items() if k == "recent"}}
+    found = run(trace, {**SNAP, "allocator": {"name": "duo", **words, **ends}}, tmp_path)
+    streaming = {"name": "streaming_llm", "sinks": ends["sinks"], "positions": "original"}
+    alone = run(trace, streaming, tmp_path, budget=sum(ends.values()))
+    for text in TEXTS:
+        heads, scores, protected = scored(text)
+        by_area = words.get("rule") == "area"
+        far = [budgets.duo_area(h, 100) if by_area else budgets.duo_mass(h, **ends) for h in heads]
+        tokens, streams = budgets.duo_budgets(far, B, words.get("stream_frac", 0.5), **ends)
+        for head, s, size, narrow in zip(heads, scores, tokens, streams, strict=True):
+            row, lists = found[text, head.layer, head.kv_head]
+            width = head.d + head.dv
+            assert row["method"] == "snapkv"
+            assert extras(row)["allocated_tokens"] == size
+            assert extras(row)["streams"] == narrow
+            assert extras(row)["allocated_excess"] == 0
+            if narrow:
+                steps = range(head.P, head.P + len(lists))
+                ends_at = [[*range(ends["sinks"]), *range(t - ends["recent"], t)] for t in steps]
+                assert [kept.tolist() for kept in lists] == ends_at
+                same = ("peak_bytes", "final_bytes", "aux_bytes", "total_bytes", "rel_err_out_mean")
+                charged, _ = alone[text, head.layer, head.kv_head]
+                assert [row[column] for column in same] == [charged[column] for column in same]
+            else:
+                wanted = np.sort(budgets.keep_order(s, protected)[:size])
+                assert lists[0].tolist() == wanted.tolist()
+                assert int(row["peak_bytes"]) == (size + head.q.shape[1] - head.P) * width * 4
+
+
+def test_streaming_heads_that_leave_nothing_are_refused(trace, tmp_path):
+    method = {**SNAP, "allocator": {"name": "duo", "sinks": 40, "recent": 42}}
+    done = kvreplay("run", config(trace, method, tmp_path), "--progress", "none")
+    assert done.returncode == 2
+    assert (
+        "leaves the others nothing of a budget of 41 a head: make sinks, recent or stream_frac smaller"
+        in done.stderr
+    )
+
+
+@pytest.mark.parametrize("words", [{}, {"beta": 1.005}, {"beta": 3, "temp": 2}], ids=str)
+def test_headkv_adds_a_pool_by_importance_and_says_what_rounding_left(trace, tmp_path, words):
+    ends = {"sinks": 4, "recent": 12}
+    found = run(trace, {**SNAP, "allocator": {"name": "headkv", **words, **ends}}, tmp_path)
+    missed = []
+    for text in TEXTS:
+        heads = heads_of(text)
+        tokens = budgets.headkv_budgets([budgets.duo_mass(h, **ends) for h in heads], B, WINDOW, **words)
+        tokens = np.minimum(tokens, heads[0].P)
+        missed.append(tokens.sum() - B * len(heads))
+        for at, size in by_place(text, tokens).items():
+            row, lists = found[at]
+            assert len(lists[0]) == size
+            assert extras(row)["allocated_excess"] == missed[-1]
+    assert words or any(missed), "every sum was met: nothing is tested"
+
+
+def test_headkv_takes_published_scores_of_query_heads(trace, tmp_path):
+    rng = np.random.default_rng(1)
+    scores = {f"{layer}-{h}": rng.random(3).tolist() for layer in range(3) for h in range(6)}
+    scores["1-2"] = 0.25
+    (tmp_path / "heads.json").write_text(json.dumps(scores))
+    method = {**SNAP, "allocator": {"name": "headkv", "importance": "file:heads.json"}}
+    found = run(trace, method, tmp_path, select={"prompts": ["a"]})
+    of_heads = np.array([np.mean(scores[f"{layer}-{h}"]) for layer in range(3) for h in range(6)])
+    tokens = budgets.headkv_budgets(of_heads.reshape(-1, 3).sum(axis=1), B, WINDOW)
+    assert cut_to(found) == by_place("a", tokens)
+    del scores["2-5"]
+    (tmp_path / "heads.json").write_text(json.dumps(scores))
+    done = kvreplay("run", tmp_path / "config.yaml", "--progress", "none", "--force")
+    assert done.returncode == 2
+    assert "holds no head 2-5: write a score for every query head" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("allocator", "said"),
+    [
+        ({"name": "duo", "sinks": -1}, "sinks"),
+        ({"name": "duo", "beta": 2}, "beta"),
+        ({"name": "headkv", "beta": 0.5}, "beta is 0.5 and must be"),
+        ({"name": "headkv", "importance": "needles"}, "must be mass"),
+        ({"name": "headkv", "importance": "file:none.json"}, "no file"),
+        ("headvk", "headkv"),
+        ({"name": "ada", "floor": 1}, "must be a word"),
+    ],
+    ids=str,
+)
+def test_rules_are_refused_with_what_would_be_right(trace, tmp_path, allocator, said):
+    done = kvreplay("validate", config(trace, {**SNAP, "allocator": allocator}, tmp_path))
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+# --- Budgets as a file ------------------------------------------------------------------------------
+
+WRITTEN = [
+    {"name": "lu_kv"},
+    {"name": "lu_kv", "calibration": "self", "weight": "contrib"},
+    {"name": "headkv", "sinks": 4, "recent": 12},
+    "ada",
+    "cake",
+]
+
+
+@pytest.mark.parametrize("allocator", WRITTEN, ids=str)
+def test_a_file_of_budgets_gives_the_kept_sets_of_its_allocator(trace, tmp_path, allocator):
+    select = {"prompts": ["b"]}
+    method = {**SNAP, "allocator": allocator}
+    in_place = run(trace, method, tmp_path, select=select)
+    done = kvreplay("budgets", tmp_path / "config.yaml", "-o", tmp_path / "b.csv")
+    assert done.returncode == 0, done.stderr
+    by_file = run(trace, {**SNAP, "allocator": "file:b.csv"}, tmp_path, select=select)
+    assert cut_to(in_place) == cut_to(by_file)
+    assert len(set(cut_to(in_place).values())) > 1
+    for at, (row, lists) in in_place.items():
+        assert [kept.tolist() for kept in by_file[at][1]] == [kept.tolist() for kept in lists]
+        assert by_file[at][0]["rel_err_out_mean"] == row["rel_err_out_mean"]
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "said"),
+    [
+        ({**SNAP, "allocator": "ada"}, {}, "asks for 1 methods, 1 budgets, 3 prompts"),
+        ([{**SNAP, "allocator": ["ada", "cake"]}], {"select": {"prompts": ["a"]}}, "asks for 2 methods"),
+        (SNAP, {"select": {"prompts": ["a"]}}, "gives every head the same budget"),
+        (
+            {**SNAP, "allocator": {"name": "duo", "sinks": 4, "recent": 12}},
+            {"select": {"prompts": ["a"]}},
+            "stream",
+        ),
+    ],
+    ids=["prompts", "methods", "uniform", "duo"],
+)
+def test_budgets_that_no_file_can_hold_are_refused(trace, tmp_path, method, more, said):
+    done = kvreplay("budgets", config(trace, method, tmp_path, **more), "--out", tmp_path / "b.csv")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "b.csv").exists()

@@ -306,6 +306,13 @@ def oneshot(head, kept, num=None, den=None, positions="original", extras=None):
     )
 
 
+def play(head, start, evict, phase="stream", positions="original", **more):
+    """The prompt cut to `start`; a stream goes on evicting, one shot does not."""
+    if phase == "oneshot":
+        return oneshot(head, start, positions=positions)
+    return Result(*replay(head, start, evict, positions, **more))
+
+
 def query_time(head, attended):
     """Plain attention over the attended set of each decode row; a list entry = one set per head."""
     outs = []

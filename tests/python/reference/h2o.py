@@ -11,6 +11,7 @@ from .common import (
     dots,
     head_uniform,
     oneshot,
+    play,
     query_time,
     replay,
     softmax,
@@ -81,6 +82,7 @@ def real_drop(
     positions="original",
     phase="stream",
     agg="sum",
+    play=play,
 ):
     """The released "real drop" rule: the last `recent` and the top `heavy` of the rest."""
     A, seen = prompt_votes(head, score_rows, agg)
@@ -98,10 +100,7 @@ def real_drop(
         return cut(live)
 
     start = cut(np.arange(head.P))
-    if phase == "oneshot":
-        return oneshot(head, start, positions=positions)
-    kept, out = replay(head, start, evict, positions)
-    return Result(kept, out)
+    return play(head, start, evict, phase, positions)
 
 
 def alg1(head, B, agg="sum"):

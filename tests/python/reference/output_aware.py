@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .common import Result, aggregate, causal_probs, dots, oneshot, replay, softmax, top
+from .common import aggregate, causal_probs, dots, oneshot, play, softmax, top
 from .h2o import sizes
 from .tier2_scores import dots as rowwise
 from .tier2_scores import ends, expected_logits, norms, pooled
@@ -157,7 +157,7 @@ def ranks_of(S, v, wrapper):
     return caote_scores(S, S.mean(axis=0), v, **spec)
 
 
-def tova(head, B, phase="stream", recent=0, wrapper=None, score="probability"):
+def tova(head, B, phase="stream", recent=0, wrapper=None, score="probability", play=play):
     """TOVA by another score of the current row, or by the change of its output (`caote`)."""
 
     def cut(live, S):
@@ -168,9 +168,7 @@ def tova(head, B, phase="stream", recent=0, wrapper=None, score="probability"):
 
     live = np.arange(head.P)
     start = cut(live, prompt_rows(head, head.P - 1, score)[:, 0])
-    if phase == "oneshot":
-        return oneshot(head, start)
-    return Result(*replay(head, start, lambda t, live, p: cut(live, decode_row(head, t, live, p, score))))
+    return play(head, start, lambda t, live, p: cut(live, decode_row(head, t, live, p, score)), phase)
 
 
 def h2o(head, B, phase="stream", recent_frac=0.5, heavy=None, recent=None, wrapper=None, score="probability"):
@@ -190,6 +188,4 @@ def h2o(head, B, phase="stream", recent_frac=0.5, heavy=None, recent=None, wrapp
         return cut(live)
 
     start = cut(np.arange(head.P))
-    if phase == "oneshot":
-        return oneshot(head, start)
-    return Result(*replay(head, start, evict))
+    return play(head, start, evict, phase)

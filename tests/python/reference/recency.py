@@ -4,16 +4,13 @@ import math
 
 import numpy as np
 
-from .common import Result, aggregate, causal_probs, oneshot, replay, top
+from .common import Result, aggregate, causal_probs, play, replay, top
 
 
 def window(head, B, seed=0, phase="stream", positions="original", order="attend_then_evict"):
     """The last B tokens, the newest included."""
     start = np.arange(head.P)[-B:] if head.P > B else np.arange(head.P)
-    if phase == "oneshot":
-        return oneshot(head, start, positions=positions)
-    kept, out = replay(head, start, lambda t, live, p: live[-B:], positions, order=order)
-    return Result(kept, out)
+    return play(head, start, lambda t, live, p: live[-B:], phase, positions, order=order)
 
 
 def local(head, B, seed=0, variant="default", phase="stream"):
@@ -23,9 +20,7 @@ def local(head, B, seed=0, variant="default", phase="stream"):
     return window(head, B + (variant == "lm_eval"), phase=phase)
 
 
-def streaming_llm(
-    head, B, seed=0, sinks=4, positions="cache", phase="stream", room_for=0, order="attend_then_evict"
-):
+def streaming_llm(head, B, seed=0, sinks=4, positions="cache", phase="stream", room_for=0, play=play, **more):
     """The first `sinks` tokens of the trace and the last others. room_for: m leaves B - m."""
     B = B - room_for
 
@@ -36,10 +31,7 @@ def streaming_llm(
         return np.append(first, others[len(others) - (B - len(first)) :])
 
     start = cut(np.arange(head.P))
-    if phase == "oneshot":
-        return oneshot(head, start, positions=positions)
-    kept, out = replay(head, start, lambda t, live, p: cut(live), positions, order=order)
-    return Result(kept, out)
+    return play(head, start, lambda t, live, p: cut(live), phase, positions, **more)
 
 
 def _pattern_replay(head, B, pattern, with_h2o):

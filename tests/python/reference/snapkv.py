@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .common import aggregate, causal_probs, oneshot, top
+from .common import aggregate, causal_probs, oneshot, play, top
 
 PRESETS = {
     "default": {},
@@ -32,16 +32,18 @@ def snapkv_scores(head, window, kernel, pool, agg, when):
     return pooled(aggregate(s, agg), kernel, pool)
 
 
-def snapkv(head, B, seed=0, variant="default", **given):
+def snapkv(head, B, seed=0, variant="default", play=play, **given):
     """The top B - window of the pooled votes and the window."""
     defaults = {"window": 32, "kernel": 7, "pool": "max", "agg": "sum", "when": "before"}
     a = defaults | PRESETS[variant] | given
     if head.P <= B:
-        return oneshot(head, np.arange(head.P))
-    if a["window"] >= B:
-        return oneshot(head, np.arange(head.P - B, head.P))
-    recent = np.arange(head.P - a["window"], head.P)
-    return oneshot(head, np.append(top(snapkv_scores(head, **a), B - a["window"]), recent))
+        kept = np.arange(head.P)
+    elif a["window"] >= B:
+        kept = np.arange(head.P - B, head.P)
+    else:
+        recent = np.arange(head.P - a["window"], head.P)
+        kept = np.append(top(snapkv_scores(head, **a), B - a["window"]), recent)
+    return play(head, kept, None, "oneshot")
 
 
 def layer_budget(B, P, window, beta, layer, n_layers):

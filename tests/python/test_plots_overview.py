@@ -14,6 +14,7 @@ from fake_figure import sketch
 from kvanalysis import load
 from kvanalysis.budgets.regret import ladder, rung_labels
 from kvanalysis.drawing.head_maps import short
+from kvanalysis.drawing.style import PAGE_WIDTH
 from kvanalysis.errors import FigureError
 from kvanalysis.figures.config import read_figure_config
 from kvanalysis.figures.context import Context
@@ -221,6 +222,21 @@ def test_curves_are_rolled_and_drawn_in_a_panel_for_each_family(tmp_path):
     table = figure.table
     assert table.groupby("label")["family"].first().to_dict() == {"a": "stream", "b": "oneshot"}
     assert table.loc[table["label"] == "b", "rel_err_mean"].tolist() == pytest.approx([0.4] * 64)
+
+
+def test_intervals_that_end_near_0_do_not_press_the_curves_together(tmp_path):
+    rows = [fake_row("a", layer=layer) for layer in range(5)] + heads("b", [0.9, 0.9])
+    found = with_curves(tmp_path, rows, {"b": [np.full(64, 0.9)]})
+    levels = [0.064] * 4 + [0.244]  # of the layers: 0.1, and an interval from 0.00005 on
+    with h5py.File(tmp_path / "curves.h5", "r+") as file:
+        for key, level in zip(found.loc[found["method"] == "a", "key"], levels, strict=True):
+            file[f"{key}/rel_err"] = np.full((1, 64), level)
+            file[f"{key}/rows"] = np.arange(768, 832)
+    [figure] = pictures(error_over_position, found)
+    assert 0 < figure.table["rel_err_low"].min() < 0.001
+    axes = figure.draw(PAGE_WIDTH).axes[0]
+    assert axes.get_yscale() == "log"
+    assert axes.get_ylim()[0] == pytest.approx(0.05)  # half of a's mean
 
 
 def test_without_curves_the_quarters_of_the_rows_are_drawn(tmp_path):

@@ -149,9 +149,7 @@ class Merging:
     def runs(self, rows, victims):
         run = []
         for i in victims:
-            if run and (
-                i != run[-1] + 1 or cosines(rows.key[[i]], rows.key[[i - 1]])[0, 0] <= self.threshold
-            ):
+            if run and not (i == run[-1] + 1 and alike(rows.key[i - 1], rows.key[i]) > self.threshold):
                 yield np.array(run)
                 run = []
             run.append(i)
@@ -165,7 +163,7 @@ class Merging:
         if len(others):
             squares = ((rows.key[run] - rows.key[p]) ** 2).sum(axis=1)
             s = np.sqrt(squares).sum() / len(others)
-            g = np.exp(-squares / (2 * s**2)) if s >= 0 else np.ones(len(run))
+            g = np.exp(-squares / (2 * s**2)) if s > 0 else np.ones(len(run))
             g /= g.sum()
             self.join(rows, p, others, np.append(g[run == p], g[run != p]))
         return p

@@ -12,7 +12,6 @@ from .positions import along_rows, by_quarters
 
 MOST_CURVES = 7  # in a panel
 SIZES = {COLUMN_WIDTH: (1.5, 1), PAGE_WIDTH: (2.2, 3)}
-BAND_OPACITY = 0.12
 PANEL_GAP = 0.3  # share of a panel's height
 
 
@@ -60,6 +59,7 @@ def _figure(table, shown, styles, note, width):
         for label in shown[family]:
             position_curve(axes, table[table["label"] == label], styles[label])
         set_error_axis(axes, drawn["rel_err_mean"])
+        _leave_low_ends(axes, drawn["rel_err_mean"].min())
         set_position_axis(axes, table)
         axes.label_outer()
     for axes in list(panels.flat)[len(shown) :]:
@@ -69,6 +69,12 @@ def _figure(table, shown, styles, note, width):
     handles = [handle(styles[label], True) for label in labels]
     finish(figure, handles, labels, note, tall, hspace=PANEL_GAP, wspace=0.06, top=0.26)
     return figure
+
+
+def _leave_low_ends(axes, least):
+    """Of few layers intervals end near 0: on a logarithmic axis they would press the curves together."""
+    if axes.get_yscale() == "log":
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], least / 2))
 
 
 def set_position_axis(axes, table):

@@ -131,7 +131,8 @@ HeadStream<Real> load_head_for(const std::vector<SharedBudget*>& budgets, const 
   HeadRequest request;
   request.place = at, request.extent = budgets.front()->scoring.extent;
   for (const SharedBudget* b : budgets) {
-    request.ask_for(BoundMethod(b->scoring.variant->values, b->scoring.context()).needs());
+    const BoundMethod method(b->scoring.variant->values, b->scoring.context());
+    request.ask_for(method.needs(), method.calibration());
     const LuKv& rule = b->scoring.options().lu_kv;
     request.output_norms = request.output_norms || (by_curves(b->scoring) && rule.weight == LuKv::Weight::contrib);
   }

@@ -3,11 +3,36 @@
 #include <algorithm>
 
 namespace kvreplay {
+namespace {
+
+template <class Real>
+QueryRows prompt_rows(const HeadStream<Real>& s) {
+  const auto show_head = [&s](int32_t head, const QueryRows::Show& show) {
+    const size_t dim = size_t(s.shape.dim);
+    const Real* const keys = s.block_keys(s.shape.block_of(head));
+    std::vector<double> query(dim), key(dim);
+    for (int32_t t = 0; t < s.prompt; ++t) {
+      std::copy_n(s.query(head, t), dim, query.begin());
+      std::copy_n(keys + int64_t(t) * s.shape.dim, dim, key.begin());
+      show(query, key, s.positions[size_t(t)]);
+    }
+  };
+  return {s.prompt, show_head};
+}
+template <class Real>
+QueryShape query_shape(const HeadStream<Real>& s) {
+  return {
+      s.shape.heads, s.shape.dim, {s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor}};
+}
+
+}  // namespace
 
 template <class Real>
 void PromptReading<Real>::add(CacheReplay<Real>& cache, bool shows_rows) {
   const PromptNeeds needs = cache.needs();
   future_ = future_ || needs.future_sums;
+  stream_ = &cache.stream();
+  if (!cache.method().calibration().is_offline()) asks_known_ = asks_known_ | needs.known;
   pass_.maxima = pass_.maxima || cache.options().gqa_aggregate == Aggregate::max;
   if (needs.column_sums_from >= 0) pass_.sums_from.push_back(needs.column_sums_from);
   if (needs.rows_from < 0 || !shows_rows) return;
@@ -26,12 +51,21 @@ void PromptReading<Real>::sum(const ColumnSums& columns, const FutureSums& futur
   std::vector<std::vector<double>> sums = columns(pass_);
   for (size_t i = 0; i < sums.size(); ++i) sums_[pass_.sums_from[i]] = std::move(sums[i]);
   if (future_) future_sums_ = future();
+  if (asks_known_.any()) known_ = learn({prompt_rows(*stream_)}, query_shape(*stream_), asks_known_);
+}
+
+template <class Real>
+const KnownQueries* PromptReading<Real>::known_for(const CacheReplay<Real>& cache) const {
+  if (!cache.needs().known.any()) return nullptr;
+  const Calibration& by = cache.method().calibration();
+  return by.is_offline() ? &cache.stream().known.at(by) : &known_;
 }
 
 template <class Real>
 PromptSums PromptReading<Real>::sums_of(const CacheReplay<Real>& cache) const {
   const auto at = sums_.find(cache.needs().column_sums_from);
-  return {at == sums_.end() ? nullptr : at->second.data(), future_sums_.empty() ? nullptr : future_sums_.data()};
+  return {at == sums_.end() ? nullptr : at->second.data(), future_sums_.empty() ? nullptr : future_sums_.data(),
+          known_for(cache)};
 }
 
 template class PromptReading<float>;

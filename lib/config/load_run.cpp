@@ -49,12 +49,19 @@ std::string read_file(const fs::path& file) {
   return text.str();
 }
 
+bool looks_at_other_prompts(const RunConfig& config) {
+  return std::any_of(config.methods.begin(), config.methods.end(),
+                     [](const MethodInstance& m) { return m.values.calibration().is_offline(); });
+}
+
 // Unfinished and foreign files are told by the reader, missing ones by the configuration.
 std::vector<TraceInfo> open_traces(const RunConfig& config, Problems& problems) {
   std::vector<TraceInfo> traces;
   for (size_t i = 0; i < config.traces.size(); ++i) {
     try {
-      traces.push_back(Trace(config.traces[i], {config.select.prompts, config.select.layers}).info());
+      TraceScope scope{config.select.prompts, config.select.layers};
+      if (looks_at_other_prompts(config)) scope.prompts.reset();
+      traces.push_back(Trace(config.traces[i], scope).info());
     } catch (const TraceError& e) {
       problems.trace_error(config.marks.at(fmt::format("traces[{}]", i)), e.what());
     }

@@ -100,6 +100,8 @@ class Planner {
       variant->digests.allocator = digest_of_file(instance.options.allocator_file);
     variant->uniforms = instance.uniforms.string();
     if (!variant->uniforms.empty()) variant->digests.uniforms = digest_of_file(instance.uniforms);
+    if (const Calibration& by = instance.values.calibration(); by.source == Calibration::Source::file)
+      variant->digests.calibration = digest_of_file(by.name);
     variant->params = shown_params(selected.method, *variant);
     variant->given = given_json(instance.values, instance.options, variant->digests);
     variant->prompt_streams = config_.replay.streams_prompt(instance.options);

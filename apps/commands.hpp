@@ -10,6 +10,7 @@ void add_sweep(Command& program);
 void add_list(Command& program);
 void add_inspect(Command& program);
 void add_synth(Command& program);
+void add_calibrate(Command& program);
 void add_cluster(Command& program);
 void add_report(Command& program);
 void add_compare(Command& program);

@@ -64,6 +64,7 @@ int dispatch(int argc, char** argv, Context& context) {
   add_sweep(program);
   add_inspect(program);
   add_synth(program);
+  add_calibrate(program);
   add_cluster(program);
   add_list(program);
   add_report(program);

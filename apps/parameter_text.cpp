@@ -15,6 +15,7 @@ std::string values_text(const ParameterSpec& spec) {
   switch (spec.kind) {
     case Kind::choice:
     case Kind::rows:
+    case Kind::calibration:
       return join(spec.choices, " | ");
     case Kind::scorer:
       return join(spec.choices, " | ") + ", or {name: one of them, its parameters}";

@@ -1,4 +1,5 @@
 #include "base/errors.hpp"
+#include "trace/calibration_file.hpp"
 #include "trace/kept_lists.hpp"
 #include "trace/uniforms.hpp"
 
@@ -15,6 +16,11 @@ namespace {
 
 }  // namespace
 
+CalibrationOrigin read_calibration_origin(const std::filesystem::path& file) { refuse(file); }
+CalibrationLayer read_calibration_layer(const std::filesystem::path& file, const LayerInfo&, StatisticsNeeds) {
+  refuse(file);
+}
+std::string why_no_calibration(const std::filesystem::path& file, const LayerInfo&, StatisticsNeeds) { refuse(file); }
 KeptLists read_kept_lists(const std::filesystem::path& file, const KeptScope&) { refuse(file); }
 std::string why_unreadable(const std::filesystem::path& file, const std::vector<KeptScope>&) { refuse(file); }
 InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::string&, int32_t, int32_t,

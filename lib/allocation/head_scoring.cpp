@@ -19,7 +19,8 @@ HeadStream<Real> load_head_for(const std::vector<Scoring*>& scorings, const Plac
   HeadRequest request;
   request.place = at, request.extent = scorings.front()->cell.extent;
   for (const Scoring* s : scorings) {
-    request.ask_for(BoundMethod(s->cell.variant->values, s->cell.context()).needs());
+    const BoundMethod method(s->cell.variant->values, s->cell.context());
+    request.ask_for(method.needs(), method.calibration());
     const LuKv& rule = s->cell.options().lu_kv;
     request.output_norms = request.output_norms || (by_curves(s->cell) && rule.weight == LuKv::Weight::contrib);
   }

@@ -442,7 +442,7 @@ DevicePolicy CacheReplay<Real>::device_policy(const PromptSums& sums, bool prefi
     if (formatter_.writes()) d.coder = setup_.coding->coder();
     const auto view = sums_view(stream_, sums, first_head(), heads(), rules_.aggregate);
     d.column_sums = view.column_sums, d.column_max_sums = view.column_max_sums;
-    d.future_sums = view.future_sums;
+    d.future_sums = view.future_sums, d.known = view.known;
     d.first_head = first_head();
     d.max_rows = most_kept_;
     d.streams_prompt = prompt_streams_, d.observes = observes();

@@ -25,6 +25,7 @@ struct DevicePolicy {
   RowCoder coder;  // where the memory has room for codings
   PromptNeeds needs;
   const double *column_sums, *column_max_sums, *future_sums;  // as Prompt::View; host, or null
+  QueryStatistics known;                                      // likewise
   int32_t first_head;
   int64_t max_rows;     // after a step; negative: nobody promises a bound
   bool streams_prompt;  // the prompt comes token by token

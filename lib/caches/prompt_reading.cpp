@@ -3,11 +3,36 @@
 #include <algorithm>
 
 namespace kvreplay {
+namespace {
+
+template <class Real>
+QueryRows prompt_rows(const HeadStream<Real>& s) {
+  const auto show_head = [&s](int32_t head, const QueryRows::Show& show) {
+    const size_t dim = size_t(s.shape.dim);
+    const Real* const keys = s.block_keys(s.shape.block_of(head));
+    std::vector<double> query(dim), key(dim);
+    for (int32_t t = 0; t < s.prompt; ++t) {
+      std::copy_n(s.query(head, t), dim, query.begin());
+      std::copy_n(keys + int64_t(t) * s.shape.dim, dim, key.begin());
+      show(query, key, s.positions[size_t(t)]);
+    }
+  };
+  return {s.prompt, show_head};
+}
+template <class Real>
+QueryShape query_shape(const HeadStream<Real>& s) {
+  return {
+      s.shape.heads, s.shape.dim, {s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor}};
+}
+
+}  // namespace
 
 template <class Real>
 void PromptReading<Real>::add(CacheReplay<Real>& cache, bool shows_rows) {
   const PromptNeeds needs = cache.needs();
   future_ = future_ || needs.future_sums;
+  stream_ = &cache.stream();
+  if (!cache.method().calibration().is_offline()) asks_known_ = asks_known_ | needs.known;
   pass_.maxima = pass_.maxima || cache.options().gqa_aggregate == Aggregate::max;
   for (const int32_t row : {needs.column_sums_from, cache.merges_by_rows_from()})
     if (row >= 0) pass_.sums_from.push_back(row);
@@ -27,6 +52,14 @@ void PromptReading<Real>::sum(const ColumnSums& columns, const FutureSums& futur
   std::vector<std::vector<double>> sums = columns(pass_);
   for (size_t i = 0; i < sums.size(); ++i) sums_[pass_.sums_from[i]] = std::move(sums[i]);
   if (future_) future_sums_ = future();
+  if (asks_known_.any()) known_ = learn({prompt_rows(*stream_)}, query_shape(*stream_), asks_known_);
+}
+
+template <class Real>
+const KnownQueries* PromptReading<Real>::known_for(const CacheReplay<Real>& cache) const {
+  if (!cache.needs().known.any()) return nullptr;
+  const Calibration& by = cache.method().calibration();
+  return by.is_offline() ? &cache.stream().known.at(by) : &known_;
 }
 
 template <class Real>
@@ -38,7 +71,7 @@ const double* PromptReading<Real>::sums_from(int32_t row) const {
 template <class Real>
 PromptSums PromptReading<Real>::sums_of(const CacheReplay<Real>& cache) const {
   return {sums_from(cache.needs().column_sums_from), future_sums_.empty() ? nullptr : future_sums_.data(),
-          sums_from(cache.merges_by_rows_from())};
+          sums_from(cache.merges_by_rows_from()), known_for(cache)};
 }
 
 template class PromptReading<float>;

@@ -32,11 +32,15 @@ class PromptReading {
     CacheReplay<Real>* cache;
     int32_t from;  // the first row that it is shown
   };
+  const KnownQueries* known_for(const CacheReplay<Real>& cache) const;
   std::vector<Watcher> watchers_;
   PromptPass pass_;
   bool future_ = false;
   std::map<int32_t, std::vector<double>> sums_;  // by the first row that is summed
   std::vector<double> future_sums_;
+  const HeadStream<Real>* stream_ = nullptr;
+  StatisticsNeeds asks_known_;  // of the prompt's own queries
+  KnownQueries known_;
 };
 
 }  // namespace kvreplay

@@ -1,13 +1,16 @@
 #pragma once
+#include "calibration/known_queries.hpp"
 #include "core/cache.hpp"
 #include "exact/head_stream.hpp"
 
 namespace kvreplay {
 
-// Sums over rows of the prompt and, for oracles, of the future: of all heads of the stream, or null.
+// Sums over rows of the prompt and, for oracles, of the future, and what is known of queries: of all heads of the
+// stream, or null.
 struct PromptSums {
   const double *columns = nullptr, *future = nullptr;  // [heads, prompt], [heads, tokens]
   const double* received = nullptr;                    // as columns, of the rows that evicted rows are merged by
+  const KnownQueries* known = nullptr;                 // likewise of all heads
 };
 
 // The sums over rows of some query heads, as a policy is shown them.
@@ -18,6 +21,7 @@ typename Prompt<Real>::View sums_view(const HeadStream<Real>& s, const PromptSum
   const bool by_row = how == Aggregate::max && heads == s.shape.heads;
   if (sums.columns != nullptr) view.column_sums = sums.columns + int64_t(first_head) * s.prompt;
   if (sums.columns != nullptr && by_row) view.column_max_sums = sums.columns + int64_t(heads) * s.prompt;
+  if (sums.known != nullptr) view.known = sums.known->from(first_head);
   if (sums.future != nullptr) view.future_sums = sums.future + int64_t(first_head) * s.tokens;
   return view;
 }

@@ -13,23 +13,32 @@ std::string file_json(const std::string& path) {
   return path.empty() ? "null" : json_text(path.substr(path.rfind('/') + 1));
 }
 
-JsonObject parameters_object(const MethodValues& values, const std::string& lists_digest) {
+// A file's content is named by a digest, where that is known.
+std::string calibration_json(Calibration c, const std::string& digest) {
+  if (c.source == Calibration::Source::file) c.name = digest.empty() ? c.name.substr(c.name.rfind('/') + 1) : digest;
+  return json_of(word(c));
+}
+
+std::string value_json(const ParameterSpec& spec, const MethodValues& values, const FileDigests& files) {
+  if (spec.kind == ParameterSpec::Kind::calibration) return calibration_json(values.calibration(), files.calibration);
+  if (spec.kind != ParameterSpec::Kind::file) return parameter_json(spec, values.policy());
+  return files.lists.empty() ? file_json(values.file()) : json_of(files.lists);
+}
+JsonObject parameters_object(const MethodValues& values, const FileDigests& files) {
   JsonObject all;
-  for (const ParameterSpec& spec : values.method().parameters) {
-    if (spec.kind != ParameterSpec::Kind::file) all.add_json(spec.name, parameter_json(spec, values.policy()));
-    else all.add_json(spec.name, lists_digest.empty() ? file_json(values.file()) : json_of(lists_digest));
-  }
+  for (const ParameterSpec& spec : values.method().parameters) all.add_json(spec.name, value_json(spec, values, files));
   return all;
 }
-JsonObject given_object(const MethodValues& values) {
-  const Method& method = values.method();
+std::string changed_json(const ParameterSpec& spec, const MethodValues& values, const FileDigests& files) {
+  if (spec.kind == ParameterSpec::Kind::calibration)
+    return values.calibration().is_offline() ? value_json(spec, values, files) : "";
+  if (spec.kind == ParameterSpec::Kind::file) return values.file().empty() ? "" : file_json(values.file());
+  return given_json(spec, values.policy(), values.method().defaults.data());
+}
+JsonObject given_object(const MethodValues& values, const FileDigests& files = {}) {
   JsonObject given;
-  for (const ParameterSpec& spec : method.parameters) {
-    const bool file = spec.kind == ParameterSpec::Kind::file;
-    const std::string json = file ? values.file().empty() ? "" : file_json(values.file())
-                                  : given_json(spec, values.policy(), method.defaults.data());
-    if (!json.empty()) given.add_json(spec.name, json);
-  }
+  for (const ParameterSpec& spec : values.method().parameters)
+    if (const std::string json = changed_json(spec, values, files); !json.empty()) given.add_json(spec.name, json);
   return given;
 }
 
@@ -48,8 +57,9 @@ JsonObject options_object(const CommonOptions& o) {
 }  // namespace
 
 void MethodValues::set(const ParameterSpec& spec, const std::string& json) {
-  if (spec.kind != ParameterSpec::Kind::file) return assign_parameter(spec, json, policy_.data());
-  file_ = text_of_json(json);
+  if (spec.kind == ParameterSpec::Kind::file) file_ = text_of_json(json);
+  else if (spec.kind == ParameterSpec::Kind::calibration) (void)read_calibration(text_of_json(json), calibration_);
+  else assign_parameter(spec, json, policy_.data());
 }
 
 void MethodValues::hear(const std::vector<HeadScores>& heads) {
@@ -145,14 +155,14 @@ bool draws(const BoundMethod& method, const CommonOptions& options) {
 std::string options_json(const CommonOptions& options) { return options_object(options).text(); }
 
 std::string given_json(const MethodValues& values, const CommonOptions& options, const FileDigests& files) {
-  JsonObject given = given_object(values);
+  JsonObject given = given_object(values, files);
   CommonOptions named = options;
   if (!files.allocator.empty()) named.allocator_file = files.allocator;
   return given.add_all(options_object(named).without(options_object(values.default_options()))).text();
 }
 
 std::string params_json(const MethodValues& values, const CommonOptions& options, const FileDigests& files) {
-  JsonObject all = parameters_object(values, files.lists);
+  JsonObject all = parameters_object(values, files);
   CommonOptions named = options;
   if (!files.allocator.empty()) named.allocator_file = files.allocator;
   if (!files.uniforms.empty()) all.add("uniforms", files.uniforms);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "catalog/method.hpp"
+#include "core/calibration.hpp"
 
 namespace kvreplay {
 
@@ -16,6 +17,8 @@ class MethodValues {
   // json: as assign_parameter() takes it. A file is remembered by its path.
   void set(const ParameterSpec& spec, const std::string& json);
   const std::string& file() const { return file_; }  // of the parameter that names one; "": none
+  // Whose queries it knows, where it has a parameter for that; a file by its path.
+  const Calibration& calibration() const { return calibration_; }
   // What the heads said by which each of them decides (hook hear). No parameter changes.
   void hear(const std::vector<HeadScores>& heads);
 
@@ -45,6 +48,7 @@ class MethodValues {
   const Method* method_;
   std::vector<std::byte> policy_;
   std::string file_;
+  Calibration calibration_;
 };
 
 // A method's values resolved for one context: a policy that the engine can run.
@@ -80,7 +84,7 @@ bool draws(const BoundMethod& method, const CommonOptions& options);
 std::string options_json(const CommonOptions& options);
 // What stands for the names of files, where it is known: digests of what they say.
 struct FileDigests {
-  std::string lists, allocator, uniforms;
+  std::string lists, allocator, uniforms, calibration;
 };
 // Of values and options together those that are not what the method takes by default: what tells an instance
 // from others.

@@ -15,7 +15,8 @@ MethodContext Cell::context() const {
 }
 
 std::string shown_params(const BoundMethod& method, const Variant& variant) {
-  return params_json(method, variant.options, {"", variant.digests.allocator, variant.digests.uniforms});
+  return params_json(method, variant.options,
+                     {"", variant.digests.allocator, variant.digests.uniforms, variant.digests.calibration});
 }
 
 SharedOver shared_over(const MethodValues& values, const CommonOptions& options) {
@@ -45,6 +46,11 @@ bool needs_no_other_head(const Cell& cell) {
 }
 
 bool needs_all_layers(const Cell& cell) { return !needs_no_other_head(cell) && shared_over(cell) == SharedOver::model; }
+
+bool needs_other_prompts(const Cell& cell) {
+  const Calibration::Source from = cell.variant->values.calibration().source;
+  return from == Calibration::Source::others || from == Calibration::Source::prompt;
+}
 
 void set_share(Cell& cell, int32_t tokens) {
   cell.budget.share = tokens;

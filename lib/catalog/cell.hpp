@@ -77,6 +77,8 @@ SharedOver shared_over(const Cell& cell);
 bool needs_no_other_head(const Cell& cell);
 // Whether its share depends on heads of all layers.
 bool needs_all_layers(const Cell& cell);
+// Whether it looks at queries of other prompts of its trace.
+bool needs_other_prompts(const Cell& cell);
 // Gives a cell its share of the budget: from here on what followed from the whole one follows from it. Throws
 // ParameterError.
 void set_share(Cell& cell, int32_t tokens);

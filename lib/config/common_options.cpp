@@ -87,6 +87,14 @@ std::string senseless_share(const MethodInstance& m) {
   if (by_scores && !m.method().scores_prompt)
     return fmt::format(
         "allocator {} looks at scores of prompt tokens, and {} gives none: use pyramid, cake or file:PATH", rule, name);
+  using Source = Calibration::Source;
+  const Source known = m.values.calibration().source;
+  if (options.allocator == Allocator::lu_kv && options.lu_kv.is_offline() && known != Source::self &&
+      known != Source::file)
+    return fmt::format(
+        "allocator lu_kv learns from other prompts, where {} would know the one that is replayed: calibrate {} by self "
+        "or file:PATH",
+        name, name);
   if (over_heads && options.gqa_level == GqaLevel::layer)
     return fmt::format(
         "with gqa.level layer all kv heads of {} hold the same tokens, and {} gives each its own "

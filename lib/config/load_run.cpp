@@ -49,10 +49,11 @@ std::string read_file(const fs::path& file) {
   return text.str();
 }
 
-// Prompts that are replayed, or that an allocator learns from.
+// Prompts that are replayed, or that a method or an allocator learns from; nothing: all.
 std::optional<std::vector<std::string>> looked_at(const RunConfig& config) {
   std::optional<std::vector<std::string>> prompts = config.select.prompts;
   for (const MethodInstance& m : config.methods) {
+    if (m.values.calibration().is_offline()) return std::nullopt;
     if (m.options.allocator != Allocator::lu_kv || !prompts) continue;
     if (m.options.lu_kv.calibration == LuKv::Calibration::others) return std::nullopt;
     if (m.options.lu_kv.calibration == LuKv::Calibration::prompt) prompts->push_back(m.options.lu_kv.prompt);

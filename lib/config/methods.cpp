@@ -143,6 +143,23 @@ class MethodsReader {
   fs::path at(const std::string& given) const {
     return fs::path(given).is_absolute() ? fs::path(given) : (source_.base / given).lexically_normal();
   }
+  std::optional<std::string> read_calibrated(const Node& item, const ParameterSpec& spec) {
+    const auto text = read_text(problems_, item, spec.name);
+    if (!text) return std::nullopt;
+    Calibration by;
+    if (!read_calibration(*text, by)) {
+      must_be(problems_, item, spec.name, "self, others, prompt:ID or file:PATH");
+      return std::nullopt;
+    }
+    if (by.source != Calibration::Source::file) return json_of(*text);
+    by.name = at(by.name).string();
+    std::error_code ignored;
+    if (fs::is_regular_file(by.name, ignored)) return json_of(word(by));
+    problems_.error(item.mark, fmt::format("no file {} of statistics (the path is relative to this file): kvreplay "
+                                           "calibrate TRACE -o FILE writes one",
+                                           by.name));
+    return std::nullopt;
+  }
   // Whether it exists is seen once the budgets that its name may hold are known.
   std::optional<std::string> read_file(const Node& item, const ParameterSpec& spec) {
     const auto text = read_text(problems_, item, spec.name);
@@ -180,9 +197,11 @@ class MethodsReader {
     const bool is_one = spec.kind == ParameterSpec::Kind::layers &&
                         std::none_of(value.items.begin(), value.items.end(),
                                      [](const Node& item) { return item.kind == Node::Kind::list; });
+    using Kind = ParameterSpec::Kind;
     const auto read = [&](const Node& item) -> std::optional<AxisValue> {
-      const auto json =
-          spec.kind == ParameterSpec::Kind::file ? read_file(item, spec) : read_parameter(problems_, item, spec);
+      const auto json = spec.kind == Kind::file          ? read_file(item, spec)
+                        : spec.kind == Kind::calibration ? read_calibrated(item, spec)
+                                                         : read_parameter(problems_, item, spec);
       return json ? std::optional(AxisValue{*json, {}}) : std::nullopt;
     };
     read_axis(entry, key, value, read, is_one);
@@ -276,7 +295,8 @@ class MethodsReader {
 
   // Results name a file without its folder.
   void check_file_names(const MethodInstance& m) {
-    const std::string& file = m.values.file();
+    const Calibration& by = m.values.calibration();
+    const std::string& file = by.source == Calibration::Source::file ? by.name : m.values.file();
     if (file.empty()) return;
     const auto [other, is_new] = files_.emplace(fs::path(file).filename().string(), file);
     if (!is_new && other->second != file)
@@ -286,7 +306,8 @@ class MethodsReader {
   }
 
   static std::string identity(const MethodInstance& m) {
-    return m.method().info.name + m.values.file() + params_json(m.values, m.options) + m.uniforms.string();
+    return m.method().info.name + m.values.file() + m.values.calibration().name + params_json(m.values, m.options) +
+           m.uniforms.string();
   }
 
   void report_repetition(const MethodInstance& instance, const Mark& first) {

@@ -22,11 +22,16 @@ JsonObject replay_json(const RunConfig::Replay& replay) {
   return entry;
 }
 
+// Files by their paths.
+std::string value_json(const ParameterSpec& spec, const MethodValues& values) {
+  if (spec.kind == ParameterSpec::Kind::file) return json_of(values.file());
+  if (spec.kind == ParameterSpec::Kind::calibration) return json_of(word(values.calibration()));
+  return parameter_json(spec, values.policy());
+}
+
 std::string method_json(const MethodInstance& m) {
   JsonObject entry;
-  for (const ParameterSpec& spec : m.method().parameters)
-    entry.add_json(spec.name, spec.kind == ParameterSpec::Kind::file ? json_of(m.values.file())
-                                                                     : parameter_json(spec, m.values.policy()));
+  for (const ParameterSpec& spec : m.method().parameters) entry.add_json(spec.name, value_json(spec, m.values));
   entry.add("name", m.method().info.name);
   if (!m.uniforms.empty()) entry.add("uniforms", m.uniforms.string());
   const std::string options = options_json(m.options);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/text.hpp"
+#include "config/calibration_checks.hpp"
 #include "config/common_options.hpp"
 #include "config/extents.hpp"
 #include "config/list_checks.hpp"
@@ -40,7 +41,11 @@ size_t place_of(const T& name, const std::vector<T>& names) {
 class Selection {
  public:
   Selection(const RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems)
-      : config_(config), traces_(traces), problems_(problems), lists_(config, traces, problems) {}
+      : config_(config),
+        traces_(traces),
+        problems_(problems),
+        lists_(config, traces, problems),
+        calibrations_(config, problems) {}
 
   // In the order of the configuration, where it names prompts and layers; else of the trace.
   std::vector<SelectedLayer> take() {
@@ -95,7 +100,7 @@ class Selection {
     for (int32_t h = 0; h < layer.kv_heads && !config_.select.kv_heads; ++h) selected.kv_heads.push_back(h);
     if (config_.select.kv_heads) selected.kv_heads = *config_.select.kv_heads;
     for (size_t m = 0; m < config_.methods.size(); ++m) {
-      check_needs(m, layer);
+      check_needs(m, trace, prompt, layer);
       if (extent) add_variants(m, trace, prompt, layer, selected);
     }
   }
@@ -133,7 +138,7 @@ class Selection {
                                     instance.method().info.name, prompt.id, trace.path.string()));
   }
 
-  void check_needs(size_t m, const LayerInfo& layer) {
+  void check_needs(size_t m, const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer) {
     const MethodInstance& instance = config_.methods[m];
     const std::string name = instance.method().info.name;
     const Mark positions = config_.mark_of({fmt::format("methods[{}].positions", m), fmt::format("methods[{}]", m)});
@@ -158,12 +163,15 @@ class Selection {
                                                  "(layer {}): record it again with kvdump",
                                                  name, layer.layer));
     tell_missing(instance, needs, layer);
+    calibrations_.check(m, trace, prompt, layer, needs.known);
     const bool sees_queries = instance.method().hooks.has(Hook::observe_queries);
     if ((needs.whole || (needs.queries && !sees_queries)) && config_.replay.streams_prompt(instance.options))
       problems_.error(instance.mark, fmt::format("{} decides by the whole prompt, which prompt: stream feeds token by "
                                                  "token: take prompt: cut for it",
                                                  name));
-    const bool decides_by_rows = instance.values.observes(instance.options) || needs.reads_queries() || sees_queries;
+    const bool learns = needs.known.any() && !instance.values.calibration().is_offline();
+    const bool decides_by_rows =
+        instance.values.observes(instance.options) || needs.reads_queries() || learns || sees_queries;
     if (decides_by_rows && layer.query_rows < layer.tokens)
       problems_.error(instance.mark,
                       fmt::format("{} needs every query of the prompt, but the trace holds {} of {} (layer {}): "
@@ -325,46 +333,12 @@ class Selection {
   const std::vector<TraceInfo>& traces_;
   Problems& problems_;
   ListChecks lists_;
+  CalibrationChecks calibrations_;
   std::vector<SelectedLayer> selected_;
   std::set<size_t> codes_some_layer_;  // methods whose row format codes rows somewhere
 };
 
 }  // namespace
-
-int32_t least_budget(const MethodInstance& instance, MethodContext context) {
-  for (int32_t tokens = 1;; ++tokens) {
-    context.budget = {tokens, double(tokens)};
-    try {
-      (void)BoundMethod(instance.values, context);
-      return tokens;
-    } catch (const ParameterError&) {
-      if (tokens >= context.tokens) throw;
-    }
-  }
-}
-
-void add_variant(LoadedRun& run, size_t layer, size_t instance, int32_t tokens, int32_t kv_head,
-                 std::optional<uint32_t> seed) {
-  SelectedLayer& at = run.selection[layer];
-  const TraceInfo& trace = run.traces[at.trace];
-  const MethodInstance& m = run.config.methods[instance];
-  MethodContext context = context_of(m, trace.prompts[at.prompt].layers[at.layer], trace.n_layers, at.extent);
-  context.budget = {tokens, double(tokens)};
-  at.variants.push_back({instance, BoundMethod(m.values, context), context.budget, {}, kv_head, seed});
-}
-
-MethodContext context_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers, Extent extent) {
-  MethodContext context;
-  static_cast<Extent&>(context) = extent;
-  context.shape = {layer.head_dim, layer.v_head_dim, layer.group(), 1};
-  if (instance.options.gqa_level == GqaLevel::query) context.shape.heads = 1;
-  if (instance.options.gqa_level == GqaLevel::layer)
-    context.shape.heads = layer.q_heads, context.shape.blocks = layer.kv_heads;
-  context.layer = layer.layer, context.n_layers = n_layers;
-  context.phase = instance.options.phase;
-  context.scale = layer.scaling;
-  return context;
-}
 
 std::vector<SelectedLayer> select(const RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems) {
   std::vector<SelectedLayer> selected = Selection(config, traces, problems).take();

@@ -241,6 +241,7 @@ std::optional<std::string> read_parameter(Problems& problems, const Node& node, 
     case Kind::scorer:
       return read_scorer(problems, node, spec);
     case Kind::file:
+    case Kind::calibration:
       return json(read_text(problems, node, spec.name));
   }
   return std::nullopt;

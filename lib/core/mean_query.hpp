@@ -9,16 +9,11 @@ struct MeanQuery {
   std::span<double> mean;   // [dim]
   std::span<double> sizes;  // [pairs] mean modulus of each pair of channels
 
-  // From the prompt's queries; one: [dim] scratch.
   template <class Real>
-  KVR_FN void learn(const Team auto& team, const Prompt<Real>& prompt, int32_t head, const RopeView& rope,
-                    std::span<double> one) const {
-    team.each(rope.pairs, [&](int32_t f) { sizes[size_t(f)] = 0; });
-    mean_before_rotation(
-        team, prompt, rope, [&](int32_t row) { return prompt.query(head, row); }, one, mean,
-        [&](std::span<const double> q) {
-          team.each(rope.pairs, [&](int32_t f) { sizes[size_t(f)] += modulus(rope, q, f) / prompt.size(); });
-        });
+  KVR_FN void take(const Team auto& team, const Prompt<Real>& prompt, int32_t head) const {
+    const std::span<const double> of = prompt.mean_query(head), lengths = prompt.query_sizes(head);
+    team.each(int32_t(mean.size()), [&](int32_t c) { mean[size_t(c)] = of[size_t(c)]; });
+    team.each(int32_t(sizes.size()), [&](int32_t f) { sizes[size_t(f)] = lengths[size_t(f)]; });
   }
   // to = the mean query at position `next` + D; for D = first, 2 first, ... up to `last` the mean of those. Its product
   // with a stored key is the sum over all pairs, and over the channels that do not rotate. Times `weight` the pairs.

@@ -64,11 +64,10 @@ KVR_FN void unrotate(const Team auto& team, const RopeView& rope, int32_t positi
   rotate(team, rope, -position, vector.data());
 }
 
-// Mean of the prompt's vectors vector(row) before rotation; an attention factor is left in. one: [dim] scratch, which
-// also(one) sees of every row.
+// Mean of the prompt's vectors vector(row) before rotation; an attention factor is left in. one: [dim] scratch.
 template <class Real>
 KVR_FN void mean_before_rotation(const Team auto& team, const Prompt<Real>& prompt, const RopeView& rope, auto vector,
-                                 std::span<double> one, std::span<double> mean, auto also) {
+                                 std::span<double> one, std::span<double> mean) {
   const int32_t dim = int32_t(mean.size()), rows = prompt.size();
   team.each(dim, [&](int32_t c) { mean[size_t(c)] = 0; });
   for (int32_t row = 0; row < rows; ++row) {
@@ -76,7 +75,6 @@ KVR_FN void mean_before_rotation(const Team auto& team, const Prompt<Real>& prom
     team.each(dim, [&](int32_t c) { one[size_t(c)] = double(x[size_t(c)]); });
     rotate(team, rope, -prompt.position(row), one.data());
     team.each(dim, [&](int32_t c) { mean[size_t(c)] += one[size_t(c)] / rows; });
-    also(one);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "core/platform.hpp"
+#include "core/query_statistics.hpp"
 
 // What a policy may see: the present token, and the prompt while it is compressed. Neither can be
 // copied or kept, and neither leads to a pointer beyond its end.
@@ -93,6 +94,7 @@ class Prompt {
     const Real* sink_logits = nullptr;  // [heads] or null
     RepeatView<Real> repeat;
     const double* output_norms = nullptr;  // [heads, size]
+    QueryStatistics known;
   };
   KVR_FN explicit Prompt(const View& view) : view_(view) {}
   Prompt(const Prompt&) = delete;
@@ -162,6 +164,19 @@ class Prompt {
     assert(view_.output_norms != nullptr && i >= 0 && i < view_.size);
     return view_.output_norms[int64_t(head) * view_.size + i];
   }
+  // What is known of queries before they come; whose they are of, says the parameter `calibration`. One query head: the
+  // mean before rotation (an attention factor is left in), the mean modulus of each pair of channels, the main
+  // direction of the rotated ones, and the channels from the one that makes most of the products with keys.
+  KVR_FN std::span<const double> mean_query(int32_t head) const { return known(view_.known.means, head, dim()); }
+  KVR_FN std::span<const double> query_sizes(int32_t head) const {
+    return known(view_.known.sizes, head, view_.rope.pairs);
+  }
+  KVR_FN std::span<const double> query_direction(int32_t head) const {
+    return known(view_.known.directions, head, dim());
+  }
+  KVR_FN std::span<const int32_t> ranked_channels(int32_t head) const {
+    return known(view_.known.channels, head, dim());
+  }
   KVR_FN TokenClass token_class(int32_t i) const {
     assert(view_.classes != nullptr);
     return TokenClass(view_.classes[i]);
@@ -189,6 +204,12 @@ class Prompt {
     assert(i >= 0 && i < view_.size);
     return {base + int64_t(i) * width, size_t(width)};
   }
+  KVR_FN int32_t dim() const { return view_.shape.dim; }
+  template <class Number>
+  KVR_FN std::span<const Number> known(const Number* all, int32_t head, int32_t width) const {
+    assert((all != nullptr || width == 0) && head >= 0 && head < view_.shape.heads);
+    return {all + int64_t(head) * width, size_t(width)};
+  }
   // Everything of a query head from `first` on.
   KVR_FN View heads_from(int32_t first) const {
     View v = view_;
@@ -198,6 +219,7 @@ class Prompt {
     if (v.sink_logits != nullptr) v.sink_logits += first;
     if (v.repeat.queries != nullptr) v.repeat.queries += first * v.repeat.rows * v.shape.dim;
     if (v.output_norms != nullptr) v.output_norms += int64_t(first) * v.size;
+    v.known = v.known.from(first, v.shape.dim, v.rope.pairs);
     v.column_max_sums = nullptr;
     return v;
   }
@@ -219,6 +241,7 @@ struct PromptNeeds {
   bool repeat = false;                 // Prompt::repeat: the trace must hold a pass that repeats the prompt
   bool input_norms = false;            // and the norms of what its queries are projected from
   bool output_norms = false;           // Prompt::output_norm: the trace must hold the output projection
+  StatisticsNeeds known = {};          // Prompt::mean_query and its neighbours
   bool reads_queries() const { return queries || column_sums_from >= 0 || rows_from >= 0; }
 };
 

@@ -30,11 +30,12 @@ PolicyStream::PolicyStream(Runtime& runtime, const HeadStream<float>& s) : memor
   rotation.positions = positions;
 }
 
-const double* PolicyStream::share(const double* host, size_t count) {
+template <class Number>
+const Number* PolicyStream::share(const Number* host, size_t count) {
   if (host == nullptr) return nullptr;
-  const double*& there = sums[{host, count}];
+  const void*& there = sums[{host, count}];
   if (there == nullptr) there = memory.copy(host, count);
-  return there;
+  return static_cast<const Number*>(there);
 }
 
 bool lists_attended(const DevicePolicy& policy) { return policy.chooses && policy.lists; }
@@ -84,6 +85,9 @@ PolicyTask make_task(const HeadStream<float>& stream, const DevicePolicy& policy
   in.column_sums = shared.share(policy.column_sums, heads * prompt);
   in.column_max_sums = shared.share(policy.column_max_sums, prompt);
   in.future_sums = shared.share(policy.future_sums, heads * tokens);
+  const size_t dim = size_t(shape.dim), pairs = stream.inv_freq.size();
+  in.known = {shared.share(policy.known.means, heads * dim), shared.share(policy.known.sizes, heads * pairs),
+              shared.share(policy.known.directions, heads * dim), shared.share(policy.known.channels, heads * dim)};
   in.positions = shared.positions, in.classes = shared.classes;
   in.rope = {shared.inv_freq, int32_t(stream.inv_freq.size()), stream.interleaved, stream.attention_factor};
   in.rule = stream.rule;

@@ -55,11 +55,12 @@ struct PolicyStream {
   int64_t query_head = 0;
   std::vector<int32_t> rows;  // of query_row and scored, on the host
   // What several policies read, by its place and extent on the host.
-  std::map<std::pair<const double*, size_t>, const double*> sums;
+  std::map<std::pair<const void*, size_t>, const void*> sums;
 
   PolicyStream(Runtime& runtime, const HeadStream<float>& stream);
   // A copy of that array; whoever asks again gets the same.
-  const double* share(const double* host, size_t count);
+  template <class Number>
+  const Number* share(const Number* host, size_t count);
 };
 
 // Whether rows list the tokens that each head attends to.

@@ -173,11 +173,13 @@ double largest_norm(const std::vector<Real>& values, int32_t width) {
 
 }  // namespace
 
-void HeadRequest::ask_for(const PromptNeeds& needs) {
+void HeadRequest::ask_for(const PromptNeeds& needs, const Calibration& calibration) {
   classes = classes || needs.token_classes;
   output_norms = output_norms || needs.output_norms;
   repeat = repeat || needs.repeat;
   repeat_input_norms = repeat_input_norms || needs.input_norms;
+  all_queries = all_queries || needs.queries || (needs.known.any() && !calibration.is_offline());
+  if (needs.known.any() && calibration.is_offline()) known[calibration] = known[calibration] | needs.known;
 }
 
 template <class Real>
@@ -214,6 +216,8 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
   if (request.repeat) load_repeat(trace, request, layer, stream);
   if (request.output_norms) load_output_norms(trace, request, layer, stream);
   if (request.rotation) prepare_rotation(trace, request, layer, stream);
+  for (const auto& [by, needs] : request.known)
+    stream.known.emplace(by, known_queries(trace, request.place, by, needs));
   if (request.gradient != HeadRequest::Gradient::none) load_sensitivity(trace, request, layer, stream);
   stream.max_value_norm = largest_norm(stream.values, stream.shape.v_dim);
   return stream;

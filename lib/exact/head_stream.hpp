@@ -1,10 +1,12 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "calibration/calibrate.hpp"
 #include "core/attend.hpp"
 #include "core/method_context.hpp"
 #include "core/place.hpp"
@@ -53,9 +55,10 @@ struct HeadStream {
   // ||v W||_1 and ||v W||_2 of the prompt's values behind the output projection of each query head, [heads, prompt];
   // empty unless asked for.
   std::vector<double> output_norms_l1, output_norms_l2;
-  Sensitivity sensitivity;    // only where projections are asked for and recorded
-  int32_t stored_bytes = 4;   // of one number in the trace
-  double max_value_norm = 0;  // of tokens 0..tokens-1
+  std::map<Calibration, KnownQueries> known;  // of other text than the prompt, where a method knows it
+  Sensitivity sensitivity;                    // only where projections are asked for and recorded
+  int32_t stored_bytes = 4;                   // of one number in the trace
+  double max_value_norm = 0;                  // of tokens 0..tokens-1
 
   const Real* block_keys(int32_t block) const { return keys.data() + int64_t(block) * tokens * shape.dim; }
   const Real* block_values(int32_t block) const { return values.data() + int64_t(block) * tokens * shape.v_dim; }
@@ -92,10 +95,11 @@ struct HeadRequest {
   bool output_norms = false;  // a method looks at values behind the output projection
   // The gradient that errors are projected on: nobody asks, where the trace has it, or TraceError without it.
   enum class Gradient { none, recorded, required } gradient = Gradient::none;
-  bool all_queries = true;  // false: those of a long trace are fetched when they are needed
+  bool all_queries = true;                            // false: those of a long trace are fetched when they are needed
+  std::map<Calibration, StatisticsNeeds> known = {};  // of other text than the prompt
 
-  // What a method reads of the prompt besides keys, values and queries.
-  void ask_for(const PromptNeeds& needs);
+  // What a method reads of the prompt besides keys, values and queries, and by whose queries it is calibrated.
+  void ask_for(const PromptNeeds& needs, const Calibration& calibration);
 };
 // Query rows of all heads that are read at a time.
 constexpr int32_t kQueryRows = 2048;

@@ -7,7 +7,8 @@
 namespace kvreplay {
 
 // Double Sparsity, Yang et al. 2024, section 3: few channels tell which tokens are worth reading.
-//  1. Calibration: per query head the d / group_factor channels of largest mean |q_c k_c|, of each row's own key.
+//  1. Calibration, on rows of this or other text: per query head the d / group_factor channels of largest mean
+//     |q_c k_c|, of each row's own key.
 //  2. Labels: these channels of keys and of the query, each row rounded to 2^label_bits levels between its extremes.
 //  3. Read exactly the top B tokens by the product of labels, the newest among the candidates; each query head its own.
 struct DoubleSparsity {
@@ -18,8 +19,9 @@ struct DoubleSparsity {
       .tier = 3,
       .memory = "the full cache, and a label for each token and query head; the budget bounds what is read",
       .deviation =
-          "the published channels come without their rule: they are ranked on the prompt's own rows. A row of equal "
-          "numbers keeps them.",
+          "the published channels come without their rule: they are ranked by products, on the prompt's own rows "
+          "unless "
+          "`calibration` names other text. A row of equal numbers keeps them.",
       .oneshots = false,
       .any_positions = false,
       .implied_layout = true,
@@ -28,16 +30,14 @@ struct DoubleSparsity {
   };
   static constexpr Hooks hooks{"read_prompt choose extra_bytes layout needs max_rows_read set_options state"};
   static constexpr int32_t kExactBits = 16;
-  enum class Calibration { self };
-  Calibration calibration = Calibration::self;
   int32_t group_factor = 8, label_bits = 4;
   LayerSet dense_layers{{0b11}};
   int32_t budget = 0, tokens = 0, channels = 0;
   bool dense = false;
-  std::span<double> state;  // [heads, dim] 1 where the channel counts, [dim] a ranking, [tokens] products
+  std::span<double> state;  // [heads, dim] 1 where the channel counts, [tokens] products
 
   static void declare(auto& d) {
-    d.choice("calibration", &DoubleSparsity::calibration, {"self"}, "whose rows rank the channels: the prompt's own");
+    d.calibration("whose rows rank the channels: this prompt's own, or those of other text");
     d.integer("group_factor", &DoubleSparsity::group_factor, {1, kManyTokens}, "channels of a key to one of its label");
     d.integer("label_bits", &DoubleSparsity::label_bits, {1, kExactBits}, "bits of a label's number; 16: as it stands");
     d.layers("dense_layers", &DoubleSparsity::dense_layers, "layers that read everything");
@@ -50,9 +50,9 @@ struct DoubleSparsity {
   static void set_options(const DoubleSparsity&, CommonOptions& options) { options.gqa_level = GqaLevel::query; }
   Layout layout(const MethodContext& context) const {
     if (dense) return {};
-    return {.state_doubles = int64_t(context.shape.heads + 1) * context.shape.dim + context.tokens};
+    return {.state_doubles = int64_t(context.shape.heads) * context.shape.dim + context.tokens};
   }
-  PromptNeeds needs(const MethodContext&) const { return {.queries = !dense, .whole = !dense}; }
+  PromptNeeds needs(const MethodContext&) const { return {.whole = !dense, .known = {.channels = !dense}}; }
   int32_t max_rows_read() const { return dense || budget > tokens ? tokens : budget; }
   KVR_FN void extra_bytes(ExtraBytes& c, const auto& cache) const {
     if (dense) return;
@@ -65,19 +65,11 @@ struct DoubleSparsity {
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>&) {
     const HeadShape shape = prompt.shape();
     if (dense) return;
-    const std::span<double> rank = state.subspan(size_t(shape.heads) * size_t(shape.dim), size_t(shape.dim));
     for (int32_t h = 0; h < shape.heads; ++h) {
-      const Prompt<Real> own = prompt.block(shape.block_of(h));
-      team.each(shape.dim, [&](int32_t c) {
-        double sum = 0;
-        for (int32_t row = 0; row < prompt.size(); ++row)
-          sum += std::abs(double(prompt.query(h, row)[size_t(c)]) * double(own.key(row)[size_t(c)]));
-        rank[size_t(c)] = sum;
-      });
       const std::span<double> counts = channels_of(shape.dim, h);
-      choose_top(
-          team, shape.dim, channels, [&](int32_t c) { return rank[size_t(c)]; },
-          [&](int32_t c, bool yes) { counts[size_t(c)] = yes ? 1 : 0; });
+      team.each(shape.dim, [&](int32_t rank) {
+        counts[size_t(prompt.ranked_channels(h)[size_t(rank)])] = rank < channels ? 1 : 0;
+      });
     }
   }
   template <class Real>

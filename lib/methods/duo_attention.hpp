@@ -86,7 +86,7 @@ struct DuoAttention {
       return;
     }
     const auto find_mean = [&](std::span<double> mean, auto vector) {
-      mean_before_rotation(team, prompt, prompt.rope(), vector, part(2), mean, [](std::span<const double>) {});
+      mean_before_rotation(team, prompt, prompt.rope(), vector, part(2), mean);
     };
     find_mean(mean_key(), [&](int32_t row) { return prompt.key(row); });
     for (int32_t h = 0; h < prompt.shape().heads; ++h) {

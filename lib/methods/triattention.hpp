@@ -6,8 +6,8 @@ namespace kvreplay {
 
 // TriAttention, 2026: keys are judged by their distance to the queries that are to come, which before rotation keep to
 // one direction in every pair of channels.
-//  1. Calibration, per query head and pair f of channels, on un-rotated queries: m_f = mean of q_f as a complex number,
-//     a_f = mean |q_f|; means of the channels that do not rotate.
+//  1. Calibration, per query head and pair f of channels, on un-rotated queries of this or other text: m_f = mean of
+//     q_f as a complex number, a_f = mean |q_f|; means of the channels that do not rotate.
 //  2. A cut at time T (position of the newest token + 1), for a key kappa at position p before its rotation:
 //     s(j) = mean over offsets D of sum_f |m_f| |kappa_f| cos(w_f (T - p + D) + arg m_f - arg kappa_f)
 //          + sum_f (a_f - |m_f|) |kappa_f|  +  <mean of the others, the key's others>.
@@ -22,17 +22,16 @@ struct TriAttention : Buffered {
       .tier = 2,
       .memory = "B tokens and up to `buffer` more; means of queries are constants of the model",
       .deviation =
-          "calibrated on this prompt's own queries, not on any text; one set per kv head, where the release can share "
-          "one; a prompt longer than the budget competes, where the release keeps its first tokens; channels that do "
-          "not rotate count by their mean product.",
+          "calibrated on this prompt's own queries unless `calibration` names other text, as the release does; one set "
+          "per kv head: the release can share one over heads and layers, whose cuts in time nothing here couples; a "
+          "prompt longer than the budget competes, where the release keeps its first tokens; channels that do not "
+          "rotate count by their mean product.",
       .any_positions = false,
       .layer_level = false,
   };
-  static constexpr Hooks hooks{"read_prompt evict observe_queries layout needs max_rows report state"};
-  enum class Calibration { self };
+  static constexpr Hooks hooks{"read_prompt evict observe_queries layout needs max_rows state"};
   enum class Together { mean, max };
   enum class NormTerm { residual, full };
-  Calibration calibration = Calibration::self;
   int32_t offsets = 65536, sinks = 0, recent = 0;
   Together offset_agg = Together::mean, group = Together::max;
   bool normalise = true, trig_term = true, keep_prompt = false;
@@ -45,7 +44,7 @@ struct TriAttention : Buffered {
 
   static void declare(auto& d) {
     declare_buffer<TriAttention>(d);
-    d.choice("calibration", &TriAttention::calibration, {"self"}, "whose queries are known: this prompt's own");
+    d.calibration("whose queries are known: this prompt's own, or of other text");
     d.integer("offsets", &TriAttention::offsets, {1, 1 << 20}, "farthest of the distances 1, 2, 4, ... ahead");
     d.choice("offset_agg", &TriAttention::offset_agg, {"mean", "max"}, "how distances ahead become one");
     d.choice("group", &TriAttention::group, {"mean", "max"}, "how query heads become one");
@@ -69,10 +68,7 @@ struct TriAttention : Buffered {
     const HeadShape& s = context.shape;
     return {.state_doubles = int64_t(s.heads) * (2 * s.dim + room) + 2 * s.dim, .scores = true};
   }
-  PromptNeeds needs(const MethodContext&) const { return {.queries = true, .whole = true, .rotary = true}; }
-  void report(auto& extras, const auto& cache) const {
-    extras["calibration_bytes"] = double(sizeof(float)) * cache.shape().heads * (cache.shape().dim + pairs);
-  }
+  PromptNeeds needs(const MethodContext&) const { return {.whole = true, .rotary = true, .known = {.means = true}}; }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& p, BasicCache<Real>&) {
@@ -83,7 +79,7 @@ struct TriAttention : Buffered {
     team.each(pairs, [&](int32_t f) { frequencies[size_t(f)] = p.rope().inv_freq[f]; });
     for (int32_t h = 0; h < shape.heads; ++h) {
       const MeanQuery known = query_of(shape, h);
-      known.learn(team, p, h, rope(shape), turned(shape));
+      known.take(team, p, h);
       if (norm_term == NormTerm::residual)
         team.each(pairs, [&](int32_t f) { known.sizes[size_t(f)] -= modulus(rope(shape), known.mean, f); });
     }

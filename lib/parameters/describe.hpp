@@ -38,7 +38,8 @@ class Describe {
 
  public:
   // policy: of which `m` is all or a part.
-  Describe(Describer& to, const M& m, const void* policy) : to_(to), m_(m), policy_(policy) {}
+  Describe(Describer& to, const M& m, const void* policy, bool whole = true)
+      : to_(to), m_(m), policy_(policy), whole_(whole) {}
 
   void integer(const char* name, int32_t M::*member, Range range, const char* help, const char* derived = "") {
     to_.add(Kind::integer, {name, at(m_.*member), help, derived}, range);
@@ -73,6 +74,12 @@ class Describe {
   }
   // A path, relative to the configuration. The policy does not see it.
   void file(const char* name, const char* help) { to_.add(Kind::file, {name, 0, help, "none: give a file"}, {0, 0}); }
+  // Whose queries the numbers are of that Prompt::mean_query() and its neighbours show. The policy does not see it; a
+  // scorer that another method wraps is calibrated by the prompt itself.
+  void calibration(const char* help) {
+    if (whole_)
+      to_.add(Kind::calibration, {"calibration", 0, help}, {0, 0}, {"self", "others", "prompt:ID", "file:PATH"});
+  }
   // `E` is an enum whose values 0, 1, ... stand for the words; the value after them is derived.
   template <class E>
   void choice(const char* name, E M::*member, std::initializer_list<const char*> words, const char* help,
@@ -95,7 +102,7 @@ class Describe {
       any.visit([&]<class P>(const P& p) {
         const auto* there = reinterpret_cast<const std::byte*>(&own) + (address(p) - address(any));
         Describer inner(policy_);
-        Describe<P> d(inner, *reinterpret_cast<const P*>(there), policy_);
+        Describe<P> d(inner, *reinterpret_cast<const P*>(there), policy_, false);
         P::declare(d);
         to_.add_choice(P::info.name, inner.take());
       });
@@ -107,6 +114,7 @@ class Describe {
   Describer& to_;
   const M& m_;
   const void* policy_;
+  bool whole_;
 };
 
 }  // namespace kvreplay

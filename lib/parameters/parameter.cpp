@@ -86,6 +86,8 @@ json value_of(const ParameterSpec& spec, const std::byte* policy) {
       return scorer_json(spec, policy);
     case Kind::file:
       return nullptr;
+    case Kind::calibration:
+      return "self";
   }
   return nullptr;
 }
@@ -130,6 +132,7 @@ void assign(const ParameterSpec& spec, const json& value, std::byte* policy) {
     case Kind::scorer:
       return assign_scorer(spec, value, policy);
     case Kind::file:
+    case Kind::calibration:
       return;
   }
 }

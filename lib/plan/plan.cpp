@@ -111,6 +111,8 @@ class Planner {
     if (!variant->uniforms.empty()) variant->digests.uniforms = digest_of_file(instance.uniforms);
     Problems told;  // when the configuration was checked
     variant->calibration = calibration_of(config_, instance, traces_[at.trace], prompt_of(at), told);
+    if (const Calibration& by = instance.values.calibration(); by.source == Calibration::Source::file)
+      variant->digests.calibration = digest_of_file(by.name);
     variant->params = shown_params(selected.method, *variant);
     variant->given = given_json(instance.values, instance.options, variant->digests);
     variant->prompt_streams = config_.replay.streams_prompt(instance.options);

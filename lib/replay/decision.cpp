@@ -87,6 +87,21 @@ void keep_lists(const Decision<Real>& d, CellResult& result) {
   }
 }
 
+// What a method knows of queries are constants of the model, which no cache stores: numbers of 4 bytes.
+template <class Real>
+void tell_calibration(const Decision<Real>& d, const HeadStream<Real>& stream, std::map<std::string, double>& extras) {
+  const CacheReplay<Real>& cache = *d.caches.front();
+  const StatisticsNeeds asks = cache.needs().known;
+  if (!asks.any()) return;
+  const size_t heads = size_t(stream.shape.heads), dim = size_t(stream.shape.dim);
+  size_t numbers = 0;
+  if (asks.means) numbers += heads * (dim + stream.inv_freq.size());
+  if (asks.directions) numbers += d.caches.size() * dim;
+  if (asks.channels) numbers += heads * dim;
+  extras["calibration_bytes"] = 4.0 * double(numbers);
+  if (cache.method().calibration().is_offline()) extras["offline"] = 1;
+}
+
 }  // namespace
 
 template <class Real>
@@ -103,6 +118,7 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   // The exact cache of a layer with a sliding window holds the window.
   const int32_t full = stream.window > 0 ? std::min(stream.tokens, stream.window) : stream.tokens;
   measure_sizes(ledgers, {stream.shape.dim + stream.shape.v_dim, stream.stored_bytes, full, shared}, result.measures);
+  tell_calibration(d, stream, result.measures.extras);
   if (cell.budget.share) result.measures.extras["allocated_tokens"] = *cell.budget.share;
   result.measures.extras.insert(cell.allocator_says.begin(), cell.allocator_says.end());
   d.errors[number].finish(result, d.caches.front()->method().error_bound());

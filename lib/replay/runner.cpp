@@ -36,10 +36,10 @@ bool same_decision(const Cell& a, const Cell& b) {
 // What its methods ask of the stream.
 void ask_for(const Cell& cell, HeadRequest& request) {
   const PromptNeeds needs = BoundMethod(cell.variant->values, cell.context()).needs();
-  request.ask_for(needs);
+  request.ask_for(needs, cell.variant->values.calibration());
   request.rotation = request.rotation || cell.options().positions == Positions::cache;
   request.output_norms = request.output_norms || cell.options().wrapper.kind == Wrapper::Kind::critical;
-  request.all_queries = request.all_queries || needs.queries || cell.variant->values.oracle_needs().largest_query_norm;
+  request.all_queries = request.all_queries || cell.variant->values.oracle_needs().largest_query_norm;
 }
 
 HeadRequest::Gradient gradient_for(const RunOptions& options) {
@@ -73,7 +73,7 @@ std::map<size_t, TraceScope> scopes_of(const std::vector<Cell>& cells, bool to_s
   struct Wanted {
     std::set<std::string> prompts;
     std::set<int32_t> layers;
-    bool all_layers = false;
+    bool all_layers = false, all_prompts = false;
   };
   std::map<size_t, Wanted> wanted;
   for (const Cell& cell : cells) {
@@ -83,10 +83,12 @@ std::map<size_t, TraceScope> scopes_of(const std::vector<Cell>& cells, bool to_s
       for (const CalibrationPrompt& prompt : cell.variant->calibration) of.prompts.insert(prompt.id);
     of.layers.insert(cell.place.layer);
     of.all_layers = of.all_layers || (to_share && needs_all_layers(cell));
+    of.all_prompts = of.all_prompts || needs_other_prompts(cell);
   }
   std::map<size_t, TraceScope> scopes;
   for (const auto& [trace, of] : wanted) {
-    scopes[trace].prompts.emplace(of.prompts.begin(), of.prompts.end());
+    scopes[trace];
+    if (!of.all_prompts) scopes[trace].prompts.emplace(of.prompts.begin(), of.prompts.end());
     if (!of.all_layers) scopes[trace].layers.emplace(of.layers.begin(), of.layers.end());
   }
   return scopes;

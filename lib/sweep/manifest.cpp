@@ -220,6 +220,11 @@ RunConfig with_absolute_paths(RunConfig config) {
     m.options.allocator_file = absolute(m.options.allocator_file).string();
     for (const ParameterSpec& spec : m.method().parameters)
       if (spec.kind == ParameterSpec::Kind::file) m.values.set(spec, json_of(absolute(m.values.file()).string()));
+      else if (Calibration by = m.values.calibration();
+               spec.kind == ParameterSpec::Kind::calibration && by.source == Calibration::Source::file) {
+        by.name = absolute(by.name).string();
+        m.values.set(spec, json_of(word(by)));
+      }
   }
   config.output.dir = absolute(config.output.dir);
   return config;
@@ -232,7 +237,8 @@ Manifest make_manifest(const RunConfig& config, const std::vector<TraceInfo>& tr
   m.device = config.run.device, m.precision = config.run.double_precision ? "double" : "single";
   m.save = config.output;
   m.every_row = observes_rows(plan);
-  m.whole_traces = std::any_of(plan.begin(), plan.end(), needs_all_layers);
+  m.whole_traces = std::any_of(plan.begin(), plan.end(),
+                               [](const Cell& cell) { return needs_all_layers(cell) || needs_other_prompts(cell); });
   for (size_t t = 0; t < traces.size(); ++t)
     m.traces.push_back({config.traces.at(t), traces[t].trace_id, traces[t].model});
   RunConfig alone = config;

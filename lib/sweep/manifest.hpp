@@ -38,7 +38,7 @@ struct Manifest {
   std::string device, precision;  // as it says
   std::string unreachable;        // shares of the cache that methods do not reach: a JSON list, or ""
   SaveOptions save;
-  bool whole_traces = false;  // some cell's budget is shared over all layers
+  bool whole_traces = false;  // some cell looks at all layers, or at other prompts
   bool every_row = false;     // RunOptions::every_row
   int64_t bytes_peak = 0;     // of a worker, about, with one thread
   std::vector<SweepTrace> traces;

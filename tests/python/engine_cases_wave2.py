@@ -95,7 +95,7 @@ TRIATTENTION = [
     on(("smooth", "long"), tri()),
     on(("smooth", "long"), tri(buffer=16)),
     tri(buffer=1),
-    tri(buffer=16, calibration="self", buffer_in_budget=True),
+    tri(buffer=16, more={"calibration": "self"}, buffer_in_budget=True),
     tri(buffer=8, sinks=3, recent=5),
     tri(buffer=8, sinks=2, recent=4, buffer_in_budget=True),
     tri(buffer=16, offsets=1),
@@ -214,7 +214,7 @@ LEVERAGE = [
             {"recent": 9},
             {"recent": 0, "phase": "oneshot"},
             {"recent": 4, "phase": "stream"},
-            {"recent": 0, "phase": "stream", "calibration": "self"},
+            {"recent": 0, "phase": "stream", "more": {"calibration": "self"}},
         )
     ),
     on(("smooth",), same("qfilters", leverage.qfilters)),

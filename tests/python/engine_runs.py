@@ -73,6 +73,7 @@ class Runs:
         config = {
             "schema": 1,
             "traces": ["t.h5"],
+            "select": {"prompts": ["p0"]},  # others are there to be learnt from
             "replay": {"prompt": prompt},
             "methods": [in_folder(case.entry, folder) for case in cases],
             "budget": {"tokens": list(budgets)},

@@ -13,6 +13,7 @@ COMMANDS = [
     "inspect",
     "validate",
     "synth",
+    "calibrate",
     "cluster",
     "bounds",
     "budgets",

@@ -278,7 +278,7 @@ def test_labels_lie_on_levels_between_the_smallest_and_the_largest_channel():
 
 def test_double_sparsity_ranks_channels_by_products_of_a_row_with_its_own_key():
     q, k = np.array([(1.0, 2, 3), (1, 2, -3)]), np.array([(4.0, 1, 1), (-4, 1, 1)])
-    assert reads.ranked_channels(q, k, 2).tolist() == [0, 2]
+    assert reads.ranked_channels([(q, k)], 2).tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("trace", ["smooth", "widths"])

@@ -63,7 +63,7 @@ class PolicyRun {
     view.aggregate = task.rules.aggregate, view.scale = double(in.rule.scale);
     view.softcap = double(in.rule.softcap), view.sink_logits = in.sink_logits;
     view.column_sums = in.column_sums, view.column_max_sums = in.column_max_sums;
-    view.future_sums = in.future_sums;
+    view.future_sums = in.future_sums, view.known = in.known;
     view.queries = in.queries, view.query_head = in.query_head;
     view.classes = in.classes, view.positions = in.positions, view.rope = in.rope;
     return Prompt<float>(view);

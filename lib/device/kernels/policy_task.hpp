@@ -25,6 +25,7 @@ struct PolicyInput {
   const double* column_sums;      // [heads, prompt] or null, and so on as Prompt::View
   const double* column_max_sums;  // [prompt]
   const double* future_sums;      // [heads, tokens]
+  QueryStatistics known;          // of the cache's heads
   const int32_t* positions;       // [tokens]
   const uint8_t* classes;         // [tokens]
   RopeView rope;

@@ -3,6 +3,8 @@
 Sources: R-KV (arXiv 2505.24133), TriAttention (arXiv 2604.04921). Scores have no unit; sizes are tokens.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from .common import Result, aggregate, attend, dots, oneshot, softmax, stack, top
@@ -132,11 +134,15 @@ def unrotated_pairs(x, positions, rope):
     return z / factor(rope) * turn, rest
 
 
-def calibrate(head):
-    """`calibration: self`: per query head the mean pair, the mean length of a pair, the mean rest.
+def calibrate(head, others=None):
+    """Per query head the mean pair, the mean length of a pair, the mean rest, of un-rotated queries.
 
-    q_mean [G, F] complex, q_abs_mean [G, F], q_rest_mean [G, d - 2F], of the prompt's un-rotated queries.
+    q_mean [G, F] complex, q_abs_mean [G, F], q_rest_mean [G, d - 2F]; of the prompt (`calibration: self`),
+    or with `others`, the same head in other texts, the mean over these of each one's mean over all its rows.
     """
+    if others is not None:
+        means = [calibrate(replace(text, P=text.n)) for text in others]
+        return tuple(np.mean(same, axis=0) for same in zip(*means, strict=True))
     found = [unrotated_pairs(q[: head.P], np.arange(head.P), head.rope) for q in head.q]
     return (
         np.stack([z.mean(axis=0) for z, _ in found]),
@@ -201,13 +207,12 @@ def triattention(
     keep_prompt=False,
     sinks=0,
     recent=0,
-    calibration="self",
+    others=None,
     **more,
 ):
     """TriAttention, one set per kv head. `keep_prompt`: the budget counts decode tokens only."""
-    assert calibration == "self"
     m = target(B, buffer, buffer_in_budget)
-    stats = calibrate(head)
+    stats = calibrate(head, others)
 
     def cut(live, T):
         held = ends(len(live), 0, recent) | (live < (head.P if keep_prompt else sinks))

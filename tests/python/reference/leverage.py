@@ -151,21 +151,23 @@ def capkv(head, B, sinks=4, **more):
 # --- Q-Filters --------------------------------------------------------------------------------------
 
 
-def filter_direction(head):
-    """`calibration: self`: mean over the group of each head's first right singular vector, signed. [d]."""
+def filter_direction(head, others=None):
+    """Mean over the group of each head's first right singular vector, signed. [d].
+
+    Of the prompt's queries (`calibration: self`), or of all queries of the same head in `others`, stacked.
+    """
     found = []
-    for q in head.q:
-        prompt = q[: head.P]
-        direction = np.linalg.svd(prompt, full_matrices=False)[2][0]
-        agree = (prompt @ direction > 0).sum()
-        found.append(direction if 2 * agree > len(prompt) else -direction)
+    for g, q in enumerate(head.q):
+        rows = q[: head.P] if others is None else np.concatenate([text.q[g] for text in others])
+        direction = np.linalg.svd(rows, full_matrices=False)[2][0]
+        agree = (rows @ direction > 0).sum()
+        found.append(direction if 2 * agree > len(rows) else -direction)
     return np.mean(found, axis=0)
 
 
-def qfilters(head, B, phase="oneshot", recent=32, calibration="self"):
+def qfilters(head, B, phase="oneshot", recent=32, others=None):
     """Q-Filters: the recent tokens and the keys that point most along the queries' main direction."""
-    assert calibration == "self"
-    scores = rowwise(head.k, filter_direction(head))
+    scores = rowwise(head.k, filter_direction(head, others))
 
     def cut(live):
         if len(live) <= B:

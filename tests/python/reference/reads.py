@@ -227,9 +227,12 @@ def pqcache(head, B, subvectors=2, bits=6, sinks=32, recent=None, iterations=25)
 # --- Double Sparsity --------------------------------------------------------------------------------
 
 
-def ranked_channels(q, k, count):
-    """Channels by the mean over rows of |q_c k_c|, a row with its own key: the first `count`, ascending."""
-    return top(np.abs(q * k).mean(axis=0), count)
+def ranked_channels(texts, count):
+    """Channels by the mean over rows of |q_c k_c|, a row with its own key: the first `count`, ascending.
+
+    texts: [(q, k)] of one query head; the mean over them of each one's mean over its rows.
+    """
+    return top(np.mean([np.abs(q * k).mean(axis=0) for q, k in texts], axis=0), count)
 
 
 def coded(x, bits):
@@ -242,15 +245,15 @@ def coded(x, bits):
     return low + code * step
 
 
-def doublesparsity(head, B, group_factor=8, label_bits=4, dense_layers=(0, 1), calibration="self"):
+def doublesparsity(head, B, group_factor=8, label_bits=4, dense_layers=(0, 1), others=None):
     """The best B tokens of each query head by a few channels that matter, stored coarsely; exact attention.
 
     read: two scales per token and query head and d + dv per token of each head; the labels of
     d/group_factor channels are extras["label_bytes"] of each step.
     """
-    assert calibration == "self"
     r = head.d // group_factor
-    channels = [ranked_channels(q[: head.P], head.k[: head.P], r) for q in head.q]
+    texts = [(h.q, h.k) for h in others] if others is not None else [(head.q[:, : head.P], head.k[: head.P])]
+    channels = [ranked_channels([(q[g], k) for q, k in texts], r) for g in range(head.G)]
     dense = head.layer in dense_layers
     outs, tokens, read, label_bytes = [], [], [], []
     for t in range(head.P, head.n):

@@ -1,0 +1,69 @@
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+
+#include "apps/commands.hpp"
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "calibration/calibrate.hpp"
+#include "trace/trace.hpp"
+
+// `kvreplay calibrate`: what methods may know of a model's queries, from a trace.
+
+namespace kvreplay::app {
+namespace {
+
+struct CalibrateChoices {
+  std::string trace, out, prompts;
+  bool force = false;
+};
+
+std::vector<std::string> chosen_prompts(const Trace& trace, const std::string& list) {
+  std::vector<std::string> held;
+  for (const PromptInfo& p : trace.info().prompts) held.push_back(p.id);
+  if (list.empty()) return held;
+  const std::vector<std::string> chosen = split_list(list);
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    if (std::find(held.begin(), held.end(), chosen[i]) == held.end())
+      throw ConfigError(fmt::format("{} has no prompt {}{}. It holds {}", trace.info().path.string(), chosen[i],
+                                    did_you_mean(chosen[i], held), join(held)));
+    if (std::find(chosen.begin(), chosen.begin() + int64_t(i), chosen[i]) != chosen.begin() + int64_t(i))
+      throw ConfigError(fmt::format("--prompts names {} twice: remove one", chosen[i]));
+  }
+  return chosen;
+}
+
+int calibrate(const CalibrateChoices& choices, Console& console) {
+  std::error_code ignored;
+  if (!choices.force && std::filesystem::exists(choices.out, ignored))
+    throw ConfigError(
+        fmt::format("{}: exists; overwrite it with --force, or choose another file with -o", choices.out));
+  const Trace trace(choices.trace);
+  const std::vector<std::string> prompts = chosen_prompts(trace, choices.prompts);
+  write_calibration(trace, prompts, choices.out);
+  console.note(fmt::format("wrote {}, from {}", choices.out, join(prompts)));
+  return 0;
+}
+
+}  // namespace
+
+void add_calibrate(Command& app) {
+  const auto choices = std::make_shared<CalibrateChoices>();
+  Command command = app.command(
+      "calibrate",
+      "statistics of a trace's queries, for methods with calibration: file:FILE on other text of the model");
+  command.option("trace", choices->trace, "the trace").required().type("TRACE");
+  command.option("-o,--out", choices->out, "the file to write").required().type("FILE");
+  command.option("--prompts", choices->prompts, "whose queries, ids between commas (default: all prompts)").type("IDS");
+  command.flag("--force", choices->force, "overwrite FILE (default: it is kept, exit code 2)");
+  command.footer(
+      "examples:\n"
+      "  kvreplay calibrate texts.h5 -o model.h5\n"
+      "  kvreplay calibrate texts.h5 -o model.h5 --prompts manual,story\n"
+      "then in a configuration: {name: triattention, calibration: \"file:model.h5\"}\n");
+  command.runs([choices](Context& context) { return calibrate(*choices, context.console); });
+}
+
+}  // namespace kvreplay::app

@@ -1,0 +1,212 @@
+#include "calibration/calibrate.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "trace/calibration_file.hpp"
+
+namespace kvreplay {
+namespace {
+
+constexpr int64_t kRowsAtOnce = 2048;
+
+RopeView view_of(const LayerInfo& layer) {
+  if (!layer.rope) return {};
+  const Rope& rope = *layer.rope;
+  return {rope.inv_freq.data(), int32_t(rope.inv_freq.size()), rope.layout == Rope::Layout::interleaved,
+          rope.attention_factor};
+}
+
+std::vector<std::string> ids_of(const TraceInfo& trace) {
+  std::vector<std::string> ids;
+  for (const PromptInfo& p : trace.prompts) ids.push_back(p.id);
+  return ids;
+}
+// Whose queries are taken of a trace.
+std::vector<std::string> prompts_for(const TraceInfo& trace, const std::string& replayed, const Calibration& c) {
+  if (c.source == Calibration::Source::prompt) return {c.name};
+  std::vector<std::string> ids = ids_of(trace);
+  std::erase(ids, replayed);
+  return ids;
+}
+
+// Where pair f of channels stands, and the channels behind all pairs.
+struct Channels {
+  size_t pairs;
+  bool interleaved;
+  size_t real(size_t f) const { return interleaved ? 2 * f : f; }
+  size_t imaginary(size_t f) const { return interleaved ? 2 * f + 1 : f + pairs; }
+};
+Channels channels_of(const RopeView& rope) { return {size_t(rope.pairs), rope.interleaved}; }
+
+// Files hold queries without the attention factor, which recorded keys and queries have.
+KnownQueries from_file(const CalibrationLayer& file, const LayerInfo& layer, int32_t first, int32_t count) {
+  const RopeView rope = view_of(layer);
+  const Channels at = channels_of(rope);
+  const size_t dim = size_t(layer.head_dim), rest = dim - 2 * at.pairs;
+  KnownQueries known{count, layer.head_dim, rope.pairs};
+  for (size_t h = size_t(first); h < size_t(first + count); ++h) {
+    if (!file.q_abs_mean.empty() || !file.q_rest_mean.empty()) {
+      std::vector<double> mean(dim);
+      for (size_t f = 0; f < at.pairs; ++f) {
+        mean[at.real(f)] = rope.attention_factor * file.q_mean[2 * (h * at.pairs + f)];
+        mean[at.imaginary(f)] = rope.attention_factor * file.q_mean[2 * (h * at.pairs + f) + 1];
+        known.sizes.push_back(rope.attention_factor * file.q_abs_mean[h * at.pairs + f]);
+      }
+      for (size_t c = 0; c < rest; ++c) mean[2 * at.pairs + c] = file.q_rest_mean[h * rest + c];
+      known.means.insert(known.means.end(), mean.begin(), mean.end());
+    }
+    const auto row = [&](auto& to, const auto& all, size_t which) {
+      if (!all.empty())
+        to.insert(to.end(), all.begin() + int64_t(which * dim), all.begin() + int64_t((which + 1) * dim));
+    };
+    row(known.directions, file.q_dir, h / size_t(layer.group()));
+    row(known.channels, file.channel_rank, h);
+  }
+  return known;
+}
+
+CalibrationLayer to_file(const KnownQueries& known, const LayerInfo& layer) {
+  const RopeView rope = view_of(layer);
+  const Channels at = channels_of(rope);
+  const size_t dim = size_t(layer.head_dim), group = size_t(layer.group());
+  CalibrationLayer file;
+  file.channel_rank = known.channels;
+  file.q_dir.assign(size_t(layer.kv_heads) * dim, 0);
+  for (size_t h = 0; h < size_t(layer.q_heads); ++h) {
+    const auto mean = std::span(known.means).subspan(h * dim, dim);
+    for (size_t f = 0; f < at.pairs; ++f) {
+      file.q_mean.push_back(mean[at.real(f)] / rope.attention_factor);
+      file.q_mean.push_back(mean[at.imaginary(f)] / rope.attention_factor);
+      file.q_abs_mean.push_back(known.sizes[h * at.pairs + f] / rope.attention_factor);
+    }
+    for (size_t c = 2 * at.pairs; c < dim; ++c) file.q_rest_mean.push_back(mean[c]);
+    for (size_t c = 0; c < dim; ++c) file.q_dir[h / group * dim + c] += known.directions[h * dim + c] / double(group);
+  }
+  return file;
+}
+
+bool same_shape(const LayerInfo& a, const LayerInfo& b) {
+  return a.q_heads == b.q_heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim;
+}
+
+std::string why_not_of_prompts(const TraceInfo& trace, const PromptInfo& replayed, const LayerInfo& layer,
+                               const Calibration& c) {
+  const std::string file = trace.path.string();
+  const std::vector<std::string> held = ids_of(trace), ids = prompts_for(trace, replayed.id, c);
+  if (c.source == Calibration::Source::prompt && c.name == replayed.id)
+    return fmt::format(
+        "calibration {} is the prompt that is replayed, whose later queries nobody knows yet: write "
+        "self, others, or another prompt",
+        word(c));
+  if (ids.empty())
+    return fmt::format(
+        "calibration others needs another prompt, and {} holds only {}: write self, or file:PATH of "
+        "another trace's (kvreplay calibrate)",
+        file, replayed.id);
+  for (const std::string& id : ids) {
+    const auto prompt =
+        std::find_if(trace.prompts.begin(), trace.prompts.end(), [&](const auto& p) { return p.id == id; });
+    if (prompt == trace.prompts.end())
+      return fmt::format("calibration {}: {} has no prompt {}{}. It holds {}", word(c), file, id,
+                         did_you_mean(id, held), join(held));
+    const auto same = std::find_if(prompt->layers.begin(), prompt->layers.end(),
+                                   [&](const LayerInfo& l) { return l.layer == layer.layer; });
+    if (same == prompt->layers.end())
+      return fmt::format(
+          "calibration {}: prompt {} of {} holds no layer {}: record it for every prompt, or leave the "
+          "layer out of select.layers",
+          word(c), id, file, layer.layer);
+    if (!same_shape(*same, layer))
+      return fmt::format(
+          "calibration {}: layer {} of prompt {} of {} has other heads than that of prompt {}: write self, "
+          "or name a prompt of the same model",
+          word(c), layer.layer, id, file, replayed.id);
+  }
+  return "";
+}
+
+std::string why_not_of_file(const TraceInfo& trace, const PromptInfo& replayed, const LayerInfo& layer,
+                            const Calibration& c, StatisticsNeeds needs) {
+  if (const std::string why = why_no_calibration(c.name, layer, needs); !why.empty()) return why;
+  const CalibrationOrigin origin = read_calibration_origin(c.name);
+  const bool same = origin.trace_id == trace.trace_id &&
+                    std::find(origin.prompts.begin(), origin.prompts.end(), replayed.id) != origin.prompts.end();
+  if (!same) return "";
+  return fmt::format(
+      "{}: its prompts ({}) include {} of this very trace (trace_id {}), whose later queries nobody "
+      "knows yet: write it from other prompts (kvreplay calibrate --prompts), or take calibration others",
+      c.name, join(origin.prompts), replayed.id, trace.trace_id);
+}
+
+}  // namespace
+
+QueryRows rows_of(const Tensors& trace, const std::string& prompt, int32_t layer, int32_t first_head) {
+  const LayerInfo& info = trace.layer(prompt, layer);
+  const size_t dim = size_t(info.head_dim);
+  const auto show_head = [&trace, &info, prompt, first_head, dim](int32_t head, const QueryRows::Show& show) {
+    const std::vector<int32_t> tokens = trace.query_positions(prompt, info.layer), at = trace.position_ids(prompt);
+    std::vector<float> keys(size_t(info.tokens) * dim), queries;
+    trace.read_keys(prompt, info.layer, (first_head + head) / info.group(), info.tokens, keys);
+    std::vector<double> query(dim), key(dim);
+    for (int64_t first = 0; first < int64_t(tokens.size()); first += kRowsAtOnce) {
+      const int64_t count = std::min(kRowsAtOnce, int64_t(tokens.size()) - first);
+      queries.resize(size_t(count) * dim);
+      trace.read_queries(prompt, info.layer, first_head + head, first, count, queries);
+      for (int64_t row = 0; row < count; ++row) {
+        const size_t token = size_t(tokens[size_t(first + row)]);
+        std::copy_n(queries.begin() + row * int64_t(dim), dim, query.begin());
+        std::copy_n(keys.begin() + int64_t(token * dim), dim, key.begin());
+        show(query, key, at[token]);
+      }
+    }
+  };
+  return {info.query_rows, show_head};
+}
+
+KnownQueries known_queries(const Tensors& trace, const Place& place, const Calibration& calibration,
+                           StatisticsNeeds needs) {
+  const LayerInfo& layer = trace.layer(place.prompt, place.layer);
+  const bool whole = place.kv_head == Place::kWholeLayer;
+  const int32_t first = whole ? 0 : place.kv_head * layer.group(), heads = whole ? layer.q_heads : layer.group();
+  if (calibration.source == Calibration::Source::file)
+    return from_file(read_calibration_layer(calibration.name, layer, needs), layer, first, heads);
+  std::vector<QueryRows> prompts;
+  for (const std::string& id : prompts_for(trace.info(), place.prompt, calibration))
+    prompts.push_back(rows_of(trace, id, place.layer, first));
+  return learn(prompts, {heads, layer.head_dim, view_of(layer)}, needs);
+}
+
+std::string why_not_known(const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer,
+                          const Calibration& calibration, StatisticsNeeds needs) {
+  if (!calibration.is_offline()) return "";
+  if (calibration.source == Calibration::Source::file) return why_not_of_file(trace, prompt, layer, calibration, needs);
+  return why_not_of_prompts(trace, prompt, layer, calibration);
+}
+
+void write_calibration(const Tensors& trace, const std::vector<std::string>& prompts,
+                       const std::filesystem::path& file) {
+  CalibrationOrigin origin{trace.info().trace_id, prompts};
+  std::vector<std::pair<LayerInfo, CalibrationLayer>> layers;
+  for (const LayerInfo& layer : trace.prompt(prompts.front()).layers) {
+    std::vector<QueryRows> rows;
+    for (const std::string& id : prompts) {
+      if (!same_shape(trace.layer(id, layer.layer), layer))
+        throw TraceError(
+            fmt::format("{}: layer {} of prompt {} has other heads than that of prompt {}: choose prompts of "
+                        "one model with --prompts",
+                        trace.info().path.string(), layer.layer, id, prompts.front()));
+      rows.push_back(rows_of(trace, id, layer.layer, 0));
+    }
+    const KnownQueries known = learn(rows, {layer.q_heads, layer.head_dim, view_of(layer)},
+                                     {.means = true, .directions = true, .channels = true});
+    origin.count = std::max(origin.count, known.rows);
+    layers.emplace_back(layer, to_file(known, layer));
+  }
+  write_calibration_file(file, origin, layers);
+}
+
+}  // namespace kvreplay

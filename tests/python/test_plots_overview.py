@@ -225,8 +225,8 @@ def test_curves_are_rolled_and_drawn_in_a_panel_for_each_family(tmp_path):
 
 
 def test_intervals_that_end_near_0_do_not_press_the_curves_together(tmp_path):
-    rows = [fake_row("a", layer=layer) for layer in range(5)] + heads("b", [0.9, 0.9])
-    found = with_curves(tmp_path, rows, {"b": [np.full(64, 0.9)]})
+    rows = [fake_row("a", layer=layer) for layer in range(5)] + heads("b", [0.01, 0.01], ONESHOT)
+    found = with_curves(tmp_path, rows, {"b": [np.full(64, 0.01)]})
     levels = [0.064] * 4 + [0.244]  # of the layers: 0.1, and an interval from 0.00005 on
     with h5py.File(tmp_path / "curves.h5", "r+") as file:
         for key, level in zip(found.loc[found["method"] == "a", "key"], levels, strict=True):
@@ -234,9 +234,17 @@ def test_intervals_that_end_near_0_do_not_press_the_curves_together(tmp_path):
             file[f"{key}/rows"] = np.arange(768, 832)
     [figure] = pictures(error_over_position, found)
     assert 0 < figure.table["rel_err_low"].min() < 0.001
-    axes = figure.draw(PAGE_WIDTH).axes[0]
-    assert axes.get_yscale() == "log"
-    assert axes.get_ylim()[0] == pytest.approx(0.05)  # half of a's mean
+    for axes in figure.draw(PAGE_WIDTH).axes:
+        assert axes.get_yscale() == "log"
+        assert axes.get_ylim()[0] == pytest.approx(0.005)  # half of the least mean, of another panel
+
+
+def test_panels_that_share_an_axis_hold_the_curves_of_all(tmp_path):
+    rows = heads("a", [0.5, 0.5]) + heads("b", [0.01, 0.01], ONESHOT)
+    found = with_curves(tmp_path, rows, {"a": [np.linspace(0.4, 0.5, 64)], "b": [np.full(64, 0.01)]})
+    [figure] = pictures(error_over_position, found)
+    for axes in figure.draw(PAGE_WIDTH).axes:
+        assert axes.get_ylim()[0] < 0.01
 
 
 def test_without_curves_the_quarters_of_the_rows_are_drawn(tmp_path):

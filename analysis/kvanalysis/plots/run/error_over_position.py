@@ -59,11 +59,11 @@ def _figure(table, shown, styles, note, width):
         for label in shown[family]:
             position_curve(axes, table[table["label"] == label], styles[label])
         set_error_axis(axes, drawn["rel_err_mean"])
-        _leave_low_ends(axes, drawn["rel_err_mean"].min())
         set_position_axis(axes, table)
         axes.label_outer()
     for axes in list(panels.flat)[len(shown) :]:
         axes.remove()
+    _leave_low_ends(panels[0][0], drawn["rel_err_mean"].min())
     panels[0][0].set_ylabel("mean rel. error [1]")
     tall = height * (high + (high - 1) * PANEL_GAP)
     handles = [handle(styles[label], True) for label in labels]

@@ -34,7 +34,7 @@ class PromptReading {
   std::vector<Watcher> watchers_;
   PromptPass pass_;
   bool future_ = false;
-  std::map<int32_t, std::vector<double>> sums_;  // by the first row that is summed
+  std::map<ColumnSum, std::vector<double>> sums_;
   std::vector<double> future_sums_;
 };
 

@@ -92,7 +92,7 @@ class Selection {
     for (int32_t h = 0; h < layer.kv_heads && !config_.select.kv_heads; ++h) selected.kv_heads.push_back(h);
     if (config_.select.kv_heads) selected.kv_heads = *config_.select.kv_heads;
     for (size_t m = 0; m < config_.methods.size(); ++m) {
-      check_needs(m, layer);
+      check_needs(m, layer, extent);
       if (extent) add_variants(m, trace, prompt, layer, selected);
     }
   }
@@ -145,7 +145,8 @@ class Selection {
                             tokens, prompt.id, tokens));
       return std::nullopt;
     }
-    return Extent{int32_t(tokens), int32_t(prefill)};
+    return Extent{int32_t(tokens), int32_t(prefill),
+                  int32_t(prefill - std::min(prefill, prompt.question_from.value_or(prefill)))};
   }
 
   void check_text(const TraceInfo& trace, const PromptInfo& prompt) {
@@ -158,7 +159,7 @@ class Selection {
                                     instance.method().info.name, prompt.id, trace.path.string()));
   }
 
-  void check_needs(size_t m, const LayerInfo& layer) {
+  void check_needs(size_t m, const LayerInfo& layer, const std::optional<Extent>& extent) {
     const MethodInstance& instance = config_.methods[m];
     const std::string name = instance.method().info.name;
     const Mark positions = config_.mark_of({fmt::format("methods[{}].positions", m), fmt::format("methods[{}]", m)});
@@ -177,7 +178,7 @@ class Selection {
                       fmt::format("{} sums up all tokens and cannot forget those that leave the sliding window of "
                                   "layer {}: leave the layer out of select.layers",
                                   name, layer.layer));
-    const PromptNeeds needs = prompt_needs(instance, layer);
+    const PromptNeeds needs = prompt_needs(instance, layer, extent);
     if (needs.rotary && !layer.rope_recorded)
       problems_.error(instance.mark, fmt::format("{} rotates queries, but the trace records no rotary embedding "
                                                  "(layer {}): record it again with kvdump",
@@ -211,10 +212,11 @@ class Selection {
   }
 
   // Which prompt statistics a method needs does not depend on the budget.
-  static PromptNeeds prompt_needs(const MethodInstance& instance, const LayerInfo& layer) {
+  static PromptNeeds prompt_needs(const MethodInstance& instance, const LayerInfo& layer,
+                                  const std::optional<Extent>& extent = {}) {
     try {
       const int32_t tokens = int32_t(layer.tokens);
-      MethodContext any = context_of(instance, layer, 1, {tokens, tokens});
+      MethodContext any = context_of(instance, layer, 1, extent.value_or(Extent{tokens, tokens}));
       any.budget.tokens = tokens;
       return BoundMethod(instance.values, any).needs();
     } catch (const ParameterError&) {

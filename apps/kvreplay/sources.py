@@ -193,6 +193,7 @@ def _prompt_of(trace: Trace, prompt: str) -> dict[str, Any]:
         "id": prompt,
         "tokens": about.n_tokens,
         "n_prompt": about.n_prompt,
+        "question_from": about.question_from,
         "position_ids": np.ascontiguousarray(about.position_ids, np.int32),
         "classes": about.token_classes,
         "layers": [_layer_of(trace.layer(number, prompt)) for number in trace.layers(prompt)],

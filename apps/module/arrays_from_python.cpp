@@ -93,6 +93,8 @@ PromptInfo prompt_of(nb::dict given, PythonTraces& all, TraceArrays& into) {
   info.id = nb::cast<std::string>(given["id"]);
   info.tokens = nb::cast<int64_t>(given["tokens"]);
   info.n_prompt = nb::cast<int64_t>(given["n_prompt"]);
+  if (given.contains("question_from") && !given["question_from"].is_none())
+    info.question_from = nb::cast<int64_t>(given["question_from"]);
   PromptArrays& arrays = into.prompts[info.id];
   arrays.position_ids = values_of<Integers>(given["position_ids"]);
   arrays.classes = values_of<Bytes>(given["classes"]);

@@ -24,6 +24,9 @@ QueryShape query_shape(const HeadStream<Real>& s) {
   return {
       s.shape.heads, s.shape.dim, {s.inv_freq.data(), int32_t(s.inv_freq.size()), s.interleaved, s.attention_factor}};
 }
+ColumnSum wanted_sum(const PromptNeeds& needs) {
+  return {needs.column_sums_of, needs.rows_ahead, needs.column_sums_from};
+}
 
 }  // namespace
 
@@ -34,8 +37,8 @@ void PromptReading<Real>::add(CacheReplay<Real>& cache, bool shows_rows) {
   stream_ = &cache.stream();
   if (!cache.method().calibration().is_offline()) asks_known_ = asks_known_ | needs.known;
   pass_.maxima = pass_.maxima || cache.options().gqa_aggregate == Aggregate::max;
-  for (const int32_t row : {needs.column_sums_from, cache.merges_by_rows_from()})
-    if (row >= 0) pass_.sums_from.push_back(row);
+  if (needs.column_sums_from >= 0) pass_.sums.push_back(wanted_sum(needs));
+  if (const int32_t row = cache.merges_by_rows_from(); row >= 0) pass_.sums.push_back({TokenScore::attention, 0, row});
   if (needs.rows_from < 0 || !shows_rows) return;
   watchers_.push_back({&cache, needs.rows_from});
   pass_.rows_from = pass_.rows_from < 0 ? needs.rows_from : std::min(pass_.rows_from, needs.rows_from);
@@ -43,14 +46,14 @@ void PromptReading<Real>::add(CacheReplay<Real>& cache, bool shows_rows) {
 
 template <class Real>
 void PromptReading<Real>::sum(const ColumnSums& columns, const FutureSums& future, const std::function<bool()>& stop) {
-  std::sort(pass_.sums_from.begin(), pass_.sums_from.end());
-  pass_.sums_from.erase(std::unique(pass_.sums_from.begin(), pass_.sums_from.end()), pass_.sums_from.end());
+  std::sort(pass_.sums.begin(), pass_.sums.end());
+  pass_.sums.erase(std::unique(pass_.sums.begin(), pass_.sums.end()), pass_.sums.end());
   pass_.on_row = [&](int32_t t, const HeadProbabilities& p) {
     for (const Watcher& watcher : watchers_)
       if (t >= watcher.from && !stop()) watcher.cache->observe_prompt(t, p);
   };
   std::vector<std::vector<double>> sums = columns(pass_);
-  for (size_t i = 0; i < sums.size(); ++i) sums_[pass_.sums_from[i]] = std::move(sums[i]);
+  for (size_t i = 0; i < sums.size(); ++i) sums_[pass_.sums[i]] = std::move(sums[i]);
   if (future_) future_sums_ = future();
   if (asks_known_.any()) known_ = learn({prompt_rows(*stream_)}, query_shape(*stream_), asks_known_);
 }
@@ -63,15 +66,15 @@ const KnownQueries* PromptReading<Real>::known_for(const CacheReplay<Real>& cach
 }
 
 template <class Real>
-const double* PromptReading<Real>::sums_from(int32_t row) const {
-  const auto at = sums_.find(row);
+const double* PromptReading<Real>::found(const ColumnSum& sum) const {
+  const auto at = sums_.find(sum);
   return at == sums_.end() ? nullptr : at->second.data();
 }
 
 template <class Real>
 PromptSums PromptReading<Real>::sums_of(const CacheReplay<Real>& cache) const {
-  return {sums_from(cache.needs().column_sums_from), future_sums_.empty() ? nullptr : future_sums_.data(),
-          sums_from(cache.merges_by_rows_from()), known_for(cache)};
+  return {found(wanted_sum(cache.needs())), future_sums_.empty() ? nullptr : future_sums_.data(),
+          found({TokenScore::attention, 0, cache.merges_by_rows_from()}), known_for(cache)};
 }
 
 template class PromptReading<float>;

@@ -27,7 +27,7 @@ class PromptReading {
   PromptSums sums_of(const CacheReplay<Real>& cache) const;
 
  private:
-  const double* sums_from(int32_t row) const;  // null where nobody asked
+  const double* found(const ColumnSum& sum) const;  // null where nobody asked
   struct Watcher {
     CacheReplay<Real>* cache;
     int32_t from;  // the first row that it is shown
@@ -36,7 +36,7 @@ class PromptReading {
   std::vector<Watcher> watchers_;
   PromptPass pass_;
   bool future_ = false;
-  std::map<int32_t, std::vector<double>> sums_;  // by the first row that is summed
+  std::map<ColumnSum, std::vector<double>> sums_;
   std::vector<double> future_sums_;
   const HeadStream<Real>* stream_ = nullptr;
   StatisticsNeeds asks_known_;  // of the prompt's own queries

@@ -10,10 +10,10 @@ namespace kvreplay {
 namespace {
 
 // Of the instance's allocator, where the configuration says something of it.
-class Calibration {
+class LearningPrompts {
  public:
-  Calibration(const RunConfig& config, const MethodInstance& instance, const TraceInfo& trace,
-              const PromptInfo& replayed, Problems& problems)
+  LearningPrompts(const RunConfig& config, const MethodInstance& instance, const TraceInfo& trace,
+                  const PromptInfo& replayed, Problems& problems)
       : config_(config), instance_(instance), trace_(trace), replayed_(replayed), problems_(problems) {}
 
   std::vector<CalibrationPrompt> take() const {
@@ -101,13 +101,14 @@ std::optional<Extent> extent_of(const RunConfig& config, const PromptInfo& promp
                                tokens, prompt.id, tokens));
     return std::nullopt;
   }
-  return Extent{int32_t(tokens), int32_t(prefill)};
+  const int64_t question = prefill - std::min(prefill, prompt.question_from.value_or(prefill));
+  return Extent{int32_t(tokens), int32_t(prefill), int32_t(question)};
 }
 
 std::vector<CalibrationPrompt> calibration_of(const RunConfig& config, const MethodInstance& instance,
                                               const TraceInfo& trace, const PromptInfo& replayed, Problems& problems) {
   const bool looks = instance.options.allocator == Allocator::lu_kv && instance.options.lu_kv.is_offline();
-  return looks ? Calibration(config, instance, trace, replayed, problems).take() : std::vector<CalibrationPrompt>{};
+  return looks ? LearningPrompts(config, instance, trace, replayed, problems).take() : std::vector<CalibrationPrompt>{};
 }
 
 }  // namespace kvreplay

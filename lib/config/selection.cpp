@@ -100,7 +100,7 @@ class Selection {
     for (int32_t h = 0; h < layer.kv_heads && !config_.select.kv_heads; ++h) selected.kv_heads.push_back(h);
     if (config_.select.kv_heads) selected.kv_heads = *config_.select.kv_heads;
     for (size_t m = 0; m < config_.methods.size(); ++m) {
-      check_needs(m, trace, prompt, layer);
+      check_needs(m, trace, prompt, layer, extent);
       if (extent) add_variants(m, trace, prompt, layer, selected);
     }
   }
@@ -138,7 +138,8 @@ class Selection {
                                     instance.method().info.name, prompt.id, trace.path.string()));
   }
 
-  void check_needs(size_t m, const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer) {
+  void check_needs(size_t m, const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer,
+                   const std::optional<Extent>& extent) {
     const MethodInstance& instance = config_.methods[m];
     const std::string name = instance.method().info.name;
     const Mark positions = config_.mark_of({fmt::format("methods[{}].positions", m), fmt::format("methods[{}]", m)});
@@ -157,7 +158,7 @@ class Selection {
                       fmt::format("{} sums up all tokens and cannot forget those that leave the sliding window of "
                                   "layer {}: leave the layer out of select.layers",
                                   name, layer.layer));
-    const PromptNeeds needs = prompt_needs(instance, layer);
+    const PromptNeeds needs = prompt_needs(instance, layer, extent);
     if (needs.rotary && !layer.rope_recorded)
       problems_.error(instance.mark, fmt::format("{} rotates queries, but the trace records no rotary embedding "
                                                  "(layer {}): record it again with kvdump",
@@ -170,8 +171,8 @@ class Selection {
                                                  "token: take prompt: cut for it",
                                                  name));
     const bool learns = needs.known.any() && !instance.values.calibration().is_offline();
-    const bool decides_by_rows =
-        instance.values.observes(instance.options) || needs.reads_queries() || learns || sees_queries;
+    const bool decides_by_rows = instance.values.observes(instance.options) || needs.reads_queries() || learns ||
+                                 sees_queries || instance.options.merge.looks_at_attention();
     if (decides_by_rows && layer.query_rows < layer.tokens)
       problems_.error(instance.mark,
                       fmt::format("{} needs every query of the prompt, but the trace holds {} of {} (layer {}): "
@@ -194,10 +195,11 @@ class Selection {
   }
 
   // Which prompt statistics a method needs does not depend on the budget.
-  static PromptNeeds prompt_needs(const MethodInstance& instance, const LayerInfo& layer) {
+  static PromptNeeds prompt_needs(const MethodInstance& instance, const LayerInfo& layer,
+                                  const std::optional<Extent>& extent = {}) {
     try {
       const int32_t tokens = int32_t(layer.tokens);
-      MethodContext any = context_of(instance, layer, 1, {tokens, tokens});
+      MethodContext any = context_of(instance, layer, 1, extent.value_or(Extent{tokens, tokens}));
       any.budget.tokens = tokens;
       return BoundMethod(instance.values, any).needs();
     } catch (const ParameterError&) {

@@ -10,6 +10,7 @@ namespace kvreplay {
 // Tokens that are replayed, those of the prompt included; the prompt's arrive in one call unless it streams.
 struct Extent {
   int32_t tokens = 0, prompt_tokens = 0;
+  int32_t question_tokens = 0;  // the last of the prompt, where the trace says that they are its question
 };
 
 // Rows that a cache of one kv head may hold.

@@ -43,7 +43,11 @@ struct HeadProbabilities {
   const double* values;  // [heads, rows]
   int32_t heads, rows;
   Aggregate how = Aggregate::sum;
+  const double* log_sums = nullptr;  // [heads] logarithms of the denominators, where a step observes
   KVR_FN double operator()(int32_t head, int32_t row) const { return values[int64_t(head) * rows + row]; }
+  // What stands in the exponent of a probability above 0: soft cap, position and temperature are in it, and the
+  // logarithm of the row's weight.
+  KVR_FN double logit(int32_t head, int32_t row) const { return std::log((*this)(head, row)) + log_sums[head]; }
   // Of the query heads together (gqa.agg).
   KVR_FN double group(int32_t row) const { return aggregate(how, values + row, rows, heads); }
   KVR_FN double mean(int32_t row) const { return aggregate(Aggregate::mean, values + row, rows, heads); }

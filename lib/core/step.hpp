@@ -18,11 +18,12 @@ struct StepRules {
 // Memory of one step, shared by all caches that one team replays. Extents in elements.
 template <class Real>
 struct StepScratch {
-  Real *e, *coefficients;     // [rows]
-  double* group;              // [rows]: probabilities aggregated over the query heads
-  double* by_head;            // [heads, rows]: methods that see every query head
-  uint8_t* chosen;            // [heads, rows]: query-time methods
-  double* weights = nullptr;  // [heads, rows]: those that weigh what they read
+  Real *e, *coefficients;      // [rows]
+  double* group;               // [rows]: probabilities aggregated over the query heads
+  double* by_head;             // [heads, rows]: methods that see every query head
+  uint8_t* chosen;             // [heads, rows]: query-time methods
+  double* weights = nullptr;   // [heads, rows]: those that weigh what they read
+  double* log_sums = nullptr;  // [heads]: logarithms of the denominators, beside by_head
 };
 
 template <class Real, Team T>
@@ -78,11 +79,16 @@ KVR_FN void attend_heads(const T& team, const Calls& calls, C& cache, const Step
     const Normaliser tau = attend(team, view, heads.source(h, view), cache, e, coefficients, heads.writer(h));
     heads.done(h, tau, cache, view.chosen);
     if (!observed) continue;
-    if (by_head) team.each(rows, [&](int32_t i) { scratch.by_head[int64_t(h) * rows + i] = double(e[i]); });
-    else collect(team, rules.aggregate, h, n_heads, rows, scratch.e, scratch.group);
+    if (by_head) {
+      team.each(rows, [&](int32_t i) { scratch.by_head[int64_t(h) * rows + i] = double(e[i]); });
+      team.each(1, [&](int32_t) { scratch.log_sums[h] = std::log(tau.sum) + tau.shift; });
+    } else {
+      collect(team, rules.aggregate, h, n_heads, rows, scratch.e, scratch.group);
+    }
   }
   if (!observed) return;
-  if (by_head) calls.observe(team, cache, HeadProbabilities{scratch.by_head, n_heads, rows, rules.aggregate});
+  if (by_head)
+    calls.observe(team, cache, HeadProbabilities{scratch.by_head, n_heads, rows, rules.aggregate, scratch.log_sums});
   else calls.observe(team, cache, std::span<const double>{scratch.group, size_t(rows)});
 }
 

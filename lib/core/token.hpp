@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/output_scores.hpp"
 #include "core/platform.hpp"
 #include "core/query_statistics.hpp"
 
@@ -42,14 +43,18 @@ class Token {
 // How the scores of the query heads become one (gqa.agg).
 enum class Aggregate : int32_t { sum, mean, max, first };
 
-KVR_FN inline double aggregate(Aggregate how, const double* of_head, int64_t stride, int32_t heads) {
-  double a = of_head[0];
+template <class F>
+KVR_FN double aggregate(Aggregate how, int32_t heads, F of_head) {
+  double a = of_head(0);
   if (how == Aggregate::first) return a;
   for (int32_t h = 1; h < heads; ++h) {
-    const double x = of_head[h * stride];
+    const double x = of_head(h);
     a = how == Aggregate::max ? (x > a ? x : a) : a + x;
   }
   return how == Aggregate::mean ? a / heads : a;
+}
+KVR_FN inline double aggregate(Aggregate how, const double* of_head, int64_t stride, int32_t heads) {
+  return aggregate(how, heads, [=](int32_t h) { return of_head[h * stride]; });
 }
 
 // Rotary embedding of the layer (convention C15). Without one, `pairs` is 0.
@@ -121,7 +126,8 @@ class Prompt {
   KVR_FN Token<Real> token(int32_t i) const {
     return {key(i), value(i), i, view_.classes == nullptr ? TokenClass::plain : token_class(i)};
   }
-  // Attention mass that prompt rows column_sums_from..size-1 put on token i: one query head, or aggregated.
+  // What prompt rows column_sums_from..size-1 give token i (attention, or column_sums_of): one query head, or
+  // aggregated.
   KVR_FN double column_sum(int32_t i, int32_t head) const {
     assert(view_.column_sums != nullptr && i >= 0 && i < view_.size);
     return view_.column_sums[int64_t(head) * view_.size + i];
@@ -231,17 +237,20 @@ class Prompt {
 struct PromptNeeds {
   static constexpr int32_t kNoRows = -1;
   int32_t column_sums_from = kNoRows;  // first row of Prompt::column_sum
-  int32_t rows_from = kNoRows;         // first row that observe_prompt() is shown
-  bool queries = false;                // Prompt::query
-  bool future_queries = false;         // and Prompt::future_query: the policy is an oracle
-  bool whole = false;                  // the prompt must come in one call: what is learnt of it decides every step
-  bool rotary = false;                 // Prompt::rope: the trace must say how its vectors were rotated
-  bool future_sums = false;            // Prompt::future_sum: the policy is an oracle
-  bool token_classes = false;          // Prompt::token_class: the trace must hold the text
-  bool repeat = false;                 // Prompt::repeat: the trace must hold a pass that repeats the prompt
-  bool input_norms = false;            // and the norms of what its queries are projected from
-  bool output_norms = false;           // Prompt::output_norm: the trace must hold the output projection
-  StatisticsNeeds known = {};          // Prompt::mean_query and its neighbours
+  TokenScore column_sums_of = TokenScore::attention;
+  // Rows after the prompt that are summed too: the policy is an oracle, and is not measured on them.
+  int32_t rows_ahead = 0;
+  int32_t rows_from = kNoRows;  // first row that observe_prompt() is shown
+  bool queries = false;         // Prompt::query
+  bool future_queries = false;  // and Prompt::future_query: the policy is an oracle
+  bool whole = false;           // the prompt must come in one call: what is learnt of it decides every step
+  bool rotary = false;          // Prompt::rope: the trace must say how its vectors were rotated
+  bool future_sums = false;     // Prompt::future_sum: the policy is an oracle
+  bool token_classes = false;   // Prompt::token_class: the trace must hold the text
+  bool repeat = false;          // Prompt::repeat: the trace must hold a pass that repeats the prompt
+  bool input_norms = false;     // and the norms of what its queries are projected from
+  bool output_norms = false;    // Prompt::output_norm: the trace must hold the output projection
+  StatisticsNeeds known = {};   // Prompt::mean_query and its neighbours
   bool reads_queries() const { return queries || column_sums_from >= 0 || rows_from >= 0; }
 };
 

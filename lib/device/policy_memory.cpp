@@ -67,9 +67,13 @@ PolicyTask make_task(const HeadStream<float>& stream, const DevicePolicy& policy
   b.state = {m.take<double>(policy.state.size()), policy.state.size()};
   const size_t all_rows = std::max(rows, tokens);  // a prompt's row may be looked at head by head
   b.scratch.rows = int32_t(rows);
-  b.scratch.step = {m.take<float>(rows), m.take<float>(rows), m.take<double>(rows),
+  b.scratch.step = {m.take<float>(rows),
+                    m.take<float>(rows),
+                    m.take<double>(rows),
                     policy.by_head ? m.take<double>(heads * (policy.needs.rows_from >= 0 ? all_rows : rows)) : nullptr,
-                    policy.chooses ? m.take<uint8_t>(heads * rows) : nullptr};
+                    policy.chooses ? m.take<uint8_t>(heads * rows) : nullptr,
+                    nullptr,
+                    policy.by_head ? m.take<double>(heads) : nullptr};
   b.scratch.products = m.take<float>(heads * at_once * rows);
   b.scratch.weights_pitch = int32_t(weights_pitch(stream, policy));
   b.scratch.weights = m.take<float>(size_t(parts_of(policy)) * heads * size_t(b.scratch.weights_pitch));

@@ -77,8 +77,8 @@ void Stepwise<Real>::rows(const Tile<Real>& tile, RowResults<Real>& results) {
   if (multiplies_) products_.open(stream_, tile, rows_of_products(tile), cache, replay_.first_head(), w_);
   // A token that can be held several times may bring more rows than one.
   reserve(replay_.layout().extra_rows > 0 ? cache.capacity() : cache.size() + tile.end - tile.begin);
-  const StepScratch<Real> scratch{w_.e.data(),       w_.coefficients.data(), w_.group.data(),
-                                  w_.by_head.data(), w_.chosen.data(),       w_.choice_weights.data()};
+  const StepScratch<Real> scratch{w_.e.data(),      w_.coefficients.data(),   w_.group.data(),   w_.by_head.data(),
+                                  w_.chosen.data(), w_.choice_weights.data(), w_.log_sums.data()};
   int32_t row = 0;
   for (int32_t t = tile.begin; t < tile.end; ++t) {
     const bool has_row = row < results.rows && tile.rows[size_t(row)] == t;
@@ -134,6 +134,7 @@ void Stepwise<Real>::reserve(int32_t rows) {
   const size_t n = size_t(rows + 1), all = by_head ? size_t(replay_.heads()) * n : 0;
   if (w_.e.size() < n) w_.e.resize(n), w_.coefficients.resize(n), w_.group.resize(n);
   if (w_.by_head.size() < all) w_.by_head.resize(all), w_.chosen.resize(all);
+  if (w_.log_sums.size() < size_t(replay_.heads())) w_.log_sums.resize(size_t(replay_.heads()));
   if (hooks.samples && w_.choice_weights.size() < all) w_.choice_weights.resize(all);
 }
 

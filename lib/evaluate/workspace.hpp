@@ -8,7 +8,7 @@ namespace kvreplay {
 template <class Real>
 struct Workspace {
   std::vector<Real> e, coefficients;  // of a step
-  std::vector<double> group, by_head;
+  std::vector<double> group, by_head, log_sums;
   std::vector<uint8_t> chosen;
   std::vector<double> choice_weights;
   std::vector<Real> tile_coefficients, set_coefficients, tile_values, coded_values;  // of a tile's outputs

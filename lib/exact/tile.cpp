@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "exact/logits.hpp"
+#include "exact/row_scores.hpp"
 #include "kernels/kernels.hpp"
 
 namespace kvreplay {
@@ -104,14 +105,54 @@ void probabilities(const Tile<Real>& tile, int32_t row, std::vector<double>& p) 
   }
 }
 
+// p: what a row gives to tokens 0..t, [heads, t + 1]. sum: [width].
+void add_maxima(const std::vector<double>& p, int32_t heads, int32_t width, double* sum) {
+  const size_t n = p.size() / size_t(heads);
+  for (size_t i = 0; i < std::min(n, size_t(width)); ++i)
+    sum[i] += aggregate(Aggregate::max, p.data() + i, int64_t(n), heads);
+}
+
+// to: [heads + 1, prompt].
 template <class Real>
-void add_maxima(const Tile<Real>& tile, int32_t first, std::vector<double>& p, double* sum) {
-  for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
-    if (tile.rows[size_t(r)] < first) continue;
+void add_attention(const Tile<Real>& tile, int32_t from, int32_t prompt, bool maxima, std::vector<double>& p,
+                   double* to) {
+  for (int32_t h = 0; h < tile.heads; ++h) add_columns(tile, h, from, prompt, to + int64_t(h) * prompt);
+  for (int32_t r = 0; r < int32_t(tile.rows.size()) && maxima; ++r) {
+    if (tile.rows[size_t(r)] < from) continue;
     probabilities(tile, r, p);
-    const size_t n = p.size() / size_t(tile.heads);
-    for (size_t i = 0; i < n; ++i) sum[i] += aggregate(Aggregate::max, p.data() + i, int64_t(n), tile.heads);
+    add_maxima(p, tile.heads, prompt, to + int64_t(tile.heads) * prompt);
   }
+}
+
+// The same of scores that look at the output.
+template <class Real>
+void add_scores(const HeadStream<Real>& stream, const Tile<Real>& tile, const ColumnSum& sum, bool maxima,
+                std::vector<double>& p, double* to) {
+  for (int32_t r = 0; r < int32_t(tile.rows.size()); ++r) {
+    const int32_t t = tile.rows[size_t(r)];
+    if (t < sum.from) continue;
+    p.assign(size_t(tile.heads) * size_t(t + 1), 0.0);
+    for (int32_t h = 0; h < tile.heads; ++h) {
+      double* const row = p.data() + int64_t(h) * (t + 1);
+      score_row(stream, tile, h, r, sum.of, row);
+      for (int32_t i = 0; i <= t; ++i) to[int64_t(h) * stream.prompt + i] += row[i];
+    }
+    if (maxima) add_maxima(p, tile.heads, stream.prompt, to + int64_t(tile.heads) * stream.prompt);
+  }
+}
+
+// What the rows behind the prompt add.
+template <class Real>
+void add_rows_ahead(const ExactAttention<Real>& exact, const ColumnSum& sum, bool maxima, double* to) {
+  const int32_t prompt = exact.stream().prompt;
+  Tile<Real> tile;
+  std::vector<double> p;
+  tile.begin = prompt, tile.end = std::min(exact.stream().tokens, prompt + sum.ahead);
+  tile.rows.resize(size_t(tile.end - tile.begin));
+  std::iota(tile.rows.begin(), tile.rows.end(), tile.begin);
+  if (tile.rows.empty()) return;
+  exact.strip_pass(tile);
+  add_attention(tile, sum.from, prompt, maxima, p, to);
 }
 
 }  // namespace
@@ -242,9 +283,9 @@ template <class Real>
 std::vector<std::vector<double>> prompt_pass(const ExactAttention<Real>& exact, const PromptPass& pass) {
   const HeadStream<Real>& stream = exact.stream();
   const int32_t prompt = stream.prompt, heads = stream.shape.heads;
-  std::vector<std::vector<double>> sums(pass.sums_from.size(),
-                                        std::vector<double>(size_t(heads + 1) * size_t(prompt), 0.0));
-  std::vector<int32_t> firsts = pass.sums_from;
+  std::vector<std::vector<double>> sums(pass.sums.size(), std::vector<double>(size_t(heads + 1) * size_t(prompt), 0.0));
+  std::vector<int32_t> firsts;
+  for (const ColumnSum& sum : pass.sums) firsts.push_back(sum.from);
   if (pass.rows_from >= 0) firsts.push_back(pass.rows_from);
   if (firsts.empty()) return sums;
   Tile<Real> tile;
@@ -257,18 +298,24 @@ std::vector<std::vector<double>> prompt_pass(const ExactAttention<Real>& exact, 
     tile.end = std::min(prompt, begin + step);
     tile.rows.resize(size_t(tile.end - begin));
     std::iota(tile.rows.begin(), tile.rows.end(), begin);
-    exact.strip_pass(tile);
-    for (size_t f = 0; f < pass.sums_from.size(); ++f)
-      for (int32_t h = 0; h < heads; ++h)
-        add_columns(tile, h, pass.sums_from[f], prompt, sums[f].data() + int64_t(h) * prompt);
-    for (size_t f = 0; f < pass.sums_from.size() && pass.maxima; ++f)
-      add_maxima(tile, pass.sums_from[f], p, sums[f].data() + int64_t(heads) * prompt);
+    const bool outputs = std::any_of(pass.sums.begin(), pass.sums.end(), [&](const ColumnSum& sum) {
+      return sum.of != TokenScore::attention && sum.from < tile.end;
+    });
+    tile.scored.assign(tile.rows.size(), outputs ? 1 : 0);
+    exact.exact_pass(tile);
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const ColumnSum& sum = pass.sums[i];
+      if (sum.of == TokenScore::attention) add_attention(tile, sum.from, prompt, pass.maxima, p, sums[i].data());
+      else add_scores(stream, tile, sum, pass.maxima, p, sums[i].data());
+    }
     if (pass.rows_from < 0) continue;
     for (int32_t r = std::max(0, pass.rows_from - begin); r < int32_t(tile.rows.size()); ++r) {
       probabilities(tile, r, p);
       pass.on_row(begin + r, {p.data(), heads, begin + r + 1});
     }
   }
+  for (size_t i = 0; i < sums.size(); ++i)
+    if (pass.sums[i].ahead > 0) add_rows_ahead(exact, pass.sums[i], pass.maxima, sums[i].data());
   return sums;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -88,15 +89,22 @@ class ExactAttention {
 template <class Real>
 void rank_rows(Tile<Real>& tile, int32_t depth, bool of_heads);
 
+// Column sums over rows from..prompt+ahead-1 of what a row gives to each token of the prompt.
+struct ColumnSum {
+  TokenScore of = TokenScore::attention;
+  int32_t ahead = 0, from = 0;
+  bool of_prompt_attention() const { return of == TokenScore::attention && ahead == 0; }  // these come first
+  auto operator<=>(const ColumnSum&) const = default;
+};
 // One pass over the prompt's attention rows, for everyone.
 struct PromptPass {
-  std::vector<int32_t> sums_from;  // column sums from these rows on
-  bool maxima = false;             // some method aggregates by the maximum over query heads
-  int32_t rows_from = -1;          // first row for on_row; negative: none
+  std::vector<ColumnSum> sums;
+  bool maxima = false;     // some method aggregates by the maximum over query heads
+  int32_t rows_from = -1;  // first row for on_row; negative: none
   std::function<void(int32_t row, const HeadProbabilities&)> on_row;  // over tokens 0..row
 };
-// Sums over prompt rows first..prompt-1 of the softmax, [heads + 1, prompt], one array for every `first`. The
-// last row sums what each row's largest head gives (filled only with `maxima`).
+// [heads + 1, prompt] for each of the sums. The last row sums what each row's largest head gives (filled only with
+// `maxima`).
 template <class Real>
 std::vector<std::vector<double>> prompt_pass(const ExactAttention<Real>& exact, const PromptPass& pass);
 

@@ -1,4 +1,5 @@
 #pragma once
+#include "core/step_scores.hpp"
 #include "methods/h2o_masks.hpp"
 #include "methods/h2o_variants.hpp"
 
@@ -17,6 +18,8 @@ namespace kvreplay {
 //             step the weakest heavy one leaves and the oldest recent one takes its place unconditionally.
 //  observed   of later libraries: one cut, by the mean over the rows that saw a token; no recents.
 //  kvfactory  one cut, the last 32 and the top B-32.
+// `score` obc_value, obc_key or obc_joint: in place of x and p_t, what a row's output loses with the token
+// (output_scores.hpp).
 // Variants that only mask (h2o_masks.hpp): hf_mask, local_mask, and the oracle oracle_global.
 struct H2o : H2oVariants {
   static constexpr MethodInfo info{
@@ -36,17 +39,20 @@ struct H2o : H2oVariants {
       "state"};
   int32_t first_voter = 0;  // rows from here on vote
   bool ranked = false;      // oracle_global: the future was read
-  std::span<double> state;  // columns of the masks
+  std::span<double> state;  // columns of the masks; the outputs of a step, for scores that look at them
 
   static void declare(auto& d) { declare_variants<H2o>(d); }
   Layout layout(const MethodContext& context) const {
-    return {.state_doubles = is(Variant::local_mask) || is(Variant::oracle_global) ? 2 * int64_t(context.tokens) : 0,
+    const bool columns = is(Variant::local_mask) || is(Variant::oracle_global);
+    return {.state_doubles = columns ? 2 * int64_t(context.tokens) : StepScores::state_doubles(score, context.shape),
             .scores = true};
   }
   PromptNeeds needs(const MethodContext& context) const {
     if (is(Variant::local_mask)) return {.rows_from = 0};
     if (score_rows == kDecodeRows) return {};
-    return {.column_sums_from = first_prompt_voter(context.prompt_tokens), .future_sums = is(Variant::oracle_global)};
+    return {.column_sums_from = first_prompt_voter(context.prompt_tokens),
+            .column_sums_of = score,
+            .future_sums = is(Variant::oracle_global)};
   }
   bool holds_all() const { return chooses(); }
   bool implied_layout() const { return holds_all(); }
@@ -63,7 +69,7 @@ struct H2o : H2oVariants {
     return double(rows > 0 ? rows : 1) * (context.aggregate == Aggregate::sum ? context.shape.heads : 1);
   }
   std::optional<ScoreRule> score_rule() const {
-    if (!is(Variant::real_drop) || means()) return std::nullopt;
+    if (!is(Variant::real_drop) || means() || score != TokenScore::attention) return std::nullopt;
     return ScoreRule{1, protection(), budget};
   }
   static std::string failure_text(int32_t, int32_t) {
@@ -101,13 +107,15 @@ struct H2o : H2oVariants {
           [&](int32_t i) { return x.group(i); });
     h2o_mask::see_kept(team, {state}, cache, is(Variant::local_mask) ? recent : recent + 1, see);
   }
-  KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
+  KVR_FN void observe(const Team auto& team, Cache auto& cache, HeadProbabilities p) {
     if (is(Variant::alg1) && cache.size() <= budget) return;  // the box attends only once the set is full
     const int32_t t = cache.token(cache.size() - 1);
+    const StepScores given{score, p, state};
+    given.open(team, cache);
     team.each(cache.size(), [&](int32_t i) {
       double& a = cache.score(i);
-      if (means()) a += (p[size_t(i)] - a) / seen_by(cache.token(i), t);  // the mean, with one row more
-      else a += p[size_t(i)];
+      const double x = given(cache, i);
+      a += means() ? (x - a) / seen_by(cache.token(i), t) : x;  // the mean, with one row more
     });
   }
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {

@@ -15,6 +15,7 @@ struct H2oVariants : Selecting<0, kDerived> {
   int32_t prompt = 0, tokens = 0;
   int32_t heavy = kDerived, score_rows = kAllRows;
   Norm score_norm = Norm::sum;
+  TokenScore score = TokenScore::attention;
 
   template <class M>
   static void declare_variants(auto& d) {
@@ -27,6 +28,8 @@ struct H2oVariants : Selecting<0, kDerived> {
     d.rows("score_rows", &M::score_rows, "rows of the prompt that vote");
     d.choice("score_norm", static_cast<Norm M::*>(&M::score_norm), {"sum", "mean"},
              "mean: divided by the rows that saw the token, as in variant observed");
+    d.choice("score", static_cast<TokenScore M::*>(&M::score), kTokenScores,
+             "what a row gives to a token: its probability, or what the output loses without it");
   }
   void resolve(const MethodContext& context) {
     budget = context.budget.tokens, prompt = context.prompt_tokens, tokens = context.tokens;
@@ -58,6 +61,8 @@ struct H2oVariants : Selecting<0, kDerived> {
       throw ParameterError("variant", name + " decides at every step; it runs with `phase: stream` only");
     if (!is(Variant::real_drop) && (score_rows != kAllRows || (score_norm != Norm::sum && !is(Variant::observed))))
       throw ParameterError("score_rows", name + " says itself who votes; leave out score_rows and score_norm");
+    if (chooses() && score != TokenScore::attention)
+      throw ParameterError("score", name + " is what was released, and adds up attention; leave out score");
     if (sinks > 0 && (chooses() || is(Variant::flexgen)))
       throw ParameterError("sinks", name + " is what was released, and protects no first tokens; leave out sinks");
   }

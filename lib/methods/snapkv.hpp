@@ -1,5 +1,4 @@
 #pragma once
-#include "core/output_scores.hpp"
 #include "core/selecting.hpp"
 
 namespace kvreplay {
@@ -33,8 +32,7 @@ struct SnapKv : Selecting<> {
   Pool pool = Pool::derived;
   When when = When::derived;
   TokenScore score = TokenScore::attention;
-  std::span<double>
-      state;  // [heads, P] votes, and the same pooled; but for attention [heads, P] sums and a row's scratch
+  std::span<double> state;  // [heads, P] votes, and the same pooled
 
   static void declare(auto& d) {
     d.choice("variant", &SnapKv::variant, {"default", "kvpress", "paper_config", "kvfactory", "none_pool"},
@@ -46,14 +44,18 @@ struct SnapKv : Selecting<> {
   static void declare_votes(auto& d) {
     d.integer("window", static_cast<int32_t M::*>(&M::window), {1, kManyTokens},
               "observation window, prompt rows that vote and stay", "32; kvpress 64, kvfactory 8");
+    declare_pooling<M>(d);
+    d.choice("score", static_cast<TokenScore M::*>(&M::score), kTokenScores,
+             "what a row gives to a token: its probability, or what the output loses without it");
+  }
+  template <class M>
+  static void declare_pooling(auto& d) {
     d.integer("kernel", static_cast<int32_t M::*>(&M::kernel), {1, kManyTokens},
               "pooling width in tokens, odd; 1 = no pooling", "7; kvpress 5, none_pool 1");
     d.choice("pool", static_cast<Pool M::*>(&M::pool), {"max", "avg"}, "how neighbours share their votes",
              "max; kvpress avg");
     d.choice("when", static_cast<When M::*>(&M::when), {"before", "after"},
              "query heads become one before or after pooling", "before; kvpress and paper_config after");
-    d.choice("score", static_cast<TokenScore M::*>(&M::score), kTokenScores,
-             "what a row gives to a token: its probability, or what the output loses without it");
   }
   void resolve(const MethodContext& context) {
     Selecting::resolve(context);
@@ -68,13 +70,10 @@ struct SnapKv : Selecting<> {
     if (m.variant == Variant::kvpress || m.variant == Variant::paper_config) options.gqa_aggregate = Aggregate::mean;
   }
   Layout layout(const MethodContext& context) const {
-    const int64_t heads = context.shape.heads, prompt = context.prompt_tokens;
-    const int64_t of_output = score == TokenScore::attention ? 0 : (heads + 2) * prompt + context.shape.v_dim;
-    return {.state_doubles = 2 * heads * prompt + of_output, .scores = true};
+    return {.state_doubles = 2 * int64_t(context.shape.heads) * context.prompt_tokens, .scores = true};
   }
   PromptNeeds needs(const MethodContext& context) const {
-    if (score != TokenScore::attention) return {.queries = true};
-    return {.column_sums_from = first_voter(context.prompt_tokens)};
+    return {.column_sums_from = first_voter(context.prompt_tokens), .column_sums_of = score};
   }
   double voters(const MethodContext& context) const {
     const int32_t rows = context.prompt_tokens - first_voter(context.prompt_tokens);
@@ -87,13 +86,12 @@ struct SnapKv : Selecting<> {
     const int32_t prefix = cache.size() - window, heads = prompt.shape().heads;
     if (prefix <= 0) return;
     double *votes = state.data(), *shared = votes + int64_t(heads) * prefix;
-    const double* const given = score == TokenScore::attention ? nullptr : sum_output_scores(team, prompt, cache);
-    const auto vote = [&](int32_t h, int32_t j) {
-      return given == nullptr ? prompt.column_sum(cache.token(j), h) : given[int64_t(h) * cache.size() + j];
-    };
+    const auto vote = [&](int32_t h, int32_t j) { return prompt.column_sum(cache.token(j), h); };
     for (int32_t h = 0; h < heads; ++h)
       team.each(prefix, [&](int32_t j) { votes[int64_t(h) * prefix + j] = vote(h, j); });
-    team.each(window, [&](int32_t i) { cache.score(prefix + i) = of_group(prompt.how(), heads, prefix + i, vote); });
+    team.each(window, [&](int32_t i) {
+      cache.score(prefix + i) = aggregate(prompt.how(), heads, [&](int32_t h) { return vote(h, prefix + i); });
+    });
     if (when == When::before)
       team.each(prefix, [&](int32_t j) { votes[j] = aggregate(prompt.how(), votes + j, prefix, heads); });
     const int32_t voters = when == When::before ? 1 : heads;
@@ -106,31 +104,6 @@ struct SnapKv : Selecting<> {
 
  private:
   int32_t first_voter(int32_t prompt) const { return prompt > window ? prompt - window : 0; }
-  KVR_FN static double of_group(Aggregate how, int32_t heads, int32_t row, auto vote) {
-    double together = vote(0, row);
-    if (how == Aggregate::first) return together;
-    for (int32_t h = 1; h < heads; ++h) {
-      const double x = vote(h, row);
-      together = how != Aggregate::max ? together + x : x > together ? x : together;
-    }
-    return how == Aggregate::mean ? together / heads : together;
-  }
-  // Of all rows of the cache, [heads, rows].
-  template <class Real>
-  KVR_FN const double* sum_output_scores(const Team auto& team, const Prompt<Real>& prompt,
-                                         const BasicCache<Real>& cache) const {
-    const int32_t rows = cache.size(), heads = prompt.shape().heads;
-    const size_t n = size_t(prompt.size());
-    const std::span<double> sums = state.subspan(2 * size_t(heads) * n, size_t(heads) * n),
-                            scratch = state.last(2 * n + size_t(prompt.shape().v_dim));
-    team.each(heads * rows, [&](int32_t i) { sums[size_t(i)] = 0; });
-    for (int32_t h = 0; h < heads; ++h)
-      for (int32_t row = prompt.size() - window; row < prompt.size(); ++row)
-        add_output_scores(team, prompt, cache, h, row, score,
-                          {scratch.first(n), scratch.subspan(n, n), scratch.subspan(2 * n)},
-                          sums.data() + int64_t(h) * rows);
-    return sums.data();
-  }
   KVR_FN double pooled(const double* s, int32_t j, int32_t prefix) const {
     if (pool == Pool::max) return largest_near(s, j, prefix, kernel);
     double sum = 0;

@@ -1,6 +1,7 @@
 #pragma once
 #include "core/accumulate.hpp"
 #include "core/selecting.hpp"
+#include "core/step_scores.hpp"
 
 namespace kvreplay {
 
@@ -10,7 +11,8 @@ namespace kvreplay {
 //  2. If more than B tokens are held, drop the smallest; the newest is a candidate like any other.
 //  3. End of the prompt: score = row P-1, keep the top B at once.
 // `variant: layer` (kvpress): the mean over all heads of the layer decides for the whole layer, and the
-// newest token always stays.
+// newest token always stays. `score` obc_value, obc_key or obc_joint: in place of p_t, what the row's output loses with
+// the token (output_scores.hpp).
 struct Tova : Selecting<> {
   static constexpr MethodInfo info{
       .name = "tova",
@@ -22,13 +24,17 @@ struct Tova : Selecting<> {
           "one set per kv head by the sum over its query heads; the paper's set for a whole layer is "
           "variant layer.",
   };
-  static constexpr Hooks hooks{"read_prompt evict observe layout needs protection score_rule voters set_options"};
+  static constexpr Hooks hooks{"read_prompt evict observe layout needs protection score_rule voters set_options state"};
   enum class Variant { standard, layer, kvpress };
   Variant variant = Variant::standard;
+  TokenScore score = TokenScore::attention;
+  std::span<double> state;  // the outputs of a step, for scores that look at them
 
   static void declare(auto& d) {
     d.choice("variant", &Tova::variant, {"default", "layer", "kvpress"},
              "a set for each kv head, or one for the layer (kvpress is another name of layer)");
+    d.choice("score", &Tova::score, kTokenScores,
+             "what a row gives to a token: its probability, or what the output loses without it");
     protect<Tova>(d);
   }
   void resolve(const MethodContext& context) {
@@ -40,19 +46,28 @@ struct Tova : Selecting<> {
     options.gqa_level = GqaLevel::layer;
     options.gqa_aggregate = Aggregate::mean;
   }
-  PromptNeeds needs(const MethodContext& context) const { return {.column_sums_from = context.prompt_tokens - 1}; }
-
+  Layout layout(const MethodContext& context) const {
+    return {.state_doubles = StepScores::state_doubles(score, context.shape), .scores = true};
+  }
+  PromptNeeds needs(const MethodContext& context) const {
+    return {.column_sums_from = context.prompt_tokens - 1, .column_sums_of = score};
+  }
   double voters(const MethodContext& context) const {
     return context.aggregate == Aggregate::sum ? context.shape.heads : 1;
   }
-  std::optional<ScoreRule> score_rule() const { return ScoreRule{0, protection(), budget}; }
+  std::optional<ScoreRule> score_rule() const {
+    if (score != TokenScore::attention) return std::nullopt;
+    return ScoreRule{0, protection(), budget};
+  }
 
   template <class Real>
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     accumulate_prompt(team, prompt, cache);
   }
-  KVR_FN void observe(const Team auto& team, Cache auto& cache, std::span<const double> p) {
-    team.each(cache.size(), [&](int32_t i) { cache.score(i) = p[size_t(i)]; });
+  KVR_FN void observe(const Team auto& team, Cache auto& cache, HeadProbabilities p) {
+    const StepScores given{score, p, state};
+    given.open(team, cache);
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) = given(cache, i); });
   }
 };
 

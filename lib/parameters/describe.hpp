@@ -45,8 +45,9 @@ class Describe {
     to_.add(Kind::integer, {name, at(m_.*member), help, derived}, range);
   }
   // A number, or one word instead.
-  void integer_or_word(const char* name, int32_t M::*member, Range range, const char* other, const char* help) {
-    to_.add(Kind::integer, {name, at(m_.*member), help}, range, {other});
+  void integer_or_word(const char* name, int32_t M::*member, Range range, const char* other, const char* help,
+                       const char* derived = "") {
+    to_.add(Kind::integer, {name, at(m_.*member), help, derived}, range, {other});
   }
   void real(const char* name, double M::*member, Range range, const char* help, const char* derived = "") {
     to_.add(Kind::real, {name, at(m_.*member), help, derived}, range);

@@ -45,13 +45,15 @@ void read_lists(Decision<Real>& d, const HeadStream<Real>& stream, int32_t cache
 
 template <class Real>
 Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadStream<Real>& stream,
-                             const RunOptions& options, int64_t rows, RowCodings<Real>& codings) {
+                             const RunOptions& options, const std::vector<uint8_t>& scored, RowCodings<Real>& codings) {
   Decision<Real> d;
   d.cells = cells;
   const Cell& cell = d.cell();
+  CacheSetup setup = cell_setup(cell, stream);
+  if (const int32_t ahead = setup.method.needs().rows_ahead; ahead > 0) d.first_measured = stream.prompt + ahead;
+  const int64_t rows = std::count(scored.begin() + d.first_measured, scored.end(), uint8_t{1});
   for (size_t i = 0; i < cells.size(); ++i)
     d.errors.emplace_back(group_of(stream), rows, kTinyShare * stream.max_value_norm, options.wanted, options.save);
-  CacheSetup setup = cell_setup(cell, stream);
   const int32_t caches = has_cache_for_each_query_head(cell) ? stream.shape.heads : 1;
   // An audit looks at the cache's own copy alone, and a device holds rows of its own.
   const bool shares = !options.audit && !options.device;
@@ -134,9 +136,9 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
 template struct Decision<float>;
 template struct Decision<double>;
 template Decision<float> make_decision(const std::vector<const Cell*>&, const HeadStream<float>&, const RunOptions&,
-                                       int64_t, RowCodings<float>&);
+                                       const std::vector<uint8_t>&, RowCodings<float>&);
 template Decision<double> make_decision(const std::vector<const Cell*>&, const HeadStream<double>&, const RunOptions&,
-                                        int64_t, RowCodings<double>&);
+                                        const std::vector<uint8_t>&, RowCodings<double>&);
 template CellResult result_of(Decision<float>&, size_t, const HeadStream<float>&, const RunOptions&);
 template CellResult result_of(Decision<double>&, size_t, const HeadStream<double>&, const RunOptions&);
 

@@ -24,7 +24,8 @@ struct Decision {
   std::vector<Accumulator> errors;                           // of each cell
   Way on_device = Way::none;
   bool cut_on_device = false;
-  std::string failure;  // or ""
+  int32_t first_measured = 0;  // row; those before it an oracle has looked at
+  std::string failure;         // or ""
   // What the caches refer to.
   std::vector<std::vector<double>> uniforms;
   KeptLists lists;
@@ -38,10 +39,10 @@ struct Decision {
   }
 };
 
-// rows: scored ones of each query head.
+// scored: which tokens' rows are.
 template <class Real>
 Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadStream<Real>& stream,
-                             const RunOptions& options, int64_t rows, RowCodings<Real>& codings);
+                             const RunOptions& options, const std::vector<uint8_t>& scored, RowCodings<Real>& codings);
 // Of one of its cells, once all rows have come.
 template <class Real>
 CellResult result_of(Decision<Real>& decision, size_t cell, const HeadStream<Real>& stream, const RunOptions& options);

@@ -15,7 +15,6 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
       exact_(stream),
       sparse_(exact_),
       scored_(scored_tokens(stream, options.queries)),
-      scored_rows_(std::count(scored_.begin(), scored_.end(), uint8_t{1})),
       every_row_(options.every_row),
       without_strips_(stream.tokens > options.strips_up_to),
       norms_(stream, options.wanted.has(Work::spectral)),
@@ -39,7 +38,7 @@ HeadDevice::Asked HeadReplay<Real>::asked_of_device() const {
 
 template <class Real>
 void HeadReplay<Real>::add(const std::vector<const Cell*>& cells) {
-  decisions_.push_back(make_decision(cells, stream_, options_, scored_rows_, codings_));
+  decisions_.push_back(make_decision(cells, stream_, options_, scored_, codings_));
   const Decision<Real>& d = decisions_.back();
   for (const auto& cache : d.caches) every_row_ = every_row_ || cache->observes();
   prefixes_ = prefixes_ || (shared_.asked.prefix && d.cell().options().phase == Phase::oneshot);
@@ -92,13 +91,18 @@ void HeadReplay<Real>::sum_prompt(const Stop& stop) {
   if (device_ == nullptr)
     return prompt_.sum([&](const PromptPass& pass) { return prompt_pass(exact_, pass); },
                        [&] { return future_sums(exact_, scored_); }, stop);
-  // What a cache is shown row by row comes from this machine's cores.
+  // Rows that a cache is shown one by one, and sums of anything but the prompt's attention, come from this machine's
+  // cores.
   const auto columns = [&](const PromptPass& pass) {
-    PromptPass rows = pass;
-    rows.sums_from.clear();
-    if (pass.rows_from >= 0) prompt_pass(exact_, rows);
-    return pass.sums_from.empty() ? std::vector<std::vector<double>>{}
-                                  : device_->device().prompt_sums(pass.sums_from, pass.maxima);
+    PromptPass here = pass;
+    std::vector<int32_t> there;
+    for (const ColumnSum& sum : pass.sums)
+      if (sum.of_prompt_attention()) there.push_back(sum.from);
+    here.sums.erase(here.sums.begin(), here.sums.begin() + int64_t(there.size()));
+    std::vector<std::vector<double>> sums;
+    if (!there.empty()) sums = device_->device().prompt_sums(there, pass.maxima);
+    for (auto& sum : prompt_pass(exact_, here)) sums.push_back(std::move(sum));
+    return sums;
   };
   prompt_.sum(
       columns, [&] { return device_->device().future_sums(asked_of_device().rows); }, stop);
@@ -280,7 +284,7 @@ void HeadReplay<Real>::take(Decision<Real>& d, size_t c, const Results& results,
   const size_t samples = size_t(stream_.sensitivity.samples);
   int64_t tokens = 0, counted = 0;
   for (int32_t r = 0; r < rows; ++r) {
-    if (exact[size_t(r)].token < 0) continue;
+    if (exact[size_t(r)].token < d.first_measured) continue;
     const size_t projected = stream_.sensitivity.at(0, exact[size_t(r)].token) != nullptr ? samples : 0;
     for (size_t i = 0; i < d.cells.size(); ++i) {
       const int32_t first = layer ? d.cells[i]->place.kv_head * group : 0;

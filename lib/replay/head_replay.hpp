@@ -56,7 +56,6 @@ class HeadReplay {
   ExactAttention<Real> exact_;
   SparseRows<Real> sparse_;
   std::vector<uint8_t> scored_;  // [tokens]
-  int64_t scored_rows_ = 0;
   bool every_row_;               // some method needs the probabilities of rows that are not scored
   bool without_strips_ = false;  // they come from its cache's own dot products: a strip would cost O(n) a row
   bool prefixes_ = false;        // some cell is cut once and is compared on the prompt alone

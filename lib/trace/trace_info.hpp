@@ -64,6 +64,7 @@ struct PromptInfo {
   int64_t tokens = 0;    // T
   int64_t n_prompt = 0;  // tokens of the recorded prompt (T if the attribute is missing)
   int64_t n_generated = 0;
+  std::optional<int64_t> question_from;  // first token of the question that ends the prompt
   std::string source;
   bool has_tokens = false, has_classes = false;
   RepeatInfo repeat;

@@ -266,6 +266,7 @@ PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::st
   prompt.tokens = prompt.layers.front().tokens;
   prompt.n_prompt = h5::integer(node, "n_prompt", 1, prompt.tokens).value_or(prompt.tokens);
   prompt.n_generated = h5::integer(node, "n_generated", 0, kMostTokens).value_or(prompt.tokens - prompt.n_prompt);
+  prompt.question_from = h5::integer(node, "question_from", 1, prompt.tokens - 1);
   prompt.source = h5::text(node, "source").value_or("");
   prompt.has_tokens = h5::has_child(node, "tokens");
   if (prompt.has_tokens) expect_integers(h5::open_array(node, "tokens"), prompt.tokens);

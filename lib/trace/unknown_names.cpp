@@ -21,7 +21,7 @@ const Names kOfRoot = {
     "kvreplay_schema", "model",     "n_kv_heads",  "n_layers",    "n_q_heads",     "revision",
     "rope_json",       "tokenizer", "trace_id",    "v_head_dim",  "torch_version", "transformers_version",
     "written_by"};
-const Names kOfPrompt = {"answer_from", "final_token", "masked_runs", "n_generated", "n_prompt",
+const Names kOfPrompt = {"answer_from", "final_token", "masked_runs", "n_generated", "n_prompt",   "question_from",
                          "sampling",    "seed",        "source",      "text",        "text_sha256"};
 const Names kOfLayer = {"q_prescaled", "rope",    "rope_json",      "rotary_dims",
                         "scaling",     "softcap", "sliding_window", "source_dtype"};

@@ -85,6 +85,7 @@ constexpr Exception kExceptions[] = {
     {"truncation", "self_balancing_walk", "delta follows from n"},
     {"truncation", "balancekv_stream", "levels and delta follow from n"},
     {"sampled queries", "static_oracle", "its future is the rows that are scored"},
+    {"sampled queries", "laq", "is not measured on the rows that it has looked at"},
     {"order of the query heads", "keyformer", "each head draws its own noise"},
     {"identical query heads", "keyformer", "each head draws its own noise"},
     {"kv heads of a layer", "keyformer", "each head draws its own noise"},

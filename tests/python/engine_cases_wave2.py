@@ -8,7 +8,7 @@ import numpy as np
 from engine_cases_tier2 import SEED, SNAP, Case, changed, per_head, per_layer, same
 from engine_cases_tier2 import layers_of as tier2_layers
 from engine_cases_tier2 import write_trace as write_tier2_trace
-from reference import budgets, buffered, leverage, output_aware
+from reference import budgets, buffered, leverage, output_aware, window_votes
 
 HIDDEN = 9  # width of the synthetic residual stream
 PLAIN = ("smooth", "long")  # no token repeats another: no decision is a tie that rounding could turn
@@ -156,6 +156,13 @@ OUTPUT_AWARE = [
     *(same("h2o", output_aware.h2o, wrapper=w) for w in CAOTES),
     same("h2o", output_aware.h2o, wrapper=CAOTE, recent_frac=0.2),
     same("h2o", output_aware.h2o, wrapper=CAOTE, phase="oneshot"),
+    *(wrapped(ONESHOT_TOVA, ("g3", "smooth"), score=score) for score in OBC),
+    *(on(("g3", *PLAIN), same("tova", output_aware.tova, score=score)) for score in OBC),
+    *(on(("g3", *PLAIN), same("h2o", output_aware.h2o, score=score)) for score in OBC),
+    *(same("h2o", output_aware.h2o, score=score, phase="oneshot") for score in OBC),
+    same("h2o", output_aware.h2o, score="obc_joint", recent_frac=0.2),
+    on(PLAIN, same("tova", output_aware.tova, score="obc_key", recent=6)),
+    on(("widths",), same("h2o", output_aware.h2o, score="obc_joint"), SHORT),
     on(("widths",), wrapped({**SNAP, "window": 8}, wrapper=CRITICAL), SHORT),
     on(("widths",), wrapped({**SNAP, "window": 8}, wrapper=CAOTE), SHORT),
 ]
@@ -243,4 +250,21 @@ DUO = [
     duo(("long",), sinks=4, recent=60),
 ]
 
-CASES = [*RKV, *TRIATTENTION, *OUTPUT_AWARE, *LEVERAGE, *DUO]
+# --- Other windows --------------------------------------------------------------------------------
+
+FINCH = [
+    same("finch", window_votes.finch),
+    same("finch", window_votes.finch, window=9),
+    same("finch", window_votes.finch, window=16, chunks=3),
+    same("finch", window_votes.finch, window=5, chunks=7, positions="original"),
+    same("finch", window_votes.finch, window=48, positions="original"),
+    on(("widths",), same("finch", window_votes.finch, window=6, chunks=2), SHORT),
+]
+LAQ = [
+    on(("g3", *PLAIN), same("laq", window_votes.laq)),
+    same("laq", window_votes.laq, lookahead=3, kernel=1),
+    same("laq", window_votes.laq, lookahead=12, kernel=5, pool="avg"),
+    on(("widths",), same("laq", window_votes.laq, kernel=3), SHORT),
+]
+
+CASES = [*RKV, *TRIATTENTION, *OUTPUT_AWARE, *LEVERAGE, *DUO, *FINCH, *LAQ]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from engine_cases_tier2 import layers_of
-from reference import budgets, buffered, leverage, output_aware, reads, repeat_scores
+from reference import budgets, buffered, leverage, output_aware, reads, repeat_scores, window_votes
 from reference.common import Head, Rope, attend, exact_out
 
 PRINTED = 5e-5  # expectations here have four decimals
@@ -166,6 +166,39 @@ def test_obc_is_summed_over_the_rows_that_see_a_token():
     p = attend(head, t, live)[0]
     assert rows[:, t, :8] == pytest.approx(output_aware.decode_row(head, t, live, p, "obc_joint"))
     assert not rows[:, t, 8:].any()
+
+
+def test_h2o_adds_up_obc_over_the_rows_of_the_prompt_and_of_the_decode():
+    head = plain_head(np.ones((3, 1)), np.ones((3, 1)), v=np.array([[1.0], [3.0], [4.0]]), P=2)
+    rows = output_aware.prompt_rows(head, 0, "obc_value").sum(axis=1)[0]
+    assert rows == pytest.approx([1.25, 2.25])
+    found = output_aware.h2o(head, 1, heavy=1, recent=0, score="obc_value")
+    assert [kept.tolist() for kept in found.kept] == [[1], [1]]
+    assert output_aware.tova(head, 1, score="obc_value").kept[-1].tolist() == [2]
+
+
+# --- Other windows --------------------------------------------------------------------------------
+
+
+def test_finch_weighs_a_row_by_the_keys_that_it_sees():
+    # x = (1/7, 4/7) of 3 keys and (4/9, 1/9) of 4: times them 2.21 against 2.16, added up .59 against .68.
+    keys = np.log([[2.0], [0.5], [1], [1], [1]])
+    head = plain_head([[1.0], [1], [-1], [1], [1]], keys, P=4)
+    assert window_votes.finch_kept(head, 3, window=2).tolist() == [0, 2, 3]
+
+
+def test_finch_gives_every_chunk_the_same_share():
+    head = plain_head(np.ones((6, 1)), np.log([[9.0], [8], [7], [6], [1], [1]]), P=5)
+    for B, chunks, kept in ((3, 1, [0, 1, 4]), (3, 2, [0, 2, 4]), (4, 2, [0, 2, 3, 4]), (1, 2, [4])):
+        assert window_votes.finch_kept(head, B, window=1, chunks=chunks).tolist() == kept
+
+
+def test_laq_keeps_what_the_next_rows_look_at_and_leaves_them_out_of_its_output():
+    q = np.array([[1.0]] * 4 + [[-1.0]] * 2 + [[1.0]])
+    head = plain_head(q, np.log([[4.0], [3], [2], [1], [1], [1], [1]]), P=4)
+    found = window_votes.laq(head, 2, lookahead=2, kernel=1)
+    assert found.kept[0].tolist() == [2, 3]
+    assert found.out.shape == (1, 1, 1)
 
 
 # --- Leverage -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 
 from .row_formats import row_format_text
 
-ORACLE_METHODS = ("topp",)
+ORACLE_METHODS = ("topp", "laq")
 
 
 def add_labels(frame):

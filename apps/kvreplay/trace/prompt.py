@@ -52,6 +52,11 @@ class Prompt:
         return self._facts.n_generated
 
     @property
+    def question_from(self) -> int | None:
+        """First token of the question that ends the prompt; None where it is not recorded."""
+        return self._facts.question_from
+
+    @property
     def source(self) -> str:
         """Where the prompt is from, empty where it is not recorded."""
         return self._facts.source

@@ -45,6 +45,7 @@ class PromptFacts:
     n_tokens: int
     n_prompt: int
     n_generated: int
+    question_from: int | None
     source: str
 
 
@@ -157,6 +158,7 @@ def read_prompt(root: Node, prompt: str, n_tokens: int) -> PromptFacts:
         n_tokens=n_tokens,
         n_prompt=n_prompt,
         n_generated=n_tokens - n_prompt if n_generated is None else n_generated,
+        question_from=node.integer("question_from", 1, n_tokens - 1),
         source=node.text("source") or "",
     )
 

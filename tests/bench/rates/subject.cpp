@@ -127,7 +127,7 @@ void exact_outputs(const Subject& subject) {
 void prompt_statistics(const Subject& subject) {
   const ExactAttention<float> exact(subject.stream);
   PromptPass pass;
-  pass.sums_from = {0};
+  pass.sums = {ColumnSum{}};
   prompt_pass(exact, pass);
 }
 

@@ -87,9 +87,10 @@ std::vector<Real> own_outputs(const HeadStream<Real>& stream, int32_t budget, co
   cache.clear(team);
   const StepRules rules{options.phase == Phase::stream, false, stream.window, Aggregate::sum};
   std::vector<Real> e(size_t(stream.tokens) + 1), coefficients(e.size());
-  std::vector<double> group(e.size()), by_head(e.size() * size_t(stream.shape.heads));
+  std::vector<double> group(e.size()), by_head(e.size() * size_t(stream.shape.heads)),
+      log_sums(size_t(stream.shape.heads));
   std::vector<uint8_t> chosen(by_head.size());
-  const auto sums = prompt_pass(ExactAttention<Real>(stream), {{0}, false, -1, {}}).front();
+  const auto sums = prompt_pass(ExactAttention<Real>(stream), {{ColumnSum{}}, false, -1, {}}).front();
   typename Prompt<Real>::View view{};
   view.keys = stream.keys.data(), view.values = stream.values.data();
   view.column_sums = sums.data();
@@ -102,7 +103,8 @@ std::vector<Real> own_outputs(const HeadStream<Real>& stream, int32_t budget, co
     const Token<Real> token({stream.keys.data() + size_t(t) * d, d}, {stream.values.data() + size_t(t) * dv, dv}, t);
     OwnHeads<Real> heads{stream, options.positions == Positions::cache ? stream.rotate() : Rotation<Real>{}, t,
                          out.data() + size_t(t - stream.prompt) * step};
-    const StepScratch<Real> scratch{e.data(), coefficients.data(), group.data(), by_head.data(), chosen.data()};
+    const StepScratch<Real> scratch{e.data(), coefficients.data(), group.data(), by_head.data(), chosen.data(),
+                                    nullptr,  log_sums.data()};
     replay_step(team, calls, cache, token, rules, heads, scratch, true);
   }
   return out;

@@ -86,3 +86,74 @@ TEST_CASE("LU-KV: slopes .5, .1, 0 and .35, .35, 0 share three tokens as 1 and 2
   CHECK(by_slopes({a, a}, {0, 0}, 3) == std::vector<int32_t>{2, 1});  // ties: the lower head
   CHECK(by_slopes({a, b}, {3, 0}, 4) == std::vector<int32_t>{3, 1});
 }
+
+// p = (.5, .5), l = (1, 1), v = (1, 3), o = 2: value (.25, 2.25), key (.25, .25), joint (0, 4). Row 0 alone: 1, 0, 1.
+TEST_CASE("OBC scores stand for probabilities in TOVA's row and in H2O's sum", "[scores]") {
+  HeadStream<double> s = stream_of_keys({1, 1, 1}, 2);
+  s.values = {1, 3, 4};
+  const auto kept = [&](const char* method, const char* score, size_t step) {
+    nlohmann::json params{{"score", score}};
+    if (method == std::string("h2o")) params["heavy"] = 1;
+    return kept_list(run(s, method, 1, default_options(method), params), step).front();
+  };
+  CHECK(kept("tova", "attention", 0) == 0);  // a tie
+  CHECK(kept("tova", "obc_value", 0) == 1);
+  CHECK(kept("tova", "obc_key", 0) == 0);  // a tie
+  CHECK(kept("tova", "obc_joint", 0) == 1);
+  CHECK(kept("h2o", "attention", 0) == 0);
+  CHECK(kept("h2o", "obc_value", 0) == 1);  // 1.25, 2.25
+  CHECK(kept("h2o", "obc_key", 0) == 0);
+  CHECK(kept("h2o", "obc_joint", 0) == 1);  // 1, 4
+  // Row 2: .25 of 9 and 16. TOVA drops token 1; H2O has 2.25 + 2.25 against 4.
+  CHECK(kept("tova", "obc_value", 1) == 2);
+  CHECK(kept("h2o", "obc_value", 1) == 1);
+  s.values[2] = 5;
+  CHECK(kept("h2o", "obc_value", 1) == 2);  // 4.5 against 6.25
+}
+
+// Whether a row is the prompt's last one or the first after it.
+TEST_CASE("OBC scores of a step are those of a prompt's row", "[scores]") {
+  const StreamShape shape{.tokens = 30, .prompt = 20, .dim = 4, .v_dim = 3, .heads = 3};
+  for (const char* score : {"obc_value", "obc_key", "obc_joint"})
+    for (const Aggregate how : {Aggregate::sum, Aggregate::max, Aggregate::first})
+      for (const int kind : {0, 1, 2}) {
+        INFO(score << ", gqa.agg " << int(how) << ", layer " << kind);
+        auto s = make_stream<double>(shape, 12, Look::sinks);
+        if (kind == 1) s.rule.softcap = 0.7;
+        if (kind == 2) s.sink_logits = {0.5, -1, 2};
+        CommonOptions options = default_options("tova");
+        options.gqa_aggregate = how;
+        const int32_t budget = s.prompt;
+        const nlohmann::json params{{"score", score}};
+        const CellResult by_step = run(s, "tova", budget, options, params);
+        ++s.prompt;
+        CHECK(kept_list(run(s, "tova", budget, options, params), 0) == kept_list(by_step, 1));
+      }
+}
+
+// Rows 2, 3 and 4 see three tokens each, p = 1/3: token 2 has 3 * 4 / 9, token 3 2 * 16 / 9, token 4 12.96 / 9.
+TEST_CASE("OBC scores are of what a layer's sliding window lets a row see", "[scores]") {
+  HeadStream<double> s = stream_of_keys({0, 0, 0, 0, 0, 0}, 5);
+  s.values = {1, 1, 2, 4, 3.6, 1};
+  s.window = 3;
+  const nlohmann::json params{{"score", "obc_value"}, {"heavy", 2}};
+  CHECK(kept_list(run(s, "h2o", 2, default_options("h2o"), params), 0) == std::vector<int32_t>{3, 4});
+  s.values[4] = 3.4;
+  CHECK(kept_list(run(s, "h2o", 2, default_options("h2o"), params), 0) == std::vector<int32_t>{2, 3});
+}
+
+TEST_CASE("a released mask of H2O adds up attention and nothing else", "[scores]") {
+  const StreamShape s;
+  for (const char* variant : {"hf_mask", "local_mask", "oracle_global"})
+    CHECK_THROWS_WITH(make_cell("h2o", 20, s, {{"variant", variant}, {"score", "obc_key"}}),
+                      Catch::Contains("leave out score"));
+  for (const char* variant : {"alg1", "flexgen"}) {
+    const nlohmann::json params{{"variant", variant}, {"score", "obc_joint"}};
+    const auto stream = make_stream<double>(s, 4, Look::clustered);
+    const CellResult plain =
+        replay(stream, {make_cell("h2o", 20, s, {{"variant", variant}}, default_options("h2o"))}).only();
+    const CellResult scored = replay(stream, {make_cell("h2o", 20, s, params, default_options("h2o"))}).only();
+    REQUIRE(scored.ok);
+    CHECK(scored.kept.flat != plain.kept.flat);
+  }
+}

@@ -1,0 +1,82 @@
+#pragma once
+#include "core/selecting.hpp"
+
+namespace kvreplay {
+
+// FINCH, Corallo and Papotti 2024 (TACL): what the question looks at in the text before it.
+//  1. s[j] = mean over the question's rows (the last `window` of the prompt) of n_i x_i(j), summed over the group, with
+//     n_i the keys that row i sees: rows that see more give to each token less.
+//  2. No pooling. The tokens before the question are cut into `chunks` consecutive ones of the same length, and each
+//     keeps the same share of its tokens by s; the question stays.
+//  3. What is left moves together (`positions: cache`).
+struct Finch : Selecting<> {
+  static constexpr MethodInfo info{
+      .name = "finch",
+      .title = "votes of the question, re-numbered",
+      .source = "FINCH, Corallo and Papotti 2024 (TACL), section 3 (as kvpress's finch_press)",
+      .tier = 3,
+      .memory = "B prompt tokens and every later one",
+      .deviation =
+          "chunks are cut from one pass over the whole prompt, where the paper reads a chunk behind what it has kept "
+          "of "
+          "those before; a row's keys count its own (kvpress: one less).",
+      .streams = false,
+      .default_phase = Phase::oneshot,
+      .default_positions = Positions::cache,
+  };
+  static constexpr Hooks hooks{"observe_prompt read_prompt evict layout needs protection state"};
+  int32_t window = kDerived, chunks = 1;
+  int32_t prompt = 0, sliding = 0;  // sliding: the layer's window; 0: none
+  std::span<double> state;          // [P] s
+
+  static void declare(auto& d) {
+    d.integer_or_word("window", &Finch::window, {1, kManyTokens}, "question",
+                      "last tokens of the prompt, which vote and stay; question: from the trace's question_from on",
+                      "question where the trace says it, else 32");
+    d.integer("chunks", &Finch::chunks, {1, kManyTokens}, "parts of the text before it that keep the same share");
+    protect<Finch>(d);
+  }
+  void resolve(const MethodContext& context) {
+    Selecting::resolve(context);
+    prompt = context.prompt_tokens, sliding = context.window;
+    const int32_t question = context.question_tokens;
+    if (window == kWord && question == 0)
+      throw ParameterError("window",
+                           "window: question, but the trace does not say where the question of a prompt of " +
+                               std::to_string(prompt) +
+                               " tokens begins; write attribute question_from of the prompt (docs/formats.md), or "
+                               "window as a number of tokens");
+    if (window == kWord || (window == kDerived && question > 0)) window = question;
+    if (window == kDerived) window = 32;
+  }
+  Layout layout(const MethodContext& context) const { return {.state_doubles = context.prompt_tokens, .scores = true}; }
+  PromptNeeds needs(const MethodContext&) const { return {.rows_from = prompt > window ? prompt - window : 0}; }
+  KVR_FN Protect protection() const { return both({sinks, recent}, {.recent = window}); }
+
+  KVR_FN void observe_prompt(const Team auto& team, int32_t t, HeadProbabilities x) {
+    const int32_t seen = sliding > 0 && t >= sliding ? sliding : t + 1, rows = prompt < window ? prompt : window;
+    team.each(x.rows, [&](int32_t j) { state[size_t(j)] += x.group(j) * seen / rows; });
+  }
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>&, BasicCache<Real>& cache) {
+    team.each(cache.size(), [&](int32_t i) { cache.score(i) = state[size_t(cache.token(i))]; });
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) {
+    const Protect safe = protection();
+    const int32_t first = held_sinks(cache, safe.sinks), n = cache.size() - first - safe.recent,
+                  count = budget - first - safe.recent;
+    if (chunks == 1 || count <= 0 || n <= count) return keep_scored(team, cache, safe, budget);
+    team.each(cache.size(), [&](int32_t i) { cache.mark(i) = 1; });
+    for (int64_t c = 0; c < chunks; ++c) {
+      const int32_t begin = int32_t(c * n / chunks), end = int32_t((c + 1) * n / chunks);
+      const auto up_to = [&](int32_t last) { return int64_t(last) * count / n; };
+      choose_top(
+          team, end - begin, int32_t(up_to(end) - up_to(begin)),
+          [&](int32_t i) { return cache.score(first + begin + i); },
+          [&](int32_t i, bool yes) { cache.mark(first + begin + i) = yes ? 1 : 0; });
+    }
+    cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
+  }
+};
+
+}  // namespace kvreplay

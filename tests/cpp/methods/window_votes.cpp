@@ -1,0 +1,91 @@
+#include <algorithm>
+
+#include "hand_streams.hpp"
+
+// SnapKV with another window, by hand: one dimension, keys ln w, so that a query of 1 attends in proportion to w and
+// one of -1 in proportion to 1/w.
+
+using namespace kvreplay;
+using namespace kvreplay::test;
+
+namespace {
+
+using Tokens = std::vector<int32_t>;
+using Json = nlohmann::json;
+
+CellResult run(const HeadStream<double>& s, const std::string& method, int32_t budget, const Json& params) {
+  CommonOptions options = default_options(method, params);
+  options.positions = Positions::original;  // these streams have no rotary embedding
+  const CellResult r = replay(s, {make_cell(method, budget, {s.tokens, s.prompt, 1, 1, 1}, params, options)}).only();
+  REQUIRE(r.ok);
+  return r;
+}
+Tokens kept(const HeadStream<double>& s, const std::string& method, int32_t budget, const Json& params) {
+  return kept_list(run(s, method, budget, params), 0);
+}
+MethodContext with_question(int32_t tokens) {
+  MethodContext context;
+  context.tokens = 90, context.prompt_tokens = 60, context.question_tokens = tokens;
+  context.budget = {40, 40};
+  return context;
+}
+
+}  // namespace
+
+// Rows 2 and 3 see 3 and 4 keys: x = (1/7, 4/7) and (4/9, 1/9), times them (2.21, 2.16), added up as they are
+// (.59, .68).
+TEST_CASE("FINCH multiplies a row's probabilities by the keys that it sees", "[hand]") {
+  auto s = weighted_stream({2, .5, 1, 1, 1}, 4);
+  s.queries[2] = -1;
+  CHECK(kept(s, "snapkv", 3, {{"window", 2}, {"kernel", 1}}) == Tokens{1, 2, 3});
+  CHECK(kept(s, "finch", 3, {{"window", 2}}) == Tokens{0, 2, 3});
+}
+
+TEST_CASE("FINCH's chunks keep the same share each, and the question stays", "[hand]") {
+  const auto s = weighted_stream({9, 8, 7, 6, 1, 1}, 5);
+  CHECK(kept(s, "finch", 3, {{"window", 1}}) == Tokens{0, 1, 4});
+  CHECK(kept(s, "finch", 3, {{"window", 1}, {"chunks", 2}}) == Tokens{0, 2, 4});
+  CHECK(kept(s, "finch", 4, {{"window", 1}, {"chunks", 2}}) == Tokens{0, 2, 3, 4});
+  CHECK(kept(s, "finch", 4, {{"window", 1}, {"chunks", 9}}).size() == 4);
+  CHECK(kept(s, "finch", 2, {{"window", 3}, {"chunks", 2}}) == Tokens{3, 4});
+}
+
+TEST_CASE("FINCH's window is the question where the trace says it", "[hand]") {
+  const auto window = [](const Json& params, int32_t question) {
+    return resolved_params("finch", params, with_question(question))["window"].get<int32_t>();
+  };
+  CHECK(window({{"window", "question"}}, 7) == 7);
+  CHECK(window(Json::object(), 7) == 7);
+  CHECK(window({{"window", 5}}, 7) == 5);
+  CHECK(window(Json::object(), 0) == 32);
+  CHECK_THROWS_WITH(window({{"window", "question"}}, 0), Catch::Contains("question_from"));
+}
+
+TEST_CASE("LAQ keeps what the next rows look at, and is not measured on them", "[hand]") {
+  auto s = weighted_stream({4, 3, 2, 1, 1, 1, 1}, 4);
+  s.queries[4] = s.queries[5] = -1;
+  const Json two{{"lookahead", 2}, {"kernel", 1}};
+  const CellResult r = run(s, "laq", 2, two);
+  CHECK(kept_list(r, 0) == Tokens{2, 3});
+  CHECK(r.rows == Tokens{6});
+  CHECK(r.n_queries == 1);
+  CHECK(r.measures.extras.at("sees_future") == 1);
+  s.queries[4] = 1, s.queries[5] = 1, s.queries[6] = -1;  // a row that it does not see
+  CHECK(kept(s, "laq", 2, two) == Tokens{0, 1});
+}
+
+// x of row 4 over the prompt: 4, 3, 2, 1 of 11, the newest key has the rest; of row 5 over 12.
+TEST_CASE("LAQ's votes are probabilities beside the keys that came meanwhile", "[hand]") {
+  auto s = weighted_stream({4, 3, 2, 1, 1, 1, 1}, 4);
+  s.keys[4] = s.keys[5] = 5;  // takes nearly all of row 5 and of row 4
+  s.queries[5] = -1;          // but row 5 turns away from it
+  CHECK(kept(s, "laq", 2, {{"lookahead", 2}, {"kernel", 1}}) == Tokens{2, 3});
+}
+
+TEST_CASE("LAQ refuses a trace without a row to measure", "[hand]") {
+  MethodContext context = with_question(0);
+  context.tokens = context.prompt_tokens + 9;
+  CHECK(resolved_params("laq", Json::object(), context)["lookahead"] == 8);
+  context.tokens -= 1;
+  CHECK_THROWS_WITH(resolved_params("laq", Json::object(), context), Catch::Contains("at least 9"));
+}

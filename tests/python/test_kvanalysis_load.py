@@ -248,6 +248,13 @@ def test_a_parameter_set_at_one_place_only_is_no_reason_to_split(tmp_path):
     assert labels(tmp_path, rows) == ["pyramidkv", "pyramidkv"]
 
 
+def test_budgets_that_are_learned_from_the_rows_they_are_measured_on_are_an_oracle(tmp_path):
+    rules = [{"name": "lu_kv", "calibration": whose} for whose in ("others", "self")]
+    rows = [fake_row("snapkv", {"allocator": rule}) for rule in [*rules, "ada"]]
+    frame = load(write_results(tmp_path, rows))
+    assert list(frame["oracle"]) == [False, True, False]
+
+
 def test_scores_from_the_future_are_an_oracle_and_never_called_h2o(tmp_path):
     rows = [fake_row("h2o", {"variant": v}) for v in ("real_drop", "oracle_global")]
     frame = load(write_results(tmp_path, rows))

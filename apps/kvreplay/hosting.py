@@ -20,8 +20,8 @@ ENGINES = ("sinks", "recent")  # parameters that the engine enforces itself
 # What an entry of `methods` says of any method; a parameter of the same name could never be set.
 TAKEN = (
     "gqa",
-    *("name", "phase", "positions", "order", "prompt", "row_format", "reweight", "wrapper", "merge", "allocator"),
-    *("uniforms", "budget", "rng"),
+    *("name", "phase", "positions", "order", "prompt", "row_format", "reweight", "wrapper", "merge"),
+    *("allocator", "uniforms", "budget", "rng"),
 )
 LARGEST = 1 << 30  # of whole numbers
 

@@ -9,15 +9,20 @@ namespace kvreplay {
 namespace {
 
 [[noreturn]] void refuse(const std::filesystem::path& file) {
-  throw ConfigError(file.string() +
-                    ": HDF5 files of lists and uniforms are read by the program only: take `kvreplay run`, or write a "
-                    "kvreplay.scorer or kvreplay.Policy");
+  throw ConfigError(
+      file.string() +
+      ": HDF5 files of lists, uniforms and calibrations are read by the program only: take `kvreplay run`, or write a "
+      "kvreplay.scorer or kvreplay.Policy");
 }
 
 }  // namespace
 
 CalibrationOrigin read_calibration_origin(const std::filesystem::path& file) { refuse(file); }
 CalibrationLayer read_calibration_layer(const std::filesystem::path& file, const LayerInfo&, StatisticsNeeds) {
+  refuse(file);
+}
+void write_calibration_file(const std::filesystem::path& file, const CalibrationOrigin&,
+                            const std::vector<std::pair<LayerInfo, CalibrationLayer>>&) {
   refuse(file);
 }
 std::string why_no_calibration(const std::filesystem::path& file, const LayerInfo&, StatisticsNeeds) { refuse(file); }

@@ -11,16 +11,17 @@ struct Charged {
   Metric to;
   int64_t Ledger::*from;
 };
-constexpr Charged kCharged[] = {
+constexpr Charged kRows[] = {
     {"peak_bytes", &Ledger::peak_bytes},
+    {"key_floats", &Ledger::peak_key_floats},
+    {"value_floats", &Ledger::peak_value_floats},
+    {"weight_floats", &Ledger::peak_weight_floats},
+};
+constexpr Charged kBesides[] = {
     {"aux_bytes", &Ledger::peak_aux_bytes},
     {"score_bytes", &Ledger::score_bytes},
     {"sketch_bytes", &Ledger::sketch_bytes},
     {"index_bytes", &Ledger::index_bytes},
-    {"final_bytes", &Ledger::final_bytes},
-    {"key_floats", &Ledger::peak_key_floats},
-    {"value_floats", &Ledger::peak_value_floats},
-    {"weight_floats", &Ledger::peak_weight_floats},
 };
 
 double ratio(int64_t sum, int64_t count) { return count > 0 ? double(sum) / double(count) : 0.0; }
@@ -28,20 +29,25 @@ double ratio(int64_t sum, int64_t count) { return count > 0 ? double(sum) / doub
 }  // namespace
 
 void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& sizes, Measured& to) {
-  const auto charge = [&](double so_far, double amount) {
-    return sizes.shared ? std::max(so_far, amount) : so_far + amount;
+  const auto charge = [](bool once, double so_far, double amount) {
+    return once ? std::max(so_far, amount) : so_far + amount;
   };
-  double kept = 0, floats = 0, read = 0, bytes = 0;
+  const bool one_index = sizes.shared && !sizes.own_index;
+  double kept = 0, floats = 0, read = 0, rows_bytes = 0, besides = 0, final_rows = 0, final_besides = 0;
   int64_t attended = 0, rows = 0, read_steps = 0, evictions = 0, quantised = 0, peak_kept = 0, peak_attended = 0;
   std::vector<double> ages;
   for (const Ledger* ledger : ledgers) {
     const Ledger& l = *ledger;
-    for (const Charged& c : kCharged) to[c.to] = charge(to[c.to].value_or(0), double(l.*c.from));
+    for (const Charged& c : kRows) to[c.to] = charge(sizes.shared, to[c.to].value_or(0), double(l.*c.from));
+    for (const Charged& c : kBesides) to[c.to] = charge(one_index, to[c.to].value_or(0), double(l.*c.from));
+    final_rows = charge(sizes.shared, final_rows, double(l.final_bytes - l.final_aux_bytes));
+    final_besides = charge(one_index, final_besides, double(l.final_aux_bytes));
     peak_kept = std::max(peak_kept, l.peak_kept), peak_attended = std::max(peak_attended, l.peak_attended);
     kept += ratio(l.kept_sum, l.kept_steps);
     attended += l.attended_sum, rows += l.attended_rows;
-    bytes = charge(bytes, ratio(l.bytes_sum, l.kept_steps));
-    floats = charge(floats, double(l.peak_floats));
+    rows_bytes = charge(sizes.shared, rows_bytes, ratio(l.bytes_sum - l.aux_sum, l.kept_steps));
+    besides = charge(one_index, besides, ratio(l.aux_sum, l.kept_steps));
+    floats = charge(sizes.shared, floats, double(l.peak_floats));
     read += ratio(l.read_sum, l.read_steps), read_steps += l.read_steps;
     ages.insert(ages.end(), l.evicted_ages.begin(), l.evicted_ages.end());
     evictions += l.evictions, quantised += l.quantised;
@@ -51,7 +57,7 @@ void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& size
   to["peak_kept_tokens"] = double(peak_kept), to["peak_attended_tokens"] = double(peak_attended);
   to["mean_kept_tokens"] = kept / double(ledgers.size());
   to["mean_attended_tokens"] = ratio(attended, rows);
-  to["mean_bytes"] = bytes;
+  to["mean_bytes"] = rows_bytes + besides, to["final_bytes"] = final_rows + final_besides;
   to["total_bytes"] = *to["peak_bytes"] + *to["aux_bytes"];
   to["equivalent_tokens"] = floats / sizes.row_floats;
   to["n_evictions"] = double(evictions), to["n_quantised"] = double(quantised);

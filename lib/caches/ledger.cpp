@@ -30,6 +30,7 @@ void LedgerKeeper::kept(const Kept& now, const ExtraBytes& extra) {
   if (extra.aux_bytes_read >= 0) read_sketches_ += extra.aux_bytes_read - extra.aux_bytes;
   ledger.final_bytes = now.payload.bytes + more_keys_ + besides_ + aux_;
   ledger.bytes_sum += ledger.final_bytes;
+  ledger.final_aux_bytes = aux_, ledger.aux_sum += aux_;
 }
 
 void LedgerKeeper::take_peaks(int64_t keys, int64_t values, int64_t bytes) {

@@ -15,6 +15,7 @@ struct Ledger {
   int64_t peak_bytes = 0, peak_aux_bytes = 0;                  // of one kv head's share
   int64_t score_bytes = 0, sketch_bytes = 0, index_bytes = 0;  // the parts of peak_aux_bytes
   int64_t bytes_sum = 0, final_bytes = 0;                      // after steps, scores and sketches included
+  int64_t aux_sum = 0, final_aux_bytes = 0;                    // the part of these that is not rows
   int64_t read_sum = 0, read_steps = 0;                        // bytes that attention reads
   int64_t peak_key_floats = 0, peak_value_floats = 0, peak_floats = 0, peak_weight_floats = 0;
   int64_t evictions = 0, quantised = 0;

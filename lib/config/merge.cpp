@@ -74,8 +74,8 @@ std::string senseless_merge(const MethodInstance& m) {
   if (!m.method().hooks.has(Hook::evict) || m.values.holds_all() || m.values.chooses())
     return fmt::format("merge takes what a method evicts, and {} keeps every token: leave it out", name);
   if (m.method().info.own_row_format || !holds_plain_tokens(m))
-    return fmt::format(
-        "merge adds evicted tokens to kept ones, and {} makes rows or weights of its own: leave it out", name);
+    return fmt::format("merge adds evicted tokens to kept ones, and {} makes rows or weights of its own: leave it out",
+                       name);
   if (m.options.gqa_level == GqaLevel::layer)
     return "merge looks at keys and values of one kv head: leave out gqa.level layer";
   if (merge.rule == Merge::Rule::gaussian && m.options.phase == Phase::stream)

@@ -32,6 +32,7 @@ struct MethodInfo {
   bool exact_budget = true;          // false: the realised size comes near B, in whole chunks for example
   bool implied_layout = false;       // which tokens are held follows from the step, so no positions are stored
   bool reads_full_cache = false;     // query-time selection: the budget bounds what is read, not what is stored
+  bool own_index = false;            // with gqa.level query each query head keeps an index of its own beside it
   bool needs_linear_logits = false;  // sketches or bounds <q, k>: refused on soft-capped layers
   bool needs_every_token = false;    // sums over all tokens in one: refused on layers with a sliding window
   bool own_row_format = false;       // codes its rows itself: row_format has no meaning

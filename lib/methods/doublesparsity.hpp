@@ -26,6 +26,7 @@ struct DoubleSparsity {
       .any_positions = false,
       .implied_layout = true,
       .reads_full_cache = true,
+      .own_index = true,
       .needs_linear_logits = true,
   };
   static constexpr Hooks hooks{"read_prompt choose extra_bytes layout needs max_rows_read set_options state"};

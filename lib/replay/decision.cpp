@@ -115,11 +115,15 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   if (!d.alive()) return result;
   std::vector<const Ledger*> ledgers;
   for (const auto& cache : d.caches) cache->take_report(), ledgers.push_back(&cache->ledger());
-  // Query heads that choose what they read from the full cache share it.
-  const bool shared = cell.method().info.reads_full_cache;
+  // Query heads that choose what they read share the full cache, unless each has evicted tokens of its own.
+  const auto evicted = [](const Ledger* ledger) { return ledger->evictions > 0; };
+  const MethodInfo& info = cell.method().info;
+  const bool shared = info.reads_full_cache && std::none_of(ledgers.begin(), ledgers.end(), evicted);
   // The exact cache of a layer with a sliding window holds the window.
   const int32_t full = stream.window > 0 ? std::min(stream.tokens, stream.window) : stream.tokens;
-  measure_sizes(ledgers, {stream.shape.dim + stream.shape.v_dim, stream.stored_bytes, full, shared}, result.measures);
+  measure_sizes(ledgers,
+                {stream.shape.dim + stream.shape.v_dim, stream.stored_bytes, full, shared, shared && info.own_index},
+                result.measures);
   tell_calibration(d, stream, result.measures.extras);
   if (cell.budget.share) result.measures.extras["allocated_tokens"] = *cell.budget.share;
   result.measures.extras.insert(cell.allocator_says.begin(), cell.allocator_says.end());

@@ -1,4 +1,4 @@
-"""The engine against the numpy definitions of what becomes of evicted rows: kept lists, weights and outputs."""
+"""The engine against the numpy definitions of merging evicted rows: kept lists, weights and outputs."""
 
 import pytest
 from engine_cases_tier2 import SEED, Case, layers_of, per_head, write_trace
@@ -69,7 +69,8 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return Runs(tmp_path_factory.mktemp("engine"), CASES, lambda folder, trace: write_trace(folder / "t.h5", trace))
+    folder = tmp_path_factory.mktemp("engine")
+    return Runs(folder, CASES, lambda to, trace: write_trace(to / "t.h5", trace))
 
 
 @pytest.mark.parametrize("case,trace", parameters(CASES))

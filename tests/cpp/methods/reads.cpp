@@ -120,3 +120,21 @@ TEST_CASE("RocketKV's page of (1, 0) and (0, 5) goes before that of (-1, 0) and 
   r.policy.choose(kTeam, r.cache, r.queries(4), chosen);
   CHECK(std::vector<int>(chosen, chosen + 4) == std::vector<int>{kRead, kRead, kUnread, kUnread});
 }
+
+TEST_CASE("One full cache is charged once, what each query head keeps of its own for each", "[reads]") {
+  const StreamShape shape;
+  const auto s = make_stream<double>(shape, 4);
+  const auto bytes = [&](const std::string& method, GqaLevel level, const nlohmann::json& params = {}) {
+    CommonOptions options = default_options(method);
+    options.gqa_level = level;
+    const CellResult r = replay(s, {make_cell(method, 24, shape, params, options)}).only();
+    REQUIRE(r.ok);
+    return std::pair(*r.measures["peak_bytes"], *r.measures["aux_bytes"]);
+  };
+  const nlohmann::json everywhere{{"dense_layers", nlohmann::json::array()}, {"group_factor", 4}};
+  CHECK(bytes("doublesparsity", GqaLevel::query, everywhere) == bytes("doublesparsity", GqaLevel::kv, everywhere));
+  CHECK(bytes("doublesparsity", GqaLevel::kv, everywhere).second > 0);
+  CHECK(bytes("quest", GqaLevel::query) == bytes("quest", GqaLevel::kv));
+  const nlohmann::json cut{{"stage1", 40}};
+  CHECK(bytes("rocketkv", GqaLevel::query, cut).first == 2 * bytes("rocketkv", GqaLevel::kv, cut).first);
+}

@@ -19,8 +19,7 @@ struct DoubleSparsity {
       .tier = 3,
       .memory = "the full cache, and a label for each token and query head; the budget bounds what is read",
       .deviation =
-          "the published channels come without their rule: they are ranked by products, on the prompt's own rows "
-          "unless "
+          "the published channels come without a rule: they are ranked by products, on the prompt's own rows unless "
           "`calibration` names other text. A row of equal numbers keeps them.",
       .oneshots = false,
       .any_positions = false,

@@ -17,8 +17,7 @@ struct Finch : Selecting<> {
       .tier = 3,
       .memory = "B prompt tokens and every later one",
       .deviation =
-          "chunks are cut from one pass over the whole prompt, where the paper reads a chunk behind what it has kept "
-          "of "
+          "chunks are cut from one pass over the whole prompt, where the paper reads a chunk behind what it kept of "
           "those before; a row's keys count its own (kvpress: one less).",
       .streams = false,
       .default_phase = Phase::oneshot,

@@ -127,8 +127,9 @@ void write_calibration_file(const fs::path& file, const CalibrationOrigin& origi
   out.attribute("", "count", origin.count);
   for (const auto& [layer, all] : layers) {
     const int64_t heads = layer.q_heads, d = layer.head_dim, pairs = pairs_of(layer);
+    const std::string group = layer_group(layer.layer) + "/";
     const auto put = [&](const char* name, const auto& numbers, const std::vector<int64_t>& shape) {
-      out.write(layer_group(layer.layer) + "/" + name, std::span(numbers), shape);
+      out.write(group + name, std::span(numbers), shape);
     };
     put("q_mean", all.q_mean, {heads, pairs, 2});
     put("q_abs_mean", all.q_abs_mean, {heads, pairs});

@@ -176,7 +176,10 @@ def cells(tmp_path_factory):
             difference = None
             if not group.attrs.get("partial", 0) and params["row_format"] == "source":
                 ours = outputs(group, heads[row["layer"], row["kv_head"]], params)
-                difference = np.abs(ours - put_out[row["key"]]["out"][:]).max()
+                theirs = put_out[row["key"]]["out"][:]
+                behind = ours.shape[1] - theirs.shape[1]  # rows that laq has looked at are not measured
+                assert behind == (params["lookahead"] if row["method"] == "laq" else 0)
+                difference = np.abs(ours[:, behind:] - theirs).max()
             found.append((row, params, dict(group.attrs), difference))
     return found
 
@@ -198,7 +201,7 @@ def says_too_little(row, params):
     weighed = params.get("renormalise") is False
     # Rows of one token that were coded with others are not alike.
     unlike = row["method"] == "subgen_stream" and "'kivi'" in str(params["row_format"])
-    return row["method"] in WRITES_ROWS | WEIGHS_READS or changed or weighed or unlike
+    return row["method"] in WRITES_ROWS | WEIGHS_READS or "merge" in params or changed or weighed or unlike
 
 
 def test_only_what_lists_cannot_say_is_partial(cells):

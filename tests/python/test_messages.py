@@ -43,7 +43,7 @@ WRONG = {
     ),
     "a parameter of another method": (
         config("methods: [{name: h2o, kernel: 7}]\nbudget: {tokens: [16]}\n"),
-        'c.yaml:3:23: error: "kernel" is a parameter of snapkv and pyramidkv and self_balancing_walk '
+        'c.yaml:3:23: error: "kernel" is a parameter of snapkv and pyramidkv and laq and self_balancing_walk '
         "and rocketkv and rkv, not of h2o\n",
     ),
     "a key given twice": (

@@ -1,7 +1,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <fstream>
 #include <memory>
 #include <set>
 
@@ -15,7 +14,7 @@
 #include "measures/metrics.hpp"
 #include "plan/plan.hpp"
 #include "replay/runner.hpp"
-#include "trace/publish.hpp"
+#include "results/output_files.hpp"
 #include "trace/trace.hpp"
 
 // `kvreplay budgets CONFIG --out FILE`: what an allocator gives each head, as `allocator: file:FILE` reads it.
@@ -61,17 +60,13 @@ void expect_shared(const Cell& cell) {
     throw ConfigError(fmt::format("{} takes no budget that a file could share", cell.method().info.name));
 }
 
-void write(const std::string& path, std::vector<Cell> cells) {
+std::string csv_of(std::vector<Cell> cells) {
   std::sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.place < b.place; });
-  const std::string part = path + ".part";
-  std::ofstream out(part);
-  out << "layer,kv_head,tokens\n";
+  std::string text = "layer,kv_head,tokens\n";
   for (const Cell& cell : cells)
-    out << cell.place.layer << ',' << cell.place.kv_head << ',' << cell.budget.share.value_or(cell.budget.tokens)
-        << '\n';
-  out.close();
-  if (!out) throw OutputError(part + ": cannot be written. Is there such a folder, and room?");
-  publish(part, path);
+    text +=
+        fmt::format("{},{},{}\n", cell.place.layer, cell.place.kv_head, cell.budget.share.value_or(cell.budget.tokens));
+  return text;
 }
 
 int budgets(const BudgetsChoices& choices, Console& console) {
@@ -87,7 +82,7 @@ int budgets(const BudgetsChoices& choices, Console& console) {
   expect_shared(cells.front());
   RunOptions options = engine_options(loaded.config, false, open_files(loaded.config.traces));
   options.jobs = choices.jobs > 0 ? choices.jobs : loaded.config.run.jobs > 0 ? loaded.config.run.jobs : default_jobs();
-  write(choices.out, with_budgets(std::move(cells), options));
+  publish_text(choices.out, csv_of(with_budgets(std::move(cells), options)));
   console.note("wrote " + choices.out);
   return 0;
 }

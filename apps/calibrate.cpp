@@ -21,14 +21,11 @@ struct CalibrateChoices {
 };
 
 std::vector<std::string> chosen_prompts(const Trace& trace, const std::string& list) {
-  std::vector<std::string> held;
-  for (const PromptInfo& p : trace.info().prompts) held.push_back(p.id);
+  const std::vector<std::string> held = trace.info().prompt_ids();
   if (list.empty()) return held;
   const std::vector<std::string> chosen = split_list(list);
   for (size_t i = 0; i < chosen.size(); ++i) {
-    if (std::find(held.begin(), held.end(), chosen[i]) == held.end())
-      throw ConfigError(fmt::format("{} has no prompt {}{}. It holds {}", trace.info().path.string(), chosen[i],
-                                    did_you_mean(chosen[i], held), join(held)));
+    if (std::find(held.begin(), held.end(), chosen[i]) == held.end()) throw ConfigError(trace.info().lacks(chosen[i]));
     if (std::find(chosen.begin(), chosen.begin() + int64_t(i), chosen[i]) != chosen.begin() + int64_t(i))
       throw ConfigError(fmt::format("--prompts names {} twice: remove one", chosen[i]));
   }

@@ -1,9 +1,22 @@
 #include "allocation/give.hpp"
 
+#include <algorithm>
+
 #include "allocation/head_scoring.hpp"
 #include "base/errors.hpp"
 
 namespace kvreplay {
+
+std::vector<Place> heads_of(const std::vector<Place>& layers) {
+  std::vector<Place> heads;
+  for (const Place& layer : layers)
+    for (int32_t h = 0; h < layer.kv_head; ++h) heads.push_back({layer.trace, "", layer.layer, h});
+  return heads;
+}
+size_t place_of(const Cell& cell, const std::vector<Place>& heads) {
+  const Place own{cell.place.trace, "", cell.place.layer, cell.place.kv_head};
+  return size_t(std::find(heads.begin(), heads.end(), own) - heads.begin());
+}
 
 void give(Cell& cell, int32_t tokens) {
   try {
@@ -13,7 +26,8 @@ void give(Cell& cell, int32_t tokens) {
                       ", kv head " + std::to_string(cell.place.kv_head) + ": the allocator gives it " +
                       std::to_string(tokens) + " tokens, and " + e.what());
   }
-  if (by_curves(cell)) cell.allocator_says[cell.options().lu_kv.is_offline() ? "offline" : "sees_future"] = 1;
+  if (by_curves(cell))
+    cell.allocator_says[cell.options().lu_kv.calibration.is_offline() ? "offline" : "sees_future"] = 1;
 }
 
 void give_ends(Cell& cell, Protect ends) {

@@ -1,4 +1,6 @@
 #pragma once
+#include <vector>
+
 #include "catalog/cell.hpp"
 
 namespace kvreplay {
@@ -8,6 +10,11 @@ struct Receiver {
   Cell* cell;
   size_t head;
 };
+
+// Every head of some layers of a trace, whatever the prompt; layers: as HeadSource::layers.
+std::vector<Place> heads_of(const std::vector<Place>& layers);
+// Where a cell's own head is among them.
+size_t place_of(const Cell& cell, const std::vector<Place>& heads);
 
 // Gives a cell its share of a budget. Throws ConfigError where its method cannot live with it.
 void give(Cell& cell, int32_t tokens);

@@ -68,15 +68,10 @@ void give_by_reach(const Cell& like, const BoundMethod& looking, const std::vect
 }
 
 void give_by_importance(Cell& cell, const std::vector<Place>& layers) {
-  std::vector<double> importance;
-  size_t own = 0;
-  for (const Place& layer : layers)
-    for (int32_t h = 0; h < layer.kv_head; ++h) {
-      if (layer.layer == cell.place.layer && h == cell.place.kv_head) own = importance.size();
-      importance.push_back(
-          importance_in_file(cell.options().allocator_file, layer.layer, h, cell.variant->shape.heads));
-    }
-  give_headkv(cell, headkv(cell, importance), own);
+  const std::vector<Place> heads = heads_of(layers);
+  const std::vector<double> importance =
+      importance_in_file(cell.options().allocator_file, heads, cell.variant->shape.heads);
+  give_headkv(cell, headkv(cell, importance), place_of(cell, heads));
 }
 
 }  // namespace kvreplay

@@ -36,18 +36,19 @@ double score_in(const json& value, const std::string& where) {
 
 }  // namespace
 
-double importance_in_file(const std::string& path, int32_t layer, int32_t kv_head, int32_t group) {
+std::vector<double> importance_in_file(const std::string& path, const std::vector<Place>& heads, int32_t group) {
   const json all = object_in(path);
-  double sum = 0;
-  for (int32_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-    const std::string name = std::to_string(layer) + "-" + std::to_string(h);
-    const auto found = all.find(name);
-    if (found == all.end())
-      throw ConfigError(path + ": holds no head " + name +
-                        ": write a score for every query head of the trace's layers");
-    sum += score_in(*found, path + ", head " + name);
-  }
-  return sum;
+  std::vector<double> importance(heads.size(), 0);
+  for (size_t i = 0; i < heads.size(); ++i)
+    for (int32_t h = heads[i].kv_head * group; h < (heads[i].kv_head + 1) * group; ++h) {
+      const std::string name = std::to_string(heads[i].layer) + "-" + std::to_string(h);
+      const auto found = all.find(name);
+      if (found == all.end())
+        throw ConfigError(path + ": holds no head " + name +
+                          ": write a score for every query head of the trace's layers");
+      importance[i] += score_in(*found, path + ", head " + name);
+    }
+  return importance;
 }
 
 }  // namespace kvreplay

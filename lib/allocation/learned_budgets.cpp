@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "allocation/give.hpp"
 #include "allocation/lu_kv.hpp"
 #include "base/errors.hpp"
 #include "core/head_budgets.hpp"
@@ -50,9 +51,7 @@ void LearnedBudgets<Real>::learn() {
 
 template <class Real>
 int32_t LearnedBudgets<Real>::tokens(const Cell& cell, const std::vector<Place>& layers) const {
-  std::vector<Place> heads;
-  for (const Place& layer : layers)
-    for (int32_t h = 0; h < layer.kv_head; ++h) heads.push_back({cell.place.trace, "", layer.layer, h});
+  const std::vector<Place> heads = heads_of(layers);
   const std::vector<CalibrationPrompt>& prompts = cell.variant->calibration;
   const std::map<Name, Lesson>& lessons = lessons_.at(cell.place.trace);
   std::vector<double> mean(heads.size(), 0);
@@ -68,8 +67,7 @@ int32_t LearnedBudgets<Real>::tokens(const Cell& cell, const std::vector<Place>&
   }
   const std::vector<int32_t> tokens =
       largest_remainder(mean, int64_t(cell.budget.tokens) * int64_t(heads.size()), cell.extent.prompt_tokens);
-  const Place own{cell.place.trace, "", cell.place.layer, cell.place.kv_head};
-  return tokens[size_t(std::find(heads.begin(), heads.end(), own) - heads.begin())];
+  return tokens[place_of(cell, heads)];
 }
 
 template class LearnedBudgets<float>;

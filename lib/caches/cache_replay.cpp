@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <string>
 
 #include "exact/output_norms.hpp"
@@ -45,7 +44,7 @@ CacheReplay<Real>::CacheReplay(CacheSetup setup, const HeadStream<Real>& stream,
   prompt_streams_ = setup_.prompt_streams || setup_.method.streams_prompt();
   if (prompt_streams_ || host.observe_prompt != nullptr) open_memory();
   open_wrapper();
-  open_merging();
+  merging_ = Merging(options.merge, setup_.rng, stream.tokens);
 }
 
 // The method's own, with what the options ask for.
@@ -151,18 +150,6 @@ void CacheReplay<Real>::open_wrapper() {
   wrapped_.tokens = stream_.tokens, wrapped_.carry = rule->carry;
   const int32_t kept_apart = wrapper.level == Wrapper::Level::query ? heads() : 1;
   wrapped_.scores.assign(size_t(kept_apart) * size_t(stream_.tokens), 0);
-}
-
-template <class Real>
-void CacheReplay<Real>::open_merging() {
-  merging_.merge = setup_.options.merge, merging_.rng = setup_.rng;
-  if (merging_.merge.looks_at_attention()) merging_.attention.assign(size_t(stream_.tokens), 0);
-}
-
-template <class Real>
-int32_t CacheReplay<Real>::merges_by_rows_from() const {
-  if (!merging_.observes()) return PromptNeeds::kNoRows;
-  return merging_.merge.attention == Merge::Attention::step ? stream_.prompt - 1 : 0;
 }
 
 template <class Real>
@@ -329,11 +316,7 @@ ExtraBytes CacheReplay<Real>::extra_bytes() const {
   if (const auto hook = m.template of<Real>().extra_bytes; hook != nullptr) hook(setup_.method.policy(), extra, cache_);
   if (wrapped_.steps())  // beside the one score a row that is charged anyway
     extra.mark_bytes += 8 * int64_t(wrapped_.scores.size() / size_t(stream_.tokens)) * cache_.size();
-  if (rules_.streaming && merging_.observes()) extra.mark_bytes += 8 * int64_t(cache_.size());
-  for (int32_t i = 0; i < cache_.size() && merging_.keeps_mass(); ++i) {
-    const Real num = cache_.num(i), den = cache_.den(i);
-    extra.weight_floats += (num != 1 || den != 1 ? 1 : 0) + (num != den ? 1 : 0);
-  }
+  merging_.charge(cache_, rules_.streaming, extra);
   return extra;
 }
 
@@ -343,21 +326,6 @@ void CacheReplay<Real>::keep_account() {
       {cache_.size(), cache_.shape().blocks, cache_.evictions(), formatter_.quantised(), formatter_.payload(cache_),
        formatter_.sketch_bytes(cache_), !setup_.method.implied_layout(), observes(), reweighted_},
       extra_bytes());
-}
-
-// From what a device noted of a step.
-template <class Real>
-void CacheReplay<Real>::keep_account(int32_t t, const StepRecord& s, bool scored) {
-  const HeadShape shape = cache_.shape();
-  const bool chooses = setup_.method.chooses();
-  if (t >= stream_.prompt) {
-    keeper_.attended(s.attended.rows, formatter_.payload_of(shape, s.attended), !chooses);
-    if (chooses && scored) keeper_.read(formatter_.payload_of(shape, s.read).bytes);
-  }
-  if (t >= stream_.prompt - 1)
-    keeper_.kept({s.kept.rows, shape.blocks, s.evictions, s.quantised, formatter_.payload_of(shape, s.kept),
-                  formatter_.sketch_bytes_of(shape, s.kept), !setup_.method.implied_layout(), observes(), reweighted_},
-                 s.extra);
 }
 
 template <class Real>
@@ -376,10 +344,7 @@ void CacheReplay<Real>::take_report() {
   const Method& m = setup_.method.method();
   if (const auto hook = m.template of<Real>().report; hook != nullptr)
     hook(setup_.method.policy(), keeper_.ledger.extras, cache_);
-  if (!merging_.merge.is_none()) {
-    keeper_.ledger.extras["merged_rows"] = double(merging_.merged);
-    keeper_.ledger.extras["lost_rows"] = double(merging_.lost);
-  }
+  merging_.report(keeper_.ledger.extras);
   const CodedNumbers& coded = formatter_.numbers();
   if (coded.all == 0) return;
   keeper_.ledger.extras["row_clipped"] = double(coded.clipped) / double(coded.all);
@@ -410,93 +375,6 @@ void CacheReplay<Real>::check_end(const PolicyEnd& end) const {
                         std::to_string(most_kept_));
     case PolicyEnd::format:
       throw ReplayError(row_format_refusal(RowCoder::Refusal(end.code), end.at));
-  }
-}
-
-template <class Real>
-bool CacheReplay<Real>::may_run_on_device() const {
-  const auto injected = [](const InjectedArray& a) { return a.values != nullptr; };
-  const Rng& rng = setup_.rng;
-  return std::is_same_v<Real, float> && !setup_.method.method().hooks.has(Hook::given) &&
-         setup_.options.wrapper.is_none() && setup_.options.merge.is_none() && !needs().repeat &&
-         !setup_.method.method().single.samples && !has_blocks(setup_.options.row_format) && !watch_.audit &&
-         std::none_of(rng.injected, rng.injected + Rng::kArrays, injected);
-}
-
-// Worth it where a selection is long work, and budgets share it.
-template <class Real>
-bool CacheReplay<Real>::may_cut_on_device() const {
-  return setup_.method.method().hooks.has(Hook::larger) && needs().rows_from < 0 && may_run_on_device();
-}
-
-template <class Real>
-DevicePolicy CacheReplay<Real>::device_policy(const PromptSums& sums, bool prefix, bool set) {
-  DevicePolicy d{};
-  if constexpr (std::is_same_v<Real, float>) {
-    open_memory();
-    const Method& m = setup_.method.method();
-    d.programs = m.programs;
-    d.policy.assign(setup_.method.policy(), setup_.method.policy() + m.bytes);
-    d.memory = memory_.storage(), d.state = memory_.state();
-    d.rules = rules_, d.needs = needs();
-    if (formatter_.writes()) d.coder = setup_.coding->coder();
-    const auto view = sums_view(stream_, sums, first_head(), heads(), rules_.aggregate);
-    d.column_sums = view.column_sums, d.column_max_sums = view.column_max_sums;
-    d.future_sums = view.future_sums, d.known = view.known;
-    d.first_head = first_head();
-    d.max_rows = most_kept_;
-    d.streams_prompt = prompt_streams_, d.observes = observes();
-    d.sees_queries = rules_.streaming && m.hooks.has(Hook::observe_queries);
-    d.by_head = m.hooks.has(Hook::choose) || m.hooks.has(Hook::observe_prompt) || m.single.observe_heads != nullptr;
-    d.chooses = setup_.method.chooses(), d.heads_differ = heads_differ();
-    d.reweights = setup_.options.reweight != Reweight::none, d.split = layout_.split;
-    d.moves = moves_positions();
-    d.prefix = prefix && !rules_.streaming, d.set = set, d.lists = watch_.kept;
-  }
-  return d;
-}
-
-// What a device left; the arrays hold it already.
-template <class Real>
-void CacheReplay<Real>::take_over(const DevicePolicyRecord& record) {
-  std::memcpy(setup_.method.self(), record.policy.data(), record.policy.size());
-  const HostHooks& host = setup_.method.method().host;
-  if (host.bind_state != nullptr) host.bind_state(setup_.method.self(), memory_.state());
-  reweighted_ = record.end.reweighted;
-  formatter_.take_over(record.end.coded);
-}
-
-template <class Real>
-void CacheReplay<Real>::follow_cut(const DevicePolicyRecord& record, double seconds) {
-  take_over(record);
-  close_prompt();
-  keeper_.ledger.select_s += seconds;
-}
-
-template <class Real>
-void CacheReplay<Real>::follow(const DevicePolicyRecord& record, std::span<const uint8_t> scored) {
-  take_over(record);
-  const int32_t first = stream_.tokens - int32_t(record.steps.size());
-  for (size_t i = 0; i < record.steps.size(); ++i) {
-    const int32_t t = first + int32_t(i);
-    keep_account(t, record.steps[i], scored[size_t(t)] != 0);
-    if (record.steps[i].weighs) lists_.reading.partial = true;
-    if (watch_.ages) note_ages(t, record.steps[i].evictions);
-  }
-  if (cache_.written() > 0) lists_.reading.partial = true;
-  if (!watch_.kept) return;
-  if (!setup_.method.holds_all()) list_record(record.rows, stream_.prompt - 1 - first);
-  if (setup_.method.chooses()) lists_.attended = record.attended;
-}
-
-// Every S_t from step `from` on, or that one alone where the cache was cut once.
-template <class Real>
-void CacheReplay<Real>::list_record(const DevicePolicyRecord::Rows& rows, int32_t from) {
-  const size_t first = size_t(std::max(0, from)), steps = rows.tokens.off.size() - 1;
-  for (size_t i = first; i < (rules_.streaming ? steps : std::min(steps, first + 1)); ++i) {
-    const size_t begin = size_t(rows.tokens.off[i]), count = size_t(rows.tokens.off[i + 1]) - begin;
-    const auto part = [&](const auto& of) { return of.empty() ? std::span(of) : std::span(of).subspan(begin, count); };
-    lists_.add(part(rows.tokens.flat), part(rows.num), part(rows.den));
   }
 }
 

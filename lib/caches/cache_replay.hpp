@@ -85,7 +85,7 @@ class CacheReplay {
   // ---- The prompt, where it comes in one call.
   PromptNeeds needs() const { return setup_.method.needs(); }
   // The first row whose attention evicted rows are merged by; PromptNeeds::kNoRows: by none.
-  int32_t merges_by_rows_from() const;
+  int32_t merges_by_rows_from() const { return merging_.rows_from(stream_.prompt); }
   // Row t, from needs().rows_from on; probabilities of all heads of the stream.
   void observe_prompt(int32_t t, const HeadProbabilities& p);
   // larger: the same method's cache at a larger budget, which has read the prompt already, or null.
@@ -141,7 +141,6 @@ class CacheReplay {
             setup_.options.merge.is_none() ? nullptr : &merging_};
   }
   void open_wrapper();
-  void open_merging();
   void receive_prompt(const PromptSums& sums);
   Layout full_layout() const;
   int32_t most_merged_rows() const;

@@ -1,6 +1,7 @@
 #include "caches/merge_rules.hpp"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <numeric>
 #include <span>
@@ -20,27 +21,25 @@ template <class Real>
 class Merger {
  public:
   Merger(const std::vector<EvictedRow>& evicted, Merging& state, BasicCache<Real>& cache)
-      : evicted_(evicted), state_(state), merge_(state.merge), cache_(cache), kept_(size_t(cache.size())) {
-    std::iota(kept_.begin(), kept_.end(), 0);
-    std::sort(kept_.begin(), kept_.end(), [&](int32_t a, int32_t b) { return cache.token(a) < cache.token(b); });
+      : evicted_(evicted), state_(state), merge_(state.merge), cache_(cache), kept_(cache.size()) {
+    assert(std::is_sorted(cache.tokens().begin(), cache.tokens().end()));
   }
 
   void cam() {
     for (const EvictedRow& row : evicted_) {
-      const size_t first = right_of(row.token), count = std::min(size_t(merge_.next), kept_.size() - first);
+      const int32_t first = right_of(row.token), count = std::min(merge_.next, kept_ - first);
       const double u = state_.rng.uniform(RngStream::merge_draws, row.token);
       if (count == 0 || !(u < probability(row.token, first, count))) continue;
       const double part = 1 / double(count);
-      for (size_t i = first; i < first + count; ++i) hand_out(row, part, kept_[i]);
+      for (int32_t i = first; i < first + count; ++i) hand_out(row, part, i);
       ++state_.merged;
     }
   }
 
   void weighted_v() {
     for (const EvictedRow& row : evicted_) {
-      if (kept_.empty()) break;
-      const size_t right = right_of(row.token);
-      const int32_t target = kept_[right < kept_.size() ? right : right - 1];
+      if (kept_ == 0) break;
+      const int32_t target = std::min(right_of(row.token), kept_ - 1);
       if (keeps_mass()) {
         take_in(row, 1, target);
       } else {
@@ -53,11 +52,11 @@ class Merger {
 
   // d2o and pivot: rows join the kept row whose key is nearest by its angle.
   void by_cosine() {
-    if (kept_.empty()) return;
+    if (kept_ == 0) return;
     std::vector<double> cosines;
     const std::vector<int32_t> targets = nearest(cosines);
     if (merge_.rule == Merge::Rule::d2o) follow_threshold(cosines);
-    for (const int32_t target : kept_) {
+    for (int32_t target = 0; target < kept_; ++target) {
       std::vector<size_t> joins;
       for (size_t i = 0; i < evicted_.size(); ++i)
         if (targets[i] == target && joins_at(cosines[i])) joins.push_back(i);
@@ -78,17 +77,16 @@ class Merger {
 
  private:
   bool keeps_mass() const { return state_.keeps_mass(); }
-  // Among kept_, the first of a later token.
-  size_t right_of(int32_t token) const {
-    return size_t(std::lower_bound(kept_.begin(), kept_.end(), token,
-                                   [&](int32_t row, int32_t t) { return cache_.token(row) < t; }) -
-                  kept_.begin());
+  // The first row of a later token; kept_: there is none.
+  int32_t right_of(int32_t token) const {
+    const auto tokens = cache_.tokens();
+    return int32_t(std::lower_bound(tokens.begin(), tokens.end(), token) - tokens.begin());
   }
 
   // Of cam: attention that the token has received over the mean of `count` kept ones.
-  double probability(int32_t token, size_t first, size_t count) const {
+  double probability(int32_t token, int32_t first, int32_t count) const {
     double sum = 0;
-    for (size_t i = first; i < first + count; ++i) sum += state_.attention[size_t(cache_.token(kept_[i]))];
+    for (int32_t i = first; i < first + count; ++i) sum += state_.attention[size_t(cache_.token(i))];
     const double own = state_.attention[size_t(token)], mean = sum / double(count);
     if (mean > 0) return std::min(1.0, own / mean);
     return own > 0 ? 1 : 0;
@@ -117,19 +115,13 @@ class Merger {
   // Of each evicted row the kept row with the largest cosine; ties: the lower token.
   std::vector<int32_t> nearest(std::vector<double>& cosines) const {
     std::vector<double> norms;
-    for (const int32_t row : kept_) norms.push_back(norm(cache_.key(row)));
+    for (int32_t row = 0; row < kept_; ++row) norms.push_back(norm(cache_.key(row)));
     std::vector<int32_t> targets;
     for (const EvictedRow& row : evicted_) {
       const double own = norm(std::span(row.key));
-      double most = -INFINITY;
-      for (size_t i = 0; i < kept_.size(); ++i) {
-        const double s = cosine(wide_dot(cache_.key(kept_[i]), std::span(row.key)), own, norms[i]);
-        if (!(s > most)) continue;
-        if (most == -INFINITY) targets.push_back(kept_[i]);
-        else targets.back() = kept_[i];
-        most = s;
-      }
-      cosines.push_back(most);
+      const Scored best = kTeam.largest(
+          kept_, [&](int32_t i) { return cosine(wide_dot(cache_.key(i), std::span(row.key)), own, norms[size_t(i)]); });
+      targets.push_back(best.index), cosines.push_back(best.score);
     }
     return targets;
   }
@@ -217,7 +209,7 @@ class Merger {
   Merging& state_;
   const Merge& merge_;
   BasicCache<Real>& cache_;
-  std::vector<int32_t> kept_;  // rows in the order of their tokens
+  int32_t kept_;  // rows, in the order of their tokens
 };
 
 }  // namespace

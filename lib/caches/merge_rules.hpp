@@ -1,9 +1,12 @@
 #pragma once
 #include <limits>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "core/cache.hpp"
 #include "core/merge.hpp"
+#include "core/method_info.hpp"
 #include "core/philox.hpp"
 
 namespace kvreplay {
@@ -24,7 +27,29 @@ struct Merging {
   double threshold = std::numeric_limits<double>::quiet_NaN();  // d2o; NaN before the first cut
   int64_t merged = 0, lost = 0;                                 // rows, so far
 
+  Merging() = default;
+  Merging(const Merge& rule, const Rng& draws, int32_t tokens) : merge(rule), rng(draws) {
+    if (merge.looks_at_attention()) attention.assign(size_t(tokens), 0);
+  }
   bool observes() const { return !attention.empty(); }
+  // The first row of a prompt whose attention counts; PromptNeeds::kNoRows: none does.
+  int32_t rows_from(int32_t prompt) const {
+    if (!observes()) return PromptNeeds::kNoRows;
+    return merge.attention == Merge::Attention::step ? prompt - 1 : 0;
+  }
+  // Beside rows: their weights, and while somebody goes on evicting what each token has received.
+  template <class Real>
+  void charge(const BasicCache<Real>& cache, bool streaming, ExtraBytes& extra) const {
+    if (streaming && observes()) extra.mark_bytes += 8 * int64_t(cache.size());
+    for (int32_t i = 0; i < cache.size() && keeps_mass(); ++i) {
+      const Real num = cache.num(i), den = cache.den(i);
+      extra.weight_floats += (num != 1 || den != 1 ? 1 : 0) + (num != den ? 1 : 0);
+    }
+  }
+  void report(std::map<std::string, double>& extras) const {
+    if (merge.is_none()) return;
+    extras["merged_rows"] = double(merged), extras["lost_rows"] = double(lost);
+  }
   bool keeps_mass() const { return !merge.is_none() && merge.mass == Merge::Mass::keep; }
   // Per row that saw the token.
   double mean_attention(int32_t token) const {

@@ -22,17 +22,16 @@ std::vector<HeldRow<Real>> rows_of(const BasicCache<Real>& cache) {
   return rows;
 }
 
-// Those that the cache does not hold any more, in the order of their tokens.
+// Those of some tokens, in the order of the rows.
 template <class Real>
-std::vector<EvictedRow> evicted_of(const std::vector<HeldRow<Real>>& before, const BasicCache<Real>& cache) {
-  std::vector<int32_t> kept(cache.tokens().begin(), cache.tokens().end());
-  std::sort(kept.begin(), kept.end());
+std::vector<EvictedRow> evicted_of(const std::vector<HeldRow<Real>>& before, std::span<const int32_t> tokens) {
+  std::vector<int32_t> gone(tokens.begin(), tokens.end());
+  std::sort(gone.begin(), gone.end());
   std::vector<EvictedRow> evicted;
   for (const HeldRow<Real>& row : before)
-    if (!std::binary_search(kept.begin(), kept.end(), row.token))
+    if (std::binary_search(gone.begin(), gone.end(), row.token))
       evicted.push_back(
           {row.token, row.num, row.den, {row.key.begin(), row.key.end()}, {row.value.begin(), row.value.end()}});
-  std::sort(evicted.begin(), evicted.end(), [](const auto& a, const auto& b) { return a.token < b.token; });
   return evicted;
 }
 
@@ -44,7 +43,7 @@ void MergedCalls<Real>::evict(const SerialTeam& team, BasicCache<Real>& cache) c
   const int32_t so_far = cache.evictions();
   const std::vector<HeldRow<Real>> before = rows_of(cache);
   Base::evict(team, cache);
-  if (cache.evictions() > so_far) merge_evicted(evicted_of(before, cache), *merging, cache);
+  if (cache.evictions() > so_far) merge_evicted(evicted_of(before, cache.evicted_since(so_far)), *merging, cache);
 }
 
 template <class Real>

@@ -20,15 +20,10 @@ RopeView view_of(const LayerInfo& layer) {
           rope.attention_factor};
 }
 
-std::vector<std::string> ids_of(const TraceInfo& trace) {
-  std::vector<std::string> ids;
-  for (const PromptInfo& p : trace.prompts) ids.push_back(p.id);
-  return ids;
-}
 // Whose queries are taken of a trace.
 std::vector<std::string> prompts_for(const TraceInfo& trace, const std::string& replayed, const Calibration& c) {
   if (c.source == Calibration::Source::prompt) return {c.name};
-  std::vector<std::string> ids = ids_of(trace);
+  std::vector<std::string> ids = trace.prompt_ids();
   std::erase(ids, replayed);
   return ids;
 }
@@ -96,7 +91,7 @@ bool same_shape(const LayerInfo& a, const LayerInfo& b) {
 std::string why_not_of_prompts(const TraceInfo& trace, const PromptInfo& replayed, const LayerInfo& layer,
                                const Calibration& c) {
   const std::string file = trace.path.string();
-  const std::vector<std::string> held = ids_of(trace), ids = prompts_for(trace, replayed.id, c);
+  const std::vector<std::string> ids = prompts_for(trace, replayed.id, c);
   if (c.source == Calibration::Source::prompt && c.name == replayed.id)
     return fmt::format(
         "calibration {} is the prompt that is replayed, whose later queries nobody knows yet: write "
@@ -110,9 +105,7 @@ std::string why_not_of_prompts(const TraceInfo& trace, const PromptInfo& replaye
   for (const std::string& id : ids) {
     const auto prompt =
         std::find_if(trace.prompts.begin(), trace.prompts.end(), [&](const auto& p) { return p.id == id; });
-    if (prompt == trace.prompts.end())
-      return fmt::format("calibration {}: {} has no prompt {}{}. It holds {}", word(c), file, id,
-                         did_you_mean(id, held), join(held));
+    if (prompt == trace.prompts.end()) return fmt::format("calibration {}: {}", word(c), trace.lacks(id));
     const auto same = std::find_if(prompt->layers.begin(), prompt->layers.end(),
                                    [&](const LayerInfo& l) { return l.layer == layer.layer; });
     if (same == prompt->layers.end())

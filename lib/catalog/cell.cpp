@@ -19,9 +19,10 @@ std::string shown_params(const BoundMethod& method, const Variant& variant) {
                      {"", variant.digests.allocator, variant.digests.uniforms, variant.digests.calibration});
 }
 
-SharedOver shared_over(const MethodValues& values, const CommonOptions& options) {
-  if (values.shared_over() != SharedOver::none) return values.shared_over();
-  switch (options.allocator) {
+namespace {
+
+SharedOver over_by(Allocator rule) {
+  switch (rule) {
     case Allocator::uniform:
       return SharedOver::none;
     case Allocator::ada:
@@ -38,6 +39,13 @@ SharedOver shared_over(const MethodValues& values, const CommonOptions& options)
   return SharedOver::none;
 }
 
+}  // namespace
+
+SharedOver shared_over(const MethodValues& values, const CommonOptions& options) {
+  return values.shared_over() != SharedOver::none ? values.shared_over() : over_by(options.allocator);
+}
+bool compares_heads(Allocator rule) { return over_by(rule) == SharedOver::layer || over_by(rule) == SharedOver::model; }
+
 SharedOver shared_over(const Cell& cell) { return shared_over(cell.variant->values, cell.options()); }
 
 bool needs_no_other_head(const Cell& cell) {
@@ -47,10 +55,7 @@ bool needs_no_other_head(const Cell& cell) {
 
 bool needs_all_layers(const Cell& cell) { return !needs_no_other_head(cell) && shared_over(cell) == SharedOver::model; }
 
-bool needs_other_prompts(const Cell& cell) {
-  const Calibration::Source from = cell.variant->values.calibration().source;
-  return from == Calibration::Source::others || from == Calibration::Source::prompt;
-}
+bool needs_other_prompts(const Cell& cell) { return cell.variant->values.calibration().is_of_other_prompts(); }
 
 void set_share(Cell& cell, int32_t tokens) {
   cell.budget.share = tokens;

@@ -73,6 +73,8 @@ struct Cell {
 // Whose heads share a budget with a method's cell.
 SharedOver shared_over(const MethodValues& values, const CommonOptions& options);
 SharedOver shared_over(const Cell& cell);
+// Whether an allocator looks at what other heads of the prompt say.
+bool compares_heads(Allocator rule);
 // Whether a head's share follows from the configuration alone.
 bool needs_no_other_head(const Cell& cell);
 // Whether its share depends on heads of all layers.

@@ -63,9 +63,7 @@ namespace {
 
 JsonObject lu_kv_object(const LuKv& rule) {
   JsonObject all;
-  all.add("name", "lu_kv");
-  if (rule.calibration == LuKv::Calibration::prompt) all.add("calibration", "prompt:" + rule.prompt);
-  else all.add("calibration", rule.is_offline() ? "others" : "self");
+  all.add("name", "lu_kv").add("calibration", word(rule.calibration));
   all.add("weight", rule.weight == LuKv::Weight::contrib ? "contrib" : "mass");
   return all.add_json("lo", rule.lo == 0 ? json_of("protected") : json_of(rule.lo));
 }

@@ -13,7 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPromptPrefix = "prompt:";
 // Whose parameters say how far heads look, and what of them each rule takes.
 constexpr const char* kLooking = "duo_attention";
 
@@ -25,7 +24,7 @@ class Reader {
   std::optional<OptionValue> read() {
     const size_t before = problems_.errors();
     const bool is_map = item_.kind == Node::Kind::map;
-    const Node* name = is_map ? item_.find("name") : &item_;
+    const Node* name = name_of(item_);
     if (name == nullptr || name->kind != Node::Kind::scalar) return wrong(item_);
     if (!is_map && name->text.starts_with(kFilePrefix)) return budgets_file(*name);
     const auto word = read_word(problems_, *name, "allocator", option_words().at("allocator"));
@@ -48,8 +47,7 @@ class Reader {
   }
 
   std::optional<fs::path> file_in(const Node& node, const char* content) {
-    const std::string given = node.text.substr(std::string_view(kFilePrefix).size());
-    const fs::path file = fs::path(given).is_absolute() ? fs::path(given) : (source_.base / given).lexically_normal();
+    const fs::path file = source_.at(node.text.substr(std::string_view(kFilePrefix).size()));
     std::error_code ignored;
     if (fs::is_regular_file(file, ignored)) return file;
     problems_.error(node.mark,
@@ -70,7 +68,7 @@ class Reader {
   void lu_kv() {
     const Section all = section({"calibration", "weight", "lo"});
     LuKv& rule = value_.lu_kv;
-    if (const Node* calibration = all.find("calibration")) read_calibration(*calibration);
+    if (const Node* calibration = all.find("calibration")) learn_from(*calibration);
     if (const Node* weight = all.find("weight"))
       if (const auto word = read_word(problems_, *weight, "weight", {"mass", "contrib"}))
         rule.weight = *word == "contrib" ? LuKv::Weight::contrib : LuKv::Weight::mass;
@@ -78,13 +76,9 @@ class Reader {
       if (const auto tokens = read_integer(problems_, *lo, "lo", {1, kManyTokens})) rule.lo = int32_t(*tokens);
   }
 
-  void read_calibration(const Node& node) {
-    LuKv& rule = value_.lu_kv;
-    if (node.text == "others") rule.calibration = LuKv::Calibration::others;
-    else if (node.text == "self") rule.calibration = LuKv::Calibration::self;
-    else if (node.text.starts_with(kPromptPrefix) && node.text.size() > kPromptPrefix.size())
-      rule.calibration = LuKv::Calibration::prompt, rule.prompt = node.text.substr(kPromptPrefix.size());
-    else
+  void learn_from(const Node& node) {
+    Calibration& from = value_.lu_kv.calibration;
+    if (!read_calibration(node.text, from) || from.source == Calibration::Source::file)
       must_be(problems_, node, "the calibration of lu_kv",
               "others (all other prompts of the trace), prompt:ID (one of them), or self, by which it is an oracle: it "
               "learns from the rows that it is measured on");

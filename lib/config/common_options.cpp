@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "catalog/cell.hpp"
 #include "config/merge.hpp"
 
 namespace kvreplay {
@@ -82,15 +83,12 @@ std::string senseless_share(const MethodInstance& m) {
     return fmt::format("{} takes no budget that an allocator could share: leave out allocator", name);
   if (given && m.method().info.reads_full_cache)
     return fmt::format("{} stores every token, so there is no memory to share: leave out allocator", name);
-  const bool by_scores = options.allocator == Allocator::ada || options.allocator == Allocator::lu_kv ||
-                         options.allocator == Allocator::duo || options.allocator == Allocator::headkv;
+  const bool by_scores = compares_heads(options.allocator) && options.allocator != Allocator::cake;
   if (by_scores && !m.method().scores_prompt)
     return fmt::format(
         "allocator {} looks at scores of prompt tokens, and {} gives none: use pyramid, cake or file:PATH", rule, name);
-  using Source = Calibration::Source;
-  const Source known = m.values.calibration().source;
-  if (options.allocator == Allocator::lu_kv && options.lu_kv.is_offline() && known != Source::self &&
-      known != Source::file)
+  if (options.allocator == Allocator::lu_kv && options.lu_kv.calibration.is_offline() &&
+      m.values.calibration().is_of_other_prompts())
     return fmt::format(
         "allocator lu_kv learns from other prompts, where {} would know the one that is replayed: calibrate {} by self "
         "or file:PATH",

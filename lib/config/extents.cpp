@@ -17,8 +17,8 @@ class LearningPrompts {
       : config_(config), instance_(instance), trace_(trace), replayed_(replayed), problems_(problems) {}
 
   std::vector<CalibrationPrompt> take() const {
-    const LuKv& rule = instance_.options.lu_kv;
-    if (rule.calibration == LuKv::Calibration::prompt) return from_prompt(rule.prompt);
+    const Calibration& from = instance_.options.lu_kv.calibration;
+    if (from.source == Calibration::Source::prompt) return from_prompt(from.name);
     std::vector<CalibrationPrompt> prompts;
     for (size_t i = 0; i < trace_.prompts.size(); ++i)
       if (trace_.prompts[i].id != replayed_.id) add(i, prompts);
@@ -32,12 +32,10 @@ class LearningPrompts {
 
  private:
   std::vector<CalibrationPrompt> from_prompt(const std::string& id) const {
-    std::vector<std::string> held;
+    const std::vector<std::string> held = trace_.prompt_ids();
     std::vector<CalibrationPrompt> prompts;
-    for (size_t i = 0; i < trace_.prompts.size(); ++i) {
-      held.push_back(trace_.prompts[i].id);
-      if (held.back() == id && id != replayed_.id) add(i, prompts);
-    }
+    for (size_t i = 0; i < held.size(); ++i)
+      if (held[i] == id && id != replayed_.id) add(i, prompts);
     if (id == replayed_.id)
       tell(
           fmt::format("learns from prompt {}, which is replayed too: leave it out of select.prompts, or write "
@@ -107,7 +105,7 @@ std::optional<Extent> extent_of(const RunConfig& config, const PromptInfo& promp
 
 std::vector<CalibrationPrompt> calibration_of(const RunConfig& config, const MethodInstance& instance,
                                               const TraceInfo& trace, const PromptInfo& replayed, Problems& problems) {
-  const bool looks = instance.options.allocator == Allocator::lu_kv && instance.options.lu_kv.is_offline();
+  const bool looks = instance.options.allocator == Allocator::lu_kv && instance.options.lu_kv.calibration.is_offline();
   return looks ? LearningPrompts(config, instance, trace, replayed, problems).take() : std::vector<CalibrationPrompt>{};
 }
 

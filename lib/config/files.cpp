@@ -13,10 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path resolve(const fs::path& base, const std::string& text) {
-  return fs::path(text).is_absolute() ? fs::path(text) : (base / text).lexically_normal();
-}
-
 // " (did you mean x.h5?)" from the trace files that stand in the same folder.
 std::string neighbours(const fs::path& path) {
   std::error_code ignored;
@@ -49,7 +45,7 @@ std::string path_problem(const fs::path& path) {
 void read_trace(RunConfig& config, const Node& item, const Source& source, Problems& problems) {
   const auto text = read_text(problems, item, "traces");
   if (!text) return;
-  fs::path path = resolve(source.base, *text);
+  fs::path path = source.at(*text);
   std::error_code ignored;
   if (fs::is_directory(path, ignored) && fs::is_regular_file(path / "index.h5", ignored)) path /= "index.h5";
   if (const std::string why = path_problem(path); !why.empty()) return problems.trace_error(item.mark, why);
@@ -71,6 +67,10 @@ std::string cannot_write(const fs::path& dir) {
 
 }  // namespace
 
+fs::path Source::at(const std::string& given) const {
+  return fs::path(given).is_absolute() ? fs::path(given) : (base / given).lexically_normal();
+}
+
 void read_traces(RunConfig& config, const Node* node, const Mark& missing, const Source& source, Problems& problems) {
   if (!source.names_traces) {
     if (node != nullptr) problems.error(node->mark, "traces are open already: remove the key traces");
@@ -85,7 +85,7 @@ void read_output(RunConfig& config, const Node* node, const Source& source, Prob
   const Section section(node, "output", {"dir", "save"}, problems);
   if (const Node* dir = section.find("dir")) {
     config.marks["output.dir"] = dir->mark;
-    config.output.dir = resolve(source.base, read_text(problems, *dir, "output.dir").value_or("."));
+    config.output.dir = source.at(read_text(problems, *dir, "output.dir").value_or("."));
     if (const std::string why = cannot_write(config.output.dir); !why.empty())
       problems.error(dir->mark, fmt::format("cannot write to output.dir {}: {}. Choose another with -o DIR",
                                             config.output.dir.string(), why));

@@ -55,8 +55,9 @@ std::optional<std::vector<std::string>> looked_at(const RunConfig& config) {
   for (const MethodInstance& m : config.methods) {
     if (m.values.calibration().is_offline()) return std::nullopt;
     if (m.options.allocator != Allocator::lu_kv || !prompts) continue;
-    if (m.options.lu_kv.calibration == LuKv::Calibration::others) return std::nullopt;
-    if (m.options.lu_kv.calibration == LuKv::Calibration::prompt) prompts->push_back(m.options.lu_kv.prompt);
+    const Calibration& from = m.options.lu_kv.calibration;
+    if (from.source == Calibration::Source::others) return std::nullopt;
+    if (from.source == Calibration::Source::prompt) prompts->push_back(from.name);
   }
   return prompts;
 }

@@ -2,17 +2,13 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 namespace kvreplay {
 namespace {
 
-const std::vector<std::string> kRules = {"none", "cam", "d2o", "pivot", "weighted_v", "gaussian"};
-
-Merge named(const std::string& name) {
-  Merge merge;
-  for (size_t i = 0; i < kRules.size(); ++i)
-    if (kRules[i] == name) merge.rule = Merge::Rule(i);
-  return merge;
-}
+const std::vector<Merge::Rule> kRules = {Merge::Rule::none,  Merge::Rule::cam,        Merge::Rule::d2o,
+                                         Merge::Rule::pivot, Merge::Rule::weighted_v, Merge::Rule::gaussian};
 
 std::vector<std::string> keys_of(const Merge& merge) {
   std::vector<std::string> keys = {"name"};
@@ -55,14 +51,17 @@ bool holds_plain_tokens(const MethodInstance& m) {
 
 std::optional<Merge> read_merge(Problems& problems, const Node& item) {
   const size_t before = problems.errors();
-  const Node* name = item.kind == Node::Kind::map ? item.find("name") : &item;
+  const Node* name = name_of(item);
   if (name == nullptr || name->kind != Node::Kind::scalar) {
     must_be(problems, item, "merge", "none, cam, d2o, pivot, weighted_v or gaussian, or a map: {name: cam, next: 32}");
     return std::nullopt;
   }
-  const auto word = read_word(problems, *name, "merge", kRules);
-  if (!word) return std::nullopt;
-  Merge merge = named(*word);
+  std::vector<std::string> words;
+  for (const Merge::Rule rule : kRules) words.emplace_back(word(rule));
+  const auto given = read_word(problems, *name, "merge", words);
+  if (!given) return std::nullopt;
+  Merge merge;
+  merge.rule = kRules[size_t(std::find(words.begin(), words.end(), *given) - words.begin())];
   if (item.kind == Node::Kind::map) read_parameters(Section(&item, "merge", keys_of(merge), problems), problems, merge);
   return problems.errors() == before ? std::optional(merge) : std::nullopt;
 }

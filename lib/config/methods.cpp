@@ -84,7 +84,7 @@ class MethodsReader {
 
  private:
   const Method* method_of(const Node& node) {
-    const Node* name = node.kind == Node::Kind::map ? node.find("name") : &node;
+    const Node* name = name_of(node);
     if (name == nullptr) return report_nameless(node), nullptr;
     if (name->kind != Node::Kind::scalar)
       return must_be(problems_, *name, "a method", "a name, or a map {name: h2o, ...}"), nullptr;
@@ -133,16 +133,13 @@ class MethodsReader {
   void read_uniforms(Entry& entry, const Node& value) {
     const auto text = read_text(problems_, value, "uniforms");
     if (!text) return;
-    entry.uniforms = at(*text);
+    entry.uniforms = source_.at(*text);
     std::error_code ignored;
     if (!fs::is_regular_file(entry.uniforms, ignored))
       problems_.error(value.mark, fmt::format("no file {} with uniforms (the path is relative to this file)",
                                               entry.uniforms.string()));
   }
 
-  fs::path at(const std::string& given) const {
-    return fs::path(given).is_absolute() ? fs::path(given) : (source_.base / given).lexically_normal();
-  }
   std::optional<std::string> read_calibrated(const Node& item, const ParameterSpec& spec) {
     const auto text = read_text(problems_, item, spec.name);
     if (!text) return std::nullopt;
@@ -152,7 +149,7 @@ class MethodsReader {
       return std::nullopt;
     }
     if (by.source != Calibration::Source::file) return json_of(*text);
-    by.name = at(by.name).string();
+    by.name = source_.at(by.name).string();
     std::error_code ignored;
     if (fs::is_regular_file(by.name, ignored)) return json_of(word(by));
     problems_.error(item.mark, fmt::format("no file {} of statistics (the path is relative to this file): kvreplay "
@@ -163,7 +160,7 @@ class MethodsReader {
   // Whether it exists is seen once the budgets that its name may hold are known.
   std::optional<std::string> read_file(const Node& item, const ParameterSpec& spec) {
     const auto text = read_text(problems_, item, spec.name);
-    return text ? std::optional(json_of(at(*text).string())) : std::nullopt;
+    return text ? std::optional(json_of(source_.at(*text).string())) : std::nullopt;
   }
   // A method that lacks the file it needs is no instance.
   bool has_its_files(const Entry& entry, const Node& node) {

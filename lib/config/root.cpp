@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include "catalog/cell.hpp"
 #include "config/sections.hpp"
 
 namespace kvreplay {
@@ -39,8 +40,7 @@ void check_prompt_streams(const RunConfig& config, Problems& problems) {
     if (!config.replay.streams_prompt(m.options)) continue;
     const bool own = m.options.prompt == PromptMode::stream;
     const Allocator rule = m.options.allocator;
-    if (rule == Allocator::ada || rule == Allocator::cake || rule == Allocator::lu_kv || rule == Allocator::duo ||
-        rule == Allocator::headkv)
+    if (compares_heads(rule))
       problems.error(m.mark, fmt::format("allocator {} looks at the whole prompt before it shares, but "
                                          "{}prompt: stream feeds it token by token: leave out one of them",
                                          word(rule), own ? "" : "replay."));

@@ -98,7 +98,7 @@ class Reader {
   bool read_part(const Node* item, RowPart part, const Asked& shared, PartFormat& format) {
     Asked asked = shared;
     if (item != nullptr) {
-      const Node* name = item->kind == Node::Kind::map ? item->find("name") : item;
+      const Node* name = name_of(*item);
       if (name == nullptr) {
         must_be(problems_, *item, "row_format", "a word, or a map with a name: {name: int4, group: 32}");
         return true;

@@ -13,6 +13,7 @@ struct Source {  // what every reader needs
   const std::vector<std::string>& measures;  // columns that `metrics:` may name; empty: anything
   std::filesystem::path base;                // relative paths start here
   bool names_traces = true;                  // false: they are open already
+  std::filesystem::path at(const std::string& given) const;
 };
 
 // An empty `label` means that everything comes from the command line.

@@ -62,14 +62,12 @@ class Selection {
  private:
   void check_prompts(const TraceInfo& trace) {
     if (!config_.select.prompts) return;
-    std::vector<std::string> held;
-    for (const PromptInfo& p : trace.prompts) held.push_back(p.id);
+    const std::vector<std::string> held = trace.prompt_ids();
     for (size_t i = 0; i < config_.select.prompts->size(); ++i) {
       const std::string& id = (*config_.select.prompts)[i];
       if (std::find(held.begin(), held.end(), id) != held.end()) continue;
       const Mark mark = config_.mark_of({fmt::format("select.prompts[{}]", i), "select.prompts"});
-      problems_.error(mark, fmt::format("{} has no prompt {}{}. It holds {}", trace.path.string(), id,
-                                        did_you_mean(id, held), join(held)));
+      problems_.error(mark, trace.lacks(id));
     }
   }
 

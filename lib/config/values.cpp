@@ -190,7 +190,7 @@ std::optional<std::string> read_rows(Problems& problems, const Node& node, const
 
 // A name, or a map of a name and parameters of that scorer.
 std::optional<std::string> read_scorer(Problems& problems, const Node& node, const ParameterSpec& spec) {
-  const Node* name = node.kind == Node::Kind::map ? node.find("name") : &node;
+  const Node* name = name_of(node);
   if (name == nullptr)
     return must_be(problems, node, spec.name, "a name, or a map with one: {name: snapkv, window: 64}"), std::nullopt;
   const auto word = read_word(problems, *name, spec.name, spec.choices);
@@ -246,6 +246,8 @@ std::optional<std::string> read_parameter(Problems& problems, const Node& node, 
   }
   return std::nullopt;
 }
+
+const Node* name_of(const Node& value) { return value.kind == Node::Kind::map ? value.find("name") : &value; }
 
 std::vector<const Node*> one_or_many(const Node& node) {
   if (node.kind != Node::Kind::list) return {&node};

@@ -25,6 +25,9 @@ std::optional<std::string> read_word(Problems& problems, const Node& node, const
 // A value for a declared parameter, as canonical JSON (parameters/parameter.hpp).
 std::optional<std::string> read_parameter(Problems& problems, const Node& node, const ParameterSpec& spec);
 
+// What a value goes by: the word itself, or what a map says under `name`; null: a map without one.
+const Node* name_of(const Node& value);
+
 // The items of a list, or the node itself: one value may stand without brackets.
 std::vector<const Node*> one_or_many(const Node& node);
 

@@ -33,7 +33,7 @@ void read_caote(const Section& section, Problems& problems, Wrapper& wrapper) {
 
 std::optional<Wrapper> read_wrapper(Problems& problems, const Node& item) {
   const size_t before = problems.errors();
-  const Node* name = item.kind == Node::Kind::map ? item.find("name") : &item;
+  const Node* name = name_of(item);
   if (name == nullptr || name->kind != Node::Kind::scalar) {
     must_be(problems, item, "wrapper", "none, critical or caote, or a map with a name: {name: critical, alpha: 0.5}");
     return std::nullopt;

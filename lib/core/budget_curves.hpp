@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include "core/calibration.hpp"
 #include "core/share.hpp"
 
 namespace kvreplay {
@@ -12,15 +12,11 @@ namespace kvreplay {
 // LU-KV, arXiv 2602.08585: what a head gains by its next token, in the order in which its scorer would keep them
 // (allocator lu_kv).
 struct LuKv {
-  // Whose decode rows say what a head gains: this prompt's (which sees the future), those of all other prompts of the
-  // trace, or those of one of them.
-  enum class Calibration { self, others, prompt };
   enum class Weight { mass, contrib };  // attention, or attention times the value's norm behind the output projection
-  Calibration calibration = Calibration::others;
-  std::string prompt;  // its id, of Calibration::prompt
+  // Whose decode rows say what a head gains: self sees the future. No file says it.
+  Calibration calibration{Calibration::Source::others, ""};
   Weight weight = Weight::mass;
   int32_t lo = 0;  // tokens that every head starts with; 0: those that its method protects, at least 1
-  bool is_offline() const { return calibration != Calibration::self; }
   bool operator==(const LuKv&) const = default;
 };
 

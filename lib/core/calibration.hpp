@@ -4,13 +4,15 @@
 
 namespace kvreplay {
 
-// Whose queries the statistics are of that a method decides by (parameter `calibration`).
+// Whose text a method or an allocator learns from what it decides by (`calibration`).
 struct Calibration {
   enum class Source { self, others, prompt, file };
   Source source = Source::self;  // self: those of the prompt that is replayed
   std::string name;              // of the prompt, or of the file
   // From other text than the prompt that is replayed.
   bool is_offline() const { return source != Source::self; }
+  // Of the same trace.
+  bool is_of_other_prompts() const { return source == Source::others || source == Source::prompt; }
   auto operator<=>(const Calibration&) const = default;
 };
 

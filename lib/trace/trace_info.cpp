@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/text.hpp"
+
 namespace kvreplay {
 namespace {
 
@@ -27,6 +29,16 @@ int64_t bytes_of(const PromptInfo& prompt) {
 
 const char* name_of(DType type) {
   return type == DType::float32 ? "float32" : type == DType::float16 ? "float16" : "bfloat16";
+}
+
+std::vector<std::string> TraceInfo::prompt_ids() const {
+  std::vector<std::string> ids;
+  for (const PromptInfo& p : prompts) ids.push_back(p.id);
+  return ids;
+}
+std::string TraceInfo::lacks(const std::string& prompt) const {
+  const std::vector<std::string> held = prompt_ids();
+  return path.string() + " has no prompt " + prompt + did_you_mean(prompt, held) + ". It holds " + join(held);
 }
 
 bool TraceScope::holds(const std::string& prompt) const { return among(prompts, prompt); }

@@ -89,6 +89,10 @@ struct TraceInfo {
   std::string model, revision, created_utc, dumper;
   int32_t n_layers = 0;             // of the model, not of the file
   std::vector<PromptInfo> prompts;  // ascending by id
+
+  std::vector<std::string> prompt_ids() const;
+  // That it has no such prompt, and which it has.
+  std::string lacks(const std::string& prompt) const;
 };
 
 }  // namespace kvreplay

@@ -2,7 +2,6 @@
 
 import subprocess
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 import h5py
@@ -12,6 +11,7 @@ import pytest
 import yaml
 from engine_cases_tier2 import SEED
 from kvreplay_cli import BINARY, kvreplay
+from token_lists import ragged
 
 WEIGHT_TOLERANCE = 1e-9  # relative; the solved masses have their case's own
 HAS_RESULTS = (0, 1)  # 1: some cells failed, which their rows say
@@ -125,11 +125,6 @@ class Runs:
 def parameters(cases):
     """One test per case and trace."""
     return [pytest.param(c, t, id=f"{c.label} {t} B={c.budgets[0]}") for c in cases for t in c.traces]
-
-
-def ragged(group, name):
-    flat, off = group[name + "_flat"][:], group[name + "_off"][:]
-    return [flat[a:b] for a, b in pairwise(off)]
 
 
 def same_lists(group, name, want):

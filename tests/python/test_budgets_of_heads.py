@@ -1,7 +1,6 @@
 """Budgets that other prompts teach, heads that stream beside heads that are cut, and budgets as a file."""
 
 import json
-from itertools import pairwise
 
 import h5py
 import numpy as np
@@ -12,6 +11,7 @@ from kvreplay_cli import kvreplay, table
 from reference import budgets
 from reference.output_aware import projected_norms
 from reference.snapkv import snapkv_scores
+from token_lists import ragged
 
 B, WINDOW, KERNEL = 41, 8, 5
 SNAP = {"name": "snapkv", "window": WINDOW, "kernel": KERNEL}
@@ -60,10 +60,8 @@ def run(trace, method, folder, **more):
     found = {}
     with h5py.File(folder / "out/kept.h5") as f:
         for row in table(folder / "out"):
-            group = f[row["key"]]
-            flat, off = group["kept_flat"][:], group["kept_off"][:]
             at = (row["prompt"], int(row["layer"]), int(row["kv_head"]))
-            found[at] = (row, [flat[a:b] for a, b in pairwise(off)])
+            found[at] = (row, ragged(f[row["key"]], "kept"))
     return found
 
 

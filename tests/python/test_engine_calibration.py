@@ -1,7 +1,5 @@
 """Methods that know queries of other text, beside the numpy definitions, and what is refused."""
 
-from itertools import pairwise
-
 import h5py
 import numpy as np
 import pandas as pd
@@ -11,6 +9,7 @@ from engine_cases_calibration import CASES, layers_of, texts_of, write_files
 from engine_runs import Runs, parameters
 from kvreplay_cli import BINARY, kvreplay
 from reference import reads
+from token_lists import ragged
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
@@ -97,9 +96,7 @@ def test_double_sparsity_reads_what_other_texts_say(folder, tmp_path):
             )
             texts = texts_of(head, "smooth", ("p1", "p2"))
             found = reads.doublesparsity(head, 41, group_factor=4, dense_layers=(), others=texts)
-            group = f[row.key]
-            flat, off = group["attended_flat"][:], group["attended_off"][:]
-            got = [flat[a:b].tolist() for a, b in pairwise(off)]
+            got = [tokens.tolist() for tokens in ragged(f[row.key], "attended")]
             want = [step[g].tolist() for g in range(head.G) for step in found.tokens]
             assert got == want
 

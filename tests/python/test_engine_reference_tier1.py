@@ -1,7 +1,5 @@
 """The engine against the numpy reference on small odd traces: kept sets at every step, weights, outputs."""
 
-from itertools import pairwise
-
 import h5py
 import numpy as np
 import pandas as pd
@@ -12,6 +10,7 @@ from kvreplay_cli import BINARY, kvreplay
 from reference.balance import WalkFailed
 from reference.common import EmptyDenominator
 from reference.heads import SHAPES, heads, write_trace
+from token_lists import ragged
 
 OUTPUT_TOLERANCE = 1e-8  # of the largest magnitude: double against double, other orders of summation
 WEIGHT_TOLERANCE = 1e-12
@@ -55,11 +54,6 @@ def run(folder, trace, shape, case):
     rows = pd.read_csv(folder / "results.csv", dtype={"prompt": str})
     assert len(rows) > 0
     return rows
-
-
-def ragged(group, name):
-    flat, off = group[name + "_flat"][:], group[name + "_off"][:]
-    return [flat[a:b] for a, b in pairwise(off)]
 
 
 def same_lists(got, want, what):

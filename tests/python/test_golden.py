@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-from itertools import pairwise
 from pathlib import Path
 
 import h5py
@@ -11,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from token_lists import ragged
 
 ROOT = Path(__file__).parents[2]
 BINARY = os.environ.get("KVREPLAY", str(ROOT / "build/release/kvreplay"))
@@ -129,11 +129,6 @@ def write_uniforms(path, arrays):
         for name, values in arrays.items():
             f[name] = values[:].astype(np.float64)
     return str(path)
-
-
-def ragged(group, name):
-    flat, off = group[name + "_flat"][:], group[name + "_off"][:]
-    return [flat[a:b] for a, b in pairwise(off)]
 
 
 def decided_steps(margins):

@@ -18,6 +18,7 @@ from reference.recency import streaming_llm, window
 from reference.scissorhands import scissorhands
 from reference.snapkv import layer_budget, pyramidkv, snapkv
 from reference.subgen import subgen, subgen_stream
+from token_lists import ragged
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TINY_MARGIN = 1e-9  # float64 against float64, other summation orders: closer decisions are not judged
@@ -54,11 +55,6 @@ def head_of(case, kv_head=0, prefill=None, repeat_last=False):
         n_layers=a.get("n_layers", 30),
         rope=Rope(a["rope_theta"] ** (-np.arange(0, d, 2) / d)),
     )
-
-
-def ragged(group, name):
-    flat, off = group[name + "_flat"][:], group[name + "_off"][:]
-    return [flat[a:b] for a, b in pairwise(off)]
 
 
 def same_lists(got, want, head):

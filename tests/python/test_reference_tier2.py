@@ -1,7 +1,6 @@
 """The numpy definitions of the tier-2 methods against recorded expectations (tests/golden/README.md)."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import h5py
@@ -10,6 +9,7 @@ import pytest
 from reference import tier2_scores as scores
 from reference import tier2_select as select
 from reference.common import Head, Rope
+from token_lists import ragged
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TINY_MARGIN = 1e-6
@@ -17,11 +17,6 @@ TINY_MARGIN = 1e-6
 
 def golden(kind):
     return h5py.File(GOLDEN / f"{kind}_dev.h5")
-
-
-def ragged(group):
-    flat, off = group["kept_flat"][:], group["kept_off"][:]
-    return [flat[a:b] for a, b in pairwise(off)]
 
 
 def heads_of(case):
@@ -70,7 +65,7 @@ def test_a_reference_reproduces_the_oracle(case, key):
         if len(kept) == 1:
             kept = [np.append(kept[0], np.arange(head.P, t)) for t in range(head.P, head.n + 1)]
         assert r["margins"][:].min() >= TINY_MARGIN
-        for step, (mine, theirs) in enumerate(zip(kept, ragged(r), strict=True)):
+        for step, (mine, theirs) in enumerate(zip(kept, ragged(r, "kept"), strict=True)):
             assert np.array_equal(mine, theirs), f"step {step}"
         rows = c["out_rows"][:] - head.P
         expected = r["out"][:]
@@ -124,7 +119,7 @@ def kept_by(a, heads):
 def test_a_reference_keeps_what_kvpress_keeps(case, key):
     with golden("kvpress") as f:
         c, r = f["cases"][case], f["cases"][case]["results"][key]
-        for i, (found, want) in enumerate(zip(kept_by(r.attrs, heads_of(c)), ragged(r), strict=True)):
+        for i, (found, want) in enumerate(zip(kept_by(r.attrs, heads_of(c)), ragged(r, "kept"), strict=True)):
             mine = found.kept[0]
             if r["margins"][i] >= TINY_MARGIN or key.startswith("noncausal"):
                 assert np.array_equal(mine, want), f"kv head {i}"

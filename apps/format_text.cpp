@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 using Lines = std::vector<std::pair<std::string, std::string>>;
 
-constexpr const char* kAxes =
+constexpr const char* kEveryFormatTakes =
     "Every format also takes rotate, rotate_block and keys, where they have a meaning for it, and every row_format "
     "full_precision, skip_layers and own_row: docs/configuration.md, \"Row formats\".";
 
@@ -80,7 +80,7 @@ std::string format_text(const RowFormatEntry& format) {
   std::string text = fmt::format("{}: {}\n\n", format.info.name, format.info.title);
   for (const auto& [name, value] : facts(format)) text += fmt::format("{:<11}{}\n", name, value);
   text += format.parameters.empty() ? "\nno parameters\n" : "\n" + left_aligned(parameter_rows(format.parameters));
-  return text + "\n" + kAxes + "\n";
+  return text + "\n" + kEveryFormatTakes + "\n";
 }
 
 std::string format_markdown(const RowFormatEntry& format) {
@@ -95,7 +95,7 @@ std::string formats_markdown_page() {
       "# Row formats\n\nHow the rows of any cache are stored, from the lines of each format's own file (`kvreplay list "
       "formats --markdown`). Bytes are those of a coded row, key and value together, with scales and offsets; what is "
       "stored once for a kv head is not in them. " +
-      std::string(kAxes) + "\n\n";
+      std::string(kEveryFormatTakes) + "\n\n";
   TextRows rows = {{"name", "what it stores", "bytes, d = 64", "d = 128", "tier"}};
   for (const RowFormatEntry& f : row_formats())
     rows.push_back({fmt::format("[`{}`](#{})", f.info.name, f.info.name), f.info.title, row_bytes_text(f, 64),

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Builds the libFuzzer targets (tests/fuzz) and runs both at once, on their corpus and from there on.
+# Builds the libFuzzer targets (tests/fuzz) with sanitizers and runs both at once, on their corpus and from there on.
 #   tests/fuzz.sh RUNS [SECONDS]   each target ends after RUNS inputs, or after SECONDS if that comes first
-# An input that is a finding lies in build/fuzz/findings afterwards; build/fuzz/fuzz_NAME FILE repeats it.
+# An input that is a finding lies in build/fuzz/findings afterwards; build/asan/tests/fuzz/fuzz_NAME FILE repeats it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=${1:?usage: tests/fuzz.sh RUNS [SECONDS]}
 seconds=${2:-0}
 
-export CC=clang CXX=clang++
-cmake -S tests/fuzz -B build/fuzz -G Ninja >build/fuzz.log 2>&1 || { cat build/fuzz.log; exit 1; }
-cmake --build build/fuzz
+mkdir -p build/fuzz
+cmake --preset asan >build/fuzz/cmake.log 2>&1 || { cat build/fuzz/cmake.log; exit 1; }
+cmake --build build/asan --target fuzz_targets
 # A run that is limited in time is the same at every call; others go on from what the last one found.
 seed=0
 [ "$seconds" -eq 0 ] || { seed=1; rm -rf build/fuzz/found; }
@@ -20,7 +20,7 @@ export ASAN_OPTIONS=abort_on_error=1:quarantine_size_mb=1:detect_leaks=0
 run() {  # run NAME OPTIONS...: the last lines of a target that ends well, all of one that does not
   local name=$1 log=build/fuzz/$1.log
   shift
-  if build/fuzz/fuzz_"$name" -seed=$seed -runs="$runs" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=60 -detect_leaks=0 \
+  if build/asan/tests/fuzz/fuzz_"$name" -seed=$seed -runs="$runs" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=60 -detect_leaks=0 \
     -artifact_prefix=build/fuzz/findings/ "$@" "build/fuzz/found/$name" "tests/fuzz/corpus/$name" >"$log" 2>&1; then
     echo "fuzz_$name: $(grep -E '^Done' "$log")"
   else

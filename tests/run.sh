@@ -26,7 +26,7 @@ step() {  # step NAME COMMAND...: says what is done, how long it took, and goes 
 cuda=()
 nvcc=$(command -v nvcc /usr/local/cuda/bin/nvcc | head -n 1)
 if [ $fast -eq 0 ] && [ -n "$nvcc" ]; then
-  cuda=(-DKVREPLAY_CUDA=ON "-DKVREPLAY_CUDA_METHODS=h2o;snapkv;topk_oracle;subgen_stream" -DCMAKE_CUDA_ARCHITECTURES=90)
+  cuda=(-DKVREPLAY_CUDA=ON "-DKVREPLAY_CUDA_METHODS=h2o;subgen_stream" -DCMAKE_CUDA_ARCHITECTURES=90)
   if [[ $("$nvcc" --help) == *--Ofast-compile* ]]; then cuda+=(-DCMAKE_CUDA_FLAGS=--Ofast-compile=max); fi
 fi
 build() {  # build PRESET FOLDER TARGET OPTION...

@@ -26,8 +26,10 @@ void give(Cell& cell, int32_t tokens) {
                       ", kv head " + std::to_string(cell.place.kv_head) + ": the allocator gives it " +
                       std::to_string(tokens) + " tokens, and " + e.what());
   }
-  if (by_curves(cell))
-    cell.allocator_says[cell.options().lu_kv.calibration.is_offline() ? "offline" : "sees_future"] = 1;
+  const Calibration* from = heads_learnt_from(cell.variant->values, cell.options());
+  if (from == nullptr) return;
+  if (from->is_offline()) cell.allocator_says["offline"] = 1;
+  else if (by_curves(cell)) cell.allocator_says["sees_future"] = 1;
 }
 
 void give_ends(Cell& cell, Protect ends) {

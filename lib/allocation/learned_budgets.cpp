@@ -28,12 +28,15 @@ void LearnedBudgets<Real>::add(const Cell& cell) {
 
 template <class Real>
 void LearnedBudgets<Real>::Lesson::divide() {
+  for (const HeadScores& head : heads) at.push_back({cell.place.trace, "", head.layer, head.kv_head});
+  if (by_curves(cell)) return divide_by_curves();
+  for (const HeadScores& head : heads) said.push_back(head.extras);
+}
+
+template <class Real>
+void LearnedBudgets<Real>::Lesson::divide_by_curves() {
   const int32_t prompt = cell.extent.prompt_tokens;
-  const std::vector<int32_t> tokens = lu_kv_tokens(heads, budget, prompt, replayed);
-  for (size_t h = 0; h < heads.size(); ++h) {
-    at.push_back({cell.place.trace, "", heads[h].layer, heads[h].kv_head});
-    shares.push_back(double(tokens[h]) / prompt);
-  }
+  for (const int32_t tokens : lu_kv_tokens(heads, budget, prompt, replayed)) shares.push_back(double(tokens) / prompt);
 }
 
 template <class Real>
@@ -52,22 +55,39 @@ void LearnedBudgets<Real>::learn() {
 template <class Real>
 int32_t LearnedBudgets<Real>::tokens(const Cell& cell, const std::vector<Place>& layers) const {
   const std::vector<Place> heads = heads_of(layers);
-  const std::vector<CalibrationPrompt>& prompts = cell.variant->calibration;
-  const std::map<Name, Lesson>& lessons = lessons_.at(cell.place.trace);
-  std::vector<double> mean(heads.size(), 0);
-  for (const CalibrationPrompt& prompt : prompts) {
-    const Lesson& lesson = lessons.at(name_of(cell, prompt));
+  std::vector<const Lesson*> lessons;
+  for (const CalibrationPrompt& prompt : cell.variant->calibration) {
+    const Lesson& lesson = lessons_.at(cell.place.trace).at(name_of(cell, prompt));
     if (!lesson.lost.empty()) throw ConfigError(lesson.lost);
     if (lesson.at != heads)
       throw ConfigError("prompts " + prompt.id + " and " + cell.place.prompt +
                         " do not hold the same heads, so none can "
                         "learn from the other: write calibration: prompt:ID with one that does");
-    for (size_t h = 0; h < heads.size(); ++h)
-      mean[h] += lesson.shares[h] / double(prompts.size()) * cell.extent.prompt_tokens;
+    lessons.push_back(&lesson);
   }
-  const std::vector<int32_t> tokens =
-      largest_remainder(mean, int64_t(cell.budget.tokens) * int64_t(heads.size()), cell.extent.prompt_tokens);
-  return tokens[place_of(cell, heads)];
+  return (by_curves(cell) ? by_curves_of(cell, lessons) : by_rule_of(cell, lessons))[place_of(cell, heads)];
+}
+
+template <class Real>
+std::vector<int32_t> LearnedBudgets<Real>::by_curves_of(const Cell& cell,
+                                                        const std::vector<const Lesson*>& lessons) const {
+  std::vector<double> mean(lessons.front()->at.size(), 0);
+  for (const Lesson* lesson : lessons)
+    for (size_t h = 0; h < mean.size(); ++h)
+      mean[h] += lesson->shares[h] / double(lessons.size()) * cell.extent.prompt_tokens;
+  return largest_remainder(mean, int64_t(cell.budget.tokens) * int64_t(mean.size()), cell.extent.prompt_tokens);
+}
+
+template <class Real>
+std::vector<int32_t> LearnedBudgets<Real>::by_rule_of(const Cell& cell,
+                                                      const std::vector<const Lesson*>& lessons) const {
+  std::vector<HeadScores> heads;
+  for (const Place& at : lessons.front()->at) heads.push_back({at.layer, at.kv_head, {}, {}});
+  for (const Lesson* lesson : lessons)
+    for (size_t h = 0; h < heads.size(); ++h)
+      heads[h].extras.insert(heads[h].extras.end(), lesson->said[h].begin(), lesson->said[h].end());
+  const BoundMethod method(cell.variant->values, cell.context());
+  return method.method().host.share(method.policy(), method.context(), heads);
 }
 
 template class LearnedBudgets<float>;

@@ -73,6 +73,7 @@ SharedOver MethodValues::shared_over() const {
   return host().shares != nullptr ? host().shares(policy()) : method_->shared_over;
 }
 bool MethodValues::shares_budget() const { return method_->shares_budget && shared_over() != SharedOver::none; }
+bool MethodValues::learns_heads() const { return host().learns_heads != nullptr && host().learns_heads(policy()); }
 bool MethodValues::random() const { return host().random != nullptr && host().random(policy()); }
 bool MethodValues::streams_prompt() const {
   return host().streams_prompt != nullptr && host().streams_prompt(policy());

@@ -26,6 +26,7 @@ class MethodValues {
   bool takes_budget() const;
   SharedOver shared_over() const;  // by a rule of its own
   bool shares_budget() const;      // likewise: a head's tokens depend on its layer or on other heads
+  bool learns_heads() const;       // by what heads say on the prompts of its calibration
   bool random() const;             // repeats over seeds
   bool streams_prompt() const;
   bool chooses() const;  // query-time: reads some rows of its cache only

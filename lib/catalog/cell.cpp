@@ -55,6 +55,11 @@ bool needs_no_other_head(const Cell& cell) {
 
 bool needs_all_layers(const Cell& cell) { return !needs_no_other_head(cell) && shared_over(cell) == SharedOver::model; }
 
+const Calibration* heads_learnt_from(const MethodValues& values, const CommonOptions& options) {
+  if (options.allocator == Allocator::lu_kv) return &options.lu_kv.calibration;
+  return values.learns_heads() ? &values.calibration() : nullptr;
+}
+
 bool needs_other_prompts(const Cell& cell) { return cell.variant->values.calibration().is_of_other_prompts(); }
 
 void set_share(Cell& cell, int32_t tokens) {

@@ -19,7 +19,7 @@ struct TraceNames {
   int32_t n_layers = 0;  // of the model
 };
 
-// Another prompt of the trace, by which an allocator learns what heads gain, and how it would be replayed.
+// Another prompt of the trace, by which heads are compared, and how it would be replayed.
 struct CalibrationPrompt {
   std::string id;
   uint32_t rank = 0;  // as Cell::prompt_rank
@@ -38,7 +38,7 @@ struct Variant {
   std::string uniforms;  // file, or ""
   std::string kept;      // file of lists that the method is given, or ""
   FileDigests digests;
-  std::vector<CalibrationPrompt> calibration;  // of an allocator that looks at other prompts
+  std::vector<CalibrationPrompt> calibration;  // by which a rule that shares a budget knows heads, where by others
   bool prompt_streams = false;                 // convention C5
   HeadShape shape{};                           // of what decides together (gqa.level)
   double scale = 1;                            // of the layer's logits
@@ -79,7 +79,9 @@ bool compares_heads(Allocator rule);
 bool needs_no_other_head(const Cell& cell);
 // Whether its share depends on heads of all layers.
 bool needs_all_layers(const Cell& cell);
-// Whether it looks at queries of other prompts of its trace.
+// Whose text a rule that shares a budget over heads learns them from; null where it learns none.
+const Calibration* heads_learnt_from(const MethodValues& values, const CommonOptions& options);
+// Whether it looks at other prompts of its trace.
 bool needs_other_prompts(const Cell& cell);
 // Gives a cell its share of the budget: from here on what followed from the whole one follows from it. Throws
 // ParameterError.

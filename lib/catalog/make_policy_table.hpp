@@ -75,6 +75,10 @@ KVR_FOUND(
 KVR_FOUND(
     hear, requires(P p, const std::vector<HeadScores>& heads) { p.hear(heads); })
 KVR_FOUND(
+    learns_heads, requires(const P p) {
+      { p.learns_heads() } -> std::same_as<bool>;
+    })
+KVR_FOUND(
     failure_text, requires { P::failure_text(1, 1); })
 KVR_FOUND(
     set_options, requires(const P p, CommonOptions& options) { P::set_options(p, options); })
@@ -147,6 +151,7 @@ struct PolicyHooks {
       h.head_scores = [](const void* self, std::vector<double>& extras) { of(self).head_scores(extras); };
     if constexpr (has(Hook::hear))
       h.hear = [](void* self, const std::vector<HeadScores>& heads) { of(self).hear(heads); };
+    if constexpr (has(Hook::learns_heads)) h.learns_heads = [](const void* self) { return of(self).learns_heads(); };
     if constexpr (has(Hook::failure_text))
       h.failure_text = [](int32_t code, int32_t at) -> std::string { return P::failure_text(code, at); };
     if constexpr (has(Hook::set_options))

@@ -33,6 +33,7 @@ struct HostHooks {
   std::vector<int32_t> (*share)(const void* self, const MethodContext&, const std::vector<HeadScores>&) = nullptr;
   void (*head_scores)(const void* self, std::vector<double>& extras) = nullptr;
   void (*hear)(void* self, const std::vector<HeadScores>&) = nullptr;
+  bool (*learns_heads)(const void* self) = nullptr;
   std::string (*failure_text)(int32_t code, int32_t at) = nullptr;
   void (*set_options)(const void* self, CommonOptions&) = nullptr;
   const char* (*warning)(const void* self, const CommonOptions&) = nullptr;

@@ -73,6 +73,13 @@ std::string senseless_share(const MethodInstance& m) {
   const bool given = options.allocator != Allocator::uniform, own = m.values.shared_over() != SharedOver::none;
   const bool over_layers = own ? m.values.shared_over() == SharedOver::head : options.allocator == Allocator::pyramid;
   const bool over_heads = (own || given) && !over_layers;
+  const Calibration& known = m.values.calibration();
+  if (m.method().hooks.has(Hook::learns_heads) && known.is_offline()) {
+    if (!m.values.learns_heads())
+      return fmt::format("{} looks at this prompt alone, but for level head: leave out calibration", name);
+    if (known.source == Calibration::Source::file)
+      return fmt::format("{} knows heads by prompts: write calibration: self, others or prompt:ID", name);
+  }
   if (own && !m.values.shares_budget() && (given || options.gqa_level != GqaLevel::kv))
     return fmt::format(
         "{} compares what the kv heads of a layer say, each with a cache and a budget of its own: "

@@ -9,15 +9,14 @@
 namespace kvreplay {
 namespace {
 
-// Of the instance's allocator, where the configuration says something of it.
+// Of the rule by which an instance shares its budget.
 class LearningPrompts {
  public:
   LearningPrompts(const RunConfig& config, const MethodInstance& instance, const TraceInfo& trace,
                   const PromptInfo& replayed, Problems& problems)
       : config_(config), instance_(instance), trace_(trace), replayed_(replayed), problems_(problems) {}
 
-  std::vector<CalibrationPrompt> take() const {
-    const Calibration& from = instance_.options.lu_kv.calibration;
+  std::vector<CalibrationPrompt> take(const Calibration& from) const {
     if (from.source == Calibration::Source::prompt) return from_prompt(from.name);
     std::vector<CalibrationPrompt> prompts;
     for (size_t i = 0; i < trace_.prompts.size(); ++i)
@@ -25,8 +24,9 @@ class LearningPrompts {
     if (trace_.prompts.size() < 2)
       tell(
           fmt::format("learns from the other prompts of the trace, but {} holds prompt {} alone: record more prompts, "
-                      "or write {{name: lu_kv, calibration: self}}, an oracle that sees the rows it is measured on",
-                      trace_.path.string(), replayed_.id));
+                      "or write {}{}",
+                      trace_.path.string(), replayed_.id, by_calibration("self"),
+                      by_allocator() ? ", an oracle that sees the rows it is measured on" : ""));
     return prompts;
   }
 
@@ -37,10 +37,8 @@ class LearningPrompts {
     for (size_t i = 0; i < held.size(); ++i)
       if (held[i] == id && id != replayed_.id) add(i, prompts);
     if (id == replayed_.id)
-      tell(
-          fmt::format("learns from prompt {}, which is replayed too: leave it out of select.prompts, or write "
-                      "{{name: lu_kv, calibration: others}}",
-                      id));
+      tell(fmt::format("learns from prompt {}, which is replayed too: leave it out of select.prompts, or write {}", id,
+                       by_calibration("others")));
     else if (prompts.empty() && std::find(held.begin(), held.end(), id) == held.end())
       tell(fmt::format("learns from prompt {}, which {} lacks{}. It holds {}", id, trace_.path.string(),
                        did_you_mean(id, held), join(held)));
@@ -56,14 +54,20 @@ class LearningPrompts {
                       prompt.id));
     const auto extent = extent_of(config_, prompt, problems_);
     if (!extent) return;
-    if (extent->prompt_tokens < extent->tokens) return prompts.push_back({prompt.id, uint32_t(place), *extent});
+    const bool has_rows = extent->prompt_tokens < extent->tokens;
+    if (has_rows || !by_allocator()) return prompts.push_back({prompt.id, uint32_t(place), *extent});
     tell(fmt::format("learns from decode rows, and prompt {} has none: set replay.prefill below {}", prompt.id,
                      extent->tokens));
   }
 
+  bool by_allocator() const { return !instance_.values.learns_heads(); }
+  std::string by_calibration(const char* word) const {
+    const std::string given = fmt::format("calibration: {}", word);
+    return by_allocator() ? "{name: lu_kv, " + given + "}" : given;
+  }
   void tell(const std::string& why) const {
-    problems_.error(instance_.mark, fmt::format("{}: allocator {} {}", instance_.method().info.name,
-                                                word(instance_.options.allocator), why));
+    const std::string rule = by_allocator() ? fmt::format(" allocator {}", word(instance_.options.allocator)) : "";
+    problems_.error(instance_.mark, fmt::format("{}:{} {}", instance_.method().info.name, rule, why));
   }
 
   const RunConfig& config_;
@@ -105,8 +109,9 @@ std::optional<Extent> extent_of(const RunConfig& config, const PromptInfo& promp
 
 std::vector<CalibrationPrompt> calibration_of(const RunConfig& config, const MethodInstance& instance,
                                               const TraceInfo& trace, const PromptInfo& replayed, Problems& problems) {
-  const bool looks = instance.options.allocator == Allocator::lu_kv && instance.options.lu_kv.calibration.is_offline();
-  return looks ? LearningPrompts(config, instance, trace, replayed, problems).take() : std::vector<CalibrationPrompt>{};
+  const Calibration* from = heads_learnt_from(instance.values, instance.options);
+  if (from == nullptr || !from->is_of_other_prompts()) return {};
+  return LearningPrompts(config, instance, trace, replayed, problems).take(*from);
 }
 
 }  // namespace kvreplay

@@ -12,8 +12,8 @@ namespace kvreplay {
 // Prompt and tokens of a replay, or nothing after reporting why there is none.
 std::optional<Extent> extent_of(const RunConfig& config, const PromptInfo& prompt, Problems& problems);
 
-// Prompts of the trace from whose decode rows the allocator of an instance learns, where `replayed` is replayed; empty
-// where it looks at no other prompt, or after reporting why it cannot.
+// Prompts of the trace from which the rule that shares an instance's budget knows heads, where `replayed` is replayed;
+// empty where it looks at no other prompt, or after reporting why it cannot.
 std::vector<CalibrationPrompt> calibration_of(const RunConfig& config, const MethodInstance& instance,
                                               const TraceInfo& trace, const PromptInfo& replayed, Problems& problems);
 

@@ -79,7 +79,8 @@ class Selection {
     check_text(trace, prompt);
     const auto extent = extent_of(config_, prompt, problems_);
     for (const MethodInstance& instance : config_.methods)
-      (void)calibration_of(config_, instance, trace, prompt, problems_);
+      for (const CalibrationPrompt& other : calibration_of(config_, instance, trace, prompt, problems_))
+        check_lesson(instance, trace.prompts[other.rank], other.extent);
     const auto numbers = names_of(prompt.layers, &LayerInfo::layer);
     for (const int32_t number : config_.select.layers.value_or(numbers)) {
       const size_t l = place_of(number, numbers);
@@ -161,7 +162,7 @@ class Selection {
       problems_.error(instance.mark, fmt::format("{} rotates queries, but the trace records no rotary embedding "
                                                  "(layer {}): record it again with kvdump",
                                                  name, layer.layer));
-    tell_missing(instance, needs, layer);
+    tell_missing(instance, needs, layer, "the trace");
     calibrations_.check(m, trace, prompt, layer, needs.known);
     const bool sees_queries = instance.method().hooks.has(Hook::observe_queries);
     if ((needs.whole || (needs.queries && !sees_queries)) && config_.replay.streams_prompt(instance.options))
@@ -178,12 +179,18 @@ class Selection {
                                   name, layer.query_rows, layer.tokens, layer.layer));
   }
 
-  // What only some traces hold, and by which flag it is recorded.
-  void tell_missing(const MethodInstance& instance, const PromptNeeds& needs, const LayerInfo& layer) {
+  // A prompt by which heads are known is scored like the one that is replayed.
+  void check_lesson(const MethodInstance& instance, const PromptInfo& prompt, const Extent& extent) {
+    for (const LayerInfo& layer : prompt.layers)
+      tell_missing(instance, prompt_needs(instance, layer, extent), layer, "prompt " + prompt.id);
+  }
+
+  // What only some traces, and some of their prompts, hold, and by which flag it is recorded.
+  void tell_missing(const MethodInstance& instance, const PromptNeeds& needs, const LayerInfo& layer,
+                    const std::string& where) {
     const auto lacks = [&](const char* what, const char* flag) {
-      problems_.error(instance.mark,
-                      fmt::format("{} looks at {}, which the trace lacks (layer {}): record it with kvdump {}",
-                                  instance.method().info.name, what, layer.layer, flag));
+      problems_.error(instance.mark, fmt::format("{} looks at {}, which {} lacks (layer {}): record it with kvdump {}",
+                                                 instance.method().info.name, what, where, layer.layer, flag));
     };
     const bool critical = instance.options.wrapper.kind == Wrapper::Kind::critical;
     if (needs.repeat && layer.repeat_rows == 0) lacks("a pass that repeats the prompt", "--repeat");

@@ -44,6 +44,18 @@ inline std::vector<int32_t> duo_tokens(const std::vector<bool>& streams, int32_t
   return tokens;
 }
 
+// KVzip, arXiv 2505.23416, by heads: in descending order of their worth heads hold `most` tokens while budget * heads
+// lasts, and the others `ends`. What is left where a head cannot have everything stays unspent. Ties: head.
+inline std::vector<int32_t> whole_heads(const std::vector<double>& worth, int32_t budget, int32_t ends, int32_t most) {
+  std::vector<size_t> order(worth.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return worth[a] > worth[b]; });
+  const int64_t rest = int64_t(budget - ends) * int64_t(worth.size()), more = std::max(1, most - ends);
+  std::vector<int32_t> tokens(worth.size(), ends);
+  for (size_t i = 0; i < order.size() && int64_t(i) < rest / more; ++i) tokens[order[i]] = most;
+  return tokens;
+}
+
 // HeadKV, arXiv 2410.19258: with b = budget - window, floor(b / beta) * heads tokens are a pool that goes by the heads'
 // share of importance^temp, and the rest of b is every head's alike. Rounded half to even, so that the sum may miss
 // budget * heads by a few tokens.

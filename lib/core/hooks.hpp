@@ -16,8 +16,8 @@ namespace kvreplay {
   X(observe) X(extra_bytes) X(spread) X(report)                                                            \
   /* What the engine sizes and checks. */                                                                  \
   X(layout) X(needs) X(oracle_needs) X(max_rows) X(max_rows_read) X(protection) X(score_rule)              \
-  X(error_bound) X(voters) X(shared_over) X(shares) X(share) X(head_scores) X(hear) X(failure_text)        \
-  X(set_options) X(warning) X(random) X(budgetless) X(rng_arrays)                                          \
+  X(error_bound) X(voters) X(shared_over) X(shares) X(share) X(head_scores) X(hear) X(learns_heads)        \
+  X(failure_text) X(set_options) X(warning) X(random) X(budgetless) X(rng_arrays)                          \
   /* What an instance says of itself. */                                                                   \
   X(streams_prompt) X(observes) X(chooses) X(changes_logits) X(holds_all) X(implied_layout) X(heads_differ) \
   /* Members that the engine binds. */                                                                     \

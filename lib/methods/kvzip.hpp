@@ -1,4 +1,5 @@
 #pragma once
+#include "core/head_budgets.hpp"
 #include "core/selecting.hpp"
 #include "core/share.hpp"
 #include "core/vectors.hpp"
@@ -8,47 +9,66 @@ namespace kvreplay {
 // KVzip, Kim et al. 2025, section 3: what the model looks at when it repeats its context serves any later question.
 //  1. The context is repeated chunk by chunk. Keys of chunk [s, e): the sinks before s, context tokens s..e-1, and the
 //     chunk's own rows up to the present one; softmax over these alone. All rows vote, those of the instruction too.
-//  2. Score of a token = the largest probability over rows and the group.
+//  2. Score of a token that is no sink = the largest probability over the rows that repeat it and the group.
 //  3. Sinks stay. `uniform`: the top B of each kv head; `layer`, `pair`: the top B * heads over the kv heads of the
-//     layer, of all recorded layers.
+//     layer, of all recorded layers. `head`: heads in descending order of their largest score, over the prompts of
+//     `calibration`, keep the whole prompt while B * heads lasts; the others keep sinks and recent.
 struct KvZip : Selecting<4> {
   static constexpr MethodInfo info{
       .name = "kvzip",
       .title = "what the model looks at when it repeats the context",
       .source = "KVzip, Kim et al. 2025, section 3",
       .tier = 3,
-      .memory = "B prompt tokens and every later one; uneven over heads with level layer and pair",
+      .memory = "B prompt tokens and every later one; uneven over heads but with level uniform",
       .deviation =
           "the release keeps scores strictly above the threshold, so a token or more less than B, protects the whole "
-          "system prompt, and takes chunks of 2000 tokens (kvdump --repeat: 2048). Its level head, whose scores come "
-          "from other prompts, is not built.",
+          "system prompt, and takes chunks of 2000 tokens (kvdump --repeat: 2048). Its level head knows heads by other "
+          "text, as `calibration: others` does; by default they are known by this prompt.",
       .streams = false,
       .default_phase = Phase::oneshot,
       .layer_level = false,
   };
-  static constexpr Hooks hooks{"read_prompt evict layout needs protection shared_over shares share state larger"};
+  static constexpr Hooks hooks{
+      "read_prompt evict layout needs protection shared_over shares share head_scores "
+      "learns_heads state larger"};
   static constexpr SharedOver shared_over = SharedOver::model;
-  enum class Level { uniform, layer, pair };
+  enum class Level { uniform, layer, pair, head };
   Level level = Level::uniform;
   std::span<double> state;  // [P] scores, then [P] one row's probabilities
   const KvZip* larger = nullptr;
 
   static void declare(auto& d) { declare_level<KvZip>(d); }
+  void resolve(const MethodContext& context) {
+    Selecting::resolve(context);
+    if (level == Level::head && sinks + recent == 0)
+      throw ParameterError("sinks", "level head leaves sinks and recent of most heads, and they are 0: raise one");
+  }
   template <class M>
   static void declare_level(auto& d) {
-    d.choice("level", static_cast<Level M::*>(&M::level), {"uniform", "layer", "pair"},
-             "whose scores compete: of one kv head, of a layer, of all recorded layers");
+    d.choice("level", static_cast<Level M::*>(&M::level), {"uniform", "layer", "pair", "head"},
+             "whose scores compete: of one kv head, of a layer, of all recorded layers; or whole heads, of all layers");
+    d.calibration("by whose repeated prompts level head knows heads: this one, or others of the trace");
     protect<M>(d);
   }
   Layout layout(const MethodContext& context) const {
     return {.state_doubles = 2 * int64_t(context.prompt_tokens), .scores = true};
   }
   PromptNeeds needs(const MethodContext&) const { return {.repeat = true}; }
+  bool learns_heads() const { return level == Level::head; }
+  void head_scores(std::vector<double>& says) const {
+    const std::span<double> scores = state.first(state.size() / 2);
+    says.push_back(*std::max_element(scores.begin(), scores.end()));
+  }
   SharedOver shares() const {
     if (level == Level::uniform) return SharedOver::none;
     return level == Level::layer ? SharedOver::layer : SharedOver::model;
   }
   std::vector<int32_t> share(const MethodContext& context, const std::vector<HeadScores>& heads) const {
+    if (level == Level::head) {
+      std::vector<double> worth;
+      for (const HeadScores& h : heads) worth.push_back(*std::max_element(h.extras.begin(), h.extras.end()));
+      return whole_heads(worth, context.budget.tokens, sinks + recent, context.prompt_tokens);
+    }
     std::vector<std::vector<double>> scores;
     for (const HeadScores& t : heads) scores.push_back(t.scores);
     return winners(scores, int64_t(context.budget.tokens) * int64_t(heads.size()));
@@ -75,8 +95,7 @@ struct KvZip : Selecting<4> {
   struct Seen {
     int32_t first, before, count;
     KVR_FN int32_t token(int32_t i) const { return i < before ? i : first + i - before; }
-    KVR_FN int32_t at(int32_t token) const {  // -1: not seen
-      if (token < before) return token;
+    KVR_FN int32_t at(int32_t token) const {  // -1: no token of the chunk
       const int32_t i = token - first + before;
       return token < first || i >= count ? -1 : i;
     }
@@ -101,7 +120,7 @@ struct KvZip : Selecting<4> {
           vote(team, prompt, seen, h, row, r.first_row[c]);
           team.each(cache.size(), [&](int32_t i) {
             const int32_t token = cache.token(i), at = seen.at(token);
-            if (at < 0) return;
+            if (token < sinks || at < 0) return;
             const double s = p[size_t(at)] * factor(h, row, token);
             state[size_t(i)] = s > state[size_t(i)] ? s : state[size_t(i)];
           });

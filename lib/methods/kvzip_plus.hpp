@@ -11,7 +11,7 @@ struct KvZipPlus : KvZip {
       .title = "kvzip, weighed by what values add to the residual stream",
       .source = "KVzip, Kim et al. 2025, section 3, with the weights of kvpress's KVzip+",
       .tier = 3,
-      .memory = "B prompt tokens and every later one; uneven over heads with level layer and pair",
+      .memory = "B prompt tokens and every later one; uneven over heads but with level uniform",
       .deviation = "as kvzip's; the norm is that of the attention module's input, as kvpress divides.",
       .streams = false,
       .default_phase = Phase::oneshot,

@@ -35,6 +35,15 @@ TEST_CASE("heads that do not stream share what the others leave", "[alloc]") {
   CHECK(duo_tokens({true, false}, 10, 20, 99).empty());
 }
 
+TEST_CASE("whole heads are kept in the order of their worth while the budget lasts", "[alloc]") {
+  // 4 heads at 10 tokens: beside the ends of 4 there are 24 tokens, and a whole head takes 16 more.
+  CHECK(whole_heads({0.1, 0.9, 0.5, 0.3}, 10, 4, 20) == Tokens{4, 20, 4, 4});
+  CHECK(whole_heads({0.1, 0.9, 0.5, 0.3}, 12, 4, 20) == Tokens{4, 20, 20, 4});
+  CHECK(whole_heads({0.5, 0.5, 0.5, 0.5}, 12, 4, 20) == Tokens{20, 20, 4, 4});
+  CHECK(whole_heads({0.1, 0.9}, 4, 4, 20) == Tokens{4, 4});
+  CHECK(whole_heads({0.1, 0.9}, 20, 4, 20) == Tokens{20, 20});
+}
+
 TEST_CASE("HeadKV adds a share of the pool to an equal part", "[alloc]") {
   // b = 60, of which 50 a head go to the pool of 100: 10 and 75 or 25 for each.
   CHECK(headkv_tokens({3, 1}, 68, 8, 1.2, 1) == Tokens{93, 43});

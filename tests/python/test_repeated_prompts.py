@@ -1,4 +1,4 @@
-"""KVzip at every level beside the numpy definition, by this prompt's repeat pass and by those of other prompts."""
+"""KVzip at every level beside the numpy definition, by the repeat pass of this prompt and of others."""
 
 from functools import cache
 
@@ -29,7 +29,8 @@ def repeats_of(prompt):
         # Each row looks for some token of the prompt, in some heads more than in others.
         sharpness = 1 + 2 * rng.random()
         sought = rng.integers(0, head.P, 2 * ROWS)
-        q = np.stack([sharpness * head.k[sought] + rng.normal(size=(2 * ROWS, head.d)) for _ in range(head.G)])
+        clear = sharpness * head.k[sought]
+        q = np.stack([clear + rng.normal(size=clear.shape) for _ in range(head.G)])
         k = rng.normal(size=(2 * ROWS, head.d))
         single = [x.astype(np.float32).astype(float) for x in (q, k)]
         return Repeat(*single, (0, ROWS, 2 * ROWS), (0, head.P // 2, head.P))

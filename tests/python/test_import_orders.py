@@ -72,8 +72,16 @@ def check_order(names, file):
     assert done.returncode == 0 and done.stdout == "all work\n", done.stderr[-2000:]
 
 
+# Two orders have each of two libraries before the other; the others repeat that.
+BOTH_WAYS = [("torch", "h5py", "kvreplay"), ("kvreplay", "h5py", "torch")]
+ORDERS_OF_THREE = [
+    names if names in BOTH_WAYS else pytest.param(names, marks=pytest.mark.slow)
+    for names in itertools.permutations(BOTH_WAYS[0])
+]
+
+
 @pytest.mark.torch
-@pytest.mark.parametrize("names", list(itertools.permutations(("torch", "h5py", "kvreplay"))), ids="-".join)
+@pytest.mark.parametrize("names", ORDERS_OF_THREE, ids="-".join)
 def test_torch_h5py_and_kvreplay_work_in_any_order_and_after_a_fork(names, small_file):
     pytest.importorskip("torch")
     check_order(names, small_file)

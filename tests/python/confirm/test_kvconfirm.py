@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -32,7 +30,7 @@ from confirm_fixture import (  # noqa: E402
     whole,
 )
 from kvconfirm.trace import Trace  # noqa: E402
-from kvreplay_cli import BINARY, ROOT, table  # noqa: E402
+from kvreplay_cli import BINARY, table  # noqa: E402
 
 pytestmark = pytest.mark.torch
 WRITES_ROWS = {"wildcat", "qjl"}
@@ -438,7 +436,10 @@ def test_a_dry_run_writes_nothing(tiny, own_copy, capsys):
     assert not (own_copy / "confirm.csv").exists()
 
 
-def test_what_another_process_publishes_meanwhile_stays(tiny, own_copy, monkeypatch):
+KVCONFIRM = "import sys; from kvconfirm import cli; sys.exit(cli.main(sys.argv[1:]))"
+
+
+def test_what_another_process_publishes_meanwhile_stays(tiny, own_copy, tmp_path, dumpers, monkeypatch):
     from kvconfirm.prompt_job import PromptJob
 
     words = ("--trace", tiny[2], "--methods")
@@ -449,11 +450,10 @@ def test_what_another_process_publishes_meanwhile_stays(tiny, own_copy, monkeypa
             others.append(confirm)
             with monkeypatch.context() as patch:
                 patch.setattr(PromptJob, "confirm", whole_one)
-                other = subprocess.run(
-                    [sys.executable, "-m", "kvconfirm", own_copy, "--model", tiny[1], *words, "exact"],
-                    env={**os.environ, "PYTHONPATH": str(ROOT / "traces")}, check=False,
-                )  # fmt: skip
-                assert other.returncode == 0
+                given = (own_copy, "--model", tiny[1], *words, "exact")
+                with dumpers.run(tmp_path, KVCONFIRM, *given) as other:
+                    said = other.printed.read()
+                assert other.returncode == 0, said
         return whole_one(self, number, key)
 
     monkeypatch.setattr(PromptJob, "confirm", beside)

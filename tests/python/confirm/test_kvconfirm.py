@@ -169,13 +169,14 @@ def test_in_the_first_layer_the_drift_is_the_error_behind_the_projection(confirm
     assert float(deeper[0]["drift_mean"]) != pytest.approx(float(deeper[0]["rel_err_resid_mean"]), rel=0.01)
 
 
-def test_choices_on_the_compressed_models_own_numbers_differ_in_deeper_layers(tiny, own_copy):
+def test_choices_on_the_compressed_models_own_numbers_differ_in_deeper_layers(tiny, tmp_path):
     _, model, trace = tiny
-    words = ("--trace", trace, "--methods", "h2o,snapkv")
-    assert confirm(own_copy, model, *words) == 0
-    assert confirm(own_copy, model, *words, "--select", "own", "--kvreplay", BINARY) == 0
+    methods = [{"name": "h2o"}, {"name": "snapkv", "window": 4}]
+    out = replay(trace, tmp_path / "out", methods, select={"prompts": ["b"]})
+    assert confirm(out, model, "--trace", trace) == 0
+    assert confirm(out, model, "--trace", trace, "--select", "own", "--kvreplay", BINARY) == 0
     for given in ("{}", '{"window":4}'):
-        recorded, own = (whole(own_copy, given=given, selection=way)[0] for way in ("recorded", "own"))
+        recorded, own = (whole(out, given=given, selection=way)[0] for way in ("recorded", "own"))
         assert recorded["key"] != own["key"]
         if recorded["method"] == "h2o":  # it goes on choosing while it decodes; snapkv chose in the prompt
             assert recorded["loss"] != own["loss"]

@@ -316,7 +316,7 @@ import kvreplay
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-LAYERS, HEADS, TOKENS, DIM = 8, 16, 2048, 128
+LAYERS, HEADS, TOKENS, DIM = 8, 8, 2048, 128
 rng = np.random.default_rng(0)
 seed = rng.normal(size=(HEADS, TOKENS, DIM)).astype(np.float32)
 layers = {n: tuple(MADE(np.roll(seed, 3 * n + i, axis=1)) for i in range(3)) for n in range(LAYERS)}
@@ -333,7 +333,7 @@ print(size, peak() - before)
 
 @pytest.mark.parametrize(
     "made,megabytes",
-    [("np.ascontiguousarray", 402), ("lambda x: x.astype(np.float16)", 201), ("np.asfortranarray", 402)],
+    [("np.ascontiguousarray", 201), ("lambda x: x.astype(np.float16)", 100), ("np.asfortranarray", 201)],
     ids=["float32", "float16", "fortran"],
 )
 def test_tensors_are_not_copied(made, megabytes):

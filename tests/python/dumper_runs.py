@@ -10,25 +10,15 @@ from pathlib import Path
 from typing import IO
 
 import h5py
-import kvdump
+from kvreplay_cli import ROOT
 
-
-def python(source, *words, **options):
-    """A Python program that finds kvdump, on one thread; `options` are those of Popen."""
-    path = os.pathsep.join([str(Path(kvdump.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, "-c", source, *words],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
+ROOMS = [str(ROOT / room) for room in ("apps", "analysis", "traces", "tests/python")]
 # A process for every line of [source, words, a fifo for what it prints, most bytes of a file]: its number,
-# and in the end its exit code. To import torch and to meet a model takes seconds, which are spent once.
+# and for another line its exit code. Who has ended waits to be asked, so a number that is killed is its own.
+# To import torch and to meet a model takes seconds, which are spent once; to take it all apart takes another,
+# so a process ends with what was registered for its exit and no more.
 FORKS = """
-import json, os, resource, sys
+import atexit, json, os, resource, sys, traceback
 import torch
 from kvdump import cli
 torch.set_num_threads(1)
@@ -39,21 +29,28 @@ for line in sys.stdin:
     source, words, fifo, most_bytes = json.loads(line)
     child = os.fork()
     if child == 0:
-        code = 70
         sys.stdout = sys.stderr = open(fifo, "w", buffering=1)
         if most_bytes:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
         sys.argv = ["-c", *words]
+        code = 70
         try:
             exec(source, {"__name__": "__main__"})
+            code = 0
         except SystemExit as end:
-            code = end.code
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
         finally:
+            atexit._run_exitfuncs()
             sys.stdout.flush()
             os._exit(code)
     print(child, file=answers, flush=True)
+    sys.stdin.readline()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
 """
+# The program, as a source of such a process.
+KVDUMP = "import sys; from kvdump import cli; sys.exit(cli.main(sys.argv[1:]))"
 
 
 @dataclass
@@ -70,7 +67,14 @@ class Dumpers:
 
     def __init__(self, first_words):
         """`first_words`: of a dump that is made first, so that everything has been imported."""
-        self.process = python(FORKS, stdin=subprocess.PIPE)
+        path = os.pathsep.join([*ROOMS, os.environ.get("PYTHONPATH", "")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", FORKS],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self._ask([str(word) for word in first_words])
         assert self.process.stdout.readline() == "0\n"
 
@@ -87,8 +91,11 @@ class Dumpers:
         with fifo.open(errors="replace") as printed:
             fifo.unlink()
             fork = Fork(int(self.process.stdout.readline()), printed)
-            yield fork
-            fork.returncode = int(self.process.stdout.readline())
+            try:
+                yield fork
+            finally:
+                self._ask("how did it end?")
+                fork.returncode = int(self.process.stdout.readline())
 
     def end(self):
         self.process.stdin.close()

@@ -288,7 +288,7 @@ def test_a_device_stands_beside_one_core_and_the_peer_on_that_device(trace, trut
     (tmp_path / "fake.json").write_text(json.dumps(given))
     (tmp_path / "torch.py").write_text(TORCH)
     words = ["--device", "emulated", "--exact-tokens", 512, "--rounds", 1, "--jobs", 2, "--out", tmp_path]
-    words += ["--trace", trace, "--tokens", 160, "--prefill", 100, "--last", 30, "--budgets", "66,80"]
+    words += ["--trace", trace, "--tokens", 160, "--prefill", 130, "--last", 20, "--budgets", "66,80"]
     emulated = str(BINARY.with_name("kvreplay_bench"))
     done = bench(*words, "--peer", peer_file, PYTHONPATH=str(tmp_path), KVREPLAY=emulated)
     assert done.returncode == 0, done.stderr

@@ -72,8 +72,16 @@ def check_order(names, file):
     assert done.returncode == 0 and done.stdout == "all work\n", done.stderr[-2000:]
 
 
+# Two orders have each of two libraries before the other; the others repeat that.
+BOTH_WAYS = [("torch", "h5py", "kvreplay"), ("kvreplay", "h5py", "torch")]
+ORDERS_OF_THREE = [
+    names if names in BOTH_WAYS else pytest.param(names, marks=pytest.mark.slow)
+    for names in itertools.permutations(BOTH_WAYS[0])
+]
+
+
 @pytest.mark.torch
-@pytest.mark.parametrize("names", list(itertools.permutations(("torch", "h5py", "kvreplay"))), ids="-".join)
+@pytest.mark.parametrize("names", ORDERS_OF_THREE, ids="-".join)
 def test_torch_h5py_and_kvreplay_work_in_any_order_and_after_a_fork(names, small_file):
     pytest.importorskip("torch")
     check_order(names, small_file)
@@ -301,14 +309,14 @@ def test_python_goes_on_while_the_engine_works():
 # ---- memory
 
 MEMORY = """
-import resource, sys
 import numpy as np
 import kvreplay
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak():  # getrusage would count the process that started this one
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
 
-LAYERS, HEADS, TOKENS, DIM = 8, 16, 2048, 128
+LAYERS, HEADS, TOKENS, DIM = 8, 8, 2048, 128
 rng = np.random.default_rng(0)
 seed = rng.normal(size=(HEADS, TOKENS, DIM)).astype(np.float32)
 layers = {n: tuple(MADE(np.roll(seed, 3 * n + i, axis=1)) for i in range(3)) for n in range(LAYERS)}
@@ -325,7 +333,7 @@ print(size, peak() - before)
 
 @pytest.mark.parametrize(
     "made,megabytes",
-    [("np.ascontiguousarray", 402), ("lambda x: x.astype(np.float16)", 201), ("np.asfortranarray", 402)],
+    [("np.ascontiguousarray", 201), ("lambda x: x.astype(np.float16)", 100), ("np.asfortranarray", 201)],
     ids=["float32", "float16", "fortran"],
 )
 def test_tensors_are_not_copied(made, megabytes):

@@ -13,7 +13,7 @@ WORK += ["-s", "output.save=[kept, curves, outputs]", "--progress", "none", "-j"
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    return synth(tmp_path_factory.mktemp("trace") / "t.h5", "--tokens", 320, "--prompt", 128, "--layers", 2)
+    return synth(tmp_path_factory.mktemp("trace") / "t.h5", "--tokens", 224, "--prompt", 96, "--layers", 2)
 
 
 @pytest.fixture(scope="module")

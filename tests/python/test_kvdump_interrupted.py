@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from dumper_runs import Dumpers, contents  # noqa: E402
+from dumper_runs import KVDUMP, contents  # noqa: E402
 from kvdump import cli, job  # noqa: E402
 from tiny_model_folder import TEXT, jsonl, saved, words_for  # noqa: E402
 
@@ -35,14 +35,6 @@ WAITS_IN_A_FILE = WAITS.replace("DirectorySink.link", "FileSink.write_layer")
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(scope="module")
-def dumpers(llama, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("first")
-    dumpers = Dumpers([*words_for(llama, jsonl(folder / "p.jsonl", TEXT))(folder / "t.h5")])
-    yield dumpers
-    dumpers.end()
 
 
 @pytest.fixture
@@ -249,8 +241,7 @@ def test_a_killed_dump_into_a_file_leaves_no_trace_and_the_next_one_cleans_up(
 def test_a_full_disk_ends_in_a_message_and_nothing_under_a_final_name(
     words, dumpers, tmp_path, limit, output
 ):
-    plain = "import sys; from kvdump import cli; sys.exit(cli.main(sys.argv[1:]))"
-    with dumpers.run(tmp_path, plain, *words(tmp_path / output), most_bytes=limit) as process:
+    with dumpers.run(tmp_path, KVDUMP, *words(tmp_path / output), most_bytes=limit) as process:
         said = process.printed.read()
     assert process.returncode == TROUBLE, said
     last = said.strip().splitlines()[-1]

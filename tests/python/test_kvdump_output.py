@@ -1,5 +1,6 @@
 """`with_output`: what the attention adds to the residual stream, for every layout of blocks."""
 
+import functools
 import re
 
 import h5py
@@ -64,10 +65,22 @@ def recorded_with_output(name, path, change=lambda model: model):
     return seen
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """recorded(name): what was seen of an architecture, and its trace; each is recorded once."""
+
+    @functools.cache
+    def of(name):
+        path = tmp_path_factory.mktemp("recorded") / "t.h5"
+        return recorded_with_output(name, path), path
+
+    return of
+
+
 @pytest.mark.parametrize("name", every_architecture(*GATED))
-def test_the_recorded_projection_of_the_output_is_what_the_attention_module_returns(tmp_path, name):
-    seen = recorded_with_output(name, tmp_path / "t.h5")
-    with h5py.File(tmp_path / "t.h5") as trace:
+def test_the_recorded_projection_of_the_output_is_what_the_attention_module_returns(recorded, name):
+    seen, path = recorded(name)
+    with h5py.File(path) as trace:
         for layer, (block, _, attention) in seen.items():
             group = trace[f"prompts/0/layers/{layer:03d}"]
             attention = attention[0].numpy()
@@ -82,10 +95,10 @@ def test_the_recorded_projection_of_the_output_is_what_the_attention_module_retu
 
 
 @pytest.mark.parametrize("name", every_architecture(*GATED))
-def test_the_recorded_norm_is_that_of_the_stream_behind_the_attention(tmp_path, name):
-    seen = recorded_with_output(name, tmp_path / "t.h5")
+def test_the_recorded_norm_is_that_of_the_stream_behind_the_attention(recorded, name):
+    seen, path = recorded(name)
     added = ADDED.get(name, lambda block, a: a)
-    with h5py.File(tmp_path / "t.h5") as trace, torch.no_grad():
+    with h5py.File(path) as trace, torch.no_grad():
         for layer, (block, before, attention) in seen.items():
             found = trace[f"prompts/0/layers/{layer:03d}/resid_norm"]
             expected = (before + added(block, attention))[0].norm(dim=-1)

@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import kvdump  # noqa: E402
-from dumper_runs import python  # noqa: E402
 from kvdump import facts, release  # noqa: E402
 from kvdump.hook import AttentionHook  # noqa: E402
 from recording import refusal  # noqa: E402
@@ -22,6 +21,14 @@ from tiny_models import ARCHITECTURES, RELEASE, build, logits  # noqa: E402
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
+# Of what the process has imported, torch stays: it takes seconds, and does not depend on transformers.
+IMPORTED_ANEW = """
+import os, sys
+for name in [name for name in sys.modules if name.split(".")[0] in ("transformers", "kvdump", "kvconfirm")]:
+    del sys.modules[name]
+sys.path.insert(0, sys.argv[1])
+os.chdir(sys.argv[2])
+"""
 
 
 @pytest.mark.parametrize("version", ["4.56.0", "4.57.6", "5.0.0rc1", "5.24.0", "5.30.0.dev0", "6.1.0"])
@@ -64,15 +71,14 @@ def installed(folder, version, code=""):
     ],
 )
 @pytest.mark.parametrize("program", ["kvdump", "kvconfirm"])
-def test_the_programs_name_the_release_and_the_remedy_on_one_line(tmp_path, program, version, says):
+def test_the_programs_name_the_release_and_the_remedy_on_one_line(dumpers, tmp_path, program, version, says):
     fake = installed(tmp_path / "site", version)
     (tmp_path / "p.txt").write_text("a prompt")
-    first = f"import sys; sys.path.insert(0, {str(fake)!r})"
-    source = f"{first}; from {program}.cli import main; sys.exit(main())"
+    source = f"{IMPORTED_ANEW}from {program}.cli import main; sys.exit(main(sys.argv[3:]))"
     words = {"kvdump": ["--model", "x", "--prompts", "p.txt", "-o", "t.h5"], "kvconfirm": ["out"]}[program]
-    done = python(source, *words, cwd=tmp_path, stderr=-1)
-    _, said = done.communicate(timeout=120)
-    assert done.returncode == 3
+    with dumpers.run(tmp_path, source, fake, tmp_path, *words) as process:
+        said = process.printed.read()
+    assert process.returncode == 3, said
     assert said.startswith(f"{program}: error: {says}")
     assert said.endswith(": pip install 'transformers>=4.56,<6'\n")
     assert said.count("\n") == 1

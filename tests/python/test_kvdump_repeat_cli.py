@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from dumper_runs import Dumpers, contents  # noqa: E402
+from dumper_runs import contents  # noqa: E402
 from kvdump import cli  # noqa: E402
 from tiny_model_folder import TEXT, jsonl, saved, words_for  # noqa: E402
 
@@ -182,18 +182,14 @@ def test_verify_says_that_the_keys_of_the_context_are_the_same_to_the_last_bit(w
 
 @pytest.mark.parametrize("output", ["t.h5", "d"])
 def test_a_dump_that_is_killed_while_it_repeats_leaves_no_trace_and_starts_anew(
-    words, llama, tmp_path, output
+    words, dumpers, tmp_path, output
 ):
-    dumpers = Dumpers(words(tmp_path / "first.h5"))
     options = words(tmp_path / output, "--repeat", "8")
-    try:
-        with dumpers.run(tmp_path, WAITS, *options) as process:
-            assert "kept\n" in process.printed
-            os.kill(process.pid, signal.SIGKILL)
-        assert process.returncode == -signal.SIGKILL
-    finally:
-        dumpers.end()
-    assert [path.name for path in tmp_path.rglob("*.h5")] == ["first.h5"]
+    with dumpers.run(tmp_path, WAITS, *options) as process:
+        assert "kept\n" in process.printed
+        os.kill(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert list(tmp_path.rglob("*.h5")) == []
     assert cli.main([*options, "--resume", "--verify"]) == OK
     assert list(tmp_path.glob("*.spool")) == []
 

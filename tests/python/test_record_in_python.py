@@ -1,9 +1,6 @@
 """kvreplay.record: a loaded model's texts become a Trace, and a temporary one goes when nobody holds it."""
 
 import gc
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -11,7 +8,6 @@ import h5py
 import kvreplay
 import numpy as np
 import pytest
-from kvreplay_cli import ROOT
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -113,9 +109,10 @@ def test_what_cannot_be_recorded_leaves_nothing(model, temporary):
 
 
 SCRIPT = """
-import os, sys
+import os, sys, tempfile
 import kvreplay
 from tiny_models import ARCHITECTURES
+tempfile.tempdir = sys.argv[1]
 trace = kvreplay.record(ARCHITECTURES["llama"].build().eval(), [[5, 9, 12, 33]])
 child = os.fork()
 if child == 0:
@@ -126,12 +123,9 @@ print(trace.path)
 """
 
 
-def test_a_temporary_trace_ends_with_its_process_and_not_with_one_that_was_forked(tmp_path):
-    folders = [str(ROOT / name) for name in ("apps", "analysis", "traces", "tests/python")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
+def test_a_temporary_trace_ends_with_its_process_and_not_with_one_that_was_forked(dumpers, tmp_path):
+    with dumpers.run(tmp_path, SCRIPT, tmp_path) as process:
+        said = process.printed.read()
+    assert process.returncode == 0, said
+    assert Path(said.strip()).is_relative_to(tmp_path)
     assert not list(tmp_path.glob("kvreplay-*"))

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from . import engine, plot_scaling, tables
+from . import engine, tables
 from .contest import say
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -129,6 +129,8 @@ def markdown(rows):
 
 
 def run(options, one):
+    from . import plot_scaling  # loads matplotlib, which nothing else here needs
+
     rows = rows_of(options, one)
     tables.write_csv(options.out / "scaling.csv", rows)
     plot_scaling.draw(rows, options.out / "scaling.png")

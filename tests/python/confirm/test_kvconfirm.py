@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -32,7 +30,7 @@ from confirm_fixture import (  # noqa: E402
     whole,
 )
 from kvconfirm.trace import Trace  # noqa: E402
-from kvreplay_cli import BINARY, ROOT, table  # noqa: E402
+from kvreplay_cli import BINARY, table  # noqa: E402
 
 pytestmark = pytest.mark.torch
 WRITES_ROWS = {"wildcat", "qjl"}
@@ -171,13 +169,14 @@ def test_in_the_first_layer_the_drift_is_the_error_behind_the_projection(confirm
     assert float(deeper[0]["drift_mean"]) != pytest.approx(float(deeper[0]["rel_err_resid_mean"]), rel=0.01)
 
 
-def test_choices_on_the_compressed_models_own_numbers_differ_in_deeper_layers(tiny, own_copy):
+def test_choices_on_the_compressed_models_own_numbers_differ_in_deeper_layers(tiny, tmp_path):
     _, model, trace = tiny
-    words = ("--trace", trace, "--methods", "h2o,snapkv")
-    assert confirm(own_copy, model, *words) == 0
-    assert confirm(own_copy, model, *words, "--select", "own", "--kvreplay", BINARY) == 0
+    methods = [{"name": "h2o"}, {"name": "snapkv", "window": 4}]
+    out = replay(trace, tmp_path / "out", methods, select={"prompts": ["b"]})
+    assert confirm(out, model, "--trace", trace) == 0
+    assert confirm(out, model, "--trace", trace, "--select", "own", "--kvreplay", BINARY) == 0
     for given in ("{}", '{"window":4}'):
-        recorded, own = (whole(own_copy, given=given, selection=way)[0] for way in ("recorded", "own"))
+        recorded, own = (whole(out, given=given, selection=way)[0] for way in ("recorded", "own"))
         assert recorded["key"] != own["key"]
         if recorded["method"] == "h2o":  # it goes on choosing while it decodes; snapkv chose in the prompt
             assert recorded["loss"] != own["loss"]
@@ -438,7 +437,10 @@ def test_a_dry_run_writes_nothing(tiny, own_copy, capsys):
     assert not (own_copy / "confirm.csv").exists()
 
 
-def test_what_another_process_publishes_meanwhile_stays(tiny, own_copy, monkeypatch):
+KVCONFIRM = "import sys; from kvconfirm import cli; sys.exit(cli.main(sys.argv[1:]))"
+
+
+def test_what_another_process_publishes_meanwhile_stays(tiny, own_copy, tmp_path, dumpers, monkeypatch):
     from kvconfirm.prompt_job import PromptJob
 
     words = ("--trace", tiny[2], "--methods")
@@ -449,11 +451,10 @@ def test_what_another_process_publishes_meanwhile_stays(tiny, own_copy, monkeypa
             others.append(confirm)
             with monkeypatch.context() as patch:
                 patch.setattr(PromptJob, "confirm", whole_one)
-                other = subprocess.run(
-                    [sys.executable, "-m", "kvconfirm", own_copy, "--model", tiny[1], *words, "exact"],
-                    env={**os.environ, "PYTHONPATH": str(ROOT / "traces")}, check=False,
-                )  # fmt: skip
-                assert other.returncode == 0
+                given = (own_copy, "--model", tiny[1], *words, "exact")
+                with dumpers.run(tmp_path, KVCONFIRM, *given) as other:
+                    said = other.printed.read()
+                assert other.returncode == 0, said
         return whole_one(self, number, key)
 
     monkeypatch.setattr(PromptJob, "confirm", beside)

@@ -275,6 +275,7 @@ def test_failed_instances_are_named_with_the_reason(tmp_path, no_pictures):
 
 def test_the_report_draws_the_figures_of_the_loss(tmp_path, monkeypatch):
     only_plots(monkeypatch, loss_against_error, loss_by_layer)
+    without_sections(monkeypatch, "answer", "claims")
     two_measures(tmp_path, prompts=("p0",))
     page, text = page_of(tmp_path)
     assert "Offline error against loss" in text and "Which layers’ errors predict the loss" in text

@@ -9,12 +9,12 @@ def pictures(plot, frame):
     return list(pictures_of(frame, [plot]))
 
 
-def caught_figures(plot, frame):
-    """([the page's figure and the column's, of each picture], the Pictures)."""
+def caught_figures(plot, frame, widths=2):
+    """([the page's figure and the column's, of each picture], the Pictures); `widths=1`: the page's alone."""
     found, figures = pictures(plot, frame), []
     with styled():
         for picture in found:
-            for _, width in picture.widths:
+            for _, width in picture.widths[:widths]:
                 figures.append(picture.draw(width))
                 figures[-1].draw_without_rendering()
     return figures, found

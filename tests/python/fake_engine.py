@@ -6,9 +6,11 @@ one that takes no budget a number. It keeps a line for each call in `calls.jsonl
 
 import csv
 import hashlib
+import io
 import json
-import os
 import sys
+import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import yaml
@@ -29,6 +31,22 @@ def fake_engine(folder, formulas, columns, fails=(), loses=(), codes=None):
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} {folder} "$@"\n')
     program.chmod(0o755)
     return program
+
+
+def fake_engine_here(monkeypatch, folder, formulas, columns, **rules):
+    """The same without a process for each call, which would take longer than what sweeps do between them."""
+
+    def attend(words):
+        return main(folder, *map(str, words))
+
+    def call(words, accept=(0,)):
+        with redirect_stdout(io.StringIO()) as printed:
+            code = attend(words)
+        return code, printed.getvalue()
+
+    fake_engine(folder, formulas, columns, **rules)
+    monkeypatch.setattr("kvanalysis.sweeps.rounds.attend", attend)
+    monkeypatch.setattr("kvanalysis.sweeps.config.call", call)
 
 
 def calls(folder):
@@ -94,7 +112,7 @@ def _cell(rules, name, given, formula, layer, head, budget, seed):
         return cell | {"status": "failed", "error": "made to"}
     return cell | {
         "rel_err_out_mean": eval(formula, {}, values) if isinstance(formula, str) else formula,
-        "select_s": float(os.getpid()),
+        "select_s": time.perf_counter(),
     }
 
 

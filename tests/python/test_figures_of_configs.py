@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,34 +32,60 @@ def two_layers(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def drawn(two_layers, tmp_path_factory):
-    """(the folder that one command makes of all configurations, its messages)."""
-    folder = tmp_path_factory.mktemp("figures")
-    configs = ROOT / "configs/figures"
-    command = [BINARY, "figures", configs, "--quick", "--trace", two_layers, "-o", folder]
-    environment = os.environ | {"KVREPLAY_PYTHON": sys.executable}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+def drawn_of(configs, trace, folder, command):
+    """(the folder that `command` makes of a folder of configurations, its messages)."""
+    words = [*command, configs, "--quick", "--trace", trace]
+    path = {"PYTHONPATH": str(ROOT / "analysis"), "KVREPLAY_PYTHON": sys.executable, "KVREPLAY": str(BINARY)}
+    done = subprocess.run(
+        [*words, "-o", folder], capture_output=True, text=True, check=False, env=os.environ | path
+    )
     return folder, done.stderr
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_figure_configuration_draws(config, drawn):
-    folder, said = drawn[0] / config.stem, drawn[1]
+@pytest.fixture(scope="module")
+def drawn(two_layers, tmp_path_factory):
+    """Of all configurations, one PDF each."""
+    command = [sys.executable, Path(__file__).with_name("one_pdf_each.py"), "figure"]
+    return drawn_of(CONFIGS[0].parent, two_layers, tmp_path_factory.mktemp("figures"), command)
+
+
+def check_drawn(folder, said, every_pdf):
     assert (folder / "figure.json").is_file(), said
     made = json.loads((folder / "figure.json").read_text())
     assert made["figures"]
-    for figure in made["figures"]:
-        for picture in filter(None, (figure["png"], figure["narrow"])):
-            assert (folder / picture).read_bytes().startswith(b"\x89PNG")
-            assert (folder / picture).with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    for number, figure in enumerate(made["figures"]):
+        for name in filter(None, (figure["png"], figure["narrow"])):
+            assert (folder / name).read_bytes().startswith(b"\x89PNG")
+            if every_pdf or (number == 0 and name == figure["png"]):
+                assert (folder / name).with_suffix(".pdf").read_bytes().startswith(b"%PDF")
         assert len(pd.read_csv(folder / figure["csv"]))
     for verdict in made["verdicts"]:
         assert verdict["numbers"], f"{verdict['claim']}: no numbers"
 
 
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_figure_configuration_draws(config, drawn):
+    check_drawn(drawn[0] / config.stem, drawn[1], every_pdf=False)
+
+
 def test_drawing_all_configurations_warns_of_nothing(drawn):
     assert "Warning" not in drawn[1] and "error:" not in drawn[1], drawn[1]
+
+
+@pytest.mark.parametrize(
+    "names", [["balancekv_table1", "h2o_fig3"], pytest.param([], marks=pytest.mark.slow, id="all")]
+)
+def test_the_program_draws_a_folder_of_configurations_with_every_pdf(names, two_layers, tmp_path):
+    """The others are the same command once more: these draw nothing that is not drawn above."""
+    chosen = [path for path in CONFIGS if path.stem in names or not names]
+    (tmp_path / "configs").mkdir()
+    for path in chosen:
+        shutil.copy(path, tmp_path / "configs")
+    folder, said = drawn_of(tmp_path / "configs", two_layers, tmp_path / "out", [BINARY, "figures"])
+    assert sorted(path.name for path in folder.iterdir()) == [path.stem for path in chosen]
+    for path in chosen:
+        check_drawn(folder / path.stem, said, every_pdf=True)
+    assert "Warning" not in said and "error:" not in said, said
 
 
 def test_a_configuration_is_named_as_its_file():

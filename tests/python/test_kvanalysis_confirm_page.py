@@ -7,7 +7,9 @@ import pandas as pd
 import pytest
 from fake_confirm import confirm_rows, failed_confirm, planted, six_methods, write_confirm
 from kvanalysis.cli import main
+from kvanalysis.plots.confirm import loss_against_error, loss_by_layer
 from kvanalysis.predict.words import layers_words, two
+from page_parts import only_plots, without_sections
 from test_kvanalysis_confirm_ranks import noise
 from test_kvanalysis_fake import failed_row, fake_row, write_results
 from test_kvanalysis_report import Page
@@ -17,9 +19,18 @@ QUESTION = "Does the offline error predict the loss?"
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    """The page without its figures and without who loses least: they have tests of their own."""
-    monkeypatch.setattr("kvanalysis.page.report.write_figures", lambda *_, **__: [])
-    monkeypatch.setattr("kvanalysis.page.report.answer_section", lambda *_, **__: [])
+    """The page without figures, claims and who loses least: they have tests of their own."""
+    only_plots(monkeypatch)
+    without_sections(monkeypatch, "answer", "claims")
+
+
+@pytest.fixture(scope="module")
+def monotone(tmp_path_factory):
+    """(the page, its words) of six methods that lose in the order of their errors."""
+    with pytest.MonkeyPatch.context() as patch:
+        only_plots(patch)
+        without_sections(patch, "answer", "claims")
+        return page_of(planted(tmp_path_factory.mktemp("monotone"), six_methods()))
 
 
 def page_of(folder):
@@ -91,9 +102,9 @@ def test_confirm_prints_the_table_best_first_and_writes_both_files(tmp_path, cap
 
 
 def test_of_many_texts_the_page_says_the_range(tmp_path, no_pictures):
-    two_measures(tmp_path, prompts=[f"text{number}" for number in range(8)])
+    two_measures(tmp_path, prompts=[f"text{number}" for number in range(7)], n_layers=1)
     _, words = page_of(tmp_path)
-    assert "Each of 8 texts by the measure that is best on the other texts: 1.00 on average" in words
+    assert "Each of 7 texts by the measure that is best on the other texts: 1.00 on average" in words
     assert "text3 1.00" not in words
 
 
@@ -230,24 +241,23 @@ def test_exceptions_stand_on_the_page_with_both_numbers(tmp_path, no_pictures):
     ] in page.rows
 
 
-def test_a_monotone_run_says_that_there_is_no_exception(tmp_path, no_pictures):
-    text = page_of(planted(tmp_path, six_methods()))[1]
-    assert "no pair at one budget is 1.5-fold apart the wrong way round" in text
+def test_a_monotone_run_says_that_there_is_no_exception(monotone):
+    assert "no pair at one budget is 1.5-fold apart the wrong way round" in monotone[1]
 
 
-def test_both_selections_are_set_side_by_side_and_one_alone_is_not(tmp_path, no_pictures):
+def test_both_selections_are_set_side_by_side_and_one_alone_is_not(tmp_path, no_pictures, monotone):
     own = {("h2o", 64): 0.5, ("h2o", 128): 0.1004}  # 0.2 and 0.1 with the recorded choices
     more = [row for place, loss in own.items() for row in confirm_rows(*place, loss, selection="own")]
-    page, text = page_of(planted(tmp_path / "both", six_methods(), more=more))
+    page, text = page_of(planted(tmp_path, six_methods(), more=more))
     assert "Over 2 instances with both, own choices change the loss increase by +0.150 nats" in text
     assert "1 change by less than 0.001, most changes h2o at B = 64, by +0.300" in text
     assert ["h2o", "64", "+0.200", "+0.500", "+0.300", "–", "+0.300 … +0.300", "1"] in page.rows
     assert "2 more instances of another selection or of other layers stand aside" in text
-    assert "Own choices" not in page_of(planted(tmp_path / "one", six_methods()))[1]
+    assert "own choices" not in monotone[1].lower()
 
 
-def test_losses_near_the_prompt_and_far_behind_it_stand_in_a_table(tmp_path, no_pictures):
-    page, text = page_of(planted(tmp_path, six_methods()))
+def test_losses_near_the_prompt_and_far_behind_it_stand_in_a_table(monotone):
+    page, text = monotone
     assert "Mean loss increase over texts at B = 64" in text
     [row] = [row for row in page.rows if row[0] == "window" and "+0.300" in row]
     assert row[2:] == ["+0.300", "+1.200", "+0.600"]
@@ -263,7 +273,9 @@ def test_failed_instances_are_named_with_the_reason(tmp_path, no_pictures):
     assert "Not confirmed: subgen: no lists (1 instance)" in page_of(folder)[1]
 
 
-def test_the_report_draws_the_figures_of_the_loss(tmp_path):
+def test_the_report_draws_the_figures_of_the_loss(tmp_path, monkeypatch):
+    only_plots(monkeypatch, loss_against_error, loss_by_layer)
+    without_sections(monkeypatch, "answer", "claims")
     two_measures(tmp_path, prompts=("p0",))
     page, text = page_of(tmp_path)
     assert "Offline error against loss" in text and "Which layers’ errors predict the loss" in text

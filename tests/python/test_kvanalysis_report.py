@@ -23,9 +23,10 @@ from kvanalysis.page import pictures
 from kvanalysis.page.figure_folder import read_folder
 from kvanalysis.page.untestable import untestable_claims
 from kvanalysis.plots import pictures_of
-from kvanalysis.plots.run import error_vs_budget
+from kvanalysis.plots.run import error_vs_budget, error_vs_bytes
 from kvanalysis.stats.format import significant, table_cells
 from kvanalysis.stats.summary import summarise
+from page_parts import only_plots
 from PIL import Image, ImageColor
 from test_kvanalysis_fake import FAKE_META, TRACE, failed_row, fake_row, fake_rows, write_results
 
@@ -57,6 +58,16 @@ class Page(HTMLParser):
 
     def attributes(self, name):
         return [attrs[name] for _, attrs in self.tags if name in attrs]
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    only_plots(monkeypatch)
+
+
+@pytest.fixture
+def one_picture(monkeypatch):
+    only_plots(monkeypatch, error_vs_bytes)
 
 
 def page(folder, rows, meta=None):
@@ -111,7 +122,7 @@ def test_every_link_leads_to_a_place_on_the_page_or_a_file_beside_it(tmp_path):
     assert all((tmp_path / file).is_file() for file in files)
 
 
-def test_figures_that_do_not_fit_are_named_instead(tmp_path, monkeypatch):
+def test_figures_that_do_not_fit_are_named_instead(tmp_path, monkeypatch, one_picture):
     monkeypatch.setattr(pictures, "EMBED_BYTES", 10)
     found = page(tmp_path, [fake_row()])
     assert found.attributes("src") == []
@@ -131,7 +142,7 @@ def test_the_page_shows_the_notes_of_the_run_once(whole_run):
     assert whole_run.text.count("what the engine notes") == 1
 
 
-def test_a_run_without_meta_says_that_its_origin_is_not_recorded(tmp_path):
+def test_a_run_without_meta_says_that_its_origin_is_not_recorded(tmp_path, no_pictures):
     assert "results.meta.json is absent" in page(tmp_path, [fake_row()]).text
 
 
@@ -139,7 +150,7 @@ def test_the_page_says_that_replay_is_teacher_forced(whole_run):
     assert "Replay is teacher-forced" in whole_run.text
 
 
-def test_every_number_of_the_summary_stands_in_the_table(tmp_path):
+def test_every_number_of_the_summary_stands_in_the_table(tmp_path, no_pictures):
     rows = [fake_row(layer=i, rel_err=0.1 + 0.05 * i, total_bytes=2048, full_bytes=8192) for i in range(5)]
     values = {"eps_spectral_mean": 0.05, "partition_err_mean": 0.125, "kept_mass_mean": 0.875}
     found = next(row for row in page(tmp_path, [row | values for row in rows]).rows if "5/5" in row)
@@ -174,11 +185,11 @@ def test_failures_are_listed_with_their_message_count_and_place(whole_run):
     assert ["topk_oracle", "failed", "empty <denominator>", "1", place] in whole_run.rows
 
 
-def test_a_run_without_failures_has_no_table_of_them(tmp_path):
+def test_a_run_without_failures_has_no_table_of_them(tmp_path, no_pictures):
     assert "Cells without a result" not in page(tmp_path, [fake_row()]).text
 
 
-def test_text_from_the_results_cannot_become_markup(tmp_path):
+def test_text_from_the_results_cannot_become_markup(tmp_path, one_picture):
     evil = "<script>alert(1)</script>"
     found = page(
         tmp_path, [fake_row(evil, model=evil, prompt=evil)], {"git_commit": evil, "config": {"name": evil}}
@@ -187,7 +198,7 @@ def test_text_from_the_results_cannot_become_markup(tmp_path):
     assert [tag for tag, _ in found.tags].count("script") == [tag for tag, _ in plain.tags].count("script")
 
 
-def test_traces_are_ordered_at_all_in_the_table(tmp_path):
+def test_traces_are_ordered_at_all_in_the_table(tmp_path, no_pictures):
     rows = page(tmp_path, [fake_row(trace_id=letter * 64) for letter in "ab"]).rows
     head = next(place for place, row in enumerate(rows) if row[0] == "trace")
     assert [row[0] for row in rows[head : head + 3]] == ["trace", "aaaaaaaa", "bbbbbbbb"]
@@ -214,7 +225,7 @@ def test_the_table_command_prints_aligned_columns(tmp_path, capsys):
     )
 
 
-def test_the_figures_command_writes_them_beside_the_results(tmp_path, capsys):
+def test_the_figures_command_writes_them_beside_the_results(tmp_path, capsys, one_picture):
     assert main(["figures", str(write_results(tmp_path, [fake_row()]))]) == 0
     printed = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert {path.parent for path in printed} == {tmp_path / "figures"}
@@ -242,7 +253,7 @@ def test_off_a_terminal_figures_are_told_once_a_second_has_passed():
     assert stream.getvalue() == "drawing figure 3 of 5: error_table\ndrawing figure 5 of 5: error_table\n"
 
 
-def test_the_report_goes_where_it_is_sent(tmp_path, capsys):
+def test_the_report_goes_where_it_is_sent(tmp_path, capsys, no_pictures):
     target = tmp_path / "elsewhere" / "page.html"
     assert main(["report", str(write_results(tmp_path / "out", [fake_row()])), "-o", str(target)]) == 0
     assert capsys.readouterr().out == f"{target}\n"
@@ -266,7 +277,7 @@ def test_bad_usage_exits_with_2_and_one_line(capsys, arguments):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_page_that_cannot_be_written_exits_with_2_and_one_line(tmp_path, capsys):
+def test_a_page_that_cannot_be_written_exits_with_2_and_one_line(tmp_path, capsys, no_pictures):
     write_results(tmp_path, [fake_row()])
     assert main(["report", str(tmp_path), "-o", str(tmp_path)]) == 2
     (said,) = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("drawing figure ")]

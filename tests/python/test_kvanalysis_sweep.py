@@ -1,20 +1,24 @@
 """Adaptive sweeps: the rules by hand, the section's mistakes, and rounds driven with a made-up engine."""
 
 import csv
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
 from caught_figures import caught_figures, pictures
-from fake_engine import calls, fake_engine
+from fake_engine import calls, fake_engine, fake_engine_here
 from kvanalysis import load
 from kvanalysis.budgets.bends import bends, refinements, refining_budgets
 from kvanalysis.budgets.replayed import common_curves, log_spaced, midpoint, replayed
@@ -217,13 +221,24 @@ FORMULAS = {"exact": 0, "h2o": "4 / b * (1 + head) + (0.5 if b < 50 else 0)", "u
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
-    """Makes a program with FORMULAS, names it in KVREPLAY and returns its folder."""
+    """Stands an engine with FORMULAS in for the program and returns its folder."""
 
     def made(formulas=FORMULAS, **rules):
-        monkeypatch.setenv("KVREPLAY", str(fake_engine(tmp_path / "engine", formulas, TABLE, **rules)))
+        fake_engine_here(monkeypatch, tmp_path / "engine", formulas, TABLE, **rules)
         return tmp_path / "engine"
 
     made()
+    return made
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """The same as a program that KVREPLAY names."""
+
+    def made(**rules):
+        monkeypatch.setenv("KVREPLAY", str(fake_engine(tmp_path / "engine", FORMULAS, TABLE, **rules)))
+        return tmp_path / "engine"
+
     return made
 
 
@@ -235,6 +250,21 @@ def written(folder, text=SEARCH):
 
 def sweep(folder, *words, text=SEARCH):
     return main(["sweep", str(written(folder, text)), "-o", str(folder / "out"), *words])
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """(the folder of a finished sweep by SEARCH, its messages), which nobody changes."""
+    folder = tmp_path_factory.mktemp("swept")
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(io.StringIO()) as said:
+        fake_engine_here(patch, folder / "engine", FORMULAS, TABLE)
+        assert sweep(folder) == 0
+    return folder / "out", said.getvalue()
+
+
+@pytest.fixture
+def copy_of_swept(swept, tmp_path):
+    return Path(shutil.copytree(swept[0], tmp_path / "out"))
 
 
 def refusal(folder, text, overrides=()):
@@ -354,9 +384,8 @@ def test_the_page_of_sweeps_shows_a_configuration_and_every_column(tmp_path, eng
     assert set(EPSILON_COLUMNS) <= set(columns)
 
 
-def test_the_page_of_sweeps_names_the_columns_that_load_adds_and_averages_the_same_heads(tmp_path, engine):
-    assert sweep(tmp_path) == 0
-    frame = load(tmp_path / "out")
+def test_the_page_of_sweeps_names_the_columns_that_load_adds_and_averages_the_same_heads(swept):
+    frame = load(swept[0])
     pandas = (ROOT / "docs/adaptive_sweeps.md").read_text().partition("## Reading results with pandas")[2]
     added = [name for row in re.findall(r"^\| (`.*?) \|", pandas, re.M) for name in re.findall(r"\w+", row)]
     assert [name for name in frame if name not in TABLE] == added
@@ -405,8 +434,8 @@ def wanted_in(folder):
     ]
 
 
-def test_without_further_questions_one_round_replays_everything(tmp_path, engine, capsys):
-    made = engine()
+def test_without_further_questions_one_round_replays_everything(tmp_path, program, capsys):
+    made = program()
     assert sweep(tmp_path, text=CONFIG) == 0
     out = tmp_path / "out"
     [words] = calls(made)
@@ -421,9 +450,8 @@ def test_without_further_questions_one_round_replays_everything(tmp_path, engine
     assert (out / "results.csv").read_text() == (out / "round-0/results.csv").read_text()
 
 
-def test_each_round_wants_exactly_the_midpoints_of_bends_and_brackets(tmp_path, engine, capsys):
-    assert sweep(tmp_path) == 0
-    out = tmp_path / "out"
+def test_each_round_wants_exactly_the_midpoints_of_bends_and_brackets(swept):
+    out, said = swept
     # h2o over heads is 6/b, with 0.5 more below 50: 32 and 64 bend it. 0.1 lies between 32 and 64 at head 0,
     # between 64 and 128 at head 1; 0.05 one interval above. uniform's 3.5/b: 32 and 64; 64 and 128.
     bent = [("h2o", head, budget) for budget in (23, 45, 91) for head in (0, 1)]
@@ -434,7 +462,7 @@ def test_each_round_wants_exactly_the_midpoints_of_bends_and_brackets(tmp_path, 
     assert {row["given"] for row in rows_of(out / "round-1/only.csv")} == {"{}", '{"window": 3}'}
     config = yaml.safe_load((out / "round-1/config.yaml").read_text())
     assert config["budget"]["tokens"] == [23, 45, 91, 181]
-    lines = capsys.readouterr().err.splitlines()
+    lines = said.splitlines()
     # Seeds count: 7 of h2o, 4 of uniform twice.
     assert lines[1] == "round 1: 15 cells, 3 budgets of h2o refined, 8 searches open"
     assert "refined" in lines[2]
@@ -443,9 +471,8 @@ def test_each_round_wants_exactly_the_midpoints_of_bends_and_brackets(tmp_path, 
     assert lines[-1] == f"done: 8 searches met, 0 not met; {rounds} rounds, {cells} cells"
 
 
-def test_the_search_ends_at_the_resolution_and_finds_what_the_formula_says(tmp_path, engine):
-    assert sweep(tmp_path) == 0
-    answers = rows_of(tmp_path / "out/epsilon.csv")
+def test_the_search_ends_at_the_resolution_and_finds_what_the_formula_says(swept):
+    answers = rows_of(swept[0] / "epsilon.csv")
     found = {
         (row["method"], row["kv_head"], row["epsilon"]): row for row in answers if row["status"] == "met"
     }
@@ -483,22 +510,20 @@ def test_what_the_engine_refuses_later_is_no_matter_of_the_first_budget(tmp_path
     assert "sweep.budgets.first" not in capfd.readouterr().err
 
 
-def test_methods_without_a_budget_are_replayed_once(tmp_path, engine):
-    assert sweep(tmp_path) == 0
-    rounds = sorted((tmp_path / "out").glob("round-*"))
+def test_methods_without_a_budget_are_replayed_once(swept):
+    rounds = sorted(swept[0].glob("round-*"))
     assert len(rounds) > 2
     assert [sum(row["method"] == "exact" for row in rows_of(r / "results.csv")) for r in rounds][1:] == [
         0
     ] * (len(rounds) - 1)
-    answers = [row for row in rows_of(tmp_path / "out/epsilon.csv") if row["method"] == "exact"]
+    answers = [row for row in rows_of(swept[0] / "epsilon.csv") if row["method"] == "exact"]
     assert {(row["status"], row["budget_tokens"], row["error"]) for row in answers} == {
         ("no_budget", "", "0.0")
     }
 
 
-def test_the_table_has_the_rows_of_all_rounds_as_they_stand_under_one_header(tmp_path, engine):
-    assert sweep(tmp_path) == 0
-    out = tmp_path / "out"
+def test_the_table_has_the_rows_of_all_rounds_as_they_stand_under_one_header(swept):
+    out = swept[0]
     rounds = [out / f"round-{k}" for k in range(len(list(out.glob("round-*"))))]
     texts = [(folder / "results.csv").read_text().partition("\n") for folder in rounds]
     assert (out / "results.csv").read_text() == texts[0][0] + "\n" + "".join(rows for _, _, rows in texts)
@@ -510,8 +535,7 @@ def test_the_table_has_the_rows_of_all_rounds_as_they_stand_under_one_header(tmp
     assert [path.name for path in out.rglob("*.tmp")] == []
 
 
-def test_running_again_comes_to_the_same_rounds(tmp_path, engine):
-    assert sweep(tmp_path) == 0
+def test_running_again_comes_to_the_same_rounds(tmp_path, engine, copy_of_swept):
     files = [*sorted((tmp_path / "out").rglob("only.csv")), tmp_path / "out/epsilon.csv"]
     before = [file.read_bytes() for file in files]
     assert sweep(tmp_path) == 0
@@ -532,8 +556,8 @@ def test_a_stop_in_a_round_passes_its_code_on_and_running_again_continues(tmp_pa
     assert (tmp_path / "out/epsilon.csv").is_file()
 
 
-def test_what_the_engine_refuses_ends_the_sweep_with_its_code_and_message(tmp_path, engine, capfd):
-    engine(codes={"round-0": 2})
+def test_what_the_engine_refuses_ends_the_sweep_with_its_code_and_message(tmp_path, program, capfd):
+    program(codes={"round-0": 2})
     assert sweep(tmp_path) == 2
     said = capfd.readouterr().err
     assert "asked to stop" in said
@@ -541,7 +565,7 @@ def test_what_the_engine_refuses_ends_the_sweep_with_its_code_and_message(tmp_pa
     mend = said.splitlines()[-1]
     assert mend.startswith(f"kvanalysis: error: {tmp_path / 'sweep.yaml'}: ")
     assert mend.endswith("if a method needs more than 16 tokens, raise sweep.budgets.first")
-    engine()
+    program()
     assert sweep(tmp_path, text=CONFIG.replace("first: 16", "first: 64")) == 0
 
 
@@ -659,9 +683,8 @@ def test_a_program_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     assert "absent: cannot be run (No such file or directory); is KVREPLAY right?" in capsys.readouterr().err
 
 
-def test_epsilon_of_any_results_is_the_table_that_a_sweep_writes(tmp_path, engine, capsys):
-    assert sweep(tmp_path) == 0
-    out = tmp_path / "out"
+def test_epsilon_of_any_results_is_the_table_that_a_sweep_writes(copy_of_swept):
+    out = copy_of_swept
     swept = (out / "epsilon.csv").read_bytes()
     (out / "epsilon.csv").unlink()
     assert main(["epsilon", str(out), "--epsilon", "0.1,0.05"]) == 0
@@ -688,11 +711,8 @@ def test_quartiles_are_budgets_that_suffice_for_that_share_of_the_heads():
     assert (row["quarter"], row["most"]) == (16, np.inf)
 
 
-def test_the_page_of_a_sweep_draws_what_its_epsilons_need_and_means_of_the_same_heads(
-    tmp_path, engine, capsys
-):
-    assert sweep(tmp_path) == 0
-    out = tmp_path / "out"
+def test_the_page_of_a_sweep_draws_what_its_epsilons_need_and_means_of_the_same_heads(copy_of_swept, capsys):
+    out = copy_of_swept
     assert main(["table", str(out)]) == 0
     budgets = {line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("h2o")}
     # 181 was tried at head 1 alone.

@@ -1,9 +1,12 @@
 """The leaderboard: who is ranked with whom, at which size, and what the page says of the others."""
 
+from functools import partial
+
 import pandas as pd
 import pytest
 from fake_figure import draw, make_context
 from kvanalysis.cli import main
+from kvanalysis.drawing.saving import save
 from kvanalysis.errors import FigureError
 from kvanalysis.figures.config import read_figure_config
 from kvanalysis.figures.make import result_of
@@ -92,7 +95,8 @@ def test_the_pictures_show_each_step_at_both_widths(tmp_path):
     assert [picture.title for picture in made.figures] == ["stream", "Reads", "own"]
 
 
-def test_the_page_holds_every_table_and_what_has_no_row(tmp_path):
+def test_the_page_holds_every_table_and_what_has_no_row(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvanalysis.figures.make.save", partial(save, pdf=False))
     table = ranked(tmp_path, stream=STREAM, reads=READS)
     options = {"titles": {"stream": "Streaming"}, "absent": {"KVzap": "Its scores are <trained>."}}
     context = make_context(tmp_path, "leaderboard", options, ("stream", "reads"))

@@ -16,8 +16,8 @@ from matplotlib.text import Text
 from test_kvanalysis_fake import TRACE, fake_row, write_results
 
 
-def figures_of(plot, folder):
-    return caught_figures(plot, load(folder))
+def figures_of(plot, folder, widths=2):
+    return caught_figures(plot, load(folder), widths)
 
 
 def exceptional(folder, prompts=("p0",)):
@@ -27,6 +27,12 @@ def exceptional(folder, prompts=("p0",)):
         ("streaming_llm", 64): (0.11, {"rel_err_out_mean": 0.9}),
     }
     return planted(folder, cells, prompts)
+
+
+@pytest.fixture(scope="module")
+def of_exceptional(tmp_path_factory):
+    """([the figures of two texts at both widths], [their Picture])."""
+    return figures_of(loss_against_error, exceptional(tmp_path_factory.mktemp("of"), ("p0", "p1")))
 
 
 @pytest.mark.parametrize("plot", [loss_against_error, loss_by_layer])
@@ -71,8 +77,8 @@ def test_a_long_name_of_a_text_has_a_line_of_its_own(tmp_path):
     assert figures[0].axes[0].get_title(loc="left").startswith(f"{name}\n")
 
 
-def test_every_text_has_a_panel_that_says_its_correlation(tmp_path):
-    figures, [drawn] = figures_of(loss_against_error, exceptional(tmp_path, ("p0", "p1")))
+def test_every_text_has_a_panel_that_says_its_correlation(of_exceptional):
+    figures, [drawn] = of_exceptional
     for figure in figures:
         # The main measure predicts best here, so it is the only one.
         assert [axes.get_title(loc="left").split(":")[0] for axes in figure.axes] == ["p0", "p1"]
@@ -87,7 +93,7 @@ def test_the_best_measure_stands_above_the_main_one_on_axes_of_its_own(tmp_path)
         return {"rel_err_fro": 0.01 * (1 + number) * (2 - place)}
 
     folder = planted(tmp_path, six_methods(lambda loss: 1 + loss % 0.13, other=other))
-    figures, [drawn] = figures_of(loss_against_error, folder)
+    figures, [drawn] = figures_of(loss_against_error, folder, widths=1)
     labels = [" ".join(axes.get_xlabel().split()) for axes in figures[0].axes]
     assert labels == [
         "ratio of norms, last rows, mean over layers [1]", "mean relative error, mean over layers [1]",
@@ -97,20 +103,18 @@ def test_the_best_measure_stands_above_the_main_one_on_axes_of_its_own(tmp_path)
     )
 
 
-def test_exceptions_are_named_with_their_budget_and_what_is_monotone_is_not(tmp_path):
-    figures, _ = figures_of(loss_against_error, exceptional(tmp_path))
-    for figure in figures:
+def test_exceptions_are_named_with_their_budget_and_what_is_monotone_is_not(tmp_path, of_exceptional):
+    for figure in of_exceptional[0]:
         named = [text.get_text() for text in figure.axes[0].texts]
         assert "streaming_llm 64" in named
         # Its partners in pairs are named as well, but no oracle and nothing of the other budget.
         assert all(name.endswith(" 64") and not name.startswith("static") for name in named)
-    figures, _ = figures_of(loss_against_error, planted(tmp_path / "monotone", six_methods()))
+    figures, _ = figures_of(loss_against_error, planted(tmp_path, six_methods()), widths=1)
     assert not figures[0].axes[0].texts
 
 
-def test_oracles_are_hollow_and_a_loss_below_zero_has_a_place(tmp_path):
-    figures, _ = figures_of(loss_against_error, exceptional(tmp_path))
-    axes = figures[0].axes[0]
+def test_oracles_are_hollow_and_a_loss_below_zero_has_a_place(of_exceptional):
+    axes = of_exceptional[0][0].axes[0]
     [oracle] = [
         line for line in axes.lines if list(line.get_ydata()) == [-0.01] and line.get_marker() != "None"
     ]
@@ -122,7 +126,7 @@ def test_oracles_are_hollow_and_a_loss_below_zero_has_a_place(tmp_path):
 
 def test_an_instance_without_any_error_is_counted_below_the_figure(tmp_path):
     cells = six_methods() | {("exact", 64): (0.0, {"rel_err_out_mean": 0.0})}
-    figures, _ = figures_of(loss_against_error, planted(tmp_path, cells))
+    figures, _ = figures_of(loss_against_error, planted(tmp_path, cells), widths=1)
     assert "1 without any error have no place" in " ".join(figures[0].texts[0].get_text().split())
 
 

@@ -29,11 +29,11 @@ def confirmed_losses(folder, prompts=("a", "b"), more=None):
     return frame, Losses(table.assign(kl=kl, kl_low=kl / 2, kl_high=kl * 2, kl_mean=lost, layers=3))
 
 
-def drawn(frame, losses, plot=predicted_loss):
-    """([the figures of all widths], the Pictures) with losses that are known."""
+def drawn(frame, losses, plot=predicted_loss, widths=2):
+    """([the figures of all widths], the Pictures) with losses that are known; `widths=1`: the page's."""
     found = list(pictures_of(frame, [plot], losses=losses))
     with styled():
-        figures = [picture.draw(width) for picture in found for _, width in picture.widths]
+        figures = [picture.draw(width) for picture in found for _, width in picture.widths[:widths]]
         for figure in figures:
             figure.draw_without_rendering()
     return figures, found
@@ -52,7 +52,7 @@ def test_every_text_has_a_panel_with_its_correlation_and_its_factor(tmp_path):
 
 
 def test_predictions_lie_across_and_measurements_up_with_the_interval_across(tmp_path):
-    figures, _ = drawn(*confirmed_losses(tmp_path))
+    figures, _ = drawn(*confirmed_losses(tmp_path), widths=1)
     axes = figures[0].axes[0]
     marks = [line.get_xydata() for line in axes.lines if line.get_marker() != "None"]
     # The first of the six methods, whose KL was 0.001 and 0.0005.
@@ -98,7 +98,8 @@ def test_the_axis_of_a_predicted_loss_is_in_nats(tmp_path):
     # The main measure orders the other way, so that nats are the best one.
     frame = load(planted(tmp_path, six_methods(lambda loss: 1 - loss, other=other)))
     labels = [
-        " ".join(axes.get_xlabel().split()) for axes in caught_figures(loss_against_error, frame)[0][0].axes
+        " ".join(axes.get_xlabel().split())
+        for axes in caught_figures(loss_against_error, frame, widths=1)[0][0].axes
     ]
     assert labels == [
         "nats of single heads, mean over layers [nats/token]", "mean relative error, mean over layers [1]",
@@ -108,7 +109,7 @@ def test_the_axis_of_a_predicted_loss_is_in_nats(tmp_path):
 def test_the_figure_of_the_best_measure_knows_what_is_predicted_as_the_page_does(tmp_path):
     frame, losses = confirmed_losses(tmp_path)
     figures, _ = drawn(
-        frame.assign(rel_err_out_mean=1 - frame["rel_err_out_mean"]), losses, loss_against_error
+        frame.assign(rel_err_out_mean=1 - frame["rel_err_out_mean"]), losses, loss_against_error, widths=1
     )
     label = " ".join(figures[0].axes[0].get_xlabel().split())
     assert label == "predicted KL, all layers together [nats/token]"

@@ -9,16 +9,16 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
-from caught_figures import caught_figures, pictures
+from caught_figures import pictures
 from fake_figure import sketch
 from kvanalysis import load
 from kvanalysis.budgets.regret import ladder, rung_labels
 from kvanalysis.drawing.head_maps import short
-from kvanalysis.drawing.style import PAGE_WIDTH
+from kvanalysis.drawing.style import PAGE_WIDTH, styled
 from kvanalysis.errors import FigureError
 from kvanalysis.figures.config import read_figure_config
 from kvanalysis.figures.context import Context
-from kvanalysis.plots import OVERVIEW
+from kvanalysis.plots import OVERVIEW, pictures_of
 from kvanalysis.plots.run import (
     best_method_map,
     error_over_position,
@@ -385,5 +385,8 @@ ODD = {
 @pytest.mark.parametrize("rows", ODD.values(), ids=ODD.keys())
 def test_odd_results_are_drawn_or_left_out(tmp_path, rows):
     found = frame(tmp_path, rows)
-    for plot in OVERVIEW[1:]:
-        assert all(len(picture.table) for picture in caught_figures(plot, found)[1])
+    with styled():
+        for picture in pictures_of(found, OVERVIEW[1:]):
+            assert len(picture.table)
+            for _, width in picture.widths:
+                picture.draw(width).draw_without_rendering()

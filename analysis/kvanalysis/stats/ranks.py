@@ -107,7 +107,11 @@ def method_draws(methods, resamples=RESAMPLES, seed=BOOTSTRAP_SEED):
 def percentile_intervals(values, level=LEVEL):
     """(low, high) [...] over the last axis; resamples without a value (points of one rank) are left out."""
     tail = (1 - level) / 2
+    ends = [tail, 1 - tail]
     found = np.full((2, *np.shape(values)[:-1]), np.nan)
     some = np.isfinite(values).any(axis=-1)
-    found[:, some] = np.nanquantile(values[some], [tail, 1 - tail], axis=-1)
+    whole = some & ~np.isnan(values).any(axis=-1)
+    found[:, whole] = np.quantile(values[whole], ends, axis=-1)
+    # numpy takes such rows one by one.
+    found[:, some & ~whole] = np.nanquantile(values[some & ~whole], ends, axis=-1)
     return found

@@ -56,6 +56,7 @@ class Head:
     def dv(self):
         return self.v.shape[1]
 
+    @lru_cache(maxsize=32)  # noqa: B019  (what is computed of a head is kept with it)
     def of_query_head(self, g):
         """The head as query head g alone sees it (`gqa.level: query`)."""
         o_proj = None if self.o_proj is None else self.o_proj[g : g + 1]

@@ -38,8 +38,7 @@ def small(arrays, *methods, **more):
 def rows_of(run, method, **params):
     """{(layer, kv head, budget, seed): row} of a method."""
     chosen = {}
-    for i, cell in enumerate(run.cells):
-        given = run.frame["given"].iloc[i]
+    for cell, given in zip(run.cells, run.frame["given"], strict=True):
         if cell.row["method"] == method and all(given.get(n) == v for n, v in params.items()):
             place = tuple(cell.row[n] for n in ("layer", "kv_head", "budget_tokens", "seed"))
             assert place not in chosen

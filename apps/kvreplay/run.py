@@ -201,11 +201,11 @@ class Run:
         wanted = {names.get(name, name): value for name, value in wanted.items()}
         if budget is not None:
             wanted["budget_tokens"] = budget
-        for i, cell in enumerate(self.cells):
+        labels, instances = self.frame["label"].tolist(), self.frame["params"].tolist()
+        for i, (cell, label, given) in enumerate(zip(self.cells, labels, instances, strict=True)):
             row = cell.row
-            if method is not None and method not in (row["method"], self.frame["label"].iloc[i]):
+            if method is not None and method not in (row["method"], label):
                 continue
-            given = self.frame["params"].iloc[i]
             if all(row[n] == v for n, v in wanted.items()) and all(
                 given.get(n) == v for n, v in params.items()
             ):

@@ -17,7 +17,7 @@ from .trace_io.rope import rope_facts
 
 ARRAYS = "arrays"  # what a trace is called that was never a file
 MOST_LAYERS = 1 << 16
-MOST_ROWS = 1 << 24
+MOST = (65535, 1 << 24, 65536)  # heads, rows and width of a tensor: what is larger will be refused
 FINGERPRINT_HEADS, FINGERPRINT_ROWS = 8, 16  # of each tensor, of each of these heads
 FACTS = ("scaling", "sliding_window", "softcap", "q_prescaled", "rope", "sinks", "q_pos")
 
@@ -263,7 +263,7 @@ def fingerprint(layers: list[dict[str, Any]]) -> str:
         for name in "qkv":
             data, dtype = layer[name]["data"], layer[name]["dtype"]
             total.update(f"{layer['layer']} {name} {dtype} {list(data.shape)}".encode())
-            if max(data.shape) <= MOST_ROWS and min(data.shape) > 0:  # what is larger will be refused
+            if all(0 < extent <= most for extent, most in zip(data.shape, MOST, strict=True)):
                 for head in range(0, data.shape[0], max(1, data.shape[0] // FINGERPRINT_HEADS)):
                     total.update(_some_rows(data, head).tobytes())
     return total.hexdigest()[:12]

@@ -14,6 +14,7 @@ from kvreplay_cli import BINARY, kvreplay
 from token_lists import ragged
 
 WEIGHT_TOLERANCE = 1e-9  # relative; the solved masses have their case's own
+READ = ["layer", "kv_head", "method", "budget_tokens", "key", "status", "error"]
 HAS_RESULTS = (0, 1)  # 1: some cells failed, which their rows say
 
 
@@ -34,9 +35,9 @@ def per_entry(rows, cases, budgets):
     """The rows of one head, which stand in the order of the entries: one a budget, or one without."""
     at = 0
     for case in cases:
-        count = 1 if pd.isna(rows.budget_tokens.iloc[at]) else len(budgets)
-        found = rows.iloc[at : at + count]
-        assert set(found.method) == {case.entry["name"]}, "rows are not in the order of the entries"
+        count = 1 if pd.isna(rows[at].budget_tokens) else len(budgets)
+        found = rows[at : at + count]
+        assert {row.method for row in found} == {case.entry["name"]}, "rows are not in the entries' order"
         at += count
         yield found
 
@@ -85,11 +86,11 @@ class Runs:
         done = kvreplay("run", folder / "run.yaml", "--force", "--progress", "none", timeout=600)
         if done.returncode not in HAS_RESULTS:
             return f"exit {done.returncode}: {done.stderr}", {}
-        rows = pd.read_csv(folder / "out/results.csv")
+        rows = pd.read_csv(folder / "out/results.csv", usecols=READ)
         return None, {
             (i, layer, head): found
             for (layer, head), part in rows.groupby(["layer", "kv_head"])
-            for i, found in enumerate(per_entry(part, cases, budgets))
+            for i, found in enumerate(per_entry([*part.itertuples()], cases, budgets))
         }
 
     def of(self, case, trace):
@@ -113,7 +114,7 @@ class Runs:
             for heads, results in zip(layers, wanted, strict=True):
                 for head, want in zip(heads, results, strict=True):
                     found = rows[head.layer, head.kv_head]
-                    row = found.iloc[min(at, len(found) - 1)]
+                    row = found[min(at, len(found) - 1)]
                     assert row.status == "ok", row.error
                     where = f"budget {B} layer {head.layer} kv head {head.kv_head}"
                     try:

@@ -102,7 +102,7 @@ def check_equal_runs(one, other, ignored=frozenset()):
 def replayed(*arrays, **more):
     """`kvreplay.replay` on two threads; no cell may fail."""
     run = kvreplay.replay(*arrays, **{"jobs": 2, "progress": False, **more})
-    assert not len(run.failed), run.failed["error"].iloc[0]
+    assert not run.failures(), run.failures()[0]
     return run
 
 

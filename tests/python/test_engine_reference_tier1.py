@@ -1,10 +1,13 @@
 """The engine against the numpy reference on small odd traces: kept sets at every step, weights, outputs."""
 
-import h5py
+from functools import cache
+from itertools import islice
+
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from engine_runs import opened
 from engine_vs_reference import CASES
 from kvreplay_cli import BINARY, kvreplay
 from reference.balance import WalkFailed
@@ -15,45 +18,80 @@ from token_lists import ragged
 OUTPUT_TOLERANCE = 1e-8  # of the largest magnitude: double against double, other orders of summation
 WEIGHT_TOLERANCE = 1e-12
 SEEDS = (3, 2)  # first, count
+ALIAS = "sliding_window"
+SAME_AS_ANOTHER = {ALIAS, "balancekv-preset=single_layer"}  # no run takes them beside their equals
+READ = ["prompt", "layer", "kv_head", "method", "budget_tokens", "seed", "key", "status", "error"]
 PAIRS = [(case, trace) for case in CASES for trace in case.traces]
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("traces")
-    for name, shape in SHAPES.items():
-        write_trace(folder / f"{name}.h5", shape)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def known():
     """Names the binary knows."""
     lines = kvreplay("list", "methods").stdout.splitlines()[1:]
-    return {line.split()[0] for line in lines if line.strip()} | {"sliding_window"}
+    return {line.split()[0] for line in lines if line.strip()} | {ALIAS}
 
 
-def run(folder, trace, shape, case):
+def run(folder, trace, cases):
+    """One run of cases that share their budgets and their replay: its rows."""
+    shape, case = SHAPES[trace], cases[0]
+    folder.mkdir()
+    write_trace(folder / "t.h5", shape)
     config = {
         "schema": 1,
-        "traces": [str(trace)],
+        "traces": [str(folder / "t.h5")],
         "replay": {"prefill": shape.P, **dict(case.replay)},
-        "methods": [case.entry],
+        "methods": [case.entry for case in cases],
         "seeds": {"first": SEEDS[0], "count": SEEDS[1]},
         "run": {"precision": "double"},
-        "output": {"dir": str(folder), "save": ["kept", "outputs"]},
+        "output": {"dir": str(folder / "out"), "save": ["kept", "outputs"]},
     }
     if case.budgets is not None:
         config["budget"] = {"tokens": list(case.budgets)}
-    path = folder.with_suffix(".yaml")
+    path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(config))
     done = kvreplay("run", path, "--force", "--progress", "none")
     assert done.returncode in (0, 1), done.stderr  # 1: some cells failed, which may be expected
-    rows = pd.read_csv(folder / "results.csv", dtype={"prompt": str})
-    assert len(rows) > 0
-    return rows
+    return pd.read_csv(folder / "out/results.csv", dtype={"prompt": str}, usecols=READ)
+
+
+def rows_of_cases(rows, cases):
+    """The rows of each case: those of a head stand in the order of the entries, one a budget and seed."""
+    found = [[] for _ in cases]
+    for _, part in rows.groupby(["prompt", "layer", "kv_head"]):
+        of_head = part.itertuples()
+        for case, its in zip(cases, found, strict=True):
+            count = max(1, len(case.budgets or ())) * (SEEDS[1] if case.random else 1)
+            its += islice(of_head, count)
+        assert next(of_head, None) is None, "more rows than the entries have"
+    return found
+
+
+def batch_of(case, trace):
+    """What cases of one run have in common."""
+    return trace, case.budgets, case.replay, case.id in SAME_AS_ANOTHER
+
+
+class Runs:
+    """Each batch of cases is run once: the folder of its results, and each case's rows."""
+
+    def __init__(self, root, known):
+        self.root, self.known, self.done = root, known, {}
+
+    def of(self, case, trace):
+        batch = batch_of(case, trace)
+        cases = [c for c, t in PAIRS if batch_of(c, t) == batch and c.entry["name"] in self.known]
+        if batch not in self.done:
+            folder = self.root / f"batch{len(self.done)}"
+            self.done[batch] = folder / "out", rows_of_cases(run(folder, trace, cases), cases)
+        out, rows = self.done[batch]
+        return out, rows[cases.index(case)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, known):
+    return Runs(tmp_path_factory.mktemp("engine"), known)
 
 
 def same_lists(got, want, what):
@@ -92,6 +130,11 @@ def compare(kept, outputs, result, what):
     assert np.abs(got - want).max() <= OUTPUT_TOLERANCE * np.abs(want).max(), f"{what} outputs"
 
 
+@cache
+def heads_of(trace):
+    return heads(SHAPES[trace])
+
+
 def expected(case, head, row):
     """The reference of one row, or None where the method fails by design."""
     budget = None if case.budgets is None else int(row.budget_tokens)
@@ -103,20 +146,20 @@ def expected(case, head, row):
 
 
 @pytest.mark.parametrize("case,trace", PAIRS, ids=lambda x: getattr(x, "id", x))
-def test_the_engine_equals_the_reference(tmp_path, traces, known, case, trace):
+def test_the_engine_equals_the_reference(runs, known, case, trace):
     if case.entry["name"] not in known:
         pytest.skip(f"no method {case.entry['name']} yet")
-    shape = SHAPES[trace]
-    all_heads = heads(shape)
-    rows = run(tmp_path / "out", traces / f"{trace}.h5", shape, case)
+    all_heads = heads_of(trace)
+    out, rows = runs.of(case, trace)
     per_head = max(1, len(case.budgets or ())) * (SEEDS[1] if case.random else 1)
     assert len(rows) == len(all_heads) * per_head
-    with h5py.File(tmp_path / "out/kept.h5") as kept, h5py.File(tmp_path / "out/outputs.h5") as outputs:
-        for row in rows.itertuples():
-            what = f"{row.prompt} layer {row.layer} head {row.kv_head} B={row.budget_tokens} seed={row.seed}"
-            result = expected(case, all_heads[row.prompt, row.layer, row.kv_head], row)
-            if result is None:
-                assert row.status == "failed", what
-                continue
-            assert row.status == "ok", f"{what}: {row.error}"
-            compare(kept.get(row.key), outputs[row.key], result, what)
+    kept, outputs = opened(out / "kept.h5"), opened(out / "outputs.h5")
+    for row in rows:
+        assert row.method == ("window" if case.entry["name"] == ALIAS else case.entry["name"])
+        what = f"{row.prompt} layer {row.layer} head {row.kv_head} B={row.budget_tokens} seed={row.seed}"
+        result = expected(case, all_heads[row.prompt, row.layer, row.kv_head], row)
+        if result is None:
+            assert row.status == "failed", what
+            continue
+        assert row.status == "ok", f"{what}: {row.error}"
+        compare(kept.get(row.key), outputs[row.key], result, what)

@@ -15,6 +15,7 @@ from program_beside_python import TIMES, check_equal_runs, made_layer, replayed,
 SAMPLE = ROOT / "traces" / "samples" / "smollm2-135m.h5"
 LAYERS = (0, 7, 15, 23, 29)
 BUDGETS = [64, 96, 128, 256]
+SHORT = {"tokens": 840}  # of the sample: 768 of the prompt and 72 that follow it
 PROMPT = 112
 # Built-in methods that follow a score have a faster way than Python's text; its sums end in other bits.
 LAST_BITS = 1e-5
@@ -37,8 +38,7 @@ def small(arrays, *methods, **more):
 def rows_of(run, method, **params):
     """{(layer, kv head, budget, seed): row} of a method."""
     chosen = {}
-    for i, cell in enumerate(run.cells):
-        given = run.frame["given"].iloc[i]
+    for cell, given in zip(run.cells, run.frame["given"], strict=True):
         if cell.row["method"] == method and all(given.get(n) == v for n, v in params.items()):
             place = tuple(cell.row[n] for n in ("layer", "kv_head", "budget_tokens", "seed"))
             assert place not in chosen
@@ -75,11 +75,15 @@ def one_error(run, method):
 @pytest.fixture(scope="module")
 def copies():
     return replayed(
-        SAMPLE, methods=[python_snapkv, PythonH2o, "snapkv", "h2o"], budgets=BUDGETS, save=["kept", "outputs"]
+        SAMPLE,
+        methods=[python_snapkv, PythonH2o, "snapkv", "h2o"],
+        budgets=BUDGETS,
+        save=["kept", "outputs"],
+        **SHORT,
     )
 
 
-@pytest.mark.parametrize("copy,built_in,lists", [("python_h2o", "h2o", 257), ("python_snapkv", "snapkv", 1)])
+@pytest.mark.parametrize("copy,built_in,lists", [("python_h2o", "h2o", 73), ("python_snapkv", "snapkv", 1)])
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_copy_in_python_selects_the_sets_of_the_built_in_method(copies, copy, built_in, lists, budget):
     compared = 0
@@ -104,7 +108,8 @@ def test_a_copy_in_python_is_measured_and_charged_as_the_built_in_method(copies)
 
 
 def test_copies_have_the_same_numbers_in_an_audit_and_in_double_precision():
-    words = {"methods": [python_snapkv, PythonH2o, "snapkv", "h2o"], "budgets": [96], "layers": [7, 29]}
+    methods = [python_snapkv, PythonH2o, "snapkv", "h2o"]
+    words = {"methods": methods, "budgets": [96], "layers": [7, 29], **SHORT}
     for more, precision in (({"audit": True}, 0.0), ({"precision": "double"}, 1e-9)):
         run = replayed(SAMPLE, **words, **more)
         check_same_numbers(run, "python_h2o", "h2o", precision=precision)
@@ -125,7 +130,7 @@ def test_copies_have_the_same_numbers_in_an_audit_and_in_double_precision():
 )
 def test_options_of_every_method_mean_the_same_for_a_copy(options):
     entries = [{"name": python_snapkv, **options}, {"name": "snapkv", **options}]
-    run = replayed(SAMPLE, methods=entries, budgets=[96], layers=[0, 15])
+    run = replayed(SAMPLE, methods=entries, budgets=[96], layers=[0, 15], **SHORT)
     check_same_numbers(run, "python_snapkv", "snapkv")
 
 
@@ -136,7 +141,7 @@ def test_options_of_every_method_mean_the_same_for_a_copy(options):
 )
 def test_options_of_streaming_methods_mean_the_same_for_a_copy(options):
     entries = [{"name": PythonH2o, **options}, {"name": "h2o", **options}]
-    run = replayed(SAMPLE, methods=entries, budgets=[96], layers=[0, 15], tokens=840)
+    run = replayed(SAMPLE, methods=entries, budgets=[96], layers=[0, 15], **SHORT)
     check_same_numbers(run, "python_h2o", "h2o", precision=LAST_BITS)
 
 

@@ -395,4 +395,4 @@ def _stream_row(head, keys, t, buckets, denominator):
     a = np.concatenate([p[1] for p in parts] + [np.zeros(0)])
     ids_d, b = denominator.entries()
     numerator = (keys[ids], head.v[ids], a)
-    return np.array([ratio_output(row, numerator, (keys[ids_d], b), head.scale) for row in head.q[:, t]])
+    return ratio_output(head.q[:, t], numerator, (keys[ids_d], b), head.scale)

@@ -1,10 +1,11 @@
 """BUZZ: sinks, a recent window, and a beehive of segment winners between them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from .common import Result, aggregate, dots, replay, softmax
+from .common import Result, aggregate, causal_probs, replay
 
 
 def sizes(B, sinks=4, stride=5):
@@ -23,11 +24,10 @@ def log_factor(log_n, length, t):
 
 def causal_scores(head, log_n):
     """Row i's probabilities over 0..i of the prompt, with the factor of the row: [G, P, P]."""
-    x = np.zeros((head.G, head.P, head.P))
-    for i in range(head.P):
-        factor = log_factor(log_n, i + 1, i)
-        x[:, i, : i + 1] = softmax(factor * head.scale * dots(head.q[:, i], head.k[: i + 1]))
-    return x
+    if log_n == "off":
+        return causal_probs(head, head.P)
+    factors = np.array([log_factor(log_n, i + 1, i) for i in range(head.n)])
+    return causal_probs(replace(head, q=head.q * factors[:, None]), head.P)
 
 
 class Hive:

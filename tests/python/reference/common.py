@@ -4,6 +4,7 @@ Everything is float64, one kv head at a time, with loops where loops are clearer
 """
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,9 +21,9 @@ class Rope:
     factor: float = 1.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Head:
-    """One kv head with its G query heads (C1). A token's position is its index."""
+    """One kv head with its G query heads (C1). A token's position is its index. Equal is only itself."""
 
     q: np.ndarray  # [G, n, d]
     k: np.ndarray  # [n, d]
@@ -55,6 +56,7 @@ class Head:
     def dv(self):
         return self.v.shape[1]
 
+    @lru_cache(maxsize=32)  # noqa: B019  (what is computed of a head is kept with it)
     def of_query_head(self, g):
         """The head as query head g alone sees it (`gqa.level: query`)."""
         o_proj = None if self.o_proj is None else self.o_proj[g : g + 1]
@@ -96,13 +98,16 @@ def softmax(logits):
     return e / e.sum(axis=-1, keepdims=True)
 
 
+@lru_cache(maxsize=32)
 def causal_probs(head, rows=None):
     """x_t(i) for the first `rows` rows (default all): [G, rows, rows], 0 above the diagonal."""
     rows = head.n if rows is None else rows
     if rows == 0:
         return np.zeros((head.G, 0, 0))
     logits = head.scale * dots(head.q[:, :rows], head.k[:rows])
-    return softmax(np.where(np.tril(np.ones((rows, rows), dtype=bool)), logits, -np.inf))
+    probs = softmax(np.where(np.tril(np.ones((rows, rows), dtype=bool)), logits, -np.inf))
+    probs.flags.writeable = False  # all callers share it
+    return probs
 
 
 def exact_out(head):
@@ -120,23 +125,24 @@ def log_normaliser(head):
 
 
 def weighted_sums(logits, values, a, b):
-    """C7 for one row: (sum a e^(l-m) v, sum b e^(l-m), m) with the common shift m."""
+    """C7 for logits [..., m]: sum a e^(l-s) v and sum b e^(l-s) with a common shift s of each row."""
     with np.errstate(divide="ignore"):
-        shift = (logits + np.log(np.maximum(a, b))).max()
+        shift = (logits + np.log(np.maximum(a, b))).max(axis=-1, keepdims=True)
         num = np.exp(logits + np.log(a) - shift)
         den = np.exp(logits + np.log(b) - shift)
-    return num @ values, den.sum(), shift
+    return num @ values, den.sum(axis=-1, keepdims=True)
 
 
-def weighted_output(q_row, keys, values, a, b, scale):
-    """C7: sum a e^l v / sum b e^l for one query row."""
+def weighted_output(q, keys, values, a, b, scale, seen=True):
+    """C7: sum a e^l v / sum b e^l for queries [..., d]; seen: which keys each of them attends."""
     if len(keys) == 0 or not np.any(np.asarray(b) > 0):
         raise EmptyDenominator
-    num, den, _ = weighted_sums(scale * dots(q_row, keys), values, np.asarray(a, float), np.asarray(b, float))
+    logits = np.where(seen, scale * dots(q, keys), -np.inf)
+    num, den = weighted_sums(logits, values, np.asarray(a, float), np.asarray(b, float))
     return num / den
 
 
-def ratio_output(q_row, numerator, denominator, scale):
+def ratio_output(q, numerator, denominator, scale):
     """C7 with different entries: numerator = (keys, values, a), denominator = (keys, b)."""
     (keys_n, values, a), (keys_d, b) = numerator, denominator
     if len(keys_d) == 0 or not np.any(np.asarray(b) > 0):
@@ -145,7 +151,7 @@ def ratio_output(q_row, numerator, denominator, scale):
     values = np.concatenate([values, np.zeros((len(keys_d), values.shape[1]))])
     a = np.concatenate([a, np.zeros(len(keys_d))])
     b = np.concatenate([np.zeros(len(keys_n)), b])
-    return weighted_output(q_row, keys, values, a, b, scale)
+    return weighted_output(q, keys, values, a, b, scale)
 
 
 # --- Selection -------------------------------------------------------------------------------------------
@@ -289,17 +295,24 @@ def oneshot(head, kept, num=None, den=None, positions="original", extras=None):
     kept = np.asarray(kept, dtype=int)
     a = np.ones(len(kept)) if num is None else np.asarray(num, dtype=float)
     b = a if den is None else np.asarray(den, dtype=float)
-    outs = []
-    for t in range(head.P, head.n):
-        live = np.append(kept, np.arange(head.P, t + 1))
-        later = np.ones(len(live) - len(kept))
-        a_live, b_live = np.append(a, later), np.append(b, later)
-        keys = live_keys(head, t, live, positions)
-        outs.append([weighted_output(q[t], keys, head.v[live], a_live, b_live, head.scale) for q in head.q])
+    rows = np.arange(head.P, head.n)
+    live, ones = np.append(kept, rows), np.ones(len(rows))
+    a_live, b_live = np.append(a, ones), np.append(b, ones)
+
+    def row(t):
+        m = len(kept) + 1 + t - head.P
+        keys = live_keys(head, t, live[:m], positions)
+        return weighted_output(head.q[:, t], keys, head.v[live[:m]], a_live[:m], b_live[:m], head.scale)
+
+    if positions == "original" or head.rope is None:  # the keys of all rows are the same
+        queries, seen = head.q[:, head.P :], (live < head.P) | (live <= rows[:, None])
+        out = weighted_output(queries, head.k[live], head.v[live], a_live, b_live, head.scale, seen)
+    else:
+        out = stack(head, [row(t) for t in rows])
     weighted = num is not None
     return Result(
         kept=[kept],
-        out=stack(head, [np.array(o) for o in outs]),
+        out=out,
         num=[a] if weighted else None,
         den=[b] if weighted else None,
         extras=extras or {},
@@ -317,9 +330,11 @@ def query_time(head, attended):
     """Plain attention over the attended set of each decode row; a list entry = one set per head."""
     outs = []
     for t, live in enumerate(attended, start=head.P):
-        sets = live if isinstance(live, list) else [live] * head.G
+        if not isinstance(live, list):
+            outs.append(softmax(head.scale * dots(head.q[:, t], head.k[live])) @ head.v[live])
+            continue
         rows = [
-            softmax(head.scale * dots(q[t], head.k[s])) @ head.v[s] for q, s in zip(head.q, sets, strict=True)
+            softmax(head.scale * dots(q[t], head.k[s])) @ head.v[s] for q, s in zip(head.q, live, strict=True)
         ]
         outs.append(np.array(rows))
     return stack(head, outs)

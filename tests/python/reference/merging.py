@@ -206,7 +206,7 @@ def attend(head, rows, t, live, positions="original"):
     if positions == "cache" and head.rope is not None:
         keys = rotate(keys, (t - live) - (len(live) - 1 - np.arange(len(live))), head.rope)
     num, den, values = rows.num[live], rows.den[live], rows.value[live]
-    out = np.array([weighted_output(q, keys, values, num, den, head.scale) for q in head.q[:, t]])
+    out = weighted_output(head.q[:, t], keys, values, num, den, head.scale)
     logits = head.scale * dots(head.q[:, t], keys)
     e = den * np.exp(logits - logits.max(axis=1, keepdims=True))
     return e / e.sum(axis=1, keepdims=True), out

@@ -47,8 +47,15 @@ def ratio(x: np.ndarray, by: np.ndarray) -> np.ndarray:
 
 
 def in_blocks(x: np.ndarray, size: int, change) -> np.ndarray:
-    """`change` applied to every `size` neighbours [m, size] of the rows; the last ones may be fewer."""
-    return np.concatenate([change(x[:, i : i + size]) for i in range(0, x.shape[1], size)], axis=1)
+    """`change` applied to every `size` neighbours of the rows; the last ones may be fewer.
+
+    change(parts [any, size]) takes each part for itself, so that all whole ones go in one call.
+    """
+    m, whole = len(x), x.shape[1] // size * size
+    changed = change(x[:, :whole].reshape(-1, size)).reshape(m, whole) if whole else x[:, :0]
+    if whole == x.shape[1]:
+        return changed
+    return np.concatenate([changed, change(x[:, whole:])], axis=1)
 
 
 # --- Small floats -----------------------------------------------------------------------------------------

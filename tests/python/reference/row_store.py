@@ -50,7 +50,7 @@ class Rows(Exact):
 
     def settle(self, live, free, recent):
         older = live[: max(0, len(live) - (recent - 1))]
-        self.code(np.array([i for i in older if free[i] and not self.coded[i]], dtype=int))
+        self.code(older[free[older] & ~self.coded[older]])
 
     def bytes_of(self, live):
         exact = WIDTH * self.d * int((~self.coded[live]).sum())
@@ -77,14 +77,12 @@ class Blocks(Exact):
         self.corrections: list[tuple[int, int]] = []  # rank and outliers of each block
 
     def settle(self, live, free, recent):
-        waiting = [i for i in live if free[i] and self.block[i] < 0]
+        older = live if self.part == "key" else live[: max(0, len(live) - self.coder.R)]
+        due = older[free[older] & (self.block[older] < 0)]
         if self.part == "key":
-            due = waiting[: len(waiting) - len(waiting) % self.coder.R]
-        else:
-            old = set(live[: max(0, len(live) - self.coder.R)].tolist())
-            due = [i for i in waiting if i in old]
-        if due:
-            self.code(np.array(due))
+            due = due[: len(due) - len(due) % self.coder.R]
+        if len(due):
+            self.code(due)
 
     def code(self, rows: np.ndarray) -> None:
         coded, rank, outliers = self.coder.read(self.space[rows])

@@ -120,7 +120,7 @@ def _estimate(head, token, clusters, drawn, share, norm2, sinks):
     ids_d = np.concatenate([first, *clusters.lists]).astype(int)
     b = np.concatenate([np.ones(len(first)), np.repeat(np.array(clusters.counts) / clusters.t, clusters.t)])
     numerator, denominator = (head.k[ids_n], head.v[ids_n], a), (head.k[ids_d], b)
-    return np.array([ratio_output(row, numerator, denominator, head.scale) for row in head.q[:, token]])
+    return ratio_output(head.q[:, token], numerator, denominator, head.scale)
 
 
 def subgen(head, B, seed=0, recent=None, first=0, weights="none"):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .common import Result, aggregate, causal_probs, rotate, softmax, stack, top
+from .common import Result, aggregate, causal_probs, oneshot, rotate, softmax, stack, top
 from .row_store import Store
 from .tier2_scores import dots
 
@@ -19,9 +19,9 @@ def attend_stored(head, store, t, live, weight, positions="original"):
     keys = store.k[live]
     if positions == "cache" and head.rope is not None:
         keys = rotate(keys, (t - live) - (len(live) - 1 - np.arange(len(live))), head.rope)
-    logits = np.stack([head.scale * dots(keys, q) for q in head.q[:, t]])
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True)) * weight[live]
-    return softmax(logits), (shifted / shifted.sum(axis=1, keepdims=True)) @ store.v[live]
+    p = softmax(head.scale * dots(keys, head.q[:, t, None]))
+    weighted = p * weight[live]
+    return p, (weighted / weighted.sum(axis=1, keepdims=True)) @ store.v[live]
 
 
 @dataclass
@@ -44,32 +44,37 @@ class Account:
 
 
 def replay_stored(
-    head, start, evict=None, row_format=None, num=None, positions="original", per_row=0, **draws
+    head, start, evict=None, row_format=None, num=None, positions="original", per_row=0, counted=True, **draws
 ):
     """C4 with a row format: append, attend, `evict(t, live, p, keys)`, code the survivors.
 
     num: weights of the entries of `start`, in both sums. Without `evict` the result is one-shot. The account
-    of bytes is the result's extra `account`.
+    of bytes is the result's extra `account`, if it is `counted`.
     """
+    if evict is None and row_format is None and not counted:
+        return oneshot(head, start, num, positions=positions)
     store = make_store(head, row_format, **draws)
-    account = Account(store, per_row)
+    account = Account(store, per_row) if counted else None
     live = np.asarray(start, dtype=int)
     weight = np.ones(head.n)
     if num is not None:
         weight[live] = num
     store.settle(live)
-    account.kept(live)
+    if counted:
+        account.kept(live)
     kept, outs = [live], []
     for t in range(head.P, head.n):
         live = np.append(live, t)
         store.arrive(t)
-        account.attended(live)
+        if counted:
+            account.attended(live)
         p, out = attend_stored(head, store, t, live, weight, positions)
         outs.append(out)
         if evict is not None:
             live = np.asarray(evict(t, live, p, store.k), dtype=int)
         store.settle(live)
-        account.kept(live)
+        if counted:
+            account.kept(live)
         kept.append(live)
     lists = kept if evict is not None else kept[:1]
     weights = None if num is None else [weight[s] for s in lists]
@@ -84,10 +89,10 @@ def exact(head, row_format=None, **draws):
     return replay_stored(head, np.arange(head.P), lambda t, live, p, keys: live, row_format, **draws)
 
 
-def window(head, B, row_format=None):
+def window(head, B, row_format=None, **draws):
     """The last B tokens."""
     start = np.arange(max(0, head.P - B), head.P)
-    return replay_stored(head, start, lambda t, live, p, keys: live[-B:], row_format)
+    return replay_stored(head, start, lambda t, live, p, keys: live[-B:], row_format, **draws)
 
 
 def streaming_llm(head, B, row_format=None, sinks=4, positions="cache", **draws):

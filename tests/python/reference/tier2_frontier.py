@@ -46,8 +46,13 @@ class Sketched:
                 np.where(channels, np.sqrt(np.pi / 2) / m * length * (sketch[:, :m] @ signs), 0.0)
             )
 
+    @property
+    def key(self):
+        """The vector whose product with a query is the estimate."""
+        return self.parts[0] + self.parts[1]
+
     def product(self, q):
-        return sum(q @ part for part in self.parts)
+        return self.key @ q
 
 
 def sketch_tokens(head, first, last, group, outliers, *matrix):
@@ -71,12 +76,9 @@ def qjl(head, B=None, seed=0, m_in=256, m_out=256, outliers=8, group=32, buffer=
     values.settle(np.arange(head.P))
     stored, outs = [], []
     for t in range(head.P, head.n):
-        stored += sketch_tokens(head, len(stored), t - t % buffer, group, outliers, *matrix)
-        logits = np.zeros((head.G, t + 1))
-        for g, q in enumerate(head.q[:, t]):
-            logits[g, : len(stored)] = [s.product(q) for s in stored]
-            logits[g, len(stored) :] = dots(head.k[len(stored) : t + 1], q)
-        outs.append(softmax(head.scale * logits) @ values.v[: t + 1])
+        stored += [s.key for s in sketch_tokens(head, len(stored), t - t % buffer, group, outliers, *matrix)]
+        keys = np.concatenate([np.reshape(stored, (-1, head.d)), head.k[len(stored) : t + 1]])
+        outs.append(softmax(head.scale * dots(keys, head.q[:, t, None])) @ values.v[: t + 1])
         values.settle(np.arange(t + 1))
     return Result(kept=None, out=stack(head, outs))
 
@@ -131,7 +133,7 @@ def kernel_halving(head, B, seed=0, g=None, sinks=4, recent=32, row_format=None)
     middle = middle_tokens(head, sinks, recent)
     M = len(middle)
     if head.P <= B or M == 0:
-        return replay_stored(head, np.arange(head.P), None, row_format)
+        return replay_stored(head, np.arange(head.P), None, row_format, counted=False)
     k = power_of_four(M)
     g = halving_g(M, B - sinks - recent) if g is None else g
     N, rounds = 4**k, max(0, k - g)
@@ -151,7 +153,7 @@ def kernel_halving(head, B, seed=0, g=None, sinks=4, recent=32, row_format=None)
     chosen = tokens[left]
     kept = np.sort(np.concatenate([chosen, np.flatnonzero(ends(head.P, sinks, recent))]))
     weight = np.where(np.isin(kept, chosen), M / len(chosen), 1.0)
-    return replay_stored(head, kept, None, row_format, weight)
+    return replay_stored(head, kept, None, row_format, weight, counted=False)
 
 
 # --- Entries that are no tokens -------------------------------------------------------------------
@@ -165,15 +167,11 @@ def attend_entries(head, keys, sums, masses, exact):
         all_keys = np.concatenate([keys, head.k[tokens]])
         all_sums = np.concatenate([sums, head.v[tokens]])
         all_masses = np.concatenate([masses, np.ones(len(tokens))])
-        rows = []
-        for q in head.q[:, t]:
-            logits = head.scale * dots(all_keys, q)
-            e = np.exp(logits - logits.max())
-            denominator = e @ all_masses
-            if denominator <= 0:
-                raise ValueError("the denominator is not positive")
-            rows.append(e @ all_sums / denominator)
-        outs.append(np.array(rows))
+        e = softmax(head.scale * dots(all_keys, head.q[:, t, None]))
+        denominators = e @ all_masses
+        if denominators.min() <= 0:
+            raise ValueError("the denominator is not positive")
+        outs.append(e @ all_sums / denominators[:, None])
     return stack(head, outs)
 
 
@@ -202,7 +200,7 @@ def wildcat(head, B, seed=0, r=None, tau2=1.0, ridge=1e-6, sinks=4, recent=32):
     middle = middle_tokens(head, sinks, recent)
     exact = np.flatnonzero(ends(head.P, sinks, recent))
     if head.P <= B or len(middle) == 0:
-        return replay_stored(head, np.arange(head.P))
+        return replay_stored(head, np.arange(head.P), counted=False)
     r = min(len(middle), B - sinks - recent if r is None else r)
     centred = head.k[middle] - head.k[middle].mean(axis=0)
     logits = head.scale / tau2 * np.stack([dots(centred, x) for x in centred])
@@ -257,7 +255,7 @@ def mass_weights(E, sums, ridge, clip):
 def attention_matching(head, B, ridge=1e-4, clip=3, train="reroped", max_queries=50000):
     """Attention matching: the B keys of highest attention with fitted masses and values."""
     if head.P <= B:
-        return replay_stored(head, np.arange(head.P))
+        return replay_stored(head, np.arange(head.P), counted=False)
     q = training_queries(head, train, max_queries)
     logits = head.scale * q @ head.k[: head.P].T
     E = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -286,12 +284,12 @@ def hybrid_set(head, scored, B, seed, top_frac, sinks):
 
 def hybrid(head, B, seed=0, scorer="snapkv", top_frac=0.5, sinks=4, row_format=None):
     if head.P <= B:
-        return replay_stored(head, np.arange(head.P), None, row_format)
+        return replay_stored(head, np.arange(head.P), None, row_format, counted=False)
     kept, weight = hybrid_set(head, score(scorer, [head]), B, seed, top_frac, sinks)
-    return replay_stored(head, kept, None, row_format, weight)
+    return replay_stored(head, kept, None, row_format, weight, counted=False)
 
 
 def hybrid_layer(heads, B, seed=0, scorer="snapkv", top_frac=0.5, sinks=4):
     """A scorer of the whole layer gives it one set, drawn with the numbers of its kv head 0."""
     kept, weight = hybrid_set(heads[0], score(scorer, heads), B, seed, top_frac, sinks)
-    return [replay_stored(head, kept, None, None, weight) for head in heads]
+    return [replay_stored(head, kept, None, None, weight, counted=False) for head in heads]

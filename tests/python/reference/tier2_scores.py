@@ -5,7 +5,7 @@ first (C16). Sums run along rows of one vector each, so that equal vectors get e
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -41,14 +41,14 @@ def ends(P, sinks=0, recent=0):
     return (at < sinks) | (at >= P - recent)
 
 
+@lru_cache(maxsize=64)
 def last_rows(head, w):
     """x_row(i) of the last w prompt rows: [G, w, P]."""
     first = max(0, head.P - w)
     p = np.zeros((head.G, head.P - first, head.P))
     for row in range(first, head.P):
-        for g in range(head.G):
-            logits = head.scale * dots(head.k[: row + 1], head.q[g, row])
-            p[g, row - first, : row + 1] = softmax(logits)
+        p[:, row - first, : row + 1] = softmax(head.scale * dots(head.k[: row + 1], head.q[:, row, None]))
+    p.flags.writeable = False  # all callers share it
     return p
 
 
@@ -235,7 +235,7 @@ def noncausal(heads, recent=0, agg="mean", chunk=256):
         for start in range(0, P, chunk):
             part = slice(start, min(P, start + chunk))
             for g in range(head.G):
-                logits = np.stack([dots(head.k[part], q) for q in head.q[g, part]])
+                logits = dots(head.k[part], head.q[g, part, None])
                 received[g, part] = softmax(logits).sum(axis=0)
         scores[i] = pooled(aggregate(received, agg) * norms(head.v[:P]), 3, "avg")
     return Scored((scores - scores.mean()) / scores.std(ddof=1), ends(P, recent=recent))

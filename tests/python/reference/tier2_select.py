@@ -38,7 +38,7 @@ def uniform_weights(kept, protected, P):
 def finish(head, kept, protected, reweight="none", row_format=None):
     """C6: the prompt cut to `kept`, every later token stays."""
     num = uniform_weights(kept, protected, head.P) if reweight == "uniform" else None
-    return replay_stored(head, kept, None, row_format, num)
+    return replay_stored(head, kept, None, row_format, num, counted=False)
 
 
 def select_oneshot(heads, scored, B, reweight="none", row_format=None):
@@ -78,7 +78,7 @@ def stream(head, start, B, live_scores, sinks=0, recent=0, row_format=None):
         scores = ranked(live_scores(t, live, p, keys), guarded(live, t, sinks, recent))
         return live[top(scores, B)]
 
-    return replay_stored(head, start, evict, row_format)
+    return replay_stored(head, start, evict, row_format, counted=False)
 
 
 def tova(head, B, phase="stream", recent=0, sinks=0, agg="sum", level="kv", reweight="none", row_format=None):
@@ -336,9 +336,11 @@ def cake_allocated(layers, B, scorer, w):
 
 
 def page_bounds(keys, q, page):
-    """Upper bound of <q, k> in every page of consecutive tokens."""
-    pages = [keys[i : i + page] for i in range(0, len(keys), page)]
-    return np.array([np.maximum(q * p.min(axis=0), q * p.max(axis=0)).sum() for p in pages])
+    """Upper bound of <q, k> in every page of consecutive tokens, for queries [..., d]."""
+    first = np.arange(0, len(keys), page)
+    low, high = (ends.reduceat(keys, first, axis=0) for ends in (np.minimum, np.maximum))
+    q = np.asarray(q)[..., None, :]
+    return np.maximum(q * low, q * high).sum(axis=-1)
 
 
 def quest(head, B, page=16, dense_layers=(0, 1), level="query", agg="sum"):
@@ -349,10 +351,10 @@ def quest(head, B, page=16, dense_layers=(0, 1), level="query", agg="sum"):
     for t in range(head.P, head.n):
         tokens = np.arange(t + 1)
         if head.layer not in dense_layers:
-            bounds = aggregate(np.stack([page_bounds(head.k[: t + 1], q, page) for q in head.q[:, t]]), agg)
+            bounds = aggregate(page_bounds(head.k[: t + 1], head.q[:, t], page), agg)
             best = top(bounds, len(bounds) if head.n <= B else max(3, B // page))
             tokens = tokens[np.isin(tokens // page, best)]
-        p = softmax(np.stack([head.scale * dots(head.k[tokens], q) for q in head.q[:, t]]))
+        p = softmax(head.scale * dots(head.k[tokens], head.q[:, t, None]))
         attended.append(tokens)
         outs.append(p @ head.v[tokens])
     return Result(kept=None, out=stack(head, outs), attended=attended)

@@ -348,6 +348,15 @@ def test_how_arrays_lie_in_memory_changes_no_bit(lie, dtype, tmp_path):
         check_equal_runs(replayed(*(LIES[lie](x) for x in arrays), **words), plain)
 
 
+def test_a_cell_is_found_by_the_label_of_its_method():
+    words = {"prefill": PROMPT, "budgets": [40], "save": SAVED}
+    wide, narrow = ({"name": "snapkv", "window": window} for window in (24, 8))
+    both, alone = (replayed(*made_layer(25), methods=m, **words) for m in ([wide, narrow], [narrow]))
+    by_label, its_own = both.kept("snapkv window=8", head=1), alone.kept("snapkv", head=1)
+    assert np.array_equal(by_label[0], its_own[0])
+    assert not np.array_equal(by_label[0], both.kept("snapkv", head=1)[0])  # the first of that name
+
+
 def test_heads_that_share_their_memory_are_read_as_heads():
     q, k, v = made_layer(24, heads=4, kv_heads=1)
     words = {"prefill": PROMPT, "methods": OBSERVING, "budgets": 32, "seeds": 1, "save": SAVED}

@@ -76,7 +76,7 @@ std::string senseless_share(const MethodInstance& m) {
   const Calibration& known = m.values.calibration();
   if (m.method().hooks.has(Hook::learns_heads) && known.is_offline()) {
     if (!m.values.learns_heads())
-      return fmt::format("{} looks at this prompt alone, but for level head: leave out calibration", name);
+      return fmt::format("{} looks at this prompt alone with these parameters: leave out calibration", name);
     if (known.source == Calibration::Source::file)
       return fmt::format("{} knows heads by prompts: write calibration: self, others or prompt:ID", name);
   }

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "base/text.hpp"
+#include "catalog/cell.hpp"
 #include "config/sections.hpp"
 #include "trace/trace.hpp"
 
@@ -54,10 +55,10 @@ std::optional<std::vector<std::string>> looked_at(const RunConfig& config) {
   std::optional<std::vector<std::string>> prompts = config.select.prompts;
   for (const MethodInstance& m : config.methods) {
     if (m.values.calibration().is_offline()) return std::nullopt;
-    if (m.options.allocator != Allocator::lu_kv || !prompts) continue;
-    const Calibration& from = m.options.lu_kv.calibration;
-    if (from.source == Calibration::Source::others) return std::nullopt;
-    if (from.source == Calibration::Source::prompt) prompts->push_back(from.name);
+    const Calibration* from = heads_learnt_from(m.values, m.options);
+    if (from == nullptr || !prompts) continue;
+    if (from->source == Calibration::Source::others) return std::nullopt;
+    if (from->source == Calibration::Source::prompt) prompts->push_back(from->name);
   }
   return prompts;
 }

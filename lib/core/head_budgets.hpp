@@ -50,9 +50,9 @@ inline std::vector<int32_t> whole_heads(const std::vector<double>& worth, int32_
   std::vector<size_t> order(worth.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return worth[a] > worth[b]; });
-  const int64_t rest = int64_t(budget - ends) * int64_t(worth.size()), more = std::max(1, most - ends);
+  const int64_t heads = int64_t(worth.size()), whole = (budget - ends) * heads / std::max(1, most - ends);
   std::vector<int32_t> tokens(worth.size(), ends);
-  for (size_t i = 0; i < order.size() && int64_t(i) < rest / more; ++i) tokens[order[i]] = most;
+  for (int64_t i = 0; i < std::min(heads, whole); ++i) tokens[order[size_t(i)]] = most;
   return tokens;
 }
 

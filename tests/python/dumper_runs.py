@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import IO
 
 import h5py
-from kvreplay_cli import ROOT
+from kvreplay_cli import ROOMS
 
-ROOMS = [str(ROOT / room) for room in ("apps", "analysis", "traces", "tests/python")]
 # A process for every line of [source, words, a fifo for what it prints, most bytes of a file]: its number,
 # and for another line its exit code. Who has ended waits to be asked, so a number that is killed is its own.
 # To import torch and to meet a model takes seconds, which are spent once; to take it all apart takes another,

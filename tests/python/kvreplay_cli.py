@@ -12,6 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("KVREPLAY", ROOT / "build" / "release" / "kvreplay")).resolve()
+# Where a Python of its own finds the packages of this checkout.
+ROOMS = [str(ROOT / room) for room in ("apps", "analysis", "traces", "tests/python")]
 # The program with one more method and the emulator of devices.
 TOY = BINARY.parent / "tests" / "kvreplay_toy"
 # Started by a process as large as a test run, a program would seem to be as large itself.

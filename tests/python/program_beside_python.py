@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import kvreplay
 import numpy as np
-from kvreplay_cli import ROOT
+from kvreplay_cli import ROOMS
 from kvreplay_cli import kvreplay as program
 
 TIMES = {"select_s", "attend_s"}
@@ -108,12 +108,11 @@ def replayed(*arrays, **more):
 
 def run_python(code, *words, timeout=60, check=True):
     """Runs text in a Python of its own, which finds the packages of this checkout."""
-    rooms = [str(ROOT / room) for room in ("apps", "analysis", "traces", "tests/python")]
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, words)],
         capture_output=True,
         text=True,
         check=check,
         timeout=timeout,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(rooms)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(ROOMS)},
     )

@@ -5,7 +5,7 @@ import os
 import re
 
 import pytest
-from kvreplay_cli import ROOT
+from kvreplay_cli import ROOMS, ROOT
 from smollm2_once import kept_in, shared_folder
 
 PATH = ROOT / "docs/notebook.ipynb"
@@ -57,8 +57,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(
     for name in ("ipykernel", "pandas", "matplotlib"):
         pytest.importorskip(name)
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    folders = [str(ROOT / name) for name in ("apps", "analysis", "traces", "tests/python")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*ROOMS, os.environ.get("PYTHONPATH", "")]))
     # The kernel is a process of its own: it takes the model from the same file as the tests do.
     startup = tmp_path_factory.mktemp("ipython")
     (startup / "profile_default/startup").mkdir(parents=True)

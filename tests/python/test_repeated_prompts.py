@@ -19,11 +19,14 @@ TRACE = "smooth"
 ROWS = 9  # that repeat a chunk, of two
 
 
+def layers_in(prompt):
+    return layers_of(TRACE) if prompt == "p0" else other_layers(TRACE)[prompt]
+
+
 @cache
 def repeats_of(prompt):
     """The second pass of every head, as layers_of()."""
     rng = np.random.default_rng(len(prompt) + sum(map(ord, prompt)))
-    layers = layers_of(TRACE) if prompt == "p0" else other_layers(TRACE)[prompt]
 
     def of(head):
         # Each row looks for some token of the prompt, in some heads more than in others.
@@ -35,20 +38,19 @@ def repeats_of(prompt):
         single = [x.astype(np.float32).astype(float) for x in (q, k)]
         return Repeat(*single, (0, ROWS, 2 * ROWS), (0, head.P // 2, head.P))
 
-    return [[of(h) for h in heads] for heads in layers]
+    return [[of(h) for h in heads] for heads in layers_in(prompt)]
 
 
 def write_repeated(folder, trace):
     write_files(folder, trace)
     with h5py.File(folder / "t.h5", "r+") as f:
         for prompt in ("p0", *LENGTHS):
-            layers = layers_of(trace) if prompt == "p0" else other_layers(trace)[prompt]
             first = repeats_of(prompt)[0][0]
             group = f.create_group(f"prompts/{prompt}/repeat")
             group["tokens"] = np.zeros(2 * ROWS, np.int32)
             group["rows"], group["ctx"] = np.int32(first.rows), np.int32(first.ctx)
             f[f"prompts/{prompt}"].attrs["context_tokens"] = first.ctx[-1]
-            for heads, own in zip(layers, repeats_of(prompt), strict=True):
+            for heads, own in zip(layers_in(prompt), repeats_of(prompt), strict=True):
                 at = f[f"prompts/{prompt}/layers/{heads[0].layer:03}"]
                 at["repeat_q"] = np.concatenate([r.q for r in own]).astype(np.float32)
                 at["repeat_k"] = np.stack([r.k for r in own]).astype(np.float32)
@@ -56,11 +58,10 @@ def write_repeated(folder, trace):
 
 def largest(prompt, sinks):
     """The largest score of each head in a prompt's repeat pass, sinks left out."""
-    layers = layers_of(TRACE) if prompt == "p0" else other_layers(TRACE)[prompt]
     return np.array(
         [
             kvzip_scores(h, r, sinks)[sinks:].max()
-            for heads, own in zip(layers, repeats_of(prompt), strict=True)
+            for heads, own in zip(layers_in(prompt), repeats_of(prompt), strict=True)
             for h, r in zip(heads, own, strict=True)
         ]
     )
@@ -114,7 +115,10 @@ def test_the_cases_tell_the_prompts_apart():
 
 
 REFUSED = [
-    ({"level": "pair", "calibration": "others"}, "kvzip looks at this prompt alone, but for level head"),
+    (
+        {"level": "pair", "calibration": "others"},
+        "kvzip looks at this prompt alone with these parameters: leave out calibration",
+    ),
     ({"level": "head", "calibration": "file:a.h5"}, "write calibration: self, others or prompt:ID"),
     ({"level": "head", "sinks": 0}, "level head leaves sinks and recent of most heads, and they are 0"),
     ({"level": "head", "calibration": "prompt:p0"}, "kvzip: learns from prompt p0, which is replayed too"),

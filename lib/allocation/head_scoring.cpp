@@ -39,6 +39,8 @@ std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& 
     cell.place.layer = at.layer, cell.place.kv_head = at.kv_head;
     CacheSetup setup = cell_setup(cell, stream);
     inject(cell, setup, uniforms);
+    if (const auto told = scoring->cuts.find({at.layer, at.kv_head}); told != scoring->cuts.end())
+      setup.given = given_lists(told->second);
     caches.push_back(std::make_unique<CacheReplay<Real>>(std::move(setup), stream, CacheWatch{options.audit}));
     if (!caches.back()->streams_prompt()) prompt.add(*caches.back());
     if (by_curves(cell)) prompt.ask_future();
@@ -51,12 +53,13 @@ std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& 
   for (size_t i = 0; i < caches.size(); ++i) {
     const bool streams = caches[i]->streams_prompt();
     try {
-      if (!streams) all[i] = caches[i]->head_scores(prompt.sums_of(*caches[i]));
+      if (cuts_together(scorings[i]->cell)) all[i] = caches[i]->cut_scores(prompt.sums_of(*caches[i]));
+      else if (!streams) all[i] = caches[i]->head_scores(prompt.sums_of(*caches[i]));
     } catch (const ReplayError& e) {  // of this method alone
       scorings[i]->lost = e.what();
       continue;
     }
-    if (streams || all[i].scores.empty())
+    if (!cuts_together(scorings[i]->cell) && (streams || all[i].scores.empty()))
       throw ConfigError(std::string(caches[i]->method().method().info.name) +
                         " takes the prompt token by token with these parameters, so it has no scores of the "
                         "prompt by which a budget could be shared: leave out allocator");

@@ -1,6 +1,8 @@
 #pragma once
 #include <functional>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "allocation/shared_budgets.hpp"
@@ -13,6 +15,8 @@ struct Scoring {
   Cell cell;  // its method says what heads are worth, on the prompt of its place
   std::vector<HeadScores> heads = {};
   std::string lost = {};  // why they cannot all be scored
+  // What common cuts have left so far, by layer and kv head, where heads cut together.
+  std::map<std::pair<int32_t, int32_t>, TokenLists> cuts = {};
 
   // Where the rule of a model looks at every score: at those of each layer it always may.
   bool by_scores() const { return cell.method().host.shares != nullptr; }

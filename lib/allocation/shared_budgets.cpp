@@ -4,6 +4,7 @@
 #include <new>
 
 #include "allocation/budget_file.hpp"
+#include "allocation/common_cuts.hpp"
 #include "allocation/give.hpp"
 #include "allocation/head_reach.hpp"
 #include "allocation/head_scoring.hpp"
@@ -119,7 +120,12 @@ void share_prompt(const std::vector<Cell*>& sharing, const SharingOptions& optio
   const Place& at = sharing.front()->place;
   const std::vector<Place> layers = heads.layers(at.trace, at.prompt);
   PromptBudgets budgets;
+  CommonCutsOfPrompt cuts;
   for (Cell* cell : sharing) {
+    if (cuts_together(*cell)) {
+      cuts.add(*cell);
+      continue;
+    }
     const bool alone = needs_no_other_head(*cell), by_file = !cell->options().allocator_file.empty();
     if (!alone && fits(*cell)) continue;
     if (!alone && !by_file && !learned.is_for(*cell)) {
@@ -135,6 +141,8 @@ void share_prompt(const std::vector<Cell*>& sharing, const SharingOptions& optio
   }
   budgets.divide(layers, options, heads);
   budgets.list_lost(without);
+  cuts.find(layers, options, heads);
+  cuts.list_lost(without);
 }
 
 }  // namespace

@@ -200,6 +200,22 @@ HeadScores CacheReplay<Real>::head_scores(const PromptSums& sums) {
   return said;
 }
 
+template <class Real>
+HeadScores CacheReplay<Real>::cut_scores(const PromptSums& sums) {
+  const HostHooks& host = setup_.method.method().host;
+  const auto waits = [&] { return host.waits_for_heads(setup_.method.policy()); };
+  open_memory();
+  memory_.reveal(0, stream_.prompt);
+  replay_prompt(SerialTeam{}, step_calls(), cache_, prompt(sums), rules_, false);
+  if (!waits()) close_step(stream_.prompt - 1);
+  for (int32_t t = stream_.prompt; t < stream_.tokens && rules_.streaming && !waits(); ++t) step_unattended(t);
+  if (!waits()) return {};
+  HeadScores said{0, 0, {}, {}, {cache_.tokens().begin(), cache_.tokens().end()}};
+  for (int32_t i = 0; i < cache_.size(); ++i) said.scores.push_back(cache_.score(i));
+  host.head_scores(setup_.method.policy(), said.extras);
+  return said;
+}
+
 // The prompt is read and cut.
 template <class Real>
 void CacheReplay<Real>::close_prompt() {

@@ -93,6 +93,9 @@ class CacheReplay {
   void forget_selection();  // no smaller budget will ask for what this one found
   // What this head says when a budget is shared: read_prompt() without the cut.
   HeadScores head_scores(const PromptSums& sums);
+  // The same where its heads cut together: of the tokens that it holds when the first cut is due that it was not told;
+  // nothing if none is.
+  HeadScores cut_scores(const PromptSums& sums);
 
   // ---- Steps. All of them throw ReplayError.
   // By the policy's text; `heads` is as core/step.hpp asks, and calls open_step() when C_t stands.

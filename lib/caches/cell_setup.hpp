@@ -11,6 +11,11 @@ bool has_cache_for_each_query_head(const Cell& cell);
 template <class Real>
 CacheSetup cell_setup(const Cell& cell, const HeadStream<Real>& stream);
 
+// A policy is told what it keeps; the lists outlive it.
+inline GivenLists given_lists(const TokenLists& all) {
+  return {all.flat.data(), nullptr, nullptr, all.off.data(), int32_t(all.off.size()) - 1};
+}
+
 // Where the cell is given a file of uniforms, what it draws is read there. held: owns the numbers.
 void inject(const Cell& cell, CacheSetup& setup, std::vector<std::vector<double>>& held);
 

@@ -55,6 +55,10 @@ bool needs_no_other_head(const Cell& cell) {
 
 bool needs_all_layers(const Cell& cell) { return !needs_no_other_head(cell) && shared_over(cell) == SharedOver::model; }
 
+bool cuts_together(const Cell& cell) {
+  return cell.method().hooks.has(Hook::cut_together) && shared_over(cell) != SharedOver::none;
+}
+
 const Calibration* heads_learnt_from(const MethodValues& values, const CommonOptions& options) {
   if (options.allocator == Allocator::lu_kv) return &options.lu_kv.calibration;
   return values.learns_heads() ? &values.calibration() : nullptr;

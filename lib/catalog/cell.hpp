@@ -55,6 +55,8 @@ struct Cell {
   Extent extent;
   Budget budget;
   std::optional<uint32_t> seed;  // randomised instances only
+  // What each cut leaves that its heads make together, where they do.
+  std::shared_ptr<const TokenLists> common_cuts = nullptr;
   // What the rule says that shared the budget, for the column `extras`.
   std::map<std::string, double> allocator_says = {};
   // Shares of the full cache's bytes for which the budget was asked; ascending. They are no part of what the cell is.
@@ -79,6 +81,8 @@ bool compares_heads(Allocator rule);
 bool needs_no_other_head(const Cell& cell);
 // Whether its share depends on heads of all layers.
 bool needs_all_layers(const Cell& cell);
+// Whether its heads cut together while they decode.
+bool cuts_together(const Cell& cell);
 // Whose text a rule that shares a budget over heads learns them from; null where it learns none.
 const Calibration* heads_learnt_from(const MethodValues& values, const CommonOptions& options);
 // Whether it looks at other prompts of its trace.

@@ -79,6 +79,12 @@ KVR_FOUND(
       { p.learns_heads() } -> std::same_as<bool>;
     })
 KVR_FOUND(
+    waits_for_heads, requires(const P p) {
+      { p.waits_for_heads() } -> std::same_as<bool>;
+    })
+KVR_FOUND(
+    cut_together, requires(const P p, const std::vector<HeadScores>& heads) { p.cut_together(heads); })
+KVR_FOUND(
     failure_text, requires { P::failure_text(1, 1); })
 KVR_FOUND(
     set_options, requires(const P p, CommonOptions& options) { P::set_options(p, options); })
@@ -152,6 +158,12 @@ struct PolicyHooks {
     if constexpr (has(Hook::hear))
       h.hear = [](void* self, const std::vector<HeadScores>& heads) { of(self).hear(heads); };
     if constexpr (has(Hook::learns_heads)) h.learns_heads = [](const void* self) { return of(self).learns_heads(); };
+    if constexpr (has(Hook::waits_for_heads))
+      h.waits_for_heads = [](const void* self) { return of(self).waits_for_heads(); };
+    if constexpr (has(Hook::cut_together))
+      h.cut_together = [](const void* self, const std::vector<HeadScores>& heads) {
+        return of(self).cut_together(heads);
+      };
     if constexpr (has(Hook::failure_text))
       h.failure_text = [](int32_t code, int32_t at) -> std::string { return P::failure_text(code, at); };
     if constexpr (has(Hook::set_options))

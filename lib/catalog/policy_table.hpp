@@ -34,6 +34,8 @@ struct HostHooks {
   void (*head_scores)(const void* self, std::vector<double>& extras) = nullptr;
   void (*hear)(void* self, const std::vector<HeadScores>&) = nullptr;
   bool (*learns_heads)(const void* self) = nullptr;
+  bool (*waits_for_heads)(const void* self) = nullptr;
+  std::vector<std::vector<int32_t>> (*cut_together)(const void* self, const std::vector<HeadScores>&) = nullptr;
   std::string (*failure_text)(int32_t code, int32_t at) = nullptr;
   void (*set_options)(const void* self, CommonOptions&) = nullptr;
   const char* (*warning)(const void* self, const CommonOptions&) = nullptr;

@@ -82,7 +82,7 @@ std::string senseless_share(const MethodInstance& m) {
   }
   if (own && !m.values.shares_budget() && (given || options.gqa_level != GqaLevel::kv))
     return fmt::format(
-        "{} compares what the kv heads of a layer say, each with a cache and a budget of its own: "
+        "{} compares what kv heads say, each with a cache and a budget of its own: "
         "leave out {}",
         name, given ? "allocator" : "gqa.level");
   if (given && own) return fmt::format("{} shares its budget by a rule of its own: leave out allocator", name);

@@ -77,6 +77,9 @@ std::string senseless_merge(const MethodInstance& m) {
                        name);
   if (m.options.gqa_level == GqaLevel::layer)
     return "merge looks at keys and values of one kv head: leave out gqa.level layer";
+  if (m.method().hooks.has(Hook::cut_together) && m.values.shared_over() != SharedOver::none)
+    return fmt::format("heads of {} cut together by keys as they were recorded, and merge changes them: leave it out",
+                       name);
   if (merge.rule == Merge::Rule::gaussian && m.options.phase == Phase::stream)
     return fmt::format(
         "merge gaussian makes rows of one cut of the prompt, and {} streams here: add phase: oneshot, or take pivot",

@@ -17,6 +17,7 @@ namespace kvreplay {
   /* What the engine sizes and checks. */                                                                  \
   X(layout) X(needs) X(oracle_needs) X(max_rows) X(max_rows_read) X(protection) X(score_rule)              \
   X(error_bound) X(voters) X(shared_over) X(shares) X(share) X(head_scores) X(hear) X(learns_heads)        \
+  X(waits_for_heads) X(cut_together)                                                                       \
   X(failure_text) X(set_options) X(warning) X(random) X(budgetless) X(rng_arrays)                          \
   /* What an instance says of itself. */                                                                   \
   X(streams_prompt) X(observes) X(chooses) X(changes_logits) X(holds_all) X(implied_layout) X(heads_differ) \

@@ -15,8 +15,9 @@ enum class SharedOver { none, head, layer, model };
 // What one kv head says when a budget is shared.
 struct HeadScores {
   int32_t layer = 0, kv_head = 0;
-  std::vector<double> scores;  // of the prompt tokens it could hold; infinite where protected. Not of a model's
-  std::vector<double> extras;  // of the policy's head_scores()
+  std::vector<double> scores;        // of the prompt tokens it could hold; infinite where protected. Not of a model's
+  std::vector<double> extras;        // of the policy's head_scores()
+  std::vector<int32_t> tokens = {};  // that the scores are of, where heads cut together
 };
 
 // Adds the mean of x[0..n) and the sum of squared deviations from it to what a head says.

@@ -1,5 +1,6 @@
 #pragma once
 #include "core/buffered.hpp"
+#include "core/common_cuts.hpp"
 #include "core/mean_query.hpp"
 
 namespace kvreplay {
@@ -12,9 +13,10 @@ namespace kvreplay {
 //     s(j) = mean over offsets D of sum_f |m_f| |kappa_f| cos(w_f (T - p + D) + arg m_f - arg kappa_f)
 //          + sum_f (a_f - |m_f|) |kappa_f|  +  <mean of the others, the key's others>.
 //  3. Per query head s is standardised over the candidates; then the largest of the group counts.
-//  4. Keep the top m.
+//  4. Keep the top m. `head`: by the mean over layers, for kv head h of each. `union`: by the largest of all query
+//  heads.
 // The stored key holds e^{i w_f p}: sum_f is Re(m_f e^{i w_f (T + D)} conj k_f), so nothing is un-rotated in a cut.
-struct TriAttention : Buffered {
+struct TriAttention : Buffered, CommonCuts {
   static constexpr MethodInfo info{
       .name = "triattention",
       .title = "distance to the mean query before rotation, cut once a buffer",
@@ -23,13 +25,12 @@ struct TriAttention : Buffered {
       .memory = "B tokens and up to `buffer` more; means of queries are constants of the model",
       .deviation =
           "calibrated on this prompt's own queries unless `calibration` names other text, as the release does; one set "
-          "per kv head: the release can share one over heads and layers, whose cuts in time nothing here couples; a "
-          "prompt longer than the budget competes, where the release keeps its first tokens; channels that do not "
-          "rotate count by their mean product.",
+          "per kv head by default; a prompt longer than the budget competes, where the release keeps its first tokens; "
+          "channels that do not rotate count by their mean product.",
       .any_positions = false,
       .layer_level = false,
   };
-  static constexpr Hooks hooks{"read_prompt evict observe_queries layout needs max_rows state"};
+  static constexpr Hooks hooks = Hooks{"read_prompt evict observe_queries layout needs max_rows state"} + cut_hooks;
   enum class Together { mean, max };
   enum class NormTerm { residual, full };
   int32_t offsets = 65536, sinks = 0, recent = 0;
@@ -47,7 +48,8 @@ struct TriAttention : Buffered {
     d.calibration("whose queries are known: this prompt's own, or of other text");
     d.integer("offsets", &TriAttention::offsets, {1, 1 << 20}, "farthest of the distances 1, 2, 4, ... ahead");
     d.choice("offset_agg", &TriAttention::offset_agg, {"mean", "max"}, "how distances ahead become one");
-    d.choice("group", &TriAttention::group, {"mean", "max"}, "how query heads become one");
+    d.choice("group", &TriAttention::group, {"mean", "max"}, "how query heads become one; with level union max");
+    declare_level<TriAttention>(d);
     d.boolean("normalise", &TriAttention::normalise, "whether each query head's scores are standardised");
     d.choice("norm_term", &TriAttention::norm_term, {"residual", "full"},
              "what weighs a key's norm: the part of |q_f| that its mean direction leaves, or all of it");
@@ -95,13 +97,15 @@ struct TriAttention : Buffered {
                   n = cache.size() - first - recent;
     const int32_t count = target - recent - (keep_prompt ? 0 : first);
     if (n <= count) return;
+    if (knows_cut()) return cut_as_known(team, cache);
     const HeadShape shape = cache.shape();
     for (int32_t h = 0; h < shape.heads; ++h) score(team, cache, h, first, n);
     team.each(n, [&](int32_t j) {
       const double* const s = scores(shape, 0).data() + j;
-      cache.score(first + j) =
-          aggregate(group == Together::max ? Aggregate::max : Aggregate::mean, s, room, shape.heads);
+      const bool largest = group == Together::max || level == Level::all;
+      cache.score(first + j) = aggregate(largest ? Aggregate::max : Aggregate::mean, s, room, shape.heads);
     });
+    if (must_wait(team, cache, {first, recent}, count)) return;
     keep_best(team, cache, {safe, recent}, count, [&](int32_t i) { return cache.score(i); });
   }
 

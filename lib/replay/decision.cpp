@@ -62,7 +62,7 @@ Decision<Real> make_decision(const std::vector<const Cell*>& cells, const HeadSt
   inject(cell, setup, d.uniforms);
   if (!cell.method().lists_in.empty()) read_lists(d, stream, caches, setup.method.context().budget.tokens);
   for (int32_t h = 0; h < caches; ++h) {
-    setup.given = lists_of(d.lists, h, caches);
+    setup.given = cell.common_cuts ? given_lists(*cell.common_cuts) : lists_of(d.lists, h, caches);
     setup.first_head = h;
     d.caches.push_back(std::make_unique<CacheReplay<Real>>(
         setup, stream, CacheWatch{options.audit, options.save.kept, options.wanted.has(Work::ages)},

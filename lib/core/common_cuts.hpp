@@ -1,0 +1,92 @@
+#pragma once
+#include <map>
+#include <vector>
+
+#include "core/policy.hpp"
+#include "core/share.hpp"
+
+namespace kvreplay {
+
+// Cuts in time that kv heads make together, so that all of them hold the same tokens. Where one is due, every head is
+// asked for its scores, and in the replay each knows what stays (allocation/common_cuts.hpp). A method derives from it,
+// cuts as it is told where it knows the cut, and before it cuts by its own scores asks whether it must wait.
+struct CommonCuts {
+  static constexpr SharedOver shared_over = SharedOver::model;
+  // head: kv head h of every layer holds what the mean of their scores says; all: every head of the model holds what
+  // the largest of its scores by any head says.
+  enum class Level { layer_head, head, all };
+  Level level = Level::layer_head;
+  GivenLists given;    // list i: the tokens that the i-th common cut leaves
+  int32_t cuts = 0;    // common ones, so far
+  int32_t leaves = 0;  // rows that nothing protects, by a cut for which the others are to be heard; 0: none is due
+
+  static constexpr Hooks cut_hooks{"given shared_over shares head_scores waits_for_heads cut_together"};
+  template <class M>
+  static void declare_level(auto& d) {
+    d.choice("level", static_cast<Level M::*>(&M::level), {"layer_head", "head", "union"},
+             "who holds the same tokens: no two kv heads, kv head h of all recorded layers, or all of their heads");
+  }
+  SharedOver shares() const { return level == Level::layer_head ? SharedOver::none : SharedOver::model; }
+  bool waits_for_heads() const { return leaves > 0; }
+  void head_scores(std::vector<double>& says) const { says.push_back(leaves); }
+
+  KVR_FN bool knows_cut() const { return cuts < given.count; }
+  KVR_FN void cut_as_known(const Team auto& team, Cache auto& cache) {
+    team.each(cache.size(), [&](int32_t i) { cache.mark(i) = given.find(cuts, cache.token(i)) >= 0 ? 1 : 0; });
+    cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
+    ++cuts;
+  }
+  // Scores stand on the rows, of which the first `sinks` and the last `recent` are protected.
+  KVR_FN bool must_wait(const Team auto& team, Cache auto& cache, Protect rows, int32_t count) {
+    if (level == Level::layer_head) return false;
+    team.each(cache.size(), [&](int32_t i) {
+      if (i < rows.sinks || i >= cache.size() - rows.recent) cache.score(i) = double(INFINITY);
+    });
+    leaves = count;
+    return true;
+  }
+
+  // Rows that stay of each head, ascending, where they have scores, infinite if a row is protected. Throws
+  // ParameterError where those who cut together hold other tokens. With level all nothing need be proposed first: what
+  // is among the largest of all scores is among the largest of some head's own.
+  std::vector<std::vector<int32_t>> cut_together(const std::vector<HeadScores>& heads) const {
+    std::map<int32_t, Sum> together;
+    for (const HeadScores& h : heads) together[group_of(h)].add(h, level == Level::head);
+    std::map<int32_t, std::vector<int32_t>> stay;
+    for (const auto& [group, sum] : together) stay[group] = sum.best(int32_t(heads.front().extras.front()));
+    std::vector<std::vector<int32_t>> rows;
+    for (const HeadScores& h : heads) rows.push_back(stay.at(group_of(h)));
+    return rows;
+  }
+
+ private:
+  // What the heads of one group say of their rows: sums or maxima of scores, the order of which is that of their means.
+  struct Sum {
+    const HeadScores* first = nullptr;
+    std::vector<double> scores = {};
+    void add(const HeadScores& head, bool sums) {
+      if (first == nullptr) first = &head, scores = std::vector<double>(head.scores.size(), sums ? 0 : -INFINITY);
+      if (head.tokens != first->tokens)
+        throw ParameterError("level", "heads of layers " + std::to_string(first->layer) + " and " +
+                                          std::to_string(head.layer) +
+                                          " hold other tokens when they are to cut together, as a sliding window takes "
+                                          "some from one of them: write level: layer_head");
+      for (size_t i = 0; i < scores.size(); ++i)
+        scores[i] = sums ? scores[i] + head.scores[i] : std::max(scores[i], head.scores[i]);
+    }
+    std::vector<int32_t> best(int32_t unprotected) const {
+      const auto score = [&](int32_t i) { return scores[size_t(i)]; };
+      const int32_t n = int32_t(scores.size()),
+                    safe = int32_t(std::count(scores.begin(), scores.end(), double(INFINITY)));
+      std::vector<uint8_t> chosen(scores.size(), 0);
+      choose_top(SerialTeam{}, n, safe + unprotected, score, [&](int32_t i, bool yes) { chosen[size_t(i)] = yes; });
+      std::vector<int32_t> rows;
+      for (int32_t i = 0; i < n; ++i)
+        if (chosen[size_t(i)] != 0) rows.push_back(i);
+      return rows;
+    }
+  };
+  int32_t group_of(const HeadScores& h) const { return level == Level::head ? h.kv_head : 0; }
+};
+
+}  // namespace kvreplay

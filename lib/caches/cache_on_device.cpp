@@ -28,8 +28,8 @@ bool CacheReplay<Real>::may_run_on_device() const {
   const Rng& rng = setup_.rng;
   return std::is_same_v<Real, float> && !setup_.method.method().hooks.has(Hook::given) &&
          setup_.options.wrapper.is_none() && setup_.options.merge.is_none() && !needs().repeat &&
-         !setup_.method.method().single.samples && !has_blocks(setup_.options.row_format) && !watch_.audit &&
-         std::none_of(rng.injected, rng.injected + Rng::kArrays, injected);
+         needs().lookahead == 0 && !setup_.method.method().single.samples && !has_blocks(setup_.options.row_format) &&
+         !watch_.audit && std::none_of(rng.injected, rng.injected + Rng::kArrays, injected);
 }
 
 // Worth it where a selection is long work, and budgets share it.

@@ -27,8 +27,8 @@ bool CacheReplay<Real>::may_run_on_device() const {
   const auto injected = [](const InjectedArray& a) { return a.values != nullptr; };
   const Rng& rng = setup_.rng;
   return std::is_same_v<Real, float> && setup_.given.count == 0 && setup_.options.wrapper.is_none() &&
-         setup_.options.merge.is_none() && !needs().repeat && !setup_.method.method().single.samples &&
-         !has_blocks(setup_.options.row_format) && !watch_.audit &&
+         setup_.options.merge.is_none() && !needs().repeat && needs().lookahead == 0 &&
+         !setup_.method.method().single.samples && !has_blocks(setup_.options.row_format) && !watch_.audit &&
          std::none_of(rng.injected, rng.injected + Rng::kArrays, injected);
 }
 

@@ -43,6 +43,10 @@ Prompt<Real> prompt_view(const HeadStream<Real>& s, const PromptSums& sums, int3
                    int32_t(s.repeat.chunks()),
                    s.repeat.rows.data(),
                    s.repeat.ctx.data()};
+  if (!s.lookahead_queries.empty()) {
+    view.lookahead = s.lookahead_queries.data() + int64_t(first_head) * s.lookahead_rows * s.shape.dim;
+    view.lookahead_rows = s.lookahead_rows;
+  }
   if (!s.sink_logits.empty()) view.sink_logits = s.sink_logits.data() + first_head;
   if (queries) {
     view.queries = s.query(first_head, 0);

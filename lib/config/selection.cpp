@@ -195,6 +195,14 @@ class Selection {
     const bool critical = instance.options.wrapper.kind == Wrapper::Kind::critical;
     if (needs.repeat && layer.repeat_rows == 0) lacks("a pass that repeats the prompt", "--repeat");
     else if (needs.input_norms && !layer.has_repeat_norm) lacks("the norm of what enters the layer", "--repeat");
+    if (needs.lookahead > 0 && layer.lookahead_rows == 0)
+      lacks("queries that were generated behind a cut prompt", "--lookahead");
+    else if (needs.lookahead > layer.lookahead_rows)
+      problems_.error(instance.mark,
+                      fmt::format("{}: lookahead {}: {} holds {} generated rows (layer {}): give lookahead {}, or "
+                                  "record it with kvdump --lookahead {}",
+                                  instance.method().info.name, needs.lookahead, where, layer.lookahead_rows,
+                                  layer.layer, layer.lookahead_rows, needs.lookahead));
     if ((needs.output_norms || critical) && layer.output_width == 0)
       lacks("values behind the output projection", "--with-output");
   }

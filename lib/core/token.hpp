@@ -98,6 +98,8 @@ class Prompt {
     double scale, softcap = 0;
     const Real* sink_logits = nullptr;  // [heads] or null
     RepeatView<Real> repeat;
+    const Real* lookahead = nullptr;  // [heads, lookahead_rows, dim]
+    int64_t lookahead_rows = 0;
     const double* output_norms = nullptr;  // [heads, size]
     QueryStatistics known;
   };
@@ -165,6 +167,11 @@ class Prompt {
     assert(r.keys != nullptr && row < r.rows);
     return {r.keys + row * view_.shape.dim, size_t(view_.shape.dim)};
   }
+  // Query of a row that the model generated behind the prompt, when its cache had been cut (kvdump --lookahead).
+  KVR_FN std::span<const Real> lookahead_query(int32_t head, int64_t row) const {
+    assert(view_.lookahead != nullptr && head < view_.shape.heads && row < view_.lookahead_rows);
+    return {view_.lookahead + (head * view_.lookahead_rows + row) * view_.shape.dim, size_t(view_.shape.dim)};
+  }
   // ||v W||_2 of a token's value behind a query head's output projection.
   KVR_FN double output_norm(int32_t head, int32_t i) const {
     assert(view_.output_norms != nullptr && i >= 0 && i < view_.size);
@@ -224,6 +231,7 @@ class Prompt {
     if (v.queries != nullptr) v.queries += first * v.query_head;
     if (v.sink_logits != nullptr) v.sink_logits += first;
     if (v.repeat.queries != nullptr) v.repeat.queries += first * v.repeat.rows * v.shape.dim;
+    if (v.lookahead != nullptr) v.lookahead += first * v.lookahead_rows * v.shape.dim;
     if (v.output_norms != nullptr) v.output_norms += int64_t(first) * v.size;
     v.known = v.known.from(first, v.shape.dim, v.rope.pairs);
     v.column_max_sums = nullptr;
@@ -250,6 +258,7 @@ struct PromptNeeds {
   bool repeat = false;          // Prompt::repeat: the trace must hold a pass that repeats the prompt
   bool input_norms = false;     // and the norms of what its queries are projected from
   bool output_norms = false;    // Prompt::output_norm: the trace must hold the output projection
+  int32_t lookahead = 0;        // rows of Prompt::lookahead_query: the trace must hold as many that were generated
   StatisticsNeeds known = {};   // Prompt::mean_query and its neighbours
   bool reads_queries() const { return queries || column_sums_from >= 0 || rows_from >= 0; }
 };

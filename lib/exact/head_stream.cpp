@@ -90,17 +90,24 @@ void load_sensitivity(const Tensors& trace, const HeadRequest& request, const La
                                  request.place.prompt, request.place.layer, missing));
 }
 
+// Whose rows saw `context` tokens of the prompt: that these are the prompt that is replayed.
+void expect_context(const Tensors& trace, const HeadRequest& request, int64_t context, const std::string& what,
+                    const char* flag) {
+  if (context == request.extent.prompt_tokens) return;
+  throw TraceError(
+      fmt::format("{}: prompt {}: {}, and the prompt that is replayed has {}: give replay.prefill {}, or record it "
+                  "with kvdump {} at "
+                  "that length",
+                  trace.info().path.string(), request.place.prompt, what, request.extent.prompt_tokens, context, flag));
+}
+
 // The chunks must cover the prompt that is replayed.
 template <class Real>
 void load_repeat(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer, HeadStream<Real>& stream) {
   const std::string& prompt = request.place.prompt;
   stream.repeat = trace.prompt(prompt).repeat;
-  if (stream.repeat.context_tokens != request.extent.prompt_tokens)
-    throw TraceError(
-        fmt::format("{}: prompt {}: its first {} tokens are repeated, and the prompt that is replayed has {}: "
-                    "give replay.prefill {}, or record it with kvdump --repeat at that length",
-                    trace.info().path.string(), prompt, stream.repeat.context_tokens, request.extent.prompt_tokens,
-                    stream.repeat.context_tokens));
+  const int64_t context = stream.repeat.context_tokens;
+  expect_context(trace, request, context, fmt::format("its first {} tokens are repeated", context), "--repeat");
   const QueryHeads heads = QueryHeads::of(layer, request);
   const size_t of_head = size_t(stream.repeat.row_count()) * size_t(layer.head_dim),
                blocks = size_t(stream.shape.blocks);
@@ -115,6 +122,23 @@ void load_repeat(const Tensors& trace, const HeadRequest& request, const LayerIn
       trace.read_repeat_keys(prompt, layer.layer, first_block + int32_t(b), into);
     });
   if (request.repeat_input_norms) stream.repeat_input_norms = trace.repeat_input_norms(prompt, layer.layer);
+}
+
+template <class Real>
+void load_lookahead(const Tensors& trace, const HeadRequest& request, const LayerInfo& layer,
+                    HeadStream<Real>& stream) {
+  const std::string& prompt = request.place.prompt;
+  const QueryHeads heads = QueryHeads::of(layer, request);
+  const int64_t context = trace.prompt(prompt).lookahead.context_tokens;
+  if (layer.lookahead_rows > 0)
+    expect_context(trace, request, context, fmt::format("rows are generated behind its first {} tokens", context),
+                   "--lookahead");
+  const size_t of_head = size_t(layer.lookahead_rows) * size_t(layer.head_dim);
+  stream.lookahead_rows = layer.lookahead_rows;
+  stream.lookahead_queries.resize(size_t(heads.count) * of_head);
+  for (int32_t h = 0; h < heads.count; ++h)
+    read_into(std::span(stream.lookahead_queries).subspan(size_t(h) * of_head, of_head),
+              [&](std::span<float> into) { trace.read_lookahead_queries(prompt, layer.layer, heads.first + h, into); });
 }
 
 template <class Real>
@@ -177,6 +201,7 @@ void HeadRequest::ask_for(const PromptNeeds& needs, const Calibration& calibrati
   classes = classes || needs.token_classes;
   output_norms = output_norms || needs.output_norms;
   repeat = repeat || needs.repeat;
+  lookahead = std::max(lookahead, needs.lookahead);
   repeat_input_norms = repeat_input_norms || needs.input_norms;
   all_queries = all_queries || needs.queries || (needs.known.any() && !calibration.is_offline());
   if (needs.known.any() && calibration.is_offline()) known[calibration] = known[calibration] | needs.known;
@@ -214,6 +239,7 @@ HeadStream<Real> load_head(const Tensors& trace, const HeadRequest& request) {
   stream.positions.resize(size_t(stream.tokens));
   if (request.classes) stream.classes = load_classes(trace, request);
   if (request.repeat) load_repeat(trace, request, layer, stream);
+  if (request.lookahead > 0) load_lookahead(trace, request, layer, stream);
   if (request.output_norms) load_output_norms(trace, request, layer, stream);
   if (request.rotation) prepare_rotation(trace, request, layer, stream);
   for (const auto& [by, needs] : request.known)

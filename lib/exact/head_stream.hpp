@@ -52,6 +52,9 @@ struct HeadStream {
   RepeatInfo repeat;
   std::vector<Real> repeat_queries, repeat_keys;
   std::vector<float> repeat_input_norms;  // [rows], likewise
+  // What the model asked behind the cut prompt, [heads, rows, dim]; empty unless asked for.
+  std::vector<Real> lookahead_queries;
+  int64_t lookahead_rows = 0;
   // ||v W||_1 and ||v W||_2 of the prompt's values behind the output projection of each query head, [heads, prompt];
   // empty unless asked for.
   std::vector<double> output_norms_l1, output_norms_l2;
@@ -92,6 +95,7 @@ struct HeadRequest {
   bool rotation = false;  // a method re-assigns positions
   bool classes = false;   // a method looks at the text
   bool repeat = false, repeat_input_norms = false;
+  int32_t lookahead = 0;      // rows behind the cut prompt that a method looks at
   bool output_norms = false;  // a method looks at values behind the output projection
   // The gradient that errors are projected on: nobody asks, where the trace has it, or TraceError without it.
   enum class Gradient { none, recorded, required } gradient = Gradient::none;

@@ -1,32 +1,43 @@
 #pragma once
+#include "core/softmax.hpp"
+#include "core/vectors.hpp"
 #include "methods/snapkv.hpp"
 
 namespace kvreplay {
 
 // LAQ, Wang et al. 2025 (Lookahead Q-Cache): SnapKV whose observation window is the queries that are generated next, so
-// that a cut sees what decoding looks at. IT SEES THE FUTURE: the paper generates these queries with a cache that
-// SnapKV has cut, a trace has only those of the model itself.
-//  1. s[j] = sum over rows P..P+lookahead-1 and the group of x_row(j), for all prompt tokens j.
+// that a cut sees what decoding looks at.
+//  1. s[j] = sum over `lookahead` rows and the group of x_row(j), for all prompt tokens j.
 //  2. Pool s as SnapKV does.
-//  3. Keep the top B; later tokens are kept. What it has looked at is not measured: errors begin at row P+lookahead.
+//  3. Keep the top B; later tokens are kept.
+// The rows are the trace's own, P..P+lookahead-1, beside the keys that came meanwhile: THEN IT SEES THE FUTURE, and
+// what it has looked at is not measured: errors begin at row P+lookahead. With `generated` they are the paper's: the
+// first that the model generated from a cache that SnapKV had cut (kvdump --lookahead). Of these the trace has the
+// queries alone, so their softmax is over the prompt's tokens; nothing of the future is seen, and every row is
+// measured.
 struct Laq : SnapKv {
   static constexpr MethodInfo info{
       .name = "laq",
-      .title = "votes of the next rows (sees 8 future rows)",
+      .title = "votes of the next rows: recorded ones (sees 8 future rows), or generated ones",
       .source = "Lookahead Q-Cache, Wang et al. 2025 (arXiv 2505.20334)",
       .tier = 3,
       .memory = "B prompt tokens and every later one",
       .deviation =
-          "looks at the trace's own next rows, where the paper generates them from a cache that snapkv has cut "
-          "(no trace records such a pass); therefore an oracle, measured from the first row that it has not seen.",
+          "looks at the trace's own next rows, where the paper generates them from a cache that snapkv has cut; "
+          "therefore an oracle, measured from the first row that it has not seen. With `generated` the rows are the "
+          "paper's, from a cut that kvdump --lookahead made once (256 tokens a kv head by default) whatever the budget "
+          "here, and their own keys take no part in the softmax.",
       .streams = false,
       .default_phase = Phase::oneshot,
   };
   static constexpr Hooks hooks{"read_prompt evict report layout needs protection voters set_options state"};
   int32_t lookahead = 8;
+  bool generated = false;
 
   static void declare(auto& d) {
-    d.integer("lookahead", &Laq::lookahead, {1, kManyTokens}, "rows after the prompt that vote, and are not measured");
+    d.integer("lookahead", &Laq::lookahead, {1, kManyTokens},
+              "rows after the prompt that vote; those of the trace itself are not measured");
+    d.boolean("generated", &Laq::generated, "rows that were generated from a cut cache (kvdump --lookahead) vote");
     declare_pooling<Laq>(d);
     protect<Laq>(d);
   }
@@ -34,7 +45,7 @@ struct Laq : SnapKv {
     window = 0;
     SnapKv::resolve(context);
     const int32_t later = context.tokens - context.prompt_tokens;
-    if (lookahead >= later)
+    if (!generated && lookahead >= later)
       throw ParameterError("lookahead",
                            "lookahead " + std::to_string(lookahead) + " leaves none of the " + std::to_string(later) +
                                " rows after the prompt to measure; take a trace "
@@ -42,12 +53,47 @@ struct Laq : SnapKv {
                                std::to_string(lookahead + 1) + ", a smaller replay.prefill or a smaller lookahead");
   }
   PromptNeeds needs(const MethodContext& context) const {
+    if (generated) return {.lookahead = lookahead};
     return {.column_sums_from = context.prompt_tokens, .rows_ahead = lookahead};
   }
   double voters(const MethodContext& context) const {
     return double(lookahead) * (context.aggregate == Aggregate::sum ? context.shape.heads : 1);
   }
-  void report(auto& extras, const auto&) const { extras["sees_future"] = 1; }
+  void report(auto& extras, const auto&) const {
+    if (!generated) extras["sees_future"] = 1;
+  }
+
+  template <class Real>
+  KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
+    if (!generated) return SnapKv::read_prompt(team, prompt, cache);
+    const int32_t rows = cache.size(), group = prompt.shape().heads / prompt.shape().blocks;
+    for (int32_t b = 0; b < prompt.shape().blocks; ++b) {
+      const Prompt<Real> own = prompt.block(b);
+      for (int32_t h = 0; h < group; ++h) count_votes(team, own, h, cache, int64_t(b * group + h) * rows);
+    }
+    share_votes(team, prompt, cache, rows);
+  }
+
+ private:
+  // The votes of one query head of a kv head, from state[at] on. What is pooled later lends its place to a row's
+  // probabilities.
+  template <class Real>
+  KVR_FN void count_votes(const Team auto& team, const Prompt<Real>& prompt, int32_t head,
+                          const BasicCache<Real>& cache, int64_t at) const {
+    const std::span<double> votes = state.subspan(size_t(at), size_t(cache.size())),
+                            p = state.last(state.size() / 2).first(size_t(prompt.size()));
+    team.each(cache.size(), [&](int32_t j) { votes[size_t(j)] = 0; });
+    for (int32_t row = 0; row < lookahead; ++row) {
+      const auto query = prompt.lookahead_query(head, row);
+      const auto logit = [&](int32_t i) { return prompt.logit(wide_dot(query, prompt.key(i))); };
+      const double shift = exponentiate(
+          team, prompt.size(), prompt.sink_logit(head), logit, [](int32_t) { return 1.0; },
+          [](int32_t) { return true; }, p);
+      const double total =
+          team.sum(prompt.size(), [&](int32_t i) { return p[size_t(i)]; }) + sink_term(prompt.sink_logit(head), shift);
+      team.each(cache.size(), [&](int32_t j) { votes[size_t(j)] += p[size_t(cache.token(j))] / total; });
+    }
+  }
 };
 
 }  // namespace kvreplay

@@ -85,13 +85,24 @@ struct SnapKv : Selecting<> {
   KVR_FN void read_prompt(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache) {
     const int32_t prefix = cache.size() - window, heads = prompt.shape().heads;
     if (prefix <= 0) return;
-    double *votes = state.data(), *shared = votes + int64_t(heads) * prefix;
+    double* votes = state.data();
     const auto vote = [&](int32_t h, int32_t j) { return prompt.column_sum(cache.token(j), h); };
     for (int32_t h = 0; h < heads; ++h)
       team.each(prefix, [&](int32_t j) { votes[int64_t(h) * prefix + j] = vote(h, j); });
     team.each(window, [&](int32_t i) {
       cache.score(prefix + i) = aggregate(prompt.how(), heads, [&](int32_t h) { return vote(h, prefix + i); });
     });
+    share_votes(team, prompt, cache, prefix);
+  }
+  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
+
+ protected:
+  // From the votes of each head on the first `prefix` rows of the cache, [heads, prefix], to their scores.
+  template <class Real>
+  KVR_FN void share_votes(const Team auto& team, const Prompt<Real>& prompt, BasicCache<Real>& cache,
+                          int32_t prefix) const {
+    const int32_t heads = prompt.shape().heads;
+    double *votes = state.data(), *shared = votes + int64_t(heads) * prefix;
     if (when == When::before)
       team.each(prefix, [&](int32_t j) { votes[j] = aggregate(prompt.how(), votes + j, prefix, heads); });
     const int32_t voters = when == When::before ? 1 : heads;
@@ -100,7 +111,6 @@ struct SnapKv : Selecting<> {
                 [&](int32_t j) { shared[int64_t(h) * prefix + j] = pooled(votes + int64_t(h) * prefix, j, prefix); });
     team.each(prefix, [&](int32_t j) { cache.score(j) = aggregate(prompt.how(), shared + j, prefix, voters); });
   }
-  KVR_FN void evict(const Team auto& team, Cache auto& cache) { keep_scored(team, cache, protection(), budget); }
 
  private:
   int32_t first_voter(int32_t prompt) const { return prompt > window ? prompt - window : 0; }

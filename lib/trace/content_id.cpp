@@ -41,11 +41,14 @@ std::string content_id(const h5::Node& root, const TraceInfo& info) {
     add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id), {"position_ids", "token_class", "tokens"});
     if (prompt.repeat.chunks() > 0)
       add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id + "/repeat"), {"ctx", "rows", "tokens"});
+    if (prompt.lookahead.rows > 0)
+      add_arrays(sum, h5::open_path(root, "prompts/" + prompt.id + "/lookahead"), {"tokens"});
     for (const LayerInfo& layer : prompt.layers) {
       sum.update(fmt::format("{} {} {} {} {} {} {}\n", layer.layer, name_of(layer.dtype), layer.scaling,
                              layer.sliding_window, layer.softcap, layer.q_prescaled, rope_line(layer)));
       add_arrays(sum, h5::open_path(root, layer_path(prompt.id, layer.layer)),
-                 {"g", "g_rows", "k", "out", "q", "q_pos", "repeat_in_norm", "repeat_k", "repeat_q", "sinks", "v"});
+                 {"g", "g_rows", "k", "lookahead_q", "out", "q", "q_pos", "repeat_in_norm", "repeat_k", "repeat_q",
+                  "sinks", "v"});
     }
   }
   return sum.hex();

@@ -51,12 +51,22 @@ json layer_json(const LayerInfo& l) {
           {"repeat_rows", l.repeat_rows},
           {"repeat_in_norm", l.has_repeat_norm},
           {"resid_in_norm", l.has_in_norm},
+          {"lookahead_rows", l.lookahead_rows},
           {"bytes", bytes_of(l)}};
 }
 
 json repeat_json(const RepeatInfo& repeat) {
   if (repeat.chunks() == 0) return nullptr;
   return {{"context_tokens", repeat.context_tokens}, {"chunks", repeat.chunks()}, {"rows", repeat.row_count()}};
+}
+
+json lookahead_json(const LookaheadInfo& lookahead) {
+  if (lookahead.rows == 0) return nullptr;
+  return {{"context_tokens", lookahead.context_tokens},
+          {"rows", lookahead.rows},
+          {"budget", lookahead.budget},
+          {"window", lookahead.window},
+          {"kernel", lookahead.kernel}};
 }
 
 json prompt_json(const PromptInfo& prompt) {
@@ -70,6 +80,7 @@ json prompt_json(const PromptInfo& prompt) {
           {"token_ids", prompt.has_tokens},
           {"token_classes", prompt.has_classes},
           {"repeat", repeat_json(prompt.repeat)},
+          {"lookahead", lookahead_json(prompt.lookahead)},
           {"bytes", bytes_of(prompt)},
           {"layers", std::move(layers)}};
 }
@@ -125,6 +136,7 @@ std::string extras_text(const LayerInfo& l) {
     text += fmt::format(" gradient of {} rows, {} samples", l.gradient_rows, l.gradient_samples);
   if (l.repeat_rows > 0)
     text += fmt::format(" {} repeat rows{}", l.repeat_rows, l.has_repeat_norm ? " with norms" : "");
+  if (l.lookahead_rows > 0) text += fmt::format(" {} lookahead rows", l.lookahead_rows);
   if (l.has_in_norm) text += " input norms";
   if (l.q_prescaled) text += " q prescaled";
   return text;
@@ -143,6 +155,9 @@ void add_prompt_text(const PromptInfo& prompt, std::string& text) {
   if (const RepeatInfo& repeat = prompt.repeat; repeat.chunks() > 0)
     text += fmt::format("  its first {} tokens repeated, in {} {}\n", repeat.context_tokens, repeat.chunks(),
                         repeat.chunks() == 1 ? "chunk" : "chunks");
+  if (const LookaheadInfo& ahead = prompt.lookahead; ahead.rows > 0)
+    text += fmt::format("  {} rows generated behind its first {} tokens{}\n", ahead.rows, ahead.context_tokens,
+                        ahead.budget == 0 ? "" : fmt::format(", cut to {}", ahead.budget));
   text += fmt::format("  {:>5}  {:>7}  {:>8}  {:>8}  {:>10}  {:<8}  {:>9}  {:>6}  {:>12}  {}\n", "layer", "q heads",
                       "kv heads", "head dim", "v head dim", "dtype", "scaling", "window", "size", "rope");
   for (const LayerInfo& layer : prompt.layers) add_layer_text(layer, text);
@@ -161,6 +176,7 @@ class DeepCheck {
       attempt([&] { trace_.position_ids(prompt.id); });
       attempt([&] { compare_digests("prompts/" + prompt.id); });
       if (prompt.repeat.chunks() > 0) attempt([&] { compare_digests("prompts/" + prompt.id + "/repeat"); });
+      if (prompt.lookahead.rows > 0) attempt([&] { compare_digests("prompts/" + prompt.id + "/lookahead"); });
       for (const LayerInfo& layer : prompt.layers) check_layer(prompt.id, layer);
     }
     return std::move(problems_);
@@ -207,21 +223,23 @@ class DeepCheck {
         for (int32_t s = 0; s < l.all_gradients(); ++s)
           trace_.read_gradient(prompt, l.layer, h, s, buffer(l.gradient_rows, l.v_head_dim));
     });
-    attempt([&] { read_repeat(prompt, l, "repeat_q", l.q_heads, buffer(l.repeat_rows, l.head_dim)); });
-    attempt([&] { read_repeat(prompt, l, "repeat_k", l.kv_heads, buffer(l.repeat_rows, l.head_dim)); });
+    attempt([&] { read_more(prompt, l, "repeat_q", l.q_heads, buffer(l.repeat_rows, l.head_dim)); });
+    attempt([&] { read_more(prompt, l, "repeat_k", l.kv_heads, buffer(l.repeat_rows, l.head_dim)); });
+    attempt([&] { read_more(prompt, l, "lookahead_q", l.q_heads, buffer(l.lookahead_rows, l.head_dim)); });
     attempt([&] { trace_.gradient_rows(prompt, l.layer); });
     attempt([&] { trace_.query_positions(prompt, l.layer); });
     attempt([&] { trace_.sink_logits(prompt, l.layer); });
     attempt([&] { compare_digests(layer_path(prompt, l.layer)); });
   }
 
-  void read_repeat(const std::string& prompt, const LayerInfo& l, const char* name, int32_t heads,
-                   std::span<float> into) {
-    if (l.repeat_rows == 0) return;
+  // A tensor of further rows than the prompt's, where the buffer says that it is there.
+  void read_more(const std::string& prompt, const LayerInfo& l, const char* name, int32_t heads,
+                 std::span<float> into) {
+    if (into.empty()) return;
     const h5::Lock lock;
     const h5::Node root = h5::open_root(trace_.info().path);
     const Tensor tensor = open_tensor(h5::open_path(root, layer_path(prompt, l.layer)), name, l.source_dtype);
-    for (int32_t h = 0; h < heads; ++h) read_rows(tensor, h, 0, l.repeat_rows, into, "row");
+    for (int32_t h = 0; h < heads; ++h) read_rows(tensor, h, 0, tensor.rows(), into, "row");
   }
 
   void compare_digests(const std::string& group) {

@@ -40,6 +40,14 @@ std::vector<float> Tensors::repeat_input_norms(const std::string& prompt_id, int
   return {};
 }
 
+void Tensors::read_lookahead_queries(const std::string& prompt_id, int32_t layer_number, int32_t,
+                                     std::span<float>) const {
+  throw TraceError(
+      fmt::format("{}: prompt {}, layer {}: holds no queries that were generated behind a cut prompt. Record them with "
+                  "kvdump --lookahead",
+                  info().path.string(), prompt_id, layer_number));
+}
+
 void Tensors::read_output_weights(const std::string& prompt_id, int32_t layer_number, int32_t, std::span<float>) const {
   throw TraceError(
       fmt::format("{}: prompt {}, layer {}: holds no output projection (o_proj). Record it with kvdump "

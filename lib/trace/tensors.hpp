@@ -43,6 +43,10 @@ class Tensors {
                                    std::span<float> into) const;
   virtual void read_repeat_keys(const std::string& prompt, int32_t layer, int32_t kv_head, std::span<float> into) const;
   virtual std::vector<float> repeat_input_norms(const std::string& prompt, int32_t layer) const;
+  // The rows that were generated behind the cut prompt (PromptInfo::lookahead): all of one head,
+  // [LayerInfo::lookahead_rows, head_dim].
+  virtual void read_lookahead_queries(const std::string& prompt, int32_t layer, int32_t q_head,
+                                      std::span<float> into) const;
   // Token index of each row of the recorded gradient, ascending; empty where there is none.
   virtual std::vector<int32_t> gradient_rows(const std::string&, int32_t) const { return {}; }
   // All rows of one sample of one query head, [LayerInfo::gradient_rows, v_head_dim]. Behind the drawn samples comes

@@ -203,6 +203,13 @@ std::vector<float> Trace::repeat_input_norms(const std::string& prompt, int32_t 
       [&] { return state_->floats(layer_path(prompt, layer_number) + "/repeat_in_norm", info.repeat_rows, "row"); });
 }
 
+void Trace::read_lookahead_queries(const std::string& prompt, int32_t layer_number, int32_t q_head,
+                                   std::span<float> into) const {
+  const LayerInfo& info = layer(prompt, layer_number);
+  if (info.lookahead_rows == 0) return Tensors::read_lookahead_queries(prompt, layer_number, q_head, into);
+  reading([&] { read_rows(state_->tensor(prompt, info, "lookahead_q"), q_head, 0, info.lookahead_rows, into, "row"); });
+}
+
 void Trace::read_output_weights(const std::string& prompt, int32_t layer_number, int32_t q_head,
                                 std::span<float> into) const {
   const LayerInfo& info = layer(prompt, layer_number);

@@ -36,6 +36,8 @@ class Trace : public Tensors {
   void read_repeat_keys(const std::string& prompt, int32_t layer, int32_t kv_head,
                         std::span<float> into) const override;
   std::vector<float> repeat_input_norms(const std::string& prompt, int32_t layer) const override;
+  void read_lookahead_queries(const std::string& prompt, int32_t layer, int32_t q_head,
+                              std::span<float> into) const override;
   void read_output_weights(const std::string& prompt, int32_t layer, int32_t q_head,
                            std::span<float> into) const override;
   std::vector<int32_t> gradient_rows(const std::string& prompt, int32_t layer) const override;

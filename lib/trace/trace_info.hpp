@@ -42,6 +42,7 @@ struct LayerInfo {
   int32_t gradient_samples = 0, gradient_rows = 0;    // of `g`; 0: not recorded
   bool gradient_recorded = false;                     // `g_recorded` stands beside it
   int64_t repeat_rows = 0;                            // of `repeat_q` and `repeat_k`; 0: not recorded
+  int64_t lookahead_rows = 0;                         // of `lookahead_q`; 0: not recorded
   bool has_repeat_norm = false, has_in_norm = false;  // `repeat_in_norm`, `resid_in_norm`
   int32_t all_gradients() const { return gradient_samples + (gradient_recorded ? 1 : 0); }
   int32_t group() const { return q_heads / kv_heads; }
@@ -59,6 +60,13 @@ struct RepeatInfo {
   int64_t chunks() const { return rows.empty() ? 0 : static_cast<int64_t>(rows.size()) - 1; }
 };
 
+// Rows that the model generated behind a prompt whose cache SnapKV had cut. Empty where that is not recorded.
+struct LookaheadInfo {
+  int64_t rows = 0;
+  int64_t context_tokens = 0;                  // of the prompt
+  int64_t budget = 0, window = 0, kernel = 0;  // of the cut; 0: the trace does not say
+};
+
 struct PromptInfo {
   std::string id;
   int64_t tokens = 0;    // T
@@ -68,6 +76,7 @@ struct PromptInfo {
   std::string source;
   bool has_tokens = false, has_classes = false;
   RepeatInfo repeat;
+  LookaheadInfo lookahead;
   std::vector<int32_t> layer_numbers;  // of all layers that the trace holds, ascending
   std::vector<LayerInfo> layers;       // of those that were asked for, ascending by layer
 };

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/utf8.hpp"
+#include "trace/lookahead_metadata.hpp"
 #include "trace/repeat_metadata.hpp"
 #include "trace/shape_checks.hpp"
 #include "trace/tensor_read.hpp"
@@ -160,6 +161,7 @@ void read_optional_datasets(const h5::Node& node, LayerInfo& layer) {
   layer.has_in_norm = h5::has_child(node, "resid_in_norm");
   if (layer.has_in_norm) expect_floats(h5::open_array(node, "resid_in_norm"), {layer.tokens});
   read_repeat_rows(node, layer);
+  read_lookahead_rows(node, layer);
 }
 
 // Factors beyond these bounds overflow or vanish in single precision; no model has them.
@@ -274,6 +276,7 @@ PromptInfo read_prompt(const h5::Node& root, const h5::Node& node, const std::st
   if (prompt.has_classes) expect_integers(h5::open_array(node, "token_class"), prompt.tokens);
   if (h5::has_child(node, "position_ids")) expect_integers(h5::open_array(node, "position_ids"), prompt.tokens);
   prompt.repeat = read_repeat(node, prompt);
+  prompt.lookahead = read_lookahead(node, prompt);
   return prompt;
 }
 

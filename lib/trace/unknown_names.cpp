@@ -25,13 +25,15 @@ const Names kOfPrompt = {"answer_from", "final_token", "masked_runs", "n_generat
                          "sampling",    "seed",        "source",      "text",        "text_sha256"};
 const Names kOfLayer = {"q_prescaled", "rope",    "rope_json",      "rotary_dims",
                         "scaling",     "softcap", "sliding_window", "source_dtype"};
+const Names kOfLookahead = {"budget", "context_tokens", "kernel", "window"};
 const Names kOfRepeat = {"context_tokens", "prev_tokens", "prompt_first", "prompt_next", "suffix"};
-const Names kPromptDatasets = {"g_entropy",    "g_logprob", "layers",      "masked_a",   "masked_kl",
+const Names kPromptDatasets = {"g_entropy",    "g_logprob", "layers",      "lookahead",  "masked_a", "masked_kl",
                                "position_ids", "repeat",    "token_class", "token_text", "tokens"};
+const Names kLookaheadDatasets = {"tokens"};
 const Names kRepeatDatasets = {"ctx", "rows", "tokens"};
-const Names kLayerDatasets = {"g",     "g_recorded",     "g_rows",   "k",        "o_proj",        "out",        "q",
-                              "q_pos", "repeat_in_norm", "repeat_k", "repeat_q", "resid_in_norm", "resid_norm", "sinks",
-                              "v"};
+const Names kLayerDatasets = {
+    "g",     "g_recorded",     "g_rows",   "k",        "lookahead_q",   "o_proj",     "out",   "q",
+    "q_pos", "repeat_in_norm", "repeat_k", "repeat_q", "resid_in_norm", "resid_norm", "sinks", "v"};
 
 // Other programs' words, which no edit distance leads to.
 constexpr std::pair<const char*, const char*> kSynonyms[] = {
@@ -88,6 +90,11 @@ std::vector<std::string> unknown_names(const Trace& trace) {
         const h5::Node of_repeat = h5::open_child(node, "repeat");
         search.look(of_repeat.where(), "attribute", h5::attribute_names(of_repeat), kOfRepeat, Search::Tell::near);
         search.look(of_repeat.where(), "dataset", h5::members(of_repeat), kRepeatDatasets, Search::Tell::near);
+      }
+      if (prompt.lookahead.rows > 0) {
+        const h5::Node ahead = h5::open_child(node, "lookahead");
+        search.look(ahead.where(), "attribute", h5::attribute_names(ahead), kOfLookahead, Search::Tell::near);
+        search.look(ahead.where(), "dataset", h5::members(ahead), kLookaheadDatasets, Search::Tell::near);
       }
       for (const LayerInfo& layer : prompt.layers) {
         const h5::Node of_layer = h5::open_path(root, layer_path(prompt.id, layer.layer));

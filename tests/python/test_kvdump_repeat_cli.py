@@ -80,7 +80,7 @@ def test_chunks_and_context_are_as_long_as_asked_for(words, tmp_path, options, c
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--context-tokens", "3"), "--context-tokens says more of --repeat: add it"),
+        (("--context-tokens", "3"), "--context-tokens says more of --repeat or --lookahead: add one"),
         (
             ("--repeat", "--context-tokens", "12"),
             f"p.jsonl:2: --context-tokens 12: the prompt has {SHORT} rows: give at most as many",

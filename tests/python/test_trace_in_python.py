@@ -178,10 +178,10 @@ def layer_facts(layer: Layer):
 def says_what_the_engine_says(path):
     engine, ours = inspected(path), all_facts(Trace(path))
     for prompt in engine["prompts"]:
-        for of_engine in ("bytes", "repeat"):  # a repeated context is the engine's alone to read
+        for of_engine in ("bytes", "repeat", "lookahead"):  # further passes are the engine's alone to read
             del prompt[of_engine]
         for layer in prompt["layers"]:
-            for of_engine in ("bytes", "repeat_rows", "repeat_in_norm", "resid_in_norm"):
+            for of_engine in ("bytes", "repeat_rows", "repeat_in_norm", "resid_in_norm", "lookahead_rows"):
                 del layer[of_engine]
     assert ours == {name: engine[name] for name in ours}
     return ours

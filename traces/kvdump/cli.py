@@ -24,8 +24,11 @@ Exit codes: 0 ok, 2 bad usage, 3 trouble with model or trace.
 
 WITH_GRADIENT = "S samples of the log-likelihood's gradient at every attention output (default S: 8)"
 REPEAT = "KVzip's second pass: what repeating the context asks of it, CHUNK tokens at a time (2048)"
+LOOKAHEAD = "queries of the N tokens (8) that follow greedily when SnapKV has cut the prompt's cache"
 # Of a gradient whose labels are drawn; the recorded tokens are a single sample.
 SAMPLES = 8
+# Of Lookahead Q-Cache.
+LOOKAHEAD_ROWS = 8
 
 
 def build_parser():
@@ -59,7 +62,17 @@ def build_parser():
     add("--gradient-from", type=_row_or_share, metavar="N", help="first scored row, or a share such as 0.5")
     add("--gradient-seed", type=_count, default=0, metavar="N", help="seed of the drawn labels (default 0)")
     add("--repeat", type=_positive, nargs="?", const=CHUNK, default=0, metavar="CHUNK", help=REPEAT)
-    add("--context-tokens", type=_positive, metavar="N", help="tokens that --repeat repeats: the prompt's")
+    add("--context-tokens", type=_positive, metavar="N", help="of --repeat, --lookahead: the prompt's")
+    add(
+        "--lookahead",
+        type=_positive,
+        nargs="?",
+        const=LOOKAHEAD_ROWS,
+        default=0,
+        metavar="N",
+        help=LOOKAHEAD,
+    )
+    add("--lookahead-budget", type=_positive, metavar="B", help="tokens that a kv head keeps of it (256)")
     add("--with-input", action="store_true", help="all layers get `resid_in_norm`, of what enters q_proj")
     add("--compress", action="store_true", help="shuffle and gzip (q, k, v shrink by 1.4 at most)")
     add("--max-bytes", type=_size, default="20G", metavar="SIZE", help="refuse a larger dump (default 20G)")
@@ -136,10 +149,12 @@ def settle_gradient(args):
         raise UsageError("--labels, --gradient-from and --gradient-seed say more of --with-gradient: add it")
 
 
-def check_repeat(args):
+def check_passes(args):
     """UsageError where an option says more of a pass that was not asked for."""
-    if args.context_tokens and not args.repeat:
-        raise UsageError("--context-tokens says more of --repeat: add it")
+    if args.context_tokens and not (args.repeat or args.lookahead):
+        raise UsageError("--context-tokens says more of --repeat or --lookahead: add one")
+    if args.lookahead_budget and not args.lookahead:
+        raise UsageError("--lookahead-budget says more of --lookahead: add it")
 
 
 def run(args):
@@ -156,7 +171,7 @@ def run(args):
     if args.temperature == 0 and args.top_p != 1:
         raise UsageError("--top-p needs a --temperature above 0: greedy decoding takes no sample")
     settle_gradient(args)
-    check_repeat(args)
+    check_passes(args)
     prompts = read_prompts(args.prompts)
     subject = SourceModel(resolve(args.model, args.gguf_file), args.device, say)
     job = Job(args, say, subject, prompts)

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from .errors import DumpError, UsageError
+from .lookahead import check_positions_ahead
 from .model import shape_of
 from .plan import check_space, dump_bytes, gradient_memory, select_layers
 from .progress import NoProgress, Progress
@@ -15,6 +16,7 @@ from .sizes import human_bytes
 from .spool import clear
 from .verify import verify
 from .verify_gradient import verify_gradient
+from .verify_lookahead import verify_lookahead
 from .verify_repeat import verify_repeat
 
 
@@ -53,12 +55,15 @@ class Job:
             repeat=args.repeat,
             context_tokens=args.context_tokens,
             with_input=args.with_input,
+            lookahead=args.lookahead,
+            lookahead_budget=args.lookahead_budget or Options.lookahead_budget,
         )
         self.tokens = [self._tokens(prompt) for prompt in self.prompts]
         self.rows = [len(ids) + max(args.generate - 1, 0) for ids in self.tokens]
         self._check_rows()
         self.gradient_rows = self._gradient_rows()
         self.repeated = self._repeated()
+        self._check_lookahead()
 
     def _planned_layers(self):
         """The chosen layers; of all, those that the configuration calls some attention.
@@ -131,11 +136,22 @@ class Job:
             check_positions(n_context, plans[-1], limit, prompt.source)
         return plans
 
+    def _check_lookahead(self):
+        if not self.options.lookahead:
+            return
+        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True):
+            n_prompt = self._boundaries(prompt, ids).get("n_prompt", len(ids))
+            n_context = context_length(self.options.context_tokens, n_prompt, rows, prompt.source)
+            check_positions_ahead(n_context, self.options.lookahead, limit, prompt.source)
+
     def summary(self):
         """What the dump will be, as plain values; with a gradient also the memory that it will take."""
         memory = {"gradient_memory_bytes": self._gradient_memory()} if self.options.gradient else {}
         repeated = [len(plan.tokens) for plan in self.repeated]
         extra = {"repeat_rows": repeated} if repeated else {}
+        if self.options.lookahead:
+            extra["lookahead_rows"] = self.options.lookahead
         return {
             "model": self.subject.name,
             "prompts": len(self.prompts),
@@ -167,6 +183,11 @@ class Job:
         )
         if self.repeated:
             self.say(f"repeat: {sum(plan['repeat_rows'])} rows in {self._n_chunks()} chunks")
+        if self.options.lookahead:
+            self.say(
+                f"lookahead: {self.options.lookahead} rows behind each prompt, cut to "
+                f"{self.options.lookahead_budget} tokens a kv head"
+            )
         if self.options.gradient:
             samples = f"{self.options.gradient} sample{'s' if self.options.gradient > 1 else ''}"
             self.say(
@@ -245,15 +266,17 @@ class Job:
         if recorder.adopt(prompt.id):
             self.say(f"prompt {prompt.id}: finished before, kept")
             return
-        forwards = max(self.args.generate, 1)
-        steps = len(recorder.layers) * (forwards + 1 + bool(self.options.gradient) + n_chunks)
+        args = self.args
+        forwards = max(args.generate, 1)
+        passes = forwards + 1 + bool(self.options.gradient) + n_chunks + args.lookahead
+        steps = len(recorder.layers) * passes
         progress = Progress(f"prompt {prompt.id}", steps) if self.show_progress else NoProgress()
         attributes = {"source": prompt.source, "text_sha256": prompt.text_sha256()}
         attributes |= self._boundaries(prompt, ids)
         with recorder.prompt(prompt.id, attributes, progress.step) as final, torch.no_grad():
             model = self.subject.model
             input_ids = torch.tensor([ids], device=model.device)
-            if self.args.generate:
+            if args.generate:
                 final.update(self._generate(input_ids))
             else:
                 model(input_ids=input_ids, use_cache=False, logits_to_keep=1)
@@ -291,7 +314,8 @@ class Job:
     def verify(self, path):
         """Run and print all checks of --verify; DumpError where one fails."""
         model = self.subject.model
-        checks = verify(model, path) + verify_gradient(model, path) + verify_repeat(model, path)
+        kinds = (verify, verify_gradient, verify_repeat, verify_lookahead)
+        checks = [check for kind in kinds for check in kind(model, path)]
         for check in checks:
             self.say(str(check))
         if not all(check.ok for check in checks):

@@ -70,6 +70,11 @@ def repeat_bytes(shape, rows, dtype):
     return rows * (STORED[dtype][1] * shape.head_dim * (shape.n_q_heads + shape.n_kv_heads) + 4)
 
 
+def lookahead_bytes(shape, rows, dtype):
+    """Bytes of `rows` queries in one layer."""
+    return rows * STORED[dtype][1] * shape.head_dim * shape.n_q_heads
+
+
 def gradient_memory(shape, tokens, scored, samples, width):
     """Estimated bytes that the gradient of a prompt takes beside the model, at `width` bytes a number.
 
@@ -97,6 +102,7 @@ def dump_bytes(shape, prompt_tokens, layers, options, gradient_rows=None, repeat
     for tokens, scored, rows in zip(prompt_tokens, gradient_rows or none, repeated or none, strict=True):
         gradients = gradient_numbers(options, scored)
         size += len(layers) * (repeat_bytes(shape, rows, options.dtype) + 4 * tokens * options.with_input)
+        size += len(layers) * lookahead_bytes(shape, options.lookahead, options.dtype)
         for layer in layers:
             with_out = layer in options.out_layers
             size += layer_bytes(

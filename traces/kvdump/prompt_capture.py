@@ -10,6 +10,7 @@ from .dtypes import is_finite
 from .errors import DumpError
 from .gradient import Gradients, kept_rows, scored_rows
 from .input_norms import watch_inputs
+from .lookahead import record_lookahead
 from .masked_runs import MaskedRuns
 from .repeat import record_repeat
 from .residual import blocks_of, o_proj_weights, watch_residual
@@ -141,6 +142,8 @@ class PromptCapture:
             self._record_gradient()
         if self.recorder.options.repeat:
             self.groups["repeat"] = record_repeat(self)
+        if self.recorder.options.lookahead:
+            self.groups["lookahead"] = record_lookahead(self)
         sink = self.recorder.sink
         sink.write_prompt(self.prompt_id, *self._prompt_parts(), self.groups)
         for layer in self.recorder.layers:

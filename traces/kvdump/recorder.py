@@ -15,12 +15,14 @@ from .gradient import check_chain
 from .hook import AttentionHook
 from .input_norms import find_modules
 from .layout import check_layout
+from .lookahead import check_cut
 from .model import model_name
 from .plan import select_layers
 from .prompt_capture import PromptCapture
 from .repeat import check_cached
 from .repeat_rows import has_template, suffix_of
 from .sinks import DirectorySink, FileSink, is_directory_target
+from .snapkv_cut import Cut
 from .spool import RowSpool
 
 STORAGE_OF = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -33,7 +35,8 @@ class Options:
     samples of the gradient at every attention output (0: none), by `gradient_labels` "model" or "recorded",
     from row `gradient_from` on (int, or float below 1: a share; None: `gradient.first_scored`). `repeat`:
     tokens of a chunk in which the first `context_tokens` (None: the prompt's) are repeated (0: not at all);
-    `with_input` adds `resid_in_norm`."""
+    `with_input` adds `resid_in_norm`. `lookahead`: rows that are generated behind the context once SnapKV has
+    cut its cache to `lookahead_budget` tokens a kv head (0: none)."""
 
     layers: str | tuple = "all"
     dtype: str = "source"
@@ -49,13 +52,17 @@ class Options:
     repeat: int = 0
     context_tokens: int | None = None
     with_input: bool = False
+    lookahead: int = 0
+    lookahead_budget: int = Cut.budget
 
     def settings(self):
         """Plain values of what determines the rows; of what was not asked for, those of traces that know of
         none."""
         values = asdict(self)
         left_out = [] if self.gradient else [name for name in values if name.startswith("gradient")]
-        left_out += [] if self.repeat else ["repeat", "context_tokens"]
+        left_out += [] if self.repeat else ["repeat"]
+        left_out += [] if self.repeat or self.lookahead else ["context_tokens"]
+        left_out += [] if self.lookahead else ["lookahead", "lookahead_budget"]
         left_out += [] if self.with_input else ["with_input"]
         return {name: value for name, value in values.items() if name not in left_out}
 
@@ -130,6 +137,8 @@ class Recorder:
             if has_template(self.tokenizer):
                 suffix_of(self.tokenizer)
             check_cached(self.model, self.layers)
+        if self.options.lookahead:
+            check_cut(self.model)
         self._open_files(self._root_attributes(n_layers))
         self.hook = AttentionHook(self.model, self._on_call)
         self.hook.__enter__()

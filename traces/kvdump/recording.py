@@ -46,6 +46,8 @@ class Request:
     repeat: int = 0
     context_tokens: int | None = None
     with_input: bool = False
+    lookahead: int = 0
+    lookahead_budget: int | None = None
     max_bytes: float = math.inf
     resume: bool = False
     force: bool = True

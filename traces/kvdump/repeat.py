@@ -62,7 +62,8 @@ def run_at_once(model, ids, positions=None):
 def _run(model, ids, positions, **options):
     # Models without rotary tables may not take position_ids at all.
     where = {} if positions is None else {"position_ids": torch.tensor([positions], device=model.device)}
-    return model(input_ids=torch.tensor([ids], device=model.device), logits_to_keep=1, **where, **options)
+    options = {"logits_to_keep": 1, **where, **options}
+    return model(input_ids=torch.tensor([ids], device=model.device), **options)
 
 
 def positions_behind(positions, n):
@@ -115,7 +116,7 @@ def record_repeat(capture):
 
     def on_context(call):
         if call.layer in capture.rows:
-            _check_context(capture, call)
+            check_context(capture, call, REMEDY)
 
     def on_rows(call):
         if call.layer in capture.rows:
@@ -134,8 +135,8 @@ def record_repeat(capture):
     return datasets, {"context_tokens": n_context, **wording.attributes()}
 
 
-def _check_context(capture, call):
-    """What the rows are recorded against must be what the trace holds."""
+def check_context(capture, call, remedy):
+    """DumpError unless what rows are recorded against is what the trace holds."""
     dtype = capture.recorder.dtype
     recorded = capture.recorder.spool.first_rows(call.layer, "k", call.k.shape[1])
     found = capture.stored(call.k)
@@ -145,5 +146,5 @@ def _check_context(capture, call):
     if not off <= rows_bound(dtype, capture.recorder.model.dtype):
         raise DumpError(
             f"prompt {capture.prompt_id}, layer {call.layer}: the keys of the context, run once more, are "
-            f"not those that were recorded (off by {off:.1e}): {REMEDY}"
+            f"not those that were recorded (off by {off:.1e}): {remedy}"
         )

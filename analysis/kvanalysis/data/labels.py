@@ -6,7 +6,7 @@ import numpy as np
 
 from .row_formats import row_format_text
 
-ORACLE_METHODS = ("topp", "laq")
+ORACLE_METHODS = ("topp",)
 
 
 def add_labels(frame):
@@ -29,8 +29,17 @@ def add_labels(frame):
 def is_oracle(method, params):
     """Whether the method reads what no cache of its budget could: the full cache, or the future."""
     return (
-        "oracle" in method or method in ORACLE_METHODS or _is_global_oracle(params) or _learns_itself(params)
+        "oracle" in method
+        or method in ORACLE_METHODS
+        or _votes_by_later_rows(method, params)
+        or _is_global_oracle(params)
+        or _learns_itself(params)
     )
+
+
+def _votes_by_later_rows(method, params):
+    """LAQ by the trace's own next rows, where no others were generated."""
+    return method == "laq" and not params.get("generated")
 
 
 def _learns_itself(params):

@@ -8,7 +8,7 @@ from .metadata import FileFacts, LayerFacts, layer_path, read_layer, read_prompt
 from .tensors import Array, array_sha256, describe, open_array
 from .walk import Node, fail
 
-_OF_LAYER = ("k", "out", "q", "q_pos", "repeat_in_norm", "repeat_k", "repeat_q", "sinks", "v")
+_OF_LAYER = ("k", "lookahead_q", "out", "q", "q_pos", "repeat_in_norm", "repeat_k", "repeat_q", "sinks", "v")
 Digest = Callable[[Array], str]
 
 
@@ -30,6 +30,8 @@ def _lines(root: Node, file: FileFacts, digest: Digest):
         yield from _array_lines(root, f"prompts/{prompt}", ("position_ids", "token_class", "tokens"), digest)
         if root.child("prompts").child(prompt).has("repeat"):
             yield from _array_lines(root, f"prompts/{prompt}/repeat", ("ctx", "rows", "tokens"), digest)
+        if root.child("prompts").child(prompt).has("lookahead"):
+            yield from _array_lines(root, f"prompts/{prompt}/lookahead", ("tokens",), digest)
         for layer in layers:
             yield _layer_line(layer)
             where = layer_path(prompt, layer.number)

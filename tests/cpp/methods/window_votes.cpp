@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "hand_streams.hpp"
 
@@ -80,6 +81,50 @@ TEST_CASE("LAQ's votes are probabilities beside the keys that came meanwhile", "
   s.keys[4] = s.keys[5] = 5;  // takes nearly all of row 5 and of row 4
   s.queries[5] = -1;          // but row 5 turns away from it
   CHECK(kept(s, "laq", 2, {{"lookahead", 2}, {"kernel", 1}}) == Tokens{2, 3});
+}
+
+// Votes on the prompt 4, 3, 2, 1: of a query 1 (.4, .3, .2, .1), of -1 (.12, .16, .24, .48), of both (.52, .46, .44,
+// .58).
+TEST_CASE("LAQ's generated rows vote over the prompt's tokens, and every row is measured", "[hand]") {
+  auto s = weighted_stream({4, 3, 2, 1, 1, 1, 1}, 4);
+  s.keys[4] = s.keys[5] = 5;  // later keys take no part
+  s.queries[4] = s.queries[5] = -1;
+  s.lookahead_queries = {1, -1}, s.lookahead_rows = 2;
+  const auto rows = [](int32_t lookahead) {
+    return Json{{"generated", true}, {"lookahead", lookahead}, {"kernel", 1}};
+  };
+  CHECK(kept(s, "laq", 2, rows(1)) == Tokens{0, 1});
+  const CellResult r = run(s, "laq", 2, rows(2));
+  CHECK(kept_list(r, 0) == Tokens{0, 3});
+  CHECK(r.rows == Tokens{4, 5, 6});
+  CHECK(r.measures.extras.count("sees_future") == 0);
+  RunOptions audit;
+  audit.audit = true;
+  CommonOptions options = default_options("laq", rows(2));
+  options.positions = Positions::original;
+  const Cell cell = make_cell("laq", 2, {s.tokens, s.prompt, 1, 1, 1}, rows(2), options);
+  CHECK(kept_list(replay(s, {cell}, audit).only(), 0) == Tokens{0, 3});
+  // A sink of weight 10: (.2, .15, .1, .05) and (.021, .028, .041, .083).
+  s.sink_logits = {std::log(10.0)};
+  CHECK(kept(s, "laq", 2, rows(2)) == Tokens{0, 1});
+}
+
+// The second head's row votes (.04, .08, .18, .70) by a query of -2, (.64, .27, .08, .01) by one of 3.
+TEST_CASE("LAQ adds the votes of a group's generated rows, each head with its own queries", "[hand]") {
+  auto s = weighted_stream({4, 3, 2, 1, 1, 1}, 4, 2);
+  s.lookahead_queries = {1, -2}, s.lookahead_rows = 1;
+  const Json one{{"generated", true}, {"lookahead", 1}, {"kernel", 1}};
+  CHECK(kept(s, "laq", 2, one) == Tokens{0, 3});
+  s.lookahead_queries = {1, 3};
+  CHECK(kept(s, "laq", 2, one) == Tokens{0, 1});
+  s.rule.scale = -1;
+  CHECK(kept(s, "laq", 2, one) == Tokens{2, 3});
+}
+
+TEST_CASE("LAQ with generated rows asks for no row after the prompt", "[hand]") {
+  MethodContext context = with_question(0);
+  context.tokens = context.prompt_tokens + 1;
+  CHECK(resolved_params("laq", {{"generated", true}}, context)["lookahead"] == 8);
 }
 
 TEST_CASE("LAQ refuses a trace without a row to measure", "[hand]") {

@@ -1,11 +1,11 @@
-"""SnapKV with another window: the question (FINCH), or rows that are still to come (a stand-in for LAQ).
+"""SnapKV with another window: the question (FINCH), or rows that are still to come (LAQ).
 
 Sources: FINCH (TACL 2024, as kvpress's finch_press), Lookahead Q-Cache (arXiv 2505.20334).
 """
 
 import numpy as np
 
-from .common import causal_probs, oneshot, top
+from .common import causal_probs, dots, oneshot, softmax, top
 from .tier2_scores import pooled
 
 
@@ -42,3 +42,9 @@ def laq(head, B, lookahead=8, kernel=7, pool="max"):
     found = oneshot(head, kept)
     found.out = found.out[:, lookahead:]
     return found
+
+
+def laq_generated(head, q, B, kernel=7, pool="max"):
+    """Votes of queries q [G, rows, d] over the prompt, which another pass than this one generated."""
+    votes = softmax(head.scale * dots(q, head.k[: head.P])).sum(axis=(0, 1))
+    return oneshot(head, top(pooled(votes, kernel, pool), B))

@@ -1,0 +1,164 @@
+"""The pass of Lookahead Q-Cache, for `--lookahead`: SnapKV cuts a prompt's cache in every layer, the model
+generates a few tokens behind it, and what their rows ask of the prompt is recorded.
+"""
+
+import inspect
+from dataclasses import asdict
+
+import numpy as np
+import torch
+
+from .errors import DumpError, UsageError
+from .facts import TOLERANCE, TOLERANCE_HALF
+from .hook import AttentionHook, layer_of
+from .repeat import check_context, run_cached
+from .repeat_rows import context_length
+from .snapkv_cut import REMEDY, Cut, cut_cache, kept_tokens, require_cuttable
+
+PROBE_ROWS, PROBE_CONTEXT, PROBE_CUT = 3, 14, Cut(budget=6, window=2, kernel=3)
+
+
+def look_ahead(model, context, n_rows, cut, on_context, on_row, positions=None):
+    """The n_rows tokens that a model says greedily behind a context (token ids) once its cache is cut; an end
+    of text among them does not end it.
+
+    `on_context(call)` and `on_row(call)` hear of the attention calls of the context and of each token's row.
+    `positions` of the context, or None where they count from 0.
+    """
+    kept = {}
+
+    def on_prompt(call):
+        kept[call.layer] = kept_tokens(call, cut)
+        on_context(call)
+
+    with torch.no_grad():
+        with AttentionHook(model, on_prompt):
+            said = run_cached(model, context, positions)
+        cut_cache(said.past_key_values, kept)
+        tokens = []
+        with AttentionHook(model, on_row):
+            for position in positions_ahead(context, positions, n_rows):
+                tokens.append(int(said.logits[0, -1].argmax()))
+                said = run_cached(model, tokens[-1:], [position], past_key_values=said.past_key_values)
+    return tokens
+
+
+def positions_ahead(context, positions, n_rows):
+    """Of n_rows rows behind a context: those of a cache that was not cut."""
+    first = positions[-1] + 1 if positions else len(context)
+    return range(first, first + n_rows)
+
+
+class _CutByMask(AttentionHook):
+    """While it is entered, rows behind a context that is whole in the cache see the tokens of `kept`, {layer:
+    [Hkv, B]}, and each other."""
+
+    def __init__(self, model, on_call, kept):
+        super().__init__(model, on_call)
+        self.kept = kept
+
+    def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
+        (heads, n), rows = key.shape[1:3], query.shape[2]
+        shown = torch.zeros(heads, n, dtype=torch.bool, device=key.device)
+        shown.scatter_(1, self.kept[layer_of(module)], True)
+        shown[:, n - rows :] = True
+        seen = shown[:, None] & torch.ones(rows, n, dtype=torch.bool, device=key.device).tril(n - rows)
+        least = torch.finfo(query.dtype).min
+        mask = torch.where(seen, 0.0, least).to(query.dtype).repeat_interleave(query.shape[1] // heads, 0)
+        return super().attend(own, module, query, key, value, mask[None], scaling, **kwargs)
+
+
+def ahead_by_mask(model, context, tokens, cut, on_row, positions=None):
+    """What `look_ahead` does, without a cut: its tokens in one pass behind the whole cache of the context, of
+    which a mask hides what the cut takes. Returns float32 logits [rows + 1, vocabulary], from the context's
+    last row on."""
+    seen, kept = {}, {}
+
+    def on_context(call):
+        seen[call.layer] = (type(call.module).__name__, call.sliding_window)
+        kept[call.layer] = kept_tokens(call, cut)
+
+    with torch.no_grad():
+        with AttentionHook(model, on_context):
+            first = run_cached(model, context, positions)
+        require_cuttable(model, first.past_key_values, seen)
+        where = list(positions_ahead(context, positions, len(tokens)))
+        with _CutByMask(model, on_row, kept):
+            then = run_cached(
+                model, tokens, where, past_key_values=first.past_key_values, logits_to_keep=len(tokens)
+            )
+    return torch.cat([first.logits[0, -1:], then.logits[0]]).float()
+
+
+def check_cut(model):
+    """DumpError unless a few rows behind a cut cache are those behind a mask that hides the same tokens."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise DumpError(
+            f"{type(model).__name__} takes no position_ids, so rows behind a cut cache would stand at other "
+            f"positions: {REMEDY}"
+        )
+    vocabulary = model.config.get_text_config().vocab_size
+    context = [(37 * i + vocabulary // 3) % vocabulary for i in range(PROBE_CONTEXT)]
+    tokens = [(11 * i + vocabulary // 2) % vocabulary for i in range(PROBE_ROWS)]
+    masked, calls, cut = {}, {}, PROBE_CUT
+
+    def keep(call):
+        masked[call.layer] = call.q.float()
+
+    ahead_by_mask(model, context, tokens, cut, keep)
+
+    def hear(call):
+        calls.setdefault(call.layer, []).append(call)
+
+    with torch.no_grad():
+        with AttentionHook(model, hear):
+            cache = run_cached(model, context).past_key_values
+        cut_cache(cache, {layer: kept_tokens(call[0], cut) for layer, call in calls.items()})
+        calls.clear()
+        with AttentionHook(model, hear):
+            for token, position in zip(tokens, positions_ahead(context, None, len(tokens)), strict=True):
+                run_cached(model, [token], [position], past_key_values=cache)
+    tolerance = TOLERANCE.get(model.dtype, TOLERANCE_HALF)
+    for layer, rows in calls.items():
+        found = torch.cat([call.q.float() for call in rows], 1)
+        if not (found - masked[layer]).norm() <= tolerance * masked[layer].norm():
+            raise DumpError(
+                f"layer {layer}: {type(rows[0].module).__name__} gives other rows behind a cut cache than "
+                f"behind a mask that hides the same tokens: {REMEDY}"
+            )
+
+
+def check_positions_ahead(n_context, n_rows, limit, source):
+    """UsageError where rows behind the context need more than the `limit` positions of the model, or None."""
+    needed = n_context + n_rows
+    if limit and needed > limit:
+        raise UsageError(
+            f"{source}: --lookahead: {n_context} tokens and {n_rows} behind them make {needed}, "
+            f"the model has {limit} positions: use a smaller --lookahead, --context-tokens or --max-tokens"
+        )
+
+
+def record_lookahead(capture):
+    """Run a finished PromptCapture's prompt once more, cut its cache, and keep the rows `lookahead_q` of what
+    is said behind it; returns (datasets, attributes) of the prompt's group `lookahead`."""
+    model, options = capture.recorder.model, capture.recorder.options
+    source = f"prompt {capture.prompt_id}"
+    n_prompt = capture.attributes.get("n_prompt", capture.n_prompt)
+    n_context = context_length(options.context_tokens, n_prompt, len(capture.tokens), source)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    check_positions_ahead(n_context, options.lookahead, limit, source)
+
+    def on_context(call):
+        if call.layer in capture.rows:
+            check_context(capture, call, REMEDY)
+
+    def on_row(call):
+        if call.layer in capture.rows:
+            capture.keep(call.layer, "lookahead_q", call.q)
+            capture.on_step(f"layer {call.layer}, looking ahead")
+
+    cut = Cut(options.lookahead_budget)
+    context, where = capture.tokens[:n_context], capture.position_ids[:n_context]
+    positions = None if where == list(range(n_context)) else where
+    tokens = look_ahead(model, context, options.lookahead, cut, on_context, on_row, positions)
+    return {"tokens": np.array(tokens, dtype=np.int32)}, {"context_tokens": n_context, **asdict(cut)}

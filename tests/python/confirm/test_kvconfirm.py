@@ -171,17 +171,17 @@ def test_in_the_first_layer_the_drift_is_the_error_behind_the_projection(confirm
 
 def test_choices_on_the_compressed_models_own_numbers_differ_in_deeper_layers(tiny, tmp_path):
     _, model, trace = tiny
-    methods = [{"name": "h2o"}, {"name": "snapkv", "window": 4}]
-    out = replay(trace, tmp_path / "out", methods, select={"prompts": ["b"]})
+    methods = [{"name": "h2o"}, {"name": "tova"}, {"name": "snapkv", "window": 4}]
+    out = replay(trace, tmp_path / "out", methods, 20, select={"prompts": ["b"]})
     assert confirm(out, model, "--trace", trace) == 0
     assert confirm(out, model, "--trace", trace, "--select", "own", "--kvreplay", BINARY) == 0
-    for given in ("{}", '{"window":4}'):
-        recorded, own = (whole(out, given=given, selection=way)[0] for way in ("recorded", "own"))
+    moved = {}
+    for method in ("h2o", "tova", "snapkv"):
+        recorded, own = (whole(out, method=method, selection=way)[0] for way in ("recorded", "own"))
         assert recorded["key"] != own["key"]
-        if recorded["method"] == "h2o":  # it goes on choosing while it decodes; snapkv chose in the prompt
-            assert recorded["loss"] != own["loss"]
-        else:
-            assert float(recorded["loss"]) == pytest.approx(float(own["loss"]), abs=1e-5)
+        moved[method] = abs(float(recorded["loss"]) - float(own["loss"]))
+    assert min(moved["h2o"], moved["tova"]) > 0.01  # they go on choosing while they decode
+    assert moved["snapkv"] < 1e-5  # it chose in the prompt, which nothing disturbs
 
 
 # --- Other architectures --------------------------------------------------------------------------

@@ -44,8 +44,8 @@ def drawn_of(configs, trace, folder, command):
 
 @pytest.fixture(scope="module")
 def drawn(two_layers, tmp_path_factory):
-    """Of all configurations, one PDF each."""
-    command = [sys.executable, Path(__file__).with_name("one_pdf_each.py"), "figure"]
+    """Of all configurations, the first picture of each in both widths and as PDF."""
+    command = [sys.executable, Path(__file__).with_name("first_picture_whole.py"), "figure"]
     return drawn_of(CONFIGS[0].parent, two_layers, tmp_path_factory.mktemp("figures"), command)
 
 

@@ -3,7 +3,7 @@
 namespace kvreplay::app {
 
 // While one lives: SIGTERM and SIGUSR1 ask to finish the heads in work and begin no other, SIGINT to stop
-// soon; a second signal ends the process at once.
+// soon; another signal half a second later or more ends the process at once.
 class StopSignals {
  public:
   StopSignals();

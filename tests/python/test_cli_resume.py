@@ -44,6 +44,7 @@ def stop_in_the_middle(trace, out, *signals):
         time.sleep(0.005)
     for number in signals:
         process.send_signal(number)
+        time.sleep(0.02)  # two at once would come as one
     _, messages = process.communicate(timeout=WAIT_S)
     return process.returncode, messages
 
@@ -73,6 +74,27 @@ def test_a_signal_saves_what_is_done(trace, whole, tmp_path, number, code):
     meta = json.loads((tmp_path / "results.meta.json").read_text())
     assert meta["cells"]["missing"] == len(whole) - len(rows)
     assert replayed(trace, tmp_path, *WORK) == whole
+
+
+def test_who_is_told_twice_in_one_breath_saves_what_is_done(trace, whole, tmp_path):
+    got, messages = stop_in_the_middle(trace, tmp_path, signal.SIGTERM, signal.SIGTERM)
+    assert got == 75
+    assert "run the same command to continue" in messages
+    assert len(table(tmp_path)) == published(tmp_path) < len(whole)
+
+
+def test_who_is_told_again_later_ends_at_once(trace, tmp_path):
+    words = ["--method", "balancekv", "--budget", "256", "--seeds", 2000, "-j", 1]
+    process = start("run", trace, *words, "-o", tmp_path)
+    process.stderr.readline()
+    time.sleep(0.5)  # the first head is in work, for many seconds
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.6)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, messages = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 75
+    assert "run the same command to continue" not in messages
 
 
 def test_running_again_does_nothing(trace, tmp_path):

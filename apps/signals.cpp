@@ -19,7 +19,8 @@ constexpr int64_t kOneRequestNs = 500'000'000;
 
 std::atomic<int> received{0};
 std::atomic<int64_t> asked_at_ns{0};  // 0: not yet
-static_assert(std::atomic<int64_t>::is_always_lock_free, "the handler touches nothing else");
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free,
+              "the handler touches nothing else");
 
 int code_of(int signal) { return signal == SIGINT ? kInterrupted : kStoppedEarly; }
 

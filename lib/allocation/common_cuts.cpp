@@ -8,9 +8,8 @@
 namespace kvreplay {
 
 void CommonCutsOfPrompt::add(Cell& cell) {
-  const std::string name = std::to_string(cell.variant->instance) + " " + std::to_string(cell.budget.tokens) + " " +
-                           std::to_string(cell.seed.value_or(0));
-  all_.try_emplace(name, Together{{SharedOver::model, cell}}).first->second.cells.push_back(&cell);
+  const std::string name = scoring_name(cell, cell.budget.tokens);
+  all_.try_emplace(name, Together{{{SharedOver::model, cell}}}).first->second.cells.push_back(&cell);
 }
 
 std::vector<std::vector<int32_t>> CommonCutsOfPrompt::Together::ask() const {
@@ -55,9 +54,7 @@ void CommonCutsOfPrompt::find(const std::vector<Place>& layers, const SharingOpt
 }
 
 void CommonCutsOfPrompt::list_lost(WithoutBudget& without) const {
-  for (const auto& [name, together] : all_)
-    for (const Cell* cell : together.cells)
-      if (!together.lost.empty()) without[cell->key] = together.lost;
+  for (const auto& [name, together] : all_) together.list_lost(without);
 }
 
 template void CommonCutsOfPrompt::find(const std::vector<Place>&, const SharingOptions&, const HeadSource<float>&);

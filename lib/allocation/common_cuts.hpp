@@ -20,8 +20,7 @@ class CommonCutsOfPrompt {
 
  private:
   // The cells of one method instance, budget and seed.
-  struct Together : Scoring {
-    std::vector<Cell*> cells = {};
+  struct Together : SharedScoring {
     bool is_open = true;  // another cut may be due
     std::vector<std::vector<int32_t>> ask() const;
     void cut();

@@ -51,15 +51,15 @@ std::vector<HeadScores> score_head(const HeadStream<Real>& stream, const Place& 
              [&] { return options.stop && options.stop(); });
   std::vector<HeadScores> all(caches.size());
   for (size_t i = 0; i < caches.size(); ++i) {
-    const bool streams = caches[i]->streams_prompt();
+    const bool streams = caches[i]->streams_prompt(), in_time = cuts_together(scorings[i]->cell);
     try {
-      if (cuts_together(scorings[i]->cell)) all[i] = caches[i]->cut_scores(prompt.sums_of(*caches[i]));
+      if (in_time) all[i] = caches[i]->cut_scores(prompt.sums_of(*caches[i]));
       else if (!streams) all[i] = caches[i]->head_scores(prompt.sums_of(*caches[i]));
     } catch (const ReplayError& e) {  // of this method alone
       scorings[i]->lost = e.what();
       continue;
     }
-    if (!cuts_together(scorings[i]->cell) && (streams || all[i].scores.empty()))
+    if (!in_time && (streams || all[i].scores.empty()))
       throw ConfigError(std::string(caches[i]->method().method().info.name) +
                         " takes the prompt token by token with these parameters, so it has no scores of the "
                         "prompt by which a budget could be shared: leave out allocator");
@@ -122,6 +122,11 @@ struct PromptScoring {
 };
 
 }  // namespace
+
+std::string scoring_name(const Cell& cell, int32_t budget) {
+  return std::to_string(cell.variant->instance) + " " + std::to_string(budget) + " " +
+         std::to_string(cell.seed.value_or(0));
+}
 
 MethodValues values_of(const Cell& like, const char* name) {
   const Method* method = find_method(registry(), name);

@@ -23,6 +23,18 @@ struct Scoring {
   bool needs(int32_t layer) const { return lost.empty() && (over == SharedOver::model || layer == cell.place.layer); }
 };
 
+// The cells that wait for what the heads say.
+struct SharedScoring : Scoring {
+  std::vector<Cell*> cells = {};
+  void list_lost(WithoutBudget& without) const {
+    if (lost.empty()) return;
+    for (const Cell* cell : cells) without[cell->key] = lost;
+  }
+};
+
+// What tells the cells of one method instance and seed from others, at a budget.
+std::string scoring_name(const Cell& cell, int32_t budget);
+
 // A method with its defaults, which an allocator of `like` makes use of. Throws ConfigError where there is none.
 MethodValues values_of(const Cell& like, const char* name);
 

@@ -41,9 +41,7 @@ bool divides_budget(const Cell& cell) {
 }
 
 // One budget, and who shares it: the cells of a method instance, budget and seed on one layer or one model.
-struct SharedBudget : Scoring {
-  std::vector<Cell*> cells = {};
-
+struct SharedBudget : SharedScoring {
   void divide() {
     const BoundMethod method(cell.variant->values, cell.context());
     const HostHooks& host = method.method().host;
@@ -75,8 +73,7 @@ struct SharedBudget : Scoring {
 std::string name_of(const Cell& cell, SharedOver over) {
   const std::string where = std::to_string(over == SharedOver::layer ? cell.place.layer : -1);
   const int32_t budget = divides_budget(cell) ? cell.budget.tokens : 0;
-  return where + " " + std::to_string(cell.variant->instance) + " " + std::to_string(budget) + " " +
-         std::to_string(cell.seed.value_or(0));
+  return where + " " + scoring_name(cell, budget);
 }
 
 // The shared budgets of one prompt.
@@ -84,7 +81,7 @@ class PromptBudgets {
  public:
   void add(Cell& cell) {
     const SharedOver over = shared_over(cell);
-    const auto [at, is_new] = budgets_.try_emplace(name_of(cell, over), SharedBudget{{over, cell}});
+    const auto [at, is_new] = budgets_.try_emplace(name_of(cell, over), SharedBudget{{{over, cell}}});
     if (is_new) at->second.cell = scoring_cell(cell);
     at->second.cells.push_back(&cell);
   }
@@ -95,9 +92,7 @@ class PromptBudgets {
     score_prompt<Real>(scorings, layers, options, heads, [](Scoring& of) { static_cast<SharedBudget&>(of).divide(); });
   }
   void list_lost(WithoutBudget& without) const {
-    for (const auto& [name, budget] : budgets_)
-      for (const Cell* cell : budget.cells)
-        if (!budget.lost.empty()) without[cell->key] = budget.lost;
+    for (const auto& [name, budget] : budgets_) budget.list_lost(without);
   }
 
  private:

@@ -31,11 +31,7 @@ struct CommonCuts {
   void head_scores(std::vector<double>& says) const { says.push_back(leaves); }
 
   KVR_FN bool knows_cut() const { return cuts < given.count; }
-  KVR_FN void cut_as_known(const Team auto& team, Cache auto& cache) {
-    team.each(cache.size(), [&](int32_t i) { cache.mark(i) = given.find(cuts, cache.token(i)) >= 0 ? 1 : 0; });
-    cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
-    ++cuts;
-  }
+  KVR_FN void cut_as_known(const Team auto& team, Cache auto& cache) { given.keep(team, cache, cuts++); }
   // Scores stand on the rows, of which the first `sinks` and the last `recent` are protected.
   KVR_FN bool must_wait(const Team auto& team, Cache auto& cache, Protect rows, int32_t count) {
     if (level == Level::layer_head) return false;

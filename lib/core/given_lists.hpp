@@ -26,6 +26,11 @@ struct GivenLists {
     return low < off[i + 1] && tokens[low] == token ? low : -1;
   }
   KVR_FN RowWeights weights(int64_t at) const { return {num[at], den[at]}; }
+  // Of a cache those rows stay that a list holds.
+  KVR_FN void keep(const Team auto& team, Cache auto& cache, int32_t list) const {
+    team.each(cache.size(), [&](int32_t i) { cache.mark(i) = find(list, cache.token(i)) >= 0 ? 1 : 0; });
+    cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
+  }
 };
 
 }  // namespace kvreplay

@@ -39,10 +39,9 @@ struct External {
   KVR_FN void evict(const Team auto& team, Cache auto& cache) {
     const int32_t list = cache.token(cache.size() - 1) - (prompt - 1);
     if (list < 0 || list >= given.count) return;
-    const auto place = [&](int32_t i) { return given.find(list, cache.token(i)); };
-    team.each(cache.size(), [&](int32_t i) { cache.mark(i) = place(i) >= 0 ? 1 : 0; });
-    cache.retain(team, [&](int32_t i) { return cache.mark(i) != 0; });
+    given.keep(team, cache, list);
     if (!given.weighted()) return;
+    const auto place = [&](int32_t i) { return given.find(list, cache.token(i)); };
     cache.weigh_rows(team, 0, cache.size(), [&](int32_t i) { return given.weights(place(i)); });
   }
 };

@@ -13,8 +13,7 @@ namespace kvreplay {
 //     s(j) = mean over offsets D of sum_f |m_f| |kappa_f| cos(w_f (T - p + D) + arg m_f - arg kappa_f)
 //          + sum_f (a_f - |m_f|) |kappa_f|  +  <mean of the others, the key's others>.
 //  3. Per query head s is standardised over the candidates; then the largest of the group counts.
-//  4. Keep the top m. `head`: by the mean over layers, for kv head h of each. `union`: by the largest of all query
-//  heads.
+//  4. Keep the top m. `head`: by the mean over layers, for kv head h of each. `union`: by the largest of all heads.
 // The stored key holds e^{i w_f p}: sum_f is Re(m_f e^{i w_f (T + D)} conj k_f), so nothing is un-rotated in a cut.
 struct TriAttention : Buffered, CommonCuts {
   static constexpr MethodInfo info{

@@ -122,6 +122,11 @@ class Job:
         ]
         return [part.end - part.start for part in scored]
 
+    def _context(self, prompt, ids, rows):
+        """Tokens of a prompt, and those of it that a further pass runs first."""
+        n_prompt = self._boundaries(prompt, ids).get("n_prompt", len(ids))
+        return n_prompt, context_length(self.options.context_tokens, n_prompt, rows, prompt.source)
+
     def _repeated(self):
         """RepeatRows of each prompt, of which tokens that are not known yet are 0; none without --repeat."""
         if not self.options.repeat:
@@ -129,8 +134,7 @@ class Job:
         limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         plans = []
         for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True):
-            n_prompt = self._boundaries(prompt, ids).get("n_prompt", len(ids))
-            n_context = context_length(self.options.context_tokens, n_prompt, rows, prompt.source)
+            n_prompt, n_context = self._context(prompt, ids, rows)
             wording = Wording.of(self.tokenizer, ids[:n_prompt])
             plans.append(repeat_rows([0] * n_context, wording, self.options.repeat))
             check_positions(n_context, plans[-1], limit, prompt.source)
@@ -141,8 +145,7 @@ class Job:
             return
         limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         for prompt, ids, rows in zip(self.prompts, self.tokens, self.rows, strict=True):
-            n_prompt = self._boundaries(prompt, ids).get("n_prompt", len(ids))
-            n_context = context_length(self.options.context_tokens, n_prompt, rows, prompt.source)
+            _, n_context = self._context(prompt, ids, rows)
             check_positions_ahead(n_context, self.options.lookahead, limit, prompt.source)
 
     def summary(self):

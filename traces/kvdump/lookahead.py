@@ -11,19 +11,18 @@ import torch
 from .errors import DumpError, UsageError
 from .facts import TOLERANCE, TOLERANCE_HALF
 from .hook import AttentionHook, layer_of
-from .repeat import check_context, run_cached
-from .repeat_rows import context_length
+from .repeat import check_context, context_of, run_cached
 from .snapkv_cut import REMEDY, Cut, cut_cache, kept_tokens, require_cuttable
 
 PROBE_ROWS, PROBE_CONTEXT, PROBE_CUT = 3, 14, Cut(budget=6, window=2, kernel=3)
 
 
-def look_ahead(model, context, n_rows, cut, on_context, on_row, positions=None):
+def look_ahead(model, context, n_rows, cut, on_context, on_row, positions=None, given=None):
     """The n_rows tokens that a model says greedily behind a context (token ids) once its cache is cut; an end
     of text among them does not end it.
 
     `on_context(call)` and `on_row(call)` hear of the attention calls of the context and of each token's row.
-    `positions` of the context, or None where they count from 0.
+    `positions` of the context, or None where they count from 0. `given`: tokens in the place of these.
     """
     kept = {}
 
@@ -37,8 +36,8 @@ def look_ahead(model, context, n_rows, cut, on_context, on_row, positions=None):
         cut_cache(said.past_key_values, kept)
         tokens = []
         with AttentionHook(model, on_row):
-            for position in positions_ahead(context, positions, n_rows):
-                tokens.append(int(said.logits[0, -1].argmax()))
+            for i, position in enumerate(positions_ahead(context, positions, n_rows)):
+                tokens.append(given[i] if given else int(said.logits[0, -1].argmax()))
                 said = run_cached(model, tokens[-1:], [position], past_key_values=said.past_key_values)
     return tokens
 
@@ -110,14 +109,7 @@ def check_cut(model):
     def hear(call):
         calls.setdefault(call.layer, []).append(call)
 
-    with torch.no_grad():
-        with AttentionHook(model, hear):
-            cache = run_cached(model, context).past_key_values
-        cut_cache(cache, {layer: kept_tokens(call[0], cut) for layer, call in calls.items()})
-        calls.clear()
-        with AttentionHook(model, hear):
-            for token, position in zip(tokens, positions_ahead(context, None, len(tokens)), strict=True):
-                run_cached(model, [token], [position], past_key_values=cache)
+    look_ahead(model, context, len(tokens), cut, lambda call: None, hear, given=tokens)
     tolerance = TOLERANCE.get(model.dtype, TOLERANCE_HALF)
     for layer, rows in calls.items():
         found = torch.cat([call.q.float() for call in rows], 1)
@@ -142,11 +134,8 @@ def record_lookahead(capture):
     """Run a finished PromptCapture's prompt once more, cut its cache, and keep the rows `lookahead_q` of what
     is said behind it; returns (datasets, attributes) of the prompt's group `lookahead`."""
     model, options = capture.recorder.model, capture.recorder.options
-    source = f"prompt {capture.prompt_id}"
-    n_prompt = capture.attributes.get("n_prompt", capture.n_prompt)
-    n_context = context_length(options.context_tokens, n_prompt, len(capture.tokens), source)
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    check_positions_ahead(n_context, options.lookahead, limit, source)
+    context, positions, limit = context_of(capture)
+    check_positions_ahead(len(context), options.lookahead, limit, f"prompt {capture.prompt_id}")
 
     def on_context(call):
         if call.layer in capture.rows:
@@ -158,7 +147,5 @@ def record_lookahead(capture):
             capture.on_step(f"layer {call.layer}, looking ahead")
 
     cut = Cut(options.lookahead_budget)
-    context, where = capture.tokens[:n_context], capture.position_ids[:n_context]
-    positions = None if where == list(range(n_context)) else where
     tokens = look_ahead(model, context, options.lookahead, cut, on_context, on_row, positions)
-    return {"tokens": np.array(tokens, dtype=np.int32)}, {"context_tokens": n_context, **asdict(cut)}
+    return {"tokens": np.array(tokens, dtype=np.int32)}, {"context_tokens": len(context), **asdict(cut)}

@@ -66,6 +66,21 @@ def _run(model, ids, positions, **options):
     return model(input_ids=torch.tensor([ids], device=model.device), **options)
 
 
+def unless_from_zero(positions):
+    """Positions of a context's tokens, or None where they count from 0."""
+    return None if positions == list(range(len(positions))) else positions
+
+
+def context_of(capture):
+    """(token ids, positions or None, most positions of the model or None) of the context that a pass over a
+    finished PromptCapture's prompt runs first."""
+    tokens, options = capture.tokens, capture.recorder.options
+    n_prompt = capture.attributes.get("n_prompt", capture.n_prompt)
+    n_context = context_length(options.context_tokens, n_prompt, len(tokens), f"prompt {capture.prompt_id}")
+    limit = getattr(capture.recorder.model.config.get_text_config(), "max_position_embeddings", None)
+    return tokens[:n_context], unless_from_zero(capture.position_ids[:n_context]), limit
+
+
 def positions_behind(positions, n):
     """Of n rows that follow those at `positions`; None where these count from 0."""
     return positions and list(range(positions[-1] + 1, positions[-1] + 1 + n))
@@ -105,14 +120,11 @@ def record_repeat(capture):
     """Run a finished PromptCapture's prompt once more and keep its rows `repeat_q`, `repeat_k` and
     `repeat_in_norm`; returns (datasets, attributes) of the prompt's group `repeat`."""
     recorder, options = capture.recorder, capture.recorder.options
-    tokens, source = capture.tokens, f"prompt {capture.prompt_id}"
+    context, positions, limit = context_of(capture)
     n_prompt = capture.attributes.get("n_prompt", capture.n_prompt)
-    n_context = context_length(options.context_tokens, n_prompt, len(tokens), source)
-    context = tokens[:n_context]
-    wording = Wording.of(recorder.tokenizer, tokens[:n_prompt])
+    wording = Wording.of(recorder.tokenizer, capture.tokens[:n_prompt])
     plan = repeat_rows(context, wording, options.repeat)
-    limit = getattr(recorder.model.config.get_text_config(), "max_position_embeddings", None)
-    check_positions(n_context, plan, limit, source)
+    check_positions(len(context), plan, limit, f"prompt {capture.prompt_id}")
 
     def on_context(call):
         if call.layer in capture.rows:
@@ -128,11 +140,9 @@ def record_repeat(capture):
         capture.keep(layer, "repeat_in_norm", norm[None, :, None])
 
     modules = {layer: recorder.modules[layer] for layer in capture.rows}
-    where = capture.position_ids[:n_context]
-    positions = None if where == list(range(n_context)) else where
     repeat(recorder.model, context, plan, Heard(modules, on_context, on_rows, on_norm), positions)
     datasets = {name: np.array(getattr(plan, name), dtype=np.int32) for name in ("tokens", "rows", "ctx")}
-    return datasets, {"context_tokens": n_context, **wording.attributes()}
+    return datasets, {"context_tokens": len(context), **wording.attributes()}
 
 
 def check_context(capture, call, remedy):

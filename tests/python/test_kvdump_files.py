@@ -18,7 +18,8 @@ from kvdump.sinks import DirectorySink, published
 from kvdump.sizes import parse_bytes
 from kvdump.spool import RowSpool
 from kvdump.text import PUNCTUATION, SPECIAL, WORD, token_class
-from kvdump.writer import TraceFile, trace_id
+from kvdump.threads import advise
+from kvdump.writer import CHUNK_TOKENS, TraceFile, chunk_length, trace_id
 
 SMOL = Shape(n_layers=30, n_q_heads=9, n_kv_heads=3, head_dim=64, v_head_dim=64, hidden=576)
 DIRECTORY_DATASETS = ("tokens", "layers/000/k", "layers/001/k")
@@ -74,9 +75,9 @@ def test_datasets_have_chunks_of_one_head_checksums_and_no_compression(tmp_path)
     file.add("/prompts/0/tokens", np.zeros(1500, np.int32))
     file.publish(ROOT)
     with h5py.File(tmp_path / "t.h5") as trace:
-        assert trace["prompts/0/layers/000/k"].chunks == (1, 1024, 4)
+        assert trace["prompts/0/layers/000/k"].chunks == (1, 750, 4)
         assert trace["prompts/0/layers/000/v"].chunks == (1, 30, 4)
-        assert trace["prompts/0/tokens"].chunks == (1024,)
+        assert trace["prompts/0/tokens"].chunks == (750,)
         assert all(trace[f"prompts/0/layers/000/{x}"].fletcher32 for x in "kv")
         assert trace["prompts/0/layers/000/k"].compression is None
 
@@ -207,6 +208,23 @@ def test_the_size_of_a_layer_counts_heads_strides_and_outputs():
     assert layer_bytes(SMOL, 10, "f32", with_output=True) == 4 * 10 * 64 * (9 + 6 + 9) + extra
 
 
+@pytest.mark.parametrize("rows", [1, 1024, 1025, 1280, 2047, 2049, 5000, 100_003])
+def test_chunks_are_at_most_1024_rows_and_hold_hardly_more_rows_than_there_are(rows):
+    length = chunk_length(rows)
+    n_chunks = -(-rows // 1024)
+    assert length <= CHUNK_TOKENS == 1024
+    assert rows <= n_chunks * length < rows + n_chunks
+
+
+@pytest.mark.parametrize("rows", [700, 1030, 1280])
+def test_a_file_is_as_large_as_its_numbers(tmp_path, rows):
+    stored = np.random.default_rng(0).standard_normal((4, rows, 64), dtype=np.float32)
+    write_trace(tmp_path / "t.h5", stored, "f32")
+    assert stored.nbytes < (tmp_path / "t.h5").stat().st_size < 1.03 * stored.nbytes
+    with h5py.File(tmp_path / "t.h5") as file:
+        assert np.array_equal(file["prompts/0/layers/000/k"][2, 600:700], stored[2, 600:700])
+
+
 def test_sizes_are_read_in_powers_of_ten():
     assert [parse_bytes(x) for x in ("20G", "1.5M", "4096", "2kB")] == [20 * 10**9, 1_500_000, 4096, 2000]
     with pytest.raises(UsageError):
@@ -326,3 +344,20 @@ def test_text_cannot_be_added_to_what_is_no_trace(tmp_path):
         add_text(path, Letters())
     assert path.read_bytes() == b"no trace"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("load", "given", "terminal", "lines"),
+    [(9.0, None, 1, 1), (0.5, None, 1, 0), (9.0, "1", 1, 0), (9.0, None, 0, 0)],
+)
+def test_a_busy_machine_is_told_of_where_nobody_chose_the_threads(monkeypatch, load, given, terminal, lines):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: bool(terminal))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    said = []
+    advise(said.append)
+    assert len(said) == lines
+    assert all("load 9.0 on 2 cores" in line and "OMP_NUM_THREADS=1" in line for line in said)

@@ -52,6 +52,24 @@ def test_smollm2_dry_run_prints_the_size_and_writes_nothing(smol_prompt, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("longest", "more"),
+    [
+        (1050, []),
+        (300, ["--with-text", "--with-output", "--with-gradient", 1, "--gradient-from", 0.9]),
+    ],
+)
+def test_the_file_is_as_large_as_the_dry_run_says(smollm2, tmp_path, capsys, longest, more):
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(json.dumps({"tokens": [7] * rows}) + "\n" for rows in (longest, 40, 60)))
+    options = ["-o", tmp_path / "t.h5", "--layers", 0, *more]
+    assert kvdump_cli(prompts, *options, "--dry-run") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert kvdump_cli(prompts, *options) == 0
+    assert (tmp_path / "t.h5").stat().st_size == pytest.approx(plan["bytes"], rel=0.03)
+
+
 @pytest.mark.slow
 def test_a_killed_directory_dump_resumes_with_the_missing_layers(smol_prompt, tmp_path):
     out = tmp_path / "dump"

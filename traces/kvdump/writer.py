@@ -24,7 +24,7 @@ from .dtypes import file_type
 from .errors import DumpError
 
 SCHEMA = 1
-CHUNK_TOKENS = 1024
+CHUNK_TOKENS = 1024  # at most
 MODEL_ATTRIBUTES = (
     "model",
     "revision",
@@ -44,6 +44,13 @@ def trace_id(digests, root_attributes):
     model = {name: root_attributes[name] for name in MODEL_ATTRIBUTES if name in root_attributes}
     canonical = json.dumps(model, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(("".join(sorted(digests)) + canonical).encode()).hexdigest()
+
+
+def chunk_length(rows):
+    """Rows of a chunk, of `rows` in all: as few chunks as CHUNK_TOKENS allows, of one length. HDF5 fills the
+    last one up, by less than a row for each chunk."""
+    n_chunks = -(-rows // CHUNK_TOKENS)
+    return -(-rows // n_chunks)
 
 
 def part_path(path):
@@ -114,7 +121,7 @@ class TraceFile:
         # A head's tokens lie together: a reader takes one head without touching the others.
         token_axis = max(len(shape) - 2, 0)
         ones = [1] * token_axis
-        properties.set_chunk((*ones, min(CHUNK_TOKENS, shape[token_axis]), *shape[token_axis + 1 :]))
+        properties.set_chunk((*ones, chunk_length(shape[token_axis]), *shape[token_axis + 1 :]))
         if self.compress:
             properties.set_shuffle()
             properties.set_deflate(4)

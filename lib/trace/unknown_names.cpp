@@ -27,8 +27,9 @@ const Names kOfLayer = {"q_prescaled", "rope",    "rope_json",      "rotary_dims
                         "scaling",     "softcap", "sliding_window", "source_dtype"};
 const Names kOfLookahead = {"budget", "context_tokens", "kernel", "window"};
 const Names kOfRepeat = {"context_tokens", "prev_tokens", "prompt_first", "prompt_next", "suffix"};
-const Names kPromptDatasets = {"g_entropy",    "g_logprob", "layers",      "lookahead",  "masked_a", "masked_kl",
-                               "position_ids", "repeat",    "token_class", "token_text", "tokens"};
+const Names kPromptDatasets = {"g_entropy",        "g_logprob",  "layers",         "lookahead",    "masked_a",
+                               "masked_distance2", "masked_kl",  "masked_kl_rows", "position_ids", "repeat",
+                               "token_class",      "token_text", "tokens"};
 const Names kLookaheadDatasets = {"tokens"};
 const Names kRepeatDatasets = {"ctx", "rows", "tokens"};
 const Names kLayerDatasets = {

@@ -105,11 +105,12 @@ def test_over_all_labels_weighted_by_their_probability_the_gradient_is_zero():
     """One scored row: the mean of the score over the model's own prediction vanishes."""
     model, ids = build("Llama", num_hidden_layers=1, num_key_value_heads=2), PROMPT[:, :6]
     probs = logits(model, ids)[0, 4].softmax(-1)
+    blocks = gradient.Blocks(list(model.model.layers), all_rows=False)
     total, largest = 0, 0
     for label, prob in enumerate(probs):
         taken = torch.cat([ids[:, :5], torch.tensor([[label]])], dim=1)
         scored = gradient.Scored(4, 5, 1, "recorded", 0, "0")
-        ((_, g),) = gradient.Gradients(model, list(model.model.layers), taken, scored).of_layers([0])
+        ((_, g),) = gradient.Gradients(model, blocks, taken, scored).of_layers([0])
         total, largest = total + float(prob) * g[0], max(largest, float(g.abs().max()))
     assert largest > 0.01 and float(total.abs().max()) < 1e-5 * largest
 
@@ -294,10 +295,15 @@ class Overflows(torch.autograd.Function):
 def test_a_mask_that_hides_nothing_costs_nothing_and_one_that_hides_more_costs_more(tmp_path, monkeypatch):
     monkeypatch.setattr(masked_runs, "MASKS", (Mask(1.0, 0, 0), Mask(0.6, 1, 0), Mask(0.0, 0, 0)))
     with h5py.File(recorded(build("Llama", num_key_value_heads=2), tmp_path / "t.h5")) as trace:
-        kl, a = trace["prompts/0/masked_kl"][()], trace["prompts/0/masked_a"][()]
+        group = trace["prompts/0"]
+        kl, a = group["masked_kl"][()], group["masked_a"][()]
+        rows, distances = group["masked_kl_rows"][()], group["masked_distance2"][()]
     assert kl[0] == pytest.approx(0, abs=1e-7)
     assert np.abs(a[0]).max() < 1e-5
     assert 0 < kl[1] < kl[2]
+    assert rows.mean(axis=1) == pytest.approx(kl, rel=1e-5, abs=1e-7)
+    assert distances.shape == rows.shape
+    assert distances[0].max() < 1e-10 and 0 < distances[1].mean() < distances[2].mean()
 
 
 def test_products_of_a_mask_are_those_of_attention_over_what_it_shows(tmp_path, monkeypatch):
@@ -314,6 +320,21 @@ def test_products_of_a_mask_are_those_of_attention_over_what_it_shows(tmp_path, 
     with h5py.File(path) as trace:
         found = trace["prompts/0/masked_a"][0]
     assert np.abs(found - expected).max() < 4 * BFLOAT16 * np.abs(expected).max()
+
+
+def test_a_shared_mask_hides_the_same_tokens_from_every_head_and_layer():
+    scored = gradient.Scored(8, 11, 1, "model", 0, "p")
+    mask = Mask(0.5, 1, 2, shared=True)
+    first, other = (shown_tokens(scored, mask, layer, 4, 12) for layer in (0, 3))
+    assert bool((first == first[0]).all()) and bool((first == other).all())
+    apart = shown_tokens(scored, Mask(0.5, 1, 2), 0, 4, 12)
+    assert not bool((apart == apart[0]).all())
+
+
+def test_only_rows_that_are_scored_run_again_unless_rows_meet_otherwise_than_in_attention():
+    assert not gradient.check_chain(build("Llama", num_key_value_heads=2), [0, 1]).all_rows
+    model = ARCHITECTURES["qwen3-next, one attention layer of four"].build()
+    assert gradient.check_chain(model, [3]).all_rows
 
 
 def test_a_larger_share_shows_what_a_smaller_one_does_and_sinks_and_recent_tokens_always():

@@ -1,8 +1,10 @@
 """A decoder as a chain of blocks, run forwards once and backwards block by block.
 
 The graph of one block at a time is in memory. Each block is run again from its recorded input, and each of
-the gradients at its output is taken back through that one graph. What stands behind the last block (norm,
-head) is run for some rows at a time. `gradient.check_chain` measures whether a model is such a chain.
+the gradients at its output is taken back through that one graph. Rows before the first scored one reach the
+others through their keys and values alone, and nobody asks for their gradient: blocks are run again on the
+rows from the first scored one on. The norm and head behind the last block run for some rows at a time.
+`gradient.check_chain` measures whether a model is such a chain.
 """
 
 from contextlib import contextmanager
@@ -15,31 +17,41 @@ from .masked_runs import Call
 from .residual import first_of
 
 REMEDY = "leave --with-gradient out"
+MASK_DIMS = 4  # [1, 1 or Hq, rows, keys]
 
 
 class LiveOutputs(NamedAttention):
-    """While it is entered, `seen` {layer: [1, n, Hq, Dv]} takes the outputs of the attention calls, with
-    their graph, as they flow on. `look`, where it is not None, is shown each call."""
+    """While it is entered, `seen` {layer: [1, rows, Hq, Dv]} takes the outputs of the attention calls, with
+    their graph, as they flow on.
+
+    `prefix` {layer: (key, value) [1, Hkv, first, .]} holds what the first rows of the sequence left, where a
+    call is of the rows behind them. `look(Call, output)`, where it is not None, is shown each call;
+    `instead(Call)`, where it is not None, gives the output.
+    """
 
     def __init__(self, model):
         super().__init__(model)
-        self.look = None
+        self.look = self.instead = None
+        self.prefix = {}
         self.seen = {}
         self.modules = {}
 
     def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
-        output = own(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         layer = layer_of(module)
         if layer in self.seen:
             raise DumpError(f"layer {layer} attends twice, so it has no single output: {REMEDY}")
-        # Of frozen weights nothing asks for a gradient before the first of these.
-        if torch.is_grad_enabled() and not output[0].requires_grad:
-            output[0].requires_grad_()
-        self.seen[layer] = output[0]
+        if layer in self.prefix:
+            key, value = (torch.cat(parts, 2) for parts in zip(self.prefix[layer], (key, value), strict=True))
+        call = Call(own, module, query, key, value, attention_mask, scaling, kwargs)
+        output = self.instead(call) if self.instead else call.output()
+        # Frozen weights ask for no gradient before the first of these.
+        if torch.is_grad_enabled() and not output.requires_grad:
+            output.requires_grad_()
+        self.seen[layer] = output
         self.modules[layer] = module
         if self.look:
-            self.look(Call(own, module, query, key, value, attention_mask, scaling, kwargs), output[0])
-        return output
+            self.look(call, output)
+        return output, None
 
     def take(self):
         """What was seen since the last time."""
@@ -79,16 +91,20 @@ def find_blocks(model, modules):
 class Chain:
     """One sequence's way through the blocks.
 
-    `ids` [1, n]; `positions` [1, n] or None where they count from 0. `last` [1, n, hidden] is what the last
-    block gave. Use it inside `differentiable`.
+    `live`: LiveOutputs of the model, entered. `ids` [1, n]; `positions` [1, n] or None where they count from
+    0. Blocks run again on the rows from `first` on. `last` [1, n - first, hidden] is what the last block gave
+    them. Use it inside `differentiable`.
     """
 
-    def __init__(self, model, blocks, ids, positions=None):
+    def __init__(self, model, blocks, live, ids, positions=None, first=0):
         self.model = model
         self.blocks = blocks
+        self.live = live
         self.ids = ids
+        self.first = first
         self.inputs = []
         outputs = []
+        live.look = self._keep_first_rows if first else None
         taps = [self._listen(block, outputs) for block in blocks]
         where = {} if positions is None else {"position_ids": positions}
         try:
@@ -97,9 +113,19 @@ class Chain:
         finally:
             for tap in (tap for pair in taps for tap in pair):
                 tap.remove()
+        live.look = None
+        live.take()
         self._check_links(outputs)
-        self.last = first_of(outputs[-1])
+        self.last = first_of(outputs[-1])[:, first:]
         self.tuples = [isinstance(output, tuple) for output in outputs]
+        self.inputs = [
+            (block, rows_from(first, ids.shape[1], args), rows_from(first, ids.shape[1], kwargs))
+            for block, args, kwargs in self.inputs
+        ]
+
+    def _keep_first_rows(self, call, _):
+        kept = (x[:, :, : self.first].clone() for x in (call.key, call.value))
+        self.live.prefix[call.layer] = tuple(kept)
 
     def _listen(self, block, outputs):
         def before(_, args, kwargs):
@@ -120,14 +146,25 @@ class Chain:
                 raise DumpError(f"what a block ({name}) is given is not what the one before gave: {REMEDY}")
 
     def run_again(self, number):
-        """(input, output) [1, n, hidden] of block `number`, the second with its graph from the first on. The
-        chain forgets the input: from the last block to the first, memory shrinks."""
+        """(input, output) [1, n - first, hidden] of block `number`, the second with its graph from the first
+        on. The chain forgets the input: from the last block to the first, memory shrinks."""
         block, args, kwargs = self.inputs[number]
         self.inputs[number] = None
         given = _stream(args, kwargs).detach().requires_grad_()
-        if args:
-            return given, first_of(block(given, *args[1:], **kwargs))
-        return given, first_of(block(**{**kwargs, "hidden_states": given}))
+        return given, _run(block, given, args, kwargs)
+
+    def last_under(self, instead):
+        """[1, n - first, hidden]: what the last block gives where each attention call's output is
+        instead(Call)."""
+        self.live.instead = instead
+        try:
+            stream = _stream(*self.inputs[0][1:])
+            for block, args, kwargs in self.inputs:
+                stream = _run(block, stream, args, kwargs)
+        finally:
+            self.live.instead = None
+            self.live.take()
+        return stream
 
     def logits_of(self, rows):
         """Logits [n, vocabulary] of rows [1, n, hidden] of `last`, with their graph."""
@@ -158,6 +195,27 @@ class Chain:
             return (stream, None, None) if is_tuple else stream
 
         return forward
+
+
+def _run(block, stream, args, kwargs):
+    if args:
+        return first_of(block(stream, *args[1:], **kwargs))
+    return first_of(block(**{**kwargs, "hidden_states": stream}))
+
+
+def rows_from(first, n_rows, x):
+    """What a block is given of the rows from `first` on: a tensor of n_rows rows, a mask [..., n_rows, keys],
+    or a container of such; anything else as it is."""
+    if isinstance(x, dict):
+        return {name: rows_from(first, n_rows, part) for name, part in x.items()}
+    if isinstance(x, (tuple, list)):
+        return type(x)(rows_from(first, n_rows, part) for part in x)
+    if not isinstance(x, torch.Tensor) or not first:
+        return x
+    if x.dim() == MASK_DIMS:
+        return x[:, :, first:] if x.shape[2] == n_rows else x
+    at = next((axis for axis, size in enumerate(x.shape[:2]) if size == n_rows), None)
+    return x if at is None else x.narrow(at, first, n_rows - first)
 
 
 def _stream(args, kwargs):

@@ -7,11 +7,12 @@ and what the gradient says of the same masks (its products with the errors at th
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
-from .hook import NamedAttention, layer_of
+from .hook import layer_of
 from .labels import uniforms
 
 CHUNK_ROWS = 256  # of logits that are compared at a time
@@ -19,28 +20,35 @@ CHUNK_ROWS = 256  # of logits that are compared at a time
 
 @dataclass(frozen=True)
 class Mask:
-    """Of the prompt, rows behind it see its first `sinks` and last `recent` tokens, and each other one with
-    probability `share`. Tokens behind the prompt are seen."""
+    """Rows behind the prompt see its first `sinks` and last `recent` tokens, and each other one with
+    probability `share`; they see every token behind the prompt. Each kv head draws tokens of its own, or,
+    `shared`, all heads of all layers hide the same ones, so that no head can stand in for another."""
 
     share: float
     sinks: int
     recent: int
+    shared: bool = False
 
 
-# From mild to severe; without sinks a model is disturbed far more. Six predict no better than these four.
+# From mild to severe; without sinks a model is disturbed far more, and where all heads lose one token, too.
 MASKS = (
     Mask(1 / 2, 4, 32),
     Mask(1 / 4, 4, 32),
     Mask(1 / 32, 4, 32),
     Mask(1 / 32, 0, 0),
+    Mask(1 / 2, 4, 32, shared=True),
+    Mask(1 / 4, 4, 32, shared=True),
+    Mask(1 / 32, 4, 32, shared=True),
 )
 
 
 class MaskedRuns:
     """The runs of one prompt, whose rows from `scored.start` on are disturbed and scored.
 
-    `kl` float32 [masks]: mean over the scored rows, nats a token. `a` float32 [masks, rows, S]: sums over
-    layers and query heads of <g_s, z - out>, which `look` and `add` collect layer by layer.
+    `kl_rows` float32 [masks, rows]: divergence of each scored row's prediction, in nats. `a` float32
+    [masks, rows, S]: sums over layers and query heads of <g_s, z - out>, and `distance2` float32 [masks,
+    rows]: means over them of the squared cosine distance of z and out, which `look` and `add` collect layer
+    by layer.
     """
 
     def __init__(self, scored):
@@ -48,48 +56,61 @@ class MaskedRuns:
         self.masks = MASKS
         self.errors = {}
         self.a = np.zeros((len(MASKS), scored.end - scored.start, scored.n_samples), dtype=np.float32)
-        self.kl = np.zeros(len(MASKS), dtype=np.float32)
+        self.kl_rows = np.zeros((len(MASKS), scored.end - scored.start), dtype=np.float32)
+        self._distances = np.zeros((len(MASKS), scored.end - scored.start))
+        self._heads = 0
+
+    @property
+    def kl(self):
+        """float32 [masks]: mean over the scored rows, nats a token."""
+        return self.kl_rows.mean(axis=1, dtype=np.float64).astype(np.float32)
 
     def look(self, call, output):
-        """Notes what each mask would change in a call's attention output [1, n, Hq, Dv] at its inputs."""
-        rows = slice(self.scored.start, self.scored.end)
+        """Notes what each mask would change in a call's attention output [1, rows, Hq, Dv] at its inputs."""
+        rows = slice(self.scored.start - call.first, self.scored.end - call.first)
         with torch.no_grad():
             out = output[0, rows].float()
-            self.errors[call.layer] = torch.stack(
-                [call.behind(self.scored, mask)[: len(out)].float() - out for mask in self.masks]
-            )
+            masked = torch.stack([call.behind(self.scored, mask)[: len(out)].float() for mask in self.masks])
+            self.errors[call.layer] = masked - out
+            distance = 1 - torch.nn.functional.cosine_similarity(masked, out[None], dim=-1)
+            self._distances += distance.square().sum(-1, dtype=torch.float64).cpu().numpy()
+            self._heads += out.shape[1]
+
+    @property
+    def distance2(self):
+        """float32 [masks, rows]"""
+        return (self._distances / max(self._heads, 1)).astype(np.float32)
 
     def add(self, layer, g):
         """Gradients g [S, Hq, rows, Dv] of a layer that was looked at."""
         errors = self.errors.pop(layer)
         self.a += torch.einsum("shtd,mthd->mts", g.float(), errors).cpu().numpy()
 
-    def run(self, model, ids, full, positions=None):
-        """Fills `kl`: the model once under each mask, against what it predicts without, `full` [rows,
-        vocabulary]: log-probabilities."""
-        where = {} if positions is None else {"position_ids": positions}
-        kept = ids.shape[1] - self.scored.start
-
-        def log_probs():
-            logits = model(input_ids=ids, use_cache=False, logits_to_keep=kept, **where).logits[0, :-1]
-            return logits.float().log_softmax(-1)
-
+    def run(self, chain, log_probs, full):
+        """Fills `kl_rows`: the rows of `chain` from scored.start on under each mask, against what the model
+        predicts without, `full` [rows, vocabulary]; log_probs(stream [1, rows, hidden]) gives the like."""
+        rows = slice(self.scored.start - chain.first, self.scored.end - chain.first)
         with torch.no_grad():
             for number, mask in enumerate(self.masks):
-                with MaskedAttention(model, self.scored, mask):
-                    self.kl[number] = _mean_kl(full, log_probs())
+                last = chain.last_under(partial(self._masked, mask))
+                self.kl_rows[number] = _row_kl(full, log_probs(last[:, rows]))
+
+    def _masked(self, mask, call):
+        """Output [1, rows, Hq, Dv] of a call under a mask."""
+        parts = [call.before(self.scored)] if self.scored.start > call.first else []
+        return torch.cat([*parts, call.behind(self.scored, mask)])[None]
 
 
-def _mean_kl(full, other):
-    total = 0.0
-    for p, q in zip(full.split(CHUNK_ROWS), other.split(CHUNK_ROWS), strict=True):
-        total += float((p.exp() * (p - q)).nan_to_num().sum(dtype=torch.float64))
-    return total / len(full)
+def _row_kl(full, other):
+    parts = zip(full.split(CHUNK_ROWS), other.split(CHUNK_ROWS), strict=True)
+    rows = [(p.exp() * (p - q)).nan_to_num().sum(-1, dtype=torch.float64) for p, q in parts]
+    return torch.cat(rows).cpu().numpy()
 
 
 @dataclass(frozen=True)
 class Call:
-    """One attention call on a whole sequence, as NamedAttention.attend has it."""
+    """One attention call, as NamedAttention.attend has it, on the rows from `first` on of a sequence whose
+    keys and values are all there."""
 
     own: object
     module: object
@@ -104,54 +125,58 @@ class Call:
     def layer(self):
         return layer_of(self.module)
 
+    @property
+    def first(self):
+        """The first row that attends."""
+        return self.key.shape[2] - self.query.shape[2]
+
+    def output(self):
+        """[1, rows, Hq, Dv]"""
+        # Without a mask rows are causal by an attention's own rule, which takes the first to be row 0.
+        mask = self.attention_mask
+        return self._attend(self.query, self._bias(self._seen(0)) if mask is None and self.first else mask)
+
     def before(self, scored):
-        """[start, Hq, Dv]: what the rows before scored.start see; they come before whatever is masked."""
-        end = scored.start
-        mask = None if self.attention_mask is None else self.attention_mask[:, :, :end, :end]
-        rows = (x[:, :, :end] for x in (self.query, self.key, self.value))
+        """[start - first, Hq, Dv]: what the rows before scored.start see; they come before whatever is
+        masked."""
+        count = scored.start - self.first
+        mask = None if self.attention_mask is None else self.attention_mask[:, :, :count, : scored.start]
+        rows = self.query[:, :, :count], self.key[:, :, : scored.start], self.value[:, :, : scored.start]
         return self.own(self.module, *rows, mask, scaling=self.scaling, **self.options)[0][0]
 
     def behind(self, scored, mask):
         """[n - start, Hq, Dv]: what the rows from scored.start on see under `mask`."""
-        start, n_tokens = scored.start, self.key.shape[2]
-        seen = self._seen(start)
+        skipped, n_tokens = scored.start - self.first, self.key.shape[2]
+        seen = self._seen(skipped)
         shown = shown_tokens(scored, mask, self.layer, self.key.shape[1], n_tokens).to(seen.device)
         heads = shown.repeat_interleave(self.query.shape[1] // self.key.shape[1], 0)
-        least = torch.finfo(self.query.dtype).min
-        bias = torch.where(seen & heads[None, :, None], 0.0, least).to(self.query.dtype)
-        rows = self.query[:, :, start:]
-        return self.own(self.module, rows, self.key, self.value, bias, scaling=self.scaling, **self.options)[
-            0
-        ][0]
+        return self._attend(self.query[:, :, skipped:], self._bias(seen & heads[None, :, None]))[0]
 
-    def _seen(self, start):
-        """bool [1, 1, n - start, n]: the layer's own mask."""
+    def _attend(self, query, mask):
+        return self.own(self.module, query, self.key, self.value, mask, scaling=self.scaling, **self.options)[
+            0
+        ]
+
+    def _bias(self, seen):
+        least = torch.finfo(self.query.dtype).min
+        return torch.zeros_like(seen, dtype=self.query.dtype).masked_fill_(~seen, least)
+
+    def _seen(self, skipped):
+        """bool [1, 1, rows - skipped, n]: the layer's own mask of its rows from `skipped` on."""
         mask, n_tokens = self.attention_mask, self.key.shape[2]
         if mask is None:
-            return torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=self.key.device).tril()[
-                None, None, start:
-            ]
-        rows = mask[:, :, start:, :n_tokens]
+            rows = self.first + skipped
+            ones = torch.ones(n_tokens - rows, n_tokens, dtype=torch.bool, device=self.key.device)
+            return ones.tril(rows)[None, None]
+        rows = mask[:, :, skipped:, :n_tokens]
         return rows if rows.dtype == torch.bool else rows > torch.finfo(rows.dtype).min / 2
-
-
-class MaskedAttention(NamedAttention):
-    """While it is entered, rows from scored.start on see what `mask` shows."""
-
-    def __init__(self, model, scored, mask):
-        super().__init__(model)
-        self.scored = scored
-        self.mask = mask
-
-    def attend(self, own, module, query, key, value, attention_mask, scaling=None, **kwargs):
-        call = Call(own, module, query, key, value, attention_mask, scaling, kwargs)
-        parts = [call.before(self.scored)] if self.scored.start else []
-        return torch.cat([*parts, call.behind(self.scored, self.mask)])[None], None
 
 
 def shown_tokens(scored, mask, layer, n_heads, n_tokens):
     """bool [Hkv, n]: what each kv head of a layer shows; a larger share shows what a smaller one does."""
-    drawn = uniforms(scored.seed, f"{scored.prompt_id}\0masked\0{layer}", n_heads, range(scored.start))
+    whose = "all" if mask.shared else layer
+    numbers = 1 if mask.shared else n_heads
+    drawn = uniforms(scored.seed, f"{scored.prompt_id}\0masked\0{whose}", numbers, range(scored.start))
     shown = torch.ones(n_heads, n_tokens, dtype=torch.bool)
     shown[:, : scored.start] = torch.from_numpy(drawn < mask.share)
     shown[:, : mask.sinks] = True

@@ -168,12 +168,13 @@ class PromptCapture:
         gradients = Gradients(recorder.model, recorder.blocks, ids, scored, positions)
         self.gradient_rows, kept = kept_rows(scored, options.query_stride)
         self.of_gradient = {"g_entropy": gradients.entropy[kept], "g_logprob": gradients.log_prob[kept]}
+        if masked:
+            gradients.run_masked(masked)
         for layer, g in gradients.of_layers(self.rows, masked):
             self.keep(layer, "g", g[: options.gradient, :, kept].flatten(0, 1))
             self.keep(layer, "g_recorded", g[-1, :, kept])
             self.on_step(f"layer {layer}, gradient")
         if masked:
-            masked.run(recorder.model, ids, gradients.log_probs(), positions)
             self._keep_masked(masked, kept)
 
     def _has_masked_runs(self):
@@ -184,7 +185,12 @@ class PromptCapture:
         # Products with a gradient that is none are refused with it, layer by layer.
         if not np.isfinite(masked.kl).all():
             raise DumpError(f"prompt {self.prompt_id}: with hidden tokens the model gives NaN or infinity")
-        self.of_gradient |= {"masked_kl": masked.kl, "masked_a": masked.a[:, kept]}
+        self.of_gradient |= {
+            "masked_kl": masked.kl,
+            "masked_kl_rows": masked.kl_rows[:, kept],
+            "masked_a": masked.a[:, kept],
+            "masked_distance2": masked.distance2[:, kept],
+        }
         self.attributes["masked_runs"] = json.dumps([asdict(mask) for mask in masked.masks])
 
     def _prompt_parts(self):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from kvdump.errors import DumpError
+from kvdump.threads import advise
 
 from . import __version__
 
@@ -91,6 +92,7 @@ def run(args):
     confirmation.print_plan()
     if args.dry_run:
         return 0
+    advise(say)
     failed = confirmation.run()
     print(confirmation.table.path)
     return 1 if failed else 0

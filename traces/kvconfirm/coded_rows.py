@@ -1,13 +1,14 @@
 """Rows as a format stores them: the engine says what is read back of them and from which row on
 (`kvreplay.read_back`), and each state of a token becomes a column that only some rows attend to."""
 
+import json
 from dataclasses import dataclass, fields
 
 import h5py
 import kvreplay
 import numpy as np
 import torch
-from kvdump.errors import DumpError
+from kvdump.errors import DumpError, UsageError
 
 from .row_weights import LayerRows
 
@@ -54,12 +55,66 @@ class RowReader:
         except kvreplay.KvreplayError as error:
             raise DumpError(f"layer {layer}: {error}") from error
 
+    def try_out(self, layers):
+        """DumpError where a format cannot store rows of the trace's sizes: any numbers show that, without a
+        model."""
+        sizes = self.trace.shape()
+        numbers = torch.Generator().manual_seed(0)
+        k, v = (
+            torch.randn(self.instance.n_tokens, sizes[name], generator=numbers)
+            for name in ("head_dim", "v_head_dim")
+        )
+        for layer in layers:
+            self.read(layer, k, v, None)
+
     def check_window(self, layer):
         """DumpError where a row's codes depend on others, which a layer with a window may have lost."""
         facts = [kvreplay.describe(name) for name in sorted(self.names)]
         if any(one["coded_in_blocks"] or one["calibrated"] for one in facts):
             told = " and ".join(one["name"] for one in facts)
             raise DumpError(f"layer {layer}: {told} in a layer with a window: use --select own")
+
+
+class FormatTrial:
+    """Tries each row format once on some of `layers`, before the model is loaded."""
+
+    def __init__(self, trace, layers):
+        self.trace = trace
+        # Those in the middle are coded where `skip_layers` leaves out the first or the last.
+        self.layers = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
+        self.found = {}  # {format and lengths: DumpError or None}
+
+    def check(self, instance):
+        """DumpError where the instance's rows cannot be stored as its format says."""
+        if names_in(format_of(instance.parameters())) == {"source"}:
+            return
+        about = (json.dumps(format_of(instance.parameters())), instance.parameters().get("uniforms"))
+        key = (*about, instance.n_prefill, instance.n_tokens, instance.prompt)
+        if key not in self.found:
+            self.found[key] = self._error(instance)
+        if self.found[key]:
+            raise self.found[key]
+
+    def _error(self, instance):
+        try:
+            RowReader(self.trace, instance).try_out(self.layers)
+        except DumpError as error:
+            return DumpError(f"{instance.name}: {error}")
+        return None
+
+
+def require_engine(instances):
+    """UsageError where an instance's rows are coded and Python has no engine that could code them."""
+    coded = [i for i in instances if names_in(format_of(i.parameters())) != {"source"}]
+    if not coded:
+        return
+    try:
+        kvreplay.read_back  # noqa: B018 - loads the engine
+    except ImportError as error:
+        raise UsageError(
+            f"{coded[0].name}: its rows are coded, which needs the engine as a Python module: {error}: "
+            "pip install kvreplay, in a checkout build with -DKVREPLAY_PYTHON=ON, or choose other --methods"
+        ) from error
 
 
 @dataclass

@@ -9,12 +9,14 @@ from kvdump.model import load_config, load_model, resolve
 from kvdump.plan import select_layers
 
 from .checks import check_layers, check_prompts, check_shape, instances_of_trace
+from .coded_rows import FormatTrial, require_engine
 from .draws import codes_rows
 from .engine import find_engine
 from .kept_lists import KeptFile
 from .model_run import SwitchedAttention
 from .prompt_job import PromptJob
 from .results import Results
+from .row_files import write_rows
 from .run_record import RunRecord
 from .table import COLUMNS, LAYER_COLUMNS, Table, identity, key_of
 from .trace import Trace, trace_path
@@ -56,7 +58,7 @@ class Confirmation:
         for instance in self.instances:
             check_layers(layers, instance, sizes["n_kv_heads"])
         if args.select == "recorded":
-            self._check_kept(layers)
+            self._check_kept(layers, trace)
         self.source = resolve(args.model or trace.model, args.gguf_file)
         check_shape(load_config(self.source), trace)
         self.inputs = Inputs(trace, layers, args.select, self.results.config, args.device, args.draws)
@@ -69,15 +71,18 @@ class Confirmation:
         self.layer_table = Table(self.results.folder / "confirm_layers.csv", LAYER_COLUMNS)
         self.failed = 0
 
-    def _check_kept(self, layers):
-        """UsageError where no instance's lists can be used. Where some cannot, it says so before the model
-        runs: they fail, and no other."""
+    def _check_kept(self, layers, trace):
+        """DumpError where no instance's lists can be used, or none's rows be stored. Where some cannot, it
+        says so before the model runs: they fail, and no other."""
         wrong = []
+        require_engine(self.instances)
+        trial = FormatTrial(trace, layers)
         with KeptFile(self.results.folder / "kept.h5") as kept:
             for instance in self.instances:
                 try:
                     kept.check(instance, layers)
-                except UsageError as error:
+                    trial.check(instance)
+                except DumpError as error:
                     wrong.append(error)
         if len(wrong) == len(self.instances):
             raise wrong[0]
@@ -170,7 +175,7 @@ class Confirmation:
     def _confirm(self, job, number, instance):
         key = self.key(instance)
         try:
-            rows, layer_rows = job.confirm(number, key)
+            found = job.confirm(number, key)
         except DumpError as error:
             self.failed += 1
             who = identity(instance, key, self.args.select, self.inputs.layers)
@@ -178,9 +183,10 @@ class Confirmation:
             return f"failed: {error}"
         if self.args.verify:
             self.record.add_verified(key, instance, job.deviations[number])
-        self.layer_table.put(key, layer_rows)
-        self.table.put(key, rows)
-        whole = rows[0]
+        write_rows(self.results.folder, key, found.losses)
+        self.layer_table.put(key, found.layer_rows)
+        self.table.put(key, found.rows)
+        whole = found.rows[0]
         draws = f" (sd {float(whole['loss_increase_sd']):.4f})" if whole["loss_increase_sd"] else ""
         return (
             f"loss {float(whole['loss_increase']):+.4f}{draws}, KL {float(whole['kl_mean']):.4f}, "

@@ -70,7 +70,7 @@ class LayerErrors:
             self.progress.step(f"layer {call.layer}")
         exact = self.exact(call)
         join = self.joins.get(call.layer)
-        projection = join and Projection(call.module, call.q.shape[0], join)
+        projection = join and Projection(call.module, join, exact.float())
         for name in list(self.ways):
             try:
                 out = self.ways[name](call)
@@ -85,9 +85,9 @@ class LayerErrors:
         error, exact = (out - exact).float(), exact.float()
         means = {"rel_err_out_mean": _mean(error.norm(dim=-1) / exact.norm(dim=-1))}
         if projection:
-            lost, whole = projection(error), projection(exact)
-            means["rel_err_proj_mean"] = _mean(lost.norm(dim=-1) / whole.norm(dim=-1))
-            self.waiting[name, layer] = projection.joined(lost, whole)
+            lost = projection(error)
+            means["rel_err_proj_mean"] = _mean(lost.norm(dim=-1) / projection.whole.norm(dim=-1))
+            self.waiting[name, layer] = projection.joined(lost)
         return means
 
     def on_residual(self, layer, x):
@@ -119,23 +119,29 @@ class Drift:
 
 
 class Projection:
-    """W of one layer, from heads' outputs [Hq, R, Dv] to [R, hidden], and J of its block (see COLUMNS)."""
+    """W of one layer, from heads' outputs [Hq, R, Dv] to [R, hidden], and J of its block (see COLUMNS).
 
-    def __init__(self, module, n_heads, join):
-        self.weights = o_proj_weights(module, n_heads).float()
-        self.bias = getattr(o_proj_of(module), "bias", None)
+    exact: o of all heads; `whole` [R, hidden] is o W.
+    """
+
+    def __init__(self, module, join, exact):
+        self.weights = o_proj_weights(module, len(exact)).float()
         self.join = join
+        self.whole = self(exact)
+        bias = getattr(o_proj_of(module), "bias", None)
+        self.added = self.whole if bias is None else self.whole + bias.float()
+        self.exact = self._joined(self.added)
 
     def __call__(self, heads):
         return torch.einsum("hrd,hdo->ro", heads, self.weights)
 
-    def joined(self, lost, whole):
-        """|J(o W + e W + b) - J(o W + b)| [R] of lost = e W and whole = o W."""
-        if self.bias is not None:
-            whole = whole + self.bias.float()
-        dtype = self.weights.dtype
+    def joined(self, lost):
+        """|J(o W + e W + b) - J(o W + b)| [R] of lost = e W."""
+        return (self._joined(self.added + lost) - self.exact).norm(dim=-1)
+
+    def _joined(self, x):
         with torch.no_grad():
-            return (self.join(whole + lost).to(dtype) - self.join(whole).to(dtype)).norm(dim=-1)
+            return self.join(x).to(self.weights.dtype)
 
 
 def _mean(x):

@@ -95,7 +95,8 @@ class PromptRun:
 
     def in_one_pass(self):
         """The same logits from one pass over all tokens, without a cache."""
-        return self._forward(slice(None), None, 0, use_cache=False).logits[0, self.prefill :].float()
+        behind = self.tokens.shape[1] - self.prefill
+        return self._forward(slice(None), None, behind, use_cache=False).logits[0].float()
 
     def targets(self):
         """[R - 1] the tokens that the logits' rows 0..R-2 have to predict."""

@@ -11,7 +11,7 @@ from .checks import KeyCheck, check_full_run
 from .draws import Disturbance, over_draws, spread
 from .engine import OwnRows, PromptRows, check_method
 from .layer_errors import Drift, LayerErrors, known_blocks, residuals
-from .losses import RowLosses, answer_of, compare
+from .losses import RowLosses, answer_of, compare, mean_rows
 from .model_run import PromptRun
 from .recorded import EveryRow, RecordedRows
 from .table import identity
@@ -25,6 +25,15 @@ class _Draw:
     losses: RowLosses
     answer: dict
     drift: dict
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """An instance's rows of confirm.csv and confirm_layers.csv, and its RowLosses."""
+
+    rows: list
+    layer_rows: list
+    losses: RowLosses
 
 
 class PromptJob:
@@ -86,7 +95,7 @@ class PromptJob:
         return OwnRows(shared.engine, shared.trace, instance, shared.layers, rows, config, disturb)
 
     def confirm(self, number, key):
-        """(rows of confirm.csv, rows of confirm_layers.csv) of instance `number`; DumpError when it fails."""
+        """Confirmed of instance `number`; DumpError when it fails."""
         instance = self.instances[number]
         start = time.perf_counter()
         draws = [self._draw(number, draw) for draw in range(self.inputs.draws_of(instance))]
@@ -100,7 +109,11 @@ class PromptJob:
             rows.append({**who, "distance_from": first, "distance_to": last, **found, "confirm_s": seconds})
         rows[0] |= _texts(over_draws([draw.answer for draw in draws]))
         drift = {layer: over_draws([d.drift[layer] for d in draws]) for layer in draws[0].drift}
-        return [{**row, "status": "ok"} for row in rows], self._layer_rows(who, number, drift)
+        return Confirmed(
+            [{**row, "status": "ok"} for row in rows],
+            self._layer_rows(who, number, drift),
+            mean_rows([draw.losses for draw in draws]),
+        )
 
     def _draw(self, number, draw):
         """Draw 0 is the run as it is, and the one that is compared with the engine's outputs."""

@@ -1,4 +1,4 @@
-"""Text files that are there whole or not at all."""
+"""Files that are there whole or not at all."""
 
 import os
 from contextlib import contextmanager
@@ -7,11 +7,13 @@ from kvdump.writer import part_path
 
 
 @contextmanager
-def whole_file(path):
-    """An open file that takes the place of `path` at the end; if the block raises, `path` stays as it was."""
+def whole_file(path, binary=False):
+    """An open file that takes the place of `path` at the end; if the block raises, `path` stays as it was.
+    Text is UTF-8 with its line ends as they are written."""
     part = part_path(path)
+    how = {"mode": "wb"} if binary else {"mode": "w", "newline": "", "encoding": "utf-8"}
     try:
-        with part.open("w", newline="", encoding="utf-8") as file:
+        with part.open(**how) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -129,6 +129,18 @@ def test_ranges_of_distances_follow_the_whole(confirmed):
     assert parts[0][1] == pytest.approx(mean, abs=1e-6)
 
 
+def test_every_row_of_an_instance_has_its_losses_in_a_file(confirmed):
+    found = whole(confirmed, status="ok")
+    assert len(list((confirmed / "confirm_rows").iterdir())) == len(found)
+    for row in found:
+        losses = np.load(confirmed / "confirm_rows" / f"{row['key']}.npz")
+        assert losses["kl"].shape == (int(row["n_rows"]),)
+        assert losses["kl"].mean() == pytest.approx(float(row["kl_mean"]), rel=1e-5, abs=1e-7)
+        increase = (losses["loss"] - losses["loss_full"]).mean()
+        assert increase == pytest.approx(float(row["loss_increase"]), rel=1e-4, abs=1e-6)
+        assert losses["same_top"].mean() == pytest.approx(float(row["top1_agreement"]), abs=1e-6)
+
+
 def test_losses_are_those_of_the_model_under_the_same_mask(tiny, confirmed):
     """The window of the last tokens, by a mask that transformers makes itself: an independent way."""
     _, folder, trace = tiny

@@ -1,0 +1,83 @@
+"""Rows that cannot be coded are found before the model is loaded."""
+
+import csv
+import json
+import sys
+
+import kvreplay as kv
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from confirm_fixture import confirm, copy_of, replay, rows
+from kvconfirm import confirm as confirmation
+
+pytestmark = pytest.mark.torch
+
+INT4 = {"name": "int4", "group": 4, "skip_layers": [0]}
+
+
+@pytest.fixture(scope="module")
+def coded(tiny, tmp_path_factory):
+    methods = [{"name": "tova"}, {"name": "h2o", "row_format": INT4}]
+    return replay(tiny[2], tmp_path_factory.mktemp("coded") / "out", methods, select={"prompts": ["b"]})
+
+
+@pytest.fixture
+def out(coded, tmp_path):
+    return copy_of(coded, tmp_path / "out")
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """How often the weights are loaded from here on."""
+    seen = []
+    real = confirmation.load_model
+    monkeypatch.setattr(confirmation, "load_model", lambda *words: seen.append(words) or real(*words))
+    return seen
+
+
+def as_nvfp4(out):
+    """Rows become those of nvfp4, which takes blocks of 16 numbers: a head has 8."""
+    table = out / "results.csv"
+    with table.open(newline="", encoding="utf-8") as file:
+        cells = list(csv.DictReader(file))
+    for cell in cells:
+        parameters = json.loads(cell["params"])
+        if parameters.get("row_format", "source") != "source":
+            parameters["row_format"] = {"name": "nvfp4", "skip_layers": [0]}
+        cell["params"] = json.dumps(parameters)
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, cells[0])
+        writer.writeheader()
+        writer.writerows(cells)
+
+
+def test_a_format_that_cannot_be_is_found_before_the_model_is_loaded(tiny, out, loaded, capsys):
+    as_nvfp4(out)
+    assert confirm(out, tiny[1], "--trace", tiny[2], "--methods", "h2o") == 3
+    said = capsys.readouterr().err
+    assert "h2o" in said and "layer 1" in said and "nvfp4" in said
+    assert loaded == [] and not (out / "confirm.csv").exists()
+
+
+def test_where_some_formats_can_be_the_others_are_named_before_the_model_is_loaded(tiny, out, loaded, capsys):
+    as_nvfp4(out)
+    assert confirm(out, tiny[1], "--trace", tiny[2], "--draws", 1) == 1
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith("1 of 2 instances will fail: h2o") and "layer 1" in first
+    assert len(loaded) == 1
+    assert {row["method"]: row["status"] for row in rows(out)} == {"tova": "ok", "h2o": "failed"}
+
+
+def test_a_missing_engine_is_found_before_the_model_is_loaded(tiny, out, loaded, capsys, monkeypatch):
+    monkeypatch.delattr(kv, "_engine", raising=False)
+    monkeypatch.delitem(sys.modules, "kvreplay.reading_back", raising=False)
+    monkeypatch.setitem(sys.modules, "kvreplay._engine", None)
+    assert confirm(out, tiny[1], "--trace", tiny[2]) == 2
+    said = capsys.readouterr().err
+    assert "its rows are coded, which needs the engine" in said and "-DKVREPLAY_PYTHON=ON" in said
+    assert loaded == []
+    # Masks need none.
+    assert confirm(out, tiny[1], "--trace", tiny[2], "--methods", "tova") == 0

@@ -24,7 +24,7 @@ constexpr const char* kContenders =
     "h2o,tova,scissorhands,buzz,streaming_llm,snapkv,pyramidkv,adakv,knorm,keydiff,balancekv,subgen,uniform,window";
 
 struct CompareChoices {
-  std::string place, at, layers, measure, phase;
+  std::string place, at, of = "peak", layers, measure, phase;
   RunChoices run;
 };
 
@@ -45,14 +45,20 @@ std::string budgets_at(const std::string& at) {
   return join(shares, ",");
 }
 
+// Budgets of one table are shares of the same bytes.
+fs::path default_folder(const CompareChoices& choices) {
+  const std::string of = choices.of == "peak" ? "" : "-" + choices.of;
+  return fs::path("out") / ("compare-" + fs::path(choices.place).stem().string() + of);
+}
+
 // Replays what is missing; the exit code.
 int replay(CompareChoices& choices, Context& context) {
   choices.run.config.file = choices.place;
   choices.run.budget = budgets_at(choices.at);
+  choices.run.config.sets.push_back("budget.of=" + choices.of);
   choices.run.prints_table = false;
   if (names_a_trace(choices.run) && choices.run.methods.empty()) choices.run.methods = kContenders;
-  if (choices.run.out.empty())
-    choices.run.out = (fs::path("out") / ("compare-" + fs::path(choices.place).stem().string())).string();
+  if (choices.run.out.empty()) choices.run.out = default_folder(choices).string();
   return run(choices.run, context);
 }
 
@@ -68,9 +74,10 @@ int compare(CompareChoices& choices, Context& context) {
   const std::string methods = choices.run.methods;  // as asked for
   if (std::error_code ignored; fs::is_directory(results, ignored)) {
     require_results(results);
-    if (!choices.run.out.empty() || !choices.run.jobs.empty() || !choices.run.seeds.empty())
+    const RunChoices& run = choices.run;
+    if (!run.out.empty() || !run.jobs.empty() || !run.seeds.empty() || !run.prefill.empty())
       throw ConfigError(
-          fmt::format("{}: is replayed already: --out, --jobs and --seeds belong to a trace or a "
+          fmt::format("{}: is replayed already: --out, --jobs, --seeds and --prefill belong to a trace or a "
                       "configuration",
                       results.string()));
   } else {
@@ -78,7 +85,7 @@ int compare(CompareChoices& choices, Context& context) {
     if (code != 0 && code != kSomeFailed) return code;
     results = choices.run.out;
   }
-  std::vector<std::string> words = {"compare", results.string(), "--at=" + choices.at};
+  std::vector<std::string> words = {"compare", results.string(), "--at=" + choices.at, "--of=" + choices.of};
   if (!choices.layers.empty()) words.push_back("--layers=" + choices.layers);
   if (!choices.measure.empty()) words.push_back("--measure=" + choices.measure);
   if (!choices.phase.empty()) words.push_back("--phase=" + choices.phase);
@@ -98,8 +105,15 @@ void add_compare(Command& app) {
   command.option("--at", choices->at, "shares of the full cache's bytes: 20%, or 10%,20%,40%")
       .required()
       .type("SHARES");
+  command
+      .option("--of", choices->of,
+              "which bytes: those at the peak (default), the mean over steps, or those of the prompt after its cut, "
+              "as papers count the compression of one-shot methods")
+      .one_of({"peak", "mean", "prompt"});
   command.option("--layers", choices->layers, "these layers only: 0,15-29 (default: all)").type("LIST");
-  command.option("--measure", choices->measure, "error (default), cosine, or a column in which less is better")
+  command
+      .option("--measure", choices->measure,
+              "distance (squared cosine distance, the default), error, cosine, or a column in which less is better")
       .type("NAME");
   command.option("--phase", choices->phase, "methods of this phase only").one_of({"stream", "oneshot"});
   RunChoices& run = choices->run;
@@ -109,6 +123,7 @@ void add_compare(Command& app) {
   command.option("-o,--out", run.out, "where results go (default: out/compare-NAME)").type("DIR").group(group);
   command.option("-j,--jobs", run.jobs, "threads (default: all cores)").type("N").group(group);
   command.option("--seeds", run.seeds, "seeds of the random methods (default: 5)").type("N").group(group);
+  command.option("--prefill", run.prefill, kPrefillHelp).type("N|SHARE").group(group);
   command.runs([choices](Context& context) { return compare(*choices, context); });
 }
 

@@ -48,7 +48,7 @@ void add_plan_options(Command& command, RunChoices& choices) {
   };
   add("--method", choices.methods, "methods: h2o,snapkv", "LIST");
   add("--budget", choices.budget, "tokens per kv head: 64,256; or shares of the full cache's bytes: 10%,20%", "LIST");
-  add("--prefill", choices.prefill, "tokens that arrive in the one prompt call (default: as recorded)", "N");
+  add("--prefill", choices.prefill, kPrefillHelp, "N|SHARE");
   add("--tokens", choices.tokens, "use the first N tokens (default: all)", "N");
   add("--layers", choices.layers, "layers: 0,7,15 (default: all)", "LIST");
   add("--kv-heads", choices.kv_heads, "kv heads: 0,2 (default: all)", "LIST");
@@ -95,11 +95,16 @@ std::filesystem::path config_file(const RunChoices& choices) {
 
 namespace {
 
-std::string share_of(const std::string& percent) {
+// "0.2" of "20%"; `else_told` without a number.
+std::string share_of(const std::string& percent, const std::string& else_told) {
   const auto number = number_in<double>(percent.substr(0, percent.size() - 1) + "e-2");  // as if written by hand
-  if (!number)
-    throw ConfigError(fmt::format("--budget {}: is no share of the cache. Write for example --budget 20%", percent));
+  if (!number) throw ConfigError(else_told);
   return fmt::format("{}", *number);
+}
+
+std::string prefill_of(const std::string& text) {
+  if (!text.ends_with('%')) return text;
+  return share_of(text, fmt::format("--prefill {}: is no share of the tokens. Write for example --prefill 75%", text));
 }
 
 }  // namespace
@@ -113,7 +118,9 @@ std::string budget_override(const std::string& text) {
           "--budget {}: is no number of tokens. A share of the cache's bytes? Write --budget 20%. A share of "
           "the prompt's tokens? Write -s 'budget={{fraction_kept: [{}]}}'",
           item, item));
-    (share ? shares : tokens).push_back(share ? share_of(item) : item);
+    const std::string no_share =
+        fmt::format("--budget {}: is no share of the cache. Write for example --budget 20%", item);
+    (share ? shares : tokens).push_back(share ? share_of(item, no_share) : item);
   }
   if (!tokens.empty()) kinds.push_back(fmt::format("tokens: [{}]", join(tokens)));
   if (!shares.empty()) kinds.push_back(fmt::format("share_of_cache: [{}]", join(shares)));
@@ -141,7 +148,7 @@ std::vector<std::string> overrides_of(const RunChoices& choices) {
   list("select.layers", choices.layers, false);
   list("select.kv_heads", choices.kv_heads, false);
   list("select.prompts", choices.prompts, true);
-  plain("replay.prefill", choices.prefill);
+  plain("replay.prefill", prefill_of(choices.prefill));
   plain("replay.tokens", choices.tokens);
   const size_t colon = choices.seeds.find(':');
   if (colon != std::string::npos) plain("seeds.first", choices.seeds.substr(0, colon));

@@ -12,6 +12,9 @@ namespace kvreplay::app {
 
 // The command line of `run`. Everything that a configuration can say becomes an override of it, so a
 // TRACE on the command line is a configuration without a file.
+constexpr const char* kPrefillHelp =
+    "tokens that arrive in the one prompt call, or a share of them: 768 or 75% (default: as recorded)";
+
 struct RunChoices {
   ConfigOptions config;
   std::string out, jobs, device;

@@ -12,6 +12,7 @@ namespace kvreplay::app {
 
 // A line for all instances of which the same is to be said.
 std::vector<std::string> remarks_on(const RunConfig& config, const SolvedShares& solved) {
+  const std::string cache = cache_text(config.budget.of);
   std::vector<std::pair<std::string, std::vector<std::string>>> said;
   const auto say = [&](const std::string& what, size_t instance) {
     const auto same = std::find_if(said.begin(), said.end(), [&](const auto& one) { return one.first == what; });
@@ -19,9 +20,11 @@ std::vector<std::string> remarks_on(const RunConfig& config, const SolvedShares&
     labels.push_back(instance_text(config.methods[instance]));
   };
   for (const Unreachable& one : solved.unreachable)
-    say(fmt::format("{} of the cache is not reachable ({})", percent_text(one.share), floor_text(one)), one.instance);
+    say(fmt::format("{} of {} is not reachable ({})", percent_text(one.share), cache,
+                    floor_text(one, config.budget.of)),
+        one.instance);
   for (const auto& [instance, share] : solved.whole)
-    say(fmt::format("{} of the cache holds everything, nothing is evicted", percent_text(share)), instance);
+    say(fmt::format("{} of {} holds everything, nothing is evicted", percent_text(share), cache), instance);
   std::vector<std::string> lines;
   for (const auto& [what, labels] : said) lines.push_back(what + ": " + join(labels));
   return lines;

@@ -9,6 +9,11 @@
 #include "sizing/shares.hpp"
 
 namespace kvreplay::app {
+namespace {
+
+constexpr double kWholeBelow = 1e6;  // numbers that are no size have an exponent from here on
+
+}  // namespace
 
 void Summary::Mean::add(const std::string& field) {
   if (field.empty()) return;
@@ -16,10 +21,10 @@ void Summary::Mean::add(const std::string& field) {
   ++count;
 }
 
-std::string Summary::Mean::text() const {
+std::string Summary::Mean::text(bool whole) const {
   if (count == 0) return "-";
   const double mean = sum / double(count);
-  return mean >= 1000 ? fmt::format("{:.0f}", mean) : fmt::format("{:.4g}", mean);
+  return mean >= 1000 && (whole || mean < kWholeBelow) ? fmt::format("{:.0f}", mean) : fmt::format("{:.4g}", mean);
 }
 
 std::string Summary::Group::budget_text() const {
@@ -104,7 +109,7 @@ std::string Summary::text(const Notes& notes) const {
     std::vector<std::string> row = {labels_[rank]};
     if (shares) row.push_back(share > 0 ? percent_text(share) : "-");
     row.push_back(group.budget_text());
-    for (const Mean& mean : group.means) row.push_back(mean.text());
+    for (size_t i = 0; i < std::size(kMeans); ++i) row.push_back(group.means[i].text(i >= kSizesFrom));
     row.push_back(group.of_full());
     row.push_back(std::to_string(group.ok));
     row.push_back(std::to_string(group.failed));

@@ -32,10 +32,11 @@ class Summary {
     double sum = 0;
     int64_t count = 0;
     void add(const std::string& field);
-    std::string text() const;
+    std::string text(bool whole) const;  // whole: a size, whose digits count
   };
   static constexpr const char* kMeans[] = {"rel_err_out_mean", "kept_mass_mean", "partition_err_mean",
                                            "peak_kept_tokens", "total_bytes"};
+  static constexpr size_t kSizesFrom = 3;
   struct Group {
     std::array<Mean, std::size(kMeans)> means;
     Mean full_bytes;

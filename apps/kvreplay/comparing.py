@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from kvanalysis.answer.compare import Answer, compare_at
 from kvanalysis.answer.selection import layers_in, shares_in
+from kvanalysis.answer.sizes import PEAK
 from kvanalysis.errors import UserError
 
 from .errors import ConfigError
@@ -21,8 +22,9 @@ def compare(
     results: "Results",
     at: "float | str" = 0.2,
     *,
+    of: str = PEAK,
     layers: "Iterable[int] | str | None" = None,
-    measure: str = "error",
+    measure: str | None = None,
     phase: str | None = None,
     methods: "Iterable[str] | None" = None,
 ) -> Answer:
@@ -30,9 +32,12 @@ def compare(
 
     results: a Run, its table or rows of it, or the folder that `kvreplay run` wrote. at: share of the full
     cache's bytes, (0, 1] or "20%"; a method that was replayed at smaller and larger budgets only is
-    interpolated, one that was not is left out with the reason. layers: all, a list, or "15-29". measure:
-    "error" (mean relative output error), "cosine" (one minus it), or a column of the table in which less is
-    better. phase: "stream" or "oneshot" alone. methods: names, or all.
+    interpolated, one that was not is left out with the reason. of: which bytes: "peak", those at the peak;
+    "mean", over the steps; "prompt", those of the prompt after its cut, as papers count the compression of
+    one-shot methods. Budgets are asked for in the same way by budgets={"share_of_cache": [0.2], "of":
+    "prompt"}. layers: all, a list, or "15-29". measure: "distance" (squared cosine distance of the attention
+    output, the default: docs/ranking.md), "error" (mean relative error), "cosine" (one minus it), or a column
+    of the table in which less is better. phase: "stream" or "oneshot" alone. methods: names, or all.
 
     print(answer) shows it; its parts are `sentence`, `caveats`, `ranking` (a DataFrame) and `best`.
     Intervals and decisions are Student's over layers with their heads inside, with Holm's
@@ -45,7 +50,13 @@ def compare(
         chosen = layers_in(layers) if isinstance(layers, str) else None if layers is None else list(layers)
         names = None if methods is None else list(methods)
         return compare_at(
-            rows_of(results), shares[0], layers=chosen, measure=measure, phase=phase, methods=names
+            rows_of(results),
+            shares[0],
+            of=of,
+            layers=chosen,
+            measure=measure,
+            phase=phase,
+            methods=names,
         )
     except UserError as problem:
         raise ConfigError(str(problem).removeprefix("--")) from None

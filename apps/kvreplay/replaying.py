@@ -32,7 +32,7 @@ def replay(
     *,
     methods: Any,
     budgets: Any = None,
-    prefill: int | None = None,
+    prefill: int | float | None = None,
     tokens: int | None = None,
     layers: Any = None,
     kv_heads: Iterable[int] | None = None,
@@ -73,8 +73,9 @@ def replay(
             fetched head by head. Instead of q alone: the path of a trace file, or a Trace, or a list of them.
         layers: {number: (q, k, v)}, or {number: {"q": ..., "scaling": ...}}, several layers of one model, or
             Layers of a Trace; of a trace file the numbers of those that are replayed (default: all).
-        prefill: tokens of the one prompt call; the later ones are decoded and scored. Arrays need it; of a
-            trace the recorded prompt is the default. tokens: use the first so many (default: all).
+        prefill: tokens of the one prompt call, or a share of them (0.75); the later ones are decoded and
+            scored. Arrays need it; of a trace the recorded prompt is the default. tokens: use the first so
+            many (default: all).
         kv_heads, prompts: of a trace those that are replayed (default: all).
         queries: decode rows that are scored: "all", {"last": 256} or {"stride": 16}.
         prompt: "cut" (default) or "stream", token by token. needles: {"at": [0.5], "tokens": 16}.
@@ -90,7 +91,8 @@ def replay(
             offer.
         budgets: tokens per kv head (64); or shares of the full cache's bytes ("20%"), for which each method
             gets the most tokens that fit ({"share_of_cache": [0.2], "of": "mean"}: by the mean over steps,
-            not the peak); or {"fraction_kept": [0.1]} of the prompt's tokens, or {"bytes": [...]}.
+            not the peak; "of": "prompt": by the bytes of the prompt after its cut); or
+            {"fraction_kept": [0.1]} of the prompt's tokens, or {"bytes": [...]}.
         seeds: how many for random methods, or (first, count).
 
     How

@@ -224,11 +224,15 @@ void solve_budgets(Prepared& all) {
 }
 
 // What results.meta.json says of a table beside its columns: JSON.
-std::string said_of(const std::vector<std::string>& rows, const Registry& methods, const std::string& unreachable) {
-  SeenCells seen(methods);
+std::string said_of(const std::vector<std::string>& rows, const Prepared& all) {
+  SeenCells seen(all.methods);
   for (const std::string& row : rows)
     if (!row.empty()) seen.add(fields_of(row));
-  return JsonObject().add_json("notes", notes_json(notes_of(seen))).add_json("unreachable", unreachable).text();
+  JsonObject said;
+  said.add_json("notes", notes_json(notes_of(seen))).add_json("unreachable", all.unreachable);
+  const BudgetList& budget = all.loaded.config.budget;
+  if (budget.has_shares()) said.add("budget_of", kSizesOfShares[size_t(budget.of)]);
+  return said.text();
 }
 
 }  // namespace
@@ -258,7 +262,7 @@ Ended replay(const Request& request) {
     }
   }
   running.queue.rethrow();
-  return {running.seconds, said_of(rows, all->methods, all->unreachable)};
+  return {running.seconds, said_of(rows, *all)};
 }
 
 }  // namespace kvreplay::python

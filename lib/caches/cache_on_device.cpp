@@ -18,7 +18,8 @@ void CacheReplay<Real>::keep_account(int32_t t, const StepRecord& s, bool scored
   }
   if (t >= stream_.prompt - 1)
     keeper_.kept({s.kept.rows, shape.blocks, s.evictions, s.quantised, formatter_.payload_of(shape, s.kept),
-                  formatter_.sketch_bytes_of(shape, s.kept), !setup_.method.implied_layout(), observes(), reweighted_},
+                  formatter_.sketch_bytes_of(shape, s.kept), !setup_.method.implied_layout(), observes(), reweighted_,
+                  t == stream_.prompt - 1},
                  s.extra);
 }
 

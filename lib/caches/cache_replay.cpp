@@ -307,7 +307,7 @@ void CacheReplay<Real>::close_step(int32_t t) {
   if (cache_.written() > 0) lists_.reading.partial = true;
   formatter_.code_new(cache_);
   if (!formatter_.failure().empty()) throw ReplayError(formatter_.failure());
-  if (t >= stream_.prompt - 1) keep_account();
+  if (t >= stream_.prompt - 1) keep_account(t);
   if (watch_.ages) note_ages(t, cache_.evictions());
   memory_.poison_evicted();
   const bool first_list = lists_.kept.off.size() == 1;
@@ -337,11 +337,11 @@ ExtraBytes CacheReplay<Real>::extra_bytes() const {
 }
 
 template <class Real>
-void CacheReplay<Real>::keep_account() {
-  keeper_.kept(
-      {cache_.size(), cache_.shape().blocks, cache_.evictions(), formatter_.quantised(), formatter_.payload(cache_),
-       formatter_.sketch_bytes(cache_), !setup_.method.implied_layout(), observes(), reweighted_},
-      extra_bytes());
+void CacheReplay<Real>::keep_account(int32_t t) {
+  keeper_.kept({cache_.size(), cache_.shape().blocks, cache_.evictions(), formatter_.quantised(),
+                formatter_.payload(cache_), formatter_.sketch_bytes(cache_), !setup_.method.implied_layout(),
+                observes(), reweighted_, t == stream_.prompt - 1},
+               extra_bytes());
 }
 
 template <class Real>

@@ -155,7 +155,7 @@ class CacheReplay {
   void step_unattended(int32_t t);
   void close_step(int32_t t);
   void note_ages(int32_t t, int32_t evictions);
-  void keep_account();
+  void keep_account(int32_t t);
   void keep_account(int32_t t, const StepRecord& step, bool scored);
   ExtraBytes extra_bytes() const;
   void check() const;

@@ -28,12 +28,21 @@ double ratio(int64_t sum, int64_t count) { return count > 0 ? double(sum) / doub
 
 }  // namespace
 
+HeldTokens held_by_exact(int32_t tokens, int32_t prompt, int32_t window) {
+  const int64_t most = window > 0 ? std::min(tokens, window) : tokens;
+  const auto held = [&](int64_t seen) { return std::min(seen, most); };
+  const auto sum = [&](int64_t seen) { return held(seen) * (held(seen) + 1) / 2 + (seen - held(seen)) * most; };
+  const int64_t before = std::max(prompt - 1, 0);  // tokens after which there is no S_t
+  return {int32_t(most), int32_t(held(prompt)), ratio(sum(tokens) - sum(before), tokens - before)};
+}
+
 void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& sizes, Measured& to) {
   const auto charge = [](bool once, double so_far, double amount) {
     return once ? std::max(so_far, amount) : so_far + amount;
   };
   const bool one_index = sizes.shared && !sizes.own_index;
   double kept = 0, floats = 0, read = 0, rows_bytes = 0, besides = 0, final_rows = 0, final_besides = 0;
+  double prompt_rows = 0, prompt_besides = 0;
   int64_t attended = 0, rows = 0, read_steps = 0, evictions = 0, quantised = 0, peak_kept = 0, peak_attended = 0;
   std::vector<double> ages;
   for (const Ledger* ledger : ledgers) {
@@ -42,6 +51,8 @@ void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& size
     for (const Charged& c : kBesides) to[c.to] = charge(one_index, to[c.to].value_or(0), double(l.*c.from));
     final_rows = charge(sizes.shared, final_rows, double(l.final_bytes - l.final_aux_bytes));
     final_besides = charge(one_index, final_besides, double(l.final_aux_bytes));
+    prompt_rows = charge(sizes.shared, prompt_rows, double(l.prompt_bytes - l.prompt_aux_bytes));
+    prompt_besides = charge(one_index, prompt_besides, double(l.prompt_aux_bytes));
     peak_kept = std::max(peak_kept, l.peak_kept), peak_attended = std::max(peak_attended, l.peak_attended);
     kept += ratio(l.kept_sum, l.kept_steps);
     attended += l.attended_sum, rows += l.attended_rows;
@@ -65,7 +76,11 @@ void measure_sizes(std::span<const Ledger* const> ledgers, const CellSizes& size
   if (!ages.empty()) to["median_evicted_age_tokens"] = quantile(ages, 0.5);
   if (const auto bound = to.extras.find("bound_log10_tokens"); bound != to.extras.end())
     to["bound_log10_tokens"] = bound->second;
-  to["full_bytes"] = double(int64_t(sizes.full_tokens) * sizes.row_floats * sizes.stored_bytes);
+  const double row_bytes = double(sizes.row_floats) * sizes.stored_bytes;
+  to["full_bytes"] = sizes.full.at_end * row_bytes, to["mean_full_bytes"] = sizes.full.mean * row_bytes;
+  if (sizes.full.after_prompt == 0) return;
+  to["prompt_bytes"] = prompt_rows + prompt_besides;
+  to["prompt_full_bytes"] = sizes.full.after_prompt * row_bytes;
 }
 
 }  // namespace kvreplay

@@ -31,6 +31,7 @@ void LedgerKeeper::kept(const Kept& now, const ExtraBytes& extra) {
   ledger.final_bytes = now.payload.bytes + more_keys_ + besides_ + aux_;
   ledger.bytes_sum += ledger.final_bytes;
   ledger.final_aux_bytes = aux_, ledger.aux_sum += aux_;
+  if (now.ends_prompt) ledger.prompt_bytes = ledger.final_bytes, ledger.prompt_aux_bytes = aux_;
 }
 
 void LedgerKeeper::take_peaks(int64_t keys, int64_t values, int64_t bytes) {

@@ -16,6 +16,7 @@ struct Ledger {
   int64_t score_bytes = 0, sketch_bytes = 0, index_bytes = 0;  // the parts of peak_aux_bytes
   int64_t bytes_sum = 0, final_bytes = 0;                      // after steps, scores and sketches included
   int64_t aux_sum = 0, final_aux_bytes = 0;                    // the part of these that is not rows
+  int64_t prompt_bytes = 0, prompt_aux_bytes = 0;              // as final ones, when the prompt has been cut
   int64_t read_sum = 0, read_steps = 0;                        // bytes that attention reads
   int64_t peak_key_floats = 0, peak_value_floats = 0, peak_floats = 0, peak_weight_floats = 0;
   int64_t evictions = 0, quantised = 0;
@@ -43,6 +44,7 @@ class LedgerKeeper {
     Payload payload;
     int64_t coding;  // bytes of one kv head that the row format adds
     bool positions, scores, reweighted;
+    bool ends_prompt;  // the next token comes behind it
   };
   void kept(const Kept& now, const ExtraBytes& extra);
 

@@ -85,9 +85,11 @@ void read_shares(RunConfig& config, const Node& node, const Section& section, Pr
   if (shares != nullptr) read_values(*shares, read, config.budget.shares, marks, problems);
   const Node* of = section.find("of");
   if (of == nullptr) return;
-  if (shares == nullptr) return problems.error(node.key_mark("of"), "of: peak or mean belongs to share_of_cache");
-  if (const auto word = read_word(problems, *of, "budget.of", {"peak", "mean"}))
-    config.budget.of_mean = *word == "mean";
+  if (shares == nullptr)
+    return problems.error(node.key_mark("of"), "of: peak, mean or prompt belongs to share_of_cache");
+  if (const auto word = read_word(problems, *of, "budget.of", kSizesOfShares))
+    config.budget.of =
+        BudgetList::Of(std::find(kSizesOfShares.begin(), kSizesOfShares.end(), *word) - kSizesOfShares.begin());
 }
 
 }  // namespace

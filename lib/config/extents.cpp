@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/text.hpp"
 
@@ -88,12 +89,15 @@ std::optional<Extent> extent_of(const RunConfig& config, const PromptInfo& promp
                                prompt.id, prompt.tokens, prompt.tokens));
     return std::nullopt;
   }
-  const int64_t prefill = replay.prefill.value_or(prompt.n_prompt);
+  const int64_t prefill = replay.prefill_share
+                              ? std::max<int64_t>(1, std::llround(*replay.prefill_share * double(tokens)))
+                              : replay.prefill.value_or(prompt.n_prompt);
+  const bool as_recorded = !replay.prefill && !replay.prefill_share;
   const Mark mark = config.mark_of({"replay.prefill", "replay.tokens", "traces[0]"});
   if (prefill > tokens) {
     problems.error(mark, fmt::format("the prompt call takes {} tokens{}, but only {} of prompt {} are replayed: set "
                                      "replay.prefill below {}",
-                                     prefill, replay.prefill ? "" : " (as recorded)", tokens, prompt.id, tokens));
+                                     prefill, as_recorded ? " (as recorded)" : "", tokens, prompt.id, tokens));
     return std::nullopt;
   }
   if (prefill == tokens && !config.output.kept) {

@@ -13,7 +13,8 @@ JsonObject replay_json(const RunConfig::Replay& replay) {
   using Queries = RunConfig::Replay::Queries;
   const char* kind = replay.queries == Queries::last ? "last" : "stride";
   JsonObject entry;
-  entry.add_json("tokens", or_word(replay.tokens, "all")).add_json("prefill", or_word(replay.prefill, "trace"));
+  entry.add_json("tokens", or_word(replay.tokens, "all"));
+  entry.add_json("prefill", replay.prefill_share ? json_of(*replay.prefill_share) : or_word(replay.prefill, "trace"));
   entry.add("prompt", replay.prompt_streams ? "stream" : "cut");
   if (replay.queries == Queries::all) entry.add("queries", "all");
   else entry.add_json("queries", JsonObject().add(kind, replay.queries_count).text());
@@ -43,7 +44,7 @@ std::string budget_json(const BudgetList& budget) {
   if (budget.values.empty() && !budget.has_shares()) return "null";
   JsonObject entry;
   if (!budget.values.empty()) entry.add(kinds[size_t(budget.kind)], budget.values);
-  if (budget.has_shares()) entry.add("share_of_cache", budget.shares).add("of", budget.of_mean ? "mean" : "peak");
+  if (budget.has_shares()) entry.add("share_of_cache", budget.shares).add("of", kSizesOfShares[size_t(budget.of)]);
   return entry.text();
 }
 

@@ -33,9 +33,13 @@ struct BudgetList {
   std::vector<double> values;
   std::vector<Mark> marks;
   std::vector<double> shares;  // of the full cache's bytes, beside the values
-  bool of_mean = false;        // shares bound the mean over steps, not the peak
+  // Which bytes shares bound: those at the peak, the mean over steps, or those of the prompt after its cut.
+  enum class Of { peak, mean, prompt } of = Of::peak;
   bool has_shares() const { return !shares.empty(); }
 };
+
+// budget.of, in the order of BudgetList::Of.
+inline const std::vector<std::string> kSizesOfShares = {"peak", "mean", "prompt"};
 
 struct RunConfig {
   std::filesystem::path file;  // empty: built on the command line
@@ -47,6 +51,7 @@ struct RunConfig {
   } select;
   struct Replay {
     std::optional<int64_t> tokens, prefill;  // nullopt: all of the trace; the recorded prompt
+    std::optional<double> prefill_share;     // of the tokens of each prompt, in the place of `prefill`
     bool prompt_streams = false;             // convention C5
     // Whether a method takes the prompt token by token: its own word, or the run's.
     bool streams_prompt(const CommonOptions& options) const {

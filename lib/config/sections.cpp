@@ -98,6 +98,16 @@ void read_count(RunConfig& config, const Section& section, const std::string& ke
   into = read_integer(problems, *node, "replay." + key, kTokens);
 }
 
+// Tokens, or a share of those that are replayed.
+void read_prefill(RunConfig& config, const Section& section, Problems& problems) {
+  Problems no_share;
+  const Node* node = section.find("prefill");
+  if (node != nullptr) config.replay.prefill_share = read_real(no_share, *node, "replay.prefill", {1e-12, 1 - 1e-12});
+  if (!config.replay.prefill_share)
+    return read_count(config, section, "prefill", "trace", config.replay.prefill, problems);
+  config.marks["replay.prefill"] = node->mark;
+}
+
 }  // namespace
 
 void read_select(RunConfig& config, const Node* node, Problems& problems) {
@@ -117,7 +127,7 @@ void read_select(RunConfig& config, const Node* node, Problems& problems) {
 void read_replay(RunConfig& config, const Node* node, Problems& problems) {
   const Section section(node, "replay", {"tokens", "prefill", "prompt", "queries", "needles"}, problems);
   read_count(config, section, "tokens", "all", config.replay.tokens, problems);
-  read_count(config, section, "prefill", "trace", config.replay.prefill, problems);
+  read_prefill(config, section, problems);
   if (const Node* prompt = section.find("prompt"))
     config.replay.prompt_streams = read_word(problems, *prompt, "replay.prompt", {"cut", "stream"}) == "stream";
   read_queries(config, section.find("queries"), problems);

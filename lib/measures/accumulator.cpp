@@ -30,15 +30,21 @@ void Accumulator::add(const RowResult& row, const ExactRow& exact, int32_t head,
       norm,          norm <= tiny_norm_};
   for (Measure* measure : all()) measure->add(measured);
   const size_t at = size_t(head * rows_ + number);
-  if (save_.projections) keep_projections(at, parts.projections, parts.samples, parts.drawn);
+  if (save_.projections) {
+    keep_projections(at, row, parts.projections, parts.samples);
+    drawn_ = parts.drawn;
+  }
   if (!save_.outputs) return;
   const size_t width = size_t(parts.v_dim);
   if (out_.empty()) out_.resize(size_t(heads_) * size_t(rows_) * width);
   std::transform(parts.out, parts.out + width, out_.begin() + int64_t(at * width), [](Real x) { return double(x); });
 }
 
-void Accumulator::keep_projections(size_t at, std::span<const float> projections, int32_t samples, int32_t drawn) {
-  samples_ = samples, drawn_ = drawn;
+void Accumulator::keep_projections(size_t at, const RowResult& row, std::span<const float> projections,
+                                   int32_t samples) {
+  samples_ = samples;
+  distances_.resize(size_t(heads_) * size_t(rows_));
+  distances_[at] = float(1 - cosine(row));
   projections_.resize(size_t(heads_) * size_t(rows_) * size_t(samples));
   std::copy(projections.begin(), projections.end(), projections_.begin() + int64_t(at) * samples);
 }
@@ -54,7 +60,7 @@ void Accumulator::finish(CellResult& result, const ErrorBound& bound) {
   result.samples = samples_, result.drawn = drawn_;
   if (save_.curves) result.rel_err = outputs_->take_curve(), result.partition_err = sets_->take_curve();
   result.out = std::move(out_);
-  result.projections = std::move(projections_);
+  result.projections = std::move(projections_), result.distances = std::move(distances_);
 }
 
 template void Accumulator::add(const RowResult&, const ExactRow&, int32_t, const RowParts<float>&);

@@ -33,7 +33,7 @@ class Accumulator {
   void finish(CellResult& result, const ErrorBound& bound);
 
  private:
-  void keep_projections(size_t at, std::span<const float> projections, int32_t samples, int32_t drawn);
+  void keep_projections(size_t at, const RowResult& row, std::span<const float> projections, int32_t samples);
   int32_t heads_, v_dim_ = 0, samples_ = 0, drawn_ = 0;
   int64_t rows_;
   double tiny_norm_;
@@ -43,6 +43,7 @@ class Accumulator {
   std::vector<int64_t> filled_;     // [heads] rows so far
   std::vector<double> out_;         // [heads, rows, v_dim]
   std::vector<float> projections_;  // [heads, rows, samples]
+  std::vector<float> distances_;    // [heads, rows]
   std::vector<int32_t> tokens_;     // of head 0's rows
 };
 

@@ -22,6 +22,7 @@ struct CellResult {
   bool by_cores = true;  // false: a device computed the rows
   std::vector<double> rel_err, partition_err, out;
   std::vector<float> projections;  // [heads, rows, samples], see RowResults; those of drawn labels come first
+  std::vector<float> distances;    // [heads, rows]: cosine distances, beside projections
   TokenLists kept, attended;
   std::vector<double> num, den;  // of the kept lists, empty when all are 1
   // A step attends to what stands after it, rather than to what stood before and its token; lists and weights do

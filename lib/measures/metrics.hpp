@@ -124,6 +124,10 @@ constexpr MetricInfo kMetrics[] = {
      "what this head's errors alone cost the model: 1/2 mean over samples of <g, z - o>^2, g the recorded gradient; "
      "summed over the group, a predicted token",
      Work::projections},
+    {"prompt_bytes", "bytes", "cache and scores, sketches, indices after the prompt's cut, before the next token"},
+    {"prompt_full_bytes", "bytes", "the exact cache of the prompt"},
+    {"mean_full_bytes", "bytes", "the exact cache after a step, mean over the steps of mean_bytes"},
+    {"cosine_distance_sq", "1", "(1 - cosine of z and o)^2, mean", Work::details},
 };
 
 std::vector<std::string> metric_names();

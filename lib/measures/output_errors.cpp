@@ -46,6 +46,7 @@ class OutputErrors final : public Measure {
     }
     if (norm2_ > 0) to["rel_err_fro"] = std::sqrt(error2_ / norm2_);
     to["cosine_mean"] = cosine_.mean();
+    to["cosine_distance_sq"] = distance2_.mean();
     to["rel_err_clamped"] = clamped_.mean();
     if (const auto square = square_.mean()) to["rmse"] = std::sqrt(*square);
     to["rel_err_prefix_mean"] = prefix_.mean();
@@ -60,7 +61,10 @@ class OutputErrors final : public Measure {
  private:
   // z - o = (N - o)/tau' + o (1 - tau')/tau', with N = z tau'.
   void add_details(const MeasuredRow& r) {
-    if (r.row.mine2 > 0) cosine_.add(r.row.inner / (r.norm * std::sqrt(r.row.mine2)));
+    if (r.row.mine2 > 0) {
+      const double found = cosine(r.row);
+      cosine_.add(found), distance2_.add((1 - found) * (1 - found));
+    }
     clamped_.add(r.error / std::sqrt(r.row.positive2));
     numerator_.add(std::sqrt(r.row.numerator2) / r.norm / r.row.tau);
     normaliser_.add(std::abs(1 / r.row.tau - 1));
@@ -71,9 +75,9 @@ class OutputErrors final : public Measure {
   std::vector<double> relative_of_row_;  // [heads, rows], where someone asks; -1: skipped
   double error2_ = 0, norm2_ = 0;        // of the last rows
   Sums relative_, quarters_[kQuarters];
-  Sums clamped_, cosine_, square_;  // square_: e^2 / dv
-  Sums prefix_, set_;               // of other pairs of outputs
-  Sums numerator_, normaliser_;     // the two parts of the error
+  Sums clamped_, cosine_, distance2_, square_;  // square_: e^2 / dv
+  Sums prefix_, set_;                           // of other pairs of outputs
+  Sums numerator_, normaliser_;                 // the two parts of the error
 };
 
 }  // namespace

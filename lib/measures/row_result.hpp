@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -29,6 +30,12 @@ struct RowResult {
 
   bool is_compared(bool details) const { return details || spread != kUnset; }
 };
+
+// <z, o> / (|z| |o|) of a row that is compared; 0 where z is zero, 1 where o is.
+inline double cosine(const RowResult& r) {
+  if (r.exact2 <= 0) return 1;
+  return r.mine2 > 0 ? r.inner / (std::sqrt(r.exact2) * std::sqrt(r.mine2)) : 0;
+}
 
 // What the exact row says for itself.
 struct ExactRow {

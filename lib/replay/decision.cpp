@@ -119,8 +119,7 @@ CellResult result_of(Decision<Real>& d, size_t number, const HeadStream<Real>& s
   const auto evicted = [](const Ledger* ledger) { return ledger->evictions > 0; };
   const MethodInfo& info = cell.method().info;
   const bool shared = info.reads_full_cache && std::none_of(ledgers.begin(), ledgers.end(), evicted);
-  // The exact cache of a layer with a sliding window holds the window.
-  const int32_t full = stream.window > 0 ? std::min(stream.tokens, stream.window) : stream.tokens;
+  const HeldTokens full = held_by_exact(stream.tokens, stream.prompt, stream.window);
   measure_sizes(ledgers,
                 {stream.shape.dim + stream.shape.v_dim, stream.stored_bytes, full, shared, shared && info.own_index},
                 result.measures);

@@ -20,7 +20,7 @@ HeadReplay<Real>::HeadReplay(const HeadStream<Real>& stream, const RunOptions& o
       norms_(stream, options.wanted.has(Work::spectral)),
       shared_{exact_,
               {options.wanted.has(Work::set_error), options.wanted.has(Work::prefix_error),
-               options.wanted.has(Work::details), options.needles.spans(stream.prompt)},
+               options.wanted.has(Work::details) || options.save.projections, options.needles.spans(stream.prompt)},
               options.audit} {
   if constexpr (std::is_same_v<Real, float>)
     if (options.device && !options.audit)

@@ -57,6 +57,7 @@ void write_projections(H5Output& file, const Cell&, const CellResult& result) {
   // Compressing takes a fifth of a run's time, and a twelfth of these bytes.
   const bool compress = false;
   file.write("projections/a", std::span<const float>(drawn), {shape[0], shape[1], result.drawn}, compress);
+  file.write("projections/cosine_distance", std::span<const float>(result.distances), {shape[0], shape[1]}, compress);
   if (!recorded.empty())
     file.write("projections/a_recorded", std::span<const float>(recorded), {shape[0], shape[1]}, compress);
 }

@@ -94,7 +94,8 @@ constexpr Source kRemarks[] = {
     {{"device", "", "where it was computed", false, false}, device},
     {{"schema", "", "version of the definitions", false, false},
      [](const Sources& s) { return json_of(s.process.schema); }},
-    {{kShareColumn, "", "share of the full cache's bytes for which the budget was asked; of several: 0.1;0.2", false,
+    {{kShareColumn, "",
+      "share of the full cache's bytes (budget.of: which) for which the budget was asked; of several: 0.1;0.2", false,
       false},
      [](const Sources& s) { return or_empty(shares_text(s.cell.shares)); }},
 };

@@ -258,23 +258,30 @@ std::string name_of(const LoadedRun& run, size_t m) { return run.config.methods[
   std::set<size_t> told;
   for (const Unreachable& one : solved.unreachable)
     if (told.insert(one.instance).second)
-      floors += fmt::format("{}{} {}", floors.empty() ? "" : ", ", name_of(run, one.instance), floor_text(one));
-  throw ConfigError(
-      run.config.at(run.config.mark_of({"budget"}), "error",
-                    fmt::format("no method reaches any share of the cache: {}. Ask for larger shares", floors)));
+      floors += fmt::format("{}{} {}", floors.empty() ? "" : ", ", name_of(run, one.instance),
+                            floor_text(one, run.config.budget.of));
+  throw ConfigError(run.config.at(run.config.mark_of({"budget"}), "error",
+                                  fmt::format("no method reaches any share of {}: {}. Ask for larger shares",
+                                              cache_text(run.config.budget.of), floors)));
 }
 
 }  // namespace
 
 std::string percent_text(double share) { return fmt::format("{:.6g}%", share * 100); }
 
-std::string floor_text(const Unreachable& one) {
+std::string cache_text(BudgetList::Of of) {
+  static const char* const kCaches[] = {"the cache", "the cache on average", "the prompt's cache"};
+  return kCaches[size_t(of)];
+}
+
+std::string floor_text(const Unreachable& one, BudgetList::Of of) {
   const std::string where =
       one.heads == one.of_heads ? "" : fmt::format("in {} of {} caches ", one.heads, one.of_heads);
   if (one.floor_high == 0) return where + "cannot be replayed at any budget";
   const std::string low = fmt::format("{:.1f}", one.floor_low * 100),
                     high = fmt::format("{:.1f}", one.floor_high * 100);
-  return fmt::format("{}needs {} % of the full cache", where, low == high ? low : low + " to " + high);
+  static const char* const kFull[] = {"the full cache", "the full cache on average", "the prompt's full cache"};
+  return fmt::format("{}needs {} % of {}", where, low == high ? low : low + " to " + high, kFull[size_t(of)]);
 }
 
 SolvedShares solve_shares(LoadedRun& run, RunOptions options) {

@@ -7,6 +7,16 @@
 namespace kvreplay {
 namespace {
 
+struct Bound {
+  Metric used, full;
+};
+// In the order of BudgetList::Of.
+constexpr Bound kBounds[] = {
+    {"total_bytes", "full_bytes"},
+    {"mean_bytes", "mean_full_bytes"},
+    {"prompt_bytes", "prompt_full_bytes"},
+};
+
 // Of the methods that are configured, not of those that are tried: probabilities are then those of the run itself.
 bool observes_rows(const RunConfig& config) {
   return std::any_of(config.methods.begin(), config.methods.end(),
@@ -43,12 +53,12 @@ std::map<SizeProbe::Where, SizeProbe::Bytes> SizeProbe::sizes(const std::vector<
 
 void SizeProbe::replay(const std::vector<Where>& asked, Found& found) const {
   RunOptions options = options_;
-  const Metric used = run_.config.budget.of_mean ? Metric("mean_bytes") : Metric("total_bytes");
+  const Bound of = kBounds[size_t(run_.config.budget.of)];
   options.on_cell = [&](const Cell& cell, const CellResult& result) {
     if (!result.ok) return;
     const Place layer{cell.place.trace, cell.place.prompt, cell.place.layer, 0};
     found[{layer_at_.at(layer), cell.place.kv_head, cell.variant->instance, cell.seed, cell.budget.tokens}] = {
-        *result.measures[used], *result.measures["full_bytes"]};
+        *result.measures[of.used], *result.measures[of.full]};
   };
   run_cells(cells_of(asked), options);
 }

@@ -20,7 +20,7 @@ class SizeProbe {
     int32_t tokens = 0;
     auto operator<=>(const Where&) const = default;
   };
-  struct Bytes {
+  struct Bytes {  // those that the run's shares bound
     double used = 0, full = 0;
   };
 

@@ -84,6 +84,10 @@ constexpr Exception kExceptions[] = {
     {"truncation", "sparse_fixed", "l and c follow from n"},
     {"truncation", "self_balancing_walk", "delta follows from n"},
     {"truncation", "balancekv_stream", "levels and delta follow from n"},
+    {"ends with its prompt", "sparse_fixed", "its pattern is laid out for all tokens"},
+    {"ends with its prompt", "sparse_strided", "its pattern is laid out for all tokens"},
+    {"ends with its prompt", "rocketkv", "stage 1 is told how many tokens come later"},
+    {"ends with its prompt", "laq", "looks at rows behind the prompt"},
     {"sampled queries", "static_oracle", "its future is the rows that are scored"},
     {"sampled queries", "laq", "is not measured on the rows that it has looked at"},
     {"order of the query heads", "keyformer", "each head draws its own noise"},
@@ -170,10 +174,11 @@ using namespace kvreplay::test;
 
 TEST_CASE("every exception names a known property and a method, once", "[properties]") {
   const std::set<std::string> properties = {
-      "everything fits",    "within the budget",        "small budgets",         "fills its budget",
-      "streams its prompt", "attends to what it kept",  "equal values",          "protection",
-      "shift of the keys",  "scale of the values",      "scale of the queries",  "truncation",
-      "sampled queries",    "order of the query heads", "identical query heads", "kv heads of a layer"};
+      "everything fits",     "within the budget",        "small budgets",         "fills its budget",
+      "streams its prompt",  "attends to what it kept",  "equal values",          "protection",
+      "shift of the keys",   "scale of the values",      "scale of the queries",  "truncation",
+      "sampled queries",     "order of the query heads", "identical query heads", "kv heads of a layer",
+      "ends with its prompt"};
   std::set<std::pair<std::string, std::string>> seen;
   for (const auto& [property, method] : exception_names()) {
     INFO(property << ": " << method);

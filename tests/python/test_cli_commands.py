@@ -5,8 +5,10 @@ import re
 import subprocess
 from pathlib import Path
 
+import kvreplay as kv
 import pytest
 from kvreplay_cli import BINARY, kvreplay, synth, table
+from program_beside_python import made_layer
 
 COMMANDS = [
     "run",
@@ -330,3 +332,14 @@ def test_a_full_disk_under_stdout_is_told():
         )
     assert result.returncode == 2
     assert "stdout cannot be written" in result.stderr
+
+
+def test_a_number_of_many_digits_has_an_exponent_in_the_table_and_a_size_its_digits(tmp_path):
+    """Large keys leave signs of a sketch no idea of the normaliser."""
+    q, k, v = made_layer(3, tokens=1200)
+    trace = kv.Trace.write(tmp_path / "t.h5", {3: (8 * q, 8 * k, v)}, n_prompt=1100).path
+    done = kvreplay("run", trace, "--method", "qjl", "--kv-heads", "0", "-o", tmp_path / "o")
+    header, row = (line.split() for line in done.stdout.splitlines()[:2])
+    shown = dict(zip(header, row, strict=False))
+    assert re.fullmatch(r"\d(\.\d{1,3})?e\+\d\d", shown["partition_err_mean"])
+    assert shown["total_bytes"].isdecimal()

@@ -44,7 +44,7 @@ def test_a_trace_is_replayed_at_the_shares_and_answered(asked):
 
 
 def test_stdout_is_the_answer_alone(asked):
-    assert asked[1].splitlines()[0].startswith("At 10 % of the full cache’s bytes ")
+    assert asked[1].splitlines()[0].startswith("At 10 % of the full cache’s bytes at the peak, ")
     assert "kept_mass_mean" not in asked[1]
 
 
@@ -74,6 +74,31 @@ def test_without_methods_a_trace_has_those_that_people_choose_between(tmp_path):
     assert {"h2o", "tova", "streaming_llm"} <= {row["method"] for row in rows_of(tmp_path / "o")}
 
 
+def test_of_the_prompt_one_shot_methods_compete_at_a_tenth_of_it(tmp_path):
+    words = (SAMPLE, "--at", "10%", "--of", "prompt", "--method", "h2o,snapkv")
+    done = compare(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "not reachable" not in done.stderr
+    assert done.stdout.startswith("At 10 % of the prompt’s full cache (bytes after the cut), ")
+    rows = rows_of(tmp_path / "out/compare-smollm2-135m-prompt")
+    assert {row["method"] for row in rows} == {"h2o", "snapkv"}
+    assert all(0.098 < int(row["prompt_bytes"]) / int(row["prompt_full_bytes"]) <= 0.1 for row in rows)
+    assert len([line for line in done.stdout.splitlines() if line.startswith(("h2o ", "snapkv "))]) == 2
+    assert "at the peak" not in done.stdout
+    mean = compare(tmp_path / "out/compare-smollm2-135m-prompt", "--at", "10%", "--of", "mean")
+    assert mean.stdout.startswith("At 10 % of the full cache’s bytes on average over the steps, ")
+
+
+def test_the_prompt_may_be_given_as_a_share_of_the_tokens(tmp_path):
+    words = (SAMPLE, "--at", "50%", "--of", "prompt", "--method", "window", "-o", tmp_path / "o")
+    done = compare(*words, "--prefill", "25%")
+    assert done.returncode == 0, done.stderr
+    assert {row["n_prefill"] for row in rows_of(tmp_path / "o")} == {"256"}  # of 1024 tokens
+    wrong = compare(SAMPLE, "--at", "50%", "--method", "window", "--prefill", "x%", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "--prefill x%: is no share of the tokens. Write for example --prefill 75%" in wrong.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
@@ -83,6 +108,7 @@ def test_without_methods_a_trace_has_those_that_people_choose_between(tmp_path):
         ((SAMPLE, "--at", "x%"), 2, "write a share"),
         ((SAMPLE, "--at", "120%"), 2, "write a share"),
         ((SAMPLE,), 2, "--at"),
+        ((SAMPLE, "--at", "20%", "--of", "end"), 2, "--of"),
     ],
 )
 def test_what_cannot_be_answered_is_said_with_the_remedy(tmp_path, words, code, says):

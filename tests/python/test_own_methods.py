@@ -19,7 +19,15 @@ SHORT = {"tokens": 840}  # of the sample: 768 of the prompt and 72 that follow i
 PROMPT = 112
 # Built-in methods that follow a score have a faster way than Python's text; its sums end in other bits.
 LAST_BITS = 1e-5
-SIZES = {"aux_bytes", "total_bytes", "score_bytes", "index_bytes", "mean_bytes", "final_bytes"}
+SIZES = {
+    "aux_bytes",
+    "total_bytes",
+    "score_bytes",
+    "index_bytes",
+    "mean_bytes",
+    "final_bytes",
+    "prompt_bytes",
+}
 # What a method is called and remembers is its own; everything that was measured is the same.
 CALLED = {"key", "method", "params", "given", *TIMES}
 

@@ -89,10 +89,13 @@ def usable(table):
     )
 
 
+FULL = {"total_bytes": "full_bytes", "mean_bytes": "mean_full_bytes", "prompt_bytes": "prompt_full_bytes"}
+
+
 def of_full(rows, units, measure):
     """(unit, what its cells take together of what full caches would)."""
     for unit, own in rows.groupby(units):
-        yield unit, own[measure].sum() / own["full_bytes"].sum()
+        yield unit, own[measure].sum() / own[FULL[measure]].sum()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -114,6 +117,43 @@ def test_heads_that_share_a_budget_are_within_the_share_together(entry, words):
 def test_a_share_of_the_mean_bounds_the_mean_over_steps(words):
     for entry in ({"name": "h2o"}, {"name": "snapkv", "window": 4}):
         assert checked(entry, ["layer", "kv_head"], words, "mean_bytes", "mean") > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": "h2o", "row_format": KIVI},
+        {"name": "snapkv", "window": 4},
+        {"name": "snapkv", "window": 4, "row_format": CLOSE},
+        {"name": "snapkv", "window": 4, "allocator": "ada"},
+        {"name": "self_balancing_walk"},
+    ],
+)
+def test_a_share_of_the_prompt_bounds_what_is_held_when_it_ends(entry, words):
+    over = ["layer"] if "allocator" in entry else ["layer", "kv_head"]
+    assert checked(entry, over, words, "prompt_bytes", "prompt") > 0
+
+
+def test_of_the_prompt_one_shot_methods_reach_shares_below_what_comes_later(words):
+    budgets = {"share_of_cache": [0.1], "of": "prompt"}
+    methods = [{"name": "snapkv", "window": 4}, "window", "quest"]
+    with pytest.warns(UserWarning, match="10% of the prompt's cache is not reachable") as told:
+        run = kv.replay(methods=methods, budgets=budgets, **words)
+    assert [str(one.message).endswith(": quest") for one in told] == [True]
+    assert "of the prompt's full cache)" in str(told[0].message)
+    # 13.6 tokens of 136: 13 rows, with 4 bytes for the position of each or without.
+    assert set(zip(run.table["method"], run.table["budget_tokens"], strict=True)) == {
+        ("snapkv", 13),
+        ("window", 13),
+    }
+    answer = run.compare(0.1, of="prompt")
+    assert sorted(answer.compared["label"]) == ["snapkv", "window"]
+    assert answer.ranking.set_index("label")["how"]["quest"].startswith("needs 1")
+    # At their peaks snapkv takes 13 + 24 of 160 rows, window 13 + 1.
+    peak = run.compare(0.1).ranking.set_index("label")["how"]
+    assert peak["snapkv"].startswith("its least here is 23.")
+    assert peak["window"].startswith("its most here is 8.")
 
 
 def test_a_cell_is_the_same_however_its_budget_was_asked_for(words):

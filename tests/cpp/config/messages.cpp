@@ -100,6 +100,8 @@ TEST_CASE("Values out of range or of another kind are told with what would be ri
         "c.yaml:5:33: error: 0.5 is listed twice in replay.needles.at\n"
         "c.yaml:5:38: error: replay.needles.at is 2 and must be in [0, 1]\n"
         "c.yaml:5:50: error: replay.needles.tokens is 0 and must be at least 1");
+  CHECK(errors(kGood + "replay: {prefill: 1.5}\n") ==
+        "c.yaml:5:19: error: replay.prefill is 1.5 and must be a whole number");
   CHECK(errors(kGood + "replay: {prefill: 9, tokens: 8}\n") ==
         "c.yaml:5:19: error: replay.prefill is 9 and must be at most replay.tokens, 8");
 }
@@ -170,9 +172,9 @@ TEST_CASE("A share of the cache that is none is told with what it may have meant
   CHECK(told("\"0.2\"") == "c.yaml:4:26: error: share_of_cache is \"0.2\"" + must + ": remove the quotes");
   CHECK(told("512") == "c.yaml:4:26: error: share_of_cache is 512" + must + ". Tokens? use budget.tokens");
   CHECK(told("[0.1], of: median") ==
-        "c.yaml:4:37: error: budget.of is \"median\" and must be one of peak, mean (did you mean mean?)");
+        "c.yaml:4:37: error: budget.of is \"median\" and must be one of peak, mean, prompt (did you mean mean?)");
   CHECK(errors("methods: [keeper]\nbudget: {tokens: 9, of: mean}\n") ==
-        "c.yaml:4:21: error: of: peak or mean belongs to share_of_cache");
+        "c.yaml:4:21: error: of: peak, mean or prompt belongs to share_of_cache");
 }
 
 TEST_CASE("A budget inside an entry is refused") {

@@ -141,11 +141,24 @@ TEST_CASE("A share of the cache is of the peak unless it says the mean") {
   const RunConfig peak = parse("methods: [keeper]\nbudget: {share_of_cache: [0.1, 1]}\n");
   CHECK(peak.budget.has_shares());
   CHECK(peak.budget.shares == std::vector<double>{0.1, 1});
-  CHECK(!peak.budget.of_mean);
+  CHECK(peak.budget.of == BudgetList::Of::peak);
   CHECK(nlohmann::json::parse(resolved_json(peak))["budget"].dump() == R"({"of":"peak","share_of_cache":[0.1,1]})");
   const RunConfig mean = parse("methods: [keeper]\nbudget: {share_of_cache: 0.2, of: mean}\n");
-  CHECK(mean.budget.of_mean);
+  CHECK(mean.budget.of == BudgetList::Of::mean);
   CHECK(nlohmann::json::parse(resolved_json(mean))["budget"].dump() == R"({"of":"mean","share_of_cache":[0.2]})");
+  const RunConfig prompt = parse("methods: [keeper]\nbudget: {share_of_cache: 0.2, of: prompt}\n");
+  CHECK(prompt.budget.of == BudgetList::Of::prompt);
+  CHECK(nlohmann::json::parse(resolved_json(prompt))["budget"].dump() == R"({"of":"prompt","share_of_cache":[0.2]})");
+}
+
+TEST_CASE("A prompt is so many tokens, or a share of all of them") {
+  const std::string keeper = "methods: [keeper]\nbudget: {tokens: 9}\nreplay: ";
+  const RunConfig share = parse(keeper + "{prefill: 0.75}\n"), tokens = parse(keeper + "{prefill: 1}\n");
+  CHECK(share.replay.prefill_share == 0.75);
+  CHECK_FALSE(share.replay.prefill);
+  CHECK(nlohmann::json::parse(resolved_json(share))["replay"]["prefill"] == 0.75);
+  CHECK(tokens.replay.prefill == 1);
+  CHECK_FALSE(tokens.replay.prefill_share);
 }
 
 TEST_CASE("Budgets become tokens by one rule") {

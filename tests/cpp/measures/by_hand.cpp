@@ -61,6 +61,7 @@ TEST_CASE("errors of one row by hand", "[measures]") {
   CHECK(*m["rel_err_out_mean"] == Approx(3 / 5.0));
   CHECK(*m["rel_err_fro"] == Approx(3 / 5.0));
   CHECK(*m["cosine_mean"] == Approx((9 + 4) / (5 * std::sqrt(10.0))));
+  CHECK(*m["cosine_distance_sq"] == Approx(std::pow(1 - (9 + 4) / (5 * std::sqrt(10.0)), 2)));
   CHECK(*m["eps_spectral_mean"] == Approx(3 / (0.5 * 2)));
   CHECK(*m["eps_frobenius_max"] == Approx(3 / (0.5 * 4)));
   CHECK(*m["partition_err_mean"] == Approx(0.3));

@@ -135,6 +135,16 @@ TEST_CASE("The prompt is the recorded one unless the configuration sets another"
   CHECK_THROWS_AS(plan_cells(config, {small_trace()}), ConfigError);
 }
 
+TEST_CASE("A prompt that is a share of the tokens is one of those that are replayed") {
+  RunConfig config = small_config();
+  config.replay.prefill_share = 0.29;
+  CHECK(only_cell(config).extent.prompt_tokens == 29);  // of 100; 0.29 as a binary number is below it
+  config.replay.tokens = 60;
+  CHECK(only_cell(config).extent.prompt_tokens == 17);
+  config.replay.prefill_share = 1e-6;
+  CHECK(only_cell(config).extent.prompt_tokens == 1);
+}
+
 TEST_CASE("Two fractions that keep as many tokens are one cell") {
   RunConfig config = small_config();
   config.budget.kind = BudgetList::Kind::fraction_kept;

@@ -21,7 +21,33 @@ double projected(const HeadStream<double>& stream, const CellResult& r, int32_t 
   return sum;
 }
 
+double distance(const HeadStream<double>& stream, const CellResult& r, int32_t head, size_t row) {
+  std::vector<int32_t> all;
+  for (int32_t t = 0; t <= r.rows[row]; ++t) all.push_back(t);
+  const std::vector<double> o = naive_attention(stream, head, r.rows[row], all), z = output(r, head, row);
+  double zo = 0, zz = 0, oo = 0;
+  for (size_t c = 0; c < o.size(); ++c) zo += z[c] * o[c], zz += z[c] * z[c], oo += o[c] * o[c];
+  return 1 - zo / std::sqrt(zz * oo);
+}
+
 }  // namespace
+
+TEST_CASE("cosine distances of all rows stand beside the projections, whatever metrics were chosen", "[replay]") {
+  const StreamShape s;
+  const HeadStream<double> stream = make_stream<double>(s, 5);
+  for (const char* method : {"snapkv", "h2o", "uniform"}) {
+    INFO(method);
+    RunOptions options;
+    options.save.outputs = options.save.projections = true;
+    options.wanted = wanted_by({"rel_err_out_mean"});
+    const RunResult run = replay(stream, {make_cell(method, 16, s)}, options);
+    const CellResult& r = run.only();
+    REQUIRE(r.distances.size() == size_t(s.heads) * r.rows.size());
+    for (int32_t h = 0; h < s.heads; ++h)
+      for (size_t row = 0; row < r.rows.size(); ++row)
+        CHECK(double(r.distances[size_t(h) * r.rows.size() + row]) == Approx(distance(stream, r, h, row)).margin(1e-6));
+  }
+}
 
 TEST_CASE("projections are those of the saved outputs' errors on the gradient, for every way to replay", "[replay]") {
   const StreamShape s;

@@ -8,7 +8,7 @@ from kvanalysis.data.meta import Meta
 from kvanalysis.errors import ResultsError
 from kvanalysis.loss.estimate import by_blocks, by_row, interval, label_noise, whole
 from kvanalysis.loss.predicted import predicted
-from kvanalysis.loss.response import Response, response_of
+from kvanalysis.loss.response import Curve, response_of
 
 A = np.array([[1.0, 3.0], [1.0, -3.0], [2.0, 0.0]])  # three rows, two samples
 
@@ -32,21 +32,66 @@ def test_the_noise_of_labels_is_that_of_the_samples_own_sums():
 
 
 def test_the_answer_to_masks_is_followed_between_them_and_bends_no_further_up_beyond():
-    found = Response(np.array([0.1, 0.4, 1.6]), np.array([0.2, 0.4, 0.8]))
+    found = Curve(np.array([0.1, 0.4, 1.6]), np.array([0.2, 0.4, 0.8]))
     assert found.of(0.4, 9) == pytest.approx(0.4)
     assert found.of(0.2, 9) == pytest.approx(np.sqrt(0.2 * 0.4))
     assert found.of(6.4, 9) == pytest.approx(1.6)
-    steep = Response(np.array([0.1, 0.2]), np.array([0.1, 0.8]))
+    steep = Curve(np.array([0.1, 0.2]), np.array([0.1, 0.8]))
     assert steep.of(0.4, 9) == pytest.approx(1.6)
 
 
 def test_an_error_far_below_the_mildest_mask_costs_its_second_order():
-    found = Response(np.array([0.1, 0.4]), np.array([0.2, 0.4]))
+    found = Curve(np.array([0.1, 0.4]), np.array([0.2, 0.4]))
     assert found.of(0, 0) == 0
     assert found.of(1e-6, 1.3e-6) == pytest.approx(1.3e-6, rel=1e-4)
     # Half of the mildest size: half of what the masks say, 0.1, and half of the blocks.
     assert found.of(0.05, 0.06) == pytest.approx(0.08)
     assert found.of(0.1, 9) == pytest.approx(0.2)
+
+
+def classes(**more):
+    """32 rows of two classes: the first are certain and cost four times what their second order says."""
+    kl = np.where(np.arange(32) < 16, 4.0, 1.0)
+    return {
+        "masked_a": np.ones((2, 32, 1)) * np.array([1.0, 2.0])[:, None, None],  # rows say 0.5 and 2
+        "masked_kl_rows": np.stack([0.5 * kl, 2 * kl]).astype(np.float32),
+        "masked_kl": np.array([1.25, 5.0], np.float32),
+        "g_entropy": np.linspace(0, 3, 32, dtype=np.float32),
+        **more,
+    }
+
+
+def written(path, datasets):
+    with h5py.File(path, "w") as file:
+        for name, values in datasets.items():
+            file[f"prompts/p/{name}"] = values
+    return path
+
+
+def test_rows_of_which_the_model_is_certain_answer_by_a_curve_of_their_own(tmp_path):
+    found = response_of(written(tmp_path / "t.h5", classes()), "p")
+    rows = np.arange(32)
+    certain, uncertain = (np.where(half, 2.0, 0)[:, None] for half in (rows < 16, rows >= 16))
+    # Half of the rows say 2 each: by their class's curve they cost 8, or 2, and the others nothing.
+    assert found.of(certain, rows) == pytest.approx(4)
+    assert found.of(uncertain, rows) == pytest.approx(1)
+    # Half of the certain rows alone, as a replay of a longer prompt has them.
+    assert found.of(np.full((8, 1), 2.0), rows[8:16]) == pytest.approx(8)
+    old = classes()
+    del old["masked_kl_rows"]
+    assert response_of(written(tmp_path / "old.h5", old), "p").of(certain, rows) == pytest.approx(2.5)
+
+
+def test_a_class_costs_the_geometric_mean_of_what_gradient_and_distance_say(tmp_path):
+    distances = np.ones((2, 32), np.float32) * np.array([[0.1], [0.4]], np.float32)
+    found = response_of(written(tmp_path / "t.h5", classes(masked_distance2=distances)), "p")
+    rows, a = np.arange(32), np.full((32, 1), 2.0)
+    # The gradient says what the severe mask cost, 8 and 2; the distance what the mild one did, 2 and 0.5.
+    assert found.of(a, rows, np.full(32, 0.1)) == pytest.approx((4 + 1) / 2)
+    assert found.of(a, rows, np.full(32, 0.4)) == pytest.approx((8 + 2) / 2)
+    # Distances below the mildest mask's cost in proportion; without distances the gradient stands alone.
+    assert found.of(a, rows, np.full(32, 0.025)) == pytest.approx((2 + 0.5) / 2)
+    assert found.of(a, rows) == pytest.approx((8 + 2) / 2)
 
 
 KEYS = ("ka", "kb")
@@ -81,8 +126,8 @@ def test_an_instance_is_the_sum_of_its_layers_as_the_model_answers_to_errors_of_
     row = predicted(run_of(tmp_path)).iloc[0]
     assert row["kl_row"] == pytest.approx(2)
     assert row["kl"] == pytest.approx(2)  # of the mask whose rows say the same
-    # Samples' noise 0.5 with one degree of freedom; methods differ by 0.22: the normal 1.96.
-    width = np.hypot(0.5 * 12.7062, 0.22 * 1.95996)
+    # Samples' noise 0.5 with one degree of freedom; methods differ by 0.3: the normal 1.96.
+    width = np.hypot(0.5 * 12.7062, 0.3 * 1.95996)
     assert row["kl_low"] == pytest.approx(2 * np.exp(-width), rel=1e-4)
     assert row["kl_high"] == pytest.approx(2 * np.exp(width), rel=1e-4)
     assert (row["kl_head"], row["layers"], row["n_rows"]) == (1, 2, 3)

@@ -113,16 +113,17 @@ def _row(key, cells, arrays, response):
     row = {name: first[name] for name in NAMED} | {"layers": cells["layer"].nunique()}
     numbers = dict.fromkeys(COLUMNS[len(row) :], np.nan) | {"kl_head": float(cells["kl_head_mean"].sum())}
     if arrays:
-        numbers |= _whole_instance(*sums_over_heads(cells, arrays), response)
+        numbers |= _whole_instance(sums_over_heads(cells, arrays), response)
     return row | numbers | {"given_json": key[3]}
 
 
-def _whole_instance(a, recorded, response):
-    """The numbers of an instance that its a [rows, S], and [rows] of the recorded tokens or None, say."""
+def _whole_instance(sums, response):
+    """The numbers of an instance that its Sums say."""
+    a, recorded = sums.a, sums.recorded
     row, blocks = by_row(a), by_blocks(a)
     kl, low, high = blocks, np.nan, np.nan
     if response:
-        kl = response.of(row, blocks)
+        kl = response.of(a, sums.rows, sums.distance2)
         low, high = _interval(kl, a) if row else (kl, kl)
     first = np.nan if recorded is None else float(-recorded.mean())
     return {"n_rows": len(a), "kl": kl, "kl_low": low, "kl_high": high, "kl_row": row, "kl_block": blocks,
@@ -136,20 +137,33 @@ def _interval(kl, a):
     return interval(kl, (label_noise(a), a.shape[1] - 1), (METHODS_APART, np.inf))
 
 
-def sums_over_heads(cells, arrays):
-    """(a [rows, S], that of the recorded tokens [rows] or None) float64 of an instance, summed over its cells
-    and their query heads, which share their rows.
+@dataclass(frozen=True)
+class Sums:
+    """What all heads of an instance say together at `rows` [n], the last token, from which nobody predicts,
+    left out: `a` [n, S] and `recorded` [n] or None, sums of products; `distance2` [n] or None, the mean over
+    query heads of the squared cosine distance."""
 
-    The last token, from which nobody predicts, is left out."""
+    rows: np.ndarray
+    a: np.ndarray
+    recorded: np.ndarray | None
+    distance2: np.ndarray | None
+
+
+def sums_over_heads(cells, arrays):
+    """The Sums, in float64, of the cells of an instance, which share their rows."""
     first = cells.iloc[0]
     one = arrays[first["key"]]
-    there = [name for name in ("a", "a_recorded") if name in one]
-    total = dict.fromkeys(there, 0.0)
+    there = [name for name in ("a", "a_recorded", "cosine_distance") if name in one]
+    total, heads = dict.fromkeys(there, 0.0), 0
     for cell in arrays.each(cells["key"], there):
         for name in there:
-            total[name] = total[name] + cell[name].sum(axis=0, dtype=float)
+            values = np.square(cell[name], dtype=float) if name == "cosine_distance" else cell[name]
+            total[name] = total[name] + values.sum(axis=0, dtype=float)
+        heads += len(cell["a"])
     predicting = one["rows"] < first["n_tokens"] - 1
-    return total["a"][predicting], total["a_recorded"][predicting] if len(there) > 1 else None
+    found = {name: values[predicting] for name, values in total.items()}
+    distance2 = found["cosine_distance"] / heads if "cosine_distance" in found else None
+    return Sums(one["rows"][predicting].astype(int), found["a"], found.get("a_recorded"), distance2)
 
 
 def _beside_confirmed(table, frame, whole=True):

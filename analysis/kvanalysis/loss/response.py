@@ -1,9 +1,15 @@
 """How a model answers to hidden tokens: from what the gradient says of errors to what they cost.
 
 A trace with a gradient holds a few runs of the model with most of the prompt hidden at random, their
-divergence and their products with the gradient (`masked_kl`, `masked_a`; docs/formats.md). No compression
-method has a part in them. They hold what the second order leaves out: pairs of rows, errors that reach the
-next layer, and that a model can only be so wrong.
+divergence row by row and their products with the gradient (`masked_kl_rows`, `masked_a`; docs/formats.md). No
+compression method has a part in them. They hold what the second order leaves out: pairs of rows, errors that
+reach the next layer, and that a model can only be so wrong.
+
+Rows answer differently. Where the model is nearly certain of the next token, drawn labels are nearly always
+that token, the gradient is nearly zero, and an error that makes the model predict another token is invisible
+to the second order. So rows are divided by the entropy of the model's own prediction into CLASSES of equal
+size, and each class has curves of its own: over the second order, and over the size of the errors themselves
+(the squared cosine distance of attention outputs, `masked_distance2`).
 """
 
 from dataclasses import dataclass
@@ -11,16 +17,18 @@ from dataclasses import dataclass
 import h5py
 import numpy as np
 
-from .estimate import by_row
+from .estimate import by_blocks, by_row
 
-# Standard deviation of ln(measured / predicted): what errors of one size cost differs by method. Of 249
-# instances on the three texts of configs/confirm/texts (docs/prediction.md).
-METHODS_APART = 0.22
+CLASSES = 4
+FEWEST_ROWS = 16  # of a class: means of fewer say little
+# Root mean square of ln(measured / predicted) below one nat: what errors of one size cost differs by method,
+# text and model. 0.29 over three models, 0.24 to 0.32 on each (docs/ranking.md).
+METHODS_APART = 0.3
 
 
 @dataclass(frozen=True)
-class Response:
-    """Divergences `kl` [n] of runs whose rows say `row` [n], nats a token, ascending in `row`."""
+class Curve:
+    """Divergences `kl` [n] of runs, nats a token, whose errors have the sizes `row` [n], ascending."""
 
     row: np.ndarray
     kl: np.ndarray
@@ -30,28 +38,123 @@ class Response:
         between the runs in logarithms; beyond the severest with the slope of the last two, at most in
         proportion. Small errors cost their second order, `blocks`: below the mildest run its answer gives way
         to that in proportion to the size, as the terms that the second order leaves out do."""
-        if row == 0:
-            return 0.0
+        if row < self.row[0]:
+            share = row / self.row[0]
+            return float(share * self.alone(row) + (1 - share) * blocks)
+        return self.alone(row)
+
+    def alone(self, row):
+        """The same without a second order: below the mildest run in proportion to the size."""
+        if row <= self.row[0]:
+            return float(row * self.kl[0] / self.row[0])
         x, y = np.log(self.row), np.log(self.kl)
         at = np.log(row)
-        if at <= x[0]:
-            share = row / self.row[0]
-            return float(share * row * self.kl[0] / self.row[0] + (1 - share) * blocks)
         if at >= x[-1]:
             slope = np.clip((y[-1] - y[-2]) / (x[-1] - x[-2]), 0, 1)
             return float(np.exp(y[-1] + slope * (at - x[-1])))
         return float(np.exp(np.interp(at, x, y)))
 
 
+@dataclass(frozen=True)
+class Response:
+    """`rows` int [n], the tokens whose rows the trace scores, ascending; `classes` int [n], the class of
+    each; for each class `by_gradient`, a Curve over the second order of its rows, and `by_distance`, one over
+    their squared cosine distance, or None where the trace holds none."""
+
+    rows: np.ndarray
+    classes: np.ndarray
+    by_gradient: list
+    by_distance: list | None = None
+
+    def of(self, a, rows, distance2=None):
+        """Nats a token that errors cost, the mean over rows of what each class costs.
+
+        a [n, S]: their products with the gradient at `rows` int [n], some of the response's; distance2 [n] or
+        None: the squared cosine distance of each row, mean over layers and query heads. Where both are known
+        a class costs the geometric mean of what its two curves say: the gradient knows which errors matter,
+        the distance sees those that turn a certain prediction into another.
+        """
+        whole = by_row(a)
+        if whole == 0:
+            return 0.0
+        pairs = by_blocks(a) / whole
+        classes, total = self._classes_of(rows), 0.0
+        for number in np.unique(classes):
+            own = classes == number
+            row = by_row(a[own])
+            cost = self.by_gradient[number].of(row, row * pairs)
+            if self.by_distance and distance2 is not None:
+                cost = np.sqrt(cost * self.by_distance[number].alone(float(np.mean(distance2[own]))))
+            total += own.mean() * cost
+        return float(total)
+
+    def _classes_of(self, rows):
+        if len(self.by_gradient) == 1:
+            return np.zeros(len(rows), dtype=int)
+        return self.classes[np.searchsorted(self.rows, rows)]
+
+
 def response_of(path, prompt):
-    """The Response of a prompt of a trace file; None where the trace holds none. Raises OSError."""
+    """The Response of a prompt of a trace file; None where the trace holds none. Traces of older recorders
+    hold no divergence of single rows: all their rows are of one class. Raises OSError."""
     with h5py.File(path) as file:
         group = file.get(f"prompts/{prompt}")
         if group is None or "masked_a" not in group:
             return None
-        row = np.array([by_row(a) for a in group["masked_a"][()]])
+        a = group["masked_a"][()].astype(float)
+        rows = _scored_rows(group, a.shape[1])
+        if "masked_kl_rows" in group and "g_entropy" in group:
+            kl = group["masked_kl_rows"][()].astype(float)
+            classes = _by_entropy(group["g_entropy"][()])
+            distances = group["masked_distance2"][()].astype(float) if "masked_distance2" in group else None
+            return _of_classes(rows, a, kl, classes, distances)
         kl = group["masked_kl"][()].astype(float)
+    curve = _curve(np.array([by_row(of_mask) for of_mask in a]), kl)
+    return None if curve is None else Response(rows, np.zeros(len(rows), dtype=int), [curve])
+
+
+def _scored_rows(group, count):
+    """The tokens of `masked_a`'s rows, as the layers' gradients have them; 0, 1, ... where none says them."""
+    for layer in group.get("layers", {}).values():
+        if "g_rows" in layer:
+            return layer["g_rows"][()].astype(int)
+    return np.arange(count)
+
+
+def _by_entropy(entropy):
+    """int [n]: the class of each row, those of least entropy first."""
+    count = max(min(CLASSES, len(entropy) // FEWEST_ROWS), 1)
+    order = np.argsort(entropy, kind="stable")
+    classes = np.empty(len(entropy), dtype=int)
+    for number, own in enumerate(np.array_split(order, count)):
+        classes[own] = number
+    return classes
+
+
+def _of_classes(rows, a, kl, classes, distances):
+    """The Response of a [masks, rows, S], kl [masks, rows] and distances [masks, rows] or None; None where no
+    curve can be drawn."""
+    squares = (a**2).mean(axis=2) / 2
+    by_gradient = _curves(squares, kl, classes)
+    if by_gradient is None:
+        return None
+    return Response(
+        rows, classes, by_gradient, None if distances is None else _curves(distances, kl, classes)
+    )
+
+
+def _curves(sizes, kl, classes):
+    """[Curve] of sizes and kl [masks, rows], one a class; None where all rows together give none. A class
+    without a curve takes that of all rows."""
+    whole = _curve(sizes.mean(axis=1), kl.mean(axis=1))
+    if whole is None:
+        return None
+    parts = [classes == number for number in range(classes.max() + 1)]
+    return [_curve(sizes[:, own].mean(axis=1), kl[:, own].mean(axis=1)) or whole for own in parts]
+
+
+def _curve(row, kl):
     used = (row > 0) & (kl > 0)
     order = np.argsort(row[used])
     row, kl = row[used][order], kl[used][order]
-    return Response(row, np.maximum.accumulate(kl)) if len(row) > 1 else None
+    return Curve(row, np.maximum.accumulate(kl)) if len(row) > 1 else None

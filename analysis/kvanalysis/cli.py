@@ -1,5 +1,5 @@
 """`kvanalysis report|figures|table|compare|parquet|epsilon|confirm|predict|allocate OUT`, and
-`kvanalysis figure|leaderboard|sweep CONFIG`.
+`kvanalysis figure|leaderboard|sweep|study CONFIG`.
 
 Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results, 130 interrupted. A step of a
 figure or a round of a sweep that failed gives its own.
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from . import __version__, commands
+from .answer.sizes import PEAK, SIZES
 from .commands import INTERRUPTED, fail
 from .errors import UserError
 
@@ -52,10 +53,11 @@ def _parser():
     parser.add_argument("--version", action="version", version=f"kvanalysis {__version__}")
     parsers = parser.add_subparsers(
         required=True,
-        metavar="report|figures|figure|leaderboard|table|compare|parquet|sweep|epsilon|confirm|predict|allocate",
+        metavar="report|figures|figure|leaderboard|table|compare|parquet|sweep|study|epsilon|confirm|predict|allocate",
     )
     for add in (
-        *(_of_results, _compare, _figure, _leaderboard, _sweep, _epsilon, _confirm, _predict, _allocate),
+        *(_of_results, _compare, _figure, _leaderboard, _sweep, _study, _epsilon, _confirm, _predict),
+        _allocate,
     ):
         add(parsers)
     return parser
@@ -90,9 +92,11 @@ def _compare(parsers):
     add = _command(parsers, commands.compare, text)
     shares = "shares of the full cache's bytes: 20%% or 10%%,20%%,40%%"
     add("--at", required=True, metavar="SHARES", help=shares)
+    which = "which bytes: at the peak (default), the mean over steps, or those of the prompt after its cut"
+    add("--of", choices=tuple(SIZES), default=PEAK, help=which)
     add("--layers", metavar="LIST", help="these layers only: 7 or 0,15-29")
-    less = "what is compared: error (default), cosine, or a column of the table in which less is better"
-    add("--measure", default="error", metavar="NAME", help=less)
+    less = "what is compared: distance (squared cosine distance, the default), error, cosine, or a column"
+    add("--measure", metavar="NAME", help=f"{less} of the table in which less is better")
     add("--methods", metavar="LIST", help="these methods only: h2o,tova")
     add("--phase", choices=("stream", "oneshot"), help="methods of this phase only")
 
@@ -127,6 +131,16 @@ def _sweep(parsers):
     words = "further words of `kvreplay sweep submit`, in quotes"
     add("--submit", default="", metavar="WORDS", help=words)
     _of_config(add, "the configuration")
+
+
+def _study(parsers):
+    text = "records, replays and confirms several models: which measure orders methods as their loss does"
+    add = _command(parsers, commands.study, text, "config", "as configs/models.yaml")
+    add("-o", "--out", metavar="OUT", type=Path, default=Path("out/models"), help="default: out/models")
+    add("--files", metavar="DIR", type=Path, help="the folder of GGUF files (default: the configuration's)")
+    add("--models", metavar="NAMES", help="these models only, a list with commas")
+    add("--dry-run", action="store_true", help="print the commands, then stop")
+    add("--tables", action="store_true", help="the tables of what is finished, without running anything")
 
 
 def _epsilon(parsers):

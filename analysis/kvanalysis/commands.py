@@ -61,7 +61,8 @@ def compare(options):
     layers = layers_in(options.layers) if options.layers else None
     frame = _whole_curves(options.out)
     methods = options.methods.split(",") if options.methods else None
-    asked = {"layers": layers, "measure": options.measure, "phase": options.phase, "methods": methods}
+    asked = {"of": options.of, "layers": layers, "measure": options.measure, "phase": options.phase}
+    asked["methods"] = methods
     print("\n\n".join(str(compare_at(frame, share, **asked)) for share in shares))
 
 
@@ -121,6 +122,21 @@ def sweep(options):
         raise SweepError("--submit: `kvreplay run` takes no such words; add --engine local or slurm")
     config = read_sweep_config(options.config, options.set, options.trace)
     for path in run_sweep(config, options.out, Engine(options.engine, words)):
+        print(path)
+
+
+def study(options):
+    from .study.config import read_study
+    from .study.drive import finished, run_study
+    from .study.tables import write_tables
+
+    names = tuple(options.models.split(",")) if options.models else ()
+    config = read_study(options.config, options.files, names, check_files=not options.tables)
+    if not options.tables:
+        run_study(config, options.out, dry=options.dry_run)
+    if options.dry_run:
+        return
+    for path in write_tables(finished(config, options.out), options.out):
         print(path)
 
 

@@ -24,5 +24,9 @@ class SweepError(UserError):
     """A sweep's configuration is wrong, or one of its rounds ended early."""
 
 
+class StudyError(UserError):
+    """A study's configuration is wrong, or one of its steps failed."""
+
+
 class PackageError(UserError):
     """A Python package is not installed."""

@@ -44,7 +44,9 @@ def test_a_difference_that_all_layers_share_is_told_apart_and_one_that_they_cont
     rows = method_rows("h2o", 1.5) + method_rows("tova", 1.0)
     sure = answered(tmp_path / "a", rows)
     assert sure.winner_decided
-    assert sure.sentence.startswith("At 20 % of the full cache’s bytes tova loses least: 0.233, 0.117 [")
+    assert sure.sentence.startswith(
+        "At 20 % of the full cache’s bytes at the peak, tova loses least: 0.233, 0.117 ["
+    )
     signs = [1, -1, 1, -1, 1, -1]
     crossing = [
         dict(row, rel_err_out_mean=row["rel_err_out_mean"] * (1 + 0.2 * s))
@@ -207,7 +209,7 @@ def test_the_command_prints_the_sentence_first_and_a_block_for_each_share(tmp_pa
     )
     assert cli.main(["compare", str(tmp_path), "--at", "10%,20%"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("At 10 % of the full cache’s bytes h2o alone was replayed")
+    assert lines[0].startswith("At 10 % of the full cache’s bytes at the peak, h2o alone was replayed")
     assert sum(line.startswith("At ") for line in lines) == 2
     assert cli.main(["compare", str(tmp_path), "--at", "20"]) == 2
     assert "write 20%" in capsys.readouterr().err
@@ -259,7 +261,7 @@ def test_a_quoted_name_says_what_all_instances_were_given(tmp_path):
     coded = {"row_format": {"name": "int4", "group": 64}, "phase": "oneshot"}
     answer = answered(tmp_path, method_rows("h2o", 1, params=coded) + method_rows("tova", 2))
     assert row_of(answer, "h2o")["name"] == "h2o phase=oneshot int4"
-    assert "bytes h2o phase=oneshot int4 loses least" in answer.sentence
+    assert "peak, h2o phase=oneshot int4 loses least" in answer.sentence
 
 
 def test_a_quoted_name_says_nothing_twice(tmp_path):
@@ -290,3 +292,127 @@ def test_floors_that_the_run_found_are_said_under_the_label_of_the_table(tmp_pat
 def test_methods_are_chosen_by_name(tmp_path):
     rows = method_rows("h2o", 1) + method_rows("tova", 2) + method_rows("buzz", 3)
     assert list(answered(tmp_path, rows, methods=["tova", "buzz"]).ranking["label"]) == ["tova", "buzz"]
+
+
+SIZED = (
+    *COLUMNS,
+    "given",
+    "budget_share",
+    "prompt_bytes",
+    "prompt_full_bytes",
+    "mean_bytes",
+    "mean_full_bytes",
+)
+ONESHOT = {"phase": "oneshot"}
+
+
+def sized(rows, prompt=None, mean=None, **more):
+    """Rows with what they take of a prompt of 768 tokens, and on average of a cache of 896."""
+    whole = {"prompt_full_bytes": 768 * 256, "mean_full_bytes": 896 * 256, "budget_share": ""} | more
+    sizes = {"prompt_bytes": prompt and prompt * 768 * 256, "mean_bytes": mean and mean * 896 * 256}
+    return [row | whole | sizes for row in rows]
+
+
+def of_bytes(folder, rows, of, share=0.2, meta=None, **options):
+    return compare_at(load(write_results(folder, rows, meta, columns=SIZED)), share, of=of, **options)
+
+
+def both_phases(**more):
+    """A one-shot method that keeps 20 % of the prompt, and a streaming one of as many tokens."""
+    return [
+        *sized(method_rows("snapkv", 1, 153, 0.4, params=ONESHOT), prompt=0.2, mean=0.3, **more),
+        *sized(method_rows("h2o", 1.5, 153, 0.15), prompt=0.2, mean=0.17, **more),
+    ]
+
+
+def test_of_the_prompt_a_one_shot_method_competes_whatever_it_keeps_later(tmp_path):
+    answer = of_bytes(tmp_path / "a", both_phases(), "prompt")
+    assert answer.sentence.startswith(
+        "At 20 % of the prompt’s full cache (bytes after the cut), snapkv phase=oneshot loses least: 0.233"
+    )
+    assert [*answer.ranking["share"]] == pytest.approx([0.2, 0.2])
+    assert "% of prompt" in str(answer)
+    peak = of_bytes(tmp_path / "b", both_phases(), "peak")
+    assert row_of(peak, "snapkv")["how"] == "its least here is 40.0% of the full cache"
+
+
+def test_of_the_mean_the_full_cache_is_that_of_the_same_steps(tmp_path):
+    rows = both_phases() + sized(method_rows("exact", 0.5, "", 1.0, params={"row_format": "int8"}), 1, 1)
+    answer = of_bytes(tmp_path, rows, "mean", 0.3)
+    assert answer.sentence.startswith(
+        "At 30 % of the full cache’s bytes on average over the steps, snapkv phase=oneshot alone was replayed"
+    )
+    assert row_of(answer, "exact")["how"] == "its least here is 100.0% of the full cache on average"
+
+
+def test_what_bytes_of_one_phase_mean_for_the_other_is_said_of_these_bytes_alone(tmp_path):
+    said = {of: of_bytes(tmp_path / of, both_phases(), of, 0.4).caveats for of in ("peak", "mean", "prompt")}
+    peaks = {of: [each for each in found if each.startswith("Bytes are")] for of, found in said.items()}
+    assert peaks["mean"] == []  # nothing to compare at 40 %
+    rows = both_phases() + [row | {"mean_bytes": 0.17 * 896 * 256} for row in both_phases()[:6]]
+    assert not any("peak" in each for each in of_bytes(tmp_path / "m", rows[6:], "mean", 0.17).caveats)
+    (told,) = [
+        each for each in of_bytes(tmp_path / "p", both_phases(), "prompt").caveats if "one-shot" in each
+    ]
+    assert told.startswith("Bytes are those of the prompt after its cut")
+
+
+def test_shares_that_were_asked_of_other_bytes_are_no_answer(tmp_path):
+    """A budget of 20 % at the peak takes less of the prompt, and is not the largest that fits."""
+    rows = sized(method_rows("h2o", 1, 100), prompt=0.15, budget_share="0.2")
+    rows += sized(method_rows("h2o", 0.5, 140), prompt=0.195)
+    asked = {
+        of: of_bytes(tmp_path / of, rows, "prompt", meta={"config": {"budget": {"of": of}}})
+        for of in ("peak", "prompt")
+    }
+    assert row_of(asked["peak"], "h2o")["how"] == "budget 140"
+    assert row_of(asked["prompt"], "h2o")["how"] == "budget 100"
+    earlier = {
+        "config": {"budget": {"tokens": [8]}},
+        "earlier_runs": [{"config": {"budget": {"of": "prompt"}}}],
+    }
+    assert row_of(of_bytes(tmp_path / "e", rows, "prompt", meta=earlier), "h2o")["how"] == "budget 100"
+
+
+def test_floors_of_other_bytes_are_not_said(tmp_path):
+    lost = {"method": "snapkv", "given": {}, "share": 0.2, "floor_low": 0.348, "heads": 6, "of_heads": 6}
+    meta = {"config": {"budget": {"of": "peak"}}, "unreachable": [lost]}
+    rows = sized(method_rows("snapkv", 1, 256, 0.6), prompt=0.3) + sized(method_rows("h2o", 1), prompt=0.2)
+    assert row_of(of_bytes(tmp_path / "a", rows, "prompt", meta=meta), "snapkv")["how"].startswith(
+        "its least here"
+    )
+    meta["config"]["budget"]["of"] = "prompt"
+    found = row_of(of_bytes(tmp_path / "b", rows, "prompt", meta=meta), "snapkv")["how"]
+    assert found == "needs 34.8% of the prompt’s full cache"
+
+
+def test_bytes_that_a_table_lacks_are_refused_with_the_remedy(tmp_path):
+    with pytest.raises(UserError, match=r"--of prompt: these results lack the column prompt_bytes .* replay"):
+        answered(tmp_path / "old", method_rows("h2o", 1), of="prompt")
+    rows = sized(method_rows("h2o", 1, n_prefill=0), mean=0.2)
+    with pytest.raises(
+        UserError, match=r"no prompt \(n_prefill is 0\): replay with replay.prefill.*--prefill"
+    ):
+        of_bytes(tmp_path / "none", rows, "prompt")
+    assert of_bytes(tmp_path / "none", rows, "mean").best == "h2o"
+    with pytest.raises(UserError, match="--of all: write peak, mean or prompt"):
+        answered(tmp_path / "word", method_rows("h2o", 1), of="all")
+
+
+def test_where_nothing_was_compared_no_text_is_counted(tmp_path):
+    answer = answered(tmp_path, method_rows("h2o", 1), share=0.01)
+    assert "none of these methods was replayed" in answer.sentence
+    assert not any("evidence" in each for each in answer.caveats)
+
+
+def test_a_ratio_of_many_digits_has_an_exponent(tmp_path):
+    rows = method_rows("tova", 1) + method_rows("window", 0.9)
+    rows[-1] |= {"rel_err_out_mean": 9e67}
+    (told,) = [each for each in answered(tmp_path, rows).caveats if "window loses" in each]
+    assert "window loses 6.4e+67 times as much as tova" in told
+
+
+def test_the_command_takes_which_bytes_are_meant(tmp_path, capsys):
+    write_results(tmp_path, both_phases(), columns=SIZED)
+    assert cli.main(["compare", str(tmp_path), "--at", "20%", "--of", "prompt"]) == 0
+    assert capsys.readouterr().out.startswith("At 20 % of the prompt’s full cache")

@@ -195,6 +195,7 @@ MAY_IMPORT = {
     "plots": {"data", *NUMBERS, "drawing"},
     "figures": {"data", "stats", "drawing", "plots"},
     "sweeps": {"data", "stats", "budgets", "figures"},
+    "study": {"data", "stats", "loss", "predict", "figures"},
     "page": {"data", *NUMBERS, "drawing", "plots", "figures"},
 }
 SHARED_PLOTS = "run"  # the room of plots that the others may borrow from

@@ -14,9 +14,10 @@ from ..stats.families import family_of
 from ..stats.intervals import BLOCK, LEVEL, UNIT, holm, mean_interval, used_rows
 from ..stats.paired import Comparison, compare_units
 from . import words
-from .measures import MAIN, column_of
-from .reached import Reached, Unreached, reached
+from .measures import column_of
+from .reached import Question, Reached, Unreached, reached
 from .selection import of_layers
+from .sizes import PEAK, Size, shares_are_of, size_of
 
 RANKING = [
     *("label", "name", "family", "error", "low", "high", "share"),
@@ -26,7 +27,7 @@ RANKING = [
 
 @dataclass(frozen=True)
 class Answer:
-    """Who loses least at `share` of the full cache's bytes.
+    """Who loses least at `share` of the full cache's bytes, which `size` counts.
 
     `ranking`, a row a method, the least loss first, then those that cannot be compared: `label`, `name` (the
     label with what changes bytes or phase, even if all were given it), `family` (stats.families), `error`
@@ -37,6 +38,7 @@ class Answer:
     """
 
     share: float
+    size: Size
     measure: str
     ranking: pd.DataFrame
     n_pairs: int
@@ -80,21 +82,25 @@ def compare_at(
     frame: pd.DataFrame,
     share: float,
     *,
+    of: str = PEAK,
     layers: list[int] | None = None,
-    measure: str = MAIN,
+    measure: str | None = None,
     phase: str | None = None,
     methods: list[str] | None = None,
 ) -> Answer:
     """The Answer of `load`'s table at a share of the full cache's bytes, (0, 1].
 
-    `layers`: all, or those named; `measure`: a column in which less is better, or "cosine"; `phase`: "stream"
+    `of`: which bytes, "peak", "mean" over the steps, or "prompt", those of the prompt after its cut;
+    `layers`: all, or those named; `measure`: "distance" (the default, measures.DEFAULT), "error", "cosine",
+    or a column in which less is better; `phase`: "stream"
     or "oneshot" alone; `methods`: names, or all. Oracles and the plain exact cache do not compete, and who
     lacks a head that another has is left out. Raises UserError or ResultsError where there is nothing to
     compare.
     """
     rows, column = _rivals(of_layers(frame, layers), phase, methods), column_of(frame, measure)
-    found = {label: reached(own, share, column) for label, own in rows.groupby("label", sort=True)}
-    floors = _out_of_reach(frame, rows, share, phase, methods)
+    asked = Question(share, column, size_of(rows, of), shares_are_of(frame.attrs.get("meta", {}), of))
+    found = {label: reached(own, asked) for label, own in rows.groupby("label", sort=True)}
+    floors = _out_of_reach(frame, rows, asked, phase, methods)
     found |= {label: floor for label, floor in floors.items() if not isinstance(found.get(label), Reached)}
     found = _on_all_heads(found)
     numbers = {label: each.values for label, each in found.items() if isinstance(each, Reached)}
@@ -110,6 +116,7 @@ def compare_at(
     units = next(iter(values.values())).index if values else pd.MultiIndex.from_tuples([], names=UNIT)
     return Answer(
         share=share,
+        size=asked.size,
         measure=column,
         ranking=ranking,
         n_pairs=len(pairs),
@@ -134,15 +141,15 @@ def _names(rows: pd.DataFrame) -> dict[str, str]:
     return names
 
 
-def _out_of_reach(frame, rows, share, phase, methods) -> dict[str, Reached | Unreached]:
+def _out_of_reach(frame, rows, asked, phase, methods) -> dict[str, Reached | Unreached]:
     """Methods that were asked for the share and have no cell of it: the floor that the run found. One without
     any row has no label of its own: it is named by all that it was given."""
     labels = {
         (own.method, _canonical(own.given)): own.label for own in rows.drop_duplicates("label").itertuples()
     }
     floors = {}
-    for each in frame.attrs.get("meta", {}).get("unreachable", []):
-        if not np.isclose(each["share"], share) or each["heads"] < each["of_heads"]:
+    for each in frame.attrs.get("meta", {}).get("unreachable", []) if asked.marked else []:
+        if not np.isclose(each["share"], asked.share) or each["heads"] < each["of_heads"]:
             continue
         if methods is not None and each["method"] not in methods:
             continue
@@ -150,7 +157,7 @@ def _out_of_reach(frame, rows, share, phase, methods) -> dict[str, Reached | Unr
         if label is None and phase is None:
             label = " ".join([each["method"], *named_values(each["given"], each["given"])])
         if label is not None:
-            floors[label] = Unreached(f"needs {each['floor_low']:.1%} of the full cache")
+            floors[label] = Unreached(f"needs {each['floor_low']:.1%} of {asked.size.short}")
     return floors
 
 

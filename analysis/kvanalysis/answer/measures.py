@@ -7,8 +7,11 @@ import pandas as pd
 from ..errors import UserError
 
 MAIN = "rel_err_out_mean"
-ERROR, COSINE = "error", "cosine"
-SHORT = {ERROR: MAIN, COSINE: "cosine_mean"}
+# What methods are ranked by unless somebody asks for another: the measure that needs no gradient and orders
+# methods most nearly as models' own losses do (docs/ranking.md).
+DEFAULT = "cosine_distance_sq"
+ERROR, COSINE, DISTANCE = "error", "cosine", "distance"
+SHORT = {DISTANCE: DEFAULT, ERROR: MAIN, COSINE: "cosine_mean"}
 # Larger is better: one minus them is compared.
 FROM_ONE = {
     "cosine_mean": "cosine distance",
@@ -18,14 +21,18 @@ FROM_ONE = {
 }
 WORDS = {
     MAIN: "mean relative error of the attention output",
+    DEFAULT: "squared cosine distance of the attention output",
     "rel_err_out_p95": "95 % quantile of the relative error",
     **FROM_ONE,
 }
-COMPARABLE = re.compile(r"(rel_err|eps|partition_err|log_partition_err)_\w+|rmse")
+COMPARABLE = re.compile(r"(rel_err|eps|partition_err|log_partition_err)_\w+|cosine_distance_sq|rmse")
 
 
-def column_of(frame: pd.DataFrame, measure: str) -> str:
-    """The column of a measure's name or short name. Raises UserError with those that there are."""
+def column_of(frame: pd.DataFrame, measure: str | None) -> str:
+    """The column of a measure's name or short name; None: DEFAULT, or the main measure where an older table
+    lacks it. Raises UserError with the names that there are."""
+    if measure is None:
+        measure = DEFAULT if DEFAULT in frame and frame[DEFAULT].notna().any() else MAIN
     name = SHORT.get(measure, measure)
     known = [each for each in frame.select_dtypes("float") if each in FROM_ONE or COMPARABLE.fullmatch(each)]
     if name in known and frame[name].notna().any():

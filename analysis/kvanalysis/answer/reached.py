@@ -1,7 +1,8 @@
 """What a method loses at a share of the full cache's bytes: replayed there, or between two replayed budgets.
 
-Shares are those of the layers in question: bytes of all their heads over those of the full cache, at the
-peak. Between two budgets the error of each head is taken to be a power of the bytes. Nothing is extrapolated.
+Shares are those of the layers in question: bytes of all their heads over those of the full cache, as a
+Size counts them. Between two budgets the error of each head is taken to be a power of the bytes. Nothing is
+extrapolated.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pandas as pd
 from ..data.shares import by_share
 from ..stats.intervals import UNIT, unit_means
 from .measures import loss
+from .sizes import PEAK, SIZES, Size
 
 NEAR = 0.97  # a replayed budget within 3 % below the share stands for it
 EXACT = 1e-9  # relative: shares that are the same number
@@ -35,9 +37,20 @@ class Unreached:
     why: str
 
 
-def reached(rows: pd.DataFrame, share: float, column: str) -> Reached | Unreached:
+@dataclass(frozen=True)
+class Question:
+    """What is asked of every method: its `column` at `share` of the bytes that `size` counts.
+    `marked`: the column `budget_share` holds shares of these bytes."""
+
+    share: float
+    column: str
+    size: Size = SIZES[PEAK]
+    marked: bool = True
+
+
+def reached(rows: pd.DataFrame, asked: Question) -> Reached | Unreached:
     """`rows`: those of one method instance, finished, all budgets."""
-    found = [_of_text(own, share, column) for _, own in rows.groupby(TEXT, sort=True)]
+    found = [_of_text(own, asked) for _, own in rows.groupby(TEXT, sort=True)]
     lacking = [each for each in found if isinstance(each, Unreached)]
     if lacking:
         return lacking[0]
@@ -49,27 +62,27 @@ def reached(rows: pd.DataFrame, share: float, column: str) -> Reached | Unreache
     )
 
 
-def _of_text(rows: pd.DataFrame, share: float, column: str) -> Reached | Unreached:
-    points = _points(rows, column)
+def _of_text(rows: pd.DataFrame, asked: Question) -> Reached | Unreached:
+    points, share = _points(rows, asked), asked.share
     fits = [point for point in points if point.share <= share * (1 + EXACT)]
-    asked = [
+    for_it = [
         point for point in fits if point.asked is not None and np.isclose(point.asked, share, rtol=EXACT)
     ]
-    if asked:
-        return Reached(asked[0].values, asked[0].share, asked[0].words)
+    if for_it:
+        return Reached(for_it[0].values, for_it[0].share, for_it[0].words)
     if not fits:
-        return Unreached(f"its least here is {points[0].share:.1%} of the full cache")
+        return Unreached(f"its least here is {points[0].share:.1%} of {asked.size.short}")
     if fits[-1].share >= NEAR * share:
         return Reached(fits[-1].values, fits[-1].share, fits[-1].words)
     if len(fits) == len(points):
-        return Unreached(f"its most here is {points[-1].share:.1%} of the full cache")
+        return Unreached(f"its most here is {points[-1].share:.1%} of {asked.size.short}")
     return _between(fits[-1], points[len(fits)], share)
 
 
 @dataclass(frozen=True)
 class _Point:
     """A budget of one text: `share` of the full cache's bytes that it takes, over all heads; `asked`: the
-    share for which it was asked, None if in tokens."""
+    share of these bytes for which it was asked, None if otherwise."""
 
     share: float
     values: pd.Series
@@ -77,15 +90,19 @@ class _Point:
     asked: float | None
 
 
-def _points(rows: pd.DataFrame, column: str) -> list[_Point]:
+def _points(rows: pd.DataFrame, question: Question) -> list[_Point]:
     """By rising bytes, of the heads that the text has; a budget that only some of them were replayed at is
     none, unless no other is there. Heads that were asked for one share belong together, whatever their
     tokens."""
     tokens = [
-        _point(own, column, None) for _, own in rows.groupby(rows["budget_tokens"].fillna(0).astype(int))
+        _point(own, question, None) for _, own in rows.groupby(rows["budget_tokens"].fillna(0).astype(int))
     ]
     marked = by_share(rows).dropna(subset=["share"])
-    shares = [_point(own, column, asked) for asked, own in marked.groupby("share") if _is_one_budget(own)]
+    shares = [
+        _point(own, question, share if question.marked else None)
+        for share, own in marked.groupby("share")
+        if _is_one_budget(own)
+    ]
     points = [point for point in (*shares, *tokens) if len(point.values)]
     most = max((len(point.values) for point in points), default=0)
     return sorted((point for point in points if len(point.values) == most), key=lambda point: point.share)
@@ -97,9 +114,10 @@ def _is_one_budget(rows: pd.DataFrame) -> bool:
     return not rows.duplicated([*UNIT, "seed"]).any()
 
 
-def _point(rows: pd.DataFrame, column: str, asked: float | None) -> _Point:
+def _point(rows: pd.DataFrame, question: Question, asked: float | None) -> _Point:
+    size, column = question.size, question.column
     return _Point(
-        share=float(rows["total_bytes"].sum() / rows["full_bytes"].sum()),
+        share=float(rows[size.held].sum() / rows[size.full].sum()),
         values=loss(unit_means(rows, [column])[column], column).dropna(),
         words=_budget_words(rows["budget_tokens"]),
         asked=asked,

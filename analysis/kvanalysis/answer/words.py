@@ -9,8 +9,9 @@ from ..stats.families import ONESHOT, STREAM
 from ..stats.format import ABSENT, aligned, interval, percent, significant
 from ..stats.intervals import FEWEST_BLOCKS, LEVEL
 from ..stats.words import count
-from .measures import MAIN, words_of
+from .measures import DEFAULT, MAIN, words_of
 from .selection import layer_words
+from .sizes import PEAK, PROMPT
 
 if TYPE_CHECKING:
     from .compare import Answer
@@ -18,14 +19,28 @@ if TYPE_CHECKING:
 NAMED = 3  # labels that a sentence lists; more are counted
 NO_WINNER = "no clear winner"
 APART = "paired over layers, 95 %, corrected for all pairs"
+PHASES = {  # what it means that methods of both phases are ranked
+    PEAK: "Bytes are those of the peak: one-shot methods reach it at the last token, streaming ones early"
+    " on.",
+    PROMPT: "Bytes are those of the prompt after its cut: one-shot methods keep every later token besides,"
+    " streaming ones stay within their budget.",
+}
+ORDERS = {  # how a measure orders methods of one budget, beside the model's own loss
+    MAIN: "The mean relative error hardly orders methods of one budget as models’ own losses do"
+    " (docs/ranking.md): look at --measure distance, too.",
+    DEFAULT: "On three models this measure orders methods of one budget as the model’s own loss does with a"
+    " rank correlation of 0.71 to 0.89 (docs/ranking.md); nats predicted from a gradient reach 0.85 to 0.89.",
+}
+MOST_TIMES = 1e6  # with all their digits
 TWICE = 2  # as large a loss that is not sure needs a reason
 MOST_LAYERS = 200  # beyond, more layers are no advice
+SHARE = "% of full"  # the peak's; of other bytes it is named after them
 HEADER = (
     *(
         "method",
         "loss",
         "95 % interval",
-        "% of full",
+        SHARE,
         "more than the first",
         "95 % of that",
         "in layers",
@@ -40,7 +55,7 @@ def sentence(answer: "Answer") -> str:
     found = verdict(answer)
     there_is = "there is " if found.startswith(NO_WINNER) else ""
     basis = f"loss: {scope(answer)}; told apart: {APART}" if len(answer.compared) else "see what is left out"
-    return f"At {100 * answer.share:.3g} % of the full cache’s bytes {there_is}{found} ({basis})."
+    return f"At {100 * answer.share:.3g} % of {answer.size.of}, {there_is}{found} ({basis})."
 
 
 def verdict(answer: "Answer") -> str:
@@ -106,12 +121,18 @@ def caveats(answer: "Answer") -> list[str]:
         *_chosen_afterwards(answer, rows),
         *_contrary_layers(answer, rows),
         *_more_layers(answer, rows),
-        f"Layers of {count(answer.n_texts, 'text')} are no evidence on other texts or models.",
+        *_one_kind_of_text(answer),
         *_interpolated(rows),
         *left_out(answer),
-        *_both_phases(rows),
+        *_both_phases(answer, rows),
         *_main_measure(answer),
     ]
+
+
+def _one_kind_of_text(answer: "Answer") -> list[str]:
+    if answer.n_texts == 0:
+        return []
+    return [f"Layers of {count(answer.n_texts, 'text')} are no evidence on other texts or models."]
 
 
 def _few_blocks(answer: "Answer", rows) -> list[str]:
@@ -140,11 +161,15 @@ def _contrary_layers(answer: "Answer", rows) -> list[str]:
     large = rows.iloc[1:][~rows["decided"].iloc[1:] & (rows["error"].iloc[1:] > TWICE * least)]
     first = rows["name"].iloc[0]
     return [
-        f"{row.name} loses {row.error / least:.1f} times as much as {first} on average, but more in only"
+        f"{row.name} loses {_times(row.error / least)} times as much as {first} on average, but more in only"
         f" {row.layers_more:.0f} of {_blocks(answer)}."
         for row in large.itertuples()
         if row.layers_more < answer.n_blocks
     ]
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio < MOST_TIMES else significant(ratio)
 
 
 def _more_layers(answer: "Answer", rows) -> list[str]:
@@ -181,21 +206,14 @@ def left_out(answer: "Answer") -> list[str]:
     return [f"Not compared: {_listed(own)} ({why})." for why, own in reasons]
 
 
-def _both_phases(rows) -> list[str]:
-    if not {STREAM, ONESHOT} <= set(rows["family"]):
+def _both_phases(answer: "Answer", rows) -> list[str]:
+    if answer.size.name not in PHASES or not {STREAM, ONESHOT} <= set(rows["family"]):
         return []
-    return [
-        "Bytes are those of the peak: one-shot methods reach it at the last token, streaming ones early on."
-    ]
+    return [PHASES[answer.size.name]]
 
 
 def _main_measure(answer: "Answer") -> list[str]:
-    if answer.measure != MAIN:
-        return []
-    return [
-        "The cosine over the last third of the layers orders methods more as the model’s own loss does"
-        " (docs/closed_loop.md): look at --measure cosine with late --layers, too."
-    ]
+    return [ORDERS[answer.measure]] if answer.measure in ORDERS else []
 
 
 def cells(answer: "Answer"):
@@ -214,7 +232,7 @@ def cells(answer: "Answer"):
                 (row.how, row.how),
             ]
         )  # fmt: skip
-    return HEADER, rows
+    return [answer.size.column if name == SHARE else name for name in HEADER], rows
 
 
 def _layers(row, answer: "Answer"):

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pandas as pd
 
-from ..answer.measures import FROM_ONE, MAIN, loss, words_of
+from ..answer.measures import DEFAULT, FROM_ONE, MAIN, loss, words_of
 from ..drawing.budget_axes import AS_ZEROS, ROUNDING, top_of
 from ..drawing.end_labels import spread
 from ..stats.families import FAMILIES, family_of
@@ -14,6 +14,7 @@ from ..stats.intervals import blocks_of, mean_intervals, unit_means, used_rows
 
 MEASURES = (
     MAIN,
+    DEFAULT,
     "cosine_mean",
     "rel_err_out_p95",
     "eps_spectral_mean",

@@ -31,6 +31,7 @@ MEASURES = (
     Measure("rel_err_out_p95", "95 % quantile of the relative error", "rel_err_out_p95"),
     Measure("rel_err_fro", "ratio of norms, last rows", "rel_err_fro"),
     Measure("cosine_distance", "cosine distance", "cosine_mean", from_one=True),
+    Measure("cosine_distance_sq", "squared cosine distance", "cosine_distance_sq"),
     Measure("rmse", "root mean square error", "rmse", unit="value units"),
     Measure("eps_spectral_mean", "ε spectral", "eps_spectral_mean"),
     Measure("missing_mass", "missing mass", "kept_mass_mean", from_one=True),

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ...answer.compare import compare_at
 from ...answer.measures import MAIN
-from ...answer.reached import Reached, reached
+from ...answer.reached import Question, Reached, reached
 from ...data.labels import named_values
 from ...data.shares import by_share
 from ...drawing.panel_grid import say_nothing_to_draw
@@ -115,7 +115,7 @@ def _at(frame: pd.DataFrame, size: Size) -> tuple[pd.DataFrame, float]:
 
 def _contenders(rows: pd.DataFrame, share: float) -> list[dict]:
     try:
-        answer = compare_at(rows, share)
+        answer = compare_at(rows, share, measure=MAIN)
     except (ResultsError, UserError):
         return []
     return [
@@ -133,7 +133,7 @@ def _ceilings(rows: pd.DataFrame, share: float) -> list[dict]:
     found = []
     used = used_rows(rows)
     for label, own in used[used["oracle"]].groupby("label", sort=True):
-        each = reached(own, share, MAIN)
+        each = reached(own, Question(share, MAIN))
         if isinstance(each, Reached):
             error, low, high = mean_interval(each.values)
             found.append(

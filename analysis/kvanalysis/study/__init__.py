@@ -1,0 +1,1 @@
+"""A study over models: recorded, replayed, confirmed and predicted by one command."""

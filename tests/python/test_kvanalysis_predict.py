@@ -135,6 +135,14 @@ def test_an_instance_is_the_sum_of_its_layers_as_the_model_answers_to_errors_of_
     assert row["loss_first_order"] == pytest.approx(4)
 
 
+def test_cells_of_two_versions_are_not_summed(tmp_path):
+    frame = run_of(tmp_path)
+    with h5py.File(tmp_path / "projections.h5", "r+") as file:
+        file["ka/cosine_distance"] = np.zeros((1, 4), np.float32)
+    with pytest.raises(ResultsError, match="cell kb lacks cosine_distance: it is of an older version"):
+        predicted(frame)
+
+
 def test_without_the_gradient_of_the_recorded_tokens_nothing_is_said_of_their_loss(tmp_path):
     row = predicted(run_of(tmp_path, recorded=False)).iloc[0]
     assert np.isnan(row["loss_first_order"])

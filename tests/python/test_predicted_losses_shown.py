@@ -5,6 +5,9 @@ import pandas as pd
 import pytest
 from fake_confirm import planted, six_methods
 from kvanalysis import load
+from kvanalysis.answer.nats import nats_at
+from kvanalysis.answer.reached import Question
+from kvanalysis.answer.sizes import SIZES
 from kvanalysis.data.confirmed import confirmed, whole_rows
 from kvanalysis.loss.agreement import agreement, points
 from kvanalysis.loss.over_texts import over_texts
@@ -56,6 +59,30 @@ def test_agreement_is_of_ranks_and_of_ratios_below_a_nat():
 def test_points_are_what_was_predicted_and_measured():
     assert list(points(losses().table)["prompt"]) == ["a"]
     assert points(losses().table.drop(columns="kl_mean")).empty
+
+
+def test_what_a_method_costs_the_model_at_a_share_is_interpolated_and_averaged_over_texts(monkeypatch):
+    """Two budgets of 10 and 40 % of the bytes, 0.4 and 0.1 nats on one text, twice that on the other."""
+    rows = pd.DataFrame(
+        [
+            {"trace_id": "t", "prompt": prompt, "layer": layer, "kv_head": 0, "label": "h2o", "seed": np.nan,
+             "budget_tokens": budget, "budget_share": "", "total_bytes": share * 100, "full_bytes": 100}
+            for prompt in "ab" for layer in (0, 1) for budget, share in ((10, 0.1), (40, 0.4))
+        ]
+    )  # fmt: skip
+    table = pd.DataFrame(
+        [
+            {"trace_id": "t", "prompt": prompt, "label": "h2o", "budget_tokens": budget, "seed": np.nan,
+             "kl": kl * times, "kl_low": kl * times / 2, "kl_high": kl * times * 2}
+            for prompt, times in (("a", 1), ("b", 2)) for budget, kl in ((10, 0.4), (40, 0.1))
+        ]
+    )  # fmt: skip
+    monkeypatch.setattr("kvanalysis.answer.nats.losses_of", lambda frame: Losses(table))
+    found = nats_at(rows, rows, Question(0.2, "kl", SIZES["peak"], marked=False))
+    # Half way in logarithms of the bytes: 0.2 and 0.4, on average 0.3.
+    assert found.loc["h2o"].tolist() == pytest.approx([0.3, 0.15, 0.6])
+    monkeypatch.setattr("kvanalysis.answer.nats.losses_of", lambda frame: Losses(table, "no projections"))
+    assert nats_at(rows, rows, Question(0.2, "kl", SIZES["peak"], marked=False)).empty
 
 
 def text_of(parts):

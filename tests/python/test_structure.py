@@ -188,7 +188,7 @@ MAY_IMPORT = {
     "data": set(),
     "stats": {"data"},
     "budgets": {"data", "stats"},
-    "answer": {"data", "stats"},
+    "answer": {"data", "stats", "loss"},
     "loss": {"data", "stats"},
     "predict": {"data", "stats", "loss"},
     "drawing": {"stats"},

@@ -15,6 +15,7 @@ from ..stats.intervals import BLOCK, LEVEL, UNIT, holm, mean_interval, used_rows
 from ..stats.paired import Comparison, compare_units
 from . import words
 from .measures import column_of
+from .nats import nats_at
 from .reached import Question, Reached, Unreached, reached
 from .selection import of_layers
 from .sizes import PEAK, Size, shares_are_of, size_of
@@ -22,6 +23,7 @@ from .sizes import PEAK, Size, shares_are_of, size_of
 RANKING = [
     *("label", "name", "family", "error", "low", "high", "share"),
     *("difference", "difference_low", "difference_high", "p", "decided", "layers_more", "how", "equals"),
+    *("nats", "nats_low", "nats_high"),
 ]
 
 
@@ -34,7 +36,8 @@ class Answer:
     with its 95 % interval `low`, `high`, the `share` that it really takes, `difference` to the first with its
     interval (positive: it loses more), `p` after Holm's correction over all pairs, `decided` (told apart from
     the first), `layers_more`: in how many layers of texts it loses more, `how` the number was found or why
-    there is none, and `equals`: labels with the same numbers on every head, which count as one contender.
+    there is none, `equals`: labels with the same numbers on every head, which count as one contender, and
+    `nats`: what it is predicted to cost the model a token, with a 95 % interval, where the results say so.
     """
 
     share: float
@@ -112,6 +115,9 @@ def compare_at(
     }
     family = rows.groupby("label")["family"].first()
     ranking = pd.DataFrame(_rows(found, values, equals, pairs, family), columns=RANKING)
+    predicted = nats_at(frame, rows, asked) if layers is None else pd.DataFrame()
+    for name in predicted:
+        ranking[name] = ranking["label"].map(predicted[name])
     ranking["name"] = ranking["label"].map(_names(rows)).fillna(ranking["label"])
     units = next(iter(values.values())).index if values else pd.MultiIndex.from_tuples([], names=UNIT)
     return Answer(

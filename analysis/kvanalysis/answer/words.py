@@ -55,7 +55,23 @@ def sentence(answer: "Answer") -> str:
     found = verdict(answer)
     there_is = "there is " if found.startswith(NO_WINNER) else ""
     basis = f"loss: {scope(answer)}; told apart: {APART}" if len(answer.compared) else "see what is left out"
-    return f"At {100 * answer.share:.3g} % of {answer.size.of}, {there_is}{found} ({basis})."
+    return f"At {100 * answer.share:.3g} % of {answer.size.of}, {there_is}{found} ({basis}).{_nats(answer)}"
+
+
+def _nats(answer: "Answer") -> str:
+    """What the first is predicted to cost the model, and who costs least by that."""
+    rows = answer.compared[answer.compared["nats"].notna()]
+    if rows.empty:
+        return ""
+    first, least = rows.iloc[0], rows.loc[rows["nats"].astype(float).idxmin()]
+    said = f" Predicted loss of {first['name']}: {_nats_of(first)}"
+    if first["name"] == least["name"]:
+        return f"{said}, the least of {len(rows)}."
+    return f"{said}; {least['name']} costs the model least, {_nats_of(least)}."
+
+
+def _nats_of(row) -> str:
+    return f"{significant(row['nats'])} nats a token [{interval(row['nats_low'], row['nats_high'])}]"
 
 
 def verdict(answer: "Answer") -> str:
@@ -232,7 +248,16 @@ def cells(answer: "Answer"):
                 (row.how, row.how),
             ]
         )  # fmt: skip
-    return [answer.size.column if name == SHARE else name for name in HEADER], rows
+    header = [answer.size.column if name == SHARE else name for name in HEADER]
+    if answer.ranking["nats"].isna().all():
+        return header, rows
+    told = [
+        [(significant(row.nats), row.nats), (interval(row.nats_low, row.nats_high), row.nats_low)]
+        for row in answer.ranking.itertuples()
+    ]
+    return [*header[:3], "predicted nats", "95 % of these", *header[3:]], [
+        [*row[:3], *nats, *row[3:]] for row, nats in zip(rows, told, strict=True)
+    ]
 
 
 def _layers(row, answer: "Answer"):

@@ -31,7 +31,13 @@ class Arrays:
                 for key in keys:
                     if key not in file:
                         raise ResultsError(f"{self._path}: holds nothing for cell {key}")
-                    yield {name: file[f"{key}/{name}"][()] for name in names or file[key]}
+                    cell = file[key]
+                    if lacking := [name for name in names or () if name not in cell]:
+                        raise ResultsError(
+                            f"{self._path}: cell {key} lacks {', '.join(lacking)}: it is of an older version;"
+                            " replay into another folder"
+                        )
+                    yield {name: cell[name][()] for name in names or cell}
         except OSError as problem:
             raise ResultsError(f"{self._path}: cannot be read: {one_line(problem)}") from problem
 

@@ -7,6 +7,7 @@ namespace kvreplay {
 
 template <class Real>
 void add_output_norms(HeadStream<Real>& stream, std::span<const float> weights) {
+  if (stream.prompt == 0) return;
   const size_t prompt = size_t(stream.prompt), v_dim = size_t(stream.shape.v_dim), width = weights.size() / v_dim;
   const int32_t head = int32_t(stream.output_norms_l1.size() / prompt);
   const Real* value = stream.block_values(stream.shape.block_of(head));

@@ -22,7 +22,7 @@ from .estimate import by_blocks, by_row
 CLASSES = 4
 FEWEST_ROWS = 16  # of a class: means of fewer say little
 # Root mean square of ln(measured / predicted) below one nat: what errors of one size cost differs by method,
-# text and model. 0.29 over three models, 0.24 to 0.32 on each (docs/ranking.md).
+# text and model. 0.29 over four models, 0.26 to 0.32 on each (docs/ranking.md).
 METHODS_APART = 0.3
 
 

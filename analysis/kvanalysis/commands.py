@@ -56,13 +56,14 @@ def table(options):
 def compare(options):
     from .answer.compare import compare_at
     from .answer.selection import layers_in, shares_in
+    from .loss.predicted import losses_of
 
     shares = shares_in(options.at)
     layers = layers_in(options.layers) if options.layers else None
     frame = _whole_curves(options.out)
     methods = options.methods.split(",") if options.methods else None
     asked = {"of": options.of, "layers": layers, "measure": options.measure, "phase": options.phase}
-    asked["methods"] = methods
+    asked |= {"methods": methods, "losses": losses_of(frame)}
     print("\n\n".join(str(compare_at(frame, share, **asked)) for share in shares))
 
 
@@ -179,16 +180,11 @@ def confirm(options):
 
 
 def predict(options):
-    from .data.load import load
-    from .data.whole_file import whole_file
-    from .loss.predicted import predicted
+    from .loss.predicted import write_predicted
     from .loss.predicted_cells import predicted_cells, predicted_note
     from .stats.format import aligned
 
-    table = predicted(load(options.out))
-    path = options.out / "predicted.csv"
-    with whole_file(path) as draft:
-        table.to_csv(draft, index=False)
+    path, table = write_predicted(options.out)
     print(path, file=sys.stderr)
     print(predicted_note(table), file=sys.stderr)
     print(aligned(*predicted_cells(table)))

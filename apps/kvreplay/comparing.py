@@ -6,6 +6,7 @@ from kvanalysis.answer.compare import Answer, compare_at
 from kvanalysis.answer.selection import layers_in, shares_in
 from kvanalysis.answer.sizes import PEAK
 from kvanalysis.errors import UserError
+from kvanalysis.loss.predicted import losses_of
 
 from .errors import ConfigError
 from .results import rows_of
@@ -49,14 +50,16 @@ def compare(
             raise ConfigError(f"at is {at!r}: one share at a time")
         chosen = layers_in(layers) if isinstance(layers, str) else None if layers is None else list(layers)
         names = None if methods is None else list(methods)
+        rows = rows_of(results)
         return compare_at(
-            rows_of(results),
+            rows,
             shares[0],
             of=of,
             layers=chosen,
             measure=measure,
             phase=phase,
             methods=names,
+            losses=losses_of(rows),
         )
     except UserError as problem:
         raise ConfigError(str(problem).removeprefix("--")) from None

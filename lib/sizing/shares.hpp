@@ -32,7 +32,7 @@ SolvedShares solve_shares(LoadedRun& run, RunOptions options);
 // "needs 34.1 % of the full cache", "in 3 of 15 heads needs 34.1 to 36.2 % of the full cache"; of the prompt's, where
 // shares bound its bytes.
 std::string floor_text(const Unreachable& one, BudgetList::Of of);
-// What a share is one of: "the cache", "the prompt's cache".
+// Names the cache whose share was asked for: "the cache", "the prompt's cache".
 std::string cache_text(BudgetList::Of of);
 // "5%": a share as people write it.
 std::string percent_text(double share);

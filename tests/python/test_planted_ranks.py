@@ -3,7 +3,9 @@ measure and not by the mean relative error."""
 
 import kvreplay as kv
 import numpy as np
+import pandas as pd
 import pytest
+from kvanalysis.answer.measures import column_of
 
 T, PROMPT, D, NEEDLE, NEEDED = 192, 128, 16, 40, 2  # a few rows ask for the needle
 
@@ -56,4 +58,5 @@ def test_a_lost_needle_costs_a_few_rows_everything_and_the_others_nothing(table)
 def test_the_default_measure_ranks_the_lost_needle_last_and_the_mean_error_first(table):
     lost, kept = table["loses_the_needle"], table["keeps_the_needle"]
     assert lost["rel_err_out_mean"] < kept["rel_err_out_mean"]
+    assert column_of(pd.DataFrame([lost, kept]).infer_objects(), None) == "cosine_distance_sq"
     assert lost["cosine_distance_sq"] > 10 * kept["cosine_distance_sq"]

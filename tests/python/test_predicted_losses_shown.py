@@ -61,7 +61,7 @@ def test_points_are_what_was_predicted_and_measured():
     assert points(losses().table.drop(columns="kl_mean")).empty
 
 
-def test_what_a_method_costs_the_model_at_a_share_is_interpolated_and_averaged_over_texts(monkeypatch):
+def test_what_a_method_costs_the_model_at_a_share_is_interpolated_and_averaged_over_texts():
     """Two budgets of 10 and 40 % of the bytes, 0.4 and 0.1 nats on one text, twice that on the other."""
     rows = pd.DataFrame(
         [
@@ -77,12 +77,11 @@ def test_what_a_method_costs_the_model_at_a_share_is_interpolated_and_averaged_o
             for prompt, times in (("a", 1), ("b", 2)) for budget, kl in ((10, 0.4), (40, 0.1))
         ]
     )  # fmt: skip
-    monkeypatch.setattr("kvanalysis.answer.nats.losses_of", lambda frame: Losses(table))
-    found = nats_at(rows, rows, Question(0.2, "kl", SIZES["peak"], marked=False))
+    found = nats_at(Losses(table), rows, Question(0.2, "kl", SIZES["peak"], marked=False))
     # Half way in logarithms of the bytes: 0.2 and 0.4, on average 0.3.
     assert found.loc["h2o"].tolist() == pytest.approx([0.3, 0.15, 0.6])
-    monkeypatch.setattr("kvanalysis.answer.nats.losses_of", lambda frame: Losses(table, "no projections"))
-    assert nats_at(rows, rows, Question(0.2, "kl", SIZES["peak"], marked=False)).empty
+    for nothing in (Losses(table, "no projections"), None):
+        assert nats_at(nothing, rows, Question(0.2, "kl", SIZES["peak"], marked=False)).empty
 
 
 def text_of(parts):

@@ -29,6 +29,11 @@ def names_in(row_format):
     return {part["name"] if isinstance(part, dict) else part for part in parts}
 
 
+def is_coded(parameters):
+    """Whether the instance's rows are stored in another format than the trace's."""
+    return names_in(format_of(parameters)) != {"source"}
+
+
 class RowReader:
     """Reads keys and values of a layer as the instance's row format stores them."""
 
@@ -39,7 +44,7 @@ class RowReader:
         parameters = instance.parameters()
         self.format = format_of(parameters)
         self.names = names_in(self.format)
-        self.codes = self.names != {"source"}
+        self.codes = is_coded(parameters)
         self.uniforms = _uniforms(parameters.get("uniforms")) if self.codes else None
         self.n_layers = trace.shape()["n_layers"] if self.codes else None
 
@@ -86,7 +91,7 @@ class FormatTrial:
 
     def check(self, instance):
         """DumpError where the instance's rows cannot be stored as its format says."""
-        if names_in(format_of(instance.parameters())) == {"source"}:
+        if not is_coded(instance.parameters()):
             return
         about = (json.dumps(format_of(instance.parameters())), instance.parameters().get("uniforms"))
         key = (*about, instance.n_prefill, instance.n_tokens, instance.prompt)
@@ -105,7 +110,7 @@ class FormatTrial:
 
 def require_engine(instances):
     """UsageError where an instance's rows are coded and Python has no engine that could code them."""
-    coded = [i for i in instances if names_in(format_of(i.parameters())) != {"source"}]
+    coded = [i for i in instances if is_coded(i.parameters())]
     if not coded:
         return
     try:

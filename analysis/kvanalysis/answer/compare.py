@@ -10,6 +10,7 @@ import pandas as pd
 
 from ..data.labels import named_values
 from ..errors import ResultsError, UserError
+from ..loss.predicted import Losses
 from ..stats.families import family_of
 from ..stats.intervals import BLOCK, LEVEL, UNIT, holm, mean_interval, used_rows
 from ..stats.paired import Comparison, compare_units
@@ -90,14 +91,15 @@ def compare_at(
     measure: str | None = None,
     phase: str | None = None,
     methods: list[str] | None = None,
+    losses: Losses | None = None,
 ) -> Answer:
     """The Answer of `load`'s table at a share of the full cache's bytes, (0, 1].
 
     `of`: which bytes, "peak", "mean" over the steps, or "prompt", those of the prompt after its cut;
     `layers`: all, or those named; `measure`: "distance" (the default, measures.DEFAULT), "error", "cosine",
-    or a column in which less is better; `phase`: "stream"
-    or "oneshot" alone; `methods`: names, or all. Oracles and the plain exact cache do not compete, and who
-    lacks a head that another has is left out. Raises UserError or ResultsError where there is nothing to
+    or a column in which less is better; `phase`: "stream" or "oneshot" alone; `methods`: names, or all;
+    `losses`: those of the table, for predicted nats. Oracles and the plain exact cache do not compete, and
+    who lacks a head that another has is left out. Raises UserError or ResultsError where there is nothing to
     compare.
     """
     rows, column = _rivals(of_layers(frame, layers), phase, methods), column_of(frame, measure)
@@ -115,7 +117,7 @@ def compare_at(
     }
     family = rows.groupby("label")["family"].first()
     ranking = pd.DataFrame(_rows(found, values, equals, pairs, family), columns=RANKING)
-    predicted = nats_at(frame, rows, asked) if layers is None else pd.DataFrame()
+    predicted = nats_at(losses if layers is None else None, rows, asked)
     for name in predicted:
         ranking[name] = ranking["label"].map(predicted[name])
     ranking["name"] = ranking["label"].map(_names(rows)).fillna(ranking["label"])

@@ -4,22 +4,20 @@ from dataclasses import replace
 
 import pandas as pd
 
-from ..loss.predicted import losses_of
+from ..loss.predicted import Losses
 from .reached import Question, Reached, reached
 
 COLUMNS = {"kl": "nats", "kl_low": "nats_low", "kl_high": "nats_high"}
 INSTANCE = ["trace_id", "prompt", "label", "budget_tokens", "seed"]
 
 
-def nats_at(frame: pd.DataFrame, rows: pd.DataFrame, asked: Question) -> pd.DataFrame:
+def nats_at(losses: Losses | None, rows: pd.DataFrame, asked: Question) -> pd.DataFrame:
     """Nats a token at the share of `asked`, with their 95 % interval, means over texts: a row for each label
     of `rows` that is predicted there, columns `nats`, `nats_low`, `nats_high`.
 
-    `frame`: `load`'s table, of all layers, whose `rows` compete. Empty where the trace holds no gradient or
-    the run saved no projections.
+    `losses`: of the table, of all layers, whose `rows` compete; empty where they are None or say why not.
     """
     nothing = pd.DataFrame(columns=list(COLUMNS.values()), dtype=float)
-    losses = losses_of(frame[frame["label"].isin(rows["label"])])
     if losses is None or losses.why:
         return nothing
     size = [asked.size.held, asked.size.full]

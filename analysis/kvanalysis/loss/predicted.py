@@ -10,6 +10,8 @@ import pandas as pd
 from ..data.arrays import Arrays
 from ..data.confirm_csv import RECORDED, layers_of
 from ..data.confirmed import INSTANCE, confirmed, whole_rows
+from ..data.load import load
+from ..data.whole_file import whole_file
 from ..errors import ResultsError
 from .estimate import by_blocks, by_row, interval, label_noise, whole
 from .response import METHODS_APART, response_of
@@ -52,6 +54,14 @@ def predicted(frame):
     if used.empty:
         raise ResultsError(f"no instance without a failed cell holds kl_head_mean: {REMEDY}")
     return _beside_confirmed(_of_instances(used, _projections(frame)), frame)
+
+
+def write_predicted(folder):
+    """Writes FOLDER/predicted.csv of the results there; returns (its path, the table of `predicted`)."""
+    table, path = predicted(load(folder)), folder / "predicted.csv"
+    with whole_file(path) as draft:
+        table.to_csv(draft, index=False)
+    return path, table
 
 
 def losses_of(frame):

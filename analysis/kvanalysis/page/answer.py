@@ -22,9 +22,10 @@ UNKNOWN = Html(
 )
 
 
-def answer_section(frame, summary):
-    """Parts of the section: a sentence for each of SHARES; its ranking and what limits it, folded."""
-    found = [_answer(frame, share) for share in SHARES]
+def answer_section(frame, summary, predicted=None):
+    """Parts of the section: a sentence for each of SHARES; its ranking and what limits it, folded.
+    `predicted`: the table's Losses, or None."""
+    found = [_answer(frame, share, predicted) for share in SHARES]
     answers = [each for each in found if not isinstance(each, str)]
     answers = [each for each in answers if len(each.compared)] or answers
     losses = _losses(frame, summary)
@@ -38,10 +39,10 @@ def answer_section(frame, summary):
     ]
 
 
-def _answer(frame, share):
+def _answer(frame, share, predicted):
     """The Answer, or in words why there is none."""
     try:
-        return compare_at(frame, share)
+        return compare_at(frame, share, losses=predicted)
     except UserError as problem:
         return f"No answer: {problem}."
 

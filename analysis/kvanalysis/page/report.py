@@ -77,7 +77,7 @@ def render(frame, summary, losses, figures, folder):
     cost = loss_section(frame, losses)
     limited = [*limits(data_text(frame)), *([LOSS_LIMIT] if cost else [])]
     top = {
-        ANSWER_TITLE: answer_section(frame, summary),
+        ANSWER_TITLE: answer_section(frame, summary, losses),
         LOSS_TITLE: cost,
         BYTES_TITLE: _first_figure(frame, summary, album, first),
         LIMITS_TITLE: [notes_section(frame), note("", limited)],

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import yaml
 
-from ..data.load import load
-from ..data.whole_file import whole_file, write_whole
+from ..data.whole_file import write_whole
 from ..errors import StudyError
 from ..figures.alone import alone
 from ..figures.program import program
-from ..loss.predicted import predicted
+from ..loss.predicted import write_predicted
 
 SAVED = ("kept", "projections")
 
@@ -57,11 +56,8 @@ def _run_model(study, model, out, say):
         code = subprocess.run(words, check=False, stdout=subprocess.DEVNULL).returncode
         if code:
             raise StudyError(f"{model.name}: `{command}` ended with {code}; run again to go on", code)
-    results = folder / "run"
-    table = predicted(load(results))
-    with whole_file(results / "predicted.csv") as draft:
-        table.to_csv(draft, index=False)
-    say(f"{model.name}: {len(table)} instances in {results / 'predicted.csv'}")
+    path, table = write_predicted(folder / "run")
+    say(f"{model.name}: {len(table)} instances in {path}")
 
 
 def _commands(study, model, out):

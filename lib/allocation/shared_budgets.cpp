@@ -32,6 +32,18 @@ int32_t by_pyramid(const Cell& cell) {
   return pyramid.tokens(cell.place.layer);
 }
 
+int32_t by_window(const Cell& cell, const std::vector<Place>& layers, const std::vector<int32_t>& windows) {
+  WindowBudgets kinds{double(cell.budget.tokens), cell.options().window_share, 0, 0,
+                      cell.extent.prompt_tokens,  cell.extent.prompt_tokens};
+  bool has_window = false;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    (windows[i] > 0 ? kinds.windowed : kinds.full) += layers[i].kv_head;
+    if (windows[i] > 0) kinds.window = std::min(kinds.window, windows[i]);
+    if (layers[i].layer == cell.place.layer) has_window = windows[i] > 0;
+  }
+  return kinds.tokens(has_window);
+}
+
 bool fits(const Cell& cell) { return cell.budget.tokens >= cell.extent.prompt_tokens; }
 
 // Heads may hear each other and keep the same budget.
@@ -100,9 +112,10 @@ class PromptBudgets {
 };
 
 // A head whose share needs no other head's scores.
-void share_alone(Cell& cell, const std::vector<Place>& layers) {
+void share_alone(Cell& cell, const std::vector<Place>& layers, const std::vector<int32_t>& windows) {
   if (cell.options().allocator == Allocator::headkv) return give_by_importance(cell, layers);
   if (cell.options().allocator == Allocator::pyramid) return give(cell, by_pyramid(cell));
+  if (cell.options().allocator == Allocator::windows) return give(cell, by_window(cell, layers, windows));
   if (cell.options().allocator != Allocator::file) return;
   const auto layer =
       std::find_if(layers.begin(), layers.end(), [&](const Place& l) { return l.layer == cell.place.layer; });
@@ -114,6 +127,9 @@ void share_prompt(const std::vector<Cell*>& sharing, const SharingOptions& optio
                   const LearnedBudgets<Real>& learned, WithoutBudget& without) {
   const Place& at = sharing.front()->place;
   const std::vector<Place> layers = heads.layers(at.trace, at.prompt);
+  const bool by_windows = std::any_of(sharing.begin(), sharing.end(),
+                                      [](const Cell* cell) { return cell->options().allocator == Allocator::windows; });
+  const std::vector<int32_t> windows = by_windows ? heads.windows(at.trace, at.prompt) : std::vector<int32_t>{};
   PromptBudgets budgets;
   CommonCutsOfPrompt cuts;
   for (Cell* cell : sharing) {
@@ -128,7 +144,7 @@ void share_prompt(const std::vector<Cell*>& sharing, const SharingOptions& optio
       continue;
     }
     try {
-      if (alone || by_file) share_alone(*cell, layers);
+      if (alone || by_file) share_alone(*cell, layers, windows);
       else give(*cell, learned.tokens(*cell, layers));
     } catch (...) {
       without[cell->key] = why_head_is_lost(options.outlive_heads);

@@ -19,6 +19,8 @@ struct HeadSource {
   std::function<HeadStream<Real>(const HeadRequest&)> load;
   // (layer, kv heads) that a prompt of a trace holds; kv_head is the number of them.
   std::function<std::vector<Place>(size_t trace, const std::string& prompt)> layers;
+  // Their sliding windows, in the order of `layers`, 0: none. For cells of the allocator windows.
+  std::function<std::vector<int32_t>(size_t trace, const std::string& prompt)> windows = nullptr;
 };
 
 struct SharingOptions {

@@ -33,6 +33,7 @@ SharedOver over_by(Allocator rule) {
     case Allocator::headkv:
       return SharedOver::model;
     case Allocator::pyramid:
+    case Allocator::windows:
     case Allocator::file:
       return SharedOver::head;
   }
@@ -48,12 +49,12 @@ bool compares_heads(Allocator rule) { return over_by(rule) == SharedOver::layer 
 
 SharedOver shared_over(const Cell& cell) { return shared_over(cell.variant->values, cell.options()); }
 
-bool needs_no_other_head(const Cell& cell) {
-  const Allocator rule = cell.options().allocator;
-  return rule == Allocator::pyramid || rule == Allocator::file || shared_over(cell) == SharedOver::head;
-}
+bool needs_no_other_head(const Cell& cell) { return shared_over(cell) == SharedOver::head; }
 
-bool needs_all_layers(const Cell& cell) { return !needs_no_other_head(cell) && shared_over(cell) == SharedOver::model; }
+bool needs_all_layers(const Cell& cell) {
+  return cell.options().allocator == Allocator::windows ||
+         (!needs_no_other_head(cell) && shared_over(cell) == SharedOver::model);
+}
 
 bool cuts_together(const Cell& cell) {
   return cell.method().hooks.has(Hook::cut_together) && shared_over(cell) != SharedOver::none;

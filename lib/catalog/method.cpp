@@ -78,6 +78,7 @@ JsonObject headkv_object(const CommonOptions& o) {
 
 std::string allocator_json(const CommonOptions& o) {
   if (o.allocator == Allocator::file) return json_of("file:" + o.allocator_file);
+  if (o.allocator == Allocator::windows) return JsonObject().add("name", "windows").add("share", o.window_share).text();
   if (o.allocator == Allocator::lu_kv) return lu_kv_object(o.lu_kv).text();
   if (o.allocator != Allocator::duo && o.allocator != Allocator::headkv) return json_of(word(o.allocator));
   JsonObject all = o.allocator == Allocator::headkv ? headkv_object(o) : JsonObject().add("name", "duo");
@@ -86,7 +87,7 @@ std::string allocator_json(const CommonOptions& o) {
 }
 const char* word(Reweight reweight) { return reweight == Reweight::none ? "none" : "uniform"; }
 const char* word(Allocator allocator) {
-  constexpr const char* words[] = {"uniform", "pyramid", "ada", "cake", "lu_kv", "duo", "headkv", "file"};
+  constexpr const char* words[] = {"uniform", "pyramid", "windows", "ada", "cake", "lu_kv", "duo", "headkv", "file"};
   return words[int(allocator)];
 }
 const char* word(Merge::Rule rule) {

@@ -30,7 +30,8 @@ class Reader {
     const auto word = read_word(problems_, *name, "allocator", option_words().at("allocator"));
     if (!word) return std::nullopt;
     value_.word = *word;
-    if (*word == "lu_kv") lu_kv();
+    if (*word == "windows") windows();
+    else if (*word == "lu_kv") lu_kv();
     else if (*word == "duo") looking({"rule", "stream_frac", "sinks", "recent", "length"}, {});
     else if (*word == "headkv") headkv();
     else if (is_map) return wrong(*name);
@@ -39,10 +40,10 @@ class Reader {
 
  private:
   std::optional<OptionValue> wrong(const Node& node) {
-    must_be(
-        problems_, node, "allocator",
-        "a word (uniform, pyramid, ada, cake, lu_kv, duo, headkv, file:PATH), or a map of those that have parameters: "
-        "{name: lu_kv, calibration: others}");
+    must_be(problems_, node, "allocator",
+            "a word (uniform, pyramid, windows, ada, cake, lu_kv, duo, headkv, file:PATH), or a map of those that have "
+            "parameters: "
+            "{name: lu_kv, calibration: others}");
     return std::nullopt;
   }
 
@@ -63,6 +64,12 @@ class Reader {
   Section section(std::vector<std::string> keys) {
     keys.emplace_back("name");
     return Section(item_.kind == Node::Kind::map ? &item_ : nullptr, "allocator", std::move(keys), problems_);
+  }
+
+  void windows() {
+    const Section all = section({"share"});
+    if (const Node* share = all.find("share"))
+      if (const auto given = read_real(problems_, *share, "share", {0, 1})) value_.window_share = *given;
   }
 
   void lu_kv() {

@@ -71,7 +71,8 @@ std::string senseless_share(const MethodInstance& m) {
   const CommonOptions& options = m.options;
   const std::string name = m.method().info.name, rule = word(options.allocator);
   const bool given = options.allocator != Allocator::uniform, own = m.values.shared_over() != SharedOver::none;
-  const bool over_layers = own ? m.values.shared_over() == SharedOver::head : options.allocator == Allocator::pyramid;
+  const bool over_layers = own ? m.values.shared_over() == SharedOver::head
+                               : options.allocator == Allocator::pyramid || options.allocator == Allocator::windows;
   const bool over_heads = (own || given) && !over_layers;
   const Calibration& known = m.values.calibration();
   if (m.method().hooks.has(Hook::learns_heads) && known.is_offline()) {
@@ -93,7 +94,8 @@ std::string senseless_share(const MethodInstance& m) {
   const bool by_scores = compares_heads(options.allocator) && options.allocator != Allocator::cake;
   if (by_scores && !m.method().scores_prompt)
     return fmt::format(
-        "allocator {} looks at scores of prompt tokens, and {} gives none: use pyramid, cake or file:PATH", rule, name);
+        "allocator {} looks at scores of prompt tokens, and {} gives none: use pyramid, windows, cake or file:PATH",
+        rule, name);
   if (options.allocator == Allocator::lu_kv && options.lu_kv.calibration.is_offline() &&
       m.values.calibration().is_of_other_prompts())
     return fmt::format(
@@ -124,8 +126,8 @@ const std::map<std::string, std::vector<std::string>>& option_words() {
       {"gqa.level", words_of({GqaLevel::kv, GqaLevel::query, GqaLevel::layer})},
       {"gqa.agg", words_of({Aggregate::sum, Aggregate::mean, Aggregate::max, Aggregate::first})},
       {"reweight", words_of({Reweight::none, Reweight::uniform})},
-      {"allocator", words_of({Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake, Allocator::lu_kv,
-                              Allocator::duo, Allocator::headkv})}};
+      {"allocator", words_of({Allocator::uniform, Allocator::pyramid, Allocator::windows, Allocator::ada,
+                              Allocator::cake, Allocator::lu_kv, Allocator::duo, Allocator::headkv})}};
   return all;
 }
 
@@ -147,9 +149,10 @@ void set_option(CommonOptions& options, const std::string& name, const OptionVal
     options.allocator_file = word.substr(std::string(kFilePrefix).size());
   } else if (name == "allocator") {
     take_word(options.allocator, word,
-              {Allocator::uniform, Allocator::pyramid, Allocator::ada, Allocator::cake, Allocator::lu_kv,
-               Allocator::duo, Allocator::headkv});
-    options.lu_kv = value.lu_kv, options.headkv = value.headkv, options.looking = value.looking;
+              {Allocator::uniform, Allocator::pyramid, Allocator::windows, Allocator::ada, Allocator::cake,
+               Allocator::lu_kv, Allocator::duo, Allocator::headkv});
+    options.window_share = value.window_share, options.lu_kv = value.lu_kv, options.headkv = value.headkv,
+    options.looking = value.looking;
     options.allocator_file = value.importance;
   }
 }

@@ -19,7 +19,7 @@ enum class Order { attend_then_evict, evict_then_attend };  // convention C4
 
 enum class Reweight { none, uniform };  // kept unprotected prompt tokens stand for the others
 // How a budget is shared over heads and layers.
-enum class Allocator { uniform, pyramid, ada, cake, lu_kv, duo, headkv, file };
+enum class Allocator { uniform, pyramid, windows, ada, cake, lu_kv, duo, headkv, file };
 
 // HeadKV, arXiv 2410.19258 (allocator headkv): an equal part, and a pool that goes by importance.
 struct HeadKv {
@@ -39,6 +39,7 @@ struct CommonOptions {
   Reweight reweight = Reweight::none;
   Allocator allocator = Allocator::uniform;
   std::string allocator_file;  // of Allocator::file: rows layer,kv_head,tokens; of headkv: importance, or ""
+  double window_share = 0.5;   // of Allocator::windows: what a layer with a sliding window gets of the budget
   LuKv lu_kv;                  // of Allocator::lu_kv
   HeadKv headkv;               // of Allocator::headkv
   // Of duo, and of headkv without a file: parameters of the method duo_attention, which says how far heads look: by

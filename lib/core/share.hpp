@@ -58,6 +58,21 @@ struct Pyramid {
   double least() const { return capped() ? 2 * budget - (prompt - window) : budget / beta; }
 };
 
+// One budget of two kinds of layers (allocator windows): a layer with a sliding window gets a share of it, those
+// without divide equally what that leaves of the whole. `windowed` and `full` are numbers of kv heads.
+struct WindowBudgets {
+  double budget, share;
+  int64_t windowed, full;
+  int32_t window, prompt;  // the least window; tokens of the prompt, of which nobody holds more
+  int32_t tokens(bool has_window) const {
+    if (windowed == 0 || full == 0 || budget >= prompt) return int32_t(budget);
+    const int64_t all = int64_t(budget) * (windowed + full);
+    const int64_t least = std::min<int64_t>(int64_t(share * budget), window);
+    const int64_t of_full = std::min<int64_t>((all - least * windowed) / full, prompt);
+    return int32_t(has_window ? std::clamp<int64_t>((all - of_full * full) / windowed, least, window) : of_full);
+  }
+};
+
 // Of the `count` largest scores of all heads together, how many each head has. Ties: score, head, token.
 inline std::vector<int32_t> winners(const std::vector<std::vector<double>>& scores, int64_t count) {
   struct Entry {

@@ -109,6 +109,13 @@ class Reader {
       };
     return stream;
   }
+  // As HeadSource::windows.
+  std::vector<int32_t> windows(size_t trace, const std::string& prompt) {
+    const std::lock_guard lock(mutex_);
+    std::vector<int32_t> held;
+    for (const LayerInfo& l : opened(trace).prompt(prompt).layers) held.push_back(l.sliding_window);
+    return held;
+  }
   // As HeadSource::layers.
   std::vector<Place> layers(size_t trace, const std::string& prompt) {
     const std::lock_guard lock(mutex_);
@@ -205,7 +212,8 @@ template <class Real>
 WithoutBudget share(std::vector<Cell>& cells, const RunOptions& options) {
   Reader reader(options.tensors, scopes_of(cells, true));
   const HeadSource<Real> heads{[&](const HeadRequest& request) { return reader.load<Real>(request); },
-                               [&](size_t trace, const std::string& prompt) { return reader.layers(trace, prompt); }};
+                               [&](size_t trace, const std::string& prompt) { return reader.layers(trace, prompt); },
+                               [&](size_t trace, const std::string& prompt) { return reader.windows(trace, prompt); }};
   return share_budgets<Real>(cells, {options.jobs, options.audit, options.queries, options.stop, options.outlive_heads},
                              heads);
 }

@@ -12,8 +12,8 @@ namespace {
 
 constexpr const char* kWords[] = {
     "heads_repeat",     "outputs_zero",        "outputs_constant",        "single_head",
-    "budget_holds_all", "budget_holds_prompt", "protection_fills_budget", "instances_equal",
-    "nothing_evicted",  "nothing_quantised",
+    "budget_holds_all", "budget_holds_prompt", "protection_fills_budget", "sinks_leave_window",
+    "instances_equal",  "nothing_evicted",     "nothing_quantised",
 };
 
 template <class Parts>

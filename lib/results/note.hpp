@@ -18,6 +18,7 @@ enum class NoteKind {
   budget_holds_all,
   budget_holds_prompt,
   protection_fills_budget,
+  sinks_leave_window,
   instances_equal,
   nothing_evicted,
   nothing_quantised,

@@ -101,6 +101,9 @@ constexpr Words kOfInstances[] = {
      "tokens that always stay (sinks, recent "
      "or observation window) fill the budget, so that scores decide nothing; take a smaller window or a larger budget"},
     {NoteKind::nothing_evicted, "evicted nothing", "evicted nothing"},
+    {NoteKind::sinks_leave_window, "sinks leave the window",
+     "attention sinks leave the layer's sliding window, which the prompt fills, so that only recent and chosen tokens "
+     "are attended to"},
     {NoteKind::nothing_quantised, "quantised nothing",
      "quantised nothing (every row is one of those that stay exact: R of kivi and gear, full_precision)"},
 };

@@ -71,6 +71,12 @@ bool is_quantised(const json& params) {
                : quantises_by_name(format);
 }
 
+// Whether the layer has a sliding window that the prompt fills: the exact cache grows no more.
+bool window_is_full(const Fields& row) {
+  const std::string& prompt = at(row, "prompt_full_bytes");
+  return !prompt.empty() && prompt == at(row, "full_bytes") && count_at(row, "n_tokens") > count_at(row, "n_prefill");
+}
+
 template <class Id>
 Id place_of(std::unordered_map<std::string, Id>& known, const std::string& name, size_t next) {
   return known.emplace(name, Id(next)).first->second;
@@ -103,8 +109,11 @@ SeenCells::Declared SeenCells::declared_of(const std::string& name, const std::s
   const std::string allocator = text_in(has_parameters ? *rule : params, has_parameters ? "name" : "allocator");
   const bool alone = allocator.empty() || allocator == word(Allocator::uniform);
   said.known = true, said.holds_all = values.holds_all();
+  if (const auto sinks = params.find("sinks"); sinks != params.end() && sinks->is_number_integer())
+    said.sinks = sinks->get<int32_t>();
   const bool by_formula = alone ? values.shared_over() == SharedOver::head
-                                : allocator == word(Allocator::pyramid) || allocator.starts_with(word(Allocator::file));
+                                : allocator == word(Allocator::pyramid) || allocator == word(Allocator::windows) ||
+                                      allocator.starts_with(word(Allocator::file));
   said.sloped = by_formula && said.oneshot && text_in(params, "gqa.level") != word(GqaLevel::query);
   said.shares = !alone || values.shares_budget();
   if (method->host.protection == nullptr) return said;
@@ -169,6 +178,7 @@ void SeenCells::add(const Fields& row) {
   if (error.empty() && count_at(row, "rows_skipped") > 0) cell.set(NoteKind::outputs_zero);
   if (!error.empty() && real_at(row, "rel_err_out_mean") < kNoError) cell.set(NoteKind::outputs_constant);
   if (cell.budget > 0) say_of_budget(row, said, cell);
+  if (said.sinks > 0 && window_is_full(row)) cell.set(NoteKind::sinks_leave_window);
   if (said.quantises && at(row, "n_quantised") == "0") cell.set(NoteKind::nothing_quantised);
   cells_.push_back(cell);
 }

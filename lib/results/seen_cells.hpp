@@ -49,6 +49,7 @@ class SeenCells {
   struct Declared {
     bool known = false, oneshot = false, quantises = false, holds_all = false, shares = false;
     bool sloped = false;           // its budget follows from the layer and the kv head
+    int32_t sinks = 0;             // first tokens that always stay
     int32_t protected_tokens = 0;  // 0: it ranks nothing by scores that others could use
   };
   Declared declared_of(const std::string& method, const std::string& params) const;

@@ -114,6 +114,21 @@ TEST_CASE("SnapKV's variants are the published sets of defaults", "[alloc]") {
   CHECK(default_options("snapkv", {{"variant", "kvpress"}}).gqa_aggregate == Aggregate::mean);
 }
 
+TEST_CASE("layers with a window get a share of the budget, the others what that leaves", "[alloc]") {
+  // 15 heads with a window of 512 and 3 without, a prompt of 1024: 18 * 256 = 15 * 128 + 3 * 896.
+  const auto of = [](double budget, double share, int64_t windowed = 15, int64_t full = 3) {
+    const WindowBudgets kinds{budget, share, windowed, full, 512, 1024};
+    return std::pair(kinds.tokens(true), kinds.tokens(false));
+  };
+  CHECK(of(256, 0.5) == std::pair(128, 896));
+  CHECK(of(256, 1) == std::pair(256, 256));
+  CHECK(of(256, 0.25) == std::pair(102, 1024));  // 64 would leave 1216: nobody holds more than the prompt
+  CHECK(of(600, 1) == std::pair(512, 1024));     // 512 is all that a window holds, and 1040 more than the prompt
+  CHECK(of(1024, 0.5) == std::pair(1024, 1024));
+  CHECK(of(256, 0.5, 0, 3) == std::pair(256, 256));  // one kind alone has nothing to divide
+  CHECK(of(256, 0.5, 15, 0) == std::pair(256, 256));
+}
+
 TEST_CASE("a pyramid falls from layer to layer between window and prompt", "[alloc]") {
   CHECK(pyramid({64, 4, 8, 200, 4}) == Tokens{112, 80, 48, 16});
   CHECK(pyramid({64, 4, 8, 108, 4}) == Tokens{100, 76, 52, 28});  // mx = P - w, mn = 2B - mx

@@ -182,6 +182,18 @@ TEST_CASE("A method that evicted nothing is noted unless it holds everything by 
   CHECK(notes_on(on_heads({.method = "hosted_elsewhere", .others = idle})).empty());
 }
 
+TEST_CASE("Sinks that a full sliding window has left are noted") {
+  TableRow row{"streaming_llm", "{}", R"({"phase":"stream","allocator":"uniform","sinks":4})"};
+  row.others = {{"prompt_full_bytes", "4096"}, {"full_bytes", "4096"}};
+  const Notes notes = notes_on(on_heads(row), NoteKind::sinks_leave_window);
+  REQUIRE(notes.size() == 1);
+  CHECK_THAT(notes[0].text, Catch::Contains("attention sinks leave the layer's sliding window"));
+  row.others["full_bytes"] = "8192";  // it grows: there is no window, or it is not full
+  CHECK(notes_on(on_heads(row), NoteKind::sinks_leave_window).empty());
+  row.others["full_bytes"] = "4096", row.params = R"({"phase":"stream","allocator":"uniform","sinks":0})";
+  CHECK(notes_on(on_heads(row), NoteKind::sinks_leave_window).empty());
+}
+
 TEST_CASE("A row format that rewrote no row is noted") {
   TableRow row{"exact", R"({"row_format":{"name":"kivi"}})", R"({"row_format":{"name":"kivi","bits":4}})"};
   row.budget = 0, row.others = {{"n_quantised", "0"}};

@@ -21,7 +21,8 @@ namespace fs = std::filesystem;
 
 // What people choose between, each as its paper has it.
 constexpr const char* kContenders =
-    "h2o,tova,scissorhands,buzz,streaming_llm,snapkv,pyramidkv,adakv,knorm,keydiff,balancekv,subgen,uniform,window";
+    "h2o,tova,scissorhands,buzz,streaming_llm,snapkv,pyramidkv,adakv,expected_attention,knorm,keydiff,lagkv,balancekv,"
+    "subgen,uniform,window";
 
 struct CompareChoices {
   std::string place, at, of = "peak", layers, measure, phase;
@@ -57,7 +58,10 @@ int replay(CompareChoices& choices, Context& context) {
   choices.run.budget = budgets_at(choices.at);
   choices.run.config.sets.push_back("budget.of=" + choices.of);
   choices.run.prints_table = false;
-  if (names_a_trace(choices.run) && choices.run.methods.empty()) choices.run.methods = kContenders;
+  if (names_a_trace(choices.run)) {
+    if (choices.run.methods.empty()) choices.run.methods = kContenders;
+    choices.run.predicts = true;
+  }
   if (choices.run.out.empty()) choices.run.out = default_folder(choices).string();
   return run(choices.run, context);
 }
@@ -113,7 +117,8 @@ void add_compare(Command& app) {
   command.option("--layers", choices->layers, "these layers only: 0,15-29 (default: all)").type("LIST");
   command
       .option("--measure", choices->measure,
-              "distance (squared cosine distance, the default), error, cosine, or a column in which less is better")
+              "nats (predicted from a gradient in the trace: the default where all methods have them), distance "
+              "(squared cosine distance: else the default), error, cosine, or a column in which less is better")
       .type("NAME");
   command.option("--phase", choices->phase, "methods of this phase only").one_of({"stream", "oneshot"});
   RunChoices& run = choices->run;

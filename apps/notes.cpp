@@ -26,18 +26,34 @@ void tell_notes(const Notes& notes, Console& console) {
     console.warning(fmt::format("and {} more notes, see `notes` in results.meta.json", notes.size() - kTold));
 }
 
-void tell_unused_gradients(const std::vector<Cell>& plan, const std::vector<TraceInfo>& traces, const OpenTensors& open,
-                           Console& console) {
+std::vector<GradientUse> uses_of_gradients(const std::vector<Cell>& plan, const std::vector<TraceInfo>& traces,
+                                           const OpenTensors& open) {
   std::map<std::pair<size_t, std::string>, const Cell*> first_of;  // of each prompt; its layers were recorded alike
   for (const Cell& cell : plan) first_of.try_emplace({cell.place.trace, cell.place.prompt}, &cell);
+  std::vector<GradientUse> uses;
   for (const auto& [prompt, cell] : first_of) {
     const Place& place = cell->place;
-    if (!holds_gradient(traces[place.trace])) continue;
-    const auto trace = open(place.trace, {{{place.prompt}}, {{place.layer}}});
-    const std::vector<int32_t> rows = trace->gradient_rows(place.prompt, place.layer);
-    const std::string why = rows.empty() ? "" : why_not_projected(*trace, place, rows, cell->extent);
-    if (!why.empty()) console.warning(fmt::format("prompt {}: kl_head_mean stays empty: {}", place.prompt, why));
+    std::vector<int32_t> rows;
+    std::unique_ptr<Tensors> trace;
+    if (holds_gradient(traces[place.trace])) {
+      trace = open(place.trace, {{{place.prompt}}, {{place.layer}}});
+      rows = trace->gradient_rows(place.prompt, place.layer);
+    }
+    uses.push_back(
+        {place.prompt, !rows.empty(), rows.empty() ? "" : why_not_projected(*trace, place, rows, cell->extent)});
   }
+  return uses;
+}
+
+void tell_unused_gradients(const std::vector<GradientUse>& uses, Console& console) {
+  for (const GradientUse& use : uses)
+    if (!use.why_not.empty())
+      console.warning(fmt::format("prompt {}: kl_head_mean stays empty: {}", use.prompt, use.why_not));
+}
+
+bool all_use_gradients(const std::vector<GradientUse>& uses) {
+  return !uses.empty() && std::all_of(uses.begin(), uses.end(),
+                                      [](const GradientUse& use) { return use.recorded && use.why_not.empty(); });
 }
 
 }  // namespace kvreplay::app

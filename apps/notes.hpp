@@ -1,4 +1,5 @@
 #pragma once
+#include <string>
 #include <vector>
 
 #include "apps/console.hpp"
@@ -10,8 +11,16 @@ namespace kvreplay::app {
 
 // The first notes as warnings, and how many more there are.
 void tell_notes(const Notes& notes, Console& console);
-// Warns of prompts whose trace holds a gradient that the planned replay cannot use; others are not opened.
-void tell_unused_gradients(const std::vector<Cell>& plan, const std::vector<TraceInfo>& traces, const OpenTensors& open,
-                           Console& console);
+// Whether a prompt's trace holds a gradient, and why the planned replay cannot use it: "" where it can, or has none.
+struct GradientUse {
+  std::string prompt;
+  bool recorded = false;
+  std::string why_not;
+};
+// A use for each prompt of the plan; prompts of traces without a gradient are not opened.
+std::vector<GradientUse> uses_of_gradients(const std::vector<Cell>& plan, const std::vector<TraceInfo>& traces,
+                                           const OpenTensors& open);
+void tell_unused_gradients(const std::vector<GradientUse>& uses, Console& console);
+bool all_use_gradients(const std::vector<GradientUse>& uses);
 
 }  // namespace kvreplay::app

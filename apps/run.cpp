@@ -143,7 +143,9 @@ void tell_start(const Work& work, size_t todo, size_t earlier, Console& console)
 
 int run(const RunChoices& choices, Context& context) {
   Console& console = context.console;
-  const Work work = prepare(choices, console);
+  Work work = prepare(choices, console);
+  const std::vector<GradientUse> gradients = uses_of_gradients(work.plan, work.traces, open_files(work.config.traces));
+  work.config.output.projections |= choices.predicts && all_use_gradients(gradients);
   if (choices.dry_run) return dry_run(work);
   refuse_foreign_table(work.out, choices.force);
   Store store(work.out, work.config.output, choices.force,
@@ -155,7 +157,7 @@ int run(const RunChoices& choices, Context& context) {
   const StopSignals signals;  // before anything is said: who waits for a word may send one
   tell_start(work, todo.size(), table.size() - work.plan.size(), console);
   tell_damaged_lines(store.folder(), console);
-  tell_unused_gradients(todo, work.traces, open_files(work.config.traces), console);
+  if (!todo.empty()) tell_unused_gradients(gradients, console);
   TableTold told(work, choices.prints_table);
   const SharesOfCells shares = with_earlier_shares(shares_of(work.plan), store.folder(), table);
   const auto finish = [&] {

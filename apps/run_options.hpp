@@ -22,6 +22,7 @@ struct RunChoices {
   bool dry_run = false, force = false, plan_only = false, fail_fast = false, keep_going = false;
   std::string progress = "auto";
   bool prints_table = true;
+  bool predicts = false;  // save projections where all prompts have a gradient, so that nats can be predicted
 };
 
 void add_run_options(Command& command, RunChoices& choices);

@@ -1,9 +1,8 @@
-"""Methods ranked at equal bytes, and which of them are told apart."""
+"""Methods ranked at equal bytes, and which differences are significant."""
 
 import json
 from dataclasses import dataclass
 from functools import reduce
-from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -12,11 +11,11 @@ from ..data.labels import named_values
 from ..errors import ResultsError, UserError
 from ..loss.predicted import Losses
 from ..stats.families import family_of
-from ..stats.intervals import BLOCK, LEVEL, UNIT, holm, mean_interval, used_rows
-from ..stats.paired import Comparison, compare_units
+from ..stats.intervals import LEVEL, UNIT, holm, used_rows
 from . import words
-from .measures import column_of
-from .nats import nats_at
+from .contest import Contest, by_heads, by_nats
+from .measures import NATS, column_of
+from .nats import nats_at, nats_lead
 from .reached import Question, Reached, Unreached, reached
 from .selection import of_layers
 from .sizes import PEAK, Size, shares_are_of, size_of
@@ -24,7 +23,7 @@ from .sizes import PEAK, Size, shares_are_of, size_of
 RANKING = [
     *("label", "name", "family", "error", "low", "high", "share"),
     *("difference", "difference_low", "difference_high", "p", "decided", "layers_more", "how", "equals"),
-    *("nats", "nats_low", "nats_high"),
+    *("nats", "nats_low", "nats_high", "distance"),
 ]
 
 
@@ -32,13 +31,16 @@ RANKING = [
 class Answer:
     """Who loses least at `share` of the full cache's bytes, which `size` counts.
 
-    `ranking`, a row a method, the least loss first, then those that cannot be compared: `label`, `name` (the
-    label with what changes bytes or phase, even if all were given it), `family` (stats.families), `error`
-    with its 95 % interval `low`, `high`, the `share` that it really takes, `difference` to the first with its
-    interval (positive: it loses more), `p` after Holm's correction over all pairs, `decided` (told apart from
-    the first), `layers_more`: in how many layers of texts it loses more, `how` the number was found or why
-    there is none, `equals`: labels with the same numbers on every head, which count as one contender, and
-    `nats`: what it is predicted to cost the model a token, with a 95 % interval, where the results say so.
+    `measure`: what methods are ranked by, "nats" or a column. `ranking`, a row a method, the least loss
+    first, then those that cannot be compared: `label`, `name` (the label with what changes bytes or
+    phase, even if all were given it), `family` (stats.families), `error`, the measure with its 95 %
+    interval `low`, `high`, the `share` that it really takes, `difference` to the first with its interval
+    (positive: it loses more), `p` after Holm's correction over all pairs, `decided` (significantly more
+    than the first), `layers_more`: in how many layers of texts it loses more (NaN by nats), `how` the
+    number was found or why there is none, `equals`: labels with the same numbers on every head, which
+    count as one contender, `nats`: what it is predicted to cost the model a token, with a 95 % interval,
+    where the results say so, and `distance`: what was measured on the heads, which by nats is the column
+    of second rank, else `error` again.
     """
 
     share: float
@@ -96,13 +98,15 @@ def compare_at(
     """The Answer of `load`'s table at a share of the full cache's bytes, (0, 1].
 
     `of`: which bytes, "peak", "mean" over the steps, or "prompt", those of the prompt after its cut;
-    `layers`: all, or those named; `measure`: "distance" (the default, measures.DEFAULT), "error", "cosine",
-    or a column in which less is better; `phase`: "stream" or "oneshot" alone; `methods`: names, or all;
-    `losses`: those of the table, for predicted nats. Oracles and the plain exact cache do not compete, and
+    `layers`: all, or those named; `measure`: "nats" (the default where `losses` holds all that compete),
+    "distance" (else the default, measures.DEFAULT), "error", "cosine", or a column in which less is better;
+    `phase`: "stream" or "oneshot" alone; `methods`: names, or all; `losses`: those of the table, predicted
+    for all of its layers. Oracles and the plain exact cache do not compete, and
     who lacks a head that another has is left out. Raises UserError or ResultsError where there is nothing to
     compare.
     """
-    rows, column = _rivals(of_layers(frame, layers), phase, methods), column_of(frame, measure)
+    rows = _rivals(of_layers(frame, layers), phase, methods)
+    column = column_of(frame, None if measure == NATS else measure)
     asked = Question(share, column, size_of(rows, of), shares_are_of(frame.attrs.get("meta", {}), of))
     found = {label: reached(own, asked) for label, own in rows.groupby("label", sort=True)}
     floors = _out_of_reach(frame, rows, asked, phase, methods)
@@ -110,24 +114,23 @@ def compare_at(
     found = _on_all_heads(found)
     numbers = {label: each.values for label, each in found.items() if isinstance(each, Reached)}
     values, equals = _distinct(numbers)
-    pairs = {
-        (a, b): compared
-        for a, b in combinations(values, 2)
-        if (compared := compare_units(values[a], values[b])) is not None
-    }
-    family = rows.groupby("label")["family"].first()
-    ranking = pd.DataFrame(_rows(found, values, equals, pairs, family), columns=RANKING)
     predicted = nats_at(losses if layers is None else None, rows, asked)
+    nats_first = nats_lead(measure, predicted, list(values), losses)
+    contest = by_nats(predicted, list(values)) if nats_first else by_heads(values)
+    found |= {label: Unreached("no loss is predicted") for label in values if label not in contest.losses}
+    family = rows.groupby("label")["family"].first()
+    ranking = pd.DataFrame(_rows(found, contest, equals, family), columns=RANKING)
     for name in predicted:
         ranking[name] = ranking["label"].map(predicted[name])
+    ranking["distance"] = ranking["label"].map({label: own.mean() for label, own in values.items()})
     ranking["name"] = ranking["label"].map(_names(rows)).fillna(ranking["label"])
     units = next(iter(values.values())).index if values else pd.MultiIndex.from_tuples([], names=UNIT)
     return Answer(
         share=share,
         size=asked.size,
-        measure=column,
+        measure=NATS if nats_first else column,
         ranking=ranking,
-        n_pairs=len(pairs),
+        n_pairs=len(contest.pairs),
         n_units=len(units),
         n_blocks=len(units.droplevel("kv_head").unique()),
         n_texts=len(units.droplevel(["layer", "kv_head"]).unique()),
@@ -221,15 +224,14 @@ def _equal(first: pd.Series, second: pd.Series) -> bool:
     return len(both) > 0 and bool(np.allclose(*both.to_numpy().T, rtol=SAME, atol=0))
 
 
-def _rows(found, values, equals, pairs: dict[tuple[str, str], Comparison], family):
-    adjusted = dict(zip(pairs, holm([pair.p for pair in pairs.values()]), strict=True))
-    ranked = sorted(values, key=lambda label: (values[label].mean(), label))
-    for label in ranked:
-        error, low, high = mean_interval(values[label])
+def _rows(found, contest: Contest, equals, family):
+    adjusted = dict(zip(contest.pairs, holm([pair.p for pair in contest.pairs.values()]), strict=True))
+    for label in contest.ranked:
+        error, low, high = contest.losses[label]
         row = {"label": label, "family": family[label], "error": error, "low": low, "high": high}
         row |= {"share": found[label].share, "how": found[label].how, "equals": ", ".join(equals[label])}
-        more = values[label].sub(values[ranked[0]]).groupby(level=BLOCK).mean().gt(0).sum()
-        yield row | {"layers_more": int(more)} | _against(ranked[0], label, pairs, adjusted)
+        row |= {"layers_more": contest.layers_more.get(label, np.nan)}
+        yield row | _against(contest.ranked[0], label, contest.pairs, adjusted)
     for label, each in found.items():
         if isinstance(each, Unreached):
             row = {"label": label, "family": family.get(label, ""), "how": each.why}

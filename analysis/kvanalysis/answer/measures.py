@@ -7,8 +7,9 @@ import pandas as pd
 from ..errors import UserError
 
 MAIN = "rel_err_out_mean"
-# What methods are ranked by unless somebody asks for another: the measure that needs no gradient and orders
-# methods most nearly as models' own losses do (docs/ranking.md).
+# What methods are ranked by unless somebody asks for another: by predicted nats where the results say them of
+# every method, else by the column that orders methods most nearly as models' own losses do (docs/ranking.md).
+NATS = "nats"
 DEFAULT = "cosine_distance_sq"
 ERROR, COSINE, DISTANCE = "error", "cosine", "distance"
 SHORT = {DISTANCE: DEFAULT, ERROR: MAIN, COSINE: "cosine_mean"}
@@ -22,6 +23,7 @@ FROM_ONE = {
 WORDS = {
     MAIN: "mean relative error of the attention output",
     DEFAULT: "squared cosine distance of the attention output",
+    NATS: "loss predicted from the gradient in the trace",
     "rel_err_out_p95": "95 % quantile of the relative error",
     **FROM_ONE,
 }
@@ -37,7 +39,7 @@ def column_of(frame: pd.DataFrame, measure: str | None) -> str:
     known = [each for each in frame.select_dtypes("float") if each in FROM_ONE or COMPARABLE.fullmatch(each)]
     if name in known and frame[name].notna().any():
         return name
-    there = ", ".join([*SHORT, *(each for each in known if frame[each].notna().any())])
+    there = ", ".join([NATS, *SHORT, *(each for each in known if frame[each].notna().any())])
     raise UserError(f"--measure {measure}: no measure of these results in which methods compete: {there}")
 
 

@@ -1,11 +1,15 @@
-"""What methods are predicted to cost the model at a share of the bytes: the size beside the ranking."""
+"""What methods are predicted to cost the model at a share of the bytes."""
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
-from ..loss.predicted import Losses
-from .reached import Question, Reached, reached
+from ..data.shares import with_common_budgets
+from ..errors import UserError
+from ..loss.predicted import REMEDY, Losses
+from .measures import NATS
+from .reached import Question, Reached, Unreached, reached
 
 COLUMNS = {"kl": "nats", "kl_low": "nats_low", "kl_high": "nats_high"}
 INSTANCE = ["trace_id", "prompt", "label", "budget_tokens", "seed"]
@@ -13,14 +17,14 @@ INSTANCE = ["trace_id", "prompt", "label", "budget_tokens", "seed"]
 
 def nats_at(losses: Losses | None, rows: pd.DataFrame, asked: Question) -> pd.DataFrame:
     """Nats a token at the share of `asked`, with their 95 % interval, means over texts: a row for each label
-    of `rows` that is predicted there, columns `nats`, `nats_low`, `nats_high`.
+    of `rows` that is predicted there, columns `nats`, `nats_low`, `nats_high`, NaN where a trace has none.
 
     `losses`: of the table, of all layers, whose `rows` compete; empty where they are None or say why not.
     """
     nothing = pd.DataFrame(columns=list(COLUMNS.values()), dtype=float)
     if losses is None or losses.why:
         return nothing
-    size = [asked.size.held, asked.size.full]
+    size, rows = [asked.size.held, asked.size.full], with_common_budgets(rows)
     sums = rows.groupby(INSTANCE, dropna=False)[size].sum()
     if "budget_share" in rows:
         sums["budget_share"] = rows.groupby(INSTANCE, dropna=False)["budget_share"].first()
@@ -29,6 +33,23 @@ def nats_at(losses: Losses | None, rows: pd.DataFrame, asked: Question) -> pd.Da
     found = {}
     for label, own in table.groupby("label", sort=True):
         each = {to: reached(own, replace(asked, column=column)) for column, to in COLUMNS.items()}
-        if all(isinstance(part, Reached) for part in each.values()):
-            found[label] = {to: float(part.values.mean()) for to, part in each.items()}
+        if isinstance(each["nats"], Reached):
+            found[label] = {to: _mean(part) for to, part in each.items()}
     return pd.DataFrame.from_dict(found, orient="index", dtype=float) if found else nothing
+
+
+def _mean(found: Reached | Unreached) -> float:
+    return float(found.values.mean()) if isinstance(found, Reached) else np.nan
+
+
+def nats_lead(measure: str | None, predicted: pd.DataFrame, labels: list[str], losses: Losses | None) -> bool:
+    """Whether `labels` are ranked by nats: they were asked for, or nobody asked and each of them has some
+    with an interval. Without one the trace lacks masked runs, and the second order of a few layers orders
+    methods no better than distances do (docs/ranking.md). Raises UserError where they were asked for and
+    there are none."""
+    known = predicted["nats"].reindex(labels).notna()
+    certain = predicted["nats_low"].reindex(labels).notna()
+    if measure == NATS and labels and not known.any():
+        why = losses.why if losses and losses.why else f"no loss is predicted of these rows: {REMEDY}"
+        raise UserError(f"--measure {NATS}: {why}")
+    return measure == NATS or (measure is None and len(labels) > 0 and bool(certain.all()))

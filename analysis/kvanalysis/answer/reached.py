@@ -64,6 +64,8 @@ def reached(rows: pd.DataFrame, asked: Question) -> Reached | Unreached:
 
 def _of_text(rows: pd.DataFrame, asked: Question) -> Reached | Unreached:
     points, share = _points(rows, asked), asked.share
+    if not points:
+        return Unreached("it has no number here")
     fits = [point for point in points if point.share <= share * (1 + EXACT)]
     for_it = [
         point for point in fits if point.asked is not None and np.isclose(point.asked, share, rtol=EXACT)

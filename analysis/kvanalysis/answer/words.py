@@ -9,13 +9,14 @@ from ..stats.families import ONESHOT, STREAM
 from ..stats.format import ABSENT, aligned, interval, percent, significant
 from ..stats.intervals import FEWEST_BLOCKS, LEVEL
 from ..stats.words import count
-from .measures import DEFAULT, MAIN, words_of
+from .measures import DEFAULT, MAIN, NATS, words_of
 from .selection import layer_words
 from .sizes import PEAK, PROMPT
 
 if TYPE_CHECKING:
     from .compare import Answer
 
+ENDS = ("difference_low", "difference_high")
 NAMED = 3  # labels that a sentence lists; more are counted
 NO_WINNER = "no clear winner"
 APART = "paired over layers, 95 %, corrected for all pairs"
@@ -29,7 +30,10 @@ ORDERS = {  # how a measure orders methods of one budget, beside the model's own
     MAIN: "The mean relative error hardly orders methods of one budget as models’ own losses do"
     " (docs/ranking.md): look at --measure distance, too.",
     DEFAULT: "On four models this measure orders methods of one budget as the model’s own loss does with a"
-    " rank correlation of 0.71 to 0.89 (docs/ranking.md); nats predicted from a gradient reach 0.85 to 0.91.",
+    " rank correlation of 0.71 to 0.89 (docs/ranking.md); nats predicted from a gradient reach 0.85 to 0.89.",
+    NATS: "On four models predicted nats order methods of one budget as the model’s own loss does with a rank"
+    " correlation of 0.85 to 0.89; the interval of a ratio of two held 95 % of the measured ratios"
+    " (docs/ranking.md).",
 }
 MOST_TIMES = 1e6  # with all their digits
 TWICE = 2  # as large a loss that is not sure needs a reason
@@ -51,11 +55,15 @@ HEADER = (
 
 
 def sentence(answer: "Answer") -> str:
-    """Who loses least, by how much, whether that is sure, and on what it rests."""
+    """Who loses least, by how much, whether that is significant, and on what it rests."""
     found = verdict(answer)
+    if answer.measure == NATS:
+        return f"At {100 * answer.share:.3g} % of {answer.size.of}, {found} ({basis(answer)})."
     there_is = "there is " if found.startswith(NO_WINNER) else ""
-    basis = f"loss: {scope(answer)}; told apart: {APART}" if len(answer.compared) else "see what is left out"
-    return f"At {100 * answer.share:.3g} % of {answer.size.of}, {there_is}{found} ({basis}).{_nats(answer)}"
+    rests_on = basis(answer) if len(answer.compared) else "see what is left out"
+    return (
+        f"At {100 * answer.share:.3g} % of {answer.size.of}, {there_is}{found} ({rests_on}).{_nats(answer)}"
+    )
 
 
 def _nats(answer: "Answer") -> str:
@@ -74,6 +82,13 @@ def _nats_of(row) -> str:
     return f"{significant(row['nats'])} nats a token [{interval(row['nats_low'], row['nats_high'])}]"
 
 
+def basis(answer: "Answer") -> str:
+    """What the loss is, and by what test it differs significantly."""
+    if answer.measure == NATS:
+        return f"{scope(answer)}; significant: 95 %, corrected for all pairs"
+    return f"loss: {scope(answer)}; told apart: {APART}"
+
+
 def verdict(answer: "Answer") -> str:
     """The part of the sentence that differs from share to share."""
     rows = answer.compared
@@ -82,6 +97,8 @@ def verdict(answer: "Answer") -> str:
     first, others = rows.iloc[0], rows.iloc[1:]
     if others.empty:
         return f"{first['name']} alone was replayed, its loss {significant(first['error'])}"
+    if answer.measure == NATS:
+        return _cheapest(first, others)
     if others["decided"].all():
         return _clear(first, others)
     sure, unsure = others[others["decided"]], others[~others["decided"]]
@@ -91,6 +108,21 @@ def verdict(answer: "Answer") -> str:
         return f"{least}, and none of the {len(unsure)} others is told apart from it: {near}"
     more = f"; {_listed(sure['name'])} {_lose(sure)} more for sure" if len(sure) else ""
     return f"{least}, not told apart from {near}{more}"
+
+
+def _cheapest(first, others) -> str:
+    """The least predicted nats, how many times as much the next costs, and who costs significantly more."""
+    second, dearer = others.iloc[0], others[others["decided"]]
+    least = f"{first['name']} is predicted to cost the model least, {_nats_of(first)}"
+    if first["error"] > 0:
+        ends = [(first["error"] + second[end]) / first["error"] for end in ENDS]
+        times = f"{second['error'] / first['error']:.2f} times as much [{interval(*ends)}]"
+    else:
+        times = _nats_of(second)
+    more = f"{len(dearer)} of {count(len(others), 'other')} cost significantly more"
+    if 0 < len(dearer) <= NAMED:
+        more = f"{_listed(dearer['name'])} {'costs' if len(dearer) == 1 else 'cost'} significantly more"
+    return f"{least}; {second['name']}, the next, {times}; {more}"
 
 
 def _clear(first, others) -> str:
@@ -132,16 +164,38 @@ def _listed(labels) -> str:
 def caveats(answer: "Answer") -> list[str]:
     """What a reader must know before quoting the sentence; each is one sentence."""
     rows = answer.compared
+    of_test = _of_prediction if answer.measure == NATS else _of_layers
     return [
-        *_few_blocks(answer, rows),
-        *_chosen_afterwards(answer, rows),
-        *_contrary_layers(answer, rows),
-        *_more_layers(answer, rows),
+        *of_test(answer, rows),
         *_one_kind_of_text(answer),
         *_interpolated(rows),
         *left_out(answer),
         *_both_phases(answer, rows),
         *_main_measure(answer),
+    ]
+
+
+def _of_layers(answer: "Answer", rows) -> list[str]:
+    """What limits a test over layers."""
+    return [
+        *_few_blocks(answer, rows),
+        *_chosen_afterwards(answer, rows),
+        *_contrary_layers(answer, rows),
+        *_more_layers(answer, rows),
+    ]
+
+
+def _of_prediction(answer: "Answer", rows) -> list[str]:
+    """What limits predicted nats."""
+    layers = count(len(answer.layers), "layer")
+    texts = [f"The loss is what errors of {layers} cost: of fewer than the model’s it is a lower bound."]
+    if len(rows) < 2:
+        return texts
+    return [
+        *texts,
+        f"The first was picked afterwards out of {len(rows)}: significant is what Holm’s correction over"
+        f" {count(answer.n_pairs, 'pair')} leaves at {100 * (1 - LEVEL):.0f} %, by how far predicted and"
+        " measured ratios of two methods lie apart.",
     ]
 
 
@@ -249,6 +303,8 @@ def cells(answer: "Answer"):
             ]
         )  # fmt: skip
     header = [answer.size.column if name == SHARE else name for name in HEADER]
+    if answer.measure == NATS:
+        return _cells_by_nats(answer, header, rows)
     if answer.ranking["nats"].isna().all():
         return header, rows
     told = [
@@ -257,6 +313,16 @@ def cells(answer: "Answer"):
     ]
     return [*header[:3], "predicted nats", "95 % of these", *header[3:]], [
         [*row[:3], *nats, *row[3:]] for row, nats in zip(rows, told, strict=True)
+    ]
+
+
+def _cells_by_nats(answer: "Answer", header, rows):
+    """The measure of heads in place of the count of layers, which says nothing here."""
+    at = header.index("in layers")
+    names = {"loss": "predicted nats", "in layers": "distance", "apart": "significant"}
+    distances = [(significant(value), value) for value in answer.ranking["distance"]]
+    return [names.get(name, name) for name in header], [
+        [*row[:at], distance, *row[at + 1 :]] for row, distance in zip(rows, distances, strict=True)
     ]
 
 
@@ -269,7 +335,8 @@ def _layers(row, answer: "Answer"):
 
 def text(answer: "Answer") -> str:
     """The whole answer for a terminal: the sentence, the table, what limits it."""
-    layers = f"Layers {layer_words(answer.layers)}; loss: {words_of(answer.measure)}."
+    named = "" if answer.measure == NATS else "loss: "
+    layers = f"Layers {layer_words(answer.layers)}; {named}{words_of(answer.measure)}."
     lines = [
         sentence(answer),
         "",

@@ -11,6 +11,7 @@ from ..data.arrays import Arrays
 from ..data.confirm_csv import RECORDED, layers_of
 from ..data.confirmed import INSTANCE, confirmed, whole_rows
 from ..data.load import load
+from ..data.shares import with_common_budgets
 from ..data.whole_file import whole_file
 from ..errors import ResultsError
 from .estimate import by_blocks, by_row, interval, label_noise, whole
@@ -79,9 +80,11 @@ def losses_of(frame):
 
 def _with_losses(frame):
     """The rows of instances that have no failed cell, for a sum over other heads would be another loss; none
-    where the trace holds no gradient."""
+    where the trace holds no gradient. Heads that were asked for one share of the bytes are one instance, with
+    the mean of their budgets."""
     if "kl_head_mean" not in frame:
         return frame.iloc[:0]
+    frame = with_common_budgets(frame)
     finished = (frame["status"] == "ok").groupby([frame[name] for name in INSTANCE], dropna=False)
     used = frame[finished.transform("all")]
     return used if used["kl_head_mean"].notna().any() else used.iloc[:0]

@@ -3,7 +3,8 @@
 import pandas as pd
 
 from ..answer.compare import compare_at
-from ..answer.words import APART, NO_WINNER, caveats, cells, left_out, scope, verdict
+from ..answer.measures import NATS
+from ..answer.words import NO_WINNER, basis, caveats, cells, left_out, verdict
 from ..data.confirmed import confirmed, whole_rows
 from ..errors import UserError
 from ..predict.instances import LOSS
@@ -14,7 +15,7 @@ from .html import Html, folded, html, paragraph, sortable_table
 TITLE = "What loses least at equal bytes"
 SHARES = (0.1, 0.2, 0.4)  # of the full cache's bytes
 SAME = 1 + 1e-9  # a share that is reached up to rounding
-SCOPE = "Loss: {}; lower is better, +x is so much more. Told apart: {}."
+SCOPE = "{}; lower is better, +x is so much more."
 MOST_REASONS = 2  # why methods are left out; more are counted
 UNKNOWN = Html(
     "This is the error of attention, not what the model itself would lose: <code>kvconfirm</code> runs the"
@@ -30,9 +31,10 @@ def answer_section(frame, summary, predicted=None):
     answers = [each for each in answers if len(each.compared)] or answers
     losses = _losses(frame, summary)
     lines = [_line(share, each, losses) for share, each in zip(SHARES, found, strict=True)]
-    known = [paragraph(UNKNOWN)] if answers and losses is None else []
+    of_attention = any(each.measure != NATS for each in answers)
+    known = [paragraph(UNKNOWN)] if of_attention and losses is None else []
     return [
-        *(paragraph(SCOPE.format(scope(each), APART)) for each in answers[-1:]),
+        *(paragraph(SCOPE.format(_capital(basis(each)))) for each in answers[-1:]),
         Html(f'<ol class="answers">{"".join(lines)}</ol>'),
         *known,
         *(_ranking(each) for each in answers),
@@ -51,11 +53,16 @@ def _line(share, answer, losses):
     if isinstance(answer, str):
         return f"<li><b>{100 * share:g} %</b><span>{html(answer)}</span></li>"
     best, words = answer.best, html(f"{verdict(answer)}.")
-    marked = html(answer.compared["name"].iloc[0] if answer.winner_decided else NO_WINNER)
+    first_named = answer.winner_decided or answer.measure == NATS
+    marked = html(answer.compared["name"].iloc[0] if best and first_named else NO_WINNER)
     words = words.replace(marked, f"<strong>{marked.replace('no clear', 'No clear')}</strong>", 1)
     model = _model_words(answer, losses) if best and losses is not None else ""
     aside = f"<small>{html(_absent(answer))}</small>"
     return f"<li><b>{100 * share:g} %</b><span>{words}{html(model)}{aside}</span></li>"
+
+
+def _capital(text):
+    return text[:1].upper() + text[1:]
 
 
 def _absent(answer):

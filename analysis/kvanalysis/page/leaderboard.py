@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..answer.measures import DEFAULT, NATS
 from ..data.whole_file import write_whole
 from ..drawing.saving import FigureResult, SavedFigure
 from ..errors import FigureError
@@ -14,6 +15,7 @@ from ..figures.context import Context
 from ..figures.make import make_figure
 from ..figures.steps import RunOptions
 from ..plots import module_of
+from ..plots.run.leaderboard import axis_words
 from ..stats.format import ABSENT, interval, percent, significant
 from .html import (
     Html,
@@ -34,23 +36,25 @@ from .terms import LIMITS_TITLE, TERMS, limits
 
 KIND = "leaderboard"
 ABSENT_TITLE = "What has no row here"
-HEADER = ("rank", "method", "% stored", "% read", "error", "95 % interval", "apart", "predicted nats",
-          "measured nats", "how")  # fmt: skip
+HEADER = ("rank", "method", "% stored", "% read", "loss", "95 % interval", "significant", "predicted nats",
+          "distance", "error", "measured nats", "how")  # fmt: skip
 COLUMNS = (
-    ("rank", "By the error; ceilings, which see what no cache can, have none."),
+    ("rank", "By the loss; ceilings, which see what no cache can, have none."),
     ("% stored, % read", "Bytes held at the peak, and read in a step, over those of the full cache."),
     (
-        "error, 95 % interval",
-        "Mean relative error of the attention output; Student, over the layers of all texts.",
+        "loss, 95 % interval",
+        "What the line above each table names: predicted nats where the trace holds a gradient of all layers,"
+        " else the squared cosine distance.",
     ),
-    ("apart", "Whether it loses more than the first of its table for sure: paired, Holm over all pairs."),
+    ("significant", "Whether it loses significantly more than the first of its table: Holm over all pairs."),
     (
         "predicted nats",
         "KL divergence in nats a token that the errors of these layers cost the model, by gradients in the"
-        " trace, mean over texts: a lower bound where the trace holds some layers only. None where heads"
-        " have budgets of their own.",
+        " trace, mean over texts; a lower bound where the trace holds some layers only.",
     ),
-    ("measured nats", "The same of the model itself, where kvconfirm ran over the step’s folder."),
+    ("distance", "Squared cosine distance of the attention output, mean over heads."),
+    ("error", "Mean relative error of the attention output, mean over heads."),
+    ("measured nats", "KL divergence of the model itself, where kvconfirm ran over the step’s folder."),
 )
 
 
@@ -112,30 +116,34 @@ def _step(context: Context, table: pd.DataFrame, album: Album, picture: SavedFig
 def _board(size: str, own: pd.DataFrame) -> list[Html]:
     shown = [name for name in HEADER if name not in _empty(own)]
     rows = [[cells[name] for name in shown] for cells in _cells(own)]
-    return [Html(f"<h3>At {escape(size)}</h3>"), sortable_table(shown, rows)]
+    measure = axis_words(own)
+    return [Html(f"<h3>At {escape(size)}</h3>"), paragraph(f"Loss: {measure}."), sortable_table(shown, rows)]
 
 
 def _empty(own: pd.DataFrame) -> set[str]:
     """Columns that would say nothing."""
-    held = {"% read": "read", "predicted nats": "predicted", "measured nats": "measured", "apart": "decided"}
+    held = {"% read": "read", "measured nats": "measured", "predicted nats": "nats", "significant": "decided"}
     empty = {name for name, column in held.items() if own[column].isna().all()}
+    repeated = {NATS: "predicted nats", DEFAULT: "distance"}
+    empty |= {repeated.get(measure, "") for measure in own["measure"]}
     return empty | (set() if own["how"].fillna("").any() else {"how"})
 
 
 def _cells(own: pd.DataFrame) -> list[dict[str, tuple[str, object]]]:
     cells, rank = [], 0
     for row in own.itertuples():
-        ranked = pd.notna(row.error) and not row.ceiling
+        ranked = pd.notna(row.loss) and not row.ceiling
         rank += ranked
-        apart = ABSENT if not ranked or rank == 1 else "yes" if row.decided else "no"
+        more = ABSENT if not ranked or rank == 1 else "yes" if row.decided else "no"
         method = f"{row.name} (ceiling)" if row.ceiling else row.name
         cells.append(
             {
                 "rank": (str(rank), rank) if ranked else (ABSENT, None),
                 "method": (method, method),
                 "% stored": _number(row.stored, percent), "% read": _number(row.read, percent),
-                "error": _number(row.error), "95 % interval": (interval(row.low, row.high), _key(row.low)),
-                "apart": (apart, apart), "predicted nats": _number(row.predicted),
+                "loss": _number(row.loss), "95 % interval": (interval(row.low, row.high), _key(row.low)),
+                "significant": (more, more), "predicted nats": _number(row.nats),
+                "distance": _number(row.distance), "error": _number(row.error),
                 "measured nats": _number(row.measured), "how": (row.how or "", row.how or ""),
             }
         )  # fmt: skip

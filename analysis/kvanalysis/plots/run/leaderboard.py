@@ -3,7 +3,8 @@
 options: {titles: {step: title}, notes: {step: text}, absent: {name: why it has no row}}; the last two are for
 the page. A step asked for shares of the full cache's bytes is ranked at those shares; one asked for tokens at
 those tokens, which is fair among methods that store everything; what takes no budget is listed with the size
-that it came to.
+that it came to. Methods are ranked by what `compare_at` ranks by: predicted nats where the results say them
+of every method of the table, else the squared cosine distance.
 """
 
 from dataclasses import dataclass
@@ -12,23 +13,24 @@ from functools import partial
 import pandas as pd
 
 from ...answer.compare import compare_at
-from ...answer.measures import MAIN
+from ...answer.measures import DEFAULT, MAIN, NATS, column_of, words_of
+from ...answer.nats import nats_at
 from ...answer.reached import Question, Reached, reached
 from ...data.labels import named_values
-from ...data.shares import by_share
+from ...data.shares import by_share, with_common_budgets
 from ...drawing.panel_grid import say_nothing_to_draw
 from ...drawing.saving import Picture
 from ...drawing.style import COLOURS, GLYPH_EMS, ORACLE_COLOURS, RC, finish, new_figure
 from ...errors import ResultsError, UserError
-from ...loss.predicted import losses_of
+from ...loss.predicted import Losses, losses_of
 from ...stats.families import at_budget, budgets_of
 from ...stats.intervals import by_trace, mean_interval, used_rows
 from ...stats.words import BAND_NOTE, count, replay_note
 
 ROW_HEIGHT, EDGE = 0.16, 0.25  # inches
 WHERE = ["prompt", "budget_tokens", "seed"]
-COLUMNS = ["step", "size", "name", "label", "ceiling", "error", "low", "high", "stored", "read", "decided",
-           "predicted", "measured", "texts", "how"]  # fmt: skip
+COLUMNS = ["step", "size", "measure", "name", "label", "ceiling", "loss", "low", "high", "stored", "read",
+           "decided", "nats", "distance", "error", "measured", "how"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,9 @@ class Size:
 
 
 def data(run) -> pd.DataFrame:
-    """A row of COLUMNS for each method of each ranking, the least error first, ceilings and those without a
-    number last."""
+    """A row of COLUMNS for each method of each ranking, the least loss first, ceilings and those without a
+    number last. `loss` is `measure`; `nats` are predicted, `distance` (DEFAULT) and `error` (MAIN) means over
+    heads, `measured` nats a token of the model itself."""
     tables = [ranking(step.name, run.frame(step.name), size)
               for step in run.config.steps if step.command == "run"
               for size in sizes_of(run.frame(step.name))]  # fmt: skip
@@ -77,16 +80,18 @@ def sizes_of(frame: pd.DataFrame) -> list[Size]:
 def ranking(step: str, frame: pd.DataFrame, size: Size) -> pd.DataFrame:
     """A row of COLUMNS for each method of `load`'s table at a size."""
     rows, share = _at(frame, size)
-    found = [*_contenders(rows, share), *_ceilings(rows, share)]
-    losses = _losses(frame, size)
+    losses = losses_of(frame)
+    measure, found = _contenders(rows, share, losses)
+    found += _ceilings(rows, share, losses, measure)
+    measured, names = _measured(frame, losses, size), _names(frame)
     stored, read = _sizes(frame, size)
-    names = _names(frame)
+    errors = {label: each.mean() for label, each in _on_heads(rows, share, MAIN).items()}
     for row in found:
         label = row["label"]
         equal = [names.get(other, other) for other in row.pop("equals", "").split(", ") if other]
         row |= {"step": step, "size": str(size), "name": " = ".join([names.get(label, label), *equal])}
-        row |= {"stored": stored.get(label), "read": read.get(label)}
-        row |= losses.get(label, {})
+        row |= {"measure": measure, "stored": stored.get(label), "read": read.get(label)}
+        row |= {"error": errors.get(label), "measured": measured.get(label)}
     table = pd.DataFrame(found).reindex(columns=COLUMNS)
     if size.kind != "share":
         table["how"] = ""  # the size says it
@@ -113,33 +118,46 @@ def _at(frame: pd.DataFrame, size: Size) -> tuple[pd.DataFrame, float]:
     return rows, 1.0
 
 
-def _contenders(rows: pd.DataFrame, share: float) -> list[dict]:
+def _contenders(rows: pd.DataFrame, share: float, losses: Losses | None) -> tuple[str, list[dict]]:
+    """(what they are ranked by, those that compete)."""
     try:
-        answer = compare_at(rows, share, measure=MAIN)
+        answer = compare_at(rows, share, losses=losses)
     except (ResultsError, UserError):
-        return []
-    return [
+        return DEFAULT, []
+    return answer.measure, [
         {
             "label": row.label, "equals": row.equals, "ceiling": False,
-            "error": row.error, "low": row.low, "high": row.high,
-            "decided": bool(row.decided), "how": row.how,
+            "loss": row.error, "low": row.low, "high": row.high, "distance": row.distance,
+            "nats": row.nats, "decided": bool(row.decided), "how": row.how,
         }
         for row in answer.ranking.itertuples()
     ]  # fmt: skip
 
 
-def _ceilings(rows: pd.DataFrame, share: float) -> list[dict]:
+def _ceilings(rows: pd.DataFrame, share: float, losses: Losses | None, measure: str) -> list[dict]:
     """Oracles do not compete; they say how much is left to gain."""
-    found = []
     used = used_rows(rows)
-    for label, own in used[used["oracle"]].groupby("label", sort=True):
-        each = reached(own, Question(share, MAIN))
-        if isinstance(each, Reached):
-            error, low, high = mean_interval(each.values)
-            found.append(
-                {"label": label, "ceiling": True, "error": error, "low": low, "high": high, "how": each.how}
-            )
-    return found
+    oracles = used[used["oracle"]]
+    if oracles.empty:
+        return []
+    column = column_of(rows, None if measure == NATS else measure)
+    values = _on_heads(oracles, share, column)
+    numbers = {label: mean_interval(each) for label, each in values.items()}
+    told = nats_at(losses, oracles, Question(share, column))
+    if measure == NATS:
+        numbers = {row.Index: tuple(row)[1:] for row in told.itertuples()}
+    return [
+        {"label": label, "ceiling": True, "loss": loss, "low": low, "high": high,
+         "nats": told["nats"].get(label), "distance": values[label].mean(), "how": ""}
+        for label, (loss, low, high) in numbers.items()
+    ]  # fmt: skip
+
+
+def _on_heads(rows: pd.DataFrame, share: float, column: str) -> dict[str, pd.Series]:
+    """{label: a column of every unit at the share}, of those that reach it."""
+    groups = used_rows(rows).groupby("label", sort=True)
+    found = {label: reached(own, Question(share, column)) for label, own in groups}
+    return {label: each.values for label, each in found.items() if isinstance(each, Reached)}
 
 
 def _asked(frame: pd.DataFrame, size: Size) -> pd.DataFrame:
@@ -160,38 +178,26 @@ def _sizes(frame: pd.DataFrame, size: Size) -> tuple[dict[str, float], dict[str,
     return (groups["total_bytes"].mean() / full).to_dict(), (read / full).to_dict()
 
 
-def _losses(frame: pd.DataFrame, size: Size) -> dict[str, dict]:
-    """{label: predicted and measured nats a token, means over texts}, of those whose heads have one budget at
-    the size: a sum over other heads would be another loss."""
-    losses = losses_of(frame)
-    rows = _asked(frame, size)
-    if losses is None or rows.empty:
+def _measured(frame: pd.DataFrame, losses: Losses | None, size: Size) -> dict[str, float]:
+    """{label: nats a token of the model itself, the mean over texts}, where kvconfirm ran."""
+    if losses is None or "kl_mean" not in losses.table:
         return {}
-    told = rows.groupby(["label", "prompt", "seed"], dropna=False)["budget_tokens"].nunique(dropna=False)
-    whole = told.groupby("label").max().eq(1)
-    asked = rows[rows["label"].map(whole)].drop_duplicates(["label", *WHERE])
-    both = asked[["label", *WHERE]].merge(losses.table, on=["label", *WHERE])
-    if both.empty:
-        return {}
-    measured = both["kl_mean"] if "kl_mean" in both else float("nan")
-    means = (
-        both.assign(measured=measured)
-        .groupby("label")
-        .agg(predicted=("kl", "mean"), measured=("measured", "mean"), texts=("prompt", "nunique"))
-    )
-    return means.to_dict("index")
+    asked = with_common_budgets(_asked(frame, size).drop(columns="share", errors="ignore"))
+    asked = asked.drop_duplicates(["label", *WHERE])[["label", *WHERE]]
+    both = asked.merge(losses.table, on=["label", *WHERE]).dropna(subset="kl_mean")
+    return both.groupby("label")["kl_mean"].mean().to_dict()
 
 
 def _figure(table: pd.DataFrame, note: str, width: float):
     figure = new_figure(width)
     axes = figure.subplots()
-    shown = table.dropna(subset=["error"])
+    shown = table.dropna(subset=["loss"])
     if shown.empty:
         say_nothing_to_draw(axes)
         finish(figure, [], [], note, 1.0)
         return figure
     sizes = list(dict.fromkeys(shown["size"]))
-    first = shown.groupby("name")["error"].mean().sort_values(ascending=False)
+    first = shown.groupby("name")["loss"].mean().sort_values(ascending=False)
     places = {name: place for place, name in enumerate(first.index)}
     handles = []
     for number, (size, marker) in enumerate(zip(sizes, "osD^v", strict=False)):
@@ -200,16 +206,23 @@ def _figure(table: pd.DataFrame, note: str, width: float):
         heights = [places[name] + 0.18 * (number - (len(sizes) - 1) / 2) for name in own["name"]]
         axes.hlines(heights, own["low"], own["high"], color=colour, linewidth=0.8)
         faces = [ORACLE_COLOURS[1] if ceiling else colour for ceiling in own["ceiling"]]
-        axes.scatter(own["error"], heights, color=faces, marker=marker, s=9, zorder=3)
+        axes.scatter(own["loss"], heights, color=faces, marker=marker, s=9, zorder=3)
         handles.append(axes.plot([], [], marker, color=colour, markersize=3.5)[0])
     axes.set_xscale("log")
     axes.set_yticks(range(len(places)), list(places))
     axes.set_ylim(-0.7, len(places) - 0.3)
-    axes.set_xlabel("mean relative error of the attention output [1]")
+    axes.set_xlabel(axis_words(shown))
     finish(figure, handles, sizes, note, EDGE + ROW_HEIGHT * len(places))
     room = max(map(len, places)) * RC["ytick.labelsize"] * GLYPH_EMS / 72 + EDGE
     figure.subplots_adjust(left=min(room / width, 0.6))
     return figure
+
+
+def axis_words(table: pd.DataFrame) -> str:
+    """What the losses of a table are, with the unit."""
+    measures = list(dict.fromkeys(table["measure"]))
+    units = {NATS: "nats a token"}
+    return "; ".join(f"{words_of(each)} [{units.get(each, '1')}]" for each in measures)
 
 
 def _note(frame: pd.DataFrame) -> str:
@@ -220,9 +233,9 @@ def _note(frame: pd.DataFrame) -> str:
 def _caption(table: pd.DataFrame) -> str:
     texts = []
     for size, own in table[~table["ceiling"].astype(bool)].groupby("size", sort=False):
-        ranked = own.dropna(subset=["error"])
+        ranked = own.dropna(subset=["loss"])
         if len(ranked):
-            apart = int(ranked["decided"].fillna(value=False).astype(bool).sum())
-            best = f"{ranked['name'].iloc[0]} {ranked['error'].iloc[0]:.3g}"
-            texts.append(f"{size}: {best} of {count(len(ranked), 'method')}, {apart} told apart from it")
+            more = int(ranked["decided"].fillna(value=False).astype(bool).sum())
+            best = f"{ranked['name'].iloc[0]} {ranked['loss'].iloc[0]:.3g}"
+            texts.append(f"{size}: {best} of {count(len(ranked), 'method')}, {more} lose significantly more")
     return "; ".join(texts) + "." if texts else "Nothing was replayed."

@@ -175,7 +175,7 @@ def draw_readme_figure(file):
         run = OneTrace(load(out))
         points = bytes_points(run)
         points = points[points["family"] != READS]
-        note = " ".join([replay_note(run.rows), *above_notes(points)])
+        note = " ".join([replay_note(run.rows), *above_notes(points, "loss")])
         figure = phases_figure(points, run.styles, note, PAGE_WIDTH)
         drawn = save_figure(figure, Path(out) / file.stem, pdf=False)
         file.write_bytes(drawn.read_bytes())

@@ -29,6 +29,7 @@ from kvanalysis.plots.run.error_vs_bytes import (
     bytes_legend,
     bytes_panel,
     bytes_points,
+    loss_words,
     share_axis,
     sizes_of,
 )
@@ -81,8 +82,9 @@ def error_vs_budget(results: "Results", ax: "Axes | None" = None, *, legend: boo
 def error_vs_bytes(
     results: "Results", ax: "Axes | None" = None, *, size: str = "peak", legend: bool = True
 ) -> "Axes":
-    """Mean relative output error against total bytes in per cent of the full cache at the last token, with
-    the front: nothing has less error with fewer bytes. Points of a curve are budgets.
+    """Squared cosine distance of the output (of tables that lack it the mean relative error) against total
+    bytes in per cent of the full cache at the last token, with the Pareto front: nothing has less error with
+    fewer bytes. Points of a curve are budgets.
 
     size: "peak" of the bytes, or their "mean" over steps.
     """
@@ -92,7 +94,7 @@ def error_vs_bytes(
     if len(points) and size not in known:
         raise ConfigError(f"size is {size!r}: the results have {' and '.join(known) or 'no bytes'}")
     axes = _axes(ax)
-    axes.set(xlabel=f"total bytes {NAMES[SIZES[size]]} [% of the full cache]", ylabel=ERROR_AXIS)
+    axes.set(xlabel=f"total bytes {NAMES[SIZES[size]]} [% of the full cache]", ylabel=loss_words(points))
     if points.empty:
         say_nothing_to_draw(axes)
         return axes

@@ -130,11 +130,11 @@ def frame_errors(axes, errors):
         axes.set_ylim(bottom=ROOM_BELOW * errors.min())
 
 
-def above_notes(points):
+def above_notes(points, measure="rel_err_out_mean"):
     """A sentence about what `frame_errors` leaves above the axis, [] if nothing; rows of a summary."""
     points = drawable(points)
-    above = points[points["rel_err_out_mean"] > top_of(points["rel_err_out_mean"])]
-    spans = above.groupby("label")["rel_err_out_mean"].agg(["min", "max"])
+    above = points[points[measure] > top_of(points[measure])]
+    spans = above.groupby("label")[measure].agg(["min", "max"])
     texts = [
         f"{label} {low:.2f}" + (f" to {high:.2f}" if high > low else "")
         for label, low, high in spans.itertuples()

@@ -13,8 +13,8 @@ from ..stats.families import FAMILIES, family_of
 from ..stats.intervals import blocks_of, mean_intervals, unit_means, used_rows
 
 MEASURES = (
-    MAIN,
     DEFAULT,
+    MAIN,
     "cosine_mean",
     "rel_err_out_p95",
     "eps_spectral_mean",

@@ -8,8 +8,10 @@ import pandas as pd
 from ..data.notes import notes_of
 from .intervals import UNIT, mean_interval, paired_difference, unit_means, used_rows
 
+# Measures with an interval, and how its ends are called; tables of older versions lack the second.
+INTERVALS = {"rel_err_out_mean": "rel_err", "cosine_distance_sq": "distance"}
 MEASURES = (
-    "rel_err_out_mean",
+    *INTERVALS,
     "eps_spectral_mean",
     "partition_err_mean",
     "kept_mass_mean",
@@ -21,15 +23,16 @@ MEASURES = (
 
 
 def summarise(frame, by=()):
-    """Means over units with the interval of the main measure, from `load`'s table.
+    """Means over units with the intervals of two measures, from `load`'s table.
 
-    One row per (trace_id, *by, label, budget_tokens). Columns: the means of MEASURES, `rel_err_low` and
-    `rel_err_high` (95 % over layers, NaN where too few), `bytes_ratio` (total over full bytes),
-    `n_cells` (rows in results.csv), `n_rows` (rows used), `n_units`, `n_seeds` (the most of a unit),
-    `oracle`, `full_cache` (every token stays resident: a read budget) and `notes`. A group without a usable
-    row keeps its place with NaN.
+    One row per (trace_id, *by, label, budget_tokens). Columns: the means of MEASURES, `rel_err_low`,
+    `rel_err_high`, `distance_low` and `distance_high` (95 % over layers, NaN where too few), `bytes_ratio`
+    (total over full bytes), `n_cells` (rows in results.csv), `n_rows` (rows used), `n_units`, `n_seeds` (the
+    most of a unit), `oracle`, `full_cache` (every token stays resident: a read budget) and `notes`. A group
+    without a usable row keeps its place with NaN.
     """
     keys = ["trace_id", *by, "label", "budget_tokens"]
+    frame = frame if "cosine_distance_sq" in frame else frame.assign(cosine_distance_sq=np.nan)
     groups = frame.groupby(keys, dropna=False, sort=True)
     # One number per group: budgets may be missing, and missing keys neither join nor look up well.
     number = groups.ngroup()
@@ -63,9 +66,10 @@ def _over_units(units):
     """Indexed by group number: means, intervals and counts. `full_cache`: every unit keeps every token."""
     groups = units.groupby(level="group", sort=True)
     table = groups[list(MEASURES)].mean()
-    intervals = {group: mean_interval(values)[1:] for group, values in groups["rel_err_out_mean"]}
-    table["rel_err_low"] = pd.Series({group: low for group, (low, _) in intervals.items()}, dtype=float)
-    table["rel_err_high"] = pd.Series({group: high for group, (_, high) in intervals.items()}, dtype=float)
+    for measure, name in INTERVALS.items():
+        ends = {group: mean_interval(values)[1:] for group, values in groups[measure]}
+        table[f"{name}_low"] = pd.Series({group: low for group, (low, _) in ends.items()}, dtype=float)
+        table[f"{name}_high"] = pd.Series({group: high for group, (_, high) in ends.items()}, dtype=float)
     table["n_rows"], table["n_units"], table["n_seeds"] = (
         groups["seeds"].sum(),
         groups.size(),

@@ -21,15 +21,15 @@ MARGIN = 1.15  # factor on the least and the largest error
 TITLES = 0.62  # inches between two rows of panels: ticks, label, title
 
 
-def classes_picture(title, points, styles, caption, name):
-    """The Picture of `points` as plots.run.error_vs_bytes has them."""
+def classes_picture(title, points, styles, caption, name, words):
+    """The Picture of `points` as plots.run.error_vs_bytes has them; `words` name the loss."""
     table = class_rows(points)
     note = (
         f"Of each method the point with the least error in the class; at most {MOST_ROWS} of a class, the"
         " others stand in the CSV. Bars: 95 % intervals. Black and grey: oracles. Bytes: everything that is"
         " stored for one kv head at the peak."
     )
-    return Picture(title, table, partial(_figure, table, styles, note), caption, name=name)
+    return Picture(title, table, partial(_figure, table, styles, note, words), caption, name=name)
 
 
 def class_rows(points):
@@ -37,7 +37,7 @@ def class_rows(points):
     `bytes_class`, its words."""
     shares = 100 * points["peak_share"].to_numpy(float)
     place = np.clip(np.searchsorted(EDGES, shares - 1e-9, side="left"), 1, len(EDGES) - 1)
-    rows = points.assign(place=place).sort_values(["place", "rel_err_out_mean"], kind="stable")
+    rows = points.assign(place=place).sort_values(["place", "loss"], kind="stable")
     rows = rows.drop_duplicates(["place", "label"]).reset_index(drop=True)
     return rows.assign(bytes_class=[class_words(each) for each in rows.pop("place")])
 
@@ -48,19 +48,19 @@ def class_words(place):
     return f"above {low} % of full cache" if np.isinf(high) else f"{low} to {high} % of full cache"
 
 
-def _figure(table, styles, note, width):
+def _figure(table, styles, note, words, width):
     classes = list(dict.fromkeys(table["bytes_class"]))
     shown = [table[table["bytes_class"] == words].head(MOST_ROWS) for words in classes]
     figure, across = new_figure(width), min(ACROSS[width], len(classes))
     tallest = [max(map(len, shown[first : first + across])) for first in range(0, len(shown), across)]
     panels = panel_grid(figure, len(classes), across, sharex=True, height_ratios=[n + 1 for n in tallest])
-    for axes, words, rows in zip(panels, classes, shown, strict=True):
+    for axes, title, rows in zip(panels, classes, shown, strict=True):
         _panel(axes, rows, styles, tallest[axes.get_subplotspec().rowspan.start])
-        axes.set_title(words)
+        axes.set_title(title)
         axes.tick_params(labelbottom=True)
     _error_axis(panels[0], table, width)
     for axes in panels[-across:]:
-        axes.set_xlabel("mean relative output error [1]")
+        axes.set_xlabel(words)
     height = ROW_HEIGHT * (sum(tallest) / len(tallest) + 1)
     room = 0.25 + LETTERS * NAME_SIZE * GLYPH_EMS / 72
     wspace = room / ((width - across * room) / across - 0.1)
@@ -72,8 +72,8 @@ def _figure(table, styles, note, width):
 def _panel(axes, rows, styles, places):
     for place, row in enumerate(rows.itertuples()):
         style = styles[row.label]
-        axes.plot([row.rel_err_low, row.rel_err_high], [place, place], color=style.colour, linewidth=1)
-        axes.plot(row.rel_err_out_mean, place, style.marker, color=style.colour, markersize=3.5)
+        axes.plot([row.loss_low, row.loss_high], [place, place], color=style.colour, linewidth=1)
+        axes.plot(row.loss, place, style.marker, color=style.colour, markersize=3.5)
     axes.set_yticks(range(len(rows)), [_name(row) for row in rows.itertuples()], fontsize=NAME_SIZE)
     axes.set_ylim(places - 0.2, -0.8)  # the least error on top
 
@@ -85,10 +85,10 @@ def _name(row):
 
 def _error_axis(axes, table, width):
     """That of errors, along x: `set_error_axis` knows the rule for the scale."""
-    errors = table["rel_err_out_mean"]
+    errors = table["loss"]
     errors = errors[errors < 1] if (errors < 1).any() else errors
     set_error_axis(axes, errors, "x")
     if axes.get_xscale() == "log":
         plain_log(axes.xaxis, subs_for(errors) if width > COLUMN_WIDTH else FEWER)
         axes.set_xlim(left=errors.min() / MARGIN)
-    axes.set_xlim(right=1 if errors.max() < table["rel_err_out_mean"].max() else errors.max() * MARGIN)
+    axes.set_xlim(right=1 if errors.max() < table["loss"].max() else errors.max() * MARGIN)

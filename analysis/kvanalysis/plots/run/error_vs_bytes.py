@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from ...answer.measures import DEFAULT, MAIN, words_of
 from ...drawing.budget_axes import MOST_CURVES, above_notes, drawable, frame_errors, top_of
 from ...drawing.curves import make_room
 from ...drawing.end_labels import SIZE, label_ends
@@ -16,6 +17,7 @@ from ...drawing.saving import Picture
 from ...drawing.style import COLUMN_WIDTH, GLYPH_EMS, LEFT, PAGE_WIDTH, finish, new_figure
 from ...stats.families import FAMILIES, PHASES, family_of, has_values
 from ...stats.intervals import unit_means, used_rows
+from ...stats.summary import INTERVALS
 from .bytes_classes import classes_picture
 
 SHARES = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # ticks, per cent
@@ -41,7 +43,7 @@ def draw(run, points):
     """A panel for each phase; of many methods one for each class of bytes."""
     caption = _caption(points)
     if points["label"].nunique() > MOST_CURVES:
-        return [classes_picture(TITLE, points, run.styles, caption, "error_vs_bytes")]
+        return [classes_picture(TITLE, points, run.styles, caption, "error_vs_bytes", loss_words(points))]
     paint = partial(phases_figure, points, run.styles, _note(points))
     return [Picture(TITLE, points, paint, caption, name="error_vs_bytes")]
 
@@ -52,17 +54,36 @@ def sizes_of(points):
 
 
 def bytes_points(run):
-    """A row per label and budget: family, mean error with interval, bytes as shares of the full cache, and of
-    each size the numbers of its front."""
+    """A row per label and budget: family, `loss` with its interval, by which methods are ranked without a
+    gradient (`measure`), the mean error with its own, bytes as shares of the full cache, and of each size the
+    numbers of its front."""
     points = drawable(run.summary)
     points = points[points["bytes_ratio"].notna()]
     points = points[["label", "budget_tokens", "oracle", "full_cache", "n_units", "n_rows", "n_cells",
-                     "rel_err_out_mean", "rel_err_low", "rel_err_high", "total_bytes", "full_bytes",
-                     "bytes_ratio"]]  # fmt: skip
+                     "rel_err_out_mean", "rel_err_low", "rel_err_high", "cosine_distance_sq", "distance_low",
+                     "distance_high", "total_bytes", "full_bytes", "bytes_ratio"]]  # fmt: skip
+    points = _with_loss(points)
     points = points.rename(columns={"bytes_ratio": PEAK})
     points.insert(1, "family", points["label"].map(family_of(run.rows)))
     points = points.assign(**{MEAN: _mean_share(run.rows, points)}).reset_index(drop=True)
     return points.assign(**{f"front_{size}": front_numbers(points, size) for size in sizes_of(points)})
+
+
+def _with_loss(points):
+    """`measure` and `loss`, `loss_low`, `loss_high` of rows of a summary: of DEFAULT, or of the mean error
+    where an older table lacks it."""
+    measure = DEFAULT if len(points) and points[DEFAULT].notna().all() else MAIN
+    name = INTERVALS[measure]
+    loss = {"loss": points[measure], "loss_low": points[f"{name}_low"], "loss_high": points[f"{name}_high"]}
+    points = points.assign(measure=measure, **loss)
+    if measure != DEFAULT:
+        points = points.drop(columns=["cosine_distance_sq", "distance_low", "distance_high"])
+    return points
+
+
+def loss_words(points):
+    """The label of an axis of losses."""
+    return f"{words_of(points['measure'].iloc[0])} [1]" if len(points) else "error [1]"
 
 
 def _mean_share(rows, points):
@@ -86,9 +107,9 @@ def front_numbers(points, size):
     Oracles are left out: no cache can do what they do.
     """
     numbers = np.full(len(points), np.nan)
-    real = points[~points["oracle"] & points[size].notna()].sort_values([size, "rel_err_out_mean"])
+    real = points[~points["oracle"] & points[size].notna()].sort_values([size, "loss"])
     best, found = np.inf, 0
-    for index, error in real["rel_err_out_mean"].items():
+    for index, error in real["loss"].items():
         if error < best:
             best, found = error, found + 1
             numbers[points.index.get_loc(index)] = found
@@ -110,7 +131,7 @@ def phases_figure(points, styles, note, width):
         axes.set_xlabel(
             "bytes [% of full cache]" if width == PAGE_WIDTH else "total bytes [% of the full cache]"
         )
-    panels[(high - 1) // 2 * wide].set_ylabel("mean relative output error [1]")
+    panels[(high - 1) // 2 * wide].set_ylabel(loss_words(points))
     share_axis(panels[0], points[PEAK].to_numpy())
     panel = (width - LEFT - wide * LABEL_ROOM) / wide
     gap = (TITLES + BELOW) / HEIGHT[width]
@@ -127,12 +148,9 @@ def phases_figure(points, styles, note, width):
 
 def _ends(points, styles):
     """{label: (share in per cent, error, Style)} of the last points that the axes show."""
-    shown = points[points["rel_err_out_mean"] <= top_of(points["rel_err_out_mean"])].sort_values(PEAK)
+    shown = points[points["loss"] <= top_of(points["loss"])].sort_values(PEAK)
     last = shown.groupby("label", sort=True).tail(1)
-    return {
-        row.label: (100 * getattr(row, PEAK), row.rel_err_out_mean, styles[row.label])
-        for row in last.itertuples()
-    }
+    return {row.label: (100 * getattr(row, PEAK), row.loss, styles[row.label]) for row in last.itertuples()}
 
 
 def bytes_panel(axes, points, size, styles, own=None):
@@ -141,17 +159,17 @@ def bytes_panel(axes, points, size, styles, own=None):
     for label, curve in shown[shown[size].notna()].groupby("label", sort=True):
         curve = curve.sort_values(size)
         at, hollow = 100 * curve[size].to_numpy(float), curve["n_rows"] < curve["n_cells"]
-        error = curve["rel_err_out_mean"]
-        low, high = curve["rel_err_low"], curve["rel_err_high"]
+        error = curve["loss"]
+        low, high = curve["loss_low"], curve["loss_high"]
         axes.vlines(at, low, high, color=styles[label].colour, linewidth=0.6, alpha=0.6)
         styles[label].curve(axes, at, error, hollow, 3.4, linewidth=0.8, alpha=0.8)
     _front(axes, points[points[f"front_{size}"].notna()].sort_values(size), size)
-    frame_errors(axes, points["rel_err_out_mean"])
+    frame_errors(axes, points["loss"])
 
 
 def _front(axes, front, size):
     """A staircase: with the bytes of a step, no method did better than its height."""
-    at, error = 100 * front[size].to_numpy(float), front["rel_err_out_mean"].to_numpy()
+    at, error = 100 * front[size].to_numpy(float), front["loss"].to_numpy()
     axes.step(at, error, where="post", zorder=1, **FRONT)
 
 
@@ -173,7 +191,7 @@ FRONT_TEXT = "front of all phases: nothing has less error with fewer bytes"
 
 def bytes_legend(points, styles):
     """Handles and texts, the largest error first, the front last."""
-    worst_first = points.groupby("label")["rel_err_out_mean"].mean().sort_values(ascending=False).index
+    worst_first = points.groupby("label")["loss"].mean().sort_values(ascending=False).index
     front = Line2D([], [], **FRONT)
     return [*(styles[label].handle() for label in worst_first), front], [*worst_first, FRONT_TEXT]
 
@@ -187,7 +205,7 @@ def _note(points):
         parts.append("Dashed: oracles, which no cache can follow; not in the front.")
     if (points["n_rows"] < points["n_cells"]).any():
         parts.append("Hollow: some cells have no result.")
-    return " ".join(parts + above_notes(points))
+    return " ".join(parts + above_notes(points, "loss"))
 
 
 def _caption(points):
@@ -198,4 +216,4 @@ def _caption(points):
 
 def _named(row):
     budget = "" if pd.isna(row["budget_tokens"]) else f" B={row['budget_tokens']}"
-    return f"{row['label']}{budget} ({100 * row[PEAK]:.1f} %, {row['rel_err_out_mean']:.3g})"
+    return f"{row['label']}{budget} ({100 * row[PEAK]:.1f} %, {row['loss']:.3g})"

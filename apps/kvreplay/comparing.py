@@ -36,13 +36,16 @@ def compare(
     interpolated, one that was not is left out with the reason. of: which bytes: "peak", those at the peak;
     "mean", over the steps; "prompt", those of the prompt after its cut, as papers count the compression of
     one-shot methods. Budgets are asked for in the same way by budgets={"share_of_cache": [0.2], "of":
-    "prompt"}. layers: all, a list, or "15-29". measure: "distance" (squared cosine distance of the attention
-    output, the default: docs/ranking.md), "error" (mean relative error), "cosine" (one minus it), or a column
-    of the table in which less is better. phase: "stream" or "oneshot" alone. methods: names, or all.
+    "prompt"}. layers: all, a list, or "15-29". measure: "nats" (predicted from a gradient in the trace: the
+    default where a folder holds the projections of all methods), "distance" (squared cosine distance of the
+    attention output, else the default: docs/ranking.md), "error" (mean relative error), "cosine" (one minus
+    it), or a column of the table in which less is better. phase: "stream" or "oneshot" alone. methods: names,
+    or all.
 
     print(answer) shows it; its parts are `sentence`, `caveats`, `ranking` (a DataFrame) and `best`.
-    Intervals and decisions are Student's over layers with their heads inside, with Holm's
-    correction over all pairs; below five layers nothing is told apart. Raises ConfigError.
+    Intervals and decisions are Student's over layers with their heads inside, with Holm's correction over
+    all pairs; below five layers no difference is significant. Of nats they are those of predictions
+    (docs/statistics.md). Raises ConfigError.
     """
     try:
         shares = shares_in(at)

@@ -5,7 +5,12 @@ import pytest
 from kvanalysis import cli, load
 from kvanalysis.answer.compare import compare_at
 from kvanalysis.answer.selection import layer_words, layers_in, shares_in
+from kvanalysis.answer.sizes import asked_of
 from kvanalysis.errors import ResultsError, UserError
+from kvanalysis.page.answer import answer_section
+from kvanalysis.plots.run.error_vs_bytes import bytes_points
+from kvanalysis.plots.run.one_trace import OneTrace
+from kvanalysis.stats.summary import summarise
 from test_kvanalysis_fake import COLUMNS, failed_row, fake_row, write_results
 
 LAYERS = range(6)
@@ -416,3 +421,35 @@ def test_the_command_takes_which_bytes_are_meant(tmp_path, capsys):
     write_results(tmp_path, both_phases(), columns=SIZED)
     assert cli.main(["compare", str(tmp_path), "--at", "20%", "--of", "prompt"]) == 0
     assert capsys.readouterr().out.startswith("At 20 % of the prompt’s full cache")
+
+
+def test_a_page_answers_at_the_shares_and_of_the_bytes_that_the_run_was_asked_for(tmp_path):
+    rows = both_phases(budget_share="0.2")
+    meta = {"config": {"budget": {"share_of_cache": [0.2], "of": "prompt"}}}
+    frame = load(write_results(tmp_path / "a", rows, meta, columns=SIZED))
+    assert asked_of(frame.attrs["meta"]) == "prompt"
+    page = " ".join(str(part) for part in answer_section(frame, summarise(frame)))
+    assert "Shares are of the prompt’s full cache (bytes after the cut)." in page
+    assert "<b>20 %</b>" in page and "<b>10 %</b>" not in page
+    assert "snapkv phase=oneshot</strong> loses least" in page
+    assert asked_of({}) == "peak"
+    assert asked_of({"runs": [meta, {"budget_of": "mean"}]}) == "peak"  # they do not agree
+
+
+def test_bytes_are_drawn_against_what_methods_are_ranked_by(tmp_path):
+    """By the distance h2o loses less, by the relative error tova."""
+    rows = [
+        row | {"cosine_distance_sq": distance}
+        for name, factor, distance in (("h2o", 1.5, 0.01), ("tova", 1.0, 0.02))
+        for row in method_rows(name, factor)
+    ]
+    frame = load(write_results(tmp_path / "a", rows, columns=(*COLUMNS, "cosine_distance_sq")))
+    points = bytes_points(OneTrace(frame)).set_index("label")
+    assert points["loss"].to_dict() == pytest.approx({"h2o": 0.01, "tova": 0.02})
+    assert (points.at["h2o", "front_peak_share"], np.isnan(points.at["tova", "front_peak_share"])) == (
+        1,
+        True,
+    )
+    older = bytes_points(OneTrace(load(write_results(tmp_path / "b", rows)))).set_index("label")
+    assert older["measure"].unique().tolist() == ["rel_err_out_mean"]
+    assert older["loss"].idxmin() == "tova"

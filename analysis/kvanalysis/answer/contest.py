@@ -11,8 +11,8 @@ from ..stats.intervals import BLOCK, LEVEL, mean_interval
 from ..stats.paired import Comparison, compare_units
 
 # The root mean square of ln(measured ratio / predicted ratio) of two methods of one text and budget, 7,616
-# pairs on four models (docs/ranking.md). It is less than twice the variance of one prediction: what a text
-# does to all methods alike is no difference between them.
+# pairs on four models (docs/ranking.md). It is less than √2 times that of one prediction (METHODS_APART):
+# what a text does to all methods alike is no difference between them.
 RATIO_APART = 0.40
 
 

@@ -76,9 +76,18 @@ def size_of(rows: "pd.DataFrame", of: str) -> Size:
 def shares_are_of(meta: dict[str, Any], of: str) -> bool:
     """Whether the column `budget_share` of a table holds shares of these bytes, as its results.meta.json
     says: every run that gave cells was asked for shares of them, or for none. The peak is the default."""
+    return _asked(meta) == {of}
+
+
+def asked_of(meta: dict[str, Any]) -> str:
+    """Which bytes the shares are of for which a table's runs were asked; the peak where they do not agree."""
+    asked = _asked(meta)
+    return asked.pop() if len(asked) == 1 else PEAK
+
+
+def _asked(meta: dict[str, Any]) -> set[str]:
     runs = [one for run in meta.get("runs", [meta]) for one in (run, *run.get("earlier_runs", []))]
-    asked = {run.get("budget_of") or _of_config(run.get("config")) for run in runs} - {None}
-    return (asked or {PEAK}) == {of}
+    return {run.get("budget_of") or _of_config(run.get("config")) for run in runs} - {None} or {PEAK}
 
 
 def _of_config(config: Any) -> str | None:

@@ -4,18 +4,21 @@ import pandas as pd
 
 from ..answer.compare import compare_at
 from ..answer.measures import NATS
+from ..answer.sizes import PEAK, asked_of
 from ..answer.words import NO_WINNER, basis, caveats, cells, left_out, verdict
 from ..data.confirmed import confirmed, whole_rows
+from ..data.shares import by_share
 from ..errors import UserError
 from ..predict.instances import LOSS
+from ..stats.families import spread
 from ..stats.format import percent, significant
 from ..stats.words import count
 from .html import Html, folded, html, paragraph, sortable_table
 
 TITLE = "What loses least at equal bytes"
-SHARES = (0.1, 0.2, 0.4)  # of the full cache's bytes
+SHARES = (0.1, 0.2, 0.4)  # of the full cache's bytes, where a run was asked for none
 SAME = 1 + 1e-9  # a share that is reached up to rounding
-SCOPE = "{}; lower is better, +x is so much more."
+SCOPE = "Shares are of {}. {}; lower is better, +x is so much more."
 MOST_REASONS = 2  # why methods are left out; more are counted
 UNKNOWN = Html(
     "This is the error of attention, not what the model itself would lose: <code>kvconfirm</code> runs the"
@@ -24,27 +27,31 @@ UNKNOWN = Html(
 
 
 def answer_section(frame, summary, predicted=None):
-    """Parts of the section: a sentence for each of SHARES; its ranking and what limits it, folded.
-    `predicted`: the table's Losses, or None."""
-    found = [_answer(frame, share, predicted) for share in SHARES]
+    """Parts of the section: a sentence for each share that the run was asked for, else for SHARES, of the
+    bytes that it was asked for; its ranking and what limits it, folded. `predicted`: the table's Losses, or
+    None."""
+    asked = by_share(frame)["share"].dropna()
+    shares = spread(sorted(asked.unique()), len(SHARES)) or SHARES
+    of = asked_of(frame.attrs.get("meta", {}))
+    found = [_answer(frame, share, of, predicted) for share in shares]
     answers = [each for each in found if not isinstance(each, str)]
     answers = [each for each in answers if len(each.compared)] or answers
     losses = _losses(frame, summary)
-    lines = [_line(share, each, losses) for share, each in zip(SHARES, found, strict=True)]
+    lines = [_line(share, each, losses) for share, each in zip(shares, found, strict=True)]
     of_attention = any(each.measure != NATS for each in answers)
     known = [paragraph(UNKNOWN)] if of_attention and losses is None else []
     return [
-        *(paragraph(SCOPE.format(_capital(basis(each)))) for each in answers[-1:]),
+        *(paragraph(SCOPE.format(each.size.of, _capital(basis(each)))) for each in answers[-1:]),
         Html(f'<ol class="answers">{"".join(lines)}</ol>'),
         *known,
         *(_ranking(each) for each in answers),
     ]
 
 
-def _answer(frame, share, predicted):
+def _answer(frame, share, of, predicted):
     """The Answer, or in words why there is none."""
     try:
-        return compare_at(frame, share, losses=predicted)
+        return compare_at(frame, share, of=of, losses=predicted)
     except UserError as problem:
         return f"No answer: {problem}."
 
@@ -90,6 +97,8 @@ def _losses(frame, summary):
 
 def _model_words(answer, losses):
     """What the model lost with the first of the ranking, at its largest budget within the share."""
+    if answer.size.name != PEAK:
+        return ""
     own = losses[(losses["label"] == answer.best) & (losses["share"] <= answer.share * SAME)]
     if own.empty:
         return f" The model was not run with {answer.best} at that size."

@@ -145,7 +145,7 @@ def _ceilings(rows: pd.DataFrame, share: float, losses: Losses | None, measure: 
     numbers = {label: mean_interval(each) for label, each in values.items()}
     told = nats_at(losses, oracles, Question(share, column))
     if measure == NATS:
-        numbers = {row.Index: tuple(row)[1:] for row in told.itertuples()}
+        numbers = {row.Index: tuple(row)[1:] for row in told.itertuples() if row.Index in values}
     return [
         {"label": label, "ceiling": True, "loss": loss, "low": low, "high": high,
          "nats": told["nats"].get(label), "distance": values[label].mean(), "how": ""}

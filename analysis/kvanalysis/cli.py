@@ -1,5 +1,5 @@
-"""`kvanalysis report|figures|table|compare|parquet|epsilon|confirm|predict|allocate OUT`, and
-`kvanalysis figure|leaderboard|sweep|study CONFIG`.
+"""`kvanalysis report|figures|table|compare|parquet|epsilon|confirm|predict|allocate OUT`,
+`kvanalysis figure|leaderboard|sweep|study CONFIG`, and `kvanalysis claims DIR...`.
 
 Exit codes: 0 done, 2 bad usage or unwritable, 3 missing or foreign results, 130 interrupted. A step of a
 figure or a round of a sweep that failed gives its own.
@@ -53,19 +53,20 @@ def _parser():
     parser.add_argument("--version", action="version", version=f"kvanalysis {__version__}")
     parsers = parser.add_subparsers(
         required=True,
-        metavar="report|figures|figure|leaderboard|table|compare|parquet|sweep|study|epsilon|confirm|predict|allocate",
+        metavar="report|figures|figure|claims|leaderboard|table|compare|parquet|sweep|study|epsilon|confirm|predict"
+        "|allocate",
     )
     for add in (
-        *(_of_results, _compare, _figure, _leaderboard, _sweep, _study, _epsilon, _confirm, _predict),
-        _allocate,
+        *(_of_results, _compare, _figure, _claims, _leaderboard, _sweep, _study, _epsilon, _confirm),
+        *(_predict, _allocate),
     ):
         add(parsers)
     return parser
 
 
-def _command(parsers, run, text, place="out", what="the folder that holds results.csv"):
+def _command(parsers, run, text, place="out", what="the folder that holds results.csv", **how):
     parser = parsers.add_parser(run.__name__, help=text, description=text)
-    parser.add_argument(place, metavar=place.upper(), type=Path, help=what)
+    parser.add_argument(place, **{"metavar": place.upper(), "type": Path, "help": what} | how)
     parser.set_defaults(run=run)
     return parser.add_argument
 
@@ -95,8 +96,10 @@ def _compare(parsers):
     which = "which bytes: at the peak (default), the mean over steps, or those of the prompt after its cut"
     add("--of", choices=tuple(SIZES), default=PEAK, help=which)
     add("--layers", metavar="LIST", help="these layers only: 7 or 0,15-29")
-    less = "what is compared: distance (squared cosine distance, the default), error, cosine, or a column"
-    add("--measure", metavar="NAME", help=f"{less} of the table in which less is better")
+    nats = "nats (predicted from a gradient; the default where all methods have them)"
+    others = "distance (squared cosine distance, else the default), error, cosine, or a column"
+    less = f"what is compared: {nats}, {others} in which less is better"
+    add("--measure", metavar="NAME", help=less)
     add("--methods", metavar="LIST", help="these methods only: h2o,tova")
     add("--phase", choices=("stream", "oneshot"), help="methods of this phase only")
 
@@ -105,6 +108,14 @@ def _figure(parsers):
     text = "runs a figure configuration (configs/figures/*.yaml), or all of a folder, and draws it"
     add = _command(parsers, commands.figure, text, "config", "a configuration, or a folder of them")
     _of_run_steps(add, Path("out/figures"))
+
+
+def _claims(parsers):
+    text = "which claims hold on which models: folders of `kvreplay figures` in one table"
+    what = "a model's folder of figures (default name: the folder's)"
+    how = {"metavar": "[NAME=]DIR", "type": str, "nargs": "+"}
+    add = _command(parsers, commands.claims, text, "folders", what, **how)
+    add("--csv", metavar="FILE", type=Path, help="also write one row a claim and model")
 
 
 def _leaderboard(parsers):

@@ -96,6 +96,21 @@ def figure(options):
         raise FigureError(f"{len(failed)} of {len(configs)} figures were not drawn: {', '.join(failed)}")
 
 
+def claims(options):
+    from .data.whole_file import write_whole
+    from .page.claims_by_model import csv_text, folders_in, read_claims, tables
+    from .stats.format import markdown
+
+    found = read_claims(folders_in(options.folders))
+    parts = [f"{caption}\n\n{markdown(header, rows)}" for caption, header, rows in tables(found)]
+    if options.csv:
+        print(write_whole(options.csv, csv_text(found)), file=sys.stderr)
+    for model, names in found.quick.items():
+        if names:
+            print(f"{model}: --quick, a look and not a result: {', '.join(names)}", file=sys.stderr)
+    print("\n\n".join(parts))
+
+
 def leaderboard(options):
     from .figures.config import read_figure_config
     from .page.leaderboard import make_leaderboard

@@ -7,7 +7,7 @@ from kvanalysis.errors import StudyError
 from kvanalysis.study.config import read_study
 from kvanalysis.study.drive import engine_text, finished, run_study
 from kvanalysis.study.places import Place, places_of
-from kvanalysis.study.ranks import ceiling, leave_one_out, rank_of, rank_table, summary
+from kvanalysis.study.ranks import ceiling, first_choice, leave_one_out, rank_of, rank_table, summary
 
 STUDY = """
 schema: 1
@@ -142,6 +142,18 @@ def test_the_rank_of_a_method_by_the_model_and_by_a_measure():
     places = [place("m", "s", RIGHT, bad=WRONG), place("m", "t", WRONG, bad=WRONG)]
     assert rank_of(places, "a") == {"m": 3}
     assert rank_of(places, "a", "bad") == {"m": 5}
+
+
+def test_the_first_by_a_measure_is_judged_by_what_it_costs_the_model():
+    """By `bad` e is first: 5 of a least of 1, and 1 where the model agrees: the root of 5 on the whole."""
+    places = [
+        place("m", "s", RIGHT, bad=WRONG),
+        place("m", "t", WRONG, bad=WRONG),
+        place("n", "s", RIGHT, bad=RIGHT),
+    ]
+    found = first_choice(places, "bad")
+    assert (found.right, found.places) == (2, 3)
+    assert found.excess == pytest.approx({"m": 5**0.5, "n": 1})
 
 
 def test_methods_are_ranked_at_budgets_and_between_them_at_equal_bytes():

@@ -1,6 +1,7 @@
 """Numbers and cells as people read them; the table of the page and of the terminal."""
 
 import math
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -64,6 +65,17 @@ def aligned(header, rows):
         ).rstrip()
         for line in texts
     )
+
+
+def markdown(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """The table in Markdown, a line a row; None is ABSENT."""
+    lines = [map(_markdown_cell, header), ["---"] * len(header), *(map(_markdown_cell, row) for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _markdown_cell(value):
+    """A bar or a line break would end the cell."""
+    return ABSENT if value is None else str(value).replace("\n", " ").replace("|", "\\|")
 
 
 def _sort_key(value):

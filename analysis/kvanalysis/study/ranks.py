@@ -106,6 +106,26 @@ def _agreement(one, other):
     return float(spearmans([both[:, 0]], [both[:, 1]])[0, 0]) if len(both) > 1 else np.nan
 
 
+@dataclass(frozen=True)
+class FirstChoice:
+    """How good the method of least measure is: at `right` of `places` it is the model's own first; `excess`
+    {model: geometric mean of its measured loss over the least at the place}."""
+
+    right: int
+    places: int
+    excess: dict[str, float]
+
+
+def first_choice(places, name):
+    """The FirstChoice of a measure; None where it has no values."""
+    known = [place for place in places if np.isfinite(place.values[name]).all()]
+    ratios = [place.measured[np.argmin(place.values[name])] / place.measured.min() for place in known]
+    if not known:
+        return None
+    logs = pd.Series(np.log(ratios)).groupby([place.model for place in known]).mean()
+    return FirstChoice(int(np.equal(ratios, 1).sum()), len(known), np.exp(logs).to_dict())
+
+
 def rank_of(places, label, name=None):
     """{model: mean rank of a method, 1 the least loss} by the measured loss, or by a measure."""
     ranks = {}

@@ -13,9 +13,10 @@ from ..loss.predicted import losses_of
 from ..predict.instances import POINT, instances_of
 from ..predict.measures import MAIN, THIRDS, weighted
 from ..predict.words import two
+from ..stats.format import markdown
 from ..stats.intervals import used_rows
 from .places import places_of
-from .ranks import ceiling, intervals, leave_one_out, rank_of, rank_table, summary
+from .ranks import ceiling, first_choice, intervals, leave_one_out, rank_of, rank_table, summary
 
 # (measure, weighting), the simplest first; among equals the first is chosen.
 CANDIDATES = (
@@ -114,13 +115,18 @@ def _ranking_text(places, ranks, order):
             for each in leave_one_out(ranks, order)]  # fmt: skip
     watched = [[name or "the model itself", *(f"{found.get(model, np.nan):.1f}" for model in models)]
                for name in (None, *order) if (found := rank_of(places, WATCHED, name))]  # fmt: skip
+    chosen = {name: found for name in order if (found := first_choice(places, name))}
+    firsts = [[name, f"{found.right} of {found.places}", *(two(found.excess.get(m, np.nan)) for m in models)]
+              for name, found in chosen.items()]  # fmt: skip
     return [
         "Spearman with the measured KL divergence, methods of one budget or one share of the bytes; medians.",
-        _markdown(header, rows),
+        markdown(header, rows),
         "The measure that the other models choose, on the model that had no say.",
-        _markdown(["held-out model", "chosen", "Spearman", "best there", "Spearman"], held),
+        markdown(["held-out model", "chosen", "Spearman", "best there", "Spearman"], held),
+        "The first by each measure: how often it is the model's own, and its measured loss over the least.",
+        markdown(["by", "right", *models], firsts),
         f"Mean rank of {WATCHED}, 1 the least loss.",
-        _markdown(["by", *models], watched),
+        markdown(["by", *models], watched),
     ]
 
 
@@ -140,7 +146,7 @@ def _prediction_text(table):
         rows.append([f"{model}, {text}", *numbers, *ranks, f"{worst['method']} {two(worst['factor'])}"])
     header = ["model, text", "instances", "factor", "scatter", "inside", "Spearman", "method farthest off"]
     return ["Measured over predicted loss, and the share of instances inside the 95 % interval.",
-            _markdown(header, rows), "The share inside, by method.", _by_method(table)]  # fmt: skip
+            markdown(header, rows), "The share inside, by method.", _by_method(table)]  # fmt: skip
 
 
 def _by_method(table):
@@ -154,9 +160,4 @@ def _by_method(table):
         [method, *(f"{shares.at[method, m]:.0%} ({two(factors.at[method, m])})" for m in models)]
         for method in shares.index
     ]
-    return _markdown(["method", *(f"{model}: inside (factor)" for model in models)], rows)
-
-
-def _markdown(header, rows):
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    return markdown(["method", *(f"{model}: inside (factor)" for model in models)], rows)

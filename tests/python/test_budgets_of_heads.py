@@ -1,6 +1,7 @@
 """Budgets that other prompts teach, heads that stream beside heads that are cut, and budgets as a file."""
 
 import json
+import shutil
 
 import h5py
 import numpy as np
@@ -264,9 +265,38 @@ def test_headkv_takes_published_scores_of_query_heads(trace, tmp_path):
     assert "holds no head 2-5: write a score for every query head" in done.stderr
 
 
+@pytest.fixture
+def windowed(trace, tmp_path):
+    """The prompt a, whose layer 1 sees 20 tokens; it has two kv heads in each of three layers."""
+    path = tmp_path / "windowed.h5"
+    shutil.copy(trace, path)
+    with h5py.File(path, "r+") as f:
+        f["prompts/a/layers/001"].attrs["sliding_window"] = 20
+    return path
+
+
+def test_layers_with_a_window_leave_their_share_to_the_others(windowed, tmp_path):
+    """Half of 41 is 20; of 6 * 41 tokens 2 * 20 go to layer 1, and 206 to four heads: 51 each."""
+    method = {**SNAP, "allocator": "windows"}
+    found = run(windowed, method, tmp_path, select={"prompts": ["a"]})
+    given = {at: extras(row)["allocated_tokens"] for at, (row, _) in found.items()}
+    assert {layer: tokens for (_, layer, _), tokens in given.items()} == {0: 51, 1: 20, 2: 51}
+    alone = run(windowed, method, tmp_path, select={"prompts": ["a"], "layers": [2]})
+    assert [extras(row)["allocated_tokens"] for row, _ in alone.values()] == [51, 51]
+    quarter = {**SNAP, "allocator": {"name": "windows", "share": 0.25}}
+    found = run(windowed, quarter, tmp_path, select={"prompts": ["a"]})
+    # A quarter is 10; 226 tokens are 56 for each of four heads, and the two left over go to layer 1.
+    assert {extras(row)["allocated_tokens"] for row, _ in found.values()} == {11, 56}
+    assert json.loads(next(iter(found.values()))[0]["given"])["allocator"] == {
+        "name": "windows",
+        "share": 0.25,
+    }
+
+
 @pytest.mark.parametrize(
     ("allocator", "said"),
     [
+        ({"name": "windows", "share": 1.5}, "share is 1.5 and must be"),
         ({"name": "duo", "sinks": -1}, "sinks"),
         ({"name": "duo", "beta": 2}, "beta"),
         ({"name": "headkv", "beta": 0.5}, "beta is 0.5 and must be"),

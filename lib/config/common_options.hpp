@@ -36,7 +36,8 @@ struct OptionValue {
   bool operator==(const OptionValue& other) const {
     return word == other.word && row_format_json(row_format) == row_format_json(other.row_format) &&
            wrapper_json(wrapper) == wrapper_json(other.wrapper) && merge_json(merge) == merge_json(other.merge) &&
-           window_share == other.window_share && lu_kv == other.lu_kv && headkv == other.headkv && looking == other.looking && importance == other.importance;
+           window_share == other.window_share && lu_kv == other.lu_kv && headkv == other.headkv &&
+           looking == other.looking && importance == other.importance;
   }
 };
 void set_option(CommonOptions& options, const std::string& name, const OptionValue& value);

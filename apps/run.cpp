@@ -144,9 +144,11 @@ void tell_start(const Work& work, size_t todo, size_t earlier, Console& console)
 int run(const RunChoices& choices, Context& context) {
   Console& console = context.console;
   Work work = prepare(choices, console);
-  const std::vector<GradientUse> gradients = uses_of_gradients(work.plan, work.traces, open_files(work.config.traces));
-  work.config.output.projections |= choices.predicts && all_use_gradients(gradients);
   if (choices.dry_run) return dry_run(work);
+  const auto gradients_of = [&](const std::vector<Cell>& cells) {
+    return uses_of_gradients(cells, work.traces, open_files(work.config.traces));
+  };
+  if (choices.predicts && all_use_gradients(gradients_of(work.plan))) work.config.output.projections = true;
   refuse_foreign_table(work.out, choices.force);
   Store store(work.out, work.config.output, choices.force,
               process_record(work.config.run.double_precision ? "double" : "single", work.config.run.device));
@@ -157,7 +159,7 @@ int run(const RunChoices& choices, Context& context) {
   const StopSignals signals;  // before anything is said: who waits for a word may send one
   tell_start(work, todo.size(), table.size() - work.plan.size(), console);
   tell_damaged_lines(store.folder(), console);
-  if (!todo.empty()) tell_unused_gradients(gradients, console);
+  tell_unused_gradients(gradients_of(todo), console);
   TableTold told(work, choices.prints_table);
   const SharesOfCells shares = with_earlier_shares(shares_of(work.plan), store.folder(), table);
   const auto finish = [&] {

@@ -101,8 +101,8 @@ def compare_at(
     `layers`: all, or those named; `measure`: "nats" (the default where `losses` holds all that compete),
     "distance" (else the default, measures.DEFAULT), "error", "cosine", or a column in which less is better;
     `phase`: "stream" or "oneshot" alone; `methods`: names, or all; `losses`: those of the table, predicted
-    for all of its layers. Oracles and the plain exact cache do not compete, and
-    who lacks a head that another has is left out. Raises UserError or ResultsError where there is nothing to
+    for all of its layers. Oracles and the plain exact cache do not compete, and who lacks a head that another
+    has is left out. Raises UserError or ResultsError where there is nothing to
     compare.
     """
     rows = _rivals(of_layers(frame, layers), phase, methods)

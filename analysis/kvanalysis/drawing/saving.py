@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -56,10 +57,12 @@ class SavedFigure:
 
 @dataclass(frozen=True)
 class FigureResult:
-    """All that a configuration's figure came to: its files, and what they say about the paper's claims."""
+    """All that a configuration's figure came to: its files, what they say about the paper's claims, and the
+    table that the figures were drawn from."""
 
     figures: list[SavedFigure]
     verdicts: list[Verdict] = field(default_factory=list)
+    table: Any = None
 
 
 def save(picture, folder, first="", pdf=True):

@@ -71,7 +71,8 @@ def result_of(kind, context):
     table = kind.data(context)
     with styled():
         figures = [save(picture, context.out, context.config.name) for picture in kind.draw(context, table)]
-    return FigureResult(figures, kind.claims(context, table) if hasattr(kind, "claims") else [])
+    verdicts = kind.claims(context, table) if hasattr(kind, "claims") else []
+    return FigureResult(figures, verdicts, table)
 
 
 def write_figures(frame, folder, pdf=True, told=None, summary=None, losses=None):

@@ -14,7 +14,6 @@ from ..figures.config import FigureConfig
 from ..figures.context import Context
 from ..figures.make import make_figure
 from ..figures.steps import RunOptions
-from ..plots import module_of
 from ..plots.run.leaderboard import axis_words
 from ..stats.format import ABSENT, interval, percent, significant
 from .html import (
@@ -65,8 +64,7 @@ def make_leaderboard(config: FigureConfig, out: Path, asked: RunOptions) -> Path
         raise FigureError(f"{config.path}: figure.kind is {config.kind}; a leaderboard has kind: {KIND}")
     drawn = make_figure(config, out, asked)
     context = Context(config, out, list(asked.traces) or config.traces, asked.quick)
-    table = module_of(KIND).data(context)
-    return write_whole(out / "leaderboard.html", render(context, drawn, table, out))
+    return write_whole(out / "leaderboard.html", render(context, drawn, drawn.table, out))
 
 
 def render(context: Context, drawn: FigureResult, table: pd.DataFrame, folder: Path) -> str:

@@ -53,9 +53,8 @@ def data(run) -> pd.DataFrame:
     """A row of COLUMNS for each method of each ranking, the least loss first, ceilings and those without a
     number last. `loss` is `measure`; `nats` are predicted, `distance` (DEFAULT) and `error` (MAIN) means over
     heads, `measured` nats a token of the model itself."""
-    tables = [ranking(step.name, run.frame(step.name), size)
-              for step in run.config.steps if step.command == "run"
-              for size in sizes_of(run.frame(step.name))]  # fmt: skip
+    steps = [step.name for step in run.config.steps if step.command == "run"]
+    tables = [table for step in steps for table in rankings(step, run.frame(step))]
     return pd.concat(tables, ignore_index=True)
 
 
@@ -77,10 +76,15 @@ def sizes_of(frame: pd.DataFrame) -> list[Size]:
     return [Size("tokens", budget) for budget in budgets_of(frame)] or [Size("own")]
 
 
-def ranking(step: str, frame: pd.DataFrame, size: Size) -> pd.DataFrame:
+def rankings(step: str, frame: pd.DataFrame) -> list[pd.DataFrame]:
+    """`ranking` of `load`'s table at each size that it was asked for."""
+    losses = losses_of(frame)
+    return [ranking(step, frame, size, losses) for size in sizes_of(frame)]
+
+
+def ranking(step: str, frame: pd.DataFrame, size: Size, losses: Losses | None) -> pd.DataFrame:
     """A row of COLUMNS for each method of `load`'s table at a size."""
     rows, share = _at(frame, size)
-    losses = losses_of(frame)
     measure, found = _contenders(rows, share, losses)
     found += _ceilings(rows, share, losses, measure)
     measured, names = _measured(frame, losses, size), _names(frame)

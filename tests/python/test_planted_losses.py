@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from kvanalysis.loss.estimate import by_row  # noqa: E402
+from kvreplay_cli import kvreplay  # noqa: E402
 from planted_model import GROUP, PREFILL, Chain, ignore, plant_sink, random_model  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -120,3 +121,15 @@ def test_of_rounded_rows_the_second_order_is_the_loss(predictions):
     (coded,) = predictions[predictions["method"] == "exact"].itertuples()
     assert 0 < coded.kl_mean < 1e-3
     assert coded.kl_mean / coded.kl_row == pytest.approx(1, abs=0.25)
+
+
+def test_compare_saves_what_predictions_need_of_a_trace_with_a_gradient_and_ranks_by_nats(sink, tmp_path):
+    """The method that drops the sink costs most, and the answer is in nats without being asked."""
+    chain, _ = sink
+    words = ("--at", "60%", "--of", "prompt", "--method", "window,streaming_llm", "--prefill", PREFILL)
+    done = kvreplay("compare", chain.trace, *words, "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out/projections.h5").is_file()
+    first = done.stdout.splitlines()[0]
+    assert "streaming_llm is predicted to cost the model least" in first
+    assert "window, the next" in first

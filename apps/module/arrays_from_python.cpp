@@ -32,7 +32,7 @@ DType type_named(const std::string& name) {
   return name == "float16" ? DType::float16 : name == "bfloat16" ? DType::bfloat16 : DType::float32;
 }
 
-// Rows that a Python object reads when it is asked: rows(head, first, count) -> a contiguous array [count, width].
+// Rows that a Python object reads on demand: rows(head, first, count) -> a contiguous array [count, width].
 std::function<void(int64_t, int64_t, int64_t, void*)> fetch_from(nb::object source, size_t row_bytes) {
   return [source = source.ptr(), row_bytes](int64_t head, int64_t first, int64_t rows, void* into) {
     const nb::gil_scoped_acquire lock;
@@ -44,9 +44,9 @@ std::function<void(int64_t, int64_t, int64_t, void*)> fetch_from(nb::object sour
                          std::to_string(row_bytes) + ": an array has changed while it was replayed");
       std::memcpy(into, array.data(), array.nbytes());
     } catch (nb::python_error& e) {
-      throw TraceError(told_text(e));
+      throw TraceError(message_text(e));
     } catch (const nb::cast_error&) {
-      throw TraceError("what was fetched is no array in main memory");
+      throw TraceError("the fetched object is not an array in main memory");
     }
   };
 }
@@ -66,7 +66,7 @@ ArrayView view_of(nb::dict tensor, PythonTraces& all) {
   view.data = array.data();
   for (size_t axis = 0; axis < 3; ++axis)
     view.extents[axis] = int64_t(array.shape(axis)), view.strides[axis] = array.stride(axis);
-  all.owners.push_back(nb::cast(array));  // what it was exported as
+  all.owners.push_back(nb::cast(array));  // owner of the exported array
   return view;
 }
 

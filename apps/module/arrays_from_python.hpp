@@ -9,15 +9,15 @@
 
 namespace kvreplay::python {
 
-// Traces as apps/kvreplay/sources.py describes them, with the objects that own their memory.
+// Traces in the form of apps/kvreplay/sources.py, with the objects that own their memory.
 struct PythonTraces {
   std::vector<TraceArrays> traces;
-  std::vector<nanobind::object> owners;  // to be released with the interpreter's lock held
+  std::vector<nanobind::object> owners;  // must be released with the interpreter's lock held
 };
-// None, or a dict as apps/kvreplay/trace_io/rope.py makes it.
+// Reads None, or a dict as apps/kvreplay/trace_io/rope.py makes it.
 std::optional<Rope> rope_of(nanobind::handle given);
 
-// Throws TraceError where shapes do not fit together.
+// Throws TraceError if shapes do not fit together.
 std::unique_ptr<PythonTraces> traces_of(nanobind::list described);
 
 }  // namespace kvreplay::python

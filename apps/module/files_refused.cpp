@@ -3,7 +3,7 @@
 #include "trace/kept_lists.hpp"
 #include "trace/uniforms.hpp"
 
-// The module holds no HDF5. What else reads files of it stands here instead of the library's readers.
+// The module is built without HDF5. These functions replace the library's readers of other HDF5 files.
 
 namespace kvreplay {
 namespace {
@@ -25,9 +25,11 @@ void write_calibration_file(const std::filesystem::path& file, const Calibration
                             const std::vector<std::pair<LayerInfo, CalibrationLayer>>&) {
   refuse(file);
 }
-std::string why_no_calibration(const std::filesystem::path& file, const LayerInfo&, StatisticsNeeds) { refuse(file); }
+std::string calibration_file_problem(const std::filesystem::path& file, const LayerInfo&, StatisticsNeeds) {
+  refuse(file);
+}
 KeptLists read_kept_lists(const std::filesystem::path& file, const KeptScope&) { refuse(file); }
-std::string why_unreadable(const std::filesystem::path& file, const std::vector<KeptScope>&) { refuse(file); }
+std::string kept_lists_problem(const std::filesystem::path& file, const std::vector<KeptScope>&) { refuse(file); }
 InjectedUniforms read_uniforms(const std::filesystem::path& file, const std::string&, int32_t, int32_t,
                                const UniformsRequest&) {
   refuse(file);

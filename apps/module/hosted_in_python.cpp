@@ -14,7 +14,7 @@ namespace {
 
 namespace nb = nanobind;
 
-// An object that a worker thread may let go of.
+// An object that a worker thread may release.
 class Held {
  public:
   explicit Held(nb::object object) : object_(std::move(object)) {}
@@ -47,7 +47,7 @@ nb::object array_of(const ShownNumbers& numbers) {
   return numbers.wide ? copy_of<double>(numbers) : copy_of<float>(numbers);
 }
 
-// What Python holds of the engine's numbers: it says so when it is asked too late.
+// A Python view of the engine's numbers. It raises an error if it is used after the call.
 template <class Shown>
 class View {
  public:
@@ -87,7 +87,7 @@ void take_doubles(nb::handle from, std::span<double> to) {
   std::copy(array.data(), array.data() + array.size(), to.begin());
 }
 
-// Calls Python; what it raises fails the cell, with the traceback. Of a run that is stopped no cell is published.
+// Calls Python. An exception fails the cell, with the traceback. A stopped run publishes no cell.
 template <class Work>
 auto asked(const std::atomic<bool>& stop, const Work& work) {
   if (stop) throw ReplayError("stopped");
@@ -170,7 +170,7 @@ class PythonMethod : public HostedMethod {
 
 std::unique_ptr<HostedMethod> hosted_by(nb::object method, const std::atomic<bool>& stop) {
   auto hosted = std::make_unique<PythonMethod>(method, stop);
-  take_facts(*hosted, nb::cast<std::string>(method.attr("facts_json")));
+  read_description(*hosted, nb::cast<std::string>(method.attr("facts_json")));
   return hosted;
 }
 

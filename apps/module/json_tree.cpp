@@ -2,7 +2,7 @@
 
 #include "config/tree.hpp"
 
-// kvreplay.replay makes its configuration itself, as JSON: the module needs no parser of YAML.
+// kvreplay.replay builds its configuration as JSON, so the module needs no parser of YAML.
 
 namespace kvreplay {
 namespace {

@@ -15,7 +15,7 @@
 #include "results/columns.hpp"
 #include "survey/suspicious_numbers.hpp"
 
-// kvreplay._engine: what apps/kvreplay calls. Its functions are no interface of their own.
+// kvreplay._engine: the functions that apps/kvreplay calls. They are not a public interface.
 
 namespace nb = nanobind;
 
@@ -37,7 +37,7 @@ void raise(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
   } catch (const UserError& error) {
-    const nb::object type = nb::module_::import_("kvreplay.errors").attr(class_of(error));
+    const nb::object type = nb::module_::import_("kvbase.errors").attr(class_of(error));
     PyErr_SetString(type.ptr(), error.what());
   }
 }
@@ -54,7 +54,7 @@ std::string columns_json() {
   return "[" + all + "]";
 }
 
-// What is odd about traces (apps/kvreplay/sources.py), one line each.
+// Suspicious facts about traces (apps/kvreplay/sources.py), one line each.
 std::vector<std::string> suspicions(nb::list described) {
   const std::unique_ptr<PythonTraces> all = traces_of(described);
   std::vector<std::string> lines;

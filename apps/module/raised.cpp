@@ -19,13 +19,13 @@ std::string raised_text(const nb::python_error& raised) {
         nb::module_::import_("traceback").attr("format_exception")(raised.type(), raised.value(), raised.traceback());
     return utf8(nb::str("").attr("join")(lines));
   } catch (nb::python_error&) {
-    return "the method raised an exception whose text cannot be told";
+    return "the method raised an exception whose text cannot be read";
   }
 }
 
-std::string told_text(const nb::python_error& raised) {
+std::string message_text(const nb::python_error& raised) {
   try {
-    if (!nb::isinstance(raised.value(), nb::module_::import_("kvreplay.errors").attr("KvreplayError")))
+    if (!nb::isinstance(raised.value(), nb::module_::import_("kvbase.errors").attr("KvreplayError")))
       return raised_text(raised);
     return utf8(nb::str(raised.value()));
   } catch (nb::python_error&) {

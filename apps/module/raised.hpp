@@ -5,10 +5,10 @@
 
 namespace kvreplay::python {
 
-// What Python has raised, with its traceback, as UTF-8. Unlike what(), it stands any text: lone surrogates are
-// escaped, and an exception that cannot be told is said to be one.
+// The Python exception with its traceback, as UTF-8. Unlike what(), it accepts any text: lone surrogates are escaped.
+// If the exception cannot be formatted, the text says so.
 std::string raised_text(const nanobind::python_error& raised);
-// Its message alone, where it is an error of this package's that says all; else the same.
-std::string told_text(const nanobind::python_error& raised);
+// The message alone, if this package's own error class was raised; otherwise as raised_text().
+std::string message_text(const nanobind::python_error& raised);
 
 }  // namespace kvreplay::python

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "apps/module/argument_wording.hpp"
 #include "apps/module/arrays_from_python.hpp"
 #include "apps/module/numpy.hpp"
 #include "base/errors.hpp"
@@ -27,11 +28,11 @@ std::vector<T> numbers_of(nb::dict facts, const char* name) {
 }
 
 RowFormat format_of(const std::string& json, const LayerInfo& layer, int32_t n_layers) {
-  Problems problems;
+  Problems problems(argument_wording());
   const std::optional<RowFormat> format = read_row_format(problems, parse_yaml(json, false, problems));
   problems.raise(RunConfig{});
-  const std::string why = why_not_stored(*format, layer, n_layers, false);
-  if (!why.empty()) throw ConfigError(why);
+  const Refusal refusal = storage_refusal(*format, layer, n_layers, false, argument_wording());
+  if (!refusal.empty()) throw ConfigError(refusal.text(argument_wording()));
   return at_layer(*format, layer.layer, n_layers);
 }
 
@@ -56,7 +57,7 @@ LayerInfo layer_of(nb::dict facts) {
   layer.head_dim = int32_t(nb::cast<Array<float, 2>>(facts["keys"]).shape(1));
   layer.v_head_dim = int32_t(nb::cast<Array<float, 2>>(facts["values"]).shape(1));
   layer.rope = rope_of(facts["rope"]);
-  layer.rope_recorded = true;  // none means that keys are not rotated
+  layer.rope_recorded = true;  // None means that keys are not rotated
   return layer;
 }
 

@@ -14,6 +14,7 @@
 #include <unordered_map>
 
 #include "apps/engine_options.hpp"
+#include "apps/module/argument_wording.hpp"
 #include "apps/module/arrays_from_python.hpp"
 #include "apps/module/hosted_in_python.hpp"
 #include "apps/module/numpy.hpp"
@@ -33,15 +34,15 @@ namespace {
 
 namespace nb = nanobind;
 using Clock = std::chrono::steady_clock;
-constexpr auto kPatience = std::chrono::milliseconds(50);  // between looks at Ctrl-C
+constexpr auto kPatience = std::chrono::milliseconds(50);  // interval between checks for Ctrl-C
 
 struct Finished {
-  size_t place;  // in the plan
+  size_t place;  // index in the plan
   std::string row;
   CellResult result;
 };
 
-// Results on their way from the engine's threads to the one that holds the interpreter.
+// Passes results from the engine's threads to the thread that holds the interpreter.
 class Queue {
  public:
   void put(Finished finished) {
@@ -58,7 +59,7 @@ class Queue {
     }
     changed_.notify_one();
   }
-  // All that has come, after a while at most; closed: no more will.
+  // Returns all results so far; waits for one for kPatience at most. closed: no more will follow.
   std::deque<Finished> take(bool& closed) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kPatience, [&] { return closed_ || !finished_.empty(); });
@@ -77,7 +78,7 @@ class Queue {
   bool closed_ = false;
 };
 
-// The engine's run, in a thread that is joined whatever happens.
+// The engine's run, in a thread that is joined in every case.
 class Running {
  public:
   Running(const std::vector<Cell>& cells, const RunOptions& options, const ProcessRecord& record,
@@ -86,7 +87,7 @@ class Running {
     for (const Cell& cell : cells) places_.emplace(cell.key, places_.size());
     thread_ = std::thread([this] { run(); });
   }
-  // Its threads may wait for the interpreter, which whoever joins them must not hold.
+  // The engine's threads may wait for the interpreter, so the thread that joins them must not hold it.
   ~Running() {
     stop_ = true;
     const nb::gil_scoped_release unlocked;
@@ -96,7 +97,7 @@ class Running {
   Running& operator=(const Running&) = delete;
 
   Queue queue;
-  double seconds = 0;  // once the queue is closed
+  double seconds = 0;  // valid after the queue is closed
 
  private:
   void run() {
@@ -130,7 +131,7 @@ std::vector<size_t> shape_of(const CellResult& result, bool outputs) {
   return shape;
 }
 
-// What the cell was asked to save; of one that failed why, line by line.
+// The arrays that the cell saves; for a failed cell the error text.
 nb::dict arrays_of(CellResult& result, const SaveOptions& save) {
   nb::dict arrays;
   if (!result.ok) {
@@ -166,9 +167,9 @@ ProcessRecord record_of(const RunConfig& config) {
   return record;
 }
 
-// Everything of a run, in the order in which it may be let go of.
+// Everything of a run; members are in the order that their destruction needs.
 struct Prepared {
-  std::atomic<bool> stop{false};  // nobody waits for its results any more
+  std::atomic<bool> stop{false};  // set when the results are no longer needed
   std::unique_ptr<PythonTraces> traces;
   std::vector<std::unique_ptr<HostedMethod>> hosted;
   Registry methods = registry();
@@ -186,7 +187,7 @@ std::unique_ptr<Prepared> prepare(const Request& request) {
   }
   std::vector<TraceInfo> infos;
   for (const TraceArrays& trace : all->traces->traces) infos.push_back(trace.info);
-  all->loaded = load_over(request.config, "replay", all->methods, metric_names(), infos);
+  all->loaded = load_over(request.config, "", all->methods, metric_names(), infos, argument_wording());
   return all;
 }
 
@@ -200,7 +201,7 @@ RunOptions options_of(const Prepared& all, bool every_row) {
   return options;
 }
 
-// Budgets that are shares of the cache, in a thread of their own: it may call Python, and Ctrl-C ends it.
+// Solves budgets that are shares of the cache, in a separate thread: solving may call Python, and Ctrl-C ends it.
 void solve_budgets(Prepared& all) {
   if (!all.loaded.config.budget.has_shares()) return;
   RunOptions options = options_of(all, false);
@@ -223,7 +224,7 @@ void solve_budgets(Prepared& all) {
     all.loaded.config.warnings.push_back(std::move(line));
 }
 
-// What results.meta.json says of a table beside its columns: JSON.
+// The content of results.meta.json about a table, apart from its columns: JSON.
 std::string said_of(const std::vector<std::string>& rows, const Prepared& all) {
   SeenCells seen(all.methods);
   for (const std::string& row : rows)

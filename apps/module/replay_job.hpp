@@ -5,23 +5,23 @@
 
 namespace kvreplay::python {
 
-// What kvreplay.replay asks for, once its arguments have become a configuration.
+// A request of kvreplay.replay, after its arguments have become a configuration.
 struct Request {
   std::string config;        // JSON, which is YAML, without traces
   nanobind::list traces;     // apps/kvreplay/sources.py
   nanobind::list methods;    // apps/kvreplay/own_methods.py
   nanobind::object on_plan;  // on_plan(cells, warnings, seconds): before anything runs
-  nanobind::object on_cell;  // on_cell(row, place in the plan, arrays) for each cell, as it comes
+  nanobind::object on_cell;  // on_cell(row, index in the plan, arrays) for each cell, when it is finished
 };
 
-// What is said of a replay when all its cells have come.
+// Result of a replay after all cells.
 struct Ended {
-  double seconds = 0;  // that the engine took
-  std::string said;    // of the table, as results.meta.json says it: {"notes": [...], "unreachable": [...]}
+  double seconds = 0;  // run time of the engine
+  std::string said;    // as in results.meta.json: {"notes": [...], "unreachable": [...]}
 };
 
-// Replays with the interpreter's lock released; Python's functions are called by the thread that called this one,
-// between cells. An exception of theirs, Ctrl-C included, ends the run.
+// Replays with the interpreter's lock released. The calling thread calls Python's functions between cells. Their
+// exceptions, Ctrl-C included, end the run.
 Ended replay(const Request& request);
 
 }  // namespace kvreplay::python

@@ -11,7 +11,7 @@ namespace {
 class CsvText {
  public:
   CsvText(const std::filesystem::path& file, std::string text) : file_(file), text_(std::move(text)) {
-    if (text_.starts_with("\xEF\xBB\xBF")) at_ = 3;  // what spreadsheets put before UTF-8
+    if (text_.starts_with("\xEF\xBB\xBF")) at_ = 3;  // byte order mark that spreadsheets write before UTF-8
   }
 
   std::vector<CsvRow> rows() {

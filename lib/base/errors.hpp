@@ -2,9 +2,8 @@
 #include <stdexcept>
 #include <string>
 
-// Errors that users can cause. Each carries the process's exit code (README, "exit codes") and a
-// message that names the place (file, line, dataset), the value and the remedy. Errors of ours are
-// asserts.
+// Errors that users can cause. Each has the process's exit code (README, "exit codes") and a message that names the
+// place (file, line, dataset), the value and the remedy. Errors in the program itself are asserts.
 
 namespace kvreplay {
 
@@ -30,7 +29,7 @@ struct OutputError : UserError {  // the output directory cannot be written
   explicit OutputError(const std::string& m) : UserError(2, m) {}
 };
 
-struct InconsistentError : UserError {  // results that contradict each other, found when they are merged
+struct InconsistentError : UserError {  // contradictory results, detected when they are merged
   explicit InconsistentError(const std::string& m) : UserError(5, m) {}
 };
 

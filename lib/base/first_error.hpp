@@ -5,7 +5,7 @@
 
 namespace kvreplay {
 
-// Keeps the first exception of a parallel region, and tells the others to stop.
+// Keeps the first exception of a parallel region and makes stopped() true for the other threads.
 class FirstError {
  public:
   void keep(std::exception_ptr error) {

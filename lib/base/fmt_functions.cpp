@@ -1,9 +1,9 @@
-// What fmt has compiled in its shared library, compiled here, so that a program carries it inside: Debian ships no
-// archive of it, and fmt as headers alone doubles the time of every file that includes it.
+// Compiles here the functions that fmt has in its shared library, so that a program contains them. Debian ships no
+// static library of fmt, and the header-only form doubles the compile time of every file that includes it.
 #include <fmt/format-inl.h>
 
 #if FMT_VERSION < 90000 || FMT_VERSION >= 100000
-#error "this list of fmt's functions is that of fmt 9: configure with -DKVREPLAY_FMT_SHARED=ON"
+#error "this list of functions is for fmt 9: configure with -DKVREPLAY_FMT_SHARED=ON"
 #endif
 
 FMT_BEGIN_NAMESPACE

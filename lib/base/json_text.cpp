@@ -27,7 +27,7 @@ JsonObject JsonObject::without(const JsonObject& others) const {
   return rest;
 }
 
-std::string text_of_json(std::string_view json) { return nlohmann::json::parse(json).get<std::string>(); }
+std::string parse_json_string(std::string_view json) { return nlohmann::json::parse(json).get<std::string>(); }
 
 std::string JsonObject::text() const { return "{" + members() + "}"; }
 

@@ -8,15 +8,14 @@
 
 #include "base/text.hpp"
 
-// JSON that is written, not read: values as canonical texts (base/text.hpp), so that who passes them on need not
-// see a parser.
+// JSON for output: values as canonical text (base/text.hpp), so that code that passes them on needs no parser.
 
 namespace kvreplay {
 
 // "text" with its quotes; bytes that are not UTF-8 become U+FFFD.
 std::string json_text(std::string_view text);
-// The text that such a JSON stands for.
-std::string text_of_json(std::string_view json);
+// The string that a JSON string represents.
+std::string parse_json_string(std::string_view json);
 template <class T>
 std::string json_of(const T& value) {
   if constexpr (std::is_same_v<T, bool>) return value ? "true" : "false";
@@ -37,7 +36,7 @@ class JsonObject {
   JsonObject& add(const std::string& name, const T& value) {
     return add_json(name, json_of(value));
   }
-  // json: the text of any value.
+  // json: the text of any JSON value.
   JsonObject& add_json(const std::string& name, std::string json) {
     members_[name] = std::move(json);
     return *this;
@@ -46,7 +45,7 @@ class JsonObject {
     for (const auto& [name, json] : others.members_) members_[name] = json;
     return *this;
   }
-  // Members that `others` does not hold with the same value.
+  // Members that `others` does not hold with an equal value.
   JsonObject without(const JsonObject& others) const;
   bool empty() const { return members_.empty(); }
   std::string text() const;

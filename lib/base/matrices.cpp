@@ -13,7 +13,7 @@ std::vector<double> values_of(const Solver& solved) {
   return {solved.eigenvalues().data(), solved.eigenvalues().data() + solved.eigenvalues().size()};
 }
 
-// Its vectors are columns, in memory one after the other.
+// Eigenvectors are columns, stored one after the other.
 Spectrum spectrum_of(const Solver& solved) {
   return {values_of(solved),
           {solved.eigenvectors().data(), solved.eigenvectors().data() + solved.eigenvectors().size()}};

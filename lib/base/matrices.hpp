@@ -10,14 +10,14 @@ namespace kvreplay {
 // Q of a matrix [n, n] = Q R, where R has a positive diagonal.
 std::vector<double> orthogonal_factor(const std::vector<double>& matrix, int32_t n);
 
-// Of a symmetric matrix: eigenvalues, ascending, and eigenvectors [n, n], one a row.
+// Eigenvalues of a symmetric matrix, ascending, and eigenvectors [n, n], one per row.
 struct Spectrum {
   std::vector<double> values, vectors;
 };
-// matrix: [n, n], of which the lower triangle is read.
+// matrix: [n, n]; only the lower triangle is read.
 Spectrum spectrum_of(std::span<const double> matrix, int32_t n);
 std::vector<double> eigenvalues_of(std::span<const double> matrix, int32_t n);
-// off: [n - 1] beside the diagonal [n].
+// diagonal: [n]; off: [n - 1], next to the diagonal.
 Spectrum spectrum_of_tridiagonal(std::span<const double> diagonal, std::span<const double> off);
 
 }  // namespace kvreplay

@@ -27,8 +27,8 @@ uint32_t big_endian(const std::byte* at) {
   return word;
 }
 
-// FIPS 180-4, section 6.2.2. The 64 words of the schedule are made 16 at a time, each in the place of the one that is
-// 16 rounds old.
+// FIPS 180-4, section 6.2.2. The 64 words of the schedule are computed 16 at a time; each replaces the word from 16
+// rounds before.
 void compress(Words& state, const std::byte* block) {
   uint32_t w[16];
   for (int i = 0; i < 16; ++i) w[i] = big_endian(block + 4 * i);
@@ -57,8 +57,8 @@ void compress_portably(Words& state, const std::byte* blocks, size_t count) {
 #if defined(__x86_64__)
 namespace {
 
-// The instructions take the state as (a, b, e, f) and (c, d, g, h), each four words from the last to the first, and two
-// rounds at a time.
+// The instructions expect the state as (a, b, e, f) and (c, d, g, h), each four words from the last to the first, and
+// process two rounds at a time.
 [[gnu::target("sha,sse4.1")]] void compress_in_hardware(Words& state, const std::byte* blocks, size_t count) {
   const __m128i big_endian_words = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
   __m128i dcba = _mm_loadu_si128(reinterpret_cast<const __m128i*>(state.data()));

@@ -10,9 +10,9 @@ namespace kvreplay::sha256 {
 constexpr size_t kBlock = 64;  // bytes
 using Words = std::array<uint32_t, 8>;
 
-// With the processor's own instructions where it has them.
+// Uses the processor's SHA instructions if it has them.
 void compress_blocks(Words& state, const std::byte* blocks, size_t count);
-// The same without them.
+// As compress_blocks(), without these instructions.
 void compress_portably(Words& state, const std::byte* blocks, size_t count);
 
 }  // namespace kvreplay::sha256

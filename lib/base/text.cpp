@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-// Case and the choice of dash are not what separates two words.
+// Ignores case and the kind of dash when words are compared.
 std::string folded(std::string_view word) {
   std::string out(word);
   for (char& c : out) {
@@ -27,7 +27,7 @@ std::string folded(std::string_view word) {
   return out;
 }
 
-// Insertions, deletions, replacements and swaps of neighbours that lead from a to b.
+// Number of insertions, deletions, replacements and swaps of neighbours that lead from a to b.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   std::iota(last.begin(), last.end(), size_t{0});
@@ -44,7 +44,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
-// Text from a trace may be anything; bytes that are not UTF-8 become U+FFFD instead of an exception.
+// Text from a trace may contain any bytes; bytes that are not UTF-8 become U+FFFD instead of an exception.
 std::string dumped(const json& text) { return text.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 void append_canonical(const json& value, std::string& out);
@@ -151,7 +151,7 @@ std::string shell_quoted(const std::string& word) {
   return text + "'";
 }
 
-std::string on_one_line(std::string_view text) {
+std::string single_line(std::string_view text) {
   std::string line;
   for (const char c : text) {
     const bool control = (c >= 0 && c < ' ') || c == 0x7f;

@@ -8,7 +8,7 @@
 namespace kvreplay {
 namespace {
 
-// Joins what was started, whatever happens meanwhile.
+// Joins all started threads, even after an exception.
 class Started {
  public:
   ~Started() {

@@ -5,7 +5,7 @@
 
 namespace kvreplay {
 
-// Bytes of the well-formed UTF-8 sequence (Unicode 15, table 3-7) that starts at text[i]; 0 where none does.
+// Length in bytes of the well-formed UTF-8 sequence (Unicode 15, table 3-7) that starts at text[i]; 0 if there is none.
 inline size_t utf8_length(std::string_view text, size_t i) {
   const auto byte = [&](size_t k) { return k < text.size() ? static_cast<uint8_t>(text[k]) : uint8_t{0}; };
   const uint8_t lead = byte(i), second = byte(i + 1);
@@ -31,7 +31,7 @@ inline bool is_utf8(std::string_view text) {
   return true;
 }
 
-// ... without control characters: names that end on terminals.
+// UTF-8 without control characters, for names that are printed on terminals.
 inline bool is_printable_utf8(std::string_view text) {
   for (const char c : text)
     if (static_cast<uint8_t>(c) < 0x20 || c == 0x7F) return false;

@@ -2,6 +2,6 @@
 
 namespace kvreplay {
 const char* version();     // "0.1.0"
-const char* git_commit();  // of the sources, or "unknown"
+const char* git_commit();  // commit of the sources, or "unknown"
 const char* compiler();
 }  // namespace kvreplay

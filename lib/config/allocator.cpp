@@ -13,8 +13,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whose parameters say how far heads look, and what of them each rule takes.
-constexpr const char* kLooking = "duo_attention";
+// The method whose parameters define how far a head looks; each rule takes some of them.
+constexpr const char* kReachMethod = "duo_attention";
 
 class Reader {
  public:
@@ -41,9 +41,10 @@ class Reader {
  private:
   std::optional<OptionValue> wrong(const Node& node) {
     must_be(problems_, node, "allocator",
-            "a word (uniform, pyramid, windows, ada, cake, lu_kv, duo, headkv, file:PATH), or a map of those that have "
-            "parameters: "
-            "{name: lu_kv, calibration: others}");
+            fmt::format("a word (uniform, pyramid, windows, ada, cake, lu_kv, duo, headkv, file:PATH), or {} of those "
+                        "that have parameters: {}",
+                        problems_.words().map(),
+                        problems_.words().literal(R"({"name": "lu_kv", "calibration": "others"})")));
     return std::nullopt;
   }
 
@@ -51,8 +52,8 @@ class Reader {
     const fs::path file = source_.at(node.text.substr(std::string_view(kFilePrefix).size()));
     std::error_code ignored;
     if (fs::is_regular_file(file, ignored)) return file;
-    problems_.error(node.mark,
-                    fmt::format("no file {} {} (the path is relative to this file)", file.string(), content));
+    problems_.error(node.mark, fmt::format("no file {} {} (the path is relative to {})", file.string(), content,
+                                           problems_.words().folder()));
     return std::nullopt;
   }
 
@@ -75,7 +76,7 @@ class Reader {
   void lu_kv() {
     const Section all = section({"calibration", "weight", "lo"});
     LuKv& rule = value_.lu_kv;
-    if (const Node* calibration = all.find("calibration")) learn_from(*calibration);
+    if (const Node* calibration = all.find("calibration")) read_calibration_source(*calibration);
     if (const Node* weight = all.find("weight"))
       if (const auto word = read_word(problems_, *weight, "weight", {"mass", "contrib"}))
         rule.weight = *word == "contrib" ? LuKv::Weight::contrib : LuKv::Weight::mass;
@@ -83,12 +84,13 @@ class Reader {
       if (const auto tokens = read_integer(problems_, *lo, "lo", {1, kManyTokens})) rule.lo = int32_t(*tokens);
   }
 
-  void learn_from(const Node& node) {
+  void read_calibration_source(const Node& node) {
     Calibration& from = value_.lu_kv.calibration;
-    if (!read_calibration(node.text, from) || from.source == Calibration::Source::file)
-      must_be(problems_, node, "the calibration of lu_kv",
-              "others (all other prompts of the trace), prompt:ID (one of them), or self, by which it is an oracle: it "
-              "learns from the rows that it is measured on");
+    if (!parse_calibration(node.text, from) || from.source == Calibration::Source::file)
+      must_be(
+          problems_, node, "the calibration of lu_kv",
+          "others (all other prompts of the trace), prompt:ID (one of them), or self, which makes it an oracle: it is "
+          "calibrated on the rows that it is measured on");
   }
 
   void headkv() {
@@ -109,17 +111,17 @@ class Reader {
     for (const char* name : {"sinks", "recent"})
       if (const Node* of_mass = all.find(name))
         problems_.error(of_mass->mark,
-                        fmt::format("{} says what importance mass looks at: leave it out beside a file", name));
+                        fmt::format("{} is a parameter of importance mass: leave it out with a file", name));
   }
 
-  // Parameters of the method that says how far heads look, beside those of the rule itself.
+  // Reads the parameters of the method that defines how far heads look (`names`), and allows those of the rule (`own`).
   Section looking(const std::vector<std::string>& names, std::vector<std::string> own) {
     own.insert(own.end(), names.begin(), names.end());
     const Section all = section(std::move(own));
-    const Method* method = find_method(source_.methods, kLooking);
+    const Method* method = find_method(source_.methods, kReachMethod);
     if (method == nullptr) {
       problems_.error(item_.mark, fmt::format("allocator {} needs the method {}, which this program was built without",
-                                              value_.word, kLooking));
+                                              value_.word, kReachMethod));
       return all;
     }
     for (const std::string& name : names) {

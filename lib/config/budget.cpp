@@ -18,7 +18,9 @@ std::optional<double> read_fraction(const Node& node, Problems& problems) {
   const auto whole = read_real(own, node, "fraction_kept", {1, kManyTokens});
   std::string what = "in (0, 1]";
   if (whole && *whole <= 100) what += fmt::format(". {} %? write {}", *whole, *whole / 100);
-  if (whole && *whole == std::floor(*whole)) what += fmt::format(". {} tokens? use budget.tokens", *whole);
+  if (whole && *whole == std::floor(*whole))
+    what += fmt::format(". {0} tokens? use {1}", *whole,
+                        problems.words().setting("budget.tokens", fmt::format("[{}]", *whole)));
   must_be(problems, node, "fraction_kept", what);
   return std::nullopt;
 }
@@ -27,8 +29,18 @@ std::optional<double> read_tokens(const Node& node, Problems& problems) {
   Problems own;
   const auto share = read_real(own, node, "budget.tokens", {1e-12, 1 - 1e-12});
   if (!share) return read_integer(problems, node, "budget.tokens", {1, kManyTokens});
-  must_be(problems, node, "budget.tokens", "a whole number. A share of the prompt? use budget.fraction_kept");
+  must_be(problems, node, "budget.tokens",
+          "a whole number. A share of the prompt? use " +
+              problems.words().setting("budget.fraction_kept", fmt::format("[{}]", number_text(*share))));
   return std::nullopt;
+}
+
+// Reports a share out of range to a caller who writes 20%.
+void report_percent(const Node& node, double share, Problems& problems) {
+  const Wording& words = problems.words();
+  problems.error(node.mark,
+                 fmt::format("{} is {} and must be a share of the full cache's bytes, above 0 and at most {}",
+                             words.key("share_of_cache"), words.share(share), words.share(1)));
 }
 
 std::optional<double> read_share(const Node& node, Problems& problems) {
@@ -37,11 +49,13 @@ std::optional<double> read_share(const Node& node, Problems& problems) {
   std::string number = node.kind == Node::Kind::scalar ? node.text : "";
   const bool percent = number.ends_with('%');
   if (percent) number.pop_back();
-  const auto value = number_in<double>(number);
+  const auto value = parse_number<double>(number);
+  if (value && problems.words().percent()) return report_percent(node, *value, problems), std::nullopt;
   std::string what = "a share of the full cache's bytes, in (0, 1]";
-  if (value && *value > 1 && *value <= 100) what += fmt::format(": did you mean {}?", *value / 100);
-  else if (value && percent && *value > 0 && *value <= 1) what += fmt::format(": did you mean {}?", *value / 100);
-  else if (value && *value > 100) what += ". Tokens? use budget.tokens";
+  const bool meant_percent = value && ((*value > 1 && *value <= 100) || (percent && *value > 0 && *value <= 1));
+  if (meant_percent) what += fmt::format(": did you mean {}?", *value / 100);
+  else if (value && *value > 100)
+    what += ". Tokens? use " + problems.words().setting("budget.tokens", fmt::format("[{}]", number_text(*value)));
   else if (value && node.quoted && *value > 0) what += ": remove the quotes";
   must_be(problems, node, "share_of_cache", what);
   return std::nullopt;
@@ -59,7 +73,7 @@ std::optional<double> read_one(BudgetList::Kind kind, const Node& node, Problems
   return std::nullopt;
 }
 
-// Each value that `read` takes, once; `marks`: where each stands.
+// Reads every value once with `read`; `marks`: position of each.
 template <class Read>
 void read_values(const Node& node, const Read& read, std::vector<double>& values, std::vector<Mark>& marks,
                  Problems& problems) {
@@ -77,7 +91,7 @@ void read_values(const Node& node, const Read& read, std::vector<double>& values
   }
 }
 
-// Shares of the cache, and what they are measured by.
+// Reads shares of the cache and which bytes they bound.
 void read_shares(RunConfig& config, const Node& node, const Section& section, Problems& problems) {
   std::vector<Mark> marks;
   const Node* shares = section.find("share_of_cache");
@@ -86,7 +100,8 @@ void read_shares(RunConfig& config, const Node& node, const Section& section, Pr
   const Node* of = section.find("of");
   if (of == nullptr) return;
   if (shares == nullptr)
-    return problems.error(node.key_mark("of"), "of: peak, mean or prompt belongs to share_of_cache");
+    return problems.error(node.key_mark("of"),
+                          problems.words().key("budget.of") + " (peak, mean or prompt) belongs to share_of_cache");
   if (const auto word = read_word(problems, *of, "budget.of", kSizesOfShares))
     config.budget.of =
         BudgetList::Of(std::find(kSizesOfShares.begin(), kSizesOfShares.end(), *word) - kSizesOfShares.begin());
@@ -97,26 +112,30 @@ void read_shares(RunConfig& config, const Node& node, const Section& section, Pr
 void read_budget(RunConfig& config, const Node* node, const Mark& key, Problems& problems) {
   static const std::vector<std::string> kinds = {"tokens", "fraction_kept",
                                                  "bytes"};  // in the order of BudgetList::Kind
-  static const std::string examples =
-      "{tokens: [64, 128]}, {fraction_kept: [0.05, 0.1]}, {share_of_cache: [0.1]} or "
-      "{bytes: [...]}";
+  const std::string examples = problems.words().literal(
+      R"({"tokens": [64, 128]}, {"fraction_kept": [0.05, 0.1]}, {"share_of_cache": [0.1]} or {"bytes": [...]})");
   std::vector<std::string> keys = kinds;
   keys.insert(keys.end(), {"share_of_cache", "of"});
   if (node == nullptr) return;
   config.marks["budget"] = key;
-  if (node->kind != Node::Kind::map) return must_be(problems, *node, "budget", "a map: " + examples);
+  if (node->kind != Node::Kind::map)
+    return must_be(problems, *node, "budget", problems.words().map() + ": " + examples);
+  const size_t before = problems.errors();
   const Section section(node, "budget", keys, problems);
+  const bool has_unknown_keys = problems.errors() > before;
   const Node* only = nullptr;
   for (size_t i = 0; i < kinds.size(); ++i) {
     const Node* values = section.find(kinds[i]);
     if (values == nullptr) continue;
     if (only != nullptr)
-      return problems.error(node->key_mark(kinds[i]), "budget takes one of tokens, fraction_kept and bytes, not two");
+      return problems.error(node->key_mark(kinds[i]),
+                            problems.words().key("budget") + " takes one of tokens, fraction_kept and bytes, not two");
     only = values;
     config.budget.kind = BudgetList::Kind(i);
   }
+  if (only == nullptr && section.find("share_of_cache") == nullptr && has_unknown_keys) return;
   if (only == nullptr && section.find("share_of_cache") == nullptr)
-    return problems.error(key, "budget is empty: write " + examples);
+    return problems.error(key, fmt::format("{} is empty: write {}", problems.words().key("budget"), examples));
   read_shares(config, *node, section, problems);
   if (only == nullptr) return;
   const auto read = [&](const Node& item) { return read_one(config.budget.kind, item, problems); };

@@ -10,11 +10,11 @@ void CalibrationChecks::check(size_t m, const TraceInfo& trace, const PromptInfo
                               StatisticsNeeds asks) {
   const MethodInstance& instance = config_.methods[m];
   if (!asks.any()) return;
-  const std::string why = why_not_known(trace, prompt, layer, instance.values.calibration(), asks);
-  if (why.empty() || !told_.emplace(m, why).second) return;
+  Refusal refusal = calibration_obstacle(trace, prompt, layer, instance.values.calibration(), asks, problems_.words());
+  if (refusal.empty()) return;
+  refusal.methods = {instance.named()};
   const std::string place = fmt::format("methods[{}]", m);
-  problems_.error(config_.mark_of({place + ".calibration", place}),
-                  fmt::format("{}: {}", instance.method().info.name, why));
+  problems_.error(config_.mark_of({place + ".calibration", place}), std::move(refusal));
 }
 
 }  // namespace kvreplay

@@ -23,7 +23,7 @@ void take_word(E& axis, const std::string& wanted, std::initializer_list<E> valu
     if (wanted == word(value)) axis = value;
 }
 
-// Whatever its budget, where it has no say in whether there is a rule.
+// Whether the method has a score rule. The budget is arbitrary; it must not matter.
 bool follows_score_rule(const MethodInstance& m) {
   MethodContext context;
   context.tokens = context.prompt_tokens = 1 << 20, context.budget = {1 << 20, 1 << 20};
@@ -31,18 +31,18 @@ bool follows_score_rule(const MethodInstance& m) {
   try {
     return BoundMethod(m.values, context).score_rule().has_value();
   } catch (const ParameterError&) {
-    return false;  // told where budgets are known
+    return false;  // reported where budgets are known
   }
 }
 
-// What wraps what cannot be wrapped; "" when all is well.
-std::string senseless_wrapper(const MethodInstance& m) {
+// Why the wrapper does not fit the method; "" if it fits.
+std::string wrapper_problem(const MethodInstance& m, const Wording& words) {
   const CommonOptions& options = m.options;
   const std::string name = m.method().info.name;
   if (options.wrapper.is_none()) return "";
   if (m.method().host.voters == nullptr)
     return fmt::format(
-        "wrapper takes scores that are attention, and those of {} are none (ranks, norms or cosines, or the scores of "
+        "wrapper needs attention scores, and {} scores by something else (ranks, norms, cosines or the scores of "
         "another method): leave it out",
         name);
   if (m.values.shared_over() != SharedOver::none)
@@ -52,22 +52,20 @@ std::string senseless_wrapper(const MethodInstance& m) {
         name);
   const bool streams = options.phase == Phase::stream;
   if (streams && options.wrapper.kind == Wrapper::Kind::critical)
-    return fmt::format(
-        "wrapper critical divides the budget of one cut of the prompt, and {} streams here: add phase: "
-        "oneshot",
-        name);
+    return fmt::format("wrapper critical divides the budget of one cut of the prompt, and {} streams here: add {}",
+                       name, words.option("phase", "oneshot"));
   if (streams && !follows_score_rule(m))
     return fmt::format(
-        "wrapper caote follows methods that add up attention and drop the lowest, step by step, and {} "
-        "does something else: add phase: oneshot",
-        name);
+        "wrapper caote follows methods that add up attention and drop the lowest, step by step, and {} does something "
+        "else: add {}",
+        name, words.option("phase", "oneshot"));
   if (options.gqa_level == GqaLevel::layer)
-    return "wrapper looks at the values of one kv head: leave out gqa.level layer";
+    return "wrapper looks at the values of one kv head: leave out " + words.option("gqa.level", "layer");
   return "";
 }
 
-// What shares a budget with what cannot share it; "" when all is well.
-std::string senseless_share(const MethodInstance& m) {
+// Why the method cannot share its budget as asked; "" if it can.
+std::string invalid_share(const MethodInstance& m, const Wording& words) {
   const CommonOptions& options = m.options;
   const std::string name = m.method().info.name, rule = word(options.allocator);
   const bool given = options.allocator != Allocator::uniform, own = m.values.shared_over() != SharedOver::none;
@@ -79,11 +77,12 @@ std::string senseless_share(const MethodInstance& m) {
     if (!m.values.learns_heads())
       return fmt::format("{} looks at this prompt alone with these parameters: leave out calibration", name);
     if (known.source == Calibration::Source::file)
-      return fmt::format("{} knows heads by prompts: write calibration: self, others or prompt:ID", name);
+      return fmt::format("{} is calibrated on prompts: write {}, others or prompt:ID", name,
+                         words.option("calibration", "self"));
   }
   if (own && !m.values.shares_budget() && (given || options.gqa_level != GqaLevel::kv))
     return fmt::format(
-        "{} compares what kv heads say, each with a cache and a budget of its own: "
+        "{} compares the scores of kv heads, each with a cache and a budget of its own: "
         "leave out {}",
         name, given ? "allocator" : "gqa.level");
   if (given && own) return fmt::format("{} shares its budget by a rule of its own: leave out allocator", name);
@@ -97,21 +96,19 @@ std::string senseless_share(const MethodInstance& m) {
         "allocator {} looks at scores of prompt tokens, and {} gives none: use pyramid, windows, cake or file:PATH",
         rule, name);
   if (options.allocator == Allocator::lu_kv && options.lu_kv.calibration.is_offline() &&
-      m.values.calibration().is_of_other_prompts())
+      m.values.calibration().uses_other_prompts())
     return fmt::format(
-        "allocator lu_kv learns from other prompts, where {} would know the one that is replayed: calibrate {} by self "
+        "allocator lu_kv scores other prompts, where {} would be calibrated on the replayed one: calibrate {} by self "
         "or file:PATH",
         name, name);
   if (over_heads && options.gqa_level == GqaLevel::layer)
     return fmt::format(
-        "with gqa.level layer all kv heads of {} hold the same tokens, and {} gives each its own "
-        "number: leave out one of them",
-        name, own ? name : "allocator " + rule);
+        "with {} all kv heads of {} hold the same tokens, and {} gives each its own number: leave out one of them",
+        words.option("gqa.level", "layer"), name, own ? name : "allocator " + rule);
   if (over_heads && options.allocator != Allocator::file && options.gqa_level == GqaLevel::query)
     return fmt::format(
-        "{} compares kv heads, and with gqa.level query each of them has a cache per query head: "
-        "leave out one of them",
-        own ? name : "allocator " + rule);
+        "{} compares kv heads, and with {} each of them has a cache per query head: leave out one of them",
+        own ? name : "allocator " + rule, words.option("gqa.level", "query"));
   return "";
 }
 
@@ -157,25 +154,21 @@ void set_option(CommonOptions& options, const std::string& name, const OptionVal
   }
 }
 
-std::string senseless(const MethodInstance& m) {
+std::string combination_problem(const MethodInstance& m, const Wording& words) {
   const CommonOptions& options = m.options;
   const std::string name = m.method().info.name;
   if (options.gqa_level == GqaLevel::layer && !(m.method().looks_at_queries && m.method().info.layer_level))
-    return fmt::format(
-        "{} decides by keys and values, which a layer's kv heads do not share: leave out "
-        "gqa.level layer",
-        name);
+    return fmt::format("{} decides by keys and values, which a layer's kv heads do not share: leave out {}", name,
+                       words.option("gqa.level", "layer"));
   if (options.reweight != Reweight::none && (!m.method().scores_prompt || options.phase != Phase::oneshot))
-    return fmt::format(
-        "reweight gives weight to what a one-shot selection kept of the prompt, and {} {}: leave "
-        "it out{}",
-        name, m.method().scores_prompt ? "streams here" : "does not select by scores",
-        m.method().scores_prompt ? ", or add phase: oneshot" : "");
-  if (const std::string why = senseless_wrapper(m); !why.empty()) return why;
-  if (const std::string why = senseless_merge(m); !why.empty()) return why;
+    return fmt::format("reweight weights the prompt tokens that a one-shot selection kept, and {} {}: leave it out{}",
+                       name, m.method().scores_prompt ? "streams here" : "does not select by scores",
+                       m.method().scores_prompt ? ", or add " + words.option("phase", "oneshot") : "");
+  if (const std::string why = wrapper_problem(m, words); !why.empty()) return why;
+  if (const std::string why = merge_problem(m, words); !why.empty()) return why;
   if (!options.row_format.is_source() && m.method().info.own_row_format)
     return fmt::format("{} stores its rows in a format of its own: leave out row_format", name);
-  return senseless_share(m);
+  return invalid_share(m, words);
 }
 
 }  // namespace kvreplay

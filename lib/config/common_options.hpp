@@ -9,24 +9,23 @@
 #include "config/values.hpp"
 #include "formats/registry.hpp"
 
-// The axes that every method can be combined with: their names and values, and which combinations mean
-// something.
+// The axes that every method can be combined with: their names and values, and which combinations are meaningful.
 
 namespace kvreplay {
 
-constexpr const char* kRowFormat = "row_format";  // the axis that takes formats
-constexpr const char* kWrapper = "wrapper";       // the axis that takes wrappers
-constexpr const char* kMerge = "merge";           // the axis that takes rules for evicted rows
-constexpr const char* kFilePrefix = "file:";      // of an allocator that reads its budgets from a file
+constexpr const char* kRowFormat = "row_format";  // axis whose values are row formats
+constexpr const char* kWrapper = "wrapper";       // axis whose values are wrappers
+constexpr const char* kMerge = "merge";           // axis whose values are rules for evicted rows
+constexpr const char* kFilePrefix = "file:";      // starts the value of an allocator that reads its budgets from a file
 
 // The axes of conventions C4, C6, C9 and C14, and the words they take.
 const std::map<std::string, std::vector<std::string>>& option_words();
-// A value that was read: a word, or what has parameters of its own.
+// A value of an axis: a word, or an object with parameters.
 struct OptionValue {
   std::string word;
   RowFormat row_format = {};
   Wrapper wrapper = {};
-  // Of an allocator, as CommonOptions has them; a file of importance.
+  // Parameters of an allocator, as in CommonOptions; importance is a file.
   double window_share = CommonOptions{}.window_share;
   LuKv lu_kv = {};
   HeadKv headkv = {};
@@ -41,7 +40,7 @@ struct OptionValue {
   }
 };
 void set_option(CommonOptions& options, const std::string& name, const OptionValue& value);
-// Why a combination has no meaning, and what to do instead; "" when it has one.
-std::string senseless(const MethodInstance& m);
+// Why a combination has no meaning, and what to do instead; "" if it has one.
+std::string combination_problem(const MethodInstance& m, const Wording& words);
 
 }  // namespace kvreplay

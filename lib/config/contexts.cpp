@@ -1,6 +1,6 @@
 #include "config/run_config.hpp"
 
-// The situations that methods are resolved for.
+// The contexts that methods are resolved for.
 
 namespace kvreplay {
 

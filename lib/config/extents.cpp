@@ -10,11 +10,11 @@
 namespace kvreplay {
 namespace {
 
-// Of the rule by which an instance shares its budget.
-class LearningPrompts {
+// Finds the calibration prompts for the rule that shares an instance's budget.
+class CalibrationPrompts {
  public:
-  LearningPrompts(const RunConfig& config, const MethodInstance& instance, const TraceInfo& trace,
-                  const PromptInfo& replayed, Problems& problems)
+  CalibrationPrompts(const RunConfig& config, const MethodInstance& instance, const TraceInfo& trace,
+                     const PromptInfo& replayed, Problems& problems)
       : config_(config), instance_(instance), trace_(trace), replayed_(replayed), problems_(problems) {}
 
   std::vector<CalibrationPrompt> take(const Calibration& from) const {
@@ -23,11 +23,10 @@ class LearningPrompts {
     for (size_t i = 0; i < trace_.prompts.size(); ++i)
       if (trace_.prompts[i].id != replayed_.id) add(i, prompts);
     if (trace_.prompts.size() < 2)
-      tell(
-          fmt::format("learns from the other prompts of the trace, but {} holds prompt {} alone: record more prompts, "
-                      "or write {}{}",
-                      trace_.path.string(), replayed_.id, by_calibration("self"),
-                      by_allocator() ? ", an oracle that sees the rows it is measured on" : ""));
+      refuse({.verb = "learn",
+              .rule = fmt::format("from the other prompts of the trace, but {} prompt {} alone", holds(), replayed_.id),
+              .remedy = fmt::format("record more prompts, or write {}{}", by_calibration("self"),
+                                    by_allocator() ? ", an oracle that sees the rows it is measured on" : "")});
     return prompts;
   }
 
@@ -38,37 +37,51 @@ class LearningPrompts {
     for (size_t i = 0; i < held.size(); ++i)
       if (held[i] == id && id != replayed_.id) add(i, prompts);
     if (id == replayed_.id)
-      tell(fmt::format("learns from prompt {}, which is replayed too: leave it out of select.prompts, or write {}", id,
-                       by_calibration("others")));
+      refuse({.verb = "learn",
+              .rule = fmt::format("from prompt {}, which is replayed too", id),
+              .remedy = fmt::format("leave it out of {}, or write {}", words().key("select.prompts"),
+                                    by_calibration("others"))});
     else if (prompts.empty() && std::find(held.begin(), held.end(), id) == held.end())
-      tell(fmt::format("learns from prompt {}, which {} lacks{}. It holds {}", id, trace_.path.string(),
-                       did_you_mean(id, held), join(held)));
+      refuse({.verb = "learn",
+              .rule = fmt::format("from prompt {}, which {}{}", id, words().trace(trace_.path.string(), "lack"),
+                                  did_you_mean(id, held)),
+              .remedy = fmt::format("take one of {}", words_text(held, "or"))});
     return prompts;
   }
 
   void add(size_t place, std::vector<CalibrationPrompt>& prompts) const {
     const PromptInfo& prompt = trace_.prompts[place];
     if (prompt.layers.empty())
-      return tell(
-          fmt::format("learns from prompt {}, which lacks the selected layers: take "
-                      "another one by calibration: prompt:ID",
-                      prompt.id));
-    const auto extent = extent_of(config_, prompt, problems_);
+      return refuse({.verb = "learn",
+                     .rule = "from prompts that lack the selected layers",
+                     .remedy = fmt::format("take another one by {}", by_calibration("prompt:ID")),
+                     .places = places_of(trace_, prompt)});
+    const auto extent = extent_of(config_, trace_, prompt, problems_);
     if (!extent) return;
     const bool has_rows = extent->prompt_tokens < extent->tokens;
     if (has_rows || !by_allocator()) return prompts.push_back({prompt.id, uint32_t(place), *extent});
-    tell(fmt::format("learns from decode rows, and prompt {} has none: set replay.prefill below {}", prompt.id,
-                     extent->tokens));
+    refuse({.verb = "learn",
+            .rule = "from decode rows, which a prompt lacks",
+            .remedy = fmt::format("set {} below {{least}}", words().key("replay.prefill")),
+            .counts = {{extent->tokens, extent->tokens}},
+            .places = places_of(trace_, prompt)});
   }
 
+  const Wording& words() const { return problems_.words(); }
+  std::string holds() const { return words().trace(trace_.path.string(), "hold"); }
   bool by_allocator() const { return !instance_.values.learns_heads(); }
   std::string by_calibration(const char* word) const {
-    const std::string given = fmt::format("calibration: {}", word);
-    return by_allocator() ? "{name: lu_kv, " + given + "}" : given;
+    if (!by_allocator()) return words().option("calibration", word);
+    return words().literal(fmt::format(R"({{"name": "lu_kv", "calibration": "{}"}})", word));
   }
-  void tell(const std::string& why) const {
-    const std::string rule = by_allocator() ? fmt::format(" allocator {}", word(instance_.options.allocator)) : "";
-    problems_.error(instance_.mark, fmt::format("{}:{} {}", instance_.method().info.name, rule, why));
+  void refuse(Refusal refusal) const {
+    refusal.methods = {instance_.named()};
+    if (by_allocator()) {
+      refusal.rule = fmt::format("allocator {} {} {}", word(instance_.options.allocator), third_person(refusal.verb),
+                                 refusal.rule);
+      refusal.verb.clear();
+    }
+    problems_.error(instance_.mark, std::move(refusal));
   }
 
   const RunConfig& config_;
@@ -78,33 +91,67 @@ class LearningPrompts {
   Problems& problems_;
 };
 
+// The prompt call takes more tokens than there are, or leaves none to score.
+Refusal prompt_call_refusal(int64_t prefill, int64_t tokens, bool as_recorded, const std::string& source,
+                            const Wording& words) {
+  const std::string below = fmt::format("set {} below {{least}}", words.key("replay.prefill"));
+  if (prefill > tokens)
+    return {.rule = fmt::format("the prompt call takes {{value}} tokens{}, but only {{count}} of {} are replayed",
+                                as_recorded ? " (as recorded)" : "", source),
+            .remedy = below,
+            .values = {std::to_string(prefill)},
+            .counts = {{tokens, tokens}}};
+  return {.rule = fmt::format("the prompt call takes all {{count}} tokens of {}, so no decode row is left to score",
+                              source),
+          .remedy =
+              fmt::format("{}, or write {} to keep the sets alone", below, words.setting("output.save", R"(["kept"])")),
+          .counts = {{tokens, tokens}}};
+}
+
+// Whether a key was given a value that could not be read: already reported.
+bool is_unread(const RunConfig& config, const char* key, bool has_value) {
+  return !has_value && config.marks.count(key) > 0;
+}
+
 }  // namespace
 
-std::optional<Extent> extent_of(const RunConfig& config, const PromptInfo& prompt, Problems& problems) {
+Places places_of(const TraceInfo& trace, const PromptInfo& prompt) {
+  Places places;
+  if (trace.prompts.size() > 1) places.prompts = {prompt.id};
+  return places;
+}
+
+Places places_of(const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer) {
+  Places places = places_of(trace, prompt);
+  places.layers = {layer.layer};
+  return places;
+}
+
+std::optional<Extent> extent_of(const RunConfig& config, const TraceInfo& trace, const PromptInfo& prompt,
+                                Problems& problems) {
   const auto& replay = config.replay;
+  if (is_unread(config, "replay.tokens", replay.tokens.has_value()) ||
+      is_unread(config, "replay.prefill", replay.prefill || replay.prefill_share))
+    return std::nullopt;
+  const Wording& words = problems.words();
   const int64_t tokens = replay.tokens.value_or(std::min(prompt.tokens, int64_t(kManyTokens)));
   if (tokens > prompt.tokens) {
     problems.error(config.mark_of({"replay.tokens"}),
-                   fmt::format("replay.tokens is {}, but prompt {} has {} tokens: write at most {}, or all", tokens,
-                               prompt.id, prompt.tokens, prompt.tokens));
+                   Refusal{.rule = fmt::format("{} is {}, but {} {{count}} tokens", words.key("replay.tokens"), tokens,
+                                               words.trace(trace.path.string(), "have")),
+                           .remedy = "write at most {least}, or leave it out for all",
+                           .counts = {{prompt.tokens, prompt.tokens}},
+                           .places = places_of(trace, prompt)});
     return std::nullopt;
   }
   const int64_t prefill = replay.prefill_share
                               ? std::max<int64_t>(1, std::llround(*replay.prefill_share * double(tokens)))
                               : replay.prefill.value_or(prompt.n_prompt);
   const bool as_recorded = !replay.prefill && !replay.prefill_share;
-  const Mark mark = config.mark_of({"replay.prefill", "replay.tokens", "traces[0]"});
-  if (prefill > tokens) {
-    problems.error(mark, fmt::format("the prompt call takes {} tokens{}, but only {} of prompt {} are replayed: set "
-                                     "replay.prefill below {}",
-                                     prefill, as_recorded ? " (as recorded)" : "", tokens, prompt.id, tokens));
-    return std::nullopt;
-  }
-  if (prefill == tokens && !config.output.kept) {
-    problems.error(mark,
-                   fmt::format("the prompt call takes all {} tokens of prompt {}, so no decode row is left to score: "
-                               "set replay.prefill below {}, or output.save: [kept] to keep the sets alone",
-                               tokens, prompt.id, tokens));
+  if (prefill > tokens || (prefill == tokens && !config.output.kept)) {
+    Refusal refusal = prompt_call_refusal(prefill, tokens, as_recorded, words.source(trace.path.string()), words);
+    refusal.places = places_of(trace, prompt);
+    problems.error(config.mark_of({"replay.prefill", "replay.tokens", "traces[0]"}), std::move(refusal));
     return std::nullopt;
   }
   const int64_t question = prefill - std::min(prefill, prompt.question_from.value_or(prefill));
@@ -113,9 +160,9 @@ std::optional<Extent> extent_of(const RunConfig& config, const PromptInfo& promp
 
 std::vector<CalibrationPrompt> calibration_of(const RunConfig& config, const MethodInstance& instance,
                                               const TraceInfo& trace, const PromptInfo& replayed, Problems& problems) {
-  const Calibration* from = heads_learnt_from(instance.values, instance.options);
-  if (from == nullptr || !from->is_of_other_prompts()) return {};
-  return LearningPrompts(config, instance, trace, replayed, problems).take(*from);
+  const Calibration* from = calibration_heads(instance.values, instance.options);
+  if (from == nullptr || !from->uses_other_prompts()) return {};
+  return CalibrationPrompts(config, instance, trace, replayed, problems).take(*from);
 }
 
 }  // namespace kvreplay

@@ -5,15 +5,20 @@
 #include "catalog/cell.hpp"
 #include "config/problems.hpp"
 
-// How much of a prompt is replayed, whether its rows are measured or an allocator learns from them.
+// How much of a prompt is replayed, for a measured prompt or a calibration prompt.
 
 namespace kvreplay {
 
-// Prompt and tokens of a replay, or nothing after reporting why there is none.
-std::optional<Extent> extent_of(const RunConfig& config, const PromptInfo& prompt, Problems& problems);
+// Prompt length and tokens of a replay; nothing if the prompt does not fit, after reporting why.
+std::optional<Extent> extent_of(const RunConfig& config, const TraceInfo& trace, const PromptInfo& prompt,
+                                Problems& problems);
 
-// Prompts of the trace from which the rule that shares an instance's budget knows heads, where `replayed` is replayed;
-// empty where it looks at no other prompt, or after reporting why it cannot.
+// Places of a mistake that concerns a whole prompt, or one of its layers. A trace's only prompt is not named.
+Places places_of(const TraceInfo& trace, const PromptInfo& prompt);
+Places places_of(const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer);
+
+// Calibration prompts for the rule that shares an instance's budget while `replayed` is replayed. Empty if the rule
+// needs no other prompt, or after reporting why it cannot have one.
 std::vector<CalibrationPrompt> calibration_of(const RunConfig& config, const MethodInstance& instance,
                                               const TraceInfo& trace, const PromptInfo& replayed, Problems& problems);
 

@@ -6,14 +6,14 @@
 #include "base/text.hpp"
 #include "config/sections.hpp"
 
-// The parts of a configuration that name files: traces and the output directory.
+// Reads the parts of a configuration that name files: traces and the output directory.
 
 namespace kvreplay {
 namespace {
 
 namespace fs = std::filesystem;
 
-// " (did you mean x.h5?)" from the trace files that stand in the same folder.
+// " (did you mean x.h5?)": suggests a trace file from the same folder.
 std::string neighbours(const fs::path& path) {
   std::error_code ignored;
   std::vector<std::string> names;
@@ -27,18 +27,22 @@ std::string neighbours(const fs::path& path) {
   return fmt::format(": that folder holds {}", join(names));
 }
 
-// What is wrong with the path of a trace, before it is opened; "" if nothing.
+// Why the path of a trace cannot be opened; "" if nothing is wrong. Does not open the file.
 std::string path_problem(const fs::path& path) {
   std::error_code ignored;
   if (path.extension() == ".part")
-    return fmt::format("{} is an unfinished dump: run kvdump again with --resume, then use the file without .part",
-                       path.string());
+    return fmt::format(
+        "{} is an unfinished dump: run `kvreplay record` again with --resume, then use the file without "
+        ".part",
+        path.string());
   if (fs::is_regular_file(path, ignored)) return "";
   if (fs::is_directory(path, ignored)) return fmt::format("{} is a folder without an index.h5", path.string());
   if (fs::exists(path, ignored)) return fmt::format("{} is not a file", path.string());
   if (fs::exists(path.string() + ".part", ignored))
-    return fmt::format("{} does not exist, only {}.part: the dump is unfinished, run kvdump again with --resume",
-                       path.string(), path.filename().string());
+    return fmt::format(
+        "{} does not exist, only {}.part: the dump is unfinished, run `kvreplay record` again with "
+        "--resume",
+        path.string(), path.filename().string());
   return fmt::format("no trace {}{}", path.string(), neighbours(path));
 }
 
@@ -55,8 +59,8 @@ void read_trace(RunConfig& config, const Node& item, const Source& source, Probl
   config.traces.push_back(path);
 }
 
-// Why results could not be written to `dir`, "" if they could. Makes nothing.
-std::string cannot_write(const fs::path& dir) {
+// Why results could not be written to `dir`; "" if they could. Creates nothing.
+std::string output_problem(const fs::path& dir) {
   std::error_code ignored;
   fs::path there = fs::absolute(dir, ignored);
   while (!fs::exists(there, ignored) && there.has_relative_path()) there = there.parent_path();
@@ -77,7 +81,8 @@ void read_traces(RunConfig& config, const Node* node, const Mark& missing, const
     return;
   }
   if (node == nullptr || (node->kind == Node::Kind::list && node->items.empty()))
-    return problems.error(missing, "traces is missing: add traces: [FILE.h5], relative to this file");
+    return problems.error(missing,
+                          "traces is missing: add traces: [FILE.h5], relative to " + problems.words().folder());
   for (const Node* item : one_or_many(*node)) read_trace(config, *item, source, problems);
 }
 
@@ -86,11 +91,12 @@ void read_output(RunConfig& config, const Node* node, const Source& source, Prob
   if (const Node* dir = section.find("dir")) {
     config.marks["output.dir"] = dir->mark;
     config.output.dir = source.at(read_text(problems, *dir, "output.dir").value_or("."));
-    if (const std::string why = cannot_write(config.output.dir); !why.empty())
-      problems.error(dir->mark, fmt::format("cannot write to output.dir {}: {}. Choose another with -o DIR",
-                                            config.output.dir.string(), why));
+    if (const std::string why = output_problem(config.output.dir); !why.empty())
+      problems.error(dir->mark, fmt::format("cannot write to {} {}: {}. Choose another with -o DIR",
+                                            problems.words().key("output.dir"), config.output.dir.string(), why));
   }
   const Node* save = section.find("save");
+  if (save != nullptr) config.marks["output.save"] = save->mark;
   if (save == nullptr || (save->kind == Node::Kind::scalar && save->text == "none")) return;
   for (const Node* item : one_or_many(*save)) {
     const auto word = read_word(problems, *item, "output.save", {"curves", "kept", "outputs", "projections"});

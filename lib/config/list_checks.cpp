@@ -11,11 +11,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMostTold = 4;  // of one instance: a file that is wrong is wrong for every head
-
 template <class T>
 bool is_in(const std::optional<std::vector<T>>& list, const T& item) {
   return !list || std::find(list->begin(), list->end(), item) != list->end();
+}
+
+// The file that a budget's lists are read from.
+fs::path file_of(const MethodInstance& m, const MethodContext& context) {
+  return kept_file_of(m.values.file(), context.budget.none() ? std::nullopt : std::optional(context.budget.tokens));
+}
+
+std::vector<std::string> heads_groups(const std::vector<KeptScope>& heads) {
+  std::vector<std::string> groups;
+  for (const KeptScope& head : heads)
+    groups.push_back(fmt::format("/{}/{:03d}/{}", head.place.prompt, head.place.layer, head.place.kv_head));
+  return groups;
 }
 
 size_t selected_heads(const RunConfig& config, const std::vector<TraceInfo>& traces) {
@@ -38,7 +48,7 @@ KeptScope list_scope(const CommonOptions& options, const MethodContext& context,
   KeptScope scope;
   scope.place = place, scope.extent = context, scope.window = window;
   scope.caches = options.gqa_level == GqaLevel::query ? query_heads : 1;
-  // What an allocator gives a head is known when it has heard the others.
+  // A head's share from an allocator is known only after the other heads are scored.
   scope.most = options.allocator == Allocator::uniform ? context.budget.tokens : 0;
   return scope;
 }
@@ -50,15 +60,17 @@ void ListChecks::check(size_t m, const PromptInfo& prompt, const MethodContext& 
   const MethodInstance& instance = config_.methods[m];
   const std::string place = fmt::format("methods[{}]", m);
   const Mark mark = config_.mark_of({fmt::format("{}.{}", place, instance.method().lists_in), place});
-  if (told_[m] > kMostTold) return;
+  const std::vector<KeptScope> heads = heads_of(instance, prompt, context);
+  if (heads.empty()) return;  // no selected layer exists: already reported
   try {
-    const std::vector<KeptScope> heads = heads_of(instance, prompt, context);
-    if (heads.empty()) return;  // told: none of those that are wanted
-    check_heads(instance, sound_file(instance, context, heads), heads);
+    check_heads(instance, readable_file(instance, context, heads), heads);
   } catch (const ConfigError& e) {
-    const bool last = ++told_[m] > kMostTold;
-    problems_.error(mark,
-                    last ? "and more of this kind" : fmt::format("{}: {}", instance.method().info.name, e.what()));
+    // A wrong file is often wrong for every head, and may lack a file for every budget.
+    std::vector<std::string> names = heads_groups(heads);
+    if (!context.budget.none()) names.push_back(file_of(instance, context).string());
+    Refusal refusal = refusal_of_group(e.what(), names);
+    refusal.methods = {instance.named()};
+    problems_.error(mark, std::move(refusal));
   }
 }
 
@@ -79,23 +91,22 @@ std::vector<KeptScope> ListChecks::heads_of(const MethodInstance& m, const Promp
   return heads;
 }
 
-// The file for the context's budget, which does not bring HDF5 down.
-fs::path ListChecks::sound_file(const MethodInstance& m, const MethodContext& context,
-                                const std::vector<KeptScope>& heads) {
-  const std::string pattern = m.values.file();
-  const fs::path file =
-      kept_file_of(pattern, context.budget.none() ? std::nullopt : std::optional(context.budget.tokens));
+// The file for the context's budget, after a check that reading it does not crash HDF5.
+fs::path ListChecks::readable_file(const MethodInstance& m, const MethodContext& context,
+                                   const std::vector<KeptScope>& heads) {
+  const fs::path file = file_of(m, context);
   std::error_code ignored;
   if (!fs::is_regular_file(file, ignored))
-    throw ConfigError(fmt::format("no file {} with kept lists (the path is relative to this file)", file.string()));
+    throw ConfigError(fmt::format("no file {} with kept lists (the path is relative to {})", file.string(),
+                                  problems_.words().folder()));
   const auto [damage, is_new] =
       damage_.try_emplace(std::tuple(file, heads.front().place.prompt, context.layer), std::string());
-  if (is_new) damage->second = why_unreadable(file, heads);
+  if (is_new) damage->second = kept_lists_problem(file, heads);
   if (!damage->second.empty()) throw ConfigError(damage->second);
   return file;
 }
 
-// The first that is wrong is told.
+// Reports the first wrong head.
 void ListChecks::check_heads(const MethodInstance& m, const fs::path& file, const std::vector<KeptScope>& heads) const {
   std::string first;
   for (const KeptScope& head : heads) {
@@ -104,17 +115,17 @@ void ListChecks::check_heads(const MethodInstance& m, const fs::path& file, cons
         fmt::format("{}: /{}/{:03d}/{}", file.string(), head.place.prompt, head.place.layer, head.place.kv_head);
     if (m.options.phase == Phase::oneshot && !lists.oneshot)
       throw ConfigError(
-          fmt::format("{}: holds {} lists, one after every token, but phase: oneshot cuts once: leave "
-                      "phase out, the file says it",
-                      where, lists.count()));
+          fmt::format("{}: holds {} lists, one after every token, but {} cuts once: leave "
+                      "phase out, the file sets it",
+                      where, lists.count(), problems_.words().option("phase", "oneshot")));
     if (m.options.gqa_level != GqaLevel::layer) continue;
     const std::string digest = digest_of(lists);
     if (first.empty()) first = digest;
     if (digest != first)
       throw ConfigError(
-          fmt::format("{}: differs from that of kv head {}, but with gqa.level: layer all kv heads of "
+          fmt::format("{}: differs from that of kv head {}, but with {} all kv heads of "
                       "a layer hold the same tokens: leave gqa.level out",
-                      where, heads.front().place.kv_head));
+                      where, heads.front().place.kv_head, problems_.words().option("gqa.level", "layer")));
   }
 }
 

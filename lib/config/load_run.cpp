@@ -9,7 +9,7 @@
 #include "config/sections.hpp"
 #include "trace/trace.hpp"
 
-// Configurations and traces that are files.
+// Loads configurations and traces from files.
 
 namespace kvreplay {
 namespace {
@@ -50,12 +50,12 @@ std::string read_file(const fs::path& file) {
   return text.str();
 }
 
-// Prompts that are replayed, or that a method or an allocator learns from; nothing: all.
+// Prompts that are replayed, or that a method or an allocator is calibrated on; nothing: all.
 std::optional<std::vector<std::string>> looked_at(const RunConfig& config) {
   std::optional<std::vector<std::string>> prompts = config.select.prompts;
   for (const MethodInstance& m : config.methods) {
     if (m.values.calibration().is_offline()) return std::nullopt;
-    const Calibration* from = heads_learnt_from(m.values, m.options);
+    const Calibration* from = calibration_heads(m.values, m.options);
     if (from == nullptr || !prompts) continue;
     if (from->source == Calibration::Source::others) return std::nullopt;
     if (from->source == Calibration::Source::prompt) prompts->push_back(from->name);
@@ -63,7 +63,7 @@ std::optional<std::vector<std::string>> looked_at(const RunConfig& config) {
   return prompts;
 }
 
-// Unfinished and foreign files are told by the reader, missing ones by the configuration.
+// The reader reports unfinished and foreign files; the configuration has already reported missing ones.
 std::vector<TraceInfo> open_traces(const RunConfig& config, Problems& problems) {
   std::vector<TraceInfo> traces;
   for (size_t i = 0; i < config.traces.size(); ++i) {
@@ -76,6 +76,17 @@ std::vector<TraceInfo> open_traces(const RunConfig& config, Problems& problems) 
   return traces;
 }
 
+LoadedRun checked_run(const std::string& text, const Source& source, const std::string& label,
+                      const std::vector<std::string>& overrides, Problems& problems) {
+  LoadedRun run;
+  run.config = read_config(text, label, source, overrides, problems);
+  run.traces = open_traces(run.config, problems);
+  run.selection = select(run.config, run.traces, problems);
+  problems.raise(run.config);
+  run.config.warnings = problems.warnings(run.config);
+  return run;
+}
+
 }  // namespace
 
 RunConfig load_config(const fs::path& file, const std::vector<std::string>& overrides, const Registry& methods,
@@ -84,22 +95,17 @@ RunConfig load_config(const fs::path& file, const std::vector<std::string>& over
 }
 
 LoadedRun load_run(const fs::path& file, const std::vector<std::string>& overrides, const Registry& methods,
-                   const std::vector<std::string>& measures) {
-  const std::string text = file.empty() ? "{}" : read_file(file);
-  return load_run(text, file.parent_path(), file.string(), overrides, methods, measures);
+                   const std::vector<std::string>& measures, const Wording& words) {
+  Problems problems(words);
+  return checked_run(file.empty() ? "{}" : read_file(file), {methods, measures, file.parent_path()}, file.string(),
+                     overrides, problems);
 }
 
 LoadedRun load_run(const std::string& text, const fs::path& base, const std::string& label,
                    const std::vector<std::string>& overrides, const Registry& methods,
                    const std::vector<std::string>& measures) {
   Problems problems;
-  LoadedRun run;
-  run.config = read_config(text, label, {methods, measures, base}, overrides, problems);
-  run.traces = open_traces(run.config, problems);
-  run.selection = select(run.config, run.traces, problems);
-  problems.raise(run.config);
-  run.config.warnings = problems.warnings(run.config);
-  return run;
+  return checked_run(text, {methods, measures, base}, label, overrides, problems);
 }
 
 }  // namespace kvreplay

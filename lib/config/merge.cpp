@@ -34,7 +34,7 @@ void read_parameters(const Section& section, Problems& problems, Merge& merge) {
     if (const auto cosine = read_real(problems, *threshold, "threshold", {-1, 1})) merge.threshold = *cosine;
 }
 
-// Stores nothing but tokens as they were recorded, once each and all of one weight, when it cuts a long prompt.
+// Whether a cut of a long prompt stores only tokens as recorded, each once and with equal weight.
 bool holds_plain_tokens(const MethodInstance& m) {
   MethodContext context;
   context.tokens = 1 << 14, context.prompt_tokens = 1 << 13, context.budget = {1 << 12, 1 << 12};
@@ -43,7 +43,7 @@ bool holds_plain_tokens(const MethodInstance& m) {
     const Layout layout = BoundMethod(m.values, context).layout();
     return layout.own_rows == 0 && layout.extra_rows == 0 && !layout.split && !layout.weights;
   } catch (const ParameterError&) {
-    return true;  // told where budgets are known
+    return true;  // reported where budgets are known
   }
 }
 
@@ -53,7 +53,9 @@ std::optional<Merge> read_merge(Problems& problems, const Node& item) {
   const size_t before = problems.errors();
   const Node* name = name_of(item);
   if (name == nullptr || name->kind != Node::Kind::scalar) {
-    must_be(problems, item, "merge", "none, cam, d2o, pivot, weighted_v or gaussian, or a map: {name: cam, next: 32}");
+    must_be(problems, item, "merge",
+            fmt::format("none, cam, d2o, pivot, weighted_v or gaussian, or {}: {}", problems.words().map(),
+                        problems.words().literal(R"({"name": "cam", "next": 32})")));
     return std::nullopt;
   }
   std::vector<std::string> words;
@@ -66,29 +68,28 @@ std::optional<Merge> read_merge(Problems& problems, const Node& item) {
   return problems.errors() == before ? std::optional(merge) : std::nullopt;
 }
 
-std::string senseless_merge(const MethodInstance& m) {
+std::string merge_problem(const MethodInstance& m, const Wording& words) {
   const Merge& merge = m.options.merge;
   const std::string name = m.method().info.name;
   if (merge.is_none()) return "";
   if (!m.method().hooks.has(Hook::evict) || m.values.holds_all() || m.values.chooses())
-    return fmt::format("merge takes what a method evicts, and {} keeps every token: leave it out", name);
+    return fmt::format("merge uses the tokens that a method evicts, and {} keeps every token: leave it out", name);
   if (m.method().info.own_row_format || !holds_plain_tokens(m))
     return fmt::format("merge adds evicted tokens to kept ones, and {} makes rows or weights of its own: leave it out",
                        name);
   if (m.options.gqa_level == GqaLevel::layer)
-    return "merge looks at keys and values of one kv head: leave out gqa.level layer";
+    return "merge looks at keys and values of one kv head: leave out " + words.option("gqa.level", "layer");
   if (m.method().hooks.has(Hook::cut_together) && m.values.shared_over() != SharedOver::none)
     return fmt::format("heads of {} cut together by keys as they were recorded, and merge changes them: leave it out",
                        name);
   if (merge.rule == Merge::Rule::gaussian && m.options.phase == Phase::stream)
-    return fmt::format(
-        "merge gaussian makes rows of one cut of the prompt, and {} streams here: add phase: oneshot, or take pivot",
-        name);
+    return fmt::format("merge gaussian makes rows of one cut of the prompt, and {} streams here: add {}, or take pivot",
+                       name, words.option("phase", "oneshot"));
   if (merge.changes_keys() && m.options.positions == Positions::cache)
     return fmt::format(
-        "merge {} makes keys of several positions, which cannot be moved to another one: add positions: original, or "
-        "take cam or weighted_v, which leave keys alone",
-        word(merge.rule));
+        "merge {} makes keys that combine several positions and cannot be moved to another one: add {}, or take cam or "
+        "weighted_v, which leave keys alone",
+        word(merge.rule), words.option("positions", "original"));
   if (m.options.reweight != Reweight::none)
     return "merge and reweight both make kept tokens stand for the others: leave out one of them";
   return "";

@@ -12,8 +12,8 @@
 #include "config/sections.hpp"
 #include "config/wrapper.hpp"
 
-// The list of methods: names, parameters, and the axes that every method can be combined with. A list
-// where one value is expected is a sweep axis; an entry becomes one instance for every combination.
+// Reads the list of methods: names, parameters, and the axes that every method can be combined with. A list where one
+// value is expected is a sweep axis; an entry becomes one instance for every combination.
 
 namespace kvreplay {
 namespace {
@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMaxInstances = 10'000;
 
-// Of a parameter, as JSON, or of a common option.
+// Value of a parameter, as JSON, or of a common option.
 struct AxisValue {
   std::string json;
   OptionValue option;
@@ -38,6 +38,7 @@ struct SweepAxis {
 struct Entry {
   const Method* method = nullptr;
   Mark mark;
+  size_t index = 0;  // in the list of methods
   std::vector<SweepAxis> sweep;
   fs::path uniforms;
 };
@@ -60,7 +61,7 @@ std::vector<std::string> keys_of(const Method& method) {
   return keys;
 }
 
-// Whose parameter is it? "of snapkv and pyramidkv".
+// The methods that have the parameter: "snapkv and pyramidkv".
 std::string owners(const Registry& methods, const std::string& parameter) {
   std::vector<std::string> names;
   for (const Method& m : methods)
@@ -73,10 +74,10 @@ class MethodsReader {
   MethodsReader(RunConfig& config, const Source& source, Problems& problems)
       : config_(config), source_(source), problems_(problems) {}
 
-  void read(const Node& node) {
+  void read(const Node& node, size_t index) {
     const Method* method = method_of(node);
     if (method == nullptr) return;
-    Entry entry{method, node.mark, {}, {}};
+    Entry entry{method, node.mark, index, {}, {}};
     if (node.kind == Node::Kind::map)
       for (size_t i = 0; i < node.keys.size(); ++i) read_key(entry, node.keys[i], node.items[i]);
     if (has_its_files(entry, node)) expand(entry);
@@ -87,19 +88,23 @@ class MethodsReader {
     const Node* name = name_of(node);
     if (name == nullptr) return report_nameless(node), nullptr;
     if (name->kind != Node::Kind::scalar)
-      return must_be(problems_, *name, "a method", "a name, or a map {name: h2o, ...}"), nullptr;
+      return must_be(problems_, *name, "a method",
+                     fmt::format("a name, or {} {}", words().map(), words().literal(R"({"name": "h2o", ...})"))),
+             nullptr;
     const Method* method = find_method(source_.methods, name->text);
     if (method == nullptr)
-      problems_.error(name->mark, fmt::format("unknown method {}{}: see kvreplay list methods", in_quotes(name->text),
-                                              did_you_mean(name->text, names_of(source_.methods))));
+      problems_.error(name->mark,
+                      fmt::format("unknown method {}{}: see {}", in_quotes(name->text),
+                                  did_you_mean(name->text, names_of(source_.methods)), words().list("methods")));
     return method;
   }
 
   void report_nameless(const Node& node) {
     const bool name_as_key = node.keys.size() == 1 && find_method(source_.methods, node.keys[0].text) != nullptr;
-    problems_.error(node.mark, name_as_key ? fmt::format("write {{name: {}, ...}} with the parameters beside the name",
-                                                         node.keys[0].text)
-                                           : "the method's name is missing: write {name: h2o, ...}");
+    const std::string example = fmt::format(R"({{"name": "{}", ...}})", name_as_key ? node.keys[0].text : "h2o");
+    problems_.error(node.mark,
+                    name_as_key ? fmt::format("write {} with the parameters beside the name", words().literal(example))
+                                : "the method's name is missing: write " + words().literal(example));
   }
 
   void read_key(Entry& entry, const Key& key, const Node& value) {
@@ -119,15 +124,13 @@ class MethodsReader {
     if (key == "budget" || key == "tokens" || key == "fraction_kept" || key == "bytes" || key == "share_of_cache") {
       if (!method.info.takes_budget)
         return fmt::format("{} has no budget of its own: its size is an output. Remove \"{}\"", name, key);
-      return fmt::format(
-          "{} has no budget of its own: budgets stand once, under budget at the top level, and hold for "
-          "every method",
-          name);
+      return fmt::format("{} has no budget of its own: budgets are written once, {}, and apply to every method", name,
+                         words().budgets());
     }
     const std::string whose = owners(source_.methods, key);
     if (!whose.empty()) return fmt::format("{} is a parameter of {}, not of {}", in_quotes(key), whose, name);
     const std::string guess = did_you_mean(key, keys_of(method));
-    return fmt::format("unknown parameter {} of {}{}: see kvreplay describe {}", in_quotes(key), name, guess, name);
+    return fmt::format("unknown parameter {} of {}{}: see {}", in_quotes(key), name, guess, words().description(name));
   }
 
   void read_uniforms(Entry& entry, const Node& value) {
@@ -136,15 +139,15 @@ class MethodsReader {
     entry.uniforms = source_.at(*text);
     std::error_code ignored;
     if (!fs::is_regular_file(entry.uniforms, ignored))
-      problems_.error(value.mark, fmt::format("no file {} with uniforms (the path is relative to this file)",
-                                              entry.uniforms.string()));
+      problems_.error(value.mark, fmt::format("no file {} with uniforms (the path is relative to {})",
+                                              entry.uniforms.string(), words().folder()));
   }
 
   std::optional<std::string> read_calibrated(const Node& item, const ParameterSpec& spec) {
     const auto text = read_text(problems_, item, spec.name);
     if (!text) return std::nullopt;
     Calibration by;
-    if (!read_calibration(*text, by)) {
+    if (!parse_calibration(*text, by)) {
       must_be(problems_, item, spec.name, "self, others, prompt:ID or file:PATH");
       return std::nullopt;
     }
@@ -152,25 +155,27 @@ class MethodsReader {
     by.name = source_.at(by.name).string();
     std::error_code ignored;
     if (fs::is_regular_file(by.name, ignored)) return json_of(word(by));
-    problems_.error(item.mark, fmt::format("no file {} of statistics (the path is relative to this file): kvreplay "
-                                           "calibrate TRACE -o FILE writes one",
-                                           by.name));
+    problems_.error(item.mark, fmt::format("no file {} of statistics (the path is relative to {}): `kvreplay "
+                                           "calibrate TRACE -o FILE` writes one",
+                                           by.name, words().folder()));
     return std::nullopt;
   }
-  // Whether it exists is seen once the budgets that its name may hold are known.
+  // The file's name may contain a budget, so its existence is checked when budgets are known.
   std::optional<std::string> read_file(const Node& item, const ParameterSpec& spec) {
     const auto text = read_text(problems_, item, spec.name);
     return text ? std::optional(json_of(source_.at(*text).string())) : std::nullopt;
   }
-  // A method that lacks the file it needs is no instance.
+  // False, after reporting it, for a method without the file that it needs.
   bool has_its_files(const Entry& entry, const Node& node) {
     for (const ParameterSpec& spec : entry.method->parameters) {
       const auto same = [&](const SweepAxis& axis) { return axis.name == spec.name; };
       if (spec.kind != ParameterSpec::Kind::file || std::any_of(entry.sweep.begin(), entry.sweep.end(), same)) continue;
       const Node* given = node.kind == Node::Kind::map ? node.find(spec.name) : nullptr;
-      if (given == nullptr || given->kind == Node::Kind::null)  // or it was told what is wrong with it
-        problems_.error(entry.mark, fmt::format("{0} needs a file: write {{name: {0}, {1}: FILE.h5}} ({2})",
-                                                entry.method->info.name, spec.name, spec.help));
+      if (given == nullptr || given->kind == Node::Kind::null)  // otherwise its value has already been reported
+        problems_.error(
+            entry.mark,
+            fmt::format("{} needs a file: write {} ({})", entry.method->info.name,
+                        words().entries({{entry.method->info.name, entry.index}}, spec.name, "FILE.h5"), spec.help));
       return false;
     }
     return true;
@@ -257,7 +262,7 @@ class MethodsReader {
     if (!axis.values.empty()) entry.sweep.push_back(std::move(axis));
   }
 
-  // One instance for every combination; the last axis varies fastest.
+  // Adds one instance for every combination; the last axis varies fastest.
   void expand(const Entry& entry) {
     size_t combinations = 1;
     for (const SweepAxis& axis : entry.sweep)
@@ -269,7 +274,7 @@ class MethodsReader {
   }
 
   void add(const Entry& entry, size_t combination) {
-    MethodInstance instance{MethodValues(*entry.method), {}, entry.uniforms, entry.mark};
+    MethodInstance instance{MethodValues(*entry.method), {}, entry.uniforms, entry.mark, entry.index};
     const std::string place = fmt::format("methods[{}]", config_.methods.size());
     std::vector<std::pair<const std::string*, const OptionValue*>> options;
     for (size_t a = entry.sweep.size(); a-- > 0;) {
@@ -282,7 +287,8 @@ class MethodsReader {
     }
     instance.options = instance.values.default_options();
     for (const auto& [name, value] : options) set_option(instance.options, *name, *value);
-    if (const std::string why = senseless(instance); !why.empty()) return problems_.error(entry.mark, why);
+    if (const std::string why = combination_problem(instance, words()); !why.empty())
+      return problems_.error(entry.mark, why);
     check_file_names(instance);
     const auto [first, is_new] = seen_.emplace(identity(instance), instance.mark);
     if (!is_new) return report_repetition(instance, first->second);
@@ -290,15 +296,15 @@ class MethodsReader {
     config_.methods.push_back(std::move(instance));
   }
 
-  // Results name a file without its folder.
+  // Results name a file without its folder, so two files must not have the same name.
   void check_file_names(const MethodInstance& m) {
     const Calibration& by = m.values.calibration();
     const std::string& file = by.source == Calibration::Source::file ? by.name : m.values.file();
     if (file.empty()) return;
     const auto [other, is_new] = files_.emplace(fs::path(file).filename().string(), file);
     if (!is_new && other->second != file)
-      problems_.error(m.mark, fmt::format("{} and {} have one name, by which results could not tell them "
-                                          "apart: rename one",
+      problems_.error(m.mark, fmt::format("{} and {} have one file name, so results could not distinguish "
+                                          "them: rename one",
                                           other->second, file));
   }
 
@@ -313,22 +319,27 @@ class MethodsReader {
                                                instance.method().info.name, where));
   }
 
+  const Wording& words() const { return problems_.words(); }
+
   RunConfig& config_;
   const Source& source_;
   Problems& problems_;
   std::map<std::string, Mark> seen_;
-  std::map<std::string, std::string> files_;  // names of files, and where they lie
+  std::map<std::string, std::string> files_;  // file name -> path
 };
 
 }  // namespace
 
 void read_methods(RunConfig& config, const Node* node, const Mark& missing, const Source& source, Problems& problems) {
   if (node == nullptr || (node->kind == Node::Kind::list && node->items.empty()))
-    return problems.error(missing, "methods is missing: add for example methods: [exact, streaming_llm, h2o]");
+    return problems.error(missing,
+                          fmt::format("{} is missing: add for example {}", problems.words().key("methods"),
+                                      problems.words().setting("methods", R"(["exact", "streaming_llm", "h2o"])")));
   if (node->kind == Node::Kind::map)
     return must_be(problems, *node, "methods", "a list: one method a line, each after \"- \"");
   MethodsReader reader(config, source, problems);
-  for (const Node* item : one_or_many(*node)) reader.read(*item);
+  const std::vector<const Node*> entries = one_or_many(*node);
+  for (size_t i = 0; i < entries.size(); ++i) reader.read(*entries[i], i);
 }
 
 }  // namespace kvreplay

@@ -8,7 +8,7 @@
 namespace kvreplay {
 namespace {
 
-// A bare method name takes keys too: `methods.0.window=16` on `- snapkv`.
+// Turns a bare method name into a map, so that `methods.0.window=16` works on `- snapkv`.
 void become_map(Node& node, bool names_a_method) {
   Node map;
   map.kind = Node::Kind::map;
@@ -20,7 +20,7 @@ void become_map(Node& node, bool names_a_method) {
   node = std::move(map);
 }
 
-// The value under `path`, made if missing; null with `why` when the path leads nowhere.
+// The value under `path`, created if missing; null with `why` if the path cannot be followed.
 Node* descend(Node* node, std::string path, std::string& why) {
   std::string walked;
   while (!path.empty()) {
@@ -31,13 +31,13 @@ Node* descend(Node* node, std::string path, std::string& why) {
       why = fmt::format("{} is a single value and has no \"{}\"", walked.substr(0, walked.size() - 1), path);
       return nullptr;
     }
-    // A key may itself hold a point: gqa.level.
+    // A key may itself contain a point: gqa.level.
     const bool whole = node->kind == Node::Kind::map && node->find(path) != nullptr;
     const size_t point = whole ? std::string::npos : path.find('.');
     const std::string word = path.substr(0, point);
     path = point == std::string::npos ? "" : path.substr(point + 1);
     if (node->kind == Node::Kind::list) {
-      const auto index = number_in<size_t>(word);
+      const auto index = parse_number<size_t>(word);
       if (!index || *index >= node->items.size()) {
         why = fmt::format("{} has {} entries, numbered from 0, and none is \"{}\"", walked.substr(0, walked.size() - 1),
                           node->items.size(), word);

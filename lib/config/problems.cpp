@@ -1,5 +1,7 @@
 #include "config/problems.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <tuple>
 
@@ -7,9 +9,12 @@
 
 namespace kvreplay {
 
-void Problems::add(Problem problem) {
-  if (told_.emplace(problem.mark.line, problem.mark.column, problem.text).second)
-    problems_.push_back(std::move(problem));
+void Problems::add(Problem problem, bool at_its_mark) {
+  std::string identity = fmt::format("{}\n{}", int(problem.kind), problem.refusal.identity());
+  if (at_its_mark) identity += fmt::format("\n{}:{}", problem.mark.line, problem.mark.column);
+  const auto [known, is_new] = known_.emplace(std::move(identity), problems_.size());
+  if (is_new) problems_.push_back(std::move(problem));
+  else problems_[known->second].refusal.add(problem.refusal);
 }
 
 size_t Problems::errors() const {
@@ -27,19 +32,15 @@ std::vector<Problems::Problem> Problems::sorted() const {
 
 std::vector<std::string> Problems::errors(const RunConfig& config) const {
   std::vector<std::string> lines;
-  for (const Problem& p : sorted()) {
-    if (p.kind == Kind::warning) continue;
-    // A file that is no trace is wrong wherever it was named; outside of a configuration its own name says where.
-    const bool has_place = p.kind != Kind::trace_error || config.has_place(p.mark);
-    lines.push_back(has_place ? config.at(p.mark, "error", p.text) : on_one_line(p.text));
-  }
+  for (const Problem& p : sorted())
+    if (p.kind != Kind::warning) lines.push_back(config.at(p.mark, "error", p.refusal.text(words())));
   return lines;
 }
 
 std::vector<std::string> Problems::warnings(const RunConfig& config) const {
   std::vector<std::string> lines;
   for (const Problem& p : sorted())
-    if (p.kind == Kind::warning) lines.push_back(config.at(p.mark, "warning", p.text));
+    if (p.kind == Kind::warning) lines.push_back(config.at(p.mark, "warning", p.refusal.text(words())));
   return lines;
 }
 

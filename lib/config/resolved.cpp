@@ -23,7 +23,7 @@ JsonObject replay_json(const RunConfig::Replay& replay) {
   return entry;
 }
 
-// Files by their paths.
+// Files are recorded by their paths.
 std::string value_json(const ParameterSpec& spec, const MethodValues& values) {
   if (spec.kind == ParameterSpec::Kind::file) return json_of(values.file());
   if (spec.kind == ParameterSpec::Kind::calibration) return json_of(word(values.calibration()));

@@ -15,7 +15,7 @@ void read_schema(const Section& root, const Mark& missing, Problems& problems) {
   }
 }
 
-// The name becomes a folder when no output.dir is given.
+// The name becomes a folder when no output.dir is set.
 void read_name(RunConfig& config, const Section& root, Problems& problems) {
   const Node* node = root.find("name");
   if (node == nullptr) return;
@@ -28,33 +28,52 @@ void read_name(RunConfig& config, const Section& root, Problems& problems) {
   config.name = *name;
 }
 
-// Only what differs from the run's way is a property of an instance.
+// Only a prompt mode that differs from the run's is kept as a property of an instance.
 void set_prompt_modes(RunConfig& config) {
   const PromptMode of_run = config.replay.prompt_streams ? PromptMode::stream : PromptMode::cut;
   for (MethodInstance& m : config.methods)
     if (m.options.prompt == of_run) m.options.prompt = PromptMode::as_run;
 }
 
+// The setting by which a method takes the prompt token by token, as its caller wrote it.
+std::string streaming_text(const MethodInstance& m, const Wording& words) {
+  return m.options.prompt == PromptMode::stream ? words.option("prompt", "stream")
+                                                : words.mention("replay.prompt", R"("stream")");
+}
+
+// A method that cuts the prompt once, which then must not come token by token.
+Refusal cut_of_stream(const MethodInstance& m, const std::string& streams, const Wording& words) {
+  const std::string cut = fmt::format("the prompt once ({})", words.option("phase", "oneshot"));
+  const std::string fed = fmt::format("but {} feeds it token by token", streams);
+  if (m.method().info.streams)
+    return {.methods = {m.named()},
+            .verb = "cut",
+            .rule = fmt::format("{}, {}", cut, fed),
+            .remedy = "write {entry}",
+            .option = {"phase", "stream"}};
+  return {.methods = {m.named()},
+          .verb = "cut",
+          .rule = fmt::format("{} and cannot stream, {}", cut, fed),
+          .remedy = fmt::format("leave it out, or take {}", words.mention("replay.prompt", R"("cut")"))};
+}
+
 void check_prompt_streams(const RunConfig& config, Problems& problems) {
   for (const MethodInstance& m : config.methods) {
     if (!config.replay.streams_prompt(m.options)) continue;
-    const bool own = m.options.prompt == PromptMode::stream;
+    const std::string streams = streaming_text(m, problems.words());
     const Allocator rule = m.options.allocator;
     if (compares_heads(rule))
-      problems.error(m.mark, fmt::format("allocator {} looks at the whole prompt before it shares, but "
-                                         "{}prompt: stream feeds it token by token: leave out one of them",
-                                         word(rule), own ? "" : "replay."));
+      problems.error(m.mark, Refusal{.rule = fmt::format("allocator {} looks at the whole prompt before it shares, but "
+                                                         "{} feeds it token by token",
+                                                         word(rule), streams),
+                                     .remedy = "leave out one of them"});
     if (!m.method().lists_in.empty())
-      problems.error(m.mark, fmt::format("{}prompt: stream feeds the prompt token by token, but the lists of {} "
-                                         "begin when it has ended: leave it out",
-                                         own ? "" : "replay.", m.method().info.name));
-    if (m.options.phase == Phase::stream) continue;
-    const std::string remedy = m.method().info.streams
-                                   ? fmt::format("write {{name: {}, phase: stream}}", m.method().info.name)
-                                   : "it has no phase stream: remove it, or take replay.prompt: cut";
-    problems.error(m.mark, fmt::format("{}prompt: stream feeds the prompt token by token, but {} cuts it once "
-                                       "(phase: oneshot): {}",
-                                       own ? "" : "replay.", m.method().info.name, remedy));
+      problems.error(m.mark,
+                     Refusal{.rule = fmt::format("{} feeds the prompt token by token, but the lists of {} begin "
+                                                 "when it has ended",
+                                                 streams, m.method().info.name),
+                             .remedy = "leave it out"});
+    if (m.options.phase != Phase::stream) problems.error(m.mark, cut_of_stream(m, streams, problems.words()));
   }
 }
 
@@ -65,9 +84,9 @@ void check_budget_is_used(const RunConfig& config, const Node* budget, bool has_
     if (!m.values.takes_budget() || (budget == nullptr && optional)) continue;
     if (budget == nullptr)
       problems.error(missing,
-                     fmt::format("budget is missing, and {} takes one: {}{}", m.method().info.name,
-                                 config.file.empty() ? "give --budget 64,128" : "add budget: {tokens: [64, 128]}",
-                                 has_sweep ? ", or let kvanalysis sweep find budgets as section sweep says" : ""));
+                     fmt::format("{} is missing, and {} takes one: add {}{}", problems.words().key("budget"),
+                                 m.method().info.name, problems.words().setting("budget.tokens", "[64, 128]"),
+                                 has_sweep ? ", or let `kvreplay refine` find budgets as section sweep says" : ""));
     return;
   }
   if (budget != nullptr && !config.methods.empty())
@@ -84,7 +103,7 @@ void read_root(RunConfig& config, const Node& root, const Source& source, Proble
                               : "a configuration is a map that starts with the line \"schema: 1\"");
     return;
   }
-  // `figure` and `sweep` say what kvanalysis draws and which budgets it tries; a run does not look at them.
+  // `figure` and `sweep` configure the analysis (`kvreplay figures`, `kvreplay refine`). A run does not read them.
   const Section section(&root, "",
                         {"schema", "name", "traces", "select", "replay", "methods", "budget", "seeds", "metrics", "run",
                          "output", "figure", "sweep"},

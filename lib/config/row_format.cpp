@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 
 #include "base/text.hpp"
 #include "config/values.hpp"
@@ -37,7 +38,7 @@ class Reader {
       read_both(item, format);
     }
     if (problems_.errors() > before) return std::nullopt;
-    const std::string why = senseless(format);
+    const std::string why = combination_problem(format, words());
     if (why.empty()) return format;
     problems_.error(item.mark, why);
     return std::nullopt;
@@ -48,9 +49,9 @@ class Reader {
     const bool scalar = name.kind == Node::Kind::scalar;
     if (scalar && find_row_format(name.text) != nullptr) return part_format(name.text);
     if (scalar)
-      problems_.error(name.mark, fmt::format("unknown row format {}{}: see kvreplay list formats", in_quotes(name.text),
-                                             did_you_mean(name.text, names())));
-    else must_be(problems_, name, "row_format", "a word: see kvreplay list formats");
+      problems_.error(name.mark, fmt::format("unknown row format {}{}: see {}", in_quotes(name.text),
+                                             did_you_mean(name.text, names()), words().list("formats")));
+    else must_be(problems_, name, "row_format", "a word: see " + words().list("formats"));
     return std::nullopt;
   }
 
@@ -58,7 +59,8 @@ class Reader {
     const Node* name = item.find("name");
     if (name == nullptr)
       return (void)must_be(problems_, item, "row_format",
-                           "a word, a map with a name: {name: kivi, bits: 2}, or a map of key and value");
+                           fmt::format("a word, {0} with a name: {1}, or {0} of key and value", words().map(),
+                                       words().literal(R"({"name": "kivi", "bits": 2})")));
     const auto both = named(*name);
     if (!both) return;
     format = row_format(*both);
@@ -84,7 +86,7 @@ class Reader {
     read_beside(section, format);
   }
 
-  // What may stand inside a part, or beside the parts for both; null: not said.
+  // Keys that are allowed inside a part, or beside the parts for both; null: absent.
   struct Asked {
     const Node *rotate = nullptr, *block = nullptr, *keys = nullptr;
   };
@@ -93,14 +95,16 @@ class Reader {
   }
   static bool is_rotation(const Node& node) { return node.text != kRotations.front(); }
 
-  // item: null for a part that stays at source. What it says itself goes before what is said for both. Returns whether
-  // it takes a shared rotation.
+  // item: null for a part that stays at source. A part's own keys override the shared ones. Returns whether the part
+  // takes a shared rotation.
   bool read_part(const Node* item, RowPart part, const Asked& shared, PartFormat& format) {
     Asked asked = shared;
     if (item != nullptr) {
       const Node* name = name_of(*item);
       if (name == nullptr) {
-        must_be(problems_, *item, "row_format", "a word, or a map with a name: {name: int4, group: 32}");
+        must_be(problems_, *item, "row_format",
+                fmt::format("a word, or {} with a name: {}", words().map(),
+                            words().literal(R"({"name": "int4", "group": 32})")));
         return true;
       }
       const auto read = named(*name);
@@ -130,7 +134,7 @@ class Reader {
             own.keys != nullptr ? own.keys : shared.keys};
   }
 
-  // The parameters of a format, beside other keys.
+  // Reads the parameters of a format; `keys` are further allowed keys.
   Section parameters(const Node& item, const PartFormat& of, std::vector<std::string> keys, PartFormat& to) {
     for (const ParameterSpec& spec : entry_of(of).parameters) keys.push_back(spec.name);
     const Section section(&item, "row_format", keys, problems_);
@@ -166,7 +170,8 @@ class Reader {
     if (size && (*size & (*size - 1)) != 0) must_be(problems_, *asked.block, "rotate_block", "a power of two");
     else if (size && !hadamard)
       problems_.error(asked.block->mark,
-                      "rotate_block is the size of a Hadamard matrix: add rotate: hadamard, or leave it out");
+                      fmt::format("rotate_block is the size of a Hadamard matrix: add {}, or leave it out",
+                                  words().option("rotate", "hadamard")));
     else if (size) format.rotate_block = int32_t(*size);
   }
   void unrotate_keys(const Node* keys, PartFormat& format) {
@@ -206,58 +211,85 @@ class Reader {
     skipped.erase(std::unique(skipped.begin(), skipped.end()), skipped.end());
   }
 
-  static std::string senseless(const RowFormat& f) {
+  static std::string combination_problem(const RowFormat& f, const Wording& words) {
+    const std::string coded = words.option("own_row", "coded");
     for (const PartFormat* part : {&f.key, &f.value}) {
       if (!entry_of(*part).info.by_block) continue;
       const char* name = entry_of(*part).info.name;
       if (f.full_precision.recent > 1)
         return fmt::format("{} keeps its newest R rows exact: set R, and leave out full_precision.recent", name);
-      if (f.own_row_coded) return fmt::format("{} codes rows in groups: leave out own_row: coded", name);
+      if (f.own_row_coded) return fmt::format("{} codes rows in groups: leave out {}", name, coded);
     }
     if (f.own_row_coded && f.full_precision.recent > 1)
-      return "own_row: coded codes the newest row at once, and full_precision.recent keeps it exact: leave out one";
+      return coded + " codes the newest row at once, and full_precision.recent keeps it exact: leave out one";
     return "";
   }
 
+  const Wording& words() const { return problems_.words(); }
   Problems& problems_;
 };
 
-std::string why_not_part(const PartFormat& f, RowPart part, int32_t width) {
+// What to do where a Hadamard matrix does not fit rows of this width. A format's own rotation cannot be replaced.
+std::string hadamard_remedy(const PartFormat& f, int32_t width, const Wording& words) {
+  const RowFormatEntry& entry = entry_of(f);
+  const int32_t largest = width & -width;
+  const bool chosen_block = f.rotate_block != PartFormat::kDerivedBlock;
+  if (chosen_block && largest > 1) return "write " + words.option("rotate_block", std::to_string(largest));
+  if (chosen_block) return "leave out rotate_block, and write " + words.option("rotate", "haar");
+  if (!entry.own_rotation) return "write " + words.option("rotate", "haar");
+  const auto is_rotation = [](const ParameterSpec& spec) { return spec.name == "rotation"; };
+  if (std::any_of(entry.parameters.begin(), entry.parameters.end(), is_rotation))
+    return "write " + words.option("rotation", "haar");
+  return "it takes heads of an even size; a format for any size is " +
+         words.literal(R"({"name": "int4", "rotate": "haar"})");
+}
+
+Refusal hadamard_refusal(const PartFormat& f, const char* of, int32_t width, const Wording& words) {
+  const bool chosen_block = f.rotate_block != PartFormat::kDerivedBlock;
+  return {.rule = fmt::format("{} rotates rows by a Hadamard matrix, whose size ({}) must divide the {} numbers of {}",
+                              entry_of(f).info.name, chosen_block ? std::to_string(f.rotate_block) : "2, 4, 8, ...",
+                              width, of),
+          .remedy = hadamard_remedy(f, width, words)};
+}
+
+Refusal part_refusal(const PartFormat& f, RowPart part, int32_t width, const Wording& words) {
   const RowFormatEntry& entry = entry_of(f);
   const char* of = part == RowPart::key ? "keys" : "values";
   if (!f.is_source() && width > kMostWidth)
-    return fmt::format("{} of {} numbers are more than the {} that a row format codes", of, width, kMostWidth);
+    return {.rule =
+                fmt::format("{} of {} numbers are more than the {} that a row format codes", of, width, kMostWidth)};
   if (width % entry.info.multiple_of != 0)
-    return fmt::format("{} takes rows in blocks of {} numbers, and {} have {}: take another format", entry.info.name,
-                       entry.info.multiple_of, of, width);
+    return {.rule = fmt::format("{} takes rows in blocks of {} numbers, and {} have {}", entry.info.name,
+                                entry.info.multiple_of, of, width),
+            .remedy = "take another format, such as int4"};
   const RowRotation rotation = rotation_of(f, part);
   const bool hadamard = rotation == RowRotation::hadamard || rotation == RowRotation::hadamard_signed;
   const int32_t block = rotate_block_of(f, width);
-  if (hadamard && (block < 2 || width % block != 0))
-    return fmt::format(
-        "a Hadamard matrix needs blocks of a power of two that divides the {} numbers of {}: rotate: haar", width, of);
-  return "";
+  if (hadamard && (block < 2 || width % block != 0)) return hadamard_refusal(f, of, width, words);
+  return {};
 }
 
 }  // namespace
 
 std::optional<RowFormat> read_row_format(Problems& problems, const Node& item) { return Reader(problems).read(item); }
 
-std::string why_not_stored(const RowFormat& format, const LayerInfo& layer, int32_t n_layers, bool prompt_streams) {
+Refusal storage_refusal(const RowFormat& format, const LayerInfo& layer, int32_t n_layers, bool prompt_streams,
+                        const Wording& words, const std::string& trace) {
   for (const int32_t skipped : format.skip_layers)
     if (skipped >= n_layers || skipped < -n_layers)
-      return fmt::format("skip_layers names layer {}, and the model has {}", skipped, n_layers);
+      return {.rule = fmt::format("skip_layers names layer {}, and the model has {}", skipped, n_layers)};
   const RowFormat here = at_layer(format, layer.layer, n_layers);
-  for (const std::string& why : {why_not_part(here.key, RowPart::key, layer.head_dim),
-                                 why_not_part(here.value, RowPart::value, layer.v_head_dim)})
-    if (!why.empty()) return why;
+  for (const Refusal& refusal : std::array{part_refusal(here.key, RowPart::key, layer.head_dim, words),
+                                           part_refusal(here.value, RowPart::value, layer.v_head_dim, words)})
+    if (!refusal.empty()) return refusal;
   if (is_calibrated(here) && prompt_streams)
-    return "the row format takes its constants from the whole prompt, which does not come in one call: leave out "
-           "prompt: stream";
+    return {.rule = "the row format takes its constants from the whole prompt, which does not come in one call",
+            .remedy = "leave out " + words.option("prompt", "stream")};
   if (here.key.pre_rope && !layer.rope_recorded)
-    return "keys: pre_rope takes the rotary embedding out of keys, and the trace does not say what it is: record it "
-           "again with kvdump, or add keys: post_rope";
-  return "";
+    return {.rule = words.option("keys", "pre_rope") + " takes the rotary embedding out of keys, which " +
+                    words.trace(trace, "lack"),
+            .remedy = fmt::format("{}, or write {}", words.rope(trace), words.option("keys", "post_rope"))};
+  return {};
 }
 
 }  // namespace kvreplay

@@ -10,10 +10,11 @@ namespace kvreplay {
 RunConfig read_config(const std::string& text, const std::string& label, const Source& source,
                       const std::vector<std::string>& overrides, Problems& problems) {
   RunConfig config;
-  config.file = label;
+  config.file = label, config.words = &problems.words();
   Node root = parse_yaml(text, !label.empty(), problems);
   if (problems.any_error() && root.kind == Node::Kind::null) return config;  // not even YAML
   for (const std::string& assignment : overrides) apply_override(root, assignment, problems);
+  if (!label.empty() && root.mark.line == 0) root.mark = {1, 1};  // a file without a map, which an override made one
   read_root(config, root, source, problems);
   return config;
 }
@@ -27,9 +28,9 @@ Mark RunConfig::mark_of(std::initializer_list<std::string> places) const {
 bool RunConfig::has_place(const Mark& mark) const { return !file.empty() && mark.line > 0; }
 
 std::string RunConfig::at(const Mark& mark, const std::string& severity, const std::string& text) const {
-  // A value or a file's name may hold anything.
-  const std::string line = on_one_line(text);
-  if (!has_place(mark)) return fmt::format("command line: {}: {}", severity, line);
+  // A value or a file's name may contain line ends.
+  const std::string line = single_line(text);
+  if (!has_place(mark)) return line;
   return fmt::format("{}:{}:{}: {}: {}", file.string(), mark.line, mark.column, severity, line);
 }
 
@@ -45,7 +46,7 @@ RunConfig parse_config(const std::string& text, const std::filesystem::path& bas
 
 std::vector<SelectedLayer> select(RunConfig& config, const std::vector<TraceInfo>& traces,
                                   std::vector<std::string>& problems) {
-  Problems found;
+  Problems found(*config.words);
   std::vector<SelectedLayer> selected = select(config, traces, found);
   const auto errors = found.errors(config), warnings = found.warnings(config);
   problems.insert(problems.end(), errors.begin(), errors.end());
@@ -54,8 +55,8 @@ std::vector<SelectedLayer> select(RunConfig& config, const std::vector<TraceInfo
 }
 
 LoadedRun load_over(const std::string& text, const std::string& label, const Registry& methods,
-                    const std::vector<std::string>& measures, std::vector<TraceInfo> traces) {
-  Problems problems;
+                    const std::vector<std::string>& measures, std::vector<TraceInfo> traces, const Wording& words) {
+  Problems problems(words);
   LoadedRun run;
   run.config = read_config(text, label, {methods, measures, ".", false}, {}, problems);
   for (const TraceInfo& trace : traces) run.config.traces.push_back(trace.path);

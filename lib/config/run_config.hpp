@@ -7,15 +7,16 @@
 #include <string>
 #include <vector>
 
+#include "base/wording.hpp"
 #include "catalog/bound_method.hpp"
 #include "catalog/token_lists.hpp"
 #include "trace/tensors.hpp"
 
-// A run, as written in YAML (docs/configuration.md): parsed, checked, sweep axes expanded.
+// A run as configured in YAML (docs/configuration.md): parsed, checked, sweep axes expanded.
 
 namespace kvreplay {
 
-struct Mark {  // where something stands in the configuration; line 0: the command line
+struct Mark {  // position in the configuration; line 0: not in a file
   int line = 0, column = 0;
 };
 
@@ -23,26 +24,29 @@ struct Mark {  // where something stands in the configuration; line 0: the comma
 struct MethodInstance {
   MethodValues values;
   CommonOptions options;
-  std::filesystem::path uniforms;  // empty: counter-based
+  std::filesystem::path uniforms;  // file of random numbers; empty: counter-based
   Mark mark;
+  size_t entry = 0;  // in the list of methods; a sweep makes several instances of one entry
   const Method& method() const { return values.method(); }
+  NamedMethod named() const { return {method().info.name, entry}; }
 };
 
 struct BudgetList {
   enum class Kind { tokens, fraction_kept, bytes } kind = Kind::tokens;
   std::vector<double> values;
   std::vector<Mark> marks;
-  std::vector<double> shares;  // of the full cache's bytes, beside the values
-  // Which bytes shares bound: those at the peak, the mean over steps, or those of the prompt after its cut.
+  std::vector<double> shares;  // shares of the full cache's bytes, in addition to the values
+  // Which bytes the shares bound: the peak, the mean over steps, or the prompt's after its cut.
   enum class Of { peak, mean, prompt } of = Of::peak;
   bool has_shares() const { return !shares.empty(); }
 };
 
-// budget.of, in the order of BudgetList::Of.
+// Words of budget.of, in the order of BudgetList::Of.
 inline const std::vector<std::string> kSizesOfShares = {"peak", "mean", "prompt"};
 
 struct RunConfig {
-  std::filesystem::path file;  // empty: built on the command line
+  std::filesystem::path file;  // empty: the configuration is no file
+  const Wording* words = &file_wording();
   std::string name = "run";
   std::vector<std::filesystem::path> traces;
   struct Select {
@@ -50,17 +54,17 @@ struct RunConfig {
     std::optional<std::vector<int32_t>> layers, kv_heads;
   } select;
   struct Replay {
-    std::optional<int64_t> tokens, prefill;  // nullopt: all of the trace; the recorded prompt
-    std::optional<double> prefill_share;     // of the tokens of each prompt, in the place of `prefill`
+    std::optional<int64_t> tokens, prefill;  // nullopt: the whole trace; the recorded prompt
+    std::optional<double> prefill_share;     // fraction of each prompt's tokens, replaces `prefill`
     bool prompt_streams = false;             // convention C5
-    // Whether a method takes the prompt token by token: its own word, or the run's.
+    // Whether a method takes the prompt token by token: its own option overrides the run's.
     bool streams_prompt(const CommonOptions& options) const {
       return options.prompt == PromptMode::as_run ? prompt_streams : options.prompt == PromptMode::stream;
     }
     enum class Queries { all, last, stride } queries = Queries::all;
-    int64_t queries_count = 0;  // of last, or the stride
-    struct Needles {            // marked spans of the prompt: each starts at a share of it
-      std::vector<double> at;   // empty: none
+    int64_t queries_count = 0;  // number of last rows, or the stride
+    struct Needles {            // marked spans of the prompt, each of `tokens` tokens
+      std::vector<double> at;   // starts, as fractions of the prompt; empty: no spans
       int64_t tokens = 0;
     } needles;
   } replay;
@@ -77,92 +81,92 @@ struct RunConfig {
   struct Output : SaveOptions {
     std::filesystem::path dir;
   } output;
-  std::map<std::string, Mark> marks;  // of "traces[0]", "select.layers[2]", "replay.tokens", "budget", ...
-  std::vector<std::string> warnings;  // complete lines, `file:line:column: warning: ...`
+  std::map<std::string, Mark> marks;  // by place: "traces[0]", "select.layers[2]", "replay.tokens", "budget", ...
+  std::vector<std::string> warnings;  // complete lines, `file:line:column: warning: ...` or without a place
 
-  // Of the first of these that stands in the configuration.
+  // The mark of the first of these places that the configuration contains.
   Mark mark_of(std::initializer_list<std::string> places) const;
-  bool has_place(const Mark& mark) const;  // in a file
-  // `file:line:column: error: text`, or `command line: error: text`.
+  bool has_place(const Mark& mark) const;  // whether it is in a file
+  // `file:line:column: error: text`, or the text alone if it is about no file.
   std::string at(const Mark& mark, const std::string& severity, const std::string& text) const;
 };
 
-// Reads a configuration. `overrides` are `a.b.c=value` with YAML values, applied before checking.
-// Relative paths are relative to the file. `measures` are the columns that `metrics:` may name (empty:
-// not checked). Throws ConfigError holding all problems, one a line, or TraceError if each of them is
-// about a trace file.
+// Reads a configuration. `overrides` are `a.b.c=value` with YAML values, applied before checking. Relative paths are
+// relative to the file. `measures` are the columns that `metrics:` may name (empty: not checked). Throws ConfigError
+// with all problems, one a line, or TraceError if each of them is about a trace file.
 RunConfig load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
                       const Registry& methods, const std::vector<std::string>& measures = {});
-// Reads a configuration from text; `base` resolves relative paths, `label` stands for the file name in messages
-// (empty: everything was given on the command line).
+// Reads a configuration from text. `base` resolves relative paths; `label` replaces the file name in messages (empty:
+// the configuration is no file).
 RunConfig parse_config(const std::string& text, const std::filesystem::path& base, const std::string& label,
                        const std::vector<std::string>& overrides, const Registry& methods,
                        const std::vector<std::string>& measures = {});
-// What is replayed on one layer of one prompt.
+// The part of a replay on one layer of one prompt.
 struct SelectedLayer {
-  size_t trace = 0, prompt = 0, layer = 0;  // places among the traces, the trace's prompts, the prompt's layers
+  size_t trace = 0, prompt = 0, layer = 0;  // indices of the trace, of its prompt, of the prompt's layer
   Extent extent;
   std::vector<int32_t> kv_heads;
   struct Variant {
-    size_t instance;     // of RunConfig::methods
-    BoundMethod method;  // at one budget
+    size_t instance;     // index in RunConfig::methods
+    BoundMethod method;  // resolved at one budget
     Budget budget;
-    // Where the budget was asked for as shares of the full cache: those, and for whom it is the right one.
+    // For a budget that was asked for as shares of the full cache: the shares, and the head and seed it was solved for.
     std::vector<double> shares = {};
-    std::optional<int32_t> kv_head = {};  // nullopt: for all that are selected
-    std::optional<uint32_t> seed = {};    // nullopt: for all
+    std::optional<int32_t> kv_head = {};  // nullopt: all selected heads
+    std::optional<uint32_t> seed = {};    // nullopt: all seeds
   };
   std::vector<Variant> variants;
-  std::vector<size_t> by_share =
-      {};  // instances whose budgets are shares of the full cache, which are yet to be solved
+  std::vector<size_t> by_share = {};  // instances whose budgets are shares of the full cache, not yet solved
 };
-// What a configuration selects of its traces, every method resolved at every budget. Checks layers, heads, prompts,
-// extents and parameters: a part that is wrong is among the problems and not selected. Adds warnings to `config`.
+// The selected part of the traces, with every method resolved at every budget. Checks layers, heads, prompts, extents
+// and parameters. A wrong part is added to `problems` and not selected. Adds warnings to `config`.
 std::vector<SelectedLayer> select(RunConfig& config, const std::vector<TraceInfo>& traces,
                                   std::vector<std::string>& problems);
-// The smallest budget that an instance can be resolved with, of those up to context.tokens. Throws ParameterError
-// where there is none.
+// The smallest budget, up to context.tokens, that an instance can be resolved with. Throws ParameterError if there is
+// none.
 int32_t least_budget(const MethodInstance& instance, MethodContext context);
-// The situation of a method instance on one layer; without a budget.
+// The context of a method instance on one layer, without a budget.
 MethodContext context_of(const MethodInstance& instance, const LayerInfo& layer, int32_t n_layers, Extent extent);
 
 struct LoadedRun {
   RunConfig config;
-  std::vector<TraceInfo> traces;  // of config.traces
+  std::vector<TraceInfo> traces;  // in the order of config.traces
   std::vector<SelectedLayer> selection;
 };
-// One method instance at one budget joins a selected layer. Throws ParameterError.
+// Adds one method instance at one budget to a selected layer. Throws ParameterError.
 void add_variant(LoadedRun& run, size_t layer, size_t instance, int32_t tokens, int32_t kv_head,
                  std::optional<uint32_t> seed);
-// All of the above: reads, opens the traces, checks one against the other, and tells every problem at
-// once. An empty `file` means that `overrides` hold the whole configuration.
+// Does all of the above: reads the configuration, opens the traces, checks one against the other, and reports every
+// problem together, in `words`. An empty `file` means that `overrides` hold the whole configuration.
 LoadedRun load_run(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                   const Registry& methods, const std::vector<std::string>& measures = {});
-// Loads a run whose configuration is text, as in parse_config. Of large traces only what `select` names is opened.
+                   const Registry& methods, const std::vector<std::string>& measures = {},
+                   const Wording& words = file_wording());
+// Loads a run whose configuration is text, see parse_config. Opens only the selected parts of large traces.
 LoadedRun load_run(const std::string& text, const std::filesystem::path& base, const std::string& label,
                    const std::vector<std::string>& overrides, const Registry& methods,
                    const std::vector<std::string>& measures = {});
 
-// The same for traces that are open already, as arrays in memory are: the configuration has no `traces`.
+// Like load_run, for traces that are already open, such as arrays in memory: the configuration has no `traces`.
 LoadedRun load_over(const std::string& text, const std::string& label, const Registry& methods,
-                    const std::vector<std::string>& measures, std::vector<TraceInfo> traces);
+                    const std::vector<std::string>& measures, std::vector<TraceInfo> traces,
+                    const Wording& words = file_wording());
 
-// A budget in tokens for one layer (convention C10) before it is rounded down, and after; below 1 only when
-// `bytes` hold no token. Not of share_of_cache, which is solved by replaying.
+// A budget in tokens for one layer (convention C10), before and after it is rounded down. Below 1 only if `bytes` hold
+// no token. Does not apply to share_of_cache, which is solved by replaying.
 double real_budget(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,
                    const RowFormat& format);
 int32_t budget_tokens(BudgetList::Kind kind, double value, int32_t prompt, const LayerInfo& layer,
                       const RowFormat& format);
-// The budgets that a method runs with: the list, or where there is none, its own share of the prompt if it
-// has one.
+// The budgets that a method runs with: the list, or without a list the method's default share of the prompt if it has
+// one.
 BudgetList budgets_for(const MethodInstance& instance, const BudgetList& list);
-// Whether it runs once, with a size that is an output.
+// Whether the method runs once, with a size that is an output.
 bool runs_without_budget(const MethodInstance& instance, const BudgetList& list);
 
-// "at least 1", "1 to 8", "in (0, 1]": the values a parameter may take.
+// Formats the values that a parameter may take: "at least 1", "1 to 8", "in (0, 1]".
 std::string range_text(double low, double high, bool whole);
 
-// The configuration with all defaults filled in, as results.meta.json records it: JSON.
+// The configuration with all defaults filled in, as JSON; results.meta.json records it.
 std::string resolved_json(const RunConfig& config);
 
 }  // namespace kvreplay

@@ -11,8 +11,8 @@ namespace kvreplay {
 namespace {
 
 constexpr Range kTokens{1, kManyTokens};
-constexpr Range kLayers{0, 999};   // three digits in a trace
-constexpr Range kHeads{0, 65535};  // 16 bits in the counter of the random numbers
+constexpr Range kLayers{0, 999};   // a trace has three digits for layers
+constexpr Range kHeads{0, 65535};  // the counter of the random numbers has 16 bits for heads
 constexpr Range kSeeds{0, 4294967295.0};
 constexpr Range kJobs{1, 4096};
 
@@ -22,7 +22,7 @@ bool is_word(const Node* node, const char* word) {
 
 std::string indexed(const std::string& name, size_t i) { return fmt::format("{}[{}]", name, i); }
 
-// `all`, one value or a list without repetition.
+// Reads `all`, one value or a list without repetition.
 template <class T, class Read>
 std::optional<std::vector<T>> read_selection(RunConfig& config, const Section& section, const std::string& key,
                                              Problems& problems, Read read) {
@@ -31,13 +31,15 @@ std::optional<std::vector<T>> read_selection(RunConfig& config, const Section& s
   if (is_word(node, "all")) return std::nullopt;
   config.marks[name] = node->mark;
   if (node->kind == Node::Kind::list && node->items.empty())
-    return problems.error(node->mark, name + " is an empty list: write all, or what to select"), std::nullopt;
+    return problems.error(node->mark, problems.words().key(name) +
+                                          " is an empty list: name what to select, or leave it out for all"),
+           std::nullopt;
   std::vector<T> chosen;
   for (const Node* item : one_or_many(*node)) {
     const auto value = read(*item);
     if (!value) continue;
     if (std::find(chosen.begin(), chosen.end(), T(*value)) != chosen.end()) {
-      problems.error(item->mark, fmt::format("{} is listed twice in {}", *value, name));
+      problems.error(item->mark, fmt::format("{} is listed twice in {}", *value, problems.words().key(name)));
       continue;
     }
     config.marks[indexed(name, chosen.size())] = item->mark;
@@ -50,7 +52,8 @@ void read_queries(RunConfig& config, const Node* node, Problems& problems) {
   if (is_word(node, "all")) return;
   config.marks["replay.queries"] = node->mark;
   if (node->kind != Node::Kind::map || node->keys.size() != 1)
-    return must_be(problems, *node, "replay.queries", "all, {last: 256} or {stride: 16}");
+    return must_be(problems, *node, "replay.queries",
+                   problems.words().literal(R"("all", {"last": 256} or {"stride": 16})"));
   const Section section(node, "replay.queries", {"last", "stride"}, problems);
   for (const char* key : {"last", "stride"}) {
     const Node* count = section.find(key);
@@ -62,18 +65,18 @@ void read_queries(RunConfig& config, const Node* node, Problems& problems) {
   }
 }
 
-// Shares of the prompt at which the spans start, each once.
+// Reads the fractions of the prompt at which spans start, each once.
 void read_needle_starts(RunConfig& config, const Node& node, Problems& problems) {
-  const std::string name = "replay.needles.at";
+  const std::string name = "replay.needles.at", key = problems.words().key(name);
   if (node.kind == Node::Kind::list && node.items.empty())
-    return problems.error(node.mark, name + " is an empty list: write where spans start, as [0, 0.4, 0.9]");
+    return problems.error(node.mark, key + " is an empty list: write where spans start, as [0, 0.4, 0.9]");
   auto& starts = config.replay.needles.at;
   for (const Node* item : one_or_many(node)) {
     const auto at = read_real(problems, *item, name, {0, 1});
     if (!at) continue;
-    if (*at == 1) problems.error(item->mark, name + " is 1 and must be below 1: a span starts inside of the prompt");
+    if (*at == 1) problems.error(item->mark, key + " is 1 and must be below 1: a span starts inside of the prompt");
     else if (std::find(starts.begin(), starts.end(), *at) != starts.end())
-      problems.error(item->mark, fmt::format("{} is listed twice in {}", number_text(*at), name));
+      problems.error(item->mark, fmt::format("{} is listed twice in {}", number_text(*at), key));
     else starts.push_back(*at);
   }
 }
@@ -84,8 +87,9 @@ void read_needles(RunConfig& config, const Node* node, Problems& problems) {
   if (node->kind != Node::Kind::map) return;
   const Node *at = section.find("at"), *tokens = section.find("tokens");
   if (at == nullptr || tokens == nullptr)
-    return problems.error(node->mark, fmt::format("replay.needles has no {}: write {{at: [0, 0.4, 0.9], tokens: 32}}",
-                                                  at == nullptr ? "at" : "tokens"));
+    return problems.error(node->mark, fmt::format("{} has no {}: write {}", problems.words().key("replay.needles"),
+                                                  at == nullptr ? "at" : "tokens",
+                                                  problems.words().literal(R"({"at": [0, 0.4, 0.9], "tokens": 32})")));
   read_needle_starts(config, *at, problems);
   config.replay.needles.tokens = read_integer(problems, *tokens, "replay.needles.tokens", kTokens).value_or(1);
 }
@@ -98,7 +102,7 @@ void read_count(RunConfig& config, const Section& section, const std::string& ke
   into = read_integer(problems, *node, "replay." + key, kTokens);
 }
 
-// Tokens, or a share of those that are replayed.
+// Reads tokens, or a fraction of the replayed tokens.
 void read_prefill(RunConfig& config, const Section& section, Problems& problems) {
   Problems no_share;
   const Node* node = section.find("prefill");
@@ -135,7 +139,8 @@ void read_replay(RunConfig& config, const Node* node, Problems& problems) {
   const auto &tokens = config.replay.tokens, &prefill = config.replay.prefill;
   if (tokens && prefill && *prefill > *tokens)
     problems.error(config.marks["replay.prefill"],
-                   fmt::format("replay.prefill is {} and must be at most replay.tokens, {}", *prefill, *tokens));
+                   fmt::format("{} is {} and must be at most {}, {}", problems.words().key("replay.prefill"), *prefill,
+                               problems.words().key("replay.tokens"), *tokens));
 }
 
 void read_seeds(RunConfig& config, const Node* node, Problems& problems) {
@@ -151,15 +156,16 @@ void read_seeds(RunConfig& config, const Node* node, Problems& problems) {
 void read_metrics(RunConfig& config, const Node* node, const Source& source, Problems& problems) {
   if (is_word(node, "default")) return;
   if (node->kind != Node::Kind::list || node->items.empty())
-    return must_be(problems, *node, "metrics", "default, or a list of columns (kvreplay list metrics)");
+    return must_be(problems, *node, "metrics",
+                   fmt::format("default, or a list of columns ({})", problems.words().list("metrics")));
   for (const Node& item : node->items) {
     const auto name = read_text(problems, item, "metrics");
     if (!name) continue;
     const bool known = source.measures.empty() ||
                        std::find(source.measures.begin(), source.measures.end(), *name) != source.measures.end();
     if (!known)
-      problems.error(item.mark, fmt::format("unknown metric {}{}: see kvreplay list metrics", in_quotes(*name),
-                                            did_you_mean(*name, source.measures)));
+      problems.error(item.mark, fmt::format("unknown metric {}{}: see {}", in_quotes(*name),
+                                            did_you_mean(*name, source.measures), problems.words().list("metrics")));
     else if (std::find(config.metrics.begin(), config.metrics.end(), *name) != config.metrics.end())
       problems.error(item.mark, fmt::format("{} is listed twice in metrics", *name));
     else config.metrics.push_back(*name);

@@ -3,20 +3,20 @@
 
 #include "config/values.hpp"
 
-// The parts of a configuration, one reader each. A reader fills its part of the RunConfig, notes marks,
-// and leaves the default where the value is wrong (which is then among the problems).
+// Readers for the parts of a configuration. A reader fills its part of the RunConfig and records marks. A wrong value
+// is added to the problems and leaves the default.
 
 namespace kvreplay {
 
 struct Source {  // what every reader needs
   const Registry& methods;
-  const std::vector<std::string>& measures;  // columns that `metrics:` may name; empty: anything
+  const std::vector<std::string>& measures;  // columns that `metrics:` may name; empty: any
   std::filesystem::path base;                // relative paths start here
-  bool names_traces = true;                  // false: they are open already
+  bool names_traces = true;                  // false: traces are already open
   std::filesystem::path at(const std::string& given) const;
 };
 
-// An empty `label` means that everything comes from the command line.
+// An empty `label` means that the configuration is no file.
 RunConfig read_config(const std::string& text, const std::string& label, const Source& source,
                       const std::vector<std::string>& overrides, Problems& problems);
 void read_root(RunConfig& config, const Node& root, const Source& source, Problems& problems);
@@ -31,7 +31,7 @@ void read_metrics(RunConfig& config, const Node* node, const Source& source, Pro
 void read_run(RunConfig& config, const Node* node, Problems& problems);
 void read_output(RunConfig& config, const Node* node, const Source& source, Problems& problems);
 
-// As run_config.hpp says.
+// See run_config.hpp.
 std::vector<SelectedLayer> select(const RunConfig& config, const std::vector<TraceInfo>& traces, Problems& problems);
 
 }  // namespace kvreplay

@@ -15,16 +15,13 @@
 #include "formats/row_coding.hpp"
 #include "trace/uniforms.hpp"
 
-// What a configuration selects of the traces it names, and what is wrong with that.
+// Selects what a configuration asks for from its traces, and reports what they lack.
 
 namespace kvreplay {
 namespace {
 
-// "0 to 29", "0, 7, 15": what a trace holds, short enough for a message.
-std::string numbers_text(const std::vector<int32_t>& numbers) {
-  const bool gapless = numbers.size() > 2 && numbers.back() - numbers.front() + 1 == int32_t(numbers.size());
-  return gapless ? fmt::format("{} to {}", numbers.front(), numbers.back())
-                 : fmt::format("{}", fmt::join(numbers, ", "));
+std::string some_of(const std::set<int32_t>& numbers) {
+  return (numbers.size() > 1 ? "take some of " : "take ") + numbers_text(numbers);
 }
 
 template <class T, class Member>
@@ -47,7 +44,7 @@ class Selection {
         lists_(config, traces, problems),
         calibrations_(config, problems) {}
 
-  // In the order of the configuration, where it names prompts and layers; else of the trace.
+  // In the order of the configuration where it names prompts and layers, otherwise of the trace.
   std::vector<SelectedLayer> take() {
     for (size_t i = 0; i < traces_.size(); ++i) {
       check_prompts(traces_[i]);
@@ -75,27 +72,28 @@ class Selection {
     const TraceInfo& trace = traces_[trace_index];
     const PromptInfo& prompt = trace.prompts[prompt_index];
     check_layers(trace, prompt);
-    if (prompt.layers.empty()) return;  // told: none of those that are wanted
+    if (prompt.layers.empty()) return;  // no selected layer exists: already reported
     check_text(trace, prompt);
-    const auto extent = extent_of(config_, prompt, problems_);
+    const auto extent = extent_of(config_, trace, prompt, problems_);
     for (const MethodInstance& instance : config_.methods)
       for (const CalibrationPrompt& other : calibration_of(config_, instance, trace, prompt, problems_))
-        check_lesson(instance, trace.prompts[other.rank], other.extent);
+        check_calibration_prompt(instance, trace, trace.prompts[other.rank], other.extent);
     const auto numbers = names_of(prompt.layers, &LayerInfo::layer);
     for (const int32_t number : config_.select.layers.value_or(numbers)) {
       const size_t l = place_of(number, numbers);
-      if (l == numbers.size()) continue;  // told
+      if (l == numbers.size()) continue;  // already reported
       SelectedLayer selected{trace_index, prompt_index, l, extent.value_or(Extent{}), {}, {}};
       add_layer(trace, prompt, extent, selected);
       if (extent) selected_.push_back(std::move(selected));
     }
-    if (extent) check_budgets(prompt, *extent);
+    if (extent) check_budgets(trace, prompt, *extent);
   }
 
   void add_layer(const TraceInfo& trace, const PromptInfo& prompt, const std::optional<Extent>& extent,
                  SelectedLayer& selected) {
     const LayerInfo& layer = prompt.layers[selected.layer];
-    check_heads(trace, layer);
+    check_heads(trace, prompt, layer);
+    check_gradient(trace, prompt, layer);
     for (int32_t h = 0; h < layer.kv_heads && !config_.select.kv_heads; ++h) selected.kv_heads.push_back(h);
     if (config_.select.kv_heads) selected.kv_heads = *config_.select.kv_heads;
     for (size_t m = 0; m < config_.methods.size(); ++m) {
@@ -111,103 +109,149 @@ class Selection {
       const int32_t layer = (*config_.select.layers)[i];
       if (std::find(held.begin(), held.end(), layer) != held.end()) continue;
       problems_.error(config_.mark_of({fmt::format("select.layers[{}]", i), "select.layers"}),
-                      fmt::format("{} has no layer {} in prompt {}. It holds {}", trace.path.string(), layer, prompt.id,
-                                  numbers_text(held)));
+                      Refusal{.rule = fmt::format("{} no layer {{value}}", words().trace(trace.path.string(), "have")),
+                              .remedy = some_of({held.begin(), held.end()}),
+                              .values = {std::to_string(layer)},
+                              .places = places_of(trace, prompt)});
     }
   }
 
-  void check_heads(const TraceInfo& trace, const LayerInfo& layer) {
+  void check_heads(const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer) {
     if (!config_.select.kv_heads) return;
     for (size_t i = 0; i < config_.select.kv_heads->size(); ++i) {
       const int32_t head = (*config_.select.kv_heads)[i];
       if (head < layer.kv_heads) continue;
-      problems_.error(config_.mark_of({fmt::format("select.kv_heads[{}]", i), "select.kv_heads"}),
-                      fmt::format("{} has no kv head {}. Layer {} holds 0 to {}", trace.path.string(), head,
-                                  layer.layer, layer.kv_heads - 1));
+      problems_.error(
+          config_.mark_of({fmt::format("select.kv_heads[{}]", i), "select.kv_heads"}),
+          Refusal{.rule = fmt::format("{} no kv head {{value}}", words().trace(trace.path.string(), "have")),
+                  .remedy = layer.kv_heads > 1 ? fmt::format("take some of 0-{}", layer.kv_heads - 1) : "take 0",
+                  .values = {std::to_string(head)},
+                  .places = places_of(trace, prompt, layer)});
     }
+  }
+
+  void check_gradient(const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer) {
+    if (!config_.output.projections || layer.all_gradients() > 0) return;
+    problems_.error(config_.mark_of({"output.save"}),
+                    Refusal{.rule = fmt::format("{} needs the gradient, which {}",
+                                                words().setting("output.save", R"(["projections"])"),
+                                                words().trace(trace.path.string(), "lack")),
+                            .remedy = "record it with `kvreplay record --with-gradient`",
+                            .places = places_of(trace, prompt, layer)});
   }
 
   void check_text(const TraceInfo& trace, const PromptInfo& prompt) {
     if (prompt.has_classes) return;
     for (const MethodInstance& instance : config_.methods)
       if (prompt_needs(instance, prompt.layers.front()).token_classes)
-        problems_.error(instance.mark,
-                        fmt::format("{} looks at the text of tokens, but prompt {} of {} has no token_class: "
-                                    "record it with kvdump --with-text",
-                                    instance.method().info.name, prompt.id, trace.path.string()));
+        refuse(instance, "need", "the text of tokens, which " + words().trace(trace.path.string(), "lack"),
+               "record it with `kvreplay record --with-text`", places_of(trace, prompt));
   }
 
   void check_needs(size_t m, const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer,
                    const std::optional<Extent>& extent) {
     const MethodInstance& instance = config_.methods[m];
-    const std::string name = instance.method().info.name;
-    const Mark positions = config_.mark_of({fmt::format("methods[{}].positions", m), fmt::format("methods[{}]", m)});
-    if (instance.options.positions == Positions::cache && !layer.rope_recorded)
-      problems_.error(positions,
-                      fmt::format("{} re-assigns positions, but the trace records no rotary embedding (layer {}): "
-                                  "write {{name: {}, positions: original}}",
-                                  name, layer.layer, name));
-    if (instance.method().info.needs_linear_logits && layer.softcap > 0)
-      problems_.error(instance.mark,
-                      fmt::format("{} estimates inner products of queries and keys, which the soft cap of layer {} "
-                                  "bends: leave the layer out of select.layers",
-                                  name, layer.layer));
-    if (instance.method().info.needs_every_token && layer.sliding_window > 0)
-      problems_.error(instance.mark,
-                      fmt::format("{} sums up all tokens and cannot forget those that leave the sliding window of "
-                                  "layer {}: leave the layer out of select.layers",
-                                  name, layer.layer));
     const PromptNeeds needs = prompt_needs(instance, layer, extent);
-    if (needs.rotary && !layer.rope_recorded)
-      problems_.error(instance.mark, fmt::format("{} rotates queries, but the trace records no rotary embedding "
-                                                 "(layer {}): record it again with kvdump",
-                                                 name, layer.layer));
-    tell_missing(instance, needs, layer, "the trace");
+    check_rope(m, needs, trace, prompt, layer);
+    check_logits(instance, trace, prompt, layer);
+    report_missing(instance, needs, trace, prompt, layer);
     calibrations_.check(m, trace, prompt, layer, needs.known);
+    check_queries(instance, needs, trace, prompt, layer);
+  }
+
+  void check_rope(size_t m, const PromptNeeds& needs, const TraceInfo& trace, const PromptInfo& prompt,
+                  const LayerInfo& layer) {
+    if (layer.rope_recorded) return;
+    const MethodInstance& instance = config_.methods[m];
+    const std::string lacking = "the rotary embedding, which " + words().trace(trace.path.string(), "lack");
+    if (instance.options.positions == Positions::cache) {
+      const Mark mark = config_.mark_of({fmt::format("methods[{}].positions", m), fmt::format("methods[{}]", m)});
+      problems_.error(mark, Refusal{.methods = {instance.named()},
+                                    .verb = "need",
+                                    .rule = lacking + ", to re-assign positions",
+                                    .remedy = "write {entry}, or " + words().rope(trace.path.string()),
+                                    .option = {"positions", "original"},
+                                    .places = places_of(trace, prompt, layer)});
+    }
+    if (needs.rotary)
+      refuse(instance, "need", lacking + ", to rotate queries", words().rope(trace.path.string()),
+             places_of(trace, prompt, layer));
+  }
+
+  void check_logits(const MethodInstance& instance, const TraceInfo& trace, const PromptInfo& prompt,
+                    const LayerInfo& layer) {
+    const std::string remedy = "leave the layers out of " + words().key("select.layers");
+    if (instance.method().info.needs_linear_logits && layer.softcap > 0)
+      refuse(instance, "estimate", "inner products of queries and keys, which a soft cap bends", remedy,
+             places_of(trace, prompt, layer));
+    if (instance.method().info.needs_every_token && layer.sliding_window > 0)
+      refuse(instance, "sum", "up all tokens and cannot forget those that leave a sliding window", remedy,
+             places_of(trace, prompt, layer));
+  }
+
+  void check_queries(const MethodInstance& instance, const PromptNeeds& needs, const TraceInfo& trace,
+                     const PromptInfo& prompt, const LayerInfo& layer) {
     const bool sees_queries = instance.method().hooks.has(Hook::observe_queries);
     if ((needs.whole || (needs.queries && !sees_queries)) && config_.replay.streams_prompt(instance.options))
-      problems_.error(instance.mark, fmt::format("{} decides by the whole prompt, which prompt: stream feeds token by "
-                                                 "token: take prompt: cut for it",
-                                                 name));
+      problems_.error(instance.mark, Refusal{.methods = {instance.named()},
+                                             .verb = "decide",
+                                             .rule = fmt::format("by the whole prompt, which {} feeds token by token",
+                                                                 words().option("prompt", "stream")),
+                                             .remedy = "write {entry}",
+                                             .option = {"prompt", "cut"}});
     const bool learns = needs.known.any() && !instance.values.calibration().is_offline();
     const bool decides_by_rows = instance.values.observes(instance.options) || needs.reads_queries() || learns ||
-                                 sees_queries || instance.options.merge.looks_at_attention();
-    if (decides_by_rows && layer.query_rows < layer.tokens)
-      problems_.error(instance.mark,
-                      fmt::format("{} needs every query of the prompt, but the trace holds {} of {} (layer {}): "
-                                  "record it with kvdump --query-stride 1",
-                                  name, layer.query_rows, layer.tokens, layer.layer));
+                                 sees_queries || instance.options.merge.uses_attention();
+    if (!decides_by_rows || layer.query_rows >= layer.tokens) return;
+    problems_.error(instance.mark, Refusal{.methods = {instance.named()},
+                                           .verb = "need",
+                                           .rule = fmt::format("every query of the prompt, but {} only {{value}}",
+                                                               words().trace(trace.path.string(), "hold")),
+                                           .remedy = words().every_query(trace.path.string()),
+                                           .values = {fmt::format("{} of {}", layer.query_rows, layer.tokens)},
+                                           .places = places_of(trace, prompt, layer)});
   }
 
-  // A prompt by which heads are known is scored like the one that is replayed.
-  void check_lesson(const MethodInstance& instance, const PromptInfo& prompt, const Extent& extent) {
+  // A calibration prompt is scored like the replayed one.
+  void check_calibration_prompt(const MethodInstance& instance, const TraceInfo& trace, const PromptInfo& prompt,
+                                const Extent& extent) {
     for (const LayerInfo& layer : prompt.layers)
-      tell_missing(instance, prompt_needs(instance, layer, extent), layer, "prompt " + prompt.id);
+      report_missing(instance, prompt_needs(instance, layer, extent), trace, prompt, layer);
   }
 
-  // What only some traces, and some of their prompts, hold, and by which flag it is recorded.
-  void tell_missing(const MethodInstance& instance, const PromptNeeds& needs, const LayerInfo& layer,
-                    const std::string& where) {
+  // Reports recordings that only some traces and prompts hold, with the flag that records them.
+  void report_missing(const MethodInstance& instance, const PromptNeeds& needs, const TraceInfo& trace,
+                      const PromptInfo& prompt, const LayerInfo& layer) {
+    const std::string path = trace.path.string();
     const auto lacks = [&](const char* what, const char* flag) {
-      problems_.error(instance.mark, fmt::format("{} looks at {}, which {} lacks (layer {}): record it with kvdump {}",
-                                                 instance.method().info.name, what, where, layer.layer, flag));
+      refuse(instance, "need", fmt::format("{}, which {}", what, words().trace(path, "lack")),
+             fmt::format("record it with `kvreplay record {}`", flag), places_of(trace, prompt, layer));
     };
     const bool critical = instance.options.wrapper.kind == Wrapper::Kind::critical;
-    if (needs.repeat && layer.repeat_rows == 0) lacks("a pass that repeats the prompt", "--repeat");
-    else if (needs.input_norms && !layer.has_repeat_norm) lacks("the norm of what enters the layer", "--repeat");
-    if (needs.lookahead > 0 && layer.lookahead_rows == 0)
-      lacks("queries that were generated behind a cut prompt", "--lookahead");
+    if (needs.repeat && layer.repeat_rows == 0) lacks("a repeat pass", "--repeat");
+    else if (needs.input_norms && !layer.has_repeat_norm) lacks("the norm of the layer's input", "--repeat");
+    if (needs.lookahead > 0 && layer.lookahead_rows == 0) lacks("rows generated after a cut", "--lookahead");
     else if (needs.lookahead > layer.lookahead_rows)
-      problems_.error(instance.mark,
-                      fmt::format("{}: lookahead {}: {} holds {} generated rows (layer {}): give lookahead {}, or "
-                                  "record it with kvdump --lookahead {}",
-                                  instance.method().info.name, needs.lookahead, where, layer.lookahead_rows,
-                                  layer.layer, layer.lookahead_rows, needs.lookahead));
+      refuse(instance, "need",
+             fmt::format("{} rows generated after a cut (lookahead), but {} {}", needs.lookahead,
+                         words().trace(path, "hold"), layer.lookahead_rows),
+             fmt::format("give lookahead {}, or record more with `kvreplay record --lookahead {}`",
+                         layer.lookahead_rows, needs.lookahead),
+             places_of(trace, prompt, layer));
     if ((needs.output_norms || critical) && layer.output_width == 0)
-      lacks("values behind the output projection", "--with-output");
+      lacks("the output projection (o_proj)", "--with-output");
   }
 
-  // Which prompt statistics a method needs does not depend on the budget.
+  const Wording& words() const { return problems_.words(); }
+  void refuse(const MethodInstance& instance, const char* verb, std::string rule, std::string remedy, Places places) {
+    problems_.error(instance.mark, Refusal{.methods = {instance.named()},
+                                           .verb = verb,
+                                           .rule = std::move(rule),
+                                           .remedy = std::move(remedy),
+                                           .places = std::move(places)});
+  }
+
+  // The prompt statistics that a method needs do not depend on the budget.
   static PromptNeeds prompt_needs(const MethodInstance& instance, const LayerInfo& layer,
                                   const std::optional<Extent>& extent = {}) {
     try {
@@ -216,7 +260,7 @@ class Selection {
       any.budget.tokens = tokens;
       return BoundMethod(instance.values, any).needs();
     } catch (const ParameterError&) {
-      return {};  // told where the real context is checked
+      return {};  // reported where the real context is checked
     }
   }
 
@@ -224,7 +268,7 @@ class Selection {
                     SelectedLayer& selected) {
     const MethodInstance& instance = config_.methods[m];
     MethodContext context = context_of(instance, layer, trace.n_layers, selected.extent);
-    if (!can_store(m, layer, trace.n_layers)) return;
+    if (!can_store(m, trace, prompt, layer)) return;
     if (runs_without_budget(instance, config_.budget)) return add_variant(m, context, prompt, selected);
     const bool by_lists = !instance.method().lists_in.empty();
     if (config_.budget.has_shares() && !by_lists) add_by_share(m, context, selected);
@@ -234,19 +278,21 @@ class Selection {
     for (const double value : budgets.values) {
       const double asked = real_budget(budgets.kind, value, context.prompt_tokens, layer, format);
       context.budget = {int32_t(asked), asked};
-      if (context.budget.none()) tell_empty(value, layer, format);
+      if (context.budget.none()) report_empty_budget(value, layer, format);
       else add_variant(m, context, prompt, selected);
     }
   }
 
-  bool can_store(size_t m, const LayerInfo& layer, int32_t n_layers) {
+  bool can_store(size_t m, const TraceInfo& trace, const PromptInfo& prompt, const LayerInfo& layer) {
     const MethodInstance& instance = config_.methods[m];
+    const RowFormat& format = instance.options.row_format;
     const bool streams = config_.replay.streams_prompt(instance.options) || instance.values.streams_prompt();
-    const std::string why = why_not_stored(instance.options.row_format, layer, n_layers, streams);
-    if (!at_layer(instance.options.row_format, layer.layer, n_layers).is_source()) codes_some_layer_.insert(m);
-    if (why.empty()) return true;
+    Refusal refusal = storage_refusal(format, layer, trace.n_layers, streams, words(), trace.path.string());
+    if (!at_layer(format, layer.layer, trace.n_layers).is_source()) codes_some_layer_.insert(m);
+    if (refusal.empty()) return true;
+    refusal.places = places_of(trace, prompt, layer);
     const std::string place = fmt::format("methods[{}]", m);
-    problems_.error(config_.mark_of({place + "." + std::string(kRowFormat), place}), why);
+    problems_.error(config_.mark_of({place + "." + std::string(kRowFormat), place}), std::move(refusal));
     return false;
   }
 
@@ -258,7 +304,7 @@ class Selection {
                       "skip_layers names every layer that is replayed: rows stay as the trace has them");
   }
 
-  // What budget a share comes to is found later, by replaying.
+  // The budget that a share corresponds to is found later, by replaying.
   void add_by_share(size_t m, const MethodContext& context, SelectedLayer& selected) {
     try {
       (void)least_budget(config_.methods[m], context);
@@ -283,7 +329,7 @@ class Selection {
   void tell_parameter(size_t m, const ParameterError& e) {
     const std::string place = fmt::format("methods[{}]", m);
     const Mark mark = config_.mark_of({place + "." + e.parameter, place});
-    problems_.error(mark, fmt::format("{}: {}", config_.methods[m].method().info.name, e.what()));
+    problems_.error(mark, Refusal{.methods = {config_.methods[m].named()}, .rule = e.what()});
   }
 
   void check_uniforms(const MethodInstance& instance, const BoundMethod& method, const PromptInfo& prompt,
@@ -291,17 +337,16 @@ class Selection {
     const std::vector<RngArray> arrays = method.rng_arrays();
     const RowFormat format = row_format_at(method, instance.options);
     if (may_draw(instance.options.row_format)) check_row_uniforms(instance, format, prompt.layers[selected.layer]);
-    else if (arrays.empty())
-      return problems_.error(instance.mark, fmt::format("{} draws nothing with these parameters: remove uniforms",
-                                                        instance.method().info.name));
+    else if (arrays.empty()) return refuse(instance, "draw", "nothing with these parameters", "remove uniforms", {});
     for (const int32_t head : selected.kv_heads) {
-      if (head >= prompt.layers[selected.layer].kv_heads) continue;  // told
+      if (head >= prompt.layers[selected.layer].kv_heads) continue;  // already reported
       try {
         for (const RngArray& a : arrays)
           (void)read_uniforms(instance.uniforms, prompt.id, method.context().layer, head,
                               {split_words(a.names), a.rounds, a.positions, a.slots});
       } catch (const ConfigError& e) {
-        problems_.error(instance.mark, e.what());
+        const std::string group = fmt::format("/{}/{:03d}/{}", prompt.id, method.context().layer, head);
+        problems_.error(instance.mark, refusal_of_group(e.what(), {group}));
       }
     }
   }
@@ -317,30 +362,38 @@ class Selection {
   Mark mark_of_budget(size_t i) const {
     return i < config_.budget.marks.size() ? config_.budget.marks[i] : config_.mark_of({"budget"});
   }
-  void tell_empty(double budget_bytes, const LayerInfo& layer, const RowFormat& format) {
-    const double row = row_bytes(format, layer.head_dim, layer.v_head_dim, bytes_of(layer.dtype));
-    problems_.error(
-        mark_of_budget(place_of(budget_bytes, config_.budget.values)),
-        fmt::format("a budget of {} bytes holds no token: one takes {}", budget_bytes, number_text(std::ceil(row))));
+  void report_empty_budget(double budget_bytes, const LayerInfo& layer, const RowFormat& format) {
+    const auto row = int64_t(std::ceil(row_bytes(format, layer.head_dim, layer.v_head_dim, bytes_of(layer.dtype))));
+    problems_.error(mark_of_budget(place_of(budget_bytes, config_.budget.values)),
+                    Refusal{.rule = "a budget of {value} bytes holds no token",
+                            .remedy = "one takes {count}",
+                            .values = {number_text(budget_bytes)},
+                            .counts = {{row, row}}});
   }
-  void check_budgets(const PromptInfo& prompt, const Extent& extent) {
-    std::map<std::string, RowFormat> formats;  // a budget in bytes is another number of tokens in each
+  void check_budgets(const TraceInfo& trace, const PromptInfo& prompt, const Extent& extent) {
+    std::map<std::string, RowFormat> formats;  // a budget in bytes is a different number of tokens in each
     for (const MethodInstance& m : config_.methods)
       if (m.values.takes_budget()) formats.emplace(row_format_json(m.options.row_format), m.options.row_format);
-    for (const auto& [name, format] : formats) check_budgets(prompt, extent, format);
+    for (const auto& [name, format] : formats) check_budgets(trace, prompt, extent, format);
   }
-  void check_budgets(const PromptInfo& prompt, const Extent& extent, const RowFormat& format) {
+  void check_budgets(const TraceInfo& trace, const PromptInfo& prompt, const Extent& extent, const RowFormat& format) {
     const LayerInfo& layer = prompt.layers.front();
     for (size_t i = 0; i < config_.budget.values.size(); ++i) {
       const double value = config_.budget.values[i];
       const Mark mark = mark_of_budget(i);
       const int32_t tokens = budget_tokens(config_.budget.kind, value, int32_t(extent.prompt_tokens), layer, format);
       if (tokens >= extent.tokens)
-        problems_.warning(mark, fmt::format("a budget of {} tokens never evicts: {} tokens of prompt {} are replayed",
-                                            tokens, extent.tokens, prompt.id));
+        problems_.warning(mark, Refusal{.rule = "a budget of {value} tokens never evicts",
+                                        .remedy = "{count} tokens are replayed",
+                                        .values = {std::to_string(tokens)},
+                                        .counts = {{extent.tokens, extent.tokens}},
+                                        .places = places_of(trace, prompt)});
       if (config_.budget.kind == BudgetList::Kind::fraction_kept && value * double(extent.prompt_tokens) < 1)
-        problems_.warning(mark, fmt::format("fraction_kept {} of {} tokens is less than one: 1 token is kept", value,
-                                            extent.prompt_tokens));
+        problems_.warning(mark, Refusal{.rule = "{value} of {count} tokens is less than one",
+                                        .remedy = "1 token is kept",
+                                        .values = {number_text(value)},
+                                        .counts = {{extent.prompt_tokens, extent.prompt_tokens}},
+                                        .places = places_of(trace, prompt)});
     }
   }
 
@@ -350,7 +403,7 @@ class Selection {
   ListChecks lists_;
   CalibrationChecks calibrations_;
   std::vector<SelectedLayer> selected_;
-  std::set<size_t> codes_some_layer_;  // methods whose row format codes rows somewhere
+  std::set<size_t> codes_some_layer_;  // methods whose row format codes rows of some layer
 };
 
 }  // namespace
@@ -359,7 +412,7 @@ std::vector<SelectedLayer> select(const RunConfig& config, const std::vector<Tra
   std::vector<SelectedLayer> selected = Selection(config, traces, problems).take();
   for (const MethodInstance& m : config.methods)
     if (const std::string warning = m.values.warning(m.options); !warning.empty())
-      problems.warning(m.mark, fmt::format("{}: {}", m.method().info.name, warning));
+      problems.warning(m.mark, Refusal{.methods = {m.named()}, .rule = warning});
   return selected;
 }
 

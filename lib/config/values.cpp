@@ -14,14 +14,14 @@ namespace {
 
 constexpr double kOpenZero = 1e-6;  // a real range that starts here or below excludes zero itself
 
-std::string shown(const Node& node) {
+std::string shown(const Node& node, const Wording& words) {
   switch (node.kind) {
     case Node::Kind::null:
       return "empty";
     case Node::Kind::list:
       return "a list";
     case Node::Kind::map:
-      return "a map";
+      return words.map();
     case Node::Kind::scalar:
       break;
   }
@@ -51,7 +51,7 @@ std::optional<T> number(const std::string& text) {
   return value;
 }
 
-// A plain scalar, with the problems that every number can have.
+// Checks for a plain scalar and reports the problems that every number can have.
 bool plain_number(Problems& problems, const Node& node, const std::string& name, const std::string& what) {
   if (node.kind != Node::Kind::scalar) return must_be(problems, node, name, what), false;
   if (node.quoted) return must_be(problems, node, name, what + ": remove the quotes"), false;
@@ -77,13 +77,14 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& sections() 
   return all;
 }
 
-std::string unknown_key(const std::string& section, const std::string& key, const std::vector<std::string>& known) {
-  const std::string where = section.empty() ? "" : " in " + section;
+std::string unknown_key(const std::string& section, const std::string& key, const std::vector<std::string>& known,
+                        const Wording& words) {
+  const std::string where = section.empty() ? "" : " in " + words.key(section);
   const std::string guess = did_you_mean(key, known);
   if (!guess.empty()) return fmt::format("unknown key {}{}{}", in_quotes(key), where, guess);
   for (const auto& [other, keys] : sections())
     if (other != section && std::find(keys.begin(), keys.end(), key) != keys.end())
-      return fmt::format("unknown key {}{}: it belongs under {}", in_quotes(key), where, other);
+      return fmt::format("unknown key {}{}: {}", in_quotes(key), where, words.belongs(other, key));
   return fmt::format("unknown key {}{}: the keys here are {}", in_quotes(key), where, join(known));
 }
 
@@ -103,7 +104,8 @@ std::string in_quotes(const std::string& text) {
 }
 
 void must_be(Problems& problems, const Node& node, const std::string& name, const std::string& what) {
-  problems.error(node.mark, fmt::format("{} is {} and must be {}", name, shown(node), what));
+  const Wording& words = problems.words();
+  problems.error(node.mark, fmt::format("{} is {} and must be {}", words.key(name), shown(node, words), what));
 }
 
 std::string range_text(double low, double high, bool whole) {
@@ -138,7 +140,7 @@ std::optional<double> read_real(Problems& problems, const Node& node, const std:
 std::optional<bool> read_boolean(Problems& problems, const Node& node, const std::string& name) {
   if (node.kind == Node::Kind::scalar && !node.quoted && node.text == "true") return true;
   if (node.kind == Node::Kind::scalar && !node.quoted && node.text == "false") return false;
-  must_be(problems, node, name, "true or false");
+  must_be(problems, node, name, problems.words().truths());
   return std::nullopt;
 }
 
@@ -175,7 +177,7 @@ std::optional<std::string> read_integers(Problems& problems, const Node& node, c
   std::vector<int64_t> numbers;
   for (const Node& item : node.items)
     if (const auto number = read_integer(problems, item, spec.name, {spec.low, spec.high})) numbers.push_back(*number);
-  if (numbers.size() != node.items.size()) return std::nullopt;  // told
+  if (numbers.size() != node.items.size()) return std::nullopt;  // already reported
   return json_of(numbers);
 }
 
@@ -188,11 +190,14 @@ std::optional<std::string> read_rows(Problems& problems, const Node& node, const
   return must_be(problems, node, spec.name, "full, decode_only or last:w, such as last:64"), std::nullopt;
 }
 
-// A name, or a map of a name and parameters of that scorer.
+// Reads a name, or a map of a name and parameters of that scorer.
 std::optional<std::string> read_scorer(Problems& problems, const Node& node, const ParameterSpec& spec) {
   const Node* name = name_of(node);
   if (name == nullptr)
-    return must_be(problems, node, spec.name, "a name, or a map with one: {name: snapkv, window: 64}"), std::nullopt;
+    return must_be(problems, node, spec.name,
+                   fmt::format("a name, or {} with one: {}", problems.words().map(),
+                               problems.words().literal(R"({"name": "snapkv", "window": 64})"))),
+           std::nullopt;
   const auto word = read_word(problems, *name, spec.name, spec.choices);
   if (!word) return std::nullopt;
   if (node.kind != Node::Kind::map) return json_of(*word);
@@ -259,12 +264,13 @@ std::vector<const Node*> one_or_many(const Node& node) {
 Section::Section(const Node* node, std::string name, std::vector<std::string> keys, Problems& problems) : node_(node) {
   if (node_ == nullptr || node_->kind == Node::Kind::null) return;
   if (node_->kind != Node::Kind::map) {
-    must_be(problems, *node_, name.empty() ? "the configuration" : name, "a map with the keys " + join(keys));
+    must_be(problems, *node_, name.empty() ? "the configuration" : name,
+            fmt::format("{} with the keys {}", problems.words().map(), join(keys)));
     return;
   }
   for (const Key& key : node_->keys)
     if (std::find(keys.begin(), keys.end(), key.text) == keys.end())
-      problems.error(key.mark, unknown_key(name, key.text, keys));
+      problems.error(key.mark, unknown_key(name, key.text, keys, problems.words()));
 }
 
 const Node* Section::find(const std::string& key) const {

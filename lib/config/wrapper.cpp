@@ -1,5 +1,7 @@
 #include "config/wrapper.hpp"
 
+#include <fmt/core.h>
+
 #include "config/values.hpp"
 
 namespace kvreplay {
@@ -35,7 +37,9 @@ std::optional<Wrapper> read_wrapper(Problems& problems, const Node& item) {
   const size_t before = problems.errors();
   const Node* name = name_of(item);
   if (name == nullptr || name->kind != Node::Kind::scalar) {
-    must_be(problems, item, "wrapper", "none, critical or caote, or a map with a name: {name: critical, alpha: 0.5}");
+    must_be(problems, item, "wrapper",
+            fmt::format("none, critical or caote, or {} with a name: {}", problems.words().map(),
+                        problems.words().literal(R"({"name": "critical", "alpha": 0.5})")));
     return std::nullopt;
   }
   const auto word = read_word(problems, *name, "wrapper", kNames);

@@ -7,7 +7,7 @@
 
 namespace kvreplay {
 
-// wrapper: none, critical, or {name: caote, level: kv} with the wrapper's own parameters.
+// Reads wrapper: none, critical, or {name: caote, level: kv} with the wrapper's parameters.
 std::optional<Wrapper> read_wrapper(Problems& problems, const Node& item);
 
 }  // namespace kvreplay

@@ -12,8 +12,8 @@
 #include "base/utf8.hpp"
 #include "config/values.hpp"
 
-// The tree is built from the parser's events and not from YAML::Node: that one keeps one of two equal
-// keys, expands aliases without limit and forgets where keys stand.
+// The tree is built from the parser's events and not from YAML::Node: YAML::Node keeps one of two equal keys, expands
+// aliases without limit and loses the positions of keys.
 
 namespace kvreplay {
 namespace {
@@ -80,7 +80,7 @@ class TreeBuilder final : public YAML::EventHandler {
   void OnMapEnd() override { close(); }
 
  private:
-  struct Open {  // a list or map whose end has not come yet
+  struct Open {  // a list or map that has not ended yet
     Node node;
     YAML::anchor_t anchor;
     std::optional<Key> key;  // waits for its value
@@ -176,7 +176,8 @@ std::optional<Refused> strange_byte(const std::string& text) {
   return std::nullopt;
 }
 
-// Where a line up to `last` (from 1) is indented by a tab, which YAML forbids and its parser tells in many ways.
+// Position of the first tab that indents a line up to `last` (from 1). YAML forbids such tabs, and its parser reports
+// them in many ways.
 std::optional<Mark> indenting_tab(const std::string& text, int last) {
   std::istringstream lines(text);
   std::string line;
@@ -188,7 +189,7 @@ std::optional<Mark> indenting_tab(const std::string& text, int last) {
   return std::nullopt;
 }
 
-// What the parser could not read.
+// The error for text that the parser could not read.
 Refused not_yaml(const std::string& text, const YAML::Exception& e) {
   if (e.mark.is_null()) return {{1, 1}, "not valid YAML: " + e.msg};
   if (const auto tab = indenting_tab(text, e.mark.line + 1))

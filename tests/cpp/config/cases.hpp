@@ -2,7 +2,7 @@
 #include "config/run_config.hpp"
 #include "stub_methods.hpp"
 
-// What the tests of configurations share with their fuzzer: a registry of two methods, and a trace.
+// Shared by the tests of configurations and their fuzzer: a registry of two methods, and a trace.
 
 namespace config_stub {
 

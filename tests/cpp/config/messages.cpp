@@ -12,7 +12,7 @@ namespace {
 const std::string kGood = "methods: [keeper]\nbudget: {tokens: [64]}\n";  // lines 3 and 4
 }
 
-TEST_CASE("An unknown key is told with the key that was probably meant") {
+TEST_CASE("The message about an unknown key suggests the nearest key") {
   CHECK(errors(kGood + "sedes: {count: 2}\n") == "c.yaml:5:1: error: unknown key \"sedes\" (did you mean seeds?)");
   CHECK(errors(kGood + "run: {job: 2}\n") == "c.yaml:5:7: error: unknown key \"job\" in run (did you mean jobs?)");
   CHECK(errors(kGood + "prefill: 7\n") == "c.yaml:5:1: error: unknown key \"prefill\": it belongs under replay");
@@ -20,7 +20,7 @@ TEST_CASE("An unknown key is told with the key that was probably meant") {
         "c.yaml:5:9: error: unknown key \"xyzzy\" in seeds: the keys here are first, count");
 }
 
-TEST_CASE("An unknown method is told with the method that was probably meant") {
+TEST_CASE("The message about an unknown method suggests the nearest method") {
   CHECK(errors("methods: [keepr]\nbudget: {tokens: [64]}\n") ==
         "c.yaml:3:11: error: unknown method \"keepr\" (did you mean keeper?): see kvreplay list methods");
   CHECK(errors("methods:\n  - keeper: {sinks: 2}\nbudget: {tokens: [64]}\n") ==
@@ -31,7 +31,7 @@ TEST_CASE("An unknown method is told with the method that was probably meant") {
         "c.yaml:3:10: error: methods is a map and must be a list: one method a line, each after \"- \"");
 }
 
-TEST_CASE("A parameter of another method is told with its owner") {
+TEST_CASE("The message about a parameter of another method names that method") {
   CHECK(errors("methods: [{name: pooler, sinks: 2}]\n") ==
         "c.yaml:3:26: error: \"sinks\" is a parameter of keeper, not of pooler");
   CHECK(errors("methods: [{name: pooler, kernal: 3}]\n") ==
@@ -39,27 +39,27 @@ TEST_CASE("A parameter of another method is told with its owner") {
         "describe pooler");
 }
 
-TEST_CASE("A key that is given twice is refused, with the line of the first") {
+TEST_CASE("A repeated key is refused, with the line of the first") {
   CHECK(errors(kGood + "budget: {tokens: [32]}\n") ==
         "c.yaml:5:1: error: the key \"budget\" is given twice (first on line 4): remove one");
   CHECK(errors("methods: [{name: pooler, gqa.level: kv, gqa: {level: query}}]\n") ==
         "c.yaml:3:47: error: gqa.level is given twice");
 }
 
-TEST_CASE("A share above one is told in both things it can mean") {
+TEST_CASE("The message about a share above one suggests both possible meanings") {
   CHECK(errors("methods: [keeper]\nbudget: {fraction_kept: 5}\n") ==
         "c.yaml:4:25: error: fraction_kept is 5 and must be in (0, 1]. 5 %? write 0.05. 5 tokens? use "
-        "budget.tokens");
+        "budget: {tokens: [5]}");
   CHECK(errors("methods: [keeper]\nbudget: {fraction_kept: [0.5, 0]}\n") ==
         "c.yaml:4:31: error: fraction_kept is 0 and must be in (0, 1]");
   CHECK(errors("methods: [keeper]\nbudget: {fraction_kept: 2.5}\n") ==
         "c.yaml:4:25: error: fraction_kept is 2.5 and must be in (0, 1]. 2.5 %? write 0.025");
   CHECK(errors("methods: [keeper]\nbudget: {tokens: 0.1}\n") ==
         "c.yaml:4:18: error: budget.tokens is 0.1 and must be a whole number. A share of the prompt? use "
-        "budget.fraction_kept");
+        "budget: {fraction_kept: [0.1]}");
 }
 
-TEST_CASE("Values out of range or of another kind are told with what would be right") {
+TEST_CASE("The message about a value out of range or of a wrong type shows valid values") {
   CHECK(errors("methods: [{name: pooler, kernel: 0}]\n") == "c.yaml:3:34: error: kernel is 0 and must be 1 to 9");
   CHECK(errors("methods: [{name: pooler, kernel: many}]\n") ==
         "c.yaml:3:34: error: kernel is \"many\" and must be a whole number");
@@ -112,7 +112,7 @@ TEST_CASE("A number with a leading zero is refused, since some readers take it f
         "readers take for octal: 10");
 }
 
-TEST_CASE("YAML that hides what it means is refused") {
+TEST_CASE("YAML with a hidden meaning is refused") {
   CHECK(errors("methods: [keeper]\nbudget: {<<: {tokens: 9}, tokens: 8}\n") ==
         "c.yaml:4:10: error: the merge key << is not read here: write the keys out");
   CHECK(errors("methods: [keeper]\nbudget: {tokens: !!int 9}\n") ==
@@ -138,7 +138,7 @@ TEST_CASE("Aliases cannot grow without limit") {
   CHECK(errors_of_text(bomb).find("error: more than 100000 values") != std::string::npos);
 }
 
-TEST_CASE("What is missing is told with an example") {
+TEST_CASE("The message about a missing key shows an example") {
   CHECK(errors_of_text("") == "c.yaml:1:1: error: the configuration is empty: it starts with the line \"schema: 1\"");
   CHECK(errors_of_text("hello\n") ==
         "c.yaml:1:1: error: a configuration is a map that starts with the line \"schema: 1\"");
@@ -159,7 +159,7 @@ TEST_CASE("What is missing is told with an example") {
         "c.yaml:4:21: error: budget takes one of tokens, fraction_kept and bytes, not two");
 }
 
-TEST_CASE("A share of the cache that is none is told with what it may have meant") {
+TEST_CASE("The message about an invalid share of the cache suggests a valid one") {
   const auto told = [](const std::string& value) {
     return errors("methods: [keeper]\nbudget: {share_of_cache: " + value + "}\n");
   };
@@ -170,19 +170,19 @@ TEST_CASE("A share of the cache that is none is told with what it may have meant
   CHECK(told("20%") == "c.yaml:4:26: error: share_of_cache is \"20%\"" + must + ": did you mean 0.2?");
   CHECK(told("\"20\"") == "c.yaml:4:26: error: share_of_cache is \"20\"" + must + ": did you mean 0.2?");
   CHECK(told("\"0.2\"") == "c.yaml:4:26: error: share_of_cache is \"0.2\"" + must + ": remove the quotes");
-  CHECK(told("512") == "c.yaml:4:26: error: share_of_cache is 512" + must + ". Tokens? use budget.tokens");
+  CHECK(told("512") == "c.yaml:4:26: error: share_of_cache is 512" + must + ". Tokens? use budget: {tokens: [512]}");
   CHECK(told("[0.1], of: median") ==
         "c.yaml:4:37: error: budget.of is \"median\" and must be one of peak, mean, prompt (did you mean mean?)");
   CHECK(errors("methods: [keeper]\nbudget: {tokens: 9, of: mean}\n") ==
-        "c.yaml:4:21: error: of: peak, mean or prompt belongs to share_of_cache");
+        "c.yaml:4:21: error: budget.of (peak, mean or prompt) belongs to share_of_cache");
 }
 
 TEST_CASE("A budget inside an entry is refused") {
   CHECK(errors("methods: [{name: pooler, budget: 64}]\n") ==
         "c.yaml:3:26: error: pooler has no budget of its own: its size is an output. Remove \"budget\"");
   CHECK(errors("methods: [{name: keeper, tokens: 64}]\nbudget: {tokens: 9}\n") ==
-        "c.yaml:3:26: error: keeper has no budget of its own: budgets stand once, under budget at the top "
-        "level, and hold for every method");
+        "c.yaml:3:26: error: keeper has no budget of its own: budgets are written once, under budget at the top "
+        "level, and apply to every method");
 }
 
 TEST_CASE("Repetitions are refused") {
@@ -202,12 +202,10 @@ TEST_CASE("A phase that a method lacks is refused with the one it has") {
         "c.yaml:3:33: error: the phase of pooler is \"stream\" and must be oneshot");
   CHECK(errors("methods: [keeper, {name: keeper, phase: oneshot}, pooler]\nbudget: {tokens: 9}\nreplay: "
                "{prompt: stream}\n") ==
-        "c.yaml:3:19: error: replay.prompt: stream feeds the prompt token by token, but keeper cuts it once "
-        "(phase: oneshot): "
-        "write {name: keeper, phase: stream}\n"
-        "c.yaml:3:51: error: replay.prompt: stream feeds the prompt token by token, but pooler cuts it once "
-        "(phase: oneshot): "
-        "it has no phase stream: remove it, or take replay.prompt: cut");
+        "c.yaml:3:19: error: keeper cuts the prompt once (phase: oneshot), but replay.prompt: stream feeds it token by "
+        "token: write {name: keeper, phase: stream}\n"
+        "c.yaml:3:51: error: pooler cuts the prompt once (phase: oneshot) and cannot stream, but replay.prompt: stream "
+        "feeds it token by token: leave it out, or take replay.prompt: cut");
 }
 
 TEST_CASE("A method that codes its rows itself takes no row format") {
@@ -240,7 +238,7 @@ TEST_CASE("Row formats and metrics that do not exist are refused") {
         "metrics");
 }
 
-TEST_CASE("A sweep that explodes is refused") {
+TEST_CASE("A sweep with too many instances is refused") {
   std::string seven = "[1, 2, 3, 4, 5, 6, 7, 8, 9]";
   CHECK(errors("methods:\n  - {name: keeper, sinks: " + seven + ", recent: " + seven + ", first: " + seven +
                ", share: [.1, .2, .3, .4, .5], "
@@ -248,30 +246,28 @@ TEST_CASE("A sweep that explodes is refused") {
         "c.yaml:4:5: error: the lists of this entry make more than 10000 methods");
 }
 
-TEST_CASE("All problems are told at once, by position") {
+TEST_CASE("All problems are reported at once, sorted by position") {
   CHECK(errors("methods: [keepr, {name: pooler, kernel: 0}]\nbudget: {tokens: [0, 5]}\nrun: {jobs: -1}\n",
                {"seeds.count=0"}) ==
-        "command line: error: seeds.count is 0 and must be 1 to 1000000\n"
+        "seeds.count is 0 and must be 1 to 1000000\n"
         "c.yaml:3:11: error: unknown method \"keepr\" (did you mean keeper?): see kvreplay list methods\n"
         "c.yaml:3:41: error: kernel is 0 and must be 1 to 9\n"
         "c.yaml:4:19: error: budget.tokens is 0 and must be at least 1\n"
         "c.yaml:5:13: error: run.jobs is -1 and must be 1 to 4096");
 }
 
-TEST_CASE("Overrides that lead nowhere are told") {
+TEST_CASE("Overrides without a target are reported") {
   CHECK(errors(kGood, {"budget.tokens"}) ==
-        "command line: error: --set budget.tokens: write KEY=VALUE, for example --set budget.tokens=[64,128]");
+        "--set budget.tokens: write KEY=VALUE, for example --set budget.tokens=[64,128]");
   CHECK(errors(kGood, {"methods.3.sinks=2"}) ==
-        "command line: error: --set methods.3.sinks=2: methods has 1 entries, numbered from 0, and none is "
+        "--set methods.3.sinks=2: methods has 1 entries, numbered from 0, and none is "
         "\"3\"");
-  CHECK(errors(kGood, {"schema.x=2"}) ==
-        "command line: error: --set schema.x=2: schema is a single value and has no \"x\"");
-  CHECK(errors(kGood, {"budgets.tokens=2"}) == "command line: error: unknown key \"budgets\" (did you mean budget?)");
-  CHECK(errors(kGood, {"budget.tokens=[2"}) ==
-        "command line: error: --set budget.tokens=[2: the value is not valid YAML");
+  CHECK(errors(kGood, {"schema.x=2"}) == "--set schema.x=2: schema is a single value and has no \"x\"");
+  CHECK(errors(kGood, {"budgets.tokens=2"}) == "unknown key \"budgets\" (did you mean budget?)");
+  CHECK(errors(kGood, {"budget.tokens=[2"}) == "--set budget.tokens=[2: the value is not valid YAML");
 }
 
-TEST_CASE("A tab that indents a line is told in its place, and one inside a value is no mistake") {
+TEST_CASE("A tab that indents a line is reported at its place; a tab inside a value is allowed") {
   CHECK(errors("methods:\n\t- keeper\n") == "c.yaml:4:1: error: a tab indents this line: YAML wants spaces");
   CHECK(errors("methods: [keeper]\nbudget:\n  tokens: 9\n \tfraction_kept: 1\n") ==
         "c.yaml:6:2: error: a tab indents this line: YAML wants spaces");

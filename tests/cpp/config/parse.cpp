@@ -3,7 +3,7 @@
 #include "config/stub.hpp"
 #include "formats/registry.hpp"
 
-// What a good configuration becomes.
+// Valid configurations and their parsed form.
 
 using namespace kvreplay;
 using config_stub::parse;
@@ -31,7 +31,7 @@ TEST_CASE("A configuration of four lines has the documented defaults") {
   CHECK(c.warnings.empty());
 }
 
-TEST_CASE("A bare method name takes the declared defaults, and derived values stay open") {
+TEST_CASE("A bare method name takes the declared defaults, and derived values stay unset") {
   const RunConfig c = parse("methods: [guardian]\nbudget: {tokens: 64}\n");
   REQUIRE(c.methods.size() == 1);
   const MethodInstance& m = c.methods[0];
@@ -130,14 +130,14 @@ TEST_CASE("Aliases are copied where they stand") {
   CHECK(c.methods.size() == 4);
 }
 
-TEST_CASE("Any number of forms of whole and real numbers is read the same way") {
+TEST_CASE("All spellings of whole and real numbers are read alike") {
   const RunConfig c = parse("methods:\n  - {name: keeper, share: 2.5e-1, sinks: +3}\nbudget: {bytes: [4096]}\n");
   CHECK(config_stub::params_of(c, 0)["share"] == 0.25);
   CHECK(config_stub::params_of(c, 0)["sinks"] == 3);
   CHECK(c.budget.kind == BudgetList::Kind::bytes);
 }
 
-TEST_CASE("A share of the cache is of the peak unless it says the mean") {
+TEST_CASE("A share of the cache refers to the peak, unless the key names the mean") {
   const RunConfig peak = parse("methods: [keeper]\nbudget: {share_of_cache: [0.1, 1]}\n");
   CHECK(peak.budget.has_shares());
   CHECK(peak.budget.shares == std::vector<double>{0.1, 1});
@@ -151,7 +151,7 @@ TEST_CASE("A share of the cache is of the peak unless it says the mean") {
   CHECK(nlohmann::json::parse(resolved_json(prompt))["budget"].dump() == R"({"of":"prompt","share_of_cache":[0.2]})");
 }
 
-TEST_CASE("A prompt is so many tokens, or a share of all of them") {
+TEST_CASE("A prompt is a number of tokens or a share of all tokens") {
   const std::string keeper = "methods: [keeper]\nbudget: {tokens: 9}\nreplay: ";
   const RunConfig share = parse(keeper + "{prefill: 0.75}\n"), tokens = parse(keeper + "{prefill: 1}\n");
   CHECK(share.replay.prefill_share == 0.75);
@@ -171,7 +171,7 @@ TEST_CASE("Budgets become tokens by one rule") {
   CHECK(budget_tokens(BudgetList::Kind::fraction_kept, 0.0001, 768, layer, {}) == 1);
   CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer, {}) == 5);  // a row takes (64 + 32) * 2 bytes
   CHECK(budget_tokens(BudgetList::Kind::bytes, 100, 768, layer, {}) == 0);
-  // int4: 48 bytes of codes, an offset and a step of 2 bytes each for the key and for the value
+  // int4: 48 bytes of codes; key and value each have an offset and a step of 2 bytes
   CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer, kvreplay::row_format("int4")) == 17);
   CHECK(budget_tokens(BudgetList::Kind::bytes, 1000, 768, layer, kvreplay::row_format("f32")) == 2);
 }

@@ -4,7 +4,7 @@
 
 #include "config/stub.hpp"
 
-// How `row_format` is read: what a configuration may say of it, and what is refused with which words.
+// How `row_format` is read: valid spellings, and the messages for invalid ones.
 
 using namespace kvreplay;
 using config_stub::errors;
@@ -30,7 +30,7 @@ LayerInfo layer_of(int32_t layer, int32_t width) {
 
 }  // namespace
 
-TEST_CASE("A row format is named alike whatever way it was written", "[row_format]") {
+TEST_CASE("A row format has one name, however it is written", "[row_format]") {
   const auto named = [](const char* text) { return row_format_json(read(text)); };
   CHECK(named("f16") == "\"f16\"");
   CHECK(named("{name: f16}") == "\"f16\"");
@@ -53,7 +53,7 @@ TEST_CASE("A row format is named alike whatever way it was written", "[row_forma
   CHECK(named("{name: polar, levels: [4, 3]}") == R"({"levels":[4,3],"name":"polar","rotation":"haar"})");
 }
 
-TEST_CASE("What a part says itself goes before what is said for both", "[row_format]") {
+TEST_CASE("Settings of one part override settings for both", "[row_format]") {
   const auto named = [](const char* text) { return row_format_json(read(text)); };
   CHECK(named("{key: {name: int4, rotate: hadamard}, value: source, rotate_block: 16}") ==
         R"({"key":{"group":64,"name":"int4","rotate":"hadamard","rotate_block":16},"value":"source"})");
@@ -65,7 +65,7 @@ TEST_CASE("What a part says itself goes before what is said for both", "[row_for
   CHECK(named("{name: f16, skip_layers: [0, 0, 3]}") == R"({"name":"f16","skip_layers":[0,3]})");
 }
 
-TEST_CASE("Combinations of row formats without a meaning are refused with the reason", "[row_format]") {
+TEST_CASE("Meaningless combinations of row formats are refused with the reason", "[row_format]") {
   CHECK(told("{name: tq_mse, rotate: hadamard}") == "tq_mse has a rotation of its own: leave out rotate");
   CHECK(told("{key: {name: kivi, rotate: hadamard}, value: int4}") ==
         "keys of kivi share a step by channel, which a rotation mixes: rotate values alone");
@@ -94,31 +94,40 @@ TEST_CASE("Combinations of row formats without a meaning are refused with the re
         "unknown row format \"nvfp\" (did you mean nvfp4?): see kvreplay list formats");
 }
 
-TEST_CASE("A layer that cannot store rows so says why", "[row_format]") {
+TEST_CASE("A layer that cannot store rows in a format reports the reason", "[row_format]") {
   const auto why = [](const char* text, const LayerInfo& layer, bool streams = false) {
-    return why_not_stored(read(text), layer, 30, streams);
+    const Refusal refusal = storage_refusal(read(text), layer, 30, streams);
+    return refusal.empty() ? "" : refusal.text(file_wording());
   };
   CHECK(why("q4_0", layer_of(3, 64)).empty());
   CHECK(why("q4_0", layer_of(3, 80)) ==
-        "q4_0 takes rows in blocks of 32 numbers, and keys have 80: take another format");
+        "q4_0 takes rows in blocks of 32 numbers, and keys have 80: take another format, such as int4");
   CHECK(why("{value: nvfp4}", layer_of(3, 24)) ==
-        "nvfp4 takes rows in blocks of 16 numbers, and values have 24: take another format");
-  CHECK(why("{name: int4, rotate: hadamard, rotate_block: 64}", layer_of(3, 96)) ==
-        "a Hadamard matrix needs blocks of a power of two that divides the 96 numbers of keys: rotate: haar");
+        "nvfp4 takes rows in blocks of 16 numbers, and values have 24: take another format, such as int4");
+  CHECK(
+      why("{name: int4, rotate: hadamard, rotate_block: 64}", layer_of(3, 96)) ==
+      "int4 rotates rows by a Hadamard matrix, whose size (64) must divide the 96 numbers of keys: write rotate_block: "
+      "32");
+  CHECK(why("{name: int4, rotate: hadamard}", layer_of(3, 7)) ==
+        "int4 rotates rows by a Hadamard matrix, whose size (2, 4, 8, ...) must divide the 7 numbers of keys: write "
+        "rotate: haar");
+  CHECK(why("{name: tq_mse, rotation: hadamard}", layer_of(3, 7)).ends_with("write rotation: haar"));
+  CHECK(why("turboquant_3bit_nc", layer_of(3, 7))
+            .ends_with("it takes heads of an even size; a format for any size is {name: int4, rotate: haar}"));
   CHECK(why("{name: int4, skip_layers: [30]}", layer_of(3, 64)) == "skip_layers names layer 30, and the model has 30");
-  CHECK(why("{name: q4_0, skip_layers: [-27]}", layer_of(3, 80)).empty());  // this one stays as it is
+  CHECK(why("{name: q4_0, skip_layers: [-27]}", layer_of(3, 80)).empty());  // this layer is skipped
   CHECK(why("{name: fp8_e4m3, scale: head}", layer_of(3, 64), true) ==
         "the row format takes its constants from the whole prompt, which does not come in one call: leave out prompt: "
         "stream");
   CHECK(why("{name: int4, keys: pre_rope}", layer_of(3, 64)) ==
-        "keys: pre_rope takes the rotary embedding out of keys, and the trace does not say what it is: record it again "
-        "with kvdump, or add keys: post_rope");
+        "keys: pre_rope takes the rotary embedding out of keys, which the trace lacks: record it again "
+        "with `kvreplay record`, or write keys: post_rope");
   LayerInfo without = layer_of(3, 64);
-  without.rope_recorded = true;  // the layer has none
+  without.rope_recorded = true;  // the layer has no rotary embedding
   CHECK(why("{name: int4, keys: pre_rope}", without).empty());
 }
 
-TEST_CASE("Uniforms are welcome where a format draws with these or other parameters", "[row_format]") {
+TEST_CASE("Uniforms are accepted if a format draws random numbers under any of its parameters", "[row_format]") {
   for (const char* text : {"tq_mse", "{name: int4, rotate: haar}", "{key: tq_prod}"}) CHECK(is_random(read(text)));
   for (const char* text : {"{name: tq_mse, rotation: hadamard}", "{name: int4_token_head, rotate: none}"}) {
     CHECK_FALSE(is_random(read(text)));
@@ -127,7 +136,7 @@ TEST_CASE("Uniforms are welcome where a format draws with these or other paramet
   CHECK_FALSE(may_draw(read("{name: int4, rotate: hadamard}")));
 }
 
-TEST_CASE("Layers that are skipped count from either end of the model", "[row_format]") {
+TEST_CASE("Skipped layers are counted from either end of the model", "[row_format]") {
   const RowFormat f = read("{name: int4, skip_layers: [0, 1, -2, -1]}");
   for (const int32_t layer : {0, 1, 28, 29}) CHECK(at_layer(f, layer, 30).is_source());
   for (const int32_t layer : {2, 15, 27})

@@ -4,7 +4,7 @@
 
 #include "config/cases.hpp"
 
-// A way to see all messages of a configuration.
+// Helpers that return all messages of a configuration.
 
 namespace config_stub {
 
@@ -18,13 +18,13 @@ class Folder {
   const std::filesystem::path path;
 };
 
-// What comes after `schema: 1` and `traces: [a.h5]` (lines 1 and 2).
+// Parses `rest`, which follows `schema: 1` and `traces: [a.h5]` (lines 1 and 2).
 kvreplay::RunConfig parse(const std::string& rest, const std::vector<std::string>& overrides = {});
-// {name: value} of all parameters of its i-th method; what is not resolved yet is null.
+// {name: value} of all parameters of the i-th method; null if not resolved yet.
 nlohmann::json params_of(const kvreplay::RunConfig& config, size_t i);
-// The messages of a configuration that must not pass, one a line.
+// The messages of an invalid configuration, one per line.
 std::string errors(const std::string& rest, const std::vector<std::string>& overrides = {});
-// Of a complete text.
+// As errors(), for a complete text.
 std::string errors_of_text(const std::string& text, const std::vector<std::string>& overrides = {});
 
 }  // namespace config_stub

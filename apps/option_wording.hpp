@@ -1,0 +1,9 @@
+#pragma once
+#include "base/wording.hpp"
+
+namespace kvreplay::app {
+
+// The words of a run that the command line configures alone: options, and --set for keys without an option.
+const Wording& option_wording();
+
+}  // namespace kvreplay::app

@@ -1,0 +1,116 @@
+#include "base/refusal.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/text.hpp"
+
+namespace kvreplay {
+namespace {
+
+constexpr size_t kMostWords = 12, kFewWords = 4;  // longest list in a message; words shown of a longer one
+constexpr int32_t kShortestRange = 3;
+
+template <class T>
+void add_new(std::vector<T>& to, const std::vector<T>& items) {
+  for (const T& item : items)
+    if (std::find(to.begin(), to.end(), item) == to.end()) to.push_back(item);
+}
+
+void replace_all(std::string& text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+}
+
+std::vector<std::string> subjects_of(const std::vector<NamedMethod>& methods) {
+  std::vector<std::string> names;
+  for (const NamedMethod& m : methods) add_new(names, {m.name});
+  return names;
+}
+
+std::string places_text(const Places& places) {
+  std::vector<std::string> parts;
+  if (!places.layers.empty())
+    parts.push_back((places.layers.size() > 1 ? "layers " : "layer ") + numbers_text(places.layers));
+  if (!places.prompts.empty())
+    parts.push_back((places.prompts.size() > 1 ? "prompts " : "prompt ") + words_text(places.prompts));
+  return parts.empty() ? "" : " (" + join(parts, "; ") + ")";
+}
+
+// Position of a group's path in a text; npos if it is not there. /p0/000/1 is no part of /p0/000/12.
+size_t place_of_group(const std::string& text, const std::string& group) {
+  const size_t at = text.find(group);
+  const size_t end = at + group.size();
+  const bool goes_on = at != std::string::npos && end < text.size() && text[end] >= '0' && text[end] <= '9';
+  return goes_on ? std::string::npos : at;
+}
+
+}  // namespace
+
+Refusal refusal_of_group(const std::string& text, const std::vector<std::string>& groups) {
+  Refusal refusal{.rule = text};
+  for (const std::string& group : groups) {
+    const size_t at = place_of_group(text, group);
+    if (at == std::string::npos) continue;
+    refusal.rule.replace(at, group.size(), "{values}");
+    refusal.values = {group};
+    break;
+  }
+  return refusal;
+}
+
+std::string numbers_text(const std::set<int32_t>& numbers) {
+  std::vector<std::string> parts;
+  for (auto at = numbers.begin(); at != numbers.end();) {
+    const int32_t first = *at;
+    int32_t last = first;
+    while (++at != numbers.end() && *at == last + 1) last = *at;
+    if (last - first + 1 >= kShortestRange) parts.push_back(fmt::format("{}-{}", first, last));
+    else
+      for (int32_t n = first; n <= last; ++n) parts.push_back(std::to_string(n));
+  }
+  return join(parts);
+}
+
+std::string words_text(const std::vector<std::string>& words, const char* last) {
+  if (words.empty()) return "";
+  const bool whole = words.size() <= kMostWords;
+  const size_t shown = whole ? words.size() - 1 : kFewWords;
+  const std::string end = whole ? words.back() : fmt::format("{} more", words.size() - shown);
+  const std::string start = join({words.begin(), words.begin() + int64_t(shown)});
+  return start.empty() ? end : fmt::format("{} {} {}", start, last, end);
+}
+
+std::string Refusal::identity() const {
+  return fmt::format("{}\n{}\n{}\n{}\n{}\n{}", methods.empty(), verb, rule, remedy, option.first, option.second);
+}
+
+void Refusal::add(const Refusal& another) {
+  add_new(methods, another.methods);
+  add_new(values, another.values);
+  places.layers.insert(another.places.layers.begin(), another.places.layers.end());
+  add_new(places.prompts, another.places.prompts);
+  if (counts && another.counts)
+    counts = {std::min(counts->first, another.counts->first), std::max(counts->second, another.counts->second)};
+}
+
+std::string Refusal::text(const Wording& words) const {
+  const std::vector<std::string> names = subjects_of(methods);
+  std::string sentence = rule;
+  if (!names.empty() && verb.empty()) sentence = words_text(names) + ": " + rule;
+  else if (!names.empty())
+    sentence = fmt::format("{} {} {}", words_text(names), names.size() > 1 ? verb : third_person(verb), rule);
+  sentence += places_text(places);
+  if (!remedy.empty()) sentence += ": " + remedy;
+  if (!option.first.empty()) replace_all(sentence, "{entry}", words.entries(methods, option.first, option.second));
+  if (!values.empty()) replace_all(sentence, "{value}", words_text(values, "or"));
+  if (!values.empty()) replace_all(sentence, "{values}", words_text(values));
+  if (!counts) return sentence;
+  const auto [least, most] = *counts;
+  replace_all(sentence, "{least}", std::to_string(least));
+  replace_all(sentence, "{count}", least == most ? std::to_string(least) : fmt::format("{} to {}", least, most));
+  return sentence;
+}
+
+}  // namespace kvreplay
